@@ -1,0 +1,64 @@
+"""The `dcar` command: every job of the project under one name. The same code runs as `accelerate launch -m …`."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import sys
+
+from dcar.errors import DCARError
+
+# command -> (module with main(arguments), what it does). The modules of rl and eval are named, not imported: this
+# table is the only place where the lower floor knows of the upper ones.
+COMMANDS = {
+    "prepare": ("dcar.prepare", "corpus -> validated text and speech tokens (validate=true only reports)"),
+    "fit-tokenizer": ("dcar.fit_tokenizer", "k-means speech tokenizer from a corpus"),
+    "train-vocoder": ("dcar.train_vocoder", "tokens + voice -> waveform"),
+    "resynthesize": ("dcar.resynthesize", "a prepared split through the vocoder: training speech for the recogniser"),
+    "train-recognizer": ("dcar.train_recognizer", "the reward recogniser (NeMo FastConformer-CTC)"),
+    "train": ("dcar.train", "stage one: CAR decoder with K heads, or FAR with one"),
+    "profile": ("rl.profile", "WER of CAR-1 … CAR-K -> guidance range"),
+    "train-policy": ("rl.train", "stage two: DCPO"),
+    "export": ("rl.export", "policy directory and serving program from a DCPO run"),
+    "speak": ("dcar.speak", "text + prompt voice -> audio"),
+    "compare": ("eval.compare", "methods on the same utterances: WER, similarity, speed"),
+    "report": ("eval.report", "one HTML page with tables, plots and audio"),
+    "speed": ("eval.speed", "cost of a decoding step against its floor"),
+    "doctor": ("dcar.doctor", "check this installation"),
+}
+
+
+def usage() -> str:
+    rows = [f"  {name:17} {text}" for name, (_, text) in COMMANDS.items()]
+    return "\n".join(["usage: dcar COMMAND [options]   (dcar COMMAND --help lists them)", "", *rows])
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run a command. A DCARError is printed without a traceback (set DCAR_TRACEBACK=1 to see it); exit status 1."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(usage())
+        return
+    name, *rest = arguments
+    if name not in COMMANDS:
+        print(f"dcar: unknown command '{name}'\n\n{usage()}", file=sys.stderr)
+        sys.exit(2)
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    sys.argv = [f"dcar {name}", *rest]
+    try:
+        status = importlib.import_module(COMMANDS[name][0]).main(rest)
+    except DCARError as error:
+        if os.environ.get("DCAR_TRACEBACK"):
+            raise
+        print(f"dcar {name}: {error}", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        print(f"dcar {name}: interrupted; what was finished is kept, run the same command to go on", file=sys.stderr)
+        sys.exit(130)
+    if isinstance(status, int) and status:
+        sys.exit(status)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+"""From prepared datasets to prompts for decoding and batches for stage one.
+
+Two layouts, chosen by the decoder's `bos`:
+
+- speaker prompt (bos): text of the target only; the speech prompt is a crop of another utterance of the same
+  speaker, without its text, closed by BOS. Short, and no alignment of the prompt is needed.
+- continuation (no bos; the papers'): another utterance of the speaker is the beginning of the same stream, its text
+  stands before the target's text, and its tokens before the target's tokens.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, Sampler
+
+from dcar.decoding.loop import pad
+from dcar.decoding.records import Prompt
+from dcar.errors import DataError
+from dcar.model import CARConfig
+
+
+@dataclass(frozen=True)
+class PromptItem:
+    """One utterance to speak, with what is needed to voice it and to judge it."""
+
+    prompt: Prompt
+    text: str
+    speaker: str
+    speaker_embedding: np.ndarray  # [F] voice features of the prompt utterance, for the vocoder
+    reference_tokens: list[int]  # of the recording of this text
+    prompt_utterance_id: str
+    duration: float  # seconds of the recording
+
+
+class PromptChooser:
+    """Picks, for every utterance, another utterance of the same speaker and a crop of it."""
+
+    def __init__(self, dataset, prompt_tokens: int):
+        self.speech = dataset["speech"]
+        self.prompt_tokens = prompt_tokens
+        self.speakers = list(dataset["speaker"])
+        self.by_speaker: dict[str, list[int]] = defaultdict(list)
+        for i, speaker in enumerate(self.speakers):
+            self.by_speaker[speaker].append(i)
+
+    def choose(self, index: int, rng: np.random.Generator) -> int:
+        """Index of the prompt utterance; the utterance itself only if its speaker has no other."""
+        others = self.by_speaker[self.speakers[index]]
+        if len(others) == 1:
+            return index
+        other = others[rng.integers(len(others) - 1)]
+        return others[-1] if other == index else other
+
+    def crop(self, index: int, rng: np.random.Generator) -> list[int]:
+        """At most `prompt_tokens` consecutive tokens of an utterance."""
+        tokens = list(self.speech[index])
+        start = int(rng.integers(max(1, len(tokens) - self.prompt_tokens + 1)))
+        return tokens[start : start + self.prompt_tokens]
+
+
+def make_prompts(dataset, prompt_tokens: int, seed: int, bos: bool = True) -> list[PromptItem]:
+    """A prompt for every utterance of a prepared split, the same for every method and run with this seed.
+
+    prompt_tokens: length of the crop in the speaker-prompt layout (`bos`); the continuation layout takes the
+    speaker's whole utterance.
+    """
+    chooser = PromptChooser(dataset, prompt_tokens)
+    items = []
+    for i, row in enumerate(dataset):
+        rng = np.random.default_rng([seed, i])
+        other = chooser.choose(i, rng)
+        source = dataset[other]
+        if bos:
+            text_ids, prompt_ids = row["text_ids"], chooser.crop(other, rng)
+        else:
+            text_ids, prompt_ids = [*source["text_ids"], *row["text_ids"]], list(source["speech"])
+        items.append(PromptItem(
+            Prompt(row["id"], tuple(text_ids), tuple(prompt_ids)), row["text"], row["speaker"],
+            np.asarray(source["voice"], np.float32), list(row["speech"]), source["id"], row["duration"],
+        ))
+    return items
+
+
+class SpeechDataset(Dataset):
+    """Teacher-forcing examples; items are addressed by (epoch, index), so that resuming needs no state."""
+
+    def __init__(self, dataset, config: CARConfig, prompt_tokens: int, seed: int):
+        self.dataset, self.config, self.seed = dataset, config, seed
+        self.chooser = PromptChooser(dataset, prompt_tokens)
+        self.texts, self.speech = dataset["text_ids"], dataset["speech"]
+        largest = max(max(tokens) for tokens in self.speech)
+        if largest >= config.speech_vocab_size:
+            raise DataError(f"the data has speech token {largest}, but the model's codebook has "
+                            f"{config.speech_vocab_size}: prepare the corpus with the model's tokenizer")
+        self.lengths = [len(s) for s in self.speech]
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, address: tuple[int, int]) -> dict[str, list[int] | int]:
+        epoch, index = address
+        speech = list(self.speech[index])
+        prompt_length = 1
+        if self.config.bos:
+            rng = np.random.default_rng([self.seed, epoch, index])
+            prompt = [*self.chooser.crop(self.chooser.choose(index, rng), rng), self.config.speech_vocab_size + 1]
+            speech, prompt_length = prompt + speech, len(prompt)
+        return {"text": list(self.texts[index]), "speech": speech, "prompt_length": prompt_length}
+
+
+def collate(examples: Sequence[dict]) -> dict[str, Tensor]:
+    """Pad a batch of examples to the arguments of CARDecoder.forward."""
+    text_ids, text_lengths = pad([e["text"] for e in examples], "cpu")
+    speech_ids, speech_lengths = pad([e["speech"] for e in examples], "cpu")
+    return {
+        "text_ids": text_ids, "text_lengths": text_lengths, "speech_ids": speech_ids,
+        "speech_lengths": speech_lengths, "prompt_lengths": torch.tensor([e["prompt_length"] for e in examples]),
+    }
+
+
+class BucketBatchSampler(Sampler[list[tuple[int, int]]]):
+    """Batches of utterances of similar length, in random order, as a pure function of (seed, epoch)."""
+
+    def __init__(self, lengths: Sequence[int], batch_size: int, seed: int, shuffle: bool = True):
+        self.lengths, self.batch_size, self.seed, self.shuffle = np.asarray(lengths), batch_size, seed, shuffle
+        self.drop_last = False
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return -(-len(self.lengths) // self.batch_size)
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        if not self.shuffle:
+            order, batches = np.arange(len(self.lengths)), np.arange(len(self))
+        else:
+            rng = np.random.default_rng([self.seed, self.epoch])
+            noisy = self.lengths * rng.uniform(0.9, 1.1, len(self.lengths))  # other neighbours in every epoch
+            order, batches = np.argsort(noisy, kind="stable"), rng.permutation(len(self))
+        for batch in batches:
+            chosen = order[batch * self.batch_size : (batch + 1) * self.batch_size]
+            yield [(self.epoch, int(i)) for i in chosen]

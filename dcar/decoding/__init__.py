@@ -1,0 +1,10 @@
+"""The one decoding loop, and the chunk-wise methods that need no verification."""
+
+from dcar.decoding.loop import Draft, Kept, Method, Session, decode
+from dcar.decoding.methods import ChunkMethod, ChunkSchedule, FixedChunk, PolicyChunk, RandomChunk
+from dcar.decoding.records import DecodeResult, Prompt
+
+__all__ = [
+    "ChunkMethod", "ChunkSchedule", "DecodeResult", "Draft", "FixedChunk", "Kept", "Method", "PolicyChunk", "Prompt",
+    "RandomChunk", "Session", "decode",
+]

@@ -1,0 +1,302 @@
+"""The one decoding loop: every method answers what is proposed and what is kept.
+
+A round is one forward pass of the decoder. The pass consumes the tokens that were emitted but not yet read
+(`pending`) and, for verifying methods, a draft behind them. From the hidden states the method says which tokens are
+emitted and how many of the drafted positions stay in the cache; the loop does everything else: batching of ragged
+rows, the KV cache, EOS inside a chunk, the length guard, the accounting. Rows that finish leave the batch.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from dcar.decoding.records import DecodeResult, Prompt
+from dcar.errors import DataError, TextError
+from dcar.model import CARDecoder
+from dcar.sampling import SamplingConfig, utterance_keys
+from heads.layers import KVCache
+
+
+@dataclass
+class Draft:
+    """Tokens proposed behind the pending ones: tokens [B, m], of which counts [B] are real; laws [B, m, V] (the
+    warped law that each token was drawn from) where verification needs them."""
+
+    tokens: Tensor
+    counts: Tensor
+    laws: Tensor | None = None
+    passes: int = 0  # forward passes of a draft model that it took
+
+
+@dataclass
+class Kept:
+    """The answer of a method after a pass: emit tokens[b, :counts[b]]; the first `cached` [B] of them were drafted
+    and accepted, so their keys and values are in the cache already."""
+
+    tokens: Tensor
+    counts: Tensor
+    cached: Tensor | None = None
+    actions: Tensor | None = None  # [B] chunk size asked for
+    log_probs: Tensor | None = None  # [B] of the action under the policy
+
+
+class Method(Protocol):
+    """A way of decoding. One object serves one `decode` call at a time."""
+
+    name: str
+
+    def begin(self, session: Session) -> None:
+        """A batch was prefilled; allocate what the method keeps per row."""
+
+    def propose(self, session: Session) -> Draft | None:
+        """Tokens to verify in the next pass, or None."""
+
+    def keep(self, session: Session, hidden: Tensor, counts: Tensor, draft: Draft | None) -> Kept:
+        """What is emitted, given the hidden states [B, m, D] of the counts [B] positions just consumed: the pending
+        tokens (on the first call the prompt), then the draft."""
+
+    def select(self, rows: Tensor) -> None:
+        """Only these rows of the batch go on."""
+
+
+class Session:
+    """A batch in flight. Tensors named per row have one entry for each row still decoding; `rows` maps them to the
+    batch that was started, in whose order the results are stored."""
+
+    def __init__(self, model: CARDecoder, prompts: Sequence[Prompt], members: Sequence[int], sampling: SamplingConfig,
+                 seed: int, share_token_draws: bool, record_hidden: bool, cache: KVCache, hidden: Tensor,
+                 prompt_lengths: Tensor):
+        device = hidden.device
+        size = len(prompts)
+        self.model, self.sampling, self.seed, self.prompts, self.members = model, sampling, seed, prompts, members
+        self.cache = cache
+        names = [p.utterance_id for p in prompts]
+        own = [f"{n}#{m}" if m else n for n, m in zip(names, members, strict=True)]
+        self.token_keys = utterance_keys(seed, names if share_token_draws else own).to(device)  # [B]
+        self.action_keys = utterance_keys(seed, own).to(device)  # [B]
+        self.member = torch.tensor(members, device=device)  # [B] index within the group
+        self.rows = torch.arange(size, device=device)
+        self.alive = torch.ones(size, dtype=torch.bool, device=device)  # a finished row idles until the batch shrinks
+        self.prompt_lengths = self.prompt_lengths_started = prompt_lengths
+        self.generated = torch.zeros(size, dtype=torch.long, device=device)  # [B] tokens emitted so far
+        self.limits = torch.tensor([length_limit(p, sampling) for p in prompts], device=device)
+        self.last_hidden = last_of(hidden, prompt_lengths)  # [B, D] of the last consumed position
+        self.pending = torch.zeros(size, 0, dtype=torch.long, device=device)  # emitted, not yet consumed
+        self.pending_counts = torch.zeros(size, dtype=torch.long, device=device)
+        # Per batch started, not per live row:
+        room = int(self.limits.max()) + model.config.num_prediction_heads
+        self.tokens = torch.zeros(size, room, dtype=torch.long, device=device)
+        self.lengths = torch.zeros(size, dtype=torch.long, device=device)
+        self.truncated = torch.zeros(size, dtype=torch.bool, device=device)
+        self.passes = torch.zeros(size, dtype=torch.long, device=device)
+        self.history: list[dict[str, Tensor]] = []
+        self.hidden: Tensor | None = None
+        if record_hidden:
+            self.hidden = hidden.new_zeros(size, int(prompt_lengths.max()) + room, hidden.shape[-1])
+        self.draft_passes, self.policy_seconds = 0, 0.0
+
+    @property
+    def live(self) -> int:
+        return len(self.rows)
+
+    def forbid_eos(self, positions: Tensor) -> Tensor | None:
+        """Where EOS is masked: positions [B] or [B, k], counted from the first generated token."""
+        return positions < self.sampling.min_tokens if self.sampling.min_tokens else None
+
+    def consumed(self, hidden: Tensor, counts: Tensor, start: Tensor) -> None:
+        """Note the hidden states of counts[b] positions from speech position start[b] on."""
+        self.last_hidden = last_of(hidden, counts)
+        if self.hidden is not None:
+            offset = torch.arange(hidden.shape[1], device=hidden.device)
+            real = offset < counts[:, None]
+            where = (start[:, None] + offset)[real]
+            self.hidden[self.rows[:, None].expand_as(real)[real], where] = hidden[real]
+
+    def emit(self, kept: Kept, proposed: Tensor | None) -> None:
+        """Store what was kept, up to EOS and the length limit, and retire the rows that end there."""
+        eos = self.model.config.eos
+        offset = torch.arange(kept.tokens.shape[1], device=self.rows.device)
+        asked = torch.minimum(kept.counts, self.limits - self.generated) * self.alive
+        is_eos = (kept.tokens == eos) & (offset < asked[:, None])
+        ended = is_eos.any(-1)
+        counts = torch.where(ended, is_eos.to(torch.uint8).argmax(-1), asked)
+        real = offset < counts[:, None]
+        index = (self.generated[:, None] + offset)[real]
+        self.tokens[self.rows[:, None].expand_as(real)[real], index] = kept.tokens[real]
+        self.history.append({
+            "rows": torch.where(self.alive, self.rows, -1), "emitted": counts,
+            "position": self.prompt_lengths + self.generated - 1, "actions": kept.actions,
+            "log_probs": kept.log_probs, "cached": kept.cached, "proposed": proposed,
+        })
+        self.passes[self.rows] += self.alive
+        self.generated = self.generated + counts
+        full = self.alive & ~ended & (self.generated >= self.limits)
+        self.lengths[self.rows] = self.generated
+        self.truncated[self.rows] |= full
+        self.alive = self.alive & ~ended & ~full
+        cached = torch.zeros_like(counts) if kept.cached is None else torch.minimum(kept.cached, counts)
+        # What was emitted and is not in the cache is read by the next pass.
+        width = max(1, kept.tokens.shape[1])
+        shift = (cached[:, None] + torch.arange(width, device=cached.device)).clamp(max=width - 1)
+        self.pending, self.pending_counts = kept.tokens.gather(1, shift), (counts - cached) * self.alive
+
+    def select(self, rows: Tensor) -> None:
+        """Keep only these rows (indices into the live rows)."""
+        self.cache = self.cache.select(rows)
+        for name in ("token_keys", "action_keys", "member", "rows", "alive", "prompt_lengths", "generated", "limits",
+                     "last_hidden", "pending", "pending_counts"):
+            setattr(self, name, getattr(self, name)[rows])
+
+
+def length_limit(prompt: Prompt, sampling: SamplingConfig) -> int:
+    """Most tokens that may be generated: tied to the length of the text, as speech is."""
+    return min(sampling.max_tokens, math.ceil(sampling.max_tokens_per_text_unit * len(prompt.text_ids)))
+
+
+def last_of(hidden: Tensor, counts: Tensor) -> Tensor:
+    """hidden [B, m, D] -> [B, D] at index counts - 1."""
+    return hidden[torch.arange(hidden.shape[0], device=hidden.device), counts - 1]
+
+
+@torch.no_grad()
+def decode(model: CARDecoder, prompts: Sequence[Prompt], method: Method, sampling: SamplingConfig, *, seed: int = 0,
+           group_size: int = 1, share_token_draws: bool = False, record_hidden: bool = False, batch_size: int = 32,
+           ) -> list[DecodeResult]:
+    """Speak every prompt `group_size` times; results in the order of the prompts, members of a group adjacent.
+
+    Args:
+        model: decoder in eval mode; its device and dtype are used.
+        method: what is proposed and what is kept (FixedChunk, PolicyChunk, …, or a verifier of `eval`).
+        seed: with it, every draw is addressed by utterance id, member of the group, and position.
+        share_token_draws: give the members of a group common random numbers for tokens (actions keep their own).
+        record_hidden: return the hidden states of all consumed positions, float, on the model's device.
+        batch_size: utterances decoded at once (times group_size rows); no effect on the tokens.
+
+    Raises TextError or DataError if a prompt cannot be decoded by this model; nothing has been decoded then.
+    """
+    for prompt in prompts:
+        check_prompt(prompt, model)
+    order = sorted(range(len(prompts)), key=lambda i: len(prompts[i].text_ids))  # similar lengths finish together
+    results: dict[int, list[DecodeResult]] = {}
+    for start in range(0, len(order), batch_size):
+        chosen = order[start : start + batch_size]
+        batch = list(_decode_batch(model, [prompts[i] for i in chosen], method, sampling, seed, group_size,
+                                   share_token_draws, record_hidden))
+        for j, i in enumerate(chosen):
+            results[i] = batch[j * group_size : (j + 1) * group_size]
+    return [result for i in range(len(prompts)) for result in results[i]]
+
+
+def check_prompt(prompt: Prompt, model: CARDecoder) -> None:
+    """Typed errors for a prompt that the model cannot read."""
+    config = model.config
+    if not prompt.text_ids:
+        raise TextError(f"{prompt.utterance_id}: the text has no phonemes; give words that can be spoken")
+    if max(prompt.text_ids) >= config.text_vocab_size:
+        raise DataError(f"{prompt.utterance_id}: text id {max(prompt.text_ids)} is outside the model's "
+                        f"{config.text_vocab_size}; text and model come from different phoneme inventories")
+    if prompt.prompt_ids and not 0 <= min(prompt.prompt_ids) <= max(prompt.prompt_ids) < config.speech_vocab_size:
+        raise DataError(f"{prompt.utterance_id}: a prompt token is outside the codebook of "
+                        f"{config.speech_vocab_size}; tokenize the prompt with the model's own tokenizer")
+    if not prompt.prompt_ids and not config.bos:
+        raise DataError(f"{prompt.utterance_id}: this model has no BOS and needs at least one prompt token")
+
+
+def _decode_batch(model: CARDecoder, prompts: list[Prompt], method: Method, sampling: SamplingConfig, seed: int,
+                  group_size: int, share_token_draws: bool, record_hidden: bool) -> Iterator[DecodeResult]:
+    started = time.perf_counter()
+    device = model.norm.weight.device
+    text, text_lengths = pad([p.text_ids for p in prompts], device)
+    bos = (model.config.speech_vocab_size + 1,) if model.config.bos else ()
+    speech, prompt_lengths = pad([p.prompt_ids + bos for p in prompts], device)
+    longest = max(length_limit(p, sampling) for p in prompts)
+    capacity = speech.shape[1] + longest + 2 * model.config.num_prediction_heads
+    cache, hidden = model.prefill(text, text_lengths, speech, prompt_lengths, capacity)
+    if group_size > 1:  # the members of a group share one prefill
+        cache = cache.select(torch.arange(len(prompts), device=device), group_size)
+        hidden, prompt_lengths = (x.repeat_interleave(group_size, 0) for x in (hidden, prompt_lengths))
+    session = Session(
+        model, [p for p in prompts for _ in range(group_size)], list(range(group_size)) * len(prompts), sampling,
+        seed, share_token_draws, record_hidden, cache, hidden, prompt_lengths,
+    )
+    method.begin(session)
+    session.consumed(hidden, prompt_lengths, torch.zeros_like(prompt_lengths))
+    counts, draft = prompt_lengths, None
+    while True:
+        kept = method.keep(session, hidden, counts, draft)
+        if draft is not None:  # roll back the drafted positions that were not accepted
+            accepted = torch.zeros_like(draft.counts) if kept.cached is None else kept.cached
+            session.cache.truncate(session.cache.lengths - (draft.counts - accepted))
+        session.emit(kept, None if draft is None else draft.counts)
+        left = int(session.alive.sum())
+        if left == 0:
+            break
+        if left <= session.live // 2:  # shrink seldom: it copies the cache
+            rows = session.alive.nonzero()[:, 0]
+            session.select(rows)
+            method.select(rows)
+        draft = method.propose(session)
+        pending = session.pending_counts
+        tokens, counts = session.pending[:, : int(pending.max())], pending
+        if draft is not None:
+            session.draft_passes += draft.passes
+            tokens, counts = join(tokens, pending, draft)
+        start = session.cache.lengths
+        hidden = model.extend(session.cache, tokens, counts)
+        session.consumed(hidden, counts, start)
+    yield from _results(session, method.name, time.perf_counter() - started)
+
+
+def join(tokens: Tensor, counts: Tensor, draft: Draft) -> tuple[Tensor, Tensor]:
+    """Put the draft right behind each row's pending tokens: [B, m], [B]."""
+    total = counts + draft.counts
+    out = tokens.new_zeros(len(tokens), int(total.max()))
+    column = torch.arange(out.shape[1], device=tokens.device)
+    first = column < counts[:, None]
+    second = ~first & (column < total[:, None])
+    out[first] = tokens[torch.arange(tokens.shape[1], device=tokens.device) < counts[:, None]]
+    out[second] = draft.tokens[torch.arange(draft.tokens.shape[1], device=tokens.device) < draft.counts[:, None]]
+    return out, total
+
+
+def pad(rows: Sequence[Sequence[int]], device) -> tuple[Tensor, Tensor]:
+    """Lists of ids -> ids [B, longest] padded with 0, lengths [B]."""
+    lengths = torch.tensor([len(r) for r in rows], device=device)
+    out = torch.zeros(len(rows), int(lengths.max()), dtype=torch.long)
+    for i, row in enumerate(rows):
+        out[i, : len(row)] = torch.tensor(row, dtype=torch.long)
+    return out.to(device), lengths
+
+
+def _results(session: Session, name: str, seconds: float) -> Iterator[DecodeResult]:
+    size = len(session.prompts)
+    per_row: list[dict[str, list]] = [
+        {k: [] for k in ("emitted", "position", "actions", "log_probs", "cached", "proposed")} for _ in range(size)
+    ]
+    for step in session.history:
+        columns = {k: v.tolist() for k, v in step.items() if v is not None}
+        for i, row in enumerate(columns.pop("rows")):
+            if row >= 0:
+                for key, values in columns.items():
+                    per_row[row][key].append(values[i])
+    totals, passes = session.lengths.tolist(), session.passes.tolist()
+    for row, prompt in enumerate(session.prompts):
+        got = per_row[row]
+        length = int(session.prompt_lengths_started[row])
+        hidden = None
+        if session.hidden is not None:
+            # The last chunk was emitted but never read, so its positions have no hidden state.
+            hidden = session.hidden[row, : got["position"][-1] + 1]
+        yield DecodeResult(
+            prompt.utterance_id, name, session.seed, session.tokens[row, : totals[row]].tolist(),
+            bool(session.truncated[row]), passes[row], session.draft_passes, sum(got["proposed"]),
+            sum(got["cached"]), got["emitted"], got["actions"], got["position"], got["log_probs"], hidden, length,
+            {"lm": seconds / size, "policy": session.policy_seconds / size},
+        )

@@ -1,0 +1,160 @@
+"""Chunk-wise decoding: the heads propose the next tokens, a schedule says how many are kept.
+
+FAR and CAR-k keep a fixed number (DCAR paper §3.1), `RandomChunk` draws one from a range (the paper's ablation),
+DCAR asks the policy (§4.2). Nothing is verified: what is kept is emitted, and the next pass reads the whole chunk.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from dcar.decoding.loop import Draft, Kept, Session, last_of
+from dcar.errors import ConfigError
+from dcar.sampling import sample, uniform, warp
+from heads.policy import ChunkPolicy
+
+
+class ChunkSchedule(Protocol):
+    """Decides the size of the next chunk of every row."""
+
+    name: str
+
+    def begin(self, session: Session) -> None: ...
+
+    def choose(self, session: Session, hidden: Tensor, counts: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Chunk sizes [B] in 1..K and, from a policy, their log-probabilities [B]."""
+
+    def select(self, rows: Tensor) -> None: ...
+
+
+class ChunkMethod:
+    """Emit the tokens of heads 1..a for the size a that the schedule gives; heads sample independently given h."""
+
+    def __init__(self, schedule: ChunkSchedule):
+        self.schedule = schedule
+        self.name = schedule.name
+
+    def begin(self, session: Session) -> None:
+        self.schedule.begin(session)
+
+    def propose(self, session: Session) -> Draft | None:
+        return None
+
+    def keep(self, session: Session, hidden: Tensor, counts: Tensor, draft: Draft | None) -> Kept:
+        sizes, log_probs = self.schedule.choose(session, hidden, counts)
+        widest = int(sizes.max())  # only the heads that are kept are evaluated
+        position = session.generated[:, None] + torch.arange(widest, device=sizes.device)
+        logits = session.model.heads(session.last_hidden, widest)  # [B, k, V + 1]
+        law = warp(logits, session.sampling, session.forbid_eos(position), session.model.config.eos)
+        tokens = sample(law, uniform(session.token_keys, "token", position))
+        return Kept(tokens, sizes, actions=sizes, log_probs=log_probs)
+
+    def select(self, rows: Tensor) -> None:
+        self.schedule.select(rows)
+
+
+class FixedChunk:
+    """Always k tokens: CAR-k; k = 1 is next-token decoding (on a model trained with one head, FAR)."""
+
+    def __init__(self, size: int, name: str | None = None):
+        self.size = size
+        self.name = name or f"car-{size}"
+
+    def begin(self, session: Session) -> None:
+        check_size(self.size, session)
+        self._sizes = torch.full_like(session.rows, self.size)
+
+    def choose(self, session: Session, hidden: Tensor, counts: Tensor) -> tuple[Tensor, None]:
+        return self._sizes, None
+
+    def select(self, rows: Tensor) -> None:
+        self._sizes = self._sizes[rows]
+
+
+class RandomChunk:
+    """A size drawn uniformly from a range at every step: what a policy must beat."""
+
+    def __init__(self, sizes: Sequence[int], name: str | None = None):
+        self.sizes = tuple(sizes)
+        self.name = name or f"random-{'-'.join(map(str, sizes))}"
+
+    def begin(self, session: Session) -> None:
+        for size in self.sizes:
+            check_size(size, session)
+        self._table = torch.tensor(self.sizes, device=session.rows.device)
+
+    def choose(self, session: Session, hidden: Tensor, counts: Tensor) -> tuple[Tensor, None]:
+        u = uniform(session.action_keys, "chunk", session.generated)
+        return self._table[(u * len(self.sizes)).long()], None
+
+    def select(self, rows: Tensor) -> None:
+        pass
+
+
+class PolicyChunk:
+    """The learned policy of DCAR: argmax ("greedy") or drawn ("sample").
+
+    `forced` gives a fixed size to some members of a group (utterance id -> a size for every member, 0 = ask the
+    policy), as the chase half of DCPO needs; their log-probabilities under the policy are recorded all the same.
+    Utterances that it does not name follow the policy.
+    """
+
+    def __init__(self, policy: ChunkPolicy, mode: Literal["greedy", "sample"] = "greedy", name: str | None = None,
+                 forced: Mapping[str, Sequence[int]] | None = None):
+        if mode not in ("greedy", "sample"):
+            raise ConfigError(f"policy mode must be 'greedy' or 'sample', not '{mode}'")
+        self.policy, self.mode, self.forced = policy, mode, forced
+        self.name = name or ("dcar" if mode == "greedy" else "dcar-sampled")
+
+    def begin(self, session: Session) -> None:
+        heads = session.model.config.num_prediction_heads
+        if self.policy.config.num_actions > heads:
+            raise ConfigError(f"the policy chooses among 1..{self.policy.config.num_actions} tokens, but the decoder "
+                              f"has {heads} heads; use the decoder that it was trained for")
+        hidden = session.last_hidden
+        self._cache = self.policy.new_cache(session.live, session.cache.capacity, device=hidden.device,
+                                            dtype=hidden.dtype)
+        self._forced: Tensor | None = None
+        if self.forced is not None:
+            rows = zip(session.prompts, session.members, strict=True)
+            table = [self._forced_size(prompt.utterance_id, member) for prompt, member in rows]
+            for size in set(table) - {0}:
+                check_size(size, session)
+            self._forced = torch.tensor(table, device=hidden.device)
+
+    def _forced_size(self, utterance_id: str, member: int) -> int:
+        sizes = self.forced.get(utterance_id) if self.forced is not None else None
+        if sizes is None:
+            return 0
+        if member >= len(sizes):
+            raise ConfigError(f"{utterance_id}: {len(sizes)} forced sizes for a larger group; give one per member")
+        return sizes[member]
+
+    def choose(self, session: Session, hidden: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+        started = time.perf_counter()
+        logits = self.policy.extend(self._cache, hidden, counts)
+        log_law = last_of(logits, counts).float().log_softmax(-1)  # [B, K]
+        if self.mode == "greedy":
+            index = log_law.argmax(-1)
+        else:
+            index = sample(log_law.exp(), uniform(session.action_keys, "policy", session.generated))
+        if self._forced is not None:
+            index = torch.where(self._forced > 0, self._forced - 1, index)
+        session.policy_seconds += time.perf_counter() - started
+        return index + 1, log_law.gather(-1, index[:, None])[:, 0]
+
+    def select(self, rows: Tensor) -> None:
+        self._cache = self._cache.select(rows)
+        if self._forced is not None:
+            self._forced = self._forced[rows]
+
+
+def check_size(size: int, session: Session) -> None:
+    heads = session.model.config.num_prediction_heads
+    if not 1 <= size <= heads:
+        raise ConfigError(f"chunk size {size} needs {size} heads, but this decoder predicts 1..{heads} tokens a step")

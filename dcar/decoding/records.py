@@ -1,0 +1,46 @@
+"""What goes into a decoder and what comes out, the same for every method."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One utterance to speak: its text and the speech tokens of the prompt (BOS is added by the decoder)."""
+
+    utterance_id: str
+    text_ids: tuple[int, ...]
+    prompt_ids: tuple[int, ...]
+
+
+@dataclass
+class DecodeResult:
+    """What one utterance's decoding produced, and what it cost.
+
+    A chunk is one decision: actions[m] tokens were asked for at speech position decision_positions[m] (0-based, the
+    prompt included), emitted[m] were kept before EOS or the length limit.
+    """
+
+    utterance_id: str
+    method: str
+    seed: int
+    tokens: list[int]  # generated, without prompt and EOS
+    truncated: bool  # the length guard ended it, not EOS
+    target_passes: int  # forward passes of the decoder that yielded tokens; the first is the prefill
+    draft_passes: int = 0
+    proposed: int = 0  # drafted tokens that were verified
+    accepted: int = 0
+    emitted: list[int] = field(default_factory=list)
+    actions: list[int] = field(default_factory=list)
+    decision_positions: list[int] = field(default_factory=list)
+    action_log_probs: list[float] = field(default_factory=list)  # of the policy, also for forced actions
+    hidden: Tensor | None = None  # [S, D] of all consumed speech positions, prompt first, if recorded
+    prompt_length: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)  # lm, policy; a batch's time is split evenly
+
+    @property
+    def tokens_per_pass(self) -> float:
+        return len(self.tokens) / max(1, self.target_passes)

@@ -1,0 +1,71 @@
+"""`dcar doctor`: is this installation able to run the main job? One line a check; exit status 1 if any fails."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable
+from importlib import metadata
+
+from dcar.errors import DCARError
+
+
+def _versions() -> str:
+    names = ("torch", "transformers", "trl", "accelerate", "nemo_toolkit", "jiwer", "datasets", "peft")
+    return ", ".join(f"{name} {metadata.version(name)}" for name in names)
+
+
+def _device() -> str:
+    import torch
+
+    from dcar.tracking import machine
+
+    gpus = torch.cuda.device_count()
+    return f"{machine()}; {gpus} CUDA device{'s' if gpus != 1 else ''}"
+
+
+def _space() -> str:
+    free = shutil.disk_usage(".").free / 1e9
+    if free < 2:
+        raise DCARError(f"only {free:.1f} GB free here; the quickstart needs 2 GB")
+    return f"{free:.0f} GB free"
+
+
+def _packaged() -> str:
+    from dcar.packages import moonshine_files, whisper_base_dir
+
+    whisper_base_dir(), moonshine_files()  # both verify every digest
+    return "whisper-base and moonshine are there, digests verified"
+
+
+def _shipped() -> str:
+    from dcar.model import CARDecoder
+    from dcar.shipped import shipped
+    from dcar.tokenizers import load_tokenizer
+    from dcar.vocoder import TokenVocoder
+    from heads.policy import ChunkPolicy
+
+    decoder = CARDecoder.from_pretrained(shipped("decoder"))
+    ChunkPolicy.from_pretrained(shipped("policy")).check_base(decoder.checksum())
+    tokenizer = load_tokenizer("starter")
+    if not decoder.config.tokenizer.endswith(tokenizer.checksum):
+        raise DCARError("the shipped decoder was trained on another tokenizer than the shipped one")
+    TokenVocoder.from_pretrained(shipped("vocoder"))
+    return "decoder, policy, tokenizer and vocoder load and belong together"
+
+
+CHECKS: dict[str, Callable[[], str]] = {
+    "packages": _versions, "device": _device, "disk": _space, "packaged models": _packaged, "shipped models": _shipped,
+}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    failed = 0
+    for name, check in CHECKS.items():
+        try:
+            print(f"ok    {name}: {check()}")
+        except (DCARError, metadata.PackageNotFoundError, ImportError, OSError) as error:
+            failed += 1
+            print(f"FAIL  {name}: {type(error).__name__}: {error}")
+    if failed:
+        sys.exit(1)

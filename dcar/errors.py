@@ -1,0 +1,35 @@
+"""Errors that a user can act on: each message says what is wrong, where, and what to do next."""
+
+from __future__ import annotations
+
+
+class DCARError(Exception):
+    """Base of every error that this project raises on purpose; the command line prints it without a traceback."""
+
+
+class ConfigError(DCARError):
+    """A configuration file or override is wrong: unknown key, wrong type, impossible combination."""
+
+
+class DataError(DCARError):
+    """A corpus, manifest or prepared dataset is broken; the message names the file and line."""
+
+
+class AudioError(DCARError):
+    """A waveform is missing, unreadable, empty, silent, or holds values that are not finite."""
+
+
+class TextError(DCARError):
+    """A text is empty, unspeakable, or longer than the model allows."""
+
+
+class AssetError(DCARError):
+    """A packaged model is missing or its digest differs; the message names the command that installs it."""
+
+
+class CheckpointError(DCARError):
+    """A checkpoint is incomplete, of another architecture, or belongs to another base model."""
+
+
+class RewardError(DCARError):
+    """Too many rewards could not be computed; the message gives the share and the first cause."""

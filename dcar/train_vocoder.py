@@ -1,0 +1,341 @@
+"""Train the vocoder on one device from a pack: a short mel + pitch warm start, then a GAN.
+
+    python -m dcar.train_vocoder --data vocoder_pack.safetensors --out runs/vocoder --max_minutes 8
+
+All data lies on the device as flat tensors and crops are cut there, so no loader stands in the loop. Recipe:
+Vocos / HiFi-GAN discriminators and losses; departures: least-squares scores, relative feature matching, mel
+weight 15 at three resolutions (tokens do not determine the spectrum, so the GAN has to lead), an EMA of the
+generator is what is exported, pitch is teacher-forced and its predictor learns from whole utterances.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+import typing
+import wave as wave_file
+from collections.abc import Iterator
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from tqdm import tqdm
+
+from dcar.errors import CheckpointError, ConfigError, DCARError
+from dcar.vocoder import Pitch, TokenVocoder, VocoderConfig, pitch_statistics
+from dcar.vocoder_data import FRAMES_PER_TOKEN, SAMPLES_PER_TOKEN, Crop, VocoderData
+from dcar.vocoder_losses import Discriminators, MelDistance, discriminator_loss, generator_losses
+
+
+def _option(default: Any, help: str) -> Any:
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass
+class TrainVocoderConfig:
+    """Every field is a command-line option of the same name."""
+
+    data: str = _option("", "training pack (safetensors) written by pack_training_data")
+    out: str = _option("runs/vocoder", "folder for export/, checkpoint.pt, log.jsonl, samples/")
+    device: str = _option("auto", "cuda, cpu, or auto")
+    seed: int = _option(0, "seed of weights, crops, noise")
+    max_steps: int = _option(1_000_000, "stop after this many steps")
+    max_minutes: float = _option(0.0, "stop after this much training time over all resumes (0 = no limit)")
+    warm_steps: int = _option(1500, "first steps train mel and pitch only, without discriminators")
+    batch_size: int = _option(32, "crops a step")
+    segment_tokens: int = _option(50, "length of a crop that losses see (50 tokens = 1 s)")
+    context_tokens: int = _option(16, "more tokens on both sides that the generator reads")
+    pitch_batch_size: int = _option(16, "utterances a step for the pitch predictor")
+    pitch_tokens: int = _option(300, "longest stretch of an utterance that the pitch predictor reads")
+    learning_rate: float = _option(5e-4, "peak, both networks; linear rise over 100 steps, cosine fall to a fiftieth")
+    weight_decay: float = _option(0.01, "AdamW")
+    clip_norm: float = _option(10.0, "largest gradient norm of the generator and of the discriminators")
+    mel_weight: float = _option(15.0, "weight of the mel distance")
+    matching_weight: float = _option(2.0, "weight of feature matching")
+    adversarial_weight: float = _option(1.0, "weight of the adversarial loss")
+    ema_decay: float = _option(0.999, "decay of the exported average of the generator's weights")
+    speaker_noise: float = _option(0.15, "noise on speaker features, in units of their spread over the training rows")
+    bf16: bool = _option(True, "bf16 autocast (spectra, phases and losses stay in fp32)")
+    log_every: int = _option(25, "steps between log lines")
+    eval_every: int = _option(1000, "steps between validations, checkpoints and exports")
+    samples: int = _option(4, "validation utterances written as wav at the end")
+    vocoder: dict[str, Any] = field(default_factory=dict, metadata={"help": "JSON, fields of VocoderConfig"})
+    discriminators: dict[str, Any] = field(default_factory=dict, metadata={"help": "JSON, fields of Discriminators"})
+
+
+class Trainer:
+    """Networks, optimisers and random state of one run; `step()` is one update of everything."""
+
+    def __init__(self, config: TrainVocoderConfig, data: VocoderData, device: torch.device):
+        self.config, self.data, self.device = config, data, device
+        torch.manual_seed(config.seed)
+        shape = VocoderConfig(**{"tokenizer_checksum": data.tokenizer_checksum, **config.vocoder})
+        self.generator = TokenVocoder(shape).to(device)
+        self.average = TokenVocoder(shape).to(device).eval().requires_grad_(False)
+        self.average.load_state_dict(self.generator.state_dict())
+        self.discriminators = Discriminators(**config.discriminators).to(device)
+        self.mel_distance = MelDistance(shape.sample_rate).to(device)
+        fused = device.type == "cuda"
+        options: dict[str, Any] = {
+            "lr": config.learning_rate,
+            "betas": (0.8, 0.95),
+            "weight_decay": config.weight_decay,
+            "fused": fused,
+        }
+        self.generator_optimizer = torch.optim.AdamW(self.generator.parameters(), **options)
+        self.discriminator_optimizer = torch.optim.AdamW(self.discriminators.parameters(), **options)
+        if int(data.tokens.max()) >= shape.vocab_size:
+            raise ConfigError(f"{config.data}: token {int(data.tokens.max())}, but vocab_size is {shape.vocab_size}")
+        self.random = torch.Generator(device).manual_seed(config.seed)
+        self.step_index, self.seconds = 0, 0.0
+        train = ~data.validation
+        self.train_rows = train.nonzero()[:, 0]
+        self.validation_rows = data.validation.nonzero()[:, 0]
+        if not len(self.train_rows):
+            raise ConfigError(f"{config.data}: every row is a validation row")
+        # Longer utterances are drawn more often: every second of speech is equally likely.
+        self.row_weights = data.lengths[self.train_rows].float()
+        order = torch.argsort(data.voice[self.train_rows], stable=True)
+        self.by_voice = self.train_rows[order]
+        counts = torch.bincount(data.voice[self.train_rows], minlength=int(data.voice.max()) + 1)
+        self.voice_start, self.voice_count = counts.cumsum(0) - counts, counts
+        self.speaker_spread = data.speaker[self.train_rows].std(0, correction=0)
+
+    def progress(self) -> float:
+        """Share of the run that is done, 0..1, by steps or by time, whichever is ahead."""
+        by_time = self.seconds / (60 * self.config.max_minutes) if self.config.max_minutes > 0 else 0.0
+        return min(1.0, max(self.step_index / self.config.max_steps, by_time))
+
+    def _learning_rate(self) -> float:
+        fall = 0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * self.progress()))
+        return self.config.learning_rate * fall * min(1.0, (self.step_index + 1) / 100)
+
+    def _draw(self, count: int, tokens: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Rows [B], first tokens [B], and features [B, 298] of another utterance of the same voice, with noise."""
+        rows = self.train_rows[torch.multinomial(self.row_weights, count, replacement=True, generator=self.random)]
+        spare = (self.data.lengths[rows] - tokens).clamp_min(0)
+        first = (torch.rand(count, device=self.device, generator=self.random) * (spare + 1)).long().minimum(spare)
+        voice = self.data.voice[rows]
+        pick = torch.rand(count, device=self.device, generator=self.random) * self.voice_count[voice]
+        other = self.by_voice[self.voice_start[voice] + pick.long().minimum(self.voice_count[voice] - 1)]
+        features = self.data.speaker[other]
+        noise = torch.randn(features.shape, device=self.device, generator=self.random)
+        return rows, first, features + self.config.speaker_noise * self.speaker_spread * noise
+
+    def _pitch_loss(self) -> tuple[Tensor, dict[str, Tensor]]:
+        config = self.config
+        rows, first, speaker = self._draw(config.pitch_batch_size, config.pitch_tokens)
+        crop = self.data.crop(rows, first, config.pitch_tokens)
+        deviation, logits = self.generator.pitch(crop.tokens, crop.mask, speaker)
+        return pitch_loss(deviation, logits, crop, speaker)
+
+    def step(self) -> dict[str, Tensor]:
+        """One update; returns losses as tensors (no synchronisation with the device)."""
+        config, margin = self.config, self.config.context_tokens * SAMPLES_PER_TOKEN
+        for optimizer in (self.generator_optimizer, self.discriminator_optimizer):
+            for group in optimizer.param_groups:
+                group["lr"] = self._learning_rate()
+        rows, first, speaker = self._draw(config.batch_size, config.segment_tokens)
+        span = config.segment_tokens + 2 * config.context_tokens
+        crop = self.data.crop(rows, first - config.context_tokens, span)
+        real = self.data.wave(crop)[:, margin : (span - config.context_tokens) * SAMPLES_PER_TOKEN]
+        noise = torch.randn(len(rows), span * SAMPLES_PER_TOKEN, device=self.device, generator=self.random)
+        phase = torch.rand(len(rows), 1, device=self.device, generator=self.random)
+        autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=config.bf16)
+        with autocast:
+            fake = self.generator.generate(
+                crop.tokens, crop.mask, speaker, Pitch(crop.log_f0, crop.voiced), noise, phase
+            )
+            pitch_total, logs = self._pitch_loss()
+        fake = fake[:, margin : fake.shape[1] - margin]
+        mel = self.mel_distance(fake, real)
+        total = config.mel_weight * mel + pitch_total
+        logs["mel"] = mel.detach()
+        if self.step_index >= config.warm_steps:
+            with autocast:
+                score = discriminator_loss(self.discriminators(torch.cat([real, fake.detach()])))
+            self.discriminator_optimizer.zero_grad(set_to_none=True)
+            score.backward()
+            logs["discriminator_norm"] = nn.utils.clip_grad_norm_(self.discriminators.parameters(), config.clip_norm)
+            self.discriminator_optimizer.step()
+            self.discriminators.requires_grad_(False)
+            with autocast:
+                adversarial, matching = generator_losses(self.discriminators(torch.cat([real, fake])))
+            self.discriminators.requires_grad_(True)
+            total = total + config.adversarial_weight * adversarial + config.matching_weight * matching
+            logs |= {
+                "discriminator": score.detach(),
+                "adversarial": adversarial.detach(),
+                "matching": matching.detach(),
+            }
+        self.generator_optimizer.zero_grad(set_to_none=True)
+        total.backward()
+        logs["generator_norm"] = nn.utils.clip_grad_norm_(self.generator.parameters(), config.clip_norm)
+        self.generator_optimizer.step()
+        # The average forgets its random start quickly, then slows down to its nominal decay.
+        decay = min(config.ema_decay, (1 + self.step_index) / (10 + self.step_index))
+        with torch.no_grad():
+            torch._foreach_lerp_(list(self.average.parameters()), list(self.generator.parameters()), 1 - decay)
+        self.step_index += 1
+        return logs
+
+    @torch.no_grad()
+    def validate(self, limit: int = 64) -> dict[str, float]:
+        """Mel distance of the averaged generator with true and with predicted pitch, and pitch errors."""
+        rows = self.validation_rows[:limit]
+        sums: dict[str, float] = {}
+        for row in rows:
+            length = int(self.data.lengths[row])
+            crop = self.data.crop(row[None], row.new_zeros(1), length)
+            real, speaker = self.data.wave(crop), self.data.speaker[row][None]
+            log_f0, voiced = crop.log_f0, crop.voiced
+            predicted = self.average.predict_pitch(crop.tokens, crop.mask, speaker)
+            both = (log_f0 - predicted.log_f0).abs() * voiced
+            spoken = {
+                "mel_true_pitch": self.average.generate(crop.tokens, crop.mask, speaker, Pitch(log_f0, voiced)),
+                "mel": self.average.generate(crop.tokens, crop.mask, speaker, predicted),
+            }
+            values = {
+                **{key: self.mel_distance(wave, real) for key, wave in spoken.items()},
+                "f0_error_semitones": both.sum() / voiced.sum().clamp_min(1) * 12 / math.log(2),
+                "voicing_error": (voiced - predicted.voiced).abs().mean(),
+            }
+            for key, value in values.items():
+                sums[key] = sums.get(key, 0.0) + float(value) / len(rows)
+        return sums
+
+    def state(self) -> dict[str, Any]:
+        names = ("generator", "average", "discriminators", "generator_optimizer", "discriminator_optimizer")
+        state: dict[str, Any] = {name: getattr(self, name).state_dict() for name in names}
+        return state | {"random": self.random.get_state(), "step": self.step_index, "seconds": self.seconds}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        for name in ("generator", "average", "discriminators", "generator_optimizer", "discriminator_optimizer"):
+            getattr(self, name).load_state_dict(state[name])
+        self.random.set_state(state["random"].cpu())
+        self.step_index, self.seconds = state["step"], state["seconds"]
+
+
+def pitch_loss(deviation: Tensor, logits: Tensor, crop: Crop, speaker: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """Smooth-L1 of the deviation from the voice's mean (unvoiced frames at a tenth) + voicing cross-entropy."""
+    keep, voiced = crop.mask.repeat_interleave(FRAMES_PER_TOKEN, dim=1), crop.voiced
+    mean, spread = pitch_statistics(speaker)
+    target = ((crop.log_f0 - mean) / spread).clamp(-4.0, 4.0)
+    weight = keep * (0.1 + 0.9 * voiced)
+    contour = (F.smooth_l1_loss(deviation, target, reduction="none", beta=0.5) * weight).sum() / weight.sum()
+    voicing = (F.binary_cross_entropy_with_logits(logits, voiced, reduction="none") * keep).sum() / keep.sum()
+    return contour + voicing, {"pitch": contour.detach(), "voicing": voicing.detach()}
+
+
+def run(config: TrainVocoderConfig) -> Path:
+    """Train, resuming from `out`/checkpoint.pt if it is there; returns the folder of the exported vocoder."""
+    name = ("cuda" if torch.cuda.is_available() else "cpu") if config.device == "auto" else config.device
+    device, out = torch.device(name), Path(config.out)
+    if device.type == "cuda":
+        torch.backends.cudnn.benchmark = True
+        torch.set_float32_matmul_precision("high")
+    data = VocoderData.load(config.data, device)
+    trainer = Trainer(config, data, device)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "config.json").write_text(json.dumps(asdict(config), indent=2) + "\n")
+    checkpoint = out / "checkpoint.pt"
+    if checkpoint.exists():
+        try:
+            trainer.load_state(torch.load(checkpoint, map_location=device, weights_only=True))
+        except (RuntimeError, KeyError, ValueError) as error:
+            raise CheckpointError(
+                f"{checkpoint}: belongs to another configuration; choose another out: {error}"
+            ) from error
+    with (out / "log.jsonl").open("a") as log:
+        for record in _train(trainer, out):
+            log.write(json.dumps(record) + "\n")
+            log.flush()
+    write_samples(trainer, out / "samples")
+    return out / "export"
+
+
+def _train(trainer: Trainer, out: Path) -> Iterator[dict[str, Any]]:
+    """Step until the budget is spent; yields log records, writes checkpoints and exports."""
+    config = trainer.config
+    speech = float(trainer.data.lengths.sum()) / 50 / 3600
+    parameters = sum(p.numel() for p in trainer.generator.parameters())
+    yield {
+        "event": "start",
+        "step": trainer.step_index,
+        "rows": len(trainer.data.lengths),
+        "hours": speech,
+        "size": parameters,
+    }
+    bar = tqdm(
+        initial=trainer.step_index, total=config.max_steps if config.max_steps < 1_000_000 else None, unit="step"
+    )
+    mark, mark_step = time.perf_counter(), trainer.step_index
+    while trainer.progress() < 1.0:
+        begin = time.perf_counter()
+        logs = trainer.step()
+        bar.update()
+        if trainer.step_index % config.log_every == 0:
+            values = {key: float(value) for key, value in logs.items()}  # waits for the device
+            if not all(math.isfinite(v) for v in values.values()):
+                raise DCARError(
+                    f"vocoder training diverged at step {trainer.step_index}: {values}; the checkpoint in {out} is "
+                    "intact: run again with a lower learning_rate or bf16=false"
+                )
+            rate = (trainer.step_index - mark_step) / (time.perf_counter() - mark)
+            mark, mark_step = time.perf_counter(), trainer.step_index
+            bar.set_postfix_str(" ".join(f"{k} {v:.3g}" for k, v in values.items() if "norm" not in k))
+            yield dict(event="train", step=trainer.step_index, seconds=trainer.seconds, steps_per_second=rate, **values)
+        trainer.seconds += time.perf_counter() - begin
+        if trainer.step_index % config.eval_every == 0:
+            yield _save(trainer, out)
+            mark, mark_step = time.perf_counter(), trainer.step_index
+    if trainer.step_index % config.eval_every:
+        yield _save(trainer, out)
+    bar.close()
+
+
+def _save(trainer: Trainer, out: Path) -> dict[str, Any]:
+    values = trainer.validate()
+    temporary = out / "checkpoint.tmp"
+    torch.save(trainer.state(), temporary)
+    temporary.replace(out / "checkpoint.pt")  # a checkpoint is whole or absent
+    trainer.average.save_pretrained(out / "export")
+    return dict(event="validation", step=trainer.step_index, seconds=trainer.seconds, **values)
+
+
+def write_samples(trainer: Trainer, folder: Path) -> None:
+    """Validation utterances as 16-bit wav: the recording, and its tokens spoken with predicted pitch."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for i, row in enumerate(trainer.validation_rows[: trainer.config.samples].tolist()):
+        start, length = int(trainer.data.starts[row]), int(trainer.data.lengths[row])
+        tokens = trainer.data.tokens[start : start + length].tolist()
+        spoken = trainer.average.synthesize([tokens], trainer.data.speaker[row][None])[0]
+        real = trainer.data.waves[start * SAMPLES_PER_TOKEN : (start + length) * SAMPLES_PER_TOKEN].cpu().numpy()
+        for name, samples in (("real", real), ("vocoder", (spoken * 32767).astype(np.int16))):
+            with wave_file.open(str(folder / f"{i}_{name}.wav"), "wb") as file:
+                file.setnchannels(1)
+                file.setsampwidth(2)
+                file.setframerate(trainer.average.sample_rate)
+                file.writeframes(samples.tobytes())
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Command line: every field of TrainVocoderConfig as --name value."""
+    parser = argparse.ArgumentParser(description="Train the vocoder from a pack.")
+    types = typing.get_type_hints(TrainVocoderConfig)
+    for f in fields(TrainVocoderConfig):
+        kind = types[f.name]
+        convert: Any = json.loads if kind is bool or kind not in (str, int, float) else kind
+        default = f.default if f.default is not MISSING else {}
+        parser.add_argument(f"--{f.name}", type=convert, default=default, help=f.metadata["help"])
+    run(TrainVocoderConfig(**vars(parser.parse_args(arguments))))
+
+
+if __name__ == "__main__":
+    main()

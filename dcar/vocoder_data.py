@@ -1,0 +1,274 @@
+"""Training data of the vocoder: one portable file (the pack), and the same data unpacked onto one device.
+
+A pack holds each recording once and lists *rows*: a recording played at some speed, with the tokens and the
+speaker features of exactly that signal. Playing at another speed moves pitch and formants, so a corpus with
+few speakers gains more. Waves are resampled when the pack is unpacked, on the training device.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import itertools
+import json
+import logging
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from tqdm import tqdm
+
+from dcar.errors import DataError
+from dcar.vocoder_features import (
+    FRAME_HOP,
+    MIN_VOICED_FRAMES,
+    SAMPLE_RATE,
+    resample_speed,
+    track_f0,
+    voice_statistics,
+)
+
+logger = logging.getLogger(__name__)
+
+FORMAT = "dcar-vocoder-pack-1"
+SAMPLES_PER_TOKEN = 480
+FRAMES_PER_TOKEN = SAMPLES_PER_TOKEN // FRAME_HOP
+
+
+@dataclass(frozen=True)
+class PackRow:
+    """One signal to train on: a recording at a speed."""
+
+    recording: int  # index into the recordings
+    speed: float
+    tokens: np.ndarray  # int64 [T]; token k covers samples [480 k, 480 (k + 1)) of the signal at this speed
+    embedding: np.ndarray  # float32 [256], speaker embedding of the signal at this speed
+    voice: str  # rows of one voice share speaker features at random during training
+    validation: bool
+
+
+def write_pack(
+    out: str | Path, recordings: Iterable[np.ndarray | bytes], rows: Sequence[PackRow], tokenizer_checksum: str
+) -> None:
+    """Write a pack (safetensors). recordings: float32 waves at 24 kHz, or encoded files that soundfile can read."""
+    recordings = list(recordings)
+    if not rows or not recordings:
+        raise DataError(f"{out}: nothing to pack; the prepared dataset has no rows")
+    encoded = isinstance(recordings[0], bytes)
+    if encoded:
+        parts = [torch.frombuffer(bytearray(r), dtype=torch.uint8) for r in recordings]
+    else:
+        parts = [torch.from_numpy((np.clip(r, -1, 1) * 32767).round().astype(np.int16)) for r in recordings]
+    voices = sorted({(r.voice, r.speed) for r in rows})
+    number = {key: i for i, key in enumerate(voices)}
+    tensors = {
+        "audio": torch.cat(parts),
+        "audio_offsets": _offsets([len(p) for p in parts]),
+        "tokens": torch.cat([torch.from_numpy(np.asarray(r.tokens, dtype=np.int16)) for r in rows]),
+        "token_offsets": _offsets([len(r.tokens) for r in rows]),
+        "recording": torch.tensor([r.recording for r in rows]),
+        "speed": torch.tensor([r.speed for r in rows], dtype=torch.float64),
+        "embedding": torch.from_numpy(np.stack([r.embedding for r in rows])).to(torch.float16),
+        "voice": torch.tensor([number[r.voice, r.speed] for r in rows]),
+        "validation": torch.tensor([r.validation for r in rows]),
+    }
+    header = {"format": FORMAT, "encoded": json.dumps(encoded), "tokenizer_checksum": tokenizer_checksum}
+    header["voices"] = json.dumps([f"{voice} x{speed:g}" for voice, speed in voices])
+    Path(out).parent.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, out, metadata=header)
+
+
+def _offsets(lengths: Sequence[int]) -> Tensor:
+    return torch.tensor([0, *np.cumsum(lengths).tolist()])
+
+
+class Crop(NamedTuple):
+    """Part of some rows; zeros outside the row, except log_f0, which holds its end values."""
+
+    tokens: Tensor  # int64 [B, T]
+    mask: Tensor  # float32 [B, T], 1 inside the row
+    log_f0: Tensor  # float32 [B, 2T]
+    voiced: Tensor  # float32 [B, 2T]
+    positions: Tensor  # int64 [B, T], index of each token in VocoderData.tokens
+
+
+@dataclass
+class VocoderData:
+    """Everything a training step reads, as flat tensors on one device; R rows, S samples, N tokens in total."""
+
+    waves: Tensor  # int16 [S], rows end to end, each 480 samples a token
+    tokens: Tensor  # int64 [N]
+    log_f0: Tensor  # float32 [2 N]
+    voiced: Tensor  # float32 [2 N]
+    starts: Tensor  # int64 [R], first token of each row
+    lengths: Tensor  # int64 [R], tokens
+    speaker: Tensor  # float32 [R, 298], speaker features
+    voice: Tensor  # int64 [R]
+    validation: Tensor  # bool [R]
+    tokenizer_checksum: str
+
+    @classmethod
+    def load(cls, path: str | Path, device: str | torch.device, min_tokens: int = 25) -> VocoderData:
+        """Unpack onto `device`: decode, change speed, track pitch. Raises DataError if the file is no pack."""
+        try:
+            with safe_open(path, "pt") as file:
+                header = file.metadata() or {}
+                pack = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a mapping)
+        except (OSError, SafetensorError) as error:
+            raise DataError(
+                f"{path}: not a readable training pack: {error}; make one with pack_training_data"
+            ) from error
+        if header.get("format") != FORMAT:
+            raise DataError(f"{path}: not a {FORMAT} file; make it with pack_training_data")
+        recordings = _decode(pack["audio"], pack["audio_offsets"].tolist(), json.loads(header["encoded"]))
+        offsets, kept = pack["token_offsets"].tolist(), []
+        waves, tokens, log_f0, voiced, speaker = [], [], [], [], []
+        for row in tqdm(range(len(offsets) - 1), desc="unpack", unit="row"):
+            ids = pack["tokens"][offsets[row] : offsets[row + 1]].to(device, torch.int64)
+            if len(ids) < min_tokens:
+                continue
+            wave = recordings[int(pack["recording"][row])].to(device).float() / 32767
+            wave = fit_length(resample_speed(wave, float(pack["speed"][row])), len(ids) * SAMPLES_PER_TOKEN)
+            row_f0, row_voiced = track_f0(wave)
+            if int(row_voiced.sum()) < MIN_VOICED_FRAMES:
+                continue
+            kept.append(row)
+            embedding = pack["embedding"][row].to(device, torch.float32)
+            speaker.append(torch.cat([embedding, voice_statistics(wave, row_f0, row_voiced)]))
+            waves.append((wave.clamp(-1, 1) * 32767).round().to(torch.int16))
+            tokens.append(ids)
+            log_f0.append(row_f0)
+            voiced.append(row_voiced.float())
+        if not kept:
+            raise DataError(f"{path}: no row has {min_tokens} tokens or more and {MIN_VOICED_FRAMES} voiced frames")
+        if len(kept) < len(offsets) - 1:
+            logger.warning("%s: %d rows left out, too short or without voice", path, len(offsets) - 1 - len(kept))
+        index = torch.tensor(kept)
+        lengths = (pack["token_offsets"][1:] - pack["token_offsets"][:-1])[index]
+        return cls(
+            waves=torch.cat(waves),
+            tokens=torch.cat(tokens),
+            log_f0=torch.cat(log_f0),
+            voiced=torch.cat(voiced),
+            starts=(lengths.cumsum(0) - lengths).to(device),
+            lengths=lengths.to(device),
+            speaker=torch.stack(speaker),
+            voice=pack["voice"][index].to(device),
+            validation=pack["validation"][index].to(device),
+            tokenizer_checksum=header["tokenizer_checksum"],
+        )
+
+    def crop(self, rows: Tensor, first: Tensor, tokens: int) -> Crop:
+        """Crops of `tokens` tokens from token `first` [B] of `rows` [B]; both ends may hang over the row."""
+        steps = first[:, None] + torch.arange(tokens, device=rows.device)  # [B, T] positions within the row
+        length, start = self.lengths[rows, None], self.starts[rows, None]
+        inside = (steps >= 0) & (steps < length)
+        at = start + steps.clamp_min(0).minimum(length - 1)
+        ids = self.tokens[at] * inside
+        frame = (at[..., None] * FRAMES_PER_TOKEN + torch.arange(FRAMES_PER_TOKEN, device=rows.device)).flatten(1)
+        by_frame = inside.repeat_interleave(FRAMES_PER_TOKEN, dim=1)
+        return Crop(ids, inside.float(), self.log_f0[frame], self.voiced[frame] * by_frame, at)
+
+    def wave(self, crop: Crop) -> Tensor:
+        """The recording behind a crop, float32 [B, 480 T], zeros outside the row."""
+        inner = torch.arange(SAMPLES_PER_TOKEN, device=self.waves.device)
+        sample = (crop.positions[..., None] * SAMPLES_PER_TOKEN + inner).flatten(1)
+        return self.waves[sample].float() / 32767 * crop.mask.repeat_interleave(SAMPLES_PER_TOKEN, dim=1)
+
+
+def fit_length(wave: Tensor, samples: int) -> Tensor:
+    """Cut or zero-pad wave [n] to `samples`; a difference beyond 60 ms means that tokens and audio do not belong."""
+    if abs(len(wave) - samples) > 3 * SAMPLES_PER_TOKEN:
+        raise DataError(
+            f"{len(wave)} samples of audio but tokens for {samples}: the pack's tokens belong to other audio; "
+            "prepare the corpus again"
+        )
+    return torch.nn.functional.pad(wave, (0, max(0, samples - len(wave))))[:samples]
+
+
+def _decode(audio: Tensor, offsets: list[int], encoded: bool) -> list[Tensor]:
+    """Recordings as int16 [samples]; encoded ones are decoded in parallel (soundfile releases the GIL)."""
+    parts = [audio[a:b] for a, b in itertools.pairwise(offsets)]
+    if not encoded:
+        return parts
+    import soundfile  # only encoded packs need it
+
+    def read(part: Tensor) -> Tensor:
+        wave, rate = soundfile.read(io.BytesIO(part.numpy().tobytes()), dtype="float32", always_2d=True)
+        if rate != SAMPLE_RATE:
+            raise DataError(f"an encoded recording has {rate} Hz, expected {SAMPLE_RATE}; pack it with audio='int16'")
+        return torch.from_numpy((wave.mean(1).clip(-1, 1) * 32767).round().astype(np.int16))
+
+    with ThreadPoolExecutor() as pool:
+        return list(tqdm(pool.map(read, parts), total=len(parts), desc="decode", unit="file"))
+
+
+def pack_training_data(
+    prepared_dir: str | Path,
+    out: str | Path,
+    train_splits: Sequence[str] = ("train",),
+    validation_splits: Sequence[str] = ("dev",),
+    encoded: bool = False,
+) -> None:
+    """Write a pack from a prepared corpus: its tokens, speeds and speaker embeddings, and the corpus' own audio.
+
+    prepared_dir: what `dcar prepare` wrote; prepare it with several `speeds` where voices are few (rows played at
+    another speed are voices of their own). encoded: keep recordings as the corpus' own files (small; they must be
+    at 24 kHz, and unpacking needs soundfile) instead of int16 samples. Pitch and the rest of the speaker features
+    are computed when the pack is unpacked. Raises AudioError or DataError with the id of an unusable utterance.
+    """
+    from dcar.audio import resample
+    from dcar.corpus import StoredAudio
+    from dcar.prepare import load_prepared, prepared_info, source_utterances
+
+    utterances, info = source_utterances(prepared_dir), prepared_info(prepared_dir)
+    recordings: list[np.ndarray | bytes] = []
+    rows: list[PackRow] = []
+    known: dict[str, int] = {}
+    seconds: list[float] = []
+    for split in (*train_splits, *validation_splits):
+        for row in tqdm(load_prepared(prepared_dir, split), desc=f"pack {split}", unit="row"):
+            speed = round(float(row["speed"]), 6)  # stored as float32
+            utterance = utterances.get(row["id"].removesuffix(f"@{speed:g}"))
+            if utterance is None:
+                raise DataError(f"{prepared_dir}: utterance {row['id']} is no longer in the corpus; prepare it again")
+            if utterance.id not in known:
+                wave, rate = utterance.load()
+                if encoded and rate != SAMPLE_RATE:
+                    raise DataError(f"{utterance.source}: {rate} Hz; only {SAMPLE_RATE} Hz files can be packed encoded")
+                audio = utterance.audio.read() if isinstance(utterance.audio, StoredAudio) else utterance.audio
+                if encoded:
+                    recordings.append(audio if isinstance(audio, bytes) else Path(audio).read_bytes())
+                else:
+                    recordings.append(wave if rate == SAMPLE_RATE else resample(wave, rate, SAMPLE_RATE))
+                known[utterance.id] = len(seconds)
+                seconds.append(len(wave) / rate)
+            tokens, recording = np.asarray(row["speech"], dtype=np.int64), known[utterance.id]
+            if abs(seconds[recording] / speed - len(tokens) / 50) > 0.06:
+                raise DataError(
+                    f"{row['id']}: tokens and audio differ in length by over 60 ms; prepare the corpus again"
+                )
+            embedding = np.asarray(row["speaker_embedding"], dtype=np.float32)
+            rows.append(PackRow(recording, speed, tokens, embedding, row["speaker"], split in validation_splits))
+    write_pack(out, recordings, rows, info["tokenizer"]["checksum"])
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Command line of `pack_training_data`: python -m dcar.vocoder_data --prepared DIR --out FILE [--encoded]."""
+    parser = argparse.ArgumentParser(description="Pack a prepared corpus for dcar.train_vocoder.")
+    parser.add_argument("--prepared", required=True, help="folder written by dcar prepare")
+    parser.add_argument("--out", required=True, help="pack to write (.safetensors)")
+    parser.add_argument("--encoded", action="store_true", help="keep the corpus' encoded files (small)")
+    options = parser.parse_args(arguments)
+    pack_training_data(options.prepared, options.out, encoded=options.encoded)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Fair comparison of decoding methods: metrics, statistics, speed and the report. Never imports `rl`."""

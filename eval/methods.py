@@ -1,0 +1,138 @@
+"""The methods that a comparison can run, by name. A new method is one entry of METHODS.
+
+    far                    next-token decoding on the FAR checkpoint (trained with one head)
+    car-3                  always three tokens a step; car-1 is next-token decoding with the CAR weights
+    random-2-3-4           a size drawn from the range at every step
+    dcar, dcar-sampled     the policy, greedy or sampled; dcar@name where several policies are compared
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dcar.decoding import ChunkMethod, FixedChunk, Method, PolicyChunk, RandomChunk
+from dcar.errors import ConfigError
+from dcar.model import CARDecoder
+from heads.policy import ChunkPolicy
+
+
+@dataclass
+class Models:
+    """The decoders and policies of a comparison; a policy's key is its name, "" for the only one."""
+
+    decoder: CARDecoder
+    far_decoder: CARDecoder | None = None
+    policies: dict[str, ChunkPolicy] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for policy in self.policies.values():
+            policy.check_base(self.decoder.checksum())
+        if self.far_decoder is not None:
+            for name in ("speech_vocab_size", "text_vocab_size", "bos", "tokenizer", "phonemes"):
+                ours, far = getattr(self.decoder.config, name), getattr(self.far_decoder.config, name)
+                if ours != far:
+                    raise ConfigError(f"the FAR decoder has {name} {far!r}, the CAR decoder {ours!r}: train both on "
+                                      "the same prepared corpus with the same layout")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One method, ready to run: `build` makes a fresh decoding object; `identity` is all that its tokens depend on."""
+
+    name: str
+    decoder: CARDecoder
+    build: Callable[[], Method]
+    identity: dict[str, str]
+
+
+Factory = Callable[[str, str, Models], list[Entry]]
+"""(the whole name, what follows the prefix, models) -> the rows that it stands for."""
+
+
+def _far(name: str, rest: str, models: Models) -> list[Entry]:
+    if rest:
+        raise ConfigError(f"method '{name}': write 'far' alone")
+    if models.far_decoder is None:
+        raise ConfigError("method 'far' needs far_decoder, a checkpoint trained with one head; car-1 is next-token "
+                          "decoding with the CAR weights")
+    return [Entry(name, models.far_decoder, lambda: ChunkMethod(FixedChunk(1, name)),
+                  {"decoder": models.far_decoder.checksum()})]
+
+
+def _car(name: str, rest: str, models: Models) -> list[Entry]:
+    (size,) = _sizes(name, rest, models, most=1)
+    return [Entry(name, models.decoder, lambda: ChunkMethod(FixedChunk(size, name)),
+                  {"decoder": models.decoder.checksum()})]
+
+
+def _random(name: str, rest: str, models: Models) -> list[Entry]:
+    sizes = _sizes(name, rest, models)
+    return [Entry(name, models.decoder, lambda: ChunkMethod(RandomChunk(sizes, name)),
+                  {"decoder": models.decoder.checksum()})]
+
+
+def _policy(mode: str) -> Factory:
+    def factory(name: str, rest: str, models: Models) -> list[Entry]:
+        if not models.policies:
+            raise ConfigError(f"method '{name}' needs a policy: give its folder in `policies`")
+        if rest and not (rest.startswith("@") and rest[1:] in models.policies):
+            known = ", ".join(f"{name.removesuffix(rest)}@{n}" for n in models.policies if n) or "only 'dcar' itself"
+            raise ConfigError(f"method '{name}': no such policy; known: {known}")
+        base = name.removesuffix(rest)
+        chosen = [rest[1:]] if rest else list(models.policies)
+        return [_policy_entry(f"{base}@{n}" if n else base, models.policies[n], mode, models) for n in chosen]
+
+    return factory
+
+
+def _policy_entry(name: str, policy: ChunkPolicy, mode: str, models: Models) -> Entry:
+    identity = {"decoder": models.decoder.checksum(), "policy": policy.checksum()}
+    return Entry(name, models.decoder, lambda: ChunkMethod(PolicyChunk(policy, mode, name)), identity)  # type: ignore[arg-type]
+
+
+METHODS: dict[str, Factory] = {
+    "far": _far,
+    "car": _car,
+    "random": _random,
+    "dcar": _policy("greedy"),
+    "dcar-sampled": _policy("sample"),
+}
+
+
+def _sizes(name: str, rest: str, models: Models, most: int | None = None) -> list[int]:
+    parts = rest.removeprefix("-").split("-")
+    heads = models.decoder.config.num_prediction_heads
+    if not all(p.isdigit() and 1 <= int(p) <= heads for p in parts) or (most and len(parts) > most):
+        raise ConfigError(f"method '{name}': chunk sizes of this decoder are 1..{heads}; write car-3 or random-2-3")
+    return [int(p) for p in parts]
+
+
+def make_methods(names: Sequence[str], models: Models) -> list[Entry]:
+    """The entries that the names stand for, in order. ConfigError for an unknown, impossible or repeated method."""
+    entries: list[Entry] = []
+    for name in names:
+        prefixes = [p for p in METHODS if name == p or name.startswith((f"{p}-", f"{p}@"))]
+        if not prefixes:
+            raise ConfigError(f"unknown method '{name}'; known kinds: {', '.join(METHODS)} (see eval/methods.py)")
+        prefix = max(prefixes, key=len)
+        entries += METHODS[prefix](name, name.removeprefix(prefix), models)
+    names = [e.name for e in entries]
+    if repeated := sorted({n for n in names if names.count(n) > 1}):
+        raise ConfigError(f"methods listed twice: {', '.join(repeated)}")
+    return entries
+
+
+def load_models(decoder: str, far_decoder: str, policies: Sequence[str], device: str = "cpu") -> Models:
+    """Load checkpoints; `policies` are folders, or name=folder where there are several."""
+    loaded: dict[str, ChunkPolicy] = {}
+    for item in policies:
+        name, _, folder = item.rpartition("=")
+        if not name and len(policies) > 1:
+            name = Path(folder).name
+        if name in loaded:
+            raise ConfigError(f"two policies are called '{name}'; name them as name=folder")
+        loaded[name] = ChunkPolicy.from_pretrained(folder, device)
+    far = CARDecoder.from_pretrained(far_decoder, device) if far_decoder else None
+    return Models(CARDecoder.from_pretrained(decoder, device), far, loaded)

@@ -1,0 +1,336 @@
+"""How fast decoding is on this machine, beside how fast it could be.
+
+    python -m eval.speed --quick                     # under a minute on two cores
+    python -m eval.speed decoder=runs/car policy=runs/dcpo/export
+
+First a card of what each step has to read and what the machine can read, hence a floor; then the measurements:
+CAR-k at batch 1, the policy's share of a step, a group's rollouts in one batch against one by one, batch scaling.
+Repeats are interleaved, medians printed with their range; every run speaks a fixed number of tokens (EOS forbidden),
+so no method gains by stopping early. The last line is one JSON object.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+
+from dcar.config import load_config
+from dcar.decoding import ChunkMethod, FixedChunk, Method, PolicyChunk, Prompt, decode
+from dcar.errors import ConfigError, DCARError
+from dcar.model import CARConfig, CARDecoder
+from dcar.sampling import SamplingConfig
+from dcar.tracking import machine
+from eval.timing import module_device, synchronize
+from heads.policy import ChunkPolicy, ChunkPolicyConfig
+
+SIZES: dict[str, dict[str, Any]] = {
+    "tiny": dict(text_vocab_size=128, speech_vocab_size=64, hidden_size=64, num_layers=2, num_attention_heads=2,
+                 ffn_size=128, head_blocks=2, bos=True),
+    "starter": dict(text_vocab_size=64, speech_vocab_size=512, hidden_size=256, num_layers=4, num_attention_heads=4,
+                    ffn_size=1024, bos=True),  # launch/recipes/car_starter.yaml
+    "paper": dict(bos=True),
+}
+"""Shapes of random models, used where no checkpoint is given; CARConfig's defaults are the paper's."""
+
+
+@dataclass
+class SpeedConfig:
+    """Settings of the speed benchmark."""
+
+    decoder: str = ""  # checkpoint measured in the place of the random "starter" model
+    policy: str = ""  # its policy; empty = random ones, bottleneck and full width
+    sizes: list[str] = field(default_factory=lambda: ["starter", "paper"])
+    quick: bool = False
+    repeats: int = 5
+    group: int = 8  # rollouts of one utterance
+    device: str = "cpu"
+    threads: int = 1  # of torch; with more, whatever else runs on the machine decides the times of small models
+
+    def __post_init__(self) -> None:
+        if unknown := [s for s in self.sizes if s not in SIZES]:
+            raise ConfigError(f"unknown sizes {unknown}; choose among {', '.join(SIZES)}")
+        if self.repeats < 1 or self.group < 2 or self.threads < 1:
+            raise ConfigError("repeats and threads must be at least 1 and group at least 2")
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Median of repeats, with their range."""
+
+    median: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.median:9.3f} ({self.low:.3f}–{self.high:.3f})"
+
+
+def spread(values: Sequence[float]) -> Spread:
+    return Spread(statistics.median(values), min(values), max(values))
+
+
+def interleaved(runs: Mapping[Any, Callable[[], Any]], repeats: int, device: torch.device) -> dict[Any, list[float]]:
+    """Seconds of each run, `repeats` times, one after the other in rotating order; the first round is a warm-up."""
+    names = list(runs)
+    seconds: dict[Any, list[float]] = {name: [] for name in names}
+    for turn in range(repeats + 1):
+        shift = turn % len(names)
+        for name in [*names[shift:], *names[:shift]]:
+            synchronize(device)
+            started = time.perf_counter()
+            runs[name]()
+            synchronize(device)
+            if turn:
+                seconds[name].append(time.perf_counter() - started)
+    return seconds
+
+
+# ---------------------------------------------------------------------------------------------------- what is possible
+
+
+def read_sizes(model: CARDecoder) -> dict[str, int]:
+    """Parameters that one batch-1 step reads: the trunk with the base head, and each additional head.
+
+    Of the embedding tables a step reads only the rows of its tokens, so they do not count.
+    """
+    heads, extra = model.heads, max(1, model.config.num_prediction_heads - 1)
+    trunk = sum(p.numel() for p in (*model.layers.parameters(), *model.norm.parameters()))
+    additional = heads.block_weight.numel() + heads.block_bias.numel()
+    if heads.share_blocks:  # one block, read again for each application
+        additional *= heads.blocks
+    return {"far": trunk + heads.base.weight.numel(), "head": (additional + heads.projection.numel()) // extra}
+
+
+def memory_rates(device: torch.device, mebibytes: int = 128) -> dict[str, float]:
+    """GB/s of copying (read + write), GB/s of reading weights in a matrix-vector product, GFLOP/s of a matmul."""
+    source = torch.ones(mebibytes * 2**18, device=device)
+    target = torch.empty_like(source)
+    matrix, vector = source.view(-1, 4096), torch.ones(4096, device=device)
+    square = torch.ones(1024, 1024, device=device)
+    runs = {"copy": lambda: target.copy_(source), "matvec": lambda: matrix @ vector, "matmul": lambda: square @ square}
+    seconds = {name: min(times) for name, times in interleaved(runs, 5, device).items()}
+    size = source.numel() * 4 / 1e9
+    return {"copy_gb_s": 2 * size / seconds["copy"], "read_gb_s": size / seconds["matvec"],
+            "matmul_gflop_s": 2 * 1024**3 / seconds["matmul"] / 1e9}
+
+
+def cached_read_rate(device: torch.device, parameters: int) -> float:
+    """GB/s of reading `parameters` float32 weights again and again, as a small model that fits a cache does."""
+    matrix = torch.ones(max(1, parameters // 1024), 1024, device=device)
+    vector = torch.ones(1024, device=device)
+    seconds = min(interleaved({0: lambda: matrix @ vector}, 10, device)[0])
+    return matrix.numel() * 4 / 1e9 / seconds
+
+
+def print_card(name: str, model: CARDecoder, policies: Mapping[str, ChunkPolicy], rates: Mapping[str, float],
+               device: torch.device) -> dict[str, Any]:
+    sizes = read_sizes(model)
+    total, k_max = sum(p.numel() for p in model.parameters()), model.config.num_prediction_heads
+    rate = cached_read_rate(device, min(sizes["far"], 64 << 20))
+    policy_sizes = {n: sum(p.numel() for p in policy.parameters()) for n, policy in policies.items()}
+    floor = {k: (sizes["far"] + (k - 1) * sizes["head"]) * 4 / rate / 1e6 for k in range(1, k_max + 1)}
+    print(f"\n== {name}: {total / 1e6:.2f} M parameters, {model.config.num_layers} layers × "
+          f"{model.config.hidden_size}, {k_max} heads, float32")
+    print(f"read per step, M parameters: FAR {sizes['far'] / 1e6:.2f}; each additional head {sizes['head'] / 1e6:.2f}; "
+          + "; ".join(f"policy ({n}) {size / 1e6:.2f}" for n, size in policy_sizes.items()))
+    print(f"weights of this size are read at {rate:.1f} GB/s (large memory: {rates['read_gb_s']:.1f}, copy "
+          f"{rates['copy_gb_s']:.1f} GB/s, matmul {rates['matmul_gflop_s']:.0f} GFLOP/s)")
+    print("floor, ms a step: " + "  ".join(f"CAR-{k} {ms:.2f}" for k, ms in floor.items()))
+    return {"parameters": total, "read_far": sizes["far"], "read_head": sizes["head"], "read_policy": policy_sizes,
+            "read_gb_s": rate, "floor_ms": floor}
+
+
+# ---------------------------------------------------------------------------------------------------- what is measured
+
+
+@dataclass(frozen=True)
+class Load:
+    """What is spoken: a text of `text` units after a prompt of `prompt` tokens, exactly `tokens` tokens long."""
+
+    text: int
+    prompt: int
+    tokens: int
+
+    def prompts(self, model: CARDecoder, count: int) -> list[Prompt]:
+        c = model.config
+        return [Prompt(f"u{i}", tuple((7 * i + 3 * j) % (c.text_vocab_size - 1) + 1 for j in range(self.text)),
+                       tuple((5 * i + 11 * j) % c.speech_vocab_size for j in range(self.prompt))) for i in range(count)]
+
+    def sampling(self, tokens: int | None = None) -> SamplingConfig:
+        tokens = tokens or self.tokens
+        return SamplingConfig(min_tokens=tokens + 16, max_tokens=tokens, max_tokens_per_text_unit=float(tokens))
+
+
+def steps(tokens: int, k: int) -> int:
+    return -(-tokens // k)
+
+
+def _speak(model: CARDecoder, prompts: Sequence[Prompt], size: int, load: Load) -> None:
+    decode(model, prompts, ChunkMethod(FixedChunk(size)), load.sampling(), batch_size=len(prompts))
+
+
+def measure_car(model: CARDecoder, load: Load, sizes: Sequence[int], repeats: int) -> dict[int, dict[str, Spread]]:
+    """Per k: ms a step and tokens/s of steady decoding (the prefill, measured by itself, taken off), and with it."""
+    prompts = load.prompts(model, 1)
+    runs: dict[Any, Callable[[], Any]] = {"prefill": lambda: decode(
+        model, prompts, ChunkMethod(FixedChunk(1)), load.sampling(1))}
+    for k in sizes:
+        runs[k] = partial(_speak, model, prompts, k, load)
+    seconds = interleaved(runs, repeats, module_device(model))
+    prefill = statistics.median(seconds["prefill"])
+    out = {}
+    for k in sizes:
+        # the first chunk comes with the prefill
+        step = [(s - prefill) / max(1, steps(load.tokens, k) - 1) for s in seconds[k]]
+        out[k] = {"ms_per_step": spread([1e3 * s for s in step]), "tokens_per_second": spread([k / s for s in step]),
+                  "with_prefill": spread([load.tokens / s for s in seconds[k]])}
+    return out
+
+
+def measure_policies(model: CARDecoder, policies: Mapping[str, ChunkPolicy], load: Load, size: int,
+                     repeats: int) -> dict[str, Spread]:
+    """What each policy adds to a step of CAR-`size`, as a share of it.
+
+    The chunk sizes are forced, so that the decoder does exactly the same work with and without. On the CPU the policy
+    is timed inside the run (noise of the machine then cancels); on an accelerator runs with and without it compare.
+    """
+    prompts, device = load.prompts(model, 1), module_device(model)
+
+    def method(policy: ChunkPolicy) -> Method:
+        return ChunkMethod(PolicyChunk(policy, forced={prompts[0].utterance_id: [size]}))
+
+    shares: dict[str, list[float]] = {name: [] for name in policies}
+
+    def inside(name: str) -> None:
+        result = decode(model, prompts, method(policies[name]), load.sampling())[0]
+        shares[name].append(result.seconds["policy"] / (result.seconds["lm"] - result.seconds["policy"]))
+
+    runs: dict[str, Callable[[], Any]] = {name: partial(inside, name) for name in policies}
+    runs[""] = partial(_speak, model, prompts, size, load)
+    seconds = interleaved(runs, repeats, device)
+    if device.type == "cpu":
+        return {name: spread(values[1:]) for name, values in shares.items()}
+    return {name: spread([a / b - 1 for a, b in zip(seconds[name], seconds[""], strict=True)]) for name in policies}
+
+
+def measure_rollouts(model: CARDecoder, policy: ChunkPolicy, load: Load, group: int,
+                     repeats: int) -> tuple[Spread, Spread]:
+    """Seconds of a group's rollouts as DCPO makes them: one by one, and in one batch that shares the prefill."""
+    prompts = load.prompts(model, 1)
+
+    def rollout(seed: int, size: int) -> None:
+        decode(model, prompts, ChunkMethod(PolicyChunk(policy, "sample")), load.sampling(), seed=seed, group_size=size,
+               record_hidden=True)
+
+    def one_by_one() -> None:
+        for seed in range(group):
+            rollout(seed, 1)
+
+    seconds = interleaved({"one": one_by_one, "batch": partial(rollout, 0, group)}, repeats, module_device(model))
+    return spread(seconds["one"]), spread(seconds["batch"])
+
+
+def measure_batches(model: CARDecoder, load: Load, batches: Sequence[int], repeats: int) -> dict[int, Spread]:
+    """Tokens/s of CAR-2 over all utterances of a batch."""
+    runs = {b: partial(_speak, model, load.prompts(model, b), 2, load) for b in batches}
+    seconds = interleaved(runs, repeats, module_device(model))
+    return {b: spread([b * load.tokens / s for s in seconds[b]]) for b in batches}
+
+
+def random_policies(model: CARDecoder) -> dict[str, ChunkPolicy]:
+    """Untrained policies: a bottleneck of 256 (half the width of a small model), and the paper's full width."""
+    width, actions = model.config.hidden_size, model.config.num_prediction_heads
+    heads = model.config.num_attention_heads
+    device = module_device(model)
+    made = {"bottleneck": ChunkPolicyConfig(width, actions, min(256, width // 2), num_attention_heads=heads),
+            "full": ChunkPolicyConfig(width, actions, None, num_attention_heads=heads)}
+    return {name: ChunkPolicy(config).eval().to(device) for name, config in made.items()}
+
+
+def load_model(config: SpeedConfig, size: str) -> tuple[CARDecoder, dict[str, ChunkPolicy]]:
+    if size == "starter" and config.decoder:
+        model = CARDecoder.from_pretrained(config.decoder, config.device)
+    else:
+        torch.manual_seed(0)
+        model = CARDecoder(CARConfig(**SIZES[size])).eval().to(config.device)
+    if size == "starter" and config.policy:
+        policy = ChunkPolicy.from_pretrained(config.policy, config.device)
+        policy.check_base(model.checksum())
+        return model, {"trained": policy}
+    return model, random_policies(model)
+
+
+def run(config: SpeedConfig) -> dict[str, Any]:
+    """Measure and print; returns the object of the last line."""
+    torch.set_num_threads(config.threads)
+    device = torch.device(config.device)
+    repeats = min(config.repeats, 3) if config.quick else config.repeats
+    busy, cores = os.getloadavg()[0], os.cpu_count() or 1
+    print(f"machine: {machine()}; device {device}; torch {torch.__version__}; {repeats} interleaved repeats, medians")
+    if busy > cores / 2:
+        print(f"NOTE: the machine is busy (load {busy:.1f} on {cores} cores); times are not those of an idle one")
+    rates = memory_rates(device, 64 if config.quick else 256)
+    ratios: dict[str, dict[str, Any]] = {
+        "car_k_over_k_times_car_1": {}, "car_k_bound": {}, "policy_share_of_step": {}, "rollouts_over_sequential": {},
+        "batch8_over_batch1": {}}
+    cards: dict[str, Any] = {}
+    for size in config.sizes:
+        model, policies = load_model(config, size)
+        large = size == "paper"
+        load = Load(20, 10, 21) if large and config.quick else Load(60, 50, 84 if config.quick else 210)
+        cards[size] = print_card(size, model, policies, rates, device)
+        heads = range(1, model.config.num_prediction_heads + 1)
+        chosen = [1, 3, 7] if large and config.quick else list(heads)
+        car = measure_car(model, load, [k for k in chosen if k in heads], repeats)
+        print("method     ms a step                       tokens/s                        with prefill")
+        for k, got in car.items():
+            print(f"CAR-{k}  {got['ms_per_step']!s:30}  {got['tokens_per_second']!s:30}  {got['with_prefill']!s}")
+        rate = {k: got["tokens_per_second"].median for k, got in car.items()}
+        ratios["car_k_over_k_times_car_1"][size] = {str(k): rate[k] / (k * rate[1]) for k in car if k > 1}
+        floor = cards[size]["floor_ms"]
+        ratios["car_k_bound"][size] = {str(k): floor[1] / floor[k] for k in car if k > 1}
+        cards[size]["ms_per_step"] = {str(k): got["ms_per_step"].median for k, got in car.items()}
+        cards[size]["floor_ms"] = {str(k): v for k, v in floor.items()}
+        middle = min(3, model.config.num_prediction_heads)
+        shares = measure_policies(model, policies, load, middle, repeats)
+        for name, share in shares.items():
+            print(f"policy ({name}) adds {100 * share.median:.1f} % to a step of CAR-{middle} "
+                  f"({100 * share.low:.1f}–{100 * share.high:.1f})")
+        ratios["policy_share_of_step"][size] = {name: share.median for name, share in shares.items()}
+        if large and config.quick:
+            continue
+        one, batch = measure_rollouts(model, next(iter(policies.values())), load, config.group, min(repeats, 3))
+        ratios["rollouts_over_sequential"][size] = one.median / batch.median
+        print(f"{config.group} rollouts: one by one {one} s, in one batch {batch} s: {one.median / batch.median:.2f} ×")
+        scaling = measure_batches(model, load, [1, 8] if config.quick else [1, 2, 4, 8, 16, 32], min(repeats, 3))
+        print("batch scaling, tokens/s: " + "  ".join(f"{b}: {s.median:.0f}" for b, s in scaling.items()))
+        ratios["batch8_over_batch1"][size] = scaling[8].median / scaling[1].median
+        cards[size]["tokens_per_second_by_batch"] = {str(b): s.median for b, s in scaling.items()}
+    result = {"machine": machine(), "device": config.device, "quick": config.quick, "load": busy,
+              "cores": cores, "rates": rates, "ratios": ratios, "models": cards}
+    print(json.dumps(result))
+    return result
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command; returns its exit status."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        run(load_config(SpeedConfig, ["quick=true" if a == "--quick" else a for a in arguments]))
+    except DCARError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,122 @@
+"""Statistics of corpus error rates: bootstrap intervals, paired tests, and what difference could be seen at all.
+
+A corpus WER is a ratio of sums, sum of errors / sum of reference words, so its uncertainty comes from resampling
+utterances (Bisani & Ney 2004). All seeds of an utterance stay together: they share the text and its difficulty, and
+treating them as independent would make every interval too narrow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from statistics import NormalDist
+
+import numpy as np
+
+from dcar.errors import DataError
+
+RESAMPLES = 4000
+LEVEL = 0.95
+POWER = 0.8
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A corpus rate, its bootstrap standard error and percentile interval, all fractions."""
+
+    value: float
+    low: float
+    high: float
+    standard_error: float
+
+
+@dataclass(frozen=True)
+class PairedTest:
+    """Difference of two corpus rates (a - b) on the same utterances.
+
+    p_value: two-sided, share of centred bootstrap differences at least as large as the observed one.
+    detectable: the true absolute difference that such an experiment finds significant with 80 % probability.
+    """
+
+    difference: float
+    low: float
+    high: float
+    standard_error: float
+    p_value: float
+    detectable: float
+
+
+@lru_cache(maxsize=4)
+def _weights(utterances: int, resamples: int, seed: int) -> np.ndarray:
+    """How often each utterance is drawn in each resample: [R, U]. The same for all methods, so they can be paired."""
+    rng = np.random.default_rng([seed, utterances])
+    drawn = rng.integers(0, utterances, size=(resamples, utterances))
+    rows = np.arange(resamples)[:, None] * utterances
+    return np.bincount((drawn + rows).ravel(), minlength=resamples * utterances).reshape(resamples, utterances)
+
+
+def _rates(errors: np.ndarray, words: np.ndarray, resamples: int, seed: int) -> np.ndarray:
+    weights = _weights(len(errors), resamples, seed)
+    return (weights @ errors) / (weights @ words)
+
+
+def _checked(errors: Sequence[float], words: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
+    e, w = np.asarray(errors, np.float64), np.asarray(words, np.float64)
+    if e.shape != w.shape or e.ndim != 1:
+        raise DataError(f"statistics: errors {e.shape} and reference words {w.shape} must be lists of equal length")
+    if len(e) == 0 or not (w > 0).all():
+        raise DataError("statistics: there must be at least one utterance, each with at least one reference word")
+    return e, w
+
+
+def corpus_interval(errors: Sequence[float], words: Sequence[float], *, level: float = LEVEL,
+                    resamples: int = RESAMPLES, seed: int = 0) -> Interval:
+    """Corpus rate with a percentile bootstrap interval over utterances.
+
+    errors, words [U]: summed over the seeds of each utterance. One utterance gives an interval of zero width, which
+    says nothing; report it with its n.
+    """
+    e, w = _checked(errors, words)
+    rates = _rates(e, w, resamples, seed)
+    low, high = np.quantile(rates, [(1 - level) / 2, (1 + level) / 2])
+    return Interval(float(e.sum() / w.sum()), float(low), float(high), float(rates.std(ddof=1)))
+
+
+def paired_test(errors_a: Sequence[float], words_a: Sequence[float], errors_b: Sequence[float],
+                words_b: Sequence[float], *, level: float = LEVEL, resamples: int = RESAMPLES,
+                seed: int = 0) -> PairedTest:
+    """Is method a's corpus rate different from b's? Entry i of all four lists [U] is the same utterance."""
+    ea, wa = _checked(errors_a, words_a)
+    eb, wb = _checked(errors_b, words_b)
+    if len(ea) != len(eb):
+        raise DataError(f"paired test: {len(ea)} utterances of one method and {len(eb)} of the other; pair them first")
+    observed = float(ea.sum() / wa.sum() - eb.sum() / wb.sum())
+    differences = _rates(ea, wa, resamples, seed) - _rates(eb, wb, resamples, seed)
+    low, high = np.quantile(differences, [(1 - level) / 2, (1 + level) / 2])
+    error = float(differences.std(ddof=1))
+    # Under the null the centred differences are what chance gives; the observed sample counts as one of them.
+    reached = np.abs(differences - observed) >= abs(observed) - 1e-12
+    p_value = (1 + int(reached.sum())) / (1 + resamples)
+    return PairedTest(observed, float(low), float(high), error, p_value, detectable_difference(error, level=level))
+
+
+def unpaired_detectable(a: Interval, b: Interval, *, level: float = LEVEL, power: float = POWER) -> float:
+    """Detectable difference were the two rates measured on different utterances (what pairing saves)."""
+    return detectable_difference(float(np.hypot(a.standard_error, b.standard_error)), level=level, power=power)
+
+
+def detectable_difference(standard_error: float, *, level: float = LEVEL, power: float = POWER) -> float:
+    """Smallest true difference found at significance 1 - level (two-sided) with probability `power`.
+
+    (z_{(1+level)/2} + z_power) · SE, 2.80 SE at 95 % and 80 %.
+    """
+    normal = NormalDist()
+    return (normal.inv_cdf((1 + level) / 2) + normal.inv_cdf(power)) * standard_error
+
+
+def utterances_needed(utterances: int, detectable: float, wanted: float) -> int:
+    """How many utterances (with as many seeds each) would detect `wanted`: the error falls with the square root."""
+    if wanted <= 0:
+        raise DataError(f"the difference to detect must be positive, not {wanted}")
+    return int(np.ceil(utterances * (detectable / wanted) ** 2))

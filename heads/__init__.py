@@ -1,0 +1,1 @@
+"""Small pure-torch modules that read hidden states: Transformer layers, multi-token heads, the chunk policy."""

@@ -1,0 +1,109 @@
+"""Saving and loading a model directory: config.json + model.safetensors, strict in both directions.
+
+Used by every model of this project. Nothing is pickled; a missing, extra or misshapen tensor is an error, never a
+silent re-initialisation; `checksum` names the weights, so that a policy, a draft or groups of similar tokens can
+refuse a model that they were not made for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from dcar.errors import CheckpointError
+
+WEIGHTS, CONFIG = "model.safetensors", "config.json"
+
+
+def tensors_checksum(tensors: dict[str, Tensor]) -> str:
+    """SHA-256 (hex) of names, dtypes, shapes and float32 bytes, independent of file layout and stored precision."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().to("cpu")
+        if tensor.is_floating_point():
+            tensor = tensor.to(torch.float32)
+        digest.update(f"{name} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+class Checkpoint(nn.Module):
+    """Mixin of a module that is built from one dataclass config and saved as a directory."""
+
+    config_class: ClassVar[type]
+    model_type: ClassVar[str]
+    config: Any
+
+    def checksum(self) -> str:
+        return tensors_checksum(self.state_dict())
+
+    def save_pretrained(self, directory: str | Path, *, half: bool = False, card: str | None = None) -> None:
+        """Write config, weights (float16 where `half`) and, if given, the model card README.md."""
+        path = Path(directory)
+        path.mkdir(parents=True, exist_ok=True)
+        config = {"model_type": self.model_type, **dataclasses.asdict(self.config)}
+        (path / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+        tensors = {k: v.detach().cpu().contiguous() for k, v in self.state_dict().items()}
+        if half:
+            tensors = {k: v.half() if v.is_floating_point() else v for k, v in tensors.items()}
+        part = path / (WEIGHTS + ".part")
+        save_file(tensors, part, metadata={"format": "pt"})
+        part.replace(path / WEIGHTS)
+        if card is not None:
+            (path / "README.md").write_text(card)
+
+    @classmethod
+    def load_config(cls, directory: str | Path) -> Any:
+        path = Path(directory) / CONFIG
+        try:
+            raw = json.loads(path.read_text())
+        except (OSError, json.JSONDecodeError) as error:
+            raise CheckpointError(f"{path}: cannot read the model's configuration ({error}); give the directory "
+                                  f"that save_pretrained wrote") from error
+        kind = raw.pop("model_type", None)
+        if kind != cls.model_type:
+            raise CheckpointError(f"{path}: this is a '{kind}' checkpoint, but a '{cls.model_type}' is needed here")
+        known = {f.name for f in dataclasses.fields(cls.config_class)}
+        if unknown := sorted(set(raw) - known):
+            raise CheckpointError(f"{path}: unknown settings {unknown}; it was written by another version of DCAR")
+        return cls.config_class(**{k: tuple(v) if isinstance(v, list) else v for k, v in raw.items()})
+
+    @classmethod
+    def from_pretrained(cls, directory: str | Path, device: str | torch.device = "cpu") -> Self:
+        """Load a model in float32, in eval mode. CheckpointError if anything is missing or does not fit."""
+        path = Path(directory) / WEIGHTS
+        config = cls.load_config(directory)
+        try:
+            tensors = load_file(path)
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"{path}: cannot read the weights ({error}); copy or train the model again") from error
+        with torch.device("meta"):
+            model = cls(config)
+        expected = model.state_dict()
+        missing, extra = sorted(set(expected) - set(tensors)), sorted(set(tensors) - set(expected))
+        shapes = [f"{n} {tuple(tensors[n].shape)} instead of {tuple(expected[n].shape)}"
+                  for n in expected if n in tensors and tensors[n].shape != expected[n].shape]
+        if missing or extra or shapes:
+            raise CheckpointError(
+                f"{path}: the weights do not fit {CONFIG}: missing {missing[:3]}, unexpected {extra[:3]}, "
+                f"shapes {shapes[:3]}; the two files belong to different models"
+            )
+        tensors = {n: t.to(expected[n].dtype) for n, t in tensors.items()}
+        model.load_state_dict(tensors, strict=True, assign=True)
+        return model.to(device).eval()
+
+    def push_to_hub(self, repository: str, directory: str | Path, private: bool = True) -> str:
+        """Upload a saved directory to the Hugging Face Hub (the user's own login); returns its address."""
+        from huggingface_hub import HfApi
+
+        api = HfApi()
+        api.create_repo(repository, private=private, exist_ok=True)
+        return str(api.upload_folder(repo_id=repository, folder_path=str(directory)))

@@ -1,0 +1,195 @@
+"""Pre-norm Transformer layer with rotary positions, and the ragged KV cache that decoding rests on.
+
+Both the CAR decoder (dcar/model.py) and the chunk policy (heads/policy.py) are stacks of these layers. The cache
+follows one protocol: `extend` writes the new rows behind each sequence's length, `truncate` moves lengths back
+(O(1), nothing is copied), `gather` keeps the accepted path of a tree, `select` keeps or repeats whole sequences.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class RotaryTable:
+    """Cosine and sine of rotary position embedding (Su et al. 2021) for whole positions in [-reach, reach).
+
+    Positions are multiplied by `scale` before the rotation, so that two streams of different rates (phonemes and
+    speech tokens) can share one axis. The table is built once per device and only read after that.
+    """
+
+    def __init__(self, head_dim: int, scale: float = 1.0, reach: int = 8192, base: float = 10_000.0):
+        self.head_dim, self.scale, self.reach, self.base = head_dim, scale, reach, base
+        self._tables: dict[torch.device, tuple[Tensor, Tensor]] = {}
+
+    def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """positions [B, S] int64 -> cosine and sine, each [B, 1, S, D/2] float32."""
+        device = positions.device
+        if device not in self._tables:
+            frequency = self.base ** (-torch.arange(0, self.head_dim, 2, dtype=torch.float64) / self.head_dim)
+            angle = torch.arange(-self.reach, self.reach, dtype=torch.float64)[:, None] * self.scale * frequency
+            self._tables[device] = (angle.cos().float().to(device), angle.sin().float().to(device))
+        cos, sin = self._tables[device]
+        index = positions + self.reach
+        return cos[index].unsqueeze(1), sin[index].unsqueeze(1)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate the two halves of the last axis of x [B, H, S, D] by the angles [B, 1, S, D/2]."""
+    a, b = x.chunk(2, dim=-1)
+    cos, sin = cos.to(x.dtype), sin.to(x.dtype)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+
+
+class KVCache:
+    """Keys and values of every layer for a ragged batch, in one preallocated tensor.
+
+    Column c of row b holds speech position c - prefix of that row; the first `prefix` columns hold its text, padded.
+    `lengths` [B] counts the valid columns behind the prefix. Whatever lies past a row's length is garbage that the
+    attention mask hides and the next `extend` overwrites, so rolling back is a change of `lengths` alone.
+    """
+
+    def __init__(self, layers: int, batch: int, heads: int, capacity: int, head_dim: int, *, prefix: int = 0,
+                 prefix_lengths: Tensor | None = None, device=None, dtype=torch.float32):
+        self.kv = torch.zeros(layers, 2, batch, heads, prefix + capacity, head_dim, device=device, dtype=dtype)
+        self.prefix = prefix
+        self.prefix_lengths = (
+            torch.zeros(batch, dtype=torch.long, device=device) if prefix_lengths is None else prefix_lengths
+        )
+        self.lengths = torch.zeros(batch, dtype=torch.long, device=device)
+        self.origin = torch.zeros(batch, dtype=torch.long, device=device)  # speech position that is numbered 0
+        self.longest = 0  # upper bound of max(lengths), kept on the host so that no step waits for the device
+
+    @property
+    def batch(self) -> int:
+        return self.kv.shape[2]
+
+    @property
+    def capacity(self) -> int:
+        """Speech positions that a row can hold."""
+        return self.kv.shape[4] - self.prefix
+
+    def columns(self, new: int) -> int:
+        """Columns that attention has to read when `new` positions are appended; ValueError past the capacity."""
+        if self.longest + new > self.capacity:
+            raise ValueError(
+                f"KV cache full: {self.longest} + {new} positions exceed its capacity of {self.capacity}; "
+                "decode with a larger capacity (SamplingConfig.max_tokens bounds it)"
+            )
+        return self.prefix + self.longest + new
+
+    def mask(self, new: int, tree: Tensor | None = None) -> Tensor:
+        """Boolean mask [B, 1, new, columns]: text, the row's own past, and causally the new positions.
+
+        `tree` [B or 1, new, new] replaces causality among the new positions (row i may see column j), for tree
+        attention; it must contain the diagonal.
+        """
+        total = self.columns(new)
+        column = torch.arange(total, device=self.lengths.device)
+        text = column < self.prefix_lengths[:, None]  # [B, total]
+        speech = column - self.prefix
+        past = (speech >= 0) & (speech < self.lengths[:, None])  # [B, total]
+        offset = speech[None] - self.lengths[:, None]  # [B, total] index among the new positions
+        if tree is None:
+            row = torch.arange(new, device=column.device)
+            fresh = (offset[:, None] >= 0) & (offset[:, None] <= row[None, :, None])  # [B, new, total]
+        else:
+            inside = (offset >= 0) & (offset < new)
+            index = offset.clamp(0, new - 1)[:, None].expand(-1, new, -1)
+            fresh = tree.expand(self.batch, -1, -1).gather(2, index) & inside[:, None]
+        return ((text | past)[:, None] | fresh)[:, None]
+
+    def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Store keys and values [B, H, new, D] behind each row's length; return all columns so far [B, H, C, D]."""
+        new = keys.shape[2]
+        total = self.columns(new)
+        k, v = self.kv[layer, 0], self.kv[layer, 1]
+        if self.batch == 1 and self.lengths.device.type == "cpu":  # a slice is cheaper than a scatter
+            start = self.prefix + int(self.lengths)
+            k[:, :, start : start + new] = keys
+            v[:, :, start : start + new] = values
+        else:
+            index = self.prefix + self.lengths[:, None] + torch.arange(new, device=keys.device)  # [B, new]
+            index = index[:, None, :, None].expand_as(keys)
+            k.scatter_(2, index, keys.to(k.dtype))
+            v.scatter_(2, index, values.to(v.dtype))
+        return k[:, :, :total], v[:, :, :total]
+
+    def advance(self, counts: Tensor, new: int) -> None:
+        """Keep the first counts[b] of the `new` positions just written."""
+        self.lengths = self.lengths + counts
+        if self.lengths.device.type == "cpu":
+            self.tighten()
+        else:  # an upper bound; whoever decodes calls `tighten` now and then
+            self.longest = min(self.longest + new, self.capacity)
+
+    def truncate(self, lengths: Tensor) -> None:
+        """Drop everything beyond `lengths` [B] speech positions; O(1)."""
+        if bool((lengths > self.lengths).any()):
+            raise ValueError("truncate cannot lengthen a row of the cache")
+        self.lengths = lengths.clone()
+        self.tighten()
+
+    def tighten(self) -> None:
+        """Recompute the bound on the longest row (waits for the device)."""
+        self.longest = int(self.lengths.max()) if self.batch else 0
+
+    def gather(self, start: Tensor, path: Tensor, counts: Tensor) -> None:
+        """Keep a tree's accepted path: move positions start + path[b, :counts[b]] to start, start + 1, ….
+
+        start [B]: speech position of the first of the new columns; path [B, L]: offsets from start, ascending.
+        """
+        length = path.shape[1]
+        source = (self.prefix + start[:, None] + path)[None, None, :, None, :, None]
+        source = source.expand(*self.kv.shape[:2], -1, self.kv.shape[3], -1, self.kv.shape[5])
+        kept = self.kv.gather(4, source)
+        target = (self.prefix + start[:, None] + torch.arange(length, device=path.device))
+        target = target.clamp(max=self.kv.shape[4] - 1)[None, None, :, None, :, None].expand_as(kept)
+        self.kv.scatter_(4, target, kept)
+        self.lengths = start + counts
+        self.tighten()
+
+    def select(self, rows: Tensor, repeats: int = 1) -> KVCache:
+        """A new cache of the given rows [R], each `repeats` times: a group shares the prefill of its utterance."""
+        rows = rows.repeat_interleave(repeats)
+        out = object.__new__(KVCache)
+        out.kv = self.kv.index_select(2, rows)
+        out.prefix = self.prefix
+        out.prefix_lengths = self.prefix_lengths[rows]
+        out.lengths = self.lengths[rows]
+        out.origin = self.origin[rows]
+        out.longest = self.longest
+        return out
+
+
+class TransformerLayer(nn.Module):
+    """Pre-norm attention and feed-forward with rotary positions. x [B, S, D] -> [B, S, D]."""
+
+    def __init__(self, hidden_size: int, num_heads: int, ffn_size: int, dropout: float = 0.0):
+        super().__init__()
+        if hidden_size % num_heads or (hidden_size // num_heads) % 2:
+            raise ValueError(f"hidden_size {hidden_size} must be an even multiple of num_heads {num_heads}")
+        self.num_heads = num_heads
+        self.attention_norm = nn.LayerNorm(hidden_size)
+        self.qkv = nn.Linear(hidden_size, 3 * hidden_size)
+        self.out = nn.Linear(hidden_size, hidden_size)
+        self.ffn_norm = nn.LayerNorm(hidden_size)
+        self.up = nn.Linear(hidden_size, ffn_size)
+        self.down = nn.Linear(ffn_size, hidden_size)
+        self.dropout = dropout
+
+    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor], mask: Tensor | None, cache: KVCache | None = None,
+                layer: int = 0) -> Tensor:
+        """mask: boolean, broadcast to [B, H, S, columns], True = may attend; None = causal over x alone."""
+        batch, length, width = x.shape
+        q, k, v = self.qkv(self.attention_norm(x)).view(batch, length, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
+        q, k = rotate(q, *rotary), rotate(k, *rotary)
+        if cache is not None:
+            k, v = cache.write(layer, k, v)
+        # no dropout on the attention weights: it would forbid the fused kernels and double the time of a training step
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
+        drop = self.dropout if self.training else 0.0
+        x = x + F.dropout(self.out(y.transpose(1, 2).reshape(batch, length, width)), drop)
+        y = self.down(F.gelu(self.up(self.ffn_norm(x)), approximate="tanh"))
+        return x + F.dropout(y, drop)

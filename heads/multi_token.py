@@ -1,0 +1,77 @@
+"""Multi-token heads of CAR: one hidden state predicts the next K tokens (DCAR paper §3.1 and App. C.1).
+
+Head 1 (the base head) is a linear layer. Each of the K - 1 additional heads has its own stack of residual blocks
+z <- z + SiLU(W z + b) and a bias-free projection. The heads share no parameter: they are slices of stacked tensors,
+so that evaluating the first k heads costs as many kernel launches as evaluating one.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class MultiTokenHeads(nn.Module):
+    """Laws of the next K tokens from one hidden state.
+
+    Args:
+        hidden_size: width D of the hidden states.
+        vocab_size: output ids (speech codes and EOS).
+        num_heads: K, base head included.
+        blocks: residual blocks per additional head.
+        share_blocks: apply one block `blocks` times, as Medusa's released code does by accident (`[block] * n`).
+        zero_init: start the blocks' weights at zero (Medusa), so that every head begins near a linear one.
+    """
+
+    def __init__(self, hidden_size: int, vocab_size: int, num_heads: int, blocks: int = 4, *,
+                 share_blocks: bool = False, zero_init: bool = True):
+        super().__init__()
+        if num_heads < 1:
+            raise ValueError(f"num_heads counts the base head too and must be at least 1, not {num_heads}")
+        extra, own = num_heads - 1, 1 if share_blocks else blocks
+        self.num_heads, self.blocks, self.share_blocks, self.zero_init = num_heads, blocks, share_blocks, zero_init
+        self.base = nn.Linear(hidden_size, vocab_size, bias=False)
+        self.block_weight = nn.Parameter(torch.empty(own, extra, hidden_size, hidden_size))  # [block, head, in, out]
+        self.block_bias = nn.Parameter(torch.empty(own, extra, 1, hidden_size))
+        self.projection = nn.Parameter(torch.empty(extra, hidden_size, vocab_size))  # [head, in, out]
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        bound = 1 / math.sqrt(self.base.in_features)
+        nn.init.uniform_(self.base.weight, -bound, bound)
+        nn.init.uniform_(self.projection, -bound, bound)
+        nn.init.uniform_(self.block_bias, -bound, bound)
+        if self.zero_init:
+            nn.init.zeros_(self.block_weight)
+        else:
+            nn.init.uniform_(self.block_weight, -bound, bound)
+
+    def forward(self, hidden: Tensor, k: int | None = None) -> Tensor:
+        """Logits of heads 1..k (default all): hidden [..., D] -> [..., k, vocabulary]."""
+        k = self.num_heads if k is None else k
+        if not 1 <= k <= self.num_heads:
+            raise ValueError(f"asked for {k} heads of a model that has {self.num_heads}")
+        base = self.base(hidden)
+        if k == 1:
+            return base.unsqueeze(-2)
+        flat = hidden.reshape(1, -1, hidden.shape[-1])
+        z = flat.expand(k - 1, -1, -1)  # [head, rows, D]
+        for block in range(self.blocks):
+            own = 0 if self.share_blocks else block
+            z = z + F.silu(torch.baddbmm(self.block_bias[own, : k - 1], z, self.block_weight[own, : k - 1]))
+        extra = torch.bmm(z, self.projection[: k - 1])  # [head, rows, vocabulary]
+        extra = extra.transpose(0, 1).reshape(*hidden.shape[:-1], k - 1, -1)
+        return torch.cat((base.unsqueeze(-2), extra), dim=-2)
+
+    def single(self, hidden: Tensor, head: int) -> Tensor:
+        """Logits of one head (1-based): hidden [..., D] -> [..., vocabulary]; keeps training memory low."""
+        if head == 1:
+            return self.base(hidden)
+        z = hidden
+        for block in range(self.blocks):
+            own = 0 if self.share_blocks else block
+            z = z + F.silu(z @ self.block_weight[own, head - 2] + self.block_bias[own, head - 2, 0])
+        return z @ self.projection[head - 2]

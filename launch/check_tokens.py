@@ -1,0 +1,43 @@
+"""Check that the shipped tokens are what the shipped tokenizer says of the shipped audio on this machine.
+
+    python -m launch.check_tokens 12
+
+Tokenising the whole corpus takes minutes, so the quickstart trains on the tokens in the package; this re-makes some.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+from tqdm import tqdm
+
+from dcar.corpus import load_corpus
+from dcar.errors import DataError
+from dcar.prepare import SAMPLE_RATE, load_prepared
+from dcar.shipped import shipped
+from dcar.tokenizers import load_tokenizer
+
+# Encoder arithmetic differs in the last bits between processors, so a state between two codes may fall either way.
+TOLERATED = 0.02
+
+
+def main() -> None:
+    count = int(sys.argv[1])
+    prepared = load_prepared(shipped("prepared"), "dev")
+    utterances = {u.id: u for u in load_corpus("starter", None, "dev")}
+    tokenizer = load_tokenizer("starter")
+    total = different = 0
+    for row in tqdm(prepared.select(range(min(count, len(prepared)))), desc="tokenise", unit="utterance"):
+        wave, rate = utterances[row["id"]].load(SAMPLE_RATE)
+        tokens, kept = tokenizer.encode([wave], rate)[0], np.asarray(row["speech"])
+        total += len(kept)
+        different += len(kept) if len(tokens) != len(kept) else int((tokens != kept).sum())
+    if different > TOLERATED * total:
+        raise DataError(f"{different} of {total} tokens differ from the shipped ones: corpus, tokenizer and tokens do not "
+                        "belong together; run `dcar prepare out_dir=runs/prepared` and train on that")
+    print(f"{total} tokens made again from {count} recordings, {different} differ from the shipped ones")
+
+
+if __name__ == "__main__":
+    main()

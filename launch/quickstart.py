@@ -1,0 +1,172 @@
+"""The whole pipeline on the embedded corpus, on two CPU cores: corpus -> CAR and FAR -> guidance range -> DCPO ->
+exported policy -> comparison -> report, all under `runs/quickstart`.
+
+    ./launch/quickstart.sh [out_dir=…] [train_steps=…] [policy_prompts=…] [utterances=…]
+
+Every step is the same command that a user would type (it is printed), and resumes by itself when interrupted. A
+finished step is recognised by its command and the content of its inputs, and is not run again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dcar.config import load_config, save_config
+from dcar.errors import DCARError
+from dcar.shipped import shipped
+from dcar.tracking import provenance, write_json
+
+RECIPES = Path(__file__).parent / "recipes"
+
+
+@dataclass
+class QuickstartConfig:
+    """Settings of the quickstart; everything else is in launch/recipes/*_starter.yaml."""
+
+    out_dir: str = "runs/quickstart"
+    train_steps: int = 500  # of stage one, for CAR and for FAR
+    profile_utterances: int = 48
+    policy_prompts: int = 64  # training prompts of DCPO per epoch
+    policy_epochs: int = 3
+    utterances: int = 60  # of the comparison, from speakers that were never trained on
+    processes: int = 2  # of the comparison
+    check_utterances: int = 12  # re-tokenised to check the shipped tokens against this machine
+
+
+@dataclass
+class Step:
+    """One command: what it reads (content decides whether it must run again) and what it leaves behind."""
+
+    name: str
+    command: list[str]
+    outputs: list[Path]
+    inputs: list[Path] = field(default_factory=list)
+
+    def fingerprint(self) -> str:
+        digest = hashlib.sha256(json.dumps(self.command[1:]).encode())
+        for path in self.inputs:
+            digest.update(content_digest(path).encode())
+        return digest.hexdigest()
+
+
+def content_digest(path: Path) -> str:
+    """SHA-256 of a file, or of the weights, tables and configurations in a directory."""
+    if path.is_file():
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    kinds = {".safetensors", ".json", ".yaml", ".arrow", ".parquet"}
+    files = sorted(p for p in path.rglob("*") if p.suffix in kinds and "checkpoint-" not in str(p)
+                   and p.name != "provenance.json")
+    return hashlib.sha256("".join(f"{p.relative_to(path)} {content_digest(p)}" for p in files).encode()).hexdigest()
+
+
+def pipeline(config: QuickstartConfig) -> list[list[Step]]:
+    """Steps in order; the members of an inner list run side by side."""
+    out = Path(config.out_dir)
+    data, car, far = shipped("prepared"), out / "car", out / "far"
+    profile, dcpo, policy = out / "profile", out / "dcpo", out / "policy"
+    python = sys.executable
+    if config.processes > 1:  # `accelerate launch --cpu` would silently run one process (docs/scaling.md)
+        compare = [python, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", str(config.processes),
+                   "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "-m", "eval.compare"]
+    else:
+        compare = [python, "-m", "eval.compare"]
+
+    def train(name: str, folder: Path) -> Step:
+        return Step(name, [python, "-m", "dcar.train", "--config", str(RECIPES / f"{name}_starter.yaml"),
+                           f"data={data}", f"out_dir={folder}", f"max_steps={config.train_steps}"],
+                    [folder / "model.safetensors"], [data, RECIPES / f"{name}_starter.yaml"])
+
+    return [
+        [Step("check", [python, "-m", "launch.check_tokens", str(config.check_utterances)], [],
+              [shipped("tokenizer"), shipped("corpus"), data])],
+        [train("car", car), train("far", far)],
+        [Step("profile", [python, "-m", "rl.profile", "--config", str(RECIPES / "profile_starter.yaml"), f"base={car}",
+                          f"data={data}", f"out={profile}", f"utterances={config.profile_utterances}"],
+              [profile / "profile.json"], [car, RECIPES / "profile_starter.yaml"])],
+        [Step("dcpo", [python, "-m", "rl.train", "--config", str(RECIPES / "dcpo_starter.yaml"), f"base={car}",
+                       f"data={data}", f"guidance={profile / 'profile.json'}", f"output_dir={dcpo}",
+                       f"max_train_prompts={config.policy_prompts}", f"num_train_epochs={config.policy_epochs}"],
+              [dcpo / "log.jsonl"], [car, profile / "profile.json", RECIPES / "dcpo_starter.yaml"])],
+        [Step("export", [python, "-m", "rl.export", f"run={dcpo}", f"base={car}", f"out={policy}"],
+              [policy / "model.safetensors"], [car, dcpo / "log.jsonl"])],
+        [Step("compare", [*compare, "--config", str(RECIPES / "compare_starter.yaml"), f"data={data}",
+                          f"decoder={car}", f"far_decoder={far}", f"policies=[{policy}]", f"out={out}",
+                          f"limit={config.utterances}", f"training_log={dcpo / 'log.jsonl'}"],
+              [out / "compare.json", out / "report.html"],
+              [car, far, policy, RECIPES / "compare_starter.yaml"])],
+    ]
+
+
+def run_side_by_side(steps: Sequence[Step], folder: Path) -> None:
+    """Run steps that do not depend on each other; the first one's output is shown, the others' goes to a file."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "PYTHONUNBUFFERED": "1"}
+    running: list[tuple[Step, subprocess.Popen]] = []
+    try:
+        for i, step in enumerate(steps):
+            log = None if i == 0 else (folder / f"{step.name}.log").open("w")
+            print(f"\n== {step.name}: {' '.join(['python', *step.command[1:]])}" + (f"  (log: {log.name})" if log else ""),
+                  flush=True)
+            running.append((step, subprocess.Popen(step.command, env=environment, stdout=log, stderr=log)))
+        for step, process in running:
+            if process.wait():
+                where = "" if step is steps[0] else f"; its output is in {folder / step.name}.log"
+                raise DCARError(f"step '{step.name}' failed with status {process.returncode}{where}. "
+                                "What was finished is kept; the same command goes on from there")
+    finally:
+        for _, process in running:
+            if process.poll() is None:
+                process.terminate()
+                process.wait()
+
+
+def run(config: QuickstartConfig) -> None:
+    out = Path(config.out_dir)
+    records = out / "steps"
+    records.mkdir(parents=True, exist_ok=True)
+    save_config(config, out / "quickstart.yaml")
+    started = time.time()
+    for group in pipeline(config):
+        todo = []
+        for step in group:
+            record = records / f"{step.name}.json"
+            done = json.loads(record.read_text()) if record.exists() else {}
+            if done.get("fingerprint") == step.fingerprint() and all(p.exists() for p in step.outputs):
+                print(f"== {step.name}: done before ({done['seconds']:.0f} s)")
+            else:
+                todo.append(step)
+        if not todo:
+            continue
+        begun = time.time()
+        run_side_by_side(todo, out)
+        for step in todo:
+            if missing := [str(p) for p in step.outputs if not p.exists()]:
+                raise DCARError(f"step '{step.name}' ended without writing {', '.join(missing)}")
+            write_json(records / f"{step.name}.json", {"fingerprint": step.fingerprint(), "command": step.command[1:],
+                                                       "seconds": time.time() - begun})
+    write_json(out / "provenance.json", provenance(config=vars(config)))
+    print(f"\n{(out / 'compare.txt').read_text()}")
+    print(f"{(time.time() - started) / 60:.1f} minutes. Listen and look: {out / 'report.html'}")
+    print(f"The policy: {out / 'policy'}; the table as data: {out / 'compare.json'}")
+
+
+def main() -> None:
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    try:
+        run(load_config(QuickstartConfig))
+    except DCARError as error:
+        sys.exit(f"quickstart: {error}")
+    except KeyboardInterrupt:
+        sys.exit("quickstart: interrupted; what was finished is kept, the same command goes on from there")
+
+
+if __name__ == "__main__":
+    main()

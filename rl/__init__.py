@@ -1,0 +1,1 @@
+"""Stage two: DCPO, reinforcement learning of the chunk policy (objective, rollouts, rewards, trainer, export)."""

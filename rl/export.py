@@ -1,0 +1,173 @@
+"""Export a trained policy: a directory to load, and a program to serve.
+
+    dcar export run=runs/dcpo base=runs/car out=runs/policy program=true
+
+The directory holds model.safetensors, config.json (action set, range, base checksum, tokenizer), a model card with the
+run's metrics, and provenance.json. The program (`serving.pt2`, torch.export, dynamic batch and length) maps the
+decoder's hidden states to the policy's decision and the laws of all heads; loading it needs torch alone.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dcar.config import load_config
+from dcar.decoding.loop import last_of
+from dcar.errors import CheckpointError, ConfigError
+from dcar.model import CARDecoder
+from dcar.tracking import write_json
+from heads.multi_token import MultiTokenHeads
+from heads.policy import ChunkPolicy
+
+logger = logging.getLogger(__name__)
+PROGRAM = "serving.pt2"
+
+
+@dataclass
+class ExportConfig:
+    """Settings of `dcar export`."""
+
+    run: str = ""  # output_dir of a DCPO run, one of its checkpoints, or a policy directory
+    out: str = "runs/policy"
+    base: str = ""  # directory of the decoder; needed for the program, and checked against the policy
+    program: bool = True  # also write the torch.export program (needs base)
+    push_to_hub: str = ""  # repository to upload the directory to, with your own login
+    private: bool = True
+
+
+class ServingStep(nn.Module):
+    """One decision: hidden states so far -> how many tokens to keep, and the logits of all heads to draw them from."""
+
+    def __init__(self, policy: ChunkPolicy, heads: MultiTokenHeads):
+        super().__init__()
+        self.policy, self.heads = policy, heads
+
+    def forward(self, hidden: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """hidden [B, S, D] of the speech positions (prompt first), lengths [B] -> action logits [B, K] (column a - 1:
+        keep a tokens), head logits [B, K, V + 1] (row k - 1: the token k steps ahead)."""
+        return last_of(self.policy(hidden), lengths), self.heads(last_of(hidden, lengths))
+
+
+def export_program(policy: ChunkPolicy, base: CARDecoder, path: Path) -> None:
+    """Write the serving program; CheckpointError if the policy belongs to another decoder, or if what was written
+    does not compute the same."""
+    policy.check_base(base.checksum())
+    step = ServingStep(policy, base.heads).eval()
+    hidden = torch.randn(2, 5, policy.config.hidden_size, generator=torch.Generator().manual_seed(0))
+    lengths = torch.tensor([5, 3])
+    with torch.no_grad():
+        expected = step(hidden, lengths)  # also builds the rotary table, outside the traced program
+        batch, length = torch.export.Dim("batch", min=1, max=1024), torch.export.Dim("length", min=1, max=8192)
+        program = torch.export.export(step, (hidden, lengths), dynamic_shapes={
+            "hidden": {0: batch, 1: length}, "lengths": {0: batch}})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.export.save(program, str(path))
+    got = torch.export.load(str(path)).module()(hidden, lengths)
+    for a, b in zip(expected, got, strict=True):
+        if not torch.allclose(a, b, atol=1e-4):
+            raise CheckpointError(f"{path}: the program differs from the model by {float((a - b).abs().max())}")
+
+
+def model_card(policy: ChunkPolicy, source: dict[str, Any]) -> str:
+    """README.md of an exported policy, with the metrics of its run."""
+    config, metrics = policy.config, source.get("metrics") or {}
+    rows = "\n".join(f"| {k} | {_short(v)} |" for k, v in sorted(metrics.items())) or "| none recorded | |"
+    run = source.get("config") or {}
+    names = ("forced_rows", "num_generations", "learning_rate", "beta", "alpha", "speed_bonus", "num_train_epochs")
+    settings = ", ".join(f"{name} {run[name]}" for name in names if name in run)
+    size = sum(p.numel() for p in policy.parameters())
+    return f"""---
+library_name: dcar
+tags: [text-to-speech, chunk-wise-autoregressive, reinforcement-learning, dcpo]
+license: apache-2.0
+---
+# Chunk policy (DCAR)
+
+Decides at every step of a chunk-wise autoregressive speech decoder how many of the {config.num_actions} predicted
+tokens are kept. Trained with DCPO on the frozen decoder; it refuses any other.
+
+- actions: keep 1..{config.num_actions} tokens; guidance range of the training: {list(config.chunk_range)}
+- decoder: checksum `{config.base_checksum or "not bound"}`, hidden size {config.hidden_size}
+- speech tokenizer: {config.tokenizer or "not recorded"}
+- layer: width {config.layer_width}, {config.num_attention_heads} heads, {size:,} parameters
+- policy checksum: `{policy.checksum()}`
+- run: {source.get("steps", "?")} steps on {source.get("processes", "?")} process(es), {source.get("revision", "?")}
+- settings: {settings or "not recorded"}
+
+| metric (development prompts, reward recogniser {source.get("recognizer", "?")}) | value |
+| --- | --- |
+{rows}
+
+The reward recogniser was the training signal: judge with another one (`dcar compare`).
+
+```python
+from heads.policy import ChunkPolicy
+
+policy = ChunkPolicy.from_pretrained("path/to/this/directory")
+policy.check_base(decoder.checksum())
+```
+"""
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, list):
+        return "[" + ", ".join(_short(v) for v in value) + "]"
+    return f"{value:.4f}" if isinstance(value, float) else str(value)
+
+
+def find_policy(run: str | Path) -> Path:
+    """The policy directory of a run: its best policy, or the directory itself."""
+    for path in (Path(run) / "policy", Path(run)):
+        if (path / "model.safetensors").is_file():
+            return path
+    raise CheckpointError(f"{run}: neither a finished DCPO run (with policy/) nor a policy directory; give the "
+                          "output_dir of `dcar train-policy`, or one of its checkpoints")
+
+
+def read_provenance(source: Path) -> dict[str, Any]:
+    """What is known of a policy's origin; empty for a bare checkpoint."""
+    for path in (source / "provenance.json", source.parent / "provenance.json"):
+        if path.is_file():
+            return json.loads(path.read_text())
+    return {}
+
+
+def export(config: ExportConfig) -> Path:
+    """Write the policy directory; returns it."""
+    if not config.run:
+        raise ConfigError("run is not set: give run=<output_dir of a DCPO run>")
+    if config.program and not config.base:
+        raise ConfigError("the serving program holds the decoder's heads: give base=<decoder>, or program=false")
+    source, out = find_policy(config.run), Path(config.out)
+    policy, origin = ChunkPolicy.from_pretrained(source), read_provenance(source)
+    base = CARDecoder.from_pretrained(config.base) if config.base else None
+    if base is not None:
+        policy.check_base(base.checksum())
+    policy.save_pretrained(out, card=model_card(policy, origin))
+    write_json(out / "provenance.json", origin)
+    if log := next((p for p in (source / "log.jsonl", source.parent / "log.jsonl") if p.is_file()), None):
+        if log.parent != out:
+            shutil.copyfile(log, out / "log.jsonl")
+    if config.program and base is not None:
+        export_program(policy, base, out / PROGRAM)
+    if config.push_to_hub:
+        logger.info("uploaded to %s", policy.push_to_hub(config.push_to_hub, out, config.private))
+    return out
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    print(f"exported to {export(load_config(ExportConfig, arguments))}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""What stage two loads: prompts of a prepared corpus that fit the decoder, and the vocoder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import dcar
+from dcar.data import PromptItem, make_prompts
+from dcar.errors import DataError
+from dcar.model import CARDecoder
+from dcar.prepared import load_prepared, prepared_info
+from dcar.vocoder import TokenVocoder
+
+
+def load_vocoder(name: str, device: str | torch.device = "cpu") -> TokenVocoder:
+    """'starter' (ships with the project) or a directory."""
+    assets = Path(next(iter(dcar.__path__))) / "assets" / "vocoder"
+    return TokenVocoder.from_pretrained(assets if name == "starter" else name, device)
+
+
+def load_prompts(data: str, split: str, base: CARDecoder, prompt_tokens: int, seed: int, limit: int | None = None,
+                 min_seconds: float = 0.0) -> list[PromptItem]:
+    """Prompts of a prepared split, at most `limit`, chosen by `seed`; DataError if it is of another tokenizer or
+    phoneme inventory than the decoder."""
+    info, config = prepared_info(data), base.config
+    for kind, ours, theirs in (
+        ("tokenizer", config.tokenizer, f"{info['tokenizer']['name']}@{info['tokenizer']['checksum']}"),
+        ("phoneme inventory", config.phonemes, str(info["phonemes"]["version"])),
+    ):
+        if ours and str(ours) != theirs:
+            raise DataError(f"{data}: prepared with the {kind} {theirs}, but the decoder was trained with {ours}; "
+                            "prepare the corpus with the decoder's own")
+    items = [i for i in make_prompts(load_prepared(data, split), prompt_tokens, seed, config.bos)
+             if i.duration >= min_seconds]
+    if not items:
+        raise DataError(f"{data}: split {split} has no utterance of {min_seconds} s or more")
+    order = np.random.default_rng([seed, 7]).permutation(len(items))
+    return [items[i] for i in order[: limit or len(items)]]

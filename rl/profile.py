@@ -1,0 +1,177 @@
+"""The guidance profile: how well does every fixed chunk size speak? (paper §3.2.3, algorithm notes 7.5)
+
+    dcar profile base=runs/car data=runs/prepared out=runs/profile
+
+CAR-1..K speak development utterances; the reward recogniser transcribes them. The n sizes of lowest corpus WER are the
+guidance range of DCPO. Measured on sampled speech, not on teacher-forced loss, which misleads. Writes profile.json
+(which `rl.train guidance=` reads) and profile.png.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from dcar.config import load_config, save_config
+from dcar.data import PromptItem
+from dcar.decoding import ChunkMethod, FixedChunk, decode
+from dcar.errors import ConfigError, RewardError
+from dcar.model import CARDecoder
+from dcar.recognizers import Recognizer, load_recognizer
+from dcar.sampling import SamplingConfig
+from dcar.tracking import provenance, write_json
+from dcar.wer import NORMALIZER, WordErrors, corpus_wer
+from rl.inputs import load_prompts, load_vocoder
+from rl.rewards import RolloutRecord, Vocoder, transcribe
+from rl.rollout import synthesise
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class ProfileConfig:
+    """Settings of the guidance profile."""
+
+    base: str = ""  # directory of the decoder
+    data: str = ""  # folder written by `dcar prepare`
+    out: str = "runs/profile"
+    split: str = "dev"
+    utterances: int = 100  # at most; the paper's ranges rest on 500
+    seeds: int = 1  # speak every utterance so often
+    range_size: int = 2  # n: chunk sizes in the guidance range
+    sizes: list[int] = field(default_factory=list)  # chunk sizes to measure; empty = 1..K
+    prompt_tokens: int = 50
+    vocoder: str = "starter"
+    recognizer: str = "starter"  # the reward recogniser
+    batch_size: int = 32
+    seed: int = 0
+    device: str = "cpu"
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+
+
+def profile(base: CARDecoder, items: Sequence[PromptItem], vocoder: Vocoder, recognizer: Recognizer,
+            sampling: SamplingConfig, *, sizes: Sequence[int] = (), seeds: int = 1, range_size: int = 2, seed: int = 0,
+            batch_size: int = 32, progress: bool = False) -> dict[str, Any]:
+    """Measure every chunk size; the result is what profile.json holds. RewardError if most speech got no transcript."""
+    sizes = list(sizes) or list(range(1, base.config.num_prediction_heads + 1))
+    if not 1 <= range_size <= len(sizes):
+        raise ConfigError(f"range_size {range_size} must be between 1 and the {len(sizes)} sizes that are measured")
+    rows = [measure(base, items, vocoder, recognizer, sampling, size, range(seed, seed + seeds), batch_size)
+            for size in tqdm(sizes, desc="guidance profile", disable=not progress)]
+    best = sorted(rows, key=lambda row: (row["wer"], -row["k"]))[:range_size]  # at equal WER the faster
+    return {
+        "rows": rows, "range": sorted(row["k"] for row in best),
+        "recognizer": recognizer.name, "normalizer": NORMALIZER,
+        "base_checksum": base.checksum() if hasattr(base, "checksum") else "", "utterances": len(items), "seeds": seeds,
+        "sampling": vars(sampling),
+    }
+
+
+def measure(base: CARDecoder, items: Sequence[PromptItem], vocoder: Vocoder, recognizer: Recognizer,
+            sampling: SamplingConfig, size: int, seeds: Sequence[int], batch_size: int) -> dict[str, Any]:
+    """One row of the profile: CAR-`size` on all items, once per seed."""
+    records = []
+    for seed in seeds:
+        results = decode(base, [i.prompt for i in items], ChunkMethod(FixedChunk(size)), sampling, seed=seed,
+                         batch_size=batch_size)
+        spoken = [RolloutRecord(item, 0, size, result) for item, result in zip(items, results, strict=True)]
+        synthesise(spoken, vocoder)
+        transcribe(spoken, recognizer)
+        records += spoken
+    score = corpus_wer([r.errors for r in records])
+    if score.coverage < 0.8:
+        raise RewardError(f"CAR-{size}: {1 - score.coverage:.0%} of the utterances have no transcript; the first "
+                          f"cause: {next(r.failure for r in records if r.failure)}")
+    low, high = bootstrap([r.errors for r in records if r.errors is not None])
+    tokens = sum(len(r.result.tokens) for r in records)
+    return {
+        "k": size, "wer": score.wer, "ci": [low, high], "S": score.substitutions, "D": score.deletions,
+        "I": score.insertions, "N": score.reference_words, "coverage": score.coverage,
+        "tokens_per_pass": tokens / sum(r.result.target_passes for r in records),
+        "truncated": sum(r.result.truncated for r in records) / len(records),
+        "duration_ratio": tokens / sum(len(r.item.reference_tokens) for r in records),
+    }
+
+
+def bootstrap(errors: Sequence[WordErrors], draws: int = 1000, seed: int = 0) -> tuple[float, float]:
+    """95 % percentile interval of the corpus WER, resampling utterances."""
+    counts = np.array([(e.errors, e.reference_words) for e in errors])
+    picks = np.random.default_rng(seed).integers(len(counts), size=(draws, len(counts)))
+    totals = counts[picks].sum(1)
+    low, high = np.percentile(totals[:, 0] / totals[:, 1], [2.5, 97.5])
+    return float(low), float(high)
+
+
+def plot(result: dict[str, Any], path: Path) -> None:
+    """WER against tokens per pass with intervals; the range is marked."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(6, 4), dpi=120)
+    rows = sorted(result["rows"], key=lambda row: row["k"])
+    x, y = [r["tokens_per_pass"] for r in rows], [100 * r["wer"] for r in rows]
+    below = [max(0.0, 100 * (r["wer"] - r["ci"][0])) for r in rows]
+    above = [max(0.0, 100 * (r["ci"][1] - r["wer"])) for r in rows]
+    axes.errorbar(x, y, yerr=[below, above], marker="o", capsize=3, color="tab:blue", label="CAR-k")
+    chosen = [r for r in rows if r["k"] in result["range"]]
+    axes.scatter([r["tokens_per_pass"] for r in chosen], [100 * r["wer"] for r in chosen], s=160, facecolors="none",
+                 edgecolors="tab:red", label=f"guidance range {result['range']}", zorder=3)
+    for r in rows:
+        place = (r["tokens_per_pass"], 100 * r["wer"])
+        axes.annotate(f"k = {r['k']}", place, xytext=(6, 6), textcoords="offset points")
+    axes.set_xlabel("tokens per pass of the decoder")
+    axes.set_ylabel(f"WER % ({result['recognizer']})")
+    axes.set_title(f"Fixed chunk sizes, {result['utterances']} utterances, 95 % intervals")
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(path)
+    pyplot.close(figure)
+
+
+def run(config: ProfileConfig) -> dict[str, Any]:
+    """Measure and write profile.json, profile.png and config.yaml into `config.out`."""
+    for name in ("base", "data"):
+        if not getattr(config, name):
+            raise ConfigError(f"{name} is not set: give {name}=…")
+    base = CARDecoder.from_pretrained(config.base, config.device)
+    items = load_prompts(config.data, config.split, base, config.prompt_tokens, config.seed, config.utterances)
+    result = profile(base, items, load_vocoder(config.vocoder, config.device),
+                     load_recognizer(config.recognizer, device=config.device), config.sampling, sizes=config.sizes,
+                     seeds=config.seeds, range_size=config.range_size, seed=config.seed, batch_size=config.batch_size,
+                     progress=True)
+    return write(result, config)
+
+
+def write(result: dict[str, Any], config: ProfileConfig) -> dict[str, Any]:
+    out = Path(config.out)
+    result = {**result, "provenance": provenance(base=config.base, data=config.data, split=config.split)}
+    write_json(out / "profile.json", result)
+    plot(result, out / "profile.png")
+    save_config(config, out / "config.yaml")
+    return result
+
+
+def table(result: dict[str, Any]) -> str:
+    lines = ["  k   WER %   95 % interval    S    D    I  tokens/pass  truncated"]
+    for r in result["rows"]:
+        mark = "*" if r["k"] in result["range"] else " "
+        lines.append(f"{mark}{r['k']:2d}  {100 * r['wer']:6.2f}   {100 * r['ci'][0]:5.1f} – {100 * r['ci'][1]:5.1f}  "
+                     f"{r['S']:5d}{r['D']:5d}{r['I']:5d}  {r['tokens_per_pass']:11.2f}  {100 * r['truncated']:7.1f} %")
+    return "\n".join([*lines, f"guidance range: {result['range']} (recogniser {result['recognizer']})"])
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    print(table(run(load_config(ProfileConfig, arguments))))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,277 @@
+"""What a rollout is worth: a list of rewards, each a callable on a batch of rollouts, added with weights.
+
+Paper eq. 5 (algorithm notes 7.4): R = (WER_gt - WER) - (alpha / L) sum_m distance(a_m, range), WER as a fraction. A
+reward that cannot be computed is NaN, never 0: it is masked, counted, and its cause is kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+
+from dcar.data import PromptItem
+from dcar.decoding import DecodeResult
+from dcar.errors import ConfigError
+from dcar.recognizers import Recognizer
+from dcar.tracking import write_json
+from dcar.wer import NORMALIZER, WordErrors, corpus_wer, word_errors
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+U = TypeVar("U")
+NAN = float("nan")
+
+
+class Vocoder(Protocol):
+    """Speech tokens and a voice -> waveforms; `dcar.vocoder.TokenVocoder` is one."""
+
+    sample_rate: int
+
+    def synthesize(self, token_lists: Sequence[Sequence[int]], speaker: np.ndarray) -> list[np.ndarray]:
+        """One float32 wave per list of tokens; speaker [B, F]."""
+        ...
+
+
+@dataclass
+class RolloutRecord:
+    """One rollout on its way to a reward: text -> decisions -> tokens -> waveform -> transcript."""
+
+    item: PromptItem
+    member: int  # index within the group
+    forced: int  # chunk size that every decision was forced to; 0 = sampled from the policy
+    result: DecodeResult
+    wave: np.ndarray | None = None  # None: not synthesised yet, or the vocoder failed
+    sample_rate: int = 0
+    transcript: str | None = None
+    errors: WordErrors | None = None
+    failure: str | None = None  # first cause why a reward is missing
+
+
+class Reward(Protocol):
+    """A reward function: one number per rollout, NaN where it cannot be computed (set `record.failure`)."""
+
+    name: str
+
+    def __call__(self, records: Sequence[RolloutRecord]) -> list[float]: ...
+
+
+def isolate(function: Callable[[list[T]], list[U]], inputs: Sequence[T]) -> list[U | Exception]:
+    """Apply a batch function; should it fail, apply it to each input alone, so that one bad input costs one result."""
+    if not inputs:
+        return []
+    try:
+        return list(function(list(inputs)))
+    except Exception as error:  # whatever a vocoder or recogniser raises becomes a counted failure
+        if len(inputs) == 1:
+            return [error]
+        return [isolate(function, [one])[0] for one in inputs]
+
+
+def voice(items: Sequence[PromptItem], token_lists: Sequence[Sequence[int]], vocoder: Vocoder,
+          batch: int = 16) -> list[np.ndarray | Exception]:
+    """Waveforms of token lists in the prompts' voices, in batches of similar length; an exception where one failed."""
+    waves: list[np.ndarray | Exception] = [np.zeros(0, np.float32)] * len(items)
+    order = [i for i in sorted(range(len(items)), key=lambda i: (len(token_lists[i]), i)) if len(token_lists[i])]
+
+    def synthesize(rows: list[int]) -> list[np.ndarray]:
+        speakers = np.stack([items[i].speaker_embedding for i in rows])
+        return vocoder.synthesize([token_lists[i] for i in rows], speakers)
+
+    for start in range(0, len(order), batch):
+        rows = order[start : start + batch]
+        for i, wave in zip(rows, isolate(synthesize, rows), strict=True):
+            waves[i] = wave
+    return waves
+
+
+def transcripts(waves: Sequence[np.ndarray], sample_rate: int, recognizer: Recognizer) -> list[str | Exception]:
+    """What the recogniser hears; "" for a wave without samples, an exception where it failed."""
+    spoken = [i for i, wave in enumerate(waves) if len(wave)]
+    heard: list[str | Exception] = [""] * len(waves)
+    answers = isolate(lambda rows: recognizer.transcribe([waves[i] for i in rows], sample_rate), spoken)
+    for i, text in zip(spoken, answers, strict=True):
+        heard[i] = text
+    return heard
+
+
+def cause(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+class WERReward:
+    """WER of the recording (resynthesised from its tokens) minus WER of the rollout, both capped (7.4).
+
+    `ground_truth` maps utterance ids to WER_gt; an utterance without one counts as 0. The cap keeps the insertions of
+    runaway rollouts from ruling the spread of their group.
+    """
+
+    name = "wer"
+
+    def __init__(self, recognizer: Recognizer, ground_truth: Mapping[str, float] | None = None, cap: float = 1.0):
+        self.recognizer, self.ground_truth, self.cap = recognizer, ground_truth or {}, cap
+
+    def __call__(self, records: Sequence[RolloutRecord]) -> list[float]:
+        transcribe(records, self.recognizer)
+        return [
+            NAN if r.errors is None else
+            min(self.ground_truth.get(r.item.prompt.utterance_id, 0.0), self.cap) - min(r.errors.rate, self.cap)
+            for r in records
+        ]
+
+
+def transcribe(records: Sequence[RolloutRecord], recognizer: Recognizer) -> None:
+    """Fill in transcript and word errors of the rollouts that have a waveform."""
+    ready = [r for r in records if r.wave is not None]
+    if not ready:
+        return
+    rate = max(r.sample_rate for r in ready)
+    for record, text in zip(ready, transcripts([r.wave for r in ready], rate, recognizer), strict=True):  # type: ignore[misc]
+        if isinstance(text, Exception):
+            record.failure = record.failure or cause(text)
+        else:
+            record.transcript, record.errors = text, word_errors(record.item.text, text)
+
+
+class LikelihoodReward:
+    """Log-likelihood of the text under the recogniser, nats per character, times `scale`: denser than the WER of one
+    transcript. Never below `floor` nats per character, where the wave is too short for its text."""
+
+    name = "log_likelihood"
+
+    def __init__(self, recognizer: Any, scale: float = 0.1, floor: float = -10.0):
+        if not hasattr(recognizer, "log_likelihood"):
+            raise ConfigError(f"reward log_likelihood: recogniser {recognizer.name} gives no likelihoods; use a CTC "
+                              "recogniser (starter or nemo:<path>)")
+        self.recognizer, self.scale, self.floor = recognizer, scale, floor
+
+    def __call__(self, records: Sequence[RolloutRecord]) -> list[float]:
+        spoken = [r for r in records if r.wave is not None and len(r.wave)]
+        values = {id(r): NAN if r.wave is None else self.scale * self.floor for r in records}
+
+        def score(rows: list[RolloutRecord]) -> list[float]:
+            return self.recognizer.log_likelihood([r.wave for r in rows], rows[0].sample_rate,
+                                                  [r.item.text for r in rows])
+
+        for record, value in zip(spoken, isolate(score, spoken), strict=True):
+            if isinstance(value, Exception):
+                record.failure = record.failure or cause(value)
+                values[id(record)] = NAN
+            else:
+                values[id(record)] = self.scale * max(value, self.floor)
+        return [values[id(r)] for r in records]
+
+
+class RangePenalty:
+    """-(alpha / L) sum over decisions of the distance to the guidance range; L = generated tokens (default) or
+    decisions. "indicator" counts actions outside instead of measuring how far."""
+
+    name = "range_penalty"
+
+    def __init__(self, chunk_range: Sequence[int], alpha: float = 0.1, kind: str = "distance",
+                 normalizer: str = "tokens"):
+        if kind not in ("distance", "indicator", "none") or normalizer not in ("tokens", "decisions"):
+            raise ConfigError("penalty is distance, indicator or none, penalty_normalizer is tokens or decisions; not "
+                              f"'{kind}', '{normalizer}'")
+        self.range, self.alpha, self.kind, self.normalizer = tuple(chunk_range), alpha, kind, normalizer
+
+    def __call__(self, records: Sequence[RolloutRecord]) -> list[float]:
+        return [self.of(r.result) for r in records]
+
+    def of(self, result: DecodeResult) -> float:
+        if self.kind == "none":
+            return 0.0
+        distances = [min(abs(a - r) for r in self.range) for a in result.actions]
+        if self.kind == "indicator":
+            distances = [int(d > 0) for d in distances]
+        length = len(result.tokens) if self.normalizer == "tokens" else len(result.actions)
+        return -self.alpha * sum(distances) / max(1, length)
+
+
+class SpeedBonus:
+    """weight * (1 - decisions / generated tokens); not in the paper, whose speed follows from the range (7.4)."""
+
+    name = "speed_bonus"
+
+    def __init__(self, weight: float):
+        self.weight = weight
+
+    def __call__(self, records: Sequence[RolloutRecord]) -> list[float]:
+        return [self.weight * (1 - len(r.result.actions) / max(1, len(r.result.tokens))) for r in records]
+
+
+def score(records: Sequence[RolloutRecord], rewards: Sequence[Reward],
+          weights: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
+    """All rewards of a batch: total [R] (NaN where any part is) and parts [R, number of rewards], float64."""
+    parts = np.full((len(records), len(rewards)), NAN)
+    for j, reward in enumerate(rewards):
+        try:
+            parts[:, j] = reward(records)
+        except Exception as error:  # a reward of the user's own; its failure is counted, not hidden
+            for record in records:
+                record.failure = record.failure or f"reward {reward.name}: {cause(error)}"
+    parts[np.isinf(parts)] = NAN
+    for i in np.isnan(parts).any(1).nonzero()[0]:
+        record = records[i]
+        record.failure = record.failure or f"{rewards[int(np.isnan(parts[i]).argmax())].name} gave no finite number"
+    return parts @ np.asarray(weights, dtype=np.float64), parts
+
+
+def ground_truth_errors(items: Sequence[PromptItem], vocoder: Vocoder,
+                        recognizer: Recognizer) -> dict[str, list[int] | None]:
+    """Word errors of every recording, resynthesised from its own tokens: id -> [S, D, I, N], None where it failed."""
+    found: dict[str, list[int] | None] = {}
+    for start in range(0, len(items), 64):
+        part = items[start : start + 64]
+        waves = voice(part, [i.reference_tokens for i in part], vocoder)
+        good = [j for j, wave in enumerate(waves) if not isinstance(wave, Exception)]
+        texts = dict(zip(good, transcripts([waves[j] for j in good], vocoder.sample_rate, recognizer), strict=True))  # type: ignore[misc]
+        for j, item in enumerate(part):
+            text = texts.get(j)
+            entry = None
+            if isinstance(text, str):
+                e = word_errors(item.text, text)
+                entry = [e.substitutions, e.deletions, e.insertions, e.reference_words]
+            found[item.prompt.utterance_id] = entry
+    return found
+
+
+class GroundTruth:
+    """WER_gt of the training utterances, computed once per recogniser and kept in a file."""
+
+    def __init__(self, path: Path, recognizer: str, items: Sequence[PromptItem]):
+        self.path, self.items = path, items
+        digest = hashlib.sha256(f"{recognizer} {NORMALIZER}".encode())
+        for item in items:
+            digest.update(json.dumps([item.prompt.utterance_id, item.text, list(map(int, item.reference_tokens)),
+                                      item.prompt_utterance_id]).encode())
+        self.fingerprint = digest.hexdigest()
+        self.errors: dict[str, list[int] | None] = {}
+        if path.is_file():
+            stored = json.loads(path.read_text())
+            if stored["fingerprint"] == self.fingerprint:
+                self.errors = stored["errors"]
+
+    def missing(self, rank: int = 0, processes: int = 1) -> list[PromptItem]:
+        """This process's share of what is not in the file."""
+        return [i for i in self.items if i.prompt.utterance_id not in self.errors][rank::processes]
+
+    def add(self, errors: Mapping[str, list[int] | None], save: bool) -> None:
+        self.errors.update(errors)
+        if save:
+            write_json(self.path, {"fingerprint": self.fingerprint, "errors": self.errors})
+
+    def rates(self) -> dict[str, float]:
+        return {k: sum(e[:3]) / e[3] for k, e in self.errors.items() if e is not None}
+
+    def corpus(self) -> float:
+        """Corpus WER of the resynthesised recordings."""
+        score = corpus_wer([None if e is None else WordErrors(*e) for e in self.errors.values()])
+        return score.wer if math.isfinite(score.wer) else NAN

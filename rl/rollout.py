@@ -1,0 +1,154 @@
+"""Rollouts of DCPO: speak every prompt of a step G times, half of them with a forced chunk size, and reward them.
+
+    decode part 1 │ decode part 2 │ …           the main thread
+                  │ vocoder, ASR 1 │ vocoder, ASR 2 …   one worker thread
+
+The members of a group share one prefill. Hidden states are kept, so that updates need no pass of the decoder.
+Chase-then-exceed (paper §4.4, algorithm notes 7.5): the forced half chases the best fixed chunk sizes, the sampled
+half has to exceed them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dcar.data import PromptItem
+from dcar.decoding import ChunkMethod, PolicyChunk, decode
+from dcar.model import CARDecoder
+from dcar.sampling import SamplingConfig
+from heads.policy import ChunkPolicy
+from rl.rewards import NAN, Reward, RolloutRecord, Vocoder, cause, score, voice
+
+
+@dataclass
+class RolloutBatch:
+    """The rollouts of one step on one process, ready for updates; rows of a group are adjacent."""
+
+    records: list[RolloutRecord]
+    hidden: Tensor  # [R, S, D] of the speech positions (prompt first), padded with 0
+    positions: Tensor  # [R, M] decision positions, padded with 0
+    actions: Tensor  # [R, M] action indices (chunk size - 1), padded with 0
+    mask: Tensor  # [R, M] float, 1 at a decision
+    forced: Tensor  # [R] bool
+    rewards: Tensor  # [R] float64, NaN where it could not be computed
+    parts: np.ndarray  # [R, number of rewards]
+    seconds: dict[str, float] = field(default_factory=dict)  # rollout, vocoder, asr; the last two in the worker
+
+
+def forced_sizes(prompt_index: int, group_size: int, chunk_range: Sequence[int], forced_rows: str) -> list[int]:
+    """Chunk size of every member of a group, 0 = ask the policy: round-robin over the range in the first half, offset
+    by the prompt's index so that odd splits even out."""
+    half = 0 if forced_rows == "none" else group_size // 2
+    return [chunk_range[(g + prompt_index) % len(chunk_range)] if g < half else 0 for g in range(group_size)]
+
+
+class Roller:
+    """Makes rollouts with a frozen decoder and rewards them."""
+
+    def __init__(self, base: CARDecoder, vocoder: Vocoder, rewards: Sequence[Reward], weights: Sequence[float],
+                 sampling: SamplingConfig, *, group_size: int, chunk_range: Sequence[int] = (),
+                 forced_rows: str = "policy_ratio", share_token_draws: bool = False, microbatches: int = 1,
+                 overlap: bool = True, hidden_dtype: torch.dtype = torch.float32):
+        self.base, self.vocoder, self.rewards, self.weights = base, vocoder, list(rewards), list(weights)
+        self.sampling, self.group_size, self.chunk_range = sampling, group_size, tuple(chunk_range)
+        self.forced_rows, self.share_token_draws = forced_rows, share_token_draws
+        self.microbatches, self.overlap, self.hidden_dtype = microbatches, overlap, hidden_dtype
+
+    def collect(self, policy: ChunkPolicy, items: Sequence[PromptItem], indices: Sequence[int],
+                seed: int) -> RolloutBatch:
+        """G rollouts of each prompt, drawn with `policy`; `indices` are the prompts' places in the training set.
+
+        The result depends on (policy, items, seed) only: neither on the overlap nor on the number of parts.
+        """
+        parts = min(self.microbatches, len(items))
+        bounds = [round(j * len(items) / parts) for j in range(parts + 1)]
+        records: list[RolloutRecord] = []
+        pending: list[Future] = []
+        scored: list[tuple[np.ndarray, np.ndarray, dict[str, float]]] = []
+        seconds = {"rollout": 0.0}
+        with ThreadPoolExecutor(1, thread_name_prefix="reward") as worker:
+            for first, last in zip(bounds, bounds[1:], strict=False):
+                started = time.perf_counter()
+                part = self._roll(policy, items[first:last], indices[first:last], seed)
+                seconds["rollout"] += time.perf_counter() - started
+                records += part
+                if self.overlap:
+                    pending.append(worker.submit(self._score, part))
+                else:
+                    scored.append(self._score(part))
+            scored += [p.result() for p in pending]
+        for _, _, spent in scored:
+            for name, value in spent.items():
+                seconds[name] = seconds.get(name, 0.0) + value
+        totals = torch.from_numpy(np.concatenate([s[0] for s in scored]))
+        return self._pack(records, totals, np.concatenate([s[1] for s in scored]), seconds)
+
+    def _roll(self, policy: ChunkPolicy, items: Sequence[PromptItem], indices: Sequence[int],
+              seed: int) -> list[RolloutRecord]:
+        forced = {
+            item.prompt.utterance_id: forced_sizes(index, self.group_size, self.chunk_range, self.forced_rows)
+            for item, index in zip(items, indices, strict=True)
+        }
+        method = ChunkMethod(PolicyChunk(policy, "sample", forced=forced))
+        results = decode(self.base, [i.prompt for i in items], method, self.sampling, seed=seed,
+                         group_size=self.group_size, share_token_draws=self.share_token_draws, record_hidden=True,
+                         batch_size=len(items))
+        return [
+            RolloutRecord(items[i // self.group_size], i % self.group_size,
+                          forced[result.utterance_id][i % self.group_size], result)
+            for i, result in enumerate(results)
+        ]
+
+    def _score(self, records: list[RolloutRecord]) -> tuple[np.ndarray, np.ndarray, dict[str, float]]:
+        started = time.perf_counter()
+        synthesise(records, self.vocoder)
+        voiced = time.perf_counter()
+        totals, parts = score(records, self.rewards, self.weights)
+        for record in records:
+            record.wave = None  # a step's audio is not needed any more
+        return totals, parts, {"vocoder": voiced - started, "asr": time.perf_counter() - voiced}
+
+    def _pack(self, records: list[RolloutRecord], totals: Tensor, parts: np.ndarray,
+              seconds: dict[str, float]) -> RolloutBatch:
+        device = self.base.norm.weight.device
+        hidden = torch.nn.utils.rnn.pad_sequence(
+            [r.result.hidden.to(self.hidden_dtype) for r in records], batch_first=True)  # type: ignore[union-attr]
+        for record in records:
+            record.result.hidden = None
+        longest = max(len(r.result.actions) for r in records)
+        positions = torch.zeros(len(records), longest, dtype=torch.long)
+        actions, mask = torch.zeros_like(positions), torch.zeros(len(records), longest)
+        for i, record in enumerate(records):
+            count = len(record.result.actions)
+            positions[i, :count] = torch.tensor(record.result.decision_positions)
+            actions[i, :count] = torch.tensor(record.result.actions) - 1
+            mask[i, :count] = 1
+        forced = torch.tensor([r.forced > 0 for r in records])
+        return RolloutBatch(records, hidden, positions.to(device), actions.to(device), mask.to(device),
+                            forced.to(device), totals.to(device), parts, seconds)
+
+
+def synthesise(records: Sequence[RolloutRecord], vocoder: Vocoder) -> None:
+    """Give every rollout its waveform; where the vocoder fails, or gives no finite numbers, the cause is noted."""
+    waves = voice([r.item for r in records], [r.result.tokens for r in records], vocoder)
+    for record, wave in zip(records, waves, strict=True):
+        record.sample_rate = vocoder.sample_rate
+        if isinstance(wave, Exception):
+            record.failure = record.failure or cause(wave)
+        elif not np.isfinite(wave).all():
+            record.failure = record.failure or "the vocoder gave samples that are not finite"
+        else:
+            record.wave = wave
+
+
+def mean_or_nan(values: Sequence[float]) -> float:
+    """Mean of the finite values, NaN if there are none."""
+    finite = [v for v in values if v == v]
+    return sum(finite) / len(finite) if finite else NAN

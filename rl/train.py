@@ -1,0 +1,179 @@
+"""Stage two: train a chunk policy with DCPO on a frozen decoder.
+
+    accelerate launch -m rl.train --config launch/recipes/dcpo_starter.yaml output_dir=runs/dcpo
+    dcar train-policy --config launch/recipes/dcpo_starter.yaml num_generations=8
+
+Paper: §4.2–4.4, App. C.2. Departures: the KL is exact, not sampled; a bottleneck policy by default (policy_width: null
+is the paper's); what the forced half does is a switch (forced_rows). Leaves behind in output_dir: policy/ (weights,
+config, card), config.yaml, log.jsonl, provenance.json, checkpoints. Run again, it goes on from the last checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object
+
+from dcar.data import PromptItem
+from dcar.errors import CheckpointError, ConfigError
+from dcar.model import CARDecoder
+from dcar.recognizers import Recognizer, load_recognizer
+from dcar.tracking import provenance, write_json
+from heads.policy import ChunkPolicy, ChunkPolicyConfig
+from rl.config import DCPOConfig, parse, save_settings
+from rl.export import model_card
+from rl.inputs import load_prompts, load_vocoder
+from rl.rewards import (
+    GroundTruth,
+    LikelihoodReward,
+    RangePenalty,
+    Reward,
+    SpeedBonus,
+    Vocoder,
+    WERReward,
+    ground_truth_errors,
+)
+from rl.trainer import DCPOTrainer, latest_checkpoint
+
+logger = logging.getLogger(__name__)
+
+
+def guidance_range(config: DCPOConfig, base_checksum: str) -> list[int]:
+    """The range of the config, or of the guidance profile that it names."""
+    if config.chunk_range or not config.guidance:
+        return config.chunk_range
+    try:
+        profile = json.loads(Path(config.guidance).read_text())
+    except (OSError, json.JSONDecodeError) as error:
+        raise ConfigError(f"guidance {config.guidance}: cannot read it ({error}); run `dcar profile` first") from error
+    if profile["base_checksum"] != base_checksum:
+        raise CheckpointError(f"guidance {config.guidance} is of another decoder; run `dcar profile` on yours")
+    return sorted(profile["range"])
+
+
+def make_rewards(config: DCPOConfig, recognizer: Recognizer, ground_truth: dict[str, float]) -> list[Reward]:
+    """The rewards that `reward_funcs` names."""
+    makers = {
+        "wer": lambda: WERReward(recognizer, ground_truth, config.wer_cap),
+        "log_likelihood": lambda: LikelihoodReward(recognizer, config.likelihood_scale),
+        "range_penalty": lambda: RangePenalty(
+            config.chunk_range, config.alpha, config.penalty if config.chunk_range else "none",
+            config.penalty_normalizer),
+        "speed_bonus": lambda: SpeedBonus(config.speed_bonus),
+    }
+    if unknown := [name for name in config.reward_funcs if name not in makers]:
+        raise ConfigError(f"reward_funcs: unknown {unknown}; known are {', '.join(makers)}")
+    return [makers[name]() for name in config.reward_funcs]
+
+
+def make_policy(config: DCPOConfig, base: CARDecoder, checksum: str) -> ChunkPolicy:
+    """A uniform policy for this decoder, or the one to start from."""
+    if config.policy:
+        policy = ChunkPolicy.from_pretrained(config.policy)
+        policy.check_base(checksum)
+        policy.config.base_checksum = checksum
+        policy.config.chunk_range = tuple(config.chunk_range)
+        return policy.train()
+    torch.manual_seed(config.seed)
+    try:
+        return ChunkPolicy(ChunkPolicyConfig(
+            base.config.hidden_size, base.config.num_prediction_heads, config.policy_width, config.policy_heads,
+            config.policy_ffn_size, tuple(config.chunk_range), checksum, base.config.tokenizer))
+    except ValueError as error:
+        raise ConfigError(f"policy_width and policy_heads do not fit: {error}") from error
+
+
+def build(config: DCPOConfig, *, base: CARDecoder | None = None, vocoder: Vocoder | None = None,
+          recognizer: Recognizer | None = None, train_items: Sequence[PromptItem] | None = None,
+          eval_items: Sequence[PromptItem] | None = None) -> DCPOTrainer:
+    """A trainer with everything loaded that is not given. Errors are of `dcar.errors`."""
+    for name, given in (("base", base), ("data", train_items)):
+        if given is None and not getattr(config, name):
+            raise ConfigError(f"{name} is not set: give {name}=… (recipes are in launch/recipes/)")
+    base = CARDecoder.from_pretrained(config.base) if base is None else base
+    checksum = base.checksum() if hasattr(base, "checksum") else ""
+    config.chunk_range = guidance_range(config, checksum)
+    if train_items is None:
+        train_items = load_prompts(config.data, config.train_split, base, config.prompt_tokens, config.seed,
+                                   config.max_train_prompts, config.min_seconds)
+        if config.eval_split != "none":
+            eval_items = load_prompts(config.data, config.eval_split, base, config.prompt_tokens, config.seed,
+                                      config.max_eval_prompts)
+    vocoder = load_vocoder(config.vocoder, config.device) if vocoder is None else vocoder
+    recognizer = load_recognizer(config.recognizer, device=str(config.device)) if recognizer is None else recognizer
+    rewards = make_rewards(config, recognizer, {})
+    trainer = DCPOTrainer(make_policy(config, base, checksum), base, config, rewards, train_items, vocoder, recognizer,
+                          eval_items)
+    for reward in rewards:
+        if isinstance(reward, WERReward):
+            reward.ground_truth = measure_ground_truth(trainer, train_items).rates()
+    return trainer
+
+
+def measure_ground_truth(trainer: DCPOTrainer, items: Sequence[PromptItem]) -> GroundTruth:
+    """WER_gt of every training utterance, shared among the processes and kept in output_dir/ground_truth.json."""
+    args = trainer.args
+    truth = GroundTruth(Path(args.output_dir) / "ground_truth.json", trainer.recognizer.name, items)
+    mine = ground_truth_errors(truth.missing(args.process_index, args.world_size), trainer.vocoder, trainer.recognizer)
+    found: dict[str, Any] = {}
+    for part in gather_object([mine]):
+        found.update(part)
+    truth.add(found, save=trainer.is_world_process_zero() and bool(found))
+    return truth
+
+
+def resume_point(config: DCPOConfig) -> str | None:
+    """The checkpoint that `resume` asks for."""
+    if config.resume in ("never", "", "False"):
+        return None
+    if config.resume not in ("auto", "True"):
+        if not Path(config.resume).is_dir():
+            raise CheckpointError(f"resume: {config.resume} is no directory; use auto, never, or a checkpoint")
+        return config.resume
+    found = latest_checkpoint(config.output_dir)
+    return None if found is None else str(found)
+
+
+def run(config: DCPOConfig, **parts: Any) -> Path:
+    """Train (or go on training), then write the best policy with its card; returns the policy's directory.
+
+    `parts` replace what would be loaded, see `build`.
+    """
+    trainer = build(config, **parts)
+    out, main = Path(config.output_dir), trainer.is_world_process_zero()
+    truth = GroundTruth(out / "ground_truth.json", trainer.recognizer.name, trainer.train_dataset.items)
+    if main:
+        save_settings(config, out / "config.yaml")
+        logger.info("%d training prompts, %d processes, range %s, policy of %.3f M parameters, recordings' WER %.3f",
+                    len(trainer.train_dataset), config.world_size, config.chunk_range,
+                    sum(p.numel() for p in trainer.policy.parameters()) / 1e6, truth.corpus())
+    trainer.train(resume_from_checkpoint=resume_point(config))
+    metrics: dict[str, Any] = {"wer_gt": truth.corpus()} if truth.errors else {}
+    if config.eval_strategy != "no":
+        metrics.update(trainer.evaluate())
+    if main:
+        source = provenance(config=json.loads(json.dumps(config.to_dict(), default=str)), metrics=metrics,
+                            steps=trainer.state.global_step, processes=config.world_size,
+                            best_checkpoint=Path(trainer.state.best_model_checkpoint or "").name,
+                            recognizer=trainer.recognizer.name, base_checksum=trainer.policy.config.base_checksum)
+        write_json(out / "provenance.json", source)
+        trainer.policy.save_pretrained(out / "policy", card=model_card(trainer.policy, source))
+        write_json(out / "policy" / "provenance.json", source)
+    trainer.accelerator.wait_for_everyone()
+    return out / "policy"
+
+
+def main(arguments: Sequence[str] | None = None, **parts: Any) -> None:
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    config = parse(DCPOConfig, sys.argv[1:] if arguments is None else arguments)
+    run(config, **parts)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,417 @@
+"""DCPO: `transformers.Trainer` whose batches are prompts and whose targets are its own rollouts (algorithm notes 7.8).
+
+A step: every process rolls out its prompts G times with the policy of this moment, rewards the rollouts, and takes
+`num_iterations` clipped updates on them. A batch carries its place (epoch, position), and everything random is
+addressed by (seed, epoch, utterance, member, position), so a resumed run goes on bit for bit; the checkpoint holds
+the reference policy and the policy that made the rollouts in flight.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate.utils import gather_object
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, Sampler
+from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
+
+from dcar.data import PromptItem
+from dcar.decoding import ChunkMethod, PolicyChunk, decode
+from dcar.errors import CheckpointError, ConfigError, RewardError
+from dcar.model import CARDecoder
+from dcar.recognizers import Recognizer
+from dcar.tracking import JsonlLog, TensorBoardLog
+from dcar.wer import WordErrors, corpus_wer
+from heads.policy import ChunkPolicy
+from rl import objective
+from rl.config import DCPOConfig
+from rl.console import Progress
+from rl.meter import Meter
+from rl.rewards import Reward, RolloutRecord, Vocoder, score, transcribe
+from rl.rollout import Roller, RolloutBatch, synthesise
+
+__all__ = ["DCPOConfig", "DCPOTrainer"]
+
+logger = logging.getLogger(__name__)
+STATE = "dcpo.safetensors"
+
+
+class Prompts(Dataset):
+    """Prompts addressed by (epoch, position of the batch, index)."""
+
+    def __init__(self, items: Sequence[PromptItem]):
+        self.items = items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, address: tuple[int, int, int]) -> tuple[tuple[int, int, int], PromptItem]:
+        return address, self.items[address[2]]
+
+
+class PromptBatches(Sampler[list[tuple[int, int, int]]]):
+    """This process's prompts of every micro-batch, as a pure function of (seed, epoch).
+
+    A window of `accumulation` micro-batches is repeated `iterations` times: the inner updates on the same rollouts.
+    The last window of an epoch is filled up from the beginning of the permutation.
+    """
+
+    def __init__(self, size: int, prompts: int, accumulation: int, iterations: int, seed: int, rank: int = 0,
+                 processes: int = 1, shuffle: bool = True):
+        self.size, self.prompts, self.accumulation, self.iterations = size, prompts, accumulation, iterations
+        self.seed, self.rank, self.processes, self.shuffle = seed, rank, processes, shuffle
+        self.epoch = 0
+        self.per_window = prompts * processes * accumulation
+        if size < self.per_window:
+            raise ConfigError(
+                f"{size} training prompts are fewer than the {self.per_window} of one update ({prompts} x {processes} "
+                f"processes x {accumulation} accumulated): lower per_device_train_batch_size or give more prompts")
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    @property
+    def windows(self) -> int:
+        return math.ceil(self.size / self.per_window)
+
+    def __len__(self) -> int:
+        return self.windows * self.accumulation * self.iterations
+
+    def __iter__(self) -> Iterator[list[tuple[int, int, int]]]:
+        order = np.random.default_rng([self.seed, self.epoch]).permutation(self.size) if self.shuffle else np.arange(
+            self.size)
+        order = np.resize(order, self.windows * self.per_window)
+        position = 0
+        for window in range(self.windows):
+            for _ in range(self.iterations):
+                for micro in range(self.accumulation):
+                    first = (window * self.accumulation + micro) * self.prompts * self.processes
+                    mine = order[first + self.rank * self.prompts : first + (self.rank + 1) * self.prompts]
+                    yield [(self.epoch, position, int(i)) for i in mine]
+                    position += 1
+
+
+class PromptLoader(DataLoader):
+    """A DataLoader that tells its sampler the epoch."""
+
+    def set_epoch(self, epoch: int) -> None:
+        self.batch_sampler.set_epoch(epoch)
+
+
+def collate(rows: list[tuple[tuple[int, int, int], PromptItem]]) -> dict[str, Any]:
+    (epoch, position, _), _ = rows[0]
+    return {"epoch": epoch, "position": position, "indices": [a[2] for a, _ in rows], "items": [i for _, i in rows]}
+
+
+@dataclass
+class Prepared:
+    """Rollouts with all that the updates on them share."""
+
+    batch: RolloutBatch
+    advantages: Tensor  # [R]
+    weights: Tensor  # [R] in the loss
+    old: Tensor | None  # [R, M] log-probabilities under the rollout policy; None: the update is on-policy
+    reference: Tensor  # [R, M, K] log-law of the reference policy
+    normalizer: float | Tensor
+
+
+class DCPOTrainer(Trainer):
+    """Trains `policy` on rollouts of the frozen `base`.
+
+    reward_funcs: callables on a list of `rl.rewards.RolloutRecord`, one number each, NaN for "could not be computed";
+    added with `args.reward_weights` (default 1 each). `recognizer` transcribes the evaluation prompts.
+    """
+
+    args: DCPOConfig
+    train_dataset: Prompts
+    eval_dataset: Prompts | None
+
+    def __init__(self, policy: ChunkPolicy, base: CARDecoder, args: DCPOConfig, reward_funcs: Sequence[Reward],
+                 train_prompts: Sequence[PromptItem], vocoder: Vocoder, recognizer: Recognizer,
+                 eval_prompts: Sequence[PromptItem] | None = None, callbacks: list[TrainerCallback] | None = None):
+        if not args.chunk_range and args.forced_rows != "none":
+            raise ConfigError("chunk_range is empty: give it, or `guidance` (written by `dcar profile`), or "
+                              "forced_rows=none")
+        if max(args.chunk_range, default=1) > policy.config.num_actions:
+            raise ConfigError(f"chunk_range {args.chunk_range} asks for more tokens than the "
+                              f"{policy.config.num_actions} that the decoder's heads predict")
+        weights = args.reward_weights or [1.0] * len(reward_funcs)
+        if len(weights) != len(reward_funcs):
+            raise ConfigError(f"{len(weights)} reward_weights for {len(reward_funcs)} rewards")
+        callbacks = [JsonlLog(Path(args.output_dir) / "log.jsonl"), *(callbacks or [])]
+        if "tensorboard" in args.report_to:
+            args.report_to = [name for name in args.report_to if name != "tensorboard"]
+            callbacks.append(TensorBoardLog(Path(args.output_dir) / "tensorboard"))
+        super().__init__(policy, args, train_dataset=Prompts(train_prompts),
+                         eval_dataset=None if eval_prompts is None else Prompts(eval_prompts), data_collator=collate,
+                         callbacks=callbacks)
+        for noisy in (PrinterCallback, ProgressCallback):
+            self.remove_callback(noisy)
+        self.add_callback(Progress(quiet=bool(args.disable_tqdm)))
+        if self.is_fsdp_enabled:
+            raise ConfigError("the policy is small and the base frozen: run DCPO with "
+                              "launch/accelerate/multi_gpu.yaml, not with FSDP")
+        self.base = base.to(args.device).eval().requires_grad_(False)
+        self.recognizer, self.vocoder = recognizer, vocoder
+        self.reward_funcs, self.reward_weights = list(reward_funcs), list(weights)
+        self.reference, self.rollout_policy = (self._frozen_copy() for _ in range(2))
+        self.roller = Roller(
+            self.base, vocoder, self.reward_funcs, self.reward_weights, args.sampling, group_size=args.num_generations,
+            chunk_range=args.chunk_range, forced_rows=args.forced_rows, share_token_draws=args.common_random_numbers,
+            microbatches=args.reward_microbatches, overlap=args.overlap, hidden_dtype=getattr(torch, args.hidden_dtype))
+        self._buffer: dict[int, Prepared] = {}
+        self._meter = Meter()
+        self._rollout_seconds = 0.0
+
+    @property
+    def policy(self) -> ChunkPolicy:
+        return self.accelerator.unwrap_model(self.model)
+
+    def _frozen_copy(self) -> ChunkPolicy:
+        copy = ChunkPolicy(self.policy.config).to(self.args.device).eval().requires_grad_(False)
+        copy.load_state_dict(self.policy.state_dict())
+        return copy
+
+    # --- data ---------------------------------------------------------------------------------------------------
+
+    def get_train_dataloader(self) -> DataLoader:
+        args = self.args
+        batches = PromptBatches(
+            len(self.train_dataset), args.prompts_per_step, args.gradient_accumulation_steps, args.num_iterations,
+            args.seed, args.process_index, args.world_size, args.shuffle_dataset is not False)
+        # already this process's share: not prepared by Accelerate, which would shard it again
+        return PromptLoader(self.train_dataset, batch_sampler=batches, collate_fn=collate,
+                            generator=torch.Generator().manual_seed(args.seed))
+
+    # --- one update ---------------------------------------------------------------------------------------------
+
+    def create_optimizer(self, model=None) -> torch.optim.Optimizer:
+        if self.optimizer is None:
+            args = self.args
+            self.optimizer = torch.optim.Adam(self.model.parameters(), lr=args.learning_rate, eps=args.adam_epsilon,
+                                              betas=(args.adam_beta1, args.adam_beta2))
+        return self.optimizer
+
+    def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch=None) -> Tensor:
+        started, self._rollout_seconds = time.perf_counter(), 0.0
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        self._meter.add("seconds_update", time.perf_counter() - started - self._rollout_seconds)
+        return loss
+
+    def compute_loss(self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False,
+                     num_items_in_batch=None):
+        args = self.args
+        prepared = self._rollouts(inputs)
+        batch = prepared.batch
+        beta = objective.kl_weight(args.beta, inputs["epoch"], math.ceil(self.state.num_train_epochs))
+        log_law = objective.decision_law(model(batch.hidden.float()), batch.positions)  # [R, M, K]
+        old = objective.taken(log_law, batch.actions).detach() if prepared.old is None else prepared.old
+        out = objective.policy_loss(
+            log_law, batch.actions, objective.behaviour_log_probs(old, batch.forced, args.forced_rows),
+            prepared.reference, prepared.advantages, batch.mask, prepared.weights, beta=beta, epsilon=args.epsilon,
+            epsilon_high=args.epsilon_high, delta=args.delta, loss_type=args.loss_type, normalizer=prepared.normalizer)
+        self._log_update(out, log_law.detach(), prepared, beta)
+        return (out.loss, {}) if return_outputs else out.loss
+
+    def _rollouts(self, inputs: dict[str, Any]) -> Prepared:
+        """The rollouts of this micro-batch, made once per window (accumulation x inner iterations)."""
+        args = self.args
+        inside = inputs["position"] % args.window
+        if inside == 0:
+            state = self.policy.state_dict()
+            first = inputs["position"] == 0 and (inputs["epoch"] == 0 or args.reference_policy == "epoch")
+            for copy in (self.reference, self.rollout_policy) if first else (self.rollout_policy,):
+                copy.load_state_dict(state)
+            self._buffer.clear()
+        micro = inside % args.gradient_accumulation_steps
+        if micro not in self._buffer:  # also after resuming inside a window: the same rollouts are made again
+            started = time.perf_counter()
+            seed = args.seed * 1000 + 1 + inputs["epoch"]
+            batch = self.roller.collect(self.rollout_policy, inputs["items"], inputs["indices"], seed)
+            self._check_failures(batch)
+            self._buffer[micro] = self._prepare(batch)
+            self._rollout_seconds += time.perf_counter() - started
+        return self._buffer[micro]
+
+    @torch.no_grad()
+    def _prepare(self, batch: RolloutBatch) -> Prepared:
+        args = self.args
+        std = objective.reward_std(self.accelerator.gather(batch.rewards)) if args.scale_rewards == "batch" else None
+        advantages = objective.group_advantages(batch.rewards, args.num_generations, args.scale_rewards, std)
+        weights = objective.rollout_weights(batch.forced, advantages.valid, args.forced_rows, args.forced_weight)
+        hidden = batch.hidden.float()
+        reference = objective.decision_law(self.reference(hidden), batch.positions)
+        old = None
+        if args.num_iterations > 1:
+            old = objective.taken(objective.decision_law(self.rollout_policy(hidden), batch.positions), batch.actions)
+        normalizer: float | Tensor = float(args.max_completion_length)
+        if args.loss_type == "dapo":
+            decisions = (batch.mask * (weights > 0).unsqueeze(-1)).sum()
+            normalizer = self.accelerator.reduce(decisions, "mean").clamp(min=1)
+        self._log_rollouts(batch, advantages)
+        return Prepared(batch, advantages.values, weights, old, reference, normalizer)
+
+    def _check_failures(self, batch: RolloutBatch) -> None:
+        failed = [r.failure for r, value in zip(batch.records, batch.rewards.tolist(), strict=True) if value != value]
+        self._meter.add("failed_rewards", len(failed), len(batch.records))
+        everywhere = gather_object([(len(failed), len(batch.records), failed[0] if failed else None)])
+        share = sum(e[0] for e in everywhere) / sum(e[1] for e in everywhere)
+        if share > self.args.max_failed_rewards:
+            first = next(e[2] for e in everywhere if e[0])
+            raise RewardError(f"{share:.0%} of the rewards of step {self.state.global_step} could not be computed, "
+                              f"more than max_failed_rewards {self.args.max_failed_rewards:.0%}; the first: {first}")
+
+    # --- what is logged (algorithm notes 7.8) --------------------------------------------------------------------
+
+    def _log_rollouts(self, batch: RolloutBatch, advantages: objective.Advantages) -> None:
+        meter, records, rewards = self._meter, batch.records, batch.rewards.tolist()
+        sampled = [r for r in records if not r.forced]
+        meter.add_values("reward", rewards)
+        meter.add_values("reward_std", [float(objective.reward_std(batch.rewards))])
+        meter.add_values("reward_forced", [v for r, v in zip(records, rewards, strict=True) if r.forced])
+        meter.add_values("reward_sampled", [v for r, v in zip(records, rewards, strict=True) if not r.forced])
+        for j, reward in enumerate(self.reward_funcs):
+            meter.add_values(f"rewards/{reward.name}/mean", batch.parts[:, j].tolist())
+            if reward.name == "range_penalty":
+                meter.add_values("penalty", (-batch.parts[:, j]).tolist())
+        for name, rows in (("wer", records), ("wer_sampled", sampled)):
+            scored = [r.errors for r in rows if r.errors is not None]
+            meter.add(name, sum(e.errors for e in scored), sum(e.reference_words for e in scored))
+        meter.add("frac_reward_zero_std", float(advantages.zero_std.sum()), len(advantages.zero_std))
+        add_decisions(meter, "", sampled or records, self.args.chunk_range, self.policy.config.num_actions)
+        meter.add("duration_ratio", sum(len(r.result.tokens) for r in sampled or records),
+                  sum(len(r.item.reference_tokens) for r in sampled or records))
+        for name, value in batch.seconds.items():
+            meter.add(f"seconds_{name}", value)
+
+    @torch.no_grad()
+    def _log_update(self, out: objective.PolicyLoss, log_law: Tensor, prepared: Prepared, beta: float) -> None:
+        meter = self._meter
+        mask = prepared.batch.mask * (prepared.weights > 0).unsqueeze(-1)
+        decisions = float(mask.sum())
+        meter.add("entropy", float((objective.entropy(log_law) * mask).sum()), decisions)
+        meter.add("kl", float((out.kl * mask).sum()), decisions)
+        meter.add("clip_fraction", float((out.clipped * mask).sum()), decisions)
+        meter.add("beta", beta)
+        if decisions:
+            meter.add_max("ratio_max", float(out.ratio[mask > 0].max()))
+
+    def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:
+        if "loss" in logs:
+            logs.update(self._meter.drain())
+        super().log(logs, start_time)
+
+    # --- evaluation ---------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def evaluate(self, eval_dataset: Prompts | None = None, ignore_keys=None,
+                 metric_key_prefix: str = "eval") -> dict[str, Any]:
+        """Speak the evaluation prompts with the greedy and the sampled policy; corpus WER by the reward recogniser,
+        mean reward, tokens per pass, actions. The draws are the same in every evaluation of a run."""
+        dataset = eval_dataset or self.eval_dataset
+        if dataset is None:
+            raise ConfigError("evaluation needs evaluation prompts: set eval_split")
+        started = time.perf_counter()
+        metrics: dict[str, Any] = {}
+        for mode, suffix in (("greedy", ""), ("sample", "_sampled")):
+            mine = dataset.items[self.args.process_index :: self.args.world_size]
+            method = ChunkMethod(PolicyChunk(self.policy, mode))  # type: ignore[arg-type]
+            results = decode(self.base, [i.prompt for i in mine], method, self.args.sampling,
+                             seed=self.args.seed * 1000, batch_size=self.args.per_device_eval_batch_size)
+            records = [RolloutRecord(item, 0, 0, result) for item, result in zip(mine, results, strict=True)]
+            metrics.update({f"{metric_key_prefix}_{k}{suffix}": v for k, v in self._judge(records).items()})
+        metrics[f"{metric_key_prefix}_seconds"] = time.perf_counter() - started
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    def _judge(self, records: list[RolloutRecord]) -> dict[str, Any]:
+        synthesise(records, self.vocoder)
+        totals, _ = score(records, self.reward_funcs, self.reward_weights)
+        transcribe([r for r in records if r.errors is None and r.failure is None], self.recognizer)
+        meter = Meter()
+        meter.add_values("reward", totals.tolist())
+        add_decisions(meter, "", records, self.args.chunk_range, self.policy.config.num_actions)
+        counts = [None if (e := r.errors) is None else (e.substitutions, e.deletions, e.insertions, e.reference_words)
+                  for r in records]
+        failures = gather_object([next((r.failure for r in records if r.failure), None)])
+        wer = corpus_wer([None if c is None else WordErrors(*c) for c in gather_object(counts)])
+        if 1 - wer.coverage > self.args.max_failed_rewards:
+            raise RewardError(f"{1 - wer.coverage:.0%} of the evaluation utterances have no transcript; the first "
+                              f"cause: {next((f for f in failures if f), 'unknown')}")
+        return {"wer": wer.wer, "coverage": wer.coverage, **meter.drain()}
+
+    # --- checkpoints --------------------------------------------------------------------------------------------
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """The policy as `save_pretrained` writes it, with the reference and rollout policies beside it."""
+        if not self.args.should_save:
+            return
+        path = Path(output_dir or self.args.output_dir)
+        self.policy.save_pretrained(path)
+        tensors = {
+            f"{name}.{key}": value.detach().cpu().contiguous()
+            for name in ("reference", "rollout_policy") for key, value in getattr(self, name).state_dict().items()
+        }
+        save_file(tensors, path / STATE)
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, trial=None, ignore_keys_for_eval=None, **kwargs):
+        if resume_from_checkpoint is True:
+            found = latest_checkpoint(self.args.output_dir)
+            if found is None:
+                raise CheckpointError(f"{self.args.output_dir}: no complete checkpoint to resume from")
+            resume_from_checkpoint = str(found)
+        if resume_from_checkpoint:
+            self._load_copies(Path(resume_from_checkpoint))
+        return super().train(resume_from_checkpoint or None, trial, ignore_keys_for_eval, **kwargs)
+
+    def _load_copies(self, checkpoint: Path) -> None:
+        stored = ChunkPolicy.load_config(checkpoint)
+        if stored != ChunkPolicy.config_class(**{
+                k: getattr(self.policy.config, k) for k in stored.__dataclass_fields__}):
+            raise CheckpointError(f"{checkpoint}: a checkpoint of another run (policy {stored}); choose another "
+                                  "output_dir, or resume=never to start again")
+        try:
+            tensors = load_file(checkpoint / STATE)
+        except OSError as error:
+            raise CheckpointError(f"{checkpoint / STATE}: cannot read it ({error}); resume from another one") from error
+        for name in ("reference", "rollout_policy"):
+            own = {k.removeprefix(name + "."): v for k, v in tensors.items() if k.startswith(name + ".")}
+            getattr(self, name).load_state_dict(own)
+        self._buffer.clear()
+
+
+def add_decisions(meter: Meter, prefix: str, records: Sequence[RolloutRecord], chunk_range: Sequence[int],
+                  num_actions: int) -> None:
+    """Tokens per pass, truncation, share of actions outside the range, and the histogram of actions."""
+    results = [r.result for r in records]
+    actions = np.array([a for r in results for a in r.actions])
+    meter.add(f"{prefix}tokens_per_pass", sum(len(r.tokens) for r in results), sum(r.target_passes for r in results))
+    meter.add(f"{prefix}truncated", sum(r.truncated for r in results), len(results))
+    if chunk_range:
+        meter.add(f"{prefix}out_of_range", float((~np.isin(actions, chunk_range)).sum()), len(actions))
+    meter.add_counts(f"{prefix}action_histogram", np.bincount(actions - 1, minlength=num_actions))
+
+
+def latest_checkpoint(output_dir: str | Path) -> Path | None:
+    """The last checkpoint that was written completely (its trainer_state.json, written last, can be read)."""
+    found = sorted((p for p in Path(output_dir).glob("checkpoint-*") if p.name.split("-")[1].isdigit()),
+                   key=lambda p: int(p.name.split("-")[1]), reverse=True)
+    for path in found:
+        try:
+            json.loads((path / "trainer_state.json").read_text())
+        except (OSError, json.JSONDecodeError):
+            logger.warning("%s is not complete and is left out", path)
+            continue
+        return path
+    return None

@@ -1,0 +1,98 @@
+"""A comparison on a random tiny decoder with a fake vocoder and judge; run as a script by the two-process test."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from conftest import tiny_decoder
+
+from dcar.data import PromptItem
+from dcar.decoding import Prompt
+from eval.compare import CompareConfig, run
+from eval.methods import Models
+from eval.records import Tools
+from heads.policy import ChunkPolicy, ChunkPolicyConfig
+
+WORDS = "ash birch cedar elm fir hazel larch maple oak pine rowan willow".split()
+HOP = 480
+
+
+class ToneVocoder:
+    """Every token is a level for 20 ms; what it says can be read off the waveform."""
+
+    sample_rate, token_rate = 24_000, 50
+
+    def synthesize(self, token_lists, speaker):
+        assert len(token_lists) == len(speaker)
+        ripple = 1 + 0.01 * np.sin(np.arange(HOP) / 3)
+        return [np.concatenate([np.zeros(0), *[(t + 1) / 20 * ripple for t in tokens]]).astype(np.float32)
+                for tokens in token_lists]
+
+
+class LevelJudge:
+    """Reads one word per different neighbouring level; `calls` counts what it was asked."""
+
+    def __init__(self, name: str = "level-judge", fail_after: int | None = None):
+        self.name, self.calls, self.fail_after = name, 0, fail_after
+
+    def transcribe(self, waves, sample_rate):
+        assert sample_rate == 24_000
+        out = []
+        for wave in waves:
+            self.calls += 1
+            if self.fail_after is not None and self.calls > self.fail_after:
+                raise KeyboardInterrupt
+            levels = (wave.reshape(-1, HOP).mean(1) * 20).round().astype(int) - 1
+            out.append(" ".join(WORDS[t] for i, t in enumerate(levels[:12]) if i == 0 or t != levels[i - 1]))
+        return out
+
+
+def tiny_policy(seed: int = 0, base: str = "") -> ChunkPolicy:
+    torch.manual_seed(seed)
+    policy = ChunkPolicy(ChunkPolicyConfig(32, 4, width=16, num_attention_heads=2, base_checksum=base)).eval()
+    torch.nn.init.normal_(policy.output.weight, std=2.0)
+    return policy
+
+
+def tiny_items(count: int = 6) -> list[PromptItem]:
+    items = []
+    for i in range(count):
+        rng = np.random.default_rng(i)
+        tokens = [int(t) for t in rng.integers(0, 12, 15)]
+        text = " ".join(WORDS[t] for j, t in enumerate(tokens[:12]) if j == 0 or t != tokens[j - 1])
+        prompt = Prompt(f"utt<{i}>", tuple(int(t) for t in rng.integers(1, 20, 4 + i % 3)), tuple(tokens[:3]))
+        items.append(PromptItem(prompt, text, f"speaker & {i % 2}", rng.random(298).astype(np.float32), tokens,
+                                f"utt<{(i + 2) % count}>", len(tokens) / 50))
+    return items
+
+
+def tiny_tools(judge: LevelJudge | None = None, count: int = 6) -> Tools:
+    decoder, vocoder = tiny_decoder(), ToneVocoder()
+    items = tiny_items(count)
+    tokens = {i.prompt.utterance_id: i.reference_tokens for i in items}
+    models = Models(decoder, tiny_decoder(heads=1, seed=5), {"": tiny_policy(base=decoder.checksum())})
+    return Tools(
+        items, models, vocoder, judge or LevelJudge(), LevelJudge("second"),
+        similarity=lambda wave, rate, speaker: float(np.abs(wave).mean()),
+        noise_quality=lambda wave, rate: 3.0,
+        recording=lambda uid: (vocoder.synthesize([tokens[uid]], [0])[0], 24_000),
+        identity={"vocoder": "tone"},
+    )
+
+
+def tiny_config(out: Path | str, **changes) -> CompareConfig:
+    settings = dict(
+        methods=["far", "car-1", "car-3", "random-2-3", "dcar", "dcar-sampled"], seeds=[0, 1], batch_size=3,
+        max_tokens=20, max_tokens_per_text_unit=4, resamples=200, timing_utterances=0, audio_samples=2,
+        second_opinion_utterances=2, noise_quality_utterances=2, device="cpu", out=str(out),
+    )
+    return CompareConfig(**{**settings, **changes})
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    result = run(tiny_config(sys.argv[1]), tiny_tools())
+    print("processes", result["processes"])

@@ -1,0 +1,172 @@
+"""dcar.audio: real files in real formats, and every kind of broken one."""
+
+from __future__ import annotations
+
+import io
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile as sf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dcar import audio
+from dcar.audio import load_audio, resample, save_audio
+from dcar.errors import AudioError
+
+RATE = 16_000
+
+
+def tone(seconds: float = 0.5, rate: int = RATE, hz: float = 440.0) -> np.ndarray:
+    return (0.4 * np.sin(2 * np.pi * hz * np.arange(int(seconds * rate)) / rate)).astype(np.float32)
+
+
+@pytest.fixture(autouse=True)
+def fresh_notes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audio, "_noted", set())
+
+
+@pytest.mark.parametrize(
+    ("suffix", "close"), [("wav", 1e-4), ("flac", 1e-4), ("ogg", 0.1), ("opus", 0.1), ("mp3", 0.1)]
+)
+def test_save_and_load_round_trip(tmp_path: Path, suffix: str, close: float) -> None:
+    wave = tone()
+    save_audio(tmp_path / f"a.{suffix}", wave, RATE)
+    back, rate = load_audio(tmp_path / f"a.{suffix}")
+    assert (rate, back.dtype, back.ndim) == (RATE, np.float32, 1)
+    assert abs(len(back) - len(wave)) <= 1152  # mp3 pads to frames
+    if suffix != "mp3":
+        assert np.abs(back - wave)[2000:-2000].max() < close
+    assert [p.name for p in tmp_path.iterdir()] == [f"a.{suffix}"]  # no temporary file is left
+
+
+def test_bytes_and_paths_agree(tmp_path: Path) -> None:
+    save_audio(tmp_path / "a.opus", tone(rate=24_000), 24_000)
+    from_path, _ = load_audio(tmp_path / "a.opus", RATE)
+    from_bytes, _ = load_audio((tmp_path / "a.opus").read_bytes(), RATE)
+    np.testing.assert_array_equal(from_path, from_bytes)
+
+
+def test_stereo_is_averaged_with_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    left, right = tone(hz=300), tone(hz=500)
+    for name in ("a.wav", "b.wav"):
+        sf.write(tmp_path / name, np.stack([left, right], 1), RATE, subtype="FLOAT")
+    with caplog.at_level(logging.DEBUG, "dcar.audio"):
+        wave, _ = load_audio(tmp_path / "a.wav")
+        load_audio(tmp_path / "b.wav")
+    np.testing.assert_allclose(wave, (left + right) / 2, atol=1e-6)
+    assert [r.levelname for r in caplog.records] == ["WARNING", "DEBUG"]
+    assert "a.wav: 2 channels averaged" in caplog.text
+
+
+def test_8_khz_is_resampled_with_a_note(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    save_audio(tmp_path / "a.wav", tone(rate=8_000), 8_000)
+    wave, rate = load_audio(tmp_path / "a.wav", RATE)
+    assert rate == RATE
+    assert len(wave) == RATE // 2
+    assert np.argmax(np.abs(np.fft.rfft(wave))) == 220  # still 440 Hz: bins are 2 Hz wide
+    assert "8000 Hz to 16000 Hz" in caplog.text
+
+
+def _broken(tmp_path: Path) -> dict[str, tuple[Path, str]]:
+    def written(name: str, wave: np.ndarray, rate: int = RATE) -> Path:
+        sf.write(tmp_path / name, wave, rate, subtype="FLOAT")
+        return tmp_path / name
+
+    holes = tone()
+    holes[100:110] = np.nan
+    infinite = tone()
+    infinite[3] = np.inf
+    (tmp_path / "zero.wav").write_bytes(b"")
+    (tmp_path / "text.wav").write_text("this is not audio, but it has a wav suffix " * 20)
+    whole = written("whole.wav", tone())
+    (tmp_path / "cut.wav").write_bytes(whole.read_bytes()[:20])
+    (tmp_path / "folder.wav").mkdir()
+    return {
+        "missing": (tmp_path / "none.wav", "no such audio file"),
+        "folder": (tmp_path / "folder.wav", "is a folder"),
+        "zero bytes": (tmp_path / "zero.wav", "0 bytes"),
+        "not audio": (tmp_path / "text.wav", "not readable as audio"),
+        "cut header": (tmp_path / "cut.wav", "not readable as audio|no samples"),
+        "no samples": (written("empty.wav", np.zeros(0, np.float32)), "no samples"),
+        "nan": (written("nan.wav", holes), "10 of 8000 samples are NaN"),
+        "inf": (written("inf.wav", infinite), "1 of 8000 samples are NaN or infinite"),
+        "silent": (written("silent.wav", np.zeros(8000, np.float32)), "silent"),
+        "nearly silent": (written("quiet.wav", tone() * 1e-4), "silent"),
+        "channels cancel": (written("anti.wav", np.stack([tone(), -tone()], 1)), "channels, which cancel"),
+        "low rate": (written("low.wav", tone(rate=2_000), 2_000), "sample rate 2000 Hz"),
+    }
+
+
+def test_every_broken_file_is_named_with_its_fault(tmp_path: Path) -> None:
+    for path, message in _broken(tmp_path).values():
+        with pytest.raises(AudioError, match=message) as error:
+            load_audio(path)
+        assert str(path) in str(error.value)
+
+
+def test_broken_bytes_and_where(tmp_path: Path) -> None:
+    with pytest.raises(AudioError, match="manifest.jsonl:7: the audio file has 0 bytes"):
+        load_audio(b"", where="manifest.jsonl:7")
+    with pytest.raises(AudioError, match=r"audio in memory \(5 bytes\): not readable"):
+        load_audio(b"hello")
+    buffer = io.BytesIO()
+    sf.write(buffer, tone(), RATE, format="WAV")
+    assert len(load_audio(buffer.getvalue())[0]) == 8000
+
+
+@given(
+    n=st.integers(200, 3000),
+    pair=st.sampled_from([(16_000, 24_000), (24_000, 16_000), (22_050, 16_000), (14_400.0, 16_000)]),
+)
+@settings(max_examples=40, deadline=None)
+def test_resample_length_and_finiteness(n: int, pair: tuple[float, float]) -> None:
+    wave = np.random.default_rng(n).uniform(-0.5, 0.5, n).astype(np.float32)
+    out = resample(wave, *pair)
+    assert abs(len(out) - n * pair[1] / pair[0]) <= 1
+    assert np.isfinite(out).all()
+    assert out.dtype == np.float32
+
+
+def test_resample_rejects_nonsense() -> None:
+    with pytest.raises(AudioError, match="positive"):
+        resample(tone(), 0, RATE)
+    with pytest.raises(AudioError, match="mono"):
+        resample(np.zeros((2, 10)), RATE, 8_000)
+
+
+def test_save_rejects_and_leaves_nothing(tmp_path: Path) -> None:
+    cases = [
+        ("a.xyz", tone(), RATE, "unknown audio suffix"),
+        ("a.wav", np.full(10, np.nan), RATE, "NaN"),
+        ("a.wav", np.zeros((2, 10)), RATE, "mono"),
+        ("a.wav", np.zeros(0), RATE, "mono"),
+        ("a.opus", tone(rate=22_050), 22_050, "Opus cannot store"),
+    ]
+    for name, wave, rate, message in cases:
+        with pytest.raises(AudioError, match=message):
+            save_audio(tmp_path / name, wave, rate)
+    assert not list(tmp_path.iterdir())
+
+
+def test_full_disk_keeps_the_earlier_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.wav"
+    save_audio(path, tone(), RATE)
+    before = path.read_bytes()
+
+    def full(*args: object, **kwargs: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(audio.sf, "write", full)
+    with pytest.raises(AudioError, match="No space left on device"):
+        save_audio(path, tone(hz=100), RATE)
+    assert path.read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["a.wav"]
+
+
+def test_loud_samples_are_clipped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    save_audio(tmp_path / "a.wav", tone() * 5, RATE)
+    assert np.abs(load_audio(tmp_path / "a.wav")[0]).max() <= 1.0
+    assert "clipped" in caplog.text

@@ -1,0 +1,194 @@
+"""The maths of DCPO (algorithm notes T8): advantages, clipping, KL, agreement with TRL."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from types import SimpleNamespace
+
+import pytest
+import torch
+from accelerate import Accelerator
+from trl import GRPOTrainer
+
+from rl import objective as o
+
+NAN = float("nan")
+
+
+def example(rollouts: int = 6, decisions: int = 5, actions: int = 4, seed: int = 0):
+    """Log-laws of a policy, the policy of the rollouts and a reference, actions, a ragged mask, advantages."""
+    g = torch.Generator().manual_seed(seed)
+    laws = [torch.randn(rollouts, decisions, actions, generator=g).double().log_softmax(-1) for _ in range(3)]
+    taken = torch.randint(0, actions, (rollouts, decisions), generator=g)
+    lengths = torch.randint(1, decisions + 1, (rollouts,), generator=g)
+    mask = (torch.arange(decisions) < lengths[:, None]).double()
+    return laws[0].requires_grad_(), laws[1], laws[2], taken, mask, torch.randn(rollouts, generator=g).double()
+
+
+def trl_loss(loss_type: str, log_probs, old, advantages, mask, delta=None) -> torch.Tensor:
+    """TRL's own GRPO loss on given log-probabilities: its method on an object that was never initialised."""
+    trainer = object.__new__(GRPOTrainer)
+    trainer.__dict__.update(
+        aux_loss_enabled=False, top_entropy_quantile=1.0, off_policy_mask_threshold=None, beta=0.0, use_vllm=False,
+        importance_sampling_level="token", loss_type=loss_type, epsilon_low=0.2, epsilon_high=0.28,
+        max_completion_length=50, current_gradient_accumulation_steps=1, _entropy_bonus_enabled=False,
+        use_adaptive_entropy=False, model=SimpleNamespace(training=True), accelerator=Accelerator(cpu=True),
+        args=SimpleNamespace(delta=delta, steps_per_generation=1, use_bias_correction_kl=True),
+        _metrics={"train": defaultdict(list)},
+        _get_per_token_logps_and_entropies=lambda *a, **k: (log_probs, torch.zeros_like(log_probs), None))
+    ids = torch.zeros(mask.shape, dtype=torch.long)
+    return trainer._compute_loss(trainer.model, {
+        "prompt_ids": ids[:, :0], "prompt_mask": ids[:, :0], "completion_ids": ids, "completion_mask": mask,
+        "advantages": advantages, "old_per_token_logps": old, "num_items_in_batch": mask.sum()})
+
+
+@pytest.mark.parametrize("loss_type", ["grpo", "bnpo", "dapo", "dr_grpo"])
+@pytest.mark.parametrize("delta", [None, 1.5])
+def test_loss_and_gradient_equal_those_of_trl(loss_type, delta):
+    law, old_law, reference, actions, mask, advantages = example()
+    old = o.taken(old_law, actions)
+    normalizer = {"dapo": mask.sum(), "dr_grpo": 50.0}.get(loss_type, 1.0)
+    ours = o.policy_loss(law, actions, old, reference, advantages, mask, torch.ones(6), epsilon=0.2, epsilon_high=0.28,
+                         loss_type=loss_type, normalizer=normalizer, delta=delta).loss
+    mine = torch.autograd.grad(ours, law)[0]
+    theirs = trl_loss(loss_type, o.taken(law, actions), old, advantages, mask, delta)
+    assert torch.allclose(ours, theirs) and ours.abs() > 1e-3
+    assert torch.allclose(mine, torch.autograd.grad(theirs, law)[0])
+
+
+def test_exact_kl_is_the_expectation_of_the_sampled_estimator():
+    law, _, reference, *_ = example()
+    law = law.detach()
+    difference = reference - law
+    k3 = difference.exp() - difference - 1  # the estimator that GRPO takes at the sampled action
+    assert torch.allclose(o.exact_kl(law, reference), (law.exp() * k3).sum(-1))
+    assert (o.exact_kl(law, reference) >= 0).all()
+    assert torch.allclose(o.exact_kl(law, law), torch.zeros(()).double())
+    assert torch.allclose(o.entropy(torch.zeros(4).log_softmax(-1)), torch.tensor(4.0).log())
+
+
+def test_kl_enters_with_its_weight_and_grows_from_zero():
+    law, _, reference, actions, mask, advantages = example()
+    old = o.taken(law, actions).detach()
+    plain, with_kl = (o.policy_loss(law, actions, old, reference, advantages, mask, torch.ones(6), beta=b)
+                      for b in (0.0, 0.3))
+    kl = o.aggregate(o.exact_kl(law, reference), mask, torch.ones(6))
+    assert torch.allclose(with_kl.loss - plain.loss, 0.3 * kl)
+    assert [o.kl_weight(0.04, e, 3) for e in range(3)] == [0, 0.02, 0.04]
+    assert o.kl_weight(0.04, 0, 1) == 0
+
+
+def test_advantages_have_zero_mean_and_unit_std_in_every_group():
+    rewards = torch.tensor([1.0, 2, 3, 6, -5, 0, 5, 1]).double()
+    out = o.group_advantages(rewards, 4)
+    groups = out.values.view(2, 4)
+    assert torch.allclose(groups.mean(1), torch.zeros(2), atol=1e-6)
+    assert torch.allclose(groups.std(1), torch.ones(2), atol=1e-3)  # ddof 1, up to the 1e-4 in the denominator
+    assert torch.allclose(o.group_advantages(rewards + 100, 4).values, out.values, atol=1e-5)
+    centred = rewards.view(2, 4) - rewards.view(2, 4).mean(1, keepdim=True)
+    assert torch.allclose(o.group_advantages(rewards, 4, "none").values, centred.view(-1).float())
+    batch = o.group_advantages(rewards, 4, "batch").values
+    assert torch.allclose(batch, (centred.view(-1) / (rewards.std() + 1e-4)).float())
+
+
+def test_missing_rewards_count_nowhere():
+    rewards = torch.tensor([1.0, NAN, 3, 5, NAN, NAN, NAN, NAN, NAN, NAN, NAN, 2]).double()
+    out = o.group_advantages(rewards, 4)
+    present = o.group_advantages(torch.tensor([1.0, 3, 5]).double(), 3)
+    assert torch.allclose(out.values[[0, 2, 3]], present.values)
+    assert out.values[[1, 4, 5, 6, 7, 8, 9, 10, 11]].tolist() == [0] * 9
+    assert out.valid.tolist() == [True, False, True, True] + [False] * 7 + [True]
+    assert out.zero_std.tolist() == [False, True, True]
+    law, _, reference, actions, mask, _ = example(12)
+    weights = o.rollout_weights(torch.zeros(12, dtype=torch.bool), out.valid, "policy_ratio")
+    old = o.taken(law, actions).detach()
+    loss = o.policy_loss(law, actions, old, reference, out.values.double(), mask, weights).loss
+    gradient = torch.autograd.grad(loss, law)[0]
+    assert gradient.isfinite().all()
+    assert gradient[~out.valid].abs().sum() == 0 and gradient[0].abs().sum() > 0
+
+
+def test_a_group_without_spread_teaches_nothing():
+    # the mean of 0.1 three times over is not 0.1 in floating point: the spread is tiny instead of zero
+    out = o.group_advantages(torch.full((6,), 0.1), 3)
+    assert out.zero_std.all() and out.values.abs().sum() == 0
+    law, _, reference, actions, mask, _ = example()
+    old = o.taken(law, actions).detach()
+    loss = o.policy_loss(law, actions, old, reference, out.values, mask, torch.ones(6)).loss
+    assert torch.autograd.grad(loss, law)[0].abs().sum() == 0  # a backward pass exists, and it is zero
+
+
+def test_nothing_left_to_learn_still_has_a_backward_pass():
+    law, _, reference, actions, mask, advantages = example()
+    for loss_type in o.LOSS_TYPES:
+        loss = o.policy_loss(law, actions, o.taken(law, actions).detach(), reference, advantages, mask, torch.zeros(6),
+                             loss_type=loss_type, beta=0.1).loss
+        assert loss.item() == 0 and torch.autograd.grad(loss, law)[0].abs().sum() == 0
+
+
+def test_first_inner_step_has_ratio_one_and_the_clip_bites_later():
+    law, old_law, reference, actions, mask, advantages = example()
+    first = o.policy_loss(law, actions, o.taken(law, actions).detach(), reference, advantages, mask, torch.ones(6))
+    assert torch.allclose(first.ratio, torch.ones(()).double()) and not first.clipped.any()
+    later = o.policy_loss(law, actions, o.taken(old_law, actions), reference, advantages, mask, torch.ones(6))
+    assert later.clipped.any()
+    ratio = (o.taken(law, actions) - o.taken(old_law, actions)).exp()
+    gradient = torch.autograd.grad(o.clipped_surrogate(ratio, advantages, 0.2).sum(), law)[0]
+    assert gradient[later.clipped].abs().sum() == 0 and gradient[~later.clipped].abs().sum() > 0
+    assert ratio.detach().allclose(later.ratio)
+
+
+@pytest.mark.parametrize("switch", o.FORCED_ROWS)
+def test_what_the_forced_half_does(switch):
+    law, old_law, reference, actions, mask, advantages = example()
+    forced = torch.tensor([True, True, True, False, False, False])
+    weights = o.rollout_weights(forced, torch.ones(6, dtype=torch.bool), switch)
+    old = o.taken(old_law, actions)
+    behaviour = o.behaviour_log_probs(old, forced, switch)
+    out = o.policy_loss(law, actions, behaviour, reference, advantages, mask, weights, epsilon=100.0)
+    gradient = torch.autograd.grad(out.loss, law)[0].abs().sum((1, 2))
+    assert (gradient[3:] > 0).all()
+    if switch == "baseline_only":
+        assert gradient[:3].sum() == 0  # only in the group's mean and std
+        alone = o.policy_loss(law[3:], actions[3:], old[3:], reference[3:], advantages[3:], mask[3:], torch.ones(3),
+                              epsilon=100.0)
+        assert torch.allclose(out.loss, alone.loss)
+    else:
+        assert (gradient[:3] > 0).all()
+        expected = o.taken(law, actions).exp() if switch == "behaviour_one" else (o.taken(law, actions) - old).exp()
+        assert torch.allclose(out.ratio[:3], expected[:3].detach())
+    assert torch.allclose(out.ratio[3:], (o.taken(law, actions) - old).exp()[3:].detach())
+
+
+def test_a_collapsed_policy_gives_no_nan():
+    law = torch.tensor([[[0.0, -200.0]]]).log_softmax(-1).requires_grad_()
+    old = torch.tensor([[-200.0]])
+    out = o.policy_loss(law, torch.tensor([[0]]), old, law.detach(), torch.zeros(1), torch.ones(1, 1), torch.ones(1),
+                        beta=0.1)
+    assert torch.autograd.grad(out.loss, law)[0].isfinite().all() and out.loss.isfinite()
+
+
+def test_a_two_sided_toy_finds_the_best_action():
+    """Reward = -|a - 3|: plain policy gradient with this objective converges to action 3."""
+    torch.manual_seed(0)
+    logits = torch.zeros(5, requires_grad=True)
+    optimiser = torch.optim.Adam([logits], lr=0.1)
+    for _ in range(60):
+        law = logits.log_softmax(-1).expand(16, 1, 5)
+        actions = torch.multinomial(law[:, 0].exp(), 1)
+        rewards = -(actions[:, 0] + 1 - 3).abs().double()
+        out = o.policy_loss(law, actions, o.taken(law, actions).detach(), law.detach(),
+                            o.group_advantages(rewards, 8).values, torch.ones(16, 1), torch.ones(16))
+        optimiser.zero_grad()
+        out.loss.backward()
+        optimiser.step()
+    assert logits.softmax(-1)[2] > 0.9
+
+
+def test_decision_law_reads_the_decision_positions():
+    logits = torch.randn(2, 6, 3)
+    positions = torch.tensor([[0, 2, 5], [1, 3, 0]])
+    law = o.decision_law(logits, positions)
+    assert torch.allclose(law[1, 1], logits[1, 3].log_softmax(-1))
+    actions = torch.tensor([[2, 1, 0], [0, 0, 0]])
+    assert torch.allclose(o.taken(law, actions)[0, 0], logits[0, 0].log_softmax(-1)[2])

@@ -1,0 +1,193 @@
+"""Rewards (algorithm notes T14): WER, penalties, failures, the ground truth's WER."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import jiwer
+import numpy as np
+import pytest
+from toy_world import ToyRecognizer, ToyVocoder, toy_items
+
+from dcar.decoding import DecodeResult
+from dcar.errors import AudioError, ConfigError
+from rl.meter import Meter
+from rl.rewards import (
+    GroundTruth,
+    LikelihoodReward,
+    RangePenalty,
+    RolloutRecord,
+    SpeedBonus,
+    WERReward,
+    ground_truth_errors,
+    score,
+)
+from rl.rollout import synthesise
+
+
+def record(index: int = 0, tokens=(0, 1, 2), actions=(1,), units: int = 4) -> RolloutRecord:
+    item = next(i for i in toy_items(50, name=f"r{index}-") if len(i.prompt.text_ids) == units)
+    result = DecodeResult(item.prompt.utterance_id, "dcar", 0, list(tokens), False, len(actions), actions=list(actions))
+    return RolloutRecord(item, index, 0, result)
+
+
+def perfect(units: int) -> list[int]:
+    return [3 * u + k for u in range(units) for k in (0, 1, 2)]
+
+
+class Scripted:
+    """A recogniser that says what it is told, by the first sample of the wave."""
+
+    name = "scripted"
+
+    def __init__(self, texts):
+        self.texts, self.calls = texts, 0
+
+    def transcribe(self, waves, sample_rate):
+        self.calls += 1
+        return [self._one(wave) for wave in waves]
+
+    def _one(self, wave):
+        text = self.texts[int(wave[0])]
+        if isinstance(text, Exception):
+            raise text
+        return text
+
+
+def spoken(texts, references):
+    records = [record(i) for i in range(len(texts))]
+    for i, (r, reference) in enumerate(zip(records, references, strict=True)):
+        r.item = replace(r.item, text=reference)
+        r.wave, r.sample_rate = np.full(4, i, np.float32), 50
+    return records
+
+
+def test_wer_reward_agrees_with_jiwer_and_is_capped():
+    references = ["the cat sat on the mat", "one two three", "hello world", "good morning"]
+    heard = ["the cat sat on mat", "one too three four", "", "a b c d e f g h"]
+    records = spoken(heard, references)
+    reward = WERReward(Scripted(heard), {records[0].item.prompt.utterance_id: 0.5})
+    values = reward(records)
+    assert values[0] == pytest.approx(0.5 - jiwer.wer(references[0], heard[0]))
+    assert values[1] == pytest.approx(-jiwer.wer(references[1], heard[1]))
+    assert values[2] == -1  # an empty transcript is all words deleted
+    assert records[3].errors.rate > 1 and values[3] == -1  # runaway speech counts as the cap
+    assert WERReward(Scripted(heard), cap=3.0)(spoken(heard, references))[3] == pytest.approx(-3.0)
+
+
+def test_a_rollout_without_tokens_is_bad_not_missing():
+    r = record(tokens=(), actions=(2,))
+    synthesise([r], ToyVocoder())
+    assert WERReward(ToyRecognizer())([r]) == [-1.0] and r.transcript == "" and r.failure is None
+
+
+def test_one_bad_wave_costs_one_reward():
+    texts = ["a", AudioError("the wave holds NaN"), "c"]
+    records = spoken(texts, ["a", "b", "c"])
+    total, _ = score(records, [WERReward(Scripted(texts))], [1.0])
+    assert total[0] == 0 and total[2] == 0 and math.isnan(total[1])
+    assert records[1].failure == "AudioError: the wave holds NaN" and records[0].failure is None
+
+
+def test_vocoder_failures_and_bad_samples_are_missing_rewards():
+    records = [record(0, perfect(4)), record(1, (0, 2)), record(2, (3,))]
+    synthesise(records, ToyVocoder(breaks=lambda tokens: len(tokens) == 2))
+    total, _ = score(records, [WERReward(ToyRecognizer())], [1.0])
+    assert math.isnan(total[1]) and "toy vocoder broke" in records[1].failure
+    assert total[0] == 0 and total[2] == -1
+
+    class Poisoned(ToyVocoder):
+        def synthesize(self, token_lists, speaker):
+            return [np.full(3, np.nan, np.float32) for _ in token_lists]
+
+    r = record()
+    synthesise([r], Poisoned())
+    assert math.isnan(score([r], [WERReward(ToyRecognizer())], [1.0])[0][0]) and "not finite" in r.failure
+
+
+@pytest.mark.parametrize(("actions", "tokens", "expected"), [
+    ([1] * 10, 10, 0.1),  # the worked examples of the algorithm notes, 7.4
+    ([7] * 10, 70, 0.1 * 4 / 7),
+    ([2, 3, 2], 7, 0.0),
+    ([1, 2, 5, 7], 15, 0.1 * (1 + 0 + 2 + 4) / 15),
+])
+def test_range_penalty(actions, tokens, expected):
+    r = record(tokens=range(tokens), actions=actions)
+    assert -RangePenalty([2, 3])([r])[0] == pytest.approx(expected)
+    outside = sum(a not in (2, 3) for a in actions)
+    assert -RangePenalty([2, 3], kind="indicator")([r])[0] == pytest.approx(0.1 * outside / tokens)
+    assert RangePenalty([2, 3], kind="none")([r]) == [0.0]
+    assert -RangePenalty([2, 3], normalizer="decisions")([r])[0] == pytest.approx(expected * tokens / len(actions))
+    assert -RangePenalty([2, 3], alpha=1.0)([r])[0] == pytest.approx(10 * expected)
+
+
+def test_wrong_penalty_and_speed_bonus():
+    with pytest.raises(ConfigError, match="distance, indicator or none"):
+        RangePenalty([2], kind="squared")
+    assert SpeedBonus(0.3)([record(tokens=range(12), actions=[3] * 4)]) == [pytest.approx(0.3 * (1 - 4 / 12))]
+
+
+def test_rewards_add_with_weights_and_one_failure_is_enough():
+    class Sometimes:
+        name = "sometimes"
+
+        def __call__(self, records):
+            return [1.0, float("inf")]
+
+    class Broken:
+        name = "broken"
+
+        def __call__(self, records):
+            raise OSError("disk")
+
+    records = [record(0, range(10), [2] * 5), record(1, range(10), [1] * 10)]
+    total, parts = score(records, [SpeedBonus(1.0), Sometimes()], [2.0, 0.5])
+    assert total[0] == pytest.approx(2 * 0.5 + 0.5) and math.isnan(total[1])
+    assert parts[1, 0] == 0 and "sometimes gave no finite number" in records[1].failure
+    records = [record()]
+    assert np.isnan(score(records, [Broken()], [1.0])[0]).all() and "broken: OSError: disk" in records[0].failure
+
+
+def test_log_likelihood_is_scaled_and_has_a_floor():
+    class CTC(Scripted):
+        def log_likelihood(self, waves, sample_rate, texts):
+            return [float(self.texts[int(w[0])]) for w in waves]
+
+    records = spoken([-0.5, -float("inf"), 0], ["a b", "c", "d"])
+    records[2].wave = None
+    values = LikelihoodReward(CTC([-0.5, -float("inf"), 0]))(records)
+    assert values[:2] == pytest.approx([-0.05, -1.0]) and math.isnan(values[2])
+    with pytest.raises(ConfigError, match="no likelihoods"):
+        LikelihoodReward(Scripted([]))
+
+
+def test_ground_truth_is_measured_once_and_kept(tmp_path):
+    items = toy_items(9)
+    items[3] = broken = replace(items[3], reference_tokens=items[3].reference_tokens[:-1])
+    path = tmp_path / "ground_truth.json"
+    truth = GroundTruth(path, "toy", items)
+    shares = [truth.missing(rank, 2) for rank in range(2)]
+    assert sorted(i.prompt.utterance_id for s in shares for i in s) == sorted(i.prompt.utterance_id for i in items)
+    for share in shares:
+        truth.add(ground_truth_errors(share, ToyVocoder(), ToyRecognizer()), save=True)
+    units = len(broken.prompt.text_ids)
+    assert truth.rates()[broken.prompt.utterance_id] == pytest.approx(1 / units)
+    assert truth.corpus() == pytest.approx(1 / sum(len(i.prompt.text_ids) for i in items))
+    again = GroundTruth(path, "toy", items)
+    assert again.missing() == [] and again.rates() == truth.rates()
+    assert len(GroundTruth(path, "another recogniser", items).missing()) == 9
+
+
+def test_meter_takes_means_once_at_the_end():
+    meter = Meter()
+    meter.add("wer", 1, 10)
+    meter.add("wer", 3, 10)
+    meter.add_values("reward", [1.0, float("nan"), 3.0])
+    meter.add_values("reward_forced", [float("nan")])
+    meter.add_max("ratio_max", 1.2)
+    meter.add_max("ratio_max", 1.1)
+    meter.add_counts("actions", [1, 3])
+    meter.add_counts("actions", [0, 4])
+    assert meter.drain() == {"wer": 0.2, "reward": 2.0, "ratio_max": 1.2, "actions": [0.125, 0.875]}
+    assert meter.drain() == {}

@@ -1,0 +1,174 @@
+"""A world without audio in which the right chunk size depends on context (algorithm notes, section 16).
+
+Speech of N units: each unit is a start, zero to three mids, an end; code = 3 * unit + {start 0, mid 1, end 2}. After an
+end the next token is certain, elsewhere it is a choice, and heads sample independently, so a chunk that spans a choice
+can emit impossible pairs. The decoder is a table of the exact laws of its K heads; the vocoder is the identity; the
+recogniser reads a unit where start, mids and end stand together, and "junk" for each broken run.
+"""
+
+from __future__ import annotations
+
+import random
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dcar.data import PromptItem
+from dcar.decoding import Prompt
+from dcar.model import CARConfig
+
+UNITS = ("red", "blue", "green", "black", "white", "brown", "pink", "yellow")
+CODES, END = 24, 24
+START, MID, STOP = 0, 1, 2
+State = tuple[int, int, int]  # unit, kind of the last token, mids so far
+FIRST: State = (-1, STOP, 0)
+FEATURES = 24
+
+
+def step(state: State, units: int) -> dict[State | None, float]:
+    """The next states and their probabilities; None is the end of speech."""
+    unit, kind, mids = state
+    if kind == STOP:
+        return {(unit + 1, START, 0): 1.0} if unit + 1 < units else {None: 1.0}
+    end = 1 / (4 - mids) if mids < 3 else 1.0
+    after: dict[State | None, float] = {(unit, STOP, 0): end}
+    if end < 1:
+        after[(unit, MID, mids + 1)] = 1 - end
+    return after
+
+
+@lru_cache(None)
+def ahead(state: State, k: int, units: int) -> dict[State | None, float]:
+    """Law of the state k tokens later."""
+    if k == 1:
+        return step(state, units)
+    out: dict[State | None, float] = {}
+    for middle, p in ahead(state, k - 1, units).items():
+        following = {None: 1.0} if middle is None else step(middle, units)
+        for last, q in following.items():
+            out[last] = out.get(last, 0.0) + p * q
+    return out
+
+
+def consume(state: State, code: int) -> State:
+    """The state after reading a token, however impossible it is there."""
+    unit, kind = divmod(code, 3)
+    if kind != MID:
+        return unit, kind, 0
+    return unit, MID, min(3, state[2] + 1) if state[0] == unit and state[1] != STOP else 1
+
+
+class ToyCache:
+    def __init__(self, states: Tensor, capacity: int):
+        self.states, self.capacity = states, capacity
+        self.lengths = torch.ones_like(states)
+
+    def select(self, rows: Tensor, repeats: int = 1) -> ToyCache:
+        rows = rows.repeat_interleave(repeats)
+        out = ToyCache(self.states[rows], self.capacity)
+        out.lengths = self.lengths[rows]
+        return out
+
+
+class ToyHeads(nn.Module):
+    def __init__(self, features: Tensor, laws: Tensor):
+        super().__init__()
+        self.register_buffer("features", features)  # [states, D], rows distinct
+        self.register_buffer("laws", laws.log())  # [states, K, V + 1]
+
+    def forward(self, hidden: Tensor, k: int) -> Tensor:
+        return self.laws[(hidden @ self.features.T).argmax(-1), :k]
+
+
+class ToyDecoder(nn.Module):
+    """What the decoding loop needs of a CARDecoder, from tables."""
+
+    def __init__(self, heads: int = 4):
+        super().__init__()
+        self.config = CARConfig(text_vocab_size=16, speech_vocab_size=CODES, hidden_size=FEATURES, num_layers=1,
+                                num_attention_heads=1, ffn_size=1, num_prediction_heads=heads, bos=True)
+        self.norm = nn.LayerNorm(1)
+        states = [(n, s) for n in range(4, 9) for s in
+                  [FIRST] + [(u, k, c) for u in range(n) for k, c in
+                             ((START, 0), (MID, 1), (MID, 2), (MID, 3), (STOP, 0))]]
+        self.number = {state: i for i, state in enumerate(states)}
+        features, laws = torch.zeros(len(states), FEATURES), torch.zeros(len(states), heads, CODES + 1)
+        following = torch.zeros(len(states), CODES, dtype=torch.long)
+        for i, (n, state) in enumerate(states):
+            unit, kind, mids = state
+            features[i, [kind, 3 + mids, 7 + unit + 1, 16 + n - 4]] = 1.0
+            for k in range(1, heads + 1):
+                for after, p in ahead(state, k, n).items():
+                    laws[i, k - 1, END if after is None else 3 * after[0] + after[1]] += p
+            for code in range(3 * n):
+                following[i, code] = self.number[n, consume(state, code)]
+        self.register_buffer("features", features)
+        self.register_buffer("following", following)
+        self.heads = ToyHeads(features, laws)
+
+    def prefill(self, text_ids, text_lengths: Tensor, prompt_ids, prompt_lengths, capacity: int):
+        states = torch.tensor([self.number[int(n), FIRST] for n in text_lengths])
+        return ToyCache(states, capacity), self.features[states][:, None]
+
+    def extend(self, cache: ToyCache, tokens: Tensor, counts: Tensor) -> Tensor:
+        codes = tokens.clamp(max=CODES - 1)  # finished rows still carry their EOS, which is not consumed
+        hidden = []
+        for j in range(tokens.shape[1]):
+            cache.states = torch.where(j < counts, self.following[cache.states, codes[:, j]], cache.states)
+            hidden.append(self.features[cache.states])
+        cache.lengths = cache.lengths + counts
+        return torch.stack(hidden, 1)
+
+
+class ToyVocoder:
+    """The identity: a wave of token ids. `breaks` names utterance lengths in tokens at which it fails."""
+
+    sample_rate = 50
+
+    def __init__(self, breaks=lambda tokens: False):
+        self.breaks = breaks
+
+    def synthesize(self, token_lists, speaker) -> list[np.ndarray]:
+        if any(self.breaks(tokens) for tokens in token_lists):
+            raise RuntimeError("the toy vocoder broke")
+        return [np.asarray(tokens, np.float32) for tokens in token_lists]
+
+
+class ToyRecognizer:
+    name = "toy"
+
+    def transcribe(self, waves, sample_rate) -> list[str]:
+        return [" ".join(read(wave.astype(int).tolist())) for wave in waves]
+
+
+def read(codes: list[int]) -> list[str]:
+    """Units whose start, mids and end are contiguous, "junk" for each maximal broken run."""
+    words: list[str] = []
+    current: int | None = None
+    junk = False
+    for unit, kind in (divmod(code, 3) for code in codes):
+        if kind == START:
+            junk |= current is not None
+            current = unit
+        elif kind == MID:
+            if current != unit:
+                junk, current = True, None
+        elif current == unit:
+            words += ["junk"] * junk + [UNITS[unit]]
+            junk, current = False, None
+        else:
+            junk, current = True, None
+    return words + ["junk"] * (junk or current is not None)
+
+
+def toy_items(count: int, seed: int = 0, name: str = "toy") -> list[PromptItem]:
+    rng = random.Random(seed)
+    items = []
+    for i in range(count):
+        units = rng.randint(4, 8)
+        tokens = [3 * u + k for u in range(units) for k in (START, MID, STOP)]
+        items.append(PromptItem(Prompt(f"{name}{i}", tuple(range(1, units + 1)), ()), " ".join(UNITS[:units]), "toy",
+                                np.zeros(2, np.float32), tokens, f"{name}{i}", len(tokens) / 50))
+    return items

@@ -116,13 +116,14 @@ class CARDecoder(Checkpoint):
     def forward(self, text_ids: Tensor, text_lengths: Tensor, speech_ids: Tensor, speech_lengths: Tensor,
                 prompt_lengths: Tensor, head_weights: Sequence[float] | None = None,
                 reduction: str = "per_head_mean", eos_tail: str = "fill",
-                speech_inputs: Tensor | None = None) -> CAROutput:
+                speech_inputs: Tensor | None = None, head_positions: float = 1.0) -> CAROutput:
         """Teacher-forced loss of all heads (paper eq. 1): sum_k lambda_k * mean_t CE(head k at t, y_{t+k}).
 
         text_ids [B, N]; speech_ids [B, S] = prompt (closed by BOS where the config has it) + target, no EOS;
         speech_lengths [B] with prompt; prompt_lengths [B]: positions before prompt_lengths - 1 carry no loss.
         `reduction` "token_sum" weighs every target alike instead of every head. `speech_inputs` [B, S] is read in
-        place of speech_ids where the input is noisy; the targets stay clean.
+        place of speech_ids where the input is noisy; the targets stay clean. `head_positions` < 1 trains the additional
+        heads on a random share of the positions: an unbiased estimate of their means at less cost.
         """
         inputs = speech_ids if speech_inputs is None else speech_inputs
         hidden = self.speech_hidden(text_ids, text_lengths, inputs, speech_lengths, prompt_lengths)
@@ -135,6 +136,8 @@ class CARDecoder(Checkpoint):
         for head in range(1, self.config.num_prediction_heads + 1):
             targets = head_targets(speech_ids, speech_lengths, head, self.config.eos, eos_tail)
             keep = trained & (targets != IGNORE)
+            if head > 1 and head_positions < 1:
+                keep = keep & (torch.rand(keep.shape, device=keep.device) < head_positions)
             logits = self.heads.single(hidden[keep], head)
             target = targets[keep]
             losses.append(F.cross_entropy(logits.float(), target, reduction="sum"))
@@ -143,7 +146,11 @@ class CARDecoder(Checkpoint):
         total, count = torch.stack(losses), torch.stack(counts)
         mean = total / count.clamp(min=1)
         weight = torch.tensor(weights, device=total.device)
-        loss = (weight * (mean if reduction == "per_head_mean" else total)).sum()
+        if reduction == "per_head_mean":
+            loss = (weight * mean).sum()
+        else:  # what was left out at random counts as what was kept
+            share = torch.tensor([1.0, *[head_positions] * (len(weights) - 1)], device=total.device)
+            loss = (weight * total / share).sum()
         return CAROutput(loss, mean.detach(), torch.stack(accuracies) / count.clamp(min=1), count)
 
     def speech_hidden(self, text_ids: Tensor, text_lengths: Tensor, speech_ids: Tensor, speech_lengths: Tensor,

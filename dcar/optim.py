@@ -37,7 +37,7 @@ class ScaledAdam(Optimizer):
         ))
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:
+    def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:  # type: ignore[override]
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -57,8 +57,8 @@ class ScaledAdam(Optimizer):
         if scale is None:
             return 1.0
         # d(loss) for a relative change of the tensor: gradient times RMS, so that all tensors count alike
-        square = sum(((p.grad * self._rms(p, group)) ** 2).sum() for p in parameters)
-        norm = float(torch.sqrt(square))
+        relative = [p.grad * self._rms(p, group) for p in parameters if p.grad is not None]
+        norm = float(torch.stack([(g**2).sum() for g in relative]).sum().sqrt())
         if not math.isfinite(norm):
             return 0.0  # skip the step; a second one in a row shows up in the loss
         history = group.setdefault("norms", [])

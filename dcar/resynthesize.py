@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
@@ -45,7 +46,7 @@ def run(config: ResynthesizeConfig) -> Path:
     if config.other_voices:
         voices = voices[np.random.default_rng(config.seed).permutation(len(voices))]
     order = np.argsort([len(tokens) for tokens in dataset["speech"]])
-    waves: dict[str, np.ndarray] = {}
+    waves: dict[str, Any] = {}
     rows = []
     for start in tqdm(range(0, len(order), config.batch_size), desc=f"resynthesize {config.split}", unit="batch"):
         chosen = order[start : start + config.batch_size].tolist()

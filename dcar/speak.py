@@ -105,6 +105,7 @@ def main(arguments: list[str] | None = None) -> None:
     decoder = CARDecoder.from_pretrained(resolve(options.decoder, "far" if options.method == "far" else "decoder"))
     method = make_method(options.method, options.policy, decoder)
     vocoder = TokenVocoder.from_pretrained(resolve(options.vocoder, "vocoder"))
+    vocoder.check_tokenizer(decoder.config.tokenizer)
     voice = read_voice(options.prompt, tokenizer) if options.prompt else starter_voice()
     started = time.perf_counter()
     prompts = [Prompt(f"sentence-{i}", tuple(text_to_ids(s)), voice.tokens) for i, s in enumerate(sentences)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import platform
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from typing import Any
 
 import torch
 from transformers import TrainerCallback
+
+logger = logging.getLogger(__name__)
 
 PACKAGES = ("dcar", "torch", "transformers", "trl", "accelerate", "datasets", "nemo_toolkit", "jiwer", "numpy")
 
@@ -48,7 +51,8 @@ class TensorBoardLog(TrainerCallback):
     """
 
     def __init__(self, directory: str | Path):
-        self.directory, self.writer = Path(directory), None
+        self.directory = Path(directory)
+        self.writer: Any = None  # a SummaryWriter from the first line on
 
     def on_log(self, args, state, control, logs: dict[str, Any] | None = None, **kwargs):
         if not state.is_world_process_zero or not logs:
@@ -67,6 +71,20 @@ class TensorBoardLog(TrainerCallback):
         if self.writer is not None:
             self.writer.close()
             self.writer = None
+
+
+def latest_checkpoint(output_dir: str | Path) -> Path | None:
+    """The last checkpoint that was written completely (its trainer_state.json, written last, can be read)."""
+    found = sorted((p for p in Path(output_dir).glob("checkpoint-*") if p.name.split("-")[1].isdigit()),
+                   key=lambda p: int(p.name.split("-")[1]), reverse=True)
+    for path in found:
+        try:
+            json.loads((path / "trainer_state.json").read_text())
+        except (OSError, json.JSONDecodeError):
+            logger.warning("%s is not complete and is left out", path)
+            continue
+        return path
+    return None
 
 
 def machine() -> str:

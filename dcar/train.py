@@ -10,25 +10,24 @@ schedule, which learns faster than ScaledAdam with Eden in the few minutes of a 
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
-from transformers import Trainer, TrainingArguments
-from transformers.trainer_utils import get_last_checkpoint
+from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
 
 from dcar.config import load_config, save_config
-from dcar.data import BucketBatchSampler, SpeechDataset, collate
-from dcar.errors import ConfigError
+from dcar.data import BucketBatchSampler, EpochLoader, SpeechDataset, collate
+from dcar.errors import CheckpointError, ConfigError
 from dcar.model import CARConfig, CARDecoder, CAROutput
 from dcar.optim import ScaledAdam, cosine, eden
-from dcar.prepare import load_prepared
-from dcar.tracking import JsonlLog, provenance, write_json
+from dcar.prepare import load_prepared, prepared_info
+from dcar.tracking import JsonlLog, TensorBoardLog, latest_checkpoint, provenance, write_json
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +51,7 @@ class TrainConfig:
     head_weight_decay: float = 1.0  # lambda of eq. 1: head k counts lambda^(k-1); 1 = uniform, the paper's choice
     loss_reduction: str = "per_head_mean"  # or token_sum
     eos_tail: str = "fill"  # or ignore
+    head_positions: float = 1.0  # share of positions that the additional heads are trained on; less is faster
     input_corruption: float = 0.0  # share of input speech tokens replaced at random while training
     bf16: bool = False
     seed: int = 0
@@ -59,7 +59,7 @@ class TrainConfig:
     save_steps: int = 250
     log_steps: int = 25
     workers: int = 0
-    tensorboard: bool = False
+    tensorboard: bool = False  # also write out_dir/tensorboard
     resume: bool = True  # go on from the last checkpoint in out_dir, bit for bit
     init_from: str = ""  # start from the weights of this decoder instead of from scratch
 
@@ -79,6 +79,10 @@ class TrainConfig:
 class CARTrainer(Trainer):
     """transformers.Trainer with length-bucketed batches, the paper's optimiser, and a loss and accuracy per head."""
 
+    model: CARDecoder
+    train_dataset: SpeechDataset
+    eval_dataset: SpeechDataset
+
     def __init__(self, config: TrainConfig, model: CARDecoder, train: SpeechDataset, dev: SpeechDataset):
         self.config = config
         arguments = TrainingArguments(
@@ -90,23 +94,24 @@ class CARTrainer(Trainer):
             report_to=[], dataloader_num_workers=config.workers,
             disable_tqdm=None, logging_nan_inf_filter=False, use_cpu=not torch.cuda.is_available(),
         )
+        callbacks: list[TrainerCallback] = [JsonlLog(Path(config.out_dir) / "log.jsonl")]
+        if config.tensorboard:
+            callbacks.append(TensorBoardLog(Path(config.out_dir) / "tensorboard"))
         super().__init__(model, arguments, train_dataset=train, eval_dataset=dev, data_collator=collate,
-                         callbacks=[JsonlLog(Path(config.out_dir) / "log.jsonl")])
+                         callbacks=callbacks)
 
     def get_train_dataloader(self) -> DataLoader:
-        sampler = BucketBatchSampler(self.train_dataset.lengths, self.config.batch_size, self.config.seed)
-        return self._loader(self.train_dataset, sampler)
+        return self._loader(self.train_dataset, shuffle=True)
 
     def get_eval_dataloader(self, eval_dataset=None) -> DataLoader:
-        dataset = eval_dataset or self.eval_dataset
-        return self._loader(dataset, BucketBatchSampler(dataset.lengths, self.config.batch_size, 0, shuffle=False))
+        return self._loader(eval_dataset or self.eval_dataset, shuffle=False)
 
-    def _loader(self, dataset: SpeechDataset, sampler: BucketBatchSampler) -> DataLoader:
+    def _loader(self, dataset: SpeechDataset, shuffle: bool) -> EpochLoader:
+        sampler = BucketBatchSampler(dataset.lengths, self.config.batch_size, self.config.seed, shuffle,
+                                     self.args.process_index, self.args.world_size)
         # its own generator: a loader that draws its seed from the global one breaks resuming bit for bit
-        return self.accelerator.prepare(DataLoader(
-            dataset, batch_sampler=sampler, collate_fn=collate, num_workers=self.config.workers,
-            generator=torch.Generator().manual_seed(self.config.seed),
-        ))
+        return EpochLoader(dataset, batch_sampler=sampler, collate_fn=collate, num_workers=self.config.workers,
+                           generator=torch.Generator().manual_seed(self.config.seed))
 
     def create_optimizer(self, model=None):
         if self.optimizer is None:
@@ -138,10 +143,10 @@ class CARTrainer(Trainer):
         config = self.config
         if config.input_corruption and model.training:
             inputs = {**inputs, "speech_inputs": self._corrupt(inputs["speech_ids"])}
-        output: CAROutput = model(**inputs, head_weights=config.head_weights, reduction=config.loss_reduction,
-                                  eos_tail=config.eos_tail)
-        loss = output.loss / self.current_gradient_accumulation_steps if model.training else output.loss
-        return (loss, output) if return_outputs else loss
+        output: CAROutput = model(
+            **inputs, head_weights=config.head_weights, reduction=config.loss_reduction, eos_tail=config.eos_tail,
+            head_positions=config.head_positions if model.training else 1)
+        return (output.loss, output) if return_outputs else output.loss  # Trainer divides by accumulated batches
 
     def _corrupt(self, speech_ids: Tensor) -> Tensor:
         """Replace a share of the codes by random ones: the model learns to recover from its own errors. BOS stays."""
@@ -156,9 +161,12 @@ class CARTrainer(Trainer):
         self.model.eval()
         sums = torch.zeros(3, self.config.model.num_prediction_heads, dtype=torch.float64, device=self.args.device)
         with self.compute_loss_context_manager():
-            for batch in self.get_eval_dataloader(eval_dataset):
+            loader = self.get_eval_dataloader(eval_dataset)
+            sampler = cast(BucketBatchSampler, loader.batch_sampler)
+            for step, batch in enumerate(loader):
                 _, out = self.compute_loss(self.model, self._prepare_inputs(batch), return_outputs=True)
-                sums += torch.stack((out.head_losses * out.targets, out.head_accuracies * out.targets, out.targets))
+                if not sampler.is_repeated(step):
+                    sums += torch.stack((out.head_losses * out.targets, out.head_accuracies * out.targets, out.targets))
         sums = self.accelerator.reduce(sums, "sum")
         loss, accuracy = (sums[0] / sums[2]).tolist(), (sums[1] / sums[2]).tolist()
         metrics = {f"{metric_key_prefix}_loss": sum(loss)}
@@ -169,17 +177,36 @@ class CARTrainer(Trainer):
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """A directory that CARDecoder.from_pretrained loads; every process calls it (FSDP gathers the weights)."""
+        super().save_model(output_dir, _internal_call)
+        if self.args.should_save:
+            path = Path(output_dir or self.config.out_dir)
+            self.accelerator.unwrap_model(self.model).save_config(path)
+            (path / "training_args.bin").unlink(missing_ok=True)  # a pickle; the settings are in config.yaml
+
 
 def run(config: TrainConfig) -> CARDecoder:
-    """Train (or go on training) and save the decoder, its config, log and provenance into `config.out_dir`."""
+    """Train (or go on training) and save the decoder, its config, log and provenance into `config.out_dir`.
+
+    Raises DataError for data that is missing, broken, or of another phoneme inventory than this program's,
+    CheckpointError for an out_dir that holds another model's run, ConfigError where `init_from` is another model.
+    """
     out = Path(config.out_dir)
-    prepared = json.loads((Path(config.data) / "prepared.json").read_text()) if (
-        Path(config.data) / "prepared.json").exists() else {}
+    prepared = prepared_info(config.data)
     train, dev = load_prepared(config.data, "train"), load_prepared(config.data, "dev")
-    model_config = dataclasses.replace(config.model, **data_identity(prepared, config.model))
+    model_config = dataclasses.replace(config.model, **data_identity(prepared))
     config = dataclasses.replace(config, model=model_config)
+    last = latest_checkpoint(out) if config.resume else None
+    if last and (differences := differing(CARDecoder.load_config(last), model_config)):
+        raise CheckpointError(f"{last}: a checkpoint of another model: {differences}; choose another out_dir, or "
+                              "resume=false to start again")
     torch.manual_seed(config.seed)
-    model = CARDecoder.from_pretrained(config.init_from) if config.init_from else CARDecoder(model_config)
+    model = CARDecoder(model_config)
+    if config.init_from:
+        model = CARDecoder.from_pretrained(config.init_from)
+        if differences := differing(model.config, model_config):
+            raise ConfigError(f"init_from {config.init_from} does not fit the configured model and data: {differences}")
     trainer = CARTrainer(config, model, SpeechDataset(train, model_config, config.prompt_tokens, config.seed),
                          SpeechDataset(dev, model_config, config.prompt_tokens, config.seed))
     if trainer.is_world_process_zero():
@@ -187,12 +214,18 @@ def run(config: TrainConfig) -> CARDecoder:
         millions = sum(p.numel() for p in model.parameters()) / 1e6
         logger.info("%.2f M parameters, %d training utterances, %d processes", millions, len(train),
                     trainer.args.world_size)
-    last = get_last_checkpoint(str(out)) if config.resume and out.is_dir() else None
-    trainer.train(resume_from_checkpoint=last)
+    if last and int(last.name.split("-")[1]) >= config.max_steps:  # finished before; Trainer would add a step
+        logger.info("%s has all %d steps", last, config.max_steps)
+        trainer.state = TrainerState.load_from_json(str(last / "trainer_state.json"))
+        model.load_state_dict(CARDecoder.from_pretrained(last).state_dict())
+        model.to(trainer.args.device)
+    else:
+        trainer.train(resume_from_checkpoint=str(last) if last else None)
     metrics = trainer.evaluate()
-    decoder = trainer.accelerator.unwrap_model(trainer.model).eval()
+    trainer.save_model(str(out))
+    trainer.accelerator.wait_for_everyone()
+    decoder = CARDecoder.from_pretrained(out)
     if trainer.is_world_process_zero():
-        decoder.save_pretrained(out)
         write_json(out / "provenance.json", provenance(
             data=prepared, metrics=metrics, steps=trainer.state.global_step, processes=trainer.args.world_size,
             checksum=decoder.checksum()))
@@ -200,13 +233,19 @@ def run(config: TrainConfig) -> CARDecoder:
     return decoder
 
 
-def data_identity(prepared: dict, model: CARConfig) -> dict[str, str | int]:
+def data_identity(prepared: dict) -> dict[str, Any]:
     """Vocabulary and names that tie a decoder to its tokenizer and phoneme inventory."""
     tokenizer = prepared["tokenizer"]
     return {
         "speech_vocab_size": tokenizer["vocab_size"], "tokenizer": f"{tokenizer['name']}@{tokenizer['checksum']}",
-        "phonemes": prepared["phonemes"]["version"], "text_vocab_size": model.text_vocab_size,
+        "phonemes": prepared["phonemes"]["version"],
     }
+
+
+def differing(found: CARConfig, wanted: CARConfig) -> str:
+    """The fields in which two decoders differ, for a message; empty if there are none."""
+    ours, theirs = dataclasses.asdict(wanted), dataclasses.asdict(found)
+    return ", ".join(f"{k} is {theirs[k]!r}, here {ours[k]!r}" for k in ours if ours[k] != theirs[k])
 
 
 def main(arguments: list[str] | None = None) -> None:

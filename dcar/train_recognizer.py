@@ -288,7 +288,7 @@ def frame_tokens(recording: Recording, samples: int) -> np.ndarray:
     if recording.tokens is None:
         return np.full(frames, -1, np.int64)
     speed = len(recording.wave) / samples
-    index = ((np.arange(frames) + 0.5) * FRAME_SECONDS * speed * TOKEN_RATE).astype(np.int64)
+    index = np.floor((np.arange(frames) + 0.5) * FRAME_SECONDS * speed * TOKEN_RATE + 1e-6).astype(np.int64)
     return recording.tokens[np.minimum(index, len(recording.tokens) - 1)]
 
 

@@ -281,6 +281,16 @@ class TokenVocoder(nn.Module):
         tokens, mask = tokens.masked_fill(~real, 0), real.float()
         return self.generate(tokens, mask, speaker, self.predict_pitch(tokens, mask, speaker))
 
+    def check_tokenizer(self, identity: str) -> None:
+        """CheckpointError if the weights were trained on another tokenizer than `identity` ("name@checksum", as a
+        decoder's config holds it). Tokens of another tokenizer would be spoken as noise, without an error."""
+        trained, given = self.config.tokenizer_checksum, identity.rpartition("@")[2]
+        if trained and given and trained != given:
+            raise CheckpointError(
+                f"this vocoder was trained on the tokenizer {trained[:12]}…, the decoder on {given[:12]}…: use the "
+                "vocoder of the decoder's tokenizer, or train one with `dcar train-vocoder`"
+            )
+
     @torch.inference_mode()
     def synthesize(self, token_lists: Sequence[Sequence[int]], speaker: Tensor | np.ndarray) -> list[np.ndarray]:
         """One float32 wave per utterance, 480 samples a token (none for an empty list); speaker [B, 298].

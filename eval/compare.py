@@ -32,6 +32,7 @@ from dcar.errors import ConfigError, DataError, DCARError
 from dcar.prepared import load_prepared, prepared_info, source_utterances
 from dcar.recognizers import load_recognizer
 from dcar.sampling import SamplingConfig
+from dcar.shipped import shipped
 from dcar.tracking import provenance, write_json
 from dcar.vocoder import TokenVocoder
 from dcar.wer import NORMALIZER
@@ -112,7 +113,8 @@ def load_tools(config: CompareConfig, device: str) -> Tools:
                         f"{made_for[:60]}; prepare the corpus with the decoder's tokenizer")
     dataset = load_prepared(config.data, config.split)
     items = make_prompts(dataset, config.prompt_tokens, config.prompt_seed, models.decoder.config.bos)
-    vocoder = TokenVocoder.from_pretrained(config.vocoder or SHIPPED_VOCODER, device)
+    vocoder = TokenVocoder.from_pretrained(config.vocoder or shipped("vocoder"), device)
+    vocoder.check_tokenizer(tokenizer)
     second = load_recognizer(config.second_opinion) if config.second_opinion_utterances else None
     return Tools(
         items, models, vocoder, load_recognizer(config.judge, device=device), second, SpeakerSimilarity(),
@@ -120,9 +122,6 @@ def load_tools(config: CompareConfig, device: str) -> Tools:
         {"vocoder": tensors_checksum(vocoder.state_dict())},
         {"corpus": info["corpus"], "tokenizer": tokenizer, "split": config.split},
     )
-
-
-SHIPPED_VOCODER = Path(__file__).parents[1] / "dcar" / "assets" / "vocoder"
 
 
 def _recordings(prepared: str) -> Callable[[str], tuple[np.ndarray, int]]:

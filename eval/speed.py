@@ -35,8 +35,8 @@ from heads.policy import ChunkPolicy, ChunkPolicyConfig
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": dict(text_vocab_size=128, speech_vocab_size=64, hidden_size=64, num_layers=2, num_attention_heads=2,
                  ffn_size=128, head_blocks=2, bos=True),
-    "starter": dict(text_vocab_size=64, speech_vocab_size=512, hidden_size=256, num_layers=4, num_attention_heads=4,
-                    ffn_size=1024, bos=True),  # launch/recipes/car_starter.yaml
+    "starter": dict(text_vocab_size=64, speech_vocab_size=512, hidden_size=192, num_layers=8, num_attention_heads=4,
+                    ffn_size=768, bos=True),  # launch/recipes/car_starter.yaml
     "paper": dict(bos=True),
 }
 """Shapes of random models, used where no checkpoint is given; CARConfig's defaults are the paper's."""

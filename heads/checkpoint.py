@@ -48,9 +48,7 @@ class Checkpoint(nn.Module):
     def save_pretrained(self, directory: str | Path, *, half: bool = False, card: str | None = None) -> None:
         """Write config, weights (float16 where `half`) and, if given, the model card README.md."""
         path = Path(directory)
-        path.mkdir(parents=True, exist_ok=True)
-        config = {"model_type": self.model_type, **dataclasses.asdict(self.config)}
-        (path / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+        self.save_config(path)
         tensors = {k: v.detach().cpu().contiguous() for k, v in self.state_dict().items()}
         if half:
             tensors = {k: v.half() if v.is_floating_point() else v for k, v in tensors.items()}
@@ -59,6 +57,13 @@ class Checkpoint(nn.Module):
         part.replace(path / WEIGHTS)
         if card is not None:
             (path / "README.md").write_text(card)
+
+    def save_config(self, directory: str | Path) -> None:
+        """Write config.json alone, where something else writes the weights."""
+        path = Path(directory)
+        path.mkdir(parents=True, exist_ok=True)
+        config = {"model_type": self.model_type, **dataclasses.asdict(self.config)}
+        (path / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
 
     @classmethod
     def load_config(cls, directory: str | Path) -> Any:
@@ -84,7 +89,8 @@ class Checkpoint(nn.Module):
         try:
             tensors = load_file(path)
         except (OSError, SafetensorError) as error:
-            raise CheckpointError(f"{path}: cannot read the weights ({error}); copy or train the model again") from error
+            raise CheckpointError(
+                f"{path}: cannot read the weights ({error}); copy or train the model again") from error
         with torch.device("meta"):
             model = cls(config)
         expected = model.state_dict()

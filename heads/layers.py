@@ -79,13 +79,16 @@ class KVCache:
             )
         return self.prefix + self.longest + new
 
-    def mask(self, new: int, tree: Tensor | None = None) -> Tensor:
-        """Boolean mask [B, 1, new, columns]: text, the row's own past, and causally the new positions.
+    def mask(self, new: int, tree: Tensor | None = None) -> Tensor | None:
+        """Boolean mask [B, 1, new, columns]: text, the row's own past, and causally the new positions; None = all.
 
         `tree` [B or 1, new, new] replaces causality among the new positions (row i may see column j), for tree
         attention; it must contain the diagonal.
         """
         total = self.columns(new)
+        if tree is None and self.batch == 1 and self.lengths.device.type == "cpu" \
+                and int(self.prefix_lengths) == self.prefix:  # one utterance without padding: the plain cases, cheaply
+            return None if new == 1 else torch.ones(new, total, dtype=torch.bool).tril(total - new)[None, None]
         column = torch.arange(total, device=self.lengths.device)
         text = column < self.prefix_lengths[:, None]  # [B, total]
         speech = column - self.prefix
@@ -160,6 +163,8 @@ class KVCache:
         out.lengths = self.lengths[rows]
         out.origin = self.origin[rows]
         out.longest = self.longest
+        if out.lengths.device.type == "cpu":
+            out.tighten()  # `mask` relies on it for a batch of one
         return out
 
 
@@ -181,14 +186,15 @@ class TransformerLayer(nn.Module):
 
     def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor], mask: Tensor | None, cache: KVCache | None = None,
                 layer: int = 0) -> Tensor:
-        """mask: boolean, broadcast to [B, H, S, columns], True = may attend; None = causal over x alone."""
+        """mask: boolean, broadcast to [B, H, S, columns], True = may attend. None: without a cache causal over x, with
+        one every column so far."""
         batch, length, width = x.shape
         q, k, v = self.qkv(self.attention_norm(x)).view(batch, length, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
         q, k = rotate(q, *rotary), rotate(k, *rotary)
         if cache is not None:
             k, v = cache.write(layer, k, v)
         # no dropout on the attention weights: it would forbid the fused kernels and double the time of a training step
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None and cache is None)
         drop = self.dropout if self.training else 0.0
         x = x + F.dropout(self.out(y.transpose(1, 2).reshape(batch, length, width)), drop)
         y = self.down(F.gelu(self.up(self.ffn_norm(x)), approximate="tanh"))

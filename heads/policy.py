@@ -63,7 +63,8 @@ class ChunkPolicy(Checkpoint):
         return self.output(self.output_norm(x))
 
     def new_cache(self, batch: int, capacity: int, *, device=None, dtype=torch.float32) -> KVCache:
-        return KVCache(1, batch, self.config.num_attention_heads, capacity, self.rotary.head_dim, device=device, dtype=dtype)
+        heads = self.config.num_attention_heads
+        return KVCache(1, batch, heads, capacity, self.rotary.head_dim, device=device, dtype=dtype)
 
     @torch.no_grad()
     def extend(self, cache: KVCache, hidden: Tensor, counts: Tensor) -> Tensor:

@@ -34,8 +34,8 @@ def main() -> None:
         total += len(kept)
         different += len(kept) if len(tokens) != len(kept) else int((tokens != kept).sum())
     if different > TOLERATED * total:
-        raise DataError(f"{different} of {total} tokens differ from the shipped ones: corpus, tokenizer and tokens do not "
-                        "belong together; run `dcar prepare out_dir=runs/prepared` and train on that")
+        raise DataError(f"{different} of {total} tokens differ from the shipped ones: corpus, tokenizer and tokens do "
+                        "not belong together; run `dcar prepare out_dir=runs/prepared` and train on that")
     print(f"{total} tokens made again from {count} recordings, {different} differ from the shipped ones")
 
 

@@ -113,8 +113,8 @@ def run_side_by_side(steps: Sequence[Step], folder: Path) -> None:
     try:
         for i, step in enumerate(steps):
             log = None if i == 0 else (folder / f"{step.name}.log").open("w")
-            print(f"\n== {step.name}: {' '.join(['python', *step.command[1:]])}" + (f"  (log: {log.name})" if log else ""),
-                  flush=True)
+            shown = " ".join(["python", *step.command[1:]])
+            print(f"\n== {step.name}: {shown}" + (f"  (log: {log.name})" if log else ""), flush=True)
             running.append((step, subprocess.Popen(step.command, env=environment, stdout=log, stderr=log)))
         for step, process in running:
             if process.wait():

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import torch
 
-import dcar
 from dcar.data import PromptItem, make_prompts
 from dcar.errors import DataError
 from dcar.model import CARDecoder
 from dcar.prepared import load_prepared, prepared_info
+from dcar.shipped import resolve
 from dcar.vocoder import TokenVocoder
 
 
-def load_vocoder(name: str, device: str | torch.device = "cpu") -> TokenVocoder:
-    """'starter' (ships with the project) or a directory."""
-    assets = Path(next(iter(dcar.__path__))) / "assets" / "vocoder"
-    return TokenVocoder.from_pretrained(assets if name == "starter" else name, device)
+def load_vocoder(name: str, base: CARDecoder, device: str | torch.device = "cpu") -> TokenVocoder:
+    """'starter' (ships with the project) or a directory; refused if it speaks another tokenizer than the decoder's."""
+    vocoder = TokenVocoder.from_pretrained(resolve(name, "vocoder"), device)
+    vocoder.check_tokenizer(base.config.tokenizer)
+    return vocoder
 
 
 def load_prompts(data: str, split: str, base: CARDecoder, prompt_tokens: int, seed: int, limit: int | None = None,

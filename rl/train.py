@@ -24,7 +24,7 @@ from dcar.data import PromptItem
 from dcar.errors import CheckpointError, ConfigError
 from dcar.model import CARDecoder
 from dcar.recognizers import Recognizer, load_recognizer
-from dcar.tracking import provenance, write_json
+from dcar.tracking import latest_checkpoint, provenance, write_json
 from heads.policy import ChunkPolicy, ChunkPolicyConfig
 from rl.config import DCPOConfig, parse, save_settings
 from rl.export import model_card
@@ -39,7 +39,7 @@ from rl.rewards import (
     WERReward,
     ground_truth_errors,
 )
-from rl.trainer import DCPOTrainer, latest_checkpoint
+from rl.trainer import DCPOTrainer
 
 logger = logging.getLogger(__name__)
 
@@ -105,7 +105,7 @@ def build(config: DCPOConfig, *, base: CARDecoder | None = None, vocoder: Vocode
         if config.eval_split != "none":
             eval_items = load_prompts(config.data, config.eval_split, base, config.prompt_tokens, config.seed,
                                       config.max_eval_prompts)
-    vocoder = load_vocoder(config.vocoder, config.device) if vocoder is None else vocoder
+    vocoder = load_vocoder(config.vocoder, base, config.device) if vocoder is None else vocoder
     recognizer = load_recognizer(config.recognizer, device=str(config.device)) if recognizer is None else recognizer
     rewards = make_rewards(config, recognizer, {})
     trainer = DCPOTrainer(make_policy(config, base, checksum), base, config, rewards, train_items, vocoder, recognizer,

@@ -8,7 +8,6 @@ the reference policy and the policy that made the rollouts in flight.
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import time
@@ -25,12 +24,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
 
-from dcar.data import PromptItem
+from dcar.data import EpochLoader, PromptItem
 from dcar.decoding import ChunkMethod, PolicyChunk, decode
 from dcar.errors import CheckpointError, ConfigError, RewardError
 from dcar.model import CARDecoder
 from dcar.recognizers import Recognizer
-from dcar.tracking import JsonlLog, TensorBoardLog
+from dcar.tracking import JsonlLog, TensorBoardLog, latest_checkpoint
 from dcar.wer import WordErrors, corpus_wer
 from heads.policy import ChunkPolicy
 from rl import objective
@@ -99,13 +98,6 @@ class PromptBatches(Sampler[list[tuple[int, int, int]]]):
                     mine = order[first + self.rank * self.prompts : first + (self.rank + 1) * self.prompts]
                     yield [(self.epoch, position, int(i)) for i in mine]
                     position += 1
-
-
-class PromptLoader(DataLoader):
-    """A DataLoader that tells its sampler the epoch."""
-
-    def set_epoch(self, epoch: int) -> None:
-        self.batch_sampler.set_epoch(epoch)
 
 
 def collate(rows: list[tuple[tuple[int, int, int], PromptItem]]) -> dict[str, Any]:
@@ -190,8 +182,8 @@ class DCPOTrainer(Trainer):
             len(self.train_dataset), args.prompts_per_step, args.gradient_accumulation_steps, args.num_iterations,
             args.seed, args.process_index, args.world_size, args.shuffle_dataset is not False)
         # already this process's share: not prepared by Accelerate, which would shard it again
-        return PromptLoader(self.train_dataset, batch_sampler=batches, collate_fn=collate,
-                            generator=torch.Generator().manual_seed(args.seed))
+        return EpochLoader(self.train_dataset, batch_sampler=batches, collate_fn=collate,
+                           generator=torch.Generator().manual_seed(args.seed))
 
     # --- one update ---------------------------------------------------------------------------------------------
 
@@ -401,17 +393,3 @@ def add_decisions(meter: Meter, prefix: str, records: Sequence[RolloutRecord], c
     if chunk_range:
         meter.add(f"{prefix}out_of_range", float((~np.isin(actions, chunk_range)).sum()), len(actions))
     meter.add_counts(f"{prefix}action_histogram", np.bincount(actions - 1, minlength=num_actions))
-
-
-def latest_checkpoint(output_dir: str | Path) -> Path | None:
-    """The last checkpoint that was written completely (its trainer_state.json, written last, can be read)."""
-    found = sorted((p for p in Path(output_dir).glob("checkpoint-*") if p.name.split("-")[1].isdigit()),
-                   key=lambda p: int(p.name.split("-")[1]), reverse=True)
-    for path in found:
-        try:
-            json.loads((path / "trainer_state.json").read_text())
-        except (OSError, json.JSONDecodeError):
-            logger.warning("%s is not complete and is left out", path)
-            continue
-        return path
-    return None

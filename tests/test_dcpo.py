@@ -13,12 +13,14 @@ import numpy as np
 import pytest
 import torch
 from conftest import tiny_decoder
+from tiny_data import tiny_vocoder, write_prepared
 from toy_world import FEATURES, ToyDecoder, ToyRecognizer, ToyVocoder, toy_items
 from transformers import TrainerCallback
 
 from dcar.decoding import ChunkMethod, FixedChunk, RandomChunk, decode
 from dcar.errors import CheckpointError, ConfigError, DataError, RewardError
 from dcar.sampling import SamplingConfig
+from dcar.tracking import latest_checkpoint
 from dcar.wer import score_corpus
 from heads.policy import ChunkPolicy, ChunkPolicyConfig
 from rl import objective
@@ -26,7 +28,7 @@ from rl.config import DCPOConfig, parse, save_settings
 from rl.rewards import RangePenalty, SpeedBonus, WERReward
 from rl.rollout import Roller, forced_sizes
 from rl.train import build, main, run
-from rl.trainer import DCPOTrainer, PromptBatches, latest_checkpoint
+from rl.trainer import DCPOTrainer, PromptBatches
 
 TOY = dict(
     use_cpu=True, disable_tqdm=True, seed=1, per_device_train_batch_size=16, num_generations=4, num_train_epochs=2,
@@ -398,39 +400,11 @@ def test_guidance_profile_gives_the_range_and_must_fit_the_decoder(tmp_path):
 # --- the entry point, with files and processes -----------------------------------------------------------------------
 
 
-def write_prepared(directory: Path, tokenizer: str = "tiny", checksum: str = "abc") -> None:
-    """A prepared corpus of twelve made-up utterances, as `dcar prepare` lays it out."""
-    import datasets
-
-    from dcar.prepared import FORMAT_VERSION, features
-    from dcar.text import PHONEME_VERSION, TEXT_VOCAB_SIZE
-
-    rng = np.random.default_rng(0)
-    for split, count in (("train", 8), ("dev", 4)):
-        empty = {name: [] if isinstance(kind, datasets.List) else "" if kind.dtype == "string" else 1.0
-                 for name, kind in features().items()}
-        rows = [{
-            **empty, "id": f"{split}{i}", "text": "a red house", "speaker": f"s{i % 2}", "text_ids": [1, 2, 3, 4],
-            "speech": rng.integers(0, 12, 30).tolist(), "speaker_embedding": rng.normal(size=298).tolist(),
-            "voice": rng.normal(size=298).tolist(), "duration": 0.6,
-        } for i in range(count)]
-        datasets.Dataset.from_list(rows, features=features()).save_to_disk(str(directory / split))
-    (directory / "prepared.json").write_text(json.dumps({
-        "format_version": FORMAT_VERSION, "phonemes": {"version": PHONEME_VERSION, "size": TEXT_VOCAB_SIZE},
-        "tokenizer": {"name": tokenizer, "checksum": checksum, "vocab_size": 12, "rate_hz": 50.0, "spec": "none"},
-        "counts": {"train": {"utterances": 8}, "dev": {"utterances": 4}}, "corpus": {"kind": "none", "path": ""}}))
-
-
 @pytest.fixture
 def files(tmp_path):
     """Decoder, vocoder and prepared corpus on disk, as the entry point reads them."""
-    from dcar.vocoder import TokenVocoder, VocoderConfig
-
     tiny_decoder(tokenizer="tiny@abc").save_pretrained(tmp_path / "base")
-    torch.manual_seed(0)
-    TokenVocoder(VocoderConfig(
-        vocab_size=12, condition_size=8, hidden_size=16, ffn_size=16, token_dilations=(1,), frame_dilations=(1,),
-        pitch_hidden_size=8, pitch_ffn_size=8, pitch_dilations=(1,))).save_pretrained(tmp_path / "vocoder")
+    tiny_vocoder().save_pretrained(tmp_path / "vocoder")
     write_prepared(tmp_path / "data")
     return tmp_path
 

@@ -35,9 +35,7 @@ def reference_chunks(model: CARDecoder, prompt: Prompt, choose, sampling: Sampli
         size = choose(len(tokens), key)
         sizes.append(size)
         for head in range(1, size + 1):
-            position = torch.tensor([len(tokens) if head == 1 else start + head - 1])
-            if head == 1:
-                start = len(tokens)
+            position = torch.tensor([len(tokens)])
             logits = model.heads.single(hidden, head)[None]
             forbidden = position < sampling.min_tokens
             law = warp(logits, sampling, forbidden, config.eos)
@@ -132,7 +130,8 @@ def test_group_shares_the_prefill_but_not_the_draws(decoder, prompts):
     group = decode(decoder, prompts, ChunkMethod(FixedChunk(2)), SAMPLING, seed=6, group_size=3)
     assert [r.tokens for r in group[::3]] == [r.tokens for r in alone]  # member 0 is the utterance itself
     assert [r.tokens for r in group[1::3]] != [r.tokens for r in group[2::3]]
-    common = decode(decoder, prompts, ChunkMethod(FixedChunk(2)), SAMPLING, seed=6, group_size=3, share_token_draws=True)
+    common = decode(decoder, prompts, ChunkMethod(FixedChunk(2)), SAMPLING, seed=6, group_size=3,
+                    share_token_draws=True)
     assert [r.tokens for r in common[1::3]] == [r.tokens for r in common[2::3]] == [r.tokens for r in alone]
 
 
@@ -226,7 +225,8 @@ def test_eos_inside_a_chunk_ends_the_utterance_there(prompts, head):
 
 def test_length_guard_and_minimum(prompts):
     sampling = SamplingConfig(max_tokens=50, max_tokens_per_text_unit=2.5)
-    for prompt, result in zip(prompts, decode(eos_decoder(4), prompts, ChunkMethod(FixedChunk(3)), sampling), strict=True):
+    results = decode(eos_decoder(4), prompts, ChunkMethod(FixedChunk(3)), sampling)
+    for prompt, result in zip(prompts, results, strict=True):
         assert result.truncated
         assert len(result.tokens) == -(-5 * len(prompt.text_ids) // 2)  # rounded up, the last chunk cut
     sampling = SamplingConfig(max_tokens=50, min_tokens=4)

@@ -27,6 +27,7 @@ from dcar.train_recognizer import (
     Recording,
     TrainRecognizerConfig,
     build_model,
+    frame_tokens,
     load_manifest,
     run,
 )
@@ -232,3 +233,16 @@ def test_speaker_embedding_is_of_unit_norm_and_of_one_voice() -> None:
     for bad in (np.zeros(16_000, np.float32), np.zeros(0, np.float32), np.full(100, np.inf, np.float32)):
         with pytest.raises(AudioError):
             encoder.embed(bad, 16_000)
+
+
+@pytest.mark.parametrize("speed", [0.8, 1.0, 1.25])
+def test_frame_tokens_follow_the_playing_speed(speed):
+    """Token k covers 20 ms of the original; an output frame covers 40 ms of what is played."""
+    recording = Recording(np.zeros(16_000, np.int16), "a", np.arange(50))
+    samples = round(16_000 / speed)
+    labels = frame_tokens(recording, samples)
+    assert len(labels) == -(-samples // 640)
+    middle = (np.arange(len(labels)) + 0.5) * 0.04 * speed  # seconds in the original
+    inside = middle < 1.0
+    assert labels[inside].tolist() == [int(second * 50 + 1e-6) for second in middle[inside]]
+    assert frame_tokens(Recording(np.zeros(1600, np.int16), "a"), 1600).tolist() == [-1, -1, -1]

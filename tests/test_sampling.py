@@ -47,7 +47,8 @@ def test_impossible_settings_are_refused(bad):
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.floats(0, 1), min_size=2, max_size=9).filter(lambda x: sum(x) > 0.01), st.floats(0, 1, exclude_max=True))
+@given(st.lists(st.floats(0, 1), min_size=2, max_size=9).filter(lambda x: sum(x) > 0.01),
+       st.floats(0, 1, exclude_max=True))
 def test_sample_inverts_the_cumulative_law_and_never_draws_zero_mass(weights, u):
     law = torch.tensor([weights], dtype=torch.float64)
     index = int(sample(law, torch.tensor([u], dtype=torch.float64)))
@@ -88,6 +89,7 @@ def test_streams_seeds_positions_and_draws_are_independent_and_uniform():
         chi2 = float(((counts - n / 50) ** 2 / (n / 50)).sum())
         assert chi2 < 49 + 6 * math.sqrt(98)
         table = u.view(200, 1000)
-        assert abs(torch.corrcoef(torch.stack((table[:, :-1].flatten(), table[:, 1:].flatten())))[0, 1]) < 6 / math.sqrt(n)
+        neighbours = torch.stack((table[:, :-1].flatten(), table[:, 1:].flatten()))
+        assert abs(torch.corrcoef(neighbours)[0, 1]) < 6 / math.sqrt(n)
     correlation = torch.corrcoef(torch.stack(list(drawn.values()))).fill_diagonal_(0)
     assert correlation.abs().max() < 6 / math.sqrt(n)

@@ -96,7 +96,7 @@ class Session:
         self.lengths = torch.zeros(size, dtype=torch.long, device=device)
         self.truncated = torch.zeros(size, dtype=torch.bool, device=device)
         self.passes = torch.zeros(size, dtype=torch.long, device=device)
-        self.history: list[dict[str, Tensor]] = []
+        self.history: list[dict[str, Tensor | None]] = []
         self.hidden: Tensor | None = None
         if record_hidden:
             self.hidden = hidden.new_zeros(size, int(prompt_lengths.max()) + room, hidden.shape[-1])

@@ -1,0 +1,66 @@
+"""Prepared corpora and a vocoder in miniature, on disk in the real format."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import datasets
+import numpy as np
+import torch
+
+from dcar.prepared import FORMAT_VERSION, features
+from dcar.text import PHONEME_VERSION, TEXT_VOCAB_SIZE
+from dcar.vocoder import TokenVocoder, VocoderConfig
+
+CODES = 12
+
+
+def noise(rng: np.random.Generator) -> list[int]:
+    """Speech without a pattern, 30 tokens."""
+    return rng.integers(0, CODES, 30).tolist()
+
+
+def counting(rng: np.random.Generator) -> list[int]:
+    """Speech that counts up from a random code, 12 to 32 tokens: everything but its end can be learned."""
+    start, length = rng.integers(CODES), rng.integers(12, 33)
+    return [int(start + t) % CODES for t in range(length)]
+
+
+def tiny_split(split: str, count: int, speech: Callable[[np.random.Generator], list[int]] = noise, seed: int = 0,
+               speakers: int = 2) -> datasets.Dataset:
+    """Made-up utterances of a few speakers with all columns of a prepared split."""
+    rng = np.random.default_rng([seed, len(split), ord(split[0])])
+    empty = {name: [] if isinstance(kind, datasets.List) else "" if kind.dtype == "string" else 1.0
+             for name, kind in features().items()}
+    rows = []
+    for i in range(count):
+        tokens = speech(rng)
+        rows.append({
+            **empty, "id": f"{split}{i}", "text": "a red house", "speaker": f"s{i % speakers}",
+            "text_ids": [1, 2, 3, 4], "speech": tokens, "speaker_embedding": rng.normal(size=256).tolist(),
+            "voice": rng.normal(size=298).tolist(), "duration": len(tokens) / 50,
+        })
+    return datasets.Dataset.from_list(rows, features=features())
+
+
+def write_prepared(directory: Path, train: int = 8, dev: int = 4, tokenizer: str = "tiny", checksum: str = "abc",
+                   speech: Callable[[np.random.Generator], list[int]] = noise) -> Path:
+    """A prepared corpus of made-up utterances, as `dcar prepare` lays it out."""
+    for split, count in (("train", train), ("dev", dev)):
+        tiny_split(split, count, speech).save_to_disk(str(directory / split))
+    (directory / "prepared.json").write_text(json.dumps({
+        "format_version": FORMAT_VERSION, "phonemes": {"version": PHONEME_VERSION, "size": TEXT_VOCAB_SIZE},
+        "tokenizer": {"name": tokenizer, "checksum": checksum, "vocab_size": CODES, "rate_hz": 50.0, "spec": "none"},
+        "counts": {"train": {"utterances": train}, "dev": {"utterances": dev}}, "corpus": {"kind": "none", "path": ""},
+    }))
+    return directory
+
+
+def tiny_vocoder() -> TokenVocoder:
+    """A random vocoder that makes noise in milliseconds."""
+    torch.manual_seed(0)
+    return TokenVocoder(VocoderConfig(
+        vocab_size=CODES, condition_size=8, hidden_size=16, ffn_size=16, token_dilations=(1,), frame_dilations=(1,),
+        pitch_hidden_size=8, pitch_ffn_size=8, pitch_dilations=(1,)))

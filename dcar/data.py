@@ -23,6 +23,7 @@ from dcar.decoding.loop import pad
 from dcar.decoding.records import Prompt
 from dcar.errors import DataError
 from dcar.model import CARConfig
+from dcar.text import text_to_ids
 
 
 @dataclass(frozen=True)
@@ -57,9 +58,9 @@ class PromptChooser:
         other = others[rng.integers(len(others) - 1)]
         return others[-1] if other == index else other
 
-    def crop(self, index: int, rng: np.random.Generator) -> list[int]:
-        """At most `prompt_tokens` consecutive tokens of an utterance."""
-        tokens = list(self.speech[index])
+    def crop(self, tokens: Sequence[int], rng: np.random.Generator) -> list[int]:
+        """At most `prompt_tokens` consecutive tokens."""
+        tokens = list(tokens)
         start = int(rng.integers(max(1, len(tokens) - self.prompt_tokens + 1)))
         return tokens[start : start + self.prompt_tokens]
 
@@ -67,22 +68,29 @@ class PromptChooser:
 def make_prompts(dataset, prompt_tokens: int, seed: int, bos: bool = True) -> list[PromptItem]:
     """A prompt for every utterance of a prepared split, the same for every method and run with this seed.
 
-    prompt_tokens: length of the crop in the speaker-prompt layout (`bos`); the continuation layout takes the
-    speaker's whole utterance.
+    A prompt that the corpus names (`prompt_audio`, `prompt_text` of a manifest) is taken; otherwise another utterance
+    of the speaker. prompt_tokens: length of the crop in the speaker-prompt layout (`bos`); the continuation layout
+    takes the prompt whole, and DataError where a named prompt lacks the text that this layout needs.
     """
     chooser = PromptChooser(dataset, prompt_tokens)
     items = []
     for i, row in enumerate(dataset):
         rng = np.random.default_rng([seed, i])
-        other = chooser.choose(i, rng)
-        source = dataset[other]
-        if bos:
-            text_ids, prompt_ids = row["text_ids"], chooser.crop(other, rng)
+        if row["prompt_speech"]:
+            if not bos and not row["prompt_text"]:
+                raise DataError(f"{row['source']}: utterance {row['id']} has a prompt without prompt_text, which a "
+                                "decoder without BOS needs; add it to the manifest")
+            name, speech, voice = f"{row['id']} (prompt)", row["prompt_speech"], row["prompt_voice"]
+            prompt_text_ids = [] if bos else text_to_ids(row["prompt_text"])
         else:
-            text_ids, prompt_ids = [*source["text_ids"], *row["text_ids"]], list(source["speech"])
+            source = dataset[chooser.choose(i, rng)]
+            name, speech, voice = source["id"], source["speech"], source["voice"]
+            prompt_text_ids = [] if bos else source["text_ids"]
+        text_ids = [*prompt_text_ids, *row["text_ids"]]
+        prompt_ids = chooser.crop(speech, rng) if bos else list(speech)
         items.append(PromptItem(
             Prompt(row["id"], tuple(text_ids), tuple(prompt_ids)), row["text"], row["speaker"],
-            np.asarray(source["voice"], np.float32), list(row["speech"]), source["id"], row["duration"],
+            np.asarray(voice, np.float32), list(row["speech"]), name, row["duration"],
         ))
     return items
 
@@ -113,7 +121,7 @@ class SpeechDataset(Dataset):
         prompt_length = 1
         if self.config.bos:
             rng = np.random.default_rng([self.seed, epoch, index])
-            prompt = [*self.chooser.crop(self.chooser.choose(index, rng), rng), self.config.speech_vocab_size + 1]
+            prompt = [*self.chooser.crop(self.speech[self.chooser.choose(index, rng)], rng), self.config.speech_vocab_size + 1]
             speech, prompt_length = prompt + speech, len(prompt)
         return {"text": list(self.texts[index]), "speech": speech, "prompt_length": prompt_length}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import sys
 from collections.abc import Callable
@@ -60,6 +61,7 @@ CHECKS: dict[str, Callable[[], str]] = {
 
 
 def main(arguments: list[str] | None = None) -> None:
+    argparse.ArgumentParser(prog="dcar doctor", description=__doc__).parse_args(arguments)
     failed = 0
     for name, check in CHECKS.items():
         try:

@@ -206,3 +206,14 @@ def viterbi(score: np.ndarray, codes: np.ndarray, sequence: np.ndarray) -> np.nd
         path[t] = state
         state -= int(moved[t, state])
     return sequence[path]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Command line: `[--config FILE.yaml] [key=value …]`."""
+    from dcar.config import load_config
+
+    run(load_config(FitTokenizerConfig, arguments))
+
+
+if __name__ == "__main__":
+    main()

@@ -12,12 +12,12 @@ import numpy as np
 
 from dcar.audio import load_audio, save_audio
 from dcar.decoding import ChunkMethod, DecodeResult, FixedChunk, Method, PolicyChunk, Prompt, decode
-from dcar.errors import AudioError, ConfigError, TextError
+from dcar.errors import AudioError, CheckpointError, ConfigError, TextError
 from dcar.model import CARDecoder
 from dcar.sampling import SamplingConfig
 from dcar.shipped import resolve, shipped
 from dcar.text import normalize_text, text_to_ids
-from dcar.tokenizers import load_tokenizer
+from dcar.tokenizers import WhisperKMeansTokenizer, load_tokenizer
 from dcar.vocoder import TokenVocoder, speaker_features
 from heads.policy import ChunkPolicy
 
@@ -76,6 +76,17 @@ def make_method(name: str, policy: str, decoder: CARDecoder) -> Method:
                       "or dcar-sampled")
 
 
+def check_together(decoder: CARDecoder, tokenizer: WhisperKMeansTokenizer, vocoder: TokenVocoder) -> None:
+    """CheckpointError where decoder, tokenizer and vocoder do not mean the same by a speech token."""
+    if decoder.config.tokenizer and not decoder.config.tokenizer.endswith(tokenizer.checksum):
+        raise CheckpointError(f"the decoder was trained on tokens of {decoder.config.tokenizer}, not of the tokenizer "
+                              f"given ({tokenizer.name}@{tokenizer.checksum}); give --tokenizer the decoder's own")
+    codes, bound = vocoder.config.vocab_size, vocoder.config.tokenizer_checksum
+    if codes != decoder.config.speech_vocab_size or (bound and bound != tokenizer.checksum):
+        raise CheckpointError(f"the vocoder was trained on another tokenizer ({codes} codes) than the decoder "
+                              f"({decoder.config.speech_vocab_size} codes); give --vocoder one for this tokenizer")
+
+
 def timeline(result: DecodeResult, rate: float) -> str:
     """The chunks of an utterance as text: their sizes in order, and a histogram."""
     sizes = "".join(str(n) for n in result.emitted if n)
@@ -105,6 +116,7 @@ def main(arguments: list[str] | None = None) -> None:
     decoder = CARDecoder.from_pretrained(resolve(options.decoder, "far" if options.method == "far" else "decoder"))
     method = make_method(options.method, options.policy, decoder)
     vocoder = TokenVocoder.from_pretrained(resolve(options.vocoder, "vocoder"))
+    check_together(decoder, tokenizer, vocoder)
     vocoder.check_tokenizer(decoder.config.tokenizer)
     voice = read_voice(options.prompt, tokenizer) if options.prompt else starter_voice()
     started = time.perf_counter()

@@ -452,3 +452,14 @@ stage two: small, fast, and used only on the speech of this project's vocoder. I
 | WER on the dev set | {wer} in {metrics["dev_utterances"]} utterances ({metrics["normalizer"]}) |
 | licence | Apache-2.0 |
 """
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Command line: `[--config FILE.yaml] [key=value …]`."""
+    from dcar.config import load_config
+
+    run(load_config(TrainRecognizerConfig, arguments))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,7 +1,10 @@
 """The whole pipeline on the embedded corpus, on two CPU cores: corpus -> CAR and FAR -> guidance range -> DCPO ->
 exported policy -> comparison -> report, all under `runs/quickstart`.
 
-    ./launch/quickstart.sh [out_dir=…] [train_steps=…] [policy_prompts=…] [utterances=…]
+    ./launch/quickstart.sh [out_dir=…] [start=scratch] [policy_prompts=…] [utterances=…]
+
+Stage one goes on from the shipped decoders (1000 steps of the same recipe) for a few steps, because a decoder that
+speaks clearly takes half an hour on two cores; `start=scratch` trains both from nothing instead.
 
 Every step is the same command that a user would type (it is printed), and resumes by itself when interrupted. A
 finished step is recognised by its command and the content of its inputs, and is not run again.
@@ -21,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dcar.config import load_config, save_config
-from dcar.errors import DCARError
+from dcar.errors import ConfigError, DCARError
 from dcar.shipped import shipped
 from dcar.tracking import provenance, write_json
 
@@ -33,13 +36,21 @@ class QuickstartConfig:
     """Settings of the quickstart; everything else is in launch/recipes/*_starter.yaml."""
 
     out_dir: str = "runs/quickstart"
-    train_steps: int = 500  # of stage one, for CAR and for FAR
+    start: str = "starter"  # stage one from the shipped decoders, or from "scratch"
+    train_steps: int = 0  # of stage one, for CAR and for FAR alike; 0 = 60 from the starter, 300 from scratch
     profile_utterances: int = 48
     policy_prompts: int = 64  # training prompts of DCPO per epoch
     policy_epochs: int = 3
     utterances: int = 60  # of the comparison, from speakers that were never trained on
     processes: int = 2  # of the comparison
     check_utterances: int = 12  # re-tokenised to check the shipped tokens against this machine
+
+
+    def __post_init__(self):
+        if self.start not in ("starter", "scratch"):
+            raise ConfigError(f"start is starter or scratch, not '{self.start}'")
+        if self.train_steps <= 0:
+            self.train_steps = 60 if self.start == "starter" else 300
 
 
 @dataclass
@@ -80,15 +91,19 @@ def pipeline(config: QuickstartConfig) -> list[list[Step]]:
     else:
         compare = [python, "-m", "eval.compare"]
 
-    def train(name: str, folder: Path) -> Step:
-        return Step(name, [python, "-m", "dcar.train", "--config", str(RECIPES / f"{name}_starter.yaml"),
-                           f"data={data}", f"out_dir={folder}", f"max_steps={config.train_steps}"],
-                    [folder / "model.safetensors"], [data, RECIPES / f"{name}_starter.yaml"])
+    def train(name: str, folder: Path, initial: str) -> Step:
+        command = [python, "-m", "dcar.train", "--config", str(RECIPES / f"{name}_starter.yaml"), f"data={data}",
+                   f"out_dir={folder}", f"max_steps={config.train_steps}", f"eval_steps={config.train_steps}"]
+        inputs = [data, RECIPES / f"{name}_starter.yaml"]
+        if config.start == "starter":  # gently, so as not to undo what the end of the first schedule gained
+            command += [f"init_from={shipped(initial)}", "learning_rate=0.0002", "warmup_steps=10"]
+            inputs.append(shipped(initial))
+        return Step(name, command, [folder / "model.safetensors"], inputs)
 
     return [
         [Step("check", [python, "-m", "launch.check_tokens", str(config.check_utterances)], [],
               [shipped("tokenizer"), shipped("corpus"), data])],
-        [train("car", car), train("far", far)],
+        [train("car", car, "decoder"), train("far", far, "far")],
         [Step("profile", [python, "-m", "rl.profile", "--config", str(RECIPES / "profile_starter.yaml"), f"base={car}",
                           f"data={data}", f"out={profile}", f"utterances={config.profile_utterances}"],
               [profile / "profile.json"], [car, RECIPES / "profile_starter.yaml"])],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datasets
 import numpy as np
 import pytest
 import torch
@@ -11,6 +12,7 @@ from tiny_data import CODES, counting, tiny_split
 from dcar.data import BucketBatchSampler, EpochLoader, PromptChooser, SpeechDataset, collate, make_prompts
 from dcar.errors import DataError
 from dcar.model import CARConfig
+from dcar.text import text_to_ids
 
 LENGTHS = np.random.default_rng(0).integers(20, 200, 53).tolist()
 
@@ -109,11 +111,11 @@ def test_prompt_is_another_utterance_of_the_speaker(rows):
 def test_crops_are_consecutive_tokens(rows):
     chooser, rng = PromptChooser(rows, 5), np.random.default_rng(0)
     tokens = rows[0]["speech"]
-    crops = [chooser.crop(0, rng) for _ in range(200)]
+    crops = [chooser.crop(tokens, rng) for _ in range(200)]
     windows = [tokens[i : i + 5] for i in range(len(tokens) - 4)]
     assert all(c in windows for c in crops)
     assert windows[0] in crops and windows[-1] in crops
-    assert PromptChooser(rows, 100).crop(0, rng) == tokens
+    assert PromptChooser(rows, 100).crop(tokens, rng) == tokens
 
 
 @pytest.mark.parametrize("bos", [True, False])
@@ -179,3 +181,19 @@ def test_collate_pads_and_counts():
     assert batch["speech_ids"].tolist() == [[5, 13, 7, 0], [13, 9, 8, 4]] and batch["speech_lengths"].tolist() == [3, 4]
     assert batch["prompt_lengths"].tolist() == [2, 1]
     assert {v.dtype for v in batch.values()} == {torch.int64}
+
+
+def test_a_prompt_that_the_corpus_names_is_taken(rows):
+    """Rows of a manifest with prompt_audio: its tokens, voice and text, instead of another utterance's."""
+    named = dict(rows[0], prompt_speech=[3, 1, 4], prompt_text="Oh no.", prompt_voice=[0.5] * 298)
+    dataset = datasets.Dataset.from_list([named, *(dict(r) for r in rows.select(range(1, len(rows))))],
+                                         features=rows.features)
+    item = make_prompts(dataset, 5, 0, bos=True)[0]
+    assert item.prompt.prompt_ids == (3, 1, 4) and item.prompt_utterance_id.endswith("(prompt)")
+    assert item.speaker_embedding.tolist() == [0.5] * 298
+    continued = make_prompts(dataset, 5, 0, bos=False)[0].prompt
+    assert continued.prompt_ids == (3, 1, 4)
+    assert list(continued.text_ids) == [*text_to_ids("Oh no."), *rows[0]["text_ids"]]
+    silent = datasets.Dataset.from_list([dict(named, prompt_text=""), dict(rows[1])], features=rows.features)
+    with pytest.raises(DataError, match="without prompt_text"):
+        make_prompts(silent, 5, 0, bos=False)

@@ -241,8 +241,9 @@ def test_two_processes_train_and_evaluate_like_one(data, tmp_path):
     decoder = CARDecoder.from_pretrained(out)
     assert decoder.checksum() == two["checksum"]
     alone = trainer_of(tiny_config(data, tmp_path / "one"), decoder).evaluate()
-    assert alone == pytest.approx({k: two["metrics"][k] for k in alone}, rel=1e-5)
-    assert alone["eval_head3_loss"] > 0
+    figures = {k: v for k, v in alone.items() if k.startswith("eval_")}
+    assert figures == pytest.approx({k: v for k, v in two["metrics"].items() if k.startswith("eval_")}, rel=1e-5)
+    assert len(figures) == 7
 
 
 # --- wrong data -----------------------------------------------------------------------------------------------------

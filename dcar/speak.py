@@ -81,10 +81,10 @@ def check_together(decoder: CARDecoder, tokenizer: WhisperKMeansTokenizer, vocod
     if decoder.config.tokenizer and not decoder.config.tokenizer.endswith(tokenizer.checksum):
         raise CheckpointError(f"the decoder was trained on tokens of {decoder.config.tokenizer}, not of the tokenizer "
                               f"given ({tokenizer.name}@{tokenizer.checksum}); give --tokenizer the decoder's own")
-    codes, bound = vocoder.config.vocab_size, vocoder.config.tokenizer_checksum
-    if codes != decoder.config.speech_vocab_size or (bound and bound != tokenizer.checksum):
-        raise CheckpointError(f"the vocoder was trained on another tokenizer ({codes} codes) than the decoder "
-                              f"({decoder.config.speech_vocab_size} codes); give --vocoder one for this tokenizer")
+    if vocoder.config.vocab_size != decoder.config.speech_vocab_size:
+        raise CheckpointError(f"the vocoder knows {vocoder.config.vocab_size} codes, the decoder speaks "
+                              f"{decoder.config.speech_vocab_size}; give --vocoder one for the decoder's tokenizer")
+    vocoder.check_tokenizer(f"@{tokenizer.checksum}")
 
 
 def timeline(result: DecodeResult, rate: float) -> str:
@@ -117,7 +117,6 @@ def main(arguments: list[str] | None = None) -> None:
     method = make_method(options.method, options.policy, decoder)
     vocoder = TokenVocoder.from_pretrained(resolve(options.vocoder, "vocoder"))
     check_together(decoder, tokenizer, vocoder)
-    vocoder.check_tokenizer(decoder.config.tokenizer)
     voice = read_voice(options.prompt, tokenizer) if options.prompt else starter_voice()
     started = time.perf_counter()
     prompts = [Prompt(f"sentence-{i}", tuple(text_to_ids(s)), voice.tokens) for i, s in enumerate(sentences)]

@@ -82,6 +82,7 @@ class TrainRecognizerConfig:
         default=1.0, metadata={"help": "Weight of predicting the manifest's tokens; falls to 0 over token_share."}
     )
     token_share: float = field(default=0.5, metadata={"help": "Share of the run in which tokens are predicted."})
+    init_from: str = field(default="", metadata={"help": "Go on from the weights of this .nemo of the same shape."})
     seed: int = field(default=0, metadata={"help": "Seed of weights, batches and augmentation."})
 
 
@@ -306,6 +307,8 @@ def run(config: TrainRecognizerConfig) -> dict[str, Any]:
     train, dev = load_manifest(config.train_manifest), load_manifest(config.dev_manifest)
     hours = sum(len(r.wave) for r in train) / SAMPLE_RATE / 3600
     model = build_model(config).to(device)
+    if config.init_from:
+        load_weights(model, config.init_from, device)
     parameters = sum(p.numel() for p in model.parameters())
     logger.info(
         "train-recognizer: %.2f M parameters, %.2f h, %d utterances, %s", parameters / 1e6, hours, len(train), device
@@ -343,6 +346,24 @@ def run(config: TrainRecognizerConfig) -> dict[str, Any]:
     if interrupted:
         raise KeyboardInterrupt
     return metrics
+
+
+def load_weights(model: Any, source: str, device: str) -> None:
+    """Copy the weights of a saved recogniser into a freshly built one; CheckpointError if its shape differs."""
+    with quiet_nemo():
+        from nemo.collections.asr.models import EncDecCTCModel
+
+        try:
+            weights = EncDecCTCModel.restore_from(source, map_location=device).state_dict()
+        except (OSError, ValueError, RuntimeError) as error:
+            raise CheckpointError(f"{source}: NeMo cannot restore this recogniser ({error})") from error
+    expected = model.state_dict()
+    different = sorted(k for k in expected | weights
+                       if k not in expected or k not in weights or expected[k].shape != weights[k].shape)
+    if different:
+        raise CheckpointError(f"{source}: is not of the shape that this configuration builds ({different[0]} and "
+                              f"{len(different) - 1} others differ); give its hidden_size, num_layers, …")
+    model.load_state_dict(weights)
 
 
 def dev_wer(recognizer: NemoCTCRecognizer, recordings: list[Recording]) -> WERScore:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 import time
@@ -11,7 +12,10 @@ import pytest
 
 from dcar.config import load_config
 from dcar.errors import DCARError
-from dcar.train import TrainConfig
+from dcar.model import CARDecoder
+from dcar.prepared import prepared_info
+from dcar.shipped import ASSETS
+from dcar.train import TrainConfig, data_identity, differing
 from eval.compare import CompareConfig
 from launch import quickstart
 from launch.quickstart import QuickstartConfig, Step, content_digest, pipeline, run
@@ -223,23 +227,42 @@ def test_recipes_of_a_size_agree(tmp_path):
             assert settings(SCHEMAS[kind], recipe, tmp_path).prompt_tokens == car.prompt_tokens
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_the_pipeline_s_commands_are_valid_and_feed_each_other(tmp_path, processes):
+@pytest.mark.parametrize(("processes", "start"), [(1, "scratch"), (2, "starter")])
+def test_the_pipeline_s_commands_are_valid_and_feed_each_other(tmp_path, monkeypatch, processes, start):
+    def shipped(name: str) -> Path:
+        (folder := tmp_path / "assets" / name).mkdir(parents=True, exist_ok=True)
+        return folder
+
+    monkeypatch.setattr(quickstart, "shipped", shipped)
     out = tmp_path / "q"
-    groups = pipeline(QuickstartConfig(out_dir=str(out), train_steps=7, processes=processes))
+    groups = pipeline(QuickstartConfig(out_dir=str(out), start=start, train_steps=7, processes=processes))
     assert [[s.name for s in group] for group in groups] == [
         ["check"], ["car", "far"], ["profile"], ["dcpo"], ["export"], ["compare"]]
     made: list[Path] = []
     for group in groups:
         for step in group:
-            module = step.command[len(step.command) - 1 - step.command[::-1].index("-m") + 1]
+            words = step.command
+            module = words[len(words) - words[::-1].index("-m")]  # the last -m: accelerate has one, too
+            assert (ROOT / (module.replace(".", "/") + ".py")).exists()
             if module in MODULES:
-                config = settings(MODULES[module], step.command[step.command.index(module) + 1 :], tmp_path)
+                config = settings(MODULES[module], words[words.index(module) + 1 :], tmp_path)
                 if module == "dcar.train":
-                    assert config.max_steps == 7 and config.data == str(step.inputs[0])
+                    assert config.max_steps == 7 and config.data == str(shipped("prepared"))
+                    initial = str(shipped("decoder" if step.name == "car" else "far"))
+                    assert config.init_from == (initial if start == "starter" else "")
             for path in step.inputs:  # is there, or an earlier step writes it
                 assert path.exists() or any(m == path or path in m.parents for m in made), (step.name, path)
         made += [path for step in group for path in step.outputs]
     assert out / "compare.json" in made and out / "report.html" in made
-    compare = groups[-1][0].command
-    assert ("--num_processes" in compare) == (processes == 2)
+    assert ("--num_processes" in groups[-1][0].command) == (processes == 2)
+
+
+def test_stage_one_goes_on_from_the_shipped_decoders_as_they_are():
+    """The recipes describe the shipped decoders exactly, or `init_from` would refuse them."""
+    info = prepared_info(ASSETS / "starter_prepared")
+    for name, recipe in (("decoder", "car"), ("far", "far")):
+        if not (ASSETS / name).exists():
+            pytest.skip(f"no {name} is shipped yet")
+        config = load_config(TrainConfig, ["--config", str(ROOT / f"launch/recipes/{recipe}_starter.yaml")])
+        wanted = dataclasses.replace(config.model, **data_identity(info))
+        assert differing(CARDecoder.load_config(ASSETS / name), wanted) == ""

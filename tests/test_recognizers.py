@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from dcar.audio import save_audio
-from dcar.errors import AssetError, AudioError, ConfigError, DataError, TextError
+from dcar.errors import AssetError, AudioError, CheckpointError, ConfigError, DataError, TextError
 from dcar.recognizers import (
     MoonshineRecognizer,
     NemoCTCRecognizer,
@@ -29,6 +29,7 @@ from dcar.train_recognizer import (
     build_model,
     frame_tokens,
     load_manifest,
+    load_weights,
     run,
 )
 
@@ -246,3 +247,18 @@ def test_frame_tokens_follow_the_playing_speed(speed):
     inside = middle < 1.0
     assert labels[inside].tolist() == [int(second * 50 + 1e-6) for second in middle[inside]]
     assert frame_tokens(Recording(np.zeros(1600, np.int16), "a"), 1600).tolist() == [-1, -1, -1]
+
+
+def test_training_goes_on_from_a_saved_recognizer_of_the_same_shape(tmp_path):
+    config = TrainRecognizerConfig("t", "d", "o.nemo", **TINY)
+    model = build_model(config)
+    model.save_to(str(tmp_path / "a.nemo"))
+    other = build_model(TrainRecognizerConfig("t", "d", "o.nemo", seed=1, **TINY))
+    assert not torch.equal(other.decoder.decoder_layers[0].weight, model.decoder.decoder_layers[0].weight)
+    load_weights(other, str(tmp_path / "a.nemo"), "cpu")
+    assert torch.equal(other.decoder.decoder_layers[0].weight, model.decoder.decoder_layers[0].weight)
+    wider = build_model(TrainRecognizerConfig("t", "d", "o.nemo", **{**TINY, "hidden_size": 24}))
+    with pytest.raises(CheckpointError, match="not of the shape"):
+        load_weights(wider, str(tmp_path / "a.nemo"), "cpu")
+    with pytest.raises(CheckpointError, match="cannot restore"):
+        load_weights(other, str(tmp_path / "missing.nemo"), "cpu")

@@ -58,7 +58,7 @@ def trainer_of(config: TrainConfig, model: CARDecoder) -> CARTrainer:
 @pytest.fixture(scope="module")
 def trained(data, tmp_path_factory) -> tuple[TrainConfig, CARDecoder, Path]:
     out = tmp_path_factory.mktemp("trained")
-    config = tiny_config(data, out, {"dropout": 0.0}, batch_size=8, max_steps=60, log_steps=6, eval_steps=10,
+    config = tiny_config(data, out, {"dropout": 0.0}, batch_size=8, max_steps=61, log_steps=6, eval_steps=10,
                          tensorboard=True)
     return config, run(config), out
 
@@ -66,7 +66,7 @@ def trained(data, tmp_path_factory) -> tuple[TrainConfig, CARDecoder, Path]:
 def test_every_head_learns_the_pattern(trained):
     _, _, out = trained
     evaluations = [line for line in log_of(out) if "eval_loss" in line]
-    assert [e["step"] for e in evaluations] == [10, 20, 30, 40, 50, 60, 60]  # the last one again on what was saved
+    assert [e["step"] for e in evaluations] == [10, 20, 30, 40, 50, 60, 61, 61]  # the last one again on what was saved
     chance = math.log(CODES + 1)
     for head in (1, 2, 3):
         last = evaluations[-1]
@@ -88,22 +88,23 @@ def test_a_run_leaves_decoder_config_log_and_provenance(trained, data):
     assert (saved.config.speech_vocab_size, saved.config.tokenizer) == (CODES, "tiny@abc")
     assert saved.config.phonemes == prepared["phonemes"]["version"]
     source = json.loads((out / "provenance.json").read_text())
-    assert (source["steps"], source["processes"], source["checksum"]) == (60, 1, saved.checksum())
+    assert (source["steps"], source["processes"], source["checksum"]) == (61, 1, saved.checksum())
     assert source["data"] == prepared and source["metrics"]["eval_head3_accuracy"] > 0.8
     assert load_config(TrainConfig, ["--config", str(out / "config.yaml")]) == dataclasses.replace(
         config, model=saved.config)
     assert list((out / "tensorboard").glob("events*"))
     checkpoint = latest_checkpoint(out)
-    assert checkpoint.name == "checkpoint-60" and not list(out.rglob("training_args.bin"))
+    assert checkpoint.name == "checkpoint-61" and not list(out.rglob("training_args.bin"))
     assert CARDecoder.from_pretrained(checkpoint).checksum() == saved.checksum()  # every checkpoint is a decoder
 
 
 def test_a_finished_run_is_not_trained_further(trained):
+    """61 steps end within an epoch, which Trainer would go on with for one more step."""
     config, decoder, out = trained
     before = [line for line in log_of(out) if "loss" in line]
     assert run(config).checksum() == decoder.checksum()
     assert [line for line in log_of(out) if "loss" in line] == before
-    assert json.loads((out / "provenance.json").read_text())["steps"] == 60
+    assert json.loads((out / "provenance.json").read_text())["steps"] == 61
 
 
 def test_training_goes_on_from_given_weights(trained, tmp_path, data):

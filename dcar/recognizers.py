@@ -10,6 +10,7 @@ import contextlib
 import logging
 import math
 import re
+import tarfile
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -147,6 +148,36 @@ class WhisperRecognizer:
 
 
 @contextlib.contextmanager
+def _tar_filters() -> Iterator[None]:
+    """NeMo unpacks `.nemo` files with `TarFile.extract(…, filter=…)`, which Python knows from 3.11.4 on; Debian 12 has
+    3.11.2. There the keyword is accepted and the same kind of check is made: plain files and folders, inside only."""
+    if hasattr(tarfile, "data_filter"):
+        yield
+        return
+    extract, extractall = tarfile.TarFile.extract, tarfile.TarFile.extractall
+
+    def check(member: tarfile.TarInfo) -> None:
+        inside = not Path(member.name).is_absolute() and ".." not in Path(member.name).parts
+        if not inside or not (member.isreg() or member.isdir()):
+            raise tarfile.ExtractError(f"{member.name}: not a plain file inside the archive")
+
+    def checked_extract(self: Any, member: Any, *rest: Any, filter: Any = None, **options: Any) -> None:
+        check(self.getmember(member) if isinstance(member, str) else member)
+        extract(self, member, *rest, **options)
+
+    def checked_extractall(self: Any, *rest: Any, filter: Any = None, **options: Any) -> None:
+        for member in self.getmembers():
+            check(member)
+        extractall(self, *rest, **options)
+
+    tarfile.TarFile.extract, tarfile.TarFile.extractall = checked_extract, checked_extractall  # type: ignore
+    try:
+        yield
+    finally:
+        tarfile.TarFile.extract, tarfile.TarFile.extractall = extract, extractall  # type: ignore
+
+
+@contextlib.contextmanager
 def quiet_nemo() -> Iterator[None]:
     """Import and build NeMo models without its banners: only errors of NeMo and Lightning are logged inside."""
     names = ("nemo_logger", "nv_one_logger", "lightning", "pytorch_lightning", "lightning.pytorch")
@@ -154,7 +185,7 @@ def quiet_nemo() -> Iterator[None]:
     root_disabled = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _tar_filters():
             warnings.simplefilter("ignore")
             yield
     finally:

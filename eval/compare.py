@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -135,7 +136,11 @@ def run(config: CompareConfig, tools: Tools | None = None) -> dict[str, Any]:
     Raises ConfigError, DataError, CheckpointError; what was finished before stays in `out` and is used again.
     """
     # Processes wait for each other at the end, as long as the slowest judge takes.
-    state = PartialState(cpu=config.device == "cpu", timeout=timedelta(days=2))
+    on_cpu = config.device == "cpu" or not config.device and not torch.cuda.is_available()
+    state = PartialState(cpu=on_cpu, timeout=timedelta(days=2))
+    if (launched := int(os.environ.get("WORLD_SIZE", "1"))) != state.num_processes:
+        raise ConfigError(f"{launched} processes were launched but Accelerate sees {state.num_processes}: each would "
+                          "do all the work; on CPUs launch with --multi_gpu and ACCELERATE_USE_CPU=true")
     if config.threads:
         torch.set_num_threads(config.threads)
     out = Path(config.out)

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from compare_worker import LevelJudge, tiny_config, tiny_policy, tiny_tools
@@ -269,3 +270,11 @@ def test_noise_quality_equals_the_package():
     theirs = dnsmos.run(wave, 16_000)["ovrl_mos"]
     assert NoiseQuality()(wave, 16_000) == pytest.approx(float(theirs), abs=1e-3)
     assert NoiseQuality()(wave[:0], 16_000) is None
+
+
+def test_processes_that_do_not_see_each_other_are_refused(tmp_path, monkeypatch):
+    """Each would do all the work and write the same shard, which once happened on CPUs without `device: cpu`."""
+    monkeypatch.setattr("eval.compare.PartialState", lambda **_: SimpleNamespace(num_processes=1))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="2 processes were launched but Accelerate sees 1"):
+        run(CompareConfig(out=str(tmp_path)))

@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
@@ -88,6 +89,10 @@ class PrepareConfig:
         default=(1.0,),
         metadata={"help": "Copies of the training split at these speeds (resampled: pitch changes, so new speakers)."},
     )
+    copies_below: int = field(
+        default=0,
+        metadata={"help": "Copies only of speakers with fewer training utterances than this; 0 = of all speakers."},
+    )
     shard_size: int = field(default=256, metadata={"help": "Utterances tokenised between two saves."})
     batch_seconds: float = field(default=120.0, metadata={"help": "Audio in one tokenizer batch, in seconds."})
     num_proc: int = field(default=1, metadata={"help": "Threads that read and check audio."})
@@ -104,6 +109,7 @@ class PrepareConfig:
             and self.test_fraction >= 0
             and self.dev_fraction + self.test_fraction < 1,
             "limit must be at least 1": self.limit is None or self.limit >= 1,
+            "copies_below must not be negative": self.copies_below >= 0,
             "shard_size and num_proc must be at least 1": self.shard_size >= 1 and self.num_proc >= 1,
             "batch_seconds must be positive": self.batch_seconds > 0,
         }
@@ -217,12 +223,14 @@ def run(
             f"{describe(problems, 100)}"
         )
     bad = {(p.id, p.source) for p in problems}
+    spoken = Counter(u.speaker for u in chosen.get("train", []))
+    copied = {speaker for speaker, n in spoken.items() if not config.copies_below or n < config.copies_below}
     jobs = {
         split: [
             _Job(u, split, speed)
             for speed in (config.speeds if split == "train" else (1.0,))
             for u in split_rows
-            if (u.id, u.source) not in bad
+            if (u.id, u.source) not in bad and (speed == 1.0 or u.speaker in copied)
         ]
         for split, split_rows in chosen.items()
     }

@@ -2,11 +2,15 @@
 reward recogniser (which must know the sound of the vocoder) and for measuring what tokens and vocoder lose.
 
     dcar resynthesize data=runs/prepared split=train vocoder=runs/vocoder/export out=runs/resynthesis
+
+With `recordings=true` it writes the recordings themselves in the same form: speech to begin a recogniser on before
+there is a vocoder, and the upper bound of what it can hear.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,10 +18,13 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from dcar.audio import resample
 from dcar.config import load_config
-from dcar.prepare import load_prepared
+from dcar.errors import ConfigError
+from dcar.prepare import load_prepared, source_utterances
 from dcar.shipped import resolve
 from dcar.vocoder import TokenVocoder
+from dcar.vocoder_features import SAMPLE_RATE as VOCODER_RATE
 
 
 @dataclass
@@ -31,7 +38,12 @@ class ResynthesizeConfig:
     batch_size: int = 8
     limit: int = 0  # utterances at most; 0 = all
     other_voices: bool = False  # speak every utterance in the voice of another one, drawn at random (seeded)
+    recordings: bool = False  # the recordings themselves instead of what the vocoder makes of their tokens
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.recordings and self.other_voices:
+            raise ConfigError("a recording has one voice: set recordings or other_voices, not both")
 
 
 def run(config: ResynthesizeConfig) -> Path:
@@ -39,27 +51,45 @@ def run(config: ResynthesizeConfig) -> Path:
     dataset = load_prepared(config.data, config.split)
     if config.limit:
         dataset = dataset.select(range(min(config.limit, len(dataset))))
-    vocoder = TokenVocoder.from_pretrained(resolve(config.vocoder, "vocoder"))
     out = Path(config.out)
     out.mkdir(parents=True, exist_ok=True)
-    voices = np.asarray(dataset["voice"], np.float32)
-    if config.other_voices:
-        voices = voices[np.random.default_rng(config.seed).permutation(len(voices))]
+    speak = _recordings(config) if config.recordings else _vocoder(config, np.asarray(dataset["voice"], np.float32))
     order = np.argsort([len(tokens) for tokens in dataset["speech"]])
     waves: dict[str, Any] = {}
     rows = []
     for start in tqdm(range(0, len(order), config.batch_size), desc=f"resynthesize {config.split}", unit="batch"):
         chosen = order[start : start + config.batch_size].tolist()
         batch = [dataset[i] for i in chosen]
-        spoken = vocoder.synthesize([row["speech"] for row in batch], voices[chosen])
-        for row, wave in zip(batch, spoken, strict=True):
+        for row, wave in zip(batch, speak(batch, chosen), strict=True):
             waves[row["id"]] = (np.clip(wave, -1, 1) * 32767).astype(np.int16)
             rows.append({"audio": f"{config.split}.npz", "key": row["id"], "text": row["text"],
                          "speaker": row["speaker"], "tokens": list(row["speech"])})
-    np.savez(out / f"{config.split}.npz", sample_rate=vocoder.sample_rate, **waves)
+    np.savez(out / f"{config.split}.npz", sample_rate=VOCODER_RATE, **waves)
     manifest = out / f"{config.split}.jsonl"
     manifest.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return manifest
+
+
+Speak = Callable[[list[dict[str, Any]], list[int]], list[np.ndarray]]
+"""Rows of the dataset and their indices -> their waves at VOCODER_RATE."""
+
+
+def _vocoder(config: ResynthesizeConfig, voices: np.ndarray) -> Speak:
+    vocoder = TokenVocoder.from_pretrained(resolve(config.vocoder, "vocoder"))
+    if config.other_voices:
+        voices = voices[np.random.default_rng(config.seed).permutation(len(voices))]
+    return lambda rows, indices: vocoder.synthesize([row["speech"] for row in rows], voices[indices])
+
+
+def _recordings(config: ResynthesizeConfig) -> Speak:
+    sources = source_utterances(config.data)
+
+    def recording(row: dict[str, Any]) -> np.ndarray:
+        speed = round(float(row["speed"]), 6)  # a copy at another speed is named after it
+        wave, rate = sources[row["id"].removesuffix(f"@{speed:g}")].load()
+        return resample(wave, rate * speed, VOCODER_RATE)
+
+    return lambda rows, _: [recording(row) for row in rows]
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -41,6 +41,8 @@ logger = logging.getLogger(__name__)
 
 CHARACTERS = tuple(" abcdefghijklmnopqrstuvwxyz'")
 TOKEN_RATE = 50
+MAX_TOO_SHORT = 0.05
+"""Share of a manifest that may be too fast for CTC: quick speakers, not a wrong file."""
 FRAME_SECONDS = 0.04
 """Output frame of the model: 10 ms features, subsampled by 4. Characters at 80 ms would not fit into fast speech."""
 
@@ -98,8 +100,9 @@ class Recording:
 def load_manifest(path: str | Path) -> list[Recording]:
     """Read a manifest and its audio into memory (115 MB an hour).
 
-    Raises DataError, naming file and line, for a broken line, a text without words or with characters outside
-    CHARACTERS, and audio that is missing or too short for its text.
+    Rows whose audio is too short to align with their text (CTC needs a frame for every character) are left out with a
+    warning. Raises DataError, naming file and line, for a broken line, a text without words or with characters outside
+    CHARACTERS, missing audio, and where more than MAX_TOO_SHORT of the rows are too short.
     """
     path = Path(path)
     try:
@@ -107,7 +110,7 @@ def load_manifest(path: str | Path) -> list[Recording]:
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror}); give a JSONL manifest") from error
     archives: dict[Path, Any] = {}
-    recordings = []
+    recordings, too_short = [], []
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -132,11 +135,15 @@ def load_manifest(path: str | Path) -> list[Recording]:
         except (OSError, KeyError, ValueError, AudioError) as error:
             raise DataError(f"{where}: audio cannot be used: {error}") from error
         if ctc_frames_needed(text) * FRAME_SECONDS > len(wave) / SAMPLE_RATE:
-            raise DataError(
-                f"{where}: {len(wave) / SAMPLE_RATE:.2f} s of audio are too short for {text!r}; remove the line"
-            )
+            too_short.append(f"{where}: {len(wave) / SAMPLE_RATE:.2f} s of audio are too short for {text!r}")
+            continue
         tokens = np.asarray(row["tokens"], np.int64) if "tokens" in row else None
         recordings.append(Recording((np.clip(wave, -1, 1) * 32767).astype(np.int16), text, tokens))
+    if len(too_short) > MAX_TOO_SHORT * (len(too_short) + len(recordings)):
+        raise DataError(f"{len(too_short)} rows cannot be aligned; do audio and text belong together?\n"
+                        + "\n".join(too_short[:20]))
+    for message in too_short:
+        logger.warning("%s; left out", message)
     if not recordings:
         raise DataError(f"{path}: the manifest has no rows")
     return recordings

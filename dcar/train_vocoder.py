@@ -1,11 +1,12 @@
-"""Train the vocoder on one device from a pack: a short mel + pitch warm start, then a GAN.
+"""Train the vocoder on one device from a pack: acoustic model and renderer side by side, the renderer later as a GAN.
 
-    python -m dcar.train_vocoder --data vocoder_pack.safetensors --out runs/vocoder --max_minutes 8
+    dcar train-vocoder --data vocoder_pack.safetensors --out runs/vocoder --max_minutes 20
 
-All data lies on the device as flat tensors and crops are cut there, so no loader stands in the loop. Recipe:
-Vocos / HiFi-GAN discriminators and losses; departures: least-squares scores, relative feature matching, mel
-weight 15 at three resolutions (tokens do not determine the spectrum, so the GAN has to lead), an EMA of the
-generator is what is exported, pitch is teacher-forced and its predictor learns from whole utterances.
+All data lies on the device as flat tensors and crops are cut there, so no loader stands in the loop. The acoustic
+model learns true log-mels and pitch from tokens at every step; the renderer learns waves from true log-mels and true
+pitch at every `renderer_every`-th step, and after `warm_steps` of its own also against discriminators (Vocos / HiFi-GAN
+losses; departures: least-squares scores, relative feature matching, mel distance at three resolutions). An average
+(EMA) of the weights is what is exported.
 """
 
 from __future__ import annotations
@@ -28,9 +29,11 @@ from torch.nn import functional as F
 from tqdm import tqdm
 
 from dcar.errors import CheckpointError, ConfigError, DCARError
-from dcar.vocoder import Pitch, TokenVocoder, VocoderConfig, pitch_statistics
+from dcar.vocoder import Pitch, TokenVocoder, VocoderConfig
+from dcar.vocoder_acoustic import Acoustics, pitch_statistics
 from dcar.vocoder_data import FRAMES_PER_TOKEN, SAMPLES_PER_TOKEN, Crop, VocoderData
 from dcar.vocoder_losses import Discriminators, MelDistance, discriminator_loss, generator_losses
+from dcar.vocoder_renderer import mel_transform
 
 
 def _option(default: Any, help: str) -> Any:
@@ -47,16 +50,18 @@ class TrainVocoderConfig:
     seed: int = _option(0, "seed of weights, crops, noise")
     max_steps: int = _option(1_000_000, "stop after this many steps")
     max_minutes: float = _option(0.0, "stop after this much training time over all resumes (0 = no limit)")
-    warm_steps: int = _option(1500, "first steps train mel and pitch only, without discriminators")
-    batch_size: int = _option(32, "crops a step")
-    segment_tokens: int = _option(50, "length of a crop that losses see (50 tokens = 1 s)")
-    context_tokens: int = _option(16, "more tokens on both sides that the generator reads")
-    pitch_batch_size: int = _option(16, "utterances a step for the pitch predictor")
-    pitch_tokens: int = _option(300, "longest stretch of an utterance that the pitch predictor reads")
-    learning_rate: float = _option(5e-4, "peak, both networks; linear rise over 100 steps, cosine fall to a fiftieth")
+    acoustic_batch_size: int = _option(12, "stretches of utterances a step for the acoustic model")
+    acoustic_tokens: int = _option(100, "longest stretch of an utterance that it reads")
+    renderer_every: int = _option(1, "steps between two steps of the renderer")
+    renderer_batch_size: int = _option(16, "crops a step of the renderer")
+    segment_tokens: int = _option(50, "length of a crop that the renderer's losses see (50 tokens = 1 s)")
+    context_tokens: int = _option(8, "more tokens on both sides that the renderer reads")
+    warm_steps: int = _option(1500, "first steps of the renderer without discriminators")
+    learning_rate: float = _option(1e-3, "peak, of all networks; linear rise over 100 steps, cosine fall to a fiftieth")
+    voice_balance: float = _option(0.5, "0 = every second of speech is equally likely, 1 = every voice is")
     weight_decay: float = _option(0.01, "AdamW")
     clip_norm: float = _option(10.0, "largest gradient norm of the generator and of the discriminators")
-    mel_weight: float = _option(15.0, "weight of the mel distance")
+    mel_weight: float = _option(15.0, "weight of the renderer's mel distance")
     matching_weight: float = _option(2.0, "weight of feature matching")
     adversarial_weight: float = _option(1.0, "weight of the adversarial loss")
     ema_decay: float = _option(0.999, "decay of the exported average of the generator's weights")
@@ -81,6 +86,7 @@ class Trainer:
         self.average.load_state_dict(self.generator.state_dict())
         self.discriminators = Discriminators(**config.discriminators).to(device)
         self.mel_distance = MelDistance(shape.sample_rate).to(device)
+        self.mel = mel_transform(shape).to(device)
         fused = device.type == "cuda"
         options: dict[str, Any] = {
             "lr": config.learning_rate,
@@ -99,8 +105,11 @@ class Trainer:
         self.validation_rows = data.validation.nonzero()[:, 0]
         if not len(self.train_rows):
             raise ConfigError(f"{config.data}: every row is a validation row")
-        # Longer utterances are drawn more often: every second of speech is equally likely.
-        self.row_weights = data.lengths[self.train_rows].float()
+        # Longer utterances are drawn more often, those of a voice with many less often.
+        seconds = torch.zeros(int(data.voice.max()) + 1, device=device)
+        seconds.index_add_(0, data.voice[self.train_rows], data.lengths[self.train_rows].float())
+        by_voice = seconds[data.voice[self.train_rows]]
+        self.row_weights = data.lengths[self.train_rows].float() * by_voice**-config.voice_balance
         order = torch.argsort(data.voice[self.train_rows], stable=True)
         self.by_voice = self.train_rows[order]
         counts = torch.bincount(data.voice[self.train_rows], minlength=int(data.voice.max()) + 1)
@@ -128,83 +137,91 @@ class Trainer:
         noise = torch.randn(features.shape, device=self.device, generator=self.random)
         return rows, first, features + self.config.speaker_noise * self.speaker_spread * noise
 
-    def _pitch_loss(self) -> tuple[Tensor, dict[str, Tensor]]:
-        config = self.config
-        rows, first, speaker = self._draw(config.pitch_batch_size, config.pitch_tokens)
-        crop = self.data.crop(rows, first, config.pitch_tokens)
-        deviation, logits = self.generator.pitch(crop.tokens, crop.mask, speaker)
-        return pitch_loss(deviation, logits, crop, speaker)
-
     def step(self) -> dict[str, Tensor]:
         """One update; returns losses as tensors (no synchronisation with the device)."""
-        config, margin = self.config, self.config.context_tokens * SAMPLES_PER_TOKEN
         for optimizer in (self.generator_optimizer, self.discriminator_optimizer):
             for group in optimizer.param_groups:
                 group["lr"] = self._learning_rate()
-        rows, first, speaker = self._draw(config.batch_size, config.segment_tokens)
-        span = config.segment_tokens + 2 * config.context_tokens
-        crop = self.data.crop(rows, first - config.context_tokens, span)
-        real = self.data.wave(crop)[:, margin : (span - config.context_tokens) * SAMPLES_PER_TOKEN]
-        noise = torch.randn(len(rows), span * SAMPLES_PER_TOKEN, device=self.device, generator=self.random)
-        phase = torch.rand(len(rows), 1, device=self.device, generator=self.random)
-        autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=config.bf16)
-        with autocast:
-            fake = self.generator.generate(
-                crop.tokens, crop.mask, speaker, Pitch(crop.log_f0, crop.voiced), noise, phase
-            )
-            pitch_total, logs = self._pitch_loss()
-        fake = fake[:, margin : fake.shape[1] - margin]
-        mel = self.mel_distance(fake, real)
-        total = config.mel_weight * mel + pitch_total
-        logs["mel"] = mel.detach()
-        if self.step_index >= config.warm_steps:
-            with autocast:
-                score = discriminator_loss(self.discriminators(torch.cat([real, fake.detach()])))
-            self.discriminator_optimizer.zero_grad(set_to_none=True)
-            score.backward()
-            logs["discriminator_norm"] = nn.utils.clip_grad_norm_(self.discriminators.parameters(), config.clip_norm)
-            self.discriminator_optimizer.step()
-            self.discriminators.requires_grad_(False)
-            with autocast:
-                adversarial, matching = generator_losses(self.discriminators(torch.cat([real, fake])))
-            self.discriminators.requires_grad_(True)
-            total = total + config.adversarial_weight * adversarial + config.matching_weight * matching
-            logs |= {
-                "discriminator": score.detach(),
-                "adversarial": adversarial.detach(),
-                "matching": matching.detach(),
-            }
+        total, logs = self._acoustic_loss()
+        if self.step_index % self.config.renderer_every == 0:
+            loss, more = self._renderer_loss()
+            total, logs = total + loss, logs | more
         self.generator_optimizer.zero_grad(set_to_none=True)
         total.backward()
-        logs["generator_norm"] = nn.utils.clip_grad_norm_(self.generator.parameters(), config.clip_norm)
+        for name in ("acoustic", "renderer"):  # apart, since either would shrink the other's step
+            parameters = [p for p in getattr(self.generator, name).parameters() if p.grad is not None]
+            if parameters:
+                logs[f"{name}_norm"] = nn.utils.clip_grad_norm_(parameters, self.config.clip_norm)
         self.generator_optimizer.step()
         # The average forgets its random start quickly, then slows down to its nominal decay.
-        decay = min(config.ema_decay, (1 + self.step_index) / (10 + self.step_index))
+        decay = min(self.config.ema_decay, (1 + self.step_index) / (10 + self.step_index))
         with torch.no_grad():
             torch._foreach_lerp_(list(self.average.parameters()), list(self.generator.parameters()), 1 - decay)
         self.step_index += 1
         return logs
 
+    def _acoustic_loss(self) -> tuple[Tensor, dict[str, Tensor]]:
+        config = self.config
+        rows, first, speaker = self._draw(config.acoustic_batch_size, config.acoustic_tokens)
+        crop = self.data.crop(rows, first, config.acoustic_tokens)
+        with torch.no_grad():
+            target = self.mel(self.data.wave(crop)).transpose(1, 2)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=config.bf16):
+            said = self.generator.acoustic(crop.tokens, crop.mask, speaker)
+        return acoustic_loss(said, target, crop, speaker)
+
+    def _renderer_loss(self) -> tuple[Tensor, dict[str, Tensor]]:
+        """Mel distance of rendered true spectrograms and, after the warm steps, the adversarial losses."""
+        config, margin = self.config, self.config.context_tokens * SAMPLES_PER_TOKEN
+        rows, first, _ = self._draw(config.renderer_batch_size, config.segment_tokens)
+        span = config.segment_tokens + 2 * config.context_tokens
+        crop = self.data.crop(rows, first - config.context_tokens, span)
+        whole = self.data.wave(crop)
+        real = whole[:, margin : whole.shape[1] - margin]
+        noise = torch.randn(whole.shape, device=self.device, generator=self.random)
+        phase = torch.rand(len(rows), 1, device=self.device, generator=self.random)
+        autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=config.bf16)
+        mask = crop.mask.repeat_interleave(FRAMES_PER_TOKEN, dim=1)
+        with autocast:
+            log_mel = self.mel(whole).transpose(1, 2)
+            fake = self.generator.renderer(log_mel, Pitch(crop.log_f0, crop.voiced), mask, noise, phase)
+        fake = fake[:, margin : fake.shape[1] - margin]
+        mel = self.mel_distance(fake, real)
+        total, logs = config.mel_weight * mel, {"mel": mel.detach()}
+        if self.step_index // config.renderer_every < config.warm_steps:
+            return total, logs
+        with autocast:
+            score = discriminator_loss(self.discriminators(torch.cat([real, fake.detach()])))
+        self.discriminator_optimizer.zero_grad(set_to_none=True)
+        score.backward()
+        logs["discriminator_norm"] = nn.utils.clip_grad_norm_(self.discriminators.parameters(), config.clip_norm)
+        self.discriminator_optimizer.step()
+        self.discriminators.requires_grad_(False)
+        with autocast:
+            adversarial, matching = generator_losses(self.discriminators(torch.cat([real, fake])))
+        self.discriminators.requires_grad_(True)
+        logs |= {"discriminator": score.detach(), "adversarial": adversarial.detach(), "matching": matching.detach()}
+        return total + config.adversarial_weight * adversarial + config.matching_weight * matching, logs
+
     @torch.no_grad()
     def validate(self, limit: int = 64) -> dict[str, float]:
-        """Mel distance of the averaged generator with true and with predicted pitch, and pitch errors."""
-        rows = self.validation_rows[:limit]
+        """Of the averaged weights: mel distance of the wave from tokens, and from the true spectrogram (copy); error
+        of the predicted log-mel, F0 and voicing."""
         sums: dict[str, float] = {}
+        rows = self.validation_rows[:limit]
         for row in rows:
-            length = int(self.data.lengths[row])
-            crop = self.data.crop(row[None], row.new_zeros(1), length)
+            crop = self.data.crop(row[None], row.new_zeros(1), int(self.data.lengths[row]))
             real, speaker = self.data.wave(crop), self.data.speaker[row][None]
-            log_f0, voiced = crop.log_f0, crop.voiced
-            predicted = self.average.predict_pitch(crop.tokens, crop.mask, speaker)
-            both = (log_f0 - predicted.log_f0).abs() * voiced
-            spoken = {
-                "mel_true_pitch": self.average.generate(crop.tokens, crop.mask, speaker, Pitch(log_f0, voiced)),
-                "mel": self.average.generate(crop.tokens, crop.mask, speaker, predicted),
-            }
+            target, true_pitch = self.mel(real).transpose(1, 2), Pitch(crop.log_f0, crop.voiced)
+            log_mel, pitch = self.average.predict(crop.tokens, crop.mask, speaker)
+            mask = crop.mask.repeat_interleave(FRAMES_PER_TOKEN, dim=1)
+            both = (crop.log_f0 - pitch.log_f0).abs() * crop.voiced
             values = {
-                **{key: self.mel_distance(wave, real) for key, wave in spoken.items()},
-                "f0_error_semitones": both.sum() / voiced.sum().clamp_min(1) * 12 / math.log(2),
-                "voicing_error": (voiced - predicted.voiced).abs().mean(),
+                "mel": self.mel_distance(self.average.renderer(log_mel, pitch, mask), real),
+                "mel_copy": self.mel_distance(self.average.renderer(target, true_pitch, mask), real),
+                "log_mel_error": (log_mel - target).abs().mean(),
+                "f0_error_semitones": both.sum() / crop.voiced.sum().clamp_min(1) * 12 / math.log(2),
+                "voicing_error": (crop.voiced - pitch.voiced).abs().mean(),
             }
             for key, value in values.items():
                 sums[key] = sums.get(key, 0.0) + float(value) / len(rows)
@@ -222,15 +239,18 @@ class Trainer:
         self.step_index, self.seconds = state["step"], state["seconds"]
 
 
-def pitch_loss(deviation: Tensor, logits: Tensor, crop: Crop, speaker: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """Smooth-L1 of the deviation from the voice's mean (unvoiced frames at a tenth) + voicing cross-entropy."""
+def acoustic_loss(said: Acoustics, log_mel: Tensor, crop: Crop, speaker: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """L1 of the log-mel [B, F, bands], smooth L1 of the pitch's deviation from the voice's mean (unvoiced frames at a
+    tenth), cross-entropy of voicing; frames outside the rows do not count."""
     keep, voiced = crop.mask.repeat_interleave(FRAMES_PER_TOKEN, dim=1), crop.voiced
+    spectrum = ((said.log_mel - log_mel).abs().mean(-1) * keep).sum() / keep.sum()
     mean, spread = pitch_statistics(speaker)
     target = ((crop.log_f0 - mean) / spread).clamp(-4.0, 4.0)
     weight = keep * (0.1 + 0.9 * voiced)
-    contour = (F.smooth_l1_loss(deviation, target, reduction="none", beta=0.5) * weight).sum() / weight.sum()
-    voicing = (F.binary_cross_entropy_with_logits(logits, voiced, reduction="none") * keep).sum() / keep.sum()
-    return contour + voicing, {"pitch": contour.detach(), "voicing": voicing.detach()}
+    contour = (F.smooth_l1_loss(said.deviation, target, reduction="none", beta=0.5) * weight).sum() / weight.sum()
+    voicing = (F.binary_cross_entropy_with_logits(said.voicing, voiced, reduction="none") * keep).sum() / keep.sum()
+    logs = {"log_mel": spectrum.detach(), "pitch": contour.detach(), "voicing": voicing.detach()}
+    return spectrum + 0.5 * contour + 0.5 * voicing, logs
 
 
 def run(config: TrainVocoderConfig) -> Path:

@@ -2,7 +2,7 @@
 
 A pack holds each recording once and lists *rows*: a recording played at some speed, with the tokens and the
 speaker features of exactly that signal. Playing at another speed moves pitch and formants, so a corpus with
-few speakers gains more. Waves are resampled when the pack is unpacked, on the training device.
+few speakers gains more. Waves are resampled when the pack is unpacked.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 from tqdm import tqdm
 
+from dcar.audio import resample
 from dcar.errors import DataError
 from dcar.vocoder_features import (
     FRAME_HOP,
     MIN_VOICED_FRAMES,
     SAMPLE_RATE,
-    resample_speed,
     track_f0,
     voice_statistics,
 )
@@ -134,8 +134,9 @@ class VocoderData:
             ids = pack["tokens"][offsets[row] : offsets[row + 1]].to(device, torch.int64)
             if len(ids) < min_tokens:
                 continue
-            wave = recordings[int(pack["recording"][row])].to(device).float() / 32767
-            wave = fit_length(resample_speed(wave, float(pack["speed"][row])), len(ids) * SAMPLES_PER_TOKEN)
+            recording = recordings[int(pack["recording"][row])].numpy() / np.float32(32767)
+            played = resample(recording, SAMPLE_RATE * float(pack["speed"][row]), SAMPLE_RATE)
+            wave = fit_length(torch.from_numpy(played).to(device), len(ids) * SAMPLES_PER_TOKEN)
             row_f0, row_voiced = track_f0(wave)
             if int(row_voiced.sum()) < MIN_VOICED_FRAMES:
                 continue
@@ -224,7 +225,6 @@ def pack_training_data(
     at 24 kHz, and unpacking needs soundfile) instead of int16 samples. Pitch and the rest of the speaker features
     are computed when the pack is unpacked. Raises AudioError or DataError with the id of an unusable utterance.
     """
-    from dcar.audio import resample
     from dcar.corpus import StoredAudio
     from dcar.prepare import load_prepared, prepared_info, source_utterances
 

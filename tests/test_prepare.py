@@ -300,6 +300,21 @@ def test_speed_copies_are_for_training_only(corpus: Path, tmp_path: Path) -> Non
     assert "train_2@0.8" not in by_id
 
 
+def test_copies_only_of_speakers_with_little_speech(tmp_path: Path) -> None:
+    wave = 0.3 * np.sin(np.arange(16_000) / 20)
+    lines = []
+    for i, speaker in enumerate("aaab"):
+        sf.write(tmp_path / f"{i}.wav", wave, 16_000)
+        row = {"id": f"u{i}", "audio": f"{i}.wav", "text": f"Number {i}.", "speaker": speaker, "split": "train"}
+        lines.append(json.dumps(row))
+    (tmp_path / "m.jsonl").write_text("\n".join(lines))
+    for below, copies in ((0, 4), (3, 1), (1, 0)):
+        out = tmp_path / f"p{below}"
+        go(config(tmp_path / "m.jsonl", out, corpus="jsonl", splits=("train",), speeds=(1.0, 0.9), copies_below=below))
+        speakers = load_prepared(out, "train")["speaker"]
+        assert len(speakers) == 4 + copies and ("b@0.9" in speakers) == (copies > 0)
+
+
 @pytest.mark.parametrize(
     ("tokens", "message"),
     [
@@ -356,7 +371,7 @@ def test_loading_checks_versions(corpus: Path, tmp_path: Path, monkeypatch: pyte
     "changes",
     [{"splits": ()}, {"splits": ("dev", "dev")}, {"speeds": ()}, {"speeds": (1, 1.0)}, {"speeds": (3,)},
      {"min_seconds": 5, "max_seconds": 1}, {"dev_fraction": 0.6, "test_fraction": 0.5}, {"limit": 0},
-     {"shard_size": 0}, {"num_proc": 0}, {"batch_seconds": 0}],
+     {"shard_size": 0}, {"copies_below": -1}, {"num_proc": 0}, {"batch_seconds": 0}],
 )  # fmt: skip
 def test_impossible_settings(changes: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="prepare: "):

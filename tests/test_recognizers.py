@@ -162,6 +162,14 @@ def test_missing_or_broken_models_name_the_way_out(tmp_path: Path) -> None:
         WhisperRecognizer(model_dir=tmp_path)
 
 
+def test_a_row_spoken_too_fast_for_ctc_is_left_out_with_a_warning(manifest: Path, tmp_path: Path, caplog) -> None:
+    good = json.dumps({"audio": str(manifest.parent / "0.flac"), "text": "a boat"})
+    fast = json.dumps({"audio": str(manifest.parent / "0.flac"), "text": "far too many words for one second of audio"})
+    (tmp_path / "m.jsonl").write_text("\n".join([good] * 20 + [fast]))
+    assert len(load_manifest(tmp_path / "m.jsonl")) == 20
+    assert "m.jsonl:21" in caplog.text and "too short" in caplog.text
+
+
 def test_broken_manifest_lines_are_named(manifest: Path, tmp_path: Path) -> None:
     good = {"audio": str(manifest.parent / "0.flac"), "text": "a boat"}
     cases = {
@@ -170,13 +178,15 @@ def test_broken_manifest_lines_are_named(manifest: Path, tmp_path: Path) -> None
         json.dumps(good | {"text": "…"}): "no words",
         json.dumps(good | {"audio": "absent.flac"}): "absent.flac",
         json.dumps({"audio": str(manifest.parent / "waves.npz"), "key": "u9", "text": "a"}): "u9",
-        json.dumps(good | {"text": "far too many words for a single second of audio"}): "too short",
     }
     for line, message in cases.items():
         path = tmp_path / "bad.jsonl"
         path.write_text(json.dumps(good) + "\n" + line + "\n")
         with pytest.raises(DataError, match=f"bad.jsonl:2: .*{message}"):
             load_manifest(path)
+    path.write_text(json.dumps(good | {"text": "far too many words for a single second of audio"}))
+    with pytest.raises(DataError, match=r"(?s)cannot be aligned.*bad\.jsonl:1: .*too short"):
+        load_manifest(path)
     with pytest.raises(ConfigError, match=r"\.nemo"):
         run(TrainRecognizerConfig(str(manifest), str(manifest), "model.bin"))
 

@@ -5,8 +5,13 @@ from __future__ import annotations
 import json
 
 import numpy as np
+import pytest
 from tiny_data import tiny_vocoder, write_prepared
 
+from dcar.audio import resample, save_audio
+from dcar.errors import ConfigError
+from dcar.prepare import PrepareConfig
+from dcar.prepare import run as prepare
 from dcar.prepared import load_prepared
 from dcar.resynthesize import ResynthesizeConfig, run
 from dcar.train_recognizer import load_manifest
@@ -29,3 +34,38 @@ def test_manifest_holds_what_the_vocoder_says_and_the_tokens_it_said_it_from(tmp
     assert len(other.read_text().splitlines()) == 4
     same = [np.array_equal(a.wave, b.wave) for a, b in zip(load_manifest(other), recordings, strict=False)]
     assert not all(same)
+
+
+class _Tokenizer:
+    name, vocab_size, rate_hz, checksum = "toy", 16, 50.0, "toy-checksum"
+
+    def encode(self, waves, sample_rate):
+        return [np.zeros(-(-len(w) * 50 // sample_rate), np.int64) for w in waves]
+
+
+class _Encoder:
+    name = "toy"
+
+    def embed(self, wave, sample_rate):
+        return np.eye(256, dtype=np.float32)[0]
+
+
+def test_recordings_are_written_in_the_same_form_at_their_speed(tmp_path):
+    time = np.arange(24_000) / 24_000
+    wave = (0.3 * np.sign(np.sin(2 * np.pi * 150 * time))).astype(np.float32)
+    save_audio(tmp_path / "a.wav", wave, 24_000)
+    (tmp_path / "m.jsonl").write_text(
+        json.dumps({"id": "u", "audio": "a.wav", "text": "Now.", "speaker": "s", "split": "train"}))
+    prepare(PrepareConfig(out_dir=str(tmp_path / "p"), corpus="jsonl", path=str(tmp_path / "m.jsonl"),
+                          splits=("train",), speeds=(1.0, 0.8)),
+            tokenizer=_Tokenizer(), speaker_encoder=_Encoder(), progress=False)
+    settings = dict(data=str(tmp_path / "p"), out=str(tmp_path / "out"), recordings=True)
+    plain, slow = load_manifest(run(ResynthesizeConfig(**settings)))
+    expected = [resample(wave, 24_000 * speed, 16_000) for speed in (1.0, 0.8)]
+    for got, wanted in zip((plain, slow), expected, strict=True):
+        assert abs(len(got.wave) - len(wanted)) <= 1
+        shared = min(len(got.wave), len(wanted))
+        difference = got.wave[:shared] / 32767 - wanted[:shared]
+        assert np.sqrt(np.mean(difference[100:-100] ** 2)) < 0.02  # the file has 16 bits, and was resampled once more
+    with pytest.raises(ConfigError, match="not both"):
+        ResynthesizeConfig(recordings=True, other_voices=True)

@@ -35,7 +35,7 @@ body { font: 16px/1.5 system-ui, sans-serif; color: #1c2126; background: #fff; m
   padding: 1rem; overflow-wrap: break-word; }
 h1 { font-size: 1.6rem; line-height: 1.25; margin: .5rem 0; } h2 { font-size: 1.25rem; margin: 2.2rem 0 .5rem; }
 h3 { font-size: 1.05rem; margin: 0 0 .3rem; } p { margin: .4rem 0 .8rem; } .soft { color: #5b6570; font-size: .9rem; }
-img { width: 100%; max-width: 44rem; height: auto; display: block; }
+img { width: 100%; max-width: 52rem; height: auto; display: block; }
 .panels { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 20rem), 1fr)); gap: .8rem; }
 .scroll { overflow-x: auto; border: 1px solid #d9dee3; border-radius: 8px; }
 table { border-collapse: collapse; font-size: .88rem; white-space: nowrap; font-variant-numeric: tabular-nums; }
@@ -43,7 +43,7 @@ th, td { padding: .4rem .6rem; text-align: right; border-bottom: 1px solid #e8eb
 th { background: #f4f6f8; font-weight: 600; } tr:last-child td { border-bottom: 0; }
 th:first-child, td:first-child { text-align: left; position: sticky; left: 0; background: #fff; font-weight: 600; }
 th:first-child { background: #f4f6f8; } tr.reference td { color: #5b6570; } tr.dcar td { background: #fdf3f0; }
-td:first-child { max-width: 11rem; white-space: normal; }
+tr.reference td:first-child { max-width: 11rem; white-space: normal; }
 .card { border: 1px solid #d9dee3; border-radius: 8px; padding: .9rem; margin: 1rem 0; }
 .voice { border-top: 1px solid #e8ebee; padding: .7rem 0 .3rem; } .voice:last-child { padding-bottom: 0; }
 .voice .name { font-weight: 600; }
@@ -136,7 +136,8 @@ def _summary(result: dict[str, Any]) -> str:
             p = row["p_vs_best_car"]
             better = "better" if row["wer"] < best["wer"] else "worse"
             verdict = "a difference that could be chance" if p > 0.05 else f"the policy is significantly {better}"
-            text += f"; the best fixed size, {best['method']}, {100 * best['wer']:.1f} % ({verdict}, p = {p:.3f})"
+            text += (f"; the best fixed size, {best['method']}, {100 * best['wer']:.1f} % ({verdict}, "
+                     f"{'p < 0.001' if p < 0.001 else f'p = {p:.3f}'})")
         sentences.append(text + ".")
     corpus = result.get("corpus", {}).get("corpus", {})
     if corpus.get("kind") == "starter":

@@ -59,7 +59,7 @@ def pass_columns(rows: Sequence[Row]) -> list[Column]:
         ("method", lambda r: r["method"]),
         ("tok/pass", lambda r: _number(r.get("tokens_per_pass"))),
         ("passes", lambda r: _number(r.get("target_passes"), 1)),
-        ("draft passes", lambda r: _number(r.get("draft_passes"), 1)),
+        ("draft passes", lambda r: _number(r.get("draft_passes") or None, 1)),
         ("accepted %", lambda r: _percent(r.get("acceptance_rate"), 1)),
         ("95 % CI", lambda r: _interval(r.get("acceptance_rate_ci"), 1)),
         ("accepted/pass", lambda r: _number(r.get("mean_accepted"))),
@@ -124,8 +124,8 @@ def notes(rows: Sequence[Row], header: dict[str, Any]) -> list[str]:
     if any(r.get("acceptance_rate") is not None for r in spoken):
         out.append("passes, draft passes: forward passes of the decoder and of the draft model per utterance. "
                    "accepted: of all drafted tokens; “% at i”: of the i-th drafted tokens whose predecessors were all "
-                   "accepted; of a tree: of the passes that came to depth i. Tokens a pass leave out what drafting costs, the "
-                   "speed-up does not.")
+                   "accepted; of a tree: of the passes that came to depth i. Tokens a pass leave out what drafting "
+                   "costs, the speed-up does not.")
     if any(r.get("p_vs_sd") is not None for r in spoken):
         out.append("p SD: against lossless speculative decoding with the same draft, that is, what relaxing costs.")
     power = header.get("power")

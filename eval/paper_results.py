@@ -84,7 +84,7 @@ SETUPS: tuple[Setup, ...] = (
             "The draft alone is 5.2× as fast as its target: a round with three drafted tokens costs about 1.6 target "
             "passes. At 0.98× for SD that is 1.55 tokens a round, at 1.4× for SSD and PCG about 2.2.",
             "65,536 codes have many near neighbours (the largest groups average about 140 tokens); a codebook of some "
-            "hundred codes has few, and θ then reaches either nothing or sounds that differ.",
+            "hundred codes may have few, so that θ reaches either nothing or sounds that differ.",
         ),
         results=(
             Result("sd", "target + SD", 11.1, 0.98, cer=5.5),

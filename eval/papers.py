@@ -146,8 +146,7 @@ def _errors(ratio: float) -> str:
 def general_remarks(result: dict[str, Any]) -> list[str]:
     """Why our absolute numbers differ from every paper's, as far as this comparison itself shows it."""
     rows = {r["method"]: r for r in result["rows"]}
-    out = ["Error rates of different models, voices and recognisers do not compare; compare the columns “against its "
-           "baseline”."]
+    out = ["Error rates of different models, voices and recognisers do not compare; compare the columns “÷ base”."]
     floor = rows.get(RESYNTHESIS)
     if floor is not None:
         out.append(f"The vocoder and the judge alone make {100 * floor['wer']:.1f} % here (recordings resynthesised "
@@ -161,19 +160,20 @@ def general_remarks(result: dict[str, Any]) -> list[str]:
     return out
 
 
-HEAD = ["paper's name", "WER %", "against its baseline", "speed-up", "tokens/pass", "here", "match", "WER %",
-        "against its baseline", "speed-up", "tokens/pass"]
+HEAD = ["there", "WER %", "÷ base", "×", "tok/pass", "here", "WER %", "÷ base", "×", "tok/pass", "why this row"]
+LEGEND = ("÷ base: WER divided by that of the baseline. ×: speed-up against the baseline; * ratio of times that the "
+          "paper prints, computed here. why this row: how a row of this comparison was found for the paper's.")
 
 
 def cells(match: Match) -> list[str]:
     """The table cells of a match, under HEAD."""
     def side(of: Side, derived: bool) -> list[str]:
-        return [f"{100 * of.wer:.2f}", "–" if of.relative_wer is None else f"×{of.relative_wer:.2f}",
+        return [f"{100 * of.wer:.2f}", "–" if of.relative_wer is None else f"{of.relative_wer:.2f}",
                 "–" if of.speedup is None else f"{of.speedup:.2f}{'*' if derived else ''}",
                 "–" if of.tokens_per_pass is None else f"{of.tokens_per_pass:.2f}"]
 
-    return [match.result.name, *side(match.theirs, match.result.derived), match.row["method"], match.how,
-            *side(match.ours, False)]
+    return [match.result.name, *side(match.theirs, match.result.derived), match.row["method"],
+            *side(match.ours, False), match.how]
 
 
 def papers_text(result: dict[str, Any]) -> str:
@@ -186,9 +186,9 @@ def papers_text(result: dict[str, Any]) -> str:
                   f"{s.speed_baseline} for speed"]
         table = [HEAD, *[cells(m) for m in block.matches]]
         widths = [max(len(row[c]) for row in table) for c in range(len(HEAD))]
-        lines += ["  " + "  ".join(v.ljust(w) if c in (0, 5, 6) else v.rjust(w)
+        lines += ["  " + "  ".join(v.ljust(w) if c in (0, 5, 10) else v.rjust(w)
                                    for c, (v, w) in enumerate(zip(row, widths, strict=True))) for row in table]
         lines += [f"  - {m.result.name}: {verdict(m)}" for m in block.matches]
         lines += [f"  - {remark}" for remark in s.remarks]
-    lines.append("* ratio of times that the paper prints, computed here")
+    lines += ["", LEGEND]
     return "\n".join(lines)

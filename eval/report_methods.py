@@ -8,7 +8,7 @@ from typing import Any
 
 from eval.families import family_label, group_families
 from eval.html import bullets, escape, figure, paragraphs, table
-from eval.papers import HEAD, beside_papers, cells, conditions, general_remarks, verdict
+from eval.papers import HEAD, LEGEND, beside_papers, cells, conditions, general_remarks, verdict
 from eval.pareto import SPEED_AXES, pareto_front, sentence, speed_axis
 from eval.rows import Row
 from eval.table import pass_columns, rival_sentences
@@ -136,12 +136,11 @@ def papers_section(result: dict[str, Any]) -> str:
            paragraphs(general_remarks(result))]
     for block in blocks:
         s = block.setup
-        head = [f"there: {HEAD[0]}", *HEAD[1:5], "here: method", *HEAD[6:]]
         out.append(
             f"<h3>{escape(s.paper)}, {escape(s.table)}</h3><p class=soft>There: {escape(s.model)}; {escape(s.data)}; "
             f"WER by {escape(s.recognizer)}; {escape(s.machine)}. Baseline: {escape(s.baseline_name)}, "
             f"{s.baseline_wer} % (here {escape(s.wer_baseline)} for WER, {escape(s.speed_baseline)} for speed).</p>"
-            + table(head, [cells(m) for m in block.matches])
+            + table(HEAD, [cells(m) for m in block.matches])
             + bullets([*(f"{m.result.name}: {verdict(m)}." for m in block.matches), *s.remarks]))
-    out.append("<p class=soft>* ratio of times that the paper prints, computed here.</p>")
+    out.append(paragraphs([LEGEND]))
     return "".join(out)

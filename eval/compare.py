@@ -1,9 +1,9 @@
-"""Compare decoding methods on the same utterances: one table, one JSON, one plot, one report.
+"""Compare decoding methods on the same utterances: one table, one JSON, the plots, one report.
 
     accelerate launch -m eval.compare --config launch/recipes/compare_starter.yaml limit=100
-    dcar compare --config launch/recipes/compare_starter.yaml out=runs/quickstart
+    dcar compare --config launch/recipes/compare_all_starter.yaml out=runs/all
 
-FAR, CAR-k, random-in-range and DCAR speak the same held-out texts with the same prompts, sampling and seeds; one
+FAR, CAR-k, DCAR and their rivals speak the same held-out texts with the same prompts, sampling and seeds; one
 vocoder turns the tokens into sound and one recogniser that took no part in training judges the words. Two reference
 rows bound what the judge can see: the recordings themselves, and their tokens resynthesised by the same vocoder.
 
@@ -39,13 +39,15 @@ from dcar.vocoder import TokenVocoder
 from dcar.wer import NORMALIZER
 from eval.methods import Entry, load_models, make_methods
 from eval.metrics import NOISE_QUALITY_LABEL, NoiseQuality, SpeakerSimilarity
+from eval.pareto import equal_speed, speed_axis
+from eval.plots import draw_plots
 from eval.records import RECORDING, RESYNTHESIS, Maker, Record, RecordStore, Scope, Tools, choose_items, plan, save_opus
-from eval.report import write_report
-from eval.rows import Row, make_rows, plot, power_statement, table_text
+from eval.report import FORMAT_VERSION, write_report
+from eval.rows import Row, by_utterance, make_rows, power_statement
+from eval.sweeps import expand_names
+from eval.table import table_text
 from eval.timing import time_methods
 from heads.checkpoint import tensors_checksum
-
-FORMAT_VERSION = 1
 
 
 @dataclass
@@ -57,7 +59,9 @@ class CompareConfig:
     decoder: str = "runs/car"  # CAR checkpoint
     far_decoder: Optional[str] = None  # FAR checkpoint (one head); needed by method far  # noqa: UP045
     policies: list[str] = field(default_factory=list)  # policy folders, or name=folder where there are several
-    methods: list[str] = field(default_factory=lambda: ["car-1", "car-2", "car-3"])  # see eval/methods.py
+    draft: Optional[str] = None  # draft model of this decoder, for sd, ssd and pcg  # noqa: UP045
+    statistics: Optional[str] = None  # measured statistics that some methods need (docs/methods.md)  # noqa: UP045
+    methods: list[str] = field(default_factory=lambda: ["car-1", "car-2", "car-3"])  # eval/methods.py; "ssd-{0,0.4}"
     seeds: list[int] = field(default_factory=lambda: [0])
     limit: int = 0  # utterances; 0 = the whole split
     batch_size: int = 16  # utterances decoded at once; no effect on the tokens
@@ -96,6 +100,7 @@ class CompareConfig:
         if negative := [name for name in counts if getattr(self, name) < 0]:
             raise ConfigError(f"{', '.join(negative)} must not be negative")
         self.sampling  # noqa: B018  (refuses impossible sampling before anything is loaded)
+        expand_names(self.methods)  # refuses broken sweeps as early
 
     @property
     def sampling(self) -> SamplingConfig:
@@ -106,7 +111,9 @@ class CompareConfig:
 def load_tools(config: CompareConfig, device: str) -> Tools:
     """Load data, models, vocoder and recognisers; refuses parts that do not belong together."""
     info = prepared_info(config.data)
-    models = load_models(config.decoder, config.far_decoder or "", config.policies, device)
+    folders = {"draft": config.draft, "statistics": config.statistics}
+    models = load_models(config.decoder, config.far_decoder or "", config.policies, device,
+                         **{name: folder for name, folder in folders.items() if folder})
     tokenizer = f"{info['tokenizer']['name']}@{info['tokenizer']['checksum']}"
     made_for = models.decoder.config.tokenizer
     if made_for and made_for != tokenizer:
@@ -148,7 +155,7 @@ def run(config: CompareConfig, tools: Tools | None = None) -> dict[str, Any]:
     tools.items = choose_items(tools.items, config.limit)
     if not tools.items:
         raise DataError(f"split '{config.split}' of {config.data} has no utterances to compare on")
-    entries = make_methods(config.methods, tools.models)
+    entries = make_methods(expand_names(config.methods), tools.models)
     references = _references(config, tools)
     maker = _make_records(config, tools, entries, references, out, state)
     result: dict[str, Any] = {}
@@ -207,13 +214,22 @@ def _finish(config: CompareConfig, tools: Tools, entries: list[Entry], reference
                                    lambda: bar.update() and None)
     rows = make_rows(records, names, timings, config.resamples)
     header = _header(config, tools, entries, rows, state)
-    result = {**header, "rows": rows, "samples": _samples(config, tools, names, maker)}
+    result = {**header, "equal_speed": _equal_speed(records, rows, config.resamples), "rows": rows,
+              "samples": _samples(config, tools, names, maker)}
     write_json(out / "compare.json", result)
-    (out / "compare.txt").write_text(table_text(rows, header) + "\n")
-    plot(rows, out / "compare.png")
+    (out / "compare.txt").write_text(table_text(rows, result) + "\n")
+    draw_plots(rows, out)
     if config.report:
         write_report(out, training_log=config.training_log)
     return result
+
+
+def _equal_speed(records: list[Record], rows: list[Row], resamples: int) -> list[dict[str, Any]]:
+    """All pairs of families at equal measured speed-up (where there are timings) and at equal tokens a pass."""
+    spoken = [r["method"] for r in rows if r["kind"] == "method"]
+    counts = {m: by_utterance([r for r in records if r["method"] == m])[:2] for m in spoken}
+    axes = [axis for axis in (speed_axis(rows), "tokens_per_pass") if axis]
+    return [pair for axis in axes for pair in equal_speed(rows, counts, axis, resamples)]
 
 
 def _gather(config: CompareConfig, tools: Tools, names: list[str], maker: Maker) -> list[Record]:
@@ -244,6 +260,7 @@ def _header(config: CompareConfig, tools: Tools, entries: list[Entry], rows: lis
         "sampling": asdict(config.sampling), "seeds": list(config.seeds), "utterances": len(tools.items),
         "corpus": tools.corpus, "methods": {e.name: e.identity for e in entries},
         "parameters": sum(p.numel() for p in decoder.parameters()), "heads": decoder.config.num_prediction_heads,
+        "codes": decoder.config.speech_vocab_size,
         "models": tools.identity, "speedup": "median over utterances of the baseline's RTF / the method's, batch 1, "
         "LM only; *_total with the vocoder", "processes": state.num_processes, "device": str(state.device),
         "power": power_statement(rows), "provenance": provenance(), "config": asdict(config),
@@ -292,7 +309,8 @@ def main(arguments: list[str] | None = None) -> int:
     state = PartialState()
     if state.is_main_process:
         print(table_text(result["rows"], result))
-        files = ["compare.json", "compare.txt", "compare.png", *(["report.html"] if config.report else [])]
+        files = ["compare.json", "compare.txt", *(plot.name for plot in sorted(Path(config.out).glob("compare*.png"))),
+                 *(["report.html"] if config.report else [])]
         print(f"\nwrote {', '.join(f'{config.out}/{name}' for name in files)}")
     state.destroy_process_group()
     return 0

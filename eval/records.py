@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,6 +26,7 @@ from dcar.errors import DataError
 from dcar.recognizers import Recognizer
 from dcar.sampling import SamplingConfig
 from dcar.wer import NORMALIZER, WordErrors, character_errors, word_errors
+from eval.acceptance import check_rounds
 from eval.methods import Entry, Models
 
 Key = tuple[str, int, str]  # method, seed, utterance id
@@ -33,6 +35,9 @@ Record = dict[str, Any]
 RECORDING, RESYNTHESIS = "recording", "ground truth resynthesised"
 TIMING_FIELDS = ("seconds",)  # the only part of a record that differs between two runs
 VOCODER_BATCH = 8
+RECORD_VERSION = 2  # what a record holds; 2: drafted and accepted tokens of every verifying pass
+
+logger = logging.getLogger(__name__)
 
 
 class Vocoder(Protocol):
@@ -162,14 +167,25 @@ class Maker:
         self.first_seed = seeds[0]
         self._items = [_digest(_describe(item)) for item in tools.items]
         self._methods = {name: _digest([name, e.identity, asdict(sampling)]) for name, e in self.entries.items()}
-        self._common = _digest([tools.identity, NORMALIZER, tools.judge.name])
+        self._common = _digest([RECORD_VERSION, tools.identity, NORMALIZER, tools.judge.name])
         self._index = {item.prompt.utterance_id: i for i, item in enumerate(tools.items)}
         self.done: dict[Key, Record] = {}
+        self._warned = False
         self.adopt(done)
 
     def adopt(self, records: Iterable[Record]) -> None:
-        """Take over records made elsewhere, where they belong to this comparison; one per (method, seed, utterance)."""
+        """Take over records made elsewhere, where they belong to this comparison; one per (method, seed, utterance).
+
+        Records of another version stay in their files and are not used, which is said once.
+        """
         for record in records:
+            if record.get("version") != RECORD_VERSION:
+                if not self._warned:
+                    logger.warning("%s/records: holds records of version %s, this is version %d; they are not used, "
+                                   "their utterances are spoken again", self.out, record.get("version", 1),
+                                   RECORD_VERSION)
+                self._warned = True
+                continue
             index = self._index.get(record["id"])
             if index is None or record["fingerprint"] != self.fingerprint(record["method"], index):
                 continue
@@ -241,8 +257,10 @@ class Maker:
             facts: Record = {"tokens": tokens[row]}
             if results is not None:
                 r = results[row]
+                check_rounds(r.utterance_id, unit.method, r.rounds_proposed, r.rounds_accepted)
                 facts |= {"truncated": r.truncated, "passes": r.target_passes, "draft_passes": r.draft_passes,
-                          "proposed": r.proposed, "accepted": r.accepted, "emitted": r.emitted, "actions": r.actions}
+                          "proposed": r.proposed, "accepted": r.accepted, "rounds_proposed": r.rounds_proposed,
+                          "rounds_accepted": r.rounds_accepted, "emitted": r.emitted, "actions": r.actions}
             self._finish(unit, i, waves[row], self.tools.vocoder.sample_rate, facts, seconds)
         return len(missing)
 
@@ -251,7 +269,7 @@ class Maker:
         started = time.perf_counter()
         hypothesis = self.tools.judge.transcribe([wave], rate)[0] if len(wave) else ""
         record: Record = {
-            "method": unit.method, "seed": unit.seed, "id": item.prompt.utterance_id,
+            "version": RECORD_VERSION, "method": unit.method, "seed": unit.seed, "id": item.prompt.utterance_id,
             "fingerprint": self.fingerprint(unit.method, index), "text": item.text, "hypothesis": hypothesis,
             "words": counts(word_errors(item.text, hypothesis)),
             "characters": counts(character_errors(item.text, hypothesis)),

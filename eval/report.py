@@ -7,9 +7,7 @@ The file needs nothing beside it: plots and audio are embedded. It is plain HTML
 
 from __future__ import annotations
 
-import base64
 import difflib
-import html
 import io
 import json
 import sys
@@ -21,10 +19,13 @@ from typing import Any, Optional
 from dcar.config import load_config
 from dcar.errors import ConfigError, DataError, DCARError
 from dcar.wer import normalize_transcript
+from eval.html import data_uri, escape, file_uri, paragraphs, table
+from eval.papers import papers_text
 from eval.records import RECORDING, RESYNTHESIS
-from eval.rows import COLUMNS, notes
+from eval.report_methods import equal_speed_section, error_figures, papers_section, verification
+from eval.table import COLUMNS, notes
 
-MIME = {".opus": "audio/ogg", ".ogg": "audio/ogg", ".wav": "audio/wav", ".png": "image/png"}
+FORMAT_VERSION = 2  # of compare.json; 2: acceptance by position, families, comparison at equal speed
 # one hue, light to dark: chunk sizes are ordered
 CHUNK_COLORS = ["#dbe7f5", "#b3cfe9", "#84b3da", "#5595c9", "#2f75b2", "#185593", "#0a386b"]
 STYLE = """
@@ -34,7 +35,7 @@ body { font: 16px/1.5 system-ui, sans-serif; color: #1c2126; background: #fff; m
   padding: 1rem; overflow-wrap: break-word; }
 h1 { font-size: 1.6rem; line-height: 1.25; margin: .5rem 0; } h2 { font-size: 1.25rem; margin: 2.2rem 0 .5rem; }
 h3 { font-size: 1.05rem; margin: 0 0 .3rem; } p { margin: .4rem 0 .8rem; } .soft { color: #5b6570; font-size: .9rem; }
-img { width: 100%; max-width: 44rem; height: auto; display: block; }
+img { width: 100%; max-width: 52rem; height: auto; display: block; }
 .panels { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 20rem), 1fr)); gap: .8rem; }
 .scroll { overflow-x: auto; border: 1px solid #d9dee3; border-radius: 8px; }
 table { border-collapse: collapse; font-size: .88rem; white-space: nowrap; font-variant-numeric: tabular-nums; }
@@ -42,7 +43,7 @@ th, td { padding: .4rem .6rem; text-align: right; border-bottom: 1px solid #e8eb
 th { background: #f4f6f8; font-weight: 600; } tr:last-child td { border-bottom: 0; }
 th:first-child, td:first-child { text-align: left; position: sticky; left: 0; background: #fff; font-weight: 600; }
 th:first-child { background: #f4f6f8; } tr.reference td { color: #5b6570; } tr.dcar td { background: #fdf3f0; }
-td:first-child { max-width: 11rem; white-space: normal; }
+tr.reference td:first-child { max-width: 11rem; white-space: normal; }
 .card { border: 1px solid #d9dee3; border-radius: 8px; padding: .9rem; margin: 1rem 0; }
 .voice { border-top: 1px solid #e8ebee; padding: .7rem 0 .3rem; } .voice:last-child { padding-bottom: 0; }
 .voice .name { font-weight: 600; }
@@ -53,6 +54,11 @@ audio { width: 100%; max-width: 26rem; height: 2.4rem; display: block; margin: .
   width: 1rem; height: .8rem; border-radius: 2px; margin-right: .3rem; vertical-align: -1px; }
 ins { text-decoration: none; background: #fbe0d8; border-radius: 2px; padding: 0 .15em; }
 del { color: #8b949d; } details { margin: .8rem 0; } summary { cursor: pointer; font-weight: 600; }
+.lengths { display: grid; grid-template-columns: minmax(6rem, 10rem) 1fr 3rem; gap: .2rem .8rem; align-items: center; }
+.lengths .bar { margin: .15rem 0; } .lengths .name { font-size: .88rem; font-weight: 600; }
+.matrix td { text-align: center; } .matrix td.better { background: #eaf2fb; } .matrix td.worse { background: #fcebe7; }
+.matrix td.sure { font-weight: 700; } .matrix td.none { color: #a8b0b8; }
+ul { padding-left: 1.2rem; } li { margin: .3rem 0; }
 pre { font-size: .78rem; overflow-x: auto; background: #f4f6f8; border-radius: 8px; padding: .7rem; }
 """
 
@@ -69,10 +75,7 @@ class ReportConfig:
 def write_report(compare: str | Path, training_log: str | Path | None = None, out: str | Path | None = None) -> Path:
     """Write the report of the comparison in folder `compare`; returns its path. DataError if there is none."""
     folder = Path(compare)
-    try:
-        result = json.loads((folder / "compare.json").read_text())
-    except (OSError, json.JSONDecodeError) as error:
-        raise DataError(f"{folder}/compare.json: cannot be read ({error}); run `dcar compare` first") from error
+    result = read_comparison(folder)
     log = read_log(Path(training_log)) if training_log else []
     path = Path(out) if out else folder / "report.html"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -82,18 +85,32 @@ def write_report(compare: str | Path, training_log: str | Path | None = None, ou
     return path
 
 
+def read_comparison(folder: Path) -> dict[str, Any]:
+    """compare.json of a comparison's folder; DataError where it is missing, broken or of another format."""
+    try:
+        result = json.loads((folder / "compare.json").read_text())
+    except (OSError, json.JSONDecodeError) as error:
+        raise DataError(f"{folder}/compare.json: cannot be read ({error}); run `dcar compare` first") from error
+    if (version := result.get("format_version")) != FORMAT_VERSION:
+        raise DataError(f"{folder}/compare.json: format {version}, this version reads {FORMAT_VERSION}; run the "
+                        f"comparison again (`dcar compare --config {folder}/config.yaml`): it speaks anew what it "
+                        "needs")
+    return result
+
+
 def page(result: dict[str, Any], folder: Path, log: Sequence[dict[str, Any]] = ()) -> str:
     """The whole HTML text; `folder` holds the files that `result` names."""
     rows = result["rows"]
     curves = training_plots(log)
     sections = [
         f"<h1>DCAR: how many tokens a step?</h1>{_summary(result)}",
-        f"<h2>Comparison</h2>{_table(rows)}{''.join(f'<p class=soft>{_e(n)}</p>' for n in notes(rows, result))}",
-        _figure("Errors against chunk size", folder / "compare.png",
-                "Left to right: fewer forward passes. The line is CAR-k, a fixed number of tokens a step. A policy is "
-                "worth its cost where its point lies below the line. The error axis need not start at 0."),
+        f"<h2>Comparison</h2>{_table(rows)}{paragraphs(notes(rows, result))}",
+        error_figures(rows, folder),
+        equal_speed_section(result),
+        verification(rows, folder),
+        papers_section(result),
         "" if not curves else "<h2>Training of the policy (DCPO)</h2><div class=panels>"
-        + "".join(f"<img alt='{_e(title)}' src='{_uri(png, 'image/png')}'>" for title, png in curves)
+        + "".join(f"<img alt='{escape(title)}' src='{data_uri(png, 'image/png')}'>" for title, png in curves)
         + "</div><p class=soft>Thin: as logged; thick: running mean. Forced rollouts follow a fixed "
         "chunk size of the guidance range; sampled ones follow the policy. The policy exceeds its guides where the "
         "sampled curve passes the forced one.</p>",
@@ -104,22 +121,6 @@ def page(result: dict[str, Any], folder: Path, log: Sequence[dict[str, Any]] = (
             "<meta name=viewport content='width=device-width, initial-scale=1'>"
             f"<title>DCAR comparison</title><style>{STYLE}</style></head><body>"
             + "\n".join(s for s in sections if s) + "</body></html>\n")
-
-
-def _e(text: Any) -> str:
-    return html.escape(str(text), quote=True)
-
-
-def _uri(data: bytes, mime: str) -> str:
-    return f"data:{mime};base64,{base64.b64encode(data).decode()}"
-
-
-def _file_uri(path: Path) -> str:
-    try:
-        return _uri(path.read_bytes(), MIME[path.suffix])
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error}); run `dcar compare` again, it makes what is missing"
-                        ) from error
 
 
 def _summary(result: dict[str, Any]) -> str:
@@ -135,7 +136,8 @@ def _summary(result: dict[str, Any]) -> str:
             p = row["p_vs_best_car"]
             better = "better" if row["wer"] < best["wer"] else "worse"
             verdict = "a difference that could be chance" if p > 0.05 else f"the policy is significantly {better}"
-            text += f"; the best fixed size, {best['method']}, {100 * best['wer']:.1f} % ({verdict}, p = {p:.3f})"
+            text += (f"; the best fixed size, {best['method']}, {100 * best['wer']:.1f} % ({verdict}, "
+                     f"{'p < 0.001' if p < 0.001 else f'p = {p:.3f}'})")
         sentences.append(text + ".")
     corpus = result.get("corpus", {}).get("corpus", {})
     if corpus.get("kind") == "starter":
@@ -143,22 +145,15 @@ def _summary(result: dict[str, Any]) -> str:
                          "text-to-speech system, no person was recorded.")
     sentences.append("Synthetic means: every voice below, except in the rows called recording and prompt, was "
                      "generated by the models of this run from text and a short voice prompt.")
-    return "<p>" + " ".join(map(_e, sentences)) + "</p>"
+    return "<p>" + " ".join(map(escape, sentences)) + "</p>"
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> str:
     def kind(row: dict[str, Any]) -> str:
         return "reference" if row["kind"] == "reference" else "dcar" if row["method"].startswith("dcar") else "plain"
 
-    head = "".join(f"<th>{_e(title)}</th>" for title, _ in COLUMNS)
-    body = "".join(
-        f"<tr class={kind(r)}>"
-        + "".join(f"<td>{_e(of(r))}</td>" for _, of in COLUMNS) + "</tr>" for r in rows)
-    return f"<div class=scroll><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
-
-
-def _figure(title: str, path: Path, caption: str) -> str:
-    return f"<h2>{_e(title)}</h2><img alt='{_e(title)}' src='{_file_uri(path)}'><p class=soft>{_e(caption)}</p>"
+    return table([title for title, _ in COLUMNS], [[of(r) for _, of in COLUMNS] for r in rows],
+                 [kind(r) for r in rows])
 
 
 def _shade(size: int) -> str:
@@ -180,12 +175,12 @@ def marked(reference: str, hypothesis: str) -> str:
     parts = []
     for tag, a0, a1, b0, b1 in difflib.SequenceMatcher(None, a, b, autojunk=False).get_opcodes():
         if tag == "equal":
-            parts += [_e(" ".join(b[b0:b1]))]
+            parts += [escape(" ".join(b[b0:b1]))]
             continue
         if a1 > a0:
-            parts.append(f"<del>{_e(' '.join(a[a0:a1]))}</del>")
+            parts.append(f"<del>{escape(' '.join(a[a0:a1]))}</del>")
         if b1 > b0:
-            parts.append(f"<ins>{_e(' '.join(b[b0:b1]))}</ins>")
+            parts.append(f"<ins>{escape(' '.join(b[b0:b1]))}</ins>")
     return " ".join(parts) or "<span class=soft>(nothing)</span>"
 
 
@@ -205,10 +200,10 @@ def _card(sample: dict[str, Any], folder: Path) -> str:
     prompt = ""
     if sample.get("prompt_audio"):
         prompt = ("<div class=voice><span class=name>prompt</span> <span class=soft>the voice to imitate</span>"
-                  f"<audio controls preload=none src='{_file_uri(folder / sample['prompt_audio'])}'></audio></div>")
+                  f"<audio controls preload=none src='{file_uri(folder / sample['prompt_audio'])}'></audio></div>")
     voices = "".join(_voice(v, sample["text"], folder) for v in sample["voices"])
-    return (f"<div class=card><h3>{_e(sample['text'])}</h3><p class=soft>{_e(sample['id'])}, speaker "
-            f"{_e(sample['speaker'])}</p>{prompt}{voices}</div>")
+    return (f"<div class=card><h3>{escape(sample['text'])}</h3><p class=soft>{escape(sample['id'])}, speaker "
+            f"{escape(sample['speaker'])}</p>{prompt}{voices}</div>")
 
 
 def _voice(voice: dict[str, Any], text: str, folder: Path) -> str:
@@ -220,19 +215,19 @@ def _voice(voice: dict[str, Any], text: str, folder: Path) -> str:
         facts.append("cut off by the length limit")
     hint = {RECORDING: "as recorded", RESYNTHESIS: "the recording's own tokens through the vocoder"}
     audio = ("<p class=soft>no audio: nothing was spoken</p>" if not voice["audio"] else
-             f"<audio controls preload=none src='{_file_uri(folder / voice['audio'])}'></audio>")
+             f"<audio controls preload=none src='{file_uri(folder / voice['audio'])}'></audio>")
     bar = timeline(voice["emitted"], voice["actions"]) if voice["emitted"] else ""
     if voice["method"] in hint:
         facts.insert(0, hint[voice["method"]])
-    return (f"<div class=voice><span class=name>{_e(voice['method'])}</span> "
-            f"<span class=soft>{_e(', '.join(facts))}</span>{audio}{bar}"
+    return (f"<div class=voice><span class=name>{escape(voice['method'])}</span> "
+            f"<span class=soft>{escape(', '.join(facts))}</span>{audio}{bar}"
             f"<div>{marked(text, voice['hypothesis'])}</div></div>")
 
 
 def _details(result: dict[str, Any]) -> str:
-    shown = {k: v for k, v in result.items() if k not in ("rows", "samples")}
+    shown = {k: v for k, v in result.items() if k not in ("rows", "samples", "equal_speed")}
     return ("<h2>How it was made</h2><details><summary>Judge, sampling, checksums, versions, machine</summary>"
-            f"<pre>{_e(json.dumps(shown, indent=1, ensure_ascii=False))}</pre></details>")
+            f"<pre>{escape(json.dumps(shown, indent=1, ensure_ascii=False))}</pre></details>")
 
 
 # ------------------------------------------------------------------------------------------------- training curves
@@ -312,7 +307,8 @@ def main(arguments: list[str] | None = None) -> int:
         config = load_config(ReportConfig, arguments)
         if not config.compare:
             raise ConfigError("compare: give the folder of a comparison")
-        print(f"wrote {write_report(config.compare, config.training_log, config.out)}")
+        path = write_report(config.compare, config.training_log, config.out)
+        print(f"{papers_text(read_comparison(Path(config.compare)))}\n\nwrote {path}")
     except DCARError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

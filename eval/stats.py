@@ -53,7 +53,8 @@ def _weights(utterances: int, resamples: int, seed: int) -> np.ndarray:
     rng = np.random.default_rng([seed, utterances])
     drawn = rng.integers(0, utterances, size=(resamples, utterances))
     rows = np.arange(resamples)[:, None] * utterances
-    return np.bincount((drawn + rows).ravel(), minlength=resamples * utterances).reshape(resamples, utterances)
+    counts = np.bincount((drawn + rows).ravel(), minlength=resamples * utterances)
+    return counts.reshape(resamples, utterances).astype(np.float64)
 
 
 def _rates(errors: np.ndarray, words: np.ndarray, resamples: int, seed: int) -> np.ndarray:
@@ -87,12 +88,26 @@ def paired_test(errors_a: Sequence[float], words_a: Sequence[float], errors_b: S
                 words_b: Sequence[float], *, level: float = LEVEL, resamples: int = RESAMPLES,
                 seed: int = 0) -> PairedTest:
     """Is method a's corpus rate different from b's? Entry i of all four lists [U] is the same utterance."""
-    ea, wa = _checked(errors_a, words_a)
-    eb, wb = _checked(errors_b, words_b)
-    if len(ea) != len(eb):
-        raise DataError(f"paired test: {len(ea)} utterances of one method and {len(eb)} of the other; pair them first")
-    observed = float(ea.sum() / wa.sum() - eb.sum() / wb.sum())
-    differences = _rates(ea, wa, resamples, seed) - _rates(eb, wb, resamples, seed)
+    return paired_contrast([errors_a, errors_b], [words_a, words_b], [1.0, -1.0], level=level, resamples=resamples,
+                           seed=seed)
+
+
+def paired_contrast(errors: Sequence[Sequence[float]], words: Sequence[Sequence[float]], weights: Sequence[float], *,
+                    level: float = LEVEL, resamples: int = RESAMPLES, seed: int = 0) -> PairedTest:
+    """Is the weighted sum of several methods' corpus rates, sum_m weights[m] · rate_m, different from zero?
+
+    errors, words [M, U]: entry [m][u] is method m on utterance u. Every resample draws the same utterances for all
+    methods. Points interpolated between methods are such sums, and so is the difference of two of them.
+    """
+    checked = [_checked(e, w) for e, w in zip(errors, words, strict=True)]
+    if len({len(e) for e, _ in checked}) != 1:
+        raise DataError(f"paired test: the methods have {', '.join(str(len(e)) for e, _ in checked)} utterances; "
+                        "pair them first")
+    observed = float(sum(c * e.sum() / w.sum() for c, (e, w) in zip(weights, checked, strict=True)))
+    differences = np.zeros(resamples)
+    for c, (e, w) in zip(weights, checked, strict=True):
+        if c:
+            differences += c * _rates(e, w, resamples, seed)
     low, high = np.quantile(differences, [(1 - level) / 2, (1 + level) / 2])
     error = float(differences.std(ddof=1))
     # Under the null the centred differences are what chance gives; the observed sample counts as one of them.

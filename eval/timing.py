@@ -22,7 +22,7 @@ from dcar.decoding import decode
 from dcar.sampling import SamplingConfig
 from dcar.tracking import machine
 from eval.methods import Entry
-from eval.records import RecordStore, Tools, read_jsonl
+from eval.records import RECORD_VERSION, RecordStore, Tools, read_jsonl
 
 
 def synchronize(device: torch.device) -> None:
@@ -38,7 +38,7 @@ def module_device(module: nn.Module) -> torch.device:
 def time_methods(tools: Tools, entries: Sequence[Entry], sampling: SamplingConfig, seed: int, utterances: int,
                  out: Path, progress: Callable[[], None] = lambda: None) -> list[dict[str, Any]]:
     """One record per (utterance, method): seconds of lm and vocoder, of audio, and tokens. Kept in timings/."""
-    settings = [[e.name, e.identity] for e in entries], vars(sampling), seed, machine(), tools.identity
+    settings = RECORD_VERSION, [[e.name, e.identity] for e in entries], vars(sampling), seed, machine(), tools.identity
     session = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()[:16]
     store = RecordStore(out / "timings")
     chosen = tools.items[:: max(1, len(tools.items) // max(1, utterances))][:utterances]
@@ -78,7 +78,7 @@ def _measure(tools: Tools, entry: Entry, item, sampling: SamplingConfig, seed: i
     finished = time.perf_counter()
     return {"lm": spoken - started, "vocoder": finished - spoken, "policy": result.seconds.get("policy", 0.0),
             "audio": len(result.tokens) / tools.vocoder.token_rate, "tokens": len(result.tokens),
-            "passes": result.target_passes}
+            "passes": result.target_passes, "draft_passes": result.draft_passes}
 
 
 def summarize(records: Sequence[dict[str, Any]], method: str) -> dict[str, float | None]:
@@ -101,10 +101,21 @@ def summarize(records: Sequence[dict[str, Any]], method: str) -> dict[str, float
 
 def speedup(records: Sequence[dict[str, Any]], method: str, baseline: str, total: bool) -> float | None:
     """Median over utterances of baseline RTF / method RTF on the same utterance; LM only, or with the vocoder."""
+    ratios = speed_ratios(records, method, baseline, total)
+    return float(np.median(ratios)) if ratios else None
+
+
+def speedup_quartiles(records: Sequence[dict[str, Any]], method: str, baseline: str) -> list[float] | None:
+    """First and third quartile over utterances of the same ratios, LM only: how far single utterances lie apart."""
+    ratios = speed_ratios(records, method, baseline, total=False)
+    return [float(q) for q in np.quantile(ratios, [0.25, 0.75])] if ratios else None
+
+
+def speed_ratios(records: Sequence[dict[str, Any]], method: str, baseline: str, total: bool) -> list[float]:
+    """Baseline RTF / method RTF of every utterance that both spoke, in the order of the ids."""
     def rtf(name: str) -> dict[str, float]:
         return {r["id"]: (r["lm"] + total * r["vocoder"]) / r["audio"] for r in records
                 if r["method"] == name and r["audio"] > 0}
 
     mine, theirs = rtf(method), rtf(baseline)
-    shared = sorted(set(mine) & set(theirs))
-    return float(np.median([theirs[i] / mine[i] for i in shared])) if shared else None
+    return [theirs[i] / mine[i] for i in sorted(set(mine) & set(theirs))]

@@ -20,13 +20,15 @@ from eval.compare import CompareConfig, main, run
 from eval.methods import METHODS, Entry, Models, make_methods
 from eval.metrics import NoiseQuality
 from eval.records import RECORDING, RESYNTHESIS, RecordStore, choose_items
-from eval.rows import make_rows, table_text
-from eval.timing import speedup
+from eval.rows import make_rows
+from eval.table import table_text
+from eval.timing import speedup, speedup_quartiles
 
 ROOT = Path(__file__).parents[1]
 FIELDS = """method wer wer_ci cer wer_capped substitutions deletions insertions speaker_similarity noise_quality_dnsmos
 tokens_per_pass lm_rtf rtf speedup_vs_far speedup_vs_car1 n truncation_rate duration_ratio p_vs_far p_vs_best_car
-detectable_difference""".split()
+detectable_difference p_vs_car1 p_vs_sd family setting target_passes draft_passes acceptance_rate acceptance_rate_ci
+acceptance_by_position accepted_lengths speedup_vs_far_quartiles""".split()
 
 
 def records_of(out: Path) -> list[dict]:
@@ -58,8 +60,11 @@ def test_rows_have_the_promised_fields(compared):
     assert rows["dcar"]["p_vs_best_car"] is not None
     assert set(rows["random-2-3"]["chunk_sizes"]) == {"2", "3"}
     assert json.loads((out / "compare.json").read_text())["rows"] == json.loads(json.dumps(result["rows"]))
-    for name in ("compare.txt", "compare.png", "report.html", "config.yaml"):
+    for name in ("compare.txt", "compare.png", "compare_speed.png", "report.html", "config.yaml"):
         assert (out / name).stat().st_size > 0
+    pairs = result["equal_speed"]
+    assert {p["axis"] for p in pairs} == {"speedup_vs_far", "tokens_per_pass"}
+    assert len(pairs) == 2 * 10  # far, car, random, dcar, dcar-sampled
 
 
 def test_records_are_what_the_decoder_says(compared):
@@ -144,8 +149,9 @@ def test_two_processes_give_the_same_result(tmp_path, compared):
         return [{k: v for k, v in r.items() if k not in untimed and not k.startswith("speedup")}
                 for r in result["rows"]]
 
-    assert timeless(json.loads((tmp_path / "compare.json").read_text())) == timeless(
-        json.loads((compared[0] / "compare.json").read_text()))
+    two, one = (json.loads((folder / "compare.json").read_text()) for folder in (tmp_path, compared[0]))
+    assert timeless(two) == timeless(one)
+    assert two["equal_speed"] == [p for p in one["equal_speed"] if p["axis"] == "tokens_per_pass"]
 
 
 def test_unfinished_shards_are_an_error_not_a_result(tmp_path, monkeypatch):
@@ -205,6 +211,70 @@ def test_a_new_method_is_one_registry_entry(tmp_path, monkeypatch):
     assert (a["method"], a["wer"], a["tokens_per_pass"]) == ("double-2", b["wer"], b["tokens_per_pass"])
 
 
+def verifying(monkeypatch, accepted: int) -> None:
+    """Register `sd` and `ssd-β`, whose results report verifying passes of two drafted tokens each."""
+    def factory(name: str, rest: str, models: Models) -> list[Entry]:
+        return [Entry(name, models.decoder, lambda: ChunkMethod(FixedChunk(2, name)), {"fake": name})]
+
+    def reporting(*arguments, **options):
+        results = decode(*arguments, **options)
+        for r in results:
+            if r.method.startswith(("sd", "ssd")):
+                r.rounds_proposed, r.rounds_accepted = [2] * r.target_passes, [accepted] * r.target_passes
+                r.proposed, r.accepted, r.draft_passes = 2 * r.target_passes, r.target_passes, 7
+        return results
+
+    monkeypatch.setitem(METHODS, "sd", factory)
+    monkeypatch.setitem(METHODS, "ssd", factory)
+    monkeypatch.setattr("eval.records.decode", reporting)
+
+
+def test_verifying_methods_carry_their_accounting(tmp_path, monkeypatch):
+    verifying(monkeypatch, accepted=1)
+    config = tiny_config(tmp_path, methods=["car-2", "sd", "ssd-{0.2,0.4}"], seeds=[0], references=False)
+    result = run(config, tiny_tools())
+    rows = {r["method"]: r for r in result["rows"]}
+    assert list(rows) == ["car-2", "sd", "ssd-0.2", "ssd-0.4"]
+    assert rows["ssd-0.4"]["acceptance_by_position"][1] == {**rows["ssd-0.4"]["acceptance_by_position"][0],
+                                                            "position": 2, "accepted": 0, "rate": 0.0}
+    assert rows["ssd-0.4"]["accepted_lengths"] == {"0": 0.0, "1": 1.0}
+    assert (rows["sd"]["acceptance_rate"], rows["sd"]["draft_passes"]) == (0.5, 7.0)
+    assert rows["ssd-0.2"]["p_vs_sd"] == 1.0  # the same tokens
+    assert rows["sd"]["p_vs_sd"] is rows["car-2"]["p_vs_sd"] is None
+    assert "accepted %" in (tmp_path / "compare.txt").read_text()
+    assert (tmp_path / "compare_acceptance.png").exists()
+    verifying(monkeypatch, accepted=3)
+    with pytest.raises(DataError, match="counts wrongly"):
+        run(tiny_config(tmp_path / "b", methods=["sd"], seeds=[0], report=False), tiny_tools())
+
+
+def test_records_of_an_older_version_are_made_again_and_said(tmp_path, caplog):
+    config = tiny_config(tmp_path, methods=["car-1"], seeds=[0], report=False, audio_samples=0, references=False)
+    run(config, tiny_tools())
+    (shard,) = (tmp_path / "records").glob("*.jsonl")
+    old = [{k: v for k, v in json.loads(line).items() if k != "version"} for line in shard.read_text().splitlines()]
+    shard.write_text("".join(json.dumps(r) + "\n" for r in old))
+    judge = LevelJudge()
+    run(config, tiny_tools(judge))
+    assert judge.calls >= 5
+    assert "records of version 1" in caplog.text
+
+
+def test_draft_and_statistics_are_loaded_only_where_named(monkeypatch, tmp_path):
+    seen = []
+
+    def spy(*arguments, **options):
+        seen.append(options)
+        raise CheckpointError("far enough")
+
+    monkeypatch.setattr("eval.compare.load_models", spy)
+    monkeypatch.setattr("eval.compare.prepared_info", lambda path: {})
+    for named in ({}, {"draft": "d"}, {"draft": "d", "statistics": "s"}):
+        with pytest.raises(CheckpointError):
+            run(tiny_config(tmp_path, **named))
+        assert seen.pop() == named
+
+
 def test_limits_are_nested_and_ids_unique():
     items = tiny_tools(count=12).items
     small, large = (choose_items(items, n) for n in (4, 9))
@@ -239,14 +309,18 @@ def test_speedup_is_the_median_of_paired_ratios():
     assert speedup(times, "car-2", "far", total=False) == 3
     assert speedup(times, "car-2", "far", total=True) == pytest.approx(7 / 3)
     assert speedup(times, "car-2", "car-1", total=False) is None
+    assert speedup_quartiles(times, "car-2", "far") == [2.5, 14.0]  # of 2, 3 and 25
+    assert speedup_quartiles(times, "car-2", "car-1") is None
 
 
 def test_corpus_counts_by_hand():
     def record(method, uid, seed, words, hypothesis="x"):
         return {"method": method, "id": uid, "seed": seed, "words": words, "characters": words,
                 "hypothesis": hypothesis, "duration": 2.0, "reference_duration": 1.0, "passes": 5,
-                "tokens": [1] * 10, "actions": [2] * 5,
-                "truncated": uid == "a", "accepted": 0, "proposed": 0, "emitted": [2] * 5}
+                "tokens": [1] * 10, "actions": [2] * 5, "draft_passes": 3 if uid == "a" else 0,
+                "rounds_proposed": [2, 2] if uid == "a" else [], "rounds_accepted": [2, 0] if uid == "a" else [],
+                "truncated": uid == "a", "accepted": 2 * (uid == "a"), "proposed": 4 * (uid == "a"),
+                "emitted": [2] * 5}
 
     records = [record("car-2", "a", 0, [1, 1, 0, 4]), record("car-2", "a", 1, [0, 0, 0, 4]),
                record("car-2", "b", 0, [0, 0, 9, 6], ""), record("car-2", "b", 1, [1, 0, 0, 6])]
@@ -255,6 +329,8 @@ def test_corpus_counts_by_hand():
     assert row["wer_capped"] == (2 + 0 + 6 + 1) / 20
     assert (row["n"], row["seeds"], row["empty_transcripts"]) == (2, 2, 1)
     assert (row["tokens_per_pass"], row["truncation_rate"], row["duration_ratio"]) == (2.0, 0.5, 2.0)
+    assert (row["target_passes"], row["draft_passes"], row["acceptance_rate"]) == (5.0, 1.5, 0.5)
+    assert [p["rate"] for p in row["acceptance_by_position"]] == [0.5, 1.0]
     header = {"seeds": [0, 1], "judge": "j", "normalizer": "n", "power": None}
     lines = table_text([row], header).splitlines()
     assert lines[2].startswith("car-2")

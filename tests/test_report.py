@@ -16,7 +16,7 @@ from PIL import Image
 
 from dcar.errors import DataError
 from eval.compare import run
-from eval.report import curve_keys, main, marked, read_log, series, timeline, write_report
+from eval.report import FORMAT_VERSION, curve_keys, main, marked, read_log, series, timeline, write_report
 
 VOID = {"meta", "img", "br", "hr", "link", "input"}
 
@@ -82,7 +82,7 @@ def test_report_is_one_file_that_opens(folder):
             assert len(wave) > 0
         else:
             Image.open(io.BytesIO(raw)).verify()
-    assert kinds.count(("img", "image/png")) == 1 + 4  # the comparison, and four training curves
+    assert kinds.count(("img", "image/png")) == 2 + 4  # the comparison twice, and four training curves
     assert kinds.count(("audio", "audio/ogg")) >= 2 * 5
     assert "url(" not in (folder / "report.html").read_text().split("<body>")[0]
 
@@ -98,7 +98,8 @@ def test_text_is_escaped(folder):
 def test_report_without_log_or_samples(folder, tmp_path):
     result = json.loads((folder / "compare.json").read_text())
     (tmp_path / "compare.json").write_text(json.dumps({**result, "samples": []}))
-    (tmp_path / "compare.png").write_bytes((folder / "compare.png").read_bytes())
+    for name in ("compare.png", "compare_speed.png"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
     page = parsed(write_report(tmp_path, out=tmp_path / "sub" / "r.html"))
     assert "Listen" not in page.text
     assert "Training" not in page.text
@@ -108,11 +109,23 @@ def test_missing_pieces_are_named(tmp_path, folder, capsys):
     with pytest.raises(DataError, match="dcar compare"):
         write_report(tmp_path)
     (tmp_path / "compare.json").write_text((folder / "compare.json").read_text())
-    with pytest.raises(DataError, match=r"compare\.png"):
+    with pytest.raises(DataError, match=r"compare_speed\.png"):
         write_report(tmp_path)
     assert main([f"compare={tmp_path}"]) == 1
     assert "error:" in capsys.readouterr().err
     assert main([f"compare={folder}", f"training_log={folder}/log.jsonl"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("Beside the papers")
+    assert "CAR, 2 tokens" in said
+    assert "VADUSA" not in said.replace("DCAR", "").split("there:")[0]
+
+
+def test_reports_of_another_format_are_refused(tmp_path, folder):
+    result = json.loads((folder / "compare.json").read_text())
+    for version in (1, FORMAT_VERSION + 1, None):
+        (tmp_path / "compare.json").write_text(json.dumps({**result, "format_version": version}))
+        with pytest.raises(DataError, match="run the comparison again"):
+            write_report(tmp_path)
 
 
 def test_training_log(folder, tmp_path):

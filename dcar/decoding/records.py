@@ -40,6 +40,8 @@ class DecodeResult:
     hidden: Tensor | None = None  # [S, D] of all consumed speech positions, prompt first, if recorded
     prompt_length: int = 0
     seconds: dict[str, float] = field(default_factory=dict)  # lm, policy; a batch's time is split evenly
+    rounds_proposed: list[int] = field(default_factory=list)  # per verifying pass: drafted tokens verified
+    rounds_accepted: list[int] = field(default_factory=list)  # per verifying pass: drafted tokens accepted
 
     @property
     def tokens_per_pass(self) -> float:

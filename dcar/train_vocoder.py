@@ -139,6 +139,7 @@ class Trainer:
 
     def step(self) -> dict[str, Tensor]:
         """One update; returns losses as tensors (no synchronisation with the device)."""
+        torch.manual_seed(self.config.seed + self.step_index)  # of dropout: a resumed run drops the same
         for optimizer in (self.generator_optimizer, self.discriminator_optimizer):
             for group in optimizer.param_groups:
                 group["lr"] = self._learning_rate()

@@ -35,8 +35,14 @@ class AcousticModel(nn.Module):
         size = config.acoustic_size
         self.condition = VoiceCondition(config)
         self.embedding = nn.Embedding(config.vocab_size, size)
+        self.token_dropout = nn.Dropout1d(config.token_dropout)
         self.blocks = blocks(
-            size, config.acoustic_ffn_size, config.condition_size, config.kernel_size, config.acoustic_dilations
+            size,
+            config.acoustic_ffn_size,
+            config.condition_size,
+            config.kernel_size,
+            config.acoustic_dilations,
+            config.acoustic_dropout,
         )
         self.norm = nn.LayerNorm(size)
         self.output = nn.Linear(size, config.frames_per_token * (config.mel_bands + 2))
@@ -45,7 +51,7 @@ class AcousticModel(nn.Module):
     def forward(self, tokens: Tensor, mask: Tensor, speaker: Tensor) -> Acoustics:
         """tokens [B, T] int64, mask [B, T] (1 = real token), speaker [B, 298]; the results are float32."""
         condition, keep = self.condition(speaker), mask[..., None]
-        x = self.embedding(tokens)
+        x = self.token_dropout(self.embedding(tokens))  # a token's whole embedding, or nothing of it
         for block in self.blocks:
             x = block(x, keep, condition)
         out = self.output(self.norm(x)).float().unflatten(2, (self.frames_per_token, self.bands + 2)).flatten(1, 2)

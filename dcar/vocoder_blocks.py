@@ -29,6 +29,8 @@ class VocoderConfig:
     acoustic_size: int = 256
     acoustic_ffn_size: int = 768
     acoustic_dilations: tuple[int, ...] = (1, 2, 4, 1, 2, 4, 1, 1)  # one ConvNeXt block each, at token rate
+    acoustic_dropout: float = 0.1  # of the blocks' inner layer, while training
+    token_dropout: float = 0.05  # share of tokens that the acoustic model must guess from their neighbours, in training
     renderer_size: int = 256
     renderer_ffn_size: int = 768
     renderer_dilations: tuple[int, ...] = (1, 2, 1, 2)  # one ConvNeXt block each, at frame rate
@@ -59,13 +61,23 @@ class ConvNeXtBlock(nn.Module):
     much as the matrix products around it.
     """
 
-    def __init__(self, size: int, ffn_size: int, condition_size: int, kernel_size: int, dilation: int, layers: int):
+    def __init__(
+        self,
+        size: int,
+        ffn_size: int,
+        condition_size: int,
+        kernel_size: int,
+        dilation: int,
+        layers: int,
+        dropout: float = 0.0,
+    ):
         super().__init__()
         padding = (kernel_size - 1) // 2 * dilation
         self.conv = nn.Conv1d(size, size, kernel_size, padding=padding, dilation=dilation, groups=size)
         self.norm = nn.LayerNorm(size, elementwise_affine=condition_size == 0, eps=1e-5)
         self.modulation = nn.Linear(condition_size, 2 * size) if condition_size else None
         self.up, self.down = nn.Linear(size, ffn_size), nn.Linear(ffn_size, size)
+        self.dropout = nn.Dropout(dropout)
         self.residual_scale = nn.Parameter(torch.full((size,), 1.0 / layers))
         if self.modulation is not None:
             nn.init.normal_(self.modulation.weight, std=0.02)
@@ -76,13 +88,16 @@ class ConvNeXtBlock(nn.Module):
         if self.modulation is not None:
             scale, shift = self.modulation(condition)[:, None].chunk(2, dim=-1)  # [B, 1, C] each
             h = h * (1 + scale) + shift
-        return x + self.residual_scale * self.down(F.relu(self.up(h)))
+        return x + self.residual_scale * self.down(self.dropout(F.relu(self.up(h))))
 
 
-def blocks(size: int, ffn_size: int, condition_size: int, kernel_size: int, dilations: Sequence[int]) -> nn.ModuleList:
+def blocks(
+    size: int, ffn_size: int, condition_size: int, kernel_size: int, dilations: Sequence[int], dropout: float = 0.0
+) -> nn.ModuleList:
     """One block per dilation."""
+    layers = len(dilations)
     return nn.ModuleList(
-        ConvNeXtBlock(size, ffn_size, condition_size, kernel_size, d, len(dilations)) for d in dilations
+        ConvNeXtBlock(size, ffn_size, condition_size, kernel_size, d, layers, dropout) for d in dilations
     )
 
 

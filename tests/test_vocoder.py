@@ -220,6 +220,13 @@ def test_ids_outside_the_vocabulary_are_data_errors(ids):
         TokenVocoder(VocoderConfig(**TINY)).synthesize([ids], voice()[None])
 
 
+def test_dropout_is_for_training_only():
+    model = TokenVocoder(VocoderConfig(**TINY, token_dropout=0.5))
+    tokens, mask, speaker = torch.randint(0, 16, (1, 40)), torch.ones(1, 40), voice()[None]
+    spoken = [model.train(mode).predict(tokens, mask, speaker)[0] for mode in (True, True, False, False)]
+    assert not torch.equal(spoken[0], spoken[1]) and torch.equal(spoken[2], spoken[3])
+
+
 def test_wrong_speaker_features_are_data_errors():
     model = TokenVocoder(VocoderConfig(**TINY))
     for speaker in (voice()[None, :256], voice()[None].repeat(2, 1), voice()[None] * float("nan")):

@@ -11,7 +11,9 @@ samples from (at temperature 0 it is one-hot, and the path is each head's best i
 Modes: "argmax", the paper's; "ffbs" draws a path from the law proportional to prod_t S_t Q (forward filtering, backward
 sampling); "sampled_candidates" lets each head draw k ids without replacement, then takes the best path.
 
-The end of speech is a state like any other that only itself may follow; a path is cut at its first end.
+A path is cut at its first end of speech e. Nothing but e follows it, and there S_t(e) counts as at least what an earlier
+head gave e: speech that has ended by one position has ended by the next. So an end is never made impossible by a later
+head whose law was cut by top-k or temperature.
 """
 
 from __future__ import annotations
@@ -90,6 +92,7 @@ def choose(law: Tensor, proposed: Tensor, transitions: Transitions, previous: Te
     law [B, n, V + 1]; proposed [B, n, k] ids; previous [B] the token before, if it shall count. own: a head's law is
     confined to its own candidates. DataError where no path has positive probability.
     """
+    ended = law[:, :, transitions.end].cummax(-1).values.double().log()  # [B, n] of the state behind an end
     if own:
         law = torch.zeros_like(law).scatter(-1, proposed, law.gather(-1, proposed))
     ids, repeated = candidate_ids(proposed)
@@ -97,6 +100,7 @@ def choose(law: Tensor, proposed: Tensor, transitions: Transitions, previous: Te
     emission = emission.masked_fill(repeated[:, None], -torch.inf)
     transition = transitions.log_prob(ids, ids).double()
     start = None if previous is None else transitions.log_prob(previous[:, None], ids)[:, 0].double()
+    ids, emission, transition, start = _with_ended(ids, emission, transition, start, ended, transitions.end)
     if u is None:
         states, score = best_path(emission, transition, start)
     else:
@@ -105,6 +109,21 @@ def choose(law: Tensor, proposed: Tensor, transitions: Transitions, previous: Te
         raise DataError("no path through the heads' candidates has positive probability: smooth the transitions "
                         "(alpha > 0) or take more candidates")
     return ids.gather(1, states), score
+
+
+def _with_ended(ids: Tensor, emission: Tensor, transition: Tensor, start: Tensor | None, ended: Tensor,
+                end: int) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """The lattice with one more state, "has ended": it follows the end and itself, and nothing else follows the end."""
+    never = -torch.inf
+    is_end = ids == end  # [B, m]
+    into = torch.where(is_end, 0.0, never).to(transition.dtype)[:, :, None]
+    transition = torch.cat((transition.masked_fill(is_end[:, :, None], never), into), dim=2)
+    stay = F.pad(transition.new_zeros(len(ids), 1, 1), (ids.shape[1], 0), value=never)
+    transition = torch.cat((transition, stay), dim=1)
+    ended = F.pad(ended[:, 1:], (1, 0), value=never)  # no path begins there
+    emission = torch.cat((emission, ended[:, :, None]), dim=2)
+    start = None if start is None else F.pad(start, (0, 1))
+    return F.pad(ids, (0, 1), value=end), emission, transition, start
 
 
 class MTPViterbi:
@@ -138,7 +157,8 @@ class MTPViterbi:
         u = uniform(session.token_keys, "token", position) if self.mode == "ffbs" else None
         tokens, _ = choose(law, self._candidates(session, law, position), self.transitions,
                            self._previous if self.use_previous else None, u, self.own)
-        self._previous = tokens[:, -1]
+        ended = tokens[:, -1] == session.model.config.eos  # this row is finished and idles from now on
+        self._previous = torch.where(ended, self._previous, tokens[:, -1])
         return Kept(tokens, self._sizes, actions=self._sizes)
 
     def _candidates(self, session: Session, law: Tensor, position: Tensor) -> Tensor:

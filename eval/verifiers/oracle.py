@@ -8,8 +8,8 @@ passes is
     cost(m, j) = min_k [ cost(m - 1, j - k) + sum_{i=1..k} ce_i(j - k) ],    k <= K,
 
 by dynamic programming over the whole utterance. Compared at equal passes with CAR-k, with sizes drawn at random and
-with the entropy rule. It is no decoding method and cannot be one: it looks at the true tokens, those to come included. And
-it is teacher-forced: a schedule that is best along the recording need not be best along the decoder's own speech.
+with the entropy rule. It is no decoding method and cannot be one: it looks at the true tokens, those to come included.
+And it is teacher-forced: what is best along the recording need not be best along the decoder's own speech.
 
 Writes oracle.json and oracle.png: the comparison, and how often each head is the best or the worst for a token.
 """
@@ -17,6 +17,7 @@ Writes oracle.json and oracle.png: the comparison, and how often each head is th
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -163,7 +164,7 @@ def analyse(model: CARDecoder, states: Sequence[tuple[Tensor, Tensor]], config: 
                 sizes = 1 + np.cumprod(u.entropy <= threshold, 1).sum(1)
                 walks.append([walk(u.costs, lambda t, sizes=sizes: int(sizes[t]))])  # type: ignore[misc]
             rows.append(_row(f"entropy-{threshold:.3f}", utterances, walks))
-    frontier = [_point(utterances, [-(-(len(u.totals) - 1) // size) for u in utterances])
+    frontier = [_point(utterances, [math.ceil((len(u.totals) - 1) / size) for u in utterances])
                 for size in np.arange(1, heads + 0.01, 0.25)]
     free = _point(utterances, [int(u.totals.argmin()) for u in utterances])
     return {

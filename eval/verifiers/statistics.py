@@ -44,11 +44,11 @@ class VerifierStatistics:
         pairs, thresholds = self.bigram_keys, self.entropy_thresholds
         if pairs.shape != self.bigram_counts.shape or thresholds.shape != self.entropy_lengths.shape \
                 or self.rank_accuracy.dim() != 2:
-            raise CheckpointError(f"statistics of shapes "
-                                  f"{ {n: tuple(getattr(self, n).shape) for n in NAMES} }; fit them again")
+            shapes = ", ".join(f"{n} {tuple(getattr(self, n).shape)}" for n in NAMES)
+            raise CheckpointError(f"statistics whose shapes do not fit together: {shapes}; fit them again")
         if len(pairs) and (int(pairs.min()) < 0 or int(pairs.max()) >= self.states**2
                            or not bool((pairs.diff() > 0).all()) or int(self.bigram_counts.min()) < 1):
-            raise CheckpointError("the transition counts are not sorted pairs of known tokens; fit the statistics again")
+            raise CheckpointError("the transition counts are not sorted pairs of known tokens; fit them again")
         if not bool((thresholds.diff() > 0).all()):
             raise CheckpointError("the entropy thresholds do not ascend; fit the statistics again")
 

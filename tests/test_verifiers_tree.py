@@ -181,7 +181,8 @@ def test_law_of_one_node(rule, tau):
     expected = (1 - mass) ** (tau - 1) * q
     expected[children] = q[children] / mass * (1 - (1 - mass) ** tau)
     assert torch.allclose(out, expected, atol=1e-12, rtol=0)
-    assert float((out - q).abs().sum() / 2) == pytest.approx(float((1 - mass) * (1 - (1 - mass) ** (tau - 1))), abs=1e-12)
+    distance = (1 - mass) * (1 - (1 - mass) ** (tau - 1))
+    assert float((out - q).abs().sum() / 2) == pytest.approx(float(distance), abs=1e-12)
     if tau == 1:
         assert torch.allclose(out, q, atol=1e-12, rtol=0)
 
@@ -225,7 +226,8 @@ def test_tau_one_is_lossless_for_any_tree(seed):
 @pytest.mark.parametrize("sampling", [
     SAMPLING, SamplingConfig(temperature=0.7, top_k=4, max_tokens=40), SamplingConfig(temperature=0, max_tokens=40),
     SamplingConfig(min_tokens=12, max_tokens=30, top_p=0.9)], ids=["plain", "top-k", "greedy", "minimum"])
-@pytest.mark.parametrize("tree", [chain(3), BUSH, random_tree(3), random_tree(4, 40, 3, 8)], ids=lambda t: str(len(t.paths)))
+@pytest.mark.parametrize("tree", [chain(3), BUSH, random_tree(3), random_tree(4, 40, 3, 8)],
+                         ids=lambda t: f"{len(t.paths)} nodes")
 def test_tau_one_speaks_like_plain_decoding_token_by_token(decoder, prompts, tree, sampling):
     plain = decode(decoder, prompts, ChunkMethod(FixedChunk(1)), sampling, seed=5)
     got = decode(decoder, prompts, Vadusa(1, tree), sampling, seed=5)
@@ -285,7 +287,8 @@ def test_tolerance_has_the_law_of_the_theory():
     model = tiny_decoder(heads=2, seed=3)
     prompt, sampling, tau = Prompt("u", (1, 2, 3), (4,)), SamplingConfig(max_tokens=2, temperature=1.5), 3
     tree = RankTree(((0,), (1,), (2,)))
-    drawn = decode(model, [prompt], Vadusa(tau, tree, rule="first", strict_end=False), sampling, seed=1, group_size=6000)
+    method = Vadusa(tau, tree, rule="first", strict_end=False)
+    drawn = decode(model, [prompt], method, sampling, seed=1, group_size=6000)
     text, text_length = torch.tensor([prompt.text_ids]), torch.tensor([3])
 
     def state(tokens):

@@ -266,8 +266,8 @@ def test_decoding_follows_the_rule_step_by_step(decoder, prompts, mode, use_prev
         for emitted in result.emitted:
             speech = torch.tensor([[*prompt.prompt_ids, 13, *result.tokens[:done]]])
             length = torch.tensor([len(prompt.prompt_ids) + 1])
-            hidden = decoder.speech_hidden(torch.tensor([prompt.text_ids]), torch.tensor([len(prompt.text_ids)]), speech,
-                                           torch.tensor([speech.shape[1]]), length)[0, -1]
+            text, text_length = torch.tensor([prompt.text_ids]), torch.tensor([len(prompt.text_ids)])
+            hidden = decoder.speech_hidden(text, text_length, speech, torch.tensor([speech.shape[1]]), length)[0, -1]
             logits = decoder.heads(hidden[None], n)
             if done == 0:
                 logits[:, 0, 12] = -torch.inf  # min_tokens

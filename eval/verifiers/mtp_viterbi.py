@@ -11,9 +11,9 @@ samples from (at temperature 0 it is one-hot, and the path is each head's best i
 Modes: "argmax", the paper's; "ffbs" draws a path from the law proportional to prod_t S_t Q (forward filtering, backward
 sampling); "sampled_candidates" lets each head draw k ids without replacement, then takes the best path.
 
-A path is cut at its first end of speech e. Nothing but e follows it, and there S_t(e) counts as at least what an earlier
-head gave e: speech that has ended by one position has ended by the next. So an end is never made impossible by a later
-head whose law was cut by top-k or temperature.
+A path is cut at its first end of speech e. Nothing but e follows it, and there S_t(e) counts as at least what an
+earlier head gave e: speech that has ended by one position has ended by the next. So an end is never made impossible by
+a later head whose law was cut by top-k or temperature.
 """
 
 from __future__ import annotations

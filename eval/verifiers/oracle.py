@@ -60,6 +60,7 @@ class OracleConfig:
 # ------------------------------------------------------------------------------------------------ dynamic programming
 
 
+@torch.no_grad()
 def loss_matrix(model: CARDecoder, hidden: Tensor, targets: Tensor) -> tuple[np.ndarray, np.ndarray]:
     """hidden [n, D], targets [n] (teacher.py) -> cross entropies [K, n] in nats and entropies of heads 2..K [n, K - 1].
 
@@ -70,7 +71,7 @@ def loss_matrix(model: CARDecoder, hidden: Tensor, targets: Tensor) -> tuple[np.
     n, heads = logits.shape[:2]
     index = torch.arange(n, device=targets.device)[:, None] + torch.arange(heads, device=targets.device)
     wanted = targets[index.clamp(max=n - 1)]  # [n, K]
-    loss = -log_law.gather(-1, wanted[:, :, None])[:, :, 0].masked_fill(index >= n, torch.inf)
+    loss = (-log_law.gather(-1, wanted[:, :, None])[:, :, 0]).masked_fill(index >= n, torch.inf)
     return loss.T.cpu().numpy(), entropies(logits[:, 1:]).cpu().numpy()
 
 
@@ -252,8 +253,7 @@ def run(config: OracleConfig) -> dict[str, Any]:
             raise ConfigError(f"{name} is not set: give {name}=…")
     model = CARDecoder.from_pretrained(config.decoder, config.device)
     items = load_prompts(config.data, config.split, model, config.prompt_tokens, config.seed, config.utterances)
-    with torch.no_grad():
-        result = analyse(model, list(teacher_forced(model, items, config.batch_size)), config)
+    result = analyse(model, list(teacher_forced(model, items, config.batch_size)), config)
     result["provenance"] = provenance(decoder=config.decoder, data=config.data, split=config.split)
     out = Path(config.out)
     write_json(out / "oracle.json", result)

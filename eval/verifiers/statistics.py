@@ -50,7 +50,7 @@ class VerifierStatistics:
                            or not bool((pairs.diff() > 0).all()) or int(self.bigram_counts.min()) < 1):
             raise CheckpointError("the transition counts are not sorted pairs of known tokens; fit them again")
         if not bool((thresholds.diff() > 0).all()):
-            raise CheckpointError("the entropy thresholds do not ascend; fit the statistics again")
+            raise CheckpointError("the entropy thresholds do not ascend; fit them again")
 
     def tensors(self) -> dict[str, Tensor]:
         return {name: getattr(self, name).contiguous() for name in NAMES}

@@ -18,7 +18,7 @@ from dcar.errors import ConfigError
 from dcar.sampling import SamplingConfig, warp
 from eval.methods import Models, make_methods
 from eval.verifiers.tree import RankTree, build_tree, chain, expected_accepted
-from eval.verifiers.vadusa import Vadusa, accept
+from eval.verifiers.vadusa import Vadusa, accept, bookkeeping_case
 
 SAMPLING = SamplingConfig(max_tokens=60, max_tokens_per_text_unit=6)
 EOS = 12  # of tiny_decoder
@@ -273,6 +273,24 @@ def test_states_after_accepted_and_refused_branches_equal_recomputation(decoder,
         assert torch.allclose(result.hidden, full, atol=1e-5)
 
 
+def test_drafts_come_from_the_state_that_the_root_was_drawn_from(decoder, prompts):
+    class Noting(Vadusa):
+        def propose(self, session):
+            for row, alive, done, state in zip(session.rows.tolist(), session.alive, session.generated, self._state,
+                                               strict=True):
+                if alive:
+                    seen.append((session.prompts[row].utterance_id, int(done), state))
+            return super().propose(session)
+
+    seen: list = []
+    method = Noting(3, random_tree(1, 24, 3, 6))
+    results = {r.utterance_id: r for r in decode(decoder, prompts, method, SAMPLING, seed=2, record_hidden=True)}
+    for name, done, state in seen:  # `done` tokens stand, the last of them is the root
+        before_root = results[name].prompt_length + done - 2
+        assert torch.allclose(state, results[name].hidden[before_root], atol=1e-5)
+    assert len(seen) > 50
+
+
 @pytest.mark.parametrize("batch_size", [1, 3, 8])
 def test_batch_size_and_order_change_nothing(decoder, prompts, batch_size):
     expected = {r.utterance_id: (r.tokens, r.accepted, r.proposed) for r in decode(
@@ -371,3 +389,8 @@ def test_names_of_a_comparison(decoder):
             make_methods([wrong], models)
     with pytest.raises(ConfigError, match="base head only"):
         make_methods(["vadusa-2-chain"], Models(tiny_decoder(heads=1)))
+
+
+def test_benchmark_case_is_the_real_work():
+    path, counts = bookkeeping_case(nodes=8, tau=3, vocabulary=20, heads=4)()
+    assert path.shape[0] == 1 and 1 <= path.shape[1] <= 3 and 0 <= int(counts) <= path.shape[1]

@@ -288,7 +288,7 @@ def test_drafts_come_from_the_state_that_the_root_was_drawn_from(decoder, prompt
     for name, done, state in seen:  # `done` tokens stand, the last of them is the root
         before_root = results[name].prompt_length + done - 2
         assert torch.allclose(state, results[name].hidden[before_root], atol=1e-5)
-    assert len(seen) > 50
+    assert len({name for name, _, _ in seen}) == len(prompts) < len(seen)
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 8])

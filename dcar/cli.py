@@ -22,6 +22,8 @@ COMMANDS = {
     "train-policy": ("rl.train", "stage two: DCPO"),
     "export": ("rl.export", "policy directory and serving program from a DCPO run"),
     "speak": ("dcar.speak", "text + prompt voice -> audio"),
+    "fit-verifiers": ("eval.verifiers.fit", "rank accuracies, token transitions, entropy thresholds for the verifiers"),
+    "oracle": ("eval.verifiers.oracle", "cheapest chunking of the true tokens: what a perfect schedule could gain"),
     "compare": ("eval.compare", "methods on the same utterances: WER, similarity, speed"),
     "report": ("eval.report", "one HTML page with tables, plots and audio"),
     "speed": ("eval.speed", "cost of a decoding step against its floor"),

@@ -197,12 +197,17 @@ class CARDecoder(Checkpoint):
         return cache, hidden
 
     @torch.no_grad()
-    def extend(self, cache: KVCache, tokens: Tensor, counts: Tensor) -> Tensor:
-        """Consume tokens[b, :counts[b]] behind each row's past in one pass: tokens [B, m] -> hidden [B, m, D]."""
+    def extend(self, cache: KVCache, tokens: Tensor, counts: Tensor,
+               layout: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        """Consume tokens[b, :counts[b]] behind each row's past in one pass: tokens [B, m] -> hidden [B, m, D].
+
+        `layout` (DraftTree.layout) makes the tokens a tree: who sees whom [B, m, m] and positions [B, m] from the
+        end of the past on. Without it they are a chain.
+        """
         new = tokens.shape[1]
-        positions = cache.lengths[:, None] + torch.arange(new, device=tokens.device) - cache.origin[:, None]
-        rotary = self.speech_rotary(positions)
-        mask = cache.mask(new)
+        tree, offsets = (None, torch.arange(new, device=tokens.device)) if layout is None else layout
+        rotary = self.speech_rotary(cache.lengths[:, None] + offsets - cache.origin[:, None])
+        mask = cache.mask(new, tree)
         x = self.speech_embedding(tokens)
         for i, layer in enumerate(self.layers):
             x = layer(x, rotary, mask, cache, i)

@@ -4,6 +4,9 @@
     car-3                  always three tokens a step; car-1 is next-token decoding with the CAR weights
     random-2-3-4           a size drawn from the range at every step
     dcar, dcar-sampled     the policy, greedy or sampled; dcar@name where several policies are compared
+    vadusa-2               a tree of the heads' candidates, tolerance 2; vadusa-2-n32, vadusa-2-chain
+    mtp-viterbi-4-5        4 heads, 5 candidates of each; then a mode (ffbs, sampled_candidates), prev, own
+    entropy-0.8            heads are kept up to that entropy; entropy@3.0: the threshold fitted for 3 tokens a pass
 """
 
 from __future__ import annotations
@@ -15,6 +18,8 @@ from pathlib import Path
 from dcar.decoding import ChunkMethod, FixedChunk, Method, PolicyChunk, RandomChunk
 from dcar.errors import ConfigError
 from dcar.model import CARDecoder
+from eval.verifiers import entropy, mtp_viterbi, vadusa
+from eval.verifiers.statistics import VerifierStatistics
 from heads.policy import ChunkPolicy
 
 
@@ -25,10 +30,13 @@ class Models:
     decoder: CARDecoder
     far_decoder: CARDecoder | None = None
     policies: dict[str, ChunkPolicy] = field(default_factory=dict)
+    statistics: VerifierStatistics | None = None  # of the decoder, for vadusa, mtp-viterbi and entropy@
 
     def __post_init__(self) -> None:
         for policy in self.policies.values():
             policy.check_base(self.decoder.checksum())
+        if self.statistics is not None:
+            self.statistics.check_decoder(self.decoder.checksum(), self.decoder.config)
         if self.far_decoder is not None:
             for name in ("speech_vocab_size", "text_vocab_size", "bos", "tokenizer", "phonemes"):
                 ours, far = getattr(self.decoder.config, name), getattr(self.far_decoder.config, name)
@@ -92,12 +100,25 @@ def _policy_entry(name: str, policy: ChunkPolicy, mode: str, models: Models) -> 
     return Entry(name, models.decoder, lambda: ChunkMethod(PolicyChunk(policy, mode, name)), identity)  # type: ignore[arg-type]
 
 
+def _by_heads(from_name: Callable[..., tuple[Callable[[], Method], dict[str, str]]]) -> Factory:
+    """A method that needs the decoder, and perhaps the statistics fitted to it."""
+
+    def factory(name: str, rest: str, models: Models) -> list[Entry]:
+        build, identity = from_name(name, rest, models.decoder, models.statistics)
+        return [Entry(name, models.decoder, build, {"decoder": models.decoder.checksum(), **identity})]
+
+    return factory
+
+
 METHODS: dict[str, Factory] = {
     "far": _far,
     "car": _car,
     "random": _random,
     "dcar": _policy("greedy"),
     "dcar-sampled": _policy("sample"),
+    "vadusa": _by_heads(vadusa.from_name),
+    "mtp-viterbi": _by_heads(mtp_viterbi.from_name),
+    "entropy": _by_heads(entropy.from_name),
 }
 
 
@@ -124,8 +145,10 @@ def make_methods(names: Sequence[str], models: Models) -> list[Entry]:
     return entries
 
 
-def load_models(decoder: str, far_decoder: str, policies: Sequence[str], device: str = "cpu") -> Models:
-    """Load checkpoints; `policies` are folders, or name=folder where there are several."""
+def load_models(decoder: str, far_decoder: str, policies: Sequence[str], device: str = "cpu",
+                statistics: str = "") -> Models:
+    """Load checkpoints; `policies` are folders, or name=folder where there are several; `statistics` is a folder of
+    `dcar fit-verifiers`, or nothing."""
     loaded: dict[str, ChunkPolicy] = {}
     for item in policies:
         name, _, folder = item.rpartition("=")
@@ -135,4 +158,5 @@ def load_models(decoder: str, far_decoder: str, policies: Sequence[str], device:
             raise ConfigError(f"two policies are called '{name}'; name them as name=folder")
         loaded[name] = ChunkPolicy.from_pretrained(folder, device)
     far = CARDecoder.from_pretrained(far_decoder, device) if far_decoder else None
-    return Models(CARDecoder.from_pretrained(decoder, device), far, loaded)
+    return Models(CARDecoder.from_pretrained(decoder, device), far, loaded,
+                  statistics=VerifierStatistics.from_pretrained(statistics) if statistics else None)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 
-from dcar.data import PromptItem, make_prompts
-from dcar.errors import DataError
 from dcar.model import CARDecoder
-from dcar.prepared import load_prepared, prepared_info
+from dcar.prompts import load_prompts
 from dcar.shipped import resolve
 from dcar.vocoder import TokenVocoder
+
+__all__ = ["load_prompts", "load_vocoder"]
 
 
 def load_vocoder(name: str, base: CARDecoder, device: str | torch.device = "cpu") -> TokenVocoder:
@@ -18,23 +17,3 @@ def load_vocoder(name: str, base: CARDecoder, device: str | torch.device = "cpu"
     vocoder = TokenVocoder.from_pretrained(resolve(name, "vocoder"), device)
     vocoder.check_tokenizer(base.config.tokenizer)
     return vocoder
-
-
-def load_prompts(data: str, split: str, base: CARDecoder, prompt_tokens: int, seed: int, limit: int | None = None,
-                 min_seconds: float = 0.0) -> list[PromptItem]:
-    """Prompts of a prepared split, at most `limit`, chosen by `seed`; DataError if it is of another tokenizer or
-    phoneme inventory than the decoder."""
-    info, config = prepared_info(data), base.config
-    for kind, ours, theirs in (
-        ("tokenizer", config.tokenizer, f"{info['tokenizer']['name']}@{info['tokenizer']['checksum']}"),
-        ("phoneme inventory", config.phonemes, str(info["phonemes"]["version"])),
-    ):
-        if ours and str(ours) != theirs:
-            raise DataError(f"{data}: prepared with the {kind} {theirs}, but the decoder was trained with {ours}; "
-                            "prepare the corpus with the decoder's own")
-    items = [i for i in make_prompts(load_prepared(data, split), prompt_tokens, seed, config.bos)
-             if i.duration >= min_seconds]
-    if not items:
-        raise DataError(f"{data}: split {split} has no utterance of {min_seconds} s or more")
-    order = np.random.default_rng([seed, 7]).permutation(len(items))
-    return [items[i] for i in order[: limit or len(items)]]

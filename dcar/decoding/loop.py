@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from dcar.decoding.records import DecodeResult, Prompt
+from dcar.decoding.tree import DraftTree
 from dcar.errors import DataError, TextError
 from dcar.model import CARDecoder
 from dcar.sampling import SamplingConfig, utterance_keys
@@ -27,12 +28,19 @@ from heads.layers import KVCache
 @dataclass
 class Draft:
     """Tokens proposed behind the pending ones: tokens [B, m], of which counts [B] are real; laws [B, m, V] (the
-    warped law that each token was drawn from) where verification needs them."""
+    warped law that each token was drawn from) where verification needs them. With a `tree` the m tokens are its nodes
+    in every row; without one they are a chain."""
 
     tokens: Tensor
     counts: Tensor
     laws: Tensor | None = None
     passes: int = 0  # forward passes of a draft model that it took
+    tree: DraftTree | None = None
+
+    @property
+    def proposed(self) -> Tensor:
+        """Positions [B] that can be accepted at most: the tokens of a chain, the depth of a tree."""
+        return self.counts if self.tree is None else torch.full_like(self.counts, self.tree.depth)
 
 
 @dataclass
@@ -45,6 +53,7 @@ class Kept:
     cached: Tensor | None = None
     actions: Tensor | None = None  # [B] chunk size asked for
     log_probs: Tensor | None = None  # [B] of the action under the policy
+    path: Tensor | None = None  # [B, L] of a tree: the nodes that were accepted, from the root on, padded with 0
 
 
 class Method(Protocol):
@@ -113,11 +122,28 @@ class Session:
     def consumed(self, hidden: Tensor, counts: Tensor, start: Tensor) -> None:
         """Note the hidden states of counts[b] positions from speech position start[b] on."""
         self.last_hidden = last_of(hidden, counts)
+        self.record(hidden, counts, start)
+
+    def record(self, hidden: Tensor, counts: Tensor, start: Tensor) -> None:
         if self.hidden is not None:
             offset = torch.arange(hidden.shape[1], device=hidden.device)
             real = offset < counts[:, None]
             where = (start[:, None] + offset)[real]
             self.hidden[self.rows[:, None].expand_as(real)[real], where] = hidden[real]
+
+    def roll_back(self, kept: Kept, draft: Draft, hidden: Tensor) -> None:
+        """Forget the drafted positions that were not accepted; hidden [B, m, D] of the pass that read them."""
+        accepted = torch.zeros_like(draft.counts) if kept.cached is None else kept.cached
+        accepted = accepted * self.alive  # a finished row that idles in the batch must not grow
+        first = self.cache.lengths - draft.counts
+        if draft.tree is None:
+            self.cache.truncate(first + accepted)
+        elif kept.path is None:
+            raise ValueError("a method that drafts trees must say which path it keeps")
+        else:
+            self.cache.gather(first, kept.path, accepted)
+            column = (self.pending_counts[:, None] + kept.path).unsqueeze(-1).expand(-1, -1, hidden.shape[-1])
+            self.record(hidden.gather(1, column), accepted, first)
 
     def emit(self, kept: Kept, proposed: Tensor | None) -> None:
         """Store what was kept, up to EOS and the length limit, and retire the rows that end there."""
@@ -231,10 +257,9 @@ def _decode_batch(model: CARDecoder, prompts: list[Prompt], method: Method, samp
     counts, draft = prompt_lengths, None
     while True:
         kept = method.keep(session, hidden, counts, draft)
-        if draft is not None:  # roll back the drafted positions that were not accepted
-            accepted = torch.zeros_like(draft.counts) if kept.cached is None else kept.cached
-            session.cache.truncate(session.cache.lengths - (draft.counts - accepted))
-        session.emit(kept, None if draft is None else draft.counts)
+        if draft is not None:
+            session.roll_back(kept, draft, hidden)
+        session.emit(kept, None if draft is None else draft.proposed)
         left = int(session.alive.sum())
         if left == 0:
             break
@@ -249,8 +274,12 @@ def _decode_batch(model: CARDecoder, prompts: list[Prompt], method: Method, samp
             session.draft_passes += draft.passes
             tokens, counts = join(tokens, pending, draft)
         start = session.cache.lengths
-        hidden = model.extend(session.cache, tokens, counts)
-        session.consumed(hidden, counts, start)
+        if draft is None or draft.tree is None:
+            hidden = model.extend(session.cache, tokens, counts)
+            session.consumed(hidden, counts, start)
+        else:
+            hidden = model.extend(session.cache, tokens, counts, draft.tree.layout(pending, tokens.shape[1]))
+            session.consumed(hidden, pending, start)
     yield from _results(session, method.name, time.perf_counter() - started)
 
 

@@ -48,9 +48,7 @@ class ChunkMethod:
     def keep(self, session: Session, hidden: Tensor, counts: Tensor, draft: Draft | None) -> Kept:
         sizes, log_probs = self.schedule.choose(session, hidden, counts)
         widest = int(sizes.max())  # only the heads that are kept are evaluated
-        position = session.generated[:, None] + torch.arange(widest, device=sizes.device)
-        logits = session.model.heads(session.last_hidden, widest)  # [B, k, V + 1]
-        law = warp(logits, session.sampling, session.forbid_eos(position), session.model.config.eos)
+        law, position = head_laws(session, session.model.heads(session.last_hidden, widest))
         tokens = sample(law, uniform(session.token_keys, "token", position))
         return Kept(tokens, sizes, actions=sizes, log_probs=log_probs)
 
@@ -152,6 +150,12 @@ class PolicyChunk:
         self._cache = self._cache.select(rows)
         if self._forced is not None:
             self._forced = self._forced[rows]
+
+
+def head_laws(session: Session, logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Warped laws of the next k tokens from the heads' logits [B, k, V + 1], and the tokens' positions [B, k]."""
+    position = session.generated[:, None] + torch.arange(logits.shape[1], device=logits.device)
+    return warp(logits, session.sampling, session.forbid_eos(position), session.model.config.eos), position
 
 
 def check_size(size: int, session: Session) -> None:

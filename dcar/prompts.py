@@ -1,0 +1,35 @@
+"""The prompts of a prepared split that a decoder can speak, chosen and checked alike by stage two and by analyses."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dcar.data import PromptItem, make_prompts
+from dcar.errors import DataError
+from dcar.model import CARDecoder
+from dcar.prepared import load_prepared, prepared_info
+
+
+def check_prepared(data: str, decoder: CARDecoder) -> None:
+    """DataError if a prepared corpus is of another tokenizer or phoneme inventory than the decoder."""
+    info, config = prepared_info(data), decoder.config
+    for kind, ours, theirs in (
+        ("tokenizer", config.tokenizer, f"{info['tokenizer']['name']}@{info['tokenizer']['checksum']}"),
+        ("phoneme inventory", config.phonemes, str(info["phonemes"]["version"])),
+    ):
+        if ours and str(ours) != theirs:
+            raise DataError(f"{data}: prepared with the {kind} {theirs}, but the decoder was trained with {ours}; "
+                            "prepare the corpus with the decoder's own")
+
+
+def load_prompts(data: str, split: str, base: CARDecoder, prompt_tokens: int, seed: int, limit: int | None = None,
+                 min_seconds: float = 0.0) -> list[PromptItem]:
+    """Prompts of a prepared split, at most `limit`, chosen by `seed`; DataError if it is of another tokenizer or
+    phoneme inventory than the decoder."""
+    check_prepared(data, base)
+    items = [i for i in make_prompts(load_prepared(data, split), prompt_tokens, seed, base.config.bos)
+             if i.duration >= min_seconds]
+    if not items:
+        raise DataError(f"{data}: split {split} has no utterance of {min_seconds} s or more")
+    order = np.random.default_rng([seed, 7]).permutation(len(items))
+    return [items[i] for i in order[: limit or len(items)]]

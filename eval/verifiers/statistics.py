@@ -1,0 +1,120 @@
+"""What verifying methods know of a decoder and its data: rank accuracies, token transitions, entropy thresholds.
+
+`dcar fit-verifiers` (eval/verifiers/fit.py) measures them; a folder holds statistics.safetensors and statistics.json.
+They belong to one decoder and are refused for any other.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from dcar.errors import CheckpointError, ConfigError
+from dcar.model import CARConfig
+from dcar.tracking import write_json
+from heads.checkpoint import tensors_checksum
+
+FORMAT_VERSION = 1
+TENSORS, INFO = "statistics.safetensors", "statistics.json"
+NAMES = ("rank_accuracy", "bigram_keys", "bigram_counts", "entropy_thresholds", "entropy_lengths")
+
+
+@dataclass
+class VerifierStatistics:
+    """Measured on training tokens (bigrams) and development utterances (the rest)."""
+
+    decoder: str  # checksum of the decoder
+    tokenizer: str  # CARConfig.tokenizer
+    states: int  # rows of the transition matrix: codes, end of speech, start of an utterance
+    rank_accuracy: Tensor  # [K - 1, R] float: P(the base head draws the i-th ranked id of head d + 1 | the path so far)
+    bigram_keys: Tensor  # [pairs] int64, ascending: previous * states + next, of the pairs that occur
+    bigram_counts: Tensor  # [pairs] int64
+    entropy_thresholds: Tensor  # [T] float, nats, ascending
+    entropy_lengths: Tensor  # [T] float: tokens per pass of the decoder with each threshold
+    info: dict[str, Any] = field(default_factory=dict)  # sampling, data, provenance: for people
+
+    def __post_init__(self) -> None:
+        pairs, thresholds = self.bigram_keys, self.entropy_thresholds
+        if pairs.shape != self.bigram_counts.shape or thresholds.shape != self.entropy_lengths.shape \
+                or self.rank_accuracy.dim() != 2:
+            shapes = ", ".join(f"{n} {tuple(getattr(self, n).shape)}" for n in NAMES)
+            raise CheckpointError(f"statistics whose shapes do not fit together: {shapes}; fit them again")
+        if len(pairs) and (int(pairs.min()) < 0 or int(pairs.max()) >= self.states**2
+                           or not bool((pairs.diff() > 0).all()) or int(self.bigram_counts.min()) < 1):
+            raise CheckpointError("the transition counts are not sorted pairs of known tokens; fit them again")
+        if not bool((thresholds.diff() > 0).all()):
+            raise CheckpointError("the entropy thresholds do not ascend; fit them again")
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {name: getattr(self, name).contiguous() for name in NAMES}
+
+    def checksum(self, *names: str) -> str:
+        """Of all tensors, or of those named."""
+        return tensors_checksum({n: t for n, t in self.tensors().items() if not names or n in names})
+
+    def save_pretrained(self, directory: str | Path) -> None:
+        path = Path(directory)
+        path.mkdir(parents=True, exist_ok=True)
+        part = path / (TENSORS + ".part")
+        save_file(self.tensors(), part)
+        part.replace(path / TENSORS)
+        write_json(path / INFO, {"format_version": FORMAT_VERSION, "decoder": self.decoder, "tokenizer": self.tokenizer,
+                                 "states": self.states, "tensors": self.checksum(), "info": self.info})
+
+    @classmethod
+    def from_pretrained(cls, directory: str | Path) -> VerifierStatistics:
+        """CheckpointError if a file is missing, broken, of another version, or does not belong to the other one."""
+        path = Path(directory)
+        try:
+            about = json.loads((path / INFO).read_text())
+            tensors = load_file(path / TENSORS)
+        except (OSError, json.JSONDecodeError, SafetensorError) as error:
+            raise CheckpointError(f"{path}: cannot read the statistics ({error}); make them with "
+                                  f"`dcar fit-verifiers out={path}`") from error
+        if about.get("format_version") != FORMAT_VERSION:
+            raise CheckpointError(f"{path}: statistics of format {about.get('format_version')}, this program reads "
+                                  f"{FORMAT_VERSION}; fit them again with `dcar fit-verifiers`")
+        if set(tensors) != set(NAMES):
+            raise CheckpointError(f"{path}: the tensors are {sorted(tensors)}, not {sorted(NAMES)}; fit them again")
+        if tensors_checksum(tensors) != about["tensors"]:
+            raise CheckpointError(f"{path}: {TENSORS} is not the file that {INFO} was written with; fit them again")
+        return cls(about["decoder"], about["tokenizer"], about["states"], info=about["info"], **tensors)
+
+    def check_decoder(self, checksum: str, config: CARConfig) -> None:
+        """CheckpointError unless these statistics were measured on this decoder and its tokenizer."""
+        if self.decoder != checksum or self.tokenizer != config.tokenizer:
+            raise CheckpointError(
+                f"these statistics were measured on the decoder {self.decoder[:12]}… with tokens of "
+                f"'{self.tokenizer[:40]}', not on {checksum[:12]}… with '{config.tokenizer[:40]}'; fit them for this "
+                "decoder with `dcar fit-verifiers`")
+        heads, states = config.num_prediction_heads - 1, config.speech_vocab_size + 2
+        if self.states != states or len(self.rank_accuracy) != heads:
+            raise CheckpointError(f"statistics of {self.states} token states and {len(self.rank_accuracy)} draft heads "
+                                  f"for a decoder with {states} and {heads}; fit them again with `dcar fit-verifiers`")
+
+    def threshold_for(self, length: float) -> float:
+        """The entropy threshold whose measured mean chunk length is `length`, between neighbours linearly."""
+        lengths = self.entropy_lengths.double().cummax(0).values  # sampling noise may bend the curve a little
+        low, high = float(lengths[0]), float(lengths[-1])
+        if not low <= length <= high:
+            raise ConfigError(f"no entropy threshold gives {length:g} tokens per pass: with this decoder they range "
+                              f"from {low:.2f} to {high:.2f}; ask for a length in between")
+        right = min(max(1, int((lengths < length).sum())), len(lengths) - 1)
+        share = (length - lengths[right - 1]) / (lengths[right] - lengths[right - 1]).clamp(min=1e-9)
+        a, b = self.entropy_thresholds[right - 1].double(), self.entropy_thresholds[right].double()
+        return float(torch.lerp(a, b, share.clamp(0, 1)))
+
+
+def needed(statistics: VerifierStatistics | None, name: str) -> VerifierStatistics:
+    """The statistics, or a ConfigError that says how to get them."""
+    if statistics is None:
+        raise ConfigError(f"method '{name}' needs statistics of the decoder: make them with `dcar fit-verifiers` and "
+                          "give their folder as `statistics`")
+    return statistics

@@ -1,0 +1,190 @@
+"""VADUSA (Li et al., arXiv 2410.21951): a tree of the heads' candidates, accepted by tolerant sampling.
+
+Behind a token drawn from the base head at state h stands a tree whose nodes at depth d are the best ids of head d + 1
+at h. One pass of the decoder reads the whole tree and gives the base head's law at every node. tau samples of each law
+are drawn; **a candidate is accepted iff it is among the tau samples at its parent** and its parent is accepted. The
+longest accepted path is emitted, then the first sample at its end, which is the next root.
+
+tau = 1 is lossless: at every node exactly one token is drawn from the base law, and it is emitted whether or not the
+tree held it. That draw has the address (token stream, position) of plain decoding, so car-1 gives the same tokens.
+tau > 1 moves mass to the candidates: with qC the base mass of a node's children C, rule "first" gives
+
+    out(c) = q(c) / qC * (1 - (1 - qC)^tau)  for c in C,    out(v) = (1 - qC)^(tau - 1) q(v)  otherwise,
+
+at total variation (1 - qC)(1 - (1 - qC)^(tau - 1)) from q. The end of speech keeps its law, whatever tau
+(`strict_end`): the first sample alone decides whether a node ends.
+
+The paper's text was not available to us: the rule is read from how later papers of its authors describe it
+(docs/methods.md).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from dcar.decoding import Draft, Kept, Method, Session
+from dcar.decoding.tree import DraftTree
+from dcar.errors import ConfigError
+from dcar.model import CARDecoder
+from dcar.sampling import SamplingConfig, sample, uniform, utterance_keys, warp
+from eval.verifiers.statistics import VerifierStatistics, needed
+from eval.verifiers.tree import RankTree, build_tree, chain
+
+NODES = 16  # default budget of a tree
+
+Rule = Literal["longest", "first"]
+
+
+def accept(candidates: Tensor, samples: Tensor, tree: DraftTree, eos: int, rule: Rule = "longest",
+           strict_end: bool = True) -> tuple[Tensor, Tensor]:
+    """The accepted path: a node is accepted iff its token is among the tau samples at its parent, which is accepted.
+
+    candidates [B, m] tokens of the nodes; samples [B, 1 + m, tau] of the base head behind the root (index 0) and every
+    node. Returns nodes [B, depth] from the root on, padded with 0, and how many there are [B]. Among accepted siblings
+    "longest" takes the one that leads furthest, then the earliest sample; "first" the earliest sample.
+    """
+    at_parent = samples[:, tree.parents + 1]  # [B, m, tau]
+    match = at_parent == candidates[:, :, None]
+    if strict_end:  # a node ends iff its first sample says so
+        match &= ((candidates == eos) == (at_parent[:, :, 0] == eos))[:, :, None]
+    behind_end = (candidates[:, tree.parents.clamp(min=0)] == eos) & (tree.parents >= 0)
+    hit = match.any(-1) & ~behind_end
+    accepted = (~hit).float() @ tree.ancestors.T.float() == 0  # every node on the path was hit
+    earliest = match.to(torch.uint8).argmax(-1)  # [B, m] index of the sample
+    preference = samples.shape[-1] - earliest
+    if rule == "longest":
+        below = accepted[:, None] & tree.ancestors.T  # [B, m, m] accepted descendants of each node
+        preference = preference + (samples.shape[-1] + 1) * (below * tree.depths).amax(-1)
+    path = torch.zeros(len(candidates), tree.depth, dtype=torch.long, device=candidates.device)
+    counts = torch.zeros(len(candidates), dtype=torch.long, device=candidates.device)
+    node, going = counts - 1, counts == 0  # at the root, every row
+    for depth in range(tree.depth):
+        children = (tree.parents == node[:, None]) & accepted
+        going = going & children.any(-1)
+        best = torch.where(children, preference, 0).argmax(-1)
+        node = torch.where(going, best, node)
+        path[:, depth] = torch.where(going, best, 0)
+        counts = counts + going
+    return path, counts
+
+
+class Vadusa:
+    """Decoding method: draft a tree by the additional heads, accept by `accept`.
+
+    Accounting: a round proposes as many tokens as the tree is deep, for no more can be accepted.
+    """
+
+    def __init__(self, tau: int, tree: RankTree, name: str | None = None, rule: Rule = "longest",
+                 strict_end: bool = True):
+        if tau < 1:
+            raise ConfigError(f"VADUSA with tau = {tau}: a candidate is compared with at least one sample of the base "
+                              "head; give tau >= 1 (1 is lossless)")
+        if rule not in ("longest", "first"):
+            raise ConfigError(f"VADUSA chooses among accepted siblings by 'longest' or 'first', not '{rule}'")
+        self.tau, self.tree, self.rule, self.strict_end = tau, tree, rule, strict_end
+        self.name = name or f"vadusa-{tau}"
+
+    def begin(self, session: Session) -> None:
+        config = session.model.config
+        check_tree(self.tree, config.num_prediction_heads, config.output_size)
+        self._shape = self.tree.shape(session.rows.device)
+        self._node_depths = torch.cat((self._shape.depths.new_zeros(1), self._shape.depths))  # the root's is 0
+        session.cache.reserve(len(self._shape))
+
+    def propose(self, session: Session) -> Draft:
+        """Candidates for the positions behind the root, from the state that the root was drawn from."""
+        logits = session.model.heads(self._state, self._shape.depth + 1)[:, 1:]  # [B, depths, V + 1]
+        position = session.generated[:, None] + torch.arange(self._shape.depth, device=logits.device)
+        forbidden = session.forbid_eos(position)
+        if forbidden is not None:
+            logits[..., session.model.config.eos].masked_fill_(forbidden, -torch.inf)
+        counts = torch.full_like(session.rows, len(self._shape))
+        return Draft(self.tree.tokens(logits), counts, tree=self._shape)
+
+    def keep(self, session: Session, hidden: Tensor, counts: Tensor, draft: Draft | None) -> Kept:
+        if draft is None:  # the prompt was read: draw the first root
+            self._state = session.last_hidden
+            root = self._samples(session, self._state[:, None], session.generated[:, None])[:, :, 0]
+            return Kept(root, torch.ones_like(counts))
+        root_column = (counts - draft.counts - 1).clamp(min=0)  # of the last pending token
+        column = root_column[:, None] + torch.arange(len(self._shape) + 1, device=counts.device)
+        states = hidden.gather(1, column[:, :, None].expand(-1, -1, hidden.shape[-1]))  # [B, 1 + m, D]
+        samples = self._samples(session, states, session.generated[:, None] + self._node_depths)
+        path, accepted = accept(draft.tokens, samples, self._shape, session.model.config.eos, self.rule,
+                                self.strict_end)
+        row = torch.arange(len(counts), device=counts.device)
+        last = torch.where(accepted > 0, path[row, accepted - 1] + 1, 0)  # 0: the root
+        self._state = states[row, last]
+        tokens = torch.cat((draft.tokens.gather(1, path), draft.tokens[:, :1]), dim=1)
+        tokens[row, accepted] = samples[row, last, 0]  # the next root
+        return Kept(tokens, accepted + 1, cached=accepted, path=path)
+
+    def _samples(self, session: Session, states: Tensor, position: Tensor) -> Tensor:
+        """tau draws from the base law at each state [B, n, D], for the tokens at `position` [B, n] -> [B, n, tau].
+
+        The first draw is the one that plain decoding makes at this position; the others are independent between nodes.
+        """
+        law = warp(session.model.heads(states, 1)[:, :, 0], session.sampling, session.forbid_eos(position),
+                   session.model.config.eos)
+        draws = [uniform(session.token_keys, "token", position)]
+        node = torch.arange(position.shape[1], device=position.device)
+        for j in range(self.tau - 1):
+            draws.append(uniform(session.token_keys, "tau", position, node * (self.tau - 1) + j))
+        return sample(law[:, :, None], torch.stack(draws, dim=-1))
+
+    def select(self, rows: Tensor) -> None:
+        self._state = self._state[rows]
+
+
+def check_tree(tree: RankTree, heads: int, vocabulary: int) -> None:
+    """ConfigError for a tree that these heads cannot fill."""
+    if tree.depth > heads - 1:
+        raise ConfigError(f"the tree is {tree.depth} deep, but a decoder with {heads} heads drafts at most {heads - 1} "
+                          "tokens behind the base head's; build the tree from this decoder's own accuracies")
+    if tree.widest > vocabulary:
+        raise ConfigError(f"the tree uses rank {tree.widest} of a head, but its vocabulary has {vocabulary} tokens")
+
+
+def from_name(name: str, rest: str, decoder: CARDecoder,
+              statistics: VerifierStatistics | None) -> tuple[Callable[[], Method], dict[str, str]]:
+    """`vadusa-TAU`, `vadusa-TAU-nNODES` or `vadusa-TAU-chain` -> how to build it, and what its tokens depend on."""
+    found = re.fullmatch(r"-(\d+)(?:-(chain)|-n(\d+))?", rest)
+    if not found:
+        raise ConfigError(f"method '{name}': write vadusa-2 (tolerance 2), vadusa-2-n32 (a tree of 32 nodes) or "
+                          "vadusa-2-chain (the best id of each head)")
+    tau, heads = int(found[1]), decoder.config.num_prediction_heads
+    if heads < 2:
+        raise ConfigError(f"method '{name}' drafts by the additional heads, but this decoder has the base head only")
+    if found[2]:
+        tree = chain(heads - 1)
+    else:
+        tree = build_tree(needed(statistics, name).rank_accuracy, int(found[3] or NODES))
+    check_tree(tree, heads, decoder.config.output_size)
+    Vadusa(tau, tree, name)  # refuses an impossible tau before anything runs
+    paths = " ".join(".".join(map(str, path)) for path in tree.paths)
+    return lambda: Vadusa(tau, tree, name), {"tree": paths}
+
+
+def bookkeeping_case(nodes: int = NODES, tau: int = 2, vocabulary: int = 2049,
+                     heads: int = 7) -> Callable[[], tuple[Tensor, Tensor]]:
+    """All that a round of `vadusa` does beyond the passes of trunk and heads, for benchmarks: ranks of the candidates,
+    base laws, tau draws at every node, acceptance. A function without arguments; its logits are random and fixed."""
+    rng = torch.Generator().manual_seed(0)
+    tree = build_tree(0.6 * 0.5 ** torch.arange(10.0).expand(heads - 1, -1), nodes)
+    shape = tree.shape()
+    draft = torch.randn(1, shape.depth, vocabulary, generator=rng)
+    base = 3 * torch.randn(1, 1 + len(shape), vocabulary, generator=rng)
+    keys, position = utterance_keys(0, ["u"]), torch.cat((shape.depths.new_zeros(1), shape.depths))[None]
+    sampling = SamplingConfig()
+
+    def case() -> tuple[Tensor, Tensor]:
+        draws = [uniform(keys, "tau", position, position * tau + j) for j in range(tau)]
+        samples = sample(warp(base, sampling)[:, :, None], torch.stack(draws, dim=-1))
+        return accept(tree.tokens(draft), samples, shape, vocabulary - 1)
+
+    return case

@@ -4,6 +4,9 @@
     car-3                  always three tokens a step; car-1 is next-token decoding with the CAR weights
     random-2-3-4           a size drawn from the range at every step
     dcar, dcar-sampled     the policy, greedy or sampled; dcar@name where several policies are compared
+    sd, ssd-0.4, pcg-0.42, typical, topk-verify-50
+                           a draft verified by the decoder; @draft for the draft model, :4 for its length
+                           (eval/verifiers/names.py)
 """
 
 from __future__ import annotations
@@ -13,22 +16,28 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dcar.decoding import ChunkMethod, FixedChunk, Method, PolicyChunk, RandomChunk
+from dcar.draft import DraftDecoder
 from dcar.errors import ConfigError
 from dcar.model import CARDecoder
+from eval.verifiers.names import KINDS, chain_method
 from heads.policy import ChunkPolicy
 
 
 @dataclass
 class Models:
-    """The decoders and policies of a comparison; a policy's key is its name, "" for the only one."""
+    """The decoders and policies of a comparison; a policy's key is its name, "" for the only one. `draft` is the
+    draft model of the methods that are called …@draft."""
 
     decoder: CARDecoder
     far_decoder: CARDecoder | None = None
     policies: dict[str, ChunkPolicy] = field(default_factory=dict)
+    draft: DraftDecoder | None = None
 
     def __post_init__(self) -> None:
         for policy in self.policies.values():
             policy.check_base(self.decoder.checksum())
+        if self.draft is not None:
+            self.draft.check_target(self.decoder)
         if self.far_decoder is not None:
             for name in ("speech_vocab_size", "text_vocab_size", "bos", "tokenizer", "phonemes"):
                 ours, far = getattr(self.decoder.config, name), getattr(self.far_decoder.config, name)
@@ -92,12 +101,21 @@ def _policy_entry(name: str, policy: ChunkPolicy, mode: str, models: Models) -> 
     return Entry(name, models.decoder, lambda: ChunkMethod(PolicyChunk(policy, mode, name)), identity)  # type: ignore[arg-type]
 
 
+def _chain(kind: str) -> Factory:
+    def factory(name: str, rest: str, models: Models) -> list[Entry]:
+        build, about = chain_method(name, kind, models.decoder, models.draft)
+        return [Entry(name, models.decoder, build, {"decoder": models.decoder.checksum(), **about})]
+
+    return factory
+
+
 METHODS: dict[str, Factory] = {
     "far": _far,
     "car": _car,
     "random": _random,
     "dcar": _policy("greedy"),
     "dcar-sampled": _policy("sample"),
+    **{kind: _chain(kind) for kind in KINDS},
 }
 
 
@@ -113,7 +131,7 @@ def make_methods(names: Sequence[str], models: Models) -> list[Entry]:
     """The entries that the names stand for, in order. ConfigError for an unknown, impossible or repeated method."""
     entries: list[Entry] = []
     for name in names:
-        prefixes = [p for p in METHODS if name == p or name.startswith((f"{p}-", f"{p}@"))]
+        prefixes = [p for p in METHODS if name == p or name.startswith((f"{p}-", f"{p}@", f"{p}:"))]
         if not prefixes:
             raise ConfigError(f"unknown method '{name}'; known kinds: {', '.join(METHODS)} (see eval/methods.py)")
         prefix = max(prefixes, key=len)
@@ -124,8 +142,10 @@ def make_methods(names: Sequence[str], models: Models) -> list[Entry]:
     return entries
 
 
-def load_models(decoder: str, far_decoder: str, policies: Sequence[str], device: str = "cpu") -> Models:
-    """Load checkpoints; `policies` are folders, or name=folder where there are several."""
+def load_models(decoder: str, far_decoder: str, policies: Sequence[str], device: str = "cpu",
+                draft: str | None = None) -> Models:
+    """Load checkpoints; `policies` are folders, or name=folder where there are several; `draft` is a folder that
+    `dcar train-draft` wrote, for this decoder."""
     loaded: dict[str, ChunkPolicy] = {}
     for item in policies:
         name, _, folder = item.rpartition("=")
@@ -135,4 +155,5 @@ def load_models(decoder: str, far_decoder: str, policies: Sequence[str], device:
             raise ConfigError(f"two policies are called '{name}'; name them as name=folder")
         loaded[name] = ChunkPolicy.from_pretrained(folder, device)
     far = CARDecoder.from_pretrained(far_decoder, device) if far_decoder else None
-    return Models(CARDecoder.from_pretrained(decoder, device), far, loaded)
+    drafter = DraftDecoder.from_pretrained(draft, device) if draft else None
+    return Models(CARDecoder.from_pretrained(decoder, device), far, loaded, drafter)

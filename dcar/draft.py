@@ -45,8 +45,8 @@ def check_vocabulary(draft: CARConfig, target: CARConfig) -> None:
     for name in SHARED:
         ours, theirs = getattr(target, name), getattr(draft, name)
         if ours != theirs:
-            raise ConfigError(f"the draft model has {name} {theirs!r}, the target {ours!r}: verification needs the same "
-                              "ids on both sides; train a draft for this target with `dcar train-draft`")
+            raise ConfigError(f"the draft model has {name} {theirs!r}, the target {ours!r}: verification needs the "
+                              "same ids on both sides; train a draft for this target with `dcar train-draft`")
 
 
 def build_draft(target: CARDecoder, bottom: int = 0, top: int = 0) -> DraftDecoder:

@@ -8,21 +8,31 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from torch import Tensor, nn
+from torch import nn
 
 from dcar.errors import ConfigError
+from heads.multi_token import MultiTokenHeads
 
 BOTTOM_SHARE, TOP_SHARE = 2 / 24, 6 / 24
 
 
 class Layered(Protocol):
-    """What a target and its draft have in common: CARDecoder."""
+    """What a target and its draft have in common: those of CARDecoder's modules that are copied."""
 
-    text_embedding: nn.Module
-    speech_embedding: nn.Module
-    layers: nn.ModuleList
-    norm: nn.Module
-    heads: nn.Module
+    @property
+    def text_embedding(self) -> nn.Embedding: ...
+
+    @property
+    def speech_embedding(self) -> nn.Embedding: ...
+
+    @property
+    def layers(self) -> nn.ModuleList: ...
+
+    @property
+    def norm(self) -> nn.LayerNorm: ...
+
+    @property
+    def heads(self) -> MultiTokenHeads: ...
 
 
 def inherited_layers(depth: int, bottom: int = 0, top: int = 0) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -34,8 +44,8 @@ def inherited_layers(depth: int, bottom: int = 0, top: int = 0) -> tuple[tuple[i
     bottom = bottom or max(1, round(BOTTOM_SHARE * depth))
     top = top or max(1, round(TOP_SHARE * depth))
     if bottom < 1 or top < 1 or bottom + top > depth:
-        raise ConfigError(f"a draft of {bottom} bottom and {top} top layers cannot be taken from {depth} layers; choose "
-                          "at least one of each and no more than there are")
+        raise ConfigError(f"a draft of {bottom} bottom and {top} top layers cannot be taken from {depth} layers; "
+                          "choose at least one of each and no more than there are")
     return tuple(range(bottom)), tuple(range(depth - top, depth))
 
 
@@ -46,7 +56,6 @@ def inherit(draft: Layered, target: Layered, layers: tuple[int, ...], bottom: in
     for own, index in zip(draft.layers, layers, strict=True):
         own.load_state_dict(target.layers[index].state_dict())
     draft.norm.load_state_dict(target.norm.state_dict())
-    head: Tensor = target.heads.get_parameter("base.weight")
-    draft.heads.get_parameter("base.weight").data.copy_(head.data)
+    draft.heads.base.load_state_dict(target.heads.base.state_dict())
     for module in (draft.text_embedding, draft.speech_embedding, *draft.layers[bottom:], draft.norm):
         module.requires_grad_(False)

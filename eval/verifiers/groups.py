@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,8 +60,8 @@ class TokenGroups:
         return self.token_start.diff()
 
     def to(self, device: str | torch.device) -> TokenGroups:
-        tensors = (self.group_start, self.group_tokens, self.token_start, self.token_groups)
-        return TokenGroups(*(x.to(device) for x in tensors), self.theta, self.embedding_checksum)
+        return TokenGroups(self.group_start.to(device), self.group_tokens.to(device), self.token_start.to(device),
+                           self.token_groups.to(device), self.theta, self.embedding_checksum)
 
     def check_embedding(self, embedding: Tensor) -> None:
         """CheckpointError if the groups were made from other embeddings [codes, D]."""
@@ -115,33 +116,37 @@ def build_groups(embedding: Tensor, theta: float, specials: int = 1, memory_byte
     """
     check_theta(theta)
     checksum = embedding_checksum(embedding)
-    table = embedding.detach().to(torch.float32)
-    codes = len(table)
-    rows = max(1, memory_bytes // (codes * BYTES_PER_CELL))
-    scale = torch.cat([1 / block.norm(dim=1).clamp(min=1e-30) for block in table.split(rows)])
-    seen: dict[bytes, int] = {}  # digest of a set of ids -> its group
+    codes = len(embedding)
+    seen: set[bytes] = set()  # digests of the sets of ids so far
     members: list[Tensor] = []  # of each distinct group, int32, ascending
     stored = 0
-    for start in range(0, codes, rows):
+    for done, block in similar_codes(embedding, theta, memory_bytes):
+        for ids in block:
+            digest = hashlib.blake2b(ids.numpy().tobytes(), digest_size=16).digest()
+            if digest not in seen:
+                seen.add(digest)
+                members.append(ids.clone())
+                stored += 4 * len(ids)
+        if 6 * stored > memory_bytes:  # while the two CSR halves are made, each entry takes 24 bytes
+            raise ConfigError(f"groups at theta = {theta} are too large: over {stored >> 20} MiB of memberships after "
+                              f"{done} of {codes} codes; raise theta, or memory_bytes ({memory_bytes >> 20} MiB)")
+    members += [torch.tensor([codes + i], dtype=torch.int32) for i in range(specials)]
+    return _both_ways(members, codes + specials, theta, checksum).to(embedding.device)
+
+
+def similar_codes(embedding: Tensor, theta: float, memory_bytes: int) -> Iterator[tuple[int, Sequence[Tensor]]]:
+    """Blocks of codes in order: how many codes are done, and for each of the block's the ids of G(t), ascending."""
+    table = embedding.detach().to(torch.float32)
+    rows = max(1, memory_bytes // (len(table) * BYTES_PER_CELL))
+    scale = torch.cat([1 / block.norm(dim=1).clamp(min=1e-30) for block in table.split(rows)])
+    for start in range(0, len(table), rows):
         block = table[start : start + rows] * scale[start : start + rows, None]
         cosine = (block @ table.T).mul_(scale).clamp_(max=1)
         similar = cosine > theta
         own = torch.arange(len(block), device=table.device)
         similar[own, start + own] = True  # a token is like itself, whatever rounding says
-        sizes = similar.sum(1).tolist()
         columns = similar.nonzero()[:, 1].to(torch.int32).cpu()
-        for ids in columns.split(sizes):
-            digest = hashlib.blake2b(ids.numpy().tobytes(), digest_size=16).digest()
-            if digest not in seen:
-                seen[digest] = len(members)
-                members.append(ids.clone())
-                stored += 4 * len(ids)
-        if 6 * stored > memory_bytes:  # while the two CSR halves are made, each entry takes 24 bytes
-            raise ConfigError(f"groups at theta = {theta} are too large: over {stored >> 20} MiB of memberships after "
-                              f"{start + len(block)} of {codes} codes; raise theta, or memory_bytes "
-                              f"({memory_bytes >> 20} MiB)")
-    members += [torch.tensor([codes + i], dtype=torch.int32) for i in range(specials)]
-    return _both_ways(members, codes + specials, theta, checksum).to(embedding.device)
+        yield start + len(block), columns.split(similar.sum(1).tolist())
 
 
 def _both_ways(members: list[Tensor], vocabulary: int, theta: float, checksum: str) -> TokenGroups:
@@ -167,8 +172,8 @@ def cached_groups(embedding: Tensor, theta: float, specials: int = 1, folder: Pa
         groups = TokenGroups.load(path)
         groups.check_embedding(embedding)
         if groups.theta != theta or groups.vocabulary != len(embedding) + specials:
-            raise CheckpointError(f"{path}: groups at theta = {groups.theta} of {groups.vocabulary} ids, not {theta} and "
-                                  f"{len(embedding) + specials}; delete the file, they are built again")
+            raise CheckpointError(f"{path}: groups at theta = {groups.theta} of {groups.vocabulary} ids, not {theta} "
+                                  f"and {len(embedding) + specials}; delete the file, they are built again")
         return groups.to(embedding.device)
     groups = build_groups(embedding, theta, specials)
     groups.save(path)

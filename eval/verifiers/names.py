@@ -104,7 +104,8 @@ def chain_method(name: str, kind: str, decoder: CARDecoder, draft: DraftDecoder 
         if kind == "ssd":
             return TolerantDecoding(name, drafter, parameters[0], strict)
         if kind == "typical":
-            return TypicalAcceptance(name, drafter, *parameters, eos_strict=strict)
+            epsilon, delta = parameters or (0.09, 0.3)
+            return TypicalAcceptance(name, drafter, epsilon, delta, strict)
         return TopKVerify(name, drafter, int(parameters[0]), strict)
 
     build()  # so that impossible parameters are refused now
@@ -128,6 +129,6 @@ def _drafter(name: str, parsed: ChainName, decoder: CARDecoder, draft: DraftDeco
     most = decoder.config.num_prediction_heads - 1
     length = parsed.length or min(DEFAULT_LENGTH, most)
     if not 1 <= length <= most:
-        raise ConfigError(f"method '{name}': this decoder has {most} additional heads to draft with; draft at most that "
-                          "many tokens, or use a draft model: @draft")
+        raise ConfigError(f"method '{name}': this decoder has {most} additional heads to draft with; draft at most "
+                          "that many tokens, or use a draft model: @draft")
     return lambda: HeadDrafter(length), length

@@ -26,7 +26,8 @@ class TolerantDecoding(sd.SpeculativeDecoding):
     def __init__(self, name: str, drafter: Drafter, beta: float, eos_strict: bool = True):
         super().__init__(name, drafter)
         if not 0 <= beta < float("inf"):
-            raise ConfigError(f"{name}: the tolerance beta must be a number >= 0, not {beta}; the paper sweeps 0 to 0.4")
+            raise ConfigError(f"{name}: the tolerance beta must be a number >= 0, not {beta}; the paper "
+                              "sweeps 0 to 0.4")
         self.beta, self.eos_strict = beta, eos_strict
 
     def accept(self, q: Tensor, p: Tensor, tokens: Tensor, eos: int, draws: Draws) -> Tensor:

@@ -79,15 +79,16 @@ def test_bottom_and_head_learn_and_the_rest_stays(data, target, tmp_path):
     draft, base = DraftDecoder.from_pretrained(tmp_path / "draft"), CARDecoder.from_pretrained(target)
     draft.check_target(base)
     start = build_draft(base)
-    trained = {name for name, p in start.named_parameters() if p.requires_grad}
+    trained = {name for name, p in start.named_parameters() if p.requires_grad and p.numel()}  # no additional heads
     assert trained == {n for n, _ in start.named_parameters() if n.startswith(("layers.0.", "heads.base"))}
     frozen = {name: value for name, value in start.state_dict().items() if name not in trained}
     after = draft.state_dict()
     assert all(torch.equal(after[name], value) for name, value in frozen.items()) and frozen
     assert all(not torch.equal(after[name], start.state_dict()[name]) for name in trained)
     lines = [json.loads(x) for x in (tmp_path / "draft" / "log.jsonl").read_text().splitlines()]
-    losses = [x["eval_head1_loss"] for x in lines if "eval_head1_loss" in x]
-    assert losses[-1] < 0.7 * losses[0]
+    losses = [x["loss"] for x in lines if "loss" in x]
+    assert losses[-1] < 0.4 * losses[0]
+    assert [x["step"] for x in lines if "eval_head1_loss" in x] == [20, 40, 40]  # the last one on what was saved
     assert json.loads((tmp_path / "draft" / "provenance.json").read_text())["checksum"] == draft.checksum()
     assert "target:" in (tmp_path / "draft" / "config.yaml").read_text()
 

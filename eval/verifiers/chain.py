@@ -32,6 +32,11 @@ class Draws:
     def __call__(self, stream: str, draw: int = 0) -> Tensor:
         return uniform(self.keys, stream, self.positions, draw)
 
+    def several(self, stream: str, draws: range) -> Tensor:
+        """These draws of each position: [B, n] for positions [B]."""
+        number = torch.arange(draws.start, draws.stop, draws.step, device=self.keys.device)
+        return uniform(self.keys, stream, self.positions[:, None].expand(-1, len(draws)), number)
+
 
 class ChainVerifier:
     """A method of the loop. A subclass answers two questions, both about laws after the warp.

@@ -18,6 +18,7 @@ COMMANDS = {
     "resynthesize": ("dcar.resynthesize", "a prepared split through the vocoder: training speech for the recogniser"),
     "train-recognizer": ("dcar.train_recognizer", "the reward recogniser (NeMo FastConformer-CTC)"),
     "train": ("dcar.train", "stage one: CAR decoder with K heads, or FAR with one"),
+    "train-draft": ("dcar.train_draft", "a shallow draft model from a decoder's own layers, for speculative decoding"),
     "profile": ("rl.profile", "WER of CAR-1 … CAR-K -> guidance range"),
     "train-policy": ("rl.train", "stage two: DCPO"),
     "export": ("rl.export", "policy directory and serving program from a DCPO run"),

@@ -207,24 +207,36 @@ def run(config: TrainConfig) -> CARDecoder:
         model = CARDecoder.from_pretrained(config.init_from)
         if differences := differing(model.config, model_config):
             raise ConfigError(f"init_from {config.init_from} does not fit the configured model and data: {differences}")
-    trainer = CARTrainer(config, model, SpeechDataset(train, model_config, config.prompt_tokens, config.seed),
-                         SpeechDataset(dev, model_config, config.prompt_tokens, config.seed))
+    return fit(config, model, train, dev, prepared, config)
+
+
+def fit(config: TrainConfig, model: CARDecoder, train, dev, prepared: dict[str, Any], saved: Any) -> CARDecoder:
+    """Train the parameters of `model` that require a gradient on prepared splits; save weights, log,
+    provenance and `saved` (the configuration that the user gave) into `config.out_dir`.
+
+    With `config.resume` it goes on from the last checkpoint there; the caller has seen that it is of this model.
+    """
+    out = Path(config.out_dir)
+    last = latest_checkpoint(out) if config.resume else None
+    trainer = CARTrainer(config, model, SpeechDataset(train, config.model, config.prompt_tokens, config.seed),
+                         SpeechDataset(dev, config.model, config.prompt_tokens, config.seed))
     if trainer.is_world_process_zero():
-        save_config(config, out / "config.yaml")
-        millions = sum(p.numel() for p in model.parameters()) / 1e6
-        logger.info("%.2f M parameters, %d training utterances, %d processes", millions, len(train),
+        save_config(saved, out / "config.yaml")
+        trained = [p.numel() for p in model.parameters() if p.requires_grad]
+        logger.info("%.2f M parameters, %.2f M of them trained, %d training utterances, %d processes",
+                    sum(p.numel() for p in model.parameters()) / 1e6, sum(trained) / 1e6, len(train),
                     trainer.args.world_size)
     if last and int(last.name.split("-")[1]) >= config.max_steps:  # finished before; Trainer would add a step
         logger.info("%s has all %d steps", last, config.max_steps)
         trainer.state = TrainerState.load_from_json(str(last / "trainer_state.json"))
-        model.load_state_dict(CARDecoder.from_pretrained(last).state_dict())
+        model.load_state_dict(type(model).from_pretrained(last).state_dict())
         model.to(trainer.args.device)
     else:
         trainer.train(resume_from_checkpoint=str(last) if last else None)
     metrics = trainer.evaluate()
     trainer.save_model(str(out))
     trainer.accelerator.wait_for_everyone()
-    decoder = CARDecoder.from_pretrained(out)
+    decoder = type(model).from_pretrained(out)
     if trainer.is_world_process_zero():
         write_json(out / "provenance.json", provenance(
             data=prepared, metrics=metrics, steps=trainer.state.global_step, processes=trainer.args.world_size,

@@ -7,6 +7,9 @@
     vadusa-2               a tree of the heads' candidates, tolerance 2; vadusa-2-n32, vadusa-2-chain
     mtp-viterbi-4-5        4 heads, 5 candidates of each; then a mode (ffbs, sampled_candidates), prev, own
     entropy-0.8            heads are kept up to that entropy; entropy@3.0: the threshold fitted for 3 tokens a pass
+    sd, ssd-0.4, pcg-0.42, typical, topk-verify-50
+                           a draft verified by the decoder; @draft for the draft model, :4 for its length
+                           (eval/verifiers/names.py)
 """
 
 from __future__ import annotations
@@ -16,20 +19,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dcar.decoding import ChunkMethod, FixedChunk, Method, PolicyChunk, RandomChunk
+from dcar.draft import DraftDecoder
 from dcar.errors import ConfigError
 from dcar.model import CARDecoder
 from eval.verifiers import entropy, mtp_viterbi, vadusa
+from eval.verifiers.names import KINDS, chain_method
 from eval.verifiers.statistics import VerifierStatistics
 from heads.policy import ChunkPolicy
 
 
 @dataclass
 class Models:
-    """The decoders and policies of a comparison; a policy's key is its name, "" for the only one."""
+    """The decoders and policies of a comparison; a policy's key is its name, "" for the only one. `draft` is the
+    draft model of the methods that are called …@draft."""
 
     decoder: CARDecoder
     far_decoder: CARDecoder | None = None
     policies: dict[str, ChunkPolicy] = field(default_factory=dict)
+    draft: DraftDecoder | None = None
     statistics: VerifierStatistics | None = None  # of the decoder, for vadusa, mtp-viterbi and entropy@
 
     def __post_init__(self) -> None:
@@ -37,6 +44,8 @@ class Models:
             policy.check_base(self.decoder.checksum())
         if self.statistics is not None:
             self.statistics.check_decoder(self.decoder.checksum(), self.decoder.config)
+        if self.draft is not None:
+            self.draft.check_target(self.decoder)
         if self.far_decoder is not None:
             for name in ("speech_vocab_size", "text_vocab_size", "bos", "tokenizer", "phonemes"):
                 ours, far = getattr(self.decoder.config, name), getattr(self.far_decoder.config, name)
@@ -110,6 +119,16 @@ def _by_heads(from_name: Callable[..., tuple[Callable[[], Method], dict[str, str
     return factory
 
 
+def _chain(kind: str) -> Factory:
+    """A method that verifies a chain of drafts."""
+
+    def factory(name: str, rest: str, models: Models) -> list[Entry]:
+        build, about = chain_method(name, kind, models.decoder, models.draft)
+        return [Entry(name, models.decoder, build, {"decoder": models.decoder.checksum(), **about})]
+
+    return factory
+
+
 METHODS: dict[str, Factory] = {
     "far": _far,
     "car": _car,
@@ -119,6 +138,7 @@ METHODS: dict[str, Factory] = {
     "vadusa": _by_heads(vadusa.from_name),
     "mtp-viterbi": _by_heads(mtp_viterbi.from_name),
     "entropy": _by_heads(entropy.from_name),
+    **{kind: _chain(kind) for kind in KINDS},
 }
 
 
@@ -134,7 +154,7 @@ def make_methods(names: Sequence[str], models: Models) -> list[Entry]:
     """The entries that the names stand for, in order. ConfigError for an unknown, impossible or repeated method."""
     entries: list[Entry] = []
     for name in names:
-        prefixes = [p for p in METHODS if name == p or name.startswith((f"{p}-", f"{p}@"))]
+        prefixes = [p for p in METHODS if name == p or name.startswith((f"{p}-", f"{p}@", f"{p}:"))]
         if not prefixes:
             raise ConfigError(f"unknown method '{name}'; known kinds: {', '.join(METHODS)} (see eval/methods.py)")
         prefix = max(prefixes, key=len)
@@ -146,9 +166,9 @@ def make_methods(names: Sequence[str], models: Models) -> list[Entry]:
 
 
 def load_models(decoder: str, far_decoder: str, policies: Sequence[str], device: str = "cpu",
-                statistics: str = "") -> Models:
-    """Load checkpoints; `policies` are folders, or name=folder where there are several; `statistics` is a folder of
-    `dcar fit-verifiers`, or nothing."""
+                draft: str = "", statistics: str = "") -> Models:
+    """Load checkpoints; `policies` are folders, or name=folder where there are several; `draft` is a folder of
+    `dcar train-draft`, `statistics` one of `dcar fit-verifiers`, both for this decoder, or nothing."""
     loaded: dict[str, ChunkPolicy] = {}
     for item in policies:
         name, _, folder = item.rpartition("=")
@@ -159,4 +179,5 @@ def load_models(decoder: str, far_decoder: str, policies: Sequence[str], device:
         loaded[name] = ChunkPolicy.from_pretrained(folder, device)
     far = CARDecoder.from_pretrained(far_decoder, device) if far_decoder else None
     return Models(CARDecoder.from_pretrained(decoder, device), far, loaded,
-                  statistics=VerifierStatistics.from_pretrained(statistics) if statistics else None)
+                  DraftDecoder.from_pretrained(draft, device) if draft else None,
+                  VerifierStatistics.from_pretrained(statistics) if statistics else None)

@@ -16,6 +16,7 @@ from dcar.model import CARDecoder
 from dcar.prepared import prepared_info
 from dcar.shipped import ASSETS
 from dcar.train import TrainConfig, data_identity, differing
+from dcar.train_draft import TrainDraftConfig
 from eval.compare import CompareConfig
 from launch import quickstart
 from launch.quickstart import QuickstartConfig, Step, content_digest, pipeline, run
@@ -26,7 +27,7 @@ from rl.profile import ProfileConfig
 ROOT = Path(__file__).parents[1]
 RECIPES = sorted((ROOT / "launch" / "recipes").glob("*.yaml"))
 SCHEMAS = {"car": TrainConfig, "far": TrainConfig, "profile": ProfileConfig, "compare": CompareConfig,
-           "dcpo": DCPOConfig}
+           "dcpo": DCPOConfig, "draft": TrainDraftConfig}
 MODULES = {"dcar.train": TrainConfig, "rl.profile": ProfileConfig, "rl.train": DCPOConfig, "rl.export": ExportConfig,
            "eval.compare": CompareConfig}
 

@@ -62,5 +62,5 @@ def tiny_vocoder() -> TokenVocoder:
     """A random vocoder that makes noise in milliseconds."""
     torch.manual_seed(0)
     return TokenVocoder(VocoderConfig(
-        vocab_size=CODES, condition_size=8, mel_bands=20, acoustic_size=16, acoustic_ffn_size=16, acoustic_dilations=(1,),
-        renderer_size=16, renderer_ffn_size=16, renderer_dilations=(1,)))
+        vocab_size=CODES, condition_size=8, mel_bands=20, acoustic_size=16, acoustic_ffn_size=16,
+        acoustic_dilations=(1,), renderer_size=16, renderer_ffn_size=16, renderer_dilations=(1,)))

@@ -34,7 +34,7 @@ class Draft:
     tokens: Tensor
     counts: Tensor
     laws: Tensor | None = None
-    passes: int = 0  # forward passes of a draft model that it took
+    passes: Tensor | int = 0  # [B] forward passes of a draft model that each row took
     tree: DraftTree | None = None
 
     @property
@@ -57,7 +57,11 @@ class Kept:
 
 
 class Method(Protocol):
-    """A way of decoding. One object serves one `decode` call at a time."""
+    """A way of decoding. One object serves one `decode` call at a time.
+
+    A method that drafts says in an attribute `draft_length` how many positions `propose` returns at most: the caches
+    are made with room for them.
+    """
 
     name: str
 
@@ -109,7 +113,8 @@ class Session:
         self.hidden: Tensor | None = None
         if record_hidden:
             self.hidden = hidden.new_zeros(size, int(prompt_lengths.max()) + room, hidden.shape[-1])
-        self.draft_passes, self.policy_seconds = 0, 0.0
+        self.draft_passes = torch.zeros(size, dtype=torch.long, device=device)
+        self.policy_seconds = 0.0
 
     @property
     def live(self) -> int:
@@ -159,7 +164,9 @@ class Session:
         self.history.append({
             "rows": torch.where(self.alive, self.rows, -1), "emitted": counts,
             "position": self.prompt_lengths + self.generated - 1, "actions": kept.actions,
-            "log_probs": kept.log_probs, "cached": kept.cached, "proposed": proposed,
+            "log_probs": kept.log_probs,
+            "cached": torch.zeros_like(counts) if kept.cached is None else kept.cached,
+            "proposed": torch.zeros_like(counts) if proposed is None else proposed,
         })
         self.passes[self.rows] += self.alive
         self.generated = self.generated + counts
@@ -243,7 +250,8 @@ def _decode_batch(model: CARDecoder, prompts: list[Prompt], method: Method, samp
     bos = (model.config.speech_vocab_size + 1,) if model.config.bos else ()
     speech, prompt_lengths = pad([p.prompt_ids + bos for p in prompts], device)
     longest = max(length_limit(p, sampling) for p in prompts)
-    capacity = speech.shape[1] + longest + 2 * model.config.num_prediction_heads
+    slack = 2 * model.config.num_prediction_heads + getattr(method, "draft_length", 0)
+    capacity = speech.shape[1] + longest + slack
     cache, hidden = model.prefill(text, text_lengths, speech, prompt_lengths, capacity)
     if group_size > 1:  # the members of a group share one prefill
         cache = cache.select(torch.arange(len(prompts), device=device), group_size)
@@ -271,7 +279,7 @@ def _decode_batch(model: CARDecoder, prompts: list[Prompt], method: Method, samp
         pending = session.pending_counts
         tokens, counts = session.pending[:, : int(pending.max())], pending
         if draft is not None:
-            session.draft_passes += draft.passes
+            session.draft_passes[session.rows] += draft.passes
             tokens, counts = join(tokens, pending, draft)
         start = session.cache.lengths
         if draft is None or draft.tree is None:
@@ -315,7 +323,7 @@ def _results(session: Session, name: str, seconds: float) -> Iterator[DecodeResu
             if row >= 0:
                 for key, values in columns.items():
                     per_row[row][key].append(values[i])
-    totals, passes = session.lengths.tolist(), session.passes.tolist()
+    totals, passes, drafting = (x.tolist() for x in (session.lengths, session.passes, session.draft_passes))
     for row, prompt in enumerate(session.prompts):
         got = per_row[row]
         length = int(session.prompt_lengths_started[row])
@@ -323,9 +331,11 @@ def _results(session: Session, name: str, seconds: float) -> Iterator[DecodeResu
         if session.hidden is not None:
             # The last chunk was emitted but never read, so its positions have no hidden state.
             hidden = session.hidden[row, : got["position"][-1] + 1]
+        verified = [(p, a) for p, a in zip(got["proposed"], got["cached"], strict=True) if p]
         yield DecodeResult(
             prompt.utterance_id, name, session.seed, session.tokens[row, : totals[row]].tolist(),
-            bool(session.truncated[row]), passes[row], session.draft_passes, sum(got["proposed"]),
+            bool(session.truncated[row]), passes[row], drafting[row], sum(got["proposed"]),
             sum(got["cached"]), got["emitted"], got["actions"], got["position"], got["log_probs"], hidden, length,
             {"lm": seconds / size, "policy": session.policy_seconds / size},
+            [p for p, _ in verified], [a for _, a in verified],
         )

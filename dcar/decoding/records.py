@@ -30,7 +30,7 @@ class DecodeResult:
     tokens: list[int]  # generated, without prompt and EOS
     truncated: bool  # the length guard ended it, not EOS
     target_passes: int  # forward passes of the decoder that yielded tokens; the first is the prefill
-    draft_passes: int = 0
+    draft_passes: int = 0  # forward passes of a draft model for this utterance, its prefill included
     proposed: int = 0  # drafted tokens that were verified
     accepted: int = 0
     emitted: list[int] = field(default_factory=list)
@@ -40,8 +40,8 @@ class DecodeResult:
     hidden: Tensor | None = None  # [S, D] of all consumed speech positions, prompt first, if recorded
     prompt_length: int = 0
     seconds: dict[str, float] = field(default_factory=dict)  # lm, policy; a batch's time is split evenly
-    rounds_proposed: list[int] = field(default_factory=list)  # per verifying pass: drafted tokens verified
-    rounds_accepted: list[int] = field(default_factory=list)  # per verifying pass: drafted tokens accepted
+    rounds_proposed: list[int] = field(default_factory=list)  # per pass that verified a draft: tokens drafted,
+    rounds_accepted: list[int] = field(default_factory=list)  # and how many of them, from the first on, were accepted
 
     @property
     def tokens_per_pass(self) -> float:

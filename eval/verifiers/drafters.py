@@ -1,0 +1,143 @@
+"""Where the draft comes from: the decoder's own additional heads, or a small draft model.
+
+Both draw x_i from a law after `dcar.sampling.warp` with the run's sampling, EOS forbidden as for the target, and hand
+that law over; both stop behind a drafted EOS and leave room for the token that every pass adds (the last token that
+the length limit allows is never drafted).
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from dcar.decoding import Draft, Session
+from dcar.decoding.loop import last_of, pad
+from dcar.draft import DraftDecoder, check_vocabulary
+from dcar.errors import ConfigError
+from dcar.sampling import sample, uniform, warp
+from heads.layers import KVCache
+
+
+class Drafter(Protocol):
+    """Proposes a chain for every row and is told what became of it."""
+
+    length: int  # most tokens of a draft
+
+    def begin(self, session: Session) -> None: ...
+
+    def propose(self, session: Session) -> Draft | None:
+        """Up to `length` tokens behind the emitted ones, with laws; None where no row has room for any."""
+
+    def keep(self, session: Session, state: Tensor, accepted: Tensor) -> None:
+        """Of the draft, accepted [B] tokens were kept; state [B, D] is the target's hidden state of the last of them
+        (of the token before the draft where none was). Called before the loop counts them as generated."""
+
+    def select(self, rows: Tensor) -> None: ...
+
+
+def room(session: Session, length: int) -> Tensor:
+    """Tokens that may be drafted [B]: none in finished rows, and one less than the limit leaves."""
+    return (session.limits - session.generated - 1).clamp(0, length) * session.alive
+
+
+class HeadDrafter:
+    """Self-speculation: heads 2 … m + 1 of the hidden state that the last emitted token was drawn from.
+
+    That token was drawn from the base head (or its residual), so head 1 + i predicts the i-th token behind it. The
+    heads do not see the token, nor each other: p_i is the law of head 1 + i given the state. Costs no pass.
+    """
+
+    def __init__(self, length: int):
+        self.length = length
+
+    def begin(self, session: Session) -> None:
+        heads = session.model.config.num_prediction_heads
+        if not 1 <= self.length < heads:
+            raise ConfigError(f"a draft of {self.length} tokens by the heads needs {self.length + 1} heads, this "
+                              f"decoder has {heads}: draft 1..{heads - 1} tokens, or use a draft model")
+
+    def propose(self, session: Session) -> Draft | None:
+        counts = room(session, self.length)
+        m = int(counts.max())
+        if m == 0:
+            return None
+        eos = session.model.config.eos
+        position = session.generated[:, None] + torch.arange(m, device=counts.device)
+        logits = session.model.heads(self._state, m + 1)[:, 1:]  # [B, m, V]
+        laws = warp(logits, session.sampling, session.forbid_eos(position), eos)
+        tokens = sample(laws, uniform(session.token_keys, "token", position))
+        is_eos = tokens == eos
+        first = torch.where(is_eos.any(-1), is_eos.to(torch.uint8).argmax(-1) + 1, m)  # tokens up to the first EOS
+        return Draft(tokens, torch.minimum(counts, first), laws)
+
+    def keep(self, session: Session, state: Tensor, accepted: Tensor) -> None:
+        self._state = state
+
+    def select(self, rows: Tensor) -> None:
+        self._state = self._state[rows]
+
+
+class ModelDrafter:
+    """A draft model with its own KV cache, kept in step with the target's.
+
+    A draft of m tokens costs m passes: the first reads what was emitted since (the correction or bonus token, and x_m
+    of the last draft where all of it was accepted), the others x_1 … x_{m-1}. What was refused is cut off the cache.
+    """
+
+    def __init__(self, draft: DraftDecoder, length: int):
+        if length < 1:
+            raise ConfigError(f"a draft has at least 1 token, not {length}")
+        self.draft, self.length = draft, length
+
+    def begin(self, session: Session) -> None:
+        check_vocabulary(self.draft.config, session.model.config)
+        device = session.rows.device
+        config = self.draft.config
+        bos = (config.speech_vocab_size + 1,) if config.bos else ()
+        text, text_lengths = pad([p.text_ids for p in session.prompts], device)
+        speech, lengths = pad([p.prompt_ids + bos for p in session.prompts], device)
+        capacity = speech.shape[1] + int(session.limits.max()) + self.length + 2
+        self._cache: KVCache = self.draft.prefill(text, text_lengths, speech, lengths, capacity)[0]
+        session.draft_passes += 1
+
+    def propose(self, session: Session) -> Draft | None:
+        counts = room(session, self.length)
+        m = int(counts.max())
+        if m == 0:
+            return None
+        eos = self.draft.config.eos
+        state = self._catch_up(session, counts > 0)
+        drafting = counts > 0  # rows whose chain goes on
+        real = torch.zeros_like(counts)
+        tokens, laws = [], []
+        for i in range(m):
+            position = session.generated + i
+            logits = self.draft.heads(state, 1)[:, 0]
+            law = warp(logits, session.sampling, session.forbid_eos(position), eos)
+            token = sample(law, uniform(session.token_keys, "token", position))
+            tokens.append(token)
+            laws.append(law)
+            real = real + drafting
+            drafting = drafting & (token != eos) & (real < counts)
+            if not bool(drafting.any()):
+                break
+            state = self.draft.extend(self._cache, token[:, None], drafting.long())[:, 0]
+        return Draft(torch.stack(tokens, 1), real, torch.stack(laws, 1), passes=real)
+
+    def _catch_up(self, session: Session, rows: Tensor) -> Tensor:
+        """Read the emitted tokens that the draft model has not read, in these rows; its hidden states [B, D]."""
+        read = self._cache.lengths - session.prompt_lengths
+        missing = (session.generated - read) * rows
+        offset = read[:, None] + torch.arange(int(missing.max()), device=read.device)
+        emitted = session.tokens[session.rows]
+        tokens = emitted.gather(1, offset.clamp(max=emitted.shape[1] - 1))
+        return last_of(self.draft.extend(self._cache, tokens, missing), missing)
+
+    def keep(self, session: Session, state: Tensor, accepted: Tensor) -> None:
+        valid = session.prompt_lengths + session.generated + accepted
+        self._cache.truncate(torch.minimum(self._cache.lengths, valid))
+
+    def select(self, rows: Tensor) -> None:
+        self._cache = self._cache.select(rows)

@@ -1,0 +1,35 @@
+"""What typical acceptance and top-k verification share: a rule on the target's law alone, and EOS kept strict."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from dcar.sampling import sample
+from eval.verifiers import sd
+from eval.verifiers.chain import ChainVerifier, Draws
+from eval.verifiers.drafters import Drafter
+
+
+class RelaxedVerifier(ChainVerifier):
+    """Acceptance by a yes-or-no rule on q alone; a refused token gives way to a draw from q.
+
+    EOS is judged by SD's rule instead (`eos_strict`), residual included: a rule that says "plausible" would end
+    utterances whenever the draft says so.
+    """
+
+    def __init__(self, name: str, drafter: Drafter, eos_strict: bool = True):
+        super().__init__(name, drafter)
+        self.eos_strict = eos_strict
+
+    def plausible(self, q: Tensor, tokens: Tensor) -> Tensor:
+        """q [B, m, V], tokens [B, m] -> bool [B, m]."""
+        raise NotImplementedError
+
+    def accept(self, q: Tensor, p: Tensor, tokens: Tensor, eos: int, draws: Draws) -> Tensor:
+        exact = draws("accept") < sd.acceptance(sd.of(q, tokens), sd.of(p, tokens))
+        return torch.where((tokens == eos) & self.eos_strict, exact, self.plausible(q, tokens))
+
+    def replace(self, q: Tensor, p: Tensor, tokens: Tensor, eos: int, draws: Draws) -> Tensor:
+        strict = ((tokens == eos) & self.eos_strict)[:, None]
+        return sample(torch.where(strict, sd.residual(q, p), q), draws("residual"))

@@ -1,0 +1,36 @@
+"""SSD: speculative decoding with a tolerance (Interspeech 2025, Algorithm 1).
+
+Accept x_i iff r < min(1, q(x_i) / p(x_i)) + beta; the rest as in SD. beta = 0 is SD; the distance of the output law of
+one step from the target's, in total variation, is the acceptance that beta adds; beta >= 1 is the draft's own law.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from dcar.errors import ConfigError
+from eval.verifiers import sd
+from eval.verifiers.chain import Draws
+from eval.verifiers.drafters import Drafter
+
+
+def acceptance(q_x: Tensor, p_x: Tensor, beta: float | Tensor) -> Tensor:
+    """Probability of accepting x: min(1, min(1, q(x) / p(x)) + beta)."""
+    return (sd.acceptance(q_x, p_x) + beta).clamp(max=1)
+
+
+class TolerantDecoding(sd.SpeculativeDecoding):
+    """`ssd-β`. `eos_strict`: no tolerance for EOS, so that no utterance ends earlier than the target would end it."""
+
+    def __init__(self, name: str, drafter: Drafter, beta: float, eos_strict: bool = True):
+        super().__init__(name, drafter)
+        if not 0 <= beta < float("inf"):
+            raise ConfigError(f"{name}: the tolerance beta must be a number >= 0, not {beta}; the paper "
+                              "sweeps 0 to 0.4")
+        self.beta, self.eos_strict = beta, eos_strict
+
+    def accept(self, q: Tensor, p: Tensor, tokens: Tensor, eos: int, draws: Draws) -> Tensor:
+        strict = (tokens == eos) & self.eos_strict
+        beta = torch.where(strict, 0.0, self.beta)
+        return draws("accept") < acceptance(sd.of(q, tokens), sd.of(p, tokens), beta)

@@ -1,0 +1,33 @@
+"""Top-k verification of Llasa+ (arXiv 2508.06262): accept x iff it is among the k likeliest tokens of the base head.
+
+A refused token gives way to a draw from the base head. Not lossless. The k likeliest are those of the law that would
+be sampled from: with `top_k` sampling below k, a token that could not have been sampled is never accepted.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from dcar.errors import ConfigError
+from eval.verifiers import sd
+from eval.verifiers.drafters import Drafter
+from eval.verifiers.relaxed import RelaxedVerifier
+
+
+def among_likeliest(q: Tensor, tokens: Tensor, k: int) -> Tensor:
+    """Whether fewer than k tokens are likelier than x, and x is possible: q [..., V], tokens [...] -> bool [...]."""
+    q_x = sd.of(q, tokens)
+    return ((q > q_x[..., None]).sum(-1) < k) & (q_x > 0)
+
+
+class TopKVerify(RelaxedVerifier):
+    """`topk-verify-k`. As in Llasa+, EOS has a rule of its own; here that of SD (`eos_strict`)."""
+
+    def __init__(self, name: str, drafter: Drafter, k: int, eos_strict: bool = True):
+        super().__init__(name, drafter, eos_strict)
+        if k < 1:
+            raise ConfigError(f"{name}: k must be at least 1, not {k}; Llasa+ uses 50")
+        self.k = k
+
+    def plausible(self, q: Tensor, tokens: Tensor) -> Tensor:
+        return among_likeliest(q, tokens, self.k)

@@ -1,0 +1,61 @@
+"""Draft models made of a target's own layers (SSD, Interspeech 2025, section 3: the bottom two and the top six of 24).
+
+The draft consumes the target's embeddings and predicts its vocabulary, so ids need no mapping. Embeddings and top
+layers (with the final norm) stay as they are in the target; the bottom layers and the output head are trained.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import nn
+
+from dcar.errors import ConfigError
+from heads.multi_token import MultiTokenHeads
+
+BOTTOM_SHARE, TOP_SHARE = 2 / 24, 6 / 24
+
+
+class Layered(Protocol):
+    """What a target and its draft have in common: those of CARDecoder's modules that are copied."""
+
+    @property
+    def text_embedding(self) -> nn.Embedding: ...
+
+    @property
+    def speech_embedding(self) -> nn.Embedding: ...
+
+    @property
+    def layers(self) -> nn.ModuleList: ...
+
+    @property
+    def norm(self) -> nn.LayerNorm: ...
+
+    @property
+    def heads(self) -> MultiTokenHeads: ...
+
+
+def inherited_layers(depth: int, bottom: int = 0, top: int = 0) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Indices of the target's layers that a draft inherits: its first `bottom` and its last `top` of `depth`.
+
+    0 stands for the paper's share of the depth, rounded, at least one: 2 + 6 of 24, 1 + 3 of 12, 1 + 2 of 8.
+    ConfigError where that is more than the target has.
+    """
+    bottom = bottom or max(1, round(BOTTOM_SHARE * depth))
+    top = top or max(1, round(TOP_SHARE * depth))
+    if bottom < 1 or top < 1 or bottom + top > depth:
+        raise ConfigError(f"a draft of {bottom} bottom and {top} top layers cannot be taken from {depth} layers; "
+                          "choose at least one of each and no more than there are")
+    return tuple(range(bottom)), tuple(range(depth - top, depth))
+
+
+def inherit(draft: Layered, target: Layered, layers: tuple[int, ...], bottom: int) -> None:
+    """Copy embeddings, the named layers, the final norm and the base head; freeze all but `bottom` layers and head."""
+    draft.text_embedding.load_state_dict(target.text_embedding.state_dict())
+    draft.speech_embedding.load_state_dict(target.speech_embedding.state_dict())
+    for own, index in zip(draft.layers, layers, strict=True):
+        own.load_state_dict(target.layers[index].state_dict())
+    draft.norm.load_state_dict(target.norm.state_dict())
+    draft.heads.base.load_state_dict(target.heads.base.state_dict())
+    for module in (draft.text_embedding, draft.speech_embedding, *draft.layers[bottom:], draft.norm):
+        module.requires_grad_(False)

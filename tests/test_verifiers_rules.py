@@ -1,0 +1,272 @@
+"""One step of each acceptance rule: its law by enumeration, and what the code draws by statistics (T1, T2, T3).
+
+A statistical test fails for correct code with probability 1e-6; the seeds are fixed.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+
+from dcar.errors import ConfigError
+from dcar.sampling import SamplingConfig, sample, uniform, warp
+from eval.verifiers import pcg, sd, ssd
+from eval.verifiers.chain import ChainVerifier, Draws
+from eval.verifiers.drafters import HeadDrafter
+from eval.verifiers.groups import TokenGroups, build_groups
+from eval.verifiers.pcg import GroupVerifier
+from eval.verifiers.sd import SpeculativeDecoding
+from eval.verifiers.ssd import TolerantDecoding
+from eval.verifiers.topk_verify import TopKVerify, among_likeliest
+from eval.verifiers.typical import TypicalAcceptance, threshold
+
+FALSE_ALARM = 1e-6
+VOCABULARY = 6
+EOS = VOCABULARY - 1
+SAMPLINGS = [SamplingConfig(), SamplingConfig(temperature=0.6, top_k=4), SamplingConfig(top_p=0.8)]
+
+
+def random_laws(seed: int, sampling: SamplingConfig = SAMPLINGS[0], size: int = VOCABULARY) -> tuple[Tensor, Tensor]:
+    """Target law q and draft law p [V], float64; warped, so that some tokens are impossible in one or both."""
+    generator = torch.Generator().manual_seed(seed)
+    q, p = (warp(1.5 * torch.randn(size, generator=generator), sampling).double() for _ in range(2))
+    return q / q.sum(), p / p.sum()
+
+
+def distance(a: Tensor, b: Tensor) -> float:
+    """Total variation."""
+    return float((a - b).abs().sum() / 2)
+
+
+def assert_drawn_from(tokens: Tensor, law: Tensor) -> None:
+    """Chi-square of the tokens against the law; what is impossible must not occur."""
+    counts = tokens.bincount(minlength=len(law)).double()
+    assert counts[law <= 1e-12].sum() == 0
+    possible = law > 1e-12
+    assert stats.chisquare(counts[possible], len(tokens) * law[possible] / law[possible].sum()).pvalue > FALSE_ALARM
+
+
+def random_keys(count: int, seed: int = 0) -> Tensor:
+    return torch.randint(-(2**62), 2**62, (count,), generator=torch.Generator().manual_seed(seed))
+
+
+def first_tokens(method: ChainVerifier, q: Tensor, p: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The token that a draft of one leaves at its position, and whether the draft was accepted, `count` times."""
+    draws = Draws(random_keys(count), torch.full((count,), 7))
+    x = sample(p.expand(count, -1), draws("token"))
+    many = (q.expand(count, 1, -1), p.expand(count, 1, -1))
+    accepted = method.accept(*many, x[:, None], EOS, Draws(draws.keys, draws.positions[:, None]))[:, 0]
+    refused = (~accepted).nonzero()[:, 0]
+    out = x.clone()
+    out[refused] = method.replace(q.expand(len(refused), -1), p.expand(len(refused), -1), x[refused], EOS,
+                                  Draws(draws.keys[refused], draws.positions[refused]))
+    return out, accepted
+
+
+# --- T1, T2: SD and SSD -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("seed", range(20))
+def test_law_of_one_sd_step_is_the_targets(seed, sampling):
+    q, p = random_laws(seed, sampling)
+    drawn = p > 0
+    accepted = torch.zeros_like(p)
+    accepted[drawn] = p[drawn] * sd.acceptance(q[drawn], p[drawn])
+    assert float(accepted.sum()) == pytest.approx(1 - distance(p, q), abs=1e-12)
+    assert torch.allclose(accepted + (1 - accepted.sum()) * sd.residual(q, p), q, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_tolerance_buys_acceptance_with_the_same_amount_of_total_variation(seed):
+    q, p = random_laws(seed)
+    before = 0.0
+    for beta in (0.0, 0.1, 0.25, 0.4, 0.8, 1.0, 1.7):
+        accepted = p * ssd.acceptance(q, p, beta)
+        rate = float(accepted.sum())
+        out = accepted + (1 - accepted.sum()) * sd.residual(q, p)
+        gained = rate - float((p * sd.acceptance(q, p)).sum())
+        assert distance(out, q) == pytest.approx(gained, abs=1e-12) and gained <= beta + 1e-12
+        assert rate >= before  # monotone in beta
+        before = rate
+    assert torch.allclose(out, p, atol=1e-12)  # beta >= 1: the draft alone
+
+
+def test_equal_laws_leave_no_residual_but_a_law_to_draw_from():
+    q, _ = random_laws(0)
+    assert torch.equal(sd.residual(q, q), q)
+
+
+# --- what the methods draw, against their laws --------------------------------------------------------------------
+
+
+def expected_law(kind: str, q: Tensor, p: Tensor, groups: TokenGroups) -> Tensor:
+    """The law of the emitted token, in plain loops over the notes' formulas."""
+    size = len(q)
+    q, p = q.tolist(), p.tolist()
+    excess = [max(0.0, a - b) for a, b in zip(q, p, strict=True)]
+    residual = [e / sum(excess) for e in excess] if sum(excess) else q
+    ratio = [min(1.0, q[x] / p[x]) if p[x] else 0.0 for x in range(size)]
+    if kind == "sd":
+        return torch.tensor(q, dtype=torch.float64)
+    if kind in ("ssd", "ssd-eos"):
+        accept = [min(1.0, ratio[x] + (0.4 if x != EOS or kind == "ssd-eos" else 0.0)) for x in range(size)]
+        behind = [residual] * size
+    elif kind == "pcg":
+        members = [groups.group_tokens[a:b].tolist() for a, b in
+                   zip(groups.group_start, groups.group_start[1:], strict=False)]
+        of = [[k for k in range(len(members)) if t in members[k]] for t in range(size)]
+        q_c, p_c = ([sum(law[t] / len(of[t]) for t in ids) for ids in members] for law in (q, p))
+        accept = [sum(min(1.0, q_c[k] / p_c[k]) if p_c[k] else 0.0 for k in of[x]) / len(of[x]) for x in range(size)]
+        over = [max(0.0, a - b) for a, b in zip(q_c, p_c, strict=True)]
+        behind = [[sum(over[k] / sum(over) * q[t] / len(of[t]) / q_c[k] for k in of[t] if q_c[k])
+                   for t in range(size)]] * size
+    else:
+        if kind == "typical":
+            entropy = -sum(a * math.log(a) for a in q if a)
+            fits = [q[x] > min(0.09, 0.3 * math.exp(-entropy)) for x in range(size)]
+        else:
+            fits = [q[x] > 0 and sum(a > q[x] for a in q) < 2 for x in range(size)]
+        accept = [ratio[x] if x == EOS else float(fits[x]) for x in range(size)]
+        behind = [residual if x == EOS else q for x in range(size)]
+    out = [p[t] * accept[t] + sum(p[x] * (1 - accept[x]) * behind[x][t] for x in range(size)) for t in range(size)]
+    return torch.tensor(out, dtype=torch.float64)
+
+
+def small_groups(seed: int = 3) -> TokenGroups:
+    """Groups of five codes that overlap, and EOS."""
+    embedding = torch.randn(EOS, 3, generator=torch.Generator().manual_seed(seed))
+    return build_groups(embedding, 0.2)
+
+
+def method_of(kind: str, groups: TokenGroups) -> ChainVerifier:
+    drafter = HeadDrafter(1)
+    return {
+        "sd": lambda: SpeculativeDecoding("sd", drafter), "ssd": lambda: TolerantDecoding("ssd-0.4", drafter, 0.4),
+        "ssd-eos": lambda: TolerantDecoding("ssd-0.4-eos", drafter, 0.4, eos_strict=False),
+        "pcg": lambda: GroupVerifier("pcg", drafter, groups), "typical": lambda: TypicalAcceptance("typical", drafter),
+        "topk": lambda: TopKVerify("topk-verify-2", drafter, 2),
+    }[kind]()
+
+
+@pytest.mark.parametrize("kind", ["sd", "ssd", "ssd-eos", "pcg", "typical", "topk"])
+@pytest.mark.parametrize("seed", [1, 2, 5])
+def test_emitted_token_has_the_law_of_the_rule(kind, seed):
+    q, p = random_laws(seed, SAMPLINGS[seed % 3])
+    groups = small_groups()
+    tokens, accepted = first_tokens(method_of(kind, groups), q, p, 60_000)
+    assert_drawn_from(tokens, expected_law(kind, q, p, groups))
+    assert 0 < accepted.sum() < len(accepted)
+
+
+def test_the_laws_of_the_rules_differ_enough_to_be_told_apart():
+    """The test above would see one rule in the place of another."""
+    q, p = random_laws(1, SAMPLINGS[1])
+    kinds = ["sd", "ssd", "ssd-eos", "pcg", "typical", "topk"]
+    expected = {kind: expected_law(kind, q, p, small_groups()) for kind in kinds}
+    for kind in kinds[1:]:
+        assert distance(expected[kind], expected["sd"]) > 0.01
+        assert float(expected[kind].sum()) == pytest.approx(1, abs=1e-9)
+
+
+# --- T3: groups ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_group_law_is_the_targets_and_rejection_is_total_variation(seed):
+    q, p = random_laws(seed, SAMPLINGS[seed % 3])
+    groups = small_groups(seed)
+    q_c, p_c = (pcg.coarse(pcg.weighted(law[None], groups), groups)[0] for law in (q, p))
+    assert float(q_c.sum()) == pytest.approx(1, abs=1e-12) and float(p_c.sum()) == pytest.approx(1, abs=1e-12)
+    all_groups = torch.arange(groups.count)
+    by_pair = pcg.group_mass([q[None], p[None]], torch.zeros_like(all_groups), all_groups, groups)
+    assert torch.allclose(by_pair[0], q_c, atol=1e-12) and torch.allclose(by_pair[1], p_c, atol=1e-12)
+    accepted = torch.where(p_c > 0, p_c * sd.acceptance(q_c, p_c.clamp(min=1e-300)), 0.0)
+    refused = 1 - float(accepted.sum())
+    assert refused == pytest.approx(distance(q_c, p_c), abs=1e-12)
+    assert distance(q_c, p_c) <= distance(q, p) + 1e-12  # never accepts less than SD
+    law = pcg.enumerated_residual(q[None], p[None], groups)[0]
+    assert float(law.sum()) == pytest.approx(1, abs=1e-9)
+    # the group of the emitted token: kept where accepted, drawn from the residual where not
+    assert torch.allclose(accepted + refused * sd.residual(q_c, p_c), q_c, atol=1e-12)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 4])
+def test_thinning_draws_from_the_enumerated_residual(seed):
+    q, p = random_laws(seed)
+    groups = small_groups(seed)
+    count = 40_000
+    draws = Draws(random_keys(count), torch.zeros(count, dtype=torch.long))
+    tokens, trials = pcg.thinned_residual(q.expand(count, -1), p.expand(count, -1), groups, draws)
+    done = trials <= pcg.TRIALS
+    assert_drawn_from(tokens[done], pcg.enumerated_residual(q[None], p[None], groups)[0])
+    q_c, p_c = (pcg.coarse(pcg.weighted(law[None], groups), groups)[0] for law in (q, p))
+    success = distance(q_c, p_c)  # of one trial
+    for trial in (1, 2, 5):
+        reached = int((trials >= trial).sum())
+        passed = int((trials == trial).sum())
+        assert stats.binomtest(passed, reached, success).pvalue > FALSE_ALARM
+    assert int((~done).sum()) <= stats.binom.isf(FALSE_ALARM, count, (1 - success) ** pcg.TRIALS)
+
+
+def test_enumeration_takes_over_where_thinning_gives_up(monkeypatch):
+    q, p = random_laws(2)
+    groups = small_groups()
+    monkeypatch.setattr(pcg, "TRIALS", 0)
+    tokens, _ = first_tokens(GroupVerifier("pcg", HeadDrafter(1), groups), q, p, 60_000)
+    assert_drawn_from(tokens, expected_law("pcg", q, p, groups))
+
+
+def test_singletons_are_sd_and_one_group_is_the_draft():
+    q, p = random_laws(5)
+    embedding = torch.randn(EOS, 3, generator=torch.Generator().manual_seed(0))
+    single, one = build_groups(embedding, 1.0), build_groups(embedding.abs(), -0.999)
+    assert single.count == VOCABULARY and one.count == 2
+    exact, accepted = first_tokens(SpeculativeDecoding("sd", HeadDrafter(1)), q, p, 40_000)
+    tokens, same = first_tokens(GroupVerifier("pcg", HeadDrafter(1), single), q, p, 40_000)
+    assert torch.equal(accepted, same)  # decision by decision; the replacements are other draws of the same law
+    assert torch.equal(tokens[same], exact[same])
+    assert_drawn_from(tokens, q)
+    tokens, accepted = first_tokens(GroupVerifier("pcg", HeadDrafter(1), one), q, p, 40_000)
+    refused = int((~accepted).sum())  # only EOS tells the two groups apart
+    assert stats.binomtest(refused, 40_000, abs(float(q[EOS] - p[EOS]))).pvalue > FALSE_ALARM
+    codes = tokens[accepted & (tokens != EOS)]
+    assert_drawn_from(codes, torch.cat((p[:EOS] / p[:EOS].sum(), torch.zeros(1, dtype=torch.float64))))
+
+
+# --- the relaxed rules --------------------------------------------------------------------------------------------
+
+
+def test_typical_threshold_by_hand():
+    q = torch.tensor([[0.25, 0.25, 0.25, 0.25], [1.0, 0, 0, 0]])
+    assert threshold(q, 0.09, 0.3).tolist() == pytest.approx([0.3 / 4, 0.09])  # exp(-H) is 1/4 and 1
+
+
+def test_among_likeliest_counts_ties_in_favour_and_refuses_the_impossible():
+    q = torch.tensor([0.4, 0.3, 0.3, 0.0])
+    hits = {k: [bool(among_likeliest(q, torch.tensor(x), k)) for x in range(4)] for k in (1, 2, 9)}
+    assert hits == {1: [True, False, False, False], 2: [True, True, True, False], 9: [True, True, True, False]}
+
+
+@pytest.mark.parametrize("make", [
+    lambda: TolerantDecoding("ssd", HeadDrafter(1), -0.1), lambda: TolerantDecoding("ssd", HeadDrafter(1), math.nan),
+    lambda: TypicalAcceptance("typical", HeadDrafter(1), 0.0), lambda: TypicalAcceptance("t", HeadDrafter(1), 0.1, -1),
+    lambda: TopKVerify("topk", HeadDrafter(1), 0),
+])
+def test_impossible_parameters_are_refused(make):
+    with pytest.raises(ConfigError):
+        make()
+
+
+def test_streams_of_a_position_are_independent():
+    """Accept, group and residual draws of the same position must not follow the token's: correlation below 5 sigma."""
+    keys, position = random_keys(40_000), torch.full((40_000,), 3)
+    u = np.stack([uniform(keys, s, position, d).numpy() for s, d in
+                  (("token", 0), ("accept", 0), ("group", 0), ("residual", 0), ("residual", 1), ("residual", 2))])
+    correlation = np.corrcoef(u) - np.eye(len(u))
+    assert np.abs(correlation).max() < 5 / math.sqrt(40_000)

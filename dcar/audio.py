@@ -82,6 +82,15 @@ def load_audio(
     return _checked(samples, rate, sample_rate, name)
 
 
+def audio_seconds(source: str | Path | bytes) -> float | None:
+    """Duration in seconds from the header of an audio file (path or bytes), None where there is no readable header."""
+    try:
+        info = sf.info(io.BytesIO(source) if isinstance(source, bytes) else str(source))
+    except (sf.LibsndfileError, RuntimeError, OSError, ValueError):
+        return None
+    return info.frames / info.samplerate if info.samplerate else None
+
+
 def load_segment(
     path: str | Path, start: float, duration: float, channel: int = 0, sample_rate: int | None = None, *,
     where: str | None = None,

@@ -238,8 +238,8 @@ def test_streamed_rows_are_the_rows_on_disk(tmp_path: Path, monkeypatch: pytest.
     assert len(parts) == 3 and all(p.costly for p in parts)
     streamed = [r for p in parts for r in p.rows()]
     assert not any(isinstance(r, Problem) for r in stored + streamed)
-    assert [(u.id, u.text, u.speaker, u.split) for u in streamed] == [(u.id, u.text, u.speaker, u.split) for u in stored]
     for a, b in zip(streamed, stored, strict=True):
+        assert (a.id, a.text, a.speaker, a.split) == (b.id, b.text, b.speaker, b.split)
         assert isinstance(a.audio, bytes)
         np.testing.assert_array_equal(a.load()[0], b.load()[0])
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from dcar.audio import load_audio, load_segment
+from dcar.audio import audio_seconds, load_audio, load_segment
 from dcar.errors import AudioError
 
 
@@ -74,6 +74,17 @@ class Utterance:
                 audio.path, audio.start, audio.duration, audio.channel, sample_rate, where=f"{where}: {audio.path}"
             )
         return load_audio(audio, sample_rate, where=f"{where}: {audio}" if isinstance(audio, str) else where)
+
+    def seconds(self) -> float | None:
+        """Duration in seconds: what the corpus says, else what the header of the audio says; None if it has no readable
+        one (which validation then reports)."""
+        if self.duration is not None:
+            return self.duration
+        try:
+            audio = self.audio.read() if isinstance(self.audio, StoredAudio) else self.audio
+        except AudioError:
+            return None
+        return audio.duration if isinstance(audio, AudioSegment) else audio_seconds(audio)
 
     def load_prompt(self, sample_rate: int | None = None) -> tuple[np.ndarray, int] | None:
         """Waveform and rate of the prompt recording, None if the row names none."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 from tqdm import tqdm
 
 from dcar.corpora.rows import Problem, Utterance
@@ -45,7 +46,19 @@ def validate_corpus(
 
 
 def validate_row(u: Utterance, min_seconds: float, max_seconds: float) -> list[Problem]:
+    """What is wrong with one utterance; empty if nothing is."""
+    return examine(u, min_seconds, max_seconds)[0]
+
+
+Decoded = tuple[np.ndarray, int]
+
+
+def examine(
+    u: Utterance, min_seconds: float, max_seconds: float
+) -> tuple[list[Problem], Decoded | None, Decoded | None]:
+    """Problems of an utterance, and its audio and its prompt's as decoded (waveform, rate); None where there is none."""
     problems = []
+    decoded = prompt = None
 
     def report(message: str) -> None:
         problems.append(Problem(u.id, u.source, message))
@@ -57,8 +70,8 @@ def validate_row(u: Utterance, min_seconds: float, max_seconds: float) -> list[P
             except TextError as error:
                 report(f"utterance {u.id}: {label}: {error}")
     try:
-        wave, rate = u.load()
-        seconds = len(wave) / rate
+        decoded = u.load()
+        seconds = len(decoded[0]) / decoded[1]
         if not min_seconds <= seconds <= max_seconds:
             report(f"utterance {u.id}: {seconds:.2f} s, outside {min_seconds:g}…{max_seconds:g} s; cut or remove it")
         elif u.duration is not None and abs(seconds - u.duration) > 0.05 + 0.01 * seconds:
@@ -72,4 +85,4 @@ def validate_row(u: Utterance, min_seconds: float, max_seconds: float) -> list[P
                    f"{MIN_PROMPT_SECONDS:g} s are needed")  # fmt: skip
     except AudioError as error:
         report(str(error))
-    return problems
+    return problems, decoded, prompt

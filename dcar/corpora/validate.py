@@ -56,7 +56,7 @@ Decoded = tuple[np.ndarray, int]
 def examine(
     u: Utterance, min_seconds: float, max_seconds: float
 ) -> tuple[list[Problem], Decoded | None, Decoded | None]:
-    """Problems of an utterance, and its audio and its prompt's as decoded (waveform, rate); None where there is none."""
+    """Problems of an utterance, and its audio and its prompt's as decoded (waveform, rate), None if there is none."""
     problems = []
     decoded = prompt = None
 

@@ -79,5 +79,5 @@ class CTCRecognizer:
             inputs = self._processor(wave, sampling_rate=SAMPLE_RATE, return_tensors="pt").input_values
             with torch.inference_mode():
                 best = self._model(inputs.to(self.device)).logits.argmax(-1)
-            texts.append(str(self._processor.batch_decode(best)[0]).strip())
+            texts.append(str(self._processor.batch_decode(best, skip_special_tokens=True)[0]).strip())
         return texts

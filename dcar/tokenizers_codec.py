@@ -162,7 +162,7 @@ class XCodec2Tokenizer(_CodecTokenizer):
         self.rate_hz = model.config.sampling_rate / model.config.hop_length
         self.vocab_size = int(np.prod(model.config.quantization_levels))
         super().__init__(model, device, model.config.sampling_rate)
-        # what X-codec2 was trained with: 80 Kaldi filters, two frames a token. The extractor of the transformers version
+        # as X-codec2 was trained: 80 Kaldi filters, two frames a token. The extractor of the transformers version
         # computes the same with torchaudio, which this one does not need.
         self.name, self.extractor = "xcodec2", SeamlessM4TFeatureExtractor()
         self.hop = model.config.hop_length

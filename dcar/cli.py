@@ -24,6 +24,7 @@ COMMANDS = {
     "speak": ("dcar.speak", "text + prompt voice -> audio"),
     "compare": ("eval.compare", "methods on the same utterances: WER, similarity, speed"),
     "report": ("eval.report", "one HTML page with tables, plots and audio"),
+    "export-results": ("eval.export_results", "a comparison's audio and scores as VERSA and seed-tts-eval read them"),
     "speed": ("eval.speed", "cost of a decoding step against its floor"),
     "doctor": ("dcar.doctor", "check this installation"),
 }

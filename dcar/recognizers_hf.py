@@ -78,6 +78,14 @@ class CTCRecognizer:
             wave = to_recognizer_rate(wave, sample_rate)
             inputs = self._processor(wave, sampling_rate=SAMPLE_RATE, return_tensors="pt").input_values
             with torch.inference_mode():
-                best = self._model(inputs.to(self.device)).logits.argmax(-1)
-            texts.append(str(self._processor.batch_decode(best, skip_special_tokens=True)[0]).strip())
+                best = self._model(inputs.to(self.device)).logits[0].argmax(-1).tolist()
+            texts.append(self._decode(best))
         return texts
+
+    def _decode(self, best: list[int]) -> str:
+        """CTC's rule: equal neighbours are one symbol, then blanks (the padding symbol) and other marks go."""
+        tokenizer = self._processor.tokenizer
+        marks = set(tokenizer.all_special_ids) | {tokenizer.pad_token_id}
+        kept = [s for i, s in enumerate(best) if (i == 0 or s != best[i - 1]) and s not in marks]
+        text = "".join(tokenizer.convert_ids_to_tokens(kept)).replace(tokenizer.word_delimiter_token, " ")
+        return " ".join(text.split())

@@ -16,8 +16,7 @@ from tqdm import tqdm
 
 from dcar.config import load_config
 from dcar.prepare import load_prepared
-from dcar.shipped import resolve
-from dcar.vocoder import TokenVocoder
+from dcar.vocoders import load_vocoder
 
 
 @dataclass
@@ -39,7 +38,7 @@ def run(config: ResynthesizeConfig) -> Path:
     dataset = load_prepared(config.data, config.split)
     if config.limit:
         dataset = dataset.select(range(min(config.limit, len(dataset))))
-    vocoder = TokenVocoder.from_pretrained(resolve(config.vocoder, "vocoder"))
+    vocoder = load_vocoder(config.vocoder)
     out = Path(config.out)
     out.mkdir(parents=True, exist_ok=True)
     voices = np.asarray(dataset["voice"], np.float32)

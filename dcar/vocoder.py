@@ -188,6 +188,10 @@ class TokenVocoder(nn.Module):
     def token_rate(self) -> int:
         return self.config.token_rate
 
+    @property
+    def vocab_size(self) -> int:
+        return self.config.vocab_size
+
     def predict_pitch(self, tokens: Tensor, mask: Tensor, speaker: Tensor) -> Pitch:
         """Pitch [B, F] of whole utterances: tokens [B, T], mask [B, T] (1 = real token), speaker [B, 298]."""
         deviation, logits = self.pitch(tokens, mask, speaker)

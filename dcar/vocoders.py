@@ -33,6 +33,9 @@ class Vocoder(Protocol):
     """Speech tokens and voices to waveforms."""
 
     @property
+    def vocab_size(self) -> int: ...
+
+    @property
     def sample_rate(self) -> int: ...
 
     @property
@@ -106,8 +109,8 @@ def check_rates(vocoder: Vocoder, rate_hz: float, tokenizer: str) -> None:
     """CheckpointError where a vocoder would speak the tokens of a tokenizer at another speed."""
     if abs(vocoder.token_rate - rate_hz) > 1e-6:
         raise CheckpointError(
-            f"the vocoder speaks {vocoder.token_rate:g} tokens a second, {tokenizer} makes {rate_hz:g}: use the vocoder "
-            "of the decoder's tokenizer, or train one with `dcar train-vocoder`"
+            f"the vocoder speaks {vocoder.token_rate:g} tokens a second, {tokenizer} makes {rate_hz:g}: use the "
+            "vocoder of the decoder's tokenizer, or train one with `dcar train-vocoder`"
         )
 
 

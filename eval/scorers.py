@@ -164,7 +164,7 @@ class UTMOS:
         except ImportError as error:
             raise AssetError(f"{folder}: SpeechMOS cannot be imported ({error})") from error
         except RuntimeError as error:
-            raise CheckpointError(f"{weights}: not the weights of UTMOS22 strong ({str(error)[:120]})") from error
+            raise CheckpointError(f"{weights}: not the weights of UTMOS22 strong ({str(error)[:99]})") from error
         finally:
             sys.path.remove(str(folder))
             for name in [n for n in sys.modules if n == "speechmos" or n.startswith("speechmos.")]:

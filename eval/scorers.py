@@ -153,7 +153,7 @@ class UTMOS:
         folder = Path(clone)
         if not (folder / "speechmos" / "utmos22" / "strong" / "model.py").is_file():
             raise AssetError(f"{folder}: no clone of SpeechMOS; run `git clone -b v1.2.0 "
-                             "https://github.com/tarepan/SpeechMOS FOLDER` and give utmos:FOLDER#WEIGHTS.pt")  # fmt: skip
+                             "https://github.com/tarepan/SpeechMOS FOLDER` and give utmos:FOLDER#FILE.pt")  # fmt: skip
         state = read_weights(Path(weights), "UTMOS' state dict, from the releases of tarepan/SpeechMOS,")
         # the clone's package is called like the one that carries DNSMOS; it is imported by itself and put away again
         hidden = {n: sys.modules.pop(n) for n in list(sys.modules) if n == "speechmos" or n.startswith("speechmos.")}

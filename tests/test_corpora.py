@@ -1,4 +1,4 @@
-"""Corpora that the papers use, each in its real layout: LibriTTS, lhotse and LibriHeavy cuts, UniCATS, seed-tts-eval."""
+"""Corpora of the papers, each in its real layout: LibriTTS, lhotse and LibriHeavy cuts, UniCATS, seed-tts-eval."""
 
 from __future__ import annotations
 
@@ -81,7 +81,8 @@ def write_cuts(folder: Path) -> tuple[Path, Any]:
     supervision = lhotse.SupervisionSegment(
         id="w", recording_id="short", start=0, duration=0.8, channel=0, text="Whole.", speaker="ben"
     )
-    cuts.append(lhotse.MonoCut(id="whole", start=0, duration=0.8, channel=0, recording=short, supervisions=[supervision]))
+    whole = {"start": 0, "duration": 0.8, "channel": 0, "recording": short, "supervisions": [supervision]}
+    cuts.append(lhotse.MonoCut(id="whole", **whole))
     file = folder / "my_cuts_train.jsonl.gz"
     lhotse.CutSet.from_cuts(cuts).to_file(file)
     return file, lhotse.CutSet.from_file(file)
@@ -142,11 +143,12 @@ def test_cuts_that_would_have_to_be_computed_are_bad_rows(tmp_path: Path) -> Non
     sf.write(tmp_path / "a.wav", tone(1.0), RATE)
     good = libriheavy_line("ok", 0, 1.0, "a.wav", 1.0)
     recording, supervision = good["recording"], good["supervisions"][0]
+    url = [{"type": "url", "channels": [0], "source": "x"}]
     cases = [
         ({**good, "type": "MixedCut"}, "MixedCut"),
         ({**good, "recording": None}, "features only"),
         ({**good, "recording": {**recording, "transforms": [{"name": "Speed"}]}}, "transforms"),
-        ({**good, "recording": {**recording, "sources": [{"type": "url", "channels": [0], "source": "x"}]}}, "type 'url'"),
+        ({**good, "recording": {**recording, "sources": url}}, "type 'url'"),
         ({**good, "supervisions": []}, "no supervision"),
         ({**good, "supervisions": [supervision, {**supervision, "speaker": "7"}]}, "2 speakers"),
         ({**good, "supervisions": [{**supervision, "custom": None}]}, "neither text nor custom.texts"),

@@ -235,7 +235,7 @@ FAST = Retry(attempts=4, timeout=0.5, backoff=0.02, longest_wait=1.0)
 
 @pytest.fixture
 def serve() -> Iterator[Callable[[Answer], tuple[str, list[tuple[float, str, bytes]]]]]:
-    """Starts a server on this machine that answers with the given function; returns its address and what it was sent."""
+    """Starts a server that answers with the given function; returns its address and what it was sent."""
     servers = []
 
     def start(answer: Answer) -> tuple[str, list[tuple[float, str, bytes]]]:

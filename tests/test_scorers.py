@@ -25,7 +25,8 @@ def test_filter_bank_is_kaldi_s() -> None:
     kaldi = pytest.importorskip("lhotse.features.kaldi.layers")
     wave = chirp(0.7, 1, RATE)
     layer = kaldi.Wav2LogFilterBank(sampling_rate=RATE, num_filters=80, low_freq=20.0, high_freq=8000.0, dither=0.0,
-                                    snip_edges=True, use_energy=False, norm_filters=False, torchaudio_compatible_mel_scale=True,
+                                    snip_edges=True, use_energy=False, norm_filters=False,
+                                    torchaudio_compatible_mel_scale=True,
                                     energy_floor=1e-10)  # fmt: skip
     reference = layer(torch.from_numpy(wave)[None])[0].numpy()
     ours = kaldi_fbank(wave)

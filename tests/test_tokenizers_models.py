@@ -47,7 +47,8 @@ def save_hubert(folder: Path, seed: int = 0, hidden: int = 32, rate: int = RATE,
     torch.manual_seed(seed)
     config = HubertConfig(
         hidden_size=hidden, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, conv_dim=[16] * 7,
-        num_conv_pos_embeddings=16, num_conv_pos_embedding_groups=2, do_stable_layer_norm=True, feat_extract_norm="layer",
+        num_conv_pos_embeddings=16, num_conv_pos_embedding_groups=2, do_stable_layer_norm=True,
+        feat_extract_norm="layer",
     )  # fmt: skip
     HubertModel(config).eval().save_pretrained(folder)
     Wav2Vec2FeatureExtractor(sampling_rate=rate, do_normalize=normalize).save_pretrained(folder)
@@ -73,7 +74,8 @@ def test_hubert_states_are_those_of_transformers(hubert: Path) -> None:
         encoder = HubertEncoder(hubert, layer)
         assert (encoder.stride, encoder.padding, encoder.rate_hz) == (320, 80, 50.0)
         model = HubertModel.from_pretrained(hubert).eval()
-        values = AutoFeatureExtractor.from_pretrained(hubert)(wave, sampling_rate=RATE, return_tensors="pt").input_values
+        extractor = AutoFeatureExtractor.from_pretrained(hubert)
+        values = extractor(wave, sampling_rate=RATE, return_tensors="pt").input_values
         with torch.no_grad():
             states = model(torch.nn.functional.pad(values, (0, 80)), output_hidden_states=True).hidden_states
         reference = states[-1] if layer == -1 else states[1]
@@ -122,7 +124,7 @@ def test_wrong_kmeans_for_the_encoder(kmeans: HubertKMeansTokenizer, tmp_path: P
     kmeans.save_pretrained(tmp_path / "tok")
     other = save_hubert(tmp_path / "other", seed=1)
     wider = save_hubert(tmp_path / "wider", hidden=48)
-    with pytest.raises(CheckpointError, match=r"fitted on a HuBERT with SHA-256 .* other has .*fit-tokenizer".replace(" other", ".*other")):
+    with pytest.raises(CheckpointError, match="fitted on a HuBERT with SHA-256 .*other has .*fit-tokenizer"):
         HubertKMeansTokenizer.from_pretrained(tmp_path / "tok", encoder=other)
     with pytest.raises(CheckpointError, match=r"centroids have shape \(16, 32\).* 48 dimensions.*fit-tokenizer"):
         HubertKMeansTokenizer(HubertEncoder(wider), kmeans.centroids, kmeans.mean, kmeans.scale)
@@ -132,7 +134,7 @@ def test_wrong_kmeans_for_the_encoder(kmeans: HubertKMeansTokenizer, tmp_path: P
         load_tokenizer(tmp_path / "tok")
 
 
-def test_encoders_that_are_not_there_or_not_right(hubert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_encoders_not_there_or_not_right(hubert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(AssetError, match="no such folder with a HuBERT feature extractor"):
         HubertEncoder(tmp_path / "absent")
     with pytest.raises(CheckpointError, match="not a HuBERT"):
@@ -186,12 +188,14 @@ def save_xcodec2(folder: Path) -> Path:
 
     torch.manual_seed(0)
     semantic = Wav2Vec2BertConfig(
-        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, feature_projection_input_dim=160,
-        conv_depthwise_kernel_size=3, position_embeddings_type=None, output_hidden_size=16,
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+        feature_projection_input_dim=160, conv_depthwise_kernel_size=3, position_embeddings_type=None,
+        output_hidden_size=16,
     )  # fmt: skip
     config = Xcodec2Config(
-        hidden_size=32, intermediate_size=16, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=4, head_dim=8,
-        encoder_hidden_size=2, semantic_model_config=semantic.to_dict(), quantization_dim=48, quantization_levels=[4, 4, 4],
+        hidden_size=32, intermediate_size=16, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=4,
+        head_dim=8, encoder_hidden_size=2, semantic_model_config=semantic.to_dict(), quantization_dim=48,
+        quantization_levels=[4, 4, 4],
     )  # fmt: skip
     Xcodec2Model(config).eval().save_pretrained(folder)
     return folder

@@ -1,4 +1,4 @@
-"""Vocoders by name: real codecs on tiny random checkpoints, prompt vocoders against modules of the projects' signatures."""
+"""Vocoders by name: codecs on tiny random checkpoints, prompt vocoders against modules of the projects' signatures."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_vocos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         load_vocoder(f"vocos:{tmp_path / 'absent'}")
 
 
-# --------------------------------------------------------------------------- vocoders that hear a prompt: signatures only
+# ------------------------------------------------------------------------ vocoders that hear a prompt: signatures only
 
 
 def prompts() -> tuple[np.ndarray, PromptAudio]:
@@ -169,7 +169,7 @@ class Backend(torch.nn.Module):
 
 
 class Generator(torch.nn.Module):
-    """Signature of vec2wav2.models.VEC2WAV2Generator: inference(vqvec [B, L, D], prompt [B, L', D']) -> mel, None, wav."""
+    """Signature of vec2wav2.models.VEC2WAV2Generator: inference(vqvec [B, L, D], prompt [B, L', D'])."""
 
     def __init__(self, frontend, backend):
         super().__init__()
@@ -193,7 +193,8 @@ def test_vec2wav2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vec2wav2.models", models)
     (tmp_path / "config.yml").write_text(
         "prompt_net_type: ConvPromptPrenet\nnum_mels: 80\nsampling_rate: 24000\nhop_size: 480\n"
-        "frontend_params: {vqvec_channels: 6, prompt_channels: 12, conformer_params: {}}\ngenerator_params: {scale: 480}\n"
+        "frontend_params: {vqvec_channels: 6, prompt_channels: 12, conformer_params: {}}\n"
+        "generator_params: {scale: 480}\n"
     )
     made = Generator(Frontend("", 80, 6, 12, {}), Backend(480))
     torch.save({"model": {"generator": made.state_dict()}}, tmp_path / "generator.ckpt")
@@ -211,7 +212,7 @@ def test_vec2wav2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class CosyVoice2:
-    """Signatures of cosyvoice.cli: frontend_vc(source_wav, prompt_wav, resample_rate) and tts(**inputs, stream, speed)."""
+    """Signatures of cosyvoice.cli: frontend_vc(source_wav, prompt_wav, resample_rate), tts(**inputs, stream, speed)."""
 
     sample_rate = 24_000
 
@@ -228,8 +229,8 @@ class CosyVoice2:
                 "flow_prompt_speech_token": torch.zeros(1, 25), "prompt_speech_feat": torch.zeros(1, 50, 80),
                 "flow_embedding": torch.full((1, 192), float(np.abs(wave[:5000]).mean()))}  # fmt: skip
 
-    def tts(self, source_speech_token, source_speech_token_len, flow_prompt_speech_token, prompt_speech_feat, flow_embedding,
-            stream, speed):  # fmt: skip
+    def tts(self, source_speech_token, source_speech_token_len, flow_prompt_speech_token, prompt_speech_feat,
+            flow_embedding, stream, speed):  # fmt: skip
         assert source_speech_token.dtype == torch.int32 and not stream and speed == 1.0
         assert int(source_speech_token_len) == source_speech_token.shape[1]
         wave = source_speech_token.float().repeat_interleave(960, 1) / 6561 * flow_embedding[:, :1]

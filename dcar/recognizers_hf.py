@@ -85,7 +85,7 @@ class CTCRecognizer:
     def _decode(self, best: list[int]) -> str:
         """CTC's rule: equal neighbours are one symbol, then blanks (the padding symbol) and other marks go."""
         tokenizer = self._processor.tokenizer
-        marks = set(tokenizer.all_special_ids) | {tokenizer.pad_token_id}
+        marks = (set(tokenizer.all_special_ids) | {tokenizer.pad_token_id}) - {tokenizer.word_delimiter_token_id}
         kept = [s for i, s in enumerate(best) if (i == 0 or s != best[i - 1]) and s not in marks]
         text = "".join(tokenizer.convert_ids_to_tokens(kept)).replace(tokenizer.word_delimiter_token, " ")
         return " ".join(text.split())

@@ -65,7 +65,8 @@ def save_transducer(path: Path) -> Path:
             for name, parameter in model.joint.named_parameters():
                 if name.endswith("weight"):
                     parameter.mul_(4)  # so that what is heard depends on the audio
-            model.joint.joint_net[-1].bias[-1] -= 8  # of the blank: so that something is heard
+            # of the blank and the space: so that something is heard
+            model.joint.joint_net[-1].bias[[-1, labels.index(" ")]] -= 4
         model.save_to(str(path))
     return path
 

@@ -36,9 +36,11 @@ def needs(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
         trainer.SpeechTokenizerTrainer = None
         monkeypatch.setitem(sys.modules, "speechtokenizer.trainer", trainer)
     if importlib.util.find_spec("torchaudio") is None:
-        empty = types.ModuleType("torchaudio")
-        empty.__spec__ = importlib.machinery.ModuleSpec("torchaudio", None)
-        monkeypatch.setitem(sys.modules, "torchaudio", empty)
+        for name in ("torchaudio", "torchaudio.functional", "torchaudio.functional.functional"):
+            empty: Any = types.ModuleType(name)
+            empty.__spec__ = importlib.machinery.ModuleSpec(name, None)
+            empty._hz_to_mel = empty._mel_to_hz = None  # of other heads of Vocos
+            monkeypatch.setitem(sys.modules, name, empty)
 
 
 def save_hubert(folder: Path, seed: int = 0, hidden: int = 32, rate: int = RATE, normalize: bool = True) -> Path:

@@ -173,6 +173,14 @@ def test_a_segment_outside_its_recording_is_named(tmp_path: Path) -> None:
     assert "not in the recording" in str(problem)
 
 
+def test_a_sample_rate_that_the_manifest_does_not_say(tmp_path: Path) -> None:
+    sf.write(tmp_path / "a.wav", tone(1.0, rate=24_000), 24_000)
+    (tmp_path / "cuts.jsonl").write_text(json.dumps(libriheavy_line("u", 0, 1.0, "a.wav", 1.0)) + "\n")
+    [row], _ = read_corpus("lhotse", tmp_path / "cuts.jsonl")
+    [problem] = validate_corpus([row], 0.3, 28)
+    assert "the file has 24000 Hz, the manifest says 16000 Hz; make the manifest again" in str(problem)
+
+
 # ------------------------------------------------------------------------------------------------------------- lists
 
 

@@ -84,12 +84,14 @@ def _row(cut: Any, source: str, split: str | None, roots: _AudioRoots) -> Row:
     try:
         text, speaker = _words(cut)
         audio = _audio(cut, roots)
-        duration = float(cut["duration"])
+        duration, rate = float(cut["duration"]), int(cut["recording"]["sampling_rate"])
     except _BadCut as bad:
         return Problem(name, source, f"cut {name}: {bad}")
     except (KeyError, TypeError, ValueError) as broken:
         return Problem(name, source, f"cut {name}: not the documented format ({type(broken).__name__}: {broken})")
-    return Utterance(name, text, speaker, audio, split=split, duration=duration, source=source)
+    return Utterance(
+        name, text, speaker, audio, split=split, duration=duration, source=source, sample_rate=rate
+    )
 
 
 class _BadCut(Exception):

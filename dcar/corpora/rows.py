@@ -61,6 +61,7 @@ class Utterance:
     prompt_audio: str | None = None
     prompt_text: str | None = None
     source: str = ""
+    sample_rate: int | None = None  # Hz, if the corpus says
 
     def load(self, sample_rate: int | None = None) -> tuple[np.ndarray, int]:
         """Waveform [samples] float32 and its rate; AudioError names the row."""

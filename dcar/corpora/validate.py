@@ -76,6 +76,9 @@ def examine(
             report(f"utterance {u.id}: {seconds:.2f} s, outside {min_seconds:g}…{max_seconds:g} s; cut or remove it")
         elif u.duration is not None and abs(seconds - u.duration) > 0.05 + 0.01 * seconds:
             report(f"utterance {u.id}: {seconds:.2f} s, but the corpus says {u.duration:.2f} s; is the audio cut?")
+        if u.sample_rate is not None and decoded[1] != u.sample_rate:
+            report(f"utterance {u.id}: the file has {decoded[1]} Hz, the manifest says {u.sample_rate} Hz; make the "
+                   "manifest again from these files, or point audio_root to its own")  # fmt: skip
     except AudioError as error:
         report(str(error))
     try:

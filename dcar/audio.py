@@ -79,6 +79,51 @@ def load_audio(
         samples, rate = sf.read(file, dtype="float32", always_2d=True)  # [samples, channels]
     except (sf.LibsndfileError, RuntimeError, OSError, ValueError) as error:
         raise AudioError(f"{name}: not readable as audio ({error}); convert it to wav, flac or ogg") from None
+    return _checked(samples, rate, sample_rate, name)
+
+
+def audio_seconds(source: str | Path | bytes) -> float | None:
+    """Duration in seconds from the header of an audio file (path or bytes), None where there is no readable header."""
+    try:
+        info = sf.info(io.BytesIO(source) if isinstance(source, bytes) else str(source))
+    except (sf.LibsndfileError, RuntimeError, OSError, ValueError):
+        return None
+    return info.frames / info.samplerate if info.samplerate else None
+
+
+def load_segment(
+    path: str | Path, start: float, duration: float, channel: int = 0, sample_rate: int | None = None, *,
+    where: str | None = None,
+) -> tuple[np.ndarray, int]:  # fmt: skip
+    """Waveform [samples] float32 of one stretch of a recording (seconds), of one channel, and its rate in Hz.
+
+    Only the stretch is decoded where the format can seek (wav, flac, ogg). Raises AudioError as `load_audio`, and where
+    the stretch or the channel is not in the recording.
+    """
+    name = _name(str(path), where)
+    if not Path(path).is_file():
+        raise AudioError(f"{name}: there is no such audio file; check the path")
+    try:
+        with sf.SoundFile(str(path)) as file:
+            rate, first = file.samplerate, round(start * file.samplerate)
+            count, channels = round(duration * rate), file.channels
+            # manifests round times: a few milliseconds past the end are the end
+            if start < 0 or duration <= 0 or first + count > file.frames + 0.02 * rate:
+                raise AudioError(
+                    f"{name}: {start:g}…{start + duration:g} s is not in the recording of {file.frames / rate:.2f} s; "
+                    "does the manifest belong to this file?"
+                )
+            if not 0 <= channel < channels:
+                raise AudioError(f"{name}: channel {channel} of a recording with {channels}; correct the manifest")
+            file.seek(min(first, file.frames))
+            samples = file.read(count, dtype="float32", always_2d=True)[:, channel : channel + 1]
+    except (sf.LibsndfileError, RuntimeError, OSError, ValueError) as error:
+        raise AudioError(f"{name}: not readable as audio ({error}); convert it to wav, flac or ogg") from None
+    return _checked(samples, rate, sample_rate, name)
+
+
+def _checked(samples: np.ndarray, rate: int, sample_rate: int | None, name: str) -> tuple[np.ndarray, int]:
+    """[samples, channels] → mono waveform, refused if it is empty, not finite or silent, at the wanted rate."""
     if len(samples) == 0:
         raise AudioError(f"{name}: the audio holds no samples; copy or record it again")
     if not MIN_SAMPLE_RATE <= rate <= MAX_SAMPLE_RATE:

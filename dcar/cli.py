@@ -27,6 +27,7 @@ COMMANDS = {
     "oracle": ("eval.verifiers.oracle", "cheapest chunking of the true tokens: what a perfect schedule could gain"),
     "compare": ("eval.compare", "methods on the same utterances: WER, similarity, speed"),
     "report": ("eval.report", "one HTML page with tables, plots and audio"),
+    "export-results": ("eval.export_results", "a comparison's audio and scores as VERSA and seed-tts-eval read them"),
     "speed": ("eval.speed", "cost of a decoding step against its floor"),
     "doctor": ("dcar.doctor", "check this installation"),
 }

@@ -20,15 +20,13 @@ PARTS = 3
 
 
 def parts_of_phonemes(labels: np.ndarray) -> np.ndarray:
-    """Phoneme of every frame [T] -> class of every frame [T]: PARTS · phoneme + which part of its stretch it lies in."""
+    """Phoneme of every frame [T] -> class of every frame [T]: PARTS · phoneme + the part of its stretch."""
     changes = np.flatnonzero(np.concatenate(([True], labels[1:] != labels[:-1], [True])))
     part = np.concatenate([np.arange(n) * PARTS // n for n in np.diff(changes)])
     return labels * PARTS + part
 
 
-def discriminant_projection(
-    states: np.ndarray, classes: np.ndarray, size: int, shrinkage: float = 0.01
-) -> np.ndarray:
+def discriminant_projection(states: np.ndarray, classes: np.ndarray, size: int, shrinkage: float = 0.01) -> np.ndarray:
     """The `size` most discriminative directions: states [N, D], classes [N] -> [D, size] float32.
 
     Projected states have unit spread within a class, on average. shrinkage: share of the mean variance that is added to
@@ -37,8 +35,10 @@ def discriminant_projection(
     found, index = np.unique(classes, return_inverse=True)
     dimensions = states.shape[1]
     if not 0 < size <= min(dimensions, len(found) - 1):
-        raise ConfigError(f"projection_size={size}: {len(found)} phoneme parts in the speech and {dimensions} dimensions "
-                          f"allow 1 to {min(dimensions, len(found) - 1)}")
+        raise ConfigError(
+            f"projection_size={size}: {len(found)} parts of phonemes in the speech and {dimensions} dimensions allow "
+            f"1 to {min(dimensions, len(found) - 1)}"
+        )
     counts = np.bincount(index).astype(np.float64)
     sums = np.zeros((len(found), dimensions))
     np.add.at(sums, index, states.astype(np.float64))

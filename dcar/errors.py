@@ -33,3 +33,7 @@ class CheckpointError(DCARError):
 
 class RewardError(DCARError):
     """Too many rewards could not be computed; the message gives the share and the first cause."""
+
+
+class ServiceError(DCARError):
+    """A recognition or scoring service did not answer, or not as agreed; the message gives address and last cause."""

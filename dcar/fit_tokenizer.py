@@ -1,9 +1,11 @@
 """`dcar fit-tokenizer`: fit the k-means speech tokenizer on a corpus and report what its codes carry.
 
     dcar fit-tokenizer corpus=starter path=dcar/assets/starter_corpus output=dcar/assets/tokenizer
+    dcar fit-tokenizer encoder=hubert:/models/hubert-large-ll60k vocab_size=2048 sample_hours=73 max_frames=1000000 \
+        standardize=false corpus=libritts path=/data/LibriTTS output=runs/hubert-km2048
 
-Departure from the papers: they quantise HuBERT or train an S3 quantiser; here the encoder is whisper-base's, because
-it ships in a package. The report answers whether the codes carry words or voices: how many bits of a held-out code
+The papers quantise HuBERT-Large (second line); the default encoder is whisper-base's, because it ships in a package.
+The report answers whether the codes carry words or voices: how many bits of a held-out code
 are predicted by the phoneme that is spoken, and how many by the voice that speaks.
 """
 
@@ -18,10 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from dcar.corpus import Utterance, load_corpus
+from dcar.corpus import KINDS, Utterance, load_corpus
 from dcar.errors import DataError
 from dcar.text import PHONEMES, encode_phonemes, text_to_ids
-from dcar.tokenizers import SpeechTokenizer, WhisperKMeansTokenizer
+from dcar.tokenizers import KMeansTokenizer, SpeechTokenizer, WhisperKMeansTokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -31,17 +33,22 @@ class FitTokenizerConfig:
     """Settings of `dcar fit-tokenizer`."""
 
     output: str = field(metadata={"help": "Folder to write the tokenizer and its report to."})
-    corpus: str = field(
-        default="starter", metadata={"help": "Kind of corpus: starter, ljspeech, jsonl, libritts, datasets."}
+    encoder: str = field(
+        default="whisper-base", metadata={"help": "whisper-base, or hubert:FOLDER_OR_NAME[@LAYER] (last if none)."}
     )
+    corpus: str = field(default="starter", metadata={"help": f"Kind of corpus: {', '.join(KINDS)}."})
     path: str | None = field(default=None, metadata={"help": "Where the corpus is; the shipped one if not given."})
     split: str | None = field(default="train", metadata={"help": "Split to fit on; empty for all of the corpus."})
     report_split: str | None = field(default="dev", metadata={"help": "Split the report is made on."})
     vocab_size: int = field(default=1024, metadata={"help": "Number of codes, 512 to 1024 are usual."})
     max_frames: int = field(default=200_000, metadata={"help": "Encoder states to fit on (50 a second; 2 kB each)."})
+    sample_hours: float | None = field(
+        default=None, metadata={"help": "Read this much audio and keep an even share of its states, max_frames in all."}
+    )
     passes: int = field(default=10, metadata={"help": "Passes of mini-batch k-means over the states."})
     standardize: bool = field(default=True, metadata={"help": "Scale every dimension of the states to unit variance."})
     report_utterances: int = field(default=600, metadata={"help": "Most utterances in the report; 0 for no report."})
+    device: str = field(default="cpu", metadata={"help": "Of a HuBERT encoder: cpu or cuda."})
     threads: int = field(default=1, metadata={"help": "Threads of the encoder."})
     seed: int = field(default=0, metadata={"help": "Seed of the utterance order and of k-means."})
 
@@ -54,15 +61,23 @@ def run(config: FitTokenizerConfig) -> dict[str, Any]:
     order = np.random.default_rng(config.seed)
     utterances = _utterances(config, config.split or None)
     shuffled = [utterances[i] for i in order.permutation(len(utterances))]
-    tokenizer = WhisperKMeansTokenizer.fit(
-        (u.load() for u in shuffled),
-        vocab_size=config.vocab_size,
-        max_frames=config.max_frames,
-        seed=config.seed,
-        standardize=config.standardize,
-        passes=config.passes,
-        threads=config.threads,
-    )
+    waves = (u.load() for u in shuffled)
+    settings: dict[str, Any] = {
+        "vocab_size": config.vocab_size,
+        "max_frames": config.max_frames,
+        "seed": config.seed,
+        "standardize": config.standardize,
+        "passes": config.passes,
+        "sample_hours": config.sample_hours,
+    }
+    tokenizer: KMeansTokenizer
+    if config.encoder == "whisper-base":
+        tokenizer = WhisperKMeansTokenizer.fit(waves, threads=config.threads, **settings)
+    else:
+        from dcar.tokenizers_hubert import HubertKMeansTokenizer, parse_encoder, shared_hubert
+
+        source, layer = parse_encoder(config.encoder)
+        tokenizer = HubertKMeansTokenizer.fit(waves, shared_hubert(source, layer, config.device), **settings)
     tokenizer.provenance |= {"corpus": config.corpus, "split": config.split}
     tokenizer.save_pretrained(config.output)
     report: dict[str, Any] = {"config": asdict(config), "checksum": tokenizer.checksum}

@@ -5,6 +5,8 @@ The format is in `dcar.prepared`. The whole corpus is validated before anything 
 continues after its last shard. Several processes (`accelerate launch`, torchrun, a SLURM array) take every n-th shard
 each; the first one assembles the datasets in a hidden folder and renames it, so `out_dir` is always whole. Shards carry
 a fingerprint of corpus, tokenizer and settings: nothing stale is ever reused.
+
+With `stream=true` (`dcar.prepare_stream`) rows are checked and tokenised as they are read.
 """
 
 from __future__ import annotations
@@ -19,48 +21,50 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from tqdm import tqdm
 
-from dcar.audio import resample
-from dcar.corpus import Problem, StoredAudio, Utterance, describe, read_corpus, validate_corpus
-from dcar.errors import AudioError, ConfigError, DataError
+from dcar.corpus import (
+    KINDS,
+    AudioSegment,
+    Problem,
+    StoredAudio,
+    Utterance,
+    describe,
+    read_corpus,
+    validate_corpus,
+)
+from dcar.errors import ConfigError, DataError
 from dcar.prepared import (
     FORMAT_VERSION,
     assemble,
     check_out_dir,
-    features,
     load_prepared,
     prepared_info,
     read_json,
     source_utterances,
     write_json,
-    write_parquet,
 )
-from dcar.text import PHONEME_VERSION, text_to_ids
-from dcar.vocoder_features import speaker_features
+from dcar.text import PHONEME_VERSION
+from dcar.token_shards import Encoder, Job, check_shard, check_tokens, shard_is_there, tokenise, write_shard
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from dcar.tokenizers import SpeechTokenizer
 
-__all__ = ["PrepareConfig", "PrepareReport", "load_prepared", "prepared_info", "run", "source_utterances"]
+__all__ = [
+    "PrepareConfig",
+    "PrepareReport",
+    "check_tokens",
+    "load_prepared",
+    "prepared_info",
+    "run",
+    "source_utterances",
+]
 
 logger = logging.getLogger(__name__)
 
 SPLITS = ("train", "dev", "test")
-EMBEDDING_SIZE = 256
-SAMPLE_RATE = 16_000
-"""Rate in Hz at which tokenizer and speaker encoder hear the corpus."""
-
-
-class Encoder(Protocol):
-    """A speaker encoder: waveform [samples] at a rate in Hz → [256]."""
-
-    def embed(self, wave: np.ndarray, sample_rate: int) -> np.ndarray: ...
 
 
 @dataclass
@@ -68,8 +72,12 @@ class PrepareConfig:
     """Settings of `dcar prepare`."""
 
     out_dir: str = field(metadata={"help": "Folder to write; must be new, empty, or an earlier prepared corpus."})
-    corpus: str = field(default="starter", metadata={"help": "starter, ljspeech, jsonl, libritts or datasets."})
+    corpus: str = field(default="starter", metadata={"help": f"One of {', '.join(KINDS)}."})
     path: str | None = field(default=None, metadata={"help": "Where the corpus is; not needed for starter."})
+    audio_root: str | None = field(
+        default=None, metadata={"help": "unicats: the LibriTTS folder; lhotse, libriheavy: where audio paths start."}
+    )
+    subsets: tuple[str, ...] = field(default=(), metadata={"help": "libritts: subsets to read; all if empty."})
     splits: tuple[str, ...] = field(default=SPLITS, metadata={"help": "Splits to prepare."})
     dev_fraction: float = field(
         default=0.05, metadata={"help": "Share of sentences held out for dev where the corpus has no splits."}
@@ -82,6 +90,13 @@ class PrepareConfig:
     )
     min_seconds: float = field(default=0.3, metadata={"help": "Shorter utterances are bad rows."})
     max_seconds: float = field(default=28.0, metadata={"help": "Longer utterances are bad rows."})
+    filter_seconds: tuple[float, ...] = field(
+        default=(), metadata={"help": "[3,20] leaves out what is shorter or longer, without calling it a bad row."}
+    )
+    stream: bool = field(
+        default=False,
+        metadata={"help": "For corpora larger than memory or disk: rows are checked and tokenised as they are read."},
+    )
     validate: bool = field(default=False, metadata={"help": "Only report every bad row; write nothing."})
     skip_bad: bool = field(default=False, metadata={"help": "Go on without the bad rows instead of stopping."})
     limit: int | None = field(default=None, metadata={"help": "At most this many utterances of each split."})
@@ -100,6 +115,7 @@ class PrepareConfig:
 
     def __post_init__(self) -> None:
         self.splits, self.speeds = tuple(self.splits), tuple(float(s) for s in self.speeds)
+        self.subsets, self.filter_seconds = tuple(self.subsets), tuple(float(s) for s in self.filter_seconds)
         checks = {
             "splits must name at least one split, each once": 0 < len(set(self.splits)) == len(self.splits),
             "speeds must be different and within 0.5…2": 0 < len(set(self.speeds)) == len(self.speeds)
@@ -108,6 +124,10 @@ class PrepareConfig:
             "dev_fraction and test_fraction must be >= 0, their sum below 1": self.dev_fraction >= 0
             and self.test_fraction >= 0
             and self.dev_fraction + self.test_fraction < 1,
+            "filter_seconds must be two durations, the first smaller": not self.filter_seconds
+            or (len(self.filter_seconds) == 2 and 0 <= self.filter_seconds[0] < self.filter_seconds[1]),
+            "limit counts rows before they are read: set stream=false for it": not (self.stream and self.limit),
+            "validate reads the whole corpus: set stream=false for it": not (self.stream and self.validate),
             "limit must be at least 1": self.limit is None or self.limit >= 1,
             "copies_below must not be negative": self.copies_below >= 0,
             "shard_size and num_proc must be at least 1": self.shard_size >= 1 and self.num_proc >= 1,
@@ -118,6 +138,25 @@ class PrepareConfig:
                 raise ConfigError(f"prepare: {rule}")
 
 
+@dataclass(frozen=True)
+class Throughput:
+    """Audio tokenised by this process in this run, and the time that it took (both in seconds)."""
+
+    audio: float
+    wall: float
+
+    @property
+    def hours_per_hour(self) -> float:
+        """Hours of audio in one hour of one process."""
+        return self.audio / self.wall
+
+    def __str__(self) -> str:
+        return (
+            f"{self.audio / 3600:.3f} h of audio tokenised by this process in {self.wall:.1f} s: "
+            f"{self.hours_per_hour:.0f} h of audio per hour"
+        )
+
+
 @dataclass
 class PrepareReport:
     """What a run did: `problems` are all bad rows; `counts` per split (empty where only validated)."""
@@ -126,6 +165,8 @@ class PrepareReport:
     counts: dict[str, dict[str, float]]
     out_dir: Path | None
     checked: int
+    filtered: int = 0
+    throughput: Throughput | None = None
 
     @property
     def exit_code(self) -> int:
@@ -135,6 +176,8 @@ class PrepareReport:
     def text(self) -> str:
         """The report for a person: counts, then every bad row with file and line."""
         lines = [f"{self.checked} rows checked, {len(self.problems)} problems"]
+        if self.filtered:
+            lines.append(f"{self.filtered} rows left out by filter_seconds")
         if self.problems:
             lines.append(describe(self.problems))
         lines += [
@@ -142,24 +185,9 @@ class PrepareReport:
             f"{c['tokens']:.0f} tokens"
             for split, c in self.counts.items()
         ]
+        if self.throughput is not None:
+            lines.append(str(self.throughput))
         return "\n".join(lines)
-
-
-@dataclass(frozen=True)
-class _Job:
-    """One row of the output: an utterance at a speed."""
-
-    utterance: Utterance
-    split: str
-    speed: float
-
-    @property
-    def id(self) -> str:
-        return self.utterance.id if self.speed == 1.0 else f"{self.utterance.id}@{self.speed:g}"
-
-    @property
-    def speaker(self) -> str:
-        return self.utterance.speaker if self.speed == 1.0 else f"{self.utterance.speaker}@{self.speed:g}"
 
 
 def run(
@@ -181,27 +209,35 @@ def run(
     if not 0 <= rank < world:
         raise ConfigError(f"prepare: process {rank} of {world}: the index must be below the number of processes")
     progress = progress and rank == 0
+    if config.stream:
+        from dcar.prepare_stream import run_stream
+
+        return run_stream(config, tokenizer, speaker_encoder, rank, world, progress)
     out = Path(config.out_dir)
     # absolute, so that prepared.json finds the corpus from any folder; a hub name stays as it is
     corpus_path = str(Path(config.path).resolve()) if config.path and Path(config.path).exists() else config.path
-    utterances, problems = read_corpus(config.corpus, corpus_path)
+    utterances, problems = read_corpus(
+        config.corpus, corpus_path, audio_root=config.audio_root, subsets=config.subsets
+    )
     checked = len(utterances) + len(problems)
+    utterances = [u for u in utterances if in_range(u, config)]
+    filtered = checked - len(utterances) - len(problems)
     chosen = _choose(utterances, config) if utterances else {}
     rows = [u for split_rows in chosen.values() for u in split_rows]
 
     if config.validate:
         problems += _validate(rows, config, progress)
-        return PrepareReport(problems, {}, None, checked)
+        return PrepareReport(problems, {}, None, checked, filtered)
 
     check_out_dir(out)
-    tokenizer = tokenizer or _load_tokenizer(config.tokenizer)
+    tokenizer = tokenizer or make_tokenizer(config.tokenizer)
     fingerprint = _fingerprint(config, rows, problems, tokenizer, speaker_encoder)
 
     def finished() -> PrepareReport | None:
         done = read_json(out / "prepared.json")
         if done is None or done.get("fingerprint") != fingerprint or (done["skipped"] and not config.skip_bad):
             return None
-        return PrepareReport([Problem(**p) for p in done["skipped"]], done["counts"], out, checked)
+        return PrepareReport([Problem(**p) for p in done["skipped"]], done["counts"], out, checked, filtered)
 
     if (report := finished()) is not None:
         logger.info("%s: already prepared from the same corpus, tokenizer and settings", out)
@@ -227,7 +263,7 @@ def run(
     copied = {speaker for speaker, n in spoken.items() if not config.copies_below or n < config.copies_below}
     jobs = {
         split: [
-            _Job(u, split, speed)
+            Job(u, split, speed)
             for speed in (config.speeds if split == "train" else (1.0,))
             for u in split_rows
             if (u.id, u.source) not in bad and (speed == 1.0 or u.speaker in copied)
@@ -247,31 +283,39 @@ def run(
         for start in range(0, len(split_jobs), config.shard_size)
     ]
     mine = [(file, js) for i, (file, js) in enumerate(shards) if i % world == rank]
-    todo = [(file, js) for file, js in mine if not file.exists()]
+    todo = [(file, js) for file, js in mine if not shard_is_there(file)]
     if len(todo) < len(mine):
         logger.info("%d of %d shards are there from an earlier run", len(mine) - len(todo), len(mine))
     if todo and speaker_encoder is None:
         from dcar.speaker import SpeakerEncoder
 
         speaker_encoder = SpeakerEncoder()
+    started, audio_seconds = time.monotonic(), 0.0
     with (
         tqdm(total=sum(len(js) for _, js in todo), desc="tokenise", unit="utt", disable=not progress) as bar,
         ThreadPoolExecutor(config.num_proc) as pool,
     ):
         for file, shard_jobs in todo:
             assert speaker_encoder is not None
-            table = _tokenise(shard_jobs, tokenizer, speaker_encoder, config, pool, bar)
-            write_parquet(table, file)
+            table = tokenise(
+                shard_jobs, tokenizer, speaker_encoder, config.max_seconds, config.batch_seconds, pool, bar
+            )
+            audio_seconds += write_shard(table, file)["seconds"]
+    throughput = Throughput(audio_seconds, time.monotonic() - started) if todo else None
 
     if rank == 0:
-        _wait(lambda: all(f.exists() for f, _ in shards), config.wait_seconds, f"shards of other processes in {work}")
+        there = [f for f, _ in shards]
+        _wait(lambda: all(map(shard_is_there, there)), config.wait_seconds, f"shards of other processes in {work}")
+        for file, _ in shards:
+            check_shard(file)
         by_split = {split: [f for f, js in shards if js[0].split == split] for split in jobs}
         made_by = {k: getattr(tokenizer, k) for k in ("name", "checksum", "vocab_size", "rate_hz")}
         record = {
             "fingerprint": fingerprint,
-            "corpus": {"kind": config.corpus, "path": corpus_path},
+            "corpus": corpus_record(config),
             "tokenizer": {**made_by, "spec": config.tokenizer},
             "config": asdict(config),
+            "filtered": filtered,
             "skipped": [asdict(p) for p in problems],
         }
         assemble(out, work, by_split, record)
@@ -279,10 +323,32 @@ def run(
         _wait(lambda: finished() is not None, config.wait_seconds, f"process 0 to assemble {out}")
     report = finished()
     assert report is not None
+    report.throughput = throughput
     return report
 
 
 # ------------------------------------------------------------------------------------------------------ what to prepare
+
+
+def in_range(u: Utterance, config: PrepareConfig) -> bool:
+    """Whether `filter_seconds` keeps an utterance; one without a readable duration is kept, for validation to name."""
+    if not config.filter_seconds or (seconds := u.seconds()) is None:
+        return True
+    return config.filter_seconds[0] <= seconds <= config.filter_seconds[1]
+
+
+def corpus_record(config: PrepareConfig) -> dict[str, Any]:
+    """Where the corpus is, for prepared.json: absolute paths (a hub name stays as it is)."""
+
+    def absolute(path: str | None) -> str | None:
+        return str(Path(path).resolve()) if path and Path(path).exists() else path
+
+    record: dict[str, Any] = {"kind": config.corpus, "path": absolute(config.path)}
+    if config.audio_root is not None:
+        record["audio_root"] = absolute(config.audio_root)
+    if config.subsets:
+        record["subsets"] = list(config.subsets)
+    return record
 
 
 def _choose(utterances: list[Utterance], config: PrepareConfig) -> dict[str, list[Utterance]]:
@@ -313,10 +379,11 @@ def _choose(utterances: list[Utterance], config: PrepareConfig) -> dict[str, lis
     return {s: rows for s, rows in chosen.items() if rows}
 
 
-def _load_tokenizer(name_or_dir: str) -> SpeechTokenizer:
+def make_tokenizer(name_or_dir: str) -> SpeechTokenizer:
+    """The tokenizer of a setting; imported here, because its packages are heavy."""
     from dcar.tokenizers import load_tokenizer
 
-    return cast("SpeechTokenizer", load_tokenizer(name_or_dir))
+    return load_tokenizer(name_or_dir)
 
 
 def _sentence(u: Utterance) -> str:
@@ -359,9 +426,11 @@ _NOT_IN_FINGERPRINT = {
 }
 
 
-def _audio_stamp(audio: str | bytes | StoredAudio | None) -> bytes:
+def _audio_stamp(audio: str | bytes | StoredAudio | AudioSegment | None) -> bytes:
     if audio is None:
         return b"-"
+    if isinstance(audio, AudioSegment):
+        return _audio_stamp(audio.path) + f":{audio.start}:{audio.duration}:{audio.channel}".encode()
     if isinstance(audio, bytes):
         return hashlib.sha256(audio).digest()
     if isinstance(audio, StoredAudio):
@@ -370,136 +439,6 @@ def _audio_stamp(audio: str | bytes | StoredAudio | None) -> bytes:
     path = Path(audio)
     stat = path.stat() if path.is_file() else None
     return f"{audio}:{stat.st_size}:{stat.st_mtime_ns}".encode() if stat else f"{audio}:missing".encode()
-
-
-# ----------------------------------------------------------------------------------------------------------- tokenising
-
-
-def _tokenise(
-    jobs: Sequence[_Job],
-    tokenizer: SpeechTokenizer,
-    speaker_encoder: Encoder,
-    config: PrepareConfig,
-    pool: ThreadPoolExecutor,
-    bar: Any,
-) -> pa.Table:
-    """The rows of one shard, in the order of `jobs`; audio goes through the tokenizer in batches of similar length."""
-    import pyarrow as pa
-
-    def wave_of(job: _Job) -> np.ndarray:
-        wave, _ = job.utterance.load(SAMPLE_RATE)
-        # played `speed` times faster: as if it had been recorded at speed · rate
-        return wave if job.speed == 1.0 else resample(wave, SAMPLE_RATE * job.speed, SAMPLE_RATE)
-
-    def prompt_of(job: _Job) -> np.ndarray | None:
-        prompt = job.utterance.load_prompt(SAMPLE_RATE)
-        return None if prompt is None else prompt[0]
-
-    waves = list(pool.map(wave_of, jobs))
-    # a slowed copy may be longer than the limit that its original keeps: it is left out
-    longest = config.max_seconds * SAMPLE_RATE
-    fits = [j.speed == 1.0 or len(w) <= longest for j, w in zip(jobs, waves, strict=True)]
-    if not all(fits):
-        logger.info("%d slowed copies are longer than %g s and left out", fits.count(False), config.max_seconds)
-        bar.update(fits.count(False))
-        waves = [w for w, fit in zip(waves, fits, strict=True) if fit]
-        jobs = [j for j, fit in zip(jobs, fits, strict=True) if fit]
-    prompts = list(pool.map(prompt_of, jobs))
-    speech = _encode(waves, [_place(j) for j in jobs], tokenizer, config.batch_seconds, bar)
-    prompted = [i for i, p in enumerate(prompts) if p is not None]
-    prompt_waves = [p for p in prompts if p is not None]
-    prompt_speech = dict(
-        zip(prompted, _encode(prompt_waves, [_place(jobs[i]) + " (prompt)" for i in prompted], tokenizer,
-                              config.batch_seconds), strict=True)
-    )  # fmt: skip
-    rows: list[dict[str, Any]] = []
-    for i, (job, wave, prompt) in enumerate(zip(jobs, waves, prompts, strict=True)):
-        u = job.utterance
-        embedding, voice = _embed(speaker_encoder, wave, _place(job))
-        prompt_embedding, prompt_voice = (
-            ([], []) if prompt is None else _embed(speaker_encoder, prompt, _place(job) + " (prompt)")
-        )
-        rows.append(
-            {
-                "id": job.id,
-                "text": u.text,
-                "speaker": job.speaker,
-                "text_ids": text_to_ids(u.text),
-                "speech": speech[i],
-                "speaker_embedding": embedding,
-                "voice": voice,
-                "duration": len(wave) / SAMPLE_RATE,
-                "speed": job.speed,
-                "audio": u.audio if isinstance(u.audio, str) else "",
-                "source": u.source,
-                "prompt_text": u.prompt_text or "",
-                "prompt_speech": prompt_speech.get(i, []),
-                "prompt_speaker_embedding": prompt_embedding,
-                "prompt_voice": prompt_voice,
-            }
-        )
-    return pa.Table.from_pylist(rows, schema=features().arrow_schema)
-
-
-def _place(job: _Job) -> str:
-    return f"{job.utterance.source}: utterance {job.id}"
-
-
-def _encode(
-    waves: list[np.ndarray], places: list[str], tokenizer: SpeechTokenizer, batch_seconds: float, bar: Any = None
-) -> list[np.ndarray]:
-    """Tokens of every waveform, checked, in the given order."""
-    out: list[np.ndarray] = [np.empty(0, np.int64)] * len(waves)
-    order = sorted(range(len(waves)), key=lambda i: len(waves[i]))
-    batch: list[int] = []
-    for n, i in enumerate(order):
-        batch.append(i)
-        last = n + 1 == len(order)
-        if last or (len(batch) + 1) * len(waves[order[n + 1]]) > batch_seconds * SAMPLE_RATE:
-            encoded = tokenizer.encode([waves[j] for j in batch], SAMPLE_RATE)
-            if len(encoded) != len(batch):
-                raise DataError(f"tokenizer {tokenizer.name} gave {len(encoded)} results for {len(batch)} waveforms")
-            for j, tokens in zip(batch, encoded, strict=True):
-                out[j] = check_tokens(tokens, len(waves[j]) / SAMPLE_RATE, tokenizer, places[j])
-            if bar is not None:
-                bar.update(len(batch))
-            batch = []
-    return out
-
-
-def check_tokens(tokens: np.ndarray, seconds: float, tokenizer: SpeechTokenizer, where: str) -> np.ndarray:
-    """`tokens` [T] as int64, or DataError: none, outside 0…vocab_size−1, or far from seconds · rate_hz in number.
-
-    The last finds a tokenizer that cuts long audio or was given the wrong sample rate.
-    """
-    tokens = np.asarray(tokens)
-    if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
-        raise DataError(f"{where}: tokenizer {tokenizer.name} gave {tokens.dtype} {tokens.shape}, not integers [T]")
-    if len(tokens) == 0:
-        raise DataError(f"{where}: tokenizer {tokenizer.name} gave no token for {seconds:.2f} s of audio")
-    low, high = int(tokens.min()), int(tokens.max())
-    if low < 0 or high >= tokenizer.vocab_size:
-        raise DataError(
-            f"{where}: tokens {low}…{high} are outside the vocabulary 0…{tokenizer.vocab_size - 1} of {tokenizer.name}"
-        )
-    expected = seconds * tokenizer.rate_hz
-    if abs(len(tokens) - expected) > 5 + 0.1 * expected:
-        raise DataError(
-            f"{where}: {len(tokens)} tokens for {seconds:.2f} s, expected about {expected:.0f} at "
-            f"{tokenizer.rate_hz:g} Hz; does {tokenizer.name} cut long audio? lower max_seconds"
-        )
-    return tokens.astype(np.int64)
-
-
-def _embed(speaker_encoder: Encoder, wave: np.ndarray, where: str) -> tuple[np.ndarray, np.ndarray]:
-    """Speaker embedding [256] and the vocoder's voice features [298] of a waveform at SAMPLE_RATE."""
-    embedding = np.asarray(speaker_encoder.embed(wave, SAMPLE_RATE), dtype=np.float32)
-    if embedding.shape != (EMBEDDING_SIZE,) or not np.isfinite(embedding).all():
-        raise DataError(f"{where}: speaker embedding {embedding.shape}, expected {EMBEDDING_SIZE} finite numbers")
-    try:
-        return embedding, speaker_features(wave, SAMPLE_RATE, embedding)
-    except AudioError as error:
-        raise AudioError(f"{where}: {error}") from error
 
 
 def _wait(ready: Callable[[], bool], seconds: float, what: str) -> None:

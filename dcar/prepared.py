@@ -101,12 +101,10 @@ def write_parquet(table: pa.Table, path: Path) -> None:
 def assemble(out: Path, work: Path, shards: Mapping[str, Sequence[Path]], record: Mapping[str, Any]) -> None:
     """Shards of every split → datasets in a hidden folder → renamed to `out`; then the hidden folder goes.
 
-    `record` goes into prepared.json, with the format version, the phoneme inventory and the counts of each split.
+    One shard is in memory at a time. `record` goes into prepared.json, with the format version, the phoneme inventory
+    and the counts of each split.
     """
     import datasets
-    import pyarrow as pa
-    import pyarrow.compute as pc
-    import pyarrow.parquet as pq
 
     building, old = (work / f"{name}.{os.getpid()}" for name in ("building", "old"))
     shutil.rmtree(building, ignore_errors=True)
@@ -114,16 +112,14 @@ def assemble(out: Path, work: Path, shards: Mapping[str, Sequence[Path]], record
     bars = datasets.is_progress_bar_enabled()
     datasets.disable_progress_bars()
     try:
+        building.mkdir(parents=True)
         for split, files in shards.items():
-            table = pa.concat_tables([pq.read_table(f, schema=features().arrow_schema) for f in files])
-            counts[split] = {
-                "utterances": table.num_rows,
-                "seconds": round(pc.sum(table["duration"]).as_py(), 2),
-                "speakers": len(pc.unique(table["speaker"])),
-                "tokens": pc.sum(pc.list_value_length(table["speech"])).as_py(),
-            }
-            rows = datasets.Dataset(table.replace_schema_metadata(None), info=datasets.DatasetInfo(features=features()))
+            joined = work / f"{split}.{os.getpid()}.arrow"
+            counts[split] = _join(files, joined)
+            rows = datasets.Dataset.from_file(str(joined), info=datasets.DatasetInfo(features=features()))
             rows.save_to_disk(str(building / split))
+            del rows  # closes the memory map
+            joined.unlink()
         phonemes = {"version": PHONEME_VERSION, "size": TEXT_VOCAB_SIZE}
         info = {"format_version": FORMAT_VERSION, "phonemes": phonemes, "counts": counts, **record}
         write_json(building / "prepared.json", info)
@@ -137,6 +133,26 @@ def assemble(out: Path, work: Path, shards: Mapping[str, Sequence[Path]], record
             datasets.enable_progress_bars()
     # shards of earlier settings go too: they belong to datasets that this one replaces
     shutil.rmtree(work.parent, ignore_errors=True)
+
+
+def _join(files: Sequence[Path], joined: Path) -> dict[str, float]:
+    """Parquet shards → one Arrow stream, shard by shard; the counts of the split."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
+    utterances, seconds, tokens = 0, 0.0, 0
+    speakers: set[str] = set()
+    schema = features().arrow_schema
+    with pa.OSFile(str(joined), "wb") as sink, pa.ipc.new_stream(sink, schema) as writer:
+        for file in files:
+            table = pq.read_table(file, schema=schema)
+            writer.write_table(table)
+            utterances += table.num_rows
+            seconds += pc.sum(table["duration"]).as_py() or 0.0
+            tokens += pc.sum(pc.list_value_length(table["speech"])).as_py() or 0
+            speakers.update(pc.unique(table["speaker"]).to_pylist())
+    return {"utterances": utterances, "seconds": round(seconds, 2), "speakers": len(speakers), "tokens": tokens}
 
 
 def prepared_info(directory: str | Path) -> dict[str, Any]:
@@ -188,5 +204,10 @@ def source_utterances(directory: str | Path, path: str | Path | None = None) -> 
     `path` says where the corpus is now, if it was moved.
     """
     corpus = prepared_info(directory)["corpus"]
-    utterances, _ = read_corpus(corpus["kind"], path or corpus["path"])
+    utterances, _ = read_corpus(
+        corpus["kind"],
+        path or corpus["path"],
+        audio_root=corpus.get("audio_root"),
+        subsets=corpus.get("subsets", ()),
+    )
     return {u.id: u for u in utterances}

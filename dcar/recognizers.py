@@ -1,5 +1,7 @@
 """Recognisers behind one interface: moonshine (the judge), whisper-base (second opinion), NeMo CTC (the reward).
 
+More are in `recognizers_nemo`, `recognizers_hf` and `recognizers_http`; `load_recognizer` finds them all.
+
 All take float32 mono waveforms at any sample rate and return plain text, "" where they hear nothing. A waveform that
 is empty or not finite is an AudioError. Whisper's encoder makes the speech tokens, so Whisper never judges alone.
 """
@@ -9,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import re
 import tarfile
 import warnings
 from collections.abc import Iterator, Sequence
@@ -118,16 +119,31 @@ class WhisperRecognizer:
     name = "whisper-base-int8"
     tokens_per_second = 8
 
-    def __init__(self, threads: int = 1, model_dir: str | Path | None = None) -> None:
-        """`model_dir`: another CTranslate2 Whisper model; None for the packaged whisper-base."""
+    def __init__(self, threads: int = 1, model_dir: str | Path | None = None, device: str = "cpu") -> None:
+        """`model_dir`: another CTranslate2 Whisper model: a folder, or a name that faster-whisper downloads
+        (`large-v3`); None for the packaged whisper-base. int8 on a CPU, float16 on a GPU."""
         from faster_whisper import WhisperModel
+        from faster_whisper.utils import available_models
 
+        downloadable = isinstance(model_dir, str) and (model_dir in available_models() or model_dir.count("/") == 1)
         folder = whisper_base_dir() if model_dir is None else Path(model_dir)
-        if not (folder / "model.bin").is_file():
-            raise AssetError(f"{folder}: no CTranslate2 Whisper model (model.bin); convert one or leave the folder out")
+        if not (folder / "model.bin").is_file() and (folder.is_dir() or not downloadable):
+            raise AssetError(
+                f"{folder}: no CTranslate2 Whisper model (model.bin); convert one: `ct2-transformers-converter --model "
+                "NAME --output_dir FOLDER`, or give a name like large-v3"
+            )
+        kind = "int8" if device == "cpu" else "float16"
         if model_dir is not None:
-            self.name = f"whisper-int8:{folder.name}"
-        self._model = WhisperModel(str(folder), device="cpu", compute_type="int8", cpu_threads=threads)
+            self.name = f"whisper-{kind}:{folder.name}"
+        source = str(folder) if folder.is_dir() else str(model_dir)
+        try:
+            self._model = WhisperModel(source, device=device.partition(":")[0], compute_type=kind, cpu_threads=threads)
+        except Exception as error:  # whatever the hub client or CTranslate2 raises
+            raise AssetError(
+                f"faster-whisper cannot load {source} ({type(error).__name__}: {str(error).splitlines()[0][:150]}); "
+                f"without network run `hf download Systran/faster-whisper-{folder.name} --local-dir FOLDER` elsewhere "
+                "and give faster-whisper:FOLDER"
+            ) from error
 
     def transcribe(self, waves: list[np.ndarray], sample_rate: int) -> list[str]:
         """See `Recognizer.transcribe`. Costs the same for every waveform up to 30 s."""
@@ -194,6 +210,52 @@ def quiet_nemo() -> Iterator[None]:
             logging.getLogger(name).setLevel(level)
 
 
+def restore_nemo(source: str | Path, device: str = "cpu") -> tuple[Any, str]:
+    """(model, short name) of a `.nemo` file or of a pretrained model that NeMo can download; AssetError otherwise."""
+    path = Path(source)
+    is_file = path.suffix == ".nemo" or path.exists()
+    if is_file and not path.is_file():
+        raise AssetError(f"{path}: no such recogniser; train one with `dcar train-recognizer` or give its name")
+    with quiet_nemo():
+        try:
+            from nemo.collections.asr.models import ASRModel
+        except ImportError as error:
+            raise AssetError(
+                f"the recogniser {source} needs NeMo ({error}); run: pip install 'nemo_toolkit[asr]==3.0.0'"
+            ) from error
+        try:
+            if is_file:
+                model = ASRModel.restore_from(str(path), map_location=device)
+            else:
+                model = ASRModel.from_pretrained(str(source), map_location=device)
+        except Exception as error:  # NeMo raises whatever tarfile, OmegaConf, torch or the hub raised
+            raise AssetError(
+                f"{source}: NeMo cannot restore it ({type(error).__name__}: {error}); check the file or the name"
+                    + ("" if is_file else "; without network, get the .nemo file elsewhere and give nemo:FILE.nemo")
+            ) from error
+    return model, path.stem if is_file else str(source)
+
+
+def sorted_batches(
+    waves: list[np.ndarray], sample_rate: int, batch_seconds: float
+) -> Iterator[tuple[list[int], torch.Tensor, torch.Tensor]]:
+    """(indices, padded waveforms [B, samples] at 16 kHz, lengths [B]) in order of length; a batch holds at most
+    `batch_seconds` of padded audio, or one waveform."""
+    import torch
+
+    ready = [torch.from_numpy(to_recognizer_rate(wave, sample_rate)) for wave in waves]
+    order = sorted(range(len(ready)), key=lambda i: len(ready[i]))
+    start = 0
+    while start < len(order):
+        stop = start + 1
+        while stop < len(order) and (stop + 1 - start) * len(ready[order[stop]]) <= batch_seconds * SAMPLE_RATE:
+            stop += 1
+        rows = [ready[i] for i in order[start:stop]]
+        batch = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+        yield order[start:stop], batch, torch.tensor([len(row) for row in rows])
+        start = stop
+
+
 class NemoCTCRecognizer:
     """A NeMo CTC model (characters or BPE), restored through NeMo's own API; greedy CTC in sorted batches.
 
@@ -206,29 +268,12 @@ class NemoCTCRecognizer:
         `batch_seconds` bounds the padded audio of one batch. Raises AssetError if the file is missing or holds
         something else than a CTC model.
         """
-        path = Path(source)
-        is_file = path.suffix == ".nemo" or path.exists()
-        if is_file and not path.is_file():
-            raise AssetError(f"{path}: no such recogniser; train one with `dcar train-recognizer` or give its name")
-        with quiet_nemo():
-            try:
-                from nemo.collections.asr.models import ASRModel, EncDecCTCModel
-            except ImportError as error:
-                raise AssetError(
-                    f"the recogniser {source} needs NeMo ({error}); run: pip install 'nemo_toolkit[asr]==3.0.0'"
-                ) from error
-            try:
-                if is_file:
-                    model = ASRModel.restore_from(str(path), map_location=device)
-                else:
-                    model = ASRModel.from_pretrained(str(source), map_location=device)
-            except Exception as error:  # NeMo raises whatever tarfile, OmegaConf, torch or the hub raised
-                raise AssetError(
-                    f"{source}: NeMo cannot restore it ({type(error).__name__}: {error}); check the file or the name"
-                ) from error
+        model, name = restore_nemo(source, device)
+        from nemo.collections.asr.models import EncDecCTCModel
+
         if not isinstance(model, EncDecCTCModel):
             raise AssetError(f"{source}: is a {type(model).__name__}; a CTC model (EncDecCTCModel[BPE]) is needed")
-        self._adopt(model, f"nemo-ctc:{path.stem if is_file else source}", device, batch_seconds)
+        self._adopt(model, f"nemo-ctc:{name}", device, batch_seconds)
 
     @classmethod
     def from_model(cls, model: Any, name: str, device: str = "cpu", batch_seconds: float = 20.0) -> NemoCTCRecognizer:
@@ -288,25 +333,13 @@ class NemoCTCRecognizer:
         """(index, log-probabilities [frames, symbols + 1]) of every waveform, in order of length."""
         import torch
 
-        ready = [torch.from_numpy(to_recognizer_rate(wave, sample_rate)) for wave in waves]
-        order = sorted(range(len(ready)), key=lambda i: len(ready[i]))
-        start = 0
-        while start < len(order):
-            stop = start + 1
-            while (
-                stop < len(order) and (stop + 1 - start) * len(ready[order[stop]]) <= self.batch_seconds * SAMPLE_RATE
-            ):
-                stop += 1
-            rows = [ready[i] for i in order[start:stop]]
-            lengths = torch.tensor([len(row) for row in rows])
-            batch = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)  # [B, samples]
+        for indices, batch, lengths in sorted_batches(waves, sample_rate, self.batch_seconds):
             with torch.inference_mode():
                 log_probs, frames, _ = self._model(
                     input_signal=batch.to(self.device), input_signal_length=lengths.to(self.device)
                 )
-            for row, index in enumerate(order[start:stop]):
+            for row, index in enumerate(indices):
                 yield index, log_probs[row, : int(frames[row])].cpu()
-            start = stop
 
     def _decode(self, ids: list[int]) -> str:
         if self._subwords is not None:
@@ -325,7 +358,14 @@ class NemoCTCRecognizer:
 
 
 def load_recognizer(name: str, threads: int = 1, device: str = "cpu") -> Recognizer:
-    """A recogniser by name: `moonshine`, `whisper-base`, `starter` (ships with the project), `nemo:<path or name>`.
+    """A recogniser by name:
+
+    - `moonshine`, `whisper-base`, `starter` (ships with the project)
+    - `nemo:PATH_OR_NAME`: CTC or transducer, e.g. nemo:stt_en_fastconformer_transducer_large or nemo:model.nemo
+    - `whisper:FOLDER_OR_NAME` through transformers, e.g. whisper:openai/whisper-large-v3
+    - `faster-whisper:FOLDER_OR_NAME` through CTranslate2, e.g. faster-whisper:large-v3
+    - `ctc:FOLDER_OR_NAME`: wav2vec 2.0 or HuBERT with a CTC head, e.g. ctc:facebook/hubert-large-ls960-ft
+    - `http://…`, `https://…`: a service (see `dcar.recognizers_http`); `openai:URL#MODEL`: one with OpenAI's interface
 
     Raises AssetError for an unknown name or a missing model.
     """
@@ -335,6 +375,24 @@ def load_recognizer(name: str, threads: int = 1, device: str = "cpu") -> Recogni
         return WhisperRecognizer(threads=threads)
     if name == "starter":
         return NemoCTCRecognizer(SHIPPED_RECOGNIZER, device=device)
-    if match := re.fullmatch(r"nemo:(.+)", name):
-        return NemoCTCRecognizer(match[1], device=device)
-    raise AssetError(f"unknown recogniser {name!r}; choose moonshine, whisper-base, starter or nemo:<path or name>")
+    kind, _, rest = name.partition(":")
+    if rest and kind == "nemo":
+        from dcar.recognizers_nemo import load_nemo
+
+        return load_nemo(rest, device)
+    if rest and kind in ("whisper", "ctc"):
+        from dcar import recognizers_hf
+
+        if kind == "ctc":
+            return recognizers_hf.CTCRecognizer(rest, device)
+        return recognizers_hf.WhisperHFRecognizer(rest, device)
+    if rest and kind == "faster-whisper":
+        return WhisperRecognizer(threads, rest, device)
+    if rest and kind in ("http", "https", "openai"):
+        from dcar.recognizers_http import HTTPRecognizer
+
+        return HTTPRecognizer.from_spec(name)
+    raise AssetError(
+        f"unknown recogniser {name!r}; choose moonshine, whisper-base, starter, nemo:…, whisper:…, faster-whisper:…, "
+        "ctc:…, http://… or openai:URL#MODEL"
+    )

@@ -22,9 +22,10 @@ from dcar.audio import resample
 from dcar.config import load_config
 from dcar.errors import ConfigError
 from dcar.prepare import load_prepared, source_utterances
-from dcar.shipped import resolve
-from dcar.vocoder import TokenVocoder
-from dcar.vocoder_features import SAMPLE_RATE as VOCODER_RATE
+from dcar.vocoders import load_vocoder
+
+RECORDING_RATE = 24_000
+"""Recordings of all rates are written at this one, in Hz."""
 
 
 @dataclass
@@ -53,7 +54,8 @@ def run(config: ResynthesizeConfig) -> Path:
         dataset = dataset.select(range(min(config.limit, len(dataset))))
     out = Path(config.out)
     out.mkdir(parents=True, exist_ok=True)
-    speak = _recordings(config) if config.recordings else _vocoder(config, np.asarray(dataset["voice"], np.float32))
+    voices = np.asarray(dataset["voice"], np.float32)
+    speak, rate = _recordings(config) if config.recordings else _vocoder(config, voices)
     order = np.argsort([len(tokens) for tokens in dataset["speech"]])
     waves: dict[str, Any] = {}
     rows = []
@@ -64,32 +66,34 @@ def run(config: ResynthesizeConfig) -> Path:
             waves[row["id"]] = (np.clip(wave, -1, 1) * 32767).astype(np.int16)
             rows.append({"audio": f"{config.split}.npz", "key": row["id"], "text": row["text"],
                          "speaker": row["speaker"], "tokens": list(row["speech"])})
-    np.savez(out / f"{config.split}.npz", sample_rate=VOCODER_RATE, **waves)
+    np.savez(out / f"{config.split}.npz", sample_rate=rate, **waves)
     manifest = out / f"{config.split}.jsonl"
     manifest.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return manifest
 
 
 Speak = Callable[[list[dict[str, Any]], list[int]], list[np.ndarray]]
-"""Rows of the dataset and their indices -> their waves at VOCODER_RATE."""
+"""Rows of the dataset and their indices -> their waves."""
 
 
-def _vocoder(config: ResynthesizeConfig, voices: np.ndarray) -> Speak:
-    vocoder = TokenVocoder.from_pretrained(resolve(config.vocoder, "vocoder"))
+def _vocoder(config: ResynthesizeConfig, voices: np.ndarray) -> tuple[Speak, int]:
+    vocoder = load_vocoder(config.vocoder)
     if config.other_voices:
         voices = voices[np.random.default_rng(config.seed).permutation(len(voices))]
-    return lambda rows, indices: vocoder.synthesize([row["speech"] for row in rows], voices[indices])
+    return lambda rows, indices: vocoder.synthesize([row["speech"] for row in rows], voices[indices]), int(
+        vocoder.sample_rate
+    )
 
 
-def _recordings(config: ResynthesizeConfig) -> Speak:
+def _recordings(config: ResynthesizeConfig) -> tuple[Speak, int]:
     sources = source_utterances(config.data)
 
     def recording(row: dict[str, Any]) -> np.ndarray:
         speed = round(float(row["speed"]), 6)  # a copy at another speed is named after it
         wave, rate = sources[row["id"].removesuffix(f"@{speed:g}")].load()
-        return resample(wave, rate * speed, VOCODER_RATE)
+        return resample(wave, rate * speed, RECORDING_RATE)
 
-    return lambda rows, _: [recording(row) for row in rows]
+    return lambda rows, _: [recording(row) for row in rows], RECORDING_RATE
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -6,6 +6,7 @@ import argparse
 import re
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +18,9 @@ from dcar.model import CARDecoder
 from dcar.sampling import SamplingConfig
 from dcar.shipped import resolve, shipped
 from dcar.text import normalize_text, text_to_ids
-from dcar.tokenizers import WhisperKMeansTokenizer, load_tokenizer
-from dcar.vocoder import TokenVocoder, speaker_features
+from dcar.tokenizers import SpeechTokenizer, load_tokenizer
+from dcar.vocoder import speaker_features
+from dcar.vocoders import PromptAudio, Vocoder, check_rates, load_vocoder
 from heads.policy import ChunkPolicy
 
 MIN_PROMPT_SECONDS = 1.0
@@ -76,15 +78,16 @@ def make_method(name: str, policy: str, decoder: CARDecoder) -> Method:
                       "or dcar-sampled")
 
 
-def check_together(decoder: CARDecoder, tokenizer: WhisperKMeansTokenizer, vocoder: TokenVocoder) -> None:
+def check_together(decoder: CARDecoder, tokenizer: SpeechTokenizer, vocoder: Vocoder) -> None:
     """CheckpointError where decoder, tokenizer and vocoder do not mean the same by a speech token."""
     if decoder.config.tokenizer and not decoder.config.tokenizer.endswith(tokenizer.checksum):
         raise CheckpointError(f"the decoder was trained on tokens of {decoder.config.tokenizer}, not of the tokenizer "
                               f"given ({tokenizer.name}@{tokenizer.checksum}); give --tokenizer the decoder's own")
-    if vocoder.config.vocab_size != decoder.config.speech_vocab_size:
-        raise CheckpointError(f"the vocoder knows {vocoder.config.vocab_size} codes, the decoder speaks "
+    if vocoder.vocab_size != decoder.config.speech_vocab_size:
+        raise CheckpointError(f"the vocoder knows {vocoder.vocab_size} codes, the decoder speaks "
                               f"{decoder.config.speech_vocab_size}; give --vocoder one for the decoder's tokenizer")
-    vocoder.check_tokenizer(f"@{tokenizer.checksum}")
+    vocoder.check_tokenizer(f"{tokenizer.name}@{tokenizer.checksum}")
+    check_rates(vocoder, tokenizer.rate_hz, tokenizer.name)
 
 
 def timeline(result: DecodeResult, rate: float) -> str:
@@ -104,8 +107,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--method", default="dcar", help="dcar (default), dcar-sampled, car-K, far")
     parser.add_argument("--decoder", default="starter", help="directory of a decoder (far: of a FAR decoder)")
     parser.add_argument("--policy", default="starter", help="directory of an exported policy")
-    parser.add_argument("--vocoder", default="starter")
-    parser.add_argument("--tokenizer", default="starter")
+    parser.add_argument("--vocoder", default="starter", help="folder, or a name that dcar.vocoders lists")
+    parser.add_argument("--tokenizer", default="starter", help="folder, or a name that dcar.tokenizers lists")
     parser.add_argument("--temperature", type=float, default=0.8)
     parser.add_argument("--top-k", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
@@ -115,9 +118,10 @@ def main(arguments: list[str] | None = None) -> None:
     tokenizer = load_tokenizer(options.tokenizer)
     decoder = CARDecoder.from_pretrained(resolve(options.decoder, "far" if options.method == "far" else "decoder"))
     method = make_method(options.method, options.policy, decoder)
-    vocoder = TokenVocoder.from_pretrained(resolve(options.vocoder, "vocoder"))
-    check_together(decoder, tokenizer, vocoder)
     voice = read_voice(options.prompt, tokenizer) if options.prompt else starter_voice()
+    heard = PromptAudio([(voice.features, partial(load_audio, options.prompt))] if options.prompt else [])
+    vocoder = load_vocoder(options.vocoder, prompts=heard)
+    check_together(decoder, tokenizer, vocoder)
     started = time.perf_counter()
     prompts = [Prompt(f"sentence-{i}", tuple(text_to_ids(s)), voice.tokens) for i, s in enumerate(sentences)]
     sampling = SamplingConfig(temperature=options.temperature, top_k=options.top_k)

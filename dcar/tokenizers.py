@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -107,13 +107,134 @@ def shared_encoder(tail_seconds: float, threads: int) -> WhisperEncoder:
     return WhisperEncoder(tail_seconds, threads)
 
 
-class WhisperKMeansTokenizer:
-    """k-means codes of standardised whisper-base encoder states, 50 per second.
+class KMeansTokenizer:
+    """k-means codes of an encoder's standardised states.
 
-    code = argmin_v || (state - mean) / scale - centroid_v ||², first index on ties.
+    code = argmin_v || (state - mean) / scale - centroid_v ||², first index on ties. Subclasses name the encoder: its
+    `kind`, `rate_hz`, `encoder_sha256`, `encoder_identity` (everything about it that decides the codes) and `states`.
     """
 
+    kind: str
+    rate_hz: float
+    encoder_sha256: str
+
+    def __init__(
+        self,
+        centroids: np.ndarray,
+        mean: np.ndarray,
+        scale: np.ndarray,
+        *,
+        state_size: int,
+        name: str,
+        provenance: dict[str, Any] | None = None,
+    ) -> None:
+        """`centroids` [V, D] in the standardised space; `mean`, `scale` [D] of the encoder states, D = `state_size`."""
+        self.centroids = np.ascontiguousarray(centroids, dtype=np.float32)
+        self.mean = np.ascontiguousarray(mean, dtype=np.float32)
+        self.scale = np.ascontiguousarray(scale, dtype=np.float32)
+        if self.centroids.ndim != 2 or self.centroids.shape[1] != state_size:
+            raise CheckpointError(
+                f"tokenizer centroids have shape {self.centroids.shape}, but the states of this {self.kind} encoder "
+                f"have {state_size} dimensions; use the encoder that they were fitted on, or run `dcar fit-tokenizer`"
+            )
+        if self.mean.shape != (state_size,) or self.scale.shape != (state_size,):
+            raise CheckpointError(f"tokenizer mean and scale have shapes {self.mean.shape}, {self.scale.shape}")
+        if not np.isfinite(self.centroids).all() or not (self.scale > 0).all() or not np.isfinite(self.mean).all():
+            raise CheckpointError("tokenizer centroids, mean or scale hold NaN, infinite or non-positive values")
+        self.name = name
+        self.vocab_size = int(self.centroids.shape[0])
+        self.provenance = dict(provenance or {})
+        self._half_norms = 0.5 * (self.centroids.astype(np.float64) ** 2).sum(1)
+
+    @property
+    def encoder_identity(self) -> str:
+        """What the checksum says about the encoder."""
+        return self.encoder_sha256
+
+    def states(self, wave: np.ndarray, sample_rate: int) -> np.ndarray:
+        """Encoder states [T, D] float32 of one waveform, T = ceil(seconds · rate_hz)."""
+        raise NotImplementedError
+
+    def card(self) -> dict[str, Any]:
+        """What tokenizer.json says besides sizes and checksums."""
+        raise NotImplementedError
+
+    @property
+    def checksum(self) -> str:
+        """SHA-256 over everything that decides the codes: encoder, mean, scale, centroids."""
+        digest = hashlib.sha256(self.encoder_identity.encode())
+        for array in (self.mean, self.scale, self.centroids):
+            digest.update(array.astype("<f4").tobytes())
+        return digest.hexdigest()
+
+    def encode(self, waves: list[np.ndarray], sample_rate: int) -> list[np.ndarray]:
+        """Codes [T] int64 of every waveform [samples] float32 mono; T = ceil(seconds · rate_hz).
+
+        A waveform's codes do not depend on the others. Raises AudioError (see the encoder).
+        """
+        return [self.quantize(self.states(wave, sample_rate)) for wave in waves]
+
+    def quantize(self, states: np.ndarray) -> np.ndarray:
+        """Nearest centroid of every state: [T, D] → [T] int64."""
+        standardised = (states - self.mean) / self.scale
+        # ||x - c||² = ||x||² - 2 (x·c - ||c||²/2); the first term does not depend on the code.
+        return np.argmax(standardised @ self.centroids.T - self._half_norms, axis=1).astype(np.int64)
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write `tokenizer.safetensors` and `tokenizer.json` (rate, sizes, encoder digest, checksum).
+
+        Raises CheckpointError if they cannot be written.
+        """
+        folder = Path(folder)
+        tensors = {"centroids": self.centroids, "mean": self.mean, "scale": self.scale}
+        card = {
+            "type": self.kind,
+            "name": self.name,
+            "vocab_size": self.vocab_size,
+            "rate_hz": self.rate_hz,
+            "sample_rate": ENCODER_SAMPLE_RATE,
+            "tokens_per_waveform": "ceil(seconds * rate_hz)",
+            **self.card(),
+            "encoder_sha256": self.encoder_sha256,
+            "checksum": self.checksum,
+            "provenance": self.provenance,
+        }
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            save_file(tensors, folder / "tokenizer.safetensors")
+            (folder / "tokenizer.json").write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"{folder}: the tokenizer cannot be written ({error}); free some space") from error
+
+    def check_stored(self, folder: Path, card: dict[str, Any]) -> None:
+        """CheckpointError if this tokenizer, loaded from `folder`, is not the one that was saved there."""
+        if self.checksum != card["checksum"]:
+            raise CheckpointError(
+                f"{folder}: the centroids do not match the checksum in tokenizer.json; restore the folder"
+            )
+
+
+def read_kmeans(folder: Path) -> tuple[dict[str, Any], np.ndarray, np.ndarray, np.ndarray]:
+    """tokenizer.json, centroids, mean and scale of a saved k-means tokenizer. CheckpointError if it is incomplete."""
+    try:
+        card = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+        tensors = load_file(folder / "tokenizer.safetensors")
+        for key in ("type", "name", "checksum", "encoder_sha256"):
+            card[key]
+        return card, tensors["centroids"], tensors["mean"], tensors["scale"]
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise CheckpointError(
+            f"{folder}: not a complete speech tokenizer ({type(error).__name__}: {error}); "
+            "make one with `dcar fit-tokenizer` or give the folder that it wrote"
+        ) from error
+
+
+class WhisperKMeansTokenizer(KMeansTokenizer):
+    """k-means codes of standardised whisper-base encoder states, 50 per second."""
+
+    kind = "whisper-kmeans"
     rate_hz = 50.0
+    encoder_sha256 = WHISPER_BASE_SHA256
 
     def __init__(
         self,
@@ -127,44 +248,21 @@ class WhisperKMeansTokenizer:
         provenance: dict[str, Any] | None = None,
     ) -> None:
         """`centroids` [V, 512] in the standardised space; `mean`, `scale` [512] of the encoder states."""
-        self.centroids = np.ascontiguousarray(centroids, dtype=np.float32)
-        self.mean = np.ascontiguousarray(mean, dtype=np.float32)
-        self.scale = np.ascontiguousarray(scale, dtype=np.float32)
-        size = WhisperEncoder.state_size
-        if self.centroids.ndim != 2 or self.centroids.shape[1] != size:
-            raise CheckpointError(f"tokenizer centroids have shape {self.centroids.shape}, expected [codes, {size}]")
-        if self.mean.shape != (size,) or self.scale.shape != (size,):
-            raise CheckpointError(f"tokenizer mean and scale have shapes {self.mean.shape}, {self.scale.shape}")
-        if not np.isfinite(self.centroids).all() or not (self.scale > 0).all() or not np.isfinite(self.mean).all():
-            raise CheckpointError("tokenizer centroids, mean or scale hold NaN, infinite or non-positive values")
-        self.name = name
-        self.vocab_size = int(self.centroids.shape[0])
+        super().__init__(
+            centroids, mean, scale, state_size=WhisperEncoder.state_size, name=name, provenance=provenance
+        )
         self.tail_seconds = tail_seconds
         self.threads = threads
-        self.provenance = dict(provenance or {})
-        self._half_norms = 0.5 * (self.centroids.astype(np.float64) ** 2).sum(1)
 
     @property
-    def checksum(self) -> str:
-        """SHA-256 over everything that decides the codes: encoder, tail, mean, scale, centroids."""
-        digest = hashlib.sha256(f"{WHISPER_BASE_SHA256} tail={self.tail_seconds}".encode())
-        for array in (self.mean, self.scale, self.centroids):
-            digest.update(array.astype("<f4").tobytes())
-        return digest.hexdigest()
+    def encoder_identity(self) -> str:
+        return f"{WHISPER_BASE_SHA256} tail={self.tail_seconds}"
 
-    def encode(self, waves: list[np.ndarray], sample_rate: int) -> list[np.ndarray]:
-        """Codes [T] int64 of every waveform [samples] float32 mono; T = ceil(seconds · 50).
+    def states(self, wave: np.ndarray, sample_rate: int) -> np.ndarray:
+        return shared_encoder(self.tail_seconds, self.threads)(wave, sample_rate)
 
-        A waveform's codes do not depend on the others. Raises AudioError (see `WhisperEncoder`).
-        """
-        encoder = shared_encoder(self.tail_seconds, self.threads)
-        return [self.quantize(encoder(wave, sample_rate)) for wave in waves]
-
-    def quantize(self, states: np.ndarray) -> np.ndarray:
-        """Nearest centroid of every state: [T, 512] → [T] int64."""
-        standardised = (states - self.mean) / self.scale
-        # ||x - c||² = ||x||² - 2 (x·c - ||c||²/2); the first term does not depend on the code.
-        return np.argmax(standardised @ self.centroids.T - self._half_norms, axis=1).astype(np.int64)
+    def card(self) -> dict[str, Any]:
+        return {"tail_seconds": self.tail_seconds, "encoder": "whisper-base, final encoder states (MIT)"}
 
     @classmethod
     def fit(
@@ -179,52 +277,18 @@ class WhisperKMeansTokenizer:
         tail_seconds: float = 0.5,
         threads: int = 1,
         name: str = "whisper-base-kmeans",
+        sample_hours: float | None = None,
     ) -> WhisperKMeansTokenizer:
-        """Fit the codes on a stream of (waveform, sample rate in Hz) until `max_frames` states were read.
+        """Fit the codes on a stream of (waveform, sample rate in Hz); see `collect_states` for how much of it.
 
         Mini-batch k-means with k-means++ starts, `passes` times over the states, seeded. Raises ConfigError if
         the stream holds fewer than 4 states per code.
         """
         encoder = shared_encoder(tail_seconds, threads)
-        collected: list[np.ndarray] = []
-        frames = 0
-        for wave, sample_rate in waves:
-            collected.append(encoder(wave, sample_rate))
-            frames += len(collected[-1])
-            if frames >= max_frames:
-                break
-        states = np.concatenate(collected)[:max_frames] if collected else np.zeros((0, WhisperEncoder.state_size))
-        logger.info("tokenizer: %d encoder states (%.1f minutes)", len(states), len(states) / 50 / 60)
+        states = collect_states(waves, encoder, encoder.state_size, 50.0, max_frames, sample_hours, seed)
         provenance = {"frames": len(states), "seed": seed, "standardize": standardize, "passes": passes}
         centroids, mean, scale = fit_centroids(states, vocab_size, seed, standardize, passes)
         return cls(centroids, mean, scale, name=name, tail_seconds=tail_seconds, threads=threads, provenance=provenance)
-
-    def save_pretrained(self, folder: str | Path) -> None:
-        """Write `tokenizer.safetensors` and `tokenizer.json` (rate, sizes, encoder digest, checksum).
-
-        Raises CheckpointError if they cannot be written.
-        """
-        folder = Path(folder)
-        tensors = {"centroids": self.centroids, "mean": self.mean, "scale": self.scale}
-        card = {
-            "type": "whisper-kmeans",
-            "name": self.name,
-            "vocab_size": self.vocab_size,
-            "rate_hz": self.rate_hz,
-            "sample_rate": ENCODER_SAMPLE_RATE,
-            "tokens_per_waveform": "ceil(seconds * rate_hz)",
-            "tail_seconds": self.tail_seconds,
-            "encoder": "whisper-base, final encoder states (MIT)",
-            "encoder_sha256": WHISPER_BASE_SHA256,
-            "checksum": self.checksum,
-            "provenance": self.provenance,
-        }
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            save_file(tensors, folder / "tokenizer.safetensors")
-            (folder / "tokenizer.json").write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")
-        except (OSError, SafetensorError) as error:
-            raise CheckpointError(f"{folder}: the tokenizer cannot be written ({error}); free some space") from error
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, threads: int = 1) -> WhisperKMeansTokenizer:
@@ -233,35 +297,54 @@ class WhisperKMeansTokenizer:
         Raises CheckpointError if it is incomplete, altered or for another encoder.
         """
         folder = Path(folder)
-        try:
-            card = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
-            tensors = load_file(folder / "tokenizer.safetensors")
-            centroids, mean, scale = tensors["centroids"], tensors["mean"], tensors["scale"]
-            kind, name, tail, stored = card["type"], card["name"], card["tail_seconds"], card["checksum"]
-            encoder = card["encoder_sha256"]
-        except (OSError, ValueError, KeyError, SafetensorError) as error:
+        card, centroids, mean, scale = read_kmeans(folder)
+        if card["type"] != cls.kind or card["encoder_sha256"] != WHISPER_BASE_SHA256 or "tail_seconds" not in card:
             raise CheckpointError(
-                f"{folder}: not a complete speech tokenizer ({type(error).__name__}: {error}); "
-                "make one with `dcar fit-tokenizer` or give the folder that it wrote"
-            ) from error
-        if kind != "whisper-kmeans" or encoder != WHISPER_BASE_SHA256:
-            raise CheckpointError(
-                f"{folder}: made for encoder {kind} {encoder[:12]}…, not whisper-kmeans on whisper-base"
+                f"{folder}: made for encoder {card['type']} {card['encoder_sha256'][:12]}…, not whisper-kmeans on "
+                "whisper-base"
             )
         tokenizer = cls(
             centroids,
             mean,
             scale,
-            name=name,
-            tail_seconds=tail,
+            name=card["name"],
+            tail_seconds=card["tail_seconds"],
             threads=threads,
             provenance=card.get("provenance"),
         )
-        if tokenizer.checksum != stored:
-            raise CheckpointError(
-                f"{folder}: the centroids do not match the checksum in tokenizer.json; restore the folder"
-            )
+        tokenizer.check_stored(folder, card)
         return tokenizer
+
+
+def collect_states(
+    waves: Iterable[tuple[np.ndarray, int]],
+    encoder: Callable[[np.ndarray, int], np.ndarray],
+    state_size: int,
+    rate_hz: float,
+    max_frames: int,
+    sample_hours: float | None,
+    seed: int,
+) -> np.ndarray:
+    """At most `max_frames` encoder states [N, D] of a stream of (waveform, sample rate in Hz).
+
+    Without `sample_hours` the first `max_frames` states. With it the stream is read for that many hours, and of every
+    waveform the same share of its states is kept, drawn by `seed`: many voices and little memory (the states of the
+    papers' 73 hours of HuBERT-Large would take 54 GB).
+    """
+    draw = np.random.default_rng([seed, 1])
+    share = 1.0 if sample_hours is None else min(1.0, max_frames / (sample_hours * 3600 * rate_hz))
+    collected: list[np.ndarray] = []
+    frames, seconds = 0, 0.0
+    for wave, sample_rate in waves:
+        states = encoder(wave, sample_rate)
+        if share < 1:
+            states = states[draw.random(len(states)) < share]
+        collected.append(states)
+        frames, seconds = frames + len(states), seconds + len(wave) / sample_rate
+        if frames >= max_frames or (sample_hours is not None and seconds >= sample_hours * 3600):
+            break
+    logger.info("tokenizer: %d encoder states of %.1f minutes", frames, seconds / 60)
+    return np.concatenate(collected)[:max_frames] if collected else np.zeros((0, state_size), np.float32)
 
 
 def fit_centroids(
@@ -275,7 +358,7 @@ def fit_centroids(
 
     if len(states) < 4 * vocab_size:
         raise ConfigError(
-            f"fit-tokenizer: {len(states)} encoder states ({len(states) / 50:.0f} s of speech) are too few for "
+            f"fit-tokenizer: {len(states)} encoder states ({len(states) / 50:.0f} s at 50 Hz) are too few for "
             f"{vocab_size} codes; give at least {4 * vocab_size // 50} s or fewer codes"
         )
     dimensions = states.shape[1]
@@ -297,7 +380,27 @@ def fit_centroids(
 SHIPPED_TOKENIZER = Path(__file__).parent / "assets" / "tokenizer"
 
 
-def load_tokenizer(name_or_dir: str | Path = "starter", threads: int = 1) -> WhisperKMeansTokenizer:
-    """A tokenizer by name (`starter`, the one that ships with the project) or by the folder it was saved in."""
-    folder = SHIPPED_TOKENIZER if str(name_or_dir) == "starter" else Path(name_or_dir)
+def load_tokenizer(name_or_dir: str | Path = "starter", threads: int = 1, device: str = "cpu") -> SpeechTokenizer:
+    """A tokenizer by name or by folder.
+
+    - `starter`, the one that ships with the project; a folder that `dcar fit-tokenizer` wrote
+    - `s3:NAME[@FILE]` S³ of CosyVoice; NAME is speech_tokenizer_v1 (50 Hz), speech_tokenizer_v1_25hz or
+      speech_tokenizer_v2_25hz (FSQ, 6561 codes), FILE its .onnx or .pt
+    - `xcodec2:FOLDER`, `speechtokenizer:FOLDER`
+
+    Raises CheckpointError or AssetError with the command that helps.
+    """
+    spec = str(name_or_dir)
+    if spec == "starter":
+        return WhisperKMeansTokenizer.from_pretrained(SHIPPED_TOKENIZER, threads=threads)
+    kind, _, rest = spec.partition(":")
+    if rest and kind in ("s3", "xcodec2", "speechtokenizer"):
+        from dcar import tokenizers_codec
+
+        return tokenizers_codec.load(kind, rest, device)
+    folder = Path(spec)
+    if read_kmeans(folder)[0]["type"] == "hubert-kmeans":
+        from dcar.tokenizers_hubert import HubertKMeansTokenizer
+
+        return HubertKMeansTokenizer.from_pretrained(folder, device=device)
     return WhisperKMeansTokenizer.from_pretrained(folder, threads=threads)

@@ -49,6 +49,10 @@ class TokenVocoder(nn.Module):
     def token_rate(self) -> int:
         return self.config.token_rate
 
+    @property
+    def vocab_size(self) -> int:
+        return self.config.vocab_size
+
     def predict(self, tokens: Tensor, mask: Tensor, speaker: Tensor) -> tuple[Tensor, Pitch]:
         """Log-mel [B, F, bands] and pitch [B, F] of utterances: tokens [B, T], mask [B, T] (1 = real token), speaker
         [B, 298]."""

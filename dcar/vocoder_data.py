@@ -225,13 +225,14 @@ def pack_training_data(
     at 24 kHz, and unpacking needs soundfile) instead of int16 samples. Pitch and the rest of the speaker features
     are computed when the pack is unpacked. Raises AudioError or DataError with the id of an unusable utterance.
     """
-    from dcar.corpus import StoredAudio
+    from dcar.corpus import AudioSegment, StoredAudio
     from dcar.prepare import load_prepared, prepared_info, source_utterances
 
     utterances, info = source_utterances(prepared_dir), prepared_info(prepared_dir)
     recordings: list[np.ndarray | bytes] = []
     rows: list[PackRow] = []
     known: dict[str, int] = {}
+    rate_hz = float(info["tokenizer"]["rate_hz"])
     seconds: list[float] = []
     for split in (*train_splits, *validation_splits):
         for row in tqdm(load_prepared(prepared_dir, split), desc=f"pack {split}", unit="row"):
@@ -245,15 +246,17 @@ def pack_training_data(
                     raise DataError(f"{utterance.source}: {rate} Hz; only {SAMPLE_RATE} Hz files can be packed encoded")
                 audio = utterance.audio.read() if isinstance(utterance.audio, StoredAudio) else utterance.audio
                 if encoded:
+                    if isinstance(audio, AudioSegment):
+                        raise DataError(f"{utterance.source}: a stretch of a longer file cannot be packed encoded")
                     recordings.append(audio if isinstance(audio, bytes) else Path(audio).read_bytes())
                 else:
                     recordings.append(wave if rate == SAMPLE_RATE else resample(wave, rate, SAMPLE_RATE))
                 known[utterance.id] = len(seconds)
                 seconds.append(len(wave) / rate)
             tokens, recording = np.asarray(row["speech"], dtype=np.int64), known[utterance.id]
-            if abs(seconds[recording] / speed - len(tokens) / 50) > 0.06:
+            if abs(seconds[recording] / speed - len(tokens) / rate_hz) > 3 / rate_hz:
                 raise DataError(
-                    f"{row['id']}: tokens and audio differ in length by over 60 ms; prepare the corpus again"
+                    f"{row['id']}: tokens and audio differ in length by over three tokens; prepare the corpus again"
                 )
             embedding = np.asarray(row["speaker_embedding"], dtype=np.float32)
             rows.append(PackRow(recording, speed, tokens, embedding, row["speaker"], split in validation_splits))

@@ -33,17 +33,18 @@ from dcar.errors import ConfigError, DataError, DCARError
 from dcar.prepared import load_prepared, prepared_info, source_utterances
 from dcar.recognizers import load_recognizer
 from dcar.sampling import SamplingConfig
-from dcar.shipped import shipped
 from dcar.tracking import provenance, write_json
 from dcar.vocoder import TokenVocoder
+from dcar.vocoders import PromptAudio, check_rates, load_vocoder
 from dcar.wer import NORMALIZER
 from eval.methods import Entry, load_models, make_methods
-from eval.metrics import NOISE_QUALITY_LABEL, NoiseQuality, SpeakerSimilarity
+from eval.metrics import NOISE_QUALITY_LABEL, NoiseQuality
 from eval.pareto import equal_speed, speed_axis
 from eval.plots import draw_plots
 from eval.records import RECORDING, RESYNTHESIS, Maker, Record, RecordStore, Scope, Tools, choose_items, plan, save_opus
 from eval.report import FORMAT_VERSION, write_report
 from eval.rows import Row, by_utterance, make_rows, power_statement
+from eval.scorers import load_similarity
 from eval.sweeps import expand_names
 from eval.table import table_text
 from eval.timing import time_methods
@@ -73,9 +74,10 @@ class CompareConfig:
     min_tokens: int = 1
     max_tokens: int = 1500
     max_tokens_per_text_unit: float = 16.0
-    vocoder: str = ""  # folder; empty = the one that ships with the project
+    vocoder: str = ""  # folder, or another project's (dcar/vocoders.py); empty = the one that ships with the project
     judge: str = "moonshine"  # must not have made the speech tokens nor the reward
     second_opinion: str = "whisper-base"
+    similarity: str = "resemblyzer"  # or wavlm:…, eres2net:… (eval/scorers.py)
     second_opinion_utterances: int = 0  # with the first seed; 0 = off
     noise_quality_utterances: int = 20  # DNSMOS, with the first seed; 0 = off (about half a second each)
     timing_utterances: int = 10  # spoken by every method at batch 1; 0 = no timings
@@ -121,20 +123,41 @@ def load_tools(config: CompareConfig, device: str) -> Tools:
                         f"{made_for[:60]}; prepare the corpus with the decoder's tokenizer")
     dataset = load_prepared(config.data, config.split)
     items = make_prompts(dataset, config.prompt_tokens, config.prompt_seed, models.decoder.config.bos)
-    vocoder = TokenVocoder.from_pretrained(config.vocoder or shipped("vocoder"), device)
+    recordings = _recordings(config.data)
+    prompts = PromptAudio.of_items(items, recordings)
+    vocoder = load_vocoder(config.vocoder, device, prompts)
     vocoder.check_tokenizer(tokenizer)
+    check_rates(vocoder, info["tokenizer"]["rate_hz"], info["tokenizer"]["name"])
     second = load_recognizer(config.second_opinion) if config.second_opinion_utterances else None
     return Tools(
-        items, models, vocoder, load_recognizer(config.judge, device=device), second, SpeakerSimilarity(),
-        NoiseQuality() if config.noise_quality_utterances else None, _recordings(config.data),
-        {"vocoder": tensors_checksum(vocoder.state_dict())},
+        items, models, vocoder, load_recognizer(config.judge, device=device), second,
+        load_similarity(config.similarity, prompts, device),
+        NoiseQuality() if config.noise_quality_utterances else None, recordings,
+        {"vocoder": _identity(vocoder, config.vocoder)},
         {"corpus": info["corpus"], "tokenizer": tokenizer, "split": config.split},
     )
 
 
 def _recordings(prepared: str) -> Callable[[str], tuple[np.ndarray, int]]:
+    """Recordings by utterance id; "ID (prompt)" is the prompt that the corpus gives for ID."""
     sources = source_utterances(prepared)
-    return lambda utterance_id: sources[utterance_id].load()
+
+    def recording(utterance_id: str) -> tuple[np.ndarray, int]:
+        if utterance_id.endswith(" (prompt)"):
+            found = sources[utterance_id.removesuffix(" (prompt)")].load_prompt()
+            if found is None:
+                raise DataError(f"{prepared}: {utterance_id} has no audio in the corpus any more; prepare it again")
+            return found
+        return sources[utterance_id].load()
+
+    return recording
+
+
+def _identity(vocoder: Any, setting: str) -> str:
+    """What records depend on: the weights of our own vocoder, of others their setting and their own checksum."""
+    if isinstance(vocoder, TokenVocoder):
+        return tensors_checksum(vocoder.state_dict())
+    return f"{setting} {getattr(vocoder, 'tokenizer_checksum', '')}".strip()
 
 
 def run(config: CompareConfig, tools: Tools | None = None) -> dict[str, Any]:

@@ -6,14 +6,15 @@ import torch
 
 from dcar.model import CARDecoder
 from dcar.prompts import load_prompts
-from dcar.shipped import resolve
-from dcar.vocoder import TokenVocoder
+from dcar.vocoders import Vocoder
+from dcar.vocoders import load_vocoder as load_any_vocoder
 
 __all__ = ["load_prompts", "load_vocoder"]
 
 
-def load_vocoder(name: str, base: CARDecoder, device: str | torch.device = "cpu") -> TokenVocoder:
-    """'starter' (ships with the project) or a directory; refused if it speaks another tokenizer than the decoder's."""
-    vocoder = TokenVocoder.from_pretrained(resolve(name, "vocoder"), device)
+def load_vocoder(name: str, base: CARDecoder, device: str | torch.device = "cpu") -> Vocoder:
+    """'starter' (ships with the project), a folder, or a codec (`dcar.vocoders`); refused if it speaks tokens of another
+    tokenizer than the decoder's."""
+    vocoder = load_any_vocoder(name, str(device))
     vocoder.check_tokenizer(base.config.tokenizer)
     return vocoder

@@ -1,0 +1,60 @@
+"""Models by folder or by name on a hub: loaded with weights only, and without network with the command that helps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from dcar.errors import AssetError, CheckpointError
+
+T = TypeVar("T")
+
+
+def from_hub(load: Callable[..., T], source: str | Path, what: str, **options: Any) -> T:
+    """`load(source, **options)`, a `from_pretrained` of transformers, with errors that say what to do.
+
+    A folder that is not there, a hub name that cannot be downloaded: AssetError. A folder that holds something else:
+    CheckpointError. transformers reads pickled weights with `weights_only`.
+    """
+    local = Path(source)
+    looks_local = local.is_absolute() or str(source).startswith(".") or local.exists()
+    if looks_local and not local.is_dir():
+        raise AssetError(f"{source}: there is no such folder with {what}; check the path, or give a name on the hub")
+    try:
+        return load(str(source), **options)
+    except (OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
+        cause = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+        if looks_local:
+            raise CheckpointError(f"{source}: not {what} as save_pretrained writes it ({cause})") from error
+        raise AssetError(
+            f"{source}: {what} cannot be loaded from the hub ({cause}). Without network: run `hf download {source} "
+            "--local-dir FOLDER` on a machine that has one, copy FOLDER here and give it instead of the name"
+        ) from error
+
+
+def read_weights(path: Path, what: str) -> dict[str, Any]:
+    """Tensors of a `.pt`, `.bin`, `.pth`, `.ckpt` or `.safetensors` file, on the CPU; pickles with `weights_only`.
+
+    AssetError if the file is missing, CheckpointError if it holds anything else than tensors.
+    """
+    import pickle
+
+    import torch
+
+    if not path.is_file():
+        raise AssetError(f"{path}: {what} is missing; copy it there")
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return load_file(path)
+        loaded = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, OSError, ValueError, EOFError) as error:
+        raise CheckpointError(
+            f"{path}: holds more than tensors, or is damaged ({str(error).splitlines()[0][:120]}); only weights are "
+            "loaded: on a machine that trusts the file, save its state_dict with safetensors"
+        ) from error
+    if not isinstance(loaded, dict):
+        raise CheckpointError(f"{path}: holds a {type(loaded).__name__}, expected a dictionary of tensors ({what})")
+    return loaded

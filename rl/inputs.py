@@ -13,8 +13,8 @@ __all__ = ["load_prompts", "load_vocoder"]
 
 
 def load_vocoder(name: str, base: CARDecoder, device: str | torch.device = "cpu") -> Vocoder:
-    """'starter' (ships with the project), a folder, or a codec (`dcar.vocoders`); refused if it speaks tokens of another
-    tokenizer than the decoder's."""
+    """The shipped vocoder ("starter"), one from a folder, or a codec (`dcar.vocoders`); refused if it speaks tokens of
+    another tokenizer than the decoder's."""
     vocoder = load_any_vocoder(name, str(device))
     vocoder.check_tokenizer(base.config.tokenizer)
     return vocoder

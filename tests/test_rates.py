@@ -62,8 +62,8 @@ def test_25_hz_with_three_heads(tmp_path: Path) -> None:
     assert (saved["num_prediction_heads"], saved["speech_vocab_size"], saved["tokenizer"]) == (3, 64, "toy25@sha-toy25")
 
     torch.manual_seed(0)
-    small = dict(vocab_size=64, condition_size=8, hidden_size=16, ffn_size=16, token_dilations=(1,),
-                 frame_dilations=(1,), pitch_hidden_size=8, pitch_ffn_size=8, pitch_dilations=(1,))  # fmt: skip
+    small = dict(vocab_size=64, condition_size=8, mel_bands=20, acoustic_size=16, acoustic_ffn_size=16,
+                 acoustic_dilations=(1,), renderer_size=16, renderer_ffn_size=16, renderer_dilations=(1,))  # fmt: skip
     vocoder = TokenVocoder(VocoderConfig(**small, token_rate=25))  # type: ignore[arg-type]
     check_rates(vocoder, info["rate_hz"], info["name"])
     [wave] = vocoder.synthesize([load_prepared(tmp_path / "p", "train")[0]["speech"]], np.zeros((1, 298), np.float32))

@@ -200,8 +200,11 @@ class CARDecoder(Checkpoint):
     def extend(self, cache: KVCache, tokens: Tensor, counts: Tensor) -> Tensor:
         """Consume tokens[b, :counts[b]] behind each row's past in one pass: tokens [B, m] -> hidden [B, m, D]."""
         new = tokens.shape[1]
-        positions = cache.lengths[:, None] + torch.arange(new, device=tokens.device) - cache.origin[:, None]
-        rotary = self.speech_rotary(positions)
+        if cache.single:
+            rotary = self.speech_rotary.span(int(cache.lengths) - int(cache.origin), new, tokens.device)
+        else:
+            positions = cache.lengths[:, None] + torch.arange(new, device=tokens.device) - cache.origin[:, None]
+            rotary = self.speech_rotary(positions)
         mask = cache.mask(new)
         x = self.speech_embedding(tokens)
         for i, layer in enumerate(self.layers):

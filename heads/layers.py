@@ -30,10 +30,11 @@ class RotaryTable:
         x * cos + swapped(x) * sin (see `rotate`).
         """
         if device not in self._tables:
-            frequency = self.base ** (-torch.arange(0, self.head_dim, 2, dtype=torch.float64) / self.head_dim)
-            angle = torch.arange(-self.reach, self.reach, dtype=torch.float64)[:, None] * self.scale * frequency
-            cos, sin = angle.cos().float(), angle.sin().float()
-            self._tables[device] = (torch.cat((cos, cos), -1).to(device), torch.cat((-sin, sin), -1).to(device))
+            with torch.inference_mode(False):  # training may read the table that decoding has built
+                frequency = self.base ** (-torch.arange(0, self.head_dim, 2, dtype=torch.float64) / self.head_dim)
+                angle = torch.arange(-self.reach, self.reach, dtype=torch.float64)[:, None] * self.scale * frequency
+                cos, sin = angle.cos().float(), angle.sin().float()
+                self._tables[device] = (torch.cat((cos, cos), -1).to(device), torch.cat((-sin, sin), -1).to(device))
         return self._tables[device]
 
     def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:

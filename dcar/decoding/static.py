@@ -429,46 +429,58 @@ class StaticEngine:
             if not tight:
                 seen = seen & (column >= self.cache.text - r.text[:n, None, None])
             mask = torch.zeros(seen.shape, dtype=self.dtype, device=self.device).masked_fill_(~seen, -torch.inf)[:, None]
-        x = F.embedding(r.pending[:n, :width].reshape(-1), self.model.speech_embedding.weight)
-        x = self.norm(self._stack(x, cos, sin, (self.cache.base[:n] + position).view(-1), mask, n, width, first, last))
-        ends = self._rows_end(n, width)
+        tokens, index = r.pending[:n, :width].reshape(-1), (self.cache.base[:n] + position).view(-1)
+        ends = (r.pending_counts[:n] - 1).clamp(min=0)  # of each row's last real position among the flat ones
+        real, speech = None, position.view(-1)
+        if n > 1 and width > 1 and not self.graphs.enabled and not self.padded:
+            # Rows of a ragged batch read different numbers of tokens: leave the padding out of all but the attention.
+            real = (self._offsets[:width] < r.pending_counts[:n, None]).view(-1).nonzero()[:, 0]
+            tokens, index, speech, cos, sin = (t.index_select(0, real) for t in (tokens, index, speech, cos, sin))
+            ends = (r.pending_counts[:n].cumsum(0) - 1).clamp(min=0)
+        elif n > 1:
+            ends = ends + torch.arange(0, n * width, width, device=self.device)
+        x = F.embedding(tokens, self.model.speech_embedding.weight)
+        x = self.norm(self._stack(x, cos, sin, index, real, mask, n, width, first, last))
         r.last_hidden[:n] = x.index_select(0, ends)
         if plan.record_hidden and self.hidden is not None:
-            index = torch.arange(n, device=self.device)[:, None] * self.capacity + position
-            self.hidden.view(-1, x.shape[1]).index_copy_(0, index.view(-1), x)
-        self._decide(x, position, ends, last - self.cache.text, tight, plan)
+            row = index // self.cache.width  # of the flat columns
+            self.hidden.view(-1, x.shape[1]).index_copy_(0, row * self.capacity + speech, x)
+        if not isinstance(plan.schedule, FixedChunk):
+            self._decide(x, speech, index // self.cache.width, ends, last - self.cache.text, n, tight, plan)
         r.lengths[:n] += r.pending_counts[:n]
 
-    def _rows_end(self, n: int, width: int) -> Tensor:
-        """Flat index [n] of each row's last real position."""
-        last = (self.rows.pending_counts[:n] - 1).clamp(min=0)
-        return last if n == 1 else last + torch.arange(0, n * width, width, device=self.device)
-
-    def _layers(self, x: Tensor, cos: Tensor, sin: Tensor, index: Tensor, mask: Tensor | None, n: int, width: int,
-                first: int, last: int) -> Tensor:
+    def _layers(self, x: Tensor, cos: Tensor, sin: Tensor, index: Tensor, real: Tensor | None, mask: Tensor | None,
+                n: int, width: int, first: int, last: int) -> Tensor:
+        """x [N, D] of N = n * width positions, or of the `real` [N] ones among them."""
         for i, layer in enumerate(self.layers):
-            rotated = layer.project(x, cos, sin)  # [n * k, 3, H, D/H]
+            rotated = layer.project(x, cos, sin)  # [N, 3, H, D/H]
             self.cache.write(i, index, rotated[:, 1:])
             keys, values = self.cache.read(i, n, first, last)
-            queries = rotated[:, 0].view(n, width, layer.num_heads, -1).transpose(1, 2)
-            y = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
-            x = layer.finish(x, y.transpose(1, 2).reshape(n * width, -1))
+            queries = rotated[:, 0]
+            if real is not None:
+                padded = queries.new_zeros(n * width, *queries.shape[1:])
+                queries = padded.index_copy_(0, real, queries)
+            queries = queries.unflatten(0, (n, width)).transpose(1, 2)
+            y = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask).transpose(1, 2)
+            y = y.reshape(n * width, -1)
+            x = layer.finish(x, y if real is None else y.index_select(0, real))
         return x
 
-    def _decide(self, x: Tensor, position: Tensor, ends: Tensor, last: int, tight: bool, plan: Plan) -> None:
-        """Sizes of the next chunks, from the normed hidden states x [n * k, D] of the positions just read."""
-        schedule, r, n = plan.schedule, self.rows, len(position)
-        if isinstance(schedule, FixedChunk):
-            return
+    def _decide(self, x: Tensor, position: Tensor, row: Tensor, ends: Tensor, last: int, n: int, tight: bool,
+                plan: Plan) -> None:
+        """Sizes of the next chunks, from the normed hidden states x [N, D] just read, at speech positions [N] of rows
+        [N]; ends [n] are each row's last ones."""
+        schedule, r = plan.schedule, self.rows
         draws = r.action_draws[:n].gather(1, r.generated[:n, None])[:, 0]
         if isinstance(schedule, RandomChunk):
             r.sizes[:n] = self._table[(draws * len(self._table)).long()]
             return
+        assert isinstance(schedule, PolicyChunk)
         started = time.perf_counter()
         layer, (input_norm, output_norm) = self.policy_layer, self.policy_norms
         z = self.policy_input(input_norm(x))
-        rotated = layer.project(z, *self.policy_rotation(position.view(-1)))
-        self.policy_cache.write(0, (self.policy_cache.base[:n] + position).view(-1), rotated[:, 1:])
+        rotated = layer.project(z, *self.policy_rotation(position))
+        self.policy_cache.write(0, row * self.policy_cache.width + position, rotated[:, 1:])
         keys, values = self.policy_cache.read(0, n, 0, last)
         # Only the last real position decides, so only its query is needed.
         mask = None

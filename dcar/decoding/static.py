@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
@@ -428,7 +428,8 @@ class StaticEngine:
             seen = column <= self.cache.text + position[:, :, None]
             if not tight:
                 seen = seen & (column >= self.cache.text - r.text[:n, None, None])
-            mask = torch.zeros(seen.shape, dtype=self.dtype, device=self.device).masked_fill_(~seen, -torch.inf)[:, None]
+            mask = torch.zeros(seen.shape, dtype=self.dtype, device=self.device)
+            mask = mask.masked_fill_(~seen, -torch.inf)[:, None]  # [n, 1, k, columns]
         tokens, index = r.pending[:n, :width].reshape(-1), (self.cache.base[:n] + position).view(-1)
         ends = (r.pending_counts[:n] - 1).clamp(min=0)  # of each row's last real position among the flat ones
         real, speech = None, position.view(-1)

@@ -32,7 +32,7 @@ def test_pieces_are_the_whole(piece):
     got = np.concatenate(pieces)
     assert len(got) == len(whole) == 173 * 480
     assert np.abs(whole).max() > 1e-3
-    assert np.abs(got - whole).max() < 1e-3 * np.abs(whole).max()
+    assert np.abs(got - whole).max() < 1e-2 * np.abs(whole).max()
     assert len(pieces) > 4 and sum(len(p) > 0 for p in pieces) > 2
 
 
@@ -43,7 +43,7 @@ def test_too_little_context_is_heard():
     whole = vocoder.synthesize([tokens], voice[None])[0]
     stream = StreamingVocoder(vocoder, voice, context=1)
     got = np.concatenate([stream.push(tokens[i : i + 10], last=i == 90) for i in range(0, 100, 10)])
-    assert np.abs(got - whole).max() > 1e-3 * np.abs(whole).max()
+    assert np.abs(got - whole).max() > 2e-2 * np.abs(whole).max()
     assert reach(vocoder) > 1
 
 
@@ -66,7 +66,7 @@ def test_streams_of_several_utterances_through_two_rows(prompts):
         assert results[i][0].tokens == result.tokens
         whole = vocoder.synthesize([result.tokens], voices[i][None])[0]
         got = np.concatenate(audio[i])
-        assert got.shape == whole.shape and np.abs(got - whole).max() < 1e-3 * np.abs(whole).max()
+        assert got.shape == whole.shape and np.abs(got - whole).max() < 1e-2 * np.abs(whole).max()
         assert first[i] < results[i][1]  # sound before the end
     assert order != sorted(order)  # interleaved
 

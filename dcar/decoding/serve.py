@@ -55,8 +55,10 @@ class StreamingVocoder:
         self.speaker = torch.as_tensor(speaker, dtype=torch.float32, device=device)[None]
         self.tokens: list[int] = []
         self.given = 0  # tokens whose audio was given out
-        self._cycles = 0.0  # phase of the pulses at the first sample of the next window
         self._start = 0  # first token of the next window
+        # The pitch at a window's start lacks its left neighbours, so the phase of the pulses (cycles) is carried at a
+        # token further in, where this window and the next both know it.
+        self._anchor, self._cycles = 0, 0.0
 
     @torch.inference_mode()
     def push(self, tokens: Iterable[int], last: bool = False) -> np.ndarray:
@@ -72,24 +74,18 @@ class StreamingVocoder:
         mask = torch.ones(1, end - start, device=window.device)
         pitch = v.predict_pitch(window, mask, self.speaker)
         noise = v.noise.repeat(-(-end * per // len(v.noise)))[start * per : end * per][None]
-        phase = torch.tensor([[self._cycles]], dtype=torch.float64, device=window.device)
-        wave = v.generate(window, mask, self.speaker, pitch, noise, phase)[0].clamp(-1.0, 1.0)
+        hop = float(v.config.hop)
+        line = F.interpolate(pitch.log_f0.float().exp()[:, None], scale_factor=hop, mode="linear",
+                             align_corners=False)[0, 0]
+        cycles = F.pad((line.double() / v.sample_rate).cumsum(0), (1, 0))  # before each sample of the window
+        phase = self._cycles - cycles[(self._anchor - start) * per]
+        wave = v.generate(window, mask, self.speaker, pitch, noise, phase.view(1, 1))[0].clamp(-1.0, 1.0)
         out = wave[(self.given - start) * per : (ready - start) * per].cpu().numpy().copy()
-        # The next window starts twice the context before its new part, so that the pitch at its own start, from where
-        # its phase is counted, is already certain in this one.
-        following = max(start, ready - 2 * self.context)
-        self._cycles = self._advance(pitch.log_f0, (following - start) * per)
-        self.given, self._start = ready, following
+        self.given = ready
+        if ready > 2 * self.context:  # until then windows start with the utterance
+            self._start, self._anchor = ready - 2 * self.context, ready - self.context
+            self._cycles = float(phase + cycles[(self._anchor - start) * per]) % 1.0
         return out
-
-    def _advance(self, log_f0: torch.Tensor, samples: int) -> float:
-        """Phase in cycles, modulo 1, after so many samples of this window."""
-        if samples == 0:
-            return self._cycles
-        hop = float(self.vocoder.config.hop)
-        line = F.interpolate(log_f0.float().exp()[:, None], scale_factor=hop, mode="linear", align_corners=False)[0, 0]
-        cycles = self._cycles + float((line[:samples].double() / self.vocoder.sample_rate).sum())
-        return cycles % 1.0
 
 
 def stream_audio(engine: StaticEngine, jobs: Iterable[Job], plan: Plan, vocoder: TokenVocoder,

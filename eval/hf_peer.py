@@ -85,7 +85,7 @@ class CausalLMPeer(PreTrainedModel, GenerationMixin):
         else:
             rotary = d.speech_rotary.span(past - self.text - origin, new, device)
             x = d.speech_embedding(input_ids)
-        width = past_key_values.get_max_cache_shape()
+        width = past_key_values.get_max_length()
         width = past + new if width is None or width < 0 else width
         mask = None
         if past == 0 or new > 1 or width > past + 1:

@@ -18,6 +18,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -44,6 +45,10 @@ SIZES: dict[str, dict[str, Any]] = {
 """Shapes of random models, used where no checkpoint is given; CARConfig's defaults are the paper's."""
 
 
+CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
+_clock: ContextVar[str] = ContextVar("clock", default="wall")
+
+
 @dataclass
 class SpeedConfig:
     """Settings of the speed benchmark."""
@@ -58,11 +63,14 @@ class SpeedConfig:
     methods: list[str] = field(default_factory=lambda: ["sd"])  # more methods of eval.methods, timed in the loop
     peers: bool = True  # Hugging Face generate and assisted generation on the same weights
     plot: str = ""  # file for the plot of cost against length and batch (of the first size)
+    clock: str = "wall"  # "cpu": processor time of this process, for a CPU on which other jobs run
     threads: int = 1  # of torch; with more, whatever else runs on the machine decides the times of small models
 
     def __post_init__(self) -> None:
         if unknown := [s for s in self.sizes if s not in SIZES]:
             raise ConfigError(f"unknown sizes {unknown}; choose among {', '.join(SIZES)}")
+        if self.clock not in CLOCKS or (self.clock == "cpu" and self.device != "cpu"):
+            raise ConfigError(f"clock must be 'wall', or 'cpu' on the CPU, not '{self.clock}' on '{self.device}'")
         if self.repeats < 1 or self.group < 2 or self.threads < 1:
             raise ConfigError("repeats and threads must be at least 1 and group at least 2")
 
@@ -85,17 +93,17 @@ def spread(values: Sequence[float]) -> Spread:
 
 def interleaved(runs: Mapping[Any, Callable[[], Any]], repeats: int, device: torch.device) -> dict[Any, list[float]]:
     """Seconds of each run, `repeats` times, one after the other in rotating order; the first round is a warm-up."""
-    names = list(runs)
+    names, now = list(runs), CLOCKS[_clock.get()]
     seconds: dict[Any, list[float]] = {name: [] for name in names}
     for turn in range(repeats + 1):
         shift = turn % len(names)
         for name in [*names[shift:], *names[:shift]]:
             synchronize(device)
-            started = time.perf_counter()
+            started = now()
             runs[name]()
             synchronize(device)
             if turn:
-                seconds[name].append(time.perf_counter() - started)
+                seconds[name].append(now() - started)
     return seconds
 
 
@@ -337,10 +345,12 @@ def _peers(config: SpeedConfig, size: str, model: CARDecoder, load: Load, repeat
 def run(config: SpeedConfig) -> dict[str, Any]:
     """Measure and print; returns the object of the last line."""
     torch.set_num_threads(config.threads)
+    _clock.set(config.clock)
     device = torch.device(config.device)
     repeats = min(config.repeats, 3) if config.quick else config.repeats
     busy, cores = os.getloadavg()[0], os.cpu_count() or 1
-    print(f"machine: {machine()}; device {device}; torch {torch.__version__}; {repeats} interleaved repeats, medians")
+    print(f"machine: {machine()}; device {device}; torch {torch.__version__}; {repeats} interleaved repeats, medians, "
+          f"{config.clock} clock")
     if busy > cores / 2:
         print(f"NOTE: the machine is busy (load {busy:.1f} on {cores} cores); times are not those of an idle one")
     rates = memory_rates(device, 64 if config.quick else 256)
@@ -350,7 +360,7 @@ def run(config: SpeedConfig) -> dict[str, Any]:
         model, policies = load_model(config, size)
         cards[size] = print_card(size, model, policies, rates, device)
         _measure(config, size, model, policies, repeats, cards[size], ratios)
-    result = {"machine": machine(), "device": config.device, "quick": config.quick, "load": busy,
+    result = {"machine": machine(), "device": config.device, "clock": config.clock, "quick": config.quick, "load": busy,
               "cores": cores, "rates": rates, "ratios": ratios, "models": cards}
     print(json.dumps(result))
     return result

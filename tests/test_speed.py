@@ -15,7 +15,7 @@ from eval.speed import RATIOS, Load, SpeedConfig, interleaved, main, measure_car
 
 
 def test_last_line_is_one_json(capsys, tmp_path):
-    assert main(["--quick", "sizes=[tiny]", "repeats=1", "group=2", f"plot={tmp_path / 'speed.png'}"]) == 0
+    assert main(["--quick", "sizes=[tiny]", "repeats=1", "group=2", "clock=cpu", f"plot={tmp_path / 'speed.png'}"]) == 0
     out = capsys.readouterr().out.splitlines()
     assert out[0].startswith("machine:")
     assert next(i for i, line in enumerate(out) if "floor" in line) < next(
@@ -84,7 +84,8 @@ def test_runs_are_interleaved_and_the_first_round_is_dropped():
     assert str(spread([1.0, 3.0, 2.0])).strip() == "2.000 (1.000–3.000)"
 
 
-@pytest.mark.parametrize("bad", [{"sizes": ["huge"]}, {"repeats": 0}, {"threads": 0}])
+@pytest.mark.parametrize("bad", [{"sizes": ["huge"]}, {"repeats": 0}, {"threads": 0}, {"clock": "sun"},
+                                 {"clock": "cpu", "device": "cuda"}])
 def test_bad_settings_are_refused(bad, capsys):
     with pytest.raises(ConfigError):
         SpeedConfig(**bad)

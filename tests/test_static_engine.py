@@ -8,6 +8,7 @@ from conftest import tiny_decoder
 
 from dcar.decoding import ChunkMethod, FixedChunk, PolicyChunk, Prompt, RandomChunk, decode
 from dcar.decoding.graphs import StepGraphs
+from dcar.decoding.quantize import quantize_int8, teacher_forced_loss
 from dcar.decoding.static import EngineConfig, Job, Plan, StaticEngine, engine_for
 from dcar.errors import ConfigError, DataError, EngineError
 from dcar.sampling import SamplingConfig
@@ -67,6 +68,30 @@ def test_decoder_without_bos_and_full_width_policy():
     engine = engine_for(model, prompts, SAMPLING, batch=2, policy=policy)
     same(engine.decode(prompts, method, SAMPLING, record_hidden=True),
          decode(model, prompts, method, SAMPLING, record_hidden=True))
+
+
+def test_packed_weights_give_the_same_tokens(decoder, prompts, monkeypatch):
+    """Large weights go through oneDNN; here every weight counts as large."""
+    monkeypatch.setattr("dcar.decoding.fused.PACK_FROM", 1)
+    policy = policy_of()
+    method = ChunkMethod(PolicyChunk(policy, "sample"))
+    engine = engine_for(decoder, prompts, SAMPLING, batch=3, policy=policy)
+    same(engine.decode(prompts, method, SAMPLING, record_hidden=True),
+         decode(decoder, prompts, method, SAMPLING, record_hidden=True))
+
+
+def test_int8_layers_are_near_and_serve_in_both_decoders(decoder, prompts):
+    quantised = quantize_int8(decoder)
+    text, lengths = torch.tensor([[1, 2, 3, 4]]), torch.tensor([4])
+    speech, count, prompt = torch.randint(0, 12, (1, 30)), torch.tensor([30]), torch.tensor([3])
+    a, b = (teacher_forced_loss(m, text, lengths, speech, count, prompt) for m in (decoder, quantised))
+    assert a.shape == (4,) and 0 < (a - b).abs().max() < 0.05 * a.max()
+    method = ChunkMethod(FixedChunk(2))
+    engine = engine_for(quantised, prompts[:1], SAMPLING, batch=1)
+    same(engine.decode(prompts[:1], method, SAMPLING), decode(quantised, prompts[:1], method, SAMPLING), False)
+    assert decoder.layers[0].qkv.weight.dtype == torch.float32  # the original is untouched
+    with pytest.raises(ConfigError, match="bfloat16"):
+        quantize_int8(decoder.to(torch.bfloat16))
 
 
 @pytest.mark.parametrize("share", [False, True])

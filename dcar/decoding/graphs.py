@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,7 +26,7 @@ class StepGraphs:
         self.enabled = device.type == "cuda" if enabled is None else enabled
         self.device, self.warmups = device, warmups
         self._graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, Hashable]] = {}
-        self._pool = None
+        self._pool: Any = None
 
     def __len__(self) -> int:
         return len(self._graphs)

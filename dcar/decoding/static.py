@@ -172,7 +172,7 @@ class StaticEngine:
 
     def _allocate(self) -> None:
         model, device, dtype, b = self.model, self.device, self.dtype, self.config.batch
-        self.layers = [FusedLayer(layer) for layer in model.layers]
+        self.layers = [FusedLayer(layer) for layer in model.layers if isinstance(layer, TransformerLayer)]
         self.norm = norm(model.norm)
         num_heads = model.config.num_attention_heads
         head_dim = model.config.hidden_size // num_heads
@@ -315,10 +315,10 @@ class StaticEngine:
                 self.hidden[row, :p] = hidden[source, :p]
             slots[row] = _Slot(job, p, p)
         r = self.rows
-        where, source = (torch.tensor(x, device=self.device) for x in (rows, sources))
-        r.lengths[where], r.text[where] = lengths[source], text_lengths[source]
-        r.origin[where] = reference.origin[source]
-        r.last_hidden[where] = hidden[source, lengths[source] - 1]
+        where, origins = (torch.tensor(x, device=self.device) for x in (rows, sources))
+        r.lengths[where], r.text[where] = lengths[origins], text_lengths[origins]
+        r.origin[where] = reference.origin[origins]
+        r.last_hidden[where] = hidden[origins, lengths[origins] - 1]
         r.limits[where] = torch.tensor([length_limit(j.prompt, plan.sampling) for j in jobs], device=self.device)
         for tensor in (r.generated, r.passes, r.pending_counts):
             tensor[where] = 0
@@ -332,7 +332,7 @@ class StaticEngine:
             r.forced[where] = torch.tensor([schedule._forced_size(j.prompt.utterance_id, j.member) for j in jobs],
                                            device=self.device)
             assert log_law is not None
-            r.sizes[where], r.log_probs[where] = self._choose(log_law[source], r.action_draws[where, 0],
+            r.sizes[where], r.log_probs[where] = self._choose(log_law[origins], r.action_draws[where, 0],
                                                               r.forced[where], schedule)
 
     def _check_room(self, prompt: Prompt, plan: Plan) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 
 class DCARError(Exception):
     """Base of every error that this project raises on purpose; the command line prints it without a traceback."""
@@ -37,3 +40,12 @@ class RewardError(DCARError):
 
 class ServiceError(DCARError):
     """A recognition or scoring service did not answer, or not as agreed; the message gives address and last cause."""
+
+
+class EngineError(DCARError):
+    """The static decoding engine cannot go on: wrong shape, dtype or device, a full cache, no memory left. `finished`
+    holds the results of the utterances that were complete."""
+
+    def __init__(self, message: str, finished: Sequence[Any] = ()):
+        super().__init__(message)
+        self.finished = list(finished)

@@ -206,7 +206,10 @@ class CARDecoder(Checkpoint):
         """
         new = tokens.shape[1]
         tree, offsets = (None, torch.arange(new, device=tokens.device)) if layout is None else layout
-        rotary = self.speech_rotary(cache.lengths[:, None] + offsets - cache.origin[:, None])
+        if layout is None and cache.single:
+            rotary = self.speech_rotary.span(int(cache.lengths) - int(cache.origin), new, tokens.device)
+        else:
+            rotary = self.speech_rotary(cache.lengths[:, None] + offsets - cache.origin[:, None])
         mask = cache.mask(new, tree)
         x = self.speech_embedding(tokens)
         for i, layer in enumerate(self.layers):

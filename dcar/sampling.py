@@ -108,8 +108,8 @@ def warp(logits: Tensor, config: SamplingConfig, forbidden: Tensor | None = None
 
 def sample(law: Tensor, u: Tensor) -> Tensor:
     """Inverse of the cumulative law at u: law [..., V], u [...] -> ids [...]. An id of zero mass is never drawn."""
-    cumulative = law.to(torch.float64).cumsum(-1)
-    total = cumulative[..., -1:]
-    index = (cumulative <= u.unsqueeze(-1) * total).sum(-1)
-    last = (cumulative < total).sum(-1)  # the last id with mass, should u * total round up to total
-    return torch.minimum(index, last)
+    cumulative = law.cumsum(-1, dtype=torch.float64)
+    total = cumulative[..., -1:].contiguous()
+    index = torch.searchsorted(cumulative, u.unsqueeze(-1) * total, right=True)  # ids whose cumulative law is <= u
+    last = torch.searchsorted(cumulative, total)  # the last id with mass, should u * total round up to total
+    return torch.minimum(index, last).squeeze(-1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 import time
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from dcar.audio import load_audio, save_audio
-from dcar.decoding import ChunkMethod, DecodeResult, FixedChunk, Method, PolicyChunk, Prompt, decode
+from dcar.decoding import ChunkMethod, DecodeResult, FixedChunk, PolicyChunk, Prompt, decode
 from dcar.errors import AudioError, CheckpointError, ConfigError, TextError
 from dcar.model import CARDecoder
 from dcar.sampling import SamplingConfig
@@ -64,7 +65,7 @@ def split_sentences(text: str) -> list[str]:
     return sentences
 
 
-def make_method(name: str, policy: str, decoder: CARDecoder) -> Method:
+def make_method(name: str, policy: str, decoder: CARDecoder) -> ChunkMethod:
     """far and car-K keep a fixed number of tokens a step; dcar asks the policy."""
     if name == "far":
         return ChunkMethod(FixedChunk(1, "far"))
@@ -112,6 +113,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--temperature", type=float, default=0.8)
     parser.add_argument("--top-k", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--stream", action="store_true", help="also write 16-bit mono samples to standard output while "
+                        "speaking (… --stream | aplay -r 24000 -f S16_LE); the timeline goes to standard error")
     options = parser.parse_args(arguments)
 
     sentences = split_sentences(options.text)
@@ -125,17 +128,47 @@ def main(arguments: list[str] | None = None) -> None:
     started = time.perf_counter()
     prompts = [Prompt(f"sentence-{i}", tuple(text_to_ids(s)), voice.tokens) for i, s in enumerate(sentences)]
     sampling = SamplingConfig(temperature=options.temperature, top_k=options.top_k)
-    results = decode(decoder, prompts, method, sampling, seed=options.seed, batch_size=1)
-    waves = vocoder.synthesize([r.tokens for r in results], np.stack([voice.features] * len(results)))
-    seconds = time.perf_counter() - started
     pause = np.zeros(int(PAUSE_SECONDS * vocoder.sample_rate), np.float32)
+    notes = sys.stderr if options.stream else sys.stdout
+    if options.stream:
+        results, waves = speak_aloud(decoder, prompts, method, sampling, options.seed, vocoder, voice, pause)
+    else:
+        results = decode(decoder, prompts, method, sampling, seed=options.seed, batch_size=1)
+        waves = vocoder.synthesize([r.tokens for r in results], np.stack([voice.features] * len(results)))
+    seconds = time.perf_counter() - started
     pieces = [piece for wave in waves for piece in (wave, pause)][:-1]
     save_audio(options.output, np.concatenate(pieces), vocoder.sample_rate)
     for sentence, result in zip(sentences, results, strict=True):
-        print(sentence)
-        print(timeline(result, tokenizer.rate_hz) + ("  (cut by the length guard)" if result.truncated else ""))
+        print(sentence, file=notes)
+        print(timeline(result, tokenizer.rate_hz) + ("  (cut by the length guard)" if result.truncated else ""),
+              file=notes)
     audio = sum(len(p) for p in pieces) / vocoder.sample_rate
-    print(f"{options.output}: {audio:.2f} s by {method.name}, {seconds / audio:.3f} x real time")
+    print(f"{options.output}: {audio:.2f} s by {method.name}, {seconds / audio:.3f} x real time", file=notes)
+
+
+def speak_aloud(decoder: CARDecoder, prompts: list[Prompt], method: ChunkMethod, sampling: SamplingConfig, seed: int,
+                vocoder: TokenVocoder, voice: Voice, pause: np.ndarray) -> tuple[list[DecodeResult], list[np.ndarray]]:
+    """Write samples to standard output as they become certain, sentence by sentence; returns results and waves."""
+    from dcar.decoding.serve import stream_audio
+    from dcar.decoding.static import Job, Plan, engine_for
+
+    started = time.perf_counter()
+    plan = Plan(method, sampling, seed)
+    engine = engine_for(decoder, prompts, sampling, batch=1, policy=getattr(plan.schedule, "policy", None))
+    waves: list[list[np.ndarray]] = [[] for _ in prompts]
+    results: list[DecodeResult] = []
+    jobs = [Job(i, p) for i, p in enumerate(prompts)]
+    for chunk in stream_audio(engine, jobs, plan, vocoder, {i: voice.features for i in range(len(prompts))}):
+        if not any(waves):
+            print(f"first audio after {time.perf_counter() - started:.3f} s", file=sys.stderr)
+        waves[chunk.index].append(chunk.samples)
+        ending = chunk.result is not None and chunk.index + 1 < len(prompts)
+        samples = np.concatenate((chunk.samples, pause)) if ending else chunk.samples
+        sys.stdout.buffer.write((samples * 32767).astype("<i2").tobytes())
+        sys.stdout.buffer.flush()
+        if chunk.result is not None:
+            results.append(chunk.result)
+    return results, [np.concatenate(pieces) for pieces in waves]
 
 
 def starter_voice() -> Voice:

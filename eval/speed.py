@@ -3,8 +3,9 @@
     python -m eval.speed --quick                     # under a minute on two cores
     python -m eval.speed decoder=runs/car policy=runs/dcpo/export
 
-First a card of what each step has to read and what the machine can read, hence a floor; then the measurements:
-CAR-k at batch 1, the policy's share of a step, a group's rollouts in one batch against one by one, batch scaling.
+First a card of what each step has to read and what the machine can read, hence a floor; then the measurements, in the
+static engine unless said otherwise: CAR-k and DCAR at batch 1, launches a step, the policy's share of a step, a group's
+rollouts in one batch against one by one, batches, lengths, and Hugging Face's `generate` on the same weights.
 Repeats are interleaved, medians printed with their range; every run speaks a fixed number of tokens (EOS forbidden),
 so no method gains by stopping early. The last line is one JSON object.
 """
@@ -17,14 +18,16 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from dcar.config import load_config
-from dcar.decoding import ChunkMethod, FixedChunk, Method, PolicyChunk, Prompt, decode
+from dcar.decoding import ChunkMethod, FixedChunk, Prompt, decode
 from dcar.errors import ConfigError, DCARError
 from dcar.model import CARConfig, CARDecoder
 from dcar.sampling import SamplingConfig
@@ -42,6 +45,10 @@ SIZES: dict[str, dict[str, Any]] = {
 """Shapes of random models, used where no checkpoint is given; CARConfig's defaults are the paper's."""
 
 
+CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
+_clock: ContextVar[str] = ContextVar("clock", default="wall")
+
+
 @dataclass
 class SpeedConfig:
     """Settings of the speed benchmark."""
@@ -53,11 +60,17 @@ class SpeedConfig:
     repeats: int = 5
     group: int = 8  # rollouts of one utterance
     device: str = "cpu"
+    methods: list[str] = field(default_factory=lambda: ["sd"])  # more methods of eval.methods, timed in the loop
+    peers: bool = True  # Hugging Face generate and assisted generation on the same weights
+    plot: str = ""  # file for the plot of cost against length and batch (of the first size)
+    clock: str = "wall"  # "cpu": processor time of this process, for a CPU on which other jobs run
     threads: int = 1  # of torch; with more, whatever else runs on the machine decides the times of small models
 
     def __post_init__(self) -> None:
         if unknown := [s for s in self.sizes if s not in SIZES]:
             raise ConfigError(f"unknown sizes {unknown}; choose among {', '.join(SIZES)}")
+        if self.clock not in CLOCKS or (self.clock == "cpu" and self.device != "cpu"):
+            raise ConfigError(f"clock must be 'wall', or 'cpu' on the CPU, not '{self.clock}' on '{self.device}'")
         if self.repeats < 1 or self.group < 2 or self.threads < 1:
             raise ConfigError("repeats and threads must be at least 1 and group at least 2")
 
@@ -80,17 +93,17 @@ def spread(values: Sequence[float]) -> Spread:
 
 def interleaved(runs: Mapping[Any, Callable[[], Any]], repeats: int, device: torch.device) -> dict[Any, list[float]]:
     """Seconds of each run, `repeats` times, one after the other in rotating order; the first round is a warm-up."""
-    names = list(runs)
+    names, now = list(runs), CLOCKS[_clock.get()]
     seconds: dict[Any, list[float]] = {name: [] for name in names}
     for turn in range(repeats + 1):
         shift = turn % len(names)
         for name in [*names[shift:], *names[:shift]]:
             synchronize(device)
-            started = time.perf_counter()
+            started = now()
             runs[name]()
             synchronize(device)
             if turn:
-                seconds[name].append(time.perf_counter() - started)
+                seconds[name].append(now() - started)
     return seconds
 
 
@@ -142,11 +155,14 @@ def print_card(name: str, model: CARDecoder, policies: Mapping[str, ChunkPolicy]
           f"{model.config.hidden_size}, {k_max} heads, float32")
     print(f"read per step, M parameters: FAR {sizes['far'] / 1e6:.2f}; each additional head {sizes['head'] / 1e6:.2f}; "
           + "; ".join(f"policy ({n}) {size / 1e6:.2f}" for n, size in policy_sizes.items()))
+    kv = 2 * model.config.num_layers * model.config.hidden_size * 4
+    print(f"weights {4 * total / 2**20:.1f} MiB, KV cache {kv} bytes a position "
+          f"(2,000 positions: {2000 * kv / 2**20:.1f} MiB)")
     print(f"weights of this size are read at {rate:.1f} GB/s (large memory: {rates['read_gb_s']:.1f}, copy "
           f"{rates['copy_gb_s']:.1f} GB/s, matmul {rates['matmul_gflop_s']:.0f} GFLOP/s)")
     print("floor, ms a step: " + "  ".join(f"CAR-{k} {ms:.2f}" for k, ms in floor.items()))
     return {"parameters": total, "read_far": sizes["far"], "read_head": sizes["head"], "read_policy": policy_sizes,
-            "read_gb_s": rate, "floor_ms": floor}
+            "read_gb_s": rate, "floor_ms": floor, "weight_bytes": 4 * total, "kv_bytes_per_token": kv}
 
 
 # ---------------------------------------------------------------------------------------------------- what is measured
@@ -174,17 +190,16 @@ def steps(tokens: int, k: int) -> int:
     return -(-tokens // k)
 
 
-def _speak(model: CARDecoder, prompts: Sequence[Prompt], size: int, load: Load) -> None:
-    decode(model, prompts, ChunkMethod(FixedChunk(size)), load.sampling(), batch_size=len(prompts))
-
-
-def measure_car(model: CARDecoder, load: Load, sizes: Sequence[int], repeats: int) -> dict[int, dict[str, Spread]]:
-    """Per k: ms a step and tokens/s of steady decoding (the prefill, measured by itself, taken off), and with it."""
+def measure_car(model: CARDecoder, load: Load, sizes: Sequence[int], repeats: int,
+                speak: Callable[..., Any] | None = None) -> dict[int, dict[str, Spread]]:
+    """Per k: ms a step and tokens/s of steady decoding (the prefill, measured by itself, taken off), and with it.
+    `speak` is the `decode` of an engine; without it the reference loop is measured."""
     prompts = load.prompts(model, 1)
-    runs: dict[Any, Callable[[], Any]] = {"prefill": lambda: decode(
-        model, prompts, ChunkMethod(FixedChunk(1)), load.sampling(1))}
+    speak = speak or partial(decode, model)
+    runs: dict[Any, Callable[[], Any]] = {
+        "prefill": partial(speak, prompts, ChunkMethod(FixedChunk(1)), load.sampling(1))}
     for k in sizes:
-        runs[k] = partial(_speak, model, prompts, k, load)
+        runs[k] = partial(speak, prompts, ChunkMethod(FixedChunk(k)), load.sampling())
     seconds = interleaved(runs, repeats, module_device(model))
     prefill = statistics.median(seconds["prefill"])
     out = {}
@@ -194,56 +209,6 @@ def measure_car(model: CARDecoder, load: Load, sizes: Sequence[int], repeats: in
         out[k] = {"ms_per_step": spread([1e3 * s for s in step]), "tokens_per_second": spread([k / s for s in step]),
                   "with_prefill": spread([load.tokens / s for s in seconds[k]])}
     return out
-
-
-def measure_policies(model: CARDecoder, policies: Mapping[str, ChunkPolicy], load: Load, size: int,
-                     repeats: int) -> dict[str, Spread]:
-    """What each policy adds to a step of CAR-`size`, as a share of it.
-
-    The chunk sizes are forced, so that the decoder does exactly the same work with and without. On the CPU the policy
-    is timed inside the run (noise of the machine then cancels); on an accelerator runs with and without it compare.
-    """
-    prompts, device = load.prompts(model, 1), module_device(model)
-
-    def method(policy: ChunkPolicy) -> Method:
-        return ChunkMethod(PolicyChunk(policy, forced={prompts[0].utterance_id: [size]}))
-
-    shares: dict[str, list[float]] = {name: [] for name in policies}
-
-    def inside(name: str) -> None:
-        result = decode(model, prompts, method(policies[name]), load.sampling())[0]
-        shares[name].append(result.seconds["policy"] / (result.seconds["lm"] - result.seconds["policy"]))
-
-    runs: dict[str, Callable[[], Any]] = {name: partial(inside, name) for name in policies}
-    runs[""] = partial(_speak, model, prompts, size, load)
-    seconds = interleaved(runs, repeats, device)
-    if device.type == "cpu":
-        return {name: spread(values[1:]) for name, values in shares.items()}
-    return {name: spread([a / b - 1 for a, b in zip(seconds[name], seconds[""], strict=True)]) for name in policies}
-
-
-def measure_rollouts(model: CARDecoder, policy: ChunkPolicy, load: Load, group: int,
-                     repeats: int) -> tuple[Spread, Spread]:
-    """Seconds of a group's rollouts as DCPO makes them: one by one, and in one batch that shares the prefill."""
-    prompts = load.prompts(model, 1)
-
-    def rollout(seed: int, size: int) -> None:
-        decode(model, prompts, ChunkMethod(PolicyChunk(policy, "sample")), load.sampling(), seed=seed, group_size=size,
-               record_hidden=True)
-
-    def one_by_one() -> None:
-        for seed in range(group):
-            rollout(seed, 1)
-
-    seconds = interleaved({"one": one_by_one, "batch": partial(rollout, 0, group)}, repeats, module_device(model))
-    return spread(seconds["one"]), spread(seconds["batch"])
-
-
-def measure_batches(model: CARDecoder, load: Load, batches: Sequence[int], repeats: int) -> dict[int, Spread]:
-    """Tokens/s of CAR-2 over all utterances of a batch."""
-    runs = {b: partial(_speak, model, load.prompts(model, b), 2, load) for b in batches}
-    seconds = interleaved(runs, repeats, module_device(model))
-    return {b: spread([b * load.tokens / s for s in seconds[b]]) for b in batches}
 
 
 def random_policies(model: CARDecoder) -> dict[str, ChunkPolicy]:
@@ -269,53 +234,133 @@ def load_model(config: SpeedConfig, size: str) -> tuple[CARDecoder, dict[str, Ch
     return model, random_policies(model)
 
 
+RATIOS = ("car_k_over_k_times_car_1", "car_k_bound", "static_over_loop", "dcar_speedup_over_mean_chunk",
+          "dcar_over_own_bound", "policy_share_of_step", "far_over_hf_generate", "sd_over_hf_assisted",
+          "rollouts_over_sequential", "rollouts_over_sequential_engine", "batch8_over_batch1", "batch32_over_batch1",
+          "growth_over_kv_model", "floor_share_far")
+
+
+def _measure(config: SpeedConfig, size: str, model: CARDecoder, policies: Mapping[str, ChunkPolicy], repeats: int,
+             card: dict[str, Any], ratios: dict[str, dict[str, Any]]) -> None:
+    """All measurements of one model: printed, and written into `card` and `ratios`."""
+    import eval.speed_engine as measure
+    from dcar.decoding.static import engine_for
+
+    large, few = size == "paper", min(repeats, 3)
+    brief = large and config.quick
+    load = Load(20, 10, 15) if brief else Load(60, 50, 84 if config.quick else 210)
+    repeats = 1 if brief else repeats
+    heads = model.config.num_prediction_heads
+    first_policy = next(iter(policies.values()))
+    engines = {name: engine_for(model, load.prompts(model, 1), load.sampling(), batch=1, policy=policy)
+               for name, policy in policies.items()}
+    engine = engines[next(iter(policies))]
+
+    chosen = [k for k in ([1, 3, 7] if brief else range(1, heads + 1)) if k <= heads]
+    car = measure_car(model, load, chosen, repeats, engine.decode)
+    counted = measure.measure_launches(model, engine, load, 1)
+    floor = card["floor_ms"]
+    print("method     ms a step                       tokens/s                        with prefill         % of floor")
+    for k, got in car.items():
+        print(f"CAR-{k}  {got['ms_per_step']!s:30}  {got['tokens_per_second']!s:30}  {got['with_prefill']!s:30} "
+              f"{100 * floor[k] / got['ms_per_step'].median:.0f}")
+    print(f"operators a step of CAR-1: loop {counted['loop']:.0f}, static engine {counted['static']:.0f}")
+    rate = {k: got["tokens_per_second"].median for k, got in car.items()}
+    ratios["car_k_over_k_times_car_1"][size] = {str(k): rate[k] / (k * rate[1]) for k in car if k > 1}
+    ratios["car_k_bound"][size] = {str(k): floor[1] / floor[k] for k in car if k > 1}
+    ratios["floor_share_far"][size] = floor[1] / car[1]["ms_per_step"].median
+    card["launches_per_step"] = counted
+    card["ms_per_step"] = {str(k): got["ms_per_step"].median for k, got in car.items()}
+    card["floor_ms"] = {str(k): v for k, v in floor.items()}
+
+    ratios["policy_share_of_step"][size] = {}
+    for name, policy in policies.items():
+        dcar = measure.measure_dcar(model, engines[name], policy, load, repeats)
+        share, mean = dcar["policy_share"], dcar["mean_chunk"]
+        print(f"DCAR ({name} policy): {mean:.2f} tokens a step, {dcar['tokens_per_second']} tokens/s, "
+              f"{dcar['speedup'].median:.2f} × FAR; the policy adds {100 * share.median:.1f} % to a step "
+              f"({100 * share.low:.1f}–{100 * share.high:.1f})")
+        ratios["policy_share_of_step"][size][name] = share.median
+        if policy is first_policy:
+            ratio = dcar["speedup"].median / mean
+            read = card["read_far"] + (mean - 1) * card["read_head"] + card["read_policy"][name]
+            ratios["dcar_speedup_over_mean_chunk"][size] = ratio
+            ratios["dcar_over_own_bound"][size] = ratio * read / card["read_far"]
+    if brief:
+        return
+    loop = measure_car(model, load, [1], few)
+    ratios["static_over_loop"][size] = rate[1] / loop[1]["tokens_per_second"].median
+    print(f"reference loop, CAR-1: {loop[1]['ms_per_step']} ms a step")
+
+    rollouts = measure.measure_rollout_engines(model, first_policy, load, config.group, few)
+    together = rollouts["engine batch"].median
+    ratios["rollouts_over_sequential"][size] = rollouts["loop one by one"].median / together
+    ratios["rollouts_over_sequential_engine"][size] = rollouts["engine one by one"].median / together
+    print(f"{config.group} rollouts, s: " + "; ".join(f"{name} {s}" for name, s in rollouts.items()))
+
+    batches = measure.measure_engine_batches(model, load, [1, 8, 32] if config.quick else [1, 8, 32, 128], few)
+    print("batches, tokens/s: " + "  ".join(f"{b}: {s.median:.0f}" for b, s in batches.items()))
+    ratios["batch8_over_batch1"][size] = batches[8].median / batches[1].median
+    ratios["batch32_over_batch1"][size] = batches[32].median / batches[1].median
+    card["tokens_per_second_by_batch"] = {str(b): s.median for b, s in batches.items()}
+
+    grown = measure.measure_lengths(model, [100, 400] if config.quick else [200, 500, 1000, 2000], few)
+    shortest, longest = min(grown), max(grown)
+    weights, kv = 4 * card["read_far"], card["kv_bytes_per_token"]
+    bytes_model = {n: grown[shortest].median * (weights + n * kv) / (weights + shortest * kv) for n in grown}
+    print("ms a step by length: " + "  ".join(f"{n}: {s.median:.2f} (bytes: {bytes_model[n]:.2f})"
+                                              for n, s in grown.items()))
+    ratios["growth_over_kv_model"][size] = grown[longest].median / bytes_model[longest]
+    card["ms_per_step_by_length"] = {str(n): s.median for n, s in grown.items()}
+    if config.plot and size == config.sizes[0]:
+        measure.plot(Path(config.plot), f"{size}: {machine()}, {config.device}", grown, bytes_model, batches)
+
+    named = measure.measure_named(config.methods, model, policies, load, few)
+    for name, got in named.items():
+        print(f"{name}: {got}{' tokens/s (loop)' if isinstance(got, Spread) else ''}")
+    _peers(config, size, model, load, few, named, card, ratios)
+
+
+def _peers(config: SpeedConfig, size: str, model: CARDecoder, load: Load, repeats: int, named: Mapping[str, Any],
+           card: dict[str, Any], ratios: dict[str, dict[str, Any]]) -> None:
+    import eval.speed_engine as measure
+
+    if not config.peers:
+        ratios["far_over_hf_generate"][size] = None
+        ratios["sd_over_hf_assisted"][size] = None
+        return
+    peers = measure.measure_peers(model, load, repeats)
+    speed = peers["tokens_per_second"]
+    print("greedy FAR on the same weights, tokens/s: " + "; ".join(
+        f"{name} {s}{'' if peers['same_tokens'][name] else ' (other tokens)'}" for name, s in speed.items()))
+    best = max(speed["hf dynamic"].median, speed["hf static"].median)
+    ratios["far_over_hf_generate"][size] = speed["static engine"].median / best
+    sd = named.get("sd")
+    ratios["sd_over_hf_assisted"][size] = sd.median / speed["hf assisted"].median if isinstance(sd, Spread) else None
+    if ratios["sd_over_hf_assisted"][size] is None:
+        card["sd_over_hf_assisted"] = str(sd or "not asked for")
+    card["peers"] = {name: s.median for name, s in speed.items()}
+
+
 def run(config: SpeedConfig) -> dict[str, Any]:
     """Measure and print; returns the object of the last line."""
     torch.set_num_threads(config.threads)
+    _clock.set(config.clock)
     device = torch.device(config.device)
     repeats = min(config.repeats, 3) if config.quick else config.repeats
     busy, cores = os.getloadavg()[0], os.cpu_count() or 1
-    print(f"machine: {machine()}; device {device}; torch {torch.__version__}; {repeats} interleaved repeats, medians")
+    print(f"machine: {machine()}; device {device}; torch {torch.__version__}; {repeats} interleaved repeats, medians, "
+          f"{config.clock} clock")
     if busy > cores / 2:
         print(f"NOTE: the machine is busy (load {busy:.1f} on {cores} cores); times are not those of an idle one")
     rates = memory_rates(device, 64 if config.quick else 256)
-    ratios: dict[str, dict[str, Any]] = {
-        "car_k_over_k_times_car_1": {}, "car_k_bound": {}, "policy_share_of_step": {}, "rollouts_over_sequential": {},
-        "batch8_over_batch1": {}}
+    ratios: dict[str, Any] = {name: {} for name in RATIOS}
     cards: dict[str, Any] = {}
     for size in config.sizes:
         model, policies = load_model(config, size)
-        large = size == "paper"
-        load = Load(20, 10, 21) if large and config.quick else Load(60, 50, 84 if config.quick else 210)
         cards[size] = print_card(size, model, policies, rates, device)
-        heads = range(1, model.config.num_prediction_heads + 1)
-        chosen = [1, 3, 7] if large and config.quick else list(heads)
-        car = measure_car(model, load, [k for k in chosen if k in heads], repeats)
-        print("method     ms a step                       tokens/s                        with prefill")
-        for k, got in car.items():
-            print(f"CAR-{k}  {got['ms_per_step']!s:30}  {got['tokens_per_second']!s:30}  {got['with_prefill']!s}")
-        rate = {k: got["tokens_per_second"].median for k, got in car.items()}
-        ratios["car_k_over_k_times_car_1"][size] = {str(k): rate[k] / (k * rate[1]) for k in car if k > 1}
-        floor = cards[size]["floor_ms"]
-        ratios["car_k_bound"][size] = {str(k): floor[1] / floor[k] for k in car if k > 1}
-        cards[size]["ms_per_step"] = {str(k): got["ms_per_step"].median for k, got in car.items()}
-        cards[size]["floor_ms"] = {str(k): v for k, v in floor.items()}
-        middle = min(3, model.config.num_prediction_heads)
-        shares = measure_policies(model, policies, load, middle, repeats)
-        for name, share in shares.items():
-            print(f"policy ({name}) adds {100 * share.median:.1f} % to a step of CAR-{middle} "
-                  f"({100 * share.low:.1f}–{100 * share.high:.1f})")
-        ratios["policy_share_of_step"][size] = {name: share.median for name, share in shares.items()}
-        if large and config.quick:
-            continue
-        one, batch = measure_rollouts(model, next(iter(policies.values())), load, config.group, min(repeats, 3))
-        ratios["rollouts_over_sequential"][size] = one.median / batch.median
-        print(f"{config.group} rollouts: one by one {one} s, in one batch {batch} s: {one.median / batch.median:.2f} ×")
-        scaling = measure_batches(model, load, [1, 8] if config.quick else [1, 2, 4, 8, 16, 32], min(repeats, 3))
-        print("batch scaling, tokens/s: " + "  ".join(f"{b}: {s.median:.0f}" for b, s in scaling.items()))
-        ratios["batch8_over_batch1"][size] = scaling[8].median / scaling[1].median
-        cards[size]["tokens_per_second_by_batch"] = {str(b): s.median for b, s in scaling.items()}
-    result = {"machine": machine(), "device": config.device, "quick": config.quick, "load": busy,
+        _measure(config, size, model, policies, repeats, cards[size], ratios)
+    result = {"machine": machine(), "device": config.device, "clock": config.clock, "quick": config.quick, "load": busy,
               "cores": cores, "rates": rates, "ratios": ratios, "models": cards}
     print(json.dumps(result))
     return result

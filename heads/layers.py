@@ -23,23 +23,38 @@ class RotaryTable:
         self.head_dim, self.scale, self.reach, self.base = head_dim, scale, reach, base
         self._tables: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
-    def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """positions [B, S] int64 -> cosine and sine, each [B, 1, S, D/2] float32."""
-        device = positions.device
+    def table(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Cosine and sine of every position, each [2 * reach, D] float32; row `reach` is position 0.
+
+        Both halves of a row hold the same D/2 angles; the sine is negated in the first half, so that a rotation is
+        x * cos + swapped(x) * sin (see `rotate`).
+        """
         if device not in self._tables:
-            frequency = self.base ** (-torch.arange(0, self.head_dim, 2, dtype=torch.float64) / self.head_dim)
-            angle = torch.arange(-self.reach, self.reach, dtype=torch.float64)[:, None] * self.scale * frequency
-            self._tables[device] = (angle.cos().float().to(device), angle.sin().float().to(device))
-        cos, sin = self._tables[device]
+            with torch.inference_mode(False):  # training may read the table that decoding has built
+                frequency = self.base ** (-torch.arange(0, self.head_dim, 2, dtype=torch.float64) / self.head_dim)
+                angle = torch.arange(-self.reach, self.reach, dtype=torch.float64)[:, None] * self.scale * frequency
+                cos, sin = angle.cos().float(), angle.sin().float()
+                self._tables[device] = (torch.cat((cos, cos), -1).to(device), torch.cat((-sin, sin), -1).to(device))
+        return self._tables[device]
+
+    def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """positions [B, S] int64 -> cosine and signed sine, each [B, 1, S, D] float32."""
+        cos, sin = self.table(positions.device)
         index = positions + self.reach
         return cos[index].unsqueeze(1), sin[index].unsqueeze(1)
 
+    def span(self, start: int, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """The same for positions start .. start + count - 1 of one row: views [1, 1, S, D], nothing is copied."""
+        cos, sin = self.table(device)
+        first = start + self.reach
+        return cos[None, None, first : first + count], sin[None, None, first : first + count]
+
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate the two halves of the last axis of x [B, H, S, D] by the angles [B, 1, S, D/2]."""
-    a, b = x.chunk(2, dim=-1)
+    """Rotate the two halves of the last axis of x [..., H, S, D] by angles from a `RotaryTable`: (a, b) becomes
+    (a cos - b sin, b cos + a sin)."""
     cos, sin = cos.to(x.dtype), sin.to(x.dtype)
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
 
 
 class KVCache:
@@ -60,10 +75,16 @@ class KVCache:
         self.lengths = torch.zeros(batch, dtype=torch.long, device=device)
         self.origin = torch.zeros(batch, dtype=torch.long, device=device)  # speech position that is numbered 0
         self.longest = 0  # upper bound of max(lengths), kept on the host so that no step waits for the device
+        self._columns: tuple[Tensor, int, Tensor] | None = None  # (lengths, new, index) of the last scatter
 
     @property
     def batch(self) -> int:
         return self.kv.shape[2]
+
+    @property
+    def single(self) -> bool:
+        """One row in host memory, whose length can be read for nothing: slices take the place of index tensors."""
+        return self.kv.shape[2] == 1 and self.kv.device.type == "cpu"
 
     @property
     def capacity(self) -> int:
@@ -90,8 +111,7 @@ class KVCache:
         attention; it must contain the diagonal.
         """
         total = self.columns(new)
-        if tree is None and self.batch == 1 and self.lengths.device.type == "cpu" \
-                and int(self.prefix_lengths) == self.prefix:  # one utterance without padding: the plain cases, cheaply
+        if tree is None and self.single and int(self.prefix_lengths) == self.prefix:  # no padding: the plain cases
             return None if new == 1 else torch.ones(new, total, dtype=torch.bool).tril(total - new)[None, None]
         column = torch.arange(total, device=self.lengths.device)
         text = column < self.prefix_lengths[:, None]  # [B, total]
@@ -111,17 +131,20 @@ class KVCache:
         """Store keys and values [B, H, new, D] behind each row's length; return all columns so far [B, H, C, D]."""
         new = keys.shape[2]
         total = self.columns(new)
-        k, v = self.kv[layer, 0], self.kv[layer, 1]
-        if self.batch == 1 and self.lengths.device.type == "cpu":  # a slice is cheaper than a scatter
+        kv = self.kv[layer]
+        k, v = kv[0], kv[1]
+        if self.single:  # a slice is cheaper than a scatter
             start = self.prefix + int(self.lengths)
-            k[:, :, start : start + new] = keys
-            v[:, :, start : start + new] = values
+            k.narrow(2, start, new).copy_(keys)
+            v.narrow(2, start, new).copy_(values)
         else:
-            index = self.prefix + self.lengths[:, None] + torch.arange(new, device=keys.device)  # [B, new]
-            index = index[:, None, :, None].expand_as(keys)
+            if self._columns is None or self._columns[0] is not self.lengths or self._columns[1] != new:
+                index = self.prefix + self.lengths[:, None] + torch.arange(new, device=keys.device)  # [B, new]
+                self._columns = self.lengths, new, index  # the same for every layer of a pass
+            index = self._columns[2][:, None, :, None].expand_as(keys)
             k.scatter_(2, index, keys.to(k.dtype))
             v.scatter_(2, index, values.to(v.dtype))
-        return k[:, :, :total], v[:, :, :total]
+        return k.narrow(2, 0, total), v.narrow(2, 0, total)
 
     def advance(self, counts: Tensor, new: int) -> None:
         """Keep the first counts[b] of the `new` positions just written."""
@@ -166,7 +189,7 @@ class KVCache:
         out.prefix_lengths = self.prefix_lengths[rows]
         out.lengths = self.lengths[rows]
         out.origin = self.origin[rows]
-        out.longest = self.longest
+        out.longest, out._columns = self.longest, None
         if out.lengths.device.type == "cpu":
             out.tighten()  # `mask` relies on it for a batch of one
         return out
@@ -193,8 +216,8 @@ class TransformerLayer(nn.Module):
         """mask: boolean, broadcast to [B, H, S, columns], True = may attend. None: without a cache causal over x, with
         one every column so far."""
         batch, length, width = x.shape
-        q, k, v = self.qkv(self.attention_norm(x)).view(batch, length, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
-        q, k = rotate(q, *rotary), rotate(k, *rotary)
+        qkv = self.qkv(self.attention_norm(x)).view(batch, length, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
+        (q, k), v = rotate(qkv[:2], *rotary), qkv[2]  # queries and keys in one go
         if cache is not None:
             k, v = cache.write(layer, k, v)
         # no dropout on the attention weights: it would forbid the fused kernels and double the time of a training step

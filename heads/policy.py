@@ -74,8 +74,11 @@ class ChunkPolicy(Checkpoint):
         """
         new = hidden.shape[1]
         x = self.input(self.input_norm(hidden))
-        positions = cache.lengths[:, None] + torch.arange(new, device=x.device)
-        x = self.layer(x, self.rotary(positions), cache.mask(new), cache)
+        if cache.single:
+            rotary = self.rotary.span(int(cache.lengths), new, x.device)
+        else:
+            rotary = self.rotary(cache.lengths[:, None] + torch.arange(new, device=x.device))
+        x = self.layer(x, rotary, cache.mask(new), cache)
         cache.advance(counts, new)
         return self.output(self.output_norm(x))
 

@@ -18,6 +18,7 @@ from dcar.shipped import ASSETS
 from dcar.train import TrainConfig, data_identity, differing
 from dcar.train_draft import TrainDraftConfig
 from eval.compare import CompareConfig
+from eval.verifiers.fit import FitConfig
 from launch import quickstart
 from launch.quickstart import QuickstartConfig, Step, content_digest, pipeline, run
 from rl.config import DCPOConfig, parse
@@ -27,7 +28,7 @@ from rl.profile import ProfileConfig
 ROOT = Path(__file__).parents[1]
 RECIPES = sorted((ROOT / "launch" / "recipes").glob("*.yaml"))
 SCHEMAS = {"car": TrainConfig, "far": TrainConfig, "profile": ProfileConfig, "compare": CompareConfig,
-           "dcpo": DCPOConfig, "draft": TrainDraftConfig}
+           "dcpo": DCPOConfig, "draft": TrainDraftConfig, "verifiers": FitConfig}
 MODULES = {"dcar.train": TrainConfig, "rl.profile": ProfileConfig, "rl.train": DCPOConfig, "rl.export": ExportConfig,
            "eval.compare": CompareConfig}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -90,6 +91,20 @@ def test_speaks_with_every_method(speak, models, method):
     assert lines[0].lower().startswith("good morning")
     assert lines[-1].startswith(f"{out}: {len(wave) / RATE:.2f} s by {method}, ")
     assert re.search(r", \d+\.\d+ x real time$", lines[-1])
+
+
+def test_streaming_writes_the_same_samples(models, tmp_path):
+    """Standard output carries the file's samples and nothing else; the timeline goes to standard error."""
+    out = tmp_path / "out.wav"
+    options = [f"--{k}={models / k}" for k in ("decoder", "policy", "vocoder", "tokenizer")]
+    done = subprocess.run([sys.executable, "-m", "dcar.cli", "speak", "Good morning. Time for tea.", "--stream",
+                           f"--output={out}", f"--prompt={models / 'voice.wav'}", *options], capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()
+    wave, rate = sf.read(out)
+    samples = np.frombuffer(done.stdout, "<i2") / 32767
+    assert rate == RATE and len(samples) == len(wave)
+    assert np.abs(samples - wave).max() < 1e-4
+    assert b"first audio after" in done.stderr and done.stderr.count(b" passes ") == 2
 
 
 def test_the_seed_decides(speak):

@@ -10,11 +10,12 @@ from conftest import tiny_decoder
 
 from dcar.decoding import ChunkMethod, FixedChunk, decode
 from dcar.errors import ConfigError
-from eval.speed import Load, SpeedConfig, interleaved, main, measure_car, read_sizes, spread, steps
+from dcar.sampling import SamplingConfig
+from eval.speed import RATIOS, Load, SpeedConfig, interleaved, main, measure_car, read_sizes, spread, steps
 
 
-def test_last_line_is_one_json(capsys):
-    assert main(["--quick", "sizes=[tiny]", "repeats=1", "group=2"]) == 0
+def test_last_line_is_one_json(capsys, tmp_path):
+    assert main(["--quick", "sizes=[tiny]", "repeats=1", "group=2", "clock=cpu", f"plot={tmp_path / 'speed.png'}"]) == 0
     out = capsys.readouterr().out.splitlines()
     assert out[0].startswith("machine:")
     assert next(i for i, line in enumerate(out) if "floor" in line) < next(
@@ -22,8 +23,14 @@ def test_last_line_is_one_json(capsys):
     ratios = json.loads(out[-1])["ratios"]
     assert set(ratios["car_k_over_k_times_car_1"]["tiny"]) == {str(k) for k in range(2, 8)}
     assert set(ratios["policy_share_of_step"]["tiny"]) == {"bottleneck", "full"}
-    assert ratios["rollouts_over_sequential"]["tiny"] > 0
-    assert ratios["batch8_over_batch1"]["tiny"] > 0
+    for name in ("rollouts_over_sequential", "batch8_over_batch1", "batch32_over_batch1", "floor_share_far",
+                 "dcar_speedup_over_mean_chunk", "far_over_hf_generate", "static_over_loop", "growth_over_kv_model"):
+        assert ratios[name]["tiny"] > 0, name
+    if ratios["sd_over_hf_assisted"]["tiny"] is None:
+        assert json.loads(out[-1])["models"]["tiny"]["sd_over_hf_assisted"]
+    assert set(ratios) == set(RATIOS)
+    assert (tmp_path / "speed.png").stat().st_size > 1000
+    assert not any("other tokens" in line and "hf dynamic" in line for line in out)
 
 
 def test_every_run_speaks_the_same_number_of_tokens():
@@ -34,6 +41,32 @@ def test_every_run_speaks_the_same_number_of_tokens():
         assert result.target_passes == steps(11, k)
     got = measure_car(model, load, [1, 2], 1)
     assert got[2]["ms_per_step"].median > 0
+
+
+def test_hugging_face_speaks_the_same_tokens():
+    """The peer of the benchmark is the same model: greedy tokens agree with the loop, for every cache and a draft."""
+    from eval.hf_peer import CausalLMPeer, generate, shallow
+
+    for bos in (True, False):
+        model, load = tiny_decoder(bos=bos), Load(5, 3, 12)
+        prompt = load.prompts(model, 1)[0]
+        greedy = SamplingConfig(temperature=0, min_tokens=30, max_tokens=12, max_tokens_per_text_unit=12)
+        expected = decode(model, [prompt], ChunkMethod(FixedChunk(1)), greedy)[0].tokens
+        peer, draft = CausalLMPeer(model), CausalLMPeer(shallow(model, 1))
+        assert generate(peer, prompt, 12) == expected
+        assert generate(peer, prompt, 12, static=True) == expected
+        assert generate(peer, prompt, 12, assistant=draft) == expected
+        assert len(draft.decoder.layers) == 1 and len(model.layers) == 2
+
+
+def test_engine_needs_fewer_operators_than_the_loop():
+    from dcar.decoding.static import engine_for
+    from eval.speed_engine import measure_launches
+
+    model, load = tiny_decoder(), Load(5, 3, 12)
+    engine = engine_for(model, load.prompts(model, 1), load.sampling(), batch=1)
+    counted = measure_launches(model, engine, load, 1)
+    assert 20 < counted["static"] < counted["loop"]
 
 
 def test_what_a_step_reads():
@@ -51,7 +84,8 @@ def test_runs_are_interleaved_and_the_first_round_is_dropped():
     assert str(spread([1.0, 3.0, 2.0])).strip() == "2.000 (1.000–3.000)"
 
 
-@pytest.mark.parametrize("bad", [{"sizes": ["huge"]}, {"repeats": 0}, {"threads": 0}])
+@pytest.mark.parametrize("bad", [{"sizes": ["huge"]}, {"repeats": 0}, {"threads": 0}, {"clock": "sun"},
+                                 {"clock": "cpu", "device": "cuda"}])
 def test_bad_settings_are_refused(bad, capsys):
     with pytest.raises(ConfigError):
         SpeedConfig(**bad)

@@ -21,7 +21,7 @@ from dcar.decoding.records import DecodeResult, Prompt
 from dcar.decoding.tree import DraftTree
 from dcar.errors import DataError, TextError
 from dcar.model import CARDecoder
-from dcar.sampling import SamplingConfig, utterance_keys
+from dcar.sampling import SamplingConfig, uniform, utterance_keys
 from heads.layers import KVCache
 
 
@@ -115,6 +115,8 @@ class Session:
             self.hidden = hidden.new_zeros(size, int(prompt_lengths.max()) + room, hidden.shape[-1])
         self.draft_passes = torch.zeros(size, dtype=torch.long, device=device)
         self.policy_seconds = 0.0
+        self._rounds = 0  # every row that is alive has emitted at least so many tokens
+        self._uniforms: dict[str, Tensor] = {}  # stream -> [B, room], drawn at once, looked up step by step
 
     @property
     def live(self) -> int:
@@ -122,7 +124,20 @@ class Session:
 
     def forbid_eos(self, positions: Tensor) -> Tensor | None:
         """Where EOS is masked: positions [B] or [B, k], counted from the first generated token."""
-        return positions < self.sampling.min_tokens if self.sampling.min_tokens else None
+        return positions < self.sampling.min_tokens if self._rounds < self.sampling.min_tokens else None
+
+    def uniform(self, stream: str, positions: Tensor) -> Tensor:
+        """`dcar.sampling.uniform` of the rows in flight at generated positions [B] or [B, k], for draw 0.
+
+        The numbers of all positions are drawn together when a stream is first asked for: that costs less than to draw
+        those of one step. Tokens use `token_keys`, every other stream `action_keys`.
+        """
+        if stream not in self._uniforms:
+            keys = self.token_keys if stream == "token" else self.action_keys
+            every = torch.arange(self.tokens.shape[1], device=keys.device).expand(len(keys), -1)
+            self._uniforms[stream] = uniform(keys, stream, every)
+        table = self._uniforms[stream]
+        return table.gather(1, positions if positions.dim() == 2 else positions[:, None]).view(positions.shape)
 
     def consumed(self, hidden: Tensor, counts: Tensor, start: Tensor) -> None:
         """Note the hidden states of counts[b] positions from speech position start[b] on."""
@@ -131,10 +146,7 @@ class Session:
 
     def record(self, hidden: Tensor, counts: Tensor, start: Tensor) -> None:
         if self.hidden is not None:
-            offset = torch.arange(hidden.shape[1], device=hidden.device)
-            real = offset < counts[:, None]
-            where = (start[:, None] + offset)[real]
-            self.hidden[self.rows[:, None].expand_as(real)[real], where] = hidden[real]
+            put(self.hidden, self.rows, start, hidden)
 
     def roll_back(self, kept: Kept, draft: Draft, hidden: Tensor) -> None:
         """Forget the drafted positions that were not accepted; hidden [B, m, D] of the pass that read them."""
@@ -158,9 +170,7 @@ class Session:
         is_eos = (kept.tokens == eos) & (offset < asked[:, None])
         ended = is_eos.any(-1)
         counts = torch.where(ended, is_eos.to(torch.uint8).argmax(-1), asked)
-        real = offset < counts[:, None]
-        index = (self.generated[:, None] + offset)[real]
-        self.tokens[self.rows[:, None].expand_as(real)[real], index] = kept.tokens[real]
+        put(self.tokens, self.rows, self.generated, kept.tokens)
         self.history.append({
             "rows": torch.where(self.alive, self.rows, -1), "emitted": counts,
             "position": self.prompt_lengths + self.generated - 1, "actions": kept.actions,
@@ -169,6 +179,7 @@ class Session:
             "proposed": torch.zeros_like(counts) if proposed is None else proposed,
         })
         self.passes[self.rows] += self.alive
+        self._rounds += 1
         self.generated = self.generated + counts
         full = self.alive & ~ended & (self.generated >= self.limits)
         self.lengths[self.rows] = self.generated
@@ -186,6 +197,7 @@ class Session:
         for name in ("token_keys", "action_keys", "member", "rows", "alive", "prompt_lengths", "generated", "limits",
                      "last_hidden", "pending", "pending_counts"):
             setattr(self, name, getattr(self, name)[rows])
+        self._uniforms = {stream: table[rows] for stream, table in self._uniforms.items()}
 
 
 def length_limit(prompt: Prompt, sampling: SamplingConfig) -> int:
@@ -195,7 +207,24 @@ def length_limit(prompt: Prompt, sampling: SamplingConfig) -> int:
 
 def last_of(hidden: Tensor, counts: Tensor) -> Tensor:
     """hidden [B, m, D] -> [B, D] at index counts - 1."""
+    if hidden.shape[1] == 1:
+        return hidden[:, 0]
+    if hidden.shape[0] == 1 and hidden.device.type == "cpu":
+        return hidden[:, int(counts) - 1]
     return hidden[torch.arange(hidden.shape[0], device=hidden.device), counts - 1]
+
+
+def put(target: Tensor, rows: Tensor, start: Tensor, values: Tensor) -> None:
+    """Write values [B, m, …] to target[rows[b], start[b] : start[b] + m]. What stands past a row's real values is
+    overwritten by the next write, or lies beyond what is read in the end; past the target's end it is put in the last
+    column, which no row reaches."""
+    new, last = values.shape[1], target.shape[1] - 1
+    if len(rows) == 1 and target.device.type == "cpu":
+        first = int(start)
+        target[int(rows), first : first + new] = values[0, : last + 1 - first]
+        return
+    column = (start[:, None] + torch.arange(new, device=start.device)).clamp(max=last)
+    target[rows[:, None], column] = values.to(target.dtype)
 
 
 @torch.no_grad()

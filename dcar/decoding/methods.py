@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dcar.decoding.loop import Draft, Kept, Session, last_of
 from dcar.errors import ConfigError
-from dcar.sampling import sample, uniform, warp
+from dcar.sampling import sample, warp
 from heads.policy import ChunkPolicy
 
 
@@ -49,7 +49,7 @@ class ChunkMethod:
         sizes, log_probs = self.schedule.choose(session, hidden, counts)
         widest = int(sizes.max())  # only the heads that are kept are evaluated
         law, position = head_laws(session, session.model.heads(session.last_hidden, widest))
-        tokens = sample(law, uniform(session.token_keys, "token", position))
+        tokens = sample(law, session.uniform("token", position))
         return Kept(tokens, sizes, actions=sizes, log_probs=log_probs)
 
     def select(self, rows: Tensor) -> None:
@@ -87,7 +87,7 @@ class RandomChunk:
         self._table = torch.tensor(self.sizes, device=session.rows.device)
 
     def choose(self, session: Session, hidden: Tensor, counts: Tensor) -> tuple[Tensor, None]:
-        u = uniform(session.action_keys, "chunk", session.generated)
+        u = session.uniform("chunk", session.generated)
         return self._table[(u * len(self.sizes)).long()], None
 
     def select(self, rows: Tensor) -> None:
@@ -140,7 +140,7 @@ class PolicyChunk:
         if self.mode == "greedy":
             index = log_law.argmax(-1)
         else:
-            index = sample(log_law.exp(), uniform(session.action_keys, "policy", session.generated))
+            index = sample(log_law.exp(), session.uniform("policy", session.generated))
         if self._forced is not None:
             index = torch.where(self._forced > 0, self._forced - 1, index)
         session.policy_seconds += time.perf_counter() - started

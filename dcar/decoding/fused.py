@@ -1,0 +1,114 @@
+"""Transformer layers for decoding alone: few kernels, weights laid out for a handful of rows, one write to the cache.
+
+The mathematics is that of heads/layers.py, which stays the reference; sums may be rounded in another order. Rows are
+flat here: N = batch × new positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from heads.layers import RotaryTable, TransformerLayer
+
+Affine = Callable[[Tensor], Tensor]
+
+PACK_FROM = 1 << 19
+"""Weights of so many elements are packed for oneDNN on the CPU. Measured on one AVX-512 thread (ms, rows 1 / 3 / 7):
+1024 × 4096 plain 1.2 / 2.2 / 3.3, packed 1.2 / 2.0 / 1.6; 192 × 768 plain .037 / .026 / .042, transposed .038 / .026 /
+.028, packed .056 / .039 / .045."""
+
+
+def affine(module: nn.Module, pack: bool = True) -> Affine:
+    """x [N, in] -> [N, out], as `module` computes it, in the layout that is fastest for few rows.
+
+    float32 on the CPU: large weights are packed for oneDNN, small ones stored [in, out] (copies: later changes of the
+    module are not seen). Everything else (an accelerator, bfloat16, a quantised module) is used as it is.
+    """
+    if not isinstance(module, nn.Linear):
+        return module
+    weight, bias = module.weight.detach(), None if module.bias is None else module.bias.detach()
+    if not pack or weight.device.type != "cpu" or weight.dtype != torch.float32:
+        return lambda x: F.linear(x, weight, bias)
+    if weight.numel() >= PACK_FROM and torch.backends.mkldnn.is_available():
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight)
+        multiply = torch.ops.mkldnn._linear_pointwise
+        return lambda x: multiply(x, packed, bias, "none", [], "")
+    stored = weight.t().contiguous()
+    return (lambda x: torch.mm(x, stored)) if bias is None else (lambda x: torch.addmm(bias, x, stored))
+
+
+def norm(module: nn.LayerNorm) -> Affine:
+    shape, weight, bias = module.normalized_shape, module.weight.detach(), module.bias.detach()
+    return lambda x: torch.layer_norm(x, shape, weight, bias, module.eps)
+
+
+class FusedLayer:
+    """One `TransformerLayer` in two halves, between which the caller writes the cache and attends."""
+
+    def __init__(self, layer: TransformerLayer, pack: bool = True):
+        self.num_heads = layer.num_heads
+        self.qkv, self.out = affine(layer.qkv, pack), affine(layer.out, pack)
+        self.up, self.down = affine(layer.up, pack), affine(layer.down, pack)
+        self.attention_norm, self.ffn_norm = norm(layer.attention_norm), norm(layer.ffn_norm)
+
+    def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Rotated queries and keys, and values: x [N, D] -> [N, 3, H, D/H]."""
+        qkv = self.qkv(self.attention_norm(x)).view(len(x), 3, self.num_heads, -1)
+        return torch.addcmul(qkv * cos, qkv.roll(qkv.shape[-1] // 2, -1), sin)
+
+    def finish(self, x: Tensor, attended: Tensor) -> Tensor:
+        """Residuals of attention and feed-forward: x and attended [N, D] -> [N, D]."""
+        x = x + self.out(attended)
+        return x + self.down(F.gelu(self.up(self.ffn_norm(x)), approximate="tanh"))
+
+
+class Rotation:
+    """Rotary angles of queries and keys, with the identity for values, so that all three are turned in one go."""
+
+    def __init__(self, table: RotaryTable, first: int, last: int, device: torch.device, dtype: torch.dtype):
+        """Positions first..last, which may be negative (a prompt before BOS)."""
+        self.first = first
+        cos, sin = table.span(first, last - first + 1, device)
+        ones, zeros = torch.ones_like(cos[0, 0]), torch.zeros_like(cos[0, 0])
+        self.cos = torch.stack((cos[0, 0], cos[0, 0], ones), 1)[:, :, None].to(dtype)  # [P, 3, 1, D/H]
+        self.sin = torch.stack((sin[0, 0], sin[0, 0], zeros), 1)[:, :, None].to(dtype)
+
+    def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """positions [N] -> cosine and signed sine, each [N, 3, 1, D/H]."""
+        index = positions - self.first
+        return self.cos.index_select(0, index), self.sin.index_select(0, index)
+
+
+class StaticCache:
+    """Keys and values of a stack of layers, [layer][row, column, key or value, head, D/H], allocated once.
+
+    A row's text stands right-aligned before column `text`, its speech from there on, so that what a row may see is
+    one run of columns. Rolling back is a change of the row's length; nothing is ever moved.
+    """
+
+    def __init__(self, layers: int, rows: int, text: int, capacity: int, heads: int, head_dim: int,
+                 device: torch.device, dtype: torch.dtype):
+        self.text, self.width = text, text + capacity
+        self.kv = torch.zeros(layers, rows, self.width, 2, heads, head_dim, device=device, dtype=dtype)
+        self._flat = [layer.view(rows * self.width, 2, heads, head_dim) for layer in self.kv]
+        self.base = (torch.arange(rows, device=device) * self.width + text)[:, None]  # [B, 1] of speech position 0
+
+    def write(self, layer: int, index: Tensor, keys_values: Tensor) -> None:
+        """Store [N, 2, H, D/H] at flat columns [N]."""
+        self._flat[layer].index_copy_(0, index, keys_values)
+
+    def read(self, layer: int, rows: int, first: int, last: int) -> tuple[Tensor, Tensor]:
+        """Keys and values [rows, H, last - first, D/H] of a run of columns."""
+        window = self.kv[layer, :rows, first:last]  # [B, C, 2, H, D/H]
+        return window[:, :, 0].transpose(1, 2), window[:, :, 1].transpose(1, 2)
+
+    def load(self, row: int, kv: Tensor, text: int, speech: int, source: int, prefix: int) -> None:
+        """Copy row `source` of a reference cache kv [layers, 2, B, H, C, D/H]: `text` of its `prefix` columns, then
+        `speech` positions."""
+        part = kv[:, :, source].permute(0, 3, 1, 2, 4)  # [layers, C, 2, H, D/H]
+        self.kv[:, row, self.text - text : self.text] = part[:, :text]
+        self.kv[:, row, self.text : self.text + speech] = part[:, prefix : prefix + speech]

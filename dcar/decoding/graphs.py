@@ -1,0 +1,71 @@
+"""CUDA graphs of decoding steps: captured once per shape, replayed without any launch from Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dcar.errors import EngineError
+
+
+class StepGraphs:
+    """Runs steps, each a function of tensors that stay where they are.
+
+    Off (the default away from CUDA): a step is simply called. On: at the first call with a key the step is warmed up
+    and captured, later calls replay it. `state` are the tensors that a step changes and that matter afterwards: the
+    warm-up runs the step for real, so they are put back before the capture.
+    """
+
+    def __init__(self, enabled: bool | None, device: torch.device, warmups: int = 2):
+        if enabled and device.type != "cuda":
+            raise EngineError(f"CUDA graphs were asked for on device '{device}'; move the model to a CUDA device, or "
+                              "set graphs=false")
+        self.enabled = device.type == "cuda" if enabled is None else enabled
+        self.device, self.warmups = device, warmups
+        self._graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, Hashable]] = {}
+        self._pool: Any = None
+
+    def __len__(self) -> int:
+        return len(self._graphs)
+
+    def run(self, key: Hashable, step: Callable[[], None], state: Sequence[Tensor], signature: Hashable) -> None:
+        """Do the step. `signature` says for what it was captured: shapes, dtype, device, the weights' addresses.
+
+        Raises EngineError if a graph with this key was captured for another signature: replaying it would read freed
+        memory or compute with old weights.
+        """
+        if not self.enabled:
+            step()
+            return
+        if key not in self._graphs:
+            self._graphs[key] = self._capture(step, state), signature
+        graph, captured = self._graphs[key]
+        self.check(captured, signature)
+        graph.replay()
+
+    @staticmethod
+    def check(captured: Hashable, signature: Hashable) -> None:
+        if captured != signature:
+            raise EngineError(f"this step was captured for {captured}, but now it is {signature}; build a new "
+                              "StaticEngine after changing a model's shape, dtype, device or weights, or set "
+                              "graphs=false")
+
+    def _capture(self, step: Callable[[], None], state: Sequence[Tensor]) -> torch.cuda.CUDAGraph:
+        saved = [t.clone() for t in state]
+        stream = torch.cuda.Stream(self.device)
+        stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(stream):
+            for _ in range(self.warmups):
+                step()
+                for tensor, value in zip(state, saved, strict=True):
+                    tensor.copy_(value)
+        torch.cuda.current_stream(self.device).wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        with torch.cuda.graph(graph, pool=self._pool, stream=stream):
+            step()
+        return graph

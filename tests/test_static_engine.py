@@ -1,0 +1,201 @@
+"""The static engine gives the tokens and hidden states of the reference loop, whatever batch, width or order."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from conftest import tiny_decoder
+
+from dcar.decoding import ChunkMethod, FixedChunk, PolicyChunk, Prompt, RandomChunk, decode
+from dcar.decoding.graphs import StepGraphs
+from dcar.decoding.quantize import quantize_int8, teacher_forced_loss
+from dcar.decoding.static import EngineConfig, Job, Plan, StaticEngine, engine_for
+from dcar.errors import ConfigError, DataError, EngineError
+from dcar.sampling import SamplingConfig
+from heads.policy import ChunkPolicy, ChunkPolicyConfig
+
+SAMPLING = SamplingConfig(max_tokens=60, max_tokens_per_text_unit=6)
+
+
+def policy_of(width: int | None = 16) -> ChunkPolicy:
+    torch.manual_seed(0)
+    policy = ChunkPolicy(ChunkPolicyConfig(32, 4, width, num_attention_heads=2)).eval()
+    torch.nn.init.normal_(policy.output.weight, std=2.0)
+    return policy
+
+
+def schedules(policy: ChunkPolicy):
+    return {"far": FixedChunk(1), "car-3": FixedChunk(3), "random": RandomChunk([1, 2, 4]),
+            "greedy": PolicyChunk(policy), "sampled": PolicyChunk(policy, "sample")}
+
+
+def same(got, expected, hidden: bool = True) -> None:
+    assert [r.utterance_id for r in got] == [r.utterance_id for r in expected]
+    for a, b in zip(got, expected, strict=True):
+        for name in ("tokens", "emitted", "actions", "decision_positions", "truncated", "target_passes", "method",
+                     "prompt_length", "seed"):
+            assert getattr(a, name) == getattr(b, name), name
+        if b.action_log_probs and b.action_log_probs[0] is not None:
+            assert a.action_log_probs == pytest.approx(b.action_log_probs, abs=1e-5)
+        if hidden:
+            assert torch.allclose(a.hidden, b.hidden, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["far", "car-3", "random", "greedy", "sampled"])
+@pytest.mark.parametrize(("batch", "chunks"), [(1, "exact"), (3, "exact"), (8, "padded"), (1, "padded")])
+def test_equals_the_reference_loop(decoder, prompts, name, batch, chunks):
+    policy = policy_of()
+    method = ChunkMethod(schedules(policy)[name])
+    expected = decode(decoder, prompts, method, SAMPLING, seed=3, record_hidden=True)
+    engine = engine_for(decoder, prompts, SAMPLING, batch=batch, policy=policy, chunks=chunks)
+    same(engine.decode(prompts, method, SAMPLING, seed=3, record_hidden=True), expected)
+    same(engine.decode(prompts, method, SAMPLING, seed=3, record_hidden=True), expected)  # a used engine is as good
+
+
+@pytest.mark.parametrize("sampling", [SamplingConfig(temperature=0, max_tokens=30),
+                                      SamplingConfig(temperature=0.7, top_k=5, top_p=0.9, max_tokens=40, min_tokens=6)])
+def test_sampling_settings(decoder, prompts, sampling):
+    method = ChunkMethod(FixedChunk(2))
+    engine = engine_for(decoder, prompts, sampling, batch=3)
+    same(engine.decode(prompts, method, sampling, seed=1), decode(decoder, prompts, method, sampling, seed=1), False)
+
+
+def test_decoder_without_bos_and_full_width_policy():
+    model = tiny_decoder(bos=False)
+    prompts = [Prompt(f"u{i}", tuple(range(1, 4 + i)), tuple(range(1, 3 + i))) for i in range(5)]
+    policy = policy_of(None)
+    method = ChunkMethod(PolicyChunk(policy, "sample"))
+    engine = engine_for(model, prompts, SAMPLING, batch=2, policy=policy)
+    same(engine.decode(prompts, method, SAMPLING, record_hidden=True),
+         decode(model, prompts, method, SAMPLING, record_hidden=True))
+
+
+def test_packed_weights_give_the_same_tokens(decoder, prompts, monkeypatch):
+    """Large weights go through oneDNN; here every weight counts as large."""
+    monkeypatch.setattr("dcar.decoding.fused.PACK_FROM", 1)
+    policy = policy_of()
+    method = ChunkMethod(PolicyChunk(policy, "sample"))
+    engine = engine_for(decoder, prompts, SAMPLING, batch=3, policy=policy)
+    same(engine.decode(prompts, method, SAMPLING, record_hidden=True),
+         decode(decoder, prompts, method, SAMPLING, record_hidden=True))
+
+
+def test_int8_layers_are_near_and_serve_in_both_decoders(decoder, prompts):
+    quantised = quantize_int8(decoder)
+    text, lengths = torch.tensor([[1, 2, 3, 4]]), torch.tensor([4])
+    speech, count, prompt = torch.randint(0, 12, (1, 30)), torch.tensor([30]), torch.tensor([3])
+    a, b = (teacher_forced_loss(m, text, lengths, speech, count, prompt) for m in (decoder, quantised))
+    assert a.shape == (4,) and 0 < (a - b).abs().max() < 0.05 * a.max()
+    method = ChunkMethod(FixedChunk(2))
+    engine = engine_for(quantised, prompts[:1], SAMPLING, batch=1)
+    same(engine.decode(prompts[:1], method, SAMPLING), decode(quantised, prompts[:1], method, SAMPLING), False)
+    assert decoder.layers[0].qkv.weight.dtype == torch.float32  # the original is untouched
+    with pytest.raises(ConfigError, match="bfloat16"):
+        quantize_int8(decoder.to(torch.bfloat16))
+
+
+@pytest.mark.parametrize("share", [False, True])
+def test_groups_with_forced_members(decoder, prompts, share):
+    policy = policy_of()
+    forced = {p.utterance_id: [2, 3, 0, 0] for p in prompts[1:]}
+    method = ChunkMethod(PolicyChunk(policy, "sample", forced=forced))
+    settings = dict(seed=4, group_size=4, share_token_draws=share, record_hidden=True)
+    expected = decode(decoder, prompts, method, SAMPLING, **settings)
+    engine = engine_for(decoder, prompts, SAMPLING, batch=6, policy=policy)
+    same(engine.decode(prompts, method, SAMPLING, **settings), expected)
+
+
+def test_rows_are_replaced_as_they_finish(decoder, prompts):
+    """Two rows serve seven utterances; results come in the order of finishing, tokens as if spoken alone."""
+    engine = engine_for(decoder, prompts, SAMPLING, batch=2)
+    plan = Plan(ChunkMethod(FixedChunk(2)), SAMPLING, seed=5)
+    asked: list[int] = []
+
+    def jobs():
+        for i, prompt in enumerate(prompts):
+            asked.append(i)
+            yield Job(i, prompt)
+
+    finished, streamed = {}, {i: [] for i in range(7)}
+    for progress in engine.run(jobs(), plan, stream=True):
+        streamed[progress.job.index] += progress.tokens
+        if progress.result is not None:
+            finished[progress.job.index] = progress.result
+            assert len(asked) <= len(finished) + 2  # no job is taken before a row is free
+    expected = decode(decoder, prompts, plan.method, SAMPLING, seed=5)
+    assert [finished[i].tokens for i in range(7)] == [r.tokens for r in expected]
+    assert streamed == {i: r.tokens for i, r in enumerate(expected)}
+    assert list(finished) != sorted(finished)
+
+
+def test_what_does_not_fit_is_refused_and_the_finished_are_kept(decoder, prompts):
+    method = ChunkMethod(FixedChunk(2))
+    engine = StaticEngine(decoder, EngineConfig(batch=1, capacity=30, text=6))
+    with pytest.raises(EngineError, match=r"utt4: prompt and up to 42 tokens need 47 positions.*capacity=30") as caught:
+        engine.decode(prompts[:1] + prompts[4:], method, SAMPLING)
+    assert [r.utterance_id for r in caught.value.finished] == ["utt0"]
+    with pytest.raises(EngineError, match="9 phonemes, the engine has text=6"):
+        engine.decode(prompts[6:], method, SamplingConfig(max_tokens=5))
+    with pytest.raises(DataError, match="codebook"):
+        engine.decode([Prompt("a", (1,), (12,))], method, SAMPLING)
+    with pytest.raises(ConfigError, match="1..4 tokens"):
+        engine.decode(prompts, ChunkMethod(FixedChunk(5)), SAMPLING)
+    with pytest.raises(ConfigError, match="without that policy"):
+        engine.decode(prompts, ChunkMethod(PolicyChunk(policy_of())), SAMPLING)
+    with pytest.raises(ConfigError, match="rotary table"):
+        StaticEngine(decoder, EngineConfig(capacity=9000))
+
+
+def test_out_of_memory_names_the_setting_and_keeps_the_finished(decoder, prompts, monkeypatch):
+    engine = engine_for(decoder, prompts, SAMPLING, batch=1)
+    admit, calls = engine._admit, []
+
+    def failing(*arguments):
+        calls.append(1)
+        if len(calls) == 3:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        admit(*arguments)
+
+    monkeypatch.setattr(engine, "_admit", failing)
+    with pytest.raises(EngineError, match="lower batch first") as caught:
+        engine.decode(prompts, ChunkMethod(FixedChunk(1)), SAMPLING)
+    assert [r.utterance_id for r in caught.value.finished] == ["utt0", "utt1"]
+    with pytest.raises(EngineError, match="batch=100000000"):
+        StaticEngine(decoder, EngineConfig(batch=10**8, capacity=8000))
+
+
+def test_other_errors_are_not_taken_for_memory(decoder, prompts, monkeypatch):
+    engine = engine_for(decoder, prompts, SAMPLING, batch=1)
+
+    def broken(*arguments):
+        raise RuntimeError("shape mismatch")
+
+    monkeypatch.setattr(engine, "_step", broken)
+    with pytest.raises(RuntimeError, match="shape mismatch"):
+        engine.decode(prompts, ChunkMethod(FixedChunk(1)), SAMPLING)
+
+
+def test_a_changed_model_is_refused(decoder, prompts):
+    engine = engine_for(decoder, prompts, SAMPLING)
+    with torch.no_grad():
+        decoder.layers[0].qkv.weight.mul_(1.1)
+    with pytest.raises(EngineError, match="build a new StaticEngine"):
+        engine.decode(prompts, ChunkMethod(FixedChunk(1)), SAMPLING)
+    engine = engine_for(decoder, prompts, SAMPLING)
+    decoder.to(torch.bfloat16)
+    with pytest.raises(EngineError, match="torch.float32.*torch.bfloat16"):
+        engine.decode(prompts, ChunkMethod(FixedChunk(1)), SAMPLING)
+
+
+def test_graphs_need_cuda_and_their_own_shape(decoder):
+    with pytest.raises(EngineError, match="graphs=false"):
+        StaticEngine(decoder, EngineConfig(graphs=True))
+    assert not StaticEngine(decoder, EngineConfig(batch=1)).graphs.enabled
+    with pytest.raises(EngineError, match="captured for"):
+        StepGraphs.check((1, "float32"), (2, "float32"))
+
+
+@pytest.mark.parametrize("bad", [{"batch": 0}, {"chunks": "wide"}, {"sync_every": 0}])
+def test_bad_settings(bad):
+    with pytest.raises(ConfigError):
+        EngineConfig(**bad)

@@ -109,7 +109,11 @@ def warp(logits: Tensor, config: SamplingConfig, forbidden: Tensor | None = None
 def sample(law: Tensor, u: Tensor) -> Tensor:
     """Inverse of the cumulative law at u: law [..., V], u [...] -> ids [...]. An id of zero mass is never drawn."""
     cumulative = law.cumsum(-1, dtype=torch.float64)
+    if cumulative.shape[:-1] != u.shape:  # searchsorted does not broadcast
+        shape = torch.broadcast_shapes(cumulative.shape[:-1], u.shape)
+        cumulative, u = cumulative.expand(*shape, -1).contiguous(), u.expand(shape)
     total = cumulative[..., -1:].contiguous()
     index = torch.searchsorted(cumulative, u.unsqueeze(-1) * total, right=True)  # ids whose cumulative law is <= u
     last = torch.searchsorted(cumulative, total)  # the last id with mass, should u * total round up to total
-    return torch.minimum(index, last).squeeze(-1)
+    # a law that is no law (NaN) must not lead out of the vocabulary: the caller's checks come later
+    return torch.minimum(index, last).squeeze(-1).clamp(max=law.shape[-1] - 1)

@@ -20,7 +20,7 @@ from dcar.sampling import SamplingConfig
 from dcar.shipped import resolve, shipped
 from dcar.text import normalize_text, text_to_ids
 from dcar.tokenizers import SpeechTokenizer, load_tokenizer
-from dcar.vocoder import speaker_features
+from dcar.vocoder import TokenVocoder, speaker_features
 from dcar.vocoders import PromptAudio, Vocoder, check_rates, load_vocoder
 from heads.policy import ChunkPolicy
 
@@ -147,11 +147,14 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def speak_aloud(decoder: CARDecoder, prompts: list[Prompt], method: ChunkMethod, sampling: SamplingConfig, seed: int,
-                vocoder: TokenVocoder, voice: Voice, pause: np.ndarray) -> tuple[list[DecodeResult], list[np.ndarray]]:
+                vocoder: Vocoder, voice: Voice, pause: np.ndarray) -> tuple[list[DecodeResult], list[np.ndarray]]:
     """Write samples to standard output as they become certain, sentence by sentence; returns results and waves."""
     from dcar.decoding.serve import stream_audio
     from dcar.decoding.static import Job, Plan, engine_for
 
+    if not isinstance(vocoder, TokenVocoder):
+        raise ConfigError("--stream needs this project's own vocoder, which can be asked for a piece at a time; leave "
+                          "--stream out with another one")
     started = time.perf_counter()
     plan = Plan(method, sampling, seed)
     engine = engine_for(decoder, prompts, sampling, batch=1, policy=getattr(plan.schedule, "policy", None))

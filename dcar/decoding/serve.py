@@ -36,11 +36,9 @@ def reach(vocoder: TokenVocoder) -> int:
     """Tokens on each side that a sample can depend on."""
     c = vocoder.config
     half = (c.kernel_size - 1) // 2
-    pitch = half * sum(c.pitch_dilations)
-    tokens = half * sum(c.token_dilations)
-    frames = half * sum(c.frame_dilations) + 2 + -(-c.n_fft // c.hop)  # convolutions, pitch lines, spectra both ways
-    frame_tokens = -(-frames // c.frames_per_token)
-    return max(pitch, tokens) + frame_tokens + 1
+    tokens = half * sum(c.acoustic_dilations)
+    frames = half * sum(c.renderer_dilations) + 2 + -(-c.n_fft // c.hop)  # convolutions, pitch lines, spectra both ways
+    return tokens + -(-frames // c.frames_per_token) + 1
 
 
 class StreamingVocoder:
@@ -51,7 +49,7 @@ class StreamingVocoder:
         self.vocoder, self.context = vocoder, reach(vocoder) if context is None else context
         if self.context < 0:
             raise ConfigError(f"context counts tokens and cannot be {context}")
-        device = vocoder.noise.device
+        device = vocoder.renderer.noise.device
         self.speaker = torch.as_tensor(speaker, dtype=torch.float32, device=device)[None]
         self.tokens: list[int] = []
         self.given = 0  # tokens whose audio was given out
@@ -68,18 +66,20 @@ class StreamingVocoder:
         ready = end if last else max(self.given, end - self.context)
         if ready == self.given:
             return np.zeros(0, np.float32)
-        per, v = self.vocoder.config.samples_per_token, self.vocoder
+        config, v = self.vocoder.config, self.vocoder
+        per, renderer = config.samples_per_token, v.renderer
         start = self._start
         window = torch.tensor(self.tokens[start:end], device=self.speaker.device)[None]
         mask = torch.ones(1, end - start, device=window.device)
-        pitch = v.predict_pitch(window, mask, self.speaker)
-        noise = v.noise.repeat(-(-end * per // len(v.noise)))[start * per : end * per][None]
-        hop = float(v.config.hop)
+        log_mel, pitch = v.predict(window, mask, self.speaker)
+        noise = renderer.noise.repeat(-(-end * per // len(renderer.noise)))[start * per : end * per][None]
+        hop = float(config.hop)
         line = F.interpolate(pitch.log_f0.float().exp()[:, None], scale_factor=hop, mode="linear",
                              align_corners=False)[0, 0]
         cycles = F.pad((line.double() / v.sample_rate).cumsum(0), (1, 0))  # before each sample of the window
         phase = self._cycles - cycles[(self._anchor - start) * per]
-        wave = v.generate(window, mask, self.speaker, pitch, noise, phase.view(1, 1))[0].clamp(-1.0, 1.0)
+        frames = mask.repeat_interleave(config.frames_per_token, dim=1)
+        wave = renderer(log_mel, pitch, frames, noise, phase.view(1, 1))[0].clamp(-1.0, 1.0)
         out = wave[(self.given - start) * per : (ready - start) * per].cpu().numpy().copy()
         self.given = ready
         if ready > 2 * self.context:  # until then windows start with the utterance

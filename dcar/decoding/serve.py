@@ -46,7 +46,7 @@ class StreamingVocoder:
 
     def __init__(self, vocoder: TokenVocoder, speaker: np.ndarray, context: int | None = None):
         """speaker [F]: voice features; context: tokens on each side of a window, by default all that matter."""
-        self.vocoder, self.context = vocoder, reach(vocoder) if context is None else context
+        self.vocoder, self.context = vocoder.eval(), reach(vocoder) if context is None else context
         if self.context < 0:
             raise ConfigError(f"context counts tokens and cannot be {context}")
         device = vocoder.renderer.noise.device

@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from dcar.audio import load_audio, save_audio
+from dcar.backbones import load_decoder
+from dcar.backbones.text import text_encoder
 from dcar.decoding import ChunkMethod, DecodeResult, FixedChunk, Method, PolicyChunk, Prompt, decode
 from dcar.errors import AudioError, CheckpointError, ConfigError, TextError
 from dcar.model import CARDecoder
@@ -113,13 +115,14 @@ def main(arguments: list[str] | None = None) -> None:
 
     sentences = split_sentences(options.text)
     tokenizer = load_tokenizer(options.tokenizer)
-    decoder = CARDecoder.from_pretrained(resolve(options.decoder, "far" if options.method == "far" else "decoder"))
+    folder = resolve(options.decoder, "far" if options.method == "far" else "decoder")
+    decoder, encode = load_decoder(folder), text_encoder(folder)
     method = make_method(options.method, options.policy, decoder)
     vocoder = TokenVocoder.from_pretrained(resolve(options.vocoder, "vocoder"))
     check_together(decoder, tokenizer, vocoder)
     voice = read_voice(options.prompt, tokenizer) if options.prompt else starter_voice()
     started = time.perf_counter()
-    prompts = [Prompt(f"sentence-{i}", tuple(text_to_ids(s)), voice.tokens) for i, s in enumerate(sentences)]
+    prompts = [Prompt(f"sentence-{i}", tuple(encode(s)), voice.tokens) for i, s in enumerate(sentences)]
     sampling = SamplingConfig(temperature=options.temperature, top_k=options.top_k)
     results = decode(decoder, prompts, method, sampling, seed=options.seed, batch_size=1)
     waves = vocoder.synthesize([r.tokens for r in results], np.stack([voice.features] * len(results)))

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dcar.backbones import load_decoder
 from dcar.decoding import ChunkMethod, FixedChunk, Method, PolicyChunk, RandomChunk
 from dcar.errors import ConfigError
 from dcar.model import CARDecoder
@@ -134,5 +135,5 @@ def load_models(decoder: str, far_decoder: str, policies: Sequence[str], device:
         if name in loaded:
             raise ConfigError(f"two policies are called '{name}'; name them as name=folder")
         loaded[name] = ChunkPolicy.from_pretrained(folder, device)
-    far = CARDecoder.from_pretrained(far_decoder, device) if far_decoder else None
-    return Models(CARDecoder.from_pretrained(decoder, device), far, loaded)
+    far = load_decoder(far_decoder, device) if far_decoder else None
+    return Models(load_decoder(decoder, device), far, loaded)

@@ -110,6 +110,11 @@ class Session:
         """Where EOS is masked: positions [B] or [B, k], counted from the first generated token."""
         return positions < self.sampling.min_tokens if self.sampling.min_tokens else None
 
+    def recent(self, window: int) -> Tensor:
+        """The last `window` generated tokens of every row [B, window], -1 where there were none; no prompt tokens."""
+        index = self.generated[:, None] - window + torch.arange(window, device=self.rows.device)
+        return torch.where(index >= 0, self.tokens[self.rows].gather(1, index.clamp(min=0)), -1)
+
     def consumed(self, hidden: Tensor, counts: Tensor, start: Tensor) -> None:
         """Note the hidden states of counts[b] positions from speech position start[b] on."""
         self.last_hidden = last_of(hidden, counts)

@@ -50,12 +50,26 @@ class ChunkMethod:
         widest = int(sizes.max())  # only the heads that are kept are evaluated
         position = session.generated[:, None] + torch.arange(widest, device=sizes.device)
         logits = session.model.heads(session.last_hidden, widest)  # [B, k, V + 1]
-        law = warp(logits, session.sampling, session.forbid_eos(position), session.model.config.eos)
-        tokens = sample(law, uniform(session.token_keys, "token", position))
+        tokens = sample_chunk(session, logits, position)
         return Kept(tokens, sizes, actions=sizes, log_probs=log_probs)
 
     def select(self, rows: Tensor) -> None:
         self.schedule.select(rows)
+
+
+def sample_chunk(session: Session, logits: Tensor, position: Tensor) -> Tensor:
+    """Draw the token of every head from logits [B, k, V + 1] at positions [B, k] -> [B, k]."""
+    sampling, eos, forbidden = session.sampling, session.model.config.eos, session.forbid_eos(position)
+    u = uniform(session.token_keys, "token", position)
+    if not sampling.repetition_window:
+        return sample(warp(logits, sampling, forbidden, eos), u)
+    history = session.recent(sampling.repetition_window)
+    drawn = []
+    for j in range(logits.shape[1]):  # what is a repetition depends on the tokens before in the same chunk
+        law = warp(logits[:, j], sampling, None if forbidden is None else forbidden[:, j], eos, history)
+        drawn.append(sample(law, u[:, j]))
+        history = torch.cat((history[:, 1:], drawn[-1][:, None]), dim=1)
+    return torch.stack(drawn, dim=1)
 
 
 class FixedChunk:

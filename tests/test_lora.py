@@ -221,7 +221,7 @@ def test_one_lora_run_to_the_end(qwen, data, tmp_path, monkeypatch):
     tools = Tools(items[:4], load_models(str(tmp_path / "car"), "", [str(out)]), vocoder, judge, None,
                   similarity=lambda wave, rate, speaker: 0.0, noise_quality=None, recording=None, identity={"v": "tone"})
     result = compare(CompareConfig(
-        methods=["car-1", "car-3", "random-2-3", "dcar"], seeds=[0], batch_size=2, max_tokens=40, resamples=50,
+        methods=["car-1", "car-3", "random-2-3", "dcar"], seeds=[0], batch_size=2, max_tokens=40, resamples=100,
         timing_utterances=1, audio_samples=0, noise_quality_utterances=0, references=False, report=False, device="cpu",
         out=str(tmp_path / "compare")), tools)
     rows = {r["method"]: r for r in result["rows"]}
@@ -230,15 +230,15 @@ def test_one_lora_run_to_the_end(qwen, data, tmp_path, monkeypatch):
 
 
 def test_a_run_that_was_cut_off_goes_on_to_the_same_weights(qwen, data, tmp_path):
-    whole = run(settings(qwen, data, tmp_path / "whole", max_steps=8, save_steps=4))
-    first = settings(qwen, data, tmp_path / "parts", max_steps=8, save_steps=4)
+    whole = run(settings(qwen, data, tmp_path / "whole", max_steps=4, save_steps=2))
+    first = settings(qwen, data, tmp_path / "parts", max_steps=4, save_steps=2)
     from transformers import TrainerCallback
 
     import dcar.train
 
     class Stop(TrainerCallback):
         def on_step_end(self, args, state, control, **kwargs):
-            control.should_training_stop = state.global_step >= 4
+            control.should_training_stop = state.global_step >= 2
 
     original = dcar.train.JsonlLog
     try:
@@ -246,7 +246,7 @@ def test_a_run_that_was_cut_off_goes_on_to_the_same_weights(qwen, data, tmp_path
         run(first)
     finally:
         dcar.train.JsonlLog = original
-    assert (tmp_path / "parts" / "checkpoint-4").is_dir() and not (tmp_path / "parts" / "checkpoint-8").exists()
+    assert (tmp_path / "parts" / "checkpoint-2").is_dir() and not (tmp_path / "parts" / "checkpoint-4").exists()
     assert run(first).checksum() == whole.checksum()
 
 

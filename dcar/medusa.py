@@ -90,9 +90,9 @@ def load_medusa(directory: str | Path, base: Tensor) -> MultiTokenHeads:
     bias = bool(config.get("medusa_fc_bias", False))
     vocabulary, width = base.shape
     if "token_map" in tensors or config.get("original_lm_head"):
-        raise CheckpointError(f"{path}: a Medusa checkpoint with "
-                              f"{'a reduced vocabulary' if 'token_map' in tensors else 'one output layer for all heads'}"
-                              "; CAR heads have a full output layer each: export it without")
+        what = "a reduced vocabulary" if "token_map" in tensors else "one output layer for all heads"
+        raise CheckpointError(f"{path}: a Medusa checkpoint with {what}; CAR heads have a full output layer each: "
+                              "export it without")
     shapes = {f"lm_heads.{h}.weight": (vocabulary, width) for h in range(extra)}
     for h in range(extra):
         for b in range(blocks):

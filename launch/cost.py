@@ -86,7 +86,8 @@ def training_bytes(model: nn.Module, optimizer: str, storage: str = "float32") -
     sizes = [(name, p.numel(), p.requires_grad) for name, p in model.named_parameters()]
     trained = sum(n for _, n, t in sizes if t)
     tensors = sum(t for _, _, t in sizes)
-    parameters = sum(n * (frozen if name.startswith("backbone.") and "lora_" not in name else 4) for name, n, _ in sizes)
+    parameters = sum(n * (frozen if name.startswith("backbone.") and "lora_" not in name else 4)
+                     for name, n, _ in sizes)
     return {"parameters": parameters, "gradients": 4 * trained,
             "optimizer": 8 * trained + (4 if optimizer == "adamw" else 8) * tensors}
 
@@ -128,7 +129,8 @@ def activation_bytes(model: Any, tokens: Tokens, bf16: bool = False, recompute: 
     heads = config.num_prediction_heads
     targets = tokens.rows * tokens.trained
     per_head = small * width * (1 + 2 * config.head_blocks) + 4 * config.output_size
-    return trunk + targets * (small * width + 4 * config.output_size) + targets * head_positions * (heads - 1) * per_head
+    base = small * width + 4 * config.output_size
+    return trunk + targets * (base + head_positions * (heads - 1) * per_head)
 
 
 def trunk_gradients(model: Any) -> bool:

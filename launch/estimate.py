@@ -89,7 +89,8 @@ def job_of(recipe: Path, overrides: Sequence[str]) -> str:
 
     keys = set(read_yaml(recipe)) if str(recipe) != "." else set()
     keys |= {a.removeprefix("--").partition("=")[0].split(".")[0] for a in overrides}
-    for job, marks in (("compare", {"methods"}), ("dcpo", {"num_generations", "policy_width", "forced_rows", "guidance"}),
+    for job, marks in (("compare", {"methods"}),
+                       ("dcpo", {"num_generations", "policy_width", "forced_rows", "guidance"}),
                        ("train", {"model", "max_steps", "backbone"})):
         if keys & marks:
             return job

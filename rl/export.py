@@ -87,7 +87,8 @@ def policy_card(policy: ChunkPolicy, source: dict[str, Any]) -> str:
         "Chunk policy (DCAR)",
         f"Decides at every step of a chunk-wise autoregressive speech decoder how many of the {config.num_actions} "
         "predicted tokens are kept. Trained with DCPO on the frozen decoder; it refuses any other.",
-        [("actions", f"keep 1..{config.num_actions} tokens; guidance range of the training: {list(config.chunk_range)}"),
+        [("actions", f"keep 1..{config.num_actions} tokens; guidance range of the training: "
+                     f"{list(config.chunk_range)}"),
          ("decoder", f"checksum `{config.base_checksum or 'not bound'}`, hidden size {config.hidden_size}"),
          ("speech tokenizer", config.tokenizer or "not recorded"),
          ("layer", f"width {config.layer_width}, {config.num_attention_heads} heads, {size:,} parameters"),

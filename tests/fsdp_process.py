@@ -34,7 +34,7 @@ def main(kind: str, out: Path) -> None:
     mine = sum(p.to_local().numel() for p in model.parameters())
     assert mine < 0.6 * whole, (mine, whole)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    for step in range(3):
+    for _ in range(3):
         rows = {k: v[dist.get_rank() : dist.get_rank() + 1] for k, v in batch().items()}
         rows = {k: v[:, : int(rows[f"{k[:-4]}_lengths"])] if k.endswith("_ids") else v for k, v in rows.items()}
         loss = model(**rows, reduction="token_sum").loss

@@ -129,8 +129,7 @@ def test_loss_by_hand():
     decoder = tiny_backbone()
     output = decoder(**batch())
     sums, counts = torch.zeros(4), torch.zeros(4)
-    for row, (text, speech, prompt) in enumerate((([1, 2, 3], [1, 2, 13, 5, 6, 7], 3),
-                                                  ([4, 5, 6, 7, 8], [3, 13, 9, 10], 2))):
+    for text, speech, prompt in (([1, 2, 3], [1, 2, 13, 5, 6, 7], 3), ([4, 5, 6, 7, 8], [3, 13, 9, 10], 2)):
         hidden = plain_hidden(decoder, text, speech)
         for k in range(4):
             for t in range(prompt - 1, len(speech)):
@@ -228,7 +227,8 @@ def rewritten(tensors: dict[str, torch.Tensor], folder, **changes) -> None:
     (lambda t, f: (f / "llm.pt").write_bytes(b"not a checkpoint"), "download FunAudioLLM/CosyVoice2-0.5B"),
     (lambda t, f: (f / "llm.pt").unlink(), "no such file"),
     (lambda t, f: torch.save([1, 2], f / "llm.pt"), "a list, expected a dictionary"),
-    (lambda t, f: (f / "CosyVoice-BlankEN" / "config.json").write_text('{"model_type": "llama"}'), "expected model_type"),
+    (lambda t, f: (f / "CosyVoice-BlankEN" / "config.json").write_text('{"model_type": "llama"}'),
+     "expected model_type"),
 ])
 def test_other_checkpoints_are_refused_by_name(tmp_path, damage, message):
     damage(write_cosyvoice2(tmp_path), tmp_path)
@@ -316,7 +316,8 @@ def test_a_corpus_with_the_models_own_text(tmp_path):
     convert(ConvertConfig("cosyvoice2", str(tmp_path), str(tmp_path / "out")))
     retokenize(RetokenizeConfig(str(data), str(tmp_path / "out"), str(tmp_path / "own")))
     rows, encode = load_prepared(tmp_path / "own", "train"), text_encoder(tmp_path / "out")
-    assert rows[0]["text_ids"] == encode("a red house") and rows[0]["speech"] == load_prepared(data, "train")[0]["speech"]
+    assert rows[0]["text_ids"] == encode("a red house")
+    assert rows[0]["speech"] == load_prepared(data, "train")[0]["speech"]
     assert prepared_info(tmp_path / "own")["phonemes"]["version"] == encode.name
     items = make_prompts(rows, 5, seed=0, bos=False)
     assert items[0].prompt.text_ids == tuple(2 * encode("a red house"))  # the prompt's text stands before the target's

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from compare_worker import LevelJudge, ToneVocoder
+from test_backbones import batch
 from tiny_backbones import CODES, SIZES, architecture, tiny_backbone, write_llasa
 from tiny_data import counting, write_prepared
 
@@ -21,7 +22,6 @@ from dcar.errors import CheckpointError, ConfigError, DataError
 from dcar.model import CARConfig
 from dcar.sampling import SamplingConfig
 from dcar.train import BackboneTraining, TrainConfig, run
-from test_backbones import batch
 
 SMALL = LoraSettings(rank=4, alpha=8.0, targets=["q_proj", "v_proj", "down_proj"])
 
@@ -219,7 +219,8 @@ def test_one_lora_run_to_the_end(qwen, data, tmp_path, monkeypatch):
     assert (out / "serving.pt2").is_file() and (out / "README.md").is_file() and policy.is_dir()
 
     tools = Tools(items[:4], load_models(str(tmp_path / "car"), "", [str(out)]), vocoder, judge, None,
-                  similarity=lambda wave, rate, speaker: 0.0, noise_quality=None, recording=None, identity={"v": "tone"})
+                  similarity=lambda wave, rate, speaker: 0.0, noise_quality=None, recording=None,
+                  identity={"v": "tone"})
     result = compare(CompareConfig(
         methods=["car-1", "car-3", "random-2-3", "dcar"], seeds=[0], batch_size=2, max_tokens=40, resamples=100,
         timing_utterances=1, audio_samples=0, noise_quality_utterances=0, references=False, report=False, device="cpu",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import torch
@@ -25,7 +24,8 @@ def architecture(kind: str = "qwen2", vocab_size: int = 64, **changes) -> dict:
     return AutoConfig.for_model(kind, vocab_size=vocab_size, **{**SIZES, **changes}).to_dict()
 
 
-def tiny_backbone(heads: int = 4, seed: int = 0, kind: str = "qwen2", sharpen: float = 6.0, **changes) -> BackboneDecoder:
+def tiny_backbone(heads: int = 4, seed: int = 0, kind: str = "qwen2", sharpen: float = 6.0,
+                  **changes) -> BackboneDecoder:
     """A random decoder on a random language model; sharpened so that its laws are far from uniform."""
     torch.manual_seed(seed)
     settings = dict(architecture=architecture(kind), speech_vocab_size=CODES, num_prediction_heads=heads, head_blocks=2,
@@ -98,7 +98,3 @@ def write_llasa(folder: Path, codes: int = CODES):
     model = AutoModelForCausalLM.from_config(config).eval()
     model.save_pretrained(str(folder))
     return model, tokenizer
-
-
-def settings_of(folder: Path) -> dict:
-    return json.loads((folder / "config.json").read_text())

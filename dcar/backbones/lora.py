@@ -116,7 +116,7 @@ def save_adapter(decoder: BackboneDecoder, directory: str | Path) -> None:
 
 
 def load_adapter(decoder: BackboneDecoder, directory: str | Path) -> BackboneDecoder:
-    """Put saved adapters and heads on the decoder that they were trained from. CheckpointError where they do not fit."""
+    """Put saved adapters and heads on the decoder that they were trained from. CheckpointError if they do not fit."""
     path = Path(directory)
     try:
         raw = json.loads((path / ADAPTER_CONFIG).read_text())

@@ -63,8 +63,8 @@ def text_encoder(directory: str | Path) -> Callable[[str], list[int]]:
         return text_to_ids
     tokenizer = TextTokenizer.from_pretrained(Path(directory) / TEXT_TOKENIZER_FOLDER)
     if tokenizer.name != config.phonemes:
-        raise CheckpointError(f"{directory}/{TEXT_TOKENIZER_FOLDER}: is {tokenizer.name}, but the decoder was trained with "
-                              f"{config.phonemes}; copy the folder from where the model was converted")
+        raise CheckpointError(f"{directory}/{TEXT_TOKENIZER_FOLDER}: is {tokenizer.name}, but the decoder was trained "
+                              f"with {config.phonemes}; copy the folder from where the model was converted")
     return tokenizer
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 def model_card(title: str, summary: str, facts: Sequence[tuple[str, Any]], source: Mapping[str, Any], *,
                metrics_of: str, code: str, tags: Sequence[str] = (), note: str = "",
-               settings: Sequence[str] = ()) -> str:
+               settings: Sequence[str] = (), license: str = "apache-2.0") -> str:
     """README.md with front matter for the Hub.
 
     facts: (name, value) in the order they are listed. source: what `provenance` recorded, with `metrics` and `config`;
@@ -26,7 +26,7 @@ def model_card(title: str, summary: str, facts: Sequence[tuple[str, Any]], sourc
     return f"""---
 library_name: dcar
 tags: [{", ".join(["text-to-speech", "chunk-wise-autoregressive", *tags])}]
-license: apache-2.0
+license: {license}
 ---
 # {title}
 
@@ -80,6 +80,6 @@ def decoder_card(decoder: CARDecoder | BackboneDecoder, source: Mapping[str, Any
         "CAR decoder" if heads > 1 else "FAR decoder",
         f"Predicts the next {heads} speech token(s) from text, a speech prompt and the tokens so far; a vocoder for "
         "the same speech tokens makes them audible.", facts, source,
-        metrics_of="teacher-forced, dev split", tags=tags,
+        metrics_of="teacher-forced, dev split", tags=tags, license="other" if origin else "apache-2.0",
         settings=("optimizer", "learning_rate", "batch_size", "gradient_accumulation", "max_steps", "bf16", "seed"),
         code='from dcar.backbones import load_decoder\n\ndecoder = load_decoder("path/to/this/directory")')

@@ -115,6 +115,10 @@ class CARTrainer(Trainer):
     eval_dataset: SpeechDataset
 
     def __init__(self, config: TrainConfig, model: CARDecoder, train: SpeechDataset, dev: SpeechDataset):
+        if config.optimizer == "scaled_adam" and is_sharded():
+            raise ConfigError("scaled_adam scales the steps of a tensor by its root mean square, and FSDP or DeepSpeed "
+                              "would show it pieces of tensors: set optimizer=adamw (learning_rate about 5e-4), or "
+                              "launch with launch/accelerate/multi_gpu.yaml")
         self.config = config
         arguments = TrainingArguments(
             output_dir=config.out_dir, max_steps=config.max_steps, seed=config.seed, data_seed=config.seed,
@@ -128,10 +132,6 @@ class CARTrainer(Trainer):
         callbacks: list[TrainerCallback] = [JsonlLog(Path(config.out_dir) / "log.jsonl")]
         if config.tensorboard:
             callbacks.append(TensorBoardLog(Path(config.out_dir) / "tensorboard"))
-        if config.optimizer == "scaled_adam" and is_sharded():
-            raise ConfigError("scaled_adam scales the steps of a tensor by its root mean square, and FSDP or DeepSpeed "
-                              "would show it pieces of tensors: set optimizer=adamw (learning_rate about 5e-4), or "
-                              "launch with launch/accelerate/multi_gpu.yaml")
         if config.gradient_checkpointing:
             model.gradient_checkpointing_enable()
         super().__init__(model, arguments, train_dataset=train, eval_dataset=dev, data_collator=collate,

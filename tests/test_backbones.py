@@ -80,22 +80,25 @@ def test_greedy_car_1_is_the_argmax_of_the_plain_model():
             speech.append(token)
 
 
-def test_a_tree_of_drafts_can_be_gathered():
-    """KVCache.gather on this cache: keeping the path 0, 2 of three drafted positions equals reading those two."""
+def test_a_tree_of_drafts_is_read_and_gathered():
+    """Two siblings, each with a child, in one pass; every node and, after gathering a path, the next token have the
+    states of their own plain sequences."""
     decoder = tiny_backbone()
-    inputs = pad([[1, 2, 3], [4, 5, 6, 7]], "cpu"), pad([[1, 13], [3, 4, 13]], "cpu")
-    cache, _ = decoder.prefill(*inputs[0], *inputs[1], 12)
-    start = cache.lengths
-    # siblings 5 and 7 would attend to each other without a tree mask; position 2 of a chain of one is its own
-    decoder.extend(cache, torch.tensor([[5, 7], [6, 8]]), torch.tensor([2, 2]))
-    cache.gather(start, torch.tensor([[0], [0]]), torch.tensor([1, 1]))
-    after = decoder.extend(cache, torch.tensor([[9], [10]]), torch.tensor([1, 1]))
-    for row, speech in enumerate(([1, 13, 5, 9], [3, 4, 13, 6, 10])):
-        text = [1, 2, 3] if row == 0 else [4, 5, 6, 7]
-        assert torch.allclose(after[row, 0], plain_hidden(decoder, text, speech)[-1], atol=1e-3)
+    rows = (([1, 2, 3], [1, 13]), ([4, 5, 6, 7], [3, 4, 13]))
+    cache, _ = decoder.prefill(*pad([t for t, _ in rows], "cpu"), *pad([s for _, s in rows], "cpu"), 12)
+    start, nodes = cache.lengths, torch.tensor([[5, 7, 8, 9], [6, 2, 0, 11]])  # 0 and 1; child of 0, child of 1
+    sees = torch.tensor([[1, 0, 0, 0], [0, 1, 0, 0], [1, 0, 1, 0], [0, 1, 0, 1]], dtype=torch.bool)[None]
+    hidden = decoder.extend(cache, nodes, torch.tensor([4, 4]), (sees, torch.tensor([[0, 0, 1, 1]])))
+    cache.gather(start, torch.tensor([[1, 3], [0, 2]]), torch.tensor([2, 1]))  # row 1 keeps one node of its path
+    after = decoder.extend(cache, torch.tensor([[10], [10]]), torch.tensor([1, 1]))
+    for row, ((text, speech), kept) in enumerate(zip(rows, ([7, 9], [6]), strict=True)):
+        for node, path in enumerate(([0], [1], [0, 2], [1, 3])):
+            expected = plain_hidden(decoder, text, [*speech, *nodes[row, path].tolist()])[-1]
+            assert torch.allclose(hidden[row, node], expected, atol=1e-3)
+        assert torch.allclose(after[row, 0], plain_hidden(decoder, text, [*speech, *kept, 10])[-1], atol=1e-3)
 
 
-def test_a_model_that_ignores_positions_is_found_out(monkeypatch):
+def test_a_model_that_ignores_positions_is_found_out():
     decoder = tiny_backbone()
     check_ragged(decoder)
     forward = decoder.backbone.forward

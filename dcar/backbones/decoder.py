@@ -249,13 +249,19 @@ class BackboneDecoder(Checkpoint):
         return cache, hidden
 
     @torch.no_grad()
-    def extend(self, cache: KVCache, tokens: Tensor, counts: Tensor) -> Tensor:
-        """Consume tokens[b, :counts[b]] behind each row's past in one pass: tokens [B, m] -> hidden [B, m, D]."""
+    def extend(self, cache: KVCache, tokens: Tensor, counts: Tensor,
+               layout: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        """Consume tokens[b, :counts[b]] behind each row's past in one pass: tokens [B, m] -> hidden [B, m, D].
+
+        `layout` makes the tokens a tree: who sees whom [B or 1, m, m] and positions [B or 1, m] from the end of the
+        past on. Without it they are a chain.
+        """
         new = tokens.shape[1]
-        positions = (cache.prefix_lengths + cache.lengths)[:, None] + torch.arange(new, device=tokens.device)
-        mask = cache.mask(new)
-        if mask is None:  # one row, one position: it sees every column
-            mask = torch.ones(1, 1, 1, cache.columns(new), dtype=torch.bool, device=tokens.device)
+        tree, offsets = (None, torch.arange(new, device=tokens.device)) if layout is None else layout
+        positions = (cache.prefix_lengths + cache.lengths)[:, None] + offsets
+        mask = cache.mask(new, tree)
+        if mask is None:  # every position sees every column
+            mask = torch.ones(1, 1, new, cache.columns(new), dtype=torch.bool, device=tokens.device)
         x = self.speech_embedding(tokens).to(self.backbone.embed_tokens.weight.dtype)
         hidden = self._pass(x, positions, mask, cache)
         cache.advance(counts, new)

@@ -159,10 +159,12 @@ def training_flops(model: Any, tokens: Tokens, recompute: bool = False, head_pos
                 if name.startswith(("backbone.layers.", "layers.")) and p.dim() == 2 and "lora_" not in name]
     passes = 1 + (1 if trunk_gradients(model) else 0) + (1 if any(matrices) else 0)
     passes += 1 if recompute and trunk_gradients(model) else 0
+    adapters = sum(p.numel() for name, p in model.named_parameters() if "lora_" in name)
+    adapted = (4 if recompute else 3) * 2 * tokens.rows * tokens.length * adapters
     targets = tokens.rows * tokens.trained
     base = head_flops(model, targets, 1)
     extra = (head_flops(model, targets, model.config.num_prediction_heads) - base) * head_positions
-    return passes * forward + 3 * (base + extra)
+    return passes * forward + adapted + 3 * (base + extra)
 
 
 def decode_seconds(model: Any, device: Device, rows: float, text: float, prompt: float, speech: float,

@@ -69,6 +69,8 @@ def split_arguments(arguments: Sequence[str]) -> tuple[EstimateConfig, str, list
     names = {f.name for f in fields(EstimateConfig)}
     own, rest, recipe = [], [], ""
     queue = list(arguments)
+    if "-h" in queue or "--help" in queue:
+        load_config(EstimateConfig, ["--help"])  # prints the settings and exits
     while queue:
         argument = queue.pop(0)
         key, _, value = argument.removeprefix("--").partition("=")

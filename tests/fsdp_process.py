@@ -1,6 +1,6 @@
 """One of two processes that train a decoder with sharded parameters (FSDP 2, gloo); run by tests/test_fsdp.py.
 
-    torchrun --nproc_per_node 2 tests/fsdp_process.py car|backbone OUT
+    torchrun --standalone --nproc_per_node 2 tests/fsdp_process.py car|backbone OUT
 """
 
 from __future__ import annotations

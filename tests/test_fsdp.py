@@ -33,7 +33,7 @@ def row(i: int) -> dict[str, torch.Tensor]:
 def test_two_sharded_processes_train_as_one(kind, tmp_path):
     """FSDP 2 by layer with recomputation; the gathered checkpoint is that of one process with the mean gradient."""
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "0",
+    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2",
                            str(ROOT / "tests" / "fsdp_process.py"), kind, str(tmp_path)], env=environment,
                           capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -81,7 +81,8 @@ def make_prompts(dataset, prompt_tokens: int, seed: int, bos: bool = True) -> li
                 raise DataError(f"{row['source']}: utterance {row['id']} has a prompt without prompt_text, which a "
                                 "decoder without BOS needs; add it to the manifest")
             name, speech, voice = f"{row['id']} (prompt)", row["prompt_speech"], row["prompt_voice"]
-            prompt_text_ids = [] if bos else text_to_ids(row["prompt_text"])
+            # a retokenized corpus brings the prompt's text ids along
+            prompt_text_ids = [] if bos else row.get("prompt_text_ids") or text_to_ids(row["prompt_text"])
         else:
             source = dataset[chooser.choose(i, rng)]
             name, speech, voice = source["id"], source["speech"], source["voice"]

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from dcar.errors import ConfigError
 from heads.checkpoint import Checkpoint
@@ -84,6 +85,38 @@ def head_targets(speech: Tensor, lengths: Tensor, head: int, eos: int, tail: str
     return targets.masked_fill(position >= lengths[:, None], IGNORE)
 
 
+def multi_head_loss(heads: MultiTokenHeads, hidden: Tensor, speech_ids: Tensor, speech_lengths: Tensor,
+                    prompt_lengths: Tensor, eos: int, head_weights: Sequence[float] | None = None,
+                    reduction: str = "per_head_mean", eos_tail: str = "fill",
+                    head_positions: float = 1.0) -> CAROutput:
+    """Cross entropy of every head on the hidden states [B, S, D] of the speech positions; see `CARDecoder.forward`."""
+    position = torch.arange(speech_ids.shape[1], device=speech_ids.device)
+    trained = position >= prompt_lengths[:, None] - 1
+    weights = [1.0] * heads.num_heads if head_weights is None else list(head_weights)
+    if len(weights) != heads.num_heads:
+        raise ConfigError(f"{len(weights)} head weights for {heads.num_heads} heads")
+    losses, accuracies, counts = [], [], []
+    for head in range(1, heads.num_heads + 1):
+        targets = head_targets(speech_ids, speech_lengths, head, eos, eos_tail)
+        keep = trained & (targets != IGNORE)
+        if head > 1 and head_positions < 1:
+            keep = keep & (torch.rand(keep.shape, device=keep.device) < head_positions)
+        logits = heads.single(hidden[keep], head)
+        target = targets[keep]
+        losses.append(F.cross_entropy(logits.float(), target, reduction="sum"))
+        accuracies.append((logits.argmax(-1) == target).sum())
+        counts.append(keep.sum())
+    total, count = torch.stack(losses), torch.stack(counts)
+    mean = total / count.clamp(min=1)
+    weight = torch.tensor(weights, device=total.device)
+    if reduction == "per_head_mean":
+        loss = (weight * mean).sum()
+    else:  # what was left out at random counts as what was kept
+        share = torch.tensor([1.0, *[head_positions] * (len(weights) - 1)], device=total.device)
+        loss = (weight * total / share).sum()
+    return CAROutput(loss, mean.detach(), torch.stack(accuracies) / count.clamp(min=1), count)
+
+
 class CARDecoder(Checkpoint):
     """Text and speech prompt in, the laws of the next K speech tokens out."""
 
@@ -110,6 +143,11 @@ class CARDecoder(Checkpoint):
         self.speech_rotary = RotaryTable(head_dim, config.speech_position_scale)
         for table in (self.text_embedding, self.speech_embedding):
             nn.init.normal_(table.weight, std=0.1)
+        self.gradient_checkpointing = False
+
+    def gradient_checkpointing_enable(self) -> None:
+        """Recompute each layer's activations in the backward pass; memory for a third more time."""
+        self.gradient_checkpointing = True
 
     # --- training -----------------------------------------------------------------------------------------------
 
@@ -127,31 +165,8 @@ class CARDecoder(Checkpoint):
         """
         inputs = speech_ids if speech_inputs is None else speech_inputs
         hidden = self.speech_hidden(text_ids, text_lengths, inputs, speech_lengths, prompt_lengths)
-        position = torch.arange(speech_ids.shape[1], device=speech_ids.device)
-        trained = position >= prompt_lengths[:, None] - 1
-        weights = [1.0] * self.config.num_prediction_heads if head_weights is None else list(head_weights)
-        if len(weights) != self.config.num_prediction_heads:
-            raise ConfigError(f"{len(weights)} head weights for {self.config.num_prediction_heads} heads")
-        losses, accuracies, counts = [], [], []
-        for head in range(1, self.config.num_prediction_heads + 1):
-            targets = head_targets(speech_ids, speech_lengths, head, self.config.eos, eos_tail)
-            keep = trained & (targets != IGNORE)
-            if head > 1 and head_positions < 1:
-                keep = keep & (torch.rand(keep.shape, device=keep.device) < head_positions)
-            logits = self.heads.single(hidden[keep], head)
-            target = targets[keep]
-            losses.append(F.cross_entropy(logits.float(), target, reduction="sum"))
-            accuracies.append((logits.argmax(-1) == target).sum())
-            counts.append(keep.sum())
-        total, count = torch.stack(losses), torch.stack(counts)
-        mean = total / count.clamp(min=1)
-        weight = torch.tensor(weights, device=total.device)
-        if reduction == "per_head_mean":
-            loss = (weight * mean).sum()
-        else:  # what was left out at random counts as what was kept
-            share = torch.tensor([1.0, *[head_positions] * (len(weights) - 1)], device=total.device)
-            loss = (weight * total / share).sum()
-        return CAROutput(loss, mean.detach(), torch.stack(accuracies) / count.clamp(min=1), count)
+        return multi_head_loss(self.heads, hidden, speech_ids, speech_lengths, prompt_lengths, self.config.eos,
+                               head_weights, reduction, eos_tail, head_positions)
 
     def speech_hidden(self, text_ids: Tensor, text_lengths: Tensor, speech_ids: Tensor, speech_lengths: Tensor,
                       prompt_lengths: Tensor) -> Tensor:
@@ -175,8 +190,10 @@ class CARDecoder(Checkpoint):
         past = (speech <= speech[:, None]).expand(len(text_ids), -1, -1)  # [B, S, S]
         mask = torch.cat((real_text, F.pad(past, (0, 0, n, 0))), dim=2)[:, None]  # [B, 1, N + S, N + S]
         x = torch.cat((self.text_embedding(text_ids), self.speech_embedding(speech_ids)), dim=1)
+        recompute = self.gradient_checkpointing and self.training and cache is None
         for i, layer in enumerate(self.layers):
-            x = layer(x, rotary, mask, cache, i)
+            x = (checkpoint(layer, x, rotary, mask, use_reentrant=False) if recompute
+                 else layer(x, rotary, mask, cache, i))
         return self.norm(x[:, n:])
 
     # --- decoding -----------------------------------------------------------------------------------------------

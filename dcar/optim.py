@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+from dcar.errors import ConfigError
+
 
 class ScaledAdam(Optimizer):
     """Adam with parameter-scaled steps.
@@ -46,6 +48,8 @@ class ScaledAdam(Optimizer):
             parameters = [p for p in group["params"] if p.grad is not None]
             if not parameters:
                 continue
+            if any(hasattr(p, "device_mesh") for p in parameters):
+                raise ConfigError("scaled_adam needs whole tensors, and these are sharded (FSDP): set optimizer=adamw")
             clip = self._clip(group, parameters)
             for parameter in parameters:
                 self._update(parameter, parameter.grad * clip, group)

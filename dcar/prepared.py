@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from dcar.tokenizers import SpeechTokenizer
 
+TEXT_TOKENIZER = "text-tokenizer:"  # begins the "phoneme inventory" of a corpus that `dcar retokenize` wrote
 FORMAT_VERSION = 1
 RESUME = "free some space and run again, finished shards are kept"
 
@@ -165,7 +166,7 @@ def prepared_info(directory: str | Path) -> dict[str, Any]:
         found = info.get("format_version")
         raise DataError(f"{directory}: format version {found}, this program reads {FORMAT_VERSION}; prepare again")
     version = info["phonemes"]["version"]
-    if version != PHONEME_VERSION:
+    if version != PHONEME_VERSION and not str(version).startswith(TEXT_TOKENIZER):
         raise DataError(f"{directory}: phoneme inventory {version}, this program has {PHONEME_VERSION}; prepare again")
     return info
 

@@ -29,10 +29,20 @@ class SamplingConfig:
     min_tokens: int = 1  # EOS is masked before this many tokens
     max_tokens: int = 1500
     max_tokens_per_text_unit: float = 16.0  # as in VALL-E implementations: phonemes rarely last 0.3 s
+    # Repetition-aware sampling (VALL-E 2; CosyVoice: 10, 0.1, with top_p 0.8 and top_k 25): a token drawn from the
+    # nucleus that makes up repetition_share of the last repetition_window tokens is drawn again from the whole law.
+    repetition_window: int = 0  # 0 = off
+    repetition_share: float = 0.1
+    repetition_mask: bool = False  # the second draw cannot give the same token again (CosyVoice since 2026)
 
     def __post_init__(self):
         if self.temperature < 0 or self.top_k < 0 or not 0 < self.top_p <= 1:
             raise ConfigError(f"sampling needs temperature >= 0, top_k >= 0 and 0 < top_p <= 1, not {self}")
+        if self.repetition_window < 0 or not 0 < self.repetition_share <= 1:
+            raise ConfigError(f"sampling needs repetition_window >= 0 and 0 < repetition_share <= 1: {self}")
+        if self.repetition_window and self.temperature == 0:
+            raise ConfigError("repetition-aware sampling draws twice, and temperature 0 draws nothing: set "
+                              "repetition_window=0 or a temperature above 0")
         if self.max_tokens < 1 or self.max_tokens_per_text_unit <= 0 or self.min_tokens < 0:
             raise ConfigError(f"sampling needs max_tokens >= 1, max_tokens_per_text_unit > 0, min_tokens >= 0: {self}")
 
@@ -77,16 +87,23 @@ def uniform(keys: Tensor, stream: str, position: Tensor, draw: int | Tensor = 0)
     return _shift(state, 11).to(torch.float64) * 2.0**-53
 
 
-def warp(logits: Tensor, config: SamplingConfig, forbidden: Tensor | None = None, eos: int | None = None) -> Tensor:
+def warp(logits: Tensor, config: SamplingConfig, forbidden: Tensor | None = None, eos: int | None = None,
+         history: Tensor | None = None) -> Tensor:
     """The law that is sampled from: logits [..., V] -> probabilities [..., V], float32.
 
     Order: forbid EOS (where `forbidden` [...] is true) -> temperature -> top-k -> top-p -> softmax. Temperature 0 is
-    a one-hot at the argmax (the lowest index wins a tie).
+    a one-hot at the argmax (the lowest index wins a tie). With a repetition_window the law depends on the tokens
+    before, `history` [..., repetition_window] (-1 = none; see `Session.recent`, `histories`).
     """
     logits = logits.to(torch.float32)
     if forbidden is not None:
         banned = forbidden.unsqueeze(-1) & (torch.arange(logits.shape[-1], device=logits.device) == eos)
         logits = logits.masked_fill(banned, -torch.inf)
+    if config.repetition_window:
+        if history is None:
+            raise ConfigError("repetition-aware sampling needs the tokens before each position, which this method does "
+                              "not pass on: set repetition_window=0, or use another method")
+        return repetition_aware(logits / config.temperature, history, config)
     if config.temperature == 0:
         top = logits == logits.amax(-1, keepdim=True)
         first = top & (top.cumsum(-1) == 1)
@@ -104,6 +121,44 @@ def warp(logits: Tensor, config: SamplingConfig, forbidden: Tensor | None = None
         law = torch.zeros_like(law).scatter(-1, order, sorted_law * kept)
         law = law / law.sum(-1, keepdim=True)
     return law
+
+
+def repetition_aware(logits: Tensor, history: Tensor, config: SamplingConfig) -> Tensor:
+    """The law of CosyVoice's repetition-aware sampling, written down: logits [..., V], history [..., W] -> [..., V].
+
+    The procedure draws u from the nucleus law n (the most probable tokens whose predecessors hold less than top_p of
+    the whole law f, at most top_k of them); if u is repeated, it draws from f instead, without u where
+    repetition_mask. Summing over u, with the set R of repeated tokens:
+
+        q(v) = n(v) [v not in R] + f(v) sum_{u in R} n(u)                                  without the mask
+        q(v) = n(v) [v not in R] + f(v) sum_{u in R, u != v} n(u) / (1 - f(u))             with it
+
+    An explicit law given the tokens before: what verifies drafts against q (Leviathan et al. 2023) stays lossless.
+    Source: VALL-E 2 §4.3 and FunAudioLLM/CosyVoice, cosyvoice/utils/common.py (ras_sampling, nucleus_sampling).
+    """
+    full = logits.to(torch.float64).softmax(-1)
+    ordered, order = full.sort(dim=-1, descending=True, stable=True)
+    kept = ordered.cumsum(-1) - ordered < config.top_p
+    if config.top_k:
+        kept &= torch.arange(kept.shape[-1], device=kept.device) < config.top_k
+    nucleus = torch.zeros_like(full).scatter(-1, order, ordered * kept)
+    nucleus = nucleus / nucleus.sum(-1, keepdim=True)
+    real = history >= 0
+    count = torch.zeros_like(full).scatter_add(-1, history.clamp(min=0), real.to(full.dtype))
+    # the procedure compares whole numbers with window * share, which need not be exact in floating point
+    repeated = count >= config.repetition_window * config.repetition_share - 1e-9
+    again = nucleus * repeated  # n(u) for u in R
+    if config.repetition_mask:
+        again = again / (1 - full).clamp(min=1e-300)
+        law = nucleus * ~repeated + full * (again.sum(-1, keepdim=True) - again).clamp(min=0)
+    else:
+        law = nucleus * ~repeated + full * again.sum(-1, keepdim=True)
+    return (law / law.sum(-1, keepdim=True)).to(torch.float32)
+
+
+def histories(history: Tensor, tokens: Tensor) -> Tensor:
+    """What stands before each of the tokens [B, m] and behind them, given the window [B, W] before: [B, m + 1, W]."""
+    return torch.cat((history, tokens), dim=1).unfold(1, history.shape[1], 1)
 
 
 def sample(law: Tensor, u: Tensor) -> Tensor:

@@ -13,6 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from dcar.audio import load_audio, save_audio
+from dcar.backbones import load_decoder
+from dcar.backbones.text import text_encoder
 from dcar.decoding import ChunkMethod, DecodeResult, FixedChunk, PolicyChunk, Prompt, decode
 from dcar.errors import AudioError, CheckpointError, ConfigError, TextError
 from dcar.model import CARDecoder
@@ -119,14 +121,15 @@ def main(arguments: list[str] | None = None) -> None:
 
     sentences = split_sentences(options.text)
     tokenizer = load_tokenizer(options.tokenizer)
-    decoder = CARDecoder.from_pretrained(resolve(options.decoder, "far" if options.method == "far" else "decoder"))
+    folder = resolve(options.decoder, "far" if options.method == "far" else "decoder")
+    decoder, encode = load_decoder(folder), text_encoder(folder)
     method = make_method(options.method, options.policy, decoder)
     voice = read_voice(options.prompt, tokenizer) if options.prompt else starter_voice()
     heard = PromptAudio([(voice.features, partial(load_audio, options.prompt))] if options.prompt else [])
     vocoder = load_vocoder(options.vocoder, prompts=heard)
     check_together(decoder, tokenizer, vocoder)
     started = time.perf_counter()
-    prompts = [Prompt(f"sentence-{i}", tuple(text_to_ids(s)), voice.tokens) for i, s in enumerate(sentences)]
+    prompts = [Prompt(f"sentence-{i}", tuple(encode(s)), voice.tokens) for i, s in enumerate(sentences)]
     sampling = SamplingConfig(temperature=options.temperature, top_k=options.top_k)
     pause = np.zeros(int(PAUSE_SECONDS * vocoder.sample_rate), np.float32)
     notes = sys.stderr if options.stream else sys.stdout

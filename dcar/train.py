@@ -3,6 +3,10 @@
     accelerate launch -m dcar.train --config launch/recipes/car_starter.yaml out_dir=runs/car
     dcar train --config launch/recipes/car_starter.yaml max_steps=2000
 
+    accelerate launch -m dcar.train backbone.path=runs/cosyvoice2 backbone.train=lora data=… out_dir=runs/car_lora
+
+The last line trains heads on a pretrained language model (dcar/backbones) with LoRA, frozen, or jointly.
+
 Paper: §3.1, eq. 1, App. C.1. Departures: see dcar/model.py (positions); the starter recipes use AdamW with a cosine
 schedule, which learns faster than ScaledAdam with Eden in the few minutes of a quickstart.
 """
@@ -10,8 +14,12 @@ schedule, which learns faster than ScaledAdam with Eden in the few minutes of a 
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 import math
+import os
+import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -21,15 +29,36 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
 
+from dcar.backbones import BackboneConfig, BackboneDecoder, load_decoder_config
+from dcar.backbones.decoder import TEXT_TOKENIZER_FOLDER, cast_backbone
+from dcar.backbones.lora import MODES, LoraSettings, add_lora, merge, save_adapter, set_trainable
+from dcar.cards import decoder_card
 from dcar.config import load_config, save_config
 from dcar.data import BucketBatchSampler, EpochLoader, SpeechDataset, collate
-from dcar.errors import CheckpointError, ConfigError
+from dcar.errors import CheckpointError, ConfigError, DataError
 from dcar.model import CARConfig, CARDecoder, CAROutput
 from dcar.optim import ScaledAdam, cosine, eden
 from dcar.prepare import load_prepared, prepared_info
 from dcar.tracking import JsonlLog, TensorBoardLog, latest_checkpoint, provenance, write_json
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass
+class BackboneTraining:
+    """Heads on a pretrained language model instead of a decoder from scratch."""
+
+    path: str = ""  # directory written by `dcar convert-backbone`; empty = the decoder that `model` describes
+    train: str = "lora"  # lora (adapters and heads), heads (the model stays as it is), joint
+    lora: LoraSettings = field(default_factory=LoraSettings)
+    dtype: str = "float32"  # storage of a model that is not trained itself: float32 or bfloat16
+
+    def __post_init__(self):
+        if self.train not in MODES or self.dtype not in ("float32", "bfloat16"):
+            raise ConfigError(f"backbone.train is one of {', '.join(MODES)}, backbone.dtype float32 or bfloat16")
+        if self.dtype == "bfloat16" and self.train == "joint":
+            raise ConfigError("backbone.dtype=bfloat16 would lose small updates of trained weights: keep float32 and "
+                              "set bf16=true, which computes in bfloat16")
 
 
 @dataclass
@@ -54,6 +83,7 @@ class TrainConfig:
     head_positions: float = 1.0  # share of positions that the additional heads are trained on; less is faster
     input_corruption: float = 0.0  # share of input speech tokens replaced at random while training
     bf16: bool = False
+    gradient_checkpointing: bool = False  # recompute activations: less memory, about a third more time
     seed: int = 0
     eval_steps: int = 250
     save_steps: int = 250
@@ -62,6 +92,7 @@ class TrainConfig:
     tensorboard: bool = False  # also write out_dir/tensorboard
     resume: bool = True  # go on from the last checkpoint in out_dir, bit for bit
     init_from: str = ""  # start from the weights of this decoder instead of from scratch
+    backbone: BackboneTraining = field(default_factory=BackboneTraining)
 
     def __post_init__(self):
         if self.optimizer not in ("adamw", "scaled_adam"):
@@ -84,6 +115,10 @@ class CARTrainer(Trainer):
     eval_dataset: SpeechDataset
 
     def __init__(self, config: TrainConfig, model: CARDecoder, train: SpeechDataset, dev: SpeechDataset):
+        if config.optimizer == "scaled_adam" and is_sharded():
+            raise ConfigError("scaled_adam scales the steps of a tensor by its root mean square, and FSDP or DeepSpeed "
+                              "would show it pieces of tensors: set optimizer=adamw (learning_rate about 5e-4), or "
+                              "launch with launch/accelerate/multi_gpu.yaml")
         self.config = config
         arguments = TrainingArguments(
             output_dir=config.out_dir, max_steps=config.max_steps, seed=config.seed, data_seed=config.seed,
@@ -97,8 +132,14 @@ class CARTrainer(Trainer):
         callbacks: list[TrainerCallback] = [JsonlLog(Path(config.out_dir) / "log.jsonl")]
         if config.tensorboard:
             callbacks.append(TensorBoardLog(Path(config.out_dir) / "tensorboard"))
+        if config.gradient_checkpointing:
+            model.gradient_checkpointing_enable()
         super().__init__(model, arguments, train_dataset=train, eval_dataset=dev, data_collator=collate,
                          callbacks=callbacks)
+        if is_sharded() and not (self.is_fsdp_enabled or self.is_deepspeed_enabled):
+            raise ConfigError("FSDP was asked for, but Accelerate does not shard on CPUs or in a single process and "
+                              "would train data-parallel without a word: launch several GPU processes, or use "
+                              "launch/accelerate/multi_gpu.yaml (cpu2.yaml on CPUs)")
 
     def get_train_dataloader(self) -> DataLoader:
         return self._loader(self.train_dataset, shuffle=True)
@@ -150,7 +191,7 @@ class CARTrainer(Trainer):
 
     def _corrupt(self, speech_ids: Tensor) -> Tensor:
         """Replace a share of the codes by random ones: the model learns to recover from its own errors. BOS stays."""
-        codes = self.config.model.speech_vocab_size
+        codes = self.config.model.speech_vocab_size  # of a backbone too: `run` writes its shape there
         hit = (torch.rand(speech_ids.shape, device=speech_ids.device) < self.config.input_corruption)
         hit &= speech_ids < codes
         return torch.where(hit, torch.randint_like(speech_ids, codes), speech_ids)
@@ -186,8 +227,14 @@ class CARTrainer(Trainer):
             (path / "training_args.bin").unlink(missing_ok=True)  # a pickle; the settings are in config.yaml
 
 
+def is_sharded() -> bool:
+    """Whether the launcher asked for FSDP or DeepSpeed."""
+    return any(os.environ.get(name, "false").lower() in ("true", "1")
+               for name in ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"))
+
+
 def run(config: TrainConfig) -> CARDecoder:
-    """Train (or go on training) and save the decoder, its config, log and provenance into `config.out_dir`.
+    """Train (or go on training) and save the decoder, its config, card, log and provenance into `config.out_dir`.
 
     Raises DataError for data that is missing, broken, or of another phoneme inventory than this program's,
     CheckpointError for an out_dir that holds another model's run, ConfigError where `init_from` is another model.
@@ -195,23 +242,17 @@ def run(config: TrainConfig) -> CARDecoder:
     out = Path(config.out_dir)
     prepared = prepared_info(config.data)
     train, dev = load_prepared(config.data, "train"), load_prepared(config.data, "dev")
-    model_config = dataclasses.replace(config.model, **data_identity(prepared))
-    config = dataclasses.replace(config, model=model_config)
+    config, wanted, make = plan(config, data_identity(prepared))
     last = latest_checkpoint(out) if config.resume else None
-    if last and (differences := differing(CARDecoder.load_config(last), model_config)):
+    if last and (differences := differing(load_decoder_config(last), wanted)):
         raise CheckpointError(f"{last}: a checkpoint of another model: {differences}; choose another out_dir, or "
                               "resume=false to start again")
     torch.manual_seed(config.seed)
-    model = CARDecoder(model_config)
-    if config.init_from:
-        model = CARDecoder.from_pretrained(config.init_from)
-        if differences := differing(model.config, model_config):
-            raise ConfigError(f"init_from {config.init_from} does not fit the configured model and data: {differences}")
-    return fit(config, model, train, dev, prepared, config)
+    return fit(config, make(), train, dev, prepared, config)
 
 
 def fit(config: TrainConfig, model: CARDecoder, train, dev, prepared: dict[str, Any], saved: Any) -> CARDecoder:
-    """Train the parameters of `model` that require a gradient on prepared splits; save weights, log,
+    """Train the parameters of `model` that require a gradient on prepared splits; save weights, log, card,
     provenance and `saved` (the configuration that the user gave) into `config.out_dir`.
 
     With `config.resume` it goes on from the last checkpoint there; the caller has seen that it is of this model.
@@ -236,13 +277,78 @@ def fit(config: TrainConfig, model: CARDecoder, train, dev, prepared: dict[str, 
     metrics = trainer.evaluate()
     trainer.save_model(str(out))
     trainer.accelerator.wait_for_everyone()
-    decoder = type(model).from_pretrained(out)
     if trainer.is_world_process_zero():
-        write_json(out / "provenance.json", provenance(
+        decoder = type(model).from_pretrained(out)
+        if isinstance(decoder, BackboneDecoder):
+            finish_backbone(decoder, Path(config.backbone.path), out)
+            decoder = type(model).from_pretrained(out)
+        source = provenance(
             data=prepared, metrics=metrics, steps=trainer.state.global_step, processes=trainer.args.world_size,
-            checksum=decoder.checksum()))
+            checksum=decoder.checksum(), config=dataclasses.asdict(config), backbone=config.backbone.path)
+        write_json(out / "provenance.json", source)
+        (out / "README.md").write_text(decoder_card(decoder, source))
     trainer.accelerator.wait_for_everyone()
-    return decoder
+    return type(model).from_pretrained(out)
+
+
+def plan(config: TrainConfig, identity: dict[str, Any]) -> tuple[TrainConfig, CARConfig | BackboneConfig,
+                                                                 Callable[[], CARDecoder]]:
+    """The resolved settings, the configuration that a checkpoint of this run has, and what makes the model."""
+    if config.backbone.path:
+        return plan_backbone(config, identity)
+    wanted = dataclasses.replace(config.model, **identity)
+
+    def make() -> CARDecoder:
+        if not config.init_from:
+            return CARDecoder(wanted)
+        model = CARDecoder.from_pretrained(config.init_from)
+        if differences := differing(model.config, wanted):
+            raise ConfigError(f"init_from {config.init_from} does not fit the configured model and data: {differences}")
+        return model
+
+    return dataclasses.replace(config, model=wanted), wanted, make
+
+
+def plan_backbone(config: TrainConfig, identity: dict[str, Any]) -> tuple[TrainConfig, BackboneConfig,
+                                                                          Callable[[], CARDecoder]]:
+    """`plan` for a pretrained language model; ConfigError or DataError where settings or data are not its own."""
+    settings = config.backbone
+    found = BackboneDecoder.load_config(settings.path)
+    for name, what in (("speech_vocab_size", "the number of speech codes"), ("tokenizer", "the speech tokenizer"),
+                       ("phonemes", "the text tokens")):
+        ours = getattr(found, name)
+        if ours and ours != identity[name]:
+            raise DataError(f"{config.data}: {what} is {identity[name]}, but {settings.path} has {ours}; " + (
+                f"run dcar retokenize data={config.data} decoder={settings.path} out=…" if name == "phonemes"
+                else "prepare the corpus with the model's own speech tokenizer"))
+    wanted = dataclasses.replace(found, tokenizer=identity["tokenizer"], phonemes=identity["phonemes"],
+                                 lora=dataclasses.asdict(settings.lora) if settings.train == "lora" else None)
+    shape = CARConfig(**{f.name: getattr(wanted, f.name) for f in dataclasses.fields(CARConfig)
+                         if hasattr(wanted, f.name)}, dropout=0.0)
+    if config.model not in (CARConfig(), shape):
+        raise ConfigError("`model` describes a decoder from scratch, and backbone.path names one that has its shape "
+                          "already: remove the settings of `model`")
+    if config.init_from:
+        raise ConfigError("init_from and backbone.path both name weights to start from: give one")
+
+    def make() -> CARDecoder:
+        model = BackboneDecoder.from_pretrained(settings.path)
+        model.config.tokenizer, model.config.phonemes = wanted.tokenizer, wanted.phonemes
+        if settings.train == "lora":
+            add_lora(model, settings.lora)
+        set_trainable(model, settings.train)
+        return cast(CARDecoder, cast_backbone(model, getattr(torch, settings.dtype)))
+
+    return dataclasses.replace(config, model=shape), wanted, make
+
+
+def finish_backbone(decoder: BackboneDecoder, origin: Path, out: Path) -> None:
+    """Merge the adapters into the decoder of `out`, keep them beside it, and bring the text tokenizer along."""
+    if decoder.config.lora:
+        save_adapter(decoder, out / "adapter")
+        merge(decoder).save_pretrained(out)
+    if (tokenizer := origin / TEXT_TOKENIZER_FOLDER).is_dir():
+        shutil.copytree(tokenizer, out / TEXT_TOKENIZER_FOLDER, dirs_exist_ok=True)
 
 
 def data_identity(prepared: dict) -> dict[str, Any]:
@@ -254,9 +360,11 @@ def data_identity(prepared: dict) -> dict[str, Any]:
     }
 
 
-def differing(found: CARConfig, wanted: CARConfig) -> str:
+def differing(found: CARConfig | BackboneConfig, wanted: CARConfig | BackboneConfig) -> str:
     """The fields in which two decoders differ, for a message; empty if there are none."""
-    ours, theirs = dataclasses.asdict(wanted), dataclasses.asdict(found)
+    if type(found) is not type(wanted):
+        return "one is on a pretrained language model, the other is not"
+    ours, theirs = (json.loads(json.dumps(dataclasses.asdict(c))) for c in (wanted, found))
     return ", ".join(f"{k} is {theirs[k]!r}, here {ours[k]!r}" for k in ours if ours[k] != theirs[k])
 
 

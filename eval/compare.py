@@ -74,6 +74,9 @@ class CompareConfig:
     min_tokens: int = 1
     max_tokens: int = 1500
     max_tokens_per_text_unit: float = 16.0
+    repetition_window: int = 0  # CosyVoice's repetition-aware sampling: 10, with top_p=0.8 top_k=25; 0 = off
+    repetition_share: float = 0.1
+    repetition_mask: bool = False
     vocoder: str = ""  # folder, or another project's (dcar/vocoders.py); empty = the one that ships with the project
     judge: str = "moonshine"  # must not have made the speech tokens nor the reward
     second_opinion: str = "whisper-base"
@@ -107,7 +110,8 @@ class CompareConfig:
     @property
     def sampling(self) -> SamplingConfig:
         return SamplingConfig(self.temperature, self.top_k, self.top_p, self.min_tokens, self.max_tokens,
-                              self.max_tokens_per_text_unit)
+                              self.max_tokens_per_text_unit, self.repetition_window, self.repetition_share,
+                              self.repetition_mask)
 
 
 def load_tools(config: CompareConfig, device: str) -> Tools:

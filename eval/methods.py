@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dcar.backbones import load_decoder
 from dcar.decoding import ChunkMethod, FixedChunk, Method, PolicyChunk, RandomChunk
 from dcar.draft import DraftDecoder
 from dcar.errors import ConfigError
@@ -177,7 +178,7 @@ def load_models(decoder: str, far_decoder: str, policies: Sequence[str], device:
         if name in loaded:
             raise ConfigError(f"two policies are called '{name}'; name them as name=folder")
         loaded[name] = ChunkPolicy.from_pretrained(folder, device)
-    far = CARDecoder.from_pretrained(far_decoder, device) if far_decoder else None
-    return Models(CARDecoder.from_pretrained(decoder, device), far, loaded,
+    far = load_decoder(far_decoder, device) if far_decoder else None
+    return Models(load_decoder(decoder, device), far, loaded,
                   DraftDecoder.from_pretrained(draft, device) if draft else None,
                   VerifierStatistics.from_pretrained(statistics) if statistics else None)

@@ -104,7 +104,11 @@ class Checkpoint(nn.Module):
             )
         tensors = {n: t.to(expected[n].dtype) for n, t in tensors.items()}
         model.load_state_dict(tensors, strict=True, assign=True)
+        model.restore_buffers()
         return model.to(device).eval()
+
+    def restore_buffers(self) -> None:
+        """Compute again what `state_dict` does not hold; models that have such buffers override it."""
 
     def push_to_hub(self, repository: str, directory: str | Path, private: bool = True) -> str:
         """Upload a saved directory to the Hugging Face Hub (the user's own login); returns its address."""

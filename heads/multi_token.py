@@ -24,16 +24,17 @@ class MultiTokenHeads(nn.Module):
         blocks: residual blocks per additional head.
         share_blocks: apply one block `blocks` times, as Medusa's released code does by accident (`[block] * n`).
         zero_init: start the blocks' weights at zero (Medusa), so that every head begins near a linear one.
+        base_bias: give the base head a bias, as some pretrained output layers have.
     """
 
     def __init__(self, hidden_size: int, vocab_size: int, num_heads: int, blocks: int = 4, *,
-                 share_blocks: bool = False, zero_init: bool = True):
+                 share_blocks: bool = False, zero_init: bool = True, base_bias: bool = False):
         super().__init__()
         if num_heads < 1:
             raise ValueError(f"num_heads counts the base head too and must be at least 1, not {num_heads}")
         extra, own = num_heads - 1, 1 if share_blocks else blocks
         self.num_heads, self.blocks, self.share_blocks, self.zero_init = num_heads, blocks, share_blocks, zero_init
-        self.base = nn.Linear(hidden_size, vocab_size, bias=False)
+        self.base = nn.Linear(hidden_size, vocab_size, bias=base_bias)
         self.block_weight = nn.Parameter(torch.empty(own, extra, hidden_size, hidden_size))  # [block, head, in, out]
         self.block_bias = nn.Parameter(torch.empty(own, extra, 1, hidden_size))
         self.projection = nn.Parameter(torch.empty(extra, hidden_size, vocab_size))  # [head, in, out]

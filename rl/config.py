@@ -97,6 +97,9 @@ class DCPOConfig(GRPOConfig):
     common_random_numbers: bool = setting(False, "Members of a group share the draws of tokens (not of actions).")
     min_tokens: int = setting(1, "No end of speech before so many tokens.")
     max_tokens_per_text_unit: float = setting(16.0, "Length limit of a rollout per phoneme.")
+    repetition_window: int = setting(0, "Repetition-aware sampling over so many tokens (CosyVoice: 10); 0 = off.")
+    repetition_share: float = setting(0.1, "Share of the window at which a token counts as repeated.")
+    repetition_mask: bool = setting(False, "A repeated token cannot be drawn again.")
     reward_microbatches: int = setting(2, "Parts of a step; one is scored while the next is rolled out.")
     overlap: bool = setting(True, "Score in a worker thread while the next part is rolled out.")
     hidden_dtype: str = setting("float32", "Storage of the rollouts' hidden states: float32 or float16.")
@@ -160,7 +163,8 @@ class DCPOConfig(GRPOConfig):
     @property
     def sampling(self) -> SamplingConfig:
         return SamplingConfig(self.temperature, self.top_k or 0, self.top_p, self.min_tokens,
-                              self.max_completion_length, self.max_tokens_per_text_unit)
+                              self.max_completion_length, self.max_tokens_per_text_unit, self.repetition_window,
+                              self.repetition_share, self.repetition_mask)
 
 
 class StrictParser(TrlParser):

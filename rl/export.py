@@ -20,6 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dcar.backbones import load_decoder
+from dcar.cards import model_card
 from dcar.config import load_config
 from dcar.decoding.loop import last_of
 from dcar.errors import CheckpointError, ConfigError
@@ -77,51 +79,27 @@ def export_program(policy: ChunkPolicy, base: CARDecoder, path: Path) -> None:
             raise CheckpointError(f"{path}: the program differs from the model by {float((a - b).abs().max())}")
 
 
-def model_card(policy: ChunkPolicy, source: dict[str, Any]) -> str:
+def policy_card(policy: ChunkPolicy, source: dict[str, Any]) -> str:
     """README.md of an exported policy, with the metrics of its run."""
-    config, metrics = policy.config, source.get("metrics") or {}
-    rows = "\n".join(f"| {k} | {_short(v)} |" for k, v in sorted(metrics.items())) or "| none recorded | |"
-    run = source.get("config") or {}
-    names = ("forced_rows", "num_generations", "learning_rate", "beta", "alpha", "speed_bonus", "num_train_epochs")
-    settings = ", ".join(f"{name} {run[name]}" for name in names if name in run)
+    config = policy.config
     size = sum(p.numel() for p in policy.parameters())
-    return f"""---
-library_name: dcar
-tags: [text-to-speech, chunk-wise-autoregressive, reinforcement-learning, dcpo]
-license: apache-2.0
----
-# Chunk policy (DCAR)
-
-Decides at every step of a chunk-wise autoregressive speech decoder how many of the {config.num_actions} predicted
-tokens are kept. Trained with DCPO on the frozen decoder; it refuses any other.
-
-- actions: keep 1..{config.num_actions} tokens; guidance range of the training: {list(config.chunk_range)}
-- decoder: checksum `{config.base_checksum or "not bound"}`, hidden size {config.hidden_size}
-- speech tokenizer: {config.tokenizer or "not recorded"}
-- layer: width {config.layer_width}, {config.num_attention_heads} heads, {size:,} parameters
-- policy checksum: `{policy.checksum()}`
-- run: {source.get("steps", "?")} steps on {source.get("processes", "?")} process(es), {source.get("revision", "?")}
-- settings: {settings or "not recorded"}
-
-| metric (development prompts, reward recogniser {source.get("recognizer", "?")}) | value |
-| --- | --- |
-{rows}
-
-The reward recogniser was the training signal: judge with another one (`dcar compare`).
-
-```python
-from heads.policy import ChunkPolicy
-
-policy = ChunkPolicy.from_pretrained("path/to/this/directory")
-policy.check_base(decoder.checksum())
-```
-"""
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, list):
-        return "[" + ", ".join(_short(v) for v in value) + "]"
-    return f"{value:.4f}" if isinstance(value, float) else str(value)
+    return model_card(
+        "Chunk policy (DCAR)",
+        f"Decides at every step of a chunk-wise autoregressive speech decoder how many of the {config.num_actions} "
+        "predicted tokens are kept. Trained with DCPO on the frozen decoder; it refuses any other.",
+        [("actions", f"keep 1..{config.num_actions} tokens; guidance range of the training: "
+                     f"{list(config.chunk_range)}"),
+         ("decoder", f"checksum `{config.base_checksum or 'not bound'}`, hidden size {config.hidden_size}"),
+         ("speech tokenizer", config.tokenizer or "not recorded"),
+         ("layer", f"width {config.layer_width}, {config.num_attention_heads} heads, {size:,} parameters"),
+         ("policy checksum", f"`{policy.checksum()}`")],
+        source, metrics_of=f"development prompts, reward recogniser {source.get('recognizer', '?')}",
+        tags=("reinforcement-learning", "dcpo"),
+        settings=("forced_rows", "num_generations", "learning_rate", "beta", "alpha", "speed_bonus",
+                  "num_train_epochs"),
+        note="The reward recogniser was the training signal: judge with another one (`dcar compare`).",
+        code='from heads.policy import ChunkPolicy\n\npolicy = ChunkPolicy.from_pretrained("path/to/this/directory")\n'
+             "policy.check_base(decoder.checksum())")
 
 
 def find_policy(run: str | Path) -> Path:
@@ -149,10 +127,10 @@ def export(config: ExportConfig) -> Path:
         raise ConfigError("the serving program holds the decoder's heads: give base=<decoder>, or program=false")
     source, out = find_policy(config.run), Path(config.out)
     policy, origin = ChunkPolicy.from_pretrained(source), read_provenance(source)
-    base = CARDecoder.from_pretrained(config.base) if config.base else None
+    base = load_decoder(config.base) if config.base else None
     if base is not None:
         policy.check_base(base.checksum())
-    policy.save_pretrained(out, card=model_card(policy, origin))
+    policy.save_pretrained(out, card=policy_card(policy, origin))
     write_json(out / "provenance.json", origin)
     if log := next((p for p in (source / "log.jsonl", source.parent / "log.jsonl") if p.is_file()), None):
         if log.parent != out:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from dcar.backbones import load_decoder
 from dcar.config import load_config, save_config
 from dcar.data import PromptItem
 from dcar.decoding import ChunkMethod, FixedChunk, decode
@@ -141,7 +142,7 @@ def run(config: ProfileConfig) -> dict[str, Any]:
     for name in ("base", "data"):
         if not getattr(config, name):
             raise ConfigError(f"{name} is not set: give {name}=…")
-    base = CARDecoder.from_pretrained(config.base, config.device)
+    base = load_decoder(config.base, config.device)
     items = load_prompts(config.data, config.split, base, config.prompt_tokens, config.seed, config.utterances)
     result = profile(base, items, load_vocoder(config.vocoder, base, config.device),
                      load_recognizer(config.recognizer, device=config.device), config.sampling, sizes=config.sizes,

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 
+from dcar.backbones import load_decoder
 from dcar.data import PromptItem
 from dcar.errors import CheckpointError, ConfigError
 from dcar.model import CARDecoder
@@ -27,7 +28,7 @@ from dcar.recognizers import Recognizer, load_recognizer
 from dcar.tracking import latest_checkpoint, provenance, write_json
 from heads.policy import ChunkPolicy, ChunkPolicyConfig
 from rl.config import DCPOConfig, parse, save_settings
-from rl.export import model_card
+from rl.export import policy_card
 from rl.inputs import load_prompts, load_vocoder
 from rl.rewards import (
     GroundTruth,
@@ -96,7 +97,7 @@ def build(config: DCPOConfig, *, base: CARDecoder | None = None, vocoder: Vocode
     for name, given in (("base", base), ("data", train_items)):
         if given is None and not getattr(config, name):
             raise ConfigError(f"{name} is not set: give {name}=… (recipes are in launch/recipes/)")
-    base = CARDecoder.from_pretrained(config.base) if base is None else base
+    base = load_decoder(config.base) if base is None else base
     checksum = base.checksum() if hasattr(base, "checksum") else ""
     config.chunk_range = guidance_range(config, checksum)
     if train_items is None:
@@ -163,7 +164,7 @@ def run(config: DCPOConfig, **parts: Any) -> Path:
                             best_checkpoint=Path(trainer.state.best_model_checkpoint or "").name,
                             recognizer=trainer.recognizer.name, base_checksum=trainer.policy.config.base_checksum)
         write_json(out / "provenance.json", source)
-        trainer.policy.save_pretrained(out / "policy", card=model_card(trainer.policy, source))
+        trainer.policy.save_pretrained(out / "policy", card=policy_card(trainer.policy, source))
         write_json(out / "policy" / "provenance.json", source)
     trainer.accelerator.wait_for_everyone()
     return out / "policy"

@@ -8,9 +8,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import chi2
 
 from dcar.errors import ConfigError
-from dcar.sampling import STREAMS, SamplingConfig, sample, uniform, utterance_keys, warp
+from dcar.sampling import STREAMS, SamplingConfig, histories, sample, uniform, utterance_keys, warp
 
 LOGITS = torch.tensor([[1.0, 3.0, 3.0, 0.0, -1.0]])
 
@@ -93,3 +94,138 @@ def test_streams_seeds_positions_and_draws_are_independent_and_uniform():
         assert abs(torch.corrcoef(neighbours)[0, 1]) < 6 / math.sqrt(n)
     correlation = torch.corrcoef(torch.stack(list(drawn.values()))).fill_diagonal_(0)
     assert correlation.abs().max() < 6 / math.sqrt(n)
+
+
+# --- repetition-aware sampling ------------------------------------------------------------------------------------
+
+
+def cosyvoice_draw(logits: torch.Tensor, decoded: list[int], generator: torch.Generator, config: SamplingConfig) -> int:
+    """The procedure of CosyVoice (ras_sampling, nucleus_sampling, random_sampling), token by token."""
+    law = logits.double().softmax(0)
+    values, indices = law.sort(descending=True, stable=True)
+    kept, ids, mass = [], [], 0.0
+    for value, index in zip(values.tolist(), indices.tolist(), strict=True):
+        if not (mass < config.top_p and len(kept) < config.top_k):
+            break
+        mass += value
+        kept.append(value)
+        ids.append(index)
+    token = ids[int(torch.tensor(kept, dtype=torch.float64).multinomial(1, generator=generator))]
+    repeated = sum(t == token for t in decoded[-config.repetition_window:])
+    if repeated >= config.repetition_window * config.repetition_share:
+        if config.repetition_mask:
+            logits = logits.clone()
+            logits[token] = -torch.inf
+        token = int(logits.double().softmax(0).multinomial(1, generator=generator))
+    return token
+
+
+def ras(**changes) -> SamplingConfig:
+    return SamplingConfig(**{**dict(top_p=0.8, top_k=25, repetition_window=10, repetition_share=0.1), **changes})
+
+
+@pytest.mark.parametrize("mask", [False, True])
+@pytest.mark.parametrize("changes", [{}, {"top_k": 2}, {"repetition_share": 0.2}, {"top_p": 0.5}])
+def test_repetition_aware_law_is_that_of_cosyvoices_procedure(mask, changes):
+    """Chi-square of 20 000 draws of the procedure against the law written down; false alarm 1e-6 a case."""
+    config = ras(repetition_mask=mask, **changes)
+    logits = torch.tensor([2.0, 1.5, 1.0, 0.3, -0.5, -1.0])
+    decoded = [5, 5, 5, 5, 0, 3, 0, 1, 2, 2, 4, 0, 0]  # the first three have left the window of ten
+    law = warp(logits[None], config, history=torch.tensor([decoded[-10:]]))[0].double()
+    assert float(law.sum()) == pytest.approx(1, abs=1e-6)
+    generator = torch.Generator().manual_seed(7)
+    draws = torch.tensor([cosyvoice_draw(logits, decoded, generator, config) for _ in range(20_000)])
+    counts = torch.bincount(draws, minlength=6).double()
+    expected = law * len(draws)
+    assert counts[expected < 1e-6].sum() == 0
+    real = expected > 1e-6
+    statistic = float(((counts - expected)[real] ** 2 / expected[real]).sum())
+    assert statistic < chi2.isf(1e-6, int(real.sum()) - 1)
+
+
+def test_without_repetition_the_law_is_the_nucleus():
+    logits = torch.randn(4, 9, generator=torch.Generator().manual_seed(0))
+    none = torch.full((4, 10), -1)
+    assert torch.allclose(warp(logits, ras(top_k=0), history=none), warp(logits, SamplingConfig(top_p=0.8)), atol=1e-6)
+    # everything repeated: the second draw decides alone
+    all_of_them = torch.arange(9).repeat(4, 2)[:, :10]
+    assert torch.allclose(warp(logits, ras(), history=all_of_them), logits.softmax(-1), atol=1e-6)
+
+
+def test_a_certain_repeated_token_is_left_where_it_is_masked():
+    """The whole law on one repeated token: with the mask the others share the draw, in proportion."""
+    logits = torch.tensor([[200.0, 1.0, 0.0]])
+    history = torch.tensor([[0] * 10])
+    masked = warp(logits, ras(repetition_mask=True), history=history)[0]
+    assert torch.allclose(masked, torch.tensor([0.0, *torch.tensor([1.0, 0.0]).softmax(0)]), atol=1e-5)
+    assert warp(logits, ras(), history=history)[0].tolist() == [1, 0, 0]
+
+
+def test_histories_are_windows_before_each_position():
+    window = torch.tensor([[-1, 3, 4], [5, 6, 7]])
+    drafts = torch.tensor([[8, 9], [1, 2]])
+    assert histories(window, drafts).tolist() == [[[-1, 3, 4], [3, 4, 8], [4, 8, 9]], [[5, 6, 7], [6, 7, 1], [7, 1, 2]]]
+
+
+def test_verification_against_the_law_is_lossless():
+    """Drafts of two tokens from another law, accepted with min(1, q/p) and the residual: enumerated, the sequences of
+    two tokens have exactly the law of drawing them one by one (Leviathan et al. 2023), repetitions and all."""
+    vocabulary, config = 4, ras(top_k=3, repetition_window=2, repetition_share=0.5, repetition_mask=True)
+    generator = torch.Generator().manual_seed(1)
+    target = torch.randn(vocabulary + 1, vocabulary, generator=generator)  # logits after each last token
+    draft = torch.randn(vocabulary + 1, vocabulary, generator=generator).softmax(-1).double()
+    start = torch.tensor([[2, 1]])
+
+    def law(last: int, history: torch.Tensor) -> torch.Tensor:
+        return warp(target[last][None], config, history=history)[0].double()
+
+    ancestral, verified = torch.zeros(4, 4, dtype=torch.float64), torch.zeros(4, 4, dtype=torch.float64)
+    first, p = law(1, start), draft[1]
+    for a in range(vocabulary):
+        second = law(a, histories(start, torch.tensor([[a]]))[:, 1])
+        ancestral[a] += first[a] * second
+        accepted = p[a] * min(1.0, float(first[a] / p[a]))
+        q2, p2 = second, draft[a]
+        accept2 = torch.minimum(q2, p2)
+        residual2 = (q2 - p2).clamp(min=0)
+        verified[a] += accepted * (accept2 + (1 - accept2.sum()) * residual2 / residual2.sum())
+        residual = (first - p).clamp(min=0)
+        rejected = (1 - torch.minimum(first, p).sum()) * residual[a] / residual.sum()
+        verified[a] += rejected * second  # the correction is emitted, the next token is drawn in the next round
+    assert torch.allclose(ancestral, verified, atol=1e-6)
+    assert float(verified.sum()) == pytest.approx(1, abs=1e-6)
+
+
+def test_the_loop_hands_over_what_was_generated(decoder, prompts):
+    """CAR-3 with repetition-aware sampling, recomputed token by token from the heads, batched and alone."""
+    from dcar.decoding import ChunkMethod, FixedChunk, decode
+    from dcar.sampling import uniform, utterance_keys
+
+    config = ras(max_tokens=15, repetition_mask=True, min_tokens=0)
+    checked = different = 0
+    for seed in range(6):
+        results = decode(decoder, prompts, ChunkMethod(FixedChunk(3)), config, seed=seed, record_hidden=True)
+        alone = decode(decoder, prompts, ChunkMethod(FixedChunk(3)), config, seed=seed, batch_size=1)
+        plain = decode(decoder, prompts, ChunkMethod(FixedChunk(3)), SamplingConfig(max_tokens=15, top_p=0.8,
+                                                                                    min_tokens=0), seed=seed)
+        assert [r.tokens for r in results] == [r.tokens for r in alone]
+        different += [r.tokens for r in plain] != [r.tokens for r in results]
+        for result in results:
+            key, position = utterance_keys(seed, [result.utterance_id]), 0
+            for place, emitted in zip(result.decision_positions, result.emitted, strict=True):
+                logits = decoder.heads(result.hidden[place][None], 3)[0]
+                for j in range(emitted):
+                    before = [-1] * 10 + result.tokens[:position]
+                    law = warp(logits[j][None], config, history=torch.tensor([before[-10:]]))
+                    assert int(sample(law, uniform(key, "token", torch.tensor([position])))) == result.tokens[position]
+                    position, checked = position + 1, checked + 1
+    assert checked > 40 and different > 2
+
+
+def test_a_method_without_histories_is_refused():
+    with pytest.raises(ConfigError, match="does not pass on"):
+        warp(torch.zeros(1, 4), ras())
+    with pytest.raises(ConfigError, match="temperature 0 draws nothing"):
+        ras(temperature=0)
+    with pytest.raises(ConfigError, match="repetition_share"):
+        ras(repetition_share=0)

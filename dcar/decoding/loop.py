@@ -139,6 +139,11 @@ class Session:
         table = self._uniforms[stream]
         return table.gather(1, positions if positions.dim() == 2 else positions[:, None]).view(positions.shape)
 
+    def recent(self, window: int) -> Tensor:
+        """The last `window` generated tokens of every row [B, window], -1 where there were none; no prompt tokens."""
+        index = self.generated[:, None] - window + torch.arange(window, device=self.rows.device)
+        return torch.where(index >= 0, self.tokens[self.rows].gather(1, index.clamp(min=0)), -1)
+
     def consumed(self, hidden: Tensor, counts: Tensor, start: Tensor) -> None:
         """Note the hidden states of counts[b] positions from speech position start[b] on."""
         self.last_hidden = last_of(hidden, counts)

@@ -48,12 +48,28 @@ class ChunkMethod:
     def keep(self, session: Session, hidden: Tensor, counts: Tensor, draft: Draft | None) -> Kept:
         sizes, log_probs = self.schedule.choose(session, hidden, counts)
         widest = int(sizes.max())  # only the heads that are kept are evaluated
-        law, position = head_laws(session, session.model.heads(session.last_hidden, widest))
-        tokens = sample(law, session.uniform("token", position))
+        tokens = sample_chunk(session, session.model.heads(session.last_hidden, widest))
         return Kept(tokens, sizes, actions=sizes, log_probs=log_probs)
 
     def select(self, rows: Tensor) -> None:
         self.schedule.select(rows)
+
+
+def sample_chunk(session: Session, logits: Tensor) -> Tensor:
+    """Draw the next token of every head from logits [B, k, V + 1] -> [B, k]."""
+    sampling, eos = session.sampling, session.model.config.eos
+    if not sampling.repetition_window:
+        law, position = head_laws(session, logits)
+        return sample(law, session.uniform("token", position))
+    position = session.generated[:, None] + torch.arange(logits.shape[1], device=logits.device)
+    forbidden, u = session.forbid_eos(position), session.uniform("token", position)
+    history = session.recent(sampling.repetition_window)
+    drawn = []
+    for j in range(logits.shape[1]):  # what is a repetition depends on the tokens before in the same chunk
+        law = warp(logits[:, j], sampling, None if forbidden is None else forbidden[:, j], eos, history)
+        drawn.append(sample(law, u[:, j]))
+        history = torch.cat((history[:, 1:], drawn[-1][:, None]), dim=1)
+    return torch.stack(drawn, dim=1)
 
 
 class FixedChunk:

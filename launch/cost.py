@@ -1,0 +1,214 @@
+"""Bytes and floating-point operations of a decoder, counted from its shape (the arithmetic behind `dcar estimate`).
+
+Notation: T positions of text and speech, D width, F feed-forward width, H query heads, G key-value heads of d, V + 1
+outputs, L layers, B blocks a head. A multiply-add is two operations; a backward pass costs twice the forward pass,
+once for the gradients of the activations and once for those of the weights.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from dcar.backbones import BackboneConfig, BackboneDecoder
+from dcar.backbones.lora import add_lora, set_trainable
+from dcar.model import CARConfig, CARDecoder
+
+
+@dataclass(frozen=True)
+class Device:
+    """What a device achieves: operations and bytes a second, and seconds of overhead of a decoding pass."""
+
+    flops: float
+    bandwidth: float
+    overhead: float
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """A batch: rows, and per row text positions, speech positions with prompt, and speech positions with a target."""
+
+    rows: float
+    text: float
+    speech: float
+    trained: float
+
+    @property
+    def length(self) -> float:
+        return self.text + self.speech
+
+
+@dataclass(frozen=True)
+class Count:
+    total: int
+    trained: int
+
+
+def on_meta(make: Callable[[], Any]) -> Any:
+    """Build a model that has shapes and no memory."""
+    with torch.device("meta"):
+        return make()
+
+
+def meta_model(recipe: Any) -> Any:
+    """The model that a recipe of stage one trains, frozen and with adapters as it says."""
+    if not recipe.backbone.path:
+        return on_meta(lambda: CARDecoder(recipe.model))
+    decoder = on_meta(lambda: BackboneDecoder(BackboneDecoder.load_config(recipe.backbone.path)))
+    if recipe.backbone.train == "lora":
+        on_meta(lambda: add_lora(decoder, recipe.backbone.lora))
+    set_trainable(decoder, recipe.backbone.train)
+    return decoder
+
+
+def count(model: nn.Module) -> Count:
+    """Parameters, and how many of them are trained; exact."""
+    sizes = [(p.numel(), p.requires_grad) for p in model.parameters()]
+    return Count(sum(n for n, _ in sizes), sum(n for n, trained in sizes if trained))
+
+
+def template(config: CARConfig | BackboneConfig) -> int:
+    """Positions that a language model reads around the text."""
+    if isinstance(config, CARConfig):
+        return 0
+    return len(config.text_prefix) + len(config.text_suffix) + int(config.sequence_start) + int(not config.bos)
+
+
+def training_bytes(model: nn.Module, optimizer: str, storage: str = "float32") -> dict[str, float]:
+    """Bytes of parameters, gradients and optimiser state; exact (AdamW: two moments and a step count a tensor;
+    ScaledAdam: two moments and the two of the tensor's scale)."""
+    frozen = 2 if storage == "bfloat16" else 4
+    sizes = [(name, p.numel(), p.requires_grad) for name, p in model.named_parameters()]
+    trained = sum(n for _, n, t in sizes if t)
+    tensors = sum(t for _, _, t in sizes)
+    parameters = sum(n * (frozen if name.startswith("backbone.") and "lora_" not in name else 4)
+                     for name, n, _ in sizes)
+    return {"parameters": parameters, "gradients": 4 * trained,
+            "optimizer": 8 * trained + (4 if optimizer == "adamw" else 8) * tensors}
+
+
+def kv_bytes(config: CARConfig | BackboneConfig, rows: float, columns: float, element: int = 4) -> float:
+    """Bytes of the cache: keys and values of every layer; exact for whole rows and columns."""
+    if isinstance(config, CARConfig):
+        width = config.hidden_size
+    else:
+        width = config.num_kv_heads * config.head_dim
+    return 2 * config.num_layers * rows * columns * width * element
+
+
+def _shape(model: Any) -> tuple[int, int, int, int, bool]:
+    """D, F, width of queries, width of keys, and whether the feed-forward is gated."""
+    config = model.config
+    if isinstance(config, CARConfig):
+        return config.hidden_size, config.ffn_size, config.hidden_size, config.hidden_size, False
+    return (config.hidden_size, config.ffn_size, config.num_attention_heads * config.head_dim,
+            config.num_kv_heads * config.head_dim, True)
+
+
+def activation_bytes(model: Any, tokens: Tokens, bf16: bool = False, recompute: bool = False,
+                     head_positions: float = 1.0) -> float:
+    """Bytes that the backward pass needs of the forward pass, with attention that keeps no weights (fused)."""
+    width, ffn, queries, keys, gated = _shape(model)
+    positions = tokens.rows * tokens.length
+    small = 2 if bf16 else 4
+    if gated:  # two norms of three float32 tensors, q k v o, gate, its activation, up and their product
+        layer = positions * (4 * 2 * 2 * width + small * (2 * width + 4 * queries + 2 * keys + 4 * ffn))
+    else:  # x and its norm twice; qkv, rotated q and k, attention twice; feed-forward before and behind its activation
+        dropout = 2 * width if getattr(model.config, "dropout", 0) else 0
+        layer = positions * (4 * 2 * width + small * (9 * width + 2 * ffn) + dropout)
+    layers = model.config.num_layers
+    trunk = layers * positions * width * 4 + layer if recompute else layers * layer
+    if not trunk_gradients(model):
+        trunk = 0.0
+    config = model.config
+    heads = config.num_prediction_heads
+    targets = tokens.rows * tokens.trained
+    per_head = small * width * (1 + 2 * config.head_blocks) + 4 * config.output_size
+    base = small * width + 4 * config.output_size
+    return trunk + targets * (base + head_positions * (heads - 1) * per_head)
+
+
+def trunk_gradients(model: Any) -> bool:
+    """Whether anything before the heads is trained, so that gradients run through the trunk."""
+    return any(p.requires_grad for name, p in model.named_parameters() if not name.startswith("heads."))
+
+
+def layer_flops(model: Any, positions: float, length: float) -> float:
+    """Forward operations of all layers over `positions`, each of which attends to `length` columns."""
+    width, ffn, queries, keys, gated = _shape(model)
+    matrices = width * (queries + 2 * keys) + queries * width + (3 if gated else 2) * width * ffn
+    return model.config.num_layers * positions * (2 * matrices + 4 * length * queries)
+
+
+def head_flops(model: Any, positions: float, heads: float) -> float:
+    """Forward operations of heads 1..`heads` over `positions`."""
+    config = model.config
+    width, out = config.hidden_size, config.output_size
+    return positions * 2 * (width * out + (heads - 1) * (config.head_blocks * width * width + width * out))
+
+
+def training_flops(model: Any, tokens: Tokens, recompute: bool = False, head_positions: float = 1.0) -> float:
+    """Operations of one forward and backward pass of a batch."""
+    forward = layer_flops(model, tokens.rows * tokens.length, tokens.length)
+    matrices = [p.requires_grad for name, p in model.named_parameters()
+                if name.startswith(("backbone.layers.", "layers.")) and p.dim() == 2 and "lora_" not in name]
+    passes = 1 + (1 if trunk_gradients(model) else 0) + (1 if any(matrices) else 0)
+    passes += 1 if recompute and trunk_gradients(model) else 0
+    adapters = sum(p.numel() for name, p in model.named_parameters() if "lora_" in name)
+    adapted = (4 if recompute else 3) * 2 * tokens.rows * tokens.length * adapters
+    targets = tokens.rows * tokens.trained
+    base = head_flops(model, targets, 1)
+    extra = (head_flops(model, targets, model.config.num_prediction_heads) - base) * head_positions
+    return passes * forward + adapted + 3 * (base + extra)
+
+
+def decode_seconds(model: Any, device: Device, rows: float, text: float, prompt: float, speech: float,
+                   chunk: float) -> float:
+    """Seconds to speak a batch: a prefill, then speech / chunk passes, each bound by arithmetic or by reading the
+    weights and the cache."""
+    config = model.config
+    element = 4
+    weights = sum(p.numel() for name, p in model.named_parameters()
+                  if not name.startswith(("heads.", "text_embedding", "speech_embedding", "backbone.embed_tokens")))
+    head = config.hidden_size * config.output_size
+    weights += head + (chunk - 1) * (head + config.head_blocks * config.hidden_size**2)
+    columns = text + prompt + speech / 2
+    operations = layer_flops(model, rows * chunk, columns) + head_flops(model, rows, chunk)
+    read = element * weights + kv_bytes(config, rows, columns)
+    one = max(operations / device.flops, read / device.bandwidth) + device.overhead
+    prefill = layer_flops(model, rows * (text + prompt), text + prompt) / device.flops
+    return prefill + speech / chunk * one
+
+
+def measured_rate(hidden: int = 256, layers: int = 4, rows: int = 4, length: int = 160, repeats: int = 3) -> float:
+    """Operations a second that training achieves on this machine: the best of some steps of a small decoder."""
+    config = CARConfig(text_vocab_size=64, speech_vocab_size=256, hidden_size=hidden, num_layers=layers,
+                       num_attention_heads=4, ffn_size=4 * hidden, num_prediction_heads=4, head_blocks=1, dropout=0.0,
+                       bos=True)
+    torch.manual_seed(0)
+    model = CARDecoder(config)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    tokens = Tokens(rows, 40, length, length - 20)
+    batch = {"text_ids": torch.zeros(rows, 40, dtype=torch.long), "text_lengths": torch.full((rows,), 40),
+             "speech_ids": torch.zeros(rows, length, dtype=torch.long), "speech_lengths": torch.full((rows,), length),
+             "prompt_lengths": torch.full((rows,), 21)}
+    return training_flops(model, tokens) / step_seconds(model, optimizer, batch, repeats)
+
+
+def step_seconds(model: nn.Module, optimizer: torch.optim.Optimizer, batch: dict[str, torch.Tensor],
+                 repeats: int = 3) -> float:
+    """Seconds of a training step, the fastest of `repeats` after one that is not counted."""
+    best = float("inf")
+    for i in range(repeats + 1):
+        started = time.perf_counter()
+        model(**batch).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if i:
+            best = min(best, time.perf_counter() - started)
+    return best

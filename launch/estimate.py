@@ -1,0 +1,259 @@
+"""What a recipe costs before it runs: memory by kind, and GPU-hours.
+
+    dcar estimate --config launch/recipes/car_paper.yaml device=rtx4090 processes=8
+    dcar estimate --config launch/recipes/dcpo_paper.yaml device=a100
+    dcar estimate --config launch/recipes/car_llasa_8b.yaml device=h100 processes=8 sharded=true
+    dcar estimate --config launch/recipes/car_starter.yaml device=cpu calibrate=true
+
+The recipe's own settings can be overridden as in its command (`batch_size=4`). Counts of parameters, gradients,
+optimiser state and cache are exact: the model is built without memory. Activations follow the formulas in
+`launch/cost.py`, held to measured bytes by a test. Time is arithmetic divided by what a device achieves: a share of
+its peak (`utilisation`), or with `calibrate=true` what a small model achieves on this machine now.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from dcar.config import load_config
+from dcar.errors import ConfigError
+from dcar.prepared import prepared_info
+from launch import cost
+
+# Dense bfloat16 tensor-core peak (FLOP/s), memory bandwidth (bytes/s), memory (bytes): the makers' data sheets.
+DEVICES = {
+    "rtx4090": (165e12, 1.01e12, 24e9),
+    "a100": (312e12, 2.04e12, 80e9),
+    "h100": (989e12, 3.35e12, 80e9),
+    "h200": (989e12, 4.8e12, 141e9),
+    "cpu": (60e9, 20e9, 16e9),  # one thread of a server core, float32; calibrate=true measures this machine
+}
+
+
+@dataclass
+class EstimateConfig:
+    """What the recipe does not say. Everything else on the line overrides the recipe."""
+
+    job: str = ""  # train, dcpo or compare; empty = by the recipe's keys
+    device: str = "a100"  # rtx4090, a100, h100, h200, cpu
+    processes: int = 1
+    sharded: bool = False  # FSDP or ZeRO 3: parameters, gradients and optimiser state divided by the processes
+    utilisation: float = 0.35  # share of the peak that training achieves
+    calibrate: bool = False  # measure what this machine achieves instead (device=cpu)
+    utterances: int = 0  # 0 = of the prepared corpus
+    seconds: float = 0.0  # mean length of an utterance; 0 = of the prepared corpus, else 6
+    token_rate: float = 50.0  # speech tokens a second
+    text_rate: float = 13.0  # text units a second of speech (phonemes; about 4 for byte pairs)
+    chunk: float = 2.5  # mean tokens a pass of rollouts
+    pass_overhead: float = 0.004  # seconds a pass takes beside arithmetic and memory (launches, the loop)
+    scoring: float = 50.0  # seconds of speech that vocoder and recogniser handle in a second, per process
+    json: bool = False  # print one line of JSON instead of the table
+
+    def __post_init__(self):
+        if self.device not in DEVICES:
+            raise ConfigError(f"device must be one of {', '.join(DEVICES)}; not '{self.device}'")
+        if self.processes < 1 or not 0 < self.utilisation <= 1 or min(self.chunk, self.scoring, self.token_rate) <= 0:
+            raise ConfigError("processes and chunk must be at least 1, utilisation in (0, 1], rates above 0")
+        if self.calibrate and self.device != "cpu":
+            raise ConfigError("calibrate measures this machine's processor: give device=cpu with it")
+
+
+def split_arguments(arguments: Sequence[str]) -> tuple[EstimateConfig, str, list[str]]:
+    """Our own settings, the job, and what is left for the recipe's schema."""
+    names = {f.name for f in fields(EstimateConfig)}
+    own, rest, recipe = [], [], ""
+    queue = list(arguments)
+    if "-h" in queue or "--help" in queue:
+        load_config(EstimateConfig, ["--help"])  # prints the settings and exits
+    while queue:
+        argument = queue.pop(0)
+        key, _, value = argument.removeprefix("--").partition("=")
+        if key == "config":
+            recipe = value or (queue.pop(0) if queue else "")
+            rest.append(f"--config={recipe}")
+        else:
+            (own if key in names else rest).append(argument)
+    config = load_config(EstimateConfig, own)
+    if not recipe and not config.job and not any("=" in a for a in rest):
+        raise ConfigError("give a recipe: dcar estimate --config launch/recipes/car_paper.yaml device=a100")
+    return config, config.job or job_of(Path(recipe), rest), rest
+
+
+def job_of(recipe: Path, overrides: Sequence[str]) -> str:
+    """Which job a recipe is for, by keys that only one of them has. ConfigError where that is not clear."""
+    from rl.config import read_yaml
+
+    keys = set(read_yaml(recipe)) if str(recipe) != "." else set()
+    keys |= {a.removeprefix("--").partition("=")[0].split(".")[0] for a in overrides}
+    for job, marks in (("compare", {"methods"}),
+                       ("dcpo", {"num_generations", "policy_width", "forced_rows", "guidance"}),
+                       ("train", {"model", "max_steps", "backbone"})):
+        if keys & marks:
+            return job
+    raise ConfigError(f"{recipe}: no recipe of stage one, DCPO or a comparison by its keys; give job=train, dcpo or "
+                      "compare")
+
+
+@dataclass
+class Workload:
+    """Mean utterance of the corpus: how many there are, speech tokens and text units of each."""
+
+    utterances: int
+    speech: float
+    text: float
+
+
+def workload(config: EstimateConfig, data: str, split: str) -> Workload:
+    """From prepared.json where there is one, else from the settings."""
+    seconds, count = config.seconds, config.utterances
+    if (Path(data) / "prepared.json").is_file() and not (seconds and count):
+        info = prepared_info(data)
+        counts = info["counts"].get(split) or next(iter(info["counts"].values()))
+        count = count or counts["utterances"]
+        seconds = seconds or counts.get("seconds", 6.0 * counts["utterances"]) / counts["utterances"]
+    seconds = seconds or 6.0
+    return Workload(count, seconds * config.token_rate, seconds * config.text_rate)
+
+
+def estimate(arguments: Sequence[str]) -> dict[str, Any]:
+    """The estimate of a recipe: what it assumes, bytes per process by kind, seconds, GPU-hours. ConfigError."""
+    config, job, rest = split_arguments(arguments)
+    peak, bandwidth, memory = DEVICES[config.device]
+    rate = cost.measured_rate() if config.calibrate else peak * config.utilisation
+    device = cost.Device(rate, bandwidth, config.pass_overhead)
+    result = {"train": _train, "dcpo": _dcpo, "compare": _compare}[job](config, rest, device)
+    total = sum(result["bytes"].values())
+    return {"job": job, "device": config.device, "processes": config.processes, **result, "bytes_total": total,
+            "fits": total < 0.92 * memory, "device_bytes": memory, "flops_per_second": rate,
+            "hours": result["seconds"] / 3600, "gpu_hours": result["seconds"] * config.processes / 3600}
+
+
+def _train(config: EstimateConfig, rest: list[str], device: cost.Device) -> dict[str, Any]:
+    from dcar.train import TrainConfig
+
+    recipe = load_config(TrainConfig, rest)
+    model = cost.meta_model(recipe)
+    work = workload(config, recipe.data, "train")
+    prompt = recipe.prompt_tokens if model.config.bos else work.speech
+    text = work.text * (1 if model.config.bos else 2) + cost.template(model.config)
+    tokens = cost.Tokens(recipe.batch_size, text, work.speech + prompt, work.speech)
+    sizes = cost.training_bytes(model, recipe.optimizer, storage=recipe.backbone.dtype)
+    parts = config.processes if config.sharded else 1
+    layers = {k: v / parts for k, v in sizes.items()}
+    layers["activations"] = cost.activation_bytes(model, tokens, recipe.bf16, recipe.gradient_checkpointing,
+                                                  recipe.head_positions)
+    flops = cost.training_flops(model, tokens, recipe.gradient_checkpointing, recipe.head_positions)
+    step = flops * recipe.gradient_accumulation / device.flops
+    counts = cost.count(model)
+    return {
+        "parameters": counts.total, "trained": counts.trained, "bytes": layers,
+        "flops_per_step": flops * recipe.gradient_accumulation, "seconds_per_step": step,
+        "seconds": step * recipe.max_steps, "steps": recipe.max_steps,
+        "audio_hours": recipe.max_steps * recipe.batch_size * recipe.gradient_accumulation * config.processes
+        * work.speech / config.token_rate / 3600,
+    }
+
+
+def _decoder(path: str) -> Any:
+    """The decoder of a recipe without its weights; the paper's shape where it has not been trained yet."""
+    from dcar.backbones import BackboneConfig, BackboneDecoder, load_decoder_config
+    from dcar.model import CARConfig, CARDecoder
+
+    found = load_decoder_config(path) if (Path(path) / "config.json").is_file() else CARConfig()
+    return cost.on_meta(lambda: BackboneDecoder(found) if isinstance(found, BackboneConfig) else CARDecoder(found))
+
+
+def _dcpo(config: EstimateConfig, rest: list[str], device: cost.Device) -> dict[str, Any]:
+    from heads.policy import ChunkPolicy, ChunkPolicyConfig
+    from rl.config import DCPOConfig, parse
+
+    recipe = parse(DCPOConfig, [*rest, "use_cpu=true"])
+    base = _decoder(recipe.base)
+    policy = cost.on_meta(lambda: ChunkPolicy(ChunkPolicyConfig(
+        base.config.hidden_size, base.config.num_prediction_heads, recipe.policy_width, recipe.policy_heads,
+        recipe.policy_ffn_size)))
+    work = workload(config, recipe.data, recipe.train_split)
+    prompts = min(work.utterances or 10**9, recipe.max_train_prompts or 10**9)
+    if prompts == 10**9:
+        raise ConfigError(f"no prepared corpus in '{recipe.data}' and no max_train_prompts: give utterances=…")
+    rows, prompt = recipe.per_device_train_batch_size, recipe.prompt_tokens if base.config.bos else work.speech
+    text = work.text * (1 if base.config.bos else 2) + cost.template(base.config)
+    rollout = cost.decode_seconds(base, device, rows, text, prompt, work.speech, config.chunk)
+    tokens = rows * (prompt + work.speech)
+    update = 3 * 2 * cost.count(policy).total * tokens * recipe.num_iterations / device.flops
+    score = rows * work.speech / config.token_rate / config.scoring
+    steps = -(-prompts // (recipe.prompts_per_step * config.processes)) * recipe.num_train_epochs
+    step = (max(rollout, score) if recipe.overlap else rollout + score) + update
+    size = 2 if recipe.hidden_dtype == "float16" else 4
+    capacity = text + prompt + work.text * recipe.max_tokens_per_text_unit
+    memory = {"base": cost.count(base).total * 4, "kv_cache": cost.kv_bytes(base.config, rows, capacity),
+              "hidden": rows * capacity * base.config.hidden_size * 4 + tokens * base.config.hidden_size * size,
+              "policy": cost.count(policy).total * 4 * (4 + 2)}  # weights, gradients, two moments; two frozen copies
+    spoken = 2 * (recipe.max_eval_prompts or 0) * (recipe.num_train_epochs + 1) if recipe.eval_split != "none" else 0
+    evaluation = -(-spoken // config.processes) * (rollout / rows + work.speech / config.token_rate / config.scoring)
+    return {"parameters": cost.count(base).total, "trained": cost.count(policy).total, "bytes": memory,
+            "steps": steps, "seconds_per_step": step, "seconds_rollout": rollout, "seconds_scoring": score,
+            "seconds_update": update, "seconds_evaluation": evaluation, "seconds": steps * step + evaluation}
+
+
+def _compare(config: EstimateConfig, rest: list[str], device: cost.Device) -> dict[str, Any]:
+    from eval.compare import CompareConfig
+
+    recipe = load_config(CompareConfig, rest)
+    base = _decoder(recipe.decoder)
+    work = workload(config, recipe.data, recipe.split)
+    utterances = min(work.utterances or 10**9, recipe.limit or 10**9)
+    if utterances == 10**9:
+        raise ConfigError(f"no prepared corpus in '{recipe.data}' and no limit: give utterances=…")
+    prompt = recipe.prompt_tokens if base.config.bos else work.speech
+    text = work.text * (1 if base.config.bos else 2) + cost.template(base.config)
+    audio = work.speech / config.token_rate
+    spoken = utterances * len(recipe.seeds)
+    seconds = timing = 0.0
+    for name in recipe.methods:
+        size = 1.0 if name == "far" else float(name[4:]) if name.startswith("car-") else config.chunk
+        batch = cost.decode_seconds(base, device, recipe.batch_size, text, prompt, work.speech, size)
+        seconds += spoken / recipe.batch_size * batch + spoken * audio / config.scoring
+        timing += 2 * min(recipe.timing_utterances, utterances) * cost.decode_seconds(
+            base, device, 1, text, prompt, work.speech, size)
+    capacity = text + prompt + min(recipe.max_tokens, work.text * recipe.max_tokens_per_text_unit)
+    memory = {"decoder": cost.count(base).total * 4 * (2 if recipe.far_decoder else 1),
+              "kv_cache": cost.kv_bytes(base.config, recipe.batch_size, capacity)}
+    return {"parameters": cost.count(base).total, "trained": 0, "bytes": memory, "utterances": spoken,
+            "seconds_timing": timing, "seconds": seconds / config.processes + timing}
+
+
+def table(result: dict[str, Any]) -> str:
+    """The estimate for people."""
+    def size(value: float) -> str:
+        return f"{value / 1e9:9.3f} GB"
+
+    lines = [f"{result['job']} on {result['processes']} x {result['device']}",
+             f"parameters      {result['parameters'] / 1e6:9.2f} M, trained {result['trained'] / 1e6:.2f} M"]
+    lines += [f"{name:15} {size(value)}" for name, value in result["bytes"].items()]
+    lines.append(f"{'together':15} {size(result['bytes_total'])} of {result['device_bytes'] / 1e9:.0f} GB per process"
+                 + ("" if result["fits"] else ": does not fit; less batch, gradient_checkpointing, sharded=true"))
+    for name in ("seconds_per_step", "seconds_rollout", "seconds_scoring", "seconds_update", "seconds_timing"):
+        if name in result:
+            lines.append(f"{name:18} {result[name]:.4g}")
+    lines.append(f"{result['hours']:.2f} hours, {result['gpu_hours']:.2f} device-hours"
+                 + (f" for {result['steps']:.0f} steps" if "steps" in result else ""))
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    arguments = sys.argv[1:] if arguments is None else arguments
+    result = estimate(arguments)
+    wanted = split_arguments(arguments)[0].json
+    print(json.dumps(result) if wanted else table(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -76,8 +76,12 @@ def decoder_card(decoder: CARDecoder | BackboneDecoder, source: Mapping[str, Any
         facts.insert(0, ("made of", f"{source.get('source') or source.get('backbone') or 'not recorded'} "
                                     f"({origin}, {kind}); its licence applies to these weights"))
         tags.append(str(kind))
+    title = "CAR decoder" if heads > 1 else "FAR decoder"
+    if target := getattr(config, "target_checksum", ""):
+        title = "Draft model"
+        facts.insert(0, ("drafts for", f"the decoder `{target}`, for speculative decoding"))
     return model_card(
-        "CAR decoder" if heads > 1 else "FAR decoder",
+        title,
         f"Predicts the next {heads} speech token(s) from text, a speech prompt and the tokens so far; a vocoder for "
         "the same speech tokens makes them audible.", facts, source,
         metrics_of="teacher-forced, dev split", tags=tags, license="other" if origin else "apache-2.0",

@@ -29,8 +29,8 @@ class VocoderConfig:
     acoustic_size: int = 256
     acoustic_ffn_size: int = 768
     acoustic_dilations: tuple[int, ...] = (1, 2, 4, 1, 2, 4, 1, 1)  # one ConvNeXt block each, at token rate
-    acoustic_dropout: float = 0.1  # of the blocks' inner layer, while training
-    token_dropout: float = 0.05  # share of tokens that the acoustic model must guess from their neighbours, in training
+    acoustic_dropout: float = 0.0  # of the blocks' inner layer, while training
+    token_dropout: float = 0.0  # share of tokens that the acoustic model must guess from their neighbours, in training
     renderer_size: int = 256
     renderer_ffn_size: int = 768
     renderer_dilations: tuple[int, ...] = (1, 2, 1, 2)  # one ConvNeXt block each, at frame rate

@@ -204,6 +204,7 @@ def _dcpo(config: EstimateConfig, rest: list[str], device: cost.Device) -> dict[
 
 def _compare(config: EstimateConfig, rest: list[str], device: cost.Device) -> dict[str, Any]:
     from eval.compare import CompareConfig
+    from eval.sweeps import expand_names
 
     recipe = load_config(CompareConfig, rest)
     base = _decoder(recipe.decoder)
@@ -216,7 +217,7 @@ def _compare(config: EstimateConfig, rest: list[str], device: cost.Device) -> di
     audio = work.speech / config.token_rate
     spoken = utterances * len(recipe.seeds)
     seconds = timing = 0.0
-    for name in recipe.methods:
+    for name in expand_names(recipe.methods):
         size = 1.0 if name == "far" else float(name[4:]) if name.startswith("car-") else config.chunk
         batch = cost.decode_seconds(base, device, recipe.batch_size, text, prompt, work.speech, size)
         seconds += spoken / recipe.batch_size * batch + spoken * audio / config.scoring

@@ -21,7 +21,7 @@ from dcar.decoding.records import DecodeResult, Prompt
 from dcar.decoding.tree import DraftTree
 from dcar.errors import DataError, TextError
 from dcar.model import CARDecoder
-from dcar.sampling import SamplingConfig, uniform, utterance_keys
+from dcar.sampling import SamplingConfig, histories, uniform, utterance_keys
 from heads.layers import KVCache
 
 
@@ -143,6 +143,14 @@ class Session:
         """The last `window` generated tokens of every row [B, window], -1 where there were none; no prompt tokens."""
         index = self.generated[:, None] - window + torch.arange(window, device=self.rows.device)
         return torch.where(index >= 0, self.tokens[self.rows].gather(1, index.clamp(min=0)), -1)
+
+    def histories(self, tokens: Tensor | None = None) -> Tensor | None:
+        """What a repetition-aware law depends on, for `warp`: the window before the next token and behind each of the
+        drafted tokens [B, m], [B, m + 1, W]. None where the sampling asks for no window."""
+        if not self.sampling.repetition_window:
+            return None
+        recent = self.recent(self.sampling.repetition_window)
+        return recent[:, None] if tokens is None else histories(recent, tokens)
 
     def consumed(self, hidden: Tensor, counts: Tensor, start: Tensor) -> None:
         """Note the hidden states of counts[b] positions from speech position start[b] on."""

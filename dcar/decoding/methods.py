@@ -48,28 +48,28 @@ class ChunkMethod:
     def keep(self, session: Session, hidden: Tensor, counts: Tensor, draft: Draft | None) -> Kept:
         sizes, log_probs = self.schedule.choose(session, hidden, counts)
         widest = int(sizes.max())  # only the heads that are kept are evaluated
-        tokens = sample_chunk(session, session.model.heads(session.last_hidden, widest))
+        tokens, _ = draw_chunk(session, session.model.heads(session.last_hidden, widest))
         return Kept(tokens, sizes, actions=sizes, log_probs=log_probs)
 
     def select(self, rows: Tensor) -> None:
         self.schedule.select(rows)
 
 
-def sample_chunk(session: Session, logits: Tensor) -> Tensor:
-    """Draw the next token of every head from logits [B, k, V + 1] -> [B, k]."""
+def draw_chunk(session: Session, logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Draw the next tokens [B, k] from the heads' logits [B, k, V + 1]; also the laws [B, k, V + 1] they came from."""
     sampling, eos = session.sampling, session.model.config.eos
     if not sampling.repetition_window:
         law, position = head_laws(session, logits)
-        return sample(law, session.uniform("token", position))
+        return sample(law, session.uniform("token", position)), law
     position = session.generated[:, None] + torch.arange(logits.shape[1], device=logits.device)
     forbidden, u = session.forbid_eos(position), session.uniform("token", position)
-    history = session.recent(sampling.repetition_window)
-    drawn = []
+    tokens, laws = position[:, :0], []
     for j in range(logits.shape[1]):  # what is a repetition depends on the tokens before in the same chunk
-        law = warp(logits[:, j], sampling, None if forbidden is None else forbidden[:, j], eos, history)
-        drawn.append(sample(law, u[:, j]))
-        history = torch.cat((history[:, 1:], drawn[-1][:, None]), dim=1)
-    return torch.stack(drawn, dim=1)
+        history = session.histories(tokens)
+        assert history is not None
+        laws.append(warp(logits[:, j], sampling, None if forbidden is None else forbidden[:, j], eos, history[:, -1]))
+        tokens = torch.cat((tokens, sample(laws[-1], u[:, j])[:, None]), dim=1)
+    return tokens, torch.stack(laws, dim=1)
 
 
 class FixedChunk:

@@ -75,7 +75,8 @@ class ChainVerifier:
         states = hidden.gather(1, column[..., None].expand(-1, -1, hidden.shape[-1]))
         position = session.generated[:, None] + torch.arange(m + 1, device=counts.device)
         logits = session.model.heads(states, 1)[:, :, 0]
-        q = warp(logits, session.sampling, session.forbid_eos(position), eos)  # [B, m + 1, V]
+        history = session.histories(None if draft is None else draft.tokens)
+        q = warp(logits, session.sampling, session.forbid_eos(position), eos, history)  # [B, m + 1, V]
 
         accepted, last = torch.zeros_like(counts), torch.zeros_like(counts)
         if draft is not None and draft.laws is not None:

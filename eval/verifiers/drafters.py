@@ -14,6 +14,7 @@ from torch import Tensor
 
 from dcar.decoding import Draft, Session
 from dcar.decoding.loop import last_of, pad
+from dcar.decoding.methods import draw_chunk
 from dcar.draft import DraftDecoder, check_vocabulary
 from dcar.errors import ConfigError
 from dcar.sampling import sample, uniform, warp
@@ -64,10 +65,7 @@ class HeadDrafter:
         if m == 0:
             return None
         eos = session.model.config.eos
-        position = session.generated[:, None] + torch.arange(m, device=counts.device)
-        logits = session.model.heads(self._state, m + 1)[:, 1:]  # [B, m, V]
-        laws = warp(logits, session.sampling, session.forbid_eos(position), eos)
-        tokens = sample(laws, uniform(session.token_keys, "token", position))
+        tokens, laws = draw_chunk(session, session.model.heads(self._state, m + 1)[:, 1:])  # heads 2 … m + 1
         is_eos = tokens == eos
         first = torch.where(is_eos.any(-1), is_eos.to(torch.uint8).argmax(-1) + 1, m)  # tokens up to the first EOS
         return Draft(tokens, torch.minimum(counts, first), laws)
@@ -115,7 +113,9 @@ class ModelDrafter:
         for i in range(m):
             position = session.generated + i
             logits = self.draft.heads(state, 1)[:, 0]
-            law = warp(logits, session.sampling, session.forbid_eos(position), eos)
+            history = session.histories(torch.stack(tokens, 1) if tokens else None)
+            law = warp(logits, session.sampling, session.forbid_eos(position), eos,
+                       None if history is None else history[:, -1])
             token = sample(law, uniform(session.token_keys, "token", position))
             tokens.append(token)
             laws.append(law)

@@ -93,7 +93,7 @@ def load_medusa(directory: str | Path, base: Tensor) -> MultiTokenHeads:
         what = "a reduced vocabulary" if "token_map" in tensors else "one output layer for all heads"
         raise CheckpointError(f"{path}: a Medusa checkpoint with {what}; CAR heads have a full output layer each: "
                               "export it without")
-    shapes = {f"lm_heads.{h}.weight": (vocabulary, width) for h in range(extra)}
+    shapes: dict[str, tuple[int, ...]] = {f"lm_heads.{h}.weight": (vocabulary, width) for h in range(extra)}
     for h in range(extra):
         for b in range(blocks):
             shapes[f"blocks.{h}.layers.{b}.weight"] = (width, width)

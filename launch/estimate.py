@@ -67,7 +67,9 @@ class EstimateConfig:
 def split_arguments(arguments: Sequence[str]) -> tuple[EstimateConfig, str, list[str]]:
     """Our own settings, the job, and what is left for the recipe's schema."""
     names = {f.name for f in fields(EstimateConfig)}
-    own, rest, recipe = [], [], ""
+    own: list[str] = []
+    rest: list[str] = []
+    recipe = ""
     queue = list(arguments)
     if "-h" in queue or "--help" in queue:
         load_config(EstimateConfig, ["--help"])  # prints the settings and exits

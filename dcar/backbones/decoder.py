@@ -113,7 +113,7 @@ class LayerCache:
         return self.cache.prefix + self.cache.longest
 
 
-def language_model(architecture: dict[str, Any]) -> nn.Module:
+def language_model(architecture: dict[str, Any]) -> Any:
     """An untrained language model without its output layer. CheckpointError where its attention is not plain."""
     from transformers import AutoConfig, AutoModel
 
@@ -142,7 +142,7 @@ class BackboneDecoder(Checkpoint):
     def __init__(self, config: BackboneConfig):
         super().__init__()
         self.config = config
-        self.backbone = language_model(config.architecture)
+        self.backbone: Any = language_model(config.architecture)
         if not all(hasattr(self.backbone, name) for name in ("embed_tokens", "layers", "norm")):
             raise CheckpointError(f"'{config.architecture.get('model_type')}' is not built as embed_tokens, layers, "
                                   "norm; Llama, Qwen2, Qwen3, Mistral and their relatives are")

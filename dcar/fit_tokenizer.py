@@ -21,9 +21,10 @@ from typing import Any
 import numpy as np
 
 from dcar.corpus import KINDS, Utterance, load_corpus
+from dcar.discriminant import balanced, discriminant_projection, parts_of_phonemes
 from dcar.errors import DataError
 from dcar.text import PHONEMES, encode_phonemes, text_to_ids
-from dcar.tokenizers import KMeansTokenizer, SpeechTokenizer, WhisperKMeansTokenizer
+from dcar.tokenizers import KMeansTokenizer, SpeechTokenizer, WhisperKMeansTokenizer, fit_centroids
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +48,10 @@ class FitTokenizerConfig:
     )
     passes: int = field(default=10, metadata={"help": "Passes of mini-batch k-means over the states."})
     standardize: bool = field(default=True, metadata={"help": "Scale every dimension of the states to unit variance."})
+    projection_size: int = field(
+        default=0,
+        metadata={"help": "Directions that tell phonemes apart (dcar/discriminant.py); 0 = the states as they are."},
+    )
     report_utterances: int = field(default=600, metadata={"help": "Most utterances in the report; 0 for no report."})
     device: str = field(default="cpu", metadata={"help": "Of a HuBERT encoder: cpu or cuda."})
     threads: int = field(default=1, metadata={"help": "Threads of the encoder."})
@@ -78,6 +83,8 @@ def run(config: FitTokenizerConfig) -> dict[str, Any]:
 
         source, layer = parse_encoder(config.encoder)
         tokenizer = HubertKMeansTokenizer.fit(waves, shared_hubert(source, layer, config.device), **settings)
+    if config.projection_size:
+        tokenizer = sharpen(tokenizer, shuffled, config)
     tokenizer.provenance |= {"corpus": config.corpus, "split": config.split}
     tokenizer.save_pretrained(config.output)
     report: dict[str, Any] = {"config": asdict(config), "checksum": tokenizer.checksum}
@@ -95,6 +102,34 @@ def _utterances(config: FitTokenizerConfig, split: str | None) -> list[Utterance
     if not found:
         raise DataError(f"fit-tokenizer: {config.corpus} corpus {config.path or ''} has no utterances in split {split}")
     return found
+
+
+def sharpen(tokenizer: KMeansTokenizer, utterances: Sequence[Utterance], config: FitTokenizerConfig) -> KMeansTokenizer:
+    """The tokenizer with codes that are fitted in the directions of its states that tell phonemes apart.
+
+    The text of the utterances (at most about max_frames states, speakers in turn) is aligned to the codes that the
+    tokenizer gives; the aligned phonemes are the classes of the projection. Raises ConfigError where projection_size
+    does not fit.
+    """
+    seconds = [u.duration if u.duration is not None else 1.0 for u in utterances]
+    frames = [max(1, round(s * tokenizer.rate_hz)) for s in seconds]
+    states, labels = [], []
+    chosen = [utterances[i] for i in balanced([u.speaker for u in utterances], frames, config.max_frames)]
+    sequences = [_phoneme_states(text_to_ids(u.text)) for u in chosen]
+    every = [(tokenizer.states(*u.load()), sequence) for u, sequence in zip(chosen, sequences, strict=True)]
+    pairs = [(s, sequence) for s, sequence in every if len(s) >= len(sequence)]
+    codes = [tokenizer.quantize(s) for s, _ in pairs]
+    emission = np.log2(_fit_alignment(codes, [sequence for _, sequence in pairs], tokenizer.vocab_size))
+    for found, (s, sequence) in zip(codes, pairs, strict=True):
+        states.append((s - tokenizer.mean) / tokenizer.scale)
+        labels.append(parts_of_phonemes(viterbi(emission, found, sequence)))
+    stacked = np.concatenate(states)
+    projection = discriminant_projection(stacked, np.concatenate(labels), config.projection_size)
+    # the projected directions have comparable spread already: no further standardisation
+    centroids, _, _ = fit_centroids(stacked @ projection, config.vocab_size, config.seed, False, config.passes)
+    logger.info("fit-tokenizer: %d directions from %d aligned utterances", config.projection_size, len(pairs))
+    tokenizer.provenance |= {"projection_size": config.projection_size, "aligned_utterances": len(pairs)}
+    return tokenizer.projected(projection, centroids)
 
 
 def describe_codes(tokenizer: SpeechTokenizer, utterances: Sequence[Utterance]) -> dict[str, Any]:

@@ -8,13 +8,14 @@ trained to transcribe, so its states carry words more than voices: the same fami
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import logging
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 from safetensors import SafetensorError
@@ -110,8 +111,9 @@ def shared_encoder(tail_seconds: float, threads: int) -> WhisperEncoder:
 class KMeansTokenizer:
     """k-means codes of an encoder's standardised states.
 
-    code = argmin_v || (state - mean) / scale - centroid_v ||², first index on ties. Subclasses name the encoder: its
-    `kind`, `rate_hz`, `encoder_sha256`, `encoder_identity` (everything about it that decides the codes) and `states`.
+    code = argmin_v || (state - mean) / scale - centroid_v ||², first index on ties; with a projection, the standardised
+    state times it takes the state's place (`dcar.discriminant`). Subclasses name the encoder: its `kind`, `rate_hz`,
+    `encoder_sha256`, `encoder_identity` (everything about it that decides the codes) and `states`.
     """
 
     kind: str
@@ -127,19 +129,25 @@ class KMeansTokenizer:
         state_size: int,
         name: str,
         provenance: dict[str, Any] | None = None,
+        projection: np.ndarray | None = None,
     ) -> None:
-        """`centroids` [V, D] in the standardised space; `mean`, `scale` [D] of the encoder states, D = `state_size`."""
+        """`mean`, `scale` [D] of the encoder states, D = `state_size`; `centroids` [V, D] in the standardised space, or
+        [V, P] behind a `projection` [D, P]."""
+        self.projection = None if projection is None else np.ascontiguousarray(projection, dtype=np.float32)
+        if self.projection is not None and (len(self.projection) != state_size or self.projection.ndim != 2):
+            raise CheckpointError(f"tokenizer projection has shape {self.projection.shape}, expected [{state_size}, …]")
+        width = state_size if self.projection is None else self.projection.shape[1]
         self.centroids = np.ascontiguousarray(centroids, dtype=np.float32)
         self.mean = np.ascontiguousarray(mean, dtype=np.float32)
         self.scale = np.ascontiguousarray(scale, dtype=np.float32)
-        if self.centroids.ndim != 2 or self.centroids.shape[1] != state_size:
+        if self.centroids.ndim != 2 or self.centroids.shape[1] != width:
             raise CheckpointError(
                 f"tokenizer centroids have shape {self.centroids.shape}, but the states of this {self.kind} encoder "
-                f"have {state_size} dimensions; use the encoder that they were fitted on, or run `dcar fit-tokenizer`"
+                f"have {width} dimensions; use the encoder that they were fitted on, or run `dcar fit-tokenizer`"
             )
         if self.mean.shape != (state_size,) or self.scale.shape != (state_size,):
             raise CheckpointError(f"tokenizer mean and scale have shapes {self.mean.shape}, {self.scale.shape}")
-        if not np.isfinite(self.centroids).all() or not (self.scale > 0).all() or not np.isfinite(self.mean).all():
+        if not all(np.isfinite(array).all() for array in self.tensors.values()) or not (self.scale > 0).all():
             raise CheckpointError("tokenizer centroids, mean or scale hold NaN, infinite or non-positive values")
         self.name = name
         self.vocab_size = int(self.centroids.shape[0])
@@ -160,12 +168,33 @@ class KMeansTokenizer:
         raise NotImplementedError
 
     @property
+    def tensors(self) -> dict[str, np.ndarray]:
+        """What is fitted, in the order of the checksum."""
+        fitted = {"mean": self.mean, "scale": self.scale, "centroids": self.centroids}
+        return fitted if self.projection is None else {**fitted, "projection": self.projection}
+
+    @property
     def checksum(self) -> str:
-        """SHA-256 over everything that decides the codes: encoder, mean, scale, centroids."""
+        """SHA-256 over everything that decides the codes: encoder, mean, scale, centroids, projection if any."""
         digest = hashlib.sha256(self.encoder_identity.encode())
-        for array in (self.mean, self.scale, self.centroids):
+        for array in self.tensors.values():
             digest.update(array.astype("<f4").tobytes())
         return digest.hexdigest()
+
+    def projected(self, projection: np.ndarray, centroids: np.ndarray) -> Self:
+        """This tokenizer with other codes: centroids [V, P] of standardised states times projection [D, P]."""
+        other = copy.copy(self)
+        KMeansTokenizer.__init__(
+            other,
+            centroids,
+            self.mean,
+            self.scale,
+            state_size=len(self.mean),
+            name=self.name,
+            provenance=self.provenance,
+            projection=projection,
+        )
+        return other
 
     def encode(self, waves: list[np.ndarray], sample_rate: int) -> list[np.ndarray]:
         """Codes [T] int64 of every waveform [samples] float32 mono; T = ceil(seconds · rate_hz).
@@ -177,6 +206,8 @@ class KMeansTokenizer:
     def quantize(self, states: np.ndarray) -> np.ndarray:
         """Nearest centroid of every state: [T, D] → [T] int64."""
         standardised = (states - self.mean) / self.scale
+        if self.projection is not None:
+            standardised = standardised @ self.projection
         # ||x - c||² = ||x||² - 2 (x·c - ||c||²/2); the first term does not depend on the code.
         return np.argmax(standardised @ self.centroids.T - self._half_norms, axis=1).astype(np.int64)
 
@@ -186,7 +217,6 @@ class KMeansTokenizer:
         Raises CheckpointError if they cannot be written.
         """
         folder = Path(folder)
-        tensors = {"centroids": self.centroids, "mean": self.mean, "scale": self.scale}
         card = {
             "type": self.kind,
             "name": self.name,
@@ -201,7 +231,7 @@ class KMeansTokenizer:
         }
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            save_file(tensors, folder / "tokenizer.safetensors")
+            save_file(self.tensors, folder / "tokenizer.safetensors")
             (folder / "tokenizer.json").write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"{folder}: the tokenizer cannot be written ({error}); free some space") from error
@@ -214,14 +244,19 @@ class KMeansTokenizer:
             )
 
 
-def read_kmeans(folder: Path) -> tuple[dict[str, Any], np.ndarray, np.ndarray, np.ndarray]:
-    """tokenizer.json, centroids, mean and scale of a saved k-means tokenizer. CheckpointError if it is incomplete."""
+def read_kmeans(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """tokenizer.json, and centroids, mean, scale and perhaps projection by name, of a saved k-means tokenizer.
+
+    CheckpointError if it is incomplete.
+    """
     try:
         card = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
         tensors = load_file(folder / "tokenizer.safetensors")
         for key in ("type", "name", "checksum", "encoder_sha256"):
             card[key]
-        return card, tensors["centroids"], tensors["mean"], tensors["scale"]
+        if not {"centroids", "mean", "scale"} <= tensors.keys() <= {"centroids", "mean", "scale", "projection"}:
+            raise ValueError(f"tensors {sorted(tensors)}")
+        return card, tensors
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise CheckpointError(
             f"{folder}: not a complete speech tokenizer ({type(error).__name__}: {error}); "
@@ -246,10 +281,17 @@ class WhisperKMeansTokenizer(KMeansTokenizer):
         tail_seconds: float = 0.5,
         threads: int = 1,
         provenance: dict[str, Any] | None = None,
+        projection: np.ndarray | None = None,
     ) -> None:
-        """`centroids` [V, 512] in the standardised space; `mean`, `scale` [512] of the encoder states."""
+        """`mean`, `scale` [512] of the encoder states; `centroids` [V, 512], or [V, P] behind a projection [512, P]."""
         super().__init__(
-            centroids, mean, scale, state_size=WhisperEncoder.state_size, name=name, provenance=provenance
+            centroids,
+            mean,
+            scale,
+            state_size=WhisperEncoder.state_size,
+            name=name,
+            provenance=provenance,
+            projection=projection,
         )
         self.tail_seconds = tail_seconds
         self.threads = threads
@@ -297,16 +339,14 @@ class WhisperKMeansTokenizer(KMeansTokenizer):
         Raises CheckpointError if it is incomplete, altered or for another encoder.
         """
         folder = Path(folder)
-        card, centroids, mean, scale = read_kmeans(folder)
+        card, tensors = read_kmeans(folder)
         if card["type"] != cls.kind or card["encoder_sha256"] != WHISPER_BASE_SHA256 or "tail_seconds" not in card:
             raise CheckpointError(
                 f"{folder}: made for encoder {card['type']} {card['encoder_sha256'][:12]}…, not whisper-kmeans on "
                 "whisper-base"
             )
         tokenizer = cls(
-            centroids,
-            mean,
-            scale,
+            **tensors,
             name=card["name"],
             tail_seconds=card["tail_seconds"],
             threads=threads,

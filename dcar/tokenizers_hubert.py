@@ -121,10 +121,19 @@ class HubertKMeansTokenizer(KMeansTokenizer):
         *,
         name: str = "hubert-kmeans",
         provenance: dict[str, Any] | None = None,
+        projection: np.ndarray | None = None,
     ) -> None:
         self.encoder = encoder
         self.rate_hz, self.encoder_sha256 = encoder.rate_hz, encoder.sha256
-        super().__init__(centroids, mean, scale, state_size=encoder.state_size, name=name, provenance=provenance)
+        super().__init__(
+            centroids,
+            mean,
+            scale,
+            state_size=encoder.state_size,
+            name=name,
+            provenance=provenance,
+            projection=projection,
+        )
 
     @property
     def encoder_identity(self) -> str:
@@ -166,7 +175,7 @@ class HubertKMeansTokenizer(KMeansTokenizer):
         CheckpointError if the folder is incomplete or altered, or the HuBERT model is not the one of the k-means.
         """
         folder = Path(folder)
-        card, centroids, mean, scale = read_kmeans(folder)
+        card, tensors = read_kmeans(folder)
         if card["type"] != cls.kind:
             raise CheckpointError(f"{folder}: a {card['type']} tokenizer, not {cls.kind}")
         source = str(encoder or card["encoder"])
@@ -177,6 +186,6 @@ class HubertKMeansTokenizer(KMeansTokenizer):
                 f"{source} has {model.sha256[:12]}…; put the right encoder's place into `encoder` of "
                 f"{folder}/tokenizer.json, or run `dcar fit-tokenizer` with this one"
             )
-        tokenizer = cls(model, centroids, mean, scale, name=card["name"], provenance=card.get("provenance"))
+        tokenizer = cls(model, **tensors, name=card["name"], provenance=card.get("provenance"))
         tokenizer.check_stored(folder, card)
         return tokenizer

@@ -6,15 +6,17 @@ import hashlib
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from dcar.discriminant import balanced, discriminant_projection, parts_of_phonemes
 from dcar.errors import AssetError, AudioError, CheckpointError, ConfigError
-from dcar.fit_tokenizer import information, viterbi
+from dcar.fit_tokenizer import FitTokenizerConfig, information, sharpen, viterbi
 from dcar.packages import PackagedFile, join_files, package_dir, verify_sha256
 from dcar.text import text_to_ids
-from dcar.tokenizers import SpeechTokenizer, WhisperKMeansTokenizer, load_tokenizer, token_count
+from dcar.tokenizers import SpeechTokenizer, WhisperKMeansTokenizer, fit_centroids, load_tokenizer, token_count
 
 RATE = 24_000
 
@@ -154,3 +156,64 @@ def test_information_tells_words_from_voices() -> None:
     assert of_words["speaker_bits"] < 0.2
     assert of_voices["speaker_bits"] > 1.5
     assert of_voices["speaker_bits_wrong_speaker"] < 0
+
+
+def test_parts_of_phonemes_are_thirds_of_their_stretch() -> None:
+    assert parts_of_phonemes(np.array([5, 5, 5, 5, 7, 5, 5])).tolist() == [15, 15, 16, 17, 21, 15, 16]
+
+
+def test_projection_finds_the_direction_that_tells_classes_apart() -> None:
+    """Two classes differ in one direction by little, and spread in another by much: the first is what counts."""
+    rng = np.random.default_rng(0)
+    classes = rng.integers(0, 3, 6000)
+    states = rng.standard_normal((6000, 4)) * [10.0, 1.0, 1.0, 1.0]
+    states[:, 1] += classes * 2.0
+    states[:, 2] += (classes == 1) * 2.0
+    projection = discriminant_projection(states.astype(np.float32), classes, 2)
+    power = np.abs(projection) * np.array([[10.0], [1.0], [1.0], [1.0]])  # of a direction, in units of the spread
+    assert power[[0, 3]].max() < 0.1 * power[[1, 2]].max()
+    projected = states @ projection
+    within = np.mean([projected[classes == c].var(0) for c in range(3)], axis=0)
+    assert np.all((0.5 < within) & (within < 1.05))  # shrinkage takes the rest
+    with pytest.raises(ConfigError, match="1 to 2"):
+        discriminant_projection(states, classes, 3)
+
+
+def test_speakers_are_taken_in_turn() -> None:
+    assert balanced("aaaab", [10] * 5, 25) == [0, 4, 1]
+    assert balanced("ab", [10, 10], 1000) == [0, 1]
+
+
+def test_projected_codes_carry_more_of_the_phonemes(tmp_path: Path) -> None:
+    """States that are mostly voice and a little phoneme: k-means on them hears voices, behind the projection words."""
+    rng = np.random.default_rng(1)
+    vocabulary = "grandmother kept buttons who left door open please wipe boots glorious smell drifts cottage".split()
+    texts = [" ".join(rng.choice(vocabulary, 6)) for _ in range(120)]
+    phoneme, voice = rng.standard_normal((64, 512)) * 0.5, rng.standard_normal((6, 512))
+    rows = []
+    for text in texts:
+        ids = np.repeat(text_to_ids(text), rng.integers(2, 5, len(text_to_ids(text))))
+        speaker = int(rng.integers(6))
+        states = phoneme[ids % 64] + 2 * voice[speaker] + 0.5 * rng.standard_normal((len(ids), 512))
+        rows.append((states.astype(np.float32), text, f"s{speaker}"))
+
+    class Prepared(WhisperKMeansTokenizer):
+        def states(self, wave, sample_rate):
+            return rows[sample_rate][0]
+
+    stacked = np.concatenate([s for s, _, _ in rows])
+    plain = Prepared(*fit_centroids(stacked, 32, 0, True, 5))
+    config = FitTokenizerConfig(output="", vocab_size=32, projection_size=24, max_frames=10**9)
+    utterances = [SimpleNamespace(text=t, speaker=s, duration=len(x) / 50, load=lambda i=i: (None, i))
+                  for i, (x, t, s) in enumerate(rows)]
+    sharp = sharpen(plain, utterances, config)
+    bits = [information([t.quantize(s) for s, _, _ in rows], [text_to_ids(x) for _, x, _ in rows],
+                        [s for _, _, s in rows], 32) for t in (plain, sharp)]
+    assert bits[1]["phoneme_bits"] > bits[0]["phoneme_bits"] + 0.5
+    assert bits[1]["speaker_bits"] < bits[0]["speaker_bits"] - 0.5
+    sharp.save_pretrained(tmp_path)
+    loaded = load_tokenizer(tmp_path)
+    assert loaded.checksum == sharp.checksum != plain.checksum
+    np.testing.assert_array_equal(loaded.quantize(rows[0][0]), sharp.quantize(rows[0][0]))
+    with pytest.raises(CheckpointError, match="projection has shape"):
+        plain.projected(sharp.projection[:9], sharp.centroids)

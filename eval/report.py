@@ -161,11 +161,14 @@ def _shade(size: int) -> str:
 
 
 def timeline(emitted: Sequence[int], actions: Sequence[int]) -> str:
-    """Chunks along time: a block's width is what was spoken in one pass, its shade the size that was asked for."""
+    """Chunks along time: a block's width is what was spoken in one pass, its shade the size that was asked for.
+
+    A method that verifies drafts asks for no size (`actions` is empty): there the shade is what was spoken.
+    """
     blocks = "".join(
         f"<span style='flex:{int(n)} 1 0;background:{_shade(int(a))}' "
-        f"title='{int(a)} asked, {int(n)} spoken'></span>"
-        for n, a in zip(emitted, actions, strict=True) if n > 0)
+        f"title='{f'{int(a)} asked, ' if actions else ''}{int(n)} spoken'></span>"
+        for n, a in zip(emitted, actions or emitted, strict=True) if n > 0)
     return f"<div class=bar role=img aria-label='{len(emitted)} chunks'>{blocks}</div>"
 
 

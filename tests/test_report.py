@@ -150,3 +150,8 @@ def test_timeline_has_a_block_per_chunk_that_spoke():
     bar = timeline([2, 3, 0], [2, 3, 3])
     assert bar.count("<span") == 2
     assert "flex:3 1 0" in bar
+
+
+def test_timeline_of_a_verifying_method_shows_what_each_pass_gave():
+    bar = timeline([2, 3, 0], [])
+    assert bar.count("<span") == 2 and "3 spoken" in bar and "asked" not in bar

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -95,4 +96,5 @@ def tiny_config(out: Path | str, **changes) -> CompareConfig:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     result = run(tiny_config(sys.argv[1]), tiny_tools())
-    print("processes", result["processes"])
+    # one write, so that the lines of two processes cannot mix
+    os.write(1, f"processes {result['processes']}\n".encode())

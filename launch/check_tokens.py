@@ -14,8 +14,9 @@ from tqdm import tqdm
 
 from dcar.corpus import load_corpus
 from dcar.errors import DataError
-from dcar.prepare import SAMPLE_RATE, load_prepared
+from dcar.prepared import load_prepared
 from dcar.shipped import shipped
+from dcar.token_shards import SAMPLE_RATE
 from dcar.tokenizers import load_tokenizer
 
 # Encoder arithmetic differs in the last bits between processors, so a state between two codes may fall either way.

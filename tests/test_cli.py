@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -147,3 +148,24 @@ def test_doctor_is_content_where_everything_is_there(monkeypatch, capsys):
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 1e9})())
     with pytest.raises(DCARError, match="only 1.0 GB free"):
         doctor._space()
+
+
+MODULES = sorted(
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    for package in ("dcar", "heads", "rl", "eval", "launch")
+    for path in (ROOT / package).rglob("*.py")
+)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_every_module_can_be_imported(module):
+    """Also the scripts that only a command line reaches: a name moved elsewhere once broke the quickstart's check."""
+    importlib.import_module(module)
+
+
+def test_shipped_tokens_are_those_of_the_shipped_tokenizer(monkeypatch, capsys):
+    from launch import check_tokens
+
+    monkeypatch.setattr("sys.argv", ["check_tokens", "1"])
+    check_tokens.main()
+    assert "tokens made again from 1 recordings" in capsys.readouterr().out

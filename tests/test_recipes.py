@@ -98,6 +98,32 @@ def test_paper_recipes_feed_each_other():
     assert {(n, f) for n, f in wanted if f not in made | said} == set()
 
 
+@pytest.mark.parametrize(("name", "differs"), [
+    ("dcpo_3_4", {"chunk_range": [3, 4]}),
+    ("dcpo_2_3_4", {"chunk_range": [2, 3, 4], "num_generations": 12, "per_device_train_batch_size": 48}),
+    ("dcpo_2_3_4_5", {"chunk_range": [2, 3, 4, 5]}),
+    ("dcpo_free", {"chunk_range": [1, 2, 3, 4, 5, 6, 7], "forced_rows": "none", "penalty": "none"}),
+    ("dcpo_no_chase", {"forced_rows": "none"}),
+    ("dcpo_no_penalty", {"penalty": "none"}),
+    ("dcpo_libriheavy_3_4_5_6", {"chunk_range": [3, 4, 5, 6], "base": "runs/car_libriheavy"}),
+])
+def test_a_row_of_an_ablation_differs_by_what_it_is_called_after(name, differs, tmp_path):
+    full, row = (vars(settings(DCPOConfig, ["--config", str(ROOT / "launch/recipes" / f), f"output_dir={tmp_path}"],
+                               tmp_path)) for f in ("dcpo_paper.yaml", f"paper/{name}.yaml"))
+    volatile = {"logging_dir", "run_name", "generation_batch_size"} | {k for k in full if k.startswith("_")}
+    ours = {k: v for k, v in row.items() if v != full[k] and k not in volatile and not dataclasses.is_dataclass(v)
+            and type(v).__module__ in ("builtins",)}
+    assert ours == differs
+
+
+@pytest.mark.parametrize("name", ["s3_50hz", "s3_25hz", "libriheavy", "mtp"])
+def test_far_differs_from_car_by_its_heads(name):
+    car, far = (read(ROOT / f"launch/recipes/paper/{kind}_{name}.yaml") for kind in ("car", "far"))
+    assert far.model.num_prediction_heads == 1 < car.model.num_prediction_heads
+    far.model.num_prediction_heads, far.out_dir = car.model.num_prediction_heads, car.out_dir
+    assert far == car
+
+
 # --- stage one ----------------------------------------------------------------------------------------------------
 
 

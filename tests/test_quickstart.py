@@ -12,7 +12,9 @@ import pytest
 
 from dcar.config import load_config
 from dcar.errors import DCARError
+from dcar.fit_tokenizer import FitTokenizerConfig
 from dcar.model import CARDecoder
+from dcar.prepare import PrepareConfig
 from dcar.prepared import prepared_info
 from dcar.shipped import ASSETS
 from dcar.train import TrainConfig, data_identity, differing
@@ -26,9 +28,10 @@ from rl.export import ExportConfig
 from rl.profile import ProfileConfig
 
 ROOT = Path(__file__).parents[1]
-RECIPES = sorted((ROOT / "launch" / "recipes").glob("*.yaml"))
+RECIPES = sorted((ROOT / "launch" / "recipes").rglob("*.yaml"))
 SCHEMAS = {"car": TrainConfig, "far": TrainConfig, "profile": ProfileConfig, "compare": CompareConfig,
-           "dcpo": DCPOConfig, "draft": TrainDraftConfig, "verifiers": FitConfig}
+           "dcpo": DCPOConfig, "draft": TrainDraftConfig, "verifiers": FitConfig, "prepare": PrepareConfig,
+           "tokenizer": FitTokenizerConfig}
 MODULES = {"dcar.train": TrainConfig, "rl.profile": ProfileConfig, "rl.train": DCPOConfig, "rl.export": ExportConfig,
            "eval.compare": CompareConfig}
 

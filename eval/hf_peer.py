@@ -102,26 +102,18 @@ class CausalLMPeer(PreTrainedModel, GenerationMixin):
         return CausalLMOutputWithPast(logits=logits, past_key_values=past_key_values)
 
 
-def shallow(decoder: CARDecoder, layers: int) -> CARDecoder:
-    """A draft model that shares the weights of the first layers, embeddings, norm and heads."""
-    draft = CARDecoder.__new__(CARDecoder)
-    torch.nn.Module.__init__(draft)
-    draft.config = decoder.config
-    for name, module in decoder.named_children():
-        setattr(draft, name, module)
-    draft.layers = torch.nn.ModuleList(decoder.layers[:layers])
-    draft.text_rotary, draft.speech_rotary = decoder.text_rotary, decoder.speech_rotary
-    return draft.eval()
-
-
-@torch.no_grad()
+@torch.inference_mode()
 def generate(peer: CausalLMPeer, prompt: Prompt, tokens: int, static: bool = False,
-             assistant: CausalLMPeer | None = None) -> list[int]:
-    """Speak exactly `tokens` tokens greedily with Hugging Face's loop."""
+             assistant: CausalLMPeer | None = None, draft_length: int = 3) -> list[int]:
+    """Speak exactly `tokens` tokens greedily with Hugging Face's loop; an assistant drafts `draft_length` tokens for
+    every pass, however sure it is."""
     ids = peer.read(prompt)
     settings: dict[str, Any] = {"cache_implementation": "static"} if static else {}
     if assistant is not None:
         assistant.read(prompt)
+        drafting = assistant.generation_config
+        drafting.num_assistant_tokens, drafting.num_assistant_tokens_schedule = draft_length, "constant"
+        drafting.assistant_confidence_threshold = 0.0
         settings["assistant_model"] = assistant
     out = peer.generate(ids, max_new_tokens=tokens, do_sample=False, attention_mask=torch.ones_like(ids), **settings)
     return out[0, ids.shape[1] :].tolist()

@@ -28,10 +28,12 @@ import torch
 
 from dcar.config import load_config
 from dcar.decoding import ChunkMethod, FixedChunk, Prompt, decode
+from dcar.draft import build_draft
 from dcar.errors import ConfigError, DCARError
 from dcar.model import CARConfig, CARDecoder
 from dcar.sampling import SamplingConfig
 from dcar.tracking import machine
+from eval.methods import Models, load_models
 from eval.timing import module_device, synchronize
 from heads.policy import ChunkPolicy, ChunkPolicyConfig
 
@@ -45,8 +47,14 @@ SIZES: dict[str, dict[str, Any]] = {
 """Shapes of random models, used where no checkpoint is given; CARConfig's defaults are the paper's."""
 
 
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
 _clock: ContextVar[str] = ContextVar("clock", default="wall")
+
+
+def clock() -> Callable[[], float]:
+    """The clock of this benchmark, in seconds."""
+    return CLOCKS[_clock.get()]
 
 
 @dataclass
@@ -55,12 +63,15 @@ class SpeedConfig:
 
     decoder: str = ""  # checkpoint measured in the place of the random "starter" model
     policy: str = ""  # its policy; empty = random ones, bottleneck and full width
+    draft: str = ""  # its draft model; empty = made of the decoder's own layers, untrained
+    far_decoder: str = ""  # the checkpoint behind `far`; empty = the decoder's own base head
+    dtype: str = "float32"  # of weights, cache and arithmetic
     sizes: list[str] = field(default_factory=lambda: ["starter", "paper"])
     quick: bool = False
     repeats: int = 5
     group: int = 8  # rollouts of one utterance
     device: str = "cpu"
-    methods: list[str] = field(default_factory=lambda: ["sd"])  # more methods of eval.methods, timed in the loop
+    methods: list[str] = field(default_factory=lambda: ["far", "sd", "sd@draft"])  # of eval.methods, in the loop
     peers: bool = True  # Hugging Face generate and assisted generation on the same weights
     plot: str = ""  # file for the plot of cost against length and batch (of the first size)
     clock: str = "wall"  # "cpu": processor time of this process, for a CPU on which other jobs run
@@ -69,6 +80,10 @@ class SpeedConfig:
     def __post_init__(self) -> None:
         if unknown := [s for s in self.sizes if s not in SIZES]:
             raise ConfigError(f"unknown sizes {unknown}; choose among {', '.join(SIZES)}")
+        if self.dtype not in DTYPES:
+            raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, not '{self.dtype}'")
+        if (self.policy or self.draft or self.far_decoder) and not self.decoder:
+            raise ConfigError("policy, draft and far_decoder belong to a checkpoint: give decoder=…")
         if self.clock not in CLOCKS or (self.clock == "cpu" and self.device != "cpu"):
             raise ConfigError(f"clock must be 'wall', or 'cpu' on the CPU, not '{self.clock}' on '{self.device}'")
         if self.repeats < 1 or self.group < 2 or self.threads < 1:
@@ -93,7 +108,7 @@ def spread(values: Sequence[float]) -> Spread:
 
 def interleaved(runs: Mapping[Any, Callable[[], Any]], repeats: int, device: torch.device) -> dict[Any, list[float]]:
     """Seconds of each run, `repeats` times, one after the other in rotating order; the first round is a warm-up."""
-    names, now = list(runs), CLOCKS[_clock.get()]
+    names, now = list(runs), clock()
     seconds: dict[Any, list[float]] = {name: [] for name in names}
     for turn in range(repeats + 1):
         shift = turn % len(names)
@@ -123,46 +138,47 @@ def read_sizes(model: CARDecoder) -> dict[str, int]:
     return {"far": trunk + heads.base.weight.numel(), "head": (additional + heads.projection.numel()) // extra}
 
 
-def memory_rates(device: torch.device, mebibytes: int = 128) -> dict[str, float]:
+def memory_rates(device: torch.device, dtype: torch.dtype, mebibytes: int = 128) -> dict[str, float]:
     """GB/s of copying (read + write), GB/s of reading weights in a matrix-vector product, GFLOP/s of a matmul."""
-    source = torch.ones(mebibytes * 2**18, device=device)
+    source = torch.ones(mebibytes * 2**20 // dtype.itemsize, device=device, dtype=dtype)
     target = torch.empty_like(source)
-    matrix, vector = source.view(-1, 4096), torch.ones(4096, device=device)
-    square = torch.ones(1024, 1024, device=device)
+    matrix, vector = source.view(-1, 4096), torch.ones(4096, device=device, dtype=dtype)
+    square = torch.ones(1024, 1024, device=device, dtype=dtype)
     runs = {"copy": lambda: target.copy_(source), "matvec": lambda: matrix @ vector, "matmul": lambda: square @ square}
     seconds = {name: min(times) for name, times in interleaved(runs, 5, device).items()}
-    size = source.numel() * 4 / 1e9
+    size = source.nbytes / 1e9
     return {"copy_gb_s": 2 * size / seconds["copy"], "read_gb_s": size / seconds["matvec"],
             "matmul_gflop_s": 2 * 1024**3 / seconds["matmul"] / 1e9}
 
 
-def cached_read_rate(device: torch.device, parameters: int) -> float:
-    """GB/s of reading `parameters` float32 weights again and again, as a small model that fits a cache does."""
-    matrix = torch.ones(max(1, parameters // 1024), 1024, device=device)
-    vector = torch.ones(1024, device=device)
+def cached_read_rate(device: torch.device, dtype: torch.dtype, parameters: int) -> float:
+    """GB/s of reading `parameters` weights again and again, as a small model that fits a cache does."""
+    matrix = torch.ones(max(1, parameters // 1024), 1024, device=device, dtype=dtype)
+    vector = torch.ones(1024, device=device, dtype=dtype)
     seconds = min(interleaved({0: lambda: matrix @ vector}, 10, device)[0])
-    return matrix.numel() * 4 / 1e9 / seconds
+    return matrix.nbytes / 1e9 / seconds
 
 
 def print_card(name: str, model: CARDecoder, policies: Mapping[str, ChunkPolicy], rates: Mapping[str, float],
                device: torch.device) -> dict[str, Any]:
     sizes = read_sizes(model)
     total, k_max = sum(p.numel() for p in model.parameters()), model.config.num_prediction_heads
-    rate = cached_read_rate(device, min(sizes["far"], 64 << 20))
+    dtype = model.norm.weight.dtype
+    rate = cached_read_rate(device, dtype, min(sizes["far"], 64 << 20))
     policy_sizes = {n: sum(p.numel() for p in policy.parameters()) for n, policy in policies.items()}
-    floor = {k: (sizes["far"] + (k - 1) * sizes["head"]) * 4 / rate / 1e6 for k in range(1, k_max + 1)}
+    floor = {k: (sizes["far"] + (k - 1) * sizes["head"]) * dtype.itemsize / rate / 1e6 for k in range(1, k_max + 1)}
     print(f"\n== {name}: {total / 1e6:.2f} M parameters, {model.config.num_layers} layers × "
-          f"{model.config.hidden_size}, {k_max} heads, float32")
+          f"{model.config.hidden_size}, {k_max} heads, {str(dtype).removeprefix('torch.')}")
     print(f"read per step, M parameters: FAR {sizes['far'] / 1e6:.2f}; each additional head {sizes['head'] / 1e6:.2f}; "
           + "; ".join(f"policy ({n}) {size / 1e6:.2f}" for n, size in policy_sizes.items()))
-    kv = 2 * model.config.num_layers * model.config.hidden_size * 4
-    print(f"weights {4 * total / 2**20:.1f} MiB, KV cache {kv} bytes a position "
+    kv = 2 * model.config.num_layers * model.config.hidden_size * dtype.itemsize
+    print(f"weights {dtype.itemsize * total / 2**20:.1f} MiB, KV cache {kv} bytes a position "
           f"(2,000 positions: {2000 * kv / 2**20:.1f} MiB)")
     print(f"weights of this size are read at {rate:.1f} GB/s (large memory: {rates['read_gb_s']:.1f}, copy "
           f"{rates['copy_gb_s']:.1f} GB/s, matmul {rates['matmul_gflop_s']:.0f} GFLOP/s)")
     print("floor, ms a step: " + "  ".join(f"CAR-{k} {ms:.2f}" for k, ms in floor.items()))
     return {"parameters": total, "read_far": sizes["far"], "read_head": sizes["head"], "read_policy": policy_sizes,
-            "read_gb_s": rate, "floor_ms": floor, "weight_bytes": 4 * total, "kv_bytes_per_token": kv}
+            "read_gb_s": rate, "floor_ms": floor, "weight_bytes": dtype.itemsize * total, "kv_bytes_per_token": kv}
 
 
 # ---------------------------------------------------------------------------------------------------- what is measured
@@ -218,20 +234,32 @@ def random_policies(model: CARDecoder) -> dict[str, ChunkPolicy]:
     device = module_device(model)
     made = {"bottleneck": ChunkPolicyConfig(width, actions, min(256, width // 2), num_attention_heads=heads),
             "full": ChunkPolicyConfig(width, actions, None, num_attention_heads=heads)}
-    return {name: ChunkPolicy(config).eval().to(device) for name, config in made.items()}
+    dtype = model.norm.weight.dtype
+    return {name: ChunkPolicy(config).eval().to(device, dtype) for name, config in made.items()}
 
 
-def load_model(config: SpeedConfig, size: str) -> tuple[CARDecoder, dict[str, ChunkPolicy]]:
+def load_all(config: SpeedConfig, size: str) -> Models:
+    """What is measured, in the dtype asked for: checkpoints where they are given (the size "starter" only), random
+    weights elsewhere. The draft model is one for all that drafts by a model, the peer included; without a checkpoint
+    it is made of the decoder's own layers."""
     if size == "starter" and config.decoder:
-        model = CARDecoder.from_pretrained(config.decoder, config.device)
+        models = load_models(config.decoder, config.far_decoder, [config.policy] if config.policy else [],
+                             config.device, config.draft)  # checks what belongs together, before anything is rounded
     else:
         torch.manual_seed(0)
-        model = CARDecoder(CARConfig(**SIZES[size])).eval().to(config.device)
-    if size == "starter" and config.policy:
-        policy = ChunkPolicy.from_pretrained(config.policy, config.device)
-        policy.check_base(model.checksum())
-        return model, {"trained": policy}
-    return model, random_policies(model)
+        models = Models(CARDecoder(CARConfig(**SIZES[size])).eval().to(config.device))
+    dtype = DTYPES[config.dtype]
+    decoder = models.decoder.to(dtype)
+    models.policies = {"trained": models.policies[""].to(dtype)} if models.policies else random_policies(decoder)
+    models.far_decoder = decoder if models.far_decoder is None else models.far_decoder.to(dtype)
+    if not is_brief(config, size):
+        models.draft = (models.draft or build_draft(decoder).eval()).to(dtype)
+    return models
+
+
+def is_brief(config: SpeedConfig, size: str) -> bool:
+    """Whether only steps are measured, because all of it would take minutes."""
+    return config.quick and size == "paper"
 
 
 RATIOS = ("car_k_over_k_times_car_1", "car_k_bound", "static_over_loop", "dcar_speedup_over_mean_chunk",
@@ -240,16 +268,16 @@ RATIOS = ("car_k_over_k_times_car_1", "car_k_bound", "static_over_loop", "dcar_s
           "growth_over_kv_model", "floor_share_far")
 
 
-def _measure(config: SpeedConfig, size: str, model: CARDecoder, policies: Mapping[str, ChunkPolicy], repeats: int,
-             card: dict[str, Any], ratios: dict[str, dict[str, Any]]) -> None:
+def _measure(config: SpeedConfig, size: str, models: Models, repeats: int, card: dict[str, Any],
+             ratios: dict[str, dict[str, Any]]) -> None:
     """All measurements of one model: printed, and written into `card` and `ratios`."""
+    model, policies = models.decoder, models.policies
     import eval.speed_engine as measure
     from dcar.decoding.static import engine_for
 
-    large, few = size == "paper", min(repeats, 3)
-    brief = large and config.quick
-    load = Load(20, 10, 15) if brief else Load(60, 50, 84 if config.quick else 210)
-    repeats = 1 if brief else repeats
+    brief = is_brief(config, size)
+    load = Load(20, 10, 15) if brief else Load(60, 50, 60 if config.quick else 210)
+    repeats, few, once = (1 if brief else repeats), min(repeats, 2 if config.quick else 3), 1 if config.quick else 3
     heads = model.config.num_prediction_heads
     first_policy = next(iter(policies.values()))
     engines = {name: engine_for(model, load.prompts(model, 1), load.sampling(), batch=1, policy=policy)
@@ -292,13 +320,14 @@ def _measure(config: SpeedConfig, size: str, model: CARDecoder, policies: Mappin
     ratios["static_over_loop"][size] = rate[1] / loop[1]["tokens_per_second"].median
     print(f"reference loop, CAR-1: {loop[1]['ms_per_step']} ms a step")
 
-    rollouts = measure.measure_rollout_engines(model, first_policy, load, config.group, few)
+    rollouts = measure.measure_rollout_engines(model, first_policy, load, config.group, min(repeats, once))
     together = rollouts["engine batch"].median
     ratios["rollouts_over_sequential"][size] = rollouts["loop one by one"].median / together
     ratios["rollouts_over_sequential_engine"][size] = rollouts["engine one by one"].median / together
     print(f"{config.group} rollouts, s: " + "; ".join(f"{name} {s}" for name, s in rollouts.items()))
 
-    batches = measure.measure_engine_batches(model, load, [1, 8, 32] if config.quick else [1, 8, 32, 128], few)
+    batches = measure.measure_engine_batches(model, load, [1, 8, 32] if config.quick else [1, 8, 32, 128],
+                                             min(repeats, once))
     print("batches, tokens/s: " + "  ".join(f"{b}: {s.median:.0f}" for b, s in batches.items()))
     ratios["batch8_over_batch1"][size] = batches[8].median / batches[1].median
     ratios["batch32_over_batch1"][size] = batches[32].median / batches[1].median
@@ -306,7 +335,7 @@ def _measure(config: SpeedConfig, size: str, model: CARDecoder, policies: Mappin
 
     grown = measure.measure_lengths(model, [100, 400] if config.quick else [200, 500, 1000, 2000], few)
     shortest, longest = min(grown), max(grown)
-    weights, kv = 4 * card["read_far"], card["kv_bytes_per_token"]
+    weights, kv = model.norm.weight.element_size() * card["read_far"], card["kv_bytes_per_token"]
     bytes_model = {n: grown[shortest].median * (weights + n * kv) / (weights + shortest * kv) for n in grown}
     print("ms a step by length: " + "  ".join(f"{n}: {s.median:.2f} (bytes: {bytes_model[n]:.2f})"
                                               for n, s in grown.items()))
@@ -315,35 +344,38 @@ def _measure(config: SpeedConfig, size: str, model: CARDecoder, policies: Mappin
     if config.plot and size == config.sizes[0]:
         measure.plot(Path(config.plot), f"{size}: {machine()}, {config.device}", grown, bytes_model, batches)
 
-    named = measure.measure_named(config.methods, model, policies, load, few)
-    for name, got in named.items():
-        print(f"{name}: {got}{' tokens/s (loop)' if isinstance(got, Spread) else ''}")
-    _peers(config, size, model, load, few, named, card, ratios)
+    whose = "the FAR checkpoint" if models.far_decoder is not model else "CAR-1's weights, no FAR checkpoint was given"
+    for name, rate_of in measure.measure_named(config.methods, models, load, few).items():
+        print(f"{name}: {rate_of} tokens/s (loop{', ' + whose if name == 'far' else ''})")
+        card.setdefault("methods", {})[name] = rate_of.median
+    card["far_weights"] = whose
+    if config.peers:
+        _peers(size, models, load, few, card, ratios)
+    else:
+        ratios["far_over_hf_generate"][size] = ratios["sd_over_hf_assisted"][size] = None
 
 
-def _peers(config: SpeedConfig, size: str, model: CARDecoder, load: Load, repeats: int, named: Mapping[str, Any],
-           card: dict[str, Any], ratios: dict[str, dict[str, Any]]) -> None:
+def _peers(size: str, models: Models, load: Load, repeats: int, card: dict[str, Any],
+           ratios: dict[str, dict[str, Any]]) -> None:
     import eval.speed_engine as measure
 
-    if not config.peers:
-        ratios["far_over_hf_generate"][size] = None
-        ratios["sd_over_hf_assisted"][size] = None
-        return
-    peers = measure.measure_peers(model, load, repeats)
+    peers = measure.measure_peers(models, load, repeats)
     speed = peers["tokens_per_second"]
     print("greedy FAR on the same weights, tokens/s: " + "; ".join(
         f"{name} {s}{'' if peers['same_tokens'][name] else ' (other tokens)'}" for name, s in speed.items()))
     best = max(speed["hf dynamic"].median, speed["hf static"].median)
     ratios["far_over_hf_generate"][size] = speed["static engine"].median / best
-    sd = named.get("sd")
-    ratios["sd_over_hf_assisted"][size] = sd.median / speed["hf assisted"].median if isinstance(sd, Spread) else None
-    if ratios["sd_over_hf_assisted"][size] is None:
-        card["sd_over_hf_assisted"] = str(sd or "not asked for")
+    ratios["sd_over_hf_assisted"][size] = speed["sd"].median / speed["hf assisted"].median
+    kept, drafted = peers["draft_accepted"], peers["draft_length"]
+    print(f"sd and hf assisted: one draft model, drafts of {drafted}; sd kept {100 * kept:.0f} % of the drafted tokens")
     card["peers"] = {name: s.median for name, s in speed.items()}
+    card["peers_same_tokens"] = peers["same_tokens"]
+    card["draft_accepted"] = kept
 
 
 def run(config: SpeedConfig) -> dict[str, Any]:
     """Measure and print; returns the object of the last line."""
+    started, cpu_started = time.perf_counter(), time.process_time()
     torch.set_num_threads(config.threads)
     _clock.set(config.clock)
     device = torch.device(config.device)
@@ -353,15 +385,18 @@ def run(config: SpeedConfig) -> dict[str, Any]:
           f"{config.clock} clock")
     if busy > cores / 2:
         print(f"NOTE: the machine is busy (load {busy:.1f} on {cores} cores); times are not those of an idle one")
-    rates = memory_rates(device, 64 if config.quick else 256)
+    rates = memory_rates(device, DTYPES[config.dtype], 64 if config.quick else 256)
     ratios: dict[str, Any] = {name: {} for name in RATIOS}
     cards: dict[str, Any] = {}
     for size in config.sizes:
-        model, policies = load_model(config, size)
-        cards[size] = print_card(size, model, policies, rates, device)
-        _measure(config, size, model, policies, repeats, cards[size], ratios)
-    result = {"machine": machine(), "device": config.device, "clock": config.clock, "quick": config.quick, "load": busy,
-              "cores": cores, "rates": rates, "ratios": ratios, "models": cards}
+        models = load_all(config, size)
+        cards[size] = print_card(size, models.decoder, models.policies, rates, device)
+        _measure(config, size, models, repeats, cards[size], ratios)
+    spent = {"wall": time.perf_counter() - started, "cpu": time.process_time() - cpu_started}
+    print(f"the benchmark took {spent['wall']:.0f} s, {spent['cpu']:.0f} s of the processor")
+    result = {"machine": machine(), "device": config.device, "dtype": config.dtype, "clock": config.clock,
+              "quick": config.quick, "load": busy, "cores": cores, "seconds": spent, "rates": rates, "ratios": ratios,
+              "models": cards}
     print(json.dumps(result))
     return result
 

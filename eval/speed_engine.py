@@ -15,9 +15,10 @@ from dcar.decoding.static import StaticEngine, engine_for
 from dcar.errors import ConfigError
 from dcar.model import CARDecoder
 from dcar.sampling import SamplingConfig
-from eval.methods import METHODS, Models, make_methods
-from eval.speed import Load, Spread, interleaved, spread, steps
+from eval.methods import Models, make_methods
+from eval.speed import Load, Spread, clock, interleaved, spread, steps
 from eval.timing import module_device
+from eval.verifiers.names import DEFAULT_LENGTH, chain_method
 from heads.policy import ChunkPolicy
 
 
@@ -60,12 +61,12 @@ def measure_dcar(model: CARDecoder, engine: StaticEngine, policy: ChunkPolicy, l
     dcar = ChunkMethod(PolicyChunk(policy, "sample"))
     forced = ChunkMethod(PolicyChunk(policy, forced={prompts[0].utterance_id: [middle]}))
     last: dict[str, DecodeResult] = {}
-    shares: list[float] = []
+    timed: list[dict[str, float]] = []  # of the forced runs, warm-up first
 
     def speak(name: str, method: ChunkMethod, tokens: int) -> None:
         last[name] = engine.decode(prompts, method, load.sampling(tokens))[0]
         if name == "forced":
-            shares.append(last[name].seconds["policy"] / (last[name].seconds["lm"] - last[name].seconds["policy"]))
+            timed.append(last[name].seconds)
 
     t = load.tokens
     runs = {"prefill": partial(speak, "prefill", ChunkMethod(FixedChunk(1)), 1),
@@ -73,6 +74,7 @@ def measure_dcar(model: CARDecoder, engine: StaticEngine, policy: ChunkPolicy, l
             "far": partial(speak, "far", ChunkMethod(FixedChunk(1)), t),
             "middle": partial(speak, "middle", ChunkMethod(FixedChunk(middle)), t),
             "forced": partial(speak, "forced", forced, t), "dcar": partial(speak, "dcar", dcar, t)}
+    engine.clock = clock()  # that of the benchmark, so that other jobs do not count where it is the processor's
     seconds = interleaved(runs, repeats, module_device(model))
     prefill = {name: statistics.median(seconds[name]) for name in ("prefill", "prefill dcar")}
     passes = last["dcar"].target_passes - 1  # the first chunk comes with the prefill
@@ -81,7 +83,11 @@ def measure_dcar(model: CARDecoder, engine: StaticEngine, policy: ChunkPolicy, l
     mine = [(s - prefill["prefill dcar"]) / rest for s in seconds["dcar"]]
     mean = rest / passes
     on_cpu = module_device(model).type == "cpu"
-    share = shares[1:] if on_cpu else [a / b - 1 for a, b in zip(seconds["forced"], seconds["middle"], strict=True)]
+    if on_cpu:  # timed inside the run: what slows a step slows its policy too
+        share = [s["policy"] / (s["lm"] - prefill["prefill dcar"] - s["policy"]) for s in timed[1:]]
+    else:
+        share = [(a - prefill["prefill dcar"]) / (b - prefill["prefill"]) - 1
+                 for a, b in zip(seconds["forced"], seconds["middle"], strict=True)]
     return {"mean_chunk": mean, "speedup": spread([a / b for a, b in zip(far, mine, strict=True)]),
             "ms_per_step": spread([1e3 * m * mean for m in mine]), "tokens_per_second": spread([1 / m for m in mine]),
             "policy_share": spread(share)}
@@ -132,18 +138,26 @@ def measure_rollout_engines(model: CARDecoder, policy: ChunkPolicy, load: Load, 
     }, repeats, module_device(model)).items()}
 
 
-def measure_peers(model: CARDecoder, load: Load, repeats: int) -> dict[str, Any]:
+def measure_peers(models: Models, load: Load, repeats: int) -> dict[str, Any]:
     """Greedy next-token decoding of the same weights: the engine, the loop, Hugging Face `generate` with a dynamic and
-    a static cache, and its assisted generation with the first quarter of the layers as the draft model."""
-    from eval.hf_peer import CausalLMPeer, generate, shallow
+    a static cache; and with the same draft model and draft length on both sides, `sd` and assisted generation."""
+    from eval.hf_peer import CausalLMPeer, generate
 
+    model, draft = models.decoder, models.draft
+    if draft is None:
+        raise ConfigError("the peers need a draft model")
     prompt: Prompt = load.prompts(model, 1)[0]
     t = load.tokens
     greedy = SamplingConfig(temperature=0, min_tokens=t + 16, max_tokens=t, max_tokens_per_text_unit=float(t))
     peer, method = CausalLMPeer(model), ChunkMethod(FixedChunk(1))
-    assistant = CausalLMPeer(shallow(model, max(1, len(model.layers) // 4)))
+    assistant, verified = CausalLMPeer(draft), list[DecodeResult]()
+    build = chain_method("sd@draft", "sd", model, draft)[0]
     engine = engine_for(model, [prompt], greedy, batch=1)
     spoken: dict[str, list[int]] = {}
+
+    def speculate() -> list[int]:
+        verified[:] = decode(model, [prompt], build(), greedy)
+        return verified[0].tokens
 
     def note(name: str, speak: Callable[[], list[int]]) -> None:
         spoken[name] = speak()
@@ -153,34 +167,27 @@ def measure_peers(model: CARDecoder, load: Load, repeats: int) -> dict[str, Any]
         "loop": lambda: note("loop", lambda: decode(model, [prompt], method, greedy)[0].tokens),
         "hf dynamic": lambda: note("hf dynamic", lambda: generate(peer, prompt, t)),
         "hf static": lambda: note("hf static", lambda: generate(peer, prompt, t, static=True)),
-        "hf assisted": lambda: note("hf assisted", lambda: generate(peer, prompt, t, assistant=assistant)),
+        "sd": lambda: note("sd", speculate),
+        "hf assisted": lambda: note("hf assisted", lambda: generate(peer, prompt, t, assistant=assistant,
+                                                                    draft_length=DEFAULT_LENGTH)),
     }
     seconds = interleaved(runs, repeats, module_device(model))
     return {"tokens_per_second": {name: spread([t / s for s in seconds[name]]) for name in runs},
-            "same_tokens": {name: spoken[name] == spoken["loop"] for name in runs}}
+            "same_tokens": {name: spoken[name] == spoken["loop"] for name in runs},
+            "draft_accepted": verified[0].accepted / max(1, verified[0].proposed), "draft_length": DEFAULT_LENGTH}
 
 
-def measure_named(names: Sequence[str], model: CARDecoder, policies: Mapping[str, ChunkPolicy], load: Load,
-                  repeats: int) -> dict[str, Any]:
-    """Tokens/s of methods of eval.methods by name in the loop (a verifier, say); a reason where one cannot run."""
-    out: dict[str, Any] = {}
-    runs: dict[str, Callable[[], Any]] = {}
-    prompts = load.prompts(model, 1)
-    for name in names:
-        if not any(name == m or name.startswith((f"{m}-", f"{m}@")) for m in METHODS):
-            out[name] = "not available in this build"
-            continue
-        try:
-            entries = make_methods([name], Models(model, model, dict(policies)))
-        except ConfigError as error:
-            out[name] = str(error)
-            continue
-        for entry in entries:
-            runs[entry.name] = lambda e=entry: decode(e.decoder, prompts, e.build(), load.sampling())
-    if runs:
-        for name, times in interleaved(runs, repeats, module_device(model)).items():
-            out[name] = spread([load.tokens / s for s in times])
-    return out
+def measure_named(names: Sequence[str], models: Models, load: Load, repeats: int) -> dict[str, Spread]:
+    """Tokens/s in the loop of methods of eval.methods by name (a verifier, say). ConfigError for one that these models
+    cannot run."""
+    if not names:
+        return {}
+    prompts = load.prompts(models.decoder, 1)
+    runs: dict[str, Callable[[], Any]] = {
+        e.name: partial(lambda e: decode(e.decoder, prompts, e.build(), load.sampling()), e)
+        for e in make_methods(names, models)}
+    seconds = interleaved(runs, repeats, module_device(models.decoder))
+    return {name: spread([load.tokens / s for s in times]) for name, times in seconds.items()}
 
 
 def plot(path: Path, title: str, lengths: Mapping[int, Spread], bytes_model: Mapping[int, float],

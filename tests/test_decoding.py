@@ -304,3 +304,13 @@ def test_gather_keeps_the_accepted_branch_of_a_tree(decoder):
 def test_last_of_takes_the_last_real_column():
     hidden = torch.arange(12.0).view(2, 3, 2)
     assert last_of(hidden, torch.tensor([1, 3])).tolist() == [[0.0, 1.0], [10.0, 11.0]]
+
+
+def test_recorded_hidden_states_can_train_a_policy(prompts):
+    """Decoding runs in inference mode; what it records is used in backward passes all the same."""
+    model = tiny_decoder()
+    for result in decode(model, prompts, ChunkMethod(FixedChunk(2)), SAMPLING, record_hidden=True):
+        assert not result.hidden.is_inference() and not result.hidden.requires_grad
+        head = torch.nn.Linear(result.hidden.shape[1], 1)
+        head(result.hidden).square().mean().backward()
+        assert head.weight.grad.abs().sum() > 0

@@ -9,9 +9,25 @@ import torch
 from conftest import tiny_decoder
 
 from dcar.decoding import ChunkMethod, FixedChunk, decode
-from dcar.errors import ConfigError
+from dcar.draft import build_draft
+from dcar.errors import CheckpointError, ConfigError
 from dcar.sampling import SamplingConfig
-from eval.speed import RATIOS, Load, SpeedConfig, interleaved, main, measure_car, read_sizes, spread, steps
+from eval.speed import (
+    DTYPES,
+    RATIOS,
+    Load,
+    SpeedConfig,
+    interleaved,
+    load_all,
+    main,
+    measure_car,
+    memory_rates,
+    print_card,
+    random_policies,
+    read_sizes,
+    spread,
+    steps,
+)
 
 
 def test_last_line_is_one_json(capsys, tmp_path):
@@ -26,8 +42,13 @@ def test_last_line_is_one_json(capsys, tmp_path):
     for name in ("rollouts_over_sequential", "batch8_over_batch1", "batch32_over_batch1", "floor_share_far",
                  "dcar_speedup_over_mean_chunk", "far_over_hf_generate", "static_over_loop", "growth_over_kv_model"):
         assert ratios[name]["tiny"] > 0, name
-    if ratios["sd_over_hf_assisted"]["tiny"] is None:
-        assert json.loads(out[-1])["models"]["tiny"]["sd_over_hf_assisted"]
+    result = json.loads(out[-1])
+    assert ratios["sd_over_hf_assisted"]["tiny"] > 0
+    card = result["models"]["tiny"]
+    assert card["peers_same_tokens"]["sd"] and card["peers_same_tokens"]["hf assisted"]
+    assert set(card["methods"]) == {"far", "sd", "sd@draft"}
+    assert "CAR-1's weights" in card["far_weights"]
+    assert 0 < result["seconds"]["cpu"]
     assert set(ratios) == set(RATIOS)
     assert (tmp_path / "speed.png").stat().st_size > 1000
     assert not any("other tokens" in line and "hf dynamic" in line for line in out)
@@ -45,18 +66,98 @@ def test_every_run_speaks_the_same_number_of_tokens():
 
 def test_hugging_face_speaks_the_same_tokens():
     """The peer of the benchmark is the same model: greedy tokens agree with the loop, for every cache and a draft."""
-    from eval.hf_peer import CausalLMPeer, generate, shallow
+    from eval.hf_peer import CausalLMPeer, generate
 
     for bos in (True, False):
         model, load = tiny_decoder(bos=bos), Load(5, 3, 12)
         prompt = load.prompts(model, 1)[0]
         greedy = SamplingConfig(temperature=0, min_tokens=30, max_tokens=12, max_tokens_per_text_unit=12)
         expected = decode(model, [prompt], ChunkMethod(FixedChunk(1)), greedy)[0].tokens
-        peer, draft = CausalLMPeer(model), CausalLMPeer(shallow(model, 1))
+        peer, draft = CausalLMPeer(model), CausalLMPeer(build_draft(model).eval())
         assert generate(peer, prompt, 12) == expected
         assert generate(peer, prompt, 12, static=True) == expected
         assert generate(peer, prompt, 12, assistant=draft) == expected
-        assert len(draft.decoder.layers) == 1 and len(model.layers) == 2
+
+
+def test_both_sides_of_speculation_draft_alike():
+    """`sd` and assisted generation get the same draft model and length: the target reads as often in both."""
+    from eval.hf_peer import CausalLMPeer, generate
+    from eval.verifiers.names import chain_method
+
+    model = tiny_decoder(num_layers=4)
+    with torch.no_grad():
+        for layer in model.layers[1:3]:  # those that the draft leaves out say little
+            layer.out.weight.mul_(0.5)
+            layer.down.weight.mul_(0.5)
+    draft, load = build_draft(model).eval(), Load(5, 3, 40)
+    prompt = load.prompts(model, 1)[0]
+    greedy = SamplingConfig(temperature=0, min_tokens=99, max_tokens=40, max_tokens_per_text_unit=40)
+    ours = decode(model, [prompt], chain_method("sd@draft", "sd", model, draft)[0](), greedy)[0]
+    assert 0 < ours.accepted < ours.proposed  # or the draft length could not show
+    peer, passes = CausalLMPeer(model), []
+    peer.register_forward_hook(lambda *_: passes.append(1))
+    assert generate(peer, prompt, 40, assistant=CausalLMPeer(draft), draft_length=3) == ours.tokens
+    assert abs(len(passes) - (ours.target_passes - 1)) <= 2  # there the prompt is read together with the first draft
+    few = len(passes)
+    generate(peer, prompt, 40, assistant=CausalLMPeer(draft), draft_length=1)
+    assert len(passes) - few > few
+
+
+def test_far_is_the_checkpoint_that_is_given(tmp_path):
+    model, far = tiny_decoder(seed=0), tiny_decoder(seed=1)
+    model.save_pretrained(tmp_path / "car")
+    far.save_pretrained(tmp_path / "far")
+    models = load_all(SpeedConfig(decoder=str(tmp_path / "car"), far_decoder=str(tmp_path / "far")), "starter")
+    assert models.far_decoder.checksum() == far.checksum() and models.decoder.checksum() == model.checksum()
+    models = load_all(SpeedConfig(decoder=str(tmp_path / "car")), "starter")
+    assert models.far_decoder is models.decoder
+
+
+def test_half_precision_halves_the_card(capsys):
+    cards = {}
+    for dtype in ("float32", "bfloat16"):
+        models = load_all(SpeedConfig(dtype=dtype, sizes=["tiny"]), "tiny")
+        assert all(p.dtype == DTYPES[dtype] for m in (models.decoder, models.draft, *models.policies.values())
+                   for p in m.parameters())
+        cpu = torch.device("cpu")
+        rates = memory_rates(cpu, DTYPES[dtype], 1)
+        cards[dtype] = print_card("tiny", models.decoder, models.policies, rates, cpu)
+        assert f"heads, {dtype}" in capsys.readouterr().out
+    for name in ("weight_bytes", "kv_bytes_per_token"):
+        assert cards["float32"][name] == 2 * cards["bfloat16"][name]
+
+
+def test_policy_and_draft_survive_rounding(tmp_path):
+    """Both are bound to the checksum of the stored weights, which rounding changes."""
+    model = tiny_decoder(seed=0)
+    model.save_pretrained(tmp_path / "car")
+    build_draft(model).save_pretrained(tmp_path / "draft")
+    policy = random_policies(model)["bottleneck"]
+    policy.config.base_checksum = model.checksum()
+    policy.save_pretrained(tmp_path / "policy")
+    models = load_all(SpeedConfig(decoder=str(tmp_path / "car"), policy=str(tmp_path / "policy"),
+                                  draft=str(tmp_path / "draft"), dtype="bfloat16"), "starter")
+    assert list(models.policies) == ["trained"] and models.draft.norm.weight.dtype == torch.bfloat16
+    tiny_decoder(seed=1).save_pretrained(tmp_path / "other")
+    with pytest.raises(CheckpointError, match="trained for the decoder"):
+        load_all(SpeedConfig(decoder=str(tmp_path / "other"), policy=str(tmp_path / "policy")), "starter")
+
+
+def test_policy_is_timed_by_the_clock_of_the_benchmark():
+    """The share does not count what other jobs take: with a clock that stands still no time is spent at all."""
+    from dcar.decoding import PolicyChunk
+    from dcar.decoding.static import engine_for
+
+    model, load = tiny_decoder(), Load(5, 3, 12)
+    policy = random_policies(model)["bottleneck"]
+    engine = engine_for(model, load.prompts(model, 1), load.sampling(), batch=1, policy=policy)
+    ticks = iter(range(1 << 20))
+    for clock, spent in ((lambda: 1.0, False), (lambda: float(next(ticks)), True)):
+        engine.clock = clock
+        (result,) = engine.decode(load.prompts(model, 1), ChunkMethod(PolicyChunk(policy)), load.sampling())
+        decided = result.target_passes - 1  # the first size comes with the prompt
+        assert result.seconds["policy"] == (decided if spent else 0)
+        assert result.seconds["lm"] == (2 * decided + 1 if spent else 0)
 
 
 def test_engine_needs_fewer_operators_than_the_loop():
@@ -85,7 +186,7 @@ def test_runs_are_interleaved_and_the_first_round_is_dropped():
 
 
 @pytest.mark.parametrize("bad", [{"sizes": ["huge"]}, {"repeats": 0}, {"threads": 0}, {"clock": "sun"},
-                                 {"clock": "cpu", "device": "cuda"}])
+                                 {"clock": "cpu", "device": "cuda"}, {"dtype": "float8"}, {"policy": "runs/policy"}])
 def test_bad_settings_are_refused(bad, capsys):
     with pytest.raises(ConfigError):
         SpeedConfig(**bad)

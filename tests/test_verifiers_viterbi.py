@@ -16,10 +16,9 @@ from dcar.decoding import ChunkMethod, FixedChunk, decode
 from dcar.errors import ConfigError, DataError
 from dcar.sampling import SamplingConfig, sample, uniform, utterance_keys
 from eval.methods import Models, make_methods
-from eval.verifiers.mtp_viterbi import MTPViterbi, best_path, candidate_ids, choose, sampled_path
+from eval.verifiers.mtp_viterbi import MTPViterbi, best_path, bookkeeping_case, candidate_ids, choose, sampled_path
 from eval.verifiers.statistics import VerifierStatistics
 from eval.verifiers.transitions import Transitions, count_bigrams
-from eval.verifiers.viterbi_benchmark import bookkeeping_case
 
 SAMPLING = SamplingConfig(max_tokens=60, max_tokens_per_text_unit=6)
 CODES = 12

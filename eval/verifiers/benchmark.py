@@ -2,6 +2,7 @@
 
     python -m eval.verifiers.benchmark                      # ms a round, and the share of a step
     python -m eval.verifiers.benchmark groups=true          # also similarity groups of 65,536 x 4,096 embeddings
+    python -m eval.verifiers.benchmark only=[mtp-viterbi] viterbi_heads=4 viterbi_k=25
 
 Bookkeeping is what a method does between two passes besides drafting and computing q: acceptance, residual, groups.
 A benchmark is one entry of BENCHMARKS: a function that prepares laws of a vocabulary and returns what is timed. The
@@ -28,6 +29,7 @@ from dcar.model import CARConfig, CARDecoder
 from dcar.sampling import sample, uniform, utterance_keys
 from dcar.tracking import machine
 from eval.speed import Load, measure_car
+from eval.verifiers import mtp_viterbi, vadusa
 from eval.verifiers.chain import ChainVerifier, Draws
 from eval.verifiers.drafters import HeadDrafter
 from eval.verifiers.groups import build_groups, similar_codes
@@ -47,6 +49,10 @@ class BenchmarkConfig:
     repeats: int = 50
     step_repeats: int = 3  # of the decoder's step, CARConfig's defaults; 0 = do not measure it
     threads: int = 1
+    tree_nodes: int = vadusa.NODES
+    viterbi_heads: int = 7
+    viterbi_k: int = 10  # candidates of each head
+    viterbi_sparse: bool = False  # look transitions up among counted pairs, as for very large vocabularies
     only: list[str] = field(default_factory=list)  # names of BENCHMARKS; empty = all
     groups: bool = False  # also build groups, of `group_codes` codes of width `group_width`
     group_codes: int = 65536
@@ -104,12 +110,21 @@ def _grouped(drafter: HeadDrafter, codes: int) -> GroupVerifier:
     return GroupVerifier("pcg", drafter, build_groups(embedding, 0.42))
 
 
+def viterbi(mode: str) -> Callable[[BenchmarkConfig], Callable[[], Any]]:
+    """Time the choice of a path; `sampled_candidates` differ from `argmax` by their draws, not by the path."""
+    return lambda config: mtp_viterbi.bookkeeping_case(config.viterbi_heads, config.viterbi_k, config.codes + 1,
+                                                       mode=mode, sparse=config.viterbi_sparse)
+
+
 BENCHMARKS: dict[str, Callable[[BenchmarkConfig], Callable[[], Any]]] = {
     "sd": verification(lambda drafter, codes: SpeculativeDecoding("sd", drafter)),
     "ssd": verification(lambda drafter, codes: TolerantDecoding("ssd", drafter, 0.4)),
     "pcg": verification(_grouped),
     "typical": verification(lambda drafter, codes: TypicalAcceptance("typical", drafter)),
     "topk-verify": verification(lambda drafter, codes: TopKVerify("topk-verify", drafter, 50)),
+    "vadusa": lambda config: vadusa.bookkeeping_case(config.tree_nodes, vocabulary=config.codes + 1),
+    "mtp-viterbi": viterbi("argmax"),
+    "mtp-viterbi-ffbs": viterbi("ffbs"),
 }
 """name -> what prepares it; the returned function is what a method does once a round."""
 
@@ -181,7 +196,7 @@ def run(config: BenchmarkConfig) -> dict[str, Any]:
     for name in config.only or BENCHMARKS:
         ms, least = milliseconds(BENCHMARKS[name](config), config.repeats)
         result["bookkeeping_ms"][name] = {"median": ms, "least": least}
-        print(f"{name:14} {ms:7.3f} ms a round (at least {least:.3f})"
+        print(f"{name:16} {ms:7.3f} ms a round (at least {least:.3f})"
               + (f", {100 * ms / step:5.2f} % of a step" if step else ""))
     print(json.dumps(result))
     return result

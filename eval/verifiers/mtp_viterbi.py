@@ -30,7 +30,7 @@ from dcar.decoding import Draft, Kept, Method, Session
 from dcar.decoding.methods import check_size, head_laws
 from dcar.errors import ConfigError, DataError
 from dcar.model import CARDecoder
-from dcar.sampling import sample, uniform
+from dcar.sampling import sample, uniform, utterance_keys
 from eval.verifiers.statistics import VerifierStatistics, needed
 from eval.verifiers.transitions import Transitions
 
@@ -208,3 +208,25 @@ def from_name(name: str, rest: str, decoder: CARDecoder,
     method = MTPViterbi(heads, transitions, k, mode, "prev" in flags, "own" in flags, name)  # refuses what is wrong now
     return (lambda: MTPViterbi(heads, transitions, k, method.mode, method.use_previous, method.own, name)), {
         "transitions": table.checksum("bigram_keys", "bigram_counts"), "alpha": str(ALPHA)}
+
+
+def bookkeeping_case(heads: int = 7, k: int = 10, vocabulary: int = 2049, batch: int = 1, mode: str = "argmax",
+                     sparse: bool = False) -> Callable[[], tuple[Tensor, Tensor]]:
+    """All that a round of `mtp-viterbi` does beyond a CAR step: best ids of each head, their transitions, the path.
+
+    Returns a function without arguments; its laws and transitions are random and fixed.
+    """
+    rng = torch.Generator().manual_seed(0)
+    law = (3 * torch.randn(batch, heads, vocabulary, generator=rng)).softmax(-1)
+    states = vocabulary + 1
+    keys = torch.randint(0, states * states, (50 * vocabulary,), generator=rng).unique()
+    keys = keys[keys % states < vocabulary]  # nothing leads to the start
+    transitions = Transitions(keys, torch.ones_like(keys), states, ALPHA, dense=not sparse)
+    address = utterance_keys(0, [str(b) for b in range(batch)])
+    position = torch.arange(heads).expand(batch, -1)
+
+    def case() -> tuple[Tensor, Tensor]:
+        u = uniform(address, "token", position) if mode == "ffbs" else None
+        return choose(law, law.topk(k, dim=-1).indices, transitions, u=u)
+
+    return case

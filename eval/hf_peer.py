@@ -40,11 +40,12 @@ class CausalLMPeer(PreTrainedModel, GenerationMixin):
 
     def __init__(self, decoder: CARDecoder):
         c = decoder.config
-        super().__init__(PeerConfig(
+        shape: dict[str, Any] = dict(
             vocab_size=c.output_size, hidden_size=c.hidden_size, num_hidden_layers=len(decoder.layers),
             num_attention_heads=c.num_attention_heads, num_key_value_heads=c.num_attention_heads,
             head_dim=c.hidden_size // c.num_attention_heads, intermediate_size=c.ffn_size,
-            max_position_embeddings=8192, is_decoder=True, pad_token_id=c.eos, bos_token_id=None, eos_token_id=None))
+            max_position_embeddings=8192, is_decoder=True, pad_token_id=c.eos, bos_token_id=None, eos_token_id=None)
+        super().__init__(PeerConfig(**shape))
         self.decoder = decoder
         self.text = self.prompt = 0
         # text ids follow behind every speech id
@@ -65,7 +66,7 @@ class CausalLMPeer(PreTrainedModel, GenerationMixin):
         ids = [self.offset + t for t in prompt.text_ids] + [*prompt.prompt_ids, *bos]
         return torch.tensor([ids], device=self.device)
 
-    def prepare_inputs_for_generation(self, input_ids: Tensor, past_key_values: Any = None,
+    def prepare_inputs_for_generation(self, input_ids: Tensor, past_key_values: Any = None,  # type: ignore[override]
                                       **kwargs: Any) -> dict[str, Any]:
         past = 0 if past_key_values is None else int(past_key_values.get_seq_length())
         return {"input_ids": input_ids[:, past:], "past_key_values": past_key_values,
@@ -115,5 +116,6 @@ def generate(peer: CausalLMPeer, prompt: Prompt, tokens: int, static: bool = Fal
         drafting.num_assistant_tokens, drafting.num_assistant_tokens_schedule = draft_length, "constant"
         drafting.assistant_confidence_threshold = 0.0
         settings["assistant_model"] = assistant
-    out = peer.generate(ids, max_new_tokens=tokens, do_sample=False, attention_mask=torch.ones_like(ids), **settings)
+    loop: Any = getattr(peer, "generate")  # noqa: B009  (its annotation asks for a class that transformers hides)
+    out = loop(ids, max_new_tokens=tokens, do_sample=False, attention_mask=torch.ones_like(ids), **settings)
     return out[0, ids.shape[1] :].tolist()

@@ -22,22 +22,13 @@ from dcar.decoding import DecodeResult
 from dcar.errors import ConfigError
 from dcar.recognizers import Recognizer
 from dcar.tracking import write_json
+from dcar.vocoders import Vocoder
 from dcar.wer import NORMALIZER, WordErrors, corpus_wer, word_errors
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 U = TypeVar("U")
 NAN = float("nan")
-
-
-class Vocoder(Protocol):
-    """Speech tokens and a voice -> waveforms; `dcar.vocoder.TokenVocoder` is one."""
-
-    sample_rate: int
-
-    def synthesize(self, token_lists: Sequence[Sequence[int]], speaker: np.ndarray) -> list[np.ndarray]:
-        """One float32 wave per list of tokens; speaker [B, F]."""
-        ...
 
 
 @dataclass
@@ -63,7 +54,7 @@ class Reward(Protocol):
     def __call__(self, records: Sequence[RolloutRecord]) -> list[float]: ...
 
 
-def isolate(function: Callable[[list[T]], list[U]], inputs: Sequence[T]) -> list[U | Exception]:
+def isolate(function: Callable[[list[T]], Sequence[U]], inputs: Sequence[T]) -> list[U | Exception]:
     """Apply a batch function; should it fail, apply it to each input alone, so that one bad input costs one result."""
     if not inputs:
         return []
@@ -81,7 +72,7 @@ def voice(items: Sequence[PromptItem], token_lists: Sequence[Sequence[int]], voc
     waves: list[np.ndarray | Exception] = [np.zeros(0, np.float32)] * len(items)
     order = [i for i in sorted(range(len(items)), key=lambda i: (len(token_lists[i]), i)) if len(token_lists[i])]
 
-    def synthesize(rows: list[int]) -> list[np.ndarray]:
+    def synthesize(rows: list[int]) -> Sequence[np.ndarray]:
         speakers = np.stack([items[i].speaker_embedding for i in rows])
         return vocoder.synthesize([token_lists[i] for i in rows], speakers)
 
@@ -156,7 +147,7 @@ class LikelihoodReward:
         spoken = [r for r in records if r.wave is not None and len(r.wave)]
         values = {id(r): NAN if r.wave is None else self.scale * self.floor for r in records}
 
-        def score(rows: list[RolloutRecord]) -> list[float]:
+        def score(rows: list[RolloutRecord]) -> Sequence[float]:
             return self.recognizer.log_likelihood([r.wave for r in rows], rows[0].sample_rate,
                                                   [r.item.text for r in rows])
 
@@ -273,5 +264,5 @@ class GroundTruth:
 
     def corpus(self) -> float:
         """Corpus WER of the resynthesised recordings."""
-        score = corpus_wer([None if e is None else WordErrors(*e) for e in self.errors.values()])
+        score = corpus_wer([None if e is None else WordErrors(e[0], e[1], e[2], e[3]) for e in self.errors.values()])
         return score.wer if math.isfinite(score.wer) else NAN

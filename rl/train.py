@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,7 @@ def guidance_range(config: DCPOConfig, base_checksum: str) -> list[int]:
 
 def make_rewards(config: DCPOConfig, recognizer: Recognizer, ground_truth: dict[str, float]) -> list[Reward]:
     """The rewards that `reward_funcs` names."""
-    makers = {
+    makers: dict[str, Callable[[], Reward]] = {
         "wer": lambda: WERReward(recognizer, ground_truth, config.wer_cap),
         "log_likelihood": lambda: LikelihoodReward(recognizer, config.likelihood_scale),
         "range_penalty": lambda: RangePenalty(

@@ -141,8 +141,9 @@ class DCPOTrainer(Trainer):
         if len(weights) != len(reward_funcs):
             raise ConfigError(f"{len(weights)} reward_weights for {len(reward_funcs)} rewards")
         callbacks = [JsonlLog(Path(args.output_dir) / "log.jsonl"), *(callbacks or [])]
-        if "tensorboard" in args.report_to:
-            args.report_to = [name for name in args.report_to if name != "tensorboard"]
+        trackers = [args.report_to] if isinstance(args.report_to, str) else list(args.report_to or [])
+        if "tensorboard" in trackers:
+            args.report_to = [name for name in trackers if name != "tensorboard"]
             callbacks.append(TensorBoardLog(Path(args.output_dir) / "tensorboard"))
         super().__init__(policy, args, train_dataset=Prompts(train_prompts),
                          eval_dataset=None if eval_prompts is None else Prompts(eval_prompts), data_collator=collate,
@@ -189,6 +190,7 @@ class DCPOTrainer(Trainer):
 
     def create_optimizer(self, model=None) -> torch.optim.Optimizer:
         if self.optimizer is None:
+            assert self.model is not None
             args = self.args
             self.optimizer = torch.optim.Adam(self.model.parameters(), lr=args.learning_rate, eps=args.adam_epsilon,
                                               betas=(args.adam_beta1, args.adam_beta2))
@@ -306,7 +308,7 @@ class DCPOTrainer(Trainer):
     # --- evaluation ---------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def evaluate(self, eval_dataset: Prompts | None = None, ignore_keys=None,
+    def evaluate(self, eval_dataset: Prompts | None = None, ignore_keys=None,  # type: ignore[override]
                  metric_key_prefix: str = "eval") -> dict[str, Any]:
         """Speak the evaluation prompts with the greedy and the sampled policy; corpus WER by the reward recogniser,
         mean reward, tokens per pass, actions. The draws are the same in every evaluation of a run."""

@@ -109,7 +109,8 @@ class ModelDrafter:
         state = self._catch_up(session, counts > 0)
         drafting = counts > 0  # rows whose chain goes on
         real = torch.zeros_like(counts)
-        tokens, laws = [], []
+        tokens: list[Tensor] = []
+        laws: list[Tensor] = []
         for i in range(m):
             position = session.generated + i
             logits = self.draft.heads(state, 1)[:, 0]

@@ -69,7 +69,7 @@ class CAROutput:
 
 
 def head_targets(speech: Tensor, lengths: Tensor, head: int, eos: int, tail: str = "fill") -> Tensor:
-    """Targets of one head (algorithm notes: head k at position t predicts y_{t+k}).
+    """Targets of one head (head k at position t predicts y_{t+k}).
 
     speech [B, S] ids, lengths [B] tokens without EOS. The result [B, S] holds the token at t + head, EOS at the
     position behind the last token, and past that EOS (`tail` "fill": a far head that missed EOS should still stop)

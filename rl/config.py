@@ -48,7 +48,7 @@ class DCPOConfig(GRPOConfig):
 
     output_dir: str = setting("runs/dcpo", "Where everything is written.")
 
-    # --- defaults that differ from TRL's (algorithm notes 7.7) ---
+    # --- defaults that differ from TRL's ---
     per_device_train_batch_size: int = setting(32, "Rollouts of a process per step, whole groups of num_generations.")
     learning_rate: float = setting(1e-4, "Learning rate of Adam.")
     lr_scheduler_type: str = setting("constant", "Schedule of the learning rate.")

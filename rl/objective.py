@@ -79,7 +79,7 @@ def entropy(log_law: Tensor) -> Tensor:
 
 
 def kl_weight(maximum: float, epoch: int, epochs: int) -> float:
-    """beta of an epoch: from 0 in the first to `maximum` in the last, linearly (algorithm notes 7.6)."""
+    """beta of an epoch: from 0 in the first to `maximum` in the last, linearly."""
     return maximum * epoch / max(1, epochs - 1)
 
 

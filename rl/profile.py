@@ -1,4 +1,4 @@
-"""The guidance profile: how well does every fixed chunk size speak? (paper §3.2.3, algorithm notes 7.5)
+"""The guidance profile: how well does every fixed chunk size speak? (paper §3.2.3)
 
     dcar profile base=runs/car data=runs/prepared out=runs/profile
 

@@ -1,6 +1,6 @@
 """What a rollout is worth: a list of rewards, each a callable on a batch of rollouts, added with weights.
 
-Paper eq. 5 (algorithm notes 7.4): R = (WER_gt - WER) - (alpha / L) sum_m distance(a_m, range), WER as a fraction. A
+Paper eq. 5: R = (WER_gt - WER) - (alpha / L) sum_m distance(a_m, range), WER as a fraction. A
 reward that cannot be computed is NaN, never 0: it is masked, counted, and its cause is kept.
 """
 

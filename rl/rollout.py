@@ -4,7 +4,7 @@
                   │ vocoder, ASR 1 │ vocoder, ASR 2 …   one worker thread
 
 The members of a group share one prefill. Hidden states are kept, so that updates need no pass of the decoder.
-Chase-then-exceed (paper §4.4, algorithm notes 7.5): the forced half chases the best fixed chunk sizes, the sampled
+Chase-then-exceed (paper §4.4): the forced half chases the best fixed chunk sizes, the sampled
 half has to exceed them.
 """
 

@@ -1,4 +1,4 @@
-"""DCPO: `transformers.Trainer` whose batches are prompts and whose targets are its own rollouts (algorithm notes 7.8).
+"""DCPO: `transformers.Trainer` whose batches are prompts and whose targets are its own rollouts.
 
 A step: every process rolls out its prompts G times with the policy of this moment, rewards the rollouts, and takes
 `num_iterations` clipped updates on them. A batch carries its place (epoch, position), and everything random is
@@ -265,7 +265,7 @@ class DCPOTrainer(Trainer):
             raise RewardError(f"{share:.0%} of the rewards of step {self.state.global_step} could not be computed, "
                               f"more than max_failed_rewards {self.args.max_failed_rewards:.0%}; the first: {first}")
 
-    # --- what is logged (algorithm notes 7.8) --------------------------------------------------------------------
+    # --- what is logged --------------------------------------------------------------------
 
     def _log_rollouts(self, batch: RolloutBatch, advantages: objective.Advantages) -> None:
         meter, records, rewards = self._meter, batch.records, batch.rewards.tolist()

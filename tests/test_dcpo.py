@@ -35,7 +35,7 @@ TOY = dict(
     chunk_range=[1, 2], learning_rate=3e-3, policy_width=32, policy_heads=2, max_completion_length=300,
     save_total_limit=None,
 )
-QUANTITIES = {  # algorithm notes 7.8
+QUANTITIES = {  # logged by every step
     "loss", "reward", "reward_std", "wer", "penalty", "frac_reward_zero_std", "out_of_range", "action_histogram",
     "entropy", "kl", "beta", "clip_fraction", "ratio_max", "reward_forced", "reward_sampled", "tokens_per_pass",
     "seconds_rollout", "seconds_vocoder", "seconds_asr", "seconds_update", "failed_rewards", "truncated",

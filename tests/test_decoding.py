@@ -1,4 +1,4 @@
-"""The decoding loop: cache, chunks, EOS, limits, position-addressed randomness (algorithm notes T6, T7, T9–T11)."""
+"""The decoding loop: cache, chunks, EOS, limits, position-addressed randomness."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The CAR decoder and its heads: targets, losses, shapes, checkpoints (algorithm notes T6)."""
+"""The CAR decoder and its heads: targets, losses, shapes, checkpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The maths of DCPO (algorithm notes T8): advantages, clipping, KL, agreement with TRL."""
+"""The maths of DCPO: advantages, clipping, KL, agreement with TRL."""
 
 from __future__ import annotations
 

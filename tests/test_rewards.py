@@ -1,4 +1,4 @@
-"""Rewards (algorithm notes T14): WER, penalties, failures, the ground truth's WER."""
+"""Rewards: WER, penalties, failures, the ground truth's WER."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_vocoder_failures_and_bad_samples_are_missing_rewards():
 
 
 @pytest.mark.parametrize(("actions", "tokens", "expected"), [
-    ([1] * 10, 10, 0.1),  # the worked examples of the algorithm notes, 7.4
+    ([1] * 10, 10, 0.1),  # worked by hand
     ([7] * 10, 70, 0.1 * 4 / 7),
     ([2, 3, 2], 7, 0.0),
     ([1, 2, 5, 7], 15, 0.1 * (1 + 0 + 2 + 4) / 15),

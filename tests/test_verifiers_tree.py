@@ -1,4 +1,4 @@
-"""VADUSA: trees of drafts, acceptance among tau samples, losslessness at tau = 1 (algorithm notes T5, T9–T11)."""
+"""VADUSA: trees of drafts, acceptance among tau samples, losslessness at tau = 1."""
 
 from __future__ import annotations
 

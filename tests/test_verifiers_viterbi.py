@@ -1,4 +1,4 @@
-"""MTP with Viterbi: best and sampled paths against all paths, transitions, end of speech (algorithm notes T4)."""
+"""MTP with Viterbi: best and sampled paths against all paths, transitions, end of speech."""
 
 from __future__ import annotations
 

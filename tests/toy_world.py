@@ -1,4 +1,4 @@
-"""A world without audio in which the right chunk size depends on context (algorithm notes, section 16).
+"""A world without audio in which the right chunk size depends on context.
 
 Speech of N units: each unit is a start, zero to three mids, an end; code = 3 * unit + {start 0, mid 1, end 2}. After an
 end the next token is certain, elsewhere it is a choice, and heads sample independently, so a chunk that spans a choice

@@ -47,6 +47,7 @@ class TrainVocoderConfig:
     data: str = _option("", "training pack (safetensors) written by pack_training_data")
     out: str = _option("runs/vocoder", "folder for export/, checkpoint.pt, log.jsonl, samples/")
     device: str = _option("auto", "cuda, cpu, or auto")
+    init_from: str = _option("", "start from the weights of this exported vocoder of the same sizes")
     seed: int = _option(0, "seed of weights, crops, noise")
     max_steps: int = _option(1_000_000, "stop after this many steps")
     max_minutes: float = _option(0.0, "stop after this much training time over all resumes (0 = no limit)")
@@ -82,6 +83,13 @@ class Trainer:
         torch.manual_seed(config.seed)
         shape = VocoderConfig(**{"tokenizer_checksum": data.tokenizer_checksum, **config.vocoder})
         self.generator = TokenVocoder(shape).to(device)
+        if config.init_from:
+            try:
+                self.generator.load_state_dict(TokenVocoder.from_pretrained(config.init_from, device).state_dict())
+            except RuntimeError as error:
+                raise ConfigError(
+                    f"init_from {config.init_from}: another size than the configured one: {error}"
+                ) from error
         self.average = TokenVocoder(shape).to(device).eval().requires_grad_(False)
         self.average.load_state_dict(self.generator.state_dict())
         self.discriminators = Discriminators(**config.discriminators).to(device)

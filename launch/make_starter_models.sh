@@ -17,8 +17,12 @@ dcar prepare out_dir="$out/prepared" tokenizer="$out/tokenizer"
 dcar prepare out_dir="$out/copies" tokenizer="$out/tokenizer" splits=[train,dev] copies_below=200 \
   speeds=[1.0,0.85,0.92,1.08,1.17]
 python -m dcar.vocoder_data --prepared "$out/copies" --out "$out/vocoder.safetensors"
-dcar train-vocoder --data "$out/vocoder.safetensors" --out "$out/vocoder" --max_minutes 32 --renderer_every 4 \
-  --renderer_batch_size 6 --segment_tokens 40 --warm_steps 1000000 --vocoder '{"vocab_size":512}'
+vocoder=(--data "$out/vocoder.safetensors" --renderer_batch_size 6 --segment_tokens 40 --warm_steps 1000000)
+dcar train-vocoder "${vocoder[@]}" --out "$out/vocoder_first" --max_minutes 32 --renderer_every 4 \
+  --vocoder '{"vocab_size":512}'
+dcar train-vocoder "${vocoder[@]}" --out "$out/vocoder" --init_from "$out/vocoder_first/export" --max_minutes 9.5 \
+  --renderer_every 8 --voice_balance 0 --learning_rate 5e-4 \
+  --vocoder '{"vocab_size":512,"acoustic_dropout":0.1,"token_dropout":0.03}'
 
 # Stage one, the quickstart's recipes run longer.
 dcar train --config $recipes/car_starter.yaml data="$out/prepared" out_dir="$out/car" max_steps=1000

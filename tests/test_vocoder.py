@@ -414,6 +414,19 @@ def test_training_brings_every_loss_down_and_exports(tmp_path):
     assert sorted(p.name for p in (tmp_path / "run" / "samples").iterdir()) == ["0_real.wav", "0_vocoder.wav"]
 
 
+def test_training_goes_on_from_an_exported_vocoder(tmp_path):
+    write_toy_pack(tmp_path / "pack.safetensors")
+    first = run(toy_config(tmp_path, max_steps=2))
+    data = VocoderData.load(tmp_path / "pack.safetensors", "cpu")
+    config = toy_config(tmp_path, init_from=str(first))
+    trainer = Trainer(config, data, torch.device("cpu"))
+    for name, value in TokenVocoder.from_pretrained(first).state_dict().items():
+        assert torch.equal(trainer.generator.state_dict()[name], value), name
+        assert torch.equal(trainer.average.state_dict()[name], value), name
+    with pytest.raises(ConfigError, match="another size"):
+        Trainer(dataclasses.replace(config, vocoder={**TINY, "acoustic_size": 40}), data, torch.device("cpu"))
+
+
 def test_the_renderer_steps_at_its_own_pace(tmp_path):
     write_toy_pack(tmp_path / "pack.safetensors")
     config = toy_config(tmp_path, renderer_every=3, warm_steps=1)

@@ -14,11 +14,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from dcar.codebook import INPUT, OUTPUT, spread_out
 from dcar.errors import ConfigError
 from heads.checkpoint import Checkpoint
 from heads.layers import KVCache, RotaryTable, TransformerLayer
@@ -144,6 +146,19 @@ class CARDecoder(Checkpoint):
         for table in (self.text_embedding, self.speech_embedding):
             nn.init.normal_(table.weight, std=0.1)
         self.gradient_checkpointing = False
+
+    @torch.no_grad()
+    def start_from_codebook(self, codebook: np.ndarray) -> None:
+        """Speech embeddings and output layers from the tokenizer's centroids [V, P] instead of random rows, at the same
+        spread (dcar.codebook); BOS and EOS stay as drawn. Raises ConfigError where there are not V codes."""
+        codes, width = len(codebook), self.config.hidden_size
+        if codes != self.config.speech_vocab_size:
+            raise ConfigError(f"a codebook of {codes} codes for a decoder of {self.config.speech_vocab_size}")
+        table, heads = self.speech_embedding.weight, self.heads
+        table[:codes] = spread_out(codebook, width, float(table.std()), seed=INPUT)
+        output = spread_out(codebook, width, float(heads.base.weight.std()), seed=OUTPUT)
+        heads.base.weight[:codes] = output
+        heads.projection[:, :, :codes] = output.T
 
     def gradient_checkpointing_enable(self) -> None:
         """Recompute each layer's activations in the backward pass; memory for a third more time."""

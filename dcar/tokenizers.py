@@ -203,13 +203,19 @@ class KMeansTokenizer:
         """
         return [self.quantize(self.states(wave, sample_rate)) for wave in waves]
 
+    def coordinates(self, states: np.ndarray) -> np.ndarray:
+        """States [T, D] in the space of the centroids [T, P]: standardised and, with a projection, projected."""
+        standardised = (states - self.mean) / self.scale
+        return standardised if self.projection is None else standardised @ self.projection
+
     def quantize(self, states: np.ndarray) -> np.ndarray:
         """Nearest centroid of every state: [T, D] → [T] int64."""
-        standardised = (states - self.mean) / self.scale
-        if self.projection is not None:
-            standardised = standardised @ self.projection
+        return self.nearest(self.coordinates(states))
+
+    def nearest(self, coordinates: np.ndarray) -> np.ndarray:
+        """Code of every place in the space of the centroids: [T, P] → [T] int64."""
         # ||x - c||² = ||x||² - 2 (x·c - ||c||²/2); the first term does not depend on the code.
-        return np.argmax(standardised @ self.centroids.T - self._half_norms, axis=1).astype(np.int64)
+        return np.argmax(coordinates @ self.centroids.T - self._half_norms, axis=1).astype(np.int64)
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write `tokenizer.safetensors` and `tokenizer.json` (rate, sizes, encoder digest, checksum).

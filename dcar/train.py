@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -33,6 +34,7 @@ from dcar.backbones import BackboneConfig, BackboneDecoder, load_decoder_config
 from dcar.backbones.decoder import TEXT_TOKENIZER_FOLDER, cast_backbone
 from dcar.backbones.lora import MODES, LoraSettings, add_lora, merge, save_adapter, set_trainable
 from dcar.cards import decoder_card
+from dcar.codebook import codebook_of
 from dcar.config import load_config, save_config
 from dcar.data import BucketBatchSampler, EpochLoader, SpeechDataset, collate
 from dcar.errors import CheckpointError, ConfigError, DataError
@@ -92,6 +94,7 @@ class TrainConfig:
     tensorboard: bool = False  # also write out_dir/tensorboard
     resume: bool = True  # go on from the last checkpoint in out_dir, bit for bit
     init_from: str = ""  # start from the weights of this decoder instead of from scratch
+    codebook_init: bool = False  # from scratch: speech embeddings start from the tokenizer's k-means centroids
     backbone: BackboneTraining = field(default_factory=BackboneTraining)
 
     def __post_init__(self):
@@ -101,6 +104,8 @@ class TrainConfig:
             raise ConfigError("loss_reduction is per_head_mean or token_sum, eos_tail is fill or ignore")
         if not 0 < self.head_weight_decay <= 1 or not 0 <= self.input_corruption < 1:
             raise ConfigError("head_weight_decay must be in (0, 1], input_corruption in [0, 1)")
+        if self.codebook_init and (self.init_from or self.backbone.path):
+            raise ConfigError("codebook_init is a start from scratch; init_from and backbone.path name other weights")
 
     @property
     def head_weights(self) -> list[float]:
@@ -300,13 +305,24 @@ def plan(config: TrainConfig, identity: dict[str, Any]) -> tuple[TrainConfig, CA
 
     def make() -> CARDecoder:
         if not config.init_from:
-            return CARDecoder(wanted)
+            model = CARDecoder(wanted)
+            if config.codebook_init:
+                model.start_from_codebook(require_codebook(config.data))
+            return model
         model = CARDecoder.from_pretrained(config.init_from)
         if differences := differing(model.config, wanted):
             raise ConfigError(f"init_from {config.init_from} does not fit the configured model and data: {differences}")
         return model
 
     return dataclasses.replace(config, model=wanted), wanted, make
+
+
+def require_codebook(data: str) -> np.ndarray:
+    """The codebook of the tokenizer of prepared `data`; ConfigError if it is of a kind that has none."""
+    codebook = codebook_of(prepared_info(data)["tokenizer"], data)
+    if codebook is None:
+        raise ConfigError(f"{data}: its tokenizer has no k-means codebook to start from; set codebook_init=false")
+    return codebook
 
 
 def plan_backbone(config: TrainConfig, identity: dict[str, Any]) -> tuple[TrainConfig, BackboneConfig,

@@ -28,9 +28,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from tqdm import tqdm
 
+from dcar.codebook import spread_out
 from dcar.errors import CheckpointError, ConfigError, DCARError
 from dcar.vocoder import Pitch, TokenVocoder, VocoderConfig
-from dcar.vocoder_acoustic import Acoustics, pitch_statistics
+from dcar.vocoder_acoustic import EMBEDDING_SPREAD, Acoustics, pitch_statistics
 from dcar.vocoder_data import FRAMES_PER_TOKEN, SAMPLES_PER_TOKEN, Crop, VocoderData
 from dcar.vocoder_losses import Discriminators, MelDistance, discriminator_loss, generator_losses
 from dcar.vocoder_renderer import mel_transform
@@ -62,6 +63,7 @@ class TrainVocoderConfig:
     voice_balance: float = _option(0.5, "0 = every second of speech is equally likely, 1 = every voice is")
     weight_decay: float = _option(0.01, "AdamW")
     clip_norm: float = _option(10.0, "largest gradient norm of the generator and of the discriminators")
+    state_weight: float = _option(0.5, "weight of guessing the states behind the tokens (a pack made with --states)")
     mel_weight: float = _option(15.0, "weight of the renderer's mel distance")
     matching_weight: float = _option(2.0, "weight of feature matching")
     adversarial_weight: float = _option(1.0, "weight of the adversarial loss")
@@ -83,6 +85,13 @@ class Trainer:
         torch.manual_seed(config.seed)
         shape = VocoderConfig(**{"tokenizer_checksum": data.tokenizer_checksum, **config.vocoder})
         self.generator = TokenVocoder(shape).to(device)
+        if data.codebook is not None:
+            if len(data.codebook) != shape.vocab_size:
+                raise ConfigError(
+                    f"{config.data}: tokens of {len(data.codebook)} codes, but vocab_size is {shape.vocab_size}"
+                )
+            embedding = self.generator.acoustic.embedding.weight
+            embedding.data.copy_(spread_out(data.codebook, embedding.shape[1], EMBEDDING_SPREAD))
         if config.init_from:
             try:
                 self.generator.load_state_dict(TokenVocoder.from_pretrained(config.init_from, device).state_dict())
@@ -90,6 +99,12 @@ class Trainer:
                 raise ConfigError(
                     f"init_from {config.init_from}: another size than the configured one: {error}"
                 ) from error
+        # While training, the acoustic model also says what the tokens were before they were quantised: much of the mel
+        # is the voice's business, and this is about the words. Nothing of it is exported.
+        self.listener: nn.Linear | None = None
+        if data.states is not None:
+            self.listener = nn.Linear(shape.acoustic_size, data.states.shape[1]).to(device)
+            self.state_mean, self.state_spread = data.states.float().mean(0), data.states.float().std()
         self.average = TokenVocoder(shape).to(device).eval().requires_grad_(False)
         self.average.load_state_dict(self.generator.state_dict())
         self.discriminators = Discriminators(**config.discriminators).to(device)
@@ -102,7 +117,8 @@ class Trainer:
             "weight_decay": config.weight_decay,
             "fused": fused,
         }
-        self.generator_optimizer = torch.optim.AdamW(self.generator.parameters(), **options)
+        learned = [*self.generator.parameters(), *(self.listener.parameters() if self.listener else ())]
+        self.generator_optimizer = torch.optim.AdamW(learned, **options)
         self.discriminator_optimizer = torch.optim.AdamW(self.discriminators.parameters(), **options)
         if int(data.tokens.max()) >= shape.vocab_size:
             raise ConfigError(f"{config.data}: token {int(data.tokens.max())}, but vocab_size is {shape.vocab_size}")
@@ -177,7 +193,13 @@ class Trainer:
             target = self.mel(self.data.wave(crop)).transpose(1, 2)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=config.bf16):
             said = self.generator.acoustic(crop.tokens, crop.mask, speaker)
-        return acoustic_loss(said, target, crop, speaker)
+            guess = None if self.listener is None else self.listener(said.inner)
+        total, logs = acoustic_loss(said, target, crop, speaker)
+        if guess is None or self.data.states is None:
+            return total, logs
+        truth = (self.data.states[crop.positions].float() - self.state_mean) / self.state_spread
+        error = ((guess.float() - truth).square().mean(-1) * crop.mask).sum() / crop.mask.sum()
+        return total + config.state_weight * error, logs | {"states": error.detach()}
 
     def _renderer_loss(self) -> tuple[Tensor, dict[str, Tensor]]:
         """Mel distance of rendered true spectrograms and, after the warm steps, the adversarial losses."""
@@ -239,11 +261,15 @@ class Trainer:
     def state(self) -> dict[str, Any]:
         names = ("generator", "average", "discriminators", "generator_optimizer", "discriminator_optimizer")
         state: dict[str, Any] = {name: getattr(self, name).state_dict() for name in names}
+        if self.listener is not None:
+            state["listener"] = self.listener.state_dict()
         return state | {"random": self.random.get_state(), "step": self.step_index, "seconds": self.seconds}
 
     def load_state(self, state: dict[str, Any]) -> None:
         for name in ("generator", "average", "discriminators", "generator_optimizer", "discriminator_optimizer"):
             getattr(self, name).load_state_dict(state[name])
+        if self.listener is not None:
+            self.listener.load_state_dict(state["listener"])
         self.random.set_state(state["random"].cpu())
         self.step_index, self.seconds = state["step"], state["seconds"]
 

@@ -17,6 +17,9 @@ from dcar.vocoder_blocks import VocoderConfig, VoiceCondition, blocks
 MEL_MEAN, MEL_SPREAD = -6.0, 2.0
 """Speech at its usual level lies around here (natural log of a magnitude)."""
 
+EMBEDDING_SPREAD = 0.5
+"""Standard deviation of the token embeddings at the start, whether drawn or taken from a codebook."""
+
 
 class Acoustics(NamedTuple):
     """What the acoustic model says of B utterances of F frames."""
@@ -24,6 +27,7 @@ class Acoustics(NamedTuple):
     log_mel: Tensor  # [B, F, bands] natural log of mel magnitudes, as `LogMel` gives
     deviation: Tensor  # [B, F] of log F0 from the voice's mean, in units of its spread
     voicing: Tensor  # [B, F] logits
+    inner: Tensor  # [B, T, acoustic_size] after the middle block, from which training asks for the encoder's states
 
 
 class AcousticModel(nn.Module):
@@ -46,16 +50,19 @@ class AcousticModel(nn.Module):
         )
         self.norm = nn.LayerNorm(size)
         self.output = nn.Linear(size, config.frames_per_token * (config.mel_bands + 2))
-        nn.init.normal_(self.embedding.weight, std=0.5)
+        nn.init.normal_(self.embedding.weight, std=EMBEDDING_SPREAD)
 
     def forward(self, tokens: Tensor, mask: Tensor, speaker: Tensor) -> Acoustics:
         """tokens [B, T] int64, mask [B, T] (1 = real token), speaker [B, 298]; the results are float32."""
         condition, keep = self.condition(speaker), mask[..., None]
         x = self.token_dropout(self.embedding(tokens))  # a token's whole embedding, or nothing of it
-        for block in self.blocks:
+        inner = x
+        for i, block in enumerate(self.blocks):
             x = block(x, keep, condition)
+            if i == len(self.blocks) // 2:
+                inner = x
         out = self.output(self.norm(x)).float().unflatten(2, (self.frames_per_token, self.bands + 2)).flatten(1, 2)
-        return Acoustics(out[..., : self.bands] * MEL_SPREAD + MEL_MEAN, out[..., -2], out[..., -1])
+        return Acoustics(out[..., : self.bands] * MEL_SPREAD + MEL_MEAN, out[..., -2], out[..., -1], inner)
 
 
 def pitch_statistics(speaker: Tensor) -> tuple[Tensor, Tensor]:

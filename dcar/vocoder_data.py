@@ -12,11 +12,11 @@ import io
 import itertools
 import json
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,7 +26,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from dcar.audio import resample
-from dcar.errors import DataError
+from dcar.codebook import codebook_of
+from dcar.errors import ConfigError, DataError
 from dcar.vocoder_features import (
     FRAME_HOP,
     MIN_VOICED_FRAMES,
@@ -35,9 +36,14 @@ from dcar.vocoder_features import (
     voice_statistics,
 )
 
+if TYPE_CHECKING:
+    from dcar.corpus import Utterance
+    from dcar.tokenizers import KMeansTokenizer
+
 logger = logging.getLogger(__name__)
 
 FORMAT = "dcar-vocoder-pack-1"
+ENCODER_SAMPLE_RATE = 16_000
 SAMPLES_PER_TOKEN = 480
 FRAMES_PER_TOKEN = SAMPLES_PER_TOKEN // FRAME_HOP
 
@@ -52,12 +58,18 @@ class PackRow:
     embedding: np.ndarray  # float32 [256], speaker embedding of the signal at this speed
     voice: str  # rows of one voice share speaker features at random during training
     validation: bool
+    states: np.ndarray | None = None  # float16 [T, P], what was quantised to the tokens: the encoder's states
 
 
 def write_pack(
-    out: str | Path, recordings: Iterable[np.ndarray | bytes], rows: Sequence[PackRow], tokenizer_checksum: str
+    out: str | Path,
+    recordings: Iterable[np.ndarray | bytes],
+    rows: Sequence[PackRow],
+    tokenizer_checksum: str,
+    codebook: np.ndarray | None = None,
 ) -> None:
-    """Write a pack (safetensors). recordings: float32 waves at 24 kHz, or encoded files that soundfile can read."""
+    """Write a pack (safetensors). recordings: float32 waves at 24 kHz, or encoded files that soundfile can read.
+    codebook: the tokenizer's centroids [V, P], which the embedding of tokens starts from."""
     recordings = list(recordings)
     if not rows or not recordings:
         raise DataError(f"{out}: nothing to pack; the prepared dataset has no rows")
@@ -79,6 +91,10 @@ def write_pack(
         "voice": torch.tensor([number[r.voice, r.speed] for r in rows]),
         "validation": torch.tensor([r.validation for r in rows]),
     }
+    if rows[0].states is not None:
+        tensors["states"] = torch.cat([torch.from_numpy(np.asarray(r.states, dtype=np.float16)) for r in rows])
+    if codebook is not None:
+        tensors["codebook"] = torch.from_numpy(np.ascontiguousarray(codebook, dtype=np.float32))
     header = {"format": FORMAT, "encoded": json.dumps(encoded), "tokenizer_checksum": tokenizer_checksum}
     header["voices"] = json.dumps([f"{voice} x{speed:g}" for voice, speed in voices])
     Path(out).parent.mkdir(parents=True, exist_ok=True)
@@ -113,6 +129,8 @@ class VocoderData:
     voice: Tensor  # int64 [R]
     validation: Tensor  # bool [R]
     tokenizer_checksum: str
+    codebook: Tensor | None = None  # float32 [V, P], the tokenizer's centroids if it has any
+    states: Tensor | None = None  # float16 [N, P], what was quantised to the tokens, where the pack has it
 
     @classmethod
     def load(cls, path: str | Path, device: str | torch.device, min_tokens: int = 25) -> VocoderData:
@@ -129,7 +147,7 @@ class VocoderData:
             raise DataError(f"{path}: not a {FORMAT} file; make it with pack_training_data")
         recordings = _decode(pack["audio"], pack["audio_offsets"].tolist(), json.loads(header["encoded"]))
         offsets, kept = pack["token_offsets"].tolist(), []
-        waves, tokens, log_f0, voiced, speaker = [], [], [], [], []
+        waves, tokens, log_f0, voiced, speaker, states = [], [], [], [], [], []
         for row in tqdm(range(len(offsets) - 1), desc="unpack", unit="row"):
             ids = pack["tokens"][offsets[row] : offsets[row + 1]].to(device, torch.int64)
             if len(ids) < min_tokens:
@@ -145,6 +163,8 @@ class VocoderData:
             speaker.append(torch.cat([embedding, voice_statistics(wave, row_f0, row_voiced)]))
             waves.append((wave.clamp(-1, 1) * 32767).round().to(torch.int16))
             tokens.append(ids)
+            if "states" in pack:
+                states.append(pack["states"][offsets[row] : offsets[row + 1]].to(device))
             log_f0.append(row_f0)
             voiced.append(row_voiced.float())
         if not kept:
@@ -164,6 +184,8 @@ class VocoderData:
             voice=pack["voice"][index].to(device),
             validation=pack["validation"][index].to(device),
             tokenizer_checksum=header["tokenizer_checksum"],
+            codebook=pack.get("codebook"),
+            states=torch.cat(states) if states else None,
         )
 
     def crop(self, rows: Tensor, first: Tensor, tokens: int) -> Crop:
@@ -217,18 +239,22 @@ def pack_training_data(
     train_splits: Sequence[str] = ("train",),
     validation_splits: Sequence[str] = ("dev",),
     encoded: bool = False,
+    states: bool = False,
 ) -> None:
     """Write a pack from a prepared corpus: its tokens, speeds and speaker embeddings, and the corpus' own audio.
 
     prepared_dir: what `dcar prepare` wrote; prepare it with several `speeds` where voices are few (rows played at
     another speed are voices of their own). encoded: keep recordings as the corpus' own files (small; they must be
-    at 24 kHz, and unpacking needs soundfile) instead of int16 samples. Pitch and the rest of the speaker features
-    are computed when the pack is unpacked. Raises AudioError or DataError with the id of an unusable utterance.
+    at 24 kHz, and unpacking needs soundfile) instead of int16 samples. states: also keep what the tokens were before
+    they were quantised, for the acoustic model to learn from; the k-means tokenizer hears the corpus again for that.
+    Pitch and the rest of the speaker features are computed when the pack is unpacked. Raises AudioError or DataError
+    with the id of an unusable utterance, ConfigError where `states` asks for those of another kind of tokenizer.
     """
     from dcar.corpus import AudioSegment, StoredAudio
     from dcar.prepare import load_prepared, prepared_info, source_utterances
 
     utterances, info = source_utterances(prepared_dir), prepared_info(prepared_dir)
+    listener = _listener(info["tokenizer"], prepared_dir) if states else None
     recordings: list[np.ndarray | bytes] = []
     rows: list[PackRow] = []
     known: dict[str, int] = {}
@@ -259,18 +285,42 @@ def pack_training_data(
                     f"{row['id']}: tokens and audio differ in length by over three tokens; prepare the corpus again"
                 )
             embedding = np.asarray(row["speaker_embedding"], dtype=np.float32)
-            rows.append(PackRow(recording, speed, tokens, embedding, row["speaker"], split in validation_splits))
-    write_pack(out, recordings, rows, info["tokenizer"]["checksum"])
+            heard = None if listener is None else _states(listener, utterance, speed, tokens)
+            rows.append(PackRow(recording, speed, tokens, embedding, row["speaker"], split in validation_splits, heard))
+    codebook = codebook_of(info["tokenizer"], prepared_dir)
+    write_pack(out, recordings, rows, info["tokenizer"]["checksum"], codebook)
+
+
+def _listener(tokenizer: Mapping[str, Any], prepared_dir: str | Path) -> KMeansTokenizer:
+    from dcar.tokenizers import KMeansTokenizer, load_tokenizer
+
+    found = load_tokenizer(tokenizer["spec"])
+    if not isinstance(found, KMeansTokenizer):
+        raise ConfigError(f"{prepared_dir}: tokenizer {tokenizer['spec']} has no states to keep; leave out --states")
+    if found.checksum != tokenizer["checksum"]:
+        raise DataError(f"{prepared_dir}: {tokenizer['spec']} is not the tokenizer that made its tokens; prepare again")
+    return found
+
+
+def _states(listener: KMeansTokenizer, utterance: Utterance, speed: float, tokens: np.ndarray) -> np.ndarray:
+    """float16 [T, P] in the space of the centroids; DataError if they do not give `tokens`."""
+    wave, rate = utterance.load(ENCODER_SAMPLE_RATE)
+    played = wave if speed == 1.0 else resample(wave, rate * speed, rate)
+    coordinates = listener.coordinates(listener.states(played, rate))
+    if not np.array_equal(listener.nearest(coordinates), tokens):
+        raise DataError(f"{utterance.source}: {utterance.id} gives other tokens now; prepare the corpus again")
+    return coordinates.astype(np.float16)
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Command line of `pack_training_data`: python -m dcar.vocoder_data --prepared DIR --out FILE [--encoded]."""
+    """Command line of `pack_training_data`: python -m dcar.vocoder_data --prepared DIR --out FILE."""
     parser = argparse.ArgumentParser(description="Pack a prepared corpus for dcar.train_vocoder.")
     parser.add_argument("--prepared", required=True, help="folder written by dcar prepare")
     parser.add_argument("--out", required=True, help="pack to write (.safetensors)")
     parser.add_argument("--encoded", action="store_true", help="keep the corpus' encoded files (small)")
+    parser.add_argument("--states", action="store_true", help="keep what the tokens were before they were quantised")
     options = parser.parse_args(arguments)
-    pack_training_data(options.prepared, options.out, encoded=options.encoded)
+    pack_training_data(options.prepared, options.out, encoded=options.encoded, states=options.states)
 
 
 if __name__ == "__main__":

@@ -107,12 +107,12 @@ class DCPOConfig(GRPOConfig):
 
     # --- reward ---
     reward_funcs: list[str] = setting(["wer", "range_penalty", "speed_bonus"],
-                                      "Rewards that are added (with reward_weights): wer, log_likelihood, "
-                                      "range_penalty, speed_bonus.")
+                                      "Rewards that are added (with reward_weights): wer, cer, "
+                                      "log_likelihood, range_penalty, speed_bonus.")
     alpha: float = setting(0.1, "Weight of the out-of-range penalty.")
     penalty: str = setting("distance", "distance, indicator or none.")
     penalty_normalizer: str = setting("tokens", "Penalties are divided by the rollout's tokens or decisions.")
-    wer_cap: float = setting(1.0, "A rollout's WER counts at most this much.")
+    wer_cap: float = setting(1.0, "A rollout's WER (or CER) counts at most this much.")
     speed_bonus: float = setting(0.0, "Weight of 1 - decisions / tokens; 0 as in the paper.")
     likelihood_scale: float = setting(0.1, "Weight of one nat per character in the log_likelihood reward.")
     max_failed_rewards: float = setting(0.2, "Stop when a larger share of a step's rewards could not be computed.")

@@ -23,7 +23,7 @@ from dcar.errors import ConfigError
 from dcar.recognizers import Recognizer
 from dcar.tracking import write_json
 from dcar.vocoders import Vocoder
-from dcar.wer import NORMALIZER, WordErrors, corpus_wer, word_errors
+from dcar.wer import NORMALIZER, WordErrors, character_errors, corpus_wer, word_errors
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -119,8 +119,8 @@ class WERReward:
 
 
 def transcribe(records: Sequence[RolloutRecord], recognizer: Recognizer) -> None:
-    """Fill in transcript and word errors of the rollouts that have a waveform."""
-    ready = [r for r in records if r.wave is not None]
+    """Fill in transcript and word errors of the rollouts that have a waveform and were not transcribed yet."""
+    ready = [r for r in records if r.wave is not None and r.transcript is None and r.failure is None]
     if not ready:
         return
     rate = max(r.sample_rate for r in ready)
@@ -129,6 +129,23 @@ def transcribe(records: Sequence[RolloutRecord], recognizer: Recognizer) -> None
             record.failure = record.failure or cause(text)
         else:
             record.transcript, record.errors = text, word_errors(record.item.text, text)
+
+
+class CERReward:
+    """-CER of the rollout, capped: finer than WER where the recogniser is weak and half a word heard is the news.
+
+    Not in the paper. There is no term of the recording: it is the same for a whole group, whose advantages are
+    taken from its mean."""
+
+    name = "cer"
+
+    def __init__(self, recognizer: Recognizer, cap: float = 1.0):
+        self.recognizer, self.cap = recognizer, cap
+
+    def __call__(self, records: Sequence[RolloutRecord]) -> list[float]:
+        transcribe(records, self.recognizer)
+        return [NAN if r.transcript is None else -min(character_errors(r.item.text, r.transcript).rate, self.cap)
+                for r in records]
 
 
 class LikelihoodReward:

@@ -31,6 +31,7 @@ from rl.config import DCPOConfig, parse, save_settings
 from rl.export import policy_card
 from rl.inputs import load_prompts, load_vocoder
 from rl.rewards import (
+    CERReward,
     GroundTruth,
     LikelihoodReward,
     RangePenalty,
@@ -62,6 +63,7 @@ def make_rewards(config: DCPOConfig, recognizer: Recognizer, ground_truth: dict[
     """The rewards that `reward_funcs` names."""
     makers: dict[str, Callable[[], Reward]] = {
         "wer": lambda: WERReward(recognizer, ground_truth, config.wer_cap),
+        "cer": lambda: CERReward(recognizer, config.wer_cap),
         "log_likelihood": lambda: LikelihoodReward(recognizer, config.likelihood_scale),
         "range_penalty": lambda: RangePenalty(
             config.chunk_range, config.alpha, config.penalty if config.chunk_range else "none",

@@ -332,7 +332,7 @@ class DCPOTrainer(Trainer):
     def _judge(self, records: list[RolloutRecord]) -> dict[str, Any]:
         synthesise(records, self.vocoder)
         totals, _ = score(records, self.reward_funcs, self.reward_weights)
-        transcribe([r for r in records if r.errors is None and r.failure is None], self.recognizer)
+        transcribe(records, self.recognizer)
         meter = Meter()
         meter.add_values("reward", totals.tolist())
         add_decisions(meter, "", records, self.args.chunk_range, self.policy.config.num_actions)

@@ -14,6 +14,7 @@ from dcar.decoding import DecodeResult
 from dcar.errors import AudioError, ConfigError
 from rl.meter import Meter
 from rl.rewards import (
+    CERReward,
     GroundTruth,
     LikelihoodReward,
     RangePenalty,
@@ -74,6 +75,21 @@ def test_wer_reward_agrees_with_jiwer_and_is_capped():
     assert values[2] == -1  # an empty transcript is all words deleted
     assert records[3].errors.rate > 1 and values[3] == -1  # runaway speech counts as the cap
     assert WERReward(Scripted(heard), cap=3.0)(spoken(heard, references))[3] == pytest.approx(-3.0)
+
+
+def test_cer_reward_agrees_with_jiwer_is_capped_and_hears_each_rollout_once():
+    references = ["the cat sat", "the cat sat", "a red house"]
+    heard = ["the cat sat", "the bat sat", "what on earth was all of that about"]
+    recognizer = Scripted(heard)
+    records = spoken(heard, references)
+    wer = WERReward(recognizer)(records)
+    calls = recognizer.calls
+    values = CERReward(recognizer)(records)
+    assert recognizer.calls == calls  # the transcripts of the other reward serve again
+    assert values[:2] == [0.0, pytest.approx(-jiwer.cer("the cat sat", "the bat sat"))] and values[2] == -1.0
+    assert values[1] > wer[1]
+    assert CERReward(Scripted(heard), cap=9.0)(spoken(heard, references))[2] == pytest.approx(
+        -jiwer.cer(references[2], heard[2]))
 
 
 def test_a_rollout_without_tokens_is_bad_not_missing():

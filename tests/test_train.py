@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from tiny_data import CODES, counting, write_prepared
@@ -21,8 +22,9 @@ from dcar.errors import CheckpointError, ConfigError, DataError
 from dcar.model import CARConfig, CARDecoder
 from dcar.optim import eden_factor
 from dcar.prepare import load_prepared
+from dcar.tokenizers import WhisperKMeansTokenizer
 from dcar.tracking import latest_checkpoint
-from dcar.train import CARTrainer, SpeechDataset, TrainConfig, data_identity, run
+from dcar.train import CARTrainer, SpeechDataset, TrainConfig, data_identity, plan, run
 
 ROOT = Path(__file__).parents[1]
 MODEL = dict(text_vocab_size=64, hidden_size=32, num_layers=2, num_attention_heads=2, ffn_size=64,
@@ -77,6 +79,35 @@ def test_every_head_learns_the_pattern(trained):
         assert e["eval_loss"] == pytest.approx(sum(e[f"eval_head{h}_loss"] for h in (1, 2, 3)))
     losses = [line["loss"] for line in log_of(out) if "loss" in line]
     assert len(losses) == 10 and losses[0] > 1.5 * chance > 3 * losses[-1]  # the training loss sums the three heads
+
+
+def test_speech_embeddings_can_start_from_the_tokenizers_codebook(tmp_path):
+    codebook = np.random.default_rng(3).standard_normal((CODES, 4)).astype(np.float32)
+    tokenizer = WhisperKMeansTokenizer(codebook, np.zeros(512), np.ones(512), projection=np.eye(512, 4))
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    data = write_prepared(tmp_path / "data", checksum=tokenizer.checksum, spec=str(tmp_path / "tokenizer"))
+    config = tiny_config(data, tmp_path / "run", codebook_init=True)
+    torch.manual_seed(0)
+    started, plain = (plan(c, data_identity(json.loads((data / "prepared.json").read_text())))[2]() for c in (
+        config, dataclasses.replace(config, codebook_init=False)))
+    truth = torch.pdist(torch.from_numpy(codebook))
+    for name in ("speech_embedding.weight", "heads.base.weight", "heads.projection"):
+        tables = [m.state_dict()[name] for m in (started, plain)]
+        if name == "heads.projection":
+            assert torch.equal(*tables[0][:2, :, :CODES])  # head by head; EOS is drawn
+            tables = [t[0].T for t in tables]
+        likeness = [float(torch.corrcoef(torch.stack([torch.pdist(t[:CODES]), truth]))[0, 1]) for t in tables]
+        assert likeness[0] > 0.8 > 0.4 > likeness[1], (name, likeness)
+        assert float(tables[0].std() / tables[1].std()) == pytest.approx(1, abs=0.1)
+    assert run(config).config.speech_vocab_size == CODES
+    with pytest.raises(ConfigError, match="init_from and backbone.path name other weights"):
+        tiny_config(data, tmp_path / "run", codebook_init=True, init_from="x")
+    (tmp_path / "tokenizer" / "tokenizer.json").rename(tmp_path / "gone.json")
+    with pytest.raises(DataError, match="is not there any more"):
+        run(dataclasses.replace(config, out_dir=str(tmp_path / "other")))
+    codec = write_prepared(tmp_path / "codec", spec="s3:speech_tokenizer_v1")
+    with pytest.raises(ConfigError, match="no k-means codebook"):
+        run(tiny_config(codec, tmp_path / "codec_run", codebook_init=True))
 
 
 def test_a_run_leaves_decoder_config_log_and_provenance(trained, data):

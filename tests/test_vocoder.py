@@ -73,8 +73,11 @@ def voice(seed: int = 0, f0: float = 150.0) -> torch.Tensor:
     return torch.from_numpy(speaker_features(harmonic(f0, 1.0), RATE, embedding(seed)))
 
 
-def write_toy_pack(path: Path, speeds: tuple[float, ...] = (1.0,)) -> None:
-    """Six recordings of two voices; the token says which third of the pitch range sounds, one in eight is silence."""
+def write_toy_pack(path: Path, speeds: tuple[float, ...] = (1.0,), states: bool = False) -> None:
+    """Six recordings of two voices; the token says which third of the pitch range sounds, one in eight is silence.
+
+    states: with a codebook in three dimensions, and with states that lie around it."""
+    codebook = np.random.default_rng(2).standard_normal((16, 3)) if states else None
     random, recordings, rows = np.random.default_rng(1), [], []
     for i in range(6):
         tokens = np.repeat(random.integers(0, 8, size=10), 6)  # 60 tokens = 1.2 s
@@ -85,8 +88,9 @@ def write_toy_pack(path: Path, speeds: tuple[float, ...] = (1.0,)) -> None:
             played = resample_speed(torch.from_numpy(recordings[-1]), speed).numpy()
             count = math.ceil(len(played) / 480)
             spoken = tokens[np.minimum((np.arange(count) * speed).astype(int), len(tokens) - 1)]
-            rows.append(PackRow(i, speed, spoken, embedding(i % 2), f"v{i % 2}", i == 5 and speed == 1.0))
-    write_pack(path, recordings, rows, "toy-checksum")
+            heard = None if codebook is None else codebook[spoken] + 0.1 * random.standard_normal((count, 3))
+            rows.append(PackRow(i, speed, spoken, embedding(i % 2), f"v{i % 2}", i == 5 and speed == 1.0, heard))
+    write_pack(path, recordings, rows, "toy-checksum", codebook)
 
 
 def toy_config(tmp_path: Path, **changes) -> TrainVocoderConfig:
@@ -351,6 +355,26 @@ class _Encoder:
         return embedding(0)
 
 
+def test_embeddings_start_from_the_codebook_and_learn_the_states_behind_the_tokens(tmp_path):
+    write_toy_pack(tmp_path / "pack.safetensors", states=True)
+    config = toy_config(tmp_path, max_steps=60, renderer_every=1000, learning_rate=4e-3)
+    data = VocoderData.load(config.data, "cpu")
+    near = torch.cdist(data.states.float(), data.codebook).argmin(1)  # row by row in the order of the tokens
+    assert (near == data.tokens).float().mean() > 0.95
+    trainer = Trainer(config, data, torch.device("cpu"))
+    embedding = trainer.generator.acoustic.embedding.weight
+    assert abs(float(embedding.detach().std()) - 0.5) < 1e-4
+    distances = [torch.pdist(table.detach()) for table in (embedding, data.codebook)]
+    assert torch.corrcoef(torch.stack(distances))[0, 1] > 0.8
+    errors = [float(trainer.step()["states"]) for _ in range(60)]
+    assert errors[0] > 0.9 and np.mean(errors[-10:]) < 0.7  # 1 = knowing nothing
+    blind = Trainer(dataclasses.replace(config, state_weight=0.0), data, torch.device("cpu"))
+    errors = [float(blind.step()["states"]) for _ in range(60)]
+    assert np.mean(errors[-10:]) > 1.0  # what is not weighed is not learned
+    with pytest.raises(ConfigError, match="tokens of 16 codes, but vocab_size is 17"):
+        Trainer(dataclasses.replace(config, vocoder={**TINY, "vocab_size": 17}), data, torch.device("cpu"))
+
+
 @pytest.mark.parametrize("encoded", [False, True])
 def test_a_prepared_corpus_becomes_a_pack(tmp_path, encoded):
     prepare = pytest.importorskip("dcar.prepare")
@@ -364,7 +388,7 @@ def test_a_prepared_corpus_becomes_a_pack(tmp_path, encoded):
                                               for x in lines))  # fmt: skip
     config = prepare.PrepareConfig(
         out_dir=str(tmp_path / "p"), corpus="jsonl", path=str(tmp_path / "m.jsonl"), speeds=(1.0, 0.9),
-        splits=("train", "dev"),
+        splits=("train", "dev"), tokenizer="toy:",
     )  # fmt: skip
     prepare.run(config, tokenizer=_Tokenizer(), speaker_encoder=_Encoder(), progress=False)
     pack_training_data(tmp_path / "p", tmp_path / "pack.safetensors", encoded=encoded)
@@ -458,8 +482,9 @@ def test_an_untrained_renderer_already_has_the_envelope():
     assert (heard - bands).abs().mean() < 0.5 and (heard - bands)[2:-2].abs().max() < 1.2
 
 
-def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
-    write_toy_pack(tmp_path / "pack.safetensors")
+@pytest.mark.parametrize("states", [False, True])
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, states):
+    write_toy_pack(tmp_path / "pack.safetensors", states=states)
     config = toy_config(tmp_path, max_steps=8, warm_steps=3)
     data = VocoderData.load(config.data, "cpu")
 

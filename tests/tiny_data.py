@@ -46,13 +46,13 @@ def tiny_split(split: str, count: int, speech: Callable[[np.random.Generator], l
 
 
 def write_prepared(directory: Path, train: int = 8, dev: int = 4, tokenizer: str = "tiny", checksum: str = "abc",
-                   speech: Callable[[np.random.Generator], list[int]] = noise) -> Path:
+                   speech: Callable[[np.random.Generator], list[int]] = noise, spec: str = "none") -> Path:
     """A prepared corpus of made-up utterances, as `dcar prepare` lays it out."""
     for split, count in (("train", train), ("dev", dev)):
         tiny_split(split, count, speech).save_to_disk(str(directory / split))
     (directory / "prepared.json").write_text(json.dumps({
         "format_version": FORMAT_VERSION, "phonemes": {"version": PHONEME_VERSION, "size": TEXT_VOCAB_SIZE},
-        "tokenizer": {"name": tokenizer, "checksum": checksum, "vocab_size": CODES, "rate_hz": 50.0, "spec": "none"},
+        "tokenizer": {"name": tokenizer, "checksum": checksum, "vocab_size": CODES, "rate_hz": 50.0, "spec": spec},
         "counts": {"train": {"utterances": train}, "dev": {"utterances": dev}}, "corpus": {"kind": "none", "path": ""},
     }))
     return directory

@@ -49,12 +49,13 @@ class TrainVocoderConfig:
     out: str = _option("runs/vocoder", "folder for export/, checkpoint.pt, log.jsonl, samples/")
     device: str = _option("auto", "cuda, cpu, or auto")
     init_from: str = _option("", "start from the weights of this exported vocoder of the same sizes")
+    renderer_from: str = _option("", "start from this exported vocoder's renderer only: it knows spectra, not tokens")
     seed: int = _option(0, "seed of weights, crops, noise")
     max_steps: int = _option(1_000_000, "stop after this many steps")
     max_minutes: float = _option(0.0, "stop after this much training time over all resumes (0 = no limit)")
     acoustic_batch_size: int = _option(12, "stretches of utterances a step for the acoustic model")
     acoustic_tokens: int = _option(100, "longest stretch of an utterance that it reads")
-    renderer_every: int = _option(1, "steps between two steps of the renderer")
+    renderer_every: int = _option(1, "steps between two steps of the renderer; 0 = it stays as it is")
     renderer_batch_size: int = _option(16, "crops a step of the renderer")
     segment_tokens: int = _option(50, "length of a crop that the renderer's losses see (50 tokens = 1 s)")
     context_tokens: int = _option(8, "more tokens on both sides that the renderer reads")
@@ -92,13 +93,14 @@ class Trainer:
                 )
             embedding = self.generator.acoustic.embedding.weight
             embedding.data.copy_(spread_out(data.codebook, embedding.shape[1], EMBEDDING_SPREAD))
-        if config.init_from:
+        for source, name in ((config.init_from, ""), (config.renderer_from, "renderer")):
+            if not source:
+                continue
             try:
-                self.generator.load_state_dict(TokenVocoder.from_pretrained(config.init_from, device).state_dict())
+                weights = TokenVocoder.from_pretrained(source, device).get_submodule(name).state_dict()
+                self.generator.get_submodule(name).load_state_dict(weights)
             except RuntimeError as error:
-                raise ConfigError(
-                    f"init_from {config.init_from}: another size than the configured one: {error}"
-                ) from error
+                raise ConfigError(f"start from {source}: another size than the configured one: {error}") from error
         # While training, the acoustic model also says what the tokens were before they were quantised: much of the mel
         # is the voice's business, and this is about the words. Nothing of it is exported.
         self.listener: nn.Linear | None = None
@@ -168,7 +170,7 @@ class Trainer:
             for group in optimizer.param_groups:
                 group["lr"] = self._learning_rate()
         total, logs = self._acoustic_loss()
-        if self.step_index % self.config.renderer_every == 0:
+        if self.config.renderer_every and self.step_index % self.config.renderer_every == 0:
             loss, more = self._renderer_loss()
             total, logs = total + loss, logs | more
         self.generator_optimizer.zero_grad(set_to_none=True)

@@ -45,7 +45,6 @@ class QuickstartConfig:
     processes: int = 2  # of the comparison
     check_utterances: int = 12  # re-tokenised to check the shipped tokens against this machine
 
-
     def __post_init__(self):
         if self.start not in ("starter", "scratch"):
             raise ConfigError(f"start is starter or scratch, not '{self.start}'")
@@ -96,7 +95,8 @@ def pipeline(config: QuickstartConfig) -> list[list[Step]]:
                    f"out_dir={folder}", f"max_steps={config.train_steps}", f"eval_steps={config.train_steps}"]
         inputs = [data, RECIPES / f"{name}_starter.yaml"]
         if config.start == "starter":  # gently, so as not to undo what the end of the first schedule gained
-            command += [f"init_from={shipped(initial)}", "learning_rate=0.0002", "warmup_steps=10"]
+            command += [f"init_from={shipped(initial)}", "codebook_init=false", "learning_rate=0.0002",
+                        "warmup_steps=10"]
             inputs.append(shipped(initial))
         return Step(name, command, [folder / "model.safetensors"], inputs)
 

@@ -451,6 +451,18 @@ def test_training_goes_on_from_an_exported_vocoder(tmp_path):
         Trainer(dataclasses.replace(config, vocoder={**TINY, "acoustic_size": 40}), data, torch.device("cpu"))
 
 
+def test_a_renderer_serves_another_tokenizer_and_can_stay_as_it_is(tmp_path):
+    write_toy_pack(tmp_path / "pack.safetensors")
+    first = run(toy_config(tmp_path, max_steps=2))
+    config = toy_config(tmp_path, renderer_from=str(first), renderer_every=0, vocoder={**TINY, "vocab_size": 20})
+    trainer = Trainer(config, VocoderData.load(config.data, "cpu"), torch.device("cpu"))
+    logs = [trainer.step() for _ in range(2)]
+    assert all("mel" not in log and "log_mel" in log for log in logs)
+    for name, value in TokenVocoder.from_pretrained(first).renderer.state_dict().items():
+        assert torch.equal(trainer.average.renderer.state_dict()[name], value), name
+    assert trainer.generator.acoustic.embedding.num_embeddings == 20
+
+
 def test_the_renderer_steps_at_its_own_pace(tmp_path):
     write_toy_pack(tmp_path / "pack.safetensors")
     config = toy_config(tmp_path, renderer_every=3, warm_steps=1)

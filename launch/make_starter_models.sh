@@ -1,28 +1,25 @@
 #!/usr/bin/env bash
-# How the models in dcar/assets were made, on two CPU cores (docs/experiments.md has times and results).
-# The shipped tokenizer, decoders, policy and recogniser come from an earlier state of this script: the tokenizer without
-# projection_size, which docs/experiments.md found to be better since. Each command is one that a user runs on a corpus of
-# their own. Usage: ./launch/make_starter_models.sh runs/starter
+# How the shipped models were made, on two CPU cores in about two hours (docs/experiments.md has times and results). Each
+# command is one that a user runs on a corpus of their own. Usage: ./launch/make_starter_models.sh runs/starter
 set -euo pipefail
 . "$(dirname "$0")/environment.sh"
 export OMP_NUM_THREADS=1
 out=${1:-runs/starter}
 recipes=launch/recipes
 
-dcar fit-tokenizer output="$out/tokenizer" vocab_size=512 max_frames=200000 projection_size=64
+dcar fit-tokenizer output="$out/tokenizer" vocab_size=1024 max_frames=200000 projection_size=64
 dcar prepare out_dir="$out/prepared" tokenizer="$out/tokenizer"
 
-# Vocoder: voices with little speech are also heard slower and faster, as other voices. Without the adversarial losses,
-# which need a GPU.
+# Vocoder: voices with little speech are also heard slower and faster, as other voices. Its renderer knows spectra and no
+# tokens, so it is the shipped one's; to train one as well: no --renderer_from, --renderer_every 4 --warm_steps 1000000
+# --renderer_batch_size 6 --segment_tokens 40, and 32 minutes. The adversarial losses need a GPU.
 dcar prepare out_dir="$out/copies" tokenizer="$out/tokenizer" splits=[train,dev] copies_below=200 \
   speeds=[1.0,0.85,0.92,1.08,1.17]
-python -m dcar.vocoder_data --prepared "$out/copies" --out "$out/vocoder.safetensors"
-vocoder=(--data "$out/vocoder.safetensors" --renderer_batch_size 6 --segment_tokens 40 --warm_steps 1000000)
-dcar train-vocoder "${vocoder[@]}" --out "$out/vocoder_first" --max_minutes 32 --renderer_every 4 \
-  --vocoder '{"vocab_size":512}'
-dcar train-vocoder "${vocoder[@]}" --out "$out/vocoder" --init_from "$out/vocoder_first/export" --max_minutes 9.5 \
-  --renderer_every 8 --voice_balance 0 --learning_rate 5e-4 \
-  --vocoder '{"vocab_size":512,"acoustic_dropout":0.1,"token_dropout":0.03}'
+python -m dcar.vocoder_data --prepared "$out/copies" --out "$out/vocoder.safetensors" --states
+vocoder=(--data "$out/vocoder.safetensors" --renderer_every 0)
+dcar train-vocoder "${vocoder[@]}" --out "$out/vocoder_first" --max_minutes 18 --renderer_from dcar/assets/vocoder
+dcar train-vocoder "${vocoder[@]}" --out "$out/vocoder" --init_from "$out/vocoder_first/export" --max_minutes 6 \
+  --voice_balance 0 --learning_rate 5e-4 --vocoder '{"acoustic_dropout":0.1,"token_dropout":0.03}'
 
 # Stage one, the quickstart's recipes run longer.
 dcar train --config $recipes/car_starter.yaml data="$out/prepared" out_dir="$out/car" max_steps=1000
@@ -33,9 +30,12 @@ for split in train dev; do
   dcar resynthesize data="$out/prepared" split=$split vocoder="$out/vocoder/export" out="$out/resynthesis"
 done
 dcar train-recognizer train_manifest="$out/resynthesis/train.jsonl" dev_manifest="$out/resynthesis/dev.jsonl" \
-  output="$out/recognizer/starter.nemo" max_minutes=20 batch_seconds=60 bf16=true
+  output="$out/recognizer/starter.nemo" max_minutes=25 batch_seconds=60 bf16=true num_layers=4 \
+  subsampling_channels=32 dropout=0.05
 
-dcar profile --config $recipes/profile_starter.yaml base="$out/car" data="$out/prepared" out="$out/profile"
+dcar profile --config $recipes/profile_starter.yaml base="$out/car" data="$out/prepared" out="$out/profile" \
+  vocoder="$out/vocoder/export"
 dcar train-policy --config $recipes/dcpo_starter.yaml base="$out/car" data="$out/prepared" \
-  guidance="$out/profile/profile.json" output_dir="$out/dcpo"
+  guidance="$out/profile/profile.json" output_dir="$out/dcpo" vocoder="$out/vocoder/export" \
+  recognizer="nemo:$out/recognizer/starter.nemo"
 dcar export run="$out/dcpo" base="$out/car" out="$out/policy"

@@ -21,7 +21,7 @@ from tqdm import tqdm
 from dcar.audio import resample
 from dcar.config import load_config
 from dcar.errors import ConfigError
-from dcar.prepare import load_prepared, source_utterances
+from dcar.prepared import load_prepared, recording_of, source_utterances
 from dcar.vocoders import load_vocoder
 
 RECORDING_RATE = 24_000
@@ -89,8 +89,8 @@ def _recordings(config: ResynthesizeConfig) -> tuple[Speak, int]:
     sources = source_utterances(config.data)
 
     def recording(row: dict[str, Any]) -> np.ndarray:
-        speed = round(float(row["speed"]), 6)  # a copy at another speed is named after it
-        wave, rate = sources[row["id"].removesuffix(f"@{speed:g}")].load()
+        utterance_id, speed = recording_of(row)
+        wave, rate = sources[utterance_id].load()
         return resample(wave, rate * speed, RECORDING_RATE)
 
     return lambda rows, _: [recording(row) for row in rows], RECORDING_RATE

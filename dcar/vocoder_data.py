@@ -226,7 +226,7 @@ def pack_training_data(
     are computed when the pack is unpacked. Raises AudioError or DataError with the id of an unusable utterance.
     """
     from dcar.corpus import AudioSegment, StoredAudio
-    from dcar.prepare import load_prepared, prepared_info, source_utterances
+    from dcar.prepared import load_prepared, prepared_info, recording_of, source_utterances
 
     utterances, info = source_utterances(prepared_dir), prepared_info(prepared_dir)
     recordings: list[np.ndarray | bytes] = []
@@ -236,8 +236,8 @@ def pack_training_data(
     seconds: list[float] = []
     for split in (*train_splits, *validation_splits):
         for row in tqdm(load_prepared(prepared_dir, split), desc=f"pack {split}", unit="row"):
-            speed = round(float(row["speed"]), 6)  # stored as float32
-            utterance = utterances.get(row["id"].removesuffix(f"@{speed:g}"))
+            utterance_id, speed = recording_of(row)
+            utterance = utterances.get(utterance_id)
             if utterance is None:
                 raise DataError(f"{prepared_dir}: utterance {row['id']} is no longer in the corpus; prepare it again")
             if utterance.id not in known:

@@ -158,6 +158,10 @@ class BackboneDecoder(Checkpoint):
     def layers(self) -> nn.ModuleList:
         return self.backbone.layers
 
+    @property
+    def text_embedding(self) -> nn.Module:
+        return self.backbone.embed_tokens
+
     def restore_buffers(self) -> None:
         """Rotary frequencies are not part of a checkpoint; compute them again after loading."""
         rotary = getattr(self.backbone, "rotary_emb", None)

@@ -9,7 +9,8 @@ transitions are told apart as well. The papers' S3 tokens are supervised by a re
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 
 import numpy as np
 
@@ -58,19 +59,11 @@ def discriminant_projection(states: np.ndarray, classes: np.ndarray, size: int, 
     return (directions * signs).astype(np.float32)
 
 
-def balanced(speakers: Sequence[str], frames: Sequence[int], limit: int) -> list[int]:
-    """Indices of utterances, at most about `limit` frames, taking the speakers in turn: all are heard alike as long as
-    they have speech left. The order within a speaker is kept."""
+def in_turn(speakers: Sequence[str]) -> Iterator[int]:
+    """Indices of utterances, the speakers taking turns: whoever stops early has heard all alike, as far as they have
+    speech. The order within a speaker is kept."""
     queues: dict[str, list[int]] = {}
     for i, speaker in enumerate(speakers):
         queues.setdefault(speaker, []).append(i)
-    chosen: list[int] = []
-    total = 0
-    while any(queues.values()):
-        for queue in queues.values():
-            if queue:
-                chosen.append(queue.pop(0))
-                total += frames[chosen[-1]]
-                if total >= limit:
-                    return chosen
-    return chosen
+    for row in zip_longest(*queues.values()):
+        yield from (i for i in row if i is not None)

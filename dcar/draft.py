@@ -1,12 +1,20 @@
-"""A draft model for speculative decoding: a shallow CARDecoder with one head that belongs to one target."""
+"""Draft models for speculative decoding: a smaller decoder that speaks about the same ids as its target.
+
+Two kinds. A draft that `dcar train-draft` makes of the target's own layers (SSD, section 3) belongs to that target and
+is refused by any other. Any other decoder with the same text ids, speech ids and layout of the prompt may draft as
+well: LLaSA-1B for LLaSA-8B, a small CAR for a large one. Both are decoders: alone they decode like any with one head.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
+from dcar.backbones.decoder import BackboneConfig, BackboneDecoder
 from dcar.errors import CheckpointError, ConfigError
 from dcar.model import CARConfig, CARDecoder
+from dcar.prepared import TEXT_TOKENIZER
 from heads.draft import inherit, inherited_layers
 
 SHARED = ("speech_vocab_size", "text_vocab_size", "bos", "tokenizer", "phonemes")
@@ -23,12 +31,20 @@ class DraftConfig(CARConfig):
     bottom_layers: int = 1  # how many of them are the target's first; the others are its last
 
 
-class DraftDecoder(CARDecoder):
-    """p(y_{t+1} | y_1..y_t, x) at a fraction of the target's cost. Decodes like any CARDecoder with one head."""
+@dataclass
+class BackboneDraftConfig(BackboneConfig):
+    """The same for a draft made of a pretrained language model."""
 
-    config_class = DraftConfig
-    model_type = "dcar-draft"
-    config: DraftConfig
+    num_prediction_heads: int = 1
+    target_checksum: str = ""
+    inherited_layers: tuple[int, ...] = ()
+    bottom_layers: int = 1
+
+
+class Inherited:
+    """Mixin of drafts that belong to one target."""
+
+    config: Any
 
     def check_target(self, target: CARDecoder) -> None:
         """CheckpointError if the draft was made for another decoder, ConfigError if their vocabularies differ."""
@@ -40,27 +56,64 @@ class DraftDecoder(CARDecoder):
                 f"{found[:12]}…: load its own decoder, or train a draft for this one with `dcar train-draft`")
 
 
-def check_vocabulary(draft: CARConfig, target: CARConfig) -> None:
+class DraftDecoder(Inherited, CARDecoder):
+    """p(y_{t+1} | y_1..y_t, x) at a fraction of the target's cost. Decodes like any CARDecoder with one head."""
+
+    config_class = DraftConfig
+    model_type = "dcar-draft"
+    config: DraftConfig
+
+
+class BackboneDraft(Inherited, BackboneDecoder):
+    """The same of a pretrained language model. Decodes like any BackboneDecoder with one head."""
+
+    config_class = BackboneDraftConfig
+    model_type = "dcar-backbone-draft"
+    config: BackboneDraftConfig
+
+
+def check_draft(draft: CARDecoder, target: CARDecoder) -> None:
+    """ConfigError where draft and target do not speak about the same ids, CheckpointError where the draft was made of
+    another decoder's layers."""
+    if isinstance(draft, Inherited):
+        draft.check_target(target)
+    check_vocabulary(draft.config, target.config)
+
+
+def check_vocabulary(draft: CARConfig | BackboneConfig, target: CARConfig | BackboneConfig) -> None:
     """ConfigError where draft and target do not speak about the same ids."""
     for name in SHARED:
+        if name == "text_vocab_size" and target.phonemes.startswith(TEXT_TOKENIZER):
+            continue  # the tokenizer is the same; tables of models of one family are padded to different sizes
         ours, theirs = getattr(target, name), getattr(draft, name)
         if ours != theirs:
             raise ConfigError(f"the draft model has {name} {theirs!r}, the target {ours!r}: verification needs the "
                               "same ids on both sides; train a draft for this target with `dcar train-draft`")
 
 
-def build_draft(target: CARDecoder, bottom: int = 0, top: int = 0) -> DraftDecoder:
+def build_draft(target: CARDecoder | BackboneDecoder, bottom: int = 0,
+                top: int = 0) -> DraftDecoder | BackboneDraft:
     """An untrained draft of the target's first `bottom` and last `top` layers (0 = the paper's shares of the depth).
 
     Its embeddings, top layers and final norm are frozen copies; its bottom layers and head start as copies and are
-    to be trained. ConfigError where the target is too shallow.
+    to be trained. ConfigError where the target is too shallow, or has adapters that are not merged.
     """
     trained, frozen = inherited_layers(target.config.num_layers, bottom, top)
     layers = trained + frozen
-    shape = {f.name: getattr(target.config, f.name) for f in dataclasses.fields(CARConfig)}
-    draft = DraftDecoder(DraftConfig(**{
-        **shape, "num_layers": len(layers), "num_prediction_heads": 1, "target_checksum": target.checksum(),
-        "inherited_layers": layers, "bottom_layers": len(trained),
-    }))
+    own = {"num_prediction_heads": 1, "target_checksum": target.checksum(), "inherited_layers": layers,
+           "bottom_layers": len(trained)}
+    draft: Any
+    if isinstance(target, BackboneDecoder):
+        if target.config.lora:
+            raise ConfigError("the target has adapters that are not merged: give the decoder that `dcar train` left in "
+                              "out_dir, not a checkpoint of the run")
+        shape = {f.name: getattr(target.config, f.name) for f in dataclasses.fields(BackboneConfig)}
+        # transformers fills in the kinds of the layers again; a list of the target's length would not fit
+        architecture = {k: v for k, v in target.config.architecture.items() if k != "layer_types"}
+        draft = BackboneDraft(BackboneDraftConfig(
+            **{**shape, **own, "architecture": {**architecture, "num_hidden_layers": len(layers)}}))
+    else:
+        shape = {f.name: getattr(target.config, f.name) for f in dataclasses.fields(CARConfig)}
+        draft = DraftDecoder(DraftConfig(**{**shape, **own, "num_layers": len(layers)}))
     inherit(draft, target, layers, len(trained))
-    return draft.to(target.norm.weight.device)
+    return draft.to(target.speech_embedding.weight.device)

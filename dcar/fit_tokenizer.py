@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from dcar.corpus import KINDS, Utterance, load_corpus
-from dcar.discriminant import balanced, discriminant_projection, parts_of_phonemes
+from dcar.discriminant import discriminant_projection, in_turn, parts_of_phonemes
 from dcar.errors import DataError
 from dcar.text import PHONEMES, encode_phonemes, text_to_ids
 from dcar.tokenizers import KMeansTokenizer, SpeechTokenizer, WhisperKMeansTokenizer, fit_centroids
@@ -111,18 +111,21 @@ def sharpen(tokenizer: KMeansTokenizer, utterances: Sequence[Utterance], config:
     tokenizer gives; the aligned phonemes are the classes of the projection. Raises ConfigError where projection_size
     does not fit.
     """
-    seconds = [u.duration if u.duration is not None else 1.0 for u in utterances]
-    frames = [max(1, round(s * tokenizer.rate_hz)) for s in seconds]
     states, labels = [], []
-    chosen = [utterances[i] for i in balanced([u.speaker for u in utterances], frames, config.max_frames)]
-    sequences = [_phoneme_states(text_to_ids(u.text)) for u in chosen]
-    every = [(tokenizer.states(*u.load()), sequence) for u, sequence in zip(chosen, sequences, strict=True)]
-    pairs = [(s, sequence) for s, sequence in every if len(s) >= len(sequence)]
+    pairs: list[tuple[np.ndarray, np.ndarray]] = []  # states [T, D] and the phonemes that are spoken in them
+    heard = 0
+    for i in in_turn([u.speaker for u in utterances]):
+        found, sequence = tokenizer.states(*utterances[i].load()), _phoneme_states(text_to_ids(utterances[i].text))
+        if len(found) >= len(sequence):
+            pairs.append((found, sequence))
+        heard += len(found)
+        if heard >= config.max_frames:
+            break
     codes = [tokenizer.quantize(s) for s, _ in pairs]
     emission = np.log2(_fit_alignment(codes, [sequence for _, sequence in pairs], tokenizer.vocab_size))
-    for found, (s, sequence) in zip(codes, pairs, strict=True):
+    for spoken, (s, sequence) in zip(codes, pairs, strict=True):
         states.append((s - tokenizer.mean) / tokenizer.scale)
-        labels.append(parts_of_phonemes(viterbi(emission, found, sequence)))
+        labels.append(parts_of_phonemes(viterbi(emission, spoken, sequence)))
     stacked = np.concatenate(states)
     projection = discriminant_projection(stacked, np.concatenate(labels), config.projection_size)
     # the projected directions have comparable spread already: no further standardisation

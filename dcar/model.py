@@ -29,8 +29,22 @@ from heads.multi_token import MultiTokenHeads
 IGNORE = -100
 
 
+class SpeechVocabulary:
+    """Ids of speech that every decoder's configuration has: V codes 0 … V − 1, then EOS, all of which heads predict."""
+
+    speech_vocab_size: int
+
+    @property
+    def eos(self) -> int:
+        return self.speech_vocab_size
+
+    @property
+    def output_size(self) -> int:
+        return self.speech_vocab_size + 1
+
+
 @dataclass
-class CARConfig:
+class CARConfig(SpeechVocabulary):
     """Shape of a decoder. Defaults are the paper's (App. C.1); V codes, EOS = V, BOS = V + 1 where `bos`."""
 
     text_vocab_size: int = 512
@@ -50,14 +64,6 @@ class CARConfig:
     speech_position_scale: float = 1.0
     tokenizer: str = ""  # name and checksum of the speech tokenizer, and version of the phoneme inventory,
     phonemes: str = ""  # so that data of another one is refused
-
-    @property
-    def eos(self) -> int:
-        return self.speech_vocab_size
-
-    @property
-    def output_size(self) -> int:
-        return self.speech_vocab_size + 1
 
 
 @dataclass

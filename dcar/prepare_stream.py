@@ -30,18 +30,19 @@ from dcar.audio import resample
 from dcar.corpora.validate import examine
 from dcar.corpus import Part, Problem, Row, Utterance, corpus_parts, describe
 from dcar.errors import DataError
-from dcar.prepare import (
-    _NOT_IN_FINGERPRINT,
+from dcar.prepare_settings import (
     PrepareConfig,
     PrepareReport,
     Throughput,
-    _wait,
-    corpus_record,
+    finished,
     in_range,
     make_tokenizer,
+    prepared_record,
+    sentence,
+    settings_stamp,
+    wait,
 )
-from dcar.prepared import FORMAT_VERSION, assemble, check_out_dir, read_json, write_json
-from dcar.text import PHONEME_VERSION
+from dcar.prepared import assemble, check_out_dir, read_json, write_json
 from dcar.token_shards import SAMPLE_RATE, Encoder, Job, Loaded, check_shard, shard_is_there, tokenise, write_shard
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def run_stream(
     )
     tokenizer = tokenizer or make_tokenizer(config.tokenizer)
     fingerprint = _fingerprint(config, parts, tokenizer, speaker_encoder)
-    if (report := _finished(config, out, fingerprint)) is not None:
+    if (report := finished(config, fingerprint)) is not None:
         return report
     work = out.parent / f".{out.name}.partial" / fingerprint[:16]
     work.mkdir(parents=True, exist_ok=True)
@@ -86,7 +87,7 @@ def run_stream(
         return PrepareReport([], {}, None, worker.checked, worker.filtered, throughput)
 
     done = [work / f"done-{r}-of-{world}.json" for r in range(world)]
-    _wait(lambda: all(f.exists() for f in done), config.wait_seconds, f"the other processes in {work}")
+    wait(lambda: all(f.exists() for f in done), config.wait_seconds, f"the other processes in {work}")
     names = sorted(itertools.chain.from_iterable(json.loads(f.read_text())["chunks"] for f in done))
     report = _assemble(config, out, work, names, tokenizer, fingerprint)
     report.throughput = throughput
@@ -173,8 +174,7 @@ def split_of(u: Utterance, config: PrepareConfig) -> str:
     """The utterance's own split, or one by a hash of its sentence: the same sentence never stands in two splits."""
     if u.split is not None:
         return u.split
-    sentence = " ".join(u.text.lower().split())
-    share = int.from_bytes(hashlib.sha256(sentence.encode()).digest()[:8], "big") / 2**64
+    share = int.from_bytes(hashlib.sha256(sentence(u).encode()).digest()[:8], "big") / 2**64
     if share < config.dev_fraction:
         return "dev"
     return "test" if share < config.dev_fraction + config.test_fraction else "train"
@@ -207,14 +207,9 @@ def _assemble(
     shards = {split: files for split, files in shards.items() if files}
     if not shards:
         raise DataError(f"no usable utterance in the splits {', '.join(config.splits)}; {len(problems)} rows are bad")
-    made_by = {k: getattr(tokenizer, k) for k in ("name", "checksum", "vocab_size", "rate_hz")}
-    record = {
-        "fingerprint": fingerprint, "corpus": corpus_record(config), "config": asdict(config), "checked": checked,
-        "tokenizer": {**made_by, "spec": config.tokenizer}, "filtered": filtered,
-        "skipped": [asdict(p) for p in problems],
-    }  # fmt: skip
+    record = prepared_record(config, tokenizer, fingerprint, problems, checked, filtered)
     assemble(out, work, shards, record)
-    report = _finished(config, out, fingerprint)
+    report = finished(config, fingerprint)
     assert report is not None
     return report
 
@@ -249,18 +244,6 @@ def _fingerprint(
 ) -> str:
     """SHA-256 over settings, tokenizer and the stamps of the corpus' parts (of manifests and lists; the files of a
     folder corpus and of a hub are not looked at one by one)."""
-    settings = {k: v for k, v in asdict(config).items() if k not in _NOT_IN_FINGERPRINT}
-    encoder = getattr(speaker_encoder, "name", type(speaker_encoder).__name__) if speaker_encoder else "default"
-    value = [
-        FORMAT_VERSION, settings, tokenizer.name, tokenizer.checksum, PHONEME_VERSION, encoder, config.path,
-        [[p.name, p.stamp] for p in parts],
-    ]  # fmt: skip
+    stamps = [[p.name, p.stamp] for p in parts]
+    value = [*settings_stamp(config, tokenizer, speaker_encoder), config.path, stamps]
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
-
-
-def _finished(config: PrepareConfig, out: Path, fingerprint: str) -> PrepareReport | None:
-    done = read_json(out / "prepared.json")
-    if done is None or done.get("fingerprint") != fingerprint or (done["skipped"] and not config.skip_bad):
-        return None
-    problems = [Problem(**p) for p in done["skipped"]]
-    return PrepareReport(problems, done["counts"], out, done["checked"], done["filtered"])

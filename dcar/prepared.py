@@ -156,6 +156,17 @@ def _join(files: Sequence[Path], joined: Path) -> dict[str, float]:
     return {"utterances": utterances, "seconds": round(seconds, 2), "speakers": len(speakers), "tokens": tokens}
 
 
+def copy_name(name: str, speed: float) -> str:
+    """What an utterance or a speaker is called at a speed: NAME, or NAME@SPEED for a copy at another one than 1."""
+    return name if speed == 1.0 else f"{name}@{speed:g}"
+
+
+def recording_of(row: Mapping[str, Any]) -> tuple[str, float]:
+    """Id of the utterance in the corpus whose recording a prepared row plays, and the speed at which it plays it."""
+    speed = round(float(row["speed"]), 6)  # stored as float32
+    return row["id"].removesuffix(copy_name("", speed)), speed
+
+
 def prepared_info(directory: str | Path) -> dict[str, Any]:
     """prepared.json of a prepared corpus; DataError if it is none or was made by another version of this project."""
     directory = Path(directory)

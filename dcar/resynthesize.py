@@ -21,8 +21,8 @@ from tqdm import tqdm
 from dcar.audio import resample
 from dcar.config import load_config
 from dcar.errors import ConfigError
-from dcar.prepare import load_prepared, source_utterances
-from dcar.vocoders import load_vocoder
+from dcar.prepared import load_prepared, prepared_info, recording_of, source_utterances
+from dcar.vocoders import check_rates, load_vocoder
 
 RECORDING_RATE = 24_000
 """Recordings of all rates are written at this one, in Hz."""
@@ -77,7 +77,9 @@ Speak = Callable[[list[dict[str, Any]], list[int]], list[np.ndarray]]
 
 
 def _vocoder(config: ResynthesizeConfig, voices: np.ndarray) -> tuple[Speak, int]:
-    vocoder = load_vocoder(config.vocoder)
+    vocoder, made_by = load_vocoder(config.vocoder), prepared_info(config.data)["tokenizer"]
+    vocoder.check_tokenizer(f"{made_by['name']}@{made_by['checksum']}")
+    check_rates(vocoder, made_by["rate_hz"], made_by["name"])
     if config.other_voices:
         voices = voices[np.random.default_rng(config.seed).permutation(len(voices))]
     return lambda rows, indices: vocoder.synthesize([row["speech"] for row in rows], voices[indices]), int(
@@ -89,8 +91,8 @@ def _recordings(config: ResynthesizeConfig) -> tuple[Speak, int]:
     sources = source_utterances(config.data)
 
     def recording(row: dict[str, Any]) -> np.ndarray:
-        speed = round(float(row["speed"]), 6)  # a copy at another speed is named after it
-        wave, rate = sources[row["id"].removesuffix(f"@{speed:g}")].load()
+        utterance_id, speed = recording_of(row)
+        wave, rate = sources[utterance_id].load()
         return resample(wave, rate * speed, RECORDING_RATE)
 
     return lambda rows, _: [recording(row) for row in rows], RECORDING_RATE

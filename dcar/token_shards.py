@@ -21,7 +21,7 @@ from dcar.audio import resample
 from dcar.corpora.rows import Utterance
 from dcar.errors import AudioError, DataError
 from dcar.packages import file_sha256
-from dcar.prepared import features, read_json, write_json, write_parquet
+from dcar.prepared import copy_name, features, read_json, write_json, write_parquet
 from dcar.text import text_to_ids
 from dcar.vocoder_features import speaker_features
 
@@ -53,11 +53,11 @@ class Job:
 
     @property
     def id(self) -> str:
-        return self.utterance.id if self.speed == 1.0 else f"{self.utterance.id}@{self.speed:g}"
+        return copy_name(self.utterance.id, self.speed)
 
     @property
     def speaker(self) -> str:
-        return self.utterance.speaker if self.speed == 1.0 else f"{self.utterance.speaker}@{self.speed:g}"
+        return copy_name(self.utterance.speaker, self.speed)
 
 
 class Loaded(NamedTuple):

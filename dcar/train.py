@@ -339,8 +339,7 @@ def plan_backbone(config: TrainConfig, identity: dict[str, Any]) -> tuple[TrainC
                 else "prepare the corpus with the model's own speech tokenizer"))
     wanted = dataclasses.replace(found, tokenizer=identity["tokenizer"], phonemes=identity["phonemes"],
                                  lora=dataclasses.asdict(settings.lora) if settings.train == "lora" else None)
-    shape = CARConfig(**{f.name: getattr(wanted, f.name) for f in dataclasses.fields(CARConfig)
-                         if hasattr(wanted, f.name)}, dropout=0.0)
+    shape = decoder_shape(wanted)
     if config.model not in (CARConfig(), shape):
         raise ConfigError("`model` describes a decoder from scratch, and backbone.path names one that has its shape "
                           "already: remove the settings of `model`")
@@ -356,6 +355,14 @@ def plan_backbone(config: TrainConfig, identity: dict[str, Any]) -> tuple[TrainC
         return cast(CARDecoder, cast_backbone(model, getattr(torch, settings.dtype)))
 
     return dataclasses.replace(config, model=shape), wanted, make
+
+
+def decoder_shape(config: CARConfig | BackboneConfig) -> CARConfig:
+    """What the trainer reads of a model: a CARConfig as it is; of a language model what the two have in common."""
+    if isinstance(config, CARConfig):
+        return config
+    return CARConfig(**{f.name: getattr(config, f.name) for f in dataclasses.fields(CARConfig)
+                        if hasattr(config, f.name)}, dropout=0.0)
 
 
 def finish_backbone(decoder: BackboneDecoder, origin: Path, out: Path) -> None:

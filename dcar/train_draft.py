@@ -4,8 +4,9 @@
     accelerate launch -m dcar.train_draft --config launch/recipes/draft_starter.yaml
 
 SSD (Interspeech 2025), section 3: the target's bottom two and top six of 24 layers (the same shares of another depth),
-embeddings and top layers frozen, bottom layers and output head trained with cross entropy on the next token. Its
-trainer, optimiser and data are those of stage one (dcar/train.py).
+embeddings and top layers frozen, bottom layers and output head trained with cross entropy on the next token. The
+target may be a decoder on a pretrained language model (`dcar convert-backbone`), as the paper's is. Trainer, optimiser
+and data are those of stage one (dcar/train.py).
 """
 
 from __future__ import annotations
@@ -14,17 +15,19 @@ import dataclasses
 import logging
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
 
+from dcar.backbones import BackboneDecoder, load_decoder
 from dcar.config import load_config
-from dcar.draft import DraftDecoder, build_draft
+from dcar.draft import BackboneDraft, DraftDecoder, build_draft
 from dcar.errors import CheckpointError, ConfigError
 from dcar.model import CARDecoder
 from dcar.prepare import load_prepared, prepared_info
 from dcar.shipped import resolve
 from dcar.tracking import latest_checkpoint
-from dcar.train import TrainConfig, data_identity, differing, fit
+from dcar.train import BackboneTraining, TrainConfig, data_identity, decoder_shape, differing, fit
 
 
 @dataclass
@@ -60,29 +63,34 @@ class TrainDraftConfig:
             raise ConfigError("bottom_layers and top_layers count layers of the target; 0 = the paper's share")
 
 
-def run(config: TrainDraftConfig) -> DraftDecoder:
+def run(config: TrainDraftConfig) -> DraftDecoder | BackboneDraft:
     """Train (or go on training) and save the draft, with the checksum of its target, into `config.out_dir`.
 
     Raises ConfigError where the target is too shallow, CheckpointError where the data has other tokens or phonemes than
     the target, or out_dir holds another draft; DataError for broken data.
     """
     prepared = prepared_info(config.data)
-    target = CARDecoder.from_pretrained(resolve(config.target, "decoder"))
+    folder = resolve(config.target, "decoder")
+    target = load_decoder(folder)
     for name, value in data_identity(prepared).items():
-        if (expected := getattr(target.config, name)) != value:
+        if (expected := getattr(target.config, name)) and expected != value:
             raise CheckpointError(f"{config.data}: {name} {value!r}, but the target {config.target} has {expected!r}; "
                                   "prepare the corpus with the target's tokenizer")
     torch.manual_seed(config.seed)
     draft = build_draft(target, config.bottom_layers, config.top_layers)
     last = latest_checkpoint(Path(config.out_dir)) if config.resume else None
-    if last and (differences := differing(DraftDecoder.load_config(last), draft.config)):
+    if last and (differences := differing(type(draft).load_config(last), draft.config)):
         raise CheckpointError(f"{last}: a checkpoint of another draft: {differences}; choose another out_dir, or "
                               "resume=false to start again")
-    ours = {f.name for f in dataclasses.fields(TrainConfig)} - {"model"}
+    ours = {f.name for f in dataclasses.fields(TrainConfig)} - {"model", "backbone"}
     settings = {name: value for name, value in dataclasses.asdict(config).items() if name in ours}
-    trained = fit(TrainConfig(model=draft.config, **settings), draft, load_prepared(config.data, "train"),
-                  load_prepared(config.data, "dev"), prepared, config)
-    assert isinstance(trained, DraftDecoder)
+    backbone = BackboneTraining()
+    if isinstance(draft, BackboneDecoder):
+        backbone.path = str(folder)  # whose text tokenizer goes along
+    trained = fit(TrainConfig(model=decoder_shape(draft.config), backbone=backbone, **settings),
+                  cast(CARDecoder, draft), load_prepared(config.data, "train"), load_prepared(config.data, "dev"),
+                  prepared, config)
+    assert isinstance(trained, DraftDecoder | BackboneDraft)
     return trained
 
 

@@ -32,7 +32,7 @@ from dcar.codebook import spread_out
 from dcar.errors import CheckpointError, ConfigError, DCARError
 from dcar.vocoder import Pitch, TokenVocoder, VocoderConfig
 from dcar.vocoder_acoustic import EMBEDDING_SPREAD, Acoustics, pitch_statistics
-from dcar.vocoder_data import FRAMES_PER_TOKEN, SAMPLES_PER_TOKEN, Crop, VocoderData
+from dcar.vocoder_data import Crop, VocoderData
 from dcar.vocoder_losses import Discriminators, MelDistance, discriminator_loss, generator_losses
 from dcar.vocoder_renderer import mel_transform
 
@@ -57,7 +57,7 @@ class TrainVocoderConfig:
     acoustic_tokens: int = _option(100, "longest stretch of an utterance that it reads")
     renderer_every: int = _option(1, "steps between two steps of the renderer; 0 = it stays as it is")
     renderer_batch_size: int = _option(16, "crops a step of the renderer")
-    segment_tokens: int = _option(50, "length of a crop that the renderer's losses see (50 tokens = 1 s)")
+    segment_tokens: int = _option(50, "length of a crop that the renderer's losses see (1 s of 50 Hz tokens)")
     context_tokens: int = _option(8, "more tokens on both sides that the renderer reads")
     warm_steps: int = _option(1500, "first steps of the renderer without discriminators")
     learning_rate: float = _option(1e-3, "peak, of all networks; linear rise over 100 steps, cosine fall to a fiftieth")
@@ -84,7 +84,14 @@ class Trainer:
     def __init__(self, config: TrainVocoderConfig, data: VocoderData, device: torch.device):
         self.config, self.data, self.device = config, data, device
         torch.manual_seed(config.seed)
-        shape = VocoderConfig(**{"tokenizer_checksum": data.tokenizer_checksum, **config.vocoder})
+        made_by = {"tokenizer_checksum": data.tokenizer_checksum, "token_rate": data.token_rate}
+        shape = VocoderConfig(**{**made_by, **config.vocoder})
+        if (shape.token_rate, shape.frames_per_token) != (data.token_rate, data.frames_per_token):
+            raise ConfigError(
+                f"{config.data}: {data.token_rate} tokens a second of {data.frames_per_token} frames, but the vocoder "
+                f"is to have {shape.token_rate} of {shape.frames_per_token}: leave token_rate, sample_rate and hop out "
+                "of --vocoder (the pack says them), or pack a corpus of that rate"
+            )
         self.generator = TokenVocoder(shape).to(device)
         if data.codebook is not None:
             if len(data.codebook) != shape.vocab_size:
@@ -96,9 +103,14 @@ class Trainer:
         for source, name in ((config.init_from, ""), (config.renderer_from, "renderer")):
             if not source:
                 continue
+            start = TokenVocoder.from_pretrained(source, device)
+            if not name and start.token_rate != shape.token_rate:
+                raise ConfigError(
+                    f"init_from {source}: speaks {start.token_rate} tokens a second, the pack has {shape.token_rate}; "
+                    "leave init_from out, or start from a vocoder of that rate"
+                )
             try:
-                weights = TokenVocoder.from_pretrained(source, device).get_submodule(name).state_dict()
-                self.generator.get_submodule(name).load_state_dict(weights)
+                self.generator.get_submodule(name).load_state_dict(start.get_submodule(name).state_dict())
             except RuntimeError as error:
                 raise ConfigError(f"start from {source}: another size than the configured one: {error}") from error
         # While training, the acoustic model also says what the tokens were before they were quantised: much of the mel
@@ -205,7 +217,7 @@ class Trainer:
 
     def _renderer_loss(self) -> tuple[Tensor, dict[str, Tensor]]:
         """Mel distance of rendered true spectrograms and, after the warm steps, the adversarial losses."""
-        config, margin = self.config, self.config.context_tokens * SAMPLES_PER_TOKEN
+        config, margin = self.config, self.config.context_tokens * self.data.samples_per_token
         rows, first, _ = self._draw(config.renderer_batch_size, config.segment_tokens)
         span = config.segment_tokens + 2 * config.context_tokens
         crop = self.data.crop(rows, first - config.context_tokens, span)
@@ -214,7 +226,7 @@ class Trainer:
         noise = torch.randn(whole.shape, device=self.device, generator=self.random)
         phase = torch.rand(len(rows), 1, device=self.device, generator=self.random)
         autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=config.bf16)
-        mask = crop.mask.repeat_interleave(FRAMES_PER_TOKEN, dim=1)
+        mask = crop.frame_mask
         with autocast:
             log_mel = self.mel(whole).transpose(1, 2)
             fake = self.generator.renderer(log_mel, Pitch(crop.log_f0, crop.voiced), mask, noise, phase)
@@ -247,7 +259,7 @@ class Trainer:
             real, speaker = self.data.wave(crop), self.data.speaker[row][None]
             target, true_pitch = self.mel(real).transpose(1, 2), Pitch(crop.log_f0, crop.voiced)
             log_mel, pitch = self.average.predict(crop.tokens, crop.mask, speaker)
-            mask = crop.mask.repeat_interleave(FRAMES_PER_TOKEN, dim=1)
+            mask = crop.frame_mask
             both = (crop.log_f0 - pitch.log_f0).abs() * crop.voiced
             values = {
                 "mel": self.mel_distance(self.average.renderer(log_mel, pitch, mask), real),
@@ -279,7 +291,7 @@ class Trainer:
 def acoustic_loss(said: Acoustics, log_mel: Tensor, crop: Crop, speaker: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
     """L1 of the log-mel [B, F, bands], smooth L1 of the pitch's deviation from the voice's mean (unvoiced frames at a
     tenth), cross-entropy of voicing; frames outside the rows do not count."""
-    keep, voiced = crop.mask.repeat_interleave(FRAMES_PER_TOKEN, dim=1), crop.voiced
+    keep, voiced = crop.frame_mask, crop.voiced
     spectrum = ((said.log_mel - log_mel).abs().mean(-1) * keep).sum() / keep.sum()
     mean, spread = pitch_statistics(speaker)
     target = ((crop.log_f0 - mean) / spread).clamp(-4.0, 4.0)
@@ -320,7 +332,7 @@ def run(config: TrainVocoderConfig) -> Path:
 def _train(trainer: Trainer, out: Path) -> Iterator[dict[str, Any]]:
     """Step until the budget is spent; yields log records, writes checkpoints and exports."""
     config = trainer.config
-    speech = float(trainer.data.lengths.sum()) / 50 / 3600
+    speech = float(trainer.data.lengths.sum()) / trainer.data.token_rate / 3600
     parameters = sum(p.numel() for p in trainer.generator.parameters())
     yield {
         "event": "start",
@@ -373,13 +385,14 @@ def write_samples(trainer: Trainer, folder: Path) -> None:
         start, length = int(trainer.data.starts[row]), int(trainer.data.lengths[row])
         tokens = trainer.data.tokens[start : start + length].tolist()
         spoken = trainer.average.synthesize([tokens], trainer.data.speaker[row][None])[0]
-        real = trainer.data.waves[start * SAMPLES_PER_TOKEN : (start + length) * SAMPLES_PER_TOKEN].cpu().numpy()
-        for name, samples in (("real", real), ("vocoder", (spoken * 32767).astype(np.int16))):
+        samples = trainer.data.samples_per_token
+        real = trainer.data.waves[start * samples : (start + length) * samples].cpu().numpy()
+        for name, wave in (("real", real), ("vocoder", (spoken * 32767).astype(np.int16))):
             with wave_file.open(str(folder / f"{i}_{name}.wav"), "wb") as file:
                 file.setnchannels(1)
                 file.setsampwidth(2)
                 file.setframerate(trainer.average.sample_rate)
-                file.writeframes(samples.tobytes())
+                file.writeframes(wave.tobytes())
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -1,6 +1,6 @@
-"""The vocoder: speech tokens (50 Hz) + a voice -> 24 kHz waveform, on one CPU thread far faster than real time.
+"""The vocoder: speech tokens + a voice -> 24 kHz waveform, on one CPU thread far faster than real time.
 
-    tokens + voice ── acoustic model, 50 Hz ──> log-mel, F0, voicing          (dcar/vocoder_acoustic.py)
+    tokens + voice ── acoustic model ──>        log-mel, F0, voicing          (dcar/vocoder_acoustic.py)
     log-mel + pitch ── renderer, 100 Hz ── inverse STFT ──> wave              (dcar/vocoder_renderer.py)
 
 Two networks, because they learn different things from different amounts of data. What a token sounds like in a voice
@@ -64,7 +64,7 @@ class TokenVocoder(nn.Module):
         return said.log_mel, Pitch(log_f0.gather(1, frame), (said.voicing > 0).float())
 
     def forward(self, tokens: Tensor, lengths: Tensor, speaker: Tensor) -> Tensor:
-        """Waveform [B, T * 480]: tokens [B, T] int64 (any id as padding), lengths [B], speaker [B, 298].
+        """Waveform [B, T * samples_per_token]: tokens [B, T] int64 (any id as padding), lengths [B], speaker [B, 298].
 
         Row b is silent after lengths[b] tokens, and equals what it gives alone. Raises DataError on wrong
         shapes, ids outside the vocabulary, or speaker features that are not finite.
@@ -100,7 +100,7 @@ class TokenVocoder(nn.Module):
 
     @torch.inference_mode()
     def synthesize(self, token_lists: Sequence[Sequence[int]], speaker: Tensor | np.ndarray) -> list[np.ndarray]:
-        """One float32 wave per utterance, 480 samples a token (none for an empty list); speaker [B, 298].
+        """One float32 wave per utterance, samples_per_token samples a token (none for an empty list); speaker [B, 298].
 
         Utterances are padded to the longest of the call: pass utterances of similar length together.
         """

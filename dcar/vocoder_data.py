@@ -2,7 +2,7 @@
 
 A pack holds each recording once and lists *rows*: a recording played at some speed, with the tokens and the
 speaker features of exactly that signal. Playing at another speed moves pitch and formants, so a corpus with
-few speakers gains more. Waves are resampled when the pack is unpacked.
+few speakers gains more. Waves are resampled when the pack is unpacked. Tokens have the rate of the corpus' tokenizer.
 """
 
 from __future__ import annotations
@@ -44,8 +44,7 @@ logger = logging.getLogger(__name__)
 
 FORMAT = "dcar-vocoder-pack-1"
 ENCODER_SAMPLE_RATE = 16_000
-SAMPLES_PER_TOKEN = 480
-FRAMES_PER_TOKEN = SAMPLES_PER_TOKEN // FRAME_HOP
+FRAME_RATE = SAMPLE_RATE // FRAME_HOP
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ class PackRow:
 
     recording: int  # index into the recordings
     speed: float
-    tokens: np.ndarray  # int64 [T]; token k covers samples [480 k, 480 (k + 1)) of the signal at this speed
+    tokens: np.ndarray  # int64 [T]; token k covers samples [n k, n (k + 1)) of the signal, n = 24000 / token rate
     embedding: np.ndarray  # float32 [256], speaker embedding of the signal at this speed
     voice: str  # rows of one voice share speaker features at random during training
     validation: bool
@@ -66,11 +65,15 @@ def write_pack(
     recordings: Iterable[np.ndarray | bytes],
     rows: Sequence[PackRow],
     tokenizer_checksum: str,
+    token_rate: float = 50,
     codebook: np.ndarray | None = None,
 ) -> None:
     """Write a pack (safetensors). recordings: float32 waves at 24 kHz, or encoded files that soundfile can read.
-    codebook: the tokenizer's centroids [V, P], which the embedding of tokens starts from."""
-    recordings = list(recordings)
+
+    token_rate: tokens a second. codebook: the tokenizer's centroids [V, P], which the embedding of tokens starts from.
+    DataError where a token would not be a whole number of frames, or nothing is packed.
+    """
+    recordings, token_rate = list(recordings), whole_rate(token_rate, out)
     if not rows or not recordings:
         raise DataError(f"{out}: nothing to pack; the prepared dataset has no rows")
     encoded = isinstance(recordings[0], bytes)
@@ -78,12 +81,15 @@ def write_pack(
         parts = [torch.frombuffer(bytearray(r), dtype=torch.uint8) for r in recordings]
     else:
         parts = [torch.from_numpy((np.clip(r, -1, 1) * 32767).round().astype(np.int16)) for r in recordings]
+    wide = max(int(np.max(r.tokens, initial=0)) for r in rows) > np.iinfo(np.int16).max
     voices = sorted({(r.voice, r.speed) for r in rows})
     number = {key: i for i, key in enumerate(voices)}
     tensors = {
         "audio": torch.cat(parts),
         "audio_offsets": _offsets([len(p) for p in parts]),
-        "tokens": torch.cat([torch.from_numpy(np.asarray(r.tokens, dtype=np.int16)) for r in rows]),
+        "tokens": torch.cat(
+            [torch.from_numpy(np.asarray(r.tokens, dtype=np.int32 if wide else np.int16)) for r in rows]
+        ),
         "token_offsets": _offsets([len(r.tokens) for r in rows]),
         "recording": torch.tensor([r.recording for r in rows]),
         "speed": torch.tensor([r.speed for r in rows], dtype=torch.float64),
@@ -96,9 +102,20 @@ def write_pack(
     if codebook is not None:
         tensors["codebook"] = torch.from_numpy(np.ascontiguousarray(codebook, dtype=np.float32))
     header = {"format": FORMAT, "encoded": json.dumps(encoded), "tokenizer_checksum": tokenizer_checksum}
+    header["token_rate"] = str(token_rate)
     header["voices"] = json.dumps([f"{voice} x{speed:g}" for voice, speed in voices])
     Path(out).parent.mkdir(parents=True, exist_ok=True)
     save_file(tensors, out, metadata=header)
+
+
+def whole_rate(token_rate: float, where: str | Path) -> int:
+    """`token_rate` as an int; DataError where a token is not a whole number of the vocoder's frames of 10 ms."""
+    if token_rate <= 0 or token_rate != int(token_rate) or FRAME_RATE % int(token_rate):
+        raise DataError(
+            f"{where}: tokens of {token_rate:g} Hz; the vocoder's frames run at {FRAME_RATE} Hz, so rates of 100, 50, "
+            "25, 20, 10 … can be trained; choose a tokenizer of such a rate"
+        )
+    return int(token_rate)
 
 
 def _offsets(lengths: Sequence[int]) -> Tensor:
@@ -110,30 +127,44 @@ class Crop(NamedTuple):
 
     tokens: Tensor  # int64 [B, T]
     mask: Tensor  # float32 [B, T], 1 inside the row
-    log_f0: Tensor  # float32 [B, 2T]
-    voiced: Tensor  # float32 [B, 2T]
+    log_f0: Tensor  # float32 [B, F], F = T frames_per_token
+    voiced: Tensor  # float32 [B, F]
     positions: Tensor  # int64 [B, T], index of each token in VocoderData.tokens
+
+    @property
+    def frame_mask(self) -> Tensor:
+        """float32 [B, F], 1 inside the row."""
+        return self.mask.repeat_interleave(self.voiced.shape[1] // self.mask.shape[1], dim=1)
 
 
 @dataclass
 class VocoderData:
     """Everything a training step reads, as flat tensors on one device; R rows, S samples, N tokens in total."""
 
-    waves: Tensor  # int16 [S], rows end to end, each 480 samples a token
+    waves: Tensor  # int16 [S], rows end to end, each samples_per_token samples a token
     tokens: Tensor  # int64 [N]
-    log_f0: Tensor  # float32 [2 N]
-    voiced: Tensor  # float32 [2 N]
+    log_f0: Tensor  # float32 [N frames_per_token]
+    voiced: Tensor  # float32 [N frames_per_token]
     starts: Tensor  # int64 [R], first token of each row
     lengths: Tensor  # int64 [R], tokens
     speaker: Tensor  # float32 [R, 298], speaker features
     voice: Tensor  # int64 [R]
     validation: Tensor  # bool [R]
     tokenizer_checksum: str
+    token_rate: int = 50  # tokens a second
     codebook: Tensor | None = None  # float32 [V, P], the tokenizer's centroids if it has any
     states: Tensor | None = None  # float16 [N, P], what was quantised to the tokens, where the pack has it
 
+    @property
+    def samples_per_token(self) -> int:
+        return SAMPLE_RATE // self.token_rate
+
+    @property
+    def frames_per_token(self) -> int:
+        return FRAME_RATE // self.token_rate
+
     @classmethod
-    def load(cls, path: str | Path, device: str | torch.device, min_tokens: int = 25) -> VocoderData:
+    def load(cls, path: str | Path, device: str | torch.device, min_seconds: float = 0.5) -> VocoderData:
         """Unpack onto `device`: decode, change speed, track pitch. Raises DataError if the file is no pack."""
         try:
             with safe_open(path, "pt") as file:
@@ -145,16 +176,18 @@ class VocoderData:
             ) from error
         if header.get("format") != FORMAT:
             raise DataError(f"{path}: not a {FORMAT} file; make it with pack_training_data")
+        token_rate = whole_rate(float(header.get("token_rate", 50)), path)  # earlier packs, all of 50 Hz, do not say
+        samples_per_token = SAMPLE_RATE // token_rate
         recordings = _decode(pack["audio"], pack["audio_offsets"].tolist(), json.loads(header["encoded"]))
         offsets, kept = pack["token_offsets"].tolist(), []
         waves, tokens, log_f0, voiced, speaker, states = [], [], [], [], [], []
         for row in tqdm(range(len(offsets) - 1), desc="unpack", unit="row"):
             ids = pack["tokens"][offsets[row] : offsets[row + 1]].to(device, torch.int64)
-            if len(ids) < min_tokens:
+            if len(ids) < min_seconds * token_rate:
                 continue
             recording = recordings[int(pack["recording"][row])].numpy() / np.float32(32767)
             played = resample(recording, SAMPLE_RATE * float(pack["speed"][row]), SAMPLE_RATE)
-            wave = fit_length(torch.from_numpy(played).to(device), len(ids) * SAMPLES_PER_TOKEN)
+            wave = fit_length(torch.from_numpy(played).to(device), len(ids) * samples_per_token, 3 * samples_per_token)
             row_f0, row_voiced = track_f0(wave)
             if int(row_voiced.sum()) < MIN_VOICED_FRAMES:
                 continue
@@ -168,7 +201,7 @@ class VocoderData:
             log_f0.append(row_f0)
             voiced.append(row_voiced.float())
         if not kept:
-            raise DataError(f"{path}: no row has {min_tokens} tokens or more and {MIN_VOICED_FRAMES} voiced frames")
+            raise DataError(f"{path}: no row has {min_seconds} s or more and {MIN_VOICED_FRAMES} voiced frames")
         if len(kept) < len(offsets) - 1:
             logger.warning("%s: %d rows left out, too short or without voice", path, len(offsets) - 1 - len(kept))
         index = torch.tensor(kept)
@@ -186,6 +219,7 @@ class VocoderData:
             tokenizer_checksum=header["tokenizer_checksum"],
             codebook=pack.get("codebook"),
             states=torch.cat(states) if states else None,
+            token_rate=token_rate,
         )
 
     def crop(self, rows: Tensor, first: Tensor, tokens: int) -> Crop:
@@ -195,20 +229,23 @@ class VocoderData:
         inside = (steps >= 0) & (steps < length)
         at = start + steps.clamp_min(0).minimum(length - 1)
         ids = self.tokens[at] * inside
-        frame = (at[..., None] * FRAMES_PER_TOKEN + torch.arange(FRAMES_PER_TOKEN, device=rows.device)).flatten(1)
-        by_frame = inside.repeat_interleave(FRAMES_PER_TOKEN, dim=1)
+        frames = self.frames_per_token
+        frame = (at[..., None] * frames + torch.arange(frames, device=rows.device)).flatten(1)
+        by_frame = inside.repeat_interleave(frames, dim=1)
         return Crop(ids, inside.float(), self.log_f0[frame], self.voiced[frame] * by_frame, at)
 
     def wave(self, crop: Crop) -> Tensor:
-        """The recording behind a crop, float32 [B, 480 T], zeros outside the row."""
-        inner = torch.arange(SAMPLES_PER_TOKEN, device=self.waves.device)
-        sample = (crop.positions[..., None] * SAMPLES_PER_TOKEN + inner).flatten(1)
-        return self.waves[sample].float() / 32767 * crop.mask.repeat_interleave(SAMPLES_PER_TOKEN, dim=1)
+        """The recording behind a crop, float32 [B, T samples_per_token], zeros outside the row."""
+        samples = self.samples_per_token
+        inner = torch.arange(samples, device=self.waves.device)
+        sample = (crop.positions[..., None] * samples + inner).flatten(1)
+        return self.waves[sample].float() / 32767 * crop.mask.repeat_interleave(samples, dim=1)
 
 
-def fit_length(wave: Tensor, samples: int) -> Tensor:
-    """Cut or zero-pad wave [n] to `samples`; a difference beyond 60 ms means that tokens and audio do not belong."""
-    if abs(len(wave) - samples) > 3 * SAMPLES_PER_TOKEN:
+def fit_length(wave: Tensor, samples: int, tolerance: int) -> Tensor:
+    """Cut or zero-pad wave [n] to `samples`; DataError for a difference beyond `tolerance` samples (three tokens):
+    tokens and audio do not belong together."""
+    if abs(len(wave) - samples) > tolerance:
         raise DataError(
             f"{len(wave)} samples of audio but tokens for {samples}: the pack's tokens belong to other audio; "
             "prepare the corpus again"
@@ -251,7 +288,7 @@ def pack_training_data(
     with the id of an unusable utterance, ConfigError where `states` asks for those of another kind of tokenizer.
     """
     from dcar.corpus import AudioSegment, StoredAudio
-    from dcar.prepare import load_prepared, prepared_info, source_utterances
+    from dcar.prepared import load_prepared, prepared_info, recording_of, source_utterances
 
     utterances, info = source_utterances(prepared_dir), prepared_info(prepared_dir)
     listener = _listener(info["tokenizer"], prepared_dir) if states else None
@@ -262,8 +299,8 @@ def pack_training_data(
     seconds: list[float] = []
     for split in (*train_splits, *validation_splits):
         for row in tqdm(load_prepared(prepared_dir, split), desc=f"pack {split}", unit="row"):
-            speed = round(float(row["speed"]), 6)  # stored as float32
-            utterance = utterances.get(row["id"].removesuffix(f"@{speed:g}"))
+            utterance_id, speed = recording_of(row)
+            utterance = utterances.get(utterance_id)
             if utterance is None:
                 raise DataError(f"{prepared_dir}: utterance {row['id']} is no longer in the corpus; prepare it again")
             if utterance.id not in known:
@@ -288,7 +325,7 @@ def pack_training_data(
             heard = None if listener is None else _states(listener, utterance, speed, tokens)
             rows.append(PackRow(recording, speed, tokens, embedding, row["speaker"], split in validation_splits, heard))
     codebook = codebook_of(info["tokenizer"], prepared_dir)
-    write_pack(out, recordings, rows, info["tokenizer"]["checksum"], codebook)
+    write_pack(out, recordings, rows, info["tokenizer"]["checksum"], rate_hz, codebook)
 
 
 def _listener(tokenizer: Mapping[str, Any], prepared_dir: str | Path) -> KMeansTokenizer:

@@ -1,7 +1,7 @@
 """Signal features of the vocoder in plain torch: mel spectra, pitch tracks, speaker features, speed change.
 
 Frames are "same"-padded: a wave of F·hop samples has exactly F frames and frame f is centred on sample
-hop·f + hop/2. So two 100 Hz frames belong to one 50 Hz speech token, without a half-frame shift.
+hop·f + hop/2. So two 100 Hz frames belong to one 50 Hz speech token, four to one of 25 Hz, without a half-frame shift.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ from eval.plots import draw_plots
 from eval.records import RECORDING, RESYNTHESIS, Maker, Record, RecordStore, Scope, Tools, choose_items, plan, save_opus
 from eval.report import FORMAT_VERSION, write_report
 from eval.rows import Row, by_utterance, make_rows, power_statement
-from eval.scorers import load_similarity
+from eval.scorers import load_scorers, load_similarity
 from eval.sweeps import expand_names
 from eval.table import table_text
 from eval.timing import time_methods
@@ -81,6 +81,7 @@ class CompareConfig:
     judge: str = "moonshine"  # must not have made the speech tokens nor the reward
     second_opinion: str = "whisper-base"
     similarity: str = "resemblyzer"  # or wavlm:…, eres2net:… (eval/scorers.py)
+    scorers: list[str] = field(default_factory=list)  # more columns: utmos:…, wavlm:…, dnsmos, … (eval/scorers.py)
     second_opinion_utterances: int = 0  # with the first seed; 0 = off
     noise_quality_utterances: int = 20  # DNSMOS, with the first seed; 0 = off (about half a second each)
     timing_utterances: int = 10  # spoken by every method at batch 1; 0 = no timings
@@ -98,6 +99,8 @@ class CompareConfig:
             raise ConfigError("a comparison needs at least one method and one seed")
         if len(set(self.seeds)) != len(self.seeds):
             raise ConfigError(f"seeds must differ: {self.seeds}")
+        if len(set(self.scorers)) != len(self.scorers):
+            raise ConfigError(f"scorers must differ: {self.scorers}")
         if self.batch_size < 1 or self.resamples < 100:
             raise ConfigError("batch_size must be at least 1 and resamples at least 100")
         counts = ("limit", "second_opinion_utterances", "noise_quality_utterances", "timing_utterances",
@@ -139,6 +142,7 @@ def load_tools(config: CompareConfig, device: str) -> Tools:
         NoiseQuality() if config.noise_quality_utterances else None, recordings,
         {"vocoder": _identity(vocoder, config.vocoder)},
         {"corpus": info["corpus"], "tokenizer": tokenizer, "split": config.split},
+        load_scorers(config.scorers, prompts, device),
     )
 
 
@@ -239,7 +243,7 @@ def _finish(config: CompareConfig, tools: Tools, entries: list[Entry], reference
                   disable=None) as bar:
             timings = time_methods(tools, entries, config.sampling, config.seeds[0], config.timing_utterances, out,
                                    lambda: bar.update() and None)
-    rows = make_rows(records, names, timings, config.resamples)
+    rows = make_rows(records, names, timings, config.resamples, list(tools.scorers))
     header = _header(config, tools, entries, rows, state)
     result = {**header, "equal_speed": _equal_speed(records, rows, config.resamples), "rows": rows,
               "samples": _samples(config, tools, names, maker)}
@@ -284,6 +288,7 @@ def _header(config: CompareConfig, tools: Tools, entries: list[Entry], rows: lis
         "judge_note": "one waveform at a time; the length of a transcript is capped by the duration of the audio",
         "second_opinion": tools.second_opinion.name if tools.second_opinion else None, "normalizer": NORMALIZER,
         "speaker_similarity": getattr(tools.similarity, "name", None), "noise_quality": NOISE_QUALITY_LABEL,
+        "scorers": {name: {"kind": s.kind, "setting": s.spec} for name, s in tools.scorers.items()},
         "sampling": asdict(config.sampling), "seeds": list(config.seeds), "utterances": len(tools.items),
         "corpus": tools.corpus, "methods": {e.name: e.identity for e in entries},
         "parameters": sum(p.numel() for p in decoder.parameters()), "heads": decoder.config.num_prediction_heads,

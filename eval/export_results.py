@@ -106,7 +106,7 @@ def _lines(path: Path, lines: Iterable[str]) -> None:
 
 def write_versa(folder: Path, records: list[Record], spoken: list[Record], wavs: dict[str, Path], judge: str) -> None:
     """`pred.scp`, `text` (of what has audio) and `versa.jsonl` (of every record): one JSON object an utterance with its
-    `key`, WER and CER counts as VERSA's recognisers name them, `spk_similarity`, `dns_overall`."""
+    `key`, WER and CER counts as VERSA's recognisers name them, `spk_similarity`, `dns_overall` and `utmos`."""
     _lines(folder / "pred.scp", (f"{r['id']} {wavs[r['id']]}" for r in spoken))
     _lines(folder / "text", (f"{r['id']} {' '.join(r['text'].split())}" for r in spoken))
     _lines(folder / "versa.jsonl", (json.dumps(_versa_row(r, judge), ensure_ascii=False) for r in records))
@@ -122,7 +122,8 @@ def _versa_row(record: Record, judge: str) -> dict[str, Any]:
     for ours, theirs in (("speaker_similarity", "spk_similarity"), ("noise_quality", "dns_overall")):
         if record.get(ours) is not None:
             row[theirs] = record[ours]
-    return row
+    utmos = next((score for name, score in record.get("scores", {}).items() if name.startswith("utmos")), None)
+    return row if utmos is None else {**row, "utmos": utmos}
 
 
 def write_seed_tts_eval(folder: Path, spoken: list[Record], wavs: dict[str, Path], prompts: dict[str, Path]) -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from dcar.backbones import load_decoder
 from dcar.decoding import ChunkMethod, FixedChunk, Method, PolicyChunk, RandomChunk
-from dcar.draft import DraftDecoder
+from dcar.draft import check_draft
 from dcar.errors import ConfigError
 from dcar.model import CARDecoder
 from eval.verifiers import entropy, mtp_viterbi, vadusa
@@ -37,7 +37,7 @@ class Models:
     decoder: CARDecoder
     far_decoder: CARDecoder | None = None
     policies: dict[str, ChunkPolicy] = field(default_factory=dict)
-    draft: DraftDecoder | None = None
+    draft: CARDecoder | None = None
     statistics: VerifierStatistics | None = None  # of the decoder, for vadusa, mtp-viterbi and entropy@
 
     def __post_init__(self) -> None:
@@ -46,7 +46,7 @@ class Models:
         if self.statistics is not None:
             self.statistics.check_decoder(self.decoder.checksum(), self.decoder.config)
         if self.draft is not None:
-            self.draft.check_target(self.decoder)
+            check_draft(self.draft, self.decoder)
         if self.far_decoder is not None:
             for name in ("speech_vocab_size", "text_vocab_size", "bos", "tokenizer", "phonemes"):
                 ours, far = getattr(self.decoder.config, name), getattr(self.far_decoder.config, name)
@@ -169,7 +169,7 @@ def make_methods(names: Sequence[str], models: Models) -> list[Entry]:
 def load_models(decoder: str, far_decoder: str, policies: Sequence[str], device: str = "cpu",
                 draft: str = "", statistics: str = "") -> Models:
     """Load checkpoints; `policies` are folders, or name=folder where there are several; `draft` is a folder of
-    `dcar train-draft`, `statistics` one of `dcar fit-verifiers`, both for this decoder, or nothing."""
+    `dcar train-draft` or another decoder of the same ids, `statistics` one of `dcar fit-verifiers`, or nothing."""
     loaded: dict[str, ChunkPolicy] = {}
     for item in policies:
         name, _, folder = item.rpartition("=")
@@ -180,5 +180,5 @@ def load_models(decoder: str, far_decoder: str, policies: Sequence[str], device:
         loaded[name] = ChunkPolicy.from_pretrained(folder, device)
     far = load_decoder(far_decoder, device) if far_decoder else None
     return Models(load_decoder(decoder, device), far, loaded,
-                  DraftDecoder.from_pretrained(draft, device) if draft else None,
+                  load_decoder(draft, device) if draft else None,
                   VerifierStatistics.from_pretrained(statistics) if statistics else None)

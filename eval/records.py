@@ -12,10 +12,10 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -28,6 +28,9 @@ from dcar.sampling import SamplingConfig
 from dcar.wer import NORMALIZER, WordErrors, character_errors, word_errors
 from eval.acceptance import check_rounds
 from eval.methods import Entry, Models
+
+if TYPE_CHECKING:
+    from eval.scorers import Scorer
 
 Key = tuple[str, int, str]  # method, seed, utterance id
 Record = dict[str, Any]
@@ -68,6 +71,7 @@ class Tools:
     recording: Callable[[str], tuple[np.ndarray, int]] | None = None  # utterance id -> waveform, rate in Hz
     identity: dict[str, str] = field(default_factory=dict)  # names and checksums of vocoder, judge, …
     corpus: dict[str, Any] = field(default_factory=dict)  # what the report says about the data
+    scorers: Mapping[str, Scorer] = field(default_factory=dict)  # by name; every record carries a score of each
 
 
 @dataclass(frozen=True)
@@ -202,10 +206,12 @@ class Maker:
         return self.out / "audio" / f"{name}-{slug}-{self.fingerprint(method, index)}.opus"
 
     def _extras(self, seed: int, index: int) -> dict[str, str]:
-        """Name of each extra judgement that this record should carry."""
-        if seed != self.first_seed:
-            return {}
+        """Name of each judgement besides the words' that this record should carry."""
         extras = {}
+        if self.tools.similarity is not None:
+            extras["similarity_measure"] = getattr(self.tools.similarity, "name", "similarity")
+        if seed != self.first_seed:
+            return extras
         if self.tools.second_opinion is not None and index in self.scope.second_opinion:
             extras["second_judge"] = self.tools.second_opinion.name
         if self.tools.noise_quality is not None and index in self.scope.noise_quality:
@@ -218,6 +224,8 @@ class Maker:
     def finished(self, method: str, seed: int, index: int) -> bool:
         record = self.done.get((method, seed, self.tools.items[index].prompt.utterance_id))
         if record is None or any(record.get(k) != v for k, v in self._extras(seed, index).items()):
+            return False
+        if not self.tools.scorers.keys() <= record.get("scores", {}).keys():
             return False
         silent = not self.keeps_audio(seed, index) or record["duration"] == 0
         return silent or self.audio_path(method, index).exists()
@@ -279,6 +287,8 @@ class Maker:
         if self.tools.similarity is not None:
             similarity = self.tools.similarity(wave, rate, item.speaker_embedding) if len(wave) else None
             record["speaker_similarity"] = similarity
+        if self.tools.scorers:
+            record["scores"] = {n: s(wave, rate, item.speaker_embedding) for n, s in self.tools.scorers.items()}
         record |= self._extras(unit.seed, index)
         if "second_judge" in record:
             assert self.tools.second_opinion is not None

@@ -23,7 +23,7 @@ from eval.html import data_uri, escape, file_uri, paragraphs, table
 from eval.papers import papers_text
 from eval.records import RECORDING, RESYNTHESIS
 from eval.report_methods import equal_speed_section, error_figures, papers_section, verification
-from eval.table import COLUMNS, notes
+from eval.table import main_columns, notes
 
 FORMAT_VERSION = 2  # of compare.json; 2: acceptance by position, families, comparison at equal speed
 # one hue, light to dark: chunk sizes are ordered
@@ -152,7 +152,8 @@ def _table(rows: Sequence[dict[str, Any]]) -> str:
     def kind(row: dict[str, Any]) -> str:
         return "reference" if row["kind"] == "reference" else "dcar" if row["method"].startswith("dcar") else "plain"
 
-    return table([title for title, _ in COLUMNS], [[of(r) for _, of in COLUMNS] for r in rows],
+    columns = main_columns(rows)
+    return table([title for title, _ in columns], [[of(r) for _, of in columns] for r in rows],
                  [kind(r) for r in rows])
 
 

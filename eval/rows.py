@@ -25,13 +25,15 @@ Row = dict[str, Any]
 
 
 def make_rows(records: Sequence[Record], methods: Sequence[str], timings: Sequence[dict[str, Any]] = (),
-              resamples: int = 4000) -> list[Row]:
+              resamples: int = 4000, scorers: Sequence[str] = ()) -> list[Row]:
     """One row per method, in the order of `methods`; reference rows (recording, resynthesis) have no passes or times.
 
-    Error counts of an utterance are summed over its seeds before anything is resampled.
+    Error counts of an utterance are summed over its seeds before anything is resampled. scorers: names of the scores
+    that the records carry, for `row["scores"]`.
     """
     grouped = {m: [r for r in records if r["method"] == m] for m in methods}
-    rows = [_row(m, grouped[m], timings, resamples) for m in methods]
+    rows = [{**_row(m, grouped[m], timings, resamples), "scores": _scores(grouped[m], scorers, resamples)}
+            for m in methods]
     spoken = [r for r in rows if r["kind"] == "method"]
     cars = [r for r in spoken if r["method"].startswith("car-")]
     best = min(cars, key=lambda r: r["wer"])["method"] if cars else None
@@ -128,6 +130,26 @@ def _row(method: str, records: Sequence[Record], timings: Sequence[dict[str, Any
             "timed_n": sum(t["method"] == method for t in timings),
         }
     return row
+
+
+def _scores(records: Sequence[Record], scorers: Sequence[str], resamples: int) -> dict[str, dict[str, Any]]:
+    """By scorer: mean over the records that have a score, its bootstrap interval over utterances (all seeds of one stay
+    together), and how many utterances and records that are."""
+    found = {}
+    for name in scorers:
+        totals: dict[str, list[float]] = {}
+        for r in records:
+            if (score := r["scores"][name]) is not None:
+                total = totals.setdefault(r["id"], [0.0, 0.0])
+                total[0], total[1] = total[0] + score, total[1] + 1
+        count = int(sum(t[1] for t in totals.values()))
+        entry: dict[str, Any] = {"mean": None, "ci": None, "n": len(totals), "records": count}
+        if totals:
+            sums = [totals[i] for i in sorted(totals)]
+            mean = corpus_interval([s for s, _ in sums], [n for _, n in sums], resamples=resamples)
+            entry |= {"mean": mean.value, "ci": [mean.low, mean.high]}
+        found[name] = entry
+    return found
 
 
 def _mean(records: Sequence[Record], field: str) -> float | None:

@@ -13,29 +13,53 @@
 | `http://…` | a service that answers `{"score": …}` |
 
 The last two similarities compare recordings, so they need those of the prompts (`dcar.vocoders.PromptAudio`). Scores of
-different scorers are not comparable; the name of the scorer is part of every table.
+different scorers are not comparable; the name of the scorer is part of every table. `scorers: […]` of a comparison
+takes any of them, each with a column of its own (`load_scorers`).
 """
 
 from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
 from dcar.audio import resample
-from dcar.errors import AssetError, AudioError, CheckpointError, ConfigError
+from dcar.errors import AssetError, AudioError, CheckpointError, ConfigError, DataError
 from dcar.hub import from_hub, read_weights
 from dcar.tokenizers import check_waveform
 from dcar.vocoders import PromptAudio
 from eval.metrics import NoiseQuality, SpeakerSimilarity
 
 RATE = 16_000
+SIMILARITIES = ("resemblyzer", "wavlm", "eres2net")
 Similarity = Callable[[np.ndarray, int, np.ndarray], float | None]
 Quality = Callable[[np.ndarray, int], float | None]
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """A column of a comparison; `kind` is similarity (a cosine) or quality (a predicted rating)."""
+
+    name: str
+    kind: str
+    spec: str
+    score: Similarity
+
+    def __call__(self, wave: np.ndarray, sample_rate: int, speaker: np.ndarray) -> float | None:
+        """Score of a float32 mono waveform [samples]; speaker: the features of its prompt. None where there is nothing
+        to score (no samples; silence, where voices are compared). DataError for a score that is no finite number."""
+        if len(wave) == 0:
+            return None
+        score = self.score(wave, sample_rate, speaker)
+        if score is not None and not np.isfinite(score):
+            raise DataError(f"{self.name}: gave {score} for {len(wave) / sample_rate:.2f} s of audio; its weights are "
+                            "broken or it cannot read such audio: leave it out of `scorers`")  # fmt: skip
+        return score
 
 
 class VoiceEncoder(Protocol):
@@ -209,3 +233,32 @@ def load_quality(spec: str, device: str = "cpu") -> Quality:
 
         return HTTPScorer(spec)
     raise ConfigError(f"quality {spec!r}: choose dnsmos, utmos:CLONE#WEIGHTS.pt or http://HOST/PATH")
+
+
+def load_scorers(specs: Sequence[str], prompts: PromptAudio | None = None, device: str = "cpu") -> dict[str, Scorer]:
+    """Scorers by their names, in the order of `specs`, each a similarity or a quality of the module's tables.
+
+    Raises AssetError, CheckpointError; ConfigError for what is neither, and for two of one name, which a table could
+    not tell apart.
+    """
+    loaded: dict[str, Scorer] = {}
+    for spec in specs:
+        kind = "similarity" if spec.partition(":")[0] in SIMILARITIES else "quality"
+        if kind == "similarity":
+            score = load_similarity(spec, prompts, device)
+        else:
+            score = _without_speaker(load_quality(spec, device))
+        name = getattr(score, "name", spec)
+        if name in loaded:
+            raise ConfigError(f"scorers: {loaded[name].spec!r} and {spec!r} are both called {name!r}; rename the "
+                              "folder or file of one, or leave it out")  # fmt: skip
+        loaded[name] = Scorer(name, kind, spec, score)
+    return loaded
+
+
+def _without_speaker(quality: Quality) -> Similarity:
+    def score(wave: np.ndarray, sample_rate: int, speaker: np.ndarray) -> float | None:
+        return quality(wave, sample_rate)
+
+    score.name = getattr(quality, "name")  # type: ignore[attr-defined]  # noqa: B009
+    return score

@@ -48,6 +48,20 @@ COLUMNS: list[Column] = [
 ]
 
 
+def main_columns(rows: Sequence[Row]) -> list[Column]:
+    """Columns of the first table: COLUMNS, and behind the quality of the voice mean and interval of every scorer."""
+    def mean(name: str) -> Callable[[Row], str]:
+        return lambda r: _number(r["scores"][name]["mean"], 3)
+
+    def interval(name: str) -> Callable[[Row], str]:
+        return lambda r: "–".join(_number(end, 3) for end in r["scores"][name]["ci"] or [None])
+
+    names = list(rows[0].get("scores", {})) if rows else []
+    extra = [c for n in names for c in ((n, mean(n)), ("95 % CI", interval(n)))]
+    place = next(i for i, (title, _) in enumerate(COLUMNS) if title == "tok/pass")
+    return [*COLUMNS[:place], *extra, *COLUMNS[place:]]
+
+
 def pass_columns(rows: Sequence[Row]) -> list[Column]:
     """Columns of the second table: passes, and acceptance by as many positions as some method reached."""
     def at(position: int) -> Callable[[Row], str]:
@@ -79,7 +93,7 @@ def aligned(columns: Sequence[Column], rows: Sequence[Row]) -> list[str]:
 
 def table_text(rows: Sequence[Row], header: dict[str, Any]) -> str:
     """Both tables, who wins at equal speed, and the notes."""
-    lines = [*aligned(COLUMNS, rows), ""]
+    lines = [*aligned(main_columns(rows), rows), ""]
     spoken = [r for r in rows if r["kind"] == "method"]
     if any(r.get("acceptance_rate") is not None or r.get("draft_passes") for r in spoken):
         lines += [*aligned(pass_columns(spoken), spoken), ""]
@@ -109,6 +123,19 @@ def rival_sentences(header: dict[str, Any]) -> list[str]:
     return said
 
 
+def _scorer_notes(rows: Sequence[Row], header: dict[str, Any]) -> list[str]:
+    """What the columns of the scorers are, and what they could not score."""
+    said = []
+    meaning = {"similarity": "cosine to the voice of the prompt", "quality": "predicted rating"}
+    for name, scorer in (header.get("scorers") or {}).items():
+        gaps = [f"{r['method']} {r['records'] - r['scores'][name]['records']}" for r in rows
+                if r["scores"][name]["records"] < r["records"]]
+        left_out = f"; not scored (silent or empty), records of {', '.join(gaps)}" if gaps else ""
+        said.append(f"{name}: {meaning[scorer['kind']]}, mean over utterances and seeds; interval: bootstrap over "
+                    f"utterances{left_out}.")
+    return said
+
+
 def notes(rows: Sequence[Row], header: dict[str, Any]) -> list[str]:
     """What the columns mean and what the experiment can and cannot show; also printed in the report."""
     seeds = ", ".join(map(str, header["seeds"]))
@@ -117,6 +144,7 @@ def notes(rows: Sequence[Row], header: dict[str, Any]) -> list[str]:
         f"{header['normalizer']}; n utterances × seeds {seeds}; intervals and p: bootstrap over utterances, paired.",
         f"voice: cosine to the prompt's voice. {NOISE_QUALITY_LABEL}: not naturalness. length: audio / recording. "
         "cut: ended by the length limit.",
+        *_scorer_notes(rows, header),
         "RTF: compute / audio time at batch 1, median; LM alone (draft model and verification included), and with the "
         "vocoder. ×: speed-up of the LM (the total is in compare.json).",
     ]

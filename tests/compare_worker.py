@@ -15,6 +15,7 @@ from dcar.decoding import Prompt
 from eval.compare import CompareConfig, run
 from eval.methods import Models
 from eval.records import Tools
+from eval.scorers import Scorer
 from heads.policy import ChunkPolicy, ChunkPolicyConfig
 
 WORDS = "ash birch cedar elm fir hazel larch maple oak pine rowan willow".split()
@@ -51,6 +52,12 @@ class LevelJudge:
         return out
 
 
+def loudness(wave: np.ndarray, rate: int, speaker: np.ndarray) -> float | None:
+    """Mean level, in no voice louder than 0.4."""
+    level = float(wave.mean()) + float(speaker[0])
+    return level if level < 1.1 else None
+
+
 def tiny_policy(seed: int = 0, base: str = "") -> ChunkPolicy:
     torch.manual_seed(seed)
     policy = ChunkPolicy(ChunkPolicyConfig(32, 4, width=16, num_attention_heads=2, base_checksum=base)).eval()
@@ -81,6 +88,7 @@ def tiny_tools(judge: LevelJudge | None = None, count: int = 6) -> Tools:
         noise_quality=lambda wave, rate: 3.0,
         recording=lambda uid: (vocoder.synthesize([tokens[uid]], [0])[0], 24_000),
         identity={"vocoder": "tone"},
+        scorers={"loudness": Scorer("loudness", "quality", "loudness", loudness)},
     )
 
 

@@ -6,11 +6,13 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from compare_worker import LevelJudge, tiny_config, tiny_policy, tiny_tools
+from compare_worker import LevelJudge, loudness, tiny_config, tiny_policy, tiny_tools
 from conftest import tiny_decoder
 
 from dcar.config import load_config
@@ -21,6 +23,7 @@ from eval.methods import METHODS, Entry, Models, make_methods
 from eval.metrics import NoiseQuality
 from eval.records import RECORDING, RESYNTHESIS, RecordStore, choose_items
 from eval.rows import make_rows
+from eval.scorers import Scorer
 from eval.table import table_text
 from eval.timing import speedup, speedup_quartiles
 
@@ -129,6 +132,44 @@ def test_changed_settings_make_new_records(tmp_path, change):
     run(tiny_config(tmp_path, **config, **{k: v for k, v in change.items() if k == "temperature"}), tools)
     assert judge.calls >= 5  # all six, less an empty one
     assert len(records_of(tmp_path)) == 6
+
+
+def test_every_scorer_is_a_column(compared):
+    """Mean over records, interval over utterances; what has no score is left out and said."""
+    out, result = compared
+    records = records_of(out)
+    for row in result["rows"]:
+        scores = [r["scores"]["loudness"] for r in records if r["method"] == row["method"]]
+        known = [s for s in scores if s is not None]
+        found = row["scores"]["loudness"]
+        assert len(known) < len(scores) and found["records"] == len(known)
+        assert found["mean"] == pytest.approx(sum(known) / len(known))
+        assert found["ci"][0] < found["mean"] < found["ci"][1]
+    assert result["scorers"] == {"loudness": {"kind": "quality", "setting": "loudness"}}
+    text, page = (out / "compare.txt").read_text(), (out / "report.html").read_text()
+    car = next(r for r in result["rows"] if r["method"] == "car-1")["scores"]["loudness"]
+    assert f"{car['mean']:.3f}  {car['ci'][0]:.3f}–{car['ci'][1]:.3f}" in text
+    assert "loudness: predicted rating" in text and f"car-1 {12 - car['records']}" in text
+    assert "<th>loudness</th>" in page and f"{car['mean']:.3f}" in page
+
+
+def test_another_similarity_or_scorer_makes_new_records(tmp_path):
+    """Similarities of one encoder once stood in the column of another."""
+    config = {"methods": ["car-1"], "seeds": [0, 1], "report": False, "audio_samples": 0, "references": False}
+    run(tiny_config(tmp_path, **config), tiny_tools())
+    fewer, same, voice, more = (LevelJudge() for _ in range(4))
+    without = replace(tiny_tools(fewer), scorers={})
+    rows = run(tiny_config(tmp_path, **config), without)["rows"]
+    assert fewer.calls == 0 and rows[0]["scores"] == {}
+    run(tiny_config(tmp_path, **config), tiny_tools(same))
+    assert same.calls == 0
+    second = {**tiny_tools().scorers, "again": Scorer("again", "quality", "again", loudness)}
+    run(tiny_config(tmp_path, **config), replace(tiny_tools(more), scorers=second))
+    assert more.calls >= 10  # all twelve, less empty ones
+    named = partial(loudness)
+    named.name = "another encoder"
+    run(tiny_config(tmp_path, **config), replace(tiny_tools(voice), similarity=named))
+    assert voice.calls >= 10
 
 
 def test_two_processes_give_the_same_result(tmp_path, compared):
@@ -284,7 +325,8 @@ def test_limits_are_nested_and_ids_unique():
         choose_items([items[0], items[0]], 0)
 
 
-@pytest.mark.parametrize("bad", [{"seeds": [1, 1]}, {"methods": []}, {"limit": -1}, {"top_p": 0.0}, {"batch_size": 0}])
+@pytest.mark.parametrize("bad", [{"scorers": ["dnsmos", "dnsmos"]},
+                                 {"seeds": [1, 1]}, {"methods": []}, {"limit": -1}, {"top_p": 0.0}, {"batch_size": 0}])
 def test_bad_settings_are_refused(bad, tmp_path):
     with pytest.raises(ConfigError):
         tiny_config(tmp_path, **bad)

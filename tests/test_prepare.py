@@ -18,6 +18,7 @@ import soundfile as sf
 from dcar import prepare, prepared
 from dcar.errors import ConfigError, DataError
 from dcar.prepare import PrepareConfig, check_tokens, load_prepared, run, source_utterances
+from dcar.prepared import copy_name, recording_of
 from dcar.text import PHONEME_VERSION, text_to_ids
 
 RATE = 24_000
@@ -313,6 +314,13 @@ def test_copies_only_of_speakers_with_little_speech(tmp_path: Path) -> None:
         go(config(tmp_path / "m.jsonl", out, corpus="jsonl", splits=("train",), speeds=(1.0, 0.9), copies_below=below))
         speakers = load_prepared(out, "train")["speaker"]
         assert len(speakers) == 4 + copies and ("b@0.9" in speakers) == (copies > 0)
+
+
+@pytest.mark.parametrize(("name", "speed"), [("a", 1.0), ("a", 0.85), ("a@1", 1.0), ("a@0.9", 1.17), ("a@0.9", 1.0)])
+def test_a_row_names_its_recording(name: str, speed: float) -> None:
+    """Ids of a corpus may look like those of copies."""
+    row = {"id": copy_name(name, speed), "speed": float(np.float32(speed))}
+    assert recording_of(row) == (name, speed)
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,13 @@ def test_streamed_is_the_same_as_plain(tmp_path: Path) -> None:
     assert again.batches == []
 
 
+def test_settings_that_need_the_whole_corpus_are_refused(tmp_path: Path) -> None:
+    """copies_below was once ignored here without a word: every speaker got copies."""
+    for settings in ({"copies_below": 3, "speeds": (1.0, 0.9)}, {"limit": 2}, {"validate": True}):
+        with pytest.raises(ConfigError, match="set stream=false for it"):
+            config(tmp_path, tmp_path / "out", **settings)
+
+
 def test_two_launched_processes_equal_one(tmp_path: Path) -> None:
     """Two operating-system processes that know each other only through RANK, WORLD_SIZE and the folder."""
     path = manifest(tmp_path / "c", rows=13)

@@ -9,7 +9,7 @@ import pytest
 from tiny_data import tiny_vocoder, write_prepared
 
 from dcar.audio import resample, save_audio
-from dcar.errors import ConfigError
+from dcar.errors import CheckpointError, ConfigError
 from dcar.prepare import PrepareConfig
 from dcar.prepare import run as prepare
 from dcar.prepared import load_prepared
@@ -34,6 +34,21 @@ def test_manifest_holds_what_the_vocoder_says_and_the_tokens_it_said_it_from(tmp
     assert len(other.read_text().splitlines()) == 4
     same = [np.array_equal(a.wave, b.wave) for a, b in zip(load_manifest(other), recordings, strict=False)]
     assert not all(same)
+
+
+def test_tokens_of_another_rate_or_tokenizer_are_refused(tmp_path):
+    data = write_prepared(tmp_path / "data", train=2)
+    tiny_vocoder().save_pretrained(tmp_path / "vocoder")
+    settings = dict(data=str(data), vocoder=str(tmp_path / "vocoder"), out=str(tmp_path / "out"))
+    info = json.loads((data / "prepared.json").read_text())
+    info["tokenizer"]["rate_hz"] = 25.0
+    (data / "prepared.json").write_text(json.dumps(info))
+    with pytest.raises(CheckpointError, match="speaks 50 tokens a second, tiny makes 25"):
+        run(ResynthesizeConfig(**settings))
+    card = tmp_path / "vocoder" / "config.json"
+    card.write_text(json.dumps({**json.loads(card.read_text()), "tokenizer_checksum": "another"}))
+    with pytest.raises(CheckpointError, match="trained on the tokenizer another"):
+        run(ResynthesizeConfig(**settings))
 
 
 class _Tokenizer:

@@ -9,13 +9,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from compare_worker import tiny_config, tiny_tools
 from test_tokenizers import chirp
 
 from dcar.audio import load_audio, save_audio
 from dcar.errors import AssetError, AudioError, CheckpointError, ConfigError, DataError
 from dcar.vocoders import PromptAudio
+from eval.compare import run as compare
 from eval.export_results import ExportConfig, file_name, run
-from eval.scorers import ERes2NetEncoder, PromptSimilarity, WavLMEncoder, kaldi_fbank, load_quality, load_similarity
+from eval.scorers import (
+    ERes2NetEncoder,
+    PromptSimilarity,
+    Scorer,
+    WavLMEncoder,
+    kaldi_fbank,
+    load_quality,
+    load_scorers,
+    load_similarity,
+)
 
 RATE = 16_000
 
@@ -123,21 +134,27 @@ def test_similarity_with_the_prompt_s_recording(tmp_path: Path) -> None:
         load_similarity("ecapa", prompts)
 
 
-def test_utmos_from_a_clone(tmp_path: Path) -> None:
-    """The clone's package has the name of another installed one; neither may be seen in the place of the other."""
-    package = tmp_path / "clone" / "speechmos" / "utmos22" / "strong"
+def save_utmos(folder: Path) -> str:
+    """A package of SpeechMOS' names and signatures, and weights for it: 10 · mean level + 2. Returns its setting."""
+    package = folder / "clone" / "speechmos" / "utmos22" / "strong"
     package.mkdir(parents=True)
-    for folder in (package, package.parent, package.parent.parent):
-        (folder / "__init__.py").write_text("")
+    for place in (package, package.parent, package.parent.parent):
+        (place / "__init__.py").write_text("")
     (package / "model.py").write_text(
         "import torch\nclass UTMOS22Strong(torch.nn.Module):\n"
         "    def __init__(self):\n        super().__init__()\n        self.out = torch.nn.Linear(1, 1)\n"
         "    def forward(self, wave, sr):\n        assert sr == 16000 and wave.ndim == 2\n"
         "        return self.out(wave.abs().mean(1, keepdim=True))[:, 0]\n"
     )
-    torch.save({"out.weight": torch.full((1, 1), 10.0), "out.bias": torch.full((1,), 2.0)}, tmp_path / "w.pt")
+    torch.save({"out.weight": torch.full((1, 1), 10.0), "out.bias": torch.full((1,), 2.0)}, folder / "w.pt")
+    return f"utmos:{folder / 'clone'}#{folder / 'w.pt'}"
+
+
+def test_utmos_from_a_clone(tmp_path: Path) -> None:
+    """The clone's package has the name of another installed one; neither may be seen in the place of the other."""
+    setting = save_utmos(tmp_path)
     before = list(sys.path)
-    scorer = load_quality(f"utmos:{tmp_path / 'clone'}#{tmp_path / 'w.pt'}")
+    scorer = load_quality(setting)
     assert sys.path == before and not any(n.startswith("speechmos.utmos22") for n in sys.modules)
     wave = chirp(0.5, 1, RATE)
     assert scorer(wave, RATE) == pytest.approx(10 * float(np.abs(wave).mean()) + 2, abs=1e-4)
@@ -149,6 +166,45 @@ def test_utmos_from_a_clone(tmp_path: Path) -> None:
         load_quality(f"utmos:{tmp_path}#{tmp_path / 'w.pt'}")
     with pytest.raises(ConfigError, match="choose dnsmos, utmos"):
         load_quality("utmos:onlyaclone")
+
+
+# --------------------------------------------------------------------------------------------------- in a comparison
+
+
+def test_scorers_of_a_comparison(tmp_path: Path) -> None:
+    """Tiny models in the real formats, by their settings, through a comparison: each scores what the vocoder said."""
+    settings = [save_utmos(tmp_path), f"wavlm:{save_wavlm(tmp_path / 'sv')}",
+                f"eres2net:{save_eres2net(tmp_path / 'm.onnx')}"]  # fmt: skip
+    tools = tiny_tools(count=3)
+    prompts = PromptAudio.of_items(tools.items, lambda uid: (chirp(0.7, len(uid), RATE), RATE))
+    tools.scorers = load_scorers(settings, prompts)
+    assert [(s.name, s.kind) for s in tools.scorers.values()] == [
+        ("utmos22-strong", "quality"), ("wavlm:sv", "similarity"), ("eres2net:m", "similarity")]  # fmt: skip
+    result = compare(tiny_config(tmp_path / "out", methods=["car-1"], seeds=[0], report=False), tools)
+    item, utmos = tools.items[0], load_quality(settings[0])
+    wave = tools.vocoder.synthesize([item.reference_tokens], [0])[0]
+    records = [json.loads(line) for line in (tmp_path / "out" / "records.jsonl").read_text().splitlines()]
+    first = next(r for r in records if r["id"] == item.prompt.utterance_id and r["method"] == "recording")
+    assert first["scores"]["utmos22-strong"] == pytest.approx(utmos(wave, 24_000))
+    for kind, setting in zip(("wavlm:sv", "eres2net:m"), settings[1:], strict=True):
+        expected = load_similarity(setting, prompts)(wave, 24_000, item.speaker_embedding)
+        assert first["scores"][kind] == pytest.approx(expected)
+    row = next(r for r in result["rows"] if r["method"] == "recording")["scores"]["utmos22-strong"]
+    assert row["n"] == 3 and 2 < row["ci"][0] <= row["mean"] <= row["ci"][1]
+
+
+def test_scorers_that_cannot_be_used_together(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    same = [f"eres2net:{save_eres2net(tmp_path / x / 'm.onnx')}" for x in "ab"]
+    with pytest.raises(ConfigError, match="are both called 'eres2net:m'"):
+        load_scorers(same, PromptAudio([]))
+    with pytest.raises(ConfigError, match="choose dnsmos, utmos"):
+        load_scorers(["mosnet"])
+    broken = Scorer("broken", "quality", "broken", lambda wave, rate, speaker: float("nan"))
+    with pytest.raises(DataError, match="broken: gave nan for 1.00 s"):
+        broken(np.zeros(RATE, np.float32), RATE, np.zeros(298))
+    assert broken(np.zeros(0, np.float32), RATE, np.zeros(298)) is None
 
 
 # ------------------------------------------------------------------------------------------------------------ export
@@ -166,6 +222,7 @@ def comparison(tmp_path: Path) -> Path:
             records.append({
                 "method": method, "seed": 0, "id": uid, "text": "The red | house fell.", "hypothesis": "the read house",
                 "words": words, "characters": [2, 3, 1, 20], "speaker_similarity": 0.8, "duration": 0.6,
+                "scores": {"wavlm:sv": 0.7, "utmos22-strong": 3.9},
                 **({"noise_quality": 3.1} if uid == "u2" else {}),
             })  # fmt: skip
     records.append({**records[-1], "seed": 1, "hypothesis": "another seed"})
@@ -193,6 +250,7 @@ def test_export(comparison: Path, tmp_path: Path, capsys: pytest.CaptureFixture)
     one, two = (json.loads(line) for line in (folder / "versa.jsonl").read_text().splitlines())
     assert (one["key"], one["moonshine_wer_replace"], one["moonshine_wer_delete"], one["moonshine_wer_insert"],
             one["moonshine_wer_equal"]) == ("set/u 1", 1, 0, 1, 3)  # fmt: skip
+    assert one["utmos"] == 3.9 and one["spk_similarity"] == 0.8
     assert "dns_overall" not in one and two["dns_overall"] == 3.1 and two["moonshine_wer_equal"] == 3
     # the readers of seed-tts-eval: three fields by |, seven by tabs
     place, prompt, text = (folder / "wav_res_ref_text").read_text().strip().split("|")

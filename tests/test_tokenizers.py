@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from dcar.discriminant import balanced, discriminant_projection, parts_of_phonemes
+from dcar.discriminant import discriminant_projection, in_turn, parts_of_phonemes
 from dcar.errors import AssetError, AudioError, CheckpointError, ConfigError
 from dcar.fit_tokenizer import FitTokenizerConfig, information, sharpen, viterbi
 from dcar.packages import PackagedFile, join_files, package_dir, verify_sha256
@@ -180,8 +181,8 @@ def test_projection_finds_the_direction_that_tells_classes_apart() -> None:
 
 
 def test_speakers_are_taken_in_turn() -> None:
-    assert balanced("aaaab", [10] * 5, 25) == [0, 4, 1]
-    assert balanced("ab", [10, 10], 1000) == [0, 1]
+    assert list(in_turn("aaaabc")) == [0, 4, 5, 1, 2, 3]
+    assert list(in_turn("")) == []
 
 
 def test_projected_codes_carry_more_of_the_phonemes(tmp_path: Path) -> None:
@@ -204,9 +205,15 @@ def test_projected_codes_carry_more_of_the_phonemes(tmp_path: Path) -> None:
     stacked = np.concatenate([s for s, _, _ in rows])
     plain = Prepared(*fit_centroids(stacked, 32, 0, True, 5))
     config = FitTokenizerConfig(output="", vocab_size=32, projection_size=24, max_frames=10**9)
-    utterances = [SimpleNamespace(text=t, speaker=s, duration=len(x) / 50, load=lambda i=i: (None, i))
-                  for i, (x, t, s) in enumerate(rows)]
+    read = []
+    utterances = [SimpleNamespace(text=t, speaker=s, duration=None, load=lambda i=i: (read.append(i), i))
+                  for i, (_, t, s) in enumerate(rows)]
+    few = sharpen(plain, utterances, dataclasses.replace(config, max_frames=2000))
+    assert 2000 <= sum(len(rows[i][0]) for i in read) < 2000 + max(len(r[0]) for r in rows)  # counted, not guessed
+    assert few.provenance["aligned_utterances"] == len(read) == len(set(read))
+    read.clear()
     sharp = sharpen(plain, utterances, config)
+    assert sorted(read) == list(range(len(rows)))  # each once
     bits = [information([t.quantize(s) for s, _, _ in rows], [text_to_ids(x) for _, x, _ in rows],
                         [s for _, _, s in rows], 32) for t in (plain, sharp)]
     assert bits[1]["phoneme_bits"] > bits[0]["phoneme_bits"] + 0.5

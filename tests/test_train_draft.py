@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 import torch
 from conftest import tiny_decoder
+from scipy.stats import chi2_contingency
+from tiny_backbones import architecture, tiny_backbone, tiny_prompts
 from tiny_data import CODES, counting, write_prepared
 
+from dcar.backbones import load_decoder
+from dcar.backbones.lora import LoraSettings, add_lora
 from dcar.cli import main
-from dcar.draft import DraftDecoder, build_draft
+from dcar.decoding import ChunkMethod, FixedChunk, Prompt, decode
+from dcar.draft import BackboneDraft, DraftDecoder, build_draft, check_draft
 from dcar.errors import CheckpointError, ConfigError
 from dcar.model import CARConfig, CARDecoder
+from dcar.sampling import SamplingConfig
 from dcar.text import PHONEME_VERSION
 from dcar.train_draft import TrainDraftConfig, run
+from eval.verifiers.drafters import ModelDrafter
+from eval.verifiers.sd import SpeculativeDecoding
 from heads.draft import inherited_layers
 
 
@@ -125,3 +134,106 @@ def test_what_does_not_belong_together_is_refused(data, target, tmp_path):
         run(TrainDraftConfig(**settings(data, target, tmp_path / "x", bottom_layers=3, top_layers=2)))
     with pytest.raises(ConfigError, match="count layers"):
         TrainDraftConfig(bottom_layers=-1)
+
+
+# --- drafts of pretrained language models -------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def language_model(tmp_path_factory):
+    """A small random Qwen2 of four layers whose text is phonemes, with heads, on disk."""
+    path = tmp_path_factory.mktemp("lm") / "qwen"
+    tiny_backbone(3, architecture=architecture(vocab_size=80, num_hidden_layers=4), phonemes=PHONEME_VERSION,
+                  tokenizer="tiny@abc").save_pretrained(path)
+    return path
+
+
+def test_layers_of_a_language_model(language_model):
+    target = load_decoder(language_model)
+    draft = build_draft(target, 1, 2).eval()
+    assert isinstance(draft, BackboneDraft) and draft.config.inherited_layers == (0, 2, 3)
+    assert draft.config.num_layers == len(draft.layers) == 3 and draft.config.num_prediction_heads == 1
+    for own, index in enumerate((0, 2, 3)):
+        for name, value in draft.layers[own].state_dict().items():
+            assert torch.equal(value, target.layers[index].state_dict()[name])
+    trained = {n for n, p in draft.named_parameters() if p.requires_grad and p.numel()}
+    assert {n.rpartition(".layers.0.")[0] or n for n in trained} == {"backbone", "heads.base.weight"}
+    with pytest.raises(ConfigError, match="adapters that are not merged"):
+        build_draft(add_lora(load_decoder(language_model), LoraSettings(rank=2)))
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3", "llama"])
+def test_a_draft_of_all_layers_is_accepted_token_by_token(kind):
+    """Its cache stays in step with the target's, whatever was refused before: the tokens are those of car-1."""
+    target = tiny_backbone(4, kind=kind)
+    draft = build_draft(target, 1, 1).eval()
+    prompts, sampling = tiny_prompts(), SamplingConfig(min_tokens=12, max_tokens=30, max_tokens_per_text_unit=8)
+    plain = decode(target, prompts, ChunkMethod(FixedChunk(1)), sampling)
+    drafted = decode(target, prompts, SpeculativeDecoding("sd", ModelDrafter(draft, 3)), sampling)
+    assert [r.tokens for r in drafted] == [r.tokens for r in plain]
+    assert all(r.accepted == r.proposed > 0 and r.target_passes < p.target_passes
+               for r, p in zip(drafted, plain, strict=True))
+    with torch.no_grad():
+        draft.heads.base.weight += 0.5 * draft.heads.base.weight.std() * torch.randn_like(draft.heads.base.weight)
+    imperfect = SpeculativeDecoding("sd", ModelDrafter(draft, 3))
+    greedy = SamplingConfig(temperature=0, min_tokens=12, max_tokens=30, max_tokens_per_text_unit=8)
+    expected = decode(target, prompts, ChunkMethod(FixedChunk(1)), greedy)
+    found = decode(target, prompts, imperfect, greedy)
+    assert [r.tokens for r in found] == [r.tokens for r in expected]
+    assert 0 < sum(r.accepted for r in found) < sum(r.proposed for r in found)
+
+
+def test_the_law_of_sd_with_a_language_model_that_drafts():
+    """Another, smaller language model drafts; the third token, after a draft of two, has the law of car-1.
+
+    Chi-square of both samples at 1e-6.
+    """
+    target = tiny_backbone(2, sharpen=3)
+    small = tiny_backbone(1, seed=3, sharpen=3, kind="llama", architecture=architecture("llama", num_hidden_layers=1,
+                                                                                      hidden_size=16))
+    check_draft(small, target)
+    prompt = tiny_prompts()[3]
+    prompts = [Prompt(f"draw{i}", prompt.text_ids, prompt.prompt_ids) for i in range(1500)]
+    sampling = SamplingConfig(min_tokens=3, max_tokens=3)
+    plain = decode(target, prompts, ChunkMethod(FixedChunk(1)), sampling, seed=1, batch_size=500)
+    drafted = decode(target, prompts, SpeculativeDecoding("sd", ModelDrafter(small, 2)), sampling, seed=2,
+                     batch_size=500)
+    assert 0 < sum(r.accepted for r in drafted) < sum(r.proposed for r in drafted)
+    table = torch.stack([torch.bincount(torch.tensor([r.tokens[2] for r in rows]), minlength=CODES)
+                         for rows in (plain, drafted)])
+    table = table[:, table.sum(0) >= 20]
+    assert table.shape[1] >= 3
+    assert chi2_contingency(table.numpy()).pvalue > 1e-6
+
+
+def test_vocabularies_of_one_text_tokenizer_may_be_padded_differently():
+    names = dict(phonemes="text-tokenizer:abc")
+    target, draft = tiny_backbone(**names), tiny_backbone(1, architecture=architecture(vocab_size=70), **names)
+    check_draft(draft, target)
+    with pytest.raises(ConfigError, match="text_vocab_size 70, the target 64"):
+        check_draft(tiny_backbone(1, architecture=architecture(vocab_size=70)), tiny_backbone())
+    with pytest.raises(ConfigError, match="phonemes"):
+        check_draft(draft, tiny_backbone(phonemes="text-tokenizer:xyz"))
+
+
+def test_training_a_draft_of_a_language_model(data, language_model, tmp_path):
+    """Two sessions equal one; the draft brings the text tokenizer of its target along and loads as a decoder."""
+    options = [f"{k}={v}" for k, v in settings(data, language_model, tmp_path / "draft").items()]
+    (language_model / "text_tokenizer").mkdir(exist_ok=True)
+    (language_model / "text_tokenizer" / "tokenizer.json").write_text("{}")
+    main(["train-draft", *options])
+    draft, target = load_decoder(tmp_path / "draft"), load_decoder(language_model)
+    check_draft(draft, target)
+    start = build_draft(target)
+    trained = {name for name, p in start.named_parameters() if p.requires_grad and p.numel()}
+    after = draft.state_dict()
+    moved = {name for name, value in start.state_dict().items() if not torch.equal(after[name], value)}
+    assert moved == trained
+    assert "Draft model" in (tmp_path / "draft" / "README.md").read_text()
+    assert (tmp_path / "draft" / "text_tokenizer" / "tokenizer.json").is_file()
+    halves = settings(data, language_model, tmp_path / "halves")
+    run(TrainDraftConfig(**{**halves, "max_steps": 12}))
+    for name in ("model.safetensors", "log.jsonl"):
+        (tmp_path / "halves" / name).unlink()
+    shutil.rmtree(tmp_path / "halves" / "checkpoint-12")
+    assert run(TrainDraftConfig(**halves)).checksum() == draft.checksum()

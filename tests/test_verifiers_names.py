@@ -87,8 +87,20 @@ def test_draft_of_another_decoder_is_refused(tmp_path):
     loaded = load_models(str(tmp_path / "decoder"), "", [], draft=str(tmp_path / "draft"))
     assert loaded.draft is not None and loaded.draft.config.inherited_layers == (0, 1)
     assert load_models(str(tmp_path / "decoder"), "", []).draft is None
-    with pytest.raises(CheckpointError, match="'dcar-decoder' checkpoint, but a 'dcar-draft'"):
-        load_models(str(tmp_path / "decoder"), "", [], draft=str(tmp_path / "decoder"))
+
+
+def test_any_decoder_of_the_same_ids_may_draft(tmp_path):
+    target, small = tiny_decoder(num_layers=3), tiny_decoder(heads=1, seed=5, num_layers=1, hidden_size=16)
+    target.save_pretrained(tmp_path / "target")
+    small.save_pretrained(tmp_path / "small")
+    models = load_models(str(tmp_path / "target"), "", [], draft=str(tmp_path / "small"))
+    (entry,) = make_methods(["sd@draft:2"], models)
+    assert entry.identity["draft_model"] == small.checksum()
+    build_draft(target, 1, 1).save_pretrained(tmp_path / "draft")
+    alone = load_models(str(tmp_path / "draft"), "", [])  # "draft only" is a row of the papers' tables
+    assert alone.decoder.config.num_layers == 2 and len(make_methods(["car-1"], alone)) == 1
+    with pytest.raises(ConfigError, match="bos False, the target True"):
+        Models(target, draft=tiny_decoder(bos=False))
 
 
 def test_groups_are_built_once_and_bound_to_the_decoder(models, tmp_path, monkeypatch):

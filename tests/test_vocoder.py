@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from dcar.errors import AudioError, CheckpointError, ConfigError, DataError
 from dcar.train_vocoder import Trainer, TrainVocoderConfig, main, run
@@ -73,24 +75,24 @@ def voice(seed: int = 0, f0: float = 150.0) -> torch.Tensor:
     return torch.from_numpy(speaker_features(harmonic(f0, 1.0), RATE, embedding(seed)))
 
 
-def write_toy_pack(path: Path, speeds: tuple[float, ...] = (1.0,), states: bool = False) -> None:
+def write_toy_pack(path: Path, speeds: tuple[float, ...] = (1.0,), token_rate: int = 50, states: bool = False) -> None:
     """Six recordings of two voices; the token says which third of the pitch range sounds, one in eight is silence.
 
     states: with a codebook in three dimensions, and with states that lie around it."""
     codebook = np.random.default_rng(2).standard_normal((16, 3)) if states else None
-    random, recordings, rows = np.random.default_rng(1), [], []
+    random, recordings, rows, size = np.random.default_rng(1), [], [], RATE // token_rate
     for i in range(6):
-        tokens = np.repeat(random.integers(0, 8, size=10), 6)  # 60 tokens = 1.2 s
-        f0 = np.repeat(np.where(tokens < 4, 120.0, 180.0), 480) * (1.0 if i % 2 else 1.3)
-        wave = harmonic(f0, 1.2, seed=i) * np.repeat(tokens != 0, 480)
+        tokens = np.repeat(random.integers(0, 8, size=10), 3 * token_rate // 25)  # 1.2 s
+        f0 = np.repeat(np.where(tokens < 4, 120.0, 180.0), size) * (1.0 if i % 2 else 1.3)
+        wave = harmonic(f0, 1.2, seed=i) * np.repeat(tokens != 0, size)
         recordings.append(wave.astype(np.float32))
         for speed in speeds:
             played = resample_speed(torch.from_numpy(recordings[-1]), speed).numpy()
-            count = math.ceil(len(played) / 480)
+            count = math.ceil(len(played) / size)
             spoken = tokens[np.minimum((np.arange(count) * speed).astype(int), len(tokens) - 1)]
             heard = None if codebook is None else codebook[spoken] + 0.1 * random.standard_normal((count, 3))
             rows.append(PackRow(i, speed, spoken, embedding(i % 2), f"v{i % 2}", i == 5 and speed == 1.0, heard))
-    write_pack(path, recordings, rows, "toy-checksum", codebook)
+    write_pack(path, recordings, rows, "toy-checksum", token_rate, codebook)
 
 
 def toy_config(tmp_path: Path, **changes) -> TrainVocoderConfig:
@@ -336,9 +338,9 @@ def test_files_that_are_no_pack_are_data_errors(tmp_path):
 
 
 def test_tokens_of_other_audio_are_refused():
-    assert len(fit_length(torch.zeros(4700), 4800)) == 4800
+    assert len(fit_length(torch.zeros(4700), 4800, 1440)) == 4800
     with pytest.raises(DataError, match="belong to other audio"):
-        fit_length(torch.zeros(4800), 9600)
+        fit_length(torch.zeros(4800), 9600, 1440)
 
 
 class _Tokenizer:
@@ -461,6 +463,57 @@ def test_a_renderer_serves_another_tokenizer_and_can_stay_as_it_is(tmp_path):
     for name, value in TokenVocoder.from_pretrained(first).renderer.state_dict().items():
         assert torch.equal(trainer.average.renderer.state_dict()[name], value), name
     assert trainer.generator.acoustic.embedding.num_embeddings == 20
+
+
+def test_tokens_of_25_hz(tmp_path):
+    """The pack's rate decides the vocoder's; whatever disagrees is refused."""
+    write_toy_pack(tmp_path / "pack.safetensors", speeds=(1.0, 1.2), token_rate=25)
+    data = VocoderData.load(tmp_path / "pack.safetensors", "cpu")
+    assert (data.token_rate, data.samples_per_token, data.frames_per_token) == (25, 960, 4)
+    assert data.lengths.tolist() == [30, 25] * 6
+    tokens = int(data.lengths.sum())
+    assert data.waves.shape == (960 * tokens,) and data.log_f0.shape == data.voiced.shape == (4 * tokens,)
+    crop = data.crop(torch.tensor([0, 2]), torch.tensor([-3, 28]), 5)
+    assert crop.frame_mask.tolist() == [[0] * 12 + [1] * 8, [1] * 8 + [0] * 12]
+    start = int(data.starts[2])
+    assert torch.equal(crop.log_f0[1, :8], data.log_f0[4 * (start + 28) : 4 * (start + 30)])
+    assert torch.equal(data.wave(crop)[1, :1920], data.waves[960 * (start + 28) : 960 * (start + 30)].float() / 32767)
+
+    config = toy_config(tmp_path, max_steps=60, warm_steps=55, learning_rate=4e-3, ema_decay=0.9, segment_tokens=10,
+                        acoustic_tokens=20, context_tokens=2)  # fmt: skip
+    vocoder = TokenVocoder.from_pretrained(run(config))
+    records = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    train = [r["log_mel"] for r in records if r["event"] == "train"]
+    assert np.mean(train[-10:]) < 0.85 * np.mean(train[:5])  # seen: 0.75
+    assert records[0]["hours"] == pytest.approx(float(data.lengths.sum()) / 25 / 3600)
+    assert "discriminator" in records[-2] and math.isfinite(records[-1]["mel"])
+    assert vocoder.token_rate == 25 and len(vocoder.synthesize([[1, 2, 3]], voice()[None])[0]) == 3 * 960
+
+    with pytest.raises(ConfigError, match="25 tokens a second of 4 frames, but the vocoder is to have 50 of 2"):
+        Trainer(toy_config(tmp_path, vocoder={**TINY, "token_rate": 50}), data, torch.device("cpu"))
+    with pytest.raises(ConfigError, match="of 4 frames, but the vocoder is to have 25 of 8"):
+        Trainer(toy_config(tmp_path, vocoder={**TINY, "hop": 120, "window": 720}), data, torch.device("cpu"))
+    TokenVocoder(VocoderConfig(**TINY)).save_pretrained(tmp_path / "fast")
+    with pytest.raises(ConfigError, match="speaks 50 tokens a second, the pack has 25"):
+        Trainer(toy_config(tmp_path, init_from=str(tmp_path / "fast")), data, torch.device("cpu"))
+
+
+def test_packs_of_other_rates_and_vocabularies(tmp_path):
+    wave = harmonic(150.0, 1.0)
+    row = PackRow(0, 1.0, np.full(50, 65_535), embedding(0), "v", False)
+    path = tmp_path / "pack.safetensors"
+    write_pack(path, [wave], [row], "")  # X-codec2 has 65536 codes: more than 16 bits with a sign
+    assert VocoderData.load(path, "cpu").tokens.tolist() == [65_535] * 50
+    for rate in (12.5, 75, 0):
+        with pytest.raises(DataError, match="rates of 100, 50, 25"):
+            write_pack(path, [wave], [row], "", rate)
+    with safe_open(path, "pt") as file:
+        header, tensors = file.metadata(), {k: file.get_tensor(k) for k in file.keys()}  # noqa: SIM118
+    save_file(tensors, path, metadata={k: v for k, v in header.items() if k != "token_rate"})
+    assert VocoderData.load(path, "cpu").token_rate == 50  # a pack from before it was written down
+    save_file(tensors, path, metadata={**header, "token_rate": "25"})
+    with pytest.raises(DataError, match="belong to other audio"):
+        VocoderData.load(path, "cpu")
 
 
 def test_the_renderer_steps_at_its_own_pace(tmp_path):

@@ -30,13 +30,16 @@ def _class_of(directory: str | Path) -> type[CARDecoder] | type[BackboneDecoder]
     if kind in ("qwen2", "llama", "mistral", "qwen3"):
         raise CheckpointError(f"{path}: this is a '{kind}' language model as it was published; make a decoder of it "
                               f"first: dcar convert-backbone kind=… source={directory} out=…")
-    return BackboneDecoder if kind == BackboneDecoder.model_type else CARDecoder
+    from dcar.draft import BackboneDraft, DraftDecoder  # which are made of decoders
+
+    known = {c.model_type: c for c in (BackboneDecoder, BackboneDraft, DraftDecoder)}
+    return known.get(kind, CARDecoder)
 
 
 def load_decoder(directory: str | Path, device: str | torch.device = "cpu") -> CARDecoder:
-    """A decoder of either kind, in eval mode, by what its config.json says. CheckpointError if it is none.
+    """A decoder or a draft of either kind, in eval mode, by what its config.json says. CheckpointError if it is none.
 
-    Typed as CARDecoder, whose interface both have.
+    Typed as CARDecoder, whose interface all have.
     """
     return cast(CARDecoder, _class_of(directory).from_pretrained(directory, device))
 

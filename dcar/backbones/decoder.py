@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from dcar.errors import CheckpointError
-from dcar.model import CAROutput, multi_head_loss
+from dcar.model import CAROutput, SpeechVocabulary, multi_head_loss
 from heads.checkpoint import Checkpoint
 from heads.layers import KVCache
 from heads.multi_token import MultiTokenHeads
@@ -30,7 +30,7 @@ TEXT_TOKENIZER_FOLDER = "text_tokenizer"  # beside a decoder whose text is not p
 
 
 @dataclass
-class BackboneConfig:
+class BackboneConfig(SpeechVocabulary):
     """Shape and layout of a decoder on a language model. `bos`, `tokenizer`, `phonemes` as in `CARConfig`."""
 
     architecture: dict[str, Any] = field(default_factory=dict)  # config of the language model, with its model_type
@@ -55,14 +55,6 @@ class BackboneConfig:
         # what says nothing of the weights, and would not come back the same from a file
         kept = {k: v for k, v in self.architecture.items() if k not in UNUSED and not k.startswith("_")}
         self.architecture = json.loads(json.dumps(kept))
-
-    @property
-    def eos(self) -> int:
-        return self.speech_vocab_size
-
-    @property
-    def output_size(self) -> int:
-        return self.speech_vocab_size + 1
 
     @property
     def start(self) -> int:
@@ -165,6 +157,10 @@ class BackboneDecoder(Checkpoint):
     @property
     def layers(self) -> nn.ModuleList:
         return self.backbone.layers
+
+    @property
+    def text_embedding(self) -> nn.Module:
+        return self.backbone.embed_tokens
 
     def restore_buffers(self) -> None:
         """Rotary frequencies are not part of a checkpoint; compute them again after loading."""

@@ -15,8 +15,9 @@ from torch import Tensor
 from dcar.decoding import Draft, Session
 from dcar.decoding.loop import last_of, pad
 from dcar.decoding.methods import draw_chunk
-from dcar.draft import DraftDecoder, check_vocabulary
+from dcar.draft import check_vocabulary
 from dcar.errors import ConfigError
+from dcar.model import CARDecoder
 from dcar.sampling import sample, uniform, warp
 from heads.layers import KVCache
 
@@ -84,7 +85,7 @@ class ModelDrafter:
     of the last draft where all of it was accepted), the others x_1 … x_{m-1}. What was refused is cut off the cache.
     """
 
-    def __init__(self, draft: DraftDecoder, length: int):
+    def __init__(self, draft: CARDecoder, length: int):
         if length < 1:
             raise ConfigError(f"a draft has at least 1 token, not {length}")
         self.draft, self.length = draft, length

@@ -21,7 +21,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from dcar.draft import DraftDecoder
 from dcar.errors import ConfigError
 from dcar.model import CARDecoder
 from eval.verifiers.chain import ChainVerifier
@@ -79,7 +78,7 @@ def parse(name: str, kind: str) -> ChainName:
     return ChainName(kind, numbers, not found["eos"], drafter, length)  # type: ignore[arg-type]
 
 
-def chain_method(name: str, kind: str, decoder: CARDecoder, draft: DraftDecoder | None,
+def chain_method(name: str, kind: str, decoder: CARDecoder, draft: CARDecoder | None,
                  ) -> tuple[Callable[[], ChainVerifier], dict[str, str]]:
     """What builds the method called `name`, and all that its tokens depend on besides the decoder.
 
@@ -118,12 +117,12 @@ def _groups(decoder: CARDecoder, theta: float) -> TokenGroups:
     return cached_groups(decoder.speech_embedding.weight[:codes], theta, decoder.config.output_size - codes)
 
 
-def _drafter(name: str, parsed: ChainName, decoder: CARDecoder, draft: DraftDecoder | None,
+def _drafter(name: str, parsed: ChainName, decoder: CARDecoder, draft: CARDecoder | None,
              ) -> tuple[Callable[[], Drafter], int]:
     if parsed.drafter == "draft":
         if draft is None:
             raise ConfigError(f"method '{name}' needs a draft model: give its folder in `draft` (made by `dcar "
-                              "train-draft`), or draft by the heads: @heads")
+                              "train-draft`, or a smaller decoder of the same ids), or draft by the heads: @heads")
         model, length = draft, parsed.length or DEFAULT_LENGTH
         return lambda: ModelDrafter(model, length), length
     most = decoder.config.num_prediction_heads - 1

@@ -142,6 +142,10 @@ def test_what_does_not_fit_is_refused_and_the_finished_are_kept(decoder, prompts
         engine.decode(prompts, ChunkMethod(FixedChunk(5)), SAMPLING)
     with pytest.raises(ConfigError, match="without that policy"):
         engine.decode(prompts, ChunkMethod(PolicyChunk(policy_of())), SAMPLING)
+    greedy = ChunkPolicy(ChunkPolicyConfig(32, 5, 16, num_attention_heads=2)).eval()  # of a decoder with 5 heads
+    with pytest.raises(ConfigError, match=r"1..5 tokens, but the decoder has 4 heads"):
+        engine_for(decoder, prompts, SAMPLING, policy=greedy).decode(
+            prompts, ChunkMethod(PolicyChunk(greedy)), SAMPLING)
     with pytest.raises(ConfigError, match="rotary table"):
         StaticEngine(decoder, EngineConfig(capacity=9000))
 

@@ -27,11 +27,11 @@ from torch import Tensor
 from dcar.decoding.fused import FusedLayer, Rotation, StaticCache, affine, norm
 from dcar.decoding.graphs import StepGraphs
 from dcar.decoding.loop import check_prompt, length_limit, pad
-from dcar.decoding.methods import ChunkMethod, FixedChunk, PolicyChunk, RandomChunk
+from dcar.decoding.methods import ChunkMethod, FixedChunk, PolicyChunk, RandomChunk, check_policy
 from dcar.decoding.records import DecodeResult, Prompt
 from dcar.errors import ConfigError, EngineError
 from dcar.model import CARDecoder
-from dcar.sampling import SamplingConfig, sample, uniform, utterance_keys, warp
+from dcar.sampling import SamplingConfig, group_keys, sample, uniform, warp
 from heads.layers import TransformerLayer
 from heads.policy import ChunkPolicy
 
@@ -271,9 +271,7 @@ class StaticEngine:
         if isinstance(schedule, PolicyChunk):
             if schedule.policy is not self.policy:
                 raise ConfigError("this engine was built without that policy; give it to StaticEngine(policy=…)")
-            if schedule.policy.config.num_actions > heads:
-                raise ConfigError(f"the policy chooses among 1..{schedule.policy.config.num_actions} tokens, but the "
-                                  f"decoder has {heads} heads; use the decoder that it was trained for")
+            check_policy(schedule.policy, heads)
 
     def _prepare(self, plan: Plan) -> None:
         rows = self.rows
@@ -349,15 +347,13 @@ class StaticEngine:
 
     def _draw(self, jobs: Sequence[Job], where: Tensor, plan: Plan) -> None:
         """The random numbers of whole utterances, as the reference addresses them."""
-        names = [j.prompt.utterance_id for j in jobs]
-        own = [f"{n}#{j.member}" if j.member else n for n, j in zip(names, jobs, strict=True)]
+        token_keys, action_keys = group_keys(plan.seed, [j.prompt.utterance_id for j in jobs],
+                                             [j.member for j in jobs], plan.share_token_draws)
         every = torch.arange(self.rows.tokens.shape[1], device=self.device).expand(len(jobs), -1)
-        keys = utterance_keys(plan.seed, names if plan.share_token_draws else own).to(self.device)
-        self.rows.token_draws[where] = uniform(keys, "token", every)
+        self.rows.token_draws[where] = uniform(token_keys.to(self.device), "token", every)
         if not isinstance(plan.schedule, FixedChunk):
             stream = "policy" if isinstance(plan.schedule, PolicyChunk) else "chunk"
-            keys = utterance_keys(plan.seed, own).to(self.device)
-            self.rows.action_draws[where] = uniform(keys, stream, every)
+            self.rows.action_draws[where] = uniform(action_keys.to(self.device), stream, every)
 
     # --- one step -----------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from dataclasses import replace
 
@@ -9,12 +10,13 @@ import pytest
 import torch
 from conftest import tiny_decoder
 from tiny_backbones import tiny_backbone
+from tiny_data import tiny_vocoder, write_prepared
 from toy_world import ToyRecognizer, ToyVocoder, toy_items
 
 from dcar.errors import ConfigError
 from dcar.sampling import SamplingConfig
 from heads.policy import ChunkPolicy, ChunkPolicyConfig
-from rl import objective
+from rl import benchmark, objective
 from rl.config import DCPOConfig
 from rl.rewards import WERReward
 from rl.rollout import Roller
@@ -156,3 +158,21 @@ def test_training_takes_the_same_course(tmp_path):
     assert ended["engine"]["output.weight"].abs().max() > 1e-3  # something was learnt
     for name, value in ended["loop"].items():
         assert torch.allclose(ended["engine"][name], value, atol=2e-4), name
+
+
+def test_the_benchmark_compares_three_ways(tmp_path, monkeypatch, capsys):
+    base = tiny_decoder(tokenizer="tiny@abc")
+    base.save_pretrained(tmp_path / "base")
+    policy_of().save_pretrained(tmp_path / "policy")
+    tiny_vocoder().save_pretrained(tmp_path / "vocoder")
+    write_prepared(tmp_path / "data")
+    monkeypatch.setattr(benchmark, "load_recognizer", lambda name: Heard())
+    arguments = [f"{name}={tmp_path / name}" for name in ("base", "policy", "vocoder", "data")]
+    assert benchmark.main([*arguments, "prompts=2", "group=3", "repeats=2", "prompt_tokens=3"]) == 0
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert result["rollouts"] == 6
+    for name in ("sequential", "loop", "engine"):
+        assert result[name] > 0
+    middle, low, high = result["engine_over_sequential"]
+    assert low <= middle <= high
+    assert benchmark.main(arguments[:1]) == 1 and "give base=" in capsys.readouterr().err

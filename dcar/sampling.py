@@ -53,6 +53,18 @@ def utterance_keys(seed: int, utterance_ids: Sequence[str]) -> Tensor:
     return torch.tensor([int.from_bytes(k, "little", signed=True) for k in keys], dtype=torch.int64)
 
 
+def group_keys(seed: int, utterance_ids: Sequence[str], members: Sequence[int],
+               share_token_draws: bool = False) -> tuple[Tensor, Tensor]:
+    """Keys of rows, each a member of its utterance's group: for draws of tokens [B], and for all others [B].
+
+    Member 0 draws as the utterance itself, member g > 0 as `utterance#g`. With share_token_draws the members draw
+    tokens with common random numbers and differ by their decisions only.
+    """
+    own = [f"{name}#{member}" if member else name for name, member in zip(utterance_ids, members, strict=True)]
+    keys = utterance_keys(seed, own)
+    return (utterance_keys(seed, utterance_ids) if share_token_draws else keys), keys
+
+
 GOLDEN = -0x61C8864680B583EB  # 0x9E3779B97F4A7C15 as a signed integer: the increment of SplitMix64
 
 

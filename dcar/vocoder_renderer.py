@@ -88,18 +88,23 @@ class Renderer(nn.Module):
     def pulses(self, log_f0: Tensor, phase: Tensor | None = None) -> Tensor:
         """Band-limited pulse train of unit power [B, F * hop] at F0 [B, F]; phase: first phase in cycles [B, 1]."""
         rate, hop, length = self.config.sample_rate, self.config.hop, log_f0.shape[1] * self.config.hop
-        f0 = log_f0.float().exp()
-        line = F.interpolate(f0[:, None], scale_factor=float(hop), mode="linear", align_corners=False)[:, 0]
-        cycles = (line.double() / rate).cumsum(1)
+        cycles = self.cycles(log_f0)
         if phase is not None:
             cycles = cycles + phase
         angle = (2 * math.pi * (cycles - cycles.floor())).float()
-        harmonics = (0.46 * rate / f0).floor().repeat_interleave(hop, dim=1)[:, :length]
+        harmonics = (0.46 * rate / log_f0.float().exp()).floor().repeat_interleave(hop, dim=1)[:, :length]
         # Σ_{k=1..K} cos kθ = sin((K + ½)θ) / (2 sin ½θ) − ½, with its limit K near θ = 0
         half = torch.sin(angle / 2)
         near = half.abs() < 1e-4
         total = torch.sin((harmonics + 0.5) * angle) / (2 * torch.where(near, torch.ones_like(half), half)) - 0.5
         return torch.where(near, harmonics, total) * (2 / harmonics).sqrt()
+
+    def cycles(self, log_f0: Tensor) -> Tensor:
+        """Phase of the pulses in cycles at every sample, float64 [B, F * hop], at F0 [B, F] read as lines between the
+        frames' centres. The phase before the first sample is 0."""
+        hop = float(self.config.hop)
+        line = F.interpolate(log_f0.float().exp()[:, None], scale_factor=hop, mode="linear", align_corners=False)[:, 0]
+        return (line.double() / self.config.sample_rate).cumsum(1)
 
 
 def mel_transform(config: VocoderConfig) -> LogMel:

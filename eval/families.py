@@ -1,7 +1,8 @@
 """Which rows of a comparison are one method at several settings: a family is one line of the plot.
 
 `ssd-0.2` and `ssd-0.4` are the family ssd at β = 0.2 and 0.4; words behind a name (`ssd-0.4@heads`) make a family of
-its own, because they change the method and not its setting. The names behind `dcar@` are settings: policies.
+its own, because they change the method and not its setting; so does `@int8` (`car-3@int8`: int8 layers). The other
+names behind `dcar@` are settings: policies.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ STYLES: dict[str, Style] = {
     "oracle": Style("oracle", "#555555", "1"),
 }
 OTHER = Style("", "#4d4d4d", "x")
+INT8 = "@int8"  # behind any method's name: the decoder's layers multiply in int8
 POLICIES = ("dcar", "dcar-sampled")
 _PART = re.compile(r"[-@](-?\d+(?:\.\d+)?(?=[-@]|$)|[^-@]+)")
 
@@ -71,6 +73,9 @@ class MethodName:
 
 def parse_method(name: str) -> MethodName:
     """Take a method's name apart; a kind that is not in STYLES is what stands before the first number."""
+    if (plain := name.removesuffix(INT8)) != name:
+        of = parse_method(plain)
+        return MethodName(of.kind, of.family + INT8, of.settings)
     kinds = [k for k in STYLES if name == k or name.startswith((f"{k}-", f"{k}@"))]
     kind = max(kinds, key=len) if kinds else re.split(r"[-@](?=\d)|@", name, maxsplit=1)[0]
     rest = name.removeprefix(kind)

@@ -10,19 +10,22 @@
     sd, ssd-0.4, pcg-0.42, typical, topk-verify-50
                            a draft verified by the decoder; @draft for the draft model, :4 for its length
                            (eval/verifiers/names.py)
+    car-3@int8             any of them with the decoder's layers in int8 (CPU), beside the float row
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dcar.backbones import load_decoder
 from dcar.decoding import ChunkMethod, FixedChunk, Method, PolicyChunk, RandomChunk
+from dcar.decoding.quantize import quantize_int8
 from dcar.draft import check_draft
 from dcar.errors import ConfigError
 from dcar.model import CARDecoder
+from eval.families import INT8
 from eval.verifiers import entropy, mtp_viterbi, vadusa
 from eval.verifiers.names import KINDS, chain_method
 from eval.verifiers.statistics import VerifierStatistics
@@ -39,6 +42,7 @@ class Models:
     policies: dict[str, ChunkPolicy] = field(default_factory=dict)
     draft: CARDecoder | None = None
     statistics: VerifierStatistics | None = None  # of the decoder, for vadusa, mtp-viterbi and entropy@
+    _quantized: dict[int, CARDecoder] = field(default_factory=dict, init=False, repr=False)  # by id of the decoder
 
     def __post_init__(self) -> None:
         for policy in self.policies.values():
@@ -53,6 +57,13 @@ class Models:
                 if ours != far:
                     raise ConfigError(f"the FAR decoder has {name} {far!r}, the CAR decoder {ours!r}: train both on "
                                       "the same prepared corpus with the same layout")
+
+
+    def quantized(self, decoder: CARDecoder) -> CARDecoder:
+        """The int8 copy of one of these decoders, made once. ConfigError where there are no int8 kernels for it."""
+        if id(decoder) not in self._quantized:
+            self._quantized[id(decoder)] = quantize_int8(decoder)
+        return self._quantized[id(decoder)]
 
 
 @dataclass(frozen=True)
@@ -154,12 +165,17 @@ def _sizes(name: str, rest: str, models: Models, most: int | None = None) -> lis
 def make_methods(names: Sequence[str], models: Models) -> list[Entry]:
     """The entries that the names stand for, in order. ConfigError for an unknown, impossible or repeated method."""
     entries: list[Entry] = []
-    for name in names:
+    for full in names:
+        name = full.removesuffix(INT8)
         prefixes = [p for p in METHODS if name == p or name.startswith((f"{p}-", f"{p}@", f"{p}:"))]
         if not prefixes:
             raise ConfigError(f"unknown method '{name}'; known kinds: {', '.join(METHODS)} (see eval/methods.py)")
         prefix = max(prefixes, key=len)
-        entries += METHODS[prefix](name, name.removeprefix(prefix), models)
+        made = METHODS[prefix](name, name.removeprefix(prefix), models)
+        if name != full:
+            made = [replace(e, name=e.name + INT8, decoder=models.quantized(e.decoder),
+                            identity={**e.identity, "layers": "int8"}) for e in made]
+        entries += made
     names = [e.name for e in entries]
     if repeated := sorted({n for n in names if names.count(n) > 1}):
         raise ConfigError(f"methods listed twice: {', '.join(repeated)}")
@@ -175,6 +191,9 @@ def load_models(decoder: str, far_decoder: str, policies: Sequence[str], device:
         name, _, folder = item.rpartition("=")
         if not name and len(policies) > 1:
             name = Path(folder).name
+        if name == INT8[1:]:
+            raise ConfigError(f"a policy cannot be called '{name}': {INT8} behind a method asks for int8 layers; name "
+                              "it as name=folder")
         if name in loaded:
             raise ConfigError(f"two policies are called '{name}'; name them as name=folder")
         loaded[name] = ChunkPolicy.from_pretrained(folder, device)

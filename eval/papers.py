@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from eval.families import MethodName, parse_method
+from eval.families import INT8, MethodName, parse_method
 from eval.paper_results import SETUPS, Result, Setup
 from eval.records import RESYNTHESIS
 from eval.rows import Row
@@ -65,7 +65,8 @@ def beside_papers(rows: Sequence[Row]) -> list[Block]:
 
 def _match(setup: Setup, result: Result, rows: Sequence[Row]) -> Match | None:
     wanted = parse_method(result.method)
-    candidates = [r for r in rows if r["kind"] == "method" and parse_method(r["method"]).kind == wanted.kind]
+    candidates = [r for r in rows if r["kind"] == "method" and parse_method(r["method"]).kind == wanted.kind
+                  and not r["method"].endswith(INT8)]
     if not candidates:
         return None
     row, how = _nearest(setup, result, wanted, candidates)

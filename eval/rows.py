@@ -35,7 +35,7 @@ def make_rows(records: Sequence[Record], methods: Sequence[str], timings: Sequen
     rows = [{**_row(m, grouped[m], timings, resamples), "scores": _scores(grouped[m], scorers, resamples)}
             for m in methods]
     spoken = [r for r in rows if r["kind"] == "method"]
-    cars = [r for r in spoken if r["method"].startswith("car-")]
+    cars = [r for r in spoken if parse_method(r["method"]).family == "car"]
     best = min(cars, key=lambda r: r["wer"])["method"] if cars else None
     for row in spoken:
         strict = strict_baseline(row["method"], list(grouped))

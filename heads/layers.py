@@ -91,10 +91,6 @@ class KVCache:
         """Speech positions that a row can hold."""
         return self.kv.shape[4] - self.prefix
 
-    def reserve(self, positions: int) -> None:
-        """Make room for so many more speech positions, e.g. for a tree of which one path is kept."""
-        self.kv = F.pad(self.kv, (0, 0, 0, positions))
-
     def columns(self, new: int) -> int:
         """Columns that attention has to read when `new` positions are appended; ValueError past the capacity."""
         if self.longest + new > self.capacity:

@@ -104,6 +104,8 @@ class DCPOConfig(GRPOConfig):
     reward_microbatches: int = setting(2, "Parts of a step; one is scored while the next is rolled out.")
     overlap: bool = setting(True, "Score in a worker thread while the next part is rolled out.")
     hidden_dtype: str = setting("float32", "Storage of the rollouts' hidden states: float32 or float16.")
+    decoding: str = setting("auto", "What speaks the rollouts: engine, loop (the reference), or auto, the engine where "
+                                    "it serves the base; the same rollouts either way.")
 
     # --- reward ---
     reward_funcs: list[str] = setting(["wer", "range_penalty", "speed_bonus"],
@@ -125,6 +127,7 @@ class DCPOConfig(GRPOConfig):
             ("forced_rows", FORCED_ROWS), ("loss_type", LOSS_TYPES), ("scale_rewards", SCALES),
             ("penalty", ("distance", "indicator", "none")), ("penalty_normalizer", ("tokens", "decisions")),
             ("reference_policy", ("epoch", "init")), ("hidden_dtype", ("float32", "float16")),
+            ("decoding", ("auto", "engine", "loop")),
         ):
             if getattr(self, name) not in allowed:
                 raise ConfigError(f"{name} must be one of {', '.join(allowed)}; not '{getattr(self, name)}'")

@@ -3,28 +3,39 @@
     decode part 1 │ decode part 2 │ …           the main thread
                   │ vocoder, ASR 1 │ vocoder, ASR 2 …   one worker thread
 
-The members of a group share one prefill. Hidden states are kept, so that updates need no pass of the decoder.
+The members of a group share one prefill. A decoder of Transformer layers speaks in the static engine, whose buffers
+stay from step to step; others (backbones) in the reference loop, with the same results. Hidden states are kept, so
+that updates need no pass of the decoder.
 Chase-then-exceed (paper §4.4): the forced half chases the best fixed chunk sizes, the sampled
 half has to exceed them.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from dcar.data import PromptItem
-from dcar.decoding import ChunkMethod, PolicyChunk, decode
+from dcar.decoding import ChunkMethod, DecodeResult, PolicyChunk, Prompt, decode
+from dcar.decoding.static import EngineConfig, StaticEngine, room_for, why_not
+from dcar.errors import ConfigError
 from dcar.model import CARDecoder
 from dcar.sampling import SamplingConfig
 from heads.policy import ChunkPolicy
 from rl.rewards import NAN, Reward, RolloutRecord, Vocoder, cause, score, voice
+
+Decoding = Literal["auto", "engine", "loop"]
+DECODING: tuple[Decoding, ...] = ("auto", "engine", "loop")
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -50,16 +61,22 @@ def forced_sizes(prompt_index: int, group_size: int, chunk_range: Sequence[int],
 
 
 class Roller:
-    """Makes rollouts with a frozen decoder and rewards them."""
+    """Makes rollouts with a frozen decoder and rewards them.
+
+    `decoding`: "engine" (ConfigError if it cannot decode with this base and sampling), "loop", or "auto", the engine
+    where it can and else the loop, with a line in the log that says why. `decoder` names what was chosen.
+    """
 
     def __init__(self, base: CARDecoder, vocoder: Vocoder, rewards: Sequence[Reward], weights: Sequence[float],
                  sampling: SamplingConfig, *, group_size: int, chunk_range: Sequence[int] = (),
                  forced_rows: str = "policy_ratio", share_token_draws: bool = False, microbatches: int = 1,
-                 overlap: bool = True, hidden_dtype: torch.dtype = torch.float32):
+                 overlap: bool = True, hidden_dtype: torch.dtype = torch.float32, decoding: Decoding = "auto"):
         self.base, self.vocoder, self.rewards, self.weights = base, vocoder, list(rewards), list(weights)
         self.sampling, self.group_size, self.chunk_range = sampling, group_size, tuple(chunk_range)
         self.forced_rows, self.share_token_draws = forced_rows, share_token_draws
         self.microbatches, self.overlap, self.hidden_dtype = microbatches, overlap, hidden_dtype
+        self.decoder = choose_decoder(decoding, base, sampling)
+        self._engine: StaticEngine | None = None
 
     def collect(self, policy: ChunkPolicy, items: Sequence[PromptItem], indices: Sequence[int],
                 seed: int) -> RolloutBatch:
@@ -97,14 +114,26 @@ class Roller:
             for item, index in zip(items, indices, strict=True)
         }
         method = ChunkMethod(PolicyChunk(policy, "sample", forced=forced))
-        results = decode(self.base, [i.prompt for i in items], method, self.sampling, seed=seed,
-                         group_size=self.group_size, share_token_draws=self.share_token_draws, record_hidden=True,
-                         batch_size=len(items))
+        results = self._speak(policy, [i.prompt for i in items], method, seed)
         return [
             RolloutRecord(items[i // self.group_size], i % self.group_size,
                           forced[result.utterance_id][i % self.group_size], result)
             for i, result in enumerate(results)
         ]
+
+    def _speak(self, policy: ChunkPolicy, prompts: Sequence[Prompt], method: ChunkMethod,
+               seed: int) -> list[DecodeResult]:
+        """Every prompt group_size times, all at once."""
+        how: dict[str, Any] = dict(seed=seed, group_size=self.group_size, record_hidden=True,
+                                   share_token_draws=self.share_token_draws)
+        if self.decoder == "loop":
+            return decode(self.base, prompts, method, self.sampling, batch_size=len(prompts), **how)
+        rows, room = len(prompts) * self.group_size, room_for(prompts, self.sampling)
+        if self._engine is None:
+            self._engine = StaticEngine(self.base, EngineConfig(batch=rows, **room), policy)
+        self._engine.fit(rows, **room)
+        self._engine.load_policy(policy)  # always: not every way of training moves the version counters of weights
+        return self._engine.decode(prompts, method, self.sampling, **how)
 
     def _score(self, records: list[RolloutRecord]) -> tuple[np.ndarray, np.ndarray, dict[str, float]]:
         started = time.perf_counter()
@@ -133,6 +162,21 @@ class Roller:
         forced = torch.tensor([r.forced > 0 for r in records])
         return RolloutBatch(records, hidden, positions.to(device), actions.to(device), mask.to(device),
                             forced.to(device), totals.to(device), parts, seconds)
+
+
+def choose_decoder(decoding: Decoding, base: CARDecoder, sampling: SamplingConfig) -> Literal["engine", "loop"]:
+    """What speaks the rollouts; see `Roller`."""
+    if decoding not in DECODING:
+        raise ConfigError(f"decoding must be one of {', '.join(DECODING)}; not '{decoding}'")
+    if decoding == "loop":
+        return "loop"
+    reason = why_not(base, sampling)
+    if reason is None:
+        return "engine"
+    if decoding == "engine":
+        raise ConfigError(f"decoding=engine: {reason}; set decoding=auto or loop")
+    logger.warning("rollouts are decoded in the reference loop: %s", reason)
+    return "loop"
 
 
 def synthesise(records: Sequence[RolloutRecord], vocoder: Vocoder) -> None:

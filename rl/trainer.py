@@ -161,7 +161,8 @@ class DCPOTrainer(Trainer):
         self.roller = Roller(
             self.base, vocoder, self.reward_funcs, self.reward_weights, args.sampling, group_size=args.num_generations,
             chunk_range=args.chunk_range, forced_rows=args.forced_rows, share_token_draws=args.common_random_numbers,
-            microbatches=args.reward_microbatches, overlap=args.overlap, hidden_dtype=getattr(torch, args.hidden_dtype))
+            microbatches=args.reward_microbatches, overlap=args.overlap, hidden_dtype=getattr(torch, args.hidden_dtype),
+            decoding=args.decoding)  # type: ignore[arg-type]
         self._buffer: dict[int, Prepared] = {}
         self._meter = Meter()
         self._rollout_seconds = 0.0

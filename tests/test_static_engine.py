@@ -9,7 +9,7 @@ from conftest import tiny_decoder
 from dcar.decoding import ChunkMethod, FixedChunk, PolicyChunk, Prompt, RandomChunk, decode
 from dcar.decoding.graphs import StepGraphs
 from dcar.decoding.quantize import quantize_int8, teacher_forced_loss
-from dcar.decoding.static import EngineConfig, Job, Plan, StaticEngine, engine_for
+from dcar.decoding.static import EngineConfig, Job, Plan, StaticEngine, engine_for, room_for
 from dcar.errors import ConfigError, DataError, EngineError
 from dcar.sampling import SamplingConfig
 from heads.policy import ChunkPolicy, ChunkPolicyConfig
@@ -72,7 +72,7 @@ def test_decoder_without_bos_and_full_width_policy():
 
 def test_packed_weights_give_the_same_tokens(decoder, prompts, monkeypatch):
     """Large weights go through oneDNN; here every weight counts as large."""
-    monkeypatch.setattr("dcar.decoding.fused.PACK_FROM", 1)
+    monkeypatch.setattr("dcar.decoding.packed.PACK_FROM", 1)
     policy = policy_of()
     method = ChunkMethod(PolicyChunk(policy, "sample"))
     engine = engine_for(decoder, prompts, SAMPLING, batch=3, policy=policy)
@@ -142,6 +142,10 @@ def test_what_does_not_fit_is_refused_and_the_finished_are_kept(decoder, prompts
         engine.decode(prompts, ChunkMethod(FixedChunk(5)), SAMPLING)
     with pytest.raises(ConfigError, match="without that policy"):
         engine.decode(prompts, ChunkMethod(PolicyChunk(policy_of())), SAMPLING)
+    greedy = ChunkPolicy(ChunkPolicyConfig(32, 5, 16, num_attention_heads=2)).eval()  # of a decoder with 5 heads
+    with pytest.raises(ConfigError, match=r"1..5 tokens, but the decoder has 4 heads"):
+        engine_for(decoder, prompts, SAMPLING, policy=greedy).decode(
+            prompts, ChunkMethod(PolicyChunk(greedy)), SAMPLING)
     with pytest.raises(ConfigError, match="rotary table"):
         StaticEngine(decoder, EngineConfig(capacity=9000))
 
@@ -199,3 +203,78 @@ def test_graphs_need_cuda_and_their_own_shape(decoder):
 def test_bad_settings(bad):
     with pytest.raises(ConfigError):
         EngineConfig(**bad)
+
+
+def change(policy: ChunkPolicy, seed: int = 1) -> None:
+    """An update of the policy, in place, as an optimiser makes it."""
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.add_(0.5 * torch.randn_like(parameter))
+
+
+@pytest.mark.parametrize("width", [16, None])
+@pytest.mark.parametrize("pack_from", [1, 1 << 19], ids=["packed", "stored"])
+def test_a_changed_policy_decides_anew_after_load_policy(decoder, prompts, monkeypatch, width, pack_from):
+    monkeypatch.setattr("dcar.decoding.packed.PACK_FROM", pack_from)
+    policy = policy_of(width)
+    method = ChunkMethod(PolicyChunk(policy, "sample"))
+    engine = engine_for(decoder, prompts, SAMPLING, batch=3, policy=policy)
+    before = engine.decode(prompts, method, SAMPLING, record_hidden=True)
+    layers, cache = engine.layers, engine.cache.kv.data_ptr()
+    change(policy)
+    with pytest.raises(EngineError, match="call load_policy"):  # never with old weights
+        engine.decode(prompts, method, SAMPLING)
+    engine.load_policy(policy)
+    after = engine.decode(prompts, method, SAMPLING, record_hidden=True)
+    assert [r.actions for r in after] != [r.actions for r in before]
+    same(after, decode(decoder, prompts, method, SAMPLING, record_hidden=True))
+    assert engine.layers is layers and engine.cache.kv.data_ptr() == cache  # nothing was built anew
+
+
+def test_load_policy_sees_writes_that_no_version_counts(decoder, prompts):
+    policy = policy_of()
+    method = ChunkMethod(PolicyChunk(policy))
+    engine = engine_for(decoder, prompts, SAMPLING, batch=3, policy=policy)
+    addresses = engine.signature()
+    for parameter in policy.parameters():
+        parameter.data.add_(0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(3)))
+    engine.load_policy(policy)
+    same(engine.decode(prompts, method, SAMPLING), decode(decoder, prompts, method, SAMPLING), False)
+    other = policy_of()
+    change(other, 7)
+    engine.load_policy(other)  # another object of the same shape
+    method = ChunkMethod(PolicyChunk(other))
+    same(engine.decode(prompts, method, SAMPLING), decode(decoder, prompts, method, SAMPLING), False)
+    assert engine.signature() == addresses  # CUDA graphs read the same memory as before
+    with pytest.raises(ConfigError, match="layer_width=32 cannot take the place of one with 16"):
+        engine.load_policy(policy_of(None))
+    with pytest.raises(ConfigError, match="without a policy"):
+        engine_for(decoder, prompts, SAMPLING).load_policy(policy)
+
+
+def test_fit_makes_room_and_only_then(decoder, prompts):
+    policy = policy_of()
+    method = ChunkMethod(PolicyChunk(policy, "sample"))
+    engine = engine_for(decoder, prompts[:1], SAMPLING, batch=1, policy=policy)
+    with pytest.raises(EngineError, match="capacity"):
+        engine.decode(prompts, method, SAMPLING)
+    engine.fit(5, **room_for(prompts, SAMPLING))
+    same(engine.decode(prompts, method, SAMPLING, record_hidden=True),
+         decode(decoder, prompts, method, SAMPLING, record_hidden=True))
+    cache = engine.cache
+    engine.fit(2, 20, 3)
+    assert engine.cache is cache and engine.config.batch == 5
+    with pytest.raises(ConfigError, match="rotary table"):
+        engine.fit(1, 9000, 1)
+
+
+def test_steps_that_do_the_same_share_a_graph():
+    """The key of a captured step goes by what the step does, not by which object asked for it."""
+    policy, seen = policy_of(), set()
+    for schedule in (FixedChunk(1), FixedChunk(2), RandomChunk([1, 2]), RandomChunk([2, 3]), PolicyChunk(policy),
+                     PolicyChunk(policy, "sample"), PolicyChunk(policy, "sample", forced={"a": [1]})):
+        seen.add(Plan(ChunkMethod(schedule), SAMPLING).step)
+    assert len(seen) == 7
+    assert Plan(ChunkMethod(PolicyChunk(policy, "sample", forced={"b": [2]})), SAMPLING).step in seen
+    assert Plan(ChunkMethod(FixedChunk(2)), SAMPLING, record_hidden=True).step not in seen

@@ -73,10 +73,12 @@ def test_sizes_and_tokens_equal_decoding_without_cache(decoder, prompts, samplin
     assert len(seen) > 2
 
 
-def test_schedule_and_method_are_the_same(decoder, prompts):
+@pytest.mark.parametrize("sampling", [SAMPLING, SamplingConfig(max_tokens=40, top_p=0.8, repetition_window=6,
+                                                               repetition_share=0.2)], ids=["plain", "repetition"])
+def test_schedule_and_method_are_the_same(decoder, prompts, sampling):
     """`EntropyMethod` only saves the second evaluation of the heads."""
-    one = decode(decoder, prompts, EntropyMethod(EntropyChunk(1.9)), SAMPLING, seed=1)
-    two = decode(decoder, prompts, ChunkMethod(EntropyChunk(1.9)), SAMPLING, seed=1)
+    one = decode(decoder, prompts, EntropyMethod(EntropyChunk(1.9)), sampling, seed=1)
+    two = decode(decoder, prompts, ChunkMethod(EntropyChunk(1.9)), sampling, seed=1)
     assert [(r.tokens, r.actions) for r in one] == [(r.tokens, r.actions) for r in two]
 
 

@@ -6,39 +6,44 @@ flat here: N = batch × new positions.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dcar.decoding.packed import PackedLinear, packed_multiply, packs
 from heads.layers import RotaryTable, TransformerLayer
 
 Affine = Callable[[Tensor], Tensor]
 
-PACK_FROM = 1 << 19
-"""Weights of so many elements are packed for oneDNN on the CPU. Measured on one AVX-512 thread (ms, rows 1 / 3 / 7):
-1024 × 4096 plain 1.2 / 2.2 / 3.3, packed 1.2 / 2.0 / 1.6; 192 × 768 plain .037 / .026 / .042, transposed .038 / .026 /
-.028, packed .056 / .039 / .045."""
-
-
 def affine(module: nn.Module, pack: bool = True) -> Affine:
     """x [N, in] -> [N, out], as `module` computes it, in the layout that is fastest for few rows.
 
-    float32 on the CPU: large weights are packed for oneDNN, small ones stored [in, out] (copies: later changes of the
-    module are not seen). Everything else (an accelerator, bfloat16, a quantised module) is used as it is.
+    float32 on the CPU: large weights are packed for oneDNN, small ones stored [in, out]. These are copies, which later
+    changes of the module do not reach, unless `pack_weights` has given the module that layout. Everything else (an
+    accelerator, bfloat16, a quantised module) is used as it is.
     """
+    if isinstance(module, PackedLinear):
+        return module.multiply
     if not isinstance(module, nn.Linear):
         return module
     weight, bias = module.weight.detach(), None if module.bias is None else module.bias.detach()
     if not pack or weight.device.type != "cpu" or weight.dtype != torch.float32:
         return lambda x: F.linear(x, weight, bias)
-    if weight.numel() >= PACK_FROM and torch.backends.mkldnn.is_available():
-        packed = torch.ops.mkldnn._reorder_linear_weight(weight)
-        multiply = torch.ops.mkldnn._linear_pointwise
-        return lambda x: multiply(x, packed, bias, "none", [], "")
-    stored = weight.t().contiguous()
+    if packs(weight):
+        return packed_multiply(torch.ops.mkldnn._reorder_linear_weight(weight), bias)
+    stored = weight.t().contiguous()  # the weight itself where it is stored so
     return (lambda x: torch.mm(x, stored)) if bias is None else (lambda x: torch.addmm(bias, x, stored))
+
+
+def weights_signature(module: nn.Module) -> Hashable:
+    """Where a module's weights are and how often they were written; it changes when one is replaced, moved or trained.
+
+    It goes by version counters, which writes through `.data` do not move.
+    """
+    plain = tuple((p.data_ptr(), p._version) for p in module.parameters())
+    return plain, tuple(id(m.packed) for m in module.modules() if isinstance(m, PackedLinear))
 
 
 def norm(module: nn.LayerNorm) -> Affine:

@@ -21,7 +21,7 @@ from dcar.decoding.records import DecodeResult, Prompt
 from dcar.decoding.tree import DraftTree
 from dcar.errors import DataError, TextError
 from dcar.model import CARDecoder
-from dcar.sampling import SamplingConfig, histories, uniform, utterance_keys
+from dcar.sampling import SamplingConfig, group_keys, histories, uniform
 from heads.layers import KVCache
 
 
@@ -91,9 +91,8 @@ class Session:
         self.model, self.sampling, self.seed, self.prompts, self.members = model, sampling, seed, prompts, members
         self.cache = cache
         names = [p.utterance_id for p in prompts]
-        own = [f"{n}#{m}" if m else n for n, m in zip(names, members, strict=True)]
-        self.token_keys = utterance_keys(seed, names if share_token_draws else own).to(device)  # [B]
-        self.action_keys = utterance_keys(seed, own).to(device)  # [B]
+        self.token_keys, self.action_keys = (  # each [B]
+            keys.to(device) for keys in group_keys(seed, names, members, share_token_draws))
         self.member = torch.tensor(members, device=device)  # [B] index within the group
         self.rows = torch.arange(size, device=device)
         self.alive = torch.ones(size, dtype=torch.bool, device=device)  # a finished row idles until the batch shrinks
@@ -157,9 +156,11 @@ class Session:
     def consumed(self, hidden: Tensor, counts: Tensor, start: Tensor) -> None:
         """Note the hidden states of counts[b] positions from speech position start[b] on."""
         self.last_hidden = last_of(hidden, counts)
-        self.record(hidden, counts, start)
+        self.record(hidden, start)
 
-    def record(self, hidden: Tensor, counts: Tensor, start: Tensor) -> None:
+    def record(self, hidden: Tensor, start: Tensor) -> None:
+        """Write hidden states [B, m, D] from speech position start[b] on, if they are asked for; what stands behind a
+        row's real positions is overwritten by its next ones."""
         if self.hidden is not None:
             put(self.hidden, self.rows, start, hidden)
 
@@ -175,7 +176,7 @@ class Session:
         else:
             self.cache.gather(first, kept.path, accepted)
             column = (self.pending_counts[:, None] + kept.path).unsqueeze(-1).expand(-1, -1, hidden.shape[-1])
-            self.record(hidden.gather(1, column), accepted, first)
+            self.record(hidden.gather(1, column), first)
 
     def emit(self, kept: Kept, proposed: Tensor | None) -> None:
         """Store what was kept, up to EOS and the length limit, and retire the rows that end there."""

@@ -126,10 +126,7 @@ class PolicyChunk:
         self.name = name or ("dcar" if mode == "greedy" else "dcar-sampled")
 
     def begin(self, session: Session) -> None:
-        heads = session.model.config.num_prediction_heads
-        if self.policy.config.num_actions > heads:
-            raise ConfigError(f"the policy chooses among 1..{self.policy.config.num_actions} tokens, but the decoder "
-                              f"has {heads} heads; use the decoder that it was trained for")
+        check_policy(self.policy, session.model.config.num_prediction_heads)
         hidden = session.last_hidden
         self._cache = self.policy.new_cache(session.live, session.cache.capacity, device=hidden.device,
                                             dtype=hidden.dtype)
@@ -172,6 +169,13 @@ def head_laws(session: Session, logits: Tensor) -> tuple[Tensor, Tensor]:
     """Warped laws of the next k tokens from the heads' logits [B, k, V + 1], and the tokens' positions [B, k]."""
     position = session.generated[:, None] + torch.arange(logits.shape[1], device=logits.device)
     return warp(logits, session.sampling, session.forbid_eos(position), session.model.config.eos), position
+
+
+def check_policy(policy: ChunkPolicy, heads: int) -> None:
+    """ConfigError for a policy that may ask for more tokens than a decoder's `heads` predict."""
+    if policy.config.num_actions > heads:
+        raise ConfigError(f"the policy chooses among 1..{policy.config.num_actions} tokens, but the decoder has "
+                          f"{heads} heads; use the decoder that it was trained for")
 
 
 def check_size(size: int, session: Session) -> None:

@@ -12,16 +12,24 @@ import warnings
 import torch
 from torch import nn
 
+from dcar.decoding.packed import PackedLinear
 from dcar.errors import ConfigError
 from dcar.model import CARDecoder
+from heads.layers import TransformerLayer
 
 
 def quantize_int8(model: CARDecoder) -> CARDecoder:
     """A copy of a float32 CPU decoder whose layers multiply in int8; for decoding only.
 
     Its tokens differ from the original's; compare losses (`teacher_forced_loss`) and word error rates before use. It
-    keeps no checksum of its own, so a policy must be checked against the original. ConfigError away from the CPU.
+    keeps no checksum of its own, so a policy must be checked against the original. ConfigError away from the CPU and
+    for a decoder that is not made of this project's layers, or whose layers were packed.
     """
+    if not all(isinstance(layer, TransformerLayer) for layer in getattr(model, "layers", [None])):
+        raise ConfigError(f"int8 decoding quantises the layers of a CARDecoder, not of a {type(model).__name__}; leave "
+                          "int8 out for it")
+    if any(isinstance(module, PackedLinear) for module in model.modules()):
+        raise ConfigError("packed weights cannot be quantised; load the decoder again, without pack_weights")
     weight = model.norm.weight
     if weight.device.type != "cpu" or weight.dtype != torch.float32:
         raise ConfigError(f"int8 decoding quantises float32 weights on the CPU, not {weight.dtype} on "

@@ -73,10 +73,7 @@ class StreamingVocoder:
         mask = torch.ones(1, end - start, device=window.device)
         log_mel, pitch = v.predict(window, mask, self.speaker)
         noise = renderer.noise.repeat(-(-end * per // len(renderer.noise)))[start * per : end * per][None]
-        hop = float(config.hop)
-        line = F.interpolate(pitch.log_f0.float().exp()[:, None], scale_factor=hop, mode="linear",
-                             align_corners=False)[0, 0]
-        cycles = F.pad((line.double() / v.sample_rate).cumsum(0), (1, 0))  # before each sample of the window
+        cycles = F.pad(renderer.cycles(pitch.log_f0)[0], (1, 0))  # before each sample of the window
         phase = self._cycles - cycles[(self._anchor - start) * per]
         frames = mask.repeat_interleave(config.frames_per_token, dim=1)
         wave = renderer(log_mel, pitch, frames, noise, phase.view(1, 1))[0].clamp(-1.0, 1.0)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
@@ -24,14 +24,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dcar.decoding.fused import FusedLayer, Rotation, StaticCache, affine, norm
+from dcar.decoding.fused import FusedLayer, Rotation, StaticCache, norm, weights_signature
+from dcar.decoding.fused_policy import FusedPolicy
 from dcar.decoding.graphs import StepGraphs
 from dcar.decoding.loop import check_prompt, length_limit, pad
-from dcar.decoding.methods import ChunkMethod, FixedChunk, PolicyChunk, RandomChunk
+from dcar.decoding.methods import ChunkMethod, FixedChunk, PolicyChunk, RandomChunk, check_policy
 from dcar.decoding.records import DecodeResult, Prompt
 from dcar.errors import ConfigError, EngineError
 from dcar.model import CARDecoder
-from dcar.sampling import SamplingConfig, sample, uniform, utterance_keys, warp
+from dcar.sampling import SamplingConfig, group_keys, sample, uniform, warp
 from heads.layers import TransformerLayer
 from heads.policy import ChunkPolicy
 
@@ -92,6 +93,18 @@ class Plan:
                               "dcar.decoding.decode")
         return schedule
 
+    @property
+    def step(self) -> Hashable:
+        """What a step does, as opposed to what it finds in the buffers."""
+        schedule = self.schedule
+        if isinstance(schedule, FixedChunk):
+            about: Hashable = schedule.size
+        elif isinstance(schedule, RandomChunk):
+            about = schedule.sizes
+        else:
+            about = schedule.mode, schedule.forced is not None
+        return type(schedule), about, self.sampling, self.record_hidden
+
     def widths(self) -> tuple[int, ...]:
         """Chunk sizes that the schedule asks for without a policy."""
         schedule = self.schedule
@@ -142,16 +155,27 @@ class _Slot:
     given: int = 0  # tokens handed out
 
 
+def why_not(model: object, sampling: SamplingConfig | None = None) -> str | None:
+    """Why the engine cannot decode with this model and sampling; None where it can."""
+    if not all(isinstance(layer, TransformerLayer) for layer in getattr(model, "layers", [None])):
+        return f"the static engine needs a CARDecoder of TransformerLayers, not a {type(model).__name__}"
+    if sampling is not None and sampling.repetition_window:
+        return "the static engine does not look back at the last tokens, as repetition_window asks"
+    return None
+
+
 class StaticEngine:
     """Speaks utterances with one decoder, and a policy where the schedule asks one. Not for several threads.
 
+    The decoder must stay as it is. The policy's weights are copied; `load_policy` takes new ones, `fit` makes room for
+    longer utterances or more rows.
     Raises ConfigError for an impossible combination and EngineError if the buffers do not fit in memory.
     """
 
     def __init__(self, model: CARDecoder, config: EngineConfig | None = None, policy: ChunkPolicy | None = None):
-        self.model, self.policy, self.config = model, policy, config or EngineConfig()
-        if not all(isinstance(layer, TransformerLayer) for layer in getattr(model, "layers", [None])):
-            raise ConfigError("the static engine needs a CARDecoder of TransformerLayers; use dcar.decoding.decode")
+        self.model, self.config = model, config or EngineConfig()
+        if reason := why_not(model):
+            raise ConfigError(f"{reason}; use dcar.decoding.decode")
         self.device, self.dtype = model.norm.weight.device, model.norm.weight.dtype
         self.heads = model.config.num_prediction_heads
         on_cpu = self.device.type == "cpu"
@@ -159,22 +183,52 @@ class StaticEngine:
         mode = self.config.chunks
         self.padded = mode == "padded" or (mode == "auto" and not on_cpu)
         self.sync_every = 1 if on_cpu else self.config.sync_every
-        self.capacity = self.config.capacity + self.heads  # padding of the last chunk
-        if self.capacity > model.speech_rotary.reach:
-            raise ConfigError(f"capacity={self.config.capacity} exceeds the {model.speech_rotary.reach} positions of "
-                              "the rotary table")
         try:
-            self._allocate()
+            self.layers = [FusedLayer(layer) for layer in model.layers if isinstance(layer, TransformerLayer)]
+            self.norm = norm(model.norm)
+            self.policy = None if policy is None else FusedPolicy(policy)
         except (torch.OutOfMemoryError, RuntimeError) as error:
             raise _no_memory(error, self.config, []) from error
-        self._signature = self.signature()
+        self._allocate()
         self.clock: Callable[[], float] = time.perf_counter  # of `seconds`; time.process_time on a busy CPU
         self.policy_seconds = 0.0
 
+    def load_policy(self, policy: ChunkPolicy) -> None:
+        """Decide with the present weights of this policy from the next `run` on: a copy of a few megabytes, nothing is
+        built or captured anew. ConfigError if the engine has no policy, or one of another shape."""
+        if self.policy is None:
+            raise ConfigError("this engine was built without a policy; give one to StaticEngine(policy=…)")
+        self.policy.load(policy)
+
+    def fit(self, batch: int, capacity: int, text: int) -> None:
+        """Make the buffers at least so large (see EngineConfig); nothing happens where they are. Not during a `run`.
+
+        Sizes grow in steps, so that utterances of many lengths ask seldom. Graphs are captured anew afterwards.
+        """
+        c = self.config
+        if batch <= c.batch and capacity <= c.capacity and text <= c.text:
+            return
+        most = self.model.speech_rotary.reach - self.heads
+        self.config = replace(c, batch=max(batch, c.batch), text=max(-(-text // 32) * 32, c.text),
+                              capacity=max(min(-(-capacity // 128) * 128, most), capacity, c.capacity))
+        self.graphs = StepGraphs(c.graphs, self.device)
+        del self.cache, self.rows, self.hidden  # the old and the new ones need not fit side by side
+        self._allocate()
+
     def _allocate(self) -> None:
+        """Buffers of the sizes in `config`."""
+        self.capacity = self.config.capacity + self.heads  # padding of the last chunk
+        if self.capacity > self.model.speech_rotary.reach:
+            raise ConfigError(f"capacity={self.config.capacity} exceeds the {self.model.speech_rotary.reach} positions "
+                              "of the rotary table")
+        try:
+            self._make_buffers()
+        except (torch.OutOfMemoryError, RuntimeError) as error:
+            raise _no_memory(error, self.config, []) from error
+        self._signature = self.signature()
+
+    def _make_buffers(self) -> None:
         model, device, dtype, b = self.model, self.device, self.dtype, self.config.batch
-        self.layers = [FusedLayer(layer) for layer in model.layers if isinstance(layer, TransformerLayer)]
-        self.norm = norm(model.norm)
         num_heads = model.config.num_attention_heads
         head_dim = model.config.hidden_size // num_heads
         self.cache = StaticCache(len(self.layers), b, self.config.text, self.capacity, num_heads, head_dim, device,
@@ -183,22 +237,17 @@ class StaticEngine:
         self.rotation = Rotation(model.speech_rotary, first, self.capacity - 1, device, dtype)
         self.rows = _Rows(b, self.config.capacity, self.heads, model.config.hidden_size, device, dtype)
         self.hidden: Tensor | None = None
-        if (policy := self.policy) is not None:
-            self.policy_layer = FusedLayer(policy.layer)
-            self.policy_input = (lambda x: x) if policy.config.width is None else affine(policy.input)
-            self.policy_norms = norm(policy.input_norm), norm(policy.output_norm)
-            self.policy_output = affine(policy.output)
-            self.policy_cache = StaticCache(1, b, 0, self.capacity, policy.config.num_attention_heads,
-                                            policy.rotary.head_dim, device, dtype)
-            self.policy_rotation = Rotation(policy.rotary, 0, self.capacity - 1, device, dtype)
+        if self.policy is not None:
+            self.policy.allocate(b, self.capacity, device, dtype)
+        self._tables: dict[tuple[int, ...], Tensor] = {}  # of RandomChunk; graphs read them
         self._offsets = torch.arange(max(self.heads, 1), device=device)
         self._columns = torch.arange(self.cache.width, device=device)
         self._stack = torch.compile(self._layers, dynamic=True) if self.config.compile else self._layers
 
     def signature(self) -> Hashable:
-        """What graphs and packed weights were made for; it changes when a weight is replaced, moved or trained."""
-        modules = [self.model] if self.policy is None else [self.model, self.policy]
-        weights = tuple((p.data_ptr(), p._version) for m in modules for p in m.parameters())
+        """What graphs and fused weights were made for; it changes when a weight of the decoder is replaced, moved or
+        trained, but not by `load_policy`, which writes to the addresses that graphs read."""
+        weights = weights_signature(self.model), None if self.policy is None else self.policy.signature()
         parameter = self.model.norm.weight
         return (self.config.batch, self.config.capacity, self.config.text, str(parameter.dtype),
                 str(parameter.device), hash(weights))
@@ -269,18 +318,19 @@ class StaticEngine:
         if any(not 1 <= size <= heads for size in plan.widths()):
             raise ConfigError(f"chunk sizes {plan.widths()}: this decoder predicts 1..{heads} tokens a step")
         if isinstance(schedule, PolicyChunk):
-            if schedule.policy is not self.policy:
-                raise ConfigError("this engine was built without that policy; give it to StaticEngine(policy=…)")
-            if schedule.policy.config.num_actions > heads:
-                raise ConfigError(f"the policy chooses among 1..{schedule.policy.config.num_actions} tokens, but the "
-                                  f"decoder has {heads} heads; use the decoder that it was trained for")
+            if self.policy is None or schedule.policy is not self.policy.source:
+                raise ConfigError("this engine was built without that policy; give it to StaticEngine(policy=…) or "
+                                  "load_policy")
+            if self.policy.stale:
+                raise EngineError("the policy was changed after this engine took its weights; call load_policy")
+            check_policy(schedule.policy, heads)
 
     def _prepare(self, plan: Plan) -> None:
         rows = self.rows
         for tensor in (rows.generated, rows.limits, rows.pending_counts, rows.lengths):
             tensor.zero_()
-        if isinstance(plan.schedule, RandomChunk):
-            self._table = torch.tensor(plan.schedule.sizes, device=self.device)
+        if isinstance(plan.schedule, RandomChunk) and plan.schedule.sizes not in self._tables:
+            self._tables[plan.schedule.sizes] = torch.tensor(plan.schedule.sizes, device=self.device)
         if plan.record_hidden and self.hidden is None:
             width = self.model.config.hidden_size
             self.hidden = torch.zeros(self.config.batch, self.capacity, width, device=self.device, dtype=self.dtype)
@@ -311,7 +361,8 @@ class StaticEngine:
             p = len(job.prompt.prompt_ids) + len(bos)
             self.cache.load(row, reference.kv, len(job.prompt.text_ids), p, source, text.shape[1])
             if log_law is not None:
-                self.policy_cache.load(row, policy_reference.kv, 0, p, source, 0)
+                assert self.policy is not None
+                self.policy.cache.load(row, policy_reference.kv, 0, p, source, 0)
             if plan.record_hidden and self.hidden is not None:
                 self.hidden[row, :p] = hidden[source, :p]
             slots[row] = _Slot(job, p, p)
@@ -328,7 +379,7 @@ class StaticEngine:
         if isinstance(schedule, FixedChunk):
             r.sizes[where] = schedule.size
         elif isinstance(schedule, RandomChunk):
-            r.sizes[where] = self._table[(r.action_draws[where, 0] * len(self._table)).long()]
+            r.sizes[where] = self._random_sizes(schedule, r.action_draws[where, 0])
         else:
             r.forced[where] = torch.tensor([schedule._forced_size(j.prompt.utterance_id, j.member) for j in jobs],
                                            device=self.device)
@@ -349,15 +400,13 @@ class StaticEngine:
 
     def _draw(self, jobs: Sequence[Job], where: Tensor, plan: Plan) -> None:
         """The random numbers of whole utterances, as the reference addresses them."""
-        names = [j.prompt.utterance_id for j in jobs]
-        own = [f"{n}#{j.member}" if j.member else n for n, j in zip(names, jobs, strict=True)]
+        token_keys, action_keys = group_keys(plan.seed, [j.prompt.utterance_id for j in jobs],
+                                             [j.member for j in jobs], plan.share_token_draws)
         every = torch.arange(self.rows.tokens.shape[1], device=self.device).expand(len(jobs), -1)
-        keys = utterance_keys(plan.seed, names if plan.share_token_draws else own).to(self.device)
-        self.rows.token_draws[where] = uniform(keys, "token", every)
+        self.rows.token_draws[where] = uniform(token_keys.to(self.device), "token", every)
         if not isinstance(plan.schedule, FixedChunk):
             stream = "policy" if isinstance(plan.schedule, PolicyChunk) else "chunk"
-            keys = utterance_keys(plan.seed, own).to(self.device)
-            self.rows.action_draws[where] = uniform(keys, stream, every)
+            self.rows.action_draws[where] = uniform(action_keys.to(self.device), stream, every)
 
     # --- one step -----------------------------------------------------------------------------------------------
 
@@ -369,8 +418,9 @@ class StaticEngine:
             width = schedule.size
         elif self.padded:
             width = self.heads
-        else:  # the only value that is read back
-            width = int(self.rows.sizes[:n].max())
+        else:  # the only value that is read back; a finished row asks for nothing
+            r = self.rows
+            width = max(1, int(torch.minimum(r.sizes[:n], r.limits[:n] - r.generated[:n]).max()))
         busy = [slot for slot in slots if slot is not None]
         text, speech = max(len(s.job.prompt.text_ids) for s in busy), max(s.length for s in busy) + width
         padded = self.padded and not isinstance(schedule, FixedChunk)
@@ -380,7 +430,7 @@ class StaticEngine:
             text, speech = (-(-x // block) * block for x in (text, speech))
         first, last = max(0, self.cache.text - text), min(self.cache.width, self.cache.text + speech)
         step = partial(self._whole_step, n, width, first, last, tight, plan, forbid)
-        key = (n, width, first, last, forbid, id(schedule), plan.sampling, plan.record_hidden)
+        key = (n, width, first, last, forbid, plan.step)
         with torch.inference_mode():
             self.graphs.run(key, step, self.rows.small, self._signature)
         for slot in busy:
@@ -475,27 +525,19 @@ class StaticEngine:
         schedule, r = plan.schedule, self.rows
         draws = r.action_draws[:n].gather(1, r.generated[:n, None])[:, 0]
         if isinstance(schedule, RandomChunk):
-            r.sizes[:n] = self._table[(draws * len(self._table)).long()]
+            r.sizes[:n] = self._random_sizes(schedule, draws)
             return
-        assert isinstance(schedule, PolicyChunk)
+        assert isinstance(schedule, PolicyChunk) and self.policy is not None
         started = self.clock()
-        layer, (input_norm, output_norm) = self.policy_layer, self.policy_norms
-        z = self.policy_input(input_norm(x))
-        rotated = layer.project(z, *self.policy_rotation(position))
-        self.policy_cache.write(0, row * self.policy_cache.width + position, rotated[:, 1:])
-        keys, values = self.policy_cache.read(0, n, 0, last)
-        # Only the last real position decides, so only its query is needed.
-        mask = None
-        if not tight:
-            seen = self._columns[:last] < (r.lengths[:n] + r.pending_counts[:n])[:, None]
-            mask = seen[:, None, None]
-        query = rotated[:, 0].index_select(0, ends)[:, :, None]  # [n, H, 1, D/H]
-        y = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask)
-        z = layer.finish(z.index_select(0, ends), y.reshape(n, -1))
-        log_law = self.policy_output(output_norm(z)).float().log_softmax(-1)
+        seen = None if tight else r.lengths[:n] + r.pending_counts[:n]
+        log_law = self.policy.read(x, position, row, ends, last, seen)
         sizes, log_probs = self._choose(log_law, draws, r.forced[:n], schedule)
         r.sizes[:n], r.log_probs[:n] = sizes, log_probs
         self.policy_seconds += self.clock() - started
+
+    def _random_sizes(self, schedule: RandomChunk, draws: Tensor) -> Tensor:
+        table = self._tables[schedule.sizes]
+        return table[(draws * len(table)).long()]
 
     @staticmethod
     def _choose(log_law: Tensor, draws: Tensor, forced: Tensor, schedule: PolicyChunk) -> tuple[Tensor, Tensor]:
@@ -552,19 +594,23 @@ class StaticEngine:
             self.rows.move(source, target)
             self.cache.kv[:, target] = self.cache.kv[:, source]
             if self.policy is not None:
-                self.policy_cache.kv[:, target] = self.policy_cache.kv[:, source]
+                self.policy.cache.kv[:, target] = self.policy.cache.kv[:, source]
             if self.hidden is not None:
                 self.hidden[target] = self.hidden[source]
             slots[target], slots[source] = slots[source], None
         return len(alive)
 
 
+def room_for(prompts: Sequence[Prompt], sampling: SamplingConfig) -> dict[str, int]:
+    """`capacity` and `text` that these prompts need."""
+    longest = max((len(p.prompt_ids) + 1 + length_limit(p, sampling) for p in prompts), default=1)
+    return {"capacity": longest, "text": max((len(p.text_ids) for p in prompts), default=1) or 1}
+
+
 def engine_for(model: CARDecoder, prompts: Sequence[Prompt], sampling: SamplingConfig, *, batch: int = 32,
                policy: ChunkPolicy | None = None, **settings) -> StaticEngine:
     """An engine whose buffers fit these prompts; `settings` are those of EngineConfig."""
-    longest = max((len(p.prompt_ids) + 1 + length_limit(p, sampling) for p in prompts), default=1)
-    text = max((len(p.text_ids) for p in prompts), default=1)
-    return StaticEngine(model, EngineConfig(batch=batch, capacity=longest, text=max(1, text), **settings), policy)
+    return StaticEngine(model, EngineConfig(batch=batch, **room_for(prompts, sampling), **settings), policy)
 
 
 def _no_memory(error: BaseException, config: EngineConfig, finished: Sequence[DecodeResult]) -> BaseException:

@@ -22,10 +22,9 @@ from collections.abc import Callable
 from torch import Tensor
 
 from dcar.decoding import ChunkMethod, Draft, Kept, Method, Session
-from dcar.decoding.methods import head_laws
+from dcar.decoding.methods import draw_chunk
 from dcar.errors import ConfigError
 from dcar.model import CARDecoder
-from dcar.sampling import sample, uniform
 from eval.verifiers.statistics import VerifierStatistics, needed
 
 
@@ -69,8 +68,7 @@ class EntropyMethod(ChunkMethod):
 
     def keep(self, session: Session, hidden: Tensor, counts: Tensor, draft: Draft | None) -> Kept:
         sizes, _ = self.schedule.choose(session, hidden, counts)
-        law, position = head_laws(session, self.schedule.logits[:, : int(sizes.max())])
-        tokens = sample(law, uniform(session.token_keys, "token", position))
+        tokens, _ = draw_chunk(session, self.schedule.logits[:, : int(sizes.max())])
         return Kept(tokens, sizes, actions=sizes)
 
 

@@ -89,12 +89,16 @@ class Vadusa:
         self.tau, self.tree, self.rule, self.strict_end = tau, tree, rule, strict_end
         self.name = name or f"vadusa-{tau}"
 
+    @property
+    def draft_length(self) -> int:
+        """Positions that a pass reads behind the pending tokens: every node of the tree, though one path is kept."""
+        return len(self.tree.paths)
+
     def begin(self, session: Session) -> None:
         config = session.model.config
         check_tree(self.tree, config.num_prediction_heads, config.output_size)
         self._shape = self.tree.shape(session.rows.device)
         self._node_depths = torch.cat((self._shape.depths.new_zeros(1), self._shape.depths))  # the root's is 0
-        session.cache.reserve(len(self._shape))
 
     def propose(self, session: Session) -> Draft:
         """Candidates for the positions behind the root, from the state that the root was drawn from."""

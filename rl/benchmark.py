@@ -1,0 +1,130 @@
+"""Rollouts and their rewards per second: this project's way against one completion after the other.
+
+    python -m rl.benchmark base=dcar/assets/decoder policy=dcar/assets/policy data=dcar/assets/starter_prepared
+
+`sequential` speaks, synthesises and scores every rollout by itself, in the reference loop, as a trainer does that asks
+a `generate` function for one completion at a time. `loop` and `engine` are `rl.rollout.Roller`: a step's rollouts in
+one batch, a prefill shared by each group, vocoder and recogniser by batches. `loop` and `engine` make the same
+rollouts; `sequential` draws its members as other seeds. The reward is the same. Repeats are interleaved; the last line
+is one JSON object.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from dcar.backbones import load_decoder
+from dcar.config import load_config
+from dcar.data import PromptItem
+from dcar.errors import ConfigError, DCARError
+from dcar.recognizers import load_recognizer
+from dcar.sampling import SamplingConfig
+from dcar.tracking import machine
+from heads.policy import ChunkPolicy
+from rl.inputs import load_prompts, load_vocoder
+from rl.rewards import WERReward
+from rl.rollout import Roller
+
+
+@dataclass
+class RolloutBenchmark:
+    """Settings of the rollout benchmark."""
+
+    base: str = ""  # decoder
+    policy: str = ""  # policy whose actions are drawn
+    data: str = ""  # folder written by `dcar prepare`
+    split: str = "train"
+    prompts: int = 4  # of a step
+    group: int = 8  # rollouts of a prompt
+    prompt_tokens: int = 25
+    temperature: float = 0.8
+    top_k: int = 10
+    max_tokens_per_text_unit: float = 10.0
+    repeats: int = 3
+    clock: str = "wall"  # "cpu": processor time of this process, where other jobs run
+    vocoder: str = "starter"
+    recognizer: str = "starter"
+    threads: int = 1
+
+    def __post_init__(self) -> None:
+        if not (self.base and self.policy and self.data):
+            raise ConfigError("give base=…, policy=… and data=…")
+        if self.prompts < 1 or self.group < 2 or self.repeats < 1 or self.threads < 1:
+            raise ConfigError("prompts, repeats and threads must be at least 1 and group at least 2")
+        if self.clock not in ("wall", "cpu"):
+            raise ConfigError(f"clock must be 'wall' or 'cpu', not '{self.clock}'")
+
+
+def one_by_one(roller: Roller, policy: ChunkPolicy, items: Sequence[PromptItem], seed: int, group: int) -> list[float]:
+    """Rewards of `group` rollouts of every prompt, each spoken and scored alone. `roller` makes groups of one; a
+    member's draws are those of another seed."""
+    return [float(roller.collect(policy, [item], [i], seed + 1000 * member).rewards[0])
+            for i, item in enumerate(items) for member in range(group)]
+
+
+def run(config: RolloutBenchmark) -> dict[str, object]:
+    """Measure and print; returns the object of the last line."""
+    torch.set_num_threads(config.threads)
+    now: Callable[[], float] = time.process_time if config.clock == "cpu" else time.perf_counter
+    base = load_decoder(config.base).requires_grad_(False)
+    policy = ChunkPolicy.from_pretrained(config.policy)
+    policy.check_base(base.checksum())
+    items = load_prompts(config.data, config.split, base, config.prompt_tokens, 0, config.prompts)
+    vocoder = load_vocoder(config.vocoder, base)
+    reward = WERReward(load_recognizer(config.recognizer))
+    sampling = SamplingConfig(temperature=config.temperature, top_k=config.top_k,
+                              max_tokens_per_text_unit=config.max_tokens_per_text_unit)
+
+    def roller(decoding: str, **settings) -> Roller:
+        return Roller(base, vocoder, [reward], [1.0], sampling, forced_rows="none", decoding=decoding,  # type: ignore[arg-type]
+                      **settings)
+
+    alone = roller("loop", group_size=1, overlap=False)
+    batched = {name: roller(name, group_size=config.group, microbatches=2) for name in ("loop", "engine")}
+    runs: dict[str, Callable[[int], object]] = {
+        "sequential": lambda seed: one_by_one(alone, policy, items, seed, config.group),
+        **{name: lambda seed, r=r: r.collect(policy, items, range(len(items)), seed) for name, r in batched.items()}}
+    busy, count = os.getloadavg()[0], config.prompts * config.group
+    print(f"machine: {machine()}; load {busy:.1f}; {config.clock} clock; {count} rollouts a step, {config.repeats} "
+          "interleaved repeats after a warm-up")
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    for turn in range(config.repeats + 1):
+        for name, roll in runs.items():
+            started = now()
+            roll(turn)
+            if turn:
+                seconds[name].append(now() - started)
+                print(f"  {name}: {seconds[name][-1]:.2f} s", flush=True)
+    result: dict[str, object] = {"machine": machine(), "load": busy, "clock": config.clock, "rollouts": count}
+    for name, times in seconds.items():
+        rates = [count / s for s in times]
+        print(f"{name:10} {statistics.median(rates):7.2f} rollouts/s ({min(rates):.2f}–{max(rates):.2f})")
+        result[name] = statistics.median(rates)
+    for name, other in (("engine", "sequential"), ("engine", "loop"), ("loop", "sequential")):
+        ratios = [b / a for a, b in zip(seconds[name], seconds[other], strict=True)]
+        print(f"{name} over {other}: {statistics.median(ratios):.2f} ({min(ratios):.2f}–{max(ratios):.2f})")
+        result[f"{name}_over_{other}"] = [statistics.median(ratios), min(ratios), max(ratios)]
+    print(json.dumps(result))
+    return result
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command; returns its exit status."""
+    try:
+        run(load_config(RolloutBenchmark, list(sys.argv[1:] if arguments is None else arguments)))
+    except DCARError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,112 @@
+"""Weights that are kept once: the layout of decoding in the place of the checkpoint's."""
+
+from __future__ import annotations
+
+import copy
+import gc
+
+import pytest
+import torch
+from conftest import tiny_decoder
+
+from dcar.decoding import ChunkMethod, FixedChunk, PolicyChunk, decode
+from dcar.decoding.packed import PackedLinear, pack_weights
+from dcar.decoding.quantize import quantize_int8
+from dcar.decoding.static import engine_for
+from dcar.errors import ConfigError
+from dcar.model import CARDecoder
+from dcar.sampling import SamplingConfig
+from heads.policy import ChunkPolicy, ChunkPolicyConfig
+
+SAMPLING = SamplingConfig(max_tokens=40, max_tokens_per_text_unit=6)
+WIDE = dict(hidden_size=256, ffn_size=2048, num_layers=3)  # `up` and `down` are large enough to be packed
+
+
+def held_bytes() -> int:
+    """Bytes of all tensors that are alive, each storage once; packed ones have no storage, but the same size."""
+    gc.collect()
+    plain, packed = {}, 0
+    for thing in gc.get_objects():
+        if not issubclass(type(thing), torch.Tensor) or thing.device.type == "meta":
+            continue
+        if thing.layout == torch._mkldnn:
+            packed += 4 * thing.numel()
+        elif thing.layout == torch.strided:
+            storage = thing.untyped_storage()
+            plain[storage.data_ptr()] = storage.nbytes()
+    return sum(plain.values()) + packed
+
+
+@pytest.fixture(params=["packed", "stored"])
+def layout(request, monkeypatch) -> str:
+    """Every weight through oneDNN, or none."""
+    monkeypatch.setattr("dcar.decoding.packed.PACK_FROM", 1 if request.param == "packed" else 1 << 60)
+    return request.param
+
+
+def test_an_engine_of_packed_weights_holds_them_once(prompts):
+    """Of the issue: weights and KV at most 1.2 times. Without packing, the engine's copies come on top."""
+    model = tiny_decoder(**WIDE)
+    for rotary in (model.speech_rotary, model.text_rotary):
+        rotary.table(torch.device("cpu"))  # a constant, made at the first use anyhow
+    weights = sum(p.nbytes for p in model.parameters())
+    empty = held_bytes() - weights
+    layers = 4 * sum(p.numel() for p in model.layers.parameters() if p.dim() > 1)
+    assert layers > 0.5 * weights
+    copies = engine_for(model, prompts[:1], SAMPLING, batch=1)
+    cache = copies.cache.kv.nbytes
+    assert held_bytes() - empty > weights + layers  # both are alive
+    del copies
+    pack_weights(model)
+    assert any(isinstance(m, PackedLinear) for m in model.modules())
+    assert held_bytes() - empty <= weights + 4096
+    engine = engine_for(model, prompts[:1], SAMPLING, batch=1)
+    engine.decode(prompts[:1], ChunkMethod(FixedChunk(3)), SAMPLING)
+    assert held_bytes() - empty <= 1.2 * (weights + cache)
+
+
+def test_engine_and_loop_of_packed_weights_speak_the_same(decoder, prompts, layout):
+    policy = ChunkPolicy(ChunkPolicyConfig(32, 4, 16, num_attention_heads=2)).eval()
+    torch.nn.init.normal_(policy.output.weight, std=0.5)
+    method = ChunkMethod(PolicyChunk(policy, "sample"))
+    expected = decode(decoder, prompts, method, SAMPLING, seed=3, record_hidden=True)
+    pack_weights(decoder)
+    assert any(isinstance(m, PackedLinear) for m in decoder.modules()) == (layout == "packed")
+    engine = engine_for(decoder, prompts, SAMPLING, batch=3, policy=policy)
+    for results in (decode(decoder, prompts, method, SAMPLING, seed=3, record_hidden=True),
+                    engine.decode(prompts, method, SAMPLING, seed=3, record_hidden=True)):
+        for got, wanted in zip(results, expected, strict=True):
+            assert (got.tokens, got.actions) == (wanted.tokens, wanted.actions)
+            assert torch.allclose(got.hidden, wanted.hidden, atol=1e-5)
+
+
+def test_checkpoints_and_checksums_stay_as_they_were(decoder, tmp_path, layout):
+    checksum, plain = decoder.checksum(), {n: t.clone() for n, t in decoder.state_dict().items()}
+    pack_weights(decoder)
+    assert decoder.checksum() == checksum
+    decoder.save_pretrained(tmp_path)
+    loaded = CARDecoder.from_pretrained(tmp_path)
+    assert loaded.checksum() == checksum
+    for name, tensor in loaded.state_dict().items():
+        assert torch.equal(tensor, plain[name]), name
+    loaded.train()  # a loaded copy is an ordinary one
+    assert all(p.is_contiguous() for p in loaded.parameters())
+
+
+def test_packed_weights_are_for_decoding_only(decoder, monkeypatch):
+    decoder.train()
+    with pytest.raises(ConfigError, match="eval"):
+        pack_weights(decoder)
+    decoder.eval()
+    monkeypatch.setattr("dcar.decoding.packed.PACK_FROM", 1)
+    pack_weights(decoder)
+    with pytest.raises(ConfigError, match="cannot be trained; load the model again"):
+        decoder.train()
+    with pytest.raises(ConfigError, match="bfloat16"):
+        decoder.to(torch.bfloat16)
+    with pytest.raises(ConfigError, match="packed weights cannot be quantised"):
+        quantize_int8(decoder)
+    assert copy.deepcopy(decoder).checksum() == decoder.checksum()
+    other = tiny_decoder().to(torch.bfloat16)
+    pack_weights(other)  # nothing is copied there, so nothing is packed
+    assert other.layers[0].qkv.weight.is_contiguous()

@@ -151,6 +151,11 @@ class CARDecoder(Checkpoint):
             nn.init.normal_(table.weight, std=0.1)
         self.gradient_checkpointing = False
 
+    @property
+    def inputs(self) -> tuple[nn.Module, ...]:
+        """What stands before the layers."""
+        return self.text_embedding, self.speech_embedding
+
     def gradient_checkpointing_enable(self) -> None:
         """Recompute each layer's activations in the backward pass; memory for a third more time."""
         self.gradient_checkpointing = True

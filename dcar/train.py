@@ -139,8 +139,9 @@ class CARTrainer(Trainer):
         super().__init__(model, arguments, train_dataset=train, eval_dataset=dev, data_collator=collate,
                          callbacks=callbacks)
         if is_sharded() and not (self.is_fsdp_enabled or self.is_deepspeed_enabled):
-            raise ConfigError("FSDP was asked for, but Accelerate does not shard on CPUs or in a single process and "
-                              "would train data-parallel without a word: launch several GPU processes, or use "
+            raise ConfigError(f"{'FSDP' if asked_for('FSDP') else 'DeepSpeed'} was asked for, but Accelerate does not "
+                              "shard on CPUs or in a single process and would train data-parallel without a word: "
+                              "launch several GPU processes without ACCELERATE_USE_CPU, or use "
                               "launch/accelerate/multi_gpu.yaml (cpu2.yaml on CPUs)")
 
     def get_train_dataloader(self) -> DataLoader:

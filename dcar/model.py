@@ -151,11 +151,6 @@ class CARDecoder(Checkpoint):
             nn.init.normal_(table.weight, std=0.1)
         self.gradient_checkpointing = False
 
-    @property
-    def inputs(self) -> tuple[nn.Module, ...]:
-        """What stands before the layers."""
-        return self.text_embedding, self.speech_embedding
-
     def gradient_checkpointing_enable(self) -> None:
         """Recompute each layer's activations in the backward pass; memory for a third more time."""
         self.gradient_checkpointing = True
@@ -183,6 +178,11 @@ class CARDecoder(Checkpoint):
                       prompt_lengths: Tensor) -> Tensor:
         """Hidden states [B, S, D] of the speech positions of complete sequences, without a cache."""
         return self._run(text_ids, text_lengths, speech_ids, speech_lengths, self._origin(prompt_lengths))
+
+    @property
+    def inputs(self) -> tuple[nn.Module, ...]:
+        """What stands before the layers."""
+        return self.text_embedding, self.speech_embedding
 
     def _origin(self, prompt_lengths: Tensor) -> Tensor:
         # With BOS the target's own positions start at 0 (BOS), so that the alignment does not depend on the prompt.

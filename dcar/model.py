@@ -194,6 +194,11 @@ class CARDecoder(Checkpoint):
         """Hidden states [B, S, D] of the speech positions of complete sequences, without a cache."""
         return self._run(text_ids, text_lengths, speech_ids, speech_lengths, self._origin(prompt_lengths))
 
+    @property
+    def inputs(self) -> tuple[nn.Module, ...]:
+        """What stands before the layers."""
+        return self.text_embedding, self.speech_embedding
+
     def _origin(self, prompt_lengths: Tensor) -> Tensor:
         # With BOS the target's own positions start at 0 (BOS), so that the alignment does not depend on the prompt.
         return prompt_lengths - 1 if self.config.bos else torch.zeros_like(prompt_lengths)

@@ -132,7 +132,9 @@ class CARTrainer(Trainer):
             logging_steps=config.log_steps, eval_strategy="steps", eval_steps=config.eval_steps,
             save_steps=config.save_steps, save_total_limit=2, remove_unused_columns=False, label_names=[],
             report_to=[], dataloader_num_workers=config.workers,
-            disable_tqdm=None, logging_nan_inf_filter=False, use_cpu=not torch.cuda.is_available(),
+            disable_tqdm=None, logging_nan_inf_filter=False,
+            # Accelerate has DeepSpeed on its default device only, which is the CPU where there is no other
+            use_cpu=not torch.cuda.is_available() and not asked_for("DEEPSPEED"),
         )
         callbacks: list[TrainerCallback] = [JsonlLog(Path(config.out_dir) / "log.jsonl")]
         if config.tensorboard:
@@ -142,8 +144,9 @@ class CARTrainer(Trainer):
         super().__init__(model, arguments, train_dataset=train, eval_dataset=dev, data_collator=collate,
                          callbacks=callbacks)
         if is_sharded() and not (self.is_fsdp_enabled or self.is_deepspeed_enabled):
-            raise ConfigError("FSDP was asked for, but Accelerate does not shard on CPUs or in a single process and "
-                              "would train data-parallel without a word: launch several GPU processes, or use "
+            raise ConfigError(f"{'FSDP' if asked_for('FSDP') else 'DeepSpeed'} was asked for, but Accelerate does not "
+                              "shard on CPUs or in a single process and would train data-parallel without a word: "
+                              "launch several GPU processes without ACCELERATE_USE_CPU, or use "
                               "launch/accelerate/multi_gpu.yaml (cpu2.yaml on CPUs)")
 
     def get_train_dataloader(self) -> DataLoader:
@@ -232,10 +235,14 @@ class CARTrainer(Trainer):
             (path / "training_args.bin").unlink(missing_ok=True)  # a pickle; the settings are in config.yaml
 
 
+def asked_for(what: str) -> bool:
+    """Whether the launcher asked for FSDP or DEEPSPEED."""
+    return os.environ.get(f"ACCELERATE_USE_{what}", "false").lower() in ("true", "1")
+
+
 def is_sharded() -> bool:
-    """Whether the launcher asked for FSDP or DeepSpeed."""
-    return any(os.environ.get(name, "false").lower() in ("true", "1")
-               for name in ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"))
+    """Whether the launcher asked for either."""
+    return asked_for("FSDP") or asked_for("DEEPSPEED")
 
 
 def run(config: TrainConfig) -> CARDecoder:

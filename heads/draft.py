@@ -20,10 +20,9 @@ class Layered(Protocol):
     """What a target and its draft have in common: those modules of a decoder that are copied."""
 
     @property
-    def text_embedding(self) -> nn.Module: ...
-
-    @property
-    def speech_embedding(self) -> nn.Embedding: ...
+    def inputs(self) -> tuple[nn.Module, ...]:
+        """What stands before the layers: embeddings, and whatever else makes their input."""
+        ...
 
     @property
     def layers(self) -> nn.ModuleList: ...
@@ -51,11 +50,11 @@ def inherited_layers(depth: int, bottom: int = 0, top: int = 0) -> tuple[tuple[i
 
 def inherit(draft: Layered, target: Layered, layers: tuple[int, ...], bottom: int) -> None:
     """Copy embeddings, the named layers, the final norm and the base head; freeze all but `bottom` layers and head."""
-    draft.text_embedding.load_state_dict(target.text_embedding.state_dict())
-    draft.speech_embedding.load_state_dict(target.speech_embedding.state_dict())
+    for own, theirs in zip(draft.inputs, target.inputs, strict=True):
+        own.load_state_dict(theirs.state_dict())
     for own, index in zip(draft.layers, layers, strict=True):
         own.load_state_dict(target.layers[index].state_dict())
     draft.norm.load_state_dict(target.norm.state_dict())
     draft.heads.base.load_state_dict(target.heads.base.state_dict())
-    for module in (draft.text_embedding, draft.speech_embedding, *draft.layers[bottom:], draft.norm):
+    for module in (*draft.inputs, *draft.layers[bottom:], draft.norm):
         module.requires_grad_(False)

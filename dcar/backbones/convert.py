@@ -1,6 +1,7 @@
 """Make a decoder of a pretrained language model: its weights, a speech embedding, and K heads.
 
     dcar convert-backbone kind=cosyvoice2 source=pretrained_models/CosyVoice2-0.5B out=runs/cosyvoice2
+    dcar convert-backbone kind=cosyvoice source=pretrained_models/CosyVoice-300M out=runs/cosyvoice
     dcar convert-backbone kind=llasa source=HKUSTAudio/Llasa-1B out=runs/llasa_1b heads=7
     dcar convert-backbone kind=causal-lm source=Qwen/Qwen2.5-0.5B speech_vocab_size=2048 phonemes=true bos=true \
       out=runs/qwen
@@ -22,23 +23,24 @@ import torch
 
 from dcar.backbones.causal_lm import llasa_ids, llasa_template, load_causal_lm, offset_ids
 from dcar.backbones.cosyvoice import BLANK, load_cosyvoice2
+from dcar.backbones.cosyvoice1 import load_cosyvoice1
 from dcar.backbones.decoder import TEXT_TOKENIZER_FOLDER, BackboneDecoder, check_ragged
 from dcar.backbones.text import TextTokenizer
 from dcar.cards import decoder_card
 from dcar.config import load_config
-from dcar.errors import ConfigError
+from dcar.errors import CheckpointError, ConfigError
 from dcar.text import TEXT_VOCAB_SIZE
 from dcar.tracking import provenance, write_json
 
 logger = logging.getLogger(__name__)
-KINDS = ("cosyvoice2", "llasa", "causal-lm")
+KINDS = ("cosyvoice2", "cosyvoice", "llasa", "causal-lm")
 
 
 @dataclass
 class ConvertConfig:
     """Settings of `dcar convert-backbone`."""
 
-    kind: str = ""  # cosyvoice2, llasa, causal-lm
+    kind: str = ""  # cosyvoice2, cosyvoice (CosyVoice-300M), llasa, causal-lm
     source: str = ""  # folder of the published model (causal-lm and llasa: or its name on the Hub)
     out: str = ""
     heads: int = 7  # K, base head included
@@ -51,6 +53,7 @@ class ConvertConfig:
     start_id: int = -1  # causal-lm with first_speech_id: start and
     eos_id: int = -1  # end of speech
     architecture: str = ""  # cosyvoice2: folder with Qwen2's config.json, if it is not CosyVoice-BlankEN beside llm.pt
+    text_tokenizer: str = "openai/whisper-large-v3"  # cosyvoice: Whisper's, which its folder does not hold
     copy_output: bool = True  # additional heads start from the base head instead of at random
     seed: int = 0
 
@@ -76,6 +79,13 @@ def convert(config: ConvertConfig) -> BackboneDecoder:
             source if source.is_dir() else source.parent) / BLANK
         text = TextTokenizer.from_pretrained(folder)
         decoder = load_cosyvoice2(source, folder, config.speech_vocab_size, phonemes=text.name, **settings)
+    elif config.kind == "cosyvoice":
+        text = TextTokenizer.from_pretrained(config.text_tokenizer)
+        decoder = load_cosyvoice1(source, config.speech_vocab_size, phonemes=text.name, **settings)
+        if text.size != decoder.config.text_vocab_size:
+            raise CheckpointError(f"{config.text_tokenizer}: a tokenizer of {text.size} ids, but the model has "
+                                  f"{decoder.config.text_vocab_size} text embeddings; give text_tokenizer=… (CosyVoice-"
+                                  "300M reads the ids of openai/whisper-large-v3)")
     elif config.kind == "llasa":
         text = TextTokenizer.from_pretrained(config.source)
         ids = llasa_ids(text.tokenizer, config.source)

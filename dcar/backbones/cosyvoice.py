@@ -25,22 +25,20 @@ BLANK = "CosyVoice-BlankEN"  # folder beside llm.pt with the configuration and t
 FIX = "download FunAudioLLM/CosyVoice2-0.5B and give its folder, which holds llm.pt and CosyVoice-BlankEN/"
 
 
-def read_llm(path: Path) -> dict[str, Tensor]:
-    """The tensors of llm.pt, checked to be CosyVoice 2's; nothing in the file is executed."""
+def read_tensors(path: Path, fix: str) -> dict[str, Tensor]:
+    """The tensors of an llm.pt; nothing in the file is executed. CheckpointError, which ends with `fix`."""
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except FileNotFoundError as error:
-        raise CheckpointError(f"{path}: no such file; {FIX}") from error
+        raise CheckpointError(f"{path}: no such file; {fix}") from error
     except pickle.UnpicklingError as error:
         raise CheckpointError(f"{path}: holds more than tensors ({str(error).splitlines()[0]}), and pickled programs "
-                              f"are never run; {FIX}") from error
+                              f"are never run; {fix}") from error
     except (OSError, RuntimeError, EOFError) as error:
-        raise CheckpointError(f"{path}: not a PyTorch checkpoint ({str(error).splitlines()[0]}); {FIX}") from error
+        raise CheckpointError(f"{path}: not a PyTorch checkpoint ({str(error).splitlines()[0]}); {fix}") from error
     if not isinstance(loaded, dict):
-        raise CheckpointError(f"{path}: a {type(loaded).__name__}, expected a dictionary of tensors; {FIX}")
-    tensors = {k: v for k, v in loaded.items() if isinstance(v, Tensor)}  # training adds `epoch` and `step`
-    check_version(path, tensors)
-    return tensors
+        raise CheckpointError(f"{path}: a {type(loaded).__name__}, expected a dictionary of tensors; {fix}")
+    return {k: v for k, v in loaded.items() if isinstance(v, Tensor)}  # training adds `epoch` and `step`
 
 
 def check_version(path: Path, tensors: dict[str, Tensor]) -> None:
@@ -48,8 +46,7 @@ def check_version(path: Path, tensors: dict[str, Tensor]) -> None:
     if any(k.startswith(("text_encoder.", "llm.encoders.")) for k in tensors):
         raise CheckpointError(
             f"{path}: expected CosyVoice 2 (keys {TRUNK}*), found CosyVoice 1 (CosyVoice-300M: keys text_encoder.*, "
-            "llm.encoders.*). Its language model is a Transformer with relative positions behind a Conformer over the "
-            f"text, which is no model of transformers and is not supported; {FIX}")
+            f"llm.encoders.*): convert it with kind=cosyvoice, or {FIX}")
     if any(k.startswith(TRUNK) for k in tensors) and OWN[0] not in tensors and OWN[1] in tensors:
         raise CheckpointError(f"{path}: expected CosyVoice 2, found CosyVoice 3 (no {OWN[0]}; its special symbols are "
                               f"rows of speech_embedding and are numbered differently); {FIX}")
@@ -91,7 +88,8 @@ def load_cosyvoice2(source: Path, architecture: Path | None = None, speech_vocab
     BackboneConfig. Raises CheckpointError.
     """
     path = source / "llm.pt" if source.is_dir() else source
-    tensors = read_llm(path)
+    tensors = read_tensors(path, FIX)
+    check_version(path, tensors)
     codes = tensors["speech_embedding.weight"].shape[0] - 3
     if speech_vocab_size and speech_vocab_size != codes:
         raise CheckpointError(f"{path}: expected {speech_vocab_size} speech codes, found {codes}; prepare the corpus "

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dcar.backbones.cosyvoice_lm import MODEL_TYPE, CosyVoiceLM
 from dcar.errors import CheckpointError
 from dcar.model import CAROutput, SpeechVocabulary, multi_head_loss
 from heads.checkpoint import Checkpoint
@@ -104,6 +105,15 @@ class LayerCache:
     def get_seq_length(self, layer: int = 0) -> int:
         return self.cache.prefix + self.cache.longest
 
+    def positions(self, new: Tensor) -> Tensor:
+        """Positions of all columns so far, with those of the columns that are about to be written, `new` [B, m], in
+        their places: [B, C]. Columns that hold nothing have some position."""
+        cache, count = self.cache, new.shape[1]
+        column = torch.arange(cache.columns(count), device=new.device)
+        known = torch.where(column < cache.prefix, column, column - cache.prefix + cache.prefix_lengths[:, None])
+        at = cache.prefix + cache.lengths[:, None] + torch.arange(count, device=new.device)
+        return known.scatter(1, at, new.expand(cache.batch, -1))
+
 
 def language_model(architecture: dict[str, Any]) -> Any:
     """An untrained language model without its output layer. CheckpointError where its attention is not plain."""
@@ -111,6 +121,8 @@ def language_model(architecture: dict[str, Any]) -> Any:
 
     settings = dict(architecture)
     kind = settings.pop("model_type", None)
+    if kind == MODEL_TYPE:
+        return CosyVoiceLM(settings)
     try:
         config = AutoConfig.for_model(kind, **settings)
     except (ValueError, TypeError) as error:
@@ -159,8 +171,10 @@ class BackboneDecoder(Checkpoint):
         return self.backbone.layers
 
     @property
-    def text_embedding(self) -> nn.Module:
-        return self.backbone.embed_tokens
+    def inputs(self) -> tuple[nn.Module, ...]:
+        """What stands before the layers: text embedding, whatever else the model has there, speech embedding."""
+        own = [module for name, module in self.backbone.named_children() if name not in ("layers", "norm")]
+        return (*own, self.speech_embedding)
 
     def restore_buffers(self) -> None:
         """Rotary frequencies are not part of a checkpoint; compute them again after loading."""

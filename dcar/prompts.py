@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from dcar.data import PromptItem, make_prompts
 from dcar.errors import DataError
 from dcar.model import CARDecoder
-from dcar.prepared import load_prepared, prepared_info
+from dcar.prepared import load_prepared, prepared_info, source_utterances
 
 
 def check_prepared(data: str, decoder: CARDecoder) -> None:
@@ -33,3 +35,19 @@ def load_prompts(data: str, split: str, base: CARDecoder, prompt_tokens: int, se
         raise DataError(f"{data}: split {split} has no utterance of {min_seconds} s or more")
     order = np.random.default_rng([seed, 7]).permutation(len(items))
     return [items[i] for i in order[: limit or len(items)]]
+
+
+def corpus_recordings(prepared: str) -> Callable[[str], tuple[np.ndarray, int]]:
+    """Recordings (waveform, rate in Hz) of a prepared corpus by utterance id; "ID (prompt)" is the prompt that the
+    corpus gives for ID. DataError where the corpus is not there, or the prompt no longer is."""
+    sources = source_utterances(prepared)
+
+    def recording(utterance_id: str) -> tuple[np.ndarray, int]:
+        if utterance_id.endswith(" (prompt)"):
+            found = sources[utterance_id.removesuffix(" (prompt)")].load_prompt()
+            if found is None:
+                raise DataError(f"{prepared}: {utterance_id} has no audio in the corpus any more; prepare it again")
+            return found
+        return sources[utterance_id].load()
+
+    return recording

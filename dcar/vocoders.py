@@ -74,6 +74,11 @@ class PromptAudio:
         return cls((item.speaker_embedding, partial(recording, item.prompt_utterance_id)) for item in items)
 
 
+def hears_prompts(spec: str) -> bool:
+    """Whether the vocoder of a setting takes the voice from recordings (`prompts` of `load_vocoder`)."""
+    return str(spec).partition(":")[0] in ("vec2wav2", "cosyvoice")
+
+
 def load_vocoder(spec: str = "", device: str = "cpu", prompts: PromptAudio | None = None) -> Any:
     """The vocoder of a setting (see the module's table; empty is `starter`), on `device`, ready to synthesise.
 
@@ -85,7 +90,7 @@ def load_vocoder(spec: str = "", device: str = "cpu", prompts: PromptAudio | Non
     kind, _, rest = str(spec).partition(":")
     if not rest:
         return TokenVocoder.from_pretrained(resolve(spec or "starter", "vocoder"), device)
-    if kind in ("vec2wav2", "cosyvoice"):
+    if hears_prompts(spec):
         if prompts is None:
             raise ConfigError(f"{spec}: this vocoder takes the voice from a recording; give the prompts' audio")
         from dcar import vocoders_prompt

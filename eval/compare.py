@@ -16,7 +16,6 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -30,7 +29,8 @@ from tqdm import tqdm
 from dcar.config import load_config, save_config
 from dcar.data import make_prompts
 from dcar.errors import ConfigError, DataError, DCARError
-from dcar.prepared import load_prepared, prepared_info, source_utterances
+from dcar.prepared import load_prepared, prepared_info
+from dcar.prompts import corpus_recordings
 from dcar.recognizers import load_recognizer
 from dcar.sampling import SamplingConfig
 from dcar.tracking import provenance, write_json
@@ -130,7 +130,7 @@ def load_tools(config: CompareConfig, device: str) -> Tools:
                         f"{made_for[:60]}; prepare the corpus with the decoder's tokenizer")
     dataset = load_prepared(config.data, config.split)
     items = make_prompts(dataset, config.prompt_tokens, config.prompt_seed, models.decoder.config.bos)
-    recordings = _recordings(config.data)
+    recordings = corpus_recordings(config.data)
     prompts = PromptAudio.of_items(items, recordings)
     vocoder = load_vocoder(config.vocoder, device, prompts)
     vocoder.check_tokenizer(tokenizer)
@@ -144,21 +144,6 @@ def load_tools(config: CompareConfig, device: str) -> Tools:
         {"corpus": info["corpus"], "tokenizer": tokenizer, "split": config.split},
         load_scorers(config.scorers, prompts, device),
     )
-
-
-def _recordings(prepared: str) -> Callable[[str], tuple[np.ndarray, int]]:
-    """Recordings by utterance id; "ID (prompt)" is the prompt that the corpus gives for ID."""
-    sources = source_utterances(prepared)
-
-    def recording(utterance_id: str) -> tuple[np.ndarray, int]:
-        if utterance_id.endswith(" (prompt)"):
-            found = sources[utterance_id.removesuffix(" (prompt)")].load_prompt()
-            if found is None:
-                raise DataError(f"{prepared}: {utterance_id} has no audio in the corpus any more; prepare it again")
-            return found
-        return sources[utterance_id].load()
-
-    return recording
 
 
 def _identity(vocoder: Any, setting: str) -> str:

@@ -144,7 +144,7 @@ def run(config: ProfileConfig) -> dict[str, Any]:
             raise ConfigError(f"{name} is not set: give {name}=…")
     base = load_decoder(config.base, config.device)
     items = load_prompts(config.data, config.split, base, config.prompt_tokens, config.seed, config.utterances)
-    result = profile(base, items, load_vocoder(config.vocoder, base, config.device),
+    result = profile(base, items, load_vocoder(config.vocoder, base, config.data, items, config.device),
                      load_recognizer(config.recognizer, device=config.device), config.sampling, sizes=config.sizes,
                      seeds=config.seeds, range_size=config.range_size, seed=config.seed, batch_size=config.batch_size,
                      progress=True)

@@ -96,7 +96,7 @@ def build(config: DCPOConfig, *, base: CARDecoder | None = None, vocoder: Vocode
           recognizer: Recognizer | None = None, train_items: Sequence[PromptItem] | None = None,
           eval_items: Sequence[PromptItem] | None = None) -> DCPOTrainer:
     """A trainer with everything loaded that is not given. Errors are of `dcar.errors`."""
-    for name, given in (("base", base), ("data", train_items)):
+    for name, given in (("base", base), ("data", None if vocoder is None else train_items)):
         if given is None and not getattr(config, name):
             raise ConfigError(f"{name} is not set: give {name}=… (recipes are in launch/recipes/)")
     base = load_decoder(config.base) if base is None else base
@@ -108,7 +108,8 @@ def build(config: DCPOConfig, *, base: CARDecoder | None = None, vocoder: Vocode
         if config.eval_split != "none":
             eval_items = load_prompts(config.data, config.eval_split, base, config.prompt_tokens, config.seed,
                                       config.max_eval_prompts)
-    vocoder = load_vocoder(config.vocoder, base, config.device) if vocoder is None else vocoder
+    if vocoder is None:
+        vocoder = load_vocoder(config.vocoder, base, config.data, [*train_items, *(eval_items or ())], config.device)
     recognizer = load_recognizer(config.recognizer, device=str(config.device)) if recognizer is None else recognizer
     rewards = make_rewards(config, recognizer, {})
     trainer = DCPOTrainer(make_policy(config, base, checksum), base, config, rewards, train_items, vocoder, recognizer,

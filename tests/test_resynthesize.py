@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from tiny_data import tiny_vocoder, write_prepared
 
 from dcar.audio import resample, save_audio
+from dcar.data import make_prompts
 from dcar.errors import CheckpointError, ConfigError
 from dcar.prepare import PrepareConfig
 from dcar.prepare import run as prepare
 from dcar.prepared import load_prepared
 from dcar.resynthesize import ResynthesizeConfig, run
 from dcar.train_recognizer import load_manifest
+from rl.inputs import load_vocoder
 
 
 def test_manifest_holds_what_the_vocoder_says_and_the_tokens_it_said_it_from(tmp_path):
@@ -84,3 +87,33 @@ def test_recordings_are_written_in_the_same_form_at_their_speed(tmp_path):
         assert np.sqrt(np.mean(difference[100:-100] ** 2)) < 0.02  # the file has 16 bits, and was resampled once more
     with pytest.raises(ConfigError, match="not both"):
         ResynthesizeConfig(recordings=True, other_voices=True)
+
+
+def test_stage_two_hands_prompts_to_a_vocoder_that_hears_them(tmp_path, monkeypatch):
+    """CosyVoice's vocoder in a DCPO recipe once stopped for want of them. Other rates are refused here as well."""
+    for i in range(2):
+        save_audio(tmp_path / f"{i}.wav", (0.3 * np.sign(np.sin(np.arange(24_000 + 2400 * i) / 25))).astype(np.float32),
+                   24_000)
+    rows = [{"id": f"u{i}", "audio": f"{i}.wav", "text": f"Now {i}.", "speaker": "s", "split": "dev"} for i in range(2)]
+    (tmp_path / "m.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    prepare(PrepareConfig(out_dir=str(tmp_path / "p"), corpus="jsonl", path=str(tmp_path / "m.jsonl"), splits=("dev",)),
+            tokenizer=_Tokenizer(), speaker_encoder=_Encoder(), progress=False)
+    items = make_prompts(load_prepared(tmp_path / "p", "dev"), 10, 0)
+    base = SimpleNamespace(config=SimpleNamespace(tokenizer=""))
+    given = []
+
+    def load(spec, device, prompts):
+        given.append(prompts)
+        return tiny_vocoder()
+
+    monkeypatch.setattr("rl.inputs.load_any_vocoder", load)
+    load_vocoder("cosyvoice:folder", base, str(tmp_path / "p"), items)
+    wave, rate = given[0](items[0].speaker_embedding)
+    assert rate == 24_000 and len(wave) == 24_000 + 2400 * int(items[0].prompt_utterance_id[1:])
+    load_vocoder("starter", base, str(tmp_path / "p"), items)
+    assert given[1] is None
+    info = json.loads((tmp_path / "p" / "prepared.json").read_text())
+    info["tokenizer"]["rate_hz"] = 25.0
+    (tmp_path / "p" / "prepared.json").write_text(json.dumps(info))
+    with pytest.raises(CheckpointError, match="speaks 50 tokens a second, toy makes 25"):
+        load_vocoder("starter", base, str(tmp_path / "p"), items)

@@ -22,7 +22,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -253,7 +253,7 @@ def load_all(config: SpeedConfig, size: str) -> Models:
     models.policies = {"trained": models.policies[""].to(dtype)} if models.policies else random_policies(decoder)
     models.far_decoder = decoder if models.far_decoder is None else models.far_decoder.to(dtype)
     if not is_brief(config, size):
-        models.draft = (models.draft or build_draft(decoder).eval()).to(dtype)
+        models.draft = (models.draft or cast(CARDecoder, build_draft(decoder).eval())).to(dtype)
     return models
 
 

@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -78,7 +79,7 @@ def run(config: RolloutBenchmark) -> dict[str, object]:
     policy = ChunkPolicy.from_pretrained(config.policy)
     policy.check_base(base.checksum())
     items = load_prompts(config.data, config.split, base, config.prompt_tokens, 0, config.prompts)
-    vocoder = load_vocoder(config.vocoder, base)
+    vocoder = load_vocoder(config.vocoder, base, config.data, items)
     reward = WERReward(load_recognizer(config.recognizer))
     sampling = SamplingConfig(temperature=config.temperature, top_k=config.top_k,
                               max_tokens_per_text_unit=config.max_tokens_per_text_unit)
@@ -91,7 +92,7 @@ def run(config: RolloutBenchmark) -> dict[str, object]:
     batched = {name: roller(name, group_size=config.group, microbatches=2) for name in ("loop", "engine")}
     runs: dict[str, Callable[[int], object]] = {
         "sequential": lambda seed: one_by_one(alone, policy, items, seed, config.group),
-        **{name: lambda seed, r=r: r.collect(policy, items, range(len(items)), seed) for name, r in batched.items()}}
+        **{name: partial(r.collect, policy, items, range(len(items))) for name, r in batched.items()}}
     busy, count = os.getloadavg()[0], config.prompts * config.group
     print(f"machine: {machine()}; load {busy:.1f}; {config.clock} clock; {count} rollouts a step, {config.repeats} "
           "interleaved repeats after a warm-up")

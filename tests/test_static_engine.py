@@ -259,7 +259,7 @@ def test_fit_makes_room_and_only_then(decoder, prompts):
     engine = engine_for(decoder, prompts[:1], SAMPLING, batch=1, policy=policy)
     with pytest.raises(EngineError, match="capacity"):
         engine.decode(prompts, method, SAMPLING)
-    engine.fit(5, **room_for(prompts, SAMPLING))
+    engine.fit(5, *room_for(prompts, SAMPLING))
     same(engine.decode(prompts, method, SAMPLING, record_hidden=True),
          decode(decoder, prompts, method, SAMPLING, record_hidden=True))
     cache = engine.cache

@@ -26,7 +26,7 @@ class Distances(NamedTuple):
     """What attention knows of positions: row d of `table` [n, D] stands for a key d positions before the query."""
 
     table: Tensor  # [n, D], sine and cosine in turn
-    index: Tensor  # int64 [B or 1, m, C], distance of key c from query m; 0 where the key is behind it (masked anyway)
+    behind: Tensor  # int64 [B or 1, m, C], distance of key c from query m; 0 where the key is behind it (masked anyway)
 
 
 def distances(queries: Tensor, keys: Tensor, width: int) -> Distances:
@@ -56,7 +56,7 @@ class RelativeAttention(nn.Module):
         if cache is not None:
             k, v = cache.update(k, v, layer)
         by_distance = self._by_distance(q + self.pos_bias_v[:, None], relative.table.to(q.dtype))
-        index = relative.index[:, None].expand(len(q), self.heads, -1, -1)
+        index = relative.behind[:, None].expand(len(q), self.heads, -1, -1)
         bias = by_distance.gather(3, index) / math.sqrt(q.shape[-1])
         bias = bias.masked_fill(~mask, -torch.inf)
         y = F.scaled_dot_product_attention(q + self.pos_bias_u[:, None], k, v, attn_mask=bias)

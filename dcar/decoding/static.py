@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -601,16 +601,24 @@ class StaticEngine:
         return len(alive)
 
 
-def room_for(prompts: Sequence[Prompt], sampling: SamplingConfig) -> dict[str, int]:
-    """`capacity` and `text` that these prompts need."""
+class Room(NamedTuple):
+    """Sizes of an engine's buffers, as in EngineConfig."""
+
+    capacity: int
+    text: int
+
+
+def room_for(prompts: Sequence[Prompt], sampling: SamplingConfig) -> Room:
+    """What these prompts need."""
     longest = max((len(p.prompt_ids) + 1 + length_limit(p, sampling) for p in prompts), default=1)
-    return {"capacity": longest, "text": max((len(p.text_ids) for p in prompts), default=1) or 1}
+    return Room(longest, max((len(p.text_ids) for p in prompts), default=1) or 1)
 
 
 def engine_for(model: CARDecoder, prompts: Sequence[Prompt], sampling: SamplingConfig, *, batch: int = 32,
                policy: ChunkPolicy | None = None, **settings) -> StaticEngine:
     """An engine whose buffers fit these prompts; `settings` are those of EngineConfig."""
-    return StaticEngine(model, EngineConfig(batch=batch, **room_for(prompts, sampling), **settings), policy)
+    room = room_for(prompts, sampling)
+    return StaticEngine(model, EngineConfig(batch, room.capacity, room.text, **settings), policy)
 
 
 def _no_memory(error: BaseException, config: EngineConfig, finished: Sequence[DecodeResult]) -> BaseException:

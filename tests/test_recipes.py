@@ -17,7 +17,7 @@ from compare_worker import HOP, WORDS, LevelJudge, ToneVocoder, tiny_items, tiny
 from conftest import tiny_decoder
 from test_quickstart import RECIPES, ROOT, SCHEMAS, settings
 from tiny_backbones import CODES, architecture, tiny_backbone
-from tiny_data import counting, write_prepared
+from tiny_data import counting, tiny_tokenizer, write_prepared
 
 from dcar.config import load_config
 from dcar.draft import build_draft
@@ -147,6 +147,11 @@ def test_two_updates_of_stage_one(recipe, data, language_models, tmp_path):
         short.append(f"backbone.path={language_models[4 if 'llasa' in recipe.stem else 7]}")
     else:
         short += [f"model.{size}" for size in SMALL]
+    if wanted.codebook_init:
+        tokenizer = tiny_tokenizer(tmp_path / "tokenizer")
+        write_prepared(tmp_path / "data", train=18, speech=counting, checksum=tokenizer.checksum,
+                       spec=str(tmp_path / "tokenizer"))
+        short[0] = f"data={tmp_path / 'data'}"
     trained = train(read(recipe, *short))
     log = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     losses = [line["loss"] for line in log if "loss" in line]

@@ -11,10 +11,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from tiny_data import CODES, counting, write_prepared
+from tiny_data import CODES, counting, tiny_tokenizer, write_prepared
 from transformers import TrainerCallback
 
 from dcar.config import load_config
@@ -22,7 +21,6 @@ from dcar.errors import CheckpointError, ConfigError, DataError
 from dcar.model import CARConfig, CARDecoder
 from dcar.optim import eden_factor
 from dcar.prepare import load_prepared
-from dcar.tokenizers import WhisperKMeansTokenizer
 from dcar.tracking import latest_checkpoint
 from dcar.train import CARTrainer, SpeechDataset, TrainConfig, data_identity, plan, run
 
@@ -82,15 +80,13 @@ def test_every_head_learns_the_pattern(trained):
 
 
 def test_speech_embeddings_can_start_from_the_tokenizers_codebook(tmp_path):
-    codebook = np.random.default_rng(3).standard_normal((CODES, 4)).astype(np.float32)
-    tokenizer = WhisperKMeansTokenizer(codebook, np.zeros(512), np.ones(512), projection=np.eye(512, 4))
-    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    tokenizer = tiny_tokenizer(tmp_path / "tokenizer")
     data = write_prepared(tmp_path / "data", checksum=tokenizer.checksum, spec=str(tmp_path / "tokenizer"))
     config = tiny_config(data, tmp_path / "run", codebook_init=True)
     torch.manual_seed(0)
     started, plain = (plan(c, data_identity(json.loads((data / "prepared.json").read_text())))[2]() for c in (
         config, dataclasses.replace(config, codebook_init=False)))
-    truth = torch.pdist(torch.from_numpy(codebook))
+    truth = torch.pdist(torch.from_numpy(tokenizer.centroids))
     for name in ("speech_embedding.weight", "heads.base.weight", "heads.projection"):
         tables = [m.state_dict()[name] for m in (started, plain)]
         if name == "heads.projection":

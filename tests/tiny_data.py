@@ -12,6 +12,7 @@ import torch
 
 from dcar.prepared import FORMAT_VERSION, features
 from dcar.text import PHONEME_VERSION, TEXT_VOCAB_SIZE
+from dcar.tokenizers import WhisperKMeansTokenizer
 from dcar.vocoder import TokenVocoder, VocoderConfig
 
 CODES = 12
@@ -56,6 +57,14 @@ def write_prepared(directory: Path, train: int = 8, dev: int = 4, tokenizer: str
         "counts": {"train": {"utterances": train}, "dev": {"utterances": dev}}, "corpus": {"kind": "none", "path": ""},
     }))
     return directory
+
+
+def tiny_tokenizer(folder: Path) -> WhisperKMeansTokenizer:
+    """A k-means tokenizer of random codes in four dimensions, saved in `folder`."""
+    centroids = np.random.default_rng(3).standard_normal((CODES, 4)).astype(np.float32)
+    tokenizer = WhisperKMeansTokenizer(centroids, np.zeros(512), np.ones(512), projection=np.eye(512, 4))
+    tokenizer.save_pretrained(folder)
+    return tokenizer
 
 
 def tiny_vocoder() -> TokenVocoder:

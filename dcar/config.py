@@ -9,14 +9,14 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
 
-from dcar.errors import ConfigError
+from dcar.errors import ConfigError, DCARError
 
 T = TypeVar("T")
 
@@ -47,6 +47,16 @@ def load_config(schema: type[T], arguments: Sequence[str] | None = None) -> T:
         return OmegaConf.to_object(config)  # type: ignore[return-value]
     except MissingMandatoryValue as error:
         raise ConfigError(f"a required setting has no value: {error}".split("\n")[0]) from error
+
+
+def exit_status(command: Callable[[], object]) -> int:
+    """Run a command; 0, or 1 after a DCARError, which is printed without a traceback."""
+    try:
+        command()
+    except DCARError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
 
 
 def _unlocked(config: DictConfig) -> DictConfig:

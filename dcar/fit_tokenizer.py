@@ -111,22 +111,20 @@ def sharpen(tokenizer: KMeansTokenizer, utterances: Sequence[Utterance], config:
     tokenizer gives; the aligned phonemes are the classes of the projection. Raises ConfigError where projection_size
     does not fit.
     """
-    states, labels = [], []
-    pairs: list[tuple[np.ndarray, np.ndarray]] = []  # states [T, D] and the phonemes that are spoken in them
+    pairs: list[tuple[np.ndarray, np.ndarray]] = []  # standardised states [T, D], and the phonemes spoken in them
     heard = 0
     for i in in_turn([u.speaker for u in utterances]):
         found, sequence = tokenizer.states(*utterances[i].load()), _phoneme_states(text_to_ids(utterances[i].text))
         if len(found) >= len(sequence):
-            pairs.append((found, sequence))
+            pairs.append((tokenizer.coordinates(found), sequence))
         heard += len(found)
         if heard >= config.max_frames:
             break
-    codes = [tokenizer.quantize(s) for s, _ in pairs]
+    codes = [tokenizer.nearest(s) for s, _ in pairs]
     emission = np.log2(_fit_alignment(codes, [sequence for _, sequence in pairs], tokenizer.vocab_size))
-    for spoken, (s, sequence) in zip(codes, pairs, strict=True):
-        states.append((s - tokenizer.mean) / tokenizer.scale)
-        labels.append(parts_of_phonemes(viterbi(emission, spoken, sequence)))
-    stacked = np.concatenate(states)
+    labels = [parts_of_phonemes(viterbi(emission, spoken, sequence))
+              for spoken, (_, sequence) in zip(codes, pairs, strict=True)]
+    stacked = np.concatenate([s for s, _ in pairs])
     projection = discriminant_projection(stacked, np.concatenate(labels), config.projection_size)
     # the projected directions have comparable spread already: no further standardisation
     centroids, _, _ = fit_centroids(stacked @ projection, config.vocab_size, config.seed, False, config.passes)

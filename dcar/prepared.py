@@ -182,6 +182,12 @@ def prepared_info(directory: str | Path) -> dict[str, Any]:
     return info
 
 
+def tokenizer_identity(info: Mapping[str, Any]) -> str:
+    """Name and checksum of the tokenizer that made a corpus' tokens (of `prepared_info`), as decoders, vocoders and
+    policies remember it."""
+    return f"{info['tokenizer']['name']}@{info['tokenizer']['checksum']}"
+
+
 def load_prepared(directory: str | Path, split: str, *, tokenizer: SpeechTokenizer | None = None) -> datasets.Dataset:
     """One split of a prepared corpus, memory-mapped.
 

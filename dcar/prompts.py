@@ -9,14 +9,14 @@ import numpy as np
 from dcar.data import PromptItem, make_prompts
 from dcar.errors import DataError
 from dcar.model import CARDecoder
-from dcar.prepared import load_prepared, prepared_info, source_utterances
+from dcar.prepared import load_prepared, prepared_info, source_utterances, tokenizer_identity
 
 
 def check_prepared(data: str, decoder: CARDecoder) -> None:
     """DataError if a prepared corpus is of another tokenizer or phoneme inventory than the decoder."""
     info, config = prepared_info(data), decoder.config
     for kind, ours, theirs in (
-        ("tokenizer", config.tokenizer, f"{info['tokenizer']['name']}@{info['tokenizer']['checksum']}"),
+        ("tokenizer", config.tokenizer, tokenizer_identity(info)),
         ("phoneme inventory", config.phonemes, str(info["phonemes"]["version"])),
     ):
         if ours and str(ours) != theirs:

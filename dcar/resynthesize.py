@@ -21,7 +21,7 @@ from tqdm import tqdm
 from dcar.audio import resample
 from dcar.config import load_config
 from dcar.errors import ConfigError
-from dcar.prepared import load_prepared, prepared_info, recording_of, source_utterances
+from dcar.prepared import load_prepared, prepared_info, recording_of, source_utterances, tokenizer_identity
 from dcar.vocoders import check_rates, load_vocoder
 
 RECORDING_RATE = 24_000
@@ -77,9 +77,9 @@ Speak = Callable[[list[dict[str, Any]], list[int]], list[np.ndarray]]
 
 
 def _vocoder(config: ResynthesizeConfig, voices: np.ndarray) -> tuple[Speak, int]:
-    vocoder, made_by = load_vocoder(config.vocoder), prepared_info(config.data)["tokenizer"]
-    vocoder.check_tokenizer(f"{made_by['name']}@{made_by['checksum']}")
-    check_rates(vocoder, made_by["rate_hz"], made_by["name"])
+    vocoder, info = load_vocoder(config.vocoder), prepared_info(config.data)
+    vocoder.check_tokenizer(tokenizer_identity(info))
+    check_rates(vocoder, info["tokenizer"]["rate_hz"], info["tokenizer"]["name"])
     if config.other_voices:
         voices = voices[np.random.default_rng(config.seed).permutation(len(voices))]
     return lambda rows, indices: vocoder.synthesize([row["speech"] for row in rows], voices[indices]), int(

@@ -40,7 +40,7 @@ from dcar.data import BucketBatchSampler, EpochLoader, SpeechDataset, collate
 from dcar.errors import CheckpointError, ConfigError, DataError
 from dcar.model import CARConfig, CARDecoder, CAROutput
 from dcar.optim import ScaledAdam, cosine, eden
-from dcar.prepare import load_prepared, prepared_info
+from dcar.prepared import load_prepared, prepared_info, tokenizer_identity
 from dcar.tracking import JsonlLog, TensorBoardLog, latest_checkpoint, provenance, write_json
 
 logger = logging.getLogger(__name__)
@@ -383,9 +383,8 @@ def finish_backbone(decoder: BackboneDecoder, origin: Path, out: Path) -> None:
 
 def data_identity(prepared: dict) -> dict[str, Any]:
     """Vocabulary and names that tie a decoder to its tokenizer and phoneme inventory."""
-    tokenizer = prepared["tokenizer"]
     return {
-        "speech_vocab_size": tokenizer["vocab_size"], "tokenizer": f"{tokenizer['name']}@{tokenizer['checksum']}",
+        "speech_vocab_size": prepared["tokenizer"]["vocab_size"], "tokenizer": tokenizer_identity(prepared),
         "phonemes": prepared["phonemes"]["version"],
     }
 

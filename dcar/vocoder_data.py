@@ -28,6 +28,7 @@ from tqdm import tqdm
 from dcar.audio import resample
 from dcar.codebook import codebook_of
 from dcar.errors import ConfigError, DataError
+from dcar.tokenizers import ENCODER_SAMPLE_RATE, KMeansTokenizer, load_tokenizer
 from dcar.vocoder_features import (
     FRAME_HOP,
     MIN_VOICED_FRAMES,
@@ -38,12 +39,10 @@ from dcar.vocoder_features import (
 
 if TYPE_CHECKING:
     from dcar.corpus import Utterance
-    from dcar.tokenizers import KMeansTokenizer
 
 logger = logging.getLogger(__name__)
 
 FORMAT = "dcar-vocoder-pack-1"
-ENCODER_SAMPLE_RATE = 16_000
 FRAME_RATE = SAMPLE_RATE // FRAME_HOP
 
 
@@ -291,6 +290,7 @@ def pack_training_data(
     from dcar.prepared import load_prepared, prepared_info, recording_of, source_utterances
 
     utterances, info = source_utterances(prepared_dir), prepared_info(prepared_dir)
+    codebook = codebook_of(info["tokenizer"], prepared_dir)
     listener = _listener(info["tokenizer"], prepared_dir) if states else None
     recordings: list[np.ndarray | bytes] = []
     rows: list[PackRow] = []
@@ -298,7 +298,7 @@ def pack_training_data(
     rate_hz = float(info["tokenizer"]["rate_hz"])
     seconds: list[float] = []
     for split in (*train_splits, *validation_splits):
-        for row in tqdm(load_prepared(prepared_dir, split), desc=f"pack {split}", unit="row"):
+        for row in tqdm(load_prepared(prepared_dir, split, tokenizer=listener), desc=f"pack {split}", unit="row"):
             utterance_id, speed = recording_of(row)
             utterance = utterances.get(utterance_id)
             if utterance is None:
@@ -324,26 +324,20 @@ def pack_training_data(
             embedding = np.asarray(row["speaker_embedding"], dtype=np.float32)
             heard = None if listener is None else _states(listener, utterance, speed, tokens)
             rows.append(PackRow(recording, speed, tokens, embedding, row["speaker"], split in validation_splits, heard))
-    codebook = codebook_of(info["tokenizer"], prepared_dir)
     write_pack(out, recordings, rows, info["tokenizer"]["checksum"], rate_hz, codebook)
 
 
 def _listener(tokenizer: Mapping[str, Any], prepared_dir: str | Path) -> KMeansTokenizer:
-    from dcar.tokenizers import KMeansTokenizer, load_tokenizer
-
     found = load_tokenizer(tokenizer["spec"])
     if not isinstance(found, KMeansTokenizer):
         raise ConfigError(f"{prepared_dir}: tokenizer {tokenizer['spec']} has no states to keep; leave out --states")
-    if found.checksum != tokenizer["checksum"]:
-        raise DataError(f"{prepared_dir}: {tokenizer['spec']} is not the tokenizer that made its tokens; prepare again")
     return found
 
 
 def _states(listener: KMeansTokenizer, utterance: Utterance, speed: float, tokens: np.ndarray) -> np.ndarray:
     """float16 [T, P] in the space of the centroids; DataError if they do not give `tokens`."""
     wave, rate = utterance.load(ENCODER_SAMPLE_RATE)
-    played = wave if speed == 1.0 else resample(wave, rate * speed, rate)
-    coordinates = listener.coordinates(listener.states(played, rate))
+    coordinates = listener.coordinates(listener.states(resample(wave, rate * speed, rate), rate))
     if not np.array_equal(listener.nearest(coordinates), tokens):
         raise DataError(f"{utterance.source}: {utterance.id} gives other tokens now; prepare the corpus again")
     return coordinates.astype(np.float16)

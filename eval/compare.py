@@ -29,7 +29,7 @@ from tqdm import tqdm
 from dcar.config import load_config, save_config
 from dcar.data import make_prompts
 from dcar.errors import ConfigError, DataError, DCARError
-from dcar.prepared import load_prepared, prepared_info
+from dcar.prepared import load_prepared, prepared_info, tokenizer_identity
 from dcar.prompts import corpus_recordings
 from dcar.recognizers import load_recognizer
 from dcar.sampling import SamplingConfig
@@ -123,7 +123,7 @@ def load_tools(config: CompareConfig, device: str) -> Tools:
     folders = {"draft": config.draft, "statistics": config.statistics}
     models = load_models(config.decoder, config.far_decoder or "", config.policies, device,
                          **{name: folder for name, folder in folders.items() if folder})
-    tokenizer = f"{info['tokenizer']['name']}@{info['tokenizer']['checksum']}"
+    tokenizer = tokenizer_identity(info)
     made_for = models.decoder.config.tokenizer
     if made_for and made_for != tokenizer:
         raise DataError(f"{config.data}: tokens of {tokenizer[:60]}, but the decoder {config.decoder} was trained on "

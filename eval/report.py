@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional
 
-from dcar.config import load_config
-from dcar.errors import ConfigError, DataError, DCARError
+from dcar.config import exit_status, load_config
+from dcar.errors import ConfigError, DataError
 from dcar.wer import normalize_transcript
 from eval.html import data_uri, escape, file_uri, paragraphs, table
 from eval.papers import papers_text
@@ -307,16 +307,15 @@ LABELS = {"reward_sampled": "sampled by the policy", "reward_forced": "forced si
 
 def main(arguments: list[str] | None = None) -> int:
     """The command; returns its exit status."""
-    try:
+
+    def write() -> None:
         config = load_config(ReportConfig, arguments)
         if not config.compare:
             raise ConfigError("compare: give the folder of a comparison")
         path = write_report(config.compare, config.training_log, config.out)
         print(f"{papers_text(read_comparison(Path(config.compare)))}\n\nwrote {path}")
-    except DCARError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
+
+    return exit_status(write)
 
 
 if __name__ == "__main__":

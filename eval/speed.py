@@ -26,10 +26,10 @@ from typing import Any, cast
 
 import torch
 
-from dcar.config import load_config
+from dcar.config import exit_status, load_config
 from dcar.decoding import ChunkMethod, FixedChunk, Prompt, decode
 from dcar.draft import build_draft
-from dcar.errors import ConfigError, DCARError
+from dcar.errors import ConfigError
 from dcar.model import CARConfig, CARDecoder
 from dcar.sampling import SamplingConfig
 from dcar.tracking import machine
@@ -404,12 +404,8 @@ def run(config: SpeedConfig) -> dict[str, Any]:
 def main(arguments: list[str] | None = None) -> int:
     """The command; returns its exit status."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    try:
-        run(load_config(SpeedConfig, ["quick=true" if a == "--quick" else a for a in arguments]))
-    except DCARError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return exit_status(lambda: run(load_config(
+        SpeedConfig, ["quick=true" if a == "--quick" else a for a in arguments])))
 
 
 if __name__ == "__main__":

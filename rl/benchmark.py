@@ -23,9 +23,9 @@ from functools import partial
 import torch
 
 from dcar.backbones import load_decoder
-from dcar.config import load_config
+from dcar.config import exit_status, load_config
 from dcar.data import PromptItem
-from dcar.errors import ConfigError, DCARError
+from dcar.errors import ConfigError
 from dcar.recognizers import load_recognizer
 from dcar.sampling import SamplingConfig
 from dcar.tracking import machine
@@ -119,12 +119,7 @@ def run(config: RolloutBenchmark) -> dict[str, object]:
 
 def main(arguments: list[str] | None = None) -> int:
     """The command; returns its exit status."""
-    try:
-        run(load_config(RolloutBenchmark, list(sys.argv[1:] if arguments is None else arguments)))
-    except DCARError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return exit_status(lambda: run(load_config(RolloutBenchmark, arguments)))
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from trl import GRPOConfig, TrlParser
 from dcar.errors import ConfigError
 from dcar.sampling import SamplingConfig
 from rl.objective import FORCED_ROWS, LOSS_TYPES, SCALES
+from rl.rollout import DECODING
 
 T = TypeVar("T")
 
@@ -127,7 +128,7 @@ class DCPOConfig(GRPOConfig):
             ("forced_rows", FORCED_ROWS), ("loss_type", LOSS_TYPES), ("scale_rewards", SCALES),
             ("penalty", ("distance", "indicator", "none")), ("penalty_normalizer", ("tokens", "decisions")),
             ("reference_policy", ("epoch", "init")), ("hidden_dtype", ("float32", "float16")),
-            ("decoding", ("auto", "engine", "loop")),
+            ("decoding", DECODING),
         ):
             if getattr(self, name) not in allowed:
                 raise ConfigError(f"{name} must be one of {', '.join(allowed)}; not '{getattr(self, name)}'")

@@ -195,10 +195,11 @@ def test_a_profile_of_two_utterances(recipe):
 
 
 @pytest.mark.parametrize("recipe", of("dcpo"))
-def test_two_updates_of_dcpo(recipe, tmp_path):
-    overrides = [f"output_dir={tmp_path}", "max_steps=2", "max_completion_length=20", "policy_width=16",
-                 "policy_heads=2", "policy_ffn_size=32", "eval_split=none", "save_strategy='no'", "disable_tqdm=true"]
+def test_two_batches_of_dcpo(recipe, tmp_path):
+    overrides = [f"output_dir={tmp_path}", "max_completion_length=20", "policy_width=16", "policy_heads=2",
+                 "policy_ffn_size=32", "eval_split=none", "save_strategy='no'", "disable_tqdm=true"]
     config = settings(DCPOConfig, ["--config", str(recipe), *overrides], tmp_path)
+    config.max_steps = 2 * config.num_iterations  # two batches of rollouts, each learned from num_iterations times
     if not config.chunk_range:
         assert config.guidance
         config.chunk_range = [2, 3]  # a profile would say so

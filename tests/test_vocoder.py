@@ -403,6 +403,56 @@ def test_a_prepared_corpus_becomes_a_pack(tmp_path, encoded):
     assert abs(float(means[1] / means[0]) - 0.9) < 0.01
 
 
+def test_a_pack_with_states_holds_what_the_tokens_were_and_refuses_others(tmp_path, monkeypatch):
+    """The tokenizer hears every signal at its own speed again, and must say what it said."""
+    prepare = pytest.importorskip("dcar.prepare")
+    from dcar import vocoder_data
+    from dcar.audio import save_audio
+    from dcar.tokenizers import WhisperKMeansTokenizer
+
+    class Listener(WhisperKMeansTokenizer):
+        """States are the levels of four quarters of a token's 20 ms, in 512 dimensions of which only these count."""
+
+        def states(self, wave, sample_rate):
+            tokens = math.ceil(len(wave) * 50 / sample_rate)
+            pieces = np.pad(wave, (0, tokens * 320 - len(wave))).reshape(tokens, 4, 80)
+            return np.pad(np.sqrt((pieces**2).mean(2)), ((0, 0), (0, 508))).astype(np.float32)
+
+    def listener(seed: int) -> Listener:
+        centroids = 0.09 + 0.02 * np.random.default_rng(seed).standard_normal((16, 4))
+        return Listener(centroids, np.zeros(512), np.ones(512), projection=np.eye(512, 4))
+
+    for i in range(2):
+        save_audio(tmp_path / f"{i}.wav", harmonic(120.0 + 20 * i, 1.0 + 0.2 * i, seed=i), RATE)
+    (tmp_path / "m.jsonl").write_text("".join(
+        json.dumps({"id": f"u{i}", "audio": f"{i}.wav", "text": f"Number {i}.", "speaker": "s",
+                    "split": ("train", "dev")[i]}) + "\n" for i in range(2)))  # fmt: skip
+    ours = listener(0)
+    ours.save_pretrained(tmp_path / "tokenizer")
+    config = prepare.PrepareConfig(
+        out_dir=str(tmp_path / "p"), corpus="jsonl", path=str(tmp_path / "m.jsonl"), speeds=(1.0, 0.9),
+        splits=("train", "dev"), tokenizer=str(tmp_path / "tokenizer"),
+    )  # fmt: skip
+    prepare.run(config, tokenizer=ours, speaker_encoder=_Encoder(), progress=False)
+    monkeypatch.setattr(vocoder_data, "load_tokenizer", lambda spec: ours)
+    pack_training_data(tmp_path / "p", tmp_path / "pack.safetensors", states=True)
+    data = VocoderData.load(tmp_path / "pack.safetensors", "cpu")
+    assert len(data.lengths) == 3 and data.states.shape == (int(data.lengths.sum()), 4)
+    assert torch.equal(data.codebook, torch.from_numpy(ours.centroids))
+    assert (ours.nearest(data.states.float().numpy()) == data.tokens.numpy()).mean() > 0.98  # float16 near a border
+    assert len(set(data.tokens.tolist())) > 3
+    monkeypatch.setattr(vocoder_data, "load_tokenizer", lambda spec: listener(1))
+    with pytest.raises(DataError, match="but the tokenizer in use is"):
+        pack_training_data(tmp_path / "p", tmp_path / "other.safetensors", states=True)
+    monkeypatch.setattr(vocoder_data, "load_tokenizer", lambda spec: _Tokenizer())
+    with pytest.raises(ConfigError, match="has no states to keep"):
+        pack_training_data(tmp_path / "p", tmp_path / "other.safetensors", states=True)
+    save_audio(tmp_path / "0.wav", 0.3 * harmonic(120.0, 1.0), RATE)  # same length, another sound
+    monkeypatch.setattr(vocoder_data, "load_tokenizer", lambda spec: ours)
+    with pytest.raises(DataError, match="u0 gives other tokens now"):
+        pack_training_data(tmp_path / "p", tmp_path / "other.safetensors", states=True)
+
+
 # ------------------------------------------------------ training
 
 

@@ -23,8 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dcar.config import load_config
-from dcar.errors import ConfigError, DCARError
+from dcar.config import exit_status, load_config
+from dcar.errors import ConfigError
 from dcar.model import CARConfig, CARDecoder
 from dcar.sampling import sample, uniform, utterance_keys
 from dcar.tracking import machine
@@ -204,12 +204,7 @@ def run(config: BenchmarkConfig) -> dict[str, Any]:
 
 def main(arguments: list[str] | None = None) -> int:
     """The command; returns its exit status."""
-    try:
-        run(load_config(BenchmarkConfig, arguments))
-    except DCARError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return exit_status(lambda: run(load_config(BenchmarkConfig, arguments)))
 
 
 if __name__ == "__main__":

@@ -143,7 +143,8 @@ class CARTrainer(Trainer):
             model.gradient_checkpointing_enable()
         super().__init__(model, arguments, train_dataset=train, eval_dataset=dev, data_collator=collate,
                          callbacks=callbacks)
-        if is_sharded() and not (self.is_fsdp_enabled or self.is_deepspeed_enabled):
+        alone = self.args.world_size < int(os.environ.get("WORLD_SIZE", 1))  # DeepSpeed that found no backend
+        if is_sharded() and (alone or not (self.is_fsdp_enabled or self.is_deepspeed_enabled)):
             raise ConfigError(f"{'FSDP' if asked_for('FSDP') else 'DeepSpeed'} was asked for, but Accelerate does not "
                               "shard on CPUs or in a single process and would train data-parallel without a word: "
                               "launch several GPU processes without ACCELERATE_USE_CPU, or use "

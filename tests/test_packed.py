@@ -10,6 +10,7 @@ import torch
 from conftest import tiny_decoder
 
 from dcar.decoding import ChunkMethod, FixedChunk, PolicyChunk, decode
+from dcar.decoding.fused import affine
 from dcar.decoding.packed import PackedLinear, pack_weights
 from dcar.decoding.quantize import quantize_int8
 from dcar.decoding.static import engine_for
@@ -114,6 +115,46 @@ def test_packed_weights_are_for_decoding_only(decoder, monkeypatch):
     with pytest.raises(ConfigError, match="packed weights cannot be quantised"):
         quantize_int8(decoder)
     assert copy.deepcopy(decoder).checksum() == decoder.checksum()
-    other = tiny_decoder().to(torch.bfloat16)
-    pack_weights(other)  # nothing is copied there, so nothing is packed
-    assert other.layers[0].qkv.weight.is_contiguous()
+
+
+needs_bf16 = pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="oneDNN has no bfloat16 here")
+
+
+@needs_bf16
+def test_bfloat16_weights_of_every_size_are_packed():
+    model = tiny_decoder().to(torch.bfloat16).eval()
+    plain = {n: t.clone() for n, t in model.state_dict().items()}
+    layer, x = copy.deepcopy(model.layers[0]), torch.randn(5, 32).to(torch.bfloat16)
+    pack_weights(model)
+    assert all(isinstance(linear, PackedLinear) for linear in (model.layers[0].qkv, model.layers[0].down))
+    close = dict(atol=0.03, rtol=0.02)  # one rounding of a bfloat16 sum
+    assert torch.allclose(model.layers[0].qkv(x), layer.qkv(x), **close)
+    assert torch.allclose(affine(layer.up)(x), layer.up(x), **close)  # as an engine lays out an unpacked model
+    assert all(torch.equal(t, plain[n]) for n, t in model.state_dict().items())
+    with pytest.raises(ConfigError, match="stay in torch.bfloat16 on the CPU and cannot go to torch.float32"):
+        model.to(torch.float32)
+    assert model.to(torch.bfloat16) is model
+
+
+@needs_bf16
+def test_engine_and_loop_in_bfloat16(prompts):
+    """As far as they speak the same tokens, their states differ from float32's by bfloat16 rounding."""
+    exact = tiny_decoder().eval()
+    loop = copy.deepcopy(exact).to(torch.bfloat16)
+    packed = copy.deepcopy(loop)
+    pack_weights(packed)
+    sampling = SamplingConfig(max_tokens=12, min_tokens=12, top_k=1, max_tokens_per_text_unit=6)
+    method = ChunkMethod(FixedChunk(4))
+    expected = decode(exact, prompts, method, sampling, record_hidden=True)
+    engine = engine_for(packed, prompts, sampling, batch=3)
+    for results in (decode(loop, prompts, method, sampling, record_hidden=True),
+                    engine.decode(prompts, method, sampling, record_hidden=True)):
+        compared = 0
+        for got, wanted in zip(results, expected, strict=True):
+            same = 0
+            while same < len(wanted.tokens) and got.tokens[same] == wanted.tokens[same]:
+                same += 1
+            states = len(wanted.hidden) - len(wanted.tokens) + same  # those that have read equal tokens
+            assert (got.hidden[:states].float() - wanted.hidden[:states]).abs().max() < 0.1
+            compared += states
+        assert compared > 20

@@ -20,19 +20,19 @@ Affine = Callable[[Tensor], Tensor]
 def affine(module: nn.Module, pack: bool = True) -> Affine:
     """x [N, in] -> [N, out], as `module` computes it, in the layout that is fastest for few rows.
 
-    float32 on the CPU: large weights are packed for oneDNN, small ones stored [in, out]. These are copies, which later
-    changes of the module do not reach, unless `pack_weights` has given the module that layout. Everything else (an
-    accelerator, bfloat16, a quantised module) is used as it is.
+    On the CPU weights are packed for oneDNN (`packs`), other float32 ones stored [in, out]. These are copies, which
+    later changes of the module do not reach, unless `pack_weights` has given the module that layout. Everything else
+    (an accelerator, a quantised module) is used as it is.
     """
     if isinstance(module, PackedLinear):
         return module.multiply
     if not isinstance(module, nn.Linear):
         return module
     weight, bias = module.weight.detach(), None if module.bias is None else module.bias.detach()
+    if pack and packs(weight):
+        return packed_multiply(torch.ops.mkldnn._reorder_linear_weight(weight), bias)
     if not pack or weight.device.type != "cpu" or weight.dtype != torch.float32:
         return lambda x: F.linear(x, weight, bias)
-    if packs(weight):
-        return packed_multiply(torch.ops.mkldnn._reorder_linear_weight(weight), bias)
     stored = weight.t().contiguous()  # the weight itself where it is stored so
     return (lambda x: torch.mm(x, stored)) if bias is None else (lambda x: torch.addmm(bias, x, stored))
 

@@ -109,7 +109,7 @@ def multi_head_loss(heads: MultiTokenHeads, hidden: Tensor, speech_ids: Tensor, 
         keep = trained & (targets != IGNORE)
         if head > 1 and head_positions < 1:
             keep = keep & (torch.rand(keep.shape, device=keep.device) < head_positions)
-        logits = heads.single(hidden[keep], head)
+        logits = heads(hidden[keep], only=head)
         target = targets[keep]
         losses.append(F.cross_entropy(logits.float(), target, reduction="sum"))
         accuracies.append((logits.argmax(-1) == target).sum())

@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
+from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from dcar.backbones import BackboneConfig, BackboneDecoder, load_decoder_config
 from dcar.backbones.decoder import TEXT_TOKENIZER_FOLDER, cast_backbone
@@ -133,8 +134,8 @@ class CARTrainer(Trainer):
             save_steps=config.save_steps, save_total_limit=2, remove_unused_columns=False, label_names=[],
             report_to=[], dataloader_num_workers=config.workers,
             disable_tqdm=None, logging_nan_inf_filter=False,
-            # Accelerate has DeepSpeed on its default device only, which is the CPU where there is no other
-            use_cpu=not torch.cuda.is_available() and not asked_for("DEEPSPEED"),
+            # Accelerate shards on its default device only, which is the CPU where there is no other
+            use_cpu=not torch.cuda.is_available() and not is_sharded(),
         )
         callbacks: list[TrainerCallback] = [JsonlLog(Path(config.out_dir) / "log.jsonl")]
         if config.tensorboard:
@@ -290,6 +291,7 @@ def fit(config: TrainConfig, model: CARDecoder, train, dev, prepared: dict[str, 
     metrics = trainer.evaluate()
     trainer.save_model(str(out))
     trainer.accelerator.wait_for_everyone()
+    unset_hf_deepspeed_config()  # ZeRO-3 would shard the next language model too, which one process alone loads here
     if trainer.is_world_process_zero():
         decoder = type(model).from_pretrained(out)
         if isinstance(decoder, BackboneDecoder):

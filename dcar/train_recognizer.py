@@ -464,10 +464,13 @@ def _card(name: str, metrics: dict[str, Any]) -> str:
     training = f"{metrics['steps']} steps in {metrics['minutes']} minutes, seed {config['seed']}"
     if metrics["interrupted"]:
         training += " (interrupted)"
+    start = "from scratch"
+    if config["init_from"]:
+        start = f"from the weights of `{Path(config['init_from']).name}`"
     wer = f"{100 * metrics['dev_wer']:.2f} % of {metrics['dev_reference_words']} words"
     return f"""# {name}: FastConformer-CTC over characters
 
-A NeMo `EncDecCTCModel` trained from scratch by `dcar train-recognizer`; restore it with
+A NeMo `EncDecCTCModel` trained {start} by `dcar train-recognizer`; restore it with
 `EncDecCTCModel.restore_from("{name}.nemo")` or `dcar.recognizers.NemoCTCRecognizer`. It is the reward recogniser of
 stage two: small, fast, and used only on the speech of this project's vocoder. It is no general recogniser.
 

@@ -50,8 +50,11 @@ class MultiTokenHeads(nn.Module):
         else:
             nn.init.uniform_(self.block_weight, -bound, bound)
 
-    def forward(self, hidden: Tensor, k: int | None = None) -> Tensor:
-        """Logits of heads 1..k (default all): hidden [..., D] -> [..., k, vocabulary]."""
+    def forward(self, hidden: Tensor, k: int | None = None, only: int | None = None) -> Tensor:
+        """Logits of heads 1..k (default all): hidden [..., D] -> [..., k, vocabulary]; with `only`, of that head
+        (1-based) alone, [..., vocabulary]."""
+        if only is not None:
+            return self.single(hidden, only)
         k = self.num_heads if k is None else k
         if not 1 <= k <= self.num_heads:
             raise ValueError(f"asked for {k} heads of a model that has {self.num_heads}")
@@ -68,7 +71,10 @@ class MultiTokenHeads(nn.Module):
         return torch.cat((base.unsqueeze(-2), extra), dim=-2)
 
     def single(self, hidden: Tensor, head: int) -> Tensor:
-        """Logits of one head (1-based): hidden [..., D] -> [..., vocabulary]; keeps training memory low."""
+        """Logits of one head (1-based): hidden [..., D] -> [..., vocabulary]; keeps training memory low.
+
+        Training asks for it as `heads(hidden, only=head)`: ZeRO-3 gathers the parameters of modules that are called.
+        """
         if head == 1:
             return self.base(hidden)
         z = hidden

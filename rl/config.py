@@ -90,6 +90,8 @@ class DCPOConfig(GRPOConfig):
     policy_width: int | None = setting(256, "Width of the policy's layer; null = the decoder's, the paper's.")
     policy_heads: int = setting(8, "Attention heads of the policy's layer.")
     policy_ffn_size: int | None = setting(None, "Feed-forward size of the policy; null = 4 x width.")
+    range_prior: float = setting(0.0, "Logits by which a new policy favours the guidance range; 0 = uniform, the "
+                                      "paper's. For runs too short to find the range by themselves.")
 
     # --- rollouts ---
     chunk_range: list[int] = setting([], "Guidance range, for example [2, 3]; empty = from `guidance`.")

@@ -128,6 +128,7 @@ def plot(result: dict[str, Any], path: Path) -> None:
     for r in rows:
         place = (r["tokens_per_pass"], 100 * r["wer"])
         axes.annotate(f"k = {r['k']}", place, xytext=(6, 6), textcoords="offset points")
+    axes.margins(x=0.15)  # room for the last label
     axes.set_xlabel("tokens per pass of the decoder")
     axes.set_ylabel(f"WER % ({result['recognizer']})")
     axes.set_title(f"Fixed chunk sizes, {result['utterances']} utterances, 95 % intervals")

@@ -76,7 +76,10 @@ def make_rewards(config: DCPOConfig, recognizer: Recognizer, ground_truth: dict[
 
 
 def make_policy(config: DCPOConfig, base: CARDecoder, checksum: str) -> ChunkPolicy:
-    """A uniform policy for this decoder, or the one to start from."""
+    """A new policy for this decoder, uniform but for `range_prior`, or the one to start from."""
+    if config.range_prior and (config.policy or not config.chunk_range):
+        raise ConfigError("range_prior is where a new policy starts inside the guidance range: give guidance=… or "
+                          "chunk_range=…, and no policy, or leave range_prior out")
     if config.policy:
         policy = ChunkPolicy.from_pretrained(config.policy)
         policy.check_base(checksum)
@@ -85,11 +88,14 @@ def make_policy(config: DCPOConfig, base: CARDecoder, checksum: str) -> ChunkPol
         return policy.train()
     torch.manual_seed(config.seed)
     try:
-        return ChunkPolicy(ChunkPolicyConfig(
+        policy = ChunkPolicy(ChunkPolicyConfig(
             base.config.hidden_size, base.config.num_prediction_heads, config.policy_width, config.policy_heads,
             config.policy_ffn_size, tuple(config.chunk_range), checksum, base.config.tokenizer))
     except ValueError as error:
         raise ConfigError(f"policy_width and policy_heads do not fit: {error}") from error
+    sizes = torch.arange(1, policy.config.num_actions + 1)
+    policy.output.bias.data[torch.isin(sizes, torch.tensor(config.chunk_range))] = config.range_prior
+    return policy
 
 
 def build(config: DCPOConfig, *, base: CARDecoder | None = None, vocoder: Vocoder | None = None,

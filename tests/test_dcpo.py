@@ -379,6 +379,8 @@ def test_wrong_combinations_name_the_way_out(tmp_path):
         ({"reward_funcs": ["mos"]}, "unknown \\['mos'\\]"),
         ({"policy_heads": 5}, "policy_width and policy_heads"),
         ({"reward_funcs": ["log_likelihood"]}, "no likelihoods"),
+        ({"range_prior": 2.0, "chunk_range": [], "forced_rows": "none"}, "leave range_prior out"),
+        ({"range_prior": 2.0, "policy": "some"}, "leave range_prior out"),
     ]:
         with pytest.raises(ConfigError, match=message):
             toy_trainer(tmp_path, **changes)
@@ -395,6 +397,15 @@ def test_guidance_profile_gives_the_range_and_must_fit_the_decoder(tmp_path):
         toy_trainer(tmp_path, chunk_range=[], guidance=str(profile))
     with pytest.raises(ConfigError, match="run `dcar profile` first"):
         toy_trainer(tmp_path, chunk_range=[], guidance=str(tmp_path / "none.json"))
+
+
+def test_range_prior_is_where_a_new_policy_starts(tmp_path):
+    trainer = toy_trainer(tmp_path, chunk_range=[2, 3], range_prior=1.5)
+    probability = trainer.policy(torch.randn(1, 5, trainer.policy.config.hidden_size)).softmax(-1)[0]
+    expected = torch.tensor([0, 1.5, 1.5, 0]).softmax(-1)
+    assert torch.allclose(probability, expected.expand(5, 4))
+    free = toy_trainer(tmp_path / "free", chunk_range=[2, 3])
+    assert not free.policy.output.bias.any()
 
 
 # --- the entry point, with files and processes -----------------------------------------------------------------------

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from dcar import train_recognizer
 from dcar.audio import save_audio
 from dcar.errors import AssetError, AudioError, CheckpointError, ConfigError, DataError, TextError
 from dcar.recognizers import (
@@ -87,7 +88,10 @@ def test_training_writes_model_card_and_metrics(trained: tuple[Path, dict[str, A
     assert sorted(p.name for p in output.parent.iterdir()) == ["tiny.json", "tiny.md", "tiny.nemo"]
     assert metrics["steps"] == 3 and len(metrics["log"]) == 3 and metrics["dev_reference_words"] == 18
     assert all(np.isfinite(record["loss"]) for record in metrics["log"])
-    assert "WER on the dev set" in output.with_suffix(".md").read_text()
+    card = output.with_suffix(".md").read_text()
+    assert "WER on the dev set" in card and "trained from scratch" in card
+    metrics = {**metrics, "config": {**metrics["config"], "init_from": "runs/first.nemo"}}
+    assert "trained from the weights of `first.nemo` by" in train_recognizer._card("second", metrics)
     assert json.loads(output.with_suffix(".json").read_text())["config"]["max_steps"] == 3
 
 

@@ -211,7 +211,8 @@ class BackboneDecoder(Checkpoint):
         """Vectors [B, N', D] of text with template and special symbols, and how many of them are real [B]."""
         config = self.config
         embed = self.backbone.embed_tokens
-        special = self.speech_embedding.weight[config.start :, None].to(embed.weight.dtype)  # [2, 1, D]
+        marks = torch.arange(config.start, self.speech_embedding.num_embeddings, device=text_ids.device)
+        special = self.speech_embedding(marks)[:, None].to(embed.weight.dtype)  # [2, 1, D]
         before = [special[1]] if config.sequence_start else []
         after = [] if config.bos else [special[0]]
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dcar.decoding.packed import PackedLinear, packed_multiply, packs
+from dcar.decoding.packed import PLAIN_ROWS, PackedLinear, packed_multiply, packs
 from heads.layers import RotaryTable, TransformerLayer
 
 Affine = Callable[[Tensor], Tensor]
@@ -21,8 +21,8 @@ def affine(module: nn.Module, pack: bool = True) -> Affine:
     """x [N, in] -> [N, out], as `module` computes it, in the layout that is fastest for few rows.
 
     On the CPU weights are packed for oneDNN (`packs`), other float32 ones stored [in, out]. These are copies, which
-    later changes of the module do not reach, unless `pack_weights` has given the module that layout. Everything else
-    (an accelerator, a quantised module) is used as it is.
+    later changes of the module do not reach, unless `pack_weights` has given the module that layout; a few float32
+    rows go by the module's own weight. Everything else (an accelerator, a quantised module) is used as it is.
     """
     if isinstance(module, PackedLinear):
         return module.multiply
@@ -30,7 +30,10 @@ def affine(module: nn.Module, pack: bool = True) -> Affine:
         return module
     weight, bias = module.weight.detach(), None if module.bias is None else module.bias.detach()
     if pack and packs(weight):
-        return packed_multiply(torch.ops.mkldnn._reorder_linear_weight(weight), bias)
+        packed = packed_multiply(torch.ops.mkldnn._reorder_linear_weight(weight), bias)
+        if weight.dtype != torch.float32:
+            return packed
+        return lambda x: F.linear(x, weight, bias) if len(x) <= PLAIN_ROWS else packed(x)
     if not pack or weight.device.type != "cpu" or weight.dtype != torch.float32:
         return lambda x: F.linear(x, weight, bias)
     stored = weight.t().contiguous()  # the weight itself where it is stored so

@@ -21,6 +21,10 @@ PACK_FROM = 1 << 19
 .028, packed .056 / .039 / .045. In bfloat16 (AMX) packed is never slower: 4096 × 1024 plain .75 / .97 / .98, packed
 .41 / .45 / .93; 768 × 192 plain .040 / .048 / .051, packed .029 at all three."""
 
+PLAIN_ROWS = 3
+"""So few float32 rows are multiplied by the plain weight, where it is still there (4096 × 1024, 1 to 4 rows: plain
+1.10 / 1.13 / 1.23 / 2.14 ms, packed 1.26 / 1.36 / 1.47 / 1.42)."""
+
 
 def packs(weight: Tensor) -> bool:
     """Whether a weight is worth packing for oneDNN: on the CPU, if it is large, or of any size in bfloat16."""

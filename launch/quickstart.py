@@ -38,9 +38,9 @@ class QuickstartConfig:
     out_dir: str = "runs/quickstart"
     start: str = "starter"  # stage one from the shipped decoders, or from "scratch"
     train_steps: int = 0  # of stage one, for CAR and for FAR alike; 0 = 60 from the starter, 300 from scratch
-    profile_utterances: int = 24
-    policy_prompts: int = 48  # training prompts of DCPO per epoch
-    policy_epochs: int = 2
+    profile_utterances: int = 72  # of 24 the best three sizes are chance
+    policy_prompts: int = 60  # training prompts of DCPO per epoch
+    policy_epochs: int = 3
     utterances: int = 40  # of the comparison, from speakers that were never trained on
     processes: int = 2  # of the comparison
     check_utterances: int = 12  # re-tokenised to check the shipped tokens against this machine

@@ -7,7 +7,8 @@ Stage one goes on from the shipped decoders (1000 steps of the same recipe) for 
 speaks clearly takes half an hour on two cores; `start=scratch` trains both from nothing instead.
 
 Every step is the same command that a user would type (it is printed), and resumes by itself when interrupted. A
-finished step is recognised by its command and the content of its inputs, and is not run again.
+finished step is recognised by its command and the content of its inputs, and is not run again; what a training left
+that began with others is set aside (`dcpo.1`, …), because its checkpoints would be refused.
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ class Step:
     command: list[str]
     outputs: list[Path]
     inputs: list[Path] = field(default_factory=list)
+    folder: Path | None = None  # of its checkpoints, which belong to one command and one content of its inputs
 
     def fingerprint(self) -> str:
         digest = hashlib.sha256(json.dumps(self.command[1:]).encode())
@@ -98,7 +100,7 @@ def pipeline(config: QuickstartConfig) -> list[list[Step]]:
             command += [f"init_from={shipped(initial)}", "codebook_init=false", "learning_rate=0.0002",
                         "warmup_steps=10"]
             inputs.append(shipped(initial))
-        return Step(name, command, [folder / "model.safetensors"], inputs)
+        return Step(name, command, [folder / "model.safetensors"], inputs, folder)
 
     return [
         [Step("check", [python, "-m", "launch.check_tokens", str(config.check_utterances)], [],
@@ -110,7 +112,7 @@ def pipeline(config: QuickstartConfig) -> list[list[Step]]:
         [Step("dcpo", [python, "-m", "rl.train", "--config", str(RECIPES / "dcpo_starter.yaml"), f"base={car}",
                        f"data={data}", f"guidance={profile / 'profile.json'}", f"output_dir={dcpo}",
                        f"max_train_prompts={config.policy_prompts}", f"num_train_epochs={config.policy_epochs}"],
-              [dcpo / "log.jsonl"], [car, profile / "profile.json", RECIPES / "dcpo_starter.yaml"])],
+              [dcpo / "log.jsonl"], [car, profile / "profile.json", RECIPES / "dcpo_starter.yaml"], dcpo)],
         [Step("export", [python, "-m", "rl.export", f"run={dcpo}", f"base={car}", f"out={policy}"],
               [policy / "model.safetensors"], [car, dcpo / "log.jsonl"])],
         [Step("compare", [*compare, "--config", str(RECIPES / "compare_starter.yaml"), f"data={data}",
@@ -143,6 +145,15 @@ def run_side_by_side(steps: Sequence[Step], folder: Path) -> None:
                 process.wait()
 
 
+def set_aside(folder: Path) -> None:
+    """Rename a folder to the first free of folder.1, folder.2, …"""
+    number = 1
+    while (free := folder.with_name(f"{folder.name}.{number}")).exists():
+        number += 1
+    print(f"== {folder} was made with other settings or inputs; it is now {free}")
+    folder.rename(free)
+
+
 def run(config: QuickstartConfig) -> None:
     out = Path(config.out_dir)
     records = out / "steps"
@@ -152,21 +163,27 @@ def run(config: QuickstartConfig) -> None:
     for group in pipeline(config):
         todo = []
         for step in group:
-            record = records / f"{step.name}.json"
+            record, begun = records / f"{step.name}.json", records / f"{step.name}.begun"
             done = json.loads(record.read_text()) if record.exists() else {}
-            if done.get("fingerprint") == step.fingerprint() and all(p.exists() for p in step.outputs):
+            now = step.fingerprint()
+            if done.get("fingerprint") == now and all(p.exists() for p in step.outputs):
                 print(f"== {step.name}: done before ({done['seconds']:.0f} s)")
-            else:
-                todo.append(step)
+                continue
+            before = begun.read_text() if begun.exists() else done.get("fingerprint", now)
+            if before != now and step.folder is not None and step.folder.exists():
+                set_aside(step.folder)
+            begun.write_text(now)
+            record.unlink(missing_ok=True)  # what it says of the outputs is about to become wrong
+            todo.append(step)
         if not todo:
             continue
-        begun = time.time()
+        start = time.time()
         run_side_by_side(todo, out)
         for step in todo:
             if missing := [str(p) for p in step.outputs if not p.exists()]:
                 raise DCARError(f"step '{step.name}' ended without writing {', '.join(missing)}")
             write_json(records / f"{step.name}.json", {"fingerprint": step.fingerprint(), "command": step.command[1:],
-                                                       "seconds": time.time() - begun})
+                                                       "seconds": time.time() - start})
     write_json(out / "provenance.json", provenance(config=vars(config)))
     print(f"\n{(out / 'compare.txt').read_text()}")
     print(f"{(time.time() - started) / 60:.1f} minutes. Listen and look: {out / 'report.html'}")

@@ -118,6 +118,36 @@ def test_a_changed_command_runs_again(chain):
     assert chain.counts == "1121" and chain.path("c").read_text() == "once!!?"
 
 
+def test_a_training_of_other_inputs_is_set_aside_and_one_that_was_cut_off_is_not(chain, monkeypatch):
+    def steps(config: QuickstartConfig) -> list[list[Step]]:
+        groups = chain.steps(config)
+        groups[1][0].folder = chain.out / "trained"
+        return groups
+
+    monkeypatch.setattr(quickstart, "pipeline", steps)
+    checkpoint = chain.out / "trained" / "checkpoint"
+    chain.code["b"] = f"import pathlib; p = pathlib.Path({str(checkpoint)!r}); p.parent.mkdir(exist_ok=True); " \
+                      "p.open('a').write('.'); " + COPY
+    good, broken = chain.code["b"], chain.code["b"] + "; raise SystemExit(1)"
+
+    def attempt(code: str) -> str:
+        chain.code["b"] = code
+        chain.run()
+        return checkpoint.read_text()
+
+    assert attempt(good) == "."
+    chain.path("b").unlink()
+    assert attempt(good) == ".."  # the same command goes on
+    with pytest.raises(DCARError):
+        attempt(broken)
+    with pytest.raises(DCARError):
+        attempt(broken)  # goes on, in the folder of the command that was cut off
+    assert checkpoint.read_text() == ".."
+    assert (chain.out / "trained.1" / "checkpoint").read_text() == ".."
+    assert attempt(good) == "."
+    assert (chain.out / "trained.2" / "checkpoint").read_text() == ".."
+
+
 def test_fingerprints_know_command_and_content(tmp_path):
     file, folder = tmp_path / "f.txt", tmp_path / "model"
     file.write_text("1")

@@ -79,7 +79,7 @@ def make_policy(config: DCPOConfig, base: CARDecoder, checksum: str) -> ChunkPol
     """A new policy for this decoder, uniform but for `range_prior`, or the one to start from."""
     if config.range_prior and (config.policy or not config.chunk_range):
         raise ConfigError("range_prior is where a new policy starts inside the guidance range: give guidance=… or "
-                          "chunk_range=…, and no policy, or leave range_prior out")
+                          "chunk_range=…, and no policy, or leave range_prior out (0, where a recipe sets it)")
     if config.policy:
         policy = ChunkPolicy.from_pretrained(config.policy)
         policy.check_base(checksum)

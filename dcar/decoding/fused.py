@@ -29,13 +29,19 @@ def affine(module: nn.Module, pack: bool = True) -> Affine:
     if not isinstance(module, nn.Linear):
         return module
     weight, bias = module.weight.detach(), None if module.bias is None else module.bias.detach()
-    if pack and packs(weight):
+
+    def plain(x: Tensor) -> Tensor:
+        return F.linear(x, weight, bias)
+
+    if not pack or weight.device.type != "cpu":
+        return plain
+    if packs(weight):
         packed = packed_multiply(torch.ops.mkldnn._reorder_linear_weight(weight), bias)
         if weight.dtype != torch.float32:
             return packed
-        return lambda x: F.linear(x, weight, bias) if len(x) <= PLAIN_ROWS else packed(x)
-    if not pack or weight.device.type != "cpu" or weight.dtype != torch.float32:
-        return lambda x: F.linear(x, weight, bias)
+        return lambda x: plain(x) if len(x) <= PLAIN_ROWS else packed(x)
+    if weight.dtype != torch.float32:
+        return plain
     stored = weight.t().contiguous()  # the weight itself where it is stored so
     return (lambda x: torch.mm(x, stored)) if bias is None else (lambda x: torch.addmm(bias, x, stored))
 

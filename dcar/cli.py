@@ -15,6 +15,7 @@ COMMANDS = {
     "prepare": ("dcar.prepare", "corpus -> validated text and speech tokens (validate=true only reports)"),
     "fit-tokenizer": ("dcar.fit_tokenizer", "k-means speech tokenizer from a corpus"),
     "train-vocoder": ("dcar.train_vocoder", "tokens + voice -> waveform"),
+    "vocoder-quality": ("eval.vocoder_quality", "what tokens and vocoder lose of words and voices"),
     "resynthesize": ("dcar.resynthesize", "a prepared split through the vocoder: training speech for the recogniser"),
     "train-recognizer": ("dcar.train_recognizer", "the reward recogniser (NeMo FastConformer-CTC)"),
     "convert-backbone": ("dcar.backbones.convert", "decoder from CosyVoice 2, LLaSA or another causal language model"),

@@ -35,6 +35,7 @@ from dcar.vocoder_acoustic import EMBEDDING_SPREAD, Acoustics, pitch_statistics
 from dcar.vocoder_data import Crop, VocoderData
 from dcar.vocoder_losses import Discriminators, MelDistance, discriminator_loss, generator_losses
 from dcar.vocoder_renderer import mel_transform
+from dcar.vocoder_words import WordLoss
 
 
 def _option(default: Any, help: str) -> Any:
@@ -45,7 +46,7 @@ def _option(default: Any, help: str) -> Any:
 class TrainVocoderConfig:
     """Every field is a command-line option of the same name."""
 
-    data: str = _option("", "training pack (safetensors) written by pack_training_data")
+    data: str = _option("", "training packs (safetensors) written by dcar.vocoder_data, separated by commas")
     out: str = _option("runs/vocoder", "folder for export/, checkpoint.pt, log.jsonl, samples/")
     device: str = _option("auto", "cuda, cpu, or auto")
     init_from: str = _option("", "start from the weights of this exported vocoder of the same sizes")
@@ -65,6 +66,7 @@ class TrainVocoderConfig:
     weight_decay: float = _option(0.01, "AdamW")
     clip_norm: float = _option(10.0, "largest gradient norm of the generator and of the discriminators")
     state_weight: float = _option(0.5, "weight of guessing the states behind the tokens (a pack made with --states)")
+    words_weight: float = _option(0.0, "weight of sounding like the words to whisper-base (dcar/vocoder_words.py)")
     mel_weight: float = _option(15.0, "weight of the renderer's mel distance")
     matching_weight: float = _option(2.0, "weight of feature matching")
     adversarial_weight: float = _option(1.0, "weight of the adversarial loss")
@@ -153,6 +155,18 @@ class Trainer:
         counts = torch.bincount(data.voice[self.train_rows], minlength=int(data.voice.max()) + 1)
         self.voice_start, self.voice_count = counts.cumsum(0) - counts, counts
         self.speaker_spread = data.speaker[self.train_rows].std(0, correction=0)
+        self.words = self._word_loss() if config.words_weight > 0 else None
+
+    def _word_loss(self) -> WordLoss:
+        """The loss, its map fitted to some training rows: the same ones, whenever the run is resumed."""
+        rows = self.train_rows[:: max(1, len(self.train_rows) // 100)]
+        crop = self.data.crop(rows, torch.zeros_like(rows), self.config.acoustic_tokens)
+        inside = crop.mask.bool().all(1)
+        waves = self.data.wave(crop)[inside]
+        if not len(waves):
+            tokens = self.config.acoustic_tokens
+            raise ConfigError(f"{self.config.data}: no utterance has acoustic_tokens={tokens} tokens; lower it")
+        return WordLoss(waves, self.mel(waves).transpose(1, 2)).to(self.device)
 
     def progress(self) -> float:
         """Share of the run that is done, 0..1, by steps or by time, whichever is ahead."""
@@ -209,6 +223,10 @@ class Trainer:
             said = self.generator.acoustic(crop.tokens, crop.mask, speaker)
             guess = None if self.listener is None else self.listener(said.inner)
         total, logs = acoustic_loss(said, target, crop, speaker)
+        if self.words is not None:
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=config.bf16):
+                words = self.words(said.log_mel, target, crop.frame_mask)
+            total, logs = total + config.words_weight * words, logs | {"words": words.detach()}
         if guess is None or self.data.states is None:
             return total, logs
         truth = (self.data.states[crop.positions].float() - self.state_mean) / self.state_spread
@@ -309,7 +327,7 @@ def run(config: TrainVocoderConfig) -> Path:
     if device.type == "cuda":
         torch.backends.cudnn.benchmark = True
         torch.set_float32_matmul_precision("high")
-    data = VocoderData.load(config.data, device)
+    data = VocoderData.join([VocoderData.load(path, device) for path in config.data.split(",")])
     trainer = Trainer(config, data, device)
     out.mkdir(parents=True, exist_ok=True)
     (out / "config.json").write_text(json.dumps(asdict(config), indent=2) + "\n")

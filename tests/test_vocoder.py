@@ -337,6 +337,26 @@ def test_files_that_are_no_pack_are_data_errors(tmp_path):
         write_pack(tmp_path / "y", [], [], "")
 
 
+def test_packs_are_joined_with_voices_of_their_own(tmp_path):
+    write_toy_pack(tmp_path / "a", states=True)
+    write_toy_pack(tmp_path / "b", speeds=(1.0, 0.9), states=True)
+    a, b = (VocoderData.load(tmp_path / name, "cpu") for name in "ab")
+    joined = VocoderData.join([a, b])
+    assert len(joined.lengths) == len(a.lengths) + len(b.lengths)
+    assert joined.voice.unique().tolist() == list(range(2 + 4))
+    for part, first in ((a, 0), (b, len(a.lengths))):
+        rows = torch.arange(len(part.lengths))
+        here, there = part.crop(rows, torch.zeros_like(rows), 20), joined.crop(rows + first, torch.zeros_like(rows), 20)
+        assert torch.equal(here.tokens, there.tokens) and torch.equal(here.log_f0, there.log_f0)
+        assert torch.equal(part.wave(here), joined.wave(there))
+        assert torch.equal(part.states[here.positions], joined.states[there.positions])
+    write_toy_pack(tmp_path / "plain")
+    with pytest.raises(DataError, match="some packs hold states"):
+        VocoderData.join([a, VocoderData.load(tmp_path / "plain", "cpu")])
+    with pytest.raises(DataError, match="different tokenizers"):
+        VocoderData.join([a, dataclasses.replace(b, tokenizer_checksum="another")])
+
+
 def test_tokens_of_other_audio_are_refused():
     assert len(fit_length(torch.zeros(4700), 4800, 1440)) == 4800
     with pytest.raises(DataError, match="belong to other audio"):

@@ -310,8 +310,10 @@ def pack_training_data(
     another speed are voices of their own). encoded: keep recordings as the corpus' own files (small; they must be
     at 24 kHz, and unpacking needs soundfile) instead of int16 samples. states: also keep what the tokens were before
     they were quantised, for the acoustic model to learn from; the k-means tokenizer hears the corpus again for that.
-    Pitch and the rest of the speaker features are computed when the pack is unpacked. Raises AudioError or DataError
-    with the id of an unusable utterance, ConfigError where `states` asks for those of another kind of tokenizer.
+    Pitch and the rest of the speaker features are computed when the pack is unpacked. A corpus without validation
+    splits is joined with one that has them (`VocoderData.join`). Raises AudioError or DataError with the id of an
+    unusable utterance, DataError where no training split was prepared, ConfigError where `states` asks for those of
+    another kind of tokenizer.
     """
     from dcar.corpus import AudioSegment, StoredAudio
     from dcar.prepared import load_prepared, prepared_info, recording_of, source_utterances
@@ -324,7 +326,10 @@ def pack_training_data(
     known: dict[str, int] = {}
     rate_hz = float(info["tokenizer"]["rate_hz"])
     seconds: list[float] = []
-    for split in (*train_splits, *validation_splits):
+    present = [split for split in (*train_splits, *validation_splits) if split in info["counts"]]
+    if not set(present) & set(train_splits):
+        raise DataError(f"{prepared_dir}: has no split {', '.join(train_splits)}; prepare it with splits=[train,…]")
+    for split in present:
         for row in tqdm(load_prepared(prepared_dir, split, tokenizer=listener), desc=f"pack {split}", unit="row"):
             utterance_id, speed = recording_of(row)
             utterance = utterances.get(utterance_id)

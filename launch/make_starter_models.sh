@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# How the shipped models were made, on two CPU cores in about three hours (docs/experiments.md has times and results). Each
-# command is one that a user runs on a corpus of their own. Usage: ./launch/make_starter_models.sh runs/starter
+# How the shipped models were made, on two CPU cores in about four hours (docs/experiments.md has times and results). Each
+# command is one that a user runs on a corpus of their own. Usage: ./launch/make_starter_models.sh runs/starter [BLENDS]
+# BLENDS: the corpus of blended voices for the vocoder, which does not ship (launch/make_starter_corpus.py blend, speak, pack).
 set -euo pipefail
 . "$(dirname "$0")/environment.sh"
 export OMP_NUM_THREADS=1
 out=${1:-runs/starter}
+blends=${2:-}
 recipes=launch/recipes
 
 dcar fit-tokenizer output="$out/tokenizer" vocab_size=1024 max_frames=200000 projection_size=64
@@ -18,8 +20,22 @@ dcar prepare out_dir="$out/copies" tokenizer="$out/tokenizer" splits=[train,dev]
 python -m dcar.vocoder_data --prepared "$out/copies" --out "$out/vocoder.safetensors" --states
 vocoder=(--data "$out/vocoder.safetensors" --renderer_every 0)
 dcar train-vocoder "${vocoder[@]}" --out "$out/vocoder_first" --max_minutes 18 --renderer_from dcar/assets/vocoder
-dcar train-vocoder "${vocoder[@]}" --out "$out/vocoder" --init_from "$out/vocoder_first/export" --max_minutes 6 \
-  --voice_balance 0 --learning_rate 5e-4 --vocoder '{"acoustic_dropout":0.1,"token_dropout":0.03}'
+vocoder+=(--vocoder '{"acoustic_dropout":0.1,"token_dropout":0.03}')
+dcar train-vocoder "${vocoder[@]}" --out "$out/vocoder_second" --init_from "$out/vocoder_first/export" --max_minutes 6 \
+  --voice_balance 0 --learning_rate 5e-4
+# Now it also has to sound like the words to whisper-base; then with a thousand voices more.
+vocoder+=(--voice_balance 0.3 --words_weight 1)
+dcar train-vocoder "${vocoder[@]}" --out "$out/vocoder_words" --init_from "$out/vocoder_second/export" --max_minutes 12 \
+  --learning_rate 5e-4
+packs="$out/vocoder.safetensors"
+if [ -n "$blends" ]; then
+  dcar prepare corpus=starter path="$blends" out_dir="$out/blends" tokenizer="$out/tokenizer" splits=[train]
+  python -m dcar.vocoder_data --prepared "$out/blends" --out "$out/vocoder_blends.safetensors" --states
+  packs+=",$out/vocoder_blends.safetensors"
+fi
+dcar train-vocoder "${vocoder[@]}" --data "$packs" --out "$out/vocoder" --init_from "$out/vocoder_words/export" \
+  --max_minutes 28 --learning_rate 7e-4
+dcar vocoder-quality data="$out/prepared" vocoder="$out/vocoder/export" out="$out/vocoder_quality"
 
 # Stage one, the quickstart's recipes run longer.
 dcar train --config $recipes/car_starter.yaml data="$out/prepared" out_dir="$out/car" max_steps=1000

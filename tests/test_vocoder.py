@@ -461,6 +461,10 @@ def test_a_pack_with_states_holds_what_the_tokens_were_and_refuses_others(tmp_pa
     assert torch.equal(data.codebook, torch.from_numpy(ours.centroids))
     assert (ours.nearest(data.states.float().numpy()) == data.tokens.numpy()).mean() > 0.98  # float16 near a border
     assert len(set(data.tokens.tolist())) > 3
+    pack_training_data(tmp_path / "p", tmp_path / "train.safetensors", validation_splits=("test",))
+    assert not VocoderData.load(tmp_path / "train.safetensors", "cpu").validation.any()
+    with pytest.raises(DataError, match="has no split other"):
+        pack_training_data(tmp_path / "p", tmp_path / "none.safetensors", train_splits=("other",))
     monkeypatch.setattr(vocoder_data, "load_tokenizer", lambda spec: listener(1))
     with pytest.raises(DataError, match="but the tokenizer in use is"):
         pack_training_data(tmp_path / "p", tmp_path / "other.safetensors", states=True)

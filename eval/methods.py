@@ -2,7 +2,8 @@
 
     far                    next-token decoding on the FAR checkpoint (trained with one head)
     car-3                  always three tokens a step; car-1 is next-token decoding with the CAR weights
-    random-2-3-4           a size drawn from the range at every step
+    random-2-3-4           a size drawn from these at every step
+    random-range           a size drawn from the guidance range of the policy
     dcar, dcar-sampled     the policy, greedy or sampled; dcar@name where several policies are compared
     vadusa-2               a tree of the heads' candidates, tolerance 2; vadusa-2-n32, vadusa-2-chain
     mtp-viterbi-4-5        4 heads, 5 candidates of each; then a mode (ffbs, sampled_candidates), prev, own
@@ -97,6 +98,13 @@ def _car(name: str, rest: str, models: Models) -> list[Entry]:
 
 
 def _random(name: str, rest: str, models: Models) -> list[Entry]:
+    if rest == "-range":
+        ranges = sorted({tuple(policy.config.chunk_range) for policy in models.policies.values()} - {()})
+        if not ranges:
+            raise ConfigError(f"method '{name}' draws from the guidance range of the policies, and none is given that "
+                              "knows one: give `policies`, or write the sizes, as in random-2-3")
+        written = ["".join(f"-{size}" for size in sizes) for sizes in ranges]
+        return [entry for sizes in written for entry in _random(f"random{sizes}", sizes, models)]
     sizes = _sizes(name, rest, models)
     return [Entry(name, models.decoder, lambda: ChunkMethod(RandomChunk(sizes, name)),
                   {"decoder": models.decoder.checksum()})]

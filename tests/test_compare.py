@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -221,6 +222,17 @@ def test_full_disk_is_a_clear_error(tmp_path):
 def test_impossible_methods_are_refused(name, words):
     with pytest.raises(ConfigError, match=words):
         make_methods([name], tiny_tools().models)
+
+
+def test_random_range_is_the_range_of_each_policy():
+    policies = {"a": tiny_policy(), "b": tiny_policy(), "c": tiny_policy(), "": tiny_policy()}
+    for name, sizes in (("a", (2, 3)), ("b", (1, 4)), ("c", (2, 3)), ("", ())):
+        policies[name].config = dataclasses.replace(policies[name].config, chunk_range=sizes)
+    entries = make_methods(["random-range"], Models(tiny_decoder(), policies=policies))
+    assert [e.name for e in entries] == ["random-1-4", "random-2-3"]
+    assert [e.build().schedule.sizes for e in entries] == [(1, 4), (2, 3)]
+    with pytest.raises(ConfigError, match="none is given that knows one"):
+        make_methods(["random-range"], Models(tiny_decoder(), policies={"": policies[""]}))
 
 
 def test_methods_need_their_models():

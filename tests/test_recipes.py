@@ -240,7 +240,7 @@ def models_for(config: CompareConfig, recipe: Path) -> Models:
     for item in config.policies:
         name = item.rpartition("=")[0]
         torch.manual_seed(len(policies))
-        policies[name] = ChunkPolicy(ChunkPolicyConfig(width, heads, width=16, num_attention_heads=2,
+        policies[name] = ChunkPolicy(ChunkPolicyConfig(width, heads, width=16, num_attention_heads=2, chunk_range=(2, 3),
                                                        base_checksum=decoder.checksum())).eval()
     items = tiny_items(2)
     sampling = SamplingConfig(min_tokens=30, max_tokens=40)
@@ -259,7 +259,7 @@ def test_a_comparison_of_two_utterances(recipe, tmp_path):
     tools.models = models_for(config, recipe)
     result = compare(config, tools)
     rows = [r["method"] for r in result["rows"]]
-    names = expand_names(config.methods)
+    names = ["random-2-3" if n == "random-range" else n for n in expand_names(config.methods)]
     policies = [p.rpartition("=")[0] for p in config.policies]
     expected = [f"{n}@{p}" if p else n for n in names
                 for p in (policies if n in ("dcar", "dcar-sampled") else [""])]

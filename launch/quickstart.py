@@ -161,7 +161,7 @@ def run(config: QuickstartConfig) -> None:
     save_config(config, out / "quickstart.yaml")
     started = time.time()
     for group in pipeline(config):
-        todo = []
+        todo, begun_with = [], {}
         for step in group:
             record, begun = records / f"{step.name}.json", records / f"{step.name}.begun"
             done = json.loads(record.read_text()) if record.exists() else {}
@@ -173,6 +173,7 @@ def run(config: QuickstartConfig) -> None:
             if before != now and step.folder is not None and step.folder.exists():
                 set_aside(step.folder)
             begun.write_text(now)
+            begun_with[step.name] = now
             record.unlink(missing_ok=True)  # what it says of the outputs is about to become wrong
             todo.append(step)
         if not todo:
@@ -182,7 +183,7 @@ def run(config: QuickstartConfig) -> None:
         for step in todo:
             if missing := [str(p) for p in step.outputs if not p.exists()]:
                 raise DCARError(f"step '{step.name}' ended without writing {', '.join(missing)}")
-            write_json(records / f"{step.name}.json", {"fingerprint": step.fingerprint(), "command": step.command[1:],
+            write_json(records / f"{step.name}.json", {"fingerprint": begun_with[step.name], "command": step.command[1:],
                                                        "seconds": time.time() - start})
     write_json(out / "provenance.json", provenance(config=vars(config)))
     print(f"\n{(out / 'compare.txt').read_text()}")

@@ -240,8 +240,9 @@ def models_for(config: CompareConfig, recipe: Path) -> Models:
     for item in config.policies:
         name = item.rpartition("=")[0]
         torch.manual_seed(len(policies))
-        policies[name] = ChunkPolicy(ChunkPolicyConfig(width, heads, width=16, num_attention_heads=2, chunk_range=(2, 3),
-                                                       base_checksum=decoder.checksum())).eval()
+        shape = ChunkPolicyConfig(width, heads, width=16, num_attention_heads=2, chunk_range=(2, 3),
+                                  base_checksum=decoder.checksum())
+        policies[name] = ChunkPolicy(shape).eval()
     items = tiny_items(2)
     sampling = SamplingConfig(min_tokens=30, max_tokens=40)
     statistics = fit(decoder, items, [i.reference_tokens for i in items], sampling, ranks=4, thresholds=3

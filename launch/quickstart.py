@@ -183,8 +183,9 @@ def run(config: QuickstartConfig) -> None:
         for step in todo:
             if missing := [str(p) for p in step.outputs if not p.exists()]:
                 raise DCARError(f"step '{step.name}' ended without writing {', '.join(missing)}")
-            write_json(records / f"{step.name}.json", {"fingerprint": begun_with[step.name], "command": step.command[1:],
-                                                       "seconds": time.time() - start})
+            seconds = time.time() - start
+            write_json(records / f"{step.name}.json",
+                       {"fingerprint": begun_with[step.name], "command": step.command[1:], "seconds": seconds})
     write_json(out / "provenance.json", provenance(config=vars(config)))
     print(f"\n{(out / 'compare.txt').read_text()}")
     print(f"{(time.time() - started) / 60:.1f} minutes. Listen and look: {out / 'report.html'}")

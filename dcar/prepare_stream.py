@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tqdm import tqdm
 
-from dcar.audio import resample
 from dcar.corpora.validate import examine
 from dcar.corpus import Part, Problem, Row, Utterance, corpus_parts, describe
 from dcar.errors import DataError
@@ -43,7 +42,7 @@ from dcar.prepare_settings import (
     wait,
 )
 from dcar.prepared import assemble, check_out_dir, read_json, write_json
-from dcar.token_shards import SAMPLE_RATE, Encoder, Job, Loaded, check_shard, shard_is_there, tokenise, write_shard
+from dcar.token_shards import Encoder, Job, Loaded, Sound, check_shard, shard_is_there, tokenise, write_shard
 
 if TYPE_CHECKING:
     from dcar.tokenizers import SpeechTokenizer
@@ -147,8 +146,7 @@ class _Worker:
             problems += found
             if found or audio is None:
                 continue
-            heard = None if prompt is None else resample(prompt[0], prompt[1], SAMPLE_RATE)
-            loaded[u.source] = Loaded(resample(audio[0], audio[1], SAMPLE_RATE), heard)
+            loaded[u.source] = Loaded(Sound(*audio), None if prompt is None else Sound(*prompt))
             jobs[split] += [Job(u, split, speed) for speed in (config.speeds if split == "train" else (1.0,))]
         shards, seconds = {}, 0.0
         for split, split_jobs in jobs.items():

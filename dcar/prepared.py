@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from dcar.tokenizers import SpeechTokenizer
 
 TEXT_TOKENIZER = "text-tokenizer:"  # begins the "phoneme inventory" of a corpus that `dcar retokenize` wrote
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # 1: voice features of 16 kHz audio, which the vocoder took for dull voices
 RESUME = "free some space and run again, finished shards are kept"
 
 COLUMNS = {

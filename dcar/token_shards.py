@@ -60,11 +60,26 @@ class Job:
         return copy_name(self.utterance.speaker, self.speed)
 
 
-class Loaded(NamedTuple):
-    """Audio of an utterance at SAMPLE_RATE: its own and its prompt's, if it names one."""
+class Sound(NamedTuple):
+    """A waveform [samples] at its own rate in Hz, as it was recorded."""
 
     wave: np.ndarray
-    prompt: np.ndarray | None
+    rate: int
+
+    def at_speed(self, speed: float) -> Sound:
+        """Played `speed` times faster: as if it had been recorded at speed · rate."""
+        return self if speed == 1.0 else Sound(resample(self.wave, self.rate * speed, self.rate), self.rate)
+
+    def heard(self) -> Sound:
+        """At SAMPLE_RATE, for encoders; the voice of a speaker has more above its half."""
+        return Sound(resample(self.wave, self.rate, SAMPLE_RATE), SAMPLE_RATE)
+
+
+class Loaded(NamedTuple):
+    """Audio of an utterance: its own and its prompt's, if it names one."""
+
+    sound: Sound
+    prompt: Sound | None
 
 
 def tokenise(
@@ -79,22 +94,22 @@ def tokenise(
 ) -> pa.Table:
     """The rows of one shard, in the order of `jobs`; audio goes through the tokenizer in batches of similar length.
 
-    loaded: waveforms at SAMPLE_RATE by `Utterance.source`, where they were decoded already; else they are read here.
+    loaded: recordings by `Utterance.source`, where they were decoded already; else they are read here.
     """
     import pyarrow as pa
 
-    def wave_of(job: Job) -> np.ndarray:
-        wave = job.utterance.load(SAMPLE_RATE)[0] if loaded is None else loaded[job.utterance.source].wave
-        # played `speed` times faster: as if it had been recorded at speed · rate
-        return wave if job.speed == 1.0 else resample(wave, SAMPLE_RATE * job.speed, SAMPLE_RATE)
+    def sounds_of(job: Job) -> tuple[Sound, np.ndarray]:
+        """The recording at the job's speed, and what encoders hear of it."""
+        sound = Sound(*job.utterance.load()) if loaded is None else loaded[job.utterance.source].sound
+        return sound.at_speed(job.speed), sound.heard().at_speed(job.speed).wave
 
-    def prompt_of(job: Job) -> np.ndarray | None:
+    def prompt_of(job: Job) -> Sound | None:
         if loaded is not None:
             return loaded[job.utterance.source].prompt
-        prompt = job.utterance.load_prompt(SAMPLE_RATE)
-        return None if prompt is None else prompt[0]
+        prompt = job.utterance.load_prompt()
+        return None if prompt is None else Sound(*prompt)
 
-    waves = list(pool.map(wave_of, jobs))
+    sounds, waves = map(list, zip(*pool.map(sounds_of, jobs), strict=True))
     # a slowed copy may be longer than the limit that its original keeps: it is left out
     longest = max_seconds * SAMPLE_RATE
     fits = [j.speed == 1.0 or len(w) <= longest for j, w in zip(jobs, waves, strict=True)]
@@ -102,21 +117,23 @@ def tokenise(
         logger.info("%d slowed copies are longer than %g s and left out", fits.count(False), max_seconds)
         bar.update(fits.count(False))
         waves = [w for w, fit in zip(waves, fits, strict=True) if fit]
+        sounds = [sound for sound, fit in zip(sounds, fits, strict=True) if fit]
         jobs = [j for j, fit in zip(jobs, fits, strict=True) if fit]
     prompts = list(pool.map(prompt_of, jobs))
     speech = _encode(waves, [_place(j) for j in jobs], tokenizer, batch_seconds, bar)
     prompted = [i for i, p in enumerate(prompts) if p is not None]
-    prompt_waves = [p for p in prompts if p is not None]
+    prompt_waves = [p.heard().wave for p in prompts if p is not None]
     prompt_speech = dict(
         zip(prompted, _encode(prompt_waves, [_place(jobs[i]) + " (prompt)" for i in prompted], tokenizer,
                               batch_seconds), strict=True)
     )  # fmt: skip
     rows: list[dict[str, Any]] = []
-    for i, (job, wave, prompt) in enumerate(zip(jobs, waves, prompts, strict=True)):
+    for i, (job, sound, wave, prompt) in enumerate(zip(jobs, sounds, waves, prompts, strict=True)):
         u = job.utterance
-        embedding, voice = _embed(speaker_encoder, wave, _place(job))
+        embedding, voice = _embed(speaker_encoder, sound, wave, _place(job))
         prompt_embedding, prompt_voice = (
-            ([], []) if prompt is None else _embed(speaker_encoder, prompt, _place(job) + " (prompt)")
+            ([], []) if prompt is None
+            else _embed(speaker_encoder, prompt, prompt.heard().wave, _place(job) + " (prompt)")
         )
         rows.append(
             {
@@ -190,13 +207,14 @@ def check_tokens(tokens: np.ndarray, seconds: float, tokenizer: SpeechTokenizer,
     return tokens.astype(np.int64)
 
 
-def _embed(speaker_encoder: Encoder, wave: np.ndarray, where: str) -> tuple[np.ndarray, np.ndarray]:
-    """Speaker embedding [256] and the vocoder's voice features [298] of a waveform at SAMPLE_RATE."""
+def _embed(speaker_encoder: Encoder, sound: Sound, wave: np.ndarray, where: str) -> tuple[np.ndarray, np.ndarray]:
+    """Speaker embedding [256] of a waveform at SAMPLE_RATE, and the vocoder's voice features [298] of all that was
+    recorded."""
     embedding = np.asarray(speaker_encoder.embed(wave, SAMPLE_RATE), dtype=np.float32)
     if embedding.shape != (EMBEDDING_SIZE,) or not np.isfinite(embedding).all():
         raise DataError(f"{where}: speaker embedding {embedding.shape}, expected {EMBEDDING_SIZE} finite numbers")
     try:
-        return embedding, speaker_features(wave, SAMPLE_RATE, embedding)
+        return embedding, speaker_features(*sound, embedding)
     except AudioError as error:
         raise AudioError(f"{where}: {error}") from error
 

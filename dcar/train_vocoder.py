@@ -35,6 +35,7 @@ from dcar.vocoder_acoustic import EMBEDDING_SPREAD, Acoustics, pitch_statistics
 from dcar.vocoder_data import Crop, VocoderData
 from dcar.vocoder_losses import Discriminators, MelDistance, discriminator_loss, generator_losses
 from dcar.vocoder_renderer import mel_transform
+from dcar.vocoder_voices import VoiceLoss
 from dcar.vocoder_words import WordLoss
 
 
@@ -67,6 +68,7 @@ class TrainVocoderConfig:
     clip_norm: float = _option(10.0, "largest gradient norm of the generator and of the discriminators")
     state_weight: float = _option(0.5, "weight of guessing the states behind the tokens (a pack made with --states)")
     words_weight: float = _option(0.0, "weight of sounding like the words to whisper-base (dcar/vocoder_words.py)")
+    voice_weight: float = _option(0.0, "weight of sounding like the voice to Resemblyzer (dcar/vocoder_voices.py)")
     mel_weight: float = _option(15.0, "weight of the renderer's mel distance")
     matching_weight: float = _option(2.0, "weight of feature matching")
     adversarial_weight: float = _option(1.0, "weight of the adversarial loss")
@@ -155,18 +157,18 @@ class Trainer:
         counts = torch.bincount(data.voice[self.train_rows], minlength=int(data.voice.max()) + 1)
         self.voice_start, self.voice_count = counts.cumsum(0) - counts, counts
         self.speaker_spread = data.speaker[self.train_rows].std(0, correction=0)
-        self.words = self._word_loss() if config.words_weight > 0 else None
+        self.words = WordLoss(*self._sample_speech()) if config.words_weight > 0 else None
+        self.voices = VoiceLoss(*self._sample_speech()) if config.voice_weight > 0 else None
 
-    def _word_loss(self) -> WordLoss:
-        """The loss, its map fitted to some training rows: the same ones, whenever the run is resumed."""
-        rows = self.train_rows[:: max(1, len(self.train_rows) // 100)]
-        crop = self.data.crop(rows, torch.zeros_like(rows), self.config.acoustic_tokens)
-        inside = crop.mask.bool().all(1)
-        waves = self.data.wave(crop)[inside]
+    def _sample_speech(self) -> tuple[Tensor, Tensor]:
+        """Some minutes of training speech, the same whenever the run is resumed: waves [N, samples] and their log-mels,
+        to which a perceptual loss fits how it reads our log-mels."""
+        rows, length = self.train_rows[:: max(1, len(self.train_rows) // 100)], self.config.acoustic_tokens
+        crop = self.data.crop(rows, torch.zeros_like(rows), length)
+        waves = self.data.wave(crop)[crop.mask.bool().all(1)]
         if not len(waves):
-            tokens = self.config.acoustic_tokens
-            raise ConfigError(f"{self.config.data}: no utterance has acoustic_tokens={tokens} tokens; lower it")
-        return WordLoss(waves, self.mel(waves).transpose(1, 2)).to(self.device)
+            raise ConfigError(f"{self.config.data}: no utterance has acoustic_tokens={length} tokens; lower it")
+        return waves, self.mel(waves).transpose(1, 2)
 
     def progress(self) -> float:
         """Share of the run that is done, 0..1, by steps or by time, whichever is ahead."""
@@ -217,8 +219,9 @@ class Trainer:
         config = self.config
         rows, first, speaker = self._draw(config.acoustic_batch_size, config.acoustic_tokens)
         crop = self.data.crop(rows, first, config.acoustic_tokens)
+        waves = self.data.wave(crop)
         with torch.no_grad():
-            target = self.mel(self.data.wave(crop)).transpose(1, 2)
+            target = self.mel(waves).transpose(1, 2)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=config.bf16):
             said = self.generator.acoustic(crop.tokens, crop.mask, speaker)
             guess = None if self.listener is None else self.listener(said.inner)
@@ -227,6 +230,9 @@ class Trainer:
             with torch.autocast(self.device.type, torch.bfloat16, enabled=config.bf16):
                 words = self.words(said.log_mel, target, crop.frame_mask)
             total, logs = total + config.words_weight * words, logs | {"words": words.detach()}
+        if self.voices is not None:
+            voices = self.voices(said.log_mel, target, crop.frame_mask, waves)
+            total, logs = total + config.voice_weight * voices, logs | {"voices": voices.detach()}
         if guess is None or self.data.states is None:
             return total, logs
         truth = (self.data.states[crop.positions].float() - self.state_mean) / self.state_spread

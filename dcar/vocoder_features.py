@@ -166,7 +166,9 @@ def speaker_features(wave: np.ndarray, sample_rate: int, embedding: np.ndarray) 
 
     `[0:256]` the unit-norm speaker embedding, `[256]` mean and `[257]` standard deviation of log F0 (Hz) over
     voiced frames, `[258:298]` the mean log-mel envelope of voiced frames (40 bands, its own mean removed, so
-    the prompt's level does not matter). wave: float32 [samples] at `sample_rate` Hz, at least about a second.
+    the prompt's level does not matter). Bands above what `sample_rate` can hold are set to the highest one below: what
+    a prompt of 16 kHz does not say of them is not that they are silent. wave: float32 [samples] at `sample_rate` Hz, at
+    least about a second.
     Raises AudioError when the prompt has less than 0.1 s of voiced speech or the embedding is malformed.
     """
     embedding = np.asarray(embedding, dtype=np.float32)
@@ -185,16 +187,23 @@ def speaker_features(wave: np.ndarray, sample_rate: int, embedding: np.ndarray) 
             f"prompt of {len(wave) / sample_rate:.1f} s: only {int(voiced.sum()) * 10} ms of voiced speech; "
             "use a prompt with at least a second of clear speech"
         )
-    return np.concatenate([embedding, voice_statistics(signal, log_f0, voiced).numpy()]).astype(np.float32)
+    statistics = voice_statistics(signal, log_f0, voiced, sample_rate / 2)
+    return np.concatenate([embedding, statistics.numpy()]).astype(np.float32)
 
 
-def voice_statistics(wave: Tensor, log_f0: Tensor, voiced: Tensor) -> Tensor:
+def voice_statistics(wave: Tensor, log_f0: Tensor, voiced: Tensor, top: float = SAMPLE_RATE / 2) -> Tensor:
     """Mean and spread of log F0, then the mean log-mel envelope, over voiced frames: [42] (see speaker_features).
 
-    wave [samples] at 24 kHz with its `track_f0`: log_f0 [F], voiced [F] with two true frames at least.
+    wave [samples] at 24 kHz with its `track_f0`: log_f0 [F], voiced [F] with two true frames at least; it holds nothing
+    above `top` Hz.
     """
     mel = _envelope_mel(wave.device)(wave[None])[0].T[: len(voiced)]  # [F, 40]
     envelope = mel[voiced].mean(0)
+    if top < SAMPLE_RATE / 2:
+        edge = 0.95 * top * 1024 / SAMPLE_RATE  # in bins, below the roll-off of the resampler
+        reaches = mel_filterbank(SAMPLE_RATE, 1024, ENVELOPE_BANDS)[:, math.ceil(edge) :].sum(1) > 0
+        first = int(reaches.float().argmax())
+        envelope = torch.cat([envelope[:first], envelope[first - 1].expand(ENVELOPE_BANDS - first)])
     pitch = torch.stack([log_f0[voiced].mean(), log_f0[voiced].std()])
     return torch.cat([pitch, envelope - envelope.mean()])
 

@@ -135,7 +135,7 @@ class WordLoss(nn.Module):
             for wave in waves.cpu().numpy()
         ]
         target = torch.from_numpy(np.stack(features)).to(log_mel.device, torch.float64)
-        seen = _neighbours(log_mel).double()[:, : target.shape[1]]
+        seen = _with_one(log_mel).double()[:, : target.shape[1]]
         gram = torch.einsum("nfa,nfb->ab", seen, seen)
         gram.diagonal().add_(1e-6 * gram.diagonal().mean())
         mapping = torch.linalg.solve(gram, torch.einsum("nfa,nfb->ab", seen, target))
@@ -147,7 +147,7 @@ class WordLoss(nn.Module):
 
     def features(self, log_mel: Tensor) -> Tensor:
         """Whisper's features [B, F, 80] of log_mel [B, F, bands]."""
-        mapped = _neighbours(log_mel) @ self.mapping
+        mapped = _with_one(log_mel) @ self.mapping
         return mapped.maximum(mapped.amax((1, 2), keepdim=True) - 2.0)  # Whisper's floor: 80 dB below the loudest
 
     def forward(self, said: Tensor, true: Tensor, mask: Tensor) -> Tensor:
@@ -167,8 +167,12 @@ class WordLoss(nn.Module):
         return total / len(self.spread)
 
 
-def _neighbours(log_mel: Tensor) -> Tensor:
-    """Every frame with the one before, the one after, and a one: [B, F, bands] -> [B, F, 3 bands + 1]."""
-    padded = F.pad(log_mel.float().transpose(1, 2), (1, 1), mode="replicate").transpose(1, 2)
-    parts = [padded[:, i : i + log_mel.shape[1]] for i in range(3)]
-    return torch.cat([*parts, torch.ones_like(parts[0][..., :1])], dim=2)
+def neighbours(frames: Tensor) -> Tensor:
+    """The frame before, the frame, the one after: [B, F, bands] -> [B, F, 3 bands]."""
+    padded = F.pad(frames.transpose(1, 2), (1, 1), mode="replicate").transpose(1, 2)
+    return torch.cat([padded[:, i : i + frames.shape[1]] for i in range(3)], dim=2)
+
+
+def _with_one(log_mel: Tensor) -> Tensor:
+    """`neighbours` and a one, for the constant of the map: [B, F, bands] -> [B, F, 3 bands + 1]."""
+    return F.pad(neighbours(log_mel.float()), (0, 1), value=1.0)

@@ -13,7 +13,9 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from dcar.audio import resample
 from dcar.errors import AudioError, CheckpointError, ConfigError, DataError
+from dcar.prepared import load_prepared
 from dcar.train_vocoder import Trainer, TrainVocoderConfig, main, run
 from dcar.vocoder import Pitch, TokenVocoder, VocoderConfig, speaker_features
 from dcar.vocoder_data import PackRow, VocoderData, fit_length, pack_training_data, write_pack
@@ -173,6 +175,17 @@ def test_speaker_features_tell_pitch_and_ignore_level():
     assert abs(math.exp(features[256]) - 150) < 3 and features[257] < 0.05
     assert np.allclose(features[:256], embedding(0))
     assert np.allclose(speaker_features(0.3 * wave, RATE, embedding(0)), features, atol=0.02)
+
+
+def test_what_a_low_rate_does_not_hold_is_not_taken_for_silence():
+    """A voice with energy up to 12 kHz, as a prompt of 24 kHz and of 16 kHz."""
+    noise = 0.02 * np.random.default_rng(0).standard_normal(2 * RATE)
+    wave = (harmonic(140.0, 2.0) + noise).astype(np.float32)
+    whole = speaker_features(wave, RATE, embedding(0))
+    low = speaker_features(resample(wave, RATE, 16_000), 16_000, embedding(0))
+    assert np.abs(whole[258:] - low[258:]).max() < 0.6  # log magnitudes; silence would be 5 and more below
+    assert np.abs(whole[258:285] - low[258:285]).max() < 0.1
+    assert np.ptp(low[-6:]) == 0  # the bands above 8 kHz
 
 
 @pytest.mark.parametrize(
@@ -421,6 +434,9 @@ def test_a_prepared_corpus_becomes_a_pack(tmp_path, encoded):
     assert len(original) == 1 and len(slow) == 1
     means = data.speaker[[original[0], slow[0]], 256].exp()
     assert abs(float(means[1] / means[0]) - 0.9) < 0.01
+    # What the vocoder is told of a voice when it speaks is what it was told in training.
+    told = [row["voice"] for split in ("train", "dev") for row in load_prepared(tmp_path / "p", split)]
+    assert np.abs(np.asarray(told) - data.speaker.numpy()).max() < 0.1
 
 
 def test_a_pack_with_states_holds_what_the_tokens_were_and_refuses_others(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import struct
 
@@ -20,6 +21,7 @@ from dcar.vocoder_blocks import VocoderConfig
 from dcar.vocoder_data import VocoderData
 from dcar.vocoder_features import SAMPLE_RATE
 from dcar.vocoder_renderer import mel_transform
+from dcar.vocoder_voices import VoiceLoss
 from dcar.vocoder_words import WhisperStates, WordLoss, ctranslate2_weights
 from eval.vocoder_quality import VocoderQualityConfig, nearest_voice, run, table
 
@@ -106,19 +108,40 @@ def test_loss_is_zero_at_the_truth_grows_with_the_error_and_teaches_only_inside_
     assert float(loss(damaged.detach(), log_mel, mask)) < 0.7 * errors[1]
 
 
-def test_training_with_the_loss_is_logged_and_exports_nothing_of_it(tmp_path):
+def test_training_with_the_losses_is_logged_and_exports_nothing_of_it(tmp_path):
     write_toy_pack(tmp_path / "pack.safetensors")
-    config = toy_config(tmp_path, words_weight=1.0, renderer_every=0)
+    config = toy_config(tmp_path, words_weight=1.0, voice_weight=1.0, renderer_every=0, learning_rate=4e-3)
     data = VocoderData.load(config.data, "cpu")
-    config.vocoder = {**config.vocoder, "mel_bands": 40}
     trainer = Trainer(config, data, torch.device("cpu"))
-    logs = [float(trainer.step()["words"]) for _ in range(40)]
-    assert all(np.isfinite(logs)) and np.mean(logs[-8:]) < 0.8 * np.mean(logs[:8])
+    logs = [trainer.step() for _ in range(40)]
+    for name, share in (("words", 0.8), ("voices", 0.96)):  # buzzes hardly have a voice
+        values = [float(log[name]) for log in logs]
+        assert all(np.isfinite(values)), name
+        assert np.mean(values[-8:]) < share * np.mean(values[:8]), (name, values)
     plain = Trainer(toy_config(tmp_path, renderer_every=0), data, torch.device("cpu"))
     assert trainer.state().keys() == plain.state().keys()
     assert trainer.generator.state_dict().keys() == plain.generator.state_dict().keys()
     with pytest.raises(ConfigError, match="acoustic_tokens=500"):
         Trainer(toy_config(tmp_path, words_weight=1.0, acoustic_tokens=500), data, torch.device("cpu"))
+
+
+def test_voice_loss_knows_recordings_from_one_another_and_teaches_only_inside_the_mask():
+    waves = torch.stack([
+        torch.from_numpy(harmonic(f0, 1.6, seed=i) * (0.3 + 0.2 * np.sin(np.arange(int(1.6 * SAMPLE_RATE)) / 900)))
+        for i, f0 in enumerate((90.0, 130.0, 190.0, 260.0))
+    ]).float()
+    log_mel = mel_transform(VocoderConfig())(waves).transpose(1, 2)
+    loss, mask = VoiceLoss(waves, log_mel), torch.ones(4, 160)
+    assert abs(float(loss(log_mel, log_mel, mask, waves))) < 1e-6
+    exchanged = float(loss(log_mel.flip(0), log_mel, mask, waves))
+    torch.manual_seed(0)
+    noise = torch.randn_like(log_mel)
+    assert 0 < float(loss(log_mel + 0.1 * noise, log_mel, mask, waves)) < exchanged
+    mask[:, 100:] = 0
+    said = (log_mel + 0.1 * noise).requires_grad_()
+    loss(said, log_mel, mask, waves).backward()
+    assert float(said.grad[:, :100].norm()) > 0 and float(said.grad[:, 100:].norm()) == 0
+    assert not any(p.requires_grad for p in loss.parameters())
 
 
 # ------------------------------------------------------------------------------------------------ vocoder-quality
@@ -155,10 +178,19 @@ def test_words_and_voices_of_a_split(tmp_path, monkeypatch):
     speaker = {row["id"]: row["speaker"] for row in load_prepared(data, "dev")}
     monkeypatch.setattr(
         "eval.vocoder_quality.corpus_recordings",
-        lambda data: lambda name: (np.full(8000, 0.9 if speaker[name] == "s1" else 0.1, np.float32), 16_000),
+        lambda data: lambda name: (sound(speaker.get(name, "s0")), 16_000),
     )
+
+    def sound(name: str) -> np.ndarray:
+        """s1 is low, s0 high; no two waves are the same."""
+        f0 = 120.0 if name == "s1" else 240.0
+        wave = harmonic(f0 + next(count), 1.0)
+        wave[0] = 0.9 if name == "s1" else 0.1
+        return wave
+
+    count = itertools.count()
     monkeypatch.setattr(
-        "eval.vocoder_quality._voices", lambda data: {"s0": np.eye(256)[0], "s1": np.eye(256)[1], "x": np.ones(256)}
+        "eval.vocoder_quality._voices", lambda data: {"s0": np.eye(256)[0], "s1": np.eye(256)[1]}
     )
     settings = dict(data=str(data), split="dev", vocoder=str(tmp_path / "vocoder"), out=str(tmp_path / "out"))
     result = run(VocoderQualityConfig(**settings, against=str(tmp_path / "vocoder")))
@@ -166,7 +198,7 @@ def test_words_and_voices_of_a_split(tmp_path, monkeypatch):
     assert result["utterances"][0]["recording"] == {"heard": "a red mouse", "errors": 1}
     for name in ("recording", "resynthesised", "against"):
         assert result[name]["wer"] == pytest.approx(2 / 12)  # one word of three in two of four utterances
-    assert result["recording"]["right_voice"] == 1.0
+    assert result["recording"]["right_voice"] == result["recording"]["right_voice_by_spectrum"] == 1.0
     assert result["difference"]["wer"] == 0 and result["difference"]["p"] == 1
     assert "resynthesised" in table(result) and "p = 1.000" in table(result)
     with pytest.raises(ConfigError, match="data is not set"):

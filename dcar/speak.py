@@ -21,7 +21,7 @@ from dcar.model import CARDecoder
 from dcar.sampling import SamplingConfig
 from dcar.shipped import resolve, shipped
 from dcar.text import normalize_text, text_to_ids
-from dcar.tokenizers import SpeechTokenizer, load_tokenizer
+from dcar.tokenizers import ENCODER_SAMPLE_RATE, SpeechTokenizer, load_tokenizer
 from dcar.vocoder import TokenVocoder, speaker_features
 from dcar.vocoders import PromptAudio, Vocoder, check_rates, load_vocoder
 from heads.policy import ChunkPolicy
@@ -43,14 +43,16 @@ def read_voice(path: str | Path, tokenizer, prompt_tokens: int = 50) -> Voice:
     """Load a prompt recording (any format and rate) and describe its voice. AudioError if it is under a second."""
     from dcar.speaker import SpeakerEncoder
 
-    wave, rate = load_audio(path, 16_000)
+    heard, _ = load_audio(path, ENCODER_SAMPLE_RATE)
+    wave, rate = load_audio(path)
     seconds = len(wave) / rate
     if seconds < MIN_PROMPT_SECONDS:
         raise AudioError(f"{path}: the prompt lasts {seconds:.2f} s; give at least {MIN_PROMPT_SECONDS:g} s of speech")
-    wave = wave[: 20 * rate]
-    tokens = tokenizer.encode([wave], rate)[0]
+    wave, heard = wave[: 20 * rate], heard[: 20 * ENCODER_SAMPLE_RATE]
+    tokens = tokenizer.encode([heard], ENCODER_SAMPLE_RATE)[0]
     start = max(0, (len(tokens) - prompt_tokens) // 2)
-    features = speaker_features(wave, rate, SpeakerEncoder().embed(wave, rate))
+    # of the recording as it is: a voice has more than what encoders hear of it
+    features = speaker_features(wave, rate, SpeakerEncoder().embed(heard, ENCODER_SAMPLE_RATE))
     return Voice(tuple(int(t) for t in tokens[start : start + prompt_tokens]), features)
 
 

@@ -21,7 +21,7 @@ from dcar.decoding import DecodeResult
 from dcar.errors import AudioError, CheckpointError, ConfigError, TextError
 from dcar.speak import MAX_PHONEMES, PAUSE_SECONDS, make_method, read_voice, split_sentences, timeline
 from dcar.tokenizers import WhisperKMeansTokenizer
-from dcar.vocoder import TokenVocoder, VocoderConfig
+from dcar.vocoder import TokenVocoder, VocoderConfig, speaker_features
 from heads.policy import ChunkPolicy, ChunkPolicyConfig
 
 RATE = 24_000
@@ -195,6 +195,8 @@ def test_a_voice_is_the_middle_of_the_prompt(models, tmp_path):
     wave, _ = audio.load_audio(models / "voice.wav", 16_000)
     assert list(voice.tokens) == tokenizer.encode([wave], 16_000)[0][25:55].tolist()
     assert voice.features.shape == (298,) and np.isfinite(voice.features).all()
+    whole, rate = audio.load_audio(models / "voice.wav")  # what encoders do not hear belongs to the voice
+    assert np.allclose(voice.features, speaker_features(whole, rate, voice.features[:256]), atol=1e-5)
     assert len(read_voice(models / "voice.wav", tokenizer, prompt_tokens=500).tokens) == 80
     with pytest.raises(AudioError, match="no such audio file"):
         read_voice(tmp_path / "none.wav", tokenizer)

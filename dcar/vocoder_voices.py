@@ -27,9 +27,9 @@ class VoiceLoss(nn.Module):
     """One minus the cosine of Resemblyzer's embeddings of a predicted log-mel and of the true one.
 
     Resemblyzer reads 40 bands of power of 100 frames a second; they are a linear map of the squared magnitudes of our
-    bands of three frames, fitted by least squares to recordings (loud frames count less than by their power). Both spectra
-    go through the map; the embedding of a recording's mapped spectrum has a cosine of 0.91 to that of the recording, 0.59
-    to those of others (2 s).
+    bands in three frames, fitted by least squares to recordings (loud frames count less than by their power). Both
+    spectra go through the map. Mapped so, two seconds of a recording have an embedding whose cosine to the recording's
+    own is 0.91, to those of others 0.59.
     """
 
     mapping: Tensor

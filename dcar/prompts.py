@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -10,6 +11,7 @@ from dcar.data import PromptItem, make_prompts
 from dcar.errors import DataError
 from dcar.model import CARDecoder
 from dcar.prepared import load_prepared, prepared_info, source_utterances, tokenizer_identity
+from dcar.vocoders import Vocoder, check_rates
 
 
 def check_prepared(data: str, decoder: CARDecoder) -> None:
@@ -22,6 +24,13 @@ def check_prepared(data: str, decoder: CARDecoder) -> None:
         if ours and str(ours) != theirs:
             raise DataError(f"{data}: prepared with the {kind} {theirs}, but the decoder was trained with {ours}; "
                             "prepare the corpus with the decoder's own")
+
+
+def check_speaks(vocoder: Vocoder, info: Mapping[str, Any]) -> None:
+    """CheckpointError where a vocoder does not speak the tokens of a prepared corpus (`prepared_info`), or would at
+    another speed."""
+    vocoder.check_tokenizer(tokenizer_identity(info))
+    check_rates(vocoder, info["tokenizer"]["rate_hz"], info["tokenizer"]["name"])
 
 
 def load_prompts(data: str, split: str, base: CARDecoder, prompt_tokens: int, seed: int, limit: int | None = None,

@@ -21,8 +21,9 @@ from tqdm import tqdm
 from dcar.audio import resample
 from dcar.config import load_config
 from dcar.errors import ConfigError
-from dcar.prepared import load_prepared, prepared_info, recording_of, source_utterances, tokenizer_identity
-from dcar.vocoders import check_rates, load_vocoder
+from dcar.prepared import load_prepared, prepared_info, recording_of, source_utterances
+from dcar.prompts import check_speaks
+from dcar.vocoders import load_vocoder
 
 RECORDING_RATE = 24_000
 """Recordings of all rates are written at this one, in Hz."""
@@ -77,9 +78,8 @@ Speak = Callable[[list[dict[str, Any]], list[int]], list[np.ndarray]]
 
 
 def _vocoder(config: ResynthesizeConfig, voices: np.ndarray) -> tuple[Speak, int]:
-    vocoder, info = load_vocoder(config.vocoder), prepared_info(config.data)
-    vocoder.check_tokenizer(tokenizer_identity(info))
-    check_rates(vocoder, info["tokenizer"]["rate_hz"], info["tokenizer"]["name"])
+    vocoder = load_vocoder(config.vocoder)
+    check_speaks(vocoder, prepared_info(config.data))
     if config.other_voices:
         voices = voices[np.random.default_rng(config.seed).permutation(len(voices))]
     return lambda rows, indices: vocoder.synthesize([row["speech"] for row in rows], voices[indices]), int(

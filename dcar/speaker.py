@@ -18,8 +18,8 @@ from dcar.tokenizers import check_waveform
 
 logger = logging.getLogger(__name__)
 
-_SAMPLE_RATE = 16_000
-_LOUDNESS_DBFS = -30
+SAMPLE_RATE = 16_000
+LOUDNESS_DBFS = -30
 
 
 class SpeakerEncoder:
@@ -34,7 +34,7 @@ class SpeakerEncoder:
             import resemblyzer.audio
             from resemblyzer import VoiceEncoder
         self._audio: Any = resemblyzer.audio
-        self._encoder: Any = VoiceEncoder(device=device, verbose=False, weights_fpath=resemblyzer_weights())
+        self.network: Any = VoiceEncoder(device=device, verbose=False, weights_fpath=resemblyzer_weights())
 
     def embed(self, wave: np.ndarray, sample_rate: int) -> np.ndarray:
         """Embedding [256] float32, unit L2 norm, entries ≥ 0, of a float32 mono waveform [samples].
@@ -46,17 +46,17 @@ class SpeakerEncoder:
         wave = check_waveform(wave, "speaker encoder")
         if not np.abs(wave).max() > 1e-6:
             raise AudioError("speaker encoder: the waveform is silent; give a prompt with speech")
-        if sample_rate != _SAMPLE_RATE:
-            wave = resample(wave, sample_rate, _SAMPLE_RATE)
-        wave = self._audio.normalize_volume(wave, _LOUDNESS_DBFS, increase_only=True)
+        if sample_rate != SAMPLE_RATE:
+            wave = resample(wave, sample_rate, SAMPLE_RATE)
+        wave = self._audio.normalize_volume(wave, LOUDNESS_DBFS, increase_only=True)
         wave = np.clip(wave, -1.0, 1.0)
-        voiced = self._audio.trim_long_silences(wave) if len(wave) >= _SAMPLE_RATE // 10 else wave[:0]
-        if len(voiced) < _SAMPLE_RATE // 10:
+        voiced = self._audio.trim_long_silences(wave) if len(wave) >= SAMPLE_RATE // 10 else wave[:0]
+        if len(voiced) < SAMPLE_RATE // 10:
             logger.warning(
                 "speaker encoder: no speech detected in %.2f s of audio; embedding all of it", len(wave) / 16e3
             )
             voiced = wave
-        embedding = np.asarray(self._encoder.embed_utterance(voiced.astype(np.float32)), dtype=np.float32)
+        embedding = np.asarray(self.network.embed_utterance(voiced.astype(np.float32)), dtype=np.float32)
         if not np.isfinite(embedding).all():
             raise AudioError("speaker encoder: the waveform has no usable spectrum; give a prompt with speech")
         return embedding

@@ -157,8 +157,12 @@ class Trainer:
         counts = torch.bincount(data.voice[self.train_rows], minlength=int(data.voice.max()) + 1)
         self.voice_start, self.voice_count = counts.cumsum(0) - counts, counts
         self.speaker_spread = data.speaker[self.train_rows].std(0, correction=0)
-        self.words = WordLoss(*self._sample_speech()) if config.words_weight > 0 else None
-        self.voices = VoiceLoss(*self._sample_speech()) if config.voice_weight > 0 else None
+        self.words: WordLoss | None = None
+        self.voices: VoiceLoss | None = None
+        if config.words_weight > 0 or config.voice_weight > 0:
+            speech = self._sample_speech()
+            self.words = WordLoss(*speech) if config.words_weight > 0 else None
+            self.voices = VoiceLoss(*speech) if config.voice_weight > 0 else None
 
     def _sample_speech(self) -> tuple[Tensor, Tensor]:
         """Some minutes of training speech, the same whenever the run is resumed: waves [N, samples] and their log-mels,

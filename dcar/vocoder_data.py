@@ -238,10 +238,9 @@ class VocoderData:
             return torch.cat([getattr(part, name) for part in parts])
 
         return cls(
-            **{name: whole(name) for name in ("waves", "tokens", "log_f0", "voiced", "lengths", "speaker")},
+            **{n: whole(n) for n in ("waves", "tokens", "log_f0", "voiced", "lengths", "speaker", "validation")},
             starts=torch.cat([part.starts + shift for part, shift in zip(parts, before, strict=False)]),
             voice=torch.cat([part.voice + shift for part, shift in zip(parts, voices, strict=False)]),
-            validation=whole("validation"),
             tokenizer_checksum=first.tokenizer_checksum,
             token_rate=first.token_rate,
             codebook=first.codebook,

@@ -197,7 +197,7 @@ def voice_statistics(wave: Tensor, log_f0: Tensor, voiced: Tensor, top: float = 
     wave [samples] at 24 kHz with its `track_f0`: log_f0 [F], voiced [F] with two true frames at least; it holds nothing
     above `top` Hz.
     """
-    mel = _envelope_mel(wave.device)(wave[None])[0].T[: len(voiced)]  # [F, 40]
+    mel = envelope_mel(wave.device)(wave[None])[0].T[: len(voiced)]  # [F, 40]
     envelope = mel[voiced].mean(0)
     if top < SAMPLE_RATE / 2:
         edge = 0.95 * top * 1024 / SAMPLE_RATE  # in bins, below the roll-off of the resampler
@@ -209,5 +209,6 @@ def voice_statistics(wave: Tensor, log_f0: Tensor, voiced: Tensor, top: float = 
 
 
 @cache
-def _envelope_mel(device: torch.device) -> LogMel:
+def envelope_mel(device: torch.device) -> LogMel:
+    """The transform of spectral envelopes: waves at 24 kHz to 40 bands, 100 frames a second; one for a device."""
     return LogMel(SAMPLE_RATE, 1024, FRAME_HOP, ENVELOPE_BANDS).to(device)

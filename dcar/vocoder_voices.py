@@ -9,18 +9,17 @@ Training only: nothing of it is exported.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dcar import speaker
 from dcar.audio import resample
-from dcar.speaker import SpeakerEncoder
 from dcar.vocoder_features import SAMPLE_RATE
-from dcar.vocoder_words import neighbours
+from dcar.vocoder_words import linear_map, neighbours
 
-_RATE = 16_000
-_LOUDNESS = 10 ** (-30 / 20)
-"""Resemblyzer raises speech to this root mean square."""
+_LOUDNESS = 10 ** (speaker.LOUDNESS_DBFS / 20)  # Resemblyzer raises speech to this root mean square
 
 
 class VoiceLoss(nn.Module):
@@ -39,19 +38,19 @@ class VoiceLoss(nn.Module):
         super().__init__()
         from resemblyzer.audio import wav_to_mel_spectrogram
 
-        encoder = SpeakerEncoder()._encoder
+        encoder = speaker.SpeakerEncoder().network
         self.lstm, self.linear = encoder.lstm.train(), encoder.linear  # cuDNN has gradients in training mode only
         self.requires_grad_(False)
         frames = log_mel.shape[1]
-        heard = [wav_to_mel_spectrogram(resample(w, SAMPLE_RATE, _RATE))[:frames] for w in waves.cpu().numpy()]
-        target = torch.stack([torch.from_numpy(h) for h in heard]).double().flatten(0, 1)
-        seen = _power(log_mel[:, : target.shape[0] // len(waves)]).cpu().double().flatten(0, 1)
-        level = target.sum(1, keepdim=True)
+        heard = [
+            wav_to_mel_spectrogram(resample(wave, SAMPLE_RATE, speaker.SAMPLE_RATE))[:frames]
+            for wave in waves.cpu().numpy()
+        ]
+        target = torch.from_numpy(np.stack(heard)).double()
+        seen = _power(log_mel[:, : target.shape[1]]).cpu().double()
+        level = target.sum(2, keepdim=True)
         weight = 1 / (level + 3 * level.mean())  # by 1 / level, the hiss of pauses would make the map
-        seen, target = seen * weight, target * weight
-        gram = seen.T @ seen
-        gram.diagonal().add_(1e-4 * gram.diagonal().mean())
-        self.register_buffer("mapping", torch.linalg.solve(gram, seen.T @ target).float(), persistent=False)
+        self.register_buffer("mapping", linear_map(seen * weight, target * weight, 1e-4), persistent=False)
         self.to(log_mel.device)
 
     def embed(self, log_mel: Tensor, gain: Tensor) -> Tensor:

@@ -136,10 +136,7 @@ class WordLoss(nn.Module):
         ]
         target = torch.from_numpy(np.stack(features)).to(log_mel.device, torch.float64)
         seen = _with_one(log_mel).double()[:, : target.shape[1]]
-        gram = torch.einsum("nfa,nfb->ab", seen, seen)
-        gram.diagonal().add_(1e-6 * gram.diagonal().mean())
-        mapping = torch.linalg.solve(gram, torch.einsum("nfa,nfb->ab", seen, target))
-        self.register_buffer("mapping", mapping.float(), persistent=False)
+        self.register_buffer("mapping", linear_map(seen, target, 1e-6), persistent=False)
         self.to(log_mel.device)
         with torch.no_grad():  # so that no dimension counts for more than another
             spread = torch.stack([s.float().flatten(0, 1).std(0) for s in self.states(self.features(log_mel))])
@@ -165,6 +162,15 @@ class WordLoss(nn.Module):
             error = ((got.float() - want.float()) / spread).square().mean(2, keepdim=True)
             total = total + (error * keep).sum() / keep.sum().clamp_min(1)
         return total / len(self.spread)
+
+
+def linear_map(seen: Tensor, target: Tensor, ridge: float) -> Tensor:
+    """Least squares: the map [A, B] float32 from seen [N, F, A] to target [N, F, B], both float64; ridge: share of the
+    mean variance of what is seen that is added to each dimension's."""
+    seen, target = seen.flatten(0, 1), target.flatten(0, 1)
+    gram = seen.T @ seen
+    gram.diagonal().add_(ridge * gram.diagonal().mean())
+    return torch.linalg.solve(gram, seen.T @ target).float()
 
 
 def neighbours(frames: Tensor) -> Tensor:

@@ -30,12 +30,12 @@ from dcar.config import load_config, save_config
 from dcar.data import make_prompts
 from dcar.errors import ConfigError, DataError, DCARError
 from dcar.prepared import load_prepared, prepared_info, tokenizer_identity
-from dcar.prompts import corpus_recordings
+from dcar.prompts import check_speaks, corpus_recordings
 from dcar.recognizers import load_recognizer
 from dcar.sampling import SamplingConfig
 from dcar.tracking import provenance, write_json
 from dcar.vocoder import TokenVocoder
-from dcar.vocoders import PromptAudio, check_rates, load_vocoder
+from dcar.vocoders import PromptAudio, load_vocoder
 from dcar.wer import NORMALIZER
 from eval.methods import Entry, load_models, make_methods
 from eval.metrics import NOISE_QUALITY_LABEL, NoiseQuality
@@ -133,8 +133,7 @@ def load_tools(config: CompareConfig, device: str) -> Tools:
     recordings = corpus_recordings(config.data)
     prompts = PromptAudio.of_items(items, recordings)
     vocoder = load_vocoder(config.vocoder, device, prompts)
-    vocoder.check_tokenizer(tokenizer)
-    check_rates(vocoder, info["tokenizer"]["rate_hz"], info["tokenizer"]["name"])
+    check_speaks(vocoder, info)
     second = load_recognizer(config.second_opinion) if config.second_opinion_utterances else None
     return Tools(
         items, models, vocoder, load_recognizer(config.judge, device=device), second,

@@ -16,7 +16,7 @@ voices alike makes them other voices.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,17 +30,20 @@ from dcar.audio import resample
 from dcar.config import load_config, save_config
 from dcar.data import PromptItem, make_prompts
 from dcar.errors import ConfigError, DataError
-from dcar.prepared import load_prepared, prepared_info, tokenizer_identity
-from dcar.prompts import corpus_recordings
+from dcar.prepared import load_prepared, prepared_info
+from dcar.prompts import check_speaks, corpus_recordings
 from dcar.recognizers import load_recognizer
 from dcar.speaker import SpeakerEncoder
 from dcar.tracking import provenance, write_json
-from dcar.vocoder_features import ENVELOPE_BANDS, FRAME_HOP, SAMPLE_RATE, LogMel
-from dcar.vocoders import check_rates, load_vocoder
+from dcar.vocoder_features import SAMPLE_RATE, envelope_mel
+from dcar.vocoders import load_vocoder
 from dcar.wer import character_errors, corpus_cer, corpus_wer, word_errors
 from eval.stats import corpus_interval, paired_test
 
 logger = logging.getLogger(__name__)
+
+Recording = Callable[[str], tuple[np.ndarray, int]]
+"""Utterance id -> waveform and rate, as `corpus_recordings` gives it."""
 
 RECORDINGS_PER_VOICE = 30
 """Of other splits, that the second opinion on voices is fitted to."""
@@ -81,8 +84,8 @@ def _voices(data: str) -> dict[str, np.ndarray]:
 def spectrum_statistics(wave: np.ndarray, rate: int) -> np.ndarray:
     """Mean (less the mean of all bands, the level) and standard deviation of 40 log-mel bands over the louder half of
     the frames of wave [samples]: float32 [80]."""
-    mel = LogMel(SAMPLE_RATE, 1024, FRAME_HOP, ENVELOPE_BANDS)
-    bands = mel(torch.from_numpy(np.ascontiguousarray(resample(wave, rate, SAMPLE_RATE)))[None])[0]  # [40, F]
+    signal = torch.from_numpy(np.ascontiguousarray(resample(wave, rate, SAMPLE_RATE)))
+    bands = envelope_mel(signal.device)(signal[None])[0]  # [40, F]
     loudness = bands.mean(0)
     bands = bands[:, loudness >= loudness.median()]
     return torch.cat([bands.mean(1) - bands.mean(), bands.std(1, correction=0)]).numpy()
@@ -92,9 +95,10 @@ class SpectrumVoices:
     """Whose voice a waveform is, by its `spectrum_statistics`. Utterance i of the split is judged by recordings of the
     other half of the split (the other parity of i), and of other splits."""
 
-    def __init__(self, items: Sequence[PromptItem], recordings: Sequence[np.ndarray], rate: int, data: str, split: str):
-        recording, names, statistics = corpus_recordings(data), [], []
-        for other in set(prepared_info(data)["counts"]) - {split}:
+    def __init__(self, items: Sequence[PromptItem], recordings: Sequence[tuple[np.ndarray, int]], data: str, split: str,
+                 recording: Recording):
+        names, statistics = [], []
+        for other in (name for name in prepared_info(data)["counts"] if name != split):
             rows, seen = load_prepared(data, other), dict[str, int]()
             for utterance, speaker in zip(rows["id"], rows["speaker"], strict=True):
                 seen[speaker] = seen.get(speaker, 0) + 1
@@ -102,27 +106,30 @@ class SpectrumVoices:
                     names.append(speaker)
                     statistics.append(spectrum_statistics(*recording(utterance)))
         self.speakers = [item.speaker for item in items]
-        own = [spectrum_statistics(wave, rate) for wave in recordings]
+        own = [spectrum_statistics(*sound) for sound in recordings]
         self.models = []
         for parity in (0, 1):
             x, y = [*statistics, *own[1 - parity :: 2]], [*names, *self.speakers[1 - parity :: 2]]
             self.models.append(LinearDiscriminantAnalysis(solver="lsqr", shrinkage="auto").fit(np.stack(x), y))
 
-    def right(self, waves: Sequence[np.ndarray], rate: int, among: Sequence[str]) -> float:
-        """Share of waves, one of every utterance, that are classified as its speaker among these voices."""
+    def scores(self, waves: Sequence[np.ndarray], rate: int) -> list[dict[str, float]]:
+        """Log-probability of every voice for each of the waves, one of every utterance."""
         found = []
-        for i, (wave, speaker) in enumerate(zip(waves, self.speakers, strict=True)):
+        for i, wave in enumerate(waves):
             model = self.models[i % 2]
             law = model.predict_log_proba(spectrum_statistics(wave, rate)[None])[0]
-            scores = dict(zip(model.classes_, law, strict=True))
-            found.append(max(among, key=scores.__getitem__) == speaker)
-        return float(np.mean(found))
+            found.append(dict(zip(model.classes_, law, strict=True)))
+        return found
+
+    def right(self, scores: Sequence[dict[str, float]], among: Sequence[str]) -> float:
+        """Share of utterances whose speaker has the highest of its scores among these voices."""
+        pairs = zip(scores, self.speakers, strict=True)
+        return float(np.mean([max(among, key=row.__getitem__) == speaker for row, speaker in pairs]))
 
 
 def _spoken(name: str, items: list[PromptItem], config: VocoderQualityConfig) -> tuple[list[np.ndarray], int]:
-    vocoder, info = load_vocoder(name), prepared_info(config.data)
-    vocoder.check_tokenizer(tokenizer_identity(info))
-    check_rates(vocoder, info["tokenizer"]["rate_hz"], info["tokenizer"]["name"])
+    vocoder = load_vocoder(name)
+    check_speaks(vocoder, prepared_info(config.data))
     order = np.argsort([len(item.reference_tokens) for item in items])
     waves: dict[int, np.ndarray] = {}
     for start in tqdm(range(0, len(order), config.batch_size), desc=f"speak with {name}", unit="batch"):
@@ -161,10 +168,11 @@ def run(config: VocoderQualityConfig) -> dict[str, Any]:
             "cer": corpus_cer([character_errors(t, h or "") for t, h in zip(texts, heard, strict=True)]).wer,
         }
         embeddings = np.stack([encoder.embed(wave, rate) for wave in tqdm(waves, desc=f"voices of {name}")])
+        scores = spectrum.scores(waves, rate)
         for key, names in (("right_voice", here), ("right_voice_of_corpus", sorted(voices))):
             found = nearest_voice(embeddings, voices, names)
             measured[key] = float(np.mean([a == item.speaker for a, item in zip(found, items, strict=True)]))
-            measured[f"{key}_by_spectrum"] = spectrum.right(waves, rate, names)
+            measured[f"{key}_by_spectrum"] = spectrum.right(scores, names)
         own = np.stack([voices[item.speaker] / np.linalg.norm(voices[item.speaker]) for item in items])
         measured["similarity"] = float((embeddings * own).sum(1).mean())
         result[name] = measured
@@ -172,7 +180,7 @@ def run(config: VocoderQualityConfig) -> dict[str, Any]:
     recordings = [recording(item.prompt.utterance_id) for item in items]
     if len({rate for _, rate in recordings}) != 1:
         raise DataError(f"{config.data}: recordings of several rates; prepare a corpus of one rate to measure against")
-    spectrum = SpectrumVoices(items, [wave for wave, _ in recordings], recordings[0][1], config.data, config.split)
+    spectrum = SpectrumVoices(items, recordings, config.data, config.split, recording)
     measure("recording", [wave for wave, _ in recordings], recordings[0][1])
     measure("resynthesised", *_spoken(config.vocoder, items, config))
     if config.against:

@@ -16,6 +16,7 @@ from dcar.audio import load_audio, save_audio
 from dcar.backbones import load_decoder
 from dcar.backbones.text import text_encoder
 from dcar.decoding import ChunkMethod, DecodeResult, FixedChunk, PolicyChunk, Prompt, decode
+from dcar.decoding.fast import fast
 from dcar.errors import AudioError, CheckpointError, ConfigError, TextError
 from dcar.model import CARDecoder
 from dcar.sampling import SamplingConfig
@@ -138,7 +139,7 @@ def main(arguments: list[str] | None = None) -> None:
     if options.stream:
         results, waves = speak_aloud(decoder, prompts, method, sampling, options.seed, vocoder, voice, pause)
     else:
-        results = decode(decoder, prompts, method, sampling, seed=options.seed, batch_size=1)
+        results = decode(fast(decoder), prompts, method, sampling, seed=options.seed, batch_size=1)
         waves = vocoder.synthesize([r.tokens for r in results], np.stack([voice.features] * len(results)))
     seconds = time.perf_counter() - started
     pieces = [piece for wave in waves for piece in (wave, pause)][:-1]

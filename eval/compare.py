@@ -66,6 +66,8 @@ class CompareConfig:
     seeds: list[int] = field(default_factory=lambda: [0])
     limit: int = 0  # utterances; 0 = the whole split
     batch_size: int = 16  # utterances decoded at once; no effect on the tokens
+    # auto: every pass in few kernels, CUDA graphs on a GPU (dcar/decoding/fast.py); loop: the decoder as it is
+    decoding: str = "auto"
     prompt_tokens: int = 50  # length of the speaker prompt, as in training
     prompt_seed: int = 0  # which prompts are drawn; the same for all methods and seeds
     temperature: float = 1.0
@@ -101,6 +103,8 @@ class CompareConfig:
             raise ConfigError(f"seeds must differ: {self.seeds}")
         if len(set(self.scorers)) != len(self.scorers):
             raise ConfigError(f"scorers must differ: {self.scorers}")
+        if self.decoding not in ("auto", "loop"):
+            raise ConfigError(f"decoding must be 'auto' or 'loop', not '{self.decoding}'")
         if self.batch_size < 1 or self.resamples < 100:
             raise ConfigError("batch_size must be at least 1 and resamples at least 100")
         counts = ("limit", "second_opinion_utterances", "noise_quality_utterances", "timing_utterances",
@@ -122,7 +126,8 @@ def load_tools(config: CompareConfig, device: str) -> Tools:
     info = prepared_info(config.data)
     folders = {"draft": config.draft, "statistics": config.statistics}
     models = load_models(config.decoder, config.far_decoder or "", config.policies, device,
-                         **{name: folder for name, folder in folders.items() if folder})
+                         **{name: folder for name, folder in folders.items() if folder},
+                         fast=config.decoding == "auto")
     tokenizer = tokenizer_identity(info)
     made_for = models.decoder.config.tokenizer
     if made_for and made_for != tokenizer:

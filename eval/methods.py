@@ -19,9 +19,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import cast
 
 from dcar.backbones import load_decoder
 from dcar.decoding import ChunkMethod, FixedChunk, Method, PolicyChunk, RandomChunk
+from dcar.decoding.fast import fast
+from dcar.decoding.loop import Decoder
 from dcar.decoding.quantize import quantize_int8
 from dcar.draft import check_draft
 from dcar.errors import ConfigError
@@ -43,6 +46,8 @@ class Models:
     policies: dict[str, ChunkPolicy] = field(default_factory=dict)
     draft: CARDecoder | None = None
     statistics: VerifierStatistics | None = None  # of the decoder, for vadusa, mtp-viterbi and entropy@
+    fast: bool = False  # methods read every decoder, the draft model too, through a FastDecoder where there can be one
+    _fast: dict[int, Decoder] = field(default_factory=dict, init=False, repr=False)  # by id of the decoder
     _quantized: dict[int, CARDecoder] = field(default_factory=dict, init=False, repr=False)  # by id of the decoder
 
     def __post_init__(self) -> None:
@@ -59,6 +64,13 @@ class Models:
                     raise ConfigError(f"the FAR decoder has {name} {far!r}, the CAR decoder {ours!r}: train both on "
                                       "the same prepared corpus with the same layout")
 
+    def reader(self, decoder: CARDecoder) -> Decoder:
+        """What a method calls to read tokens with one of these decoders; made once."""
+        if not self.fast:
+            return decoder
+        if id(decoder) not in self._fast:
+            self._fast[id(decoder)] = fast(decoder)
+        return self._fast[id(decoder)]
 
     def quantized(self, decoder: CARDecoder) -> CARDecoder:
         """The int8 copy of one of these decoders, made once. ConfigError where there are no int8 kernels for it."""
@@ -72,7 +84,7 @@ class Entry:
     """One method, ready to run: `build` makes a fresh decoding object; `identity` is all that its tokens depend on."""
 
     name: str
-    decoder: CARDecoder
+    decoder: Decoder
     build: Callable[[], Method]
     identity: dict[str, str]
 
@@ -143,7 +155,8 @@ def _chain(kind: str) -> Factory:
     """A method that verifies a chain of drafts."""
 
     def factory(name: str, rest: str, models: Models) -> list[Entry]:
-        build, about = chain_method(name, kind, models.decoder, models.draft)
+        draft = models.draft and models.reader(models.draft)
+        build, about = chain_method(name, kind, models.decoder, draft)
         return [Entry(name, models.decoder, build, {"decoder": models.decoder.checksum(), **about})]
 
     return factory
@@ -181,9 +194,9 @@ def make_methods(names: Sequence[str], models: Models) -> list[Entry]:
         prefix = max(prefixes, key=len)
         made = METHODS[prefix](name, name.removeprefix(prefix), models)
         if name != full:
-            made = [replace(e, name=e.name + INT8, decoder=models.quantized(e.decoder),
+            made = [replace(e, name=e.name + INT8, decoder=models.quantized(cast(CARDecoder, e.decoder)),
                             identity={**e.identity, "layers": "int8"}) for e in made]
-        entries += made
+        entries += [replace(e, decoder=models.reader(cast(CARDecoder, e.decoder))) for e in made]
     names = [e.name for e in entries]
     if repeated := sorted({n for n in names if names.count(n) > 1}):
         raise ConfigError(f"methods listed twice: {', '.join(repeated)}")
@@ -191,7 +204,7 @@ def make_methods(names: Sequence[str], models: Models) -> list[Entry]:
 
 
 def load_models(decoder: str, far_decoder: str, policies: Sequence[str], device: str = "cpu",
-                draft: str = "", statistics: str = "") -> Models:
+                draft: str = "", statistics: str = "", fast: bool = False) -> Models:
     """Load checkpoints; `policies` are folders, or name=folder where there are several; `draft` is a folder of
     `dcar train-draft` or another decoder of the same ids, `statistics` one of `dcar fit-verifiers`, or nothing."""
     loaded: dict[str, ChunkPolicy] = {}
@@ -208,4 +221,4 @@ def load_models(decoder: str, far_decoder: str, policies: Sequence[str], device:
     far = load_decoder(far_decoder, device) if far_decoder else None
     return Models(load_decoder(decoder, device), far, loaded,
                   load_decoder(draft, device) if draft else None,
-                  VerifierStatistics.from_pretrained(statistics) if statistics else None)
+                  VerifierStatistics.from_pretrained(statistics) if statistics else None, fast)

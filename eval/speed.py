@@ -71,7 +71,7 @@ class SpeedConfig:
     repeats: int = 5
     group: int = 8  # rollouts of one utterance
     device: str = "cpu"
-    methods: list[str] = field(default_factory=lambda: ["far", "sd", "sd@draft"])  # of eval.methods, in the loop
+    methods: list[str] = field(default_factory=lambda: ["far", "sd", "sd@draft"])  # of eval.methods, by either loop
     peers: bool = True  # Hugging Face generate and assisted generation on the same weights
     plot: str = ""  # file for the plot of cost against length and batch (of the first size)
     clock: str = "wall"  # "cpu": processor time of this process, for a CPU on which other jobs run
@@ -346,8 +346,9 @@ def _measure(config: SpeedConfig, size: str, models: Models, repeats: int, card:
 
     whose = "the FAR checkpoint" if models.far_decoder is not model else "CAR-1's weights, no FAR checkpoint was given"
     for name, rate_of in measure.measure_named(config.methods, models, load, few).items():
-        print(f"{name}: {rate_of} tokens/s (loop{', ' + whose if name == 'far' else ''})")
-        card.setdefault("methods", {})[name] = rate_of.median
+        print(f"{name}: {rate_of['loop']} tokens/s in the loop, {rate_of['fast']} with fast passes"
+              f"{' (' + whose + ')' if name == 'far' else ''}")
+        card.setdefault("methods", {})[name] = {way: s.median for way, s in rate_of.items()}
     card["far_weights"] = whose
     if config.peers:
         _peers(size, models, load, few, card, ratios)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -11,11 +12,12 @@ from typing import Any
 import torch
 
 from dcar.decoding import ChunkMethod, DecodeResult, FixedChunk, PolicyChunk, Prompt, decode
+from dcar.decoding.fast import FastDecoder
 from dcar.decoding.static import StaticEngine, engine_for
 from dcar.errors import ConfigError
 from dcar.model import CARDecoder
 from dcar.sampling import SamplingConfig
-from eval.methods import Models, make_methods
+from eval.methods import Entry, Models, make_methods
 from eval.speed import Load, Spread, clock, interleaved, spread, steps
 from eval.timing import module_device
 from eval.verifiers.names import DEFAULT_LENGTH, chain_method
@@ -139,8 +141,9 @@ def measure_rollout_engines(model: CARDecoder, policy: ChunkPolicy, load: Load, 
 
 
 def measure_peers(models: Models, load: Load, repeats: int) -> dict[str, Any]:
-    """Greedy next-token decoding of the same weights: the engine, the loop, Hugging Face `generate` with a dynamic and
-    a static cache; and with the same draft model and draft length on both sides, `sd` and assisted generation."""
+    """Greedy next-token decoding of the same weights: the engine, the loop (with the decoder's own passes and with fast
+    ones), Hugging Face `generate` with a dynamic and a static cache; and with the same draft model and draft length on
+    both sides, `sd` with fast passes and assisted generation."""
     from eval.hf_peer import CausalLMPeer, generate
 
     model, draft = models.decoder, models.draft
@@ -151,12 +154,13 @@ def measure_peers(models: Models, load: Load, repeats: int) -> dict[str, Any]:
     greedy = SamplingConfig(temperature=0, min_tokens=t + 16, max_tokens=t, max_tokens_per_text_unit=float(t))
     peer, method = CausalLMPeer(model), ChunkMethod(FixedChunk(1))
     assistant, verified = CausalLMPeer(draft), list[DecodeResult]()
-    build = chain_method("sd@draft", "sd", model, draft)[0]
+    reader = FastDecoder(model)
+    build = chain_method("sd@draft", "sd", model, FastDecoder(draft))[0]
     engine = engine_for(model, [prompt], greedy, batch=1)
     spoken: dict[str, list[int]] = {}
 
     def speculate() -> list[int]:
-        verified[:] = decode(model, [prompt], build(), greedy)
+        verified[:] = decode(reader, [prompt], build(), greedy)
         return verified[0].tokens
 
     def note(name: str, speak: Callable[[], list[int]]) -> None:
@@ -165,6 +169,7 @@ def measure_peers(models: Models, load: Load, repeats: int) -> dict[str, Any]:
     runs: dict[str, Callable[[], Any]] = {
         "static engine": lambda: note("static engine", lambda: engine.decode([prompt], method, greedy)[0].tokens),
         "loop": lambda: note("loop", lambda: decode(model, [prompt], method, greedy)[0].tokens),
+        "fast loop": lambda: note("fast loop", lambda: decode(reader, [prompt], method, greedy)[0].tokens),
         "hf dynamic": lambda: note("hf dynamic", lambda: generate(peer, prompt, t)),
         "hf static": lambda: note("hf static", lambda: generate(peer, prompt, t, static=True)),
         "sd": lambda: note("sd", speculate),
@@ -177,17 +182,26 @@ def measure_peers(models: Models, load: Load, repeats: int) -> dict[str, Any]:
             "draft_accepted": verified[0].accepted / max(1, verified[0].proposed), "draft_length": DEFAULT_LENGTH}
 
 
-def measure_named(names: Sequence[str], models: Models, load: Load, repeats: int) -> dict[str, Spread]:
-    """Tokens/s in the loop of methods of eval.methods by name (a verifier, say). ConfigError for one that these models
-    cannot run."""
+def measure_named(names: Sequence[str], models: Models, load: Load, repeats: int) -> dict[str, dict[str, Spread]]:
+    """Tokens/s of methods of eval.methods by name (a verifier, say), with the decoder's own passes ("loop") and with
+    those of a FastDecoder ("fast"). ConfigError for one that these models cannot run."""
     if not names:
         return {}
     prompts = load.prompts(models.decoder, 1)
-    runs: dict[str, Callable[[], Any]] = {
-        e.name: partial(lambda e: decode(e.decoder, prompts, e.build(), load.sampling()), e)
-        for e in make_methods(names, models)}
+    quick = copy.copy(models)
+    quick.fast = True
+    runs: dict[Any, Callable[[], Any]] = {
+        (e.name, way): partial(decode_entry, e, prompts, load.sampling())
+        for way, of in (("loop", models), ("fast", quick)) for e in make_methods(names, of)}
     seconds = interleaved(runs, repeats, module_device(models.decoder))
-    return {name: spread([load.tokens / s for s in times]) for name, times in seconds.items()}
+    out: dict[str, dict[str, Spread]] = {}
+    for (name, way), times in seconds.items():
+        out.setdefault(name, {})[way] = spread([load.tokens / s for s in times])
+    return out
+
+
+def decode_entry(entry: Entry, prompts: Sequence[Prompt], sampling: SamplingConfig) -> list[DecodeResult]:
+    return decode(entry.decoder, prompts, entry.build(), sampling)
 
 
 def plot(path: Path, title: str, lengths: Mapping[int, Spread], bytes_model: Mapping[int, float],

@@ -38,7 +38,8 @@ def module_device(module: nn.Module) -> torch.device:
 def time_methods(tools: Tools, entries: Sequence[Entry], sampling: SamplingConfig, seed: int, utterances: int,
                  out: Path, progress: Callable[[], None] = lambda: None) -> list[dict[str, Any]]:
     """One record per (utterance, method): seconds of lm and vocoder, of audio, and tokens. Kept in timings/."""
-    settings = RECORD_VERSION, [[e.name, e.identity] for e in entries], vars(sampling), seed, machine(), tools.identity
+    timed = [[e.name, e.identity, type(e.decoder).__name__] for e in entries]
+    settings = RECORD_VERSION, timed, vars(sampling), seed, machine(), tools.identity
     session = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()[:16]
     store = RecordStore(out / "timings")
     chosen = tools.items[:: max(1, len(tools.items) // max(1, utterances))][:utterances]
@@ -66,7 +67,7 @@ def time_methods(tools: Tools, entries: Sequence[Entry], sampling: SamplingConfi
 
 
 def _measure(tools: Tools, entry: Entry, item, sampling: SamplingConfig, seed: int) -> dict[str, Any]:
-    device = module_device(entry.decoder)
+    device = entry.decoder.norm.weight.device
     method = entry.build()
     synchronize(device)
     started = time.perf_counter()

@@ -7,6 +7,8 @@ follows one protocol: `extend` writes the new rows behind each sequence's length
 
 from __future__ import annotations
 
+import copy
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -76,6 +78,12 @@ class KVCache:
         self.origin = torch.zeros(batch, dtype=torch.long, device=device)  # speech position that is numbered 0
         self.longest = 0  # upper bound of max(lengths), kept on the host so that no step waits for the device
         self._columns: tuple[Tensor, int, Tensor] | None = None  # (lengths, new, index) of the last scatter
+
+    def over(self, kv: Tensor, prefix: int | None = None) -> KVCache:
+        """These rows and lengths over other storage, [layers, 2, B, H, columns, D/H]; nothing is copied to it."""
+        out = copy.copy(self)
+        out.kv, out.prefix, out._columns = kv, self.prefix if prefix is None else prefix, None
+        return out
 
     @property
     def batch(self) -> int:
@@ -176,16 +184,21 @@ class KVCache:
         self.lengths = start + counts
         self.tighten()
 
+    def forget_columns(self) -> None:
+        """The lengths were changed in place."""
+        self._columns = None
+
+    def take(self, rows: Tensor) -> Tensor:
+        """Storage that holds these rows [R] in this order."""
+        return self.kv.index_select(2, rows)
+
     def select(self, rows: Tensor, repeats: int = 1) -> KVCache:
         """A new cache of the given rows [R], each `repeats` times: a group shares the prefill of its utterance."""
         rows = rows.repeat_interleave(repeats)
-        out = object.__new__(KVCache)
-        out.kv = self.kv.index_select(2, rows)
-        out.prefix = self.prefix
+        out = self.over(self.take(rows))
         out.prefix_lengths = self.prefix_lengths[rows]
         out.lengths = self.lengths[rows]
         out.origin = self.origin[rows]
-        out.longest, out._columns = self.longest, None
         if out.lengths.device.type == "cpu":
             out.tighten()  # `mask` relies on it for a batch of one
         return out

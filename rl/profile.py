@@ -22,6 +22,8 @@ from dcar.backbones import load_decoder
 from dcar.config import load_config, save_config
 from dcar.data import PromptItem
 from dcar.decoding import ChunkMethod, FixedChunk, decode
+from dcar.decoding.fast import fast
+from dcar.decoding.loop import Decoder
 from dcar.errors import ConfigError, RewardError
 from dcar.model import CARDecoder
 from dcar.recognizers import Recognizer, load_recognizer
@@ -63,7 +65,8 @@ def profile(base: CARDecoder, items: Sequence[PromptItem], vocoder: Vocoder, rec
     sizes = list(sizes) or list(range(1, base.config.num_prediction_heads + 1))
     if not 1 <= range_size <= len(sizes):
         raise ConfigError(f"range_size {range_size} must be between 1 and the {len(sizes)} sizes that are measured")
-    rows = [measure(base, items, vocoder, recognizer, sampling, size, range(seed, seed + seeds), batch_size)
+    reader = fast(base)
+    rows = [measure(reader, items, vocoder, recognizer, sampling, size, range(seed, seed + seeds), batch_size)
             for size in tqdm(sizes, desc="guidance profile", disable=not progress)]
     best = sorted(rows, key=lambda row: (row["wer"], -row["k"]))[:range_size]  # at equal WER the faster
     return {
@@ -74,7 +77,7 @@ def profile(base: CARDecoder, items: Sequence[PromptItem], vocoder: Vocoder, rec
     }
 
 
-def measure(base: CARDecoder, items: Sequence[PromptItem], vocoder: Vocoder, recognizer: Recognizer,
+def measure(base: Decoder, items: Sequence[PromptItem], vocoder: Vocoder, recognizer: Recognizer,
             sampling: SamplingConfig, size: int, seeds: Sequence[int], batch_size: int) -> dict[str, Any]:
     """One row of the profile: CAR-`size` on all items, once per seed."""
     records = []

@@ -26,6 +26,7 @@ from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCall
 
 from dcar.data import EpochLoader, PromptItem
 from dcar.decoding import ChunkMethod, PolicyChunk, decode
+from dcar.decoding.fast import fast
 from dcar.errors import CheckpointError, ConfigError, RewardError
 from dcar.model import CARDecoder
 from dcar.recognizers import Recognizer
@@ -318,10 +319,11 @@ class DCPOTrainer(Trainer):
             raise ConfigError("evaluation needs evaluation prompts: set eval_split")
         started = time.perf_counter()
         metrics: dict[str, Any] = {}
+        base = self.base if self.args.decoding == "loop" else fast(self.base)
         for mode, suffix in (("greedy", ""), ("sample", "_sampled")):
             mine = dataset.items[self.args.process_index :: self.args.world_size]
             method = ChunkMethod(PolicyChunk(self.policy, mode))  # type: ignore[arg-type]
-            results = decode(self.base, [i.prompt for i in mine], method, self.args.sampling,
+            results = decode(base, [i.prompt for i in mine], method, self.args.sampling,
                              seed=self.args.seed * 1000, batch_size=self.args.per_device_eval_batch_size)
             records = [RolloutRecord(item, 0, 0, result) for item, result in zip(mine, results, strict=True)]
             metrics.update({f"{metric_key_prefix}_{k}{suffix}": v for k, v in self._judge(records).items()})

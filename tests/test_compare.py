@@ -325,7 +325,7 @@ def test_draft_and_statistics_are_loaded_only_where_named(monkeypatch, tmp_path)
     for named in ({}, {"draft": "d"}, {"draft": "d", "statistics": "s"}):
         with pytest.raises(CheckpointError):
             run(tiny_config(tmp_path, **named))
-        assert seen.pop() == named
+        assert seen.pop() == {"fast": True, **named}
 
 
 def test_limits_are_nested_and_ids_unique():

@@ -85,7 +85,7 @@ class Rotation:
 
     def __init__(self, table: RotaryTable, first: int, last: int, device: torch.device, dtype: torch.dtype):
         """Positions first..last, which may be negative (a prompt before BOS)."""
-        self.first = first
+        self.first, self.last = first, last
         cos, sin = table.span(first, last - first + 1, device)
         ones, zeros = torch.ones_like(cos[0, 0]), torch.zeros_like(cos[0, 0])
         self.cos = torch.stack((cos[0, 0], cos[0, 0], ones), 1)[:, :, None].to(dtype)  # [P, 3, 1, D/H]
@@ -95,6 +95,11 @@ class Rotation:
         """positions [N] -> cosine and signed sine, each [N, 3, 1, D/H]."""
         index = positions - self.first
         return self.cos.index_select(0, index), self.sin.index_select(0, index)
+
+    def span(self, start: int, count: int) -> tuple[Tensor, Tensor]:
+        """The same for positions start .. start + count - 1: views, nothing is copied."""
+        first = start - self.first
+        return self.cos[first : first + count], self.sin[first : first + count]
 
 
 class StaticCache:

@@ -66,6 +66,12 @@ class StepGraphs:
         graph = torch.cuda.CUDAGraph()
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
-        with torch.cuda.graph(graph, pool=self._pool, stream=stream):
-            step()
+        try:
+            with torch.cuda.graph(graph, pool=self._pool, stream=stream):
+                step()
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            raise EngineError(f"this step cannot be captured as a CUDA graph ({error}); switch graphs off: graphs=false"
+                              " for an engine, decoding=loop for a comparison or DCPO") from error
         return graph

@@ -15,14 +15,33 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dcar.decoding.records import DecodeResult, Prompt
 from dcar.decoding.tree import DraftTree
 from dcar.errors import DataError, TextError
-from dcar.model import CARDecoder
+from dcar.model import CARConfig
 from dcar.sampling import SamplingConfig, group_keys, histories, uniform
 from heads.layers import KVCache
+from heads.multi_token import MultiTokenHeads
+
+
+class Decoder(Protocol):
+    """What the loop asks of a model: a `CARDecoder`, a `BackboneDecoder`, or a `FastDecoder` of one."""
+
+    config: CARConfig
+    heads: MultiTokenHeads
+    norm: nn.LayerNorm  # whose weight says the device and dtype
+
+    def prefill(self, text_ids: Tensor, text_lengths: Tensor, prompt_ids: Tensor, prompt_lengths: Tensor,
+                capacity: int) -> tuple[KVCache, Tensor]:
+        """See `CARDecoder.prefill`."""
+
+    def extend(self, cache: KVCache, tokens: Tensor, counts: Tensor,
+               layout: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        """See `CARDecoder.extend`."""
+
+    def checksum(self) -> str: ...
 
 
 @dataclass
@@ -83,7 +102,7 @@ class Session:
     """A batch in flight. Tensors named per row have one entry for each row still decoding; `rows` maps them to the
     batch that was started, in whose order the results are stored."""
 
-    def __init__(self, model: CARDecoder, prompts: Sequence[Prompt], members: Sequence[int], sampling: SamplingConfig,
+    def __init__(self, model: Decoder, prompts: Sequence[Prompt], members: Sequence[int], sampling: SamplingConfig,
                  seed: int, share_token_draws: bool, record_hidden: bool, cache: KVCache, hidden: Tensor,
                  prompt_lengths: Tensor):
         device = hidden.device
@@ -244,7 +263,7 @@ def put(target: Tensor, rows: Tensor, start: Tensor, values: Tensor) -> None:
 
 
 @torch.inference_mode()  # a tenth less time a step than no_grad, at the size of the starter model
-def decode(model: CARDecoder, prompts: Sequence[Prompt], method: Method, sampling: SamplingConfig, *, seed: int = 0,
+def decode(model: Decoder, prompts: Sequence[Prompt], method: Method, sampling: SamplingConfig, *, seed: int = 0,
            group_size: int = 1, share_token_draws: bool = False, record_hidden: bool = False, batch_size: int = 32,
            ) -> list[DecodeResult]:
     """Speak every prompt `group_size` times; results in the order of the prompts, members of a group adjacent.
@@ -273,7 +292,7 @@ def decode(model: CARDecoder, prompts: Sequence[Prompt], method: Method, samplin
     return [result for i in range(len(prompts)) for result in results[i]]
 
 
-def check_prompt(prompt: Prompt, model: CARDecoder) -> None:
+def check_prompt(prompt: Prompt, model: Decoder) -> None:
     """Typed errors for a prompt that the model cannot read."""
     config = model.config
     if not prompt.text_ids:
@@ -288,7 +307,7 @@ def check_prompt(prompt: Prompt, model: CARDecoder) -> None:
         raise DataError(f"{prompt.utterance_id}: this model has no BOS and needs at least one prompt token")
 
 
-def _decode_batch(model: CARDecoder, prompts: list[Prompt], method: Method, sampling: SamplingConfig, seed: int,
+def _decode_batch(model: Decoder, prompts: list[Prompt], method: Method, sampling: SamplingConfig, seed: int,
                   group_size: int, share_token_draws: bool, record_hidden: bool) -> Iterator[DecodeResult]:
     started = time.perf_counter()
     device = model.norm.weight.device

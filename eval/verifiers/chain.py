@@ -86,7 +86,7 @@ class ChainVerifier:
             last = draft.tokens.gather(1, (accepted - 1).clamp(min=0)[:, None])[:, 0]
         row = torch.arange(len(counts), device=counts.device)
         draws = Draws(session.token_keys, session.generated + accepted)
-        token = sample(q[row, accepted], draws("token"))  # the bonus token
+        token = sample(q[row, accepted], session.uniform("token", draws.positions))  # the bonus token
         refused = (accepted < drafted).nonzero()[:, 0]
         if draft is not None and draft.laws is not None and len(refused):
             where = accepted[refused]

@@ -13,12 +13,11 @@ import torch
 from torch import Tensor
 
 from dcar.decoding import Draft, Session
-from dcar.decoding.loop import last_of, pad
+from dcar.decoding.loop import Decoder, last_of, pad
 from dcar.decoding.methods import draw_chunk
 from dcar.draft import check_vocabulary
 from dcar.errors import ConfigError
-from dcar.model import CARDecoder
-from dcar.sampling import sample, uniform, warp
+from dcar.sampling import sample, warp
 from heads.layers import KVCache
 
 
@@ -85,7 +84,7 @@ class ModelDrafter:
     of the last draft where all of it was accepted), the others x_1 … x_{m-1}. What was refused is cut off the cache.
     """
 
-    def __init__(self, draft: CARDecoder, length: int):
+    def __init__(self, draft: Decoder, length: int):
         if length < 1:
             raise ConfigError(f"a draft has at least 1 token, not {length}")
         self.draft, self.length = draft, length
@@ -113,12 +112,12 @@ class ModelDrafter:
         tokens: list[Tensor] = []
         laws: list[Tensor] = []
         for i in range(m):
-            position = session.generated + i
+            position = torch.minimum(session.generated + i, session.limits)  # of rows that have stopped: anything
             logits = self.draft.heads(state, 1)[:, 0]
             history = session.histories(torch.stack(tokens, 1) if tokens else None)
             law = warp(logits, session.sampling, session.forbid_eos(position), eos,
                        None if history is None else history[:, -1])
-            token = sample(law, uniform(session.token_keys, "token", position))
+            token = sample(law, session.uniform("token", position))
             tokens.append(token)
             laws.append(law)
             real = real + drafting

@@ -21,6 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from dcar.decoding.loop import Decoder
 from dcar.errors import ConfigError
 from dcar.model import CARDecoder
 from eval.verifiers.chain import ChainVerifier
@@ -78,7 +79,7 @@ def parse(name: str, kind: str) -> ChainName:
     return ChainName(kind, numbers, not found["eos"], drafter, length)  # type: ignore[arg-type]
 
 
-def chain_method(name: str, kind: str, decoder: CARDecoder, draft: CARDecoder | None,
+def chain_method(name: str, kind: str, decoder: CARDecoder, draft: Decoder | None,
                  ) -> tuple[Callable[[], ChainVerifier], dict[str, str]]:
     """What builds the method called `name`, and all that its tokens depend on besides the decoder.
 
@@ -117,7 +118,7 @@ def _groups(decoder: CARDecoder, theta: float) -> TokenGroups:
     return cached_groups(decoder.speech_embedding.weight[:codes], theta, decoder.config.output_size - codes)
 
 
-def _drafter(name: str, parsed: ChainName, decoder: CARDecoder, draft: CARDecoder | None,
+def _drafter(name: str, parsed: ChainName, decoder: CARDecoder, draft: Decoder | None,
              ) -> tuple[Callable[[], Drafter], int]:
     if parsed.drafter == "draft":
         if draft is None:

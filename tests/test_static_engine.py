@@ -278,3 +278,27 @@ def test_steps_that_do_the_same_share_a_graph():
     assert len(seen) == 7
     assert Plan(ChunkMethod(PolicyChunk(policy, "sample", forced={"b": [2]})), SAMPLING).step in seen
     assert Plan(ChunkMethod(FixedChunk(2)), SAMPLING, record_hidden=True).step not in seen
+
+
+@pytest.mark.slow
+def test_compiled_layers_give_the_same_tokens(decoder, prompts):
+    method = ChunkMethod(FixedChunk(2))
+    for batch in (1, 3):
+        engine = engine_for(decoder, prompts, SAMPLING, batch=batch, compile=True)
+        same(engine.decode(prompts, method, SAMPLING, record_hidden=True),
+             decode(decoder, prompts, method, SAMPLING, record_hidden=True))
+
+
+@pytest.mark.parametrize("name", ["far", "car-3", "random", "greedy", "sampled"])
+def test_a_step_reads_no_value_back(name):
+    """On the device "meta" tensors have no values: whoever waits for one, or mixes devices, gets an error. Such a step
+    can be captured as a CUDA graph."""
+    policy = policy_of().to("meta")
+    engine = StaticEngine(tiny_decoder().to("meta"), EngineConfig(3, 100, 32), policy)
+    assert engine.padded
+    plan = Plan(ChunkMethod(schedules(policy)[name]), SAMPLING, record_hidden=True)
+    engine._prepare(plan)
+    with torch.inference_mode():
+        engine._whole_step(3, 1 if name == "far" else 3, 0, 128, False, plan, True)
+        with pytest.raises(RuntimeError, match="meta"):
+            int(engine.rows.generated.sum())  # so that the check is one

@@ -20,12 +20,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dcar.decoding.fused import FusedLayer, Rotation, norm, weights_signature
+from dcar.decoding.fused import FusedLayer, Rotation, norm, own_layers, weights_signature
 from dcar.decoding.graphs import StepGraphs
 from dcar.decoding.loop import Decoder
 from dcar.errors import ConfigError, EngineError
 from dcar.model import CARDecoder
-from heads.layers import KVCache, TransformerLayer
+from heads.layers import KVCache
 
 BLOCK = 128
 """With graphs, attention reads a multiple of so many columns: one graph for each multiple, rows, and tokens a row."""
@@ -50,11 +50,12 @@ class FastDecoder:
     """
 
     def __init__(self, model: CARDecoder, graphs: bool | None = None):
-        if reason := _why_not(model):
-            raise ConfigError(reason)
+        if (layers := own_layers(model)) is None:
+            raise ConfigError(f"FastDecoder reads a CARDecoder of TransformerLayers, not a {type(model).__name__}; "
+                              "use it as it is")
         self.model, self.config, self.heads, self.norm = model, model.config, model.heads, model.norm
         self.device, self.dtype = model.norm.weight.device, model.norm.weight.dtype
-        self.layers = [FusedLayer(layer) for layer in model.layers if isinstance(layer, TransformerLayer)]
+        self.layers = [FusedLayer(layer) for layer in layers]
         self._norm = norm(model.norm)
         self._rotation: Rotation | None = None
         self._weights = weights_signature(model)
@@ -221,13 +222,7 @@ class _StoredCache(KVCache):
 def fast(model: Decoder) -> Decoder:
     """A FastDecoder of the model; the model itself where it is none of a CARDecoder's layers (a language model of
     `transformers`) or was made fast already."""
-    return FastDecoder(model) if isinstance(model, CARDecoder) and _why_not(model) is None else model
-
-
-def _why_not(model: object) -> str | None:
-    if all(isinstance(layer, TransformerLayer) for layer in getattr(model, "layers", [None])):
-        return None
-    return f"FastDecoder reads a CARDecoder of TransformerLayers, not a {type(model).__name__}; use it as it is"
+    return FastDecoder(model) if isinstance(model, CARDecoder) and own_layers(model) is not None else model
 
 
 def _round_up(number: int, multiple: int) -> int:

@@ -46,6 +46,13 @@ def affine(module: nn.Module, pack: bool = True) -> Affine:
     return (lambda x: torch.mm(x, stored)) if bias is None else (lambda x: torch.addmm(bias, x, stored))
 
 
+def own_layers(model: object) -> list[TransformerLayer] | None:
+    """The layers of a decoder that is a stack of `TransformerLayer`s; None for any other (a language model of
+    `transformers`)."""
+    layers = list(getattr(model, "layers", [None]))
+    return layers if all(isinstance(layer, TransformerLayer) for layer in layers) else None
+
+
 def weights_signature(module: nn.Module) -> Hashable:
     """Where a module's weights are and how often they were written; it changes when one is replaced, moved or trained.
 

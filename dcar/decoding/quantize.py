@@ -12,10 +12,10 @@ import warnings
 import torch
 from torch import nn
 
+from dcar.decoding.fused import own_layers
 from dcar.decoding.packed import PackedLinear
 from dcar.errors import ConfigError
 from dcar.model import CARDecoder
-from heads.layers import TransformerLayer
 
 
 def quantize_int8(model: CARDecoder) -> CARDecoder:
@@ -25,7 +25,7 @@ def quantize_int8(model: CARDecoder) -> CARDecoder:
     keeps no checksum of its own, so a policy must be checked against the original. ConfigError away from the CPU and
     for a decoder that is not made of this project's layers, or whose layers were packed.
     """
-    if not all(isinstance(layer, TransformerLayer) for layer in getattr(model, "layers", [None])):
+    if own_layers(model) is None:
         raise ConfigError(f"int8 decoding quantises the layers of a CARDecoder, not of a {type(model).__name__}; leave "
                           "int8 out for it")
     if any(isinstance(module, PackedLinear) for module in model.modules()):

@@ -3,8 +3,9 @@
 The loop in dcar/decoding/loop.py is the reference and serves every method; this engine serves the methods that verify
 nothing (FAR, CAR-k, random, DCAR) and gives the same tokens, actions and hidden states. What differs:
 
-- keys, values, tokens, draws and history live in buffers that are allocated once (`StaticCache`, `_Rows`);
-- a step is a fixed sequence of kernels over (rows, chunk width, columns), so that it can be captured as a CUDA graph;
+- keys, values, tokens, draws and history live in buffers that are allocated once (`StaticCache`, `Rows`);
+- a step is a fixed sequence of kernels over (rows, chunk width, columns), so that it can be captured as a CUDA graph
+  (dcar/decoding/steps.py);
 - EOS, limits and chunk decisions stay on the device; the host looks every `sync_every` steps;
 - rows that finish are replaced by waiting utterances (continuous batching) without touching their neighbours.
 
@@ -14,243 +15,33 @@ Chunk width, for a policy: "exact" reads the decision back and evaluates the kep
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import Literal, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from dcar.decoding.fused import FusedLayer, Rotation, StaticCache, norm, weights_signature
-from dcar.decoding.fused_policy import FusedPolicy
 from dcar.decoding.graphs import StepGraphs
 from dcar.decoding.loop import check_prompt, length_limit, pad
 from dcar.decoding.methods import ChunkMethod, FixedChunk, PolicyChunk, RandomChunk, check_policy
+from dcar.decoding.plan import EngineConfig, Job, Plan, Progress
 from dcar.decoding.records import DecodeResult, Prompt
+from dcar.decoding.steps import EngineSteps, Slot, no_memory, why_not
 from dcar.errors import ConfigError, EngineError
 from dcar.model import CARDecoder
-from dcar.sampling import SamplingConfig, group_keys, sample, uniform, warp
-from heads.layers import TransformerLayer
+from dcar.sampling import SamplingConfig, group_keys, uniform
 from heads.policy import ChunkPolicy
 
-
-@dataclass(frozen=True)
-class EngineConfig:
-    """Sizes and switches of an engine."""
-
-    batch: int = 1  # rows decoded at once
-    capacity: int = 2048  # speech positions of a row, prompt and generated tokens
-    text: int = 256  # phonemes of a row
-    chunks: Literal["auto", "exact", "padded"] = "auto"  # auto: padded on CUDA, exact elsewhere
-    graphs: bool | None = None  # CUDA graphs; None = on CUDA
-    compile: bool = False  # torch.compile of the Transformer layers
-    sync_every: int = 8  # steps between two looks at the device (1 on the CPU, where looking is free)
-    column_block: int = 128  # with graphs, attention reads a multiple of so many columns: one graph per multiple
-
-    def __post_init__(self) -> None:
-        if min(self.batch, self.capacity, self.text, self.sync_every, self.column_block) < 1:
-            raise ConfigError(f"batch, capacity, text, sync_every and column_block must be at least 1: {self}")
-        if self.chunks not in ("auto", "exact", "padded"):
-            raise ConfigError(f"chunks must be 'auto', 'exact' or 'padded', not '{self.chunks}'")
+__all__ = ["EngineConfig", "Job", "Plan", "Progress", "StaticEngine", "engine_for", "room_for", "why_not"]
 
 
-@dataclass(frozen=True)
-class Job:
-    """One utterance to speak: its place in the results, and which member of its group it is."""
-
-    index: int
-    prompt: Prompt
-    member: int = 0
-
-
-@dataclass(frozen=True)
-class Progress:
-    """New tokens of an utterance; `result` once it is complete."""
-
-    job: Job
-    tokens: list[int]
-    result: DecodeResult | None = None
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What one run does at every step; part of the key of its graphs."""
-
-    method: ChunkMethod
-    sampling: SamplingConfig
-    seed: int = 0
-    share_token_draws: bool = False
-    record_hidden: bool = False
-
-    @property
-    def schedule(self) -> FixedChunk | RandomChunk | PolicyChunk:
-        schedule = getattr(self.method, "schedule", None)
-        if not isinstance(schedule, FixedChunk | RandomChunk | PolicyChunk):
-            raise ConfigError(f"the static engine serves chunk-wise methods, not '{self.method.name}'; use "
-                              "dcar.decoding.decode")
-        return schedule
-
-    @property
-    def step(self) -> Hashable:
-        """What a step does, as opposed to what it finds in the buffers."""
-        schedule = self.schedule
-        if isinstance(schedule, FixedChunk):
-            about: Hashable = schedule.size
-        elif isinstance(schedule, RandomChunk):
-            about = schedule.sizes
-        else:
-            about = schedule.mode, schedule.forced is not None
-        return type(schedule), about, self.sampling, self.record_hidden
-
-    def widths(self) -> tuple[int, ...]:
-        """Chunk sizes that the schedule asks for without a policy."""
-        schedule = self.schedule
-        if isinstance(schedule, FixedChunk):
-            return (schedule.size,)
-        if isinstance(schedule, RandomChunk):
-            return schedule.sizes
-        forced = schedule.forced or {}
-        return tuple({size for sizes in forced.values() for size in sizes} - {0})
-
-
-class _Rows:
-    """Everything that belongs to a row, [B] or [B, …], on the device."""
-
-    def __init__(self, batch: int, capacity: int, heads: int, width: int, device: torch.device, dtype: torch.dtype):
-        room = capacity + heads
-        whole = partial(torch.zeros, dtype=torch.long, device=device)
-        self.lengths, self.origin, self.text = whole(batch), whole(batch), whole(batch)
-        self.generated, self.limits, self.passes = whole(batch), whole(batch), whole(batch)
-        self.sizes = torch.ones(batch, dtype=torch.long, device=device)  # decided, not yet spoken
-        self.log_probs = torch.zeros(batch, device=device)
-        self.forced = whole(batch)
-        self.ended = torch.zeros(batch, dtype=torch.bool, device=device)  # by EOS
-        self.pending, self.pending_counts = whole(batch, heads), whole(batch)
-        self.last_hidden = torch.zeros(batch, width, device=device, dtype=dtype)
-        # A row is alive while generated < limits; EOS lowers the limit to what was generated.
-        self.small = list(vars(self).values())
-        self.tokens = whole(batch, room)
-        self.emitted, self.actions = whole(batch, room + 1), whole(batch, room + 1)  # by pass
-        self.policy_log_probs = torch.zeros(batch, room + 1, device=device)
-        self.token_draws = torch.zeros(batch, room, dtype=torch.float64, device=device)
-        self.action_draws = torch.zeros(batch, room, dtype=torch.float64, device=device)
-
-    def move(self, source: int, target: int) -> None:
-        """Row `source` takes the place of row `target`."""
-        for tensor in vars(self).values():
-            if isinstance(tensor, Tensor):
-                tensor[target] = tensor[source]
-
-
-@dataclass
-class _Slot:
-    """Who occupies a row."""
-
-    job: Job
-    prompt_length: int
-    length: int  # bound on its speech positions in the cache, tightened at every look
-    given: int = 0  # tokens handed out
-
-
-def why_not(model: object, sampling: SamplingConfig | None = None) -> str | None:
-    """Why the engine cannot decode with this model and sampling; None where it can."""
-    if not all(isinstance(layer, TransformerLayer) for layer in getattr(model, "layers", [None])):
-        return f"the static engine needs a CARDecoder of TransformerLayers, not a {type(model).__name__}"
-    if sampling is not None and sampling.repetition_window:
-        return "the static engine does not look back at the last tokens, as repetition_window asks"
-    return None
-
-
-class StaticEngine:
+class StaticEngine(EngineSteps):
     """Speaks utterances with one decoder, and a policy where the schedule asks one. Not for several threads.
 
     The decoder must stay as it is. The policy's weights are copied; `load_policy` takes new ones, `fit` makes room for
     longer utterances or more rows.
     Raises ConfigError for an impossible combination and EngineError if the buffers do not fit in memory.
     """
-
-    def __init__(self, model: CARDecoder, config: EngineConfig | None = None, policy: ChunkPolicy | None = None):
-        self.model, self.config = model, config or EngineConfig()
-        if reason := why_not(model):
-            raise ConfigError(f"{reason}; use dcar.decoding.decode")
-        self.device, self.dtype = model.norm.weight.device, model.norm.weight.dtype
-        self.heads = model.config.num_prediction_heads
-        on_cpu = self.device.type == "cpu"
-        self.graphs = StepGraphs(self.config.graphs, self.device)
-        mode = self.config.chunks
-        self.padded = mode == "padded" or (mode == "auto" and not on_cpu)
-        self.sync_every = 1 if on_cpu else self.config.sync_every
-        try:
-            self.layers = [FusedLayer(layer) for layer in model.layers if isinstance(layer, TransformerLayer)]
-            self.norm = norm(model.norm)
-            self.policy = None if policy is None else FusedPolicy(policy)
-        except (torch.OutOfMemoryError, RuntimeError) as error:
-            raise _no_memory(error, self.config, []) from error
-        self._allocate()
-        self.clock: Callable[[], float] = time.perf_counter  # of `seconds`; time.process_time on a busy CPU
-        self.policy_seconds = 0.0
-
-    def load_policy(self, policy: ChunkPolicy) -> None:
-        """Decide with the present weights of this policy from the next `run` on: a copy of a few megabytes, nothing is
-        built or captured anew. ConfigError if the engine has no policy, or one of another shape."""
-        if self.policy is None:
-            raise ConfigError("this engine was built without a policy; give one to StaticEngine(policy=…)")
-        self.policy.load(policy)
-
-    def fit(self, batch: int, capacity: int, text: int) -> None:
-        """Make the buffers at least so large (see EngineConfig); nothing happens where they are. Not during a `run`.
-
-        Sizes grow in steps, so that utterances of many lengths ask seldom. Graphs are captured anew afterwards.
-        """
-        c = self.config
-        if batch <= c.batch and capacity <= c.capacity and text <= c.text:
-            return
-        most = self.model.speech_rotary.reach - self.heads
-        self.config = replace(c, batch=max(batch, c.batch), text=max(-(-text // 32) * 32, c.text),
-                              capacity=max(min(-(-capacity // 128) * 128, most), capacity, c.capacity))
-        self.graphs = StepGraphs(c.graphs, self.device)
-        del self.cache, self.rows, self.hidden  # the old and the new ones need not fit side by side
-        self._allocate()
-
-    def _allocate(self) -> None:
-        """Buffers of the sizes in `config`."""
-        self.capacity = self.config.capacity + self.heads  # padding of the last chunk
-        if self.capacity > self.model.speech_rotary.reach:
-            raise ConfigError(f"capacity={self.config.capacity} exceeds the {self.model.speech_rotary.reach} positions "
-                              "of the rotary table")
-        try:
-            self._make_buffers()
-        except (torch.OutOfMemoryError, RuntimeError) as error:
-            raise _no_memory(error, self.config, []) from error
-        self._signature = self.signature()
-
-    def _make_buffers(self) -> None:
-        model, device, dtype, b = self.model, self.device, self.dtype, self.config.batch
-        num_heads = model.config.num_attention_heads
-        head_dim = model.config.hidden_size // num_heads
-        self.cache = StaticCache(len(self.layers), b, self.config.text, self.capacity, num_heads, head_dim, device,
-                                 dtype)
-        first = -self.capacity if model.config.bos else 0
-        self.rotation = Rotation(model.speech_rotary, first, self.capacity - 1, device, dtype)
-        self.rows = _Rows(b, self.config.capacity, self.heads, model.config.hidden_size, device, dtype)
-        self.hidden: Tensor | None = None
-        if self.policy is not None:
-            self.policy.allocate(b, self.capacity, device, dtype)
-        self._tables: dict[tuple[int, ...], Tensor] = {}  # of RandomChunk; graphs read them
-        self._offsets = torch.arange(max(self.heads, 1), device=device)
-        self._columns = torch.arange(self.cache.width, device=device)
-        self._stack = torch.compile(self._layers, dynamic=True) if self.config.compile else self._layers
-
-    def signature(self) -> Hashable:
-        """What graphs and fused weights were made for; it changes when a weight of the decoder is replaced, moved or
-        trained, but not by `load_policy`, which writes to the addresses that graphs read."""
-        weights = weights_signature(self.model), None if self.policy is None else self.policy.signature()
-        parameter = self.model.norm.weight
-        return (self.config.batch, self.config.capacity, self.config.text, str(parameter.dtype),
-                str(parameter.device), hash(weights))
 
     # --- running ------------------------------------------------------------------------------------------------
 
@@ -280,7 +71,7 @@ class StaticEngine:
         self._check(plan)
         self._prepare(plan)
         waiting, finished = iter(jobs), []
-        slots: list[_Slot | None] = [None] * self.config.batch
+        slots: list[Slot | None] = [None] * self.config.batch
         used, fresh, since = 0, 0, 0  # rows in use; steps since an admission; steps since a look
         exhausted = False
         try:
@@ -307,7 +98,7 @@ class StaticEngine:
                         finished.append(progress.result)
                     yield progress
         except (torch.OutOfMemoryError, RuntimeError) as error:
-            raise _no_memory(error, self.config, finished) from error
+            raise no_memory(error, self.config, finished) from error
         except EngineError as error:
             error.finished = finished
             raise
@@ -335,7 +126,7 @@ class StaticEngine:
             width = self.model.config.hidden_size
             self.hidden = torch.zeros(self.config.batch, self.capacity, width, device=self.device, dtype=self.dtype)
 
-    def _admit(self, jobs: Sequence[Job], free: Sequence[int], slots: list[_Slot | None], plan: Plan) -> None:
+    def _admit(self, jobs: Sequence[Job], free: Sequence[int], slots: list[Slot | None], plan: Plan) -> None:
         """Read prompts, each once for its whole group, and put them into free rows."""
         bos = (self.model.config.speech_vocab_size + 1,) if self.model.config.bos else ()
         unique: dict[int, int] = {}
@@ -365,7 +156,7 @@ class StaticEngine:
                 self.policy.cache.load(row, policy_reference.kv, 0, p, source, 0)
             if plan.record_hidden and self.hidden is not None:
                 self.hidden[row, :p] = hidden[source, :p]
-            slots[row] = _Slot(job, p, p)
+            slots[row] = Slot(job, p, p)
         r = self.rows
         where, origins = (torch.tensor(x, device=self.device) for x in (rows, sources))
         r.lengths[where], r.text[where] = lengths[origins], text_lengths[origins]
@@ -408,147 +199,9 @@ class StaticEngine:
             stream = "policy" if isinstance(plan.schedule, PolicyChunk) else "chunk"
             self.rows.action_draws[where] = uniform(action_keys.to(self.device), stream, every)
 
-    # --- one step -----------------------------------------------------------------------------------------------
-
-    def _step(self, used: int, slots: Sequence[_Slot | None], plan: Plan, forbid: bool) -> None:
-        """Speak the decided chunk, read it, decide the next one."""
-        n = self.config.batch if self.graphs.enabled else used
-        schedule = plan.schedule
-        if isinstance(schedule, FixedChunk):
-            width = schedule.size
-        elif self.padded:
-            width = self.heads
-        else:  # the only value that is read back; a finished row asks for nothing
-            r = self.rows
-            width = max(1, int(torch.minimum(r.sizes[:n], r.limits[:n] - r.generated[:n]).max()))
-        busy = [slot for slot in slots if slot is not None]
-        text, speech = max(len(s.job.prompt.text_ids) for s in busy), max(s.length for s in busy) + width
-        padded = self.padded and not isinstance(schedule, FixedChunk)
-        tight = n == 1 and not self.graphs.enabled and not padded  # the window is what the one row sees
-        if self.graphs.enabled:
-            block = self.config.column_block
-            text, speech = (-(-x // block) * block for x in (text, speech))
-        first, last = max(0, self.cache.text - text), min(self.cache.width, self.cache.text + speech)
-        step = partial(self._whole_step, n, width, first, last, tight, plan, forbid)
-        key = (n, width, first, last, forbid, plan.step)
-        with torch.inference_mode():
-            self.graphs.run(key, step, self.rows.small, self._signature)
-        for slot in busy:
-            slot.length = min(slot.length + width, self.config.capacity)
-
-    def _whole_step(self, n: int, width: int, first: int, last: int, tight: bool, plan: Plan, forbid: bool) -> None:
-        self._speak(n, width, plan, forbid)
-        if self.device.type == "cpu" and not bool((self.rows.generated[:n] < self.rows.limits[:n]).any()):
-            return  # the last chunk is never read
-        self._read(n, width, first, last, tight, plan)
-
-    def _speak(self, n: int, width: int, plan: Plan, forbid: bool) -> None:
-        """Heads 1..width of the last hidden states -> tokens, kept up to EOS and the limit."""
-        r, eos = self.rows, self.model.config.eos
-        position = r.generated[:n, None] + self._offsets[:width]
-        logits = self.model.heads(r.last_hidden[:n], width)  # [n, k, V + 1]
-        law = warp(logits, plan.sampling, position < plan.sampling.min_tokens if forbid else None, eos)
-        tokens = sample(law, r.token_draws[:n].gather(1, position))
-        sizes = r.sizes[:n]
-        asked = torch.minimum(sizes, r.limits[:n] - r.generated[:n])  # 0 where a row is finished
-        ends = torch.where(tokens == eos, self._offsets[:width], width).amin(1)
-        counts, ended = torch.minimum(asked, ends), ends < asked
-        r.tokens[:n].scatter_(1, position, tokens)
-        step = r.passes[:n, None]
-        r.emitted[:n].scatter_(1, step, counts[:, None])
-        if not isinstance(plan.schedule, FixedChunk):
-            r.actions[:n].scatter_(1, step, sizes[:, None])
-        if isinstance(plan.schedule, PolicyChunk):
-            r.policy_log_probs[:n].scatter_(1, step, r.log_probs[:n, None])
-        r.passes[:n] += asked > 0
-        r.generated[:n] += counts
-        r.ended[:n] |= ended
-        r.limits[:n] = torch.where(ended, r.generated[:n], r.limits[:n])
-        r.pending[:n, :width] = tokens
-        r.pending_counts[:n] = counts * (r.generated[:n] < r.limits[:n])
-
-    def _read(self, n: int, width: int, first: int, last: int, tight: bool, plan: Plan) -> None:
-        """The pending tokens through the decoder, behind each row's past; then the next decision. `tight`: the columns
-        from first to last are just what one row without padding sees."""
-        r = self.rows
-        position = r.lengths[:n, None] + self._offsets[:width]  # [n, k] speech positions
-        cos, sin = self.rotation((position - r.origin[:n, None]).view(-1))
-        mask = None
-        if not tight or width > 1:
-            column = self._columns[first:last]
-            seen = column <= self.cache.text + position[:, :, None]
-            if not tight:
-                seen = seen & (column >= self.cache.text - r.text[:n, None, None])
-            mask = torch.zeros(seen.shape, dtype=self.dtype, device=self.device)
-            mask = mask.masked_fill_(~seen, -torch.inf)[:, None]  # [n, 1, k, columns]
-        tokens, index = r.pending[:n, :width].reshape(-1), (self.cache.base[:n] + position).view(-1)
-        ends = (r.pending_counts[:n] - 1).clamp(min=0)  # of each row's last real position among the flat ones
-        real, speech = None, position.view(-1)
-        if n > 1 and width > 1 and not self.graphs.enabled and not self.padded:
-            # Rows of a ragged batch read different numbers of tokens: leave the padding out of all but the attention.
-            real = (self._offsets[:width] < r.pending_counts[:n, None]).view(-1).nonzero()[:, 0]
-            tokens, index, speech, cos, sin = (t.index_select(0, real) for t in (tokens, index, speech, cos, sin))
-            ends = (r.pending_counts[:n].cumsum(0) - 1).clamp(min=0)
-        elif n > 1:
-            ends = ends + torch.arange(0, n * width, width, device=self.device)
-        x = F.embedding(tokens, self.model.speech_embedding.weight)
-        x = self.norm(self._stack(x, cos, sin, index, real, mask, n, width, first, last))
-        r.last_hidden[:n] = x.index_select(0, ends)
-        if plan.record_hidden and self.hidden is not None:
-            row = index // self.cache.width  # of the flat columns
-            self.hidden.view(-1, x.shape[1]).index_copy_(0, row * self.capacity + speech, x)
-        if not isinstance(plan.schedule, FixedChunk):
-            self._decide(x, speech, index // self.cache.width, ends, last - self.cache.text, n, tight, plan)
-        r.lengths[:n] += r.pending_counts[:n]
-
-    def _layers(self, x: Tensor, cos: Tensor, sin: Tensor, index: Tensor, real: Tensor | None, mask: Tensor | None,
-                n: int, width: int, first: int, last: int) -> Tensor:
-        """x [N, D] of N = n * width positions, or of the `real` [N] ones among them."""
-        for i, layer in enumerate(self.layers):
-            rotated = layer.project(x, cos, sin)  # [N, 3, H, D/H]
-            self.cache.write(i, index, rotated[:, 1:])
-            keys, values = self.cache.read(i, n, first, last)
-            queries = rotated[:, 0]
-            if real is not None:
-                padded = queries.new_zeros(n * width, *queries.shape[1:])
-                queries = padded.index_copy_(0, real, queries)
-            queries = queries.unflatten(0, (n, width)).transpose(1, 2)
-            y = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask).transpose(1, 2)
-            y = y.reshape(n * width, -1)
-            x = layer.finish(x, y if real is None else y.index_select(0, real))
-        return x
-
-    def _decide(self, x: Tensor, position: Tensor, row: Tensor, ends: Tensor, last: int, n: int, tight: bool,
-                plan: Plan) -> None:
-        """Sizes of the next chunks, from the normed hidden states x [N, D] just read, at speech positions [N] of rows
-        [N]; ends [n] are each row's last ones."""
-        schedule, r = plan.schedule, self.rows
-        draws = r.action_draws[:n].gather(1, r.generated[:n, None])[:, 0]
-        if isinstance(schedule, RandomChunk):
-            r.sizes[:n] = self._random_sizes(schedule, draws)
-            return
-        assert isinstance(schedule, PolicyChunk) and self.policy is not None
-        started = self.clock()
-        seen = None if tight else r.lengths[:n] + r.pending_counts[:n]
-        log_law = self.policy.read(x, position, row, ends, last, seen)
-        sizes, log_probs = self._choose(log_law, draws, r.forced[:n], schedule)
-        r.sizes[:n], r.log_probs[:n] = sizes, log_probs
-        self.policy_seconds += self.clock() - started
-
-    def _random_sizes(self, schedule: RandomChunk, draws: Tensor) -> Tensor:
-        table = self._tables[schedule.sizes]
-        return table[(draws * len(table)).long()]
-
-    @staticmethod
-    def _choose(log_law: Tensor, draws: Tensor, forced: Tensor, schedule: PolicyChunk) -> tuple[Tensor, Tensor]:
-        index = log_law.argmax(-1) if schedule.mode == "greedy" else sample(log_law.exp(), draws)
-        if schedule.forced is not None:
-            index = torch.where(forced > 0, forced - 1, index)
-        return index + 1, log_law.gather(-1, index[:, None])[:, 0]
-
     # --- results ------------------------------------------------------------------------------------------------
 
-    def _look(self, slots: list[_Slot | None], plan: Plan, stream: bool) -> Iterator[Progress]:
+    def _look(self, slots: list[Slot | None], plan: Plan, stream: bool) -> Iterator[Progress]:
         """Which rows have finished, and what is new; tightens the bound on the columns."""
         r = self.rows
         generated, limits, lengths = torch.stack((r.generated, r.limits, r.lengths)).tolist()
@@ -565,7 +218,7 @@ class StaticEngine:
                 slots[row] = None
             yield Progress(slot.job, new, self._result(row, slot, plan) if done else None)
 
-    def _result(self, row: int, slot: _Slot, plan: Plan) -> DecodeResult:
+    def _result(self, row: int, slot: Slot, plan: Plan) -> DecodeResult:
         r = self.rows
         passes = int(r.passes[row])
         emitted = r.emitted[row, :passes].tolist()
@@ -583,7 +236,7 @@ class StaticEngine:
             action_log_probs=r.policy_log_probs[row, :passes].tolist() if isinstance(schedule, PolicyChunk) else [],
             hidden=hidden, prompt_length=slot.prompt_length)
 
-    def _compact(self, slots: list[_Slot | None], used: int) -> int:
+    def _compact(self, slots: list[Slot | None], used: int) -> int:
         """Nothing waits any more: once half of the rows are empty, move the others together (not under graphs, whose
         shapes are fixed). Returns the rows in use."""
         alive = [i for i, slot in enumerate(slots) if slot is not None]
@@ -619,13 +272,3 @@ def engine_for(model: CARDecoder, prompts: Sequence[Prompt], sampling: SamplingC
     """An engine whose buffers fit these prompts; `settings` are those of EngineConfig."""
     room = room_for(prompts, sampling)
     return StaticEngine(model, EngineConfig(batch, room.capacity, room.text, **settings), policy)
-
-
-def _no_memory(error: BaseException, config: EngineConfig, finished: Sequence[DecodeResult]) -> BaseException:
-    """EngineError in place of an allocation that failed; any other error as it was."""
-    if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
-        return error
-    return EngineError(
-        f"out of memory with batch={config.batch}, capacity={config.capacity}, text={config.text} ({error}); lower "
-        f"batch first, then capacity (max_tokens bounds it), or set graphs=false; {len(finished)} utterances are "
-        "finished and kept", finished)

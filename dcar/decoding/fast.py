@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dcar.decoding.fused import FusedLayer, Rotation, norm, own_layers, weights_signature
+from dcar.decoding.fused import CausalMask, FusedLayer, Rotation, norm, own_layers, weights_signature
 from dcar.decoding.graphs import StepGraphs
 from dcar.decoding.loop import Decoder
 from dcar.errors import ConfigError, EngineError
@@ -58,6 +58,7 @@ class FastDecoder:
         self.layers = [FusedLayer(layer) for layer in layers]
         self._norm = norm(model.norm)
         self._rotation: Rotation | None = None
+        self._causal = CausalMask(self.device, self.dtype)
         self._weights = weights_signature(model)
         self.graphs = StepGraphs(graphs, self.device)
         self._wanted = graphs
@@ -101,9 +102,11 @@ class FastDecoder:
             cos, sin = self._rotation.span(int(cache.lengths) - int(cache.origin), new)
         else:
             cos, sin = self._rotation((cache.lengths[:, None] + offsets - cache.origin[:, None]).view(-1))
-        seen = cache.mask(new, tree)
-        mask = None  # turned into what is added to the scores once, not by every layer
-        if seen is not None:
+        if layout is None and cache.single and int(cache.prefix_lengths) == cache.prefix:
+            mask = self._causal(new, cache.columns(new))
+        elif (seen := cache.mask(new, tree)) is None:
+            mask = None
+        else:  # as what is added to the scores: made once, not by every layer
             mask = torch.zeros(seen.shape, dtype=self.dtype, device=seen.device).masked_fill_(~seen, -torch.inf)
         x = F.embedding(tokens.reshape(-1), self.model.speech_embedding.weight)
         for i, layer in enumerate(self.layers):

@@ -109,6 +109,25 @@ class Rotation:
         return self.cos[first : first + count], self.sin[first : first + count]
 
 
+class CausalMask:
+    """What one row without padding may see, as a view of one table: new position i of `new` does not see the last
+    new - 1 - i columns. Nothing is computed in a step."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype):
+        self._table = torch.zeros(0, 0, device=device, dtype=dtype)
+
+    def __call__(self, new: int, columns: int) -> Tensor | None:
+        """Added to the scores of `new` positions: [1, 1, new, columns]; None where a single one sees everything."""
+        if new == 1:
+            return None
+        rows, width = self._table.shape
+        if new > rows or columns > width:
+            rows, width = max(new, rows, 8), max(512 * -(-columns // 512), width)
+            hidden = torch.ones(rows, width, dtype=torch.bool, device=self._table.device).triu(width - rows + 1)
+            self._table = self._table.new_zeros(rows, width).masked_fill_(hidden, -torch.inf)
+        return self._table[None, None, rows - new :, width - columns :]
+
+
 class StaticCache:
     """Keys and values of a stack of layers, [layer][row, column, key or value, head, D/H], allocated once.
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dcar.decoding.fused import FusedLayer, Rotation, StaticCache, norm, own_layers, weights_signature
+from dcar.decoding.fused import CausalMask, FusedLayer, Rotation, StaticCache, norm, own_layers, weights_signature
 from dcar.decoding.fused_policy import FusedPolicy
 from dcar.decoding.graphs import StepGraphs
 from dcar.decoding.methods import FixedChunk, PolicyChunk, RandomChunk
@@ -147,6 +147,7 @@ class EngineSteps:
         self._tables: dict[tuple[int, ...], Tensor] = {}  # of RandomChunk; graphs read them
         self._offsets = torch.arange(max(self.heads, 1), device=device)
         self._columns = torch.arange(self.cache.width, device=device)
+        self._causal = CausalMask(device, dtype)
         self._stack = torch.compile(self._layers) if self.config.compile else self._layers
 
     def signature(self) -> Hashable:
@@ -222,12 +223,12 @@ class EngineSteps:
         r = self.rows
         position = r.lengths[:n, None] + self._offsets[:width]  # [n, k] speech positions
         cos, sin = self.rotation((position - r.origin[:n, None]).view(-1))
-        mask = None
-        if not tight or width > 1:
+        if tight:
+            mask = self._causal(width, last - first)
+        else:
             column = self._columns[first:last]
             seen = column <= self.cache.text + position[:, :, None]
-            if not tight:
-                seen = seen & (column >= self.cache.text - r.text[:n, None, None])
+            seen = seen & (column >= self.cache.text - r.text[:n, None, None])
             mask = torch.zeros(seen.shape, dtype=self.dtype, device=self.device)
             mask = mask.masked_fill_(~seen, -torch.inf)[:, None]  # [n, 1, k, columns]
         tokens, index = r.pending[:n, :width].reshape(-1), (self.cache.base[:n] + position).view(-1)

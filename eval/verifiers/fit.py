@@ -26,6 +26,7 @@ from tqdm import tqdm
 from dcar.config import load_config, save_config
 from dcar.data import PromptItem
 from dcar.decoding import decode
+from dcar.decoding.fast import fast
 from dcar.errors import ConfigError
 from dcar.model import CARDecoder
 from dcar.prepared import load_prepared
@@ -98,9 +99,9 @@ def entropy_curve(model: CARDecoder, states: Sequence[tuple[Tensor, Tensor]], it
     ceiling = torch.log(torch.tensor(float(model.config.output_size))) + 1e-3
     inner = level.double().cpu().quantile(torch.linspace(0, 1, points, dtype=torch.float64)[1:-1])
     thresholds = torch.cat((torch.zeros(1), inner.float(), ceiling[None])).unique()
-    lengths = []
+    lengths, reader = [], fast(model)
     for threshold in tqdm(thresholds.tolist(), desc="entropy thresholds", disable=None):
-        results = decode(model, [i.prompt for i in items], EntropyMethod(EntropyChunk(threshold)), sampling, seed=seed,
+        results = decode(reader, [i.prompt for i in items], EntropyMethod(EntropyChunk(threshold)), sampling, seed=seed,
                          batch_size=batch_size)
         lengths.append(sum(len(r.tokens) for r in results) / sum(r.target_passes for r in results))
     return thresholds, torch.tensor(lengths)

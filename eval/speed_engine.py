@@ -18,7 +18,7 @@ from dcar.errors import ConfigError
 from dcar.model import CARDecoder
 from dcar.sampling import SamplingConfig
 from eval.methods import Entry, Models, make_methods
-from eval.speed import Load, Spread, clock, interleaved, spread, steps
+from eval.speed_measure import Load, Spread, clock, interleaved, spread, steps
 from eval.timing import module_device
 from eval.verifiers.names import DEFAULT_LENGTH, chain_method
 from heads.policy import ChunkPolicy

@@ -12,22 +12,8 @@ from dcar.decoding import ChunkMethod, FixedChunk, decode
 from dcar.draft import build_draft
 from dcar.errors import CheckpointError, ConfigError
 from dcar.sampling import SamplingConfig
-from eval.speed import (
-    DTYPES,
-    RATIOS,
-    Load,
-    SpeedConfig,
-    interleaved,
-    load_all,
-    main,
-    measure_car,
-    memory_rates,
-    print_card,
-    random_policies,
-    read_sizes,
-    spread,
-    steps,
-)
+from eval.speed import DTYPES, RATIOS, SpeedConfig, load_all, main, random_policies
+from eval.speed_measure import Load, interleaved, measure_car, memory_rates, print_card, read_sizes, spread, steps
 
 
 def test_last_line_is_one_json(capsys, tmp_path):

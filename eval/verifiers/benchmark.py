@@ -28,7 +28,7 @@ from dcar.errors import ConfigError
 from dcar.model import CARConfig, CARDecoder
 from dcar.sampling import sample, uniform, utterance_keys
 from dcar.tracking import machine
-from eval.speed import Load, measure_car
+from eval.speed_measure import Load, measure_car
 from eval.verifiers import mtp_viterbi, vadusa
 from eval.verifiers.chain import ChainVerifier, Draws
 from eval.verifiers.drafters import HeadDrafter

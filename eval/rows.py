@@ -37,16 +37,19 @@ def make_rows(records: Sequence[Record], methods: Sequence[str], timings: Sequen
     spoken = [r for r in rows if r["kind"] == "method"]
     cars = [r for r in spoken if parse_method(r["method"]).family == "car"]
     best = min(cars, key=lambda r: r["wer"])["method"] if cars else None
+    random = next((r["method"] for r in spoken if parse_method(r["method"]).family == "random"), None)
     for row in spoken:
         strict = strict_baseline(row["method"], list(grouped))
-        for label, baseline in (("far", "far"), ("car1", "car-1"), ("best_car", best), ("sd", strict)):
+        drawn = random if parse_method(row["method"]).kind.startswith("dcar") else None  # what a policy must beat
+        for label, baseline in (("far", "far"), ("car1", "car-1"), ("best_car", best), ("sd", strict),
+                                ("random", drawn)):
             other = None if baseline == row["method"] or baseline not in grouped else baseline
             test = _compare(grouped[row["method"]], grouped[other], resamples) if other else None
             row[f"difference_vs_{label}"] = test and test.difference
             row[f"difference_vs_{label}_ci"] = test and [test.low, test.high]
             row[f"p_vs_{label}"] = test and test.p_value
             row[f"detectable_vs_{label}"] = test and test.detectable
-        row["best_car"], row["sd_baseline"] = best, strict
+        row["best_car"], row["sd_baseline"], row["random_baseline"] = best, strict, drawn
         row["detectable_difference"] = row["detectable_vs_best_car"] or row["detectable_vs_far"]
         for label, baseline in (("far", "far"), ("car1", "car-1")):
             for suffix, total in (("", False), ("_total", True)):

@@ -42,6 +42,7 @@ COLUMNS: list[Column] = [
     ("p CAR-1", lambda r: _number(r.get("p_vs_car1"), 3)),
     ("p bestCAR", lambda r: _number(r.get("p_vs_best_car"), 3)),
     ("p SD", lambda r: _number(r.get("p_vs_sd"), 3)),
+    ("p random", lambda r: _number(r.get("p_vs_random"), 3)),
     ("length", lambda r: _number(r["duration_ratio"])),
     ("cut %", lambda r: _percent(r.get("truncation_rate"), 1)),
     ("n", lambda r: str(r["n"])),
@@ -156,6 +157,12 @@ def notes(rows: Sequence[Row], header: dict[str, Any]) -> list[str]:
                    "costs, the speed-up does not.")
     if any(r.get("p_vs_sd") is not None for r in spoken):
         out.append("p SD: against lossless speculative decoding with the same draft, that is, what relaxing costs.")
+    for r in spoken:
+        if r.get("p_vs_random") is not None:
+            low, high = r["difference_vs_random_ci"]
+            out.append(f"{r['method']} against {r['random_baseline']}, what a policy must beat: "
+                       f"{100 * r['difference_vs_random']:+.2f} points of WER, 95 % interval {100 * low:+.2f} to "
+                       f"{100 * high:+.2f}, p = {r['p_vs_random']:.3f}.")
     power = header.get("power")
     if power:
         out.append(

@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[1]
 FIELDS = """method wer wer_ci cer wer_capped substitutions deletions insertions speaker_similarity noise_quality_dnsmos
 tokens_per_pass lm_rtf rtf speedup_vs_far speedup_vs_car1 n truncation_rate duration_ratio p_vs_far p_vs_best_car
 detectable_difference p_vs_car1 p_vs_sd family setting target_passes draft_passes acceptance_rate acceptance_rate_ci
-acceptance_by_position accepted_lengths speedup_vs_far_quartiles""".split()
+acceptance_by_position accepted_lengths speedup_vs_far_quartiles p_vs_random""".split()
 
 
 def records_of(out: Path) -> list[dict]:
@@ -62,6 +62,9 @@ def test_rows_have_the_promised_fields(compared):
     assert rows["far"]["speedup_vs_far"] == rows["car-1"]["speedup_vs_car1"] == 1
     assert rows["far"]["p_vs_far"] is None
     assert rows["dcar"]["p_vs_best_car"] is not None
+    assert rows["dcar"]["random_baseline"] == "random-2-3" and 0 < rows["dcar-sampled"]["p_vs_random"] <= 1
+    assert rows["dcar"]["difference_vs_random"] == pytest.approx(rows["dcar"]["wer"] - rows["random-2-3"]["wer"])
+    assert rows["car-3"]["p_vs_random"] is rows["random-2-3"]["p_vs_random"] is None
     assert set(rows["random-2-3"]["chunk_sizes"]) == {"2", "3"}
     assert json.loads((out / "compare.json").read_text())["rows"] == json.loads(json.dumps(result["rows"]))
     for name in ("compare.txt", "compare.png", "compare_speed.png", "report.html", "config.yaml"):

@@ -63,6 +63,7 @@ class FastDecoder:
         self.graphs = StepGraphs(graphs, self.device)
         self._wanted = graphs
         self._store: Tensor | None = None  # keys and values of whatever is in flight
+        self._batch = 0  # number of the batch that they belong to
         self._inputs: dict[Hashable, _Inputs] = {}
 
     def checksum(self) -> str:
@@ -76,9 +77,12 @@ class FastDecoder:
         if weights_signature(self.model) != self._weights:
             raise EngineError("the decoder was trained, moved or replaced after FastDecoder read its weights; build a "
                               "new FastDecoder")
-        cache, hidden = self.model.prefill(text_ids, text_lengths, prompt_ids, prompt_lengths, capacity)
-        self._reach(int(cache.origin.max()), cache.capacity)
-        return (self._adopt(cache) if self.graphs.enabled else cache), hidden
+        stored = self.graphs.enabled  # then the cache is only passed through
+        cache, hidden = self.model.prefill(text_ids, text_lengths, prompt_ids, prompt_lengths,
+                                           0 if stored else capacity)
+        capacity = max(capacity, cache.capacity)
+        self._reach(int(cache.origin.max()), capacity)
+        return (self._adopt(cache, capacity) if stored else cache), hidden
 
     @torch.no_grad()
     def extend(self, cache: KVCache, tokens: Tensor, counts: Tensor,
@@ -134,12 +138,14 @@ class FastDecoder:
     def _forget(self) -> None:
         self.graphs, self._inputs = StepGraphs(self._wanted, self.device), {}
 
-    def _adopt(self, cache: KVCache) -> KVCache:
-        """The same cache in the store, its text padded to a multiple of 32 columns, all of it to one of BLOCK."""
+    def _adopt(self, cache: KVCache, capacity: int) -> KVCache:
+        """The same cache in the store with room for `capacity` speech positions, its text padded to a multiple of 32
+        columns, all of it to one of BLOCK."""
         layers, _, rows, heads, _, head_dim = cache.kv.shape
         prefix = _round_up(cache.prefix, 32)
-        width = _round_up(prefix + cache.capacity, BLOCK)
-        adopted = _StoredCache.of(cache, self, self.room(layers, rows, heads, width, head_dim), prefix)
+        width = _round_up(prefix + capacity, BLOCK)
+        self._batch += 1
+        adopted = _StoredCache.of(cache, self, self.room(layers, rows, heads, width, head_dim), prefix, self._batch)
         adopted.kv[..., : cache.prefix, :] = cache.kv[..., : cache.prefix, :]
         speech = slice(prefix, prefix + cache.longest)
         adopted.kv[..., speech, :] = cache.kv[..., cache.prefix : cache.prefix + cache.longest, :]
@@ -161,7 +167,7 @@ class FastDecoder:
         return self._store
 
     def _replay(self, cache: KVCache, tokens: Tensor, layout: tuple[Tensor, Tensor] | None) -> Tensor:
-        if not isinstance(cache, _StoredCache) or cache.store is not self._store:
+        if not isinstance(cache, _StoredCache) or cache.number != self._batch:
             raise EngineError("with graphs a FastDecoder extends the batch that it prefilled last; finish one batch "
                               "before the next, or use one FastDecoder for each")
         rows, new = tokens.shape
@@ -196,13 +202,13 @@ class _StoredCache(KVCache):
     """A cache in the store of a FastDecoder: rows are selected in place, so that addresses stay."""
 
     owner: FastDecoder
-    store: Tensor
+    number: int  # of the batch: a later one overwrites its rows
 
     @classmethod
-    def of(cls, cache: KVCache, owner: FastDecoder, store: Tensor, prefix: int) -> _StoredCache:
+    def of(cls, cache: KVCache, owner: FastDecoder, store: Tensor, prefix: int, number: int) -> _StoredCache:
         """The rows of `cache` over the first rows of the store; keys and values are not copied."""
         out = cls.__new__(cls)
-        vars(out).update(vars(cache.over(store[:, :, : cache.batch], prefix)), owner=owner, store=store)
+        vars(out).update(vars(cache.over(store[:, :, : cache.batch], prefix)), owner=owner, number=number)
         return out
 
     def still(self, longest: int) -> KVCache:
@@ -216,8 +222,7 @@ class _StoredCache(KVCache):
     def take(self, rows: Tensor) -> Tensor:
         layers, _, _, heads, width, head_dim = self.kv.shape
         kept = self.kv.index_select(2, rows)
-        self.store = self.owner.room(layers, len(rows), heads, width, head_dim)
-        out = self.store[:, :, : len(rows)]
+        out = self.owner.room(layers, len(rows), heads, width, head_dim)[:, :, : len(rows)]
         out[..., :width, :] = kept
         return out
 

@@ -144,6 +144,25 @@ def test_what_it_refuses(decoder, prompts, replayed):
         decode(quick, prompts, ChunkMethod(FixedChunk(1)), SAMPLING)
 
 
+@pytest.mark.parametrize("width", [16, None])
+def test_a_policy_in_training_decides_with_its_present_weights(decoder, prompts, width):
+    """One FastDecoder, a policy that is updated between batches, and another one beside it."""
+    quick, policy, other = FastDecoder(decoder), policy_of(width), policy_of(16)
+    for turn in range(3):
+        for chosen in (prompts, prompts[-1:]):
+            for which, mode in ((policy, "sample"), (other, "greedy"), (policy, "greedy")):
+                how = dict(seed=turn, record_hidden=True)
+                same(decode(quick, chosen, ChunkMethod(PolicyChunk(which, mode)), SAMPLING, **how),
+                     decode(decoder, chosen, ChunkMethod(PolicyChunk(which, mode)), SAMPLING, **how))
+        with torch.no_grad():
+            policy.output.weight.add_(torch.randn_like(policy.output.weight))
+            policy.layer.up.weight.mul_(1.5)
+    forced = {p.utterance_id: [2, 3, 0] for p in prompts}
+    method = ChunkMethod(PolicyChunk(policy, "sample", forced=forced))
+    same(decode(quick, prompts, method, SAMPLING, group_size=3, record_hidden=True),
+         decode(decoder, prompts, method, SAMPLING, group_size=3, record_hidden=True))
+
+
 def test_fast_leaves_other_decoders_alone(decoder):
     class Other:
         layers = (torch.nn.Linear(2, 2),)

@@ -21,11 +21,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dcar.decoding.fused import CausalMask, FusedLayer, Rotation, norm, own_layers, weights_signature
+from dcar.decoding.fused_policy import FusedPolicy
 from dcar.decoding.graphs import StepGraphs
 from dcar.decoding.loop import Decoder
 from dcar.errors import ConfigError, EngineError
 from dcar.model import CARDecoder
 from heads.layers import KVCache
+from heads.policy import ChunkPolicy
 
 BLOCK = 128
 """With graphs, attention reads a multiple of so many columns: one graph for each multiple, rows, and tokens a row."""
@@ -65,6 +67,7 @@ class FastDecoder:
         self._store: Tensor | None = None  # keys and values of whatever is in flight
         self._batch = 0  # number of the batch that they belong to
         self._inputs: dict[Hashable, _Inputs] = {}
+        self._policies: dict[int, FusedPolicy] = {}  # by id of the policy, which they hold
 
     def checksum(self) -> str:
         return self.model.checksum()
@@ -94,6 +97,15 @@ class FastDecoder:
             hidden = self._pass(cache, tokens, layout)
         cache.advance(counts, tokens.shape[1])
         return hidden
+
+    def policy(self, policy: ChunkPolicy, rows: int, capacity: int) -> FastPolicy:
+        """The policy for a batch of `rows` rows; the batch before must have ended. Its weights are copied once, and
+        again when their version counters say that it was trained."""
+        if (fused := self._policies.get(id(policy))) is None:
+            fused = self._policies[id(policy)] = FusedPolicy(policy)
+        elif fused.stale:
+            fused.load(policy)
+        return FastPolicy(fused, rows, capacity, self.device, self.dtype)
 
     # --- one pass -----------------------------------------------------------------------------------------------
 
@@ -196,6 +208,38 @@ class FastDecoder:
     def _static_pass(self, inputs: _Inputs) -> None:
         inputs.cache.forget_columns()
         inputs.hidden.copy_(self._pass(inputs.cache, inputs.tokens, inputs.layout))
+
+
+class FastPolicy:
+    """Reads the hidden states of a batch with a policy and gives its law behind each row's last one: what
+    `ChunkPolicy.extend` does, without the queries of the other positions."""
+
+    def __init__(self, policy: FusedPolicy, rows: int, capacity: int, device: torch.device, dtype: torch.dtype):
+        """`capacity`: most positions of a row, padding included."""
+        self.policy = policy
+        policy.allocate(rows, capacity, device, dtype)
+        self._lengths = torch.zeros(rows, dtype=torch.long, device=device)
+        self._longest = 0  # bound of the lengths, on the host
+
+    def read(self, hidden: Tensor, counts: Tensor) -> Tensor:
+        """hidden [B, m, D], of which counts [B] are new -> log-law [B, K] of the next size."""
+        rows, new, width = hidden.shape
+        row = torch.arange(rows, device=hidden.device)
+        position = self._lengths[:, None] + torch.arange(new, device=hidden.device)
+        self._lengths = self._lengths + counts
+        last = self._longest + new
+        self._longest = int(self._lengths.max()) if rows else 0
+        alone = rows == 1 and hidden.device.type == "cpu"  # then the columns end where the row does
+        return self.policy.read(hidden.reshape(-1, width), position.view(-1), row.repeat_interleave(new),
+                                row * new + (counts - 1).clamp(min=0), self._longest if alone else last,
+                                None if alone else self._lengths)
+
+    def select(self, rows: Tensor) -> None:
+        """Only these rows go on."""
+        kv = self.policy.cache.kv
+        kv[:, : len(rows)] = kv.index_select(1, rows)
+        self._lengths = self._lengths[rows]
+        self._longest = int(self._lengths.max())
 
 
 class _StoredCache(KVCache):

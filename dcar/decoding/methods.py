@@ -13,9 +13,11 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
+from dcar.decoding.fast import FastDecoder, FastPolicy
 from dcar.decoding.loop import Draft, Kept, Session, last_of
 from dcar.errors import ConfigError
 from dcar.sampling import sample, warp
+from heads.layers import KVCache
 from heads.policy import ChunkPolicy
 
 
@@ -110,6 +112,21 @@ class RandomChunk:
         pass
 
 
+class _PolicyReader:
+    """The policy with its cache, for the decoder's own passes; `FastPolicy` is the one for fast passes."""
+
+    def __init__(self, policy: ChunkPolicy, cache: KVCache):
+        self.policy, self.cache = policy, cache
+
+    def read(self, hidden: Tensor, counts: Tensor) -> Tensor:
+        """hidden [B, m, D], of which counts [B] are new -> log-law [B, K] of the next size."""
+        logits = self.policy.extend(self.cache, hidden, counts)
+        return last_of(logits, counts).float().log_softmax(-1)
+
+    def select(self, rows: Tensor) -> None:
+        self.cache = self.cache.select(rows)
+
+
 class PolicyChunk:
     """The learned policy of DCAR: argmax ("greedy") or drawn ("sample").
 
@@ -127,9 +144,12 @@ class PolicyChunk:
 
     def begin(self, session: Session) -> None:
         check_policy(self.policy, session.model.config.num_prediction_heads)
-        hidden = session.last_hidden
-        self._cache = self.policy.new_cache(session.live, session.cache.capacity, device=hidden.device,
-                                            dtype=hidden.dtype)
+        hidden, capacity = session.last_hidden, session.cache.capacity
+        if isinstance(session.model, FastDecoder):
+            self._reader: _PolicyReader | FastPolicy = session.model.policy(self.policy, session.live, capacity)
+        else:
+            self._reader = _PolicyReader(self.policy, self.policy.new_cache(
+                session.live, capacity, device=hidden.device, dtype=hidden.dtype))
         self._forced: Tensor | None = None
         if self.forced is not None:
             rows = zip(session.prompts, session.members, strict=True)
@@ -148,8 +168,7 @@ class PolicyChunk:
 
     def choose(self, session: Session, hidden: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
         started = time.perf_counter()
-        logits = self.policy.extend(self._cache, hidden, counts)
-        log_law = last_of(logits, counts).float().log_softmax(-1)  # [B, K]
+        log_law = self._reader.read(hidden, counts)  # [B, K]
         if self.mode == "greedy":
             index = log_law.argmax(-1)
         else:
@@ -160,7 +179,7 @@ class PolicyChunk:
         return index + 1, log_law.gather(-1, index[:, None])[:, 0]
 
     def select(self, rows: Tensor) -> None:
-        self._cache = self._cache.select(rows)
+        self._reader.select(rows)
         if self._forced is not None:
             self._forced = self._forced[rows]
 

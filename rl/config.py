@@ -108,7 +108,8 @@ class DCPOConfig(GRPOConfig):
     overlap: bool = setting(True, "Score in a worker thread while the next part is rolled out.")
     hidden_dtype: str = setting("float32", "Storage of the rollouts' hidden states: float32 or float16.")
     decoding: str = setting("auto", "What speaks the rollouts: engine, loop (the reference), or auto, the engine where "
-                                    "it serves the base; the same rollouts either way.")
+                                    "it serves the base; the same rollouts either way. "
+                                    "loop also takes the base as it is in evaluations.")
 
     # --- reward ---
     reward_funcs: list[str] = setting(["wer", "range_penalty", "speed_bonus"],

@@ -254,10 +254,13 @@ def read_log(path: Path) -> list[dict[str, Any]]:
 
 
 def series(log: Sequence[dict[str, Any]], key: str) -> tuple[list[float], list[float]]:
-    """Steps and values of one logged quantity."""
-    pairs = [(float(e.get("step", i)), float(e[key])) for i, e in enumerate(log)
-             if isinstance(e.get(key), int | float) and not isinstance(e.get(key), bool)]
-    return [p[0] for p in pairs], [p[1] for p in pairs]
+    """Steps and values of one logged quantity; of a step the first (a run ends with a second evaluation, of its best
+    checkpoint, not of its last step)."""
+    found: dict[float, float] = {}
+    for i, e in enumerate(log):
+        if isinstance(e.get(key), int | float) and not isinstance(e.get(key), bool):
+            found.setdefault(float(e.get("step", i)), float(e[key]))
+    return list(found), list(found.values())
 
 
 def curve_keys(log: Sequence[dict[str, Any]]) -> list[tuple[str, list[str]]]:

@@ -134,7 +134,7 @@ def test_training_log(folder, tmp_path):
     assert dict(curve_keys(log)) == {"reward": ["reward_forced", "reward_sampled"], "entropy, nats": ["entropy"],
                                      "KL, nats": ["kl"], "dev WER (reward recogniser)": ["eval_wer"]}
     assert series(log, "eval_wer") == ([10.0], [0.2])
-    assert series([*log, {"step": 10, "eval_wer": 0.1}], "eval_wer") == ([10.0], [0.2])  # the best checkpoint, at the end
+    assert series([*log, {"step": 10, "eval_wer": 0.1}], "eval_wer") == ([10.0], [0.2])  # of the best
     (tmp_path / "bad.jsonl").write_text('{}\nx\n{}\n')
     with pytest.raises(DataError, match="bad.jsonl:2"):
         read_log(tmp_path / "bad.jsonl")

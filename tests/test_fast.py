@@ -8,6 +8,7 @@ import pytest
 import torch
 from compare_worker import tiny_config, tiny_tools
 from conftest import tiny_decoder
+from replayed import Replayed
 from test_static_engine import policy_of, same
 from test_verifiers_decoding import imperfect_draft, method_of
 
@@ -45,24 +46,6 @@ def method(name: str, target, draft=None):
         return build(name + rest, rest, target, statistics)[0]()
     kind, _, source = name.partition("@")
     return method_of(kind, target, ModelDrafter(draft, 3) if source else HeadDrafter(3))
-
-
-class Replayed:
-    """What a CUDA graph does, without CUDA: the step that was given first for a key is done again at every later call,
-    so that whatever is not read from tensors at fixed addresses is stale."""
-
-    replays = 0  # of all objects
-
-    def __init__(self, enabled, device, warmups=2):
-        self.enabled, self._steps = bool(enabled), {}
-
-    def run(self, key, step, state, signature):
-        if key not in self._steps:
-            step()  # a warm-up: it must leave nothing behind that changes the capture
-            self._steps[key] = step
-        else:
-            Replayed.replays += 1
-        self._steps[key]()
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 from conftest import tiny_decoder
+from replayed import Replayed
 
 from dcar.decoding import ChunkMethod, FixedChunk, decode
 from dcar.draft import build_draft
@@ -38,6 +39,16 @@ def test_last_line_is_one_json(capsys, tmp_path):
     assert set(ratios) == set(RATIOS)
     assert (tmp_path / "speed.png").stat().st_size > 1000
     assert not any("other tokens" in line and "hf dynamic" in line for line in out)
+
+
+def test_with_graphs_the_engine_is_measured_without_them_too(capsys, monkeypatch):
+    monkeypatch.setattr("dcar.decoding.steps.StepGraphs", Replayed)
+    assert main(["--quick", "sizes=[tiny]", "repeats=1", "group=2", "clock=cpu", "peers=false", "methods=[]"]) == 0
+    out = capsys.readouterr().out.splitlines()
+    result = json.loads(out[-1])
+    assert set(result["ratios"]["graphed_over_eager"]["tiny"]) == {str(k) for k in range(1, 8)}
+    assert all(ms > 0 for ms in result["models"]["tiny"]["ms_per_step_eager"].values())
+    assert any(line.startswith("without graphs") for line in out)
 
 
 def test_every_run_speaks_the_same_number_of_tokens():

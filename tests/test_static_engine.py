@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from conftest import tiny_decoder
+from replayed import Replayed
 
 from dcar.decoding import ChunkMethod, FixedChunk, PolicyChunk, Prompt, RandomChunk, decode
 from dcar.decoding.graphs import StepGraphs
@@ -287,6 +288,22 @@ def test_compiled_layers_give_the_same_tokens(decoder, prompts):
         engine = engine_for(decoder, prompts, SAMPLING, batch=batch, compile=True)
         same(engine.decode(prompts, method, SAMPLING, record_hidden=True),
              decode(decoder, prompts, method, SAMPLING, record_hidden=True))
+
+
+@pytest.mark.parametrize("name", ["far", "car-3", "random", "greedy", "sampled"])
+@pytest.mark.parametrize(("batch", "chunks"), [(1, "exact"), (3, "exact"), (3, "padded")])
+def test_graphs_read_nothing_but_their_tensors(decoder, prompts, name, batch, chunks, monkeypatch):
+    """What was captured for the first rows, lengths and chunks serves the later ones, in a used engine too."""
+    monkeypatch.setattr("dcar.decoding.steps.StepGraphs", Replayed)
+    monkeypatch.setattr(Replayed, "replays", 0)
+    policy = policy_of()
+    method = ChunkMethod(schedules(policy)[name])
+    sampling = SamplingConfig(max_tokens=60, max_tokens_per_text_unit=6, min_tokens=20)
+    engine = engine_for(decoder, prompts, sampling, batch=batch, policy=policy, chunks=chunks, sync_every=3)
+    for seed in (3, 4):
+        same(engine.decode(prompts, method, sampling, seed=seed, record_hidden=True),
+             decode(decoder, prompts, method, sampling, seed=seed, record_hidden=True))
+    assert engine.graphs.enabled and Replayed.replays > 15
 
 
 @pytest.mark.parametrize("name", ["far", "car-3", "random", "greedy", "sampled"])

@@ -52,6 +52,7 @@ def method(name: str, target, draft=None):
 def replayed(monkeypatch):
     """Graphs on a machine without CUDA; caches of one row take the way of a GPU."""
     monkeypatch.setattr(module, "StepGraphs", Replayed)
+    monkeypatch.setattr(module, "BLOCK", 16)  # several blocks of columns in these short utterances
     monkeypatch.setattr(Replayed, "replays", 0)
     monkeypatch.setattr(KVCache, "single", property(lambda self: False))
 

@@ -299,7 +299,8 @@ def test_graphs_read_nothing_but_their_tensors(decoder, prompts, name, batch, ch
     policy = policy_of()
     method = ChunkMethod(schedules(policy)[name])
     sampling = SamplingConfig(max_tokens=60, max_tokens_per_text_unit=6, min_tokens=20)
-    engine = engine_for(decoder, prompts, sampling, batch=batch, policy=policy, chunks=chunks, sync_every=3)
+    engine = engine_for(decoder, prompts, sampling, batch=batch, policy=policy, chunks=chunks, sync_every=3,
+                        column_block=16)
     for seed in (3, 4):
         same(engine.decode(prompts, method, sampling, seed=seed, record_hidden=True),
              decode(decoder, prompts, method, sampling, seed=seed, record_hidden=True))

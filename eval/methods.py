@@ -64,7 +64,7 @@ class Models:
                     raise ConfigError(f"the FAR decoder has {name} {far!r}, the CAR decoder {ours!r}: train both on "
                                       "the same prepared corpus with the same layout")
 
-    def reader(self, decoder: CARDecoder) -> Decoder:
+    def reader(self, decoder: Decoder) -> Decoder:
         """What a method calls to read tokens with one of these decoders; made once."""
         if not self.fast:
             return decoder
@@ -196,7 +196,7 @@ def make_methods(names: Sequence[str], models: Models) -> list[Entry]:
         if name != full:
             made = [replace(e, name=e.name + INT8, decoder=models.quantized(cast(CARDecoder, e.decoder)),
                             identity={**e.identity, "layers": "int8"}) for e in made]
-        entries += [replace(e, decoder=models.reader(cast(CARDecoder, e.decoder))) for e in made]
+        entries += [replace(e, decoder=models.reader(e.decoder)) for e in made]
     names = [e.name for e in entries]
     if repeated := sorted({n for n in names if names.count(n) > 1}):
         raise ConfigError(f"methods listed twice: {', '.join(repeated)}")

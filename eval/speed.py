@@ -43,8 +43,9 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 """Shapes of random models, used where no checkpoint is given; CARConfig's defaults are the paper's."""
 
-
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
 @dataclass
 class SpeedConfig:
     """Settings of the speed benchmark."""
@@ -76,9 +77,6 @@ class SpeedConfig:
             raise ConfigError(f"clock must be 'wall', or 'cpu' on the CPU, not '{self.clock}' on '{self.device}'")
         if self.repeats < 1 or self.group < 2 or self.threads < 1:
             raise ConfigError("repeats and threads must be at least 1 and group at least 2")
-
-
-# ---------------------------------------------------------------------------------------------------- what is measured
 
 
 def random_policies(model: CARDecoder) -> dict[str, ChunkPolicy]:

@@ -59,9 +59,6 @@ def interleaved(runs: Mapping[Any, Callable[[], Any]], repeats: int, device: tor
     return seconds
 
 
-# ---------------------------------------------------------------------------------------------------- what is possible
-
-
 def read_sizes(model: CARDecoder) -> dict[str, int]:
     """Parameters that one batch-1 step reads: the trunk with the base head, and each additional head.
 

@@ -184,10 +184,6 @@ class KVCache:
         self.lengths = start + counts
         self.tighten()
 
-    def forget_columns(self) -> None:
-        """The lengths were changed in place."""
-        self._columns = None
-
     def take(self, rows: Tensor) -> Tensor:
         """Storage that holds these rows [R] in this order."""
         return self.kv.index_select(2, rows)

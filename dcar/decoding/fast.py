@@ -20,7 +20,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dcar.decoding.fused import CausalMask, FusedLayer, Rotation, norm, own_layers, weights_signature
+from dcar.decoding.fused import (
+    CausalMask,
+    FusedLayer,
+    Rotation,
+    additive,
+    norm,
+    own_layers,
+    round_up,
+    weights_signature,
+)
 from dcar.decoding.fused_policy import FusedPolicy
 from dcar.decoding.graphs import StepGraphs
 from dcar.decoding.loop import Decoder
@@ -63,7 +72,6 @@ class FastDecoder:
         self._causal = CausalMask(self.device, self.dtype)
         self._weights = weights_signature(model)
         self.graphs = StepGraphs(graphs, self.device)
-        self._wanted = graphs
         self._store: Tensor | None = None  # keys and values of whatever is in flight
         self._batch = 0  # number of the batch that they belong to
         self._inputs: dict[Hashable, _Inputs] = {}
@@ -120,10 +128,8 @@ class FastDecoder:
             cos, sin = self._rotation((cache.lengths[:, None] + offsets - cache.origin[:, None]).view(-1))
         if layout is None and cache.single and int(cache.prefix_lengths) == cache.prefix:
             mask = self._causal(new, cache.columns(new))
-        elif (seen := cache.mask(new, tree)) is None:
-            mask = None
-        else:  # as what is added to the scores: made once, not by every layer
-            mask = torch.zeros(seen.shape, dtype=self.dtype, device=seen.device).masked_fill_(~seen, -torch.inf)
+        else:
+            mask = None if (seen := cache.mask(new, tree)) is None else additive(seen, self.dtype)
         x = F.embedding(tokens.reshape(-1), self.model.speech_embedding.weight)
         for i, layer in enumerate(self.layers):
             rotated = layer.project(x, cos, sin).unflatten(0, (rows, new)).permute(2, 0, 3, 1, 4)  # [3, B, H, m, D/H]
@@ -137,7 +143,7 @@ class FastDecoder:
         have = self._rotation
         if have is not None and -origin >= have.first and capacity <= have.last:
             return
-        first, last = -_round_up(origin, 512), min(_round_up(capacity, 512), self.model.speech_rotary.reach - 1)
+        first, last = -round_up(origin, 512), min(round_up(capacity, 512), self.model.speech_rotary.reach - 1)
         if have is not None:
             first, last = min(first, have.first), max(last, have.last)
         if capacity > last:
@@ -148,16 +154,17 @@ class FastDecoder:
     # --- graphs -------------------------------------------------------------------------------------------------
 
     def _forget(self) -> None:
-        self.graphs, self._inputs = StepGraphs(self._wanted, self.device), {}
+        self.graphs, self._inputs = StepGraphs(self.graphs.enabled, self.device), {}
 
     def _adopt(self, cache: KVCache, capacity: int) -> KVCache:
         """The same cache in the store with room for `capacity` speech positions, its text padded to a multiple of 32
         columns, all of it to one of BLOCK."""
         layers, _, rows, heads, _, head_dim = cache.kv.shape
-        prefix = _round_up(cache.prefix, 32)
-        width = _round_up(prefix + capacity, BLOCK)
+        prefix = round_up(cache.prefix, 32)
+        width = round_up(prefix + capacity, BLOCK)
         self._batch += 1
-        adopted = _StoredCache.of(cache, self, self.room(layers, rows, heads, width, head_dim), prefix, self._batch)
+        store = self.room(layers, rows, heads, width, head_dim)
+        adopted = _StoredCache(cache.over(store[:, :, :rows], prefix), self, self._batch)
         adopted.kv[..., : cache.prefix, :] = cache.kv[..., : cache.prefix, :]
         speech = slice(prefix, prefix + cache.longest)
         adopted.kv[..., speech, :] = cache.kv[..., cache.prefix : cache.prefix + cache.longest, :]
@@ -183,7 +190,7 @@ class FastDecoder:
             raise EngineError("with graphs a FastDecoder extends the batch that it prefilled last; finish one batch "
                               "before the next, or use one FastDecoder for each")
         rows, new = tokens.shape
-        columns = min(_round_up(cache.columns(new), BLOCK), cache.kv.shape[4])
+        columns = min(round_up(cache.columns(new), BLOCK), cache.kv.shape[4])
         key = rows, new, cache.prefix, columns, layout is not None
         if key not in self._inputs:
             self._inputs[key] = self._make_inputs(cache, tokens, layout, columns)
@@ -206,8 +213,8 @@ class FastDecoder:
         return _Inputs(view, tokens.clone(), still, hidden)
 
     def _static_pass(self, inputs: _Inputs) -> None:
-        inputs.cache.forget_columns()
-        inputs.hidden.copy_(self._pass(inputs.cache, inputs.tokens, inputs.layout))
+        cache = inputs.cache.over(inputs.cache.kv)  # which knows nothing of the lengths of the pass before
+        inputs.hidden.copy_(self._pass(cache, inputs.tokens, inputs.layout))
 
 
 class FastPolicy:
@@ -219,7 +226,6 @@ class FastPolicy:
         self.policy = policy
         policy.allocate(rows, capacity, device, dtype)
         self._lengths = torch.zeros(rows, dtype=torch.long, device=device)
-        self._longest = 0  # bound of the lengths, on the host
 
     def read(self, hidden: Tensor, counts: Tensor) -> Tensor:
         """hidden [B, m, D], of which counts [B] are new -> log-law [B, K] of the next size."""
@@ -227,11 +233,9 @@ class FastPolicy:
         row = torch.arange(rows, device=hidden.device)
         position = self._lengths[:, None] + torch.arange(new, device=hidden.device)
         self._lengths = self._lengths + counts
-        last = self._longest + new
-        self._longest = int(self._lengths.max()) if rows else 0
         alone = rows == 1 and hidden.device.type == "cpu"  # then the columns end where the row does
         return self.policy.read(hidden.reshape(-1, width), position.view(-1), row.repeat_interleave(new),
-                                row * new + (counts - 1).clamp(min=0), self._longest if alone else last,
+                                row * new + (counts - 1).clamp(min=0), int(self._lengths.max()),
                                 None if alone else self._lengths)
 
     def select(self, rows: Tensor) -> None:
@@ -239,21 +243,15 @@ class FastPolicy:
         kv = self.policy.cache.kv
         kv[:, : len(rows)] = kv.index_select(1, rows)
         self._lengths = self._lengths[rows]
-        self._longest = int(self._lengths.max())
 
 
 class _StoredCache(KVCache):
     """A cache in the store of a FastDecoder: rows are selected in place, so that addresses stay."""
 
-    owner: FastDecoder
-    number: int  # of the batch: a later one overwrites its rows
-
-    @classmethod
-    def of(cls, cache: KVCache, owner: FastDecoder, store: Tensor, prefix: int, number: int) -> _StoredCache:
-        """The rows of `cache` over the first rows of the store; keys and values are not copied."""
-        out = cls.__new__(cls)
-        vars(out).update(vars(cache.over(store[:, :, : cache.batch], prefix)), owner=owner, number=number)
-        return out
+    def __init__(self, cache: KVCache, owner: FastDecoder, number: int):
+        """cache: over the first rows of the owner's store. number: of the batch; a later one overwrites its rows."""
+        vars(self).update(vars(cache))
+        self.owner, self.number = owner, number
 
     def still(self, longest: int) -> KVCache:
         """A view for a captured pass: lengths at addresses of their own, `longest` as the bound that it is made for."""
@@ -275,7 +273,3 @@ def fast(model: Decoder) -> Decoder:
     """A FastDecoder of the model; the model itself where it is none of a CARDecoder's layers (a language model of
     `transformers`) or was made fast already."""
     return FastDecoder(model) if isinstance(model, CARDecoder) and own_layers(model) is not None else model
-
-
-def _round_up(number: int, multiple: int) -> int:
-    return -(-number // multiple) * multiple

@@ -53,6 +53,15 @@ def own_layers(model: object) -> list[TransformerLayer] | None:
     return layers if all(isinstance(layer, TransformerLayer) for layer in layers) else None
 
 
+def round_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
+
+
+def additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
+    """A boolean mask (True = may attend) as what is added to the scores: made once, not by every layer's attention."""
+    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, -torch.inf)
+
+
 def weights_signature(module: nn.Module) -> Hashable:
     """Where a module's weights are and how often they were written; it changes when one is replaced, moved or trained.
 
@@ -122,9 +131,9 @@ class CausalMask:
             return None
         rows, width = self._table.shape
         if new > rows or columns > width:
-            rows, width = max(new, rows, 8), max(512 * -(-columns // 512), width)
-            hidden = torch.ones(rows, width, dtype=torch.bool, device=self._table.device).triu(width - rows + 1)
-            self._table = self._table.new_zeros(rows, width).masked_fill_(hidden, -torch.inf)
+            rows, width = max(new, rows, 8), max(round_up(columns, 512), width)
+            seen = torch.ones(rows, width, dtype=torch.bool, device=self._table.device).tril(width - rows)
+            self._table = additive(seen, self._table.dtype)
         return self._table[None, None, rows - new :, width - columns :]
 
 

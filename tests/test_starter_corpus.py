@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -18,6 +19,16 @@ def test_a_blend_is_the_weighted_sum_of_styles_at_its_number_of_phonemes(monkeyp
     job = {"voice": "blend_0000", "ids": [1, 2], "blend": {"a": 0.25, "b": 0.75}}
     assert np.allclose(script._style(job), (0.25 * styles["a"][2] + 0.75 * styles["b"][2])[None])
     assert np.allclose(script._style({"voice": "a", "ids": [0] * 9}), styles["a"][3][None])  # past the last row
+
+
+def test_mixtures_sum_to_one_and_may_lie_beyond_their_voices():
+    voices, rng = list("abcdefgh"), random.Random(0)
+    for _ in range(50):
+        inside, beyond = script._mixture(voices, rng, away=0.0), script._mixture(voices, rng, away=0.4)
+        assert sum(inside.values()) == pytest.approx(1) == sum(beyond.values())
+        assert len(inside) == 3 and min(inside.values()) > 0
+        assert len(beyond) == 4 and [w for w in beyond.values() if w < 0] == [min(beyond.values())]
+        assert -0.4 <= min(beyond.values()) < 0
 
 
 def test_a_corpus_of_training_speech_alone_is_packed(tmp_path):

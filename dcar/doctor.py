@@ -55,8 +55,21 @@ def _shipped() -> str:
     return "decoder, policy, tokenizer and vocoder load and belong together"
 
 
+def _kernels() -> str:
+    import torch
+
+    from dcar.decoding.native import Kernels, NativeError
+
+    try:
+        made = {str(dtype).removeprefix("torch."): Kernels(dtype) for dtype in (torch.float32, torch.bfloat16)}
+    except NativeError as error:
+        return f"none, decoding on the CPU is slower than it could be: {error}"
+    return "compiled for " + ", ".join(name + " (matrix unit)" * own.matrix_unit for name, own in made.items())
+
+
 CHECKS: dict[str, Callable[[], str]] = {
-    "packages": _versions, "device": _device, "disk": _space, "packaged models": _packaged, "shipped models": _shipped,
+    "packages": _versions, "device": _device, "CPU kernels": _kernels, "disk": _space, "packaged models": _packaged,
+    "shipped models": _shipped,
 }
 
 

@@ -155,17 +155,14 @@ def main(arguments: list[str] | None = None) -> None:
 def speak_aloud(decoder: CARDecoder, prompts: list[Prompt], method: ChunkMethod, sampling: SamplingConfig, seed: int,
                 vocoder: Vocoder, voice: Voice, pause: np.ndarray) -> tuple[list[DecodeResult], list[np.ndarray]]:
     """Write samples to standard output as they become certain, sentence by sentence; returns results and waves."""
-    from dcar.decoding.packed import pack_weights
     from dcar.decoding.serve import stream_audio
-    from dcar.decoding.static import Job, Plan, engine_for, why_not
+    from dcar.decoding.static import Job, Plan, engine_for
 
     if not isinstance(vocoder, TokenVocoder):
         raise ConfigError("--stream needs this project's own vocoder, which can be asked for a piece at a time; leave "
                           "--stream out with another one")
     started = time.perf_counter()
     plan = Plan(method, sampling, seed)
-    if why_not(decoder, sampling) is None:  # else the engine says why it refuses
-        pack_weights(decoder)  # nothing but decoding follows: one copy of the weights will do
     engine = engine_for(decoder, prompts, sampling, batch=1, policy=getattr(plan.schedule, "policy", None))
     waves: list[list[np.ndarray]] = [[] for _ in prompts]
     results: list[DecodeResult] = []

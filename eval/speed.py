@@ -16,6 +16,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -59,9 +60,12 @@ class SpeedConfig:
     quick: bool = False
     repeats: int = 5
     group: int = 8  # rollouts of one utterance
+    actions: int = 0  # random policies choose among 1 … actions tokens; 0 = as many as there are heads; 5: 3 on average
     device: str = "cpu"
     methods: list[str] = field(default_factory=lambda: ["far", "sd", "sd@draft"])  # of eval.methods, by either loop
-    peers: bool = True  # Hugging Face generate and assisted generation on the same weights
+    # of steps, rollouts, growth (batch and length), methods, and peers (Hugging Face on the same weights)
+    parts: list[str] = field(default_factory=lambda: list(PARTS))
+    tokens: int = 0  # speech tokens of a run; 0 = 210, with quick 60 (paper size: 15)
     plot: str = ""  # file for the plot of cost against length and batch (of the first size)
     clock: str = "wall"  # "cpu": processor time of this process, for a CPU on which other jobs run
     threads: int = 1  # of torch; with more, whatever else runs on the machine decides the times of small models
@@ -77,12 +81,17 @@ class SpeedConfig:
             raise ConfigError(f"clock must be 'wall', or 'cpu' on the CPU, not '{self.clock}' on '{self.device}'")
         if self.repeats < 1 or self.group < 2 or self.threads < 1:
             raise ConfigError("repeats and threads must be at least 1 and group at least 2")
+        if unknown := [part for part in self.parts if part not in PARTS]:
+            raise ConfigError(f"unknown parts {unknown}; choose among {', '.join(PARTS)}")
+        if self.actions < 0 or self.tokens < 0:
+            raise ConfigError("actions and tokens must be at least 1, or 0 for their defaults")
 
 
-def random_policies(model: CARDecoder) -> dict[str, ChunkPolicy]:
-    """Untrained policies: a bottleneck of 256 (half the width of a small model), and the paper's full width."""
-    width, actions = model.config.hidden_size, model.config.num_prediction_heads
-    heads = model.config.num_attention_heads
+def random_policies(model: CARDecoder, actions: int = 0) -> dict[str, ChunkPolicy]:
+    """Untrained policies, which choose among 1 … `actions` tokens (0: up to all heads) alike: a bottleneck of 256 (half
+    the width of a small model), and the paper's full width."""
+    width, most = model.config.hidden_size, model.config.num_prediction_heads
+    actions, heads = min(actions or most, most), model.config.num_attention_heads
     device = module_device(model)
     made = {"bottleneck": ChunkPolicyConfig(width, actions, min(256, width // 2), num_attention_heads=heads),
             "full": ChunkPolicyConfig(width, actions, None, num_attention_heads=heads)}
@@ -102,7 +111,10 @@ def load_all(config: SpeedConfig, size: str) -> Models:
         models = Models(CARDecoder(CARConfig(**SIZES[size])).eval().to(config.device))
     dtype = DTYPES[config.dtype]
     decoder = models.decoder.to(dtype)
-    models.policies = {"trained": models.policies[""].to(dtype)} if models.policies else random_policies(decoder)
+    if models.policies:
+        models.policies = {"trained": models.policies[""].to(dtype)}
+    else:
+        models.policies = random_policies(decoder, config.actions)
     models.far_decoder = decoder if models.far_decoder is None else models.far_decoder.to(dtype)
     if not is_brief(config, size):
         models.draft = (models.draft or cast(CARDecoder, build_draft(decoder).eval())).to(dtype)
@@ -121,22 +133,37 @@ RATIOS = ("car_k_over_k_times_car_1", "car_k_bound", "static_over_loop", "graphe
           "growth_over_kv_model", "floor_share_far")
 
 
-def _measure(config: SpeedConfig, size: str, models: Models, repeats: int, card: dict[str, Any],
-             ratios: dict[str, dict[str, Any]]) -> None:
-    """All measurements of one model: printed, and written into `card` and `ratios`."""
-    model, policies = models.decoder, models.policies
-    brief = is_brief(config, size)
-    load = Load(20, 10, 15) if brief else Load(60, 50, 60 if config.quick else 210)
-    repeats, few, once = (1 if brief else repeats), min(repeats, 2 if config.quick else 3), 1 if config.quick else 3
-    heads = model.config.num_prediction_heads
-    first_policy = next(iter(policies.values()))
-    engines = {name: engine_for(model, load.prompts(model, 1), load.sampling(), batch=1, policy=policy)
-               for name, policy in policies.items()}
-    engine = engines[next(iter(policies))]
+@dataclass
+class Measurement:
+    """One model that is measured, and where its figures go: `card` is its own, `ratios` [name][size] are of all."""
 
-    chosen = [k for k in ([1, 3, 7] if brief else range(1, heads + 1)) if k <= heads]
-    car = measure_car(model, load, chosen, repeats, engine.decode)
-    counted = measure.measure_launches(model, engine, load, 1)
+    config: SpeedConfig
+    size: str
+    models: Models
+    card: dict[str, Any]
+    ratios: dict[str, dict[str, Any]]
+
+    def __post_init__(self) -> None:
+        config, self.brief = self.config, is_brief(self.config, self.size)
+        tokens = config.tokens or (15 if self.brief else 60 if config.quick else 210)
+        self.load = Load(20, 10, tokens) if self.brief else Load(60, 50, tokens)
+        self.repeats = 1 if self.brief else min(config.repeats, 3) if config.quick else config.repeats
+        self.few, self.once = min(self.repeats, 2 if config.quick else 3), min(self.repeats, 1 if config.quick else 3)
+        model, load = self.models.decoder, self.load
+        self.engines = {name: engine_for(model, load.prompts(model, 1), load.sampling(), batch=1, policy=policy)
+                        for name, policy in self.models.policies.items()}
+        self.engine = next(iter(self.engines.values()))
+
+    def ratio(self, name: str, value: Any) -> None:
+        self.ratios[name][self.size] = value
+
+
+def _steps(m: Measurement) -> None:
+    """CAR-k and DCAR at batch 1, in the engine, and what their steps consist of."""
+    model, load, card, heads = m.models.decoder, m.load, m.card, m.models.decoder.config.num_prediction_heads
+    chosen = [k for k in ([1, 3, 7] if m.brief else range(1, heads + 1)) if k <= heads]
+    car = measure_car(model, load, chosen, m.repeats, m.engine.decode)
+    counted = measure.measure_launches(model, m.engine, load, 1)
     floor = card["floor_ms"]
     print("method     ms a step                       tokens/s                        with prefill         % of floor")
     for k, got in car.items():
@@ -144,90 +171,100 @@ def _measure(config: SpeedConfig, size: str, models: Models, repeats: int, card:
               f"{100 * floor[k] / got['ms_per_step'].median:.0f}")
     print(f"operators a step of CAR-1: loop {counted['loop']:.0f}, static engine {counted['static']:.0f}")
     rate = {k: got["tokens_per_second"].median for k, got in car.items()}
-    ratios["car_k_over_k_times_car_1"][size] = {str(k): rate[k] / (k * rate[1]) for k in car if k > 1}
-    ratios["car_k_bound"][size] = {str(k): floor[1] / floor[k] for k in car if k > 1}
-    ratios["floor_share_far"][size] = floor[1] / car[1]["ms_per_step"].median
+    m.ratio("car_k_over_k_times_car_1", {str(k): rate[k] / (k * rate[1]) for k in car if k > 1})
+    m.ratio("car_k_bound", {str(k): floor[1] / floor[k] for k in car if k > 1})
+    m.ratio("floor_share_far", floor[1] / car[1]["ms_per_step"].median)
     card["launches_per_step"] = counted
     card["ms_per_step"] = {str(k): got["ms_per_step"].median for k, got in car.items()}
-    card["floor_ms"] = {str(k): v for k, v in floor.items()}
 
-    ratios["policy_share_of_step"][size] = {}
-    for name, policy in policies.items():
-        dcar = measure.measure_dcar(model, engines[name], policy, load, repeats)
+    shares = {}
+    for name, policy in m.models.policies.items():
+        dcar = measure.measure_dcar(model, m.engines[name], policy, load, m.repeats)
         share, mean = dcar["policy_share"], dcar["mean_chunk"]
         print(f"DCAR ({name} policy): {mean:.2f} tokens a step, {dcar['tokens_per_second']} tokens/s, "
               f"{dcar['speedup'].median:.2f} × FAR; the policy adds {100 * share.median:.1f} % to a step "
               f"({100 * share.low:.1f}–{100 * share.high:.1f})")
-        ratios["policy_share_of_step"][size][name] = share.median
-        if policy is first_policy:
+        shares[name] = share.median
+        if len(shares) == 1:
             ratio = dcar["speedup"].median / mean
             read = card["read_far"] + (mean - 1) * card["read_head"] + card["read_policy"][name]
-            ratios["dcar_speedup_over_mean_chunk"][size] = ratio
-            ratios["dcar_over_own_bound"][size] = ratio * read / card["read_far"]
-    if brief:
+            m.ratio("dcar_speedup_over_mean_chunk", ratio)
+            m.ratio("dcar_over_own_bound", ratio * read / card["read_far"])
+            print(f"that is {ratio:.3f} of its chunk, {ratio * read / card['read_far']:.3f} of what its bytes allow")
+    m.ratio("policy_share_of_step", shares)
+    if m.brief:
         return
-    loop = measure_car(model, load, [1], few)
-    ratios["static_over_loop"][size] = rate[1] / loop[1]["tokens_per_second"].median
+    loop = measure_car(model, load, [1], m.few)
+    m.ratio("static_over_loop", rate[1] / loop[1]["tokens_per_second"].median)
     print(f"reference loop, CAR-1: {loop[1]['ms_per_step']} ms a step")
-    if engine.graphs.enabled:
+    if m.engine.graphs.enabled:
         eager = engine_for(model, load.prompts(model, 1), load.sampling(), batch=1, graphs=False)
-        launched = measure_car(model, load, chosen, few, eager.decode)
+        launched = measure_car(model, load, chosen, m.few, eager.decode)
         print("without graphs, ms a step: " + "  ".join(f"CAR-{k} {got['ms_per_step'].median:.2f}"
                                                         for k, got in launched.items()))
-        ratios["graphed_over_eager"][size] = {str(k): rate[k] / got["tokens_per_second"].median
-                                              for k, got in launched.items()}
+        m.ratio("graphed_over_eager", {str(k): rate[k] / got["tokens_per_second"].median
+                                       for k, got in launched.items()})
         card["ms_per_step_eager"] = {str(k): got["ms_per_step"].median for k, got in launched.items()}
 
-    rollouts = measure.measure_rollout_engines(model, first_policy, load, config.group, min(repeats, once))
-    together = rollouts["engine batch"].median
-    ratios["rollouts_over_sequential"][size] = rollouts["loop one by one"].median / together
-    ratios["rollouts_over_sequential_engine"][size] = rollouts["engine one by one"].median / together
-    print(f"{config.group} rollouts, s: " + "; ".join(f"{name} {s}" for name, s in rollouts.items()))
 
-    batches = measure.measure_engine_batches(model, load, [1, 8, 32] if config.quick else [1, 8, 32, 128],
-                                             min(repeats, once))
+def _rollouts(m: Measurement) -> None:
+    policy = next(iter(m.models.policies.values()))
+    rollouts = measure.measure_rollout_engines(m.models.decoder, policy, m.load, m.config.group, m.once)
+    together = rollouts["engine batch"].median
+    m.ratio("rollouts_over_sequential", rollouts["loop one by one"].median / together)
+    m.ratio("rollouts_over_sequential_engine", rollouts["engine one by one"].median / together)
+    print(f"{m.config.group} rollouts, s: " + "; ".join(f"{name} {s}" for name, s in rollouts.items()))
+
+
+def _growth(m: Measurement) -> None:
+    """Cost against batch and length."""
+    model, card, quick = m.models.decoder, m.card, m.config.quick
+    batches = measure.measure_engine_batches(model, m.load, [1, 8, 32] if quick else [1, 8, 32, 128], m.once)
     print("batches, tokens/s: " + "  ".join(f"{b}: {s.median:.0f}" for b, s in batches.items()))
-    ratios["batch8_over_batch1"][size] = batches[8].median / batches[1].median
-    ratios["batch32_over_batch1"][size] = batches[32].median / batches[1].median
+    m.ratio("batch8_over_batch1", batches[8].median / batches[1].median)
+    m.ratio("batch32_over_batch1", batches[32].median / batches[1].median)
     card["tokens_per_second_by_batch"] = {str(b): s.median for b, s in batches.items()}
 
-    grown = measure.measure_lengths(model, [100, 400] if config.quick else [200, 500, 1000, 2000], few)
+    grown = measure.measure_lengths(model, [100, 400] if quick else [200, 500, 1000, 2000], m.few)
     shortest, longest = min(grown), max(grown)
     weights, kv = model.norm.weight.element_size() * card["read_far"], card["kv_bytes_per_token"]
     bytes_model = {n: grown[shortest].median * (weights + n * kv) / (weights + shortest * kv) for n in grown}
     print("ms a step by length: " + "  ".join(f"{n}: {s.median:.2f} (bytes: {bytes_model[n]:.2f})"
                                               for n, s in grown.items()))
-    ratios["growth_over_kv_model"][size] = grown[longest].median / bytes_model[longest]
+    m.ratio("growth_over_kv_model", grown[longest].median / bytes_model[longest])
     card["ms_per_step_by_length"] = {str(n): s.median for n, s in grown.items()}
-    if config.plot and size == config.sizes[0]:
-        measure.plot(Path(config.plot), f"{size}: {machine()}, {config.device}", grown, bytes_model, batches)
+    if m.config.plot and m.size == m.config.sizes[0]:
+        measure.plot(Path(m.config.plot), f"{m.size}: {machine()}, {m.config.device}", grown, bytes_model, batches)
 
-    whose = "the FAR checkpoint" if models.far_decoder is not model else "CAR-1's weights, no FAR checkpoint was given"
-    for name, rate_of in measure.measure_named(config.methods, models, load, few).items():
+
+def _methods(m: Measurement) -> None:
+    own_far = m.models.far_decoder is not m.models.decoder
+    whose = "the FAR checkpoint" if own_far else "CAR-1's weights, no FAR checkpoint was given"
+    for name, rate_of in measure.measure_named(m.config.methods, m.models, m.load, m.few).items():
         print(f"{name}: {rate_of['loop']} tokens/s in the loop, {rate_of['fast']} with fast passes"
               f"{' (' + whose + ')' if name == 'far' else ''}")
-        card.setdefault("methods", {})[name] = {way: s.median for way, s in rate_of.items()}
-    card["far_weights"] = whose
-    if config.peers:
-        _peers(size, models, load, few, card, ratios)
-    else:
-        ratios["far_over_hf_generate"][size] = ratios["sd_over_hf_assisted"][size] = None
+        m.card.setdefault("methods", {})[name] = {way: s.median for way, s in rate_of.items()}
+    m.card["far_weights"] = whose
 
 
-def _peers(size: str, models: Models, load: Load, repeats: int, card: dict[str, Any],
-           ratios: dict[str, dict[str, Any]]) -> None:
-    peers = measure.measure_peers(models, load, repeats)
+def _peers(m: Measurement) -> None:
+    peers = measure.measure_peers(m.models, m.load, m.few)
     speed = peers["tokens_per_second"]
     print("greedy FAR on the same weights, tokens/s: " + "; ".join(
         f"{name} {s}{'' if peers['same_tokens'][name] else ' (other tokens)'}" for name, s in speed.items()))
     best = max(speed["hf dynamic"].median, speed["hf static"].median)
-    ratios["far_over_hf_generate"][size] = speed["static engine"].median / best
-    ratios["sd_over_hf_assisted"][size] = speed["sd"].median / speed["hf assisted"].median
+    m.ratio("far_over_hf_generate", speed["static engine"].median / best)
+    m.ratio("sd_over_hf_assisted", speed["sd"].median / speed["hf assisted"].median)
     kept, drafted = peers["draft_accepted"], peers["draft_length"]
     print(f"sd and hf assisted: one draft model, drafts of {drafted}; sd kept {100 * kept:.0f} % of the drafted tokens")
-    card["peers"] = {name: s.median for name, s in speed.items()}
-    card["peers_same_tokens"] = peers["same_tokens"]
-    card["draft_accepted"] = kept
+    m.card["peers"] = {name: s.median for name, s in speed.items()}
+    m.card["peers_same_tokens"] = peers["same_tokens"]
+    m.card["draft_accepted"] = kept
+
+
+PARTS: dict[str, Callable[[Measurement], None]] = {
+    "steps": _steps, "rollouts": _rollouts, "growth": _growth, "methods": _methods, "peers": _peers,
+}
 
 
 def run(config: SpeedConfig) -> dict[str, Any]:
@@ -236,10 +273,9 @@ def run(config: SpeedConfig) -> dict[str, Any]:
     torch.set_num_threads(config.threads)
     chosen_clock.set(config.clock)
     device = torch.device(config.device)
-    repeats = min(config.repeats, 3) if config.quick else config.repeats
     busy, cores = os.getloadavg()[0], os.cpu_count() or 1
-    print(f"machine: {machine()}; device {device}; torch {torch.__version__}; {repeats} interleaved repeats, medians, "
-          f"{config.clock} clock")
+    print(f"machine: {machine()}; device {device}; torch {torch.__version__}; up to {config.repeats} interleaved "
+          f"repeats, medians, {config.clock} clock")
     if busy > cores / 2:
         print(f"NOTE: the machine is busy (load {busy:.1f} on {cores} cores); times are not those of an idle one")
     rates = memory_rates(device, DTYPES[config.dtype], 64 if config.quick else 256)
@@ -248,7 +284,10 @@ def run(config: SpeedConfig) -> dict[str, Any]:
     for size in config.sizes:
         models = load_all(config, size)
         cards[size] = print_card(size, models.decoder, models.policies, rates, device)
-        _measure(config, size, models, repeats, cards[size], ratios)
+        measured = Measurement(config, size, models, cards[size], ratios)
+        for part in ["steps"] if measured.brief else config.parts:
+            PARTS[part](measured)
+        cards[size]["floor_ms"] = {str(k): ms for k, ms in cards[size]["floor_ms"].items()}
     spent = {"wall": time.perf_counter() - started, "cpu": time.process_time() - cpu_started}
     print(f"the benchmark took {spent['wall']:.0f} s, {spent['cpu']:.0f} s of the processor")
     result = {"machine": machine(), "device": config.device, "dtype": config.dtype, "clock": config.clock,

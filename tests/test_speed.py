@@ -9,7 +9,8 @@ import torch
 from conftest import tiny_decoder
 from replayed import Replayed
 
-from dcar.decoding import ChunkMethod, FixedChunk, decode
+from dcar.decoding import ChunkMethod, FixedChunk, PolicyChunk, decode
+from dcar.decoding.static import engine_for
 from dcar.draft import build_draft
 from dcar.errors import CheckpointError, ConfigError
 from dcar.sampling import SamplingConfig
@@ -43,7 +44,7 @@ def test_last_line_is_one_json(capsys, tmp_path):
 
 def test_with_graphs_the_engine_is_measured_without_them_too(capsys, monkeypatch):
     monkeypatch.setattr("dcar.decoding.steps.StepGraphs", Replayed)
-    assert main(["--quick", "sizes=[tiny]", "repeats=1", "group=2", "clock=cpu", "peers=false", "methods=[]"]) == 0
+    assert main(["--quick", "sizes=[tiny]", "repeats=1", "group=2", "clock=cpu", "parts=[steps]"]) == 0
     out = capsys.readouterr().out.splitlines()
     result = json.loads(out[-1])
     assert set(result["ratios"]["graphed_over_eager"]["tiny"]) == {str(k) for k in range(1, 8)}
@@ -174,6 +175,16 @@ def test_what_a_step_reads():
     assert sizes["far"] + 3 * sizes["head"] + embeddings == sum(p.numel() for p in model.parameters())
 
 
+@pytest.mark.parametrize("asked, most", [(2, 2), (0, 4), (9, 4)])
+def test_random_policies_choose_among_the_sizes_asked_for(asked, most):
+    load, model = Load(6, 4, 60), tiny_decoder()
+    for policy in random_policies(model, asked).values():
+        engine = engine_for(model, load.prompts(model, 1), load.sampling(), batch=1, policy=policy)
+        method = ChunkMethod(PolicyChunk(policy, "sample"))
+        result = engine.decode(load.prompts(model, 1), method, load.sampling())[0]
+        assert set(result.actions[1:]) == set(range(1, most + 1))
+
+
 def test_runs_are_interleaved_and_the_first_round_is_dropped():
     calls: list[str] = []
     seconds = interleaved({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, 2, torch.device("cpu"))
@@ -182,7 +193,8 @@ def test_runs_are_interleaved_and_the_first_round_is_dropped():
     assert str(spread([1.0, 3.0, 2.0])).strip() == "2.000 (1.000–3.000)"
 
 
-@pytest.mark.parametrize("bad", [{"sizes": ["huge"]}, {"repeats": 0}, {"threads": 0}, {"clock": "sun"},
+@pytest.mark.parametrize("bad", [{"sizes": ["huge"]}, {"repeats": 0}, {"threads": 0}, {"actions": -1}, {"tokens": -1},
+                                 {"parts": ["all"]}, {"clock": "sun"},
                                  {"clock": "cpu", "device": "cuda"}, {"dtype": "float8"}, {"policy": "runs/policy"}])
 def test_bad_settings_are_refused(bad, capsys):
     with pytest.raises(ConfigError):

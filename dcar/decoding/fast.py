@@ -22,6 +22,7 @@ from torch import Tensor
 
 from dcar.decoding.fused import (
     CausalMask,
+    FusedHeads,
     FusedLayer,
     Rotation,
     additive,
@@ -64,7 +65,8 @@ class FastDecoder:
         if (layers := own_layers(model)) is None:
             raise ConfigError(f"FastDecoder reads a CARDecoder of TransformerLayers, not a {type(model).__name__}; "
                               "use it as it is")
-        self.model, self.config, self.heads, self.norm = model, model.config, model.heads, model.norm
+        self.model, self.config, self.norm = model, model.config, model.norm
+        self.heads = FusedHeads(model.heads)
         self.device, self.dtype = model.norm.weight.device, model.norm.weight.dtype
         self.layers = [FusedLayer(layer) for layer in layers]
         self._norm = norm(model.norm)

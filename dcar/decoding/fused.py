@@ -1,4 +1,4 @@
-"""Transformer layers for decoding alone: few kernels, weights laid out for a handful of rows, one write to the cache.
+"""Transformer layers and heads for decoding alone: few kernels, made for a handful of rows, one write to the cache.
 
 The mathematics is that of heads/layers.py, which stays the reference; sums may be rounded in another order. Rows are
 flat here: N = batch × new positions.
@@ -12,20 +12,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dcar.decoding.packed import PLAIN_ROWS, PackedLinear, packed_multiply, packs
+from dcar.decoding.native import STACKED_ROWS, kernels
 from heads.layers import RotaryTable, TransformerLayer
+from heads.multi_token import MultiTokenHeads
 
 Affine = Callable[[Tensor], Tensor]
 
-def affine(module: nn.Module, pack: bool = True) -> Affine:
-    """x [N, in] -> [N, out], as `module` computes it, in the layout that is fastest for few rows.
+LARGE = 1 << 19
+"""Weights of so many elements are not copied. Measured on one AVX-512 thread in float32 (us, rows 1 / 5 / 16 / 64):
+576 x 192 plain 8.4 / 13 / 36 / 96, copied 5.4 / 9.2 / 23 / 84, own kernel 6.8 / 15 / 41 / -; larger ones come from the
+memory, whose rate decides (dcar/decoding/native.py)."""
 
-    On the CPU weights are packed for oneDNN (`packs`), other float32 ones stored [in, out]. These are copies, which
-    later changes of the module do not reach, unless `pack_weights` has given the module that layout; a few float32
-    rows go by the module's own weight. Everything else (an accelerator, a quantised module) is used as it is.
+
+def affine(module: nn.Module, native: bool = True) -> Affine:
+    """x [N, in] -> [N, out], as `module` computes it; on the CPU made for few rows.
+
+    There large weights, and all in bfloat16, are multiplied by kernels of our own (dcar/decoding/native.py), which read
+    them where they are. Small float32 ones are copied as [in, out], which PyTorch multiplies faster; later changes of
+    the module do not reach such a copy. Whatever is no linear layer (a quantised module) is used as it is.
     """
-    if isinstance(module, PackedLinear):
-        return module.multiply
     if not isinstance(module, nn.Linear):
         return module
     weight, bias = module.weight.detach(), None if module.bias is None else module.bias.detach()
@@ -33,17 +38,15 @@ def affine(module: nn.Module, pack: bool = True) -> Affine:
     def plain(x: Tensor) -> Tensor:
         return F.linear(x, weight, bias)
 
-    if not pack or weight.device.type != "cpu":
+    if not native or weight.device.type != "cpu":
         return plain
-    if packs(weight):
-        packed = packed_multiply(torch.ops.mkldnn._reorder_linear_weight(weight), bias)
-        if weight.dtype != torch.float32:
-            return packed
-        return lambda x: plain(x) if len(x) <= PLAIN_ROWS else packed(x)
-    if weight.dtype != torch.float32:
+    if weight.dtype == torch.float32 and weight.numel() < LARGE:
+        stored = weight.t().contiguous()
+        return (lambda x: torch.mm(x, stored)) if bias is None else (lambda x: torch.addmm(bias, x, stored))
+    if (own := kernels(weight.dtype)) is None or not weight.is_contiguous():
         return plain
-    stored = weight.t().contiguous()  # the weight itself where it is stored so
-    return (lambda x: torch.mm(x, stored)) if bias is None else (lambda x: torch.addmm(bias, x, stored))
+    few, most = own.linear(weight, bias), own.rows
+    return lambda x: few(x) if len(x) <= most else plain(x)
 
 
 def own_layers(model: object) -> list[TransformerLayer] | None:
@@ -67,8 +70,7 @@ def weights_signature(module: nn.Module) -> Hashable:
 
     It goes by version counters, which writes through `.data` do not move.
     """
-    plain = tuple((p.data_ptr(), p._version) for p in module.parameters())
-    return plain, tuple(id(m.packed) for m in module.modules() if isinstance(m, PackedLinear))
+    return tuple((p.data_ptr(), p._version) for p in module.parameters())
 
 
 def norm(module: nn.LayerNorm) -> Affine:
@@ -79,10 +81,10 @@ def norm(module: nn.LayerNorm) -> Affine:
 class FusedLayer:
     """One `TransformerLayer` in two halves, between which the caller writes the cache and attends."""
 
-    def __init__(self, layer: TransformerLayer, pack: bool = True):
+    def __init__(self, layer: TransformerLayer, native: bool = True):
         self.num_heads = layer.num_heads
-        self.qkv, self.out = affine(layer.qkv, pack), affine(layer.out, pack)
-        self.up, self.down = affine(layer.up, pack), affine(layer.down, pack)
+        self.qkv, self.out = affine(layer.qkv, native), affine(layer.out, native)
+        self.up, self.down = affine(layer.up, native), affine(layer.down, native)
         self.attention_norm, self.ffn_norm = norm(layer.attention_norm), norm(layer.ffn_norm)
 
     def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -94,6 +96,33 @@ class FusedLayer:
         """Residuals of attention and feed-forward: x and attended [N, D] -> [N, D]."""
         x = x + self.out(attended)
         return x + self.down(F.gelu(self.up(self.ffn_norm(x)), approximate="tanh"))
+
+
+class FusedHeads:
+    """`MultiTokenHeads` for few rows on the CPU: hidden [..., D] -> logits of heads 1..k [..., k, vocabulary]."""
+
+    def __init__(self, heads: MultiTokenHeads):
+        self.heads, self._base = heads, affine(heads.base)
+        self._blocks, self._biases = heads.block_weight.detach(), heads.block_bias.detach()
+        self._projection = heads.projection.detach()
+        parts = self._blocks, self._biases, self._projection
+        readable = self._projection.device.type == "cpu" and all(part.is_contiguous() for part in parts)
+        self._own = kernels(self._projection.dtype) if readable else None
+
+    def __call__(self, hidden: Tensor, k: int | None = None) -> Tensor:
+        heads, own, flat = self.heads, self._own, hidden.reshape(-1, hidden.shape[-1])
+        k = heads.num_heads if k is None else k
+        if own is None or len(flat) > STACKED_ROWS or not 1 <= k <= heads.num_heads:
+            return heads(hidden, k)
+        base = self._base(flat).view(*hidden.shape[:-1], 1, -1)
+        if k == 1:
+            return base
+        z = flat.expand(k - 1, -1, -1).contiguous()  # [head, rows, D]
+        for block in range(heads.blocks):
+            i = 0 if heads.share_blocks else block
+            z = z + F.silu(own.stacked(z, self._blocks[i, : k - 1], self._biases[i, : k - 1]))
+        extra = own.stacked(z, self._projection[: k - 1], None)
+        return torch.cat((base, extra.transpose(0, 1).reshape(*hidden.shape[:-1], k - 1, -1)), dim=-2)
 
 
 class Rotation:

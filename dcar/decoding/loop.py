@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,15 +23,17 @@ from dcar.errors import DataError, TextError
 from dcar.model import CARConfig
 from dcar.sampling import SamplingConfig, group_keys, histories, uniform
 from heads.layers import KVCache
-from heads.multi_token import MultiTokenHeads
 
 
 class Decoder(Protocol):
     """What the loop asks of a model: a `CARDecoder`, a `BackboneDecoder`, or a `FastDecoder` of one."""
 
     config: CARConfig
-    heads: MultiTokenHeads
     norm: nn.LayerNorm  # whose weight says the device and dtype
+
+    @property
+    def heads(self) -> Callable[..., Tensor]:
+        """See `MultiTokenHeads.forward`."""
 
     def prefill(self, text_ids: Tensor, text_lengths: Tensor, prompt_ids: Tensor, prompt_lengths: Tensor,
                 capacity: int) -> tuple[KVCache, Tensor]:

@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from dcar.decoding.fused import own_layers
-from dcar.decoding.packed import PackedLinear
 from dcar.errors import ConfigError
 from dcar.model import CARDecoder
 
@@ -23,13 +22,11 @@ def quantize_int8(model: CARDecoder) -> CARDecoder:
 
     Its tokens differ from the original's; compare losses (`teacher_forced_loss`) and word error rates before use. It
     keeps no checksum of its own, so a policy must be checked against the original. ConfigError away from the CPU and
-    for a decoder that is not made of this project's layers, or whose layers were packed.
+    for a decoder that is not made of this project's layers.
     """
     if own_layers(model) is None:
         raise ConfigError(f"int8 decoding quantises the layers of a CARDecoder, not of a {type(model).__name__}; leave "
                           "int8 out for it")
-    if any(isinstance(module, PackedLinear) for module in model.modules()):
-        raise ConfigError("packed weights cannot be quantised; load the decoder again, without pack_weights")
     weight = model.norm.weight
     if weight.device.type != "cpu" or weight.dtype != torch.float32:
         raise ConfigError(f"int8 decoding quantises float32 weights on the CPU, not {weight.dtype} on "

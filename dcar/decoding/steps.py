@@ -16,6 +16,7 @@ from torch import Tensor
 
 from dcar.decoding.fused import (
     CausalMask,
+    FusedHeads,
     FusedLayer,
     Rotation,
     StaticCache,
@@ -99,7 +100,9 @@ class EngineSteps:
         self.padded = mode == "padded" or (mode == "auto" and not on_cpu)
         self.sync_every = 1 if on_cpu else self.config.sync_every
         try:
-            self.layers = [FusedLayer(layer) for layer in own_layers(model) or []]
+            native = not self.config.compile  # Inductor makes kernels of its own
+            self.layers = [FusedLayer(layer, native) for layer in own_layers(model) or []]
+            self.laws = FusedHeads(model.heads)
             self.norm = norm(model.norm)
             self.policy = None if policy is None else FusedPolicy(policy)
         except (torch.OutOfMemoryError, RuntimeError) as error:
@@ -205,7 +208,7 @@ class EngineSteps:
         """Heads 1..width of the last hidden states -> tokens, kept up to EOS and the limit."""
         r, eos = self.rows, self.model.config.eos
         position = r.generated[:n, None] + self._offsets[:width]
-        logits = self.model.heads(r.last_hidden[:n], width)  # [n, k, V + 1]
+        logits = self.laws(r.last_hidden[:n], width)  # [n, k, V + 1]
         law = warp(logits, plan.sampling, position < plan.sampling.min_tokens if forbid else None, eos)
         tokens = sample(law, r.token_draws[:n].gather(1, position))
         sizes = r.sizes[:n]

@@ -1,0 +1,269 @@
+/* Products of a handful of rows with large weights, which is what a decoding step on a CPU consists of.
+ *
+ * multiply:        y[m, n] = sum_k x[m, k] w[n, k] + bias[n]                (nn.Linear)
+ * multiply_in_out: y[g, m, n] = sum_k x[g, m, k] w[g, k, n] + bias[g, n]    (the stacked heads)
+ *
+ * Every weight is read once, at the rate of the memory, and meets all rows while it is in a register: five rows cost what one
+ * costs. Sums are float32, in an order that does not depend on the number of rows. dcar/decoding/native.py compiles this
+ * file for float32 and, with -DBF16, for bfloat16; -DPORTABLE leaves the matrix unit (AMX) out.
+ */
+#include <stdint.h>
+#include <string.h>
+
+#ifdef __AVX512F__
+#define LANES 16
+#define WEIGHT_ROWS(M) ((M) <= 6 ? 4 : 2) /* sums, weights and one x fit the 32 registers */
+#else
+#define LANES 8
+#define WEIGHT_ROWS(M) ((M) <= 2 ? 4 : (M) <= 5 ? 2 : 1)
+#endif
+#define MAX_ROWS 8
+#define AHEAD 2048 /* bytes of every weight row that are fetched ahead */
+#define INLINE static inline __attribute__((always_inline))
+#define UNROLL _Pragma("GCC unroll 8")
+
+typedef float vector __attribute__((vector_size(4 * LANES)));
+
+typedef float four __attribute__((vector_size(16)));
+
+INLINE vector load_float(const float *p) { vector v; memcpy(&v, p, sizeof v); return v; }
+INLINE float total(vector v) {
+  four part[LANES / 4];
+  memcpy(part, &v, sizeof v);
+  four s = part[0] + part[1];
+  if (LANES == 16) s += part[2 % (LANES / 4)] + part[3 % (LANES / 4)];
+  return (s[0] + s[1]) + (s[2] + s[3]);
+}
+
+#ifdef BF16
+typedef uint16_t element;
+typedef uint16_t halves __attribute__((vector_size(2 * LANES)));
+typedef uint32_t words __attribute__((vector_size(4 * LANES)));
+
+INLINE vector load(const element *p) {
+  halves h;
+  memcpy(&h, p, sizeof h);
+  words u = __builtin_convertvector(h, words) << 16;
+  vector v;
+  memcpy(&v, &u, sizeof v);
+  return v;
+}
+INLINE float widen(element e) {
+  uint32_t u = (uint32_t)e << 16;
+  float f;
+  memcpy(&f, &u, 4);
+  return f;
+}
+INLINE element narrow(float f) { /* to the nearest, ties to even */
+  uint32_t u;
+  memcpy(&u, &f, 4);
+  if ((u & 0x7fffffff) > 0x7f800000) return 0x7fc0; /* not a number */
+  return (u + 0x7fff + ((u >> 16) & 1)) >> 16;
+}
+#else
+typedef float element;
+INLINE vector load(const element *p) { return load_float(p); }
+INLINE float widen(element e) { return e; }
+INLINE element narrow(float f) { return f; }
+#endif
+
+/* Call F with the number of rows as a constant, MAX_ROWS of them at most. */
+#define WITH_ROWS(M, F, ...)                                                                                           \
+  switch (M) {                                                                                                         \
+    case 1: F(__VA_ARGS__, 1); break;                                                                                  \
+    case 2: F(__VA_ARGS__, 2); break;                                                                                  \
+    case 3: F(__VA_ARGS__, 3); break;                                                                                  \
+    case 4: F(__VA_ARGS__, 4); break;                                                                                  \
+    case 5: F(__VA_ARGS__, 5); break;                                                                                  \
+    case 6: F(__VA_ARGS__, 6); break;                                                                                  \
+    case 7: F(__VA_ARGS__, 7); break;                                                                                  \
+    default: F(__VA_ARGS__, 8);                                                                                        \
+  }
+
+/* R weight rows with M rows of x, M and R constants. */
+INLINE void tile(const element *x, const element *w, const element *bias, element *y, long n, long k, const int M,
+                 const int R) {
+  vector sum[4][MAX_ROWS];
+  UNROLL for (int r = 0; r < R; r++) UNROLL for (int m = 0; m < M; m++) sum[r][m] = (vector){0};
+  long c = 0;
+  for (; c + LANES <= k; c += LANES) {
+    vector a[4];
+    UNROLL for (int r = 0; r < R; r++) {
+      a[r] = load(w + r * k + c);
+      __builtin_prefetch((const char *)(w + r * k + c) + R * AHEAD);
+    }
+    UNROLL for (int m = 0; m < M; m++) {
+      vector b = load(x + m * k + c);
+      UNROLL for (int r = 0; r < R; r++) sum[r][m] += a[r] * b;
+    }
+  }
+  UNROLL for (int r = 0; r < R; r++) UNROLL for (int m = 0; m < M; m++) {
+    float s = total(sum[r][m]);
+    for (long i = c; i < k; i++) s += widen(x[m * k + i]) * widen(w[r * k + i]);
+    y[m * n + r] = narrow(bias ? s + widen(bias[r]) : s);
+  }
+}
+
+INLINE void rows(const element *x, const element *w, const element *bias, element *y, long n, long k, long count,
+                 const int M) {
+  long r = 0;
+  for (; r + WEIGHT_ROWS(M) <= count; r += WEIGHT_ROWS(M))
+    tile(x, w + r * k, bias ? bias + r : 0, y + r, n, k, M, WEIGHT_ROWS(M));
+  for (; r < count; r++) tile(x, w + r * k, bias ? bias + r : 0, y + r, n, k, M, 1);
+}
+
+/* `count` weight rows with any number of rows of x. */
+static void part(const element *x, const element *w, const element *bias, element *y, long m, long n, long k, long count) {
+  for (; m > 0; m -= MAX_ROWS, x += MAX_ROWS * k, y += MAX_ROWS * n) WITH_ROWS(m, rows, x, w, bias, y, n, k, count)
+}
+
+#define BLOCK 16 /* weight rows that a thread takes at a time */
+
+static void multiply_portable(const element *x, const element *w, const element *bias, element *y, long m, long n, long k,
+                              int threads) {
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+  for (long r = 0; r < n; r += BLOCK)
+    part(x, w + r * k, bias ? bias + r : 0, y + r, m, n, k, n - r < BLOCK ? n - r : BLOCK);
+}
+
+#if defined(BF16) && !defined(PORTABLE) && defined(__AMX_BF16__) && defined(__linux__)
+/* The matrix unit: 16 weight rows are one operand as they lie, up to 16 rows of x the other one, and there are six sums. */
+#include <immintrin.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define TILES 6
+#define SOON 8 /* blocks of 32 weights that are fetched ahead, of 16 rows each */
+
+static int amx_allowed(void) { /* a process has to ask the kernel, once */
+  static int allowed = -1;
+  if (allowed < 0) allowed = syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18 /* tile data */) == 0;
+  return allowed;
+}
+
+/* 16 weight rows with the rows of x, which lie as [k / 32][tile][16 pairs][column][2]. */
+static void amx_part(const element *packed, const element *w, const element *bias, element *y, long m, long n, long k,
+                     long columns) {
+  long tiles = (m + columns - 1) / columns, step = 32 * columns, blocks = k / 32;
+#define EACH_TILE(DO)                                                                                                  \
+  switch (tiles) {                                                                                                     \
+    case 6: DO(5) /* fall through */                                                                                   \
+    case 5: DO(4) /* fall through */                                                                                   \
+    case 4: DO(3) /* fall through */                                                                                   \
+    case 3: DO(2) /* fall through */                                                                                   \
+    case 2: DO(1) /* fall through */                                                                                   \
+    default: DO(0)                                                                                                     \
+  }
+#define ZERO(T) _tile_zero(T);
+  EACH_TILE(ZERO)
+  for (long b = 0; b < blocks; b++) {
+    long next = b + SOON;
+    const element *soon = next < blocks ? w + 32 * next : w + 16 * k + 32 * (next - blocks);
+    for (int r = 0; r < 16; r++) __builtin_prefetch(soon + r * k);
+    _tile_loadd(6, w + 32 * b, 2 * k);
+    const element *at = packed + b * tiles * step;
+#define MULTIPLY(T) _tile_loadd(7, at + T * step, 4 * columns); _tile_dpbf16ps(T, 6, 7);
+    EACH_TILE(MULTIPLY)
+  }
+  float sums[TILES][16][16];
+#define STORE(T) _tile_stored(T, sums[T], 64);
+  EACH_TILE(STORE)
+  for (long i = 0; i < m; i++)
+    for (int r = 0; r < 16; r++) {
+      float s = sums[i / columns][r][i % columns];
+      y[i * n + r] = narrow(bias ? s + widen(bias[r]) : s);
+    }
+}
+
+static void multiply_amx(const element *x, const element *w, const element *bias, element *y, long m, long n, long k,
+                         int threads) {
+  long columns = m < 16 ? m : 16, tiles = (m + columns - 1) / columns, blocks = k / 32;
+  element packed[blocks * tiles * 32 * columns] __attribute__((aligned(64)));
+  for (long b = 0; b < blocks; b++)
+    for (long i = 0; i < tiles * columns; i++) {
+      uint32_t *to = (uint32_t *)(packed + (b * tiles + i / columns) * 32 * columns) + i % columns;
+      uint32_t pairs[16] = {0};
+      if (i < m) memcpy(pairs, x + i * k + 32 * b, 64);
+      for (int p = 0; p < 16; p++) to[p * columns] = pairs[p];
+    }
+#pragma omp parallel num_threads(threads) if (threads > 1)
+  {
+    struct { uint8_t palette, start, reserved[14]; uint16_t width[16]; uint8_t rows[16]; } shape, before;
+    memset(&shape, 0, sizeof shape);
+    shape.palette = 1;
+    for (int t = 0; t < 8; t++) shape.rows[t] = 16, shape.width[t] = t == 6 ? 64 : 4 * columns;
+    _tile_storeconfig(&before); /* oneDNN leaves its own in place and counts on it */
+    _tile_loadconfig(&shape);
+#pragma omp for schedule(static)
+    for (long r = 0; r < n; r += 16) {
+      if (n - r >= 16) amx_part(packed, w + r * k, bias ? bias + r : 0, y + r, m, n, k, columns);
+      else part(x, w + r * k, bias ? bias + r : 0, y + r, m, n, k, n - r);
+    }
+    if (before.palette) _tile_loadconfig(&before);
+    else _tile_release();
+  }
+}
+
+int matrix_unit(void) { return amx_allowed(); }
+
+void multiply(const element *x, const element *w, const element *bias, element *y, long m, long n, long k, int threads) {
+  if (m > 0 && k % 32 == 0 && m <= 16 * TILES && amx_allowed()) multiply_amx(x, w, bias, y, m, n, k, threads);
+  else multiply_portable(x, w, bias, y, m, n, k, threads);
+}
+#else
+int matrix_unit(void) { return 0; }
+
+void multiply(const element *x, const element *w, const element *bias, element *y, long m, long n, long k, int threads) {
+  multiply_portable(x, w, bias, y, m, n, k, threads);
+}
+#endif
+
+#define COLUMNS 4096
+#define DEPTH 8
+
+/* DEPTH rows of the weights are added to the sums of up to COLUMNS columns at a time, so that they are read as they lie. */
+INLINE void sweep(const element *x, const element *w, const element *bias, element *y, long n, long k, long width,
+                  const int M) {
+  float sum[MAX_ROWS][COLUMNS] __attribute__((aligned(64)));
+  for (int m = 0; m < M; m++)
+    for (long c = 0; c < width; c++) sum[m][c] = bias ? widen(bias[c]) : 0;
+  for (long d = 0; d < k; d += DEPTH) {
+    const element *p = w + d * n;
+    int depth = k - d < DEPTH ? k - d : DEPTH;
+    float scale[MAX_ROWS][DEPTH];
+    for (int m = 0; m < M; m++)
+      for (int i = 0; i < depth; i++) scale[m][i] = widen(x[m * k + d + i]);
+    long c = 0;
+    for (; depth == DEPTH && c + LANES <= width; c += LANES) {
+      vector a[DEPTH];
+      UNROLL for (int i = 0; i < DEPTH; i++) {
+        a[i] = load(p + i * n + c);
+        __builtin_prefetch(p + (DEPTH + i) * n + c);
+      }
+      UNROLL for (int m = 0; m < M; m++) {
+        vector s = load_float(&sum[m][c]);
+        UNROLL for (int i = 0; i < DEPTH; i++) s += a[i] * scale[m][i];
+        memcpy(&sum[m][c], &s, sizeof s);
+      }
+    }
+    for (; c < width; c++)
+      for (int m = 0; m < M; m++)
+        for (int i = 0; i < depth; i++) sum[m][c] += widen(p[i * n + c]) * scale[m][i];
+  }
+  for (int m = 0; m < M; m++)
+    for (long c = 0; c < width; c++) y[m * n + c] = narrow(sum[m][c]);
+}
+
+void multiply_in_out(const element *x, const element *w, const element *bias, element *y, long groups, long m, long n,
+                     long k, int threads) {
+  long share = ((n + threads - 1) / threads + 63) / 64 * 64, columns = share < COLUMNS ? share : COLUMNS;
+#pragma omp parallel for collapse(2) schedule(static) num_threads(threads) if (threads > 1)
+  for (long g = 0; g < groups; g++)
+    for (long c = 0; c < n; c += columns)
+      for (long i = 0; i < m; i += MAX_ROWS) {
+        const element *xs = x + (g * m + i) * k, *ws = w + g * k * n + c, *bs = bias ? bias + g * n + c : 0;
+        element *ys = y + (g * m + i) * n + c;
+        long width = n - c < columns ? n - c : columns;
+        WITH_ROWS(m - i, sweep, xs, ws, bs, ys, n, k, width)
+      }
+}

@@ -33,6 +33,7 @@ from dcar.errors import CheckpointError, ConfigError, DCARError
 from dcar.vocoder import Pitch, TokenVocoder, VocoderConfig
 from dcar.vocoder_acoustic import EMBEDDING_SPREAD, Acoustics, pitch_statistics
 from dcar.vocoder_data import Crop, VocoderData
+from dcar.vocoder_equalizer import CALIBRATION_SECONDS
 from dcar.vocoder_losses import Discriminators, MelDistance, discriminator_loss, generator_losses
 from dcar.vocoder_renderer import mel_transform
 from dcar.vocoder_voices import VoiceLoss
@@ -88,7 +89,8 @@ class Trainer:
     def __init__(self, config: TrainVocoderConfig, data: VocoderData, device: torch.device):
         self.config, self.data, self.device = config, data, device
         torch.manual_seed(config.seed)
-        made_by = {"tokenizer_checksum": data.tokenizer_checksum, "token_rate": data.token_rate}
+        made_by: dict[str, Any] = {"tokenizer_checksum": data.tokenizer_checksum, "token_rate": data.token_rate}
+        made_by["calibration_tokens"] = calibration_tokens(data)
         shape = VocoderConfig(**{**made_by, **config.vocoder})
         if (shape.token_rate, shape.frames_per_token) != (data.token_rate, data.frames_per_token):
             raise ConfigError(
@@ -281,6 +283,7 @@ class Trainer:
         """Of the averaged weights: mel distance of the wave from tokens, and from the true spectrogram (copy); error
         of the predicted log-mel, F0 and voicing."""
         sums: dict[str, float] = {}
+        self.average.equalizer.forget()  # its weights have changed
         rows = self.validation_rows[:limit]
         for row in rows:
             crop = self.data.crop(row[None], row.new_zeros(1), int(self.data.lengths[row]))
@@ -314,6 +317,18 @@ class Trainer:
             self.listener.load_state_dict(state["listener"])
         self.random.set_state(state["random"].cpu())
         self.step_index, self.seconds = state["step"], state["seconds"]
+
+
+def calibration_tokens(data: VocoderData) -> tuple[int, ...]:
+    """Tokens of training utterances from all over the pack, CALIBRATION_SECONDS of them (fewer in a smaller pack)."""
+    rows, wanted, found = (~data.validation).nonzero()[:, 0].tolist(), CALIBRATION_SECONDS * data.token_rate, []
+    spread = [rows[i * len(rows) // 16] for i in range(16)] if len(rows) > 16 else rows
+    for row in spread:
+        start = int(data.starts[row])
+        found += data.tokens[start : start + int(data.lengths[row])].tolist()
+        if len(found) >= wanted:
+            break
+    return tuple(found[:wanted])
 
 
 def acoustic_loss(said: Acoustics, log_mel: Tensor, crop: Crop, speaker: Tensor) -> tuple[Tensor, dict[str, Tensor]]:

@@ -1,6 +1,7 @@
 """The vocoder: speech tokens + a voice -> 24 kHz waveform, on one CPU thread far faster than real time.
 
     tokens + voice ── acoustic model ──>        log-mel, F0, voicing          (dcar/vocoder_acoustic.py)
+    log-mel + voice ── equaliser ──>            log-mel, as bright as the prompt  (dcar/vocoder_equalizer.py)
     log-mel + pitch ── renderer, 100 Hz ── inverse STFT ──> wave              (dcar/vocoder_renderer.py)
 
 Two networks, because they learn different things from different amounts of data. What a token sounds like in a voice
@@ -11,6 +12,7 @@ spectrogram becomes a wave is the same for all voices and mostly signal processi
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -24,6 +26,7 @@ from torch import Tensor, nn
 from dcar.errors import CheckpointError, DataError
 from dcar.vocoder_acoustic import AcousticModel, absolute_pitch
 from dcar.vocoder_blocks import VocoderConfig
+from dcar.vocoder_equalizer import Equalizer
 from dcar.vocoder_features import speaker_features
 from dcar.vocoder_renderer import Pitch, Renderer
 
@@ -40,6 +43,12 @@ class TokenVocoder(nn.Module):
         self.config = config = config or VocoderConfig()
         self.acoustic = AcousticModel(config)
         self.renderer = Renderer(config)
+        self.equalizer = Equalizer(config)
+
+    def train(self, mode: bool = True) -> TokenVocoder:
+        if mode:
+            self.equalizer.forget()
+        return super().train(mode)
 
     @property
     def sample_rate(self) -> int:
@@ -61,7 +70,8 @@ class TokenVocoder(nn.Module):
         # Padding holds the last real value, so that a row's end does not depend on what stands after it.
         last = (mask.sum(1, keepdim=True).long() * self.config.frames_per_token - 1).clamp_min(0)
         frame = torch.arange(log_f0.shape[1], device=log_f0.device).expand_as(log_f0).minimum(last)
-        return said.log_mel, Pitch(log_f0.gather(1, frame), (said.voicing > 0).float())
+        log_mel = said.log_mel + self.equalizer(self.acoustic, speaker)[:, None]
+        return log_mel, Pitch(log_f0.gather(1, frame), (said.voicing > 0).float())
 
     def forward(self, tokens: Tensor, lengths: Tensor, speaker: Tensor) -> Tensor:
         """Waveform [B, T * samples_per_token]: tokens [B, T] int64 (any id as padding), lengths [B], speaker [B, 298].
@@ -126,7 +136,9 @@ class TokenVocoder(nn.Module):
         folder.mkdir(parents=True, exist_ok=True)
         weights = {name: value.detach().to("cpu", dtype).contiguous() for name, value in self.state_dict().items()}
         save_file(weights, folder / "model.safetensors", metadata={"format": FORMAT})
-        (folder / "config.json").write_text(json.dumps({"format": FORMAT, **asdict(self.config)}, indent=2) + "\n")
+        text = json.dumps({"format": FORMAT, **asdict(self.config)}, indent=2)
+        text = re.sub(r"\[[^]]*\]", lambda numbers: re.sub(r"\s+", " ", numbers[0]), text)  # a line for each list
+        (folder / "config.json").write_text(text + "\n")
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, device: str | torch.device = "cpu") -> TokenVocoder:
@@ -141,6 +153,7 @@ class TokenVocoder(nn.Module):
             ) from error
         if not isinstance(config, dict) or config.pop("format", None) != FORMAT:
             raise CheckpointError(f"{folder}/config.json: not a {FORMAT} config; is this another model's folder?")
+        config.setdefault("calibration_tokens", [])  # vocoders from before it
         unknown = set(config) ^ {f.name for f in fields(VocoderConfig)}
         if unknown:
             raise CheckpointError(f"{folder}/config.json: unknown or missing keys {sorted(unknown)}")

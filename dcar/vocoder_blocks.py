@@ -35,11 +35,15 @@ class VocoderConfig:
     renderer_ffn_size: int = 768
     renderer_dilations: tuple[int, ...] = (1, 2, 1, 2)  # one ConvNeXt block each, at frame rate
     kernel_size: int = 7
+    # speech that the equaliser of a voice is set by (dcar/vocoder_equalizer.py); () = none
+    calibration_tokens: tuple[int, ...] = ()
     tokenizer_checksum: str = ""  # of the tokenizer whose ids the weights were trained on; "" = not recorded
 
     def __post_init__(self) -> None:
-        for name in ("acoustic_dilations", "renderer_dilations"):
+        for name in ("acoustic_dilations", "renderer_dilations", "calibration_tokens"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
+        if not all(0 <= token < self.vocab_size for token in self.calibration_tokens):
+            raise CheckpointError(f"vocoder config: calibration_tokens outside 0..{self.vocab_size - 1}")
         if self.sample_rate % (self.token_rate * self.hop):
             raise CheckpointError(f"vocoder config: hop {self.hop} does not divide the samples of one token")
         if self.window % self.hop or self.window < 3 * self.hop or self.window > self.n_fft:

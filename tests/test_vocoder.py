@@ -214,8 +214,9 @@ def test_forward_length_and_silence_after_the_end():
     assert wave[1, 8 * 480 :].abs().max() == 0  # one window of the last frame may ring on
 
 
-def test_a_batch_with_padding_equals_single_utterances():
-    model = TokenVocoder(VocoderConfig(**TINY))
+@pytest.mark.parametrize("calibration", [(), tuple(range(16))])
+def test_a_batch_with_padding_equals_single_utterances(calibration):
+    model = TokenVocoder(VocoderConfig(**TINY, calibration_tokens=calibration))
     lists = [list(np.random.default_rng(i).integers(0, 16, size=n)) for i, n in enumerate((30, 9, 1, 17))]
     voices = torch.stack([voice(i, 100 + 20 * i) for i in range(4)])
     together = model.synthesize(lists, voices)
@@ -224,6 +225,46 @@ def test_a_batch_with_padding_equals_single_utterances():
         assert together[i].shape == (480 * len(ids),) and together[i].dtype == np.float32
         np.testing.assert_allclose(together[i], alone, atol=2e-5)
     assert model.training  # synthesize leaves the mode as it was
+
+
+@pytest.mark.parametrize("bands", [40, 100, 24])
+def test_the_equaliser_gives_calibration_speech_the_envelope_of_the_prompt(bands):
+    torch.manual_seed(0)
+    tokens, speaker = torch.randint(0, 16, (1, 60)), torch.stack([voice(0, 100.0), voice(1, 220.0)])
+    plain, equal = (
+        TokenVocoder(VocoderConfig(**{**TINY, "mel_bands": bands}, calibration_tokens=calibration)).eval()
+        for calibration in ((), tuple(tokens[0].tolist()))
+    )
+    equal.load_state_dict(plain.state_dict())
+    missed = []
+    for model in (plain, equal):
+        log_mel, pitch = model.predict(tokens.expand(2, -1), torch.ones(2, 60), speaker)
+        assert 0 < pitch.voiced.mean()
+        missed.append((model.equalizer.envelope(log_mel, pitch.voiced) - speaker[:, 258:]).abs().mean(1))
+    assert (missed[1] < (0.5 if bands == 24 else 0.35) * missed[0]).all(), missed
+    gains = equal.equalizer(equal.acoustic, speaker)
+    assert gains.shape == (2, bands) and not plain.equalizer(plain.acoustic, speaker).any()
+    assert (gains[0] - gains[1]).abs().max() > 0.1
+
+
+def test_voices_are_measured_once_and_anew_after_training(monkeypatch):
+    model = TokenVocoder(VocoderConfig(**TINY, calibration_tokens=(1, 2, 3))).eval()
+    measured, measure = [], model.equalizer._measure
+
+    def counted(acoustic, rows):
+        measured.append(len(rows))
+        return measure(acoustic, rows)
+
+    monkeypatch.setattr(model.equalizer, "_measure", counted)
+    voices = torch.stack([voice(0), voice(1), voice(0)])
+    first = model.synthesize([[1, 2]] * 3, voices)
+    again = model.synthesize([[1, 2]] * 3, voices)
+    assert measured == [2] and all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
+    model.train()
+    model.synthesize([[1, 2]], voices[:1])
+    monkeypatch.setattr("dcar.vocoder_equalizer.MOST_VOICES", 1)
+    model.synthesize([[1, 2]] * 3, voices)
+    assert measured == [2, 1, 2]
 
 
 def test_empty_utterances_give_empty_waves():
@@ -283,8 +324,9 @@ def test_predicted_pitch_follows_the_prompt():
 
 
 def test_saved_vocoder_is_small_loads_and_sounds_the_same(tmp_path):
-    model = TokenVocoder(VocoderConfig(**TINY, tokenizer_checksum="abc"))
+    model = TokenVocoder(VocoderConfig(**TINY, calibration_tokens=(3, 1), tokenizer_checksum="abc"))
     model.save_pretrained(tmp_path / "v")
+    assert '"calibration_tokens": [ 3, 1 ]' in (tmp_path / "v" / "config.json").read_text()  # one line for hundreds
     again = TokenVocoder.from_pretrained(tmp_path / "v")
     assert again.config == model.config and not again.training and again.renderer.head.weight.dtype == torch.float32
     ids, speaker = [list(range(16))], voice()[None]
@@ -305,6 +347,7 @@ def test_from_pretrained_is_strict(tmp_path):
         {**good, "colour": "red"},
         {**good, "format": "other"},
         {**good, "window": 700},
+        {**good, "calibration_tokens": [16]},
         {k: v for k, v in good.items() if k != "n_fft"},
     ]
     for config in wrong:
@@ -527,6 +570,8 @@ def test_training_brings_every_loss_down_and_exports(tmp_path):
     assert validation["mel_copy"] < 0.8 * untrained["mel_copy"] and validation["mel"] < 0.8 * untrained["mel"]
     vocoder = TokenVocoder.from_pretrained(export)
     assert vocoder.config.tokenizer_checksum == "toy-checksum"
+    data = VocoderData.load(config.data, "cpu")
+    assert vocoder.config.calibration_tokens == tuple(data.tokens[: 5 * 60].tolist())  # the sixth row is not trained on
     assert sorted(p.name for p in (tmp_path / "run" / "samples").iterdir()) == ["0_real.wav", "0_vocoder.wav"]
 
 

@@ -67,9 +67,10 @@ def tiny_tokenizer(folder: Path) -> WhisperKMeansTokenizer:
     return tokenizer
 
 
-def tiny_vocoder() -> TokenVocoder:
+def tiny_vocoder(calibration_tokens: tuple[int, ...] = ()) -> TokenVocoder:
     """A random vocoder that makes noise in milliseconds."""
     torch.manual_seed(0)
     return TokenVocoder(VocoderConfig(
         vocab_size=CODES, condition_size=8, mel_bands=20, acoustic_size=16, acoustic_ffn_size=16,
-        acoustic_dilations=(1,), renderer_size=16, renderer_ffn_size=16, renderer_dilations=(1,)))
+        acoustic_dilations=(1,), renderer_size=16, renderer_ffn_size=16, renderer_dilations=(1,),
+        calibration_tokens=calibration_tokens))

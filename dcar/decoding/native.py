@@ -115,7 +115,7 @@ def _compiled(flags: Sequence[str]) -> Path:
         raise NativeError("there is no C compiler (cc or gcc, or what CC names); install one")
     identity = (SOURCE.read_text(), *flags, compiler, _processor())
     digest = hashlib.sha256("\0".join(identity).encode()).hexdigest()[:16]
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dcar"
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "dcar"
     library = folder / f"few_rows-{digest}.so"
     if library.exists():
         return library

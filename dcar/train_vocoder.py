@@ -89,8 +89,11 @@ class Trainer:
     def __init__(self, config: TrainVocoderConfig, data: VocoderData, device: torch.device):
         self.config, self.data, self.device = config, data, device
         torch.manual_seed(config.seed)
-        made_by: dict[str, Any] = {"tokenizer_checksum": data.tokenizer_checksum, "token_rate": data.token_rate}
-        made_by["calibration_tokens"] = calibration_tokens(data)
+        made_by: dict[str, Any] = {
+            "tokenizer_checksum": data.tokenizer_checksum,
+            "token_rate": data.token_rate,
+            "calibration_tokens": calibration_tokens(data),
+        }
         shape = VocoderConfig(**{**made_by, **config.vocoder})
         if (shape.token_rate, shape.frames_per_token) != (data.token_rate, data.frames_per_token):
             raise ConfigError(
@@ -322,8 +325,9 @@ class Trainer:
 def calibration_tokens(data: VocoderData) -> tuple[int, ...]:
     """Tokens of training utterances from all over the pack, CALIBRATION_SECONDS of them (fewer in a smaller pack)."""
     rows, wanted, found = (~data.validation).nonzero()[:, 0].tolist(), CALIBRATION_SECONDS * data.token_rate, []
-    spread = [rows[i * len(rows) // 16] for i in range(16)] if len(rows) > 16 else rows
-    for row in spread:
+    parts = min(16, len(rows))
+    for i in range(parts):
+        row = rows[i * len(rows) // parts]
         start = int(data.starts[row])
         found += data.tokens[start : start + int(data.lengths[row])].tolist()
         if len(found) >= wanted:

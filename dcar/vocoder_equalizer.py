@@ -53,12 +53,10 @@ class Equalizer(nn.Module):
         """Zero without calibration tokens. Voices are remembered: call `forget` when the acoustic model has changed."""
         if not len(self.tokens):
             return speaker.new_zeros(len(speaker), self.widen.shape[1])
-        keys = [row.tobytes() for row in speaker.detach().cpu().numpy()]
-        new = {key: i for i, key in enumerate(keys) if key not in self._known}
-        if len(self._known) + len(new) > MOST_VOICES:
+        if len(self._known) + len(speaker) > MOST_VOICES:
             self.forget()
-            new = {key: i for i, key in enumerate(keys)}
-        if new:
+        keys = [row.tobytes() for row in speaker.detach().cpu().numpy()]
+        if new := {key: i for i, key in enumerate(keys) if key not in self._known}:
             self._known.update(zip(new, self._measure(acoustic, speaker[list(new.values())]), strict=True))
         return torch.stack([self._known[key] for key in keys])
 

@@ -149,10 +149,6 @@ class Measurement:
         self.load = Load(20, 10, tokens) if self.brief else Load(60, 50, tokens)
         self.repeats = 1 if self.brief else min(config.repeats, 3) if config.quick else config.repeats
         self.few, self.once = min(self.repeats, 2 if config.quick else 3), min(self.repeats, 1 if config.quick else 3)
-        model, load = self.models.decoder, self.load
-        self.engines = {name: engine_for(model, load.prompts(model, 1), load.sampling(), batch=1, policy=policy)
-                        for name, policy in self.models.policies.items()}
-        self.engine = next(iter(self.engines.values()))
 
     def ratio(self, name: str, value: Any) -> None:
         self.ratios[name][self.size] = value
@@ -161,9 +157,12 @@ class Measurement:
 def _steps(m: Measurement) -> None:
     """CAR-k and DCAR at batch 1, in the engine, and what their steps consist of."""
     model, load, card, heads = m.models.decoder, m.load, m.card, m.models.decoder.config.num_prediction_heads
+    engines = {name: engine_for(model, load.prompts(model, 1), load.sampling(), batch=1, policy=policy)
+               for name, policy in m.models.policies.items()}
+    engine = next(iter(engines.values()))
     chosen = [k for k in ([1, 3, 7] if m.brief else range(1, heads + 1)) if k <= heads]
-    car = measure_car(model, load, chosen, m.repeats, m.engine.decode)
-    counted = measure.measure_launches(model, m.engine, load, 1)
+    car = measure_car(model, load, chosen, m.repeats, engine.decode)
+    counted = measure.measure_launches(model, engine, load, 1)
     floor = card["floor_ms"]
     print("method     ms a step                       tokens/s                        with prefill         % of floor")
     for k, got in car.items():
@@ -179,7 +178,7 @@ def _steps(m: Measurement) -> None:
 
     shares = {}
     for name, policy in m.models.policies.items():
-        dcar = measure.measure_dcar(model, m.engines[name], policy, load, m.repeats)
+        dcar = measure.measure_dcar(model, engines[name], policy, load, m.repeats)
         share, mean = dcar["policy_share"], dcar["mean_chunk"]
         print(f"DCAR ({name} policy): {mean:.2f} tokens a step, {dcar['tokens_per_second']} tokens/s, "
               f"{dcar['speedup'].median:.2f} × FAR; the policy adds {100 * share.median:.1f} % to a step "
@@ -197,7 +196,7 @@ def _steps(m: Measurement) -> None:
     loop = measure_car(model, load, [1], m.few)
     m.ratio("static_over_loop", rate[1] / loop[1]["tokens_per_second"].median)
     print(f"reference loop, CAR-1: {loop[1]['ms_per_step']} ms a step")
-    if m.engine.graphs.enabled:
+    if engine.graphs.enabled:
         eager = engine_for(model, load.prompts(model, 1), load.sampling(), batch=1, graphs=False)
         launched = measure_car(model, load, chosen, m.few, eager.decode)
         print("without graphs, ms a step: " + "  ".join(f"CAR-{k} {got['ms_per_step'].median:.2f}"

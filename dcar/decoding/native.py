@@ -64,7 +64,7 @@ class Kernels:
     def stacked(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """x [G, N, in] times weight [G, in, out] plus bias [G, 1, out], all contiguous: [G, N, out]."""
         groups, size, out = weight.shape
-        _check(x, weight)
+        _check(x, weight, size)
         y = x.new_empty(groups, x.shape[1], out)
         self._in_out(x.data_ptr(), weight.data_ptr(), None if bias is None else bias.data_ptr(), y.data_ptr(), groups,
                      x.shape[1], out, size, _threads(x.shape[1] * weight.numel()))
@@ -80,7 +80,7 @@ class NativeLinear:
 
     def __call__(self, x: Tensor) -> Tensor:
         rows, (out, size), (weight, bias) = len(x), self.weight.shape, self._addresses
-        _check(x, self.weight)
+        _check(x, self.weight, size)
         x, y = x.contiguous(), x.new_empty(rows, out)
         self._multiply(x.data_ptr(), weight, bias, y.data_ptr(), rows, out, size, _threads(rows * out * size))
         return y
@@ -98,8 +98,8 @@ def kernels(dtype: torch.dtype) -> Kernels | None:
         return None
 
 
-def _check(x: Tensor, weight: Tensor) -> None:
-    if x.dtype != weight.dtype or x.shape[-1] != weight.shape[-1 if weight.dim() == 2 else -2]:
+def _check(x: Tensor, weight: Tensor, size: int) -> None:
+    if x.dtype != weight.dtype or x.shape[-1] != size:
         raise TypeError(f"rows {tuple(x.shape)} of {x.dtype} cannot be multiplied by a weight {tuple(weight.shape)} of "
                         f"{weight.dtype}")
 

@@ -58,8 +58,10 @@ def _shipped() -> str:
 def _kernels() -> str:
     import torch
 
-    from dcar.decoding.native import Kernels, NativeError
+    from dcar.decoding.native import Kernels, NativeError, switched_off
 
+    if switched_off():
+        return "switched off by DCAR_NATIVE, decoding on the CPU is slower than it could be"
     try:
         made = {str(dtype).removeprefix("torch."): Kernels(dtype) for dtype in (torch.float32, torch.bfloat16)}
     except NativeError as error:

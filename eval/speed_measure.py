@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from dcar.decoding import ChunkMethod, FixedChunk, Prompt, decode
+from dcar.decoding.native import kernels
 from dcar.model import CARDecoder
 from dcar.sampling import SamplingConfig
 from eval.timing import module_device, synchronize
@@ -86,10 +87,14 @@ def memory_rates(device: torch.device, dtype: torch.dtype, mebibytes: int = 128)
 
 
 def cached_read_rate(device: torch.device, dtype: torch.dtype, parameters: int) -> float:
-    """GB/s of reading `parameters` weights again and again, as a small model that fits a cache does."""
+    """GB/s of reading `parameters` weights again and again, as a small model that fits a cache does: by PyTorch or by
+    the kernels of few rows, whichever is faster here."""
     matrix = torch.ones(max(1, parameters // 1024), 1024, device=device, dtype=dtype)
     vector = torch.ones(1024, device=device, dtype=dtype)
-    seconds = min(interleaved({0: lambda: matrix @ vector}, 10, device)[0])
+    runs: dict[str, Callable[[], Any]] = {"torch": lambda: matrix @ vector}
+    if device.type == "cpu" and (own := kernels(dtype)) is not None:
+        runs["own"] = partial(own.linear(matrix, None), vector[None])
+    seconds = min(min(times) for times in interleaved(runs, 10, device).values())
     return matrix.nbytes / 1e9 / seconds
 
 

@@ -141,6 +141,11 @@ def test_doctor_names_what_is_missing(tmp_path, monkeypatch, capsys):
     assert "torch 2." in lines[0] and "CPU kernels: compiled for float32" in lines[2]
 
 
+def test_doctor_sees_kernels_that_are_switched_off(monkeypatch):
+    monkeypatch.setenv("DCAR_NATIVE", "off")
+    assert "switched off by DCAR_NATIVE" in doctor._kernels()
+
+
 def test_doctor_is_content_where_everything_is_there(monkeypatch, capsys):
     monkeypatch.setattr(doctor, "CHECKS", {"one": lambda: "fine", "two": lambda: "fine"})
     assert status_of(["doctor"]) == 0

@@ -1,4 +1,5 @@
-"""Products of few rows in C: equal to PyTorch's, independent of the other rows, and no second copy of the weights."""
+"""Decoding steps in C: products, stacks of layers and heads equal PyTorch's, no row depends on the others, and large
+weights stand in memory once."""
 
 from __future__ import annotations
 
@@ -16,10 +17,11 @@ from conftest import tiny_decoder
 from dcar.decoding import ChunkMethod, FixedChunk, PolicyChunk, decode
 from dcar.decoding import native as module
 from dcar.decoding.fast import FastDecoder
-from dcar.decoding.fused import FusedHeads, affine
-from dcar.decoding.native import Kernels, NativeError, kernels
+from dcar.decoding.fused import FusedHeads, additive, affine
+from dcar.decoding.native import Kernels, NativeError, Places, kernels
 from dcar.decoding.static import engine_for
 from dcar.sampling import SamplingConfig
+from heads.layers import KVCache, RotaryTable, TransformerLayer
 from heads.multi_token import MultiTokenHeads
 from heads.policy import ChunkPolicy, ChunkPolicyConfig
 
@@ -32,9 +34,7 @@ if os.uname().machine == "x86_64":  # as on a processor without AVX-512
 @pytest.fixture(params=VARIANTS, ids=lambda v: " ".join((str(v[0]).removeprefix("torch."), *v[1])))
 def own(request) -> Kernels:
     dtype, flags = request.param
-    made = Kernels(dtype, flags)
-    made.dtype = dtype
-    return made
+    return Kernels(dtype, flags)
 
 
 def close(got: torch.Tensor, wanted: torch.Tensor) -> bool:
@@ -66,6 +66,135 @@ def test_stacked_layers(own, size, out, rows):
     bias, x = torch.randn(3, 1, out).to(own.dtype), torch.randn(3, rows, size).to(own.dtype)
     assert close(own.stacked(x, weight, bias), torch.baddbmm(bias.float(), x.float(), weight.float()))
     assert close(own.stacked(x, weight, None), torch.bmm(x.float(), weight.float()))
+
+
+class Case:
+    """Layers with what stands around them, a ragged cache of three rows, and new positions behind each."""
+
+    PREFIX, PAST, ROOM = 7, (21, 0, 14), 40
+
+    def __init__(self, own: Kernels, width: int = 64, heads: int = 2, ffn: int = 80, new: int = 5, ends: bool = False,
+                 heads_first: bool = True):
+        torch.manual_seed(width + new)
+        rows, size = len(self.PAST), width // heads
+        self.layers = [TransformerLayer(width, heads, ffn) for _ in range(2)]
+        self.first = [torch.nn.LayerNorm(24), torch.nn.Linear(24, width)] if ends else []
+        self.last = [torch.nn.LayerNorm(width)] + [torch.nn.Linear(width, 6)] * ends
+        for part in (*self.layers, *self.first, *self.last):
+            part.eval().requires_grad_(False).to(own.dtype)
+            for norm in (m for m in part.modules() if isinstance(m, torch.nn.LayerNorm)):
+                norm.weight.normal_(1, 0.3), norm.bias.normal_(0, 0.3)
+        self.cache = KVCache(2, rows, heads, self.ROOM, size, prefix=self.PREFIX,
+                             prefix_lengths=torch.tensor([7, 5, 0]), dtype=own.dtype)
+        self.cache.kv.normal_()
+        self.cache.lengths = torch.tensor(self.PAST)
+        self.cache.tighten()
+        self.table, self.heads_first, self.new = RotaryTable(size), heads_first, new
+        position = self.cache.lengths[:, None] + torch.arange(new)
+        self.angle = position.view(-1) - 3
+        self.index = (torch.arange(rows)[:, None] * (self.PREFIX + self.ROOM) + self.PREFIX + position).view(-1)
+        self.row = torch.arange(rows).repeat_interleave(new)
+        self.x = torch.randn(rows * new, 24 if ends else width).to(own.dtype)
+        self.stack = own.stack(self.layers, self.last, self.first)
+
+    def reference(self, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """States [N, …] and the cache behind them, by heads/layers.py in float32."""
+        cache, x = self.cache.over(self.cache.kv.float()), self.x.float().view(len(self.PAST), self.new, -1)
+        first, layers, last = (copy.deepcopy(torch.nn.ModuleList(m)).float()
+                               for m in (self.first, self.layers, self.last))
+        for part in first:
+            x = part(x)
+        for i, layer in enumerate(layers):
+            x = layer(x, self.table(self.angle.view(len(self.PAST), -1)), mask, cache, i)
+        for part in last:
+            x = part(x)
+        return x.flatten(0, 1), cache.kv
+
+    def own(self, which: torch.Tensor | None = None, mask: torch.Tensor | None = None, kept: torch.Tensor | None = None,
+            ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same by the kernels, of the positions `which` alone."""
+        kv = self.cache.kv.permute(1, 0, 2, 4, 3, 5)  # [2, layers, rows, columns, heads, D/H]
+        keys, values = kv.clone() if self.heads_first else kv.contiguous()
+        x, angle, index = (t if which is None else t[which] for t in (self.x, self.angle, self.index))
+        places = Places(keys, values, index)
+        if mask is None:
+            places.hole_from = self.cache.prefix_lengths
+            places.hole_to = torch.full_like(places.hole_from, self.PREFIX)
+        else:
+            places.mask = mask.flatten(0, 2)
+        cos, sin = (t[self.table.reach - 10 :].to(x.dtype) for t in self.table.table(x.device))
+        got = self.stack(x.clone(), cos, sin, angle, places, -10, kept)
+        return got, torch.stack((keys, values)).permute(1, 0, 2, 4, 3, 5)
+
+
+def near(got: torch.Tensor, wanted: torch.Tensor) -> bool:
+    """After two layers: float32 to 1e-5, bfloat16 to the roundings between the operations."""
+    return torch.allclose(got.float(), wanted, atol=0.08 if got.dtype == torch.bfloat16 else 1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("shape", [{}, dict(width=36, heads=3, ffn=50), dict(heads_first=False, new=11),
+                                   dict(ends=True, new=3), dict(width=192, heads=4, ffn=704, new=1)])
+def test_stacks_of_layers(own, shape):
+    """Ragged rows, text that is padded in the middle, head widths that fill no vector, either order of the cache."""
+    case = Case(own, **shape)
+    wanted, kv = case.reference(case.cache.mask(case.new))
+    got, own_kv = case.own()
+    assert got.dtype == own.dtype and near(got, wanted)
+    assert near(own_kv, kv)  # what was written, and nothing else
+    kept = torch.tensor([0, 0, 2, len(wanted) - 1])
+    assert torch.equal(case.own(kept=kept)[0], got[kept])
+
+
+def test_a_position_of_a_stack_does_not_depend_on_the_others(own):
+    """Nor on the order of the rows."""
+    case = Case(own)
+    whole, _ = case.own()
+    for which in ((case.row == 1), torch.cat(((case.row == 2).nonzero(), (case.row == 0).nonzero()))[:, 0],
+                  torch.arange(len(case.row)) % case.new < 2):
+        assert torch.equal(case.own(which)[0], whole[which])
+
+
+def test_trees_in_a_stack(own):
+    """A mask says who sees whom: two branches behind one root."""
+    case = Case(own, new=4)
+    tree = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 1, 1]]).bool().expand(3, -1, -1)
+    seen = case.cache.mask(4, tree)
+    got, _ = case.own(mask=additive(seen, own.dtype))
+    assert near(got, case.reference(seen)[0])
+
+
+def test_threads_share_a_stack(own, monkeypatch):
+    case = Case(own, width=256, heads=8, ffn=1024, ends=True)
+    alone = case.own()
+    monkeypatch.setattr(module.torch, "get_num_threads", lambda: 3)
+    for got, wanted in zip(case.own(), alone, strict=True):
+        assert torch.equal(got, wanted)
+
+
+def test_what_a_stack_cannot_read():
+    own = kernels(torch.float32)
+
+    def layer() -> TransformerLayer:
+        return TransformerLayer(32, 2, 64)
+
+    last = [torch.nn.LayerNorm(32)]
+    assert own.stack([layer()], last) is not None
+    quantised, transposed, other, half = layer(), layer(), layer(), layer().to(torch.bfloat16)
+    quantised.up = torch.nn.Sequential(quantised.up)
+    transposed.up.weight.data = transposed.up.weight.data.t().contiguous().t()
+    other.ffn_norm.eps = 1e-3
+    for bad in (quantised, transposed, other, half, layer().to("meta")):
+        assert own.stack([layer(), bad], last) is None
+    assert own.stack([layer()], [torch.nn.LayerNorm(32, bias=False)]) is None
+    case = Case(own)
+    for bad in (case.x.bfloat16(), case.x[:, :-1]):
+        case.x = bad
+        with pytest.raises(TypeError, match="cannot be read by layers for 64"):
+            case.own()
+    case = Case(own)
+    case.cache.kv = case.cache.kv.bfloat16()
+    with pytest.raises(TypeError, match="keys and values must be torch.float32"):
+        case.own()
 
 
 def test_a_row_does_not_depend_on_the_others(own):
@@ -113,6 +242,25 @@ def test_onednn_goes_on_as_if_nothing_had_happened():
         assert torch.equal(F.linear(x, weight), wanted)
 
 
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("shared", [False, True])
+def test_heads_of_each_kind(own, shared, biased):
+    torch.manual_seed(0)
+    heads = MultiTokenHeads(40, 70, 4, blocks=2, share_blocks=shared, zero_init=False, base_bias=biased)
+    heads = heads.requires_grad_(False).to(own.dtype)
+    logits, exact = own.heads(heads), copy.deepcopy(heads).float()
+    for rows in (1, 3, 8):
+        x = torch.randn(rows, 40).to(own.dtype)
+        for k in (1, 2, 4):
+            assert near(logits(x, k), exact(x.float(), k))
+    for k in (0, 5):
+        with pytest.raises(ValueError, match=f"asked for {k} heads of a model that has 4"):
+            logits(x, k)
+    heads.base = torch.nn.Sequential(heads.base)
+    heads.base.weight = heads.base[0].weight
+    assert own.heads(heads) is None
+
+
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("shape", [(32,), (1, 32), (3, 32), (2, 4, 32), (60, 32)])
 def test_heads(shape, shared):
@@ -141,7 +289,7 @@ def test_weights_are_held_once(prompts, monkeypatch):
         return sum({s.data_ptr(): s.nbytes() for s in storages}.values())
 
     model = tiny_decoder(hidden_size=256, ffn_size=2048, num_layers=3)
-    monkeypatch.setattr("dcar.decoding.fused.LARGE", 1 << 16)
+    monkeypatch.setattr("dcar.decoding.native.LARGE", 1 << 16)
     for rotary in (model.speech_rotary, model.text_rotary):
         rotary.table(torch.device("cpu"))  # a constant, made at the first use anyhow
     weights = sum(p.nbytes for p in model.parameters())
@@ -156,7 +304,7 @@ def test_weights_are_held_once(prompts, monkeypatch):
 
 
 def test_engine_loop_and_fast_passes_with_own_kernels(decoder, prompts, monkeypatch):
-    monkeypatch.setattr("dcar.decoding.fused.LARGE", 1)  # in a small model no float32 weight is multiplied by them
+    monkeypatch.setattr("dcar.decoding.native.LARGE", 1)  # in a small model no float32 weight is multiplied by them
     policy = ChunkPolicy(ChunkPolicyConfig(32, 4, 16, num_attention_heads=2)).eval()
     torch.nn.init.normal_(policy.output.weight, std=0.5)
     method = ChunkMethod(PolicyChunk(policy, "sample"))
@@ -196,7 +344,7 @@ def test_layers_use_the_kernels(monkeypatch):
     """Few rows go there, many do not; weights that lie otherwise, and other devices, never."""
     calls = []
     monkeypatch.setattr(module.NativeLinear, "__call__", lambda self, x: calls.append(len(x)) or x.new_zeros(len(x), 1))
-    monkeypatch.setattr("dcar.decoding.fused.LARGE", 1)
+    monkeypatch.setattr("dcar.decoding.native.LARGE", 1)
     layer, most = torch.nn.Linear(64, 64), kernels(torch.float32).rows
     product = affine(layer)
     for rows in (1, most, most + 1):
@@ -222,13 +370,13 @@ def test_without_a_compiler_pytorch_multiplies_and_the_log_says_so(fresh, monkey
     monkeypatch.setattr(module.shutil, "which", lambda name: None)
     assert kernels(torch.float32) is None
     assert "no C compiler" in caplog.text and "install one" in caplog.text
-    monkeypatch.setattr("dcar.decoding.fused.LARGE", 1)
+    monkeypatch.setattr("dcar.decoding.native.LARGE", 1)
     layer, x = torch.nn.Linear(8, 8), torch.ones(2, 8)
     assert torch.equal(affine(layer)(x), layer(x))
 
 
 def test_a_compiler_that_fails_is_quoted(fresh, monkeypatch):
-    with pytest.raises(NativeError, match="could not compile few_rows.c: .*no-such-flag"):
+    with pytest.raises(NativeError, match="could not compile layers.c: .*no-such-flag"):
         Kernels(torch.float32, ("-fno-such-flag",))
     monkeypatch.setenv("DCAR_NATIVE", "off")
     assert kernels(torch.float32) is None

@@ -220,7 +220,7 @@ def test_a_changed_policy_decides_anew_after_load_policy(decoder, prompts, width
     method = ChunkMethod(PolicyChunk(policy, "sample"))
     engine = engine_for(decoder, prompts, SAMPLING, batch=3, policy=policy)
     before = engine.decode(prompts, method, SAMPLING, record_hidden=True)
-    layers, cache = engine.layers, engine.cache.kv.data_ptr()
+    layers, cache = engine.stack, engine.cache.kv.data_ptr()
     change(policy)
     with pytest.raises(EngineError, match="call load_policy"):  # never with old weights
         engine.decode(prompts, method, SAMPLING)
@@ -228,7 +228,7 @@ def test_a_changed_policy_decides_anew_after_load_policy(decoder, prompts, width
     after = engine.decode(prompts, method, SAMPLING, record_hidden=True)
     assert [r.actions for r in after] != [r.actions for r in before]
     same(after, decode(decoder, prompts, method, SAMPLING, record_hidden=True))
-    assert engine.layers is layers and engine.cache.kv.data_ptr() == cache  # nothing was built anew
+    assert engine.stack is layers and engine.cache.kv.data_ptr() == cache  # nothing was built anew
 
 
 def test_load_policy_sees_writes_that_no_version_counts(decoder, prompts):

@@ -23,10 +23,9 @@ from torch import Tensor
 from dcar.decoding.fused import (
     CausalMask,
     FusedHeads,
-    FusedLayer,
+    FusedStack,
     Rotation,
     additive,
-    norm,
     own_layers,
     round_up,
     weights_signature,
@@ -34,6 +33,7 @@ from dcar.decoding.fused import (
 from dcar.decoding.fused_policy import FusedPolicy
 from dcar.decoding.graphs import StepGraphs
 from dcar.decoding.loop import Decoder
+from dcar.decoding.native import Places
 from dcar.errors import ConfigError, EngineError
 from dcar.model import CARDecoder
 from heads.layers import KVCache
@@ -68,8 +68,7 @@ class FastDecoder:
         self.model, self.config, self.norm = model, model.config, model.norm
         self.heads = FusedHeads(model.heads)
         self.device, self.dtype = model.norm.weight.device, model.norm.weight.dtype
-        self.layers = [FusedLayer(layer) for layer in layers]
-        self._norm = norm(model.norm)
+        self._stack = FusedStack(layers, [model.norm])
         self._rotation: Rotation | None = None
         self._causal = CausalMask(self.device, self.dtype)
         self._weights = weights_signature(model)
@@ -122,23 +121,40 @@ class FastDecoder:
     def _pass(self, cache: KVCache, tokens: Tensor, layout: tuple[Tensor, Tensor] | None) -> Tensor:
         """tokens [B, m] behind each row's past -> hidden states [B, m, D]; keys and values are written."""
         assert self._rotation is not None
-        rows, new = tokens.shape
+        turns, (rows, new) = self._rotation, tokens.shape
         tree, offsets = (None, torch.arange(new, device=tokens.device)) if layout is None else layout
+        x = F.embedding(tokens.reshape(-1), self.model.speech_embedding.weight)
+        if (own := self._stack.takes(len(x))) is not None:
+            angle = (cache.lengths[:, None] + offsets - cache.origin[:, None]).view(-1)
+            return own(x, turns.cos, turns.sin, angle, self._places(cache, new, tree), turns.first).view(rows, new, -1)
         if layout is None and cache.single:
-            cos, sin = self._rotation.span(int(cache.lengths) - int(cache.origin), new)
+            cos, sin = turns.span(int(cache.lengths) - int(cache.origin), new)
         else:
-            cos, sin = self._rotation((cache.lengths[:, None] + offsets - cache.origin[:, None]).view(-1))
+            cos, sin = turns((cache.lengths[:, None] + offsets - cache.origin[:, None]).view(-1))
         if layout is None and cache.single and int(cache.prefix_lengths) == cache.prefix:
             mask = self._causal(new, cache.columns(new))
         else:
             mask = None if (seen := cache.mask(new, tree)) is None else additive(seen, self.dtype)
-        x = F.embedding(tokens.reshape(-1), self.model.speech_embedding.weight)
-        for i, layer in enumerate(self.layers):
+        for i, layer in enumerate(self._stack.layers):
             rotated = layer.project(x, cos, sin).unflatten(0, (rows, new)).permute(2, 0, 3, 1, 4)  # [3, B, H, m, D/H]
             keys, values = cache.write(i, rotated[1], rotated[2])
             y = F.scaled_dot_product_attention(rotated[0], keys, values, attn_mask=mask)
             x = layer.finish(x, y.transpose(1, 2).reshape(rows * new, -1))
-        return self._norm(x).view(rows, new, -1)
+        return self._stack.behind(x).view(rows, new, -1)
+
+    def _places(self, cache: KVCache, new: int, tree: Tensor | None) -> Places:
+        """`new` positions behind each row's past, for a stack that is one call."""
+        columns, width = cache.columns(new), cache.kv.shape[4]
+        place = cache.lengths[:, None] + torch.arange(cache.prefix, cache.prefix + new)
+        if cache.batch > 1:
+            place = place + torch.arange(0, cache.batch * width, width)[:, None]
+        keys, values = cache.kv.permute(1, 0, 2, 4, 3, 5)  # each [layers, B, C, H, D/H]
+        to = Places(keys, values, place.view(-1))
+        if tree is not None and (seen := cache.mask(new, tree)) is not None:
+            to.mask = additive(seen, self.dtype).view(-1, columns)
+        elif cache.batch > 1 or int(cache.prefix_lengths) < cache.prefix:
+            to.hole_from, to.hole_to = cache.prefix_lengths, torch.full_like(cache.prefix_lengths, cache.prefix)
+        return to
 
     def _reach(self, origin: int, capacity: int) -> None:
         """Angles for positions from -origin to capacity. Graphs read them, so they are made anew seldom."""

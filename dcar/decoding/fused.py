@@ -6,30 +6,24 @@ flat here: N = batch × new positions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+import functools
+from collections.abc import Callable, Hashable, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dcar.decoding.native import STACKED_ROWS, kernels
+from dcar.decoding.native import STACKED_ROWS, NativeStack, Places, kernels
 from heads.layers import RotaryTable, TransformerLayer
 from heads.multi_token import MultiTokenHeads
 
 Affine = Callable[[Tensor], Tensor]
 
-LARGE = 1 << 19
-"""Weights of so many elements are not copied. Measured on one AVX-512 thread in float32 (us, rows 1 / 5 / 16 / 64):
-576 x 192 plain 8.4 / 13 / 36 / 96, copied 5.4 / 9.2 / 23 / 84, own kernel 6.8 / 15 / 41 / -; larger ones come from the
-memory, whose rate decides (dcar/decoding/native.py)."""
-
-
 def affine(module: nn.Module, native: bool = True) -> Affine:
-    """x [N, in] -> [N, out], as `module` computes it; on the CPU made for few rows.
+    """x [N, in] -> [N, out], as `module` computes it; on the CPU by kernels for few rows (dcar/decoding/native.py).
 
-    There large weights, and all in bfloat16, are multiplied by kernels of our own (dcar/decoding/native.py), which read
-    them where they are. Small float32 ones are copied as [in, out], which PyTorch multiplies faster; later changes of
-    the module do not reach such a copy. Whatever is no linear layer (a quantised module) is used as it is.
+    These read weights where they are, but small float32 ones are copied: later changes of the module do not reach such
+    a copy. Whatever is no linear layer (a quantised module) is used as it is.
     """
     if not isinstance(module, nn.Linear):
         return module
@@ -38,15 +32,11 @@ def affine(module: nn.Module, native: bool = True) -> Affine:
     def plain(x: Tensor) -> Tensor:
         return F.linear(x, weight, bias)
 
-    if not native or weight.device.type != "cpu":
+    own = kernels(weight.dtype) if native and weight.device.type == "cpu" and weight.is_contiguous() else None
+    if own is None:
         return plain
-    if weight.dtype == torch.float32 and weight.numel() < LARGE:
-        stored = weight.t().contiguous()
-        return (lambda x: torch.mm(x, stored)) if bias is None else (lambda x: torch.addmm(bias, x, stored))
-    if (own := kernels(weight.dtype)) is None or not weight.is_contiguous():
-        return plain
-    few, most = own.linear(weight, bias), own.rows
-    return lambda x: few(x) if len(x) <= most else plain(x)
+    few = own.linear(weight, bias)
+    return few if few.panels else lambda x: few(x) if len(x) <= own.rows else plain(x)
 
 
 def own_layers(model: object) -> list[TransformerLayer] | None:
@@ -98,31 +88,45 @@ class FusedLayer:
         return x + self.down(F.gelu(self.up(self.ffn_norm(x)), approximate="tanh"))
 
 
+class FusedStack:
+    """Layers, the norm behind them and perhaps a linear layer behind that; before them perhaps a norm and a linear
+    layer. For few positions on the CPU all of it is one call; otherwise the caller goes through `before`, `layers` and
+    `behind`, and writes the cache and attends between the layers' halves."""
+
+    def __init__(self, layers: Sequence[TransformerLayer], last: Sequence[nn.Module], first: Sequence[nn.Module] = (),
+                 native: bool = True):
+        weight = layers[0].attention_norm.weight
+        found = kernels(weight.dtype) if native and weight.device.type == "cpu" else None
+        self.own: NativeStack | None = None if found is None else found.stack(layers, last, first)
+        native = native and self.own is None  # nothing is copied twice
+        self.layers = [FusedLayer(layer, native) for layer in layers]
+        self._before, self._behind = ([norm(part) if isinstance(part, nn.LayerNorm) else affine(part, native)
+                                       for part in parts] for parts in (first, last))
+
+    def before(self, x: Tensor) -> Tensor:
+        return functools.reduce(lambda x, part: part(x), self._before, x)
+
+    def behind(self, x: Tensor) -> Tensor:
+        return functools.reduce(lambda x, part: part(x), self._behind, x)
+
+    def takes(self, positions: int) -> NativeStack | None:
+        """The one call, if it is for so many."""
+        return self.own if self.own is not None and positions <= self.own.rows else None
+
+
 class FusedHeads:
     """`MultiTokenHeads` for few rows on the CPU: hidden [..., D] -> logits of heads 1..k [..., k, vocabulary]."""
 
     def __init__(self, heads: MultiTokenHeads):
-        self.heads, self._base = heads, affine(heads.base)
-        self._blocks, self._biases = heads.block_weight.detach(), heads.block_bias.detach()
-        self._projection = heads.projection.detach()
-        parts = self._blocks, self._biases, self._projection
-        readable = self._projection.device.type == "cpu" and all(part.is_contiguous() for part in parts)
-        self._own = kernels(self._projection.dtype) if readable else None
+        weight = heads.projection
+        found = kernels(weight.dtype) if weight.device.type == "cpu" else None
+        self.heads, self._own = heads, None if found is None else found.heads(heads)
 
     def __call__(self, hidden: Tensor, k: int | None = None) -> Tensor:
-        heads, own, flat = self.heads, self._own, hidden.reshape(-1, hidden.shape[-1])
-        k = heads.num_heads if k is None else k
-        if own is None or len(flat) > STACKED_ROWS or not 1 <= k <= heads.num_heads:
-            return heads(hidden, k)
-        base = self._base(flat).view(*hidden.shape[:-1], 1, -1)
-        if k == 1:
-            return base
-        z = flat.expand(k - 1, -1, -1).contiguous()  # [head, rows, D]
-        for block in range(heads.blocks):
-            i = 0 if heads.share_blocks else block
-            z = z + F.silu(own.stacked(z, self._blocks[i, : k - 1], self._biases[i, : k - 1]))
-        extra = own.stacked(z, self._projection[: k - 1], None)
-        return torch.cat((base, extra.transpose(0, 1).reshape(*hidden.shape[:-1], k - 1, -1)), dim=-2)
+        flat, k = hidden.reshape(-1, hidden.shape[-1]), self.heads.num_heads if k is None else k
+        if self._own is None or len(flat) > STACKED_ROWS:
+            return self.heads(hidden, k)
+        return self._own(flat, k).view(*hidden.shape[:-1], k, -1)
 
 
 class Rotation:
@@ -178,7 +182,11 @@ class StaticCache:
         self.text, self.width = text, text + capacity
         self.kv = torch.zeros(layers, rows, self.width, 2, heads, head_dim, device=device, dtype=dtype)
         self._flat = [layer.view(rows * self.width, 2, heads, head_dim) for layer in self.kv]
-        self.base = (torch.arange(rows, device=device) * self.width + text)[:, None]  # [B, 1] of speech position 0
+        self._keys, self._values = self.kv[:, :, :, 0], self.kv[:, :, :, 1]
+
+    def index(self, row: Tensor | None, position: Tensor) -> Tensor:
+        """Flat columns [N] of speech positions [N] of rows [N] (None: the first one)."""
+        return position + self.text if row is None else row * self.width + (position + self.text)
 
     def write(self, layer: int, index: Tensor, keys_values: Tensor) -> None:
         """Store [N, 2, H, D/H] at flat columns [N]."""
@@ -188,6 +196,10 @@ class StaticCache:
         """Keys and values [rows, H, last - first, D/H] of a run of columns."""
         window = self.kv[layer, :rows, first:last]  # [B, C, 2, H, D/H]
         return window[:, :, 0].transpose(1, 2), window[:, :, 1].transpose(1, 2)
+
+    def places(self, index: Tensor, start: Tensor | None = None) -> Places:
+        """Flat columns [N] for a stack that is one call; start [rows]: the first column of each row, None = 0."""
+        return Places(self._keys, self._values, index, hole_to=start)
 
     def load(self, row: int, kv: Tensor, text: int, speech: int, source: int, prefix: int) -> None:
         """Copy row `source` of a reference cache kv [layers, 2, B, H, C, D/H]: `text` of its `prefix` columns, then

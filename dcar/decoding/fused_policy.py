@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dcar.decoding.fused import FusedLayer, Rotation, StaticCache, affine, norm, weights_signature
+from dcar.decoding.fused import FusedStack, Rotation, StaticCache, weights_signature
 from dcar.errors import ConfigError
 from heads.policy import ChunkPolicy
 
@@ -39,10 +39,7 @@ class FusedPolicy:
                                   "engine for it")
         self._own.load_state_dict(policy.state_dict())
         own = self._own
-        self._layer = FusedLayer(own.layer)  # on the CPU a copy in another layout, elsewhere the copy above itself
-        self._input = affine(own.input)
-        self._input_norm, self._output_norm = norm(own.input_norm), norm(own.output_norm)
-        self._output = affine(own.output)
+        self._stack = FusedStack([own.layer], (own.output_norm, own.output), (own.input_norm, own.input))
         self.source, self._signature = policy, weights_signature(policy)
 
     @property
@@ -62,17 +59,22 @@ class FusedPolicy:
         self._rotation = Rotation(rotary, 0, capacity - 1, device, dtype)
         self._columns = torch.arange(capacity, device=device)
 
-    def read(self, x: Tensor, position: Tensor, row: Tensor, ends: Tensor, last: int, seen: Tensor | None) -> Tensor:
+    def read(self, x: Tensor, position: Tensor, row: Tensor | None, ends: Tensor, last: int,
+             seen: Tensor | None) -> Tensor:
         """Log-law [n, K] of the next sizes, from the normed hidden states x [N, D] at speech positions [N] of rows
-        [N]. ends [n]: which of them is each row's last; `last`: positions that attention reads; seen [n]: how many of
-        these belong to the row, None = all."""
-        z = self._input(self._input_norm(x))
-        rotated = self._layer.project(z, *self._rotation(position))
-        self.cache.write(0, row * self.cache.width + position, rotated[:, 1:])
-        keys, values = self.cache.read(0, len(ends), 0, last)
+        [N] (None: the first one). ends [n]: which of them is each row's last; `last`: positions that attention reads;
+        seen [n]: how many of these belong to the row, None = all."""
+        index, turns = self.cache.index(row, position), self._rotation
         # Only the last real position decides, so only its query is needed.
+        if (own := self._stack.takes(len(x))) is not None:
+            logits = own(x, turns.cos, turns.sin, position, self.cache.places(index), kept=ends)
+            return logits.float().log_softmax(-1)
+        layer, z = self._stack.layers[0], self._stack.before(x)
+        rotated = layer.project(z, *turns(position))
+        self.cache.write(0, index, rotated[:, 1:])
+        keys, values = self.cache.read(0, len(ends), 0, last)
         mask = None if seen is None else (self._columns[:last] < seen[:, None])[:, None, None]
         query = rotated[:, 0].index_select(0, ends)[:, :, None]  # [n, H, 1, D/H]
         y = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask)
-        z = self._layer.finish(z.index_select(0, ends), y.reshape(len(ends), -1))
-        return self._output(self._output_norm(z)).float().log_softmax(-1)
+        z = layer.finish(z.index_select(0, ends), y.reshape(len(ends), -1))
+        return self._stack.behind(z).float().log_softmax(-1)

@@ -1,9 +1,10 @@
-"""Products of few rows with large weights on the CPU, in C: the weights are read once, at the rate of the memory.
+"""Decoding steps on the CPU, in C: products of few rows, and whole stacks of Transformer layers for few positions.
 
 Matrix libraries are made for many rows. Five rows through a large weight cost them up to twice what one row costs,
-where the bytes that are read are the same; chunk-wise decoding lives on that difference. `few_rows.c` is compiled with
-the machine's own compiler when it is first needed (a second or two) and kept in the cache folder of the user.
-Without a compiler, or with DCAR_NATIVE=off, PyTorch's kernels do the same, more slowly.
+where the bytes that are read are the same; chunk-wise decoding lives on that difference. And a small model's step
+consists of hundreds of operators that take longer to call than to compute; a stack is one call. `layers.c` (which
+includes `few_rows.c`) is compiled with the machine's own compiler when it is first needed (some seconds) and kept in
+the cache folder of the user. Without a compiler, or with DCAR_NATIVE=off, PyTorch's kernels do the same, more slowly.
 """
 
 from __future__ import annotations
@@ -18,21 +19,66 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from heads.layers import TransformerLayer
+from heads.multi_token import MultiTokenHeads
 
 logger = logging.getLogger(__name__)
 
-SOURCE = Path(__file__).with_name("few_rows.c")
-FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-Wno-psabi")
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("layers.c", "few_rows.c"))
+"""The first one is compiled and includes the others."""
+
+FLAGS = ("-O2", "-march=native", "-fopenmp", "-shared", "-fPIC", "-Wno-psabi")
 TYPES = {torch.float32: (), torch.bfloat16: ("-DBF16",)}
 ALONE = 1 << 17
 """Products of fewer multiplications than this stay on one thread."""
 
 STACKED_ROWS = 8
 """With more rows PyTorch multiplies stacked weights faster."""
+
+LARGE = 1 << 19
+"""float32 weights of fewer elements are copied in panels of PANEL columns, which are read faster from a cache; larger
+ones come from the memory, whose rate decides."""
+
+PANEL = 64
+
+
+class _Linear(ctypes.Structure):
+    _fields_ = [("weight", ctypes.c_void_p), ("bias", ctypes.c_void_p), ("out", ctypes.c_long),
+                ("size", ctypes.c_long), ("panels", ctypes.c_long)]
+
+
+class _Layer(ctypes.Structure):
+    _fields_ = [*((name, ctypes.c_void_p) for name in ("attention_norm", "attention_bias", "ffn_norm", "ffn_bias")),
+                *((name, _Linear) for name in ("qkv", "out", "up", "down"))]
+
+
+class _Heads(ctypes.Structure):
+    _fields_ = [("base", _Linear), *((name, ctypes.c_void_p) for name in ("blocks", "biases", "projection")),
+                *((name, ctypes.c_long) for name in ("count", "heads", "shared"))]
+
+
+class _Pass(ctypes.Structure):
+    """The arguments of run_layers, as layers.c has them."""
+
+    _fields_ = [("first_norm", ctypes.c_void_p), ("first_bias", ctypes.c_void_p), ("first", _Linear),
+                ("layers", ctypes.POINTER(_Layer)),
+                ("last_norm", ctypes.c_void_p), ("last_bias", ctypes.c_void_p), ("last", _Linear),
+                ("count", ctypes.c_long), ("heads", ctypes.c_long), ("epsilon", ctypes.c_float),
+                ("keys", ctypes.c_void_p), ("values", ctypes.c_void_p),
+                *((f"{of}_stride", ctypes.c_long) for of in ("layer", "row", "column", "head")),
+                ("cos", ctypes.c_void_p), ("sin", ctypes.c_void_p), ("angle_stride", ctypes.c_long),
+                ("positions", ctypes.c_long), ("x", ctypes.c_void_p), ("result", ctypes.c_void_p),
+                *((name, ctypes.c_void_p) for name in ("angle", "index")), ("width", ctypes.c_long),
+                *((name, ctypes.c_void_p) for name in ("hole_from", "hole_to", "mask")),
+                ("mask_columns", ctypes.c_long), ("kept", ctypes.c_void_p), ("kept_count", ctypes.c_long),
+                ("threads", ctypes.c_long)]
 
 
 class NativeError(Exception):
@@ -50,16 +96,45 @@ class Kernels:
         except OSError as error:
             raise NativeError(f"{path} cannot be loaded ({error}); remove it to have it compiled again") from error
         self._multiply, self._in_out = library.multiply, library.multiply_in_out
-        for function, sizes in ((self._multiply, 3), (self._in_out, 4)):
+        self._panels, self._layers, self._heads = library.multiply_panels, library.run_layers, library.run_heads
+        for function, sizes in ((self._multiply, 3), (self._panels, 3), (self._in_out, 4)):
             function.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_long] * sizes + [ctypes.c_int]
             function.restype = None
+        self._layers.argtypes = [ctypes.POINTER(_Pass)]
+        self._heads.argtypes = [ctypes.POINTER(_Heads), *[ctypes.c_void_p] * 2, *[ctypes.c_long] * 3]
+        self.dtype = dtype
         self.matrix_unit = bool(library.matrix_unit())
         # With more rows PyTorch is faster (docs/performance.md).
         self.rows = 96 if self.matrix_unit else 32 if dtype == torch.float32 else 8
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> NativeLinear:
-        """The product with a contiguous weight [out, in], which is used where it is."""
-        return NativeLinear(self._multiply, weight, bias)
+        """The product with a contiguous weight [out, in], which is used where it is, or copied if it is a small one."""
+        small = self.dtype == torch.float32 and weight.numel() < LARGE
+        return NativeLinear(self._panels if small else self._multiply, weight, bias, small)
+
+    def stack(self, layers: Sequence[TransformerLayer], last: Sequence[nn.Module],
+              first: Sequence[nn.Module] = ()) -> NativeStack | None:
+        """These layers, the norm that is `last` and the linear layer that may follow it, and what comes `first` in the
+        same way. None if one of them is not as heads/layers.py makes it (a quantised one), or lies otherwise."""
+        norms = [norm for layer in layers for norm in (layer.attention_norm, layer.ffn_norm)] + [last[0], *first[:1]]
+        linear: list[nn.Module] = [part for layer in layers for part in (layer.qkv, layer.out, layer.up, layer.down)]
+        linear += [part for part in (*last[1:], *first[1:]) if not isinstance(part, nn.Identity)]
+        kinds = [type(part) is nn.LayerNorm and part.eps == norms[0].eps for part in norms]
+        kinds += [type(part) is nn.Linear for part in linear]
+        weights = [p for part in (*norms, *linear) for p in part.parameters()]
+        if not all(kinds) or len(weights) < 2 * len(kinds) or not all(self._reads(w) for w in weights):
+            return None
+        return NativeStack(self, self._layers, layers, last, first)
+
+    def heads(self, heads: MultiTokenHeads) -> NativeHeads | None:
+        """These heads; None where they are not as heads/multi_token.py makes them, or lie otherwise."""
+        weights = (heads.base.weight, heads.block_weight, heads.block_bias, heads.projection)
+        if type(heads.base) is not nn.Linear or not all(self._reads(w) for w in weights):
+            return None
+        return NativeHeads(self, self._heads, heads)
+
+    def _reads(self, weight: Tensor) -> bool:
+        return weight.dtype == self.dtype and weight.device.type == "cpu" and weight.is_contiguous()
 
     def stacked(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """x [G, N, in] times weight [G, in, out] plus bias [G, 1, out], all contiguous: [G, N, out]."""
@@ -72,24 +147,152 @@ class Kernels:
 
 
 class NativeLinear:
-    """x [N, in] -> [N, out]; it holds the weight and the bias, whose memory it reads."""
+    """x [N, in] -> [N, out]; it holds the weight (or its copy in panels) and the bias, whose memory it reads."""
 
-    def __init__(self, multiply: Callable[..., None], weight: Tensor, bias: Tensor | None):
-        self.weight, self.bias, self._multiply = weight, bias, multiply
+    def __init__(self, multiply: Callable[..., None], weight: Tensor, bias: Tensor | None, panels: bool = False):
+        out, size = self.shape = weight.shape
+        if panels:  # [out / PANEL, in, PANEL]
+            weight = F.pad(weight, (0, 0, 0, -out % PANEL)).view(-1, PANEL, size).transpose(1, 2).contiguous()
+        self.weight, self.bias, self.panels, self._multiply = weight, bias, panels, multiply
         self._addresses = weight.data_ptr(), None if bias is None else bias.data_ptr()
 
+    def part(self) -> _Linear:
+        """The same for layers.c."""
+        return _Linear(*self._addresses, *self.shape, int(self.panels))
+
     def __call__(self, x: Tensor) -> Tensor:
-        rows, (out, size), (weight, bias) = len(x), self.weight.shape, self._addresses
+        rows, (out, size), (weight, bias) = len(x), self.shape, self._addresses
         _check(x, self.weight, size)
         x, y = x.contiguous(), x.new_empty(rows, out)
         self._multiply(x.data_ptr(), weight, bias, y.data_ptr(), rows, out, size, _threads(rows * out * size))
         return y
 
 
+@dataclass
+class Places:
+    """Where keys and values of new positions belong, and what they see: N positions, of rows of a cache.
+
+    keys, values: [layers, rows, columns, heads, D/H] of the whole cache, in any layout with contiguous heads.
+    A position sees the columns up to its own but those from hole_from to hole_to of its row; with `mask` what that
+    says, which is added to the scores.
+    """
+
+    keys: Tensor
+    values: Tensor
+    index: Tensor  # [N]: row × columns + column
+    hole_from: Tensor | None = None  # [rows]; None: 0
+    hole_to: Tensor | None = None  # [rows]; None: no holes
+    mask: Tensor | None = None  # [N, columns]
+
+
+class NativeStack:
+    """Transformer layers with what stands around them, for few new positions; it holds the weights, whose memory it
+    reads (small float32 ones are copied)."""
+
+    def __init__(self, own: Kernels, run: Callable[..., int], layers: Sequence[TransformerLayer],
+                 last: Sequence[nn.Module], first: Sequence[nn.Module]):
+        """As `Kernels.stack` has checked them."""
+        self._run, self._held, self.dtype = run, list[object](), own.dtype
+        products: list[NativeLinear] = []
+
+        def norm(part: nn.Module) -> tuple[int, int]:
+            self._held.append(pair := [p.detach() for p in part.parameters()])
+            return pair[0].data_ptr(), pair[1].data_ptr()
+
+        def linear(parts: Sequence[nn.Module]) -> _Linear:
+            if not parts or isinstance(parts[0], nn.Identity):
+                return _Linear()
+            products.append(own.linear(*(p.detach() for p in parts[0].parameters())))
+            return products[-1].part()
+
+        made = [_Layer(*norm(layer.attention_norm), *norm(layer.ffn_norm),
+                       *(linear([part]) for part in (layer.qkv, layer.out, layer.up, layer.down))) for layer in layers]
+        self._pass = p = _Pass(layers=(_Layer * len(made))(*made), count=len(made), heads=layers[0].num_heads,
+                               epsilon=layers[0].attention_norm.eps, last=linear(last[1:]), first=linear(first[1:]))
+        p.last_norm, p.last_bias = norm(last[0])
+        if first:
+            p.first_norm, p.first_bias = norm(first[0])
+        self._held += products
+        self.rows = 1 << 30 if all(product.panels for product in products) else own.rows
+        width = layers[0].out.out_features
+        self.size, self.out = p.first.size or width, p.last.out or width
+        self._apart = bool(first) or len(last) > 1  # the result is not written over x
+        self._memory: tuple[Tensor, Tensor, Tensor, Tensor, int] | None = None
+
+    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, angle: Tensor, places: Places, first: int = 0,
+                 kept: Tensor | None = None) -> Tensor:
+        """x [N, in] -> [N, out]; keys and values are written. The result may be in the memory of x.
+
+        angle [N]: each position's row of cos and sin [P, …, D/H], whose first row is that of angle `first`. kept [n]:
+        these positions alone go on behind the keys and values of the last layer; the result is theirs, [n, out].
+        """
+        to, p = places, self._pass
+        if x.dtype != self.dtype or x.shape[1] != self.size:
+            raise TypeError(f"rows {tuple(x.shape)} of {x.dtype} cannot be read by layers for {self.size} in "
+                            f"{self.dtype}")
+        known = self._memory
+        if known is None or to.keys is not known[0] or to.values is not known[1] or cos is not known[2]:
+            self._set_memory(to.keys, to.values, cos, sin, first)
+        x = x.contiguous()
+        apart = self._apart or kept is not None
+        y = x.new_empty(len(x) if kept is None else len(kept), self.out) if apart else x
+        p.positions, p.x, p.result, p.threads = len(x), x.data_ptr(), y.data_ptr(), torch.get_num_threads()
+        read = [None if t is None else t.contiguous()  # held until the end of the call
+                for t in (angle, to.index, to.hole_from, to.hole_to, to.mask, kept)]
+        p.angle, p.index, p.hole_from, p.hole_to, p.mask, p.kept = (
+            None if t is None else t.data_ptr() for t in read)
+        p.mask_columns = 0 if to.mask is None else to.mask.shape[-1]
+        p.kept_count = 0 if kept is None else len(kept)
+        if self._run(p):
+            raise RuntimeError(f"could not allocate memory for {len(x)} positions through {p.count} layers")
+        return y
+
+    def _set_memory(self, keys: Tensor, values: Tensor, cos: Tensor, sin: Tensor, first: int) -> None:
+        """Where the cache and the rotations are, which seldom changes."""
+        alike = keys.stride() == values.stride() and cos.stride() == sin.stride() and keys.stride(4) == 1
+        if keys.dtype != self.dtype or cos.dtype != self.dtype or not alike:
+            raise TypeError(f"keys and values must be {self.dtype} as the rotations, and lie alike, heads contiguous")
+        p = self._pass
+        p.keys, p.values, p.width = keys.data_ptr(), values.data_ptr(), keys.shape[2]
+        p.layer_stride, p.row_stride, p.column_stride, p.head_stride = keys.stride()[:4]
+        p.angle_stride = cos.stride(0)
+        p.cos, p.sin = (t.data_ptr() - first * p.angle_stride * keys.itemsize for t in (cos, sin))
+        self._memory = (keys, values, cos, sin, first)
+
+
+class NativeHeads:
+    """Logits of heads 1..k for few rows; it holds the weights, whose memory it reads (a small float32 base head is
+    copied)."""
+
+    def __init__(self, own: Kernels, run: Callable[..., int], heads: MultiTokenHeads):
+        base = heads.base
+        self._base = own.linear(base.weight.detach(), None if base.bias is None else base.bias.detach())
+        self._held = [p.detach() for p in (heads.block_weight, heads.block_bias, heads.projection)]
+        self._heads = _Heads(self._base.part(), *(p.data_ptr() for p in self._held), heads.blocks, heads.num_heads - 1,
+                             int(heads.share_blocks))
+        self._run = run
+
+    def __call__(self, hidden: Tensor, k: int) -> Tensor:
+        """hidden [N, D] -> [N, k, vocabulary], 1 <= k <= the heads there are."""
+        out, size = self._base.shape
+        _check(hidden, self._held[2], size)
+        if not 1 <= k <= self._heads.heads + 1:
+            raise ValueError(f"asked for {k} heads of a model that has {self._heads.heads + 1}")
+        x, y = hidden.contiguous(), hidden.new_empty(len(hidden), k, out)
+        if self._run(self._heads, x.data_ptr(), y.data_ptr(), len(x), k, torch.get_num_threads()):
+            raise RuntimeError(f"could not allocate memory for {k} heads of {len(x)} rows")
+        return y
+
+
+def switched_off() -> bool:
+    """Whether DCAR_NATIVE says so."""
+    return os.environ.get("DCAR_NATIVE", "").lower() in ("off", "0", "false")
+
+
 @functools.cache
 def kernels(dtype: torch.dtype) -> Kernels | None:
     """The kernels for tensors of this type on the CPU; None, with a line in the log, where they cannot be had."""
-    if dtype not in TYPES or os.environ.get("DCAR_NATIVE", "").lower() in ("off", "0", "false"):
+    if dtype not in TYPES or switched_off():
         return None
     try:
         return Kernels(dtype)
@@ -109,23 +312,23 @@ def _threads(multiplications: int) -> int:
 
 
 def _compiled(flags: Sequence[str]) -> Path:
-    """The shared library of SOURCE for this processor and compiler, built if it is not in the cache."""
+    """The shared library of SOURCES for this processor and compiler, built if it is not in the cache."""
     compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc")
     if compiler is None:
         raise NativeError("there is no C compiler (cc or gcc, or what CC names); install one")
-    identity = (SOURCE.read_text(), *flags, compiler, _processor())
+    identity = (*(source.read_text() for source in SOURCES), *flags, compiler, _processor())
     digest = hashlib.sha256("\0".join(identity).encode()).hexdigest()[:16]
     folder = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "dcar"
-    library = folder / f"few_rows-{digest}.so"
+    library = folder / f"layers-{digest}.so"
     if library.exists():
         return library
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as build:  # processes that start together each build their own
             made = Path(build) / library.name
-            done = subprocess.run([compiler, *flags, str(SOURCE), "-o", str(made)], capture_output=True, text=True)
+            done = subprocess.run([compiler, *flags, str(SOURCES[0]), "-o", str(made)], capture_output=True, text=True)
             if done.returncode:
-                raise NativeError(f"{compiler} could not compile {SOURCE.name}: {done.stderr.strip()[:500]}")
+                raise NativeError(f"{compiler} could not compile {SOURCES[0].name}: {done.stderr.strip()[:500]}")
             made.replace(library)
     except OSError as error:
         raise NativeError(f"no place for compiled kernels in {folder} ({error}); set XDG_CACHE_HOME") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from dcar.decoding.methods import ChunkMethod, FixedChunk, PolicyChunk, RandomChunk
@@ -60,7 +61,7 @@ class Plan:
     share_token_draws: bool = False
     record_hidden: bool = False
 
-    @property
+    @cached_property
     def schedule(self) -> FixedChunk | RandomChunk | PolicyChunk:
         schedule = getattr(self.method, "schedule", None)
         if not isinstance(schedule, FixedChunk | RandomChunk | PolicyChunk):
@@ -68,7 +69,7 @@ class Plan:
                               "dcar.decoding.decode")
         return schedule
 
-    @property
+    @cached_property
     def step(self) -> Hashable:
         """What a step does, as opposed to what it finds in the buffers."""
         schedule = self.schedule

@@ -159,7 +159,7 @@ class StaticEngine(EngineSteps):
             slots[row] = Slot(job, p, p)
         r = self.rows
         where, origins = (torch.tensor(x, device=self.device) for x in (rows, sources))
-        r.lengths[where], r.text[where] = lengths[origins], text_lengths[origins]
+        r.lengths[where], r.start[where] = lengths[origins], self.cache.text - text_lengths[origins]
         r.origin[where] = reference.origin[origins]
         r.last_hidden[where] = hidden[origins, lengths[origins] - 1]
         r.limits[where] = torch.tensor([length_limit(j.prompt, plan.sampling) for j in jobs], device=self.device)
@@ -204,11 +204,12 @@ class StaticEngine(EngineSteps):
     def _look(self, slots: list[Slot | None], plan: Plan, stream: bool) -> Iterator[Progress]:
         """Which rows have finished, and what is new; tightens the bound on the columns."""
         r = self.rows
-        generated, limits, lengths = torch.stack((r.generated, r.limits, r.lengths)).tolist()
+        generated, limits, lengths, sizes = torch.stack((r.generated, r.limits, r.lengths, r.sizes)).tolist()
         for row, slot in enumerate(slots):
             if slot is None:
                 continue
             slot.length = lengths[row]
+            slot.wanted = min(sizes[row], limits[row] - generated[row])
             done = generated[row] >= limits[row]
             if not done and not (stream and generated[row] > slot.given):
                 continue

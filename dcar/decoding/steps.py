@@ -5,6 +5,7 @@ Which utterance a row belongs to is the business of `StaticEngine` (dcar/decodin
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
@@ -17,11 +18,10 @@ from torch import Tensor
 from dcar.decoding.fused import (
     CausalMask,
     FusedHeads,
-    FusedLayer,
+    FusedStack,
     Rotation,
     StaticCache,
     additive,
-    norm,
     own_layers,
     round_up,
     weights_signature,
@@ -43,7 +43,7 @@ class Rows:
     def __init__(self, batch: int, capacity: int, heads: int, width: int, device: torch.device, dtype: torch.dtype):
         room = capacity + heads
         whole = partial(torch.zeros, dtype=torch.long, device=device)
-        self.lengths, self.origin, self.text = whole(batch), whole(batch), whole(batch)
+        self.lengths, self.origin, self.start = whole(batch), whole(batch), whole(batch)  # start: column of the text
         self.generated, self.limits, self.passes = whole(batch), whole(batch), whole(batch)
         self.sizes = torch.ones(batch, dtype=torch.long, device=device)  # decided, not yet spoken
         self.log_probs = torch.zeros(batch, device=device)
@@ -58,6 +58,17 @@ class Rows:
         self.policy_log_probs = torch.zeros(batch, room + 1, device=device)
         self.token_draws = torch.zeros(batch, room, dtype=torch.float64, device=device)
         self.action_draws = torch.zeros(batch, room, dtype=torch.float64, device=device)
+        self._views = {batch: self}
+
+    def first(self, n: int) -> Rows:
+        """Views of the first n rows."""
+        if n not in self._views:
+            view = copy.copy(self)
+            for name, tensor in vars(self).items():
+                if isinstance(tensor, Tensor):
+                    setattr(view, name, tensor[:n])
+            self._views[n] = view
+        return self._views[n]
 
     def move(self, source: int, target: int) -> None:
         """Row `source` takes the place of row `target`."""
@@ -74,6 +85,7 @@ class Slot:
     prompt_length: int
     length: int  # bound on its speech positions in the cache, tightened at every look
     given: int = 0  # tokens handed out
+    wanted: int | None = None  # size of its next chunk, where a look has told it since
 
 
 def why_not(model: object, sampling: SamplingConfig | None = None) -> str | None:
@@ -101,9 +113,8 @@ class EngineSteps:
         self.sync_every = 1 if on_cpu else self.config.sync_every
         try:
             native = not self.config.compile  # Inductor makes kernels of its own
-            self.layers = [FusedLayer(layer, native) for layer in own_layers(model) or []]
+            self.stack = FusedStack(own_layers(model) or [], [model.norm], native=native)
             self.laws = FusedHeads(model.heads)
-            self.norm = norm(model.norm)
             self.policy = None if policy is None else FusedPolicy(policy)
         except (torch.OutOfMemoryError, RuntimeError) as error:
             raise no_memory(error, self.config, []) from error
@@ -149,8 +160,8 @@ class EngineSteps:
         model, device, dtype, b = self.model, self.device, self.dtype, self.config.batch
         num_heads = model.config.num_attention_heads
         head_dim = model.config.hidden_size // num_heads
-        self.cache = StaticCache(len(self.layers), b, self.config.text, self.capacity, num_heads, head_dim, device,
-                                 dtype)
+        layers = len(self.stack.layers)
+        self.cache = StaticCache(layers, b, self.config.text, self.capacity, num_heads, head_dim, device, dtype)
         first = -self.capacity if model.config.bos else 0
         self.rotation = Rotation(model.speech_rotary, first, self.capacity - 1, device, dtype)
         self.rows = Rows(b, self.config.capacity, self.heads, model.config.hidden_size, device, dtype)
@@ -160,8 +171,9 @@ class EngineSteps:
         self._tables: dict[tuple[int, ...], Tensor] = {}  # of RandomChunk; graphs read them
         self._offsets = torch.arange(max(self.heads, 1), device=device)
         self._columns = torch.arange(self.cache.width, device=device)
+        self._row_numbers = torch.arange(b, device=device)
         self._causal = CausalMask(device, dtype)
-        self._stack = torch.compile(self._layers) if self.config.compile else self._layers
+        self._by_layer = torch.compile(self._layers) if self.config.compile else self._layers
 
     def signature(self) -> Hashable:
         """What graphs and fused weights were made for; it changes when a weight of the decoder is replaced, moved or
@@ -176,15 +188,13 @@ class EngineSteps:
     def _step(self, used: int, slots: Sequence[Slot | None], plan: Plan, forbid: bool) -> None:
         """Speak the decided chunk, read it, decide the next one."""
         n = self.config.batch if self.graphs.enabled else used
-        schedule = plan.schedule
+        schedule, busy = plan.schedule, [slot for slot in slots if slot is not None]
         if isinstance(schedule, FixedChunk):
             width = schedule.size
         elif self.padded:
             width = self.heads
-        else:  # the only value that is read back; a finished row asks for nothing
-            r = self.rows
-            width = max(1, int(torch.minimum(r.sizes[:n], r.limits[:n] - r.generated[:n]).max()))
-        busy = [slot for slot in slots if slot is not None]
+        else:  # the only value that is read back
+            width = self._widest(n, busy)
         text, speech = max(len(s.job.prompt.text_ids) for s in busy), max(s.length for s in busy) + width
         padded = self.padded and not isinstance(schedule, FixedChunk)
         tight = n == 1 and not self.graphs.enabled and not padded  # the window is what the one row sees
@@ -198,74 +208,93 @@ class EngineSteps:
         for slot in busy:
             slot.length = min(slot.length + width, self.config.capacity)
 
+    def _widest(self, n: int, busy: Sequence[Slot]) -> int:
+        """The longest chunk that is asked for; a finished row asks for nothing."""
+        wanted = [slot.wanted for slot in busy if slot.wanted is not None]
+        for slot in busy:
+            slot.wanted = None
+        if len(wanted) == len(busy):
+            return max(wanted)
+        r = self.rows.first(n)
+        return max(1, int(torch.minimum(r.sizes, r.limits - r.generated).max()))
+
     def _whole_step(self, n: int, width: int, first: int, last: int, tight: bool, plan: Plan, forbid: bool) -> None:
-        self._speak(n, width, plan, forbid)
-        if self.device.type == "cpu" and not bool((self.rows.generated[:n] < self.rows.limits[:n]).any()):
+        rows = self.rows.first(n)
+        self._speak(rows, width, plan, forbid)
+        if self.device.type == "cpu" and not bool((rows.generated < rows.limits).any()):
             return  # the last chunk is never read
-        self._read(n, width, first, last, tight, plan)
+        self._read(rows, n, width, first, last, tight, plan)
 
-    def _speak(self, n: int, width: int, plan: Plan, forbid: bool) -> None:
+    def _speak(self, r: Rows, width: int, plan: Plan, forbid: bool) -> None:
         """Heads 1..width of the last hidden states -> tokens, kept up to EOS and the limit."""
-        r, eos = self.rows, self.model.config.eos
-        position = r.generated[:n, None] + self._offsets[:width]
-        logits = self.laws(r.last_hidden[:n], width)  # [n, k, V + 1]
+        eos, offsets = self.model.config.eos, self._offsets[:width]
+        position = r.generated[:, None] + offsets
+        logits = self.laws(r.last_hidden, width)  # [n, k, V + 1]
         law = warp(logits, plan.sampling, position < plan.sampling.min_tokens if forbid else None, eos)
-        tokens = sample(law, r.token_draws[:n].gather(1, position))
-        sizes = r.sizes[:n]
-        asked = torch.minimum(sizes, r.limits[:n] - r.generated[:n])  # 0 where a row is finished
-        ends = torch.where(tokens == eos, self._offsets[:width], width).amin(1)
+        tokens = sample(law, r.token_draws.gather(1, position))
+        asked = torch.minimum(r.sizes, r.limits - r.generated)  # 0 where a row is finished
+        ends = torch.where(tokens == eos, offsets, width).amin(1)
         counts, ended = torch.minimum(asked, ends), ends < asked
-        r.tokens[:n].scatter_(1, position, tokens)
-        step = r.passes[:n, None]
-        r.emitted[:n].scatter_(1, step, counts[:, None])
+        r.tokens.scatter_(1, position, tokens)
+        step = r.passes[:, None]
+        r.emitted.scatter_(1, step, counts[:, None])
         if not isinstance(plan.schedule, FixedChunk):
-            r.actions[:n].scatter_(1, step, sizes[:, None])
+            r.actions.scatter_(1, step, r.sizes[:, None])
         if isinstance(plan.schedule, PolicyChunk):
-            r.policy_log_probs[:n].scatter_(1, step, r.log_probs[:n, None])
-        r.passes[:n] += asked > 0
-        r.generated[:n] += counts
-        r.ended[:n] |= ended
-        r.limits[:n] = torch.where(ended, r.generated[:n], r.limits[:n])
-        r.pending[:n, :width] = tokens
-        r.pending_counts[:n] = counts * (r.generated[:n] < r.limits[:n])
+            r.policy_log_probs.scatter_(1, step, r.log_probs[:, None])
+        r.passes += asked > 0
+        r.generated += counts
+        r.ended |= ended
+        r.limits.copy_(torch.where(ended, r.generated, r.limits))
+        r.pending[:, :width] = tokens
+        torch.mul(counts, r.generated < r.limits, out=r.pending_counts)
 
-    def _read(self, n: int, width: int, first: int, last: int, tight: bool, plan: Plan) -> None:
+    def _read(self, r: Rows, n: int, width: int, first: int, last: int, tight: bool, plan: Plan) -> None:
         """The pending tokens through the decoder, behind each row's past; then the next decision. `tight`: the columns
         from first to last are just what one row without padding sees."""
-        r = self.rows
-        position = r.lengths[:n, None] + self._offsets[:width]  # [n, k] speech positions
-        cos, sin = self.rotation((position - r.origin[:n, None]).view(-1))
-        if tight:
-            mask = self._causal(width, last - first)
-        else:
-            column = self._columns[first:last]
-            seen = column <= self.cache.text + position[:, :, None]
-            seen = seen & (column >= self.cache.text - r.text[:n, None, None])
-            mask = additive(seen, self.dtype)[:, None]  # [n, 1, k, columns]
-        tokens, index = r.pending[:n, :width].reshape(-1), (self.cache.base[:n] + position).view(-1)
-        ends = (r.pending_counts[:n] - 1).clamp(min=0)  # of each row's last real position among the flat ones
-        real, speech = None, position.view(-1)
-        if n > 1 and width > 1 and not self.graphs.enabled and not self.padded:
+        position = r.lengths[:, None] + self._offsets[:width]  # [n, k] speech positions
+        angle, speech = (position - r.origin[:, None]).view(-1), position.view(-1)
+        tokens = r.pending[:, :width].reshape(-1)
+        row = None if n == 1 else self._row_numbers[:n, None].expand(n, width).reshape(-1)
+        ends = (r.pending_counts - 1).clamp(min=0)  # of each row's last real position among the flat ones
+        real = None
+        if row is not None and width > 1 and not self.graphs.enabled and not self.padded:
             # Rows of a ragged batch read different numbers of tokens: leave the padding out of all but the attention.
-            real = (self._offsets[:width] < r.pending_counts[:n, None]).view(-1).nonzero()[:, 0]
-            tokens, index, speech, cos, sin = (t.index_select(0, real) for t in (tokens, index, speech, cos, sin))
-            ends = (r.pending_counts[:n].cumsum(0) - 1).clamp(min=0)
+            real = (self._offsets[:width] < r.pending_counts[:, None]).view(-1).nonzero()[:, 0]
+            tokens, row, speech, angle = (t.index_select(0, real) for t in (tokens, row, speech, angle))
+            ends = (r.pending_counts.cumsum(0) - 1).clamp(min=0)
         elif n > 1:
             ends = ends + torch.arange(0, n * width, width, device=self.device)
+        index = self.cache.index(row, speech)
         x = F.embedding(tokens, self.model.speech_embedding.weight)
-        x = self.norm(self._stack(x, cos, sin, index, real, mask, n, width, first, last))
-        r.last_hidden[:n] = x.index_select(0, ends)
+        if (own := self.stack.takes(len(x))) is not None:
+            turns = self.rotation
+            x = own(x, turns.cos, turns.sin, angle, self.cache.places(index, r.start), turns.first)
+        else:
+            mask = self._mask(r, position, first, last, tight)
+            x = self._by_layer(x, *self.rotation(angle), index, real, mask, n, width, first, last)
+            x = self.stack.behind(x)
+        torch.index_select(x, 0, ends, out=r.last_hidden)
         if plan.record_hidden and self.hidden is not None:
-            row = index // self.cache.width  # of the flat columns
-            self.hidden.view(-1, x.shape[1]).index_copy_(0, row * self.capacity + speech, x)
+            flat = speech if row is None else row * self.capacity + speech
+            self.hidden.view(-1, x.shape[1]).index_copy_(0, flat, x)
         if not isinstance(plan.schedule, FixedChunk):
-            self._decide(x, speech, index // self.cache.width, ends, last - self.cache.text, n, tight, plan)
-        r.lengths[:n] += r.pending_counts[:n]
+            self._decide(r, x, speech, row, ends, last - self.cache.text, tight, plan)
+        r.lengths += r.pending_counts
+
+    def _mask(self, r: Rows, position: Tensor, first: int, last: int, tight: bool) -> Tensor | None:
+        """What new speech positions [n, k] see of the columns first..last, [n, 1, k, columns], added to the scores."""
+        if tight:
+            return self._causal(position.shape[1], last - first)
+        column = self._columns[first:last]
+        seen = column <= self.cache.text + position[:, :, None]
+        seen = seen & (column >= r.start[:, None, None])
+        return additive(seen, self.dtype)[:, None]
 
     def _layers(self, x: Tensor, cos: Tensor, sin: Tensor, index: Tensor, real: Tensor | None, mask: Tensor | None,
                 n: int, width: int, first: int, last: int) -> Tensor:
         """x [N, D] of N = n * width positions, or of the `real` [N] ones among them."""
-        for i, layer in enumerate(self.layers):
+        for i, layer in enumerate(self.stack.layers):
             rotated = layer.project(x, cos, sin)  # [N, 3, H, D/H]
             self.cache.write(i, index, rotated[:, 1:])
             keys, values = self.cache.read(i, n, first, last)
@@ -279,21 +308,22 @@ class EngineSteps:
             x = layer.finish(x, y if real is None else y.index_select(0, real))
         return x
 
-    def _decide(self, x: Tensor, position: Tensor, row: Tensor, ends: Tensor, last: int, n: int, tight: bool,
+    def _decide(self, r: Rows, x: Tensor, position: Tensor, row: Tensor | None, ends: Tensor, last: int, tight: bool,
                 plan: Plan) -> None:
         """Sizes of the next chunks, from the normed hidden states x [N, D] just read, at speech positions [N] of rows
-        [N]; ends [n] are each row's last ones."""
-        schedule, r = plan.schedule, self.rows
-        draws = r.action_draws[:n].gather(1, r.generated[:n, None])[:, 0]
+        [N] (None: the first one); ends [n] are each row's last ones."""
+        schedule = plan.schedule
+        draws = r.action_draws.gather(1, r.generated[:, None])[:, 0]
         if isinstance(schedule, RandomChunk):
-            r.sizes[:n] = self._random_sizes(schedule, draws)
+            r.sizes.copy_(self._random_sizes(schedule, draws))
             return
         assert isinstance(schedule, PolicyChunk) and self.policy is not None
         started = self.clock()
-        seen = None if tight else r.lengths[:n] + r.pending_counts[:n]
+        seen = None if tight else r.lengths + r.pending_counts
         log_law = self.policy.read(x, position, row, ends, last, seen)
-        sizes, log_probs = self._choose(log_law, draws, r.forced[:n], schedule)
-        r.sizes[:n], r.log_probs[:n] = sizes, log_probs
+        sizes, log_probs = self._choose(log_law, draws, r.forced, schedule)
+        r.sizes.copy_(sizes)
+        r.log_probs.copy_(log_probs)
         self.policy_seconds += self.clock() - started
 
     def _random_sizes(self, schedule: RandomChunk, draws: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from heads.multi_token import MultiTokenHeads
 
 Affine = Callable[[Tensor], Tensor]
 
+
 def affine(module: nn.Module, native: bool = True) -> Affine:
     """x [N, in] -> [N, out], as `module` computes it; on the CPU by kernels for few rows (dcar/decoding/native.py).
 

@@ -300,7 +300,7 @@ typedef struct {
 /* Logits y [n, k, vocabulary] of heads 1..k from the hidden states x [n, D]; 0, or 1 where there is no memory. */
 int run_heads(const Heads *h, const element *x, element *y, long n, long k, long threads) {
   long width = h->base.in, out = h->base.out, extra = k - 1, rows = extra * n;
-  element *z = malloc((2 * rows * width + (rows > n ? rows : n) * out) * sizeof(element)), *inner = z + rows * width,
+  element *z = malloc((2 * rows * width + (rows > n ? rows : n) * out) * sizeof(element) + 1), *inner = z + rows * width,
           *logits = inner + rows * width;
   if (!z) return 1;
   product(&h->base, x, logits, n, threads);
@@ -328,10 +328,10 @@ int run_layers(const Pass *given) {
   Pass p = *given;
   long n = p.positions, width = p.layers->out.out, inner = p.layers->up.out, entry = p.first.weight ? p.first.in : width;
   long most = p.kept && p.kept_count > n ? p.kept_count : n;
-  element *normed = malloc(most * (entry + 10 * width + inner) * sizeof(element)), *qkv = normed + most * (entry + width),
+  element *normed = malloc(most * (entry + 10 * width + inner) * sizeof(element) + 1), *qkv = normed + most * (entry + width),
           *kept = qkv + 3 * most * width, *y = kept + 3 * most * width, *x = y + most * width, *kept_x = x + most * width,
           *up = kept_x + most * width;
-  long *index = malloc(most * sizeof(long));
+  long *index = malloc(most * sizeof(long) + 1);
   int failed = !normed || !index;
   if (p.first_norm && !failed) {
     normalize(p.x, p.first_norm, p.first_bias, p.first.weight ? normed : x, n, entry, p.epsilon);

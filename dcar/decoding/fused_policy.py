@@ -68,7 +68,7 @@ class FusedPolicy:
         # Only the last real position decides, so only its query is needed.
         if (own := self._stack.takes(len(x))) is not None:
             logits = own(x, turns.cos, turns.sin, position, self.cache.places(index), kept=ends)
-            return logits.float().log_softmax(-1)
+            return logits.log_softmax(-1, dtype=torch.float32)
         layer, z = self._stack.layers[0], self._stack.before(x)
         rotated = layer.project(z, *turns(position))
         self.cache.write(0, index, rotated[:, 1:])
@@ -77,4 +77,4 @@ class FusedPolicy:
         query = rotated[:, 0].index_select(0, ends)[:, :, None]  # [n, H, 1, D/H]
         y = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask)
         z = layer.finish(z.index_select(0, ends), y.reshape(len(ends), -1))
-        return self._stack.behind(z).float().log_softmax(-1)
+        return self._stack.behind(z).log_softmax(-1, dtype=torch.float32)

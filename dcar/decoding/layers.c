@@ -37,11 +37,11 @@ typedef struct {
   long angle_stride;
   long positions;
   element *x, *result;               /* [positions, D], which is overwritten; where the result goes, or absent: to x */
-  const long *angle, *index;         /* [positions]: which rotation; row x width + column of keys and values */
-  long width;
+  const long *angle, *index;         /* [positions]: which rotation; row x row_columns + column of keys and values */
+  long row_columns;
   const long *hole_from, *hole_to;   /* by row: columns that nobody sees; may be absent */
-  const element *mask;               /* [positions, mask_columns], added to the scores of the first columns; absent: a */
-  long mask_columns;                 /* position sees every column up to its own */
+  const element *mask;               /* [positions, mask_columns], added to the scores of the first columns; where it is */
+  long mask_columns;                 /* absent, a position sees every column up to its own */
   const long *kept;                  /* [kept_count]: only these go on behind the cache of the last layer; may be absent */
   long kept_count;
   long threads;
@@ -132,8 +132,8 @@ INLINE void turn(const element *x, const element *cos, const element *sin, eleme
   }
 }
 
-INLINE long row_of(const Pass *p, long i) { return p->index[i] / p->width; }
-INLINE long column_of(const Pass *p, long i) { return p->index[i] % p->width; }
+INLINE long row_of(const Pass *p, long i) { return p->index[i] / p->row_columns; }
+INLINE long column_of(const Pass *p, long i) { return p->index[i] % p->row_columns; }
 
 /* Rotate the query of position i where it is, and put its key and its value into the cache. */
 static void place(const Pass *p, long layer, long i, element *qkv, long width) {
@@ -213,13 +213,13 @@ INLINE int attend(const Pass *p, long layer, long i, const element *qkv, element
     for (long h = first; h < last; h++) {
       const element *k = keys + h * p->head_stride;
       const float *q = queries + (h - first) * M * room;
-      float *s = scores + (h - first) * M * pad - start;
+      float *s = scores + (h - first) * M * pad;
       long c = b, until = b + block < end ? b + block : end;
 #define DOTS(R)                                                                                                        \
   for (; c + R <= until; c += R) {                                                                                     \
     float dots[MAX_ROWS][4];                                                                                           \
     products(q, room, k + c * stride, stride, size, VALUES * stride * sizeof(element), dots, M, R, 1);                 \
-    UNROLL for (int m = 0; m < M; m++) memcpy(s + m * pad + c, dots[m], R * sizeof(float));                            \
+    UNROLL for (int m = 0; m < M; m++) memcpy(s + m * pad + c - start, dots[m], R * sizeof(float));                    \
   }
       DOTS(4)
       DOTS(1)

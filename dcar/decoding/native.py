@@ -75,7 +75,7 @@ class _Pass(ctypes.Structure):
                 *((f"{of}_stride", ctypes.c_long) for of in ("layer", "row", "column", "head")),
                 ("cos", ctypes.c_void_p), ("sin", ctypes.c_void_p), ("angle_stride", ctypes.c_long),
                 ("positions", ctypes.c_long), ("x", ctypes.c_void_p), ("result", ctypes.c_void_p),
-                *((name, ctypes.c_void_p) for name in ("angle", "index")), ("width", ctypes.c_long),
+                *((name, ctypes.c_void_p) for name in ("angle", "index")), ("row_columns", ctypes.c_long),
                 *((name, ctypes.c_void_p) for name in ("hole_from", "hole_to", "mask")),
                 ("mask_columns", ctypes.c_long), ("kept", ctypes.c_void_p), ("kept_count", ctypes.c_long),
                 ("threads", ctypes.c_long)]
@@ -253,7 +253,7 @@ class NativeStack:
         if keys.dtype != self.dtype or cos.dtype != self.dtype or not alike:
             raise TypeError(f"keys and values must be {self.dtype} as the rotations, and lie alike, heads contiguous")
         p = self._pass
-        p.keys, p.values, p.width = keys.data_ptr(), values.data_ptr(), keys.shape[2]
+        p.keys, p.values, p.row_columns = keys.data_ptr(), values.data_ptr(), keys.shape[2]
         p.layer_stride, p.row_stride, p.column_stride, p.head_stride = keys.stride()[:4]
         p.angle_stride = cos.stride(0)
         p.cos, p.sin = (t.data_ptr() - first * p.angle_stride * keys.itemsize for t in (cos, sin))

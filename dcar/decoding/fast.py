@@ -73,6 +73,7 @@ class FastDecoder:
         self._causal = CausalMask(self.device, self.dtype)
         self._weights = weights_signature(model)
         self.graphs = StepGraphs(graphs, self.device)
+        self._seen: tuple[Tensor, Tensor, Tensor] | None = None  # a cache with its keys and values
         self._store: Tensor | None = None  # keys and values of whatever is in flight
         self._batch = 0  # number of the batch that they belong to
         self._inputs: dict[Hashable, _Inputs] = {}
@@ -148,8 +149,9 @@ class FastDecoder:
         place = cache.lengths[:, None] + torch.arange(cache.prefix, cache.prefix + new)
         if cache.batch > 1:
             place = place + torch.arange(0, cache.batch * width, width)[:, None]
-        keys, values = cache.kv.permute(1, 0, 2, 4, 3, 5)  # each [layers, B, C, H, D/H]
-        to = Places(keys, values, place.view(-1))
+        if self._seen is None or cache.kv is not self._seen[0]:  # views of a batch's cache are made once
+            self._seen = cache.kv, *cache.kv.permute(1, 0, 2, 4, 3, 5)  # keys and values [layers, B, C, H, D/H]
+        to = Places(*self._seen[1:], place.view(-1))
         if tree is not None and (seen := cache.mask(new, tree)) is not None:
             to.mask = additive(seen, self.dtype).view(-1, columns)
         elif cache.batch > 1 or int(cache.prefix_lengths) < cache.prefix:

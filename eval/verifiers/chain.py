@@ -12,7 +12,9 @@ draft that was thrown away leaves no trace, and its positions may take the same 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -24,12 +26,16 @@ from eval.verifiers.drafters import Drafter
 
 @dataclass(frozen=True)
 class Draws:
-    """Uniform numbers of some positions: keys [B], positions [B] or [B, m], counted from the first generated token."""
+    """Uniform numbers of some positions: keys [B], positions [B] or [B, m], counted from the first generated token.
+    `first` looks the first draws of a stream up, where somebody has drawn those of all positions."""
 
     keys: Tensor
     positions: Tensor
+    first: Callable[[str, Tensor], Tensor] | None = None
 
     def __call__(self, stream: str, draw: int = 0) -> Tensor:
+        if draw == 0 and self.first is not None:
+            return self.first(stream, self.positions)
         return uniform(self.keys, stream, self.positions, draw)
 
     def several(self, stream: str, draws: range) -> Tensor:
@@ -80,18 +86,21 @@ class ChainVerifier:
 
         accepted, last = torch.zeros_like(counts), torch.zeros_like(counts)
         if draft is not None and draft.laws is not None:
-            passes = self.accept(q[:, :m], draft.laws, draft.tokens, eos, Draws(session.token_keys, position[:, :m]))
+            passes = self.accept(q[:, :m], draft.laws, draft.tokens, eos,
+                                 Draws(session.token_keys, position[:, :m], partial(session.uniform, by_token=True)))
             real = torch.arange(m, device=counts.device) < drafted[:, None]
             accepted = (passes & real).cumprod(-1).sum(-1)
             last = draft.tokens.gather(1, (accepted - 1).clamp(min=0)[:, None])[:, 0]
         row = torch.arange(len(counts), device=counts.device)
-        draws = Draws(session.token_keys, session.generated + accepted)
-        token = sample(q[row, accepted], session.uniform("token", draws.positions))  # the bonus token
+        following = session.generated + accepted
+        token = sample(q[row, accepted], session.uniform("token", following))  # the bonus token
         refused = (accepted < drafted).nonzero()[:, 0]
         if draft is not None and draft.laws is not None and len(refused):
             where = accepted[refused]
+            draws = Draws(session.token_keys[refused], following[refused],
+                          partial(session.uniform, by_token=True, rows=refused))
             token[refused] = self.replace(q[refused, where], draft.laws[refused, where], draft.tokens[refused, where],
-                                          eos, Draws(draws.keys[refused], draws.positions[refused]))
+                                          eos, draws)
         ended = (accepted > 0) & (last == eos)
         tokens = token[:, None] if draft is None else torch.cat((draft.tokens, token[:, None]), 1)
         tokens = tokens.scatter(1, accepted[:, None], token[:, None])

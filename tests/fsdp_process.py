@@ -51,7 +51,7 @@ def main(kind: str, out: Path) -> None:
         ScaledAdam(model.parameters()).step()
         raise AssertionError("ScaledAdam took sharded parameters")
     except ConfigError as error:
-        print("refused:", error)
+        print(f"refused: {error}\n", end="", flush=True)  # one write: two processes share the pipe
     dist.destroy_process_group()
 
 

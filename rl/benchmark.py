@@ -45,6 +45,7 @@ class RolloutBenchmark:
     split: str = "train"
     prompts: int = 4  # of a step
     group: int = 8  # rollouts of a prompt
+    microbatches: int = 4  # parts of a step; one is scored while the next is rolled out (DCPO: reward_microbatches)
     prompt_tokens: int = 25
     temperature: float = 0.8
     top_k: int = 10
@@ -58,8 +59,8 @@ class RolloutBenchmark:
     def __post_init__(self) -> None:
         if not (self.base and self.policy and self.data):
             raise ConfigError("give base=…, policy=… and data=…")
-        if self.prompts < 1 or self.group < 2 or self.repeats < 1 or self.threads < 1:
-            raise ConfigError("prompts, repeats and threads must be at least 1 and group at least 2")
+        if min(self.prompts, self.repeats, self.threads, self.microbatches) < 1 or self.group < 2:
+            raise ConfigError("prompts, repeats, threads and microbatches must be at least 1 and group at least 2")
         if self.clock not in ("wall", "cpu"):
             raise ConfigError(f"clock must be 'wall' or 'cpu', not '{self.clock}'")
 
@@ -89,7 +90,8 @@ def run(config: RolloutBenchmark) -> dict[str, object]:
                       **settings)
 
     alone = roller("loop", group_size=1, overlap=False)
-    batched = {name: roller(name, group_size=config.group, microbatches=2) for name in ("loop", "engine")}
+    parts = config.microbatches
+    batched = {name: roller(name, group_size=config.group, microbatches=parts) for name in ("loop", "engine")}
     runs: dict[str, Callable[[int], object]] = {
         "sequential": lambda seed: one_by_one(alone, policy, items, seed, config.group),
         **{name: partial(r.collect, policy, items, range(len(items))) for name, r in batched.items()}}

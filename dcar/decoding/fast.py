@@ -125,13 +125,10 @@ class FastDecoder:
         turns, (rows, new) = self._rotation, tokens.shape
         tree, offsets = (None, torch.arange(new, device=tokens.device)) if layout is None else layout
         x = F.embedding(tokens.reshape(-1), self.model.speech_embedding.weight)
+        angle = (cache.lengths[:, None] + offsets - cache.origin[:, None]).view(-1)
         if (own := self._stack.takes(len(x))) is not None:
-            angle = (cache.lengths[:, None] + offsets - cache.origin[:, None]).view(-1)
             return own(x, turns.cos, turns.sin, angle, self._places(cache, new, tree), turns.first).view(rows, new, -1)
-        if layout is None and cache.single:
-            cos, sin = turns.span(int(cache.lengths) - int(cache.origin), new)
-        else:
-            cos, sin = turns((cache.lengths[:, None] + offsets - cache.origin[:, None]).view(-1))
+        cos, sin = turns(angle)
         if layout is None and cache.single and int(cache.prefix_lengths) == cache.prefix:
             mask = self._causal(new, cache.columns(new))
         else:

@@ -94,6 +94,8 @@ INLINE element narrow(float f) { return f; }
 INLINE void store(element *p, vector v) { memcpy(p, &v, sizeof v); }
 #endif
 
+#define ALONE (1 << 17) /* products of fewer multiplications stay on one thread */
+
 /* Call F with the number of rows as a constant, MAX_ROWS of them at most. */
 #define WITH_ROWS(M, F, ...)                                                                                           \
   switch (M) {                                                                                                         \
@@ -249,6 +251,7 @@ static void multiply_amx(const element *x, const element *w, const element *bias
 int matrix_unit(void) { return amx_allowed(); }
 
 void multiply(const element *x, const element *w, const element *bias, element *y, long m, long n, long k, int threads) {
+  threads = m * n * k < ALONE ? 1 : threads;
   if (m > 0 && k % 32 == 0 && m <= 16 * TILES && amx_allowed()) multiply_amx(x, w, bias, y, m, n, k, threads);
   else multiply_portable(x, w, bias, y, m, n, k, threads);
 }
@@ -256,6 +259,7 @@ void multiply(const element *x, const element *w, const element *bias, element *
 int matrix_unit(void) { return 0; }
 
 void multiply(const element *x, const element *w, const element *bias, element *y, long m, long n, long k, int threads) {
+  threads = m * n * k < ALONE ? 1 : threads;
   multiply_portable(x, w, bias, y, m, n, k, threads);
 }
 #endif
@@ -298,6 +302,7 @@ INLINE void panels(const element *x, const element *w, const element *bias, elem
 }
 
 void multiply_panels(const element *x, const element *w, const element *bias, element *y, long m, long n, long k, int threads) {
+  threads = m * n * k < ALONE ? 1 : threads;
   long share = (n + 2 * PANEL * threads - 1) / (2 * PANEL * threads) * 2 * PANEL;
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
   for (long c = 0; c < n; c += share)
@@ -311,7 +316,6 @@ void multiply_panels(const element *x, const element *w, const element *bias, el
 
 #define COLUMNS 4096
 #define DEPTH 8
-
 #define PAIR (2 * LANES)
 
 /* PAIR weights as two vectors; in bfloat16 the even ones and the odd ones, which takes two operations. */
@@ -382,6 +386,7 @@ INLINE void sweep(const element *x, const element *w, const element *bias, eleme
 
 void multiply_in_out(const element *x, const element *w, const element *bias, element *y, long groups, long m, long n,
                      long k, int threads) {
+  threads = groups * m * n * k < ALONE ? 1 : threads;
   long share = ((n + threads - 1) / threads + 63) / 64 * 64, columns = share < COLUMNS ? share : COLUMNS;
 #pragma omp parallel for collapse(2) schedule(static) num_threads(threads) if (threads > 1)
   for (long g = 0; g < groups; g++)

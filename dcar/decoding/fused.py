@@ -146,11 +146,6 @@ class Rotation:
         index = positions - self.first
         return self.cos.index_select(0, index), self.sin.index_select(0, index)
 
-    def span(self, start: int, count: int) -> tuple[Tensor, Tensor]:
-        """The same for positions start .. start + count - 1: views, nothing is copied."""
-        first = start - self.first
-        return self.cos[first : first + count], self.sin[first : first + count]
-
 
 class CausalMask:
     """What one row without padding may see, as a view of one table: new position i of `new` does not see the last

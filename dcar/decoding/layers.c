@@ -283,10 +283,7 @@ static int attention(const Pass *p, long layer, const element *qkv, element *y, 
   return failed;
 }
 
-#define ALONE (1 << 17) /* smaller products stay on one thread */
-
 static void product(const Linear *l, const element *x, element *y, long n, long threads) {
-  threads = n * l->out * l->in < ALONE ? 1 : threads;
   if (l->panels) multiply_panels(x, l->weight, l->bias, y, n, l->out, l->in, threads);
   else multiply(x, l->weight, l->bias, y, n, l->out, l->in, threads);
 }
@@ -306,7 +303,6 @@ int run_heads(const Heads *h, const element *x, element *y, long n, long k, long
   product(&h->base, x, logits, n, threads);
   for (long i = 0; i < n; i++) memcpy(y + i * k * out, logits + i * out, out * sizeof(element));
   for (long g = 0; g < extra; g++) memcpy(z + g * n * width, x, n * width * sizeof(element));
-  threads = rows * width * width < ALONE ? 1 : threads;
   for (long b = 0; b < h->count && extra; b++) {
     long own = h->shared ? 0 : b * h->heads;
     multiply_in_out(z, h->blocks + own * width * width, h->biases + own * width, inner, extra, n, width, width, threads);

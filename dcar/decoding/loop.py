@@ -138,7 +138,7 @@ class Session:
         self.draft_passes = torch.zeros(size, dtype=torch.long, device=device)
         self.policy_seconds = 0.0
         self._rounds = 0  # every row that is alive has emitted at least so many tokens
-        self._uniforms: dict[tuple[str, bool], Tensor] = {}  # [B, room], drawn at once, looked up step by step
+        self._uniforms: dict[str, Tensor] = {}  # stream -> [B, room], drawn at once, looked up step by step
 
     @property
     def live(self) -> int:
@@ -148,21 +148,19 @@ class Session:
         """Where EOS is masked: positions [B] or [B, k], counted from the first generated token."""
         return positions < self.sampling.min_tokens if self._rounds < self.sampling.min_tokens else None
 
-    def uniform(self, stream: str, positions: Tensor, by_token: bool | None = None,
-                rows: Tensor | None = None) -> Tensor:
+    def uniform(self, stream: str, positions: Tensor, rows: Tensor | None = None) -> Tensor:
         """`dcar.sampling.uniform` of the rows in flight (or of those of them in `rows` [R]) at generated positions [B]
         or [B, k], for draw 0.
 
         The numbers of all positions are drawn together when a stream is first asked for: that costs less than to draw
-        those of one step. Tokens use `token_keys`, every other stream `action_keys` unless `by_token`. What stands
+        those of one step. Decisions about chunks use `action_keys`, whatever is about tokens `token_keys`. What stands
         behind the last position of the batch is padding and may be any number.
         """
-        by_token = stream == "token" if by_token is None else by_token
-        if (stream, by_token) not in self._uniforms:
-            keys = self.token_keys if by_token else self.action_keys
+        if stream not in self._uniforms:
+            keys = self.action_keys if stream in ("policy", "chunk") else self.token_keys
             every = torch.arange(self.tokens.shape[1], device=keys.device).expand(len(keys), -1)
-            self._uniforms[stream, by_token] = uniform(keys, stream, every)
-        table = self._uniforms[stream, by_token]
+            self._uniforms[stream] = uniform(keys, stream, every)
+        table = self._uniforms[stream]
         table = table if rows is None else table.index_select(0, rows)
         index = (positions if positions.dim() == 2 else positions[:, None]).clamp(max=table.shape[1] - 1)
         return table.gather(1, index).view(positions.shape)

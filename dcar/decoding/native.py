@@ -36,8 +36,6 @@ SOURCES = tuple(Path(__file__).with_name(name) for name in ("layers.c", "few_row
 
 FLAGS = ("-O2", "-march=native", "-fopenmp", "-shared", "-fPIC", "-Wno-psabi")
 TYPES = {torch.float32: (), torch.bfloat16: ("-DBF16",)}
-ALONE = 1 << 17
-"""Products of fewer multiplications than this stay on one thread; layers.c has the same number."""
 
 STACKED_ROWS = 8
 """With more rows PyTorch multiplies stacked weights faster."""
@@ -142,7 +140,7 @@ class Kernels:
         _check(x, weight, size)
         y = x.new_empty(groups, x.shape[1], out)
         self._in_out(x.data_ptr(), weight.data_ptr(), None if bias is None else bias.data_ptr(), y.data_ptr(), groups,
-                     x.shape[1], out, size, _threads(x.shape[1] * weight.numel()))
+                     x.shape[1], out, size, torch.get_num_threads())
         return y
 
 
@@ -164,7 +162,7 @@ class NativeLinear:
         rows, (out, size), (weight, bias) = len(x), self.shape, self._addresses
         _check(x, self.weight, size)
         x, y = x.contiguous(), x.new_empty(rows, out)
-        self._multiply(x.data_ptr(), weight, bias, y.data_ptr(), rows, out, size, _threads(rows * out * size))
+        self._multiply(x.data_ptr(), weight, bias, y.data_ptr(), rows, out, size, torch.get_num_threads())
         return y
 
 
@@ -305,10 +303,6 @@ def _check(x: Tensor, weight: Tensor, size: int) -> None:
     if x.dtype != weight.dtype or x.shape[-1] != size:
         raise TypeError(f"rows {tuple(x.shape)} of {x.dtype} cannot be multiplied by a weight {tuple(weight.shape)} of "
                         f"{weight.dtype}")
-
-
-def _threads(multiplications: int) -> int:
-    return 1 if multiplications < ALONE else torch.get_num_threads()
 
 
 def _compiled(flags: Sequence[str]) -> Path:

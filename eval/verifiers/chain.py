@@ -87,7 +87,7 @@ class ChainVerifier:
         accepted, last = torch.zeros_like(counts), torch.zeros_like(counts)
         if draft is not None and draft.laws is not None:
             passes = self.accept(q[:, :m], draft.laws, draft.tokens, eos,
-                                 Draws(session.token_keys, position[:, :m], partial(session.uniform, by_token=True)))
+                                 Draws(session.token_keys, position[:, :m], session.uniform))
             real = torch.arange(m, device=counts.device) < drafted[:, None]
             accepted = (passes & real).cumprod(-1).sum(-1)
             last = draft.tokens.gather(1, (accepted - 1).clamp(min=0)[:, None])[:, 0]
@@ -98,7 +98,7 @@ class ChainVerifier:
         if draft is not None and draft.laws is not None and len(refused):
             where = accepted[refused]
             draws = Draws(session.token_keys[refused], following[refused],
-                          partial(session.uniform, by_token=True, rows=refused))
+                          partial(session.uniform, rows=refused))
             token[refused] = self.replace(q[refused, where], draft.laws[refused, where], draft.tokens[refused, where],
                                           eos, draws)
         ended = (accepted > 0) & (last == eos)

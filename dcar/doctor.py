@@ -33,17 +33,17 @@ def _space() -> str:
 
 
 def _packaged() -> str:
-    from dcar.packages import moonshine_files, whisper_base_dir
+    from dcar.sources.packages import moonshine_files, whisper_base_dir
 
     whisper_base_dir(), moonshine_files()  # both verify every digest
     return "whisper-base and moonshine are there, digests verified"
 
 
 def _shipped() -> str:
-    from dcar.model import CARDecoder
-    from dcar.shipped import shipped
-    from dcar.tokenizers import load_tokenizer
-    from dcar.vocoder import TokenVocoder
+    from dcar.model.car import CARDecoder
+    from dcar.sources.shipped import shipped
+    from dcar.tokens.load import load_tokenizer
+    from dcar.vocoder.model import TokenVocoder
     from heads.policy import ChunkPolicy
 
     decoder = CARDecoder.from_pretrained(shipped("decoder"))
@@ -58,7 +58,7 @@ def _shipped() -> str:
 def _kernels() -> str:
     import torch
 
-    from dcar.decoding.native import Kernels, NativeError, switched_off
+    from dcar.decoding.fast.cpu.native import Kernels, NativeError, switched_off
 
     if switched_off():
         return "switched off by DCAR_NATIVE, decoding on the CPU is slower than it could be"

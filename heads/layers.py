@@ -1,6 +1,6 @@
 """Pre-norm Transformer layer with rotary positions, and the ragged KV cache that decoding rests on.
 
-Both the CAR decoder (dcar/model.py) and the chunk policy (heads/policy.py) are stacks of these layers. The cache
+Both the CAR decoder (dcar/model/car.py) and the chunk policy (heads/policy.py) are stacks of these layers. The cache
 follows one protocol: `extend` writes the new rows behind each sequence's length, `truncate` moves lengths back
 (O(1), nothing is copied), `gather` keeps the accepted path of a tree, `select` keeps or repeats whole sequences.
 """

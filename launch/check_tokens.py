@@ -12,12 +12,12 @@ import sys
 import numpy as np
 from tqdm import tqdm
 
-from dcar.corpus import load_corpus
+from dcar.corpus.read import load_corpus
 from dcar.errors import DataError
-from dcar.prepared import load_prepared
-from dcar.shipped import shipped
-from dcar.token_shards import SAMPLE_RATE
-from dcar.tokenizers import load_tokenizer
+from dcar.prepare.prepared import load_prepared
+from dcar.prepare.shards import SAMPLE_RATE
+from dcar.sources.shipped import shipped
+from dcar.tokens.load import load_tokenizer
 
 # Encoder arithmetic differs in the last bits between processors, so a state between two codes may fall either way.
 TOLERATED = 0.02

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from dcar.backbones import BackboneConfig, BackboneDecoder
-from dcar.backbones.lora import add_lora, set_trainable
-from dcar.model import CARConfig, CARDecoder
+from dcar.model.backbones.decoder import BackboneConfig, BackboneDecoder
+from dcar.model.backbones.lora import add_lora, set_trainable
+from dcar.model.car import CARConfig, CARDecoder
 
 
 @dataclass(frozen=True)

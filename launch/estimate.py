@@ -23,7 +23,7 @@ from typing import Any
 
 from dcar.config import load_config
 from dcar.errors import ConfigError
-from dcar.prepared import prepared_info
+from dcar.prepare.prepared import prepared_info
 from launch import cost
 
 # Dense bfloat16 tensor-core peak (FLOP/s), memory bandwidth (bytes/s), memory (bytes): the makers' data sheets.
@@ -137,7 +137,7 @@ def estimate(arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def _train(config: EstimateConfig, rest: list[str], device: cost.Device) -> dict[str, Any]:
-    from dcar.train import TrainConfig
+    from dcar.train.car import TrainConfig
 
     recipe = load_config(TrainConfig, rest)
     model = cost.meta_model(recipe)
@@ -164,8 +164,9 @@ def _train(config: EstimateConfig, rest: list[str], device: cost.Device) -> dict
 
 def _decoder(path: str) -> Any:
     """The decoder of a recipe without its weights; the paper's shape where it has not been trained yet."""
-    from dcar.backbones import BackboneConfig, BackboneDecoder, load_decoder_config
-    from dcar.model import CARConfig, CARDecoder
+    from dcar.model.backbones.decoder import BackboneConfig, BackboneDecoder
+    from dcar.model.car import CARConfig, CARDecoder
+    from dcar.model.load import load_decoder_config
 
     found = load_decoder_config(path) if (Path(path) / "config.json").is_file() else CARConfig()
     return cost.on_meta(lambda: BackboneDecoder(found) if isinstance(found, BackboneConfig) else CARDecoder(found))
@@ -205,8 +206,8 @@ def _dcpo(config: EstimateConfig, rest: list[str], device: cost.Device) -> dict[
 
 
 def _compare(config: EstimateConfig, rest: list[str], device: cost.Device) -> dict[str, Any]:
-    from eval.compare import CompareConfig
-    from eval.sweeps import expand_names
+    from eval.compare.run import CompareConfig
+    from eval.compare.sweeps import expand_names
 
     recipe = load_config(CompareConfig, rest)
     base = _decoder(recipe.decoder)

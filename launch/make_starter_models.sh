@@ -20,7 +20,7 @@ dcar prepare out_dir="$out/prepared" tokenizer="$out/tokenizer"
 # --renderer_batch_size 6 --segment_tokens 40, and 32 minutes. The adversarial losses need a GPU.
 dcar prepare out_dir="$out/copies" tokenizer="$out/tokenizer" splits=[train,dev] copies_below=200 \
   speeds=[1.0,0.85,0.92,1.08,1.17]
-python -m dcar.vocoder_data --prepared "$out/copies" --out "$out/vocoder.safetensors" --states
+python -m dcar.vocoder.training.pack --prepared "$out/copies" --out "$out/vocoder.safetensors" --states
 vocoder=(--data "$out/vocoder.safetensors" --renderer_every 0)
 dcar train-vocoder "${vocoder[@]}" --out "$out/vocoder_first" --max_minutes 18 --renderer_from dcar/assets/vocoder
 vocoder+=(--vocoder '{"acoustic_dropout":0.1,"token_dropout":0.03}')
@@ -34,7 +34,7 @@ dcar train-vocoder "${vocoder[@]}" --out "$out/vocoder_words" --init_from "$out/
 packs="$out/vocoder.safetensors"
 add_voices() {  # corpus, name, speed
   dcar prepare corpus=starter path="$1" out_dir="$out/$2" tokenizer="$out/tokenizer" splits=[train] speeds="[$3]"
-  python -m dcar.vocoder_data --prepared "$out/$2" --out "$out/vocoder_$2.safetensors" --states
+  python -m dcar.vocoder.training.pack --prepared "$out/$2" --out "$out/vocoder_$2.safetensors" --states
   packs+=",$out/vocoder_$2.safetensors"
 }
 if [ -n "$blends" ]; then add_voices "$blends" blends 1.0; fi

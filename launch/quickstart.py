@@ -26,7 +26,7 @@ from pathlib import Path
 
 from dcar.config import load_config, save_config
 from dcar.errors import ConfigError, DCARError
-from dcar.shipped import shipped
+from dcar.sources.shipped import shipped
 from dcar.tracking import provenance, write_json
 
 RECIPES = Path(__file__).parent / "recipes"

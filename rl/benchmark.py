@@ -22,11 +22,11 @@ from functools import partial
 
 import torch
 
-from dcar.backbones import load_decoder
 from dcar.config import exit_status, load_config
-from dcar.data import PromptItem
 from dcar.errors import ConfigError
-from dcar.recognizers import load_recognizer
+from dcar.model.load import load_decoder
+from dcar.prompts.items import PromptItem
+from dcar.recognition.load import load_recognizer
 from dcar.sampling import SamplingConfig
 from dcar.tracking import machine
 from heads.policy import ChunkPolicy

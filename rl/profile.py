@@ -18,18 +18,19 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from dcar.backbones import load_decoder
 from dcar.config import load_config, save_config
-from dcar.data import PromptItem
 from dcar.decoding import ChunkMethod, FixedChunk, decode
-from dcar.decoding.fast import fast
+from dcar.decoding.fast.passes import fast
 from dcar.decoding.loop import Decoder
 from dcar.errors import ConfigError, RewardError
-from dcar.model import CARDecoder
-from dcar.recognizers import Recognizer, load_recognizer
+from dcar.model.car import CARDecoder
+from dcar.model.load import load_decoder
+from dcar.prompts.items import PromptItem
+from dcar.recognition.base import Recognizer
+from dcar.recognition.load import load_recognizer
 from dcar.sampling import SamplingConfig
+from dcar.text.wer import NORMALIZER, WordErrors, corpus_wer
 from dcar.tracking import provenance, write_json
-from dcar.wer import NORMALIZER, WordErrors, corpus_wer
 from rl.inputs import load_prompts, load_vocoder
 from rl.rewards import RolloutRecord, Vocoder, transcribe
 from rl.rollout import synthesise

@@ -17,13 +17,13 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from dcar.data import PromptItem
 from dcar.decoding import DecodeResult
 from dcar.errors import ConfigError
-from dcar.recognizers import Recognizer
+from dcar.prompts.items import PromptItem
+from dcar.recognition.base import Recognizer
+from dcar.text.wer import NORMALIZER, WordErrors, character_errors, corpus_wer, word_errors
 from dcar.tracking import write_json
-from dcar.vocoders import Vocoder
-from dcar.wer import NORMALIZER, WordErrors, character_errors, corpus_wer, word_errors
+from dcar.vocoder.base import Vocoder
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

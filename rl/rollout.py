@@ -23,11 +23,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dcar.data import PromptItem
 from dcar.decoding import ChunkMethod, DecodeResult, PolicyChunk, Prompt, decode
-from dcar.decoding.static import EngineConfig, StaticEngine, room_for, why_not
+from dcar.decoding.engine.run import EngineConfig, StaticEngine, room_for, why_not
 from dcar.errors import ConfigError
-from dcar.model import CARDecoder
+from dcar.model.car import CARDecoder
+from dcar.prompts.items import PromptItem
 from dcar.sampling import SamplingConfig
 from heads.policy import ChunkPolicy
 from rl.rewards import NAN, Reward, RolloutRecord, Vocoder, cause, score, voice

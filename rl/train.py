@@ -20,12 +20,14 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 
-from dcar.backbones import load_decoder
-from dcar.data import PromptItem
 from dcar.errors import CheckpointError, ConfigError
-from dcar.model import CARDecoder
-from dcar.recognizers import Recognizer, load_recognizer
-from dcar.tracking import latest_checkpoint, provenance, write_json
+from dcar.model.car import CARDecoder
+from dcar.model.load import load_decoder
+from dcar.prompts.items import PromptItem
+from dcar.recognition.base import Recognizer
+from dcar.recognition.load import load_recognizer
+from dcar.tracking import provenance, write_json
+from dcar.train.callbacks import latest_checkpoint
 from heads.policy import ChunkPolicy, ChunkPolicyConfig
 from rl.config import DCPOConfig, parse, save_settings
 from rl.export import policy_card

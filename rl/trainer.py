@@ -24,14 +24,15 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
 
-from dcar.data import EpochLoader, PromptItem
 from dcar.decoding import ChunkMethod, PolicyChunk, decode
-from dcar.decoding.fast import fast
+from dcar.decoding.fast.passes import fast
 from dcar.errors import CheckpointError, ConfigError, RewardError
-from dcar.model import CARDecoder
-from dcar.recognizers import Recognizer
-from dcar.tracking import JsonlLog, TensorBoardLog, latest_checkpoint
-from dcar.wer import WordErrors, corpus_wer
+from dcar.model.car import CARDecoder
+from dcar.prompts.items import PromptItem
+from dcar.recognition.base import Recognizer
+from dcar.text.wer import WordErrors, corpus_wer
+from dcar.train.batches import EpochLoader
+from dcar.train.callbacks import JsonlLog, TensorBoardLog, latest_checkpoint
 from heads.policy import ChunkPolicy
 from rl import objective
 from rl.config import DCPOConfig

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from conftest import tiny_decoder
+from tiny_decoders import tiny_decoder
 
-from dcar.data import PromptItem
 from dcar.decoding import Prompt
-from eval.compare import CompareConfig, run
-from eval.methods import Models
-from eval.records import Tools
-from eval.scorers import Scorer
+from dcar.prompts.items import PromptItem
+from eval.compare.run import CompareConfig, run
+from eval.methods.registry import Models
+from eval.results.store import Tools
+from eval.scorers.load import Scorer
 from heads.policy import ChunkPolicy, ChunkPolicyConfig
 
 WORDS = "ash birch cedar elm fir hazel larch maple oak pine rowan willow".split()

@@ -4,25 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tiny_decoders import tiny_decoder
 
 from dcar.decoding import Prompt
-from dcar.model import CARConfig, CARDecoder
+from dcar.model.car import CARDecoder
 
 torch.set_num_threads(1)
-
-
-def tiny_decoder(heads: int = 4, seed: int = 0, **changes) -> CARDecoder:
-    """A random decoder of a few thousand parameters; sharpened so that its laws are far from uniform."""
-    torch.manual_seed(seed)
-    settings = dict(
-        text_vocab_size=20, speech_vocab_size=12, hidden_size=32, num_layers=2, num_attention_heads=2, ffn_size=64,
-        num_prediction_heads=heads, head_blocks=2, zero_init_heads=False, bos=True, speech_position_scale=0.5,
-    )
-    model = CARDecoder(CARConfig(**{**settings, **changes})).eval()
-    with torch.no_grad():
-        model.heads.base.weight.mul_(3)
-        model.heads.projection.mul_(3)
-    return model
 
 
 @pytest.fixture

@@ -10,16 +10,15 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from conftest import tiny_decoder
 from safetensors.torch import save_file
-from test_backbones import batch
-from tiny_backbones import tiny_backbone
+from tiny_backbones import batch, tiny_backbone
+from tiny_decoders import tiny_decoder
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from dcar.errors import ConfigError
-from dcar.optim import ScaledAdam
+from dcar.train.optim import ScaledAdam
 
 
 def main(kind: str, out: Path) -> None:

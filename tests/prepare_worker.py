@@ -9,10 +9,10 @@ import json
 import resource
 import sys
 
-from test_prepare import ToyEncoder, ToyTokenizer
+from tiny_data import ToyEncoder, ToyTokenizer
 
 from dcar.config import load_config
-from dcar.prepare import PrepareConfig, run
+from dcar.prepare.run import PrepareConfig, run
 
 if __name__ == "__main__":
     tokenizer = ToyTokenizer()

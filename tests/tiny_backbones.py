@@ -6,8 +6,9 @@ from pathlib import Path
 
 import torch
 
-from dcar.backbones import BackboneConfig, BackboneDecoder
 from dcar.decoding import Prompt
+from dcar.decoding.loop import pad
+from dcar.model.backbones.decoder import BackboneConfig, BackboneDecoder
 
 CODES = 12
 SIZES = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=64,
@@ -98,3 +99,10 @@ def write_llasa(folder: Path, codes: int = CODES):
     model = AutoModelForCausalLM.from_config(config).eval()
     model.save_pretrained(str(folder))
     return model, tokenizer
+
+
+def batch() -> dict[str, torch.Tensor]:
+    text, text_lengths = pad([[1, 2, 3], [4, 5, 6, 7, 8]], "cpu")
+    speech, speech_lengths = pad([[1, 2, 13, 5, 6, 7], [3, 13, 9, 10]], "cpu")
+    return dict(text_ids=text, text_lengths=text_lengths, speech_ids=speech, speech_lengths=speech_lengths,
+                prompt_lengths=torch.tensor([3, 2]))

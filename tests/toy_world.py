@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dcar.data import PromptItem
 from dcar.decoding import Prompt
-from dcar.model import CARConfig
+from dcar.model.car import CARConfig
+from dcar.prompts.items import PromptItem
 
 UNITS = ("red", "blue", "green", "black", "white", "brown", "pink", "yellow")
 CODES, END = 24, 24

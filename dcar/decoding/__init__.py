@@ -1,7 +1,7 @@
 """The one decoding loop, and the chunk-wise methods that need no verification."""
 
+from dcar.decoding.chunks import ChunkMethod, ChunkSchedule, FixedChunk, PolicyChunk, RandomChunk
 from dcar.decoding.loop import Draft, Kept, Method, Session, decode
-from dcar.decoding.methods import ChunkMethod, ChunkSchedule, FixedChunk, PolicyChunk, RandomChunk
 from dcar.decoding.records import DecodeResult, Prompt
 
 __all__ = [

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from dcar.decoding.records import DecodeResult, Prompt
 from dcar.decoding.tree import DraftTree
 from dcar.errors import DataError, TextError
-from dcar.model import CARConfig
+from dcar.model.car import CARConfig
 from dcar.sampling import SamplingConfig, group_keys, histories, uniform
 from heads.layers import KVCache
 

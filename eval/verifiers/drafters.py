@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from dcar.decoding import Draft, Session
+from dcar.decoding.chunks import draw_chunk
 from dcar.decoding.loop import Decoder, last_of, pad
-from dcar.decoding.methods import draw_chunk
-from dcar.draft import check_vocabulary
 from dcar.errors import ConfigError
+from dcar.model.draft import check_vocabulary
 from dcar.sampling import sample, warp
 from heads.layers import KVCache
 

@@ -22,9 +22,9 @@ from collections.abc import Callable
 from torch import Tensor
 
 from dcar.decoding import ChunkMethod, Draft, Kept, Method, Session
-from dcar.decoding.methods import draw_chunk
+from dcar.decoding.chunks import draw_chunk
 from dcar.errors import ConfigError
-from dcar.model import CARDecoder
+from dcar.model.car import CARDecoder
 from eval.verifiers.statistics import VerifierStatistics, needed
 
 

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from dcar.errors import CheckpointError, ConfigError
-from dcar.packages import dcar_cache_dir
+from dcar.sources.packages import dcar_cache_dir
 from heads.checkpoint import tensors_checksum
 
 logger = logging.getLogger(__name__)

@@ -27,9 +27,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dcar.decoding import Draft, Kept, Method, Session
-from dcar.decoding.methods import check_size, head_laws
+from dcar.decoding.chunks import check_size, head_laws
 from dcar.errors import ConfigError, DataError
-from dcar.model import CARDecoder
+from dcar.model.car import CARDecoder
 from dcar.sampling import sample, uniform, utterance_keys
 from eval.verifiers.statistics import VerifierStatistics, needed
 from eval.verifiers.transitions import Transitions

@@ -1,6 +1,6 @@
 """What verifying methods know of a decoder and its data: rank accuracies, token transitions, entropy thresholds.
 
-`dcar fit-verifiers` (eval/verifiers/fit.py) measures them; a folder holds statistics.safetensors and statistics.json.
+`dcar fit-verifiers` measures them; a folder holds statistics.safetensors and statistics.json.
 They belong to one decoder and are refused for any other.
 """
 
@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from dcar.errors import CheckpointError, ConfigError
-from dcar.model import CARConfig
+from dcar.model.car import CARConfig
 from dcar.tracking import write_json
 from heads.checkpoint import tensors_checksum
 

@@ -30,10 +30,10 @@ from torch import Tensor
 from dcar.decoding import Draft, Kept, Method, Session
 from dcar.decoding.tree import DraftTree
 from dcar.errors import ConfigError
-from dcar.model import CARDecoder
+from dcar.model.car import CARDecoder
 from dcar.sampling import SamplingConfig, sample, uniform, utterance_keys, warp
+from eval.verifiers.candidates import RankTree, build_tree, chain
 from eval.verifiers.statistics import VerifierStatistics, needed
-from eval.verifiers.tree import RankTree, build_tree, chain
 
 NODES = 16  # default budget of a tree
 

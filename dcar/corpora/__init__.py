@@ -1,1 +1,0 @@
-"""Readers of corpora, one file a family of formats; `dcar.corpus` chooses among them."""

@@ -1,0 +1,1 @@
+"""Recordings with their texts, one file a format."""

@@ -1,0 +1,145 @@
+"""Lhotse cut manifests (`*.jsonl` or `*.jsonl.gz`, one cut a line), LibriHeavy's among them, read as documented.
+
+A cut is a stretch (`start`, `duration`, seconds) of a `recording` whose `sources` name the audio. Its words stand in
+`supervisions`: as `text`, or, in LibriHeavy's full manifests, as `custom.texts` of which the first has case and
+punctuation. Only cuts of one channel of one plain audio file are read; whatever lhotse would compute (mixtures,
+padding, speed changes, precomputed features) is a bad row, so that nothing is spoken that the manifest does not say.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from dcar.corpus.rows import AudioSegment, Part, Problem, Row, Utterance, canonical_split, file_stamp, text_lines
+from dcar.errors import DataError
+
+
+def cut_parts(root: Path, audio_root: Path | None = None) -> list[Part]:
+    """One manifest, or every `*.jsonl` and `*.jsonl.gz` of a folder. `audio_root`: what relative audio paths are
+    relative to; if not given they are looked for from the manifest's folder upwards."""
+    files = [root] if root.is_file() else sorted([*root.glob("*.jsonl"), *root.glob("*.jsonl.gz")])
+    if not files:
+        raise DataError(f"{root}: no cut manifest (*.jsonl, *.jsonl.gz) in this folder")
+    return [Part(f.name, partial(_cuts, f, audio_root), file_stamp(f)) for f in files]
+
+
+def split_of_manifest(name: str) -> str | None:
+    """train, dev or test from the name of a cut manifest (`libriheavy_cuts_small.jsonl.gz`, `cuts_dev.jsonl`)."""
+    label = re.sub(r"\.jsonl(\.gz)?$", "", name).rpartition("cuts_")[2]
+    if label in ("small", "medium", "large"):  # the training subsets of LibriHeavy
+        return "train"
+    split = canonical_split(label)
+    return split if split in ("train", "dev", "test") else None
+
+
+class _AudioRoots:
+    """Where the audio of a manifest is: the first place that holds a file is kept for the rest."""
+
+    def __init__(self, manifest: Path, audio_root: Path | None) -> None:
+        if audio_root is not None:
+            # the manifests of LibriHeavy say download/librilight/…, wherever the audio is
+            self.places = [(audio_root, drop) for drop in range(4)]
+        else:
+            folder = manifest.resolve().parent
+            self.places = [(base, 0) for base in (folder, *folder.parents[:3], Path.cwd())]
+
+    def __call__(self, source: str) -> Path:
+        path = Path(source)
+        if path.is_absolute():
+            return path
+        for place in self.places:
+            candidate = place[0].joinpath(*path.parts[place[1] :])
+            if candidate.is_file():
+                self.places.remove(place)
+                self.places.insert(0, place)
+                return candidate
+        return self.places[0][0] / path
+
+
+def _cuts(file: Path, audio_root: Path | None) -> Iterator[Row]:
+    roots, split = _AudioRoots(file, audio_root), split_of_manifest(file.name)
+    for line, text, error in text_lines(file):
+        source = f"{file}:{line}"
+        if error is not None:
+            yield Problem("", source, error)
+            continue
+        try:
+            cut = json.loads(text)
+        except (json.JSONDecodeError, RecursionError) as broken:
+            yield Problem("", source, f"not valid JSON ({broken}); one cut a line")
+            continue
+        yield _row(cut, source, split, roots)
+
+
+def _row(cut: Any, source: str, split: str | None, roots: _AudioRoots) -> Row:
+    name = cut.get("id") if isinstance(cut, dict) else None
+    if not isinstance(name, str) or not name:
+        return Problem("", source, "no cut: an object with id, start, duration, recording and supervisions is needed")
+    try:
+        text, speaker = _words(cut)
+        audio = _audio(cut, roots)
+        duration, rate = float(cut["duration"]), int(cut["recording"]["sampling_rate"])
+    except _BadCut as bad:
+        return Problem(name, source, f"cut {name}: {bad}")
+    except (KeyError, TypeError, ValueError) as broken:
+        return Problem(name, source, f"cut {name}: not the documented format ({type(broken).__name__}: {broken})")
+    return Utterance(
+        name, text, speaker, audio, split=split, duration=duration, source=source, sample_rate=rate
+    )
+
+
+class _BadCut(Exception):
+    pass
+
+
+def _words(cut: dict[str, Any]) -> tuple[str, str]:
+    """Text and speaker of the cut's supervisions, in the order in which they are spoken."""
+    supervisions = sorted(cut.get("supervisions") or [], key=lambda s: float(s["start"]))
+    if not supervisions:
+        raise _BadCut("has no supervision, so no text; trim cuts to supervisions first")
+    texts = []
+    for supervision in supervisions:
+        text = supervision.get("text")
+        if text is None:
+            versions = (supervision.get("custom") or {}).get("texts")
+            text = versions[0] if versions else None
+        if not isinstance(text, str):
+            raise _BadCut("a supervision has neither text nor custom.texts")
+        texts.append(text.strip())
+    speakers = {s.get("speaker") for s in supervisions}
+    if len(speakers) > 1:
+        raise _BadCut(f"has {len(speakers)} speakers; trim cuts to supervisions first")
+    [speaker] = speakers
+    return " ".join(texts), "unknown" if speaker is None else str(speaker)
+
+
+def _audio(cut: dict[str, Any], roots: _AudioRoots) -> str | bytes | AudioSegment:
+    if (kind := cut.get("type", "MonoCut")) != "MonoCut":
+        raise _BadCut(f"is a {kind}; only MonoCuts are read: save the audio of others with lhotse's save_audios first")
+    recording = cut.get("recording")
+    if not recording:
+        raise _BadCut("has no recording (features only); speech tokens are made from audio")
+    if recording.get("transforms"):
+        raise _BadCut("its recording has transforms (speed, volume, …); save the audio with lhotse's save_audios first")
+    channel = int(cut.get("channel") or 0)
+    sources = [s for s in recording["sources"] if channel in s["channels"]]
+    if not sources:
+        raise _BadCut(f"channel {channel} is in none of the recording's sources")
+    kind, place = sources[0]["type"], sources[0]["source"]
+    start, duration, whole = float(cut["start"]), float(cut["duration"]), float(recording["duration"])
+    if kind == "memory":
+        if start > 0 or abs(duration - whole) > 0.01:
+            raise _BadCut("is a stretch of a recording stored in the manifest; save the audio with save_audios first")
+        return base64.b64decode(place) if isinstance(place, str) else bytes(place)
+    if kind != "file":
+        raise _BadCut(f"its audio is of type {kind!r}; download it and refer to files")
+    path = str(roots(place))
+    if start == 0 and abs(duration - whole) < 0.005 and sources[0]["channels"] == [0]:
+        return path
+    return AudioSegment(path, start, duration, sources[0]["channels"].index(channel))

@@ -1,0 +1,186 @@
+"""Hugging Face datasets with an Audio column: on disk (memory-mapped) or streamed from files or from the hub."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from dcar.corpus.rows import Part, Problem, Row, StoredAudio, Utterance, canonical_split
+from dcar.errors import DataError
+
+_TEXT_COLUMNS = ("text_normalized", "normalized_text", "text", "sentence", "transcription", "transcript")
+_SPEAKER_COLUMNS = ("speaker", "speaker_id", "client_id")
+_ID_COLUMNS = ("id", "utterance_id", "segment_id")
+
+
+def dataset_parts(path: str, streaming: bool = False) -> list[Part]:
+    """One part a split; streamed, one part a file of a split.
+
+    path: a `save_to_disk` folder, parquet file(s), or a hub name (`org/name[:config]`). Streaming keeps nothing on disk
+    (a `save_to_disk` folder is memory-mapped in either case). DataError if it cannot be opened or lacks the columns.
+    """
+    loaded = _open_streaming(path) if streaming and not _is_saved(Path(path)) else _open(path)
+    splits = loaded if isinstance(loaded, Mapping) else {None: loaded}
+    parts = []
+    for name, rows in splits.items():
+        label = f"{path}[{name}]" if name else path
+        if hasattr(rows, "num_shards") and not hasattr(rows, "select"):
+            columns = _columns(rows, path)
+            for shard in range(rows.num_shards):
+                piece = rows.shard(num_shards=rows.num_shards, index=shard)
+                read = partial(_streamed, piece, columns, path, name, shard)
+                parts.append(Part(f"{name or 'all'}-{shard:05d}", read, costly=True))
+        else:
+            parts.append(Part(name or Path(path).name, partial(_stored, rows, path, name, label),
+                              getattr(rows, "_fingerprint", "")))  # fmt: skip
+    return parts
+
+
+def _is_saved(path: Path) -> bool:
+    return (path / "dataset_info.json").exists() or (path / "dataset_dict.json").exists()
+
+
+def _columns(rows: Any, path: str) -> dict[str, str | None]:
+    """Which column is audio, text, speaker, id and split."""
+    import datasets
+
+    features = rows.features
+    if features is None:  # a streamed dataset without a declared schema: its first row tells
+        features = dict.fromkeys(next(iter(rows), {}))
+    audio = next((c for c, f in features.items() if isinstance(f, datasets.Audio)), "audio")
+    text = next((c for c in _TEXT_COLUMNS if c in features), None)
+    if audio not in features or text is None:
+        raise DataError(
+            f"{path}: needs an Audio column and a text column ({', '.join(_TEXT_COLUMNS)}); "
+            f"it has {', '.join(features)}"
+        )
+    return {
+        "audio": audio,
+        "text": text,
+        "speaker": next((c for c in _SPEAKER_COLUMNS if c in features), None),
+        "id": next((c for c in _ID_COLUMNS if c in features), None),
+        "split": "split" if "split" in features else None,
+    }
+
+
+def _utterance(
+    row: Mapping[str, Any], columns: Mapping[str, str | None], audio: str | bytes | StoredAudio, default_id: str,
+    split: str | None, source: str,
+) -> Row:  # fmt: skip
+    key, text, speaker, own = (columns[c] for c in ("id", "text", "speaker", "split"))
+    assert text is not None
+    uid = str(row[key]) if key and row[key] is not None else default_id
+    if not isinstance(row[text], str):
+        return Problem(uid, source, f"column {text!r} holds {type(row[text]).__name__}, expected a string")
+    return Utterance(
+        id=uid,
+        text=row[text],
+        speaker=str(row[speaker]) if speaker and row[speaker] is not None else "unknown",
+        audio=audio,
+        split=canonical_split(str(row[own])) if own and row[own] else split,
+        source=source,
+    )
+
+
+def _stored(rows: Any, path: str, name: str | None, label: str) -> Iterator[Row]:
+    import datasets
+
+    columns = _columns(rows, path)
+    audio = columns["audio"]
+    assert audio is not None
+    # decode=False leaves the encoded bytes to our own reader: no torchcodec, and every bad row can be named
+    rows = rows.cast_column(audio, datasets.Audio(decode=False))
+    split = canonical_split(name) if name else None
+    wanted = [c for k, c in columns.items() if c is not None and k != "audio"]
+    for index, row in enumerate(rows.select_columns(wanted)):
+        default = f"{name or Path(path).stem}_{index:07d}"
+        yield _utterance(row, columns, StoredAudio(rows, index, audio), default, split, f"{label}:{index + 1}")
+
+
+def _streamed(rows: Any, columns: dict[str, str | None], path: str, name: str | None, shard: int) -> Iterator[Row]:
+    import datasets
+
+    audio = columns["audio"]
+    assert audio is not None
+    if rows.features is not None:
+        rows = rows.cast_column(audio, datasets.Audio(decode=False))
+    split = canonical_split(name) if name else None
+    label = f"{path}[{name or 'all'}, file {shard}]"
+    try:
+        for index, row in enumerate(rows):
+            source, default = f"{label}:{index + 1}", f"{name or Path(path).stem}_{shard:05d}_{index:07d}"
+            value = row[audio]
+            found = (value.get("bytes") or value.get("path")) if isinstance(value, Mapping) else None
+            if not found:
+                yield Problem(default, source, f"column {audio!r} holds neither audio bytes nor a path")
+                continue
+            yield _utterance(row, columns, found, default, split, source)
+    except (OSError, ConnectionError) as error:
+        cause = f"{type(error).__name__}: {error}"
+        raise DataError(f"{label}: the stream broke off ({cause}); run again, it continues") from error
+
+
+def _open_streaming(path: str) -> Any:
+    """IterableDataset(Dict) of local parquet files or of a hub name."""
+    import datasets
+
+    local = Path(path)
+    try:
+        if local.exists():
+            files = _parquet_by_split(local)
+            opened = {n: datasets.load_dataset("parquet", data_files={"train": f}, split="train", streaming=True)
+                      for n, f in files.items()}  # fmt: skip
+            if all(canonical_split(n) in ("train", "dev", "test") for n in opened):
+                return opened
+            every = [f for shards in files.values() for f in shards]
+            return datasets.load_dataset("parquet", data_files={"train": every}, split="train", streaming=True)
+        name, _, config = path.partition(":")
+        return datasets.load_dataset(name, config or None, streaming=True)
+    except DataError:
+        raise
+    except Exception as error:  # datasets raises from many libraries; the cause is kept in the message
+        raise DataError(_advice(path, error)) from error
+
+
+def _open(path: str) -> Any:
+    """Dataset or DatasetDict of a save_to_disk folder, parquet file or folder, or hub name."""
+    import datasets
+
+    local = Path(path)
+    try:
+        if _is_saved(local):
+            return datasets.load_from_disk(path)
+        if local.exists():
+            loaded = {n: datasets.Dataset.from_parquet(shards) for n, shards in _parquet_by_split(local).items()}
+            known = {n: d for n, d in loaded.items() if canonical_split(n) in ("train", "dev", "test")}
+            return known if len(known) == len(loaded) else datasets.concatenate_datasets(list(loaded.values()))
+        name, _, config = path.partition(":")
+        return datasets.load_dataset(name, config or None)
+    except DataError:
+        raise
+    except Exception as error:  # datasets raises from many libraries; the cause is kept in the message
+        raise DataError(_advice(path, error)) from error
+
+
+def _parquet_by_split(local: Path) -> dict[str, list[str]]:
+    files = [local] if local.is_file() else sorted(local.rglob("*.parquet"))
+    if not files or any(f.suffix != ".parquet" for f in files):
+        raise DataError(f"{local}: neither a folder made by save_to_disk nor parquet files")
+    splits: dict[str, list[str]] = {}
+    for file in files:
+        # train-00000-of-00002.parquet belongs to train, as on the hub; a lone data.parquet to no split
+        splits.setdefault(file.stem.split("-0")[0], []).append(str(file))
+    return splits
+
+
+def _advice(path: str, error: Exception) -> str:
+    message = f"{path}: datasets cannot open it ({type(error).__name__}: {error})"
+    if not Path(path).exists():
+        name = path.partition(":")[0]
+        message += (
+            f"; there is no such folder. If {name} is on the hub and this machine has no network, run "
+            f"`hf download {name} --repo-type dataset --local-dir FOLDER` on one that has, and give FOLDER"
+        )
+    return message

@@ -1,0 +1,203 @@
+"""Chunk-wise decoding: the heads propose the next tokens, a schedule says how many are kept.
+
+FAR and CAR-k keep a fixed number (DCAR paper §3.1), `RandomChunk` draws one from a range (the paper's ablation),
+DCAR asks the policy (§4.2). Nothing is verified: what is kept is emitted, and the next pass reads the whole chunk.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from dcar.decoding.fast.passes import FastDecoder, FastPolicy
+from dcar.decoding.loop import Draft, Kept, Session, last_of
+from dcar.errors import ConfigError
+from dcar.sampling import sample, warp
+from heads.layers import KVCache
+from heads.policy import ChunkPolicy
+
+
+class ChunkSchedule(Protocol):
+    """Decides the size of the next chunk of every row."""
+
+    name: str
+
+    def begin(self, session: Session) -> None: ...
+
+    def choose(self, session: Session, hidden: Tensor, counts: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Chunk sizes [B] in 1..K and, from a policy, their log-probabilities [B]."""
+
+    def select(self, rows: Tensor) -> None: ...
+
+
+class ChunkMethod:
+    """Emit the tokens of heads 1..a for the size a that the schedule gives; heads sample independently given h."""
+
+    def __init__(self, schedule: ChunkSchedule):
+        self.schedule = schedule
+        self.name = schedule.name
+
+    def begin(self, session: Session) -> None:
+        self.schedule.begin(session)
+
+    def propose(self, session: Session) -> Draft | None:
+        return None
+
+    def keep(self, session: Session, hidden: Tensor, counts: Tensor, draft: Draft | None) -> Kept:
+        sizes, log_probs = self.schedule.choose(session, hidden, counts)
+        widest = int(sizes.max())  # only the heads that are kept are evaluated
+        tokens, _ = draw_chunk(session, session.model.heads(session.last_hidden, widest))
+        return Kept(tokens, sizes, actions=sizes, log_probs=log_probs)
+
+    def select(self, rows: Tensor) -> None:
+        self.schedule.select(rows)
+
+
+def draw_chunk(session: Session, logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Draw the next tokens [B, k] from the heads' logits [B, k, V + 1]; also the laws [B, k, V + 1] they came from."""
+    sampling, eos = session.sampling, session.model.config.eos
+    if not sampling.repetition_window:
+        law, position = head_laws(session, logits)
+        return sample(law, session.uniform("token", position)), law
+    position = session.generated[:, None] + torch.arange(logits.shape[1], device=logits.device)
+    forbidden, u = session.forbid_eos(position), session.uniform("token", position)
+    tokens, laws = position[:, :0], []
+    for j in range(logits.shape[1]):  # what is a repetition depends on the tokens before in the same chunk
+        history = session.histories(tokens)
+        assert history is not None
+        laws.append(warp(logits[:, j], sampling, None if forbidden is None else forbidden[:, j], eos, history[:, -1]))
+        tokens = torch.cat((tokens, sample(laws[-1], u[:, j])[:, None]), dim=1)
+    return tokens, torch.stack(laws, dim=1)
+
+
+class FixedChunk:
+    """Always k tokens: CAR-k; k = 1 is next-token decoding (on a model trained with one head, FAR)."""
+
+    def __init__(self, size: int, name: str | None = None):
+        self.size = size
+        self.name = name or f"car-{size}"
+
+    def begin(self, session: Session) -> None:
+        check_size(self.size, session)
+        self._sizes = torch.full_like(session.rows, self.size)
+
+    def choose(self, session: Session, hidden: Tensor, counts: Tensor) -> tuple[Tensor, None]:
+        return self._sizes, None
+
+    def select(self, rows: Tensor) -> None:
+        self._sizes = self._sizes[rows]
+
+
+class RandomChunk:
+    """A size drawn uniformly from a range at every step: what a policy must beat."""
+
+    def __init__(self, sizes: Sequence[int], name: str | None = None):
+        self.sizes = tuple(sizes)
+        self.name = name or f"random-{'-'.join(map(str, sizes))}"
+
+    def begin(self, session: Session) -> None:
+        for size in self.sizes:
+            check_size(size, session)
+        self._table = torch.tensor(self.sizes, device=session.rows.device)
+
+    def choose(self, session: Session, hidden: Tensor, counts: Tensor) -> tuple[Tensor, None]:
+        u = session.uniform("chunk", session.generated)
+        return self._table[(u * len(self.sizes)).long()], None
+
+    def select(self, rows: Tensor) -> None:
+        pass
+
+
+class _PolicyReader:
+    """The policy with its cache, for the decoder's own passes; `FastPolicy` is the one for fast passes."""
+
+    def __init__(self, policy: ChunkPolicy, cache: KVCache):
+        self.policy, self.cache = policy, cache
+
+    def read(self, hidden: Tensor, counts: Tensor) -> Tensor:
+        """hidden [B, m, D], of which counts [B] are new -> log-law [B, K] of the next size."""
+        logits = self.policy.extend(self.cache, hidden, counts)
+        return last_of(logits, counts).float().log_softmax(-1)
+
+    def select(self, rows: Tensor) -> None:
+        self.cache = self.cache.select(rows)
+
+
+class PolicyChunk:
+    """The learned policy of DCAR: argmax ("greedy") or drawn ("sample").
+
+    `forced` gives a fixed size to some members of a group (utterance id -> a size for every member, 0 = ask the
+    policy), as the chase half of DCPO needs; their log-probabilities under the policy are recorded all the same.
+    Utterances that it does not name follow the policy.
+    """
+
+    def __init__(self, policy: ChunkPolicy, mode: Literal["greedy", "sample"] = "greedy", name: str | None = None,
+                 forced: Mapping[str, Sequence[int]] | None = None):
+        if mode not in ("greedy", "sample"):
+            raise ConfigError(f"policy mode must be 'greedy' or 'sample', not '{mode}'")
+        self.policy, self.mode, self.forced = policy, mode, forced
+        self.name = name or ("dcar" if mode == "greedy" else "dcar-sampled")
+
+    def begin(self, session: Session) -> None:
+        check_policy(self.policy, session.model.config.num_prediction_heads)
+        hidden, capacity = session.last_hidden, session.cache.capacity
+        if isinstance(session.model, FastDecoder):
+            self._reader: _PolicyReader | FastPolicy = session.model.policy(self.policy, session.live, capacity)
+        else:
+            self._reader = _PolicyReader(self.policy, self.policy.new_cache(
+                session.live, capacity, device=hidden.device, dtype=hidden.dtype))
+        self._forced: Tensor | None = None
+        if self.forced is not None:
+            rows = zip(session.prompts, session.members, strict=True)
+            table = [self._forced_size(prompt.utterance_id, member) for prompt, member in rows]
+            for size in set(table) - {0}:
+                check_size(size, session)
+            self._forced = torch.tensor(table, device=hidden.device)
+
+    def _forced_size(self, utterance_id: str, member: int) -> int:
+        sizes = self.forced.get(utterance_id) if self.forced is not None else None
+        if sizes is None:
+            return 0
+        if member >= len(sizes):
+            raise ConfigError(f"{utterance_id}: {len(sizes)} forced sizes for a larger group; give one per member")
+        return sizes[member]
+
+    def choose(self, session: Session, hidden: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+        started = time.perf_counter()
+        log_law = self._reader.read(hidden, counts)  # [B, K]
+        if self.mode == "greedy":
+            index = log_law.argmax(-1)
+        else:
+            index = sample(log_law.exp(), session.uniform("policy", session.generated))
+        if self._forced is not None:
+            index = torch.where(self._forced > 0, self._forced - 1, index)
+        session.policy_seconds += time.perf_counter() - started
+        return index + 1, log_law.gather(-1, index[:, None])[:, 0]
+
+    def select(self, rows: Tensor) -> None:
+        self._reader.select(rows)
+        if self._forced is not None:
+            self._forced = self._forced[rows]
+
+
+def head_laws(session: Session, logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Warped laws of the next k tokens from the heads' logits [B, k, V + 1], and the tokens' positions [B, k]."""
+    position = session.generated[:, None] + torch.arange(logits.shape[1], device=logits.device)
+    return warp(logits, session.sampling, session.forbid_eos(position), session.model.config.eos), position
+
+
+def check_policy(policy: ChunkPolicy, heads: int) -> None:
+    """ConfigError for a policy that may ask for more tokens than a decoder's `heads` predict."""
+    if policy.config.num_actions > heads:
+        raise ConfigError(f"the policy chooses among 1..{policy.config.num_actions} tokens, but the decoder has "
+                          f"{heads} heads; use the decoder that it was trained for")
+
+
+def check_size(size: int, session: Session) -> None:
+    heads = session.model.config.num_prediction_heads
+    if not 1 <= size <= heads:
+        raise ConfigError(f"chunk size {size} needs {size} heads, but this decoder predicts 1..{heads} tokens a step")

@@ -1,0 +1,1 @@
+"""Continuous batching from buffers that never move."""

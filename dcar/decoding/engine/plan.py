@@ -1,0 +1,92 @@
+"""What an engine is asked: its sizes, the utterances, and what a run does at every step."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from dcar.decoding.chunks import ChunkMethod, FixedChunk, PolicyChunk, RandomChunk
+from dcar.decoding.records import DecodeResult, Prompt
+from dcar.errors import ConfigError
+from dcar.sampling import SamplingConfig
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Sizes and switches of an engine."""
+
+    batch: int = 1  # rows decoded at once
+    capacity: int = 2048  # speech positions of a row, prompt and generated tokens
+    text: int = 256  # phonemes of a row
+    chunks: Literal["auto", "exact", "padded"] = "auto"  # auto: padded on CUDA, exact elsewhere
+    graphs: bool | None = None  # CUDA graphs; None = on CUDA
+    compile: bool = False  # torch.compile of the Transformer layers
+    sync_every: int = 8  # steps between two looks at the device (1 on the CPU, where looking is free)
+    column_block: int = 128  # with graphs, attention reads a multiple of so many columns: one graph per multiple
+
+    def __post_init__(self) -> None:
+        if min(self.batch, self.capacity, self.text, self.sync_every, self.column_block) < 1:
+            raise ConfigError(f"batch, capacity, text, sync_every and column_block must be at least 1: {self}")
+        if self.chunks not in ("auto", "exact", "padded"):
+            raise ConfigError(f"chunks must be 'auto', 'exact' or 'padded', not '{self.chunks}'")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One utterance to speak: its place in the results, and which member of its group it is."""
+
+    index: int
+    prompt: Prompt
+    member: int = 0
+
+
+@dataclass(frozen=True)
+class Progress:
+    """New tokens of an utterance; `result` once it is complete."""
+
+    job: Job
+    tokens: list[int]
+    result: DecodeResult | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one run does at every step; part of the key of its graphs."""
+
+    method: ChunkMethod
+    sampling: SamplingConfig
+    seed: int = 0
+    share_token_draws: bool = False
+    record_hidden: bool = False
+
+    @cached_property
+    def schedule(self) -> FixedChunk | RandomChunk | PolicyChunk:
+        schedule = getattr(self.method, "schedule", None)
+        if not isinstance(schedule, FixedChunk | RandomChunk | PolicyChunk):
+            raise ConfigError(f"the static engine serves chunk-wise methods, not '{self.method.name}'; use "
+                              "dcar.decoding.decode")
+        return schedule
+
+    @cached_property
+    def step(self) -> Hashable:
+        """What a step does, as opposed to what it finds in the buffers."""
+        schedule = self.schedule
+        if isinstance(schedule, FixedChunk):
+            about: Hashable = schedule.size
+        elif isinstance(schedule, RandomChunk):
+            about = schedule.sizes
+        else:
+            about = schedule.mode, schedule.forced is not None
+        return type(schedule), about, self.sampling, self.record_hidden
+
+    def widths(self) -> tuple[int, ...]:
+        """Chunk sizes that the schedule asks for without a policy."""
+        schedule = self.schedule
+        if isinstance(schedule, FixedChunk):
+            return (schedule.size,)
+        if isinstance(schedule, RandomChunk):
+            return schedule.sizes
+        forced = schedule.forced or {}
+        return tuple({size for sizes in forced.values() for size in sizes} - {0})

@@ -1,0 +1,275 @@
+"""The static engine: chunk-wise decoding with buffers that never move and no wait for the device.
+
+The loop in dcar/decoding/loop.py is the reference and serves every method; this engine serves the methods that verify
+nothing (FAR, CAR-k, random, DCAR) and gives the same tokens, actions and hidden states. What differs:
+
+- keys, values, tokens, draws and history live in buffers that are allocated once (`StaticCache`, `Rows`);
+- a step is a fixed sequence of kernels over (rows, chunk width, columns), so that it can be captured as a CUDA graph
+  (dcar/decoding/engine/steps.py);
+- EOS, limits and chunk decisions stay on the device; the host looks every `sync_every` steps;
+- rows that finish are replaced by waiting utterances (continuous batching) without touching their neighbours.
+
+Chunk width, for a policy: "exact" reads the decision back and evaluates the kept heads only, one shape per length;
+"padded" runs all heads in one shape without reading anything back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from dcar.decoding.chunks import ChunkMethod, FixedChunk, PolicyChunk, RandomChunk, check_policy
+from dcar.decoding.engine.plan import EngineConfig, Job, Plan, Progress
+from dcar.decoding.engine.steps import EngineSteps, Slot, no_memory, why_not
+from dcar.decoding.fast.graphs import StepGraphs
+from dcar.decoding.loop import check_prompt, length_limit, pad
+from dcar.decoding.records import DecodeResult, Prompt
+from dcar.errors import ConfigError, EngineError
+from dcar.model.car import CARDecoder
+from dcar.sampling import SamplingConfig, group_keys, uniform
+from heads.policy import ChunkPolicy
+
+__all__ = ["EngineConfig", "Job", "Plan", "Progress", "StaticEngine", "engine_for", "room_for", "why_not"]
+
+
+class StaticEngine(EngineSteps):
+    """Speaks utterances with one decoder, and a policy where the schedule asks one. Not for several threads.
+
+    The decoder must stay as it is. The policy's weights are copied; `load_policy` takes new ones, `fit` makes room for
+    longer utterances or more rows.
+    Raises ConfigError for an impossible combination and EngineError if the buffers do not fit in memory.
+    """
+
+    # --- running ------------------------------------------------------------------------------------------------
+
+    def decode(self, prompts: Sequence[Prompt], method: ChunkMethod, sampling: SamplingConfig, *, seed: int = 0,
+               group_size: int = 1, share_token_draws: bool = False,
+               record_hidden: bool = False) -> list[DecodeResult]:
+        """As `dcar.decoding.decode`, in batches of this engine. Errors: those of `run`."""
+        started, policy_before = self.clock(), self.policy_seconds
+        plan = Plan(method, sampling, seed, share_token_draws, record_hidden)
+        jobs = [Job(i * group_size + g, p, g) for i, p in enumerate(prompts) for g in range(group_size)]
+        results = {p.job.index: p.result for p in self.run(jobs, plan) if p.result is not None}
+        share = 1 / max(1, len(jobs))
+        seconds = {"lm": share * (self.clock() - started),
+                   "policy": share * (self.policy_seconds - policy_before)}
+        for result in results.values():
+            result.seconds = dict(seconds)
+        return [results[j.index] for j in jobs]
+
+    def run(self, jobs: Iterable[Job], plan: Plan, stream: bool = False) -> Iterator[Progress]:
+        """Speak the jobs, which are taken as rows become free; yields each result when it is there, and with
+        `stream` also the new tokens of unfinished utterances at every look at the device.
+
+        Raises TextError, DataError (a prompt that the model cannot read), ConfigError (schedule and model do not
+        fit), EngineError (an utterance exceeds the buffers, no memory, the model was changed): what had finished is
+        in its `finished`.
+        """
+        self._check(plan)
+        self._prepare(plan)
+        waiting, finished = iter(jobs), []
+        slots: list[Slot | None] = [None] * self.config.batch
+        used, fresh, since = 0, 0, 0  # rows in use; steps since an admission; steps since a look
+        exhausted = False
+        try:
+            while True:
+                while not exhausted and None in slots:
+                    free = [i for i, slot in enumerate(slots) if slot is None]
+                    taken = [job for _, job in zip(free, waiting, strict=False)]
+                    exhausted = len(taken) < len(free)
+                    if not taken:
+                        break
+                    self._admit(taken, free, slots, plan)
+                    fresh = 0
+                    used = max(i for i, slot in enumerate(slots) if slot is not None) + 1
+                if not any(slots):
+                    return
+                used = self._compact(slots, used) if exhausted else used
+                self._step(used, slots, plan, fresh < plan.sampling.min_tokens)
+                fresh, since = fresh + 1, since + 1
+                if since < self.sync_every:
+                    continue
+                since = 0
+                for progress in self._look(slots, plan, stream):
+                    if progress.result is not None:
+                        finished.append(progress.result)
+                    yield progress
+        except (torch.OutOfMemoryError, RuntimeError) as error:
+            raise no_memory(error, self.config, finished) from error
+        except EngineError as error:
+            error.finished = finished
+            raise
+
+    def _check(self, plan: Plan) -> None:
+        StepGraphs.check(self._signature, self.signature())
+        schedule, heads = plan.schedule, self.heads
+        if any(not 1 <= size <= heads for size in plan.widths()):
+            raise ConfigError(f"chunk sizes {plan.widths()}: this decoder predicts 1..{heads} tokens a step")
+        if isinstance(schedule, PolicyChunk):
+            if self.policy is None or schedule.policy is not self.policy.source:
+                raise ConfigError("this engine was built without that policy; give it to StaticEngine(policy=…) or "
+                                  "load_policy")
+            if self.policy.stale:
+                raise EngineError("the policy was changed after this engine took its weights; call load_policy")
+            check_policy(schedule.policy, heads)
+
+    def _prepare(self, plan: Plan) -> None:
+        rows = self.rows
+        for tensor in (rows.generated, rows.limits, rows.pending_counts, rows.lengths):
+            tensor.zero_()
+        if isinstance(plan.schedule, RandomChunk) and plan.schedule.sizes not in self._tables:
+            self._tables[plan.schedule.sizes] = torch.tensor(plan.schedule.sizes, device=self.device)
+        if plan.record_hidden and self.hidden is None:
+            width = self.model.config.hidden_size
+            self.hidden = torch.zeros(self.config.batch, self.capacity, width, device=self.device, dtype=self.dtype)
+
+    def _admit(self, jobs: Sequence[Job], free: Sequence[int], slots: list[Slot | None], plan: Plan) -> None:
+        """Read prompts, each once for its whole group, and put them into free rows."""
+        bos = (self.model.config.speech_vocab_size + 1,) if self.model.config.bos else ()
+        unique: dict[int, int] = {}
+        prompts: list[Prompt] = []
+        for job in jobs:
+            self._check_room(job.prompt, plan)
+            if id(job.prompt) not in unique:
+                unique[id(job.prompt)] = len(prompts)
+                prompts.append(job.prompt)
+        text, text_lengths = pad([p.text_ids for p in prompts], self.device)
+        speech, lengths = pad([p.prompt_ids + bos for p in prompts], self.device)
+        reference, hidden = self.model.prefill(text, text_lengths, speech, lengths, 0)
+        schedule = plan.schedule
+        log_law: Tensor | None = None
+        if isinstance(schedule, PolicyChunk):
+            policy_reference = schedule.policy.new_cache(len(prompts), speech.shape[1], device=self.device,
+                                                         dtype=self.dtype)
+            logits = schedule.policy.extend(policy_reference, hidden, lengths)
+            log_law = logits[torch.arange(len(prompts), device=self.device), lengths - 1].float().log_softmax(-1)
+        rows = free[: len(jobs)]
+        sources = [unique[id(job.prompt)] for job in jobs]
+        for job, row, source in zip(jobs, rows, sources, strict=True):
+            p = len(job.prompt.prompt_ids) + len(bos)
+            self.cache.load(row, reference.kv, len(job.prompt.text_ids), p, source, text.shape[1])
+            if log_law is not None:
+                assert self.policy is not None
+                self.policy.cache.load(row, policy_reference.kv, 0, p, source, 0)
+            if plan.record_hidden and self.hidden is not None:
+                self.hidden[row, :p] = hidden[source, :p]
+            slots[row] = Slot(job, p, p)
+        r = self.rows
+        where, origins = (torch.tensor(x, device=self.device) for x in (rows, sources))
+        r.lengths[where], r.start[where] = lengths[origins], self.cache.text - text_lengths[origins]
+        r.origin[where] = reference.origin[origins]
+        r.last_hidden[where] = hidden[origins, lengths[origins] - 1]
+        r.limits[where] = torch.tensor([length_limit(j.prompt, plan.sampling) for j in jobs], device=self.device)
+        for tensor in (r.generated, r.passes, r.pending_counts):
+            tensor[where] = 0
+        r.ended[where] = False
+        self._draw(jobs, where, plan)
+        if isinstance(schedule, FixedChunk):
+            r.sizes[where] = schedule.size
+        elif isinstance(schedule, RandomChunk):
+            r.sizes[where] = self._random_sizes(schedule, r.action_draws[where, 0])
+        else:
+            r.forced[where] = torch.tensor([schedule._forced_size(j.prompt.utterance_id, j.member) for j in jobs],
+                                           device=self.device)
+            assert log_law is not None
+            r.sizes[where], r.log_probs[where] = self._choose(log_law[origins], r.action_draws[where, 0],
+                                                              r.forced[where], schedule)
+
+    def _check_room(self, prompt: Prompt, plan: Plan) -> None:
+        check_prompt(prompt, self.model)
+        limit = length_limit(prompt, plan.sampling)
+        need = len(prompt.prompt_ids) + int(self.model.config.bos) + limit
+        if need > self.config.capacity:
+            raise EngineError(f"{prompt.utterance_id}: prompt and up to {limit} tokens need {need} positions, the "
+                              f"engine has capacity={self.config.capacity}; raise it, or lower max_tokens")
+        if len(prompt.text_ids) > self.config.text:
+            raise EngineError(f"{prompt.utterance_id}: {len(prompt.text_ids)} phonemes, the engine has "
+                              f"text={self.config.text}; raise it, or split the text")
+
+    def _draw(self, jobs: Sequence[Job], where: Tensor, plan: Plan) -> None:
+        """The random numbers of whole utterances, as the reference addresses them."""
+        token_keys, action_keys = group_keys(plan.seed, [j.prompt.utterance_id for j in jobs],
+                                             [j.member for j in jobs], plan.share_token_draws)
+        every = torch.arange(self.rows.tokens.shape[1], device=self.device).expand(len(jobs), -1)
+        self.rows.token_draws[where] = uniform(token_keys.to(self.device), "token", every)
+        if not isinstance(plan.schedule, FixedChunk):
+            stream = "policy" if isinstance(plan.schedule, PolicyChunk) else "chunk"
+            self.rows.action_draws[where] = uniform(action_keys.to(self.device), stream, every)
+
+    # --- results ------------------------------------------------------------------------------------------------
+
+    def _look(self, slots: list[Slot | None], plan: Plan, stream: bool) -> Iterator[Progress]:
+        """Which rows have finished, and what is new; tightens the bound on the columns."""
+        r = self.rows
+        generated, limits, lengths, sizes = torch.stack((r.generated, r.limits, r.lengths, r.sizes)).tolist()
+        for row, slot in enumerate(slots):
+            if slot is None:
+                continue
+            slot.length = lengths[row]
+            slot.wanted = min(sizes[row], limits[row] - generated[row])
+            done = generated[row] >= limits[row]
+            if not done and not (stream and generated[row] > slot.given):
+                continue
+            new = r.tokens[row, slot.given : generated[row]].tolist()
+            slot.given = generated[row]
+            if done:
+                slots[row] = None
+            yield Progress(slot.job, new, self._result(row, slot, plan) if done else None)
+
+    def _result(self, row: int, slot: Slot, plan: Plan) -> DecodeResult:
+        r = self.rows
+        passes = int(r.passes[row])
+        emitted = r.emitted[row, :passes].tolist()
+        schedule = plan.schedule
+        fixed = isinstance(schedule, FixedChunk)
+        positions = [slot.prompt_length - 1 + sum(emitted[:i]) for i in range(passes)]
+        hidden = None
+        if plan.record_hidden and self.hidden is not None:
+            hidden = self.hidden[row, : positions[-1] + 1].clone()
+        return DecodeResult(
+            slot.job.prompt.utterance_id, plan.method.name, plan.seed, r.tokens[row, : int(r.generated[row])].tolist(),
+            truncated=not bool(r.ended[row]), target_passes=passes, emitted=emitted,
+            actions=[schedule.size] * passes if fixed else r.actions[row, :passes].tolist(),  # type: ignore[union-attr]
+            decision_positions=positions,
+            action_log_probs=r.policy_log_probs[row, :passes].tolist() if isinstance(schedule, PolicyChunk) else [],
+            hidden=hidden, prompt_length=slot.prompt_length)
+
+    def _compact(self, slots: list[Slot | None], used: int) -> int:
+        """Nothing waits any more: once half of the rows are empty, move the others together (not under graphs, whose
+        shapes are fixed). Returns the rows in use."""
+        alive = [i for i, slot in enumerate(slots) if slot is not None]
+        if self.graphs.enabled or len(alive) > used // 2:
+            return used
+        holes = [i for i in range(len(alive)) if slots[i] is None]
+        for target, source in zip(holes, reversed(alive), strict=False):
+            self.rows.move(source, target)
+            self.cache.kv[:, target] = self.cache.kv[:, source]
+            if self.policy is not None:
+                self.policy.cache.kv[:, target] = self.policy.cache.kv[:, source]
+            if self.hidden is not None:
+                self.hidden[target] = self.hidden[source]
+            slots[target], slots[source] = slots[source], None
+        return len(alive)
+
+
+class Room(NamedTuple):
+    """Sizes of an engine's buffers, as in EngineConfig."""
+
+    capacity: int
+    text: int
+
+
+def room_for(prompts: Sequence[Prompt], sampling: SamplingConfig) -> Room:
+    """What these prompts need."""
+    longest = max((len(p.prompt_ids) + 1 + length_limit(p, sampling) for p in prompts), default=1)
+    return Room(longest, max((len(p.text_ids) for p in prompts), default=1) or 1)
+
+
+def engine_for(model: CARDecoder, prompts: Sequence[Prompt], sampling: SamplingConfig, *, batch: int = 32,
+               policy: ChunkPolicy | None = None, **settings) -> StaticEngine:
+    """An engine whose buffers fit these prompts; `settings` are those of EngineConfig."""
+    room = room_for(prompts, sampling)
+    return StaticEngine(model, EngineConfig(batch, room.capacity, room.text, **settings), policy)

@@ -1,0 +1,1 @@
+"""Stacks of layers as one call of our own kernels."""

@@ -1,0 +1,125 @@
+"""Any causal language model of `transformers` as a decoder, and LLaSA (zhenye234/LLaSA_training) in particular.
+
+LLaSA is a Llama whose vocabulary ends with the codes of X-codec 2 (`<|s_0|>` … `<|s_65535|>`) and eight marks. Its
+prompt is a chat: "Convert the text to speech:" and the text between two marks from the user, then the mark of speech
+generation from the assistant, behind which the codes follow. Here the speech rows of its embedding and output layers
+become tables of their own, and the chat around the text becomes a fixed prefix and suffix of ids.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dcar.errors import CheckpointError, ConfigError
+from dcar.model.backbones.cosyvoice import load_trunk
+from dcar.model.backbones.decoder import BackboneConfig, BackboneDecoder
+
+SPEECH = "<|s_{}|>"
+TEXT_START, TEXT_END = "<|TEXT_UNDERSTANDING_START|>", "<|TEXT_UNDERSTANDING_END|>"
+SPEECH_START, SPEECH_END = "<|SPEECH_GENERATION_START|>", "<|SPEECH_GENERATION_END|>"
+INSTRUCTION = "Convert the text to speech:"
+
+
+@dataclass
+class SpeechIds:
+    """Where speech lives in a vocabulary: the ids of the V codes, of the end and of the start of speech."""
+
+    codes: list[int]
+    end: int
+    start: int
+
+
+def read_model(source: str | Path) -> tuple[dict[str, Any], dict[str, Tensor], Tensor]:
+    """Architecture, tensors of the trunk, and output layer [vocabulary, D] of a model on disk or on the Hub."""
+    from transformers import AutoModelForCausalLM
+
+    try:
+        model = AutoModelForCausalLM.from_pretrained(str(source), torch_dtype=torch.float32)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{source}: no causal language model of transformers ({str(error).splitlines()[0]}); "
+                              "give a folder with config.json and safetensors, or a name on the Hub") from error
+    architecture = model.config.to_dict()
+    return architecture, model.base_model.state_dict(), model.get_output_embeddings().weight.detach()
+
+
+def llasa_ids(tokenizer: Any, where: str) -> SpeechIds:
+    """Ids of LLaSA's speech tokens; CheckpointError where the tokenizer has none."""
+    vocabulary = tokenizer.get_vocab()
+    marks = (TEXT_START, TEXT_END, SPEECH_START, SPEECH_END, SPEECH.format(0))
+    if missing := [m for m in marks if m not in vocabulary]:
+        raise CheckpointError(f"{where}: expected LLaSA's tokenizer, missing {missing}; give HKUSTAudio/Llasa-1B, -3B "
+                              "or -8B (or kind=causal-lm with first_speech_id)")
+    codes: list[int] = []
+    while (token := SPEECH.format(len(codes))) in vocabulary:
+        codes.append(vocabulary[token])
+    return SpeechIds(codes, vocabulary[SPEECH_END], vocabulary[SPEECH_START])
+
+
+def llasa_template(tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Ids before and behind the text in LLaSA's chat; the start of speech, which ends it, is left out.
+
+    Some chat templates write today's date: the one of the conversion stays.
+    """
+    chat = [{"role": "user", "content": INSTRUCTION + TEXT_START + TEXT_END},
+            {"role": "assistant", "content": SPEECH_START}]
+    text = tokenizer.apply_chat_template(chat, tokenize=False, continue_final_message=True)
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    start, end = (tokenizer.convert_tokens_to_ids(t) for t in (TEXT_START, TEXT_END))
+    cut = ids.index(start) + 1
+    last = ids.index(tokenizer.convert_tokens_to_ids(SPEECH_START))
+    if ids.index(end) != cut or last != len(ids) - 1:
+        raise CheckpointError("the tokenizer's chat template does not keep LLaSA's marks in order; give the tokenizer "
+                              "that was published with the model")
+    return tuple(ids[:cut]), tuple(ids[cut:last])
+
+
+def offset_ids(first: int, count: int, start: int, end: int) -> SpeechIds:
+    """Consecutive speech ids given by hand."""
+    if count < 1 or min(start, end) < 0:
+        raise ConfigError("first_speech_id needs speech_vocab_size, start_id and eos_id as well")
+    return SpeechIds(list(range(first, first + count)), end, start)
+
+
+def load_causal_lm(model: str | Path, speech: SpeechIds | None, speech_vocab_size: int = 0,
+                   **settings: Any) -> BackboneDecoder:
+    """A decoder with the weights of a causal language model; its additional heads are new.
+
+    speech: where the model keeps speech; None for a model of text alone, which then learns `speech_vocab_size` codes
+    from scratch. `settings` go into BackboneConfig. Raises CheckpointError where ids or vocabulary do not fit.
+    """
+    architecture, trunk, output = read_model(model)
+    table = trunk["embed_tokens.weight"] if "embed_tokens.weight" in trunk else None
+    if table is None:
+        raise CheckpointError(f"{model}: '{architecture.get('model_type')}' has no embed_tokens; models built like "
+                              "Llama and Qwen2 can be used")
+    codes = len(speech.codes) if speech else speech_vocab_size
+    if codes < 1:
+        raise ConfigError("speech_vocab_size is not set: give the number of codes that the model shall speak")
+    if speech_vocab_size and codes != speech_vocab_size:
+        raise CheckpointError(f"{model}: expected {speech_vocab_size} speech codes, found {codes}; prepare the corpus "
+                              "with the speech tokenizer of this model")
+    if speech and max(*speech.codes, speech.end, speech.start) >= len(table):
+        raise CheckpointError(f"{model}: a speech id is outside the vocabulary of {len(table)}; model and tokenizer "
+                              "(or first_speech_id, start_id, eos_id) do not belong together")
+    rows = len(table)
+    if speech and speech.codes == list(range(speech.codes[0], rows)) and speech.codes[0] > max(speech.end,
+                                                                                              speech.start):
+        rows = speech.codes[0]  # speech ends the vocabulary: its rows would be there twice
+    trunk["embed_tokens.weight"] = table[:rows]
+    decoder = BackboneDecoder(BackboneConfig(
+        architecture={**architecture, "vocab_size": rows, "tie_word_embeddings": False},
+        speech_vocab_size=codes, **settings))
+    load_trunk(decoder, trunk, str(model))
+    if speech:
+        ids = torch.tensor([*speech.codes, speech.end, speech.start])
+        with torch.no_grad():
+            decoder.speech_embedding.weight[: codes + 2] = table[ids]
+            decoder.heads.base.weight.copy_(output[ids[:-1]])
+    else:  # as large as the vectors that the model is used to
+        nn.init.normal_(decoder.speech_embedding.weight, std=float(table.float().std()))
+    return decoder.eval()

@@ -1,0 +1,128 @@
+"""Make a decoder of a pretrained language model: its weights, a speech embedding, and K heads.
+
+    dcar convert-backbone kind=cosyvoice2 source=pretrained_models/CosyVoice2-0.5B out=runs/cosyvoice2
+    dcar convert-backbone kind=cosyvoice source=pretrained_models/CosyVoice-300M out=runs/cosyvoice
+    dcar convert-backbone kind=llasa source=HKUSTAudio/Llasa-1B out=runs/llasa_1b heads=7
+    dcar convert-backbone kind=causal-lm source=Qwen/Qwen2.5-0.5B speech_vocab_size=2048 phonemes=true bos=true \
+      out=runs/qwen
+
+The base head is the model's own output layer, so before any training car-1 speaks as the model does. The additional
+heads start from it (their blocks near the identity, Medusa's initialisation) and have to be trained: `dcar train
+backbone.path=…`. Leaves behind: the decoder, its text tokenizer, and a model card.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dcar.config import load_config
+from dcar.errors import CheckpointError, ConfigError
+from dcar.model.backbones.causal_lm import llasa_ids, llasa_template, load_causal_lm, offset_ids
+from dcar.model.backbones.cosyvoice import BLANK, load_cosyvoice2
+from dcar.model.backbones.cosyvoice1 import load_cosyvoice1
+from dcar.model.backbones.decoder import TEXT_TOKENIZER_FOLDER, BackboneDecoder, check_ragged
+from dcar.model.backbones.text_tokens import TextTokenizer
+from dcar.model.cards import decoder_card
+from dcar.text.phonemes import TEXT_VOCAB_SIZE
+from dcar.tracking import provenance, write_json
+
+logger = logging.getLogger(__name__)
+KINDS = ("cosyvoice2", "cosyvoice", "llasa", "causal-lm")
+
+
+@dataclass
+class ConvertConfig:
+    """Settings of `dcar convert-backbone`."""
+
+    kind: str = ""  # cosyvoice2, cosyvoice (CosyVoice-300M), llasa, causal-lm
+    source: str = ""  # folder of the published model (causal-lm and llasa: or its name on the Hub)
+    out: str = ""
+    heads: int = 7  # K, base head included
+    head_blocks: int = 4
+    bos: bool = False  # true: speaker prompt without its text, closed by the start symbol; false: zero-shot layout
+    tokenizer: str = ""  # name@checksum of the speech tokenizer; empty = taken from the first corpus trained on
+    phonemes: bool = False  # causal-lm: text is phonemes of this project instead of the model's own tokens
+    speech_vocab_size: int = 0  # codes; checked against the model where it has speech already
+    first_speech_id: int = -1  # causal-lm: id of code 0 in its vocabulary; -1 = the model knows no speech yet
+    start_id: int = -1  # causal-lm with first_speech_id: start and
+    eos_id: int = -1  # end of speech
+    architecture: str = ""  # cosyvoice2: folder with Qwen2's config.json, if it is not CosyVoice-BlankEN beside llm.pt
+    text_tokenizer: str = "openai/whisper-large-v3"  # cosyvoice: Whisper's, which its folder does not hold
+    copy_output: bool = True  # additional heads start from the base head instead of at random
+    seed: int = 0
+
+    def __post_init__(self):
+        if self.kind not in KINDS:
+            raise ConfigError(f"kind must be one of {', '.join(KINDS)}; not '{self.kind}'")
+        for name in ("source", "out"):
+            if not getattr(self, name):
+                raise ConfigError(f"{name} is not set: give {name}=…")
+        if self.heads < 1 or self.head_blocks < 1:
+            raise ConfigError("heads and head_blocks must be at least 1")
+
+
+def convert(config: ConvertConfig) -> BackboneDecoder:
+    """Build the decoder, hold it against the model's own forward pass, and save it. Raises CheckpointError."""
+    torch.manual_seed(config.seed)
+    source, out = Path(config.source), Path(config.out)
+    settings: dict[str, Any] = dict(num_prediction_heads=config.heads, head_blocks=config.head_blocks, bos=config.bos,
+                                    tokenizer=config.tokenizer)
+    text: TextTokenizer | None = None
+    if config.kind == "cosyvoice2":
+        folder = Path(config.architecture) if config.architecture else (
+            source if source.is_dir() else source.parent) / BLANK
+        text = TextTokenizer.from_pretrained(folder)
+        decoder = load_cosyvoice2(source, folder, config.speech_vocab_size, phonemes=text.name, **settings)
+    elif config.kind == "cosyvoice":
+        text = TextTokenizer.from_pretrained(config.text_tokenizer)
+        decoder = load_cosyvoice1(source, config.speech_vocab_size, phonemes=text.name, **settings)
+        if text.size != decoder.config.text_vocab_size:
+            raise CheckpointError(f"{config.text_tokenizer}: a tokenizer of {text.size} ids, but the model has "
+                                  f"{decoder.config.text_vocab_size} text embeddings; give text_tokenizer=… (CosyVoice-"
+                                  "300M reads the ids of openai/whisper-large-v3)")
+    elif config.kind == "llasa":
+        text = TextTokenizer.from_pretrained(config.source)
+        ids = llasa_ids(text.tokenizer, config.source)
+        before, behind = llasa_template(text.tokenizer)
+        decoder = load_causal_lm(config.source, ids, config.speech_vocab_size, source="llasa", phonemes=text.name,
+                                 text_prefix=before, text_suffix=behind, **settings)
+    else:
+        if not config.phonemes:
+            text = TextTokenizer.from_pretrained(config.source)
+            settings["phonemes"] = text.name
+        speech = None if config.first_speech_id < 0 else offset_ids(
+            config.first_speech_id, config.speech_vocab_size, config.start_id, config.eos_id)
+        decoder = load_causal_lm(config.source, speech, config.speech_vocab_size,
+                                 source="causal-lm" if speech else "text-lm", **settings)
+        if config.phonemes and decoder.config.text_vocab_size < TEXT_VOCAB_SIZE:
+            raise ConfigError(f"the model has {decoder.config.text_vocab_size} text embeddings, fewer than the "
+                              f"{TEXT_VOCAB_SIZE} phonemes; choose a larger model or phonemes=false")
+    if config.copy_output and config.heads > 1:
+        with torch.no_grad():
+            decoder.heads.projection.copy_(decoder.heads.base.weight.T.expand_as(decoder.heads.projection))
+    check_ragged(decoder)
+    origin = provenance(source=config.source, kind=config.kind, checksum=decoder.checksum())
+    decoder.save_pretrained(out, card=decoder_card(decoder, origin))
+    if text is not None:
+        text.tokenizer.save_pretrained(str(out / TEXT_TOKENIZER_FOLDER))
+    write_json(out / "provenance.json", origin)
+    return decoder
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    config = load_config(ConvertConfig, arguments)
+    decoder = convert(config)
+    size = sum(p.numel() for p in decoder.parameters())
+    print(f"{config.out}: {size / 1e6:.1f} M parameters, {decoder.config.speech_vocab_size} speech codes, "
+          f"{decoder.config.num_prediction_heads} heads, checksum {decoder.checksum()[:12]}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+"""The language model of CosyVoice-300M, with the interface that `BackboneDecoder` has of models of `transformers`.
+
+Text goes through an encoder of its own (six causal blocks and a linear layer), speech codes through a table; both, with
+the symbols between them, are one causal sequence for fourteen Transformer blocks. Attention knows relative positions
+only (Dai et al. 2019, arXiv 1901.02860, section 3.3), which suits a ragged cache: columns need positions, not offsets.
+
+Written from cosyvoice/llm/llm.py (TransformerLM), cosyvoice/transformer/encoder.py and attention.py of
+FunAudioLLM/CosyVoice. The sizes come from the checkpoint, what the weights do not show from its cosyvoice.yaml: Swish
+in the text encoder, ReLU in the language model, positions see themselves and what is before (static_chunk_size 1).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+MODEL_TYPE = "cosyvoice-lm"
+
+
+class Distances(NamedTuple):
+    """What attention knows of positions: row d of `table` [n, D] stands for a key d positions before the query."""
+
+    table: Tensor  # [n, D], sine and cosine in turn
+    behind: Tensor  # int64 [B or 1, m, C], distance of key c from query m; 0 where the key is behind it (masked anyway)
+
+
+def distances(queries: Tensor, keys: Tensor, width: int) -> Distances:
+    """Of positions of queries [B or 1, m] and keys [B or 1, C], which are below C."""
+    index = (queries[..., None] - keys[:, None]).clamp(0, keys.shape[1] - 1)
+    frequency = torch.exp(torch.arange(0, width, 2, device=keys.device) * (-math.log(10_000.0) / width))
+    angle = torch.arange(keys.shape[1], device=keys.device)[:, None] * frequency
+    return Distances(torch.stack((angle.sin(), angle.cos()), -1).flatten(1), index)
+
+
+class RelativeAttention(nn.Module):
+    """score(i, j) = ((q_i + u) · k_j + (q_i + v) · W r_{i−j}) / √d, r the sinusoids of a distance."""
+
+    def __init__(self, width: int, heads: int):
+        super().__init__()
+        self.heads = heads
+        self.linear_q, self.linear_k = nn.Linear(width, width), nn.Linear(width, width)
+        self.linear_v, self.linear_out = nn.Linear(width, width), nn.Linear(width, width)
+        self.linear_pos = nn.Linear(width, width, bias=False)
+        self.pos_bias_u = nn.Parameter(torch.zeros(heads, width // heads))
+        self.pos_bias_v = nn.Parameter(torch.zeros(heads, width // heads))
+
+    def forward(self, x: Tensor, relative: Distances, mask: Tensor, cache: Any = None, layer: int = 0) -> Tensor:
+        """x [B, m, D]; mask boolean [B or 1, 1, m, C], True = may attend; cache: see `dcar.model.backbones.decoder`."""
+        q, k, v = (f(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+                   for f in (self.linear_q, self.linear_k, self.linear_v))  # [B, H, m, d]
+        if cache is not None:
+            k, v = cache.update(k, v, layer)
+        by_distance = self._by_distance(q + self.pos_bias_v[:, None], relative.table.to(q.dtype))
+        index = relative.behind[:, None].expand(len(q), self.heads, -1, -1)
+        bias = by_distance.gather(3, index) / math.sqrt(q.shape[-1])
+        bias = bias.masked_fill(~mask, -torch.inf)
+        y = F.scaled_dot_product_attention(q + self.pos_bias_u[:, None], k, v, attn_mask=bias)
+        return self.linear_out(y.transpose(1, 2).flatten(2))
+
+    def _by_distance(self, q: Tensor, table: Tensor) -> Tensor:
+        """q [B, H, m, d] · W r_n for every row of the table [n, D] -> [B, H, m, n]."""
+        (batch, heads, m, size), (n, width) = q.shape, table.shape
+        few = batch * m * (width + heads * n) < n * (width + batch * m)  # multiplications of the two orders, over D
+        if few and type(self.linear_pos) is nn.Linear:  # decoding: the queries go to the table, not it to them
+            turned = torch.einsum("bhmd,hdw->bhmw", q, self.linear_pos.weight.view(heads, size, width))
+            return turned @ table.T
+        return torch.einsum("bhmd,nhd->bhmn", q, self.linear_pos(table).view(n, heads, size))
+
+
+class FeedForward(nn.Module):
+    def __init__(self, width: int, ffn_size: int, activation: str):
+        super().__init__()
+        self.w_1, self.w_2 = nn.Linear(width, ffn_size), nn.Linear(ffn_size, width)
+        self.activation = {"relu": F.relu, "swish": F.silu}[activation]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.w_2(self.activation(self.w_1(x)))
+
+
+class Block(nn.Module):
+    """Pre-norm attention and feed-forward. x [B, m, D] -> [B, m, D]."""
+
+    def __init__(self, width: int, heads: int, ffn_size: int, activation: str):
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.self_attn = RelativeAttention(width, heads)
+        self.feed_forward = FeedForward(width, ffn_size, activation)
+
+    def forward(self, x: Tensor, relative: Distances, mask: Tensor, cache: Any = None, layer: int = 0) -> Tensor:
+        x = x + self.self_attn(self.norm1(x), relative, mask, cache, layer)
+        return x + self.feed_forward(self.norm2(x))
+
+
+def blocks(shape: dict[str, Any], activation: str) -> nn.ModuleList:
+    """The blocks of an encoder or language model by the names that configurations of `transformers` use."""
+    return nn.ModuleList(
+        Block(shape["hidden_size"], shape["num_attention_heads"], shape["intermediate_size"], activation)
+        for _ in range(shape["num_hidden_layers"]))
+
+
+class TextEncoder(nn.Module):
+    """Text ids -> vectors of the language model's width. Causal, so padding behind a text changes nothing before it."""
+
+    def __init__(self, vocab_size: int, shape: dict[str, Any], output_size: int):
+        super().__init__()
+        width = shape["hidden_size"]
+        self.embedding = nn.Embedding(vocab_size, shape["input_size"])
+        self.input, self.input_norm = nn.Linear(shape["input_size"], width), nn.LayerNorm(width)
+        self.layers, self.norm = blocks(shape, "swish"), nn.LayerNorm(width)
+        self.output = nn.Linear(width, output_size)
+
+    @property
+    def weight(self) -> Tensor:
+        """The table, whose type is that of all vectors."""
+        return self.embedding.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """ids [..., N] -> [..., N, D]."""
+        x = self.input_norm(self.input(self.embedding(ids.view(-1, ids.shape[-1]))))
+        x = x * math.sqrt(x.shape[-1])
+        position = torch.arange(x.shape[1], device=x.device)[None]
+        relative, mask = distances(position, position, x.shape[-1]), (position <= position.T)[None, None]
+        for layer in self.layers:
+            x = layer(x, relative, mask)
+        return self.output(self.norm(x)).view(*ids.shape, -1)
+
+
+class Hidden(NamedTuple):
+    last_hidden_state: Tensor  # [B, m, D]
+
+
+class CosyVoiceLM(nn.Module):
+    """The language model without its output layer. `embed_tokens` is the whole text encoder."""
+
+    def __init__(self, architecture: dict[str, Any]):
+        super().__init__()
+        width = architecture["hidden_size"]
+        self.embed_tokens = TextEncoder(architecture["vocab_size"], architecture["text_encoder"], width)
+        self.input, self.input_norm = nn.Linear(width, width), nn.LayerNorm(width)
+        self.layers, self.norm = blocks(architecture, "relu"), nn.LayerNorm(width)
+        self.gradient_checkpointing = False
+
+    def gradient_checkpointing_enable(self, settings: dict[str, Any]) -> None:
+        """As of models of `transformers`; settings go to torch.utils.checkpoint."""
+        self.gradient_checkpointing, self._checkpoint_settings = True, settings
+
+    def forward(self, inputs_embeds: Tensor, position_ids: Tensor | None = None, attention_mask: Tensor | None = None,
+                past_key_values: Any = None, use_cache: bool = False) -> Hidden:
+        """inputs_embeds [B, m, D], their positions [B or 1, m], mask [B, 1, m, C]; without the last two one plain
+        sequence. past_key_values: `dcar.model.backbones.decoder.LayerCache`."""
+        if position_ids is None:
+            position_ids = torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device)[None]
+        keys = position_ids if past_key_values is None else past_key_values.positions(position_ids)
+        if attention_mask is None:
+            attention_mask = (keys[:, None] <= position_ids[..., None])[:, None]
+        x = F.relu(self.input_norm(self.input(inputs_embeds)))
+        x = x * math.sqrt(x.shape[-1])
+        relative = distances(position_ids, keys, x.shape[-1])
+        recompute = self.gradient_checkpointing and self.training and past_key_values is None
+        for i, layer in enumerate(self.layers):
+            x = (checkpoint(layer, x, relative, attention_mask, **self._checkpoint_settings) if recompute
+                 else layer(x, relative, attention_mask, past_key_values, i))
+        return Hidden(self.norm(x))

@@ -1,0 +1,129 @@
+"""LoRA on the language model of a decoder (Hu et al. 2021, by `peft`), with the heads trained beside it.
+
+Three ways to train, `backbone.train` of `dcar train`:
+
+    heads   the language model and its own output layer stay as they are; only the additional heads learn (Medusa-1).
+            What the base head says, and so car-1 and every lossless verifier's target, does not change.
+    lora    low-rank adapters on the language model, and all heads; the speech embedding too where it is new
+    joint   everything
+
+Checkpoints of a run hold the adapters in place. At its end the adapters are merged into the weights, so that
+everything behind it reads a plain decoder, and written beside it in peft's own layout (`adapter/`), named as for the
+published causal model, with the heads in a file of their own.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from dcar.errors import CheckpointError, ConfigError
+from dcar.model.backbones.adapters import LoraSettings, inject, peft_config
+from dcar.model.backbones.decoder import BackboneConfig, BackboneDecoder
+
+MODES = ("joint", "lora", "heads")
+PREFIX = "base_model.model.model."  # where peft finds the trunk of a causal language model
+ADAPTER, ADAPTER_CONFIG, HEADS = "adapter_model.safetensors", "adapter_config.json", "heads.safetensors"
+
+
+def add_lora(decoder: BackboneDecoder, settings: LoraSettings) -> BackboneDecoder:
+    """Give a decoder untrained adapters (B = 0: it computes what it did before)."""
+    if decoder.config.lora:
+        raise ConfigError("this decoder has adapters already; merge them first, or go on with its own run")
+    if settings.rank < 1 or not settings.targets:
+        raise ConfigError("lora needs a rank of at least 1 and at least one target layer")
+    inject(decoder.backbone, asdict(settings))
+    decoder.config.lora = asdict(settings)
+    return decoder
+
+
+def set_trainable(decoder: BackboneDecoder, mode: str) -> None:
+    """Freeze what `mode` (joint, lora, heads) does not train; see the top of this file."""
+    if mode not in MODES:
+        raise ConfigError(f"backbone.train must be one of {', '.join(MODES)}; not '{mode}'")
+    if (mode == "lora") != bool(decoder.config.lora):
+        raise ConfigError(f"backbone.train={mode}, but the decoder has {'' if decoder.config.lora else 'no '}adapters")
+    if mode == "heads" and decoder.config.num_prediction_heads == 1:
+        raise ConfigError("backbone.train=heads trains the additional heads, and this decoder has none; convert the "
+                          "model with heads=7, or train lora or joint")
+    new = decoder.config.source == "text-lm"
+    if mode == "heads" and new:
+        raise ConfigError("backbone.train=heads freezes the language model, and this one has never seen speech: train "
+                          "lora or joint")
+    for name, parameter in decoder.named_parameters():
+        if mode == "joint":
+            trained = True
+        elif mode == "lora":
+            trained = "lora_" in name or name.startswith("heads.") or new and name.startswith("speech_embedding.")
+        else:
+            trained = name.startswith("heads.") and not name.startswith("heads.base.")
+        parameter.requires_grad_(trained)
+
+
+def adapter_tensors(decoder: BackboneDecoder) -> dict[str, Tensor]:
+    """The adapters' tensors by the names that peft gives them."""
+    return {PREFIX + name.replace(".default", ""): p.detach().cpu().contiguous()
+            for name, p in decoder.backbone.state_dict().items() if "lora_" in name}
+
+
+def save_adapter(decoder: BackboneDecoder, directory: str | Path) -> None:
+    """Write adapter_config.json and adapter_model.safetensors as peft does (PeftModel.from_pretrained on the published
+    causal model reads them), and heads and speech embedding in heads.safetensors."""
+    if not decoder.config.lora:
+        raise ConfigError("this decoder has no adapters to save")
+    path = Path(directory)
+    path.mkdir(parents=True, exist_ok=True)
+    config = peft_config(decoder.config.lora)
+    config.inference_mode = True
+    config.save_pretrained(str(path))
+    save_file(adapter_tensors(decoder), path / ADAPTER, metadata={"format": "pt"})
+    own = {k: v.detach().cpu().contiguous() for k, v in decoder.state_dict().items() if not k.startswith("backbone.")}
+    save_file(own, path / HEADS, metadata={"format": "pt"})
+
+
+def load_adapter(decoder: BackboneDecoder, directory: str | Path) -> BackboneDecoder:
+    """Put saved adapters and heads on the decoder that they were trained from. CheckpointError if they do not fit."""
+    path = Path(directory)
+    try:
+        raw = json.loads((path / ADAPTER_CONFIG).read_text())
+        adapters, own = load_file(path / ADAPTER), load_file(path / HEADS)
+    except (OSError, SafetensorError, json.JSONDecodeError) as error:
+        raise CheckpointError(f"{path}: no complete adapter ({error}); give the adapter/ folder of a run with "
+                              "backbone.train=lora") from error
+    add_lora(decoder, LoraSettings(raw["r"], raw["lora_alpha"], raw["lora_dropout"], sorted(raw["target_modules"])))
+    renamed = {f"backbone.{k.removeprefix(PREFIX)}".replace("lora_A.", "lora_A.default.").replace(
+        "lora_B.", "lora_B.default."): v for k, v in adapters.items()}
+    given, state = {**renamed, **own}, decoder.state_dict()
+    expected = {k for k in state if "lora_" in k or not k.startswith("backbone.")}
+    wrong = [k for k in given if k in expected and given[k].shape != state[k].shape]
+    if set(given) != expected or wrong:
+        raise CheckpointError(f"{path}: the adapter is of another model: missing {sorted(expected - set(given))[:3]}, "
+                              f"unexpected {sorted(set(given) - expected)[:3]}, shapes {wrong[:3]}; load it on the "
+                              "decoder that it was trained from")
+    decoder.load_state_dict({**state, **given})
+    return decoder
+
+
+def merge(decoder: BackboneDecoder) -> BackboneDecoder:
+    """A decoder without adapters that computes the same: W + (alpha / rank) B A, in float32."""
+    if not decoder.config.lora:
+        return decoder
+    scale = decoder.config.lora["alpha"] / decoder.config.lora["rank"]
+    merged: dict[str, Tensor] = {}
+    state = decoder.state_dict()
+    for name, tensor in state.items():
+        if "lora_" in name:
+            continue
+        if name.endswith(".base_layer.weight"):
+            stem = name.removesuffix(".base_layer.weight")
+            a, b = state[f"{stem}.lora_A.default.weight"].float(), state[f"{stem}.lora_B.default.weight"].float()
+            tensor = tensor.float() + scale * (b @ a)
+        merged[name.replace(".base_layer.", ".")] = tensor.float()
+    plain = BackboneDecoder(BackboneConfig(**{**asdict(decoder.config), "lora": None}))
+    plain.load_state_dict(merged)
+    return plain.to(decoder.speech_embedding.weight.device).train(decoder.training)

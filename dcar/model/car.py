@@ -1,0 +1,261 @@
+"""The CAR decoder: a decoder-only Transformer over text and speech tokens with K prediction heads (paper §3.1).
+
+One sequence: text, then speech. Text positions see all text; speech positions see all text and earlier speech. The
+last hidden state at speech position t predicts the tokens at t + 1 … t + K, one by each head. FAR is the same model
+with K = 1, trained as such.
+
+Departures from the paper, whose code base numbers positions sinusoidally: rotary positions, numbered separately for
+text and speech, with speech positions multiplied by `speech_position_scale` (about phonemes per speech token), so
+that the diagonal of the alignment is near from the first step. It learns to align within minutes on a CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from dcar.errors import ConfigError
+from dcar.tokens.spread import INPUT, OUTPUT, spread_out
+from heads.checkpoint import Checkpoint
+from heads.layers import KVCache, RotaryTable, TransformerLayer
+from heads.multi_token import MultiTokenHeads
+
+IGNORE = -100
+
+
+class SpeechVocabulary:
+    """Ids of speech that every decoder's configuration has: V codes 0 … V − 1, then EOS, all of which heads predict."""
+
+    speech_vocab_size: int
+
+    @property
+    def eos(self) -> int:
+        return self.speech_vocab_size
+
+    @property
+    def output_size(self) -> int:
+        return self.speech_vocab_size + 1
+
+
+@dataclass
+class CARConfig(SpeechVocabulary):
+    """Shape of a decoder. Defaults are the paper's (App. C.1); V codes, EOS = V, BOS = V + 1 where `bos`."""
+
+    text_vocab_size: int = 512
+    speech_vocab_size: int = 2048
+    hidden_size: int = 1024
+    num_layers: int = 12
+    num_attention_heads: int = 8
+    ffn_size: int = 4096
+    num_prediction_heads: int = 7
+    head_blocks: int = 4
+    share_head_blocks: bool = False
+    zero_init_heads: bool = True
+    dropout: float = 0.1
+    # True: the prompt is another utterance of the speaker, without its text, closed by BOS. False: the layout of the
+    # paper, the prompt is the beginning of the same token stream and its text stands before the target's.
+    bos: bool = False
+    speech_position_scale: float = 1.0
+    tokenizer: str = ""  # name and checksum of the speech tokenizer, and version of the phoneme inventory,
+    phonemes: str = ""  # so that data of another one is refused
+
+
+@dataclass
+class CAROutput:
+    """loss: scalar to minimise; head_losses, head_accuracies [K]: mean cross entropy (nats), top-1 share per head."""
+
+    loss: Tensor
+    head_losses: Tensor
+    head_accuracies: Tensor
+    targets: Tensor  # [K] valid targets per head
+
+
+def head_targets(speech: Tensor, lengths: Tensor, head: int, eos: int, tail: str = "fill") -> Tensor:
+    """Targets of one head (head k at position t predicts y_{t+k}).
+
+    speech [B, S] ids, lengths [B] tokens without EOS. The result [B, S] holds the token at t + head, EOS at the
+    position behind the last token, and past that EOS (`tail` "fill": a far head that missed EOS should still stop)
+    or IGNORE (`tail` "ignore"). Rows of padding, t >= length, are IGNORE.
+    """
+    size = speech.shape[1]
+    position = torch.arange(size, device=speech.device)
+    padded = F.pad(speech, (0, head), value=eos)[:, head:]
+    ahead = position + head
+    targets = torch.where(ahead < lengths[:, None], padded, eos)
+    if tail == "ignore":
+        targets = targets.masked_fill(ahead > lengths[:, None], IGNORE)
+    return targets.masked_fill(position >= lengths[:, None], IGNORE)
+
+
+def multi_head_loss(heads: MultiTokenHeads, hidden: Tensor, speech_ids: Tensor, speech_lengths: Tensor,
+                    prompt_lengths: Tensor, eos: int, head_weights: Sequence[float] | None = None,
+                    reduction: str = "per_head_mean", eos_tail: str = "fill",
+                    head_positions: float = 1.0) -> CAROutput:
+    """Cross entropy of every head on the hidden states [B, S, D] of the speech positions; see `CARDecoder.forward`."""
+    position = torch.arange(speech_ids.shape[1], device=speech_ids.device)
+    trained = position >= prompt_lengths[:, None] - 1
+    weights = [1.0] * heads.num_heads if head_weights is None else list(head_weights)
+    if len(weights) != heads.num_heads:
+        raise ConfigError(f"{len(weights)} head weights for {heads.num_heads} heads")
+    losses, accuracies, counts = [], [], []
+    for head in range(1, heads.num_heads + 1):
+        targets = head_targets(speech_ids, speech_lengths, head, eos, eos_tail)
+        keep = trained & (targets != IGNORE)
+        if head > 1 and head_positions < 1:
+            keep = keep & (torch.rand(keep.shape, device=keep.device) < head_positions)
+        logits = heads(hidden[keep], only=head)
+        target = targets[keep]
+        losses.append(F.cross_entropy(logits.float(), target, reduction="sum"))
+        accuracies.append((logits.argmax(-1) == target).sum())
+        counts.append(keep.sum())
+    total, count = torch.stack(losses), torch.stack(counts)
+    mean = total / count.clamp(min=1)
+    weight = torch.tensor(weights, device=total.device)
+    if reduction == "per_head_mean":
+        loss = (weight * mean).sum()
+    else:  # what was left out at random counts as what was kept
+        share = torch.tensor([1.0, *[head_positions] * (len(weights) - 1)], device=total.device)
+        loss = (weight * total / share).sum()
+    return CAROutput(loss, mean.detach(), torch.stack(accuracies) / count.clamp(min=1), count)
+
+
+class CARDecoder(Checkpoint):
+    """Text and speech prompt in, the laws of the next K speech tokens out."""
+
+    config_class = CARConfig
+    model_type = "dcar-decoder"
+
+    def __init__(self, config: CARConfig):
+        super().__init__()
+        self.config = config
+        width = config.hidden_size
+        self.text_embedding = nn.Embedding(config.text_vocab_size, width)
+        self.speech_embedding = nn.Embedding(config.speech_vocab_size + 1 + int(config.bos), width)
+        self.layers = nn.ModuleList(
+            TransformerLayer(width, config.num_attention_heads, config.ffn_size, config.dropout)
+            for _ in range(config.num_layers)
+        )
+        self.norm = nn.LayerNorm(width)
+        self.heads = MultiTokenHeads(
+            width, config.output_size, config.num_prediction_heads, config.head_blocks,
+            share_blocks=config.share_head_blocks, zero_init=config.zero_init_heads,
+        )
+        head_dim = width // config.num_attention_heads
+        self.text_rotary = RotaryTable(head_dim)
+        self.speech_rotary = RotaryTable(head_dim, config.speech_position_scale)
+        for table in (self.text_embedding, self.speech_embedding):
+            nn.init.normal_(table.weight, std=0.1)
+        self.gradient_checkpointing = False
+
+    @torch.no_grad()
+    def start_from_codebook(self, codebook: np.ndarray) -> None:
+        """Speech embeddings and output layers from the tokenizer's centroids [V, P] instead of random rows, at the same
+        spread (dcar.tokens.codebook); BOS and EOS stay as drawn. Raises ConfigError where there are not V codes."""
+        codes, width = len(codebook), self.config.hidden_size
+        if codes != self.config.speech_vocab_size:
+            raise ConfigError(f"a codebook of {codes} codes for a decoder of {self.config.speech_vocab_size}")
+        table, heads = self.speech_embedding.weight, self.heads
+        table[:codes] = spread_out(codebook, width, float(table.std()), seed=INPUT)
+        output = spread_out(codebook, width, float(heads.base.weight.std()), seed=OUTPUT)
+        heads.base.weight[:codes] = output
+        heads.projection[:, :, :codes] = output.T
+
+    def gradient_checkpointing_enable(self) -> None:
+        """Recompute each layer's activations in the backward pass; memory for a third more time."""
+        self.gradient_checkpointing = True
+
+    # --- training -----------------------------------------------------------------------------------------------
+
+    def forward(self, text_ids: Tensor, text_lengths: Tensor, speech_ids: Tensor, speech_lengths: Tensor,
+                prompt_lengths: Tensor, head_weights: Sequence[float] | None = None,
+                reduction: str = "per_head_mean", eos_tail: str = "fill",
+                speech_inputs: Tensor | None = None, head_positions: float = 1.0) -> CAROutput:
+        """Teacher-forced loss of all heads (paper eq. 1): sum_k lambda_k * mean_t CE(head k at t, y_{t+k}).
+
+        text_ids [B, N]; speech_ids [B, S] = prompt (closed by BOS where the config has it) + target, no EOS;
+        speech_lengths [B] with prompt; prompt_lengths [B]: positions before prompt_lengths - 1 carry no loss.
+        `reduction` "token_sum" weighs every target alike instead of every head. `speech_inputs` [B, S] is read in
+        place of speech_ids where the input is noisy; the targets stay clean. `head_positions` < 1 trains the additional
+        heads on a random share of the positions: an unbiased estimate of their means at less cost.
+        """
+        inputs = speech_ids if speech_inputs is None else speech_inputs
+        hidden = self.speech_hidden(text_ids, text_lengths, inputs, speech_lengths, prompt_lengths)
+        return multi_head_loss(self.heads, hidden, speech_ids, speech_lengths, prompt_lengths, self.config.eos,
+                               head_weights, reduction, eos_tail, head_positions)
+
+    def speech_hidden(self, text_ids: Tensor, text_lengths: Tensor, speech_ids: Tensor, speech_lengths: Tensor,
+                      prompt_lengths: Tensor) -> Tensor:
+        """Hidden states [B, S, D] of the speech positions of complete sequences, without a cache."""
+        return self._run(text_ids, text_lengths, speech_ids, speech_lengths, self._origin(prompt_lengths))
+
+    @property
+    def inputs(self) -> tuple[nn.Module, ...]:
+        """What stands before the layers."""
+        return self.text_embedding, self.speech_embedding
+
+    def _origin(self, prompt_lengths: Tensor) -> Tensor:
+        # With BOS the target's own positions start at 0 (BOS), so that the alignment does not depend on the prompt.
+        return prompt_lengths - 1 if self.config.bos else torch.zeros_like(prompt_lengths)
+
+    def _run(self, text_ids: Tensor, text_lengths: Tensor, speech_ids: Tensor, speech_lengths: Tensor,
+             origin: Tensor, cache: KVCache | None = None) -> Tensor:
+        n, s = text_ids.shape[1], speech_ids.shape[1]
+        device = text_ids.device
+        text = torch.arange(n, device=device)
+        speech = torch.arange(s, device=device)
+        cos_text, sin_text = self.text_rotary(text[None].expand(len(text_ids), -1))
+        cos_speech, sin_speech = self.speech_rotary(speech - origin[:, None])
+        rotary = (torch.cat((cos_text, cos_speech), 2), torch.cat((sin_text, sin_speech), 2))
+        real_text = (text < text_lengths[:, None])[:, None].expand(-1, n + s, -1)  # every position sees all text
+        past = (speech <= speech[:, None]).expand(len(text_ids), -1, -1)  # [B, S, S]
+        mask = torch.cat((real_text, F.pad(past, (0, 0, n, 0))), dim=2)[:, None]  # [B, 1, N + S, N + S]
+        x = torch.cat((self.text_embedding(text_ids), self.speech_embedding(speech_ids)), dim=1)
+        recompute = self.gradient_checkpointing and self.training and cache is None
+        for i, layer in enumerate(self.layers):
+            x = (checkpoint(layer, x, rotary, mask, use_reentrant=False) if recompute
+                 else layer(x, rotary, mask, cache, i))
+        return self.norm(x[:, n:])
+
+    # --- decoding -----------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def prefill(self, text_ids: Tensor, text_lengths: Tensor, prompt_ids: Tensor, prompt_lengths: Tensor,
+                capacity: int) -> tuple[KVCache, Tensor]:
+        """Read text [B, N] and speech prompt [B, P]; returns the cache (room for `capacity` speech positions) and
+        the hidden states [B, P, D] of the prompt."""
+        n, p = text_ids.shape[1], prompt_ids.shape[1]
+        heads = self.config.num_attention_heads
+        cache = KVCache(len(self.layers), len(text_ids), heads, n + max(capacity, p),
+                        self.config.hidden_size // heads, device=text_ids.device, dtype=self.norm.weight.dtype)
+        origin = self._origin(prompt_lengths)
+        hidden = self._run(text_ids, text_lengths, prompt_ids, prompt_lengths, origin, cache)
+        cache.prefix, cache.prefix_lengths = n, text_lengths
+        cache.lengths, cache.longest, cache.origin = prompt_lengths, p, origin
+        return cache, hidden
+
+    @torch.no_grad()
+    def extend(self, cache: KVCache, tokens: Tensor, counts: Tensor,
+               layout: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        """Consume tokens[b, :counts[b]] behind each row's past in one pass: tokens [B, m] -> hidden [B, m, D].
+
+        `layout` (DraftTree.layout) makes the tokens a tree: who sees whom [B, m, m] and positions [B, m] from the
+        end of the past on. Without it they are a chain.
+        """
+        new = tokens.shape[1]
+        tree, offsets = (None, torch.arange(new, device=tokens.device)) if layout is None else layout
+        if layout is None and cache.single:
+            rotary = self.speech_rotary.span(int(cache.lengths) - int(cache.origin), new, tokens.device)
+        else:
+            rotary = self.speech_rotary(cache.lengths[:, None] + offsets - cache.origin[:, None])
+        mask = cache.mask(new, tree)
+        x = self.speech_embedding(tokens)
+        for i, layer in enumerate(self.layers):
+            x = layer(x, rotary, mask, cache, i)
+        cache.advance(counts, new)
+        return self.norm(x)

@@ -1,0 +1,89 @@
+"""Model cards (README.md) made from a model and from what its run recorded (provenance.json), never by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dcar.model.backbones.decoder import BackboneDecoder
+    from dcar.model.car import CARDecoder
+
+
+def model_card(title: str, summary: str, facts: Sequence[tuple[str, Any]], source: Mapping[str, Any], *,
+               metrics_of: str, code: str, tags: Sequence[str] = (), note: str = "",
+               settings: Sequence[str] = (), license: str = "apache-2.0") -> str:
+    """README.md with front matter for the Hub.
+
+    facts: (name, value) in the order they are listed. source: what `provenance` recorded, with `metrics` and `config`;
+    settings: names of `config` that are worth showing. What was not recorded is said to be so, not left out.
+    """
+    metrics = source.get("metrics") or {}
+    rows = "\n".join(f"| {k} | {short(v)} |" for k, v in sorted(metrics.items())) or "| none recorded | |"
+    run = source.get("config") or {}
+    chosen = ", ".join(f"{name} {run[name]}" for name in settings if name in run)
+    listed = "\n".join(f"- {name}: {value}" for name, value in facts)
+    return f"""---
+library_name: dcar
+tags: [{", ".join(["text-to-speech", "chunk-wise-autoregressive", *tags])}]
+license: {license}
+---
+# {title}
+
+{summary}
+
+{listed}
+- run: {source.get("steps", "?")} steps on {source.get("processes", "?")} process(es), {source.get("revision", "?")}
+- settings: {chosen or "not recorded"}
+
+| metric ({metrics_of}) | value |
+| --- | --- |
+{rows}
+
+{note + chr(10) * 2 if note else ""}```python
+{code}
+```
+"""
+
+
+def short(value: Any) -> str:
+    """A number for people: four decimals, lists too."""
+    if isinstance(value, list):
+        return "[" + ", ".join(short(v) for v in value) + "]"
+    return f"{value:.4f}" if isinstance(value, float) else str(value)
+
+
+def decoder_card(decoder: CARDecoder | BackboneDecoder, source: Mapping[str, Any]) -> str:
+    """README.md of a decoder: shape, identity, data, and the dev metrics of its run."""
+    config = decoder.config
+    data = source.get("data") or {}
+    corpus = data.get("corpus") or {}
+    counts = ", ".join(f"{split} {c.get('utterances')}" for split, c in (data.get("counts") or {}).items())
+    heads = config.num_prediction_heads
+    facts: list[tuple[str, Any]] = [
+        ("heads", f"{heads}; a step keeps 1..{heads} tokens" if heads > 1 else "1 (FAR, next-token prediction)"),
+        ("size", f"{sum(p.numel() for p in decoder.parameters()):,} parameters, {config.num_layers} layers, width "
+                 f"{config.hidden_size}"),
+        ("speech", f"{config.speech_vocab_size} codes of {config.tokenizer or 'a tokenizer not recorded'}"),
+        ("text", config.phonemes or "not recorded"),
+        ("layout", "speaker prompt, closed by a start symbol" if config.bos else "continuation of the prompt"),
+        ("checksum", f"`{decoder.checksum()}`"),
+        ("corpus", f"{corpus.get('kind', 'not recorded')} ({counts or 'sizes not recorded'})"),
+    ]
+    tags: list[str] = []
+    if origin := getattr(config, "source", ""):
+        kind = config.architecture.get("model_type")
+        facts.insert(0, ("made of", f"{source.get('source') or source.get('backbone') or 'not recorded'} "
+                                    f"({origin}, {kind}); its licence applies to these weights"))
+        tags.append(str(kind))
+    title = "CAR decoder" if heads > 1 else "FAR decoder"
+    if target := getattr(config, "target_checksum", ""):
+        title = "Draft model"
+        facts.insert(0, ("drafts for", f"the decoder `{target}`, for speculative decoding"))
+    return model_card(
+        title,
+        f"Predicts the next {heads} speech token(s) from text, a speech prompt and the tokens so far; a vocoder for "
+        "the same speech tokens makes them audible.", facts, source,
+        metrics_of="teacher-forced, dev split", tags=tags, license="other" if origin else "apache-2.0",
+        settings=("optimizer", "learning_rate", "batch_size", "gradient_accumulation", "max_steps", "bf16", "seed"),
+        code='from dcar.model.load import load_decoder\n\ndecoder = load_decoder("path/to/this/directory")')

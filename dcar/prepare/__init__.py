@@ -1,0 +1,1 @@
+"""`dcar prepare`: corpus → phonemes, speech tokens and voices on disk."""

@@ -1,0 +1,64 @@
+"""`dcar retokenize`: a prepared corpus with a language model's own text tokens in the place of phonemes.
+
+    dcar retokenize data=runs/prepared decoder=runs/cosyvoice2 out=runs/prepared_cosyvoice2
+
+Everything behind it (training, DCPO, comparison) reads it as any other.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dcar.config import load_config
+from dcar.errors import ConfigError, DataError, TextError
+from dcar.model.backbones.text_tokens import TextTokenizer
+from dcar.model.load import text_encoder
+from dcar.prepare.prepared import check_out_dir, load_prepared, prepared_info, write_json
+
+
+@dataclass
+class RetokenizeConfig:
+    """Settings of `dcar retokenize`."""
+
+    data: str = ""  # folder written by `dcar prepare`
+    decoder: str = ""  # folder written by `dcar convert-backbone`
+    out: str = ""  # prepared corpus to write
+
+
+def retokenize(config: RetokenizeConfig) -> Path:
+    """Write the corpus with the decoder's own text ids. ConfigError, DataError, CheckpointError, TextError."""
+    for name in ("data", "decoder", "out"):
+        if not getattr(config, name):
+            raise ConfigError(f"{name} is not set: give {name}=…")
+    out = Path(config.out)
+    check_out_dir(out)
+    if out.exists() and out.resolve() == Path(config.data).resolve():
+        raise DataError(f"{out}: is the corpus that is read; choose another folder for out")
+    tokenizer = text_encoder(config.decoder)
+    if not isinstance(tokenizer, TextTokenizer):
+        raise ConfigError(f"{config.decoder} reads phonemes, as the corpus has them; there is nothing to retokenize")
+    info = prepared_info(config.data)
+
+    def ids(row: dict[str, Any]) -> dict[str, Any]:
+        try:
+            prompt = tokenizer(row["prompt_text"]) if row["prompt_text"] else []
+            return {"text_ids": tokenizer(row["text"]), "prompt_text_ids": prompt}
+        except TextError as error:
+            raise TextError(f"{row['source']}: utterance {row['id']}: {error}") from error
+
+    for split in info["counts"]:
+        rows = load_prepared(config.data, split)
+        features = rows.features.copy()
+        features["prompt_text_ids"] = features["text_ids"]
+        rows.map(ids, features=features, desc=f"text of {split}").save_to_disk(str(out / split))
+    write_json(out / "prepared.json", {**info, "phonemes": {"version": tokenizer.name, "size": tokenizer.size}})
+    return out
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    print(f"written to {retokenize(load_config(RetokenizeConfig, arguments))}")

@@ -1,0 +1,242 @@
+"""Settings and report of `dcar prepare`, and what its two ways share (`dcar.prepare.run`, `dcar.prepare.stream`): which
+utterances count, what identifies a result, what prepared.json says, and how processes wait for each other."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dcar.corpus.read import KINDS, Problem, Utterance, describe
+from dcar.errors import ConfigError, DataError
+from dcar.prepare.prepared import FORMAT_VERSION, read_json
+from dcar.prepare.shards import Encoder
+from dcar.text.phonemes import PHONEME_VERSION
+
+if TYPE_CHECKING:
+    from dcar.tokens.base import SpeechTokenizer
+
+SPLITS = ("train", "dev", "test")
+
+
+@dataclass
+class PrepareConfig:
+    """Settings of `dcar prepare`."""
+
+    out_dir: str = field(metadata={"help": "Folder to write; must be new, empty, or an earlier prepared corpus."})
+    corpus: str = field(default="starter", metadata={"help": f"One of {', '.join(KINDS)}."})
+    path: str | None = field(default=None, metadata={"help": "Where the corpus is; not needed for starter."})
+    audio_root: str | None = field(
+        default=None, metadata={"help": "unicats: the LibriTTS folder; lhotse, libriheavy: where audio paths start."}
+    )
+    subsets: tuple[str, ...] = field(default=(), metadata={"help": "libritts: subsets to read; all if empty."})
+    splits: tuple[str, ...] = field(default=SPLITS, metadata={"help": "Splits to prepare."})
+    dev_fraction: float = field(
+        default=0.05, metadata={"help": "Share of sentences held out for dev where the corpus has no splits."}
+    )
+    test_fraction: float = field(
+        default=0.05, metadata={"help": "Share of sentences held out for test where the corpus has no splits."}
+    )
+    tokenizer: str = field(
+        default="starter", metadata={"help": "Name or folder of the speech tokenizer (starter: the shipped one)."}
+    )
+    min_seconds: float = field(default=0.3, metadata={"help": "Shorter utterances are bad rows."})
+    max_seconds: float = field(default=28.0, metadata={"help": "Longer utterances are bad rows."})
+    filter_seconds: tuple[float, ...] = field(
+        default=(), metadata={"help": "[3,20] leaves out what is shorter or longer, without calling it a bad row."}
+    )
+    stream: bool = field(
+        default=False,
+        metadata={"help": "For corpora larger than memory or disk: rows are checked and tokenised as they are read."},
+    )
+    validate: bool = field(default=False, metadata={"help": "Only report every bad row; write nothing."})
+    skip_bad: bool = field(default=False, metadata={"help": "Go on without the bad rows instead of stopping."})
+    limit: int | None = field(default=None, metadata={"help": "At most this many utterances of each split."})
+    speeds: tuple[float, ...] = field(
+        default=(1.0,),
+        metadata={"help": "Copies of the training split at these speeds (resampled: pitch changes, so new speakers)."},
+    )
+    copies_below: int = field(
+        default=0,
+        metadata={"help": "Copies only of speakers with fewer training utterances than this; 0 = of all speakers."},
+    )
+    shard_size: int = field(default=256, metadata={"help": "Utterances tokenised between two saves."})
+    batch_seconds: float = field(default=120.0, metadata={"help": "Audio in one tokenizer batch, in seconds."})
+    num_proc: int = field(default=1, metadata={"help": "Threads that read and check audio."})
+    wait_seconds: float = field(default=3600.0, metadata={"help": "How long to wait for other processes."})
+
+    def __post_init__(self) -> None:
+        self.splits, self.speeds = tuple(self.splits), tuple(float(s) for s in self.speeds)
+        self.subsets, self.filter_seconds = tuple(self.subsets), tuple(float(s) for s in self.filter_seconds)
+        checks = {
+            "splits must name at least one split, each once": 0 < len(set(self.splits)) == len(self.splits),
+            "speeds must be different and within 0.5…2": 0 < len(set(self.speeds)) == len(self.speeds)
+            and all(0.5 <= s <= 2 for s in self.speeds),
+            "0 <= min_seconds < max_seconds": 0 <= self.min_seconds < self.max_seconds,
+            "dev_fraction and test_fraction must be >= 0, their sum below 1": self.dev_fraction >= 0
+            and self.test_fraction >= 0
+            and self.dev_fraction + self.test_fraction < 1,
+            "filter_seconds must be two durations, the first smaller": not self.filter_seconds
+            or (len(self.filter_seconds) == 2 and 0 <= self.filter_seconds[0] < self.filter_seconds[1]),
+            "limit counts rows before they are read: set stream=false for it": not (self.stream and self.limit),
+            "validate reads the whole corpus: set stream=false for it": not (self.stream and self.validate),
+            "limit must be at least 1": self.limit is None or self.limit >= 1,
+            "copies_below must not be negative": self.copies_below >= 0,
+            "copies_below counts a speaker's utterances before any is read: set stream=false for it": not (
+                self.stream and self.copies_below
+            ),
+            "shard_size and num_proc must be at least 1": self.shard_size >= 1 and self.num_proc >= 1,
+            "batch_seconds must be positive": self.batch_seconds > 0,
+        }
+        for rule, holds in checks.items():
+            if not holds:
+                raise ConfigError(f"prepare: {rule}")
+
+
+@dataclass(frozen=True)
+class Throughput:
+    """Audio tokenised by this process in this run, and the time that it took (both in seconds)."""
+
+    audio: float
+    wall: float
+
+    @property
+    def hours_per_hour(self) -> float:
+        """Hours of audio in one hour of one process."""
+        return self.audio / self.wall
+
+    def __str__(self) -> str:
+        return (
+            f"{self.audio / 3600:.3f} h of audio tokenised by this process in {self.wall:.1f} s: "
+            f"{self.hours_per_hour:.0f} h of audio per hour"
+        )
+
+
+@dataclass
+class PrepareReport:
+    """What a run did: `problems` are all bad rows; `counts` per split (empty where only validated)."""
+
+    problems: list[Problem]
+    counts: dict[str, dict[str, float]]
+    out_dir: Path | None
+    checked: int
+    filtered: int = 0
+    throughput: Throughput | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """1 where rows are bad and the run was only to validate, else 0."""
+        return int(bool(self.problems) and self.out_dir is None)
+
+    def text(self) -> str:
+        """The report for a person: counts, then every bad row with file and line."""
+        lines = [f"{self.checked} rows checked, {len(self.problems)} problems"]
+        if self.filtered:
+            lines.append(f"{self.filtered} rows left out by filter_seconds")
+        if self.problems:
+            lines.append(describe(self.problems))
+        lines += [
+            f"{split}: {c['utterances']:.0f} utterances, {c['seconds'] / 3600:.2f} h, {c['speakers']:.0f} speakers, "
+            f"{c['tokens']:.0f} tokens"
+            for split, c in self.counts.items()
+        ]
+        if self.throughput is not None:
+            lines.append(str(self.throughput))
+        return "\n".join(lines)
+
+
+def in_range(u: Utterance, config: PrepareConfig) -> bool:
+    """Whether `filter_seconds` keeps an utterance; one without a readable duration is kept, for validation to name."""
+    if not config.filter_seconds or (seconds := u.seconds()) is None:
+        return True
+    return config.filter_seconds[0] <= seconds <= config.filter_seconds[1]
+
+
+def corpus_record(config: PrepareConfig) -> dict[str, Any]:
+    """Where the corpus is, for prepared.json: absolute paths (a hub name stays as it is)."""
+
+    def absolute(path: str | None) -> str | None:
+        return str(Path(path).resolve()) if path and Path(path).exists() else path
+
+    record: dict[str, Any] = {"kind": config.corpus, "path": absolute(config.path)}
+    if config.audio_root is not None:
+        record["audio_root"] = absolute(config.audio_root)
+    if config.subsets:
+        record["subsets"] = list(config.subsets)
+    return record
+
+
+def make_tokenizer(name_or_dir: str) -> SpeechTokenizer:
+    """The tokenizer of a setting; imported here, because its packages are heavy."""
+    from dcar.tokens.load import load_tokenizer
+
+    return load_tokenizer(name_or_dir)
+
+
+def sentence(u: Utterance) -> str:
+    """The text as corpora without splits are divided by: the same sentence must not stand in two splits."""
+    return " ".join(u.text.lower().split())
+
+
+# where, whether and how fast to write; the tokenizer is in by its checksum
+NOT_IN_FINGERPRINT = {
+    "out_dir",
+    "tokenizer",
+    "path",
+    "validate",
+    "skip_bad",
+    "batch_seconds",
+    "num_proc",
+    "wait_seconds",
+}
+
+
+def settings_stamp(config: PrepareConfig, tokenizer: SpeechTokenizer, speaker_encoder: Encoder | None) -> list[Any]:
+    """What a fingerprint says of everything but the corpus: format, settings, tokenizer, phonemes, speaker encoder."""
+    settings = {k: v for k, v in asdict(config).items() if k not in NOT_IN_FINGERPRINT}
+    encoder = getattr(speaker_encoder, "name", type(speaker_encoder).__name__) if speaker_encoder else "default"
+    return [FORMAT_VERSION, settings, tokenizer.name, tokenizer.checksum, PHONEME_VERSION, encoder]
+
+
+def prepared_record(
+    config: PrepareConfig,
+    tokenizer: SpeechTokenizer,
+    fingerprint: str,
+    problems: Sequence[Problem],
+    checked: int,
+    filtered: int,
+) -> dict[str, Any]:
+    """What prepared.json says of how the corpus was made; `checked` rows were read, `filtered` left out by length."""
+    made_by = {k: getattr(tokenizer, k) for k in ("name", "checksum", "vocab_size", "rate_hz")}
+    return {
+        "fingerprint": fingerprint, "corpus": corpus_record(config), "config": asdict(config), "checked": checked,
+        "tokenizer": {**made_by, "spec": config.tokenizer}, "filtered": filtered,
+        "skipped": [asdict(p) for p in problems],
+    }  # fmt: skip
+
+
+def finished(
+    config: PrepareConfig, fingerprint: str, checked: int | None = None, filtered: int | None = None
+) -> PrepareReport | None:
+    """The report of what stands in out_dir, if it was made from the same (else None).
+
+    checked, filtered: rows read and left out in this run, where it has read the corpus; else prepared.json says.
+    """
+    out = Path(config.out_dir)
+    done = read_json(out / "prepared.json")
+    if done is None or done.get("fingerprint") != fingerprint or (done["skipped"] and not config.skip_bad):
+        return None
+    problems = [Problem(**p) for p in done["skipped"]]
+    rows = done["checked"] if checked is None else checked
+    return PrepareReport(problems, done["counts"], out, rows, done["filtered"] if filtered is None else filtered)
+
+
+def wait(ready: Callable[[], bool], seconds: float, what: str) -> None:
+    """Processes meet through files, which works for accelerate, torchrun and independent SLURM tasks alike."""
+    end = time.monotonic() + seconds
+    while not ready():
+        if time.monotonic() > end:
+            raise DataError(f"waited {seconds:g} s for {what}; did that process stop? run again to continue")
+        time.sleep(0.05)

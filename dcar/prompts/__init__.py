@@ -1,0 +1,1 @@
+"""What is to be spoken, by whom, and with which prompt."""

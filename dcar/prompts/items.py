@@ -1,0 +1,91 @@
+"""From prepared datasets to prompts for decoding.
+
+Two layouts, chosen by the decoder's `bos`:
+
+- speaker prompt (bos): text of the target only; the speech prompt is a crop of another utterance of the same
+  speaker, without its text, closed by BOS. Short, and no alignment of the prompt is needed.
+- continuation (no bos; the papers'): another utterance of the speaker is the beginning of the same stream, its text
+  stands before the target's text, and its tokens before the target's tokens.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dcar.decoding.records import Prompt
+from dcar.errors import DataError
+from dcar.text.phonemes import text_to_ids
+
+
+@dataclass(frozen=True)
+class PromptItem:
+    """One utterance to speak, with what is needed to voice it and to judge it."""
+
+    prompt: Prompt
+    text: str
+    speaker: str
+    speaker_embedding: np.ndarray  # [F] voice features of the prompt utterance, for the vocoder
+    reference_tokens: list[int]  # of the recording of this text
+    prompt_utterance_id: str
+    duration: float  # seconds of the recording
+
+
+class PromptChooser:
+    """Picks, for every utterance, another utterance of the same speaker and a crop of it."""
+
+    def __init__(self, dataset, prompt_tokens: int):
+        self.speech = dataset["speech"]
+        self.prompt_tokens = prompt_tokens
+        self.speakers = list(dataset["speaker"])
+        self.by_speaker: dict[str, list[int]] = defaultdict(list)
+        for i, speaker in enumerate(self.speakers):
+            self.by_speaker[speaker].append(i)
+
+    def choose(self, index: int, rng: np.random.Generator) -> int:
+        """Index of the prompt utterance; the utterance itself only if its speaker has no other."""
+        others = self.by_speaker[self.speakers[index]]
+        if len(others) == 1:
+            return index
+        other = others[rng.integers(len(others) - 1)]
+        return others[-1] if other == index else other
+
+    def crop(self, tokens: Sequence[int], rng: np.random.Generator) -> list[int]:
+        """At most `prompt_tokens` consecutive tokens."""
+        tokens = list(tokens)
+        start = int(rng.integers(max(1, len(tokens) - self.prompt_tokens + 1)))
+        return tokens[start : start + self.prompt_tokens]
+
+
+def make_prompts(dataset, prompt_tokens: int, seed: int, bos: bool = True) -> list[PromptItem]:
+    """A prompt for every utterance of a prepared split, the same for every method and run with this seed.
+
+    A prompt that the corpus names (`prompt_audio`, `prompt_text` of a manifest) is taken; otherwise another utterance
+    of the speaker. prompt_tokens: length of the crop in the speaker-prompt layout (`bos`); the continuation layout
+    takes the prompt whole, and DataError where a named prompt lacks the text that this layout needs.
+    """
+    chooser = PromptChooser(dataset, prompt_tokens)
+    items = []
+    for i, row in enumerate(dataset):
+        rng = np.random.default_rng([seed, i])
+        if row["prompt_speech"]:
+            if not bos and not row["prompt_text"]:
+                raise DataError(f"{row['source']}: utterance {row['id']} has a prompt without prompt_text, which a "
+                                "decoder without BOS needs; add it to the manifest")
+            name, speech, voice = f"{row['id']} (prompt)", row["prompt_speech"], row["prompt_voice"]
+            # a retokenized corpus brings the prompt's text ids along
+            prompt_text_ids = [] if bos else row.get("prompt_text_ids") or text_to_ids(row["prompt_text"])
+        else:
+            source = dataset[chooser.choose(i, rng)]
+            name, speech, voice = source["id"], source["speech"], source["voice"]
+            prompt_text_ids = [] if bos else source["text_ids"]
+        text_ids = [*prompt_text_ids, *row["text_ids"]]
+        prompt_ids = chooser.crop(speech, rng) if bos else list(speech)
+        items.append(PromptItem(
+            Prompt(row["id"], tuple(text_ids), tuple(prompt_ids)), row["text"], row["speaker"],
+            np.asarray(voice, np.float32), list(row["speech"]), name, row["duration"],
+        ))
+    return items

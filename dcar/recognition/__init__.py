@@ -1,0 +1,1 @@
+"""Recognisers: waveform → words; `load` knows them all."""

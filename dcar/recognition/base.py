@@ -1,0 +1,61 @@
+"""What every recogniser offers, and what recognisers share.
+
+All take float32 mono waveforms at any sample rate and return plain text, "" where they hear nothing. A waveform that
+is empty or not finite is an AudioError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+import numpy as np
+
+from dcar.audio import resample
+from dcar.tokens.base import check_waveform
+
+if TYPE_CHECKING:
+    import torch
+
+
+SAMPLE_RATE = 16_000
+
+
+@runtime_checkable
+class Recognizer(Protocol):
+    """Speech → text."""
+
+    name: str
+
+    def transcribe(self, waves: list[np.ndarray], sample_rate: int) -> list[str]:
+        """One transcript per float32 mono waveform [samples]; may be "". Raises AudioError for empty or NaN audio."""
+        ...
+
+
+def to_recognizer_rate(wave: np.ndarray, sample_rate: int) -> np.ndarray:
+    """The waveform [samples] float32 at 16 kHz, at least one analysis window long. Raises AudioError."""
+    wave = check_waveform(wave, "recognizer")
+    if sample_rate != SAMPLE_RATE:
+        wave = resample(wave, sample_rate, SAMPLE_RATE)
+    shortest = SAMPLE_RATE // 10
+    return np.pad(wave, (0, shortest - len(wave))) if len(wave) < shortest else wave
+
+
+def sorted_batches(
+    waves: list[np.ndarray], sample_rate: int, batch_seconds: float
+) -> Iterator[tuple[list[int], torch.Tensor, torch.Tensor]]:
+    """(indices, padded waveforms [B, samples] at 16 kHz, lengths [B]) in order of length; a batch holds at most
+    `batch_seconds` of padded audio, or one waveform."""
+    import torch
+
+    ready = [torch.from_numpy(to_recognizer_rate(wave, sample_rate)) for wave in waves]
+    order = sorted(range(len(ready)), key=lambda i: len(ready[i]))
+    start = 0
+    while start < len(order):
+        stop = start + 1
+        while stop < len(order) and (stop + 1 - start) * len(ready[order[stop]]) <= batch_seconds * SAMPLE_RATE:
+            stop += 1
+        rows = [ready[i] for i in order[start:stop]]
+        batch = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+        yield order[start:stop], batch, torch.tensor([len(row) for row in rows])
+        start = stop

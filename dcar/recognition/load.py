@@ -1,0 +1,46 @@
+"""Every recogniser by its name."""
+
+from __future__ import annotations
+
+from dcar.errors import AssetError
+from dcar.recognition import hf
+from dcar.recognition.base import Recognizer
+from dcar.recognition.http import HTTPRecognizer
+from dcar.recognition.nemo import NemoCTCRecognizer, load_nemo
+from dcar.recognition.packaged import MoonshineRecognizer, WhisperRecognizer
+from dcar.sources.shipped import shipped
+
+
+def load_recognizer(name: str, threads: int = 1, device: str = "cpu") -> Recognizer:
+    """A recogniser by name:
+
+    - `moonshine`, `whisper-base`, `starter` (ships with the project)
+    - `nemo:PATH_OR_NAME`: CTC or transducer, e.g. nemo:stt_en_fastconformer_transducer_large or nemo:model.nemo
+    - `whisper:FOLDER_OR_NAME` through transformers, e.g. whisper:openai/whisper-large-v3
+    - `faster-whisper:FOLDER_OR_NAME` through CTranslate2, e.g. faster-whisper:large-v3
+    - `ctc:FOLDER_OR_NAME`: wav2vec 2.0 or HuBERT with a CTC head, e.g. ctc:facebook/hubert-large-ls960-ft
+    - `http://…`, `https://…`: a service (see `dcar.recognition.http`); `openai:URL#MODEL`: one with OpenAI's interface
+
+    Raises AssetError for an unknown name or a missing model.
+    """
+    if name == "moonshine":
+        return MoonshineRecognizer(threads=threads)
+    if name == "whisper-base":
+        return WhisperRecognizer(threads=threads)
+    if name == "starter":
+        return NemoCTCRecognizer(shipped("recognizer"), device=device)
+    kind, _, rest = name.partition(":")
+    if rest and kind == "nemo":
+        return load_nemo(rest, device)
+    if rest and kind in ("whisper", "ctc"):
+        if kind == "ctc":
+            return hf.CTCRecognizer(rest, device)
+        return hf.WhisperHFRecognizer(rest, device)
+    if rest and kind == "faster-whisper":
+        return WhisperRecognizer(threads, rest, device)
+    if rest and kind in ("http", "https", "openai"):
+        return HTTPRecognizer.from_spec(name)
+    raise AssetError(
+        f"unknown recogniser {name!r}; choose moonshine, whisper-base, starter, nemo:…, whisper:…, faster-whisper:…, "
+        "ctc:…, http://… or openai:URL#MODEL"
+    )

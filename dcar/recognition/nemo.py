@@ -1,0 +1,239 @@
+"""NeMo recognisers of either family: CTC, and transducers such as stt_en_fastconformer_transducer_large.
+
+NeMo reads the weights in a `.nemo` file with `torch.load`, which unpickles nothing but tensors (since torch 2.6). Its
+import takes 11 to 18 seconds, so it is imported where it is used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import tarfile
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dcar.errors import AssetError, TextError
+from dcar.recognition.base import Recognizer, sorted_batches
+from dcar.text.wer import spoken_words
+
+if TYPE_CHECKING:
+    import torch
+
+
+@contextlib.contextmanager
+def _tar_filters() -> Iterator[None]:
+    """NeMo unpacks `.nemo` files with `TarFile.extract(…, filter=…)`, which Python knows from 3.11.4 on; Debian 12 has
+    3.11.2. There the keyword is accepted and the same kind of check is made: plain files and folders, inside only."""
+    if hasattr(tarfile, "data_filter"):
+        yield
+        return
+    extract, extractall = tarfile.TarFile.extract, tarfile.TarFile.extractall
+
+    def check(member: tarfile.TarInfo) -> None:
+        inside = not Path(member.name).is_absolute() and ".." not in Path(member.name).parts
+        if not inside or not (member.isreg() or member.isdir()):
+            raise tarfile.ExtractError(f"{member.name}: not a plain file inside the archive")
+
+    def checked_extract(self: Any, member: Any, *rest: Any, filter: Any = None, **options: Any) -> None:
+        check(self.getmember(member) if isinstance(member, str) else member)
+        extract(self, member, *rest, **options)
+
+    def checked_extractall(self: Any, *rest: Any, filter: Any = None, **options: Any) -> None:
+        for member in self.getmembers():
+            check(member)
+        extractall(self, *rest, **options)
+
+    tarfile.TarFile.extract, tarfile.TarFile.extractall = checked_extract, checked_extractall  # type: ignore
+    try:
+        yield
+    finally:
+        tarfile.TarFile.extract, tarfile.TarFile.extractall = extract, extractall  # type: ignore
+
+
+@contextlib.contextmanager
+def quiet_nemo() -> Iterator[None]:
+    """Import and build NeMo models without its banners: only errors of NeMo and Lightning are logged inside."""
+    names = ("nemo_logger", "nv_one_logger", "lightning", "pytorch_lightning", "lightning.pytorch")
+    before = {name: logging.getLogger(name).level for name in names}
+    root_disabled = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), _tar_filters():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(root_disabled)
+        for name, level in before.items():
+            logging.getLogger(name).setLevel(level)
+
+
+def restore_nemo(source: str | Path, device: str = "cpu") -> tuple[Any, str]:
+    """(model, short name) of a `.nemo` file or of a pretrained model that NeMo can download; AssetError otherwise."""
+    path = Path(source)
+    is_file = path.suffix == ".nemo" or path.exists()
+    if is_file and not path.is_file():
+        raise AssetError(f"{path}: no such recogniser; train one with `dcar train-recognizer` or give its name")
+    with quiet_nemo():
+        try:
+            from nemo.collections.asr.models import ASRModel
+        except ImportError as error:
+            raise AssetError(
+                f"the recogniser {source} needs NeMo ({error}); run: pip install 'nemo_toolkit[asr]==3.0.0'"
+            ) from error
+        try:
+            if is_file:
+                model = ASRModel.restore_from(str(path), map_location=device)
+            else:
+                model = ASRModel.from_pretrained(str(source), map_location=device)
+        except Exception as error:  # NeMo raises whatever tarfile, OmegaConf, torch or the hub raised
+            raise AssetError(
+                f"{source}: NeMo cannot restore it ({type(error).__name__}: {error}); check the file or the name"
+                    + ("" if is_file else "; without network, get the .nemo file elsewhere and give nemo:FILE.nemo")
+            ) from error
+    return model, path.stem if is_file else str(source)
+
+
+class NemoCTCRecognizer:
+    """A NeMo CTC model (characters or BPE), restored through NeMo's own API; greedy CTC in sorted batches.
+
+    Also gives the log-likelihood of a text, a denser signal than the WER of one transcript.
+    """
+
+    def __init__(self, source: str | Path, device: str = "cpu", batch_seconds: float = 20.0) -> None:
+        """`source`: a `.nemo` file, or the name of a pretrained model that NeMo can download.
+
+        `batch_seconds` bounds the padded audio of one batch. Raises AssetError if the file is missing or holds
+        something else than a CTC model.
+        """
+        model, name = restore_nemo(source, device)
+        from nemo.collections.asr.models import EncDecCTCModel
+
+        if not isinstance(model, EncDecCTCModel):
+            raise AssetError(f"{source}: is a {type(model).__name__}; a CTC model (EncDecCTCModel[BPE]) is needed")
+        self._adopt(model, f"nemo-ctc:{name}", device, batch_seconds)
+
+    @classmethod
+    def from_model(cls, model: Any, name: str, device: str = "cpu", batch_seconds: float = 20.0) -> NemoCTCRecognizer:
+        """Wrap an `EncDecCTCModel` that is in memory; it is put in evaluation mode and moved to `device`."""
+        recognizer = cls.__new__(cls)
+        recognizer._adopt(model, name, device, batch_seconds)
+        return recognizer
+
+    def _adopt(self, model: Any, name: str, device: str, batch_seconds: float) -> None:
+        self.name = name
+        self.device = device
+        self.batch_seconds = batch_seconds
+        self._model: Any = model.to(device).eval()
+        # As NeMo's own transcribe(): no dither and no extra padding, so that results are reproducible.
+        self._model.preprocessor.featurizer.dither = 0.0
+        self._model.preprocessor.featurizer.pad_to = 0
+        self._vocabulary = [str(symbol) for symbol in self._model.decoder.vocabulary]
+        self._blank = len(self._vocabulary)
+        self._subwords = getattr(self._model, "tokenizer", None)
+
+    def transcribe(self, waves: list[np.ndarray], sample_rate: int) -> list[str]:
+        """See `Recognizer.transcribe`. Batches are made by length; a result does not depend on the others."""
+        texts = [""] * len(waves)
+        for index, log_probs in self._log_probs(waves, sample_rate):
+            best = log_probs.argmax(-1).tolist()
+            kept = [s for i, s in enumerate(best) if s != self._blank and (i == 0 or s != best[i - 1])]
+            texts[index] = self._decode(kept)
+        return texts
+
+    def log_likelihood(self, waves: list[np.ndarray], sample_rate: int, texts: Sequence[str]) -> list[float]:
+        """CTC log-likelihood of each text given its waveform, in nats per character of the text (≤ 0).
+
+        -inf where the waveform has fewer frames than the text needs. Raises TextError for a text without words or
+        with characters that the model does not know, AudioError as `transcribe`.
+        """
+        import torch
+
+        if len(texts) != len(waves):
+            raise ValueError(f"log_likelihood: {len(waves)} waveforms but {len(texts)} texts")
+        spoken = [spoken_words(text) for text in texts]
+        targets = [self._encode(text) for text in spoken]
+        scores = [0.0] * len(waves)
+        for index, log_probs in self._log_probs(waves, sample_rate):
+            target = torch.tensor([targets[index]], device=log_probs.device)
+            loss = torch.nn.functional.ctc_loss(
+                log_probs.float()[:, None],
+                target,
+                torch.tensor([len(log_probs)]),
+                torch.tensor([len(targets[index])]),
+                blank=self._blank,
+                reduction="sum",
+            )
+            scores[index] = -float(loss) / len(spoken[index])
+        return scores
+
+    def _log_probs(self, waves: list[np.ndarray], sample_rate: int) -> Iterator[tuple[int, torch.Tensor]]:
+        """(index, log-probabilities [frames, symbols + 1]) of every waveform, in order of length."""
+        import torch
+
+        for indices, batch, lengths in sorted_batches(waves, sample_rate, self.batch_seconds):
+            with torch.inference_mode():
+                log_probs, frames, _ = self._model(
+                    input_signal=batch.to(self.device), input_signal_length=lengths.to(self.device)
+                )
+            for row, index in enumerate(indices):
+                yield index, log_probs[row, : int(frames[row])].cpu()
+
+    def _decode(self, ids: list[int]) -> str:
+        if self._subwords is not None:
+            return str(self._subwords.ids_to_text(ids)).strip()
+        return " ".join("".join(self._vocabulary[i] for i in ids).split())
+
+    def _encode(self, text: str) -> list[int]:
+        if not text:
+            raise TextError("log_likelihood: a text has no words; remove the utterance")
+        if self._subwords is not None:
+            return [int(i) for i in self._subwords.text_to_ids(text)]
+        unknown = sorted(set(text) - set(self._vocabulary))
+        if unknown:
+            raise TextError(f"log_likelihood: {self.name} does not know the characters {unknown} of {text!r}")
+        return [self._vocabulary.index(character) for character in text]
+
+
+class NemoTransducerRecognizer:
+    """A NeMo transducer (RNN-T, TDT, or the transducer of a hybrid model), greedy, in batches of similar length."""
+
+    def __init__(self, model: Any, name: str, device: str = "cpu", batch_seconds: float = 20.0) -> None:
+        """`model`: an `EncDecRNNTModel`; it is put in evaluation mode and moved to `device`."""
+        self.name, self.device, self.batch_seconds = f"nemo-transducer:{name}", device, batch_seconds
+        self._model = model.to(device).eval()
+        # as NeMo's own transcribe(): no dither and no extra padding, so that results are reproducible
+        self._model.preprocessor.featurizer.dither = 0.0
+        self._model.preprocessor.featurizer.pad_to = 0
+
+    def transcribe(self, waves: list[np.ndarray], sample_rate: int) -> list[str]:
+        """See `Recognizer.transcribe`."""
+        import torch
+
+        texts = [""] * len(waves)
+        for indices, batch, lengths in sorted_batches(waves, sample_rate, self.batch_seconds):
+            with torch.inference_mode(), quiet_nemo():
+                encoded, frames = self._model(
+                    input_signal=batch.to(self.device), input_signal_length=lengths.to(self.device)
+                )
+                found = self._model.decoding.rnnt_decoder_predictions_tensor(
+                    encoder_output=encoded, encoded_lengths=frames, return_hypotheses=False
+                )
+            for index, hypothesis in zip(indices, found, strict=True):
+                texts[index] = str(getattr(hypothesis, "text", hypothesis)).strip()
+        return texts
+
+
+def load_nemo(source: str | Path, device: str = "cpu") -> Recognizer:
+    """The recogniser in a `.nemo` file or under a NeMo name, by what it is. AssetError for anything but ASR."""
+    model, name = restore_nemo(source, device)
+    from nemo.collections.asr.models import EncDecCTCModel, EncDecRNNTModel
+
+    if isinstance(model, EncDecCTCModel):
+        return NemoCTCRecognizer.from_model(model, f"nemo-ctc:{name}", device)
+    if isinstance(model, EncDecRNNTModel):
+        return NemoTransducerRecognizer(model, name, device)
+    raise AssetError(f"{source}: is a {type(model).__name__}; a CTC or transducer model of NeMo is needed")

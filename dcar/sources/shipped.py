@@ -1,0 +1,32 @@
+"""What ships inside the package: the starter corpus and the models trained on it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dcar.errors import AssetError
+
+ASSETS = Path(__file__).parents[1] / "assets"
+NAMES = {
+    "corpus": "starter_corpus",  # the speech itself, parquet with Ogg Opus
+    "prepared": "starter_prepared",  # the same as tokens, written by `dcar prepare`
+    "tokenizer": "tokenizer",
+    "vocoder": "vocoder",
+    "decoder": "decoder",  # CAR with 7 heads
+    "far": "far",  # next-token decoder, trained alike with one head
+    "policy": "policy",  # chunk policy for the decoder
+    "recognizer": "recognizer/starter.nemo",  # reward ASR
+}
+
+
+def shipped(name: str) -> Path:
+    """Path of a shipped asset; AssetError if this installation lacks it."""
+    path = ASSETS / NAMES[name]
+    if not path.exists():
+        raise AssetError(f"{path}: the shipped {name} is missing; install the project again from a complete checkout")
+    return path
+
+
+def resolve(path_or_starter: str, name: str) -> Path:
+    """A path that a user gave, or the shipped asset for "starter"."""
+    return shipped(name) if path_or_starter == "starter" else Path(path_or_starter)

@@ -1,0 +1,1 @@
+"""Speech tokenizers: waveform → discrete codes at a fixed rate."""

@@ -1,0 +1,46 @@
+"""What every speech tokenizer offers: waveform → discrete codes at a fixed rate."""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from dcar.errors import AudioError
+
+ENCODER_SAMPLE_RATE = 16_000
+
+
+@runtime_checkable
+class SpeechTokenizer(Protocol):
+    """What the rest of the project asks of a tokenizer."""
+
+    name: str
+    vocab_size: int
+    rate_hz: float
+
+    @property
+    def checksum(self) -> str:
+        """SHA-256 over everything that decides the codes; prepared data and checkpoints store it."""
+        ...
+
+    def encode(self, waves: list[np.ndarray], sample_rate: int) -> list[np.ndarray]:
+        """Codes [T] int64 in 0..vocab_size-1 of every float32 mono waveform [samples]; T = ceil(seconds · rate_hz)."""
+        ...
+
+
+def token_count(samples: int, sample_rate: int, rate_hz: int = 50) -> int:
+    """Number of tokens of a waveform: ceil(samples / sample_rate · rate_hz), in exact integer arithmetic."""
+    return -(-samples * rate_hz // sample_rate)
+
+
+def check_waveform(wave: np.ndarray, where: str) -> np.ndarray:
+    """`wave` as contiguous float32 [samples]. Raises AudioError if it is not mono, is empty or not finite."""
+    array = np.ascontiguousarray(wave, dtype=np.float32)
+    if array.ndim != 1:
+        raise AudioError(f"{where}: a mono waveform [samples] is needed, got shape {array.shape}; average the channels")
+    if array.size == 0:
+        raise AudioError(f"{where}: the waveform is empty; remove the utterance or check how it was cut")
+    if not np.isfinite(array).all():
+        raise AudioError(f"{where}: the waveform holds NaN or infinite samples; check how it was made")
+    return array

@@ -1,0 +1,219 @@
+"""Speech tokenizers of other projects behind `SpeechTokenizer`: S³, X-codec2, the first layer of SpeechTokenizer.
+
+Each is given one waveform at a time, padded with zeros to whole tokens, so that there are ceil(seconds · rate_hz)
+tokens and no batch can change a code. Packages are imported where they are used. Weights are read without unpickling.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dcar.audio import resample
+from dcar.errors import AssetError, AudioError, CheckpointError, ConfigError
+from dcar.sources.hub import from_hub, read_weights
+from dcar.tokens.base import ENCODER_SAMPLE_RATE, SpeechTokenizer, check_waveform
+from heads.checkpoint import tensors_checksum
+
+S3_PIP = "pip install s3tokenizer==0.3.0 torchaudio"
+SPEECHTOKENIZER_PIP = "pip install speechtokenizer==1.0.1 torchaudio"
+
+
+def load(kind: str, spec: str, device: str = "cpu") -> SpeechTokenizer:
+    """`kind` s3, xcodec2 or speechtokenizer; `spec` what follows it in a tokenizer setting."""
+    if kind == "s3":
+        name, _, file = spec.partition("@")
+        return S3Tokenizer(name, file or None, device)
+    return {"xcodec2": XCodec2Tokenizer, "speechtokenizer": SpeechTokenizerFirstLayer}[kind](spec, device)
+
+
+class _CodecTokenizer:
+    """What the adapters share: checks, resampling, padding to whole tokens."""
+
+    name: str
+    vocab_size: int
+    rate_hz: float
+    max_seconds: float
+
+    def __init__(self, model: Any, device: str, sample_rate: int = ENCODER_SAMPLE_RATE) -> None:
+        self.model = model.to(device).eval()
+        self.device, self.sample_rate = device, sample_rate
+        self._sha256 = tensors_checksum(self.model.state_dict())
+
+    @property
+    def checksum(self) -> str:
+        """SHA-256 of the model's tensors."""
+        return self._sha256
+
+    def encode(self, waves: list[np.ndarray], sample_rate: int) -> list[np.ndarray]:
+        """Codes [T] int64 of every waveform [samples] float32 mono; T = ceil(seconds · rate_hz)."""
+        return [self._encode(wave, sample_rate) for wave in waves]
+
+    def _encode(self, wave: np.ndarray, sample_rate: int) -> np.ndarray:
+        import torch
+
+        wave = check_waveform(wave, self.name)
+        if (seconds := len(wave) / sample_rate) > self.max_seconds:
+            raise AudioError(f"{self.name}: {seconds:.1f} s of audio; cut it to at most {self.max_seconds:g} s")
+        hop = round(self.sample_rate / self.rate_hz)
+        count = -(-len(wave) * self.sample_rate // (sample_rate * hop))
+        if sample_rate != self.sample_rate:
+            wave = resample(wave, sample_rate, self.sample_rate)
+        wave = np.pad(wave[: count * hop], (0, max(0, count * hop - len(wave))))
+        with torch.inference_mode():
+            codes = self.codes(torch.from_numpy(wave), count)
+        if len(codes) < count:
+            raise AudioError(f"{self.name}: {len(codes)} tokens, expected {count}; is it the right model file?")
+        return codes[:count].cpu().numpy().astype(np.int64)
+
+    def codes(self, wave: Any, count: int) -> Any:
+        """Codes [≥ count] of a waveform of whole tokens, a float32 tensor [samples] at `sample_rate`."""
+        raise NotImplementedError
+
+
+S3_RATES = {"speech_tokenizer_v1": 50.0, "speech_tokenizer_v1_25hz": 25.0, "speech_tokenizer_v2_25hz": 25.0}
+
+
+class S3Tokenizer(_CodecTokenizer):
+    """Supervised semantic tokens of CosyVoice through the package `s3tokenizer`: v1 with 4096 codes at 50 or 25 Hz, v2
+    with FSQ, 3⁸ = 6561 codes at 25 Hz."""
+
+    max_seconds = 30.0
+
+    def __init__(self, name: str, file: str | Path | None = None, device: str = "cpu") -> None:
+        """name: see S3_RATES. file: its `.onnx` as CosyVoice publishes it, or a `.pt` of the package's state dict;
+        without it the package's own cache, or its download. Sizes are read off the weights."""
+        if name not in S3_RATES:
+            raise ConfigError(f"s3:{name}: no such S³ tokenizer; choose {', '.join(S3_RATES)}")
+        try:
+            import s3tokenizer
+            from s3tokenizer.model import ModelConfig
+            from s3tokenizer.model import S3Tokenizer as V1
+            from s3tokenizer.model_v2 import ModelConfig as ModelConfigV2
+            from s3tokenizer.model_v2 import S3TokenizerV2 as V2
+        except ImportError as error:
+            raise AssetError(f"s3:{name} needs the package s3tokenizer ({error}); run: {S3_PIP}") from error
+        path = Path(file) if file is not None else self._cached(s3tokenizer, name)
+        if not path.is_file():
+            raise AssetError(
+                f"{path}: no S³ model; download {s3tokenizer._MODELS[name]} and write tokenizer=s3:{name}@FILE"
+            )
+        if path.suffix == ".onnx":
+            weights = s3tokenizer.onnx2torch(str(path), None, False)
+        else:
+            weights = read_weights(path, f"the state dict of {name}")
+        version2 = name.startswith("speech_tokenizer_v2")
+        try:
+            size, mels = weights["encoder.conv1.weight"].shape[:2]
+            sizes = {
+                "n_mels": mels,
+                "n_audio_state": size,
+                "n_audio_head": size // 64,
+                "n_audio_layer": 1 + max(int(k.split(".")[2]) for k in weights if k.startswith("encoder.blocks.")),
+            }
+            if version2:
+                model = V2(name, ModelConfigV2(**sizes))
+                self.vocab_size = 3**8
+            else:
+                self.vocab_size = weights["quantizer._codebook.embed"].shape[0]
+                model = V1(name, ModelConfig(**sizes, n_codebook_size=self.vocab_size))
+            model.load_state_dict(weights, strict=True)
+        except (KeyError, RuntimeError, ValueError) as error:
+            raise CheckpointError(
+                f"{path}: not the weights of {name} ({str(error).splitlines()[0][:120]}); is it another version's file?"
+            ) from error
+        super().__init__(model, device)
+        self.name, self.rate_hz, self.mels = name.replace("speech_tokenizer", "s3"), S3_RATES[name], mels
+        self._mel = s3tokenizer.log_mel_spectrogram
+
+    @staticmethod
+    def _cached(package: Any, name: str) -> Path:
+        """The package's own download, SHA-256 checked by it."""
+        root = Path.home() / ".cache" / "s3tokenizer"
+        try:
+            return Path(package._download(name, str(root)))
+        except (OSError, RuntimeError) as error:
+            raise AssetError(
+                f"s3:{name}: cannot be downloaded ({error}); get {package._MODELS[name]} on a machine with network and "
+                f"write tokenizer=s3:{name}@FILE"
+            ) from error
+
+    def codes(self, wave: Any, count: int) -> Any:
+        import torch
+
+        mel = self._mel(wave, n_mels=self.mels).to(self.device)
+        codes, lengths = self.model.quantize(mel[None], torch.tensor([mel.shape[1]], device=self.device))
+        return codes[0, : int(lengths[0])]
+
+
+class XCodec2Tokenizer(_CodecTokenizer):
+    """X-codec2 (LLaSA): one FSQ codebook of 4⁸ = 65536 codes at 50 Hz, through `transformers.Xcodec2Model`."""
+
+    max_seconds = 60.0
+
+    def __init__(self, source: str | Path, device: str = "cpu") -> None:
+        """source: folder or hub name of the transformers version (`HKUSTAudio/xcodec2-hf`)."""
+        from transformers import SeamlessM4TFeatureExtractor, Xcodec2Model
+
+        model: Any = from_hub(Xcodec2Model.from_pretrained, source, "an X-codec2 model")
+        self.rate_hz = model.config.sampling_rate / model.config.hop_length
+        self.vocab_size = int(np.prod(model.config.quantization_levels))
+        super().__init__(model, device, model.config.sampling_rate)
+        # as X-codec2 was trained: 80 Kaldi filters, two frames a token. The extractor of the transformers version
+        # computes the same with torchaudio, which this one does not need.
+        self.name, self.extractor = "xcodec2", SeamlessM4TFeatureExtractor()
+        self.hop = model.config.hop_length
+
+    def codes(self, wave: Any, count: int) -> Any:
+        import torch
+
+        wave = torch.nn.functional.pad(wave, (0, self.hop))  # transformers pads past the end by up to one token
+        edges = torch.nn.functional.pad(wave, (self.hop // 2, self.hop // 2))
+        features = self.extractor(edges.numpy(), sampling_rate=self.sample_rate, return_tensors="pt")
+        return self.model.encode(
+            wave[None, None].to(self.device), input_features=features.input_features.to(self.device)
+        ).audio_codes[0, 0]
+
+
+class SpeechTokenizerFirstLayer(_CodecTokenizer):
+    """First residual layer of SpeechTokenizer (distilled from HuBERT): 1024 codes at 50 Hz."""
+
+    name = "speechtokenizer-rvq1"
+    max_seconds = 60.0
+
+    def __init__(self, folder: str | Path, device: str = "cpu") -> None:
+        """folder: with the published `config.json` and `SpeechTokenizer.pt`."""
+        model, config = load_speechtokenizer(folder)
+        self.rate_hz = config["sample_rate"] / float(np.prod(config["strides"]))
+        self.vocab_size = int(config["codebook_size"])
+        super().__init__(model, device, config["sample_rate"])
+
+    def codes(self, wave: Any, count: int) -> Any:
+        return self.model.encode(wave[None, None].to(self.device), n_q=1)[0, 0]
+
+
+def load_speechtokenizer(folder: str | Path) -> tuple[Any, dict[str, Any]]:
+    """(model, config) of a SpeechTokenizer folder; AssetError without the package or the files."""
+    folder = Path(folder)
+    if not (folder / "config.json").is_file():
+        raise AssetError(
+            f"{folder}: no config.json of SpeechTokenizer; run `hf download fnlp/SpeechTokenizer --local-dir FOLDER` "
+            "and give the folder that holds config.json and SpeechTokenizer.pt"
+        )
+    try:
+        from speechtokenizer.model import SpeechTokenizer as Model
+    except ImportError as error:
+        raise AssetError(f"SpeechTokenizer needs its package ({error}); run: {SPEECHTOKENIZER_PIP}") from error
+    config = json.loads((folder / "config.json").read_text())
+    weights = read_weights(folder / "SpeechTokenizer.pt", "SpeechTokenizer's state dict")
+    try:
+        model = Model(config)
+        model.load_state_dict(weights)
+    except (RuntimeError, TypeError, KeyError) as error:
+        raise CheckpointError(
+            f"{folder}: the weights do not fit config.json ({str(error).splitlines()[0][:120]}); copy both files again"
+        ) from error
+    return model.eval(), config

@@ -1,0 +1,272 @@
+"""`dcar fit-tokenizer`: fit the k-means speech tokenizer on a corpus and report what its codes carry.
+
+    dcar fit-tokenizer corpus=starter path=dcar/assets/starter_corpus output=dcar/assets/tokenizer
+    dcar fit-tokenizer encoder=hubert:/models/hubert-large-ll60k vocab_size=2048 sample_hours=73 max_frames=1000000 \
+        standardize=false corpus=libritts path=/data/LibriTTS output=runs/hubert-km2048
+
+The papers quantise HuBERT-Large (second line); the default encoder is whisper-base's, because it ships in a package.
+The report answers whether the codes carry words or voices: how many bits of a held-out code
+are predicted by the phoneme that is spoken, and how many by the voice that speaks.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dcar.corpus.read import KINDS, Utterance, load_corpus
+from dcar.errors import DataError
+from dcar.text.phonemes import PHONEMES, encode_phonemes, text_to_ids
+from dcar.tokens.base import SpeechTokenizer
+from dcar.tokens.discriminant import discriminant_projection, in_turn, parts_of_phonemes
+from dcar.tokens.kmeans import KMeansTokenizer, fit_centroids
+from dcar.tokens.whisper import WhisperKMeansTokenizer
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class FitTokenizerConfig:
+    """Settings of `dcar fit-tokenizer`."""
+
+    output: str = field(metadata={"help": "Folder to write the tokenizer and its report to."})
+    encoder: str = field(
+        default="whisper-base", metadata={"help": "whisper-base, or hubert:FOLDER_OR_NAME[@LAYER] (last if none)."}
+    )
+    corpus: str = field(default="starter", metadata={"help": f"Kind of corpus: {', '.join(KINDS)}."})
+    path: str | None = field(default=None, metadata={"help": "Where the corpus is; the shipped one if not given."})
+    split: str | None = field(default="train", metadata={"help": "Split to fit on; empty for all of the corpus."})
+    report_split: str | None = field(default="dev", metadata={"help": "Split the report is made on."})
+    vocab_size: int = field(default=1024, metadata={"help": "Number of codes, 512 to 1024 are usual."})
+    max_frames: int = field(default=200_000, metadata={"help": "Encoder states to fit on (50 a second; 2 kB each)."})
+    sample_hours: float | None = field(
+        default=None, metadata={"help": "Read this much audio and keep an even share of its states, max_frames in all."}
+    )
+    passes: int = field(default=10, metadata={"help": "Passes of mini-batch k-means over the states."})
+    standardize: bool = field(default=True, metadata={"help": "Scale every dimension of the states to unit variance."})
+    projection_size: int = field(
+        default=0,
+        metadata={"help": "Directions that tell phonemes apart (see discriminant.py); 0 = the states as they are."},
+    )
+    report_utterances: int = field(default=600, metadata={"help": "Most utterances in the report; 0 for no report."})
+    device: str = field(default="cpu", metadata={"help": "Of a HuBERT encoder: cpu or cuda."})
+    threads: int = field(default=1, metadata={"help": "Threads of the encoder."})
+    seed: int = field(default=0, metadata={"help": "Seed of the utterance order and of k-means."})
+
+
+def run(config: FitTokenizerConfig) -> dict[str, Any]:
+    """Fit, save to `output` and write `report.json` there; returns the report.
+
+    Raises DataError, AudioError, ConfigError.
+    """
+    order = np.random.default_rng(config.seed)
+    utterances = _utterances(config, config.split or None)
+    shuffled = [utterances[i] for i in order.permutation(len(utterances))]
+    waves = (u.load() for u in shuffled)
+    settings: dict[str, Any] = {
+        "vocab_size": config.vocab_size,
+        "max_frames": config.max_frames,
+        "seed": config.seed,
+        "standardize": config.standardize,
+        "passes": config.passes,
+        "sample_hours": config.sample_hours,
+    }
+    tokenizer: KMeansTokenizer
+    if config.encoder == "whisper-base":
+        tokenizer = WhisperKMeansTokenizer.fit(waves, threads=config.threads, **settings)
+    else:
+        from dcar.tokens.hubert import HubertKMeansTokenizer, parse_encoder, shared_hubert
+
+        source, layer = parse_encoder(config.encoder)
+        tokenizer = HubertKMeansTokenizer.fit(waves, shared_hubert(source, layer, config.device), **settings)
+    if config.projection_size:
+        tokenizer = sharpen(tokenizer, shuffled, config)
+    tokenizer.provenance |= {"corpus": config.corpus, "split": config.split}
+    tokenizer.save_pretrained(config.output)
+    report: dict[str, Any] = {"config": asdict(config), "checksum": tokenizer.checksum}
+    if config.report_utterances:
+        held_out = _utterances(config, config.report_split or None)
+        chosen = order.permutation(len(held_out))[: config.report_utterances]
+        report |= describe_codes(tokenizer, [held_out[i] for i in chosen])
+        logger.info("fit-tokenizer: %s", json.dumps({k: v for k, v in report.items() if k != "config"}))
+    (Path(config.output) / "report.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    return report
+
+
+def _utterances(config: FitTokenizerConfig, split: str | None) -> list[Utterance]:
+    found = load_corpus(config.corpus, config.path, split)
+    if not found:
+        raise DataError(f"fit-tokenizer: {config.corpus} corpus {config.path or ''} has no utterances in split {split}")
+    return found
+
+
+def sharpen(tokenizer: KMeansTokenizer, utterances: Sequence[Utterance], config: FitTokenizerConfig) -> KMeansTokenizer:
+    """The tokenizer with codes that are fitted in the directions of its states that tell phonemes apart.
+
+    The text of the utterances (at most about max_frames states, speakers in turn) is aligned to the codes that the
+    tokenizer gives; the aligned phonemes are the classes of the projection. Raises ConfigError where projection_size
+    does not fit.
+    """
+    pairs: list[tuple[np.ndarray, np.ndarray]] = []  # standardised states [T, D], and the phonemes spoken in them
+    heard = 0
+    for i in in_turn([u.speaker for u in utterances]):
+        found, sequence = tokenizer.states(*utterances[i].load()), _phoneme_states(text_to_ids(utterances[i].text))
+        if len(found) >= len(sequence):
+            pairs.append((tokenizer.coordinates(found), sequence))
+        heard += len(found)
+        if heard >= config.max_frames:
+            break
+    codes = [tokenizer.nearest(s) for s, _ in pairs]
+    emission = np.log2(_fit_alignment(codes, [sequence for _, sequence in pairs], tokenizer.vocab_size))
+    labels = [parts_of_phonemes(viterbi(emission, spoken, sequence))
+              for spoken, (_, sequence) in zip(codes, pairs, strict=True)]
+    stacked = np.concatenate([s for s, _ in pairs])
+    projection = discriminant_projection(stacked, np.concatenate(labels), config.projection_size)
+    # the projected directions have comparable spread already: no further standardisation
+    centroids, _, _ = fit_centroids(stacked @ projection, config.vocab_size, config.seed, False, config.passes)
+    logger.info("fit-tokenizer: %d directions from %d aligned utterances", config.projection_size, len(pairs))
+    tokenizer.provenance |= {"projection_size": config.projection_size, "aligned_utterances": len(pairs)}
+    return tokenizer.projected(projection, centroids)
+
+
+def describe_codes(tokenizer: SpeechTokenizer, utterances: Sequence[Utterance]) -> dict[str, Any]:
+    """Usage of the codes on held-out speech, and the bits of them that phonemes and voices predict.
+
+    codes_used, perplexity (2 to the entropy), repeat_share (a code equal to the one before), code_entropy_bits,
+    phoneme_bits with its chance level phoneme_bits_wrong_text, speaker_bits with speaker_bits_wrong_speaker.
+    """
+    codes = [tokenizer.encode([wave], rate)[0] for wave, rate in (u.load() for u in utterances)]
+    every = np.concatenate(codes)
+    counts = np.bincount(every, minlength=tokenizer.vocab_size)
+    share = counts[counts > 0] / counts.sum()
+    entropy = float(-(share * np.log2(share)).sum())
+    repeats = sum(int((c[1:] == c[:-1]).sum()) for c in codes) / max(1, sum(len(c) - 1 for c in codes))
+    texts = [text_to_ids(u.text) for u in utterances]
+    return {
+        "utterances": len(codes),
+        "seconds": round(len(every) / tokenizer.rate_hz, 1),
+        "codes_used": int((counts > 0).sum()),
+        "perplexity": round(2**entropy, 1),
+        "repeat_share": round(repeats, 4),
+        "code_entropy_bits": round(entropy, 3),
+        **information(codes, texts, [u.speaker for u in utterances], tokenizer.vocab_size),
+    }
+
+
+def information(
+    codes: Sequence[np.ndarray], texts: Sequence[Sequence[int]], speakers: Sequence[str], vocab_size: int
+) -> dict[str, float]:
+    """Bits per code that are predicted, on held-out utterances, by the phoneme spoken and by the speaker.
+
+    For a label x with p(code | x) estimated on one half of the utterances, the mean over the other half of
+    log2 p(code | x) / p(code); both halves take turns. Speakers label whole utterances. Phonemes label frames through
+    a Viterbi alignment with the same p(code | x), trained from a flat start (a discrete hidden Markov model); since the
+    alignment picks the best path, it predicts something even from wrong texts: that chance level is given as well.
+    Bits are below 0 where the estimate does not carry over to the other half. Meant for corpora in which speakers read
+    different sentences: where all read the same ones, the right speaker looks worse than a wrong one.
+    """
+    sequences = [_phoneme_states(text) for text in texts]
+    keep = [i for i, c in enumerate(codes) if len(c) >= len(sequences[i])]
+    halves = keep[::2], keep[1::2]
+    ids = {name: n for n, name in enumerate(sorted(set(speakers)))}
+    voices = [np.full(len(c), ids[s]) for c, s in zip(codes, speakers, strict=True)]
+    totals = {
+        "phoneme_bits": 0.0,
+        "phoneme_bits_wrong_text": 0.0,
+        "speaker_bits": 0.0,
+        "speaker_bits_wrong_speaker": 0.0,
+    }
+    for train, test in (halves, halves[::-1]):
+        marginal = _smoothed(np.concatenate([codes[i] for i in train]), None, vocab_size, 1)[0]
+        emission = _fit_alignment([codes[i] for i in train], [sequences[i] for i in train], vocab_size)
+        gain = np.log2(emission / marginal)  # [labels, codes]
+        # Wrong texts are those of utterances of similar length, so that only the words differ.
+        by_length = sorted(test, key=lambda i: len(sequences[i]))
+        wrong = dict(zip(by_length, by_length[1:] + by_length[:1], strict=True))
+        by_voice = np.concatenate([voices[i] for i in train])
+        voice_gain = np.log2(
+            _smoothed(np.concatenate([codes[i] for i in train]), by_voice, vocab_size, len(ids)) / marginal
+        )
+        heard = set(by_voice.tolist())
+        other = {voice: sorted(heard)[(n + 1) % len(heard)] for n, voice in enumerate(sorted(heard))}
+        pairs = {
+            "phoneme_bits": [gain[viterbi(gain, codes[i], sequences[i]), codes[i]] for i in test],
+            "phoneme_bits_wrong_text": [
+                gain[viterbi(gain, codes[i], sequences[wrong[i]]), codes[i]]
+                for i in test
+                if len(sequences[wrong[i]]) <= len(codes[i])
+            ],
+            "speaker_bits": [voice_gain[voices[i], codes[i]] for i in test if int(voices[i][0]) in heard],
+            "speaker_bits_wrong_speaker": [
+                voice_gain[other[int(voices[i][0])], codes[i]] for i in test if int(voices[i][0]) in heard
+            ],
+        }
+        for name, values in pairs.items():
+            totals[name] += float(np.concatenate(values).mean()) / 2 if values else float("nan")
+    return {name: round(value, 3) for name, value in totals.items()}
+
+
+def _phoneme_states(text: Sequence[int]) -> np.ndarray:
+    """Labels of an utterance's states: its phonemes without marks, silence (0) at both ends."""
+    marks = set(encode_phonemes([symbol for symbol in PHONEMES if symbol in " ,.?!"]))
+    return np.array([0, *(i for i in text if i not in marks), 0])
+
+
+def _smoothed(codes: np.ndarray, labels: np.ndarray | None, vocab_size: int, num_labels: int) -> np.ndarray:
+    """p(code | label) [labels, codes], interpolated with the marginal, which is interpolated with uniform."""
+    counts = np.bincount(codes, minlength=vocab_size).astype(np.float64)
+    marginal = (counts + 0.5) / (counts.sum() + 0.5 * vocab_size)
+    if labels is None:
+        return marginal[None]
+    table = np.bincount(labels * vocab_size + codes, minlength=num_labels * vocab_size).reshape(num_labels, vocab_size)
+    strength = float(vocab_size)
+    return (table + strength * marginal) / (table.sum(1, keepdims=True) + strength)
+
+
+def _fit_alignment(
+    codes: Sequence[np.ndarray], sequences: Sequence[np.ndarray], vocab_size: int, iterations: int = 6
+) -> np.ndarray:
+    """p(code | phoneme) from a flat start: equal shares of time first, then `iterations` Viterbi alignments."""
+    labels = [s[np.arange(len(c)) * len(s) // len(c)] for c, s in zip(codes, sequences, strict=True)]
+    every = np.concatenate(codes)
+    for _ in range(iterations):
+        emission = _smoothed(every, np.concatenate(labels), vocab_size, len(PHONEMES))
+        score = np.log2(emission)
+        labels = [viterbi(score, c, s) for c, s in zip(codes, sequences, strict=True)]
+    return _smoothed(every, np.concatenate(labels), vocab_size, len(PHONEMES))
+
+
+def viterbi(score: np.ndarray, codes: np.ndarray, sequence: np.ndarray) -> np.ndarray:
+    """Best monotone labelling [T] of codes [T] by the states `sequence` [N ≤ T], each used at least once."""
+    frames = score[sequence][:, codes]  # [N, T]
+    states, length = frames.shape
+    best = np.full(states, -np.inf)
+    best[0] = frames[0, 0]
+    moved = np.zeros((length, states), dtype=bool)
+    for t in range(1, length):
+        advanced = np.concatenate(([-np.inf], best[:-1]))
+        moved[t] = advanced > best
+        best = np.maximum(advanced, best) + frames[:, t]
+    path = np.empty(length, dtype=np.int64)
+    state = states - 1
+    for t in range(length - 1, -1, -1):
+        path[t] = state
+        state -= int(moved[t, state])
+    return sequence[path]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Command line: `[--config FILE.yaml] [key=value …]`."""
+    from dcar.config import load_config
+
+    run(load_config(FitTokenizerConfig, arguments))
+
+
+if __name__ == "__main__":
+    main()

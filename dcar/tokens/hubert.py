@@ -1,0 +1,185 @@
+"""HuBERT states and their k-means codes: the papers' speech tokens (HuBERT-Large, last layer, 2048 codes, 50 Hz).
+
+    dcar fit-tokenizer encoder=hubert:facebook/hubert-large-ll60k vocab_size=2048 sample_hours=73 max_frames=1000000 \
+        standardize=false corpus=libritts path=/data/LibriTTS output=runs/hubert-km2048
+
+Departures from fairseq's simple_kmeans: the waveform is padded by 80 zeros, so that there are ceil(seconds · 50) states
+instead of one or two fewer, and states may be standardised before k-means (`standardize`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dcar.audio import resample
+from dcar.errors import AudioError, CheckpointError, ConfigError
+from dcar.sources.hub import from_hub
+from dcar.tokens.base import ENCODER_SAMPLE_RATE, check_waveform
+from dcar.tokens.kmeans import KMeansTokenizer, collect_states, fit_centroids, read_kmeans
+
+MAX_SECONDS = 60.0
+"""Attention is quadratic in the length; longer recordings are cut before they get here."""
+
+
+class HubertEncoder:
+    """States of one layer of a HuBERT model of `transformers`, one waveform at a time, float32."""
+
+    def __init__(self, source: str | Path, layer: int = -1, device: str = "cpu") -> None:
+        """`source`: folder or hub name. `layer`: 0 is the input of the first Transformer layer, -1 the last layer's
+        output, as `output_hidden_states` counts. Raises AssetError, CheckpointError, ConfigError."""
+        import torch
+        from transformers import AutoFeatureExtractor, HubertModel
+
+        from heads.checkpoint import tensors_checksum
+
+        self.source, self.device = str(source), device
+        extractor: Any = from_hub(AutoFeatureExtractor.from_pretrained, source, "a HuBERT feature extractor")
+        model: Any = from_hub(HubertModel.from_pretrained, source, "a HuBERT model", dtype=torch.float32)
+        self.model = model.to(device).eval()
+        if extractor.sampling_rate != ENCODER_SAMPLE_RATE:
+            raise CheckpointError(
+                f"{source}: its feature extractor wants {extractor.sampling_rate} Hz, HuBERT hears "
+                f"{ENCODER_SAMPLE_RATE} Hz; correct sampling_rate in preprocessor_config.json"
+            )
+        self.normalize = bool(extractor.do_normalize)
+        layers = model.config.num_hidden_layers
+        if not -layers - 1 <= layer <= layers:
+            raise ConfigError(f"hubert: layer {layer} of a model with {layers}; choose 0…{layers}, or -1 for the last")
+        self.layer = layer % (layers + 1)
+        self.state_size = int(model.config.hidden_size)
+        stride, window = math.prod(model.config.conv_stride), 1
+        for kernel, step in zip(reversed(model.config.conv_kernel), reversed(model.config.conv_stride), strict=True):
+            window = (window - 1) * step + kernel
+        self.stride, self.padding = stride, window - stride
+        self.rate_hz = ENCODER_SAMPLE_RATE / stride
+        self.sha256 = tensors_checksum(self.model.state_dict())
+
+    @property
+    def identity(self) -> str:
+        """Everything about the encoder that decides the codes."""
+        return f"hubert {self.sha256} layer={self.layer} normalize={self.normalize}"
+
+    def __call__(self, wave: np.ndarray, sample_rate: int) -> np.ndarray:
+        """States [T, D] float32, T = ceil(seconds · rate_hz). AudioError for bad audio or more than MAX_SECONDS."""
+        import torch
+
+        wave = check_waveform(wave, "hubert")
+        if (seconds := len(wave) / sample_rate) > MAX_SECONDS:
+            raise AudioError(f"hubert: {seconds:.1f} s of audio; cut it to at most {MAX_SECONDS:.0f} s")
+        frames = -(-len(wave) * ENCODER_SAMPLE_RATE // (sample_rate * self.stride))
+        if sample_rate != ENCODER_SAMPLE_RATE:
+            wave = resample(wave, sample_rate, ENCODER_SAMPLE_RATE)
+        if self.normalize:
+            wave = (wave - wave.mean()) / np.sqrt(wave.var() + 1e-7)
+        length = frames * self.stride + self.padding
+        wave = np.pad(wave[:length], (0, max(0, length - len(wave))))
+        with torch.inference_mode():
+            inputs = torch.from_numpy(wave.astype(np.float32))[None].to(self.device)
+            states = self.model(inputs, output_hidden_states=True).hidden_states[self.layer][0]
+        return states[:frames].float().cpu().numpy()
+
+
+@lru_cache(maxsize=2)
+def shared_hubert(source: str, layer: int, device: str) -> HubertEncoder:
+    """One encoder per process and setting: HuBERT-Large holds 1.3 GB."""
+    return HubertEncoder(source, layer, device)
+
+
+def parse_encoder(spec: str) -> tuple[str, int]:
+    """`hubert:SOURCE[@LAYER]` → (source, layer); ConfigError for anything else."""
+    source, at, layer = spec.removeprefix("hubert:").rpartition("@")
+    if not at:
+        source, layer = layer, "-1"
+    if not spec.startswith("hubert:") or not source or not layer.lstrip("-").isdigit():
+        raise ConfigError(f"encoder={spec}: write whisper-base or hubert:FOLDER_OR_NAME[@LAYER]")
+    return source, int(layer)
+
+
+class HubertKMeansTokenizer(KMeansTokenizer):
+    """k-means codes of HuBERT states."""
+
+    kind = "hubert-kmeans"
+
+    def __init__(
+        self,
+        encoder: HubertEncoder,
+        centroids: np.ndarray,
+        mean: np.ndarray,
+        scale: np.ndarray,
+        *,
+        name: str = "hubert-kmeans",
+        provenance: dict[str, Any] | None = None,
+        projection: np.ndarray | None = None,
+    ) -> None:
+        self.encoder = encoder
+        self.rate_hz, self.encoder_sha256 = encoder.rate_hz, encoder.sha256
+        super().__init__(
+            centroids,
+            mean,
+            scale,
+            state_size=encoder.state_size,
+            name=name,
+            provenance=provenance,
+            projection=projection,
+        )
+
+    @property
+    def encoder_identity(self) -> str:
+        return self.encoder.identity
+
+    def states(self, wave: np.ndarray, sample_rate: int) -> np.ndarray:
+        return self.encoder(wave, sample_rate)
+
+    def card(self) -> dict[str, Any]:
+        return {"encoder": self.encoder.source, "layer": self.encoder.layer, "normalize": self.encoder.normalize}
+
+    @classmethod
+    def fit(
+        cls,
+        waves: Iterable[tuple[np.ndarray, int]],
+        encoder: HubertEncoder,
+        *,
+        vocab_size: int = 2048,
+        max_frames: int = 1_000_000,
+        seed: int = 0,
+        standardize: bool = False,
+        passes: int = 10,
+        sample_hours: float | None = None,
+        name: str = "hubert-kmeans",
+    ) -> HubertKMeansTokenizer:
+        """Fit the codes on a stream of (waveform, sample rate in Hz); see `collect_states` for how much of it."""
+        states = collect_states(waves, encoder, encoder.state_size, encoder.rate_hz, max_frames, sample_hours, seed)
+        centroids, mean, scale = fit_centroids(states, vocab_size, seed, standardize, passes)
+        provenance = {"frames": len(states), "seed": seed, "standardize": standardize, "passes": passes,
+                      "sample_hours": sample_hours}  # fmt: skip
+        return cls(encoder, centroids, mean, scale, name=name, provenance=provenance)
+
+    @classmethod
+    def from_pretrained(
+        cls, folder: str | Path, device: str = "cpu", encoder: str | Path | None = None
+    ) -> HubertKMeansTokenizer:
+        """Load what `save_pretrained` wrote, with the HuBERT model that it names, or the one in `encoder`.
+
+        CheckpointError if the folder is incomplete or altered, or the HuBERT model is not the one of the k-means.
+        """
+        folder = Path(folder)
+        card, tensors = read_kmeans(folder)
+        if card["type"] != cls.kind:
+            raise CheckpointError(f"{folder}: a {card['type']} tokenizer, not {cls.kind}")
+        source = str(encoder or card["encoder"])
+        model = shared_hubert(source, int(card["layer"]), device)
+        if model.sha256 != card["encoder_sha256"]:
+            raise CheckpointError(
+                f"{folder}: its k-means was fitted on a HuBERT with SHA-256 {card['encoder_sha256'][:12]}…, but "
+                f"{source} has {model.sha256[:12]}…; put the right encoder's place into `encoder` of "
+                f"{folder}/tokenizer.json, or run `dcar fit-tokenizer` with this one"
+            )
+        tokenizer = cls(model, **tensors, name=card["name"], provenance=card.get("provenance"))
+        tokenizer.check_stored(folder, card)
+        return tokenizer

@@ -1,0 +1,243 @@
+"""k-means speech tokenizers: codes of an encoder's states, whatever the encoder."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from dcar.errors import CheckpointError, ConfigError
+from dcar.tokens.base import ENCODER_SAMPLE_RATE
+
+logger = logging.getLogger(__name__)
+
+
+class KMeansTokenizer:
+    """k-means codes of an encoder's standardised states.
+
+    code = argmin_v || (state - mean) / scale - centroid_v ||², first index on ties; with a projection, the standardised
+    state times it takes the state's place (`discriminant.py`). Subclasses name the encoder: its `kind`, `rate_hz`,
+    `encoder_sha256`, `encoder_identity` (everything about it that decides the codes) and `states`.
+    """
+
+    kind: str
+    rate_hz: float
+    encoder_sha256: str
+
+    def __init__(
+        self,
+        centroids: np.ndarray,
+        mean: np.ndarray,
+        scale: np.ndarray,
+        *,
+        state_size: int,
+        name: str,
+        provenance: dict[str, Any] | None = None,
+        projection: np.ndarray | None = None,
+    ) -> None:
+        """`mean`, `scale` [D] of the encoder states, D = `state_size`; `centroids` [V, D] in the standardised space, or
+        [V, P] behind a `projection` [D, P]."""
+        self.projection = None if projection is None else np.ascontiguousarray(projection, dtype=np.float32)
+        if self.projection is not None and (len(self.projection) != state_size or self.projection.ndim != 2):
+            raise CheckpointError(f"tokenizer projection has shape {self.projection.shape}, expected [{state_size}, …]")
+        width = state_size if self.projection is None else self.projection.shape[1]
+        self.centroids = np.ascontiguousarray(centroids, dtype=np.float32)
+        self.mean = np.ascontiguousarray(mean, dtype=np.float32)
+        self.scale = np.ascontiguousarray(scale, dtype=np.float32)
+        if self.centroids.ndim != 2 or self.centroids.shape[1] != width:
+            raise CheckpointError(
+                f"tokenizer centroids have shape {self.centroids.shape}, but the states of this {self.kind} encoder "
+                f"have {width} dimensions; use the encoder that they were fitted on, or run `dcar fit-tokenizer`"
+            )
+        if self.mean.shape != (state_size,) or self.scale.shape != (state_size,):
+            raise CheckpointError(f"tokenizer mean and scale have shapes {self.mean.shape}, {self.scale.shape}")
+        if not all(np.isfinite(array).all() for array in self.tensors.values()) or not (self.scale > 0).all():
+            raise CheckpointError("tokenizer centroids, mean or scale hold NaN, infinite or non-positive values")
+        self.name = name
+        self.vocab_size = int(self.centroids.shape[0])
+        self.provenance = dict(provenance or {})
+        self._half_norms = 0.5 * (self.centroids.astype(np.float64) ** 2).sum(1)
+
+    @property
+    def encoder_identity(self) -> str:
+        """What the checksum says about the encoder."""
+        return self.encoder_sha256
+
+    def states(self, wave: np.ndarray, sample_rate: int) -> np.ndarray:
+        """Encoder states [T, D] float32 of one waveform, T = ceil(seconds · rate_hz)."""
+        raise NotImplementedError
+
+    def card(self) -> dict[str, Any]:
+        """What tokenizer.json says besides sizes and checksums."""
+        raise NotImplementedError
+
+    @property
+    def tensors(self) -> dict[str, np.ndarray]:
+        """What is fitted, in the order of the checksum."""
+        fitted = {"mean": self.mean, "scale": self.scale, "centroids": self.centroids}
+        return fitted if self.projection is None else {**fitted, "projection": self.projection}
+
+    @property
+    def checksum(self) -> str:
+        """SHA-256 over everything that decides the codes: encoder, mean, scale, centroids, projection if any."""
+        digest = hashlib.sha256(self.encoder_identity.encode())
+        for array in self.tensors.values():
+            digest.update(array.astype("<f4").tobytes())
+        return digest.hexdigest()
+
+    def projected(self, projection: np.ndarray, centroids: np.ndarray) -> Self:
+        """This tokenizer with other codes: centroids [V, P] of standardised states times projection [D, P]."""
+        other = copy.copy(self)
+        KMeansTokenizer.__init__(
+            other,
+            centroids,
+            self.mean,
+            self.scale,
+            state_size=len(self.mean),
+            name=self.name,
+            provenance=self.provenance,
+            projection=projection,
+        )
+        return other
+
+    def encode(self, waves: list[np.ndarray], sample_rate: int) -> list[np.ndarray]:
+        """Codes [T] int64 of every waveform [samples] float32 mono; T = ceil(seconds · rate_hz).
+
+        A waveform's codes do not depend on the others. Raises AudioError (see the encoder).
+        """
+        return [self.quantize(self.states(wave, sample_rate)) for wave in waves]
+
+    def coordinates(self, states: np.ndarray) -> np.ndarray:
+        """States [T, D] in the space of the centroids [T, P]: standardised and, with a projection, projected."""
+        standardised = (states - self.mean) / self.scale
+        return standardised if self.projection is None else standardised @ self.projection
+
+    def quantize(self, states: np.ndarray) -> np.ndarray:
+        """Nearest centroid of every state: [T, D] → [T] int64."""
+        return self.nearest(self.coordinates(states))
+
+    def nearest(self, coordinates: np.ndarray) -> np.ndarray:
+        """Code of every place in the space of the centroids: [T, P] → [T] int64."""
+        # ||x - c||² = ||x||² - 2 (x·c - ||c||²/2); the first term does not depend on the code.
+        return np.argmax(coordinates @ self.centroids.T - self._half_norms, axis=1).astype(np.int64)
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write `tokenizer.safetensors` and `tokenizer.json` (rate, sizes, encoder digest, checksum).
+
+        Raises CheckpointError if they cannot be written.
+        """
+        folder = Path(folder)
+        card = {
+            "type": self.kind,
+            "name": self.name,
+            "vocab_size": self.vocab_size,
+            "rate_hz": self.rate_hz,
+            "sample_rate": ENCODER_SAMPLE_RATE,
+            "tokens_per_waveform": "ceil(seconds * rate_hz)",
+            **self.card(),
+            "encoder_sha256": self.encoder_sha256,
+            "checksum": self.checksum,
+            "provenance": self.provenance,
+        }
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            save_file(self.tensors, folder / "tokenizer.safetensors")
+            (folder / "tokenizer.json").write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"{folder}: the tokenizer cannot be written ({error}); free some space") from error
+
+    def check_stored(self, folder: Path, card: dict[str, Any]) -> None:
+        """CheckpointError if this tokenizer, loaded from `folder`, is not the one that was saved there."""
+        if self.checksum != card["checksum"]:
+            raise CheckpointError(
+                f"{folder}: the centroids do not match the checksum in tokenizer.json; restore the folder"
+            )
+
+
+def read_kmeans(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """tokenizer.json, and centroids, mean, scale and perhaps projection by name, of a saved k-means tokenizer.
+
+    CheckpointError if it is incomplete.
+    """
+    try:
+        card = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+        tensors = load_file(folder / "tokenizer.safetensors")
+        for key in ("type", "name", "checksum", "encoder_sha256"):
+            card[key]
+        if not {"centroids", "mean", "scale"} <= tensors.keys() <= {"centroids", "mean", "scale", "projection"}:
+            raise ValueError(f"tensors {sorted(tensors)}")
+        return card, tensors
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise CheckpointError(
+            f"{folder}: not a complete speech tokenizer ({type(error).__name__}: {error}); "
+            "make one with `dcar fit-tokenizer` or give the folder that it wrote"
+        ) from error
+
+
+def collect_states(
+    waves: Iterable[tuple[np.ndarray, int]],
+    encoder: Callable[[np.ndarray, int], np.ndarray],
+    state_size: int,
+    rate_hz: float,
+    max_frames: int,
+    sample_hours: float | None,
+    seed: int,
+) -> np.ndarray:
+    """At most `max_frames` encoder states [N, D] of a stream of (waveform, sample rate in Hz).
+
+    Without `sample_hours` the first `max_frames` states. With it the stream is read for that many hours, and of every
+    waveform the same share of its states is kept, drawn by `seed`: many voices and little memory (the states of the
+    papers' 73 hours of HuBERT-Large would take 54 GB).
+    """
+    draw = np.random.default_rng([seed, 1])
+    share = 1.0 if sample_hours is None else min(1.0, max_frames / (sample_hours * 3600 * rate_hz))
+    collected: list[np.ndarray] = []
+    frames, seconds = 0, 0.0
+    for wave, sample_rate in waves:
+        states = encoder(wave, sample_rate)
+        if share < 1:
+            states = states[draw.random(len(states)) < share]
+        collected.append(states)
+        frames, seconds = frames + len(states), seconds + len(wave) / sample_rate
+        if frames >= max_frames or (sample_hours is not None and seconds >= sample_hours * 3600):
+            break
+    logger.info("tokenizer: %d encoder states of %.1f minutes", frames, seconds / 60)
+    return np.concatenate(collected)[:max_frames] if collected else np.zeros((0, state_size), np.float32)
+
+
+def fit_centroids(
+    states: np.ndarray, vocab_size: int, seed: int, standardize: bool, passes: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Seeded mini-batch k-means over encoder states [N, D] → centroids [V, D], mean [D], scale [D].
+
+    A few dimensions of the states are ten times larger than the rest; without standardisation they alone decide.
+    """
+    from sklearn.cluster import MiniBatchKMeans
+
+    if len(states) < 4 * vocab_size:
+        raise ConfigError(
+            f"fit-tokenizer: {len(states)} encoder states ({len(states) / 50:.0f} s at 50 Hz) are too few for "
+            f"{vocab_size} codes; give at least {4 * vocab_size // 50} s or fewer codes"
+        )
+    dimensions = states.shape[1]
+    mean = states.mean(0) if standardize else np.zeros(dimensions, np.float32)
+    scale = states.std(0) + 1e-6 if standardize else np.ones(dimensions, np.float32)
+    kmeans = MiniBatchKMeans(
+        n_clusters=vocab_size,
+        batch_size=max(4096, 4 * vocab_size),
+        max_iter=passes,
+        max_no_improvement=None,
+        init_size=min(len(states), max(20 * vocab_size, 4096)),
+        n_init=1,
+        random_state=seed,
+    )
+    kmeans.fit(((states - mean) / scale).astype(np.float32))
+    return kmeans.cluster_centers_.astype(np.float32), mean.astype(np.float32), scale.astype(np.float32)

@@ -1,0 +1,1 @@
+"""Stage one: CAR, FAR and draft models."""

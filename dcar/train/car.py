@@ -1,0 +1,410 @@
+"""Stage one: train a CAR decoder with K heads (or FAR, with one) on a prepared corpus.
+
+    accelerate launch -m dcar.train --config launch/recipes/car_starter.yaml out_dir=runs/car
+    dcar train --config launch/recipes/car_starter.yaml max_steps=2000
+
+    accelerate launch -m dcar.train backbone.path=runs/cosyvoice2 backbone.train=lora data=… out_dir=runs/car_lora
+
+The last line trains heads on a pretrained language model (dcar/backbones) with LoRA, frozen, or jointly.
+
+Paper: §3.1, eq. 1, App. C.1. Departures: see dcar/model/car.py (positions); the starter recipes use AdamW with a cosine
+schedule, which learns faster than ScaledAdam with Eden in the few minutes of a quickstart.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import math
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
+from transformers.integrations.deepspeed import unset_hf_deepspeed_config
+
+from dcar.config import load_config, save_config
+from dcar.errors import CheckpointError, ConfigError, DataError
+from dcar.model.backbones.decoder import TEXT_TOKENIZER_FOLDER, BackboneConfig, BackboneDecoder, cast_backbone
+from dcar.model.backbones.lora import MODES, LoraSettings, add_lora, merge, save_adapter, set_trainable
+from dcar.model.car import CARConfig, CARDecoder, CAROutput
+from dcar.model.cards import decoder_card
+from dcar.model.load import load_decoder_config
+from dcar.prepare.prepared import load_prepared, prepared_info, tokenizer_identity
+from dcar.tokens.codebook import codebook_of
+from dcar.tracking import provenance, write_json
+from dcar.train.batches import BucketBatchSampler, EpochLoader, SpeechDataset, collate
+from dcar.train.callbacks import JsonlLog, TensorBoardLog, latest_checkpoint
+from dcar.train.optim import ScaledAdam, cosine, eden
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class BackboneTraining:
+    """Heads on a pretrained language model instead of a decoder from scratch."""
+
+    path: str = ""  # directory written by `dcar convert-backbone`; empty = the decoder that `model` describes
+    train: str = "lora"  # lora (adapters and heads), heads (the model stays as it is), joint
+    lora: LoraSettings = field(default_factory=LoraSettings)
+    dtype: str = "float32"  # storage of a model that is not trained itself: float32 or bfloat16
+
+    def __post_init__(self):
+        if self.train not in MODES or self.dtype not in ("float32", "bfloat16"):
+            raise ConfigError(f"backbone.train is one of {', '.join(MODES)}, backbone.dtype float32 or bfloat16")
+        if self.dtype == "bfloat16" and self.train == "joint":
+            raise ConfigError("backbone.dtype=bfloat16 would lose small updates of trained weights: keep float32 and "
+                              "set bf16=true, which computes in bfloat16")
+
+
+@dataclass
+class TrainConfig:
+    """Settings of stage one."""
+
+    data: str = "runs/prepared"  # folder written by `dcar prepare`
+    out_dir: str = "runs/car"
+    model: CARConfig = field(default_factory=CARConfig)  # vocabulary sizes are taken from the data
+    prompt_tokens: int = 50  # speaker prompt in training (bos layout only): one second at 50 Hz
+    batch_size: int = 16  # utterances per process
+    gradient_accumulation: int = 1
+    max_steps: int = 1000
+    optimizer: str = "adamw"  # adamw (with cosine) or scaled_adam (with Eden, the paper's)
+    learning_rate: float = 1e-3  # the paper's is 0.01 for scaled_adam
+    weight_decay: float = 0.01
+    warmup_steps: int = 100
+    max_grad_norm: float = 1.0  # adamw only; ScaledAdam clips by itself
+    head_weight_decay: float = 1.0  # lambda of eq. 1: head k counts lambda^(k-1); 1 = uniform, the paper's choice
+    loss_reduction: str = "per_head_mean"  # or token_sum
+    eos_tail: str = "fill"  # or ignore
+    head_positions: float = 1.0  # share of positions that the additional heads are trained on; less is faster
+    input_corruption: float = 0.0  # share of input speech tokens replaced at random while training
+    bf16: bool = False
+    gradient_checkpointing: bool = False  # recompute activations: less memory, about a third more time
+    seed: int = 0
+    eval_steps: int = 250
+    save_steps: int = 250
+    log_steps: int = 25
+    workers: int = 0
+    tensorboard: bool = False  # also write out_dir/tensorboard
+    resume: bool = True  # go on from the last checkpoint in out_dir, bit for bit
+    init_from: str = ""  # start from the weights of this decoder instead of from scratch
+    codebook_init: bool = False  # from scratch: speech embeddings start from the tokenizer's k-means centroids
+    backbone: BackboneTraining = field(default_factory=BackboneTraining)
+
+    def __post_init__(self):
+        if self.optimizer not in ("adamw", "scaled_adam"):
+            raise ConfigError(f"optimizer must be adamw or scaled_adam, not '{self.optimizer}'")
+        if self.loss_reduction not in ("per_head_mean", "token_sum") or self.eos_tail not in ("fill", "ignore"):
+            raise ConfigError("loss_reduction is per_head_mean or token_sum, eos_tail is fill or ignore")
+        if not 0 < self.head_weight_decay <= 1 or not 0 <= self.input_corruption < 1:
+            raise ConfigError("head_weight_decay must be in (0, 1], input_corruption in [0, 1)")
+        if self.codebook_init and (self.init_from or self.backbone.path):
+            raise ConfigError("codebook_init is a start from scratch; init_from and backbone.path name other weights")
+
+    @property
+    def head_weights(self) -> list[float]:
+        return [self.head_weight_decay**k for k in range(self.model.num_prediction_heads)]
+
+
+class CARTrainer(Trainer):
+    """transformers.Trainer with length-bucketed batches, the paper's optimiser, and a loss and accuracy per head."""
+
+    model: CARDecoder
+    train_dataset: SpeechDataset
+    eval_dataset: SpeechDataset
+
+    def __init__(self, config: TrainConfig, model: CARDecoder, train: SpeechDataset, dev: SpeechDataset):
+        if config.optimizer == "scaled_adam" and is_sharded():
+            raise ConfigError("scaled_adam scales the steps of a tensor by its root mean square, and FSDP or DeepSpeed "
+                              "would show it pieces of tensors: set optimizer=adamw (learning_rate about 5e-4), or "
+                              "launch with launch/accelerate/multi_gpu.yaml")
+        self.config = config
+        arguments = TrainingArguments(
+            output_dir=config.out_dir, max_steps=config.max_steps, seed=config.seed, data_seed=config.seed,
+            per_device_train_batch_size=config.batch_size, gradient_accumulation_steps=config.gradient_accumulation,
+            max_grad_norm=0.0 if config.optimizer == "scaled_adam" else config.max_grad_norm, bf16=config.bf16,
+            logging_steps=config.log_steps, eval_strategy="steps", eval_steps=config.eval_steps,
+            save_steps=config.save_steps, save_total_limit=2, remove_unused_columns=False, label_names=[],
+            report_to=[], dataloader_num_workers=config.workers,
+            disable_tqdm=None, logging_nan_inf_filter=False,
+            # Accelerate shards on its default device only, which is the CPU where there is no other
+            use_cpu=not torch.cuda.is_available() and not is_sharded(),
+        )
+        callbacks: list[TrainerCallback] = [JsonlLog(Path(config.out_dir) / "log.jsonl")]
+        if config.tensorboard:
+            callbacks.append(TensorBoardLog(Path(config.out_dir) / "tensorboard"))
+        if config.gradient_checkpointing:
+            model.gradient_checkpointing_enable()
+        super().__init__(model, arguments, train_dataset=train, eval_dataset=dev, data_collator=collate,
+                         callbacks=callbacks)
+        alone = self.args.world_size < int(os.environ.get("WORLD_SIZE", 1))  # DeepSpeed that found no backend
+        if is_sharded() and (alone or not (self.is_fsdp_enabled or self.is_deepspeed_enabled)):
+            raise ConfigError(f"{'FSDP' if asked_for('FSDP') else 'DeepSpeed'} was asked for, but Accelerate does not "
+                              "shard on CPUs or in a single process and would train data-parallel without a word: "
+                              "launch several GPU processes without ACCELERATE_USE_CPU, or use "
+                              "launch/accelerate/multi_gpu.yaml (cpu2.yaml on CPUs)")
+
+    def get_train_dataloader(self) -> DataLoader:
+        return self._loader(self.train_dataset, shuffle=True)
+
+    def get_eval_dataloader(self, eval_dataset=None) -> DataLoader:
+        return self._loader(eval_dataset or self.eval_dataset, shuffle=False)
+
+    def _loader(self, dataset: SpeechDataset, shuffle: bool) -> EpochLoader:
+        sampler = BucketBatchSampler(dataset.lengths, self.config.batch_size, self.config.seed, shuffle,
+                                     self.args.process_index, self.args.world_size)
+        # its own generator: a loader that draws its seed from the global one breaks resuming bit for bit
+        return EpochLoader(dataset, batch_sampler=sampler, collate_fn=collate, num_workers=self.config.workers,
+                           generator=torch.Generator().manual_seed(self.config.seed))
+
+    def create_optimizer(self, model=None):
+        if self.optimizer is None:
+            parameters = [p for p in self.model.parameters() if p.requires_grad]
+            if self.config.optimizer == "scaled_adam":
+                self.optimizer = ScaledAdam(parameters, lr=self.config.learning_rate)
+            else:
+                matrices = [p for p in parameters if p.dim() > 1]
+                others = [p for p in parameters if p.dim() <= 1]
+                self.optimizer = torch.optim.AdamW(
+                    [{"params": matrices, "weight_decay": self.config.weight_decay},
+                     {"params": others, "weight_decay": 0.0}],
+                    lr=self.config.learning_rate, betas=(0.9, 0.98), fused=True,
+                )
+        return self.optimizer
+
+    def create_scheduler(self, num_training_steps: int, optimizer=None):
+        if self.lr_scheduler is None:
+            optimizer = optimizer or self.optimizer
+            if self.config.optimizer == "scaled_adam":
+                per_epoch = math.ceil(len(self.train_dataset) / (
+                    self.config.batch_size * self.config.gradient_accumulation * self.args.world_size))
+                self.lr_scheduler = eden(optimizer, per_epoch, warmup_batches=self.config.warmup_steps)
+            else:
+                self.lr_scheduler = cosine(optimizer, num_training_steps, self.config.warmup_steps)
+        return self.lr_scheduler
+
+    def compute_loss(self, model, inputs: dict[str, Tensor], return_outputs: bool = False, num_items_in_batch=None):
+        config = self.config
+        if config.input_corruption and model.training:
+            inputs = {**inputs, "speech_inputs": self._corrupt(inputs["speech_ids"])}
+        output: CAROutput = model(
+            **inputs, head_weights=config.head_weights, reduction=config.loss_reduction, eos_tail=config.eos_tail,
+            head_positions=config.head_positions if model.training else 1)
+        return (output.loss, output) if return_outputs else output.loss  # Trainer divides by accumulated batches
+
+    def _corrupt(self, speech_ids: Tensor) -> Tensor:
+        """Replace a share of the codes by random ones: the model learns to recover from its own errors. BOS stays."""
+        codes = self.config.model.speech_vocab_size  # of a backbone too: `run` writes its shape there
+        hit = (torch.rand(speech_ids.shape, device=speech_ids.device) < self.config.input_corruption)
+        hit &= speech_ids < codes
+        return torch.where(hit, torch.randint_like(speech_ids, codes), speech_ids)
+
+    @torch.no_grad()
+    def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix: str = "eval") -> dict[str, float]:
+        """Teacher-forced loss (nats) and accuracy of every head on the dev split, over all processes."""
+        self.model.eval()
+        sums = torch.zeros(3, self.config.model.num_prediction_heads, dtype=torch.float64, device=self.args.device)
+        with self.compute_loss_context_manager():
+            loader = self.get_eval_dataloader(eval_dataset)
+            sampler = cast(BucketBatchSampler, loader.batch_sampler)
+            for step, batch in enumerate(loader):
+                _, out = self.compute_loss(self.model, self._prepare_inputs(batch), return_outputs=True)
+                if not sampler.is_repeated(step):
+                    sums += torch.stack((out.head_losses * out.targets, out.head_accuracies * out.targets, out.targets))
+        sums = self.accelerator.reduce(sums, "sum")
+        loss, accuracy = (sums[0] / sums[2]).tolist(), (sums[1] / sums[2]).tolist()
+        metrics = {f"{metric_key_prefix}_loss": sum(loss)}
+        for k, (nats, share) in enumerate(zip(loss, accuracy, strict=True), start=1):
+            metrics[f"{metric_key_prefix}_head{k}_loss"] = nats
+            metrics[f"{metric_key_prefix}_head{k}_accuracy"] = share
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """A directory that CARDecoder.from_pretrained loads; every process calls it (FSDP gathers the weights)."""
+        super().save_model(output_dir, _internal_call)
+        if self.args.should_save:
+            path = Path(output_dir or self.config.out_dir)
+            self.accelerator.unwrap_model(self.model).save_config(path)
+            (path / "training_args.bin").unlink(missing_ok=True)  # a pickle; the settings are in config.yaml
+
+
+def asked_for(what: str) -> bool:
+    """Whether the launcher asked for FSDP or DEEPSPEED."""
+    return os.environ.get(f"ACCELERATE_USE_{what}", "false").lower() in ("true", "1")
+
+
+def is_sharded() -> bool:
+    """Whether the launcher asked for either."""
+    return asked_for("FSDP") or asked_for("DEEPSPEED")
+
+
+def run(config: TrainConfig) -> CARDecoder:
+    """Train (or go on training) and save the decoder, its config, card, log and provenance into `config.out_dir`.
+
+    Raises DataError for data that is missing, broken, or of another phoneme inventory than this program's,
+    CheckpointError for an out_dir that holds another model's run, ConfigError where `init_from` is another model.
+    """
+    out = Path(config.out_dir)
+    prepared = prepared_info(config.data)
+    train, dev = load_prepared(config.data, "train"), load_prepared(config.data, "dev")
+    config, wanted, make = plan(config, data_identity(prepared))
+    last = latest_checkpoint(out) if config.resume else None
+    if last and (differences := differing(load_decoder_config(last), wanted)):
+        raise CheckpointError(f"{last}: a checkpoint of another model: {differences}; choose another out_dir, or "
+                              "resume=false to start again")
+    torch.manual_seed(config.seed)
+    return fit(config, make(), train, dev, prepared, config)
+
+
+def fit(config: TrainConfig, model: CARDecoder, train, dev, prepared: dict[str, Any], saved: Any) -> CARDecoder:
+    """Train the parameters of `model` that require a gradient on prepared splits; save weights, log, card,
+    provenance and `saved` (the configuration that the user gave) into `config.out_dir`.
+
+    With `config.resume` it goes on from the last checkpoint there; the caller has seen that it is of this model.
+    """
+    out = Path(config.out_dir)
+    last = latest_checkpoint(out) if config.resume else None
+    trainer = CARTrainer(config, model, SpeechDataset(train, config.model, config.prompt_tokens, config.seed),
+                         SpeechDataset(dev, config.model, config.prompt_tokens, config.seed))
+    if trainer.is_world_process_zero():
+        save_config(saved, out / "config.yaml")
+        trained = [p.numel() for p in model.parameters() if p.requires_grad]
+        logger.info("%.2f M parameters, %.2f M of them trained, %d training utterances, %d processes",
+                    sum(p.numel() for p in model.parameters()) / 1e6, sum(trained) / 1e6, len(train),
+                    trainer.args.world_size)
+    if last and int(last.name.split("-")[1]) >= config.max_steps:  # finished before; Trainer would add a step
+        logger.info("%s has all %d steps", last, config.max_steps)
+        trainer.state = TrainerState.load_from_json(str(last / "trainer_state.json"))
+        model.load_state_dict(type(model).from_pretrained(last).state_dict())
+        model.to(trainer.args.device)
+    else:
+        trainer.train(resume_from_checkpoint=str(last) if last else None)
+    metrics = trainer.evaluate()
+    trainer.save_model(str(out))
+    trainer.accelerator.wait_for_everyone()
+    unset_hf_deepspeed_config()  # ZeRO-3 would shard the next language model too, which one process alone loads here
+    if trainer.is_world_process_zero():
+        decoder = type(model).from_pretrained(out)
+        if isinstance(decoder, BackboneDecoder):
+            finish_backbone(decoder, Path(config.backbone.path), out)
+            decoder = type(model).from_pretrained(out)
+        source = provenance(
+            data=prepared, metrics=metrics, steps=trainer.state.global_step, processes=trainer.args.world_size,
+            checksum=decoder.checksum(), config=dataclasses.asdict(config), backbone=config.backbone.path)
+        write_json(out / "provenance.json", source)
+        (out / "README.md").write_text(decoder_card(decoder, source))
+    trainer.accelerator.wait_for_everyone()
+    return type(model).from_pretrained(out)
+
+
+def plan(config: TrainConfig, identity: dict[str, Any]) -> tuple[TrainConfig, CARConfig | BackboneConfig,
+                                                                 Callable[[], CARDecoder]]:
+    """The resolved settings, the configuration that a checkpoint of this run has, and what makes the model."""
+    if config.backbone.path:
+        return plan_backbone(config, identity)
+    wanted = dataclasses.replace(config.model, **identity)
+
+    def make() -> CARDecoder:
+        if not config.init_from:
+            model = CARDecoder(wanted)
+            if config.codebook_init:
+                model.start_from_codebook(require_codebook(config.data))
+            return model
+        model = CARDecoder.from_pretrained(config.init_from)
+        if differences := differing(model.config, wanted):
+            raise ConfigError(f"init_from {config.init_from} does not fit the configured model and data: {differences}")
+        return model
+
+    return dataclasses.replace(config, model=wanted), wanted, make
+
+
+def require_codebook(data: str) -> np.ndarray:
+    """The codebook of the tokenizer of prepared `data`; ConfigError if it is of a kind that has none."""
+    codebook = codebook_of(prepared_info(data)["tokenizer"], data)
+    if codebook is None:
+        raise ConfigError(f"{data}: its tokenizer has no k-means codebook to start from; set codebook_init=false")
+    return codebook
+
+
+def plan_backbone(config: TrainConfig, identity: dict[str, Any]) -> tuple[TrainConfig, BackboneConfig,
+                                                                          Callable[[], CARDecoder]]:
+    """`plan` for a pretrained language model; ConfigError or DataError where settings or data are not its own."""
+    settings = config.backbone
+    found = BackboneDecoder.load_config(settings.path)
+    for name, what in (("speech_vocab_size", "the number of speech codes"), ("tokenizer", "the speech tokenizer"),
+                       ("phonemes", "the text tokens")):
+        ours = getattr(found, name)
+        if ours and ours != identity[name]:
+            raise DataError(f"{config.data}: {what} is {identity[name]}, but {settings.path} has {ours}; " + (
+                f"run dcar retokenize data={config.data} decoder={settings.path} out=…" if name == "phonemes"
+                else "prepare the corpus with the model's own speech tokenizer"))
+    wanted = dataclasses.replace(found, tokenizer=identity["tokenizer"], phonemes=identity["phonemes"],
+                                 lora=dataclasses.asdict(settings.lora) if settings.train == "lora" else None)
+    shape = decoder_shape(wanted)
+    if config.model not in (CARConfig(), shape):
+        raise ConfigError("`model` describes a decoder from scratch, and backbone.path names one that has its shape "
+                          "already: remove the settings of `model`")
+    if config.init_from:
+        raise ConfigError("init_from and backbone.path both name weights to start from: give one")
+
+    def make() -> CARDecoder:
+        model = BackboneDecoder.from_pretrained(settings.path)
+        model.config.tokenizer, model.config.phonemes = wanted.tokenizer, wanted.phonemes
+        if settings.train == "lora":
+            add_lora(model, settings.lora)
+        set_trainable(model, settings.train)
+        return cast(CARDecoder, cast_backbone(model, getattr(torch, settings.dtype)))
+
+    return dataclasses.replace(config, model=shape), wanted, make
+
+
+def decoder_shape(config: CARConfig | BackboneConfig) -> CARConfig:
+    """What the trainer reads of a model: a CARConfig as it is; of a language model what the two have in common."""
+    if isinstance(config, CARConfig):
+        return config
+    return CARConfig(**{f.name: getattr(config, f.name) for f in dataclasses.fields(CARConfig)
+                        if hasattr(config, f.name)}, dropout=0.0)
+
+
+def finish_backbone(decoder: BackboneDecoder, origin: Path, out: Path) -> None:
+    """Merge the adapters into the decoder of `out`, keep them beside it, and bring the text tokenizer along."""
+    if decoder.config.lora:
+        save_adapter(decoder, out / "adapter")
+        merge(decoder).save_pretrained(out)
+    if (tokenizer := origin / TEXT_TOKENIZER_FOLDER).is_dir():
+        shutil.copytree(tokenizer, out / TEXT_TOKENIZER_FOLDER, dirs_exist_ok=True)
+
+
+def data_identity(prepared: dict) -> dict[str, Any]:
+    """Vocabulary and names that tie a decoder to its tokenizer and phoneme inventory."""
+    return {
+        "speech_vocab_size": prepared["tokenizer"]["vocab_size"], "tokenizer": tokenizer_identity(prepared),
+        "phonemes": prepared["phonemes"]["version"],
+    }
+
+
+def differing(found: CARConfig | BackboneConfig, wanted: CARConfig | BackboneConfig) -> str:
+    """The fields in which two decoders differ, for a message; empty if there are none."""
+    if type(found) is not type(wanted):
+        return "one is on a pretrained language model, the other is not"
+    ours, theirs = (json.loads(json.dumps(dataclasses.asdict(c))) for c in (wanted, found))
+    return ", ".join(f"{k} is {theirs[k]!r}, here {ours[k]!r}" for k in ours if ours[k] != theirs[k])
+
+
+def main(arguments: list[str] | None = None) -> None:
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    run(load_config(TrainConfig, arguments))
+
+
+if __name__ == "__main__":
+    main()

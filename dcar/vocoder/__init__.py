@@ -1,0 +1,1 @@
+"""Vocoders: speech tokens and a voice → waveform; `load` knows them all."""

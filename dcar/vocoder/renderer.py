@@ -1,0 +1,132 @@
+"""The renderer of the vocoder: log-mel + pitch -> waveform.
+
+It draws no spectra from nothing. Two signals are there already, a band-limited pulse train at F0 and white noise
+(NSF, Wang et al. 2019), and the mel spectrum already says how loud each band is. What is left for the network, for
+every bin of every frame, is how much of the band is pulse and how much is noise, the fine shape, and the phase of the
+pulses. So it works from the first step, and learns little that depends on a voice.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dcar.vocoder.acoustic import MEL_MEAN, MEL_SPREAD
+from dcar.vocoder.blocks import VocoderConfig, blocks
+from dcar.voices.features import LogMel, mel_filterbank, same_istft, same_stft
+
+PITCH_OCTAVES = 6
+
+
+class Pitch(NamedTuple):
+    """Pitch at frame rate."""
+
+    log_f0: Tensor  # [B, F] natural log of Hz, defined everywhere
+    voiced: Tensor  # [B, F] 0 or 1 (float)
+
+
+class Renderer(nn.Module):
+    """Log-mel frames and pitch to waveform; see the module docstring."""
+
+    window: Tensor
+    noise: Tensor
+    interpolation: Tensor
+
+    def __init__(self, config: VocoderConfig):
+        super().__init__()
+        self.config = config
+        size, bins = config.renderer_size, config.n_fft // 2 + 1
+        self.input = nn.Linear(config.mel_bands + 2 + 2 * PITCH_OCTAVES, size)
+        self.blocks = blocks(size, config.renderer_ffn_size, 0, config.kernel_size, config.renderer_dilations)
+        self.norm = nn.LayerNorm(size)
+        self.head = nn.Linear(size, 3 * bins)
+        pad = (config.n_fft - config.window) // 2
+        window = F.pad(torch.hann_window(config.window), (pad, config.n_fft - config.window - pad))
+        self.register_buffer("window", window, persistent=False)
+        # Synthesis repeats: sample n of every utterance meets the same noise, whatever the batch.
+        noise = torch.randn(1 << 17, generator=torch.Generator().manual_seed(24_000))
+        self.register_buffer("noise", noise, persistent=False)
+        self.register_buffer("interpolation", band_interpolation(config), persistent=False)
+        nn.init.normal_(self.head.weight, std=0.02)
+        # A signal of unit power has this log-mel; the excitations have unit power.
+        unit = math.log(math.sqrt(torch.hann_window(config.n_fft).square().sum()) * math.sqrt(math.pi) / 2)
+        with torch.no_grad():  # start with most of the power in the pulses
+            pulse, phase, hiss = self.head.bias.chunk(3)
+            pulse.fill_(-unit), phase.zero_(), hiss.fill_(-unit - 1.5)
+
+    def forward(
+        self, log_mel: Tensor, pitch: Pitch, mask: Tensor, noise: Tensor | None = None, phase: Tensor | None = None
+    ) -> Tensor:
+        """Waveform [B, F * hop] from log_mel [B, F, bands] and pitch [B, F].
+
+        mask [B, F] float, 1 where a frame is real (zeros may stand on both sides); noise [B, F * hop] and phase [B, 1]
+        default to fixed ones, training passes random ones.
+        """
+        config, keep = self.config, mask[..., None]
+        level = (log_mel - MEL_MEAN) / MEL_SPREAD
+        x = self.input(torch.cat([level, pitch_features(pitch)], dim=-1))
+        for block in self.blocks:
+            x = block(x, keep)
+        out = self.head(self.norm(x))
+        with torch.autocast(out.device.type, enabled=False):  # phases and spectra need fp32
+            pulse_gain, phase_shift, noise_gain = (out.float() * keep).transpose(1, 2).chunk(3, dim=1)  # [B, bins, F]
+            envelope = (log_mel.float() @ self.interpolation).transpose(1, 2)
+            samples = mask.repeat_interleave(config.hop, dim=1).float()
+            if noise is None:
+                repeats = -(-samples.shape[1] // len(self.noise))
+                noise = self.noise.repeat(repeats)[: samples.shape[1]].expand_as(samples)
+            pulse_spectra = same_stft(self.pulses(pitch.log_f0, phase) * samples, self.window, config.hop)
+            noise_spectra = same_stft(noise * samples, self.window, config.hop)
+            gain = torch.polar((envelope + pulse_gain).clamp(-20.0, 3.0).exp(), phase_shift)
+            spectra = pulse_spectra * gain + noise_spectra * (envelope + noise_gain).clamp(-20.0, 3.0).exp()
+            return same_istft(spectra * keep.transpose(1, 2), self.window, config.hop)
+
+    def pulses(self, log_f0: Tensor, phase: Tensor | None = None) -> Tensor:
+        """Band-limited pulse train of unit power [B, F * hop] at F0 [B, F]; phase: first phase in cycles [B, 1]."""
+        rate, hop, length = self.config.sample_rate, self.config.hop, log_f0.shape[1] * self.config.hop
+        cycles = self.cycles(log_f0)
+        if phase is not None:
+            cycles = cycles + phase
+        angle = (2 * math.pi * (cycles - cycles.floor())).float()
+        harmonics = (0.46 * rate / log_f0.float().exp()).floor().repeat_interleave(hop, dim=1)[:, :length]
+        # Σ_{k=1..K} cos kθ = sin((K + ½)θ) / (2 sin ½θ) − ½, with its limit K near θ = 0
+        half = torch.sin(angle / 2)
+        near = half.abs() < 1e-4
+        total = torch.sin((harmonics + 0.5) * angle) / (2 * torch.where(near, torch.ones_like(half), half)) - 0.5
+        return torch.where(near, harmonics, total) * (2 / harmonics).sqrt()
+
+    def cycles(self, log_f0: Tensor) -> Tensor:
+        """Phase of the pulses in cycles at every sample, float64 [B, F * hop], at F0 [B, F] read as lines between the
+        frames' centres. The phase before the first sample is 0."""
+        hop = float(self.config.hop)
+        line = F.interpolate(log_f0.float().exp()[:, None], scale_factor=hop, mode="linear", align_corners=False)[:, 0]
+        return (line.double() / self.config.sample_rate).cumsum(1)
+
+
+def mel_transform(config: VocoderConfig) -> LogMel:
+    """The log-mel transform between acoustic model and renderer."""
+    return LogMel(config.sample_rate, config.n_fft, config.hop, config.mel_bands)
+
+
+def band_interpolation(config: VocoderConfig) -> Tensor:
+    """Weights [bands, bins] that read a log-mel spectrum at every bin: linear between the bands' centres."""
+    filters = mel_filterbank(config.sample_rate, config.n_fft, config.mel_bands)
+    bins = torch.arange(filters.shape[1], dtype=torch.float32)
+    centres = filters @ bins  # mean frequency of each filter, in bins
+    right = torch.searchsorted(centres, bins).clamp(1, len(centres) - 1)
+    share = ((bins - centres[right - 1]) / (centres[right] - centres[right - 1]).clamp_min(1e-6)).clamp(0, 1)
+    weights = torch.zeros_like(filters)
+    weights[right - 1, bins.long()] = 1 - share
+    weights[right, bins.long()] += share
+    return weights
+
+
+def pitch_features(pitch: Pitch) -> Tensor:
+    """[B, F, 14]: level of log F0, voicing, and six octave-spaced sinusoids of log F0."""
+    level = (pitch.log_f0.float()[..., None] - 5.1) / 0.4
+    turns = level * (math.pi / 4 * 2.0 ** torch.arange(PITCH_OCTAVES, device=level.device))
+    return torch.cat([level, pitch.voiced.float()[..., None], turns.sin(), turns.cos()], dim=-1)

@@ -1,0 +1,106 @@
+"""`dcar resynthesize`: speak a prepared split from its own tokens through the vocoder, as training speech for the
+reward recogniser (which must know the sound of the vocoder) and for measuring what tokens and vocoder lose.
+
+    dcar resynthesize data=runs/prepared split=train vocoder=runs/vocoder/export out=runs/resynthesis
+
+With `recordings=true` it writes the recordings themselves in the same form: speech to begin a recogniser on before
+there is a vocoder, and the upper bound of what it can hear.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from dcar.audio import resample
+from dcar.config import load_config
+from dcar.errors import ConfigError
+from dcar.prepare.prepared import load_prepared, prepared_info, recording_of, source_utterances
+from dcar.vocoder.base import check_speaks
+from dcar.vocoder.load import load_vocoder
+
+RECORDING_RATE = 24_000
+"""Recordings of all rates are written at this one, in Hz."""
+
+
+@dataclass
+class ResynthesizeConfig:
+    """Settings of `dcar resynthesize`."""
+
+    data: str = "runs/prepared"
+    split: str = "train"
+    vocoder: str = "starter"
+    out: str = "runs/resynthesis"
+    batch_size: int = 8
+    limit: int = 0  # utterances at most; 0 = all
+    other_voices: bool = False  # speak every utterance in the voice of another one, drawn at random (seeded)
+    recordings: bool = False  # the recordings themselves instead of what the vocoder makes of their tokens
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.recordings and self.other_voices:
+            raise ConfigError("a recording has one voice: set recordings or other_voices, not both")
+
+
+def run(config: ResynthesizeConfig) -> Path:
+    """Write `<out>/<split>.npz` (int16 waves by id) and `<out>/<split>.jsonl` (audio, key, text, tokens)."""
+    dataset = load_prepared(config.data, config.split)
+    if config.limit:
+        dataset = dataset.select(range(min(config.limit, len(dataset))))
+    out = Path(config.out)
+    out.mkdir(parents=True, exist_ok=True)
+    voices = np.asarray(dataset["voice"], np.float32)
+    speak, rate = _recordings(config) if config.recordings else _vocoder(config, voices)
+    order = np.argsort([len(tokens) for tokens in dataset["speech"]])
+    waves: dict[str, Any] = {}
+    rows = []
+    for start in tqdm(range(0, len(order), config.batch_size), desc=f"resynthesize {config.split}", unit="batch"):
+        chosen = order[start : start + config.batch_size].tolist()
+        batch = [dataset[i] for i in chosen]
+        for row, wave in zip(batch, speak(batch, chosen), strict=True):
+            waves[row["id"]] = (np.clip(wave, -1, 1) * 32767).astype(np.int16)
+            rows.append({"audio": f"{config.split}.npz", "key": row["id"], "text": row["text"],
+                         "speaker": row["speaker"], "tokens": list(row["speech"])})
+    np.savez(out / f"{config.split}.npz", sample_rate=rate, **waves)
+    manifest = out / f"{config.split}.jsonl"
+    manifest.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return manifest
+
+
+Speak = Callable[[list[dict[str, Any]], list[int]], list[np.ndarray]]
+"""Rows of the dataset and their indices -> their waves."""
+
+
+def _vocoder(config: ResynthesizeConfig, voices: np.ndarray) -> tuple[Speak, int]:
+    vocoder = load_vocoder(config.vocoder)
+    check_speaks(vocoder, prepared_info(config.data))
+    if config.other_voices:
+        voices = voices[np.random.default_rng(config.seed).permutation(len(voices))]
+    return lambda rows, indices: vocoder.synthesize([row["speech"] for row in rows], voices[indices]), int(
+        vocoder.sample_rate
+    )
+
+
+def _recordings(config: ResynthesizeConfig) -> tuple[Speak, int]:
+    sources = source_utterances(config.data)
+
+    def recording(row: dict[str, Any]) -> np.ndarray:
+        utterance_id, speed = recording_of(row)
+        wave, rate = sources[utterance_id].load()
+        return resample(wave, rate * speed, RECORDING_RATE)
+
+    return lambda rows, _: [recording(row) for row in rows], RECORDING_RATE
+
+
+def main(arguments: list[str] | None = None) -> None:
+    print(run(load_config(ResynthesizeConfig, arguments)))
+
+
+if __name__ == "__main__":
+    main()

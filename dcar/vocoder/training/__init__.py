@@ -1,0 +1,1 @@
+"""How our own vocoder is trained."""

@@ -1,0 +1,385 @@
+"""Training data of the vocoder: one portable file (the pack), and the same data unpacked onto one device.
+
+A pack holds each recording once and lists *rows*: a recording played at some speed, with the tokens and the
+speaker features of exactly that signal. Playing at another speed moves pitch and formants, so a corpus with
+few speakers gains more. Waves are resampled when the pack is unpacked. Tokens have the rate of the corpus' tokenizer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import itertools
+import json
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from tqdm import tqdm
+
+from dcar.audio import resample
+from dcar.errors import ConfigError, DataError
+from dcar.tokens.base import ENCODER_SAMPLE_RATE
+from dcar.tokens.codebook import codebook_of
+from dcar.tokens.kmeans import KMeansTokenizer
+from dcar.tokens.load import load_tokenizer
+from dcar.voices.features import FRAME_HOP, MIN_VOICED_FRAMES, SAMPLE_RATE, track_f0, voice_statistics
+
+if TYPE_CHECKING:
+    from dcar.corpus.read import Utterance
+
+logger = logging.getLogger(__name__)
+
+FORMAT = "dcar-vocoder-pack-1"
+FRAME_RATE = SAMPLE_RATE // FRAME_HOP
+
+
+@dataclass(frozen=True)
+class PackRow:
+    """One signal to train on: a recording at a speed."""
+
+    recording: int  # index into the recordings
+    speed: float
+    tokens: np.ndarray  # int64 [T]; token k covers samples [n k, n (k + 1)) of the signal, n = 24000 / token rate
+    embedding: np.ndarray  # float32 [256], speaker embedding of the signal at this speed
+    voice: str  # rows of one voice share speaker features at random during training
+    validation: bool
+    states: np.ndarray | None = None  # float16 [T, P], what was quantised to the tokens: the encoder's states
+
+
+def write_pack(
+    out: str | Path,
+    recordings: Iterable[np.ndarray | bytes],
+    rows: Sequence[PackRow],
+    tokenizer_checksum: str,
+    token_rate: float = 50,
+    codebook: np.ndarray | None = None,
+) -> None:
+    """Write a pack (safetensors). recordings: float32 waves at 24 kHz, or encoded files that soundfile can read.
+
+    token_rate: tokens a second. codebook: the tokenizer's centroids [V, P], which the embedding of tokens starts from.
+    DataError where a token would not be a whole number of frames, or nothing is packed.
+    """
+    recordings, token_rate = list(recordings), whole_rate(token_rate, out)
+    if not rows or not recordings:
+        raise DataError(f"{out}: nothing to pack; the prepared dataset has no rows")
+    encoded = isinstance(recordings[0], bytes)
+    if encoded:
+        parts = [torch.frombuffer(bytearray(r), dtype=torch.uint8) for r in recordings]
+    else:
+        parts = [torch.from_numpy((np.clip(r, -1, 1) * 32767).round().astype(np.int16)) for r in recordings]
+    wide = max(int(np.max(r.tokens, initial=0)) for r in rows) > np.iinfo(np.int16).max
+    voices = sorted({(r.voice, r.speed) for r in rows})
+    number = {key: i for i, key in enumerate(voices)}
+    tensors = {
+        "audio": torch.cat(parts),
+        "audio_offsets": _offsets([len(p) for p in parts]),
+        "tokens": torch.cat(
+            [torch.from_numpy(np.asarray(r.tokens, dtype=np.int32 if wide else np.int16)) for r in rows]
+        ),
+        "token_offsets": _offsets([len(r.tokens) for r in rows]),
+        "recording": torch.tensor([r.recording for r in rows]),
+        "speed": torch.tensor([r.speed for r in rows], dtype=torch.float64),
+        "embedding": torch.from_numpy(np.stack([r.embedding for r in rows])).to(torch.float16),
+        "voice": torch.tensor([number[r.voice, r.speed] for r in rows]),
+        "validation": torch.tensor([r.validation for r in rows]),
+    }
+    if rows[0].states is not None:
+        tensors["states"] = torch.cat([torch.from_numpy(np.asarray(r.states, dtype=np.float16)) for r in rows])
+    if codebook is not None:
+        tensors["codebook"] = torch.from_numpy(np.ascontiguousarray(codebook, dtype=np.float32))
+    header = {"format": FORMAT, "encoded": json.dumps(encoded), "tokenizer_checksum": tokenizer_checksum}
+    header["token_rate"] = str(token_rate)
+    header["voices"] = json.dumps([f"{voice} x{speed:g}" for voice, speed in voices])
+    Path(out).parent.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, out, metadata=header)
+
+
+def whole_rate(token_rate: float, where: str | Path) -> int:
+    """`token_rate` as an int; DataError where a token is not a whole number of the vocoder's frames of 10 ms."""
+    if token_rate <= 0 or token_rate != int(token_rate) or FRAME_RATE % int(token_rate):
+        raise DataError(
+            f"{where}: tokens of {token_rate:g} Hz; the vocoder's frames run at {FRAME_RATE} Hz, so rates of 100, 50, "
+            "25, 20, 10 … can be trained; choose a tokenizer of such a rate"
+        )
+    return int(token_rate)
+
+
+def _offsets(lengths: Sequence[int]) -> Tensor:
+    return torch.tensor([0, *np.cumsum(lengths).tolist()])
+
+
+class Crop(NamedTuple):
+    """Part of some rows; zeros outside the row, except log_f0, which holds its end values."""
+
+    tokens: Tensor  # int64 [B, T]
+    mask: Tensor  # float32 [B, T], 1 inside the row
+    log_f0: Tensor  # float32 [B, F], F = T frames_per_token
+    voiced: Tensor  # float32 [B, F]
+    positions: Tensor  # int64 [B, T], index of each token in VocoderData.tokens
+
+    @property
+    def frame_mask(self) -> Tensor:
+        """float32 [B, F], 1 inside the row."""
+        return self.mask.repeat_interleave(self.voiced.shape[1] // self.mask.shape[1], dim=1)
+
+
+@dataclass
+class VocoderData:
+    """Everything a training step reads, as flat tensors on one device; R rows, S samples, N tokens in total."""
+
+    waves: Tensor  # int16 [S], rows end to end, each samples_per_token samples a token
+    tokens: Tensor  # int64 [N]
+    log_f0: Tensor  # float32 [N frames_per_token]
+    voiced: Tensor  # float32 [N frames_per_token]
+    starts: Tensor  # int64 [R], first token of each row
+    lengths: Tensor  # int64 [R], tokens
+    speaker: Tensor  # float32 [R, 298], speaker features
+    voice: Tensor  # int64 [R]
+    validation: Tensor  # bool [R]
+    tokenizer_checksum: str
+    token_rate: int = 50  # tokens a second
+    codebook: Tensor | None = None  # float32 [V, P], the tokenizer's centroids if it has any
+    states: Tensor | None = None  # float16 [N, P], what was quantised to the tokens, where the pack has it
+
+    @property
+    def samples_per_token(self) -> int:
+        return SAMPLE_RATE // self.token_rate
+
+    @property
+    def frames_per_token(self) -> int:
+        return FRAME_RATE // self.token_rate
+
+    @classmethod
+    def load(cls, path: str | Path, device: str | torch.device, min_seconds: float = 0.5) -> VocoderData:
+        """Unpack onto `device`: decode, change speed, track pitch. Raises DataError if the file is no pack."""
+        try:
+            with safe_open(path, "pt") as file:
+                header = file.metadata() or {}
+                pack = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a mapping)
+        except (OSError, SafetensorError) as error:
+            raise DataError(
+                f"{path}: not a readable training pack: {error}; make one with pack_training_data"
+            ) from error
+        if header.get("format") != FORMAT:
+            raise DataError(f"{path}: not a {FORMAT} file; make it with pack_training_data")
+        token_rate = whole_rate(float(header.get("token_rate", 50)), path)  # earlier packs, all of 50 Hz, do not say
+        samples_per_token = SAMPLE_RATE // token_rate
+        recordings = _decode(pack["audio"], pack["audio_offsets"].tolist(), json.loads(header["encoded"]))
+        offsets, kept = pack["token_offsets"].tolist(), []
+        waves, tokens, log_f0, voiced, speaker, states = [], [], [], [], [], []
+        for row in tqdm(range(len(offsets) - 1), desc="unpack", unit="row"):
+            ids = pack["tokens"][offsets[row] : offsets[row + 1]].to(device, torch.int64)
+            if len(ids) < min_seconds * token_rate:
+                continue
+            recording = recordings[int(pack["recording"][row])].numpy() / np.float32(32767)
+            played = resample(recording, SAMPLE_RATE * float(pack["speed"][row]), SAMPLE_RATE)
+            wave = fit_length(torch.from_numpy(played).to(device), len(ids) * samples_per_token, 3 * samples_per_token)
+            row_f0, row_voiced = track_f0(wave)
+            if int(row_voiced.sum()) < MIN_VOICED_FRAMES:
+                continue
+            kept.append(row)
+            embedding = pack["embedding"][row].to(device, torch.float32)
+            speaker.append(torch.cat([embedding, voice_statistics(wave, row_f0, row_voiced)]))
+            waves.append((wave.clamp(-1, 1) * 32767).round().to(torch.int16))
+            tokens.append(ids)
+            if "states" in pack:
+                states.append(pack["states"][offsets[row] : offsets[row + 1]].to(device))
+            log_f0.append(row_f0)
+            voiced.append(row_voiced.float())
+        if not kept:
+            raise DataError(f"{path}: no row has {min_seconds} s or more and {MIN_VOICED_FRAMES} voiced frames")
+        if len(kept) < len(offsets) - 1:
+            logger.warning("%s: %d rows left out, too short or without voice", path, len(offsets) - 1 - len(kept))
+        index = torch.tensor(kept)
+        lengths = (pack["token_offsets"][1:] - pack["token_offsets"][:-1])[index]
+        return cls(
+            waves=torch.cat(waves),
+            tokens=torch.cat(tokens),
+            log_f0=torch.cat(log_f0),
+            voiced=torch.cat(voiced),
+            starts=(lengths.cumsum(0) - lengths).to(device),
+            lengths=lengths.to(device),
+            speaker=torch.stack(speaker),
+            voice=pack["voice"][index].to(device),
+            validation=pack["validation"][index].to(device),
+            tokenizer_checksum=header["tokenizer_checksum"],
+            codebook=pack.get("codebook"),
+            states=torch.cat(states) if states else None,
+            token_rate=token_rate,
+        )
+
+    @classmethod
+    def join(cls, parts: Sequence[VocoderData]) -> VocoderData:
+        """Several packs as one; no two of them share a voice. DataError if they are of different tokenizers."""
+        first = parts[0]
+        if len({(part.tokenizer_checksum, part.token_rate) for part in parts}) > 1:
+            raise DataError("packs of different tokenizers cannot be trained on together; prepare all with one")
+        if len({part.states is None for part in parts}) > 1:
+            raise DataError("some packs hold states and some do not; make all of them with --states, or none")
+        if len(parts) == 1:
+            return first
+        before = np.cumsum([0, *(len(part.tokens) for part in parts)]).tolist()
+        voices = np.cumsum([0, *(int(part.voice.max()) + 1 for part in parts)]).tolist()
+
+        def whole(name: str) -> Tensor:
+            return torch.cat([getattr(part, name) for part in parts])
+
+        return cls(
+            **{n: whole(n) for n in ("waves", "tokens", "log_f0", "voiced", "lengths", "speaker", "validation")},
+            starts=torch.cat([part.starts + shift for part, shift in zip(parts, before, strict=False)]),
+            voice=torch.cat([part.voice + shift for part, shift in zip(parts, voices, strict=False)]),
+            tokenizer_checksum=first.tokenizer_checksum,
+            token_rate=first.token_rate,
+            codebook=first.codebook,
+            states=None if first.states is None else whole("states"),
+        )
+
+    def crop(self, rows: Tensor, first: Tensor, tokens: int) -> Crop:
+        """Crops of `tokens` tokens from token `first` [B] of `rows` [B]; both ends may hang over the row."""
+        steps = first[:, None] + torch.arange(tokens, device=rows.device)  # [B, T] positions within the row
+        length, start = self.lengths[rows, None], self.starts[rows, None]
+        inside = (steps >= 0) & (steps < length)
+        at = start + steps.clamp_min(0).minimum(length - 1)
+        ids = self.tokens[at] * inside
+        frames = self.frames_per_token
+        frame = (at[..., None] * frames + torch.arange(frames, device=rows.device)).flatten(1)
+        by_frame = inside.repeat_interleave(frames, dim=1)
+        return Crop(ids, inside.float(), self.log_f0[frame], self.voiced[frame] * by_frame, at)
+
+    def wave(self, crop: Crop) -> Tensor:
+        """The recording behind a crop, float32 [B, T samples_per_token], zeros outside the row."""
+        samples = self.samples_per_token
+        inner = torch.arange(samples, device=self.waves.device)
+        sample = (crop.positions[..., None] * samples + inner).flatten(1)
+        return self.waves[sample].float() / 32767 * crop.mask.repeat_interleave(samples, dim=1)
+
+
+def fit_length(wave: Tensor, samples: int, tolerance: int) -> Tensor:
+    """Cut or zero-pad wave [n] to `samples`; DataError for a difference beyond `tolerance` samples (three tokens):
+    tokens and audio do not belong together."""
+    if abs(len(wave) - samples) > tolerance:
+        raise DataError(
+            f"{len(wave)} samples of audio but tokens for {samples}: the pack's tokens belong to other audio; "
+            "prepare the corpus again"
+        )
+    return torch.nn.functional.pad(wave, (0, max(0, samples - len(wave))))[:samples]
+
+
+def _decode(audio: Tensor, offsets: list[int], encoded: bool) -> list[Tensor]:
+    """Recordings as int16 [samples]; encoded ones are decoded in parallel (soundfile releases the GIL)."""
+    parts = [audio[a:b] for a, b in itertools.pairwise(offsets)]
+    if not encoded:
+        return parts
+    import soundfile  # only encoded packs need it
+
+    def read(part: Tensor) -> Tensor:
+        wave, rate = soundfile.read(io.BytesIO(part.numpy().tobytes()), dtype="float32", always_2d=True)
+        if rate != SAMPLE_RATE:
+            raise DataError(f"an encoded recording has {rate} Hz, expected {SAMPLE_RATE}; pack it with audio='int16'")
+        return torch.from_numpy((wave.mean(1).clip(-1, 1) * 32767).round().astype(np.int16))
+
+    with ThreadPoolExecutor() as pool:
+        return list(tqdm(pool.map(read, parts), total=len(parts), desc="decode", unit="file"))
+
+
+def pack_training_data(
+    prepared_dir: str | Path,
+    out: str | Path,
+    train_splits: Sequence[str] = ("train",),
+    validation_splits: Sequence[str] = ("dev",),
+    encoded: bool = False,
+    states: bool = False,
+) -> None:
+    """Write a pack from a prepared corpus: its tokens, speeds and speaker embeddings, and the corpus' own audio.
+
+    prepared_dir: what `dcar prepare` wrote; prepare it with several `speeds` where voices are few (rows played at
+    another speed are voices of their own). encoded: keep recordings as the corpus' own files (small; they must be
+    at 24 kHz, and unpacking needs soundfile) instead of int16 samples. states: also keep what the tokens were before
+    they were quantised, for the acoustic model to learn from; the k-means tokenizer hears the corpus again for that.
+    Pitch and the rest of the speaker features are computed when the pack is unpacked. A corpus without validation
+    splits is joined with one that has them (`VocoderData.join`). Raises AudioError or DataError with the id of an
+    unusable utterance, DataError where no training split was prepared, ConfigError where `states` asks for those of
+    another kind of tokenizer.
+    """
+    from dcar.corpus.read import AudioSegment, StoredAudio
+    from dcar.prepare.prepared import load_prepared, prepared_info, recording_of, source_utterances
+
+    utterances, info = source_utterances(prepared_dir), prepared_info(prepared_dir)
+    codebook = codebook_of(info["tokenizer"], prepared_dir)
+    listener = _listener(info["tokenizer"], prepared_dir) if states else None
+    recordings: list[np.ndarray | bytes] = []
+    rows: list[PackRow] = []
+    known: dict[str, int] = {}
+    rate_hz = float(info["tokenizer"]["rate_hz"])
+    seconds: list[float] = []
+    present = [split for split in (*train_splits, *validation_splits) if split in info["counts"]]
+    if not set(present) & set(train_splits):
+        raise DataError(f"{prepared_dir}: has no split {', '.join(train_splits)}; prepare it with splits=[train,…]")
+    for split in present:
+        for row in tqdm(load_prepared(prepared_dir, split, tokenizer=listener), desc=f"pack {split}", unit="row"):
+            utterance_id, speed = recording_of(row)
+            utterance = utterances.get(utterance_id)
+            if utterance is None:
+                raise DataError(f"{prepared_dir}: utterance {row['id']} is no longer in the corpus; prepare it again")
+            if utterance.id not in known:
+                wave, rate = utterance.load()
+                if encoded and rate != SAMPLE_RATE:
+                    raise DataError(f"{utterance.source}: {rate} Hz; only {SAMPLE_RATE} Hz files can be packed encoded")
+                audio = utterance.audio.read() if isinstance(utterance.audio, StoredAudio) else utterance.audio
+                if encoded:
+                    if isinstance(audio, AudioSegment):
+                        raise DataError(f"{utterance.source}: a stretch of a longer file cannot be packed encoded")
+                    recordings.append(audio if isinstance(audio, bytes) else Path(audio).read_bytes())
+                else:
+                    recordings.append(wave if rate == SAMPLE_RATE else resample(wave, rate, SAMPLE_RATE))
+                known[utterance.id] = len(seconds)
+                seconds.append(len(wave) / rate)
+            tokens, recording = np.asarray(row["speech"], dtype=np.int64), known[utterance.id]
+            if abs(seconds[recording] / speed - len(tokens) / rate_hz) > 3 / rate_hz:
+                raise DataError(
+                    f"{row['id']}: tokens and audio differ in length by over three tokens; prepare the corpus again"
+                )
+            embedding = np.asarray(row["speaker_embedding"], dtype=np.float32)
+            heard = None if listener is None else _states(listener, utterance, speed, tokens)
+            rows.append(PackRow(recording, speed, tokens, embedding, row["speaker"], split in validation_splits, heard))
+    write_pack(out, recordings, rows, info["tokenizer"]["checksum"], rate_hz, codebook)
+
+
+def _listener(tokenizer: Mapping[str, Any], prepared_dir: str | Path) -> KMeansTokenizer:
+    found = load_tokenizer(tokenizer["spec"])
+    if not isinstance(found, KMeansTokenizer):
+        raise ConfigError(f"{prepared_dir}: tokenizer {tokenizer['spec']} has no states to keep; leave out --states")
+    return found
+
+
+def _states(listener: KMeansTokenizer, utterance: Utterance, speed: float, tokens: np.ndarray) -> np.ndarray:
+    """float16 [T, P] in the space of the centroids; DataError if they do not give `tokens`."""
+    wave, rate = utterance.load(ENCODER_SAMPLE_RATE)
+    coordinates = listener.coordinates(listener.states(resample(wave, rate * speed, rate), rate))
+    if not np.array_equal(listener.nearest(coordinates), tokens):
+        raise DataError(f"{utterance.source}: {utterance.id} gives other tokens now; prepare the corpus again")
+    return coordinates.astype(np.float16)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Command line of `pack_training_data`: python -m dcar.vocoder.training.pack --prepared DIR --out FILE."""
+    parser = argparse.ArgumentParser(description="Pack a prepared corpus for dcar.vocoder.training.train.")
+    parser.add_argument("--prepared", required=True, help="folder written by dcar prepare")
+    parser.add_argument("--out", required=True, help="pack to write (.safetensors)")
+    parser.add_argument("--encoded", action="store_true", help="keep the corpus' encoded files (small)")
+    parser.add_argument("--states", action="store_true", help="keep what the tokens were before they were quantised")
+    options = parser.parse_args(arguments)
+    pack_training_data(options.prepared, options.out, encoded=options.encoded, states=options.states)
+
+
+if __name__ == "__main__":
+    main()

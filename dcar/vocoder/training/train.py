@@ -1,0 +1,458 @@
+"""Train the vocoder on one device from a pack: acoustic model and renderer side by side, the renderer later as a GAN.
+
+    dcar train-vocoder --data vocoder_pack.safetensors --out runs/vocoder --max_minutes 20
+
+All data lies on the device as flat tensors and crops are cut there, so no loader stands in the loop. The acoustic
+model learns true log-mels and pitch from tokens at every step; the renderer learns waves from true log-mels and true
+pitch at every `renderer_every`-th step, and after `warm_steps` of its own also against discriminators (Vocos / HiFi-GAN
+losses; departures: least-squares scores, relative feature matching, mel distance at three resolutions). An average
+(EMA) of the weights is what is exported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+import typing
+import wave as wave_file
+from collections.abc import Iterator
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from tqdm import tqdm
+
+from dcar.errors import CheckpointError, ConfigError, DCARError
+from dcar.tokens.spread import spread_out
+from dcar.vocoder.acoustic import EMBEDDING_SPREAD, Acoustics, pitch_statistics
+from dcar.vocoder.equalizer import CALIBRATION_SECONDS
+from dcar.vocoder.model import Pitch, TokenVocoder, VocoderConfig
+from dcar.vocoder.renderer import mel_transform
+from dcar.vocoder.training.losses import Discriminators, MelDistance, discriminator_loss, generator_losses
+from dcar.vocoder.training.pack import Crop, VocoderData
+from dcar.vocoder.training.voices import VoiceLoss
+from dcar.vocoder.training.words import WordLoss
+
+
+def _option(default: Any, help: str) -> Any:
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass
+class TrainVocoderConfig:
+    """Every field is a command-line option of the same name."""
+
+    data: str = _option("", "training packs (safetensors) written by dcar.vocoder.training.pack, separated by commas")
+    out: str = _option("runs/vocoder", "folder for export/, checkpoint.pt, log.jsonl, samples/")
+    device: str = _option("auto", "cuda, cpu, or auto")
+    init_from: str = _option("", "start from the weights of this exported vocoder of the same sizes")
+    renderer_from: str = _option("", "start from this exported vocoder's renderer only: it knows spectra, not tokens")
+    seed: int = _option(0, "seed of weights, crops, noise")
+    max_steps: int = _option(1_000_000, "stop after this many steps")
+    max_minutes: float = _option(0.0, "stop after this much training time over all resumes (0 = no limit)")
+    acoustic_batch_size: int = _option(12, "stretches of utterances a step for the acoustic model")
+    acoustic_tokens: int = _option(100, "longest stretch of an utterance that it reads")
+    renderer_every: int = _option(1, "steps between two steps of the renderer; 0 = it stays as it is")
+    renderer_batch_size: int = _option(16, "crops a step of the renderer")
+    segment_tokens: int = _option(50, "length of a crop that the renderer's losses see (1 s of 50 Hz tokens)")
+    context_tokens: int = _option(8, "more tokens on both sides that the renderer reads")
+    warm_steps: int = _option(1500, "first steps of the renderer without discriminators")
+    learning_rate: float = _option(1e-3, "peak, of all networks; linear rise over 100 steps, cosine fall to a fiftieth")
+    voice_balance: float = _option(0.5, "0 = every second of speech is equally likely, 1 = every voice is")
+    weight_decay: float = _option(0.01, "AdamW")
+    clip_norm: float = _option(10.0, "largest gradient norm of the generator and of the discriminators")
+    state_weight: float = _option(0.5, "weight of guessing the states behind the tokens (a pack made with --states)")
+    words_weight: float = _option(0.0, "weight of sounding like the words to whisper-base (words.py)")
+    voice_weight: float = _option(0.0, "weight of sounding like the voice to Resemblyzer (voices.py)")
+    mel_weight: float = _option(15.0, "weight of the renderer's mel distance")
+    matching_weight: float = _option(2.0, "weight of feature matching")
+    adversarial_weight: float = _option(1.0, "weight of the adversarial loss")
+    ema_decay: float = _option(0.999, "decay of the exported average of the generator's weights")
+    speaker_noise: float = _option(0.15, "noise on speaker features, in units of their spread over the training rows")
+    bf16: bool = _option(True, "bf16 autocast (spectra, phases and losses stay in fp32)")
+    log_every: int = _option(25, "steps between log lines")
+    eval_every: int = _option(1000, "steps between validations, checkpoints and exports")
+    samples: int = _option(4, "validation utterances written as wav at the end")
+    vocoder: dict[str, Any] = field(default_factory=dict, metadata={"help": "JSON, fields of VocoderConfig"})
+    discriminators: dict[str, Any] = field(default_factory=dict, metadata={"help": "JSON, fields of Discriminators"})
+
+
+class Trainer:
+    """Networks, optimisers and random state of one run; `step()` is one update of everything."""
+
+    def __init__(self, config: TrainVocoderConfig, data: VocoderData, device: torch.device):
+        self.config, self.data, self.device = config, data, device
+        torch.manual_seed(config.seed)
+        made_by: dict[str, Any] = {
+            "tokenizer_checksum": data.tokenizer_checksum,
+            "token_rate": data.token_rate,
+            "calibration_tokens": calibration_tokens(data),
+        }
+        shape = VocoderConfig(**{**made_by, **config.vocoder})
+        if (shape.token_rate, shape.frames_per_token) != (data.token_rate, data.frames_per_token):
+            raise ConfigError(
+                f"{config.data}: {data.token_rate} tokens a second of {data.frames_per_token} frames, but the vocoder "
+                f"is to have {shape.token_rate} of {shape.frames_per_token}: leave token_rate, sample_rate and hop out "
+                "of --vocoder (the pack says them), or pack a corpus of that rate"
+            )
+        self.generator = TokenVocoder(shape).to(device)
+        if data.codebook is not None:
+            if len(data.codebook) != shape.vocab_size:
+                raise ConfigError(
+                    f"{config.data}: tokens of {len(data.codebook)} codes, but vocab_size is {shape.vocab_size}"
+                )
+            embedding = self.generator.acoustic.embedding.weight
+            embedding.data.copy_(spread_out(data.codebook, embedding.shape[1], EMBEDDING_SPREAD))
+        for source, name in ((config.init_from, ""), (config.renderer_from, "renderer")):
+            if not source:
+                continue
+            start = TokenVocoder.from_pretrained(source, device)
+            if not name and start.token_rate != shape.token_rate:
+                raise ConfigError(
+                    f"init_from {source}: speaks {start.token_rate} tokens a second, the pack has {shape.token_rate}; "
+                    "leave init_from out, or start from a vocoder of that rate"
+                )
+            try:
+                self.generator.get_submodule(name).load_state_dict(start.get_submodule(name).state_dict())
+            except RuntimeError as error:
+                raise ConfigError(f"start from {source}: another size than the configured one: {error}") from error
+        # While training, the acoustic model also says what the tokens were before they were quantised: much of the mel
+        # is the voice's business, and this is about the words. Nothing of it is exported.
+        self.listener: nn.Linear | None = None
+        if data.states is not None:
+            self.listener = nn.Linear(shape.acoustic_size, data.states.shape[1]).to(device)
+            self.state_mean, self.state_spread = data.states.float().mean(0), data.states.float().std()
+        self.average = TokenVocoder(shape).to(device).eval().requires_grad_(False)
+        self.average.load_state_dict(self.generator.state_dict())
+        self.discriminators = Discriminators(**config.discriminators).to(device)
+        self.mel_distance = MelDistance(shape.sample_rate).to(device)
+        self.mel = mel_transform(shape).to(device)
+        fused = device.type == "cuda"
+        options: dict[str, Any] = {
+            "lr": config.learning_rate,
+            "betas": (0.8, 0.95),
+            "weight_decay": config.weight_decay,
+            "fused": fused,
+        }
+        learned = [*self.generator.parameters(), *(self.listener.parameters() if self.listener else ())]
+        self.generator_optimizer = torch.optim.AdamW(learned, **options)
+        self.discriminator_optimizer = torch.optim.AdamW(self.discriminators.parameters(), **options)
+        if int(data.tokens.max()) >= shape.vocab_size:
+            raise ConfigError(f"{config.data}: token {int(data.tokens.max())}, but vocab_size is {shape.vocab_size}")
+        self.random = torch.Generator(device).manual_seed(config.seed)
+        self.step_index, self.seconds = 0, 0.0
+        train = ~data.validation
+        self.train_rows = train.nonzero()[:, 0]
+        self.validation_rows = data.validation.nonzero()[:, 0]
+        if not len(self.train_rows):
+            raise ConfigError(f"{config.data}: every row is a validation row")
+        # Longer utterances are drawn more often, those of a voice with many less often.
+        seconds = torch.zeros(int(data.voice.max()) + 1, device=device)
+        seconds.index_add_(0, data.voice[self.train_rows], data.lengths[self.train_rows].float())
+        by_voice = seconds[data.voice[self.train_rows]]
+        self.row_weights = data.lengths[self.train_rows].float() * by_voice**-config.voice_balance
+        order = torch.argsort(data.voice[self.train_rows], stable=True)
+        self.by_voice = self.train_rows[order]
+        counts = torch.bincount(data.voice[self.train_rows], minlength=int(data.voice.max()) + 1)
+        self.voice_start, self.voice_count = counts.cumsum(0) - counts, counts
+        self.speaker_spread = data.speaker[self.train_rows].std(0, correction=0)
+        self.words: WordLoss | None = None
+        self.voices: VoiceLoss | None = None
+        if config.words_weight > 0 or config.voice_weight > 0:
+            speech = self._sample_speech()
+            self.words = WordLoss(*speech) if config.words_weight > 0 else None
+            self.voices = VoiceLoss(*speech) if config.voice_weight > 0 else None
+
+    def _sample_speech(self) -> tuple[Tensor, Tensor]:
+        """Some minutes of training speech, the same whenever the run is resumed: waves [N, samples] and their log-mels,
+        to which a perceptual loss fits how it reads our log-mels."""
+        rows, length = self.train_rows[:: max(1, len(self.train_rows) // 100)], self.config.acoustic_tokens
+        crop = self.data.crop(rows, torch.zeros_like(rows), length)
+        waves = self.data.wave(crop)[crop.mask.bool().all(1)]
+        if not len(waves):
+            raise ConfigError(f"{self.config.data}: no utterance has acoustic_tokens={length} tokens; lower it")
+        return waves, self.mel(waves).transpose(1, 2)
+
+    def progress(self) -> float:
+        """Share of the run that is done, 0..1, by steps or by time, whichever is ahead."""
+        by_time = self.seconds / (60 * self.config.max_minutes) if self.config.max_minutes > 0 else 0.0
+        return min(1.0, max(self.step_index / self.config.max_steps, by_time))
+
+    def _learning_rate(self) -> float:
+        fall = 0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * self.progress()))
+        return self.config.learning_rate * fall * min(1.0, (self.step_index + 1) / 100)
+
+    def _draw(self, count: int, tokens: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Rows [B], first tokens [B], and features [B, 298] of another utterance of the same voice, with noise."""
+        rows = self.train_rows[torch.multinomial(self.row_weights, count, replacement=True, generator=self.random)]
+        spare = (self.data.lengths[rows] - tokens).clamp_min(0)
+        first = (torch.rand(count, device=self.device, generator=self.random) * (spare + 1)).long().minimum(spare)
+        voice = self.data.voice[rows]
+        pick = torch.rand(count, device=self.device, generator=self.random) * self.voice_count[voice]
+        other = self.by_voice[self.voice_start[voice] + pick.long().minimum(self.voice_count[voice] - 1)]
+        features = self.data.speaker[other]
+        noise = torch.randn(features.shape, device=self.device, generator=self.random)
+        return rows, first, features + self.config.speaker_noise * self.speaker_spread * noise
+
+    def step(self) -> dict[str, Tensor]:
+        """One update; returns losses as tensors (no synchronisation with the device)."""
+        torch.manual_seed(self.config.seed + self.step_index)  # of dropout: a resumed run drops the same
+        for optimizer in (self.generator_optimizer, self.discriminator_optimizer):
+            for group in optimizer.param_groups:
+                group["lr"] = self._learning_rate()
+        total, logs = self._acoustic_loss()
+        if self.config.renderer_every and self.step_index % self.config.renderer_every == 0:
+            loss, more = self._renderer_loss()
+            total, logs = total + loss, logs | more
+        self.generator_optimizer.zero_grad(set_to_none=True)
+        total.backward()
+        for name in ("acoustic", "renderer"):  # apart, since either would shrink the other's step
+            parameters = [p for p in getattr(self.generator, name).parameters() if p.grad is not None]
+            if parameters:
+                logs[f"{name}_norm"] = nn.utils.clip_grad_norm_(parameters, self.config.clip_norm)
+        self.generator_optimizer.step()
+        # The average forgets its random start quickly, then slows down to its nominal decay.
+        decay = min(self.config.ema_decay, (1 + self.step_index) / (10 + self.step_index))
+        with torch.no_grad():
+            torch._foreach_lerp_(list(self.average.parameters()), list(self.generator.parameters()), 1 - decay)
+        self.step_index += 1
+        return logs
+
+    def _acoustic_loss(self) -> tuple[Tensor, dict[str, Tensor]]:
+        config = self.config
+        rows, first, speaker = self._draw(config.acoustic_batch_size, config.acoustic_tokens)
+        crop = self.data.crop(rows, first, config.acoustic_tokens)
+        waves = self.data.wave(crop)
+        with torch.no_grad():
+            target = self.mel(waves).transpose(1, 2)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=config.bf16):
+            said = self.generator.acoustic(crop.tokens, crop.mask, speaker)
+            guess = None if self.listener is None else self.listener(said.inner)
+        total, logs = acoustic_loss(said, target, crop, speaker)
+        if self.words is not None:
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=config.bf16):
+                words = self.words(said.log_mel, target, crop.frame_mask)
+            total, logs = total + config.words_weight * words, logs | {"words": words.detach()}
+        if self.voices is not None:
+            voices = self.voices(said.log_mel, target, crop.frame_mask, waves)
+            total, logs = total + config.voice_weight * voices, logs | {"voices": voices.detach()}
+        if guess is None or self.data.states is None:
+            return total, logs
+        truth = (self.data.states[crop.positions].float() - self.state_mean) / self.state_spread
+        error = ((guess.float() - truth).square().mean(-1) * crop.mask).sum() / crop.mask.sum()
+        return total + config.state_weight * error, logs | {"states": error.detach()}
+
+    def _renderer_loss(self) -> tuple[Tensor, dict[str, Tensor]]:
+        """Mel distance of rendered true spectrograms and, after the warm steps, the adversarial losses."""
+        config, margin = self.config, self.config.context_tokens * self.data.samples_per_token
+        rows, first, _ = self._draw(config.renderer_batch_size, config.segment_tokens)
+        span = config.segment_tokens + 2 * config.context_tokens
+        crop = self.data.crop(rows, first - config.context_tokens, span)
+        whole = self.data.wave(crop)
+        real = whole[:, margin : whole.shape[1] - margin]
+        noise = torch.randn(whole.shape, device=self.device, generator=self.random)
+        phase = torch.rand(len(rows), 1, device=self.device, generator=self.random)
+        autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=config.bf16)
+        mask = crop.frame_mask
+        with autocast:
+            log_mel = self.mel(whole).transpose(1, 2)
+            fake = self.generator.renderer(log_mel, Pitch(crop.log_f0, crop.voiced), mask, noise, phase)
+        fake = fake[:, margin : fake.shape[1] - margin]
+        mel = self.mel_distance(fake, real)
+        total, logs = config.mel_weight * mel, {"mel": mel.detach()}
+        if self.step_index // config.renderer_every < config.warm_steps:
+            return total, logs
+        with autocast:
+            score = discriminator_loss(self.discriminators(torch.cat([real, fake.detach()])))
+        self.discriminator_optimizer.zero_grad(set_to_none=True)
+        score.backward()
+        logs["discriminator_norm"] = nn.utils.clip_grad_norm_(self.discriminators.parameters(), config.clip_norm)
+        self.discriminator_optimizer.step()
+        self.discriminators.requires_grad_(False)
+        with autocast:
+            adversarial, matching = generator_losses(self.discriminators(torch.cat([real, fake])))
+        self.discriminators.requires_grad_(True)
+        logs |= {"discriminator": score.detach(), "adversarial": adversarial.detach(), "matching": matching.detach()}
+        return total + config.adversarial_weight * adversarial + config.matching_weight * matching, logs
+
+    @torch.no_grad()
+    def validate(self, limit: int = 64) -> dict[str, float]:
+        """Of the averaged weights: mel distance of the wave from tokens, and from the true spectrogram (copy); error
+        of the predicted log-mel, F0 and voicing."""
+        sums: dict[str, float] = {}
+        self.average.equalizer.forget()  # its weights have changed
+        rows = self.validation_rows[:limit]
+        for row in rows:
+            crop = self.data.crop(row[None], row.new_zeros(1), int(self.data.lengths[row]))
+            real, speaker = self.data.wave(crop), self.data.speaker[row][None]
+            target, true_pitch = self.mel(real).transpose(1, 2), Pitch(crop.log_f0, crop.voiced)
+            log_mel, pitch = self.average.predict(crop.tokens, crop.mask, speaker)
+            mask = crop.frame_mask
+            both = (crop.log_f0 - pitch.log_f0).abs() * crop.voiced
+            values = {
+                "mel": self.mel_distance(self.average.renderer(log_mel, pitch, mask), real),
+                "mel_copy": self.mel_distance(self.average.renderer(target, true_pitch, mask), real),
+                "log_mel_error": (log_mel - target).abs().mean(),
+                "f0_error_semitones": both.sum() / crop.voiced.sum().clamp_min(1) * 12 / math.log(2),
+                "voicing_error": (crop.voiced - pitch.voiced).abs().mean(),
+            }
+            for key, value in values.items():
+                sums[key] = sums.get(key, 0.0) + float(value) / len(rows)
+        return sums
+
+    def state(self) -> dict[str, Any]:
+        names = ("generator", "average", "discriminators", "generator_optimizer", "discriminator_optimizer")
+        state: dict[str, Any] = {name: getattr(self, name).state_dict() for name in names}
+        if self.listener is not None:
+            state["listener"] = self.listener.state_dict()
+        return state | {"random": self.random.get_state(), "step": self.step_index, "seconds": self.seconds}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        for name in ("generator", "average", "discriminators", "generator_optimizer", "discriminator_optimizer"):
+            getattr(self, name).load_state_dict(state[name])
+        if self.listener is not None:
+            self.listener.load_state_dict(state["listener"])
+        self.random.set_state(state["random"].cpu())
+        self.step_index, self.seconds = state["step"], state["seconds"]
+
+
+def calibration_tokens(data: VocoderData) -> tuple[int, ...]:
+    """Tokens of training utterances from all over the pack, CALIBRATION_SECONDS of them (fewer in a smaller pack)."""
+    rows, wanted, found = (~data.validation).nonzero()[:, 0].tolist(), CALIBRATION_SECONDS * data.token_rate, []
+    parts = min(16, len(rows))
+    for i in range(parts):
+        row = rows[i * len(rows) // parts]
+        start = int(data.starts[row])
+        found += data.tokens[start : start + int(data.lengths[row])].tolist()
+        if len(found) >= wanted:
+            break
+    return tuple(found[:wanted])
+
+
+def acoustic_loss(said: Acoustics, log_mel: Tensor, crop: Crop, speaker: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """L1 of the log-mel [B, F, bands], smooth L1 of the pitch's deviation from the voice's mean (unvoiced frames at a
+    tenth), cross-entropy of voicing; frames outside the rows do not count."""
+    keep, voiced = crop.frame_mask, crop.voiced
+    spectrum = ((said.log_mel - log_mel).abs().mean(-1) * keep).sum() / keep.sum()
+    mean, spread = pitch_statistics(speaker)
+    target = ((crop.log_f0 - mean) / spread).clamp(-4.0, 4.0)
+    weight = keep * (0.1 + 0.9 * voiced)
+    contour = (F.smooth_l1_loss(said.deviation, target, reduction="none", beta=0.5) * weight).sum() / weight.sum()
+    voicing = (F.binary_cross_entropy_with_logits(said.voicing, voiced, reduction="none") * keep).sum() / keep.sum()
+    logs = {"log_mel": spectrum.detach(), "pitch": contour.detach(), "voicing": voicing.detach()}
+    return spectrum + 0.5 * contour + 0.5 * voicing, logs
+
+
+def run(config: TrainVocoderConfig) -> Path:
+    """Train, resuming from `out`/checkpoint.pt if it is there; returns the folder of the exported vocoder."""
+    name = ("cuda" if torch.cuda.is_available() else "cpu") if config.device == "auto" else config.device
+    device, out = torch.device(name), Path(config.out)
+    if device.type == "cuda":
+        torch.backends.cudnn.benchmark = True
+        torch.set_float32_matmul_precision("high")
+    data = VocoderData.join([VocoderData.load(path, device) for path in config.data.split(",")])
+    trainer = Trainer(config, data, device)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "config.json").write_text(json.dumps(asdict(config), indent=2) + "\n")
+    checkpoint = out / "checkpoint.pt"
+    if checkpoint.exists():
+        try:
+            trainer.load_state(torch.load(checkpoint, map_location=device, weights_only=True))
+        except (RuntimeError, KeyError, ValueError) as error:
+            raise CheckpointError(
+                f"{checkpoint}: belongs to another configuration; choose another out: {error}"
+            ) from error
+    with (out / "log.jsonl").open("a") as log:
+        for record in _train(trainer, out):
+            log.write(json.dumps(record) + "\n")
+            log.flush()
+    write_samples(trainer, out / "samples")
+    return out / "export"
+
+
+def _train(trainer: Trainer, out: Path) -> Iterator[dict[str, Any]]:
+    """Step until the budget is spent; yields log records, writes checkpoints and exports."""
+    config = trainer.config
+    speech = float(trainer.data.lengths.sum()) / trainer.data.token_rate / 3600
+    parameters = sum(p.numel() for p in trainer.generator.parameters())
+    yield {
+        "event": "start",
+        "step": trainer.step_index,
+        "rows": len(trainer.data.lengths),
+        "hours": speech,
+        "size": parameters,
+    }
+    bar = tqdm(
+        initial=trainer.step_index, total=config.max_steps if config.max_steps < 1_000_000 else None, unit="step"
+    )
+    mark, mark_step = time.perf_counter(), trainer.step_index
+    while trainer.progress() < 1.0:
+        begin = time.perf_counter()
+        logs = trainer.step()
+        bar.update()
+        if trainer.step_index % config.log_every == 0:
+            values = {key: float(value) for key, value in logs.items()}  # waits for the device
+            if not all(math.isfinite(v) for v in values.values()):
+                raise DCARError(
+                    f"vocoder training diverged at step {trainer.step_index}: {values}; the checkpoint in {out} is "
+                    "intact: run again with a lower learning_rate or bf16=false"
+                )
+            rate = (trainer.step_index - mark_step) / (time.perf_counter() - mark)
+            mark, mark_step = time.perf_counter(), trainer.step_index
+            bar.set_postfix_str(" ".join(f"{k} {v:.3g}" for k, v in values.items() if "norm" not in k))
+            yield dict(event="train", step=trainer.step_index, seconds=trainer.seconds, steps_per_second=rate, **values)
+        trainer.seconds += time.perf_counter() - begin
+        if trainer.step_index % config.eval_every == 0:
+            yield _save(trainer, out)
+            mark, mark_step = time.perf_counter(), trainer.step_index
+    if trainer.step_index % config.eval_every:
+        yield _save(trainer, out)
+    bar.close()
+
+
+def _save(trainer: Trainer, out: Path) -> dict[str, Any]:
+    values = trainer.validate()
+    temporary = out / "checkpoint.tmp"
+    torch.save(trainer.state(), temporary)
+    temporary.replace(out / "checkpoint.pt")  # a checkpoint is whole or absent
+    trainer.average.save_pretrained(out / "export")
+    return dict(event="validation", step=trainer.step_index, seconds=trainer.seconds, **values)
+
+
+def write_samples(trainer: Trainer, folder: Path) -> None:
+    """Validation utterances as 16-bit wav: the recording, and its tokens spoken with predicted pitch."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for i, row in enumerate(trainer.validation_rows[: trainer.config.samples].tolist()):
+        start, length = int(trainer.data.starts[row]), int(trainer.data.lengths[row])
+        tokens = trainer.data.tokens[start : start + length].tolist()
+        spoken = trainer.average.synthesize([tokens], trainer.data.speaker[row][None])[0]
+        samples = trainer.data.samples_per_token
+        real = trainer.data.waves[start * samples : (start + length) * samples].cpu().numpy()
+        for name, wave in (("real", real), ("vocoder", (spoken * 32767).astype(np.int16))):
+            with wave_file.open(str(folder / f"{i}_{name}.wav"), "wb") as file:
+                file.setnchannels(1)
+                file.setsampwidth(2)
+                file.setframerate(trainer.average.sample_rate)
+                file.writeframes(wave.tobytes())
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Command line: every field of TrainVocoderConfig as --name value."""
+    parser = argparse.ArgumentParser(description="Train the vocoder from a pack.")
+    types = typing.get_type_hints(TrainVocoderConfig)
+    for f in fields(TrainVocoderConfig):
+        kind = types[f.name]
+        convert: Any = json.loads if kind is bool or kind not in (str, int, float) else kind
+        default = f.default if f.default is not MISSING else {}
+        parser.add_argument(f"--{f.name}", type=convert, default=default, help=f.metadata["help"])
+    run(TrainVocoderConfig(**vars(parser.parse_args(arguments))))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,184 @@
+"""What a recogniser teaches the vocoder's acoustic model: its spectra must sound like the words to whisper-base.
+
+The absolute difference of log-mels is least at the median of all the ways to say a token, and that blurs what tells
+words apart. Whisper's encoder, whose states the starter tokens are cut from, hears the difference: its states of the
+predicted spectrum are compared with its states of the true one (a perceptual loss: Johnson et al. 2016, sec. 3.2).
+Moonshine, which judges, has no part in it. Training only: nothing of it is exported.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dcar.audio import resample
+from dcar.errors import CheckpointError
+from dcar.sources.packages import whisper_base_dir
+from dcar.tokens.base import ENCODER_SAMPLE_RATE
+from dcar.voices.features import SAMPLE_RATE
+
+_DTYPES = {0: np.float32, 1: np.int8, 2: np.int16, 3: np.int32, 4: np.float16}
+
+
+def ctranslate2_weights(path: Path, prefix: str = "") -> dict[str, Tensor]:
+    """Variables of a CTranslate2 `model.bin` (binary version 6) whose names begin with `prefix`, as float32 tensors.
+
+    CheckpointError if the file is another version or ends too early.
+    """
+    data = path.read_bytes()
+    at = 0
+
+    def number(form: str) -> int:
+        nonlocal at
+        (value,) = struct.unpack_from("<" + form, data, at)
+        at += struct.calcsize("<" + form)
+        return int(value)
+
+    def string() -> str:
+        nonlocal at
+        length = number("H")
+        at += length
+        return data[at - length : at].rstrip(b"\0").decode()
+
+    weights: dict[str, Tensor] = {}
+    try:
+        if (version := number("I")) != 6:
+            raise CheckpointError(f"{path}: CTranslate2 binary version {version}; this reader knows version 6")
+        string(), number("I")  # name and revision of the model's kind
+        for _ in range(number("I")):
+            name, dims = string(), [number("I") for _ in range(number("B"))]
+            kind, size = _DTYPES[number("B")], number("I")
+            if name.startswith(prefix):
+                values = np.frombuffer(data, kind, size // np.dtype(kind).itemsize, at).astype(np.float32)
+                weights[name.removeprefix(prefix)] = torch.from_numpy(values.reshape(dims))
+            at += size
+    except (struct.error, KeyError, ValueError) as error:
+        raise CheckpointError(f"{path}: not a readable CTranslate2 model: {error}") from error
+    return weights
+
+
+class WhisperStates(nn.Module):
+    """Whisper's encoder as a differentiable function: features [B, F, 80] -> states of chosen layers, each [B, F/2, D].
+
+    weights: those of `encoder/` in a CTranslate2 model. layers: after which the states are wanted, 1-based; the last
+    layer's are behind the final norm, as in `dcar.tokens.whisper.WhisperEncoder`. Frozen.
+    """
+
+    def __init__(self, weights: dict[str, Tensor], layers: Sequence[int]):
+        super().__init__()
+        self.heads = int(weights["num_heads"])
+        self.depth = sum(name.endswith("/ffn/linear_0/weight") for name in weights)
+        if not layers or not all(1 <= layer <= self.depth for layer in layers):
+            raise CheckpointError(f"layers {list(layers)} of an encoder of {self.depth}")
+        self.layers = tuple(sorted(layers))
+        self.weights = nn.ParameterDict(
+            {name.replace("/", "-"): nn.Parameter(value, requires_grad=False) for name, value in weights.items()}
+        )
+
+    def _get(self, name: str) -> Tensor:
+        return self.weights[name.replace("/", "-")]
+
+    def _linear(self, x: Tensor, name: str) -> Tensor:
+        return F.linear(x, self._get(f"{name}/weight"), self._get(f"{name}/bias"))
+
+    def _norm(self, x: Tensor, name: str) -> Tensor:
+        gamma = self._get(f"{name}/gamma")
+        return F.layer_norm(x, gamma.shape, gamma, self._get(f"{name}/beta"))
+
+    def forward(self, features: Tensor) -> list[Tensor]:
+        x = features.transpose(1, 2)
+        for name, stride in (("conv1", 1), ("conv2", 2)):
+            x = F.gelu(F.conv1d(x, self._get(f"{name}/weight"), self._get(f"{name}/bias"), stride, padding=1))
+        x = x.transpose(1, 2)
+        x = x + self._get("position_encodings/encodings")[: x.shape[1]]
+        found = []
+        for i in range(self.layers[-1]):
+            attention, ffn = f"layer_{i}/self_attention", f"layer_{i}/ffn"
+            h = self._linear(self._norm(x, f"{attention}/layer_norm"), f"{attention}/linear_0")
+            q, k, v = (part.unflatten(2, (self.heads, -1)).transpose(1, 2) for part in h.chunk(3, dim=2))
+            h = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+            x = x + self._linear(h, f"{attention}/linear_1")
+            h = F.gelu(self._linear(self._norm(x, f"{ffn}/layer_norm"), f"{ffn}/linear_0"))
+            x = x + self._linear(h, f"{ffn}/linear_1")
+            if i + 1 in self.layers:
+                found.append(self._norm(x, "layer_norm") if i + 1 == self.depth else x)
+        return found
+
+
+class WordLoss(nn.Module):
+    """How far whisper-base's states of a predicted log-mel are from those of the true one.
+
+    The vocoder's log-mel is read as Whisper's features by a linear map of three frames (both have 100 a second), fitted
+    by least squares to recordings; the states of features mapped so give 83 % of the codes that the recordings give.
+    Both spectra go through the map, so its error is no error of the prediction.
+    """
+
+    LAYERS = (3, 6)
+    mapping: Tensor
+    spread: Tensor
+
+    def __init__(self, waves: Tensor, log_mel: Tensor):
+        """waves [N, samples] at 24 kHz and their log_mel [N, F, bands], some minutes of speech to fit the map to."""
+        super().__init__()
+        from faster_whisper.feature_extractor import FeatureExtractor
+
+        extract = FeatureExtractor()
+        self.states = WhisperStates(ctranslate2_weights(whisper_base_dir() / "model.bin", "encoder/"), self.LAYERS)
+        features = [
+            extract(resample(wave, SAMPLE_RATE, ENCODER_SAMPLE_RATE), padding=0).T[: log_mel.shape[1]]
+            for wave in waves.cpu().numpy()
+        ]
+        target = torch.from_numpy(np.stack(features)).to(log_mel.device, torch.float64)
+        seen = _with_one(log_mel).double()[:, : target.shape[1]]
+        self.register_buffer("mapping", linear_map(seen, target, 1e-6), persistent=False)
+        self.to(log_mel.device)
+        with torch.no_grad():  # so that no dimension counts for more than another
+            spread = torch.stack([s.float().flatten(0, 1).std(0) for s in self.states(self.features(log_mel))])
+        self.register_buffer("spread", spread, persistent=False)
+
+    def features(self, log_mel: Tensor) -> Tensor:
+        """Whisper's features [B, F, 80] of log_mel [B, F, bands]."""
+        mapped = _with_one(log_mel) @ self.mapping
+        return mapped.maximum(mapped.amax((1, 2), keepdim=True) - 2.0)  # Whisper's floor: 80 dB below the loudest
+
+    def forward(self, said: Tensor, true: Tensor, mask: Tensor) -> Tensor:
+        """Mean squared distance of states in units of their variance, a scalar: log-mels said and true [B, F, bands]
+        and mask [B, F], 0 outside the utterances (there the truth stands for what was said)."""
+        even = 2 * (mask.shape[1] // 2)  # Whisper halves the rate of frames
+        said, true, mask = said[:, :even], true[:, :even], mask[:, :even]
+        said = torch.where(mask[..., None] > 0, said, true)
+        with torch.no_grad():
+            wanted = self.states(self.features(true))
+        heard = self.states(self.features(said))
+        keep = mask.unflatten(1, (-1, 2)).amin(2)[..., None]
+        total = said.new_zeros(())
+        for spread, got, want in zip(self.spread, heard, wanted, strict=True):
+            error = ((got.float() - want.float()) / spread).square().mean(2, keepdim=True)
+            total = total + (error * keep).sum() / keep.sum().clamp_min(1)
+        return total / len(self.spread)
+
+
+def linear_map(seen: Tensor, target: Tensor, ridge: float) -> Tensor:
+    """Least squares: the map [A, B] float32 from seen [N, F, A] to target [N, F, B], both float64; ridge: share of the
+    mean variance of what is seen that is added to each dimension's."""
+    seen, target = seen.flatten(0, 1), target.flatten(0, 1)
+    gram = seen.T @ seen
+    gram.diagonal().add_(ridge * gram.diagonal().mean())
+    return torch.linalg.solve(gram, seen.T @ target).float()
+
+
+def neighbours(frames: Tensor) -> Tensor:
+    """The frame before, the frame, the one after: [B, F, bands] -> [B, F, 3 bands]."""
+    padded = F.pad(frames.transpose(1, 2), (1, 1), mode="replicate").transpose(1, 2)
+    return torch.cat([padded[:, i : i + frames.shape[1]] for i in range(3)], dim=2)
+
+
+def _with_one(log_mel: Tensor) -> Tensor:
+    """`neighbours` and a one, for the constant of the map: [B, F, bands] -> [B, F, 3 bands + 1]."""
+    return F.pad(neighbours(log_mel.float()), (0, 1), value=1.0)

@@ -1,0 +1,1 @@
+"""What makes a voice: features that a vocoder hears, embeddings that tell speakers apart."""

@@ -1,0 +1,214 @@
+"""Signal features of the vocoder in plain torch: mel spectra, pitch tracks, speaker features, speed change.
+
+Frames are "same"-padded: a wave of F·hop samples has exactly F frames and frame f is centred on sample
+hop·f + hop/2. So two 100 Hz frames belong to one 50 Hz speech token, four to one of 25 Hz, without a half-frame shift.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dcar.errors import AudioError
+
+SAMPLE_RATE = 24_000
+FRAME_HOP = 240  # 100 Hz
+ENVELOPE_BANDS = 40
+EMBEDDING_DIM = 256
+SPEAKER_DIM = EMBEDDING_DIM + 2 + ENVELOPE_BANDS
+MIN_F0_HZ, MAX_F0_HZ = 60.0, 500.0
+MIN_VOICED_FRAMES = 10
+
+
+@cache
+def mel_filterbank(sample_rate: int, n_fft: int, n_mels: int, f_min: float = 0.0) -> Tensor:
+    """Triangular filters on the HTK mel scale, each of unit sum: [n_mels, n_fft // 2 + 1]."""
+    bins = torch.linspace(0, sample_rate / 2, n_fft // 2 + 1, dtype=torch.float64)
+    low, high = (2595 * math.log10(1 + f / 700) for f in (f_min, sample_rate / 2))
+    edges = 700 * (10 ** (torch.linspace(low, high, n_mels + 2, dtype=torch.float64) / 2595) - 1)
+    rising = (bins - edges[:-2, None]) / (edges[1:-1] - edges[:-2])[:, None]
+    falling = (edges[2:, None] - bins) / (edges[2:] - edges[1:-1])[:, None]
+    filters = torch.minimum(rising, falling).clamp_min(0)
+    # A narrow low filter may fall between two bins: give it its nearest bin.
+    nearest = (edges[1:-1, None] - bins).abs().argmin(1)
+    empty = filters.sum(1) == 0
+    filters[empty, nearest[empty]] = 1.0
+    return (filters / filters.sum(1, keepdim=True)).float()
+
+
+class LogMel(nn.Module):
+    """Natural-log mel magnitudes, [B, samples] -> [B, n_mels, frames], always in fp32."""
+
+    filters: Tensor
+    window: Tensor
+
+    def __init__(self, sample_rate: int, n_fft: int, hop: int, n_mels: int, floor: float = 1e-5) -> None:
+        super().__init__()
+        self.n_fft, self.hop, self.floor = n_fft, hop, floor
+        self.register_buffer("filters", mel_filterbank(sample_rate, n_fft, n_mels), persistent=False)
+        self.register_buffer("window", torch.hann_window(n_fft), persistent=False)
+
+    def forward(self, wave: Tensor) -> Tensor:
+        with torch.autocast(wave.device.type, enabled=False):
+            power = same_stft(wave.float(), self.window, self.hop).abs().square()
+            magnitude = (power + 1e-10).sqrt()  # the square root has no gradient at zero
+            return (self.filters @ magnitude).clamp_min(self.floor).log()
+
+
+def same_stft(wave: Tensor, window: Tensor, hop: int) -> Tensor:
+    """Complex spectra [B, n_fft // 2 + 1, samples // hop] of wave [B, samples]; n_fft = len(window)."""
+    pad = (len(window) - hop) // 2
+    return torch.stft(
+        F.pad(wave, (pad, len(window) - hop - pad)), len(window), hop, window=window, center=False, return_complex=True
+    )
+
+
+def same_istft(spectra: Tensor, window: Tensor, hop: int) -> Tensor:
+    """Inverse of `same_stft` by overlap-add, [B, n_fft // 2 + 1, F] -> [B, F * hop].
+
+    The squared window must overlap-add to a constant at this hop. That constant is the normaliser
+    everywhere, also at the ends, so a row's samples do not depend on frames padded after it.
+    """
+    n_fft, frames = len(window), spectra.shape[-1]
+    pieces = torch.fft.irfft(spectra, n_fft, dim=1) * window[:, None]
+    total = (frames - 1) * hop + n_fft
+    wave = F.fold(pieces, (1, total), (1, n_fft), stride=(1, hop))[:, 0, 0]
+    pad = (n_fft - hop) // 2
+    return wave[:, pad : pad + frames * hop] * (hop / window.square().sum())
+
+
+def resample_speed(wave: Tensor, speed: float) -> Tensor:
+    """Play wave [samples] `speed` times faster (pitch and formants move with it): [floor(samples / speed)].
+
+    Windowed-sinc interpolation, 24 zero crossings each side, cut-off below the lower Nyquist frequency.
+    """
+    if speed == 1.0:
+        return wave
+    length, cutoff = int(len(wave) / speed), 0.97 * min(1.0, 1.0 / speed)
+    half = math.ceil(24 / cutoff)
+    position = torch.arange(length, device=wave.device, dtype=torch.float64) * speed
+    first = position.floor().long()
+    fraction = (position - first).float()[:, None]
+    taps = torch.arange(-half + 1, half + 1, device=wave.device)
+    distance = taps - fraction  # [length, 2 half]
+    kernel = cutoff * torch.sinc(cutoff * distance) * torch.cos(math.pi / 2 * (distance / half).clamp(-1, 1)).square()
+    padded = F.pad(wave.float(), (half, 2 * half))
+    return (padded[first[:, None] + taps + half] * kernel).sum(1)
+
+
+def track_f0(wave: Tensor) -> tuple[Tensor, Tensor]:
+    """YIN pitch of one 24 kHz wave [samples]: (log_f0 [F], voiced bool [F]) at 100 Hz, F = samples // 240.
+
+    log_f0 is natural log of Hz, median-smoothed, and interpolated through unvoiced stretches; where nothing
+    at all is voiced it is log(150). de Cheveigné & Kawahara 2002, eqs. 6 and 8, steps 4 and 5, at 12 kHz.
+    """
+    frames, rate, hop, integration = len(wave) // FRAME_HOP, SAMPLE_RATE // 2, FRAME_HOP // 2, 384
+    low_lag, high_lag = int(rate / MAX_F0_HZ), int(rate / MIN_F0_HZ)
+    if frames == 0:
+        return wave.new_zeros(0), torch.zeros(0, dtype=torch.bool, device=wave.device)
+    halved = F.avg_pool1d(wave.float()[None, None], 2)[0, 0]
+    size = integration + high_lag + 1
+    left = (size - hop) // 2
+    view = F.pad(halved, (left, size)).unfold(0, size, hop)[:frames]  # [F, size]
+    view = view - view.mean(1, keepdim=True)
+    # difference d(τ) = e(0) + e(τ) − 2 r(τ) over the integration window
+    n_fft = 1 << (size + integration - 1).bit_length()
+    spectrum = torch.fft.rfft(view, n_fft)
+    correlation = torch.fft.irfft(spectrum * torch.fft.rfft(view[:, :integration], n_fft).conj(), n_fft)
+    energy = F.pad(view.double().square().cumsum(1), (1, 0))
+    lags = torch.arange(high_lag + 2, device=wave.device).clamp_max(size - integration)
+    energy = (energy[:, lags + integration] - energy[:, lags]).float()
+    difference = (energy[:, :1] + energy - 2 * correlation[:, lags]).clamp_min(0)
+    mean = difference[:, 1:].cumsum(1) / torch.arange(1, high_lag + 2, device=wave.device)
+    normalised = F.pad(difference[:, 1:] / mean.clamp_min(1e-9), (1, 0), value=1.0)  # [F, high_lag + 2]
+    inner = normalised[:, low_lag : high_lag + 1]
+    dip = (inner <= normalised[:, low_lag - 1 : high_lag]) & (inner <= normalised[:, low_lag + 1 : high_lag + 2])
+    candidate = dip & (inner < 0.15)
+    lag = torch.where(candidate.any(1), candidate.float().argmax(1), inner.argmin(1)) + low_lag
+    before, at, after = (normalised.gather(1, (lag + s)[:, None])[:, 0] for s in (-1, 0, 1))
+    curve = before + after - 2 * at
+    shift = torch.where(curve > 1e-6, (before - after) / (2 * curve.clamp_min(1e-6)), 0).clamp(-0.5, 0.5)
+    log_f0 = (rate / (lag + shift)).log()
+    loudness = view.square().mean(1).sqrt()
+    voiced = (at < 0.3) & (loudness > 0.03 * loudness.max()) & (loudness > 1e-4)
+    return _smooth(log_f0.cpu().numpy(), voiced.cpu().numpy(), wave.device)
+
+
+def _smooth(log_f0: np.ndarray, voiced: np.ndarray, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Median of five over voiced frames, octave slips and lone frames dropped, gaps interpolated."""
+    frames = np.flatnonzero(voiced)
+    if len(frames) >= 3:
+        values = log_f0[frames]
+        padded = np.pad(values, 2, mode="edge")
+        values = np.median(np.lib.stride_tricks.sliding_window_view(padded, 5), axis=1)
+        keep = np.abs(values - np.median(values)) < math.log(2.2)
+        neighbours = np.convolve(voiced.astype(np.int64), np.ones(5, np.int64), "same")[frames]
+        keep &= neighbours >= 3
+        frames, values = frames[keep], values[keep]
+    else:
+        frames, values = frames[:0], log_f0[:0]
+    voiced = np.zeros_like(voiced)
+    voiced[frames] = True
+    if len(frames):
+        full = np.interp(np.arange(len(voiced)), frames, values)
+    else:
+        full = np.full(len(voiced), math.log(150.0))
+    return torch.from_numpy(full.astype(np.float32)).to(device), torch.from_numpy(voiced).to(device)
+
+
+def speaker_features(wave: np.ndarray, sample_rate: int, embedding: np.ndarray) -> np.ndarray:
+    """What the vocoder knows of a voice, from a prompt: float32 [298].
+
+    `[0:256]` the unit-norm speaker embedding, `[256]` mean and `[257]` standard deviation of log F0 (Hz) over
+    voiced frames, `[258:298]` the mean log-mel envelope of voiced frames (40 bands, its own mean removed, so
+    the prompt's level does not matter). Bands above what `sample_rate` can hold are set to the highest one below: what
+    a prompt of 16 kHz does not say of them is not that they are silent. wave: float32 [samples] at `sample_rate` Hz, at
+    least about a second.
+    Raises AudioError when the prompt has less than 0.1 s of voiced speech or the embedding is malformed.
+    """
+    embedding = np.asarray(embedding, dtype=np.float32)
+    if embedding.shape != (EMBEDDING_DIM,) or abs(float(np.linalg.norm(embedding)) - 1) > 0.02:
+        raise AudioError(
+            f"speaker embedding: expected a unit-norm vector of {EMBEDDING_DIM}, got shape {embedding.shape} and norm "
+            f"{np.linalg.norm(embedding):.3f}; embed the prompt with dcar.voices.encoder.SpeakerEncoder"
+        )
+    signal = torch.from_numpy(np.ascontiguousarray(wave, dtype=np.float32))
+    if signal.dim() != 1 or not torch.isfinite(signal).all():
+        raise AudioError("prompt: expected one channel of finite samples; load it with dcar.audio.load_audio")
+    signal = resample_speed(signal, sample_rate / SAMPLE_RATE)
+    log_f0, voiced = track_f0(signal)
+    if int(voiced.sum()) < MIN_VOICED_FRAMES:
+        raise AudioError(
+            f"prompt of {len(wave) / sample_rate:.1f} s: only {int(voiced.sum()) * 10} ms of voiced speech; "
+            "use a prompt with at least a second of clear speech"
+        )
+    statistics = voice_statistics(signal, log_f0, voiced, sample_rate / 2)
+    return np.concatenate([embedding, statistics.numpy()]).astype(np.float32)
+
+
+def voice_statistics(wave: Tensor, log_f0: Tensor, voiced: Tensor, top: float = SAMPLE_RATE / 2) -> Tensor:
+    """Mean and spread of log F0, then the mean log-mel envelope, over voiced frames: [42] (see speaker_features).
+
+    wave [samples] at 24 kHz with its `track_f0`: log_f0 [F], voiced [F] with two true frames at least; it holds nothing
+    above `top` Hz.
+    """
+    mel = envelope_mel(wave.device)(wave[None])[0].T[: len(voiced)]  # [F, 40]
+    envelope = mel[voiced].mean(0)
+    if top < SAMPLE_RATE / 2:
+        edge = 0.95 * top * 1024 / SAMPLE_RATE  # in bins, below the roll-off of the resampler
+        reaches = mel_filterbank(SAMPLE_RATE, 1024, ENVELOPE_BANDS)[:, math.ceil(edge) :].sum(1) > 0
+        first = int(reaches.float().argmax())
+        envelope = torch.cat([envelope[:first], envelope[first - 1].expand(ENVELOPE_BANDS - first)])
+    pitch = torch.stack([log_f0[voiced].mean(), log_f0[voiced].std()])
+    return torch.cat([pitch, envelope - envelope.mean()])
+
+
+@cache
+def envelope_mel(device: torch.device) -> LogMel:
+    """The transform of spectral envelopes: waves at 24 kHz to 40 bands, 100 frames a second; one for a device."""
+    return LogMel(SAMPLE_RATE, 1024, FRAME_HOP, ENVELOPE_BANDS).to(device)

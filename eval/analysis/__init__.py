@@ -1,0 +1,1 @@
+"""Statistics and bounds of a decoder, a tokenizer, a vocoder."""

@@ -1,0 +1,161 @@
+"""Measure what verifying methods need to know of a decoder: `dcar fit-verifiers`.
+
+    dcar fit-verifiers --config launch/recipes/verifiers_starter.yaml out=runs/verifiers
+
+- Token transitions (mtp-viterbi): bigram counts of the training split.
+- Rank accuracies (vadusa): how often the base head would draw the i-th best id of each draft head, on development
+  utterances along the true tokens. Not counted but summed as probabilities of the base head's law, which is the same
+  expectation with less noise.
+- Entropy thresholds (entropy@LENGTH): development utterances are *spoken* with thresholds from all over the range, and
+  the tokens per pass are measured; along the true tokens the entropies are lower, and lengths would come out wrong.
+
+Writes statistics.safetensors, statistics.json and config.yaml; the folder is the `statistics` of a comparison.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from dcar.config import load_config, save_config
+from dcar.decoding import decode
+from dcar.decoding.fast.passes import fast
+from dcar.errors import ConfigError
+from dcar.model.car import CARDecoder
+from dcar.prepare.prepared import load_prepared
+from dcar.prompts.items import PromptItem
+from dcar.prompts.load import load_prompts
+from dcar.sampling import SamplingConfig, warp
+from dcar.tracking import provenance
+from eval.analysis.teacher import teacher_forced
+from eval.verifiers.candidates import build_tree, expected_accepted
+from eval.verifiers.entropy import EntropyChunk, EntropyMethod, entropies
+from eval.verifiers.statistics import VerifierStatistics
+from eval.verifiers.transitions import count_bigrams
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class FitConfig:
+    """Settings of `dcar fit-verifiers`."""
+
+    decoder: str = ""  # directory of the decoder
+    data: str = ""  # folder written by `dcar prepare`
+    out: str = "runs/verifiers"
+    train_split: str = "train"  # token transitions
+    split: str = "dev"  # rank accuracies and entropy thresholds
+    utterances: int = 64  # of `split`; 0 = all
+    prompt_tokens: int = 50  # as in training
+    ranks: int = 10  # best ids of each draft head that a tree may use
+    thresholds: int = 12  # points of the curve from entropy threshold to tokens per pass
+    batch_size: int = 32
+    seed: int = 0
+    device: str = "cpu"
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)  # as in the comparison that will use them
+
+    def __post_init__(self) -> None:
+        if self.ranks < 1 or self.thresholds < 2 or self.utterances < 0:
+            raise ConfigError("fit-verifiers needs ranks >= 1, thresholds >= 2 and utterances >= 0")
+
+
+@torch.no_grad()
+def rank_accuracy(model: CARDecoder, states: Sequence[tuple[Tensor, Tensor]], sampling: SamplingConfig,
+                  ranks: int) -> Tensor:
+    """acc[d - 1, i] = E_t[ q(i-th best id of head d + 1 at t | hidden at t + d) ], q the warped base law: [K - 1, R].
+
+    states: hidden states and targets of every utterance (teacher.py). The mean runs over positions whose d true tokens
+    behind the root still belong to the utterance.
+    """
+    heads = model.config.num_prediction_heads
+    ranks = min(ranks, model.config.output_size)
+    sums = torch.zeros(heads - 1, ranks, dtype=torch.float64)
+    counts = torch.zeros(heads - 1, 1, dtype=torch.float64)
+    for hidden, _ in states:
+        logits = model.heads(hidden)  # [n, K, V + 1]
+        base = warp(logits[:, 0], sampling)
+        for depth in range(1, min(heads, len(hidden))):
+            ids = logits[:-depth, depth].topk(ranks, dim=-1).indices
+            sums[depth - 1] += base[depth:].gather(-1, ids).double().sum(0).cpu()
+            counts[depth - 1] += len(ids)
+    return (sums / counts.clamp(min=1)).float()
+
+
+@torch.no_grad()
+def entropy_curve(model: CARDecoder, states: Sequence[tuple[Tensor, Tensor]], items: Sequence[PromptItem],
+                  sampling: SamplingConfig, points: int, *, seed: int = 0,
+                  batch_size: int = 32) -> tuple[Tensor, Tensor]:
+    """Thresholds [T] in nats and the tokens per pass [T] with each, from speaking the items with it.
+
+    The thresholds are 0 and quantiles of max(H_2..H_k) along the true tokens, up to the entropy of the uniform law.
+    """
+    level = torch.cat([entropies(model.heads(hidden)[:, 1:]).cummax(-1).values.flatten() for hidden, _ in states])
+    ceiling = torch.log(torch.tensor(float(model.config.output_size))) + 1e-3
+    inner = level.double().cpu().quantile(torch.linspace(0, 1, points, dtype=torch.float64)[1:-1])
+    thresholds = torch.cat((torch.zeros(1), inner.float(), ceiling[None])).unique()
+    lengths, reader = [], fast(model)
+    for threshold in tqdm(thresholds.tolist(), desc="entropy thresholds", disable=None):
+        results = decode(reader, [i.prompt for i in items], EntropyMethod(EntropyChunk(threshold)), sampling, seed=seed,
+                         batch_size=batch_size)
+        lengths.append(sum(len(r.tokens) for r in results) / sum(r.target_passes for r in results))
+    return thresholds, torch.tensor(lengths)
+
+
+def fit(model: CARDecoder, items: Sequence[PromptItem], train_tokens: Sequence[Sequence[int]], sampling: SamplingConfig,
+        *, ranks: int = 10, thresholds: int = 12, seed: int = 0, batch_size: int = 32) -> VerifierStatistics:
+    """All statistics of a decoder with several heads; ConfigError for one with the base head only."""
+    if model.config.num_prediction_heads < 2:
+        raise ConfigError("these statistics are about additional heads, but this decoder has the base head only; give "
+                          "one trained with several heads")
+    keys, counts = count_bigrams(train_tokens, model.config.speech_vocab_size)
+    states = list(teacher_forced(model, items, batch_size))
+    accuracy = rank_accuracy(model, states, sampling, ranks)
+    levels, lengths = entropy_curve(model, states, items, sampling, thresholds, seed=seed, batch_size=batch_size)
+    return VerifierStatistics(model.checksum(), model.config.tokenizer, model.config.speech_vocab_size + 2, accuracy,
+                              keys, counts, levels, lengths, {"sampling": vars(sampling), "utterances": len(items)})
+
+
+def run(config: FitConfig) -> VerifierStatistics:
+    """Measure and save into `config.out`."""
+    for name in ("decoder", "data"):
+        if not getattr(config, name):
+            raise ConfigError(f"{name} is not set: give {name}=…")
+    model = CARDecoder.from_pretrained(config.decoder, config.device)
+    items = load_prompts(config.data, config.split, model, config.prompt_tokens, config.seed, config.utterances)
+    train = load_prepared(config.data, config.train_split)["speech"]
+    statistics = fit(model, items, list(train), config.sampling, ranks=config.ranks, thresholds=config.thresholds,
+                     seed=config.seed, batch_size=config.batch_size)
+    statistics.info["provenance"] = provenance(decoder=config.decoder, data=config.data, split=config.split)
+    statistics.save_pretrained(config.out)
+    save_config(config, Path(config.out) / "config.yaml")
+    return statistics
+
+
+def summary(statistics: VerifierStatistics) -> str:
+    """What was measured, for people."""
+    accuracy = statistics.rank_accuracy
+    lines = [f"{len(statistics.bigram_keys)} of {statistics.states**2} token pairs occur, "
+             f"{int(statistics.bigram_counts.sum())} counted",
+             "probability that the base head draws a draft head's i-th best id, %:"]
+    lines += [f"  head {d + 2}: " + " ".join(f"{100 * p:5.1f}" for p in row) for d, row in enumerate(accuracy.tolist())]
+    sizes = [(n, expected_accepted(build_tree(accuracy, n).paths, accuracy)) for n in (4, 8, 16, 32, 64)]
+    lines.append("expected tokens per pass with a tree of: "
+                 + ", ".join(f"{n} nodes {1 + accepted:.2f}" for n, accepted in sizes))
+    curve = zip(statistics.entropy_thresholds.tolist(), statistics.entropy_lengths.tolist(), strict=True)
+    lines.append("entropy threshold (nats) -> tokens per pass: " + ", ".join(f"{h:.2f} {n:.2f}" for h, n in curve))
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    print(summary(run(load_config(FitConfig, arguments))))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,271 @@
+"""The cheapest chunking of the true tokens: how much a perfect schedule could gain (DCAR paper, analyses; upper bound).
+
+    dcar oracle decoder=runs/car data=runs/prepared out=runs/oracle
+
+With ce_i(t) the cross entropy of head i at position t for the token i ahead, the cheapest way to cover j tokens in m
+passes is
+
+    cost(m, j) = min_k [ cost(m - 1, j - k) + sum_{i=1..k} ce_i(j - k) ],    k <= K,
+
+by dynamic programming over the whole utterance. Compared at equal passes with CAR-k, with sizes drawn at random and
+with the entropy rule. It is no decoding method and cannot be one: it looks at the true tokens, those to come included.
+And it is teacher-forced: what is best along the recording need not be best along the decoder's own speech.
+
+Writes oracle.json and oracle.png: the comparison, and how often each head is the best or the worst for a token.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from dcar.config import load_config, save_config
+from dcar.errors import ConfigError
+from dcar.model.car import CARDecoder
+from dcar.prompts.load import load_prompts
+from dcar.tracking import provenance, write_json
+from eval.analysis.teacher import teacher_forced
+from eval.verifiers.entropy import entropies
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class OracleConfig:
+    """Settings of the oracle analysis."""
+
+    decoder: str = ""  # directory of the decoder
+    data: str = ""  # folder written by `dcar prepare`
+    out: str = "runs/oracle"
+    split: str = "dev"
+    utterances: int = 0  # 0 = the whole split
+    prompt_tokens: int = 50  # as in training
+    random_sizes: list[int] = field(default_factory=lambda: [2, 3, 4])
+    random_draws: int = 10  # schedules drawn per utterance
+    entropy_thresholds: int = 8  # points of the entropy rule
+    batch_size: int = 16
+    seed: int = 0
+    device: str = "cpu"
+
+
+# ------------------------------------------------------------------------------------------------ dynamic programming
+
+
+@torch.no_grad()
+def loss_matrix(model: CARDecoder, hidden: Tensor, targets: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """hidden [n, D], targets [n] (teacher.py) -> cross entropies [K, n] in nats and entropies of heads 2..K [n, K - 1].
+
+    Row k - 1, column t: head k at hidden[t] for targets[t + k - 1]; infinite past the end of speech.
+    """
+    logits = model.heads(hidden)  # [n, K, V + 1]
+    log_law = logits.double().log_softmax(-1)
+    n, heads = logits.shape[:2]
+    index = torch.arange(n, device=targets.device)[:, None] + torch.arange(heads, device=targets.device)
+    wanted = targets[index.clamp(max=n - 1)]  # [n, K]
+    loss = (-log_law.gather(-1, wanted[:, :, None])[:, :, 0]).masked_fill(index >= n, torch.inf)
+    return loss.T.cpu().numpy(), entropies(logits[:, 1:]).cpu().numpy()
+
+
+def chunk_costs(losses: np.ndarray) -> np.ndarray:
+    """losses [K, n] -> cost [K, n] of a chunk of k tokens begun at t: the sum of heads 1..k there."""
+    return losses.cumsum(0)
+
+
+def cheapest(costs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The recurrence above. costs [K, n] -> totals [n + 1]: least cost of all n tokens in m passes, infinite where m
+    passes cannot do it; last [n + 1, n + 1]: size of the last chunk of the best way to j tokens in m passes."""
+    heads, n = costs.shape
+    totals = np.full(n + 1, np.inf)
+    last = np.zeros((n + 1, n + 1), np.int16)
+    reached = np.full(n + 1, np.inf)
+    reached[0] = 0.0
+    for m in range(1, n + 1):
+        options = np.full((heads, n + 1), np.inf)
+        for k in range(1, min(heads, n) + 1):
+            options[k - 1, k:] = reached[: n + 1 - k] + costs[k - 1, : n + 1 - k]
+        last[m], reached = options.argmin(0) + 1, options.min(0)
+        totals[m] = reached[n]
+    return totals, last
+
+
+def schedule(last: np.ndarray, passes: int) -> list[int]:
+    """Chunk sizes of the cheapest way in `passes` passes, from the table of `cheapest`."""
+    sizes: list[int] = []
+    place = last.shape[1] - 1
+    for m in range(passes, 0, -1):
+        sizes.append(int(last[m, place]))
+        place -= sizes[-1]
+    return sizes[::-1]
+
+
+def walk(costs: np.ndarray, size_at: Callable[[int], int]) -> tuple[float, int]:
+    """Cost and number of passes of a schedule that asks size_at(t) tokens at t; the end of speech cuts the last."""
+    n, place, total, passes = costs.shape[1], 0, 0.0, 0
+    while place < n:
+        size = min(size_at(place), n - place)
+        total += float(costs[size - 1, place])
+        place, passes = place + size, passes + 1
+    return total, passes
+
+
+def head_ranks(losses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """How many tokens each head predicts best and worst, counts [K] each, among tokens that all K heads predict."""
+    heads, n = losses.shape
+    # column j: every head for the same token, head k from k tokens before
+    same = np.stack([losses[k, heads - 1 - k : n - k] for k in range(heads)]) if n >= heads else np.empty((heads, 0))
+    return (np.bincount(same.argmin(0), minlength=heads), np.bincount(same.argmax(0), minlength=heads))
+
+
+# --------------------------------------------------------------------------------------------------------- the analysis
+
+
+@dataclass
+class _Utterance:
+    costs: np.ndarray  # [K, n]
+    entropy: np.ndarray  # [n, K - 1]
+    totals: np.ndarray  # [n + 1]
+
+
+def analyse(model: CARDecoder, states: Sequence[tuple[Tensor, Tensor]], config: OracleConfig) -> dict[str, Any]:
+    """All figures of oracle.json from hidden states and targets (teacher.py)."""
+    heads = model.config.num_prediction_heads
+    if not config.random_sizes or not all(1 <= size <= heads for size in config.random_sizes):
+        raise ConfigError(f"random_sizes {config.random_sizes}: this decoder keeps 1..{heads} tokens a pass")
+    best, worst, sums, counts = (np.zeros(heads) for _ in range(4))
+    utterances = []
+    for hidden, targets in tqdm(states, desc="oracle", disable=None):
+        losses, entropy = loss_matrix(model, hidden, targets)
+        b, w = head_ranks(losses)
+        best, worst = best + b, worst + w
+        finite = np.isfinite(losses)
+        sums, counts = sums + np.where(finite, losses, 0).sum(1), counts + finite.sum(1)
+        costs = chunk_costs(losses)
+        utterances.append(_Utterance(costs, entropy, cheapest(costs)[0]))
+    rows = [_row(f"car-{k}", utterances, [[walk(u.costs, lambda t, k=k: k)] for u in utterances])  # type: ignore[misc]
+            for k in range(1, heads + 1)]
+    rng = np.random.default_rng(config.seed)
+    drawn = [[walk(u.costs, lambda t: int(rng.choice(config.random_sizes))) for _ in range(config.random_draws)]
+             for u in utterances]
+    rows.append(_row("random-" + "-".join(map(str, config.random_sizes)), utterances, drawn))
+    if heads > 1:
+        # head k is kept where all of 2..k are below the threshold, so where their maximum is
+        levels = np.concatenate([np.maximum.accumulate(u.entropy, 1).ravel() for u in utterances])
+        for threshold in np.quantile(levels, np.linspace(0.05, 0.95, config.entropy_thresholds)):
+            walks = []
+            for u in utterances:
+                sizes = 1 + np.cumprod(u.entropy <= threshold, 1).sum(1)
+                walks.append([walk(u.costs, lambda t, sizes=sizes: int(sizes[t]))])  # type: ignore[misc]
+            rows.append(_row(f"entropy-{threshold:.3f}", utterances, walks))
+    frontier = [_point(utterances, [math.ceil((len(u.totals) - 1) / size) for u in utterances])
+                for size in np.arange(1, heads + 0.01, 0.25)]
+    free = _point(utterances, [int(u.totals.argmin()) for u in utterances])
+    return {
+        "heads": heads, "utterances": len(utterances), "tokens_all_heads_predict": int(best.sum()),
+        "best_share": (best / max(1, best.sum())).tolist(), "worst_share": (worst / max(1, worst.sum())).tolist(),
+        "head_nats": (sums / counts.clip(1)).tolist(), "rows": rows, "frontier": frontier, "unconstrained": free,
+        "decoder": model.checksum(), "teacher_forced": True,
+    }
+
+
+def _tokens(utterances: Sequence[_Utterance]) -> np.ndarray:
+    return np.array([len(u.totals) - 1 for u in utterances])  # the end of speech is one of the tokens to predict
+
+
+def _row(name: str, utterances: Sequence[_Utterance], walks: Sequence[Sequence[tuple[float, int]]]) -> dict[str, Any]:
+    """A schedule and the oracle in as many passes for every utterance; several walks of an utterance count alike."""
+    cost = np.array([np.mean([c for c, _ in w]) for w in walks])
+    passes = np.array([np.mean([m for _, m in w]) for w in walks])
+    oracle = np.array([np.mean([u.totals[m] for _, m in w]) for u, w in zip(utterances, walks, strict=True)])
+    targets = _tokens(utterances)
+    return {"schedule": name, "tokens_per_pass": float((targets - 1).sum() / passes.sum()),
+            "nats_per_token": float(cost.sum() / targets.sum()),
+            "oracle_nats_per_token": float(oracle.sum() / targets.sum()),
+            "gain": float((cost.sum() - oracle.sum()) / targets.sum())}
+
+
+def _point(utterances: Sequence[_Utterance], passes: Sequence[int]) -> dict[str, float]:
+    targets = _tokens(utterances)
+    cost = sum(float(u.totals[m]) for u, m in zip(utterances, passes, strict=True))
+    return {"tokens_per_pass": float((targets - 1).sum() / sum(passes)), "nats_per_token": cost / float(targets.sum())}
+
+
+# --------------------------------------------------------------------------------------------------------------- output
+
+
+def plot(result: dict[str, Any], path: Path) -> None:
+    """Cross entropy against tokens per pass, and how often each head is best or worst."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4), dpi=120)
+
+    def line(points: Sequence[dict[str, Any]], **style: Any) -> None:
+        left.plot([p["tokens_per_pass"] for p in points], [p["nats_per_token"] for p in points], **style)
+
+    rows = result["rows"]
+    kinds = (("car-", "CAR-k", "o-"), ("entropy-", "entropy rule", "s-"), ("random-", "random", "x"))
+    for prefix, label, style in kinds:
+        if points := [r for r in rows if r["schedule"].startswith(prefix)]:
+            line(points, marker=style[0], linestyle=style[1:] or "none", label=label)
+    line(result["frontier"], color="black", linestyle="--", label="oracle (sees the future)")
+    line([result["unconstrained"]], color="black", marker="*", linestyle="none", label="oracle, any number of passes")
+    left.set_xlabel("tokens per pass of the decoder")
+    left.set_ylabel("cross entropy of the true tokens, nats a token")
+    left.set_title(f"Teacher-forced chunking, {result['utterances']} utterances")
+    left.legend()
+    head = np.arange(1, result["heads"] + 1)
+    right.bar(head - 0.2, [100 * s for s in result["best_share"]], 0.4, label="best head for the token")
+    right.bar(head + 0.2, [100 * s for s in result["worst_share"]], 0.4, label="worst head for the token")
+    right.set_xlabel("head (1 = base)")
+    right.set_ylabel("% of tokens")
+    right.legend()
+    figure.tight_layout()
+    figure.savefig(path)
+    pyplot.close(figure)
+
+
+def table(result: dict[str, Any]) -> str:
+    lines = ["schedule        tokens/pass  nats/token   oracle at equal passes    gain"]
+    lines += [f"{r['schedule']:15} {r['tokens_per_pass']:11.2f} {r['nats_per_token']:11.3f} "
+              f"{r['oracle_nats_per_token']:25.3f} {r['gain']:7.3f}" for r in result["rows"]]
+    free = result["unconstrained"]
+    lines.append(f"{'any passes':15} {free['tokens_per_pass']:11.2f} {'':11} {free['nats_per_token']:25.3f}")
+    lines.append("head best for a token, %:  " + "  ".join(f"{100 * s:5.2f}" for s in result["best_share"]))
+    lines.append("head worst for a token, %: " + "  ".join(f"{100 * s:5.2f}" for s in result["worst_share"]))
+    return "\n".join(lines)
+
+
+def run(config: OracleConfig) -> dict[str, Any]:
+    """Analyse and write oracle.json, oracle.png and config.yaml into `config.out`."""
+    for name in ("decoder", "data"):
+        if not getattr(config, name):
+            raise ConfigError(f"{name} is not set: give {name}=…")
+    model = CARDecoder.from_pretrained(config.decoder, config.device)
+    items = load_prompts(config.data, config.split, model, config.prompt_tokens, config.seed, config.utterances)
+    result = analyse(model, list(teacher_forced(model, items, config.batch_size)), config)
+    result["provenance"] = provenance(decoder=config.decoder, data=config.data, split=config.split)
+    out = Path(config.out)
+    write_json(out / "oracle.json", result)
+    plot(result, out / "oracle.png")
+    save_config(config, out / "config.yaml")
+    return result
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    print(table(run(load_config(OracleConfig, arguments))))
+
+
+if __name__ == "__main__":
+    main()

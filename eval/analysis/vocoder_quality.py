@@ -1,0 +1,227 @@
+"""`dcar vocoder-quality`: what tokens and vocoder lose of words and voices, before any decoder adds errors of its own.
+
+    dcar vocoder-quality data=runs/prepared vocoder=runs/vocoder/export split=test out=runs/vocoder_quality
+
+The split's recordings and their own tokens, spoken by the vocoder in the voice of another utterance of the speaker, are
+transcribed by the judge. A resynthesis is of the right voice if its speaker embedding is nearest to that voice's mean
+embedding over its recordings: among the voices of this split, and among all voices of the corpus. The shipped voices of
+the test split are in no training data, so there the first is the share of unseen voices that come through.
+
+The vocoder is told the voice by the same encoder, and may have been trained to please it (`--voice_weight`). So there
+is a second opinion that no training has seen: a linear discriminant analysis of the mean and the spread of each band of
+the spectrum, fitted to recordings other than the one that is measured. It is strict: what a vocoder does to all
+voices alike makes them other voices.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+from tqdm import tqdm
+
+from dcar.audio import resample
+from dcar.config import load_config, save_config
+from dcar.errors import ConfigError, DataError
+from dcar.prepare.prepared import load_prepared, prepared_info
+from dcar.prompts.items import PromptItem, make_prompts
+from dcar.prompts.load import corpus_recordings
+from dcar.recognition.load import load_recognizer
+from dcar.text.wer import character_errors, corpus_cer, corpus_wer, word_errors
+from dcar.tracking import provenance, write_json
+from dcar.vocoder.base import check_speaks
+from dcar.vocoder.load import load_vocoder
+from dcar.voices.encoder import SpeakerEncoder
+from dcar.voices.features import SAMPLE_RATE, envelope_mel
+from eval.results.stats import corpus_interval, paired_test
+
+logger = logging.getLogger(__name__)
+
+Recording = Callable[[str], tuple[np.ndarray, int]]
+"""Utterance id -> waveform and rate, as `corpus_recordings` gives it."""
+
+RECORDINGS_PER_VOICE = 30
+"""Of other splits, that the second opinion on voices is fitted to."""
+
+
+@dataclass
+class VocoderQualityConfig:
+    """Settings of `dcar vocoder-quality`."""
+
+    data: str = ""  # folder written by `dcar prepare`
+    vocoder: str = "starter"
+    split: str = "test"
+    judge: str = "moonshine"
+    prompt_tokens: int = 50
+    limit: int = 0  # utterances at most; 0 = the whole split
+    batch_size: int = 16
+    against: str = ""  # a second vocoder, for a paired test of word errors
+    out: str = "runs/vocoder_quality"
+    seed: int = 0
+
+
+def nearest_voice(embeddings: np.ndarray, voices: dict[str, np.ndarray], names: Sequence[str]) -> list[str]:
+    """Of unit-norm embeddings [N, D]: the one of `names` whose mean in `voices` has the largest cosine."""
+    means = np.stack([voices[name] / np.linalg.norm(voices[name]) for name in names])
+    return [names[i] for i in (embeddings @ means.T).argmax(1)]
+
+
+def _voices(data: str) -> dict[str, np.ndarray]:
+    """Mean embedding of every speaker over its recordings in all splits."""
+    found: dict[str, list[Any]] = {}
+    for split in prepared_info(data)["counts"]:
+        rows = load_prepared(data, split)
+        for name, embedding in zip(rows["speaker"], rows["speaker_embedding"], strict=True):
+            found.setdefault(name, []).append(embedding)
+    return {name: np.mean(np.asarray(rows, np.float64), axis=0) for name, rows in found.items()}
+
+
+def spectrum_statistics(wave: np.ndarray, rate: int) -> np.ndarray:
+    """Mean (less the mean of all bands, the level) and standard deviation of 40 log-mel bands over the louder half of
+    the frames of wave [samples]: float32 [80]."""
+    signal = torch.from_numpy(np.ascontiguousarray(resample(wave, rate, SAMPLE_RATE)))
+    bands = envelope_mel(signal.device)(signal[None])[0]  # [40, F]
+    loudness = bands.mean(0)
+    bands = bands[:, loudness >= loudness.median()]
+    return torch.cat([bands.mean(1) - bands.mean(), bands.std(1, correction=0)]).numpy()
+
+
+class SpectrumVoices:
+    """Whose voice a waveform is, by its `spectrum_statistics`. Utterance i of the split is judged by recordings of the
+    other half of the split (the other parity of i), and of other splits."""
+
+    def __init__(self, items: Sequence[PromptItem], recordings: Sequence[tuple[np.ndarray, int]], data: str, split: str,
+                 recording: Recording):
+        names, statistics = [], []
+        for other in (name for name in prepared_info(data)["counts"] if name != split):
+            rows, seen = load_prepared(data, other), dict[str, int]()
+            for utterance, speaker in zip(rows["id"], rows["speaker"], strict=True):
+                seen[speaker] = seen.get(speaker, 0) + 1
+                if seen[speaker] <= RECORDINGS_PER_VOICE:
+                    names.append(speaker)
+                    statistics.append(spectrum_statistics(*recording(utterance)))
+        self.speakers = [item.speaker for item in items]
+        own = [spectrum_statistics(*sound) for sound in recordings]
+        self.models = []
+        for parity in (0, 1):
+            x, y = [*statistics, *own[1 - parity :: 2]], [*names, *self.speakers[1 - parity :: 2]]
+            self.models.append(LinearDiscriminantAnalysis(solver="lsqr", shrinkage="auto").fit(np.stack(x), y))
+
+    def scores(self, waves: Sequence[np.ndarray], rate: int) -> list[dict[str, float]]:
+        """Log-probability of every voice for each of the waves, one of every utterance."""
+        found = []
+        for i, wave in enumerate(waves):
+            model = self.models[i % 2]
+            law = model.predict_log_proba(spectrum_statistics(wave, rate)[None])[0]
+            found.append(dict(zip(model.classes_, law, strict=True)))
+        return found
+
+    def right(self, scores: Sequence[dict[str, float]], among: Sequence[str]) -> float:
+        """Share of utterances whose speaker has the highest of its scores among these voices."""
+        pairs = zip(scores, self.speakers, strict=True)
+        return float(np.mean([max(among, key=row.__getitem__) == speaker for row, speaker in pairs]))
+
+
+def _spoken(name: str, items: list[PromptItem], config: VocoderQualityConfig) -> tuple[list[np.ndarray], int]:
+    vocoder = load_vocoder(name)
+    check_speaks(vocoder, prepared_info(config.data))
+    order = np.argsort([len(item.reference_tokens) for item in items])
+    waves: dict[int, np.ndarray] = {}
+    for start in tqdm(range(0, len(order), config.batch_size), desc=f"speak with {name}", unit="batch"):
+        chosen = order[start : start + config.batch_size].tolist()
+        tokens = [items[i].reference_tokens for i in chosen]
+        voices = np.stack([items[i].speaker_embedding for i in chosen])
+        waves.update(zip(chosen, vocoder.synthesize(tokens, voices), strict=True))
+    return [waves[i] for i in range(len(items))], int(vocoder.sample_rate)
+
+
+def run(config: VocoderQualityConfig) -> dict[str, Any]:
+    """Measure and write vocoder_quality.json and config.yaml into `config.out`; DataError for an empty split."""
+    if not config.data:
+        raise ConfigError("data is not set: give data=FOLDER, written by `dcar prepare`")
+    items = make_prompts(load_prepared(config.data, config.split), config.prompt_tokens, config.seed)
+    items = items[: config.limit or len(items)]
+    if not items:
+        raise DataError(f"{config.data}: split {config.split} has no utterances")
+    recording, judge, encoder = corpus_recordings(config.data), load_recognizer(config.judge), SpeakerEncoder()
+    texts = [item.text for item in items]
+    voices = _voices(config.data)
+    here = sorted({item.speaker for item in items})
+    errors: dict[str, list[Any]] = {}
+    rows: list[dict[str, Any]] = [{"id": item.prompt.utterance_id, "text": item.text} for item in items]
+    result: dict[str, Any] = {"n": len(items), "voices": len(here), "voices_of_corpus": len(voices)}
+
+    def measure(name: str, waves: list[np.ndarray], rate: int) -> None:
+        heard = judge.transcribe(waves, rate)
+        errors[name] = [word_errors(text, words or "") for text, words in zip(texts, heard, strict=True)]
+        for row, words, e in zip(rows, heard, errors[name], strict=True):
+            row[name] = {"heard": words, "errors": e.errors}
+        interval = corpus_interval([e.errors for e in errors[name]], [e.reference_words for e in errors[name]])
+        measured = {
+            "wer": corpus_wer(errors[name]).wer,
+            "wer_ci": [interval.low, interval.high],
+            "cer": corpus_cer([character_errors(t, h or "") for t, h in zip(texts, heard, strict=True)]).wer,
+        }
+        embeddings = np.stack([encoder.embed(wave, rate) for wave in tqdm(waves, desc=f"voices of {name}")])
+        scores = spectrum.scores(waves, rate)
+        for key, names in (("right_voice", here), ("right_voice_of_corpus", sorted(voices))):
+            found = nearest_voice(embeddings, voices, names)
+            measured[key] = float(np.mean([a == item.speaker for a, item in zip(found, items, strict=True)]))
+            measured[f"{key}_by_spectrum"] = spectrum.right(scores, names)
+        own = np.stack([voices[item.speaker] / np.linalg.norm(voices[item.speaker]) for item in items])
+        measured["similarity"] = float((embeddings * own).sum(1).mean())
+        result[name] = measured
+
+    recordings = [recording(item.prompt.utterance_id) for item in items]
+    if len({rate for _, rate in recordings}) != 1:
+        raise DataError(f"{config.data}: recordings of several rates; prepare a corpus of one rate to measure against")
+    spectrum = SpectrumVoices(items, recordings, config.data, config.split, recording)
+    measure("recording", [wave for wave, _ in recordings], recordings[0][1])
+    measure("resynthesised", *_spoken(config.vocoder, items, config))
+    if config.against:
+        measure("against", *_spoken(config.against, items, config))
+        counts = [[[e.errors for e in errors[n]], [e.reference_words for e in errors[n]]]
+                  for n in ("resynthesised", "against")]
+        test = paired_test(*counts[0], *counts[1])
+        result["difference"] = {"wer": test.difference, "ci": [test.low, test.high], "p": test.p_value}
+    result |= {"judge": config.judge, "utterances": rows}
+    result["provenance"] = provenance(vocoder=config.vocoder, data=config.data, split=config.split)
+    out = Path(config.out)
+    write_json(out / "vocoder_quality.json", result)
+    save_config(config, out / "config.yaml")
+    return result
+
+
+def table(result: dict[str, Any]) -> str:
+    lines = [f"{result['n']} utterances, {result['voices']} voices; judge {result['judge']}",
+             f"{'':14} {'':>25} {'right voice %, by embedding':>27} {'by spectrum':>15}",
+             f"{'':14} {'WER %':>6} {'95 %':>11} {'CER %':>6} {'here':>6} {'of all':>7} {'similarity':>12} {'here':>7} "
+             f"{'of all':>7}"]
+    for name in ("recording", "resynthesised", "against"):
+        if name in result:
+            row = result[name]
+            low, high = (100 * x for x in row["wer_ci"])
+            lines.append(f"{name:14} {100 * row['wer']:6.1f} {f'{low:.1f}–{high:.1f}':>11} {100 * row['cer']:6.1f} "
+                         f"{100 * row['right_voice']:6.1f} {100 * row['right_voice_of_corpus']:7.1f} "
+                         f"{row['similarity']:12.3f} {100 * row['right_voice_by_spectrum']:7.1f} "
+                         f"{100 * row['right_voice_of_corpus_by_spectrum']:7.1f}")
+    if "difference" in result:
+        d = result["difference"]
+        low, high = (100 * x for x in d["ci"])
+        lines.append(f"difference in WER {100 * d['wer']:+.1f} ({low:+.1f} to {high:+.1f}), p = {d['p']:.3f}")
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    print(table(run(load_config(VocoderQualityConfig, arguments))))
+
+
+if __name__ == "__main__":
+    main()

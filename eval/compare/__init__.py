@@ -1,0 +1,1 @@
+"""`dcar compare`: every method on the same utterances."""

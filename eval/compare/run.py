@@ -1,0 +1,353 @@
+"""Compare decoding methods on the same utterances: one table, one JSON, the plots, one report.
+
+    accelerate launch -m eval.compare --config launch/recipes/compare_starter.yaml limit=100
+    dcar compare --config launch/recipes/compare_all_starter.yaml out=runs/all
+
+FAR, CAR-k, DCAR and their rivals speak the same held-out texts with the same prompts, sampling and seeds; one
+vocoder turns the tokens into sound and one recogniser that took no part in training judges the words. Two reference
+rows bound what the judge can see: the recordings themselves, and their tokens resynthesised by the same vocoder.
+
+An interrupted comparison continues where it stopped, with any number of processes and with the same result.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from dataclasses import asdict, dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Optional
+
+import numpy as np
+import torch
+from accelerate import PartialState
+from tqdm import tqdm
+
+from dcar.config import load_config, save_config
+from dcar.errors import ConfigError, DataError, DCARError
+from dcar.prepare.prepared import load_prepared, prepared_info, tokenizer_identity
+from dcar.prompts.items import make_prompts
+from dcar.prompts.load import corpus_recordings
+from dcar.recognition.load import load_recognizer
+from dcar.sampling import SamplingConfig
+from dcar.text.wer import NORMALIZER
+from dcar.tracking import provenance, write_json
+from dcar.vocoder.base import PromptAudio, check_speaks
+from dcar.vocoder.load import load_vocoder
+from dcar.vocoder.model import TokenVocoder
+from eval.compare.sweeps import expand_names
+from eval.methods.registry import Entry, load_models, make_methods
+from eval.report.page import FORMAT_VERSION, write_report
+from eval.report.plots import draw_plots
+from eval.report.table import table_text
+from eval.results.pareto import equal_speed, speed_axis
+from eval.results.rows import Row, by_utterance, make_rows, power_statement
+from eval.results.store import (
+    RECORDING,
+    RESYNTHESIS,
+    Maker,
+    Record,
+    RecordStore,
+    Scope,
+    Tools,
+    choose_items,
+    plan,
+    save_opus,
+)
+from eval.results.timing import time_methods
+from eval.scorers.load import load_scorers, load_similarity
+from eval.scorers.metrics import NOISE_QUALITY_LABEL, NoiseQuality
+from heads.checkpoint import tensors_checksum
+
+
+@dataclass
+class CompareConfig:
+    """Settings of a comparison."""
+
+    data: str = "runs/prepared"  # folder written by `dcar prepare`
+    split: str = "test"
+    decoder: str = "runs/car"  # CAR checkpoint
+    far_decoder: Optional[str] = None  # FAR checkpoint (one head); needed by method far  # noqa: UP045
+    policies: list[str] = field(default_factory=list)  # policy folders, or name=folder where there are several
+    draft: Optional[str] = None  # draft model of this decoder, for sd, ssd and pcg  # noqa: UP045
+    statistics: Optional[str] = None  # measured statistics that some methods need (docs/methods.md)  # noqa: UP045
+    methods: list[str] = field(default_factory=lambda: ["car-1", "car-2", "car-3"])  # see eval/methods; "ssd-{0,0.4}"
+    seeds: list[int] = field(default_factory=lambda: [0])
+    limit: int = 0  # utterances; 0 = the whole split
+    batch_size: int = 16  # utterances decoded at once; no effect on the tokens
+    # auto: every pass in few kernels, CUDA graphs on a GPU (dcar/decoding/fast/passes.py); loop: the decoder as it is
+    decoding: str = "auto"
+    prompt_tokens: int = 50  # length of the speaker prompt, as in training
+    prompt_seed: int = 0  # which prompts are drawn; the same for all methods and seeds
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_tokens: int = 1
+    max_tokens: int = 1500
+    max_tokens_per_text_unit: float = 16.0
+    repetition_window: int = 0  # CosyVoice's repetition-aware sampling: 10, with top_p=0.8 top_k=25; 0 = off
+    repetition_share: float = 0.1
+    repetition_mask: bool = False
+    vocoder: str = ""  # folder, or another project's (dcar/vocoder); empty = the one that ships with the project
+    judge: str = "moonshine"  # must not have made the speech tokens nor the reward
+    second_opinion: str = "whisper-base"
+    similarity: str = "resemblyzer"  # or wavlm:…, eres2net:… (eval/scorers/load.py)
+    scorers: list[str] = field(default_factory=list)  # more columns: utmos:…, wavlm:…, dnsmos, … (eval/scorers/load.py)
+    second_opinion_utterances: int = 0  # with the first seed; 0 = off
+    noise_quality_utterances: int = 20  # DNSMOS, with the first seed; 0 = off (about half a second each)
+    timing_utterances: int = 10  # spoken by every method at batch 1; 0 = no timings
+    audio_samples: int = 4  # utterances whose audio is kept for the report
+    references: bool = True  # the rows of the recordings and of their resynthesis
+    resamples: int = 4000  # of the bootstrap
+    device: str = ""  # cpu or cuda; empty = what accelerate chooses
+    threads: int = 0  # torch threads per process; 0 = leave as it is
+    training_log: Optional[str] = None  # log.jsonl of DCPO, for the curves in the report  # noqa: UP045
+    report: bool = True  # write report.html
+    out: str = "runs/compare"
+
+    def __post_init__(self) -> None:
+        if not self.methods or not self.seeds:
+            raise ConfigError("a comparison needs at least one method and one seed")
+        if len(set(self.seeds)) != len(self.seeds):
+            raise ConfigError(f"seeds must differ: {self.seeds}")
+        if len(set(self.scorers)) != len(self.scorers):
+            raise ConfigError(f"scorers must differ: {self.scorers}")
+        if self.decoding not in ("auto", "loop"):
+            raise ConfigError(f"decoding must be 'auto' or 'loop', not '{self.decoding}'")
+        if self.batch_size < 1 or self.resamples < 100:
+            raise ConfigError("batch_size must be at least 1 and resamples at least 100")
+        counts = ("limit", "second_opinion_utterances", "noise_quality_utterances", "timing_utterances",
+                  "audio_samples")
+        if negative := [name for name in counts if getattr(self, name) < 0]:
+            raise ConfigError(f"{', '.join(negative)} must not be negative")
+        self.sampling  # noqa: B018  (refuses impossible sampling before anything is loaded)
+        expand_names(self.methods)  # refuses broken sweeps as early
+
+    @property
+    def sampling(self) -> SamplingConfig:
+        return SamplingConfig(self.temperature, self.top_k, self.top_p, self.min_tokens, self.max_tokens,
+                              self.max_tokens_per_text_unit, self.repetition_window, self.repetition_share,
+                              self.repetition_mask)
+
+
+def load_tools(config: CompareConfig, device: str) -> Tools:
+    """Load data, models, vocoder and recognisers; refuses parts that do not belong together."""
+    info = prepared_info(config.data)
+    folders = {"draft": config.draft, "statistics": config.statistics}
+    models = load_models(config.decoder, config.far_decoder or "", config.policies, device,
+                         **{name: folder for name, folder in folders.items() if folder},
+                         fast=config.decoding == "auto")
+    tokenizer = tokenizer_identity(info)
+    made_for = models.decoder.config.tokenizer
+    if made_for and made_for != tokenizer:
+        raise DataError(f"{config.data}: tokens of {tokenizer[:60]}, but the decoder {config.decoder} was trained on "
+                        f"{made_for[:60]}; prepare the corpus with the decoder's tokenizer")
+    dataset = load_prepared(config.data, config.split)
+    items = make_prompts(dataset, config.prompt_tokens, config.prompt_seed, models.decoder.config.bos)
+    recordings = corpus_recordings(config.data)
+    prompts = PromptAudio.of_items(items, recordings)
+    vocoder = load_vocoder(config.vocoder, device, prompts)
+    check_speaks(vocoder, info)
+    second = load_recognizer(config.second_opinion) if config.second_opinion_utterances else None
+    return Tools(
+        items, models, vocoder, load_recognizer(config.judge, device=device), second,
+        load_similarity(config.similarity, prompts, device),
+        NoiseQuality() if config.noise_quality_utterances else None, recordings,
+        {"vocoder": _identity(vocoder, config.vocoder)},
+        {"corpus": info["corpus"], "tokenizer": tokenizer, "split": config.split},
+        load_scorers(config.scorers, prompts, device),
+    )
+
+
+def _identity(vocoder: Any, setting: str) -> str:
+    """What records depend on: the weights of our own vocoder, of others their setting and their own checksum."""
+    if isinstance(vocoder, TokenVocoder):
+        return tensors_checksum(vocoder.state_dict())
+    return f"{setting} {getattr(vocoder, 'tokenizer_checksum', '')}".strip()
+
+
+def run(config: CompareConfig, tools: Tools | None = None) -> dict[str, Any]:
+    """Compare; returns what compare.json holds (on every process). `tools` replaces what the config would load.
+
+    Raises ConfigError, DataError, CheckpointError; what was finished before stays in `out` and is used again.
+    """
+    # Processes wait for each other at the end, as long as the slowest judge takes.
+    on_cpu = config.device == "cpu" or not config.device and not torch.cuda.is_available()
+    state = PartialState(cpu=on_cpu, timeout=timedelta(days=2))
+    if (launched := int(os.environ.get("WORLD_SIZE", "1"))) != state.num_processes:
+        raise ConfigError(f"{launched} processes were launched but Accelerate sees {state.num_processes}: each would "
+                          "do all the work; on CPUs launch with --multi_gpu and ACCELERATE_USE_CPU=true")
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    out = Path(config.out)
+    tools = tools or load_tools(config, config.device or str(state.device))
+    tools.items = choose_items(tools.items, config.limit)
+    if not tools.items:
+        raise DataError(f"split '{config.split}' of {config.data} has no utterances to compare on")
+    entries = make_methods(expand_names(config.methods), tools.models)
+    references = _references(config, tools)
+    maker = _make_records(config, tools, entries, references, out, state)
+    result: dict[str, Any] = {}
+    if state.is_main_process:
+        result = _finish(config, tools, entries, references, maker, out, state)
+    state.wait_for_everyone()
+    return result or json.loads((out / "compare.json").read_text())
+
+
+def _references(config: CompareConfig, tools: Tools) -> list[str]:
+    if not config.references:
+        return []
+    return [*([RECORDING] if tools.recording is not None else []), RESYNTHESIS]
+
+
+def _make_records(config: CompareConfig, tools: Tools, entries: list[Entry], references: list[str], out: Path,
+                  state: PartialState) -> Maker:
+    store = RecordStore(out / "records", state.process_index)
+    done = store.read()
+    state.wait_for_everyone()  # everyone has read before anyone writes
+    store.open()
+    maker = Maker(tools, entries, config.sampling, config.seeds, _scope(config, len(tools.items)), out, store, done)
+    units = plan(tools.items, entries, config.seeds, config.batch_size, references)
+    mine = [u for u in units if u.owner % state.num_processes == state.process_index]
+    total = sum(len(u.indices) for u in mine)
+    # None: no bar where there is no terminal
+    with tqdm(total=total, desc="speak and judge", unit="utt", mininterval=1,
+              disable=None if state.is_main_process else True) as bar:
+        for unit in mine:
+            bar.set_postfix_str(unit.method)
+            maker.run(unit)
+            bar.update(len(unit.indices))
+    state.wait_for_everyone()
+    return maker
+
+
+def _scope(config: CompareConfig, size: int) -> Scope:
+    def spread(count: int) -> frozenset[int]:
+        """`count` indices spread over all utterances (ids are sorted, so over speakers as well)."""
+        return frozenset(np.linspace(0, size - 1, min(count, size)).round().astype(int).tolist())
+
+    return Scope(spread(config.second_opinion_utterances), spread(config.noise_quality_utterances),
+                 spread(config.audio_samples))
+
+
+def _finish(config: CompareConfig, tools: Tools, entries: list[Entry], references: list[str], maker: Maker, out: Path,
+            state: PartialState) -> dict[str, Any]:
+    names = [*references, *(e.name for e in entries)]
+    records = _gather(config, tools, names, maker)
+    save_config(config, out / "config.yaml")
+    timings: list[dict[str, Any]] = []
+    if config.timing_utterances:
+        with tqdm(total=min(config.timing_utterances, len(tools.items)), desc="time at batch 1", unit="utt",
+                  disable=None) as bar:
+            timings = time_methods(tools, entries, config.sampling, config.seeds[0], config.timing_utterances, out,
+                                   lambda: bar.update() and None)
+    rows = make_rows(records, names, timings, config.resamples, list(tools.scorers))
+    header = _header(config, tools, entries, rows, state)
+    result = {**header, "equal_speed": _equal_speed(records, rows, config.resamples), "rows": rows,
+              "samples": _samples(config, tools, names, maker)}
+    write_json(out / "compare.json", result)
+    (out / "compare.txt").write_text(table_text(rows, result) + "\n")
+    draw_plots(rows, out)
+    if config.report:
+        write_report(out, training_log=config.training_log)
+    return result
+
+
+def _equal_speed(records: list[Record], rows: list[Row], resamples: int) -> list[dict[str, Any]]:
+    """All pairs of families at equal measured speed-up (where there are timings) and at equal tokens a pass."""
+    spoken = [r["method"] for r in rows if r["kind"] == "method"]
+    counts = {m: by_utterance([r for r in records if r["method"] == m])[:2] for m in spoken}
+    axes = [axis for axis in (speed_axis(rows), "tokens_per_pass") if axis]
+    return [pair for axis in axes for pair in equal_speed(rows, counts, axis, resamples)]
+
+
+def _gather(config: CompareConfig, tools: Tools, names: list[str], maker: Maker) -> list[Record]:
+    """The records of this comparison out of all shards: one per (method, seed, utterance), sorted; in records.jsonl."""
+    maker.adopt(maker.store.read())
+    records = []
+    for name in names:
+        for seed in config.seeds if name not in (RECORDING, RESYNTHESIS) else config.seeds[:1]:
+            for i, item in enumerate(tools.items):
+                if not maker.finished(name, seed, i):
+                    raise DataError(f"{config.out}: no record of {name}, seed {seed}, {item.prompt.utterance_id}; a "
+                                    "process stopped early; run the comparison again, it continues")
+                records.append(maker.done[name, seed, item.prompt.utterance_id])
+    part = maker.out / "records.jsonl.part"
+    part.write_text("".join(json.dumps(r) + "\n" for r in records))
+    part.replace(maker.out / "records.jsonl")
+    return records
+
+
+def _header(config: CompareConfig, tools: Tools, entries: list[Entry], rows: list[Row],
+            state: PartialState) -> dict[str, Any]:
+    decoder = tools.models.decoder
+    return {
+        "format_version": FORMAT_VERSION, "judge": tools.judge.name,
+        "judge_note": "one waveform at a time; the length of a transcript is capped by the duration of the audio",
+        "second_opinion": tools.second_opinion.name if tools.second_opinion else None, "normalizer": NORMALIZER,
+        "speaker_similarity": getattr(tools.similarity, "name", None), "noise_quality": NOISE_QUALITY_LABEL,
+        "scorers": {name: {"kind": s.kind, "setting": s.spec} for name, s in tools.scorers.items()},
+        "sampling": asdict(config.sampling), "seeds": list(config.seeds), "utterances": len(tools.items),
+        "corpus": tools.corpus, "methods": {e.name: e.identity for e in entries},
+        "parameters": sum(p.numel() for p in decoder.parameters()), "heads": decoder.config.num_prediction_heads,
+        "codes": decoder.config.speech_vocab_size,
+        "models": tools.identity, "speedup": "median over utterances of the baseline's RTF / the method's, batch 1, "
+        "LM only; *_total with the vocoder", "processes": state.num_processes, "device": str(state.device),
+        "power": power_statement(rows), "provenance": provenance(), "config": asdict(config),
+    }
+
+
+def _samples(config: CompareConfig, tools: Tools, names: list[str], maker: Maker) -> list[dict[str, Any]]:
+    """The utterances whose audio was kept: text, and per method the file, the transcript and the chunks."""
+    samples = []
+    seed = config.seeds[0]
+    for i in sorted(maker.scope.audio):
+        item = tools.items[i]
+        voices = []
+        for name in names:
+            record = maker.done[name, seed, item.prompt.utterance_id]
+            voices.append({
+                "method": name,
+                "audio": str(maker.audio_path(name, i).relative_to(maker.out)) if record["duration"] else None,
+                **{k: record.get(k) for k in ("hypothesis", "words", "duration", "emitted", "actions", "truncated",
+                                              "speaker_similarity")},
+            })
+        prompt_audio = None
+        if tools.recording is not None:
+            prompt_audio = maker.audio_path("prompt", i)
+            save_opus(prompt_audio, *tools.recording(item.prompt_utterance_id))
+        samples.append({"id": item.prompt.utterance_id, "text": item.text, "speaker": item.speaker,
+                        "prompt_audio": prompt_audio and str(prompt_audio.relative_to(maker.out)), "voices": voices})
+    return samples
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command; returns its exit status."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    logging.getLogger("faster_whisper").setLevel(logging.WARNING)  # it logs a line per utterance
+    config: CompareConfig | None = None
+    try:
+        config = load_config(CompareConfig, arguments)
+        result = run(config)
+    except DCARError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        where = f" in {config.out}" if config else ""
+        print(f"interrupted: finished records are kept{where}; the same command continues", file=sys.stderr)
+        return 130
+    state = PartialState()
+    if state.is_main_process:
+        print(table_text(result["rows"], result))
+        files = ["compare.json", "compare.txt", *(plot.name for plot in sorted(Path(config.out).glob("compare*.png"))),
+                 *(["report.html"] if config.report else [])]
+        print(f"\nwrote {', '.join(f'{config.out}/{name}' for name in files)}")
+    state.destroy_process_group()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

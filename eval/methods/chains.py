@@ -1,0 +1,134 @@
+"""Names of the chain verifiers: what they verify with, where the draft comes from, and how long it is.
+
+    KIND[-PARAMETERS][@DRAFTER][:LENGTH]
+
+    sd                   lossless speculative decoding, draft by the additional heads, 3 tokens
+    sd@draft             the same with the draft model
+    ssd-0.4@draft:4      tolerance 0.4, the draft model drafts 4 tokens
+    ssd-0.4-eos          the tolerance holds for EOS too (by default EOS is judged as in sd)
+    pcg-0.42             similarity groups at threshold 0.42
+    typical              Medusa's typical acceptance; typical-0.09-0.3 gives epsilon and delta
+    topk-verify-50       accepted where the base head has the token among its 50 likeliest
+
+DRAFTER is `heads` (the default: every CAR checkpoint has them) or `draft`. LENGTH is 3 unless given (the best in both
+papers), or as many as there are additional heads where there are fewer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from dcar.decoding.loop import Decoder
+from dcar.errors import ConfigError
+from dcar.model.car import CARDecoder
+from eval.verifiers.chain import ChainVerifier
+from eval.verifiers.drafters import Drafter, HeadDrafter, ModelDrafter
+from eval.verifiers.groups import TokenGroups, cached_groups, check_theta
+from eval.verifiers.pcg import GroupVerifier
+from eval.verifiers.sd import SpeculativeDecoding
+from eval.verifiers.ssd import TolerantDecoding
+from eval.verifiers.topk_verify import TopKVerify
+from eval.verifiers.typical import TypicalAcceptance
+
+DEFAULT_LENGTH = 3
+KINDS = {  # kind -> (fewest and most parameters, how it is written)
+    "sd": (0, 0, "sd"),
+    "ssd": (1, 1, "ssd-0.4"),
+    "pcg": (1, 1, "pcg-0.42"),
+    "typical": (0, 2, "typical or typical-0.09-0.3"),
+    "topk-verify": (1, 1, "topk-verify-50"),
+}
+NUMBER = r"-?\d+(?:\.\d+)?(?:e-?\d+)?"
+SUFFIX = re.compile(rf"(?P<parameters>(?:-{NUMBER})*)(?P<eos>-eos)?(?:@(?P<drafter>\w+))?(?::(?P<length>\d+))?")
+
+
+@dataclass(frozen=True)
+class ChainName:
+    """A parsed name."""
+
+    kind: str
+    parameters: tuple[float, ...]
+    eos_strict: bool
+    drafter: Literal["heads", "draft"]
+    length: int | None  # None: DEFAULT_LENGTH, or what the heads allow
+
+
+def parse(name: str, kind: str) -> ChainName:
+    """Read a name that begins with `kind`. ConfigError for one that is malformed, with an example."""
+    least, most, example = KINDS[kind]
+    found = SUFFIX.fullmatch(name.removeprefix(kind))
+    if found is None:
+        raise ConfigError(f"method '{name}': write {example}, then @heads or @draft, then :LENGTH, as in "
+                          f"{example.split()[0]}@draft:3")
+    numbers = tuple(float(x) for x in re.findall(f"-({NUMBER})", found["parameters"]))
+    if not least <= len(numbers) <= most or (kind == "typical" and len(numbers) == 1):
+        raise ConfigError(f"method '{name}': {len(numbers)} parameters; write {example}")
+    if found["eos"] and kind not in ("ssd", "typical", "topk-verify"):
+        raise ConfigError(f"method '{name}': -eos relaxes the rule for EOS, which {kind} never does")
+    drafter = found["drafter"] or "heads"
+    if drafter not in ("heads", "draft"):
+        raise ConfigError(f"method '{name}': the draft comes from @heads or @draft, not @{drafter}")
+    length = int(found["length"]) if found["length"] else None
+    if length == 0:
+        raise ConfigError(f"method '{name}': a draft has at least 1 token")
+    if kind == "topk-verify" and numbers[0] != int(numbers[0]):
+        raise ConfigError(f"method '{name}': k is a whole number; write {example}")
+    return ChainName(kind, numbers, not found["eos"], drafter, length)  # type: ignore[arg-type]
+
+
+def chain_method(name: str, kind: str, decoder: CARDecoder, draft: Decoder | None,
+                 ) -> tuple[Callable[[], ChainVerifier], dict[str, str]]:
+    """What builds the method called `name`, and all that its tokens depend on besides the decoder.
+
+    Similarity groups are made (or read from the cache) here, once. ConfigError for a malformed name, parameters out
+    of range, too few heads, or a missing draft model.
+    """
+    parsed = parse(name, kind)
+    make_drafter, length = _drafter(name, parsed, decoder, draft)
+    about = {"draft": f"{parsed.drafter}:{length}", "eos_strict": str(parsed.eos_strict)}
+    if parsed.drafter == "draft" and draft is not None:
+        about["draft_model"] = draft.checksum()
+    groups = _groups(decoder, *parsed.parameters) if kind == "pcg" else None
+    if groups is not None:
+        about["groups"] = f"{groups.theta!r} of {groups.embedding_checksum}"
+
+    def build() -> ChainVerifier:
+        drafter, parameters, strict = make_drafter(), parsed.parameters, parsed.eos_strict
+        if groups is not None:
+            return GroupVerifier(name, drafter, groups)
+        if kind == "sd":
+            return SpeculativeDecoding(name, drafter)
+        if kind == "ssd":
+            return TolerantDecoding(name, drafter, parameters[0], strict)
+        if kind == "typical":
+            epsilon, delta = parameters or (0.09, 0.3)
+            return TypicalAcceptance(name, drafter, epsilon, delta, strict)
+        return TopKVerify(name, drafter, int(parameters[0]), strict)
+
+    build()  # so that impossible parameters are refused now
+    return build, about
+
+
+def _groups(decoder: CARDecoder, theta: float) -> TokenGroups:
+    check_theta(theta)
+    codes = decoder.config.speech_vocab_size
+    return cached_groups(decoder.speech_embedding.weight[:codes], theta, decoder.config.output_size - codes)
+
+
+def _drafter(name: str, parsed: ChainName, decoder: CARDecoder, draft: Decoder | None,
+             ) -> tuple[Callable[[], Drafter], int]:
+    if parsed.drafter == "draft":
+        if draft is None:
+            raise ConfigError(f"method '{name}' needs a draft model: give its folder in `draft` (made by `dcar "
+                              "train-draft`, or a smaller decoder of the same ids), or draft by the heads: @heads")
+        model, length = draft, parsed.length or DEFAULT_LENGTH
+        return lambda: ModelDrafter(model, length), length
+    most = decoder.config.num_prediction_heads - 1
+    length = parsed.length or min(DEFAULT_LENGTH, most)
+    if not 1 <= length <= most:
+        raise ConfigError(f"method '{name}': this decoder has {most} additional heads to draft with; draft at most "
+                          "that many tokens, or use a draft model: @draft")
+    return lambda: HeadDrafter(length), length

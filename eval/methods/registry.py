@@ -1,0 +1,224 @@
+"""The methods that a comparison can run, by name. A new method is one entry of METHODS.
+
+    far                    next-token decoding on the FAR checkpoint (trained with one head)
+    car-3                  always three tokens a step; car-1 is next-token decoding with the CAR weights
+    random-2-3-4           a size drawn from these at every step
+    random-range           a size drawn from the guidance range of the policy
+    dcar, dcar-sampled     the policy, greedy or sampled; dcar@name where several policies are compared
+    vadusa-2               a tree of the heads' candidates, tolerance 2; vadusa-2-n32, vadusa-2-chain
+    mtp-viterbi-4-5        4 heads, 5 candidates of each; then a mode (ffbs, sampled_candidates), prev, own
+    entropy-0.8            heads are kept up to that entropy; entropy@3.0: the threshold fitted for 3 tokens a pass
+    sd, ssd-0.4, pcg-0.42, typical, topk-verify-50
+                           a draft verified by the decoder; @draft for the draft model, :4 for its length
+                           (eval/methods/chains.py)
+    car-3@int8             any of them with the decoder's layers in int8 (CPU), beside the float row
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import cast
+
+from dcar.decoding import ChunkMethod, FixedChunk, Method, PolicyChunk, RandomChunk
+from dcar.decoding.fast.passes import fast
+from dcar.decoding.fast.quantize import quantize_int8
+from dcar.decoding.loop import Decoder
+from dcar.errors import ConfigError
+from dcar.model.car import CARDecoder
+from dcar.model.draft import check_draft
+from dcar.model.load import load_decoder
+from eval.methods.chains import KINDS, chain_method
+from eval.methods.families import INT8
+from eval.verifiers import entropy, mtp_viterbi, vadusa
+from eval.verifiers.statistics import VerifierStatistics
+from heads.policy import ChunkPolicy
+
+
+@dataclass
+class Models:
+    """The decoders and policies of a comparison; a policy's key is its name, "" for the only one. `draft` is the
+    draft model of the methods that are called …@draft."""
+
+    decoder: CARDecoder
+    far_decoder: CARDecoder | None = None
+    policies: dict[str, ChunkPolicy] = field(default_factory=dict)
+    draft: CARDecoder | None = None
+    statistics: VerifierStatistics | None = None  # of the decoder, for vadusa, mtp-viterbi and entropy@
+    fast: bool = False  # methods read every decoder, the draft model too, through a FastDecoder where there can be one
+    _fast: dict[int, Decoder] = field(default_factory=dict, init=False, repr=False)  # by id of the decoder
+    _quantized: dict[int, CARDecoder] = field(default_factory=dict, init=False, repr=False)  # by id of the decoder
+
+    def __post_init__(self) -> None:
+        for policy in self.policies.values():
+            policy.check_base(self.decoder.checksum())
+        if self.statistics is not None:
+            self.statistics.check_decoder(self.decoder.checksum(), self.decoder.config)
+        if self.draft is not None:
+            check_draft(self.draft, self.decoder)
+        if self.far_decoder is not None:
+            for name in ("speech_vocab_size", "text_vocab_size", "bos", "tokenizer", "phonemes"):
+                ours, far = getattr(self.decoder.config, name), getattr(self.far_decoder.config, name)
+                if ours != far:
+                    raise ConfigError(f"the FAR decoder has {name} {far!r}, the CAR decoder {ours!r}: train both on "
+                                      "the same prepared corpus with the same layout")
+
+    def reader(self, decoder: Decoder) -> Decoder:
+        """What a method calls to read tokens with one of these decoders; made once."""
+        if not self.fast:
+            return decoder
+        if id(decoder) not in self._fast:
+            self._fast[id(decoder)] = fast(decoder)
+        return self._fast[id(decoder)]
+
+    def quantized(self, decoder: CARDecoder) -> CARDecoder:
+        """The int8 copy of one of these decoders, made once. ConfigError where there are no int8 kernels for it."""
+        if id(decoder) not in self._quantized:
+            self._quantized[id(decoder)] = quantize_int8(decoder)
+        return self._quantized[id(decoder)]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One method, ready to run: `build` makes a fresh decoding object; `identity` is all that its tokens depend on."""
+
+    name: str
+    decoder: Decoder
+    build: Callable[[], Method]
+    identity: dict[str, str]
+
+
+Factory = Callable[[str, str, Models], list[Entry]]
+"""(the whole name, what follows the prefix, models) -> the rows that it stands for."""
+
+
+def _far(name: str, rest: str, models: Models) -> list[Entry]:
+    if rest:
+        raise ConfigError(f"method '{name}': write 'far' alone")
+    if models.far_decoder is None:
+        raise ConfigError("method 'far' needs far_decoder, a checkpoint trained with one head; car-1 is next-token "
+                          "decoding with the CAR weights")
+    return [Entry(name, models.far_decoder, lambda: ChunkMethod(FixedChunk(1, name)),
+                  {"decoder": models.far_decoder.checksum()})]
+
+
+def _car(name: str, rest: str, models: Models) -> list[Entry]:
+    (size,) = _sizes(name, rest, models, most=1)
+    return [Entry(name, models.decoder, lambda: ChunkMethod(FixedChunk(size, name)),
+                  {"decoder": models.decoder.checksum()})]
+
+
+def _random(name: str, rest: str, models: Models) -> list[Entry]:
+    if rest == "-range":
+        ranges = sorted({tuple(policy.config.chunk_range) for policy in models.policies.values()} - {()})
+        if not ranges:
+            raise ConfigError(f"method '{name}' draws from the guidance range of the policies, and none is given that "
+                              "knows one: give `policies`, or write the sizes, as in random-2-3")
+        written = ["".join(f"-{size}" for size in sizes) for sizes in ranges]
+        return [entry for sizes in written for entry in _random(f"random{sizes}", sizes, models)]
+    sizes = _sizes(name, rest, models)
+    return [Entry(name, models.decoder, lambda: ChunkMethod(RandomChunk(sizes, name)),
+                  {"decoder": models.decoder.checksum()})]
+
+
+def _policy(mode: str) -> Factory:
+    def factory(name: str, rest: str, models: Models) -> list[Entry]:
+        if not models.policies:
+            raise ConfigError(f"method '{name}' needs a policy: give its folder in `policies`")
+        if rest and not (rest.startswith("@") and rest[1:] in models.policies):
+            known = ", ".join(f"{name.removesuffix(rest)}@{n}" for n in models.policies if n) or "only 'dcar' itself"
+            raise ConfigError(f"method '{name}': no such policy; known: {known}")
+        base = name.removesuffix(rest)
+        chosen = [rest[1:]] if rest else list(models.policies)
+        return [_policy_entry(f"{base}@{n}" if n else base, models.policies[n], mode, models) for n in chosen]
+
+    return factory
+
+
+def _policy_entry(name: str, policy: ChunkPolicy, mode: str, models: Models) -> Entry:
+    identity = {"decoder": models.decoder.checksum(), "policy": policy.checksum()}
+    return Entry(name, models.decoder, lambda: ChunkMethod(PolicyChunk(policy, mode, name)), identity)  # type: ignore[arg-type]
+
+
+def _by_heads(from_name: Callable[..., tuple[Callable[[], Method], dict[str, str]]]) -> Factory:
+    """A method that needs the decoder, and perhaps the statistics fitted to it."""
+
+    def factory(name: str, rest: str, models: Models) -> list[Entry]:
+        build, identity = from_name(name, rest, models.decoder, models.statistics)
+        return [Entry(name, models.decoder, build, {"decoder": models.decoder.checksum(), **identity})]
+
+    return factory
+
+
+def _chain(kind: str) -> Factory:
+    """A method that verifies a chain of drafts."""
+
+    def factory(name: str, rest: str, models: Models) -> list[Entry]:
+        draft = models.draft and models.reader(models.draft)
+        build, about = chain_method(name, kind, models.decoder, draft)
+        return [Entry(name, models.decoder, build, {"decoder": models.decoder.checksum(), **about})]
+
+    return factory
+
+
+METHODS: dict[str, Factory] = {
+    "far": _far,
+    "car": _car,
+    "random": _random,
+    "dcar": _policy("greedy"),
+    "dcar-sampled": _policy("sample"),
+    "vadusa": _by_heads(vadusa.from_name),
+    "mtp-viterbi": _by_heads(mtp_viterbi.from_name),
+    "entropy": _by_heads(entropy.from_name),
+    **{kind: _chain(kind) for kind in KINDS},
+}
+
+
+def _sizes(name: str, rest: str, models: Models, most: int | None = None) -> list[int]:
+    parts = rest.removeprefix("-").split("-")
+    heads = models.decoder.config.num_prediction_heads
+    if not all(p.isdigit() and 1 <= int(p) <= heads for p in parts) or (most and len(parts) > most):
+        raise ConfigError(f"method '{name}': chunk sizes of this decoder are 1..{heads}; write car-3 or random-2-3")
+    return [int(p) for p in parts]
+
+
+def make_methods(names: Sequence[str], models: Models) -> list[Entry]:
+    """The entries that the names stand for, in order. ConfigError for an unknown, impossible or repeated method."""
+    entries: list[Entry] = []
+    for full in names:
+        name = full.removesuffix(INT8)
+        prefixes = [p for p in METHODS if name == p or name.startswith((f"{p}-", f"{p}@", f"{p}:"))]
+        if not prefixes:
+            raise ConfigError(f"unknown method '{name}'; known kinds: {', '.join(METHODS)} (see eval/methods)")
+        prefix = max(prefixes, key=len)
+        made = METHODS[prefix](name, name.removeprefix(prefix), models)
+        if name != full:
+            made = [replace(e, name=e.name + INT8, decoder=models.quantized(cast(CARDecoder, e.decoder)),
+                            identity={**e.identity, "layers": "int8"}) for e in made]
+        entries += [replace(e, decoder=models.reader(e.decoder)) for e in made]
+    names = [e.name for e in entries]
+    if repeated := sorted({n for n in names if names.count(n) > 1}):
+        raise ConfigError(f"methods listed twice: {', '.join(repeated)}")
+    return entries
+
+
+def load_models(decoder: str, far_decoder: str, policies: Sequence[str], device: str = "cpu",
+                draft: str = "", statistics: str = "", fast: bool = False) -> Models:
+    """Load checkpoints; `policies` are folders, or name=folder where there are several; `draft` is a folder of
+    `dcar train-draft` or another decoder of the same ids, `statistics` one of `dcar fit-verifiers`, or nothing."""
+    loaded: dict[str, ChunkPolicy] = {}
+    for item in policies:
+        name, _, folder = item.rpartition("=")
+        if not name and len(policies) > 1:
+            name = Path(folder).name
+        if name == INT8[1:]:
+            raise ConfigError(f"a policy cannot be called '{name}': {INT8} behind a method asks for int8 layers; name "
+                              "it as name=folder")
+        if name in loaded:
+            raise ConfigError(f"two policies are called '{name}'; name them as name=folder")
+        loaded[name] = ChunkPolicy.from_pretrained(folder, device)
+    far = load_decoder(far_decoder, device) if far_decoder else None
+    return Models(load_decoder(decoder, device), far, loaded,
+                  load_decoder(draft, device) if draft else None,
+                  VerifierStatistics.from_pretrained(statistics) if statistics else None, fast)

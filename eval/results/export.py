@@ -1,0 +1,152 @@
+"""`dcar export-results`: a comparison in the formats of other toolkits, so that they can score the same audio.
+
+    dcar export-results run=runs/compare out=runs/export
+
+For every method `out/<method>/` holds, with the id of an utterance as its name,
+
+- `wavs/<id>.wav`: the audio that the comparison kept (set `audio_samples` high enough when comparing);
+- VERSA: `pred.scp` and `text` (and `gt.scp` where recordings were kept) to score with `--io soundfile`, and
+  `versa.jsonl`, our own scores under VERSA's names;
+- seed-tts-eval: `wav_res_ref_text` (`wav|prompt wav|text`), which its scripts read, and `wav_res_ref_text.wer`, our own
+  transcripts in the format that its `average_wer.py` reads.
+
+The comparison keeps Ogg Opus, so scores of the wavs are of speech that was coded once more.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dcar.audio import load_audio, save_audio
+from dcar.config import load_config
+from dcar.errors import DataError
+from dcar.text.wer import normalize_transcript
+from eval.results.store import RECORDING, read_jsonl
+
+Record = dict[str, Any]
+
+
+@dataclass
+class ExportConfig:
+    """Settings of `dcar export-results`."""
+
+    run: str = "runs/compare"  # folder of a comparison
+    out: str = "runs/export"
+    methods: list[str] = field(default_factory=list)  # empty = all
+    seed: int = 0
+
+
+def run(config: ExportConfig) -> list[Path]:
+    """Write the files; returns the folder of each method. DataError for no comparison, or one that kept no audio."""
+    source, out = Path(config.run), Path(config.out)
+    try:
+        header = json.loads((source / "compare.json").read_text())
+    except (OSError, json.JSONDecodeError) as error:
+        raise DataError(f"{source}: no finished comparison ({error}); run `dcar compare out={source}`") from error
+    records: dict[str, list[Record]] = defaultdict(list)
+    for record in read_jsonl(source / "records.jsonl"):
+        if record["seed"] == config.seed:
+            records[record["method"]].append(record)
+    absent = [m for m in config.methods if m not in records]
+    if absent or not records:
+        raise DataError(f"{source}: no records of {', '.join(absent) or f'seed {config.seed}'}; it has {[*records]}")
+    audio, prompts = _kept_audio(header)
+    if not audio:
+        raise DataError(f"{source}: no audio was kept; compare again with audio_samples=N (records are reused)")
+    folders = []
+    for method in config.methods or list(records):
+        folder = out / re.sub(r"[^\w.@-]+", "-", method)
+        folder.mkdir(parents=True, exist_ok=True)
+        kept = [(r, audio[method, r["id"]]) for r in records[method] if (method, r["id"]) in audio]
+        wavs = {r["id"]: _wav(source / file, folder / "wavs" / f"{file_name(r['id'])}.wav") for r, file in kept}
+        spoken = [r for r, _ in kept]
+        write_versa(folder, records[method], spoken, wavs, header["judge"])
+        truth = {r["id"]: source / audio[RECORDING, r["id"]] for r in spoken if (RECORDING, r["id"]) in audio}
+        if truth and method != RECORDING:
+            places = {i: _wav(file, folder / "gt" / f"{file_name(i)}.wav") for i, file in truth.items()}
+            _lines(folder / "gt.scp", (f"{i} {place}" for i, place in places.items()))
+        voices = out / "prompts"
+        heard = {i: _wav(source / f, voices / f"{file_name(i)}.wav") for i, f in prompts.items() if i in wavs}
+        write_seed_tts_eval(folder, spoken, wavs, heard)
+        folders.append(folder)
+    return folders
+
+
+def _kept_audio(header: dict[str, Any]) -> tuple[dict[tuple[str, str], str], dict[str, str]]:
+    """(method, id) → file of its audio, and id → file of its prompt's, as compare.json lists them."""
+    audio = {
+        (voice["method"], sample["id"]): voice["audio"]
+        for sample in header["samples"]
+        for voice in sample["voices"]
+        if voice["audio"]
+    }
+    return audio, {s["id"]: s["prompt_audio"] for s in header["samples"] if s.get("prompt_audio")}
+
+
+def file_name(utterance_id: str) -> str:
+    """An id as the name of a file; ids that need no change keep it."""
+    return re.sub(r"[^\w.@-]+", "_", utterance_id)
+
+
+def _wav(source: Path, target: Path) -> Path:
+    if not target.exists():
+        save_audio(target, *load_audio(source))
+    return target.resolve()
+
+
+def _lines(path: Path, lines: Iterable[str]) -> None:
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+
+def write_versa(folder: Path, records: list[Record], spoken: list[Record], wavs: dict[str, Path], judge: str) -> None:
+    """`pred.scp`, `text` (of what has audio) and `versa.jsonl` (of every record): one JSON object an utterance with its
+    `key`, WER and CER counts as VERSA's recognisers name them, `spk_similarity`, `dns_overall` and `utmos`."""
+    _lines(folder / "pred.scp", (f"{r['id']} {wavs[r['id']]}" for r in spoken))
+    _lines(folder / "text", (f"{r['id']} {' '.join(r['text'].split())}" for r in spoken))
+    _lines(folder / "versa.jsonl", (json.dumps(_versa_row(r, judge), ensure_ascii=False) for r in records))
+
+
+def _versa_row(record: Record, judge: str) -> dict[str, Any]:
+    prefix = re.split(r"[-:]", judge)[0]
+    row = {"key": record["id"], f"{prefix}_hyp_text": record["hypothesis"], "ref_text": record["text"]}
+    for unit, name in (("words", "wer"), ("characters", "cer")):
+        replaced, deleted, inserted, total = record[unit]
+        row |= {f"{prefix}_{name}_delete": deleted, f"{prefix}_{name}_insert": inserted,
+                f"{prefix}_{name}_replace": replaced, f"{prefix}_{name}_equal": total - replaced - deleted}  # fmt: skip
+    for ours, theirs in (("speaker_similarity", "spk_similarity"), ("noise_quality", "dns_overall")):
+        if record.get(ours) is not None:
+            row[theirs] = record[ours]
+    utmos = next((score for name, score in record.get("scores", {}).items() if name.startswith("utmos")), None)
+    return row if utmos is None else {**row, "utmos": utmos}
+
+
+def write_seed_tts_eval(folder: Path, spoken: list[Record], wavs: dict[str, Path], prompts: dict[str, Path]) -> None:
+    """`wav_res_ref_text` and `.wer`: wav, WER, reference, hypothesis, insertions, deletions, substitutions by tabs, the
+    last three as shares of the reference words. Texts are normalised as in our tables."""
+    lines, scores = [], []
+    for r in spoken:
+        text = " ".join(r["text"].split()).replace("|", " ")
+        middle = [str(prompts[r["id"]])] if r["id"] in prompts else []
+        lines.append("|".join([str(wavs[r["id"]]), *middle, text]))
+        replaced, deleted, inserted, total = r["words"]
+        truth, heard = normalize_transcript(r["text"]), normalize_transcript(r["hypothesis"])
+        rates = [n / total for n in (replaced + deleted + inserted, inserted, deleted, replaced)]
+        scores.append("\t".join([str(wavs[r["id"]]), str(rates[0]), truth, heard, *map(str, rates[1:])]))
+    _lines(folder / "wav_res_ref_text", lines)
+    _lines(folder / "wav_res_ref_text.wer", scores)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The command: prints the folders that it wrote."""
+    for folder in run(load_config(ExportConfig, arguments)):
+        print(folder)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""Who wins at equal speed-up: the Pareto front, and two families compared at the same speed.
+
+Two methods at two speeds say nothing about each other unless one is better in both. A family is therefore read as a
+curve, WER against speed, straight between the settings that were measured, and two families are compared where both
+curves exist: in the middle of the shared range, and on average over it. Both are weighted sums of measured corpus
+rates, so their intervals come from the same paired bootstrap over utterances as everything else. The speeds are taken
+as measured; the point at which curves are compared depends on speeds alone, never on the errors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+from dcar.errors import DataError
+from eval.methods.families import family_label, group_families
+from eval.results.stats import RESAMPLES, paired_contrast
+
+Counts = tuple[Sequence[float], Sequence[float]]  # errors and reference words of each utterance
+SAME_SPEED = 0.03  # ranges that miss each other by no more are compared at their nearest ends
+SPEED_AXES = {"speedup_vs_far": "times as fast as FAR", "speedup_vs_car1": "times as fast as CAR-1",
+              "tokens_per_pass": "tokens a pass"}
+
+
+def pareto_front(speeds: Sequence[float], errors: Sequence[float]) -> list[int]:
+    """Indices of the points that no other beats, from slow to fast.
+
+    A point is beaten by one that is at least as fast and makes no more errors, and is better in one of the two.
+    """
+    order = sorted(range(len(speeds)), key=lambda i: (-speeds[i], errors[i]))
+    front: list[int] = []
+    for i in order:
+        last = front[-1] if front else None
+        same = last is not None and (speeds[i], errors[i]) == (speeds[last], errors[last])
+        if last is None or errors[i] < errors[last] or same:
+            front.append(i)
+    return front[::-1]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A family as a function of speed: settings sorted by speed [M], those of equal speed averaged."""
+
+    family: str
+    methods: tuple[str, ...]
+    speeds: tuple[float, ...]
+
+    @classmethod
+    def of(cls, family: str, points: Mapping[str, float]) -> Curve:
+        """points: speed of each method."""
+        if not points:
+            raise DataError(f"family {family}: no method has a measured speed")
+        methods = sorted(points, key=lambda m: (points[m], m))
+        return cls(family, tuple(methods), tuple(points[m] for m in methods))
+
+    def weights_at(self, speed: float) -> np.ndarray:
+        """[M] weights of the measured settings whose sum is the curve at this speed. DataError outside its range."""
+        knots, belongs = np.unique(self.speeds, return_inverse=True)
+        if not knots[0] <= speed <= knots[-1]:
+            raise DataError(f"{self.family} was measured from {knots[0]:.2f} to {knots[-1]:.2f}, not at {speed:.2f}; "
+                            "a curve is not extended beyond its settings")
+        hats = [np.interp(speed, knots, np.eye(len(knots))[i]) for i in range(len(knots))]
+        return np.array([hats[i] for i in belongs]) / np.bincount(belongs)[belongs]
+
+    def nearest(self, speed: float) -> float:
+        """The speed itself, or the end of the range that is nearest to it."""
+        return min(max(speed, self.speeds[0]), self.speeds[-1])
+
+    def mean_weights(self, low: float, high: float) -> np.ndarray:
+        """[M] weights whose sum is the curve's mean between two speeds, exactly: it is straight between settings."""
+        if low == high:
+            return self.weights_at(self.nearest(low))
+        stops = np.unique([low, high, *[s for s in self.speeds if low < s < high]])
+        values = np.stack([self.weights_at(s) for s in stops])
+        widths = np.diff(stops)[:, None]
+        return (widths * (values[1:] + values[:-1]) / 2).sum(0) / (high - low)
+
+
+def compare_curves(a: Curve, b: Curve, counts: Mapping[str, Counts], resamples: int = RESAMPLES) -> dict[str, Any]:
+    """WER of two families at the same speed, a - b, with paired bootstrap intervals.
+
+    counts: per method, errors and reference words of the same utterances in the same order. Without a shared speed
+    (SAME_SPEED, 3 %, is no difference: clocks do not agree better) the result holds the two ranges only.
+    """
+    low, high = max(a.speeds[0], b.speeds[0]), min(a.speeds[-1], b.speeds[-1])
+    if high < low <= high * (1 + SAME_SPEED):
+        low = high = (low + high) / 2
+    result: dict[str, Any] = {"a": a.family, "b": b.family, "range_a": [a.speeds[0], a.speeds[-1]],
+                              "range_b": [b.speeds[0], b.speeds[-1]], "shared": [low, high] if low <= high else None}
+    if low > high:
+        return result
+    methods = [*a.methods, *b.methods]
+    errors, words = [counts[m][0] for m in methods], [counts[m][1] for m in methods]
+
+    def test(weights_a: np.ndarray, weights_b: np.ndarray) -> dict[str, Any]:
+        both = paired_contrast(errors, words, [*weights_a, *-weights_b], resamples=resamples)
+        wers = [sum(w * sum(counts[m][0]) / sum(counts[m][1]) for w, m in zip(weights, curve.methods, strict=True))
+                for weights, curve in ((weights_a, a), (weights_b, b))]
+        return {"wer_a": float(wers[0]), "wer_b": float(wers[1]), "difference": both.difference,
+                "ci": [both.low, both.high], "p": both.p_value, "detectable": both.detectable}
+
+    at = (low + high) / 2
+    return {**result, "at": at, **test(a.weights_at(a.nearest(at)), b.weights_at(b.nearest(at))),
+            "average": test(a.mean_weights(low, high), b.mean_weights(low, high))}
+
+
+def equal_speed(rows: Sequence[dict[str, Any]], counts: Mapping[str, Counts], axis: str,
+                resamples: int = RESAMPLES) -> list[dict[str, Any]]:
+    """Every pair of families compared at equal `axis` (a key of SPEED_AXES), in the order of the table."""
+    curves = []
+    for family, members in group_families(rows).items():
+        points = {r["method"]: float(r[axis]) for r in members if r.get(axis) is not None}
+        if points:
+            curves.append(Curve.of(family, points))
+    return [{"axis": axis, **compare_curves(a, b, counts, resamples)} for a, b in combinations(curves, 2)]
+
+
+def speed_axis(rows: Sequence[dict[str, Any]]) -> str | None:
+    """The measured speed-up that all timed methods have: against FAR, else against CAR-1; None without timings."""
+    timed = [r for r in rows if r["kind"] == "method"]
+    return next((axis for axis in ("speedup_vs_far", "speedup_vs_car1")
+                 if any(r.get(axis) is not None for r in timed)), None)
+
+
+def sentence(pair: dict[str, Any]) -> str:
+    """The comparison in words, whatever it says."""
+    a, b, unit = family_label(pair["a"]), family_label(pair["b"]), SPEED_AXES[pair["axis"]]
+    if pair["shared"] is None:
+        ranges = " and ".join(f"{name} {speed_range(pair[key])}" for name, key in ((a, "range_a"), (b, "range_b")))
+        return f"{a} and {b} share no speed ({ranges} {unit}): nothing to compare."
+    low, high = pair["shared"]
+    where = "" if low == high else f", the middle of the range {speed_range([low, high])} that both reach"
+    text = (f"At {pair['at']:.2f} {unit}{where}, {a} makes {100 * pair['wer_a']:.1f} % word errors and {b} "
+            f"{100 * pair['wer_b']:.1f} %: {_verdict(a, pair)}.")
+    if low < high:
+        text += f" Averaged over the range: {_points(pair['average'])}."
+    return text
+
+
+def speed_range(ends: Sequence[float]) -> str:
+    """1.30–2.05, or one number."""
+    return f"{ends[0]:.2f}" if ends[0] == ends[1] else f"{ends[0]:.2f}–{ends[1]:.2f}"
+
+
+def _points(test: dict[str, Any]) -> str:
+    difference, low, high = (f"{100 * v:+.1f}".replace("-", "−") for v in (test["difference"], *test["ci"]))
+    p = "p < 0.001" if test["p"] < 0.001 else f"p = {test['p']:.3f}"
+    return f"{difference} points, 95 % interval {low} to {high}, {p}"
+
+
+def _verdict(name: str, pair: dict[str, Any]) -> str:
+    if pair["p"] > 0.05:
+        return (f"{_points(pair)}; this could be chance (a true difference is seen from about "
+                f"{100 * pair['detectable']:.1f} points on)")
+    return f"{_points(pair)}; {name} {'loses' if pair['difference'] > 0 else 'wins'}"

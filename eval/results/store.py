@@ -1,0 +1,339 @@
+"""One record per (method, seed, utterance): made once, appended to a file at once, never made again.
+
+The work is cut into units (seed, batch of utterances, method) that do not depend on the number of processes; process
+p of n takes every n-th. Each process appends to its own shard, so an interruption loses at most the utterance in
+flight. Whoever starts again reads all shards, whatever number of processes wrote them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from dcar.audio import resample, save_audio
+from dcar.decoding import DecodeResult, decode
+from dcar.errors import DataError
+from dcar.prompts.items import PromptItem
+from dcar.recognition.base import Recognizer
+from dcar.sampling import SamplingConfig
+from dcar.text.wer import NORMALIZER, WordErrors, character_errors, word_errors
+from eval.methods.registry import Entry, Models
+from eval.results.acceptance import check_rounds
+
+if TYPE_CHECKING:
+    from eval.scorers.load import Scorer
+
+Key = tuple[str, int, str]  # method, seed, utterance id
+Record = dict[str, Any]
+
+RECORDING, RESYNTHESIS = "recording", "ground truth resynthesised"
+TIMING_FIELDS = ("seconds",)  # the only part of a record that differs between two runs
+VOCODER_BATCH = 8
+RECORD_VERSION = 2  # what a record holds; 2: drafted and accepted tokens of every verifying pass
+
+logger = logging.getLogger(__name__)
+
+
+class Vocoder(Protocol):
+    """Speech tokens and speaker features to waveforms (dcar.vocoder.model.TokenVocoder)."""
+
+    @property
+    def sample_rate(self) -> int: ...
+
+    @property
+    def token_rate(self) -> int: ...
+
+    def synthesize(self, token_lists: Sequence[Sequence[int]], speaker: np.ndarray) -> list[np.ndarray]:
+        """One float32 waveform per token list; speaker [B, F] features."""
+        ...
+
+
+@dataclass
+class Tools:
+    """Everything that a comparison runs; loaded from a config, or put together by hand (tests, notebooks)."""
+
+    items: list[PromptItem]
+    models: Models
+    vocoder: Vocoder
+    judge: Recognizer
+    second_opinion: Recognizer | None = None
+    similarity: Callable[[np.ndarray, int, np.ndarray], float | None] | None = None
+    noise_quality: Callable[[np.ndarray, int], float | None] | None = None
+    recording: Callable[[str], tuple[np.ndarray, int]] | None = None  # utterance id -> waveform, rate in Hz
+    identity: dict[str, str] = field(default_factory=dict)  # names and checksums of vocoder, judge, …
+    corpus: dict[str, Any] = field(default_factory=dict)  # what the report says about the data
+    scorers: Mapping[str, Scorer] = field(default_factory=dict)  # by name; every record carries a score of each
+
+
+@dataclass(frozen=True)
+class Scope:
+    """Which utterances (by index into items) get the costlier treatment; only with the first seed."""
+
+    second_opinion: frozenset[int] = frozenset()
+    noise_quality: frozenset[int] = frozenset()
+    audio: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One method on one batch of utterances with one seed. `owner` modulo the number of processes runs it."""
+
+    method: str
+    seed: int
+    indices: tuple[int, ...]
+    owner: int
+
+
+class RecordStore:
+    """JSONL shards in a folder. A line that was cut off by an interruption is dropped."""
+
+    def __init__(self, folder: str | Path, process_index: int = 0):
+        self.folder = Path(folder)
+        self.shard = self.folder / f"shard-{process_index:04d}.jsonl"
+
+    def read(self) -> list[Record]:
+        """All whole records of all shards, in no particular order of shards, lines in order."""
+        return [r for path in sorted(self.folder.glob("*.jsonl")) for r in read_jsonl(path)]
+
+    def open(self) -> None:
+        """Make the shard ready for appending: after a crash its last line may be incomplete."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            if self.shard.exists():
+                data = self.shard.read_bytes()
+                if data and not data.endswith(b"\n"):
+                    os.truncate(self.shard, data.rfind(b"\n") + 1)
+        except OSError as error:
+            raise DataError(f"{self.shard}: cannot be written ({error}); choose another `out`") from error
+
+    def append(self, record: Record) -> None:
+        try:
+            with self.shard.open("a") as file:
+                file.write(json.dumps(record) + "\n")
+        except OSError as error:
+            raise DataError(f"{self.shard}: could not be written ({error}); free some space and run again: all "
+                            "finished records are kept") from error
+
+
+def read_jsonl(path: Path) -> Iterator[Record]:
+    """Records of one file; only its last line may be broken (an interrupted write)."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    for number, line in enumerate(lines, start=1):
+        try:
+            yield json.loads(line)
+        except json.JSONDecodeError as error:
+            if number < len(lines):
+                raise DataError(f"{path}:{number}: not a record ({error}); delete this line and run again") from error
+
+
+def choose_items(items: Sequence[PromptItem], limit: int) -> list[PromptItem]:
+    """`limit` utterances (0 = all), sorted by id. A larger limit contains a smaller one, so records stay useful."""
+    ids = [item.prompt.utterance_id for item in items]
+    if len(set(ids)) != len(ids):
+        raise DataError("the split has utterances of equal id; prepare the corpus again with unique ids")
+    shuffled = sorted(items, key=lambda i: hashlib.sha256(i.prompt.utterance_id.encode()).digest())
+    return sorted(shuffled[: limit or None], key=lambda i: i.prompt.utterance_id)
+
+
+def plan(items: Sequence[PromptItem], entries: Sequence[Entry], seeds: Sequence[int], batch_size: int,
+         references: Sequence[str]) -> list[Unit]:
+    """Units in the order in which they are run; a partial run has seen all methods on the same utterances.
+
+    Batches hold utterances of similar text length, and are the same for every number of processes.
+    """
+    order = sorted(range(len(items)), key=lambda i: (len(items[i].prompt.text_ids), items[i].prompt.utterance_id))
+    batches = [tuple(order[i : i + batch_size]) for i in range(0, len(order), batch_size)]
+    units = []
+    for s, seed in enumerate(seeds):
+        methods = [*(references if s == 0 else ()), *(e.name for e in entries)]
+        for b, batch in enumerate(batches):
+            # the shift by batch keeps a slow method from always meeting the same process
+            units += [Unit(method, seed, batch, s + b + m) for m, method in enumerate(methods)]
+    return units
+
+
+class Maker:
+    """Makes the missing records of units: decode, vocode, judge."""
+
+    def __init__(self, tools: Tools, entries: Sequence[Entry], sampling: SamplingConfig, seeds: Sequence[int],
+                 scope: Scope, out: Path, store: RecordStore, done: Iterable[Record]):
+        self.tools, self.sampling, self.scope, self.out, self.store = tools, sampling, scope, out, store
+        self.entries = {e.name: e for e in entries}
+        self.first_seed = seeds[0]
+        self._items = [_digest(_describe(item)) for item in tools.items]
+        self._methods = {name: _digest([name, e.identity, asdict(sampling)]) for name, e in self.entries.items()}
+        self._common = _digest([RECORD_VERSION, tools.identity, NORMALIZER, tools.judge.name])
+        self._index = {item.prompt.utterance_id: i for i, item in enumerate(tools.items)}
+        self.done: dict[Key, Record] = {}
+        self._warned = False
+        self.adopt(done)
+
+    def adopt(self, records: Iterable[Record]) -> None:
+        """Take over records made elsewhere, where they belong to this comparison; one per (method, seed, utterance).
+
+        Records of another version stay in their files and are not used, which is said once.
+        """
+        for record in records:
+            if record.get("version") != RECORD_VERSION:
+                if not self._warned:
+                    logger.warning("%s/records: holds records of version %s, this is version %d; they are not used, "
+                                   "their utterances are spoken again", self.out, record.get("version", 1),
+                                   RECORD_VERSION)
+                self._warned = True
+                continue
+            index = self._index.get(record["id"])
+            if index is None or record["fingerprint"] != self.fingerprint(record["method"], index):
+                continue
+            if not self.finished(record["method"], record["seed"], index):
+                self.done[record["method"], record["seed"], record["id"]] = record
+
+    def fingerprint(self, method: str, index: int) -> str:
+        """All that a record depends on besides its seed."""
+        return _digest([self._methods.get(method, method), self._items[index], self._common])[:16]
+
+    def audio_path(self, method: str, index: int) -> Path:
+        slug = "".join(c if c.isalnum() or c in "-@" else "-" for c in method)
+        name = hashlib.sha256(self.tools.items[index].prompt.utterance_id.encode()).hexdigest()[:8]
+        return self.out / "audio" / f"{name}-{slug}-{self.fingerprint(method, index)}.opus"
+
+    def _extras(self, seed: int, index: int) -> dict[str, str]:
+        """Name of each judgement besides the words' that this record should carry."""
+        extras = {}
+        if self.tools.similarity is not None:
+            extras["similarity_measure"] = getattr(self.tools.similarity, "name", "similarity")
+        if seed != self.first_seed:
+            return extras
+        if self.tools.second_opinion is not None and index in self.scope.second_opinion:
+            extras["second_judge"] = self.tools.second_opinion.name
+        if self.tools.noise_quality is not None and index in self.scope.noise_quality:
+            extras["noise_measure"] = getattr(self.tools.noise_quality, "name", "noise quality")
+        return extras
+
+    def keeps_audio(self, seed: int, index: int) -> bool:
+        return seed == self.first_seed and index in self.scope.audio
+
+    def finished(self, method: str, seed: int, index: int) -> bool:
+        record = self.done.get((method, seed, self.tools.items[index].prompt.utterance_id))
+        if record is None or any(record.get(k) != v for k, v in self._extras(seed, index).items()):
+            return False
+        if not self.tools.scorers.keys() <= record.get("scores", {}).keys():
+            return False
+        silent = not self.keeps_audio(seed, index) or record["duration"] == 0
+        return silent or self.audio_path(method, index).exists()
+
+    def missing(self, unit: Unit) -> list[int]:
+        return [i for i in unit.indices if not self.finished(unit.method, unit.seed, i)]
+
+    def run(self, unit: Unit) -> int:
+        """Make the unit's missing records; returns how many."""
+        missing = self.missing(unit)
+        if not missing:
+            return 0
+        items = [self.tools.items[i] for i in unit.indices]
+        if unit.method == RECORDING:
+            assert self.tools.recording is not None
+            for i in missing:
+                wave, rate = self.tools.recording(self.tools.items[i].prompt.utterance_id)
+                self._finish(unit, i, wave, rate, {}, {})
+            return len(missing)
+        # The whole batch is decoded and vocoded even if a part is missing: always the same tensors, the same results.
+        started = time.perf_counter()
+        results: list[DecodeResult] | None = None
+        if unit.method == RESYNTHESIS:
+            tokens = [list(item.reference_tokens) for item in items]
+        else:
+            entry = self.entries[unit.method]
+            results = decode(entry.decoder, [i.prompt for i in items], entry.build(), self.sampling, seed=unit.seed,
+                             batch_size=len(items))
+            tokens = [r.tokens for r in results]
+        decoded = time.perf_counter()
+        waves = synthesize(self.tools.vocoder, tokens, [i.speaker_embedding for i in items])
+        vocoder_seconds = (time.perf_counter() - decoded) / len(items)
+        for row, i in enumerate(unit.indices):
+            if i not in missing:
+                continue
+            seconds = {"decode": (decoded - started) / len(items), "vocoder": vocoder_seconds}
+            facts: Record = {"tokens": tokens[row]}
+            if results is not None:
+                r = results[row]
+                check_rounds(r.utterance_id, unit.method, r.rounds_proposed, r.rounds_accepted)
+                facts |= {"truncated": r.truncated, "passes": r.target_passes, "draft_passes": r.draft_passes,
+                          "proposed": r.proposed, "accepted": r.accepted, "rounds_proposed": r.rounds_proposed,
+                          "rounds_accepted": r.rounds_accepted, "emitted": r.emitted, "actions": r.actions}
+            self._finish(unit, i, waves[row], self.tools.vocoder.sample_rate, facts, seconds)
+        return len(missing)
+
+    def _finish(self, unit: Unit, index: int, wave: np.ndarray, rate: int, facts: Record, seconds: dict) -> None:
+        item = self.tools.items[index]
+        started = time.perf_counter()
+        hypothesis = self.tools.judge.transcribe([wave], rate)[0] if len(wave) else ""
+        record: Record = {
+            "version": RECORD_VERSION, "method": unit.method, "seed": unit.seed, "id": item.prompt.utterance_id,
+            "fingerprint": self.fingerprint(unit.method, index), "text": item.text, "hypothesis": hypothesis,
+            "words": counts(word_errors(item.text, hypothesis)),
+            "characters": counts(character_errors(item.text, hypothesis)),
+            "duration": len(wave) / rate, "reference_duration": item.duration, **facts,
+        }
+        seconds["judge"] = time.perf_counter() - started
+        if self.tools.similarity is not None:
+            similarity = self.tools.similarity(wave, rate, item.speaker_embedding) if len(wave) else None
+            record["speaker_similarity"] = similarity
+        if self.tools.scorers:
+            record["scores"] = {n: s(wave, rate, item.speaker_embedding) for n, s in self.tools.scorers.items()}
+        record |= self._extras(unit.seed, index)
+        if "second_judge" in record:
+            assert self.tools.second_opinion is not None
+            second = self.tools.second_opinion.transcribe([wave], rate)[0] if len(wave) else ""
+            record |= {"second_hypothesis": second, "second_words": counts(word_errors(item.text, second))}
+        if "noise_measure" in record:
+            assert self.tools.noise_quality is not None
+            record["noise_quality"] = self.tools.noise_quality(wave, rate)
+        if self.keeps_audio(unit.seed, index) and len(wave):
+            save_opus(self.audio_path(unit.method, index), wave, rate)
+        record["seconds"] = seconds
+        self.store.append(record)
+        self.done[unit.method, unit.seed, item.prompt.utterance_id] = record
+
+
+def synthesize(vocoder: Vocoder, tokens: Sequence[Sequence[int]], speakers: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Waveforms in the order of `tokens`, made in small batches of similar length."""
+    order = sorted(range(len(tokens)), key=lambda i: (len(tokens[i]), i))
+    waves: list[np.ndarray] = [np.zeros(0, np.float32)] * len(tokens)
+    for start in range(0, len(order), VOCODER_BATCH):
+        rows = order[start : start + VOCODER_BATCH]
+        made = vocoder.synthesize([tokens[i] for i in rows], np.stack([speakers[i] for i in rows]))
+        for i, wave in zip(rows, made, strict=True):
+            waves[i] = wave
+    return waves
+
+
+def save_opus(path: Path, wave: np.ndarray, rate: int) -> None:
+    """Write Ogg Opus, at 24 kHz where Opus does not know the rate."""
+    if rate not in (8_000, 12_000, 16_000, 24_000, 48_000):
+        wave, rate = resample(wave, rate, 24_000), 24_000
+    save_audio(path, np.clip(wave, -1.0, 1.0), rate)
+
+
+def counts(errors: WordErrors) -> list[int]:
+    """[substitutions, deletions, insertions, reference units]"""
+    return [errors.substitutions, errors.deletions, errors.insertions, errors.reference_words]
+
+
+def _describe(item: PromptItem) -> list[Any]:
+    speaker = hashlib.sha256(np.ascontiguousarray(item.speaker_embedding, np.float32).tobytes()).hexdigest()
+    prompt = item.prompt
+    return [prompt.utterance_id, list(map(int, prompt.text_ids)), list(map(int, prompt.prompt_ids)), item.text, speaker,
+            list(map(int, item.reference_tokens))]
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

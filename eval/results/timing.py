@@ -1,0 +1,122 @@
+"""Batch-1 timing of methods: one clock, methods interleaved, warm-up excluded, the vocoder measured beside the LM.
+
+RTF = compute time / audio time, lower is better. For every utterance all methods run one after the other, in an
+order that rotates, so that a machine that slows down slows all of them. An interrupted timing goes on; if any method,
+the sampling or the machine changed, all of it is taken again, because times of two sessions do not compare.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from dcar.decoding import decode
+from dcar.sampling import SamplingConfig
+from dcar.tracking import machine
+from eval.methods.registry import Entry
+from eval.results.store import RECORD_VERSION, RecordStore, Tools, read_jsonl
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def module_device(module: nn.Module) -> torch.device:
+    return next(module.parameters()).device
+
+
+def time_methods(tools: Tools, entries: Sequence[Entry], sampling: SamplingConfig, seed: int, utterances: int,
+                 out: Path, progress: Callable[[], None] = lambda: None) -> list[dict[str, Any]]:
+    """One record per (utterance, method): seconds of lm and vocoder, of audio, and tokens. Kept in timings/."""
+    timed = [[e.name, e.identity, type(e.decoder).__name__] for e in entries]
+    settings = RECORD_VERSION, timed, vars(sampling), seed, machine(), tools.identity
+    session = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    store = RecordStore(out / "timings")
+    chosen = tools.items[:: max(1, len(tools.items) // max(1, utterances))][:utterances]
+    done = {(r["method"], r["id"]): r for r in read_jsonl(store.shard) if r["session"] == session}
+    store.open()
+    records = []
+    warm = False
+    for turn, item in enumerate(chosen):
+        uid = item.prompt.utterance_id
+        if all((e.name, uid) in done for e in entries):
+            records += [done[e.name, uid] for e in entries]
+            continue
+        if not warm:
+            for entry in entries:
+                _measure(tools, entry, item, sampling, seed)
+            warm = True
+        shift = turn % len(entries)
+        for entry in [*entries[shift:], *entries[:shift]]:
+            record = {"session": session, "method": entry.name, "id": uid,
+                      **_measure(tools, entry, item, sampling, seed)}
+            store.append(record)
+            records.append(record)
+        progress()
+    return records
+
+
+def _measure(tools: Tools, entry: Entry, item, sampling: SamplingConfig, seed: int) -> dict[str, Any]:
+    device = entry.decoder.norm.weight.device
+    method = entry.build()
+    synchronize(device)
+    started = time.perf_counter()
+    result = decode(entry.decoder, [item.prompt], method, sampling, seed=seed)[0]
+    synchronize(device)
+    spoken = time.perf_counter()
+    tools.vocoder.synthesize([result.tokens], item.speaker_embedding[None])
+    synchronize(device)
+    finished = time.perf_counter()
+    return {"lm": spoken - started, "vocoder": finished - spoken, "policy": result.seconds.get("policy", 0.0),
+            "audio": len(result.tokens) / tools.vocoder.token_rate, "tokens": len(result.tokens),
+            "passes": result.target_passes, "draft_passes": result.draft_passes}
+
+
+def summarize(records: Sequence[dict[str, Any]], method: str) -> dict[str, float | None]:
+    """Medians over utterances of one method; None where it was not timed."""
+    mine = [r for r in records if r["method"] == method and r["audio"] > 0]
+    if not mine:
+        return {"lm_rtf": None, "rtf": None, "vocoder_rtf": None, "lm_ms_per_token": None, "policy_share": None}
+
+    def median(of: Callable[[dict[str, Any]], float]) -> float:
+        return float(np.median([of(r) for r in mine]))
+
+    return {
+        "lm_rtf": median(lambda r: r["lm"] / r["audio"]),
+        "rtf": median(lambda r: (r["lm"] + r["vocoder"]) / r["audio"]),
+        "vocoder_rtf": median(lambda r: r["vocoder"] / r["audio"]),
+        "lm_ms_per_token": median(lambda r: 1e3 * r["lm"] / r["tokens"]),
+        "policy_share": median(lambda r: r["policy"] / r["lm"]),
+    }
+
+
+def speedup(records: Sequence[dict[str, Any]], method: str, baseline: str, total: bool) -> float | None:
+    """Median over utterances of baseline RTF / method RTF on the same utterance; LM only, or with the vocoder."""
+    ratios = speed_ratios(records, method, baseline, total)
+    return float(np.median(ratios)) if ratios else None
+
+
+def speedup_quartiles(records: Sequence[dict[str, Any]], method: str, baseline: str) -> list[float] | None:
+    """First and third quartile over utterances of the same ratios, LM only: how far single utterances lie apart."""
+    ratios = speed_ratios(records, method, baseline, total=False)
+    return [float(q) for q in np.quantile(ratios, [0.25, 0.75])] if ratios else None
+
+
+def speed_ratios(records: Sequence[dict[str, Any]], method: str, baseline: str, total: bool) -> list[float]:
+    """Baseline RTF / method RTF of every utterance that both spoke, in the order of the ids."""
+    def rtf(name: str) -> dict[str, float]:
+        return {r["id"]: (r["lm"] + total * r["vocoder"]) / r["audio"] for r in records
+                if r["method"] == name and r["audio"] > 0}
+
+    mine, theirs = rtf(method), rtf(baseline)
+    return [theirs[i] / mine[i] for i in sorted(set(mine) & set(theirs))]

@@ -1,0 +1,1 @@
+"""Opinions on audio: similarity of voices, quality."""

@@ -1,0 +1,264 @@
+"""Scorers by name: speaker similarity (Resemblyzer, WavLM, ERes2Net) and predicted quality (DNSMOS, UTMOS, a service).
+
+| similarity | what is loaded |
+| --- | --- |
+| `resemblyzer` | the packaged encoder; compares with the embedding in the prompt's features |
+| `wavlm:FOLDER_OR_NAME` | `WavLMForXVector` of transformers (microsoft/wavlm-base-plus-sv) |
+| `eres2net:FILE.onnx` | a 3D-Speaker model exported to ONNX as sherpa-onnx publishes it |
+
+| quality | what is loaded |
+| --- | --- |
+| `dnsmos` | the packaged network |
+| `utmos:CLONE#WEIGHTS.pt` | UTMOS22 strong learner of tarepan/SpeechMOS |
+| `http://…` | a service that answers `{"score": …}` |
+
+The last two similarities compare recordings, so they need those of the prompts (`PromptAudio`). Scores of
+different scorers are not comparable; the name of the scorer is part of every table. `scorers: […]` of a comparison
+takes any of them, each with a column of its own (`load_scorers`).
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from dcar.audio import resample
+from dcar.errors import AssetError, AudioError, CheckpointError, ConfigError, DataError
+from dcar.sources.hub import from_hub, read_weights
+from dcar.tokens.base import check_waveform
+from dcar.vocoder.base import PromptAudio
+from eval.scorers.metrics import NoiseQuality, SpeakerSimilarity
+
+RATE = 16_000
+SIMILARITIES = ("resemblyzer", "wavlm", "eres2net")
+Similarity = Callable[[np.ndarray, int, np.ndarray], float | None]
+Quality = Callable[[np.ndarray, int], float | None]
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """A column of a comparison; `kind` is similarity (a cosine) or quality (a predicted rating)."""
+
+    name: str
+    kind: str
+    spec: str
+    score: Similarity
+
+    def __call__(self, wave: np.ndarray, sample_rate: int, speaker: np.ndarray) -> float | None:
+        """Score of a float32 mono waveform [samples]; speaker: the features of its prompt. None where there is nothing
+        to score (no samples; silence, where voices are compared). DataError for a score that is no finite number."""
+        if len(wave) == 0:
+            return None
+        score = self.score(wave, sample_rate, speaker)
+        if score is not None and not np.isfinite(score):
+            raise DataError(f"{self.name}: gave {score} for {len(wave) / sample_rate:.2f} s of audio; its weights are "
+                            "broken or it cannot read such audio: leave it out of `scorers`")  # fmt: skip
+        return score
+
+
+class VoiceEncoder(Protocol):
+    """Waveform → embedding of unit norm."""
+
+    name: str
+
+    def embed(self, wave: np.ndarray, sample_rate: int) -> np.ndarray: ...
+
+
+def _voice_at_16k(wave: np.ndarray, sample_rate: int, where: str) -> np.ndarray:
+    wave = check_waveform(wave, where)
+    if not np.abs(wave).max() > 1e-6:
+        raise AudioError(f"{where}: the waveform is silent; give speech")
+    wave = resample(wave, sample_rate, RATE)
+    return np.pad(wave, (0, max(0, RATE // 2 - len(wave))))  # half a second is the least that has statistics
+
+
+class WavLMEncoder:
+    """X-vectors of a WavLM that was fine-tuned to tell speakers apart, through transformers."""
+
+    def __init__(self, source: str | Path, device: str = "cpu") -> None:
+        import torch
+        from transformers import AutoFeatureExtractor, WavLMForXVector
+
+        self.name, self.device = f"wavlm:{Path(str(source)).name}", device
+        self._extractor: Any = from_hub(AutoFeatureExtractor.from_pretrained, source, "a WavLM feature extractor")
+        model: Any = from_hub(WavLMForXVector.from_pretrained, source, "a WavLM x-vector model", dtype=torch.float32)
+        self._model = model.to(device).eval()
+
+    def embed(self, wave: np.ndarray, sample_rate: int) -> np.ndarray:
+        """Embedding [D] float32, unit norm. AudioError for bad or silent audio."""
+        import torch
+
+        wave = _voice_at_16k(wave, sample_rate, self.name)
+        inputs = self._extractor(wave, sampling_rate=RATE, return_tensors="pt").input_values
+        with torch.inference_mode():
+            embedding = self._model(inputs.to(self.device)).embeddings[0]
+        return torch.nn.functional.normalize(embedding, dim=0).cpu().numpy()
+
+
+def kaldi_fbank(wave: np.ndarray, mels: int = 80) -> np.ndarray:
+    """Kaldi's log mel filter bank [frames, mels] of a 16 kHz waveform in −1…1: 25 ms Povey windows every 10 ms, snipped
+    edges, no dither."""
+    from transformers.audio_utils import mel_filter_bank, spectrogram, window_function
+
+    filters = mel_filter_bank(
+        257, mels, 20.0, 8000.0, RATE, norm=None, mel_scale="kaldi", triangularize_in_mel_space=True
+    )
+    return spectrogram(
+        wave.astype(np.float64), window_function(400, "povey", periodic=False), frame_length=400, hop_length=160,
+        fft_length=512, power=2.0, center=False, preemphasis=0.97, mel_filters=filters, log_mel="log",
+        mel_floor=float(np.finfo(np.float32).eps), remove_dc_offset=True,
+    ).T.astype(np.float32)  # fmt: skip
+
+
+class ERes2NetEncoder:
+    """A 3D-Speaker model (ERes2Net, CAM++) in ONNX: filter bank [1, T, 80] with its mean removed → embedding."""
+
+    def __init__(self, file: str | Path, threads: int = 1) -> None:
+        import onnxruntime
+
+        path = Path(file)
+        if not path.is_file():
+            raise AssetError(f"{path}: no such file; get a 3dspeaker_*eres2net*.onnx from the sherpa-onnx releases "
+                             "(speaker-recongition-models) and give eres2net:FILE")  # fmt: skip
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+        try:
+            self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # onnxruntime has its own family of errors
+            raise CheckpointError(f"{path}: not an ONNX model ({str(error)[:120]}); download it again") from error
+        facts = self._session.get_modelmeta().custom_metadata_map
+        expected = {"sample_rate": "16000", "feature_normalize_type": "global-mean"}
+        wrong = {k: facts.get(k) for k, v in expected.items() if facts.get(k) != v}
+        if wrong:
+            raise CheckpointError(f"{path}: its metadata say {wrong}, a 3D-Speaker export has {expected}")
+        self._scale = 1.0 if facts.get("normalize_samples", "1") == "1" else 32768.0
+        self._input = self._session.get_inputs()[0].name
+        self.name = f"eres2net:{path.stem}"
+
+    def embed(self, wave: np.ndarray, sample_rate: int) -> np.ndarray:
+        """Embedding [D] float32, unit norm. AudioError for bad or silent audio."""
+        features = kaldi_fbank(_voice_at_16k(wave, sample_rate, self.name) * self._scale)
+        features -= features.mean(0, keepdims=True)
+        embedding = np.asarray(self._session.run(None, {self._input: features[None]})[0]).reshape(-1)
+        return (embedding / np.linalg.norm(embedding)).astype(np.float32)
+
+
+class PromptSimilarity:
+    """Cosine between the voice of a waveform and the recording of its prompt."""
+
+    def __init__(self, encoder: VoiceEncoder, prompts: PromptAudio) -> None:
+        self.encoder, self.prompts, self.name = encoder, prompts, encoder.name
+        self._known: dict[bytes, np.ndarray] = {}
+
+    def __call__(self, wave: np.ndarray, sample_rate: int, speaker: np.ndarray) -> float | None:
+        """speaker: the prompt's features, by which its recording is found; None where the waveform is silent."""
+        key = np.ascontiguousarray(speaker, np.float32).tobytes()
+        if key not in self._known:
+            self._known[key] = self.encoder.embed(*self.prompts(speaker))
+        try:
+            return float(self.encoder.embed(wave, sample_rate) @ self._known[key])
+        except AudioError:
+            return None
+
+
+class UTMOS:
+    """UTMOS22 strong learner (Saeki et al. 2022) as ported by tarepan/SpeechMOS: predicted naturalness, 1 to 5."""
+
+    name = "utmos22-strong"
+
+    def __init__(self, clone: str | Path, weights: str | Path, device: str = "cpu") -> None:
+        """clone: folder of a clone of tarepan/SpeechMOS (v1.2.0). weights: its utmos22_strong_step7459_v1.pt."""
+        folder = Path(clone)
+        if not (folder / "speechmos" / "utmos22" / "strong" / "model.py").is_file():
+            raise AssetError(f"{folder}: no clone of SpeechMOS; run `git clone -b v1.2.0 "
+                             "https://github.com/tarepan/SpeechMOS FOLDER` and give utmos:FOLDER#FILE.pt")  # fmt: skip
+        state = read_weights(Path(weights), "UTMOS' state dict, from the releases of tarepan/SpeechMOS,")
+        # the clone's package is called like the one that carries DNSMOS; it is imported by itself and put away again
+        hidden = {n: sys.modules.pop(n) for n in list(sys.modules) if n == "speechmos" or n.startswith("speechmos.")}
+        sys.path.insert(0, str(folder))
+        try:
+            model = importlib.import_module("speechmos.utmos22.strong.model").UTMOS22Strong()
+            model.load_state_dict(state)
+        except ImportError as error:
+            raise AssetError(f"{folder}: SpeechMOS cannot be imported ({error})") from error
+        except RuntimeError as error:
+            raise CheckpointError(f"{weights}: not the weights of UTMOS22 strong ({str(error)[:99]})") from error
+        finally:
+            sys.path.remove(str(folder))
+            for name in [n for n in sys.modules if n == "speechmos" or n.startswith("speechmos.")]:
+                del sys.modules[name]
+            sys.modules.update(hidden)
+        self._model, self.device = model.to(device).eval(), device
+
+    def __call__(self, wave: np.ndarray, sample_rate: int) -> float | None:
+        """Score of a float32 mono waveform [samples]; None for an empty one."""
+        import torch
+
+        if len(wave) == 0:
+            return None
+        audio = torch.from_numpy(resample(wave, sample_rate, RATE))[None].to(self.device)
+        with torch.inference_mode():
+            return float(self._model(audio, RATE).reshape(-1)[0])
+
+
+def load_similarity(spec: str, prompts: PromptAudio | None = None, device: str = "cpu") -> Similarity:
+    """A speaker similarity by name (see the module's table). Raises AssetError, CheckpointError, ConfigError."""
+    kind, _, rest = spec.partition(":")
+    if spec == "resemblyzer":
+        return SpeakerSimilarity()
+    if not rest or kind not in ("wavlm", "eres2net"):
+        raise ConfigError(f"similarity {spec!r}: choose resemblyzer, wavlm:FOLDER_OR_NAME or eres2net:FILE.onnx")
+    if prompts is None:
+        raise ConfigError(f"{spec}: compares with recordings; give those of the prompts")
+    encoder: VoiceEncoder = WavLMEncoder(rest, device) if kind == "wavlm" else ERes2NetEncoder(rest)
+    return PromptSimilarity(encoder, prompts)
+
+
+def load_quality(spec: str, device: str = "cpu") -> Quality:
+    """A predictor of quality by name (see the module's table). Raises AssetError, CheckpointError, ConfigError."""
+    kind, _, rest = spec.partition(":")
+    if spec == "dnsmos":
+        return NoiseQuality()
+    if kind == "utmos" and rest.count("#") == 1:
+        clone, weights = rest.split("#")
+        return UTMOS(clone, weights, device)
+    if kind in ("http", "https"):
+        from dcar.recognition.http import HTTPScorer
+
+        return HTTPScorer(spec)
+    raise ConfigError(f"quality {spec!r}: choose dnsmos, utmos:CLONE#WEIGHTS.pt or http://HOST/PATH")
+
+
+def load_scorers(specs: Sequence[str], prompts: PromptAudio | None = None, device: str = "cpu") -> dict[str, Scorer]:
+    """Scorers by their names, in the order of `specs`, each a similarity or a quality of the module's tables.
+
+    Raises AssetError, CheckpointError; ConfigError for what is neither, and for two of one name, which a table could
+    not tell apart.
+    """
+    loaded: dict[str, Scorer] = {}
+    for spec in specs:
+        kind = "similarity" if spec.partition(":")[0] in SIMILARITIES else "quality"
+        if kind == "similarity":
+            score = load_similarity(spec, prompts, device)
+        else:
+            score = _without_speaker(load_quality(spec, device))
+        name = getattr(score, "name", spec)
+        if name in loaded:
+            raise ConfigError(f"scorers: {loaded[name].spec!r} and {spec!r} are both called {name!r}; rename the "
+                              "folder or file of one, or leave it out")  # fmt: skip
+        loaded[name] = Scorer(name, kind, spec, score)
+    return loaded
+
+
+def _without_speaker(quality: Quality) -> Similarity:
+    def score(wave: np.ndarray, sample_rate: int, speaker: np.ndarray) -> float | None:
+        return quality(wave, sample_rate)
+
+    score.name = getattr(quality, "name")  # type: ignore[attr-defined]  # noqa: B009
+    return score

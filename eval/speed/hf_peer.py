@@ -1,0 +1,121 @@
+"""A CARDecoder behind Hugging Face's `generate`: the same weights and the same mathematics, another decoding loop.
+
+The peer of the speed benchmark. Ids: speech codes, EOS and BOS keep theirs, text ids follow behind; the input is one
+row, text then speech prompt. EOS is never generated, so that every run speaks the number of tokens that is asked for.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from dcar.decoding import Prompt
+from dcar.model.car import CARDecoder
+
+
+class PeerConfig(PretrainedConfig):
+    model_type = "dcar-peer"
+
+
+class _Cache:
+    """What a TransformerLayer expects of a cache, on top of a Hugging Face one."""
+
+    def __init__(self, cache: Any):
+        self.cache = cache
+
+    def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        return self.cache.update(keys, values, layer)
+
+
+class CausalLMPeer(PreTrainedModel, GenerationMixin):
+    """Next-token decoding with head 1, batch 1."""
+
+    config_class = PeerConfig
+    _supports_sdpa = True
+
+    def __init__(self, decoder: CARDecoder):
+        c = decoder.config
+        shape: dict[str, Any] = dict(
+            vocab_size=c.output_size, hidden_size=c.hidden_size, num_hidden_layers=len(decoder.layers),
+            num_attention_heads=c.num_attention_heads, num_key_value_heads=c.num_attention_heads,
+            head_dim=c.hidden_size // c.num_attention_heads, intermediate_size=c.ffn_size,
+            max_position_embeddings=8192, is_decoder=True, pad_token_id=c.eos, bos_token_id=None, eos_token_id=None)
+        super().__init__(PeerConfig(**shape))
+        self.decoder = decoder
+        self.text = self.prompt = 0
+        # text ids follow behind every speech id
+        self.offset = decoder.speech_embedding.num_embeddings
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.decoder.norm.weight.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.decoder.norm.weight.device
+
+    def read(self, prompt: Prompt) -> Tensor:
+        """Input ids [1, text + speech prompt]; the model remembers where the text ends."""
+        bos = (self.decoder.config.speech_vocab_size + 1,) if self.decoder.config.bos else ()
+        self.text, self.prompt = len(prompt.text_ids), len(prompt.prompt_ids) + len(bos)
+        ids = [self.offset + t for t in prompt.text_ids] + [*prompt.prompt_ids, *bos]
+        return torch.tensor([ids], device=self.device)
+
+    def prepare_inputs_for_generation(self, input_ids: Tensor, past_key_values: Any = None,  # type: ignore[override]
+                                      **kwargs: Any) -> dict[str, Any]:
+        past = 0 if past_key_values is None else int(past_key_values.get_seq_length())
+        return {"input_ids": input_ids[:, past:], "past_key_values": past_key_values,
+                "logits_to_keep": kwargs.get("logits_to_keep")}
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, past_key_values: Any = None,
+                logits_to_keep: int | None = None, **kwargs: Any) -> CausalLMOutputWithPast:
+        d, device = self.decoder, input_ids.device
+        past, new = int(past_key_values.get_seq_length()), input_ids.shape[1]
+        origin = self.prompt - 1 if d.config.bos else 0
+        if past == 0:
+            text, speech = torch.arange(self.text, device=device), torch.arange(new - self.text, device=device)
+            parts = d.text_rotary(text[None]), d.speech_rotary((speech - origin)[None])
+            rotary = torch.cat((parts[0][0], parts[1][0]), 2), torch.cat((parts[0][1], parts[1][1]), 2)
+            x = torch.cat((d.text_embedding(input_ids[:, : self.text] - self.offset),
+                           d.speech_embedding(input_ids[:, self.text :])), 1)
+        else:
+            rotary = d.speech_rotary.span(past - self.text - origin, new, device)
+            x = d.speech_embedding(input_ids)
+        width = past_key_values.get_max_length()
+        width = past + new if width is None or width < 0 else width
+        mask = None
+        if past == 0 or new > 1 or width > past + 1:
+            column = torch.arange(width, device=device)
+            mask = column <= past + torch.arange(new, device=device)[:, None]
+            if past == 0:
+                mask = mask | (column < self.text)  # every position sees all text
+            mask = mask[None, None]
+        cache = _Cache(past_key_values)
+        for i, layer in enumerate(d.layers):
+            x = layer(x, rotary, mask, cache, i)
+        logits = d.heads.base(d.norm(x[:, -(logits_to_keep or 1) :])).float()
+        logits = logits + F.one_hot(torch.tensor(d.config.eos, device=device), logits.shape[-1]) * -1e9
+        return CausalLMOutputWithPast(logits=logits, past_key_values=past_key_values)
+
+
+@torch.inference_mode()
+def generate(peer: CausalLMPeer, prompt: Prompt, tokens: int, static: bool = False,
+             assistant: CausalLMPeer | None = None, draft_length: int = 3) -> list[int]:
+    """Speak exactly `tokens` tokens greedily with Hugging Face's loop; an assistant drafts `draft_length` tokens for
+    every pass, however sure it is."""
+    ids = peer.read(prompt)
+    settings: dict[str, Any] = {"cache_implementation": "static"} if static else {}
+    if assistant is not None:
+        assistant.read(prompt)
+        drafting = assistant.generation_config
+        drafting.num_assistant_tokens, drafting.num_assistant_tokens_schedule = draft_length, "constant"
+        drafting.assistant_confidence_threshold = 0.0
+        settings["assistant_model"] = assistant
+    loop: Any = getattr(peer, "generate")  # noqa: B009  (its annotation asks for a class that transformers hides)
+    out = loop(ids, max_new_tokens=tokens, do_sample=False, attention_mask=torch.ones_like(ids), **settings)
+    return out[0, ids.shape[1] :].tolist()

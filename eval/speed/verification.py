@@ -1,0 +1,211 @@
+"""What the bookkeeping of each verifier costs beside a step of the paper-size decoder.
+
+    python -m eval.speed.verification                      # ms a round, and the share of a step
+    python -m eval.speed.verification groups=true          # also similarity groups of 65,536 x 4,096 embeddings
+    python -m eval.speed.verification only=[mtp-viterbi] viterbi_heads=4 viterbi_k=25
+
+Bookkeeping is what a method does between two passes besides drafting and computing q: acceptance, residual, groups.
+A benchmark is one entry of BENCHMARKS: a function that prepares laws of a vocabulary and returns what is timed. The
+last line is one JSON object.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dcar.config import exit_status, load_config
+from dcar.errors import ConfigError
+from dcar.model.car import CARConfig, CARDecoder
+from dcar.sampling import sample, uniform, utterance_keys
+from dcar.tracking import machine
+from eval.speed.measure import Load, measure_car
+from eval.verifiers import mtp_viterbi, vadusa
+from eval.verifiers.chain import ChainVerifier, Draws
+from eval.verifiers.drafters import HeadDrafter
+from eval.verifiers.groups import build_groups, similar_codes
+from eval.verifiers.pcg import GroupVerifier
+from eval.verifiers.sd import SpeculativeDecoding
+from eval.verifiers.ssd import TolerantDecoding
+from eval.verifiers.topk_verify import TopKVerify
+from eval.verifiers.typical import TypicalAcceptance
+
+
+@dataclass
+class BenchmarkConfig:
+    """Settings of the benchmark of the verifiers."""
+
+    codes: int = 4096  # of the vocabulary, EOS not counted
+    length: int = 3  # of a draft
+    repeats: int = 50
+    step_repeats: int = 3  # of the decoder's step, CARConfig's defaults; 0 = do not measure it
+    threads: int = 1
+    tree_nodes: int = vadusa.NODES
+    viterbi_heads: int = 7
+    viterbi_k: int = 10  # candidates of each head
+    viterbi_sparse: bool = False  # look transitions up among counted pairs, as for very large vocabularies
+    only: list[str] = field(default_factory=list)  # names of BENCHMARKS; empty = all
+    groups: bool = False  # also build groups, of `group_codes` codes of width `group_width`
+    group_codes: int = 65536
+    group_width: int = 4096
+    group_rows: int = 2048  # codes whose groups are really built, the time of the others is extrapolated; 0 = all
+
+    def __post_init__(self) -> None:
+        if unknown := [name for name in self.only if name not in BENCHMARKS]:
+            raise ConfigError(f"unknown benchmarks {unknown}; known: {', '.join(BENCHMARKS)}")
+
+
+@dataclass
+class Round:
+    """Laws of one draft at batch 1, about as far apart as those of a decoder and its draft."""
+
+    q: Tensor  # [1, m + 1, V]
+    p: Tensor  # [1, m, V]
+    tokens: Tensor  # [1, m], drawn from p
+    draws: Draws
+    eos: int
+
+
+def random_round(codes: int, length: int, seed: int = 0) -> Round:
+    generator = torch.Generator().manual_seed(seed)
+    logits = 3 * torch.randn(1, length + 1, codes + 1, generator=generator)
+    p = (logits[:, :-1] + torch.randn(1, length, codes + 1, generator=generator)).softmax(-1)
+    position = torch.arange(length)[None]
+    keys = utterance_keys(seed, ["benchmark"])
+    return Round(logits.softmax(-1), p, sample(p, uniform(keys, "token", position)), Draws(keys, position), codes)
+
+
+def verification(make: Callable[[HeadDrafter, int], ChainVerifier]) -> Callable[[BenchmarkConfig], Callable[[], Any]]:
+    """Time acceptance of a whole draft and one replacement: what a round takes where a token is refused."""
+
+    def prepare(config: BenchmarkConfig) -> Callable[[], Any]:
+        method = make(HeadDrafter(config.length), config.codes)
+        rounds = [random_round(config.codes, config.length, seed) for seed in range(8)]
+        turn = iter(range(1 << 60))
+
+        def run() -> None:
+            r = rounds[next(turn) % len(rounds)]
+            method.accept(r.q[:, :-1], r.p, r.tokens, r.eos, r.draws)
+            method.replace(r.q[:, 0], r.p[:, 0], r.tokens[:, 0], r.eos, Draws(r.draws.keys, r.draws.positions[:, 0]))
+
+        return run
+
+    return prepare
+
+
+def _grouped(drafter: HeadDrafter, codes: int) -> GroupVerifier:
+    """Groups of a few dozen codes: 8 families of embeddings for every 256 codes."""
+    generator = torch.Generator().manual_seed(0)
+    families = torch.randn(max(1, codes // 32), 64, generator=generator)
+    embedding = families[torch.arange(codes) % len(families)] + 0.5 * torch.randn(codes, 64, generator=generator)
+    return GroupVerifier("pcg", drafter, build_groups(embedding, 0.42))
+
+
+def viterbi(mode: str) -> Callable[[BenchmarkConfig], Callable[[], Any]]:
+    """Time the choice of a path; `sampled_candidates` differ from `argmax` by their draws, not by the path."""
+    return lambda config: mtp_viterbi.bookkeeping_case(config.viterbi_heads, config.viterbi_k, config.codes + 1,
+                                                       mode=mode, sparse=config.viterbi_sparse)
+
+
+BENCHMARKS: dict[str, Callable[[BenchmarkConfig], Callable[[], Any]]] = {
+    "sd": verification(lambda drafter, codes: SpeculativeDecoding("sd", drafter)),
+    "ssd": verification(lambda drafter, codes: TolerantDecoding("ssd", drafter, 0.4)),
+    "pcg": verification(_grouped),
+    "typical": verification(lambda drafter, codes: TypicalAcceptance("typical", drafter)),
+    "topk-verify": verification(lambda drafter, codes: TopKVerify("topk-verify", drafter, 50)),
+    "vadusa": lambda config: vadusa.bookkeeping_case(config.tree_nodes, vocabulary=config.codes + 1),
+    "mtp-viterbi": viterbi("argmax"),
+    "mtp-viterbi-ffbs": viterbi("ffbs"),
+}
+"""name -> what prepares it; the returned function is what a method does once a round."""
+
+
+def step_milliseconds(repeats: int) -> float:
+    """Median ms of a step of a random decoder of the paper's size (CAR-1, batch 1, on the CPU)."""
+    torch.manual_seed(0)
+    model = CARDecoder(CARConfig(bos=True)).eval()
+    return measure_car(model, Load(20, 10, 12), [1], repeats)[1]["ms_per_step"].median
+
+
+def milliseconds(run: Callable[[], Any], repeats: int) -> tuple[float, float]:
+    """Median and shortest of `repeats` calls, after three to warm up."""
+    seconds = []
+    for turn in range(repeats + 3):
+        started = time.perf_counter()
+        run()
+        if turn >= 3:
+            seconds.append(time.perf_counter() - started)
+    return 1e3 * statistics.median(seconds), 1e3 * min(seconds)
+
+
+def measure_groups(codes: int, width: int, rows: int, theta: float = 0.42, memory_bytes: int = 256 << 20,
+                   ) -> dict[str, float]:
+    """Seconds and peak memory of finding the groups of random embeddings, a quarter of which have company.
+
+    With rows > 0 only those of about the first `rows` codes are sought, and the time of all is extrapolated.
+    """
+    generator = torch.Generator().manual_seed(0)
+    embedding = torch.empty(codes, width)
+    for block in embedding.split(4096):  # in place: the table is most of the memory that is allowed
+        block.normal_(generator=generator)
+    for start in range(0, codes // 4, 8):
+        embedding[start : start + 8] = embedding[start] + 0.5 * embedding[start : start + 8]
+    before = peak_mebibytes()
+    started = time.perf_counter()
+    sizes: list[int] = []
+    for done, block in similar_codes(embedding, theta, memory_bytes):
+        sizes += [len(ids) for ids in block]
+        if rows and done >= rows:
+            break
+    seconds = time.perf_counter() - started
+    return {"codes": codes, "width": width, "rows": done, "seconds": seconds, "mean_size": statistics.mean(sizes),
+            "seconds_for_all": seconds * codes / done, "peak_mib": peak_mebibytes(), "peak_mib_before": before,
+            "table_mib": embedding.numel() * 4 / 2**20}
+
+
+def peak_mebibytes() -> float:
+    """The most memory that this process has held."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (2**20 if sys.platform == "darwin" else 2**10)
+
+
+def run(config: BenchmarkConfig) -> dict[str, Any]:
+    """Measure and print; returns the object of the last line."""
+    torch.set_num_threads(config.threads)
+    print(f"machine: {machine()}; {config.codes} codes, drafts of {config.length}, medians of {config.repeats}")
+    result: dict[str, Any] = {"machine": machine(), "codes": config.codes, "length": config.length}
+    if config.groups:
+        # first, so that the peak of memory is its own
+        got = measure_groups(config.group_codes, config.group_width, config.group_rows)
+        result["group_building"] = got
+        print(f"groups of {config.group_codes} x {config.group_width}: {got['seconds']:.1f} s for {got['rows']} codes, "
+              f"{got['seconds_for_all']:.0f} s for all; at most {got['peak_mib']:.0f} MiB in this process")
+    step = step_milliseconds(config.step_repeats) if config.step_repeats else None
+    if step is not None:
+        print(f"a step of the paper-size decoder (CAR-1, batch 1): {step:.1f} ms")
+    result |= {"step_ms": step, "bookkeeping_ms": {}}
+    for name in config.only or BENCHMARKS:
+        ms, least = milliseconds(BENCHMARKS[name](config), config.repeats)
+        result["bookkeeping_ms"][name] = {"median": ms, "least": least}
+        print(f"{name:16} {ms:7.3f} ms a round (at least {least:.3f})"
+              + (f", {100 * ms / step:5.2f} % of a step" if step else ""))
+    print(json.dumps(result))
+    return result
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command; returns its exit status."""
+    return exit_status(lambda: run(load_config(BenchmarkConfig, arguments)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

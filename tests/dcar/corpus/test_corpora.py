@@ -1,0 +1,217 @@
+"""Corpora of the papers, each in its real layout: LibriTTS, lhotse and LibriHeavy cuts, UniCATS, seed-tts-eval."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile as sf
+from tiny_corpora import RATE, tone, write_libritts, write_parquets
+
+from dcar.corpus.read import AudioSegment, Problem, corpus_parts, read_corpus, validate_corpus
+from dcar.errors import AudioError, DataError
+
+
+@pytest.fixture(scope="module")
+def libritts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    subsets = {"train-clean-100": 4, "train-clean-360": 2, "train-other-500": 2, "dev-clean": 2, "dev-other": 2,
+               "test-clean": 4, "test-other": 2}  # fmt: skip
+    return write_libritts(tmp_path_factory.mktemp("LibriTTS"), subsets)
+
+
+def test_libritts_reads_all_seven_subsets_and_those_asked_for(libritts: Path) -> None:
+    rows, problems = read_corpus("libritts", libritts)
+    assert problems == []
+    assert {s: sum(u.split == s for u in rows) for s in ("train", "dev", "test")} == {"train": 8, "dev": 4, "test": 6}
+    chosen, _ = read_corpus("libritts", libritts, subsets=["train-clean-100", "dev-other"])
+    assert {Path(u.audio).parts[-4] for u in chosen} == {"train-clean-100", "dev-other"} and len(chosen) == 6
+    with pytest.raises(DataError, match=r"no subset train-clean-960 .*openslr"):
+        read_corpus("libritts", libritts, subsets=["train-clean-960"])
+    with pytest.raises(DataError, match="subsets are those of libritts"):
+        read_corpus("ljspeech", libritts, subsets=["train-clean-100"])
+
+
+# ------------------------------------------------------------------------------------------------------ lhotse cuts
+
+
+def write_cuts(folder: Path) -> tuple[Path, Any]:
+    """A manifest that lhotse itself wrote: three stretches of one recording, and one whole recording."""
+    lhotse = pytest.importorskip("lhotse")
+    folder.mkdir(parents=True, exist_ok=True)
+    wave = np.concatenate([tone(1.0, 200), tone(1.5, 400), tone(1.0, 300)])
+    sf.write(folder / "long.flac", wave, RATE)
+    sf.write(folder / "short.wav", tone(0.8, 250), RATE)
+    long = lhotse.Recording.from_file(folder / "long.flac", recording_id="long")
+    short = lhotse.Recording.from_file(folder / "short.wav", recording_id="short")
+    cuts = []
+    for i, (start, duration) in enumerate(((0.0, 1.0), (1.0, 1.5), (2.5, 1.0))):
+        supervision = lhotse.SupervisionSegment(
+            id=f"s{i}", recording_id="long", start=0, duration=duration, channel=0, text=f"Part {i}.", speaker="anna"
+        )
+        cuts.append(lhotse.MonoCut(id=f"c{i}", start=start, duration=duration, channel=0, recording=long,
+                                   supervisions=[supervision]))  # fmt: skip
+    supervision = lhotse.SupervisionSegment(
+        id="w", recording_id="short", start=0, duration=0.8, channel=0, text="Whole.", speaker="ben"
+    )
+    whole = {"start": 0, "duration": 0.8, "channel": 0, "recording": short, "supervisions": [supervision]}
+    cuts.append(lhotse.MonoCut(id="whole", **whole))
+    file = folder / "my_cuts_train.jsonl.gz"
+    lhotse.CutSet.from_cuts(cuts).to_file(file)
+    return file, lhotse.CutSet.from_file(file)
+
+
+def test_lhotse_cuts_give_the_samples_that_lhotse_gives(tmp_path: Path) -> None:
+    file, cutset = write_cuts(tmp_path)
+    rows, problems = read_corpus("lhotse", file)
+    assert problems == [] and [u.id for u in rows] == ["c0", "c1", "c2", "whole"]
+    assert [u.text for u in rows] == ["Part 0.", "Part 1.", "Part 2.", "Whole."]
+    assert [u.speaker for u in rows] == ["anna"] * 3 + ["ben"] and {u.split for u in rows} == {"train"}
+    assert isinstance(rows[1].audio, AudioSegment) and rows[3].audio == str(tmp_path / "short.wav")
+    for row, cut in zip(rows, cutset, strict=True):
+        wave, rate = row.load()
+        assert rate == RATE
+        np.testing.assert_allclose(wave, cut.load_audio()[0], atol=1e-6)
+    assert validate_corpus(rows, 0.3, 28) == []
+
+
+def libriheavy_line(uid: str, start: float, duration: float, source: str, whole: float) -> dict[str, Any]:
+    """As the README of k2-fsa/libriheavy shows its full manifests."""
+    return {
+        "id": uid, "start": start, "duration": duration, "channel": 0,
+        "supervisions": [{
+            "id": uid, "recording_id": "small/100/book/01", "start": 0, "duration": duration, "channel": 0,
+            "language": "English", "speaker": "100",
+            "custom": {"texts": ["\"But why?\" she asked.", "BUT WHY SHE ASKED"], "pre_texts": ["…", "…"],
+                       "begin_byte": 4993, "end_byte": 5120},
+        }],
+        "recording": {
+            "id": "small/100/book/01", "sources": [{"type": "file", "channels": [0], "source": source}],
+            "sampling_rate": RATE, "num_samples": round(whole * RATE), "duration": whole, "channel_ids": [0],
+        },
+        "custom": {"text_path": "download/librilight_text/x.txt"}, "type": "MonoCut",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("place", ["beside", "elsewhere"])
+def test_libriheavy_full_manifest(tmp_path: Path, place: str) -> None:
+    """Audio paths are hard-coded to download/librilight/…: found above the manifest, or below audio_root."""
+    relative = "download/librilight/small/100/book/01.flac"
+    base = tmp_path / "work" if place == "beside" else tmp_path / "disk"
+    audio = base / (relative if place == "beside" else "small/100/book/01.flac")
+    audio.parent.mkdir(parents=True)
+    sf.write(audio, np.concatenate([tone(1.0, 200), tone(1.0, 500)]), RATE)
+    manifest = tmp_path / "work" / "download" / "libriheavy" / "libriheavy_cuts_small.jsonl.gz"
+    manifest.parent.mkdir(parents=True)
+    with gzip.open(manifest, "wt") as file:
+        file.write(json.dumps(libriheavy_line("small/100/book/01_0", 1.0, 1.0, relative, 2.0)) + "\n")
+    root = None if place == "beside" else tmp_path / "disk"
+    [row], problems = read_corpus("libriheavy", manifest, audio_root=root)
+    assert problems == [] and row.split == "train" and row.text == '"But why?" she asked.' and row.speaker == "100"
+    wave, _ = row.load()
+    np.testing.assert_allclose(wave, tone(1.0, 500), atol=1e-3)  # the second second, not the first
+
+
+def test_cuts_that_would_have_to_be_computed_are_bad_rows(tmp_path: Path) -> None:
+    sf.write(tmp_path / "a.wav", tone(1.0), RATE)
+    good = libriheavy_line("ok", 0, 1.0, "a.wav", 1.0)
+    recording, supervision = good["recording"], good["supervisions"][0]
+    url = [{"type": "url", "channels": [0], "source": "x"}]
+    cases = [
+        ({**good, "type": "MixedCut"}, "MixedCut"),
+        ({**good, "recording": None}, "features only"),
+        ({**good, "recording": {**recording, "transforms": [{"name": "Speed"}]}}, "transforms"),
+        ({**good, "recording": {**recording, "sources": url}}, "type 'url'"),
+        ({**good, "supervisions": []}, "no supervision"),
+        ({**good, "supervisions": [supervision, {**supervision, "speaker": "7"}]}, "2 speakers"),
+        ({**good, "supervisions": [{**supervision, "custom": None}]}, "neither text nor custom.texts"),
+        ({k: v for k, v in good.items() if k != "duration"}, "duration"),
+        ([1, 2], "no cut"),
+    ]
+    manifest = tmp_path / "cuts_dev.jsonl"
+    manifest.write_text("\n".join(json.dumps(c) for c, _ in cases) + "\n{broken\n" + json.dumps(good) + "\n")
+    rows, problems = read_corpus("lhotse", manifest)
+    assert [u.id for u in rows] == ["ok"] and len(problems) == len(cases) + 1
+    for number, (problem, (_, message)) in enumerate(zip(problems, cases, strict=False), start=1):
+        assert str(problem).startswith(f"{manifest}:{number}: ") and message in str(problem)
+
+
+def test_a_segment_outside_its_recording_is_named(tmp_path: Path) -> None:
+    sf.write(tmp_path / "a.wav", tone(1.0), RATE)
+    (tmp_path / "cuts.jsonl").write_text(json.dumps(libriheavy_line("far", 0.5, 1.0, "a.wav", 9.0)) + "\n")
+    [row], _ = read_corpus("lhotse", tmp_path / "cuts.jsonl")
+    with pytest.raises(AudioError, match=r"0.5…1.5 s is not in the recording of 1.00 s; does the manifest"):
+        row.load()
+    [problem] = validate_corpus([row], 0.3, 28)
+    assert "not in the recording" in str(problem)
+
+
+def test_a_sample_rate_that_the_manifest_does_not_say(tmp_path: Path) -> None:
+    sf.write(tmp_path / "a.wav", tone(1.0, rate=24_000), 24_000)
+    (tmp_path / "cuts.jsonl").write_text(json.dumps(libriheavy_line("u", 0, 1.0, "a.wav", 1.0)) + "\n")
+    [row], _ = read_corpus("lhotse", tmp_path / "cuts.jsonl")
+    [problem] = validate_corpus([row], 0.3, 28)
+    assert "the file has 24000 Hz, the manifest says 16000 Hz; make the manifest again" in str(problem)
+
+
+# ------------------------------------------------------------------------------------------------------------- lists
+
+
+def test_unicats_test_set_b(libritts: Path, tmp_path: Path) -> None:
+    ids = sorted(p.stem for p in (libritts / "test-clean").rglob("*.wav"))
+    file = tmp_path / "testsetB_utt2prompt"
+    file.write_text(f"{ids[0]} {ids[1]}\n{ids[2]} {ids[3]}\n9_9_000001_000000 {ids[0]}\none\n")
+    rows, problems = read_corpus("unicats", file, audio_root=libritts)
+    assert [u.id for u in rows] == [ids[0], ids[2]] and {u.split for u in rows} == {"test"}
+    assert Path(str(rows[0].prompt_audio)).stem == ids[1] and rows[0].prompt_text.startswith("Sentence")
+    assert rows[0].text != rows[0].prompt_text and rows[0].speaker == ids[0].split("_")[0]
+    assert "in none of the subsets" in str(problems[0]) and ":3:" in str(problems[0])
+    assert "1 fields" in str(problems[1])
+    with pytest.raises(DataError, match="set audio_root to the LibriTTS folder"):
+        read_corpus("unicats", file)
+
+
+def test_seed_tts_eval_list(tmp_path: Path) -> None:
+    for name in ("prompt-wavs/p1.wav", "wavs/p1-a.wav", "real/b.wav"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        sf.write(tmp_path / name, tone(1.2), RATE)
+    (tmp_path / "meta.lst").write_text(
+        "p1-a|The prompt.|prompt-wavs/p1.wav|Speak this.\n"
+        "p1-b|The prompt.|prompt-wavs/p1.wav|Speak that.|real/b.wav\n"
+        "p1-c|The prompt.|prompt-wavs/p1.wav|No recording.\n"
+        "p1-d|two fields\n"
+    )
+    rows, problems = read_corpus("seed-tts-eval", tmp_path / "meta.lst")
+    assert [(u.id, u.text, Path(str(u.audio)).name) for u in rows] == [
+        ("p1-a", "Speak this.", "p1-a.wav"), ("p1-b", "Speak that.", "b.wav")]  # fmt: skip
+    assert rows[0].prompt_text == "The prompt." and rows[0].load_prompt() is not None
+    assert ":3:" in str(problems[0]) and "no recording" in str(problems[0]) and ":4:" in str(problems[1])
+    assert validate_corpus(rows, 0.3, 28) == []
+
+
+# ------------------------------------------------------------------------------------------------ streamed datasets
+
+
+def test_streamed_rows_are_the_rows_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    folder = write_parquets(tmp_path / "hf")
+    stored = [r for p in corpus_parts("datasets", folder) for r in p.rows()]
+    parts = corpus_parts("datasets", folder, streaming=True)
+    assert len(parts) == 3 and all(p.costly for p in parts)
+    streamed = [r for p in parts for r in p.rows()]
+    assert not any(isinstance(r, Problem) for r in stored + streamed)
+    for a, b in zip(streamed, stored, strict=True):
+        assert (a.id, a.text, a.speaker, a.split) == (b.id, b.text, b.speaker, b.split)
+        assert isinstance(a.audio, bytes)
+        np.testing.assert_array_equal(a.load()[0], b.load()[0])
+
+
+def test_a_hub_name_without_network_says_what_to_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+    for streaming in (False, True):
+        with pytest.raises(DataError, match="hf download nobody/nothing --repo-type dataset"):
+            corpus_parts("datasets", "nobody/nothing:clean", streaming=streaming)

@@ -1,0 +1,273 @@
+"""The decoding loop: cache, chunks, EOS, limits, position-addressed randomness."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from tiny_decoders import eos_decoder, reference_chunks, tiny_decoder
+
+from dcar.decoding import ChunkMethod, Draft, FixedChunk, Kept, PolicyChunk, Prompt, RandomChunk, decode
+from dcar.decoding.loop import last_of, pad
+from dcar.errors import ConfigError, DataError, TextError
+from dcar.sampling import SamplingConfig, uniform
+from heads.policy import ChunkPolicy, ChunkPolicyConfig
+
+SAMPLING = SamplingConfig(max_tokens=60, max_tokens_per_text_unit=6)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_car_k_equals_decoding_without_cache(decoder, prompts, size):
+    fast = decode(decoder, prompts, ChunkMethod(FixedChunk(size)), SAMPLING, seed=3)
+    for prompt, result in zip(prompts, fast, strict=True):
+        tokens, sizes = reference_chunks(decoder, prompt, lambda n, key: size, SAMPLING, 3)
+        assert result.tokens == tokens
+        assert result.actions == sizes
+        assert result.target_passes == len(sizes)
+
+
+def test_random_chunks_equal_decoding_without_cache(decoder, prompts):
+    def choose(n, key):
+        return (2, 4)[int(uniform(key, "chunk", torch.tensor([n])) * 2)]
+
+    fast = decode(decoder, prompts, ChunkMethod(RandomChunk([2, 4])), SAMPLING, seed=1)
+    for prompt, result in zip(prompts, fast, strict=True):
+        assert (result.tokens, result.actions) == reference_chunks(decoder, prompt, choose, SAMPLING, 1)
+    assert {a for r in fast for a in r.actions} == {2, 4}
+
+
+def random_policy(seed: int = 0, **changes) -> ChunkPolicy:
+    torch.manual_seed(seed)
+    policy = ChunkPolicy(ChunkPolicyConfig(32, 4, **{"width": 16, "num_attention_heads": 2, **changes})).eval()
+    torch.nn.init.normal_(policy.output.weight, std=2.0)
+    return policy
+
+
+@pytest.mark.parametrize("mode", ["greedy", "sample"])
+@pytest.mark.parametrize("width", [None, 16])
+def test_policy_sees_the_same_states_incrementally_and_in_parallel(decoder, prompts, mode, width):
+    policy = random_policy(width=width)
+    results = decode(decoder, prompts, ChunkMethod(PolicyChunk(policy, mode)), SAMPLING, seed=5, record_hidden=True)
+    for result in results:
+        assert result.hidden.shape[0] == result.decision_positions[-1] + 1
+        log_law = policy(result.hidden[None]).log_softmax(-1)[0]
+        taken = log_law[result.decision_positions, torch.tensor(result.actions) - 1]
+        assert torch.allclose(taken, torch.tensor(result.action_log_probs), atol=1e-5)
+        if mode == "greedy":
+            assert [int(i) + 1 for i in log_law[result.decision_positions].argmax(-1)] == result.actions
+        steps = [b - a for a, b in zip(result.decision_positions, result.decision_positions[1:], strict=False)]
+        assert steps == result.emitted[:-1]  # the next decision stands at the end of the chunk
+        assert sum(result.emitted) == len(result.tokens)
+    assert len({a for r in results for a in r.actions}) > 1
+
+
+@pytest.mark.parametrize("mode", ["greedy", "sample"])
+def test_constant_policy_equals_car_k(decoder, prompts, mode):
+    policy = random_policy()
+    torch.nn.init.zeros_(policy.output.weight)
+    policy.output.bias.data = torch.tensor([-50.0, -50.0, 50.0, -50.0])
+    dcar = decode(decoder, prompts, ChunkMethod(PolicyChunk(policy, mode)), SAMPLING, seed=2)
+    car = decode(decoder, prompts, ChunkMethod(FixedChunk(3)), SAMPLING, seed=2)
+    assert [r.tokens for r in dcar] == [r.tokens for r in car]
+    assert [r.emitted for r in dcar] == [r.emitted for r in car]
+
+
+def test_recorded_hidden_states_equal_recomputation(decoder, prompts):
+    for result, prompt in zip(
+        decode(decoder, prompts, ChunkMethod(RandomChunk([1, 2, 4])), SAMPLING, seed=9, record_hidden=True),
+        prompts, strict=True,
+    ):
+        speech = [*prompt.prompt_ids, 13, *result.tokens][: result.hidden.shape[0]]
+        full = decoder.speech_hidden(torch.tensor([prompt.text_ids]), torch.tensor([len(prompt.text_ids)]),
+                                     torch.tensor([speech]), torch.tensor([len(speech)]),
+                                     torch.tensor([len(prompt.prompt_ids) + 1]))[0]
+        assert torch.allclose(result.hidden, full, atol=1e-5)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 8])
+def test_batch_size_and_order_never_change_a_result(decoder, prompts, batch_size):
+    method = ChunkMethod(PolicyChunk(random_policy(), "sample"))
+    expected = {r.utterance_id: (r.tokens, r.actions) for r in decode(decoder, prompts, method, SAMPLING, seed=4)}
+    shuffled = random.Random(batch_size).sample(prompts, len(prompts))
+    got = decode(decoder, shuffled, method, SAMPLING, seed=4, batch_size=batch_size)
+    assert [r.utterance_id for r in got] == [p.utterance_id for p in shuffled]
+    assert {r.utterance_id: (r.tokens, r.actions) for r in got} == expected
+
+
+def test_group_shares_the_prefill_but_not_the_draws(decoder, prompts):
+    alone = decode(decoder, prompts, ChunkMethod(FixedChunk(2)), SAMPLING, seed=6)
+    group = decode(decoder, prompts, ChunkMethod(FixedChunk(2)), SAMPLING, seed=6, group_size=3)
+    assert [r.tokens for r in group[::3]] == [r.tokens for r in alone]  # member 0 is the utterance itself
+    assert [r.tokens for r in group[1::3]] != [r.tokens for r in group[2::3]]
+    common = decode(decoder, prompts, ChunkMethod(FixedChunk(2)), SAMPLING, seed=6, group_size=3,
+                    share_token_draws=True)
+    assert [r.tokens for r in common[1::3]] == [r.tokens for r in common[2::3]] == [r.tokens for r in alone]
+
+
+@pytest.mark.parametrize("batch_size", [2, 32])
+def test_forced_members_follow_their_size(decoder, prompts, batch_size):
+    forced = {p.utterance_id: [2, 3, 0, 0] if i % 2 else [4, 1, 0, 0] for i, p in enumerate(prompts[1:])}
+    method = ChunkMethod(PolicyChunk(random_policy(), "sample", forced=forced))
+    results = decode(decoder, prompts, method, SAMPLING, seed=0, group_size=4, batch_size=batch_size)
+    for i, result in enumerate(results):
+        size = forced.get(result.utterance_id, [0] * 4)[i % 4]
+        if size:
+            assert set(result.actions) == {size}  # also the chunk that EOS cuts short
+        assert len(result.action_log_probs) == len(result.actions)
+    assert any(len(set(r.actions)) > 1 for i, r in enumerate(results) if i % 4 >= 2)
+    with pytest.raises(ConfigError, match="one per member"):
+        decode(decoder, prompts, method, SAMPLING, group_size=5)
+
+
+class GreedyVerify:
+    """Drafts two tokens by the additional heads and keeps those that greedy next-token decoding would emit."""
+
+    name = "greedy-verify"
+
+    def begin(self, session):
+        pass
+
+    def select(self, rows):
+        pass
+
+    def propose(self, session):
+        drafts = session.model.heads(self._root, 3)[:, 1:].argmax(-1)
+        return Draft(drafts[session_rows(self, session)], torch.full_like(session.rows, 2))
+
+    def keep(self, session, hidden, counts, draft):
+        if draft is None:
+            token = session.model.heads(session.last_hidden, 1)[:, 0].argmax(-1)
+            self._root, self._rows = session.last_hidden, session.rows
+            return Kept(token[:, None], torch.ones_like(counts))
+        pending = counts - draft.counts
+        best = session.model.heads(hidden, 1)[:, :, 0].argmax(-1)  # [B, m] greedy token after each consumed one
+        tokens, kept, cached, root = [], [], [], []
+        for b in range(len(counts)):
+            row = [int(best[b, pending[b] - 1])]
+            while len(row) <= 2 and row[-1] == int(draft.tokens[b, len(row) - 1]):
+                row.append(int(best[b, pending[b] - 1 + len(row)]))
+            tokens.append(row + [0] * (3 - len(row)))
+            kept.append(len(row))
+            cached.append(len(row) - 1)
+            root.append(hidden[b, pending[b] - 1 + len(row) - 1])
+        self._root, self._rows = torch.stack(root), session.rows
+        return Kept(torch.tensor(tokens), torch.tensor(kept), torch.tensor(cached))
+
+
+def session_rows(method, session):
+    """Rows of the method's own state that are still alive, after the loop shrank the batch."""
+    return torch.tensor([method._rows.tolist().index(r) for r in session.rows.tolist()])
+
+
+def test_verified_drafts_with_rollback_equal_greedy_decoding(decoder, prompts):
+    greedy = SamplingConfig(temperature=0, max_tokens=40, min_tokens=0)
+    plain = decode(decoder, prompts, ChunkMethod(FixedChunk(1)), greedy)
+    with torch.no_grad():  # make some drafts right: head 2 predicts like head 1
+        decoder.heads.projection[0].copy_(decoder.heads.base.weight.T)
+    verified = decode(decoder, prompts, GreedyVerify(), greedy)
+    assert [r.tokens for r in verified] == [r.tokens for r in plain]
+    assert sum(r.accepted for r in verified) > 0
+    assert sum(r.accepted for r in verified) < sum(r.proposed for r in verified)
+    assert sum(r.target_passes for r in verified) < sum(r.target_passes for r in plain)
+
+
+@pytest.mark.parametrize("head", [1, 2, 3])
+def test_eos_inside_a_chunk_ends_the_utterance_there(prompts, head):
+    sampling = SamplingConfig(max_tokens=50, max_tokens_per_text_unit=50, min_tokens=0)
+    for result in decode(eos_decoder(head), prompts, ChunkMethod(FixedChunk(3)), sampling):
+        assert len(result.tokens) == head - 1
+        assert result.emitted == [head - 1] and not result.truncated
+
+
+def test_length_guard_and_minimum(prompts):
+    sampling = SamplingConfig(max_tokens=50, max_tokens_per_text_unit=2.5)
+    results = decode(eos_decoder(4), prompts, ChunkMethod(FixedChunk(3)), sampling)
+    for prompt, result in zip(prompts, results, strict=True):
+        assert result.truncated
+        assert len(result.tokens) == -(-5 * len(prompt.text_ids) // 2)  # rounded up, the last chunk cut
+    sampling = SamplingConfig(max_tokens=50, min_tokens=4)
+    results = decode(eos_decoder(1), prompts, ChunkMethod(FixedChunk(1)), sampling)
+    assert all(len(r.tokens) == 4 and not r.truncated for r in results)
+
+
+def test_prompts_that_the_model_cannot_read(decoder):
+    method = ChunkMethod(FixedChunk(1))
+    with pytest.raises(TextError, match="no phonemes"):
+        decode(decoder, [Prompt("a", (), (1,))], method, SAMPLING)
+    with pytest.raises(DataError, match="outside the model's"):
+        decode(decoder, [Prompt("a", (25,), (1,))], method, SAMPLING)
+    with pytest.raises(DataError, match="codebook"):
+        decode(decoder, [Prompt("a", (1,), (12,))], method, SAMPLING)
+    with pytest.raises(DataError, match="at least one prompt token"):
+        decode(tiny_decoder(bos=False), [Prompt("a", (1,), ())], method, SAMPLING)
+    with pytest.raises(ConfigError, match="needs 5 heads"):
+        decode(decoder, [Prompt("a", (1,), (1,))], ChunkMethod(FixedChunk(5)), SAMPLING)
+    with pytest.raises(ConfigError, match="has 2 heads"):
+        decode(tiny_decoder(heads=2), [Prompt("a", (1,), (1,))], ChunkMethod(PolicyChunk(random_policy())), SAMPLING)
+
+
+def test_cache_after_random_rollbacks_and_tree_gathers_equals_recomputation(decoder):
+    """T9: extend, truncate and gather in random order leave the cache as if the kept tokens had been read in one go."""
+    rng = random.Random(0)
+    text, text_lengths = pad([[1, 2, 3], [4, 5, 6, 7, 8]], "cpu")
+    speech, prompt_lengths = pad([[1, 13], [2, 3, 4, 13]], "cpu")
+    cache, _ = decoder.prefill(text, text_lengths, speech, prompt_lengths, 80)
+    kept = [[1, 13], [2, 3, 4, 13]]
+    for step in range(12):
+        counts = torch.tensor([rng.randint(1, 4), rng.randint(1, 4)])
+        tokens = torch.randint(0, 12, (2, int(counts.max())))
+        start = cache.lengths.clone()
+        hidden = decoder.extend(cache, tokens, counts)
+        if step % 3 == 2:  # keep a path of alternating columns; with causal drafts only a prefix path is comparable
+            path = torch.arange(1).expand(2, -1)
+            cache.gather(start, path, torch.ones(2, dtype=torch.long))
+            keep = torch.ones(2, dtype=torch.long)
+        else:
+            keep = torch.tensor([rng.randint(0, int(c)) for c in counts])
+            cache.truncate(start + keep)
+        for b in range(2):
+            kept[b] += tokens[b, : keep[b]].tolist()
+        full_ids, full_lengths = pad(kept, "cpu")
+        full = decoder.speech_hidden(text, text_lengths, full_ids, full_lengths, prompt_lengths)
+        for b in range(2):
+            if keep[b]:
+                assert torch.allclose(hidden[b, keep[b] - 1], full[b, len(kept[b]) - 1], atol=1e-5)
+
+
+def test_gather_keeps_the_accepted_branch_of_a_tree(decoder):
+    """Two sibling branches are read in one pass; after `gather` the cache knows the accepted one only."""
+    text, text_lengths = pad([[1, 2, 3]], "cpu")
+    speech, prompt_lengths = pad([[1, 13]], "cpu")
+    plain, _ = decoder.prefill(text, text_lengths, speech, prompt_lengths, 20)
+    chain = decoder.extend(plain, torch.tensor([[5, 7]]), torch.tensor([2]))
+    after_chain = decoder.extend(plain, torch.tensor([[9]]), torch.tensor([1]))
+
+    cache, _ = decoder.prefill(text, text_lengths, speech, prompt_lengths, 20)
+    # columns: 5, its children 6 and 7; depth decides the position, the mask who sees whom
+    tree = torch.tensor([[[True, False, False], [True, True, False], [True, False, True]]])
+    tokens, depth = torch.tensor([[5, 6, 7]]), torch.tensor([[0, 1, 1]])
+    start = cache.lengths.clone()
+    rotary = decoder.speech_rotary(start[:, None] + depth - cache.origin[:, None])
+    mask, x = cache.mask(3, tree), decoder.speech_embedding(tokens)
+    for i, layer in enumerate(decoder.layers):
+        x = layer(x, rotary, mask, cache, i)
+    cache.advance(torch.tensor([3]), 3)
+    assert torch.allclose(decoder.norm(x)[0, 2], chain[0, 1], atol=1e-5)
+    cache.gather(start, torch.tensor([[0, 2]]), torch.tensor([2]))
+    assert torch.allclose(decoder.extend(cache, torch.tensor([[9]]), torch.tensor([1])), after_chain, atol=1e-5)
+
+
+def test_last_of_takes_the_last_real_column():
+    hidden = torch.arange(12.0).view(2, 3, 2)
+    assert last_of(hidden, torch.tensor([1, 3])).tolist() == [[0.0, 1.0], [10.0, 11.0]]
+
+
+def test_recorded_hidden_states_can_train_a_policy(prompts):
+    """Decoding runs in inference mode; what it records is used in backward passes all the same."""
+    model = tiny_decoder()
+    for result in decode(model, prompts, ChunkMethod(FixedChunk(2)), SAMPLING, record_hidden=True):
+        assert not result.hidden.is_inference() and not result.hidden.requires_grad
+        head = torch.nn.Linear(result.hidden.shape[1], 1)
+        head(result.hidden).square().mean().backward()
+        assert head.weight.grad.abs().sum() > 0

@@ -1,0 +1,177 @@
+"""FastDecoder speaks as the decoder that it reads: every method of the loop, with and without graphs."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from compare_worker import tiny_config, tiny_tools
+from replayed import Replayed
+from test_static_engine import policy_of, same
+from tiny_decoders import tiny_decoder
+from tiny_verifiers import imperfect_draft, method_of
+
+import dcar.decoding.fast.passes as module
+from dcar.decoding import ChunkMethod, FixedChunk, PolicyChunk, Prompt, decode
+from dcar.decoding.fast.passes import FastDecoder, fast
+from dcar.decoding.fast.quantize import quantize_int8
+from dcar.errors import ConfigError, EngineError
+from dcar.sampling import SamplingConfig
+from eval.compare.run import run as compare
+from eval.verifiers import mtp_viterbi, vadusa
+from eval.verifiers.drafters import HeadDrafter, ModelDrafter
+from eval.verifiers.statistics import VerifierStatistics
+from heads.layers import KVCache
+
+SAMPLING = SamplingConfig(temperature=0.9, top_k=8, max_tokens=60, max_tokens_per_text_unit=6)
+LONG = SamplingConfig(temperature=0.9, top_k=8, max_tokens=60, max_tokens_per_text_unit=6, min_tokens=30)
+NAMES = ["far", "car-3", "dcar", "sd", "ssd", "typical", "sd@draft", "vadusa", "mtp-viterbi"]
+
+
+def method(name: str, target, draft=None):
+    """A fresh method; `draft` drafts for sd@draft."""
+    if name in ("far", "car-3"):
+        return ChunkMethod(FixedChunk(1 if name == "far" else 3))
+    if name == "dcar":
+        return ChunkMethod(PolicyChunk(policy_of(), "sample"))
+    if name in ("vadusa", "mtp-viterbi"):
+        states = target.config.output_size + 1
+        pairs = torch.tensor([i for i in range(states**2) if i % states < states - 1])  # nothing is followed by "start"
+        statistics = VerifierStatistics(
+            target.checksum(), "", states, torch.full((target.config.num_prediction_heads - 1, 4), 0.2),
+            pairs, pairs % 7 + 1, torch.ones(1), torch.ones(1))
+        build = vadusa.from_name if name == "vadusa" else mtp_viterbi.from_name
+        rest = "-2" if name == "vadusa" else "-3"
+        return build(name + rest, rest, target, statistics)[0]()
+    kind, _, source = name.partition("@")
+    return method_of(kind, target, ModelDrafter(draft, 3) if source else HeadDrafter(3))
+
+
+@pytest.fixture
+def replayed(monkeypatch):
+    """Graphs on a machine without CUDA; caches of one row take the way of a GPU."""
+    monkeypatch.setattr(module, "StepGraphs", Replayed)
+    monkeypatch.setattr(module, "BLOCK", 16)  # several blocks of columns in these short utterances
+    monkeypatch.setattr(Replayed, "replays", 0)
+    monkeypatch.setattr(KVCache, "single", property(lambda self: False))
+
+
+@pytest.mark.parametrize("rows", [1, 7])
+@pytest.mark.parametrize("name", NAMES)
+def test_speaks_as_the_decoder(decoder, prompts, name, rows):
+    draft = imperfect_draft(decoder)
+    chosen = prompts[-rows:]
+    expected = decode(decoder, chosen, method(name, decoder, draft), SAMPLING, seed=3, record_hidden=True)
+    got = decode(FastDecoder(decoder), chosen, method(name, decoder, FastDecoder(draft)), SAMPLING, seed=3,
+                 record_hidden=True)
+    same(got, expected)
+    assert [(r.draft_passes, r.rounds_accepted) for r in got] == [(r.draft_passes, r.rounds_accepted) for r in expected]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_graphs_read_nothing_but_their_tensors(decoder, prompts, name, replayed):
+    """Several batches of other sizes and lengths through one FastDecoder: the store grows, rows are selected in place,
+    groups share a prefill, and what was captured for one batch serves the next."""
+    draft = imperfect_draft(decoder)
+    quick, quick_draft = FastDecoder(decoder, graphs=True), FastDecoder(draft, graphs=True)
+    for chosen, how in ((prompts[:2], {}), (prompts, {}), (prompts[3:4], {}), (prompts[1:4], {"group_size": 3}),
+                        (prompts[3:4], {"seed": 5})):
+        expected = decode(decoder, chosen, method(name, decoder, draft), LONG, record_hidden=True, **how)
+        got = decode(quick, chosen, method(name, decoder, quick_draft), LONG, record_hidden=True, **how)
+        same(got, expected)
+    assert Replayed.replays > 20
+    assert len({key[0] for key in quick._inputs}) > 2  # batches of several sizes, shrunk ones among them
+
+
+@pytest.mark.parametrize("tree", [False, True])
+def test_a_captured_pass_reads_no_value_back(tree, replayed):
+    """On the device "meta" tensors have no values: whoever waits for one, or mixes devices, gets an error."""
+    quick = FastDecoder(tiny_decoder().to("meta"), graphs=True)
+    quick._reach(10, 100)
+    cache = KVCache(2, 3, 2, 100, 16, prefix=32, device="meta")
+    cache.longest = 20
+    tokens = torch.zeros(3, 5, dtype=torch.long, device="meta")
+    layout = None
+    if tree:
+        layout = torch.ones(3, 5, 5, dtype=torch.bool, device="meta"), tokens
+    inputs = module._Inputs(cache, tokens, layout, torch.zeros(3, 5, 32, device="meta"))
+    with torch.no_grad():
+        quick._static_pass(inputs)
+    with pytest.raises(RuntimeError, match="meta"):
+        int(inputs.hidden.sum())  # so that the check is one
+
+
+@pytest.mark.parametrize("make", [lambda: tiny_decoder(bos=False), lambda: quantize_int8(tiny_decoder())])
+def test_other_layouts(make):
+    model = make()
+    prompts = [Prompt(f"u{i}", tuple(range(1, 4 + i)), tuple(range(1, 3 + i))) for i in range(3)]
+    for name in ("car-3", "sd"):
+        for chosen in (prompts, prompts[:1]):
+            same(decode(FastDecoder(model), chosen, method(name, model), SAMPLING, record_hidden=True),
+                 decode(model, chosen, method(name, model), SAMPLING, record_hidden=True))
+
+
+def test_what_it_refuses(decoder, prompts, replayed):
+    quick = FastDecoder(decoder, graphs=True)
+    assert quick.checksum() == decoder.checksum()
+    one, three, four = torch.tensor([[1]]), torch.tensor([3]), torch.tensor([[1, 2, 3]])
+    first, _ = quick.prefill(four, three, four, three, 200)
+    quick.prefill(four, three, four, three, 100)  # in the same store
+    with pytest.raises(EngineError, match="prefilled last"):
+        quick.extend(first, one, torch.tensor([1]))
+    with pytest.raises(EngineError, match="rotary table"):
+        quick.prefill(four, three, four, three, 9000)
+    with torch.no_grad():
+        decoder.layers[0].up.weight += 1
+    with pytest.raises(EngineError, match="build a new FastDecoder"):
+        decode(quick, prompts, ChunkMethod(FixedChunk(1)), SAMPLING)
+
+
+@pytest.mark.parametrize("width", [16, None])
+def test_a_policy_in_training_decides_with_its_present_weights(decoder, prompts, width):
+    """One FastDecoder, a policy that is updated between batches, and another one beside it."""
+    quick, policy, other = FastDecoder(decoder), policy_of(width), policy_of(16)
+    with torch.no_grad():
+        policy.output.weight.mul_(0.2)  # so that log-probabilities of -50 do not ask for more digits than float32 has
+    for turn in range(3):
+        for chosen in (prompts, prompts[-1:]):
+            for which, mode in ((policy, "sample"), (other, "greedy"), (policy, "greedy")):
+                how = dict(seed=turn, record_hidden=True)
+                same(decode(quick, chosen, ChunkMethod(PolicyChunk(which, mode)), SAMPLING, **how),
+                     decode(decoder, chosen, ChunkMethod(PolicyChunk(which, mode)), SAMPLING, **how))
+        with torch.no_grad():
+            policy.output.weight.add_(0.2 * torch.randn_like(policy.output.weight))
+            policy.layer.up.weight.mul_(1.5)
+    forced = {p.utterance_id: [2, 3, 0] for p in prompts}
+    method = ChunkMethod(PolicyChunk(policy, "sample", forced=forced))
+    same(decode(quick, prompts, method, SAMPLING, group_size=3, record_hidden=True),
+         decode(decoder, prompts, method, SAMPLING, group_size=3, record_hidden=True))
+
+
+def test_fast_leaves_other_decoders_alone(decoder):
+    class Other:
+        layers = (torch.nn.Linear(2, 2),)
+
+    other = Other()
+    assert fast(other) is other
+    quick = fast(decoder)
+    assert isinstance(quick, FastDecoder) and fast(quick) is quick
+    with pytest.raises(ConfigError, match="not a Other"):
+        FastDecoder(other)
+
+
+def test_a_comparison_gives_the_same_words_either_way(tmp_path):
+    plain, quick = tiny_tools(), tiny_tools()
+    quick.models.fast = True
+    methods = ["far", "car-3", "car-3@int8", "dcar", "sd", "typical"]
+    spoken = {}
+    for name, tools in (("plain", plain), ("fast", quick)):
+        compare(tiny_config(tmp_path / name, methods=methods, timing_utterances=1), tools)
+        records = [json.loads(line) for line in (tmp_path / name / "records.jsonl").read_text().splitlines()]
+        spoken[name] = {(r["method"], r["seed"], r["id"]): (r["tokens"], r["accepted"]) for r in records
+                        if "passes" in r}  # not the recordings
+    assert spoken["plain"] == spoken["fast"]
+    assert isinstance(quick.models.reader(quick.models.decoder), FastDecoder)
+    with pytest.raises(ConfigError, match="'auto' or 'loop'"):
+        tiny_config(tmp_path, decoding="engine")

@@ -1,0 +1,404 @@
+"""Decoding steps in C: products, stacks of layers and heads equal PyTorch's, no row depends on the others, and large
+weights stand in memory once."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tiny_decoders import tiny_decoder
+
+from dcar.decoding import ChunkMethod, FixedChunk, PolicyChunk, decode
+from dcar.decoding.engine.run import engine_for
+from dcar.decoding.fast.cpu import native as module
+from dcar.decoding.fast.cpu.native import Kernels, NativeError, Places, kernels
+from dcar.decoding.fast.passes import FastDecoder
+from dcar.decoding.fast.stack import FusedHeads, additive, affine
+from dcar.sampling import SamplingConfig
+from heads.layers import KVCache, RotaryTable, TransformerLayer
+from heads.multi_token import MultiTokenHeads
+from heads.policy import ChunkPolicy, ChunkPolicyConfig
+
+SAMPLING = SamplingConfig(max_tokens=40, max_tokens_per_text_unit=6)
+VARIANTS = [(torch.float32, ()), (torch.bfloat16, ()), (torch.bfloat16, ("-DPORTABLE",))]
+if os.uname().machine == "x86_64":  # as on a processor without AVX-512
+    VARIANTS += [(torch.float32, ("-mno-avx512f",)), (torch.bfloat16, ("-mno-avx512f", "-DPORTABLE"))]
+
+
+@pytest.fixture(params=VARIANTS, ids=lambda v: " ".join((str(v[0]).removeprefix("torch."), *v[1])))
+def own(request) -> Kernels:
+    dtype, flags = request.param
+    return Kernels(dtype, flags)
+
+
+def close(got: torch.Tensor, wanted: torch.Tensor) -> bool:
+    """To float32 rounding of the sums; a bfloat16 result to its last place."""
+    step = 2.0**-7 if got.dtype == torch.bfloat16 else 1e-5
+    return torch.allclose(got.float(), wanted, atol=1e-5, rtol=step)
+
+
+@pytest.mark.parametrize("size, out", [(64, 48), (1024, 50), (40, 16), (33, 7), (5, 3)])
+@pytest.mark.parametrize("biased", [True, False])
+def test_linear_layers(own, size, out, biased):
+    """Widths that fill tiles and widths that leave a rest, from one row to more than the tiles hold."""
+    torch.manual_seed(size)
+    weight = (torch.randn(out, size) / size**0.5).to(own.dtype)
+    bias = torch.randn(out).to(own.dtype) if biased else None
+    product = own.linear(weight, bias)
+    for rows in (1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17, 40, 96, 97, 130):
+        x = torch.randn(rows, size).to(own.dtype)
+        wanted = F.linear(x.float(), weight.float(), None if bias is None else bias.float())
+        got = product(x)
+        assert got.dtype == own.dtype and close(got, wanted), rows
+
+
+@pytest.mark.parametrize("size, out", [(64, 48), (24, 1030), (33, 7)])
+@pytest.mark.parametrize("rows", [1, 2, 5, 8, 9, 20])
+def test_stacked_layers(own, size, out, rows):
+    torch.manual_seed(out)
+    weight = (torch.randn(3, size, out) / size**0.5).to(own.dtype)
+    bias, x = torch.randn(3, 1, out).to(own.dtype), torch.randn(3, rows, size).to(own.dtype)
+    assert close(own.stacked(x, weight, bias), torch.baddbmm(bias.float(), x.float(), weight.float()))
+    assert close(own.stacked(x, weight, None), torch.bmm(x.float(), weight.float()))
+
+
+class Case:
+    """Layers with what stands around them, a ragged cache of three rows, and new positions behind each."""
+
+    PREFIX, PAST, ROOM = 7, (21, 0, 14), 40
+
+    def __init__(self, own: Kernels, width: int = 64, heads: int = 2, ffn: int = 80, new: int = 5, ends: bool = False,
+                 heads_first: bool = True):
+        torch.manual_seed(width + new)
+        rows, size = len(self.PAST), width // heads
+        self.layers = [TransformerLayer(width, heads, ffn) for _ in range(2)]
+        self.first = [torch.nn.LayerNorm(24), torch.nn.Linear(24, width)] if ends else []
+        self.last = [torch.nn.LayerNorm(width)] + [torch.nn.Linear(width, 6)] * ends
+        for part in (*self.layers, *self.first, *self.last):
+            part.eval().requires_grad_(False).to(own.dtype)
+            for norm in (m for m in part.modules() if isinstance(m, torch.nn.LayerNorm)):
+                norm.weight.normal_(1, 0.3), norm.bias.normal_(0, 0.3)
+        self.cache = KVCache(2, rows, heads, self.ROOM, size, prefix=self.PREFIX,
+                             prefix_lengths=torch.tensor([7, 5, 0]), dtype=own.dtype)
+        self.cache.kv.normal_()
+        self.cache.lengths = torch.tensor(self.PAST)
+        self.cache.tighten()
+        self.table, self.heads_first, self.new = RotaryTable(size), heads_first, new
+        position = self.cache.lengths[:, None] + torch.arange(new)
+        self.angle = position.view(-1) - 3
+        self.index = (torch.arange(rows)[:, None] * (self.PREFIX + self.ROOM) + self.PREFIX + position).view(-1)
+        self.row = torch.arange(rows).repeat_interleave(new)
+        self.x = torch.randn(rows * new, 24 if ends else width).to(own.dtype)
+        self.stack = own.stack(self.layers, self.last, self.first)
+
+    def reference(self, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """States [N, …] and the cache behind them, by heads/layers.py in float32."""
+        cache, x = self.cache.over(self.cache.kv.float()), self.x.float().view(len(self.PAST), self.new, -1)
+        first, layers, last = (copy.deepcopy(torch.nn.ModuleList(m)).float()
+                               for m in (self.first, self.layers, self.last))
+        for part in first:
+            x = part(x)
+        for i, layer in enumerate(layers):
+            x = layer(x, self.table(self.angle.view(len(self.PAST), -1)), mask, cache, i)
+        for part in last:
+            x = part(x)
+        return x.flatten(0, 1), cache.kv
+
+    def own(self, which: torch.Tensor | None = None, mask: torch.Tensor | None = None, kept: torch.Tensor | None = None,
+            ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same by the kernels, of the positions `which` alone."""
+        kv = self.cache.kv.permute(1, 0, 2, 4, 3, 5)  # [2, layers, rows, columns, heads, D/H]
+        keys, values = kv.clone() if self.heads_first else kv.contiguous()
+        x, angle, index = (t if which is None else t[which] for t in (self.x, self.angle, self.index))
+        places = Places(keys, values, index)
+        if mask is None:
+            places.hole_from = self.cache.prefix_lengths
+            places.hole_to = torch.full_like(places.hole_from, self.PREFIX)
+        else:
+            places.mask = mask.flatten(0, 2)
+        cos, sin = (t[self.table.reach - 10 :].to(x.dtype) for t in self.table.table(x.device))
+        got = self.stack(x.clone(), cos, sin, angle, places, -10, kept)
+        return got, torch.stack((keys, values)).permute(1, 0, 2, 4, 3, 5)
+
+
+def near(got: torch.Tensor, wanted: torch.Tensor) -> bool:
+    """After two layers: float32 to 1e-5, bfloat16 to the roundings between the operations."""
+    return torch.allclose(got.float(), wanted, atol=0.08 if got.dtype == torch.bfloat16 else 1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("shape", [{}, dict(width=36, heads=3, ffn=50), dict(heads_first=False, new=11),
+                                   dict(ends=True, new=3), dict(width=192, heads=4, ffn=704, new=1)])
+def test_stacks_of_layers(own, shape):
+    """Ragged rows, text that is padded in the middle, head widths that fill no vector, either order of the cache."""
+    case = Case(own, **shape)
+    wanted, kv = case.reference(case.cache.mask(case.new))
+    got, own_kv = case.own()
+    assert got.dtype == own.dtype and near(got, wanted)
+    assert near(own_kv, kv)  # what was written, and nothing else
+    kept = torch.tensor([0, 0, 2, len(wanted) - 1])
+    assert torch.equal(case.own(kept=kept)[0], got[kept])
+
+
+def test_a_position_of_a_stack_does_not_depend_on_the_others(own):
+    """Nor on the order of the rows."""
+    case = Case(own)
+    whole, _ = case.own()
+    for which in ((case.row == 1), torch.cat(((case.row == 2).nonzero(), (case.row == 0).nonzero()))[:, 0],
+                  torch.arange(len(case.row)) % case.new < 2):
+        assert torch.equal(case.own(which)[0], whole[which])
+
+
+def test_trees_in_a_stack(own):
+    """A mask says who sees whom: two branches behind one root."""
+    case = Case(own, new=4)
+    tree = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 1, 1]]).bool().expand(3, -1, -1)
+    seen = case.cache.mask(4, tree)
+    got, _ = case.own(mask=additive(seen, own.dtype))
+    assert near(got, case.reference(seen)[0])
+
+
+def test_threads_share_a_stack(own, monkeypatch):
+    case = Case(own, width=256, heads=8, ffn=1024, ends=True)
+    alone = case.own()
+    monkeypatch.setattr(module.torch, "get_num_threads", lambda: 3)
+    for got, wanted in zip(case.own(), alone, strict=True):
+        assert torch.equal(got, wanted)
+
+
+def test_what_a_stack_cannot_read():
+    own = kernels(torch.float32)
+
+    def layer() -> TransformerLayer:
+        return TransformerLayer(32, 2, 64)
+
+    last = [torch.nn.LayerNorm(32)]
+    assert own.stack([layer()], last) is not None
+    quantised, transposed, other, half = layer(), layer(), layer(), layer().to(torch.bfloat16)
+    quantised.up = torch.nn.Sequential(quantised.up)
+    transposed.up.weight.data = transposed.up.weight.data.t().contiguous().t()
+    other.ffn_norm.eps = 1e-3
+    for bad in (quantised, transposed, other, half, layer().to("meta")):
+        assert own.stack([layer(), bad], last) is None
+    assert own.stack([layer()], [torch.nn.LayerNorm(32, bias=False)]) is None
+    case = Case(own)
+    for bad in (case.x.bfloat16(), case.x[:, :-1]):
+        case.x = bad
+        with pytest.raises(TypeError, match="cannot be read by layers for 64"):
+            case.own()
+    case = Case(own)
+    case.cache.kv = case.cache.kv.bfloat16()
+    with pytest.raises(TypeError, match="keys and values must be torch.float32"):
+        case.own()
+
+
+def test_a_row_does_not_depend_on_the_others(own):
+    weight, x = torch.randn(70, 96).to(own.dtype), torch.randn(9, 96).to(own.dtype)
+    product = own.linear(weight, None)
+    alone = torch.cat([product(row[None]) for row in x])
+    for rows in (2, 4, 7, 9):
+        assert torch.equal(product(x[:rows]), alone[:rows])
+
+
+def test_no_rows_and_rows_of_another_kind(own):
+    weight, stack = torch.ones(32, 64, dtype=own.dtype), torch.ones(2, 64, 32, dtype=own.dtype)
+    assert own.linear(weight, None)(torch.ones(0, 64, dtype=own.dtype)).shape == (0, 32)
+    other = torch.bfloat16 if own.dtype == torch.float32 else torch.float32
+    for bad in (torch.ones(2, 64, dtype=other), torch.ones(2, 63, dtype=own.dtype)):
+        with pytest.raises(TypeError, match="cannot be multiplied by a weight"):
+            own.linear(weight, None)(bad)
+        with pytest.raises(TypeError, match="cannot be multiplied by a weight"):
+            own.stacked(bad[None].expand(2, -1, -1), stack, None)
+
+
+def test_rows_that_are_no_number_stay_alone():
+    own, x = kernels(torch.bfloat16), torch.ones(2, 64, dtype=torch.bfloat16)
+    x[1] = torch.nan
+    got = own.linear(torch.ones(32, 64, dtype=torch.bfloat16), None)(x)
+    assert (got[0] == 64).all() and got[1].isnan().all()
+
+
+def test_threads_share_the_work(own, monkeypatch):
+    weight, x = torch.randn(640, 256).to(own.dtype), torch.randn(5, 256).to(own.dtype)
+    stack = torch.randn(2, 256, 1030).to(own.dtype)
+    alone = own.linear(weight, None)(x), own.stacked(x.expand(2, -1, -1).contiguous(), stack, None)
+    monkeypatch.setattr(module.torch, "get_num_threads", lambda: 3)
+    assert torch.equal(own.linear(weight, None)(x), alone[0])
+    assert torch.equal(own.stacked(x.expand(2, -1, -1).contiguous(), stack, None), alone[1])
+
+
+def test_onednn_goes_on_as_if_nothing_had_happened():
+    """The matrix unit has one configuration, which oneDNN leaves in place between its calls."""
+    own = kernels(torch.bfloat16)
+    weight, x = torch.randn(512, 512).to(torch.bfloat16), torch.randn(200, 512).to(torch.bfloat16)
+    wanted, product = F.linear(x, weight), own.linear(weight, None)
+    for rows in (3, 16, 1, 90):
+        assert close(product(x[:rows]), F.linear(x[:rows].float(), weight.float()))
+        assert torch.equal(F.linear(x, weight), wanted)
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("shared", [False, True])
+def test_heads_of_each_kind(own, shared, biased):
+    torch.manual_seed(0)
+    heads = MultiTokenHeads(40, 70, 4, blocks=2, share_blocks=shared, zero_init=False, base_bias=biased)
+    heads = heads.requires_grad_(False).to(own.dtype)
+    logits, exact = own.heads(heads), copy.deepcopy(heads).float()
+    for rows in (1, 3, 8):
+        x = torch.randn(rows, 40).to(own.dtype)
+        for k in (1, 2, 4):
+            assert near(logits(x, k), exact(x.float(), k))
+    for k in (0, 5):
+        with pytest.raises(ValueError, match=f"asked for {k} heads of a model that has 4"):
+            logits(x, k)
+    heads.base = torch.nn.Sequential(heads.base)
+    heads.base.weight = heads.base[0].weight
+    assert own.heads(heads) is None
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("shape", [(32,), (1, 32), (3, 32), (2, 4, 32), (60, 32)])
+def test_heads(shape, shared):
+    torch.manual_seed(0)
+    heads = MultiTokenHeads(32, 13, 4, blocks=2, share_blocks=shared, zero_init=False).requires_grad_(False)
+    hidden, fused = torch.randn(shape), FusedHeads(heads)
+    for k in (1, 2, 4, None):
+        assert torch.allclose(fused(hidden, k), heads(hidden, k), atol=1e-5)
+    with pytest.raises(ValueError, match="asked for 5 heads"):
+        fused(hidden, 5)
+
+
+def test_weights_are_held_once(prompts, monkeypatch):
+    """Of the issue: weights and KV at most 1.2 times, for an engine and for fast passes beside their model, whose
+    weights are large, as most bytes of a model are."""
+    def alive() -> list[torch.Tensor]:
+        gc.collect()
+        found = [t for t in gc.get_objects() if issubclass(type(t), torch.Tensor)]
+        return [t for t in found if t.layout == torch.strided and t.device.type == "cpu"]
+
+    others = alive()  # of other tests; they stay alive with this list
+
+    def held() -> int:
+        known = {id(t) for t in others}
+        storages = [t.untyped_storage() for t in alive() if id(t) not in known]
+        return sum({s.data_ptr(): s.nbytes() for s in storages}.values())
+
+    model = tiny_decoder(hidden_size=256, ffn_size=2048, num_layers=3)
+    monkeypatch.setattr("dcar.decoding.fast.cpu.native.LARGE", 1 << 16)
+    for rotary in (model.speech_rotary, model.text_rotary):
+        rotary.table(torch.device("cpu"))  # a constant, made at the first use anyhow
+    weights = sum(p.nbytes for p in model.parameters())
+    constant = held() - weights
+    engine = engine_for(model, prompts[:1], SAMPLING, batch=1)
+    engine.decode(prompts[:1], ChunkMethod(FixedChunk(3)), SAMPLING)
+    assert held() - constant <= 1.2 * (weights + engine.cache.kv.nbytes)
+    cache, engine = engine.cache.kv.nbytes, None
+    fast = FastDecoder(model)
+    decode(fast, prompts[:1], ChunkMethod(FixedChunk(3)), SAMPLING)
+    assert held() - constant <= 1.2 * (weights + cache)
+
+
+def test_engine_loop_and_fast_passes_with_own_kernels(decoder, prompts, monkeypatch):
+    # in a small model no float32 weight is multiplied by them
+    monkeypatch.setattr("dcar.decoding.fast.cpu.native.LARGE", 1)
+    policy = ChunkPolicy(ChunkPolicyConfig(32, 4, 16, num_attention_heads=2)).eval()
+    torch.nn.init.normal_(policy.output.weight, std=0.5)
+    method = ChunkMethod(PolicyChunk(policy, "sample"))
+    settings = dict(seed=3, record_hidden=True)
+    expected = decode(decoder, prompts, method, SAMPLING, **settings)
+    engine = engine_for(decoder, prompts, SAMPLING, batch=3, policy=policy)
+    for results in (decode(FastDecoder(decoder), prompts, method, SAMPLING, **settings),
+                    engine.decode(prompts, method, SAMPLING, **settings)):
+        for got, wanted in zip(results, expected, strict=True):
+            assert (got.tokens, got.actions) == (wanted.tokens, wanted.actions)
+            assert torch.allclose(got.hidden, wanted.hidden, atol=1e-5)
+
+
+def test_engine_and_loop_in_bfloat16(prompts):
+    """As far as they speak the same tokens, their states differ from float32's by bfloat16 rounding."""
+    exact = tiny_decoder().eval()
+    model = copy.deepcopy(exact).to(torch.bfloat16)
+    sampling = SamplingConfig(max_tokens=12, min_tokens=12, top_k=1, max_tokens_per_text_unit=6)
+    method = ChunkMethod(FixedChunk(4))
+    expected = decode(exact, prompts, method, sampling, record_hidden=True)
+    engine = engine_for(model, prompts, sampling, batch=3)
+    for results in (decode(model, prompts, method, sampling, record_hidden=True),
+                    decode(FastDecoder(model), prompts, method, sampling, record_hidden=True),
+                    engine.decode(prompts, method, sampling, record_hidden=True)):
+        compared = 0
+        for got, wanted in zip(results, expected, strict=True):
+            same = 0
+            while same < len(wanted.tokens) and got.tokens[same] == wanted.tokens[same]:
+                same += 1
+            states = len(wanted.hidden) - len(wanted.tokens) + same  # those that have read equal tokens
+            assert (got.hidden[:states].float() - wanted.hidden[:states]).abs().max() < 0.1
+            compared += states
+        assert compared > 20
+
+
+def test_layers_use_the_kernels(monkeypatch):
+    """Few rows go there, many do not; weights that lie otherwise, and other devices, never."""
+    calls = []
+    monkeypatch.setattr(module.NativeLinear, "__call__", lambda self, x: calls.append(len(x)) or x.new_zeros(len(x), 1))
+    monkeypatch.setattr("dcar.decoding.fast.cpu.native.LARGE", 1)
+    layer, most = torch.nn.Linear(64, 64), kernels(torch.float32).rows
+    product = affine(layer)
+    for rows in (1, most, most + 1):
+        product(torch.ones(rows, 64))
+    assert calls == [1, most]
+    affine(layer, native=False)(torch.ones(1, 64))
+    layer.weight.data = layer.weight.data.t().contiguous().t()
+    affine(layer)(torch.ones(1, 64))
+    affine(torch.nn.Linear(64, 64, device="meta"))(torch.ones(1, 64, device="meta"))
+    assert calls == [1, most]
+
+
+@pytest.fixture()
+def fresh(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    kernels.cache_clear()
+    yield tmp_path
+    kernels.cache_clear()
+
+
+def test_without_a_compiler_pytorch_multiplies_and_the_log_says_so(fresh, monkeypatch, caplog):
+    monkeypatch.setenv("CC", "no-such-compiler")
+    monkeypatch.setattr(module.shutil, "which", lambda name: None)
+    assert kernels(torch.float32) is None
+    assert "no C compiler" in caplog.text and "install one" in caplog.text
+    monkeypatch.setattr("dcar.decoding.fast.cpu.native.LARGE", 1)
+    layer, x = torch.nn.Linear(8, 8), torch.ones(2, 8)
+    assert torch.equal(affine(layer)(x), layer(x))
+
+
+def test_a_compiler_that_fails_is_quoted(fresh, monkeypatch):
+    with pytest.raises(NativeError, match="could not compile layers.c: .*no-such-flag"):
+        Kernels(torch.float32, ("-fno-such-flag",))
+    monkeypatch.setenv("DCAR_NATIVE", "off")
+    assert kernels(torch.float32) is None
+
+
+def test_a_cache_that_cannot_be_written_is_named(fresh, monkeypatch):
+    (fresh / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(fresh / "file"))
+    with pytest.raises(NativeError, match="set XDG_CACHE_HOME"):
+        Kernels(torch.float32)
+
+
+def test_a_broken_library_is_named(fresh):
+    module._compiled(module.FLAGS).write_bytes(b"no library")
+    with pytest.raises(NativeError, match="cannot be loaded .* remove it"):
+        Kernels(torch.float32)
+
+
+def test_processes_that_start_together_compile_once_each_and_agree(fresh):
+    code = "import torch; from dcar.decoding.fast.cpu.native import kernels; assert kernels(torch.float32) is not None"
+    both = [subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "XDG_CACHE_HOME": str(fresh)})
+            for _ in range(2)]
+    assert [process.wait() for process in both] == [0, 0]
+    assert [p.suffix for p in (fresh / "dcar").iterdir()] == [".so"]

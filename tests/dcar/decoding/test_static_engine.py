@@ -1,0 +1,320 @@
+"""The static engine gives the tokens and hidden states of the reference loop, whatever batch, width or order."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from replayed import Replayed
+from tiny_decoders import tiny_decoder
+
+from dcar.decoding import ChunkMethod, FixedChunk, PolicyChunk, Prompt, RandomChunk, decode
+from dcar.decoding.engine.run import EngineConfig, Job, Plan, StaticEngine, engine_for, room_for
+from dcar.decoding.fast.graphs import StepGraphs
+from dcar.decoding.fast.quantize import quantize_int8, teacher_forced_loss
+from dcar.errors import ConfigError, DataError, EngineError
+from dcar.sampling import SamplingConfig
+from heads.policy import ChunkPolicy, ChunkPolicyConfig
+
+SAMPLING = SamplingConfig(max_tokens=60, max_tokens_per_text_unit=6)
+
+
+def policy_of(width: int | None = 16) -> ChunkPolicy:
+    torch.manual_seed(0)
+    policy = ChunkPolicy(ChunkPolicyConfig(32, 4, width, num_attention_heads=2)).eval()
+    torch.nn.init.normal_(policy.output.weight, std=2.0)
+    return policy
+
+
+def schedules(policy: ChunkPolicy):
+    return {"far": FixedChunk(1), "car-3": FixedChunk(3), "random": RandomChunk([1, 2, 4]),
+            "greedy": PolicyChunk(policy), "sampled": PolicyChunk(policy, "sample")}
+
+
+def same(got, expected, hidden: bool = True) -> None:
+    assert [r.utterance_id for r in got] == [r.utterance_id for r in expected]
+    for a, b in zip(got, expected, strict=True):
+        for name in ("tokens", "emitted", "actions", "decision_positions", "truncated", "target_passes", "method",
+                     "prompt_length", "seed"):
+            assert getattr(a, name) == getattr(b, name), name
+        if b.action_log_probs and b.action_log_probs[0] is not None:
+            assert a.action_log_probs == pytest.approx(b.action_log_probs, abs=1e-5)
+        if hidden:
+            assert torch.allclose(a.hidden, b.hidden, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["far", "car-3", "random", "greedy", "sampled"])
+@pytest.mark.parametrize(("batch", "chunks"), [(1, "exact"), (3, "exact"), (8, "padded"), (1, "padded")])
+def test_equals_the_reference_loop(decoder, prompts, name, batch, chunks):
+    policy = policy_of()
+    method = ChunkMethod(schedules(policy)[name])
+    expected = decode(decoder, prompts, method, SAMPLING, seed=3, record_hidden=True)
+    engine = engine_for(decoder, prompts, SAMPLING, batch=batch, policy=policy, chunks=chunks)
+    same(engine.decode(prompts, method, SAMPLING, seed=3, record_hidden=True), expected)
+    same(engine.decode(prompts, method, SAMPLING, seed=3, record_hidden=True), expected)  # a used engine is as good
+
+
+@pytest.mark.parametrize("sampling", [SamplingConfig(temperature=0, max_tokens=30),
+                                      SamplingConfig(temperature=0.7, top_k=5, top_p=0.9, max_tokens=40, min_tokens=6)])
+def test_sampling_settings(decoder, prompts, sampling):
+    method = ChunkMethod(FixedChunk(2))
+    engine = engine_for(decoder, prompts, sampling, batch=3)
+    same(engine.decode(prompts, method, sampling, seed=1), decode(decoder, prompts, method, sampling, seed=1), False)
+
+
+def test_decoder_without_bos_and_full_width_policy():
+    model = tiny_decoder(bos=False)
+    prompts = [Prompt(f"u{i}", tuple(range(1, 4 + i)), tuple(range(1, 3 + i))) for i in range(5)]
+    policy = policy_of(None)
+    method = ChunkMethod(PolicyChunk(policy, "sample"))
+    engine = engine_for(model, prompts, SAMPLING, batch=2, policy=policy)
+    same(engine.decode(prompts, method, SAMPLING, record_hidden=True),
+         decode(model, prompts, method, SAMPLING, record_hidden=True))
+
+
+def test_pytorchs_own_kernels_give_the_same_tokens(decoder, prompts, monkeypatch):
+    """Where there is no C compiler."""
+    monkeypatch.setattr("dcar.decoding.fast.stack.kernels", lambda dtype: None)
+    policy = policy_of()
+    method = ChunkMethod(PolicyChunk(policy, "sample"))
+    engine = engine_for(decoder, prompts, SAMPLING, batch=3, policy=policy)
+    same(engine.decode(prompts, method, SAMPLING, record_hidden=True),
+         decode(decoder, prompts, method, SAMPLING, record_hidden=True))
+
+
+def test_int8_layers_are_near_and_serve_in_both_decoders(decoder, prompts):
+    quantised = quantize_int8(decoder)
+    text, lengths = torch.tensor([[1, 2, 3, 4]]), torch.tensor([4])
+    speech, count, prompt = torch.randint(0, 12, (1, 30)), torch.tensor([30]), torch.tensor([3])
+    a, b = (teacher_forced_loss(m, text, lengths, speech, count, prompt) for m in (decoder, quantised))
+    assert a.shape == (4,) and 0 < (a - b).abs().max() < 0.05 * a.max()
+    method = ChunkMethod(FixedChunk(2))
+    engine = engine_for(quantised, prompts[:1], SAMPLING, batch=1)
+    same(engine.decode(prompts[:1], method, SAMPLING), decode(quantised, prompts[:1], method, SAMPLING), False)
+    assert decoder.layers[0].qkv.weight.dtype == torch.float32  # the original is untouched
+    with pytest.raises(ConfigError, match="bfloat16"):
+        quantize_int8(decoder.to(torch.bfloat16))
+
+
+@pytest.mark.parametrize("share", [False, True])
+def test_groups_with_forced_members(decoder, prompts, share):
+    policy = policy_of()
+    forced = {p.utterance_id: [2, 3, 0, 0] for p in prompts[1:]}
+    method = ChunkMethod(PolicyChunk(policy, "sample", forced=forced))
+    settings = dict(seed=4, group_size=4, share_token_draws=share, record_hidden=True)
+    expected = decode(decoder, prompts, method, SAMPLING, **settings)
+    engine = engine_for(decoder, prompts, SAMPLING, batch=6, policy=policy)
+    same(engine.decode(prompts, method, SAMPLING, **settings), expected)
+
+
+def test_rows_are_replaced_as_they_finish(decoder, prompts):
+    """Two rows serve seven utterances; results come in the order of finishing, tokens as if spoken alone."""
+    engine = engine_for(decoder, prompts, SAMPLING, batch=2)
+    plan = Plan(ChunkMethod(FixedChunk(2)), SAMPLING, seed=5)
+    asked: list[int] = []
+
+    def jobs():
+        for i, prompt in enumerate(prompts):
+            asked.append(i)
+            yield Job(i, prompt)
+
+    finished, streamed = {}, {i: [] for i in range(7)}
+    for progress in engine.run(jobs(), plan, stream=True):
+        streamed[progress.job.index] += progress.tokens
+        if progress.result is not None:
+            finished[progress.job.index] = progress.result
+            assert len(asked) <= len(finished) + 2  # no job is taken before a row is free
+    expected = decode(decoder, prompts, plan.method, SAMPLING, seed=5)
+    assert [finished[i].tokens for i in range(7)] == [r.tokens for r in expected]
+    assert streamed == {i: r.tokens for i, r in enumerate(expected)}
+    assert list(finished) != sorted(finished)
+
+
+def test_what_does_not_fit_is_refused_and_the_finished_are_kept(decoder, prompts):
+    method = ChunkMethod(FixedChunk(2))
+    engine = StaticEngine(decoder, EngineConfig(batch=1, capacity=30, text=6))
+    with pytest.raises(EngineError, match=r"utt4: prompt and up to 42 tokens need 47 positions.*capacity=30") as caught:
+        engine.decode(prompts[:1] + prompts[4:], method, SAMPLING)
+    assert [r.utterance_id for r in caught.value.finished] == ["utt0"]
+    with pytest.raises(EngineError, match="9 phonemes, the engine has text=6"):
+        engine.decode(prompts[6:], method, SamplingConfig(max_tokens=5))
+    with pytest.raises(DataError, match="codebook"):
+        engine.decode([Prompt("a", (1,), (12,))], method, SAMPLING)
+    with pytest.raises(ConfigError, match="1..4 tokens"):
+        engine.decode(prompts, ChunkMethod(FixedChunk(5)), SAMPLING)
+    with pytest.raises(ConfigError, match="without that policy"):
+        engine.decode(prompts, ChunkMethod(PolicyChunk(policy_of())), SAMPLING)
+    greedy = ChunkPolicy(ChunkPolicyConfig(32, 5, 16, num_attention_heads=2)).eval()  # of a decoder with 5 heads
+    with pytest.raises(ConfigError, match=r"1..5 tokens, but the decoder has 4 heads"):
+        engine_for(decoder, prompts, SAMPLING, policy=greedy).decode(
+            prompts, ChunkMethod(PolicyChunk(greedy)), SAMPLING)
+    with pytest.raises(ConfigError, match="rotary table"):
+        StaticEngine(decoder, EngineConfig(capacity=9000))
+
+
+def test_out_of_memory_names_the_setting_and_keeps_the_finished(decoder, prompts, monkeypatch):
+    engine = engine_for(decoder, prompts, SAMPLING, batch=1)
+    admit, calls = engine._admit, []
+
+    def failing(*arguments):
+        calls.append(1)
+        if len(calls) == 3:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        admit(*arguments)
+
+    monkeypatch.setattr(engine, "_admit", failing)
+    with pytest.raises(EngineError, match="lower batch first") as caught:
+        engine.decode(prompts, ChunkMethod(FixedChunk(1)), SAMPLING)
+    assert [r.utterance_id for r in caught.value.finished] == ["utt0", "utt1"]
+    with pytest.raises(EngineError, match="batch=100000000"):
+        StaticEngine(decoder, EngineConfig(batch=10**8, capacity=8000))
+
+
+def test_other_errors_are_not_taken_for_memory(decoder, prompts, monkeypatch):
+    engine = engine_for(decoder, prompts, SAMPLING, batch=1)
+
+    def broken(*arguments):
+        raise RuntimeError("shape mismatch")
+
+    monkeypatch.setattr(engine, "_step", broken)
+    with pytest.raises(RuntimeError, match="shape mismatch"):
+        engine.decode(prompts, ChunkMethod(FixedChunk(1)), SAMPLING)
+
+
+def test_a_changed_model_is_refused(decoder, prompts):
+    engine = engine_for(decoder, prompts, SAMPLING)
+    with torch.no_grad():
+        decoder.layers[0].qkv.weight.mul_(1.1)
+    with pytest.raises(EngineError, match="build a new StaticEngine"):
+        engine.decode(prompts, ChunkMethod(FixedChunk(1)), SAMPLING)
+    engine = engine_for(decoder, prompts, SAMPLING)
+    decoder.to(torch.bfloat16)
+    with pytest.raises(EngineError, match="torch.float32.*torch.bfloat16"):
+        engine.decode(prompts, ChunkMethod(FixedChunk(1)), SAMPLING)
+
+
+def test_graphs_need_cuda_and_their_own_shape(decoder):
+    with pytest.raises(EngineError, match="graphs=false"):
+        StaticEngine(decoder, EngineConfig(graphs=True))
+    assert not StaticEngine(decoder, EngineConfig(batch=1)).graphs.enabled
+    with pytest.raises(EngineError, match="captured for"):
+        StepGraphs.check((1, "float32"), (2, "float32"))
+
+
+@pytest.mark.parametrize("bad", [{"batch": 0}, {"chunks": "wide"}, {"sync_every": 0}])
+def test_bad_settings(bad):
+    with pytest.raises(ConfigError):
+        EngineConfig(**bad)
+
+
+def change(policy: ChunkPolicy, seed: int = 1) -> None:
+    """An update of the policy, in place, as an optimiser makes it."""
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.add_(0.5 * torch.randn_like(parameter))
+
+
+@pytest.mark.parametrize("width", [16, None])
+def test_a_changed_policy_decides_anew_after_load_policy(decoder, prompts, width):
+    policy = policy_of(width)
+    method = ChunkMethod(PolicyChunk(policy, "sample"))
+    engine = engine_for(decoder, prompts, SAMPLING, batch=3, policy=policy)
+    before = engine.decode(prompts, method, SAMPLING, record_hidden=True)
+    layers, cache = engine.stack, engine.cache.kv.data_ptr()
+    change(policy)
+    with pytest.raises(EngineError, match="call load_policy"):  # never with old weights
+        engine.decode(prompts, method, SAMPLING)
+    engine.load_policy(policy)
+    after = engine.decode(prompts, method, SAMPLING, record_hidden=True)
+    assert [r.actions for r in after] != [r.actions for r in before]
+    same(after, decode(decoder, prompts, method, SAMPLING, record_hidden=True))
+    assert engine.stack is layers and engine.cache.kv.data_ptr() == cache  # nothing was built anew
+
+
+def test_load_policy_sees_writes_that_no_version_counts(decoder, prompts):
+    policy = policy_of()
+    method = ChunkMethod(PolicyChunk(policy))
+    engine = engine_for(decoder, prompts, SAMPLING, batch=3, policy=policy)
+    addresses = engine.signature()
+    for parameter in policy.parameters():
+        parameter.data.add_(0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(3)))
+    engine.load_policy(policy)
+    same(engine.decode(prompts, method, SAMPLING), decode(decoder, prompts, method, SAMPLING), False)
+    other = policy_of()
+    change(other, 7)
+    engine.load_policy(other)  # another object of the same shape
+    method = ChunkMethod(PolicyChunk(other))
+    same(engine.decode(prompts, method, SAMPLING), decode(decoder, prompts, method, SAMPLING), False)
+    assert engine.signature() == addresses  # CUDA graphs read the same memory as before
+    with pytest.raises(ConfigError, match="layer_width=32 cannot take the place of one with 16"):
+        engine.load_policy(policy_of(None))
+    with pytest.raises(ConfigError, match="without a policy"):
+        engine_for(decoder, prompts, SAMPLING).load_policy(policy)
+
+
+def test_fit_makes_room_and_only_then(decoder, prompts):
+    policy = policy_of()
+    method = ChunkMethod(PolicyChunk(policy, "sample"))
+    engine = engine_for(decoder, prompts[:1], SAMPLING, batch=1, policy=policy)
+    with pytest.raises(EngineError, match="capacity"):
+        engine.decode(prompts, method, SAMPLING)
+    engine.fit(5, *room_for(prompts, SAMPLING))
+    same(engine.decode(prompts, method, SAMPLING, record_hidden=True),
+         decode(decoder, prompts, method, SAMPLING, record_hidden=True))
+    cache = engine.cache
+    engine.fit(2, 20, 3)
+    assert engine.cache is cache and engine.config.batch == 5
+    with pytest.raises(ConfigError, match="rotary table"):
+        engine.fit(1, 9000, 1)
+
+
+def test_steps_that_do_the_same_share_a_graph():
+    """The key of a captured step goes by what the step does, not by which object asked for it."""
+    policy, seen = policy_of(), set()
+    for schedule in (FixedChunk(1), FixedChunk(2), RandomChunk([1, 2]), RandomChunk([2, 3]), PolicyChunk(policy),
+                     PolicyChunk(policy, "sample"), PolicyChunk(policy, "sample", forced={"a": [1]})):
+        seen.add(Plan(ChunkMethod(schedule), SAMPLING).step)
+    assert len(seen) == 7
+    assert Plan(ChunkMethod(PolicyChunk(policy, "sample", forced={"b": [2]})), SAMPLING).step in seen
+    assert Plan(ChunkMethod(FixedChunk(2)), SAMPLING, record_hidden=True).step not in seen
+
+
+@pytest.mark.slow
+def test_compiled_layers_give_the_same_tokens(decoder, prompts):
+    method = ChunkMethod(FixedChunk(2))
+    for batch in (1, 3):
+        engine = engine_for(decoder, prompts, SAMPLING, batch=batch, compile=True)
+        same(engine.decode(prompts, method, SAMPLING, record_hidden=True),
+             decode(decoder, prompts, method, SAMPLING, record_hidden=True))
+
+
+@pytest.mark.parametrize("name", ["far", "car-3", "random", "greedy", "sampled"])
+@pytest.mark.parametrize(("batch", "chunks"), [(1, "exact"), (3, "exact"), (3, "padded")])
+def test_graphs_read_nothing_but_their_tensors(decoder, prompts, name, batch, chunks, monkeypatch):
+    """What was captured for the first rows, lengths and chunks serves the later ones, in a used engine too."""
+    monkeypatch.setattr("dcar.decoding.engine.steps.StepGraphs", Replayed)
+    monkeypatch.setattr(Replayed, "replays", 0)
+    policy = policy_of()
+    method = ChunkMethod(schedules(policy)[name])
+    sampling = SamplingConfig(max_tokens=60, max_tokens_per_text_unit=6, min_tokens=20)
+    engine = engine_for(decoder, prompts, sampling, batch=batch, policy=policy, chunks=chunks, sync_every=3,
+                        column_block=16)
+    for seed in (3, 4):
+        same(engine.decode(prompts, method, sampling, seed=seed, record_hidden=True),
+             decode(decoder, prompts, method, sampling, seed=seed, record_hidden=True))
+    assert engine.graphs.enabled and Replayed.replays > 15
+
+
+@pytest.mark.parametrize("name", ["far", "car-3", "random", "greedy", "sampled"])
+def test_a_step_reads_no_value_back(name):
+    """On the device "meta" tensors have no values: whoever waits for one, or mixes devices, gets an error. Such a step
+    can be captured as a CUDA graph."""
+    policy = policy_of().to("meta")
+    engine = StaticEngine(tiny_decoder().to("meta"), EngineConfig(3, 100, 32), policy)
+    assert engine.padded
+    plan = Plan(ChunkMethod(schedules(policy)[name]), SAMPLING, record_hidden=True)
+    engine._prepare(plan)
+    with torch.inference_mode():
+        engine._whole_step(3, 1 if name == "far" else 3, 0, 128, False, plan, True)
+        with pytest.raises(RuntimeError, match="meta"):
+            int(engine.rows.generated.sum())  # so that the check is one

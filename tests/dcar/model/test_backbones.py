@@ -1,0 +1,341 @@
+"""Decoders on language models of transformers: ragged decoding, training, CosyVoice 2, LLaSA, what is refused."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from tiny_backbones import CODES, SIZES, architecture, batch, tiny_backbone, tiny_prompts, write_cosyvoice2, write_llasa
+from tiny_data import write_prepared
+
+from dcar.decoding import ChunkMethod, FixedChunk, PolicyChunk, Prompt, RandomChunk, decode
+from dcar.decoding.loop import pad
+from dcar.errors import CheckpointError, ConfigError, DataError, TextError
+from dcar.model.backbones.convert import ConvertConfig, convert, main
+from dcar.model.backbones.decoder import BackboneConfig, BackboneDecoder, check_ragged
+from dcar.model.backbones.text_tokens import TextTokenizer
+from dcar.model.car import CARDecoder
+from dcar.model.load import load_decoder, text_encoder
+from dcar.prepare.prepared import load_prepared, prepared_info
+from dcar.prepare.retokenize import RetokenizeConfig, retokenize
+from dcar.prompts.items import make_prompts
+from dcar.sampling import SamplingConfig
+from heads.policy import ChunkPolicy, ChunkPolicyConfig
+
+SAMPLING = SamplingConfig(max_tokens=25, min_tokens=3)
+
+
+def plain_hidden(decoder: BackboneDecoder, text: list[int], speech: list[int]) -> torch.Tensor:
+    """The language model's own pass over one sequence without padding, cache or mask: [S, D]."""
+    config, speak = decoder.config, decoder.speech_embedding.weight
+    parts = [speak[config.start + 1][None]] if config.sequence_start else []
+    parts.append(decoder.backbone.embed_tokens(torch.tensor([*config.text_prefix, *text, *config.text_suffix])))
+    parts += [] if config.bos else [speak[config.start][None]]
+    x = torch.cat([*parts, speak[torch.tensor(speech)]])[None]
+    with torch.no_grad():
+        return decoder.backbone(inputs_embeds=x, use_cache=False).last_hidden_state[0, -len(speech):]
+
+
+# --- ragged decoding ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "llama", "mistral", "qwen3"])
+@pytest.mark.parametrize("bos", [True, False])
+def test_recorded_states_are_those_of_the_plain_model(kind, bos):
+    """Every row of a ragged batch, rows leaving on the way, against the model's own forward pass of that row."""
+    changes = {"architecture": architecture(kind, sliding_window=None)} if kind == "mistral" else {}
+    decoder = tiny_backbone(kind=kind, bos=bos, **changes)
+    prompts = tiny_prompts(bos)
+    results = decode(decoder, prompts, ChunkMethod(RandomChunk([1, 2, 4])), SAMPLING, seed=3, record_hidden=True)
+    assert len({len(r.tokens) for r in results}) > 2  # rows end at different times
+    for prompt, result in zip(prompts, results, strict=True):
+        speech = [*prompt.prompt_ids, *([decoder.config.start] if bos else []), *result.tokens][: len(result.hidden)]
+        expected = plain_hidden(decoder, list(prompt.text_ids), speech)
+        assert torch.allclose(result.hidden, expected, atol=1e-4 * float(expected.abs().max()))
+
+
+def test_batching_does_not_change_a_token():
+    decoder, prompts = tiny_backbone(), tiny_prompts()
+    policy = ChunkPolicy(ChunkPolicyConfig(32, 4, width=16, num_attention_heads=2)).eval()
+    torch.nn.init.normal_(policy.output.weight, std=2.0)
+    for method in (lambda: FixedChunk(1), lambda: FixedChunk(3), lambda: PolicyChunk(policy, "sample")):
+        together = decode(decoder, prompts, ChunkMethod(method()), SAMPLING, seed=1)
+        alone = decode(decoder, prompts[::-1], ChunkMethod(method()), SAMPLING, seed=1, batch_size=1)[::-1]
+        assert [r.tokens for r in together] == [r.tokens for r in alone]
+        assert [r.actions for r in together] == [r.actions for r in alone]
+        assert sum(len(r.tokens) for r in together) > 40
+
+
+def test_greedy_car_1_is_the_argmax_of_the_plain_model():
+    decoder, prompts = tiny_backbone(bos=False), tiny_prompts(False)
+    results = decode(decoder, prompts, ChunkMethod(FixedChunk(1)), SamplingConfig(temperature=0, max_tokens=15))
+    for prompt, result in zip(prompts, results, strict=True):
+        speech = list(prompt.prompt_ids)
+        for step, token in enumerate(result.tokens):
+            logits = decoder.heads(plain_hidden(decoder, list(prompt.text_ids), speech)[-1], 1)[0].clone()
+            if step == 0:
+                logits[decoder.config.eos] = -torch.inf
+            assert token == int(logits.argmax())
+            speech.append(token)
+
+
+def test_a_tree_of_drafts_is_read_and_gathered():
+    """Two siblings, each with a child, in one pass; every node and, after gathering a path, the next token have the
+    states of their own plain sequences."""
+    decoder = tiny_backbone()
+    rows = (([1, 2, 3], [1, 13]), ([4, 5, 6, 7], [3, 4, 13]))
+    cache, _ = decoder.prefill(*pad([t for t, _ in rows], "cpu"), *pad([s for _, s in rows], "cpu"), 12)
+    start, nodes = cache.lengths, torch.tensor([[5, 7, 8, 9], [6, 2, 0, 11]])  # 0 and 1; child of 0, child of 1
+    sees = torch.tensor([[1, 0, 0, 0], [0, 1, 0, 0], [1, 0, 1, 0], [0, 1, 0, 1]], dtype=torch.bool)[None]
+    hidden = decoder.extend(cache, nodes, torch.tensor([4, 4]), (sees, torch.tensor([[0, 0, 1, 1]])))
+    cache.gather(start, torch.tensor([[1, 3], [0, 2]]), torch.tensor([2, 1]))  # row 1 keeps one node of its path
+    after = decoder.extend(cache, torch.tensor([[10], [10]]), torch.tensor([1, 1]))
+    for row, ((text, speech), kept) in enumerate(zip(rows, ([7, 9], [6]), strict=True)):
+        for node, path in enumerate(([0], [1], [0, 2], [1, 3])):
+            expected = plain_hidden(decoder, text, [*speech, *nodes[row, path].tolist()])[-1]
+            assert torch.allclose(hidden[row, node], expected, atol=1e-3)
+        assert torch.allclose(after[row, 0], plain_hidden(decoder, text, [*speech, *kept, 10])[-1], atol=1e-3)
+
+
+def test_a_model_that_ignores_positions_is_found_out():
+    decoder = tiny_backbone()
+    check_ragged(decoder)
+    forward = decoder.backbone.forward
+    decoder.backbone.forward = lambda **kw: forward(**{**kw, "position_ids": None})
+    with pytest.raises(CheckpointError, match="does not follow the ragged cache"):
+        check_ragged(decoder)
+
+
+@pytest.mark.parametrize("kind, changes, message", [
+    ("mistral", {"sliding_window": 8}, "full attention in every layer"),
+    ("gpt_neox", {}, "not built as embed_tokens"),
+    ("no-such-model", {}, "does not know the model type"),
+])
+def test_architectures_that_cannot_be_used_are_refused(kind, changes, message):
+    shape = {**SIZES, "model_type": kind, "vocab_size": 20, **changes}
+    with pytest.raises(CheckpointError, match=message):
+        BackboneDecoder(BackboneConfig(architecture=shape, speech_vocab_size=CODES))
+
+
+# --- training -----------------------------------------------------------------------------------------------------
+
+
+def test_loss_by_hand():
+    decoder = tiny_backbone()
+    output = decoder(**batch())
+    sums, counts = torch.zeros(4), torch.zeros(4)
+    for text, speech, prompt in (([1, 2, 3], [1, 2, 13, 5, 6, 7], 3), ([4, 5, 6, 7, 8], [3, 13, 9, 10], 2)):
+        hidden = plain_hidden(decoder, text, speech)
+        for k in range(4):
+            for t in range(prompt - 1, len(speech)):
+                target = speech[t + k + 1] if t + k + 1 < len(speech) else CODES
+                law = decoder.heads(hidden[t], k + 1)[k].log_softmax(-1)
+                sums[k] -= law[target].detach()
+                counts[k] += 1
+    assert torch.allclose(output.head_losses, sums / counts, atol=1e-4)
+    assert float(output.loss) == pytest.approx(float((sums / counts).sum()), abs=1e-3)
+
+
+def test_gradient_checkpointing_changes_memory_not_gradients():
+    from tiny_decoders import tiny_decoder
+
+    for make in (tiny_backbone, tiny_decoder):
+        plain, saving = make().train(), make().train()
+        saving.gradient_checkpointing_enable()
+        for model in (plain, saving):
+            torch.manual_seed(1)  # dropout
+            model(**batch()).loss.backward()
+        for (name, a), b in zip(plain.named_parameters(), saving.parameters(), strict=True):
+            if a.grad is not None:
+                assert torch.allclose(a.grad, b.grad, atol=1e-5), name
+    calls = []
+    decoder = tiny_backbone().train()
+    decoder.gradient_checkpointing_enable()
+    decoder.layers[0].mlp.register_forward_pre_hook(lambda *_: calls.append(1))
+    decoder(**batch()).loss.backward()
+    assert len(calls) == 2  # forward, and again in the backward pass
+
+
+def test_checkpoint_round_trip_and_checksum(tmp_path):
+    decoder = tiny_backbone()
+    decoder.save_pretrained(tmp_path)
+    loaded = load_decoder(tmp_path)
+    assert isinstance(loaded, BackboneDecoder) and loaded.checksum() == decoder.checksum()
+    assert loaded.config == decoder.config and not any(b.is_meta for b in loaded.buffers())
+    assert torch.equal(loaded(**batch()).loss, decoder(**batch()).loss)
+    with pytest.raises(CheckpointError, match="'dcar-backbone-decoder' checkpoint, but a 'dcar-decoder'"):
+        CARDecoder.from_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2"}))
+    with pytest.raises(CheckpointError, match="dcar convert-backbone"):
+        load_decoder(tmp_path)
+    with pytest.raises(CheckpointError, match="cannot read the model's configuration"):
+        load_decoder(tmp_path / "nowhere")
+
+
+# --- CosyVoice 2 --------------------------------------------------------------------------------------------------
+
+
+def test_cosyvoice2_speaks_with_the_law_of_its_own_inference(tmp_path):
+    """Against the computation of Qwen2LM.inference, written out: sos, text, task id, speech -> llm_decoder."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    tensors = write_cosyvoice2(tmp_path)
+    decoder = convert(ConvertConfig("cosyvoice2", str(tmp_path), str(tmp_path / "out"), heads=3, head_blocks=1))
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(str(tmp_path / "CosyVoice-BlankEN"))).eval()
+    model.load_state_dict({k.removeprefix("llm.model."): v for k, v in tensors.items() if k.startswith("llm.model.")})
+    text, speech = [7, 20, 33, 5], [3, 11, 0, 4, 4]
+    sos, task = tensors["llm_embedding.weight"][:, None]
+    x = torch.cat((sos, model.model.embed_tokens(torch.tensor(text)), task,
+                   tensors["speech_embedding.weight"][torch.tensor(speech)]))[None]
+    with torch.no_grad():
+        hidden = model(inputs_embeds=x, output_hidden_states=True).hidden_states[-1][0, -len(speech):]
+    logits = hidden @ tensors["llm_decoder.weight"].T + tensors["llm_decoder.bias"]
+    text_ids, speech_ids = torch.tensor([text]), torch.tensor([speech])
+    ours = decoder.speech_hidden(text_ids, torch.tensor([4]), speech_ids, torch.tensor([5]), torch.tensor([1]))
+    assert torch.allclose(decoder.heads(ours, 1)[0, :, 0], logits[:, : CODES + 1], atol=1e-4)
+    # new heads start as shifted copies of it
+    assert torch.equal(decoder.heads.projection[1], tensors["llm_decoder.weight"][: CODES + 1].T)
+    loaded = load_decoder(tmp_path / "out")
+    assert loaded.config.sequence_start and not loaded.config.bos and loaded.config.speech_vocab_size == CODES
+    assert "cosyvoice2, qwen2" in (tmp_path / "out" / "README.md").read_text()
+    encode = text_encoder(tmp_path / "out")
+    assert encode.name == loaded.config.phonemes
+    prompt = Prompt("u", tuple(encode("a red house")), (1, 2))
+    assert decode(loaded, [prompt], ChunkMethod(FixedChunk(3)), SamplingConfig(max_tokens=9))[0].tokens
+
+
+def rewritten(tensors: dict[str, torch.Tensor], folder, **changes) -> None:
+    kept = {k: v for k, v in {**tensors, **changes}.items() if v is not None}
+    torch.save(kept, folder / "llm.pt")
+
+
+@pytest.mark.parametrize("damage, message", [
+    (lambda t, f: torch.save({"text_encoder.embed.0": torch.zeros(2), "llm.encoders.0.w": torch.zeros(2)},
+                             f / "llm.pt"), "found CosyVoice 1 .*kind=cosyvoice"),
+    (lambda t, f: rewritten(t, f, **{"llm_embedding.weight": None}), "found CosyVoice 3"),
+    (lambda t, f: rewritten(t, f, **{"llm_decoder.bias": None}), r"missing \['llm_decoder.bias'\]"),
+    (lambda t, f: torch.save({"weight": torch.zeros(2)}, f / "llm.pt"), "expected the tensors of CosyVoice 2"),
+    (lambda t, f: rewritten(t, f, **{"llm_decoder.weight": torch.zeros(4, 32)}), "shapes do not fit together"),
+    (lambda t, f: rewritten(t, f, **{"llm.model.model.norm.weight": torch.zeros(3)}), "do not fit their configuration"),
+    (lambda t, f: rewritten(t, f, **{"llm.model.model.layers.2.x": torch.zeros(3)}), "unexpected"),
+    (lambda t, f: torch.save({**t, "extra": torch.nn.Linear(1, 1)}, f / "llm.pt"), "pickled programs are never run"),
+    (lambda t, f: (f / "llm.pt").write_bytes(b"not a checkpoint"), "download FunAudioLLM/CosyVoice2-0.5B"),
+    (lambda t, f: (f / "llm.pt").unlink(), "no such file"),
+    (lambda t, f: torch.save([1, 2], f / "llm.pt"), "a list, expected a dictionary"),
+    (lambda t, f: (f / "CosyVoice-BlankEN" / "config.json").write_text('{"model_type": "llama"}'),
+     "expected model_type"),
+])
+def test_other_checkpoints_are_refused_by_name(tmp_path, damage, message):
+    damage(write_cosyvoice2(tmp_path), tmp_path)
+    with pytest.raises(CheckpointError, match=message):
+        convert(ConvertConfig("cosyvoice2", str(tmp_path), str(tmp_path / "out")))
+    assert not (tmp_path / "out").exists()
+
+
+def test_wrong_vocabulary_is_refused(tmp_path):
+    write_cosyvoice2(tmp_path)
+    with pytest.raises(CheckpointError, match="expected 6561 speech codes, found 12"):
+        convert(ConvertConfig("cosyvoice2", str(tmp_path), str(tmp_path / "out"), speech_vocab_size=6561))
+
+
+# --- LLaSA and other causal models --------------------------------------------------------------------------------
+
+
+def test_llasa_speaks_with_the_law_of_its_own_prompt(tmp_path):
+    """Against transformers' own model on the chat that LLaSA's documentation builds."""
+    model, tokenizer = write_llasa(tmp_path / "llasa")
+    decoder = convert(ConvertConfig("llasa", str(tmp_path / "llasa"), str(tmp_path / "out"), heads=2))
+    text = "a green hill"
+    chat = [{"role": "user", "content": f"Convert the text to speech:<|TEXT_UNDERSTANDING_START|>{text}"
+                                        "<|TEXT_UNDERSTANDING_END|>"},
+            {"role": "assistant", "content": "<|SPEECH_GENERATION_START|>"}]
+    ids = tokenizer.apply_chat_template(chat, tokenize=True, continue_final_message=True, return_dict=False)
+    speech = [4, 0, 11, 5]
+    first = tokenizer.convert_tokens_to_ids("<|s_0|>")
+    with torch.no_grad():
+        logits = model(torch.tensor([[*ids, *[first + s for s in speech]]])).logits[0, -len(speech):]
+    wanted = [*range(first, first + CODES), tokenizer.convert_tokens_to_ids("<|SPEECH_GENERATION_END|>")]
+    encode = text_encoder(tmp_path / "out")
+    own = torch.tensor([encode(text)])
+    hidden = decoder.speech_hidden(own, torch.tensor([own.shape[1]]), torch.tensor([speech]), torch.tensor([4]),
+                                   torch.tensor([1]))
+    assert torch.allclose(decoder.heads(hidden, 1)[0, :, 0], logits[:, wanted], atol=1e-4)
+    assert decoder.config.text_vocab_size == first  # the speech rows moved, they are not there twice
+
+
+def test_speech_ids_by_hand_and_a_model_without_speech(tmp_path):
+    model, tokenizer = write_llasa(tmp_path / "lm")
+    first = tokenizer.convert_tokens_to_ids("<|s_0|>")
+    source, out = str(tmp_path / "lm"), str(tmp_path / "out")
+    decoder = convert(ConvertConfig("causal-lm", source, out, first_speech_id=first, speech_vocab_size=CODES - 2,
+                                    start_id=5, eos_id=6))
+    assert torch.equal(decoder.speech_embedding.weight[0], model.model.embed_tokens.weight[first])
+    assert torch.equal(decoder.heads.base.weight[CODES - 2], model.lm_head.weight[6])
+    assert torch.equal(decoder.speech_embedding.weight[decoder.config.start], model.model.embed_tokens.weight[5])
+    assert decoder.config.text_vocab_size == len(tokenizer)  # the codes are not all that follows
+    new = convert(ConvertConfig("causal-lm", source, out, speech_vocab_size=30, phonemes=True, bos=True))
+    assert new.config.source == "text-lm" and new.config.phonemes == "" and new.config.output_size == 31
+    with pytest.raises(CheckpointError, match="expected 99 speech codes, found 12"):
+        convert(ConvertConfig("llasa", source, out, speech_vocab_size=99))
+    with pytest.raises(CheckpointError, match="outside the vocabulary"):
+        convert(ConvertConfig("causal-lm", source, out, first_speech_id=first, speech_vocab_size=99, start_id=5,
+                              eos_id=6))
+    with pytest.raises(ConfigError, match="start_id"):
+        convert(ConvertConfig("causal-lm", source, out, first_speech_id=first, speech_vocab_size=9))
+    with pytest.raises(ConfigError, match="speech_vocab_size is not set"):
+        convert(ConvertConfig("causal-lm", source, out))
+    with pytest.raises(CheckpointError, match="no causal language model|no text tokenizer"):
+        convert(ConvertConfig("causal-lm", str(tmp_path / "nothing"), out))
+
+
+def test_a_tokenizer_without_speech_is_not_llasas(tmp_path):
+    write_cosyvoice2(tmp_path)
+    with pytest.raises(CheckpointError, match="expected LLaSA's tokenizer, missing"):
+        convert(ConvertConfig("llasa", str(tmp_path / "CosyVoice-BlankEN"), str(tmp_path / "out")))
+
+
+def test_the_command(tmp_path, capsys):
+    write_cosyvoice2(tmp_path)
+    main(["kind=cosyvoice2", f"source={tmp_path / 'llm.pt'}", f"out={tmp_path / 'out'}", "heads=2"])
+    assert f"{CODES} speech codes, 2 heads" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="kind must be one of"):
+        main(["kind=cosyvoice3", "source=a", "out=b"])
+
+
+# --- text ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_corpus_with_the_models_own_text(tmp_path):
+    data = write_prepared(tmp_path / "data", train=4, dev=2)
+    write_cosyvoice2(tmp_path)
+    convert(ConvertConfig("cosyvoice2", str(tmp_path), str(tmp_path / "out")))
+    retokenize(RetokenizeConfig(str(data), str(tmp_path / "out"), str(tmp_path / "own")))
+    rows, encode = load_prepared(tmp_path / "own", "train"), text_encoder(tmp_path / "out")
+    assert rows[0]["text_ids"] == encode("a red house")
+    assert rows[0]["speech"] == load_prepared(data, "train")[0]["speech"]
+    assert prepared_info(tmp_path / "own")["phonemes"]["version"] == encode.name
+    items = make_prompts(rows, 5, seed=0, bos=False)
+    assert items[0].prompt.text_ids == tuple(2 * encode("a red house"))  # the prompt's text stands before the target's
+    with pytest.raises(DataError, match="choose another folder"):
+        retokenize(RetokenizeConfig(str(data), str(tmp_path / "out"), str(data)))
+    with pytest.raises(ConfigError, match="out is not set"):
+        retokenize(RetokenizeConfig(str(data), str(tmp_path / "out")))
+    with pytest.raises(TextError, match="nothing to speak"):
+        encode("")
+    other = TextTokenizer.from_pretrained(write_llasa(tmp_path / "llasa") and tmp_path / "llasa")
+    other.tokenizer.save_pretrained(str(tmp_path / "out" / "text_tokenizer"))
+    with pytest.raises(CheckpointError, match="but the decoder was trained with"):
+        text_encoder(tmp_path / "out")
+
+
+def test_named_prompts_bring_their_own_text_ids(tmp_path):
+    """A retokenized corpus with prompts: the continuation layout reads the ids of the text tokenizer, not phonemes."""
+    data = write_prepared(tmp_path / "data", train=2, dev=1)
+    rows = load_prepared(data, "train").map(lambda r: {"prompt_text": "a hill", "prompt_speech": [1, 2, 3],
+                                                       "prompt_voice": [0.0]})
+    rows = rows.add_column("prompt_text_ids", [[101, 102]] * 2)
+    item = make_prompts(rows, 5, seed=0, bos=False)[0]
+    assert item.prompt.text_ids[:2] == (101, 102) and item.prompt.prompt_ids == (1, 2, 3)
+    assert np.array_equal(item.speaker_embedding, [0.0])

@@ -1,0 +1,291 @@
+"""CosyVoice-300M: its llm.pt in small, against a slow reference written after its source; decoding, training, refusals.
+
+The reference follows cosyvoice/llm/llm.py and cosyvoice/transformer/{encoder,attention,embedding,subsampling}.py in
+its order of operations: a table of 2 L − 1 relative positions, its projection, and the shift that lines them up.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from test_backbones import SAMPLING, plain_hidden
+from tiny_backbones import CODES, batch, tiny_prompts, tiny_text_tokenizer
+
+from dcar.decoding import ChunkMethod, FixedChunk, Prompt, RandomChunk, decode
+from dcar.decoding.loop import pad
+from dcar.errors import CheckpointError
+from dcar.model.backbones.convert import ConvertConfig, convert
+from dcar.model.backbones.cosyvoice1 import load_cosyvoice1
+from dcar.model.backbones.decoder import check_ragged
+from dcar.model.draft import build_draft
+from dcar.model.load import load_decoder, text_encoder
+from dcar.sampling import SamplingConfig
+from eval.verifiers.drafters import ModelDrafter
+from eval.verifiers.sd import SpeculativeDecoding
+
+YAML = """sample_rate: 22050
+llm: !new:cosyvoice.llm.llm.TransformerLM
+    text_encoder: !new:cosyvoice.transformer.encoder.ConformerEncoder
+        input_layer: 'linear'
+        pos_enc_layer_type: 'rel_pos_espnet'
+        selfattention_layer_type: 'rel_selfattn'
+        use_cnn_module: False
+        static_chunk_size: 1
+    llm: !new:cosyvoice.transformer.encoder.TransformerEncoder
+        input_layer: 'linear_legacy'
+        pos_enc_layer_type: 'rel_pos_espnet'
+        selfattention_layer_type: 'rel_selfattn'
+        static_chunk_size: 1
+
+flow: !new:cosyvoice.flow.flow.MaskedDiffWithXvec
+    input_layer: 'linear'
+"""
+TEXT = dict(size=24, heads=2, ffn=40, layers=2, inputs=20)
+SPEECH = dict(size=32, heads=4, ffn=48, layers=3, inputs=32)
+
+
+def write_cosyvoice1(folder: Path, vocabulary: int = 0, **extra) -> dict[str, torch.Tensor]:
+    """CosyVoice-300M in small: llm.pt with the names and shapes of the published one, cosyvoice.yaml, and Whisper's
+    place taken by a tokenizer of another size in whisper/; returns the tensors."""
+    torch.manual_seed(0)
+    tokenizer = tiny_text_tokenizer()
+    tokenizer.save_pretrained(str(folder / "whisper"))
+    t: dict[str, torch.Tensor] = {}
+
+    def linear(name: str, inputs: int, outputs: int, bias: bool = True, scale: float = 2.0) -> None:
+        t[f"{name}.weight"] = scale * torch.randn(outputs, inputs) / math.sqrt(inputs)
+        if bias:
+            t[f"{name}.bias"] = 0.3 * torch.randn(outputs)
+
+    def norm(name: str, size: int) -> None:
+        t[f"{name}.weight"], t[f"{name}.bias"] = 1 + 0.2 * torch.randn(size), 0.2 * torch.randn(size)
+
+    def encoder(name: str, shape: dict[str, int], norms: tuple[str, str]) -> None:
+        size = shape["size"]
+        linear(f"{name}.embed.out.0", shape["inputs"], size)
+        norm(f"{name}.embed.out.1", size)
+        norm(f"{name}.after_norm", size)
+        for i in range(shape["layers"]):
+            at = f"{name}.encoders.{i}"
+            for which in ("q", "k", "v", "out"):
+                linear(f"{at}.self_attn.linear_{which}", size, size)
+            linear(f"{at}.self_attn.linear_pos", size, size, bias=False)
+            for which in "uv":
+                t[f"{at}.self_attn.pos_bias_{which}"] = torch.randn(shape["heads"], size // shape["heads"])
+            linear(f"{at}.feed_forward.w_1", size, shape["ffn"])
+            linear(f"{at}.feed_forward.w_2", shape["ffn"], size)
+            for which in norms:
+                norm(f"{at}.{which}", size)
+
+    width = SPEECH["size"]
+    t["text_embedding.weight"] = torch.randn(vocabulary or len(tokenizer), TEXT["inputs"])
+    encoder("text_encoder", TEXT, ("norm_ff", "norm_mha"))
+    linear("text_encoder_affine_layer", TEXT["size"], width)
+    t["llm_embedding.weight"], t["speech_embedding.weight"] = torch.randn(2, width), torch.randn(CODES, width)
+    encoder("llm", SPEECH, ("norm1", "norm2"))
+    linear("llm_decoder", width, CODES + 1)
+    linear("spk_embed_affine_layer", 192, width)
+    torch.save({**t, "epoch": 3, "step": 7, **extra}, folder / "llm.pt")
+    (folder / "cosyvoice.yaml").write_text(YAML)
+    return t
+
+
+class Reference:
+    """One sequence at a time, without a cache, as the source computes it."""
+
+    def __init__(self, tensors: dict[str, torch.Tensor]):
+        self.t = tensors
+
+    def linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, self.t[f"{name}.weight"], self.t.get(f"{name}.bias"))
+
+    def norm(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        return F.layer_norm(x, x.shape[-1:], self.t[f"{name}.weight"], self.t[f"{name}.bias"], eps=1e-5)
+
+    def attention(self, name: str, x: torch.Tensor, positions: torch.Tensor, heads: int) -> torch.Tensor:
+        length, size = x.shape
+        q, k, v = (self.linear(f"{name}.linear_{w}", x).view(length, heads, -1) for w in "qkv")
+        p = self.linear(f"{name}.linear_pos", positions).view(2 * length - 1, heads, -1)
+        content = torch.einsum("ihd,jhd->hij", q + self.t[f"{name}.pos_bias_u"], k)
+        place = torch.einsum("ihd,rhd->hir", q + self.t[f"{name}.pos_bias_v"], p)
+        padded = torch.cat((torch.zeros(heads, length, 1), place), 2).view(heads, 2 * length, length)
+        place = padded[:, 1:].reshape(heads, length, 2 * length - 1)[:, :, :length]  # the shift
+        scores = (content + place) / math.sqrt(size // heads)
+        scores = scores.masked_fill(~torch.ones(length, length, dtype=torch.bool).tril(), -torch.inf)
+        mixed = torch.einsum("hij,jhd->ihd", scores.softmax(-1), v).reshape(length, size)
+        return self.linear(f"{name}.linear_out", mixed)
+
+    def encoder(self, name: str, x: torch.Tensor, shape: dict[str, int]) -> torch.Tensor:
+        text = name == "text_encoder"
+        x = self.norm(f"{name}.embed.out.1", self.linear(f"{name}.embed.out.0", x))
+        x = (x if text else x.relu()) * math.sqrt(shape["size"])
+        away = torch.arange(len(x) - 1, -len(x), -1.0)[:, None]  # L − 1 … −(L − 1)
+        angle = away * torch.exp(torch.arange(0, shape["size"], 2) * -(math.log(10_000.0) / shape["size"]))
+        positions = torch.zeros(len(away), shape["size"])
+        positions[:, 0::2], positions[:, 1::2] = angle.sin(), angle.cos()
+        first, second = ("norm_mha", "norm_ff") if text else ("norm1", "norm2")
+        for i in range(shape["layers"]):
+            at = f"{name}.encoders.{i}"
+            x = x + self.attention(f"{at}.self_attn", self.norm(f"{at}.{first}", x), positions, shape["heads"])
+            y = self.linear(f"{at}.feed_forward.w_1", self.norm(f"{at}.{second}", x))
+            x = x + self.linear(f"{at}.feed_forward.w_2", F.silu(y) if text else y.relu())
+        return self.norm(f"{name}.after_norm", x)
+
+    def logits(self, text: list[int], speech: list[int]) -> torch.Tensor:
+        """Of llm_decoder behind every speech token, [S, V + 1]; TransformerLM.inference without a speaker vector."""
+        encoded = self.encoder("text_encoder", self.t["text_embedding.weight"][torch.tensor(text)], TEXT)
+        sos, task = self.t["llm_embedding.weight"][:, None]
+        x = torch.cat((sos, self.linear("text_encoder_affine_layer", encoded), task,
+                       self.t["speech_embedding.weight"][torch.tensor(speech)]))
+        return self.linear("llm_decoder", self.encoder("llm", x, SPEECH))[-len(speech):]
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory) -> tuple[Path, dict[str, torch.Tensor]]:
+    folder = tmp_path_factory.mktemp("CosyVoice-300M")
+    return folder, write_cosyvoice1(folder)
+
+
+@pytest.fixture
+def decoder(published):
+    made = load_cosyvoice1(published[0], num_prediction_heads=3, head_blocks=1, zero_init_heads=False)
+    with torch.no_grad():
+        made.heads.projection.mul_(3)
+    return made
+
+
+def test_it_speaks_with_the_law_of_the_source(decoder, published):
+    """Teacher-forced in a padded batch, and step by step in the ragged cache."""
+    reference = Reference(published[1])
+    texts, speech = [[7, 20, 33, 5], [9, 1]], [[3, 11, 0, 4, 4, 7], [2, 2, 9]]
+    hidden = decoder.speech_hidden(*pad(texts, "cpu"), *pad(speech, "cpu"), torch.tensor([1, 1]))
+    for row in range(2):
+        expected = reference.logits(texts[row], speech[row])
+        found = decoder.heads(hidden[row, : len(speech[row])], 1)[:, 0]
+        assert float(expected.std()) > 0.5
+        assert torch.allclose(found, expected, atol=2e-4 * float(expected.abs().max()))
+    prompts = [Prompt(f"u{i}", tuple(t), tuple(s)) for i, (t, s) in enumerate(zip(texts, speech, strict=True))]
+    greedy = SamplingConfig(temperature=0, min_tokens=8, max_tokens=12, max_tokens_per_text_unit=9)
+    for prompt, result in zip(prompts, decode(decoder, prompts, ChunkMethod(FixedChunk(1)), greedy), strict=True):
+        spoken = list(prompt.prompt_ids)
+        for step, token in enumerate(result.tokens):
+            law = reference.logits(list(prompt.text_ids), spoken)[-1]
+            if step < 8:
+                law[CODES] = -torch.inf
+            assert token == int(law.argmax())
+            spoken.append(token)
+
+
+def test_ragged_rows_have_the_states_of_their_own_sequence(decoder):
+    check_ragged(decoder)
+    prompts = tiny_prompts(False)
+    results = decode(decoder, prompts, ChunkMethod(RandomChunk([1, 2, 3])), SAMPLING, seed=3, record_hidden=True)
+    assert len({len(r.tokens) for r in results}) > 2
+    for prompt, result in zip(prompts, results, strict=True):
+        spoken = [*prompt.prompt_ids, *result.tokens][: len(result.hidden)]
+        expected = plain_hidden(decoder, list(prompt.text_ids), spoken)
+        assert torch.allclose(result.hidden, expected, atol=1e-4 * float(expected.abs().max()))
+
+
+def test_both_orders_of_the_product_with_positions_agree(decoder):
+    """Decoding turns the queries, training projects the table; many queries and few give the same scores."""
+    attention = decoder.layers[0].self_attn
+    table, q = torch.randn(50, 32), torch.randn(2, 4, 3, 8)
+    few = attention._by_distance(q, table)
+    calls = []
+    hook = attention.linear_pos.register_forward_hook(lambda *_: calls.append(1))
+    many = attention._by_distance(q.repeat(1, 1, 40, 1), table)[:, :, :3]
+    hook.remove()
+    assert calls == [1] and torch.allclose(few, many, atol=1e-4)
+
+
+def test_a_tree_of_drafts(decoder):
+    cache, _ = decoder.prefill(*pad([[1, 2, 3], [4, 5]], "cpu"), *pad([[1, 8], [3, 4, 6]], "cpu"), 12)
+    start, nodes = cache.lengths, torch.tensor([[5, 7, 8], [6, 2, 0]])  # two siblings, a child of the second
+    sees = torch.tensor([[1, 0, 0], [0, 1, 0], [0, 1, 1]], dtype=torch.bool)[None]
+    hidden = decoder.extend(cache, nodes, torch.tensor([3, 3]), (sees, torch.tensor([[0, 0, 1]])))
+    cache.gather(start, torch.tensor([[1, 2], [0, 1]]), torch.tensor([2, 1]))
+    after = decoder.extend(cache, torch.tensor([[10], [10]]), torch.tensor([1, 1]))
+    for row, (text, speech, kept) in enumerate((([1, 2, 3], [1, 8], [7, 8]), ([4, 5], [3, 4, 6], [6]))):
+        child = plain_hidden(decoder, text, [*speech, *nodes[row, 1:].tolist()])[-1]
+        assert torch.allclose(hidden[row, 2], child, atol=1e-3)
+        assert torch.allclose(after[row, 0], plain_hidden(decoder, text, [*speech, *kept, 10])[-1], atol=1e-3)
+
+
+def test_training_recomputation_and_files(decoder, tmp_path):
+    """Every weight that its sequence passes has a gradient; recomputed ones are the same; saved and loaded, too."""
+    gradients = []
+    for recompute in (False, True):
+        model = load_decoder_copy(decoder, tmp_path / str(recompute)).train()
+        if recompute:
+            model.gradient_checkpointing_enable()
+        model(**batch()).loss.backward()
+        gradients.append({n: p.grad for n, p in model.named_parameters()})
+    assert all(g is not None and torch.isfinite(g).all() for g in gradients[0].values())
+    assert all(torch.allclose(gradients[0][n], g, atol=1e-4) for n, g in gradients[1].items())
+    moved = {n.partition(".layers")[0] for n, g in gradients[0].items() if float(g.abs().max()) > 0}
+    assert {"backbone.embed_tokens", "backbone.embed_tokens.output.weight", "backbone", "heads.base.bias"} <= moved
+
+
+def load_decoder_copy(decoder, folder: Path):
+    decoder.save_pretrained(folder)
+    loaded = load_decoder(folder)
+    assert loaded.checksum() == decoder.checksum() and loaded.config == decoder.config
+    return loaded
+
+
+def test_its_own_layers_draft_for_it(decoder):
+    draft = build_draft(decoder, 1, 2).eval()  # all three
+    sampling = SamplingConfig(min_tokens=8, max_tokens=20, max_tokens_per_text_unit=8)
+    prompts = tiny_prompts(False)
+    plain = decode(decoder, prompts, ChunkMethod(FixedChunk(1)), sampling)
+    drafted = decode(decoder, prompts, SpeculativeDecoding("sd", ModelDrafter(draft, 3)), sampling)
+    assert [r.tokens for r in drafted] == [r.tokens for r in plain]
+    assert all(r.accepted == r.proposed for r in drafted)
+
+
+def test_the_command(published, tmp_path):
+    folder, tensors = published
+    settings = dict(kind="cosyvoice", source=str(folder), out=str(tmp_path / "out"), heads=3, head_blocks=1)
+    made = convert(ConvertConfig(**settings, text_tokenizer=str(folder / "whisper")))
+    loaded = load_decoder(tmp_path / "out")
+    assert loaded.checksum() == made.checksum() and loaded.config.sequence_start and not loaded.config.bos
+    assert torch.equal(loaded.heads.projection[1], tensors["llm_decoder.weight"].T)
+    assert "cosyvoice, cosyvoice-lm" in (tmp_path / "out" / "README.md").read_text()
+    encode = text_encoder(tmp_path / "out")
+    prompt = Prompt("u", tuple(encode("a red house")), (1, 2))
+    assert decode(loaded, [prompt], ChunkMethod(FixedChunk(3)), SamplingConfig(max_tokens=9))[0].tokens
+    with pytest.raises(CheckpointError, match="expected 4096 speech codes, found 12"):
+        convert(ConvertConfig(**settings, text_tokenizer=str(folder / "whisper"), speech_vocab_size=4096))
+
+
+def rewritten(folder: Path, tensors: dict[str, torch.Tensor], **changes) -> None:
+    torch.save({k: v for k, v in {**tensors, **changes}.items() if v is not None}, folder / "llm.pt")
+
+
+def yaml(folder: Path, old: str, new: str) -> None:
+    (folder / "cosyvoice.yaml").write_text(YAML.replace(old, new, 1))
+
+
+@pytest.mark.parametrize("damage, message", [
+    (lambda f, t: rewritten(f, {"llm.model.model.norm.weight": torch.ones(2)}), "found CosyVoice 2 or 3 .*cosyvoice2"),
+    (lambda f, t: rewritten(f, t, **{"llm_decoder.bias": None}), r"missing \['llm_decoder.bias'\]"),
+    (lambda f, t: rewritten(f, t, **{"llm_decoder.bias": torch.zeros(3)}), "shapes do not fit together"),
+    (lambda f, t: rewritten(f, t, **{"llm.after_norm.bias": None}), r"missing \['norm.bias'\]"),
+    (lambda f, t: rewritten(f, t, **{"llm.encoders.1.conv_module.norm.weight": torch.ones(2)}), "unexpected"),
+    (lambda f, t: yaml(f, "static_chunk_size: 1", "static_chunk_size: 0"), "expected static_chunk_size .*'0', '1'"),
+    (lambda f, t: yaml(f, "linear_legacy", "linear"), "expected input_layer"),
+    (lambda f, t: yaml(f, "        use_cnn", "        activation_type: 'gelu'\n        use_cnn"), "activation_type"),
+    (lambda f, t: tiny_text_tokenizer(["<|more|>"]).save_pretrained(str(f / "whisper")), "text_tokenizer="),
+    (lambda f, t: (f / "llm.pt").unlink(), "no such file; download FunAudioLLM/CosyVoice-300M"),
+])
+def test_other_checkpoints_are_refused(tmp_path, damage, message):
+    damage(tmp_path, write_cosyvoice1(tmp_path))
+    with pytest.raises(CheckpointError, match=message):
+        convert(ConvertConfig("cosyvoice", str(tmp_path), str(tmp_path / "out"), heads=2,
+                              text_tokenizer=str(tmp_path / "whisper")))
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,191 @@
+"""The CAR decoder and its heads: targets, losses, shapes, checkpoints."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tiny_decoders import tiny_decoder
+
+from dcar.decoding.loop import pad
+from dcar.errors import CheckpointError, ConfigError
+from dcar.model.car import IGNORE, CARDecoder, head_targets
+from heads.multi_token import MultiTokenHeads
+from heads.policy import ChunkPolicy, ChunkPolicyConfig
+
+
+def batch(bos: bool = True):
+    text, text_lengths = pad([[1, 2, 3], [4, 5, 6, 7, 8]], "cpu")
+    speech, speech_lengths = pad([[1, 2, 13, 5, 6, 7], [3, 13, 9, 10]], "cpu")
+    prompts = torch.tensor([3, 2]) if bos else torch.tensor([1, 1])
+    return dict(text_ids=text, text_lengths=text_lengths, speech_ids=speech, speech_lengths=speech_lengths,
+                prompt_lengths=prompts)
+
+
+@pytest.mark.parametrize("head", [1, 2, 3])
+def test_targets_of_head_k_are_k_ahead(head):
+    speech = torch.arange(6)[None]  # y_t = t
+    assert head_targets(speech, torch.tensor([6]), head, eos=99).tolist()[0] == [
+        t + head if t + head < 6 else 99 for t in range(6)
+    ]
+    # one EOS behind the last token; past it "ignore" trains nothing
+    ignored = head_targets(speech, torch.tensor([6]), head, eos=99, tail="ignore")[0].tolist()
+    assert ignored == [t + head if t + head < 6 else 99 if t + head == 6 else IGNORE for t in range(6)]
+
+
+def test_padding_is_never_a_target():
+    speech = torch.tensor([[4, 5, 0, 0]])
+    assert head_targets(speech, torch.tensor([2]), 1, eos=9).tolist() == [[5, 9, IGNORE, IGNORE]]
+    assert head_targets(speech, torch.tensor([2]), 3, eos=9).tolist() == [[9, 9, IGNORE, IGNORE]]
+
+
+def test_loss_is_the_sum_of_head_losses_computed_by_hand(decoder):
+    inputs = batch()
+    output = decoder(**inputs)
+    hidden = decoder.speech_hidden(**inputs)
+    by_hand = []
+    for head in range(1, 5):
+        logits = decoder.heads(hidden)[:, :, head - 1]
+        losses = []
+        for b in range(2):
+            length, prompt = int(inputs["speech_lengths"][b]), int(inputs["prompt_lengths"][b])
+            for t in range(prompt - 1, length):
+                target = int(inputs["speech_ids"][b, t + head]) if t + head < length else 12
+                losses.append(F.cross_entropy(logits[b, t][None], torch.tensor([target])))
+        by_hand.append(torch.stack(losses).mean())
+    assert torch.allclose(output.head_losses, torch.stack(by_hand), atol=1e-5)
+    assert torch.allclose(output.loss, sum(by_hand), atol=1e-4)
+    weighted = decoder(**inputs, head_weights=[1, 0.5, 0.25, 0.125]).loss
+    assert torch.allclose(weighted, sum(w * x for w, x in zip([1, 0.5, 0.25, 0.125], by_hand, strict=True)), atol=1e-4)
+    summed = decoder(**inputs, reduction="token_sum")
+    assert torch.allclose(summed.loss, (output.head_losses * output.targets).sum(), atol=1e-3)
+    with pytest.raises(ConfigError, match="3 head weights for 4 heads"):
+        decoder(**inputs, head_weights=[1, 1, 1])
+
+
+def test_far_is_the_same_model_with_one_head():
+    car, far = tiny_decoder(4), tiny_decoder(1)
+    far.load_state_dict({k: v for k, v in car.state_dict().items() if k in far.state_dict() and "block" not in k
+                         and "projection" not in k}, strict=False)
+    inputs = batch()
+    assert torch.allclose(far(**inputs).loss, car(**inputs).head_losses[0], atol=1e-6)
+
+
+def test_text_is_bidirectional_and_speech_is_causal(decoder):
+    inputs = batch()
+    hidden = decoder.speech_hidden(**inputs)
+    later = inputs["speech_ids"].clone()
+    later[0, 4] = 11
+    changed = decoder.speech_hidden(**{**inputs, "speech_ids": later})
+    assert torch.equal(hidden[0, :4], changed[0, :4]) and not torch.allclose(hidden[0, 4], changed[0, 4])
+    text = inputs["text_ids"].clone()
+    text[0, 2] = 17
+    changed = decoder.speech_hidden(**{**inputs, "text_ids": text})
+    assert (hidden[0, :6] - changed[0, :6]).abs().amax(-1).min() > 1e-4  # every speech position sees all text
+    assert torch.equal(hidden[1], changed[1])
+    text = inputs["text_ids"].clone()
+    text[0, 4] = 17  # padding of the first row
+    assert torch.allclose(hidden[0], decoder.speech_hidden(**{**inputs, "text_ids": text})[0], atol=1e-6)
+
+
+def test_prefill_equals_the_parallel_pass(decoder):
+    inputs = batch()
+    cache, hidden = decoder.prefill(inputs["text_ids"], inputs["text_lengths"], inputs["speech_ids"],
+                                    inputs["speech_lengths"], 10)
+    assert cache.lengths.tolist() == [6, 4] and cache.capacity >= 10
+    cacheless = decoder._run(inputs["text_ids"], inputs["text_lengths"], inputs["speech_ids"],
+                             inputs["speech_lengths"], inputs["speech_lengths"] - 1)
+    assert torch.allclose(hidden[0], cacheless[0], atol=1e-5)
+    assert torch.allclose(hidden[1, :4], cacheless[1, :4], atol=1e-5)
+
+
+def test_cache_refuses_more_than_it_holds(decoder):
+    inputs = batch()
+    cache, _ = decoder.prefill(inputs["text_ids"], inputs["text_lengths"], inputs["speech_ids"],
+                               inputs["speech_lengths"], 8)
+    with pytest.raises(ValueError, match="capacity of 8"):
+        decoder.extend(cache, torch.zeros(2, 3, dtype=torch.long), torch.tensor([3, 3]))
+    with pytest.raises(ValueError, match="cannot lengthen"):
+        cache.truncate(torch.tensor([7, 7]))
+
+
+def test_first_k_heads_do_not_depend_on_the_others():
+    torch.manual_seed(0)
+    heads = MultiTokenHeads(16, 11, 5, blocks=3, zero_init=False)
+    hidden = torch.randn(2, 3, 16)
+    full = heads(hidden)
+    assert full.shape == (2, 3, 5, 11)
+    for k in range(1, 6):
+        assert torch.allclose(heads(hidden, k), full[..., :k, :], atol=1e-6)
+        assert torch.allclose(heads.single(hidden, k), full[..., k - 1, :], atol=1e-5)
+    with pytest.raises(ValueError, match="asked for 6 heads"):
+        heads(hidden, 6)
+    # as if each were a module of its own: residual blocks and a bias-free projection
+    z = hidden
+    for block in range(3):
+        z = z + F.silu(F.linear(z, heads.block_weight[block, 2].T, heads.block_bias[block, 2, 0]))
+    assert torch.allclose(full[..., 3, :], z @ heads.projection[2], atol=1e-5)
+
+
+def test_blocks_are_distinct_parameters_unless_shared():
+    def size(share):
+        heads = MultiTokenHeads(16, 11, 5, blocks=4, share_blocks=share)
+        return sum(p.numel() for p in heads.parameters())
+
+    block, projection = 16 * 16 + 16, 16 * 11
+    assert size(False) == projection + 4 * (4 * block + projection)
+    assert size(True) == projection + 4 * (block + projection)
+
+
+def test_zero_initialised_blocks_start_as_a_constant_shift():
+    heads = MultiTokenHeads(16, 11, 3, blocks=1)
+    hidden = torch.randn(5, 16)
+    shift = F.silu(heads.block_bias[0, 0, 0])
+    assert torch.allclose(heads.single(hidden, 2), (hidden + shift) @ heads.projection[0], atol=1e-6)
+
+
+def test_checkpoint_round_trip_and_checksum(decoder, tmp_path):
+    decoder.save_pretrained(tmp_path / "m")
+    loaded = CARDecoder.from_pretrained(tmp_path / "m")
+    assert loaded.config == decoder.config and loaded.checksum() == decoder.checksum() and not loaded.training
+    assert torch.equal(loaded(**batch()).loss, decoder(**batch()).loss)
+    with torch.no_grad():
+        loaded.norm.bias[0] += 1e-3
+    assert loaded.checksum() != decoder.checksum()
+
+
+@pytest.mark.parametrize("damage, message", [
+    (lambda p: (p / "config.json").write_text(json.dumps({**json.loads((p / "config.json").read_text()),
+                                                          "num_layers": 3})), "missing"),
+    (lambda p: (p / "config.json").write_text(json.dumps({**json.loads((p / "config.json").read_text()),
+                                                          "hidden_size": 64})), "shapes"),
+    (lambda p: (p / "config.json").write_text(json.dumps({**json.loads((p / "config.json").read_text()),
+                                                          "colour": 1})), "unknown settings"),
+    (lambda p: (p / "model.safetensors").write_bytes(b"\0" * 100), "cannot read the weights"),
+    (lambda p: (p / "model.safetensors").unlink(), "cannot read the weights"),
+    (lambda p: (p / "config.json").write_text("{"), "cannot read the model's configuration"),
+])
+def test_damaged_checkpoints_are_refused(decoder, tmp_path, damage, message):
+    decoder.save_pretrained(tmp_path)
+    damage(tmp_path)
+    with pytest.raises(CheckpointError, match=message):
+        CARDecoder.from_pretrained(tmp_path)
+
+
+def test_a_policy_is_no_decoder_and_knows_its_base(decoder, tmp_path):
+    policy = ChunkPolicy(ChunkPolicyConfig(32, 4, width=16, num_attention_heads=2, base_checksum=decoder.checksum()))
+    policy.save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match="'dcar-chunk-policy' checkpoint, but a 'dcar-decoder'"):
+        CARDecoder.from_pretrained(tmp_path)
+    loaded = ChunkPolicy.from_pretrained(tmp_path)
+    loaded.check_base(decoder.checksum())
+    with pytest.raises(CheckpointError, match="was trained for the decoder"):
+        loaded.check_base(tiny_decoder(seed=1).checksum())
+
+
+def test_untrained_policy_is_uniform():
+    policy = ChunkPolicy(ChunkPolicyConfig(32, 7, width=16, num_attention_heads=2))
+    law = policy(torch.randn(2, 5, 32)).softmax(-1)
+    assert torch.allclose(law, torch.full_like(law, 1 / 7))

@@ -1,0 +1,200 @@
+"""Prompts for decoding and batches for stage one."""
+
+from __future__ import annotations
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from accelerate import skip_first_batches
+from tiny_data import CODES, counting, tiny_split
+
+from dcar.errors import DataError
+from dcar.model.car import CARConfig
+from dcar.prompts.items import PromptChooser, make_prompts
+from dcar.text.phonemes import text_to_ids
+from dcar.train.batches import BucketBatchSampler, EpochLoader, SpeechDataset, collate
+
+LENGTHS = np.random.default_rng(0).integers(20, 200, 53).tolist()
+
+
+@pytest.fixture(scope="module")
+def rows():
+    """Eleven utterances: five of each of two speakers, and one of a speaker without another."""
+    split = tiny_split("train", 11, counting)
+    return split.map(lambda row, i: {"speaker": "alone"} if i == 10 else {}, with_indices=True)
+
+
+def batches(**changes) -> list[list[tuple[int, int]]]:
+    epoch = changes.pop("epoch", 0)
+    sampler = BucketBatchSampler(LENGTHS, **{"batch_size": 8, "seed": 3, **changes})
+    sampler.set_epoch(epoch)
+    out = list(sampler)
+    assert len(out) == len(sampler)
+    return out
+
+
+# --- batches ------------------------------------------------------------------------------------------------------
+
+
+def test_batches_are_a_function_of_seed_and_epoch():
+    assert batches(epoch=2) == batches(epoch=2)
+    sampler = BucketBatchSampler(LENGTHS, 8, 3)
+    first = list(sampler)
+    sampler.set_epoch(5)
+    list(sampler)
+    sampler.set_epoch(0)
+    assert list(sampler) == first  # no hidden state
+    assert len({str([[i for _, i in b] for b in batches(epoch=e, seed=s)]) for e in range(3) for s in range(3)}) == 9
+
+
+@pytest.mark.parametrize("epoch", range(3))
+def test_every_utterance_once_an_epoch_beside_others_of_its_length(epoch):
+    found = batches(epoch=epoch)
+    assert {e for batch in found for e, _ in batch} == {epoch}
+    assert sorted(i for batch in found for _, i in batch) == list(range(53))
+    assert sorted(len(b) for b in found) == [5, 8, 8, 8, 8, 8, 8]
+    spread = [max(LENGTHS[i] for _, i in b) - min(LENGTHS[i] for _, i in b) for b in found]
+    assert np.mean(spread) < 60 < np.ptp(LENGTHS)
+    mixed = np.random.default_rng(epoch).permutation(53)[:48].reshape(6, 8)
+    assert np.mean(spread) < 0.5 * np.mean([np.ptp(np.take(LENGTHS, b)) for b in mixed])
+    lengths = [np.mean([LENGTHS[i] for _, i in b]) for b in found]
+    assert lengths != sorted(lengths)  # but the batches come in random order
+
+
+def test_without_shuffling_the_order_is_the_data_s():
+    assert [i for b in batches(shuffle=False, epoch=4) for _, i in b] == list(range(53))
+
+
+@pytest.mark.parametrize("processes", [2, 3, 9])
+def test_processes_share_an_epoch_evenly(processes):
+    """Equally many batches each, so that nobody waits for a partner; what repeats can be told."""
+    shares = [batches(rank=r, processes=processes) for r in range(processes)]
+    assert len({len(s) for s in shares}) == 1
+    assert {i for s in shares for b in s for _, i in b} == set(range(53))
+    if processes == 2:  # the batches of one step have similar lengths
+        middle = [[np.mean([LENGTHS[i] for _, i in b]) for b in s] for s in shares]
+        close = sum(abs(x - y) < 45 for x, y in zip(*middle, strict=True))
+        assert close >= len(shares[0]) - 1  # but for the step that was filled up from the beginning
+    plain = [BucketBatchSampler(LENGTHS, 8, 0, shuffle=False, rank=r, processes=processes) for r in range(processes)]
+    counted = [i for s in plain for step, b in enumerate(s) if not s.is_repeated(step) for _, i in b]
+    assert sorted(counted) == list(range(53))
+
+
+def test_loader_tells_the_epoch_and_survives_skipping():
+    """After resuming, Trainer sets the epoch through `.batch_sampler.batch_sampler` of the skipping loader."""
+    class Addresses(torch.utils.data.Dataset):
+        def __getitem__(self, address):
+            return address
+
+        def __len__(self):
+            return 53
+
+    loader = EpochLoader(Addresses(), batch_sampler=BucketBatchSampler(LENGTHS, 8, 3), collate_fn=list)
+    loader.set_epoch(6)
+    assert list(loader) == batches(epoch=6)
+    rest = skip_first_batches(loader, 4)
+    rest.batch_sampler.batch_sampler.set_epoch(7)
+    assert list(rest) == batches(epoch=7)[4:]
+
+
+# --- prompts ------------------------------------------------------------------------------------------------------
+
+
+def test_prompt_is_another_utterance_of_the_speaker(rows):
+    chooser, rng = PromptChooser(rows, 5), np.random.default_rng(0)
+    for i in range(10):
+        chosen = {chooser.choose(i, rng) for _ in range(80)}
+        assert chosen == {j for j in range(i % 2, 10, 2)} - {i}  # every other one, never itself
+    assert chooser.choose(10, rng) == 10  # alone: better its own voice than none
+
+
+def test_crops_are_consecutive_tokens(rows):
+    chooser, rng = PromptChooser(rows, 5), np.random.default_rng(0)
+    tokens = rows[0]["speech"]
+    crops = [chooser.crop(tokens, rng) for _ in range(200)]
+    windows = [tokens[i : i + 5] for i in range(len(tokens) - 4)]
+    assert all(c in windows for c in crops)
+    assert windows[0] in crops and windows[-1] in crops
+    assert PromptChooser(rows, 100).crop(tokens, rng) == tokens
+
+
+@pytest.mark.parametrize("bos", [True, False])
+def test_prompts_are_the_same_for_every_method(rows, bos):
+    items = make_prompts(rows, 5, seed=1, bos=bos)
+    again, other = (make_prompts(rows, 5, seed=s, bos=bos) for s in (1, 2))
+    assert [i.prompt for i in items] == [i.prompt for i in again] != [i.prompt for i in other]
+    by_id = {r["id"]: r for r in rows}
+    for item, row in zip(items, rows, strict=True):
+        source = by_id[item.prompt_utterance_id]
+        assert item.prompt.utterance_id == row["id"] and item.speaker == row["speaker"] == source["speaker"]
+        assert (source["id"] == row["id"]) == (row["speaker"] == "alone")
+        np.testing.assert_array_equal(item.speaker_embedding, np.asarray(source["voice"], np.float32))
+        assert item.reference_tokens == row["speech"] and item.duration == pytest.approx(len(row["speech"]) / 50)
+        if bos:
+            assert item.prompt.text_ids == (1, 2, 3, 4) and len(item.prompt.prompt_ids) == 5
+            assert " ".join(map(str, item.prompt.prompt_ids)) in " ".join(map(str, source["speech"]))
+        else:  # the prompt is the beginning of the same stream, with its text
+            assert item.prompt.text_ids == (1, 2, 3, 4, 1, 2, 3, 4)
+            assert list(item.prompt.prompt_ids) == source["speech"]
+
+
+def test_a_prompt_does_not_depend_on_the_rows_behind_it(rows):
+    assert make_prompts(rows, 5, 1)[0].prompt.prompt_ids in {
+        tuple(s[i : i + 5]) for s in rows["speech"][2:10:2] for i in range(len(s))}
+    short = make_prompts(rows.select(range(10)), 5, 1)
+    assert [i.prompt for i in short] == [i.prompt for i in make_prompts(rows, 5, 1)[:10]]
+
+
+# --- examples -----------------------------------------------------------------------------------------------------
+
+
+def test_examples_begin_with_a_prompt_closed_by_bos(rows):
+    config = CARConfig(text_vocab_size=5, speech_vocab_size=CODES, bos=True)
+    dataset = SpeechDataset(rows, config, prompt_tokens=5, seed=0)
+    assert len(dataset) == 11 and dataset.lengths == [len(s) for s in rows["speech"]]
+    for i, row in enumerate(rows):
+        example = dataset[0, i]
+        assert example["prompt_length"] == 6 and example["text"] == row["text_ids"]
+        assert example["speech"][5] == CODES + 1 and example["speech"][6:] == row["speech"]
+        assert CODES + 1 not in example["speech"][:5] + example["speech"][6:]
+        assert example == dataset[0, i]
+    assert len({str(dataset[epoch, 0]["speech"][:5]) for epoch in range(20)}) > 5  # other prompts in other epochs
+    assert dataset[0, 0] != SpeechDataset(rows, config, 5, seed=1)[0, 0]
+
+
+def test_without_bos_the_whole_stream_is_the_target(rows):
+    dataset = SpeechDataset(rows, CARConfig(text_vocab_size=5, speech_vocab_size=CODES), prompt_tokens=5, seed=0)
+    assert dataset[3, 2] == {"text": [1, 2, 3, 4], "speech": rows[2]["speech"], "prompt_length": 1}
+
+
+def test_ids_that_the_model_does_not_have_are_refused(rows):
+    with pytest.raises(DataError, match="speech token 11, but the model's codebook has 11"):
+        SpeechDataset(rows, CARConfig(speech_vocab_size=CODES - 1), 5, 0)
+    with pytest.raises(DataError, match="text id 4, but the model has 4 of them"):
+        SpeechDataset(rows, CARConfig(text_vocab_size=4, speech_vocab_size=CODES), 5, 0)
+
+
+def test_collate_pads_and_counts():
+    batch = collate([{"text": [1, 2], "speech": [5, 13, 7], "prompt_length": 2},
+                     {"text": [3], "speech": [13, 9, 8, 4], "prompt_length": 1}])
+    assert batch["text_ids"].tolist() == [[1, 2], [3, 0]] and batch["text_lengths"].tolist() == [2, 1]
+    assert batch["speech_ids"].tolist() == [[5, 13, 7, 0], [13, 9, 8, 4]] and batch["speech_lengths"].tolist() == [3, 4]
+    assert batch["prompt_lengths"].tolist() == [2, 1]
+    assert {v.dtype for v in batch.values()} == {torch.int64}
+
+
+def test_a_prompt_that_the_corpus_names_is_taken(rows):
+    """Rows of a manifest with prompt_audio: its tokens, voice and text, instead of another utterance's."""
+    named = dict(rows[0], prompt_speech=[3, 1, 4], prompt_text="Oh no.", prompt_voice=[0.5] * 298)
+    dataset = datasets.Dataset.from_list([named, *(dict(r) for r in rows.select(range(1, len(rows))))],
+                                         features=rows.features)
+    item = make_prompts(dataset, 5, 0, bos=True)[0]
+    assert item.prompt.prompt_ids == (3, 1, 4) and item.prompt_utterance_id.endswith("(prompt)")
+    assert item.speaker_embedding.tolist() == [0.5] * 298
+    continued = make_prompts(dataset, 5, 0, bos=False)[0].prompt
+    assert continued.prompt_ids == (3, 1, 4)
+    assert list(continued.text_ids) == [*text_to_ids("Oh no."), *rows[0]["text_ids"]]
+    silent = datasets.Dataset.from_list([dict(named, prompt_text=""), dict(rows[1])], features=rows.features)
+    with pytest.raises(DataError, match="without prompt_text"):
+        make_prompts(silent, 5, 0, bos=False)

@@ -1,0 +1,275 @@
+"""Recognisers: NeMo CTC on a tiny model made here, the packaged ones on real files, speaker embeddings."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dcar.audio import save_audio
+from dcar.errors import AssetError, AudioError, CheckpointError, ConfigError, DataError, TextError
+from dcar.recognition import train as train_recognizer
+from dcar.recognition.base import Recognizer
+from dcar.recognition.load import load_recognizer
+from dcar.recognition.nemo import NemoCTCRecognizer
+from dcar.recognition.packaged import MoonshineRecognizer, WhisperRecognizer
+from dcar.recognition.train import (
+    CHARACTERS,
+    BatchStream,
+    Recording,
+    TrainRecognizerConfig,
+    build_model,
+    frame_tokens,
+    load_manifest,
+    load_weights,
+    run,
+)
+from dcar.voices.encoder import SpeakerEncoder
+
+torch.set_num_threads(1)
+TINY: dict[str, Any] = {"hidden_size": 16, "num_layers": 1, "num_attention_heads": 2, "subsampling_channels": 8}
+
+
+def noise(seconds: float, seed: int, rate: int = 16_000) -> np.ndarray:
+    return (0.1 * np.random.default_rng(seed).standard_normal(round(seconds * rate))).astype(np.float32)
+
+
+def spoken_sample() -> tuple[np.ndarray, int]:
+    """The short recording of a man reading Beckett that ships inside useful-moonshine-onnx."""
+    import soundfile
+
+    spec = importlib.util.find_spec("moonshine_onnx")
+    assert spec is not None and spec.origin is not None
+    wave, rate = soundfile.read(Path(spec.origin).parent / "assets" / "beckett.wav", dtype="float32")
+    return wave, rate
+
+
+@pytest.fixture(scope="module")
+def manifest(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Six rows: three flac files and three arrays of one npz at another rate."""
+    folder = tmp_path_factory.mktemp("speech")
+    rows = []
+    for i in range(3):
+        save_audio(folder / f"{i}.flac", noise(1.0 + i / 4, i), 16_000)
+        rows.append({"audio": f"{i}.flac", "text": f"Take {i} boats."})
+    waves = {f"u{i}": (noise(1.2, 10 + i, 24_000) * 32767).astype(np.int16) for i in range(3)}
+    np.savez(folder / "waves.npz", sample_rate=24_000, **waves)
+    rows += [{"audio": "waves.npz", "key": key, "text": "it's grey"} for key in waves]
+    path = folder / "train.jsonl"
+    path.write_text("\n".join(json.dumps(row) for row in rows) + "\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def trained(manifest: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A tiny model after three steps, saved through NeMo, and its metrics."""
+    output = tmp_path_factory.mktemp("model") / "tiny.nemo"
+    config = TrainRecognizerConfig(
+        str(manifest), str(manifest), str(output), max_steps=3, batch_seconds=4, eval_minutes=0, device="cpu", **TINY
+    )
+    return output, run(config)
+
+
+@pytest.fixture(scope="module")
+def nemo(trained: tuple[Path, dict[str, Any]]) -> NemoCTCRecognizer:
+    return NemoCTCRecognizer(trained[0])
+
+
+def test_training_writes_model_card_and_metrics(trained: tuple[Path, dict[str, Any]]) -> None:
+    output, metrics = trained
+    assert sorted(p.name for p in output.parent.iterdir()) == ["tiny.json", "tiny.md", "tiny.nemo"]
+    assert metrics["steps"] == 3 and len(metrics["log"]) == 3 and metrics["dev_reference_words"] == 18
+    assert all(np.isfinite(record["loss"]) for record in metrics["log"])
+    card = output.with_suffix(".md").read_text()
+    assert "WER on the dev set" in card and "trained from scratch" in card
+    metrics = {**metrics, "config": {**metrics["config"], "init_from": "runs/first.nemo"}}
+    assert "trained from the weights of `first.nemo` by" in train_recognizer._card("second", metrics)
+    assert json.loads(output.with_suffix(".json").read_text())["config"]["max_steps"] == 3
+
+
+def test_half_weights_restore_as_float32(trained: tuple[Path, dict[str, Any]], nemo: NemoCTCRecognizer) -> None:
+    assert {p.dtype for p in nemo._model.parameters()} == {torch.float32}
+
+
+def test_nemo_takes_any_rate_and_batching_changes_nothing(nemo: NemoCTCRecognizer) -> None:
+    assert isinstance(nemo, Recognizer)
+    waves = [noise(s, i) for i, s in enumerate((0.7, 2.0, 0.05, 1.1))]
+    texts = nemo.transcribe(waves, 16_000)
+    assert len(texts) == 4 and all(isinstance(t, str) and set(t) <= set(CHARACTERS) for t in texts)
+    together = dict(nemo._log_probs(waves, 16_000))
+    for i, wave in enumerate(waves):
+        torch.testing.assert_close(dict(nemo._log_probs([wave], 16_000))[0], together[i], atol=1e-4, rtol=1e-4)
+    assert len(nemo.transcribe([noise(0.5, 3, 24_000)], 24_000)) == 1
+    assert nemo.transcribe([], 16_000) == []
+
+
+def test_greedy_decoding_collapses_repeats_and_blanks(nemo: NemoCTCRecognizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    blank = len(CHARACTERS)
+    a, b = CHARACTERS.index("a"), CHARACTERS.index("b")
+    for frames, text in (([a, a, blank, a, b, b], "aab"), ([blank, blank], ""), ([a, 0, 0, b, 0], "a b")):
+        log_probs = torch.nn.functional.one_hot(torch.tensor(frames), blank + 1).float()
+        monkeypatch.setattr(nemo, "_log_probs", lambda waves, rate, lp=log_probs: iter([(0, lp)]))
+        assert nemo.transcribe([noise(1, 0)], 16_000) == [text]
+
+
+def test_log_likelihood_is_the_sum_over_alignments(nemo: NemoCTCRecognizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against brute force over every path of four frames."""
+    import itertools
+
+    blank = len(CHARACTERS)
+    symbols = [CHARACTERS.index("a"), CHARACTERS.index("b"), blank]
+    log_probs = torch.log_softmax(torch.randn(4, blank + 1, generator=torch.Generator().manual_seed(0)), -1)
+    monkeypatch.setattr(nemo, "_log_probs", lambda waves, rate: iter([(0, log_probs)]))
+    total = 0.0
+    for path in itertools.product(symbols, repeat=4):
+        collapsed = [s for i, s in enumerate(path) if i == 0 or s != path[i - 1]]
+        if [s for s in collapsed if s != blank] == symbols[:2]:
+            total += float(sum(log_probs[t, s] for t, s in enumerate(path)).exp())
+    [score] = nemo.log_likelihood([noise(1, 0)], 16_000, ["AB."])
+    assert score == pytest.approx(np.log(total) / 2, rel=1e-4)
+
+
+def test_log_likelihood_prefers_what_was_trained_and_reports_bad_texts(nemo: NemoCTCRecognizer) -> None:
+    waves = [noise(1.0, 0), noise(1.5, 1)]
+    scores = nemo.log_likelihood(waves, 16_000, ["take 2 boats", "It’s grey!"])
+    assert all(np.isfinite(scores)) and max(scores) <= 0
+    assert nemo.log_likelihood([noise(0.2, 0)], 16_000, ["far too many words for so little audio"]) == [-np.inf]
+    with pytest.raises(TextError, match="no words"):
+        nemo.log_likelihood(waves[:1], 16_000, ["?!"])
+
+
+def test_bad_audio_is_an_error(nemo: NemoCTCRecognizer) -> None:
+    bad = noise(0.5, 0)
+    bad[100] = np.nan
+    for wave in (bad, np.zeros(0, np.float32), np.zeros((2, 100), np.float32)):
+        with pytest.raises(AudioError):
+            nemo.transcribe([noise(0.5, 1), wave], 16_000)
+
+
+def test_missing_or_broken_models_name_the_way_out(tmp_path: Path) -> None:
+    with pytest.raises(AssetError, match="train-recognizer"):
+        load_recognizer(f"nemo:{tmp_path / 'absent.nemo'}")
+    (tmp_path / "broken.nemo").write_bytes(b"not a tar file")
+    with pytest.raises(AssetError, match="cannot restore"):
+        load_recognizer(f"nemo:{tmp_path / 'broken.nemo'}")
+    with pytest.raises(AssetError, match="choose moonshine"):
+        load_recognizer("siri")
+    with pytest.raises(AssetError, match=r"model\.bin"):
+        WhisperRecognizer(model_dir=tmp_path)
+
+
+def test_a_row_spoken_too_fast_for_ctc_is_left_out_with_a_warning(manifest: Path, tmp_path: Path, caplog) -> None:
+    good = json.dumps({"audio": str(manifest.parent / "0.flac"), "text": "a boat"})
+    fast = json.dumps({"audio": str(manifest.parent / "0.flac"), "text": "far too many words for one second of audio"})
+    (tmp_path / "m.jsonl").write_text("\n".join([good] * 20 + [fast]))
+    assert len(load_manifest(tmp_path / "m.jsonl")) == 20
+    assert "m.jsonl:21" in caplog.text and "too short" in caplog.text
+
+
+def test_broken_manifest_lines_are_named(manifest: Path, tmp_path: Path) -> None:
+    good = {"audio": str(manifest.parent / "0.flac"), "text": "a boat"}
+    cases = {
+        "{broken": "needs a JSON object",
+        json.dumps({"audio": "x.flac"}): "text",
+        json.dumps(good | {"text": "…"}): "no words",
+        json.dumps(good | {"audio": "absent.flac"}): "absent.flac",
+        json.dumps({"audio": str(manifest.parent / "waves.npz"), "key": "u9", "text": "a"}): "u9",
+    }
+    for line, message in cases.items():
+        path = tmp_path / "bad.jsonl"
+        path.write_text(json.dumps(good) + "\n" + line + "\n")
+        with pytest.raises(DataError, match=f"bad.jsonl:2: .*{message}"):
+            load_manifest(path)
+    path.write_text(json.dumps(good | {"text": "far too many words for a single second of audio"}))
+    with pytest.raises(DataError, match=r"(?s)cannot be aligned.*bad\.jsonl:1: .*too short"):
+        load_manifest(path)
+    with pytest.raises(ConfigError, match=r"\.nemo"):
+        run(TrainRecognizerConfig(str(manifest), str(manifest), "model.bin"))
+
+
+def test_batches_do_not_depend_on_the_number_of_threads() -> None:
+    recordings = [Recording((noise(0.5 + i / 10, i) * 32767).astype(np.int16), "ab c") for i in range(9)]
+    streams = []
+    for threads in (1, 3):
+        config = TrainRecognizerConfig("", "", "x.nemo", batch_seconds=3, data_threads=threads, seed=4)
+        stream = iter(BatchStream(recordings, config))
+        streams.append([next(stream) for _ in range(8)])
+    for (epoch_a, a), (epoch_b, b) in zip(*streams, strict=True):
+        assert epoch_a == epoch_b
+        for x, y in zip(a, b, strict=True):
+            torch.testing.assert_close(x, y)
+    assert streams[0][-1][0] >= 1
+    plan = BatchStream(recordings, TrainRecognizerConfig("", "", "x.nemo", batch_seconds=3)).plan(0)
+    assert sorted(i for batch in plan for i in batch) == list(range(9))
+
+
+def test_same_seed_same_weights() -> None:
+    config = TrainRecognizerConfig("", "", "x.nemo", seed=3, **TINY)
+    a, b = build_model(config).state_dict(), build_model(config).state_dict()
+    assert all(torch.equal(a[key], b[key]) for key in a)
+
+
+def test_moonshine_hears_words_at_any_rate() -> None:
+    judge = load_recognizer("moonshine")
+    assert isinstance(judge, MoonshineRecognizer)
+    wave, rate = spoken_sample()
+    text = judge.transcribe([wave[: 5 * rate]], rate)[0].lower()
+    assert "fail" in text or "tried" in text
+    assert len(judge.transcribe([noise(1.0, 0)], 16_000)[0]) < 80
+    with pytest.raises(AudioError):
+        judge.transcribe([np.full(100, np.nan, np.float32)], 16_000)
+
+
+@pytest.mark.slow
+def test_whisper_hears_words() -> None:
+    wave, rate = spoken_sample()
+    second = load_recognizer("whisper-base")
+    text = second.transcribe([wave[: 5 * rate]], rate)[0].lower()
+    assert "fail" in text or "tried" in text
+    assert second.transcribe([np.zeros(16_000, np.float32)], 16_000) == [""]
+
+
+def test_speaker_embedding_is_of_unit_norm_and_of_one_voice() -> None:
+    encoder = SpeakerEncoder()
+    wave, rate = spoken_sample()
+    half = len(wave) // 2
+    one, two = encoder.embed(wave[:half], rate), encoder.embed(wave[half:], rate)
+    assert one.shape == (256,) and np.linalg.norm(one) == pytest.approx(1, abs=1e-5)
+    buzz = encoder.embed(noise(3.0, 0), 16_000)
+    assert one @ two > 0.75 > one @ buzz
+    for bad in (np.zeros(16_000, np.float32), np.zeros(0, np.float32), np.full(100, np.inf, np.float32)):
+        with pytest.raises(AudioError):
+            encoder.embed(bad, 16_000)
+
+
+@pytest.mark.parametrize("speed", [0.8, 1.0, 1.25])
+def test_frame_tokens_follow_the_playing_speed(speed):
+    """Token k covers 20 ms of the original; an output frame covers 40 ms of what is played."""
+    recording = Recording(np.zeros(16_000, np.int16), "a", np.arange(50))
+    samples = round(16_000 / speed)
+    labels = frame_tokens(recording, samples)
+    assert len(labels) == -(-samples // 640)
+    middle = (np.arange(len(labels)) + 0.5) * 0.04 * speed  # seconds in the original
+    inside = middle < 1.0
+    assert labels[inside].tolist() == [int(second * 50 + 1e-6) for second in middle[inside]]
+    assert frame_tokens(Recording(np.zeros(1600, np.int16), "a"), 1600).tolist() == [-1, -1, -1]
+
+
+def test_training_goes_on_from_a_saved_recognizer_of_the_same_shape(tmp_path):
+    config = TrainRecognizerConfig("t", "d", "o.nemo", **TINY)
+    model = build_model(config)
+    model.save_to(str(tmp_path / "a.nemo"))
+    other = build_model(TrainRecognizerConfig("t", "d", "o.nemo", seed=1, **TINY))
+    assert not torch.equal(other.decoder.decoder_layers[0].weight, model.decoder.decoder_layers[0].weight)
+    load_weights(other, str(tmp_path / "a.nemo"), "cpu")
+    assert torch.equal(other.decoder.decoder_layers[0].weight, model.decoder.decoder_layers[0].weight)
+    wider = build_model(TrainRecognizerConfig("t", "d", "o.nemo", **{**TINY, "hidden_size": 24}))
+    with pytest.raises(CheckpointError, match="not of the shape"):
+        load_weights(wider, str(tmp_path / "a.nemo"), "cpu")
+    with pytest.raises(CheckpointError, match="cannot restore"):
+        load_weights(other, str(tmp_path / "missing.nemo"), "cpu")

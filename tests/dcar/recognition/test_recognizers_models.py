@@ -1,0 +1,344 @@
+"""Recognisers on tiny random models saved in the real formats, and on a real local HTTP server."""
+
+from __future__ import annotations
+
+import io
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile as sf
+import torch
+
+from dcar.errors import AssetError, AudioError, CheckpointError, ServiceError
+from dcar.recognition.base import Recognizer
+from dcar.recognition.http import HTTPRecognizer, HTTPScorer, Retry, post
+from dcar.recognition.load import load_recognizer
+from dcar.recognition.nemo import NemoCTCRecognizer, NemoTransducerRecognizer, quiet_nemo
+from dcar.recognition.train import TrainRecognizerConfig, build_model
+
+torch.set_num_threads(1)
+RATE = 16_000
+
+
+def noise(seconds: float, seed: int = 0, rate: int = RATE) -> np.ndarray:
+    return (0.1 * np.random.default_rng(seed).standard_normal(round(seconds * rate))).astype(np.float32)
+
+
+# -------------------------------------------------------------------------------------------------------------- NeMo
+
+
+def save_transducer(path: Path) -> Path:
+    """A FastConformer transducer of NeMo with characters, a few thousand parameters, as NeMo saves it."""
+    with quiet_nemo():
+        from nemo.collections.asr.models import EncDecRNNTModel
+        from omegaconf import OmegaConf
+
+        ctc = build_model(TrainRecognizerConfig("t", "d", "o.nemo", hidden_size=16, num_layers=1,
+                                                num_attention_heads=2, subsampling_channels=8))  # fmt: skip
+        tree: Any = OmegaConf.to_container(ctc.cfg, resolve=True)
+        labels = tree["labels"]
+        module = "nemo.collections.asr.modules."
+        tree |= {
+            "model_defaults": {"enc_hidden": 16, "pred_hidden": 8, "joint_hidden": 8},
+            "decoder": {"_target_": module + "RNNTDecoder", "normalization_mode": None, "random_state_sampling": False,
+                        "blank_as_pad": True, "prednet": {"pred_hidden": 8, "pred_rnn_layers": 1, "t_max": None,
+                                                          "dropout": 0.0}, "vocab_size": len(labels)},
+            "joint": {"_target_": module + "RNNTJoint", "log_softmax": None, "preserve_memory": False,
+                      "fuse_loss_wer": False, "fused_batch_size": 1,
+                      "jointnet": {"joint_hidden": 8, "activation": "relu", "dropout": 0.0, "encoder_hidden": 16,
+                                   "pred_hidden": 8}, "num_classes": len(labels), "vocabulary": labels},
+            "decoding": {"strategy": "greedy_batch", "greedy": {"max_symbols": 3, "loop_labels": True,
+                                                                "use_cuda_graph_decoder": False}},
+            "loss": {"loss_name": "pytorch"},
+        }  # fmt: skip
+        for key in ("target", "nemo_version", "optim"):
+            tree.pop(key, None)
+        torch.manual_seed(1)
+        model = EncDecRNNTModel(cfg=OmegaConf.create(tree)).eval()
+        with torch.no_grad():
+            for name, parameter in model.joint.named_parameters():
+                if name.endswith("weight"):
+                    parameter.mul_(4)  # so that what is heard depends on the audio
+            # of the blank and the space: so that something is heard
+            model.joint.joint_net[-1].bias[[-1, labels.index(" ")]] -= 4
+        model.save_to(str(path))
+    return path
+
+
+@pytest.fixture(scope="module")
+def transducer(tmp_path_factory: pytest.TempPathFactory) -> NemoTransducerRecognizer:
+    recognizer = load_recognizer(f"nemo:{save_transducer(tmp_path_factory.mktemp('nemo') / 'rnnt.nemo')}")
+    assert isinstance(recognizer, NemoTransducerRecognizer)
+    return recognizer
+
+
+def slow_greedy(model: Any, wave: np.ndarray, max_symbols: int) -> str:
+    """Greedy transducer search by its definition: frame by frame, symbol by symbol."""
+    blank, labels = len(model.joint.vocabulary), model.joint.vocabulary
+    with torch.no_grad():
+        encoded, frames = model(input_signal=torch.from_numpy(wave)[None],
+                                input_signal_length=torch.tensor([len(wave)]))  # fmt: skip
+        out: list[int] = []
+        state, last = None, None
+        for t in range(int(frames[0])):
+            for _ in range(max_symbols):
+                label = None if last is None else torch.tensor([[last]])
+                g, next_state = model.decoder.predict(label, state, add_sos=False, batch_size=1)
+                logits = model.joint.joint(encoded[:, :, t : t + 1].transpose(1, 2), g)
+                symbol = int(logits[0, 0, 0].argmax())
+                if symbol == blank:
+                    break
+                out.append(symbol)
+                state, last = next_state, symbol
+    return "".join(labels[i] for i in out).strip()
+
+
+def test_transducer_equals_greedy_search_by_definition(transducer: NemoTransducerRecognizer) -> None:
+    assert isinstance(transducer, Recognizer) and transducer.name == "nemo-transducer:rnnt"
+    waves = [noise(s, i) for i, s in enumerate((0.6, 1.5, 0.9))]
+    texts = transducer.transcribe(waves, RATE)
+    assert texts == [slow_greedy(transducer._model, w, 3) for w in waves]
+    assert len(set(texts)) > 1 and all(texts)  # the test would say nothing if nothing were heard
+    assert transducer.transcribe([], RATE) == [] and len(transducer.transcribe([noise(0.5, 1, 24_000)], 24_000)) == 1
+    with pytest.raises(AudioError):
+        transducer.transcribe([np.zeros(0, np.float32)], RATE)
+
+
+def test_nemo_finds_out_the_family(tmp_path: Path) -> None:
+    model = build_model(TrainRecognizerConfig("t", "d", "o.nemo", hidden_size=16, num_layers=1,
+                                              num_attention_heads=2, subsampling_channels=8))  # fmt: skip
+    model.save_to(str(tmp_path / "ctc.nemo"))
+    recognizer = load_recognizer(f"nemo:{tmp_path / 'ctc.nemo'}")
+    assert isinstance(recognizer, NemoCTCRecognizer) and recognizer.name == "nemo-ctc:ctc"
+    direct = NemoCTCRecognizer(tmp_path / "ctc.nemo")
+    assert recognizer.transcribe([noise(1.0)], RATE) == direct.transcribe([noise(1.0)], RATE)
+
+
+# ------------------------------------------------------------------------------------------------------ transformers
+
+
+def save_whisper(folder: Path) -> Path:
+    from transformers import (
+        WhisperConfig,
+        WhisperFeatureExtractor,
+        WhisperForConditionalGeneration,
+        WhisperProcessor,
+        WhisperTokenizer,
+    )
+
+    folder.mkdir(parents=True, exist_ok=True)
+    pieces = ["a", "b", "c", "Ġ", "Ġa", "ab"]
+    vocabulary = {piece: i for i, piece in enumerate([*pieces, "<|endoftext|>"])}
+    (folder / "vocab.json").write_text(json.dumps(vocabulary))
+    (folder / "merges.txt").write_text("#version: 0.2\na b\nĠ a\n")
+    tokenizer = WhisperTokenizer(vocab=vocabulary, merges=[("a", "b"), ("Ġ", "a")])
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|startoftranscript|>"]})
+    start = tokenizer.convert_tokens_to_ids("<|startoftranscript|>")
+    end = tokenizer.convert_tokens_to_ids("<|endoftext|>")
+    torch.manual_seed(0)
+    config = WhisperConfig(
+        vocab_size=len(tokenizer), num_mel_bins=80, encoder_layers=1, decoder_layers=1, d_model=16,
+        encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=16, decoder_ffn_dim=16,
+        max_target_positions=64, pad_token_id=end, bos_token_id=start, eos_token_id=end, decoder_start_token_id=start,
+        suppress_tokens=None, begin_suppress_tokens=None,
+    )  # fmt: skip
+    model = WhisperForConditionalGeneration(config).eval()
+    with torch.no_grad():
+        model.model.decoder.embed_tokens.weight.mul_(20)
+        model.model.decoder.embed_tokens.weight[[start, end, vocabulary["Ġ"]]] *= 0.01
+    model.save_pretrained(folder)
+    WhisperProcessor(WhisperFeatureExtractor(), tokenizer).save_pretrained(folder)
+    return folder
+
+
+def test_whisper_of_transformers(tmp_path: Path) -> None:
+    from transformers import WhisperForConditionalGeneration, WhisperProcessor
+
+    folder = save_whisper(tmp_path / "whisper-tiny-random")
+    recognizer = load_recognizer(f"whisper:{folder}")
+    assert isinstance(recognizer, Recognizer) and recognizer.name == "whisper-hf:whisper-tiny-random"
+    wave = noise(1.0)
+    [text] = recognizer.transcribe([wave], RATE)
+    # a slow greedy loop over the same model
+    model = WhisperForConditionalGeneration.from_pretrained(folder).eval()
+    processor = WhisperProcessor.from_pretrained(folder)
+    features = processor(wave, sampling_rate=RATE, return_tensors="pt").input_features
+    ids = [model.config.decoder_start_token_id]
+    with torch.no_grad():
+        while len(ids) <= 16:  # 8 + 8 · 1 s
+            ids.append(int(model(features, decoder_input_ids=torch.tensor([ids])).logits[0, -1].argmax()))
+            if ids[-1] == model.config.eos_token_id:
+                break
+    assert text == processor.decode(ids, skip_special_tokens=True).strip() and text
+    both = recognizer.transcribe([np.concatenate([np.tile(noise(1.0, 3), 30), wave])], RATE)[0]
+    assert both == " ".join(recognizer.transcribe([np.tile(noise(1.0, 3), 30), wave], RATE))  # cut at 30 s
+
+
+@pytest.mark.parametrize("family", ["Hubert", "Wav2Vec2", "WavLM"])
+def test_ctc_of_transformers(family: str, tmp_path: Path) -> None:
+    import transformers
+    from transformers import Wav2Vec2CTCTokenizer, Wav2Vec2FeatureExtractor, Wav2Vec2Processor
+
+    symbols = ["<pad>", "<s>", "</s>", "<unk>", "|", *"ABC"]
+    (tmp_path / "vocab.json").write_text(json.dumps({s: i for i, s in enumerate(symbols)}))
+    tokenizer = Wav2Vec2CTCTokenizer(str(tmp_path / "vocab.json"))
+    Wav2Vec2Processor(Wav2Vec2FeatureExtractor(), tokenizer).save_pretrained(tmp_path / "m")
+    torch.manual_seed(2)
+    config = getattr(transformers, f"{family}Config")(
+        vocab_size=len(symbols), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+        conv_dim=[8] * 7, num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2, pad_token_id=0,
+    )  # fmt: skip
+    model = getattr(transformers, f"{family}ForCTC")(config).eval()
+    with torch.no_grad():
+        model.lm_head.weight.mul_(50)
+    model.save_pretrained(tmp_path / "m")
+    recognizer = load_recognizer(f"ctc:{tmp_path / 'm'}")
+    waves = [noise(0.8, 1), noise(0.5, 2)]
+    texts = recognizer.transcribe(waves, RATE)
+    for wave, text in zip(waves, texts, strict=True):
+        values = (wave - wave.mean()) / np.sqrt(wave.var() + 1e-7)
+        with torch.no_grad():
+            best = model(torch.from_numpy(values)[None]).logits[0].argmax(-1).tolist()
+        kept = [symbols[s] for i, s in enumerate(best) if i == 0 or s != best[i - 1]]
+        assert text == " ".join("".join(k for k in kept if len(k) == 1).replace("|", " ").split())
+    assert any(texts)
+
+
+def test_models_that_cannot_be_had_say_what_to_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(AssetError, match="hf download openai/whisper-large-v9 --local-dir FOLDER"):
+        load_recognizer("whisper:openai/whisper-large-v9")
+    with pytest.raises(AssetError, match="hf download facebook/nothing-ft"):
+        load_recognizer("ctc:facebook/nothing-ft")
+    with pytest.raises(AssetError, match="hf download Systran/faster-whisper-large-v3"):
+        load_recognizer("faster-whisper:large-v3")
+    with pytest.raises(AssetError, match="ct2-transformers-converter"):
+        load_recognizer(f"faster-whisper:{tmp_path}")
+    with pytest.raises(CheckpointError, match="not a CTC processor"):
+        load_recognizer(f"ctc:{tmp_path}")
+    with pytest.raises(AssetError, match="name the model"):
+        load_recognizer("openai:http://localhost:1/v1")
+    with pytest.raises(AssetError, match="not an address"):
+        HTTPScorer("localhost:80")
+
+
+# -------------------------------------------------------------------------------------------------------------- HTTP
+
+Answer = Callable[[BaseHTTPRequestHandler, bytes], tuple[int, bytes, dict[str, str]]]
+FAST = Retry(attempts=4, timeout=0.5, backoff=0.02, longest_wait=1.0)
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[[Answer], tuple[str, list[tuple[float, str, bytes]]]]]:
+    """Starts a server that answers with the given function; returns its address and what it was sent."""
+    servers = []
+
+    def start(answer: Answer) -> tuple[str, list[tuple[float, str, bytes]]]:
+        seen: list[tuple[float, str, bytes]] = []
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                seen.append((time.monotonic(), self.headers["Content-Type"], body))
+                status, content, headers = answer(self, body)
+                self.send_response(status)
+                for name, value in headers.items():
+                    self.send_header(name, value)
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
+
+            def log_message(self, *args: Any) -> None:
+                pass
+
+        server = HTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        servers.append(server)
+        return f"http://127.0.0.1:{server.server_port}/asr", seen
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def test_http_recognizer_sends_wav_and_hears_text(serve) -> None:
+    def answer(_, body: bytes):
+        wave, rate = sf.read(io.BytesIO(body))
+        return 200, json.dumps({"text": f" {rate} {len(wave)} "}).encode(), {}
+
+    url, seen = serve(answer)
+    recognizer = load_recognizer(url)
+    assert isinstance(recognizer, Recognizer)
+    assert recognizer.transcribe([noise(0.5), noise(0.5, 1, 24_000)], RATE) == ["16000 8000", "16000 12000"]
+    assert [kind for _, kind, _ in seen] == ["audio/wav"] * 2
+    sent, _ = sf.read(io.BytesIO(seen[0][2]))
+    np.testing.assert_allclose(sent, noise(0.5), atol=1e-4)
+    with pytest.raises(AudioError):
+        recognizer.transcribe([np.full(100, np.nan, np.float32)], RATE)
+
+
+def test_http_retries_with_growing_waits_then_succeeds(serve) -> None:
+    replies = iter([(503, b"busy", {}), (200, b"not json", {}), (200, b'{"score": 3.5}', {})])
+    url, seen = serve(lambda *_: next(replies))
+    assert HTTPScorer(url, Retry(4, 2.0, backoff=0.1))(noise(0.3), RATE) == 3.5
+    gaps = np.diff([t for t, _, _ in seen])
+    assert len(seen) == 3 and gaps[0] >= 0.1 and gaps[1] >= 0.2
+
+
+def test_http_waits_as_long_as_the_service_asks(serve) -> None:
+    replies = iter([(429, b"", {"Retry-After": "1"}), (200, b'{"text": "hi"}', {})])
+    url, seen = serve(lambda *_: next(replies))
+    assert HTTPRecognizer(url, retry=Retry(2, 2.0, backoff=0.01)).transcribe([noise(0.3)], RATE) == ["hi"]
+    assert np.diff([t for t, _, _ in seen])[0] >= 1.0
+
+
+def test_http_gives_up_and_does_not_repeat_what_is_refused(serve) -> None:
+    url, seen = serve(lambda *_: (500, b"out of memory", {}))
+    with pytest.raises(ServiceError, match=r"no usable answer in 4 attempts, at last status 500: out of memory"):
+        HTTPRecognizer(url, retry=FAST).transcribe([noise(0.3)], RATE)
+    assert len(seen) == 4
+    url, seen = serve(lambda *_: (401, b"who are you", {}))
+    with pytest.raises(ServiceError, match="refused the request .*401: who are you"):
+        HTTPRecognizer(url, retry=FAST).transcribe([noise(0.3)], RATE)
+    assert len(seen) == 1
+    url, _ = serve(lambda *_: (200, b'{"words": []}', {}))
+    with pytest.raises(ServiceError, match="no string `text`"):
+        HTTPRecognizer(url, retry=FAST).transcribe([noise(0.3)], RATE)
+    url, _ = serve(lambda *_: (200, b'{"score": NaN}', {}))
+    with pytest.raises(ServiceError, match="no finite number"):
+        HTTPScorer(url, FAST)(noise(0.3), RATE)
+
+
+def test_http_time_out_and_no_server(serve) -> None:
+    def slow(*_: Any):
+        time.sleep(0.6)
+        return 200, b"{}", {}
+
+    url, _ = serve(slow)
+    with pytest.raises(ServiceError, match="in 1 attempts, at last TimeoutError"):
+        post(url, b"", "audio/wav", Retry(1, timeout=0.2))
+    started = time.monotonic()
+    with pytest.raises(ServiceError, match="ConnectionRefused|refused"):
+        post("http://127.0.0.1:9/x", b"", "audio/wav", FAST)
+    assert time.monotonic() - started < 5
+
+
+def test_openai_form(serve) -> None:
+    url, seen = serve(lambda *_: (200, b'{"text": "hello"}', {}))
+    recognizer = load_recognizer(f"openai:{url}#whisper-large-v3")
+    assert recognizer.transcribe([noise(0.3)], RATE) == ["hello"]
+    from email.parser import BytesParser
+
+    message = BytesParser().parsebytes(b"Content-Type: " + seen[0][1].encode() + b"\r\n\r\n" + seen[0][2])
+    fields = {part.get_param("name", header="content-disposition"): part.get_payload(decode=True)
+              for part in message.get_payload()}  # fmt: skip
+    assert fields["model"] == b"whisper-large-v3" and fields["response_format"] == b"json"
+    assert sf.info(io.BytesIO(fields["file"])).samplerate == RATE

@@ -1,0 +1,279 @@
+"""`dcar speak` end to end with random tiny models, and every input that it must refuse."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile as sf
+import torch
+from tiny_data import CODES, tiny_vocoder
+from tiny_decoders import tiny_decoder
+from tones import chirp
+
+from dcar import audio
+from dcar.cli import main as dcar_command
+from dcar.decoding import DecodeResult
+from dcar.errors import AudioError, CheckpointError, ConfigError, TextError
+from dcar.speak.speak import MAX_PHONEMES, PAUSE_SECONDS, make_method, read_voice, split_sentences, timeline
+from dcar.tokens.whisper import WhisperKMeansTokenizer
+from dcar.vocoder.model import TokenVocoder, VocoderConfig, speaker_features
+from heads.policy import ChunkPolicy, ChunkPolicyConfig
+
+RATE = 24_000
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> Path:
+    """Decoder, FAR decoder, policy, tokenizer and vocoder that belong together, and a voice."""
+    folder = tmp_path_factory.mktemp("models")
+    rng = np.random.default_rng(0)
+    tokenizer = WhisperKMeansTokenizer(rng.normal(size=(CODES, 512)), np.zeros(512), np.ones(512), name="tiny")
+    tokenizer.save_pretrained(folder / "tokenizer")
+    identity = f"tiny@{tokenizer.checksum}"
+    decoder = tiny_decoder(text_vocab_size=64, tokenizer=identity)
+    decoder.save_pretrained(folder / "decoder")
+    tiny_decoder(heads=1, seed=1, text_vocab_size=64, tokenizer=identity).save_pretrained(folder / "far")
+    torch.manual_seed(0)
+    policy = ChunkPolicy(ChunkPolicyConfig(32, 4, width=16, num_attention_heads=2, base_checksum=decoder.checksum()))
+    torch.nn.init.normal_(policy.output.weight, std=2.0)
+    policy.save_pretrained(folder / "policy")
+    tiny_vocoder().save_pretrained(folder / "vocoder")
+    sf.write(folder / "voice.wav", chirp(1.6, 3), RATE)
+    return folder
+
+
+@pytest.fixture
+def speak(models, tmp_path, monkeypatch, capsys):
+    """Run the command with the tiny models: (status, what it printed, what it complained, the output file)."""
+    monkeypatch.setattr(sys, "argv", list(sys.argv))
+    monkeypatch.delenv("DCAR_TRACEBACK", raising=False)
+
+    def run(text: str = "Good morning.", method: str = "dcar", **options) -> tuple[int, str, str, Path]:
+        out = tmp_path / "out.wav"
+        settings = {"prompt": models / "voice.wav", "output": out, "decoder": models / "decoder",
+                    "policy": models / "policy", "vocoder": models / "vocoder", "tokenizer": models / "tokenizer",
+                    "method": method, **options}
+        arguments = [f"--{k}={v}" for k, v in settings.items() if v is not None]
+        try:
+            dcar_command(["speak", text, *arguments])
+            status = 0
+        except SystemExit as end:
+            status = end.code
+        shown = capsys.readouterr()
+        assert "Traceback" not in shown.err
+        return status, shown.out, shown.err, out
+
+    return run
+
+
+# --- speaking -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["dcar", "dcar-sampled", "car-3", "far"])
+def test_speaks_with_every_method(speak, models, method):
+    status, shown, _, out = speak(method=method, decoder=models / ("far" if method == "far" else "decoder"))
+    assert status == 0
+    wave, rate = sf.read(out)
+    tokens, passes = map(int, re.search(r"(\d+) tokens in (\d+) passes", shown).groups())
+    assert rate == RATE and len(wave) == tokens * 480 and np.abs(wave).max() > 0.001
+    sizes = re.search(r"\|(\d+)\|", shown)[1]
+    assert sum(map(int, sizes)) == tokens and passes >= len(sizes)
+    if method == "far":
+        assert set(sizes) == {"1"}
+    if method == "car-3":
+        assert set(sizes[:-1]) <= {"3"} and passes <= tokens // 3 + 1
+    lines = shown.splitlines()
+    assert lines[0].lower().startswith("good morning")
+    assert lines[-1].startswith(f"{out}: {len(wave) / RATE:.2f} s by {method}, ")
+    assert re.search(r", \d+\.\d+ x real time$", lines[-1])
+
+
+def test_streaming_writes_the_same_samples(models, tmp_path):
+    """Standard output carries the file's samples and nothing else; the timeline goes to standard error."""
+    out = tmp_path / "out.wav"
+    options = [f"--{k}={models / k}" for k in ("decoder", "policy", "vocoder", "tokenizer")]
+    done = subprocess.run([sys.executable, "-m", "dcar.cli", "speak", "Good morning. Time for tea.", "--stream",
+                           f"--output={out}", f"--prompt={models / 'voice.wav'}", *options], capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()
+    wave, rate = sf.read(out)
+    samples = np.frombuffer(done.stdout, "<i2") / 32767
+    assert rate == RATE and len(samples) == len(wave)
+    assert np.abs(samples - wave).max() < 1e-4
+    assert b"first audio after" in done.stderr and done.stderr.count(b" passes ") == 2
+
+
+def test_the_seed_decides(speak):
+    waves = []
+    for seed in (5, 5, 6):
+        status, _, _, out = speak(seed=seed)
+        assert status == 0
+        waves.append(out.read_bytes())
+    assert waves[0] == waves[1] != waves[2]
+
+
+def test_sentences_are_spoken_one_by_one(speak, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    status, shown, _, _ = speak("It is 5 o'clock. Time for tea!", "car-2", output=None)
+    assert status == 0 and Path("out.wav").exists()  # the default
+    lines = shown.splitlines()
+    assert (lines[0], lines[3]) == ("It is five o'clock.", "Time for tea!")
+    assert shown.count(" passes ") == 2
+
+
+def test_pause_between_sentences(speak):
+    status, shown, _, out = speak("One. Two.", "car-2")
+    tokens = [int(n) for n in re.findall(r"(\d+) tokens in", shown)]
+    assert status == 0 and len(tokens) == 2
+    wave, _ = sf.read(out)
+    pause = int(PAUSE_SECONDS * RATE)
+    assert len(wave) == sum(tokens) * 480 + pause
+    assert not wave[tokens[0] * 480 : tokens[0] * 480 + pause].any()
+
+
+def test_timeline_of_a_result():
+    result = DecodeResult("u", "dcar", 0, tokens=list(range(10)), truncated=False, target_passes=5,
+                          emitted=[3, 1, 3, 3, 0])
+    assert timeline(result, 50.0) == (
+        " 0.20 s  10 tokens in 5 passes (2.00 a pass): 1 tokens x 1, 3 tokens x 3\n         |3133|")
+
+
+# --- prompts ------------------------------------------------------------------------------------------------------
+
+
+def write_wave(path: Path, kind: str) -> Path:
+    wave = chirp(1.6, 3)
+    if kind == "no bytes":
+        path.write_bytes(b"")
+    elif kind == "no audio":
+        path.write_text("this is a letter")
+    elif kind == "short":
+        sf.write(path, wave[: int(0.4 * RATE)], RATE)
+    elif kind == "nan":
+        wave[100] = np.nan
+        sf.write(path, wave, RATE, subtype="FLOAT")
+    elif kind == "silent":
+        sf.write(path, 0 * wave, RATE)
+    elif kind == "unvoiced":
+        sf.write(path, 0.1 * np.random.default_rng(0).standard_normal(len(wave)), RATE)
+    elif kind == "stereo":
+        sf.write(path, np.stack([wave, 0.5 * wave], 1), RATE)
+    elif kind == "8 kHz":
+        sf.write(path, chirp(1.6, 3, 8_000), 8_000)
+    return path
+
+
+@pytest.mark.parametrize(("kind", "message"), [
+    ("missing", "there is no such audio file"), ("no bytes", "has 0 bytes"), ("no audio", "not readable as audio"),
+    ("short", "the prompt lasts 0.40 s; give at least 1 s"), ("nan", "1 of 38400 samples are NaN"),
+    ("silent", "the audio is silent"), ("unvoiced", "of voiced speech"),
+])
+def test_bad_prompts_are_refused(speak, tmp_path, kind, message):
+    status, shown, complaint, out = speak(prompt=write_wave(tmp_path / "bad.wav", kind))
+    assert status == 1 and shown == ""
+    assert message in complaint.splitlines()[-1] and complaint.splitlines()[-1].startswith("dcar speak: ")
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(("kind", "note"), [
+    ("stereo", "2 channels averaged to one"), ("8 kHz", "resampled from 8000 Hz to 16000 Hz"),
+])
+def test_prompts_that_can_be_repaired_are_noted(speak, tmp_path, monkeypatch, caplog, kind, note):
+    monkeypatch.setattr(audio, "_noted", set())
+    status, _, _, out = speak(prompt=write_wave(tmp_path / "odd.wav", kind))
+    assert status == 0 and out.exists()
+    assert [r.levelname for r in caplog.records if note in r.getMessage()] == ["WARNING"]
+
+
+def test_a_voice_is_the_middle_of_the_prompt(models, tmp_path):
+    tokenizer = WhisperKMeansTokenizer.from_pretrained(models / "tokenizer")
+    voice = read_voice(models / "voice.wav", tokenizer, prompt_tokens=30)
+    wave, _ = audio.load_audio(models / "voice.wav", 16_000)
+    assert list(voice.tokens) == tokenizer.encode([wave], 16_000)[0][25:55].tolist()
+    assert voice.features.shape == (298,) and np.isfinite(voice.features).all()
+    whole, rate = audio.load_audio(models / "voice.wav")  # what encoders do not hear belongs to the voice
+    assert np.allclose(voice.features, speaker_features(whole, rate, voice.features[:256]), atol=1e-5)
+    assert len(read_voice(models / "voice.wav", tokenizer, prompt_tokens=500).tokens) == 80
+    with pytest.raises(AudioError, match="no such audio file"):
+        read_voice(tmp_path / "none.wav", tokenizer)
+
+
+# --- texts --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    ("", "text is empty"), ("   \n", "text is empty"), ("\U0001f600 \U0001f680", "no letter or digit"),
+    ("?!", "no letter or digit that can be spoken"), ("你好", "letters that English phonemes cannot say"),
+    ("a very long walk " * 40, f"more than {MAX_PHONEMES}; split it with full stops"),
+    ("word. " * 400, "2400 characters, the limit is 1000"),
+])
+def test_texts_that_cannot_be_spoken(speak, text, message):
+    status, shown, complaint, out = speak(text)
+    assert status == 1 and shown == "" and complaint.startswith("dcar speak: ") and message in complaint
+    assert not out.exists()
+    with pytest.raises(TextError):
+        split_sentences(text)
+
+
+def test_sentences_end_at_their_marks():
+    assert split_sentences("Hello there. How are you? Fine!") == ["Hello there.", "How are you?", "Fine!"]
+    assert split_sentences("It costs $3.50 today.") == ["It costs three dollars and fifty cents today."]
+
+
+# --- models that do not fit -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("method", "message"), [
+    ("sing", "unknown method 'sing'; choose far, car-1 … car-4"), ("car-", "unknown method"),
+    ("car-9", "decoder predicts 1..4 tokens a step"), ("car-0", "decoder predicts 1..4"),
+])
+def test_unknown_methods(speak, method, message):
+    status, _, complaint, out = speak(method=method)
+    assert status == 1 and message in complaint and not out.exists()
+
+
+def test_a_policy_of_another_decoder(speak, models, tmp_path):
+    stranger = ChunkPolicy.from_pretrained(models / "policy")
+    stranger.config.base_checksum = "0" * 64
+    stranger.save_pretrained(tmp_path / "policy")
+    status, _, complaint, out = speak(policy=tmp_path / "policy")
+    assert status == 1 and "this policy was trained for the decoder 000000000000" in complaint and not out.exists()
+    decoder = tiny_decoder(text_vocab_size=64)
+    with pytest.raises(CheckpointError):
+        make_method("dcar", str(tmp_path / "policy"), decoder)
+    with pytest.raises(ConfigError):
+        make_method("mtp", "", decoder)
+    assert make_method("car-3", str(tmp_path / "nowhere"), decoder).name == "car-3"  # needs no policy
+
+
+def test_a_tokenizer_or_vocoder_of_another_decoder(speak, models, tmp_path):
+    other = WhisperKMeansTokenizer(np.random.default_rng(1).normal(size=(CODES, 512)), np.zeros(512), np.ones(512))
+    other.save_pretrained(tmp_path / "tokenizer")
+    status, _, complaint, _ = speak(tokenizer=tmp_path / "tokenizer")
+    assert status == 1 and "the decoder was trained on tokens of tiny@" in complaint
+    config = {**vars(tiny_vocoder().config)}
+    for change, message in (({"vocab_size": 8}, "the vocoder knows 8 codes, the decoder speaks 12"),
+                            ({"tokenizer_checksum": "another"}, "this vocoder was trained on the tokenizer another")):
+        TokenVocoder(VocoderConfig(**{**config, **change})).save_pretrained(tmp_path / "vocoder")
+        status, _, complaint, out = speak(vocoder=tmp_path / "vocoder")
+        assert status == 1 and message in complaint and not out.exists()
+
+
+@pytest.mark.parametrize("missing", ["decoder", "policy", "vocoder", "tokenizer"])
+def test_missing_models(speak, tmp_path, missing):
+    status, _, complaint, _ = speak(**{missing: tmp_path / "nowhere"})
+    assert status == 1 and str(tmp_path / "nowhere") in complaint
+
+
+def test_the_starter_voice_needs_the_starter_tokens(speak):
+    status, _, complaint, _ = speak(prompt=None)
+    assert status == 1 and "outside the codebook of 12" in complaint
+
+
+def test_an_output_of_unknown_kind(speak, tmp_path):
+    status, _, complaint, _ = speak(output=tmp_path / "out.xyz")
+    assert status == 1 and "unknown audio suffix '.xyz'" in complaint and not (tmp_path / "out.xyz").exists()

@@ -1,0 +1,176 @@
+"""The `dcar` command: help, exit statuses, errors without tracebacks, doctor."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile as sf
+
+from dcar import doctor
+from dcar.cli import COMMANDS, main
+from dcar.errors import DCARError
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def arguments_restored(monkeypatch):
+    monkeypatch.setattr(sys, "argv", list(sys.argv))  # the command sets it for tools that read it
+    monkeypatch.delenv("DCAR_TRACEBACK", raising=False)
+
+
+def status_of(arguments: list[str]) -> int:
+    try:
+        main(arguments)
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, "-m", "dcar.cli", *arguments], cwd=ROOT, capture_output=True, text=True,
+                          timeout=60)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_of_every_command(name, capsys):
+    assert status_of([name, "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert len(shown.splitlines()) > 2
+    assert sys.argv[0] == f"dcar {name}"
+
+
+def test_overview_lists_the_commands_and_imports_nothing_heavy(capsys):
+    for arguments in ([], ["--help"], ["help"]):
+        assert status_of(arguments) == 0
+        shown = capsys.readouterr().out
+        assert all(f"  {name} " in shown for name in COMMANDS)
+    light = subprocess.run(
+        [sys.executable, "-c", "import sys, dcar.cli; dcar.cli.main(['--help']); assert 'torch' not in sys.modules"],
+        cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert light.returncode == 0 and "usage: dcar COMMAND" in light.stdout
+
+
+def test_help_as_a_process():
+    done = command("speak", "--help")
+    assert done.returncode == 0 and "--prompt" in done.stdout and done.stderr == ""
+
+
+def test_unknown_command():
+    done = command("sing", "la")
+    assert done.returncode == 2 and done.stdout == ""
+    assert "unknown command 'sing'" in done.stderr and "speak" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_an_error_is_a_message_not_a_traceback(tmp_path, monkeypatch, capsys):
+    wrong = ["train", f"data={tmp_path}/nowhere", f"out_dir={tmp_path}"]
+    assert status_of(wrong) == 1
+    shown = capsys.readouterr()
+    assert shown.err.startswith("dcar train: ") and "no readable prepared.json; run `dcar prepare`" in shown.err
+    assert len(shown.err.splitlines()) == 1
+    monkeypatch.setenv("DCAR_TRACEBACK", "1")
+    with pytest.raises(DCARError):
+        main(wrong)
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    (["train", "max_step=3"], "unknown setting 'max_step'; did you mean 'max_steps'?"),
+    (["train", "model.hiden_size=3"], "did you mean 'model.hidden_size'?"),
+    (["prepare", "outdir=x"], "did you mean 'out_dir'?"),
+    (["profile", "range_sizes=2"], "did you mean 'range_size'?"),
+    (["train-policy", "num_generation=4"], "did you mean 'num_generations'?"),
+    (["compare", "metods=[far]"], "did you mean 'methods'?"),
+    (["train", "--config", "nowhere.yaml"], "nowhere.yaml: no such file"),
+    (["train", "optimizer=sgd"], "optimizer must be adamw or scaled_adam"),
+])
+def test_wrong_settings_name_the_nearest_key(arguments, message, capsys):
+    assert status_of(arguments) == 1
+    shown = capsys.readouterr().err
+    assert message in shown and "Traceback" not in shown
+
+
+def test_status_and_interruption_of_a_command_are_passed_on(monkeypatch, capsys):
+    def stops(arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(doctor, "main", lambda arguments: 3)
+    assert status_of(["doctor"]) == 3
+    monkeypatch.setattr(doctor, "main", lambda arguments: 0)
+    assert status_of(["doctor"]) == 0
+    monkeypatch.setattr(doctor, "main", stops)
+    assert status_of(["doctor"]) == 130
+    assert "interrupted; what was finished is kept" in capsys.readouterr().err
+
+
+def test_validating_a_manifest_lists_every_broken_line(tmp_path, capsys):
+    sf.write(tmp_path / "a.wav", 0.3 * np.sin(np.arange(16_000) / 20), 16_000)
+    (tmp_path / "empty.wav").write_bytes(b"")
+    good = {"id": "u1", "audio": "a.wav", "text": "Hello there.", "speaker": "s"}
+    rows = [json.dumps(good), "{broken", json.dumps({**good, "id": "u3", "audio": "missing.wav"}),
+            json.dumps({**good, "id": "u4", "text": " "}), json.dumps({**good, "id": "u5", "audio": "empty.wav"}),
+            json.dumps({"id": "u6", "audio": "a.wav", "text": "No speaker."})]
+    manifest = tmp_path / "m.jsonl"
+    manifest.write_text("\n".join(rows) + "\n")
+    arguments = ["prepare", "corpus=jsonl", f"path={manifest}", f"out_dir={tmp_path}/out", "validate=true"]
+    assert status_of(arguments) == 1
+    shown = capsys.readouterr()
+    for line, cause in ((2, "JSON"), (3, "missing.wav"), (4, "empty"), (5, "0 bytes"), (6, "speaker")):
+        (found,) = (row for row in shown.out.splitlines() if f"m.jsonl:{line}" in row)
+        assert cause in found
+    assert "m.jsonl:1" not in shown.out and "Traceback" not in shown.err
+    assert not (tmp_path / "out").exists()
+    manifest.write_text(rows[0] + "\n")
+    assert status_of(arguments) == 0
+    assert "1 rows checked, 0 problems" in capsys.readouterr().out
+
+
+def test_doctor_names_what_is_missing(tmp_path, monkeypatch, capsys):
+    """An installation without its assets: every other check still runs."""
+    monkeypatch.setattr("dcar.sources.shipped.ASSETS", tmp_path)
+    monkeypatch.setitem(doctor.CHECKS, "packaged models", lambda: "not looked at here")
+    assert status_of(["doctor"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["ok", "ok", "ok", "ok", "ok", "FAIL"]
+    assert f"shipped models: AssetError: {tmp_path}/decoder" in lines[-1] and "install the project again" in lines[-1]
+    assert "torch 2." in lines[0] and "CPU kernels: compiled for float32" in lines[2]
+
+
+def test_doctor_sees_kernels_that_are_switched_off(monkeypatch):
+    monkeypatch.setenv("DCAR_NATIVE", "off")
+    assert "switched off by DCAR_NATIVE" in doctor._kernels()
+
+
+def test_doctor_is_content_where_everything_is_there(monkeypatch, capsys):
+    monkeypatch.setattr(doctor, "CHECKS", {"one": lambda: "fine", "two": lambda: "fine"})
+    assert status_of(["doctor"]) == 0
+    assert capsys.readouterr().out == "ok    one: fine\nok    two: fine\n"
+    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 1e9})())
+    with pytest.raises(DCARError, match="only 1.0 GB free"):
+        doctor._space()
+
+
+MODULES = sorted(
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    for package in ("dcar", "heads", "rl", "eval", "launch")
+    for path in (ROOT / package).rglob("*.py")
+)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_every_module_can_be_imported(module):
+    """Also the scripts that only a command line reaches: a name moved elsewhere once broke the quickstart's check."""
+    importlib.import_module(module)
+
+
+def test_shipped_tokens_are_those_of_the_shipped_tokenizer(monkeypatch, capsys):
+    from launch import check_tokens
+
+    monkeypatch.setattr("sys.argv", ["check_tokens", "1"])
+    check_tokens.main()
+    assert "tokens made again from 1 recordings" in capsys.readouterr().out

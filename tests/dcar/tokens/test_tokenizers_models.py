@@ -1,0 +1,202 @@
+"""Tokenizers of the papers on tiny random models, saved in the real formats and loaded by the real code.
+
+S³ and SpeechTokenizer need their packages (`pip install --no-deps s3tokenizer speechtokenizer einops`); their tests are
+skipped without them. Both import torchaudio for reading files only, so an empty module stands in where it is missing.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tiny_codecs import needs, save_speechtokenizer, save_xcodec2
+from tones import chirp
+
+from dcar.errors import AssetError, AudioError, CheckpointError, ConfigError
+from dcar.tokens.base import SpeechTokenizer
+from dcar.tokens.fit import FitTokenizerConfig, run
+from dcar.tokens.hubert import HubertEncoder, HubertKMeansTokenizer, parse_encoder, shared_hubert
+from dcar.tokens.load import load_tokenizer
+
+RATE = 16_000
+
+
+def save_hubert(folder: Path, seed: int = 0, hidden: int = 32, rate: int = RATE, normalize: bool = True) -> Path:
+    from transformers import HubertConfig, HubertModel, Wav2Vec2FeatureExtractor
+
+    torch.manual_seed(seed)
+    config = HubertConfig(
+        hidden_size=hidden, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, conv_dim=[16] * 7,
+        num_conv_pos_embeddings=16, num_conv_pos_embedding_groups=2, do_stable_layer_norm=True,
+        feat_extract_norm="layer",
+    )  # fmt: skip
+    HubertModel(config).eval().save_pretrained(folder)
+    Wav2Vec2FeatureExtractor(sampling_rate=rate, do_normalize=normalize).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def hubert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_hubert(tmp_path_factory.mktemp("hubert"))
+
+
+@pytest.fixture(scope="module")
+def kmeans(hubert: Path) -> HubertKMeansTokenizer:
+    waves = [(chirp(2.0, s, RATE), RATE) for s in range(3)]
+    return HubertKMeansTokenizer.fit(waves, shared_hubert(str(hubert), -1, "cpu"), vocab_size=16, passes=3)
+
+
+def test_hubert_states_are_those_of_transformers(hubert: Path) -> None:
+    from transformers import AutoFeatureExtractor, HubertModel
+
+    wave = chirp(0.5, 1, RATE)
+    for layer in (-1, 1):
+        encoder = HubertEncoder(hubert, layer)
+        assert (encoder.stride, encoder.padding, encoder.rate_hz) == (320, 80, 50.0)
+        model = HubertModel.from_pretrained(hubert).eval()
+        extractor = AutoFeatureExtractor.from_pretrained(hubert)
+        values = extractor(wave, sampling_rate=RATE, return_tensors="pt").input_values
+        with torch.no_grad():
+            states = model(torch.nn.functional.pad(values, (0, 80)), output_hidden_states=True).hidden_states
+        reference = states[-1] if layer == -1 else states[1]
+        np.testing.assert_allclose(encoder(wave, RATE), reference[0].numpy(), atol=1e-4)
+
+
+def test_hubert_codes(kmeans: HubertKMeansTokenizer, tmp_path: Path) -> None:
+    assert isinstance(kmeans, SpeechTokenizer) and (kmeans.vocab_size, kmeans.rate_hz) == (16, 50.0)
+    waves = [chirp(0.5, 5), chirp(0.5, 5)[:-1], chirp(0.03, 2)]
+    codes = kmeans.encode(waves, 24_000)
+    assert [len(c) for c in codes] == [25, 25, 2] and all(0 <= c.min() and c.max() < 16 for c in codes)
+    np.testing.assert_array_equal(kmeans.encode(waves[::-1], 24_000)[-1], codes[0])
+    states = kmeans.states(waves[0], 24_000)
+    distance = ((states[:, None] - kmeans.mean) / kmeans.scale - kmeans.centroids) ** 2
+    np.testing.assert_array_equal(codes[0], distance.sum(-1).argmin(1))
+    kmeans.save_pretrained(tmp_path)
+    loaded = load_tokenizer(tmp_path)
+    assert loaded.checksum == kmeans.checksum
+    np.testing.assert_array_equal(loaded.encode(waves, 24_000)[0], codes[0])
+    with pytest.raises(AudioError, match="cut it to at most 60"):
+        kmeans.encode([np.full(61 * RATE, 0.1, np.float32)], RATE)
+
+
+def test_fit_command_on_a_sampled_share(hubert: Path, tmp_path: Path) -> None:
+    import soundfile as sf
+
+    lines = []
+    for i in range(8):
+        sf.write(tmp_path / f"{i}.wav", chirp(1.0, i, RATE), RATE)
+        lines.append(json.dumps({"id": f"u{i}", "audio": f"{i}.wav", "text": "A line.", "speaker": "s"}))
+    (tmp_path / "train.jsonl").write_text("\n".join(lines))
+    config = FitTokenizerConfig(
+        str(tmp_path / "out"), encoder=f"hubert:{hubert}@1", corpus="jsonl", path=str(tmp_path / "train.jsonl"),
+        vocab_size=8, sample_hours=6 / 3600, max_frames=150, standardize=False, report_utterances=0,
+    )  # fmt: skip
+    run(config)
+    card = json.loads((tmp_path / "out" / "tokenizer.json").read_text())
+    assert (card["type"], card["layer"], card["vocab_size"]) == ("hubert-kmeans", 1, 8)
+    assert 100 < card["provenance"]["frames"] <= 150  # half of the 300 states of six seconds, from all of them
+    assert load_tokenizer(tmp_path / "out").checksum == card["checksum"]
+    with pytest.raises(ConfigError, match=r"hubert:FOLDER_OR_NAME\[@LAYER\]"):
+        parse_encoder("wav2vec:x")
+
+
+def test_wrong_kmeans_for_the_encoder(kmeans: HubertKMeansTokenizer, tmp_path: Path) -> None:
+    kmeans.save_pretrained(tmp_path / "tok")
+    other = save_hubert(tmp_path / "other", seed=1)
+    wider = save_hubert(tmp_path / "wider", hidden=48)
+    with pytest.raises(CheckpointError, match="fitted on a HuBERT with SHA-256 .*other has .*fit-tokenizer"):
+        HubertKMeansTokenizer.from_pretrained(tmp_path / "tok", encoder=other)
+    with pytest.raises(CheckpointError, match=r"centroids have shape \(16, 32\).* 48 dimensions.*fit-tokenizer"):
+        HubertKMeansTokenizer(HubertEncoder(wider), kmeans.centroids, kmeans.mean, kmeans.scale)
+    card = json.loads((tmp_path / "tok" / "tokenizer.json").read_text())
+    (tmp_path / "tok" / "tokenizer.json").write_text(json.dumps(card | {"layer": 1}))
+    with pytest.raises(CheckpointError, match="checksum"):
+        load_tokenizer(tmp_path / "tok")
+
+
+def test_encoders_not_there_or_not_right(hubert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(AssetError, match="no such folder with a HuBERT feature extractor"):
+        HubertEncoder(tmp_path / "absent")
+    with pytest.raises(CheckpointError, match="not a HuBERT"):
+        HubertEncoder(tmp_path)
+    with pytest.raises(CheckpointError, match="wants 8000 Hz, HuBERT hears 16000 Hz"):
+        HubertEncoder(save_hubert(tmp_path / "slow", rate=8000))
+    with pytest.raises(ConfigError, match="layer 7 of a model with 2"):
+        HubertEncoder(hubert, 7)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(AssetError, match=r"hf download nobody/hubert --local-dir FOLDER"):
+        HubertEncoder("nobody/hubert")
+
+
+@pytest.mark.parametrize(("name", "rate", "codes"), [
+    ("speech_tokenizer_v1", 50, 32), ("speech_tokenizer_v1_25hz", 25, 32), ("speech_tokenizer_v2_25hz", 25, 6561)])
+def test_s3(name: str, rate: int, codes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    needs("s3tokenizer", monkeypatch)
+    from s3tokenizer import model, model_v2
+
+    monkeypatch.setattr("s3tokenizer.utils._mel_filters", lambda device, mels: torch.rand(
+        mels, 201, generator=torch.Generator().manual_seed(0)))
+    torch.manual_seed(0)
+    sizes = {"n_mels": 16, "n_audio_state": 64, "n_audio_head": 1, "n_audio_layer": 2}
+    if "v2" in name:
+        network = model_v2.S3TokenizerV2(name, model_v2.ModelConfig(**sizes))
+    else:
+        network = model.S3Tokenizer(name, model.ModelConfig(**sizes, n_codebook_size=codes))
+    torch.save(network.state_dict(), tmp_path / "s3.pt")
+    tokenizer = load_tokenizer(f"s3:{name}@{tmp_path / 's3.pt'}")
+    assert isinstance(tokenizer, SpeechTokenizer) and (tokenizer.rate_hz, tokenizer.vocab_size) == (rate, codes)
+    waves = [chirp(0.5, 3), chirp(0.5, 3)[:-1], chirp(0.05, 4)]
+    encoded = tokenizer.encode(waves, 24_000)
+    assert [len(c) for c in encoded] == [-(-rate // 2), -(-rate // 2), -(-rate // 20)]
+    assert all(0 <= c.min() and c.max() < codes for c in encoded)
+    np.testing.assert_array_equal(tokenizer.encode(waves[:1], 24_000)[0], encoded[0])
+    other = "speech_tokenizer_v1" if "v2" in name else "speech_tokenizer_v2_25hz"
+    with pytest.raises(CheckpointError, match="another version's file"):
+        load_tokenizer(f"s3:{other}@{tmp_path / 's3.pt'}")
+
+
+def test_s3_without_the_package_or_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="choose speech_tokenizer_v1,"):
+        load_tokenizer("s3:speech_tokenizer_v9")
+    monkeypatch.setitem(sys.modules, "s3tokenizer", None)
+    with pytest.raises(AssetError, match="pip install s3tokenizer"):
+        load_tokenizer("s3:speech_tokenizer_v1")
+
+
+def test_xcodec2(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(f"xcodec2:{save_xcodec2(tmp_path)}")
+    assert isinstance(tokenizer, SpeechTokenizer) and (tokenizer.rate_hz, tokenizer.vocab_size) == (50.0, 64)
+    codes = tokenizer.encode([chirp(0.5, 3), chirp(0.21, 4)], 24_000)
+    assert [len(c) for c in codes] == [25, 11] and all(0 <= c.min() and c.max() < 64 for c in codes)
+
+
+def test_speechtokenizer_first_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    needs("speechtokenizer", monkeypatch)
+    save_speechtokenizer(tmp_path)
+    tokenizer = load_tokenizer(f"speechtokenizer:{tmp_path}")
+    assert (tokenizer.rate_hz, tokenizer.vocab_size) == (50.0, 8)
+    wave = chirp(0.5, 3, RATE)
+    codes = tokenizer.encode([wave, chirp(0.21, 4)[:1000]], RATE)
+    assert [len(c) for c in codes] == [25, 4]
+    padded = torch.from_numpy(wave)[None, None]
+    np.testing.assert_array_equal(codes[0], tokenizer.model.encode(padded)[0, 0].numpy())  # of all layers the first
+
+
+def test_pickles_are_never_unpickled(tmp_path: Path) -> None:
+    """A weights file that would run code when unpickled is refused, and its code does not run."""
+    from dcar.sources.hub import read_weights
+
+    class Trap:
+        def __reduce__(self):
+            return (Path(tmp_path / "ran").touch, ())
+
+    torch.save({"weight": Trap()}, tmp_path / "model.pt")
+    with pytest.raises(CheckpointError, match="more than tensors"):
+        read_weights(tmp_path / "model.pt", "weights")
+    assert not (tmp_path / "ran").exists()
+    with pytest.raises(AssetError, match="missing"):
+        read_weights(tmp_path / "absent.pt", "weights")

@@ -1,0 +1,87 @@
+"""Sharded training: two gloo processes against one, saving whole tensors, and what is refused."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from test_train import tiny_config
+from tiny_backbones import batch, tiny_backbone
+from tiny_data import write_prepared
+from tiny_decoders import tiny_decoder
+
+from dcar.errors import ConfigError
+from dcar.model.load import load_decoder
+from dcar.train.car import run
+
+ROOT = Path(__file__).parents[3]
+
+
+def row(i: int) -> dict[str, torch.Tensor]:
+    rows = {k: v[i : i + 1] for k, v in batch().items()}
+    return {k: v[:, : int(rows[f"{k[:-4]}_lengths"])] if k.endswith("_ids") else v for k, v in rows.items()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["car", "backbone"])
+def test_two_sharded_processes_train_as_one(kind, tmp_path):
+    """FSDP 2 by layer with recomputation; the gathered checkpoint is that of one process with the mean gradient."""
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2",
+                           str(ROOT / "tests" / "fsdp_process.py"), kind, str(tmp_path)], env=environment,
+                          capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("refused: scaled_adam") == 2
+    model = (tiny_decoder(dropout=0.0) if kind == "car" else tiny_backbone()).train()
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for _ in range(3):
+        for i in range(2):
+            (model(**row(i), reduction="token_sum").loss / 2).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    sharded = load_decoder(tmp_path).state_dict()
+    for name, value in model.state_dict().items():
+        assert torch.allclose(sharded[name], value, atol=1e-4), name
+    moved = [k for k, v in sharded.items() if not torch.equal(v, before[k])]
+    assert len(moved) > 0.8 * len(before)
+
+
+@pytest.mark.parametrize("variable", ["ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"])
+def test_scaled_adam_is_refused_where_parameters_are_sharded(variable, tmp_path, monkeypatch):
+    data = write_prepared(tmp_path / "data", train=6, dev=2)
+    monkeypatch.setenv(variable, "true")
+    with pytest.raises(ConfigError, match="would show it pieces of tensors: set optimizer=adamw"):
+        run(tiny_config(data, tmp_path / "out", optimizer="scaled_adam"))
+
+
+def test_a_launch_that_would_not_shard_is_refused(tmp_path, monkeypatch):
+    """Accelerate shards on accelerators alone and would train data-parallel on CPUs without a word."""
+    data = write_prepared(tmp_path / "data", train=6, dev=2)
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(ConfigError, match="FSDP was asked for, but Accelerate does not shard"):
+        run(tiny_config(data, tmp_path / "out"))
+
+
+@pytest.mark.parametrize("name", ["fsdp", "fsdp_8b", "deepspeed_zero2", "deepspeed_zero3"])
+def test_launch_files_are_what_accelerate_reads(name):
+    from accelerate.commands.config.config_args import ClusterConfig
+
+    path = ROOT / "launch" / "accelerate" / f"{name}.yaml"
+    config = ClusterConfig.from_yaml_file(str(path))
+    raw = yaml.safe_load(path.read_text())
+    if name.startswith("fsdp"):
+        import transformers.models.llama.modeling_llama as llama
+
+        import heads.layers
+
+        layer = raw["fsdp_config"]["fsdp_transformer_layer_cls_to_wrap"]
+        assert hasattr(llama if name == "fsdp_8b" else heads.layers, layer)
+        assert raw["fsdp_config"]["fsdp_state_dict_type"] == "FULL_STATE_DICT" and config.fsdp_config
+    else:
+        assert raw["deepspeed_config"]["zero_stage"] == int(name[-1]) and config.deepspeed_config

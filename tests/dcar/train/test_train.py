@@ -1,0 +1,326 @@
+"""Stage one on a tiny corpus: learning, logging, resuming, accumulation, processes, wrong data."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_data import CODES, counting, tiny_tokenizer, write_prepared
+from transformers import TrainerCallback
+
+from dcar.config import load_config
+from dcar.errors import CheckpointError, ConfigError, DataError
+from dcar.model.car import CARConfig, CARDecoder
+from dcar.prepare.run import load_prepared
+from dcar.train.callbacks import latest_checkpoint
+from dcar.train.car import CARTrainer, SpeechDataset, TrainConfig, data_identity, plan, run
+from dcar.train.optim import eden_factor
+
+ROOT = Path(__file__).parents[3]
+MODEL = dict(text_vocab_size=64, hidden_size=32, num_layers=2, num_attention_heads=2, ffn_size=64,
+             num_prediction_heads=3, head_blocks=1, dropout=0.1, bos=True, speech_position_scale=0.3)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    """18 utterances to train on, 9 to validate: no batch size of these tests divides them."""
+    return write_prepared(tmp_path_factory.mktemp("data") / "prepared", train=18, dev=9, speech=counting)
+
+
+def tiny_config(data: Path, out: Path, model: dict | None = None, **changes) -> TrainConfig:
+    settings = dict(prompt_tokens=5, batch_size=4, max_steps=6, warmup_steps=2, learning_rate=5e-3, log_steps=1,
+                    eval_steps=1000, save_steps=1000)
+    return TrainConfig(data=str(data), out_dir=str(out), model=CARConfig(**{**MODEL, **(model or {})}),
+                       **{**settings, **changes})
+
+
+def log_of(out: Path) -> list[dict]:
+    return [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+
+
+def trainer_of(config: TrainConfig, model: CARDecoder) -> CARTrainer:
+    datasets = [SpeechDataset(load_prepared(config.data, s), model.config, config.prompt_tokens, config.seed)
+                for s in ("train", "dev")]
+    return CARTrainer(dataclasses.replace(config, model=model.config), model, *datasets)
+
+
+# --- learning and what a run leaves behind ------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def trained(data, tmp_path_factory) -> tuple[TrainConfig, CARDecoder, Path]:
+    out = tmp_path_factory.mktemp("trained")
+    config = tiny_config(data, out, {"dropout": 0.0}, batch_size=8, max_steps=61, log_steps=6, eval_steps=10,
+                         tensorboard=True)
+    return config, run(config), out
+
+
+def test_every_head_learns_the_pattern(trained):
+    _, _, out = trained
+    evaluations = [line for line in log_of(out) if "eval_loss" in line]
+    assert [e["step"] for e in evaluations] == [10, 20, 30, 40, 50, 60, 61, 61]  # the last one again on what was saved
+    chance = math.log(CODES + 1)
+    for head in (1, 2, 3):
+        last = evaluations[-1]
+        assert last[f"eval_head{head}_loss"] < 0.4 * chance
+        assert last[f"eval_head{head}_accuracy"] > 0.8
+        assert last[f"eval_head{head}_loss"] < 0.7 * evaluations[0][f"eval_head{head}_loss"]
+    for e in evaluations:
+        assert e["eval_loss"] == pytest.approx(sum(e[f"eval_head{h}_loss"] for h in (1, 2, 3)))
+    losses = [line["loss"] for line in log_of(out) if "loss" in line]
+    assert len(losses) == 10 and losses[0] > 1.5 * chance > 3 * losses[-1]  # the training loss sums the three heads
+
+
+def test_speech_embeddings_can_start_from_the_tokenizers_codebook(tmp_path):
+    tokenizer = tiny_tokenizer(tmp_path / "tokenizer")
+    data = write_prepared(tmp_path / "data", checksum=tokenizer.checksum, spec=str(tmp_path / "tokenizer"))
+    config = tiny_config(data, tmp_path / "run", codebook_init=True)
+    torch.manual_seed(0)
+    started, plain = (plan(c, data_identity(json.loads((data / "prepared.json").read_text())))[2]() for c in (
+        config, dataclasses.replace(config, codebook_init=False)))
+    truth = torch.pdist(torch.from_numpy(tokenizer.centroids))
+    for name in ("speech_embedding.weight", "heads.base.weight", "heads.projection"):
+        tables = [m.state_dict()[name] for m in (started, plain)]
+        if name == "heads.projection":
+            assert torch.equal(*tables[0][:2, :, :CODES])  # head by head; EOS is drawn
+            tables = [t[0].T for t in tables]
+        likeness = [float(torch.corrcoef(torch.stack([torch.pdist(t[:CODES]), truth]))[0, 1]) for t in tables]
+        assert likeness[0] > 0.8 > 0.4 > likeness[1], (name, likeness)
+        assert float(tables[0].std() / tables[1].std()) == pytest.approx(1, abs=0.1)
+    assert run(config).config.speech_vocab_size == CODES
+    with pytest.raises(ConfigError, match="init_from and backbone.path name other weights"):
+        tiny_config(data, tmp_path / "run", codebook_init=True, init_from="x")
+    (tmp_path / "tokenizer" / "tokenizer.json").rename(tmp_path / "gone.json")
+    with pytest.raises(DataError, match="is not there any more"):
+        run(dataclasses.replace(config, out_dir=str(tmp_path / "other")))
+    codec = write_prepared(tmp_path / "codec", spec="s3:speech_tokenizer_v1")
+    with pytest.raises(ConfigError, match="no k-means codebook"):
+        run(tiny_config(codec, tmp_path / "codec_run", codebook_init=True))
+
+
+def test_a_run_leaves_decoder_config_log_and_provenance(trained, data):
+    config, decoder, out = trained
+    saved = CARDecoder.from_pretrained(out)
+    assert saved.checksum() == decoder.checksum() and not decoder.training
+    prepared = json.loads((data / "prepared.json").read_text())
+    assert saved.config == dataclasses.replace(config.model, **data_identity(prepared))
+    assert (saved.config.speech_vocab_size, saved.config.tokenizer) == (CODES, "tiny@abc")
+    assert saved.config.phonemes == prepared["phonemes"]["version"]
+    source = json.loads((out / "provenance.json").read_text())
+    assert (source["steps"], source["processes"], source["checksum"]) == (61, 1, saved.checksum())
+    assert source["data"] == prepared and source["metrics"]["eval_head3_accuracy"] > 0.8
+    assert load_config(TrainConfig, ["--config", str(out / "config.yaml")]) == dataclasses.replace(
+        config, model=saved.config)
+    assert list((out / "tensorboard").glob("events*"))
+    checkpoint = latest_checkpoint(out)
+    assert checkpoint.name == "checkpoint-61" and not list(out.rglob("training_args.bin"))
+    assert CARDecoder.from_pretrained(checkpoint).checksum() == saved.checksum()  # every checkpoint is a decoder
+
+
+def test_a_finished_run_is_not_trained_further(trained):
+    """61 steps end within an epoch, which Trainer would go on with for one more step."""
+    config, decoder, out = trained
+    before = [line for line in log_of(out) if "loss" in line]
+    assert run(config).checksum() == decoder.checksum()
+    assert [line for line in log_of(out) if "loss" in line] == before
+    assert json.loads((out / "provenance.json").read_text())["steps"] == 61
+
+
+def test_training_goes_on_from_given_weights(trained, tmp_path, data):
+    config, decoder, out = trained
+    tuned = run(dataclasses.replace(config, out_dir=str(tmp_path), init_from=str(out), max_steps=1, learning_rate=1e-9))
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(
+        tuned.state_dict().values(), decoder.state_dict().values(), strict=True))
+
+
+def test_far_is_a_decoder_of_one_head(data, tmp_path):
+    far = run(tiny_config(data, tmp_path, {"num_prediction_heads": 1}))
+    assert far.config.num_prediction_heads == 1 and far.heads.projection.numel() == 0
+    (evaluation, again) = (line for line in log_of(tmp_path) if "eval_loss" in line)
+    assert evaluation["eval_loss"] == evaluation["eval_head1_loss"] and "eval_head2_loss" not in evaluation
+    assert evaluation["eval_loss"] == again["eval_loss"] < 1.5 * math.log(CODES + 1)
+
+
+def test_scaled_adam_follows_eden(data, tmp_path):
+    run(tiny_config(data, tmp_path, {"dropout": 0.0}, optimizer="scaled_adam", learning_rate=0.03, warmup_steps=4,
+                    max_steps=30, eval_steps=10))
+    log = [line for line in log_of(tmp_path) if "loss" in line]
+    assert [line["learning_rate"] for line in log[:8]] == pytest.approx(
+        [0.03 * eden_factor(step, step // 5, warmup_batches=4) for step in range(8)], rel=0.01)  # 5 batches an epoch
+    evaluations = [line["eval_loss"] for line in log_of(tmp_path) if "eval_loss" in line]
+    assert evaluations[-1] < 0.75 * 3 * math.log(CODES + 1) and evaluations[-1] < evaluations[0]
+
+
+# --- resuming -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("stop", "steps", "changes"), [
+    (3, 6, {}),  # in the middle of an epoch, and over its end
+    (5, 7, {}),  # at the end of an epoch
+    (2, 4, {"gradient_accumulation": 2}),  # three updates an epoch, the last of one batch
+    (3, 6, {"optimizer": "scaled_adam", "learning_rate": 0.01}),
+], ids=str)
+def test_resumed_run_equals_one_that_never_stopped(data, tmp_path, stop, steps, changes):
+    """T15: bit for bit, with dropout and corrupted inputs, which draw from the global generator."""
+    changes = {"max_steps": steps, "save_steps": stop, "input_corruption": 0.2, "head_positions": 0.7, **changes}
+    whole = run(tiny_config(data, tmp_path / "whole", **changes))
+    killed = tmp_path / "killed"
+    shutil.copytree(tmp_path / "whole" / f"checkpoint-{stop}", killed / f"checkpoint-{stop}")
+    lines = (tmp_path / "whole" / "log.jsonl").read_text().splitlines()
+    kept = [line for line in lines if json.loads(line)["step"] <= stop + 1]  # it died a step behind its checkpoint
+    (killed / "log.jsonl").write_text("".join(line + "\n" for line in kept))
+    (killed / f"checkpoint-{stop + 9}").mkdir()  # and while it wrote another
+    start = CARDecoder.from_pretrained(killed / f"checkpoint-{stop}")
+    resumed = run(tiny_config(data, killed, **changes))
+    assert start.checksum() != resumed.checksum() == whole.checksum()
+
+    def figures(out: Path) -> list[tuple]:
+        return [(line["step"], line["loss"], line["grad_norm"], line["learning_rate"]) for line in log_of(out)
+                if "loss" in line]
+
+    assert figures(killed) == figures(tmp_path / "whole") and len(figures(killed)) == steps
+
+
+def test_resuming_another_model_s_run_is_refused(data, trained):
+    config, _, out = trained
+    other = dataclasses.replace(config, model=dataclasses.replace(config.model, num_layers=1, ffn_size=48))
+    with pytest.raises(CheckpointError, match="num_layers is 2, here 1") as caught:
+        run(other)
+    assert "ffn_size is 64, here 48" in str(caught.value) and "hidden_size" not in str(caught.value)
+
+
+# --- gradient accumulation ------------------------------------------------------------------------------------------
+
+
+class Gradient(TrainerCallback):
+    """Keeps the gradient that the optimiser sees."""
+
+    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
+        self.value = torch.cat([p.grad.flatten() for p in model.parameters()]).clone()
+
+
+def one_step(data: Path, out: Path, **changes) -> tuple[torch.Tensor, float, list[torch.Tensor]]:
+    """The gradient of the first update, its logged loss, and the gradient of each batch computed without Trainer."""
+    config = tiny_config(data, out, max_steps=1, max_grad_norm=0.0, save_steps=1000, **changes)
+    torch.manual_seed(0)
+    model = CARDecoder(dataclasses.replace(config.model, dropout=0.0, speech_vocab_size=CODES, zero_init_heads=False))
+    by_hand = []
+    trainer = trainer_of(config, model)
+    for batch in trainer.get_train_dataloader():
+        model.zero_grad()
+        model(**batch, reduction=config.loss_reduction).loss.backward()
+        by_hand.append(torch.cat([p.grad.flatten() for p in model.parameters()]).clone())
+    model.zero_grad()
+    trainer.add_callback(gradient := Gradient())
+    trainer.train()
+    return gradient.value, log_of(out)[0]["loss"], by_hand
+
+
+@pytest.mark.parametrize("reduction", ["per_head_mean", "token_sum"])
+def test_accumulated_batches_count_as_one(tmp_path, reduction):
+    """What an update sees is the mean over its batches. With token_sum that is the large batch's gradient divided by
+    the number of batches, whatever the lengths; with per_head_mean it is the large batch's gradient where the batches
+    hold equally many targets, and near it elsewhere (a mean of means)."""
+    equal = write_prepared(tmp_path / "equal", train=8)
+    ragged = write_prepared(tmp_path / "ragged", train=8, speech=counting)
+    for data in (equal, ragged):
+        whole, loss, _ = one_step(data, tmp_path / f"{data.name}-8", batch_size=8, loss_reduction=reduction)
+        parts, mean_loss, by_hand = one_step(data, tmp_path / f"{data.name}-4", batch_size=4, gradient_accumulation=2,
+                                             loss_reduction=reduction)
+        assert len(by_hand) == 2
+        assert torch.allclose(parts, (by_hand[0] + by_hand[1]) / 2, atol=1e-5 * float(parts.abs().max()))
+        expected, scale = (whole / 2, 0.5) if reduction == "token_sum" else (whole, 1.0)
+        if data == equal or reduction == "token_sum":
+            assert torch.allclose(parts, expected, atol=1e-5 * float(parts.abs().max()))
+            assert mean_loss == pytest.approx(scale * loss, rel=1e-4)
+        else:
+            assert torch.cosine_similarity(parts, whole, dim=0) > 0.98
+            assert not torch.allclose(parts, whole, atol=1e-5 * float(parts.abs().max()))
+
+
+# --- several processes ----------------------------------------------------------------------------------------------
+
+
+def test_two_processes_train_and_evaluate_like_one(data, tmp_path):
+    """Two real gloo processes; nine dev utterances in three batches, so one process repeats a batch and must not
+    count it."""
+    out = tmp_path / "two"
+    model = [f"model.{k}={str(v).lower()}" for k, v in MODEL.items()]
+    done = subprocess.run(
+        [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines",
+         "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0", "-m", "dcar.train",
+         *model, f"data={data}", f"out_dir={out}", "prompt_tokens=5", "batch_size=4", "max_steps=4", "log_steps=1"],
+        env={**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}, cwd=ROOT,
+        capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-3000:]
+    two = json.loads((out / "provenance.json").read_text())
+    assert (two["processes"], two["steps"]) == (2, 4)
+    steps = [line for line in log_of(out) if "loss" in line]
+    assert [line["step"] for line in steps] == [1, 2, 3, 4]  # one log, of the main process
+    assert steps[2]["epoch"] == 1.0  # five batches in three steps of two
+    decoder = CARDecoder.from_pretrained(out)
+    assert decoder.checksum() == two["checksum"]
+    alone = trainer_of(tiny_config(data, tmp_path / "one"), decoder).evaluate()
+    figures = {k: v for k, v in alone.items() if k.startswith("eval_")}
+    assert figures == pytest.approx({k: v for k, v in two["metrics"].items() if k.startswith("eval_")}, rel=1e-5)
+    assert len(figures) == 7
+
+
+# --- wrong data -----------------------------------------------------------------------------------------------------
+
+
+def test_data_that_is_not_prepared(data, tmp_path):
+    with pytest.raises(DataError, match="no readable prepared.json; run `dcar prepare`"):
+        run(tiny_config(tmp_path / "nowhere", tmp_path))
+    broken = shutil.copytree(data, tmp_path / "broken")
+    shutil.rmtree(broken / "dev")
+    with pytest.raises(DataError, match="no split 'dev'"):
+        run(tiny_config(broken, tmp_path))
+    assert not list(tmp_path.glob("checkpoint-*"))
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    ({"phonemes": {"version": "other-1", "size": 61}}, "phoneme inventory other-1, this program has"),
+    ({"tokenizer": {"name": "tiny", "checksum": "abc", "vocab_size": 7}}, "codebook has 7"),
+    ({"format_version": 99}, "format version 99"),
+])
+def test_data_of_another_version(data, tmp_path, change, message):
+    copy = shutil.copytree(data, tmp_path / "copy")
+    info = json.loads((copy / "prepared.json").read_text())
+    (copy / "prepared.json").write_text(json.dumps({**info, **change}))
+    with pytest.raises(DataError, match=message):
+        run(tiny_config(copy, tmp_path / "out"))
+
+
+def test_a_text_vocabulary_that_is_too_small(data, tmp_path):
+    with pytest.raises(DataError, match="raise model.text_vocab_size"):
+        run(tiny_config(data, tmp_path, {"text_vocab_size": 4}))
+
+
+def test_starting_weights_of_another_model(trained, data, tmp_path):
+    _, _, out = trained
+    with pytest.raises(ConfigError, match="hidden_size is 32, here 48") as caught:
+        run(tiny_config(data, tmp_path, {"hidden_size": 48, "dropout": 0.0}, init_from=str(out)))
+    assert "num_layers" not in str(caught.value)
+    other = write_prepared(tmp_path / "other", checksum="def")
+    with pytest.raises(ConfigError, match="tokenizer is 'tiny@abc', here 'tiny@def'"):
+        run(tiny_config(other, tmp_path, {"dropout": 0.0}, init_from=str(out)))
+    with pytest.raises(CheckpointError, match="cannot read the model's configuration"):
+        run(tiny_config(data, tmp_path, init_from=str(tmp_path / "nothing")))
+
+
+@pytest.mark.parametrize("bad", [
+    {"optimizer": "sgd"}, {"loss_reduction": "mean"}, {"eos_tail": "drop"}, {"head_weight_decay": 0.0},
+    {"input_corruption": 1.0},
+])
+def test_impossible_settings(bad):
+    with pytest.raises(ConfigError):
+        TrainConfig(**bad)

@@ -1,0 +1,239 @@
+"""Draft models: which layers they inherit, what is trained, resuming, and whose they are."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+from scipy.stats import chi2_contingency
+from tiny_backbones import architecture, tiny_backbone, tiny_prompts
+from tiny_data import CODES, counting, write_prepared
+from tiny_decoders import tiny_decoder
+
+from dcar.cli import main
+from dcar.decoding import ChunkMethod, FixedChunk, Prompt, decode
+from dcar.errors import CheckpointError, ConfigError
+from dcar.model.backbones.lora import LoraSettings, add_lora
+from dcar.model.car import CARConfig, CARDecoder
+from dcar.model.draft import BackboneDraft, DraftDecoder, build_draft, check_draft
+from dcar.model.load import load_decoder
+from dcar.sampling import SamplingConfig
+from dcar.text.phonemes import PHONEME_VERSION
+from dcar.train.draft import TrainDraftConfig, run
+from eval.verifiers.drafters import ModelDrafter
+from eval.verifiers.sd import SpeculativeDecoding
+from heads.inherit import inherited_layers
+
+
+@pytest.mark.parametrize("depth, expected", [
+    (24, ((0, 1), (18, 19, 20, 21, 22, 23))), (12, ((0,), (9, 10, 11))), (8, ((0,), (6, 7))), (2, ((0,), (1,))),
+])
+def test_shares_of_the_paper(depth, expected):
+    assert inherited_layers(depth) == expected
+
+
+def test_layers_that_are_not_there_are_refused():
+    assert inherited_layers(6, bottom=2, top=3) == ((0, 1), (3, 4, 5))
+    for depth, bottom, top in ((1, 0, 0), (4, 3, 2), (4, -1, 2)):
+        with pytest.raises(ConfigError, match="cannot be taken"):
+            inherited_layers(depth, bottom, top)
+
+
+def test_whole_depth_is_the_target_itself(decoder, prompts):
+    draft = build_draft(decoder).eval()
+    ids = torch.tensor([[1, 2, 13, 4, 5]])
+    arguments = (torch.tensor([[1, 2, 3]]), torch.tensor([3]), ids, torch.tensor([5]), torch.tensor([3]))
+    with torch.no_grad():
+        a, b = decoder.speech_hidden(*arguments), draft.speech_hidden(*arguments)
+        assert torch.equal(a, b) and torch.equal(decoder.heads.single(a, 1), draft.heads.single(b, 1))
+
+
+def test_middle_layers_are_left_out():
+    target = tiny_decoder(num_layers=8)
+    draft = build_draft(target)
+    assert draft.config.inherited_layers == (0, 6, 7) and draft.config.bottom_layers == 1
+    for own, index in enumerate((0, 6, 7)):
+        for name, value in draft.layers[own].state_dict().items():
+            assert torch.equal(value, target.layers[index].state_dict()[name])
+    assert draft.config.num_prediction_heads == 1 and draft.config.output_size == target.config.output_size
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_prepared(tmp_path_factory.mktemp("data") / "prepared", train=18, dev=9, speech=counting)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+    torch.manual_seed(0)
+    model = CARDecoder(CARConfig(
+        text_vocab_size=64, speech_vocab_size=CODES, hidden_size=32, num_layers=4, num_attention_heads=2, ffn_size=64,
+        num_prediction_heads=3, head_blocks=1, bos=True, speech_position_scale=0.3, tokenizer="tiny@abc",
+        phonemes=PHONEME_VERSION))
+    path = tmp_path_factory.mktemp("target") / "car"
+    model.save_pretrained(path)
+    return path
+
+
+def settings(data, target, out, **changes) -> dict:
+    return dict(target=str(target), data=str(data), out_dir=str(out), prompt_tokens=5, batch_size=6, max_steps=12,
+                warmup_steps=2, learning_rate=1e-2, log_steps=2, eval_steps=6, save_steps=6) | changes
+
+
+def test_bottom_and_head_learn_and_the_rest_stays(data, target, tmp_path):
+    options = [f"{k}={v}" for k, v in settings(data, target, tmp_path / "draft", max_steps=40, eval_steps=20).items()]
+    main(["train-draft", *options])
+    draft, base = DraftDecoder.from_pretrained(tmp_path / "draft"), CARDecoder.from_pretrained(target)
+    draft.check_target(base)
+    start = build_draft(base)
+    trained = {name for name, p in start.named_parameters() if p.requires_grad and p.numel()}  # no additional heads
+    assert trained == {n for n, _ in start.named_parameters() if n.startswith(("layers.0.", "heads.base"))}
+    frozen = {name: value for name, value in start.state_dict().items() if name not in trained}
+    after = draft.state_dict()
+    assert all(torch.equal(after[name], value) for name, value in frozen.items()) and frozen
+    assert all(not torch.equal(after[name], start.state_dict()[name]) for name in trained)
+    lines = [json.loads(x) for x in (tmp_path / "draft" / "log.jsonl").read_text().splitlines()]
+    losses = [x["loss"] for x in lines if "loss" in x]
+    assert losses[-1] < 0.4 * losses[0]
+    assert [x["step"] for x in lines if "eval_head1_loss" in x] == [20, 40, 40]  # the last one on what was saved
+    assert json.loads((tmp_path / "draft" / "provenance.json").read_text())["checksum"] == draft.checksum()
+    assert "target:" in (tmp_path / "draft" / "config.yaml").read_text()
+
+
+def test_resumed_training_equals_one_that_never_stopped(data, target, tmp_path):
+    whole = run(TrainDraftConfig(**settings(data, target, tmp_path / "whole")))
+    out = tmp_path / "halves"
+    run(TrainDraftConfig(**settings(data, target, out)))
+    for name in ("model.safetensors", "log.jsonl"):
+        (out / name).unlink()
+    for file in (out / "checkpoint-12").iterdir():
+        file.unlink()
+    (out / "checkpoint-12").rmdir()
+    again = run(TrainDraftConfig(**settings(data, target, out)))
+    assert again.checksum() == whole.checksum()
+
+
+def test_what_does_not_belong_together_is_refused(data, target, tmp_path):
+    run(TrainDraftConfig(**settings(data, target, tmp_path / "draft", max_steps=1)))
+    draft = DraftDecoder.from_pretrained(tmp_path / "draft")
+    other = CARDecoder.from_pretrained(target)
+    with torch.no_grad():
+        other.norm.weight[0] += 1
+    with pytest.raises(CheckpointError, match="dcar train-draft"):
+        draft.check_target(other)
+    other.save_pretrained(tmp_path / "other")
+    with pytest.raises(CheckpointError, match="another draft: target_checksum"):
+        run(TrainDraftConfig(**settings(data, tmp_path / "other", tmp_path / "draft", max_steps=6, save_steps=1)) if
+            (tmp_path / "draft" / "checkpoint-1").is_dir() else pytest.fail("no checkpoint was saved"))
+    foreign = write_prepared(tmp_path / "foreign", checksum="xyz", speech=counting)
+    with pytest.raises(CheckpointError, match="target's tokenizer"):
+        run(TrainDraftConfig(**settings(foreign, target, tmp_path / "x")))
+    with pytest.raises(ConfigError, match="cannot be taken"):
+        run(TrainDraftConfig(**settings(data, target, tmp_path / "x", bottom_layers=3, top_layers=2)))
+    with pytest.raises(ConfigError, match="count layers"):
+        TrainDraftConfig(bottom_layers=-1)
+
+
+# --- drafts of pretrained language models -------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def language_model(tmp_path_factory):
+    """A small random Qwen2 of four layers whose text is phonemes, with heads, on disk."""
+    path = tmp_path_factory.mktemp("lm") / "qwen"
+    tiny_backbone(3, architecture=architecture(vocab_size=80, num_hidden_layers=4), phonemes=PHONEME_VERSION,
+                  tokenizer="tiny@abc").save_pretrained(path)
+    return path
+
+
+def test_layers_of_a_language_model(language_model):
+    target = load_decoder(language_model)
+    draft = build_draft(target, 1, 2).eval()
+    assert isinstance(draft, BackboneDraft) and draft.config.inherited_layers == (0, 2, 3)
+    assert draft.config.num_layers == len(draft.layers) == 3 and draft.config.num_prediction_heads == 1
+    for own, index in enumerate((0, 2, 3)):
+        for name, value in draft.layers[own].state_dict().items():
+            assert torch.equal(value, target.layers[index].state_dict()[name])
+    trained = {n for n, p in draft.named_parameters() if p.requires_grad and p.numel()}
+    assert {n.rpartition(".layers.0.")[0] or n for n in trained} == {"backbone", "heads.base.weight"}
+    with pytest.raises(ConfigError, match="adapters that are not merged"):
+        build_draft(add_lora(load_decoder(language_model), LoraSettings(rank=2)))
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3", "llama"])
+def test_a_draft_of_all_layers_is_accepted_token_by_token(kind):
+    """Its cache stays in step with the target's, whatever was refused before: the tokens are those of car-1."""
+    target = tiny_backbone(4, kind=kind)
+    draft = build_draft(target, 1, 1).eval()
+    prompts, sampling = tiny_prompts(), SamplingConfig(min_tokens=12, max_tokens=30, max_tokens_per_text_unit=8)
+    plain = decode(target, prompts, ChunkMethod(FixedChunk(1)), sampling)
+    drafted = decode(target, prompts, SpeculativeDecoding("sd", ModelDrafter(draft, 3)), sampling)
+    assert [r.tokens for r in drafted] == [r.tokens for r in plain]
+    assert all(r.accepted == r.proposed > 0 and r.target_passes < p.target_passes
+               for r, p in zip(drafted, plain, strict=True))
+    with torch.no_grad():
+        draft.heads.base.weight += 0.5 * draft.heads.base.weight.std() * torch.randn_like(draft.heads.base.weight)
+    imperfect = SpeculativeDecoding("sd", ModelDrafter(draft, 3))
+    greedy = SamplingConfig(temperature=0, min_tokens=12, max_tokens=30, max_tokens_per_text_unit=8)
+    expected = decode(target, prompts, ChunkMethod(FixedChunk(1)), greedy)
+    found = decode(target, prompts, imperfect, greedy)
+    assert [r.tokens for r in found] == [r.tokens for r in expected]
+    assert 0 < sum(r.accepted for r in found) < sum(r.proposed for r in found)
+
+
+def test_the_law_of_sd_with_a_language_model_that_drafts():
+    """Another, smaller language model drafts; the third token, after a draft of two, has the law of car-1.
+
+    Chi-square of both samples at 1e-6.
+    """
+    target = tiny_backbone(2, sharpen=3)
+    small = tiny_backbone(1, seed=3, sharpen=3, kind="llama", architecture=architecture("llama", num_hidden_layers=1,
+                                                                                      hidden_size=16))
+    check_draft(small, target)
+    prompt = tiny_prompts()[3]
+    prompts = [Prompt(f"draw{i}", prompt.text_ids, prompt.prompt_ids) for i in range(1500)]
+    sampling = SamplingConfig(min_tokens=3, max_tokens=3)
+    plain = decode(target, prompts, ChunkMethod(FixedChunk(1)), sampling, seed=1, batch_size=500)
+    drafted = decode(target, prompts, SpeculativeDecoding("sd", ModelDrafter(small, 2)), sampling, seed=2,
+                     batch_size=500)
+    assert 0 < sum(r.accepted for r in drafted) < sum(r.proposed for r in drafted)
+    table = torch.stack([torch.bincount(torch.tensor([r.tokens[2] for r in rows]), minlength=CODES)
+                         for rows in (plain, drafted)])
+    table = table[:, table.sum(0) >= 20]
+    assert table.shape[1] >= 3
+    assert chi2_contingency(table.numpy()).pvalue > 1e-6
+
+
+def test_vocabularies_of_one_text_tokenizer_may_be_padded_differently():
+    names = dict(phonemes="text-tokenizer:abc")
+    target, draft = tiny_backbone(**names), tiny_backbone(1, architecture=architecture(vocab_size=70), **names)
+    check_draft(draft, target)
+    with pytest.raises(ConfigError, match="text_vocab_size 70, the target 64"):
+        check_draft(tiny_backbone(1, architecture=architecture(vocab_size=70)), tiny_backbone())
+    with pytest.raises(ConfigError, match="phonemes"):
+        check_draft(draft, tiny_backbone(phonemes="text-tokenizer:xyz"))
+
+
+def test_training_a_draft_of_a_language_model(data, language_model, tmp_path):
+    """Two sessions equal one; the draft brings the text tokenizer of its target along and loads as a decoder."""
+    options = [f"{k}={v}" for k, v in settings(data, language_model, tmp_path / "draft").items()]
+    (language_model / "text_tokenizer").mkdir(exist_ok=True)
+    (language_model / "text_tokenizer" / "tokenizer.json").write_text("{}")
+    main(["train-draft", *options])
+    draft, target = load_decoder(tmp_path / "draft"), load_decoder(language_model)
+    check_draft(draft, target)
+    start = build_draft(target)
+    trained = {name for name, p in start.named_parameters() if p.requires_grad and p.numel()}
+    after = draft.state_dict()
+    moved = {name for name, value in start.state_dict().items() if not torch.equal(after[name], value)}
+    assert moved == trained
+    assert "Draft model" in (tmp_path / "draft" / "README.md").read_text()
+    assert (tmp_path / "draft" / "text_tokenizer" / "tokenizer.json").is_file()
+    halves = settings(data, language_model, tmp_path / "halves")
+    run(TrainDraftConfig(**{**halves, "max_steps": 12}))
+    for name in ("model.safetensors", "log.jsonl"):
+        (tmp_path / "halves" / name).unlink()
+    shutil.rmtree(tmp_path / "halves" / "checkpoint-12")
+    assert run(TrainDraftConfig(**halves)).checksum() == draft.checksum()

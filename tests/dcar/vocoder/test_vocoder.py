@@ -1,0 +1,727 @@
+"""The vocoder on tiny sizes: signal features, exact lengths and padding, strict files, training, resume, packs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from dcar.audio import resample
+from dcar.errors import AudioError, CheckpointError, ConfigError, DataError
+from dcar.prepare.prepared import load_prepared
+from dcar.vocoder.model import Pitch, TokenVocoder, VocoderConfig, speaker_features
+from dcar.vocoder.renderer import Renderer, mel_transform
+from dcar.vocoder.training.losses import Discriminators, MelDistance, discriminator_loss, generator_losses
+from dcar.vocoder.training.pack import PackRow, VocoderData, fit_length, pack_training_data, write_pack
+from dcar.vocoder.training.train import Trainer, TrainVocoderConfig, main, run
+from dcar.voices.features import SPEAKER_DIM, mel_filterbank, resample_speed, same_istft, same_stft, track_f0
+
+TINY = {
+    "vocab_size": 16,
+    "mel_bands": 40,
+    "condition_size": 16,
+    "acoustic_size": 32,
+    "acoustic_ffn_size": 48,
+    "acoustic_dilations": (1, 2),
+    "renderer_size": 32,
+    "renderer_ffn_size": 48,
+    "renderer_dilations": (1, 2),
+}
+TINY_DISCRIMINATORS = {
+    "periods": (2, 5),
+    "period_channels": (4, 8, 8),
+    "resolutions": (512,),
+    "resolution_channels": 4,
+}
+RATE = 24_000
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    yield
+    torch.set_num_threads(threads)
+
+
+def harmonic(f0: np.ndarray | float, seconds: float, seed: int = 0) -> np.ndarray:
+    """A buzz: harmonics of f0 (Hz, scalar or [samples]) that fall off, with a little noise."""
+    count = int(seconds * RATE)
+    phase = 2 * np.pi * np.cumsum(np.broadcast_to(f0, count)) / RATE
+    wave = sum(np.sin(k * phase) / k for k in range(1, 12))
+    noise = np.random.default_rng(seed).normal(size=count)
+    return (0.1 * wave + 0.002 * noise).astype(np.float32)
+
+
+def embedding(seed: int) -> np.ndarray:
+    vector = np.abs(np.random.default_rng(seed).normal(size=256)).astype(np.float32)
+    return vector / np.linalg.norm(vector)
+
+
+def voice(seed: int = 0, f0: float = 150.0) -> torch.Tensor:
+    return torch.from_numpy(speaker_features(harmonic(f0, 1.0), RATE, embedding(seed)))
+
+
+def write_toy_pack(path: Path, speeds: tuple[float, ...] = (1.0,), token_rate: int = 50, states: bool = False) -> None:
+    """Six recordings of two voices; the token says which third of the pitch range sounds, one in eight is silence.
+
+    states: with a codebook in three dimensions, and with states that lie around it."""
+    codebook = np.random.default_rng(2).standard_normal((16, 3)) if states else None
+    random, recordings, rows, size = np.random.default_rng(1), [], [], RATE // token_rate
+    for i in range(6):
+        tokens = np.repeat(random.integers(0, 8, size=10), 3 * token_rate // 25)  # 1.2 s
+        f0 = np.repeat(np.where(tokens < 4, 120.0, 180.0), size) * (1.0 if i % 2 else 1.3)
+        wave = harmonic(f0, 1.2, seed=i) * np.repeat(tokens != 0, size)
+        recordings.append(wave.astype(np.float32))
+        for speed in speeds:
+            played = resample_speed(torch.from_numpy(recordings[-1]), speed).numpy()
+            count = math.ceil(len(played) / size)
+            spoken = tokens[np.minimum((np.arange(count) * speed).astype(int), len(tokens) - 1)]
+            heard = None if codebook is None else codebook[spoken] + 0.1 * random.standard_normal((count, 3))
+            rows.append(PackRow(i, speed, spoken, embedding(i % 2), f"v{i % 2}", i == 5 and speed == 1.0, heard))
+    write_pack(path, recordings, rows, "toy-checksum", token_rate, codebook)
+
+
+def toy_config(tmp_path: Path, **changes) -> TrainVocoderConfig:
+    values = {
+        "data": str(tmp_path / "pack.safetensors"),
+        "out": str(tmp_path / "run"),
+        "device": "cpu",
+        "acoustic_batch_size": 4,
+        "acoustic_tokens": 40,
+        "renderer_batch_size": 4,
+        "segment_tokens": 20,
+        "context_tokens": 4,
+        "log_every": 1,
+        "eval_every": 1000,
+        "samples": 1,
+        "vocoder": TINY,
+        "discriminators": TINY_DISCRIMINATORS,
+    }
+    return TrainVocoderConfig(**{**values, **changes})
+
+
+# ------------------------------------------------------ signal features
+
+
+@pytest.mark.parametrize("f0", [70.0, 110.0, 237.0, 420.0])
+def test_pitch_track_of_a_buzz_is_within_one_percent(f0):
+    log_f0, voiced = track_f0(torch.from_numpy(harmonic(f0, 1.0)))
+    assert log_f0.shape == voiced.shape == (100,)
+    inner = slice(5, -5)
+    assert voiced[inner].all()
+    assert (log_f0[inner].exp() / f0 - 1).abs().max() < 0.01
+
+
+def test_pitch_track_of_noise_and_silence_is_unvoiced_and_finite():
+    noise = torch.from_numpy(np.random.default_rng(0).normal(scale=0.1, size=RATE).astype(np.float32))
+    for wave in (noise, torch.zeros(RATE), torch.zeros(0)):
+        log_f0, voiced = track_f0(wave)
+        assert torch.isfinite(log_f0).all() and voiced.float().sum() <= 5
+
+
+def test_pitch_is_interpolated_through_an_unvoiced_gap():
+    wave = harmonic(np.repeat([100.0, 100.0, 200.0], RATE // 2), 1.5)
+    wave[RATE // 2 : RATE] = 0
+    log_f0, voiced = track_f0(torch.from_numpy(wave))
+    assert not voiced[60:90].any()
+    assert (log_f0[55:95].diff() > 0).all() and 120 < log_f0[75].exp() < 170
+
+
+def test_playing_faster_moves_the_pitch_and_keeps_the_level():
+    wave = torch.from_numpy(harmonic(150.0, 1.0))
+    fast = resample_speed(wave, 1.25)
+    assert len(fast) == int(RATE / 1.25)
+    assert abs(float(track_f0(fast)[0].median().exp()) / 187.5 - 1) < 0.01
+    assert abs(float(fast[500:-500].std() / wave[500:-500].std()) - 1) < 0.02
+    assert resample_speed(wave, 1.0) is wave
+
+
+def test_stft_and_its_inverse_agree_inside_and_frame_counts_are_exact():
+    config = VocoderConfig()
+    window = TokenVocoder(dataclasses.replace(config, **TINY)).renderer.window
+    wave = torch.randn(2, 480 * 10)
+    spectra = same_stft(wave, window, config.hop)
+    assert spectra.shape == (2, config.n_fft // 2 + 1, 20)
+    again = same_istft(spectra, window, config.hop)
+    assert again.shape == wave.shape
+    assert torch.allclose(again[:, 480:-480], wave[:, 480:-480], atol=1e-5)
+
+
+def test_mel_filters_are_all_alive_and_of_unit_sum():
+    for n_fft, bands in ((512, 40), (1024, 80), (2048, 100)):
+        assert torch.allclose(mel_filterbank(RATE, n_fft, bands).sum(1), torch.ones(bands), atol=1e-5)
+
+
+def test_speaker_features_tell_pitch_and_ignore_level():
+    wave = harmonic(150.0, 1.5)
+    features = speaker_features(wave, RATE, embedding(0))
+    assert features.shape == (SPEAKER_DIM,) and features.dtype == np.float32
+    assert abs(math.exp(features[256]) - 150) < 3 and features[257] < 0.05
+    assert np.allclose(features[:256], embedding(0))
+    assert np.allclose(speaker_features(0.3 * wave, RATE, embedding(0)), features, atol=0.02)
+
+
+def test_what_a_low_rate_does_not_hold_is_not_taken_for_silence():
+    """A voice with energy up to 12 kHz, as a prompt of 24 kHz and of 16 kHz."""
+    noise = 0.02 * np.random.default_rng(0).standard_normal(2 * RATE)
+    wave = (harmonic(140.0, 2.0) + noise).astype(np.float32)
+    whole = speaker_features(wave, RATE, embedding(0))
+    low = speaker_features(resample(wave, RATE, 16_000), 16_000, embedding(0))
+    assert np.abs(whole[258:] - low[258:]).max() < 0.6  # log magnitudes; silence would be 5 and more below
+    assert np.abs(whole[258:285] - low[258:285]).max() < 0.1
+    assert np.ptp(low[-6:]) == 0  # the bands above 8 kHz
+
+
+@pytest.mark.parametrize(
+    ("wave", "vector"),
+    [
+        (np.zeros(RATE, np.float32), embedding(0)),
+        (np.full(RATE, np.nan, np.float32), embedding(0)),
+        (np.zeros((2, RATE), np.float32), embedding(0)),
+        (harmonic(150.0, 1.0), 3 * embedding(0)),
+        (harmonic(150.0, 1.0), embedding(0)[:100]),
+    ],
+)
+def test_unusable_prompts_are_audio_errors(wave, vector):
+    with pytest.raises(AudioError):
+        speaker_features(wave, RATE, vector)
+
+
+# ------------------------------------------------------ model
+
+
+def test_forward_length_and_silence_after_the_end():
+    model = TokenVocoder(VocoderConfig(**TINY)).eval()
+    tokens = torch.randint(0, 16, (2, 12))
+    wave = model(tokens, torch.tensor([12, 7]), torch.stack([voice(0), voice(1)]))
+    assert wave.shape == (2, 12 * 480) and torch.isfinite(wave).all() and wave[0].std() > 1e-4
+    assert wave[1, 8 * 480 :].abs().max() == 0  # one window of the last frame may ring on
+
+
+@pytest.mark.parametrize("calibration", [(), tuple(range(16))])
+def test_a_batch_with_padding_equals_single_utterances(calibration):
+    model = TokenVocoder(VocoderConfig(**TINY, calibration_tokens=calibration))
+    lists = [list(np.random.default_rng(i).integers(0, 16, size=n)) for i, n in enumerate((30, 9, 1, 17))]
+    voices = torch.stack([voice(i, 100 + 20 * i) for i in range(4)])
+    together = model.synthesize(lists, voices)
+    for i, ids in enumerate(lists):
+        alone = model.synthesize([ids], voices[i : i + 1])[0]
+        assert together[i].shape == (480 * len(ids),) and together[i].dtype == np.float32
+        np.testing.assert_allclose(together[i], alone, atol=2e-5)
+    assert model.training  # synthesize leaves the mode as it was
+
+
+@pytest.mark.parametrize("bands", [40, 100, 24])
+def test_the_equaliser_gives_calibration_speech_the_envelope_of_the_prompt(bands):
+    torch.manual_seed(0)
+    tokens, speaker = torch.randint(0, 16, (1, 60)), torch.stack([voice(0, 100.0), voice(1, 220.0)])
+    plain, equal = (
+        TokenVocoder(VocoderConfig(**{**TINY, "mel_bands": bands}, calibration_tokens=calibration)).eval()
+        for calibration in ((), tuple(tokens[0].tolist()))
+    )
+    equal.load_state_dict(plain.state_dict())
+    missed = []
+    for model in (plain, equal):
+        log_mel, pitch = model.predict(tokens.expand(2, -1), torch.ones(2, 60), speaker)
+        assert 0 < pitch.voiced.mean()
+        missed.append((model.equalizer.envelope(log_mel, pitch.voiced) - speaker[:, 258:]).abs().mean(1))
+    assert (missed[1] < (0.5 if bands == 24 else 0.35) * missed[0]).all(), missed
+    gains = equal.equalizer(equal.acoustic, speaker)
+    assert gains.shape == (2, bands) and not plain.equalizer(plain.acoustic, speaker).any()
+    assert (gains[0] - gains[1]).abs().max() > 0.1
+
+
+def test_voices_are_measured_once_and_anew_after_training(monkeypatch):
+    model = TokenVocoder(VocoderConfig(**TINY, calibration_tokens=(1, 2, 3))).eval()
+    measured, measure = [], model.equalizer._measure
+
+    def counted(acoustic, rows):
+        measured.append(len(rows))
+        return measure(acoustic, rows)
+
+    monkeypatch.setattr(model.equalizer, "_measure", counted)
+    voices = torch.stack([voice(0), voice(1), voice(0)])
+    first = model.synthesize([[1, 2]] * 3, voices)
+    again = model.synthesize([[1, 2]] * 3, voices)
+    assert measured == [2] and all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
+    model.train()
+    model.synthesize([[1, 2]], voices[:1])
+    monkeypatch.setattr("dcar.vocoder.equalizer.MOST_VOICES", 1)
+    model.synthesize([[1, 2]] * 3, voices)
+    assert measured == [2, 1, 2]
+
+
+def test_empty_utterances_give_empty_waves():
+    model = TokenVocoder(VocoderConfig(**TINY))
+    waves = model.synthesize([[], [1, 2]], torch.stack([voice(), voice()]))
+    assert [len(w) for w in waves] == [0, 960]
+    assert [len(w) for w in model.synthesize([[]], voice()[None])] == [0]
+
+
+@pytest.mark.parametrize("ids", [[3, 16], [-1]])
+def test_ids_outside_the_vocabulary_are_data_errors(ids):
+    with pytest.raises(DataError, match="outside"):
+        TokenVocoder(VocoderConfig(**TINY)).synthesize([ids], voice()[None])
+
+
+def test_dropout_is_for_training_only():
+    model = TokenVocoder(VocoderConfig(**TINY, token_dropout=0.5))
+    tokens, mask, speaker = torch.randint(0, 16, (1, 40)), torch.ones(1, 40), voice()[None]
+    spoken = [model.train(mode).predict(tokens, mask, speaker)[0] for mode in (True, True, False, False)]
+    assert not torch.equal(spoken[0], spoken[1]) and torch.equal(spoken[2], spoken[3])
+
+
+def test_wrong_speaker_features_are_data_errors():
+    model = TokenVocoder(VocoderConfig(**TINY))
+    for speaker in (voice()[None, :256], voice()[None].repeat(2, 1), voice()[None] * float("nan")):
+        with pytest.raises(DataError):
+            model.synthesize([[1]], speaker)
+
+
+def test_pulses_sound_at_the_given_pitch_with_unit_power():
+    model = TokenVocoder(VocoderConfig(**TINY))
+    log_f0 = torch.full((1, 100), math.log(130.0))
+    pulses = model.renderer.pulses(log_f0)
+    assert pulses.shape == (1, RATE) and abs(float(pulses.square().mean()) - 1) < 0.05
+    tracked, voiced = track_f0(0.1 * pulses[0])
+    assert voiced[5:-5].all() and (tracked[5:-5].exp() / 130 - 1).abs().max() < 0.01
+
+
+def test_generated_pitch_follows_the_pitch_that_is_asked_for():
+    """Even an untrained head keeps the excitation's F0: pitch cannot be lost in the network."""
+    model = TokenVocoder(VocoderConfig(**TINY)).eval()
+    pitch = Pitch(torch.full((1, 100), math.log(210.0)), torch.ones(1, 100))
+    wave = model.renderer(torch.full((1, 100, 40), -3.0), pitch, torch.ones(1, 100))[0].detach()
+    log_f0, voiced = track_f0(wave)
+    assert voiced[10:-10].float().mean() > 0.9
+    assert abs(float(log_f0[voiced].median().exp()) / 210 - 1) < 0.02
+
+
+def test_predicted_pitch_follows_the_prompt():
+    model = TokenVocoder(VocoderConfig(**TINY)).eval()
+    tokens, mask = torch.zeros(2, 10, dtype=torch.int64), torch.ones(2, 10)
+    low, high = model.predict(tokens, mask, torch.stack([voice(0, 90.0), voice(0, 300.0)]))[1].log_f0
+    assert (low < math.log(120)).all() and (high > math.log(220)).all()
+
+
+# ------------------------------------------------------ files
+
+
+def test_saved_vocoder_is_small_loads_and_sounds_the_same(tmp_path):
+    model = TokenVocoder(VocoderConfig(**TINY, calibration_tokens=(3, 1), tokenizer_checksum="abc"))
+    model.save_pretrained(tmp_path / "v")
+    assert '"calibration_tokens": [ 3, 1 ]' in (tmp_path / "v" / "config.json").read_text()  # one line for hundreds
+    again = TokenVocoder.from_pretrained(tmp_path / "v")
+    assert again.config == model.config and not again.training and again.renderer.head.weight.dtype == torch.float32
+    ids, speaker = [list(range(16))], voice()[None]
+    np.testing.assert_allclose(again.synthesize(ids, speaker)[0], model.synthesize(ids, speaker)[0], atol=5e-3)
+
+
+def test_default_size_is_within_the_budget_of_the_shipped_file():
+    count = sum(p.numel() for p in TokenVocoder(VocoderConfig()).parameters())
+    assert 2 * count < 14.6e6  # bytes in fp16; the file may have 15 MB
+
+
+def test_from_pretrained_is_strict(tmp_path):
+    TokenVocoder(VocoderConfig(**TINY)).save_pretrained(tmp_path)
+    good = json.loads((tmp_path / "config.json").read_text())
+    wrong = [
+        {**good, "acoustic_size": 40},
+        {**good, "renderer_dilations": [1]},
+        {**good, "colour": "red"},
+        {**good, "format": "other"},
+        {**good, "window": 700},
+        {**good, "calibration_tokens": [16]},
+        {k: v for k, v in good.items() if k != "n_fft"},
+    ]
+    for config in wrong:
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        with pytest.raises(CheckpointError):
+            TokenVocoder.from_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(good))
+    weights = (tmp_path / "model.safetensors").read_bytes()
+    (tmp_path / "model.safetensors").write_bytes(weights[: len(weights) // 2])
+    with pytest.raises(CheckpointError):
+        TokenVocoder.from_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match="no readable vocoder"):
+        TokenVocoder.from_pretrained(tmp_path / "nowhere")
+
+
+# ------------------------------------------------------ data
+
+
+def test_pack_round_trip(tmp_path):
+    write_toy_pack(tmp_path / "pack.safetensors", speeds=(1.0, 1.2))
+    data = VocoderData.load(tmp_path / "pack.safetensors", "cpu")
+    assert data.lengths.tolist() == [60, 50] * 6 and data.tokenizer_checksum == "toy-checksum"
+    assert data.waves.shape == (480 * int(data.lengths.sum()),) and data.log_f0.shape == (2 * int(data.lengths.sum()),)
+    assert data.validation.nonzero()[:, 0].tolist() == [10]
+    assert len(set(data.voice.tolist())) == 4  # a voice at another speed is another voice
+    played = data.waves[: 60 * 480].numpy() / 32767
+    features = speaker_features(played.astype(np.float32), RATE, embedding(0))
+    np.testing.assert_allclose(data.speaker[0].numpy(), features, atol=2e-3)  # embeddings are stored as fp16
+    crop = data.crop(torch.tensor([0, 2]), torch.tensor([-3, 55]), 10)
+    assert crop.mask.tolist() == [[0] * 3 + [1] * 7, [1] * 5 + [0] * 5]
+    start = int(data.starts[2])
+    assert crop.tokens[1, :5].tolist() == data.tokens[start + 55 : start + 60].tolist()
+    wave = data.wave(crop)
+    assert wave.shape == (2, 4800) and wave[0, : 3 * 480].abs().max() == 0
+    assert torch.equal(wave[1, : 5 * 480], data.waves[(start + 55) * 480 : (start + 60) * 480].float() / 32767)
+
+
+def test_files_that_are_no_pack_are_data_errors(tmp_path):
+    (tmp_path / "x").write_bytes(b"nothing")
+    with pytest.raises(DataError, match="not a readable training pack"):
+        VocoderData.load(tmp_path / "x", "cpu")
+    with pytest.raises(DataError, match="nothing to pack"):
+        write_pack(tmp_path / "y", [], [], "")
+
+
+def test_packs_are_joined_with_voices_of_their_own(tmp_path):
+    write_toy_pack(tmp_path / "a", states=True)
+    write_toy_pack(tmp_path / "b", speeds=(1.0, 0.9), states=True)
+    a, b = (VocoderData.load(tmp_path / name, "cpu") for name in "ab")
+    joined = VocoderData.join([a, b])
+    assert len(joined.lengths) == len(a.lengths) + len(b.lengths)
+    assert joined.voice.unique().tolist() == list(range(2 + 4))
+    for part, first in ((a, 0), (b, len(a.lengths))):
+        rows = torch.arange(len(part.lengths))
+        here, there = part.crop(rows, torch.zeros_like(rows), 20), joined.crop(rows + first, torch.zeros_like(rows), 20)
+        assert torch.equal(here.tokens, there.tokens) and torch.equal(here.log_f0, there.log_f0)
+        assert torch.equal(part.wave(here), joined.wave(there))
+        assert torch.equal(part.states[here.positions], joined.states[there.positions])
+    write_toy_pack(tmp_path / "plain")
+    with pytest.raises(DataError, match="some packs hold states"):
+        VocoderData.join([a, VocoderData.load(tmp_path / "plain", "cpu")])
+    with pytest.raises(DataError, match="different tokenizers"):
+        VocoderData.join([a, dataclasses.replace(b, tokenizer_checksum="another")])
+
+
+def test_tokens_of_other_audio_are_refused():
+    assert len(fit_length(torch.zeros(4700), 4800, 1440)) == 4800
+    with pytest.raises(DataError, match="belong to other audio"):
+        fit_length(torch.zeros(4800), 9600, 1440)
+
+
+class _Tokenizer:
+    name, vocab_size, rate_hz, checksum = "toy", 16, 50.0, "toy-checksum"
+
+    def encode(self, waves, sample_rate):
+        return [np.arange(math.ceil(len(w) * 50 / sample_rate)) % 16 for w in waves]
+
+
+class _Encoder:
+    name = "toy"
+
+    def embed(self, wave, sample_rate):
+        return embedding(0)
+
+
+def test_embeddings_start_from_the_codebook_and_learn_the_states_behind_the_tokens(tmp_path):
+    write_toy_pack(tmp_path / "pack.safetensors", states=True)
+    config = toy_config(tmp_path, max_steps=60, renderer_every=1000, learning_rate=4e-3)
+    data = VocoderData.load(config.data, "cpu")
+    near = torch.cdist(data.states.float(), data.codebook).argmin(1)  # row by row in the order of the tokens
+    assert (near == data.tokens).float().mean() > 0.95
+    trainer = Trainer(config, data, torch.device("cpu"))
+    embedding = trainer.generator.acoustic.embedding.weight
+    assert abs(float(embedding.detach().std()) - 0.5) < 1e-4
+    distances = [torch.pdist(table.detach()) for table in (embedding, data.codebook)]
+    assert torch.corrcoef(torch.stack(distances))[0, 1] > 0.8
+    errors = [float(trainer.step()["states"]) for _ in range(60)]
+    assert errors[0] > 0.9 and np.mean(errors[-10:]) < 0.7  # 1 = knowing nothing
+    blind = Trainer(dataclasses.replace(config, state_weight=0.0), data, torch.device("cpu"))
+    errors = [float(blind.step()["states"]) for _ in range(60)]
+    assert np.mean(errors[-10:]) > 1.0  # what is not weighed is not learned
+    with pytest.raises(ConfigError, match="tokens of 16 codes, but vocab_size is 17"):
+        Trainer(dataclasses.replace(config, vocoder={**TINY, "vocab_size": 17}), data, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("encoded", [False, True])
+def test_a_prepared_corpus_becomes_a_pack(tmp_path, encoded):
+    prepare = pytest.importorskip("dcar.prepare.run")
+    from dcar.audio import save_audio
+
+    lines = []
+    for i in range(4):
+        save_audio(tmp_path / f"{i}.wav", harmonic(120.0 + 10 * i, 1.0 + 0.1 * i), RATE)
+        lines.append({"id": f"u{i}", "audio": f"{i}.wav", "text": f"Number {i} here.", "speaker": f"s{i % 2}"})
+    (tmp_path / "m.jsonl").write_text("".join(json.dumps({**x, "split": "dev" if x["id"] == "u3" else "train"}) + "\n"
+                                              for x in lines))  # fmt: skip
+    config = prepare.PrepareConfig(
+        out_dir=str(tmp_path / "p"), corpus="jsonl", path=str(tmp_path / "m.jsonl"), speeds=(1.0, 0.9),
+        splits=("train", "dev"), tokenizer="toy:",
+    )  # fmt: skip
+    prepare.run(config, tokenizer=_Tokenizer(), speaker_encoder=_Encoder(), progress=False)
+    pack_training_data(tmp_path / "p", tmp_path / "pack.safetensors", encoded=encoded)
+    data = VocoderData.load(tmp_path / "pack.safetensors", "cpu")
+    assert len(data.lengths) == 7 and int(data.validation.sum()) == 1
+    original = [i for i in range(7) if int(data.lengths[i]) == 50]
+    slow = [i for i in range(7) if int(data.lengths[i]) == 56]
+    assert len(original) == 1 and len(slow) == 1
+    means = data.speaker[[original[0], slow[0]], 256].exp()
+    assert abs(float(means[1] / means[0]) - 0.9) < 0.01
+    # What the vocoder is told of a voice when it speaks is what it was told in training.
+    told = [row["voice"] for split in ("train", "dev") for row in load_prepared(tmp_path / "p", split)]
+    assert np.abs(np.asarray(told) - data.speaker.numpy()).max() < 0.1
+
+
+def test_a_pack_with_states_holds_what_the_tokens_were_and_refuses_others(tmp_path, monkeypatch):
+    """The tokenizer hears every signal at its own speed again, and must say what it said."""
+    prepare = pytest.importorskip("dcar.prepare.run")
+    from dcar.audio import save_audio
+    from dcar.tokens.whisper import WhisperKMeansTokenizer
+    from dcar.vocoder.training import pack as vocoder_data
+
+    class Listener(WhisperKMeansTokenizer):
+        """States are the levels of four quarters of a token's 20 ms, in 512 dimensions of which only these count."""
+
+        def states(self, wave, sample_rate):
+            tokens = math.ceil(len(wave) * 50 / sample_rate)
+            pieces = np.pad(wave, (0, tokens * 320 - len(wave))).reshape(tokens, 4, 80)
+            return np.pad(np.sqrt((pieces**2).mean(2)), ((0, 0), (0, 508))).astype(np.float32)
+
+    def listener(seed: int) -> Listener:
+        centroids = 0.09 + 0.02 * np.random.default_rng(seed).standard_normal((16, 4))
+        return Listener(centroids, np.zeros(512), np.ones(512), projection=np.eye(512, 4))
+
+    for i in range(2):
+        save_audio(tmp_path / f"{i}.wav", harmonic(120.0 + 20 * i, 1.0 + 0.2 * i, seed=i), RATE)
+    (tmp_path / "m.jsonl").write_text("".join(
+        json.dumps({"id": f"u{i}", "audio": f"{i}.wav", "text": f"Number {i}.", "speaker": "s",
+                    "split": ("train", "dev")[i]}) + "\n" for i in range(2)))  # fmt: skip
+    ours = listener(0)
+    ours.save_pretrained(tmp_path / "tokenizer")
+    config = prepare.PrepareConfig(
+        out_dir=str(tmp_path / "p"), corpus="jsonl", path=str(tmp_path / "m.jsonl"), speeds=(1.0, 0.9),
+        splits=("train", "dev"), tokenizer=str(tmp_path / "tokenizer"),
+    )  # fmt: skip
+    prepare.run(config, tokenizer=ours, speaker_encoder=_Encoder(), progress=False)
+    monkeypatch.setattr(vocoder_data, "load_tokenizer", lambda spec: ours)
+    pack_training_data(tmp_path / "p", tmp_path / "pack.safetensors", states=True)
+    data = VocoderData.load(tmp_path / "pack.safetensors", "cpu")
+    assert len(data.lengths) == 3 and data.states.shape == (int(data.lengths.sum()), 4)
+    assert torch.equal(data.codebook, torch.from_numpy(ours.centroids))
+    assert (ours.nearest(data.states.float().numpy()) == data.tokens.numpy()).mean() > 0.98  # float16 near a border
+    assert len(set(data.tokens.tolist())) > 3
+    pack_training_data(tmp_path / "p", tmp_path / "train.safetensors", validation_splits=("test",))
+    assert not VocoderData.load(tmp_path / "train.safetensors", "cpu").validation.any()
+    with pytest.raises(DataError, match="has no split other"):
+        pack_training_data(tmp_path / "p", tmp_path / "none.safetensors", train_splits=("other",))
+    monkeypatch.setattr(vocoder_data, "load_tokenizer", lambda spec: listener(1))
+    with pytest.raises(DataError, match="but the tokenizer in use is"):
+        pack_training_data(tmp_path / "p", tmp_path / "other.safetensors", states=True)
+    monkeypatch.setattr(vocoder_data, "load_tokenizer", lambda spec: _Tokenizer())
+    with pytest.raises(ConfigError, match="has no states to keep"):
+        pack_training_data(tmp_path / "p", tmp_path / "other.safetensors", states=True)
+    save_audio(tmp_path / "0.wav", 0.3 * harmonic(120.0, 1.0), RATE)  # same length, another sound
+    monkeypatch.setattr(vocoder_data, "load_tokenizer", lambda spec: ours)
+    with pytest.raises(DataError, match="u0 gives other tokens now"):
+        pack_training_data(tmp_path / "p", tmp_path / "other.safetensors", states=True)
+
+
+# ------------------------------------------------------ training
+
+
+def test_losses_reward_the_right_side_and_reach_the_generator():
+    discriminators = Discriminators(**TINY_DISCRIMINATORS)
+    real, fake = torch.randn(2, 4800) * 0.1, torch.zeros(2, 4800, requires_grad=True)
+    maps = discriminators(torch.cat([real, fake]))
+    assert len(maps) == 3 and discriminator_loss(maps).item() > 0
+    adversarial, matching = generator_losses(maps)
+    (adversarial + matching + MelDistance(RATE)(fake, real)).backward()
+    assert torch.isfinite(fake.grad).all() and fake.grad.abs().sum() > 0
+    assert float(MelDistance(RATE)(real, real)) == 0
+    perfect = [[torch.cat([torch.ones(2, 1), torch.zeros(2, 1)])]]
+    assert float(discriminator_loss(perfect)) == 0
+
+
+def test_training_brings_every_loss_down_and_exports(tmp_path):
+    """Overfits six buzzing recordings. Seen: log-mel 4.4 → 2.0, pitch .65 → .19, voicing .78 → .35."""
+    write_toy_pack(tmp_path / "pack.safetensors")
+    config = toy_config(tmp_path, max_steps=90, warm_steps=80, learning_rate=4e-3, ema_decay=0.9)
+    untrained = Trainer(config, VocoderData.load(config.data, "cpu"), torch.device("cpu")).validate()
+    export = run(config)
+    records = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    train = [r for r in records if r["event"] == "train"]
+    first, last = train[:5], train[-15:-5]
+    names = ("log_mel", "pitch", "voicing")
+    mean = {k: [np.mean([r[k] for r in part]) for part in (first, last)] for k in names}
+    assert all(mean[k][1] < 0.7 * mean[k][0] for k in names), mean
+    assert {"discriminator", "adversarial", "matching"} <= set(train[-1])  # the last ten steps were a GAN
+    validation = [r for r in records if r["event"] == "validation"][-1]
+    assert math.isfinite(validation["mel"]) and validation["step"] == 90
+    assert validation["mel_copy"] < 0.8 * untrained["mel_copy"] and validation["mel"] < 0.8 * untrained["mel"]
+    vocoder = TokenVocoder.from_pretrained(export)
+    assert vocoder.config.tokenizer_checksum == "toy-checksum"
+    data = VocoderData.load(config.data, "cpu")
+    assert vocoder.config.calibration_tokens == tuple(data.tokens[: 5 * 60].tolist())  # the sixth row is not trained on
+    assert sorted(p.name for p in (tmp_path / "run" / "samples").iterdir()) == ["0_real.wav", "0_vocoder.wav"]
+
+
+def test_training_goes_on_from_an_exported_vocoder(tmp_path):
+    write_toy_pack(tmp_path / "pack.safetensors")
+    first = run(toy_config(tmp_path, max_steps=2))
+    data = VocoderData.load(tmp_path / "pack.safetensors", "cpu")
+    config = toy_config(tmp_path, init_from=str(first))
+    trainer = Trainer(config, data, torch.device("cpu"))
+    for name, value in TokenVocoder.from_pretrained(first).state_dict().items():
+        assert torch.equal(trainer.generator.state_dict()[name], value), name
+        assert torch.equal(trainer.average.state_dict()[name], value), name
+    with pytest.raises(ConfigError, match="another size"):
+        Trainer(dataclasses.replace(config, vocoder={**TINY, "acoustic_size": 40}), data, torch.device("cpu"))
+
+
+def test_a_renderer_serves_another_tokenizer_and_can_stay_as_it_is(tmp_path):
+    write_toy_pack(tmp_path / "pack.safetensors")
+    first = run(toy_config(tmp_path, max_steps=2))
+    config = toy_config(tmp_path, renderer_from=str(first), renderer_every=0, vocoder={**TINY, "vocab_size": 20})
+    trainer = Trainer(config, VocoderData.load(config.data, "cpu"), torch.device("cpu"))
+    logs = [trainer.step() for _ in range(2)]
+    assert all("mel" not in log and "log_mel" in log for log in logs)
+    for name, value in TokenVocoder.from_pretrained(first).renderer.state_dict().items():
+        assert torch.equal(trainer.average.renderer.state_dict()[name], value), name
+    assert trainer.generator.acoustic.embedding.num_embeddings == 20
+
+
+def test_tokens_of_25_hz(tmp_path):
+    """The pack's rate decides the vocoder's; whatever disagrees is refused."""
+    write_toy_pack(tmp_path / "pack.safetensors", speeds=(1.0, 1.2), token_rate=25)
+    data = VocoderData.load(tmp_path / "pack.safetensors", "cpu")
+    assert (data.token_rate, data.samples_per_token, data.frames_per_token) == (25, 960, 4)
+    assert data.lengths.tolist() == [30, 25] * 6
+    tokens = int(data.lengths.sum())
+    assert data.waves.shape == (960 * tokens,) and data.log_f0.shape == data.voiced.shape == (4 * tokens,)
+    crop = data.crop(torch.tensor([0, 2]), torch.tensor([-3, 28]), 5)
+    assert crop.frame_mask.tolist() == [[0] * 12 + [1] * 8, [1] * 8 + [0] * 12]
+    start = int(data.starts[2])
+    assert torch.equal(crop.log_f0[1, :8], data.log_f0[4 * (start + 28) : 4 * (start + 30)])
+    assert torch.equal(data.wave(crop)[1, :1920], data.waves[960 * (start + 28) : 960 * (start + 30)].float() / 32767)
+
+    config = toy_config(tmp_path, max_steps=60, warm_steps=55, learning_rate=4e-3, ema_decay=0.9, segment_tokens=10,
+                        acoustic_tokens=20, context_tokens=2)  # fmt: skip
+    vocoder = TokenVocoder.from_pretrained(run(config))
+    records = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    train = [r["log_mel"] for r in records if r["event"] == "train"]
+    assert np.mean(train[-10:]) < 0.85 * np.mean(train[:5])  # seen: 0.75
+    assert records[0]["hours"] == pytest.approx(float(data.lengths.sum()) / 25 / 3600)
+    assert "discriminator" in records[-2] and math.isfinite(records[-1]["mel"])
+    assert vocoder.token_rate == 25 and len(vocoder.synthesize([[1, 2, 3]], voice()[None])[0]) == 3 * 960
+
+    with pytest.raises(ConfigError, match="25 tokens a second of 4 frames, but the vocoder is to have 50 of 2"):
+        Trainer(toy_config(tmp_path, vocoder={**TINY, "token_rate": 50}), data, torch.device("cpu"))
+    with pytest.raises(ConfigError, match="of 4 frames, but the vocoder is to have 25 of 8"):
+        Trainer(toy_config(tmp_path, vocoder={**TINY, "hop": 120, "window": 720}), data, torch.device("cpu"))
+    TokenVocoder(VocoderConfig(**TINY)).save_pretrained(tmp_path / "fast")
+    with pytest.raises(ConfigError, match="speaks 50 tokens a second, the pack has 25"):
+        Trainer(toy_config(tmp_path, init_from=str(tmp_path / "fast")), data, torch.device("cpu"))
+
+
+def test_packs_of_other_rates_and_vocabularies(tmp_path):
+    wave = harmonic(150.0, 1.0)
+    row = PackRow(0, 1.0, np.full(50, 65_535), embedding(0), "v", False)
+    path = tmp_path / "pack.safetensors"
+    write_pack(path, [wave], [row], "")  # X-codec2 has 65536 codes: more than 16 bits with a sign
+    assert VocoderData.load(path, "cpu").tokens.tolist() == [65_535] * 50
+    for rate in (12.5, 75, 0):
+        with pytest.raises(DataError, match="rates of 100, 50, 25"):
+            write_pack(path, [wave], [row], "", rate)
+    with safe_open(path, "pt") as file:
+        header, tensors = file.metadata(), {k: file.get_tensor(k) for k in file.keys()}  # noqa: SIM118
+    save_file(tensors, path, metadata={k: v for k, v in header.items() if k != "token_rate"})
+    assert VocoderData.load(path, "cpu").token_rate == 50  # a pack from before it was written down
+    save_file(tensors, path, metadata={**header, "token_rate": "25"})
+    with pytest.raises(DataError, match="belong to other audio"):
+        VocoderData.load(path, "cpu")
+
+
+def test_the_renderer_steps_at_its_own_pace(tmp_path):
+    write_toy_pack(tmp_path / "pack.safetensors")
+    config = toy_config(tmp_path, renderer_every=3, warm_steps=1)
+    trainer = Trainer(config, VocoderData.load(config.data, "cpu"), torch.device("cpu"))
+    seen = [("mel" in logs, "discriminator" in logs) for logs in (trainer.step() for _ in range(7))]
+    assert [mel for mel, _ in seen] == [True, False, False, True, False, False, True]
+    assert [gan for _, gan in seen] == [False, False, False, True, False, False, True]  # one warm step of its own
+
+
+def test_voices_with_little_speech_are_drawn_more_often(tmp_path):
+    recordings = [harmonic(150.0, 1.2, seed=i) for i in range(5)]
+    rows = [PackRow(i, 1.0, np.zeros(60, np.int64), embedding(i == 4), "ab"[i == 4], False) for i in range(5)]
+    write_pack(tmp_path / "pack.safetensors", recordings, rows, "")
+    data = VocoderData.load(tmp_path / "pack.safetensors", "cpu")
+    for balance, share in ((0.0, 0.2), (1.0, 0.5)):
+        trainer = Trainer(toy_config(tmp_path, voice_balance=balance), data, torch.device("cpu"))
+        weights = trainer.row_weights / trainer.row_weights.sum()
+        assert abs(float(weights[4]) - share) < 1e-6
+
+
+def test_an_untrained_renderer_already_has_the_envelope():
+    """The mel spectrum sets the level of every band before anything is learned: within a few decibels."""
+    torch.manual_seed(0)
+    config = VocoderConfig(**TINY)
+    renderer, mel = Renderer(config).eval(), mel_transform(config)
+    bands = torch.linspace(-3.0, -7.0, 40) + torch.sin(torch.arange(40) / 3.0)
+    wave = renderer(bands.expand(1, 100, 40), Pitch(torch.full((1, 100), 5.0), torch.ones(1, 100)), torch.ones(1, 100))
+    heard = mel(wave.detach())[0, :, 10:-10].mean(1)
+    assert (heard - bands).abs().mean() < 0.5 and (heard - bands)[2:-2].abs().max() < 1.2
+
+
+@pytest.mark.parametrize("states", [False, True])
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, states):
+    write_toy_pack(tmp_path / "pack.safetensors", states=states)
+    config = toy_config(tmp_path, max_steps=8, warm_steps=3)
+    data = VocoderData.load(config.data, "cpu")
+
+    def steps(trainer: Trainer, count: int) -> Trainer:
+        for _ in range(count):
+            trainer.step()
+        return trainer
+
+    whole = steps(Trainer(config, data, torch.device("cpu")), 8)
+    part = steps(Trainer(config, data, torch.device("cpu")), 5)
+    torch.save(part.state(), tmp_path / "state.pt")
+    resumed = Trainer(config, data, torch.device("cpu"))
+    resumed.load_state(torch.load(tmp_path / "state.pt", weights_only=True))
+    steps(resumed, 3)
+    for name, value in whole.generator.state_dict().items():
+        assert torch.equal(value, resumed.generator.state_dict()[name]), name
+    for name, value in whole.average.state_dict().items():
+        assert torch.equal(value, resumed.average.state_dict()[name]), name
+
+
+def test_a_finished_run_is_not_trained_again_and_another_shape_is_refused(tmp_path):
+    write_toy_pack(tmp_path / "pack.safetensors")
+    config = toy_config(tmp_path, max_steps=2, warm_steps=5)
+    before = run(config).joinpath("model.safetensors").read_bytes()
+    assert run(config).joinpath("model.safetensors").read_bytes() == before
+    with pytest.raises(CheckpointError, match="another configuration"):
+        run(dataclasses.replace(config, max_steps=3, vocoder={**TINY, "acoustic_size": 40}))
+
+
+def test_the_command_line_takes_every_field(tmp_path, capsys):
+    write_toy_pack(tmp_path / "pack.safetensors")
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    assert "--mel_weight" in capsys.readouterr().out
+    values = dataclasses.asdict(toy_config(tmp_path, max_steps=1, bf16=False))
+    arguments = [[f"--{k}", json.dumps(v) if isinstance(v, (dict, bool)) else str(v)] for k, v in values.items()]
+    main(sum(arguments, []))
+    assert TokenVocoder.from_pretrained(tmp_path / "run" / "export").config.acoustic_size == 32
+
+
+def test_a_pack_without_training_rows_is_a_config_error(tmp_path):
+    wave = harmonic(150.0, 1.0)
+    row = PackRow(0, 1.0, np.zeros(50, np.int64), embedding(0), "v", True)
+    write_pack(tmp_path / "pack.safetensors", [wave], [row], "")
+    data = VocoderData.load(tmp_path / "pack.safetensors", "cpu")
+    with pytest.raises(ConfigError, match="validation"):
+        Trainer(toy_config(tmp_path), data, torch.device("cpu"))

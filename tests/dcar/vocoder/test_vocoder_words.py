@@ -1,0 +1,205 @@
+"""The loss that asks whisper-base whether a spectrum sounds like its words, and what measures a vocoder's words."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import struct
+
+import numpy as np
+import pytest
+import torch
+from test_vocoder import harmonic, toy_config, write_toy_pack
+from tiny_data import tiny_vocoder, write_prepared
+
+from dcar.errors import CheckpointError, ConfigError
+from dcar.prepare.prepared import load_prepared
+from dcar.sources.packages import whisper_base_dir
+from dcar.tokens.whisper import shared_encoder
+from dcar.vocoder.blocks import VocoderConfig
+from dcar.vocoder.renderer import mel_transform
+from dcar.vocoder.training.pack import VocoderData
+from dcar.vocoder.training.train import Trainer
+from dcar.vocoder.training.voices import VoiceLoss
+from dcar.vocoder.training.words import WhisperStates, WordLoss, ctranslate2_weights
+from dcar.voices.features import SAMPLE_RATE
+from eval.analysis.vocoder_quality import VocoderQualityConfig, nearest_voice, run, table
+
+
+@pytest.fixture(scope="module")
+def weights() -> dict[str, torch.Tensor]:
+    return ctranslate2_weights(whisper_base_dir() / "model.bin", "encoder/")
+
+
+def chirps(count: int, seconds: float = 1.0) -> torch.Tensor:
+    """Buzzes whose pitch moves, each in its own way: [count, samples] at 24 kHz."""
+    steps = np.linspace(0, 1, int(seconds * SAMPLE_RATE))
+    waves = [
+        harmonic(150 + 60 * np.sin(2 * np.pi * (i + 2) * steps), seconds, seed=i)
+        * (0.2 + np.abs(np.sin(9 * i + 7 * steps)))
+        for i in range(count)
+    ]
+    return torch.from_numpy(np.stack(waves).astype(np.float32))
+
+
+def test_states_are_those_of_the_tokenizers_encoder(weights):
+    encoder = shared_encoder(0.0, 1)
+    wave = harmonic(np.linspace(100, 300, 16_000), 16_000 / 24_000)  # taken as one second at 16 kHz
+    features = encoder.model.feature_extractor(wave, padding=0)
+    wanted = encoder(wave, 16_000)
+    (got,) = WhisperStates(weights, [6])(torch.from_numpy(features.T[None].copy()).float())
+    assert got.shape == (1, 50, 512)
+    assert np.abs(got[0].numpy() - wanted).max() < 1e-3
+
+
+def test_layers_that_are_not_there_are_refused(weights):
+    with pytest.raises(CheckpointError, match=r"layers \[7\] of an encoder of 6"):
+        WhisperStates(weights, [7])
+
+
+def _variable(name: str, values: np.ndarray, kind: int) -> bytes:
+    text = name.encode() + b"\0"
+    dims = struct.pack(f"<B{values.ndim}I", values.ndim, *values.shape)
+    return struct.pack("<H", len(text)) + text + dims + struct.pack("<BI", kind, values.nbytes) + values.tobytes()
+
+
+def test_reading_a_model_file(tmp_path):
+    half = np.arange(6, dtype=np.float16).reshape(2, 3)
+    body = _variable("encoder/a", half, 4) + _variable("decoder/b", np.ones(2, np.float32), 0)
+    head = struct.pack("<IH2sII", 6, 2, b"S\0", 3, 2)
+    path = tmp_path / "model.bin"
+    path.write_bytes(head + body)
+    found = ctranslate2_weights(path, "encoder/")
+    assert list(found) == ["a"] and torch.equal(found["a"], torch.arange(6.0).view(2, 3))
+    path.write_bytes((head + body)[:-30])
+    with pytest.raises(CheckpointError, match="not a readable CTranslate2 model"):
+        ctranslate2_weights(path)
+    path.write_bytes(struct.pack("<I", 5) + head[4:] + body)
+    with pytest.raises(CheckpointError, match="version 5"):
+        ctranslate2_weights(path)
+
+
+def test_loss_is_zero_at_the_truth_grows_with_the_error_and_teaches_only_inside_the_mask():
+    torch.manual_seed(0)
+    waves = chirps(4)
+    log_mel = mel_transform(VocoderConfig())(waves).transpose(1, 2)
+    loss = WordLoss(waves, log_mel)
+    mask = torch.ones(4, 100)
+    assert float(loss(log_mel, log_mel, mask)) == 0
+    noise = torch.randn_like(log_mel)
+    errors = [float(loss(log_mel + size * noise, log_mel, mask)) for size in (0.05, 0.2, 0.8)]
+    assert 0 < errors[0] < errors[1] < errors[2]
+
+    mask[:, 60:] = 0
+    said = (log_mel + 0.2 * noise).requires_grad_()
+    loss(said, log_mel, mask).backward()
+    assert float(said.grad[:, :60].norm()) > 0 and float(said.grad[:, 60:].norm()) == 0
+    assert not any(p.requires_grad for p in loss.parameters())
+    odd = loss(log_mel[:, :99] + 0.2 * noise[:, :99], log_mel[:, :99], torch.ones(4, 99))  # tokens of 100 Hz
+    assert torch.isfinite(odd)
+
+    # Descent on the loss alone brings a damaged spectrum nearer to what Whisper heard.
+    damaged = (log_mel + 0.2 * noise).requires_grad_()
+    optimizer = torch.optim.Adam([damaged], 0.02)
+    for _ in range(20):
+        optimizer.zero_grad()
+        loss(damaged, log_mel, mask).backward()
+        optimizer.step()
+    assert float(loss(damaged.detach(), log_mel, mask)) < 0.7 * errors[1]
+
+
+def test_training_with_the_losses_is_logged_and_exports_nothing_of_it(tmp_path):
+    write_toy_pack(tmp_path / "pack.safetensors")
+    config = toy_config(tmp_path, words_weight=1.0, voice_weight=1.0, renderer_every=0, learning_rate=4e-3)
+    data = VocoderData.load(config.data, "cpu")
+    trainer = Trainer(config, data, torch.device("cpu"))
+    logs = [trainer.step() for _ in range(40)]
+    for name, share in (("words", 0.8), ("voices", 0.96)):  # buzzes hardly have a voice
+        values = [float(log[name]) for log in logs]
+        assert all(np.isfinite(values)), name
+        assert np.mean(values[-8:]) < share * np.mean(values[:8]), (name, values)
+    plain = Trainer(toy_config(tmp_path, renderer_every=0), data, torch.device("cpu"))
+    assert trainer.state().keys() == plain.state().keys()
+    assert trainer.generator.state_dict().keys() == plain.generator.state_dict().keys()
+    with pytest.raises(ConfigError, match="acoustic_tokens=500"):
+        Trainer(toy_config(tmp_path, words_weight=1.0, acoustic_tokens=500), data, torch.device("cpu"))
+
+
+def test_voice_loss_knows_recordings_from_one_another_and_teaches_only_inside_the_mask():
+    waves = torch.stack([
+        torch.from_numpy(harmonic(f0, 1.6, seed=i) * (0.3 + 0.2 * np.sin(np.arange(int(1.6 * SAMPLE_RATE)) / 900)))
+        for i, f0 in enumerate((90.0, 130.0, 190.0, 260.0))
+    ]).float()
+    log_mel = mel_transform(VocoderConfig())(waves).transpose(1, 2)
+    loss, mask = VoiceLoss(waves, log_mel), torch.ones(4, 160)
+    assert abs(float(loss(log_mel, log_mel, mask, waves))) < 1e-6
+    exchanged = float(loss(log_mel.flip(0), log_mel, mask, waves))
+    torch.manual_seed(0)
+    noise = torch.randn_like(log_mel)
+    assert 0 < float(loss(log_mel + 0.1 * noise, log_mel, mask, waves)) < exchanged
+    mask[:, 100:] = 0
+    said = (log_mel + 0.1 * noise).requires_grad_()
+    loss(said, log_mel, mask, waves).backward()
+    assert float(said.grad[:, :100].norm()) > 0 and float(said.grad[:, 100:].norm()) == 0
+    assert not any(p.requires_grad for p in loss.parameters())
+
+
+# ------------------------------------------------------------------------------------------------ vocoder-quality
+
+
+def test_nearest_voice_is_among_the_names_that_are_asked_for():
+    voices = {"a": np.array([3.0, 0.0]), "b": np.array([0.0, 0.5]), "c": np.array([1.0, 1.0])}
+    embeddings = np.array([[1.0, 0.0], [0.8, 0.6], [0.1, 0.995]])
+    assert nearest_voice(embeddings, voices, ["a", "b"]) == ["a", "a", "b"]
+    assert nearest_voice(embeddings, voices, ["a", "b", "c"]) == ["a", "c", "b"]
+
+
+class _Judge:
+    """Hears every word of half of the waves, and of the vocoder's nothing else than noise."""
+
+    name = "fake"
+
+    def transcribe(self, waves, sample_rate):
+        return ["a red house" if i % 2 else "a red mouse" for i, _ in enumerate(waves)]
+
+
+class _Voices:
+    """The first samples of a wave say whose voice it is."""
+
+    def embed(self, wave, sample_rate):
+        return np.eye(256)[int(abs(float(wave[0])) > 0.5)]
+
+
+def test_words_and_voices_of_a_split(tmp_path, monkeypatch):
+    data = write_prepared(tmp_path / "data", train=2, dev=4)
+    tiny_vocoder().save_pretrained(tmp_path / "vocoder")
+    monkeypatch.setattr("eval.analysis.vocoder_quality.load_recognizer", lambda name: _Judge())
+    monkeypatch.setattr("eval.analysis.vocoder_quality.SpeakerEncoder", _Voices)
+    speaker = {row["id"]: row["speaker"] for row in load_prepared(data, "dev")}
+    monkeypatch.setattr(
+        "eval.analysis.vocoder_quality.corpus_recordings",
+        lambda data: lambda name: (sound(speaker.get(name, "s0")), 16_000),
+    )
+
+    def sound(name: str) -> np.ndarray:
+        """s1 is low, s0 high; no two waves are the same."""
+        f0 = 120.0 if name == "s1" else 240.0
+        wave = harmonic(f0 + next(count), 1.0)
+        wave[0] = 0.9 if name == "s1" else 0.1
+        return wave
+
+    count = itertools.count()
+    monkeypatch.setattr(
+        "eval.analysis.vocoder_quality._voices", lambda data: {"s0": np.eye(256)[0], "s1": np.eye(256)[1]}
+    )
+    settings = dict(data=str(data), split="dev", vocoder=str(tmp_path / "vocoder"), out=str(tmp_path / "out"))
+    result = run(VocoderQualityConfig(**settings, against=str(tmp_path / "vocoder")))
+    assert json.loads((tmp_path / "out" / "vocoder_quality.json").read_text())["n"] == 4
+    assert result["utterances"][0]["recording"] == {"heard": "a red mouse", "errors": 1}
+    for name in ("recording", "resynthesised", "against"):
+        assert result[name]["wer"] == pytest.approx(2 / 12)  # one word of three in two of four utterances
+    assert result["recording"]["right_voice"] == result["recording"]["right_voice_by_spectrum"] == 1.0
+    assert result["difference"]["wer"] == 0 and result["difference"]["p"] == 1
+    assert "resynthesised" in table(result) and "p = 1.000" in table(result)
+    with pytest.raises(ConfigError, match="data is not set"):
+        run(VocoderQualityConfig())

@@ -1,0 +1,264 @@
+"""Vocoders by name: codecs on tiny random checkpoints, prompt vocoders against modules of the projects' signatures."""
+
+from __future__ import annotations
+
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_codecs import needs, save_speechtokenizer, save_xcodec2
+from tiny_data import CODES, tiny_vocoder
+from tones import chirp
+
+from dcar.errors import AssetError, CheckpointError, ConfigError, DataError
+from dcar.tokens.load import load_tokenizer
+from dcar.vocoder.base import PromptAudio, check_rates
+from dcar.vocoder.load import load_vocoder
+
+VOICES = np.zeros((2, 298), np.float32)
+
+
+def test_our_own_by_folder(tmp_path: Path) -> None:
+    own = tiny_vocoder()
+    own.save_pretrained(tmp_path, dtype=torch.float32)
+    loaded = load_vocoder(str(tmp_path))
+    voices = np.random.default_rng(0).standard_normal((1, 298)).astype(np.float32)
+    tokens = [list(range(CODES))]
+    np.testing.assert_array_equal(loaded.synthesize(tokens, voices)[0], own.synthesize(tokens, voices)[0])
+    assert load_vocoder("").sample_rate == 24_000  # the shipped one
+    with pytest.raises(ConfigError, match="choose a folder, starter, xcodec2"):
+        load_vocoder("griffin:lim")
+
+
+def test_a_vocoder_of_another_rate_is_refused() -> None:
+    check_rates(tiny_vocoder(), 50.0, "toy")
+    with pytest.raises(CheckpointError, match=r"speaks 50 tokens a second, s3_v1_25hz makes 25.*train-vocoder"):
+        check_rates(tiny_vocoder(), 25.0, "s3_v1_25hz")
+
+
+def check_codec(vocoder: Any, tokenizer: Any, rate: int, per_token: int) -> None:
+    """Tokens of its own tokenizer go through; foreign ids and foreign tokenizers do not."""
+    identity = f"{tokenizer.name}@{tokenizer.checksum}"
+    vocoder.check_tokenizer(identity)
+    check_rates(vocoder, tokenizer.rate_hz, tokenizer.name)
+    tokens = [tokenizer.encode([chirp(0.4, 1)], 24_000)[0].tolist(), []]
+    wave, nothing = vocoder.synthesize(tokens, VOICES)
+    assert vocoder.sample_rate == rate and len(nothing) == 0 and len(wave) == len(tokens[0]) * per_token
+    assert wave.dtype == np.float32 and np.isfinite(wave).all() and np.abs(wave).max() <= 1
+    again = vocoder.synthesize(tokens[::-1], VOICES)[1]
+    np.testing.assert_array_equal(wave, again)
+    other = vocoder.synthesize([[0] * len(tokens[0])], VOICES[:1])[0]
+    assert np.abs(other - wave).max() > 0  # the tokens matter
+    with pytest.raises(DataError, match=f"token {vocoder.vocab_size} is outside 0..{vocoder.vocab_size - 1}"):
+        vocoder.synthesize([[0, vocoder.vocab_size]], VOICES[:1])
+    with pytest.raises(CheckpointError, match="not of whisper-base-kmeans"):
+        vocoder.check_tokenizer("whisper-base-kmeans@abc")
+    with pytest.raises(DataError, match="1 utterances but 2 voices"):
+        vocoder.synthesize([[0]], VOICES)
+
+
+def test_xcodec2(tmp_path: Path) -> None:
+    folder = save_xcodec2(tmp_path)
+    vocoder, tokenizer = load_vocoder(f"xcodec2:{folder}"), load_tokenizer(f"xcodec2:{folder}")
+    check_codec(vocoder, tokenizer, 16_000, 320)
+    with pytest.raises(CheckpointError, match="speaks tokens of xcodec2"):
+        vocoder.check_tokenizer("xcodec2@another")
+
+
+def test_speechtokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    needs("speechtokenizer", monkeypatch)
+    folder = save_speechtokenizer(tmp_path)
+    check_codec(load_vocoder(f"speechtokenizer:{folder}"), load_tokenizer(f"speechtokenizer:{folder}"), 16_000, 320)
+
+
+VOCOS = """
+feature_extractor:
+  class_path: vocos.feature_extractors.EncodecFeatures
+  init_args: {encodec_model: encodec_24khz, bandwidths: [1.5, 3.0, 6.0, 12.0]}
+backbone:
+  class_path: vocos.models.VocosBackbone
+  init_args: {input_channels: 128, dim: 16, intermediate_dim: 16, num_layers: 1, adanorm_num_embeddings: 4}
+head:
+  class_path: vocos.heads.ISTFTHead
+  init_args: {dim: 16, n_fft: 1280, hop_length: 320, padding: same}
+"""
+
+
+def test_vocos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    needs("encodec", monkeypatch)
+    needs("vocos", monkeypatch)
+    from vocos.pretrained import Vocos
+
+    from dcar.vocoder.codec import _encodec_without_download
+
+    torch.manual_seed(0)
+    (tmp_path / "config.yaml").write_text(VOCOS)
+    with _encodec_without_download():
+        model = Vocos.from_hparams(str(tmp_path / "config.yaml")).eval()
+    torch.nn.init.normal_(model.feature_extractor.codebook_weights)
+    # as published: without EnCodec itself
+    weights = {k: v for k, v in model.state_dict().items() if not k.startswith("feature_extractor.encodec.")}
+    torch.save(weights, tmp_path / "pytorch_model.bin")
+    vocoder = load_vocoder(f"vocos:{tmp_path}")
+    assert (vocoder.sample_rate, vocoder.token_rate, vocoder.vocab_size) == (24_000, 75, 1024)
+    tokens = np.random.default_rng(0).integers(0, 1024, 30)
+    [wave] = vocoder.synthesize([tokens.tolist()], VOICES[:1])
+    features = model.feature_extractor.codebook_weights[torch.from_numpy(tokens)].T[None]
+    expected = model.decode(features, bandwidth_id=torch.tensor([0]))[0].clamp(-1, 1)
+    np.testing.assert_allclose(wave, expected.detach().numpy(), atol=1e-5)
+    with pytest.raises(DataError, match="token 1024 is outside"):
+        vocoder.synthesize([[1024]], VOICES[:1])
+    with pytest.raises(CheckpointError, match="not of toy"):
+        vocoder.check_tokenizer("toy@1")
+    del weights["head.out.weight"]
+    torch.save(weights, tmp_path / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match="tensors missing"):
+        load_vocoder(f"vocos:{tmp_path}")
+    with pytest.raises(AssetError, match="hf download charactr/vocos-encodec-24khz"):
+        load_vocoder(f"vocos:{tmp_path / 'absent'}")
+
+
+# ------------------------------------------------------------------------ vocoders that hear a prompt: signatures only
+
+
+def prompts() -> tuple[np.ndarray, PromptAudio]:
+    features = np.random.default_rng(0).standard_normal((2, 298)).astype(np.float32)
+    waves = [chirp(1.0, 3), chirp(1.0, 4)]
+    return features, PromptAudio((f, lambda w=w: (w, 24_000)) for f, w in zip(features, waves, strict=True))
+
+
+def test_prompts_are_found_by_their_features() -> None:
+    features, audio = prompts()
+    np.testing.assert_array_equal(audio(features[1])[0], chirp(1.0, 4))
+    np.testing.assert_array_equal(audio(features[0].astype(np.float64))[0], chirp(1.0, 3))
+    with pytest.raises(DataError, match="no prompt recording belongs to these voice features"):
+        audio(features[0] + 1)
+    with pytest.raises(ConfigError, match="takes the voice from a recording"):
+        load_vocoder("cosyvoice:x")
+
+
+def save_wavlm(folder: Path) -> Path:
+    from transformers import WavLMConfig, WavLMModel
+
+    torch.manual_seed(0)
+    WavLMModel(WavLMConfig(
+        hidden_size=12, num_hidden_layers=6, num_attention_heads=2, intermediate_size=8, conv_dim=[8] * 7,
+        num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2)).eval().save_pretrained(folder)  # fmt: skip
+    return folder
+
+
+class Frontend(torch.nn.Module):
+    """Signature of vec2wav2.models.CTXVEC2WAVFrontend."""
+
+    def __init__(self, prompt_net_type, num_mels, vqvec_channels, prompt_channels, conformer_params):
+        super().__init__()
+        self.units, self.prompt = torch.nn.Linear(vqvec_channels, 4), torch.nn.Linear(prompt_channels, 4)
+
+
+class Backend(torch.nn.Module):
+    def __init__(self, scale: int):
+        super().__init__()
+        self.out = torch.nn.Linear(4, scale)
+        self.weight_norm_removed = False
+
+    def remove_weight_norm(self) -> None:
+        self.weight_norm_removed = True
+
+
+class Generator(torch.nn.Module):
+    """Signature of vec2wav2.models.VEC2WAV2Generator: inference(vqvec [B, L, D], prompt [B, L', D'])."""
+
+    def __init__(self, frontend, backend):
+        super().__init__()
+        self.frontend, self.backend = frontend, backend
+
+    def inference(self, vqvec, prompt):
+        assert self.backend.weight_norm_removed and vqvec.shape[0] == prompt.shape[0] == 1
+        hidden = self.frontend.units(vqvec) + self.frontend.prompt(prompt).mean(1, keepdim=True)
+        return hidden, None, torch.tanh(self.backend.out(hidden)).reshape(1, 1, -1)
+
+
+def test_vec2wav2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    features, audio = prompts()
+    np.save(tmp_path / "units.npy", np.random.default_rng(1).standard_normal((20, 6)).astype(np.float32))
+    spec = f"vec2wav2:{tmp_path}#{tmp_path / 'units.npy'}#{save_wavlm(tmp_path / 'wavlm')}"
+    with pytest.raises(AssetError, match=r"not installed: clone https://github.com/cantabile-kwok/vec2wav2.0"):
+        load_vocoder(spec, prompts=audio)
+    models: Any = types.ModuleType("vec2wav2.models")
+    models.CTXVEC2WAVFrontend, models.BigVGAN, models.VEC2WAV2Generator = Frontend, Backend, Generator
+    monkeypatch.setitem(sys.modules, "vec2wav2", types.ModuleType("vec2wav2"))
+    monkeypatch.setitem(sys.modules, "vec2wav2.models", models)
+    (tmp_path / "config.yml").write_text(
+        "prompt_net_type: ConvPromptPrenet\nnum_mels: 80\nsampling_rate: 24000\nhop_size: 480\n"
+        "frontend_params: {vqvec_channels: 6, prompt_channels: 12, conformer_params: {}}\n"
+        "generator_params: {scale: 480}\n"
+    )
+    made = Generator(Frontend("", 80, 6, 12, {}), Backend(480))
+    torch.save({"model": {"generator": made.state_dict()}}, tmp_path / "generator.ckpt")
+    vocoder = load_vocoder(spec, prompts=audio)
+    assert (vocoder.sample_rate, vocoder.token_rate, vocoder.vocab_size) == (24_000, 50, 20)
+    one, two = vocoder.synthesize([[1, 2, 3], [1, 2, 3]], features)
+    assert len(one) == len(two) == 3 * 480 and np.abs(one - two).max() > 1e-4  # the prompt's voice matters
+    with pytest.raises(DataError, match="token 20 is outside"):
+        vocoder.synthesize([[20]], features[:1])
+    np.save(tmp_path / "units.npy", np.zeros((20, 7), np.float32))
+    with pytest.raises(CheckpointError, match=r"unit vectors \(20, 7\), but the model wants \[V, 6\]"):
+        load_vocoder(spec, prompts=audio)
+    with pytest.raises(ConfigError, match="write vec2wav2:FOLDER#CODEBOOK"):
+        load_vocoder("vec2wav2:folder", prompts=audio)
+
+
+class CosyVoice2:
+    """Signatures of cosyvoice.cli: frontend_vc(source_wav, prompt_wav, resample_rate), tts(**inputs, stream, speed)."""
+
+    sample_rate = 24_000
+
+    def __init__(self, model_dir: str):
+        self.frontend, self.model = self, self
+        self.flow = types.SimpleNamespace(input_frame_rate=25, vocab_size=6561)
+
+    def frontend_vc(self, source_wav: str, prompt_wav: str, resample_rate: int) -> dict[str, Any]:
+        import soundfile as sf
+
+        wave, rate = sf.read(prompt_wav)
+        assert resample_rate == 24_000 and rate == 24_000
+        return {"source_speech_token": torch.zeros(1, 3), "source_speech_token_len": None,
+                "flow_prompt_speech_token": torch.zeros(1, 25), "prompt_speech_feat": torch.zeros(1, 50, 80),
+                "flow_embedding": torch.full((1, 192), float(np.abs(wave[:5000]).mean()))}  # fmt: skip
+
+    def tts(self, source_speech_token, source_speech_token_len, flow_prompt_speech_token, prompt_speech_feat,
+            flow_embedding, stream, speed):  # fmt: skip
+        assert source_speech_token.dtype == torch.int32 and not stream and speed == 1.0
+        assert int(source_speech_token_len) == source_speech_token.shape[1]
+        wave = source_speech_token.float().repeat_interleave(960, 1) / 6561 * flow_embedding[:, :1]
+        yield {"tts_speech": wave[:, :1000]}
+        yield {"tts_speech": wave[:, 1000:]}
+
+
+def test_cosyvoice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    features, audio = prompts()
+    with pytest.raises(AssetError, match="clone https://github.com/FunAudioLLM/CosyVoice"):
+        load_vocoder(f"cosyvoice:{tmp_path}", prompts=audio)
+    package, cli, project = (types.ModuleType(n) for n in ("cosyvoice", "cosyvoice.cli", "cosyvoice.cli.cosyvoice"))
+    package.cli, cli.cosyvoice, project.CosyVoice2 = cli, project, CosyVoice2  # type: ignore[attr-defined]
+    for module in (package, cli, project):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    (tmp_path / "cosyvoice2.yaml").write_text("")
+    with pytest.raises(AssetError, match=r"flow.pt: missing; .*modelscope download"):
+        load_vocoder(f"cosyvoice:{tmp_path}", prompts=audio)
+    for name in ("flow.pt", "hift.pt"):
+        torch.save({"w": torch.zeros(1)}, tmp_path / name)
+    vocoder = load_vocoder(f"cosyvoice:{tmp_path}", prompts=audio)
+    vocoder.check_tokenizer("s3_v2_25hz@abc")
+    assert (vocoder.token_rate, vocoder.vocab_size) == (25, 6561)
+    one, two = vocoder.synthesize([[6560, 3], [6560, 3]], features)
+    assert len(one) == 2 * 960 and np.abs(one[:960]).min() > 0 and np.abs(one - two).max() > 1e-6
+    with pytest.raises(CheckpointError, match="speaks tokens of s3"):
+        vocoder.check_tokenizer("hubert-kmeans@abc")
+    torch.save({"w": Path("/")}, tmp_path / "hift.pt")
+    with pytest.raises(CheckpointError, match="more than tensors"):
+        load_vocoder(f"cosyvoice:{tmp_path}", prompts=audio)

@@ -1,0 +1,413 @@
+"""The comparison end to end on a random tiny decoder: rows, resuming, number of processes, refusals."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from compare_worker import LevelJudge, loudness, tiny_config, tiny_policy, tiny_tools
+from tiny_decoders import tiny_decoder
+
+from dcar.config import load_config
+from dcar.decoding import ChunkMethod, FixedChunk, decode
+from dcar.errors import CheckpointError, ConfigError, DataError
+from eval.compare.run import CompareConfig, main, run
+from eval.methods.registry import METHODS, Entry, Models, make_methods
+from eval.report.table import table_text
+from eval.results.rows import make_rows
+from eval.results.store import RECORDING, RESYNTHESIS, RecordStore, choose_items
+from eval.results.timing import speedup, speedup_quartiles
+from eval.scorers.load import Scorer
+from eval.scorers.metrics import NoiseQuality
+
+ROOT = Path(__file__).parents[3]
+FIELDS = """method wer wer_ci cer wer_capped substitutions deletions insertions speaker_similarity noise_quality_dnsmos
+tokens_per_pass lm_rtf rtf speedup_vs_far speedup_vs_car1 n truncation_rate duration_ratio p_vs_far p_vs_best_car
+detectable_difference p_vs_car1 p_vs_sd family setting target_passes draft_passes acceptance_rate acceptance_rate_ci
+acceptance_by_position accepted_lengths speedup_vs_far_quartiles p_vs_random""".split()
+
+
+def records_of(out: Path) -> list[dict]:
+    """The gathered records without timings."""
+    found = [json.loads(line) for line in (out / "records.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in r.items() if k != "seconds"} for r in found]
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    out = tmp_path_factory.mktemp("compare")
+    return out, run(tiny_config(out, timing_utterances=2), tiny_tools())
+
+
+def test_rows_have_the_promised_fields(compared):
+    out, result = compared
+    rows = {r["method"]: r for r in result["rows"]}
+    assert list(rows) == [RECORDING, RESYNTHESIS, "far", "car-1", "car-3", "random-2-3", "dcar", "dcar-sampled"]
+    for row in list(rows.values())[2:]:
+        assert set(FIELDS) <= set(row)
+        assert row["wer_ci"][0] <= row["wer"] <= row["wer_ci"][1]
+        assert row["wer"] == (row["substitutions"] + row["deletions"] + row["insertions"]) / row["reference_words"]
+        assert row["wer_capped"] <= row["wer"]
+        assert (row["n"], row["seeds"], row["records"]) == (6, 2, 12)
+        assert 0 < row["lm_rtf"] < row["rtf"]
+    assert rows[RECORDING]["wer"] == rows[RESYNTHESIS]["wer"] == 0
+    assert rows["far"]["speedup_vs_far"] == rows["car-1"]["speedup_vs_car1"] == 1
+    assert rows["far"]["p_vs_far"] is None
+    assert rows["dcar"]["p_vs_best_car"] is not None
+    assert rows["dcar"]["random_baseline"] == "random-2-3" and 0 < rows["dcar-sampled"]["p_vs_random"] <= 1
+    assert rows["dcar"]["difference_vs_random"] == pytest.approx(rows["dcar"]["wer"] - rows["random-2-3"]["wer"])
+    assert rows["car-3"]["p_vs_random"] is rows["random-2-3"]["p_vs_random"] is None
+    assert set(rows["random-2-3"]["chunk_sizes"]) == {"2", "3"}
+    assert json.loads((out / "compare.json").read_text())["rows"] == json.loads(json.dumps(result["rows"]))
+    for name in ("compare.txt", "compare.png", "compare_speed.png", "report.html", "config.yaml"):
+        assert (out / name).stat().st_size > 0
+    pairs = result["equal_speed"]
+    assert {p["axis"] for p in pairs} == {"speedup_vs_far", "tokens_per_pass"}
+    assert len(pairs) == 2 * 10  # far, car, random, dcar, dcar-sampled
+
+
+def test_records_are_what_the_decoder_says(compared):
+    out, _ = compared
+    tools = tiny_tools()
+    prompts = [i.prompt for i in tools.items]
+    direct = decode(tools.models.decoder, prompts, ChunkMethod(FixedChunk(3)), tiny_config(out).sampling, seed=1)
+    stored = {r["id"]: r for r in records_of(out) if r["method"] == "car-3" and r["seed"] == 1}
+    assert {r.utterance_id: r.tokens for r in direct} == {i: r["tokens"] for i, r in stored.items()}
+    far = decode(tools.models.far_decoder, prompts, ChunkMethod(FixedChunk(1)), tiny_config(out).sampling, seed=0)
+    assert {r.utterance_id: r.tokens for r in far} == {
+        r["id"]: r["tokens"] for r in records_of(out) if r["method"] == "far" and r["seed"] == 0}
+
+
+def test_extras_only_where_asked(compared):
+    out, result = compared
+    records = records_of(out)
+    assert sum("second_words" in r for r in records) == sum("noise_quality" in r for r in records) == 8 * 2
+    assert all(r["seed"] == 0 for r in records if "noise_quality" in r)
+    assert [len(s["voices"]) for s in result["samples"]] == [8, 8]
+    assert all((out / v["audio"]).exists() for s in result["samples"] for v in s["voices"] if v["audio"])
+
+
+def test_interrupted_run_goes_on(tmp_path, compared):
+    """Ctrl-C in the judge loses nothing: what was judged is not judged again, and the result is the same."""
+    judge = LevelJudge(fail_after=31)
+    with pytest.raises(KeyboardInterrupt):
+        run(tiny_config(tmp_path), tiny_tools(judge))
+    (shard,) = (tmp_path / "records").glob("*.jsonl")
+    finished = len(shard.read_text().splitlines())
+    assert finished >= 28  # empty outputs need no judge, so there may be a few more records than transcripts
+    with shard.open("a") as file:
+        file.write('{"method": "car-1", "se')  # the process died while writing
+    second = LevelJudge()
+    run(tiny_config(tmp_path), tiny_tools(second))
+    records = records_of(tmp_path)
+    assert records == records_of(compared[0])
+    assert second.calls <= len(records) - finished
+    third = LevelJudge()
+    run(tiny_config(tmp_path), tiny_tools(third))
+    assert third.calls == 0
+
+
+def test_a_larger_comparison_reuses_a_smaller_one(tmp_path):
+    small = LevelJudge()
+    run(tiny_config(tmp_path, methods=["car-1"], seeds=[0], limit=3, report=False), tiny_tools(small))
+    large = LevelJudge()
+    run(tiny_config(tmp_path, methods=["car-1", "car-2"], seeds=[0], limit=5, report=False), tiny_tools(large))
+    assert 0 < large.calls <= 5 * 4 - 3 * 3 + 2  # two more utterances may now carry audio
+    assert {r["method"] for r in records_of(tmp_path)} == {RECORDING, RESYNTHESIS, "car-1", "car-2"}
+
+
+@pytest.mark.parametrize("change", [{"temperature": 0.5}, {"prompt": True}, {"judge": True}])
+def test_changed_settings_make_new_records(tmp_path, change):
+    config = {"methods": ["car-1"], "seeds": [0], "report": False, "audio_samples": 0, "references": False}
+    run(tiny_config(tmp_path, **config), tiny_tools())
+    judge = LevelJudge("other" if "judge" in change else "level-judge")
+    tools = tiny_tools(judge)
+    if "prompt" in change:
+        tools.items = [tools.items[0].__class__(**{**vars(i), "speaker_embedding": i.speaker_embedding * 2})
+                       for i in tools.items]
+    run(tiny_config(tmp_path, **config, **{k: v for k, v in change.items() if k == "temperature"}), tools)
+    assert judge.calls >= 5  # all six, less an empty one
+    assert len(records_of(tmp_path)) == 6
+
+
+def test_every_scorer_is_a_column(compared):
+    """Mean over records, interval over utterances; what has no score is left out and said."""
+    out, result = compared
+    records = records_of(out)
+    for row in result["rows"]:
+        scores = [r["scores"]["loudness"] for r in records if r["method"] == row["method"]]
+        known = [s for s in scores if s is not None]
+        found = row["scores"]["loudness"]
+        assert len(known) < len(scores) and found["records"] == len(known)
+        assert found["mean"] == pytest.approx(sum(known) / len(known))
+        assert found["ci"][0] < found["mean"] < found["ci"][1]
+    assert result["scorers"] == {"loudness": {"kind": "quality", "setting": "loudness"}}
+    text, page = (out / "compare.txt").read_text(), (out / "report.html").read_text()
+    car = next(r for r in result["rows"] if r["method"] == "car-1")["scores"]["loudness"]
+    assert f"{car['mean']:.3f}  {car['ci'][0]:.3f}–{car['ci'][1]:.3f}" in text
+    assert "loudness: predicted rating" in text and f"car-1 {12 - car['records']}" in text
+    assert "<th>loudness</th>" in page and f"{car['mean']:.3f}" in page
+
+
+def test_another_similarity_or_scorer_makes_new_records(tmp_path):
+    """Similarities of one encoder once stood in the column of another."""
+    config = {"methods": ["car-1"], "seeds": [0, 1], "report": False, "audio_samples": 0, "references": False}
+    run(tiny_config(tmp_path, **config), tiny_tools())
+    fewer, same, voice, more = (LevelJudge() for _ in range(4))
+    without = replace(tiny_tools(fewer), scorers={})
+    rows = run(tiny_config(tmp_path, **config), without)["rows"]
+    assert fewer.calls == 0 and rows[0]["scores"] == {}
+    run(tiny_config(tmp_path, **config), tiny_tools(same))
+    assert same.calls == 0
+    second = {**tiny_tools().scorers, "again": Scorer("again", "quality", "again", loudness)}
+    run(tiny_config(tmp_path, **config), replace(tiny_tools(more), scorers=second))
+    assert more.calls >= 10  # all twelve, less empty ones
+    named = partial(loudness)
+    named.name = "another encoder"
+    run(tiny_config(tmp_path, **config), replace(tiny_tools(voice), similarity=named))
+    assert voice.calls >= 10
+
+
+def test_two_processes_give_the_same_result(tmp_path, compared):
+    """Two real gloo processes; accelerate's `--cpu --num_processes 2` would silently run one."""
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2",
+              "--main_process_port", "0", str(ROOT / "tests" / "compare_worker.py"), str(tmp_path)]
+    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(launch, env=environment, capture_output=True, text=True, timeout=240, cwd=ROOT)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("processes 2") == 2
+    shards = sorted((tmp_path / "records").glob("*.jsonl"))
+    assert len(shards) == 2
+    assert all(s.stat().st_size for s in shards)
+    assert records_of(tmp_path) == records_of(compared[0])
+
+    def timeless(result: dict) -> list[dict]:
+        untimed = ("lm_rtf", "rtf", "vocoder_rtf", "lm_ms_per_token", "policy_share", "timed_n")
+        return [{k: v for k, v in r.items() if k not in untimed and not k.startswith("speedup")}
+                for r in result["rows"]]
+
+    two, one = (json.loads((folder / "compare.json").read_text()) for folder in (tmp_path, compared[0]))
+    assert timeless(two) == timeless(one)
+    assert two["equal_speed"] == [p for p in one["equal_speed"] if p["axis"] == "tokens_per_pass"]
+
+
+def test_unfinished_shards_are_an_error_not_a_result(tmp_path, monkeypatch):
+    monkeypatch.setattr("eval.results.store.Maker.run", lambda self, unit: 0)
+    with pytest.raises(DataError, match="run the comparison again"):
+        run(tiny_config(tmp_path), tiny_tools())
+
+
+def test_broken_line_in_the_middle_is_named(tmp_path):
+    (tmp_path / "shard-0000.jsonl").write_text('{"a": 1}\nnonsense\n{"a": 2}\n')
+    with pytest.raises(DataError, match="shard-0000.jsonl:2"):
+        RecordStore(tmp_path).read()
+
+
+def test_full_disk_is_a_clear_error(tmp_path):
+    store = RecordStore(tmp_path)
+    store.shard = Path("/dev/full")
+    with pytest.raises(DataError, match="finished records are kept"):
+        store.append({"a": 1})
+
+
+@pytest.mark.parametrize(("name", "words"), [
+    ("car-9", "1..4"), ("random-", "1..4"), ("speculative", "known kinds"), ("dcar@x", "no such policy"),
+    ("car", "1..4"), ("far-2", "alone"),
+])
+def test_impossible_methods_are_refused(name, words):
+    with pytest.raises(ConfigError, match=words):
+        make_methods([name], tiny_tools().models)
+
+
+def test_random_range_is_the_range_of_each_policy():
+    policies = {"a": tiny_policy(), "b": tiny_policy(), "c": tiny_policy(), "": tiny_policy()}
+    for name, sizes in (("a", (2, 3)), ("b", (1, 4)), ("c", (2, 3)), ("", ())):
+        policies[name].config = dataclasses.replace(policies[name].config, chunk_range=sizes)
+    entries = make_methods(["random-range"], Models(tiny_decoder(), policies=policies))
+    assert [e.name for e in entries] == ["random-1-4", "random-2-3"]
+    assert [e.build().schedule.sizes for e in entries] == [(1, 4), (2, 3)]
+    with pytest.raises(ConfigError, match="none is given that knows one"):
+        make_methods(["random-range"], Models(tiny_decoder(), policies={"": policies[""]}))
+
+
+def test_methods_need_their_models():
+    with pytest.raises(ConfigError, match="far_decoder"):
+        make_methods(["far"], Models(tiny_decoder()))
+    with pytest.raises(ConfigError, match="policies"):
+        make_methods(["dcar"], Models(tiny_decoder()))
+    with pytest.raises(ConfigError, match="twice"):
+        make_methods(["car-1", "car-1"], Models(tiny_decoder()))
+    with pytest.raises(CheckpointError, match="trained for"):
+        Models(tiny_decoder(), policies={"": tiny_policy(base="0" * 64)})
+    with pytest.raises(ConfigError, match="speech_vocab_size"):
+        Models(tiny_decoder(), tiny_decoder(heads=1, speech_vocab_size=13))
+
+
+def test_several_policies_have_a_row_each():
+    models = Models(tiny_decoder(), policies={"a": tiny_policy(0), "b": tiny_policy(1)})
+    assert [e.name for e in make_methods(["dcar", "dcar-sampled@b"], models)] == ["dcar@a", "dcar@b", "dcar-sampled@b"]
+
+
+def test_a_new_method_is_one_registry_entry(tmp_path, monkeypatch):
+    """What later verifiers do."""
+    def factory(name: str, rest: str, models: Models) -> list[Entry]:
+        return [Entry(name, models.decoder, lambda: ChunkMethod(FixedChunk(int(rest[1:]), name)), {"double": "yes"})]
+
+    monkeypatch.setitem(METHODS, "double", factory)
+    config = tiny_config(tmp_path, methods=["double-2", "car-2"], seeds=[0], report=False, references=False)
+    a, b = run(config, tiny_tools())["rows"]
+    assert (a["method"], a["wer"], a["tokens_per_pass"]) == ("double-2", b["wer"], b["tokens_per_pass"])
+
+
+def verifying(monkeypatch, accepted: int) -> None:
+    """Register `sd` and `ssd-β`, whose results report verifying passes of two drafted tokens each."""
+    def factory(name: str, rest: str, models: Models) -> list[Entry]:
+        return [Entry(name, models.decoder, lambda: ChunkMethod(FixedChunk(2, name)), {"fake": name})]
+
+    def reporting(*arguments, **options):
+        results = decode(*arguments, **options)
+        for r in results:
+            if r.method.startswith(("sd", "ssd")):
+                r.rounds_proposed, r.rounds_accepted = [2] * r.target_passes, [accepted] * r.target_passes
+                r.proposed, r.accepted, r.draft_passes = 2 * r.target_passes, r.target_passes, 7
+        return results
+
+    monkeypatch.setitem(METHODS, "sd", factory)
+    monkeypatch.setitem(METHODS, "ssd", factory)
+    monkeypatch.setattr("eval.results.store.decode", reporting)
+
+
+def test_verifying_methods_carry_their_accounting(tmp_path, monkeypatch):
+    verifying(monkeypatch, accepted=1)
+    config = tiny_config(tmp_path, methods=["car-2", "sd", "ssd-{0.2,0.4}"], seeds=[0], references=False)
+    result = run(config, tiny_tools())
+    rows = {r["method"]: r for r in result["rows"]}
+    assert list(rows) == ["car-2", "sd", "ssd-0.2", "ssd-0.4"]
+    assert rows["ssd-0.4"]["acceptance_by_position"][1] == {**rows["ssd-0.4"]["acceptance_by_position"][0],
+                                                            "position": 2, "accepted": 0, "rate": 0.0}
+    assert rows["ssd-0.4"]["accepted_lengths"] == {"0": 0.0, "1": 1.0}
+    assert (rows["sd"]["acceptance_rate"], rows["sd"]["draft_passes"]) == (0.5, 7.0)
+    assert rows["ssd-0.2"]["p_vs_sd"] == 1.0  # the same tokens
+    assert rows["sd"]["p_vs_sd"] is rows["car-2"]["p_vs_sd"] is None
+    assert "accepted %" in (tmp_path / "compare.txt").read_text()
+    assert (tmp_path / "compare_acceptance.png").exists()
+    verifying(monkeypatch, accepted=3)
+    with pytest.raises(DataError, match="counts wrongly"):
+        run(tiny_config(tmp_path / "b", methods=["sd"], seeds=[0], report=False), tiny_tools())
+
+
+def test_records_of_an_older_version_are_made_again_and_said(tmp_path, caplog):
+    config = tiny_config(tmp_path, methods=["car-1"], seeds=[0], report=False, audio_samples=0, references=False)
+    run(config, tiny_tools())
+    (shard,) = (tmp_path / "records").glob("*.jsonl")
+    old = [{k: v for k, v in json.loads(line).items() if k != "version"} for line in shard.read_text().splitlines()]
+    shard.write_text("".join(json.dumps(r) + "\n" for r in old))
+    judge = LevelJudge()
+    run(config, tiny_tools(judge))
+    assert judge.calls >= 5
+    assert "records of version 1" in caplog.text
+
+
+def test_draft_and_statistics_are_loaded_only_where_named(monkeypatch, tmp_path):
+    seen = []
+
+    def spy(*arguments, **options):
+        seen.append(options)
+        raise CheckpointError("far enough")
+
+    monkeypatch.setattr("eval.compare.run.load_models", spy)
+    monkeypatch.setattr("eval.compare.run.prepared_info", lambda path: {})
+    for named in ({}, {"draft": "d"}, {"draft": "d", "statistics": "s"}):
+        with pytest.raises(CheckpointError):
+            run(tiny_config(tmp_path, **named))
+        assert seen.pop() == {"fast": True, **named}
+
+
+def test_limits_are_nested_and_ids_unique():
+    items = tiny_tools(count=12).items
+    small, large = (choose_items(items, n) for n in (4, 9))
+    assert {i.prompt.utterance_id for i in small} < {i.prompt.utterance_id for i in large}
+    assert len(choose_items(items, 0)) == 12
+    with pytest.raises(DataError, match="equal id"):
+        choose_items([items[0], items[0]], 0)
+
+
+@pytest.mark.parametrize("bad", [{"scorers": ["dnsmos", "dnsmos"]},
+                                 {"seeds": [1, 1]}, {"methods": []}, {"limit": -1}, {"top_p": 0.0}, {"batch_size": 0}])
+def test_bad_settings_are_refused(bad, tmp_path):
+    with pytest.raises(ConfigError):
+        tiny_config(tmp_path, **bad)
+
+
+@pytest.mark.parametrize("recipe", sorted((ROOT / "launch" / "recipes").glob("compare_*.yaml")), ids=lambda p: p.stem)
+def test_recipes_fit_the_schema(recipe):
+    config = load_config(CompareConfig, ["--config", str(recipe), "seeds=[3,4]", "methods=[far,dcar@a]"])
+    assert (config.seeds, config.methods) == ([3, 4], ["far", "dcar@a"])
+
+
+def test_command_reports_errors_with_a_status(tmp_path, capsys):
+    assert main(["metods=[far]"]) == 1
+    assert "did you mean 'methods'" in capsys.readouterr().err
+    assert main([f"data={tmp_path}/nowhere", f"out={tmp_path}"]) == 1
+    assert "dcar prepare" in capsys.readouterr().err
+
+
+def test_speedup_is_the_median_of_paired_ratios():
+    times = [{"method": m, "id": str(i), "lm": lm, "vocoder": 1.0, "audio": 2.0}
+             for m, values in (("far", (4, 6, 100)), ("car-2", (2, 2, 4))) for i, lm in enumerate(values)]
+    assert speedup(times, "car-2", "far", total=False) == 3
+    assert speedup(times, "car-2", "far", total=True) == pytest.approx(7 / 3)
+    assert speedup(times, "car-2", "car-1", total=False) is None
+    assert speedup_quartiles(times, "car-2", "far") == [2.5, 14.0]  # of 2, 3 and 25
+    assert speedup_quartiles(times, "car-2", "car-1") is None
+
+
+def test_corpus_counts_by_hand():
+    def record(method, uid, seed, words, hypothesis="x"):
+        return {"method": method, "id": uid, "seed": seed, "words": words, "characters": words,
+                "hypothesis": hypothesis, "duration": 2.0, "reference_duration": 1.0, "passes": 5,
+                "tokens": [1] * 10, "actions": [2] * 5, "draft_passes": 3 if uid == "a" else 0,
+                "rounds_proposed": [2, 2] if uid == "a" else [], "rounds_accepted": [2, 0] if uid == "a" else [],
+                "truncated": uid == "a", "accepted": 2 * (uid == "a"), "proposed": 4 * (uid == "a"),
+                "emitted": [2] * 5}
+
+    records = [record("car-2", "a", 0, [1, 1, 0, 4]), record("car-2", "a", 1, [0, 0, 0, 4]),
+               record("car-2", "b", 0, [0, 0, 9, 6], ""), record("car-2", "b", 1, [1, 0, 0, 6])]
+    (row,) = make_rows(records, ["car-2"], resamples=200)
+    assert row["wer"] == 12 / 20
+    assert row["wer_capped"] == (2 + 0 + 6 + 1) / 20
+    assert (row["n"], row["seeds"], row["empty_transcripts"]) == (2, 2, 1)
+    assert (row["tokens_per_pass"], row["truncation_rate"], row["duration_ratio"]) == (2.0, 0.5, 2.0)
+    assert (row["target_passes"], row["draft_passes"], row["acceptance_rate"]) == (5.0, 1.5, 0.5)
+    assert [p["rate"] for p in row["acceptance_by_position"]] == [0.5, 1.0]
+    header = {"seeds": [0, 1], "judge": "j", "normalizer": "n", "power": None}
+    lines = table_text([row], header).splitlines()
+    assert lines[2].startswith("car-2")
+    assert len({len(line) for line in lines[:3]}) == 1
+
+
+def test_noise_quality_equals_the_package():
+    dnsmos = pytest.importorskip("speechmos.dnsmos")
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    wave = (0.1 * rng.standard_normal(40_000)).astype(np.float32)
+    theirs = dnsmos.run(wave, 16_000)["ovrl_mos"]
+    assert NoiseQuality()(wave, 16_000) == pytest.approx(float(theirs), abs=1e-3)
+    assert NoiseQuality()(wave[:0], 16_000) is None
+
+
+def test_processes_that_do_not_see_each_other_are_refused(tmp_path, monkeypatch):
+    """Each would do all the work and write the same shard, which once happened on CPUs without `device: cpu`."""
+    monkeypatch.setattr("eval.compare.run.PartialState", lambda **_: SimpleNamespace(num_processes=1))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="2 processes were launched but Accelerate sees 1"):
+        run(CompareConfig(out=str(tmp_path)))

@@ -1,0 +1,103 @@
+"""Our rows beside the papers': transcription, matching, and a whole report of many verifying methods."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from test_report import parsed
+
+from eval.compare.sweeps import expand_names
+from eval.report.page import FORMAT_VERSION, write_report
+from eval.report.paper_results import SETUPS
+from eval.report.papers import beside_papers, papers_text, verdict
+from eval.report.plots import PLOTS, draw_plots
+from eval.results.pareto import equal_speed, speed_axis
+from eval.results.rows import by_utterance, make_rows, power_statement
+from eval.results.store import RESYNTHESIS
+
+NAMES = expand_names(["far", "car-{1,2,3}", "dcar", "entropy-{1,2}", "mtp-viterbi-{2,3}", "sd", "ssd-{0,0.4}",
+                      "pcg-{0.4,0.5}", "vadusa-{2,3}", "typical", "topk-verify-{5,10}"])
+
+
+@pytest.fixture(scope="module")
+def comparison() -> dict:
+    """Made-up records of every family: ten utterances, verifiers accept the first of two drafted tokens."""
+    rng = np.random.default_rng(0)
+    records, timings = [], []
+    for m, name in enumerate([RESYNTHESIS, *NAMES]):
+        checks = name.startswith(("sd", "ssd", "pcg", "vadusa", "typical", "topk"))
+        for u in range(10):
+            wrong = int(rng.integers(0, 8))
+            records.append({
+                "method": name, "seed": 0, "id": f"u{u}", "words": [wrong, 0, 0, 10], "hypothesis": "x",
+                "characters": [wrong, 0, 0, 50], "duration": 2.0, "reference_duration": 2.0, "passes": 10,
+                "tokens": [1] * (20 + m), "actions": [], "draft_passes": 0, "truncated": False,
+                "proposed": 20 * checks, "accepted": 10 * checks, "rounds_proposed": [2] * 10 * checks,
+                "rounds_accepted": [1] * 10 * checks, "emitted": []})
+            timings.append({"method": name, "id": f"u{u}", "lm": 1 / (1 + 0.1 * m), "vocoder": 0.1, "policy": 0.0,
+                            "audio": 1.0, "tokens": 20})
+    rows = make_rows(records, [RESYNTHESIS, *NAMES], timings, resamples=200)
+    counts = {n: by_utterance([r for r in records if r["method"] == n])[:2] for n in NAMES}
+    pairs = [p for axis in (speed_axis(rows), "tokens_per_pass") for p in equal_speed(rows, counts, axis, 200)]
+    return {"format_version": FORMAT_VERSION, "rows": rows, "equal_speed": pairs, "judge": "j", "normalizer": "n",
+            "seeds": [0], "utterances": 10, "power": power_statement(rows), "parameters": 5_000_000, "heads": 7,
+            "codes": 512, "device": "cpu", "samples": []}
+
+
+def test_derived_speedups_follow_from_printed_times():
+    """Where a paper prints speed-ups and times, both agree; what is derived is marked."""
+    by_name = {r.name: r for s in SETUPS for r in s.results}
+    assert by_name["β = 0.4"].speedup == pytest.approx(1.4, abs=0.001)  # the text says 1.4x
+    assert by_name["n = 8, k = 3 (Table II)"].speedup == pytest.approx(5.34, abs=0.005)
+    assert all(r.derived == (r.speedup is not None and round(r.speedup, 2) != r.speedup)
+               for s in SETUPS for r in s.results)
+    for s in SETUPS:
+        assert s.paper and s.table and s.model and s.data and s.recognizer and s.machine
+        assert all(1 < r.wer < 20 for r in s.results)
+
+
+def test_rows_are_matched_by_setting_then_by_nearness(comparison):
+    blocks = beside_papers(comparison["rows"])
+    matched = {(b.setup.table, m.result.name): m for b in blocks for m in b.matches}
+    assert len(blocks) == len(SETUPS)
+    exact = matched["Tables 1 and 3", "β = 0.4"]
+    assert (exact.row["method"], exact.how) == ("ssd-0.4", "same setting")
+    near = matched["Tables 1 and 3", "β = 0.1"]
+    assert (near.row["method"], near.how) == ("ssd-0", "nearest setting")
+    assert matched["Tables 1 and 3", "VADUSA, tolerance 2"].row["method"] == "vadusa-2"
+    assert matched["Table 1", "target + PCG"].how == "nearest in speed-up"
+    car1 = next(r for r in comparison["rows"] if r["method"] == "car-1")
+    assert exact.ours.relative_wer == pytest.approx(exact.row["wer"] / car1["wer"])
+    assert exact.theirs.relative_wer == pytest.approx(5.70 / 3.67)
+    assert exact.ours.pass_cost == pytest.approx(exact.row["tokens_per_pass"] / exact.row["speedup_vs_car1"])
+    assert "faster (1.40×) there" in verdict(exact)
+    assert "50 % of drafted tokens accepted" in verdict(exact)
+
+
+def test_only_methods_of_the_comparison_are_set_beside(comparison):
+    rows = [r for r in comparison["rows"] if r["method"] in ("car-2", "dcar")]
+    names = {m.result.method for b in beside_papers(rows) for m in b.matches}
+    assert names == {"car-2", "car-3", "car-4", "dcar"}
+    assert all(m.ours.relative_wer is None for b in beside_papers(rows) for m in b.matches)  # no far, no baseline
+    assert beside_papers([]) == []
+    assert "PCG" not in papers_text({**comparison, "rows": rows})
+
+
+def test_report_of_many_methods_has_all_sections(comparison, tmp_path):
+    (tmp_path / "compare.json").write_text(json.dumps(comparison))
+    assert [p.name for p in draw_plots(comparison["rows"], tmp_path)] == list(PLOTS)
+    page = parsed(write_report(tmp_path))
+    for heading in ("Comparison", "Errors against speed", "Errors against chunk size", "Who wins at equal speed",
+                    "Passes and acceptance", "Acceptance by position", "Accepted lengths", "Beside the papers"):
+        assert heading in page.text
+    for name in NAMES:
+        assert name in page.text
+    assert sum(tag == "img" for tag, _ in page.sources) == 3
+    assert "On the Pareto front" in page.text
+    assert "CosyVoice 2" in page.text
+    assert "Whisper-large-v3" in page.text
+    untimed = [{**r, "speedup_vs_far": None, "speedup_vs_car1": None} for r in comparison["rows"]]
+    assert [p.name for p in draw_plots(untimed, tmp_path)] == ["compare.png", "compare_acceptance.png"]
+    assert not (tmp_path / "compare_speed.png").exists()

@@ -1,0 +1,158 @@
+"""The report is one file that opens: well-formed, self-contained, escaped, every embedded sound and picture decodes."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+import soundfile
+from compare_worker import tiny_config, tiny_tools
+from PIL import Image
+
+from dcar.errors import DataError
+from eval.compare.run import run
+from eval.report.page import FORMAT_VERSION, curve_keys, main, marked, read_log, series, timeline, write_report
+
+VOID = {"meta", "img", "br", "hr", "link", "input"}
+
+
+class Strict(HTMLParser):
+    """Every tag is closed in order; collects attributes and text."""
+
+    def __init__(self):
+        super().__init__()
+        self.open: list[str] = []
+        self.sources: list[tuple[str, str]] = []
+        self.tags: set[str] = set()
+        self.text = ""
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.add(tag)
+        for name, value in attributes:
+            if name in ("src", "href", "data", "srcset"):
+                self.sources.append((tag, value))
+            assert not name.startswith("on")
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    out = tmp_path_factory.mktemp("report")
+    tools = tiny_tools()
+    object.__setattr__(tools.items[0], "text", "ash <script>alert(1)</script> & \"birch\" 'elm'")
+    run(tiny_config(out, methods=["far", "car-2", "dcar"], seeds=[0], timing_utterances=1, report=False), tools)
+    (out / "log.jsonl").write_text("".join(json.dumps({
+        "step": s, "reward_sampled": s / 10, "reward_forced": 0.5, "entropy": 1.0, "kl": 0.1, "loss": 2.0,
+    }) + "\n" for s in range(10)) + json.dumps({"step": 10, "eval_wer": 0.2}) + "\n" + '{"step": 11, "rew')
+    return out
+
+
+def parsed(path) -> Strict:
+    parser = Strict()
+    parser.feed(path.read_text(encoding="utf-8"))
+    parser.close()
+    assert parser.open == []
+    return parser
+
+
+def test_report_is_one_file_that_opens(folder):
+    page = parsed(write_report(folder, folder / "log.jsonl"))
+    assert {"table", "audio", "img", "details"} <= page.tags
+    assert not page.tags & {"script", "link", "iframe", "object"}
+    kinds = []
+    for tag, source in page.sources:
+        mime, data = re.fullmatch(r"data:([a-z/]+);base64,([A-Za-z0-9+/=]+)", source).groups()
+        raw = base64.b64decode(data, validate=True)
+        kinds.append((tag, mime))
+        if mime == "audio/ogg":
+            wave, rate = soundfile.read(io.BytesIO(raw))
+            assert rate == 24_000
+            assert len(wave) > 0
+        else:
+            Image.open(io.BytesIO(raw)).verify()
+    assert kinds.count(("img", "image/png")) == 2 + 4  # the comparison twice, and four training curves
+    assert kinds.count(("audio", "audio/ogg")) >= 2 * 5
+    assert "url(" not in (folder / "report.html").read_text().split("<body>")[0]
+
+
+def test_text_is_escaped(folder):
+    text = write_report(folder).read_text()
+    assert "<script>" not in text
+    page = parsed(folder / "report.html")
+    assert "<script>alert(1)</script>" in page.text
+    assert "speaker & 0" in page.text
+
+
+def test_report_without_log_or_samples(folder, tmp_path):
+    result = json.loads((folder / "compare.json").read_text())
+    (tmp_path / "compare.json").write_text(json.dumps({**result, "samples": []}))
+    for name in ("compare.png", "compare_speed.png"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    page = parsed(write_report(tmp_path, out=tmp_path / "sub" / "r.html"))
+    assert "Listen" not in page.text
+    assert "Training" not in page.text
+
+
+def test_missing_pieces_are_named(tmp_path, folder, capsys):
+    with pytest.raises(DataError, match="dcar compare"):
+        write_report(tmp_path)
+    (tmp_path / "compare.json").write_text((folder / "compare.json").read_text())
+    with pytest.raises(DataError, match=r"compare_speed\.png"):
+        write_report(tmp_path)
+    assert main([f"compare={tmp_path}"]) == 1
+    assert "error:" in capsys.readouterr().err
+    assert main([f"compare={folder}", f"training_log={folder}/log.jsonl"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("Beside the papers")
+    assert "CAR, 2 tokens" in said
+    assert "VADUSA" not in said.replace("DCAR", "").split("there:")[0]
+
+
+def test_reports_of_another_format_are_refused(tmp_path, folder):
+    result = json.loads((folder / "compare.json").read_text())
+    for version in (1, FORMAT_VERSION + 1, None):
+        (tmp_path / "compare.json").write_text(json.dumps({**result, "format_version": version}))
+        with pytest.raises(DataError, match="run the comparison again"):
+            write_report(tmp_path)
+
+
+def test_training_log(folder, tmp_path):
+    log = read_log(folder / "log.jsonl")
+    assert len(log) == 11
+    assert dict(curve_keys(log)) == {"reward": ["reward_forced", "reward_sampled"], "entropy, nats": ["entropy"],
+                                     "KL, nats": ["kl"], "dev WER (reward recogniser)": ["eval_wer"]}
+    assert series(log, "eval_wer") == ([10.0], [0.2])
+    assert series([*log, {"step": 10, "eval_wer": 0.1}], "eval_wer") == ([10.0], [0.2])  # of the best
+    (tmp_path / "bad.jsonl").write_text('{}\nx\n{}\n')
+    with pytest.raises(DataError, match="bad.jsonl:2"):
+        read_log(tmp_path / "bad.jsonl")
+
+
+def test_marked_words():
+    assert marked("The cat sat.", "the cat sat") == "the cat sat"
+    assert marked("the cat sat", "the dog sat down") == "the <del>cat</del> <ins>dog</ins> sat <ins>down</ins>"
+    assert "nothing" not in marked("the cat", "")
+    assert html.unescape(marked("a", "<b>")) == "<del>a</del> <ins>b</ins>"
+
+
+def test_timeline_has_a_block_per_chunk_that_spoke():
+    bar = timeline([2, 3, 0], [2, 3, 3])
+    assert bar.count("<span") == 2
+    assert "flex:3 1 0" in bar
+
+
+def test_timeline_of_a_verifying_method_shows_what_each_pass_gave():
+    bar = timeline([2, 3, 0], [])
+    assert bar.count("<span") == 2 and "3 spoken" in bar and "asked" not in bar

@@ -1,0 +1,132 @@
+"""Pareto front by brute force; families at equal speed on curves whose difference is known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dcar.errors import DataError
+from eval.report.table import rival_sentences
+from eval.results.pareto import Curve, compare_curves, equal_speed, pareto_front, sentence, speed_axis
+from eval.results.stats import paired_contrast, paired_test
+
+
+def test_front_equals_brute_force():
+    rng = np.random.default_rng(0)
+    for trial in range(200):
+        speeds, errors = (rng.integers(0, 6, 8).astype(float) for _ in range(2))  # few values, so there are ties
+        brute = {i for i in range(8) if not any(
+            speeds[j] >= speeds[i] and errors[j] <= errors[i] and (speeds[j] > speeds[i] or errors[j] < errors[i])
+            for j in range(8))}
+        front = pareto_front(speeds.tolist(), errors.tolist())
+        assert set(front) == brute, trial
+        assert len(front) == len(brute)
+        assert sorted(front, key=lambda i: (speeds[i], errors[i])) == sorted(front, key=lambda i: speeds[i])
+        assert [speeds[i] for i in front] == sorted(speeds[i] for i in front)
+
+
+def test_weights_interpolate_and_integrate():
+    curve = Curve.of("f", {"a": 1.0, "c": 4.0, "b": 2.0})
+    values = np.array([10.0, 20.0, 0.0])  # of a, b, c: sorted by speed
+    assert curve.methods == ("a", "b", "c")
+    for speed in (1.0, 1.25, 2.0, 3.1, 4.0):
+        assert curve.weights_at(speed) @ values == pytest.approx(np.interp(speed, [1, 2, 4], values))
+    fine = np.linspace(1.5, 3.7, 200_001)
+    assert curve.mean_weights(1.5, 3.7) @ values == pytest.approx(np.interp(fine, [1, 2, 4], values).mean(), rel=1e-5)
+    assert curve.mean_weights(1, 4) @ values == pytest.approx((15 * 1 + 10 * 2) / 3)  # trapezoids by hand
+    assert curve.weights_at(2.5).sum() == pytest.approx(1)
+    for outside in (0.9, 4.1):
+        with pytest.raises(DataError, match="beyond"):
+            curve.weights_at(outside)
+
+
+def test_settings_of_equal_speed_are_averaged():
+    curve = Curve.of("f", {"a": 1.0, "b": 2.0, "c": 2.0})
+    assert curve.weights_at(1.5).tolist() == [0.5, 0.25, 0.25]
+    assert curve.weights_at(2.0).tolist() == [0.0, 0.5, 0.5]
+    with pytest.raises(DataError, match="no method"):
+        Curve.of("f", {})
+
+
+def counts_of(rates: dict[str, float], utterances: int = 40) -> dict:
+    """Every utterance of 10 words has 10 · rate errors: no spread, so the answer is exact."""
+    return {m: ([10 * r] * utterances, [10] * utterances) for m, r in rates.items()}
+
+
+def test_known_difference_at_equal_speed():
+    a, b = Curve.of("ssd", {"ssd-0": 1.0, "ssd-1": 3.0}), Curve.of("car", {"car-1": 2.0, "car-2": 4.0})
+    got = compare_curves(a, b, counts_of({"ssd-0": 0.1, "ssd-1": 0.3, "car-1": 0.15, "car-2": 0.25}), resamples=200)
+    assert (got["shared"], got["at"]) == ([2.0, 3.0], 2.5)
+    assert got["wer_a"] == pytest.approx(0.25)  # 0.1 + 0.75 · 0.2
+    assert got["wer_b"] == pytest.approx(0.175)  # 0.15 + 0.25 · 0.1
+    assert got["difference"] == pytest.approx(0.075)
+    assert got["ci"] == pytest.approx([0.075, 0.075])
+    # a runs from 0.2 to 0.3 over the shared range, b from 0.15 to 0.2
+    assert got["average"]["difference"] == pytest.approx(0.25 - 0.175)
+    assert "loses" in sentence({**got, "axis": "speedup_vs_far"})
+
+
+def test_a_point_is_compared_with_a_line_and_lines_apart_are_not():
+    line, point = Curve.of("car", {"car-1": 1.0, "car-2": 2.0}), Curve.of("typical", {"typical": 1.5})
+    counts = counts_of({"car-1": 0.5, "car-2": 0.3, "typical": 0.2, "sd": 0.4})
+    got = compare_curves(line, point, counts, resamples=200)
+    assert got["difference"] == got["average"]["difference"] == pytest.approx(0.2)
+    assert "Averaged" not in sentence({**got, "axis": "tokens_per_pass"})
+    apart = compare_curves(line, Curve.of("sd", {"sd": 0.9}), counts, resamples=200)
+    assert apart["shared"] is None
+    assert sentence({**apart, "axis": "tokens_per_pass"}) == (
+        "CAR-k and SD share no speed (CAR-k 1.00–2.00 and SD 0.90 tokens a pass): nothing to compare.")
+    near = compare_curves(line, Curve.of("sd", {"sd": 0.98}), counts, resamples=200)  # within what clocks can tell
+    assert near["difference"] == pytest.approx(0.1)
+    assert near["wer_a"] == pytest.approx(0.5)
+
+
+def test_intervals_are_paired_and_hold_their_level():
+    """Difference of two curves between noisy settings that share the difficulty of the utterances."""
+    a, b = Curve.of("a", {"a-1": 1.0, "a-2": 2.0}), Curve.of("b", {"b-1": 1.0, "b-2": 2.0})
+    hits, widths, unpaired = 0, [], []
+    for trial in range(150):
+        rng = np.random.default_rng(trial)
+        hard = rng.gamma(2.0, 1.0, 60)
+        means = {"a-1": 1.0, "a-2": 2.0, "b-1": 1.5, "b-2": 1.5}
+        counts = {m: (rng.poisson(v * hard), np.full(60, 20)) for m, v in means.items()}
+        got = compare_curves(a, b, counts, resamples=300)
+        hits += got["ci"][0] <= 0.0 <= got["ci"][1]  # at 1.5 both curves have 1.5 · hard errors
+        widths.append(got["ci"][1] - got["ci"][0])
+        unpaired.append(compare_curves(a, b, {**counts, "b-1": (rng.permutation(counts["b-1"][0]), counts["b-1"][1]),
+                                              "b-2": (rng.permutation(counts["b-2"][0]), counts["b-2"][1])},
+                                       resamples=300)["ci"])
+    assert 0.88 <= hits / 150 <= 0.99
+    assert np.mean(widths) < 0.8 * np.mean([high - low for low, high in unpaired])
+
+
+def test_contrast_of_two_is_the_paired_test():
+    rng = np.random.default_rng(3)
+    ea, eb, words = rng.poisson(1.0, 50), rng.poisson(1.4, 50), rng.integers(5, 15, 50)
+    assert paired_contrast([ea, eb, ea], [words] * 3, [1.0, -1.0, 0.0]) == paired_test(ea, words, eb, words)
+    with pytest.raises(DataError, match="pair them"):
+        paired_contrast([ea, eb[:9]], [words, words[:9]], [1.0, -1.0])
+
+
+def rows_of(points: dict[str, tuple[float, float]]) -> list[dict]:
+    return [{"method": m, "kind": "method", "speedup_vs_far": x, "tokens_per_pass": 1.0, "wer": y}
+            for m, (x, y) in points.items()]
+
+
+def test_all_pairs_and_their_sentences():
+    points = {"far": (1.0, 0.5), "car-1": (1.0, 0.4), "car-2": (2.0, 0.2), "dcar": (1.5, 0.3), "sd": (0.5, 0.5)}
+    rows = rows_of(points)
+    assert speed_axis(rows) == "speedup_vs_far"
+    pairs = equal_speed(rows, counts_of({m: y for m, (_, y) in points.items()}), "speedup_vs_far", resamples=200)
+    assert [(p["a"], p["b"]) for p in pairs] == [("far", "car"), ("far", "dcar"), ("far", "sd"), ("car", "dcar"),
+                                                 ("car", "sd"), ("dcar", "sd")]
+    said = rival_sentences({"equal_speed": pairs})
+    assert len(said) == 4  # far and dcar against car; what shares no speed with car, and with dcar
+    assert said[1].startswith("At 1.50 times as fast as FAR, CAR-k makes 30.0 % word errors and DCAR 30.0 %")
+    assert "could be chance" in said[1]
+    assert said[2] == "CAR-k (1.00–2.00 times as fast as FAR) shares no speed with SD (0.50): nothing to compare."
+    assert "shares no speed with FAR (1.00), SD (0.50)" in said[3]
+    assert rival_sentences({"equal_speed": []}) == rival_sentences({}) == []
+    untimed = [{**r, "speedup_vs_far": None} for r in rows]
+    assert speed_axis(untimed) is None
+    assert equal_speed(untimed, {}, "speedup_vs_far") == []

@@ -1,0 +1,273 @@
+"""Speaker similarity and quality by name, on tiny models in the real formats; export of a comparison."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from compare_worker import tiny_config, tiny_tools
+from tones import chirp
+
+from dcar.audio import load_audio, save_audio
+from dcar.errors import AssetError, AudioError, CheckpointError, ConfigError, DataError
+from dcar.vocoder.base import PromptAudio
+from eval.compare.run import run as compare
+from eval.results.export import ExportConfig, file_name, run
+from eval.scorers.load import (
+    ERes2NetEncoder,
+    PromptSimilarity,
+    Scorer,
+    WavLMEncoder,
+    kaldi_fbank,
+    load_quality,
+    load_scorers,
+    load_similarity,
+)
+
+RATE = 16_000
+
+
+def test_filter_bank_is_kaldi_s() -> None:
+    """Against lhotse's implementation of the same, which needs no torchaudio."""
+    kaldi = pytest.importorskip("lhotse.features.kaldi.layers")
+    wave = chirp(0.7, 1, RATE)
+    layer = kaldi.Wav2LogFilterBank(sampling_rate=RATE, num_filters=80, low_freq=20.0, high_freq=8000.0, dither=0.0,
+                                    snip_edges=True, use_energy=False, norm_filters=False,
+                                    torchaudio_compatible_mel_scale=True,
+                                    energy_floor=1e-10)  # fmt: skip
+    reference = layer(torch.from_numpy(wave)[None])[0].numpy()
+    ours = kaldi_fbank(wave)
+    assert ours.shape == reference.shape == (68, 80)
+    loud = reference > -10  # below, the two floors differ
+    np.testing.assert_allclose(ours[loud], reference[loud], atol=2e-2)
+    assert loud.mean() > 0.5
+
+
+def save_wavlm(folder: Path) -> Path:
+    from transformers import Wav2Vec2FeatureExtractor, WavLMConfig, WavLMForXVector
+
+    torch.manual_seed(0)
+    config = WavLMConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, conv_dim=[8] * 7,
+        num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2, tdnn_dim=[8, 8, 8, 8, 12], xvector_output_dim=10,
+        num_labels=2,
+    )  # fmt: skip
+    WavLMForXVector(config).eval().save_pretrained(folder)
+    Wav2Vec2FeatureExtractor(do_normalize=True).save_pretrained(folder)
+    return folder
+
+
+def save_eres2net(path: Path, **metadata: str) -> Path:
+    """The mean over time of the features, through one matrix: x [N, T, 80] -> embedding [N, 6], with the metadata that
+    sherpa-onnx writes."""
+    import onnx
+    from onnx import TensorProto, helper
+
+    matrix = np.random.default_rng(0).standard_normal((80, 6)).astype(np.float32)
+    nodes = [helper.make_node("Mul", ["x", "x"], ["power"]),
+             helper.make_node("ReduceMean", ["power"], ["mean"], axes=[1], keepdims=0),
+             helper.make_node("MatMul", ["mean", "w"], ["embedding"])]  # fmt: skip
+    graph = helper.make_graph(
+        nodes, "speaker", [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", "T", 80])],
+        [helper.make_tensor_value_info("embedding", TensorProto.FLOAT, ["N", 6])],
+        [helper.make_tensor("w", TensorProto.FLOAT, matrix.shape, matrix.tobytes(), raw=True)],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    facts = {"framework": "3d-speaker", "sample_rate": "16000", "normalize_samples": "1",
+             "feature_normalize_type": "global-mean", "output_dim": "6"} | metadata  # fmt: skip
+    for key, value in facts.items():
+        entry = model.metadata_props.add()
+        entry.key, entry.value = key, value
+    onnx.save(model, str(path))
+    return path
+
+
+def test_wavlm(tmp_path: Path) -> None:
+    from transformers import AutoFeatureExtractor, WavLMForXVector
+
+    encoder = WavLMEncoder(save_wavlm(tmp_path / "sv"))
+    wave = chirp(1.0, 1, RATE)
+    embedding = encoder.embed(wave, RATE)
+    assert embedding.shape == (10,) and np.linalg.norm(embedding) == pytest.approx(1, abs=1e-5)
+    model, extractor = WavLMForXVector.from_pretrained(tmp_path / "sv").eval(), AutoFeatureExtractor.from_pretrained(
+        tmp_path / "sv")  # fmt: skip
+    with torch.no_grad():
+        reference = model(**extractor(wave, sampling_rate=RATE, return_tensors="pt")).embeddings[0].numpy()
+    np.testing.assert_allclose(embedding, reference / np.linalg.norm(reference), atol=1e-5)
+    with pytest.raises(AudioError, match="silent"):
+        encoder.embed(np.zeros(RATE, np.float32), RATE)
+
+
+def test_eres2net(tmp_path: Path) -> None:
+    encoder = ERes2NetEncoder(save_eres2net(tmp_path / "m.onnx"))
+    wave = chirp(1.0, 1, RATE)
+    features = kaldi_fbank(wave)
+    features -= features.mean(0)
+    expected = (features**2).mean(0) @ np.random.default_rng(0).standard_normal((80, 6)).astype(np.float32)
+    np.testing.assert_allclose(encoder.embed(wave, RATE), expected / np.linalg.norm(expected), atol=1e-4)
+    with pytest.raises(CheckpointError, match=r"'sample_rate': '8000'.*a 3D-Speaker export has"):
+        ERes2NetEncoder(save_eres2net(tmp_path / "slow.onnx", sample_rate="8000"))
+    (tmp_path / "junk.onnx").write_bytes(b"junk")
+    with pytest.raises(CheckpointError, match="not an ONNX model"):
+        ERes2NetEncoder(tmp_path / "junk.onnx")
+    with pytest.raises(AssetError, match="sherpa-onnx releases"):
+        ERes2NetEncoder(tmp_path / "absent.onnx")
+
+
+def test_similarity_with_the_prompt_s_recording(tmp_path: Path) -> None:
+    voices = np.eye(2, 298, dtype=np.float32)
+    waves = [chirp(1.0, 3, RATE), chirp(1.0, 4, RATE)]
+    prompts = PromptAudio((v, lambda w=w: (w, RATE)) for v, w in zip(voices, waves, strict=True))
+    similarity = load_similarity(f"eres2net:{save_eres2net(tmp_path / 'm.onnx')}", prompts)
+    assert isinstance(similarity, PromptSimilarity) and similarity.name == "eres2net:m"
+    assert similarity(waves[0], RATE, voices[0]) == pytest.approx(1, abs=1e-5)
+    other = similarity(waves[1], RATE, voices[0])
+    assert other is not None and other < 0.9999
+    assert similarity(np.zeros(RATE, np.float32), RATE, voices[0]) is None
+    with pytest.raises(ConfigError, match="give those of the prompts"):
+        load_similarity("wavlm:x")
+    with pytest.raises(ConfigError, match="choose resemblyzer, wavlm"):
+        load_similarity("ecapa", prompts)
+
+
+def save_utmos(folder: Path) -> str:
+    """A package of SpeechMOS' names and signatures, and weights for it: 10 · mean level + 2. Returns its setting."""
+    package = folder / "clone" / "speechmos" / "utmos22" / "strong"
+    package.mkdir(parents=True)
+    for place in (package, package.parent, package.parent.parent):
+        (place / "__init__.py").write_text("")
+    (package / "model.py").write_text(
+        "import torch\nclass UTMOS22Strong(torch.nn.Module):\n"
+        "    def __init__(self):\n        super().__init__()\n        self.out = torch.nn.Linear(1, 1)\n"
+        "    def forward(self, wave, sr):\n        assert sr == 16000 and wave.ndim == 2\n"
+        "        return self.out(wave.abs().mean(1, keepdim=True))[:, 0]\n"
+    )
+    torch.save({"out.weight": torch.full((1, 1), 10.0), "out.bias": torch.full((1,), 2.0)}, folder / "w.pt")
+    return f"utmos:{folder / 'clone'}#{folder / 'w.pt'}"
+
+
+def test_utmos_from_a_clone(tmp_path: Path) -> None:
+    """The clone's package has the name of another installed one; neither may be seen in the place of the other."""
+    setting = save_utmos(tmp_path)
+    before = list(sys.path)
+    scorer = load_quality(setting)
+    assert sys.path == before and not any(n.startswith("speechmos.utmos22") for n in sys.modules)
+    wave = chirp(0.5, 1, RATE)
+    assert scorer(wave, RATE) == pytest.approx(10 * float(np.abs(wave).mean()) + 2, abs=1e-4)
+    assert scorer(np.zeros(0, np.float32), RATE) is None
+    torch.save({"out.weight": torch.zeros(2, 2)}, tmp_path / "w.pt")
+    with pytest.raises(CheckpointError, match="not the weights of UTMOS22"):
+        load_quality(f"utmos:{tmp_path / 'clone'}#{tmp_path / 'w.pt'}")
+    with pytest.raises(AssetError, match="git clone -b v1.2.0"):
+        load_quality(f"utmos:{tmp_path}#{tmp_path / 'w.pt'}")
+    with pytest.raises(ConfigError, match="choose dnsmos, utmos"):
+        load_quality("utmos:onlyaclone")
+
+
+# --------------------------------------------------------------------------------------------------- in a comparison
+
+
+def test_scorers_of_a_comparison(tmp_path: Path) -> None:
+    """Tiny models in the real formats, by their settings, through a comparison: each scores what the vocoder said."""
+    settings = [save_utmos(tmp_path), f"wavlm:{save_wavlm(tmp_path / 'sv')}",
+                f"eres2net:{save_eres2net(tmp_path / 'm.onnx')}"]  # fmt: skip
+    tools = tiny_tools(count=3)
+    prompts = PromptAudio.of_items(tools.items, lambda uid: (chirp(0.7, len(uid), RATE), RATE))
+    tools.scorers = load_scorers(settings, prompts)
+    assert [(s.name, s.kind) for s in tools.scorers.values()] == [
+        ("utmos22-strong", "quality"), ("wavlm:sv", "similarity"), ("eres2net:m", "similarity")]  # fmt: skip
+    result = compare(tiny_config(tmp_path / "out", methods=["car-1"], seeds=[0], report=False), tools)
+    item, utmos = tools.items[0], load_quality(settings[0])
+    wave = tools.vocoder.synthesize([item.reference_tokens], [0])[0]
+    records = [json.loads(line) for line in (tmp_path / "out" / "records.jsonl").read_text().splitlines()]
+    first = next(r for r in records if r["id"] == item.prompt.utterance_id and r["method"] == "recording")
+    assert first["scores"]["utmos22-strong"] == pytest.approx(utmos(wave, 24_000))
+    for kind, setting in zip(("wavlm:sv", "eres2net:m"), settings[1:], strict=True):
+        expected = load_similarity(setting, prompts)(wave, 24_000, item.speaker_embedding)
+        assert first["scores"][kind] == pytest.approx(expected)
+    row = next(r for r in result["rows"] if r["method"] == "recording")["scores"]["utmos22-strong"]
+    assert row["n"] == 3 and 2 < row["ci"][0] <= row["mean"] <= row["ci"][1]
+
+
+def test_scorers_that_cannot_be_used_together(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    same = [f"eres2net:{save_eres2net(tmp_path / x / 'm.onnx')}" for x in "ab"]
+    with pytest.raises(ConfigError, match="are both called 'eres2net:m'"):
+        load_scorers(same, PromptAudio([]))
+    with pytest.raises(ConfigError, match="choose dnsmos, utmos"):
+        load_scorers(["mosnet"])
+    broken = Scorer("broken", "quality", "broken", lambda wave, rate, speaker: float("nan"))
+    with pytest.raises(DataError, match="broken: gave nan for 1.00 s"):
+        broken(np.zeros(RATE, np.float32), RATE, np.zeros(298))
+    assert broken(np.zeros(0, np.float32), RATE, np.zeros(298)) is None
+
+
+# ------------------------------------------------------------------------------------------------------------ export
+
+
+@pytest.fixture
+def comparison(tmp_path: Path) -> Path:
+    """What `dcar compare` leaves, of two methods and two utterances, of which one kept its audio."""
+    out = tmp_path / "run"
+    for name, seed in (("a", 1), ("rec", 2), ("prompt", 3)):
+        save_audio(out / "audio" / f"{name}.opus", chirp(0.6, seed), 24_000)
+    records = []
+    for method in ("recording", "car-2"):
+        for uid, words in (("set/u 1", [1, 0, 1, 4]), ("u2", [0, 2, 0, 5])):
+            records.append({
+                "method": method, "seed": 0, "id": uid, "text": "The red | house fell.", "hypothesis": "the read house",
+                "words": words, "characters": [2, 3, 1, 20], "speaker_similarity": 0.8, "duration": 0.6,
+                "scores": {"wavlm:sv": 0.7, "utmos22-strong": 3.9},
+                **({"noise_quality": 3.1} if uid == "u2" else {}),
+            })  # fmt: skip
+    records.append({**records[-1], "seed": 1, "hypothesis": "another seed"})
+    (out / "records.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+    voices = [{"method": "recording", "audio": "audio/rec.opus"}, {"method": "car-2", "audio": "audio/a.opus"}]
+    header = {"judge": "moonshine-tiny-en-0.1.0", "samples": [
+        {"id": "set/u 1", "prompt_audio": "audio/prompt.opus", "voices": voices}]}  # fmt: skip
+    (out / "compare.json").write_text(json.dumps(header))
+    return out
+
+
+def test_export(comparison: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    from eval.results.export import main
+
+    main([f"run={comparison}", f"out={tmp_path / 'x'}"])
+    assert capsys.readouterr().out.split() == [str(tmp_path / "x" / m) for m in ("recording", "car-2")]
+    folder = tmp_path / "x" / "car-2"
+    wav = folder / "wavs" / "set_u_1.wav"
+    assert (folder / "pred.scp").read_text() == f"set/u 1 {wav}\n"
+    assert (folder / "gt.scp").read_text().split()[-1].endswith("gt/set_u_1.wav")
+    assert (folder / "text").read_text() == "set/u 1 The red | house fell.\n"
+    wave, rate = load_audio(wav)
+    source, _ = load_audio(comparison / "audio" / "a.opus")
+    assert rate == 24_000 and np.abs(wave - source).max() < 1e-3
+    one, two = (json.loads(line) for line in (folder / "versa.jsonl").read_text().splitlines())
+    assert (one["key"], one["moonshine_wer_replace"], one["moonshine_wer_delete"], one["moonshine_wer_insert"],
+            one["moonshine_wer_equal"]) == ("set/u 1", 1, 0, 1, 3)  # fmt: skip
+    assert one["utmos"] == 3.9 and one["spk_similarity"] == 0.8
+    assert "dns_overall" not in one and two["dns_overall"] == 3.1 and two["moonshine_wer_equal"] == 3
+    # the readers of seed-tts-eval: three fields by |, seven by tabs
+    place, prompt, text = (folder / "wav_res_ref_text").read_text().strip().split("|")
+    assert place == str(wav) and Path(prompt).is_file() and text == "The red   house fell."
+    [line] = (folder / "wav_res_ref_text.wer").read_text().splitlines()
+    place, wer, truth, heard, inserted, deleted, replaced = line.strip().split("\t")
+    assert (float(wer), float(inserted), float(deleted), float(replaced)) == (0.5, 0.25, 0.0, 0.25)
+    assert (truth, heard) == ("the red house fell", "the read house")
+
+
+def test_export_of_nothing(comparison: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no finished comparison"):
+        run(ExportConfig(str(tmp_path / "absent")))
+    with pytest.raises(DataError, match="no records of dcar; it has"):
+        run(ExportConfig(str(comparison), str(tmp_path / "x"), ["dcar"]))
+    header = json.loads((comparison / "compare.json").read_text())
+    (comparison / "compare.json").write_text(json.dumps({**header, "samples": []}))
+    with pytest.raises(DataError, match="audio_samples=N"):
+        run(ExportConfig(str(comparison), str(tmp_path / "x")))
+    assert file_name("a/b c") == "a_b_c" and file_name("LJ-1.x@0.9") == "LJ-1.x@0.9"

@@ -1,0 +1,203 @@
+"""The speed benchmark runs, forces equal work, and ends with one JSON object."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from replayed import Replayed
+from tiny_decoders import tiny_decoder
+
+from dcar.decoding import ChunkMethod, FixedChunk, PolicyChunk, decode
+from dcar.decoding.engine.run import engine_for
+from dcar.errors import CheckpointError, ConfigError
+from dcar.model.draft import build_draft
+from dcar.sampling import SamplingConfig
+from eval.speed.measure import Load, interleaved, measure_car, memory_rates, print_card, read_sizes, spread, steps
+from eval.speed.run import DTYPES, RATIOS, SpeedConfig, load_all, main, random_policies
+
+
+def test_last_line_is_one_json(capsys, tmp_path):
+    assert main(["--quick", "sizes=[tiny]", "repeats=1", "group=2", "clock=cpu", f"plot={tmp_path / 'speed.png'}"]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert out[0].startswith("machine:")
+    assert next(i for i, line in enumerate(out) if "floor" in line) < next(
+        i for i, line in enumerate(out) if line.startswith("CAR-1"))
+    ratios = json.loads(out[-1])["ratios"]
+    assert set(ratios["car_k_over_k_times_car_1"]["tiny"]) == {str(k) for k in range(2, 8)}
+    assert set(ratios["policy_share_of_step"]["tiny"]) == {"bottleneck", "full"}
+    for name in ("rollouts_over_sequential", "batch8_over_batch1", "batch32_over_batch1", "floor_share_far",
+                 "dcar_speedup_over_mean_chunk", "far_over_hf_generate", "static_over_loop", "growth_over_kv_model"):
+        assert ratios[name]["tiny"] > 0, name
+    result = json.loads(out[-1])
+    assert ratios["sd_over_hf_assisted"]["tiny"] > 0
+    card = result["models"]["tiny"]
+    assert card["peers_same_tokens"]["sd"] and card["peers_same_tokens"]["hf assisted"]
+    assert set(card["methods"]) == {"far", "sd", "sd@draft"}
+    assert "CAR-1's weights" in card["far_weights"]
+    assert 0 < result["seconds"]["cpu"]
+    assert set(ratios) == set(RATIOS)
+    assert (tmp_path / "speed.png").stat().st_size > 1000
+    assert not any("other tokens" in line and "hf dynamic" in line for line in out)
+
+
+def test_with_graphs_the_engine_is_measured_without_them_too(capsys, monkeypatch):
+    monkeypatch.setattr("dcar.decoding.engine.steps.StepGraphs", Replayed)
+    assert main(["--quick", "sizes=[tiny]", "repeats=1", "group=2", "clock=cpu", "parts=[steps]"]) == 0
+    out = capsys.readouterr().out.splitlines()
+    result = json.loads(out[-1])
+    assert set(result["ratios"]["graphed_over_eager"]["tiny"]) == {str(k) for k in range(1, 8)}
+    assert all(ms > 0 for ms in result["models"]["tiny"]["ms_per_step_eager"].values())
+    assert any(line.startswith("without graphs") for line in out)
+
+
+def test_every_run_speaks_the_same_number_of_tokens():
+    model, load = tiny_decoder(), Load(5, 3, 11)
+    for k in (1, 2, 4):
+        (result,) = decode(model, load.prompts(model, 1), ChunkMethod(FixedChunk(k)), load.sampling())
+        assert len(result.tokens) == 11
+        assert result.target_passes == steps(11, k)
+    got = measure_car(model, load, [1, 2], 1)
+    assert got[2]["ms_per_step"].median > 0
+
+
+def test_hugging_face_speaks_the_same_tokens():
+    """The peer of the benchmark is the same model: greedy tokens agree with the loop, for every cache and a draft."""
+    from eval.speed.hf_peer import CausalLMPeer, generate
+
+    for bos in (True, False):
+        model, load = tiny_decoder(bos=bos), Load(5, 3, 12)
+        prompt = load.prompts(model, 1)[0]
+        greedy = SamplingConfig(temperature=0, min_tokens=30, max_tokens=12, max_tokens_per_text_unit=12)
+        expected = decode(model, [prompt], ChunkMethod(FixedChunk(1)), greedy)[0].tokens
+        peer, draft = CausalLMPeer(model), CausalLMPeer(build_draft(model).eval())
+        assert generate(peer, prompt, 12) == expected
+        assert generate(peer, prompt, 12, static=True) == expected
+        assert generate(peer, prompt, 12, assistant=draft) == expected
+
+
+def test_both_sides_of_speculation_draft_alike():
+    """`sd` and assisted generation get the same draft model and length: the target reads as often in both."""
+    from eval.methods.chains import chain_method
+    from eval.speed.hf_peer import CausalLMPeer, generate
+
+    model = tiny_decoder(num_layers=4)
+    with torch.no_grad():
+        for layer in model.layers[1:3]:  # those that the draft leaves out say little
+            layer.out.weight.mul_(0.5)
+            layer.down.weight.mul_(0.5)
+    draft, load = build_draft(model).eval(), Load(5, 3, 40)
+    prompt = load.prompts(model, 1)[0]
+    greedy = SamplingConfig(temperature=0, min_tokens=99, max_tokens=40, max_tokens_per_text_unit=40)
+    ours = decode(model, [prompt], chain_method("sd@draft", "sd", model, draft)[0](), greedy)[0]
+    assert 0 < ours.accepted < ours.proposed  # or the draft length could not show
+    peer, passes = CausalLMPeer(model), []
+    peer.register_forward_hook(lambda *_: passes.append(1))
+    assert generate(peer, prompt, 40, assistant=CausalLMPeer(draft), draft_length=3) == ours.tokens
+    assert abs(len(passes) - (ours.target_passes - 1)) <= 2  # there the prompt is read together with the first draft
+    few = len(passes)
+    generate(peer, prompt, 40, assistant=CausalLMPeer(draft), draft_length=1)
+    assert len(passes) - few > few
+
+
+def test_far_is_the_checkpoint_that_is_given(tmp_path):
+    model, far = tiny_decoder(seed=0), tiny_decoder(seed=1)
+    model.save_pretrained(tmp_path / "car")
+    far.save_pretrained(tmp_path / "far")
+    models = load_all(SpeedConfig(decoder=str(tmp_path / "car"), far_decoder=str(tmp_path / "far")), "starter")
+    assert models.far_decoder.checksum() == far.checksum() and models.decoder.checksum() == model.checksum()
+    models = load_all(SpeedConfig(decoder=str(tmp_path / "car")), "starter")
+    assert models.far_decoder is models.decoder
+
+
+def test_half_precision_halves_the_card(capsys):
+    cards = {}
+    for dtype in ("float32", "bfloat16"):
+        models = load_all(SpeedConfig(dtype=dtype, sizes=["tiny"]), "tiny")
+        assert all(p.dtype == DTYPES[dtype] for m in (models.decoder, models.draft, *models.policies.values())
+                   for p in m.parameters())
+        cpu = torch.device("cpu")
+        rates = memory_rates(cpu, DTYPES[dtype], 1)
+        cards[dtype] = print_card("tiny", models.decoder, models.policies, rates, cpu)
+        assert f"heads, {dtype}" in capsys.readouterr().out
+    for name in ("weight_bytes", "kv_bytes_per_token"):
+        assert cards["float32"][name] == 2 * cards["bfloat16"][name]
+
+
+def test_policy_and_draft_survive_rounding(tmp_path):
+    """Both are bound to the checksum of the stored weights, which rounding changes."""
+    model = tiny_decoder(seed=0)
+    model.save_pretrained(tmp_path / "car")
+    build_draft(model).save_pretrained(tmp_path / "draft")
+    policy = random_policies(model)["bottleneck"]
+    policy.config.base_checksum = model.checksum()
+    policy.save_pretrained(tmp_path / "policy")
+    models = load_all(SpeedConfig(decoder=str(tmp_path / "car"), policy=str(tmp_path / "policy"),
+                                  draft=str(tmp_path / "draft"), dtype="bfloat16"), "starter")
+    assert list(models.policies) == ["trained"] and models.draft.norm.weight.dtype == torch.bfloat16
+    tiny_decoder(seed=1).save_pretrained(tmp_path / "other")
+    with pytest.raises(CheckpointError, match="trained for the decoder"):
+        load_all(SpeedConfig(decoder=str(tmp_path / "other"), policy=str(tmp_path / "policy")), "starter")
+
+
+def test_policy_is_timed_by_the_clock_of_the_benchmark():
+    """The share does not count what other jobs take: with a clock that stands still no time is spent at all."""
+    from dcar.decoding import PolicyChunk
+    from dcar.decoding.engine.run import engine_for
+
+    model, load = tiny_decoder(), Load(5, 3, 12)
+    policy = random_policies(model)["bottleneck"]
+    engine = engine_for(model, load.prompts(model, 1), load.sampling(), batch=1, policy=policy)
+    ticks = iter(range(1 << 20))
+    for clock, spent in ((lambda: 1.0, False), (lambda: float(next(ticks)), True)):
+        engine.clock = clock
+        (result,) = engine.decode(load.prompts(model, 1), ChunkMethod(PolicyChunk(policy)), load.sampling())
+        decided = result.target_passes - 1  # the first size comes with the prompt
+        assert result.seconds["policy"] == (decided if spent else 0)
+        assert result.seconds["lm"] == (2 * decided + 1 if spent else 0)
+
+
+def test_engine_needs_fewer_operators_than_the_loop():
+    from dcar.decoding.engine.run import engine_for
+    from eval.speed.engine import measure_launches
+
+    model, load = tiny_decoder(), Load(5, 3, 12)
+    engine = engine_for(model, load.prompts(model, 1), load.sampling(), batch=1)
+    counted = measure_launches(model, engine, load, 1)
+    assert 20 < counted["static"] < counted["loop"]
+
+
+def test_what_a_step_reads():
+    model = tiny_decoder(heads=4)
+    sizes = read_sizes(model)
+    embeddings = model.text_embedding.weight.numel() + model.speech_embedding.weight.numel()
+    assert sizes["far"] + 3 * sizes["head"] + embeddings == sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize("asked, most", [(2, 2), (0, 4), (9, 4)])
+def test_random_policies_choose_among_the_sizes_asked_for(asked, most):
+    load, model = Load(6, 4, 60), tiny_decoder()
+    for policy in random_policies(model, asked).values():
+        engine = engine_for(model, load.prompts(model, 1), load.sampling(), batch=1, policy=policy)
+        method = ChunkMethod(PolicyChunk(policy, "sample"))
+        result = engine.decode(load.prompts(model, 1), method, load.sampling())[0]
+        assert set(result.actions[1:]) == set(range(1, most + 1))
+
+
+def test_runs_are_interleaved_and_the_first_round_is_dropped():
+    calls: list[str] = []
+    seconds = interleaved({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, 2, torch.device("cpu"))
+    assert "".join(calls) == "abbaab"
+    assert {k: len(v) for k, v in seconds.items()} == {"a": 2, "b": 2}
+    assert str(spread([1.0, 3.0, 2.0])).strip() == "2.000 (1.000–3.000)"
+
+
+@pytest.mark.parametrize("bad", [{"sizes": ["huge"]}, {"repeats": 0}, {"threads": 0}, {"actions": -1}, {"tokens": -1},
+                                 {"parts": ["all"]}, {"clock": "sun"},
+                                 {"clock": "cpu", "device": "cuda"}, {"dtype": "float8"}, {"policy": "runs/policy"}])
+def test_bad_settings_are_refused(bad, capsys):
+    with pytest.raises(ConfigError):
+        SpeedConfig(**bad)
+    assert main(["repeat=3"]) == 1
+    assert "did you mean 'repeats'" in capsys.readouterr().err

@@ -1,0 +1,371 @@
+"""Verifying methods in the decoding loop: exact output, both caches, EOS, limits, randomness (T1, T2, T9, T10, T11).
+
+A statistical test fails for correct code with probability 1e-6; the seeds are fixed.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+import torch
+from scipy import stats
+from tiny_decoders import eos_decoder, tiny_decoder
+from tiny_verifiers import imperfect_draft, method_of
+
+from dcar.decoding import ChunkMethod, DecodeResult, FixedChunk, Prompt, decode
+from dcar.errors import ConfigError
+from dcar.model.car import CARDecoder
+from dcar.model.draft import build_draft
+from dcar.sampling import SamplingConfig, warp
+from eval.verifiers.drafters import HeadDrafter, ModelDrafter
+from eval.verifiers.groups import build_groups
+from eval.verifiers.pcg import GroupVerifier
+from eval.verifiers.sd import SpeculativeDecoding
+from eval.verifiers.ssd import TolerantDecoding
+
+FALSE_ALARM = 1e-6
+SAMPLING = SamplingConfig(temperature=0.9, top_k=8, max_tokens=60, max_tokens_per_text_unit=6)
+LONG = SamplingConfig(min_tokens=16, max_tokens=60, max_tokens_per_text_unit=6)  # no EOS in the first few rounds
+GREEDY = SamplingConfig(temperature=0, max_tokens=40, min_tokens=0)
+METHODS = ["sd", "ssd", "pcg", "typical", "topk"]
+DRAFTERS = ["heads", "draft"]
+
+
+def drafter_of(source: str, target: CARDecoder, length: int = 3, noise: float = 0.4):
+    return HeadDrafter(length) if source == "heads" else ModelDrafter(imperfect_draft(target, noise), length)
+
+
+def heads_that_agree(target: CARDecoder) -> CARDecoder:
+    """Make head 2 predict like head 1, so that some drafts of the heads are right."""
+    with torch.no_grad():
+        target.heads.projection[0].copy_(target.heads.base.weight.T)
+    return target
+
+
+def plain(target: CARDecoder, prompts, sampling: SamplingConfig, **options) -> list[DecodeResult]:
+    return decode(target, prompts, ChunkMethod(FixedChunk(1)), sampling, **options)
+
+
+def facts(result: DecodeResult) -> tuple:
+    return (result.tokens, result.truncated, result.target_passes, result.draft_passes, result.rounds_proposed,
+            result.rounds_accepted, result.emitted)
+
+
+# --- exact output -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("source", DRAFTERS)
+@pytest.mark.parametrize("kind", ["sd", "ssd-0", "singletons"])
+def test_greedy_output_is_that_of_greedy_decoding(prompts, source, kind):
+    target = heads_that_agree(tiny_decoder())
+    drafter = drafter_of(source, target)
+    codes = target.config.speech_vocab_size
+    method = {"sd": lambda: SpeculativeDecoding("sd", drafter), "ssd-0": lambda: TolerantDecoding("s", drafter, 0.0),
+              "singletons": lambda: GroupVerifier("p", drafter, build_groups(
+                  target.speech_embedding.weight[:codes], 1.0))}[kind]()
+    expected = plain(target, prompts, GREEDY)
+    results = decode(target, prompts, method, GREEDY)
+    assert [r.tokens for r in results] == [r.tokens for r in expected]
+    assert 0 < sum(r.accepted for r in results) < sum(r.proposed for r in results)
+    assert sum(r.target_passes for r in results) < sum(r.target_passes for r in expected)
+
+
+@pytest.mark.parametrize("sampling", [SAMPLING, LONG])
+@pytest.mark.parametrize("length", [1, 2, 5])
+def test_perfect_draft_reproduces_next_token_decoding_token_by_token(decoder, prompts, length, sampling):
+    """Draft and target are one model: every draft is right, and drafts take the draws of next-token decoding."""
+    results = decode(decoder, prompts, SpeculativeDecoding("sd", ModelDrafter(build_draft(decoder).eval(), length)),
+                     sampling, seed=5)
+    expected = plain(decoder, prompts, sampling, seed=5)
+    assert [r.tokens for r in results] == [r.tokens for r in expected]
+    assert all(r.rounds_accepted == r.rounds_proposed for r in results)
+    if sampling is LONG:
+        assert all(r.rounds_proposed.count(length) > 1 for r in results)
+
+
+def sequence_law(target: CARDecoder, prompt: Prompt, sampling: SamplingConfig, length: int) -> dict[tuple, float]:
+    """Probabilities of all token sequences of next-token decoding, by enumeration; EOS is the last element."""
+    config = target.config
+    law: dict[tuple, float] = {}
+    text = torch.tensor([prompt.text_ids])
+    front = [*prompt.prompt_ids, config.speech_vocab_size + 1]
+
+    def walk(tokens: tuple, probability: float) -> None:
+        if len(tokens) == length or (tokens and tokens[-1] == config.eos):
+            law[tokens] = probability
+            return
+        ids = torch.tensor([[*front, *tokens]])
+        hidden = target.speech_hidden(text, torch.tensor([text.shape[1]]), ids, torch.tensor([ids.shape[1]]),
+                                      torch.tensor([len(front)]))[:, -1]
+        window = [-1] * sampling.repetition_window + list(tokens)
+        history = torch.tensor([window[-sampling.repetition_window :]]) if sampling.repetition_window else None
+        step = warp(target.heads(hidden, 1)[:, 0], sampling, torch.tensor([len(tokens) < sampling.min_tokens]),
+                    config.eos, history)[0]
+        for token, p in enumerate(step.tolist()):
+            if p:
+                walk((*tokens, token), probability * p)
+
+    with torch.no_grad():
+        walk((), 1.0)
+    return law
+
+
+def goodness(results: list[DecodeResult], law: dict[tuple, float], eos: int) -> float:
+    """p-value of the drawn sequences under the law; rare ones are counted together, impossible ones give 0."""
+    drawn = Counter(tuple(r.tokens) + (() if r.truncated else (eos,)) for r in results)
+    if set(drawn) - set(law):
+        return 0.0
+    often = [s for s, p in law.items() if p * len(results) >= 10]
+    observed = [drawn[s] for s in often]
+    expected = [law[s] * len(results) for s in often]
+    rest = len(results) - sum(expected)
+    if rest > 1e-6 * len(results):
+        observed.append(len(results) - sum(observed))
+        expected.append(rest)
+    scale = len(results) / sum(expected)
+    return stats.chisquare(observed, [e * scale for e in expected]).pvalue
+
+
+SHORT = SamplingConfig(temperature=0.9, top_p=0.97, max_tokens=4, max_tokens_per_text_unit=9)
+
+
+# Repetition-aware: a token that makes up a third of the last three is drawn again, from the whole law.
+REPETITION = SamplingConfig(temperature=0.9, top_p=0.8, top_k=3, max_tokens=4, max_tokens_per_text_unit=9,
+                            repetition_window=3, repetition_share=0.3)
+
+
+@pytest.mark.parametrize("sampling", [SHORT, REPETITION], ids=["plain", "repetition-aware"])
+@pytest.mark.parametrize("source", DRAFTERS)
+def test_sequences_of_sd_have_the_law_of_next_token_decoding(source, sampling):
+    target = tiny_decoder(heads=3, seed=2, speech_vocab_size=3)
+    prompt = Prompt("u", (1, 2, 3), (0, 1))
+    law = sequence_law(target, prompt, sampling, 4)
+    assert sum(law.values()) == pytest.approx(1, abs=1e-5)
+
+    def sample_with(method) -> list[DecodeResult]:
+        return decode(target, [prompt], method, sampling, seed=3, group_size=6000)
+
+    exact = sample_with(SpeculativeDecoding("sd", drafter_of(source, target, 2, noise=2.0)))
+    assert goodness(exact, law, 3) > FALSE_ALARM
+    accepted, proposed = sum(r.accepted for r in exact), sum(r.proposed for r in exact)
+    assert 0.05 < accepted / proposed < 0.95
+    # the test has the power to see a tolerance of 0.4
+    tolerant = sample_with(TolerantDecoding("ssd", drafter_of(source, target, 2, noise=2.0), 0.4, eos_strict=False))
+    assert goodness(tolerant, law, 3) < FALSE_ALARM
+
+
+@pytest.mark.parametrize("source", DRAFTERS)
+def test_zero_tolerance_is_sd_with_the_same_draws(decoder, prompts, source):
+    exact = decode(decoder, prompts, method_of("sd", decoder, drafter_of(source, decoder)), SAMPLING, seed=1)
+    zero = decode(decoder, prompts, TolerantDecoding("ssd-0", drafter_of(source, decoder), 0.0), SAMPLING, seed=1)
+    assert [facts(r) for r in zero] == [facts(r) for r in exact]
+    assert any(a < p for r in exact for p, a in zip(r.rounds_proposed, r.rounds_accepted, strict=True))
+
+
+def test_full_tolerance_keeps_every_draft(decoder, prompts):
+    method = TolerantDecoding("ssd-1", drafter_of("draft", decoder), 1.0, eos_strict=False)
+    results = decode(decoder, prompts, method, SAMPLING, seed=1)
+    assert all(r.rounds_accepted == r.rounds_proposed for r in results)
+
+
+@pytest.mark.parametrize("source", DRAFTERS)
+def test_singletons_decide_as_sd_does_up_to_the_first_refusal(decoder, prompts, source):
+    exact = decode(decoder, prompts, method_of("sd", decoder, drafter_of(source, decoder)), SAMPLING, seed=2)
+    groups = decode(decoder, prompts, method_of("pcg", decoder, drafter_of(source, decoder), 1.0), SAMPLING, seed=2)
+    for a, b in zip(exact, groups, strict=True):
+        refused = [p > k for p, k in zip(a.rounds_proposed, a.rounds_accepted, strict=True)]
+        same = refused.index(True) + 1 if any(refused) else len(refused)
+        assert a.rounds_accepted[:same] == b.rounds_accepted[:same]
+        until = 1 + sum(a.rounds_accepted[:same]) + same - 1  # the replacement is another draw of the same law
+        assert a.tokens[:until] == b.tokens[:until]
+
+
+def test_wider_groups_accept_more(decoder, prompts):
+    rates = []
+    for theta in (1.0, 0.1, -0.2, -0.99):
+        results = decode(decoder, prompts, method_of("pcg", decoder, drafter_of("heads", decoder), theta), SAMPLING,
+                         seed=3, group_size=8)
+        rates.append(sum(r.accepted for r in results) / sum(r.proposed for r in results))
+    assert rates == sorted(rates) and rates[-1] > rates[0] + 0.1
+
+
+# --- T9: what is drafted is drafted from the right state ---------------------------------------------------------
+
+
+class CheckedHeads(HeadDrafter):
+    """Compares the laws of every draft with those of the whole prefix, recomputed without a cache."""
+
+    checked = 0
+
+    def propose(self, session):
+        draft = super().propose(session)
+        for row, count in enumerate(draft.counts.tolist() if draft is not None else []):
+            emitted = session.tokens[session.rows[row], : session.generated[row]].tolist()
+            hidden = recomputed(session.model, session.prompts[session.rows[row]], emitted[:-1])
+            for i in range(count):
+                expected = law_at(session, session.model.heads.single(hidden, i + 2), len(emitted) + i)
+                assert torch.allclose(draft.laws[row, i], expected, atol=1e-5)
+                self.checked += 1
+        return draft
+
+
+class CheckedModel(ModelDrafter):
+    checked = 0
+
+    def propose(self, session):
+        draft = super().propose(session)
+        for row, count in enumerate(draft.counts.tolist() if draft is not None else []):
+            emitted = session.tokens[session.rows[row], : session.generated[row]].tolist()
+            for i in range(count):
+                before = emitted + draft.tokens[row, :i].tolist()
+                hidden = recomputed(self.draft, session.prompts[session.rows[row]], before)
+                assert torch.allclose(draft.laws[row, i], law_at(session, self.draft.heads.single(hidden, 1),
+                                                                 len(before)), atol=1e-5)
+                self.checked += 1
+        return draft
+
+
+def recomputed(model: CARDecoder, prompt: Prompt, tokens: list[int]) -> torch.Tensor:
+    ids = [*prompt.prompt_ids, *([model.config.speech_vocab_size + 1] if model.config.bos else []), *tokens]
+    front = len(ids) - len(tokens)
+    return model.speech_hidden(torch.tensor([prompt.text_ids]), torch.tensor([len(prompt.text_ids)]),
+                               torch.tensor([ids]), torch.tensor([len(ids)]), torch.tensor([front]))[0, -1]
+
+
+def law_at(session, logits: torch.Tensor, position: int) -> torch.Tensor:
+    forbidden = torch.tensor([position < session.sampling.min_tokens])
+    return warp(logits[None], session.sampling, forbidden, session.model.config.eos)[0]
+
+
+class RandomVerifier(SpeculativeDecoding):
+    """Accepts and refuses at random, whatever the laws say."""
+
+    def accept(self, q, p, tokens, eos, draws):
+        self.target_laws = q
+        return draws("accept") < 0.6
+
+
+@pytest.mark.parametrize("bos", [True, False])
+@pytest.mark.parametrize("source", DRAFTERS)
+def test_caches_equal_recomputation_under_random_acceptance(prompts, source, bos):
+    target = tiny_decoder(bos=bos)
+    drafter = CheckedHeads(3) if source == "heads" else CheckedModel(imperfect_draft(target), 3)
+    results = decode(target, prompts[1:], RandomVerifier("random", drafter), LONG, seed=8, record_hidden=True)
+    assert drafter.checked > 50
+    patterns = {(p, a) for r in results for p, a in zip(r.rounds_proposed, r.rounds_accepted, strict=True)}
+    assert {(3, 0), (3, 1), (3, 2), (3, 3)} <= patterns
+    for prompt, result in zip(prompts[1:], results, strict=True):
+        front = len(prompt.prompt_ids) + bos
+        for read in range(front, result.hidden.shape[0] + 1):
+            expected = recomputed(target, prompt, result.tokens[: read - front])
+            assert torch.allclose(result.hidden[read - 1], expected, atol=1e-5)
+
+
+# --- T10: EOS and limits ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("source", DRAFTERS)
+@pytest.mark.parametrize("kind", METHODS)
+def test_accounting(decoder, prompts, kind, source):
+    results = decode(decoder, prompts, method_of(kind, decoder, drafter_of(source, decoder)), SAMPLING, seed=4)
+    ends = Counter()
+    for prompt, r in zip(prompts, results, strict=True):
+        assert len(r.tokens) <= 6 * len(prompt.text_ids) and 12 not in r.tokens
+        assert r.truncated == (len(r.tokens) == 6 * len(prompt.text_ids))
+        assert r.proposed == sum(r.rounds_proposed) and r.accepted == sum(r.rounds_accepted)
+        assert all(0 <= a <= p <= 3 for p, a in zip(r.rounds_proposed, r.rounds_accepted, strict=True))
+        assert len(r.rounds_proposed) <= r.target_passes - 1
+        assert r.draft_passes == (0 if source == "heads" else 1 + r.proposed)  # the first is its prefill
+        assert sum(r.emitted) == len(r.tokens) and len(r.emitted) == r.target_passes
+        # every pass adds a token of its own, EOS among them, but not behind an accepted EOS
+        own = len(r.tokens) + (not r.truncated) - r.accepted
+        assert own in (r.target_passes, r.target_passes - 1)
+        ends["accepted EOS"] += own == r.target_passes - 1
+    assert sum(r.accepted for r in results) > 0
+
+
+def test_accepted_eos_ends_the_utterance_without_a_bonus_token(prompts):
+    """Heads and base agree on EOS: it is drafted, accepted, and nothing follows."""
+    target = eos_decoder(2)
+    with torch.no_grad():  # the base head is undecided between EOS and the rest, the draft says EOS
+        target.heads.base.weight[12] = target.heads.base.weight[:12].mean(0)
+    sampling = SamplingConfig(max_tokens=50, min_tokens=0)
+    results = decode(target, prompts, SpeculativeDecoding("sd", HeadDrafter(3)), sampling, group_size=40)
+    ended = [r for r in results if r.rounds_accepted and r.rounds_accepted[-1]]
+    assert len(ended) > 20
+    for r in ended:
+        assert r.rounds_proposed[-1] == r.rounds_accepted[-1] == 1  # nothing is drafted behind EOS
+        assert not r.truncated and 12 not in r.tokens and r.emitted[-1] == 0
+
+
+@pytest.mark.parametrize("kind", METHODS)
+def test_refused_eos_is_replaced_and_decoding_goes_on(prompts, kind):
+    """Only the heads say EOS, the base never: no tolerance and no group may let it through."""
+    target = eos_decoder(2)
+    results = decode(target, prompts, method_of(kind, target, HeadDrafter(3)), SamplingConfig(
+        max_tokens=50, max_tokens_per_text_unit=4))
+    for prompt, r in zip(prompts, results, strict=True):
+        assert r.truncated and len(r.tokens) == 4 * len(prompt.text_ids)
+        assert set(r.rounds_proposed) == {1} and set(r.rounds_accepted) == {0}
+
+
+@pytest.mark.parametrize("source", DRAFTERS)
+def test_eos_is_not_drafted_before_the_minimum(prompts, source):
+    target = eos_decoder(1)
+    results = decode(target, prompts, SpeculativeDecoding("sd", drafter_of(source, target, noise=0)),
+                     SamplingConfig(max_tokens=50, min_tokens=5))
+    assert all(len(r.tokens) == 5 and not r.truncated for r in results)
+    if source == "draft":  # the base head's law drafts: what it proposes passes
+        assert all(r.accepted == r.proposed > 0 for r in results)
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 7])
+def test_length_limit_is_met_exactly_by_rows_of_any_length(prompts, limit):
+    """One head and a draft longer than the cache's own slack; rows near their limit beside rows that are not."""
+    target = tiny_decoder(heads=1)
+    with torch.no_grad():
+        target.heads.base.weight[12] = -10  # hardly ever EOS
+    sampling = SamplingConfig(max_tokens=7 * limit, max_tokens_per_text_unit=limit, min_tokens=100)
+    for kind in ("sd", "topk"):
+        results = decode(target, prompts, method_of(kind, target, drafter_of("draft", target, 6)), sampling)
+        for prompt, r in zip(prompts, results, strict=True):
+            assert r.truncated and len(r.tokens) == min(7 * limit, limit * len(prompt.text_ids))
+
+
+# --- T11: randomness ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("source", DRAFTERS)
+@pytest.mark.parametrize("kind", METHODS)
+def test_batch_size_and_order_change_nothing(decoder, prompts, kind, source):
+    def run(batch_size: int, ordered: list[Prompt]) -> dict[str, tuple]:
+        method = method_of(kind, decoder, drafter_of(source, decoder))
+        results = decode(decoder, ordered, method, SAMPLING, seed=4, batch_size=batch_size)
+        return {r.utterance_id: facts(r) for r in results}
+
+    expected = run(8, prompts)
+    assert len({f[2] for f in expected.values()}) > 1  # rows end at different times
+    for batch_size in (1, 3):
+        assert run(batch_size, random.Random(batch_size).sample(prompts, len(prompts))) == expected
+
+
+def test_one_object_serves_one_batch_after_another(decoder, prompts):
+    method = method_of("sd", decoder, drafter_of("draft", decoder))
+    first = decode(decoder, prompts, method, SAMPLING, seed=4, batch_size=2)
+    assert [facts(r) for r in decode(decoder, prompts, method, SAMPLING, seed=4)] == [facts(r) for r in first]
+
+
+# --- bad input ----------------------------------------------------------------------------------------------------
+
+
+def test_drafters_that_do_not_fit_are_refused(decoder, prompts):
+    for length in (0, 4):
+        with pytest.raises(ConfigError, match="draft 1..3 tokens"):
+            decode(decoder, prompts, SpeculativeDecoding("sd", HeadDrafter(length)), SAMPLING)
+    with pytest.raises(ConfigError, match="at least 1 token"):
+        ModelDrafter(build_draft(decoder), 0)
+    other = build_draft(tiny_decoder(speech_vocab_size=11)).eval()
+    with pytest.raises(ConfigError, match="speech_vocab_size 11, the target 12"):
+        decode(decoder, prompts, SpeculativeDecoding("sd", ModelDrafter(other, 2)), SAMPLING)

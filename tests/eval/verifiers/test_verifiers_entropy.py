@@ -1,0 +1,256 @@
+"""Entropy chunking, and the statistics that thresholds, trees and transitions come from."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+
+import pytest
+import torch
+from tiny_data import CODES
+from tiny_decoders import reference_chunks, tiny_decoder
+
+from dcar.decoding import ChunkMethod, FixedChunk, decode
+from dcar.errors import CheckpointError, ConfigError, DataError
+from dcar.prompts.load import load_prompts
+from dcar.sampling import SamplingConfig, warp
+from dcar.text.phonemes import PHONEME_VERSION, TEXT_VOCAB_SIZE
+from eval.analysis import fit_verifiers as fitting
+from eval.analysis.teacher import teacher_forced
+from eval.methods.registry import Models, load_models, make_methods
+from eval.verifiers.entropy import EntropyChunk, EntropyMethod, chunk_sizes, entropies
+from eval.verifiers.statistics import INFO, TENSORS, VerifierStatistics
+
+SAMPLING = SamplingConfig(max_tokens=60, max_tokens_per_text_unit=6)
+
+
+# ------------------------------------------------------------------------------------------------------------- the rule
+
+
+def test_entropy_is_that_of_the_law_before_warping():
+    logits = torch.tensor([[0.0, 0.0, 0.0, 0.0], [100.0, 0.0, 0.0, 0.0], [math.log(3), 0.0, -1e9, -1e9]])
+    expected = [math.log(4), 0.0, -(0.75 * math.log(0.75) + 0.25 * math.log(0.25))]
+    assert entropies(logits).tolist() == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_first_uncertain_head_ends_the_chunk():
+    entropy = torch.tensor([[0.1, 0.2, 0.3], [0.1, 0.9, 0.1], [0.9, 0.1, 0.1], [0.5, 0.5, 0.5]])
+    assert chunk_sizes(entropy, 0.5).tolist() == [4, 2, 1, 4]  # up to the threshold, and the base head always
+    assert chunk_sizes(entropy, 0.0).tolist() == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize(("threshold", "size"), [(0.0, 1), (math.inf, 4)])
+def test_extreme_thresholds_are_fixed_chunks(decoder, prompts, threshold, size):
+    got = decode(decoder, prompts, EntropyMethod(EntropyChunk(threshold)), SAMPLING, seed=3)
+    fixed = decode(decoder, prompts, ChunkMethod(FixedChunk(size)), SAMPLING, seed=3)
+    assert [(r.tokens, r.actions) for r in got] == [(r.tokens, r.actions) for r in fixed]
+
+
+@pytest.mark.parametrize("sampling", [SAMPLING, SamplingConfig(temperature=0.6, top_k=3, max_tokens=40),
+                                      SamplingConfig(temperature=0, max_tokens=20)], ids=["plain", "top-k", "greedy"])
+def test_sizes_and_tokens_equal_decoding_without_cache(decoder, prompts, sampling):
+    threshold, seen = 1.9, set()
+
+    results = decode(decoder, prompts, EntropyMethod(EntropyChunk(threshold)), sampling, seed=1)
+    for prompt, result in zip(prompts, results, strict=True):
+        def choose(n, key, prompt=prompt, result=result):
+            speech = torch.tensor([[*prompt.prompt_ids, 13, *result.tokens[:n]]])
+            hidden = decoder.speech_hidden(torch.tensor([prompt.text_ids]), torch.tensor([len(prompt.text_ids)]),
+                                           speech, torch.tensor([speech.shape[1]]),
+                                           torch.tensor([len(prompt.prompt_ids) + 1]))[0, -1]
+            size = 1
+            for head in (2, 3, 4):
+                law = decoder.heads.single(hidden, head).detach().double().softmax(-1)
+                if float(-(law * law.log()).sum()) > threshold:
+                    break
+                size += 1
+            return size
+
+        assert (result.tokens, result.actions) == reference_chunks(decoder, prompt, choose, sampling, 1)
+        seen |= set(result.actions)
+    assert len(seen) > 2
+
+
+@pytest.mark.parametrize("sampling", [SAMPLING, SamplingConfig(max_tokens=40, top_p=0.8, repetition_window=6,
+                                                               repetition_share=0.2)], ids=["plain", "repetition"])
+def test_schedule_and_method_are_the_same(decoder, prompts, sampling):
+    """`EntropyMethod` only saves the second evaluation of the heads."""
+    one = decode(decoder, prompts, EntropyMethod(EntropyChunk(1.9)), sampling, seed=1)
+    two = decode(decoder, prompts, ChunkMethod(EntropyChunk(1.9)), sampling, seed=1)
+    assert [(r.tokens, r.actions) for r in one] == [(r.tokens, r.actions) for r in two]
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 8])
+def test_batch_size_and_order_change_nothing(decoder, prompts, batch_size):
+    method = EntropyMethod(EntropyChunk(1.9))
+    expected = {r.utterance_id: (r.tokens, r.actions) for r in decode(decoder, prompts, method, SAMPLING, seed=4)}
+    shuffled = random.Random(batch_size).sample(prompts, len(prompts))
+    got = decode(decoder, shuffled, method, SAMPLING, seed=4, batch_size=batch_size)
+    assert {r.utterance_id: (r.tokens, r.actions) for r in got} == expected
+
+
+def test_impossible_thresholds_and_decoders(decoder, prompts):
+    for wrong in (-0.1, math.nan):
+        with pytest.raises(ConfigError, match="at least 0"):
+            EntropyChunk(wrong)
+    with pytest.raises(ConfigError, match="base head only"):
+        decode(tiny_decoder(heads=1), prompts, EntropyMethod(EntropyChunk(1.0)), SAMPLING)
+
+
+# ------------------------------------------------------------------------------------------------------- the statistics
+
+
+def test_command_writes_and_shows(files, capsys):
+    fitting.main([f"decoder={files / 'decoder'}", f"data={files / 'data'}", f"out={files / 'again'}", "prompt_tokens=5",
+                  "thresholds=6", "ranks=4", "sampling.max_tokens=40", "sampling.min_tokens=20"])
+    shown = capsys.readouterr().out
+    assert "token pairs occur" in shown and "head 4:" in shown and "tokens per pass" in shown
+    one, two = (VerifierStatistics.from_pretrained(files / name) for name in ("stats", "again"))
+    assert one.checksum() == two.checksum()  # the same run again gives the same numbers
+    assert one.info["sampling"]["max_tokens"] == 40 and one.info["provenance"]["split"] == "dev"
+    assert (files / "stats" / "config.yaml").exists()
+
+
+def test_bigrams_are_those_of_the_training_split(files):
+    found = VerifierStatistics.from_pretrained(files / "stats")
+    previous, following = found.bigram_keys // found.states, found.bigram_keys % found.states
+    codes = (previous < CODES) & (following < CODES)
+    assert (following[codes] == (previous[codes] + 1) % CODES).all()  # speech that counts up
+    assert int(found.bigram_counts[following == CODES].sum()) == 6  # six utterances end …
+    assert int(found.bigram_counts[previous == CODES + 1].sum()) == 6  # … and begin
+
+
+def test_rank_accuracy_equals_its_definition(files):
+    """By loops over utterances, positions, heads and ranks."""
+    found = VerifierStatistics.from_pretrained(files / "stats")
+    model = fitting.CARDecoder.from_pretrained(files / "decoder")
+    items = load_prompts(files / "data", "dev", model, 5, 0)
+    sampling = SamplingConfig(max_tokens=40, min_tokens=20)
+    for depth in (1, 2, 3):
+        hits = []
+        for item in items:
+            speech = [*item.prompt.prompt_ids, CODES + 1, *item.reference_tokens]
+            length = torch.tensor([len(item.prompt.prompt_ids) + 1])
+            text = torch.tensor([item.prompt.text_ids])
+            hidden = model.speech_hidden(text, torch.tensor([4]), torch.tensor([speech]), torch.tensor([len(speech)]),
+                                         length)[0, int(length) - 1 :]
+            for t in range(len(hidden) - depth):
+                ids = model.heads.single(hidden[t], depth + 1).argsort(descending=True)[:4]
+                hits.append(warp(model.heads.single(hidden[t + depth], 1), sampling)[ids])
+        assert torch.allclose(found.rank_accuracy[depth - 1], torch.stack(hits).mean(0), atol=1e-5)
+
+
+def test_teacher_forcing_yields_the_states_of_decoding(files):
+    model = fitting.CARDecoder.from_pretrained(files / "decoder")
+    items = load_prompts(files / "data", "dev", model, 5, 0)
+    for (hidden, targets), item in zip(teacher_forced(model, items, 2), items, strict=True):
+        assert targets.tolist() == [*item.reference_tokens, CODES] and len(hidden) == len(targets)
+    spoken = decode(model, [items[0].prompt], ChunkMethod(FixedChunk(2)), SAMPLING, record_hidden=True)[0]
+    items[0].reference_tokens[:] = spoken.tokens
+    hidden, _ = next(iter(teacher_forced(model, items, 2)))
+    wanted = spoken.hidden[spoken.prompt_length - 1 :]
+    assert torch.allclose(hidden[: len(wanted)], wanted, atol=1e-5)
+    items[0].reference_tokens[0] = CODES
+    with pytest.raises(DataError, match="outside the codebook"):
+        next(iter(teacher_forced(model, items)))
+
+
+def test_a_wished_length_is_met_on_the_data_it_was_fitted_on(files):
+    """The threshold fitted for so many tokens a pass gives about that many."""
+    models = load_models(str(files / "decoder"), "", [], statistics=str(files / "stats"))
+    items = load_prompts(files / "data", "dev", models.decoder, 5, 0)
+    sampling = SamplingConfig(max_tokens=40, min_tokens=20)
+    met = []
+    for wish in (1.5, 2.2, 3.0):
+        (entry,) = make_methods([f"entropy@{wish}"], models)
+        results = decode(entry.decoder, [i.prompt for i in items], entry.build(), sampling)
+        met.append(sum(len(r.tokens) for r in results) / sum(r.target_passes for r in results))
+    assert met == pytest.approx([1.5, 2.2, 3.0], abs=0.3)
+    curve = models.statistics.entropy_lengths
+    assert float(curve[0]) == pytest.approx(1.0, abs=0.06) and float(curve[-1]) > 3.2
+
+
+def statistics(**changes) -> VerifierStatistics:
+    settings = dict(decoder="a" * 64, tokenizer="t", states=14, rank_accuracy=torch.full((3, 4), 0.2),
+                    bigram_keys=torch.tensor([1, 16]), bigram_counts=torch.tensor([2, 1]),
+                    entropy_thresholds=torch.tensor([0.0, 1.0, 2.0, 3.0]),
+                    entropy_lengths=torch.tensor([1.0, 2.0, 1.9, 4.0]))
+    return VerifierStatistics(**{**settings, **changes})
+
+
+def test_threshold_by_interpolation():
+    found = statistics()
+    assert [found.threshold_for(n) for n in (1.0, 1.5, 2.0, 3.0, 4.0)] == pytest.approx([0.0, 0.5, 1.0, 2.5, 3.0])
+    for wrong in (0.5, 4.1):
+        with pytest.raises(ConfigError, match="range from 1.00 to 4.00"):
+            found.threshold_for(wrong)
+
+
+def test_saved_statistics_are_loaded_strictly(tmp_path):
+    found = statistics()
+    found.save_pretrained(tmp_path)
+    loaded = VerifierStatistics.from_pretrained(tmp_path)
+    assert loaded.checksum() == found.checksum() and (loaded.decoder, loaded.states) == (found.decoder, 14)
+    with pytest.raises(CheckpointError, match="dcar fit-verifiers"):
+        VerifierStatistics.from_pretrained(tmp_path / "nowhere")
+    about = json.loads((tmp_path / INFO).read_text())
+    (tmp_path / INFO).write_text(json.dumps({**about, "tensors": "0" * 64}))
+    with pytest.raises(CheckpointError, match="not the file"):
+        VerifierStatistics.from_pretrained(tmp_path)
+    (tmp_path / INFO).write_text(json.dumps({**about, "format_version": 0}))
+    with pytest.raises(CheckpointError, match="format 0"):
+        VerifierStatistics.from_pretrained(tmp_path)
+    (tmp_path / INFO).write_text(json.dumps(about))
+    (tmp_path / TENSORS).write_bytes(b"broken")
+    with pytest.raises(CheckpointError, match="cannot read"):
+        VerifierStatistics.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("changes", [
+    {"bigram_keys": torch.tensor([16, 1])}, {"bigram_keys": torch.tensor([1, 14 * 14])},
+    {"bigram_counts": torch.tensor([0, 1])}, {"bigram_counts": torch.tensor([1])},
+    {"entropy_thresholds": torch.tensor([0.0, 1.0, 1.0, 3.0])}, {"rank_accuracy": torch.rand(3)}])
+def test_broken_statistics_are_refused(changes):
+    with pytest.raises(CheckpointError, match="fit them again"):
+        statistics(**changes)
+
+
+def test_statistics_of_another_decoder_are_refused(files):
+    with pytest.raises(CheckpointError, match="fit them for this decoder with `dcar fit-verifiers`"):
+        Models(tiny_decoder(seed=1), statistics=VerifierStatistics.from_pretrained(files / "stats"))
+    decoder = tiny_decoder()
+    with pytest.raises(CheckpointError, match="14 token states and 2 draft heads"):
+        Models(decoder, statistics=statistics(decoder=decoder.checksum(), tokenizer="",
+                                              rank_accuracy=torch.rand(2, 4)))
+
+
+def test_names_of_a_comparison(files, decoder):
+    (entry,) = make_methods(["entropy-0.8"], Models(decoder))
+    assert entry.build().schedule.threshold == 0.8 and entry.build().name == "entropy-0.8"
+    with pytest.raises(ConfigError, match="'entropy@2' needs statistics .* `dcar fit-verifiers`"):
+        make_methods(["entropy@2"], Models(decoder))
+    for wrong in ("entropy", "entropy-x", "entropy--1", "entropy@", "entropy-nan"):
+        with pytest.raises(ConfigError, match="write entropy-0.8"):
+            make_methods([wrong], Models(decoder))
+    with pytest.raises(ConfigError, match="base head only"):
+        make_methods(["entropy-1"], Models(tiny_decoder(heads=1)))
+    models = load_models(str(files / "decoder"), "", [], statistics=str(files / "stats"))
+    names = ["vadusa-1", "vadusa-2-n4", "mtp-viterbi-3", "entropy@2"]
+    entries = make_methods(names, models)
+    assert [e.name for e in entries] == names and all(e.build().name == e.name for e in entries)
+    assert len(entries[1].build().tree.paths) == 4
+
+
+def test_wrong_settings_of_the_fit(files, tmp_path):
+    with pytest.raises(ConfigError, match="decoder is not set"):
+        fitting.main([])
+    with pytest.raises(ConfigError, match="thresholds >= 2"):
+        fitting.main(["thresholds=1"])
+    tiny_decoder(heads=1, text_vocab_size=TEXT_VOCAB_SIZE, tokenizer="tiny@abc",
+                 phonemes=PHONEME_VERSION).save_pretrained(tmp_path / "far")
+    with pytest.raises(ConfigError, match="base head only"):
+        fitting.main([f"decoder={tmp_path / 'far'}", f"data={files / 'data'}", f"out={tmp_path}"])
+    tiny_decoder(tokenizer="other@1").save_pretrained(tmp_path / "foreign")
+    with pytest.raises(DataError, match="prepare the corpus with the decoder's own"):
+        fitting.main([f"decoder={tmp_path / 'foreign'}", f"data={files / 'data'}", f"out={tmp_path}"])

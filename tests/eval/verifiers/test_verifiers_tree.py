@@ -1,0 +1,395 @@
+"""VADUSA: trees of drafts, acceptance among tau samples, losslessness at tau = 1."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+import torch
+from scipy.stats import chi2
+from tiny_decoders import eos_decoder, tiny_decoder
+
+from dcar.decoding import ChunkMethod, FixedChunk, Prompt, decode
+from dcar.decoding.loop import pad
+from dcar.decoding.tree import DraftTree
+from dcar.errors import ConfigError
+from dcar.sampling import SamplingConfig, warp
+from eval.methods.registry import Models, make_methods
+from eval.verifiers.candidates import RankTree, build_tree, chain, expected_accepted
+from eval.verifiers.vadusa import Vadusa, accept, bookkeeping_case
+
+SAMPLING = SamplingConfig(max_tokens=60, max_tokens_per_text_unit=6)
+EOS = 12  # of tiny_decoder
+BUSH = RankTree(((0,), (1,), (4,), (0, 0), (0, 2), (1, 0), (0, 0, 0), (0, 0, 1), (1, 0, 3)))
+
+
+def random_tree(seed: int, nodes: int = 12, depth: int = 3, ranks: int = 4) -> RankTree:
+    rng = random.Random(seed)
+    paths: list[tuple[int, ...]] = []
+    while len(paths) < nodes:
+        parent = rng.choice([(), *[p for p in paths if len(p) < depth]])
+        path = (*parent, rng.randrange(ranks))
+        if path not in paths:
+            paths.append(path)
+    return RankTree(tuple(sorted(paths, key=lambda p: (len(p), p))))
+
+
+# ---------------------------------------------------------------------------------------------------------------- trees
+
+
+def test_layout_is_the_ancestor_relation_behind_ragged_pending_tokens():
+    tree = DraftTree([-1, -1, 0, 0, 1, 2])
+    parents = {0: None, 1: None, 2: 0, 3: 0, 4: 1, 5: 2}
+    pending, width = torch.tensor([1, 3, 0]), 9
+    mask, offsets = tree.layout(pending, width)
+
+    def lineage(node):
+        return [] if node is None else [node, *lineage(parents[node])]
+
+    for b, p in enumerate(pending.tolist()):
+        for row in range(p + 6):
+            if row < p:
+                seen, place = set(range(row + 1)), row
+            else:
+                path = lineage(row - p)
+                seen, place = {*range(p), *(p + n for n in path)}, p + len(path) - 1
+            assert {c for c in range(width) if mask[b, row, c]} == seen
+            assert int(offsets[b, row]) == place
+    assert mask.diagonal(dim1=1, dim2=2).all()
+
+
+def test_a_chain_shaped_tree_is_a_chain(decoder):
+    text, text_lengths = pad([[1, 2, 3], [4, 5]], "cpu")
+    speech, prompt_lengths = pad([[1, 13], [2, 3, 13]], "cpu")
+    tokens, counts = torch.randint(0, 12, (2, 4)), torch.tensor([4, 4])
+    hidden = []
+    for layout in (None, DraftTree([-1, 0, 1]).layout(torch.tensor([1, 1]), 4)):
+        cache, _ = decoder.prefill(text, text_lengths, speech, prompt_lengths, 20)
+        hidden.append(decoder.extend(cache, tokens, counts, layout))
+    assert torch.allclose(hidden[0], hidden[1], atol=1e-6)
+
+
+def test_tree_shapes_that_cannot_be():
+    for parents in ([], [0], [-1, 2, 0], [-2]):
+        with pytest.raises(ValueError, match="node|parent"):
+            DraftTree(parents)
+    for paths in ((), ((0, 0),), ((0,), (0,)), ((-1,),), ((),)):
+        with pytest.raises(ConfigError, match="tree of candidates"):
+            RankTree(paths)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_greedy_construction_is_the_best_tree_of_its_size(seed):
+    accuracy = torch.rand(2, 3, generator=torch.Generator().manual_seed(seed)) / 2
+    every = [*itertools.product(range(3)), *itertools.product(range(3), range(3))]
+    for budget in (1, 2, 3, 4, 12):
+        best = max((expected_accepted(nodes, accuracy) for nodes in itertools.combinations(every, budget)
+                    if all(len(n) == 1 or n[:1] in nodes for n in nodes)), default=None) if budget < 5 else None
+        tree = build_tree(accuracy, budget)
+        assert len(tree.paths) == budget
+        if best is not None:
+            assert expected_accepted(tree.paths, accuracy) == pytest.approx(best)
+
+
+def test_what_a_tree_is_worth():
+    """The expected accepted length under independent depths, by enumerating which rank the base head draws."""
+    accuracy = torch.tensor([[0.5, 0.2, 0.0], [0.4, 0.3, 0.1]])
+    tree = build_tree(accuracy, 100)
+    assert tree.paths == ((0,), (1,), *itertools.product((0, 1), (0, 1, 2)))  # the worthless rank is left out
+    small = RankTree(((0,), (1,), (0, 0)))
+    misses = [1 - row.sum() for row in accuracy]
+    total = 0.0
+    for first, p in enumerate([*accuracy[0], misses[0]]):
+        for second, q in enumerate([*accuracy[1], misses[1]]):
+            length = 0 if (first,) not in small.paths else 2 if (first, second) in small.paths else 1
+            total += float(p * q) * length
+    assert expected_accepted(small.paths, accuracy) == pytest.approx(total)
+
+
+def test_nodes_carry_the_ranked_ids_of_their_head():
+    logits = torch.tensor([[[0.0, 3.0, 2.0, 1.0, -1.0], [5.0, 1.0, 2.0, 3.0, 4.0], [0.0, 1.0, 2.0, 3.0, 4.0]]])
+    tree = RankTree(((0,), (2,), (0, 1), (0, 1, 3)))
+    assert tree.tokens(logits).tolist() == [[1, 3, 4, 1]]
+
+
+# ----------------------------------------------------------------------------------------------------------- acceptance
+
+
+def slow_accept(candidates, samples, parents, eos, rule, strict):
+    """The rule by recursion over one row: the accepted path, as node indices."""
+    def hits(node):  # node -1 is the root
+        drawn = samples[node + 1]
+        if node >= 0 and candidates[node] == eos:
+            return []
+        found = []
+        for child, parent in enumerate(parents):
+            if parent != node or candidates[child] not in drawn:
+                continue
+            if strict and (candidates[child] == eos) != (drawn[0] == eos):
+                continue
+            found.append((drawn.index(candidates[child]), child))
+        return sorted(found)
+
+    def best(node):
+        options = [[child, *best(child)] for _, child in hits(node)]
+        if not options:
+            return []
+        return options[0] if rule == "first" else max(options, key=len)  # max keeps the earliest of the longest
+
+    return best(-1)
+
+
+@pytest.mark.parametrize("rule", ["longest", "first"])
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("tau", [1, 2, 3])
+def test_a_candidate_is_accepted_iff_it_is_among_the_samples(rule, strict, tau):
+    tree = random_tree(tau, nodes=10)
+    shape, parents = tree.shape(), tree.shape().parents.tolist()
+    torch.manual_seed(0)
+    rows, eos = 300, 4
+    logits = torch.rand(rows, 3, 5)
+    candidates, samples = tree.tokens(logits), torch.randint(0, 5, (rows, 11, tau))
+    path, counts = accept(candidates, samples, shape, eos, rule, strict)
+    expected = [slow_accept(c, s, parents, eos, rule, strict)
+                for c, s in zip(candidates.tolist(), samples.tolist(), strict=True)]
+    assert [p[:n] for p, n in zip(path.tolist(), counts.tolist(), strict=True)] == expected
+    assert all(not any(p[n:]) for p, n in zip(path.tolist(), counts.tolist(), strict=True))
+    assert {len(p) for p in expected} == {0, 1, 2, 3}
+
+
+def one_node_law(q, children, tau, eos, rule, strict):
+    """Law of the token behind a node, by enumerating all draws."""
+    tree = DraftTree([-1] * len(children))
+    draws = torch.tensor(list(itertools.product(range(len(q)), repeat=tau)))  # [N, tau]
+    samples = draws[:, None].expand(-1, len(children) + 1, -1)
+    path, counts = accept(torch.tensor(children).expand(len(draws), -1), samples, tree, eos, rule, strict)
+    token = torch.where(counts > 0, torch.tensor(children)[path[:, 0]], draws[:, 0])
+    weight = q[draws].prod(-1)
+    return torch.zeros(len(q), dtype=torch.float64).index_add_(0, token, weight)
+
+
+@pytest.mark.parametrize("rule", ["longest", "first"])
+@pytest.mark.parametrize("tau", [1, 2, 3, 4])
+def test_law_of_one_node(rule, tau):
+    """The closed form; tau = 1 is the base law whatever the candidates; the distance grows as the theory says."""
+    q = torch.tensor([0.35, 0.3, 0.15, 0.12, 0.08], dtype=torch.float64)
+    children = [1, 3]
+    mass = q[children].sum()
+    out = one_node_law(q, children, tau, eos=99, rule=rule, strict=True)
+    expected = (1 - mass) ** (tau - 1) * q
+    expected[children] = q[children] / mass * (1 - (1 - mass) ** tau)
+    assert torch.allclose(out, expected, atol=1e-12, rtol=0)
+    distance = (1 - mass) * (1 - (1 - mass) ** (tau - 1))
+    assert float((out - q).abs().sum() / 2) == pytest.approx(float(distance), abs=1e-12)
+    if tau == 1:
+        assert torch.allclose(out, q, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("children", [[1, 3], [4, 1], [4]])
+@pytest.mark.parametrize("tau", [2, 3])
+def test_the_end_of_speech_keeps_its_law(children, tau):
+    q = torch.tensor([0.35, 0.3, 0.15, 0.12, 0.08], dtype=torch.float64)
+    assert float(one_node_law(q, children, tau, 4, "longest", True)[4]) == pytest.approx(0.08, abs=1e-12)
+    loose = float(one_node_law(q, children, tau, 4, "longest", False)[4])
+    assert loose > 0.09 if 4 in children else loose < 0.06  # without the rule tolerance moves it
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_tau_one_is_lossless_for_any_tree(seed):
+    """Law of the next two tokens behind the root, by enumerating every draw at every node: the base law's."""
+    rng = torch.Generator().manual_seed(seed)
+    law = torch.rand(4, 3, dtype=torch.float64, generator=rng)  # behind the root, and behind each first token
+    law = law / law.sum(-1, keepdim=True)
+    tree = DraftTree([-1, -1, 0, 0, 1][: 3 + seed % 3])
+    tokens = torch.tensor([seed % 3, (seed + 1) % 3, 1, 2, 0])[: len(tree)]
+    of_node = torch.tensor([0, 1 + seed % 3, 1 + (seed + 1) % 3])  # which law a node predicts with
+    got = torch.zeros(3, 3, dtype=torch.float64)
+    for draws in itertools.product(range(3), repeat=3):
+        samples = torch.zeros(1, 1 + len(tree), 1, dtype=torch.long)
+        samples[0, :3, 0] = torch.tensor(draws)
+        weight = torch.stack([law[of_node[i], d] for i, d in enumerate(draws)]).prod()
+        path, counts = accept(tokens[None], samples, tree, eos=99)
+        if int(counts) == 0:  # the next root; what follows it comes from the next round, from the base law
+            first = draws[0]
+            got[first] += weight * law[1 + first]
+        else:
+            first = int(tokens[path[0, 0]])
+            got[first, draws[int(path[0, 0]) + 1]] += weight
+    assert torch.allclose(got, law[0][:, None] * law[1:], atol=1e-12, rtol=0)
+
+
+# ------------------------------------------------------------------------------------------------------------- decoding
+
+
+@pytest.mark.parametrize("sampling", [
+    SAMPLING, SamplingConfig(temperature=0.7, top_k=4, max_tokens=40), SamplingConfig(temperature=0, max_tokens=40),
+    SamplingConfig(min_tokens=12, max_tokens=30, top_p=0.9)], ids=["plain", "top-k", "greedy", "minimum"])
+@pytest.mark.parametrize("tree", [chain(3), BUSH, random_tree(3), random_tree(4, 40, 3, 8)],
+                         ids=lambda t: f"{len(t.paths)} nodes")
+def test_tau_one_speaks_like_plain_decoding_token_by_token(decoder, prompts, tree, sampling):
+    plain = decode(decoder, prompts, ChunkMethod(FixedChunk(1)), sampling, seed=5)
+    got = decode(decoder, prompts, Vadusa(1, tree), sampling, seed=5)
+    assert [(r.tokens, r.truncated) for r in got] == [(r.tokens, r.truncated) for r in plain]
+    assert all(sum(r.emitted) == len(r.tokens) and len(r.emitted) == r.target_passes for r in got)
+    if len(tree.paths) == 40:  # accepted drafts save passes
+        assert sum(r.accepted for r in got) > 0
+        assert sum(r.target_passes for r in got) < sum(r.target_passes for r in plain)
+
+
+def test_tolerance_has_no_effect_at_temperature_zero(decoder, prompts):
+    greedy = SamplingConfig(temperature=0, max_tokens=30)
+    plain = decode(decoder, prompts, ChunkMethod(FixedChunk(1)), greedy)
+    assert [r.tokens for r in decode(decoder, prompts, Vadusa(3, BUSH), greedy)] == [r.tokens for r in plain]
+
+
+def test_a_right_draft_is_accepted_whole(decoder, prompts):
+    """Heads that say what the base head will say at temperature 0 make every round as long as the tree is deep."""
+    with torch.no_grad():  # hidden states without content: all heads have one law each, all alike
+        decoder.norm.weight.zero_()
+        decoder.norm.bias.fill_(1.0)
+        decoder.heads.block_weight.zero_()
+        decoder.heads.block_bias.fill_(-1e4)
+        decoder.heads.projection.copy_(decoder.heads.base.weight.T.expand(3, -1, -1))
+    result = decode(decoder, prompts[:1], Vadusa(1, chain(3)), SamplingConfig(temperature=0, max_tokens=13,
+                                                                              min_tokens=20))[0]
+    assert result.emitted == [1, 4, 4, 4] and (result.proposed, result.accepted) == (9, 9)
+
+
+@pytest.mark.parametrize("rule", ["longest", "first"])
+def test_states_after_accepted_and_refused_branches_equal_recomputation(decoder, prompts, rule):
+    """T9: the cache after `gather` is that of the kept tokens alone, in a batch whose rows keep different paths."""
+    method = Vadusa(3, random_tree(1, 24, 3, 6), rule=rule)
+    results = decode(decoder, prompts, method, SAMPLING, seed=2, record_hidden=True)
+    kept = [n - 1 for r in results for n in r.emitted[1:]]
+    assert {0, 1, 2} <= set(kept)
+    for prompt, result in zip(prompts, results, strict=True):
+        length = result.hidden.shape[0]
+        speech = [*prompt.prompt_ids, 13, *result.tokens][:length]
+        full = decoder.speech_hidden(torch.tensor([prompt.text_ids]), torch.tensor([len(prompt.text_ids)]),
+                                     torch.tensor([speech]), torch.tensor([len(speech)]),
+                                     torch.tensor([len(prompt.prompt_ids) + 1]))[0]
+        assert torch.allclose(result.hidden, full, atol=1e-5)
+
+
+def test_drafts_come_from_the_state_that_the_root_was_drawn_from(decoder, prompts):
+    class Noting(Vadusa):
+        def propose(self, session):
+            for row, alive, done, state in zip(session.rows.tolist(), session.alive, session.generated, self._state,
+                                               strict=True):
+                if alive:
+                    seen.append((session.prompts[row].utterance_id, int(done), state))
+            return super().propose(session)
+
+    seen: list = []
+    method = Noting(3, random_tree(1, 24, 3, 6))
+    results = {r.utterance_id: r for r in decode(decoder, prompts, method, SAMPLING, seed=2, record_hidden=True)}
+    for name, done, state in seen:  # `done` tokens stand, the last of them is the root
+        before_root = results[name].prompt_length + done - 2
+        assert torch.allclose(state, results[name].hidden[before_root], atol=1e-5)
+    assert len({name for name, _, _ in seen}) == len(prompts) < len(seen)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 8])
+def test_batch_size_and_order_change_nothing(decoder, prompts, batch_size):
+    expected = {r.utterance_id: (r.tokens, r.accepted, r.proposed) for r in decode(
+        decoder, prompts, Vadusa(2, BUSH), SAMPLING, seed=4)}
+    shuffled = random.Random(batch_size).sample(prompts, len(prompts))
+    got = decode(decoder, shuffled, Vadusa(2, BUSH), SAMPLING, seed=4, batch_size=batch_size)
+    assert {r.utterance_id: (r.tokens, r.accepted, r.proposed) for r in got} == expected
+
+
+def test_tolerance_has_the_law_of_the_theory():
+    """tau = 3, rule first, on 6000 sampled pairs: chi-square against q(y1) out(y2 | y1), false alarms 1e-6."""
+    model = tiny_decoder(heads=2, seed=3)
+    prompt, sampling, tau = Prompt("u", (1, 2, 3), (4,)), SamplingConfig(max_tokens=2, temperature=1.5), 3
+    tree = RankTree(((0,), (1,), (2,)))
+    method = Vadusa(tau, tree, rule="first", strict_end=False)
+    drawn = decode(model, [prompt], method, sampling, seed=1, group_size=6000)
+    text, text_length = torch.tensor([prompt.text_ids]), torch.tensor([3])
+
+    def state(tokens):
+        speech = torch.tensor([[4, 13, *tokens]])
+        return model.speech_hidden(text, text_length, speech, torch.tensor([speech.shape[1]]), torch.tensor([2]))[0, -1]
+
+    with torch.no_grad():
+        first = warp(model.heads.single(state([]), 1), sampling, torch.tensor(True), EOS).double()
+        children = model.heads.single(state([]), 2).topk(3).indices
+        expected = torch.zeros(EOS, EOS + 1, dtype=torch.float64)
+        for y in range(EOS):
+            q = warp(model.heads.single(state([y]), 1), sampling).double()
+            mass = q[children].sum()
+            out = (1 - mass) ** (tau - 1) * q
+            out[children] = q[children] / mass * (1 - (1 - mass) ** tau)
+            expected[y] = first[y] * out
+    counts = torch.zeros_like(expected)
+    for r in drawn:
+        counts[r.tokens[0], r.tokens[1] if len(r.tokens) > 1 else EOS] += 1
+    expected = expected.flatten() * len(drawn)
+    common = expected >= 5
+    pooled = torch.cat((expected[common], expected[~common].sum()[None]))
+    seen = torch.cat((counts.flatten()[common], counts.flatten()[~common].sum()[None]))
+    statistic = float(((seen - pooled) ** 2 / pooled).sum())
+    assert statistic < chi2.ppf(1 - 1e-6, len(pooled) - 1)
+    assert int(common.sum()) > 50
+
+
+@pytest.mark.parametrize("head", [1, 2])
+def test_end_of_speech_in_the_tree(prompts, head):
+    """Base head: nothing but EOS, so nothing is spoken. Draft head: an EOS that the base head refuses is no end."""
+    sampling = SamplingConfig(max_tokens=12, min_tokens=0)
+    for result in decode(eos_decoder(head), prompts, Vadusa(2, chain(3)), sampling):
+        if head == 1:
+            assert result.tokens == [] and result.emitted == [0] and not result.truncated
+        else:
+            assert len(result.tokens) == 12 and result.truncated and result.accepted == 0
+
+
+def test_an_accepted_end_of_speech_is_the_last_token(prompts):
+    """Base and draft heads always say EOS, which is forbidden before the third token."""
+    model = eos_decoder(1)
+    with torch.no_grad():
+        model.heads.projection[:, :, EOS] = 10.0
+    sampling = SamplingConfig(max_tokens=12, min_tokens=2)
+    for result in decode(model, prompts, Vadusa(2, RankTree(((0,), (1,), (0, 0), (0, 0, 0)))), sampling):
+        assert len(result.tokens) == 2 and not result.truncated
+        assert result.emitted[0] == 1 and result.target_passes <= 3
+
+
+def test_impossible_settings_say_what_to_do(decoder, prompts):
+    with pytest.raises(ConfigError, match="tau >= 1"):
+        Vadusa(0, chain(2))
+    with pytest.raises(ConfigError, match="'longest' or 'first'"):
+        Vadusa(1, chain(2), rule="best")
+    with pytest.raises(ConfigError, match="4 deep, but a decoder with 4 heads drafts at most 3"):
+        decode(decoder, prompts, Vadusa(1, chain(4)), SAMPLING)
+    with pytest.raises(ConfigError, match="rank 14 of a head, but its vocabulary has 13"):
+        decode(decoder, prompts, Vadusa(1, RankTree(((13,),))), SAMPLING)
+    with pytest.raises(ConfigError, match="budget of at least 1"):
+        build_tree(torch.rand(2, 2), 0)
+    with pytest.raises(ConfigError, match="measure them again"):
+        build_tree(torch.tensor([[0.5, 1.5]]), 3)
+    with pytest.raises(ConfigError, match="worth verifying"):
+        build_tree(torch.zeros(2, 2), 3)
+
+
+def test_names_of_a_comparison(decoder):
+    models = Models(decoder)
+    (entry,) = make_methods(["vadusa-2-chain"], models)
+    method = entry.build()
+    assert (method.name, method.tau, method.tree) == ("vadusa-2-chain", 2, chain(3))
+    assert entry.identity == {"decoder": decoder.checksum(), "tree": "0 0.0 0.0.0"}
+    with pytest.raises(ConfigError, match="`dcar fit-verifiers`"):
+        make_methods(["vadusa-2"], models)
+    with pytest.raises(ConfigError, match="tau >= 1"):
+        make_methods(["vadusa-0-chain"], models)
+    for wrong in ("vadusa", "vadusa-x", "vadusa-2-n", "vadusa@2"):
+        with pytest.raises(ConfigError, match="write vadusa-2"):
+            make_methods([wrong], models)
+    with pytest.raises(ConfigError, match="base head only"):
+        make_methods(["vadusa-2-chain"], Models(tiny_decoder(heads=1)))
+
+
+def test_benchmark_case_is_the_real_work():
+    path, counts = bookkeeping_case(nodes=8, tau=3, vocabulary=20, heads=4)()
+    assert path.shape[0] == 1 and 1 <= path.shape[1] <= 3 and 0 <= int(counts) <= path.shape[1]

@@ -1,0 +1,303 @@
+"""The quickstart's bookkeeping with commands of milliseconds, and every recipe against its schema."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from dcar.config import load_config
+from dcar.errors import DCARError
+from dcar.model.car import CARDecoder
+from dcar.prepare.prepared import prepared_info
+from dcar.prepare.run import PrepareConfig
+from dcar.sources.shipped import ASSETS
+from dcar.tokens.fit import FitTokenizerConfig
+from dcar.train.car import TrainConfig, data_identity, differing
+from dcar.train.draft import TrainDraftConfig
+from eval.analysis.fit_verifiers import FitConfig
+from eval.compare.run import CompareConfig
+from launch import quickstart
+from launch.quickstart import QuickstartConfig, Step, content_digest, pipeline, run
+from rl.config import DCPOConfig, parse
+from rl.export import ExportConfig
+from rl.profile import ProfileConfig
+
+ROOT = Path(__file__).parents[2]
+RECIPES = sorted((ROOT / "launch" / "recipes").rglob("*.yaml"))
+SCHEMAS = {"car": TrainConfig, "far": TrainConfig, "profile": ProfileConfig, "compare": CompareConfig,
+           "dcpo": DCPOConfig, "draft": TrainDraftConfig, "verifiers": FitConfig, "prepare": PrepareConfig,
+           "tokenizer": FitTokenizerConfig}
+MODULES = {"dcar.train": TrainConfig, "rl.profile": ProfileConfig, "rl.train": DCPOConfig, "rl.export": ExportConfig,
+           "eval.compare": CompareConfig}
+
+COPY = "import sys; s, t, log = sys.argv[1:]; open(log, 'a').write('x'); open(t, 'w').write(open(s).read() + '!')"
+
+
+class Chain:
+    """source → a → (b beside c) → compare.txt, each a copy with a mark; counts how often each step ran."""
+
+    def __init__(self, folder: Path, monkeypatch):
+        self.folder, self.out = folder, folder / "out"
+        self.source = folder / "source.txt"
+        self.source.write_text("once")
+        self.code = {name: COPY for name in "abcd"}
+        monkeypatch.setattr(quickstart, "pipeline", self.steps)
+
+    def path(self, name: str) -> Path:
+        return self.out / ("compare.txt" if name == "d" else f"{name}.txt")
+
+    def step(self, name: str, source: Path) -> Step:
+        command = [sys.executable, "-S", "-c", self.code[name], str(source), str(self.path(name)),
+                   str(self.folder / f"{name}.count")]
+        return Step(name, command, [self.path(name)], [source])
+
+    def steps(self, config: QuickstartConfig) -> list[list[Step]]:
+        assert Path(config.out_dir) == self.out
+        return [[self.step("a", self.source)], [self.step("b", self.path("a")), self.step("c", self.path("a"))],
+                [self.step("d", self.path("b"))]]
+
+    def run(self) -> None:
+        run(QuickstartConfig(out_dir=str(self.out)))
+
+    @property
+    def counts(self) -> str:
+        files = [self.folder / f"{name}.count" for name in "abcd"]
+        return "".join(str(len(f.read_text())) if f.exists() else "0" for f in files)
+
+    @property
+    def records(self) -> list[str]:
+        return sorted(p.stem for p in (self.out / "steps").glob("*.json"))
+
+
+@pytest.fixture
+def chain(tmp_path, monkeypatch) -> Chain:
+    return Chain(tmp_path, monkeypatch)
+
+
+# --- what is done is not done again ---------------------------------------------------------------------------------
+
+
+def test_every_step_runs_once_and_is_recorded(chain, capsys):
+    chain.run()
+    assert chain.counts == "1111" and chain.path("d").read_text() == "once!!!" and chain.path("c").exists()
+    assert chain.records == ["a", "b", "c", "d"]
+    record = json.loads((chain.out / "steps" / "a.json").read_text())
+    assert record["fingerprint"] == chain.step("a", chain.source).fingerprint() and record["seconds"] >= 0
+    assert record["command"][-3] == str(chain.source)
+    shown = capsys.readouterr().out
+    assert "== a: python -S -c" in shown and f"(log: {chain.out / 'c.log'})" in shown and "once!!!" in shown
+    assert {p.name for p in chain.out.iterdir()} >= {"quickstart.yaml", "provenance.json", "c.log"}
+    chain.run()
+    assert chain.counts == "1111"
+    assert capsys.readouterr().out.count("done before") == 4
+
+
+def test_an_output_that_vanished_is_made_again(chain):
+    chain.run()
+    chain.path("b").unlink()
+    chain.run()
+    assert chain.counts == "1211"  # what follows has the same input as before
+
+
+def test_changed_inputs_run_everything_behind_them(chain):
+    chain.run()
+    chain.source.write_text("twice")
+    chain.run()
+    assert chain.counts == "2222" and chain.path("d").read_text() == "twice!!!"
+
+
+def test_a_changed_command_runs_again(chain):
+    chain.run()
+    chain.code["c"] += "; open(t, 'a').write('?')"
+    chain.run()
+    assert chain.counts == "1121" and chain.path("c").read_text() == "once!!?"
+
+
+def test_a_training_of_other_inputs_is_set_aside_and_one_that_was_cut_off_is_not(chain, monkeypatch):
+    def steps(config: QuickstartConfig) -> list[list[Step]]:
+        groups = chain.steps(config)
+        groups[1][0].folder = chain.out / "trained"
+        return groups
+
+    monkeypatch.setattr(quickstart, "pipeline", steps)
+    checkpoint = chain.out / "trained" / "checkpoint"
+    chain.code["b"] = f"import pathlib; p = pathlib.Path({str(checkpoint)!r}); p.parent.mkdir(exist_ok=True); " \
+                      "p.open('a').write('.'); " + COPY
+    good, broken = chain.code["b"], chain.code["b"] + "; raise SystemExit(1)"
+
+    def attempt(code: str) -> str:
+        chain.code["b"] = code
+        chain.run()
+        return checkpoint.read_text()
+
+    assert attempt(good) == "."
+    chain.path("b").unlink()
+    assert attempt(good) == ".."  # the same command goes on
+    with pytest.raises(DCARError):
+        attempt(broken)
+    with pytest.raises(DCARError):
+        attempt(broken)  # goes on, in the folder of the command that was cut off
+    assert checkpoint.read_text() == ".."
+    assert (chain.out / "trained.1" / "checkpoint").read_text() == ".."
+    assert attempt(good) == "."
+    assert (chain.out / "trained.2" / "checkpoint").read_text() == ".."
+
+
+def test_fingerprints_know_command_and_content(tmp_path):
+    file, folder = tmp_path / "f.txt", tmp_path / "model"
+    file.write_text("1")
+    (folder / "checkpoint-5").mkdir(parents=True)
+    (folder / "model.safetensors").write_text("weights")
+
+    def fingerprint(*command: str) -> str:
+        return Step("s", ["python", *command], [], [file, folder]).fingerprint()
+
+    first = fingerprint("a", "b")
+    assert first == fingerprint("a", "b") == Step("t", ["/usr/bin/python3", "a", "b"], [tmp_path], [file, folder]
+                                                  ).fingerprint()  # the interpreter's path does not matter
+    assert len({first, fingerprint("a"), fingerprint("ab"), fingerprint("a", "b", "")}) == 4
+    file.touch()
+    for noise in ("log.txt", "provenance.json", "checkpoint-5/model.safetensors"):
+        (folder / noise).write_text("other")
+    assert fingerprint("a", "b") == first
+    seen = {first}
+    for path, text in ((file, "2"), (folder / "model.safetensors", "other"), (folder / "config.json", "{}"),
+                       (folder / "deep.yaml", "a: 1")):
+        path.write_text(text)
+        seen.add(fingerprint("a", "b"))
+    assert len(seen) == 5
+    (folder / "deep.yaml").rename(folder / "renamed.yaml")
+    assert fingerprint("a", "b") not in seen
+    assert content_digest(tmp_path / "nowhere") == content_digest(tmp_path / "neither")
+
+
+# --- failures -------------------------------------------------------------------------------------------------------
+
+
+def test_a_failing_step_is_named_and_the_finished_ones_stay(chain):
+    chain.code["d"] = "raise SystemExit(7)"
+    with pytest.raises(DCARError, match="step 'd' failed with status 7. What was finished is kept"):
+        chain.run()
+    assert chain.records == ["a", "b", "c"] and chain.counts == "1110"
+    chain.code["d"] = COPY
+    chain.run()
+    assert chain.counts == "1111"
+
+
+def test_the_log_of_a_step_that_failed_beside_another_is_named(chain):
+    chain.code["c"] = "import sys; print('cause', file=sys.stderr); sys.exit(1)"
+    with pytest.raises(DCARError, match=r"step 'c' failed with status 1; its output is in .*c\.log") as caught:
+        chain.run()
+    assert str(chain.out / "c.log") in str(caught.value) and (chain.out / "c.log").read_text() == "cause\n"
+    assert chain.records == ["a"]
+
+
+def test_a_step_that_failed_takes_its_neighbour_down(chain):
+    chain.code["b"] = "raise SystemExit(1)"
+    chain.code["c"] = "import time; time.sleep(60)"
+    begun = time.monotonic()
+    with pytest.raises(DCARError, match="step 'b' failed"):
+        chain.run()
+    assert time.monotonic() - begun < 30
+
+
+def test_a_step_that_writes_nothing_failed(chain):
+    chain.code["a"] = "pass"
+    with pytest.raises(DCARError, match=r"step 'a' ended without writing .*a\.txt"):
+        chain.run()
+    assert chain.records == []
+
+
+def test_steps_side_by_side_run_at_the_same_time(chain):
+    """Each waits for the other's mark: one after the other they would never end."""
+    meet = ("import os, sys, time; s, t, log = sys.argv[1:]; open(log, 'w').write('x'); end = time.time() + 30\n"
+            "while not os.path.exists(log[:-7] + {other!r} + '.count') and time.time() < end: time.sleep(0.01)\n"
+            "assert time.time() < end; open(t, 'w').write('met')")
+    chain.code["b"], chain.code["c"] = meet.format(other="c"), meet.format(other="b")
+    chain.run()
+    assert chain.path("b").read_text() == chain.path("c").read_text() == "met"
+
+
+def test_the_command_reports_and_exits(chain, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["quickstart", f"out_dir={chain.out}", "train_step=3"])
+    with pytest.raises(SystemExit, match="quickstart: .*did you mean 'train_steps'"):
+        quickstart.main()
+    chain.code["a"] = "raise SystemExit(2)"
+    monkeypatch.setattr(sys, "argv", ["quickstart", f"out_dir={chain.out}"])
+    with pytest.raises(SystemExit, match="quickstart: step 'a' failed with status 2"):
+        quickstart.main()
+
+
+# --- the real pipeline and the recipes ------------------------------------------------------------------------------
+
+
+def settings(schema: type, arguments: list[str], tmp_path: Path):
+    if schema is DCPOConfig:
+        own = [] if any(a.startswith("output_dir=") for a in arguments) else [f"output_dir={tmp_path}"]
+        return parse(DCPOConfig, [*arguments, *own, "use_cpu=true"])
+    return load_config(schema, arguments)
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda p: p.stem)
+def test_recipes_fit_their_schema(recipe, tmp_path):
+    schema = SCHEMAS[recipe.stem.split("_")[0]]  # a recipe of a new kind needs an entry
+    assert isinstance(settings(schema, ["--config", str(recipe)], tmp_path), schema)
+
+
+def test_recipes_of_a_size_agree(tmp_path):
+    """FAR differs from CAR by its heads and folder alone; whatever speaks a decoder prompts it as in training."""
+    for size in ("tiny", "starter", "paper"):
+        car, far = (load_config(TrainConfig, ["--config", str(ROOT / f"launch/recipes/{kind}_{size}.yaml")])
+                    for kind in ("car", "far"))
+        assert far.model.num_prediction_heads == 1 and car.model.num_prediction_heads == 7
+        far.model.num_prediction_heads, far.out_dir, far.head_positions = 7, car.out_dir, car.head_positions
+        assert far == car
+        for kind in ("profile", "dcpo", "compare") if car.model.bos else ():
+            recipe = ["--config", str(ROOT / f"launch/recipes/{kind}_{size}.yaml")]
+            assert settings(SCHEMAS[kind], recipe, tmp_path).prompt_tokens == car.prompt_tokens
+
+
+@pytest.mark.parametrize(("processes", "start"), [(1, "scratch"), (2, "starter")])
+def test_the_pipeline_s_commands_are_valid_and_feed_each_other(tmp_path, monkeypatch, processes, start):
+    def shipped(name: str) -> Path:
+        (folder := tmp_path / "assets" / name).mkdir(parents=True, exist_ok=True)
+        return folder
+
+    monkeypatch.setattr(quickstart, "shipped", shipped)
+    out = tmp_path / "q"
+    groups = pipeline(QuickstartConfig(out_dir=str(out), start=start, train_steps=7, processes=processes))
+    assert [[s.name for s in group] for group in groups] == [
+        ["check"], ["car", "far"], ["profile"], ["dcpo"], ["export"], ["compare"]]
+    made: list[Path] = []
+    for group in groups:
+        for step in group:
+            words = step.command
+            module = words[len(words) - words[::-1].index("-m")]  # the last -m: accelerate has one, too
+            assert (ROOT / (module.replace(".", "/") + ".py")).exists()
+            if module in MODULES:
+                config = settings(MODULES[module], words[words.index(module) + 1 :], tmp_path)
+                if module == "dcar.train":
+                    assert config.max_steps == 7 and config.data == str(shipped("prepared"))
+                    initial = str(shipped("decoder" if step.name == "car" else "far"))
+                    assert config.init_from == (initial if start == "starter" else "")
+            for path in step.inputs:  # is there, or an earlier step writes it
+                assert path.exists() or any(m == path or path in m.parents for m in made), (step.name, path)
+        made += [path for step in group for path in step.outputs]
+    assert out / "compare.json" in made and out / "report.html" in made
+    assert ("--num_processes" in groups[-1][0].command) == (processes == 2)
+
+
+def test_stage_one_goes_on_from_the_shipped_decoders_as_they_are():
+    """The recipes describe the shipped decoders exactly, or `init_from` would refuse them."""
+    info = prepared_info(ASSETS / "starter_prepared")
+    for name, recipe in (("decoder", "car"), ("far", "far")):
+        if not (ASSETS / name).exists():
+            pytest.skip(f"no {name} is shipped yet")
+        config = load_config(TrainConfig, ["--config", str(ROOT / f"launch/recipes/{recipe}_starter.yaml")])
+        wanted = dataclasses.replace(config.model, **data_identity(info))
+        assert differing(CARDecoder.load_config(ASSETS / name), wanted) == ""

@@ -1,0 +1,268 @@
+"""Every recipe with its own settings on models and data of toy size: two updates, or two utterances.
+
+Only paths, sizes of models and lengths of runs are overridden; method names, ranges, rewards, optimisers and sampling
+are the recipe's. The schemas are in test_quickstart.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from compare_worker import HOP, WORDS, LevelJudge, ToneVocoder, tiny_items, tiny_tools
+from test_quickstart import RECIPES, ROOT, SCHEMAS, settings
+from tiny_backbones import CODES, architecture, tiny_backbone
+from tiny_data import counting, tiny_tokenizer, write_prepared
+from tiny_decoders import tiny_decoder
+
+from dcar.config import load_config
+from dcar.model.car import CARDecoder
+from dcar.model.draft import build_draft
+from dcar.sampling import SamplingConfig
+from dcar.text.phonemes import PHONEME_VERSION
+from dcar.train.car import run as train
+from dcar.train.draft import run as train_draft
+from eval.analysis.fit_verifiers import fit
+from eval.compare.run import CompareConfig
+from eval.compare.run import run as compare
+from eval.compare.sweeps import expand_names
+from eval.methods.registry import Models
+from heads.policy import ChunkPolicy, ChunkPolicyConfig
+from rl.config import DCPOConfig
+from rl.profile import profile
+from rl.train import build
+
+PAPER = sorted((ROOT / "launch" / "recipes" / "paper").glob("*.yaml"))
+SMALL = ["hidden_size=32", "num_layers=2", "num_attention_heads=2", "ffn_size=64", "text_vocab_size=64"]
+
+
+def of(*kinds: str) -> list:
+    """The recipes of these kinds, as parameters of a test."""
+    return [pytest.param(p, id=p.relative_to(ROOT / "launch/recipes").as_posix().removesuffix(".yaml"))
+            for p in RECIPES if p.stem.split("_")[0] in kinds]
+
+
+def read(recipe: Path, *overrides: str):
+    return load_config(SCHEMAS[recipe.stem.split("_")[0]], ["--config", str(recipe), *overrides])
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    return write_prepared(tmp_path_factory.mktemp("data") / "prepared", train=18, dev=4, speech=counting)
+
+
+class Judge(LevelJudge):
+    """Reads levels, of any number of codes, and finds every text as likely as its speech is long."""
+
+    def transcribe(self, waves, sample_rate):
+        levels = [(wave.reshape(-1, HOP).mean(1) * 20).round().astype(int) - 1 for wave in waves]
+        return [" ".join(WORDS[t % len(WORDS)] for t in row) for row in levels]
+
+    def log_likelihood(self, waves, sample_rate, texts):
+        return [-1.0 / len(wave) for wave in waves]
+
+
+# --- what the files say -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("recipe", PAPER, ids=lambda p: p.stem)
+def test_a_paper_recipe_names_its_paper_and_a_launch_line_that_is_its_own(recipe):
+    text = recipe.read_text()
+    head = [line for line in text.splitlines() if line.startswith("#")]
+    assert re.search(r"arXiv \d{4}\.\d{5}|Interspeech 2025", head[0])
+    (launch,) = {line.split()[-1] for line in head if "--config launch/recipes/" in line}
+    assert launch == recipe.relative_to(ROOT).as_posix()
+    assert len(text.splitlines()) <= 30
+
+
+def test_the_index_lists_every_paper_recipe_and_nothing_that_is_not_there():
+    index = (ROOT / "docs" / "paper_index.md").read_text()
+    named = set(re.findall(r"`([a-z0-9_]+)\.yaml`", index))
+    there = {p.stem for p in RECIPES}
+    assert {p.stem for p in PAPER} <= named <= there
+
+
+def test_paper_recipes_feed_each_other():
+    """What a recipe of the papers reads, another one writes, or its header (or the index) says how to make it."""
+    config = {p.stem: p.read_text() for p in PAPER + [p for p in RECIPES if p.stem.endswith("_paper")]}
+    wanted = {(name, found) for name, text in config.items() for found in re.findall(r"runs/\w+", text)
+              if not re.search(rf"^(out|out_dir|output|output_dir): {found}$", text, re.M)}
+    made = {m for text in config.values()
+            for m in re.findall(r"^(?:out|out_dir|output|output_dir): (runs/\w+)", text, re.M)}
+    said = {m for text in [*config.values(), (ROOT / "docs" / "paper_index.md").read_text()]
+            for m in re.findall(r"(?:out=|out_dir=|export |… )(runs/\w+)", text)}
+    assert {(n, f) for n, f in wanted if f not in made | said} == set()
+
+
+@pytest.mark.parametrize(("name", "differs"), [
+    ("dcpo_3_4", {"chunk_range": [3, 4]}),
+    ("dcpo_2_3_4", {"chunk_range": [2, 3, 4], "num_generations": 12, "per_device_train_batch_size": 48}),
+    ("dcpo_2_3_4_5", {"chunk_range": [2, 3, 4, 5]}),
+    ("dcpo_free", {"chunk_range": [1, 2, 3, 4, 5, 6, 7], "forced_rows": "none", "penalty": "none"}),
+    ("dcpo_no_chase", {"forced_rows": "none"}),
+    ("dcpo_no_penalty", {"penalty": "none"}),
+    ("dcpo_libriheavy_3_4_5_6", {"chunk_range": [3, 4, 5, 6], "base": "runs/car_libriheavy"}),
+])
+def test_a_row_of_an_ablation_differs_by_what_it_is_called_after(name, differs, tmp_path):
+    full, row = (vars(settings(DCPOConfig, ["--config", str(ROOT / "launch/recipes" / f), f"output_dir={tmp_path}"],
+                               tmp_path)) for f in ("dcpo_paper.yaml", f"paper/{name}.yaml"))
+    volatile = {"logging_dir", "run_name", "generation_batch_size"} | {k for k in full if k.startswith("_")}
+    ours = {k: v for k, v in row.items() if v != full[k] and k not in volatile and not dataclasses.is_dataclass(v)
+            and type(v).__module__ in ("builtins",)}
+    assert ours == differs
+
+
+@pytest.mark.parametrize("name", ["s3_50hz", "s3_25hz", "libriheavy", "mtp"])
+def test_far_differs_from_car_by_its_heads(name):
+    car, far = (read(ROOT / f"launch/recipes/paper/{kind}_{name}.yaml") for kind in ("car", "far"))
+    assert far.model.num_prediction_heads == 1 < car.model.num_prediction_heads
+    far.model.num_prediction_heads, far.out_dir = car.model.num_prediction_heads, car.out_dir
+    assert far == car
+
+
+# --- stage one ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def language_models(tmp_path_factory) -> dict[int, Path]:
+    """Small Qwen2 decoders on disk, by their number of heads, whose text is phonemes."""
+    folders = {}
+    for heads in (4, 7):
+        folders[heads] = tmp_path_factory.mktemp("lm") / str(heads)
+        tiny_backbone(heads, phonemes=PHONEME_VERSION,
+                      architecture=architecture(vocab_size=80)).save_pretrained(folders[heads])
+    return folders
+
+
+@pytest.mark.parametrize("recipe", of("car", "far"))
+def test_two_updates_of_stage_one(recipe, data, language_models, tmp_path):
+    wanted = read(recipe)
+    short = [f"data={data}", f"out_dir={tmp_path}", "max_steps=2", "workers=0", "log_steps=1", "save_steps=1000",
+             "eval_steps=1000", "prompt_tokens=5"]
+    if wanted.backbone.path:
+        short.append(f"backbone.path={language_models[4 if 'llasa' in recipe.stem else 7]}")
+    else:
+        short += [f"model.{size}" for size in SMALL]
+    if wanted.codebook_init:
+        tokenizer = tiny_tokenizer(tmp_path / "tokenizer")
+        write_prepared(tmp_path / "data", train=18, speech=counting, checksum=tokenizer.checksum,
+                       spec=str(tmp_path / "tokenizer"))
+        short[0] = f"data={tmp_path / 'data'}"
+    trained = train(read(recipe, *short))
+    log = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    losses = [line["loss"] for line in log if "loss" in line]
+    assert len(losses) == 2 and all(0 < loss < 1e3 for loss in losses)
+    if isinstance(trained, CARDecoder) and not wanted.backbone.path:
+        assert trained.config.num_prediction_heads == wanted.model.num_prediction_heads
+        assert trained.config.head_blocks == wanted.model.head_blocks and trained.config.bos == wanted.model.bos
+        assert CARDecoder.from_pretrained(tmp_path).checksum() == trained.checksum()
+
+
+@pytest.mark.parametrize("recipe", of("draft"))
+def test_two_updates_of_a_draft(recipe, data, tmp_path):
+    model = {name: int(size) for name, size in (s.split("=") for s in SMALL)} | {"speech_vocab_size": CODES}
+    names = dict(tokenizer="tiny@abc", phonemes=PHONEME_VERSION)
+    wanted = read(recipe)
+    if "llasa" in recipe.stem or "cosyvoice2" in recipe.stem:
+        layers = wanted.bottom_layers + wanted.top_layers
+        target = tiny_backbone(4, architecture=architecture(vocab_size=80, num_hidden_layers=layers), **names)
+    else:
+        target = tiny_decoder(**model, **names)
+    target.save_pretrained(tmp_path / "target")
+    draft = train_draft(read(recipe, f"target={tmp_path / 'target'}", f"data={data}", f"out_dir={tmp_path / 'draft'}",
+                             "max_steps=2", "prompt_tokens=5", "save_steps=1000", "eval_steps=1000", "workers=0"))
+    assert draft.config.target_checksum == target.checksum()
+    start = build_draft(target, wanted.bottom_layers, wanted.top_layers)
+    moved = [n for n, p in draft.named_parameters() if not torch.equal(p, start.get_parameter(n))]
+    assert any(n.startswith("heads.") for n in moved) and any("layers.0." in n for n in moved)
+
+
+# --- profile, DCPO, statistics ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("recipe", of("profile"))
+def test_a_profile_of_two_utterances(recipe):
+    config = read(recipe)
+    sampling = dataclasses.replace(config.sampling, max_tokens=20)
+    result = profile(tiny_decoder(7), tiny_items(2), ToneVocoder(), LevelJudge(), sampling, sizes=config.sizes,
+                     seeds=config.seeds, range_size=config.range_size, batch_size=config.batch_size)
+    assert [row["k"] for row in result["rows"]] == (config.sizes or [1, 2, 3, 4, 5, 6, 7])
+    assert len(result["range"]) == config.range_size
+
+
+@pytest.mark.parametrize("recipe", of("dcpo"))
+def test_two_batches_of_dcpo(recipe, tmp_path):
+    overrides = [f"output_dir={tmp_path}", "max_completion_length=20", "policy_width=16", "policy_heads=2",
+                 "policy_ffn_size=32", "eval_split=none", "save_strategy='no'", "disable_tqdm=true"]
+    config = settings(DCPOConfig, ["--config", str(recipe), *overrides], tmp_path)
+    config.max_steps = 2 * config.num_iterations  # two batches of rollouts, each learned from num_iterations times
+    if not config.chunk_range:
+        assert config.guidance
+        config.chunk_range = [2, 3]  # a profile would say so
+    trainer = build(config, base=tiny_decoder(7), vocoder=ToneVocoder(), recognizer=Judge(),
+                    train_items=tiny_items(2 * config.prompts_per_step), eval_items=None)
+    before = {name: p.clone() for name, p in trainer.model.named_parameters()}
+    trainer.train()
+    log = [line for line in trainer.state.log_history if "reward" in line]
+    assert len(log) == 2
+    histogram = log[0]["action_histogram"]
+    assert len(histogram) == 7 and log[0]["failed_rewards"] == 0
+    assert all(f"rewards/{name}/mean" in log[0] for name in config.reward_funcs)
+    assert log[0]["beta"] == 0  # of the first epoch
+    assert any(not torch.equal(p, before[name]) for name, p in trainer.model.named_parameters())
+
+
+@pytest.mark.parametrize("recipe", of("verifiers"))
+def test_statistics_of_two_utterances(recipe):
+    config = read(recipe)
+    items = tiny_items(2)
+    found = fit(tiny_decoder(7), items, [i.reference_tokens for i in items],
+                dataclasses.replace(config.sampling, max_tokens=10), ranks=config.ranks, thresholds=2)
+    assert found.rank_accuracy.shape[0] == 6 and int(found.bigram_counts.sum()) == 2 * (15 + 1)
+
+
+# --- comparisons --------------------------------------------------------------------------------------------------
+
+
+def models_for(config: CompareConfig, recipe: Path) -> Models:
+    """Tiny models of the kinds that the recipe names; a language model where the recipe has one."""
+    heads = 8 if "mtp" in recipe.stem else 4 if "pcg" in recipe.stem or "25hz" in recipe.stem else 7
+    language = any(word in recipe.stem for word in ("cosyvoice2", "ssd", "pcg"))
+    codes = {} if language else {"speech_vocab_size": 32}  # mtp-viterbi takes up to 25 candidates of a head
+    make = tiny_backbone if language else tiny_decoder
+    decoder = make(heads, **codes)
+    width = decoder.config.hidden_size
+    policies = {}
+    for item in config.policies:
+        name = item.rpartition("=")[0]
+        torch.manual_seed(len(policies))
+        shape = ChunkPolicyConfig(width, heads, width=16, num_attention_heads=2, chunk_range=(2, 3),
+                                  base_checksum=decoder.checksum())
+        policies[name] = ChunkPolicy(shape).eval()
+    items = tiny_items(2)
+    sampling = SamplingConfig(min_tokens=30, max_tokens=40)
+    statistics = fit(decoder, items, [i.reference_tokens for i in items], sampling, ranks=4, thresholds=3
+                     ) if config.statistics else None
+    return Models(decoder, make(1, seed=5, **codes) if config.far_decoder else None, policies,
+                  build_draft(decoder).eval() if config.draft else None, statistics)
+
+
+@pytest.mark.parametrize("recipe", of("compare"))
+def test_a_comparison_of_two_utterances(recipe, tmp_path):
+    config = read(recipe, f"out={tmp_path}", "limit=2", "max_tokens=12", "timing_utterances=0", "audio_samples=0",
+                  "noise_quality_utterances=0", "second_opinion_utterances=0", "resamples=100", "device=cpu",
+                  "seeds=[0]", "report=false", "references=false")
+    tools = tiny_tools(Judge(), count=2)
+    tools.models = models_for(config, recipe)
+    result = compare(config, tools)
+    rows = [r["method"] for r in result["rows"]]
+    names = ["random-2-3" if n == "random-range" else n for n in expand_names(config.methods)]
+    policies = [p.rpartition("=")[0] for p in config.policies]
+    expected = [f"{n}@{p}" if p else n for n in names
+                for p in (policies if n in ("dcar", "dcar-sampled") else [""])]
+    assert rows == expected
+    assert all(r["n"] == 2 for r in result["rows"])

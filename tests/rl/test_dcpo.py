@@ -1,0 +1,482 @@
+"""DCPO end to end in the toy world: rollouts, updates, learning, resuming, processes, bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tiny_data import tiny_vocoder, write_prepared
+from tiny_decoders import tiny_decoder
+from toy_world import FEATURES, ToyDecoder, ToyRecognizer, ToyVocoder, toy_items
+from transformers import TrainerCallback
+
+from dcar.decoding import ChunkMethod, FixedChunk, RandomChunk, decode
+from dcar.errors import CheckpointError, ConfigError, DataError, RewardError
+from dcar.sampling import SamplingConfig
+from dcar.text.wer import score_corpus
+from dcar.train.callbacks import latest_checkpoint
+from heads.policy import ChunkPolicy, ChunkPolicyConfig
+from rl import objective
+from rl.config import DCPOConfig, parse, save_settings
+from rl.rewards import RangePenalty, SpeedBonus, WERReward
+from rl.rollout import Roller, forced_sizes
+from rl.train import build, main, run
+from rl.trainer import DCPOTrainer, PromptBatches
+
+TOY = dict(
+    use_cpu=True, disable_tqdm=True, seed=1, per_device_train_batch_size=16, num_generations=4, num_train_epochs=2,
+    chunk_range=[1, 2], learning_rate=3e-3, policy_width=32, policy_heads=2, max_completion_length=300,
+    save_total_limit=None,
+)
+QUANTITIES = {  # logged by every step
+    "loss", "reward", "reward_std", "wer", "penalty", "frac_reward_zero_std", "out_of_range", "action_histogram",
+    "entropy", "kl", "beta", "clip_fraction", "ratio_max", "reward_forced", "reward_sampled", "tokens_per_pass",
+    "seconds_rollout", "seconds_vocoder", "seconds_asr", "seconds_update", "failed_rewards", "truncated",
+    "duration_ratio", "grad_norm", "rewards/wer/mean",
+}
+
+
+def toy_trainer(out, train: int = 24, dev: int = 9, vocoder=None, **changes) -> DCPOTrainer:
+    config = DCPOConfig(output_dir=str(out), **{**TOY, **changes})
+    return build(config, base=ToyDecoder(), vocoder=vocoder or ToyVocoder(), recognizer=ToyRecognizer(),
+                 train_items=toy_items(train), eval_items=toy_items(dev, 5, "dev"))
+
+
+def log_of(out) -> list[dict]:
+    return [json.loads(line) for line in (Path(out) / "log.jsonl").read_text().splitlines()]
+
+
+def random_policy(features: int = FEATURES, actions: int = 4) -> ChunkPolicy:
+    torch.manual_seed(0)
+    policy = ChunkPolicy(ChunkPolicyConfig(features, actions, width=16, num_attention_heads=2)).eval()
+    torch.nn.init.normal_(policy.output.weight, std=2.0)
+    return policy
+
+
+def toy_roller(**changes) -> Roller:
+    rewards = [WERReward(ToyRecognizer()), RangePenalty([2, 3]), SpeedBonus(0.1)]
+    settings = dict(group_size=4, chunk_range=[2, 3])
+    return Roller(ToyDecoder(), ToyVocoder(), rewards, [1, 1, 1], SamplingConfig(), **{**settings, **changes})
+
+
+# --- rollouts -----------------------------------------------------------------------------------------------------
+
+
+def test_forced_half_walks_round_the_range():
+    assert forced_sizes(0, 8, [2, 3], "policy_ratio") == [2, 3, 2, 3, 0, 0, 0, 0]
+    assert forced_sizes(1, 6, [2, 3], "policy_ratio") == [3, 2, 3, 0, 0, 0]  # odd splits even out over prompts
+    assert forced_sizes(1, 6, [2, 3], "none") == [0] * 6
+
+
+def test_rollouts_follow_their_orders_and_keep_what_updates_need():
+    policy, items = random_policy(), toy_items(5)
+    batch = toy_roller().collect(policy, items, [7, 2, 9, 4, 0], seed=3)
+    assert [r.item.prompt.utterance_id for r in batch.records] == [f"toy{i}" for i in range(5) for _ in range(4)]
+    for i, record in enumerate(batch.records):
+        expected = forced_sizes([7, 2, 9, 4, 0][i // 4], 4, [2, 3], "policy_ratio")[i % 4]
+        assert record.forced == expected and record.member == i % 4
+        if expected:
+            assert set(record.result.actions) == {expected}
+        assert record.wave is None and record.result.hidden is None  # nothing heavy outlives the step
+    assert batch.forced.tolist() == [True, True, False, False] * 5
+    # the incremental decisions of the rollout are those of one parallel pass over the stored states
+    law = objective.decision_law(policy(batch.hidden), batch.positions)
+    taken = objective.taken(law, batch.actions)
+    for i, record in enumerate(batch.records):
+        count = len(record.result.actions)
+        assert batch.mask[i].sum() == count and batch.mask[i, :count].all()
+        assert torch.allclose(taken[i, :count], torch.tensor(record.result.action_log_probs), atol=1e-4)
+    recomputed = [-min(r.errors.rate, 1) + RangePenalty([2, 3]).of(r.result)
+                  + 0.1 * (1 - len(r.result.actions) / len(r.result.tokens)) for r in batch.records]
+    assert np.allclose(batch.rewards.numpy(), recomputed)
+
+
+@pytest.mark.parametrize("changes", [
+    {"overlap": False}, {"microbatches": 3}, {"microbatches": 3, "overlap": False}, {"microbatches": 50},
+])
+def test_overlap_and_parts_do_not_change_rollouts(changes):
+    policy, items = random_policy(), toy_items(7)
+    plain = toy_roller().collect(policy, items, range(7), seed=3)
+    other = toy_roller(**changes).collect(policy, items, range(7), seed=3)
+    assert [r.result.tokens for r in plain.records] == [r.result.tokens for r in other.records]
+    assert [r.transcript for r in plain.records] == [r.transcript for r in other.records]
+    assert torch.equal(plain.rewards, other.rewards) and torch.equal(plain.actions, other.actions)
+    assert torch.equal(plain.hidden, other.hidden) and np.array_equal(plain.parts, other.parts)
+
+
+def test_scoring_runs_beside_the_next_part():
+    """Part 1 is scored in another thread: the vocoder of part 1 waits until part 2 has been rolled out."""
+    import threading
+
+    second_rolled, here = threading.Event(), threading.get_ident()
+
+    class Waiting(ToyVocoder):
+        def synthesize(self, token_lists, speaker):
+            assert threading.get_ident() != here
+            assert second_rolled.wait(30)
+            return super().synthesize(token_lists, speaker)
+
+    roller = toy_roller(microbatches=2)
+    roller.vocoder, roll = Waiting(), roller._roll
+
+    def counted(*arguments):
+        part = roll(*arguments)
+        counted.calls += 1
+        if counted.calls == 2:
+            second_rolled.set()
+        return part
+
+    counted.calls = 0
+    roller._roll = counted
+    assert not roller.collect(random_policy(), toy_items(4), range(4), seed=0).rewards.isnan().any()
+
+
+def test_common_random_numbers_share_tokens_not_actions():
+    policy, items = random_policy(), toy_items(3)
+    own = toy_roller(forced_rows="none").collect(policy, items, range(3), seed=0)
+    shared = toy_roller(forced_rows="none", share_token_draws=True).collect(policy, items, range(3), seed=0)
+    assert [r.result.actions[0] for r in own.records] == [r.result.actions[0] for r in shared.records]
+    assert own.records[1].result.tokens != shared.records[1].result.tokens
+
+
+def test_rollouts_of_a_transformer_need_no_second_pass_of_it():
+    """The stored states of a real decoder are those of a fresh pass over prompt and tokens."""
+    base = tiny_decoder()
+    items = [replace(i, prompt=replace(i.prompt, prompt_ids=(1, 2))) for i in toy_items(3)]
+
+    class Silent(ToyRecognizer):
+        def transcribe(self, waves, sample_rate):
+            return ["red"] * len(waves)
+
+    roller = Roller(base, ToyVocoder(), [WERReward(Silent())], [1.0], SamplingConfig(max_tokens=30), group_size=2,
+                    chunk_range=[3], hidden_dtype=torch.float16)
+    batch = roller.collect(random_policy(32), items, range(3), seed=0)
+    assert batch.hidden.dtype == torch.float16
+    for i, record in enumerate(batch.records):
+        speech = [1, 2, 13, *record.result.tokens][: record.result.decision_positions[-1] + 1]
+        text = torch.tensor([record.item.prompt.text_ids])
+        full = base.speech_hidden(text, torch.tensor([text.shape[1]]), torch.tensor([speech]),
+                                  torch.tensor([len(speech)]), torch.tensor([3]))[0]
+        assert torch.allclose(batch.hidden[i, : len(speech)].float(), full, atol=5e-3)
+
+
+# --- batches ------------------------------------------------------------------------------------------------------
+
+
+def test_prompt_batches_cover_every_epoch_and_repeat_windows():
+    ranks = [PromptBatches(22, 3, 2, 2, seed=4, rank=r, processes=2) for r in range(2)]
+    for epoch in (0, 1):
+        for r in ranks:
+            r.set_epoch(epoch)
+        first, second = (list(r) for r in ranks)
+        assert len(first) == len(second) == len(ranks[0]) == 2 * 2 * 2  # two windows of two, each twice
+        assert [b[0][1] for b in first] == list(range(8)) and {b[0][0] for b in first} == {epoch}
+        indices = [[a[2] for a in batch] for batch in first]
+        assert indices[0:2] == indices[2:4] and indices[4:6] == indices[6:8] and indices[0] != indices[1]
+        seen = [a[2] for batches in (first, second) for batch in batches for a in batch]
+        assert set(seen) == set(range(22))
+    alone = PromptBatches(22, 6, 2, 2, seed=4)
+    alone.set_epoch(1)
+    assert [[a[2] for a in b] for b in alone] == [[a[2] for a in x] + [a[2] for a in y]
+                                                 for x, y in zip(first, second, strict=True)]
+    with pytest.raises(ConfigError, match="fewer than the 24 of one update"):
+        PromptBatches(22, 6, 2, 2, seed=4, processes=2)
+
+
+# --- learning -----------------------------------------------------------------------------------------------------
+
+
+def test_dcpo_learns_a_schedule_that_beats_random_chunks(tmp_path):
+    """Section 16: WER far below random-in-range, at more tokens per pass than the perfect CAR-1 by a margin."""
+    trainer = toy_trainer(tmp_path, train=480, dev=120, num_train_epochs=1, per_device_train_batch_size=128,
+                          num_generations=8, penalty="none", speed_bonus=0.3, forced_rows="none")
+    trainer.train()
+    metrics = trainer.evaluate()
+    items = trainer.eval_dataset.items
+
+    def fixed(schedule):
+        results = decode(trainer.base, [i.prompt for i in items], ChunkMethod(schedule), trainer.args.sampling, seed=2,
+                         batch_size=200)
+        heard = ToyRecognizer().transcribe([np.asarray(r.tokens, np.float32) for r in results], 50)
+        passes = sum(r.target_passes for r in results)
+        return score_corpus([i.text for i in items], heard).wer, sum(len(r.tokens) for r in results) / passes
+
+    (car1_wer, car1_speed), (random_wer, _) = fixed(FixedChunk(1)), fixed(RandomChunk([1, 2]))
+    assert car1_wer == 0 and random_wer > 0.2
+    assert metrics["eval_wer"] < random_wer / 4
+    assert metrics["eval_tokens_per_pass"] > 1.15 * car1_speed
+    log = [line for line in log_of(tmp_path) if "loss" in line]
+    assert np.mean([line["reward"] for line in log[-5:]]) > np.mean([line["reward"] for line in log[:5]]) + 0.2
+    assert all(p.grad is None for p in trainer.base.parameters())
+
+
+@pytest.mark.parametrize("switch", objective.FORCED_ROWS)
+def test_trainer_does_with_the_forced_half_what_it_is_told(tmp_path, switch):
+    """The loss of the first step, from its rollouts by hand (the ratio of a sampled decision is 1 there)."""
+    trainer = toy_trainer(tmp_path, forced_rows=switch, num_train_epochs=1)
+    trainer.state.num_train_epochs = 1
+    inputs = next(iter(trainer.get_train_dataloader()))
+    loss = float(trainer.compute_loss(trainer.model, inputs).detach())
+    batch = trainer._rollouts(inputs).batch
+    assert batch.forced.tolist() == ([False] * 4 if switch == "none" else [True, True, False, False]) * 4
+    advantage = objective.group_advantages(batch.rewards, 4).values
+    if switch == "behaviour_one":  # the uniform policy gives a forced action 1/4, and the clip holds it at 0.8 below
+        ratio = torch.where(batch.forced & (advantage < 0), 0.8, torch.where(batch.forced, 0.25, 1.0))
+        expected = -(ratio * advantage).mean()
+    elif switch == "baseline_only":
+        expected = -advantage[~batch.forced].mean()
+    else:
+        expected = torch.zeros(())  # the advantages of whole groups cancel
+    assert loss == pytest.approx(float(expected), abs=1e-5)
+    assert switch in ("policy_ratio", "none") or abs(loss) > 0.01
+
+
+# --- what a run leaves behind ---------------------------------------------------------------------------------------
+
+
+def test_run_logs_everything_and_writes_the_policy(tmp_path):
+    config = parse(DCPOConfig, [f"output_dir={tmp_path}", *(f"{k}={json.dumps(v)}" for k, v in TOY.items()),
+                                "num_iterations=2", "speed_bonus=0.1"])
+    parts = dict(base=ToyDecoder(), vocoder=ToyVocoder(), recognizer=ToyRecognizer(), train_items=toy_items(12),
+                 eval_items=toy_items(5, 5, "dev"))
+    directory = run(config, **parts)
+    lines = log_of(tmp_path)
+    updates = [line for line in lines if "loss" in line]
+    assert len(updates) == 2 * 3 * 2  # epochs x windows x inner updates
+    assert set(updates[0]) >= QUANTITIES and len(updates[0]["action_histogram"]) == 4
+    assert "reward" not in updates[1] and "kl" in updates[1]  # the second update on the same rollouts
+    assert updates[0]["ratio_max"] == pytest.approx(1) and updates[1]["ratio_max"] > 1.001
+    assert [line["beta"] for line in updates] == [0.0] * 6 + [config.beta] * 6
+    assert updates[0]["kl"] == pytest.approx(0, abs=1e-6) and updates[5]["kl"] > 0
+    assert updates[6]["kl"] == pytest.approx(0, abs=1e-6)  # the reference moved with the epoch
+    evaluations = [line for line in lines if "eval_wer" in line]
+    assert len(evaluations) == 3 and {"eval_tokens_per_pass", "eval_wer_sampled", "eval_action_histogram"} <= set(
+        evaluations[0])
+    source = json.loads((tmp_path / "provenance.json").read_text())
+    assert source["processes"] == 1 and source["metrics"]["wer_gt"] == 0
+    best = min(evaluations[:2], key=lambda line: line["eval_wer"])
+    assert source["metrics"]["eval_wer"] == best["eval_wer"]  # the best checkpoint is what is exported
+    policy = ChunkPolicy.from_pretrained(directory)
+    assert policy.config.chunk_range == (1, 2) and "guidance range of the training: [1, 2]" in (
+        directory / "README.md").read_text()
+    weights = ChunkPolicy.from_pretrained(tmp_path / source["best_checkpoint"])
+    assert policy.checksum() == weights.checksum()
+    assert parse(DCPOConfig, ["--config", str(tmp_path / "config.yaml")]).to_dict() == config.to_dict()
+    before = (tmp_path / "log.jsonl").read_text()
+    run(config, **parts)  # again: finished, so nothing is trained
+    again = [line for line in log_of(tmp_path) if "loss" in line]
+    assert len(again) == 12 and before.startswith((tmp_path / "log.jsonl").read_text()[:200])
+    assert ChunkPolicy.from_pretrained(directory).checksum() == policy.checksum()
+
+
+class StopAt(TrainerCallback):
+    def __init__(self, step: int):
+        self.step = step
+
+    def on_step_end(self, args, state, control, **kwargs):
+        control.should_training_stop |= state.global_step == self.step
+
+
+@pytest.mark.parametrize("stop", [1, 3, 6, 7])  # inside a window (1, 3, 7), at the end of an epoch (6)
+def test_resumed_run_equals_one_that_never_stopped(tmp_path, stop):
+    """T15, bit for bit, with two inner updates, two accumulated micro-batches, and a KL to the epoch's reference."""
+    changes = dict(num_iterations=2, gradient_accumulation_steps=2, per_device_train_batch_size=8, num_generations=4,
+                   save_strategy="steps", save_steps=1, eval_strategy="no", load_best_model_at_end=False, beta=1.0)
+    if not hasattr(test_resumed_run_equals_one_that_never_stopped, "whole"):
+        whole = toy_trainer(tmp_path / "whole", train=12, **changes)
+        whole.train()
+        test_resumed_run_equals_one_that_never_stopped.whole = (whole.policy.checksum(), whole.state.log_history)
+    checksum, history = test_resumed_run_equals_one_that_never_stopped.whole
+    first = toy_trainer(tmp_path / "stopped", train=12, **changes)
+    first.add_callback(StopAt(stop))
+    first.train()
+    assert first.state.global_step == stop and first.policy.checksum() != checksum
+    (tmp_path / "stopped" / f"checkpoint-{stop + 9}").mkdir()  # killed while a checkpoint was written
+    second = toy_trainer(tmp_path / "stopped", train=12, **changes)
+    second.train(resume_from_checkpoint=True)
+    assert second.state.global_step == 12
+    assert second.policy.checksum() == checksum
+
+    def figures(log):
+        return [{k: v for k, v in line.items() if not k.startswith(("seconds", "train_"))} for line in log
+                if "loss" in line]
+
+    resumed = figures(second.state.log_history)
+    expected = figures(history)
+    if (stop - 1) % 2 == 0:  # the rollouts of the window were made again, and logged again
+        assert set(resumed[stop]) > set(expected[stop])
+        resumed[stop] = {k: resumed[stop][k] for k in expected[stop]}
+    assert resumed == expected
+    assert [line["step"] for line in log_of(tmp_path / "stopped") if "loss" in line] == list(range(1, 13))
+
+
+def test_checkpoint_of_another_policy_is_refused(tmp_path):
+    trainer = toy_trainer(tmp_path, num_train_epochs=1)
+    trainer.train()
+    found = latest_checkpoint(tmp_path)
+    with pytest.raises(CheckpointError, match="another run"):
+        toy_trainer(tmp_path, policy_width=16).train(resume_from_checkpoint=str(found))
+    with pytest.raises(CheckpointError, match="no complete checkpoint"):
+        toy_trainer(tmp_path / "empty").train(resume_from_checkpoint=True)
+
+
+# --- failures -----------------------------------------------------------------------------------------------------
+
+
+def test_failed_rewards_are_counted_and_stop_the_run_past_a_threshold(tmp_path):
+    def breaks(tokens):
+        return 0 < len(tokens) and tokens[-1] % 3 != 2 and len(tokens) % 4 == 0
+
+    trainer = toy_trainer(tmp_path / "a", vocoder=ToyVocoder(breaks), max_failed_rewards=1.0, num_train_epochs=1,
+                          eval_strategy="no", load_best_model_at_end=False)
+    trainer.train()
+    shares = [line["failed_rewards"] for line in log_of(tmp_path / "a") if "loss" in line]
+    assert max(shares) > 0
+    assert all(p.isfinite().all() for p in trainer.policy.parameters())
+    with pytest.raises(RewardError, match="the first: RuntimeError: the toy vocoder broke"):
+        toy_trainer(tmp_path / "b", vocoder=ToyVocoder(lambda tokens: True)).train()
+
+
+@pytest.mark.parametrize(("setting", "message"), [
+    (["num_generation=4"], "did you mean 'num_generations'"),
+    (["num_generations=2.5"], "invalid int value"),
+    (["num_generations=5"], "must be a multiple of num_generations 5"),
+    (["use_vllm=true"], "no use for"),
+    (["forced_rows=sometimes"], "must be one of policy_ratio"),
+    (["loss_type=cispo"], "must be one of grpo"),
+    (["chunk_range=[0,2]"], "start at 1"),
+    (["speed"], "write options as key=value"),
+    (["--config", "missing.yaml"], "cannot read it"),
+])
+def test_wrong_settings(tmp_path, setting, message):
+    with pytest.raises(ConfigError, match=message):
+        parse(DCPOConfig, [f"output_dir={tmp_path}", "use_cpu=true", *setting])
+
+
+def test_settings_in_all_three_spellings_and_back(tmp_path):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("num_generations: 4\nlearning_rate: 1e-3\nchunk_range: [2, 3]\npolicy_width: null\n")
+    config = parse(DCPOConfig, ["--config", str(recipe), "--beta", "0.1", "--alpha=0.2", f"output_dir={tmp_path}",
+                                "chunk_range=[3,2,4]", "use_cpu=true", "reward_weights=[1.0,0.5,1.0]"])
+    assert (config.num_generations, config.learning_rate, config.policy_width) == (4, 1e-3, None)
+    assert (config.beta, config.alpha, config.chunk_range, config.bf16) == (0.1, 0.2, [2, 3, 4], False)
+    assert config.reward_weights == [1.0, 0.5, 1.0]
+    save_settings(config, tmp_path / "again.yaml")
+    assert parse(DCPOConfig, ["--config", str(tmp_path / "again.yaml")]).to_dict() == config.to_dict()
+
+
+def test_wrong_combinations_name_the_way_out(tmp_path):
+    for changes, message in [
+        ({"chunk_range": []}, "chunk_range is empty"), ({"chunk_range": [2, 9]}, "asks for more tokens than the 4"),
+        ({"reward_weights": [1.0]}, "1 reward_weights for 3 rewards"),
+        ({"reward_funcs": ["mos"]}, "unknown \\['mos'\\]"),
+        ({"policy_heads": 5}, "policy_width and policy_heads"),
+        ({"reward_funcs": ["log_likelihood"]}, "no likelihoods"),
+        ({"range_prior": 2.0, "chunk_range": [], "forced_rows": "none"}, "leave range_prior out"),
+        ({"range_prior": 2.0, "policy": "some"}, "leave range_prior out"),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            toy_trainer(tmp_path, **changes)
+    with pytest.raises(ConfigError, match="base is not set"):
+        main([f"output_dir={tmp_path}", "use_cpu=true"])
+
+
+def test_guidance_profile_gives_the_range_and_must_fit_the_decoder(tmp_path):
+    profile = tmp_path / "profile.json"
+    profile.write_text(json.dumps({"range": [3, 2], "base_checksum": ""}))
+    assert toy_trainer(tmp_path, chunk_range=[], guidance=str(profile)).args.chunk_range == [2, 3]
+    profile.write_text(json.dumps({"range": [3, 2], "base_checksum": "another"}))
+    with pytest.raises(CheckpointError, match="of another decoder"):
+        toy_trainer(tmp_path, chunk_range=[], guidance=str(profile))
+    with pytest.raises(ConfigError, match="run `dcar profile` first"):
+        toy_trainer(tmp_path, chunk_range=[], guidance=str(tmp_path / "none.json"))
+
+
+def test_range_prior_is_where_a_new_policy_starts(tmp_path):
+    trainer = toy_trainer(tmp_path, chunk_range=[2, 3], range_prior=1.5)
+    probability = trainer.policy(torch.randn(1, 5, trainer.policy.config.hidden_size)).softmax(-1)[0]
+    expected = torch.tensor([0, 1.5, 1.5, 0]).softmax(-1)
+    assert torch.allclose(probability, expected.expand(5, 4))
+    free = toy_trainer(tmp_path / "free", chunk_range=[2, 3])
+    assert not free.policy.output.bias.any()
+
+
+# --- the entry point, with files and processes -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Decoder, vocoder and prepared corpus on disk, as the entry point reads them."""
+    tiny_decoder(tokenizer="tiny@abc").save_pretrained(tmp_path / "base")
+    tiny_vocoder().save_pretrained(tmp_path / "vocoder")
+    write_prepared(tmp_path / "data")
+    return tmp_path
+
+
+class Listener:
+    """Mishears waves of an even number of tokens, so that rewards differ."""
+
+    name = "listener"
+
+    def transcribe(self, waves, sample_rate):
+        return ["a red house" if len(w) % 960 else "a red mouse" for w in waves]
+
+
+def test_entry_point_reads_files(files):
+    arguments = [
+        f"base={files / 'base'}", f"data={files / 'data'}", f"vocoder={files / 'vocoder'}",
+        f"output_dir={files / 'run'}", "use_cpu=true", "per_device_train_batch_size=16", "num_generations=4",
+        "chunk_range=[2,3]", "policy_width=16", "policy_heads=2",
+        "num_train_epochs=1", "max_completion_length=20", "prompt_tokens=5",
+        "disable_tqdm=true", "report_to=tensorboard",
+    ]
+    main(arguments, recognizer=Listener())
+    policy = ChunkPolicy.from_pretrained(files / "run" / "policy")
+    assert policy.config.tokenizer == "tiny@abc" and policy.config.base_checksum == tiny_decoder().checksum()
+    log = [line for line in log_of(files / "run") if "loss" in line]
+    assert len(log) == 2 and set(log[0]) >= QUANTITIES
+    assert list((files / "run" / "tensorboard").glob("events*"))
+    with pytest.raises(DataError, match="tokenizer"):
+        write_prepared(files / "other", checksum="def")
+        main([*arguments, f"data={files / 'other'}"], recognizer=Listener())
+
+
+RECIPES = sorted(Path(__file__).parents[2].glob("launch/recipes/dcpo_*.yaml"))
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda p: p.stem)
+def test_recipes_are_valid(recipe, tmp_path):
+    config = parse(DCPOConfig, ["--config", str(recipe), f"output_dir={tmp_path}", "use_cpu=true"])
+    assert config.base and config.data and (config.chunk_range or config.guidance)
+
+
+def test_two_processes_learn_what_one_learns(tmp_path):
+    """Twice half the rollouts of a step: the same prompts, draws and mean, so the same policy up to rounding."""
+    settings = {**TOY, "num_train_epochs": 1, "num_iterations": 2}
+    arguments = [f"{k}={json.dumps(v)}" for k, v in settings.items()]
+    done = subprocess.run(
+        [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2",
+         "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0",
+         Path(__file__).parents[1] / "dcpo_process.py", *arguments, "per_device_train_batch_size=8",
+         f"output_dir={tmp_path / 'two'}"],
+        env={**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
+        timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    main([*arguments, f"output_dir={tmp_path / 'one'}"], base=ToyDecoder(), vocoder=ToyVocoder(),
+         recognizer=ToyRecognizer(), train_items=toy_items(24), eval_items=toy_items(9, 5, "dev"))
+    two, one = (json.loads((tmp_path / n / "provenance.json").read_text()) for n in ("two", "one"))
+    assert (two["processes"], one["processes"]) == (2, 1) and two["steps"] == one["steps"]
+    first, second = (ChunkPolicy.from_pretrained(tmp_path / n / "policy").state_dict() for n in ("two", "one"))
+    for name, value in first.items():
+        assert torch.allclose(value, second[name], atol=1e-4), name
+    for a, b in zip(log_of(tmp_path / "two"), log_of(tmp_path / "one"), strict=True):
+        for key in ("wer", "reward", "eval_wer", "kl", "entropy", "tokens_per_pass", "failed_rewards"):
+            if key in a:
+                assert a[key] == pytest.approx(b[key], abs=1e-4), key

@@ -1,0 +1,109 @@
+"""Export: the policy directory, the serving program, refusals."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from tiny_decoders import tiny_decoder
+
+from dcar.errors import CheckpointError, ConfigError
+from heads.policy import ChunkPolicy, ChunkPolicyConfig
+from rl.export import ServingStep, main
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A finished run of a tiny decoder, as rl.train leaves it."""
+    base = tiny_decoder()
+    base.save_pretrained(tmp_path / "base")
+    torch.manual_seed(0)
+    policy = ChunkPolicy(ChunkPolicyConfig(32, 4, 16, 2, None, (2, 3), base.checksum(), "tiny@abc"))
+    torch.nn.init.normal_(policy.output.weight)
+    policy.save_pretrained(tmp_path / "run" / "policy")
+    source = {"metrics": {"eval_wer": 0.1234, "eval_action_histogram": [0.25, 0.75]}, "steps": 7, "processes": 2,
+              "recognizer": "toy", "config": {"forced_rows": "policy_ratio", "num_generations": 8}}
+    (tmp_path / "run" / "policy" / "provenance.json").write_text(json.dumps(source))
+    (tmp_path / "run" / "log.jsonl").write_text('{"step": 7}\n')
+    return tmp_path
+
+
+def export(run, *more):
+    main([f"run={run / 'run'}", f"base={run / 'base'}", f"out={run / 'out'}", *more])
+    return run / "out"
+
+
+def test_directory_holds_policy_card_and_provenance(run):
+    out = export(run, "program=false")
+    policy = ChunkPolicy.from_pretrained(out)
+    assert policy.checksum() == ChunkPolicy.from_pretrained(run / "run" / "policy").checksum()
+    assert policy.config.chunk_range == (2, 3) and policy.config.num_actions == 4
+    policy.check_base(tiny_decoder().checksum())
+    with pytest.raises(CheckpointError, match="was trained for the decoder"):
+        policy.check_base(tiny_decoder(seed=1).checksum())
+    card = (out / "README.md").read_text()
+    for text in ("eval_wer | 0.1234", "[0.2500, 0.7500]", "7 steps on 2", "tiny@abc", "forced_rows policy_ratio",
+                 policy.config.base_checksum):
+        assert text in card
+    assert json.loads((out / "provenance.json").read_text())["steps"] == 7 and (out / "log.jsonl").is_file()
+    assert not (out / "serving.pt2").exists()
+
+
+def test_program_computes_the_same_with_torch_alone(run, tmp_path):
+    """Loaded in a process that cannot import this project, at other batch sizes and lengths."""
+    out = export(run)
+    step = ServingStep(ChunkPolicy.from_pretrained(out), tiny_decoder().heads).eval()
+    cases = []
+    for batch, length in ((1, 1), (3, 40), (2, 301)):
+        hidden, lengths = torch.randn(batch, length, 32), torch.randint(1, length + 1, (batch,))
+        with torch.no_grad():
+            cases.append((hidden, lengths, *step(hidden, lengths)))
+    torch.save(cases, tmp_path / "cases.pt")
+    script = """
+import sys, torch
+torch.set_num_threads(1)
+program = torch.export.load(sys.argv[1]).module()
+for hidden, lengths, actions, laws in torch.load(sys.argv[2]):
+    a, l = program(hidden, lengths)
+    assert a.shape == actions.shape and l.shape == laws.shape
+    assert torch.allclose(a, actions, atol=1e-5) and torch.allclose(l, laws, atol=1e-4)
+assert not any(name.split(".")[0] in ("dcar", "heads", "rl") for name in sys.modules)
+print("same")
+"""
+    done = subprocess.run([sys.executable, "-c", script, out / "serving.pt2", tmp_path / "cases.pt"], cwd=tmp_path,
+                          capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "same", done.stderr[-2000:]
+
+
+def test_greedy_decision_of_the_program_is_that_of_the_policy(run):
+    out = export(run)
+    policy = ChunkPolicy.from_pretrained(out)
+    hidden = torch.randn(2, 9, 32)
+    actions, _ = torch.export.load(str(out / "serving.pt2")).module()(hidden, torch.tensor([9, 4]))
+    full = policy(hidden)
+    assert torch.allclose(actions, torch.stack((full[0, 8], full[1, 3])), atol=1e-5)
+
+
+def test_export_refuses_what_does_not_fit(run):
+    tiny_decoder(seed=1).save_pretrained(run / "other")
+    with pytest.raises(CheckpointError, match="was trained for the decoder"):
+        main([f"run={run / 'run'}", f"base={run / 'other'}", f"out={run / 'out'}"])
+    assert not (run / "out").exists()
+    with pytest.raises(ConfigError, match="give base="):
+        main([f"run={run / 'run'}", f"out={run / 'out'}"])
+    with pytest.raises(CheckpointError, match="neither a finished DCPO run"):
+        main([f"run={run / 'base' / 'x'}", "program=false"])
+    with pytest.raises(CheckpointError, match="'dcar-decoder' checkpoint"):
+        main([f"run={run / 'base'}", "program=false", f"out={run / 'out'}"])
+    with pytest.raises(ConfigError, match="run is not set"):
+        main(["program=false"])
+
+
+def test_push_uploads_the_exported_directory(run, monkeypatch):
+    calls = []
+    monkeypatch.setattr(ChunkPolicy, "push_to_hub", lambda self, *a: calls.append(a) or "https://hub")
+    out = export(run, "program=false", "push_to_hub=someone/policy")
+    assert calls == [("someone/policy", out, True)]

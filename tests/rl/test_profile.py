@@ -1,0 +1,77 @@
+"""The guidance profile: rows, range, intervals, files."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from test_dcpo import files  # noqa: F401  (fixture: decoder, vocoder and corpus on disk)
+from toy_world import ToyDecoder, ToyRecognizer, ToyVocoder, toy_items
+
+from dcar.errors import ConfigError, RewardError
+from dcar.sampling import SamplingConfig
+from dcar.text.wer import word_errors
+from rl import profile as guidance
+
+SAMPLING = SamplingConfig()
+
+
+@pytest.fixture(scope="module")
+def measured():
+    return guidance.profile(ToyDecoder(), toy_items(60), ToyVocoder(), ToyRecognizer(), SAMPLING, seeds=2)
+
+
+def test_profile_measures_every_chunk_size(measured):
+    """The toy world's known curve: CAR-1 is perfect, every further token a pass costs words."""
+    rows = measured["rows"]
+    assert [r["k"] for r in rows] == [1, 2, 3, 4] and measured["range"] == [1, 2]
+    assert [r["wer"] for r in rows] == pytest.approx([0.0, 0.39, 0.57, 0.643], abs=0.05)
+    assert [r["tokens_per_pass"] for r in rows] == pytest.approx([0.95, 1.87, 2.76, 3.61], abs=0.08)
+    words = 2 * sum(len(i.text.split()) for i in toy_items(60))
+    for r in rows:
+        assert r["N"] == words and r["wer"] == pytest.approx((r["S"] + r["D"] + r["I"]) / words)
+        assert r["ci"][0] <= r["wer"] <= r["ci"][1] and r["ci"][1] - r["ci"][0] < 0.15
+    assert measured["recognizer"] == "toy" and measured["utterances"] == 60
+
+
+def test_at_equal_wer_the_faster_size_is_taken():
+    class Deaf(ToyRecognizer):
+        def transcribe(self, waves, sample_rate):
+            return ["red"] * len(waves)
+
+    result = guidance.profile(ToyDecoder(), toy_items(5), ToyVocoder(), Deaf(), SAMPLING, range_size=2, sizes=[1, 3, 4])
+    assert result["range"] == [3, 4]
+
+
+def test_bootstrap_interval_brackets_the_rate_and_shrinks():
+    few = [word_errors("a b c d", "a b c d" if i % 4 else "a x c d") for i in range(20)]
+    low, high = guidance.bootstrap(few)
+    assert low < 1 / 16 < high
+    tight = guidance.bootstrap(few * 25)
+    assert tight[1] - tight[0] < 0.4 * (high - low)
+    assert guidance.bootstrap(few) == (low, high)
+
+
+def test_profile_refuses_nonsense():
+    with pytest.raises(ConfigError, match="range_size 5"):
+        guidance.profile(ToyDecoder(), toy_items(2), ToyVocoder(), ToyRecognizer(), SAMPLING, range_size=5)
+    with pytest.raises(RewardError, match="the toy vocoder broke"):
+        guidance.profile(ToyDecoder(), toy_items(4), ToyVocoder(lambda t: True), ToyRecognizer(), SAMPLING)
+    with pytest.raises(ConfigError, match="base is not set"):
+        guidance.main([])
+
+
+def test_command_writes_json_and_plot(files, monkeypatch, capsys):  # noqa: F811
+    class Listener:
+        name = "listener"
+
+        def transcribe(self, waves, sample_rate):
+            return ["a red house" if len(w) % 960 else "a red mouse" for w in waves]
+
+    monkeypatch.setattr(guidance, "load_recognizer", lambda name, device: Listener())
+    guidance.main([f"base={files / 'base'}", f"data={files / 'data'}", f"vocoder={files / 'vocoder'}",
+                   "prompt_tokens=5", f"out={files / 'profile'}", "sampling.max_tokens=20", "range_size=3"])
+    result = json.loads((files / "profile" / "profile.json").read_text())
+    assert len(result["rows"]) == 4 and len(result["range"]) == 3 and len(result["base_checksum"]) == 64
+    assert (files / "profile" / "profile.png").read_bytes().startswith(b"\x89PNG")
+    assert "guidance range:" in capsys.readouterr().out

@@ -1,0 +1,178 @@
+"""Rollouts in the static engine are those of the reference loop, with the policy of the moment."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import replace
+
+import pytest
+import torch
+from tiny_backbones import tiny_backbone
+from tiny_data import tiny_vocoder, write_prepared
+from tiny_decoders import tiny_decoder
+from toy_world import ToyRecognizer, ToyVocoder, toy_items
+
+from dcar.errors import ConfigError
+from dcar.sampling import SamplingConfig
+from heads.policy import ChunkPolicy, ChunkPolicyConfig
+from rl import benchmark, objective
+from rl.config import DCPOConfig
+from rl.rewards import WERReward
+from rl.rollout import Roller
+from rl.train import build
+
+SAMPLING = SamplingConfig(max_tokens=40, max_tokens_per_text_unit=5)
+
+
+class Heard(ToyRecognizer):
+    """Hears the same word in everything, so that rewards are about the machinery only."""
+
+    def transcribe(self, waves, sample_rate):
+        return ["red" for _ in waves]
+
+
+def policy_of(seed: int = 0, width: int | None = 16) -> ChunkPolicy:
+    torch.manual_seed(seed)
+    policy = ChunkPolicy(ChunkPolicyConfig(32, 4, width, num_attention_heads=2)).eval()
+    torch.nn.init.normal_(policy.output.weight, std=0.5)
+    return policy
+
+
+def ragged_items(count: int = 5) -> list:
+    """Texts and prompts of different lengths."""
+    return [replace(item, prompt=replace(item.prompt, text_ids=tuple(range(1, 3 + 2 * i)),
+                                         prompt_ids=tuple((i + j) % 12 for j in range(1 + 3 * (i % 3)))))
+            for i, item in enumerate(toy_items(count))]
+
+
+def roller(base=None, **changes) -> Roller:
+    settings = dict(group_size=4, chunk_range=[2, 3], sampling=SAMPLING)
+    settings.update(changes)
+    return Roller(tiny_decoder() if base is None else base, ToyVocoder(), [WERReward(Heard())], [1.0],
+                  settings.pop("sampling"), **settings)
+
+
+def same(got, expected) -> None:
+    """The whole record: tokens, decisions and where they were made, their law, hidden states."""
+    for a, b in zip(got.records, expected.records, strict=True):
+        for name in ("tokens", "actions", "emitted", "decision_positions", "truncated", "target_passes", "method",
+                     "prompt_length", "seed", "utterance_id"):
+            assert getattr(a.result, name) == getattr(b.result, name), name
+        assert a.result.action_log_probs == pytest.approx(b.result.action_log_probs, abs=1e-5)
+        assert (a.item, a.member, a.forced) == (b.item, b.member, b.forced)
+    for name in ("positions", "actions", "mask", "forced", "rewards"):
+        assert torch.equal(getattr(got, name), getattr(expected, name)), name
+    assert got.hidden.dtype == expected.hidden.dtype
+    assert torch.allclose(got.hidden.float(), expected.hidden.float(), atol=1e-5 if got.hidden.dtype == torch.float32
+                          else 2e-3)
+
+
+@pytest.mark.parametrize("width", [16, None], ids=["bottleneck", "full"])
+@pytest.mark.parametrize("bos", [True, False])
+@pytest.mark.parametrize("changes", [
+    {}, {"forced_rows": "none"}, {"share_token_draws": True}, {"microbatches": 3}, {"group_size": 6, "overlap": False},
+    {"sampling": SamplingConfig(temperature=0.8, top_k=5, top_p=0.9, min_tokens=4, max_tokens=30)},
+    {"hidden_dtype": torch.float16}, {"share_token_draws": True, "forced_rows": "none", "microbatches": 2}], ids=str)
+def test_rollouts_equal_those_of_the_loop(width, bos, changes):
+    base, policy, items = tiny_decoder(bos=bos), policy_of(width=width), ragged_items()
+    items.append(items[1])  # an epoch is filled up from its beginning, so a step can hold an utterance twice
+    engine, loop = (roller(base, decoding=d, **changes) for d in ("engine", "loop"))
+    for seed in (1, 2):  # a used engine is as good as a new one
+        got = engine.collect(policy, items, range(6), seed)
+        same(got, loop.collect(policy, items, range(6), seed))
+    lengths = {len(r.result.tokens) for r in got.records}
+    assert len(lengths) > 3 and len({a for r in got.records for a in r.result.actions}) > 2  # ragged indeed
+
+
+def test_every_rollout_is_made_with_the_policy_of_the_moment():
+    """As the trainer does it: one rollout policy, which takes the trained weights before every step."""
+    base, items = tiny_decoder(), ragged_items()
+    engine, loop = roller(base), roller(base, decoding="loop")
+    rolling, actions = policy_of(), []
+    for seed in range(3):
+        rolling.load_state_dict(policy_of(seed + 5).state_dict())
+        got = engine.collect(rolling, items, range(5), seed=1)
+        same(got, loop.collect(rolling, items, range(5), seed=1))
+        law = objective.decision_law(rolling(got.hidden), got.positions)  # one pass over the stored states
+        taken = objective.taken(law, got.actions) * got.mask
+        recorded = [torch.tensor(r.result.action_log_probs) for r in got.records]
+        assert torch.allclose(taken, torch.nn.utils.rnn.pad_sequence(recorded, batch_first=True), atol=1e-4)
+        actions.append([r.result.actions for r in got.records])
+    assert actions[0] != actions[1] != actions[2]
+    for parameter in rolling.parameters():  # a write that version counters do not see
+        parameter.data.mul_(-1)
+    same(engine.collect(rolling, items, range(5), seed=1), loop.collect(rolling, items, range(5), seed=1))
+
+
+def test_the_group_shares_one_prefill():
+    base, items, calls = tiny_decoder(), ragged_items(), []
+    prefill = base.prefill
+    base.prefill = lambda text, *rest: calls.append(len(text)) or prefill(text, *rest)
+    roller(base, group_size=6).collect(policy_of(), items, range(5), seed=0)
+    assert calls == [5]
+
+
+def test_steps_of_growing_and_shrinking_utterances():
+    base, items = tiny_decoder(), ragged_items(8)
+    engine, loop = roller(base), roller(base, decoding="loop")
+    for chosen in (items[:2], items[4:8], items[:1], items[1:7]):
+        same(engine.collect(policy_of(), chosen, range(len(chosen)), 3),
+             loop.collect(policy_of(), chosen, range(len(chosen)), 3))
+
+
+def test_what_the_engine_cannot_serve_is_decoded_in_the_loop_and_said(caplog):
+    backbone = tiny_backbone()
+    repeating = replace(SAMPLING, repetition_window=5)
+    with caplog.at_level(logging.WARNING, logger="rl.rollout"):
+        assert roller().decoder == "engine" and not caplog.records
+        assert roller(backbone).decoder == "loop"
+        assert "BackboneDecoder" in caplog.records[-1].getMessage()
+        assert roller(sampling=repeating).decoder == "loop"
+        assert "repetition_window" in caplog.records[-1].getMessage()
+    with pytest.raises(ConfigError, match="decoding=engine: the static engine needs .* set decoding=auto or loop"):
+        roller(backbone, decoding="engine")
+    with pytest.raises(ConfigError, match="auto, engine, loop"):
+        roller(decoding="fast")
+    with pytest.raises(ConfigError, match="decoding must be one of"):
+        DCPOConfig(decoding="fast")
+    items = ragged_items(2)
+    same(roller(sampling=repeating).collect(policy_of(), items, range(2), 0),
+         roller(sampling=repeating, decoding="loop").collect(policy_of(), items, range(2), 0))
+
+
+def test_training_takes_the_same_course(tmp_path):
+    """Two epochs of DCPO in the engine and in the loop: the same rollouts, rewards and, up to rounding, weights."""
+    ended = {}
+    for decoding in ("engine", "loop"):
+        config = DCPOConfig(output_dir=str(tmp_path / decoding), use_cpu=True, disable_tqdm=True, seed=1,
+                            chunk_range=[1, 2], per_device_train_batch_size=8, num_generations=4,
+                            num_train_epochs=2, learning_rate=3e-3,
+                            policy_width=16, policy_heads=2, max_completion_length=30, eval_split="none",
+                            num_iterations=2, decoding=decoding, save_strategy="no", speed_bonus=0.5)
+        trainer = build(config, base=tiny_decoder(), vocoder=ToyVocoder(), recognizer=Heard(),
+                        train_items=ragged_items(4), eval_items=None)
+        assert trainer.roller.decoder == decoding
+        trainer.train()
+        ended[decoding] = trainer.policy.state_dict()
+    assert ended["engine"]["output.weight"].abs().max() > 1e-3  # something was learnt
+    for name, value in ended["loop"].items():
+        assert torch.allclose(ended["engine"][name], value, atol=2e-4), name
+
+
+def test_the_benchmark_compares_three_ways(tmp_path, monkeypatch, capsys):
+    base = tiny_decoder(tokenizer="tiny@abc")
+    base.save_pretrained(tmp_path / "base")
+    policy_of().save_pretrained(tmp_path / "policy")
+    tiny_vocoder().save_pretrained(tmp_path / "vocoder")
+    write_prepared(tmp_path / "data")
+    monkeypatch.setattr(benchmark, "load_recognizer", lambda name: Heard())
+    arguments = [f"{name}={tmp_path / name}" for name in ("base", "policy", "vocoder", "data")]
+    assert benchmark.main([*arguments, "prompts=2", "group=3", "repeats=2", "prompt_tokens=3"]) == 0
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert result["rollouts"] == 6
+    for name in ("sequential", "loop", "engine"):
+        assert result[name] > 0
+    middle, low, high = result["engine_over_sequential"]
+    assert low <= middle <= high
+    assert benchmark.main(arguments[:1]) == 1 and "give base=" in capsys.readouterr().err

@@ -1,0 +1,65 @@
+"""Decoders with known ends, and slow references."""
+
+from __future__ import annotations
+
+import torch
+
+from dcar.decoding import Prompt
+from dcar.model.car import CARConfig, CARDecoder
+from dcar.sampling import SamplingConfig, sample, uniform, utterance_keys, warp
+
+
+def tiny_decoder(heads: int = 4, seed: int = 0, **changes) -> CARDecoder:
+    """A random decoder of a few thousand parameters; sharpened so that its laws are far from uniform."""
+    torch.manual_seed(seed)
+    settings = dict(
+        text_vocab_size=20, speech_vocab_size=12, hidden_size=32, num_layers=2, num_attention_heads=2, ffn_size=64,
+        num_prediction_heads=heads, head_blocks=2, zero_init_heads=False, bos=True, speech_position_scale=0.5,
+    )
+    model = CARDecoder(CARConfig(**{**settings, **changes})).eval()
+    with torch.no_grad():
+        model.heads.base.weight.mul_(3)
+        model.heads.projection.mul_(3)
+    return model
+
+
+def reference_chunks(model: CARDecoder, prompt: Prompt, choose, sampling: SamplingConfig, seed: int):
+    """The same decoding, slow and obvious: one utterance, no cache, the whole sequence recomputed at every step."""
+    config = model.config
+    speech = [*prompt.prompt_ids, config.speech_vocab_size + 1]
+    key = utterance_keys(seed, [prompt.utterance_id])
+    text = torch.tensor([prompt.text_ids])
+    limit = min(sampling.max_tokens, -(-int(sampling.max_tokens_per_text_unit * len(prompt.text_ids)) // 1))
+    tokens: list[int] = []
+    sizes = []
+    while True:
+        ids = torch.tensor([speech + tokens])
+        prompt_length = torch.tensor([len(speech)])
+        hidden = model.speech_hidden(text, torch.tensor([text.shape[1]]), ids, torch.tensor([ids.shape[1]]),
+                                     prompt_length)[0, -1]
+        size = choose(len(tokens), key)
+        sizes.append(size)
+        for head in range(1, size + 1):
+            position = torch.tensor([len(tokens)])
+            logits = model.heads.single(hidden, head)[None]
+            forbidden = position < sampling.min_tokens
+            law = warp(logits, sampling, forbidden, config.eos)
+            token = int(sample(law, uniform(key, "token", position)))
+            if token == config.eos:
+                return tokens, sizes
+            tokens.append(token)
+            if len(tokens) >= limit:
+                return tokens, sizes
+
+
+def eos_decoder(head: int) -> CARDecoder:
+    """A decoder of which one head always says EOS and the others never do."""
+    model = tiny_decoder()
+    with torch.no_grad():
+        model.heads.block_weight.zero_()
+        model.heads.block_bias.zero_()
+        model.norm.weight.zero_()
+        model.norm.bias.fill_(1.0)
+        for k, weight in enumerate([model.heads.base.weight, *model.heads.projection.transpose(1, 2)], start=1):
+            weight[12] = 10.0 if k == head else -10.0
+    return model

@@ -1,0 +1,16 @@
+"""Waveforms for tests."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def chirp(seconds: float, seed: int, rate: int = 24_000) -> np.ndarray:
+    """A gliding buzz with syllable-like bursts: not speech, but it moves the encoder through many states."""
+    rng = np.random.default_rng(seed)
+    t = np.arange(round(seconds * rate)) / rate
+    pitch = 110 * 2 ** rng.uniform(0, 1) * (1 + 0.2 * np.sin(2 * np.pi * rng.uniform(0.5, 2) * t))
+    phase = 2 * np.pi * np.cumsum(pitch) / rate
+    wave = sum(np.sin(k * phase) * rng.uniform(0.1, 1) / k for k in range(1, 12))
+    envelope = 0.5 + 0.5 * np.sin(2 * np.pi * rng.uniform(2, 5) * t + rng.uniform(0, 6))
+    return (0.1 * wave * envelope + 0.003 * rng.standard_normal(len(t))).astype(np.float32)

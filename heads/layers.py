@@ -60,7 +60,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class KVCache:
-    """Keys and values of every layer for a ragged batch, in one preallocated tensor.
+    """Keys and values of every layer for a ragged batch, in one preallocated tensor [layers, B, columns, 2, H, D].
 
     Column c of row b holds speech position c - prefix of that row; the first `prefix` columns hold its text, padded.
     `lengths` [B] counts the valid columns behind the prefix. Whatever lies past a row's length is garbage that the
@@ -69,7 +69,7 @@ class KVCache:
 
     def __init__(self, layers: int, batch: int, heads: int, capacity: int, head_dim: int, *, prefix: int = 0,
                  prefix_lengths: Tensor | None = None, device=None, dtype=torch.float32):
-        self.kv = torch.zeros(layers, 2, batch, heads, prefix + capacity, head_dim, device=device, dtype=dtype)
+        self.kv = torch.zeros(layers, batch, prefix + capacity, 2, heads, head_dim, device=device, dtype=dtype)
         self.prefix = prefix
         self.prefix_lengths = (
             torch.zeros(batch, dtype=torch.long, device=device) if prefix_lengths is None else prefix_lengths
@@ -80,24 +80,24 @@ class KVCache:
         self._columns: tuple[Tensor, int, Tensor] | None = None  # (lengths, new, index) of the last scatter
 
     def over(self, kv: Tensor, prefix: int | None = None) -> KVCache:
-        """These rows and lengths over other storage, [layers, 2, B, H, columns, D/H]; nothing is copied to it."""
+        """These rows and lengths over other storage, [layers, B, columns, 2, H, D]; nothing is copied to it."""
         out = copy.copy(self)
         out.kv, out.prefix, out._columns = kv, self.prefix if prefix is None else prefix, None
         return out
 
     @property
     def batch(self) -> int:
-        return self.kv.shape[2]
+        return self.kv.shape[1]
 
     @property
     def single(self) -> bool:
         """One row in host memory, whose length can be read for nothing: slices take the place of index tensors."""
-        return self.kv.shape[2] == 1 and self.kv.device.type == "cpu"
+        return self.kv.shape[1] == 1 and self.kv.device.type == "cpu"
 
     @property
     def capacity(self) -> int:
         """Speech positions that a row can hold."""
-        return self.kv.shape[4] - self.prefix
+        return self.kv.shape[2] - self.prefix
 
     def columns(self, new: int) -> int:
         """Columns that attention has to read when `new` positions are appended; ValueError past the capacity."""
@@ -135,8 +135,7 @@ class KVCache:
         """Store keys and values [B, H, new, D] behind each row's length; return all columns so far [B, H, C, D]."""
         new = keys.shape[2]
         total = self.columns(new)
-        kv = self.kv[layer]
-        k, v = kv[0], kv[1]
+        k, v = self.kv[layer, :, :, 0].transpose(1, 2), self.kv[layer, :, :, 1].transpose(1, 2)  # [B, H, columns, D]
         if self.single:  # a slice is cheaper than a scatter
             start = self.prefix + int(self.lengths)
             k.narrow(2, start, new).copy_(keys)
@@ -174,19 +173,22 @@ class KVCache:
 
         start [B]: speech position of the first of the new columns; path [B, L]: offsets from start, ascending.
         """
-        length = path.shape[1]
-        source = (self.prefix + start[:, None] + path)[None, None, :, None, :, None]
-        source = source.expand(*self.kv.shape[:2], -1, self.kv.shape[3], -1, self.kv.shape[5])
-        kept = self.kv.gather(4, source)
-        target = (self.prefix + start[:, None] + torch.arange(length, device=path.device))
-        target = target.clamp(max=self.kv.shape[4] - 1)[None, None, :, None, :, None].expand_as(kept)
-        self.kv.scatter_(4, target, kept)
+        row = torch.arange(self.batch, device=path.device)[:, None]
+        kept = self.kv[:, row, self.prefix + start[:, None] + path]  # [layers, B, L, 2, H, D]
+        target = self.prefix + start[:, None] + torch.arange(path.shape[1], device=path.device)
+        self.kv[:, row, target.clamp(max=self.kv.shape[2] - 1)] = kept
         self.lengths = start + counts
         self.tighten()
 
+    def copy_rows(self, rows: Tensor, other: KVCache, sources: Tensor) -> None:
+        """Rows [R] become copies of the rows [R] of another cache, whose text is no wider than this one's."""
+        text, speech = other.prefix, other.prefix + other.longest
+        self.kv[:, rows, :text] = other.kv[:, sources, :text]
+        self.kv[:, rows, self.prefix : self.prefix + other.longest] = other.kv[:, sources, text:speech]
+
     def take(self, rows: Tensor) -> Tensor:
         """Storage that holds these rows [R] in this order."""
-        return self.kv.index_select(2, rows)
+        return self.kv.index_select(1, rows)
 
     def select(self, rows: Tensor, repeats: int = 1) -> KVCache:
         """A new cache of the given rows [R], each `repeats` times: a group shares the prefill of its utterance."""
@@ -231,3 +233,12 @@ class TransformerLayer(nn.Module):
         x = x + F.dropout(self.out(y.transpose(1, 2).reshape(batch, length, width)), drop)
         y = self.down(F.gelu(self.up(self.ffn_norm(x)), approximate="tanh"))
         return x + F.dropout(y, drop)
+
+
+def last_of(hidden: Tensor, counts: Tensor) -> Tensor:
+    """Each row's last real entry: hidden [B, m, …], counts [B] -> [B, …] at index counts - 1."""
+    if hidden.shape[1] == 1:
+        return hidden[:, 0]
+    if hidden.shape[0] == 1 and hidden.device.type == "cpu":
+        return hidden[:, int(counts) - 1]
+    return hidden[torch.arange(hidden.shape[0], device=hidden.device), counts - 1]

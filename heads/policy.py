@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from dcar.errors import CheckpointError
 from heads.checkpoint import Checkpoint
-from heads.layers import KVCache, RotaryTable, TransformerLayer
+from heads.layers import KVCache, RotaryTable, TransformerLayer, last_of
 
 
 @dataclass
@@ -90,3 +90,21 @@ class ChunkPolicy(Checkpoint):
                 f"this policy was trained for the decoder {bound[:12]}…, not for {checksum[:12]}…: load its own "
                 "decoder, or train a policy for this one with `dcar train-policy`"
             )
+
+
+class PolicyReader:
+    """A policy that follows a batch of utterances as they are spoken: hidden states in, law of the next size out."""
+
+    def __init__(self, policy: ChunkPolicy, hidden: Tensor, capacity: int):
+        """hidden [B, …]: whose rows, device and dtype are used; capacity: most positions of a row, padding included."""
+        self.policy = policy
+        self.cache = policy.new_cache(len(hidden), capacity, device=hidden.device, dtype=hidden.dtype)
+
+    def read(self, hidden: Tensor, counts: Tensor) -> Tensor:
+        """hidden [B, m, D], of which counts [B] are new -> log-law [B, K] of the next size."""
+        logits = self.policy.extend(self.cache, hidden, counts)
+        return last_of(logits, counts).float().log_softmax(-1)
+
+    def select(self, rows: Tensor) -> None:
+        """Only these rows go on."""
+        self.cache = self.cache.select(rows)

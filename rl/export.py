@@ -21,12 +21,12 @@ import torch
 from torch import Tensor, nn
 
 from dcar.config import load_config
-from dcar.decoding.loop import last_of
 from dcar.errors import CheckpointError, ConfigError
 from dcar.model.car import CARDecoder
 from dcar.model.cards import model_card
 from dcar.model.load import load_decoder
 from dcar.tracking import write_json
+from heads.layers import last_of
 from heads.multi_token import MultiTokenHeads
 from heads.policy import ChunkPolicy
 

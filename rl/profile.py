@@ -21,8 +21,8 @@ from tqdm import tqdm
 from dcar.config import load_config, save_config
 from dcar.decoding import ChunkMethod, FixedChunk, decode
 from dcar.decoding.fast.passes import fast
-from dcar.decoding.loop import Decoder
 from dcar.errors import ConfigError, RewardError
+from dcar.model.base import Decoder
 from dcar.model.car import CARDecoder
 from dcar.model.load import load_decoder
 from dcar.prompts.items import PromptItem

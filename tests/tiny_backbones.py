@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from dcar.decoding import Prompt
-from dcar.decoding.loop import pad
+from dcar.decoding.batch import pad
 from dcar.model.backbones.decoder import BackboneConfig, BackboneDecoder
 
 CODES = 12

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from dcar.decoding import Prompt
 from dcar.model.car import CARConfig
 from dcar.prompts.items import PromptItem
+from heads.policy import ChunkPolicy, PolicyReader
 
 UNITS = ("red", "blue", "green", "black", "white", "brown", "pink", "yellow")
 CODES, END = 24, 24
@@ -120,6 +121,10 @@ class ToyDecoder(nn.Module):
             hidden.append(self.features[cache.states])
         cache.lengths = cache.lengths + counts
         return torch.stack(hidden, 1)
+
+    def policy_reader(self, policy: ChunkPolicy, hidden: Tensor, capacity: int) -> PolicyReader:
+        return PolicyReader(policy, hidden, capacity)
+
 
 
 class ToyVocoder:

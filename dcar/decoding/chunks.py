@@ -13,11 +13,9 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from dcar.decoding.fast.passes import FastDecoder, FastPolicy
-from dcar.decoding.loop import Draft, Kept, Session, last_of
+from dcar.decoding.loop import Draft, Kept, Session
 from dcar.errors import ConfigError
 from dcar.sampling import sample, warp
-from heads.layers import KVCache
 from heads.policy import ChunkPolicy
 
 
@@ -112,21 +110,6 @@ class RandomChunk:
         pass
 
 
-class _PolicyReader:
-    """The policy with its cache, for the decoder's own passes; `FastPolicy` is the one for fast passes."""
-
-    def __init__(self, policy: ChunkPolicy, cache: KVCache):
-        self.policy, self.cache = policy, cache
-
-    def read(self, hidden: Tensor, counts: Tensor) -> Tensor:
-        """hidden [B, m, D], of which counts [B] are new -> log-law [B, K] of the next size."""
-        logits = self.policy.extend(self.cache, hidden, counts)
-        return last_of(logits, counts).float().log_softmax(-1)
-
-    def select(self, rows: Tensor) -> None:
-        self.cache = self.cache.select(rows)
-
-
 class PolicyChunk:
     """The learned policy of DCAR: argmax ("greedy") or drawn ("sample").
 
@@ -144,21 +127,18 @@ class PolicyChunk:
 
     def begin(self, session: Session) -> None:
         check_policy(self.policy, session.model.config.num_prediction_heads)
-        hidden, capacity = session.last_hidden, session.cache.capacity
-        if isinstance(session.model, FastDecoder):
-            self._reader: _PolicyReader | FastPolicy = session.model.policy(self.policy, session.live, capacity)
-        else:
-            self._reader = _PolicyReader(self.policy, self.policy.new_cache(
-                session.live, capacity, device=hidden.device, dtype=hidden.dtype))
+        hidden = session.last_hidden
+        self._reader = session.model.policy_reader(self.policy, hidden, session.cache.capacity)
         self._forced: Tensor | None = None
         if self.forced is not None:
             rows = zip(session.prompts, session.members, strict=True)
-            table = [self._forced_size(prompt.utterance_id, member) for prompt, member in rows]
+            table = [self.forced_size(prompt.utterance_id, member) for prompt, member in rows]
             for size in set(table) - {0}:
                 check_size(size, session)
             self._forced = torch.tensor(table, device=hidden.device)
 
-    def _forced_size(self, utterance_id: str, member: int) -> int:
+    def forced_size(self, utterance_id: str, member: int) -> int:
+        """The size that a member of a group must take, 0 where it may ask the policy."""
         sizes = self.forced.get(utterance_id) if self.forced is not None else None
         if sizes is None:
             return 0
@@ -169,19 +149,24 @@ class PolicyChunk:
     def choose(self, session: Session, hidden: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
         started = time.perf_counter()
         log_law = self._reader.read(hidden, counts)  # [B, K]
-        if self.mode == "greedy":
-            index = log_law.argmax(-1)
-        else:
-            index = sample(log_law.exp(), session.uniform("policy", session.generated))
-        if self._forced is not None:
-            index = torch.where(self._forced > 0, self._forced - 1, index)
+        draws = None if self.mode == "greedy" else session.uniform("policy", session.generated)
+        sizes, log_probs = choose_size(log_law, draws, self._forced)
         session.policy_seconds += time.perf_counter() - started
-        return index + 1, log_law.gather(-1, index[:, None])[:, 0]
+        return sizes, log_probs
 
     def select(self, rows: Tensor) -> None:
         self._reader.select(rows)
         if self._forced is not None:
             self._forced = self._forced[rows]
+
+
+def choose_size(log_law: Tensor, draws: Tensor | None, forced: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Sizes [B] in 1..K and their log-probabilities [B]: those that are `forced` [B] (0 = none), else drawn from
+    log_law [B, K] at draws [B], or the likeliest without draws."""
+    index = log_law.argmax(-1) if draws is None else sample(log_law.exp(), draws)
+    if forced is not None:
+        index = torch.where(forced > 0, forced - 1, index)
+    return index + 1, log_law.gather(-1, index[:, None])[:, 0]
 
 
 def head_laws(session: Session, logits: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,42 +8,21 @@ rows, the KV cache, EOS inside a chunk, the length guard, the accounting. Rows t
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from dcar.decoding.batch import batch_of, check_prompt
+from dcar.decoding.ends import length_limit, up_to_end
 from dcar.decoding.records import DecodeResult, Prompt
 from dcar.decoding.tree import DraftTree
-from dcar.errors import DataError, TextError
-from dcar.model.car import CARConfig
+from dcar.model.base import Decoder
 from dcar.sampling import SamplingConfig, group_keys, histories, uniform
-from heads.layers import KVCache
-
-
-class Decoder(Protocol):
-    """What the loop asks of a model: a `CARDecoder`, a `BackboneDecoder`, or a `FastDecoder` of one."""
-
-    config: CARConfig
-    norm: nn.LayerNorm  # whose weight says the device and dtype
-
-    @property
-    def heads(self) -> Callable[..., Tensor]:
-        """See `MultiTokenHeads.forward`."""
-
-    def prefill(self, text_ids: Tensor, text_lengths: Tensor, prompt_ids: Tensor, prompt_lengths: Tensor,
-                capacity: int) -> tuple[KVCache, Tensor]:
-        """See `CARDecoder.prefill`."""
-
-    def extend(self, cache: KVCache, tokens: Tensor, counts: Tensor,
-               layout: tuple[Tensor, Tensor] | None = None) -> Tensor:
-        """See `CARDecoder.extend`."""
-
-    def checksum(self) -> str: ...
+from heads.layers import KVCache, last_of
 
 
 @dataclass
@@ -205,12 +184,8 @@ class Session:
 
     def emit(self, kept: Kept, proposed: Tensor | None) -> None:
         """Store what was kept, up to EOS and the length limit, and retire the rows that end there."""
-        eos = self.model.config.eos
-        offset = torch.arange(kept.tokens.shape[1], device=self.rows.device)
         asked = torch.minimum(kept.counts, self.limits - self.generated) * self.alive
-        is_eos = (kept.tokens == eos) & (offset < asked[:, None])
-        ended = is_eos.any(-1)
-        counts = torch.where(ended, is_eos.to(torch.uint8).argmax(-1), asked)
+        counts, ended = up_to_end(kept.tokens, asked, self.model.config.eos)
         put(self.tokens, self.rows, self.generated, kept.tokens)
         self.history.append({
             "rows": torch.where(self.alive, self.rows, -1), "emitted": counts,
@@ -239,20 +214,6 @@ class Session:
                      "last_hidden", "pending", "pending_counts"):
             setattr(self, name, getattr(self, name)[rows])
         self._uniforms = {stream: table[rows] for stream, table in self._uniforms.items()}
-
-
-def length_limit(prompt: Prompt, sampling: SamplingConfig) -> int:
-    """Most tokens that may be generated: tied to the length of the text, as speech is."""
-    return min(sampling.max_tokens, math.ceil(sampling.max_tokens_per_text_unit * len(prompt.text_ids)))
-
-
-def last_of(hidden: Tensor, counts: Tensor) -> Tensor:
-    """hidden [B, m, D] -> [B, D] at index counts - 1."""
-    if hidden.shape[1] == 1:
-        return hidden[:, 0]
-    if hidden.shape[0] == 1 and hidden.device.type == "cpu":
-        return hidden[:, int(counts) - 1]
-    return hidden[torch.arange(hidden.shape[0], device=hidden.device), counts - 1]
 
 
 def put(target: Tensor, rows: Tensor, start: Tensor, values: Tensor) -> None:
@@ -286,7 +247,7 @@ def decode(model: Decoder, prompts: Sequence[Prompt], method: Method, sampling: 
     Raises TextError or DataError if a prompt cannot be decoded by this model; nothing has been decoded then.
     """
     for prompt in prompts:
-        check_prompt(prompt, model)
+        check_prompt(prompt, model.config)
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i].text_ids))  # similar lengths finish together
     results: dict[int, list[DecodeResult]] = {}
     for start in range(0, len(order), batch_size):
@@ -298,32 +259,16 @@ def decode(model: Decoder, prompts: Sequence[Prompt], method: Method, sampling: 
     return [result for i in range(len(prompts)) for result in results[i]]
 
 
-def check_prompt(prompt: Prompt, model: Decoder) -> None:
-    """Typed errors for a prompt that the model cannot read."""
-    config = model.config
-    if not prompt.text_ids:
-        raise TextError(f"{prompt.utterance_id}: the text has no phonemes; give words that can be spoken")
-    if max(prompt.text_ids) >= config.text_vocab_size:
-        raise DataError(f"{prompt.utterance_id}: text id {max(prompt.text_ids)} is outside the model's "
-                        f"{config.text_vocab_size}; text and model come from different phoneme inventories")
-    if prompt.prompt_ids and not 0 <= min(prompt.prompt_ids) <= max(prompt.prompt_ids) < config.speech_vocab_size:
-        raise DataError(f"{prompt.utterance_id}: a prompt token is outside the codebook of "
-                        f"{config.speech_vocab_size}; tokenize the prompt with the model's own tokenizer")
-    if not prompt.prompt_ids and not config.bos:
-        raise DataError(f"{prompt.utterance_id}: this model has no BOS and needs at least one prompt token")
-
-
 def _decode_batch(model: Decoder, prompts: list[Prompt], method: Method, sampling: SamplingConfig, seed: int,
                   group_size: int, share_token_draws: bool, record_hidden: bool) -> Iterator[DecodeResult]:
     started = time.perf_counter()
     device = model.norm.weight.device
-    text, text_lengths = pad([p.text_ids for p in prompts], device)
-    bos = (model.config.speech_vocab_size + 1,) if model.config.bos else ()
-    speech, prompt_lengths = pad([p.prompt_ids + bos for p in prompts], device)
+    batch = batch_of(prompts, model.config, device)
     longest = max(length_limit(p, sampling) for p in prompts)
     slack = 2 * model.config.num_prediction_heads + getattr(method, "draft_length", 0)
-    capacity = speech.shape[1] + longest + slack
-    cache, hidden = model.prefill(text, text_lengths, speech, prompt_lengths, capacity)
+    capacity = batch.prompt_ids.shape[1] + longest + slack
+    cache, hidden = model.prefill(*batch, capacity)
+    prompt_lengths = batch.prompt_lengths
     if group_size > 1:  # the members of a group share one prefill
         cache = cache.select(torch.arange(len(prompts), device=device), group_size)
         hidden, prompt_lengths = (x.repeat_interleave(group_size, 0) for x in (hidden, prompt_lengths))
@@ -372,15 +317,6 @@ def join(tokens: Tensor, counts: Tensor, draft: Draft) -> tuple[Tensor, Tensor]:
     out[first] = tokens[torch.arange(tokens.shape[1], device=tokens.device) < counts[:, None]]
     out[second] = draft.tokens[torch.arange(draft.tokens.shape[1], device=tokens.device) < draft.counts[:, None]]
     return out, total
-
-
-def pad(rows: Sequence[Sequence[int]], device) -> tuple[Tensor, Tensor]:
-    """Lists of ids -> ids [B, longest] padded with 0, lengths [B]."""
-    lengths = torch.tensor([len(r) for r in rows], device=device)
-    out = torch.zeros(len(rows), int(lengths.max()), dtype=torch.long)
-    for i, row in enumerate(rows):
-        out[i, : len(row)] = torch.tensor(row, dtype=torch.long)
-    return out.to(device), lengths
 
 
 def _results(session: Session, name: str, seconds: float) -> Iterator[DecodeResult]:

@@ -25,6 +25,7 @@ from dcar.tokens.spread import INPUT, OUTPUT, spread_out
 from heads.checkpoint import Checkpoint
 from heads.layers import KVCache, RotaryTable, TransformerLayer
 from heads.multi_token import MultiTokenHeads
+from heads.policy import ChunkPolicy, PolicyReader
 
 IGNORE = -100
 
@@ -259,3 +260,7 @@ class CARDecoder(Checkpoint):
             x = layer(x, rotary, mask, cache, i)
         cache.advance(counts, new)
         return self.norm(x)
+
+    def policy_reader(self, policy: ChunkPolicy, hidden: Tensor, capacity: int) -> PolicyReader:
+        """A policy for the batch whose hidden states [B, …] are given, of at most `capacity` positions a row."""
+        return PolicyReader(policy, hidden, capacity)

@@ -13,6 +13,7 @@ from typing import Any
 
 from dcar.errors import CheckpointError, ConfigError
 from dcar.model.backbones.decoder import BackboneConfig, BackboneDecoder
+from dcar.model.base import DecoderConfig
 from dcar.model.car import CARConfig, CARDecoder
 from dcar.text.phonemes import TEXT_TOKENIZER
 from heads.inherit import inherit, inherited_layers
@@ -80,7 +81,7 @@ def check_draft(draft: CARDecoder, target: CARDecoder) -> None:
     check_vocabulary(draft.config, target.config)
 
 
-def check_vocabulary(draft: CARConfig | BackboneConfig, target: CARConfig | BackboneConfig) -> None:
+def check_vocabulary(draft: DecoderConfig, target: DecoderConfig) -> None:
     """ConfigError where draft and target do not speak about the same ids."""
     for name in SHARED:
         if name == "text_vocab_size" and target.phonemes.startswith(TEXT_TOKENIZER):

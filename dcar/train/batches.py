@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from dcar.decoding.loop import pad
+from dcar.decoding.batch import pad
 from dcar.errors import DataError
 from dcar.model.car import CARConfig
 from dcar.prompts.items import PromptChooser

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from dcar.decoding.loop import pad
+from dcar.decoding.batch import pad
 from dcar.errors import DataError
 from dcar.model.car import CARDecoder
 from dcar.prompts.items import PromptItem

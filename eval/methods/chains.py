@@ -21,8 +21,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from dcar.decoding.loop import Decoder
 from dcar.errors import ConfigError
+from dcar.model.base import Decoder
 from dcar.model.car import CARDecoder
 from eval.verifiers.chain import ChainVerifier
 from eval.verifiers.drafters import Drafter, HeadDrafter, ModelDrafter

@@ -11,7 +11,6 @@
     sd, ssd-0.4, pcg-0.42, typical, topk-verify-50
                            a draft verified by the decoder; @draft for the draft model, :4 for its length
                            (eval/methods/chains.py)
-    car-3@int8             any of them with the decoder's layers in int8 (CPU), beside the float row
 """
 
 from __future__ import annotations
@@ -19,13 +18,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import cast
 
 from dcar.decoding import ChunkMethod, FixedChunk, Method, PolicyChunk, RandomChunk
 from dcar.decoding.fast.passes import fast
-from dcar.decoding.fast.quantize import quantize_int8
-from dcar.decoding.loop import Decoder
 from dcar.errors import ConfigError
+from dcar.model.base import Decoder
 from dcar.model.car import CARDecoder
 from dcar.model.draft import check_draft
 from dcar.model.load import load_decoder
@@ -48,7 +45,6 @@ class Models:
     statistics: VerifierStatistics | None = None  # of the decoder, for vadusa, mtp-viterbi and entropy@
     fast: bool = False  # methods read every decoder, the draft model too, through a FastDecoder where there can be one
     _fast: dict[int, Decoder] = field(default_factory=dict, init=False, repr=False)  # by id of the decoder
-    _quantized: dict[int, CARDecoder] = field(default_factory=dict, init=False, repr=False)  # by id of the decoder
 
     def __post_init__(self) -> None:
         for policy in self.policies.values():
@@ -71,12 +67,6 @@ class Models:
         if id(decoder) not in self._fast:
             self._fast[id(decoder)] = fast(decoder)
         return self._fast[id(decoder)]
-
-    def quantized(self, decoder: CARDecoder) -> CARDecoder:
-        """The int8 copy of one of these decoders, made once. ConfigError where there are no int8 kernels for it."""
-        if id(decoder) not in self._quantized:
-            self._quantized[id(decoder)] = quantize_int8(decoder)
-        return self._quantized[id(decoder)]
 
 
 @dataclass(frozen=True)
@@ -193,9 +183,6 @@ def make_methods(names: Sequence[str], models: Models) -> list[Entry]:
             raise ConfigError(f"unknown method '{name}'; known kinds: {', '.join(METHODS)} (see eval/methods)")
         prefix = max(prefixes, key=len)
         made = METHODS[prefix](name, name.removeprefix(prefix), models)
-        if name != full:
-            made = [replace(e, name=e.name + INT8, decoder=models.quantized(cast(CARDecoder, e.decoder)),
-                            identity={**e.identity, "layers": "int8"}) for e in made]
         entries += [replace(e, decoder=models.reader(e.decoder)) for e in made]
     names = [e.name for e in entries]
     if repeated := sorted({n for n in names if names.count(n) > 1}):

@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from dcar.decoding import Draft, Session
+from dcar.decoding.batch import batch_of
 from dcar.decoding.chunks import draw_chunk
-from dcar.decoding.loop import Decoder, last_of, pad
 from dcar.errors import ConfigError
+from dcar.model.base import Decoder
 from dcar.model.draft import check_vocabulary
 from dcar.sampling import sample, warp
-from heads.layers import KVCache
+from heads.layers import KVCache, last_of
 
 
 class Drafter(Protocol):
@@ -91,13 +92,9 @@ class ModelDrafter:
 
     def begin(self, session: Session) -> None:
         check_vocabulary(self.draft.config, session.model.config)
-        device = session.rows.device
-        config = self.draft.config
-        bos = (config.speech_vocab_size + 1,) if config.bos else ()
-        text, text_lengths = pad([p.text_ids for p in session.prompts], device)
-        speech, lengths = pad([p.prompt_ids + bos for p in session.prompts], device)
-        capacity = speech.shape[1] + int(session.limits.max()) + self.length + 2
-        self._cache: KVCache = self.draft.prefill(text, text_lengths, speech, lengths, capacity)[0]
+        batch = batch_of(session.prompts, self.draft.config, session.rows.device)
+        capacity = batch.prompt_ids.shape[1] + int(session.limits.max()) + self.length + 2
+        self._cache: KVCache = self.draft.prefill(*batch, capacity)[0]
         session.draft_passes += 1
 
     def propose(self, session: Session) -> Draft | None:

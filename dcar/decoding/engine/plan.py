@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from dcar.decoding.chunks import ChunkMethod, FixedChunk, PolicyChunk, RandomChunk
+from dcar.decoding.chunks import ChunkMethod, FixedChunk, PolicyChunk
 from dcar.decoding.records import DecodeResult, Prompt
 from dcar.errors import ConfigError
 from dcar.sampling import SamplingConfig
@@ -22,7 +22,6 @@ class EngineConfig:
     text: int = 256  # phonemes of a row
     chunks: Literal["auto", "exact", "padded"] = "auto"  # auto: padded on CUDA, exact elsewhere
     graphs: bool | None = None  # CUDA graphs; None = on CUDA
-    compile: bool = False  # torch.compile of the Transformer layers
     sync_every: int = 8  # steps between two looks at the device (1 on the CPU, where looking is free)
     column_block: int = 128  # with graphs, attention reads a multiple of so many columns: one graph per multiple
 
@@ -62,10 +61,10 @@ class Plan:
     record_hidden: bool = False
 
     @cached_property
-    def schedule(self) -> FixedChunk | RandomChunk | PolicyChunk:
+    def schedule(self) -> FixedChunk | PolicyChunk:
         schedule = getattr(self.method, "schedule", None)
-        if not isinstance(schedule, FixedChunk | RandomChunk | PolicyChunk):
-            raise ConfigError(f"the static engine serves chunk-wise methods, not '{self.method.name}'; use "
+        if not isinstance(schedule, FixedChunk | PolicyChunk):
+            raise ConfigError(f"the static engine serves FAR, CAR-k and DCAR, not '{self.method.name}'; use "
                               "dcar.decoding.decode")
         return schedule
 
@@ -75,8 +74,6 @@ class Plan:
         schedule = self.schedule
         if isinstance(schedule, FixedChunk):
             about: Hashable = schedule.size
-        elif isinstance(schedule, RandomChunk):
-            about = schedule.sizes
         else:
             about = schedule.mode, schedule.forced is not None
         return type(schedule), about, self.sampling, self.record_hidden
@@ -86,7 +83,5 @@ class Plan:
         schedule = self.schedule
         if isinstance(schedule, FixedChunk):
             return (schedule.size,)
-        if isinstance(schedule, RandomChunk):
-            return schedule.sizes
         forced = schedule.forced or {}
         return tuple({size for sizes in forced.values() for size in sizes} - {0})

@@ -1,9 +1,9 @@
 """The static engine: chunk-wise decoding with buffers that never move and no wait for the device.
 
 The loop in dcar/decoding/loop.py is the reference and serves every method; this engine serves the methods that verify
-nothing (FAR, CAR-k, random, DCAR) and gives the same tokens, actions and hidden states. What differs:
+nothing (FAR, CAR-k, DCAR) and gives the same tokens, actions and hidden states. What differs:
 
-- keys, values, tokens, draws and history live in buffers that are allocated once (`StaticCache`, `Rows`);
+- keys, values, tokens, draws and history live in buffers that are allocated once (`KVCache`, `Rows`);
 - a step is a fixed sequence of kernels over (rows, chunk width, columns), so that it can be captured as a CUDA graph
   (dcar/decoding/engine/steps.py);
 - EOS, limits and chunk decisions stay on the device; the host looks every `sync_every` steps;
@@ -21,11 +21,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dcar.decoding.chunks import ChunkMethod, FixedChunk, PolicyChunk, RandomChunk, check_policy
+from dcar.decoding.batch import batch_of, check_prompt
+from dcar.decoding.chunks import ChunkMethod, FixedChunk, PolicyChunk, check_policy, choose_size
+from dcar.decoding.ends import length_limit
 from dcar.decoding.engine.plan import EngineConfig, Job, Plan, Progress
 from dcar.decoding.engine.steps import EngineSteps, Slot, no_memory, why_not
 from dcar.decoding.fast.graphs import StepGraphs
-from dcar.decoding.loop import check_prompt, length_limit, pad
 from dcar.decoding.records import DecodeResult, Prompt
 from dcar.errors import ConfigError, EngineError
 from dcar.model.car import CARDecoder
@@ -120,15 +121,12 @@ class StaticEngine(EngineSteps):
         rows = self.rows
         for tensor in (rows.generated, rows.limits, rows.pending_counts, rows.lengths):
             tensor.zero_()
-        if isinstance(plan.schedule, RandomChunk) and plan.schedule.sizes not in self._tables:
-            self._tables[plan.schedule.sizes] = torch.tensor(plan.schedule.sizes, device=self.device)
         if plan.record_hidden and self.hidden is None:
             width = self.model.config.hidden_size
             self.hidden = torch.zeros(self.config.batch, self.capacity, width, device=self.device, dtype=self.dtype)
 
     def _admit(self, jobs: Sequence[Job], free: Sequence[int], slots: list[Slot | None], plan: Plan) -> None:
         """Read prompts, each once for its whole group, and put them into free rows."""
-        bos = (self.model.config.speech_vocab_size + 1,) if self.model.config.bos else ()
         unique: dict[int, int] = {}
         prompts: list[Prompt] = []
         for job in jobs:
@@ -136,30 +134,24 @@ class StaticEngine(EngineSteps):
             if id(job.prompt) not in unique:
                 unique[id(job.prompt)] = len(prompts)
                 prompts.append(job.prompt)
-        text, text_lengths = pad([p.text_ids for p in prompts], self.device)
-        speech, lengths = pad([p.prompt_ids + bos for p in prompts], self.device)
-        reference, hidden = self.model.prefill(text, text_lengths, speech, lengths, 0)
-        schedule = plan.schedule
+        batch = batch_of(prompts, self.model.config, self.device)
+        lengths = batch.prompt_lengths
+        reference, hidden = self.model.prefill(*batch, 0)
+        r, schedule, rows = self.rows, plan.schedule, free[: len(jobs)]
+        where, origins = (torch.tensor(x, device=self.device) for x in (rows, [unique[id(j.prompt)] for j in jobs]))
+        self.cache.copy_rows(where, reference, origins)
         log_law: Tensor | None = None
         if isinstance(schedule, PolicyChunk):
-            policy_reference = schedule.policy.new_cache(len(prompts), speech.shape[1], device=self.device,
-                                                         dtype=self.dtype)
-            logits = schedule.policy.extend(policy_reference, hidden, lengths)
-            log_law = logits[torch.arange(len(prompts), device=self.device), lengths - 1].float().log_softmax(-1)
-        rows = free[: len(jobs)]
-        sources = [unique[id(job.prompt)] for job in jobs]
-        for job, row, source in zip(jobs, rows, sources, strict=True):
-            p = len(job.prompt.prompt_ids) + len(bos)
-            self.cache.load(row, reference.kv, len(job.prompt.text_ids), p, source, text.shape[1])
-            if log_law is not None:
-                assert self.policy is not None
-                self.policy.cache.load(row, policy_reference.kv, 0, p, source, 0)
-            if plan.record_hidden and self.hidden is not None:
-                self.hidden[row, :p] = hidden[source, :p]
+            assert self.policy_cache is not None
+            reader = self.model.policy_reader(schedule.policy, hidden, hidden.shape[1])
+            log_law = reader.read(hidden, lengths)
+            self.policy_cache.copy_rows(where, reader.cache, origins)
+        given = lengths[origins].tolist()
+        for job, row, p in zip(jobs, rows, given, strict=True):
             slots[row] = Slot(job, p, p)
-        r = self.rows
-        where, origins = (torch.tensor(x, device=self.device) for x in (rows, sources))
-        r.lengths[where], r.start[where] = lengths[origins], self.cache.text - text_lengths[origins]
+        if plan.record_hidden and self.hidden is not None:
+            self.hidden[where, : hidden.shape[1]] = hidden[origins]  # what is padding is overwritten
+        r.lengths[where], r.texts[where] = lengths[origins], batch.text_lengths[origins]
         r.origin[where] = reference.origin[origins]
         r.last_hidden[where] = hidden[origins, lengths[origins] - 1]
         r.limits[where] = torch.tensor([length_limit(j.prompt, plan.sampling) for j in jobs], device=self.device)
@@ -169,17 +161,15 @@ class StaticEngine(EngineSteps):
         self._draw(jobs, where, plan)
         if isinstance(schedule, FixedChunk):
             r.sizes[where] = schedule.size
-        elif isinstance(schedule, RandomChunk):
-            r.sizes[where] = self._random_sizes(schedule, r.action_draws[where, 0])
-        else:
-            r.forced[where] = torch.tensor([schedule._forced_size(j.prompt.utterance_id, j.member) for j in jobs],
+        elif log_law is not None:
+            r.forced[where] = torch.tensor([schedule.forced_size(j.prompt.utterance_id, j.member) for j in jobs],
                                            device=self.device)
-            assert log_law is not None
-            r.sizes[where], r.log_probs[where] = self._choose(log_law[origins], r.action_draws[where, 0],
-                                                              r.forced[where], schedule)
+            draws = None if schedule.mode == "greedy" else r.action_draws[where, 0]
+            forced = None if schedule.forced is None else r.forced[where]
+            r.sizes[where], r.log_probs[where] = choose_size(log_law[origins], draws, forced)
 
     def _check_room(self, prompt: Prompt, plan: Plan) -> None:
-        check_prompt(prompt, self.model)
+        check_prompt(prompt, self.model.config)
         limit = length_limit(prompt, plan.sampling)
         need = len(prompt.prompt_ids) + int(self.model.config.bos) + limit
         if need > self.config.capacity:
@@ -195,9 +185,8 @@ class StaticEngine(EngineSteps):
                                              [j.member for j in jobs], plan.share_token_draws)
         every = torch.arange(self.rows.tokens.shape[1], device=self.device).expand(len(jobs), -1)
         self.rows.token_draws[where] = uniform(token_keys.to(self.device), "token", every)
-        if not isinstance(plan.schedule, FixedChunk):
-            stream = "policy" if isinstance(plan.schedule, PolicyChunk) else "chunk"
-            self.rows.action_draws[where] = uniform(action_keys.to(self.device), stream, every)
+        if isinstance(plan.schedule, PolicyChunk):
+            self.rows.action_draws[where] = uniform(action_keys.to(self.device), "policy", every)
 
     # --- results ------------------------------------------------------------------------------------------------
 
@@ -246,9 +235,9 @@ class StaticEngine(EngineSteps):
         holes = [i for i in range(len(alive)) if slots[i] is None]
         for target, source in zip(holes, reversed(alive), strict=False):
             self.rows.move(source, target)
-            self.cache.kv[:, target] = self.cache.kv[:, source]
-            if self.policy is not None:
-                self.policy.cache.kv[:, target] = self.policy.cache.kv[:, source]
+            for cache in (self.cache, self.policy_cache):
+                if cache is not None:
+                    cache.kv[:, target] = cache.kv[:, source]
             if self.hidden is not None:
                 self.hidden[target] = self.hidden[source]
             slots[target], slots[source] = slots[source], None

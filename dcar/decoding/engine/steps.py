@@ -12,28 +12,21 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from dcar.decoding.chunks import FixedChunk, PolicyChunk, RandomChunk
+from dcar.decoding.chunks import FixedChunk, PolicyChunk, choose_size
+from dcar.decoding.ends import up_to_end
 from dcar.decoding.engine.plan import EngineConfig, Job, Plan
+from dcar.decoding.fast.columns import real_positions, round_up
 from dcar.decoding.fast.graphs import StepGraphs
+from dcar.decoding.fast.passes import Passes
 from dcar.decoding.fast.policy import FusedPolicy
-from dcar.decoding.fast.stack import (
-    CausalMask,
-    FusedHeads,
-    FusedStack,
-    Rotation,
-    StaticCache,
-    additive,
-    own_layers,
-    round_up,
-    weights_signature,
-)
+from dcar.decoding.fast.stack import own_layers, weights_signature
 from dcar.decoding.records import DecodeResult
 from dcar.errors import ConfigError, EngineError
 from dcar.model.car import CARDecoder
 from dcar.sampling import SamplingConfig, sample, warp
+from heads.layers import KVCache
 from heads.policy import ChunkPolicy
 
 
@@ -43,7 +36,7 @@ class Rows:
     def __init__(self, batch: int, capacity: int, heads: int, width: int, device: torch.device, dtype: torch.dtype):
         room = capacity + heads
         whole = partial(torch.zeros, dtype=torch.long, device=device)
-        self.lengths, self.origin, self.start = whole(batch), whole(batch), whole(batch)  # start: column of the text
+        self.lengths, self.origin, self.texts = whole(batch), whole(batch), whole(batch)  # texts: phonemes
         self.generated, self.limits, self.passes = whole(batch), whole(batch), whole(batch)
         self.sizes = torch.ones(batch, dtype=torch.long, device=device)  # decided, not yet spoken
         self.log_probs = torch.zeros(batch, device=device)
@@ -112,10 +105,8 @@ class EngineSteps:
         self.padded = mode == "padded" or (mode == "auto" and not on_cpu)
         self.sync_every = 1 if on_cpu else self.config.sync_every
         try:
-            native = not self.config.compile  # Inductor makes kernels of its own
-            self.stack = FusedStack(own_layers(model) or [], [model.norm], native=native)
-            self.laws = FusedHeads(model.heads)
-            self.policy = None if policy is None else FusedPolicy(policy)
+            self.passes = Passes(model)
+            self.policy = None if policy is None else FusedPolicy(policy, self.device, self.dtype)
         except (torch.OutOfMemoryError, RuntimeError) as error:
             raise no_memory(error, self.config, []) from error
         self._allocate()
@@ -141,7 +132,7 @@ class EngineSteps:
         self.config = replace(c, batch=max(batch, c.batch), text=max(round_up(text, 32), c.text),
                               capacity=max(min(round_up(capacity, 128), most), capacity, c.capacity))
         self.graphs = StepGraphs(c.graphs, self.device)
-        del self.cache, self.rows, self.hidden  # the old and the new ones need not fit side by side
+        del self.cache, self.policy_cache, self.rows, self.hidden  # the old and the new ones need not fit side by side
         self._allocate()
 
     def _allocate(self) -> None:
@@ -158,22 +149,18 @@ class EngineSteps:
 
     def _make_buffers(self) -> None:
         model, device, dtype, b = self.model, self.device, self.dtype, self.config.batch
-        num_heads = model.config.num_attention_heads
-        head_dim = model.config.hidden_size // num_heads
-        layers = len(self.stack.layers)
-        self.cache = StaticCache(layers, b, self.config.text, self.capacity, num_heads, head_dim, device, dtype)
-        first = -self.capacity if model.config.bos else 0
-        self.rotation = Rotation(model.speech_rotary, first, self.capacity - 1, device, dtype)
+        heads = model.config.num_attention_heads
+        self.cache = KVCache(len(self.passes.stack.layers), b, heads, self.capacity, model.config.hidden_size // heads,
+                             prefix=self.config.text, device=device, dtype=dtype)
+        self.passes.turns.reach(-self.capacity if model.config.bos else 0, self.capacity - 1)
+        self.policy_cache: KVCache | None = None
+        if self.policy is not None:
+            self.policy_cache = self.policy.source.new_cache(b, self.capacity, device=device, dtype=dtype)
+            self.policy.turns.reach(0, self.capacity - 1)
+        self._views: dict[tuple[int, int], KVCache] = {}
         self.rows = Rows(b, self.config.capacity, self.heads, model.config.hidden_size, device, dtype)
         self.hidden: Tensor | None = None
-        if self.policy is not None:
-            self.policy.allocate(b, self.capacity, device, dtype)
-        self._tables: dict[tuple[int, ...], Tensor] = {}  # of RandomChunk; graphs read them
         self._offsets = torch.arange(max(self.heads, 1), device=device)
-        self._columns = torch.arange(self.cache.width, device=device)
-        self._row_numbers = torch.arange(b, device=device)
-        self._causal = CausalMask(device, dtype)
-        self._by_layer = torch.compile(self._layers) if self.config.compile else self._layers
 
     def signature(self) -> Hashable:
         """What graphs and fused weights were made for; it changes when a weight of the decoder is replaced, moved or
@@ -195,14 +182,12 @@ class EngineSteps:
             width = self.heads
         else:  # the only value that is read back
             width = self._widest(n, busy)
-        text, speech = max(len(s.job.prompt.text_ids) for s in busy), max(s.length for s in busy) + width
-        padded = self.padded and not isinstance(schedule, FixedChunk)
-        tight = n == 1 and not self.graphs.enabled and not padded  # the window is what the one row sees
-        if self.graphs.enabled:
-            text, speech = (round_up(x, self.config.column_block) for x in (text, speech))
-        first, last = max(0, self.cache.text - text), min(self.cache.width, self.cache.text + speech)
-        step = partial(self._whole_step, n, width, first, last, tight, plan, forbid)
-        key = (n, width, first, last, forbid, plan.step)
+        longest = max(slot.length for slot in busy)
+        if self.graphs.enabled:  # one graph for a multiple of so many columns
+            before = self.cache.prefix + width
+            longest = min(round_up(before + longest, self.config.column_block) - before, self.capacity - width)
+        step = partial(self._whole_step, n, width, longest, plan, forbid)
+        key = (n, width, longest, forbid, plan.step)
         with torch.inference_mode():
             self.graphs.run(key, step, self.rows.small, self._signature)
         for slot in busy:
@@ -218,23 +203,22 @@ class EngineSteps:
         r = self.rows.first(n)
         return max(1, int(torch.minimum(r.sizes, r.limits - r.generated).max()))
 
-    def _whole_step(self, n: int, width: int, first: int, last: int, tight: bool, plan: Plan, forbid: bool) -> None:
+    def _whole_step(self, n: int, width: int, longest: int, plan: Plan, forbid: bool) -> None:
         rows = self.rows.first(n)
         self._speak(rows, width, plan, forbid)
         if self.device.type == "cpu" and not bool((rows.generated < rows.limits).any()):
             return  # the last chunk is never read
-        self._read(rows, n, width, first, last, tight, plan)
+        self._read(rows, n, width, longest, plan)
 
     def _speak(self, r: Rows, width: int, plan: Plan, forbid: bool) -> None:
         """Heads 1..width of the last hidden states -> tokens, kept up to EOS and the limit."""
-        eos, offsets = self.model.config.eos, self._offsets[:width]
-        position = r.generated[:, None] + offsets
-        logits = self.laws(r.last_hidden, width)  # [n, k, V + 1]
+        eos = self.model.config.eos
+        position = r.generated[:, None] + self._offsets[:width]
+        logits = self.passes.heads(r.last_hidden, width)  # [n, k, V + 1]
         law = warp(logits, plan.sampling, position < plan.sampling.min_tokens if forbid else None, eos)
         tokens = sample(law, r.token_draws.gather(1, position))
         asked = torch.minimum(r.sizes, r.limits - r.generated)  # 0 where a row is finished
-        ends = torch.where(tokens == eos, offsets, width).amin(1)
-        counts, ended = torch.minimum(asked, ends), ends < asked
+        counts, ended = up_to_end(tokens, asked, eos)
         r.tokens.scatter_(1, position, tokens)
         step = r.passes[:, None]
         r.emitted.scatter_(1, step, counts[:, None])
@@ -249,93 +233,51 @@ class EngineSteps:
         r.pending[:, :width] = tokens
         torch.mul(counts, r.generated < r.limits, out=r.pending_counts)
 
-    def _read(self, r: Rows, n: int, width: int, first: int, last: int, tight: bool, plan: Plan) -> None:
-        """The pending tokens through the decoder, behind each row's past; then the next decision. `tight`: the columns
-        from first to last are just what one row without padding sees."""
-        position = r.lengths[:, None] + self._offsets[:width]  # [n, k] speech positions
-        angle, speech = (position - r.origin[:, None]).view(-1), position.view(-1)
-        tokens = r.pending[:, :width].reshape(-1)
-        row = None if n == 1 else self._row_numbers[:n, None].expand(n, width).reshape(-1)
-        ends = (r.pending_counts - 1).clamp(min=0)  # of each row's last real position among the flat ones
-        real = None
-        if row is not None and width > 1 and not self.graphs.enabled and not self.padded:
-            # Rows of a ragged batch read different numbers of tokens: leave the padding out of all but the attention.
-            real = (self._offsets[:width] < r.pending_counts[:, None]).view(-1).nonzero()[:, 0]
-            tokens, row, speech, angle = (t.index_select(0, real) for t in (tokens, row, speech, angle))
-            ends = (r.pending_counts.cumsum(0) - 1).clamp(min=0)
-        elif n > 1:
-            ends = ends + torch.arange(0, n * width, width, device=self.device)
-        index = self.cache.index(row, speech)
-        x = F.embedding(tokens, self.model.speech_embedding.weight)
-        if (own := self.stack.takes(len(x))) is not None:
-            turns = self.rotation
-            x = own(x, turns.cos, turns.sin, angle, self.cache.places(index, r.start), turns.first)
-        else:
-            mask = self._mask(r, position, first, last, tight)
-            x = self._by_layer(x, *self.rotation(angle), index, real, mask, n, width, first, last)
-            x = self.stack.behind(x)
-        torch.index_select(x, 0, ends, out=r.last_hidden)
+    def _read(self, r: Rows, n: int, width: int, longest: int, plan: Plan) -> None:
+        """The pending tokens through the decoder, behind each row's past; then the next decision."""
+        counts = r.pending_counts
+        ragged = not self.graphs.enabled and not self.padded  # then the padding is left out of all but the attention
+        real = real_positions(counts, width) if ragged else None
+        cache = self._view(self.cache, r, longest)
+        hidden = self.passes.read(cache, r.pending[:, :width], real=real)  # [n, k, D]
+        flat, row = hidden.view(n * width, -1), torch.arange(n, device=self.device)
+        torch.index_select(flat, 0, row * width + (counts - 1).clamp(min=0), out=r.last_hidden)
         if plan.record_hidden and self.hidden is not None:
-            flat = speech if row is None else row * self.capacity + speech
-            self.hidden.view(-1, x.shape[1]).index_copy_(0, flat, x)
-        if not isinstance(plan.schedule, FixedChunk):
-            self._decide(r, x, speech, row, ends, last - self.cache.text, tight, plan)
-        r.lengths += r.pending_counts
+            # what stands behind a row's real positions is overwritten by its next ones, or never read
+            position = (row * self.capacity + r.lengths)[:, None] + self._offsets[:width]
+            self.hidden.view(-1, flat.shape[1]).index_copy_(0, position.view(-1), flat)
+        if isinstance(plan.schedule, PolicyChunk):
+            self._decide(r, hidden, real, longest, plan.schedule)
+        r.lengths += counts
 
-    def _mask(self, r: Rows, position: Tensor, first: int, last: int, tight: bool) -> Tensor | None:
-        """What new speech positions [n, k] see of the columns first..last, [n, 1, k, columns], added to the scores."""
-        if tight:
-            return self._causal(position.shape[1], last - first)
-        column = self._columns[first:last]
-        seen = column <= self.cache.text + position[:, :, None]
-        seen = seen & (column >= r.start[:, None, None])
-        return additive(seen, self.dtype)[:, None]
+    def _view(self, cache: KVCache, r: Rows, longest: int) -> KVCache:
+        """The first rows of a cache, as the rows say that they are filled; `longest`: a bound on their lengths."""
+        n = len(r.lengths)
+        if (n, id(cache)) not in self._views:
+            view = self._views[n, id(cache)] = cache.over(cache.kv[:, :n])
+            view.lengths, view.origin = r.lengths, r.origin
+            view.prefix_lengths = r.texts if cache.prefix else cache.prefix_lengths[:n]
+        view = self._views[n, id(cache)]
+        view.longest = longest
+        return view
 
-    def _layers(self, x: Tensor, cos: Tensor, sin: Tensor, index: Tensor, real: Tensor | None, mask: Tensor | None,
-                n: int, width: int, first: int, last: int) -> Tensor:
-        """x [N, D] of N = n * width positions, or of the `real` [N] ones among them."""
-        for i, layer in enumerate(self.stack.layers):
-            rotated = layer.project(x, cos, sin)  # [N, 3, H, D/H]
-            self.cache.write(i, index, rotated[:, 1:])
-            keys, values = self.cache.read(i, n, first, last)
-            queries = rotated[:, 0]
-            if real is not None:
-                padded = queries.new_zeros(n * width, *queries.shape[1:])
-                queries = padded.index_copy_(0, real, queries)
-            queries = queries.unflatten(0, (n, width)).transpose(1, 2)
-            y = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask).transpose(1, 2)
-            y = y.reshape(n * width, -1)
-            x = layer.finish(x, y if real is None else y.index_select(0, real))
-        return x
-
-    def _decide(self, r: Rows, x: Tensor, position: Tensor, row: Tensor | None, ends: Tensor, last: int, tight: bool,
-                plan: Plan) -> None:
-        """Sizes of the next chunks, from the normed hidden states x [N, D] just read, at speech positions [N] of rows
-        [N] (None: the first one); ends [n] are each row's last ones."""
-        schedule = plan.schedule
-        draws = r.action_draws.gather(1, r.generated[:, None])[:, 0]
-        if isinstance(schedule, RandomChunk):
-            r.sizes.copy_(self._random_sizes(schedule, draws))
-            return
-        assert isinstance(schedule, PolicyChunk) and self.policy is not None
+    def _decide(self, r: Rows, hidden: Tensor, real: Tensor | None, longest: int, schedule: PolicyChunk) -> None:
+        """Sizes of the next chunks, from the hidden states [n, k, D] just read."""
+        assert self.policy is not None and self.policy_cache is not None
         started = self.clock()
-        seen = None if tight else r.lengths + r.pending_counts
-        log_law = self.policy.read(x, position, row, ends, last, seen)
-        sizes, log_probs = self._choose(log_law, draws, r.forced, schedule)
+        log_law = self.policy.read(self._view(self.policy_cache, r, longest), hidden, r.pending_counts, real)
+        sizes, log_probs = choose_size(log_law, self._draws(r, schedule), self._forced(r, schedule))
         r.sizes.copy_(sizes)
         r.log_probs.copy_(log_probs)
         self.policy_seconds += self.clock() - started
 
-    def _random_sizes(self, schedule: RandomChunk, draws: Tensor) -> Tensor:
-        table = self._tables[schedule.sizes]
-        return table[(draws * len(table)).long()]
+    @staticmethod
+    def _draws(r: Rows, schedule: PolicyChunk) -> Tensor | None:
+        return None if schedule.mode == "greedy" else r.action_draws.gather(1, r.generated[:, None])[:, 0]
 
     @staticmethod
-    def _choose(log_law: Tensor, draws: Tensor, forced: Tensor, schedule: PolicyChunk) -> tuple[Tensor, Tensor]:
-        index = log_law.argmax(-1) if schedule.mode == "greedy" else sample(log_law.exp(), draws)
-        if schedule.forced is not None:
-            index = torch.where(forced > 0, forced - 1, index)
-        return index + 1, log_law.gather(-1, index[:, None])[:, 0]
+    def _forced(r: Rows, schedule: PolicyChunk) -> Tensor | None:
+        return None if schedule.forced is None else r.forced
 
 
 def no_memory(error: BaseException, config: EngineConfig, finished: Sequence[DecodeResult]) -> BaseException:

@@ -20,27 +20,51 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dcar.decoding.fast.cpu.native import Places
+from dcar.decoding.fast.columns import CausalMask, Rotation, columns_of, real_positions, round_up
 from dcar.decoding.fast.graphs import StepGraphs
-from dcar.decoding.fast.policy import FusedPolicy
-from dcar.decoding.fast.stack import (
-    CausalMask,
-    FusedHeads,
-    FusedStack,
-    Rotation,
-    additive,
-    own_layers,
-    round_up,
-    weights_signature,
-)
-from dcar.decoding.loop import Decoder
+from dcar.decoding.fast.policy import FastPolicyReader, FusedPolicy
+from dcar.decoding.fast.stack import FusedHeads, Stack, own_layers, weights_signature
 from dcar.errors import ConfigError, EngineError
+from dcar.model.base import Decoder
 from dcar.model.car import CARDecoder
 from heads.layers import KVCache
 from heads.policy import ChunkPolicy
 
 BLOCK = 128
 """With graphs, attention reads a multiple of so many columns: one graph for each multiple, rows, and tokens a row."""
+
+
+class Passes:
+    """How a decoder of Transformer layers reads new positions in few kernels: what the loop's `FastDecoder` and the
+    static engine have in common. ConfigError for a decoder of other layers."""
+
+    def __init__(self, model: CARDecoder):
+        if (layers := own_layers(model)) is None:
+            raise ConfigError(f"fast passes read a CARDecoder of TransformerLayers, not a {type(model).__name__}; use "
+                              "it as it is")
+        self.device, self.dtype = model.norm.weight.device, model.norm.weight.dtype
+        self.stack, self.heads = Stack(layers, [model.norm]), FusedHeads(model.heads)
+        self.turns = Rotation(model.speech_rotary, self.device, self.dtype)
+        self._embedding, self._causal = model.speech_embedding.weight.detach(), CausalMask(self.device, self.dtype)
+
+    def read(self, cache: KVCache, tokens: Tensor, layout: tuple[Tensor, Tensor] | None = None,
+             real: Tensor | None = None) -> Tensor:
+        """tokens [B, m] behind each row's past -> hidden states [B, m, D]; keys and values are written. Advancing the
+        cache is left to the caller, as are angles: positions within `turns.reach`.
+
+        `layout` as for `CARDecoder.extend`. `real` (`real_positions`): what of a chain is not padding; the rest is left
+        out, its hidden states are 0.
+        """
+        rows, new = tokens.shape
+        tree, offsets = (None, torch.arange(new, device=tokens.device)) if layout is None else layout
+        flat, angle = tokens.reshape(-1), (cache.lengths[:, None] + offsets - cache.origin[:, None]).view(-1)
+        if real is not None:
+            flat, angle = flat.index_select(0, real), angle.index_select(0, real)
+        columns = columns_of(cache, new, self._causal, tree=tree, real=real)
+        x = self.stack.read(F.embedding(flat, self._embedding), self.turns, angle, columns)
+        if real is not None:
+            x = x.new_zeros(rows * new, x.shape[1]).index_copy_(0, real, x)
+        return x.view(rows, new, -1)
 
 
 @dataclass
@@ -62,18 +86,11 @@ class FastDecoder:
     """
 
     def __init__(self, model: CARDecoder, graphs: bool | None = None):
-        if (layers := own_layers(model)) is None:
-            raise ConfigError(f"FastDecoder reads a CARDecoder of TransformerLayers, not a {type(model).__name__}; "
-                              "use it as it is")
-        self.model, self.config, self.norm = model, model.config, model.norm
-        self.heads = FusedHeads(model.heads)
-        self.device, self.dtype = model.norm.weight.device, model.norm.weight.dtype
-        self._stack = FusedStack(layers, [model.norm])
-        self._rotation: Rotation | None = None
-        self._causal = CausalMask(self.device, self.dtype)
+        self._passes = Passes(model)
+        self.model, self.config, self.norm, self.heads = model, model.config, model.norm, self._passes.heads
+        self.device, self.dtype = self._passes.device, self._passes.dtype
         self._weights = weights_signature(model)
         self.graphs = StepGraphs(graphs, self.device)
-        self._seen: tuple[Tensor, Tensor, Tensor] | None = None  # a cache with its keys and values
         self._store: Tensor | None = None  # keys and values of whatever is in flight
         self._batch = 0  # number of the batch that they belong to
         self._inputs: dict[Hashable, _Inputs] = {}
@@ -86,7 +103,8 @@ class FastDecoder:
 
     def prefill(self, text_ids: Tensor, text_lengths: Tensor, prompt_ids: Tensor, prompt_lengths: Tensor,
                 capacity: int) -> tuple[KVCache, Tensor]:
-        """As `CARDecoder.prefill`. EngineError if a weight of the decoder was changed since."""
+        """As `CARDecoder.prefill`. EngineError if a weight of the decoder was changed since, or for more positions than
+        its rotary table has."""
         if weights_signature(self.model) != self._weights:
             raise EngineError("the decoder was trained, moved or replaced after FastDecoder read its weights; build a "
                               "new FastDecoder")
@@ -94,79 +112,34 @@ class FastDecoder:
         cache, hidden = self.model.prefill(text_ids, text_lengths, prompt_ids, prompt_lengths,
                                            0 if stored else capacity)
         capacity = max(capacity, cache.capacity)
-        self._reach(int(cache.origin.max()), capacity)
+        try:
+            moved = self._passes.turns.reach(-int(cache.origin.max()), capacity)
+        except ValueError as error:
+            raise EngineError(f"{error}; lower max_tokens") from error
+        if moved:
+            self._forget()
         return (self._adopt(cache, capacity) if stored else cache), hidden
 
     @torch.no_grad()
     def extend(self, cache: KVCache, tokens: Tensor, counts: Tensor,
                layout: tuple[Tensor, Tensor] | None = None) -> Tensor:
-        """As `CARDecoder.extend`."""
+        """As `CARDecoder.extend`; hidden states of padding may be 0."""
         if self.graphs.enabled:
             hidden = self._replay(cache, tokens, layout)
         else:
-            hidden = self._pass(cache, tokens, layout)
+            real = real_positions(counts, tokens.shape[1]) if layout is None else None
+            hidden = self._passes.read(cache, tokens, layout, real)
         cache.advance(counts, tokens.shape[1])
         return hidden
 
-    def policy(self, policy: ChunkPolicy, rows: int, capacity: int) -> FastPolicy:
-        """The policy for a batch of `rows` rows; the batch before must have ended. Its weights are copied once, and
-        again when their version counters say that it was trained."""
+    def policy_reader(self, policy: ChunkPolicy, hidden: Tensor, capacity: int) -> FastPolicyReader:
+        """A policy for the batch whose hidden states [B, …] are given. Its weights are copied once, and again when
+        their version counters say that it was trained."""
         if (fused := self._policies.get(id(policy))) is None:
-            fused = self._policies[id(policy)] = FusedPolicy(policy)
+            fused = self._policies[id(policy)] = FusedPolicy(policy, self.device, self.dtype)
         elif fused.stale:
             fused.load(policy)
-        return FastPolicy(fused, rows, capacity, self.device, self.dtype)
-
-    # --- one pass -----------------------------------------------------------------------------------------------
-
-    def _pass(self, cache: KVCache, tokens: Tensor, layout: tuple[Tensor, Tensor] | None) -> Tensor:
-        """tokens [B, m] behind each row's past -> hidden states [B, m, D]; keys and values are written."""
-        assert self._rotation is not None
-        turns, (rows, new) = self._rotation, tokens.shape
-        tree, offsets = (None, torch.arange(new, device=tokens.device)) if layout is None else layout
-        x = F.embedding(tokens.reshape(-1), self.model.speech_embedding.weight)
-        angle = (cache.lengths[:, None] + offsets - cache.origin[:, None]).view(-1)
-        if (own := self._stack.takes(len(x))) is not None:
-            return own(x, turns.cos, turns.sin, angle, self._places(cache, new, tree), turns.first).view(rows, new, -1)
-        cos, sin = turns(angle)
-        if layout is None and cache.single and int(cache.prefix_lengths) == cache.prefix:
-            mask = self._causal(new, cache.columns(new))
-        else:
-            mask = None if (seen := cache.mask(new, tree)) is None else additive(seen, self.dtype)
-        for i, layer in enumerate(self._stack.layers):
-            rotated = layer.project(x, cos, sin).unflatten(0, (rows, new)).permute(2, 0, 3, 1, 4)  # [3, B, H, m, D/H]
-            keys, values = cache.write(i, rotated[1], rotated[2])
-            y = F.scaled_dot_product_attention(rotated[0], keys, values, attn_mask=mask)
-            x = layer.finish(x, y.transpose(1, 2).reshape(rows * new, -1))
-        return self._stack.behind(x).view(rows, new, -1)
-
-    def _places(self, cache: KVCache, new: int, tree: Tensor | None) -> Places:
-        """`new` positions behind each row's past, for a stack that is one call."""
-        columns, width = cache.columns(new), cache.kv.shape[4]
-        place = cache.lengths[:, None] + torch.arange(cache.prefix, cache.prefix + new)
-        if cache.batch > 1:
-            place = place + torch.arange(0, cache.batch * width, width)[:, None]
-        if self._seen is None or cache.kv is not self._seen[0]:  # views of a batch's cache are made once
-            self._seen = cache.kv, *cache.kv.permute(1, 0, 2, 4, 3, 5)  # keys and values [layers, B, C, H, D/H]
-        to = Places(*self._seen[1:], place.view(-1))
-        if tree is not None and (seen := cache.mask(new, tree)) is not None:
-            to.mask = additive(seen, self.dtype).view(-1, columns)
-        elif cache.batch > 1 or int(cache.prefix_lengths) < cache.prefix:
-            to.hole_from, to.hole_to = cache.prefix_lengths, torch.full_like(cache.prefix_lengths, cache.prefix)
-        return to
-
-    def _reach(self, origin: int, capacity: int) -> None:
-        """Angles for positions from -origin to capacity. Graphs read them, so they are made anew seldom."""
-        have = self._rotation
-        if have is not None and -origin >= have.first and capacity <= have.last:
-            return
-        first, last = -round_up(origin, 512), min(round_up(capacity, 512), self.model.speech_rotary.reach - 1)
-        if have is not None:
-            first, last = min(first, have.first), max(last, have.last)
-        if capacity > last:
-            raise EngineError(f"{capacity} speech positions exceed the {last} of the rotary table; lower max_tokens")
-        self._rotation = Rotation(self.model.speech_rotary, first, last, self.device, self.dtype)
-        self._forget()
+        return FastPolicyReader(fused, hidden, capacity)
 
     # --- graphs -------------------------------------------------------------------------------------------------
 
@@ -176,27 +149,25 @@ class FastDecoder:
     def _adopt(self, cache: KVCache, capacity: int) -> KVCache:
         """The same cache in the store with room for `capacity` speech positions, its text padded to a multiple of 32
         columns, all of it to one of BLOCK."""
-        layers, _, rows, heads, _, head_dim = cache.kv.shape
+        layers, rows, _, _, heads, head_dim = cache.kv.shape
         prefix = round_up(cache.prefix, 32)
-        width = round_up(prefix + capacity, BLOCK)
         self._batch += 1
-        store = self.room(layers, rows, heads, width, head_dim)
-        adopted = _StoredCache(cache.over(store[:, :, :rows], prefix), self, self._batch)
-        adopted.kv[..., : cache.prefix, :] = cache.kv[..., : cache.prefix, :]
-        speech = slice(prefix, prefix + cache.longest)
-        adopted.kv[..., speech, :] = cache.kv[..., cache.prefix : cache.prefix + cache.longest, :]
+        store = self.room(layers, rows, round_up(prefix + capacity, BLOCK), heads, head_dim)
+        adopted = _StoredCache(cache.over(store[:, :rows], prefix), self, self._batch)
+        every = torch.arange(rows, device=self.device)
+        adopted.copy_rows(every, cache, every)
         return adopted
 
-    def room(self, layers: int, rows: int, heads: int, width: int, head_dim: int) -> Tensor:
+    def room(self, layers: int, rows: int, width: int, heads: int, head_dim: int) -> Tensor:
         """The store, with at least these rows and columns; what was in a smaller one is lost, and so are graphs."""
         if self._store is not None:
-            if rows <= self._store.shape[2] and width <= self._store.shape[4]:
+            if rows <= self._store.shape[1] and width <= self._store.shape[2]:
                 return self._store
-            rows, width = max(rows, self._store.shape[2]), max(width, self._store.shape[4])
+            rows, width = max(rows, self._store.shape[1]), max(width, self._store.shape[2])
         self._forget()
         self._store = None  # the old and the new one need not fit side by side
         try:
-            self._store = torch.zeros(layers, 2, rows, heads, width, head_dim, device=self.device, dtype=self.dtype)
+            self._store = torch.zeros(layers, rows, width, 2, heads, head_dim, device=self.device, dtype=self.dtype)
         except torch.OutOfMemoryError as error:
             raise EngineError(f"out of memory for keys and values of {rows} rows of {width} positions ({error}); lower "
                               "batch_size first, then max_tokens") from error
@@ -207,7 +178,7 @@ class FastDecoder:
             raise EngineError("with graphs a FastDecoder extends the batch that it prefilled last; finish one batch "
                               "before the next, or use one FastDecoder for each")
         rows, new = tokens.shape
-        columns = min(round_up(cache.columns(new), BLOCK), cache.kv.shape[4])
+        columns = min(round_up(cache.columns(new), BLOCK), cache.kv.shape[2])
         key = rows, new, cache.prefix, columns, layout is not None
         if key not in self._inputs:
             self._inputs[key] = self._make_inputs(cache, tokens, layout, columns)
@@ -231,35 +202,7 @@ class FastDecoder:
 
     def _static_pass(self, inputs: _Inputs) -> None:
         cache = inputs.cache.over(inputs.cache.kv)  # which knows nothing of the lengths of the pass before
-        inputs.hidden.copy_(self._pass(cache, inputs.tokens, inputs.layout))
-
-
-class FastPolicy:
-    """Reads the hidden states of a batch with a policy and gives its law behind each row's last one: what
-    `ChunkPolicy.extend` does, without the queries of the other positions."""
-
-    def __init__(self, policy: FusedPolicy, rows: int, capacity: int, device: torch.device, dtype: torch.dtype):
-        """`capacity`: most positions of a row, padding included."""
-        self.policy = policy
-        policy.allocate(rows, capacity, device, dtype)
-        self._lengths = torch.zeros(rows, dtype=torch.long, device=device)
-
-    def read(self, hidden: Tensor, counts: Tensor) -> Tensor:
-        """hidden [B, m, D], of which counts [B] are new -> log-law [B, K] of the next size."""
-        rows, new, width = hidden.shape
-        row = torch.arange(rows, device=hidden.device)
-        position = self._lengths[:, None] + torch.arange(new, device=hidden.device)
-        self._lengths = self._lengths + counts
-        alone = rows == 1 and hidden.device.type == "cpu"  # then the columns end where the row does
-        return self.policy.read(hidden.reshape(-1, width), position.view(-1), row.repeat_interleave(new),
-                                row * new + (counts - 1).clamp(min=0), int(self._lengths.max()),
-                                None if alone else self._lengths)
-
-    def select(self, rows: Tensor) -> None:
-        """Only these rows go on."""
-        kv = self.policy.cache.kv
-        kv[:, : len(rows)] = kv.index_select(1, rows)
-        self._lengths = self._lengths[rows]
+        inputs.hidden.copy_(self._passes.read(cache, inputs.tokens, inputs.layout))
 
 
 class _StoredCache(KVCache):
@@ -279,10 +222,10 @@ class _StoredCache(KVCache):
         return out
 
     def take(self, rows: Tensor) -> Tensor:
-        layers, _, _, heads, width, head_dim = self.kv.shape
-        kept = self.kv.index_select(2, rows)
-        out = self.owner.room(layers, len(rows), heads, width, head_dim)[:, :, : len(rows)]
-        out[..., :width, :] = kept
+        layers, _, width, _, heads, head_dim = self.kv.shape
+        kept = self.kv.index_select(1, rows)
+        out = self.owner.room(layers, len(rows), width, heads, head_dim)[:, : len(rows)]
+        out[:, :, :width] = kept
         return out
 
 

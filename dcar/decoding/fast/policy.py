@@ -9,26 +9,28 @@ import copy
 from collections.abc import Hashable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from dcar.decoding.fast.stack import FusedStack, Rotation, StaticCache, weights_signature
+from dcar.decoding.fast.columns import CausalMask, Rotation, columns_of, real_positions
+from dcar.decoding.fast.stack import Stack, weights_signature
 from dcar.errors import ConfigError
+from heads.layers import KVCache
 from heads.policy import ChunkPolicy
 
 SHAPE = ("hidden_size", "num_actions", "layer_width", "num_attention_heads", "ffn_size")
 
 
 class FusedPolicy:
-    """A policy's next decisions, row by row.
+    """A policy's next decisions.
 
     The weights are a copy, at addresses that never change (CUDA graphs read them): `load` takes those of another
     policy of the same shape, or of the same one after an update.
     """
 
-    def __init__(self, policy: ChunkPolicy):
+    def __init__(self, policy: ChunkPolicy, device: torch.device, dtype: torch.dtype):
         # the rotary tables are only read
         self._own = copy.deepcopy(policy, {id(policy.rotary): policy.rotary}).eval().requires_grad_(False)
+        self.turns, self._causal = Rotation(policy.rotary, device, dtype), CausalMask(device, dtype)
         self.load(policy)
 
     def load(self, policy: ChunkPolicy) -> None:
@@ -39,7 +41,7 @@ class FusedPolicy:
                                   "engine for it")
         self._own.load_state_dict(policy.state_dict())
         own = self._own
-        self._stack = FusedStack([own.layer], (own.output_norm, own.output), (own.input_norm, own.input))
+        self._stack = Stack([own.layer], (own.output_norm, own.output), (own.input_norm, own.input))
         self.source, self._signature = policy, weights_signature(policy)
 
     @property
@@ -52,29 +54,39 @@ class FusedPolicy:
         """Addresses of the own weights; they are the same after `load`."""
         return tuple(p.data_ptr() for p in self._own.parameters())
 
-    def allocate(self, rows: int, capacity: int, device: torch.device, dtype: torch.dtype) -> None:
-        """Make the caches of so many rows and positions."""
-        rotary, heads = self._own.rotary, self._own.config.num_attention_heads
-        self.cache = StaticCache(1, rows, 0, capacity, heads, rotary.head_dim, device, dtype)
-        self._rotation = Rotation(rotary, 0, capacity - 1, device, dtype)
-        self._columns = torch.arange(capacity, device=device)
+    def read(self, cache: KVCache, hidden: Tensor, counts: Tensor, real: Tensor | None) -> Tensor:
+        """hidden [B, m, D] behind each row's past, of which counts [B] are new (where `real_positions` leaves padding
+        out, the `real` ones) -> log-law [B, K] of the next size.
 
-    def read(self, x: Tensor, position: Tensor, row: Tensor | None, ends: Tensor, last: int,
-             seen: Tensor | None) -> Tensor:
-        """Log-law [n, K] of the next sizes, from the normed hidden states x [N, D] at speech positions [N] of rows
-        [N] (None: the first one). ends [n]: which of them is each row's last; `last`: positions that attention reads;
-        seen [n]: how many of these belong to the row, None = all."""
-        index, turns = self.cache.index(row, position), self._rotation
-        # Only the last real position decides, so only its query is needed.
-        if (own := self._stack.takes(len(x))) is not None:
-            logits = own(x, turns.cos, turns.sin, position, self.cache.places(index), kept=ends)
-            return logits.log_softmax(-1, dtype=torch.float32)
-        layer, z = self._stack.layers[0], self._stack.before(x)
-        rotated = layer.project(z, *turns(position))
-        self.cache.write(0, index, rotated[:, 1:])
-        keys, values = self.cache.read(0, len(ends), 0, last)
-        mask = None if seen is None else (self._columns[:last] < seen[:, None])[:, None, None]
-        query = rotated[:, 0].index_select(0, ends)[:, :, None]  # [n, H, 1, D/H]
-        y = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask)
-        z = layer.finish(z.index_select(0, ends), y.reshape(len(ends), -1))
-        return self._stack.behind(z).log_softmax(-1, dtype=torch.float32)
+        Keys and values are written; advancing the cache is left to the caller. Positions within `turns.reach`.
+        """
+        rows, new, width = hidden.shape
+        offsets = torch.arange(new, device=hidden.device)
+        x, angle = hidden.reshape(-1, width), (cache.lengths[:, None] + offsets).view(-1)
+        if real is None:  # only the last real position decides, so only its query is needed
+            ends = torch.arange(0, rows * new, new, device=hidden.device) + (counts - 1).clamp(min=0)
+        else:
+            x, angle, ends = x.index_select(0, real), angle.index_select(0, real), (counts.cumsum(0) - 1).clamp(min=0)
+        columns = columns_of(cache, new, self._causal, real=real, ends=ends, counts=counts)
+        return self._stack.read(x, self.turns, angle, columns).log_softmax(-1, dtype=torch.float32)
+
+
+class FastPolicyReader:
+    """`heads.policy.PolicyReader` on a `FusedPolicy`: without the queries of all but the last positions."""
+
+    def __init__(self, policy: FusedPolicy, hidden: Tensor, capacity: int):
+        """As `heads.policy.PolicyReader`."""
+        self.policy = policy
+        policy.turns.reach(0, capacity - 1)
+        self.cache = policy.source.new_cache(len(hidden), capacity, device=hidden.device, dtype=hidden.dtype)
+
+    def read(self, hidden: Tensor, counts: Tensor) -> Tensor:
+        """hidden [B, m, D], of which counts [B] are new -> log-law [B, K] of the next size."""
+        new = hidden.shape[1]
+        log_law = self.policy.read(self.cache, hidden, counts, real_positions(counts, new))
+        self.cache.advance(counts, new)
+        return log_law
+
+    def select(self, rows: Tensor) -> None:
+        """Only these rows go on."""
+        self.cache = self.cache.select(rows)

@@ -26,6 +26,7 @@ from dcar.model.car import CAROutput, SpeechVocabulary, multi_head_loss
 from heads.checkpoint import Checkpoint
 from heads.layers import KVCache
 from heads.multi_token import MultiTokenHeads
+from heads.policy import ChunkPolicy, PolicyReader
 
 UNUSED = {"id2label", "label2id", "problem_type", "transformers_version", "architectures", "dtype", "torch_dtype"}
 TEXT_TOKENIZER_FOLDER = "text_tokenizer"  # beside a decoder whose text is not phonemes
@@ -162,7 +163,7 @@ class BackboneDecoder(Checkpoint):
             inject(self.backbone, config.lora)
 
     @property
-    def norm(self) -> nn.Module:
+    def norm(self) -> Any:
         return self.backbone.norm
 
     @property
@@ -276,6 +277,10 @@ class BackboneDecoder(Checkpoint):
         hidden = self._pass(x, positions, mask, cache)
         cache.advance(counts, new)
         return hidden
+
+    def policy_reader(self, policy: ChunkPolicy, hidden: Tensor, capacity: int) -> PolicyReader:
+        """A policy for the batch whose hidden states [B, …] are given, of at most `capacity` positions a row."""
+        return PolicyReader(policy, hidden, capacity)
 
 
 def check_ragged(decoder: BackboneDecoder, tolerance: float = 1e-3) -> None:

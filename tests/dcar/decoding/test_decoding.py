@@ -9,9 +9,10 @@ import torch
 from tiny_decoders import eos_decoder, reference_chunks, tiny_decoder
 
 from dcar.decoding import ChunkMethod, Draft, FixedChunk, Kept, PolicyChunk, Prompt, RandomChunk, decode
-from dcar.decoding.loop import last_of, pad
+from dcar.decoding.batch import pad
 from dcar.errors import ConfigError, DataError, TextError
 from dcar.sampling import SamplingConfig, uniform
+from heads.layers import last_of
 from heads.policy import ChunkPolicy, ChunkPolicyConfig
 
 SAMPLING = SamplingConfig(max_tokens=60, max_tokens_per_text_unit=6)

@@ -16,10 +16,11 @@ from tiny_decoders import tiny_decoder
 
 from dcar.decoding import ChunkMethod, FixedChunk, PolicyChunk, decode
 from dcar.decoding.engine.run import engine_for
+from dcar.decoding.fast.columns import Columns, Rotation, additive
 from dcar.decoding.fast.cpu import native as module
-from dcar.decoding.fast.cpu.native import Kernels, NativeError, Places, kernels
+from dcar.decoding.fast.cpu.native import Kernels, NativeError, kernels
 from dcar.decoding.fast.passes import FastDecoder
-from dcar.decoding.fast.stack import FusedHeads, additive, affine
+from dcar.decoding.fast.stack import FusedHeads, affine
 from dcar.sampling import SamplingConfig
 from heads.layers import KVCache, RotaryTable, TransformerLayer
 from heads.multi_token import MultiTokenHeads
@@ -73,8 +74,7 @@ class Case:
 
     PREFIX, PAST, ROOM = 7, (21, 0, 14), 40
 
-    def __init__(self, own: Kernels, width: int = 64, heads: int = 2, ffn: int = 80, new: int = 5, ends: bool = False,
-                 heads_first: bool = True):
+    def __init__(self, own: Kernels, width: int = 64, heads: int = 2, ffn: int = 80, new: int = 5, ends: bool = False):
         torch.manual_seed(width + new)
         rows, size = len(self.PAST), width // heads
         self.layers = [TransformerLayer(width, heads, ffn) for _ in range(2)]
@@ -89,7 +89,7 @@ class Case:
         self.cache.kv.normal_()
         self.cache.lengths = torch.tensor(self.PAST)
         self.cache.tighten()
-        self.table, self.heads_first, self.new = RotaryTable(size), heads_first, new
+        self.table, self.new = RotaryTable(size), new
         position = self.cache.lengths[:, None] + torch.arange(new)
         self.angle = position.view(-1) - 3
         self.index = (torch.arange(rows)[:, None] * (self.PREFIX + self.ROOM) + self.PREFIX + position).view(-1)
@@ -113,18 +113,18 @@ class Case:
     def own(self, which: torch.Tensor | None = None, mask: torch.Tensor | None = None, kept: torch.Tensor | None = None,
             ) -> tuple[torch.Tensor, torch.Tensor]:
         """The same by the kernels, of the positions `which` alone."""
-        kv = self.cache.kv.permute(1, 0, 2, 4, 3, 5)  # [2, layers, rows, columns, heads, D/H]
-        keys, values = kv.clone() if self.heads_first else kv.contiguous()
+        kv = self.cache.kv.clone()
         x, angle, index = (t if which is None else t[which] for t in (self.x, self.angle, self.index))
-        places = Places(keys, values, index)
+        total = self.cache.columns(self.new)
+        columns = Columns(kv, index, len(self.PAST), self.new, total, lambda: None, ends=kept)
         if mask is None:
-            places.hole_from = self.cache.prefix_lengths
-            places.hole_to = torch.full_like(places.hole_from, self.PREFIX)
+            columns.hole_from = self.cache.prefix_lengths
+            columns.hole_to = torch.full_like(columns.hole_from, self.PREFIX)
         else:
-            places.mask = mask.flatten(0, 2)
-        cos, sin = (t[self.table.reach - 10 :].to(x.dtype) for t in self.table.table(x.device))
-        got = self.stack(x.clone(), cos, sin, angle, places, -10, kept)
-        return got, torch.stack((keys, values)).permute(1, 0, 2, 4, 3, 5)
+            columns.tree = mask.flatten(0, 2)
+        turns = Rotation(self.table, x.device, x.dtype)
+        turns.reach(-10, 100)
+        return self.stack(x.clone(), turns, angle, columns), kv
 
 
 def near(got: torch.Tensor, wanted: torch.Tensor) -> bool:
@@ -132,10 +132,10 @@ def near(got: torch.Tensor, wanted: torch.Tensor) -> bool:
     return torch.allclose(got.float(), wanted, atol=0.08 if got.dtype == torch.bfloat16 else 1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("shape", [{}, dict(width=36, heads=3, ffn=50), dict(heads_first=False, new=11),
+@pytest.mark.parametrize("shape", [{}, dict(width=36, heads=3, ffn=50), dict(new=11),
                                    dict(ends=True, new=3), dict(width=192, heads=4, ffn=704, new=1)])
 def test_stacks_of_layers(own, shape):
-    """Ragged rows, text that is padded in the middle, head widths that fill no vector, either order of the cache."""
+    """Ragged rows, text that is padded in the middle, head widths that fill no vector."""
     case = Case(own, **shape)
     wanted, kv = case.reference(case.cache.mask(case.new))
     got, own_kv = case.own()

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from tiny_decoders import tiny_decoder
 
-from dcar.decoding.loop import pad
+from dcar.decoding.batch import pad
 from dcar.errors import CheckpointError, ConfigError
 from dcar.model.car import IGNORE, CARDecoder, head_targets
 from heads.multi_token import MultiTokenHeads

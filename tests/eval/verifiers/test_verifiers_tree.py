@@ -11,7 +11,7 @@ from scipy.stats import chi2
 from tiny_decoders import eos_decoder, tiny_decoder
 
 from dcar.decoding import ChunkMethod, FixedChunk, Prompt, decode
-from dcar.decoding.loop import pad
+from dcar.decoding.batch import pad
 from dcar.decoding.tree import DraftTree
 from dcar.errors import ConfigError
 from dcar.sampling import SamplingConfig, warp

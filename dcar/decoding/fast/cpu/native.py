@@ -19,13 +19,13 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dcar.decoding.fast.columns import Columns, Rotation
 from heads.layers import TransformerLayer
 from heads.multi_token import MultiTokenHeads
 
@@ -34,7 +34,10 @@ logger = logging.getLogger(__name__)
 SOURCES = tuple(Path(__file__).with_name(name) for name in ("layers.c", "few_rows.c"))
 """The first one is compiled and includes the others."""
 
-FLAGS = ("-O2", "-march=native", "-fopenmp", "-shared", "-fPIC", "-Wno-psabi")
+# Tuned for some processors (AMD's Zen), gcc fuses multiplications and additions in one loop and not in its twin for
+# another number of rows; then a row's result would depend on how many others there are.
+TUNE = ("-mtune=haswell",) if platform.machine() in ("x86_64", "AMD64") else ()
+FLAGS = ("-O2", "-march=native", *TUNE, "-fopenmp", "-shared", "-fPIC", "-Wno-psabi")
 TYPES = {torch.float32: (), torch.bfloat16: ("-DBF16",)}
 
 STACKED_ROWS = 8
@@ -166,23 +169,6 @@ class NativeLinear:
         return y
 
 
-@dataclass
-class Places:
-    """Where keys and values of new positions belong, and what they see: N positions, of rows of a cache.
-
-    keys, values: [layers, rows, columns, heads, D/H] of the whole cache, in any layout with contiguous heads.
-    A position sees the columns up to its own but those from hole_from to hole_to of its row; with `mask` what that
-    says, which is added to the scores.
-    """
-
-    keys: Tensor
-    values: Tensor
-    index: Tensor  # [N]: row × columns + column
-    hole_from: Tensor | None = None  # [rows]; None: 0
-    hole_to: Tensor | None = None  # [rows]; None: no holes
-    mask: Tensor | None = None  # [N, columns]
-
-
 class NativeStack:
     """Transformer layers with what stands around them, for few new positions; it holds the weights, whose memory it
     reads (small float32 ones are copied)."""
@@ -215,47 +201,39 @@ class NativeStack:
         width = layers[0].out.out_features
         self.size, self.out = p.first.size or width, p.last.out or width
         self._apart = bool(first) or len(last) > 1  # the result is not written over x
-        self._memory: tuple[Tensor, Tensor, Tensor, Tensor, int] | None = None
+        self._memory: tuple[Tensor, Tensor, Tensor] | None = None
 
-    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, angle: Tensor, places: Places, first: int = 0,
-                 kept: Tensor | None = None) -> Tensor:
-        """x [N, in] -> [N, out]; keys and values are written. The result may be in the memory of x.
-
-        angle [N]: each position's row of cos and sin [P, …, D/H], whose first row is that of angle `first`. kept [n]:
-        these positions alone go on behind the keys and values of the last layer; the result is theirs, [n, out].
-        """
-        to, p = places, self._pass
+    def __call__(self, x: Tensor, turns: Rotation, angle: Tensor, columns: Columns) -> Tensor:
+        """As `Stack.read`."""
+        p = self._pass
         if x.dtype != self.dtype or x.shape[1] != self.size:
             raise TypeError(f"rows {tuple(x.shape)} of {x.dtype} cannot be read by layers for {self.size} in "
                             f"{self.dtype}")
-        known = self._memory
-        if known is None or to.keys is not known[0] or to.values is not known[1] or cos is not known[2]:
-            self._set_memory(to.keys, to.values, cos, sin, first)
-        x = x.contiguous()
-        apart = self._apart or kept is not None
-        y = x.new_empty(len(x) if kept is None else len(kept), self.out) if apart else x
+        if self._memory is None or columns.kv is not self._memory[0] or turns.cos is not self._memory[1]:
+            self._set_memory(columns.kv, turns)
+        x, kept = x.contiguous(), columns.ends
+        y = x.new_empty(len(x) if kept is None else len(kept), self.out) if self._apart or kept is not None else x
         p.positions, p.x, p.result, p.threads = len(x), x.data_ptr(), y.data_ptr(), torch.get_num_threads()
         read = [None if t is None else t.contiguous()  # held until the end of the call
-                for t in (angle, to.index, to.hole_from, to.hole_to, to.mask, kept)]
+                for t in (angle, columns.index, columns.hole_from, columns.hole_to, columns.tree, kept)]
         p.angle, p.index, p.hole_from, p.hole_to, p.mask, p.kept = (
             None if t is None else t.data_ptr() for t in read)
-        p.mask_columns = 0 if to.mask is None else to.mask.shape[-1]
+        p.mask_columns = 0 if columns.tree is None else columns.last
         p.kept_count = 0 if kept is None else len(kept)
         if self._run(p):
             raise RuntimeError(f"could not allocate memory for {len(x)} positions through {p.count} layers")
         return y
 
-    def _set_memory(self, keys: Tensor, values: Tensor, cos: Tensor, sin: Tensor, first: int) -> None:
+    def _set_memory(self, kv: Tensor, turns: Rotation) -> None:
         """Where the cache and the rotations are, which seldom changes."""
-        alike = keys.stride() == values.stride() and cos.stride() == sin.stride() and keys.stride(4) == 1
-        if keys.dtype != self.dtype or cos.dtype != self.dtype or not alike:
-            raise TypeError(f"keys and values must be {self.dtype} as the rotations, and lie alike, heads contiguous")
-        p = self._pass
-        p.keys, p.values, p.row_columns = keys.data_ptr(), values.data_ptr(), keys.shape[2]
-        p.layer_stride, p.row_stride, p.column_stride, p.head_stride = keys.stride()[:4]
-        p.angle_stride = cos.stride(0)
-        p.cos, p.sin = (t.data_ptr() - first * p.angle_stride * keys.itemsize for t in (cos, sin))
-        self._memory = (keys, values, cos, sin, first)
+        if kv.dtype != self.dtype or turns.cos.dtype != self.dtype or kv.stride(5) != 1:
+            raise TypeError(f"keys and values must be {self.dtype} as the rotations, heads contiguous")
+        p, size = self._pass, kv.itemsize
+        p.keys, p.values, p.row_columns = kv.data_ptr(), kv.data_ptr() + kv.stride(3) * size, kv.shape[2]
+        p.layer_stride, p.row_stride, p.column_stride, p.head_stride = (kv.stride(i) for i in (0, 1, 2, 4))
+        p.angle_stride = turns.cos.stride(0)
+        p.cos, p.sin = (t.data_ptr() - turns.first * p.angle_stride * size for t in (turns.cos, turns.sin))
+        self._memory = kv, turns.cos, turns.sin  # held, so that the addresses stay theirs
 
 
 class NativeHeads:

@@ -1,0 +1,87 @@
+"""What everything behind training asks of a decoder, whichever it is: the loop, stage two, exports, comparisons."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from torch import Tensor
+
+from heads.layers import KVCache
+from heads.policy import ChunkPolicy
+
+
+class DecoderConfig(Protocol):
+    """What the configurations of all decoders say: `CARConfig`, `BackboneConfig`, and those of drafts."""
+
+    @property
+    def hidden_size(self) -> int: ...
+
+    @property
+    def num_prediction_heads(self) -> int: ...
+
+    @property
+    def text_vocab_size(self) -> int: ...
+
+    @property
+    def speech_vocab_size(self) -> int: ...
+
+    @property
+    def eos(self) -> int: ...
+
+    @property
+    def output_size(self) -> int: ...
+
+    @property
+    def bos(self) -> bool: ...
+
+    @property
+    def tokenizer(self) -> str: ...
+
+    @property
+    def phonemes(self) -> str: ...
+
+
+class PolicyReader(Protocol):
+    """A policy that follows a batch as it is spoken: `heads.policy.PolicyReader`, or the one of fast passes."""
+
+    def read(self, hidden: Tensor, counts: Tensor) -> Tensor:
+        """hidden [B, m, D], of which counts [B] are new -> log-law [B, K] of the next size."""
+
+    def select(self, rows: Tensor) -> None:
+        """Only these rows go on."""
+
+
+class Norm(Protocol):
+    """A layer norm, or another norm with a weight."""
+
+    @property
+    def weight(self) -> Tensor: ...
+
+
+class Decoder(Protocol):
+    """A `CARDecoder`, a `BackboneDecoder`, a draft of either, or a `FastDecoder` of one."""
+
+    @property
+    def config(self) -> DecoderConfig: ...
+
+    @property
+    def norm(self) -> Norm:
+        """Behind the last layer; its weight says the device and dtype."""
+
+    @property
+    def heads(self) -> Callable[..., Tensor]:
+        """See `MultiTokenHeads.forward`."""
+
+    def prefill(self, text_ids: Tensor, text_lengths: Tensor, prompt_ids: Tensor, prompt_lengths: Tensor,
+                capacity: int) -> tuple[KVCache, Tensor]:
+        """See `CARDecoder.prefill`."""
+
+    def extend(self, cache: KVCache, tokens: Tensor, counts: Tensor,
+               layout: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        """See `CARDecoder.extend`."""
+
+    def policy_reader(self, policy: ChunkPolicy, hidden: Tensor, capacity: int) -> PolicyReader:
+        """A policy for the batch whose hidden states [B, …] are given, of at most `capacity` positions a row."""
+
+    def checksum(self) -> str: ...

@@ -208,7 +208,7 @@ def test_prompts_that_the_model_cannot_read(decoder):
 
 
 def test_cache_after_random_rollbacks_and_tree_gathers_equals_recomputation(decoder):
-    """T9: extend, truncate and gather in random order leave the cache as if the kept tokens had been read in one go."""
+    """Extend, truncate and gather in random order leave the cache as if the kept tokens had been read in one go."""
     rng = random.Random(0)
     text, text_lengths = pad([[1, 2, 3], [4, 5, 6, 7, 8]], "cpu")
     speech, prompt_lengths = pad([[1, 13], [2, 3, 4, 13]], "cpu")

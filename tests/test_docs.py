@@ -1,4 +1,4 @@
-"""What README, CONTRIBUTING and docs say is there: links, files, names; and their Python runs as printed.
+"""What README, CONTRIBUTING and docs say is there: links, files, names, settings of commands; and their Python runs.
 
 docs/log is kept as it was written: its links must lead somewhere, its names need not exist any more.
 """
@@ -6,7 +6,10 @@ docs/log is kept as it was written: its links must lead somewhere, its names nee
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
+import importlib
+import io
 import os
 import re
 import subprocess
@@ -14,6 +17,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from dcar.cli import COMMANDS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -27,8 +32,9 @@ FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
 PYTHON = [pytest.param(block[2], id=f"{page.name}-{i}") for page in PAGES
           for i, block in enumerate(FENCE.finditer(page.read_text())) if block[1] == "python"]
 # a path of this repository, with "{a,b}" and "*" left to a page's prose
-PATH = re.compile(r"(?<![\w/.{*-])((?:heads|dcar|rl|eval|launch|tests|docs)/[\w./-]*?\.(?:py|c|md|yaml|sh|sbatch|png))\b")
-FOLDER = re.compile(r"`((?:heads|dcar|rl|eval|launch|tests|docs)(?:/\w+)*/)`")
+ROOTS = "(?:heads|dcar|rl|eval|launch|tests|docs)"
+PATH = re.compile(rf"(?<![\w/.{{*-])({ROOTS}/[\w./-]*?\.(?:py|c|md|yaml|sh|sbatch|png))\b")
+FOLDER = re.compile(rf"`({ROOTS}(?:/\w+)*/)`")
 DOTTED = re.compile(r"(?<![\w/.@-])((?:heads|dcar|rl|eval|launch)(?:\.[A-Za-z_]\w*)+)")
 NOT_MODULES = {"py", "md", "yaml", "json", "pt2"}
 
@@ -157,6 +163,62 @@ def test_names_that_do_not_exist_are_found():
     for name in ("dcar.tokenizers", "dcar.text.wer.letter_errors", "dcar.model.car.CARDecoder.speak", "rl.draft"):
         assert not exists(name)
     assert dotted_names("`python -m dcar.train`, launch/dcar.sh. See dcar.text.wer.") == {"dcar.train", "dcar.text.wer"}
+
+
+# --- commands -------------------------------------------------------------------------------------------------------
+
+
+def commands(page: Path) -> list[tuple[str, list[str]]]:
+    """(module, arguments) of every command of this project in a page, from its bash blocks and between its words."""
+    text = page.read_text()
+    lines = [line for block in FENCE.finditer(text) if block[1] == "bash"
+             for line in block[2].replace("\\\n", " ").splitlines()]
+    lines += re.findall(r"`([^`]+)`", FENCE.sub("", text))
+    found = []
+    for line in lines:
+        words = line.partition(" #")[0].split()
+        if "-m" in words[:-1] and words[0] in ("accelerate", "python"):
+            at = words.index("-m") + 1
+            found.append((words[at], words[at + 1:]))
+        elif words[:1] == ["dcar"] and words[1:] and words[1] in COMMANDS:
+            found.append((COMMANDS[words[1]][0], words[2:]))
+    return [(module, arguments) for module, arguments in found if module.partition(".")[0] in FLOORS]
+
+
+@functools.cache
+def help_of(module: str) -> str:
+    """What a command prints of its settings."""
+    shown = io.StringIO()
+    name = f"{module}.__main__" if (ROOT / module.replace(".", "/") / "__main__.py").is_file() else module
+    with contextlib.redirect_stdout(shown), pytest.raises(SystemExit) as ended:
+        importlib.import_module(name).main(["--help"])
+    assert not ended.value.code
+    return shown.getvalue()
+
+
+@pytest.mark.parametrize("page", ids(PAGES))
+def test_settings_of_commands_exist(page):
+    assert not unknown_settings(page)
+
+
+def unknown_settings(page: Path) -> list[str]:
+    """`module: argument` of the page's commands where the module's help does not name the setting."""
+    unknown = []
+    for module, arguments in commands(page):
+        for argument in arguments:
+            given = re.match(r"(--?)?([A-Za-z][\w.-]*)(=?)", argument)
+            if given and (given[1] or given[3]) and given[2] not in ("config", "help"):
+                if not re.search(rf"(?<![\w.]){re.escape(given[2])}(?![\w.])", help_of(module)):
+                    unknown.append(f"{module}: {argument}")
+    return unknown
+
+
+def test_settings_that_do_not_exist_are_found(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("`dcar speed --quick sizes=[paper]` and `python -m eval.speed sises=[paper]`\n\n```bash\n"
+                    "dcar train --config launch/recipes/car_paper.yaml \\\n  model.dropout=0 model.dropuot=0  # two\n"
+                    "```\n")
+    assert unknown_settings(page) == ["dcar.train.car: model.dropuot=0", "eval.speed: sises=[paper]"]
 
 
 # --- Python ---------------------------------------------------------------------------------------------------------

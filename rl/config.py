@@ -82,7 +82,7 @@ class DCPOConfig(GRPOConfig):
     min_seconds: float = setting(0.0, "Leave out shorter recordings (the paper: 6).")
     prompt_tokens: int = setting(50, "Length of the speech prompt (speaker-prompt layout).")
     vocoder: str = setting("starter", "Vocoder directory, or 'starter' for the one that ships with the project.")
-    recognizer: str = setting("starter", "Reward recogniser: starter, nemo:<path or name>, moonshine, whisper-base.")
+    recognizer: str = setting("starter", "Reward recogniser, by a name that dcar.recognition.load lists.")
     resume: str = setting("auto", "auto (go on from the last complete checkpoint), never, or a checkpoint directory.")
 
     # --- policy ---

@@ -98,7 +98,7 @@ def cause(error: Exception) -> str:
 
 
 class WERReward:
-    """WER of the recording (resynthesised from its tokens) minus WER of the rollout, both capped (7.4).
+    """WER of the recording (resynthesised from its tokens) minus WER of the rollout, both capped (DCAR paper, eq. 5).
 
     `ground_truth` maps utterance ids to WER_gt; an utterance without one counts as 0. The cap keeps the insertions of
     runaway rollouts from ruling the spread of their group.
@@ -204,7 +204,7 @@ class RangePenalty:
 
 
 class SpeedBonus:
-    """weight * (1 - decisions / generated tokens); not in the paper, whose speed follows from the range (7.4)."""
+    """weight * (1 - decisions / generated tokens); not in the paper, whose speed follows from the range."""
 
     name = "speed_bonus"
 

@@ -1,4 +1,4 @@
-"""One of two processes that train a decoder with sharded parameters (FSDP 2, gloo); run by tests/test_fsdp.py.
+"""One of two processes that train a decoder with sharded parameters (FSDP 2, gloo), for tests/dcar/train/test_fsdp.py.
 
     torchrun --standalone --nproc_per_node 2 tests/fsdp_process.py car|backbone OUT
 """

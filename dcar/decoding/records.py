@@ -9,11 +9,19 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Prompt:
-    """One utterance to speak: its text and the speech tokens of the prompt (BOS is added by the decoder)."""
+    """One utterance to speak: its text and the speech tokens of the prompt (BOS is added by the decoder).
+
+    Ids may be given as any sequence of integers (a list, an array); they are kept as tuples, so that a prompt can be
+    hashed and compared.
+    """
 
     utterance_id: str
     text_ids: tuple[int, ...]
     prompt_ids: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        for name in ("text_ids", "prompt_ids"):
+            object.__setattr__(self, name, tuple(int(i) for i in getattr(self, name)))
 
 
 @dataclass

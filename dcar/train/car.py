@@ -5,7 +5,7 @@
 
     accelerate launch -m dcar.train backbone.path=runs/cosyvoice2 backbone.train=lora data=… out_dir=runs/car_lora
 
-The last line trains heads on a pretrained language model (dcar/backbones) with LoRA, frozen, or jointly.
+The last line trains heads on a pretrained language model (dcar/model/backbones) with LoRA, frozen, or jointly.
 
 Paper: §3.1, eq. 1, App. C.1. Departures: see dcar/model/car.py (positions); the starter recipes use AdamW with a cosine
 schedule, which learns faster than ScaledAdam with Eden in the few minutes of a quickstart.

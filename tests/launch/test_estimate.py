@@ -158,7 +158,7 @@ def test_every_recipe_of_training_and_comparison_has_an_estimate(recipe):
 
 
 def test_the_papers_decoder_has_the_papers_size():
-    """Algorithm notes 6.2: about 151 M in layers, 38 M in heads."""
+    """About 151 M in layers, 38 M in heads."""
     result = estimate([f"--config={RECIPES / 'car_paper.yaml'}", "device=rtx4090", "processes=8", "seconds=6",
                        "model.speech_vocab_size=2048"])
     assert 190e6 < result["parameters"] < 200e6 and result["trained"] == result["parameters"]

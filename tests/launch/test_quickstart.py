@@ -278,7 +278,8 @@ def test_the_pipeline_s_commands_are_valid_and_feed_each_other(tmp_path, monkeyp
         for step in group:
             words = step.command
             module = words[len(words) - words[::-1].index("-m")]  # the last -m: accelerate has one, too
-            assert (ROOT / (module.replace(".", "/") + ".py")).exists()
+            path = ROOT / module.replace(".", "/")
+            assert path.with_suffix(".py").exists() or (path / "__main__.py").exists()
             if module in MODULES:
                 config = settings(MODULES[module], words[words.index(module) + 1 :], tmp_path)
                 if module == "dcar.train":

@@ -194,7 +194,7 @@ def test_prompt_batches_cover_every_epoch_and_repeat_windows():
 
 
 def test_dcpo_learns_a_schedule_that_beats_random_chunks(tmp_path):
-    """Section 16: WER far below random-in-range, at more tokens per pass than the perfect CAR-1 by a margin."""
+    """WER far below random-in-range, at more tokens per pass than the perfect CAR-1 by a margin."""
     trainer = toy_trainer(tmp_path, train=480, dev=120, num_train_epochs=1, per_device_train_batch_size=128,
                           num_generations=8, penalty="none", speed_bonus=0.3, forced_rows="none")
     trainer.train()

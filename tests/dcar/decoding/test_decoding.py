@@ -208,8 +208,14 @@ def test_prompts_that_the_model_cannot_read(decoder):
         decode(tiny_decoder(heads=2), [Prompt("a", (1,), (1,))], ChunkMethod(PolicyChunk(random_policy())), SAMPLING)
 
 
+def test_a_prompt_takes_ids_of_any_sequence_and_keeps_tuples():
+    given = Prompt("a", [1, 2], torch.tensor([3, 4]))
+    assert given == Prompt("a", (1, 2), (3, 4)) and hash(given) == hash(Prompt("a", (1, 2), (3, 4)))
+    assert all(type(i) is int for i in (*given.text_ids, *given.prompt_ids))
+
+
 def test_cache_after_random_rollbacks_and_tree_gathers_equals_recomputation(decoder):
-    """T9: extend, truncate and gather in random order leave the cache as if the kept tokens had been read in one go."""
+    """Extend, truncate and gather in random order leave the cache as if the kept tokens had been read in one go."""
     rng = random.Random(0)
     text, text_lengths = pad([[1, 2, 3], [4, 5, 6, 7, 8]], "cpu")
     speech, prompt_lengths = pad([[1, 13], [2, 3, 4, 13]], "cpu")

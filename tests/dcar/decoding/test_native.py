@@ -274,7 +274,7 @@ def test_heads(shape, shared):
 
 
 def test_weights_are_held_once(prompts, monkeypatch):
-    """Of the issue: weights and KV at most 1.2 times, for an engine and for fast passes beside their model, whose
+    """Weights and KV at most 1.2 times, for an engine and for fast passes beside their model, whose
     weights are large, as most bytes of a model are."""
     def alive() -> list[torch.Tensor]:
         gc.collect()

@@ -1,4 +1,4 @@
-"""Verifying methods in the decoding loop: exact output, both caches, EOS, limits, randomness (T1, T2, T9, T10, T11).
+"""Verifying methods in the decoding loop: exact output, both caches, EOS, limits, randomness.
 
 A statistical test fails for correct code with probability 1e-6; the seeds are fixed.
 """
@@ -191,7 +191,7 @@ def test_wider_groups_accept_more(decoder, prompts):
     assert rates == sorted(rates) and rates[-1] > rates[0] + 0.1
 
 
-# --- T9: what is drafted is drafted from the right state ---------------------------------------------------------
+# --- what is drafted is drafted from the right state --------------------------------------------------------------
 
 
 class CheckedHeads(HeadDrafter):

@@ -1,4 +1,4 @@
-"""One step of each acceptance rule: its law by enumeration, and what the code draws by statistics (T1, T2, T3).
+"""One step of each acceptance rule: its law by enumeration, and what the code draws by statistics.
 
 A statistical test fails for correct code with probability 1e-6; the seeds are fixed.
 """
@@ -68,7 +68,7 @@ def first_tokens(method: ChainVerifier, q: Tensor, p: Tensor, count: int) -> tup
     return out, accepted
 
 
-# --- T1, T2: SD and SSD -------------------------------------------------------------------------------------------
+# --- SD and SSD ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
@@ -174,7 +174,7 @@ def test_the_laws_of_the_rules_differ_enough_to_be_told_apart():
         assert float(expected[kind].sum()) == pytest.approx(1, abs=1e-9)
 
 
-# --- T3: groups ---------------------------------------------------------------------------------------------------
+# --- groups -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(10))

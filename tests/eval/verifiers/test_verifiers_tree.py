@@ -258,7 +258,7 @@ def test_a_right_draft_is_accepted_whole(decoder, prompts):
 
 @pytest.mark.parametrize("rule", ["longest", "first"])
 def test_states_after_accepted_and_refused_branches_equal_recomputation(decoder, prompts, rule):
-    """T9: the cache after `gather` is that of the kept tokens alone, in a batch whose rows keep different paths."""
+    """The cache after `gather` is that of the kept tokens alone, in a batch whose rows keep different paths."""
     method = Vadusa(3, random_tree(1, 24, 3, 6), rule=rule)
     results = decode(decoder, prompts, method, SAMPLING, seed=2, record_hidden=True)
     kept = [n - 1 for r in results for n in r.emitted[1:]]

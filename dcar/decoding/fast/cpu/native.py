@@ -105,7 +105,7 @@ class Kernels:
         self._heads.argtypes = [ctypes.POINTER(_Heads), *[ctypes.c_void_p] * 2, *[ctypes.c_long] * 3]
         self.dtype = dtype
         self.matrix_unit = bool(library.matrix_unit())
-        # With more rows PyTorch is faster (docs/performance.md).
+        # With more rows PyTorch is faster (docs/decoding.md).
         self.rows = 96 if self.matrix_unit else 32 if dtype == torch.float32 else 8
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> NativeLinear:

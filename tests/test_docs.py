@@ -1,0 +1,252 @@
+"""What README, CONTRIBUTING and docs say is there: links, files, names, settings of commands; and their Python runs.
+
+docs/log is kept as it was written: its links must lead somewhere, its names need not exist any more.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+import importlib
+import io
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from dcar.cli import COMMANDS
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+LOG = sorted((ROOT / "docs" / "log").glob("*.md"))
+CARDS = sorted((ROOT / "dcar" / "assets").glob("*/README.md"))
+FLOORS = ("heads", "dcar", "rl", "eval", "launch")
+CODE = sorted(p for floor in (*FLOORS, "tests") for p in (ROOT / floor).rglob("*")
+              if p.suffix in (".py", ".c", ".yaml", ".sh", ".sbatch") and p.name != "test_docs.py")
+
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
+PYTHON = [pytest.param(block[2], id=f"{page.name}-{i}") for page in PAGES
+          for i, block in enumerate(FENCE.finditer(page.read_text())) if block[1] == "python"]
+# a path of this repository, with "{a,b}" and "*" left to a page's prose
+ROOTS = "(?:heads|dcar|rl|eval|launch|tests|docs)"
+PATH = re.compile(rf"(?<![\w/.{{*-])({ROOTS}/[\w./-]*?\.(?:py|c|md|yaml|sh|sbatch|png))\b")
+FOLDER = re.compile(rf"`({ROOTS}(?:/\w+)*/)`")
+DOTTED = re.compile(r"(?<![\w/.@-])((?:heads|dcar|rl|eval|launch)(?:\.[A-Za-z_]\w*)+)")
+NOT_MODULES = {"py", "md", "yaml", "json", "pt2"}
+
+
+def ids(paths: list[Path]) -> list:
+    return [pytest.param(p, id=p.relative_to(ROOT).as_posix()) for p in paths]
+
+
+# --- links ----------------------------------------------------------------------------------------------------------
+
+
+def anchors(page: Path) -> set[str]:
+    """Anchors that GitHub makes of a page's headings."""
+    text = FENCE.sub("", page.read_text())
+    titles = (re.sub(r"[`*]", "", t) for t in re.findall(r"^#+ +(.+?) *$", text, re.M))
+    return {re.sub(r"[^\w\- ]", "", t.lower()).replace(" ", "-") for t in titles}
+
+
+@pytest.mark.parametrize("page", ids([*PAGES, *LOG, *CARDS, ROOT / "CHANGELOG.md"]))
+def test_every_relative_link_leads_somewhere(page):
+    text = FENCE.sub("", page.read_text())
+    lost = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        if not file.exists() or anchor and anchor not in anchors(file):
+            lost.append(target)
+    assert not lost
+
+
+def test_the_index_of_the_log_lists_every_entry_and_nothing_else():
+    index = (ROOT / "docs/log/README.md").read_text()
+    listed = re.findall(r"^\| \d{4}-\d\d-\d\d \| \[[^\]]+\]\(([^)]+)\)", index, re.M)
+    assert sorted(listed) == [p.name for p in LOG if p.name != "README.md"]
+    assert [name[:10] for name in listed] == sorted((name[:10] for name in listed), reverse=True)
+
+
+# --- rooms ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("floor", ["dcar", "eval"])
+def test_the_table_of_rooms_is_the_contract(floor):
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    (layers,) = (c["layers"] for c in settings if c.get("containers") == [floor])
+    page = (ROOT / "docs/architecture.md").read_text()
+    table = page.partition(f"| rooms of `{floor}/`")[2].partition("\n\n")[0].splitlines()[2:]
+    rooms = [re.findall(r"`([\w./]+)`", row.replace("\\|", "").split("|")[1]) for row in table]
+    assert [[Path(r).stem for r in row] for row in rooms] == [layer.split(" | ") for layer in layers]
+    assert all((ROOT / floor / r).exists() for row in rooms for r in row)
+
+
+# --- names ----------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def names_of(file: Path) -> dict[str, set[str]]:
+    """Top-level names of a module, each with the names of its body (of classes; empty for all else)."""
+    found: dict[str, set[str]] = {}
+    for node in ast.parse(file.read_text()).body:
+        if isinstance(node, ast.ClassDef):
+            within = {n for child in node.body for n in assigned(child)}
+            within |= {t.attr for t in ast.walk(node) if isinstance(t, ast.Attribute) and isinstance(t.ctx, ast.Store)}
+            bases = {b.id for b in node.bases if isinstance(b, ast.Name)}
+            found[node.name] = within.union(*(found.get(b, set()) for b in bases))
+        else:
+            found.update(dict.fromkeys(assigned(node), set()))
+    return found
+
+
+def assigned(node: ast.stmt) -> list[str]:
+    """Names that a statement binds."""
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        return [node.name]
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        return [(a.asname or a.name).split(".")[0] for a in node.names]
+    if isinstance(node, ast.Assign):
+        return [n.id for t in node.targets for n in ast.walk(t) if isinstance(n, ast.Name)]
+    if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+        return [node.target.id]
+    return []
+
+
+def exists(dotted: str) -> bool:
+    """Whether a dotted name is a module of this project, or a name (of a class) in one."""
+    path, parts = ROOT, dotted.split(".")
+    while parts and (path / parts[0]).is_dir():
+        path /= parts.pop(0)
+    if parts and (path / f"{parts[0]}.py").is_file():
+        module = path / f"{parts.pop(0)}.py"
+    else:
+        module = path / "__init__.py"
+    if not parts:
+        return module.is_file()
+    within = names_of(module)
+    return parts[0] in within and (len(parts) == 1 or parts[1] in within[parts[0]])
+
+
+def dotted_names(text: str) -> set[str]:
+    found = {d.rstrip(".") for d in DOTTED.findall(text)}
+    return {d for d in found if d.rpartition(".")[2] not in NOT_MODULES}
+
+
+@pytest.mark.parametrize("page", ids([*PAGES, *CARDS, ROOT / "CHANGELOG.md", ROOT / "pyproject.toml"]))
+def test_every_path_and_dotted_name_of_a_page_exists(page):
+    text = page.read_text()
+    lost = {p for p in PATH.findall(text) if not (ROOT / p).exists()}
+    lost |= {f for f in FOLDER.findall(text) if not (ROOT / f).is_dir()}
+    lost |= {d for d in dotted_names(text) if not exists(d)}
+    assert not lost
+
+
+@pytest.mark.parametrize("page", ids(PAGES))
+def test_names_given_with_their_file_are_in_it(page):
+    """`dcar/text/wer.py: word_errors`, `tests/…/test_x.py::test_y`, and `::test_z` of the test file named before it."""
+    lost, tests = [], None
+    for span in re.findall(r"`([^`\n]+)`", page.read_text()):
+        if test := re.fullmatch(r"(tests/[\w/]+\.py)?(?:::(test_\w+))?", span):
+            tests = ROOT / test[1] if test[1] else tests
+            if test[2] and (tests is None or test[2] not in names_of(tests)):
+                lost.append(span)
+        elif named := re.fullmatch(r"((?:heads|dcar|rl|eval|launch)/[\w/]+\.py): ([\w., ]+)", span):
+            module = ".".join(Path(named[1]).with_suffix("").parts)
+            lost += [f"{named[1]}: {n}" for n in named[2].split(", ") if not exists(f"{module}.{n}")]
+    assert not lost
+
+
+@pytest.mark.parametrize("file", ids(CODE))
+def test_comments_and_docstrings_name_files_and_modules_that_exist(file):
+    text = file.read_text()
+    lost = {p for p in PATH.findall(text) if not (ROOT / p).exists()}
+    quoted = dotted_names("\n".join(re.findall(r"`([^`\n]+)`", text)))
+    lost |= {d for d in quoted if not d.startswith("heads.") and not exists(d)}  # many a variable is called heads
+    assert not lost
+
+
+def test_names_that_do_not_exist_are_found():
+    for name in ("dcar.text.wer.word_errors", "dcar.model.car.CARDecoder.prefill", "rl.train", "dcar.decoding.decode"):
+        assert exists(name)
+    for name in ("dcar.tokenizers", "dcar.text.wer.letter_errors", "dcar.model.car.CARDecoder.speak", "rl.draft"):
+        assert not exists(name)
+    assert dotted_names("`python -m dcar.train`, launch/dcar.sh. See dcar.text.wer.") == {"dcar.train", "dcar.text.wer"}
+
+
+# --- commands -------------------------------------------------------------------------------------------------------
+
+
+def commands(page: Path) -> list[tuple[str, list[str]]]:
+    """(module, arguments) of every command of this project in a page, from its bash blocks and between its words."""
+    text = page.read_text()
+    lines = [line for block in FENCE.finditer(text) if block[1] == "bash"
+             for line in block[2].replace("\\\n", " ").splitlines()]
+    lines += re.findall(r"`([^`]+)`", FENCE.sub("", text))
+    found = []
+    for line in lines:
+        words = line.partition(" #")[0].split()
+        if "-m" in words[:-1] and words[0] in ("accelerate", "python"):
+            at = words.index("-m") + 1
+            found.append((words[at], words[at + 1:]))
+        elif words[:1] == ["dcar"] and words[1:] and words[1] in COMMANDS:
+            found.append((COMMANDS[words[1]][0], words[2:]))
+    return [(module, arguments) for module, arguments in found if module.partition(".")[0] in FLOORS]
+
+
+@functools.cache
+def help_of(module: str) -> str:
+    """What a command prints of its settings."""
+    shown = io.StringIO()
+    name = f"{module}.__main__" if (ROOT / module.replace(".", "/") / "__main__.py").is_file() else module
+    with contextlib.redirect_stdout(shown), pytest.raises(SystemExit) as ended:
+        importlib.import_module(name).main(["--help"])
+    assert not ended.value.code
+    return shown.getvalue()
+
+
+@pytest.mark.parametrize("page", ids(PAGES))
+def test_settings_of_commands_exist(page):
+    assert not unknown_settings(page)
+
+
+def unknown_settings(page: Path) -> list[str]:
+    """`module: argument` of the page's commands where the module's help does not name the setting."""
+    unknown = []
+    for module, arguments in commands(page):
+        for argument in arguments:
+            given = re.match(r"(--?)?([A-Za-z][\w.-]*)(=?)", argument)
+            if given and (given[1] or given[3]) and given[2] not in ("config", "help"):
+                if not re.search(rf"(?<![\w.]){re.escape(given[2])}(?![\w.])", help_of(module)):
+                    unknown.append(f"{module}: {argument}")
+    return unknown
+
+
+def test_settings_that_do_not_exist_are_found(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("`dcar speed --quick sizes=[paper]` and `python -m eval.speed sises=[paper]`\n\n```bash\n"
+                    "dcar train --config launch/recipes/car_paper.yaml \\\n  model.dropout=0 model.dropuot=0  # two\n"
+                    "```\n")
+    assert unknown_settings(page) == ["dcar.train.car: model.dropuot=0", "eval.speed: sises=[paper]"]
+
+
+# --- Python ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_readme_has_python():
+    assert any(param.id.startswith("README") for param in PYTHON)
+
+
+@pytest.mark.parametrize("program", PYTHON)
+def test_python_runs_as_printed(program, tmp_path):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    ran = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout

@@ -42,6 +42,16 @@ class ServiceError(DCARError):
     """A recognition or scoring service did not answer, or not as agreed; the message gives address and last cause."""
 
 
+class LawError(DCARError):
+    """A model gave no law for a next token (NaN, or no mass anywhere): its weights are broken, or it computes in a
+    number type that is too small. The message names utterance and position; `finished` holds the results of the
+    utterances that were complete."""
+
+    def __init__(self, message: str, finished: Sequence[Any] = ()):
+        super().__init__(message)
+        self.finished = list(finished)
+
+
 class EngineError(DCARError):
     """The static decoding engine cannot go on: wrong shape, dtype or device, a full cache, no memory left. `finished`
     holds the results of the utterances that were complete."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dcar.decoding.loop import Draft, Kept, Session
 from dcar.errors import ConfigError
-from dcar.sampling import sample, warp
+from dcar.sampling import sample
 from heads.policy import ChunkPolicy
 
 
@@ -57,17 +57,16 @@ class ChunkMethod:
 
 def draw_chunk(session: Session, logits: Tensor) -> tuple[Tensor, Tensor]:
     """Draw the next tokens [B, k] from the heads' logits [B, k, V + 1]; also the laws [B, k, V + 1] they came from."""
-    sampling, eos = session.sampling, session.model.config.eos
-    if not sampling.repetition_window:
+    if not session.sampling.repetition_window:
         law, position = head_laws(session, logits)
         return sample(law, session.uniform("token", position)), law
     position = session.generated[:, None] + torch.arange(logits.shape[1], device=logits.device)
-    forbidden, u = session.forbid_eos(position), session.uniform("token", position)
+    u = session.uniform("token", position)
     tokens, laws = position[:, :0], []
     for j in range(logits.shape[1]):  # what is a repetition depends on the tokens before in the same chunk
         history = session.histories(tokens)
         assert history is not None
-        laws.append(warp(logits[:, j], sampling, None if forbidden is None else forbidden[:, j], eos, history[:, -1]))
+        laws.append(session.law(logits[:, j], position[:, j], history[:, -1]))
         tokens = torch.cat((tokens, sample(laws[-1], u[:, j])[:, None]), dim=1)
     return tokens, torch.stack(laws, dim=1)
 
@@ -149,6 +148,7 @@ class PolicyChunk:
     def choose(self, session: Session, hidden: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
         started = time.perf_counter()
         log_law = self._reader.read(hidden, counts)  # [B, K]
+        session.check(log_law.exp())
         draws = None if self.mode == "greedy" else session.uniform("policy", session.generated)
         sizes, log_probs = choose_size(log_law, draws, self._forced)
         session.policy_seconds += time.perf_counter() - started
@@ -172,7 +172,7 @@ def choose_size(log_law: Tensor, draws: Tensor | None, forced: Tensor | None) ->
 def head_laws(session: Session, logits: Tensor) -> tuple[Tensor, Tensor]:
     """Warped laws of the next k tokens from the heads' logits [B, k, V + 1], and the tokens' positions [B, k]."""
     position = session.generated[:, None] + torch.arange(logits.shape[1], device=logits.device)
-    return warp(logits, session.sampling, session.forbid_eos(position), session.model.config.eos), position
+    return session.law(logits, position), position
 
 
 def check_policy(policy: ChunkPolicy, heads: int) -> None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from dcar.decoding.records import Prompt
+from dcar.errors import LawError
 from dcar.sampling import SamplingConfig
 
 
@@ -22,3 +23,19 @@ def up_to_end(tokens: Tensor, asked: Tensor, eos: int) -> tuple[Tensor, Tensor]:
     width = tokens.shape[1]
     first = torch.where(tokens == eos, torch.arange(width, device=tokens.device), width).amin(1)
     return torch.minimum(asked, first), first < asked
+
+
+def no_law(law: Tensor) -> Tensor:
+    """Which rows of laws [B, …, V] hold one that is none: NaN, or without mass. [B] bool; nothing waits for the device.
+
+    `sample` draws something from such a law all the same, so whoever decodes notes these rows and looks at the note
+    when it waits for the device anyway.
+    """
+    return ~(law.sum(-1) > 0).flatten(1).all(1) if law.dim() > 2 else ~(law.sum(-1) > 0)
+
+
+def law_error(utterance_id: str, position: int) -> LawError:
+    """What to say of the first law that was none."""
+    return LawError(f"{utterance_id}: there is no law for token {position}, or for the size of the chunk that it "
+                    "begins (the scores are NaN, or all are minus infinity); check the weights of decoder, draft and "
+                    "policy, and decode in float32 if they are sound")

@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 
 from dcar.decoding.batch import batch_of, check_prompt
-from dcar.decoding.ends import length_limit, up_to_end
+from dcar.decoding.ends import law_error, length_limit, no_law, up_to_end
 from dcar.decoding.records import DecodeResult, Prompt
 from dcar.decoding.tree import DraftTree
+from dcar.errors import LawError
 from dcar.model.base import Decoder
-from dcar.sampling import SamplingConfig, group_keys, histories, uniform
+from dcar.sampling import SamplingConfig, group_keys, histories, uniform, warp
 from heads.layers import KVCache, last_of
 
 
@@ -107,6 +108,7 @@ class Session:
         self.tokens = torch.zeros(size, room, dtype=torch.long, device=device)
         self.lengths = torch.zeros(size, dtype=torch.long, device=device)
         self.truncated = torch.zeros(size, dtype=torch.bool, device=device)
+        self.lawless = torch.full((size,), -1, dtype=torch.long, device=device)  # first position that had no law
         self.passes = torch.zeros(size, dtype=torch.long, device=device)
         self.history: list[dict[str, Tensor | None]] = []
         self.hidden: Tensor | None = None
@@ -126,6 +128,20 @@ class Session:
     def forbid_eos(self, positions: Tensor) -> Tensor | None:
         """Where EOS is masked: positions [B] or [B, k], counted from the first generated token."""
         return positions < self.sampling.min_tokens if self._rounds < self.sampling.min_tokens else None
+
+    def law(self, logits: Tensor, positions: Tensor, history: Tensor | None = None) -> Tensor:
+        """The warped laws of the tokens at generated positions [B] or [B, k]: logits [B, …, V] -> [B, …, V].
+
+        Where the logits make no law, `decode` says so once it looks at the device.
+        """
+        law = warp(logits, self.sampling, self.forbid_eos(positions), self.model.config.eos, history)
+        self.check(law)
+        return law
+
+    def check(self, law: Tensor) -> None:
+        """Note the rows of laws [B, …, V] that are none."""
+        known = self.lawless[self.rows]
+        self.lawless[self.rows] = torch.where(no_law(law) & self.alive & (known < 0), self.generated, known)
 
     def uniform(self, stream: str, positions: Tensor, rows: Tensor | None = None) -> Tensor:
         """`dcar.sampling.uniform` of the rows in flight (or of those of them in `rows` [R]) at generated positions [B]
@@ -244,7 +260,8 @@ def decode(model: Decoder, prompts: Sequence[Prompt], method: Method, sampling: 
             tensors that a policy can be trained on.
         batch_size: utterances decoded at once (times group_size rows); no effect on the tokens.
 
-    Raises TextError or DataError if a prompt cannot be decoded by this model; nothing has been decoded then.
+    Raises TextError or DataError if a prompt cannot be decoded by this model; nothing has been decoded then. LawError
+    if the model gives no law for some token; its `finished` are the utterances of the batches before.
     """
     for prompt in prompts:
         check_prompt(prompt, model.config)
@@ -252,8 +269,12 @@ def decode(model: Decoder, prompts: Sequence[Prompt], method: Method, sampling: 
     results: dict[int, list[DecodeResult]] = {}
     for start in range(0, len(order), batch_size):
         chosen = order[start : start + batch_size]
-        batch = list(_decode_batch(model, [prompts[i] for i in chosen], method, sampling, seed, group_size,
-                                   share_token_draws, record_hidden))
+        try:
+            batch = list(_decode_batch(model, [prompts[i] for i in chosen], method, sampling, seed, group_size,
+                                       share_token_draws, record_hidden))
+        except LawError as error:
+            error.finished = [result for i in sorted(results) for result in results[i]]
+            raise
         for j, i in enumerate(chosen):
             results[i] = batch[j * group_size : (j + 1) * group_size]
     return [result for i in range(len(prompts)) for result in results[i]]
@@ -284,7 +305,10 @@ def _decode_batch(model: Decoder, prompts: list[Prompt], method: Method, samplin
         if draft is not None:
             session.roll_back(kept, draft, hidden)
         session.emit(kept, None if draft is None else draft.proposed)
-        left = int(session.alive.sum())
+        left, lawless = torch.stack((session.alive.sum(), session.lawless.max())).tolist()
+        if lawless >= 0:
+            row = int(session.lawless.argmax())
+            raise law_error(session.prompts[row].utterance_id, lawless)
         if left == 0:
             break
         if left <= session.live // 2:  # shrink seldom: it copies the cache

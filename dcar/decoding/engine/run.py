@@ -23,12 +23,12 @@ from torch import Tensor
 
 from dcar.decoding.batch import batch_of, check_prompt
 from dcar.decoding.chunks import ChunkMethod, FixedChunk, PolicyChunk, check_policy, choose_size
-from dcar.decoding.ends import length_limit
+from dcar.decoding.ends import law_error, length_limit
 from dcar.decoding.engine.plan import EngineConfig, Job, Plan, Progress
 from dcar.decoding.engine.steps import EngineSteps, Slot, no_memory, why_not
 from dcar.decoding.fast.graphs import StepGraphs
 from dcar.decoding.records import DecodeResult, Prompt
-from dcar.errors import ConfigError, EngineError
+from dcar.errors import ConfigError, EngineError, LawError
 from dcar.model.car import CARDecoder
 from dcar.sampling import SamplingConfig, group_keys, uniform
 from heads.policy import ChunkPolicy
@@ -66,8 +66,8 @@ class StaticEngine(EngineSteps):
         `stream` also the new tokens of unfinished utterances at every look at the device.
 
         Raises TextError, DataError (a prompt that the model cannot read), ConfigError (schedule and model do not
-        fit), EngineError (an utterance exceeds the buffers, no memory, the model was changed): what had finished is
-        in its `finished`.
+        fit), EngineError (an utterance exceeds the buffers, no memory, the model was changed) or LawError (the model
+        gives no law for some token): what had finished is in its `finished`.
         """
         self._check(plan)
         self._prepare(plan)
@@ -100,7 +100,7 @@ class StaticEngine(EngineSteps):
                     yield progress
         except (torch.OutOfMemoryError, RuntimeError) as error:
             raise no_memory(error, self.config, finished) from error
-        except EngineError as error:
+        except (EngineError, LawError) as error:
             error.finished = finished
             raise
 
@@ -119,7 +119,7 @@ class StaticEngine(EngineSteps):
 
     def _prepare(self, plan: Plan) -> None:
         rows = self.rows
-        for tensor in (rows.generated, rows.limits, rows.pending_counts, rows.lengths):
+        for tensor in (rows.generated, rows.limits, rows.pending_counts, rows.lengths, rows.lawless):
             tensor.zero_()
         if plan.record_hidden and self.hidden is None:
             width = self.model.config.hidden_size
@@ -155,7 +155,7 @@ class StaticEngine(EngineSteps):
         r.origin[where] = reference.origin[origins]
         r.last_hidden[where] = hidden[origins, lengths[origins] - 1]
         r.limits[where] = torch.tensor([length_limit(j.prompt, plan.sampling) for j in jobs], device=self.device)
-        for tensor in (r.generated, r.passes, r.pending_counts):
+        for tensor in (r.generated, r.passes, r.pending_counts, r.lawless):
             tensor[where] = 0
         r.ended[where] = False
         self._draw(jobs, where, plan)
@@ -193,10 +193,13 @@ class StaticEngine(EngineSteps):
     def _look(self, slots: list[Slot | None], plan: Plan, stream: bool) -> Iterator[Progress]:
         """Which rows have finished, and what is new; tightens the bound on the columns."""
         r = self.rows
-        generated, limits, lengths, sizes = torch.stack((r.generated, r.limits, r.lengths, r.sizes)).tolist()
+        generated, limits, lengths, sizes, lawless = torch.stack(
+            (r.generated, r.limits, r.lengths, r.sizes, r.lawless)).tolist()
         for row, slot in enumerate(slots):
             if slot is None:
                 continue
+            if lawless[row]:
+                raise law_error(slot.job.prompt.utterance_id, lawless[row] - 1)
             slot.length = lengths[row]
             slot.wanted = min(sizes[row], limits[row] - generated[row])
             done = generated[row] >= limits[row]

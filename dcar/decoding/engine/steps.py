@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dcar.decoding.chunks import FixedChunk, PolicyChunk, choose_size
-from dcar.decoding.ends import up_to_end
+from dcar.decoding.ends import no_law, up_to_end
 from dcar.decoding.engine.plan import EngineConfig, Job, Plan
 from dcar.decoding.fast.columns import real_positions, round_up
 from dcar.decoding.fast.graphs import StepGraphs
@@ -40,7 +40,7 @@ class Rows:
         self.generated, self.limits, self.passes = whole(batch), whole(batch), whole(batch)
         self.sizes = torch.ones(batch, dtype=torch.long, device=device)  # decided, not yet spoken
         self.log_probs = torch.zeros(batch, device=device)
-        self.forced = whole(batch)
+        self.forced, self.lawless = whole(batch), whole(batch)  # lawless: 1 + the first position that had no law, or 0
         self.ended = torch.zeros(batch, dtype=torch.bool, device=device)  # by EOS
         self.pending, self.pending_counts = whole(batch, heads), whole(batch)
         self.last_hidden = torch.zeros(batch, width, device=device, dtype=dtype)
@@ -218,6 +218,7 @@ class EngineSteps:
         law = warp(logits, plan.sampling, position < plan.sampling.min_tokens if forbid else None, eos)
         tokens = sample(law, r.token_draws.gather(1, position))
         asked = torch.minimum(r.sizes, r.limits - r.generated)  # 0 where a row is finished
+        self._check_law(r, law, asked > 0)
         counts, ended = up_to_end(tokens, asked, eos)
         r.tokens.scatter_(1, position, tokens)
         step = r.passes[:, None]
@@ -250,6 +251,11 @@ class EngineSteps:
             self._decide(r, hidden, real, longest, plan.schedule)
         r.lengths += counts
 
+    @staticmethod
+    def _check_law(r: Rows, law: Tensor, alive: Tensor) -> None:
+        """Note the rows [n] of laws [n, …, V] that are none, among those that are alive."""
+        r.lawless.copy_(torch.where(no_law(law) & alive & (r.lawless == 0), r.generated + 1, r.lawless))
+
     def _view(self, cache: KVCache, r: Rows, longest: int) -> KVCache:
         """The first rows of a cache, as the rows say that they are filled; `longest`: a bound on their lengths."""
         n = len(r.lengths)
@@ -266,6 +272,7 @@ class EngineSteps:
         assert self.policy is not None and self.policy_cache is not None
         started = self.clock()
         log_law = self.policy.read(self._view(self.policy_cache, r, longest), hidden, r.pending_counts, real)
+        self._check_law(r, log_law.exp(), r.generated < r.limits)
         sizes, log_probs = choose_size(log_law, self._draws(r, schedule), self._forced(r, schedule))
         r.sizes.copy_(sizes)
         r.log_probs.copy_(log_probs)

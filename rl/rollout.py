@@ -4,7 +4,7 @@
                   │ vocoder, ASR 1 │ vocoder, ASR 2 …   one worker thread
 
 The members of a group share one prefill. A decoder of Transformer layers speaks in the static engine, whose buffers
-stay from step to step; others (backbones) in the reference loop, with the same results. Hidden states are kept, so
+stay from step to step; others (backbones) in the loop, with the same results. Hidden states are kept, so
 that updates need no pass of the decoder.
 Chase-then-exceed (paper §4.4): the forced half chases the best fixed chunk sizes, the sampled
 half has to exceed them.
@@ -25,6 +25,7 @@ from torch import Tensor
 
 from dcar.decoding import ChunkMethod, DecodeResult, PolicyChunk, Prompt, decode
 from dcar.decoding.engine.run import EngineConfig, StaticEngine, room_for, why_not
+from dcar.decoding.fast.passes import fast
 from dcar.errors import ConfigError
 from dcar.model.car import CARDecoder
 from dcar.prompts.items import PromptItem
@@ -63,8 +64,9 @@ def forced_sizes(prompt_index: int, group_size: int, chunk_range: Sequence[int],
 class Roller:
     """Makes rollouts with a frozen decoder and rewards them.
 
-    `decoding`: "engine" (ConfigError if it cannot decode with this base and sampling), "loop", or "auto", the engine
-    where it can and else the loop, with a line in the log that says why. `decoder` names what was chosen.
+    `decoding`: "engine" (ConfigError if it cannot decode with this base and sampling), "loop" (the reference), or
+    "auto": the engine where it can and else the loop with fast passes, with a line in the log that says why. `decoder`
+    names what was chosen.
     """
 
     def __init__(self, base: CARDecoder, vocoder: Vocoder, rewards: Sequence[Reward], weights: Sequence[float],
@@ -76,6 +78,7 @@ class Roller:
         self.forced_rows, self.share_token_draws = forced_rows, share_token_draws
         self.microbatches, self.overlap, self.hidden_dtype = microbatches, overlap, hidden_dtype
         self.decoder = choose_decoder(decoding, base, sampling)
+        self._reader = fast(base) if self.decoder == "fast" else base
         self._engine: StaticEngine | None = None
 
     def collect(self, policy: ChunkPolicy, items: Sequence[PromptItem], indices: Sequence[int],
@@ -126,8 +129,8 @@ class Roller:
         """Every prompt group_size times, all at once."""
         how: dict[str, Any] = dict(seed=seed, group_size=self.group_size, record_hidden=True,
                                    share_token_draws=self.share_token_draws)
-        if self.decoder == "loop":
-            return decode(self.base, prompts, method, self.sampling, batch_size=len(prompts), **how)
+        if self.decoder != "engine":
+            return decode(self._reader, prompts, method, self.sampling, batch_size=len(prompts), **how)
         rows, room = len(prompts) * self.group_size, room_for(prompts, self.sampling)
         if self._engine is None:
             self._engine = StaticEngine(self.base, EngineConfig(rows, room.capacity, room.text), policy)
@@ -164,7 +167,7 @@ class Roller:
                             forced.to(device), totals.to(device), parts, seconds)
 
 
-def choose_decoder(decoding: Decoding, base: CARDecoder, sampling: SamplingConfig) -> Literal["engine", "loop"]:
+def choose_decoder(decoding: Decoding, base: CARDecoder, sampling: SamplingConfig) -> Literal["engine", "fast", "loop"]:
     """What speaks the rollouts; see `Roller`."""
     if decoding not in DECODING:
         raise ConfigError(f"decoding must be one of {', '.join(DECODING)}; not '{decoding}'")
@@ -175,8 +178,8 @@ def choose_decoder(decoding: Decoding, base: CARDecoder, sampling: SamplingConfi
         return "engine"
     if decoding == "engine":
         raise ConfigError(f"decoding=engine: {reason}; set decoding=auto or loop")
-    logger.warning("rollouts are decoded in the reference loop: %s", reason)
-    return "loop"
+    logger.warning("rollouts are decoded in the loop: %s", reason)
+    return "fast"
 
 
 def synthesise(records: Sequence[RolloutRecord], vocoder: Vocoder) -> None:

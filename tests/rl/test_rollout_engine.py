@@ -126,9 +126,9 @@ def test_what_the_engine_cannot_serve_is_decoded_in_the_loop_and_said(caplog):
     repeating = replace(SAMPLING, repetition_window=5)
     with caplog.at_level(logging.WARNING, logger="rl.rollout"):
         assert roller().decoder == "engine" and not caplog.records
-        assert roller(backbone).decoder == "loop"
+        assert roller(backbone).decoder == "fast"
         assert "BackboneDecoder" in caplog.records[-1].getMessage()
-        assert roller(sampling=repeating).decoder == "loop"
+        assert roller(sampling=repeating).decoder == "fast"
         assert "repetition_window" in caplog.records[-1].getMessage()
     with pytest.raises(ConfigError, match="decoding=engine: the static engine needs .* set decoding=auto or loop"):
         roller(backbone, decoding="engine")

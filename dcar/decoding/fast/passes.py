@@ -133,12 +133,11 @@ class FastDecoder:
         return hidden
 
     def policy_reader(self, policy: ChunkPolicy, hidden: Tensor, capacity: int) -> FastPolicyReader:
-        """A policy for the batch whose hidden states [B, …] are given. Its weights are copied once, and again when
-        their version counters say that it was trained."""
+        """A policy for the batch whose hidden states [B, …] are given, with the weights that it has now."""
         if (fused := self._policies.get(id(policy))) is None:
             fused = self._policies[id(policy)] = FusedPolicy(policy, self.device, self.dtype)
-        elif fused.stale:
-            fused.load(policy)
+        else:
+            fused.load(policy)  # always: not every way of training moves the version counters of weights
         return FastPolicyReader(fused, hidden, capacity)
 
     # --- graphs -------------------------------------------------------------------------------------------------

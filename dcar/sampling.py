@@ -8,6 +8,7 @@ processes never change a result, and two methods that ask for the same token of 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -47,9 +48,23 @@ class SamplingConfig:
             raise ConfigError(f"sampling needs max_tokens >= 1, max_tokens_per_text_unit > 0, min_tokens >= 0: {self}")
 
 
-def utterance_keys(seed: int, utterance_ids: Sequence[str]) -> Tensor:
-    """A 64-bit key per utterance and seed, int64 [B]; independent of Python's hash seed."""
-    keys = [hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest() for name in utterance_ids]
+LIKE_A_MEMBER = re.compile(r".*#[0-9]+", re.DOTALL)
+
+
+def member_address(utterance_id: str, member: int = 0) -> str:
+    """What names a member of an utterance's group: `utterance#g`, member 0 by the id alone.
+
+    Where the id itself ends like a member's address ("x#1"), the number is written for member 0 too ("x#1#0"), so that
+    no two members of any utterances share an address.
+    """
+    return f"{utterance_id}#{member}" if member or LIKE_A_MEMBER.fullmatch(utterance_id) else utterance_id
+
+
+def utterance_keys(seed: int, utterance_ids: Sequence[str], members: Sequence[int] | None = None) -> Tensor:
+    """A 64-bit key per utterance (or member of its group) and seed, int64 [B]; independent of Python's hash seed."""
+    numbers = [0] * len(utterance_ids) if members is None else members
+    names = [member_address(name, member) for name, member in zip(utterance_ids, numbers, strict=True)]
+    keys = [hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest() for name in names]
     return torch.tensor([int.from_bytes(k, "little", signed=True) for k in keys], dtype=torch.int64)
 
 
@@ -57,11 +72,10 @@ def group_keys(seed: int, utterance_ids: Sequence[str], members: Sequence[int],
                share_token_draws: bool = False) -> tuple[Tensor, Tensor]:
     """Keys of rows, each a member of its utterance's group: for draws of tokens [B], and for all others [B].
 
-    Member 0 draws as the utterance itself, member g > 0 as `utterance#g`. With share_token_draws the members draw
-    tokens with common random numbers and differ by their decisions only.
+    Member 0 draws as the utterance itself, the others by addresses of their own (`member_address`). With
+    share_token_draws the members draw tokens with common random numbers and differ by their decisions only.
     """
-    own = [f"{name}#{member}" if member else name for name, member in zip(utterance_ids, members, strict=True)]
-    keys = utterance_keys(seed, own)
+    keys = utterance_keys(seed, utterance_ids, members)
     return (utterance_keys(seed, utterance_ids) if share_token_draws else keys), keys
 
 
@@ -99,18 +113,49 @@ def uniform(keys: Tensor, stream: str, position: Tensor, draw: int | Tensor = 0)
     return _shift(state, 11).to(torch.float64) * 2.0**-53
 
 
+def likeliest(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k largest of values [..., V] and their ids, both [..., k], from the largest down; among equals the lowest id
+    comes first. The one order of ids, for laws, logits and scores alike; a value that is not a number counts as largest.
+
+    torch.topk says nothing about equals. On the CPU only rows that have some among their largest are sorted; elsewhere
+    all are, for a look at the values would wait for the device.
+    """
+    size = min(k + 1, values.shape[-1])  # one more: whether the last one has equals that were left out
+    if values.device.type == "cpu":
+        best, ids = values.topk(size, dim=-1)
+        tied = (best[..., 1:] == best[..., :-1]).any(-1)
+        if bool(tied.any()):
+            ordered = values[tied].sort(dim=-1, descending=True, stable=True)
+            best[tied], ids[tied] = ordered.values[..., :size], ordered.indices[..., :size]
+    else:
+        best, ids = values.sort(dim=-1, descending=True, stable=True)
+    return best[..., :k], ids[..., :k]
+
+
+def rank(values: Tensor, ids: Tensor) -> Tensor:
+    """How many ids stand before these in the order of `likeliest`: values [..., V], ids [...] -> [...]."""
+    mine = values.gather(-1, ids[..., None])
+    earlier = torch.arange(values.shape[-1], device=values.device) < ids[..., None]
+    return ((values > mine) | (values == mine) & earlier).sum(-1)
+
+
+IMPOSSIBLE = -1e30  # a logit that no other comes near, and that no temperature above 1e-8 makes infinite
+
+
 def warp(logits: Tensor, config: SamplingConfig, forbidden: Tensor | None = None, eos: int | None = None,
          history: Tensor | None = None) -> Tensor:
     """The law that is sampled from: logits [..., V] -> probabilities [..., V], float32.
 
-    Order: forbid EOS (where `forbidden` [...] is true) -> temperature -> top-k -> top-p -> softmax. Temperature 0 is
-    a one-hot at the argmax (the lowest index wins a tie). With a repetition_window the law depends on the tokens
-    before, `history` [..., repetition_window] (-1 = none; see `Session.recent`, `histories`).
+    Order: forbid EOS (where `forbidden` [...] is true) -> temperature -> top-k -> top-p -> softmax. Among equals the
+    lowest ids are kept; temperature 0 is a one-hot at the argmax, likewise. Where EOS is forbidden and nothing else is
+    possible (all other logits are -inf), all other ids count as equally likely: an utterance that must not end goes on.
+    With a repetition_window the law depends on the tokens before, `history` [..., repetition_window] (-1 = none; see
+    `Session.recent`, `histories`). Logits that are not numbers give a law that is none; the caller looks.
     """
     logits = logits.to(torch.float32)
     if forbidden is not None:
         banned = forbidden.unsqueeze(-1) & (torch.arange(logits.shape[-1], device=logits.device) == eos)
-        logits = logits.masked_fill(banned, -torch.inf)
+        logits = logits.clamp(min=IMPOSSIBLE).masked_fill(banned, -torch.inf)
     if config.repetition_window:
         if history is None:
             raise ConfigError("repetition-aware sampling needs the tokens before each position, which this method does "
@@ -123,7 +168,7 @@ def warp(logits: Tensor, config: SamplingConfig, forbidden: Tensor | None = None
     if config.temperature != 1:
         logits = logits / config.temperature
     if 0 < config.top_k < logits.shape[-1]:
-        values, indices = logits.topk(config.top_k, dim=-1)
+        values, indices = likeliest(logits, config.top_k)
         logits = torch.full_like(logits, -torch.inf).scatter(-1, indices, values)
     law = logits.softmax(-1)
     if config.top_p < 1:
@@ -145,6 +190,7 @@ def repetition_aware(logits: Tensor, history: Tensor, config: SamplingConfig) ->
         q(v) = n(v) [v not in R] + f(v) sum_{u in R} n(u)                                  without the mask
         q(v) = n(v) [v not in R] + f(v) sum_{u in R, u != v} n(u) / (1 - f(u))             with it
 
+    Where f(u) = 1 nothing but u can be drawn, masked or not: there q(u) = n(u) = 1 (CosyVoice's procedure fails).
     An explicit law given the tokens before: what verifies drafts against q (Leviathan et al. 2023) stays lossless.
     Source: VALL-E 2 §4.3 and FunAudioLLM/CosyVoice, cosyvoice/utils/common.py (ras_sampling, nucleus_sampling).
     """
@@ -161,8 +207,11 @@ def repetition_aware(logits: Tensor, history: Tensor, config: SamplingConfig) ->
     repeated = count >= config.repetition_window * config.repetition_share - 1e-9
     again = nucleus * repeated  # n(u) for u in R
     if config.repetition_mask:
-        again = again / (1 - full).clamp(min=1e-300)
-        law = nucleus * ~repeated + full * (again.sum(-1, keepdim=True) - again).clamp(min=0)
+        # 1 - f(u); of the likeliest token summed over the others, which 1 - f would round away
+        rest = (1 - full).scatter(-1, order[..., :1], ordered[..., 1:].sum(-1, keepdim=True))
+        alone = rest <= 0
+        again = torch.where(alone, 0, again / rest)
+        law = nucleus * (~repeated | alone) + full * (again.sum(-1, keepdim=True) - again).clamp(min=0)
     else:
         law = nucleus * ~repeated + full * again.sum(-1, keepdim=True)
     return (law / law.sum(-1, keepdim=True)).to(torch.float32)

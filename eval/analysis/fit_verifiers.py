@@ -31,7 +31,7 @@ from dcar.model.car import CARDecoder
 from dcar.prepare.prepared import load_prepared
 from dcar.prompts.items import PromptItem
 from dcar.prompts.load import load_prompts
-from dcar.sampling import SamplingConfig, warp
+from dcar.sampling import SamplingConfig, likeliest, warp
 from dcar.tracking import provenance
 from eval.analysis.teacher import teacher_forced
 from eval.verifiers.candidates import build_tree, expected_accepted
@@ -81,7 +81,7 @@ def rank_accuracy(model: CARDecoder, states: Sequence[tuple[Tensor, Tensor]], sa
         logits = model.heads(hidden)  # [n, K, V + 1]
         base = warp(logits[:, 0], sampling)
         for depth in range(1, min(heads, len(hidden))):
-            ids = logits[:-depth, depth].topk(ranks, dim=-1).indices
+            _, ids = likeliest(logits[:-depth, depth], ranks)
             sums[depth - 1] += base[depth:].gather(-1, ids).double().sum(0).cpu()
             counts[depth - 1] += len(ids)
     return (sums / counts.clamp(min=1)).float()

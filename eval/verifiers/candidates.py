@@ -18,6 +18,7 @@ from torch import Tensor
 
 from dcar.decoding.tree import DraftTree
 from dcar.errors import ConfigError
+from dcar.sampling import likeliest
 
 Path = tuple[int, ...]
 
@@ -53,7 +54,7 @@ class RankTree:
 
     def tokens(self, logits: Tensor) -> Tensor:
         """The nodes' ids: logits of the draft heads [B, depths, V] -> [B, nodes]."""
-        ranked = logits.topk(self.widest, dim=-1).indices  # [B, depths, ranks]
+        ranked = likeliest(logits, self.widest)[1]  # [B, depths, ranks]
         depth = torch.tensor([len(path) - 1 for path in self.paths], device=logits.device)
         rank = torch.tensor([path[-1] for path in self.paths], device=logits.device)
         return ranked[:, depth, rank]

@@ -30,7 +30,7 @@ from dcar.decoding import Draft, Kept, Method, Session
 from dcar.decoding.chunks import check_size, head_laws
 from dcar.errors import ConfigError, DataError
 from dcar.model.car import CARDecoder
-from dcar.sampling import sample, uniform, utterance_keys
+from dcar.sampling import likeliest, sample, uniform, utterance_keys
 from eval.verifiers.statistics import VerifierStatistics, needed
 from eval.verifiers.transitions import Transitions
 
@@ -164,13 +164,13 @@ class MTPViterbi:
     def _candidates(self, session: Session, law: Tensor, position: Tensor) -> Tensor:
         """k ids of each head [B, n, k]: the best, or drawn without replacement (the largest log S + Gumbel noise)."""
         if self.mode != "sampled_candidates":
-            return law.topk(self.k, dim=-1).indices
+            return likeliest(law, self.k)[1]
         vocabulary = law.shape[-1]
         ids = torch.arange(vocabulary, device=law.device)
         address = position.repeat_interleave(vocabulary, dim=1)  # a draw for every id at every position
         u = uniform(session.token_keys, "token", address, 1 + ids.repeat(position.shape[1])).view(law.shape)
         gumbel = -(-u.clamp(min=1e-300).log()).log()
-        return (law.double().log() + gumbel).topk(self.k, dim=-1).indices
+        return likeliest(law.double().log() + gumbel, self.k)[1]
 
     def select(self, rows: Tensor) -> None:
         self._sizes, self._previous = self._sizes[rows], self._previous[rows]
@@ -227,6 +227,6 @@ def bookkeeping_case(heads: int = 7, k: int = 10, vocabulary: int = 2049, batch:
 
     def case() -> tuple[Tensor, Tensor]:
         u = uniform(address, "token", position) if mode == "ffbs" else None
-        return choose(law, law.topk(k, dim=-1).indices, transitions, u=u)
+        return choose(law, likeliest(law, k)[1], transitions, u=u)
 
     return case

@@ -9,15 +9,15 @@ from __future__ import annotations
 from torch import Tensor
 
 from dcar.errors import ConfigError
+from dcar.sampling import rank
 from eval.verifiers import sd
 from eval.verifiers.drafters import Drafter
 from eval.verifiers.relaxed import RelaxedVerifier
 
 
 def among_likeliest(q: Tensor, tokens: Tensor, k: int) -> Tensor:
-    """Whether fewer than k tokens are likelier than x, and x is possible: q [..., V], tokens [...] -> bool [...]."""
-    q_x = sd.of(q, tokens)
-    return ((q > q_x[..., None]).sum(-1) < k) & (q_x > 0)
+    """Whether x is one of the k likeliest (of equals the lowest ids) and possible: q [..., V], tokens [...] -> bool."""
+    return (rank(q, tokens) < k) & (sd.of(q, tokens) > 0)
 
 
 class TopKVerify(RelaxedVerifier):

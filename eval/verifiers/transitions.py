@@ -2,17 +2,15 @@
 
 States are the codes 0..V-1, the end of speech V and the start of an utterance V + 1. c_ij counts j behind i; then
 
-    Q(j | i) = (c_ij + a u_j) / (c_i + a),    a = alpha * (V + 1),
+    Q(j | i) = (c_ij + alpha) / (c_i + alpha (V + 1)),
 
-u uniform over codes and end ("uniform": the usual add-alpha), or the smoothed unigram law ("unigram": interpolation
-with it, by the weight a / (c_i + a)). Behind the end stands only the end. Transitions into it are counted where
-utterances end, those from the start where they begin.
+add-alpha over codes and end. Behind the end stands only the end. Transitions into it are counted where utterances end,
+those from the start where they begin.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Literal
 
 import numpy as np
 import torch
@@ -45,11 +43,9 @@ def count_bigrams(utterances: Iterable[Sequence[int]], codes: int) -> tuple[Tens
 class Transitions:
     """log Q as above, dense where it fits into memory, else by binary search among the counted pairs."""
 
-    def __init__(self, keys: Tensor, counts: Tensor, states: int, alpha: float = 0.01,
-                 prior: Literal["uniform", "unigram"] = "uniform", dense: bool | None = None):
-        if alpha < 0 or prior not in ("uniform", "unigram"):
-            raise ConfigError(f"transition smoothing needs alpha >= 0 and prior 'uniform' or 'unigram', "
-                              f"not {alpha} and '{prior}'")
+    def __init__(self, keys: Tensor, counts: Tensor, states: int, alpha: float = 0.01, dense: bool | None = None):
+        if not alpha >= 0:
+            raise ConfigError(f"transition smoothing needs alpha >= 0, not {alpha}")
         self.states, self.end, self.start = states, states - 2, states - 1
         outcomes = states - 1  # codes and end
         previous, following = keys // states, keys % states
@@ -58,18 +54,13 @@ class Transitions:
         if alpha == 0 and (empty := [i for i in empty if i != self.end]):
             raise ConfigError(f"{len(empty)} rows of the transition matrix are empty (token {empty[0]} was never seen "
                               "with a successor): smooth with alpha > 0, or count more speech")
-        self.weight = alpha * outcomes
-        if prior == "uniform":
-            self.prior = torch.full((outcomes,), 1 / outcomes, dtype=torch.float64)
-        else:
-            seen = torch.zeros(outcomes, dtype=torch.float64).index_add_(0, following, counts.double())
-            self.prior = (seen + 1) / (seen.sum() + outcomes)
+        self.alpha, self.outcomes = alpha, outcomes
         self.keys, self.counts = keys, counts.double()
         if dense is None:
             dense = states * outcomes * 4 <= DENSE_BYTES
         self.table: Tensor | None = None
         if dense:
-            matrix = (self.weight * self.prior).expand(states, -1).clone()
+            matrix = torch.full((states, outcomes), alpha, dtype=torch.float64)
             matrix[previous, following] += self.counts
             matrix[self.end] = 0
             matrix[self.end, self.end] = 1
@@ -77,7 +68,7 @@ class Transitions:
 
     def to(self, device: torch.device) -> Transitions:
         """Move the tables, in place."""
-        for name in ("rows", "prior", "keys", "counts", "table"):
+        for name in ("rows", "keys", "counts", "table"):
             value = getattr(self, name)
             setattr(self, name, None if value is None else value.to(device))
         return self
@@ -90,5 +81,5 @@ class Transitions:
         wanted = i * self.states + j
         place = torch.searchsorted(self.keys, wanted).clamp(max=len(self.keys) - 1)
         count = torch.where(self.keys[place] == wanted, self.counts[place], 0.0)
-        law = (count + self.weight * self.prior[j]) / (self.rows[i] + self.weight)
+        law = (count + self.alpha) / (self.rows[i] + self.alpha * self.outcomes)
         return torch.where(i == self.end, (j == self.end).double(), law).log().float()

@@ -11,7 +11,18 @@ from hypothesis import strategies as st
 from scipy.stats import chi2
 
 from dcar.errors import ConfigError
-from dcar.sampling import STREAMS, SamplingConfig, histories, sample, uniform, utterance_keys, warp
+from dcar.sampling import (
+    STREAMS,
+    SamplingConfig,
+    group_keys,
+    histories,
+    likeliest,
+    rank,
+    sample,
+    uniform,
+    utterance_keys,
+    warp,
+)
 
 LOGITS = torch.tensor([[1.0, 3.0, 3.0, 0.0, -1.0]])
 
@@ -39,6 +50,53 @@ def test_top_p_keeps_the_smallest_set_that_reaches_it():
 def test_forbidden_eos_has_no_mass():
     law = warp(LOGITS.expand(2, -1), SamplingConfig(), torch.tensor([True, False]), eos=1)
     assert law[0, 1] == 0 and law[1, 1] > 0 and torch.allclose(law.sum(-1), torch.ones(2))
+
+
+def in_order(row: list[float]) -> list[int]:
+    """Ids from the likeliest down, the lowest first among equals; by Python's own stable sort."""
+    return sorted(range(len(row)), key=lambda i: -row[i])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("levels", [2, 5, 1000])
+def test_the_likeliest_are_those_of_lowest_id_among_equals(levels, dtype):
+    values = torch.randint(-levels, levels, (3, 4, 40), generator=torch.Generator().manual_seed(levels)).to(dtype)
+    values[0, 0, 5:] = -torch.inf
+    values[1, 1, ::2], values[1, 1, 1::2] = 0.0, -0.0
+    order = torch.tensor([in_order(row) for row in values.view(-1, 40).tolist()]).view(3, 4, 40)
+    for k in (1, 7, 39, 40):
+        best, ids = likeliest(values, k)
+        assert torch.equal(ids, order[..., :k]) and torch.equal(best, values.gather(-1, ids))
+    for place in (0, 7, 39):
+        assert rank(values, order[..., place]).unique().tolist() == [place]
+
+
+def test_without_equals_the_likeliest_are_those_of_topk():
+    values = torch.randn(32, 7, 1025, generator=torch.Generator().manual_seed(0))
+    assert all(torch.equal(a, b) for a, b in zip(likeliest(values, 10), values.topk(10), strict=True))
+
+
+def test_a_value_that_is_no_number_is_among_the_likeliest():
+    """So that a broken law stays broken, and is seen."""
+    for values in ([0.0, 1.0, math.nan, 2.0], [2.0, -math.nan, 2.0, 2.0]):
+        assert likeliest(torch.tensor([values]), 2)[0].isnan().any()
+        assert warp(torch.tensor([values]), SamplingConfig(top_k=2)).isnan().any()
+
+
+def test_top_k_keeps_the_lowest_of_equal_ids():
+    law = warp(torch.tensor([[0.0, 2.0, 1.0, 1.0, 1.0, 1.0]]), SamplingConfig(top_k=3))
+    assert law.nonzero()[:, 1].tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("config", [SamplingConfig(), SamplingConfig(temperature=0), SamplingConfig(top_k=2),
+                                    SamplingConfig(temperature=0.1, top_p=0.5)])
+def test_where_nothing_but_a_forbidden_end_is_possible_all_others_are_alike(config):
+    logits = torch.tensor([[-torch.inf, -torch.inf, -torch.inf, 5.0]]).expand(2, -1)
+    law = warp(logits, config, torch.tensor([True, False]), eos=3)
+    count = {1.0: 3}.get(config.top_p, 2) if config.temperature else 1
+    count = config.top_k or count
+    assert law[0].tolist() == pytest.approx([1 / count] * count + [0.0] * (4 - count))
+    assert law[1].tolist() == [0, 0, 0, 1]
 
 
 @pytest.mark.parametrize("bad", [dict(temperature=-1.0), dict(top_p=0.0), dict(top_k=-1), dict(max_tokens=0)])
@@ -73,6 +131,22 @@ def test_draws_are_a_function_of_their_address_only():
     assert torch.equal(together, alone)
     assert torch.equal(utterance_keys(7, ["b"]), keys[1:2])
     assert torch.equal(uniform(keys, "token", torch.tensor([4, 4, 4])), together[:, 4])
+
+
+def test_no_two_members_of_any_utterances_share_their_draws():
+    names = ["x", "x#", "x#1", "x#0", "x#1#1", "x#1#0", "x#y", "x#10", "1", "#1", "x\n#1"]
+    rows = [(name, member) for name in names for member in range(12)]
+    _, keys = group_keys(3, *zip(*rows, strict=True))
+    assert len(keys.unique()) == len(rows)
+
+
+def test_draws_are_those_of_earlier_versions():
+    """Keys written down before members' addresses were told from ids that look like them: results stay the same."""
+    before = {("x", 0): -8507718032982347268, ("x", 1): 5358463972774364581, ("a#b", 0): -8851821559032420496,
+              ("x#1", 2): -5697653142441149624}
+    _, keys = group_keys(7, [name for name, _ in before], [member for _, member in before])
+    assert keys.tolist() == list(before.values())
+    assert utterance_keys(7, ["x", "a#b"]).tolist() == [before["x", 0], before["a#b", 0]]
 
 
 def test_streams_seeds_positions_and_draws_are_independent_and_uniform():
@@ -159,6 +233,29 @@ def test_a_certain_repeated_token_is_left_where_it_is_masked():
     masked = warp(logits, ras(repetition_mask=True), history=history)[0]
     assert torch.allclose(masked, torch.tensor([0.0, *torch.tensor([1.0, 0.0]).softmax(0)]), atol=1e-5)
     assert warp(logits, ras(), history=history)[0].tolist() == [1, 0, 0]
+
+
+def masked_law(f: list[float], n: list[float], repeated: set[int]) -> list[float]:
+    """The procedure with the mask, enumerated: u from the nucleus, then, if it is repeated, another one from f."""
+    out = [0.0] * len(f)
+    for u, p in enumerate(n):
+        others = sum(x for v, x in enumerate(f) if v != u)
+        if u not in repeated or not others:
+            out[u] += p
+            continue
+        for v, x in enumerate(f):
+            out[v] += p * x / others if v != u else 0.0
+    return out
+
+
+@pytest.mark.parametrize("gap", [0.5, 20.0, 36.0, 60.0, 200.0, torch.inf])
+def test_a_repeated_token_may_have_any_probability_where_it_is_masked(gap):
+    logits = torch.tensor([[gap, 0.0, -1.0]]) if gap < torch.inf else torch.tensor([[0.0, -gap, -gap]])
+    f = logits.double().softmax(-1)[0].tolist()
+    n = [1.0, 0.0, 0.0] if f[0] >= 0.8 else [f[0] / (f[0] + f[1]), f[1] / (f[0] + f[1]), 0.0]
+    law = warp(logits, ras(repetition_mask=True), history=torch.tensor([[0] * 10]))[0]
+    assert law.tolist() == pytest.approx(masked_law(f, n, {0}), abs=1e-6)
+    assert float(law[0]) == (1.0 if gap == torch.inf else 0.0)
 
 
 def test_histories_are_windows_before_each_position():

@@ -247,10 +247,10 @@ def test_typical_threshold_by_hand():
     assert threshold(q, 0.09, 0.3).tolist() == pytest.approx([0.3 / 4, 0.09])  # exp(-H) is 1/4 and 1
 
 
-def test_among_likeliest_counts_ties_in_favour_and_refuses_the_impossible():
+def test_among_likeliest_prefers_lower_ids_among_equals_and_refuses_the_impossible():
     q = torch.tensor([0.4, 0.3, 0.3, 0.0])
     hits = {k: [bool(among_likeliest(q, torch.tensor(x), k)) for x in range(4)] for k in (1, 2, 9)}
-    assert hits == {1: [True, False, False, False], 2: [True, True, True, False], 9: [True, True, True, False]}
+    assert hits == {1: [True, False, False, False], 2: [True, True, False, False], 9: [True, True, True, False]}
 
 
 @pytest.mark.parametrize("make", [

@@ -111,6 +111,7 @@ def test_nodes_carry_the_ranked_ids_of_their_head():
     logits = torch.tensor([[[0.0, 3.0, 2.0, 1.0, -1.0], [5.0, 1.0, 2.0, 3.0, 4.0], [0.0, 1.0, 2.0, 3.0, 4.0]]])
     tree = RankTree(((0,), (2,), (0, 1), (0, 1, 3)))
     assert tree.tokens(logits).tolist() == [[1, 3, 4, 1]]
+    assert tree.tokens(torch.zeros(1, 3, 100)).tolist() == [[0, 2, 1, 3]]  # of equals the lowest ids
 
 
 # ----------------------------------------------------------------------------------------------------------- acceptance

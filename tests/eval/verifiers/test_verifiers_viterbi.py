@@ -104,8 +104,8 @@ def test_sampled_paths_have_the_law_of_the_lattice(n, m, zeros, use_start):
 UTTERANCES = [[0, 1, 1, 2], [0, 1, 0], [3]]
 
 
-def transitions(alpha=0.01, prior="uniform", dense=True, codes=4):
-    return Transitions(*count_bigrams(UTTERANCES, codes), codes + 2, alpha, prior, dense)
+def transitions(alpha=0.01, dense=True, codes=4):
+    return Transitions(*count_bigrams(UTTERANCES, codes), codes + 2, alpha, dense)
 
 
 def test_bigrams_with_ends_and_starts_counted_by_hand():
@@ -114,22 +114,18 @@ def test_bigrams_with_ends_and_starts_counted_by_hand():
     assert found == {(5, 0): 2, (5, 3): 1, (0, 1): 2, (1, 1): 1, (1, 2): 1, (1, 0): 1, (0, 4): 1, (2, 4): 1, (3, 4): 1}
 
 
-@pytest.mark.parametrize("prior", ["uniform", "unigram"])
-def test_smoothed_rows_are_laws_and_the_formula_holds(prior):
+def test_smoothed_rows_are_laws_and_the_formula_holds():
     alpha = 0.2
-    q = transitions(alpha, prior).table.double().exp()
+    q = transitions(alpha).table.double().exp()
     assert torch.allclose(q.sum(-1), torch.ones(6, dtype=torch.float64), atol=1e-6)
     assert q[4].tolist() == [0, 0, 0, 0, 1]  # behind the end only the end
-    unigram = torch.tensor([4, 4, 2, 2, 4]) / 16  # 3, 3, 1, 1, 3 seen as a successor, plus one each
-    u = torch.full((5,), 0.2) if prior == "uniform" else unigram
     for i, (row, total) in {0: ([0, 2, 0, 0, 1], 3), 5: ([2, 0, 0, 1, 0], 3), 1: ([1, 1, 1, 0, 0], 3)}.items():
-        expected = (torch.tensor(row) + alpha * 5 * u) / (total + alpha * 5)
+        expected = (torch.tensor(row) + alpha) / (total + alpha * 5)
         assert torch.allclose(q[i].float(), expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("prior", ["uniform", "unigram"])
-def test_sparse_lookup_equals_the_dense_matrix(prior):
-    dense, sparse = transitions(0.05, prior, True), transitions(0.05, prior, False)
+def test_sparse_lookup_equals_the_dense_matrix():
+    dense, sparse = transitions(0.05, True), transitions(0.05, False)
     assert sparse.table is None
     previous, following = torch.tensor([[0, 1, 2, 3, 4, 5]] * 2), torch.tensor([[4, 3, 2, 1, 0], [0, 0, 1, 4, 4]])
     assert torch.allclose(dense.log_prob(previous, following), sparse.log_prob(previous, following), atol=1e-6)
@@ -142,8 +138,6 @@ def test_transitions_that_cannot_be_used():
     assert Transitions(*count_bigrams([[0, 1, 2, 3]], 4), 6, alpha=0).table[0].exp().tolist() == [0, 1, 0, 0, 0]
     with pytest.raises(ConfigError, match="alpha >= 0"):
         transitions(-1)
-    with pytest.raises(ConfigError, match="'uniform' or 'unigram'"):
-        transitions(1, "flat")
     with pytest.raises(DataError, match="utterance 1 has a token outside the codebook of 4"):
         count_bigrams([[0], [4]], 4)
     with pytest.raises(DataError, match="no utterances"):
@@ -243,6 +237,18 @@ def test_all_candidates_and_flat_transitions_sample_like_car(decoder, prompts, n
     got = decode(decoder, prompts, MTPViterbi(n, flat_table(), k=13, mode="ffbs"), endless, seed=2)
     plain = decode(decoder, prompts, ChunkMethod(FixedChunk(n)), endless, seed=2)
     assert [(r.tokens, r.emitted) for r in got] == [(r.tokens, r.emitted) for r in plain]
+
+
+@pytest.mark.parametrize("mode", ["argmax", "ffbs"])
+def test_candidates_of_equal_probability_are_those_of_lowest_id(decoder, prompts, mode):
+    """Heads that find everything equally likely propose the first k ids, whatever order torch.topk has."""
+    with torch.no_grad():
+        for weight in (decoder.heads.base.weight, decoder.heads.projection):
+            weight.zero_()
+    sampling = SamplingConfig(max_tokens=12, min_tokens=20)
+    spoken = {t for r in decode(decoder, prompts, MTPViterbi(3, flat_table(), k=4, mode=mode), sampling)
+              for t in r.tokens}
+    assert spoken == ({0} if mode == "argmax" else {0, 1, 2, 3})
 
 
 def test_one_head_with_one_candidate_is_greedy_decoding(decoder, prompts):

@@ -7,12 +7,15 @@ longest accepted path is emitted, then the first sample at its end, which is the
 
 tau = 1 is lossless: at every node exactly one token is drawn from the base law, and it is emitted whether or not the
 tree held it. That draw has the address (token stream, position) of plain decoding, so car-1 gives the same tokens.
-tau > 1 moves mass to the candidates: with qC the base mass of a node's children C, rule "first" gives
+tau > 1 moves mass to the candidates. The end of speech e keeps its law, whatever tau (`strict_end`): the first sample
+alone decides whether a node ends, and which branch leads furthest is asked as if none did (`accept`). With qC the base
+mass of a node's children C other than e, rule "first" gives behind that node
 
-    out(c) = q(c) / qC * (1 - (1 - qC)^tau)  for c in C,    out(v) = (1 - qC)^(tau - 1) q(v)  otherwise,
+    out(e) = q(e),    out(v) = (1 - qC)^(tau - 1) q(v)  for v not in C,
+    out(c) = q(c) + (1 - q(e) - qC) q(c) / qC * (1 - (1 - qC)^(tau - 1))  for c in C,
 
-at total variation (1 - qC)(1 - (1 - qC)^(tau - 1)) from q. The end of speech keeps its law, whatever tau
-(`strict_end`): the first sample alone decides whether a node ends.
+at total variation (1 - q(e) - qC)(1 - (1 - qC)^(tau - 1)) from q; so does "longest" where the tree ends there. Without
+`strict_end` e is a token like any other: C may hold it, and 1 - qC stands in the place of 1 - q(e) - qC.
 
 The paper's text was not available to us: the rule is read from how later papers of its authors describe it
 (docs/methods.md).
@@ -40,14 +43,8 @@ NODES = 16  # default budget of a tree
 Rule = Literal["longest", "first"]
 
 
-def accept(candidates: Tensor, samples: Tensor, tree: DraftTree, eos: int, rule: Rule = "longest",
-           strict_end: bool = True) -> tuple[Tensor, Tensor]:
-    """The accepted path: a node is accepted iff its token is among the tau samples at its parent, which is accepted.
-
-    candidates [B, m] tokens of the nodes; samples [B, 1 + m, tau] of the base head behind the root (index 0) and every
-    node. Returns nodes [B, depth] from the root on, padded with 0, and how many there are [B]. Among accepted siblings
-    "longest" takes the one that leads furthest, then the earliest sample; "first" the earliest sample.
-    """
+def hits(candidates: Tensor, samples: Tensor, tree: DraftTree, eos: int, strict_end: bool) -> tuple[Tensor, Tensor]:
+    """Which nodes are accepted [B, m], and the earliest sample [B, m] that each one's token is among; see `accept`."""
     at_parent = samples[:, tree.parents + 1]  # [B, m, tau]
     match = at_parent == candidates[:, :, None]
     if strict_end:  # a node ends iff its first sample says so
@@ -55,10 +52,32 @@ def accept(candidates: Tensor, samples: Tensor, tree: DraftTree, eos: int, rule:
     behind_end = (candidates[:, tree.parents.clamp(min=0)] == eos) & (tree.parents >= 0)
     hit = match.any(-1) & ~behind_end
     accepted = (~hit).float() @ tree.ancestors.T.float() == 0  # every node on the path was hit
-    earliest = match.to(torch.uint8).argmax(-1)  # [B, m] index of the sample
+    return accepted, match.to(torch.uint8).argmax(-1)
+
+
+def accept(candidates: Tensor, samples: Tensor, tree: DraftTree, eos: int, rule: Rule = "longest",
+           strict_end: bool = True, unended: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The accepted path: a node is accepted iff its token is among the tau samples at its parent, which is accepted.
+
+    candidates [B, m] tokens of the nodes; samples [B, 1 + m, tau] of the base head behind the root (index 0) and every
+    node. Returns nodes [B, depth] from the root on, padded with 0, and how many there are [B]. Among accepted siblings
+    "longest" takes the one that leads furthest, then the earliest sample; "first" the earliest sample.
+
+    A branch that ends leads nowhere, so to prefer the longest would be to avoid ends. With strict_end, "longest"
+    therefore asks how far a branch would lead if no node ended: unended [B, 1 + m] are draws from the base laws
+    without e, which stand there for a first sample that is e. What is chosen then knows nothing of the ends, and each
+    node ends with probability q(e). Not needed for tau = 1, where no two siblings are accepted.
+    """
+    accepted, earliest = hits(candidates, samples, tree, eos, strict_end)
     preference = samples.shape[-1] - earliest
-    if rule == "longest":
-        below = accepted[:, None] & tree.ancestors.T  # [B, m, m] accepted descendants of each node
+    if rule == "longest" and samples.shape[-1] > 1:
+        leading = accepted
+        if strict_end:
+            if unended is None:
+                raise ValueError("the longest path with strict_end needs the first samples of nodes that do not end")
+            first = torch.where(samples[:, :, 0] == eos, unended, samples[:, :, 0])
+            leading, _ = hits(candidates, torch.cat((first[:, :, None], samples[:, :, 1:]), -1), tree, eos, strict_end)
+        below = leading[:, None] & tree.ancestors.T  # [B, m, m] descendants of each node that are reached
         preference = preference + (samples.shape[-1] + 1) * (below * tree.depths).amax(-1)
     path = torch.zeros(len(candidates), tree.depth, dtype=torch.long, device=candidates.device)
     counts = torch.zeros(len(candidates), dtype=torch.long, device=candidates.device)
@@ -113,14 +132,14 @@ class Vadusa:
     def keep(self, session: Session, hidden: Tensor, counts: Tensor, draft: Draft | None) -> Kept:
         if draft is None:  # the prompt was read: draw the first root
             self._state = session.last_hidden
-            root = self._samples(session, self._state[:, None], session.generated[:, None])[:, :, 0]
+            root = self._samples(session, self._state[:, None], session.generated[:, None])[0][:, :, 0]
             return Kept(root, torch.ones_like(counts))
         root_column = (counts - draft.counts - 1).clamp(min=0)  # of the last pending token
         column = root_column[:, None] + torch.arange(len(self._shape) + 1, device=counts.device)
         states = hidden.gather(1, column[:, :, None].expand(-1, -1, hidden.shape[-1]))  # [B, 1 + m, D]
-        samples = self._samples(session, states, session.generated[:, None] + self._node_depths)
+        samples, unended = self._samples(session, states, session.generated[:, None] + self._node_depths)
         path, accepted = accept(draft.tokens, samples, self._shape, session.model.config.eos, self.rule,
-                                self.strict_end)
+                                self.strict_end, unended)
         row = torch.arange(len(counts), device=counts.device)
         last = torch.where(accepted > 0, path[row, accepted - 1] + 1, 0)  # 0: the root
         self._state = states[row, last]
@@ -128,21 +147,30 @@ class Vadusa:
         tokens[row, accepted] = samples[row, last, 0]  # the next root
         return Kept(tokens, accepted + 1, cached=accepted, path=path)
 
-    def _samples(self, session: Session, states: Tensor, position: Tensor) -> Tensor:
-        """tau draws from the base law at each state [B, n, D], for the tokens at `position` [B, n] -> [B, n, tau].
+    def _samples(self, session: Session, states: Tensor, position: Tensor) -> tuple[Tensor, Tensor | None]:
+        """tau draws from the base law at each state [B, n, D], for the tokens at `position` [B, n] -> [B, n, tau]; and
+        one from it without the end [B, n] where `accept` needs that.
 
         The first draw is the one that plain decoding makes at this position; the others are independent between nodes.
         """
-        law = warp(session.model.heads(states, 1)[:, :, 0], session.sampling, session.forbid_eos(position),
-                   session.model.config.eos)
+        eos = session.model.config.eos
+        law = warp(session.model.heads(states, 1)[:, :, 0], session.sampling, session.forbid_eos(position), eos)
         draws = [uniform(session.token_keys, "token", position)]
         node = torch.arange(position.shape[1], device=position.device)
         for j in range(self.tau - 1):
             draws.append(uniform(session.token_keys, "tau", position, node * (self.tau - 1) + j))
-        return sample(law[:, :, None], torch.stack(draws, dim=-1))
+        samples = sample(law[:, :, None], torch.stack(draws, dim=-1))
+        if self.tau == 1 or self.rule == "first" or not self.strict_end:
+            return samples, None
+        return samples, sample(law[..., :eos], uniform(session.token_keys, "tau", position, unended_draws(node, self.tau)))
 
     def select(self, rows: Tensor) -> None:
         self._state = self._state[rows]
+
+
+def unended_draws(node: Tensor, tau: int) -> Tensor:
+    """Numbers of the draws that stand for a first sample at each node [n]: behind all others of these nodes."""
+    return len(node) * (tau - 1) + node
 
 
 def check_tree(tree: RankTree, heads: int, vocabulary: int) -> None:
@@ -184,11 +212,13 @@ def bookkeeping_case(nodes: int = NODES, tau: int = 2, vocabulary: int = 2049,
     draft = torch.randn(1, shape.depth, vocabulary, generator=rng)
     base = 3 * torch.randn(1, 1 + len(shape), vocabulary, generator=rng)
     keys, position = utterance_keys(0, ["u"]), torch.cat((shape.depths.new_zeros(1), shape.depths))[None]
-    sampling = SamplingConfig()
+    sampling, node = SamplingConfig(), torch.arange(1 + len(shape))
 
     def case() -> tuple[Tensor, Tensor]:
+        law = warp(base, sampling)
         draws = [uniform(keys, "tau", position, position * tau + j) for j in range(tau)]
-        samples = sample(warp(base, sampling)[:, :, None], torch.stack(draws, dim=-1))
-        return accept(tree.tokens(draft), samples, shape, vocabulary - 1)
+        samples = sample(law[:, :, None], torch.stack(draws, dim=-1))
+        unended = sample(law[..., :-1], uniform(keys, "tau", position, unended_draws(node, tau))) if tau > 1 else None
+        return accept(tree.tokens(draft), samples, shape, vocabulary - 1, unended=unended)
 
     return case

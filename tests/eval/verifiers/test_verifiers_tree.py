@@ -117,9 +117,11 @@ def test_nodes_carry_the_ranked_ids_of_their_head():
 # ----------------------------------------------------------------------------------------------------------- acceptance
 
 
-def slow_accept(candidates, samples, parents, eos, rule, strict):
+def slow_accept(candidates, samples, parents, eos, rule, strict, unended):
     """The rule by recursion over one row: the accepted path, as node indices."""
-    def hits(node):  # node -1 is the root
+    as_if = [[u, *s[1:]] if strict and s[0] == eos else s for s, u in zip(samples, unended, strict=True)]
+
+    def hits(node, samples=samples):  # node -1 is the root
         drawn = samples[node + 1]
         if node >= 0 and candidates[node] == eos:
             return []
@@ -132,11 +134,15 @@ def slow_accept(candidates, samples, parents, eos, rule, strict):
             found.append((drawn.index(candidates[child]), child))
         return sorted(found)
 
+    def reach(node):
+        return max((1 + reach(child) for _, child in hits(node, as_if)), default=0)
+
     def best(node):
-        options = [[child, *best(child)] for _, child in hits(node)]
+        options = [child for _, child in hits(node)]
         if not options:
             return []
-        return options[0] if rule == "first" else max(options, key=len)  # max keeps the earliest of the longest
+        chosen = options[0] if rule == "first" else max(options, key=reach)  # max keeps the earliest of the longest
+        return [chosen, *best(chosen)]
 
     return best(-1)
 
@@ -151,9 +157,10 @@ def test_a_candidate_is_accepted_iff_it_is_among_the_samples(rule, strict, tau):
     rows, eos = 300, 4
     logits = torch.rand(rows, 3, 5)
     candidates, samples = tree.tokens(logits), torch.randint(0, 5, (rows, 11, tau))
-    path, counts = accept(candidates, samples, shape, eos, rule, strict)
-    expected = [slow_accept(c, s, parents, eos, rule, strict)
-                for c, s in zip(candidates.tolist(), samples.tolist(), strict=True)]
+    unended = torch.randint(0, eos, (rows, 11))
+    path, counts = accept(candidates, samples, shape, eos, rule, strict, unended)
+    expected = [slow_accept(c, s, parents, eos, rule, strict, u)
+                for c, s, u in zip(candidates.tolist(), samples.tolist(), unended.tolist(), strict=True)]
     assert [p[:n] for p, n in zip(path.tolist(), counts.tolist(), strict=True)] == expected
     assert all(not any(p[n:]) for p, n in zip(path.tolist(), counts.tolist(), strict=True))
     assert {len(p) for p in expected} == {0, 1, 2, 3}
@@ -164,7 +171,8 @@ def one_node_law(q, children, tau, eos, rule, strict):
     tree = DraftTree([-1] * len(children))
     draws = torch.tensor(list(itertools.product(range(len(q)), repeat=tau)))  # [N, tau]
     samples = draws[:, None].expand(-1, len(children) + 1, -1)
-    path, counts = accept(torch.tensor(children).expand(len(draws), -1), samples, tree, eos, rule, strict)
+    unended = torch.zeros_like(samples[:, :, 0])  # children of one node lead equally far
+    path, counts = accept(torch.tensor(children).expand(len(draws), -1), samples, tree, eos, rule, strict, unended)
     token = torch.where(counts > 0, torch.tensor(children)[path[:, 0]], draws[:, 0])
     weight = q[draws].prod(-1)
     return torch.zeros(len(q), dtype=torch.float64).index_add_(0, token, weight)
@@ -172,16 +180,19 @@ def one_node_law(q, children, tau, eos, rule, strict):
 
 @pytest.mark.parametrize("rule", ["longest", "first"])
 @pytest.mark.parametrize("tau", [1, 2, 3, 4])
-def test_law_of_one_node(rule, tau):
+@pytest.mark.parametrize(("children", "strict"), [([1, 3], True), ([1, 4], True), ([1, 3], False), ([4, 1], False)])
+def test_law_of_one_node(rule, tau, children, strict):
     """The closed form; tau = 1 is the base law whatever the candidates; the distance grows as the theory says."""
-    q = torch.tensor([0.35, 0.3, 0.15, 0.12, 0.08], dtype=torch.float64)
-    children = [1, 3]
-    mass = q[children].sum()
-    out = one_node_law(q, children, tau, eos=99, rule=rule, strict=True)
+    q = torch.tensor([0.15, 0.3, 0.15, 0.02, 0.38], dtype=torch.float64)
+    out = one_node_law(q, children, tau, eos=4, rule=rule, strict=strict)
+    going = [c for c in children if not (strict and c == 4)]
+    end, mass = float(q[4]) if strict else 0.0, q[going].sum()
     expected = (1 - mass) ** (tau - 1) * q
-    expected[children] = q[children] / mass * (1 - (1 - mass) ** tau)
+    if strict:
+        expected[4] = q[4]
+    expected[going] = q[going] * (1 + (1 - end - mass) / mass * (1 - (1 - mass) ** (tau - 1)))
     assert torch.allclose(out, expected, atol=1e-12, rtol=0)
-    distance = (1 - mass) * (1 - (1 - mass) ** (tau - 1))
+    distance = (1 - end - mass) * (1 - (1 - mass) ** (tau - 1))
     assert float((out - q).abs().sum() / 2) == pytest.approx(float(distance), abs=1e-12)
     if tau == 1:
         assert torch.allclose(out, q, atol=1e-12, rtol=0)
@@ -194,6 +205,53 @@ def test_the_end_of_speech_keeps_its_law(children, tau):
     assert float(one_node_law(q, children, tau, 4, "longest", True)[4]) == pytest.approx(0.08, abs=1e-12)
     loose = float(one_node_law(q, children, tau, 4, "longest", False)[4])
     assert loose > 0.09 if 4 in children else loose < 0.06  # without the rule tolerance moves it
+
+
+DEEP = ((0,), (1,), (0, 0), (1, 0), (0, 0, 0), (0, 0, 1))
+OTHER_DEEP = ((0,), (1,), (2,), (0, 2), (0, 1), (1, 1))  # with the end, 2, among the candidates
+
+
+def ends_in_a_round(paths, laws, tau, rule):
+    """Probability that each node of a tree of tokens is emitted, and that the end follows it, by enumerating all draws
+    of a round: two codes, end 2, laws by the tokens before."""
+    tree = DraftTree([paths.index(p[:-1]) if p[:-1] else -1 for p in paths])
+    nodes, options = [(), *paths], []
+    for node in nodes:
+        law = laws[node]
+        if any(p[:-1] == node for p in paths):
+            rows = [(*s, u, law[list(s)].prod() * law[u] / law[:2].sum())
+                    for s in itertools.product(range(3), repeat=tau) for u in range(2)]
+        else:  # nothing is compared with its samples; the first is the next root
+            rows = [(*[s] * tau, 0, law[s]) for s in range(3)]
+        options.append(torch.tensor(rows, dtype=torch.float64))
+    index = torch.cartesian_prod(*[torch.arange(len(o)) for o in options])
+    draws = torch.stack([o[i] for o, i in zip(options, index.T, strict=True)], dim=1)  # [N, 1 + m, tau + 2]
+    weight, samples, unended = draws[..., -1].prod(-1), draws[..., :tau].long(), draws[..., tau].long()
+    tokens = torch.tensor([p[-1] for p in paths])
+    path, counts = accept(tokens.expand(len(index), -1), samples, tree, 2, rule, True, unended)
+    found = {}
+    for node in nodes:
+        place = nodes.index(node)
+        on_path = counts >= len(node) if not node else (counts >= len(node)) & (path[:, len(node) - 1] == place - 1)
+        if not (2 in node or on_path.sum() == 0):
+            child = tokens[path[:, min(len(node), tree.depth - 1)]]
+            following = torch.where(counts > len(node), child, samples[:, place, 0])
+            found[node] = (float(weight[on_path].sum()), float(weight[on_path & (following == 2)].sum()))
+    return found
+
+
+@pytest.mark.parametrize("paths", [DEEP, OTHER_DEEP])
+@pytest.mark.parametrize("rule", ["longest", "first"])
+def test_the_end_keeps_its_law_behind_every_node_of_a_deep_tree(paths, rule):
+    """The branch that leads furthest is chosen as if none ended: to prefer what goes on would starve the end."""
+    rng = torch.Generator().manual_seed(0)
+    laws = {node: 0.1 + torch.rand(3, dtype=torch.float64, generator=rng) for node in [(), *paths]}
+    laws |= {(0, 0): torch.tensor([0.2, 0.2, 0.6], dtype=torch.float64)}
+    laws = {node: law / law.sum() for node, law in laws.items()}
+    found = ends_in_a_round(paths, laws, 2, rule)
+    assert len(found) == sum(2 not in p for p in paths) + 1
+    for node, (reached, ended) in found.items():
+        assert ended / reached == pytest.approx(float(laws[node][2]), abs=1e-12), node
 
 
 @pytest.mark.parametrize("seed", range(5))

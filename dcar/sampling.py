@@ -115,7 +115,7 @@ def uniform(keys: Tensor, stream: str, position: Tensor, draw: int | Tensor = 0)
 
 def likeliest(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k largest of values [..., V] and their ids, both [..., k], from the largest down; among equals the lowest id
-    comes first. The one order of ids, for laws, logits and scores alike; a value that is not a number counts as largest.
+    comes first. The one order of ids, for laws, logits and scores alike; what is not a number counts as largest.
 
     torch.topk says nothing about equals. On the CPU only rows that have some among their largest are sorted; elsewhere
     all are, for a look at the values would wait for the device.

@@ -1,11 +1,11 @@
 """Names of the chain verifiers: what they verify with, where the draft comes from, and how long it is.
 
-    KIND[-PARAMETERS][@DRAFTER][:LENGTH]
+    KIND[-PARAMETERS][-eos][@DRAFTER][:LENGTH]
 
     sd                   lossless speculative decoding, draft by the additional heads, 3 tokens
     sd@draft             the same with the draft model
     ssd-0.4@draft:4      tolerance 0.4, the draft model drafts 4 tokens
-    ssd-0.4-eos          the tolerance holds for EOS too (by default EOS is judged as in sd)
+    ssd-0.4-eos@draft    as in the paper: the tolerance holds for EOS too (without -eos it is judged as in sd)
     pcg-0.42             similarity groups at threshold 0.42
     typical              Medusa's typical acceptance; typical-0.09-0.3 gives epsilon and delta
     topk-verify-50       accepted where the base head has the token among its 50 likeliest
@@ -26,96 +26,119 @@ from dcar.model.base import Decoder
 from dcar.model.car import CARDecoder
 from eval.verifiers.chain import ChainVerifier
 from eval.verifiers.drafters import Drafter, HeadDrafter, ModelDrafter
-from eval.verifiers.groups import TokenGroups, cached_groups, check_theta
+from eval.verifiers.groups import cached_groups, check_theta
 from eval.verifiers.pcg import GroupVerifier
 from eval.verifiers.sd import SpeculativeDecoding
 from eval.verifiers.ssd import TolerantDecoding
 from eval.verifiers.topk_verify import TopKVerify
-from eval.verifiers.typical import TypicalAcceptance
+from eval.verifiers.typical import DELTA, EPSILON, TypicalAcceptance
 
 DEFAULT_LENGTH = 3
-KINDS = {  # kind -> (fewest and most parameters, how it is written)
-    "sd": (0, 0, "sd"),
-    "ssd": (1, 1, "ssd-0.4"),
-    "pcg": (1, 1, "pcg-0.42"),
-    "typical": (0, 2, "typical or typical-0.09-0.3"),
-    "topk-verify": (1, 1, "topk-verify-50"),
-}
+Build = Callable[[str, Drafter, bool], ChainVerifier]
+"""(name, drafter, whether EOS is judged as in sd) -> a fresh verifier."""
+Rule = Callable[[CARDecoder, tuple[float, ...]], tuple[Build, dict[str, str]]]
+"""(decoder, parameters in the name) -> how to build it, and what its tokens depend on besides drafter and name."""
 NUMBER = r"-?\d+(?:\.\d+)?(?:e-?\d+)?"
 SUFFIX = re.compile(rf"(?P<parameters>(?:-{NUMBER})*)(?P<eos>-eos)?(?:@(?P<drafter>\w+))?(?::(?P<length>\d+))?")
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A kind of chain verifier: how its names are written, and what they stand for."""
+
+    kind: str
+    example: str
+    rule: Rule
+    parameters: tuple[int, ...]  # how many numbers may stand in its name
+    relaxes_end: bool = False  # -eos may: the rule then holds for EOS too
 
 
 @dataclass(frozen=True)
 class ChainName:
     """A parsed name."""
 
-    kind: str
     parameters: tuple[float, ...]
     eos_strict: bool
     drafter: Literal["heads", "draft"]
     length: int | None  # None: DEFAULT_LENGTH, or what the heads allow
 
 
-def parse(name: str, kind: str) -> ChainName:
-    """Read a name that begins with `kind`. ConfigError for one that is malformed, with an example."""
-    least, most, example = KINDS[kind]
-    found = SUFFIX.fullmatch(name.removeprefix(kind))
+def parse(name: str, chain: Chain) -> ChainName:
+    """Read a name that begins with the kind. ConfigError for one that is malformed, with an example."""
+    found = SUFFIX.fullmatch(name.removeprefix(chain.kind))
     if found is None:
-        raise ConfigError(f"method '{name}': write {example}, then @heads or @draft, then :LENGTH, as in "
-                          f"{example.split()[0]}@draft:3")
+        raise ConfigError(f"method '{name}': write {chain.example}, then @heads or @draft, then :LENGTH, as in "
+                          f"{chain.example}@draft:3")
     numbers = tuple(float(x) for x in re.findall(f"-({NUMBER})", found["parameters"]))
-    if not least <= len(numbers) <= most or (kind == "typical" and len(numbers) == 1):
-        raise ConfigError(f"method '{name}': {len(numbers)} parameters; write {example}")
-    if found["eos"] and kind not in ("ssd", "typical", "topk-verify"):
-        raise ConfigError(f"method '{name}': -eos relaxes the rule for EOS, which {kind} never does")
+    if len(numbers) not in chain.parameters:
+        wanted = " or ".join(map(str, chain.parameters))
+        raise ConfigError(f"method '{name}': {len(numbers)} parameters instead of {wanted}; write {chain.example}")
+    if found["eos"] and not chain.relaxes_end:
+        raise ConfigError(f"method '{name}': -eos relaxes the rule for EOS, which {chain.kind} never does")
     drafter = found["drafter"] or "heads"
     if drafter not in ("heads", "draft"):
         raise ConfigError(f"method '{name}': the draft comes from @heads or @draft, not @{drafter}")
     length = int(found["length"]) if found["length"] else None
     if length == 0:
         raise ConfigError(f"method '{name}': a draft has at least 1 token")
-    if kind == "topk-verify" and numbers[0] != int(numbers[0]):
-        raise ConfigError(f"method '{name}': k is a whole number; write {example}")
-    return ChainName(kind, numbers, not found["eos"], drafter, length)  # type: ignore[arg-type]
+    return ChainName(numbers, not found["eos"], drafter, length)  # type: ignore[arg-type]
 
 
-def chain_method(name: str, kind: str, decoder: CARDecoder, draft: Decoder | None,
+def chain_method(name: str, chain: Chain, decoder: CARDecoder, draft: Decoder | None,
                  ) -> tuple[Callable[[], ChainVerifier], dict[str, str]]:
     """What builds the method called `name`, and all that its tokens depend on besides the decoder.
 
     Similarity groups are made (or read from the cache) here, once. ConfigError for a malformed name, parameters out
     of range, too few heads, or a missing draft model.
     """
-    parsed = parse(name, kind)
+    parsed = parse(name, chain)
     make_drafter, length = _drafter(name, parsed, decoder, draft)
     about = {"draft": f"{parsed.drafter}:{length}", "eos_strict": str(parsed.eos_strict)}
     if parsed.drafter == "draft" and draft is not None:
         about["draft_model"] = draft.checksum()
-    groups = _groups(decoder, *parsed.parameters) if kind == "pcg" else None
-    if groups is not None:
-        about["groups"] = f"{groups.theta!r} of {groups.embedding_checksum}"
+    build, more = chain.rule(decoder, parsed.parameters)
 
-    def build() -> ChainVerifier:
-        drafter, parameters, strict = make_drafter(), parsed.parameters, parsed.eos_strict
-        if groups is not None:
-            return GroupVerifier(name, drafter, groups)
-        if kind == "sd":
-            return SpeculativeDecoding(name, drafter)
-        if kind == "ssd":
-            return TolerantDecoding(name, drafter, parameters[0], strict)
-        if kind == "typical":
-            epsilon, delta = parameters or (0.09, 0.3)
-            return TypicalAcceptance(name, drafter, epsilon, delta, strict)
-        return TopKVerify(name, drafter, int(parameters[0]), strict)
+    def made() -> ChainVerifier:
+        return build(name, make_drafter(), parsed.eos_strict)
 
-    build()  # so that impossible parameters are refused now
-    return build, about
+    made()  # so that impossible parameters are refused now
+    return made, {**about, **more}
 
 
-def _groups(decoder: CARDecoder, theta: float) -> TokenGroups:
-    check_theta(theta)
+# ---------------------------------------------------------------------------------------------------------------- rules
+
+
+def lossless(decoder: CARDecoder, parameters: tuple[float, ...]) -> tuple[Build, dict[str, str]]:
+    return lambda name, drafter, strict: SpeculativeDecoding(name, drafter), {}
+
+
+def tolerant(decoder: CARDecoder, parameters: tuple[float, ...]) -> tuple[Build, dict[str, str]]:
+    (beta,) = parameters
+    return lambda name, drafter, strict: TolerantDecoding(name, drafter, beta, strict), {}
+
+
+def groups(decoder: CARDecoder, parameters: tuple[float, ...]) -> tuple[Build, dict[str, str]]:
+    (theta,) = parameters
     codes = decoder.config.speech_vocab_size
-    return cached_groups(decoder.speech_embedding.weight[:codes], theta, decoder.config.output_size - codes)
+    check_theta(theta)
+    made = cached_groups(decoder.speech_embedding.weight[:codes], theta, decoder.config.output_size - codes)
+    about = {"groups": f"{made.theta!r} of {made.embedding_checksum}"}
+    return lambda name, drafter, strict: GroupVerifier(name, drafter, made), about
+
+
+def typical(decoder: CARDecoder, parameters: tuple[float, ...]) -> tuple[Build, dict[str, str]]:
+    epsilon, delta = parameters or (EPSILON, DELTA)
+    return lambda name, drafter, strict: TypicalAcceptance(name, drafter, epsilon, delta, strict), {}
+
+
+def top_k(decoder: CARDecoder, parameters: tuple[float, ...]) -> tuple[Build, dict[str, str]]:
+    (k,) = parameters
+    if k != int(k):
+        raise ConfigError(f"top-k verification by the {k:g} likeliest: k is a whole number; write topk-verify-50")
+    return lambda name, drafter, strict: TopKVerify(name, drafter, int(k), strict), {}
+
+
+# ------------------------------------------------------------------------------------------------------------- drafters
 
 
 def _drafter(name: str, parsed: ChainName, decoder: CARDecoder, draft: Decoder | None,

@@ -1,8 +1,8 @@
 """Which rows of a comparison are one method at several settings: a family is one line of the plot.
 
 `ssd-0.2` and `ssd-0.4` are the family ssd at β = 0.2 and 0.4; words behind a name (`ssd-0.4@heads`) make a family of
-its own, because they change the method and not its setting; so does `@int8` (`car-3@int8`: int8 layers). The other
-names behind `dcar@` are settings: policies.
+its own, because they change the method and not its setting. The names behind `dcar@` are settings: policies. What a
+kind of method is called and how it is drawn stands in its entry of METHODS (eval/methods/registry.py).
 """
 
 from __future__ import annotations
@@ -12,37 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from eval.methods.registry import METHODS, MethodKind, Style
 
-@dataclass(frozen=True)
-class Style:
-    """How a family is called and drawn. `symbol`: its setting. `verifies`: a pass checks drafted tokens."""
-
-    label: str
-    color: str
-    marker: str
-    symbol: str = ""
-    verifies: bool = False
-
-
-STYLES: dict[str, Style] = {
-    "far": Style("FAR", "#222222", "s"),
-    "car": Style("CAR-k", "#1f5fa8", "o", "k"),
-    "random": Style("random size", "#8a8f98", "v"),
-    "dcar": Style("DCAR", "#d1361c", "D"),
-    "dcar-sampled": Style("DCAR sampled", "#ee8866", "d"),
-    "entropy": Style("entropy", "#c98a00", "h", "h"),
-    "mtp-viterbi": Style("MTP-Viterbi", "#2a8f4e", "p", "n"),
-    "sd": Style("SD", "#5b2a86", "X", verifies=True),
-    "ssd": Style("SSD", "#8d5fc0", ">", "β", True),
-    "pcg": Style("PCG", "#c4318c", "<", "θ", True),
-    "vadusa": Style("VADUSA", "#008b8b", "^", "τ", True),
-    "typical": Style("typical", "#8a5a2b", "P", verifies=True),
-    "topk-verify": Style("top-k verify", "#74820a", "*", "k", True),
-    "oracle": Style("oracle", "#555555", "1"),
-}
-OTHER = Style("", "#4d4d4d", "x")
-INT8 = "@int8"  # behind any method's name: the decoder's layers multiply in int8
-POLICIES = ("dcar", "dcar-sampled")
+OTHER = Style("", "#4d4d4d", "x")  # of rows whose method this version does not know
 _PART = re.compile(r"[-@](-?\d+(?:\.\d+)?(?=[-@]|$)|[^-@]+)")
 
 
@@ -55,15 +27,24 @@ class MethodName:
     settings: tuple[float | str, ...]
 
     @property
+    def entry(self) -> MethodKind | None:
+        """What the registry knows of the kind."""
+        return METHODS.get(self.kind)
+
+    @property
     def style(self) -> Style:
-        return STYLES.get(self.kind, OTHER)
+        return self.entry.style if self.entry else OTHER
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """What makes it a family of its own within its kind: ("eos", "draft") of ssd-0.4-eos@draft."""
+        return tuple(self.family.removeprefix(self.kind).split("@")[1:])
 
     @property
     def label(self) -> str:
         """What a reader calls the family: SSD, SSD (heads)."""
-        variant = self.family.removeprefix(self.kind).removeprefix("@")
         label = self.style.label or self.kind
-        return f"{label} ({variant})" if variant else label
+        return f"{label} ({', '.join(self.words)})" if self.words else label
 
     @property
     def setting(self) -> str:
@@ -72,14 +53,11 @@ class MethodName:
 
 
 def parse_method(name: str) -> MethodName:
-    """Take a method's name apart; a kind that is not in STYLES is what stands before the first number."""
-    if (plain := name.removesuffix(INT8)) != name:
-        of = parse_method(plain)
-        return MethodName(of.kind, of.family + INT8, of.settings)
-    kinds = [k for k in STYLES if name == k or name.startswith((f"{k}-", f"{k}@"))]
+    """Take a method's name apart; a kind that METHODS does not know is what stands before the first number."""
+    kinds = [k for k in METHODS if name == k or name.startswith((f"{k}-", f"{k}@"))]
     kind = max(kinds, key=len) if kinds else re.split(r"[-@](?=\d)|@", name, maxsplit=1)[0]
     rest = name.removeprefix(kind)
-    if kind in POLICIES:
+    if kinds and METHODS[kind].policies:
         return MethodName(kind, kind, (rest[1:],) if rest else ())
     parts = _PART.findall(rest)
     numbers = tuple(float(p) for p in parts if _is_number(p))
@@ -92,12 +70,12 @@ def _is_number(text: str) -> bool:
 
 
 def group_families(rows: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """Rows of methods (no references) by family, in the order of STYLES, each sorted by its setting."""
+    """Rows of methods (no references) by family, in the order of METHODS, each sorted by its setting."""
     grouped: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         if row["kind"] == "method":
             grouped.setdefault(parse_method(row["method"]).family, []).append(row)
-    order = list(STYLES)
+    order = list(METHODS)
 
     def rank(family: str) -> tuple[int, str]:
         kind = parse_method(grouped[family][0]["method"]).kind

@@ -1,16 +1,7 @@
-"""The methods that a comparison can run, by name. A new method is one entry of METHODS.
+"""The methods that a comparison can run, by name. A new method is one entry of METHODS, and nothing else.
 
-    far                    next-token decoding on the FAR checkpoint (trained with one head)
-    car-3                  always three tokens a step; car-1 is next-token decoding with the CAR weights
-    random-2-3-4           a size drawn from these at every step
-    random-range           a size drawn from the guidance range of the policy
-    dcar, dcar-sampled     the policy, greedy or sampled; dcar@name where several policies are compared
-    vadusa-2               a tree of the heads' candidates, tolerance 2; vadusa-2-n32, vadusa-2-chain
-    mtp-viterbi-4-5        4 heads, 5 candidates of each; then a mode (ffbs, sampled_candidates), prev, own
-    entropy-0.8            heads are kept up to that entropy; entropy@3.0: the threshold fitted for 3 tokens a pass
-    sd, ssd-0.4, pcg-0.42, typical, topk-verify-50
-                           a draft verified by the decoder; @draft for the draft model, :4 for its length
-                           (eval/methods/chains.py)
+An entry says how its names begin and what they stand for, how they are written, and how tables, plots and the report
+call and draw them (eval/methods/families.py reads that from here).
 """
 
 from __future__ import annotations
@@ -26,8 +17,7 @@ from dcar.model.base import Decoder
 from dcar.model.car import CARDecoder
 from dcar.model.draft import check_draft
 from dcar.model.load import load_decoder
-from eval.methods.chains import KINDS, chain_method
-from eval.methods.families import INT8
+from eval.methods.chains import Chain, Rule, chain_method, groups, lossless, tolerant, top_k, typical
 from eval.verifiers import entropy, mtp_viterbi, vadusa
 from eval.verifiers.statistics import VerifierStatistics
 from heads.policy import ChunkPolicy
@@ -141,28 +131,67 @@ def _by_heads(from_name: Callable[..., tuple[Callable[[], Method], dict[str, str
     return factory
 
 
-def _chain(kind: str) -> Factory:
-    """A method that verifies a chain of drafts."""
+@dataclass(frozen=True)
+class Style:
+    """How a kind of method is called and drawn. `symbol`: its setting; `marker`: a shape of matplotlib."""
+
+    label: str
+    color: str
+    marker: str
+    symbol: str = ""
+
+
+@dataclass(frozen=True)
+class MethodKind:
+    """All that the project knows of a kind of method. Its names are the prefix alone or with -…, @… or :… behind it;
+    numbers in them are settings of one family (a line of the plots), words make families of their own."""
+
+    prefix: str
+    make: Factory
+    example: str  # a name, as it is written
+    style: Style
+    verifies: bool = False  # a pass checks drafted tokens
+    policies: bool = False  # what stands behind @ names a policy, which is a setting of one family
+
+
+def _verifier(kind: str, example: str, rule: Rule, parameters: tuple[int, ...], style: Style,
+              relaxes_end: bool = False) -> MethodKind:
+    """A method that verifies a chain of drafts; arguments as in `Chain`."""
+    chain = Chain(kind, example, rule, parameters, relaxes_end)
 
     def factory(name: str, rest: str, models: Models) -> list[Entry]:
         draft = models.draft and models.reader(models.draft)
-        build, about = chain_method(name, kind, models.decoder, draft)
+        build, about = chain_method(name, chain, models.decoder, draft)
         return [Entry(name, models.decoder, build, {"decoder": models.decoder.checksum(), **about})]
 
-    return factory
+    return MethodKind(kind, factory, example, style, verifies=True)
 
 
-METHODS: dict[str, Factory] = {
-    "far": _far,
-    "car": _car,
-    "random": _random,
-    "dcar": _policy("greedy"),
-    "dcar-sampled": _policy("sample"),
-    "vadusa": _by_heads(vadusa.from_name),
-    "mtp-viterbi": _by_heads(mtp_viterbi.from_name),
-    "entropy": _by_heads(entropy.from_name),
-    **{kind: _chain(kind) for kind in KINDS},
-}
+METHODS: dict[str, MethodKind] = {kind.prefix: kind for kind in (  # in the order of tables and plots
+    # next-token decoding on the FAR checkpoint (trained with one head)
+    MethodKind("far", _far, "far", Style("FAR", "#222222", "s")),
+    # always three tokens a step; car-1 is next-token decoding with the CAR weights
+    MethodKind("car", _car, "car-3", Style("CAR-k", "#1f5fa8", "o", "k")),
+    # a size drawn from these at every step; random-range draws from the guidance range of the policy
+    MethodKind("random", _random, "random-2-3-4", Style("random size", "#8a8f98", "v")),
+    # the policy, greedy or sampled; dcar@name where several policies are compared
+    MethodKind("dcar", _policy("greedy"), "dcar", Style("DCAR", "#d1361c", "D"), policies=True),
+    MethodKind("dcar-sampled", _policy("sample"), "dcar-sampled", Style("DCAR sampled", "#ee8866", "d"), policies=True),
+    # heads are kept up to that entropy; entropy@3.0: the threshold fitted for 3 tokens a pass
+    MethodKind("entropy", _by_heads(entropy.from_name), "entropy-0.8", Style("entropy", "#c98a00", "h", "h")),
+    # 4 heads, 5 candidates of each; then a mode (ffbs, sampled_candidates), prev, own
+    MethodKind("mtp-viterbi", _by_heads(mtp_viterbi.from_name), "mtp-viterbi-4-5",
+               Style("MTP-Viterbi", "#2a8f4e", "p", "n")),
+    # a chain of drafts verified by the decoder; @draft for the draft model, :4 for its length (eval/methods/chains.py)
+    _verifier("sd", "sd", lossless, (0,), Style("SD", "#5b2a86", "X")),
+    _verifier("ssd", "ssd-0.4", tolerant, (1,), Style("SSD", "#8d5fc0", ">", "β"), relaxes_end=True),
+    _verifier("pcg", "pcg-0.42", groups, (1,), Style("PCG", "#c4318c", "<", "θ")),
+    # a tree of the heads' candidates, tolerance 2; vadusa-2-n32: 32 nodes; vadusa-2-chain: the best id of each head
+    MethodKind("vadusa", _by_heads(vadusa.from_name), "vadusa-2", Style("VADUSA", "#008b8b", "^", "τ"), verifies=True),
+    _verifier("typical", "typical", typical, (0, 2), Style("typical", "#8a5a2b", "P"), relaxes_end=True),
+    _verifier("topk-verify", "topk-verify-50", top_k, (1,), Style("top-k verify", "#74820a", "*", "k"),
+              relaxes_end=True),
+)}
 
 
 def _sizes(name: str, rest: str, models: Models, most: int | None = None) -> list[int]:
@@ -176,13 +205,13 @@ def _sizes(name: str, rest: str, models: Models, most: int | None = None) -> lis
 def make_methods(names: Sequence[str], models: Models) -> list[Entry]:
     """The entries that the names stand for, in order. ConfigError for an unknown, impossible or repeated method."""
     entries: list[Entry] = []
-    for full in names:
-        name = full.removesuffix(INT8)
+    for name in names:
         prefixes = [p for p in METHODS if name == p or name.startswith((f"{p}-", f"{p}@", f"{p}:"))]
         if not prefixes:
-            raise ConfigError(f"unknown method '{name}'; known kinds: {', '.join(METHODS)} (see eval/methods)")
+            known = ", ".join(kind.example for kind in METHODS.values())
+            raise ConfigError(f"unknown method '{name}'; methods are written {known} (see docs/methods.md)")
         prefix = max(prefixes, key=len)
-        made = METHODS[prefix](name, name.removeprefix(prefix), models)
+        made = METHODS[prefix].make(name, name.removeprefix(prefix), models)
         entries += [replace(e, decoder=models.reader(e.decoder)) for e in made]
     names = [e.name for e in entries]
     if repeated := sorted({n for n in names if names.count(n) > 1}):
@@ -199,9 +228,6 @@ def load_models(decoder: str, far_decoder: str, policies: Sequence[str], device:
         name, _, folder = item.rpartition("=")
         if not name and len(policies) > 1:
             name = Path(folder).name
-        if name == INT8[1:]:
-            raise ConfigError(f"a policy cannot be called '{name}': {INT8} behind a method asks for int8 layers; name "
-                              "it as name=folder")
         if name in loaded:
             raise ConfigError(f"two policies are called '{name}'; name them as name=folder")
         loaded[name] = ChunkPolicy.from_pretrained(folder, device)

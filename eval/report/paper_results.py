@@ -67,11 +67,11 @@ SETUPS: tuple[Setup, ...] = (
             "decoding in the table above, and their equality in law is tested by enumeration.",
         ),
         results=(
-            Result("ssd-0", "β = 0.0", 6.34, 0.504 / 0.509, derived=True),
-            Result("ssd-0.1", "β = 0.1", 5.71, 0.504 / 0.444, derived=True),
-            Result("ssd-0.2", "β = 0.2", 6.08, 0.504 / 0.408, derived=True),
-            Result("ssd-0.3", "β = 0.3", 6.29, 0.504 / 0.386, derived=True),
-            Result("ssd-0.4", "β = 0.4", 5.70, 0.504 / 0.360, derived=True),
+            Result("ssd-0-eos@draft", "β = 0.0", 6.34, 0.504 / 0.509, derived=True),
+            Result("ssd-0.1-eos@draft", "β = 0.1", 5.71, 0.504 / 0.444, derived=True),
+            Result("ssd-0.2-eos@draft", "β = 0.2", 6.08, 0.504 / 0.408, derived=True),
+            Result("ssd-0.3-eos@draft", "β = 0.3", 6.29, 0.504 / 0.386, derived=True),
+            Result("ssd-0.4-eos@draft", "β = 0.4", 5.70, 0.504 / 0.360, derived=True),
         ),
     ),
     Setup(
@@ -88,7 +88,7 @@ SETUPS: tuple[Setup, ...] = (
         ),
         results=(
             Result("sd", "target + SD", 11.1, 0.98, cer=5.5),
-            Result("ssd-0.3", "target + SSD, bias 0.3", 18.5, 1.4, cer=11.6),
+            Result("ssd-0.3-eos@draft", "target + SSD, bias 0.3", 18.5, 1.4, cer=11.6),
             Result("pcg", "target + PCG", 13.8, 1.4, cer=7.8),
         ),
     ),

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from eval.methods.families import INT8, MethodName, parse_method
+from eval.methods.families import MethodName, parse_method
 from eval.report.paper_results import SETUPS, Result, Setup
 from eval.results.rows import Row
 from eval.results.store import RESYNTHESIS
@@ -65,8 +65,7 @@ def beside_papers(rows: Sequence[Row]) -> list[Block]:
 
 def _match(setup: Setup, result: Result, rows: Sequence[Row]) -> Match | None:
     wanted = parse_method(result.method)
-    candidates = [r for r in rows if r["kind"] == "method" and parse_method(r["method"]).kind == wanted.kind
-                  and not r["method"].endswith(INT8)]
+    candidates = [r for r in rows if r["kind"] == "method" and parse_method(r["method"]).kind == wanted.kind]
     if not candidates:
         return None
     row, how = _nearest(setup, result, wanted, candidates)
@@ -83,7 +82,9 @@ def _nearest(setup: Setup, result: Result, wanted: MethodName, candidates: Seque
     """The row of the same setting; else the nearest setting; where the paper gives none, the nearest in speed."""
     exact = [r for r in candidates if parse_method(r["method"]).settings == wanted.settings]
     if exact and (wanted.settings or len(candidates) == 1):
-        return exact[0], "same setting" if wanted.settings else "only one"
+        row = min(exact, key=lambda r: (_lacks(r, wanted, ("eos",)) != [], _lacks(r, wanted) != []))
+        missing = "".join(f", without -{word}" for word in _lacks(row, wanted, ("eos",)))
+        return row, ("same setting" if wanted.settings else "only one") + missing
     if wanted.settings:
         numbers = [(r, parse_method(r["method"]).settings) for r in candidates]
         near = [(abs(s[0] - wanted.settings[0]), r) for r, s in numbers  # type: ignore[operator]
@@ -99,6 +100,12 @@ def _nearest(setup: Setup, result: Result, wanted: MethodName, candidates: Seque
         target = result.speedup
         return min(timed, key=lambda r: abs(r[speed] - target)), "nearest in speed-up"
     return candidates[0], "first of several"
+
+
+def _lacks(row: Row, wanted: MethodName, among: Sequence[str] | None = None) -> list[str]:
+    """Words of the paper's method (of those in `among`) that the row's name has not."""
+    found = parse_method(row["method"]).words
+    return [word for word in wanted.words if word not in found and (among is None or word in among)]
 
 
 def conditions(result: dict[str, Any]) -> str:

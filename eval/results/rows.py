@@ -40,7 +40,8 @@ def make_rows(records: Sequence[Record], methods: Sequence[str], timings: Sequen
     random = next((r["method"] for r in spoken if parse_method(r["method"]).family == "random"), None)
     for row in spoken:
         strict = strict_baseline(row["method"], list(grouped))
-        drawn = random if parse_method(row["method"]).kind.startswith("dcar") else None  # what a policy must beat
+        entry = parse_method(row["method"]).entry
+        drawn = random if entry and entry.policies else None  # what a policy must beat
         for label, baseline in (("far", "far"), ("car1", "car-1"), ("best_car", best), ("sd", strict),
                                 ("random", drawn)):
             other = None if baseline == row["method"] or baseline not in grouped else baseline
@@ -61,11 +62,10 @@ def make_rows(records: Sequence[Record], methods: Sequence[str], timings: Sequen
 def strict_baseline(method: str, methods: Sequence[str]) -> str | None:
     """The lossless method that a relaxed verifier is measured against: `sd` with the same kind of draft, else `sd`."""
     name = parse_method(method)
-    if not name.style.verifies or name.kind == "sd":
+    if name.entry is None or not name.entry.verifies or name.kind == "sd":
         return None
-    variant = name.family.removeprefix(name.kind)
-    return next((m for m in methods if parse_method(m).family in (f"sd{variant}",)),
-                "sd" if "sd" in methods else None)
+    draft = "@".join(["sd", *(word for word in name.words if word != "eos")])
+    return next((m for m in methods if parse_method(m).family == draft), "sd" if "sd" in methods else None)
 
 
 def by_utterance(records: Sequence[Record], field: str = "words") -> tuple[list[int], list[int], list[str]]:

@@ -17,10 +17,12 @@ from dcar.decoding.fast.passes import FastDecoder
 from dcar.errors import ConfigError
 from dcar.model.car import CARDecoder
 from dcar.sampling import SamplingConfig
-from eval.methods.chains import DEFAULT_LENGTH, chain_method
+from eval.methods.chains import DEFAULT_LENGTH
 from eval.methods.registry import Entry, Models, make_methods
 from eval.results.timing import module_device
 from eval.speed.measure import Load, Spread, clock, interleaved, spread, steps
+from eval.verifiers.drafters import ModelDrafter
+from eval.verifiers.sd import SpeculativeDecoding
 from heads.policy import ChunkPolicy
 
 
@@ -155,12 +157,14 @@ def measure_peers(models: Models, load: Load, repeats: int) -> dict[str, Any]:
     peer, method = CausalLMPeer(model), ChunkMethod(FixedChunk(1))
     assistant, verified = CausalLMPeer(draft), list[DecodeResult]()
     reader = FastDecoder(model)
-    build = chain_method("sd@draft", "sd", model, FastDecoder(draft))[0]
     engine = engine_for(model, [prompt], greedy, batch=1)
     spoken: dict[str, list[int]] = {}
 
+    def method_with_draft() -> SpeculativeDecoding:
+        return SpeculativeDecoding("sd@draft", ModelDrafter(FastDecoder(draft), DEFAULT_LENGTH))
+
     def speculate() -> list[int]:
-        verified[:] = decode(reader, [prompt], build(), greedy)
+        verified[:] = decode(reader, [prompt], method_with_draft(), greedy)
         return verified[0].tokens
 
     def note(name: str, speak: Callable[[], list[int]]) -> None:

@@ -1,4 +1,4 @@
-"""Groups of acoustically similar tokens (PCG, arXiv 2511.13732, section 3): built by blocks, kept as CSR both ways.
+"""Groups of acoustically similar tokens (PCG, arXiv 2511.13732, section 2.1): built by blocks, kept as CSR both ways.
 
 G(t) = {t' : cos(E_t, E_t') > theta} with E the target's input embeddings of the speech codes; the distinct sets among
 them are the groups. A token may be in several: S(t) are its groups, N(t) their number, 1 / N(t) its weight in each.

@@ -1,4 +1,4 @@
-"""PCG: speculative decoding verified by acoustic similarity groups (arXiv 2511.13732, section 3).
+"""PCG: speculative decoding verified by acoustic similarity groups (arXiv 2511.13732, section 2.2).
 
 The drafted token x stands for one of its groups, K ~ w(., x); the group, not the token, is tested as in SD:
 

@@ -162,7 +162,8 @@ class Vadusa:
         samples = sample(law[:, :, None], torch.stack(draws, dim=-1))
         if self.tau == 1 or self.rule == "first" or not self.strict_end:
             return samples, None
-        return samples, sample(law[..., :eos], uniform(session.token_keys, "tau", position, unended_draws(node, self.tau)))
+        u = uniform(session.token_keys, "tau", position, unended_draws(node, self.tau))
+        return samples, sample(law[..., :eos], u)
 
     def select(self, rows: Tensor) -> None:
         self._state = self._state[rows]

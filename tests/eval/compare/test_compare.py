@@ -20,7 +20,8 @@ from dcar.config import load_config
 from dcar.decoding import ChunkMethod, FixedChunk, decode
 from dcar.errors import CheckpointError, ConfigError, DataError
 from eval.compare.run import CompareConfig, main, run
-from eval.methods.registry import METHODS, Entry, Models, make_methods
+from eval.methods.families import group_families
+from eval.methods.registry import METHODS, Entry, MethodKind, Models, Style, make_methods
 from eval.report.table import table_text
 from eval.results.rows import make_rows
 from eval.results.store import RECORDING, RESYNTHESIS, RecordStore, choose_items
@@ -219,7 +220,7 @@ def test_full_disk_is_a_clear_error(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "words"), [
-    ("car-9", "1..4"), ("random-", "1..4"), ("speculative", "known kinds"), ("dcar@x", "no such policy"),
+    ("car-9", "1..4"), ("random-", "1..4"), ("speculative", "methods are written far, car-3"), ("dcar@x", "no such policy"),
     ("car", "1..4"), ("far-2", "alone"),
 ])
 def test_impossible_methods_are_refused(name, words):
@@ -257,14 +258,35 @@ def test_several_policies_have_a_row_each():
 
 
 def test_a_new_method_is_one_registry_entry(tmp_path, monkeypatch):
-    """What later verifiers do."""
+    """Nothing else is edited, and it stands in the table, in the plots, at equal speed and in the report."""
+    from matplotlib.axes import Axes
+
+    written, annotate = [], Axes.annotate
+
+    def recorded(self, text, *arguments, **options):
+        written.append((text, options.get("color")))
+        return annotate(self, text, *arguments, **options)
+
     def factory(name: str, rest: str, models: Models) -> list[Entry]:
         return [Entry(name, models.decoder, lambda: ChunkMethod(FixedChunk(int(rest[1:]), name)), {"double": "yes"})]
 
-    monkeypatch.setitem(METHODS, "double", factory)
-    config = tiny_config(tmp_path, methods=["double-2", "car-2"], seeds=[0], report=False, references=False)
-    a, b = run(config, tiny_tools())["rows"]
-    assert (a["method"], a["wer"], a["tokens_per_pass"]) == ("double-2", b["wer"], b["tokens_per_pass"])
+    monkeypatch.setattr(Axes, "annotate", recorded)
+    style = Style("Twofold", "#123456", "D", "t")
+    monkeypatch.setitem(METHODS, "double", MethodKind("double", factory, "double-2", style))
+    config = tiny_config(tmp_path, methods=["double-{2,3}", "car-{1,2,3}"], seeds=[0], references=False)
+    result = run(config, tiny_tools())
+    rows = {r["method"]: r for r in result["rows"]}
+    a, b = rows["double-2"], rows["car-2"]
+    assert (a["wer"], a["tokens_per_pass"]) == (b["wer"], b["tokens_per_pass"])
+    assert (a["family"], a["setting"]) == ("double", "2") and list(group_families(result["rows"])) == ["car", "double"]
+    assert {("Twofold", "#123456"), ("t=2", "#123456"), ("3", "#123456")} <= set(written)
+    assert ("car", "double") in {(p["a"], p["b"]) for p in result["equal_speed"]}
+    table = (tmp_path / "compare.txt").read_text()
+    assert "double-2" in table and "Twofold" in table
+    page = (tmp_path / "report.html").read_text()
+    assert "double-2" in page and "<th>Twofold</th>" in page
+    with pytest.raises(ConfigError, match="written far, car-3, .*double-2"):
+        make_methods(["triple-2"], Models(tiny_decoder()))
 
 
 def verifying(monkeypatch, accepted: int) -> None:
@@ -280,8 +302,8 @@ def verifying(monkeypatch, accepted: int) -> None:
                 r.proposed, r.accepted, r.draft_passes = 2 * r.target_passes, r.target_passes, 7
         return results
 
-    monkeypatch.setitem(METHODS, "sd", factory)
-    monkeypatch.setitem(METHODS, "ssd", factory)
+    for kind in ("sd", "ssd"):
+        monkeypatch.setitem(METHODS, kind, replace(METHODS[kind], make=factory))
     monkeypatch.setattr("eval.results.store.decode", reporting)
 
 

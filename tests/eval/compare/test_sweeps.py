@@ -8,7 +8,7 @@ from dcar.config import load_config
 from dcar.errors import ConfigError
 from eval.compare.run import CompareConfig
 from eval.compare.sweeps import expand_names
-from eval.methods.families import STYLES, group_families, parse_method
+from eval.methods.families import group_families, parse_method
 from eval.methods.registry import METHODS
 from eval.results.rows import strict_baseline
 
@@ -59,9 +59,10 @@ def test_families_are_sorted_by_number_not_by_text():
     assert list(grouped) == ["far", "car", "ssd", "odd"]
 
 
-def test_every_method_has_a_style():
-    assert set(METHODS) <= set(STYLES)
-    assert len({s.color for s in STYLES.values()}) == len(STYLES)
+def test_methods_are_told_apart():
+    assert all(prefix == kind.prefix and parse_method(kind.example).kind == prefix for prefix, kind in METHODS.items())
+    for of in ("label", "color", "marker"):
+        assert len({getattr(kind.style, of) for kind in METHODS.values()}) == len(METHODS)
 
 
 def test_relaxed_verifiers_are_measured_against_their_own_sd():
@@ -69,5 +70,7 @@ def test_relaxed_verifiers_are_measured_against_their_own_sd():
     assert strict_baseline("ssd-0.4", methods) == "sd"
     assert strict_baseline("ssd-0.4@heads", methods) == "sd@heads"
     assert strict_baseline("pcg-0.5@draft", methods) == "sd"
+    assert strict_baseline("ssd-0.4-eos@draft", [*methods, "sd@draft"]) == "sd@draft"
+    assert strict_baseline("ssd-0.4-eos", methods) == strict_baseline("vadusa-2", methods) == "sd"
     assert strict_baseline("ssd-0.4", ["car-3"]) is None
     assert strict_baseline("car-3", methods) is strict_baseline("sd", methods) is None

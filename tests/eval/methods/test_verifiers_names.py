@@ -10,8 +10,13 @@ from dcar.decoding import decode
 from dcar.errors import CheckpointError, ConfigError
 from dcar.model.draft import build_draft
 from dcar.sampling import SamplingConfig
-from eval.methods.chains import ChainName, parse
 from eval.methods.registry import Models, load_models, make_methods
+from eval.verifiers.drafters import HeadDrafter, ModelDrafter
+from eval.verifiers.pcg import GroupVerifier
+from eval.verifiers.sd import SpeculativeDecoding
+from eval.verifiers.ssd import TolerantDecoding
+from eval.verifiers.topk_verify import TopKVerify
+from eval.verifiers.typical import TypicalAcceptance
 
 
 @pytest.fixture(autouse=True)
@@ -25,23 +30,30 @@ def models() -> Models:
     return Models(decoder, draft=build_draft(decoder).eval())
 
 
-@pytest.mark.parametrize("name, expected", [
-    ("sd", ChainName("sd", (), True, "heads", None)),
-    ("sd:2", ChainName("sd", (), True, "heads", 2)),
-    ("ssd-0.4@draft:4", ChainName("ssd", (0.4,), True, "draft", 4)),
-    ("ssd-0.4-eos", ChainName("ssd", (0.4,), False, "heads", None)),
-    ("ssd-1e-3@heads", ChainName("ssd", (0.001,), True, "heads", None)),
-    ("pcg--0.2", ChainName("pcg", (-0.2,), True, "heads", None)),
-    ("typical-0.09-0.3@draft", ChainName("typical", (0.09, 0.3), True, "draft", None)),
-    ("topk-verify-50", ChainName("topk-verify", (50,), True, "heads", None)),
+@pytest.mark.parametrize("name, kind, drafter, length, settings", [
+    ("sd", SpeculativeDecoding, HeadDrafter, 3, {}),
+    ("sd:2", SpeculativeDecoding, HeadDrafter, 2, {}),
+    ("ssd-0.4@draft:4", TolerantDecoding, ModelDrafter, 4, {"beta": 0.4, "eos_strict": True}),
+    ("ssd-0.4-eos", TolerantDecoding, HeadDrafter, 3, {"beta": 0.4, "eos_strict": False}),
+    ("ssd-1e-3@heads", TolerantDecoding, HeadDrafter, 3, {"beta": 0.001, "eos_strict": True}),
+    ("pcg--0.2", GroupVerifier, HeadDrafter, 3, {}),
+    ("typical", TypicalAcceptance, HeadDrafter, 3, {"epsilon": 0.09, "delta": 0.3, "eos_strict": True}),
+    ("typical-0.1-0.4-eos@draft", TypicalAcceptance, ModelDrafter, 3,
+     {"epsilon": 0.1, "delta": 0.4, "eos_strict": False}),
+    ("topk-verify-50", TopKVerify, HeadDrafter, 3, {"k": 50, "eos_strict": True}),
 ])
-def test_names_say_what_they_mean(name, expected):
-    assert parse(name, expected.kind) == expected
+def test_names_say_what_they_mean(models, name, kind, drafter, length, settings):
+    (entry,) = make_methods([name], models)
+    method = entry.build()
+    assert type(method) is kind and type(method.drafter) is drafter and method.draft_length == length
+    assert {setting: getattr(method, setting) for setting in settings} == settings
+    if kind is GroupVerifier:
+        assert method.groups.theta == -0.2
 
 
 @pytest.mark.parametrize("name, message", [
     ("sd-0.1", "0 parameters|1 parameters"), ("sd@model", "@heads or @draft"), ("sd:0", "at least 1 token"),
-    ("sd:x", "write sd"), ("ssd", "0 parameters; write ssd-0.4"), ("ssd-a", "write ssd-0.4"),
+    ("sd:x", "write sd"), ("ssd", "0 parameters instead of 1; write ssd-0.4"), ("ssd-a", "write ssd-0.4"),
     ("ssd--0.1", "must be a number >= 0"), ("pcg-1.5", "cosine in"), ("pcg--1", "cosine in"), ("pcg-0.4-eos", "-eos"),
     ("typical-0.09", "1 parameters"), ("typical-0-0.3", "epsilon"), ("topk-verify", "write topk-verify-50"),
     ("topk-verify-2.5", "whole number"), ("topk-verify-0", "at least 1"), ("sd:4", "3 additional heads"),

@@ -63,7 +63,12 @@ def test_rows_are_matched_by_setting_then_by_nearness(comparison):
     matched = {(b.setup.table, m.result.name): m for b in blocks for m in b.matches}
     assert len(blocks) == len(SETUPS)
     exact = matched["Tables 1 and 3", "β = 0.4"]
-    assert (exact.row["method"], exact.how) == ("ssd-0.4", "same setting")
+    assert (exact.row["method"], exact.how) == ("ssd-0.4", "same setting, without -eos")
+    as_in_the_paper = [{**r, "method": r["method"] + "-eos"} if r["method"] == "ssd-0.4" else r
+                       for r in comparison["rows"]]
+    rows = [*comparison["rows"], *(r for r in as_in_the_paper if r["method"].endswith("-eos"))]
+    same = next(m for b in beside_papers(rows) for m in b.matches if m.result.name == "β = 0.4")
+    assert (same.row["method"], same.how) == ("ssd-0.4-eos", "same setting")
     near = matched["Tables 1 and 3", "β = 0.1"]
     assert (near.row["method"], near.how) == ("ssd-0", "nearest setting")
     assert matched["Tables 1 and 3", "VADUSA, tolerance 2"].row["method"] == "vadusa-2"

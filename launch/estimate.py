@@ -168,7 +168,8 @@ def _decoder(path: str) -> Any:
     from dcar.model.car import CARConfig, CARDecoder
     from dcar.model.load import load_decoder_config
 
-    found = load_decoder_config(path) if (Path(path) / "config.json").is_file() else CARConfig()
+    known = path == "starter" or (Path(path) / "config.json").is_file()
+    found = load_decoder_config(path) if known else CARConfig()
     return cost.on_meta(lambda: BackboneDecoder(found) if isinstance(found, BackboneConfig) else CARDecoder(found))
 
 

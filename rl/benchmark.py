@@ -24,7 +24,7 @@ import torch
 
 from dcar.config import exit_status, load_config
 from dcar.errors import ConfigError
-from dcar.model.load import load_decoder
+from dcar.model.load import load_decoder, load_policy
 from dcar.prompts.items import PromptItem
 from dcar.recognition.load import load_recognizer
 from dcar.sampling import SamplingConfig
@@ -77,7 +77,7 @@ def run(config: RolloutBenchmark) -> dict[str, object]:
     torch.set_num_threads(config.threads)
     now: Callable[[], float] = time.process_time if config.clock == "cpu" else time.perf_counter
     base = load_decoder(config.base).requires_grad_(False)
-    policy = ChunkPolicy.from_pretrained(config.policy)
+    policy = load_policy(config.policy)
     policy.check_base(base.checksum())
     items = load_prompts(config.data, config.split, base, config.prompt_tokens, 0, config.prompts)
     vocoder = load_vocoder(config.vocoder, base, config.data, items)

@@ -73,7 +73,7 @@ class DCPOConfig(GRPOConfig):
     remove_unused_columns: bool = setting(False, "Unused: batches are prompts.")
 
     # --- what is trained on what ---
-    base: str = setting("", "Directory of the frozen decoder (stage one).")
+    base: str = setting("", "Directory of the frozen decoder (stage one); starter = the shipped one.")
     data: str = setting("", "Folder written by `dcar prepare`.")
     train_split: str = setting("train", "Split of the training prompts.")
     eval_split: str = setting("dev", "Split of the evaluation prompts; 'none' for no evaluation.")
@@ -86,7 +86,7 @@ class DCPOConfig(GRPOConfig):
     resume: str = setting("auto", "auto (go on from the last complete checkpoint), never, or a checkpoint directory.")
 
     # --- policy ---
-    policy: str = setting("", "Start from this policy directory instead of a uniform policy.")
+    policy: str = setting("", "Start from this policy directory (starter = the shipped one), not uniform.")
     policy_width: int | None = setting(256, "Width of the policy's layer; null = the decoder's, the paper's.")
     policy_heads: int = setting(8, "Attention heads of the policy's layer.")
     policy_ffn_size: int | None = setting(None, "Feed-forward size of the policy; null = 4 x width.")

@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 class ProfileConfig:
     """Settings of the guidance profile."""
 
-    base: str = ""  # directory of the decoder
+    base: str = ""  # directory of the decoder; "starter" = the shipped one
     data: str = ""  # folder written by `dcar prepare`
     out: str = "runs/profile"
     split: str = "dev"

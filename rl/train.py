@@ -22,7 +22,7 @@ from accelerate.utils import gather_object
 
 from dcar.errors import CheckpointError, ConfigError
 from dcar.model.car import CARDecoder
-from dcar.model.load import load_decoder
+from dcar.model.load import load_decoder, load_policy
 from dcar.prompts.items import PromptItem
 from dcar.recognition.base import Recognizer
 from dcar.recognition.load import load_recognizer
@@ -83,7 +83,7 @@ def make_policy(config: DCPOConfig, base: CARDecoder, checksum: str) -> ChunkPol
         raise ConfigError("range_prior is where a new policy starts inside the guidance range: give guidance=… or "
                           "chunk_range=…, and no policy, or leave range_prior out (0, where a recipe sets it)")
     if config.policy:
-        policy = ChunkPolicy.from_pretrained(config.policy)
+        policy = load_policy(config.policy)
         policy.check_base(checksum)
         policy.config.base_checksum = checksum
         policy.config.chunk_range = tuple(config.chunk_range)

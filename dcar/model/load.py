@@ -1,11 +1,11 @@
-"""Decoders and drafts of either kind, by what their folder says."""
+"""Decoders and drafts of either kind, by what their folder says; "starter" is what ships with the package."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import cast
+from typing import Literal, cast
 
 import torch
 
@@ -14,7 +14,12 @@ from dcar.model.backbones.decoder import TEXT_TOKENIZER_FOLDER, BackboneConfig, 
 from dcar.model.backbones.text_tokens import TextTokenizer
 from dcar.model.car import CARConfig, CARDecoder
 from dcar.model.draft import BackboneDraft, DraftDecoder
+from dcar.sources.shipped import resolve
 from dcar.text.phonemes import TEXT_TOKENIZER, text_to_ids
+from heads.policy import ChunkPolicy
+
+Shipped = Literal["decoder", "far"]
+"""Which of the shipped decoders "starter" means: the one with seven heads, or the next-token decoder."""
 
 
 def _class_of(directory: str | Path) -> type[CARDecoder] | type[BackboneDecoder]:
@@ -31,25 +36,34 @@ def _class_of(directory: str | Path) -> type[CARDecoder] | type[BackboneDecoder]
     return known.get(kind, CARDecoder)
 
 
-def load_decoder(directory: str | Path, device: str | torch.device = "cpu") -> CARDecoder:
+def load_decoder(directory: str | Path, device: str | torch.device = "cpu",
+                 starter: Shipped = "decoder") -> CARDecoder:
     """A decoder or a draft of either kind, in eval mode, by what its config.json says. CheckpointError if it is none.
 
-    Typed as CARDecoder, whose interface all have.
+    directory "starter" is the shipped decoder called `starter`. Typed as CARDecoder, whose interface all have.
     """
-    return cast(CARDecoder, _class_of(directory).from_pretrained(directory, device))
+    folder = resolve(str(directory), starter)
+    return cast(CARDecoder, _class_of(folder).from_pretrained(folder, device))
 
 
-def load_decoder_config(directory: str | Path) -> CARConfig | BackboneConfig:
+def load_decoder_config(directory: str | Path, starter: Shipped = "decoder") -> CARConfig | BackboneConfig:
     """Its configuration alone."""
-    return _class_of(directory).load_config(directory)
+    folder = resolve(str(directory), starter)
+    return _class_of(folder).load_config(folder)
 
 
-def text_encoder(directory: str | Path) -> Callable[[str], list[int]]:
+def load_policy(directory: str | Path, device: str | torch.device = "cpu") -> ChunkPolicy:
+    """A policy in eval mode, "starter" the shipped one. CheckpointError if the folder holds none."""
+    return ChunkPolicy.from_pretrained(resolve(str(directory), "policy"), device)
+
+
+def text_encoder(directory: str | Path, starter: Shipped = "decoder") -> Callable[[str], list[int]]:
     """What turns text into the ids that the decoder in `directory` reads: its own tokenizer, or phonemes."""
+    directory = resolve(str(directory), starter)
     config = load_decoder_config(directory)
     if not config.phonemes.startswith(TEXT_TOKENIZER):
         return text_to_ids
-    tokenizer = TextTokenizer.from_pretrained(Path(directory) / TEXT_TOKENIZER_FOLDER)
+    tokenizer = TextTokenizer.from_pretrained(directory / TEXT_TOKENIZER_FOLDER)
     if tokenizer.name != config.phonemes:
         raise CheckpointError(f"{directory}/{TEXT_TOKENIZER_FOLDER}: is {tokenizer.name}, but the decoder was trained "
                               f"with {config.phonemes}; copy the folder from where the model was converted")

@@ -37,7 +37,7 @@ WEIGHTS, CONFIG = "model.safetensors", "config.json"
 class MedusaConfig:
     """Settings of `dcar export-medusa`."""
 
-    decoder: str = ""  # directory of a decoder with at least two heads
+    decoder: str = ""  # directory of a decoder with at least two heads; "starter" = the shipped one
     out: str = "runs/medusa"
 
 

@@ -17,16 +17,15 @@ from dcar.decoding import ChunkMethod, DecodeResult, FixedChunk, PolicyChunk, Pr
 from dcar.decoding.fast.passes import fast
 from dcar.errors import AudioError, CheckpointError, ConfigError, TextError
 from dcar.model.car import CARDecoder
-from dcar.model.load import load_decoder, text_encoder
+from dcar.model.load import Shipped, load_decoder, load_policy, text_encoder
 from dcar.sampling import SamplingConfig
-from dcar.sources.shipped import resolve, shipped
+from dcar.sources.shipped import shipped
 from dcar.text.phonemes import normalize_text, text_to_ids
 from dcar.tokens.base import ENCODER_SAMPLE_RATE, SpeechTokenizer
 from dcar.tokens.load import load_tokenizer
 from dcar.vocoder.base import PromptAudio, Vocoder, check_rates
 from dcar.vocoder.load import load_vocoder
 from dcar.vocoder.model import TokenVocoder, speaker_features
-from heads.policy import ChunkPolicy
 
 MIN_PROMPT_SECONDS = 1.0
 MAX_PHONEMES = 200  # of one sentence; the starter decoder has seen about 100
@@ -78,7 +77,7 @@ def make_method(name: str, policy: str, decoder: CARDecoder) -> ChunkMethod:
     if found := re.fullmatch(r"car-(\d+)", name):
         return ChunkMethod(FixedChunk(int(found[1])))
     if name in ("dcar", "dcar-sampled"):
-        loaded = ChunkPolicy.from_pretrained(resolve(policy, "policy"))
+        loaded = load_policy(policy)
         loaded.check_base(decoder.checksum())
         return ChunkMethod(PolicyChunk(loaded, "greedy" if name == "dcar" else "sample"))
     raise ConfigError(f"unknown method '{name}'; choose far, car-1 … car-{decoder.config.num_prediction_heads}, dcar "
@@ -125,8 +124,8 @@ def main(arguments: list[str] | None = None) -> None:
 
     sentences = split_sentences(options.text)
     tokenizer = load_tokenizer(options.tokenizer)
-    folder = resolve(options.decoder, "far" if options.method == "far" else "decoder")
-    decoder, encode = load_decoder(folder), text_encoder(folder)
+    which: Shipped = "far" if options.method == "far" else "decoder"
+    decoder, encode = load_decoder(options.decoder, starter=which), text_encoder(options.decoder, which)
     method = make_method(options.method, options.policy, decoder)
     voice = read_voice(options.prompt, tokenizer) if options.prompt else starter_voice()
     heard = PromptAudio([(voice.features, partial(load_audio, options.prompt))] if options.prompt else [])

@@ -39,6 +39,7 @@ from dcar.model.car import CARConfig, CARDecoder, CAROutput
 from dcar.model.cards import decoder_card
 from dcar.model.load import load_decoder_config
 from dcar.prepare.prepared import load_prepared, prepared_info, tokenizer_identity
+from dcar.sources.shipped import resolve
 from dcar.tokens.codebook import codebook_of
 from dcar.tracking import provenance, write_json
 from dcar.train.batches import BucketBatchSampler, EpochLoader, SpeechDataset, collate
@@ -95,7 +96,7 @@ class TrainConfig:
     workers: int = 0
     tensorboard: bool = False  # also write out_dir/tensorboard
     resume: bool = True  # go on from the last checkpoint in out_dir, bit for bit
-    init_from: str = ""  # start from the weights of this decoder instead of from scratch
+    init_from: str = ""  # start from this decoder's weights instead of from scratch; "starter" = the shipped one
     codebook_init: bool = False  # from scratch: speech embeddings start from the tokenizer's k-means centroids
     backbone: BackboneTraining = field(default_factory=BackboneTraining)
 
@@ -320,7 +321,8 @@ def plan(config: TrainConfig, identity: dict[str, Any]) -> tuple[TrainConfig, CA
             if config.codebook_init:
                 model.start_from_codebook(require_codebook(config.data))
             return model
-        model = CARDecoder.from_pretrained(config.init_from)
+        starter = "far" if wanted.num_prediction_heads == 1 else "decoder"
+        model = CARDecoder.from_pretrained(resolve(config.init_from, starter))
         if differences := differing(model.config, wanted):
             raise ConfigError(f"init_from {config.init_from} does not fit the configured model and data: {differences}")
         return model

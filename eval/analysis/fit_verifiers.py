@@ -28,6 +28,7 @@ from dcar.decoding import decode
 from dcar.decoding.fast.passes import fast
 from dcar.errors import ConfigError
 from dcar.model.car import CARDecoder
+from dcar.model.load import load_decoder
 from dcar.prepare.prepared import load_prepared
 from dcar.prompts.items import PromptItem
 from dcar.prompts.load import load_prompts
@@ -46,7 +47,7 @@ logger = logging.getLogger(__name__)
 class FitConfig:
     """Settings of `dcar fit-verifiers`."""
 
-    decoder: str = ""  # directory of the decoder
+    decoder: str = ""  # directory of a decoder of either kind; "starter" = the shipped one
     data: str = ""  # folder written by `dcar prepare`
     out: str = "runs/verifiers"
     train_split: str = "train"  # token transitions
@@ -126,7 +127,7 @@ def run(config: FitConfig) -> VerifierStatistics:
     for name in ("decoder", "data"):
         if not getattr(config, name):
             raise ConfigError(f"{name} is not set: give {name}=…")
-    model = CARDecoder.from_pretrained(config.decoder, config.device)
+    model = load_decoder(config.decoder, config.device)
     items = load_prompts(config.data, config.split, model, config.prompt_tokens, config.seed, config.utterances)
     train = load_prepared(config.data, config.train_split)["speech"]
     statistics = fit(model, items, list(train), config.sampling, ranks=config.ranks, thresholds=config.thresholds,

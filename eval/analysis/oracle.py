@@ -31,6 +31,7 @@ from tqdm import tqdm
 from dcar.config import load_config, save_config
 from dcar.errors import ConfigError
 from dcar.model.car import CARDecoder
+from dcar.model.load import load_decoder
 from dcar.prompts.load import load_prompts
 from dcar.tracking import provenance, write_json
 from eval.analysis.teacher import teacher_forced
@@ -43,7 +44,7 @@ logger = logging.getLogger(__name__)
 class OracleConfig:
     """Settings of the oracle analysis."""
 
-    decoder: str = ""  # directory of the decoder
+    decoder: str = ""  # directory of a decoder of either kind; "starter" = the shipped one
     data: str = ""  # folder written by `dcar prepare`
     out: str = "runs/oracle"
     split: str = "dev"
@@ -251,7 +252,7 @@ def run(config: OracleConfig) -> dict[str, Any]:
     for name in ("decoder", "data"):
         if not getattr(config, name):
             raise ConfigError(f"{name} is not set: give {name}=…")
-    model = CARDecoder.from_pretrained(config.decoder, config.device)
+    model = load_decoder(config.decoder, config.device)
     items = load_prompts(config.data, config.split, model, config.prompt_tokens, config.seed, config.utterances)
     result = analyse(model, list(teacher_forced(model, items, config.batch_size)), config)
     result["provenance"] = provenance(decoder=config.decoder, data=config.data, split=config.split)

@@ -69,7 +69,7 @@ class CompareConfig:
 
     data: str = "runs/prepared"  # folder written by `dcar prepare`
     split: str = "test"
-    decoder: str = "runs/car"  # CAR checkpoint
+    decoder: str = "runs/car"  # CAR checkpoint; "starter", here and below = the shipped one
     far_decoder: Optional[str] = None  # FAR checkpoint (one head); needed by method far  # noqa: UP045
     policies: list[str] = field(default_factory=list)  # policy folders, or name=folder where there are several
     draft: Optional[str] = None  # draft model of this decoder, for sd, ssd and pcg  # noqa: UP045

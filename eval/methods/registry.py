@@ -16,7 +16,7 @@ from dcar.errors import ConfigError
 from dcar.model.base import Decoder
 from dcar.model.car import CARDecoder
 from dcar.model.draft import check_draft
-from dcar.model.load import load_decoder
+from dcar.model.load import load_decoder, load_policy
 from eval.methods.chains import Chain, Rule, chain_method, groups, lossless, tolerant, top_k, typical
 from eval.verifiers import entropy, mtp_viterbi, vadusa
 from eval.verifiers.statistics import VerifierStatistics
@@ -221,8 +221,9 @@ def make_methods(names: Sequence[str], models: Models) -> list[Entry]:
 
 def load_models(decoder: str, far_decoder: str, policies: Sequence[str], device: str = "cpu",
                 draft: str = "", statistics: str = "", fast: bool = False) -> Models:
-    """Load checkpoints; `policies` are folders, or name=folder where there are several; `draft` is a folder of
-    `dcar train-draft` or another decoder of the same ids, `statistics` one of `dcar fit-verifiers`, or nothing."""
+    """Load checkpoints, "starter" being the shipped one of each kind; `policies` are folders, or name=folder where
+    there are several; `draft` is a folder of `dcar train-draft` or another decoder of the same ids, `statistics` one of
+    `dcar fit-verifiers`, or nothing."""
     loaded: dict[str, ChunkPolicy] = {}
     for item in policies:
         name, _, folder = item.rpartition("=")
@@ -230,8 +231,8 @@ def load_models(decoder: str, far_decoder: str, policies: Sequence[str], device:
             name = Path(folder).name
         if name in loaded:
             raise ConfigError(f"two policies are called '{name}'; name them as name=folder")
-        loaded[name] = ChunkPolicy.from_pretrained(folder, device)
-    far = load_decoder(far_decoder, device) if far_decoder else None
+        loaded[name] = load_policy(folder, device)
+    far = load_decoder(far_decoder, device, starter="far") if far_decoder else None
     return Models(load_decoder(decoder, device), far, loaded,
                   load_decoder(draft, device) if draft else None,
                   VerifierStatistics.from_pretrained(statistics) if statistics else None, fast)

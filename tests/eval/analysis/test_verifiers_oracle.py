@@ -8,10 +8,15 @@ import json
 import numpy as np
 import pytest
 import torch
+from tiny_backbones import tiny_backbone, tiny_prompts
 from tiny_decoders import tiny_decoder
 
+from dcar.decoding import decode
 from dcar.errors import ConfigError
-from eval.analysis import oracle
+from dcar.sampling import SamplingConfig
+from dcar.text.phonemes import PHONEME_VERSION
+from eval.analysis import fit_verifiers, oracle
+from eval.methods.registry import load_models, make_methods
 
 
 def random_losses(heads, n, seed):
@@ -106,6 +111,23 @@ def test_costs_of_a_decoder_that_knows_the_next_token_only():
     assert rows["car-2"]["nats_per_token"] == pytest.approx(3 * np.log(13) / 7, rel=1e-4)
     assert all(r["gain"] >= -1e-9 for r in rows.values())
     assert result["unconstrained"]["tokens_per_pass"] == pytest.approx(6 / 7)
+
+
+def test_decoders_on_language_models_are_analysed_alike(files, tmp_path, capsys):  # noqa: F811
+    """`oracle` and `fit-verifiers` on a backbone; the statistics then serve its methods."""
+    model = tiny_backbone(tokenizer="tiny@abc", phonemes=PHONEME_VERSION)
+    model.save_pretrained(tmp_path / "decoder")
+    arguments = [f"decoder={tmp_path / 'decoder'}", f"data={files / 'data'}", "prompt_tokens=5"]
+    oracle.main([*arguments, f"out={tmp_path / 'oracle'}"])
+    result = json.loads((tmp_path / "oracle" / "oracle.json").read_text())
+    assert result["decoder"] == model.checksum() and result["heads"] == 4
+    fit_verifiers.main([*arguments, f"out={tmp_path / 'stats'}", "thresholds=3", "ranks=4", "sampling.max_tokens=20"])
+    assert "head 4:" in capsys.readouterr().out
+    models = load_models(str(tmp_path / "decoder"), "", [], statistics=str(tmp_path / "stats"))
+    names = ["vadusa-2", "mtp-viterbi-3", "entropy@2.0"]
+    for entry in make_methods(names, models):
+        spoken = decode(entry.decoder, tiny_prompts(), entry.build(), SamplingConfig(max_tokens=20))
+        assert sum(len(r.tokens) for r in spoken) > 0
 
 
 def test_command_writes_json_and_plot(files, tmp_path, capsys):  # noqa: F811

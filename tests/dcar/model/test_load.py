@@ -1,0 +1,42 @@
+"""What "starter" stands for wherever a decoder or a policy is asked for."""
+
+from __future__ import annotations
+
+import pytest
+from tiny_backbones import tiny_backbone
+from tiny_decoders import tiny_decoder
+
+from dcar.errors import CheckpointError
+from dcar.model.backbones.decoder import BackboneDecoder
+from dcar.model.load import load_decoder, load_decoder_config, load_policy, text_encoder
+from dcar.sources.shipped import shipped
+from dcar.text.phonemes import text_to_ids
+from eval.methods.registry import load_models, make_methods
+from heads.policy import ChunkPolicy
+
+
+def test_starter_is_what_ships():
+    decoder, far = load_decoder("starter"), load_decoder("starter", starter="far")
+    assert decoder.checksum() == load_decoder(shipped("decoder")).checksum()
+    assert far.checksum() == load_decoder(shipped("far")).checksum()
+    assert (decoder.config.num_prediction_heads, far.config.num_prediction_heads) == (7, 1)
+    assert load_decoder_config("starter") == decoder.config
+    assert load_decoder_config("starter", "far") == far.config
+    assert text_encoder("starter") is text_to_ids
+    assert load_policy("starter").checksum() == ChunkPolicy.from_pretrained(shipped("policy")).checksum()
+
+
+def test_a_comparison_of_the_starter_models():
+    models = load_models("starter", "starter", ["starter"])
+    far, dcar = make_methods(["far", "dcar"], models)
+    assert far.decoder.config.num_prediction_heads == 1 and dcar.decoder.config.num_prediction_heads == 7
+    assert list(load_models("starter", "", ["starter", f"mine={shipped('policy')}"]).policies) == ["starter", "mine"]
+
+
+def test_folders_are_read_by_what_they_say(tmp_path):
+    tiny_decoder().save_pretrained(tmp_path / "car")
+    tiny_backbone().save_pretrained(tmp_path / "backbone")
+    assert load_decoder(tmp_path / "car").checksum() == tiny_decoder().checksum()
+    assert isinstance(load_decoder(str(tmp_path / "backbone")), BackboneDecoder)
+    with pytest.raises(CheckpointError, match="cannot read the model's configuration"):
+        load_decoder(tmp_path / "none")

@@ -15,7 +15,8 @@ class RelaxedVerifier(ChainVerifier):
     """Acceptance by a yes-or-no rule on q alone; a refused token gives way to a draw from q.
 
     EOS is judged by SD's rule instead (`eos_strict`), residual included: a rule that says "plausible" would end
-    utterances whenever the draft says so.
+    utterances whenever the draft says so. The law of the end is not kept all the same: a draft token that passes where
+    the target would have ended delays it, and behind a refused one it may be drawn from q once more.
     """
 
     def __init__(self, name: str, drafter: Drafter, eos_strict: bool = True):

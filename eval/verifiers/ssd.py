@@ -2,6 +2,10 @@
 
 Accept x_i iff r < min(1, q(x_i) / p(x_i)) + beta; the rest as in SD. beta = 0 is SD; the distance of the output law of
 one step from the target's, in total variation, is the acceptance that beta adds; beta >= 1 is the draft's own law.
+
+The paper has no exception for EOS: its rule is `ssd-β-eos`. By default EOS is given no tolerance here, yet its law is
+not kept: where q(EOS) > p(EOS), EOS needs the residual, and the tolerance for the other tokens leaves less of it:
+out(EOS) = min(p, q)(EOS) + refused mass * residual(EOS) <= q(EOS).
 """
 
 from __future__ import annotations
@@ -21,7 +25,8 @@ def acceptance(q_x: Tensor, p_x: Tensor, beta: float | Tensor) -> Tensor:
 
 
 class TolerantDecoding(sd.SpeculativeDecoding):
-    """`ssd-β`. `eos_strict`: no tolerance for EOS, so that no utterance ends earlier than the target would end it."""
+    """`ssd-β`. `eos_strict`: no tolerance for EOS, so that it is at most as likely as the target makes it; without
+    (`ssd-β-eos`), the paper's rule."""
 
     def __init__(self, name: str, drafter: Drafter, beta: float, eos_strict: bool = True):
         super().__init__(name, drafter)

@@ -164,6 +164,21 @@ def test_emitted_token_has_the_law_of_the_rule(kind, seed):
     assert 0 < accepted.sum() < len(accepted)
 
 
+@pytest.mark.parametrize("kind, late, early", [
+    ("sd", 0.3, 0.05), ("pcg", 0.3, 0.05),  # kept
+    ("ssd", 0.075, 0.05), ("ssd-eos", 0.075, 0.17),  # starved where the draft ends late; the paper's rule rushes, too
+    ("typical", 0.05, 0.05), ("topk", 0.05, 0.05)])
+def test_what_becomes_of_the_end_of_speech(kind, late, early):
+    """The figures of docs/methods.md: a draft that ends too seldom, and the same two laws exchanged."""
+    often = torch.tensor([0.3875, 0.3125, 0, 0, 0, 0.3], dtype=torch.float64)
+    seldom = torch.tensor([0.3875, 0.5625, 0, 0, 0, 0.05], dtype=torch.float64)
+    groups = small_groups()
+    for q, p, expected in ((often, seldom, late), (seldom, often, early)):
+        assert float(expected_law(kind, q, p, groups)[EOS]) == pytest.approx(expected, abs=1e-9)
+        tokens, _ = first_tokens(method_of(kind, groups), q, p, 20_000)
+        assert float((tokens == EOS).double().mean()) == pytest.approx(expected, abs=0.02)
+
+
 def test_the_laws_of_the_rules_differ_enough_to_be_told_apart():
     """The test above would see one rule in the place of another."""
     q, p = random_laws(1, SAMPLINGS[1])

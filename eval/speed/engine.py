@@ -156,15 +156,13 @@ def measure_peers(models: Models, load: Load, repeats: int) -> dict[str, Any]:
     greedy = SamplingConfig(temperature=0, min_tokens=t + 16, max_tokens=t, max_tokens_per_text_unit=float(t))
     peer, method = CausalLMPeer(model), ChunkMethod(FixedChunk(1))
     assistant, verified = CausalLMPeer(draft), list[DecodeResult]()
-    reader = FastDecoder(model)
+    reader, quick_draft = FastDecoder(model), FastDecoder(draft)
     engine = engine_for(model, [prompt], greedy, batch=1)
     spoken: dict[str, list[int]] = {}
 
-    def method_with_draft() -> SpeculativeDecoding:
-        return SpeculativeDecoding("sd@draft", ModelDrafter(FastDecoder(draft), DEFAULT_LENGTH))
-
     def speculate() -> list[int]:
-        verified[:] = decode(reader, [prompt], method_with_draft(), greedy)
+        verifier = SpeculativeDecoding("sd@draft", ModelDrafter(quick_draft, DEFAULT_LENGTH))
+        verified[:] = decode(reader, [prompt], verifier, greedy)
         return verified[0].tokens
 
     def note(name: str, speak: Callable[[], list[int]]) -> None:

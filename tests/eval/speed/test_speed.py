@@ -79,7 +79,7 @@ def test_hugging_face_speaks_the_same_tokens():
 
 def test_both_sides_of_speculation_draft_alike():
     """`sd` and assisted generation get the same draft model and length: the target reads as often in both."""
-    from eval.methods.chains import chain_method
+    from eval.methods.registry import Models, make_methods
     from eval.speed.hf_peer import CausalLMPeer, generate
 
     model = tiny_decoder(num_layers=4)
@@ -90,7 +90,8 @@ def test_both_sides_of_speculation_draft_alike():
     draft, load = build_draft(model).eval(), Load(5, 3, 40)
     prompt = load.prompts(model, 1)[0]
     greedy = SamplingConfig(temperature=0, min_tokens=99, max_tokens=40, max_tokens_per_text_unit=40)
-    ours = decode(model, [prompt], chain_method("sd@draft", "sd", model, draft)[0](), greedy)[0]
+    (entry,) = make_methods(["sd@draft"], Models(model, draft=draft))
+    ours = decode(model, [prompt], entry.build(), greedy)[0]
     assert 0 < ours.accepted < ours.proposed  # or the draft length could not show
     peer, passes = CausalLMPeer(model), []
     peer.register_forward_hook(lambda *_: passes.append(1))

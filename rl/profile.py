@@ -35,8 +35,6 @@ from rl.inputs import load_prompts, load_vocoder
 from rl.rewards import RolloutRecord, Vocoder, transcribe
 from rl.rollout import synthesise
 
-logger = logging.getLogger(__name__)
-
 
 @dataclass
 class ProfileConfig:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +24,6 @@ from dcar.text.wer import NORMALIZER, WordErrors, character_errors, corpus_wer, 
 from dcar.tracking import write_json
 from dcar.vocoder.base import Vocoder
 
-logger = logging.getLogger(__name__)
 T = TypeVar("T")
 U = TypeVar("U")
 NAN = float("nan")

@@ -31,7 +31,7 @@ from dcar.model.car import CARDecoder
 from dcar.prompts.items import PromptItem
 from dcar.sampling import SamplingConfig
 from heads.policy import ChunkPolicy
-from rl.rewards import NAN, Reward, RolloutRecord, Vocoder, cause, score, voice
+from rl.rewards import Reward, RolloutRecord, Vocoder, cause, score, voice
 
 Decoding = Literal["auto", "engine", "loop"]
 DECODING: tuple[Decoding, ...] = ("auto", "engine", "loop")
@@ -193,9 +193,3 @@ def synthesise(records: Sequence[RolloutRecord], vocoder: Vocoder) -> None:
             record.failure = record.failure or "the vocoder gave samples that are not finite"
         else:
             record.wave = wave
-
-
-def mean_or_nan(values: Sequence[float]) -> float:
-    """Mean of the finite values, NaN if there are none."""
-    finite = [v for v in values if v == v]
-    return sum(finite) / len(finite) if finite else NAN

@@ -8,7 +8,6 @@ the reference policy and the policy that made the rollouts in flight.
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -43,7 +42,6 @@ from rl.rollout import Roller, RolloutBatch, synthesise
 
 __all__ = ["DCPOConfig", "DCPOTrainer"]
 
-logger = logging.getLogger(__name__)
 STATE = "dcpo.safetensors"
 
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -46,8 +45,6 @@ from dcar.prepare.shards import Encoder, Job, Loaded, Sound, check_shard, shard_
 
 if TYPE_CHECKING:
     from dcar.tokens.base import SpeechTokenizer
-
-logger = logging.getLogger(__name__)
 
 
 def run_stream(

@@ -61,11 +61,6 @@ class SpeakerEncoder:
             raise AudioError("speaker encoder: the waveform has no usable spectrum; give a prompt with speech")
         return embedding
 
-    def embed_voice(self, waves: list[np.ndarray], sample_rate: int) -> np.ndarray:
-        """Embedding [256] of one voice from several of its waveforms: the normalised mean of their embeddings."""
-        mean = np.mean([self.embed(wave, sample_rate) for wave in waves], axis=0)
-        return (mean / np.linalg.norm(mean)).astype(np.float32)
-
 
 def speaker_similarity(a: np.ndarray, b: np.ndarray) -> float:
     """Cosine of two unit-norm embeddings [256], in 0..1."""

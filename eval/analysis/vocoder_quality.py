@@ -41,8 +41,6 @@ from dcar.voices.encoder import SpeakerEncoder
 from dcar.voices.features import SAMPLE_RATE, envelope_mel
 from eval.results.stats import corpus_interval, paired_test
 
-logger = logging.getLogger(__name__)
-
 Recording = Callable[[str], tuple[np.ndarray, int]]
 """Utterance id -> waveform and rate, as `corpus_recordings` gives it."""
 

@@ -36,7 +36,6 @@ Key = tuple[str, int, str]  # method, seed, utterance id
 Record = dict[str, Any]
 
 RECORDING, RESYNTHESIS = "recording", "ground truth resynthesised"
-TIMING_FIELDS = ("seconds",)  # the only part of a record that differs between two runs
 VOCODER_BATCH = 8
 RECORD_VERSION = 2  # what a record holds; 2: drafted and accepted tokens of every verifying pass
 

@@ -26,12 +26,12 @@ from dcar.model.base import Decoder
 from dcar.model.car import CARDecoder
 from dcar.model.load import load_decoder
 from dcar.prompts.items import PromptItem
+from dcar.prompts.load import load_prompts, vocoder_for
 from dcar.recognition.base import Recognizer
 from dcar.recognition.load import load_recognizer
 from dcar.sampling import SamplingConfig
 from dcar.text.wer import NORMALIZER, WordErrors, corpus_wer
 from dcar.tracking import provenance, write_json
-from rl.inputs import load_prompts, load_vocoder
 from rl.rewards import RolloutRecord, Vocoder, transcribe
 from rl.rollout import synthesise
 
@@ -147,7 +147,7 @@ def run(config: ProfileConfig) -> dict[str, Any]:
             raise ConfigError(f"{name} is not set: give {name}=…")
     base = load_decoder(config.base, config.device)
     items = load_prompts(config.data, config.split, base, config.prompt_tokens, config.seed, config.utterances)
-    result = profile(base, items, load_vocoder(config.vocoder, base, config.data, items, config.device),
+    result = profile(base, items, vocoder_for(base, config.data, items, config.vocoder, config.device),
                      load_recognizer(config.recognizer, device=config.device), config.sampling, sizes=config.sizes,
                      seeds=config.seeds, range_size=config.range_size, seed=config.seed, batch_size=config.batch_size,
                      progress=True)

@@ -173,13 +173,13 @@ def settings(qwen: Path, data: Path, out: Path, mode: str = "lora", **changes) -
 
 def test_one_lora_run_to_the_end(qwen, data, tmp_path, monkeypatch):
     """Stage one with adapters -> DCPO -> export -> compare, on a small random Qwen2."""
+    from dcar.prompts.load import load_prompts
     from eval.compare.run import CompareConfig
     from eval.compare.run import run as compare
     from eval.methods.registry import load_models
     from eval.results.store import Tools
     from rl.config import DCPOConfig
     from rl.export import ExportConfig, export
-    from rl.inputs import load_prompts
     from rl.train import run as train_policy
 
     config = settings(qwen, data, tmp_path / "car")

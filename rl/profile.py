@@ -32,7 +32,8 @@ from dcar.recognition.load import load_recognizer
 from dcar.sampling import SamplingConfig
 from dcar.text.wer import NORMALIZER, WordErrors, corpus_wer
 from dcar.tracking import provenance, write_json
-from rl.rewards import RolloutRecord, Vocoder, transcribe
+from dcar.vocoder.base import Vocoder
+from rl.rewards import RolloutRecord, transcribe
 from rl.rollout import synthesise
 
 

@@ -30,8 +30,10 @@ from dcar.errors import ConfigError
 from dcar.model.car import CARDecoder
 from dcar.prompts.items import PromptItem
 from dcar.sampling import SamplingConfig
+from dcar.vocoder.base import Vocoder
+from dcar.vocoder.voicing import voice_each
 from heads.policy import ChunkPolicy
-from rl.rewards import Reward, RolloutRecord, Vocoder, cause, score, voice
+from rl.rewards import Reward, RolloutRecord, cause, score
 
 Decoding = Literal["auto", "engine", "loop"]
 DECODING: tuple[Decoding, ...] = ("auto", "engine", "loop")
@@ -184,7 +186,7 @@ def choose_decoder(decoding: Decoding, base: CARDecoder, sampling: SamplingConfi
 
 def synthesise(records: Sequence[RolloutRecord], vocoder: Vocoder) -> None:
     """Give every rollout its waveform; where the vocoder fails, or gives no finite numbers, the cause is noted."""
-    waves = voice([r.item for r in records], [r.result.tokens for r in records], vocoder)
+    waves = voice_each(vocoder, [r.result.tokens for r in records], [r.item.speaker_embedding for r in records])
     for record, wave in zip(records, waves, strict=True):
         record.sample_rate = vocoder.sample_rate
         if isinstance(wave, Exception):

@@ -29,6 +29,7 @@ from dcar.recognition.base import Recognizer
 from dcar.recognition.load import load_recognizer
 from dcar.tracking import provenance, write_json
 from dcar.train.callbacks import latest_checkpoint
+from dcar.vocoder.base import Vocoder
 from heads.policy import ChunkPolicy, ChunkPolicyConfig
 from rl.config import DCPOConfig, parse, save_settings
 from rl.export import policy_card
@@ -39,7 +40,6 @@ from rl.rewards import (
     RangePenalty,
     Reward,
     SpeedBonus,
-    Vocoder,
     WERReward,
     ground_truth_errors,
 )

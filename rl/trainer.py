@@ -32,12 +32,13 @@ from dcar.recognition.base import Recognizer
 from dcar.text.wer import WordErrors, corpus_wer
 from dcar.train.batches import EpochLoader
 from dcar.train.callbacks import JsonlLog, TensorBoardLog, latest_checkpoint
+from dcar.vocoder.base import Vocoder
 from heads.policy import ChunkPolicy
 from rl import objective
 from rl.config import DCPOConfig
 from rl.console import Progress
 from rl.meter import Meter
-from rl.rewards import Reward, RolloutRecord, Vocoder, score, transcribe
+from rl.rewards import Reward, RolloutRecord, score, transcribe
 from rl.rollout import Roller, RolloutBatch, synthesise
 
 __all__ = ["DCPOConfig", "DCPOTrainer"]

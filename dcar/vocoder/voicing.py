@@ -17,7 +17,7 @@ U = TypeVar("U")
 
 def voice(vocoder: Vocoder, token_lists: Sequence[Sequence[int]], speakers: Sequence[np.ndarray], batch: int = 16,
           progress: str = "") -> list[np.ndarray]:
-    """Waveforms [samples] of token lists in the order of the lists, none for an empty list; raises what the vocoder raises.
+    """Waveforms [samples] in the order of the token lists, empty for an empty list; raises what the vocoder raises.
 
     speakers: voice features [F] of each. progress: name of a bar, which is drawn where one is given.
     """

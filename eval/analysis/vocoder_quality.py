@@ -33,6 +33,7 @@ from dcar.prepare.prepared import load_prepared, prepared_info
 from dcar.prompts.items import PromptItem, make_prompts
 from dcar.prompts.load import corpus_recordings
 from dcar.recognition.load import load_recognizer
+from dcar.text.bootstrap import corpus_interval
 from dcar.text.wer import character_errors, corpus_cer, corpus_wer, word_errors
 from dcar.tracking import provenance, write_json
 from dcar.vocoder.base import check_speaks
@@ -40,7 +41,7 @@ from dcar.vocoder.load import load_vocoder
 from dcar.vocoder.voicing import voice
 from dcar.voices.encoder import SpeakerEncoder
 from dcar.voices.features import SAMPLE_RATE, envelope_mel
-from eval.results.stats import corpus_interval, paired_test
+from eval.results.stats import paired_test
 
 Recording = Callable[[str], tuple[np.ndarray, int]]
 """Utterance id -> waveform and rate, as `corpus_recordings` gives it."""

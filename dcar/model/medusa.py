@@ -13,7 +13,6 @@ The target that vLLM runs beside them must be a model of its own that has the sa
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from torch import Tensor
 from dcar.config import load_config
 from dcar.errors import ConfigError
 from dcar.model.load import load_decoder
+from dcar.tracking import write_json
 from heads.multi_token import MultiTokenHeads
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
@@ -64,8 +64,7 @@ def export_medusa(heads: MultiTokenHeads, out: str | Path, checksum: str = "") -
         "truncated_vocab_size": vocabulary, "num_heads": heads.num_heads - 1, "num_hidden_layers": heads.blocks,
         "medusa_fc_bias": True, "original_lm_head": False, "torch_dtype": "float32", "dcar_decoder_checksum": checksum,
     }
-    out.mkdir(parents=True, exist_ok=True)
-    (out / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+    write_json(out / CONFIG, config)
     save_file(tensors, out / WEIGHTS, metadata={"format": "pt"})
     return out
 

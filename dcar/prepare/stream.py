@@ -28,7 +28,7 @@ from tqdm import tqdm
 from dcar.corpus.read import Part, Problem, Row, Utterance, corpus_parts, describe
 from dcar.corpus.validate import examine
 from dcar.errors import DataError
-from dcar.prepare.prepared import assemble, check_out_dir, read_json, write_json
+from dcar.prepare.prepared import assemble, check_out_dir, read_json
 from dcar.prepare.settings import (
     PrepareConfig,
     PrepareReport,
@@ -42,6 +42,7 @@ from dcar.prepare.settings import (
     wait,
 )
 from dcar.prepare.shards import Encoder, Job, Loaded, Sound, check_shard, shard_is_there, tokenise, write_shard
+from dcar.tracking import write_json
 
 if TYPE_CHECKING:
     from dcar.tokens.base import SpeechTokenizer

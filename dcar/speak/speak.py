@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dcar.audio import load_audio, save_audio
+from dcar.audio import ENCODER_SAMPLE_RATE, load_audio, save_audio
 from dcar.decoding import ChunkMethod, DecodeResult, FixedChunk, PolicyChunk, Prompt, decode
 from dcar.decoding.fast.passes import fast
 from dcar.errors import AudioError, ConfigError, TextError
@@ -22,7 +22,6 @@ from dcar.prompts.together import check_together, made_by
 from dcar.sampling import SamplingConfig
 from dcar.sources.shipped import resolve, shipped
 from dcar.text.phonemes import PHONEME_VERSION, normalize_text, text_to_ids
-from dcar.tokens.base import ENCODER_SAMPLE_RATE
 from dcar.tokens.load import load_tokenizer
 from dcar.vocoder.base import PromptAudio, Vocoder
 from dcar.vocoder.load import load_vocoder

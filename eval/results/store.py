@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dcar.audio import resample, save_audio
+from dcar.audio import OPUS_RATES, resample, save_audio
 from dcar.decoding import DecodeResult, decode
 from dcar.errors import DataError
 from dcar.prompts.items import PromptItem
@@ -293,7 +293,7 @@ class Maker:
 
 def save_opus(path: Path, wave: np.ndarray, rate: int) -> None:
     """Write Ogg Opus, at 24 kHz where Opus does not know the rate."""
-    if rate not in (8_000, 12_000, 16_000, 24_000, 48_000):
+    if rate not in OPUS_RATES:
         wave, rate = resample(wave, rate, 24_000), 24_000
     save_audio(path, np.clip(wave, -1.0, 1.0), rate)
 

@@ -28,7 +28,7 @@ def check_together(decoder: CARDecoder, info: Mapping[str, Any], where: str, voc
     config, made = decoder.config, info["tokenizer"]
     if config.tokenizer and config.tokenizer.rpartition("@")[2] != made["checksum"]:
         raise DataError(f"{where}: has tokens of {tokenizer_identity(info)}, but the decoder was trained on tokens of "
-                        f"{config.tokenizer}; use the decoder's own speech tokenizer (prepare the corpus with it)")
+                        f"{config.tokenizer}; load, or prepare the corpus with the decoder's own speech tokenizer")
     if made["vocab_size"] != config.speech_vocab_size:
         raise DataError(f"{where}: has {made['vocab_size']} speech codes, the decoder {config.speech_vocab_size}; use "
                         "the decoder's own speech tokenizer")

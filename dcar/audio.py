@@ -24,6 +24,8 @@ from dcar.errors import AudioError
 
 logger = logging.getLogger(__name__)
 
+ENCODER_SAMPLE_RATE = 16_000
+"""Hz that speech tokenizers, recognisers, speaker encoders and scorers hear."""
 SILENCE_PEAK = 1e-4
 """A waveform whose largest magnitude is below this (−80 dBFS) counts as silent."""
 MIN_SAMPLE_RATE = 4_000
@@ -36,7 +38,7 @@ _FORMATS = {
     ".opus": ("OGG", "OPUS"),
     ".mp3": ("MP3", "MPEG_LAYER_III"),
 }
-_OPUS_RATES = (8_000, 12_000, 16_000, 24_000, 48_000)
+OPUS_RATES = (8_000, 12_000, 16_000, 24_000, 48_000)
 _noted: set[str] = set()
 _noted_lock = threading.Lock()
 
@@ -159,36 +161,50 @@ def resample(wave: np.ndarray, from_hz: float, to_hz: float) -> np.ndarray:
     return np.asarray(out, dtype=np.float32)
 
 
-def save_audio(path: str | Path, wave: np.ndarray, sample_rate: int) -> None:
-    """Write `wave` [samples] as wav, flac (16 bit), ogg, opus or mp3, by the suffix of `path`.
+def audio_bytes(wave: np.ndarray, sample_rate: int, suffix: str = ".wav", *, where: str = "audio in memory") -> bytes:
+    """`wave` [samples] as the bytes of a wav, flac (16 bit), ogg, opus or mp3 file, by `suffix`.
 
-    The file appears complete or not at all. Samples beyond ±1 are clipped with a note. Raises AudioError for a wrong
-    shape, NaN or infinity, an unknown suffix, or a file that can not be written (full disk).
+    Samples beyond ±1 are clipped with a note. Raises AudioError, which begins with `where`, for a wrong shape, NaN or
+    infinity, an unknown suffix, or a rate that the format cannot store.
     """
-    path = Path(path)
-    if path.suffix.lower() not in _FORMATS:
-        raise AudioError(f"{path}: unknown audio suffix {path.suffix!r}; use one of {', '.join(_FORMATS)}")
-    kind, subtype = _FORMATS[path.suffix.lower()]
+    if suffix.lower() not in _FORMATS:
+        raise AudioError(f"{where}: unknown audio suffix {suffix!r}; use one of {', '.join(_FORMATS)}")
+    kind, subtype = _FORMATS[suffix.lower()]
     wave = np.asarray(wave, dtype=np.float32)
     if wave.ndim != 1 or wave.size == 0:
-        raise AudioError(f"{path}: a mono waveform [samples] with samples is needed, got shape {wave.shape}")
+        raise AudioError(f"{where}: a mono waveform [samples] with samples is needed, got shape {wave.shape}")
     if not np.isfinite(wave).all():
-        raise AudioError(f"{path}: the waveform holds NaN or infinite samples; nothing was written")
-    if subtype == "OPUS" and sample_rate not in _OPUS_RATES:
-        raise AudioError(f"{path}: Opus cannot store {sample_rate} Hz, only {_OPUS_RATES}; resample first or use .flac")
+        raise AudioError(f"{where}: the waveform holds NaN or infinite samples; nothing was written")
+    if subtype == "OPUS" and sample_rate not in OPUS_RATES:
+        raise AudioError(f"{where}: Opus cannot store {sample_rate} Hz, only {OPUS_RATES}; resample first or use .flac")
     if float(np.abs(wave).max()) > 1.0:
-        _note("clipped", f"{path}: samples beyond ±1 clipped")
+        _note("clipped", f"{where}: samples beyond ±1 clipped")
         wave = np.clip(wave, -1.0, 1.0)
+    buffer = io.BytesIO()
+    try:
+        sf.write(buffer, wave, sample_rate, format=kind, subtype=subtype)
+    except (RuntimeError, ValueError) as error:
+        raise AudioError(f"{where}: cannot be encoded ({error}); choose another format or sample rate") from error
+    return buffer.getvalue()
+
+
+def save_audio(path: str | Path, wave: np.ndarray, sample_rate: int) -> None:
+    """Write `wave` [samples] as wav, flac (16 bit), ogg, opus or mp3, by the suffix of `path`; see `audio_bytes`.
+
+    The file appears complete or not at all; AudioError also where it cannot be written (full disk).
+    """
+    path = Path(path)
+    encoded = audio_bytes(wave, sample_rate, path.suffix, where=str(path))
     temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        os.close(handle)
-        sf.write(temporary, wave, sample_rate, format=kind, subtype=subtype)
+        with open(handle, "wb") as file:
+            file.write(encoded)
         os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, path)
         temporary = None
-    except (OSError, RuntimeError, ValueError) as error:
+    except OSError as error:
         raise AudioError(f"{path}: could not be written ({error}); free some space or choose another folder") from error
     finally:
         if temporary is not None:

@@ -41,17 +41,17 @@ def _packaged() -> str:
 
 def _shipped() -> str:
     from dcar.model.car import CARDecoder
+    from dcar.prompts.together import check_together, made_by
     from dcar.sources.shipped import shipped
+    from dcar.text.phonemes import PHONEME_VERSION
     from dcar.tokens.load import load_tokenizer
     from dcar.vocoder.model import TokenVocoder
     from heads.policy import ChunkPolicy
 
     decoder = CARDecoder.from_pretrained(shipped("decoder"))
-    ChunkPolicy.from_pretrained(shipped("policy")).check_base(decoder.checksum())
-    tokenizer = load_tokenizer("starter")
-    if not decoder.config.tokenizer.endswith(tokenizer.checksum):
-        raise DCARError("the shipped decoder was trained on another tokenizer than the shipped one")
-    TokenVocoder.from_pretrained(shipped("vocoder"))
+    made = made_by(load_tokenizer("starter"), PHONEME_VERSION)
+    check_together(decoder, made, "the shipped tokenizer", TokenVocoder.from_pretrained(shipped("vocoder")),
+                   [ChunkPolicy.from_pretrained(shipped("policy"))])
     return "decoder, policy, tokenizer and vocoder load and belong together"
 
 

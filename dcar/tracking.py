@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -11,13 +13,15 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import torch
+from dcar.errors import DataError
 
 PACKAGES = ("dcar", "torch", "transformers", "trl", "accelerate", "datasets", "nemo_toolkit", "jiwer", "numpy")
 
 
 def machine() -> str:
     """The processor (or GPU) that figures were taken on."""
+    import torch  # whoever only writes a file need not wait for it
+
     if torch.cuda.is_available():
         return torch.cuda.get_device_name()
     try:
@@ -50,9 +54,16 @@ def provenance(**inputs: Any) -> dict[str, Any]:
 
 
 def write_json(path: str | Path, value: Any) -> None:
-    """Write JSON so that the file is either the old one or the whole new one."""
+    """Write JSON so that the file is either the old one or the whole new one; DataError where it cannot be written."""
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps(value, indent=2, default=float) + "\n")
-    part.replace(path)
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(json.dumps(value, indent=2, default=float) + "\n", encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be written ({error}); free some space or choose another folder, and run "
+                        "again: what is finished is kept") from error
+    finally:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)

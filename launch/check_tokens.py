@@ -12,10 +12,10 @@ import sys
 import numpy as np
 from tqdm import tqdm
 
+from dcar.audio import ENCODER_SAMPLE_RATE
 from dcar.corpus.read import load_corpus
 from dcar.errors import DataError
 from dcar.prepare.prepared import load_prepared
-from dcar.prepare.shards import SAMPLE_RATE
 from dcar.sources.shipped import shipped
 from dcar.tokens.load import load_tokenizer
 
@@ -30,7 +30,7 @@ def main() -> None:
     tokenizer = load_tokenizer("starter")
     total = different = 0
     for row in tqdm(prepared.select(range(min(count, len(prepared)))), desc="tokenise", unit="utterance"):
-        wave, rate = utterances[row["id"]].load(SAMPLE_RATE)
+        wave, rate = utterances[row["id"]].load(ENCODER_SAMPLE_RATE)
         tokens, kept = tokenizer.encode([wave], rate)[0], np.asarray(row["speech"])
         total += len(kept)
         different += len(kept) if len(tokens) != len(kept) else int((tokens != kept).sum())

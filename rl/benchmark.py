@@ -26,11 +26,11 @@ from dcar.config import exit_status, load_config
 from dcar.errors import ConfigError
 from dcar.model.load import load_decoder, load_policy
 from dcar.prompts.items import PromptItem
+from dcar.prompts.load import load_prompts, vocoder_for
 from dcar.recognition.load import load_recognizer
 from dcar.sampling import SamplingConfig
 from dcar.tracking import machine
 from heads.policy import ChunkPolicy
-from rl.inputs import load_prompts, load_vocoder
 from rl.rewards import WERReward
 from rl.rollout import Roller
 
@@ -78,9 +78,8 @@ def run(config: RolloutBenchmark) -> dict[str, object]:
     now: Callable[[], float] = time.process_time if config.clock == "cpu" else time.perf_counter
     base = load_decoder(config.base).requires_grad_(False)
     policy = load_policy(config.policy)
-    policy.check_base(base.checksum())
     items = load_prompts(config.data, config.split, base, config.prompt_tokens, 0, config.prompts)
-    vocoder = load_vocoder(config.vocoder, base, config.data, items)
+    vocoder = vocoder_for(base, config.data, items, config.vocoder, policies=[policy])
     reward = WERReward(load_recognizer(config.recognizer))
     sampling = SamplingConfig(temperature=config.temperature, top_k=config.top_k,
                               max_tokens_per_text_unit=config.max_tokens_per_text_unit)

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from tqdm import tqdm
 
 from dcar.config import load_config, save_config
@@ -26,16 +25,16 @@ from dcar.model.base import Decoder
 from dcar.model.car import CARDecoder
 from dcar.model.load import load_decoder
 from dcar.prompts.items import PromptItem
+from dcar.prompts.load import load_prompts, vocoder_for
 from dcar.recognition.base import Recognizer
 from dcar.recognition.load import load_recognizer
 from dcar.sampling import SamplingConfig
-from dcar.text.wer import NORMALIZER, WordErrors, corpus_wer
+from dcar.text.bootstrap import corpus_interval
+from dcar.text.wer import NORMALIZER, corpus_wer
 from dcar.tracking import provenance, write_json
-from rl.inputs import load_prompts, load_vocoder
-from rl.rewards import RolloutRecord, Vocoder, transcribe
+from dcar.vocoder.base import Vocoder
+from rl.rewards import RolloutRecord, transcribe
 from rl.rollout import synthesise
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -93,24 +92,21 @@ def measure(base: Decoder, items: Sequence[PromptItem], vocoder: Vocoder, recogn
     if score.coverage < 0.8:
         raise RewardError(f"CAR-{size}: {1 - score.coverage:.0%} of the utterances have no transcript; the first "
                           f"cause: {next(r.failure for r in records if r.failure)}")
-    low, high = bootstrap([r.errors for r in records if r.errors is not None])
+    sums: dict[str, tuple[int, int]] = {}  # over the seeds of each utterance
+    for r in records:
+        if r.errors is not None:
+            errors, words = sums.get(r.item.prompt.utterance_id, (0, 0))
+            sums[r.item.prompt.utterance_id] = errors + r.errors.errors, words + r.errors.reference_words
+    interval = corpus_interval(*zip(*sums.values(), strict=True))
     tokens = sum(len(r.result.tokens) for r in records)
     return {
-        "k": size, "wer": score.wer, "ci": [low, high], "S": score.substitutions, "D": score.deletions,
-        "I": score.insertions, "N": score.reference_words, "coverage": score.coverage,
+        "k": size, "wer": score.wer, "ci": [interval.low, interval.high],
+        "S": score.substitutions, "D": score.deletions, "I": score.insertions, "N": score.reference_words,
+        "coverage": score.coverage,
         "tokens_per_pass": tokens / sum(r.result.target_passes for r in records),
         "truncated": sum(r.result.truncated for r in records) / len(records),
         "duration_ratio": tokens / sum(len(r.item.reference_tokens) for r in records),
     }
-
-
-def bootstrap(errors: Sequence[WordErrors], draws: int = 1000, seed: int = 0) -> tuple[float, float]:
-    """95 % percentile interval of the corpus WER, resampling utterances."""
-    counts = np.array([(e.errors, e.reference_words) for e in errors])
-    picks = np.random.default_rng(seed).integers(len(counts), size=(draws, len(counts)))
-    totals = counts[picks].sum(1)
-    low, high = np.percentile(totals[:, 0] / totals[:, 1], [2.5, 97.5])
-    return float(low), float(high)
 
 
 def plot(result: dict[str, Any], path: Path) -> None:
@@ -149,7 +145,7 @@ def run(config: ProfileConfig) -> dict[str, Any]:
             raise ConfigError(f"{name} is not set: give {name}=…")
     base = load_decoder(config.base, config.device)
     items = load_prompts(config.data, config.split, base, config.prompt_tokens, config.seed, config.utterances)
-    result = profile(base, items, load_vocoder(config.vocoder, base, config.data, items, config.device),
+    result = profile(base, items, vocoder_for(base, config.data, items, config.vocoder, config.device),
                      load_recognizer(config.recognizer, device=config.device), config.sampling, sizes=config.sizes,
                      seeds=config.seeds, range_size=config.range_size, seed=config.seed, batch_size=config.batch_size,
                      progress=True)

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -24,10 +23,8 @@ from dcar.recognition.base import Recognizer
 from dcar.text.wer import NORMALIZER, WordErrors, character_errors, corpus_wer, word_errors
 from dcar.tracking import write_json
 from dcar.vocoder.base import Vocoder
+from dcar.vocoder.voicing import isolate, voice_each
 
-logger = logging.getLogger(__name__)
-T = TypeVar("T")
-U = TypeVar("U")
 NAN = float("nan")
 
 
@@ -52,35 +49,6 @@ class Reward(Protocol):
     name: str
 
     def __call__(self, records: Sequence[RolloutRecord]) -> list[float]: ...
-
-
-def isolate(function: Callable[[list[T]], Sequence[U]], inputs: Sequence[T]) -> list[U | Exception]:
-    """Apply a batch function; should it fail, apply it to each input alone, so that one bad input costs one result."""
-    if not inputs:
-        return []
-    try:
-        return list(function(list(inputs)))
-    except Exception as error:  # whatever a vocoder or recogniser raises becomes a counted failure
-        if len(inputs) == 1:
-            return [error]
-        return [isolate(function, [one])[0] for one in inputs]
-
-
-def voice(items: Sequence[PromptItem], token_lists: Sequence[Sequence[int]], vocoder: Vocoder,
-          batch: int = 16) -> list[np.ndarray | Exception]:
-    """Waveforms of token lists in the prompts' voices, in batches of similar length; an exception where one failed."""
-    waves: list[np.ndarray | Exception] = [np.zeros(0, np.float32)] * len(items)
-    order = [i for i in sorted(range(len(items)), key=lambda i: (len(token_lists[i]), i)) if len(token_lists[i])]
-
-    def synthesize(rows: list[int]) -> Sequence[np.ndarray]:
-        speakers = np.stack([items[i].speaker_embedding for i in rows])
-        return vocoder.synthesize([token_lists[i] for i in rows], speakers)
-
-    for start in range(0, len(order), batch):
-        rows = order[start : start + batch]
-        for i, wave in zip(rows, isolate(synthesize, rows), strict=True):
-            waves[i] = wave
-    return waves
 
 
 def transcripts(waves: Sequence[np.ndarray], sample_rate: int, recognizer: Recognizer) -> list[str | Exception]:
@@ -238,7 +206,7 @@ def ground_truth_errors(items: Sequence[PromptItem], vocoder: Vocoder,
     found: dict[str, list[int] | None] = {}
     for start in range(0, len(items), 64):
         part = items[start : start + 64]
-        waves = voice(part, [i.reference_tokens for i in part], vocoder)
+        waves = voice_each(vocoder, [i.reference_tokens for i in part], [i.speaker_embedding for i in part])
         good = [j for j, wave in enumerate(waves) if not isinstance(wave, Exception)]
         texts = dict(zip(good, transcripts([waves[j] for j in good], vocoder.sample_rate, recognizer), strict=True))  # type: ignore[misc]
         for j, item in enumerate(part):

@@ -30,8 +30,10 @@ from dcar.errors import ConfigError
 from dcar.model.car import CARDecoder
 from dcar.prompts.items import PromptItem
 from dcar.sampling import SamplingConfig
+from dcar.vocoder.base import Vocoder
+from dcar.vocoder.voicing import voice_each
 from heads.policy import ChunkPolicy
-from rl.rewards import NAN, Reward, RolloutRecord, Vocoder, cause, score, voice
+from rl.rewards import Reward, RolloutRecord, cause, score
 
 Decoding = Literal["auto", "engine", "loop"]
 DECODING: tuple[Decoding, ...] = ("auto", "engine", "loop")
@@ -184,7 +186,7 @@ def choose_decoder(decoding: Decoding, base: CARDecoder, sampling: SamplingConfi
 
 def synthesise(records: Sequence[RolloutRecord], vocoder: Vocoder) -> None:
     """Give every rollout its waveform; where the vocoder fails, or gives no finite numbers, the cause is noted."""
-    waves = voice([r.item for r in records], [r.result.tokens for r in records], vocoder)
+    waves = voice_each(vocoder, [r.result.tokens for r in records], [r.item.speaker_embedding for r in records])
     for record, wave in zip(records, waves, strict=True):
         record.sample_rate = vocoder.sample_rate
         if isinstance(wave, Exception):
@@ -193,9 +195,3 @@ def synthesise(records: Sequence[RolloutRecord], vocoder: Vocoder) -> None:
             record.failure = record.failure or "the vocoder gave samples that are not finite"
         else:
             record.wave = wave
-
-
-def mean_or_nan(values: Sequence[float]) -> float:
-    """Mean of the finite values, NaN if there are none."""
-    finite = [v for v in values if v == v]
-    return sum(finite) / len(finite) if finite else NAN

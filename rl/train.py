@@ -24,14 +24,15 @@ from dcar.errors import CheckpointError, ConfigError
 from dcar.model.car import CARDecoder
 from dcar.model.load import load_decoder, load_policy
 from dcar.prompts.items import PromptItem
+from dcar.prompts.load import load_prompts, vocoder_for
 from dcar.recognition.base import Recognizer
 from dcar.recognition.load import load_recognizer
 from dcar.tracking import provenance, write_json
 from dcar.train.callbacks import latest_checkpoint
+from dcar.vocoder.base import Vocoder
 from heads.policy import ChunkPolicy, ChunkPolicyConfig
 from rl.config import DCPOConfig, parse, save_settings
 from rl.export import policy_card
-from rl.inputs import load_prompts, load_vocoder
 from rl.rewards import (
     CERReward,
     GroundTruth,
@@ -39,7 +40,6 @@ from rl.rewards import (
     RangePenalty,
     Reward,
     SpeedBonus,
-    Vocoder,
     WERReward,
     ground_truth_errors,
 )
@@ -117,7 +117,8 @@ def build(config: DCPOConfig, *, base: CARDecoder | None = None, vocoder: Vocode
             eval_items = load_prompts(config.data, config.eval_split, base, config.prompt_tokens, config.seed,
                                       config.max_eval_prompts)
     if vocoder is None:
-        vocoder = load_vocoder(config.vocoder, base, config.data, [*train_items, *(eval_items or ())], config.device)
+        spoken = [*train_items, *(eval_items or ())]
+        vocoder = vocoder_for(base, config.data, spoken, config.vocoder, str(config.device))
     recognizer = load_recognizer(config.recognizer, device=str(config.device)) if recognizer is None else recognizer
     rewards = make_rewards(config, recognizer, {})
     trainer = DCPOTrainer(make_policy(config, base, checksum), base, config, rewards, train_items, vocoder, recognizer,

@@ -8,7 +8,6 @@ the reference policy and the policy that made the rollouts in flight.
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -33,17 +32,17 @@ from dcar.recognition.base import Recognizer
 from dcar.text.wer import WordErrors, corpus_wer
 from dcar.train.batches import EpochLoader
 from dcar.train.callbacks import JsonlLog, TensorBoardLog, latest_checkpoint
+from dcar.vocoder.base import Vocoder
 from heads.policy import ChunkPolicy
 from rl import objective
 from rl.config import DCPOConfig
 from rl.console import Progress
 from rl.meter import Meter
-from rl.rewards import Reward, RolloutRecord, Vocoder, score, transcribe
+from rl.rewards import Reward, RolloutRecord, score, transcribe
 from rl.rollout import Roller, RolloutBatch, synthesise
 
 __all__ = ["DCPOConfig", "DCPOTrainer"]
 
-logger = logging.getLogger(__name__)
 STATE = "dcpo.safetensors"
 
 

@@ -81,15 +81,16 @@ def check_draft(draft: CARDecoder, target: CARDecoder) -> None:
     check_vocabulary(draft.config, target.config)
 
 
-def check_vocabulary(draft: DecoderConfig, target: DecoderConfig) -> None:
-    """ConfigError where draft and target do not speak about the same ids."""
+def check_vocabulary(other: DecoderConfig, target: DecoderConfig, what: str = "draft model",
+                     remedy: str = "train a draft for this target with `dcar train-draft`") -> None:
+    """ConfigError where another decoder and the target do not speak about the same ids; `what` the other is."""
     for name in SHARED:
         if name == "text_vocab_size" and target.phonemes.startswith(TEXT_TOKENIZER):
             continue  # the tokenizer is the same; tables of models of one family are padded to different sizes
-        ours, theirs = getattr(target, name), getattr(draft, name)
+        ours, theirs = getattr(target, name), getattr(other, name)
         if ours != theirs:
-            raise ConfigError(f"the draft model has {name} {theirs!r}, the target {ours!r}: verification needs the "
-                              "same ids on both sides; train a draft for this target with `dcar train-draft`")
+            raise ConfigError(f"the {what} has {name} {theirs!r}, the target {ours!r}: both must speak about the same "
+                              f"ids; {remedy}")
 
 
 def build_draft(target: CARDecoder | BackboneDecoder, bottom: int = 0,

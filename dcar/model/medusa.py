@@ -13,23 +13,20 @@ The target that vLLM runs beside them must be a model of its own that has the sa
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from dcar.config import load_config
-from dcar.errors import CheckpointError, ConfigError
+from dcar.errors import ConfigError
 from dcar.model.load import load_decoder
+from dcar.tracking import write_json
 from heads.multi_token import MultiTokenHeads
 
-logger = logging.getLogger(__name__)
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 
 
@@ -67,56 +64,9 @@ def export_medusa(heads: MultiTokenHeads, out: str | Path, checksum: str = "") -
         "truncated_vocab_size": vocabulary, "num_heads": heads.num_heads - 1, "num_hidden_layers": heads.blocks,
         "medusa_fc_bias": True, "original_lm_head": False, "torch_dtype": "float32", "dcar_decoder_checksum": checksum,
     }
-    out.mkdir(parents=True, exist_ok=True)
-    (out / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+    write_json(out / CONFIG, config)
     save_file(tensors, out / WEIGHTS, metadata={"format": "pt"})
     return out
-
-
-def load_medusa(directory: str | Path, base: Tensor) -> MultiTokenHeads:
-    """Heads from a Medusa checkpoint, with the given base head [V + 1, D]. CheckpointError where it does not fit.
-
-    Reads what `export_medusa` and vLLM's tools write, `medusa_` and `medusa_heads.` prefixes included.
-    """
-    path = Path(directory)
-    try:
-        config = json.loads((path / CONFIG).read_text())
-        tensors = {k.replace("medusa_heads.", ""): v for k, v in load_file(path / WEIGHTS).items()}
-    except (OSError, json.JSONDecodeError, SafetensorError) as error:
-        raise CheckpointError(f"{path}: no Medusa checkpoint ({error}); give a folder with config.json and "
-                              "model.safetensors") from error
-    extra, blocks = (int(config.get(f"medusa_{name}", config.get(other, 0))) for name, other in (
-        ("num_heads", "num_heads"), ("num_layers", "num_hidden_layers")))
-    bias = bool(config.get("medusa_fc_bias", False))
-    vocabulary, width = base.shape
-    if "token_map" in tensors or config.get("original_lm_head"):
-        what = "a reduced vocabulary" if "token_map" in tensors else "one output layer for all heads"
-        raise CheckpointError(f"{path}: a Medusa checkpoint with {what}; CAR heads have a full output layer each: "
-                              "export it without")
-    shapes: dict[str, tuple[int, ...]] = {f"lm_heads.{h}.weight": (vocabulary, width) for h in range(extra)}
-    for h in range(extra):
-        for b in range(blocks):
-            shapes[f"blocks.{h}.layers.{b}.weight"] = (width, width)
-            if bias:
-                shapes[f"blocks.{h}.layers.{b}.bias"] = (width,)
-    wrong = [f"{k} {tuple(tensors[k].shape)} instead of {s}" for k, s in shapes.items()
-             if k in tensors and tuple(tensors[k].shape) != s]
-    if set(tensors) != set(shapes) or wrong or extra < 1:
-        raise CheckpointError(f"{path}: expected {extra} heads of {blocks} blocks, {vocabulary} x {width}; missing "
-                              f"{sorted(set(shapes) - set(tensors))[:3]}, unexpected "
-                              f"{sorted(set(tensors) - set(shapes))[:3]}, shapes {wrong[:3]}; give the heads of this "
-                              "decoder")
-    heads = MultiTokenHeads(width, vocabulary, extra + 1, blocks)
-    with torch.no_grad():
-        heads.base.weight.copy_(base)
-        heads.block_bias.zero_()
-        for h in range(extra):
-            heads.projection[h] = tensors[f"lm_heads.{h}.weight"].T
-            for b in range(blocks):
-                heads.block_weight[b, h] = tensors[f"blocks.{h}.layers.{b}.weight"].T
-                if bias:
-                    heads.block_bias[b, h, 0] = tensors[f"blocks.{h}.layers.{b}.bias"]
-    return heads.eval()
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from dcar.corpus.read import Utterance, read_corpus
 from dcar.errors import DataError
 from dcar.text.phonemes import PHONEME_VERSION, TEXT_TOKENIZER, TEXT_VOCAB_SIZE
+from dcar.tracking import write_json
 
 if TYPE_CHECKING:
     import datasets
@@ -63,16 +64,6 @@ def check_out_dir(out: Path) -> None:
         raise DataError(f"{out}: is a file; choose a folder to write the prepared corpus to")
     if out.is_dir() and any(out.iterdir()) and not (out / "prepared.json").is_file():
         raise DataError(f"{out}: holds other files and no prepared.json; choose a new folder")
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write complete or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        os.replace(temporary, path)
-    except OSError as error:
-        raise DataError(f"{path}: cannot be written ({error}); {RESUME}") from error
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

@@ -17,7 +17,8 @@ from dcar.config import load_config
 from dcar.errors import ConfigError, DataError, TextError
 from dcar.model.backbones.text_tokens import TextTokenizer
 from dcar.model.load import text_encoder
-from dcar.prepare.prepared import check_out_dir, load_prepared, prepared_info, write_json
+from dcar.prepare.prepared import check_out_dir, load_prepared, prepared_info
+from dcar.tracking import write_json
 
 
 @dataclass

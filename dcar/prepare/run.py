@@ -27,7 +27,7 @@ from tqdm import tqdm
 
 from dcar.corpus.read import AudioSegment, Problem, StoredAudio, Utterance, describe, read_corpus, validate_corpus
 from dcar.errors import ConfigError, DataError
-from dcar.prepare.prepared import assemble, check_out_dir, load_prepared, prepared_info, source_utterances, write_json
+from dcar.prepare.prepared import assemble, check_out_dir, load_prepared, prepared_info, source_utterances
 from dcar.prepare.settings import (
     PrepareConfig,
     PrepareReport,
@@ -42,6 +42,7 @@ from dcar.prepare.settings import (
     wait,
 )
 from dcar.prepare.shards import Encoder, Job, check_shard, check_tokens, shard_is_there, tokenise, write_shard
+from dcar.tracking import write_json
 
 if TYPE_CHECKING:
     from dcar.tokens.base import SpeechTokenizer

@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from dcar.audio import resample
+from dcar.audio import ENCODER_SAMPLE_RATE, resample
 from dcar.corpus.rows import Utterance
 from dcar.errors import AudioError, DataError
-from dcar.prepare.prepared import copy_name, features, read_json, write_json, write_parquet
+from dcar.prepare.prepared import copy_name, features, read_json, write_parquet
 from dcar.sources.packages import file_sha256
 from dcar.text.phonemes import text_to_ids
+from dcar.tracking import write_json
 from dcar.voices.features import speaker_features
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 EMBEDDING_SIZE = 256
-SAMPLE_RATE = 16_000
 """Rate in Hz at which tokenizer and speaker encoder hear the corpus."""
 
 
@@ -71,8 +71,8 @@ class Sound(NamedTuple):
         return self if speed == 1.0 else Sound(resample(self.wave, self.rate * speed, self.rate), self.rate)
 
     def heard(self) -> Sound:
-        """At SAMPLE_RATE, for encoders; the voice of a speaker has more above its half."""
-        return Sound(resample(self.wave, self.rate, SAMPLE_RATE), SAMPLE_RATE)
+        """At ENCODER_SAMPLE_RATE, for encoders; the voice of a speaker has more above its half."""
+        return Sound(resample(self.wave, self.rate, ENCODER_SAMPLE_RATE), ENCODER_SAMPLE_RATE)
 
 
 class Loaded(NamedTuple):
@@ -111,7 +111,7 @@ def tokenise(
 
     sounds, waves = map(list, zip(*pool.map(sounds_of, jobs), strict=True))
     # a slowed copy may be longer than the limit that its original keeps: it is left out
-    longest = max_seconds * SAMPLE_RATE
+    longest = max_seconds * ENCODER_SAMPLE_RATE
     fits = [j.speed == 1.0 or len(w) <= longest for j, w in zip(jobs, waves, strict=True)]
     if not all(fits):
         logger.info("%d slowed copies are longer than %g s and left out", fits.count(False), max_seconds)
@@ -144,7 +144,7 @@ def tokenise(
                 "speech": speech[i],
                 "speaker_embedding": embedding,
                 "voice": voice,
-                "duration": len(wave) / SAMPLE_RATE,
+                "duration": len(wave) / ENCODER_SAMPLE_RATE,
                 "speed": job.speed,
                 "audio": u.audio if isinstance(u.audio, str) else "",
                 "source": u.source,
@@ -171,12 +171,12 @@ def _encode(
     for n, i in enumerate(order):
         batch.append(i)
         last = n + 1 == len(order)
-        if last or (len(batch) + 1) * len(waves[order[n + 1]]) > batch_seconds * SAMPLE_RATE:
-            encoded = tokenizer.encode([waves[j] for j in batch], SAMPLE_RATE)
+        if last or (len(batch) + 1) * len(waves[order[n + 1]]) > batch_seconds * ENCODER_SAMPLE_RATE:
+            encoded = tokenizer.encode([waves[j] for j in batch], ENCODER_SAMPLE_RATE)
             if len(encoded) != len(batch):
                 raise DataError(f"tokenizer {tokenizer.name} gave {len(encoded)} results for {len(batch)} waveforms")
             for j, tokens in zip(batch, encoded, strict=True):
-                out[j] = check_tokens(tokens, len(waves[j]) / SAMPLE_RATE, tokenizer, places[j])
+                out[j] = check_tokens(tokens, len(waves[j]) / ENCODER_SAMPLE_RATE, tokenizer, places[j])
             if bar is not None:
                 bar.update(len(batch))
             batch = []
@@ -208,9 +208,9 @@ def check_tokens(tokens: np.ndarray, seconds: float, tokenizer: SpeechTokenizer,
 
 
 def _embed(speaker_encoder: Encoder, sound: Sound, wave: np.ndarray, where: str) -> tuple[np.ndarray, np.ndarray]:
-    """Speaker embedding [256] of a waveform at SAMPLE_RATE, and the vocoder's voice features [298] of all that was
-    recorded."""
-    embedding = np.asarray(speaker_encoder.embed(wave, SAMPLE_RATE), dtype=np.float32)
+    """Speaker embedding [256] of a waveform at ENCODER_SAMPLE_RATE, and the vocoder's voice features [298] of all that
+    was recorded."""
+    embedding = np.asarray(speaker_encoder.embed(wave, ENCODER_SAMPLE_RATE), dtype=np.float32)
     if embedding.shape != (EMBEDDING_SIZE,) or not np.isfinite(embedding).all():
         raise DataError(f"{where}: speaker embedding {embedding.shape}, expected {EMBEDDING_SIZE} finite numbers")
     try:

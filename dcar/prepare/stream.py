@@ -15,7 +15,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,7 +28,7 @@ from tqdm import tqdm
 from dcar.corpus.read import Part, Problem, Row, Utterance, corpus_parts, describe
 from dcar.corpus.validate import examine
 from dcar.errors import DataError
-from dcar.prepare.prepared import assemble, check_out_dir, read_json, write_json
+from dcar.prepare.prepared import assemble, check_out_dir, read_json
 from dcar.prepare.settings import (
     PrepareConfig,
     PrepareReport,
@@ -43,11 +42,10 @@ from dcar.prepare.settings import (
     wait,
 )
 from dcar.prepare.shards import Encoder, Job, Loaded, Sound, check_shard, shard_is_there, tokenise, write_shard
+from dcar.tracking import write_json
 
 if TYPE_CHECKING:
     from dcar.tokens.base import SpeechTokenizer
-
-logger = logging.getLogger(__name__)
 
 
 def run_stream(

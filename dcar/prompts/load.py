@@ -1,40 +1,51 @@
-"""The prompts of a prepared split that a decoder can speak, chosen and checked alike by stage two and by analyses."""
+"""The prompts of a prepared split that a decoder can speak, and the vocoder that gives them a voice: chosen and checked
+alike by stage two, by comparisons and by analyses."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
 from dcar.errors import DataError
 from dcar.model.car import CARDecoder
-from dcar.prepare.prepared import load_prepared, prepared_info, source_utterances, tokenizer_identity
+from dcar.prepare.prepared import load_prepared, prepared_info, source_utterances
 from dcar.prompts.items import PromptItem, make_prompts
+from dcar.prompts.together import check_together
+from dcar.vocoder.base import PromptAudio, Vocoder
+from dcar.vocoder.load import hears_prompts, load_vocoder
+from heads.policy import ChunkPolicy
 
 
-def check_prepared(data: str, decoder: CARDecoder) -> None:
-    """DataError if a prepared corpus is of another tokenizer or phoneme inventory than the decoder."""
-    info, config = prepared_info(data), decoder.config
-    for kind, ours, theirs in (
-        ("tokenizer", config.tokenizer, tokenizer_identity(info)),
-        ("phoneme inventory", config.phonemes, str(info["phonemes"]["version"])),
-    ):
-        if ours and str(ours) != theirs:
-            raise DataError(f"{data}: prepared with the {kind} {theirs}, but the decoder was trained with {ours}; "
-                            "prepare the corpus with the decoder's own")
+def all_prompts(data: str, split: str, decoder: CARDecoder, prompt_tokens: int, seed: int) -> list[PromptItem]:
+    """A prompt for every utterance of a prepared split (`make_prompts`); DataError if the corpus is of another
+    tokenizer or phoneme inventory than the decoder."""
+    check_together(decoder, prepared_info(data), data)
+    return make_prompts(load_prepared(data, split), prompt_tokens, seed, decoder.config.bos)
 
 
 def load_prompts(data: str, split: str, base: CARDecoder, prompt_tokens: int, seed: int, limit: int | None = None,
                  min_seconds: float = 0.0) -> list[PromptItem]:
-    """Prompts of a prepared split, at most `limit`, chosen by `seed`; DataError if it is of another tokenizer or
-    phoneme inventory than the decoder."""
-    check_prepared(data, base)
-    items = [i for i in make_prompts(load_prepared(data, split), prompt_tokens, seed, base.config.bos)
-             if i.duration >= min_seconds]
+    """At most `limit` of `all_prompts`, of `min_seconds` or more, chosen by `seed`; DataError if there are none."""
+    items = [i for i in all_prompts(data, split, base, prompt_tokens, seed) if i.duration >= min_seconds]
     if not items:
         raise DataError(f"{data}: split {split} has no utterance of {min_seconds} s or more")
     order = np.random.default_rng([seed, 7]).permutation(len(items))
     return [items[i] for i in order[: limit or len(items)]]
+
+
+def vocoder_for(decoder: CARDecoder, data: str, items: Sequence[PromptItem], spec: str, device: str = "cpu",
+                prompts: PromptAudio | None = None, policies: Iterable[ChunkPolicy] = ()) -> Vocoder:
+    """The vocoder of a setting (`dcar.vocoder.load`) for prompts of a prepared corpus. CheckpointError if it speaks
+    tokens of another tokenizer than the decoder's or at another rate than the corpus has, or a policy is another's.
+
+    prompts: recordings of the items' voices; read from the corpus where they are not given and the vocoder hears them.
+    """
+    if prompts is None and hears_prompts(spec):
+        prompts = PromptAudio.of_items(items, corpus_recordings(data))
+    vocoder = load_vocoder(spec, device, prompts)
+    check_together(decoder, prepared_info(data), data, vocoder, policies)
+    return vocoder
 
 
 def corpus_recordings(prepared: str) -> Callable[[str], tuple[np.ndarray, int]]:

@@ -6,19 +6,18 @@ is empty or not finite is an AudioError.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 
-from dcar.audio import resample
+from dcar.audio import ENCODER_SAMPLE_RATE, resample
 from dcar.tokens.base import check_waveform
 
 if TYPE_CHECKING:
     import torch
 
 
-SAMPLE_RATE = 16_000
 
 
 @runtime_checkable
@@ -35,10 +34,15 @@ class Recognizer(Protocol):
 def to_recognizer_rate(wave: np.ndarray, sample_rate: int) -> np.ndarray:
     """The waveform [samples] float32 at 16 kHz, at least one analysis window long. Raises AudioError."""
     wave = check_waveform(wave, "recognizer")
-    if sample_rate != SAMPLE_RATE:
-        wave = resample(wave, sample_rate, SAMPLE_RATE)
-    shortest = SAMPLE_RATE // 10
+    if sample_rate != ENCODER_SAMPLE_RATE:
+        wave = resample(wave, sample_rate, ENCODER_SAMPLE_RATE)
+    shortest = ENCODER_SAMPLE_RATE // 10
     return np.pad(wave, (0, shortest - len(wave))) if len(wave) < shortest else wave
+
+
+def ctc_collapse(best: Sequence[int], dropped: Container[int]) -> list[int]:
+    """CTC's rule: equal neighbours among the best symbols of every frame are one, then blanks and other marks go."""
+    return [s for i, s in enumerate(best) if (i == 0 or s != best[i - 1]) and s not in dropped]
 
 
 def sorted_batches(
@@ -53,7 +57,7 @@ def sorted_batches(
     start = 0
     while start < len(order):
         stop = start + 1
-        while stop < len(order) and (stop + 1 - start) * len(ready[order[stop]]) <= batch_seconds * SAMPLE_RATE:
+        while stop < len(order) and (stop + 1 - start) * len(ready[order[stop]]) <= batch_seconds * ENCODER_SAMPLE_RATE:
             stop += 1
         rows = [ready[i] for i in order[start:stop]]
         batch = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)

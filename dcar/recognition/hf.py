@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from dcar.recognition.base import SAMPLE_RATE, to_recognizer_rate
+from dcar.audio import ENCODER_SAMPLE_RATE
+from dcar.recognition.base import ctc_collapse, to_recognizer_rate
 from dcar.sources.hub import from_hub
 
 
@@ -36,15 +37,15 @@ class WhisperHFRecognizer:
         return [self._transcribe(to_recognizer_rate(wave, sample_rate)) for wave in waves]
 
     def _transcribe(self, wave: np.ndarray) -> str:
-        size = self.window_seconds * SAMPLE_RATE
+        size = self.window_seconds * ENCODER_SAMPLE_RATE
         texts = [self._window(wave[start : start + size]) for start in range(0, len(wave), size)]
         return " ".join(text for text in texts if text)
 
     def _window(self, wave: np.ndarray) -> str:
         import torch
 
-        features = self._processor(wave, sampling_rate=SAMPLE_RATE, return_tensors="pt").input_features
-        cap = 8 + math.ceil(len(wave) / SAMPLE_RATE * self.tokens_per_second)
+        features = self._processor(wave, sampling_rate=ENCODER_SAMPLE_RATE, return_tensors="pt").input_features
+        cap = 8 + math.ceil(len(wave) / ENCODER_SAMPLE_RATE * self.tokens_per_second)
         options: dict[str, Any] = {}
         if getattr(self._model.generation_config, "is_multilingual", False):
             options = {"language": "en", "task": "transcribe"}
@@ -76,16 +77,15 @@ class CTCRecognizer:
         texts = []
         for wave in waves:
             wave = to_recognizer_rate(wave, sample_rate)
-            inputs = self._processor(wave, sampling_rate=SAMPLE_RATE, return_tensors="pt").input_values
+            inputs = self._processor(wave, sampling_rate=ENCODER_SAMPLE_RATE, return_tensors="pt").input_values
             with torch.inference_mode():
                 best = self._model(inputs.to(self.device)).logits[0].argmax(-1).tolist()
             texts.append(self._decode(best))
         return texts
 
     def _decode(self, best: list[int]) -> str:
-        """CTC's rule: equal neighbours are one symbol, then blanks (the padding symbol) and other marks go."""
         tokenizer = self._processor.tokenizer
         marks = (set(tokenizer.all_special_ids) | {tokenizer.pad_token_id}) - {tokenizer.word_delimiter_token_id}
-        kept = [s for i, s in enumerate(best) if (i == 0 or s != best[i - 1]) and s not in marks]
-        text = "".join(tokenizer.convert_ids_to_tokens(kept)).replace(tokenizer.word_delimiter_token, " ")
+        kept = tokenizer.convert_ids_to_tokens(ctc_collapse(best, marks))  # the blank is the padding symbol
+        text = "".join(kept).replace(tokenizer.word_delimiter_token, " ")
         return " ".join(text.split())

@@ -11,23 +11,22 @@ Connections that fail, time-outs, broken answers and the statuses 408, 429, 500,
 
 from __future__ import annotations
 
-import http.client
-import io
-import json
+import logging
 import time
-import urllib.error
 import urllib.parse
-import urllib.request
-import uuid
 from dataclasses import dataclass
 from typing import Any
 
+import httpx
 import numpy as np
 
+from dcar.audio import ENCODER_SAMPLE_RATE, audio_bytes
 from dcar.errors import AssetError, ServiceError
-from dcar.recognition.base import SAMPLE_RATE, to_recognizer_rate
+from dcar.recognition.base import to_recognizer_rate
 
 RETRIED = frozenset({408, 429, 500, 502, 503, 504})
+WAV = {"Content-Type": "audio/wav"}
+logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs a line a request
 
 
 @dataclass(frozen=True)
@@ -40,27 +39,28 @@ class Retry:
     longest_wait: float = 30.0
 
 
-def post(url: str, body: bytes, content_type: str, retry: Retry) -> dict[str, Any]:
-    """The JSON object that a service answers. ServiceError after the last attempt, or at once for a refused request."""
+def post(url: str, retry: Retry, **request: Any) -> dict[str, Any]:
+    """The JSON object that a service answers to a POST; ServiceError after the last attempt, or at once for a refused
+    request. request: content, headers, data, files as httpx takes them."""
     cause = ""
     for attempt in range(retry.attempts):
         wait = min(retry.backoff * 2**attempt, retry.longest_wait)
-        request = urllib.request.Request(url, data=body, headers={"Content-Type": content_type}, method="POST")
         try:
-            with urllib.request.urlopen(request, timeout=retry.timeout) as response:
-                answer = json.loads(response.read())
-            if isinstance(answer, dict):
-                return answer
-            cause = f"answered a JSON {type(answer).__name__}, not an object"
-        except urllib.error.HTTPError as error:
-            cause = f"status {error.code}: {error.read(200).decode(errors='replace').strip()}"
-            if error.code not in RETRIED:
-                raise ServiceError(f"{url}: refused the request ({cause}); correct address or service") from error
-            if (after := error.headers.get("Retry-After", "")).isdigit():
-                wait = min(float(after), retry.longest_wait)
-        except json.JSONDecodeError as error:
+            response = httpx.post(url, timeout=retry.timeout, follow_redirects=True, **request)
+            if response.is_success:
+                answer = response.json()
+                if isinstance(answer, dict):
+                    return answer
+                cause = f"answered a JSON {type(answer).__name__}, not an object"
+            else:
+                cause = f"status {response.status_code}: {response.text[:200].strip()}"
+                if response.status_code not in RETRIED:
+                    raise ServiceError(f"{url}: refused the request ({cause}); correct address or service")
+                if (after := response.headers.get("Retry-After", "")).isdigit():
+                    wait = min(float(after), retry.longest_wait)
+        except ValueError as error:  # json.JSONDecodeError, UnicodeDecodeError
             cause = f"answered something else than JSON ({error})"
-        except (OSError, http.client.HTTPException) as error:
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
             cause = f"{type(error).__name__}: {error}"
         if attempt + 1 < retry.attempts:
             time.sleep(wait)
@@ -69,12 +69,7 @@ def post(url: str, body: bytes, content_type: str, retry: Retry) -> dict[str, An
 
 def wav_bytes(wave: np.ndarray, sample_rate: int) -> bytes:
     """A 16-bit mono WAV file at 16 kHz. AudioError for bad audio."""
-    import soundfile as sf
-
-    buffer = io.BytesIO()
-    audio = np.clip(to_recognizer_rate(wave, sample_rate), -1.0, 1.0)
-    sf.write(buffer, audio, SAMPLE_RATE, format="WAV", subtype="PCM_16")
-    return buffer.getvalue()
+    return audio_bytes(to_recognizer_rate(wave, sample_rate), ENCODER_SAMPLE_RATE)
 
 
 def check_url(url: str) -> str:
@@ -108,23 +103,14 @@ class HTTPRecognizer:
         return [self._transcribe(wav_bytes(wave, sample_rate)) for wave in waves]
 
     def _transcribe(self, audio: bytes) -> str:
-        body, kind = self._form(audio) if self.model else (audio, "audio/wav")
-        answer = post(self.url, body, kind, self.retry)
+        request: dict[str, Any] = {"content": audio, "headers": WAV}
+        if self.model:
+            form = {"model": self.model, "language": "en", "temperature": "0", "response_format": "json"}
+            request = {"data": form, "files": {"file": ("audio.wav", audio, "audio/wav")}}
+        answer = post(self.url, self.retry, **request)
         if not isinstance(answer.get("text"), str):
             raise ServiceError(f"{self.url}: the answer has no string `text` (it has {', '.join(answer) or 'nothing'})")
         return answer["text"].strip()
-
-    def _form(self, audio: bytes) -> tuple[bytes, str]:
-        boundary = uuid.uuid4().hex
-        fields = {"model": self.model, "language": "en", "temperature": "0", "response_format": "json"}
-        parts = [
-            f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'.encode()
-            for name, value in fields.items()
-        ]
-        head = (f'--{boundary}\r\nContent-Disposition: form-data; name="file"; filename="audio.wav"\r\n'
-                "Content-Type: audio/wav\r\n\r\n")  # fmt: skip
-        body = b"".join(parts) + head.encode() + audio + f"\r\n--{boundary}--\r\n".encode()
-        return body, f"multipart/form-data; boundary={boundary}"
 
 
 class HTTPScorer:
@@ -138,7 +124,7 @@ class HTTPScorer:
         """Score of a float32 mono waveform [samples]; None for an empty one. Raises ServiceError."""
         if len(wave) == 0:
             return None
-        answer = post(self.url, wav_bytes(wave, sample_rate), "audio/wav", self.retry)
+        answer = post(self.url, self.retry, content=wav_bytes(wave, sample_rate), headers=WAV)
         score = answer.get("score")
         if isinstance(score, bool) or not isinstance(score, int | float) or not np.isfinite(score):
             raise ServiceError(f"{self.url}: the answer has no finite number `score` (it has {score!r})")

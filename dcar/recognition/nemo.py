@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dcar.errors import AssetError, TextError
-from dcar.recognition.base import Recognizer, sorted_batches
+from dcar.recognition.base import Recognizer, ctc_collapse, sorted_batches
 from dcar.text.wer import spoken_words
 
 if TYPE_CHECKING:
@@ -139,9 +139,7 @@ class NemoCTCRecognizer:
         """See `Recognizer.transcribe`. Batches are made by length; a result does not depend on the others."""
         texts = [""] * len(waves)
         for index, log_probs in self._log_probs(waves, sample_rate):
-            best = log_probs.argmax(-1).tolist()
-            kept = [s for i, s in enumerate(best) if s != self._blank and (i == 0 or s != best[i - 1])]
-            texts[index] = self._decode(kept)
+            texts[index] = self._decode(ctc_collapse(log_probs.argmax(-1).tolist(), (self._blank,)))
         return texts
 
     def log_likelihood(self, waves: list[np.ndarray], sample_rate: int, texts: Sequence[str]) -> list[float]:

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dcar.audio import ENCODER_SAMPLE_RATE
 from dcar.errors import AssetError
 from dcar.sources.packages import moonshine_files, whisper_base_dir
 
 if TYPE_CHECKING:
     pass
-from dcar.recognition.base import SAMPLE_RATE, to_recognizer_rate
+from dcar.recognition.base import to_recognizer_rate
 
 
 class MoonshineRecognizer:
@@ -66,7 +67,7 @@ class MoonshineRecognizer:
             fixed["encoder_attention_mask"] = mask
         past = dict(self._empty_past)
         tokens, last = [], self._start
-        cap = max(8, int(len(wave) / SAMPLE_RATE * self.tokens_per_second) + 4)
+        cap = max(8, int(len(wave) / ENCODER_SAMPLE_RATE * self.tokens_per_second) + 4)
         for step in range(cap):
             step_feed = {"input_ids": np.array([[last]], np.int64), "use_cache_branch": np.array([step > 0])}
             logits, *present = self._decoder.run(None, step_feed | fixed | past)
@@ -117,7 +118,7 @@ class WhisperRecognizer:
         return [self._transcribe(to_recognizer_rate(wave, sample_rate)) for wave in waves]
 
     def _transcribe(self, wave: np.ndarray) -> str:
-        cap = 8 + math.ceil(min(len(wave) / SAMPLE_RATE, 30.0) * self.tokens_per_second)
+        cap = 8 + math.ceil(min(len(wave) / ENCODER_SAMPLE_RATE, 30.0) * self.tokens_per_second)
         segments, _ = self._model.transcribe(
             wave,
             language="en",

@@ -31,12 +31,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from dcar.audio import load_audio, resample
+from dcar.audio import ENCODER_SAMPLE_RATE, load_audio, resample
 from dcar.errors import AudioError, CheckpointError, ConfigError, DataError
-from dcar.recognition.base import SAMPLE_RATE
 from dcar.recognition.nemo import NemoCTCRecognizer, quiet_nemo
 from dcar.text.wer import WERScore, score_corpus, spoken_words
 from dcar.tokens.base import check_waveform
+from dcar.tracking import write_json
 
 logger = logging.getLogger(__name__)
 
@@ -130,13 +130,13 @@ def load_manifest(path: str | Path) -> list[Recording]:
                 archive = archives[audio]
                 samples, rate = archive[row["key"]], int(archive["sample_rate"])
                 wave = samples.astype(np.float32) / 32768 if samples.dtype == np.int16 else samples
-                wave = resample(check_waveform(wave, where), rate, SAMPLE_RATE)
+                wave = resample(check_waveform(wave, where), rate, ENCODER_SAMPLE_RATE)
             else:
-                wave, _ = load_audio(audio, SAMPLE_RATE)
+                wave, _ = load_audio(audio, ENCODER_SAMPLE_RATE)
         except (OSError, KeyError, ValueError, AudioError) as error:
             raise DataError(f"{where}: audio cannot be used: {error}") from error
-        if ctc_frames_needed(text) * FRAME_SECONDS > len(wave) / SAMPLE_RATE:
-            too_short.append(f"{where}: {len(wave) / SAMPLE_RATE:.2f} s of audio are too short for {text!r}")
+        if ctc_frames_needed(text) * FRAME_SECONDS > len(wave) / ENCODER_SAMPLE_RATE:
+            too_short.append(f"{where}: {len(wave) / ENCODER_SAMPLE_RATE:.2f} s of audio are too short for {text!r}")
             continue
         tokens = np.asarray(row["tokens"], np.int64) if "tokens" in row else None
         recordings.append(Recording((np.clip(wave, -1, 1) * 32767).astype(np.int16), text, tokens))
@@ -163,9 +163,9 @@ def build_model(config: TrainRecognizerConfig) -> Any:
 
         labels = list(CHARACTERS)
         module = "nemo.collections.asr.modules."
-        dataset = {"manifest_filepath": None, "labels": labels, "sample_rate": SAMPLE_RATE, "batch_size": 1}
+        dataset = {"manifest_filepath": None, "labels": labels, "sample_rate": ENCODER_SAMPLE_RATE, "batch_size": 1}
         tree: dict[str, Any] = {
-            "sample_rate": SAMPLE_RATE,
+            "sample_rate": ENCODER_SAMPLE_RATE,
             "labels": labels,
             "log_prediction": False,
             "ctc_reduction": "mean_volume",
@@ -173,7 +173,7 @@ def build_model(config: TrainRecognizerConfig) -> Any:
             "validation_ds": dataset | {"shuffle": False, "num_workers": 0},
             "preprocessor": {
                 "_target_": module + "AudioToMelSpectrogramPreprocessor",
-                "sample_rate": SAMPLE_RATE,
+                "sample_rate": ENCODER_SAMPLE_RATE,
                 "normalize": "per_feature",
                 "window_size": 0.025,
                 "window_stride": 0.01,
@@ -241,7 +241,7 @@ class BatchStream:
     def plan(self, epoch: int) -> list[list[int]]:
         """Indices of the batches of one epoch: neighbours in (jittered) length, in random order."""
         rng = np.random.default_rng((self.config.seed, epoch))
-        lengths = np.array([len(r.wave) for r in self.recordings]) / SAMPLE_RATE / min(self.config.speeds)
+        lengths = np.array([len(r.wave) for r in self.recordings]) / ENCODER_SAMPLE_RATE / min(self.config.speeds)
         batches: list[list[int]] = [[]]
         for index in np.argsort(lengths * rng.uniform(0.95, 1.05, len(lengths))):
             longest = max([lengths[i] for i in batches[-1]] + [lengths[index]])
@@ -285,15 +285,15 @@ class BatchStream:
     def _at_speed(recording: Recording, speed: float) -> np.ndarray:
         wave = recording.wave.astype(np.float32) / 32768
         # Too fast for its text: CTC could not align it, so it is played as it is.
-        seconds = len(wave) / SAMPLE_RATE / speed
+        seconds = len(wave) / ENCODER_SAMPLE_RATE / speed
         if speed == 1.0 or ctc_frames_needed(recording.text) * FRAME_SECONDS > seconds:
             return wave
-        return resample(wave, SAMPLE_RATE * speed, SAMPLE_RATE)
+        return resample(wave, ENCODER_SAMPLE_RATE * speed, ENCODER_SAMPLE_RATE)
 
 
 def frame_tokens(recording: Recording, samples: int) -> np.ndarray:
     """Speech token in the middle of every output frame of `samples` samples, played at any speed; -1 = none."""
-    frames = math.ceil(samples / SAMPLE_RATE / FRAME_SECONDS)
+    frames = math.ceil(samples / ENCODER_SAMPLE_RATE / FRAME_SECONDS)
     if recording.tokens is None:
         return np.full(frames, -1, np.int64)
     speed = len(recording.wave) / samples
@@ -313,7 +313,7 @@ def run(config: TrainRecognizerConfig) -> dict[str, Any]:
         raise ConfigError(f"speeds={config.speeds}: needs at least one positive number")
     device = config.device if config.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
     train, dev = load_manifest(config.train_manifest), load_manifest(config.dev_manifest)
-    hours = sum(len(r.wave) for r in train) / SAMPLE_RATE / 3600
+    hours = sum(len(r.wave) for r in train) / ENCODER_SAMPLE_RATE / 3600
     model = build_model(config).to(device)
     if config.init_from:
         load_weights(model, config.init_from, device)
@@ -349,7 +349,7 @@ def run(config: TrainRecognizerConfig) -> dict[str, Any]:
         "log": log,
         "config": asdict(config),
     }
-    output.with_suffix(".json").write_text(json.dumps(metrics, indent=2) + "\n", encoding="utf-8")
+    write_json(output.with_suffix(".json"), metrics)
     output.with_suffix(".md").write_text(_card(output.stem, metrics), encoding="utf-8")
     if interrupted:
         raise KeyboardInterrupt
@@ -377,7 +377,7 @@ def load_weights(model: Any, source: str, device: str) -> None:
 def dev_wer(recognizer: NemoCTCRecognizer, recordings: list[Recording]) -> WERScore:
     """Corpus WER of a recogniser on recordings in memory."""
     waves = [r.wave.astype(np.float32) / 32768 for r in recordings]
-    return score_corpus([r.text for r in recordings], list(recognizer.transcribe(waves, SAMPLE_RATE)))
+    return score_corpus([r.text for r in recordings], list(recognizer.transcribe(waves, ENCODER_SAMPLE_RATE)))
 
 
 def _optimise(

@@ -12,18 +12,18 @@ from pathlib import Path
 
 import numpy as np
 
-from dcar.audio import load_audio, save_audio
+from dcar.audio import ENCODER_SAMPLE_RATE, load_audio, save_audio
 from dcar.decoding import ChunkMethod, DecodeResult, FixedChunk, PolicyChunk, Prompt, decode
 from dcar.decoding.fast.passes import fast
-from dcar.errors import AudioError, CheckpointError, ConfigError, TextError
+from dcar.errors import AudioError, ConfigError, TextError
 from dcar.model.car import CARDecoder
 from dcar.model.load import Shipped, load_decoder, load_policy, text_encoder
+from dcar.prompts.together import check_together, made_by
 from dcar.sampling import SamplingConfig
 from dcar.sources.shipped import shipped
-from dcar.text.phonemes import normalize_text, text_to_ids
-from dcar.tokens.base import ENCODER_SAMPLE_RATE, SpeechTokenizer
+from dcar.text.phonemes import PHONEME_VERSION, normalize_text, text_to_ids
 from dcar.tokens.load import load_tokenizer
-from dcar.vocoder.base import PromptAudio, Vocoder, check_rates
+from dcar.vocoder.base import PromptAudio, Vocoder
 from dcar.vocoder.load import load_vocoder
 from dcar.vocoder.model import TokenVocoder, speaker_features
 
@@ -84,18 +84,6 @@ def make_method(name: str, policy: str, decoder: CARDecoder) -> ChunkMethod:
                       "or dcar-sampled")
 
 
-def check_together(decoder: CARDecoder, tokenizer: SpeechTokenizer, vocoder: Vocoder) -> None:
-    """CheckpointError where decoder, tokenizer and vocoder do not mean the same by a speech token."""
-    if decoder.config.tokenizer and not decoder.config.tokenizer.endswith(tokenizer.checksum):
-        raise CheckpointError(f"the decoder was trained on tokens of {decoder.config.tokenizer}, not of the tokenizer "
-                              f"given ({tokenizer.name}@{tokenizer.checksum}); give --tokenizer the decoder's own")
-    if vocoder.vocab_size != decoder.config.speech_vocab_size:
-        raise CheckpointError(f"the vocoder knows {vocoder.vocab_size} codes, the decoder speaks "
-                              f"{decoder.config.speech_vocab_size}; give --vocoder one for the decoder's tokenizer")
-    vocoder.check_tokenizer(f"{tokenizer.name}@{tokenizer.checksum}")
-    check_rates(vocoder, tokenizer.rate_hz, tokenizer.name)
-
-
 def timeline(result: DecodeResult, rate: float) -> str:
     """The chunks of an utterance as text: their sizes in order, and a histogram."""
     sizes = "".join(str(n) for n in result.emitted if n)
@@ -130,7 +118,8 @@ def main(arguments: list[str] | None = None) -> None:
     voice = read_voice(options.prompt, tokenizer) if options.prompt else starter_voice()
     heard = PromptAudio([(voice.features, partial(load_audio, options.prompt))] if options.prompt else [])
     vocoder = load_vocoder(options.vocoder, prompts=heard)
-    check_together(decoder, tokenizer, vocoder)
+    made = made_by(tokenizer, getattr(encode, "name", PHONEME_VERSION))
+    check_together(decoder, made, f"tokenizer {options.tokenizer}", vocoder)
     started = time.perf_counter()
     prompts = [Prompt(f"sentence-{i}", tuple(encode(s)), voice.tokens) for i, s in enumerate(sentences)]
     sampling = SamplingConfig(temperature=options.temperature, top_k=options.top_k)

@@ -224,14 +224,6 @@ def encode_phonemes(phonemes: list[str]) -> list[int]:
         raise TextError(f"phoneme {error.args[0]!r} is not in the inventory {PHONEME_VERSION}") from None
 
 
-def decode_phonemes(ids: list[int]) -> list[str]:
-    """The symbols of ids, for people to read; raises TextError for an id outside the inventory."""
-    for i in ids:
-        if not 0 <= i < TEXT_VOCAB_SIZE:
-            raise TextError(f"phoneme id {i} is outside the inventory {PHONEME_VERSION} (0…{TEXT_VOCAB_SIZE - 1})")
-    return [PHONEMES[i] for i in ids]
-
-
 @functools.lru_cache(maxsize=16384)
 def _cached_ids(text: str) -> tuple[int, ...]:
     return tuple(encode_phonemes(Phonemizer()(text)))

@@ -14,6 +14,8 @@ import re
 import unicodedata
 from collections.abc import Callable
 
+from num2words import num2words
+
 from dcar.errors import TextError
 
 NORMALIZATION_VERSION = "1"
@@ -23,16 +25,8 @@ def _words(text: str) -> list[str]:
     return text.split()
 
 
-_ONES = _words(
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
-    "seventeen eighteen nineteen"
-)
+_ONES = _words("zero one two three four five six seven eight nine")
 _TENS = _words("_ _ twenty thirty forty fifty sixty seventy eighty ninety")
-_SCALES = ("", "thousand", "million", "billion", "trillion")
-_ORDINALS = {
-    "one": "first", "two": "second", "three": "third", "five": "fifth", "eight": "eighth", "nine": "ninth",
-    "twelve": "twelfth",
-}  # fmt: skip
 _MONTHS = _words("January February March April May June July August September October November December")
 _MONTH_SHORT = {m[:3].lower(): m for m in _MONTHS} | {"sept": "September"}
 _CURRENCIES = {
@@ -102,33 +96,18 @@ _SPELLED = frozenset(_words(
 _VOWELS = set("aeiouyAEIOUY")
 
 
+def _said(number: int, kind: str) -> str:
+    return " ".join(re.sub(r"\band\b|[,-]", " ", num2words(number, to=kind)).split())
+
+
 def cardinal(number: int) -> str:
-    """The words of a whole number below 10^15: 1234 → "one thousand two hundred thirty four"."""
-    if number < 0:
-        return "minus " + cardinal(-number)
-    if number < 20:
-        return _ONES[number]
-    if number < 100:
-        return _TENS[number // 10] + (f" {_ONES[number % 10]}" if number % 10 else "")
-    if number < 1000:
-        return f"{_ONES[number // 100]} hundred" + (f" {cardinal(number % 100)}" if number % 100 else "")
-    words, scale = [], 0
-    while number:
-        number, group = divmod(number, 1000)
-        if group:
-            words.append(f"{cardinal(group)} {_SCALES[scale]}".strip())
-        scale += 1
-    return " ".join(reversed(words))
+    """The words of a whole number: 1234 → "one thousand two hundred thirty four"."""
+    return _said(number, "cardinal")
 
 
 def ordinal(number: int) -> str:
     """The ordinal of a whole number: 23 → "twenty third"."""
-    head, _, last = cardinal(number).rpartition(" ")
-    if last in _ORDINALS:
-        last = _ORDINALS[last]
-    else:
-        last = last[:-1] + "ieth" if last.endswith("y") else last + "th"
-    return f"{head} {last}".strip()
+    return _said(number, "ordinal")
 
 
 def year(number: int) -> str:

@@ -8,8 +8,6 @@ import numpy as np
 
 from dcar.errors import AudioError
 
-ENCODER_SAMPLE_RATE = 16_000
-
 
 @runtime_checkable
 class SpeechTokenizer(Protocol):

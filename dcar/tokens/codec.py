@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from dcar.audio import resample
+from dcar.audio import ENCODER_SAMPLE_RATE, resample
 from dcar.errors import AssetError, AudioError, CheckpointError, ConfigError
 from dcar.sources.hub import from_hub, read_weights
-from dcar.tokens.base import ENCODER_SAMPLE_RATE, SpeechTokenizer, check_waveform
+from dcar.tokens.base import SpeechTokenizer, check_waveform
 from heads.checkpoint import tensors_checksum
 
 S3_PIP = "pip install s3tokenizer==0.3.0 torchaudio"

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 
 import numpy as np
+import scipy.linalg
 
 from dcar.errors import ConfigError
 
@@ -49,11 +50,8 @@ def discriminant_projection(states: np.ndarray, classes: np.ndarray, size: int, 
     within += shrinkage * np.trace(within) / dimensions * np.eye(dimensions)
     deviations = means - states.mean(0)
     between = (deviations * counts[:, None]).T @ deviations / len(states)
-    # between v = λ within v, through the Cholesky factor of the within-class covariance
-    inverse = np.linalg.inv(np.linalg.cholesky(within))
-    values, vectors = np.linalg.eigh(inverse @ between @ inverse.T)
-    order = np.argsort(-values)[:size]
-    directions = inverse.T @ vectors[:, order]
+    # between v = λ within v, the largest λ first; v' within v = 1. scikit-learn's LDA shrinks `between` as well.
+    directions = scipy.linalg.eigh(between, within)[1][:, : -size - 1 : -1]
     # The sign of an eigenvector is arbitrary: fixed, so that the codes' checksum repeats.
     signs = np.sign(directions[np.abs(directions).argmax(0), np.arange(size)])
     return (directions * signs).astype(np.float32)

@@ -27,6 +27,7 @@ from dcar.tokens.base import SpeechTokenizer
 from dcar.tokens.discriminant import discriminant_projection, in_turn, parts_of_phonemes
 from dcar.tokens.kmeans import KMeansTokenizer, fit_centroids
 from dcar.tokens.whisper import WhisperKMeansTokenizer
+from dcar.tracking import write_json
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +96,7 @@ def run(config: FitTokenizerConfig) -> dict[str, Any]:
         chosen = order.permutation(len(held_out))[: config.report_utterances]
         report |= describe_codes(tokenizer, [held_out[i] for i in chosen])
         logger.info("fit-tokenizer: %s", json.dumps({k: v for k, v in report.items() if k != "config"}))
-    (Path(config.output) / "report.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    write_json(Path(config.output) / "report.json", report)
     return report
 
 

@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from dcar.audio import resample
+from dcar.audio import ENCODER_SAMPLE_RATE, resample
 from dcar.errors import AudioError, CheckpointError, ConfigError
 from dcar.sources.hub import from_hub
-from dcar.tokens.base import ENCODER_SAMPLE_RATE, check_waveform
+from dcar.tokens.base import check_waveform
 from dcar.tokens.kmeans import KMeansTokenizer, collect_states, fit_centroids, read_kmeans
 
 MAX_SECONDS = 60.0

@@ -14,8 +14,8 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
+from dcar.audio import ENCODER_SAMPLE_RATE
 from dcar.errors import CheckpointError, ConfigError
-from dcar.tokens.base import ENCODER_SAMPLE_RATE
 
 logger = logging.getLogger(__name__)
 

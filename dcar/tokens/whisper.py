@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from dcar.audio import resample
+from dcar.audio import ENCODER_SAMPLE_RATE, resample
 from dcar.errors import AudioError, CheckpointError
 from dcar.sources.packages import WHISPER_BASE_SHA256, whisper_base_dir
-from dcar.tokens.base import ENCODER_SAMPLE_RATE, check_waveform, token_count
+from dcar.tokens.base import check_waveform, token_count
 from dcar.tokens.kmeans import KMeansTokenizer, collect_states, fit_centroids, read_kmeans
 
 SAMPLES_PER_TOKEN = 320

@@ -26,9 +26,10 @@ from dcar.model.car import CARDecoder
 from dcar.model.draft import BackboneDraft, DraftDecoder, build_draft
 from dcar.model.load import load_decoder
 from dcar.prepare.run import load_prepared, prepared_info
+from dcar.prompts.together import check_together
 from dcar.sources.shipped import resolve
 from dcar.train.callbacks import latest_checkpoint
-from dcar.train.car import BackboneTraining, TrainConfig, data_identity, decoder_shape, differing, fit
+from dcar.train.car import BackboneTraining, TrainConfig, decoder_shape, differing, fit
 
 
 @dataclass
@@ -67,16 +68,13 @@ class TrainDraftConfig:
 def run(config: TrainDraftConfig) -> DraftDecoder | BackboneDraft:
     """Train (or go on training) and save the draft, with the checksum of its target, into `config.out_dir`.
 
-    Raises ConfigError where the target is too shallow, CheckpointError where the data has other tokens or phonemes than
-    the target, or out_dir holds another draft; DataError for broken data.
+    Raises ConfigError where the target is too shallow, DataError where the data is broken or has other tokens or
+    phonemes than the target, CheckpointError where out_dir holds another draft.
     """
     prepared = prepared_info(config.data)
     folder = resolve(config.target, "decoder")
     target = load_decoder(folder)
-    for name, value in data_identity(prepared).items():
-        if (expected := getattr(target.config, name)) and expected != value:
-            raise CheckpointError(f"{config.data}: {name} {value!r}, but the target {config.target} has {expected!r}; "
-                                  "prepare the corpus with the target's tokenizer")
+    check_together(target, prepared, config.data)
     torch.manual_seed(config.seed)
     draft = build_draft(target, config.bottom_layers, config.top_layers)
     last = latest_checkpoint(Path(config.out_dir)) if config.resume else None

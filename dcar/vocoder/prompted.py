@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from dcar.audio import resample, save_audio
+from dcar.audio import ENCODER_SAMPLE_RATE, resample, save_audio
 from dcar.errors import CheckpointError, ConfigError
 from dcar.sources.hub import from_hub, read_weights
 from dcar.vocoder.base import CodecVocoder, PromptAudio, folder_of, on_path
@@ -81,7 +81,7 @@ class Vec2Wav2Vocoder(CodecVocoder):
         import torch
 
         wave, rate = self.prompts(speaker)
-        heard = torch.from_numpy(resample(wave, rate, 16_000))[None].to(self.device)
+        heard = torch.from_numpy(resample(wave, rate, ENCODER_SAMPLE_RATE))[None].to(self.device)
         heard = torch.nn.functional.layer_norm(heard, heard.shape)
         prompt = self.wavlm(heard, output_hidden_states=True).hidden_states[self.wavlm_layer]  # [1, T', D]
         vectors = self.codebook[tokens.to(self.device)][None]  # [1, T, D]

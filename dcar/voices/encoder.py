@@ -11,14 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from dcar.audio import resample
+from dcar.audio import ENCODER_SAMPLE_RATE, resample
 from dcar.errors import AudioError
 from dcar.sources.packages import resemblyzer_weights
 from dcar.tokens.base import check_waveform
 
 logger = logging.getLogger(__name__)
 
-SAMPLE_RATE = 16_000
 LOUDNESS_DBFS = -30
 
 
@@ -46,25 +45,19 @@ class SpeakerEncoder:
         wave = check_waveform(wave, "speaker encoder")
         if not np.abs(wave).max() > 1e-6:
             raise AudioError("speaker encoder: the waveform is silent; give a prompt with speech")
-        if sample_rate != SAMPLE_RATE:
-            wave = resample(wave, sample_rate, SAMPLE_RATE)
+        if sample_rate != ENCODER_SAMPLE_RATE:
+            wave = resample(wave, sample_rate, ENCODER_SAMPLE_RATE)
         wave = self._audio.normalize_volume(wave, LOUDNESS_DBFS, increase_only=True)
         wave = np.clip(wave, -1.0, 1.0)
-        voiced = self._audio.trim_long_silences(wave) if len(wave) >= SAMPLE_RATE // 10 else wave[:0]
-        if len(voiced) < SAMPLE_RATE // 10:
-            logger.warning(
-                "speaker encoder: no speech detected in %.2f s of audio; embedding all of it", len(wave) / 16e3
-            )
+        voiced = self._audio.trim_long_silences(wave) if len(wave) >= ENCODER_SAMPLE_RATE // 10 else wave[:0]
+        if len(voiced) < ENCODER_SAMPLE_RATE // 10:
+            seconds = len(wave) / ENCODER_SAMPLE_RATE
+            logger.warning("speaker encoder: no speech detected in %.2f s of audio; embedding all of it", seconds)
             voiced = wave
         embedding = np.asarray(self.network.embed_utterance(voiced.astype(np.float32)), dtype=np.float32)
         if not np.isfinite(embedding).all():
             raise AudioError("speaker encoder: the waveform has no usable spectrum; give a prompt with speech")
         return embedding
-
-    def embed_voice(self, waves: list[np.ndarray], sample_rate: int) -> np.ndarray:
-        """Embedding [256] of one voice from several of its waveforms: the normalised mean of their embeddings."""
-        mean = np.mean([self.embed(wave, sample_rate) for wave in waves], axis=0)
-        return (mean / np.linalg.norm(mean)).astype(np.float32)
 
 
 def speaker_similarity(a: np.ndarray, b: np.ndarray) -> float:

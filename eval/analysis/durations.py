@@ -19,8 +19,8 @@ from dcar.errors import ConfigError
 from dcar.prompts.items import PromptItem
 from dcar.prompts.load import load_prompts
 from dcar.sampling import SamplingConfig
+from dcar.text.bootstrap import Interval, corpus_interval
 from eval.methods.registry import Entry, load_models, make_methods
-from eval.results.stats import Interval, corpus_interval
 
 
 @dataclass

@@ -40,8 +40,6 @@ from eval.verifiers.entropy import EntropyChunk, EntropyMethod, entropies
 from eval.verifiers.statistics import VerifierStatistics
 from eval.verifiers.transitions import count_bigrams
 
-logger = logging.getLogger(__name__)
-
 
 @dataclass
 class FitConfig:

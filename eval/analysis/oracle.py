@@ -37,8 +37,6 @@ from dcar.tracking import provenance, write_json
 from eval.analysis.teacher import teacher_forced
 from eval.verifiers.entropy import entropies
 
-logger = logging.getLogger(__name__)
-
 
 @dataclass
 class OracleConfig:
@@ -81,31 +79,20 @@ def chunk_costs(losses: np.ndarray) -> np.ndarray:
     return losses.cumsum(0)
 
 
-def cheapest(costs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def cheapest(costs: np.ndarray) -> np.ndarray:
     """The recurrence above. costs [K, n] -> totals [n + 1]: least cost of all n tokens in m passes, infinite where m
-    passes cannot do it; last [n + 1, n + 1]: size of the last chunk of the best way to j tokens in m passes."""
+    passes cannot do it."""
     heads, n = costs.shape
     totals = np.full(n + 1, np.inf)
-    last = np.zeros((n + 1, n + 1), np.int16)
     reached = np.full(n + 1, np.inf)
     reached[0] = 0.0
     for m in range(1, n + 1):
         options = np.full((heads, n + 1), np.inf)
         for k in range(1, min(heads, n) + 1):
             options[k - 1, k:] = reached[: n + 1 - k] + costs[k - 1, : n + 1 - k]
-        last[m], reached = options.argmin(0) + 1, options.min(0)
+        reached = options.min(0)
         totals[m] = reached[n]
-    return totals, last
-
-
-def schedule(last: np.ndarray, passes: int) -> list[int]:
-    """Chunk sizes of the cheapest way in `passes` passes, from the table of `cheapest`."""
-    sizes: list[int] = []
-    place = last.shape[1] - 1
-    for m in range(passes, 0, -1):
-        sizes.append(int(last[m, place]))
-        place -= sizes[-1]
-    return sizes[::-1]
+    return totals
 
 
 def walk(costs: np.ndarray, size_at: Callable[[int], int]) -> tuple[float, int]:
@@ -150,7 +137,7 @@ def analyse(model: CARDecoder, states: Sequence[tuple[Tensor, Tensor]], config: 
         finite = np.isfinite(losses)
         sums, counts = sums + np.where(finite, losses, 0).sum(1), counts + finite.sum(1)
         costs = chunk_costs(losses)
-        utterances.append(_Utterance(costs, entropy, cheapest(costs)[0]))
+        utterances.append(_Utterance(costs, entropy, cheapest(costs)))
     rows = [_row(f"car-{k}", utterances, [[walk(u.costs, lambda t, k=k: k)] for u in utterances])  # type: ignore[misc]
             for k in range(1, heads + 1)]
     rng = np.random.default_rng(config.seed)

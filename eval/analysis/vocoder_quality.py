@@ -33,15 +33,15 @@ from dcar.prepare.prepared import load_prepared, prepared_info
 from dcar.prompts.items import PromptItem, make_prompts
 from dcar.prompts.load import corpus_recordings
 from dcar.recognition.load import load_recognizer
+from dcar.text.bootstrap import corpus_interval
 from dcar.text.wer import character_errors, corpus_cer, corpus_wer, word_errors
 from dcar.tracking import provenance, write_json
 from dcar.vocoder.base import check_speaks
 from dcar.vocoder.load import load_vocoder
+from dcar.vocoder.voicing import voice
 from dcar.voices.encoder import SpeakerEncoder
 from dcar.voices.features import SAMPLE_RATE, envelope_mel
-from eval.results.stats import corpus_interval, paired_test
-
-logger = logging.getLogger(__name__)
+from eval.results.stats import paired_test
 
 Recording = Callable[[str], tuple[np.ndarray, int]]
 """Utterance id -> waveform and rate, as `corpus_recordings` gives it."""
@@ -131,14 +131,8 @@ class SpectrumVoices:
 def _spoken(name: str, items: list[PromptItem], config: VocoderQualityConfig) -> tuple[list[np.ndarray], int]:
     vocoder = load_vocoder(name)
     check_speaks(vocoder, prepared_info(config.data))
-    order = np.argsort([len(item.reference_tokens) for item in items])
-    waves: dict[int, np.ndarray] = {}
-    for start in tqdm(range(0, len(order), config.batch_size), desc=f"speak with {name}", unit="batch"):
-        chosen = order[start : start + config.batch_size].tolist()
-        tokens = [items[i].reference_tokens for i in chosen]
-        voices = np.stack([items[i].speaker_embedding for i in chosen])
-        waves.update(zip(chosen, vocoder.synthesize(tokens, voices), strict=True))
-    return [waves[i] for i in range(len(items))], int(vocoder.sample_rate)
+    tokens, speakers = [item.reference_tokens for item in items], [item.speaker_embedding for item in items]
+    return voice(vocoder, tokens, speakers, config.batch_size, f"speak with {name}"), int(vocoder.sample_rate)
 
 
 def run(config: VocoderQualityConfig) -> dict[str, Any]:

@@ -28,15 +28,13 @@ from tqdm import tqdm
 
 from dcar.config import load_config, save_config
 from dcar.errors import ConfigError, DataError, DCARError
-from dcar.prepare.prepared import load_prepared, prepared_info, tokenizer_identity
-from dcar.prompts.items import make_prompts
-from dcar.prompts.load import corpus_recordings
+from dcar.prepare.prepared import prepared_info, tokenizer_identity
+from dcar.prompts.load import all_prompts, corpus_recordings, vocoder_for
 from dcar.recognition.load import load_recognizer
 from dcar.sampling import SamplingConfig
 from dcar.text.wer import NORMALIZER
 from dcar.tracking import provenance, write_json
-from dcar.vocoder.base import PromptAudio, check_speaks
-from dcar.vocoder.load import load_vocoder
+from dcar.vocoder.base import PromptAudio
 from dcar.vocoder.model import TokenVocoder
 from eval.compare.sweeps import expand_names
 from eval.methods.registry import Entry, load_models, make_methods
@@ -140,24 +138,17 @@ def load_tools(config: CompareConfig, device: str) -> Tools:
     models = load_models(config.decoder, config.far_decoder or "", config.policies, device,
                          **{name: folder for name, folder in folders.items() if folder},
                          fast=config.decoding == "auto")
-    tokenizer = tokenizer_identity(info)
-    made_for = models.decoder.config.tokenizer
-    if made_for and made_for != tokenizer:
-        raise DataError(f"{config.data}: tokens of {tokenizer[:60]}, but the decoder {config.decoder} was trained on "
-                        f"{made_for[:60]}; prepare the corpus with the decoder's tokenizer")
-    dataset = load_prepared(config.data, config.split)
-    items = make_prompts(dataset, config.prompt_tokens, config.prompt_seed, models.decoder.config.bos)
+    items = all_prompts(config.data, config.split, models.decoder, config.prompt_tokens, config.prompt_seed)
     recordings = corpus_recordings(config.data)
     prompts = PromptAudio.of_items(items, recordings)
-    vocoder = load_vocoder(config.vocoder, device, prompts)
-    check_speaks(vocoder, info)
+    vocoder = vocoder_for(models.decoder, config.data, items, config.vocoder, device, prompts, models.policies.values())
     second = load_recognizer(config.second_opinion) if config.second_opinion_utterances else None
     return Tools(
         items, models, vocoder, load_recognizer(config.judge, device=device), second,
         load_similarity(config.similarity, prompts, device),
         NoiseQuality() if config.noise_quality_utterances else None, recordings,
         {"vocoder": _identity(vocoder, config.vocoder)},
-        {"corpus": info["corpus"], "tokenizer": tokenizer, "split": config.split},
+        {"corpus": info["corpus"], "tokenizer": tokenizer_identity(info), "split": config.split},
         load_scorers(config.scorers, prompts, device),
     )
 

@@ -15,7 +15,7 @@ from dcar.decoding.fast.passes import fast
 from dcar.errors import ConfigError
 from dcar.model.base import Decoder
 from dcar.model.car import CARDecoder
-from dcar.model.draft import check_draft
+from dcar.model.draft import check_draft, check_vocabulary
 from dcar.model.load import load_decoder, load_policy
 from eval.methods.chains import Chain, Rule, chain_method, groups, lossless, tolerant, top_k, typical
 from eval.verifiers import entropy, mtp_viterbi, vadusa
@@ -44,11 +44,8 @@ class Models:
         if self.draft is not None:
             check_draft(self.draft, self.decoder)
         if self.far_decoder is not None:
-            for name in ("speech_vocab_size", "text_vocab_size", "bos", "tokenizer", "phonemes"):
-                ours, far = getattr(self.decoder.config, name), getattr(self.far_decoder.config, name)
-                if ours != far:
-                    raise ConfigError(f"the FAR decoder has {name} {far!r}, the CAR decoder {ours!r}: train both on "
-                                      "the same prepared corpus with the same layout")
+            check_vocabulary(self.far_decoder.config, self.decoder.config, "FAR decoder",
+                             "train both on the same prepared corpus with the same layout")
 
     def reader(self, decoder: Decoder) -> Decoder:
         """What a method calls to read tokens with one of these decoders; made once."""

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dcar.errors import DataError
-from eval.results.stats import RESAMPLES, corpus_interval
+from dcar.text.bootstrap import RESAMPLES, corpus_interval
 
 
 def check_rounds(utterance_id: str, method: str, proposed: Sequence[int], accepted: Sequence[int]) -> None:

@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 
 from dcar.errors import DataError
+from dcar.text.bootstrap import RESAMPLES
 from eval.methods.families import family_label, group_families
-from eval.results.stats import RESAMPLES, paired_contrast
+from eval.results.stats import paired_contrast
 
 Counts = tuple[Sequence[float], Sequence[float]]  # errors and reference words of each utterance
 SAME_SPEED = 0.03  # ranges that miss each other by no more are compared at their nearest ends

@@ -8,16 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from dcar.text.bootstrap import corpus_interval
 from eval.methods.families import parse_method
 from eval.results.acceptance import acceptance
-from eval.results.stats import (
-    PairedTest,
-    corpus_interval,
-    detectable_difference,
-    paired_test,
-    unpaired_detectable,
-    utterances_needed,
-)
+from eval.results.stats import PairedTest, detectable_difference, paired_test, unpaired_detectable, utterances_needed
 from eval.results.store import RECORDING, RESYNTHESIS, Record
 from eval.results.timing import speedup, speedup_quartiles, summarize
 

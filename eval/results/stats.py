@@ -1,34 +1,18 @@
-"""Statistics of corpus error rates: bootstrap intervals, paired tests, and what difference could be seen at all.
-
-A corpus WER is a ratio of sums, sum of errors / sum of reference words, so its uncertainty comes from resampling
-utterances (Bisani & Ney 2004). All seeds of an utterance stay together: they share the text and its difficulty, and
-treating them as independent would make every interval too narrow.
-"""
+"""Paired tests of corpus error rates by the bootstrap of `dcar.text.bootstrap`, and what difference could be seen at
+all."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from statistics import NormalDist
 
 import numpy as np
 
 from dcar.errors import DataError
+from dcar.text.bootstrap import LEVEL, RESAMPLES, Interval, checked, resampled_rates
 
-RESAMPLES = 4000
-LEVEL = 0.95
 POWER = 0.8
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A corpus rate, its bootstrap standard error and percentile interval, all fractions."""
-
-    value: float
-    low: float
-    high: float
-    standard_error: float
 
 
 @dataclass(frozen=True)
@@ -47,43 +31,6 @@ class PairedTest:
     detectable: float
 
 
-@lru_cache(maxsize=4)
-def _weights(utterances: int, resamples: int, seed: int) -> np.ndarray:
-    """How often each utterance is drawn in each resample: [R, U]. The same for all methods, so they can be paired."""
-    rng = np.random.default_rng([seed, utterances])
-    drawn = rng.integers(0, utterances, size=(resamples, utterances))
-    rows = np.arange(resamples)[:, None] * utterances
-    counts = np.bincount((drawn + rows).ravel(), minlength=resamples * utterances)
-    return counts.reshape(resamples, utterances).astype(np.float64)
-
-
-def _rates(errors: np.ndarray, words: np.ndarray, resamples: int, seed: int) -> np.ndarray:
-    weights = _weights(len(errors), resamples, seed)
-    return (weights @ errors) / (weights @ words)
-
-
-def _checked(errors: Sequence[float], words: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
-    e, w = np.asarray(errors, np.float64), np.asarray(words, np.float64)
-    if e.shape != w.shape or e.ndim != 1:
-        raise DataError(f"statistics: errors {e.shape} and reference words {w.shape} must be lists of equal length")
-    if len(e) == 0 or not (w > 0).all():
-        raise DataError("statistics: there must be at least one utterance, each with at least one reference word")
-    return e, w
-
-
-def corpus_interval(errors: Sequence[float], words: Sequence[float], *, level: float = LEVEL,
-                    resamples: int = RESAMPLES, seed: int = 0) -> Interval:
-    """Corpus rate with a percentile bootstrap interval over utterances.
-
-    errors, words [U]: summed over the seeds of each utterance. One utterance gives an interval of zero width, which
-    says nothing; report it with its n.
-    """
-    e, w = _checked(errors, words)
-    rates = _rates(e, w, resamples, seed)
-    low, high = np.quantile(rates, [(1 - level) / 2, (1 + level) / 2])
-    return Interval(float(e.sum() / w.sum()), float(low), float(high), float(rates.std(ddof=1)))
-
-
 def paired_test(errors_a: Sequence[float], words_a: Sequence[float], errors_b: Sequence[float],
                 words_b: Sequence[float], *, level: float = LEVEL, resamples: int = RESAMPLES,
                 seed: int = 0) -> PairedTest:
@@ -99,15 +46,15 @@ def paired_contrast(errors: Sequence[Sequence[float]], words: Sequence[Sequence[
     errors, words [M, U]: entry [m][u] is method m on utterance u. Every resample draws the same utterances for all
     methods. Points interpolated between methods are such sums, and so is the difference of two of them.
     """
-    checked = [_checked(e, w) for e, w in zip(errors, words, strict=True)]
-    if len({len(e) for e, _ in checked}) != 1:
-        raise DataError(f"paired test: the methods have {', '.join(str(len(e)) for e, _ in checked)} utterances; "
+    counts = [checked(e, w) for e, w in zip(errors, words, strict=True)]
+    if len({len(e) for e, _ in counts}) != 1:
+        raise DataError(f"paired test: the methods have {', '.join(str(len(e)) for e, _ in counts)} utterances; "
                         "pair them first")
-    observed = float(sum(c * e.sum() / w.sum() for c, (e, w) in zip(weights, checked, strict=True)))
+    observed = float(sum(c * e.sum() / w.sum() for c, (e, w) in zip(weights, counts, strict=True)))
     differences = np.zeros(resamples)
-    for c, (e, w) in zip(weights, checked, strict=True):
+    for c, (e, w) in zip(weights, counts, strict=True):
         if c:
-            differences += c * _rates(e, w, resamples, seed)
+            differences += c * resampled_rates(e, w, resamples, seed)
     low, high = np.quantile(differences, [(1 - level) / 2, (1 + level) / 2])
     error = float(differences.std(ddof=1))
     # Under the null the centred differences are what chance gives; the observed sample counts as one of them.

@@ -15,17 +15,19 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dcar.audio import resample, save_audio
+from dcar.audio import OPUS_RATES, resample, save_audio
 from dcar.decoding import DecodeResult, decode
 from dcar.errors import DataError
 from dcar.prompts.items import PromptItem
 from dcar.recognition.base import Recognizer
 from dcar.sampling import SamplingConfig
 from dcar.text.wer import NORMALIZER, WordErrors, character_errors, word_errors
+from dcar.vocoder.base import Vocoder
+from dcar.vocoder.voicing import voice
 from eval.methods.registry import Entry, Models
 from eval.results.acceptance import check_rounds
 
@@ -36,25 +38,10 @@ Key = tuple[str, int, str]  # method, seed, utterance id
 Record = dict[str, Any]
 
 RECORDING, RESYNTHESIS = "recording", "ground truth resynthesised"
-TIMING_FIELDS = ("seconds",)  # the only part of a record that differs between two runs
 VOCODER_BATCH = 8
 RECORD_VERSION = 2  # what a record holds; 2: drafted and accepted tokens of every verifying pass
 
 logger = logging.getLogger(__name__)
-
-
-class Vocoder(Protocol):
-    """Speech tokens and speaker features to waveforms (dcar.vocoder.model.TokenVocoder)."""
-
-    @property
-    def sample_rate(self) -> int: ...
-
-    @property
-    def token_rate(self) -> int: ...
-
-    def synthesize(self, token_lists: Sequence[Sequence[int]], speaker: np.ndarray) -> list[np.ndarray]:
-        """One float32 waveform per token list; speaker [B, F] features."""
-        ...
 
 
 @dataclass
@@ -256,7 +243,7 @@ class Maker:
                              batch_size=len(items))
             tokens = [r.tokens for r in results]
         decoded = time.perf_counter()
-        waves = synthesize(self.tools.vocoder, tokens, [i.speaker_embedding for i in items])
+        waves = voice(self.tools.vocoder, tokens, [i.speaker_embedding for i in items], VOCODER_BATCH)
         vocoder_seconds = (time.perf_counter() - decoded) / len(items)
         for row, i in enumerate(unit.indices):
             if i not in missing:
@@ -304,21 +291,9 @@ class Maker:
         self.done[unit.method, unit.seed, item.prompt.utterance_id] = record
 
 
-def synthesize(vocoder: Vocoder, tokens: Sequence[Sequence[int]], speakers: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Waveforms in the order of `tokens`, made in small batches of similar length."""
-    order = sorted(range(len(tokens)), key=lambda i: (len(tokens[i]), i))
-    waves: list[np.ndarray] = [np.zeros(0, np.float32)] * len(tokens)
-    for start in range(0, len(order), VOCODER_BATCH):
-        rows = order[start : start + VOCODER_BATCH]
-        made = vocoder.synthesize([tokens[i] for i in rows], np.stack([speakers[i] for i in rows]))
-        for i, wave in zip(rows, made, strict=True):
-            waves[i] = wave
-    return waves
-
-
 def save_opus(path: Path, wave: np.ndarray, rate: int) -> None:
     """Write Ogg Opus, at 24 kHz where Opus does not know the rate."""
-    if rate not in (8_000, 12_000, 16_000, 24_000, 48_000):
+    if rate not in OPUS_RATES:
         wave, rate = resample(wave, rate, 24_000), 24_000
     save_audio(path, np.clip(wave, -1.0, 1.0), rate)
 

@@ -28,14 +28,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from dcar.audio import resample
+from dcar.audio import ENCODER_SAMPLE_RATE, resample
 from dcar.errors import AssetError, AudioError, CheckpointError, ConfigError, DataError
 from dcar.sources.hub import from_hub, read_weights
 from dcar.tokens.base import check_waveform
 from dcar.vocoder.base import PromptAudio
 from eval.scorers.metrics import NoiseQuality, SpeakerSimilarity
 
-RATE = 16_000
 SIMILARITIES = ("resemblyzer", "wavlm", "eres2net")
 Similarity = Callable[[np.ndarray, int, np.ndarray], float | None]
 Quality = Callable[[np.ndarray, int], float | None]
@@ -74,8 +73,9 @@ def _voice_at_16k(wave: np.ndarray, sample_rate: int, where: str) -> np.ndarray:
     wave = check_waveform(wave, where)
     if not np.abs(wave).max() > 1e-6:
         raise AudioError(f"{where}: the waveform is silent; give speech")
-    wave = resample(wave, sample_rate, RATE)
-    return np.pad(wave, (0, max(0, RATE // 2 - len(wave))))  # half a second is the least that has statistics
+    wave = resample(wave, sample_rate, ENCODER_SAMPLE_RATE)
+    shortest = ENCODER_SAMPLE_RATE // 2  # half a second is the least that has statistics
+    return np.pad(wave, (0, max(0, shortest - len(wave))))
 
 
 class WavLMEncoder:
@@ -95,7 +95,7 @@ class WavLMEncoder:
         import torch
 
         wave = _voice_at_16k(wave, sample_rate, self.name)
-        inputs = self._extractor(wave, sampling_rate=RATE, return_tensors="pt").input_values
+        inputs = self._extractor(wave, sampling_rate=ENCODER_SAMPLE_RATE, return_tensors="pt").input_values
         with torch.inference_mode():
             embedding = self._model(inputs.to(self.device)).embeddings[0]
         return torch.nn.functional.normalize(embedding, dim=0).cpu().numpy()
@@ -107,7 +107,7 @@ def kaldi_fbank(wave: np.ndarray, mels: int = 80) -> np.ndarray:
     from transformers.audio_utils import mel_filter_bank, spectrogram, window_function
 
     filters = mel_filter_bank(
-        257, mels, 20.0, 8000.0, RATE, norm=None, mel_scale="kaldi", triangularize_in_mel_space=True
+        257, mels, 20.0, 8000.0, ENCODER_SAMPLE_RATE, norm=None, mel_scale="kaldi", triangularize_in_mel_space=True
     )
     return spectrogram(
         wave.astype(np.float64), window_function(400, "povey", periodic=False), frame_length=400, hop_length=160,
@@ -202,9 +202,9 @@ class UTMOS:
 
         if len(wave) == 0:
             return None
-        audio = torch.from_numpy(resample(wave, sample_rate, RATE))[None].to(self.device)
+        audio = torch.from_numpy(resample(wave, sample_rate, ENCODER_SAMPLE_RATE))[None].to(self.device)
         with torch.inference_mode():
-            return float(self._model(audio, RATE).reshape(-1)[0])
+            return float(self._model(audio, ENCODER_SAMPLE_RATE).reshape(-1)[0])
 
 
 def load_similarity(spec: str, prompts: PromptAudio | None = None, device: str = "cpu") -> Similarity:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.polynomial import Polynomial
 
-from dcar.audio import resample
+from dcar.audio import ENCODER_SAMPLE_RATE, resample
 from dcar.errors import AssetError, AudioError
 from dcar.sources.packages import package_dir
 from dcar.voices.encoder import SpeakerEncoder, speaker_similarity
@@ -44,7 +44,7 @@ class NoiseQuality:
     """
 
     name = "dnsmos-p835-overall (speechmos)"
-    sample_rate, window_seconds = 16_000, 9.01
+    sample_rate, window_seconds = ENCODER_SAMPLE_RATE, 9.01
     # P.835 overall raw score -> calibrated score (speechmos.dnsmos.DNSMOS.get_polyfit_val)
     calibration = Polynomial([0.04602535, 1.11546468, -0.06766283])
 

@@ -26,11 +26,6 @@ from eval.verifiers.sd import SpeculativeDecoding
 from heads.policy import ChunkPolicy
 
 
-def kv_bytes_per_token(model: CARDecoder) -> int:
-    """Keys and values of one position in all layers."""
-    return 2 * len(model.layers) * model.config.hidden_size * model.norm.weight.element_size()
-
-
 def launches(run: Callable[[int], Any], short: int, long: int, k: int) -> float:
     """Operators (on CUDA: kernels) of one step, by the torch profiler: run(tokens) at two lengths, the difference per
     step, so that the prefill does not count."""

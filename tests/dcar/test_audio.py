@@ -159,7 +159,7 @@ def test_full_disk_keeps_the_earlier_file(tmp_path: Path, monkeypatch: pytest.Mo
     def full(*args: object, **kwargs: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(audio.sf, "write", full)
+    monkeypatch.setattr(audio.os, "replace", full)
     with pytest.raises(AudioError, match="No space left on device"):
         save_audio(path, tone(hz=100), RATE)
     assert path.read_bytes() == before

@@ -10,7 +10,6 @@ from toy_world import ToyDecoder, ToyRecognizer, ToyVocoder, toy_items
 
 from dcar.errors import ConfigError, RewardError
 from dcar.sampling import SamplingConfig
-from dcar.text.wer import word_errors
 from rl import profile as guidance
 
 SAMPLING = SamplingConfig()
@@ -34,22 +33,21 @@ def test_profile_measures_every_chunk_size(measured):
     assert measured["recognizer"] == "toy" and measured["utterances"] == 60
 
 
-def test_at_equal_wer_the_faster_size_is_taken():
-    class Deaf(ToyRecognizer):
-        def transcribe(self, waves, sample_rate):
-            return ["red"] * len(waves)
+class Deaf(ToyRecognizer):
+    def transcribe(self, waves, sample_rate):
+        return ["red"] * len(waves)
 
+
+def test_at_equal_wer_the_faster_size_is_taken():
     result = guidance.profile(ToyDecoder(), toy_items(5), ToyVocoder(), Deaf(), SAMPLING, range_size=2, sizes=[1, 3, 4])
     assert result["range"] == [3, 4]
 
 
-def test_bootstrap_interval_brackets_the_rate_and_shrinks():
-    few = [word_errors("a b c d", "a b c d" if i % 4 else "a x c d") for i in range(20)]
-    low, high = guidance.bootstrap(few)
-    assert low < 1 / 16 < high
-    tight = guidance.bootstrap(few * 25)
-    assert tight[1] - tight[0] < 0.4 * (high - low)
-    assert guidance.bootstrap(few) == (low, high)
+def test_seeds_of_an_utterance_stay_together_in_its_interval():
+    """Who hears the same in every seed learns nothing about other utterances by listening again."""
+    once, again = (guidance.profile(ToyDecoder(), toy_items(20), ToyVocoder(), Deaf(), SAMPLING, sizes=[1], seeds=seeds,
+                                    range_size=1)["rows"][0] for seeds in (1, 4))
+    assert again["N"] == 4 * once["N"] and again["ci"] == once["ci"] and once["ci"][0] < once["wer"] < once["ci"][1]
 
 
 def test_profile_refuses_nonsense():

@@ -32,7 +32,6 @@ from dcar.model.cards import decoder_card
 from dcar.text.phonemes import TEXT_VOCAB_SIZE
 from dcar.tracking import provenance, write_json
 
-logger = logging.getLogger(__name__)
 KINDS = ("cosyvoice2", "cosyvoice", "llasa", "causal-lm")
 
 

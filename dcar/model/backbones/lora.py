@@ -14,21 +14,19 @@ published causal model, with the heads in a file of their own.
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
-from dcar.errors import CheckpointError, ConfigError
+from dcar.errors import ConfigError
 from dcar.model.backbones.adapters import LoraSettings, inject, peft_config
 from dcar.model.backbones.decoder import BackboneConfig, BackboneDecoder
 
 MODES = ("joint", "lora", "heads")
 PREFIX = "base_model.model.model."  # where peft finds the trunk of a causal language model
-ADAPTER, ADAPTER_CONFIG, HEADS = "adapter_model.safetensors", "adapter_config.json", "heads.safetensors"
+ADAPTER, HEADS = "adapter_model.safetensors", "heads.safetensors"
 
 
 def add_lora(decoder: BackboneDecoder, settings: LoraSettings) -> BackboneDecoder:
@@ -84,29 +82,6 @@ def save_adapter(decoder: BackboneDecoder, directory: str | Path) -> None:
     save_file(adapter_tensors(decoder), path / ADAPTER, metadata={"format": "pt"})
     own = {k: v.detach().cpu().contiguous() for k, v in decoder.state_dict().items() if not k.startswith("backbone.")}
     save_file(own, path / HEADS, metadata={"format": "pt"})
-
-
-def load_adapter(decoder: BackboneDecoder, directory: str | Path) -> BackboneDecoder:
-    """Put saved adapters and heads on the decoder that they were trained from. CheckpointError if they do not fit."""
-    path = Path(directory)
-    try:
-        raw = json.loads((path / ADAPTER_CONFIG).read_text())
-        adapters, own = load_file(path / ADAPTER), load_file(path / HEADS)
-    except (OSError, SafetensorError, json.JSONDecodeError) as error:
-        raise CheckpointError(f"{path}: no complete adapter ({error}); give the adapter/ folder of a run with "
-                              "backbone.train=lora") from error
-    add_lora(decoder, LoraSettings(raw["r"], raw["lora_alpha"], raw["lora_dropout"], sorted(raw["target_modules"])))
-    renamed = {f"backbone.{k.removeprefix(PREFIX)}".replace("lora_A.", "lora_A.default.").replace(
-        "lora_B.", "lora_B.default."): v for k, v in adapters.items()}
-    given, state = {**renamed, **own}, decoder.state_dict()
-    expected = {k for k in state if "lora_" in k or not k.startswith("backbone.")}
-    wrong = [k for k in given if k in expected and given[k].shape != state[k].shape]
-    if set(given) != expected or wrong:
-        raise CheckpointError(f"{path}: the adapter is of another model: missing {sorted(expected - set(given))[:3]}, "
-                              f"unexpected {sorted(set(given) - expected)[:3]}, shapes {wrong[:3]}; load it on the "
-                              "decoder that it was trained from")
-    decoder.load_state_dict({**state, **given})
-    return decoder
 
 
 def merge(decoder: BackboneDecoder) -> BackboneDecoder:

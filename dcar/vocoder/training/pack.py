@@ -25,9 +25,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 from tqdm import tqdm
 
-from dcar.audio import resample
+from dcar.audio import ENCODER_SAMPLE_RATE, resample
 from dcar.errors import ConfigError, DataError
-from dcar.tokens.base import ENCODER_SAMPLE_RATE
 from dcar.tokens.codebook import codebook_of
 from dcar.tokens.kmeans import KMeansTokenizer
 from dcar.tokens.load import load_tokenizer

@@ -16,20 +16,20 @@ import json
 import math
 import time
 import typing
-import wave as wave_file
 from collections.abc import Iterator
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from tqdm import tqdm
 
+from dcar.audio import save_audio
 from dcar.errors import CheckpointError, ConfigError, DCARError
 from dcar.tokens.spread import spread_out
+from dcar.tracking import write_json
 from dcar.vocoder.acoustic import EMBEDDING_SPREAD, Acoustics, pitch_statistics
 from dcar.vocoder.equalizer import CALIBRATION_SECONDS
 from dcar.vocoder.model import Pitch, TokenVocoder, VocoderConfig
@@ -358,8 +358,7 @@ def run(config: TrainVocoderConfig) -> Path:
         torch.set_float32_matmul_precision("high")
     data = VocoderData.join([VocoderData.load(path, device) for path in config.data.split(",")])
     trainer = Trainer(config, data, device)
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "config.json").write_text(json.dumps(asdict(config), indent=2) + "\n")
+    write_json(out / "config.json", asdict(config))
     checkpoint = out / "checkpoint.pt"
     if checkpoint.exists():
         try:
@@ -427,19 +426,14 @@ def _save(trainer: Trainer, out: Path) -> dict[str, Any]:
 
 def write_samples(trainer: Trainer, folder: Path) -> None:
     """Validation utterances as 16-bit wav: the recording, and its tokens spoken with predicted pitch."""
-    folder.mkdir(parents=True, exist_ok=True)
     for i, row in enumerate(trainer.validation_rows[: trainer.config.samples].tolist()):
         start, length = int(trainer.data.starts[row]), int(trainer.data.lengths[row])
         tokens = trainer.data.tokens[start : start + length].tolist()
         spoken = trainer.average.synthesize([tokens], trainer.data.speaker[row][None])[0]
         samples = trainer.data.samples_per_token
         real = trainer.data.waves[start * samples : (start + length) * samples].cpu().numpy()
-        for name, wave in (("real", real), ("vocoder", (spoken * 32767).astype(np.int16))):
-            with wave_file.open(str(folder / f"{i}_{name}.wav"), "wb") as file:
-                file.setnchannels(1)
-                file.setsampwidth(2)
-                file.setframerate(trainer.average.sample_rate)
-                file.writeframes(wave.tobytes())
+        for name, wave in (("real", real / 32767), ("vocoder", spoken)):
+            save_audio(folder / f"{i}_{name}.wav", wave, trainer.average.sample_rate)
 
 
 def main(arguments: list[str] | None = None) -> None:

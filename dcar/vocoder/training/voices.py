@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dcar.audio import resample
+from dcar.audio import ENCODER_SAMPLE_RATE, resample
 from dcar.vocoder.training.words import linear_map, neighbours
 from dcar.voices import encoder as speaker
 from dcar.voices.features import SAMPLE_RATE
@@ -43,7 +43,7 @@ class VoiceLoss(nn.Module):
         self.requires_grad_(False)
         frames = log_mel.shape[1]
         heard = [
-            wav_to_mel_spectrogram(resample(wave, SAMPLE_RATE, speaker.SAMPLE_RATE))[:frames]
+            wav_to_mel_spectrogram(resample(wave, SAMPLE_RATE, ENCODER_SAMPLE_RATE))[:frames]
             for wave in waves.cpu().numpy()
         ]
         target = torch.from_numpy(np.stack(heard)).double()

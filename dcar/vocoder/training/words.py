@@ -17,10 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dcar.audio import resample
+from dcar.audio import ENCODER_SAMPLE_RATE, resample
 from dcar.errors import CheckpointError
 from dcar.sources.packages import whisper_base_dir
-from dcar.tokens.base import ENCODER_SAMPLE_RATE
 from dcar.voices.features import SAMPLE_RATE
 
 _DTYPES = {0: np.float32, 1: np.int8, 2: np.int16, 3: np.int32, 4: np.float16}

@@ -1,4 +1,4 @@
-"""The heads in Medusa's layout: round trip, what vLLM would compute of the files, refusals."""
+"""The heads in Medusa's layout: what vLLM would compute of the files, refusals."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import json
 import pytest
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from tiny_decoders import tiny_decoder
 from torch import nn
 
-from dcar.errors import CheckpointError, ConfigError
-from dcar.model.medusa import export_medusa, load_medusa, main
+from dcar.errors import ConfigError
+from dcar.model.medusa import export_medusa, main
 from heads.multi_token import MultiTokenHeads
 
 
@@ -61,43 +61,11 @@ def test_a_reader_with_vllms_names_computes_our_heads(exported):
         assert torch.allclose(reader.lm_heads[head](reader.blocks[head](hidden)), ours[:, head + 1], atol=1e-4)
 
 
-def test_round_trip(exported):
-    decoder, folder = exported
-    loaded = load_medusa(folder, decoder.heads.base.weight)
-    assert all(torch.equal(a, b) for a, b in zip(loaded.state_dict().values(), decoder.heads.state_dict().values(),
-                                                 strict=True))
-
-
-def test_names_of_other_tools_are_read(exported):
-    """medusa_num_heads, medusa_num_layers, the prefix medusa_heads., no bias."""
-    decoder, folder = exported
-    config = json.loads((folder / "config.json").read_text())
-    old = {"medusa_num_heads": config.pop("num_heads"), "medusa_num_layers": config.pop("num_hidden_layers")}
-    (folder / "config.json").write_text(json.dumps({**config, **old, "medusa_fc_bias": False}))
-    tensors = {f"medusa_heads.{k}": v for k, v in load_file(folder / "model.safetensors").items() if "bias" not in k}
-    save_file(tensors, folder / "model.safetensors")
-    loaded = load_medusa(folder, decoder.heads.base.weight)
-    assert torch.equal(loaded.block_weight, decoder.heads.block_weight) and not loaded.block_bias.any()
-
-
-def test_what_the_layout_cannot_hold_is_refused(exported, tmp_path):
-    decoder, folder = exported
+def test_what_the_layout_cannot_hold_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="share their weights"):
         export_medusa(MultiTokenHeads(8, 5, 3, blocks=2, share_blocks=True), tmp_path / "x")
     with pytest.raises(ConfigError, match="base head alone"):
         export_medusa(MultiTokenHeads(8, 5, 1), tmp_path / "x")
     assert not (tmp_path / "x").exists()
-    with pytest.raises(CheckpointError, match=r"lm_heads.0.weight \(13, 32\) instead of \(14, 32\)"):
-        load_medusa(folder, torch.zeros(14, 32))
-    tensors = load_file(folder / "model.safetensors")
-    save_file({**tensors, "token_map": torch.arange(3)}, folder / "model.safetensors")
-    with pytest.raises(CheckpointError, match="a reduced vocabulary"):
-        load_medusa(folder, decoder.heads.base.weight)
-    del tensors["blocks.1.layers.0.bias"]
-    save_file(tensors, folder / "model.safetensors")
-    with pytest.raises(CheckpointError, match=r"missing \['blocks.1.layers.0.bias'\]"):
-        load_medusa(folder, decoder.heads.base.weight)
-    with pytest.raises(CheckpointError, match="no Medusa checkpoint"):
-        load_medusa(tmp_path / "nowhere", decoder.heads.base.weight)
     with pytest.raises(ConfigError, match="decoder is not set"):
         main([f"out={tmp_path}"])

@@ -323,11 +323,11 @@ def test_http_time_out_and_no_server(serve) -> None:
         return 200, b"{}", {}
 
     url, _ = serve(slow)
-    with pytest.raises(ServiceError, match="in 1 attempts, at last TimeoutError"):
-        post(url, b"", "audio/wav", Retry(1, timeout=0.2))
+    with pytest.raises(ServiceError, match="in 1 attempts, at last ReadTimeout"):
+        post(url, Retry(1, timeout=0.2), content=b"")
     started = time.monotonic()
     with pytest.raises(ServiceError, match="ConnectionRefused|refused"):
-        post("http://127.0.0.1:9/x", b"", "audio/wav", FAST)
+        post("http://127.0.0.1:9/x", FAST, content=b"")
     assert time.monotonic() - started < 5
 
 

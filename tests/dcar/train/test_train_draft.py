@@ -14,7 +14,7 @@ from tiny_decoders import tiny_decoder
 
 from dcar.cli import main
 from dcar.decoding import ChunkMethod, FixedChunk, Prompt, decode
-from dcar.errors import CheckpointError, ConfigError
+from dcar.errors import CheckpointError, ConfigError, DataError
 from dcar.model.backbones.lora import LoraSettings, add_lora
 from dcar.model.car import CARConfig, CARDecoder
 from dcar.model.draft import BackboneDraft, DraftDecoder, build_draft, check_draft
@@ -128,7 +128,7 @@ def test_what_does_not_belong_together_is_refused(data, target, tmp_path):
         run(TrainDraftConfig(**settings(data, tmp_path / "other", tmp_path / "draft", max_steps=6, save_steps=1)) if
             (tmp_path / "draft" / "checkpoint-1").is_dir() else pytest.fail("no checkpoint was saved"))
     foreign = write_prepared(tmp_path / "foreign", checksum="xyz", speech=counting)
-    with pytest.raises(CheckpointError, match="target's tokenizer"):
+    with pytest.raises(DataError, match="the decoder's own speech tokenizer"):
         run(TrainDraftConfig(**settings(foreign, target, tmp_path / "x")))
     with pytest.raises(ConfigError, match="cannot be taken"):
         run(TrainDraftConfig(**settings(data, target, tmp_path / "x", bottom_layers=3, top_layers=2)))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from tiny_data import tiny_vocoder, write_prepared
+from tiny_decoders import tiny_decoder
 
 from dcar.audio import resample, save_audio
 from dcar.errors import CheckpointError, ConfigError
@@ -15,9 +15,9 @@ from dcar.prepare.prepared import load_prepared
 from dcar.prepare.run import PrepareConfig
 from dcar.prepare.run import run as prepare
 from dcar.prompts.items import make_prompts
+from dcar.prompts.load import vocoder_for
 from dcar.recognition.train import load_manifest
 from dcar.vocoder.resynthesize import ResynthesizeConfig, run
-from rl.inputs import load_vocoder
 
 
 def test_manifest_holds_what_the_vocoder_says_and_the_tokens_it_said_it_from(tmp_path):
@@ -55,7 +55,7 @@ def test_tokens_of_another_rate_or_tokenizer_are_refused(tmp_path):
 
 
 class _Tokenizer:
-    name, vocab_size, rate_hz, checksum = "toy", 16, 50.0, "toy-checksum"
+    name, vocab_size, rate_hz, checksum = "toy", 12, 50.0, "toy-checksum"
 
     def encode(self, waves, sample_rate):
         return [np.zeros(-(-len(w) * 50 // sample_rate), np.int64) for w in waves]
@@ -99,21 +99,21 @@ def test_stage_two_hands_prompts_to_a_vocoder_that_hears_them(tmp_path, monkeypa
     prepare(PrepareConfig(out_dir=str(tmp_path / "p"), corpus="jsonl", path=str(tmp_path / "m.jsonl"), splits=("dev",)),
             tokenizer=_Tokenizer(), speaker_encoder=_Encoder(), progress=False)
     items = make_prompts(load_prepared(tmp_path / "p", "dev"), 10, 0)
-    base = SimpleNamespace(config=SimpleNamespace(tokenizer=""))
+    base = tiny_decoder(text_vocab_size=64)
     given = []
 
     def load(spec, device, prompts):
         given.append(prompts)
         return tiny_vocoder()
 
-    monkeypatch.setattr("rl.inputs.load_any_vocoder", load)
-    load_vocoder("cosyvoice:folder", base, str(tmp_path / "p"), items)
+    monkeypatch.setattr("dcar.prompts.load.load_vocoder", load)
+    vocoder_for(base, str(tmp_path / "p"), items, "cosyvoice:folder")
     wave, rate = given[0](items[0].speaker_embedding)
     assert rate == 24_000 and len(wave) == 24_000 + 2400 * int(items[0].prompt_utterance_id[1:])
-    load_vocoder("starter", base, str(tmp_path / "p"), items)
+    vocoder_for(base, str(tmp_path / "p"), items, "starter")
     assert given[1] is None
     info = json.loads((tmp_path / "p" / "prepared.json").read_text())
     info["tokenizer"]["rate_hz"] = 25.0
     (tmp_path / "p" / "prepared.json").write_text(json.dumps(info))
     with pytest.raises(CheckpointError, match="speaks 50 tokens a second, toy makes 25"):
-        load_vocoder("starter", base, str(tmp_path / "p"), items)
+        vocoder_for(base, str(tmp_path / "p"), items, "starter")

@@ -47,7 +47,7 @@ def cost_of(losses, sizes):
 @pytest.mark.parametrize(("heads", "n"), [(1, 4), (2, 5), (3, 7), (4, 3), (4, 9)])
 def test_cheapest_equals_brute_force_for_every_number_of_passes(heads, n, seed):
     losses = random_losses(heads, n, seed)
-    totals, last = oracle.cheapest(oracle.chunk_costs(losses))
+    totals = oracle.cheapest(oracle.chunk_costs(losses))
     ways = list(chunkings(n, heads))
     for passes in range(n + 1):
         costs = [cost_of(losses, sizes) for sizes in ways if len(sizes) == passes]
@@ -55,15 +55,12 @@ def test_cheapest_equals_brute_force_for_every_number_of_passes(heads, n, seed):
             assert totals[passes] == np.inf
             continue
         assert totals[passes] == pytest.approx(min(costs))
-        sizes = oracle.schedule(last, passes)
-        assert len(sizes) == passes and sum(sizes) == n and max(sizes) <= heads
-        assert cost_of(losses, sizes) == pytest.approx(totals[passes])
 
 
 def test_no_schedule_beats_the_oracle_in_as_many_passes():
     losses = random_losses(4, 40, 0)
     costs = oracle.chunk_costs(losses)
-    totals, _ = oracle.cheapest(costs)
+    totals = oracle.cheapest(costs)
     rng = np.random.default_rng(1)
     for _ in range(200):
         cost, passes = oracle.walk(costs, lambda t: int(rng.integers(1, 5)))

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from dcar.errors import DataError
-from eval.results.stats import corpus_interval, detectable_difference, paired_test, utterances_needed
+from dcar.text.bootstrap import corpus_interval
+from eval.results.stats import detectable_difference, paired_test, utterances_needed
 
 
 def test_interval_of_equal_lengths_is_that_of_a_mean():

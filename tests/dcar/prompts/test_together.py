@@ -1,0 +1,77 @@
+"""What belongs together is checked in one place, whichever command puts it together."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from compare_worker import tiny_policy
+from tiny_data import tiny_tokenizer, tiny_vocoder, write_prepared
+from tiny_decoders import tiny_decoder
+
+from dcar.errors import CheckpointError, DataError
+from dcar.prepare.prepared import prepared_info
+from dcar.prompts.load import all_prompts, load_prompts, vocoder_for
+from dcar.prompts.together import check_together, made_by
+from dcar.text.phonemes import PHONEME_VERSION
+from eval.analysis import fit_verifiers, oracle
+from eval.compare.run import CompareConfig, load_tools
+from rl import profile
+from rl.config import DCPOConfig
+from rl.train import build
+
+OWN = dict(text_vocab_size=64, tokenizer="tiny@abc", phonemes=PHONEME_VERSION)
+
+
+@pytest.fixture
+def data(tmp_path):
+    return str(write_prepared(tmp_path / "data", train=4, dev=2))
+
+
+def test_parts_of_one_origin_pass(data):
+    decoder = tiny_decoder(**OWN)
+    check_together(decoder, prepared_info(data), data, tiny_vocoder(), [tiny_policy(base=decoder.checksum())])
+    check_together(tiny_decoder(text_vocab_size=64), prepared_info(data), data)  # says nothing of itself
+    assert len(all_prompts(data, "dev", decoder, 5, 0)) == 2
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    (dict(tokenizer="tiny@def"), "has tokens of tiny@abc, but the decoder was trained on tokens of tiny@def"),
+    (dict(speech_vocab_size=13), "has 12 speech codes, the decoder 13"),
+    (dict(phonemes="text-tokenizer:qwen"), f"has text ids of {PHONEME_VERSION}, but .* those of text-tokenizer:qwen"),
+])
+def test_ids_of_another_origin_are_refused_by_every_command(data, tmp_path, change, message):
+    decoder = tiny_decoder(**{**OWN, **change})
+    decoder.save_pretrained(tmp_path / "car")
+    folder = str(tmp_path / "car")
+    commands = [
+        lambda: load_tools(CompareConfig(data=data, split="dev", decoder=folder, noise_quality_utterances=0), "cpu"),
+        lambda: load_prompts(data, "dev", decoder, 5, 0),
+        lambda: build(DCPOConfig(output_dir=str(tmp_path / "dcpo"), use_cpu=True, base=folder, data=data)),
+        lambda: profile.run(profile.ProfileConfig(base=folder, data=data)),
+        lambda: fit_verifiers.run(fit_verifiers.FitConfig(decoder=folder, data=data)),
+        lambda: oracle.run(oracle.OracleConfig(decoder=folder, data=data)),
+    ]
+    for command in commands:
+        with pytest.raises(DataError, match=message):
+            command()
+
+
+def test_a_vocoder_or_policy_of_another_origin_is_refused(data, tmp_path):
+    decoder = tiny_decoder(**OWN)
+    tiny_vocoder().save_pretrained(tmp_path / "vocoder")
+    assert vocoder_for(decoder, data, [], str(tmp_path / "vocoder")).vocab_size == 12
+    with pytest.raises(CheckpointError, match="this policy was trained for the decoder"):
+        vocoder_for(decoder, data, [], str(tmp_path / "vocoder"), policies=[tiny_policy(base="0" * 64)])
+    card = tmp_path / "vocoder" / "config.json"
+    card.write_text(json.dumps({**json.loads(card.read_text()), "tokenizer_checksum": "another"}))
+    with pytest.raises(CheckpointError, match="this vocoder was trained on the tokenizer another"):
+        vocoder_for(decoder, data, [], str(tmp_path / "vocoder"))
+
+
+def test_ids_that_were_made_here(tmp_path):
+    tokenizer = tiny_tokenizer(tmp_path)
+    decoder = tiny_decoder(**{**OWN, "tokenizer": f"another name@{tokenizer.checksum}"})
+    check_together(decoder, made_by(tokenizer, PHONEME_VERSION), "here")
+    with pytest.raises(DataError, match="here: has text ids of text-tokenizer:qwen"):
+        check_together(decoder, made_by(tokenizer, "text-tokenizer:qwen"), "here")

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from dcar.decoding import Draft, Kept, Session
-from dcar.sampling import sample, uniform, warp
+from dcar.sampling import sample, uniform
 from eval.verifiers.drafters import Drafter
 
 
@@ -82,7 +82,7 @@ class ChainVerifier:
         position = session.generated[:, None] + torch.arange(m + 1, device=counts.device)
         logits = session.model.heads(states, 1)[:, :, 0]
         history = session.histories(None if draft is None else draft.tokens)
-        q = warp(logits, session.sampling, session.forbid_eos(position), eos, history)  # [B, m + 1, V]
+        q = session.law(logits, position, history)  # [B, m + 1, V]
 
         accepted, last = torch.zeros_like(counts), torch.zeros_like(counts)
         if draft is not None and draft.laws is not None:

@@ -18,7 +18,7 @@ from dcar.decoding.chunks import draw_chunk
 from dcar.errors import ConfigError
 from dcar.model.base import Decoder
 from dcar.model.draft import check_vocabulary
-from dcar.sampling import sample, warp
+from dcar.sampling import sample
 from heads.layers import KVCache, last_of
 
 
@@ -112,8 +112,7 @@ class ModelDrafter:
             position = torch.minimum(session.generated + i, session.limits)  # of rows that have stopped: anything
             logits = self.draft.heads(state, 1)[:, 0]
             history = session.histories(torch.stack(tokens, 1) if tokens else None)
-            law = warp(logits, session.sampling, session.forbid_eos(position), eos,
-                       None if history is None else history[:, -1])
+            law = session.law(logits, position, None if history is None else history[:, -1])
             token = sample(law, session.uniform("token", position))
             tokens.append(token)
             laws.append(law)

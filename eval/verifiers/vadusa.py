@@ -154,7 +154,7 @@ class Vadusa:
         The first draw is the one that plain decoding makes at this position; the others are independent between nodes.
         """
         eos = session.model.config.eos
-        law = warp(session.model.heads(states, 1)[:, :, 0], session.sampling, session.forbid_eos(position), eos)
+        law = session.law(session.model.heads(states, 1)[:, :, 0], position)
         draws = [uniform(session.token_keys, "token", position)]
         node = torch.arange(position.shape[1], device=position.device)
         for j in range(self.tau - 1):

@@ -6,12 +6,16 @@ import pytest
 import torch
 from test_static_engine import policy_of
 from tiny_decoders import tiny_decoder
+from tiny_verifiers import imperfect_draft, method_of
 
 from dcar.decoding import ChunkMethod, FixedChunk, PolicyChunk, decode
 from dcar.decoding.engine.run import engine_for
 from dcar.decoding.fast.passes import fast
 from dcar.errors import LawError
 from dcar.sampling import SamplingConfig
+from eval.verifiers.candidates import chain
+from eval.verifiers.drafters import HeadDrafter, ModelDrafter
+from eval.verifiers.vadusa import Vadusa
 
 SAMPLING = SamplingConfig(temperature=0.9, max_tokens=40, max_tokens_per_text_unit=6, min_tokens=12)
 GREEDY = SamplingConfig(temperature=0, max_tokens=40, max_tokens_per_text_unit=6, min_tokens=12)
@@ -62,3 +66,19 @@ def test_a_policy_without_a_law(decoder, prompts, way):
         policy.output.bias[1] = float("nan")
     with pytest.raises(LawError, match="chunk"):
         speak(way, decoder, prompts, ChunkMethod(PolicyChunk(policy, "sample")), SAMPLING)
+
+
+@pytest.mark.parametrize("kind", ["sd", "ssd", "typical", "vadusa"])
+def test_verifiers_report_it_too(prompts, kind):
+    model = broken(next(t for t in prompts[5].prompt_ids if t not in prompts[2].prompt_ids))
+    verifier = Vadusa(2, chain(3)) if kind == "vadusa" else method_of(kind, model, HeadDrafter(2))
+    with pytest.raises(LawError, match="utt5: there is no law for token 0"):
+        decode(model, [prompts[2], prompts[5]], verifier, SamplingConfig(max_tokens=2), batch_size=2)
+
+
+def test_a_draft_model_without_a_law(decoder, prompts):
+    draft = imperfect_draft(decoder)
+    with torch.no_grad():
+        draft.heads.base.weight[3] = float("nan")
+    with pytest.raises(LawError, match="utt"):
+        decode(decoder, prompts, method_of("sd", decoder, ModelDrafter(draft, 2)), SAMPLING)

@@ -61,12 +61,12 @@ def test_linear_layers(own, size, out, biased):
 
 @pytest.mark.parametrize("size, out", [(64, 48), (24, 1030), (33, 7)])
 @pytest.mark.parametrize("rows", [1, 2, 5, 8, 9, 20])
-def test_stacked_layers(own, size, out, rows):
+def test_products_of_stacked_weights(own, size, out, rows):
+    """Blocks and projections of heads, whose weights are stored [in, out]: widths that fill vectors and that do not."""
     torch.manual_seed(out)
-    weight = (torch.randn(3, size, out) / size**0.5).to(own.dtype)
-    bias, x = torch.randn(3, 1, out).to(own.dtype), torch.randn(3, rows, size).to(own.dtype)
-    assert close(own.stacked(x, weight, bias), torch.baddbmm(bias.float(), x.float(), weight.float()))
-    assert close(own.stacked(x, weight, None), torch.bmm(x.float(), weight.float()))
+    heads = MultiTokenHeads(size, out, 4, blocks=1, zero_init=False).requires_grad_(False).to(own.dtype)
+    x = torch.randn(rows, size).to(own.dtype)
+    assert near(own.heads(heads)(x, 4), copy.deepcopy(heads).float()(x.float(), 4))
 
 
 class Case:
@@ -206,14 +206,15 @@ def test_a_row_does_not_depend_on_the_others(own):
 
 
 def test_no_rows_and_rows_of_another_kind(own):
-    weight, stack = torch.ones(32, 64, dtype=own.dtype), torch.ones(2, 64, 32, dtype=own.dtype)
+    weight = torch.ones(32, 64, dtype=own.dtype)
+    heads = own.heads(MultiTokenHeads(64, 32, 3).requires_grad_(False).to(own.dtype))
     assert own.linear(weight, None)(torch.ones(0, 64, dtype=own.dtype)).shape == (0, 32)
     other = torch.bfloat16 if own.dtype == torch.float32 else torch.float32
     for bad in (torch.ones(2, 64, dtype=other), torch.ones(2, 63, dtype=own.dtype)):
         with pytest.raises(TypeError, match="cannot be multiplied by a weight"):
             own.linear(weight, None)(bad)
         with pytest.raises(TypeError, match="cannot be multiplied by a weight"):
-            own.stacked(bad[None].expand(2, -1, -1), stack, None)
+            heads(bad, 3)
 
 
 def test_rows_that_are_no_number_stay_alone():
@@ -225,11 +226,11 @@ def test_rows_that_are_no_number_stay_alone():
 
 def test_threads_share_the_work(own, monkeypatch):
     weight, x = torch.randn(640, 256).to(own.dtype), torch.randn(5, 256).to(own.dtype)
-    stack = torch.randn(2, 256, 1030).to(own.dtype)
-    alone = own.linear(weight, None)(x), own.stacked(x.expand(2, -1, -1).contiguous(), stack, None)
+    heads = own.heads(MultiTokenHeads(256, 1030, 3, zero_init=False).requires_grad_(False).to(own.dtype))
+    alone = own.linear(weight, None)(x), heads(x, 3)
     monkeypatch.setattr(module.torch, "get_num_threads", lambda: 3)
     assert torch.equal(own.linear(weight, None)(x), alone[0])
-    assert torch.equal(own.stacked(x.expand(2, -1, -1).contiguous(), stack, None), alone[1])
+    assert torch.equal(heads(x, 3), alone[1])
 
 
 def test_onednn_goes_on_as_if_nothing_had_happened():

@@ -96,10 +96,10 @@ class Kernels:
             library = ctypes.CDLL(str(path))
         except OSError as error:
             raise NativeError(f"{path} cannot be loaded ({error}); remove it to have it compiled again") from error
-        self._multiply, self._in_out = library.multiply, library.multiply_in_out
-        self._panels, self._layers, self._heads = library.multiply_panels, library.run_layers, library.run_heads
-        for function, sizes in ((self._multiply, 3), (self._panels, 3), (self._in_out, 4)):
-            function.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_long] * sizes + [ctypes.c_int]
+        self._multiply, self._panels = library.multiply, library.multiply_panels
+        self._layers, self._heads = library.run_layers, library.run_heads
+        for function in (self._multiply, self._panels):
+            function.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_long] * 3 + [ctypes.c_int]
             function.restype = None
         self._layers.argtypes = [ctypes.POINTER(_Pass)]
         self._heads.argtypes = [ctypes.POINTER(_Heads), *[ctypes.c_void_p] * 2, *[ctypes.c_long] * 3]
@@ -136,15 +136,6 @@ class Kernels:
 
     def _reads(self, weight: Tensor) -> bool:
         return weight.dtype == self.dtype and weight.device.type == "cpu" and weight.is_contiguous()
-
-    def stacked(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """x [G, N, in] times weight [G, in, out] plus bias [G, 1, out], all contiguous: [G, N, out]."""
-        groups, size, out = weight.shape
-        _check(x, weight, size)
-        y = x.new_empty(groups, x.shape[1], out)
-        self._in_out(x.data_ptr(), weight.data_ptr(), None if bias is None else bias.data_ptr(), y.data_ptr(), groups,
-                     x.shape[1], out, size, torch.get_num_threads())
-        return y
 
 
 class NativeLinear:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import importlib
 import logging
-import os
 import sys
 
-from dcar.errors import DCARError
+from dcar.process import run_command
+
+NO_COMMAND = 2  # exit status, as of argparse
 
 # command -> (module with main(arguments), what it does). The modules of rl and eval are named, not imported: this
 # table is the only place where the lower floor knows of the upper ones.
@@ -46,29 +47,25 @@ def usage() -> str:
     return "\n".join(["usage: dcar COMMAND [options]   (dcar COMMAND --help lists them)", "", *rows])
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Run a command. A DCARError is printed without a traceback (set DCAR_TRACEBACK=1 to see it); exit status 1."""
-    arguments = sys.argv[1:] if arguments is None else arguments
+def call(arguments: list[str]) -> object:
+    """Import the module of a command and run it; its exit status, or None."""
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(usage())
-        return
+        return 0
     name, *rest = arguments
     if name not in COMMANDS:
         print(f"dcar: unknown command '{name}'\n\n{usage()}", file=sys.stderr)
-        sys.exit(2)
+        return NO_COMMAND
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     sys.argv = [f"dcar {name}", *rest]
-    try:
-        status = importlib.import_module(COMMANDS[name][0]).main(rest)
-    except DCARError as error:
-        if os.environ.get("DCAR_TRACEBACK"):
-            raise
-        print(f"dcar {name}: {error}", file=sys.stderr)
-        sys.exit(1)
-    except KeyboardInterrupt:
-        print(f"dcar {name}: interrupted; what was finished is kept, run the same command to go on", file=sys.stderr)
-        sys.exit(130)
-    if isinstance(status, int) and status:
+    return importlib.import_module(COMMANDS[name][0]).main(rest)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run a command; exits where its status is not 0."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    name = f"dcar {arguments[0]}" if arguments and arguments[0] in COMMANDS else "dcar"
+    if status := run_command(name, lambda: call(arguments)):
         sys.exit(status)
 
 

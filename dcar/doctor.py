@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib import metadata
 
+from dcar.config import load_config
 from dcar.errors import DCARError
 
 
@@ -75,8 +76,13 @@ CHECKS: dict[str, Callable[[], str]] = {
 }
 
 
+@dataclass
+class DoctorConfig:
+    """Whether this installation is able to run the main job: one line a check; it has no settings."""
+
+
 def main(arguments: list[str] | None = None) -> None:
-    argparse.ArgumentParser(prog="dcar doctor", description=__doc__).parse_args(arguments)
+    load_config(DoctorConfig, arguments)
     failed = 0
     for name, check in CHECKS.items():
         try:

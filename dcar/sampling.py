@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dcar.config import check, setting
 from dcar.errors import ConfigError
 
 STREAMS = {"token": 1, "accept": 2, "residual": 3, "group": 4, "policy": 5, "tau": 6, "chunk": 7}
@@ -24,28 +25,27 @@ STREAMS = {"token": 1, "accept": 2, "residual": 3, "group": 4, "policy": 5, "tau
 class SamplingConfig:
     """How the next token is drawn, and when an utterance must end."""
 
-    temperature: float = 1.0  # 0 = argmax
-    top_k: int = 0  # 0 = all tokens
-    top_p: float = 1.0
-    min_tokens: int = 1  # EOS is masked before this many tokens
-    max_tokens: int = 1500
-    max_tokens_per_text_unit: float = 16.0  # as in VALL-E implementations: phonemes rarely last 0.3 s
+    temperature: float = setting(1.0, "Of the law of the next token; 0 = always the likeliest token.", minimum=0)
+    top_k: int = setting(0, "Draw among so many tokens, the likeliest; 0 = all.", minimum=0)
+    top_p: float = setting(1.0, "Draw among the fewest tokens that have this share of the law; 1 = all.", above=0,
+                           maximum=1)
+    min_tokens: int = setting(1, "No end of speech before so many tokens.", minimum=0)
+    max_tokens: int = setting(1500, "Most speech tokens of an utterance.", minimum=1)
+    # as in VALL-E implementations: phonemes rarely last 0.3 s
+    max_tokens_per_text_unit: float = setting(16.0, "Most speech tokens per phoneme (or other unit of text).", above=0)
     # Repetition-aware sampling (VALL-E 2; CosyVoice: 10, 0.1, with top_p 0.8 and top_k 25): a token drawn from the
     # nucleus that makes up repetition_share of the last repetition_window tokens is drawn again from the whole law.
-    repetition_window: int = 0  # 0 = off
-    repetition_share: float = 0.1
-    repetition_mask: bool = False  # the second draw cannot give the same token again (CosyVoice since 2026)
+    repetition_window: int = setting(0, "Repetition-aware sampling over so many tokens (CosyVoice: 10); 0 = off.",
+                                     minimum=0)
+    repetition_share: float = setting(0.1, "Share of the window at which a token counts as repeated.", above=0,
+                                      maximum=1)
+    repetition_mask: bool = setting(False, "A repeated token cannot be drawn again (CosyVoice since 2026).")
 
     def __post_init__(self):
-        if self.temperature < 0 or self.top_k < 0 or not 0 < self.top_p <= 1:
-            raise ConfigError(f"sampling needs temperature >= 0, top_k >= 0 and 0 < top_p <= 1, not {self}")
-        if self.repetition_window < 0 or not 0 < self.repetition_share <= 1:
-            raise ConfigError(f"sampling needs repetition_window >= 0 and 0 < repetition_share <= 1: {self}")
+        check(self)
         if self.repetition_window and self.temperature == 0:
             raise ConfigError("repetition-aware sampling draws twice, and temperature 0 draws nothing: set "
                               "repetition_window=0 or a temperature above 0")
-        if self.max_tokens < 1 or self.max_tokens_per_text_unit <= 0 or self.min_tokens < 0:
-            raise ConfigError(f"sampling needs max_tokens >= 1, max_tokens_per_text_unit > 0, min_tokens >= 0: {self}")
 
 
 LIKE_A_MEMBER = re.compile(r".*#[0-9]+", re.DOTALL)

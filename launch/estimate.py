@@ -21,9 +21,11 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from dcar.config import load_config
+from dcar.config import check, load_config, setting
+from dcar.config.read import file_settings
 from dcar.errors import ConfigError
 from dcar.prepare.prepared import prepared_info
+from dcar.process import run_command
 from launch import cost
 
 # Dense bfloat16 tensor-core peak (FLOP/s), memory bandwidth (bytes/s), memory (bytes): the makers' data sheets.
@@ -40,26 +42,25 @@ DEVICES = {
 class EstimateConfig:
     """What the recipe does not say. Everything else on the line overrides the recipe."""
 
-    job: str = ""  # train, dcpo or compare; empty = by the recipe's keys
-    device: str = "a100"  # rtx4090, a100, h100, h200, cpu
-    processes: int = 1
-    sharded: bool = False  # FSDP or ZeRO 3: parameters, gradients and optimiser state divided by the processes
-    utilisation: float = 0.35  # share of the peak that training achieves
-    calibrate: bool = False  # measure what this machine achieves instead (device=cpu)
-    utterances: int = 0  # 0 = of the prepared corpus
-    seconds: float = 0.0  # mean length of an utterance; 0 = of the prepared corpus, else 6
-    token_rate: float = 50.0  # speech tokens a second
-    text_rate: float = 13.0  # text units a second of speech (phonemes; about 4 for byte pairs)
-    chunk: float = 2.5  # mean tokens a pass of rollouts
-    pass_overhead: float = 0.004  # seconds a pass takes beside arithmetic and memory (launches, the loop)
-    scoring: float = 50.0  # seconds of speech that vocoder and recogniser handle in a second, per process
-    json: bool = False  # print one line of JSON instead of the table
+    job: str = setting("", "What the recipe is for; empty = by its keys.", choices=("", "train", "dcpo", "compare"))
+    device: str = setting("a100", "What it runs on.", choices=DEVICES)
+    processes: int = setting(1, "One a device.", minimum=1)
+    sharded: bool = setting(False, "FSDP or ZeRO 3: the processes divide weights, gradients and optimiser state.")
+    utilisation: float = setting(0.35, "Share of the peak that training achieves.", above=0, maximum=1)
+    calibrate: bool = setting(False, "Measure what this machine achieves instead (device=cpu).")
+    utterances: int = setting(0, "0 = of the prepared corpus.", minimum=0)
+    seconds: float = setting(0.0, "Mean length of an utterance; 0 = of the prepared corpus, else 6.", minimum=0)
+    token_rate: float = setting(50.0, "Speech tokens a second.", above=0)
+    text_rate: float = setting(13.0, "Text units a second of speech (phonemes; about 4 for byte pairs).", above=0)
+    chunk: float = setting(2.5, "Mean tokens a pass of rollouts.", above=0)
+    pass_overhead: float = setting(0.004, "Seconds a pass takes beside arithmetic and memory (launches, the loop).",
+                                   minimum=0)
+    scoring: float = setting(50.0, "Seconds of speech that vocoder and recogniser handle in a second, per process.",
+                             above=0)
+    json: bool = setting(False, "Print one line of JSON instead of the table.")
 
     def __post_init__(self):
-        if self.device not in DEVICES:
-            raise ConfigError(f"device must be one of {', '.join(DEVICES)}; not '{self.device}'")
-        if self.processes < 1 or not 0 < self.utilisation <= 1 or min(self.chunk, self.scoring, self.token_rate) <= 0:
-            raise ConfigError("processes and chunk must be at least 1, utilisation in (0, 1], rates above 0")
+        check(self)
         if self.calibrate and self.device != "cpu":
             raise ConfigError("calibrate measures this machine's processor: give device=cpu with it")
 
@@ -89,9 +90,7 @@ def split_arguments(arguments: Sequence[str]) -> tuple[EstimateConfig, str, list
 
 def job_of(recipe: Path, overrides: Sequence[str]) -> str:
     """Which job a recipe is for, by keys that only one of them has. ConfigError where that is not clear."""
-    from rl.config import read_yaml
-
-    keys = set(read_yaml(recipe)) if str(recipe) != "." else set()
+    keys = {given.key for given in file_settings(recipe)} if str(recipe) != "." else set()
     keys |= {a.removeprefix("--").partition("=")[0].split(".")[0] for a in overrides}
     for job, marks in (("compare", {"methods"}),
                        ("dcpo", {"num_generations", "policy_width", "forced_rows", "guidance"}),
@@ -175,10 +174,10 @@ def _decoder(path: str) -> Any:
 
 def _dcpo(config: EstimateConfig, rest: list[str], device: cost.Device) -> dict[str, Any]:
     from heads.policy import ChunkPolicy, ChunkPolicyConfig
-    from rl.config import DCPOConfig, parse
+    from rl.config import DCPOConfig
 
-    recipe = parse(DCPOConfig, [*rest, "use_cpu=true"])
-    base = _decoder(recipe.base)
+    recipe = load_config(DCPOConfig, [*rest, "use_cpu=true"])
+    base = _decoder(recipe.decoder)
     policy = cost.on_meta(lambda: ChunkPolicy(ChunkPolicyConfig(
         base.config.hidden_size, base.config.num_prediction_heads, recipe.policy_width, recipe.policy_heads,
         recipe.policy_ffn_size)))
@@ -227,7 +226,7 @@ def _compare(config: EstimateConfig, rest: list[str], device: cost.Device) -> di
         seconds += spoken / recipe.batch_size * batch + spoken * audio / config.scoring
         timing += 2 * min(recipe.timing_utterances, utterances) * cost.decode_seconds(
             base, device, 1, text, prompt, work.speech, size)
-    capacity = text + prompt + min(recipe.max_tokens, work.text * recipe.max_tokens_per_text_unit)
+    capacity = text + prompt + min(recipe.sampling.max_tokens, work.text * recipe.sampling.max_tokens_per_text_unit)
     memory = {"decoder": cost.count(base).total * 4 * (2 if recipe.far_decoder else 1),
               "kv_cache": cost.kv_bytes(base.config, recipe.batch_size, capacity)}
     return {"parameters": cost.count(base).total, "trained": 0, "bytes": memory, "utterances": spoken,
@@ -261,4 +260,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command("launch.estimate", main))

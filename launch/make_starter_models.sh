@@ -12,52 +12,52 @@ blends=${2:-}
 more=${3:-}
 recipes=launch/recipes
 
-dcar fit-tokenizer output="$out/tokenizer" vocab_size=1024 max_frames=200000 projection_size=64
-dcar prepare out_dir="$out/prepared" tokenizer="$out/tokenizer"
+dcar fit-tokenizer out="$out/tokenizer" vocab_size=1024 max_frames=200000 projection_size=64
+dcar prepare out="$out/prepared" tokenizer="$out/tokenizer"
 
 # Vocoder: voices with little speech are also heard slower and faster, as other voices. Its renderer knows spectra and no
-# tokens, so it is the shipped one's; to train one as well: no --renderer_from, --renderer_every 4 --warm_steps 1000000
-# --renderer_batch_size 6 --segment_tokens 40, and 32 minutes. The adversarial losses need a GPU.
-dcar prepare out_dir="$out/copies" tokenizer="$out/tokenizer" splits=[train,dev] copies_below=200 \
+# tokens, so it is the shipped one's; to train one as well: no renderer_from, renderer_every=4 warm_steps=1000000
+# renderer_batch_size=6 segment_tokens=40, and 32 minutes. The adversarial losses need a GPU.
+dcar prepare out="$out/copies" tokenizer="$out/tokenizer" splits=[train,dev] copies_below=200 \
   speeds=[1.0,0.85,0.92,1.08,1.17]
-python -m dcar.vocoder.training.pack --prepared "$out/copies" --out "$out/vocoder.safetensors" --states
-vocoder=(--data "$out/vocoder.safetensors" --renderer_every 0)
-dcar train-vocoder "${vocoder[@]}" --out "$out/vocoder_first" --max_minutes 18 --renderer_from dcar/assets/vocoder
-vocoder+=(--vocoder '{"acoustic_dropout":0.1,"token_dropout":0.03}')
-dcar train-vocoder "${vocoder[@]}" --out "$out/vocoder_second" --init_from "$out/vocoder_first/export" --max_minutes 6 \
-  --voice_balance 0 --learning_rate 5e-4
+python -m dcar.vocoder.training.pack prepared="$out/copies" out="$out/vocoder.safetensors" states=true
+vocoder=(data="$out/vocoder.safetensors" renderer_every=0)
+dcar train-vocoder "${vocoder[@]}" out="$out/vocoder_first" max_minutes=18 renderer_from=dcar/assets/vocoder
+vocoder+=(vocoder='{acoustic_dropout: 0.1, token_dropout: 0.03}')
+dcar train-vocoder "${vocoder[@]}" out="$out/vocoder_second" init_from="$out/vocoder_first/export" max_minutes=6 \
+  voice_balance=0 learning_rate=5e-4
 # Now it also has to sound like the words to whisper-base; then with a thousand voices more; then like the voice to
 # Resemblyzer; then with 651 voices more, mixed of other languages' voices too, and the same spoken slower.
-vocoder+=(--voice_balance 0.3 --words_weight 1)
-dcar train-vocoder "${vocoder[@]}" --out "$out/vocoder_words" --init_from "$out/vocoder_second/export" --max_minutes 12 \
-  --learning_rate 5e-4
+vocoder+=(voice_balance=0.3 words_weight=1)
+dcar train-vocoder "${vocoder[@]}" out="$out/vocoder_words" init_from="$out/vocoder_second/export" max_minutes=12 \
+  learning_rate=5e-4
 packs="$out/vocoder.safetensors"
 add_voices() {  # corpus, name, speed
-  dcar prepare corpus=starter path="$1" out_dir="$out/$2" tokenizer="$out/tokenizer" splits=[train] speeds="[$3]"
-  python -m dcar.vocoder.training.pack --prepared "$out/$2" --out "$out/vocoder_$2.safetensors" --states
+  dcar prepare corpus=starter path="$1" out="$out/$2" tokenizer="$out/tokenizer" splits=[train] speeds="[$3]"
+  python -m dcar.vocoder.training.pack prepared="$out/$2" out="$out/vocoder_$2.safetensors" states=true
   packs+=",$out/vocoder_$2.safetensors"
 }
 if [ -n "$blends" ]; then add_voices "$blends" blends 1.0; fi
-dcar train-vocoder "${vocoder[@]}" --data "$packs" --out "$out/vocoder_blends" --init_from "$out/vocoder_words/export" \
-  --max_minutes 28 --learning_rate 7e-4
-vocoder+=(--voice_weight 1)
-dcar train-vocoder "${vocoder[@]}" --data "$packs" --out "$out/vocoder_voices" --init_from "$out/vocoder_blends/export" \
-  --max_minutes 18 --learning_rate 5e-4
+dcar train-vocoder "${vocoder[@]}" data="$packs" out="$out/vocoder_blends" init_from="$out/vocoder_words/export" \
+  max_minutes=28 learning_rate=7e-4
+vocoder+=(voice_weight=1)
+dcar train-vocoder "${vocoder[@]}" data="$packs" out="$out/vocoder_voices" init_from="$out/vocoder_blends/export" \
+  max_minutes=18 learning_rate=5e-4
 if [ -n "$more" ]; then add_voices "$more" more 1.0; add_voices "$more" more_slow 0.88; fi
-dcar train-vocoder "${vocoder[@]}" --data "$packs" --out "$out/vocoder" --init_from "$out/vocoder_voices/export" \
-  --max_minutes 36 --learning_rate 7e-4
+dcar train-vocoder "${vocoder[@]}" data="$packs" out="$out/vocoder" init_from="$out/vocoder_voices/export" \
+  max_minutes=36 learning_rate=7e-4
 dcar vocoder-quality data="$out/prepared" vocoder="$out/vocoder/export" out="$out/vocoder_quality"
 
 # Stage one, the quickstart's recipes run longer.
-dcar train --config $recipes/car_starter.yaml data="$out/prepared" out_dir="$out/car" max_steps=1000
-dcar train --config $recipes/far_starter.yaml data="$out/prepared" out_dir="$out/far" max_steps=1000
+dcar train --config $recipes/car_starter.yaml data="$out/prepared" out="$out/car" max_steps=1000
+dcar train --config $recipes/far_starter.yaml data="$out/prepared" out="$out/far" max_steps=1000
 
 # The reward recogniser hears what the vocoder makes of the corpus' own tokens.
 for split in train dev; do
   dcar resynthesize data="$out/prepared" split=$split vocoder="$out/vocoder/export" out="$out/resynthesis"
 done
 recognizer=(dev_manifest="$out/resynthesis/dev.jsonl" batch_seconds=60 bf16=true num_layers=4 subsampling_channels=32)
-dcar train-recognizer train_manifest="$out/resynthesis/train.jsonl" output="$out/recognizer_first/starter.nemo" \
+dcar train-recognizer train_manifest="$out/resynthesis/train.jsonl" out="$out/recognizer_first/starter.nemo" \
   max_minutes=25 dropout=0.05 "${recognizer[@]}"
 # Then every sentence in two more voices, drawn at random (the shipped one: 32 minutes on the vocoder before this, 16 on this).
 for seed in 1 2; do
@@ -65,12 +65,12 @@ for seed in 1 2; do
     other_voices=true seed=$seed >&2
   sed "s|\"audio\": \"|&other$seed/|" "$out/resynthesis/other$seed/train.jsonl"
 done | cat "$out/resynthesis/train.jsonl" - > "$out/resynthesis/train_voices.jsonl"
-dcar train-recognizer train_manifest="$out/resynthesis/train_voices.jsonl" output="$out/recognizer/starter.nemo" \
+dcar train-recognizer train_manifest="$out/resynthesis/train_voices.jsonl" out="$out/recognizer/starter.nemo" \
   init_from="$out/recognizer_first/starter.nemo" max_minutes=48 dropout=0.1 learning_rate=0.0015 "${recognizer[@]}"
 
-dcar profile --config $recipes/profile_starter.yaml base="$out/car" data="$out/prepared" out="$out/profile" \
+dcar profile --config $recipes/profile_starter.yaml decoder="$out/car" data="$out/prepared" out="$out/profile" \
   vocoder="$out/vocoder/export"
-dcar train-policy --config $recipes/dcpo_starter.yaml base="$out/car" data="$out/prepared" \
-  guidance="$out/profile/profile.json" output_dir="$out/dcpo" vocoder="$out/vocoder/export" \
+dcar train-policy --config $recipes/dcpo_starter.yaml decoder="$out/car" data="$out/prepared" \
+  guidance="$out/profile/profile.json" out="$out/dcpo" vocoder="$out/vocoder/export" \
   recognizer="nemo:$out/recognizer/starter.nemo"
-dcar export run="$out/dcpo" base="$out/car" out="$out/policy"
+dcar export run="$out/dcpo" decoder="$out/car" out="$out/policy"

@@ -1,7 +1,7 @@
 """The whole pipeline on the embedded corpus, on two CPU cores: corpus -> CAR and FAR -> guidance range -> DCPO ->
 exported policy -> comparison -> report, all under `runs/quickstart`.
 
-    ./launch/quickstart.sh [out_dir=…] [start=scratch] [policy_prompts=…] [utterances=…]
+    ./launch/quickstart.sh [out=…] [start=scratch] [policy_prompts=…] [utterances=…]
 
 Stage one goes on from the shipped decoders (1000 steps of the same recipe) for a few steps, because a decoder that
 speaks clearly takes half an hour on two cores; `start=scratch` trains both from nothing instead.
@@ -24,8 +24,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dcar.config import load_config, save_config
-from dcar.errors import ConfigError, DCARError
+from dcar.config import check, load_config, save_config, setting
+from dcar.errors import DCARError
+from dcar.process import run_command
 from dcar.sources.shipped import shipped
 from dcar.tracking import provenance, write_json
 
@@ -36,19 +37,20 @@ RECIPES = Path(__file__).parent / "recipes"
 class QuickstartConfig:
     """Settings of the quickstart; everything else is in launch/recipes/*_starter.yaml."""
 
-    out_dir: str = "runs/quickstart"
-    start: str = "starter"  # stage one from the shipped decoders, or from "scratch"
-    train_steps: int = 0  # of stage one, for CAR and for FAR alike; 0 = 60 from the starter, 300 from scratch
-    profile_utterances: int = 72  # of 24 the best three sizes are chance
-    policy_prompts: int = 60  # training prompts of DCPO per epoch
-    policy_epochs: int = 3
-    utterances: int = 40  # of the comparison, from speakers that were never trained on
-    processes: int = 2  # of the comparison
-    check_utterances: int = 12  # re-tokenised to check the shipped tokens against this machine
+    out: str = setting("runs/quickstart", "Folder to write.", old=("out_dir",), place="folder")
+    start: str = setting("starter", "Stage one from the shipped decoders, or from scratch.",
+                         choices=("starter", "scratch"))
+    train_steps: int = setting(0, "Of stage one, for CAR and for FAR alike; 0 = 60 from the starter, 300 from scratch.",
+                               minimum=0)
+    profile_utterances: int = setting(72, "Of the guidance profile; of 24 the best three sizes are chance.", minimum=1)
+    policy_prompts: int = setting(60, "Training prompts of DCPO per epoch.", minimum=1)
+    policy_epochs: int = setting(3, "Passes of DCPO over them.", minimum=1)
+    utterances: int = setting(40, "Of the comparison, from speakers that were never trained on.", minimum=1)
+    processes: int = setting(2, "Of the comparison.", minimum=1)
+    check_utterances: int = setting(12, "Re-tokenised to check the shipped tokens against this machine.", minimum=1)
 
     def __post_init__(self):
-        if self.start not in ("starter", "scratch"):
-            raise ConfigError(f"start is starter or scratch, not '{self.start}'")
+        check(self)
         if self.train_steps <= 0:
             self.train_steps = 60 if self.start == "starter" else 300
 
@@ -82,7 +84,7 @@ def content_digest(path: Path) -> str:
 
 def pipeline(config: QuickstartConfig) -> list[list[Step]]:
     """Steps in order; the members of an inner list run side by side."""
-    out = Path(config.out_dir)
+    out = Path(config.out)
     data, car, far = shipped("prepared"), out / "car", out / "far"
     profile, dcpo, policy = out / "profile", out / "dcpo", out / "policy"
     python = sys.executable
@@ -94,7 +96,7 @@ def pipeline(config: QuickstartConfig) -> list[list[Step]]:
 
     def train(name: str, folder: Path, initial: str) -> Step:
         command = [python, "-m", "dcar.train", "--config", str(RECIPES / f"{name}_starter.yaml"), f"data={data}",
-                   f"out_dir={folder}", f"max_steps={config.train_steps}", f"eval_steps={config.train_steps}"]
+                   f"out={folder}", f"max_steps={config.train_steps}", f"eval_steps={config.train_steps}"]
         inputs = [data, RECIPES / f"{name}_starter.yaml"]
         if config.start == "starter":  # gently, so as not to undo what the end of the first schedule gained
             command += [f"init_from={shipped(initial)}", "codebook_init=false", "learning_rate=0.0002",
@@ -106,14 +108,15 @@ def pipeline(config: QuickstartConfig) -> list[list[Step]]:
         [Step("check", [python, "-m", "launch.check_tokens", str(config.check_utterances)], [],
               [shipped("tokenizer"), shipped("corpus"), data])],
         [train("car", car, "decoder"), train("far", far, "far")],
-        [Step("profile", [python, "-m", "rl.profile", "--config", str(RECIPES / "profile_starter.yaml"), f"base={car}",
-                          f"data={data}", f"out={profile}", f"utterances={config.profile_utterances}"],
+        [Step("profile", [python, "-m", "rl.profile", "--config", str(RECIPES / "profile_starter.yaml"),
+                          f"decoder={car}", f"data={data}", f"out={profile}",
+                          f"utterances={config.profile_utterances}"],
               [profile / "profile.json"], [car, RECIPES / "profile_starter.yaml"])],
-        [Step("dcpo", [python, "-m", "rl.train", "--config", str(RECIPES / "dcpo_starter.yaml"), f"base={car}",
-                       f"data={data}", f"guidance={profile / 'profile.json'}", f"output_dir={dcpo}",
+        [Step("dcpo", [python, "-m", "rl.train", "--config", str(RECIPES / "dcpo_starter.yaml"), f"decoder={car}",
+                       f"data={data}", f"guidance={profile / 'profile.json'}", f"out={dcpo}",
                        f"max_train_prompts={config.policy_prompts}", f"num_train_epochs={config.policy_epochs}"],
               [dcpo / "log.jsonl"], [car, profile / "profile.json", RECIPES / "dcpo_starter.yaml"], dcpo)],
-        [Step("export", [python, "-m", "rl.export", f"run={dcpo}", f"base={car}", f"out={policy}"],
+        [Step("export", [python, "-m", "rl.export", f"run={dcpo}", f"decoder={car}", f"out={policy}"],
               [policy / "model.safetensors"], [car, dcpo / "log.jsonl"])],
         [Step("compare", [*compare, "--config", str(RECIPES / "compare_starter.yaml"), f"data={data}",
                           f"decoder={car}", f"far_decoder={far}", f"policies=[{policy}]", f"out={out}",
@@ -155,7 +158,7 @@ def set_aside(folder: Path) -> None:
 
 
 def run(config: QuickstartConfig) -> None:
-    out = Path(config.out_dir)
+    out = Path(config.out)
     records = out / "steps"
     records.mkdir(parents=True, exist_ok=True)
     save_config(config, out / "quickstart.yaml")
@@ -194,13 +197,8 @@ def run(config: QuickstartConfig) -> None:
 
 def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    try:
-        run(load_config(QuickstartConfig))
-    except DCARError as error:
-        sys.exit(f"quickstart: {error}")
-    except KeyboardInterrupt:
-        sys.exit("quickstart: interrupted; what was finished is kept, the same command goes on from there")
+    run(load_config(QuickstartConfig))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command("quickstart", main))

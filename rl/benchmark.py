@@ -22,9 +22,10 @@ from functools import partial
 
 import torch
 
-from dcar.config import exit_status, load_config
+from dcar.config import check, load_config, setting
 from dcar.errors import ConfigError
 from dcar.model.load import load_decoder, load_policy
+from dcar.process import run_command
 from dcar.prompts.items import PromptItem
 from dcar.prompts.load import load_prompts, vocoder_for
 from dcar.recognition.load import load_recognizer
@@ -39,30 +40,27 @@ from rl.rollout import Roller
 class RolloutBenchmark:
     """Settings of the rollout benchmark."""
 
-    base: str = ""  # decoder
-    policy: str = ""  # policy whose actions are drawn
-    data: str = ""  # folder written by `dcar prepare`
-    split: str = "train"
-    prompts: int = 4  # of a step
-    group: int = 8  # rollouts of a prompt
-    microbatches: int = 4  # parts of a step; one is scored while the next is rolled out (DCPO: reward_microbatches)
-    prompt_tokens: int = 25
-    temperature: float = 0.8
-    top_k: int = 10
-    max_tokens_per_text_unit: float = 10.0
-    repeats: int = 3
-    clock: str = "wall"  # "cpu": processor time of this process, where other jobs run
-    vocoder: str = "starter"
-    recognizer: str = "starter"
-    threads: int = 1
+    decoder: str = setting("", "Directory of the decoder.", old=("base",))
+    policy: str = setting("", "Policy whose actions are drawn.")
+    data: str = setting("", "Folder written by `dcar prepare`.", place="folder")
+    split: str = setting("train", "Split of the prompts.")
+    prompts: int = setting(4, "Of a step.", minimum=1)
+    group: int = setting(8, "Rollouts of a prompt.", minimum=2)
+    microbatches: int = setting(4, "Parts of a step; one is scored while the next is rolled out (DCPO: "
+                                   "reward_microbatches).", minimum=1)
+    prompt_tokens: int = setting(25, "Length of the speech prompt.", minimum=1)
+    repeats: int = setting(3, "Interleaved runs of everything.", minimum=1)
+    clock: str = setting("wall", "cpu: processor time of this process, where other jobs run.", choices=("wall", "cpu"))
+    vocoder: str = setting("starter", "Folder, or a name that dcar.vocoder.load lists.")
+    recognizer: str = setting("starter", "Reward recogniser.")
+    threads: int = setting(1, "Of torch.", minimum=1)
+    sampling: SamplingConfig = setting(lambda: SamplingConfig(0.8, 10, max_tokens_per_text_unit=10.0),
+                                       "How tokens are drawn.", flat=True)
 
     def __post_init__(self) -> None:
-        if not (self.base and self.policy and self.data):
-            raise ConfigError("give base=…, policy=… and data=…")
-        if min(self.prompts, self.repeats, self.threads, self.microbatches) < 1 or self.group < 2:
-            raise ConfigError("prompts, repeats, threads and microbatches must be at least 1 and group at least 2")
-        if self.clock not in ("wall", "cpu"):
-            raise ConfigError(f"clock must be 'wall' or 'cpu', not '{self.clock}'")
+        check(self)
+        if not (self.decoder and self.policy and self.data):
+            raise ConfigError("give decoder=…, policy=… and data=…")
 
 
 def one_by_one(roller: Roller, policy: ChunkPolicy, items: Sequence[PromptItem], seed: int, group: int) -> list[float]:
@@ -76,13 +74,12 @@ def run(config: RolloutBenchmark) -> dict[str, object]:
     """Measure and print; returns the object of the last line."""
     torch.set_num_threads(config.threads)
     now: Callable[[], float] = time.process_time if config.clock == "cpu" else time.perf_counter
-    base = load_decoder(config.base).requires_grad_(False)
+    base = load_decoder(config.decoder).requires_grad_(False)
     policy = load_policy(config.policy)
     items = load_prompts(config.data, config.split, base, config.prompt_tokens, 0, config.prompts)
     vocoder = vocoder_for(base, config.data, items, config.vocoder, policies=[policy])
     reward = WERReward(load_recognizer(config.recognizer))
-    sampling = SamplingConfig(temperature=config.temperature, top_k=config.top_k,
-                              max_tokens_per_text_unit=config.max_tokens_per_text_unit)
+    sampling = config.sampling
 
     def roller(decoding: str, **settings) -> Roller:
         return Roller(base, vocoder, [reward], [1.0], sampling, forced_rows="none", decoding=decoding,  # type: ignore[arg-type]
@@ -118,10 +115,9 @@ def run(config: RolloutBenchmark) -> dict[str, object]:
     return result
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """The command; returns its exit status."""
-    return exit_status(lambda: run(load_config(RolloutBenchmark, arguments)))
+def main(arguments: list[str] | None = None) -> None:
+    run(load_config(RolloutBenchmark, arguments))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command("rl.benchmark", main))

@@ -4,23 +4,21 @@ parser reads it from YAML and overrides."""
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import json
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import ClassVar
 
 import yaml
 from transformers import TrainingArguments
-from trl import GRPOConfig, TrlParser
+from trl import GRPOConfig
 
+from dcar.config import check, setting
+from dcar.config.load import plain
+from dcar.config.schema import seed_setting, settings_of
 from dcar.errors import ConfigError
 from dcar.sampling import SamplingConfig
 from rl.objective import FORCED_ROWS, LOSS_TYPES, SCALES
 from rl.rollout import DECODING
-
-T = TypeVar("T")
 
 # Settings of GRPOConfig that mean the same here. All others of its own (not of TrainingArguments) must stay at their
 # defaults: a setting that is ignored would be a lie.
@@ -30,127 +28,143 @@ GRPO_SETTINGS = {
     "shuffle_dataset",
 }
 
-UNUSED = [f for f in dataclasses.fields(GRPOConfig)
-          if f.name not in GRPO_SETTINGS | {g.name for g in dataclasses.fields(TrainingArguments)}]
+NOT_OURS = {f.name: f.default for f in dataclasses.fields(GRPOConfig)
+            if f.name not in GRPO_SETTINGS | {g.name for g in dataclasses.fields(TrainingArguments)}}
 # filled in by GRPOConfig and TrainingArguments from other settings
-DERIVED = {f.name for f in UNUSED} | {"accelerator_config", "fsdp_config"}
-
-
-def setting(default: Any, text: str) -> Any:
-    metadata = {"help": text.replace("%", "%%")}
-    if isinstance(default, (list, dict)):
-        return field(default_factory=lambda: type(default)(default), metadata=metadata)
-    return field(default=default, metadata=metadata)
+DERIVED = set(NOT_OURS) | {"accelerator_config", "fsdp_config"}
 
 
 @dataclass
 class DCPOConfig(GRPOConfig):
     """Settings of DCPO. As in TRL, `per_device_train_batch_size` counts rollouts: prompts x num_generations."""
 
-    output_dir: str = setting("runs/dcpo", "Where everything is written.")
+    UNUSED: ClassVar[frozenset[str]] = frozenset(NOT_OURS)  # not listed by --help
 
-    # --- defaults that differ from TRL's ---
-    per_device_train_batch_size: int = setting(32, "Rollouts of a process per step, whole groups of num_generations.")
-    learning_rate: float = setting(1e-4, "Learning rate of Adam.")
+    output_dir: str = setting("runs/dcpo", "Folder to write.", name="out", old=("out_dir",), place="folder")
+
+    # --- defaults that differ from TRL's, or bounds that TRL leaves to chance ---
+    per_device_train_batch_size: int = setting(32, "Rollouts of a process per step, whole groups of num_generations.",
+                                               minimum=1)
+    gradient_accumulation_steps: int = setting(1, "Steps whose gradients are added up.", minimum=1)
+    learning_rate: float = setting(1e-4, "Learning rate of Adam.", above=0)
+    weight_decay: float = setting(0.0, "Of Adam.", minimum=0)
+    max_grad_norm: float = setting(1.0, "Gradients are clipped to this norm; 0 = not.", minimum=0)
     lr_scheduler_type: str = setting("constant", "Schedule of the learning rate.")
-    num_train_epochs: float = setting(3, "Passes over the prompts; KL weight and reference follow them.")
-    num_generations: int = setting(8, "Rollouts of a prompt: a group.")
-    num_generations_eval: int | None = setting(1, "Unused by evaluation, which speaks every prompt once.")
-    max_completion_length: int = setting(1500, "Most speech tokens of a rollout.")
-    beta: float = setting(0.04, "Largest KL weight; it grows linearly from 0 in the first epoch.")
-    loss_type: str = setting("grpo", f"How decisions are averaged: {', '.join(LOSS_TYPES)}.")
+    warmup_steps: float = setting(0, "Steps in which the learning rate rises (below 1: their share).", minimum=0)
+    num_train_epochs: float = setting(3, "Passes over the prompts; KL weight and reference follow them.", above=0)
+    max_steps: int = setting(-1, "Updates of the policy in place of num_train_epochs; -1 = as those say.", minimum=-1)
+    num_generations: int = setting(8, "Rollouts of a prompt: a group.", minimum=2)
+    num_generations_eval: int | None = setting(1, "Unused by evaluation, which speaks every prompt once.", minimum=1)
+    max_completion_length: int = setting(1500, "Most speech tokens of a rollout.", minimum=1)
+    temperature: float = setting(1.0, "Flattens (above 1) or sharpens the law of the next token.", minimum=0)
+    top_k: int = setting(0, "Draw among so many tokens, the likeliest; 0 = all.", minimum=0)
+    top_p: float = setting(1.0, "Draw among the fewest tokens that have this share of the law; 1 = all.", above=0,
+                           maximum=1)
+    beta: float = setting(0.04, "Largest KL weight; it grows linearly from 0 in the first epoch.", minimum=0)
+    epsilon: float = setting(0.2, "Ratios of probabilities are clipped this far below and above 1.", minimum=0)
+    epsilon_high: float | None = setting(None, "The same above 1 alone; null = epsilon.", minimum=0)
+    delta: float | None = setting(None, "Ratios of rollouts worse than their group count this much at most.",
+                                  above=0)
+    num_iterations: int = setting(1, "Updates with the same rollouts.", minimum=1)
+    scale_rewards: str = setting("group", f"What advantages are divided by the deviation of: {', '.join(SCALES)}.")
+    reward_weights: list[float] | None = setting(None, "Weights of reward_funcs; null = 1 each.")
+    shuffle_dataset: bool | None = setting(True, "Prompts in random order.")
+    loss_type: str = setting("grpo", "How decisions are averaged.", choices=LOSS_TYPES)
     bf16: bool = setting(False, "bfloat16 autocast of the update; off, the policy is tiny.")
     gradient_checkpointing: bool = setting(False, "Recompute activations; off, the policy is tiny.")
-    per_device_eval_batch_size: int = setting(32, "Utterances spoken at once in evaluation.")
-    logging_steps: float = setting(1, "Steps between two lines of the log.")
+    per_device_eval_batch_size: int = setting(32, "Utterances spoken at once in evaluation.", minimum=1)
+    logging_steps: float = setting(1, "Steps between two lines of the log.", above=0)
     logging_nan_inf_filter: bool = setting(False, "Hide losses that are not finite; off.")
     eval_strategy: str = setting("epoch", "When the dev prompts are spoken.")
+    eval_steps: float | None = setting(None, "Steps between evaluations, with eval_strategy=steps.", above=0)
     save_strategy: str = setting("epoch", "When a checkpoint is written.")
+    save_steps: float = setting(500, "Steps between checkpoints, with save_strategy=steps.", above=0)
     load_best_model_at_end: bool = setting(True, "Keep and export the best checkpoint instead of the last.")
     metric_for_best_model: str | None = setting("eval_wer", "What the best checkpoint has: eval_wer, eval_reward, …")
     greater_is_better: bool | None = setting(None, "Direction of that metric; found by its name.")
-    save_total_limit: int | None = setting(2, "Checkpoints kept (the best one besides).")
+    save_total_limit: int | None = setting(2, "Checkpoints kept (the best one besides).", minimum=1)
     remove_unused_columns: bool = setting(False, "Unused: batches are prompts.")
+    dataloader_num_workers: int = setting(0, "Processes that load prompts.", minimum=0)
+    seed: int = seed_setting(42, "Of policy, order and rollouts.")
 
     # --- what is trained on what ---
-    base: str = setting("", "Directory of the frozen decoder (stage one); starter = the shipped one.")
-    data: str = setting("", "Folder written by `dcar prepare`.")
+    decoder: str = setting("", "Directory of the frozen decoder (stage one); starter = the shipped one.", old=("base",))
+    data: str = setting("", "Folder written by `dcar prepare`.", place="folder")
     train_split: str = setting("train", "Split of the training prompts.")
     eval_split: str = setting("dev", "Split of the evaluation prompts; 'none' for no evaluation.")
-    max_train_prompts: int | None = setting(None, "Use the first so many prompts of the shuffled split.")
-    max_eval_prompts: int | None = setting(100, "Use the first so many evaluation prompts of the shuffled split.")
-    min_seconds: float = setting(0.0, "Leave out shorter recordings (the paper: 6).")
-    prompt_tokens: int = setting(50, "Length of the speech prompt (speaker-prompt layout).")
+    max_train_prompts: int | None = setting(None, "Use the first so many prompts of the shuffled split.", minimum=1)
+    max_eval_prompts: int | None = setting(100, "Use the first so many evaluation prompts of the shuffled split.",
+                                           minimum=1)
+    min_seconds: float = setting(0.0, "Leave out shorter recordings (the paper: 6).", minimum=0)
+    prompt_tokens: int = setting(50, "Length of the speech prompt (speaker-prompt layout).", minimum=1)
     vocoder: str = setting("starter", "Vocoder directory, or 'starter' for the one that ships with the project.")
     recognizer: str = setting("starter", "Reward recogniser, by a name that dcar.recognition.load lists.")
     resume: str = setting("auto", "auto (go on from the last complete checkpoint), never, or a checkpoint directory.")
 
     # --- policy ---
     policy: str = setting("", "Start from this policy directory (starter = the shipped one), not uniform.")
-    policy_width: int | None = setting(256, "Width of the policy's layer; null = the decoder's, the paper's.")
-    policy_heads: int = setting(8, "Attention heads of the policy's layer.")
-    policy_ffn_size: int | None = setting(None, "Feed-forward size of the policy; null = 4 x width.")
+    policy_width: int | None = setting(256, "Width of the policy's layer; null = the decoder's, the paper's.",
+                                       minimum=1)
+    policy_heads: int = setting(8, "Attention heads of the policy's layer.", minimum=1)
+    policy_ffn_size: int | None = setting(None, "Feed-forward size of the policy; null = 4 x width.", minimum=1)
     range_prior: float = setting(0.0, "Logits by which a new policy favours the guidance range; 0 = uniform, the "
                                       "paper's. For runs too short to find the range by themselves.")
 
     # --- rollouts ---
-    chunk_range: list[int] = setting([], "Guidance range, for example [2, 3]; empty = from `guidance`.")
-    guidance: str = setting("", "JSON written by `dcar profile`, from which the range is taken.")
-    forced_rows: str = setting("policy_ratio", f"What the forced half does: {', '.join(FORCED_ROWS)}.")
-    forced_weight: float = setting(1.0, "Weight of forced rollouts in the loss.")
+    chunk_range: list[int] = setting([], "Guidance range, for example [2, 3]; empty = from `guidance`.", minimum=1)
+    guidance: str = setting("", "JSON written by `dcar profile`, from which the range is taken.", place="file")
+    forced_rows: str = setting("policy_ratio", "What the forced half does.", choices=FORCED_ROWS)
+    forced_weight: float = setting(1.0, "Weight of forced rollouts in the loss.", minimum=0)
     common_random_numbers: bool = setting(False, "Members of a group share the draws of tokens (not of actions).")
-    min_tokens: int = setting(1, "No end of speech before so many tokens.")
-    max_tokens_per_text_unit: float = setting(16.0, "Length limit of a rollout per phoneme.")
-    repetition_window: int = setting(0, "Repetition-aware sampling over so many tokens (CosyVoice: 10); 0 = off.")
-    repetition_share: float = setting(0.1, "Share of the window at which a token counts as repeated.")
+    min_tokens: int = setting(1, "No end of speech before so many tokens.", minimum=0)
+    max_tokens_per_text_unit: float = setting(16.0, "Length limit of a rollout per phoneme.", above=0)
+    repetition_window: int = setting(0, "Repetition-aware sampling over so many tokens (CosyVoice: 10); 0 = off.",
+                                     minimum=0)
+    repetition_share: float = setting(0.1, "Share of the window at which a token counts as repeated.", above=0,
+                                      maximum=1)
     repetition_mask: bool = setting(False, "A repeated token cannot be drawn again.")
-    reward_microbatches: int = setting(2, "Parts of a step; one is scored while the next is rolled out.")
+    reward_microbatches: int = setting(2, "Parts of a step; one is scored while the next is rolled out.", minimum=1)
     overlap: bool = setting(True, "Score in a worker thread while the next part is rolled out.")
-    hidden_dtype: str = setting("float32", "Storage of the rollouts' hidden states: float32 or float16.")
+    hidden_dtype: str = setting("float32", "Storage of the rollouts' hidden states.", choices=("float32", "float16"))
     decoding: str = setting("auto", "What speaks the rollouts: engine, loop (the reference), or auto, the engine where "
-                                    "it serves the base; the same rollouts either way. "
-                                    "loop also takes the base as it is in evaluations.")
+                                    "it serves the decoder; the same rollouts either way. "
+                                    "loop also takes the decoder as it is in evaluations.", choices=DECODING)
 
     # --- reward ---
     reward_funcs: list[str] = setting(["wer", "range_penalty", "speed_bonus"],
                                       "Rewards that are added (with reward_weights): wer, cer, "
                                       "log_likelihood, range_penalty, speed_bonus.")
-    alpha: float = setting(0.1, "Weight of the out-of-range penalty.")
-    penalty: str = setting("distance", "distance, indicator or none.")
-    penalty_normalizer: str = setting("tokens", "Penalties are divided by the rollout's tokens or decisions.")
-    wer_cap: float = setting(1.0, "A rollout's WER (or CER) counts at most this much.")
+    alpha: float = setting(0.1, "Weight of the out-of-range penalty.", minimum=0)
+    penalty: str = setting("distance", "What a chunk out of range costs.", choices=("distance", "indicator", "none"))
+    penalty_normalizer: str = setting("tokens", "What penalties of a rollout are divided by.",
+                                      choices=("tokens", "decisions"))
+    wer_cap: float = setting(1.0, "A rollout's WER (or CER) counts at most this much.", above=0)
     speed_bonus: float = setting(0.0, "Weight of 1 - decisions / tokens; 0 as in the paper.")
     likelihood_scale: float = setting(0.1, "Weight of one nat per character in the log_likelihood reward.")
-    max_failed_rewards: float = setting(0.2, "Stop when a larger share of a step's rewards could not be computed.")
-    reference_policy: str = setting("epoch", "KL against the policy at the start of the epoch, or of the run (init).")
+    max_failed_rewards: float = setting(0.2, "Stop when a larger share of a step's rewards could not be computed.",
+                                        minimum=0, maximum=1)
+    reference_policy: str = setting("epoch", "KL against the policy at the start of the epoch, or of the run.",
+                                    choices=("epoch", "init"))
 
     def __post_init__(self):
+        # TRL's words of old; a bool is what YAML makes of them
         self.scale_rewards = {True: "group", False: "none", "True": "group", "False": "none"}.get(
             self.scale_rewards, self.scale_rewards)
-        for name, allowed in (
-            ("forced_rows", FORCED_ROWS), ("loss_type", LOSS_TYPES), ("scale_rewards", SCALES),
-            ("penalty", ("distance", "indicator", "none")), ("penalty_normalizer", ("tokens", "decisions")),
-            ("reference_policy", ("epoch", "init")), ("hidden_dtype", ("float32", "float16")),
-            ("decoding", DECODING),
-        ):
-            if getattr(self, name) not in allowed:
-                raise ConfigError(f"{name} must be one of {', '.join(allowed)}; not '{getattr(self, name)}'")
-        for f in UNUSED:
-            if getattr(self, f.name) != f.default:
-                raise ConfigError(f"{f.name} is a setting of TRL's GRPO that DCPO has no use for; remove it")
-        if self.num_generations < 2:
-            raise ConfigError("num_generations must be at least 2: advantages compare the members of a group")
+        if self.scale_rewards not in SCALES:
+            raise ConfigError(f"scale_rewards must be one of {', '.join(SCALES)}; not '{self.scale_rewards}'")
+        check(self)
+        for name, default in NOT_OURS.items():
+            if getattr(self, name) != default:
+                raise ConfigError(f"{name} is a setting of TRL's GRPO that DCPO has no use for; remove it")
+        if self.max_steps == 0:
+            raise ConfigError("max_steps 0 trains nothing: give at least 1, or -1 for num_train_epochs")
         if self.per_device_train_batch_size % self.num_generations:
             raise ConfigError(
                 f"per_device_train_batch_size {self.per_device_train_batch_size} counts rollouts; it must be a "
                 f"multiple of num_generations {self.num_generations}: a group never spans two steps or processes")
-        if self.num_iterations < 1 or self.reward_microbatches < 1 or self.prompt_tokens < 1:
-            raise ConfigError("num_iterations, reward_microbatches and prompt_tokens must be at least 1")
         if self.eval_split == "none":
             self.eval_strategy, self.load_best_model_at_end = "no", False
         self.chunk_range = sorted(set(self.chunk_range))
-        if self.chunk_range and self.chunk_range[0] < 1:
-            raise ConfigError(f"chunk_range {self.chunk_range}: chunk sizes start at 1")
         if self.greater_is_better is None:
             self.greater_is_better = "reward" in (self.metric_for_best_model or "")
         try:
@@ -175,72 +189,12 @@ class DCPOConfig(GRPOConfig):
                               self.repetition_share, self.repetition_mask)
 
 
-class StrictParser(TrlParser):
-    """TRL's parser, whose complaints are ConfigErrors."""
-
-    def error(self, message: str):  # type: ignore[override]
-        raise ConfigError(message)
-
-
-def parse(schema: type[T], arguments: Sequence[str]) -> T:
-    """Build a config from `[--config FILE.yaml] [key=value | --key=value | --key value …]`; the last word counts.
-
-    ConfigError for an unreadable file, an unknown key (naming the nearest one), or a wrong type.
-    """
-    parser = StrictParser([schema])  # type: ignore[list-item]
-    known = [f.name for f in dataclasses.fields(schema) if f.init]  # type: ignore[arg-type]
-    values: dict[str, Any] = {}
-    rest = list(arguments)
-    if "-h" in rest or "--help" in rest:
-        parser.print_help()
-        raise SystemExit(0)
-    while rest:
-        argument = rest.pop(0)
-        key, equals, text = argument.removeprefix("--").partition("=")
-        if not equals:
-            if not argument.startswith("--") or not rest:
-                raise ConfigError(f"'{argument}': write options as key=value, or --config FILE.yaml")
-            text = rest.pop(0)
-        if key == "config":
-            values.update(read_yaml(Path(text)))
-        else:
-            values[key] = yaml.safe_load(text)
-    command: list[str] = []
-    empty: dict[str, Any] = {}
-    for key, value in values.items():
-        if key not in known:
-            near = difflib.get_close_matches(key, known, n=1, cutoff=0.4)
-            raise ConfigError(f"unknown setting '{key}'" + (f"; did you mean '{near[0]}'?" if near else ""))
-        if value is None or value == [] or value == "":
-            empty[key] = value
-        elif isinstance(value, list):
-            command += [f"--{key}", *map(str, value)]
-        else:
-            command.append(f"--{key}={json.dumps(value) if isinstance(value, dict) else value}")
-    parser.set_defaults_with_config(**empty)
-    return parser.parse_args_into_dataclasses(args=command)[0]
-
-
-def read_yaml(path: Path) -> dict[str, Any]:
-    try:
-        loaded = yaml.safe_load(path.read_text())
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot read it ({error.strerror}); recipes are in launch/recipes/") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: not valid YAML ({error})") from error
-    if not isinstance(loaded, dict):
-        raise ConfigError(f"{path}: a recipe is a mapping of settings, one `key: value` a line")
-    return loaded
-
-
 def save_settings(config: DCPOConfig, path: Path) -> None:
     """Write every setting that is not at its default, so that `--config` of the file repeats the run."""
-    changed = {}
-    for f in dataclasses.fields(config):
-        default = f.default_factory() if f.default_factory is not dataclasses.MISSING else f.default
-        value = getattr(config, f.name)
-        if f.init and value != default and f.name not in DERIVED:
-            changed[f.name] = getattr(value, "value", value)  # an enumeration by its value
-    plain = json.loads(json.dumps({**changed, "output_dir": config.output_dir}, default=str))
+    changed = {"out": config.output_dir}
+    for key, s in settings_of(DCPOConfig).items():
+        value = getattr(config, s.path[-1])
+        if value != s.default and s.path[-1] not in DERIVED:
+            changed[key] = plain(value)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(yaml.safe_dump(plain, sort_keys=True))
+    path.write_text(yaml.safe_dump(changed, sort_keys=True, allow_unicode=True))

@@ -1,6 +1,6 @@
 """Export a trained policy: a directory to load, and a program to serve.
 
-    dcar export run=runs/dcpo base=runs/car out=runs/policy program=true
+    dcar export run=runs/dcpo decoder=runs/car out=runs/policy program=true
 
 The directory holds model.safetensors, config.json (action set, range, base checksum, tokenizer), a model card with the
 run's metrics, and provenance.json. The program (`serving.pt2`, torch.export, dynamic batch and length) maps the
@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,11 +21,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dcar.config import load_config
+from dcar.config import load_config, setting
 from dcar.errors import CheckpointError, ConfigError
 from dcar.model.car import CARDecoder
 from dcar.model.cards import model_card
 from dcar.model.load import load_decoder
+from dcar.process import run_command
 from dcar.tracking import write_json
 from heads.layers import last_of
 from heads.multi_token import MultiTokenHeads
@@ -38,12 +40,13 @@ PROGRAM = "serving.pt2"
 class ExportConfig:
     """Settings of `dcar export`."""
 
-    run: str = ""  # output_dir of a DCPO run, one of its checkpoints, or a policy directory
-    out: str = "runs/policy"
-    base: str = ""  # directory of the decoder; needed for the program, and checked against the policy
-    program: bool = True  # also write the torch.export program (needs base)
-    push_to_hub: str = ""  # repository to upload the directory to, with your own login
-    private: bool = True
+    run: str = setting("", "Folder of a DCPO run, one of its checkpoints, or a policy directory.", place="folder")
+    out: str = setting("runs/policy", "Folder to write.", place="folder")
+    decoder: str = setting("", "Directory of the decoder; needed for the program, and checked against the policy.",
+                           old=("base",))
+    program: bool = setting(True, "Also write the torch.export program (needs decoder).")
+    push_to_hub: str = setting("", "Repository to upload the directory to, with your own login.")
+    private: bool = setting(True, "Of that repository.")
 
 
 class ServingStep(nn.Module):
@@ -108,7 +111,7 @@ def find_policy(run: str | Path) -> Path:
         if (path / "model.safetensors").is_file():
             return path
     raise CheckpointError(f"{run}: neither a finished DCPO run (with policy/) nor a policy directory; give the "
-                          "output_dir of `dcar train-policy`, or one of its checkpoints")
+                          "the out folder of `dcar train-policy`, or one of its checkpoints")
 
 
 def read_provenance(source: Path) -> dict[str, Any]:
@@ -122,12 +125,12 @@ def read_provenance(source: Path) -> dict[str, Any]:
 def export(config: ExportConfig) -> Path:
     """Write the policy directory; returns it."""
     if not config.run:
-        raise ConfigError("run is not set: give run=<output_dir of a DCPO run>")
-    if config.program and not config.base:
-        raise ConfigError("the serving program holds the decoder's heads: give base=<decoder>, or program=false")
+        raise ConfigError("run is not set: give run=<folder of a DCPO run>")
+    if config.program and not config.decoder:
+        raise ConfigError("the serving program holds the decoder's heads: give decoder=…, or program=false")
     source, out = find_policy(config.run), Path(config.out)
     policy, origin = ChunkPolicy.from_pretrained(source), read_provenance(source)
-    base = load_decoder(config.base) if config.base else None
+    base = load_decoder(config.decoder) if config.decoder else None
     if base is not None:
         policy.check_base(base.checksum())
     policy.save_pretrained(out, card=policy_card(policy, origin))
@@ -148,4 +151,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command("rl.export", main))

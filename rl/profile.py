@@ -1,6 +1,6 @@
 """The guidance profile: how well does every fixed chunk size speak? (paper §3.2.3)
 
-    dcar profile base=runs/car data=runs/prepared out=runs/profile
+    dcar profile decoder=runs/car data=runs/prepared out=runs/profile
 
 CAR-1..K speak development utterances; the reward recogniser transcribes them. The n sizes of lowest corpus WER are the
 guidance range of DCPO. Measured on sampled speech, not on teacher-forced loss, which misleads. Writes profile.json
@@ -10,20 +10,23 @@ guidance range of DCPO. Measured on sampled speech, not on teacher-forced loss, 
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
-from dcar.config import load_config, save_config
+from dcar.config import load_config, save_config, setting
+from dcar.config.schema import seed_setting
 from dcar.decoding import ChunkMethod, FixedChunk, decode
 from dcar.decoding.fast.passes import fast
 from dcar.errors import ConfigError, RewardError
 from dcar.model.base import Decoder
 from dcar.model.car import CARDecoder
 from dcar.model.load import load_decoder
+from dcar.process import run_command
 from dcar.prompts.items import PromptItem
 from dcar.prompts.load import load_prompts, vocoder_for
 from dcar.recognition.base import Recognizer
@@ -41,21 +44,21 @@ from rl.rollout import synthesise
 class ProfileConfig:
     """Settings of the guidance profile."""
 
-    base: str = ""  # directory of the decoder; "starter" = the shipped one
-    data: str = ""  # folder written by `dcar prepare`
-    out: str = "runs/profile"
-    split: str = "dev"
-    utterances: int = 100  # at most; the paper's ranges rest on 500
-    seeds: int = 1  # speak every utterance so often
-    range_size: int = 2  # n: chunk sizes in the guidance range
-    sizes: list[int] = field(default_factory=list)  # chunk sizes to measure; empty = 1..K
-    prompt_tokens: int = 50
-    vocoder: str = "starter"
-    recognizer: str = "starter"  # the reward recogniser
-    batch_size: int = 32
-    seed: int = 0
-    device: str = "cpu"
-    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    decoder: str = setting("", "Directory of the decoder; starter = the shipped one.", old=("base",))
+    data: str = setting("", "Folder written by `dcar prepare`.", place="folder")
+    out: str = setting("runs/profile", "Folder to write.", place="folder")
+    split: str = setting("dev", "Split that is spoken.")
+    utterances: int = setting(100, "At most; the paper's ranges rest on 500.", minimum=1)
+    seeds: int = setting(1, "Speak every utterance so often.", minimum=1)
+    range_size: int = setting(2, "n: chunk sizes in the guidance range.", minimum=1)
+    sizes: list[int] = setting([], "Chunk sizes to measure; empty = 1..K.", minimum=1)
+    prompt_tokens: int = setting(50, "Length of the speech prompt.", minimum=1)
+    vocoder: str = setting("starter", "Folder, or a name that dcar.vocoder.load lists.")
+    recognizer: str = setting("starter", "The reward recogniser.")
+    batch_size: int = setting(32, "Utterances spoken at once.", minimum=1)
+    seed: int = seed_setting(0, "Of speech.")
+    device: str = setting("cpu", "cpu or cuda.")
+    sampling: SamplingConfig = setting(SamplingConfig, "How tokens are drawn.")
 
 
 def profile(base: CARDecoder, items: Sequence[PromptItem], vocoder: Vocoder, recognizer: Recognizer,
@@ -140,10 +143,10 @@ def plot(result: dict[str, Any], path: Path) -> None:
 
 def run(config: ProfileConfig) -> dict[str, Any]:
     """Measure and write profile.json, profile.png and config.yaml into `config.out`."""
-    for name in ("base", "data"):
+    for name in ("decoder", "data"):
         if not getattr(config, name):
             raise ConfigError(f"{name} is not set: give {name}=…")
-    base = load_decoder(config.base, config.device)
+    base = load_decoder(config.decoder, config.device)
     items = load_prompts(config.data, config.split, base, config.prompt_tokens, config.seed, config.utterances)
     result = profile(base, items, vocoder_for(base, config.data, items, config.vocoder, config.device),
                      load_recognizer(config.recognizer, device=config.device), config.sampling, sizes=config.sizes,
@@ -154,7 +157,7 @@ def run(config: ProfileConfig) -> dict[str, Any]:
 
 def write(result: dict[str, Any], config: ProfileConfig) -> dict[str, Any]:
     out = Path(config.out)
-    result = {**result, "provenance": provenance(base=config.base, data=config.data, split=config.split)}
+    result = {**result, "provenance": provenance(decoder=config.decoder, data=config.data, split=config.split)}
     write_json(out / "profile.json", result)
     plot(result, out / "profile.png")
     save_config(config, out / "config.yaml")
@@ -176,4 +179,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command("rl.profile", main))

@@ -1,10 +1,10 @@
 """Stage two: train a chunk policy with DCPO on a frozen decoder.
 
-    accelerate launch -m rl.train --config launch/recipes/dcpo_starter.yaml output_dir=runs/dcpo
+    accelerate launch -m rl.train --config launch/recipes/dcpo_starter.yaml out=runs/dcpo
     dcar train-policy --config launch/recipes/dcpo_starter.yaml num_generations=8
 
 Paper: §4.2–4.4, App. C.2. Departures: the KL is exact, not sampled; a bottleneck policy by default (policy_width: null
-is the paper's); what the forced half does is a switch (forced_rows). Leaves behind in output_dir: policy/ (weights,
+is the paper's); what the forced half does is a switch (forced_rows). Leaves behind in out: policy/ (weights,
 config, card), config.yaml, log.jsonl, provenance.json, checkpoints. Run again, it goes on from the last checkpoint.
 """
 
@@ -20,9 +20,11 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 
+from dcar.config import load_config
 from dcar.errors import CheckpointError, ConfigError
 from dcar.model.car import CARDecoder
 from dcar.model.load import load_decoder, load_policy
+from dcar.process import run_command
 from dcar.prompts.items import PromptItem
 from dcar.prompts.load import load_prompts, vocoder_for
 from dcar.recognition.base import Recognizer
@@ -31,7 +33,7 @@ from dcar.tracking import provenance, write_json
 from dcar.train.callbacks import latest_checkpoint
 from dcar.vocoder.base import Vocoder
 from heads.policy import ChunkPolicy, ChunkPolicyConfig
-from rl.config import DCPOConfig, parse, save_settings
+from rl.config import DCPOConfig, save_settings
 from rl.export import policy_card
 from rl.rewards import (
     CERReward,
@@ -104,10 +106,10 @@ def build(config: DCPOConfig, *, base: CARDecoder | None = None, vocoder: Vocode
           recognizer: Recognizer | None = None, train_items: Sequence[PromptItem] | None = None,
           eval_items: Sequence[PromptItem] | None = None) -> DCPOTrainer:
     """A trainer with everything loaded that is not given. Errors are of `dcar.errors`."""
-    for name, given in (("base", base), ("data", None if vocoder is None else train_items)):
+    for name, given in (("decoder", base), ("data", None if vocoder is None else train_items)):
         if given is None and not getattr(config, name):
             raise ConfigError(f"{name} is not set: give {name}=… (recipes are in launch/recipes/)")
-    base = load_decoder(config.base) if base is None else base
+    base = load_decoder(config.decoder) if base is None else base
     checksum = base.checksum() if hasattr(base, "checksum") else ""
     config.chunk_range = guidance_range(config, checksum)
     if train_items is None:
@@ -130,7 +132,7 @@ def build(config: DCPOConfig, *, base: CARDecoder | None = None, vocoder: Vocode
 
 
 def measure_ground_truth(trainer: DCPOTrainer, items: Sequence[PromptItem]) -> GroundTruth:
-    """WER_gt of every training utterance, shared among the processes and kept in output_dir/ground_truth.json."""
+    """WER_gt of every training utterance, shared among the processes and kept in out/ground_truth.json."""
     args = trainer.args
     truth = GroundTruth(Path(args.output_dir) / "ground_truth.json", trainer.recognizer.name, items)
     mine = ground_truth_errors(truth.missing(args.process_index, args.world_size), trainer.vocoder, trainer.recognizer)
@@ -184,9 +186,8 @@ def run(config: DCPOConfig, **parts: Any) -> Path:
 
 def main(arguments: Sequence[str] | None = None, **parts: Any) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    config = parse(DCPOConfig, sys.argv[1:] if arguments is None else arguments)
-    run(config, **parts)
+    run(load_config(DCPOConfig, arguments), **parts)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command("rl.train", main))

@@ -377,7 +377,7 @@ class DCPOTrainer(Trainer):
         if stored != ChunkPolicy.config_class(**{
                 k: getattr(self.policy.config, k) for k in stored.__dataclass_fields__}):
             raise CheckpointError(f"{checkpoint}: a checkpoint of another run (policy {stored}); choose another "
-                                  "output_dir, or resume=never to start again")
+                                  "out folder, or resume=never to start again")
         try:
             tensors = load_file(checkpoint / STATE)
         except OSError as error:

@@ -12,6 +12,7 @@ from tiny_decoders import tiny_decoder
 
 from dcar.decoding import Prompt
 from dcar.prompts.items import PromptItem
+from dcar.sampling import SamplingConfig
 from eval.compare.run import CompareConfig, run
 from eval.methods.registry import Models
 from eval.results.store import Tools
@@ -92,10 +93,13 @@ def tiny_tools(judge: LevelJudge | None = None, count: int = 6) -> Tools:
     )
 
 
+SHORT = SamplingConfig(max_tokens=20, max_tokens_per_text_unit=4)
+
+
 def tiny_config(out: Path | str, **changes) -> CompareConfig:
     settings = dict(
         methods=["far", "car-1", "car-3", "random-2-3", "dcar", "dcar-sampled"], seeds=[0, 1], batch_size=3,
-        max_tokens=20, max_tokens_per_text_unit=4, resamples=200, timing_utterances=0, audio_samples=2,
+        sampling=SHORT, resamples=200, timing_utterances=0, audio_samples=2,
         second_opinion_utterances=2, noise_quality_utterances=2, device="cpu", out=str(out),
     )
     return CompareConfig(**{**settings, **changes})

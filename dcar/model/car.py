@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from dcar.config import check, setting
 from dcar.errors import ConfigError
 from dcar.tokens.spread import INPUT, OUTPUT, spread_out
 from heads.checkpoint import Checkpoint
@@ -48,23 +49,34 @@ class SpeechVocabulary:
 class CARConfig(SpeechVocabulary):
     """Shape of a decoder. Defaults are the paper's (App. C.1); V codes, EOS = V, BOS = V + 1 where `bos`."""
 
-    text_vocab_size: int = 512
-    speech_vocab_size: int = 2048
-    hidden_size: int = 1024
-    num_layers: int = 12
-    num_attention_heads: int = 8
-    ffn_size: int = 4096
-    num_prediction_heads: int = 7
-    head_blocks: int = 4
-    share_head_blocks: bool = False
-    zero_init_heads: bool = True
-    dropout: float = 0.1
+    text_vocab_size: int = setting(512, "Units of text, phonemes of this project by default.", minimum=1)
+    speech_vocab_size: int = setting(2048, "Codes of the speech tokenizer; taken from the data.", minimum=1)
+    hidden_size: int = setting(1024, "Width of the layers, a multiple of num_attention_heads.", minimum=1)
+    num_layers: int = setting(12, "Transformer layers.", minimum=1)
+    num_attention_heads: int = setting(8, "Attention heads of a layer; an even number of dimensions each.", minimum=1)
+    ffn_size: int = setting(4096, "Width of the feed-forward layers.", minimum=1)
+    num_prediction_heads: int = setting(7, "Tokens predicted at once (K); 1 = FAR.", minimum=1)
+    head_blocks: int = setting(4, "Residual blocks of every additional head.", minimum=1)
+    share_head_blocks: bool = setting(False, "The blocks of a head share their weights.")
+    zero_init_heads: bool = setting(True, "Blocks of the heads start as the identity.")
+    dropout: float = setting(0.1, "Share of activations dropped while training.", minimum=0, below=1)
     # True: the prompt is another utterance of the speaker, without its text, closed by BOS. False: the layout of the
     # paper, the prompt is the beginning of the same token stream and its text stands before the target's.
-    bos: bool = False
-    speech_position_scale: float = 1.0
-    tokenizer: str = ""  # name and checksum of the speech tokenizer, and version of the phoneme inventory,
-    phonemes: str = ""  # so that data of another one is refused
+    bos: bool = setting(False, "Prompt: another utterance, without its text; false: the paper's, with its text.")
+    speech_position_scale: float = setting(1.0, "Factor of speech positions: about phonemes per speech token.",
+                                           above=0)
+    # so that data of another one is refused
+    tokenizer: str = setting("", "Name and checksum of the speech tokenizer; taken from the data.")
+    phonemes: str = setting("", "Version of the phoneme inventory; taken from the data.")
+
+    def __post_init__(self):
+        check(self)
+
+    def check_heads(self) -> None:
+        """ConfigError where the width cannot be shared out among the heads of attention (a language model's can)."""
+        if self.hidden_size % self.num_attention_heads or self.hidden_size // self.num_attention_heads % 2:
+            raise ConfigError(f"hidden_size {self.hidden_size} must be num_attention_heads {self.num_attention_heads} "
+                              "times an even number: rotary positions turn pairs of dimensions")
 
 
 @dataclass
@@ -134,6 +146,7 @@ class CARDecoder(Checkpoint):
 
     def __init__(self, config: CARConfig):
         super().__init__()
+        config.check_heads()
         self.config = config
         width = config.hidden_size
         self.text_embedding = nn.Embedding(config.text_vocab_size, width)

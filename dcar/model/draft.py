@@ -108,7 +108,7 @@ def build_draft(target: CARDecoder | BackboneDecoder, bottom: int = 0,
     if isinstance(target, BackboneDecoder):
         if target.config.lora:
             raise ConfigError("the target has adapters that are not merged: give the decoder that `dcar train` left in "
-                              "out_dir, not a checkpoint of the run")
+                              "its folder, not a checkpoint of the run")
         shape = {f.name: getattr(target.config, f.name) for f in dataclasses.fields(BackboneConfig)}
         # transformers fills in the kinds of the layers again; a list of the target's length would not fit
         architecture = {k: v for k, v in target.config.architecture.items() if k != "layer_types"}

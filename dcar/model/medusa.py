@@ -14,6 +14,7 @@ The target that vLLM runs beside them must be a model of its own that has the sa
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,9 +22,10 @@ from pathlib import Path
 from safetensors.torch import save_file
 from torch import Tensor
 
-from dcar.config import load_config
+from dcar.config import load_config, setting
 from dcar.errors import ConfigError
 from dcar.model.load import load_decoder
+from dcar.process import run_command
 from dcar.tracking import write_json
 from heads.multi_token import MultiTokenHeads
 
@@ -34,8 +36,8 @@ WEIGHTS, CONFIG = "model.safetensors", "config.json"
 class MedusaConfig:
     """Settings of `dcar export-medusa`."""
 
-    decoder: str = ""  # directory of a decoder with at least two heads; "starter" = the shipped one
-    out: str = "runs/medusa"
+    decoder: str = setting("", "Directory of a decoder with at least two heads; starter = the shipped one.")
+    out: str = setting("runs/medusa", "Folder to write.", place="folder")
 
 
 def medusa_tensors(heads: MultiTokenHeads) -> dict[str, Tensor]:
@@ -81,4 +83,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command("dcar.model.medusa", main))

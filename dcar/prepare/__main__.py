@@ -3,6 +3,7 @@
 import sys
 
 from dcar.prepare.run import main
+from dcar.process import run_command
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command("dcar.prepare", main))

@@ -162,7 +162,7 @@ def prepared_info(directory: str | Path) -> dict[str, Any]:
     directory = Path(directory)
     info = read_json(directory / "prepared.json")
     if info is None:
-        raise DataError(f"{directory}: no readable prepared.json; run `dcar prepare` with out_dir={directory}")
+        raise DataError(f"{directory}: no readable prepared.json; run `dcar prepare` with out={directory}")
     if info.get("format_version") != FORMAT_VERSION:
         found = info.get("format_version")
         raise DataError(f"{directory}: format version {found}, this program reads {FORMAT_VERSION}; prepare again")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dcar.config import load_config
+from dcar.config import load_config, setting
 from dcar.errors import ConfigError, DataError, TextError
 from dcar.model.backbones.text_tokens import TextTokenizer
 from dcar.model.load import text_encoder
@@ -25,9 +25,9 @@ from dcar.tracking import write_json
 class RetokenizeConfig:
     """Settings of `dcar retokenize`."""
 
-    data: str = ""  # folder written by `dcar prepare`
-    decoder: str = ""  # folder written by `dcar convert-backbone`
-    out: str = ""  # prepared corpus to write
+    data: str = setting("", "Folder written by `dcar prepare`.", place="folder")
+    decoder: str = setting("", "Folder written by `dcar convert-backbone`.")
+    out: str = setting("", "Prepared corpus to write.", place="folder")
 
 
 def retokenize(config: RetokenizeConfig) -> Path:

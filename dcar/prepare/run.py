@@ -3,7 +3,7 @@
 The format is in `prepared.py`. The whole corpus is validated before anything is tokenised. Work is cut into shards of
 `shard_size` utterances; a shard is one parquet file that appears complete or not at all, so an interrupted run
 continues after its last shard. Several processes (`accelerate launch`, torchrun, a SLURM array) take every n-th shard
-each; the first one assembles the datasets in a hidden folder and renames it, so `out_dir` is always whole. Shards carry
+each; the first one assembles the datasets in a hidden folder and renames it, so `out` is always whole. Shards carry
 a fingerprint of corpus, tokenizer and settings: nothing stale is ever reused.
 
 With `stream=true` (`dcar.prepare.stream`) rows are checked and tokenised as they are read.
@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
+from dcar.config import load_config
 from dcar.corpus.read import AudioSegment, Problem, StoredAudio, Utterance, describe, read_corpus, validate_corpus
 from dcar.errors import ConfigError, DataError
 from dcar.prepare.prepared import assemble, check_out_dir, load_prepared, prepared_info, source_utterances
@@ -72,7 +73,7 @@ def run(
     """Prepare a corpus (or, with `config.validate`, report on it). Every process returns when the datasets are there.
 
     `process_index` and `num_processes` default to RANK and WORLD_SIZE of the launcher. Raises DataError for bad rows
-    (unless skip_bad), tokens outside the vocabulary, or an out_dir that holds something else.
+    (unless skip_bad), tokens outside the vocabulary, or an out that holds something else.
     """
     rank = int(os.environ.get("RANK", "0")) if process_index is None else process_index
     world = int(os.environ.get("WORLD_SIZE", "1")) if num_processes is None else num_processes
@@ -83,7 +84,7 @@ def run(
         from dcar.prepare.stream import run_stream
 
         return run_stream(config, tokenizer, speaker_encoder, rank, world, progress)
-    out = Path(config.out_dir)
+    out = Path(config.out)
     utterances, problems = read_corpus(
         config.corpus, corpus_record(config)["path"], audio_root=config.audio_root, subsets=config.subsets
     )
@@ -258,8 +259,6 @@ def _audio_stamp(audio: str | bytes | StoredAudio | AudioSegment | None) -> byte
 
 def main(arguments: list[str] | None = None) -> int:
     """Command line of `dcar prepare`: prints the report; 1 where `validate=true` found bad rows."""
-    from dcar.config import load_config
-
     report = run(load_config(PrepareConfig, arguments))
     print(report.text())
     return report.exit_code

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dcar.config import check, setting
 from dcar.corpus.read import KINDS, Problem, Utterance, describe
 from dcar.errors import ConfigError, DataError
 from dcar.prepare.prepared import FORMAT_VERSION, read_json
@@ -25,70 +26,62 @@ SPLITS = ("train", "dev", "test")
 class PrepareConfig:
     """Settings of `dcar prepare`."""
 
-    out_dir: str = field(metadata={"help": "Folder to write; must be new, empty, or an earlier prepared corpus."})
-    corpus: str = field(default="starter", metadata={"help": f"One of {', '.join(KINDS)}."})
-    path: str | None = field(default=None, metadata={"help": "Where the corpus is; not needed for starter."})
-    audio_root: str | None = field(
-        default=None, metadata={"help": "unicats: the LibriTTS folder; lhotse, libriheavy: where audio paths start."}
+    out: str = setting("", "Folder to write; must be new, empty, or an earlier prepared corpus.", old=("out_dir",),
+                       place="folder")
+    corpus: str = setting("starter", "Kind of corpus.", choices=KINDS)
+    path: str | None = setting(None, "Where the corpus is; not needed for starter.")
+    audio_root: str | None = setting(
+        None, "unicats: the LibriTTS folder; lhotse, libriheavy: where audio paths start."
     )
-    subsets: tuple[str, ...] = field(default=(), metadata={"help": "libritts: subsets to read; all if empty."})
-    splits: tuple[str, ...] = field(default=SPLITS, metadata={"help": "Splits to prepare."})
-    dev_fraction: float = field(
-        default=0.05, metadata={"help": "Share of sentences held out for dev where the corpus has no splits."}
+    subsets: tuple[str, ...] = setting((), "libritts: subsets to read; all if empty.")
+    splits: tuple[str, ...] = setting(SPLITS, "Splits to prepare.")
+    dev_fraction: float = setting(
+        0.05, "Share of sentences held out for dev where the corpus has no splits.", minimum=0, below=1
     )
-    test_fraction: float = field(
-        default=0.05, metadata={"help": "Share of sentences held out for test where the corpus has no splits."}
+    test_fraction: float = setting(
+        0.05, "Share of sentences held out for test where the corpus has no splits.", minimum=0, below=1
     )
-    tokenizer: str = field(
-        default="starter", metadata={"help": "Name or folder of the speech tokenizer (starter: the shipped one)."}
+    tokenizer: str = setting("starter", "Name or folder of the speech tokenizer (starter: the shipped one).")
+    min_seconds: float = setting(0.3, "Shorter utterances are bad rows.", minimum=0)
+    max_seconds: float = setting(28.0, "Longer utterances are bad rows.", above=0)
+    filter_seconds: tuple[float, ...] = setting(
+        (), "[3,20] leaves out what is shorter or longer, without calling it a bad row.", minimum=0
     )
-    min_seconds: float = field(default=0.3, metadata={"help": "Shorter utterances are bad rows."})
-    max_seconds: float = field(default=28.0, metadata={"help": "Longer utterances are bad rows."})
-    filter_seconds: tuple[float, ...] = field(
-        default=(), metadata={"help": "[3,20] leaves out what is shorter or longer, without calling it a bad row."}
+    stream: bool = setting(
+        False, "For corpora larger than memory or disk: rows are checked and tokenised as they are read."
     )
-    stream: bool = field(
-        default=False,
-        metadata={"help": "For corpora larger than memory or disk: rows are checked and tokenised as they are read."},
+    validate: bool = setting(False, "Only report every bad row; write nothing.")
+    skip_bad: bool = setting(False, "Go on without the bad rows instead of stopping.")
+    limit: int | None = setting(None, "At most this many utterances of each split.", minimum=1)
+    speeds: tuple[float, ...] = setting(
+        (1.0,), "Copies of the training split at these speeds (resampled: pitch changes, so new speakers).",
+        minimum=0.5, maximum=2,
     )
-    validate: bool = field(default=False, metadata={"help": "Only report every bad row; write nothing."})
-    skip_bad: bool = field(default=False, metadata={"help": "Go on without the bad rows instead of stopping."})
-    limit: int | None = field(default=None, metadata={"help": "At most this many utterances of each split."})
-    speeds: tuple[float, ...] = field(
-        default=(1.0,),
-        metadata={"help": "Copies of the training split at these speeds (resampled: pitch changes, so new speakers)."},
+    copies_below: int = setting(
+        0, "Copies only of speakers with fewer training utterances than this; 0 = of all speakers.", minimum=0
     )
-    copies_below: int = field(
-        default=0,
-        metadata={"help": "Copies only of speakers with fewer training utterances than this; 0 = of all speakers."},
-    )
-    shard_size: int = field(default=256, metadata={"help": "Utterances tokenised between two saves."})
-    batch_seconds: float = field(default=120.0, metadata={"help": "Audio in one tokenizer batch, in seconds."})
-    num_proc: int = field(default=1, metadata={"help": "Threads that read and check audio."})
-    wait_seconds: float = field(default=3600.0, metadata={"help": "How long to wait for other processes."})
+    shard_size: int = setting(256, "Utterances tokenised between two saves.", minimum=1)
+    batch_seconds: float = setting(120.0, "Audio in one tokenizer batch, in seconds.", above=0)
+    num_proc: int = setting(1, "Threads that read and check audio.", minimum=1)
+    wait_seconds: float = setting(3600.0, "How long to wait for other processes.", above=0)
 
     def __post_init__(self) -> None:
         self.splits, self.speeds = tuple(self.splits), tuple(float(s) for s in self.speeds)
         self.subsets, self.filter_seconds = tuple(self.subsets), tuple(float(s) for s in self.filter_seconds)
+        check(self)
         checks = {
+            "out is not set: give out=FOLDER (only validate=true writes nothing)": self.out or self.validate,
             "splits must name at least one split, each once": 0 < len(set(self.splits)) == len(self.splits),
-            "speeds must be different and within 0.5…2": 0 < len(set(self.speeds)) == len(self.speeds)
-            and all(0.5 <= s <= 2 for s in self.speeds),
-            "0 <= min_seconds < max_seconds": 0 <= self.min_seconds < self.max_seconds,
-            "dev_fraction and test_fraction must be >= 0, their sum below 1": self.dev_fraction >= 0
-            and self.test_fraction >= 0
-            and self.dev_fraction + self.test_fraction < 1,
+            "speeds must name at least one speed, each once": 0 < len(set(self.speeds)) == len(self.speeds),
+            "min_seconds must be below max_seconds": self.min_seconds < self.max_seconds,
+            "dev_fraction and test_fraction must have a sum below 1": self.dev_fraction + self.test_fraction < 1,
             "filter_seconds must be two durations, the first smaller": not self.filter_seconds
-            or (len(self.filter_seconds) == 2 and 0 <= self.filter_seconds[0] < self.filter_seconds[1]),
+            or (len(self.filter_seconds) == 2 and self.filter_seconds[0] < self.filter_seconds[1]),
             "limit counts rows before they are read: set stream=false for it": not (self.stream and self.limit),
             "validate reads the whole corpus: set stream=false for it": not (self.stream and self.validate),
-            "limit must be at least 1": self.limit is None or self.limit >= 1,
-            "copies_below must not be negative": self.copies_below >= 0,
             "copies_below counts a speaker's utterances before any is read: set stream=false for it": not (
                 self.stream and self.copies_below
             ),
-            "shard_size and num_proc must be at least 1": self.shard_size >= 1 and self.num_proc >= 1,
-            "batch_seconds must be positive": self.batch_seconds > 0,
         }
         for rule, holds in checks.items():
             if not holds:
@@ -182,7 +175,7 @@ def sentence(u: Utterance) -> str:
 
 # where, whether and how fast to write; the tokenizer is in by its checksum
 NOT_IN_FINGERPRINT = {
-    "out_dir",
+    "out",
     "tokenizer",
     "path",
     "validate",
@@ -220,11 +213,11 @@ def prepared_record(
 def finished(
     config: PrepareConfig, fingerprint: str, checked: int | None = None, filtered: int | None = None
 ) -> PrepareReport | None:
-    """The report of what stands in out_dir, if it was made from the same (else None).
+    """The report of what stands in out, if it was made from the same (else None).
 
     checked, filtered: rows read and left out in this run, where it has read the corpus; else prepared.json says.
     """
-    out = Path(config.out_dir)
+    out = Path(config.out)
     done = read_json(out / "prepared.json")
     if done is None or done.get("fingerprint") != fingerprint or (done["skipped"] and not config.skip_bad):
         return None

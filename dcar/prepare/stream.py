@@ -57,7 +57,7 @@ def run_stream(
     progress: bool,
 ) -> PrepareReport:
     """See the module docstring; called by `dcar.prepare.run.run`. Raises DataError as that does."""
-    out = Path(config.out_dir)
+    out = Path(config.out)
     check_out_dir(out)
     parts = corpus_parts(
         config.corpus, config.path, audio_root=config.audio_root, subsets=config.subsets, streaming=True

@@ -7,7 +7,7 @@ batches, speed and SpecAugment augmentation. Where the manifest gives the speech
 throw-away layer also predicts them frame by frame in the first part of the run: a dense target, which takes the long
 plateau of a CTC model on two hours of speech away.
 
-    dcar train-recognizer train_manifest=train.jsonl dev_manifest=dev.jsonl output=recognizer/starter.nemo
+    dcar train-recognizer train_manifest=train.jsonl dev_manifest=dev.jsonl out=recognizer/starter.nemo
 
 A manifest has one JSON object a line: {"audio": "a.flac" | "waves.npz", "key": "utt1" (npz only), "text": "...",
 "tokens": [...] (optional, at 50 Hz)}; `dcar resynthesize` writes one.
@@ -20,10 +20,11 @@ import json
 import logging
 import math
 import os
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,10 @@ import numpy as np
 import torch
 
 from dcar.audio import ENCODER_SAMPLE_RATE, load_audio, resample
+from dcar.config import check, load_config, setting
+from dcar.config.schema import seed_setting
 from dcar.errors import AudioError, CheckpointError, ConfigError, DataError
+from dcar.process import run_command
 from dcar.recognition.nemo import NemoCTCRecognizer, quiet_nemo
 from dcar.text.wer import WERScore, score_corpus, spoken_words
 from dcar.tokens.base import check_waveform
@@ -52,41 +56,48 @@ FRAME_SECONDS = 0.04
 class TrainRecognizerConfig:
     """Settings of `dcar train-recognizer`."""
 
-    train_manifest: str = field(metadata={"help": "JSONL manifest of the training speech."})
-    dev_manifest: str = field(metadata={"help": "JSONL manifest of held-out speech; its WER is reported."})
-    output: str = field(metadata={"help": "The .nemo file to write; a card (.md) and metrics (.json) go beside it."})
-    hidden_size: int = field(default=128, metadata={"help": "Width of the Conformer layers."})
-    num_layers: int = field(default=6, metadata={"help": "Number of Conformer layers."})
-    num_attention_heads: int = field(default=4, metadata={"help": "Attention heads per layer."})
-    subsampling_channels: int = field(
-        default=64, metadata={"help": "Channels of the convolutions that subsample by 4."}
+    train_manifest: str = setting(meaning="JSONL manifest of the training speech.", place="file")
+    dev_manifest: str = setting(meaning="JSONL manifest of held-out speech; its WER is reported.", place="file")
+    out: str = setting(meaning="The .nemo file to write; a card (.md) and metrics (.json) go beside it.",
+                       old=("output",), place="file")
+    hidden_size: int = setting(128, "Width of the Conformer layers.", minimum=1)
+    num_layers: int = setting(6, "Number of Conformer layers.", minimum=1)
+    num_attention_heads: int = setting(4, "Attention heads per layer.", minimum=1)
+    subsampling_channels: int = setting(64, "Channels of the convolutions that subsample by 4.", minimum=1)
+    dropout: float = setting(0.1, "Dropout in the encoder.", minimum=0, below=1)
+    batch_seconds: float = setting(240.0, "Padded audio in one batch, in seconds.", above=0)
+    learning_rate: float = setting(2e-3, "Peak learning rate of AdamW.", above=0)
+    weight_decay: float = setting(1e-2, "Weight decay of matrices.", minimum=0)
+    warmup_share: float = setting(0.05, "Share of the run in which the rate rises linearly.", minimum=0, maximum=1)
+    max_steps: int = setting(20_000, "Optimiser steps; the cosine ends there.", minimum=1)
+    max_minutes: float | None = setting(
+        None, "Wall-clock budget; the cosine ends at whichever of the two ends first.", above=0
     )
-    dropout: float = field(default=0.1, metadata={"help": "Dropout in the encoder."})
-    batch_seconds: float = field(default=240.0, metadata={"help": "Padded audio in one batch, in seconds."})
-    learning_rate: float = field(default=2e-3, metadata={"help": "Peak learning rate of AdamW."})
-    weight_decay: float = field(default=1e-2, metadata={"help": "Weight decay of matrices."})
-    warmup_share: float = field(default=0.05, metadata={"help": "Share of the run in which the rate rises linearly."})
-    max_steps: int = field(default=20_000, metadata={"help": "Optimiser steps; the cosine ends there."})
-    max_minutes: float | None = field(
-        default=None, metadata={"help": "Wall-clock budget; the cosine ends at whichever of the two ends first."}
+    speeds: list[float] = setting([0.9, 1.0, 1.1], "Playing speeds drawn for each training utterance.", above=0)
+    spec_augment: bool = setting(True, "Mask random bands of frequencies and times.")
+    bf16: bool = setting(False, "bfloat16 autocast (CUDA, or CPUs that are fast at it).")
+    half_weights: bool = setting(
+        True, "Store matrices in float16: half the file, the same WER; restored as float32."
     )
-    speeds: list[float] = field(
-        default_factory=lambda: [0.9, 1.0, 1.1], metadata={"help": "Playing speeds drawn for each training utterance."}
+    device: str = setting("auto", "cpu, cuda, or auto.")
+    eval_minutes: float = setting(3.0, "Minutes between WER checks on (part of) the dev set.", minimum=0)
+    data_threads: int = setting(2, "Threads that prepare augmented batches ahead.", minimum=1)
+    token_weight: float = setting(
+        1.0, "Weight of predicting the manifest's tokens; falls to 0 over token_share.", minimum=0
     )
-    spec_augment: bool = field(default=True, metadata={"help": "Mask random bands of frequencies and times."})
-    bf16: bool = field(default=False, metadata={"help": "bfloat16 autocast (CUDA, or CPUs that are fast at it)."})
-    half_weights: bool = field(
-        default=True, metadata={"help": "Store matrices in float16: half the file, the same WER; restored as float32."}
-    )
-    device: str = field(default="auto", metadata={"help": "cpu, cuda, or auto."})
-    eval_minutes: float = field(default=3.0, metadata={"help": "Minutes between WER checks on (part of) the dev set."})
-    data_threads: int = field(default=2, metadata={"help": "Threads that prepare augmented batches ahead."})
-    token_weight: float = field(
-        default=1.0, metadata={"help": "Weight of predicting the manifest's tokens; falls to 0 over token_share."}
-    )
-    token_share: float = field(default=0.5, metadata={"help": "Share of the run in which tokens are predicted."})
-    init_from: str = field(default="", metadata={"help": "Go on from the weights of this .nemo of the same shape."})
-    seed: int = field(default=0, metadata={"help": "Seed of weights, batches and augmentation."})
+    token_share: float = setting(0.5, "Share of the run in which tokens are predicted.", minimum=0, maximum=1)
+    init_from: str = setting("", "Go on from the weights of this .nemo of the same shape.")
+    seed: int = seed_setting(0, "Seed of weights, batches and augmentation.")
+
+    def __post_init__(self) -> None:
+        check(self)
+        if not self.speeds:
+            raise ConfigError("speeds must name at least one speed")
+        if not self.out.endswith(".nemo"):
+            raise ConfigError(f"out {self.out}: must end in .nemo")
+        if self.hidden_size % self.num_attention_heads:
+            raise ConfigError(f"hidden_size {self.hidden_size} must be a multiple of num_attention_heads "
+                              f"{self.num_attention_heads}")
 
 
 @dataclass(frozen=True)
@@ -302,15 +313,11 @@ def frame_tokens(recording: Recording, samples: int) -> np.ndarray:
 
 
 def run(config: TrainRecognizerConfig) -> dict[str, Any]:
-    """Train, save `output` (.nemo) with its card and metrics, restore it, and return its metrics on the dev set.
+    """Train, save `out` (.nemo) with its card and metrics, restore it, and return its metrics on the dev set.
 
     Ctrl-C saves the model as it is, then ends the run. Raises ConfigError and DataError before anything is written.
     """
-    output = Path(config.output)
-    if output.suffix != ".nemo":
-        raise ConfigError(f"output={config.output}: must end in .nemo")
-    if not config.speeds or min(config.speeds) <= 0:
-        raise ConfigError(f"speeds={config.speeds}: needs at least one positive number")
+    output = Path(config.out)
     device = config.device if config.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
     train, dev = load_manifest(config.train_manifest), load_manifest(config.dev_manifest)
     hours = sum(len(r.wave) for r in train) / ENCODER_SAMPLE_RATE / 3600
@@ -488,10 +495,8 @@ stage two: small, fast, and used only on the speech of this project's vocoder. I
 
 def main(arguments: list[str] | None = None) -> None:
     """Command line: `[--config FILE.yaml] [key=value …]`."""
-    from dcar.config import load_config
-
     run(load_config(TrainRecognizerConfig, arguments))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command("dcar.recognition.train", main))

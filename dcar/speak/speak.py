@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 import time
@@ -13,11 +12,14 @@ from pathlib import Path
 import numpy as np
 
 from dcar.audio import ENCODER_SAMPLE_RATE, load_audio, save_audio
+from dcar.config import load_config, setting
+from dcar.config.schema import seed_setting
 from dcar.decoding import ChunkMethod, DecodeResult, FixedChunk, PolicyChunk, Prompt, decode
 from dcar.decoding.fast.passes import fast
 from dcar.errors import AudioError, ConfigError, TextError
 from dcar.model.car import CARDecoder
 from dcar.model.load import Shipped, load_decoder, load_policy, text_encoder
+from dcar.process import run_command
 from dcar.prompts.together import check_together, made_by
 from dcar.sampling import SamplingConfig
 from dcar.sources.shipped import shipped
@@ -93,23 +95,28 @@ def timeline(result: DecodeResult, rate: float) -> str:
             f"({result.tokens_per_pass:.2f} a pass): {share}\n         |{sizes}|")
 
 
-def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="dcar speak", description=__doc__)
-    parser.add_argument("text")
-    parser.add_argument("--prompt", help="recording of the voice to speak with, 1 s or more (default: a starter voice)")
-    parser.add_argument("-o", "--output", default="out.wav", help="file to write; the suffix chooses the format")
-    parser.add_argument("--method", default="dcar", help="dcar (default), dcar-sampled, car-K, far")
-    parser.add_argument("--decoder", default="starter", help="directory of a decoder (far: of a FAR decoder)")
-    parser.add_argument("--policy", default="starter", help="directory of an exported policy")
-    parser.add_argument("--vocoder", default="starter", help="folder, or a name that dcar.vocoder.load lists")
-    parser.add_argument("--tokenizer", default="starter", help="folder, or a name that dcar.tokens.load lists")
-    parser.add_argument("--temperature", type=float, default=0.8)
-    parser.add_argument("--top-k", type=int, default=10)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--stream", action="store_true", help="also write 16-bit mono samples to standard output while "
-                        "speaking (… --stream | aplay -r 24000 -f S16_LE); the timeline goes to standard error")
-    options = parser.parse_args(arguments)
+@dataclass
+class SpeakConfig:
+    """`dcar speak`: text and a prompt voice in, a waveform and the timeline of its chunks out."""
 
+    text: str = setting(meaning="What is said; several sentences are spoken one by one.", positional=True)
+    prompt: str | None = setting(None, "Recording of the voice to speak with, 1 s or more; null = a starter voice.",
+                                 place="file")
+    out: str = setting("out.wav", "File to write; the suffix chooses the format.", old=("output",), short="-o",
+                       place="file")
+    method: str = setting("dcar", "dcar, dcar-sampled, car-K, or far.")
+    decoder: str = setting("starter", "Directory of a decoder (far: of a FAR decoder).")
+    policy: str = setting("starter", "Directory of an exported policy.")
+    vocoder: str = setting("starter", "Folder, or a name that dcar.vocoder.load lists.")
+    tokenizer: str = setting("starter", "Folder, or a name that dcar.tokens.load lists.")
+    seed: int = seed_setting(0, "Of the draws.")
+    stream: bool = setting(False, "Also write 16-bit mono samples to standard output while speaking (… | aplay "
+                                  "-r 24000 -f S16_LE); the timeline goes to standard error.")
+    sampling: SamplingConfig = setting(lambda: SamplingConfig(0.8, 10), "How tokens are drawn.", flat=True)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    options = load_config(SpeakConfig, arguments)
     sentences = split_sentences(options.text)
     tokenizer = load_tokenizer(options.tokenizer)
     which: Shipped = "far" if options.method == "far" else "decoder"
@@ -122,7 +129,7 @@ def main(arguments: list[str] | None = None) -> None:
     check_together(decoder, made, f"tokenizer {options.tokenizer}", vocoder)
     started = time.perf_counter()
     prompts = [Prompt(f"sentence-{i}", tuple(encode(s)), voice.tokens) for i, s in enumerate(sentences)]
-    sampling = SamplingConfig(temperature=options.temperature, top_k=options.top_k)
+    sampling = options.sampling
     pause = np.zeros(int(PAUSE_SECONDS * vocoder.sample_rate), np.float32)
     notes = sys.stderr if options.stream else sys.stdout
     if options.stream:
@@ -132,13 +139,13 @@ def main(arguments: list[str] | None = None) -> None:
         waves = vocoder.synthesize([r.tokens for r in results], np.stack([voice.features] * len(results)))
     seconds = time.perf_counter() - started
     pieces = [piece for wave in waves for piece in (wave, pause)][:-1]
-    save_audio(options.output, np.concatenate(pieces), vocoder.sample_rate)
+    save_audio(options.out, np.concatenate(pieces), vocoder.sample_rate)
     for sentence, result in zip(sentences, results, strict=True):
         print(sentence, file=notes)
         print(timeline(result, tokenizer.rate_hz) + ("  (cut by the length guard)" if result.truncated else ""),
               file=notes)
     audio = sum(len(p) for p in pieces) / vocoder.sample_rate
-    print(f"{options.output}: {audio:.2f} s by {method.name}, {seconds / audio:.3f} x real time", file=notes)
+    print(f"{options.out}: {audio:.2f} s by {method.name}, {seconds / audio:.3f} x real time", file=notes)
 
 
 def speak_aloud(decoder: CARDecoder, prompts: list[Prompt], method: ChunkMethod, sampling: SamplingConfig, seed: int,
@@ -178,4 +185,4 @@ def starter_voice() -> Voice:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command("dcar.speak.speak", main))

@@ -1,8 +1,8 @@
 """`dcar fit-tokenizer`: fit the k-means speech tokenizer on a corpus and report what its codes carry.
 
-    dcar fit-tokenizer corpus=starter path=dcar/assets/starter_corpus output=dcar/assets/tokenizer
+    dcar fit-tokenizer corpus=starter path=dcar/assets/starter_corpus out=dcar/assets/tokenizer
     dcar fit-tokenizer encoder=hubert:/models/hubert-large-ll60k vocab_size=2048 sample_hours=73 max_frames=1000000 \
-        standardize=false corpus=libritts path=/data/LibriTTS output=runs/hubert-km2048
+        standardize=false corpus=libritts path=/data/LibriTTS out=runs/hubert-km2048
 
 The papers quantise HuBERT-Large (second line); the default encoder is whisper-base's, because it ships in a package.
 The report answers whether the codes carry words or voices: how many bits of a held-out code
@@ -13,15 +13,19 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from dcar.config import load_config, setting
+from dcar.config.schema import seed_setting
 from dcar.corpus.read import KINDS, Utterance, load_corpus
 from dcar.errors import DataError
+from dcar.process import run_command
 from dcar.text.phonemes import PHONEMES, encode_phonemes, text_to_ids
 from dcar.tokens.base import SpeechTokenizer
 from dcar.tokens.discriminant import discriminant_projection, in_turn, parts_of_phonemes
@@ -36,33 +40,30 @@ logger = logging.getLogger(__name__)
 class FitTokenizerConfig:
     """Settings of `dcar fit-tokenizer`."""
 
-    output: str = field(metadata={"help": "Folder to write the tokenizer and its report to."})
-    encoder: str = field(
-        default="whisper-base", metadata={"help": "whisper-base, or hubert:FOLDER_OR_NAME[@LAYER] (last if none)."}
+    out: str = setting(meaning="Folder to write the tokenizer and its report to.", old=("output",), place="folder")
+    encoder: str = setting("whisper-base", "whisper-base, or hubert:FOLDER_OR_NAME[@LAYER] (last if none).")
+    corpus: str = setting("starter", "Kind of corpus.", choices=KINDS)
+    path: str | None = setting(None, "Where the corpus is; the shipped one if not given.")
+    split: str | None = setting("train", "Split to fit on; empty for all of the corpus.")
+    report_split: str | None = setting("dev", "Split the report is made on.")
+    vocab_size: int = setting(1024, "Number of codes, 512 to 1024 are usual.", minimum=1)
+    max_frames: int = setting(200_000, "Encoder states to fit on (50 a second; 2 kB each).", minimum=1)
+    sample_hours: float | None = setting(
+        None, "Read this much audio and keep an even share of its states, max_frames in all.", above=0
     )
-    corpus: str = field(default="starter", metadata={"help": f"Kind of corpus: {', '.join(KINDS)}."})
-    path: str | None = field(default=None, metadata={"help": "Where the corpus is; the shipped one if not given."})
-    split: str | None = field(default="train", metadata={"help": "Split to fit on; empty for all of the corpus."})
-    report_split: str | None = field(default="dev", metadata={"help": "Split the report is made on."})
-    vocab_size: int = field(default=1024, metadata={"help": "Number of codes, 512 to 1024 are usual."})
-    max_frames: int = field(default=200_000, metadata={"help": "Encoder states to fit on (50 a second; 2 kB each)."})
-    sample_hours: float | None = field(
-        default=None, metadata={"help": "Read this much audio and keep an even share of its states, max_frames in all."}
+    passes: int = setting(10, "Passes of mini-batch k-means over the states.", minimum=1)
+    standardize: bool = setting(True, "Scale every dimension of the states to unit variance.")
+    projection_size: int = setting(
+        0, "Directions that tell phonemes apart (see discriminant.py); 0 = the states as they are.", minimum=0
     )
-    passes: int = field(default=10, metadata={"help": "Passes of mini-batch k-means over the states."})
-    standardize: bool = field(default=True, metadata={"help": "Scale every dimension of the states to unit variance."})
-    projection_size: int = field(
-        default=0,
-        metadata={"help": "Directions that tell phonemes apart (see discriminant.py); 0 = the states as they are."},
-    )
-    report_utterances: int = field(default=600, metadata={"help": "Most utterances in the report; 0 for no report."})
-    device: str = field(default="cpu", metadata={"help": "Of a HuBERT encoder: cpu or cuda."})
-    threads: int = field(default=1, metadata={"help": "Threads of the encoder."})
-    seed: int = field(default=0, metadata={"help": "Seed of the utterance order and of k-means."})
+    report_utterances: int = setting(600, "Most utterances in the report; 0 for no report.", minimum=0)
+    device: str = setting("cpu", "Of a HuBERT encoder: cpu or cuda.")
+    threads: int = setting(1, "Threads of the encoder.", minimum=1)
+    seed: int = seed_setting(0, "Seed of the utterance order and of k-means.")
 
 
 def run(config: FitTokenizerConfig) -> dict[str, Any]:
-    """Fit, save to `output` and write `report.json` there; returns the report.
+    """Fit, save to `out` and write `report.json` there; returns the report.
 
     Raises DataError, AudioError, ConfigError.
     """
@@ -89,14 +90,14 @@ def run(config: FitTokenizerConfig) -> dict[str, Any]:
     if config.projection_size:
         tokenizer = sharpen(tokenizer, shuffled, config)
     tokenizer.provenance |= {"corpus": config.corpus, "split": config.split}
-    tokenizer.save_pretrained(config.output)
+    tokenizer.save_pretrained(config.out)
     report: dict[str, Any] = {"config": asdict(config), "checksum": tokenizer.checksum}
     if config.report_utterances:
         held_out = _utterances(config, config.report_split or None)
         chosen = order.permutation(len(held_out))[: config.report_utterances]
         report |= describe_codes(tokenizer, [held_out[i] for i in chosen])
         logger.info("fit-tokenizer: %s", json.dumps({k: v for k, v in report.items() if k != "config"}))
-    write_json(Path(config.output) / "report.json", report)
+    write_json(Path(config.out) / "report.json", report)
     return report
 
 
@@ -264,10 +265,8 @@ def viterbi(score: np.ndarray, codes: np.ndarray, sequence: np.ndarray) -> np.nd
 
 def main(arguments: list[str] | None = None) -> None:
     """Command line: `[--config FILE.yaml] [key=value …]`."""
-    from dcar.config import load_config
-
     run(load_config(FitTokenizerConfig, arguments))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command("dcar.tokens.fit", main))

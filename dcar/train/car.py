@@ -1,9 +1,9 @@
 """Stage one: train a CAR decoder with K heads (or FAR, with one) on a prepared corpus.
 
-    accelerate launch -m dcar.train --config launch/recipes/car_starter.yaml out_dir=runs/car
+    accelerate launch -m dcar.train --config launch/recipes/car_starter.yaml out=runs/car
     dcar train --config launch/recipes/car_starter.yaml max_steps=2000
 
-    accelerate launch -m dcar.train backbone.path=runs/cosyvoice2 backbone.train=lora data=… out_dir=runs/car_lora
+    accelerate launch -m dcar.train backbone.path=runs/cosyvoice2 backbone.train=lora data=… out=runs/car_lora
 
 The last line trains heads on a pretrained language model (dcar/model/backbones) with LoRA, frozen, or jointly.
 
@@ -19,8 +19,9 @@ import logging
 import math
 import os
 import shutil
+import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -31,7 +32,8 @@ from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
-from dcar.config import load_config, save_config
+from dcar.config import check, load_config, save_config, setting
+from dcar.config.schema import seed_setting
 from dcar.errors import CheckpointError, ConfigError, DataError
 from dcar.model.backbones.decoder import TEXT_TOKENIZER_FOLDER, BackboneConfig, BackboneDecoder, cast_backbone
 from dcar.model.backbones.lora import MODES, LoraSettings, add_lora, merge, save_adapter, set_trainable
@@ -39,6 +41,7 @@ from dcar.model.car import CARConfig, CARDecoder, CAROutput
 from dcar.model.cards import decoder_card
 from dcar.model.load import load_decoder_config
 from dcar.prepare.prepared import load_prepared, prepared_info, tokenizer_identity
+from dcar.process import run_command
 from dcar.sources.shipped import resolve
 from dcar.tokens.codebook import codebook_of
 from dcar.tracking import provenance, write_json
@@ -53,14 +56,14 @@ logger = logging.getLogger(__name__)
 class BackboneTraining:
     """Heads on a pretrained language model instead of a decoder from scratch."""
 
-    path: str = ""  # directory written by `dcar convert-backbone`; empty = the decoder that `model` describes
-    train: str = "lora"  # lora (adapters and heads), heads (the model stays as it is), joint
-    lora: LoraSettings = field(default_factory=LoraSettings)
-    dtype: str = "float32"  # storage of a model that is not trained itself: float32 or bfloat16
+    path: str = setting("", "Decoder written by `dcar convert-backbone`; empty = the decoder that `model` describes.")
+    train: str = setting("lora", "lora: adapters and heads; heads: the model stays as it is; joint: everything.",
+                         choices=MODES)
+    lora: LoraSettings = setting(LoraSettings, "Adapters, y = W x + (alpha / rank) B A dropout(x).")
+    dtype: str = setting("float32", "Storage of a model that is not trained itself.", choices=("float32", "bfloat16"))
 
     def __post_init__(self):
-        if self.train not in MODES or self.dtype not in ("float32", "bfloat16"):
-            raise ConfigError(f"backbone.train is one of {', '.join(MODES)}, backbone.dtype float32 or bfloat16")
+        check(self)
         if self.dtype == "bfloat16" and self.train == "joint":
             raise ConfigError("backbone.dtype=bfloat16 would lose small updates of trained weights: keep float32 and "
                               "set bf16=true, which computes in bfloat16")
@@ -70,43 +73,46 @@ class BackboneTraining:
 class TrainConfig:
     """Settings of stage one."""
 
-    data: str = "runs/prepared"  # folder written by `dcar prepare`
-    out_dir: str = "runs/car"
-    model: CARConfig = field(default_factory=CARConfig)  # vocabulary sizes are taken from the data
-    prompt_tokens: int = 50  # speaker prompt in training (bos layout only): one second at 50 Hz
-    batch_size: int = 16  # utterances per process
-    gradient_accumulation: int = 1
-    max_steps: int = 1000
-    optimizer: str = "adamw"  # adamw (with cosine) or scaled_adam (with Eden, the paper's)
-    learning_rate: float = 1e-3  # the paper's is 0.01 for scaled_adam
-    weight_decay: float = 0.01
-    warmup_steps: int = 100
-    max_grad_norm: float = 1.0  # adamw only; ScaledAdam clips by itself
-    head_weight_decay: float = 1.0  # lambda of eq. 1: head k counts lambda^(k-1); 1 = uniform, the paper's choice
-    loss_reduction: str = "per_head_mean"  # or token_sum
-    eos_tail: str = "fill"  # or ignore
-    head_positions: float = 1.0  # share of positions that the additional heads are trained on; less is faster
-    input_corruption: float = 0.0  # share of input speech tokens replaced at random while training
-    bf16: bool = False
-    gradient_checkpointing: bool = False  # recompute activations: less memory, about a third more time
-    seed: int = 0
-    eval_steps: int = 250
-    save_steps: int = 250
-    log_steps: int = 25
-    workers: int = 0
-    tensorboard: bool = False  # also write out_dir/tensorboard
-    resume: bool = True  # go on from the last checkpoint in out_dir, bit for bit
-    init_from: str = ""  # start from this decoder's weights instead of from scratch; "starter" = the shipped one
-    codebook_init: bool = False  # from scratch: speech embeddings start from the tokenizer's k-means centroids
-    backbone: BackboneTraining = field(default_factory=BackboneTraining)
+    data: str = setting("runs/prepared", "Folder written by `dcar prepare`.", place="folder")
+    out: str = setting("runs/car", "Folder to write.", old=("out_dir",), place="folder")
+    prompt_tokens: int = setting(50, "Speaker prompt in training (bos layout only): one second at 50 Hz.", minimum=1)
+    batch_size: int = setting(16, "Utterances of a process per step.", minimum=1)
+    gradient_accumulation: int = setting(1, "Batches of a step.", minimum=1)
+    max_steps: int = setting(1000, "Updates of the weights.", minimum=1)
+    optimizer: str = setting("adamw", "adamw (with cosine) or scaled_adam (with Eden, the paper's).",
+                             choices=("adamw", "scaled_adam"))
+    learning_rate: float = setting(1e-3, "Peak; the paper's is 0.01 for scaled_adam.", above=0)
+    weight_decay: float = setting(0.01, "Of matrices; adamw only.", minimum=0)
+    warmup_steps: int = setting(100, "Steps in which the learning rate rises.", minimum=0)
+    max_grad_norm: float = setting(1.0, "Gradients are clipped to this norm, 0 = not; ScaledAdam clips by itself.",
+                                   minimum=0)
+    head_weight_decay: float = setting(1.0, "Lambda of eq. 1: head k counts lambda^(k-1); 1 = uniform, the paper's.",
+                                       above=0, maximum=1)
+    loss_reduction: str = setting("per_head_mean", "How positions are averaged.",
+                                 choices=("per_head_mean", "token_sum"))
+    eos_tail: str = setting("fill", "Targets behind the end: end of speech again, or none.", choices=("fill", "ignore"))
+    head_positions: float = setting(1.0, "Share of positions that the additional heads are trained on; less is faster.",
+                                    above=0, maximum=1)
+    input_corruption: float = setting(0.0, "Share of input speech tokens replaced at random while training.",
+                                      minimum=0, below=1)
+    bf16: bool = setting(False, "bfloat16 autocast.")
+    gradient_checkpointing: bool = setting(False, "Recompute activations: less memory, about a third more time.")
+    seed: int = seed_setting(0, "Of weights, order and corruption.")
+    eval_steps: int = setting(250, "Steps between evaluations on the dev split.", minimum=1)
+    save_steps: int = setting(250, "Steps between checkpoints.", minimum=1)
+    log_steps: int = setting(25, "Steps between lines of the log.", minimum=1)
+    workers: int = setting(0, "Processes that load data.", minimum=0)
+    tensorboard: bool = setting(False, "Also write out/tensorboard.")
+    resume: bool = setting(True, "Go on from the last checkpoint in out, bit for bit.")
+    init_from: str = setting("", "Start from the weights of this decoder, not from scratch; starter = the shipped one.")
+    codebook_init: bool = setting(False, "From scratch: speech embeddings start from the tokenizer's centroids.")
+    model: CARConfig = setting(CARConfig, "Shape of the decoder; vocabulary sizes are taken from the data.")
+    backbone: BackboneTraining = setting(BackboneTraining, "Heads on a pretrained language model instead.")
 
     def __post_init__(self):
-        if self.optimizer not in ("adamw", "scaled_adam"):
-            raise ConfigError(f"optimizer must be adamw or scaled_adam, not '{self.optimizer}'")
-        if self.loss_reduction not in ("per_head_mean", "token_sum") or self.eos_tail not in ("fill", "ignore"):
-            raise ConfigError("loss_reduction is per_head_mean or token_sum, eos_tail is fill or ignore")
-        if not 0 < self.head_weight_decay <= 1 or not 0 <= self.input_corruption < 1:
-            raise ConfigError("head_weight_decay must be in (0, 1], input_corruption in [0, 1)")
+        check(self)
+        if not self.backbone.path:
+            self.model.check_heads()
         if self.codebook_init and (self.init_from or self.backbone.path):
             raise ConfigError("codebook_init is a start from scratch; init_from and backbone.path name other weights")
 
@@ -129,7 +135,7 @@ class CARTrainer(Trainer):
                               "launch with launch/accelerate/multi_gpu.yaml")
         self.config = config
         arguments = TrainingArguments(
-            output_dir=config.out_dir, max_steps=config.max_steps, seed=config.seed, data_seed=config.seed,
+            output_dir=config.out, max_steps=config.max_steps, seed=config.seed, data_seed=config.seed,
             per_device_train_batch_size=config.batch_size, gradient_accumulation_steps=config.gradient_accumulation,
             max_grad_norm=0.0 if config.optimizer == "scaled_adam" else config.max_grad_norm, bf16=config.bf16,
             logging_steps=config.log_steps, eval_strategy="steps", eval_steps=config.eval_steps,
@@ -139,9 +145,9 @@ class CARTrainer(Trainer):
             # Accelerate shards on its default device only, which is the CPU where there is no other
             use_cpu=not torch.cuda.is_available() and not is_sharded(),
         )
-        callbacks: list[TrainerCallback] = [JsonlLog(Path(config.out_dir) / "log.jsonl")]
+        callbacks: list[TrainerCallback] = [JsonlLog(Path(config.out) / "log.jsonl")]
         if config.tensorboard:
-            callbacks.append(TensorBoardLog(Path(config.out_dir) / "tensorboard"))
+            callbacks.append(TensorBoardLog(Path(config.out) / "tensorboard"))
         if config.gradient_checkpointing:
             model.gradient_checkpointing_enable()
         super().__init__(model, arguments, train_dataset=train, eval_dataset=dev, data_collator=collate,
@@ -234,7 +240,7 @@ class CARTrainer(Trainer):
         """A directory that CARDecoder.from_pretrained loads; every process calls it (FSDP gathers the weights)."""
         super().save_model(output_dir, _internal_call)
         if self.args.should_save:
-            path = Path(output_dir or self.config.out_dir)
+            path = Path(output_dir or self.config.out)
             self.accelerator.unwrap_model(self.model).save_config(path)
             (path / "training_args.bin").unlink(missing_ok=True)  # a pickle; the settings are in config.yaml
 
@@ -250,18 +256,18 @@ def is_sharded() -> bool:
 
 
 def run(config: TrainConfig) -> CARDecoder:
-    """Train (or go on training) and save the decoder, its config, card, log and provenance into `config.out_dir`.
+    """Train (or go on training) and save the decoder, its config, card, log and provenance into `config.out`.
 
     Raises DataError for data that is missing, broken, or of another phoneme inventory than this program's,
-    CheckpointError for an out_dir that holds another model's run, ConfigError where `init_from` is another model.
+    CheckpointError for an out folder that holds another model's run, ConfigError where `init_from` is another model.
     """
-    out = Path(config.out_dir)
+    out = Path(config.out)
     prepared = prepared_info(config.data)
     train, dev = load_prepared(config.data, "train"), load_prepared(config.data, "dev")
     config, wanted, make = plan(config, data_identity(prepared))
     last = latest_checkpoint(out) if config.resume else None
     if last and (differences := differing(load_decoder_config(last), wanted)):
-        raise CheckpointError(f"{last}: a checkpoint of another model: {differences}; choose another out_dir, or "
+        raise CheckpointError(f"{last}: a checkpoint of another model: {differences}; choose another out, or "
                               "resume=false to start again")
     torch.manual_seed(config.seed)
     return fit(config, make(), train, dev, prepared, config)
@@ -269,11 +275,11 @@ def run(config: TrainConfig) -> CARDecoder:
 
 def fit(config: TrainConfig, model: CARDecoder, train, dev, prepared: dict[str, Any], saved: Any) -> CARDecoder:
     """Train the parameters of `model` that require a gradient on prepared splits; save weights, log, card,
-    provenance and `saved` (the configuration that the user gave) into `config.out_dir`.
+    provenance and `saved` (the configuration that the user gave) into `config.out`.
 
     With `config.resume` it goes on from the last checkpoint there; the caller has seen that it is of this model.
     """
-    out = Path(config.out_dir)
+    out = Path(config.out)
     last = latest_checkpoint(out) if config.resume else None
     trainer = CARTrainer(config, model, SpeechDataset(train, config.model, config.prompt_tokens, config.seed),
                          SpeechDataset(dev, config.model, config.prompt_tokens, config.seed))
@@ -409,4 +415,4 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command("dcar.train.car", main))

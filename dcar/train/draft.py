@@ -1,6 +1,6 @@
 """Train a draft model for speculative decoding out of a decoder's own layers.
 
-    dcar train-draft --config launch/recipes/draft_starter.yaml target=runs/car out_dir=runs/draft
+    dcar train-draft --config launch/recipes/draft_starter.yaml decoder=runs/car out=runs/draft
     accelerate launch -m dcar.train.draft --config launch/recipes/draft_starter.yaml
 
 SSD (Interspeech 2025), section 3: the target's bottom two and top six of 24 layers (the same shares of another depth),
@@ -13,19 +13,22 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
 import torch
 
-from dcar.config import load_config
-from dcar.errors import CheckpointError, ConfigError
+from dcar.config import check, load_config, setting
+from dcar.config.schema import seed_setting
+from dcar.errors import CheckpointError
 from dcar.model.backbones.decoder import BackboneDecoder
 from dcar.model.car import CARDecoder
 from dcar.model.draft import BackboneDraft, DraftDecoder, build_draft
 from dcar.model.load import load_decoder
 from dcar.prepare.run import load_prepared, prepared_info
+from dcar.process import run_command
 from dcar.prompts.together import check_together
 from dcar.sources.shipped import resolve
 from dcar.train.callbacks import latest_checkpoint
@@ -36,50 +39,51 @@ from dcar.train.car import BackboneTraining, TrainConfig, decoder_shape, differi
 class TrainDraftConfig:
     """Settings of a draft's training; those that stage one has too mean the same."""
 
-    target: str = "runs/car"  # the decoder that the draft is for; "starter" = the shipped one
-    data: str = "runs/prepared"  # folder written by `dcar prepare`, with the target's tokenizer
-    out_dir: str = "runs/draft"
-    bottom_layers: int = 0  # of the target, trained; 0 = the paper's share of the depth (2 of 24)
-    top_layers: int = 0  # of the target, frozen; 0 = the paper's share (6 of 24)
-    prompt_tokens: int = 50
-    batch_size: int = 16
-    gradient_accumulation: int = 1
-    max_steps: int = 1000
-    optimizer: str = "adamw"
-    learning_rate: float = 1e-3
-    weight_decay: float = 0.01
-    warmup_steps: int = 100
-    max_grad_norm: float = 1.0
-    input_corruption: float = 0.0
-    bf16: bool = False
-    seed: int = 0
-    eval_steps: int = 250
-    save_steps: int = 250
-    log_steps: int = 25
-    workers: int = 0
-    tensorboard: bool = False
-    resume: bool = True  # go on from the last checkpoint in out_dir, bit for bit
+    decoder: str = setting("runs/car", "The decoder that the draft is for; starter = the shipped one.", old=("target",))
+    data: str = setting("runs/prepared", "Folder of `dcar prepare`, with the decoder's tokenizer.", place="folder")
+    out: str = setting("runs/draft", "Folder to write.", old=("out_dir",), place="folder")
+    bottom_layers: int = setting(0, "Of the decoder, trained; 0 = the paper's share of the depth (2 of 24).", minimum=0)
+    top_layers: int = setting(0, "Of the decoder, frozen; 0 = the paper's share (6 of 24).", minimum=0)
+    prompt_tokens: int = setting(50, "Speaker prompt in training (bos layout only).", minimum=1)
+    batch_size: int = setting(16, "Utterances of a process per step.", minimum=1)
+    gradient_accumulation: int = setting(1, "Batches of a step.", minimum=1)
+    max_steps: int = setting(1000, "Updates of the weights.", minimum=1)
+    optimizer: str = setting("adamw", "adamw (with cosine) or scaled_adam (with Eden).",
+                             choices=("adamw", "scaled_adam"))
+    learning_rate: float = setting(1e-3, "Peak.", above=0)
+    weight_decay: float = setting(0.01, "Of matrices; adamw only.", minimum=0)
+    warmup_steps: int = setting(100, "Steps in which the learning rate rises.", minimum=0)
+    max_grad_norm: float = setting(1.0, "Gradients are clipped to this norm, 0 = not; adamw only.", minimum=0)
+    input_corruption: float = setting(0.0, "Share of input speech tokens replaced at random while training.",
+                                      minimum=0, below=1)
+    bf16: bool = setting(False, "bfloat16 autocast.")
+    seed: int = seed_setting(0, "Of weights, order and corruption.")
+    eval_steps: int = setting(250, "Steps between evaluations on the dev split.", minimum=1)
+    save_steps: int = setting(250, "Steps between checkpoints.", minimum=1)
+    log_steps: int = setting(25, "Steps between lines of the log.", minimum=1)
+    workers: int = setting(0, "Processes that load data.", minimum=0)
+    tensorboard: bool = setting(False, "Also write out/tensorboard.")
+    resume: bool = setting(True, "Go on from the last checkpoint in out, bit for bit.")
 
     def __post_init__(self):
-        if self.bottom_layers < 0 or self.top_layers < 0:
-            raise ConfigError("bottom_layers and top_layers count layers of the target; 0 = the paper's share")
+        check(self)
 
 
 def run(config: TrainDraftConfig) -> DraftDecoder | BackboneDraft:
-    """Train (or go on training) and save the draft, with the checksum of its target, into `config.out_dir`.
+    """Train (or go on training) and save the draft, with the checksum of its target, into `config.out`.
 
     Raises ConfigError where the target is too shallow, DataError where the data is broken or has other tokens or
-    phonemes than the target, CheckpointError where out_dir holds another draft.
+    phonemes than the target, CheckpointError where out holds another draft.
     """
     prepared = prepared_info(config.data)
-    folder = resolve(config.target, "decoder")
+    folder = resolve(config.decoder, "decoder")
     target = load_decoder(folder)
     check_together(target, prepared, config.data)
     torch.manual_seed(config.seed)
     draft = build_draft(target, config.bottom_layers, config.top_layers)
-    last = latest_checkpoint(Path(config.out_dir)) if config.resume else None
+    last = latest_checkpoint(Path(config.out)) if config.resume else None
     if last and (differences := differing(type(draft).load_config(last), draft.config)):
-        raise CheckpointError(f"{last}: a checkpoint of another draft: {differences}; choose another out_dir, or "
+        raise CheckpointError(f"{last}: a checkpoint of another draft: {differences}; choose another out, or "
                               "resume=false to start again")
     ours = {f.name for f in dataclasses.fields(TrainConfig)} - {"model", "backbone"}
     settings = {name: value for name, value in dataclasses.asdict(config).items() if name in ours}
@@ -99,4 +103,4 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command("dcar.train.draft", main))

@@ -10,6 +10,7 @@ there is a vocoder, and the upper bound of what it can hear.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +20,11 @@ import numpy as np
 from tqdm import tqdm
 
 from dcar.audio import resample
-from dcar.config import load_config
+from dcar.config import load_config, setting
+from dcar.config.schema import seed_setting
 from dcar.errors import ConfigError
 from dcar.prepare.prepared import load_prepared, prepared_info, recording_of, source_utterances
+from dcar.process import run_command
 from dcar.vocoder.base import check_speaks
 from dcar.vocoder.load import load_vocoder
 
@@ -33,15 +36,15 @@ RECORDING_RATE = 24_000
 class ResynthesizeConfig:
     """Settings of `dcar resynthesize`."""
 
-    data: str = "runs/prepared"
-    split: str = "train"
-    vocoder: str = "starter"
-    out: str = "runs/resynthesis"
-    batch_size: int = 8
-    limit: int = 0  # utterances at most; 0 = all
-    other_voices: bool = False  # speak every utterance in the voice of another one, drawn at random (seeded)
-    recordings: bool = False  # the recordings themselves instead of what the vocoder makes of their tokens
-    seed: int = 0
+    data: str = setting("runs/prepared", "Folder written by `dcar prepare`.", place="folder")
+    split: str = setting("train", "Split that is spoken.")
+    vocoder: str = setting("starter", "Folder, or a name that dcar.vocoder.load lists.")
+    out: str = setting("runs/resynthesis", "Folder to write.", place="folder")
+    batch_size: int = setting(8, "Utterances spoken at once.", minimum=1)
+    limit: int = setting(0, "Utterances at most; 0 = all.", minimum=0)
+    other_voices: bool = setting(False, "Speak every utterance in the voice of another one, drawn at random (seeded).")
+    recordings: bool = setting(False, "The recordings themselves instead of what the vocoder makes of their tokens.")
+    seed: int = seed_setting(0, "Of other_voices.")
 
     def __post_init__(self) -> None:
         if self.recordings and self.other_voices:
@@ -103,4 +106,4 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command("dcar.vocoder.resynthesize", main))

@@ -15,21 +15,24 @@ Writes statistics.safetensors, statistics.json and config.yaml; the folder is th
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from dcar.config import load_config, save_config
+from dcar.config import check, load_config, save_config, setting
+from dcar.config.schema import seed_setting
 from dcar.decoding import decode
 from dcar.decoding.fast.passes import fast
 from dcar.errors import ConfigError
 from dcar.model.car import CARDecoder
 from dcar.model.load import load_decoder
 from dcar.prepare.prepared import load_prepared
+from dcar.process import run_command
 from dcar.prompts.items import PromptItem
 from dcar.prompts.load import load_prompts
 from dcar.sampling import SamplingConfig, likeliest, warp
@@ -45,23 +48,22 @@ from eval.verifiers.transitions import count_bigrams
 class FitConfig:
     """Settings of `dcar fit-verifiers`."""
 
-    decoder: str = ""  # directory of a decoder of either kind; "starter" = the shipped one
-    data: str = ""  # folder written by `dcar prepare`
-    out: str = "runs/verifiers"
-    train_split: str = "train"  # token transitions
-    split: str = "dev"  # rank accuracies and entropy thresholds
-    utterances: int = 64  # of `split`; 0 = all
-    prompt_tokens: int = 50  # as in training
-    ranks: int = 10  # best ids of each draft head that a tree may use
-    thresholds: int = 12  # points of the curve from entropy threshold to tokens per pass
-    batch_size: int = 32
-    seed: int = 0
-    device: str = "cpu"
-    sampling: SamplingConfig = field(default_factory=SamplingConfig)  # as in the comparison that will use them
+    decoder: str = setting("", "Directory of a decoder of either kind; starter = the shipped one.")
+    data: str = setting("", "Folder written by `dcar prepare`.", place="folder")
+    out: str = setting("runs/verifiers", "Folder to write.", place="folder")
+    train_split: str = setting("train", "For token transitions.")
+    split: str = setting("dev", "For rank accuracies and entropy thresholds.")
+    utterances: int = setting(64, "Of `split`; 0 = all.", minimum=0)
+    prompt_tokens: int = setting(50, "As in training.", minimum=1)
+    ranks: int = setting(10, "Best ids of each draft head that a tree may use.", minimum=1)
+    thresholds: int = setting(12, "Points of the curve from entropy threshold to tokens per pass.", minimum=2)
+    batch_size: int = setting(32, "Utterances read or spoken at once.", minimum=1)
+    seed: int = seed_setting(0, "Of speech.")
+    device: str = setting("cpu", "cpu or cuda.")
+    sampling: SamplingConfig = setting(SamplingConfig, "As in the comparison that will use the statistics.")
 
     def __post_init__(self) -> None:
-        if self.ranks < 1 or self.thresholds < 2 or self.utterances < 0:
-            raise ConfigError("fit-verifiers needs ranks >= 1, thresholds >= 2 and utterances >= 0")
+        check(self)
 
 
 @torch.no_grad()
@@ -157,4 +159,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command("eval.analysis.fit_verifiers", main))

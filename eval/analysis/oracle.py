@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,12 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from dcar.config import load_config, save_config
+from dcar.config import load_config, save_config, setting
+from dcar.config.schema import seed_setting
 from dcar.errors import ConfigError
 from dcar.model.car import CARDecoder
 from dcar.model.load import load_decoder
+from dcar.process import run_command
 from dcar.prompts.load import load_prompts
 from dcar.tracking import provenance, write_json
 from eval.analysis.teacher import teacher_forced
@@ -42,18 +45,18 @@ from eval.verifiers.entropy import entropies
 class OracleConfig:
     """Settings of the oracle analysis."""
 
-    decoder: str = ""  # directory of a decoder of either kind; "starter" = the shipped one
-    data: str = ""  # folder written by `dcar prepare`
-    out: str = "runs/oracle"
-    split: str = "dev"
-    utterances: int = 0  # 0 = the whole split
-    prompt_tokens: int = 50  # as in training
-    random_sizes: list[int] = field(default_factory=lambda: [2, 3, 4])
-    random_draws: int = 10  # schedules drawn per utterance
-    entropy_thresholds: int = 8  # points of the entropy rule
-    batch_size: int = 16
-    seed: int = 0
-    device: str = "cpu"
+    decoder: str = setting("", "Directory of a decoder of either kind; starter = the shipped one.")
+    data: str = setting("", "Folder written by `dcar prepare`.", place="folder")
+    out: str = setting("runs/oracle", "Folder to write.", place="folder")
+    split: str = setting("dev", "Split that is read.")
+    utterances: int = setting(0, "Of the split; 0 = all.", minimum=0)
+    prompt_tokens: int = setting(50, "As in training.", minimum=1)
+    random_sizes: list[int] = setting([2, 3, 4], "Chunk sizes of the random schedules.", minimum=1)
+    random_draws: int = setting(10, "Schedules drawn per utterance.", minimum=1)
+    entropy_thresholds: int = setting(8, "Points of the entropy rule.", minimum=1)
+    batch_size: int = setting(16, "Utterances read at once.", minimum=1)
+    seed: int = seed_setting(0, "Of random schedules.")
+    device: str = setting("cpu", "cpu or cuda.")
 
 
 # ------------------------------------------------------------------------------------------------ dynamic programming
@@ -256,4 +259,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command("eval.analysis.oracle", main))

@@ -7,7 +7,7 @@ transcribed by the judge. A resynthesis is of the right voice if its speaker emb
 embedding over its recordings: among the voices of this split, and among all voices of the corpus. The shipped voices of
 the test split are in no training data, so there the first is the share of unseen voices that come through.
 
-The vocoder is told the voice by the same encoder, and may have been trained to please it (`--voice_weight`). So there
+The vocoder is told the voice by the same encoder, and may have been trained to please it (`voice_weight`). So there
 is a second opinion that no training has seen: a linear discriminant analysis of the mean and the spread of each band of
 the spectrum, fitted to recordings other than the one that is measured. It is strict: what a vocoder does to all
 voices alike makes them other voices.
@@ -16,6 +16,7 @@ voices alike makes them other voices.
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,9 +28,11 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from tqdm import tqdm
 
 from dcar.audio import resample
-from dcar.config import load_config, save_config
+from dcar.config import load_config, save_config, setting
+from dcar.config.schema import seed_setting
 from dcar.errors import ConfigError, DataError
 from dcar.prepare.prepared import load_prepared, prepared_info
+from dcar.process import run_command
 from dcar.prompts.items import PromptItem, make_prompts
 from dcar.prompts.load import corpus_recordings
 from dcar.recognition.load import load_recognizer
@@ -54,16 +57,16 @@ RECORDINGS_PER_VOICE = 30
 class VocoderQualityConfig:
     """Settings of `dcar vocoder-quality`."""
 
-    data: str = ""  # folder written by `dcar prepare`
-    vocoder: str = "starter"
-    split: str = "test"
-    judge: str = "moonshine"
-    prompt_tokens: int = 50
-    limit: int = 0  # utterances at most; 0 = the whole split
-    batch_size: int = 16
-    against: str = ""  # a second vocoder, for a paired test of word errors
-    out: str = "runs/vocoder_quality"
-    seed: int = 0
+    data: str = setting("", "Folder written by `dcar prepare`.", place="folder")
+    vocoder: str = setting("starter", "Folder, or a name that dcar.vocoder.load lists.")
+    split: str = setting("test", "Split that is resynthesised.")
+    judge: str = setting("moonshine", "Recogniser.")
+    prompt_tokens: int = setting(50, "Length of the speaker prompt.", minimum=1)
+    limit: int = setting(0, "Utterances at most; 0 = the whole split.", minimum=0)
+    batch_size: int = setting(16, "Utterances spoken at once.", minimum=1)
+    against: str = setting("", "A second vocoder, for a paired test of word errors.")
+    out: str = setting("runs/vocoder_quality", "Folder to write.", place="folder")
+    seed: int = seed_setting(0, "Of prompts.")
 
 
 def nearest_voice(embeddings: np.ndarray, voices: dict[str, np.ndarray], names: Sequence[str]) -> list[str]:
@@ -218,4 +221,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command("eval.analysis.vocoder_quality", main))

@@ -16,19 +16,21 @@ import json
 import logging
 import os
 import sys
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 import torch
 from accelerate import PartialState
 from tqdm import tqdm
 
-from dcar.config import load_config, save_config
-from dcar.errors import ConfigError, DataError, DCARError
+from dcar.config import check, load_config, save_config, setting
+from dcar.config.schema import seed_setting
+from dcar.errors import ConfigError, DataError
 from dcar.prepare.prepared import prepared_info, tokenizer_identity
+from dcar.process import run_command
 from dcar.prompts.load import all_prompts, corpus_recordings, vocoder_for
 from dcar.recognition.load import load_recognizer
 from dcar.sampling import SamplingConfig
@@ -65,70 +67,49 @@ from heads.checkpoint import tensors_checksum
 class CompareConfig:
     """Settings of a comparison."""
 
-    data: str = "runs/prepared"  # folder written by `dcar prepare`
-    split: str = "test"
-    decoder: str = "runs/car"  # CAR checkpoint; "starter", here and below = the shipped one
-    far_decoder: Optional[str] = None  # FAR checkpoint (one head); needed by method far  # noqa: UP045
-    policies: list[str] = field(default_factory=list)  # policy folders, or name=folder where there are several
-    draft: Optional[str] = None  # draft model of this decoder, for sd, ssd and pcg  # noqa: UP045
-    statistics: Optional[str] = None  # measured statistics that some methods need (docs/methods.md)  # noqa: UP045
-    methods: list[str] = field(default_factory=lambda: ["car-1", "car-2", "car-3"])  # see eval/methods; "ssd-{0,0.4}"
-    seeds: list[int] = field(default_factory=lambda: [0])
-    limit: int = 0  # utterances; 0 = the whole split
-    batch_size: int = 16  # utterances decoded at once; no effect on the tokens
-    # auto: every pass in few kernels, CUDA graphs on a GPU (dcar/decoding/fast/passes.py); loop: the decoder as it is
-    decoding: str = "auto"
-    prompt_tokens: int = 50  # length of the speaker prompt, as in training
-    prompt_seed: int = 0  # which prompts are drawn; the same for all methods and seeds
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_tokens: int = 1
-    max_tokens: int = 1500
-    max_tokens_per_text_unit: float = 16.0
-    repetition_window: int = 0  # CosyVoice's repetition-aware sampling: 10, with top_p=0.8 top_k=25; 0 = off
-    repetition_share: float = 0.1
-    repetition_mask: bool = False
-    vocoder: str = ""  # folder, or another project's (dcar/vocoder); empty = the one that ships with the project
-    judge: str = "moonshine"  # must not have made the speech tokens nor the reward
-    second_opinion: str = "whisper-base"
-    similarity: str = "resemblyzer"  # or wavlm:…, eres2net:… (eval/scorers/load.py)
-    scorers: list[str] = field(default_factory=list)  # more columns: utmos:…, wavlm:…, dnsmos, … (eval/scorers/load.py)
-    second_opinion_utterances: int = 0  # with the first seed; 0 = off
-    noise_quality_utterances: int = 20  # DNSMOS, with the first seed; 0 = off (about half a second each)
-    timing_utterances: int = 10  # spoken by every method at batch 1; 0 = no timings
-    audio_samples: int = 4  # utterances whose audio is kept for the report
-    references: bool = True  # the rows of the recordings and of their resynthesis
-    resamples: int = 4000  # of the bootstrap
-    device: str = ""  # cpu or cuda; empty = what accelerate chooses
-    threads: int = 0  # torch threads per process; 0 = leave as it is
-    training_log: Optional[str] = None  # log.jsonl of DCPO, for the curves in the report  # noqa: UP045
-    report: bool = True  # write report.html
-    out: str = "runs/compare"
+    data: str = setting("runs/prepared", "Folder written by `dcar prepare`.", place="folder")
+    split: str = setting("test", "Split that is spoken.")
+    decoder: str = setting("runs/car", "CAR checkpoint; starter, here and below = the shipped one.")
+    far_decoder: str | None = setting(None, "FAR checkpoint (one head); needed by method far.")
+    policies: list[str] = setting([], "Policy folders, or name=folder where there are several.")
+    draft: str | None = setting(None, "Draft model of this decoder, for sd, ssd and pcg.")
+    statistics: str | None = setting(None, "Measured statistics that some methods need (docs/methods.md).")
+    methods: list[str] = setting(["car-1", "car-2", "car-3"], 'Names of docs/methods.md, sweeps too: "ssd-{0,0.4}".')
+    seeds: list[int] = seed_setting([0], "Every utterance is spoken once with each.")
+    limit: int = setting(0, "Utterances; 0 = the whole split.", minimum=0)
+    batch_size: int = setting(16, "Utterances decoded at once; no effect on the tokens.", minimum=1)
+    decoding: str = setting("auto", "auto: few kernels a pass, CUDA graphs on a GPU; loop: the decoder as it is.",
+                            choices=("auto", "loop"))
+    prompt_tokens: int = setting(50, "Length of the speaker prompt, as in training.", minimum=1)
+    prompt_seed: int = seed_setting(0, "Which prompts are drawn; the same for all methods and seeds.")
+    vocoder: str = setting("", "Folder, or a name that dcar.vocoder.load lists; empty = the shipped one.")
+    judge: str = setting("moonshine", "Recogniser; must not have made the speech tokens nor the reward.")
+    second_opinion: str = setting("whisper-base", "Another recogniser, for second_opinion_utterances.")
+    similarity: str = setting("resemblyzer", "Of voices; or wavlm:…, eres2net:… (eval/scorers/load.py).")
+    scorers: list[str] = setting([], "More columns: utmos:…, wavlm:…, dnsmos, … (eval/scorers/load.py).")
+    second_opinion_utterances: int = setting(0, "With the first seed; 0 = off.", minimum=0)
+    noise_quality_utterances: int = setting(20, "DNSMOS, with the first seed; 0 = off (about half a second each).",
+                                            minimum=0)
+    timing_utterances: int = setting(10, "Spoken by every method at batch 1; 0 = no timings.", minimum=0)
+    audio_samples: int = setting(4, "Utterances whose audio is kept for the report.", minimum=0)
+    references: bool = setting(True, "The rows of the recordings and of their resynthesis.")
+    resamples: int = setting(4000, "Of the bootstrap.", minimum=100)
+    device: str = setting("", "cpu or cuda; empty = what accelerate chooses.")
+    threads: int = setting(0, "Torch threads per process; 0 = leave as it is.", minimum=0)
+    training_log: str | None = setting(None, "log.jsonl of DCPO, for the curves in the report.")
+    report: bool = setting(True, "Write report.html.")
+    out: str = setting("runs/compare", "Folder to write.", place="folder")
+    sampling: SamplingConfig = setting(SamplingConfig, "How tokens are drawn, of all methods.", flat=True)
 
     def __post_init__(self) -> None:
+        check(self)
         if not self.methods or not self.seeds:
-            raise ConfigError("a comparison needs at least one method and one seed")
+            raise ConfigError("a comparison needs methods and seeds, at least one of each")
         if len(set(self.seeds)) != len(self.seeds):
             raise ConfigError(f"seeds must differ: {self.seeds}")
         if len(set(self.scorers)) != len(self.scorers):
             raise ConfigError(f"scorers must differ: {self.scorers}")
-        if self.decoding not in ("auto", "loop"):
-            raise ConfigError(f"decoding must be 'auto' or 'loop', not '{self.decoding}'")
-        if self.batch_size < 1 or self.resamples < 100:
-            raise ConfigError("batch_size must be at least 1 and resamples at least 100")
-        counts = ("limit", "second_opinion_utterances", "noise_quality_utterances", "timing_utterances",
-                  "audio_samples")
-        if negative := [name for name in counts if getattr(self, name) < 0]:
-            raise ConfigError(f"{', '.join(negative)} must not be negative")
-        self.sampling  # noqa: B018  (refuses impossible sampling before anything is loaded)
-        expand_names(self.methods)  # refuses broken sweeps as early
-
-    @property
-    def sampling(self) -> SamplingConfig:
-        return SamplingConfig(self.temperature, self.top_k, self.top_p, self.min_tokens, self.max_tokens,
-                              self.max_tokens_per_text_unit, self.repetition_window, self.repetition_share,
-                              self.repetition_mask)
+        expand_names(self.methods)  # refuses broken sweeps before anything is loaded
 
 
 def load_tools(config: CompareConfig, device: str) -> Tools:
@@ -315,21 +296,11 @@ def _samples(config: CompareConfig, tools: Tools, names: list[str], maker: Maker
     return samples
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """The command; returns its exit status."""
+def main(arguments: list[str] | None = None) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     logging.getLogger("faster_whisper").setLevel(logging.WARNING)  # it logs a line per utterance
-    config: CompareConfig | None = None
-    try:
-        config = load_config(CompareConfig, arguments)
-        result = run(config)
-    except DCARError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        where = f" in {config.out}" if config else ""
-        print(f"interrupted: finished records are kept{where}; the same command continues", file=sys.stderr)
-        return 130
+    config = load_config(CompareConfig, arguments)
+    result = run(config)
     state = PartialState()
     if state.is_main_process:
         print(table_text(result["rows"], result))
@@ -337,8 +308,7 @@ def main(arguments: list[str] | None = None) -> int:
                  *(["report.html"] if config.report else [])]
         print(f"\nwrote {', '.join(f'{config.out}/{name}' for name in files)}")
     state.destroy_process_group()
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command("eval.compare.run", main))

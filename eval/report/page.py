@@ -14,10 +14,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
-from dcar.config import exit_status, load_config
+from dcar.config import load_config, setting
 from dcar.errors import ConfigError, DataError
+from dcar.process import run_command
 from dcar.text.wer import normalize_transcript
 from eval.report.html import data_uri, escape, file_uri, paragraphs, table
 from eval.report.methods_section import equal_speed_section, error_figures, papers_section, verification
@@ -67,9 +68,9 @@ pre { font-size: .78rem; overflow-x: auto; background: #f4f6f8; border-radius: 8
 class ReportConfig:
     """Settings of `dcar report`."""
 
-    compare: str = "runs/compare"  # folder of a comparison (compare.json, audio/)
-    training_log: Optional[str] = None  # log.jsonl of DCPO  # noqa: UP045
-    out: Optional[str] = None  # file to write; None = report.html in the folder  # noqa: UP045
+    compare: str = setting("runs/compare", "Folder of a comparison (compare.json, audio/).", place="folder")
+    training_log: str | None = setting(None, "log.jsonl of DCPO.")
+    out: str | None = setting(None, "File to write; null = report.html in the folder.", place="file")
 
 
 def write_report(compare: str | Path, training_log: str | Path | None = None, out: str | Path | None = None) -> Path:
@@ -308,18 +309,13 @@ LABELS = {"reward_sampled": "sampled by the policy", "reward_forced": "forced si
           "eval_wer_sampled": "sampled"}
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """The command; returns its exit status."""
-
-    def write() -> None:
-        config = load_config(ReportConfig, arguments)
-        if not config.compare:
-            raise ConfigError("compare: give the folder of a comparison")
-        path = write_report(config.compare, config.training_log, config.out)
-        print(f"{papers_text(read_comparison(Path(config.compare)))}\n\nwrote {path}")
-
-    return exit_status(write)
+def main(arguments: list[str] | None = None) -> None:
+    config = load_config(ReportConfig, arguments)
+    if not config.compare:
+        raise ConfigError("compare: give the folder of a comparison")
+    path = write_report(config.compare, config.training_log, config.out)
+    print(f"{papers_text(read_comparison(Path(config.compare)))}\n\nwrote {path}")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command("eval.report.page", main))

@@ -17,15 +17,18 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dcar.audio import load_audio, save_audio
-from dcar.config import load_config
+from dcar.config import load_config, setting
+from dcar.config.schema import seed_setting
 from dcar.errors import DataError
+from dcar.process import run_command
 from dcar.text.wer import normalize_transcript
 from eval.results.store import RECORDING, read_jsonl
 
@@ -36,10 +39,10 @@ Record = dict[str, Any]
 class ExportConfig:
     """Settings of `dcar export-results`."""
 
-    run: str = "runs/compare"  # folder of a comparison
-    out: str = "runs/export"
-    methods: list[str] = field(default_factory=list)  # empty = all
-    seed: int = 0
+    run: str = setting("runs/compare", "Folder of a comparison.", place="folder")
+    out: str = setting("runs/export", "Folder to write.", place="folder")
+    methods: list[str] = setting([], "Methods to export; empty = all.")
+    seed: int = seed_setting(0, "Of the speech that is exported.")
 
 
 def run(config: ExportConfig) -> list[Path]:
@@ -149,4 +152,4 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command("eval.results.export", main))

@@ -17,17 +17,18 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 
-from dcar.config import exit_status, load_config
+from dcar.config import check, load_config, setting
 from dcar.decoding.engine.run import engine_for
 from dcar.errors import ConfigError
 from dcar.model.car import CARConfig, CARDecoder
 from dcar.model.draft import build_draft
+from dcar.process import run_command
 from dcar.tracking import machine
 from eval.methods.registry import Models, load_models
 from eval.results.timing import module_device
@@ -51,40 +52,35 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 class SpeedConfig:
     """Settings of the speed benchmark."""
 
-    decoder: str = ""  # checkpoint measured in the place of the random "starter" model
-    policy: str = ""  # its policy; empty = random ones, bottleneck and full width
-    draft: str = ""  # its draft model; empty = made of the decoder's own layers, untrained
-    far_decoder: str = ""  # the checkpoint behind `far`; empty = the decoder's own base head
-    dtype: str = "float32"  # of weights, cache and arithmetic
-    sizes: list[str] = field(default_factory=lambda: ["starter", "paper"])
-    quick: bool = False
-    repeats: int = 5
-    group: int = 8  # rollouts of one utterance
-    actions: int = 0  # random policies choose among 1 … actions tokens; 0 = as many as there are heads; 5: 3 on average
-    device: str = "cpu"
-    methods: list[str] = field(default_factory=lambda: ["far", "sd", "sd@draft"])  # of eval.methods, by either loop
-    # of steps, rollouts, growth (batch and length), methods, and peers (Hugging Face on the same weights)
-    parts: list[str] = field(default_factory=lambda: list(PARTS))
-    tokens: int = 0  # speech tokens of a run; 0 = 210, with quick 60 (paper size: 15)
-    plot: str = ""  # file for the plot of cost against length and batch (of the first size)
-    clock: str = "wall"  # "cpu": processor time of this process, for a CPU on which other jobs run
-    threads: int = 1  # of torch; with more, whatever else runs on the machine decides the times of small models
+    decoder: str = setting("", "Checkpoint measured in the place of the random starter model.")
+    policy: str = setting("", "Its policy; empty = random ones, bottleneck and full width.")
+    draft: str = setting("", "Its draft model; empty = made of the decoder's own layers, untrained.")
+    far_decoder: str = setting("", "The checkpoint behind `far`; empty = the decoder's own base head.")
+    dtype: str = setting("float32", "Of weights, cache and arithmetic.", choices=DTYPES)
+    sizes: list[str] = setting(["starter", "paper"], "Models that are measured.", choices=SIZES)
+    quick: bool = setting(False, "Under a minute on two cores.")
+    repeats: int = setting(5, "Interleaved runs of everything.", minimum=1)
+    group: int = setting(8, "Rollouts of one utterance.", minimum=2)
+    actions: int = setting(0, "Random policies choose among 1 … actions tokens (5: 3 on average); 0 = all heads.",
+                           minimum=0)
+    device: str = setting("cpu", "cpu or cuda.")
+    methods: list[str] = setting(["far", "sd", "sd@draft"], "Of eval.methods, by either loop.")
+    parts: list[str] = setting(lambda: list(PARTS), "Of steps, rollouts, growth (batch and length), methods, and peers "
+                                                    "(Hugging Face on the same weights).")
+    tokens: int = setting(0, "Speech tokens of a run; 0 = 210, with quick 60 (paper size: 15).", minimum=0)
+    plot: str = setting("", "File for the plot of cost against length and batch (of the first size).", place="file")
+    clock: str = setting("wall", "cpu: processor time of this process, for a CPU on which other jobs run.",
+                         choices=CLOCKS)
+    threads: int = setting(1, "Of torch; with more, whatever else runs decides the times of small models.", minimum=1)
 
     def __post_init__(self) -> None:
-        if unknown := [s for s in self.sizes if s not in SIZES]:
-            raise ConfigError(f"unknown sizes {unknown}; choose among {', '.join(SIZES)}")
-        if self.dtype not in DTYPES:
-            raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, not '{self.dtype}'")
+        check(self)
         if (self.policy or self.draft or self.far_decoder) and not self.decoder:
             raise ConfigError("policy, draft and far_decoder belong to a checkpoint: give decoder=…")
-        if self.clock not in CLOCKS or (self.clock == "cpu" and self.device != "cpu"):
-            raise ConfigError(f"clock must be 'wall', or 'cpu' on the CPU, not '{self.clock}' on '{self.device}'")
-        if self.repeats < 1 or self.group < 2 or self.threads < 1:
-            raise ConfigError("repeats and threads must be at least 1 and group at least 2")
         if unknown := [part for part in self.parts if part not in PARTS]:
             raise ConfigError(f"unknown parts {unknown}; choose among {', '.join(PARTS)}")
-        if self.actions < 0 or self.tokens < 0:
-            raise ConfigError("actions and tokens must be at least 1, or 0 for their defaults")
+        if self.clock == "cpu" and self.device != "cpu":
+            raise ConfigError(f"clock 'cpu' measures the CPU, not '{self.device}': set clock=wall")
 
 
 def random_policies(model: CARDecoder, actions: int = 0) -> dict[str, ChunkPolicy]:
@@ -296,12 +292,9 @@ def run(config: SpeedConfig) -> dict[str, Any]:
     return result
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """The command; returns its exit status."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
-    return exit_status(lambda: run(load_config(
-        SpeedConfig, ["quick=true" if a == "--quick" else a for a in arguments])))
+def main(arguments: list[str] | None = None) -> None:
+    run(load_config(SpeedConfig, arguments))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command("eval.speed.run", main))

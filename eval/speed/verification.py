@@ -17,15 +17,16 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dcar.config import exit_status, load_config
+from dcar.config import check, load_config, setting
 from dcar.errors import ConfigError
 from dcar.model.car import CARConfig, CARDecoder
+from dcar.process import run_command
 from dcar.sampling import sample, uniform, utterance_keys
 from dcar.tracking import machine
 from eval.speed.measure import Load, measure_car
@@ -44,22 +45,24 @@ from eval.verifiers.typical import TypicalAcceptance
 class BenchmarkConfig:
     """Settings of the benchmark of the verifiers."""
 
-    codes: int = 4096  # of the vocabulary, EOS not counted
-    length: int = 3  # of a draft
-    repeats: int = 50
-    step_repeats: int = 3  # of the decoder's step, CARConfig's defaults; 0 = do not measure it
-    threads: int = 1
-    tree_nodes: int = vadusa.NODES
-    viterbi_heads: int = 7
-    viterbi_k: int = 10  # candidates of each head
-    viterbi_sparse: bool = False  # look transitions up among counted pairs, as for very large vocabularies
-    only: list[str] = field(default_factory=list)  # names of BENCHMARKS; empty = all
-    groups: bool = False  # also build groups, of `group_codes` codes of width `group_width`
-    group_codes: int = 65536
-    group_width: int = 4096
-    group_rows: int = 2048  # codes whose groups are really built, the time of the others is extrapolated; 0 = all
+    codes: int = setting(4096, "Of the vocabulary, EOS not counted.", minimum=1)
+    length: int = setting(3, "Of a draft.", minimum=1)
+    repeats: int = setting(50, "Rounds that are timed.", minimum=1)
+    step_repeats: int = setting(3, "Of the decoder's step, CARConfig's defaults; 0 = do not measure it.", minimum=0)
+    threads: int = setting(1, "Of torch.", minimum=1)
+    tree_nodes: int = setting(vadusa.NODES, "Of vadusa's trees.", minimum=1)
+    viterbi_heads: int = setting(7, "Heads of mtp-viterbi.", minimum=1)
+    viterbi_k: int = setting(10, "Candidates of each head.", minimum=1)
+    viterbi_sparse: bool = setting(False, "Look transitions up among counted pairs, as for very large vocabularies.")
+    only: list[str] = setting([], "Names of BENCHMARKS; empty = all.")
+    groups: bool = setting(False, "Also build groups, of group_codes codes of width group_width.")
+    group_codes: int = setting(65536, "Codes that are grouped.", minimum=1)
+    group_width: int = setting(4096, "Width of their embeddings.", minimum=1)
+    group_rows: int = setting(2048, "Codes whose groups are really built, the others' time is extrapolated; 0 = all.",
+                              minimum=0)
 
     def __post_init__(self) -> None:
+        check(self)
         if unknown := [name for name in self.only if name not in BENCHMARKS]:
             raise ConfigError(f"unknown benchmarks {unknown}; known: {', '.join(BENCHMARKS)}")
 
@@ -202,10 +205,9 @@ def run(config: BenchmarkConfig) -> dict[str, Any]:
     return result
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """The command; returns its exit status."""
-    return exit_status(lambda: run(load_config(BenchmarkConfig, arguments)))
+def main(arguments: list[str] | None = None) -> None:
+    run(load_config(BenchmarkConfig, arguments))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command("eval.speed.verification", main))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dcar.config import load_config
-from dcar.errors import DCARError
+from dcar.errors import ConfigError, DCARError
 from dcar.model.car import CARDecoder
 from dcar.prepare.prepared import prepared_info
 from dcar.prepare.run import PrepareConfig
@@ -23,7 +23,7 @@ from eval.analysis.fit_verifiers import FitConfig
 from eval.compare.run import CompareConfig
 from launch import quickstart
 from launch.quickstart import QuickstartConfig, Step, content_digest, pipeline, run
-from rl.config import DCPOConfig, parse
+from rl.config import DCPOConfig
 from rl.export import ExportConfig
 from rl.profile import ProfileConfig
 
@@ -57,12 +57,12 @@ class Chain:
         return Step(name, command, [self.path(name)], [source])
 
     def steps(self, config: QuickstartConfig) -> list[list[Step]]:
-        assert Path(config.out_dir) == self.out
+        assert Path(config.out) == self.out
         return [[self.step("a", self.source)], [self.step("b", self.path("a")), self.step("c", self.path("a"))],
                 [self.step("d", self.path("b"))]]
 
     def run(self) -> None:
-        run(QuickstartConfig(out_dir=str(self.out)))
+        run(QuickstartConfig(out=str(self.out)))
 
     @property
     def counts(self) -> str:
@@ -224,12 +224,12 @@ def test_steps_side_by_side_run_at_the_same_time(chain):
 
 
 def test_the_command_reports_and_exits(chain, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["quickstart", f"out_dir={chain.out}", "train_step=3"])
-    with pytest.raises(SystemExit, match="quickstart: .*did you mean 'train_steps'"):
+    monkeypatch.setattr(sys, "argv", ["quickstart", f"out={chain.out}", "train_step=3"])
+    with pytest.raises(ConfigError, match="did you mean 'train_steps'"):
         quickstart.main()
     chain.code["a"] = "raise SystemExit(2)"
-    monkeypatch.setattr(sys, "argv", ["quickstart", f"out_dir={chain.out}"])
-    with pytest.raises(SystemExit, match="quickstart: step 'a' failed with status 2"):
+    monkeypatch.setattr(sys, "argv", ["quickstart", f"out={chain.out}"])
+    with pytest.raises(DCARError, match="step 'a' failed with status 2"):
         quickstart.main()
 
 
@@ -238,8 +238,8 @@ def test_the_command_reports_and_exits(chain, monkeypatch):
 
 def settings(schema: type, arguments: list[str], tmp_path: Path):
     if schema is DCPOConfig:
-        own = [] if any(a.startswith("output_dir=") for a in arguments) else [f"output_dir={tmp_path}"]
-        return parse(DCPOConfig, [*arguments, *own, "use_cpu=true"])
+        own = [] if any(a.startswith("out=") for a in arguments) else [f"out={tmp_path}"]
+        return load_config(DCPOConfig, [*arguments, *own, "use_cpu=true"])
     return load_config(schema, arguments)
 
 
@@ -255,7 +255,7 @@ def test_recipes_of_a_size_agree(tmp_path):
         car, far = (load_config(TrainConfig, ["--config", str(ROOT / f"launch/recipes/{kind}_{size}.yaml")])
                     for kind in ("car", "far"))
         assert far.model.num_prediction_heads == 1 and car.model.num_prediction_heads == 7
-        far.model.num_prediction_heads, far.out_dir, far.head_positions = 7, car.out_dir, car.head_positions
+        far.model.num_prediction_heads, far.out, far.head_positions = 7, car.out, car.head_positions
         assert far == car
         for kind in ("profile", "dcpo", "compare") if car.model.bos else ():
             recipe = ["--config", str(ROOT / f"launch/recipes/{kind}_{size}.yaml")]
@@ -270,7 +270,7 @@ def test_the_pipeline_s_commands_are_valid_and_feed_each_other(tmp_path, monkeyp
 
     monkeypatch.setattr(quickstart, "shipped", shipped)
     out = tmp_path / "q"
-    groups = pipeline(QuickstartConfig(out_dir=str(out), start=start, train_steps=7, processes=processes))
+    groups = pipeline(QuickstartConfig(out=str(out), start=start, train_steps=7, processes=processes))
     assert [[s.name for s in group] for group in groups] == [
         ["check"], ["car", "far"], ["profile"], ["dcpo"], ["export"], ["compare"]]
     made: list[Path] = []

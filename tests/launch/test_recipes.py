@@ -90,11 +90,11 @@ def test_paper_recipes_feed_each_other():
     """What a recipe of the papers reads, another one writes, or its header (or the index) says how to make it."""
     config = {p.stem: p.read_text() for p in PAPER + [p for p in RECIPES if p.stem.endswith("_paper")]}
     wanted = {(name, found) for name, text in config.items() for found in re.findall(r"runs/\w+", text)
-              if not re.search(rf"^(out|out_dir|output|output_dir): {found}$", text, re.M)}
+              if not re.search(rf"^out: {found}$", text, re.M)}
     made = {m for text in config.values()
-            for m in re.findall(r"^(?:out|out_dir|output|output_dir): (runs/\w+)", text, re.M)}
+            for m in re.findall(r"^out: (runs/\w+)", text, re.M)}
     said = {m for text in [*config.values(), (ROOT / "docs" / "paper_index.md").read_text()]
-            for m in re.findall(r"(?:out=|out_dir=|export |… )(runs/\w+)", text)}
+            for m in re.findall(r"(?:out=|export |… )(runs/\w+)", text)}
     assert {(n, f) for n, f in wanted if f not in made | said} == set()
 
 
@@ -105,10 +105,10 @@ def test_paper_recipes_feed_each_other():
     ("dcpo_free", {"chunk_range": [1, 2, 3, 4, 5, 6, 7], "forced_rows": "none", "penalty": "none"}),
     ("dcpo_no_chase", {"forced_rows": "none"}),
     ("dcpo_no_penalty", {"penalty": "none"}),
-    ("dcpo_libriheavy_3_4_5_6", {"chunk_range": [3, 4, 5, 6], "base": "runs/car_libriheavy"}),
+    ("dcpo_libriheavy_3_4_5_6", {"chunk_range": [3, 4, 5, 6], "decoder": "runs/car_libriheavy"}),
 ])
 def test_a_row_of_an_ablation_differs_by_what_it_is_called_after(name, differs, tmp_path):
-    full, row = (vars(settings(DCPOConfig, ["--config", str(ROOT / "launch/recipes" / f), f"output_dir={tmp_path}"],
+    full, row = (vars(settings(DCPOConfig, ["--config", str(ROOT / "launch/recipes" / f), f"out={tmp_path}"],
                                tmp_path)) for f in ("dcpo_paper.yaml", f"paper/{name}.yaml"))
     volatile = {"logging_dir", "run_name", "generation_batch_size"} | {k for k in full if k.startswith("_")}
     ours = {k: v for k, v in row.items() if v != full[k] and k not in volatile and not dataclasses.is_dataclass(v)
@@ -120,7 +120,7 @@ def test_a_row_of_an_ablation_differs_by_what_it_is_called_after(name, differs, 
 def test_far_differs_from_car_by_its_heads(name):
     car, far = (read(ROOT / f"launch/recipes/paper/{kind}_{name}.yaml") for kind in ("car", "far"))
     assert far.model.num_prediction_heads == 1 < car.model.num_prediction_heads
-    far.model.num_prediction_heads, far.out_dir = car.model.num_prediction_heads, car.out_dir
+    far.model.num_prediction_heads, far.out = car.model.num_prediction_heads, car.out
     assert far == car
 
 
@@ -141,7 +141,7 @@ def language_models(tmp_path_factory) -> dict[int, Path]:
 @pytest.mark.parametrize("recipe", of("car", "far"))
 def test_two_updates_of_stage_one(recipe, data, language_models, tmp_path):
     wanted = read(recipe)
-    short = [f"data={data}", f"out_dir={tmp_path}", "max_steps=2", "workers=0", "log_steps=1", "save_steps=1000",
+    short = [f"data={data}", f"out={tmp_path}", "max_steps=2", "workers=0", "log_steps=1", "save_steps=1000",
              "eval_steps=1000", "prompt_tokens=5"]
     if wanted.backbone.path:
         short.append(f"backbone.path={language_models[4 if 'llasa' in recipe.stem else 7]}")
@@ -173,7 +173,7 @@ def test_two_updates_of_a_draft(recipe, data, tmp_path):
     else:
         target = tiny_decoder(**model, **names)
     target.save_pretrained(tmp_path / "target")
-    draft = train_draft(read(recipe, f"target={tmp_path / 'target'}", f"data={data}", f"out_dir={tmp_path / 'draft'}",
+    draft = train_draft(read(recipe, f"decoder={tmp_path / 'target'}", f"data={data}", f"out={tmp_path / 'draft'}",
                              "max_steps=2", "prompt_tokens=5", "save_steps=1000", "eval_steps=1000", "workers=0"))
     assert draft.config.target_checksum == target.checksum()
     start = build_draft(target, wanted.bottom_layers, wanted.top_layers)
@@ -196,7 +196,7 @@ def test_a_profile_of_two_utterances(recipe):
 
 @pytest.mark.parametrize("recipe", of("dcpo"))
 def test_two_batches_of_dcpo(recipe, tmp_path):
-    overrides = [f"output_dir={tmp_path}", "max_completion_length=20", "policy_width=16", "policy_heads=2",
+    overrides = [f"out={tmp_path}", "max_completion_length=20", "policy_width=16", "policy_heads=2",
                  "policy_ffn_size=32", "eval_split=none", "save_strategy='no'", "disable_tqdm=true"]
     config = settings(DCPOConfig, ["--config", str(recipe), *overrides], tmp_path)
     config.max_steps = 2 * config.num_iterations  # two batches of rollouts, each learned from num_iterations times

@@ -17,6 +17,7 @@ from tiny_decoders import tiny_decoder
 from toy_world import FEATURES, ToyDecoder, ToyRecognizer, ToyVocoder, toy_items
 from transformers import TrainerCallback
 
+from dcar.config import load_config
 from dcar.decoding import ChunkMethod, FixedChunk, RandomChunk, decode
 from dcar.errors import CheckpointError, ConfigError, DataError, RewardError
 from dcar.sampling import SamplingConfig
@@ -24,7 +25,7 @@ from dcar.text.wer import score_corpus
 from dcar.train.callbacks import latest_checkpoint
 from heads.policy import ChunkPolicy, ChunkPolicyConfig
 from rl import objective
-from rl.config import DCPOConfig, parse, save_settings
+from rl.config import DCPOConfig, save_settings
 from rl.rewards import RangePenalty, SpeedBonus, WERReward
 from rl.rollout import Roller, forced_sizes
 from rl.train import build, main, run
@@ -242,7 +243,7 @@ def test_trainer_does_with_the_forced_half_what_it_is_told(tmp_path, switch):
 
 
 def test_run_logs_everything_and_writes_the_policy(tmp_path):
-    config = parse(DCPOConfig, [f"output_dir={tmp_path}", *(f"{k}={json.dumps(v)}" for k, v in TOY.items()),
+    config = load_config(DCPOConfig, [f"output_dir={tmp_path}", *(f"{k}={json.dumps(v)}" for k, v in TOY.items()),
                                 "num_iterations=2", "speed_bonus=0.1"])
     parts = dict(base=ToyDecoder(), vocoder=ToyVocoder(), recognizer=ToyRecognizer(), train_items=toy_items(12),
                  eval_items=toy_items(5, 5, "dev"))
@@ -268,7 +269,7 @@ def test_run_logs_everything_and_writes_the_policy(tmp_path):
         directory / "README.md").read_text()
     weights = ChunkPolicy.from_pretrained(tmp_path / source["best_checkpoint"])
     assert policy.checksum() == weights.checksum()
-    assert parse(DCPOConfig, ["--config", str(tmp_path / "config.yaml")]).to_dict() == config.to_dict()
+    assert load_config(DCPOConfig, ["--config", str(tmp_path / "config.yaml")]).to_dict() == config.to_dict()
     before = (tmp_path / "log.jsonl").read_text()
     run(config, **parts)  # again: finished, so nothing is trained
     again = [line for line in log_of(tmp_path) if "loss" in line]
@@ -346,30 +347,30 @@ def test_failed_rewards_are_counted_and_stop_the_run_past_a_threshold(tmp_path):
 
 @pytest.mark.parametrize(("setting", "message"), [
     (["num_generation=4"], "did you mean 'num_generations'"),
-    (["num_generations=2.5"], "invalid int value"),
+    (["num_generations=2.5"], "num_generations must be a whole number ≥ 2; not 2.5"),
     (["num_generations=5"], "must be a multiple of num_generations 5"),
     (["use_vllm=true"], "no use for"),
     (["forced_rows=sometimes"], "must be one of policy_ratio"),
     (["loss_type=cispo"], "must be one of grpo"),
-    (["chunk_range=[0,2]"], "start at 1"),
+    (["chunk_range=[0,2]"], "chunk_range must be a list of whole numbers ≥ 1"),
     (["speed"], "write options as key=value"),
-    (["--config", "missing.yaml"], "cannot read it"),
+    (["--config", "missing.yaml"], "missing.yaml: no such file"),
 ])
 def test_wrong_settings(tmp_path, setting, message):
     with pytest.raises(ConfigError, match=message):
-        parse(DCPOConfig, [f"output_dir={tmp_path}", "use_cpu=true", *setting])
+        load_config(DCPOConfig, [f"output_dir={tmp_path}", "use_cpu=true", *setting])
 
 
 def test_settings_in_all_three_spellings_and_back(tmp_path):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text("num_generations: 4\nlearning_rate: 1e-3\nchunk_range: [2, 3]\npolicy_width: null\n")
-    config = parse(DCPOConfig, ["--config", str(recipe), "--beta", "0.1", "--alpha=0.2", f"output_dir={tmp_path}",
+    config = load_config(DCPOConfig, ["--config", str(recipe), "--beta", "0.1", "--alpha=0.2", f"output_dir={tmp_path}",
                                 "chunk_range=[3,2,4]", "use_cpu=true", "reward_weights=[1.0,0.5,1.0]"])
     assert (config.num_generations, config.learning_rate, config.policy_width) == (4, 1e-3, None)
     assert (config.beta, config.alpha, config.chunk_range, config.bf16) == (0.1, 0.2, [2, 3, 4], False)
     assert config.reward_weights == [1.0, 0.5, 1.0]
     save_settings(config, tmp_path / "again.yaml")
-    assert parse(DCPOConfig, ["--config", str(tmp_path / "again.yaml")]).to_dict() == config.to_dict()
+    assert load_config(DCPOConfig, ["--config", str(tmp_path / "again.yaml")]).to_dict() == config.to_dict()
 
 
 def test_wrong_combinations_name_the_way_out(tmp_path):
@@ -384,7 +385,7 @@ def test_wrong_combinations_name_the_way_out(tmp_path):
     ]:
         with pytest.raises(ConfigError, match=message):
             toy_trainer(tmp_path, **changes)
-    with pytest.raises(ConfigError, match="base is not set"):
+    with pytest.raises(ConfigError, match="decoder is not set"):
         main([f"output_dir={tmp_path}", "use_cpu=true"])
 
 
@@ -431,7 +432,7 @@ class Listener:
 
 def test_entry_point_reads_files(files):
     arguments = [
-        f"base={files / 'base'}", f"data={files / 'data'}", f"vocoder={files / 'vocoder'}",
+        f"decoder={files / 'base'}", f"data={files / 'data'}", f"vocoder={files / 'vocoder'}",
         f"output_dir={files / 'run'}", "use_cpu=true", "per_device_train_batch_size=16", "num_generations=4",
         "chunk_range=[2,3]", "policy_width=16", "policy_heads=2",
         "num_train_epochs=1", "max_completion_length=20", "prompt_tokens=5",
@@ -453,8 +454,8 @@ RECIPES = sorted(Path(__file__).parents[2].glob("launch/recipes/dcpo_*.yaml"))
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda p: p.stem)
 def test_recipes_are_valid(recipe, tmp_path):
-    config = parse(DCPOConfig, ["--config", str(recipe), f"output_dir={tmp_path}", "use_cpu=true"])
-    assert config.base and config.data and (config.chunk_range or config.guidance)
+    config = load_config(DCPOConfig, ["--config", str(recipe), f"output_dir={tmp_path}", "use_cpu=true"])
+    assert config.decoder and config.data and (config.chunk_range or config.guidance)
 
 
 def test_two_processes_learn_what_one_learns(tmp_path):

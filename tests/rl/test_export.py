@@ -32,7 +32,7 @@ def run(tmp_path):
 
 
 def export(run, *more):
-    main([f"run={run / 'run'}", f"base={run / 'base'}", f"out={run / 'out'}", *more])
+    main([f"run={run / 'run'}", f"decoder={run / 'base'}", f"out={run / 'out'}", *more])
     return run / "out"
 
 
@@ -90,9 +90,9 @@ def test_greedy_decision_of_the_program_is_that_of_the_policy(run):
 def test_export_refuses_what_does_not_fit(run):
     tiny_decoder(seed=1).save_pretrained(run / "other")
     with pytest.raises(CheckpointError, match="was trained for the decoder"):
-        main([f"run={run / 'run'}", f"base={run / 'other'}", f"out={run / 'out'}"])
+        main([f"run={run / 'run'}", f"decoder={run / 'other'}", f"out={run / 'out'}"])
     assert not (run / "out").exists()
-    with pytest.raises(ConfigError, match="give base="):
+    with pytest.raises(ConfigError, match="give decoder="):
         main([f"run={run / 'run'}", f"out={run / 'out'}"])
     with pytest.raises(CheckpointError, match="neither a finished DCPO run"):
         main([f"run={run / 'base' / 'x'}", "program=false"])

@@ -55,7 +55,7 @@ def test_profile_refuses_nonsense():
         guidance.profile(ToyDecoder(), toy_items(2), ToyVocoder(), ToyRecognizer(), SAMPLING, range_size=5)
     with pytest.raises(RewardError, match="the toy vocoder broke"):
         guidance.profile(ToyDecoder(), toy_items(4), ToyVocoder(lambda t: True), ToyRecognizer(), SAMPLING)
-    with pytest.raises(ConfigError, match="base is not set"):
+    with pytest.raises(ConfigError, match="decoder is not set"):
         guidance.main([])
 
 
@@ -67,7 +67,7 @@ def test_command_writes_json_and_plot(files, monkeypatch, capsys):  # noqa: F811
             return ["a red house" if len(w) % 960 else "a red mouse" for w in waves]
 
     monkeypatch.setattr(guidance, "load_recognizer", lambda name, device: Listener())
-    guidance.main([f"base={files / 'base'}", f"data={files / 'data'}", f"vocoder={files / 'vocoder'}",
+    guidance.main([f"decoder={files / 'base'}", f"data={files / 'data'}", f"vocoder={files / 'vocoder'}",
                    "prompt_tokens=5", f"out={files / 'profile'}", "sampling.max_tokens=20", "range_size=3"])
     result = json.loads((files / "profile" / "profile.json").read_text())
     assert len(result["rows"]) == 4 and len(result["range"]) == 3 and len(result["base_checksum"]) == 64

@@ -162,17 +162,18 @@ def test_training_takes_the_same_course(tmp_path):
 
 def test_the_benchmark_compares_three_ways(tmp_path, monkeypatch, capsys):
     base = tiny_decoder(tokenizer="tiny@abc")
-    base.save_pretrained(tmp_path / "base")
+    base.save_pretrained(tmp_path / "decoder")
     policy_of().save_pretrained(tmp_path / "policy")
     tiny_vocoder().save_pretrained(tmp_path / "vocoder")
     write_prepared(tmp_path / "data")
     monkeypatch.setattr(benchmark, "load_recognizer", lambda name: Heard())
-    arguments = [f"{name}={tmp_path / name}" for name in ("base", "policy", "vocoder", "data")]
-    assert benchmark.main([*arguments, "prompts=2", "group=3", "repeats=2", "prompt_tokens=3"]) == 0
+    arguments = [f"{name}={tmp_path / name}" for name in ("decoder", "policy", "vocoder", "data")]
+    benchmark.main([*arguments, "prompts=2", "group=3", "repeats=2", "prompt_tokens=3"])
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert result["rollouts"] == 6
     for name in ("sequential", "loop", "engine"):
         assert result[name] > 0
     middle, low, high = result["engine_over_sequential"]
     assert low <= middle <= high
-    assert benchmark.main(arguments[:1]) == 1 and "give base=" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="give decoder=…, policy=… and data=…"):
+        benchmark.main(arguments[:1])

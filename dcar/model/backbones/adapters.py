@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
+from dcar.config import setting
 from dcar.errors import ConfigError
 
 
@@ -14,11 +15,11 @@ from dcar.errors import ConfigError
 class LoraSettings:
     """Adapters: y = W x + (alpha / rank) B A dropout(x)."""
 
-    rank: int = 16
-    alpha: float = 32.0
-    dropout: float = 0.0
-    targets: list[str] = field(default_factory=lambda: ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj",
-                                                        "down_proj"])
+    rank: int = setting(16, "Rank of B A.", minimum=1)
+    alpha: float = setting(32.0, "Scale: alpha / rank.", above=0)
+    dropout: float = setting(0.0, "Share of inputs dropped while training.", minimum=0, below=1)
+    targets: list[str] = setting(["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+                                 "Layers of the language model that get adapters.")
 
 
 def peft_config(settings: dict[str, Any]):

@@ -14,6 +14,7 @@ backbone.path=…`. Leaves behind: the decoder, its text tokenizer, and a model 
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,8 @@ from typing import Any
 
 import torch
 
-from dcar.config import load_config
+from dcar.config import check, load_config, setting
+from dcar.config.schema import seed_setting
 from dcar.errors import CheckpointError, ConfigError
 from dcar.model.backbones.causal_lm import llasa_ids, llasa_template, load_causal_lm, offset_ids
 from dcar.model.backbones.cosyvoice import BLANK, load_cosyvoice2
@@ -29,6 +31,7 @@ from dcar.model.backbones.cosyvoice1 import load_cosyvoice1
 from dcar.model.backbones.decoder import TEXT_TOKENIZER_FOLDER, BackboneDecoder, check_ragged
 from dcar.model.backbones.text_tokens import TextTokenizer
 from dcar.model.cards import decoder_card
+from dcar.process import run_command
 from dcar.text.phonemes import TEXT_VOCAB_SIZE
 from dcar.tracking import provenance, write_json
 
@@ -39,31 +42,29 @@ KINDS = ("cosyvoice2", "cosyvoice", "llasa", "causal-lm")
 class ConvertConfig:
     """Settings of `dcar convert-backbone`."""
 
-    kind: str = ""  # cosyvoice2, cosyvoice (CosyVoice-300M), llasa, causal-lm
-    source: str = ""  # folder of the published model (causal-lm and llasa: or its name on the Hub)
-    out: str = ""
-    heads: int = 7  # K, base head included
-    head_blocks: int = 4
-    bos: bool = False  # true: speaker prompt without its text, closed by the start symbol; false: zero-shot layout
-    tokenizer: str = ""  # name@checksum of the speech tokenizer; empty = taken from the first corpus trained on
-    phonemes: bool = False  # causal-lm: text is phonemes of this project instead of the model's own tokens
-    speech_vocab_size: int = 0  # codes; checked against the model where it has speech already
-    first_speech_id: int = -1  # causal-lm: id of code 0 in its vocabulary; -1 = the model knows no speech yet
-    start_id: int = -1  # causal-lm with first_speech_id: start and
-    eos_id: int = -1  # end of speech
-    architecture: str = ""  # cosyvoice2: folder with Qwen2's config.json, if it is not CosyVoice-BlankEN beside llm.pt
-    text_tokenizer: str = "openai/whisper-large-v3"  # cosyvoice: Whisper's, which its folder does not hold
-    copy_output: bool = True  # additional heads start from the base head instead of at random
-    seed: int = 0
+    kind: str = setting("", "What the source is; cosyvoice is CosyVoice-300M.", choices=KINDS)
+    source: str = setting("", "Folder of the published model (causal-lm and llasa: or its name on the Hub).")
+    out: str = setting("", "Folder to write.", place="folder")
+    heads: int = setting(7, "K, base head included.", minimum=1)
+    head_blocks: int = setting(4, "Residual blocks of every additional head.", minimum=1)
+    bos: bool = setting(False, "Speaker prompt without its text, closed by the start symbol; false: zero-shot layout.")
+    tokenizer: str = setting("", "name@checksum of the speech tokenizer; empty = of the first corpus trained on.")
+    phonemes: bool = setting(False, "causal-lm: text is phonemes of this project instead of the model's own tokens.")
+    speech_vocab_size: int = setting(0, "Codes; checked against the model where it has speech already.", minimum=0)
+    first_speech_id: int = setting(-1, "causal-lm: id of code 0 in its vocabulary; -1 = the model knows no speech yet.",
+                                   minimum=-1)
+    start_id: int = setting(-1, "causal-lm with first_speech_id: id of the start of speech.", minimum=-1)
+    eos_id: int = setting(-1, "causal-lm with first_speech_id: id of the end of speech.", minimum=-1)
+    architecture: str = setting("", "cosyvoice2: folder with Qwen2's config.json; empty = CosyVoice-BlankEN by llm.pt.")
+    text_tokenizer: str = setting("openai/whisper-large-v3", "cosyvoice: Whisper's, which its folder does not hold.")
+    copy_output: bool = setting(True, "Additional heads start from the base head instead of at random.")
+    seed: int = seed_setting(0, "Of additional heads.")
 
     def __post_init__(self):
-        if self.kind not in KINDS:
-            raise ConfigError(f"kind must be one of {', '.join(KINDS)}; not '{self.kind}'")
+        check(self)
         for name in ("source", "out"):
             if not getattr(self, name):
                 raise ConfigError(f"{name} is not set: give {name}=…")
-        if self.heads < 1 or self.head_blocks < 1:
-            raise ConfigError("heads and head_blocks must be at least 1")
 
 
 def convert(config: ConvertConfig) -> BackboneDecoder:
@@ -124,4 +125,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command("dcar.model.backbones.convert", main))

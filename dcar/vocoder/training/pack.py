@@ -7,11 +7,11 @@ few speakers gains more. Waves are resampled when the pack is unpacked. Tokens h
 
 from __future__ import annotations
 
-import argparse
 import io
 import itertools
 import json
 import logging
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -26,7 +26,9 @@ from torch import Tensor
 from tqdm import tqdm
 
 from dcar.audio import ENCODER_SAMPLE_RATE, resample
+from dcar.config import load_config, setting
 from dcar.errors import ConfigError, DataError
+from dcar.process import run_command
 from dcar.tokens.codebook import codebook_of
 from dcar.tokens.kmeans import KMeansTokenizer
 from dcar.tokens.load import load_tokenizer
@@ -356,7 +358,7 @@ def pack_training_data(
 def _listener(tokenizer: Mapping[str, Any], prepared_dir: str | Path) -> KMeansTokenizer:
     found = load_tokenizer(tokenizer["spec"])
     if not isinstance(found, KMeansTokenizer):
-        raise ConfigError(f"{prepared_dir}: tokenizer {tokenizer['spec']} has no states to keep; leave out --states")
+        raise ConfigError(f"{prepared_dir}: tokenizer {tokenizer['spec']} has no states to keep; leave out states")
     return found
 
 
@@ -369,16 +371,20 @@ def _states(listener: KMeansTokenizer, utterance: Utterance, speed: float, token
     return coordinates.astype(np.float16)
 
 
+@dataclass
+class PackConfig:
+    """Settings of `python -m dcar.vocoder.training.pack`: a prepared corpus for `dcar train-vocoder`."""
+
+    prepared: str = setting(meaning="Folder written by `dcar prepare`.", place="folder")
+    out: str = setting(meaning="Pack to write (.safetensors).", place="file")
+    encoded: bool = setting(False, "Keep the corpus' encoded files (small).")
+    states: bool = setting(False, "Keep what the tokens were before they were quantised.")
+
+
 def main(arguments: list[str] | None = None) -> None:
-    """Command line of `pack_training_data`: python -m dcar.vocoder.training.pack --prepared DIR --out FILE."""
-    parser = argparse.ArgumentParser(description="Pack a prepared corpus for dcar.vocoder.training.train.")
-    parser.add_argument("--prepared", required=True, help="folder written by dcar prepare")
-    parser.add_argument("--out", required=True, help="pack to write (.safetensors)")
-    parser.add_argument("--encoded", action="store_true", help="keep the corpus' encoded files (small)")
-    parser.add_argument("--states", action="store_true", help="keep what the tokens were before they were quantised")
-    options = parser.parse_args(arguments)
-    pack_training_data(options.prepared, options.out, encoded=options.encoded, states=options.states)
+    config = load_config(PackConfig, arguments)
+    pack_training_data(config.prepared, config.out, encoded=config.encoded, states=config.states)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command("dcar.vocoder.training.pack", main))

@@ -1,6 +1,6 @@
 """Train the vocoder on one device from a pack: acoustic model and renderer side by side, the renderer later as a GAN.
 
-    dcar train-vocoder --data vocoder_pack.safetensors --out runs/vocoder --max_minutes 20
+    dcar train-vocoder data=vocoder_pack.safetensors out=runs/vocoder max_minutes=20
 
 All data lies on the device as flat tensors and crops are cut there, so no loader stands in the loop. The acoustic
 model learns true log-mels and pitch from tokens at every step; the renderer learns waves from true log-mels and true
@@ -11,13 +11,12 @@ losses; departures: least-squares scores, relative feature matching, mel distanc
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
+import sys
 import time
-import typing
 from collections.abc import Iterator
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,10 @@ from torch.nn import functional as F
 from tqdm import tqdm
 
 from dcar.audio import save_audio
+from dcar.config import check, load_config, setting
+from dcar.config.schema import seed_setting
 from dcar.errors import CheckpointError, ConfigError, DCARError
+from dcar.process import run_command
 from dcar.tokens.spread import spread_out
 from dcar.tracking import write_json
 from dcar.vocoder.acoustic import EMBEDDING_SPREAD, Acoustics, pitch_statistics
@@ -40,47 +42,52 @@ from dcar.vocoder.training.voices import VoiceLoss
 from dcar.vocoder.training.words import WordLoss
 
 
-def _option(default: Any, help: str) -> Any:
-    return field(default=default, metadata={"help": help})
-
-
 @dataclass
 class TrainVocoderConfig:
-    """Every field is a command-line option of the same name."""
+    """Settings of `dcar train-vocoder`."""
 
-    data: str = _option("", "training packs (safetensors) written by dcar.vocoder.training.pack, separated by commas")
-    out: str = _option("runs/vocoder", "folder for export/, checkpoint.pt, log.jsonl, samples/")
-    device: str = _option("auto", "cuda, cpu, or auto")
-    init_from: str = _option("", "start from the weights of this exported vocoder of the same sizes")
-    renderer_from: str = _option("", "start from this exported vocoder's renderer only: it knows spectra, not tokens")
-    seed: int = _option(0, "seed of weights, crops, noise")
-    max_steps: int = _option(1_000_000, "stop after this many steps")
-    max_minutes: float = _option(0.0, "stop after this much training time over all resumes (0 = no limit)")
-    acoustic_batch_size: int = _option(12, "stretches of utterances a step for the acoustic model")
-    acoustic_tokens: int = _option(100, "longest stretch of an utterance that it reads")
-    renderer_every: int = _option(1, "steps between two steps of the renderer; 0 = it stays as it is")
-    renderer_batch_size: int = _option(16, "crops a step of the renderer")
-    segment_tokens: int = _option(50, "length of a crop that the renderer's losses see (1 s of 50 Hz tokens)")
-    context_tokens: int = _option(8, "more tokens on both sides that the renderer reads")
-    warm_steps: int = _option(1500, "first steps of the renderer without discriminators")
-    learning_rate: float = _option(1e-3, "peak, of all networks; linear rise over 100 steps, cosine fall to a fiftieth")
-    voice_balance: float = _option(0.5, "0 = every second of speech is equally likely, 1 = every voice is")
-    weight_decay: float = _option(0.01, "AdamW")
-    clip_norm: float = _option(10.0, "largest gradient norm of the generator and of the discriminators")
-    state_weight: float = _option(0.5, "weight of guessing the states behind the tokens (a pack made with --states)")
-    words_weight: float = _option(0.0, "weight of sounding like the words to whisper-base (words.py)")
-    voice_weight: float = _option(0.0, "weight of sounding like the voice to Resemblyzer (voices.py)")
-    mel_weight: float = _option(15.0, "weight of the renderer's mel distance")
-    matching_weight: float = _option(2.0, "weight of feature matching")
-    adversarial_weight: float = _option(1.0, "weight of the adversarial loss")
-    ema_decay: float = _option(0.999, "decay of the exported average of the generator's weights")
-    speaker_noise: float = _option(0.15, "noise on speaker features, in units of their spread over the training rows")
-    bf16: bool = _option(True, "bf16 autocast (spectra, phases and losses stay in fp32)")
-    log_every: int = _option(25, "steps between log lines")
-    eval_every: int = _option(1000, "steps between validations, checkpoints and exports")
-    samples: int = _option(4, "validation utterances written as wav at the end")
-    vocoder: dict[str, Any] = field(default_factory=dict, metadata={"help": "JSON, fields of VocoderConfig"})
-    discriminators: dict[str, Any] = field(default_factory=dict, metadata={"help": "JSON, fields of Discriminators"})
+    data: str = setting("", "Training packs (safetensors) written by dcar.vocoder.training.pack, separated by commas.")
+    out: str = setting("runs/vocoder", "Folder for export/, checkpoint.pt, log.jsonl, samples/.", place="folder")
+    device: str = setting("auto", "cuda, cpu, or auto.")
+    init_from: str = setting("", "Start from the weights of this exported vocoder of the same sizes.")
+    renderer_from: str = setting("", "Start from this exported vocoder's renderer only: it knows spectra, not tokens.")
+    seed: int = seed_setting(0, "Seed of weights, crops, noise.")
+    max_steps: int = setting(1_000_000, "Stop after this many steps.", minimum=1)
+    max_minutes: float = setting(0.0, "Stop after this much training time over all resumes; 0 = no limit.", minimum=0)
+    acoustic_batch_size: int = setting(12, "Stretches of utterances a step for the acoustic model.", minimum=1)
+    acoustic_tokens: int = setting(100, "Longest stretch of an utterance that it reads.", minimum=1)
+    renderer_every: int = setting(1, "Steps between two steps of the renderer; 0 = it stays as it is.", minimum=0)
+    renderer_batch_size: int = setting(16, "Crops a step of the renderer.", minimum=1)
+    segment_tokens: int = setting(50, "Length of a crop that the renderer's losses see (50: 1 s).", minimum=1)
+    context_tokens: int = setting(8, "More tokens on both sides that the renderer reads.", minimum=0)
+    warm_steps: int = setting(1500, "First steps of the renderer without discriminators.", minimum=0)
+    learning_rate: float = setting(
+        1e-3, "Peak, of all networks; linear rise over 100 steps, cosine fall to a fiftieth.", above=0
+    )
+    voice_balance: float = setting(0.5, "0 = every second of speech is equally likely, 1 = every voice is.", minimum=0)
+    weight_decay: float = setting(0.01, "Of AdamW.", minimum=0)
+    clip_norm: float = setting(10.0, "Largest gradient norm of the generator and of the discriminators.", above=0)
+    state_weight: float = setting(
+        0.5, "Weight of guessing the states behind the tokens (a pack made with states=true).", minimum=0
+    )
+    words_weight: float = setting(0.0, "Weight of sounding like the words to whisper-base (words.py).", minimum=0)
+    voice_weight: float = setting(0.0, "Weight of sounding like the voice to Resemblyzer (voices.py).", minimum=0)
+    mel_weight: float = setting(15.0, "Weight of the renderer's mel distance.", minimum=0)
+    matching_weight: float = setting(2.0, "Weight of feature matching.", minimum=0)
+    adversarial_weight: float = setting(1.0, "Weight of the adversarial loss.", minimum=0)
+    ema_decay: float = setting(0.999, "Decay of the exported average of the generator's weights.", minimum=0, below=1)
+    speaker_noise: float = setting(
+        0.15, "Noise on speaker features, in units of their spread over the training rows.", minimum=0
+    )
+    bf16: bool = setting(True, "bf16 autocast (spectra, phases and losses stay in fp32).")
+    log_every: int = setting(25, "Steps between log lines.", minimum=1)
+    eval_every: int = setting(1000, "Steps between validations, checkpoints and exports.", minimum=1)
+    samples: int = setting(4, "Validation utterances written as wav at the end.", minimum=0)
+    vocoder: dict[str, Any] = setting({}, "Fields of VocoderConfig, {acoustic_dropout: 0.1}.")
+    discriminators: dict[str, Any] = setting({}, "Arguments of Discriminators.")
+
+    def __post_init__(self) -> None:
+        check(self)
 
 
 class Trainer:
@@ -99,7 +106,7 @@ class Trainer:
             raise ConfigError(
                 f"{config.data}: {data.token_rate} tokens a second of {data.frames_per_token} frames, but the vocoder "
                 f"is to have {shape.token_rate} of {shape.frames_per_token}: leave token_rate, sample_rate and hop out "
-                "of --vocoder (the pack says them), or pack a corpus of that rate"
+                "of vocoder (the pack says them), or pack a corpus of that rate"
             )
         self.generator = TokenVocoder(shape).to(device)
         if data.codebook is not None:
@@ -437,16 +444,8 @@ def write_samples(trainer: Trainer, folder: Path) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Command line: every field of TrainVocoderConfig as --name value."""
-    parser = argparse.ArgumentParser(description="Train the vocoder from a pack.")
-    types = typing.get_type_hints(TrainVocoderConfig)
-    for f in fields(TrainVocoderConfig):
-        kind = types[f.name]
-        convert: Any = json.loads if kind is bool or kind not in (str, int, float) else kind
-        default = f.default if f.default is not MISSING else {}
-        parser.add_argument(f"--{f.name}", type=convert, default=default, help=f.metadata["help"])
-    run(TrainVocoderConfig(**vars(parser.parse_args(arguments))))
+    run(load_config(TrainVocoderConfig, arguments))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command("dcar.vocoder.training.train", main))

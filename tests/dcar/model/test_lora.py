@@ -167,7 +167,7 @@ def data(tmp_path_factory) -> Path:
 def settings(qwen: Path, data: Path, out: Path, mode: str = "lora", **changes) -> TrainConfig:
     values = dict(prompt_tokens=5, batch_size=6, max_steps=30, warmup_steps=2, learning_rate=2e-2, log_steps=10,
                   eval_steps=30, save_steps=15, gradient_checkpointing=True)
-    return TrainConfig(data=str(data), out_dir=str(out), backbone=BackboneTraining(str(qwen), mode, SMALL),
+    return TrainConfig(data=str(data), out=str(out), backbone=BackboneTraining(str(qwen), mode, SMALL),
                        **{**values, **changes})
 
 
@@ -204,7 +204,7 @@ def test_one_lora_run_to_the_end(qwen, data, tmp_path, monkeypatch):
     policy = train_policy(
         DCPOConfig(output_dir=str(tmp_path / "dcpo"), use_cpu=True, disable_tqdm=True, num_generations=4,
                    per_device_train_batch_size=8, num_train_epochs=1, chunk_range=[2, 3], policy_width=16,
-                   policy_heads=2, max_completion_length=40, base=str(tmp_path / "car"), data=str(data)),
+                   policy_heads=2, max_completion_length=40, decoder=str(tmp_path / "car"), data=str(data)),
         vocoder=vocoder, recognizer=judge, train_items=items[:8], eval_items=items[:2])
     out = export(ExportConfig(str(tmp_path / "dcpo"), str(tmp_path / "policy"), str(tmp_path / "car")))
     assert (out / "serving.pt2").is_file() and (out / "README.md").is_file() and policy.is_dir()
@@ -213,7 +213,8 @@ def test_one_lora_run_to_the_end(qwen, data, tmp_path, monkeypatch):
                   similarity=lambda wave, rate, speaker: 0.0, noise_quality=None, recording=None,
                   identity={"v": "tone"})
     result = compare(CompareConfig(
-        methods=["car-1", "car-3", "random-2-3", "dcar"], seeds=[0], batch_size=2, max_tokens=40, resamples=100,
+        methods=["car-1", "car-3", "random-2-3", "dcar"], seeds=[0], batch_size=2, resamples=100,
+        sampling=SamplingConfig(max_tokens=40),
         timing_utterances=1, audio_samples=0, noise_quality_utterances=0, references=False, report=False, device="cpu",
         out=str(tmp_path / "compare")), tools)
     rows = {r["method"]: r for r in result["rows"]}

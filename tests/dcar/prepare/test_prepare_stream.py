@@ -22,7 +22,7 @@ TESTS = Path(__file__).parents[2]
 
 
 def config(path: Path, out: Path, **changes: Any) -> PrepareConfig:
-    return PrepareConfig(**{"out_dir": str(out), "path": str(path), "corpus": "jsonl", "shard_size": 3, "stream": True,
+    return PrepareConfig(**{"out": str(out), "path": str(path), "corpus": "jsonl", "shard_size": 3, "stream": True,
                             "wait_seconds": 60, **changes})  # fmt: skip
 
 
@@ -92,7 +92,7 @@ def test_two_launched_processes_equal_one(tmp_path: Path) -> None:
     """Two operating-system processes that know each other only through RANK, WORLD_SIZE and the folder."""
     path = manifest(tmp_path / "c", rows=13)
     settings = ["corpus=jsonl", f"path={path}", "shard_size=3", "stream=true", "wait_seconds=60"]
-    results = launch(2, *settings, f"out_dir={tmp_path / 'two'}")
+    results = launch(2, *settings, f"out={tmp_path / 'two'}")
     assert [r["utterances"] for r in results] == [3 + 3 + 1, 3 + 3]
     go(config(path, tmp_path / "one"))
     assert rows_of(tmp_path / "two") == rows_of(tmp_path / "one")
@@ -193,7 +193,7 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path: Path) -> None:
     for rows in (80, 800):
         path = manifest(tmp_path / str(rows), rows=rows)
         [result] = launch(1, "corpus=jsonl", f"path={path}", "shard_size=40", "stream=true",
-                          f"out_dir={tmp_path / f'p{rows}'}")  # fmt: skip
+                          f"out={tmp_path / f'p{rows}'}")  # fmt: skip
         assert result["utterances"] == rows
         peaks.append(result["peak_mb"])
     assert peaks[1] - peaks[0] < 12, peaks
@@ -203,4 +203,4 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path: Path) -> None:
                                      {"filter_seconds": (20.0, 3.0)}])  # fmt: skip
 def test_impossible_settings(changes: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="prepare: "):
-        PrepareConfig(out_dir="x", stream=True, **changes)
+        PrepareConfig(out="x", stream=True, **changes)

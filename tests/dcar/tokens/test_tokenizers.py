@@ -197,7 +197,7 @@ def test_projected_codes_carry_more_of_the_phonemes(tmp_path: Path) -> None:
 
     stacked = np.concatenate([s for s, _, _ in rows])
     plain = Prepared(*fit_centroids(stacked, 32, 0, True, 5))
-    config = FitTokenizerConfig(output="", vocab_size=32, projection_size=24, max_frames=10**9)
+    config = FitTokenizerConfig(out="", vocab_size=32, projection_size=24, max_frames=10**9)
     read = []
     utterances = [SimpleNamespace(text=t, speaker=s, duration=None, load=lambda i=i: (read.append(i), i))
                   for i, (_, t, s) in enumerate(rows)]

@@ -43,7 +43,7 @@ class Launcher:
         return subprocess.run(
             [sys.executable, "-m", "accelerate.commands.launch", "--config_file",
              str(ROOT / "launch" / "accelerate" / f"{config}.yaml"), "--num_processes", "2", *program,
-             f"data={self.data}", f"out_dir={out}", *SETTINGS, *self.model],
+             f"data={self.data}", f"out={out}", *SETTINGS, *self.model],
             env={**variables, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu",
                  "TORCH_EXTENSIONS_DIR": str(self.folder.parent / "extensions"), **environment}, cwd=ROOT,
             capture_output=True, text=True, timeout=900)

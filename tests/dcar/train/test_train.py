@@ -38,7 +38,7 @@ def data(tmp_path_factory) -> Path:
 def tiny_config(data: Path, out: Path, model: dict | None = None, **changes) -> TrainConfig:
     settings = dict(prompt_tokens=5, batch_size=4, max_steps=6, warmup_steps=2, learning_rate=5e-3, log_steps=1,
                     eval_steps=1000, save_steps=1000)
-    return TrainConfig(data=str(data), out_dir=str(out), model=CARConfig(**{**MODEL, **(model or {})}),
+    return TrainConfig(data=str(data), out=str(out), model=CARConfig(**{**MODEL, **(model or {})}),
                        **{**settings, **changes})
 
 
@@ -100,7 +100,7 @@ def test_speech_embeddings_can_start_from_the_tokenizers_codebook(tmp_path):
         tiny_config(data, tmp_path / "run", codebook_init=True, init_from="x")
     (tmp_path / "tokenizer" / "tokenizer.json").rename(tmp_path / "gone.json")
     with pytest.raises(DataError, match="is not there any more"):
-        run(dataclasses.replace(config, out_dir=str(tmp_path / "other")))
+        run(dataclasses.replace(config, out=str(tmp_path / "other")))
     codec = write_prepared(tmp_path / "codec", spec="s3:speech_tokenizer_v1")
     with pytest.raises(ConfigError, match="no k-means codebook"):
         run(tiny_config(codec, tmp_path / "codec_run", codebook_init=True))
@@ -136,7 +136,7 @@ def test_a_finished_run_is_not_trained_further(trained):
 
 def test_training_goes_on_from_given_weights(trained, tmp_path, data):
     config, decoder, out = trained
-    tuned = run(dataclasses.replace(config, out_dir=str(tmp_path), init_from=str(out), max_steps=1, learning_rate=1e-9))
+    tuned = run(dataclasses.replace(config, out=str(tmp_path), init_from=str(out), max_steps=1, learning_rate=1e-9))
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(
         tuned.state_dict().values(), decoder.state_dict().values(), strict=True))
 
@@ -257,7 +257,7 @@ def test_two_processes_train_and_evaluate_like_one(data, tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines",
          "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0", "-m", "dcar.train",
-         *model, f"data={data}", f"out_dir={out}", "prompt_tokens=5", "batch_size=4", "max_steps=4", "log_steps=1"],
+         *model, f"data={data}", f"out={out}", "prompt_tokens=5", "batch_size=4", "max_steps=4", "log_steps=1"],
         env={**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}, cwd=ROOT,
         capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr[-3000:]

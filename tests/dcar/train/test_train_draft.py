@@ -78,7 +78,7 @@ def target(tmp_path_factory):
 
 
 def settings(data, target, out, **changes) -> dict:
-    return dict(target=str(target), data=str(data), out_dir=str(out), prompt_tokens=5, batch_size=6, max_steps=12,
+    return dict(decoder=str(target), data=str(data), out=str(out), prompt_tokens=5, batch_size=6, max_steps=12,
                 warmup_steps=2, learning_rate=1e-2, log_steps=2, eval_steps=6, save_steps=6) | changes
 
 
@@ -99,7 +99,7 @@ def test_bottom_and_head_learn_and_the_rest_stays(data, target, tmp_path):
     assert losses[-1] < 0.4 * losses[0]
     assert [x["step"] for x in lines if "eval_head1_loss" in x] == [20, 40, 40]  # the last one on what was saved
     assert json.loads((tmp_path / "draft" / "provenance.json").read_text())["checksum"] == draft.checksum()
-    assert "target:" in (tmp_path / "draft" / "config.yaml").read_text()
+    assert "decoder:" in (tmp_path / "draft" / "config.yaml").read_text()
 
 
 def test_resumed_training_equals_one_that_never_stopped(data, target, tmp_path):
@@ -132,7 +132,7 @@ def test_what_does_not_belong_together_is_refused(data, target, tmp_path):
         run(TrainDraftConfig(**settings(foreign, target, tmp_path / "x")))
     with pytest.raises(ConfigError, match="cannot be taken"):
         run(TrainDraftConfig(**settings(data, target, tmp_path / "x", bottom_layers=3, top_layers=2)))
-    with pytest.raises(ConfigError, match="count layers"):
+    with pytest.raises(ConfigError, match="bottom_layers must be a whole number ≥ 0"):
         TrainDraftConfig(bottom_layers=-1)
 
 

@@ -39,7 +39,7 @@ def test_25_hz_with_three_heads(tmp_path: Path) -> None:
         rows.append({"id": f"u{i}", "audio": f"{i}.wav", "text": f"Line {i}.", "speaker": f"s{i % 2}",
                      "split": "dev" if i % 4 == 3 else "train"})  # fmt: skip
     (tmp_path / "m.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    config = PrepareConfig(out_dir=str(tmp_path / "p"), corpus="jsonl", path=str(tmp_path / "m.jsonl"))
+    config = PrepareConfig(out=str(tmp_path / "p"), corpus="jsonl", path=str(tmp_path / "m.jsonl"))
     run(config, tokenizer=Slow(), speaker_encoder=ToyEncoder(), progress=False)
     info = prepared_info(tmp_path / "p")["tokenizer"]
     assert info["rate_hz"] == 25.0
@@ -49,13 +49,13 @@ def test_25_hz_with_three_heads(tmp_path: Path) -> None:
     class Wrong(ToyTokenizer):
         rate_hz, checksum = 25.0, "wrong"
 
-    other = PrepareConfig(out_dir=str(tmp_path / "q"), corpus="jsonl", path=str(tmp_path / "m.jsonl"))
+    other = PrepareConfig(out=str(tmp_path / "q"), corpus="jsonl", path=str(tmp_path / "m.jsonl"))
     with pytest.raises(DataError, match=r"tokens for 1.00 s, expected about 25 at 25 Hz"):
         run(other, tokenizer=Wrong(), speaker_encoder=ToyEncoder(), progress=False)
 
     model = CARConfig(hidden_size=16, num_layers=1, num_attention_heads=2, ffn_size=16, num_prediction_heads=3,
                       head_blocks=1, bos=True)  # fmt: skip
-    decoder = train(TrainConfig(data=str(tmp_path / "p"), out_dir=str(tmp_path / "car"), model=model, prompt_tokens=5,
+    decoder = train(TrainConfig(data=str(tmp_path / "p"), out=str(tmp_path / "car"), model=model, prompt_tokens=5,
                                 batch_size=2, max_steps=2, warmup_steps=1, eval_steps=100, save_steps=100))  # fmt: skip
     assert decoder is None or decoder.config.num_prediction_heads == 3
     saved = json.loads((tmp_path / "car" / "config.json").read_text())

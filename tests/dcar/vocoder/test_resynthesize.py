@@ -74,7 +74,7 @@ def test_recordings_are_written_in_the_same_form_at_their_speed(tmp_path):
     save_audio(tmp_path / "a.wav", wave, 24_000)
     (tmp_path / "m.jsonl").write_text(
         json.dumps({"id": "u", "audio": "a.wav", "text": "Now.", "speaker": "s", "split": "train"}))
-    prepare(PrepareConfig(out_dir=str(tmp_path / "p"), corpus="jsonl", path=str(tmp_path / "m.jsonl"),
+    prepare(PrepareConfig(out=str(tmp_path / "p"), corpus="jsonl", path=str(tmp_path / "m.jsonl"),
                           splits=("train",), speeds=(1.0, 0.8)),
             tokenizer=_Tokenizer(), speaker_encoder=_Encoder(), progress=False)
     settings = dict(data=str(tmp_path / "p"), out=str(tmp_path / "out"), recordings=True)
@@ -96,7 +96,7 @@ def test_stage_two_hands_prompts_to_a_vocoder_that_hears_them(tmp_path, monkeypa
                    24_000)
     rows = [{"id": f"u{i}", "audio": f"{i}.wav", "text": f"Now {i}.", "speaker": "s", "split": "dev"} for i in range(2)]
     (tmp_path / "m.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    prepare(PrepareConfig(out_dir=str(tmp_path / "p"), corpus="jsonl", path=str(tmp_path / "m.jsonl"), splits=("dev",)),
+    prepare(PrepareConfig(out=str(tmp_path / "p"), corpus="jsonl", path=str(tmp_path / "m.jsonl"), splits=("dev",)),
             tokenizer=_Tokenizer(), speaker_encoder=_Encoder(), progress=False)
     items = make_prompts(load_prepared(tmp_path / "p", "dev"), 10, 0)
     base = tiny_decoder(text_vocab_size=64)

@@ -458,7 +458,7 @@ def test_a_prepared_corpus_becomes_a_pack(tmp_path, encoded):
     (tmp_path / "m.jsonl").write_text("".join(json.dumps({**x, "split": "dev" if x["id"] == "u3" else "train"}) + "\n"
                                               for x in lines))  # fmt: skip
     config = prepare.PrepareConfig(
-        out_dir=str(tmp_path / "p"), corpus="jsonl", path=str(tmp_path / "m.jsonl"), speeds=(1.0, 0.9),
+        out=str(tmp_path / "p"), corpus="jsonl", path=str(tmp_path / "m.jsonl"), speeds=(1.0, 0.9),
         splits=("train", "dev"), tokenizer="toy:",
     )  # fmt: skip
     prepare.run(config, tokenizer=_Tokenizer(), speaker_encoder=_Encoder(), progress=False)
@@ -502,7 +502,7 @@ def test_a_pack_with_states_holds_what_the_tokens_were_and_refuses_others(tmp_pa
     ours = listener(0)
     ours.save_pretrained(tmp_path / "tokenizer")
     config = prepare.PrepareConfig(
-        out_dir=str(tmp_path / "p"), corpus="jsonl", path=str(tmp_path / "m.jsonl"), speeds=(1.0, 0.9),
+        out=str(tmp_path / "p"), corpus="jsonl", path=str(tmp_path / "m.jsonl"), speeds=(1.0, 0.9),
         splits=("train", "dev"), tokenizer=str(tmp_path / "tokenizer"),
     )  # fmt: skip
     prepare.run(config, tokenizer=ours, speaker_encoder=_Encoder(), progress=False)
@@ -711,7 +711,7 @@ def test_the_command_line_takes_every_field(tmp_path, capsys):
     write_toy_pack(tmp_path / "pack.safetensors")
     with pytest.raises(SystemExit):
         main(["--help"])
-    assert "--mel_weight" in capsys.readouterr().out
+    assert "mel_weight=15.0" in capsys.readouterr().out
     values = dataclasses.asdict(toy_config(tmp_path, max_steps=1, bf16=False))
     arguments = [[f"--{k}", json.dumps(v) if isinstance(v, (dict, bool)) else str(v)] for k, v in values.items()]
     main(sum(arguments, []))

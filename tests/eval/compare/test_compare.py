@@ -13,12 +13,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from compare_worker import LevelJudge, loudness, tiny_config, tiny_policy, tiny_tools
+from compare_worker import SHORT, LevelJudge, loudness, tiny_config, tiny_policy, tiny_tools
 from tiny_decoders import tiny_decoder
 
 from dcar.config import load_config
 from dcar.decoding import ChunkMethod, FixedChunk, decode
 from dcar.errors import CheckpointError, ConfigError, DataError
+from dcar.process import run_command
 from eval.compare.run import CompareConfig, main, run
 from eval.methods.families import group_families
 from eval.methods.registry import METHODS, Entry, MethodKind, Models, Style, make_methods
@@ -125,7 +126,8 @@ def test_a_larger_comparison_reuses_a_smaller_one(tmp_path):
     assert {r["method"] for r in records_of(tmp_path)} == {RECORDING, RESYNTHESIS, "car-1", "car-2"}
 
 
-@pytest.mark.parametrize("change", [{"temperature": 0.5}, {"prompt": True}, {"judge": True}])
+@pytest.mark.parametrize("change", [{"sampling": dataclasses.replace(SHORT, temperature=0.5)}, {"prompt": True},
+                                    {"judge": True}])
 def test_changed_settings_make_new_records(tmp_path, change):
     config = {"methods": ["car-1"], "seeds": [0], "report": False, "audio_samples": 0, "references": False}
     run(tiny_config(tmp_path, **config), tiny_tools())
@@ -134,7 +136,7 @@ def test_changed_settings_make_new_records(tmp_path, change):
     if "prompt" in change:
         tools.items = [tools.items[0].__class__(**{**vars(i), "speaker_embedding": i.speaker_embedding * 2})
                        for i in tools.items]
-    run(tiny_config(tmp_path, **config, **{k: v for k, v in change.items() if k == "temperature"}), tools)
+    run(tiny_config(tmp_path, **config, **{k: v for k, v in change.items() if k == "sampling"}), tools)
     assert judge.calls >= 5  # all six, less an empty one
     assert len(records_of(tmp_path)) == 6
 
@@ -363,7 +365,8 @@ def test_limits_are_nested_and_ids_unique():
 
 
 @pytest.mark.parametrize("bad", [{"scorers": ["dnsmos", "dnsmos"]},
-                                 {"seeds": [1, 1]}, {"methods": []}, {"limit": -1}, {"top_p": 0.0}, {"batch_size": 0}])
+                                 {"seeds": [1, 1]}, {"methods": []}, {"limit": -1}, {"prompt_tokens": 0},
+                                 {"batch_size": 0}])
 def test_bad_settings_are_refused(bad, tmp_path):
     with pytest.raises(ConfigError):
         tiny_config(tmp_path, **bad)
@@ -376,9 +379,9 @@ def test_recipes_fit_the_schema(recipe):
 
 
 def test_command_reports_errors_with_a_status(tmp_path, capsys):
-    assert main(["metods=[far]"]) == 1
+    assert run_command("eval.compare", lambda: main(["metods=[far]"])) == 1
     assert "did you mean 'methods'" in capsys.readouterr().err
-    assert main([f"data={tmp_path}/nowhere", f"out={tmp_path}"]) == 1
+    assert run_command("eval.compare", lambda: main([f"data={tmp_path}/nowhere", f"out={tmp_path}"])) == 1
     assert "dcar prepare" in capsys.readouterr().err
 
 

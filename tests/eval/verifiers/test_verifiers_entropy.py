@@ -245,7 +245,7 @@ def test_names_of_a_comparison(files, decoder):
 def test_wrong_settings_of_the_fit(files, tmp_path):
     with pytest.raises(ConfigError, match="decoder is not set"):
         fitting.main([])
-    with pytest.raises(ConfigError, match="thresholds >= 2"):
+    with pytest.raises(ConfigError, match="thresholds must be a whole number ≥ 2; not 1"):
         fitting.main(["thresholds=1"])
     tiny_decoder(heads=1, text_vocab_size=TEXT_VOCAB_SIZE, tokenizer="tiny@abc",
                  phonemes=PHONEME_VERSION).save_pretrained(tmp_path / "far")

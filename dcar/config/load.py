@@ -1,0 +1,174 @@
+"""One strict schema per command: a dataclass, YAML files, and `key=value` on the command line.
+
+An unknown key, a wrong type or a value outside its bounds is an error that says where it stands and what would do; the
+resolved configuration is saved beside what a run produces, and running it again needs nothing else.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import difflib
+import enum
+import logging
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import MISSING
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from dcar.config.help import help_text
+from dcar.config.read import COMMAND_LINE, Given, Words, file_settings, split_arguments, spread, typed
+from dcar.config.schema import old_names, settings_of
+from dcar.config.values import check_place, fitting
+from dcar.errors import ConfigError
+
+T = TypeVar("T")
+logger = logging.getLogger(__name__)
+
+
+def load_config(schema: type[T], arguments: Sequence[str] | None = None) -> T:
+    """Build `schema` (a dataclass) from `[--config FILE.yaml] [key=value …]`; nested keys are written a.b=value.
+
+    What is given later counts, and the command line more than any file. `--help` prints the settings and exits. Raises
+    ConfigError for an unreadable file, an unknown key (naming the nearest one), a wrong type, a value outside the
+    bounds that its field declares, or one that the schema's own `__post_init__` refuses. A name that a setting had
+    before is understood, with a note.
+    """
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if "-h" in arguments or "--help" in arguments:
+        print(help_text(schema))
+        raise SystemExit(0)
+    top: Any = schema
+    known, old = settings_of(top), old_names(top)
+    values: dict[str, Given] = {}
+    noted: set[str] = set()
+    for given in _given(schema, arguments):
+        key = given.key
+        if key not in known and key in old:
+            key = old[key]
+            if given.key not in noted:
+                noted.add(given.key)
+                logger.warning("note: %s is called %s now (%s)", given.key, key, given.where)
+        if key not in known:
+            raise ConfigError(f"{given.where}: unknown setting '{given.key}'{_nearest(given.key, known, old)}")
+        if known[key].group:
+            raise ConfigError(f"{given.where}: {key} is a group of settings: give {key}.…, not a value")
+        values[key] = dataclasses.replace(given, key=key)
+    _interpolate(schema, values)
+    found = {}
+    for key, given in values.items():
+        try:
+            found[key] = fitting(key, given.value, known[key].hint, known[key].meaning)
+            if known[key].meaning.place:
+                check_place(key, found[key], known[key].meaning.place)
+        except ConfigError as error:
+            raise ConfigError(f"{given.where}: {error}") from error
+    if absent := [s.key for s in known.values() if s.default is MISSING and s.key not in found]:
+        raise ConfigError(f"{absent[0]} is not set: give {absent[0]}=…")
+    try:
+        return _build(top, None, "", found, top)
+    except ConfigError as error:
+        raise ConfigError(_located(str(error), values)) from error
+
+
+def _given(schema: type, arguments: Sequence[str]) -> list[Given]:
+    """Everything that files and command line give, in the order in which it counts."""
+    known, old = settings_of(schema), old_names(schema)
+    leaves = [s for s in known.values() if not s.group]
+    names = {**{s.key: s for s in leaves}, **{name: known[key] for name, key in old.items()}}
+    groups = frozenset(s.key for s in known.values() if s.group)
+    words = Words(
+        frozenset(names) | groups, frozenset(name for name, s in names.items() if s.hint is bool),
+        next((s.key for s in leaves if s.meaning.positional), ""),
+        tuple((s.meaning.short, s.key) for s in leaves if s.meaning.short))
+    files, pairs = split_arguments(arguments, words)
+    found = [given for path in files for given in file_settings(path, groups)]
+    for key, text in pairs:
+        is_text = key in names and names[key].hint in (str, str | None)
+        try:
+            value = text if key == words.positional else typed(text, is_text)
+        except ConfigError as error:
+            raise ConfigError(f"{COMMAND_LINE}: {key}: {error}") from error
+        found += spread(Given(key, value, COMMAND_LINE), groups)
+    return found
+
+
+def _nearest(key: str, known: dict[str, Any], old: dict[str, str]) -> str:
+    near = difflib.get_close_matches(key, [*known, *old], n=1, cutoff=0.4)
+    if near:
+        return f"; did you mean '{old.get(near[0], near[0])}'?"
+    return f"; known keys: {', '.join(k for k, s in known.items() if not s.group)}"
+
+
+def _interpolate(schema: type, values: dict[str, Given]) -> None:
+    """Fill in OmegaConf's `${other.key}` in values. ConfigError for one that leads nowhere or in circles."""
+    known = settings_of(schema)
+    open_keys = [key for key, given in values.items() if "${" in str(given.value) and not known[key].meaning.positional]
+    if not open_keys:
+        return
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    tree: dict[str, Any] = {}
+    for s in known.values():
+        if not s.group and (s.key in values or s.default is not MISSING):
+            *above, last = s.key.split(".")
+            at = tree
+            for name in above:
+                at = at.setdefault(name, {})
+            value = values[s.key].value if s.key in values else s.default
+            at[last] = value if isinstance(value, str | int | float | bool | list | dict | None) else str(value)
+    for key in open_keys:
+        try:
+            value = OmegaConf.select(OmegaConf.create(tree), key, throw_on_missing=True)
+            value = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+        except (OmegaConfBaseException, RecursionError) as error:
+            why = "it leads back to itself" if isinstance(error, RecursionError) or isinstance(
+                error.__cause__, RecursionError) else str(error).splitlines()[0]
+            raise ConfigError(f"{values[key].where}: {key}={values[key].value}: cannot be filled in ({why})") from error
+        values[key] = dataclasses.replace(values[key], value=value)
+
+
+def _build(schema: type, instance: Any, prefix: str, found: dict[str, Any], top: type) -> Any:
+    """`schema` with the values of `found`, the rest from `instance` (defaults of a group) or its own defaults."""
+    given: dict[str, Any] = {}
+    for s in settings_of(top).values():
+        if s.key.rpartition(".")[0] != prefix:
+            continue
+        if s.group:
+            given[s.path[-1]] = _build(s.hint, s.default, s.key, found, top)
+        elif s.key in found:
+            given[s.path[-1]] = found[s.key]
+    return schema(**given) if instance is None else dataclasses.replace(copy.deepcopy(instance), **given)
+
+
+def _located(message: str, values: dict[str, Given]) -> str:
+    """A schema's own complaint, behind the places where the settings stand that it names."""
+    places = [given.where for key, given in values.items()
+              if re.search(rf"\b{re.escape(key.rpartition('.')[2])}\b", message)]
+    return f"{', '.join(dict.fromkeys(places))}: {message}" if places else message
+
+
+def plain(value: Any) -> Any:
+    """A configuration, or a part of one, in the types of YAML, every setting by the name that users write."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        known = settings_of(type(value))
+        return {s.key: plain(getattr(value, s.path[0])) for s in known.values() if len(s.path) == 1}
+    if isinstance(value, dict):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple | set):
+        return [plain(v) for v in value]
+    if isinstance(value, enum.Enum):
+        return value.value
+    return value if isinstance(value, str | int | float | bool | None) else str(value)
+
+
+def save_config(config: Any, path: str | Path) -> None:
+    """Write the resolved configuration as YAML."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(yaml.safe_dump(plain(config), sort_keys=False, allow_unicode=True))

@@ -1,0 +1,207 @@
+"""What a user has written: YAML files and command lines, as settings with the place where each of them stands."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+
+from dcar.errors import ConfigError
+
+MOST_NODES = 10_000
+"""Values of a YAML file, aliases counted as often as they stand for something: nobody writes more by hand."""
+MOST_BYTES = 1_000_000
+
+
+@dataclass(frozen=True)
+class Given:
+    """A setting that a user has given: its key as written, its value, and where (file:line, or the command line)."""
+
+    key: str
+    value: Any
+    where: str
+    text: str | None = None  # as it was typed on the command line
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.1 but for three things: 1e-3 is a number, a date is text, and a key stands once."""
+
+    yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in resolvers
+                if tag not in ("tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:float")]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()}
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"""^(?:[-+]?(?:[0-9][0-9_]*)\.[0-9_]*(?:[eE][-+]?[0-9]+)?
+                |[-+]?(?:[0-9][0-9_]*)[eE][-+]?[0-9]+
+                |[-+]?\.[0-9][0-9_]*(?:[eE][-+]?[0-9]+)?
+                |[-+]?\.(?:inf|Inf|INF)
+                |\.(?:nan|NaN|NAN))$""", re.VERBOSE),
+    list("-+0123456789."))
+
+
+def _size(node: Node, sizes: dict[int, int], above: frozenset[int]) -> int:
+    """Values below a node, aliases expanded. ConfigError for one that contains itself, or a key that stands twice."""
+    if id(node) in above:
+        raise ConfigError(f"line {node.start_mark.line + 1}: an alias that contains itself")
+    if id(node) not in sizes:
+        inside: list[Node] = []
+        if isinstance(node, SequenceNode):
+            inside = node.value
+        elif isinstance(node, MappingNode):
+            inside = [part for pair in node.value for part in pair]
+            names = [key.value for key, _ in node.value if isinstance(key, ScalarNode)]
+            if twice := [name for name in names if names.count(name) > 1 and name != "<<"]:
+                raise ConfigError(f"line {node.start_mark.line + 1}: '{twice[0]}' stands twice")
+        if len(inside) > 2 * MOST_NODES:
+            raise ConfigError(f"more than {MOST_NODES} values: this is no recipe")
+        sizes[id(node)] = 1 + sum(_size(part, sizes, above | {id(node)}) for part in inside)
+    if sizes[id(node)] > MOST_NODES:
+        raise ConfigError(f"line {node.start_mark.line + 1}: its aliases stand for more than {MOST_NODES} values")
+    return sizes[id(node)]
+
+
+def _lines(node: Node, prefix: str, found: dict[str, int]) -> dict[str, int]:
+    if isinstance(node, MappingNode):
+        for key, value in node.value:
+            if isinstance(key, ScalarNode):
+                found.setdefault(prefix + key.value, key.start_mark.line + 1)
+                _lines(value, f"{prefix}{key.value}.", found)
+    return found
+
+
+def parse_yaml(text: str) -> tuple[Any, dict[str, int]]:
+    """A YAML document and the line of every key, nested ones as a.b. ConfigError that says what is wrong with it."""
+    try:
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        if node is None:
+            return None, {}
+        _size(node, {}, frozenset())
+        return loader.construct_document(node), _lines(node, "", {})
+    except yaml.YAMLError as error:
+        raise ConfigError(f"not valid YAML ({' '.join(str(error).split())})") from error
+    except RecursionError as error:
+        raise ConfigError("nested too deeply") from error
+    except (ValueError, OverflowError) as error:  # numbers that Python refuses
+        raise ConfigError(f"not valid YAML ({error})") from error
+
+
+def read_yaml(path: str | Path) -> tuple[dict[str, Any], dict[str, int]]:
+    """The mapping in a YAML file and the line of every key. ConfigError if it cannot be read or is something else."""
+    path = Path(path)
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MOST_BYTES + 1)
+        text = raw.decode("utf-8")
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path}: no such file; recipes are in launch/recipes/") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from error
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: cannot read it ({error}); recipes are in launch/recipes/") from error
+    if len(raw) > MOST_BYTES:
+        raise ConfigError(f"{path}: more than {MOST_BYTES} bytes: this is no recipe")
+    try:
+        loaded, lines = parse_yaml(text)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+    if not isinstance(loaded, dict):
+        raise ConfigError(f"{path}: a recipe is a mapping of settings, one `key: value` a line")
+    return loaded, lines
+
+
+def file_settings(path: str | Path, groups: frozenset[str] = frozenset()) -> list[Given]:
+    """The settings of a YAML file; mappings under one of `groups` (keys, a.b) are settings of their own."""
+    loaded, lines = read_yaml(path)
+    return list(_leaves(loaded, "", groups, lambda key: f"{path}:{lines[key]}" if key in lines else str(path)))
+
+
+def _leaves(mapping: dict[Any, Any], prefix: str, groups: frozenset[str], where: Any) -> Any:
+    for name, value in mapping.items():
+        key = f"{prefix}{name}"
+        if key in groups and isinstance(value, dict):
+            yield from _leaves(value, f"{key}.", groups, where)
+        else:
+            yield Given(key, value, where(key))
+
+
+def spread(given: Given, groups: frozenset[str]) -> list[Given]:
+    """A mapping that was given to a group of settings, as its settings; anything else as it is."""
+    if given.key in groups and isinstance(given.value, dict):
+        return list(_leaves(given.value, f"{given.key}.", groups, lambda key: given.where))
+    return [given]
+
+
+@dataclass(frozen=True)
+class Words:
+    """What a schema knows of command lines: its keys, those that are switches, its bare word, its letters."""
+
+    keys: frozenset[str]
+    switches: frozenset[str] = frozenset()
+    positional: str = ""
+    letters: tuple[tuple[str, str], ...] = ()
+
+
+COMMAND_LINE = "the command line"
+
+
+def split_arguments(arguments: Sequence[str], words: Words) -> tuple[list[str], list[tuple[str, str]]]:
+    """The files of --config, and (key, text) of everything else, both in order. ConfigError for what is neither.
+
+    key=value, --key=value and --key value are the same, with - for _ in the key; a switch (a bool) may stand alone.
+    """
+    files: list[str] = []
+    pairs: list[tuple[str, str]] = []
+    queue, letters = list(arguments), dict(words.letters)
+    bare = words.positional
+
+    def next_value(option: str) -> str:
+        if not queue:
+            raise ConfigError(f"{option} needs a value")
+        return queue.pop(0)
+
+    while queue:
+        argument = queue.pop(0)
+        name, equals, value = argument.partition("=")
+        key = name.removeprefix("--").replace("-", "_")
+        if argument == "--" and bare:
+            pairs.append((bare, next_value(argument)))
+            bare = ""
+        elif name in letters:
+            pairs.append((letters[name], value if equals else next_value(name)))
+        elif name == "--config" or name == "config" and equals:
+            files.append(value if equals else next_value(name))
+        elif argument.startswith("--") and len(argument) > 2:
+            if not equals:
+                alone = key in words.switches and (not queue or queue[0].lower() not in ("true", "false"))
+                value = "true" if alone else next_value(argument)
+            pairs.append((key, value))
+        elif equals and (key in words.keys or not bare):
+            pairs.append((key, value))
+        elif bare and not argument.startswith("-"):
+            pairs.append((bare, argument))
+            bare = ""
+        else:
+            raise ConfigError(f"'{argument}': write options as key=value, or --config FILE.yaml; --help lists the keys")
+    return files, pairs
+
+
+def typed(text: str, is_text: bool) -> Any:
+    """A value of the command line as YAML reads it; for a setting that is text, numbers stay as they were typed."""
+    try:
+        value, _ = parse_yaml(text)
+    except ConfigError:
+        if is_text:
+            return text
+        raise
+    if is_text and (text == "" or not isinstance(value, str | bool | None)):
+        return text
+    return value

@@ -1,0 +1,154 @@
+"""What settings may be: every impossible value is a ConfigError that says what would do, and where it stands."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+
+from dcar.config import load_config
+from dcar.errors import ConfigError
+from dcar.sampling import SamplingConfig
+
+TRAIN, DRAFT = "dcar.train.car:TrainConfig", "dcar.train.draft:TrainDraftConfig"
+COMPARE, PROFILE, DCPO = "eval.compare.run:CompareConfig", "rl.profile:ProfileConfig", "rl.config:DCPOConfig"
+VOCODER, RECOGNIZER = "dcar.vocoder.training.train:TrainVocoderConfig", "dcar.recognition.train:TrainRecognizerConfig"
+SPEAK, TOKENIZER = "dcar.speak.speak:SpeakConfig", "dcar.tokens.fit:FitTokenizerConfig"
+CONVERT, PREPARE = "dcar.model.backbones.convert:ConvertConfig", "dcar.prepare.settings:PrepareConfig"
+
+NEEDED = {
+    SPEAK: ["text=a"], TOKENIZER: ["out=x"], PREPARE: ["out=x"], CONVERT: ["kind=llasa", "source=a", "out=b"],
+    RECOGNIZER: ["train_manifest=a", "dev_manifest=b", "out=c.nemo"], DCPO: ["use_cpu=true"],
+}
+
+IMPOSSIBLE = [
+    *((TRAIN, text) for text in (
+        "max_steps=0", "max_steps=-1", "max_steps=2.5", "max_steps=many", "max_steps=null", "max_steps=[1,2]",
+        "model.num_layers=0", "model.hidden_size=0", "model.hidden_size=-4", "model.hidden_size=33",
+        "model.num_attention_heads=5", "model.num_attention_heads=0", "model.ffn_size=0", "model.dropout=5",
+        "model.dropout=-0.1", "model.dropout=1", "model.speech_position_scale=nan", "model.num_prediction_heads=0",
+        "head_positions=-1", "head_positions=0", "head_positions=1.5", "prompt_tokens=-1", "prompt_tokens=0",
+        "weight_decay=-0.1", "eval_steps=0", "eval_steps=-5", "save_steps=0", "save_steps=-5", "log_steps=0",
+        "learning_rate=inf", "learning_rate=.inf", "learning_rate=-1", "learning_rate=nan", "learning_rate=.nan",
+        "learning_rate=0", "learning_rate=1e999", "learning_rate=fast", "learning_rate=true",
+        "batch_size=0", "batch_size=-1", "gradient_accumulation=0", "workers=-1", "seed=-1", "seed=4294967296",
+        "seed=1" + 30 * "0", "warmup_steps=-1", "max_grad_norm=-1", "input_corruption=1", "head_weight_decay=0",
+        "optimizer=sgd", "loss_reduction=sum", "eos_tail=cut", "bf16=maybe", "backbone.train=all",
+        "backbone.dtype=int8", "backbone.lora.rank=0", "backbone.lora.dropout=1", "model=3", "model=null",
+    )),
+    *((DRAFT, text) for text in ("max_steps=0", "bottom_layers=-1", "top_layers=-1", "learning_rate=nan", "workers=-1",
+                                 "optimizer=sgd", "prompt_tokens=0")),
+    *((COMPARE, text) for text in (
+        "sampling.temperature=nan", "sampling.temperature=-1", "sampling.temperature=inf", "temperature=nan",
+        "sampling.top_p=0", "sampling.top_p=1.1", "top_p=nan", "sampling.top_k=-1", "sampling.max_tokens=0",
+        "sampling.max_tokens_per_text_unit=0", "seeds=[-1]", "seeds=[0,0]", "seeds=[]", "seeds=[a]", "limit=-1",
+        "batch_size=0", "resamples=10", "prompt_tokens=0", "prompt_seed=-1", "threads=-1", "audio_samples=-1",
+        "decoding=fast", "methods=[]", "methods={a: 1}", "sampling.repetition_share=0", "sampling={heat: 1}",
+    )),
+    *((PROFILE, text) for text in ("utterances=0", "seeds=0", "range_size=0", "sizes=[0]", "seed=-1",
+                                   "sampling.temperature=nan")),
+    *((DCPO, text) for text in (
+        "max_steps=0", "max_steps=-2", "learning_rate=-1", "learning_rate=nan", "learning_rate=inf", "weight_decay=-1",
+        "eval_steps=0", "eval_steps=-1", "save_steps=0", "save_steps=-1", "temperature=nan", "temperature=-1",
+        "top_p=0", "top_p=2", "seed=-1", "prompt_tokens=0", "per_device_train_batch_size=0", "num_generations=1",
+        "num_generations=0", "dataloader_num_workers=-1", "chunk_range=[0,2]", "chunk_range=[a]", "num_train_epochs=0",
+        "num_train_epochs=nan", "policy_width=0", "policy_heads=0", "policy_ffn_size=0", "max_failed_rewards=2",
+        "num_iterations=0", "reward_microbatches=0", "beta=-1", "hidden_dtype=int8", "penalty=some", "alpha=nan",
+        "scale_rewards=half", "lr_scheduler_type=zigzag", "eval_strategy=sometimes",
+    )),
+    *((VOCODER, text) for text in ("max_steps=0", "learning_rate=nan", "ema_decay=1", "segment_tokens=0", "samples=-1",
+                                   "mel_weight=-1", "vocoder=3", "bf16=2")),
+    *((RECOGNIZER, text) for text in ("hidden_size=0", "hidden_size=33", "dropout=1", "speeds=[0]", "speeds=[]",
+                                      "max_minutes=0", "data_threads=0", "learning_rate=-1")),
+    *((SPEAK, text) for text in ("sampling.temperature=nan", "--temperature=-1", "--top-k=-1", "seed=-1")),
+    *((TOKENIZER, text) for text in ("vocab_size=0", "passes=0", "sample_hours=-1", "corpus=tape")),
+    *((CONVERT, text) for text in ("kind=gpt", "heads=0", "head_blocks=0", "seed=-1")),
+    *((PREPARE, text) for text in ("limit=0", "speeds=[nan]", "speeds=[3]", "min_seconds=-1", "batch_seconds=0",
+                                   "num_proc=0", "dev_fraction=1", "filter_seconds=[3]", "corpus=tape")),
+]
+
+
+def schema(name: str) -> type:
+    module, _, cls = name.partition(":")
+    return getattr(importlib.import_module(module), cls)
+
+
+def named(text: str) -> str:
+    """The setting that `key=value` is about, as a message calls it."""
+    key = text.removeprefix("--").partition("=")[0].replace("-", "_")
+    return "heat" if "heat" in text else key.rpartition(".")[2]
+
+
+@pytest.mark.parametrize(("name", "text"), IMPOSSIBLE, ids=[f"{n.split(':')[1]} {t[:40]}" for n, t in IMPOSSIBLE])
+def test_impossible_values_are_refused_and_named(name, text):
+    with pytest.raises(ConfigError) as caught:
+        load_config(schema(name), [*NEEDED.get(name, []), text])
+    message = str(caught.value)
+    assert named(text) in message or "zigzag" in text or "sometimes" in text
+    assert "\n" not in message and len(message) < 500
+
+
+@pytest.mark.parametrize(("name", "text", "message"), [
+    (TRAIN, "max_steps: 0", "max_steps must be a whole number ≥ 1; not 0"),
+    (TRAIN, "learning_rate: .inf", "learning_rate must be finite; not inf"),
+    (TRAIN, "learning_rate: -1", "learning_rate must be a number > 0; not -1"),
+    (TRAIN, "model: {dropout: 5}", "model.dropout must be a number ≥ 0 and < 1; not 5"),
+    (TRAIN, "model:\n  bos: true\n  hidden_size: 33", "hidden_size 33 must be num_attention_heads 8"),
+    (TRAIN, "optimizer: sgd", "optimizer must be one of adamw, scaled_adam; not 'sgd'"),
+    (TRAIN, "optimiser: sgd", "unknown setting 'optimiser'; did you mean 'optimizer'?"),
+    (TRAIN, "model: {hiden_size: 8}", "unknown setting 'model.hiden_size'; did you mean 'model.hidden_size'?"),
+    (TRAIN, "model: 3", "model is a group of settings: give model.…, not a value"),
+    (COMPARE, "temperature: .nan", "sampling.temperature must be finite; not nan"),
+    (COMPARE, "seeds: [0, -1]", "seeds must be a list of whole numbers ≥ 0 and ≤ 4294967295; not [0, -1]"),
+    (DCPO, "num_generations: 1", "num_generations must be a whole number ≥ 2; not 1"),
+])
+def test_a_file_is_named_with_the_line(tmp_path, name, text, message):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(f"# a comment\n{text}\n")
+    line = len(recipe.read_text().splitlines())
+    with pytest.raises(ConfigError) as caught:
+        load_config(schema(name), ["--config", str(recipe), *NEEDED.get(name, [])])
+    assert str(caught.value).startswith(f"{recipe}:{line}: ") and message in str(caught.value)
+
+
+def test_where_files_and_command_line_disagree_both_are_named(tmp_path):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("model:\n  hidden_size: 36\n")
+    with pytest.raises(ConfigError, match=rf"^{recipe}:2, the command line: hidden_size 36 must be num_att"):
+        load_config(schema(TRAIN), ["--config", str(recipe), "model.num_attention_heads=8"])
+
+
+@pytest.mark.parametrize("changes", [{"temperature": float("nan")}, {"temperature": float("inf")}, {"top_p": 0.0},
+                                     {"temperature": -1.0}, {"max_tokens": 0}, {"top_k": 2.5}, {"min_tokens": -1}])
+def test_a_program_is_held_to_the_same_bounds(changes):
+    with pytest.raises(ConfigError, match=next(iter(changes))):
+        SamplingConfig(**changes)
+
+
+def test_the_edges_themselves_are_allowed():
+    config = load_config(schema(TRAIN), [
+        "max_steps=1", "head_positions=1", "model.dropout=0", "weight_decay=0", "workers=0", "seed=4294967295",
+        "max_steps=1e3", "learning_rate=1e-9", "max_grad_norm=0", "input_corruption=0"])
+    assert (config.max_steps, config.head_positions, config.model.dropout, config.seed) == (1000, 1.0, 0.0, 2**32 - 1)
+    assert load_config(schema(COMPARE), ["sampling.temperature=0", "sampling.top_p=1"]).sampling.temperature == 0
+    assert load_config(schema(DCPO), ["max_steps=-1", "use_cpu=true"]).max_steps == -1
+
+
+@pytest.mark.parametrize(("name", "key"), [(TRAIN, "out"), (TRAIN, "data"), (PREPARE, "out"), (COMPARE, "out"),
+                                           (DCPO, "out"), (PROFILE, "data"), (VOCODER, "out")])
+def test_a_file_where_a_folder_belongs(tmp_path, name, key):
+    (tmp_path / "file").write_text("")
+    needed = [a for a in NEEDED.get(name, []) if not a.startswith(f"{key}=")]
+    for place, message in (("file", "is a file, and a folder belongs there"), ("file/below", "which is a file")):
+        with pytest.raises(ConfigError, match=rf"the command line: {key}: .*{message}"):
+            load_config(schema(name), [*needed, f"{key}={tmp_path / place}"])
+    for impossible in (f"{tmp_path}/{'x' * 300}", f"'{tmp_path}/a\\0b'", f'"{tmp_path}/a\\0b"'):
+        try:
+            load_config(schema(name), [*needed, f"{key}={impossible}"])
+        except ConfigError as error:
+            assert key in str(error)
+
+
+def test_a_folder_where_a_file_belongs(tmp_path):
+    with pytest.raises(ConfigError, match="out: .* is a folder, and a file belongs there"):
+        load_config(schema(SPEAK), ["some text", "-o", str(tmp_path)])

@@ -1,0 +1,169 @@
+"""Reading: YAML files of every kind of brokenness, and the spellings of a command line."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from dcar.config import load_config, setting
+from dcar.errors import ConfigError
+
+
+@dataclass
+class Inner:
+    width: int = setting(4, "Width.")
+
+
+@dataclass
+class Toy:
+    """A toy."""
+
+    text: str = setting("", "A text.", positional=True)
+    name: str = setting("a", "A name.", short="-n")
+    rate: float = setting(0.5, "A rate.")
+    loud: bool = setting(False, "A switch.")
+    top_k: int | None = setting(None, "A count.")
+    sizes: list[int] = setting([1], "Sizes.")
+    extra: dict[str, Any] = setting({}, "Anything.")
+    inner: Inner = setting(Inner, "A group.")
+    plain: int = field(default=7)
+
+
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{b}: &{b} [{', '.join(['*' + a] * 9)}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True))
+
+
+@pytest.mark.parametrize(("content", "message"), [
+    (b"- a\n- b\n", "a recipe is a mapping of settings"),
+    (b"", "a recipe is a mapping of settings"),
+    (b"null\n", "a recipe is a mapping of settings"),
+    (b"just words\n", "a recipe is a mapping of settings"),
+    (b"42", "a recipe is a mapping of settings"),
+    ("name: café\n".encode("latin-1"), "not UTF-8 text"),
+    (b"\xff\xfe\x00", "not UTF-8 text"),
+    (b"name: [a\n", "not valid YAML"),
+    (b"name: a: b\n", "not valid YAML"),
+    (b"name: !!python/object/apply:os.system [true]\n", "not valid YAML"),
+    (b"name: a\x00b\n", "not valid YAML"),
+    (b"? [a, b]\n: c\n", "not valid YAML|unknown setting"),
+    (b"a: 1\n---\nb: 2\n", "not valid YAML"),
+    (b"name: a\nname: b\n", "line 1: 'name' stands twice"),
+    (b"extra: &a [*a]\n", "contains itself"),
+    (b"extra: &a {b: *a}\n", "contains itself"),
+    (BOMB.encode(), "its aliases stand for more than 10000 values"),
+    (b"extra: " + b"[" * 5000 + b"]" * 5000, "nested too deeply"),
+    (b"sizes: [" + b"1," * 20_001 + b"1]\n", "more than 10000 values"),
+    (b"top_k: 1" + b"0" * 5000 + b"\n", "not valid YAML"),
+    (b"#" * 1_100_000, "more than 1000000 bytes"),
+    (b"name: ${rate\n", "cannot be filled in"),
+    (b"name: ${nowhere}\n", "cannot be filled in"),
+    (b"name: ${name}\n", "cannot be filled in"),
+    (b"name: ${rate}\nrate: ${name}\n", "cannot be filled in"),
+    (b"sizes: ['${sizes}']\n", "cannot be filled in|sizes must be"),
+    (b"1: 2\n", "unknown setting '1'"),
+    (b"inner: [1]\n", "inner is a group of settings"),
+    (b"inner: {width: [1]}\n", "inner.width must be a whole number"),
+    (b"extra: [1]\n", "extra must be a mapping"),
+])
+def test_broken_files_are_errors_that_name_the_file(tmp_path, content, message):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_bytes(content)
+    started = time.monotonic()
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_config(Toy, ["--config", str(recipe)])
+    assert str(recipe) in str(caught.value) and "\n" not in str(caught.value)
+    assert time.monotonic() - started < 20
+
+
+def test_files_that_cannot_be_opened(tmp_path):
+    for path, message in ((tmp_path, "cannot read it"), (tmp_path / "none.yaml", "no such file"),
+                          (tmp_path / "a\0b", "cannot read it")):
+        with pytest.raises(ConfigError, match=message):
+            load_config(Toy, [f"--config={path}"])
+    with pytest.raises(ConfigError, match="--config needs a value"):
+        load_config(Toy, ["--config"])
+
+
+def test_a_bomb_on_the_command_line_is_refused_too():
+    with pytest.raises(ConfigError, match="the command line: extra: .*contains itself"):
+        load_config(Toy, ["extra=&a [*a]"])
+
+
+def test_anchors_and_interpolation_still_work(tmp_path):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("extra: &e {b: 1}\nname: '${rate}/x'\nsizes: [2, 3]\ninner: {width: '${plain}'}\n")
+    config = load_config(Toy, ["--config", str(recipe)])
+    assert (config.name, config.inner.width, config.sizes, config.extra) == ("0.5/x", 7, [2, 3], {"b": 1})
+
+
+@pytest.mark.parametrize(("arguments", "expected"), [
+    (["name=b"], {"name": "b"}),
+    (["--name=b"], {"name": "b"}),
+    (["--name", "b"], {"name": "b"}),
+    (["-n", "b"], {"name": "b"}),
+    (["-n=b"], {"name": "b"}),
+    (["name=b", "name=c"], {"name": "c"}),
+    (["--top-k", "3"], {"top_k": 3}),
+    (["top_k=null"], {"top_k": None}),
+    (["--loud"], {"loud": True}),
+    (["--loud", "name=b"], {"loud": True, "name": "b"}),
+    (["--loud", "hello"], {"loud": True, "text": "hello"}),
+    (["--loud", "false"], {"loud": False}),
+    (["loud=yes"], {"loud": True}),
+    (["rate=1e-3"], {"rate": 1e-3}),
+    (["rate=3"], {"rate": 3.0}),
+    (["top_k=1e3"], {"top_k": 1000}),
+    (["sizes=3"], {"sizes": [3]}),
+    (["sizes=[3,4]"], {"sizes": [3, 4]}),
+    (["sizes=[]"], {"sizes": []}),
+    (["name=1e5"], {"name": "1e5"}),
+    (["name=007"], {"name": "007"}),
+    (["name=2026-01-01"], {"name": "2026-01-01"}),
+    (["name="], {"name": ""}),
+    (["name=a: b"], {"name": "a: b"}),
+    (["name='no'"], {"name": "no"}),
+    (['extra={"a":0.1,"b":[1]}'], {"extra": {"a": 0.1, "b": [1]}}),
+    (["inner={width: 9}"], {"inner": Inner(9)}),
+    (["--inner.width", "9"], {"inner": Inner(9)}),
+    (["Good morning."], {"text": "Good morning."}),
+    (["E=mc2, he said: [sic]"], {"text": "E=mc2, he said: [sic]"}),
+    (["hello ${name}"], {"text": "hello ${name}"}),
+    (["--", "--loud"], {"text": "--loud"}),
+    (["name=b", "x", "plain=8"], {"name": "b", "text": "x", "plain": 8}),
+])
+def test_spellings_of_a_command_line(arguments, expected):
+    assert load_config(Toy, arguments) == Toy(**expected)
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    (["--name"], "--name needs a value"),
+    (["one", "two"], "'two': write options as key=value"),
+    (["one", "nam=b"], "unknown setting 'nam'; did you mean 'name'?"),
+    (["-x"], "'-x': write options"),
+    (["inner=3"], "inner is a group of settings"),
+    (["name=null"], "name must be text; not null"),
+    (["sizes=[a"], "the command line: sizes: not valid YAML"),
+    (["zzzzzzzz=1", "t"], "unknown setting|write options"),
+])
+def test_wrong_command_lines(arguments, message):
+    with pytest.raises(ConfigError, match=message.replace("?", r"\?").replace("[", r"\[")):
+        load_config(Toy, arguments)
+
+
+def test_the_command_line_counts_more_than_files_and_later_files_more_than_earlier(tmp_path):
+    for name, width in (("a", 5), ("b", 6)):
+        (tmp_path / f"{name}.yaml").write_text(f"name: {name}\ninner: {{width: {width}}}\nrate: 0.{width}\n")
+    config = load_config(Toy, ["rate=0.9", f"--config={tmp_path}/a.yaml", "--config", f"{tmp_path}/b.yaml"])
+    assert (config.name, config.inner.width, config.rate) == ("b", 6, 0.9)
+
+
+def test_defaults_are_not_shared_between_configurations():
+    one, two = load_config(Toy, []), load_config(Toy, [])
+    one.sizes.append(2)
+    one.extra["a"] = 1
+    one.inner.width = 99
+    assert (two.sizes, two.extra, two.inner.width) == ([1], {}, 4)
+    assert load_config(Toy, []) == Toy()

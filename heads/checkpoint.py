@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from dcar.errors import CheckpointError
+from dcar.errors import CheckpointError, DCARError
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 
@@ -69,17 +69,23 @@ class Checkpoint(nn.Module):
     def load_config(cls, directory: str | Path) -> Any:
         path = Path(directory) / CONFIG
         try:
-            raw = json.loads(path.read_text())
-        except (OSError, json.JSONDecodeError) as error:
+            raw = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:  # ValueError: no JSON, or not UTF-8
             raise CheckpointError(f"{path}: cannot read the model's configuration ({error}); give the directory "
                                   f"that save_pretrained wrote") from error
+        if not isinstance(raw, dict):
+            raise CheckpointError(f"{path}: a model's configuration is a mapping, not {json.dumps(raw)[:40]}; give the "
+                                  "directory that save_pretrained wrote")
         kind = raw.pop("model_type", None)
         if kind != cls.model_type:
             raise CheckpointError(f"{path}: this is a '{kind}' checkpoint, but a '{cls.model_type}' is needed here")
         known = {f.name for f in dataclasses.fields(cls.config_class)}
         if unknown := sorted(set(raw) - known):
             raise CheckpointError(f"{path}: unknown settings {unknown}; it was written by another version of DCAR")
-        return cls.config_class(**{k: tuple(v) if isinstance(v, list) else v for k, v in raw.items()})
+        try:
+            return cls.config_class(**{k: tuple(v) if isinstance(v, list) else v for k, v in raw.items()})
+        except (DCARError, TypeError, ValueError) as error:
+            raise CheckpointError(f"{path}: impossible settings ({error}); copy the model again") from error
 
     @classmethod
     def from_pretrained(cls, directory: str | Path, device: str | torch.device = "cpu") -> Self:

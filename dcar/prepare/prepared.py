@@ -70,8 +70,8 @@ def read_json(path: Path) -> dict[str, Any] | None:
     """The object in `path`; None if the file is missing or broken."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, json.JSONDecodeError):
-        return None
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError, RecursionError):
+        return None  # ValueError: no JSON, or not UTF-8
     return value if isinstance(value, dict) else None
 
 
@@ -157,6 +157,10 @@ def recording_of(row: Mapping[str, Any]) -> tuple[str, float]:
     return row["id"].removesuffix(copy_name("", speed)), speed
 
 
+NEEDED = {"phonemes": ("version",), "tokenizer": ("name", "checksum", "vocab_size", "rate_hz")}
+"""What everything that reads a prepared corpus takes from prepared.json, besides the counts."""
+
+
 def prepared_info(directory: str | Path) -> dict[str, Any]:
     """prepared.json of a prepared corpus; DataError if it is none or was made by another version of this project."""
     directory = Path(directory)
@@ -166,6 +170,11 @@ def prepared_info(directory: str | Path) -> dict[str, Any]:
     if info.get("format_version") != FORMAT_VERSION:
         found = info.get("format_version")
         raise DataError(f"{directory}: format version {found}, this program reads {FORMAT_VERSION}; prepare again")
+    lacking = [f"{part}.{name}" for part, names in NEEDED.items() for name in names
+               if not isinstance(info.get(part), dict) or name not in info[part]]
+    if lacking or not isinstance(info.get("counts"), dict):
+        raise DataError(f"{directory}: prepared.json is incomplete, it lacks {', '.join(lacking) or 'counts'}; prepare "
+                        "again")
     version = info["phonemes"]["version"]
     if version != PHONEME_VERSION and not str(version).startswith(TEXT_TOKENIZER):
         raise DataError(f"{directory}: phoneme inventory {version}, this program has {PHONEME_VERSION}; prepare again")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ import soundfile as sf
 from dcar import doctor
 from dcar.cli import COMMANDS, main
 from dcar.errors import DCARError
+from dcar.process import run_command
 
 ROOT = Path(__file__).parents[2]
 
@@ -60,6 +62,39 @@ def test_overview_lists_the_commands_and_imports_nothing_heavy(capsys):
 def test_help_as_a_process():
     done = command("speak", "--help")
     assert done.returncode == 0 and "prompt=" in done.stdout and done.stderr == ""
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["speak", "--help"], ["doctor"], ["sing"]])
+@pytest.mark.parametrize("buffered", ["", "1"])
+def test_a_reader_that_goes_ends_a_command_without_a_word(arguments, buffered, tmp_path):
+    """`dcar doctor | head -1`, with a head that has left before anything is written."""
+    program = ("import sys; from dcar import cli, doctor; doctor.CHECKS = {'one': lambda: 'fine'}; "
+               "cli.main(sys.argv[1:])")
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run([sys.executable, "-c", program, *arguments], cwd=ROOT, stdout=write, stderr=subprocess.PIPE,
+                          text=True, timeout=60, env={**os.environ, "PYTHONUNBUFFERED": buffered})
+    os.close(write)
+    if arguments == ["sing"]:  # it says so to standard error, which somebody reads
+        assert done.returncode == 2 and "unknown command" in done.stderr
+    else:
+        assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_a_broken_pipe_of_a_worker_is_not_taken_for_it():
+    def command():
+        raise BrokenPipeError("of a service")
+
+    with pytest.raises(BrokenPipeError, match="of a service"):
+        run_command("dcar train", command)
+
+
+def test_entry_points_of_a_module_end_like_the_command(tmp_path):
+    for module in ("dcar.train", "rl.train", "eval.compare", "dcar.train.draft", "eval.report"):
+        done = subprocess.run([sys.executable, "-m", module, "nothing=1"], cwd=ROOT, capture_output=True, text=True,
+                              timeout=120)
+        assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
+        assert "the command line: unknown setting 'nothing'" in done.stderr.splitlines()[-1]
 
 
 def test_unknown_command():
@@ -117,7 +152,7 @@ def test_validating_a_manifest_lists_every_broken_line(tmp_path, capsys):
             json.dumps({"id": "u6", "audio": "a.wav", "text": "No speaker."})]
     manifest = tmp_path / "m.jsonl"
     manifest.write_text("\n".join(rows) + "\n")
-    arguments = ["prepare", "corpus=jsonl", f"path={manifest}", f"out={tmp_path}/out", "validate=true"]
+    arguments = ["prepare", "corpus=jsonl", f"path={manifest}", "validate=true"]
     assert status_of(arguments) == 1
     shown = capsys.readouterr()
     for line, cause in ((2, "JSON"), (3, "missing.wav"), (4, "empty"), (5, "0 bytes"), (6, "speaker")):

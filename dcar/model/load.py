@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 
@@ -32,7 +32,7 @@ def _class_of(directory: str | Path) -> type[CARDecoder] | type[BackboneDecoder]
     if not isinstance(raw, dict):
         raise CheckpointError(f"{path}: a model's configuration is a mapping, not {json.dumps(raw)[:40]}; give the "
                               "directory of a decoder, as `dcar train` and `dcar convert-backbone` write it")
-    kind = raw.get("model_type")
+    kind: Any = raw.get("model_type")
     if kind in ("qwen2", "llama", "mistral", "qwen3"):
         raise CheckpointError(f"{path}: this is a '{kind}' language model as it was published; make a decoder of it "
                               f"first: dcar convert-backbone kind=… source={directory} out=…")

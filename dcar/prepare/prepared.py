@@ -157,7 +157,7 @@ def recording_of(row: Mapping[str, Any]) -> tuple[str, float]:
     return row["id"].removesuffix(copy_name("", speed)), speed
 
 
-NEEDED = {"phonemes": ("version",), "tokenizer": ("name", "checksum", "vocab_size", "rate_hz")}
+NEEDED = {"phonemes": ("version",), "tokenizer": ("name", "checksum", "vocab_size")}
 """What everything that reads a prepared corpus takes from prepared.json, besides the counts."""
 
 

@@ -400,6 +400,15 @@ def test_guidance_profile_gives_the_range_and_must_fit_the_decoder(tmp_path):
         toy_trainer(tmp_path, chunk_range=[], guidance=str(tmp_path / "none.json"))
 
 
+@pytest.mark.parametrize("content", [b"{}", b"[]", b"null", b"3", b'{"range": []}', b'{"range": 2}',
+                                     b'{"range": ["a"]}',
+                                     b'{"range": [0]}', b"{", b"caf\xe9", b"[" * 100_000])
+def test_what_is_no_guidance_profile_is_refused(tmp_path, content):
+    (profile := tmp_path / "profile.json").write_bytes(content)
+    with pytest.raises(ConfigError, match=f"guidance {profile}: .*run `dcar profile` first"):
+        toy_trainer(tmp_path, chunk_range=[], guidance=str(profile))
+
+
 def test_range_prior_is_where_a_new_policy_starts(tmp_path):
     trainer = toy_trainer(tmp_path, chunk_range=[2, 3], range_prior=1.5)
     probability = trainer.policy(torch.randn(1, 5, trainer.policy.config.hidden_size)).softmax(-1)[0]

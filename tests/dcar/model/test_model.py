@@ -12,6 +12,7 @@ from tiny_decoders import tiny_decoder
 from dcar.decoding.batch import pad
 from dcar.errors import CheckpointError, ConfigError
 from dcar.model.car import IGNORE, CARDecoder, head_targets
+from dcar.model.load import load_decoder
 from heads.multi_token import MultiTokenHeads
 from heads.policy import ChunkPolicy, ChunkPolicyConfig
 
@@ -166,12 +167,21 @@ def test_checkpoint_round_trip_and_checksum(decoder, tmp_path):
     (lambda p: (p / "model.safetensors").write_bytes(b"\0" * 100), "cannot read the weights"),
     (lambda p: (p / "model.safetensors").unlink(), "cannot read the weights"),
     (lambda p: (p / "config.json").write_text("{"), "cannot read the model's configuration"),
+    (lambda p: (p / "config.json").write_bytes(b'{"phonemes": "caf\xe9"}'), "cannot read the model's configuration"),
+    (lambda p: (p / "config.json").write_text("[1, 2]"), "a model's configuration is a mapping, not \\[1, 2\\]"),
+    (lambda p: (p / "config.json").write_text("null"), "a model's configuration is a mapping, not null"),
+    (lambda p: (p / "config.json").write_text(json.dumps({**json.loads((p / "config.json").read_text()),
+                                                          "dropout": 5})), "impossible settings \\(dropout must be"),
+    (lambda p: (p / "config.json").write_text(json.dumps({**json.loads((p / "config.json").read_text()),
+                                                          "hidden_size": "wide"})), "hidden_size must be a"),
 ])
 def test_damaged_checkpoints_are_refused(decoder, tmp_path, damage, message):
     decoder.save_pretrained(tmp_path)
     damage(tmp_path)
     with pytest.raises(CheckpointError, match=message):
         CARDecoder.from_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match=message):
+        load_decoder(tmp_path)
 
 
 def test_a_policy_is_no_decoder_and_knows_its_base(decoder, tmp_path):

@@ -342,6 +342,16 @@ def test_loading_checks_versions(corpus: Path, tmp_path: Path, monkeypatch: pyte
     go(config(corpus, tmp_path / "p", splits=("dev",)))
     with pytest.raises(DataError, match="no split 'train'; it has dev"):
         load_prepared(tmp_path / "p", "train")
+    whole = json.loads((tmp_path / "p" / "prepared.json").read_text())
+    for lacking, name in (("phonemes", "phonemes.version"), ("tokenizer", "tokenizer.name"), ("counts", "counts")):
+        (tmp_path / "p" / "prepared.json").write_text(json.dumps({k: v for k, v in whole.items() if k != lacking}))
+        with pytest.raises(DataError, match=f"prepared.json is incomplete, it lacks {name}"):
+            load_prepared(tmp_path / "p", "dev")
+    for broken in (b"[]", b"null", b"caf\xe9", b"{"):
+        (tmp_path / "p" / "prepared.json").write_bytes(broken)
+        with pytest.raises(DataError, match="no readable prepared.json"):
+            load_prepared(tmp_path / "p", "dev")
+    (tmp_path / "p" / "prepared.json").write_text(json.dumps(whole))
     monkeypatch.setattr(prepared, "PHONEME_VERSION", "dcar-en-us-2")
     with pytest.raises(DataError, match=f"inventory {PHONEME_VERSION}, this program has dcar-en-us-2"):
         load_prepared(tmp_path / "p", "dev")

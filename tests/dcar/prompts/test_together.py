@@ -47,8 +47,8 @@ def test_ids_of_another_origin_are_refused_by_every_command(data, tmp_path, chan
     commands = [
         lambda: load_tools(CompareConfig(data=data, split="dev", decoder=folder, noise_quality_utterances=0), "cpu"),
         lambda: load_prompts(data, "dev", decoder, 5, 0),
-        lambda: build(DCPOConfig(output_dir=str(tmp_path / "dcpo"), use_cpu=True, base=folder, data=data)),
-        lambda: profile.run(profile.ProfileConfig(base=folder, data=data)),
+        lambda: build(DCPOConfig(output_dir=str(tmp_path / "dcpo"), use_cpu=True, decoder=folder, data=data)),
+        lambda: profile.run(profile.ProfileConfig(decoder=folder, data=data)),
         lambda: fit_verifiers.run(fit_verifiers.FitConfig(decoder=folder, data=data)),
         lambda: oracle.run(oracle.OracleConfig(decoder=folder, data=data)),
     ]

@@ -17,6 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
 
 from dcar.errors import ConfigError, DCARError
+from dcar.storage import write_text
 
 T = TypeVar("T")
 
@@ -113,7 +114,5 @@ def describe(schema: type) -> str:
 
 
 def save_config(config: Any, path: str | Path) -> None:
-    """Write the resolved configuration as YAML."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(OmegaConf.to_yaml(OmegaConf.structured(config)))
+    """Write the resolved configuration as YAML, whole or not at all."""
+    write_text(path, OmegaConf.to_yaml(OmegaConf.structured(config)))

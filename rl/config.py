@@ -17,6 +17,7 @@ from trl import GRPOConfig, TrlParser
 
 from dcar.errors import ConfigError
 from dcar.sampling import SamplingConfig
+from dcar.storage import write_text
 from rl.objective import FORCED_ROWS, LOSS_TYPES, SCALES
 from rl.rollout import DECODING
 
@@ -242,5 +243,4 @@ def save_settings(config: DCPOConfig, path: Path) -> None:
         if f.init and value != default and f.name not in DERIVED:
             changed[f.name] = getattr(value, "value", value)  # an enumeration by its value
     plain = json.loads(json.dumps({**changed, "output_dir": config.output_dir}, default=str))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(yaml.safe_dump(plain, sort_keys=True))
+    write_text(path, yaml.safe_dump(plain, sort_keys=True))

@@ -27,8 +27,9 @@ from dcar.prompts.items import PromptItem
 from dcar.prompts.load import load_prompts, vocoder_for
 from dcar.recognition.base import Recognizer
 from dcar.recognition.load import load_recognizer
+from dcar.storage import writing
 from dcar.tracking import provenance, write_json
-from dcar.train.callbacks import latest_checkpoint
+from dcar.train.checkpoints import latest_checkpoint, why_incomplete
 from dcar.vocoder.base import Vocoder
 from heads.policy import ChunkPolicy, ChunkPolicyConfig
 from rl.config import DCPOConfig, parse, save_settings
@@ -148,6 +149,9 @@ def resume_point(config: DCPOConfig) -> str | None:
     if config.resume not in ("auto", "True"):
         if not Path(config.resume).is_dir():
             raise CheckpointError(f"resume: {config.resume} is no directory; use auto, never, or a checkpoint")
+        if why := why_incomplete(Path(config.resume)):
+            raise CheckpointError(f"resume: {config.resume} is not complete: {why}; resume=auto takes the newest one "
+                                  "that is")
         return config.resume
     found = latest_checkpoint(config.output_dir)
     return None if found is None else str(found)
@@ -162,21 +166,25 @@ def run(config: DCPOConfig, **parts: Any) -> Path:
     out, main = Path(config.output_dir), trainer.is_world_process_zero()
     truth = GroundTruth(out / "ground_truth.json", trainer.recognizer.name, trainer.train_dataset.items)
     if main:
-        save_settings(config, out / "config.yaml")
+        with writing(out):
+            save_settings(config, out / "config.yaml")
         logger.info("%d training prompts, %d processes, range %s, policy of %.3f M parameters, recordings' WER %.3f",
                     len(trainer.train_dataset), config.world_size, config.chunk_range,
                     sum(p.numel() for p in trainer.policy.parameters()) / 1e6, truth.corpus())
     trainer.train(resume_from_checkpoint=resume_point(config))
     metrics: dict[str, Any] = {"wer_gt": truth.corpus()} if truth.errors else {}
     if config.eval_strategy != "no":
-        metrics.update(trainer.evaluate())
+        with trainer.typed_errors():
+            metrics.update(trainer.evaluate())
+    trainer.check_weights()
     if main:
         source = provenance(config=json.loads(json.dumps(config.to_dict(), default=str)), metrics=metrics,
                             steps=trainer.state.global_step, processes=config.world_size,
                             best_checkpoint=Path(trainer.state.best_model_checkpoint or "").name,
                             recognizer=trainer.recognizer.name, base_checksum=trainer.policy.config.base_checksum)
         write_json(out / "provenance.json", source)
-        trainer.policy.save_pretrained(out / "policy", card=policy_card(trainer.policy, source))
+        with writing(out / "policy"):
+            trainer.policy.save_pretrained(out / "policy", card=policy_card(trainer.policy, source))
         write_json(out / "policy" / "provenance.json", source)
     trainer.accelerator.wait_for_everyone()
     return out / "policy"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,8 @@ from accelerate.utils import gather_object
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler
-from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
+from transformers import PrinterCallback, ProgressCallback, TrainerCallback, TrainerState
+from transformers.trainer_utils import TrainOutput
 
 from dcar.decoding import ChunkMethod, PolicyChunk, decode
 from dcar.decoding.fast.passes import fast
@@ -31,7 +32,10 @@ from dcar.prompts.items import PromptItem
 from dcar.recognition.base import Recognizer
 from dcar.text.wer import WordErrors, corpus_wer
 from dcar.train.batches import EpochLoader
-from dcar.train.callbacks import JsonlLog, TensorBoardLog, latest_checkpoint
+from dcar.train.callbacks import JsonlLog, TensorBoardLog
+from dcar.train.checkpoints import STATE as TRAINER_STATE
+from dcar.train.checkpoints import latest_checkpoint
+from dcar.train.resilient import ResilientTrainer
 from dcar.vocoder.base import Vocoder
 from heads.policy import ChunkPolicy
 from rl import objective
@@ -118,7 +122,7 @@ class Prepared:
     normalizer: float | Tensor
 
 
-class DCPOTrainer(Trainer):
+class DCPOTrainer(ResilientTrainer):
     """Trains `policy` on rollouts of the frozen `base`.
 
     reward_funcs: callables on a list of `rl.rewards.RolloutRecord`, one number each, NaN for "could not be computed";
@@ -141,7 +145,8 @@ class DCPOTrainer(Trainer):
         weights = args.reward_weights or [1.0] * len(reward_funcs)
         if len(weights) != len(reward_funcs):
             raise ConfigError(f"{len(weights)} reward_weights for {len(reward_funcs)} rewards")
-        callbacks = [JsonlLog(Path(args.output_dir) / "log.jsonl"), *(callbacks or [])]
+        self.jsonl = JsonlLog(Path(args.output_dir) / "log.jsonl")
+        callbacks = [self.jsonl, *(callbacks or [])]
         trackers = [args.report_to] if isinstance(args.report_to, str) else list(args.report_to or [])
         if "tensorboard" in trackers:
             args.report_to = [name for name in trackers if name != "tensorboard"]
@@ -370,7 +375,37 @@ class DCPOTrainer(Trainer):
             resume_from_checkpoint = str(found)
         if resume_from_checkpoint:
             self._load_copies(Path(resume_from_checkpoint))
+            if self.is_finished(resume_from_checkpoint):
+                return self._finished(Path(resume_from_checkpoint))
         return super().train(resume_from_checkpoint or None, trial, ignore_keys_for_eval, **kwargs)
+
+    def _finished(self, checkpoint: Path) -> TrainOutput:
+        """The policy and the state of a run that has all its steps; nothing is trained, nor logged twice."""
+        logger.info("finished: %s has all its steps", checkpoint)
+        self.state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE))
+        best = Path(self.args.output_dir) / Path(self.state.best_model_checkpoint or checkpoint).name
+        if not self.args.load_best_model_at_end or not best.is_dir():
+            best = checkpoint
+        self.policy.load_state_dict(ChunkPolicy.from_pretrained(best).state_dict())
+        self.jsonl.finished(self.state)
+        return TrainOutput(self.state.global_step, 0.0, {})
+
+    def describe(self, inputs: Mapping[str, Any]) -> str:
+        units = max(len(item.prompt.text_ids) for item in inputs["items"])
+        return (f"{len(inputs['items'])} prompts of up to {units} phonemes, {self.args.num_generations} rollouts each "
+                f"of up to {self.args.max_completion_length} tokens")
+
+    def kept_of(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The address of the prompts, from which the rollouts are made again, and the rollouts themselves."""
+        kept = {"epoch": inputs["epoch"], "position": inputs["position"], "indices": list(inputs["indices"]),
+                "utterances": [item.prompt.utterance_id for item in inputs["items"]]}
+        made = self._buffer.get(inputs["position"] % self.args.window % self.args.gradient_accumulation_steps)
+        if made is None:
+            return kept
+        batch = made.batch
+        return {**kept, "hidden": batch.hidden, "positions": batch.positions, "actions": batch.actions,
+                "mask": batch.mask, "forced": batch.forced, "rewards": batch.rewards, "advantages": made.advantages,
+                "weights": made.weights, "reference": made.reference}
 
     def _load_copies(self, checkpoint: Path) -> None:
         stored = ChunkPolicy.load_config(checkpoint)

@@ -19,7 +19,7 @@ import logging
 import math
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
-from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from dcar.config import load_config, save_config
@@ -40,11 +40,14 @@ from dcar.model.cards import decoder_card
 from dcar.model.load import load_decoder_config
 from dcar.prepare.prepared import load_prepared, prepared_info, tokenizer_identity
 from dcar.sources.shipped import resolve
+from dcar.storage import write_text, writing
 from dcar.tokens.codebook import codebook_of
 from dcar.tracking import provenance, write_json
 from dcar.train.batches import BucketBatchSampler, EpochLoader, SpeechDataset, collate
-from dcar.train.callbacks import JsonlLog, TensorBoardLog, latest_checkpoint
+from dcar.train.callbacks import JsonlLog, TensorBoardLog
+from dcar.train.checkpoints import STATE, latest_checkpoint, step_of
 from dcar.train.optim import ScaledAdam, cosine, eden
+from dcar.train.resilient import ResilientTrainer
 
 logger = logging.getLogger(__name__)
 
@@ -115,12 +118,13 @@ class TrainConfig:
         return [self.head_weight_decay**k for k in range(self.model.num_prediction_heads)]
 
 
-class CARTrainer(Trainer):
-    """transformers.Trainer with length-bucketed batches, the paper's optimiser, and a loss and accuracy per head."""
+class CARTrainer(ResilientTrainer):
+    """The Trainer with length-bucketed batches, the paper's optimiser, and a loss and accuracy per head."""
 
     model: CARDecoder
     train_dataset: SpeechDataset
     eval_dataset: SpeechDataset
+    batch_setting = "batch_size"
 
     def __init__(self, config: TrainConfig, model: CARDecoder, train: SpeechDataset, dev: SpeechDataset):
         if config.optimizer == "scaled_adam" and is_sharded():
@@ -139,7 +143,8 @@ class CARTrainer(Trainer):
             # Accelerate shards on its default device only, which is the CPU where there is no other
             use_cpu=not torch.cuda.is_available() and not is_sharded(),
         )
-        callbacks: list[TrainerCallback] = [JsonlLog(Path(config.out_dir) / "log.jsonl")]
+        self.jsonl = JsonlLog(Path(config.out_dir) / "log.jsonl")
+        callbacks: list[TrainerCallback] = [self.jsonl]
         if config.tensorboard:
             callbacks.append(TensorBoardLog(Path(config.out_dir) / "tensorboard"))
         if config.gradient_checkpointing:
@@ -230,6 +235,11 @@ class CARTrainer(Trainer):
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
+    def describe(self, inputs: Mapping[str, Any]) -> str:
+        rows, longest = inputs["speech_ids"].shape
+        phonemes = inputs["text_ids"].shape[1]
+        return f"a batch of {rows} utterances of up to {longest} speech tokens and {phonemes} phonemes"
+
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """A directory that CARDecoder.from_pretrained loads; every process calls it (FSDP gathers the weights)."""
         super().save_model(output_dir, _internal_call)
@@ -264,46 +274,53 @@ def run(config: TrainConfig) -> CARDecoder:
         raise CheckpointError(f"{last}: a checkpoint of another model: {differences}; choose another out_dir, or "
                               "resume=false to start again")
     torch.manual_seed(config.seed)
-    return fit(config, make(), train, dev, prepared, config)
+    return fit(config, make(), train, dev, prepared, config, last)
 
 
-def fit(config: TrainConfig, model: CARDecoder, train, dev, prepared: dict[str, Any], saved: Any) -> CARDecoder:
+def fit(config: TrainConfig, model: CARDecoder, train, dev, prepared: dict[str, Any], saved: Any,
+        last: Path | None) -> CARDecoder:
     """Train the parameters of `model` that require a gradient on prepared splits; save weights, log, card,
     provenance and `saved` (the configuration that the user gave) into `config.out_dir`.
 
-    With `config.resume` it goes on from the last checkpoint there; the caller has seen that it is of this model.
+    It goes on from the checkpoint `last`, if there is one; the caller has seen that it is of this model.
     """
     out = Path(config.out_dir)
-    last = latest_checkpoint(out) if config.resume else None
     trainer = CARTrainer(config, model, SpeechDataset(train, config.model, config.prompt_tokens, config.seed),
                          SpeechDataset(dev, config.model, config.prompt_tokens, config.seed))
     if trainer.is_world_process_zero():
-        save_config(saved, out / "config.yaml")
+        with writing(out):
+            save_config(saved, out / "config.yaml")
         trained = [p.numel() for p in model.parameters() if p.requires_grad]
         logger.info("%.2f M parameters, %.2f M of them trained, %d training utterances, %d processes",
                     sum(p.numel() for p in model.parameters()) / 1e6, sum(trained) / 1e6, len(train),
                     trainer.args.world_size)
-    if last and int(last.name.split("-")[1]) >= config.max_steps:  # finished before; Trainer would add a step
-        logger.info("%s has all %d steps", last, config.max_steps)
-        trainer.state = TrainerState.load_from_json(str(last / "trainer_state.json"))
+    if last and step_of(last) >= config.max_steps:  # finished before; Trainer would add a step
+        logger.info("finished: %s has all %d steps", last, config.max_steps)
+        trainer.state = TrainerState.load_from_json(str(last / STATE))
         model.load_state_dict(type(model).from_pretrained(last).state_dict())
         model.to(trainer.args.device)
+        trainer.jsonl.finished(trainer.state)
     else:
         trainer.train(resume_from_checkpoint=str(last) if last else None)
-    metrics = trainer.evaluate()
-    trainer.save_model(str(out))
-    trainer.accelerator.wait_for_everyone()
+    with trainer.typed_errors():
+        metrics = trainer.evaluate()
+        trainer.check_weights()
+        with writing(out):
+            trainer.save_model(str(out))
+        trainer.accelerator.wait_for_everyone()
     unset_hf_deepspeed_config()  # ZeRO-3 would shard the next language model too, which one process alone loads here
     if trainer.is_world_process_zero():
         decoder = type(model).from_pretrained(out)
         if isinstance(decoder, BackboneDecoder):
-            finish_backbone(decoder, Path(config.backbone.path), out)
+            with writing(out):
+                finish_backbone(decoder, Path(config.backbone.path), out)
             decoder = type(model).from_pretrained(out)
         source = provenance(
             data=prepared, metrics=metrics, steps=trainer.state.global_step, processes=trainer.args.world_size,
             checksum=decoder.checksum(), config=dataclasses.asdict(config), backbone=config.backbone.path)
         write_json(out / "provenance.json", source)
-        (out / "README.md").write_text(decoder_card(decoder, source))
+        with writing(out):
+            write_text(out / "README.md", decoder_card(decoder, source))
     trainer.accelerator.wait_for_everyone()
     return type(model).from_pretrained(out)
 

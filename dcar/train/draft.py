@@ -28,8 +28,8 @@ from dcar.model.load import load_decoder
 from dcar.prepare.run import load_prepared, prepared_info
 from dcar.prompts.together import check_together
 from dcar.sources.shipped import resolve
-from dcar.train.callbacks import latest_checkpoint
 from dcar.train.car import BackboneTraining, TrainConfig, decoder_shape, differing, fit
+from dcar.train.checkpoints import latest_checkpoint
 
 
 @dataclass
@@ -88,7 +88,7 @@ def run(config: TrainDraftConfig) -> DraftDecoder | BackboneDraft:
         backbone.path = str(folder)  # whose text tokenizer goes along
     trained = fit(TrainConfig(model=decoder_shape(draft.config), backbone=backbone, **settings),
                   cast(CARDecoder, draft), load_prepared(config.data, "train"), load_prepared(config.data, "dev"),
-                  prepared, config)
+                  prepared, config, last)
     assert isinstance(trained, DraftDecoder | BackboneDraft)
     return trained
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import importlib
 import logging
-import os
 import sys
 
-from dcar.errors import DCARError
+from dcar.process import run_command
 
 # command -> (module with main(arguments), what it does). The modules of rl and eval are named, not imported: this
 # table is the only place where the lower floor knows of the upper ones.
@@ -37,6 +36,7 @@ COMMANDS = {
     "report": ("eval.report.page", "one HTML page with tables, plots and audio"),
     "export-results": ("eval.results.export", "a comparison's audio and scores as VERSA and seed-tts-eval read them"),
     "speed": ("eval.speed.run", "cost of a decoding step against its floor"),
+    "verify": ("dcar.verify", "checkpoints, comparisons and prepared sets against their own digests"),
     "doctor": ("dcar.doctor", "check this installation"),
 }
 
@@ -47,7 +47,8 @@ def usage() -> str:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run a command. A DCARError is printed without a traceback (set DCAR_TRACEBACK=1 to see it); exit status 1."""
+    """Run a command. A DCARError is printed without a traceback (set DCAR_TRACEBACK=1 to see it); exit status 1, or 75
+    where it was asked to stop by SIGTERM and has kept everything that the same command goes on from."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(usage())
@@ -58,17 +59,7 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(2)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     sys.argv = [f"dcar {name}", *rest]
-    try:
-        status = importlib.import_module(COMMANDS[name][0]).main(rest)
-    except DCARError as error:
-        if os.environ.get("DCAR_TRACEBACK"):
-            raise
-        print(f"dcar {name}: {error}", file=sys.stderr)
-        sys.exit(1)
-    except KeyboardInterrupt:
-        print(f"dcar {name}: interrupted; what was finished is kept, run the same command to go on", file=sys.stderr)
-        sys.exit(130)
-    if isinstance(status, int) and status:
+    if status := run_command(f"dcar {name}", lambda: importlib.import_module(COMMANDS[name][0]).main(rest)):
         sys.exit(status)
 
 

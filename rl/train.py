@@ -23,11 +23,12 @@ from accelerate.utils import gather_object
 from dcar.errors import CheckpointError, ConfigError
 from dcar.model.car import CARDecoder
 from dcar.model.load import load_decoder, load_policy
+from dcar.process import run_command
 from dcar.prompts.items import PromptItem
 from dcar.prompts.load import load_prompts, vocoder_for
 from dcar.recognition.base import Recognizer
 from dcar.recognition.load import load_recognizer
-from dcar.storage import writing
+from dcar.storage import digest, files_of, writing
 from dcar.tracking import provenance, write_json
 from dcar.train.checkpoints import latest_checkpoint, why_incomplete
 from dcar.vocoder.base import Vocoder
@@ -171,6 +172,11 @@ def run(config: DCPOConfig, **parts: Any) -> Path:
         logger.info("%d training prompts, %d processes, range %s, policy of %.3f M parameters, recordings' WER %.3f",
                     len(trainer.train_dataset), config.world_size, config.chunk_range,
                     sum(p.numel() for p in trainer.policy.parameters()) / 1e6, truth.corpus())
+    prepared = Path(config.data) / "prepared.json" if config.data else None
+    trainer.origin = provenance(
+        config=json.loads(json.dumps(config.to_dict(), default=str)), seed=config.seed,
+        base_checksum=trainer.policy.config.base_checksum,
+        data={"path": config.data, "prepared.json": digest(prepared) if prepared and prepared.is_file() else None})
     trainer.train(resume_from_checkpoint=resume_point(config))
     metrics: dict[str, Any] = {"wer_gt": truth.corpus()} if truth.errors else {}
     if config.eval_strategy != "no":
@@ -182,10 +188,12 @@ def run(config: DCPOConfig, **parts: Any) -> Path:
                             steps=trainer.state.global_step, processes=config.world_size,
                             best_checkpoint=Path(trainer.state.best_model_checkpoint or "").name,
                             recognizer=trainer.recognizer.name, base_checksum=trainer.policy.config.base_checksum)
+        policy = out / "policy"
+        with writing(policy):
+            trainer.policy.save_pretrained(policy, card=policy_card(trainer.policy, source))
+        files = {name: digest(policy / name) for name in files_of(policy) if name != "provenance.json"}
+        write_json(policy / "provenance.json", {**source, "files": files})
         write_json(out / "provenance.json", source)
-        with writing(out / "policy"):
-            trainer.policy.save_pretrained(out / "policy", card=policy_card(trainer.policy, source))
-        write_json(out / "policy" / "provenance.json", source)
     trainer.accelerator.wait_for_everyone()
     return out / "policy"
 
@@ -197,4 +205,4 @@ def main(arguments: Sequence[str] | None = None, **parts: Any) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command("rl.train", main))

@@ -19,6 +19,7 @@ import logging
 import math
 import os
 import shutil
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,8 +40,9 @@ from dcar.model.car import CARConfig, CARDecoder, CAROutput
 from dcar.model.cards import decoder_card
 from dcar.model.load import load_decoder_config
 from dcar.prepare.prepared import load_prepared, prepared_info, tokenizer_identity
+from dcar.process import run_command
 from dcar.sources.shipped import resolve
-from dcar.storage import write_text, writing
+from dcar.storage import digest, sync, write_text, writing
 from dcar.tokens.codebook import codebook_of
 from dcar.tracking import provenance, write_json
 from dcar.train.batches import BucketBatchSampler, EpochLoader, SpeechDataset, collate
@@ -50,6 +52,8 @@ from dcar.train.optim import ScaledAdam, cosine, eden
 from dcar.train.resilient import ResilientTrainer
 
 logger = logging.getLogger(__name__)
+
+EXPORT = ".export.part"  # the folder that a finished model is written to before it takes its place
 
 
 @dataclass
@@ -294,6 +298,9 @@ def fit(config: TrainConfig, model: CARDecoder, train, dev, prepared: dict[str, 
         logger.info("%.2f M parameters, %.2f M of them trained, %d training utterances, %d processes",
                     sum(p.numel() for p in model.parameters()) / 1e6, sum(trained) / 1e6, len(train),
                     trainer.args.world_size)
+    trainer.origin = provenance(
+        config=dataclasses.asdict(config), seed=config.seed,
+        data={"path": config.data, "prepared.json": digest(Path(config.data) / "prepared.json")})
     if last and step_of(last) >= config.max_steps:  # finished before; Trainer would add a step
         logger.info("finished: %s has all %d steps", last, config.max_steps)
         trainer.state = TrainerState.load_from_json(str(last / STATE))
@@ -306,10 +313,14 @@ def fit(config: TrainConfig, model: CARDecoder, train, dev, prepared: dict[str, 
         metrics = trainer.evaluate()
         trainer.check_weights()
         with writing(out):
-            trainer.save_model(str(out))
+            trainer.save_model(str(out / EXPORT))
         trainer.accelerator.wait_for_everyone()
     unset_hf_deepspeed_config()  # ZeRO-3 would shard the next language model too, which one process alone loads here
     if trainer.is_world_process_zero():
+        for path in sorted((out / EXPORT).iterdir()):  # whole files take the places of older ones
+            sync(path)
+            path.replace(out / path.name)
+        (out / EXPORT).rmdir()
         decoder = type(model).from_pretrained(out)
         if isinstance(decoder, BackboneDecoder):
             with writing(out):
@@ -318,9 +329,10 @@ def fit(config: TrainConfig, model: CARDecoder, train, dev, prepared: dict[str, 
         source = provenance(
             data=prepared, metrics=metrics, steps=trainer.state.global_step, processes=trainer.args.world_size,
             checksum=decoder.checksum(), config=dataclasses.asdict(config), backbone=config.backbone.path)
-        write_json(out / "provenance.json", source)
         with writing(out):
             write_text(out / "README.md", decoder_card(decoder, source))
+        names = ("config.json", "model.safetensors", "config.yaml", "README.md")
+        write_json(out / "provenance.json", {**source, "files": {name: digest(out / name) for name in names}})
     trainer.accelerator.wait_for_everyone()
     return type(model).from_pretrained(out)
 
@@ -426,4 +438,4 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command("dcar.train", main))

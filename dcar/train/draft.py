@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -26,6 +27,7 @@ from dcar.model.car import CARDecoder
 from dcar.model.draft import BackboneDraft, DraftDecoder, build_draft
 from dcar.model.load import load_decoder
 from dcar.prepare.run import load_prepared, prepared_info
+from dcar.process import run_command
 from dcar.prompts.together import check_together
 from dcar.sources.shipped import resolve
 from dcar.train.car import BackboneTraining, TrainConfig, decoder_shape, differing, fit
@@ -99,4 +101,4 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command("dcar.train.draft", main))

@@ -23,14 +23,13 @@ from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback, TrainerState
 
 from dcar.errors import DCARError, ProcessError, StoppedError, TrainingError
+from dcar.process import INTERRUPTED, REQUEUE
 from dcar.storage import read_manifest, writing
 from dcar.train.checkpoints import STATE, begin_checkpoint, latest_checkpoint, remove_old, seal_checkpoint
 from dcar.train.guard import all_finite, not_finite, save_batch, some
 
 logger = logging.getLogger(__name__)
 
-REQUEUE = 75  # EX_TEMPFAIL: what was asked to stop has saved its state; the same command goes on
-INTERRUPTED = 130
 SIGNALS = {signal.SIGTERM: REQUEUE, signal.SIGUSR1: REQUEUE, signal.SIGINT: INTERRUPTED}
 GONE = re.compile(r"gloo|nccl|connection (closed|reset|refused)|timed? ?out|socket|monitoredBarrier|broken pipe",
                   re.IGNORECASE)
@@ -93,6 +92,7 @@ class ResilientTrainer(Trainer):
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
+        self.origin: dict[str, Any] = {}  # where the run comes from, for the manifests of its checkpoints
         self.requests = StopRequests()
         self.stopping = False
         self._update: list[Mapping[str, Any]] = []  # the micro-batches of this update
@@ -193,7 +193,7 @@ class ResilientTrainer(Trainer):
                 super()._save_checkpoint(model, trial)
             finally:
                 args.save_total_limit = keep
-            seal_checkpoint(folder, step=step)
+            seal_checkpoint(folder, step=step, run=self.origin)
         if self.is_world_process_zero():
             remove_old(self.out, keep, [self.state.best_model_checkpoint])
         if self.stopping:

@@ -2,7 +2,8 @@
 
 import sys
 
+from dcar.process import run_command
 from eval.compare.run import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command("eval.compare", main))

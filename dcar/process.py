@@ -1,0 +1,64 @@
+"""How a command ends: its exit status, and what it says and does when it is asked to stop."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from dcar.errors import DCARError, StoppedError
+
+REQUEUE = 75  # EX_TEMPFAIL: asked to stop, everything that was finished is kept, the same command goes on
+INTERRUPTED = 130  # Ctrl-C
+
+
+@contextlib.contextmanager
+def hearing(name: str) -> Iterator[None]:
+    """Ctrl-C raises KeyboardInterrupt, a second one leaves at once; SIGTERM leaves with REQUEUE. Only this process
+    hears them, none that it forks; only the main thread can listen."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    process, pressed = os.getpid(), list[int]()
+
+    def hear(number: int, frame: Any) -> None:
+        if os.getpid() != process:  # a worker: it goes as it would have gone
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+            return
+        if number == signal.SIGINT and pressed:
+            os._exit(INTERRUPTED)
+        if number == signal.SIGINT:
+            pressed.append(number)
+            raise KeyboardInterrupt
+        os.write(2, f"{name}: SIGTERM; what was finished is kept, run the same command to go on\n".encode())
+        raise SystemExit(REQUEUE)  # no Exception, which a reward or a recogniser's isolation would count and go on
+
+    before = {number: signal.signal(number, hear) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        if not pressed:  # after Ctrl-C a second one has to be heard until the very end
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def run_command(name: str, command: Callable[[], object]) -> int:
+    """Run a command: its own status, 1 after a DCARError, which is printed without a traceback (DCAR_TRACEBACK=1 shows
+    it), REQUEUE where it was asked to stop, INTERRUPTED after Ctrl-C."""
+    try:
+        with hearing(name):
+            status = command()
+    except DCARError as error:
+        if os.environ.get("DCAR_TRACEBACK"):
+            raise
+        print(f"{name}: {error}", file=sys.stderr)
+        return error.status if isinstance(error, StoppedError) else 1
+    except KeyboardInterrupt:
+        print(f"{name}: interrupted; what was finished is kept, run the same command to go on", file=sys.stderr)
+        return INTERRUPTED
+    return status if isinstance(status, int) else 0

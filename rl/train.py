@@ -178,24 +178,29 @@ def run(config: DCPOConfig, **parts: Any) -> Path:
         base_checksum=trainer.policy.config.base_checksum,
         data={"path": config.data, "prepared.json": digest(prepared) if prepared and prepared.is_file() else None})
     trainer.train(resume_from_checkpoint=resume_point(config))
+    with trainer.doing("evaluating and exporting the policy"), writing(out):
+        return export(trainer, truth)
+
+
+def export(trainer: DCPOTrainer, truth: GroundTruth) -> Path:
+    """The last evaluation, and the policy with its card and provenance; returns the policy's directory."""
+    config, out = trainer.args, Path(trainer.args.output_dir)
+    policy = out / "policy"
     metrics: dict[str, Any] = {"wer_gt": truth.corpus()} if truth.errors else {}
     if config.eval_strategy != "no":
-        with trainer.typed_errors():
-            metrics.update(trainer.evaluate())
+        metrics.update(trainer.evaluate())
     trainer.check_weights()
-    if main:
+    if trainer.is_world_process_zero():
         source = provenance(config=json.loads(json.dumps(config.to_dict(), default=str)), metrics=metrics,
                             steps=trainer.state.global_step, processes=config.world_size,
                             best_checkpoint=Path(trainer.state.best_model_checkpoint or "").name,
                             recognizer=trainer.recognizer.name, base_checksum=trainer.policy.config.base_checksum)
-        policy = out / "policy"
-        with writing(policy):
-            trainer.policy.save_pretrained(policy, card=policy_card(trainer.policy, source))
+        trainer.policy.save_pretrained(policy, card=policy_card(trainer.policy, source))
         files = {name: digest(policy / name) for name in files_of(policy) if name != "provenance.json"}
         write_json(policy / "provenance.json", {**source, "files": files})
         write_json(out / "provenance.json", source)
     trainer.accelerator.wait_for_everyone()
-    return out / "policy"
+    return policy
 
 
 def main(arguments: Sequence[str] | None = None, **parts: Any) -> None:

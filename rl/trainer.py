@@ -21,7 +21,7 @@ from accelerate.utils import gather_object
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler
-from transformers import PrinterCallback, ProgressCallback, TrainerCallback, TrainerState
+from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 from transformers.trainer_utils import TrainOutput
 
 from dcar.decoding import ChunkMethod, PolicyChunk, decode
@@ -33,7 +33,6 @@ from dcar.recognition.base import Recognizer
 from dcar.text.wer import WordErrors, corpus_wer
 from dcar.train.batches import EpochLoader
 from dcar.train.callbacks import JsonlLog, TensorBoardLog
-from dcar.train.checkpoints import STATE as TRAINER_STATE
 from dcar.train.checkpoints import latest_checkpoint
 from dcar.train.resilient import ResilientTrainer
 from dcar.vocoder.base import Vocoder
@@ -239,8 +238,11 @@ class DCPOTrainer(ResilientTrainer):
             started = time.perf_counter()
             seed = args.seed * 1000 + 1 + inputs["epoch"]
             batch = self.roller.collect(self.rollout_policy, inputs["items"], inputs["indices"], seed)
+            # made again after resuming: they stand in the log already
+            meter, self._meter = self._meter, Meter() if inside >= args.gradient_accumulation_steps else self._meter
             self._check_failures(batch)
             self._buffer[micro] = self._prepare(batch)
+            self._meter = meter
             self._rollout_seconds += time.perf_counter() - started
         return self._buffer[micro]
 
@@ -381,13 +383,11 @@ class DCPOTrainer(ResilientTrainer):
 
     def _finished(self, checkpoint: Path) -> TrainOutput:
         """The policy and the state of a run that has all its steps; nothing is trained, nor logged twice."""
-        logger.info("finished: %s has all its steps", checkpoint)
-        self.state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE))
+        self.finish_from(checkpoint)
         best = Path(self.args.output_dir) / Path(self.state.best_model_checkpoint or checkpoint).name
         if not self.args.load_best_model_at_end or not best.is_dir():
             best = checkpoint
         self.policy.load_state_dict(ChunkPolicy.from_pretrained(best).state_dict())
-        self.jsonl.finished(self.state)
         return TrainOutput(self.state.global_step, 0.0, {})
 
     def describe(self, inputs: Mapping[str, Any]) -> str:

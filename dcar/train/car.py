@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
-from transformers import TrainerCallback, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainingArguments
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from dcar.config import load_config, save_config
@@ -47,7 +47,7 @@ from dcar.tokens.codebook import codebook_of
 from dcar.tracking import provenance, write_json
 from dcar.train.batches import BucketBatchSampler, EpochLoader, SpeechDataset, collate
 from dcar.train.callbacks import JsonlLog, TensorBoardLog
-from dcar.train.checkpoints import STATE, latest_checkpoint, step_of
+from dcar.train.checkpoints import latest_checkpoint, step_of
 from dcar.train.optim import ScaledAdam, cosine, eden
 from dcar.train.resilient import ResilientTrainer
 
@@ -302,19 +302,22 @@ def fit(config: TrainConfig, model: CARDecoder, train, dev, prepared: dict[str, 
         config=dataclasses.asdict(config), seed=config.seed,
         data={"path": config.data, "prepared.json": digest(Path(config.data) / "prepared.json")})
     if last and step_of(last) >= config.max_steps:  # finished before; Trainer would add a step
-        logger.info("finished: %s has all %d steps", last, config.max_steps)
-        trainer.state = TrainerState.load_from_json(str(last / STATE))
+        trainer.finish_from(last)
         model.load_state_dict(type(model).from_pretrained(last).state_dict())
         model.to(trainer.args.device)
-        trainer.jsonl.finished(trainer.state)
     else:
         trainer.train(resume_from_checkpoint=str(last) if last else None)
-    with trainer.typed_errors():
-        metrics = trainer.evaluate()
-        trainer.check_weights()
-        with writing(out):
-            trainer.save_model(str(out / EXPORT))
-        trainer.accelerator.wait_for_everyone()
+    with trainer.doing("evaluating and exporting the trained model"), writing(out):
+        return export(config, model, trainer, prepared)
+
+
+def export(config: TrainConfig, model: CARDecoder, trainer: CARTrainer, prepared: dict[str, Any]) -> CARDecoder:
+    """The last evaluation, and the decoder with its card and provenance in `config.out_dir`."""
+    out = Path(config.out_dir)
+    metrics = trainer.evaluate()
+    trainer.check_weights()
+    trainer.save_model(str(out / EXPORT))
+    trainer.accelerator.wait_for_everyone()
     unset_hf_deepspeed_config()  # ZeRO-3 would shard the next language model too, which one process alone loads here
     if trainer.is_world_process_zero():
         for path in sorted((out / EXPORT).iterdir()):  # whole files take the places of older ones
@@ -323,14 +326,12 @@ def fit(config: TrainConfig, model: CARDecoder, train, dev, prepared: dict[str, 
         (out / EXPORT).rmdir()
         decoder = type(model).from_pretrained(out)
         if isinstance(decoder, BackboneDecoder):
-            with writing(out):
-                finish_backbone(decoder, Path(config.backbone.path), out)
+            finish_backbone(decoder, Path(config.backbone.path), out)
             decoder = type(model).from_pretrained(out)
         source = provenance(
             data=prepared, metrics=metrics, steps=trainer.state.global_step, processes=trainer.args.world_size,
             checksum=decoder.checksum(), config=dataclasses.asdict(config), backbone=config.backbone.path)
-        with writing(out):
-            write_text(out / "README.md", decoder_card(decoder, source))
+        write_text(out / "README.md", decoder_card(decoder, source))
         names = ("config.json", "model.safetensors", "config.yaml", "README.md")
         write_json(out / "provenance.json", {**source, "files": {name: digest(out / name) for name in names}})
     trainer.accelerator.wait_for_everyone()

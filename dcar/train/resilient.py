@@ -25,6 +25,7 @@ from transformers import Trainer, TrainerCallback, TrainerState
 from dcar.errors import DCARError, ProcessError, StoppedError, TrainingError
 from dcar.process import INTERRUPTED, REQUEUE
 from dcar.storage import read_manifest, writing
+from dcar.train.callbacks import JsonlLog
 from dcar.train.checkpoints import STATE, begin_checkpoint, latest_checkpoint, remove_old, seal_checkpoint
 from dcar.train.guard import all_finite, not_finite, save_batch, some
 
@@ -89,6 +90,7 @@ class ResilientTrainer(Trainer):
     """See the module. Subclasses say how a batch is described, and which setting makes it smaller."""
 
     batch_setting = "per_device_train_batch_size"
+    jsonl: JsonlLog
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -206,6 +208,14 @@ class ResilientTrainer(Trainer):
         steps = self.set_initial_training_values(self.args, self.get_train_dataloader())[-1]
         return TrainerState.load_from_json(str(Path(checkpoint) / STATE)).global_step >= steps
 
+    def finish_from(self, checkpoint: Path) -> None:
+        """Take the state of a checkpoint that has all steps; nothing is trained, and nothing logged twice."""
+        logger.info("finished: %s has all steps", checkpoint)
+        self.state = TrainerState.load_from_json(str(checkpoint / STATE))
+        self.state.is_world_process_zero = self.is_world_process_zero()  # the file says what the main process is
+        self.state.is_local_process_zero = self.is_local_process_zero()
+        self.jsonl.finished(self.state)
+
     # --- what is said when something fails ------------------------------------------------------------------------
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any):
@@ -218,6 +228,13 @@ class ResilientTrainer(Trainer):
                                resume_from_checkpoint, manifest["processes"], self.args.world_size)
         with self.requests.heard(), self.typed_errors():
             return super().train(resume_from_checkpoint, *args, **kwargs)
+
+    @contextlib.contextmanager
+    def doing(self, what: str) -> Iterator[None]:
+        """`typed_errors` of something that is done outside of `train`."""
+        self._doing, self._update = what, []
+        with self.typed_errors():
+            yield
 
     @contextlib.contextmanager
     def typed_errors(self) -> Iterator[None]:

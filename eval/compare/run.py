@@ -204,6 +204,9 @@ def _make_records(config: CompareConfig, tools: Tools, entries: list[Entry], ref
                   meeting: Meeting, state: PartialState) -> Maker:
     store = RecordStore(out / "records", state.process_index)
     done = store.read()
+    if state.is_main_process:  # pieces of sound that a kill has left
+        for part in (out / "audio").glob(".*"):
+            part.unlink()
     meeting.wait("reading the records of earlier runs")  # everyone has read before anyone writes
     store.open()
     maker = Maker(tools, entries, config.sampling, config.seeds, _scope(config, len(tools.items)), out, store, done)

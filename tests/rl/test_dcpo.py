@@ -310,12 +310,7 @@ def test_resumed_run_equals_one_that_never_stopped(tmp_path, stop):
         return [{k: v for k, v in line.items() if not k.startswith(("seconds", "train_"))} for line in log
                 if "loss" in line]
 
-    resumed = figures(second.state.log_history)
-    expected = figures(history)
-    if (stop - 1) % 2 == 0:  # the rollouts of the window were made again, and logged again
-        assert set(resumed[stop]) > set(expected[stop])
-        resumed[stop] = {k: resumed[stop][k] for k in expected[stop]}
-    assert resumed == expected
+    assert figures(second.state.log_history) == figures(history)  # rollouts that are made again are not logged again
     assert [line["step"] for line in log_of(tmp_path / "stopped") if "loss" in line] == list(range(1, 13))
 
 

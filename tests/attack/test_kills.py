@@ -1,0 +1,51 @@
+"""The attack as a standing test: jobs that are killed and run again end as if they had never been (docs/reliability.md).
+
+ATTACK_KILLS sets the kills of each job (10), ATTACK_SEED the seed.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+
+import harness
+import pytest
+
+KILLS, SEED = int(os.environ.get("ATTACK_KILLS", "10")), int(os.environ.get("ATTACK_SEED", "0"))
+NAMES = ("train", "dcpo", "prepare", "compare", "train2", "compare2")
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory) -> dict[str, harness.Job]:
+    return harness.jobs(harness.make_data(tmp_path_factory.mktemp("attack")))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_is_lost(name, jobs, tmp_path, capsys):
+    result = harness.attack(jobs[name], tmp_path, KILLS, random.Random(f"{SEED} {name}"))
+    with capsys.disabled():
+        print(f"\n{name}: {dict(result.kills)} kills, {result.resumed} runs gone on, {len(result.lost)} lost")
+    assert sum(result.kills.values()) >= KILLS and result.resumed
+    assert not result.lost, "\n".join(result.lost)
+
+
+@pytest.mark.slow
+def test_the_attack_sees_what_is_lost(jobs, tmp_path):
+    """A run that goes on without its optimiser, a log line too many, and a piece left behind are differences."""
+    job = jobs["train"]
+    assert harness.run(job, tmp_path / "whole").status == [0]
+    expected = harness.outcome(job, tmp_path / "whole")
+    assert not harness.differences(expected, harness.outcome(job, tmp_path / "whole"))
+    other = shutil.copytree(tmp_path / "whole", tmp_path / "other")
+    weights = bytearray((other / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (other / "model.safetensors").write_bytes(weights)
+    (other / "log.jsonl").write_text((other / "log.jsonl").read_text() + '{"step": 6, "eval_loss": 1}\n')
+    (other / "left.part").write_text("")
+    found = harness.differences(expected, harness.outcome(job, other))
+    assert len(found) == 3 and all(any(name in line for line in found) for name in (
+        "model.safetensors", "log.jsonl", "left.part: is left over"))
+    killed = harness.run(job, tmp_path / "killed", harness.Kill("write", 30))
+    assert killed.status == [-9]

@@ -122,6 +122,8 @@ class DCPOConfig(GRPOConfig):
     wer_cap: float = setting(1.0, "A rollout's WER (or CER) counts at most this much.")
     speed_bonus: float = setting(0.0, "Weight of 1 - decisions / tokens; 0 as in the paper.")
     likelihood_scale: float = setting(0.1, "Weight of one nat per character in the log_likelihood reward.")
+    reward_attempts: int = setting(3, "How often the recogniser is asked when it fails, with longer and longer breaks.")
+    reward_timeout: float = setting(600.0, "Seconds after which a batch that the recogniser has not answered failed.")
     max_failed_rewards: float = setting(0.2, "Stop when a larger share of a step's rewards could not be computed.")
     reference_policy: str = setting("epoch", "KL against the policy at the start of the epoch, or of the run (init).")
 
@@ -145,6 +147,8 @@ class DCPOConfig(GRPOConfig):
             raise ConfigError(
                 f"per_device_train_batch_size {self.per_device_train_batch_size} counts rollouts; it must be a "
                 f"multiple of num_generations {self.num_generations}: a group never spans two steps or processes")
+        if self.reward_attempts < 1 or not self.reward_timeout > 0:
+            raise ConfigError("reward_attempts must be at least 1, reward_timeout (seconds) positive")
         if self.num_iterations < 1 or self.reward_microbatches < 1 or self.prompt_tokens < 1:
             raise ConfigError("num_iterations, reward_microbatches and prompt_tokens must be at least 1")
         if self.eval_split == "none":

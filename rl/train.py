@@ -28,6 +28,7 @@ from dcar.prompts.items import PromptItem
 from dcar.prompts.load import load_prompts, vocoder_for
 from dcar.recognition.base import Recognizer
 from dcar.recognition.load import load_recognizer
+from dcar.recognition.patient import Patience, PatientRecognizer
 from dcar.storage import digest, files_of, writing
 from dcar.tracking import provenance, write_json
 from dcar.train.checkpoints import latest_checkpoint, why_incomplete
@@ -122,8 +123,9 @@ def build(config: DCPOConfig, *, base: CARDecoder | None = None, vocoder: Vocode
         spoken = [*train_items, *(eval_items or ())]
         vocoder = vocoder_for(base, config.data, spoken, config.vocoder, str(config.device))
     recognizer = load_recognizer(config.recognizer, device=str(config.device)) if recognizer is None else recognizer
-    rewards = make_rewards(config, recognizer, {})
-    trainer = DCPOTrainer(make_policy(config, base, checksum), base, config, rewards, train_items, vocoder, recognizer,
+    patient = PatientRecognizer(recognizer, Patience(config.reward_attempts, config.reward_timeout))
+    rewards = make_rewards(config, patient, {})
+    trainer = DCPOTrainer(make_policy(config, base, checksum), base, config, rewards, train_items, vocoder, patient,
                           eval_items)
     for reward in rewards:
         if isinstance(reward, WERReward):

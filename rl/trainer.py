@@ -33,7 +33,7 @@ from dcar.recognition.base import Recognizer
 from dcar.text.wer import WordErrors, corpus_wer
 from dcar.train.batches import EpochLoader
 from dcar.train.callbacks import JsonlLog, TensorBoardLog
-from dcar.train.checkpoints import latest_checkpoint
+from dcar.train.checkpoints import latest_checkpoint, why_incomplete
 from dcar.train.resilient import ResilientTrainer
 from dcar.vocoder.base import Vocoder
 from heads.policy import ChunkPolicy
@@ -271,8 +271,12 @@ class DCPOTrainer(ResilientTrainer):
         share = sum(e[0] for e in everywhere) / sum(e[1] for e in everywhere)
         if share > self.args.max_failed_rewards:
             first = next(e[2] for e in everywhere if e[0])
-            raise RewardError(f"{share:.0%} of the rewards of step {self.state.global_step} could not be computed, "
-                              f"more than max_failed_rewards {self.args.max_failed_rewards:.0%}; the first: {first}")
+            step = self.state.global_step
+            if step and why_incomplete(self.out / f"checkpoint-{step}"):  # nothing of this step has been learned yet
+                self._save_checkpoint(self.policy, None)
+            raise RewardError(f"{share:.0%} of the rewards of step {step + 1} could not be computed, more than "
+                              f"max_failed_rewards {self.args.max_failed_rewards:.0%}; the first: {first}. "
+                              f"{self._last_state()} The same command goes on from there")
 
     # --- what is logged --------------------------------------------------------------------
 

@@ -40,6 +40,8 @@ def checkpoints(output_dir: str | Path) -> list[Path]:
 
 def why_incomplete(folder: Path) -> str:
     """Why a run cannot go on from this checkpoint; empty if it can."""
+    if not folder.is_dir():
+        return "it is not there"
     manifest = read_manifest(folder)
     found = _faults_without_manifest(folder) if manifest is None else faults(folder, manifest)
     return ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")

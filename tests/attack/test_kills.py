@@ -1,4 +1,4 @@
-"""The attack as a standing test: jobs that are killed and run again end as if they had never been (docs/reliability.md).
+"""The attack as a standing test: killed jobs that are run again end as if nothing had been (docs/reliability.md).
 
 ATTACK_KILLS sets the kills of each job (10), ATTACK_SEED the seed.
 """

@@ -562,3 +562,64 @@ def test_a_signal_in_a_dcpo_step_saves_and_leaves(tmp_path, monkeypatch):
     last = ChunkPolicy.from_pretrained(tmp_path / "stopped" / "checkpoint-6").checksum()
     assert last == ChunkPolicy.from_pretrained(tmp_path / "whole" / "checkpoint-6").checksum()
     assert directory.is_dir() and whole
+
+
+def test_past_the_threshold_the_state_is_saved_and_the_same_command_goes_on(tmp_path):
+    """The recogniser dies in the fourth step; repaired, the run ends as one that it never failed in."""
+    settings = dict(save_steps=5, reward_attempts=1, eval_strategy="no", load_best_model_at_end=False)
+    whole = run(toy_config(tmp_path / "whole", **settings), **parts_of())
+
+    class Dies(ToyRecognizer):
+        dead = True
+
+        def __init__(self):
+            self.calls = 0
+
+        def transcribe(self, waves, sample_rate):
+            self.calls += 1
+            if Dies.dead and self.calls > 8:
+                raise OSError("the recogniser's GPU fell off the bus")
+            return super().transcribe(waves, sample_rate)
+
+    with pytest.raises(RewardError, match="fell off the bus.*The last good checkpoint is .*checkpoint-[1-4]"):
+        run(toy_config(tmp_path / "broken", **settings), **parts_of(recognizer=Dies()))
+    saved = latest_checkpoint(tmp_path / "broken")
+    assert saved is not None and 0 < int(saved.name[11:]) < 5
+    Dies.dead = False
+    run(toy_config(tmp_path / "broken", **settings), **parts_of(recognizer=Dies()))
+    last = [ChunkPolicy.from_pretrained(tmp_path / n / "checkpoint-6").checksum() for n in ("whole", "broken")]
+    assert last[0] == last[1] and whole.is_dir()
+
+
+# --- numbers ------------------------------------------------------------------------------------------------------
+
+
+def test_log_probabilities_of_rollouts_are_those_that_are_computed_again(tmp_path):
+    """What the policy said while it spoke, step by step, against one parallel pass over the states that were kept."""
+    trainer = toy_trainer(tmp_path, train=16)
+    torch.nn.init.normal_(trainer.policy.output.weight, std=2.0)
+    inputs = next(iter(trainer.get_train_dataloader()))
+    trainer.state.num_train_epochs = 1
+    batch = trainer._rollouts(inputs).batch
+    law = objective.decision_law(trainer.rollout_policy(batch.hidden), batch.positions)
+    again = objective.taken(law, batch.actions)
+    said = torch.zeros_like(again)
+    for i, record in enumerate(batch.records):
+        said[i, : len(record.result.action_log_probs)] = torch.tensor(record.result.action_log_probs)
+    deviation = ((said - again) * batch.mask)[~batch.forced].abs()
+    assert deviation.max() < 2e-5 and deviation.sum() / batch.mask[~batch.forced].sum() < 2e-6
+
+
+def test_dcpo_leaves_the_base_as_it_is(files):
+    from dcar.model.load import load_decoder
+
+    base = load_decoder(str(files / "base"))
+    checksum, on_disk = base.checksum(), (files / "base" / "model.safetensors").read_bytes()
+    main([f"data={files / 'data'}", f"base={files / 'base'}", f"vocoder={files / 'vocoder'}",
+          f"output_dir={files / 'run'}", "use_cpu=true", "per_device_train_batch_size=16", "num_generations=4",
+          "chunk_range=[2,3]", "policy_width=16", "policy_heads=2", "num_train_epochs=1", "max_completion_length=20",
+          "prompt_tokens=5", "disable_tqdm=true", "eval_split=none", "learning_rate=0.01"],
+         recognizer=Listener(), base=base)
+    assert base.checksum() == checksum and (files / "base" / "model.safetensors").read_bytes() == on_disk
+    source = json.loads((files / "run" / "provenance.json").read_text())
+    assert source["base_checksum"] == checksum == ChunkPolicy.from_pretrained(files / "run/policy").config.base_checksum

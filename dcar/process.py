@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from dcar.errors import DCARError, StoppedError
+from dcar.errors import DCARError, ProcessError, StoppedError
 
 REQUEUE = 75  # EX_TEMPFAIL: asked to stop, everything that was finished is kept, the same command goes on
 INTERRUPTED = 130  # Ctrl-C
+# How gloo, NCCL and torch's stores say that another process is gone or does not answer.
+GONE = re.compile(r"gloo|nccl|connection (closed|reset|refused)|timed? ?out|socket|monitoredBarrier|broken pipe",
+                  re.IGNORECASE)
 
 
 @contextlib.contextmanager
@@ -62,3 +66,18 @@ def run_command(name: str, command: Callable[[], object]) -> int:
         print(f"{name}: interrupted; what was finished is kept, run the same command to go on", file=sys.stderr)
         return INTERRUPTED
     return status if isinstance(status, int) else 0
+
+
+@contextlib.contextmanager
+def meeting_others() -> Iterator[None]:
+    """Around what makes the processes of a launch meet: ProcessError where one of them does not come."""
+    try:
+        yield
+    except RuntimeError as error:
+        world = int(os.environ.get("WORLD_SIZE", "1"))
+        if world == 1 or not GONE.search(str(error)):
+            raise
+        address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        raise ProcessError(f"process {os.environ.get('RANK')} of {world}, meeting the others at {address}: not all "
+                           f"came ({str(error).splitlines()[0]}). Their own logs have the cause; start the same "
+                           "command again") from error

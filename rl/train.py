@@ -23,7 +23,7 @@ from accelerate.utils import gather_object
 from dcar.errors import CheckpointError, ConfigError
 from dcar.model.car import CARDecoder
 from dcar.model.load import load_decoder, load_policy
-from dcar.process import run_command
+from dcar.process import meeting_others, run_command
 from dcar.prompts.items import PromptItem
 from dcar.prompts.load import load_prompts, vocoder_for
 from dcar.recognition.base import Recognizer
@@ -207,7 +207,8 @@ def export(trainer: DCPOTrainer, truth: GroundTruth) -> Path:
 
 def main(arguments: Sequence[str] | None = None, **parts: Any) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    config = parse(DCPOConfig, sys.argv[1:] if arguments is None else arguments)
+    with meeting_others():  # the settings bring the processes together
+        config = parse(DCPOConfig, sys.argv[1:] if arguments is None else arguments)
     run(config, **parts)
 
 

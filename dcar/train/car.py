@@ -40,7 +40,7 @@ from dcar.model.car import CARConfig, CARDecoder, CAROutput
 from dcar.model.cards import decoder_card
 from dcar.model.load import load_decoder_config
 from dcar.prepare.prepared import load_prepared, prepared_info, tokenizer_identity
-from dcar.process import run_command
+from dcar.process import meeting_others, run_command
 from dcar.sources.shipped import resolve
 from dcar.storage import digest, sync, write_text, writing
 from dcar.tokens.codebook import codebook_of
@@ -104,6 +104,8 @@ class TrainConfig:
     tensorboard: bool = False  # also write out_dir/tensorboard
     resume: bool = True  # go on from the last checkpoint in out_dir, bit for bit
     init_from: str = ""  # start from this decoder's weights instead of from scratch; "starter" = the shipped one
+    wait_minutes: float = 30.0  # how long processes wait for each other before they give up
+    init_from: str = ""  # start from the weights of this decoder instead of from scratch
     codebook_init: bool = False  # from scratch: speech embeddings start from the tokenizer's k-means centroids
     backbone: BackboneTraining = field(default_factory=BackboneTraining)
 
@@ -114,6 +116,8 @@ class TrainConfig:
             raise ConfigError("loss_reduction is per_head_mean or token_sum, eos_tail is fill or ignore")
         if not 0 < self.head_weight_decay <= 1 or not 0 <= self.input_corruption < 1:
             raise ConfigError("head_weight_decay must be in (0, 1], input_corruption in [0, 1)")
+        if not self.wait_minutes > 0:
+            raise ConfigError(f"wait_minutes must be positive, not {self.wait_minutes}")
         if self.codebook_init and (self.init_from or self.backbone.path):
             raise ConfigError("codebook_init is a start from scratch; init_from and backbone.path name other weights")
 
@@ -136,17 +140,8 @@ class CARTrainer(ResilientTrainer):
                               "would show it pieces of tensors: set optimizer=adamw (learning_rate about 5e-4), or "
                               "launch with launch/accelerate/multi_gpu.yaml")
         self.config = config
-        arguments = TrainingArguments(
-            output_dir=config.out_dir, max_steps=config.max_steps, seed=config.seed, data_seed=config.seed,
-            per_device_train_batch_size=config.batch_size, gradient_accumulation_steps=config.gradient_accumulation,
-            max_grad_norm=0.0 if config.optimizer == "scaled_adam" else config.max_grad_norm, bf16=config.bf16,
-            logging_steps=config.log_steps, eval_strategy="steps", eval_steps=config.eval_steps,
-            save_steps=config.save_steps, save_total_limit=2, remove_unused_columns=False, label_names=[],
-            report_to=[], dataloader_num_workers=config.workers,
-            disable_tqdm=None, logging_nan_inf_filter=False,
-            # Accelerate shards on its default device only, which is the CPU where there is no other
-            use_cpu=not torch.cuda.is_available() and not is_sharded(),
-        )
+        with meeting_others():
+            arguments = self._arguments(config)
         self.jsonl = JsonlLog(Path(config.out_dir) / "log.jsonl")
         callbacks: list[TrainerCallback] = [self.jsonl]
         if config.tensorboard:
@@ -161,6 +156,20 @@ class CARTrainer(ResilientTrainer):
                               "shard on CPUs or in a single process and would train data-parallel without a word: "
                               "launch several GPU processes without ACCELERATE_USE_CPU, or use "
                               "launch/accelerate/multi_gpu.yaml (cpu2.yaml on CPUs)")
+
+    @staticmethod
+    def _arguments(config: TrainConfig) -> TrainingArguments:
+        return TrainingArguments(
+            output_dir=config.out_dir, max_steps=config.max_steps, seed=config.seed, data_seed=config.seed,
+            per_device_train_batch_size=config.batch_size, gradient_accumulation_steps=config.gradient_accumulation,
+            max_grad_norm=0.0 if config.optimizer == "scaled_adam" else config.max_grad_norm, bf16=config.bf16,
+            logging_steps=config.log_steps, eval_strategy="steps", eval_steps=config.eval_steps,
+            save_steps=config.save_steps, save_total_limit=2, remove_unused_columns=False, label_names=[],
+            report_to=[], dataloader_num_workers=config.workers,
+            disable_tqdm=None, logging_nan_inf_filter=False,
+            # Accelerate shards on its default device only, which is the CPU where there is no other
+            use_cpu=not torch.cuda.is_available() and not is_sharded(), ddp_timeout=round(60 * config.wait_minutes),
+        )
 
     def get_train_dataloader(self) -> DataLoader:
         return self._loader(self.train_dataset, shuffle=True)
@@ -238,6 +247,10 @@ class CARTrainer(ResilientTrainer):
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
+
+    def longest_batch(self) -> dict[str, Any]:
+        longest = np.argsort(self.train_dataset.lengths)[::-1][: self.config.batch_size]
+        return collate([self.train_dataset[0, int(i)] for i in longest])
 
     def describe(self, inputs: Mapping[str, Any]) -> str:
         rows, longest = inputs["speech_ids"].shape

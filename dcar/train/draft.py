@@ -61,6 +61,7 @@ class TrainDraftConfig:
     workers: int = 0
     tensorboard: bool = False
     resume: bool = True  # go on from the last checkpoint in out_dir, bit for bit
+    wait_minutes: float = 30.0  # how long processes wait for each other before they give up
 
     def __post_init__(self):
         if self.bottom_layers < 0 or self.top_layers < 0:

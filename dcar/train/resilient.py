@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import re
 import signal
 import threading
 from collections.abc import Iterator, Mapping
@@ -23,7 +22,7 @@ from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback, TrainerState
 
 from dcar.errors import DCARError, ProcessError, StoppedError, TrainingError
-from dcar.process import INTERRUPTED, REQUEUE
+from dcar.process import GONE, INTERRUPTED, REQUEUE
 from dcar.storage import read_manifest, writing
 from dcar.train.callbacks import JsonlLog
 from dcar.train.checkpoints import STATE, begin_checkpoint, latest_checkpoint, remove_old, seal_checkpoint
@@ -32,8 +31,7 @@ from dcar.train.guard import all_finite, not_finite, save_batch, some
 logger = logging.getLogger(__name__)
 
 SIGNALS = {signal.SIGTERM: REQUEUE, signal.SIGUSR1: REQUEUE, signal.SIGINT: INTERRUPTED}
-GONE = re.compile(r"gloo|nccl|connection (closed|reset|refused)|timed? ?out|socket|monitoredBarrier|broken pipe",
-                  re.IGNORECASE)
+
 
 
 class StopRequests:
@@ -72,6 +70,10 @@ class Watch(TrainerCallback):
 
     def __init__(self, trainer: ResilientTrainer):
         self.trainer = trainer
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        if args.device.type == "cuda":
+            self.trainer.rehearse()
 
     def on_pre_optimizer_step(self, args, state, control, **kwargs):
         self.trainer.look()
@@ -118,6 +120,22 @@ class ResilientTrainer(Trainer):
         loss = super().training_step(model, inputs, num_items_in_batch)
         self._losses.append(loss)
         return loss
+
+    def longest_batch(self) -> dict[str, Any] | None:
+        """The batch that takes the most memory, where that is known before; see `rehearse`."""
+        return None
+
+    def rehearse(self) -> None:
+        """Gradients of the longest batch, which are thrown away: a memory that is too small shows in the first minute
+        and not on the third day. Draws and weights stay as they are."""
+        if (inputs := self.longest_batch()) is None:
+            return
+        devices = [self.args.device.index or 0] if self.args.device.type == "cuda" else []
+        self._update, self._updated, self._doing = [inputs], True, "rehearsing the longest batch"
+        self.current_gradient_accumulation_steps = 1
+        with torch.random.fork_rng(devices):
+            super().training_step(self.model_wrapped, inputs, None)
+        self.model_wrapped.zero_grad()
 
     def look(self) -> None:
         """Between gradients and update, on all processes alike: TrainingError where a loss or gradient is not finite;

@@ -29,6 +29,7 @@ from tqdm import tqdm
 from dcar.config import load_config, save_config
 from dcar.errors import ConfigError, DataError, DCARError
 from dcar.prepare.prepared import prepared_info, tokenizer_identity
+from dcar.process import meeting_others
 from dcar.prompts.load import all_prompts, corpus_recordings, vocoder_for
 from dcar.recognition.load import load_recognizer
 from dcar.sampling import SamplingConfig
@@ -171,7 +172,9 @@ def run(config: CompareConfig, tools: Tools | None = None) -> dict[str, Any]:
     Raises ConfigError, DataError, CheckpointError; what was finished before stays in `out` and is used again.
     """
     on_cpu = config.device == "cpu" or not config.device and not torch.cuda.is_available()
-    state = PartialState(cpu=on_cpu, timeout=timedelta(minutes=config.wait_minutes))
+    with meeting_others():
+        state = PartialState(cpu=on_cpu, timeout=timedelta(minutes=config.wait_minutes))
+        meeting = Meeting(config.wait_minutes)
     if (launched := int(os.environ.get("WORLD_SIZE", "1"))) != state.num_processes:
         raise ConfigError(f"{launched} processes were launched but Accelerate sees {state.num_processes}: each would "
                           "do all the work; on CPUs launch with --multi_gpu and ACCELERATE_USE_CPU=true")
@@ -184,7 +187,6 @@ def run(config: CompareConfig, tools: Tools | None = None) -> dict[str, Any]:
         raise DataError(f"split '{config.split}' of {config.data} has no utterances to compare on")
     entries = make_methods(expand_names(config.methods), tools.models)
     references = _references(config, tools)
-    meeting = Meeting(config.wait_minutes)
     with writing(out):
         maker = _make_records(config, tools, entries, references, out, meeting, state)
         result: dict[str, Any] = {}

@@ -56,7 +56,7 @@ from rl.config import DCPOConfig  # noqa: E402
 from rl.train import run as run_dcpo  # noqa: E402
 
 # What a clock says, where a temporary folder was, and what the command line was. Everything else is compared.
-TIMED = re.compile(r"seconds|runtime|per_second|created|^out$|out_dir|output_dir|logging_dir|command|machine"
+TIMED = re.compile(r"seconds|runtime|per_second|created|^out$|out_dir|output_dir|logging_dir|command|revision|machine"
                    r"|tts?f|rtf|latency|speedup|equal_speed|best_model_checkpoint|run_name|fingerprint", re.IGNORECASE)
 LIMIT = 60.0  # seconds after which a job counts as one that hangs
 
@@ -75,7 +75,8 @@ class Job:
 def jobs(data: Path) -> dict[str, Job]:
     """All jobs by name; `data` holds what they read, see `make_data`."""
     def train(out: Path) -> None:
-        run_train(train_config(data / "prepared", out, max_steps=6, save_steps=2, eval_steps=2, input_corruption=0.2))
+        run_train(train_config(data / "prepared", out, max_steps=6, save_steps=2, eval_steps=2, input_corruption=0.2,
+                               wait_minutes=0.3))
 
     def dcpo(out: Path) -> None:
         config = DCPOConfig(
@@ -189,6 +190,7 @@ def _child(job: Job, out: Path, log: Path, rank: int, port: int, kill: Kill) -> 
         descriptor = os.open(log, os.O_WRONLY)
         os.dup2(descriptor, 1)
         os.dup2(descriptor, 2)
+        sys.stdout, sys.stderr = (open(n, "w", buffering=1, closefd=False) for n in (1, 2))  # pytest has its own
         torch.set_num_threads(1)
         random.seed(0)
         np.random.seed(0)
@@ -284,7 +286,7 @@ def _content(path: Path, place: str) -> Any:
     if path.suffix == ".jsonl":
         return [_untimed(json.loads(line), place) for line in path.read_text().splitlines()]
     if path.suffix in (".md", ".yaml"):
-        timed = (place, "Z,", "seconds")
+        timed = (place, "Z,", "seconds", "revision")
         return "\n".join(x for x in path.read_text().splitlines() if not any(word in x for word in timed))
     if path.suffix == ".opus":  # every Ogg file has a serial number of its own
         return hashlib.sha256(sf.read(path)[0].tobytes()).hexdigest()

@@ -130,3 +130,96 @@ def test_a_signal_saves_at_the_end_of_the_step(number, status, step, data, tmp_p
     assert latest_checkpoint(tmp_path / "stopped") == tmp_path / "stopped" / f"checkpoint-{step}"
     assert not why_incomplete(tmp_path / "stopped" / f"checkpoint-{step}")
     assert run(tiny_config(data, tmp_path / "stopped")).checksum() == whole
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB"),
+    RuntimeError("[enforce fail at alloc_cpu.cpp:121] DefaultCPUAllocator: not enough memory: you tried to allocate"),
+    MemoryError(),
+], ids=["cuda", "cpu", "python"])
+def test_out_of_memory_names_batch_length_and_setting(error, data, tmp_path, monkeypatch):
+    def forward(self, speech_ids, **inputs):
+        raise error
+
+    monkeypatch.setattr(CARDecoder, "forward", forward)
+    with pytest.raises(TrainingError, match=(
+            "computing the gradients of step 1: no memory for a batch of 4 utterances of up to [0-9]+ speech tokens "
+            "and [0-9]+ phonemes .*Lower batch_size and raise gradient accumulation")):
+        run(tiny_config(data, tmp_path))
+
+
+def test_another_error_of_the_model_stays_what_it_is(data, tmp_path, monkeypatch):
+    def forward(self, **inputs):
+        raise RuntimeError("shapes do not fit")
+
+    monkeypatch.setattr(CARDecoder, "forward", forward)
+    with pytest.raises(RuntimeError, match="^shapes do not fit$"):
+        run(tiny_config(data, tmp_path))
+
+
+def test_the_longest_batch_is_rehearsed_without_a_trace(data, tmp_path, monkeypatch):
+    """On a GPU before the first step; here by hand."""
+    whole = run(tiny_config(data, tmp_path / "plain")).checksum()
+    seen = []
+
+    class Rehearsed(TrainerCallback):
+        def on_train_begin(self, args, state, control, **kwargs):
+            self.trainer.rehearse()
+            seen.append(max(self.trainer.train_dataset.lengths))
+
+    class Trainer(CARTrainer):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            self.add_callback(callback := Rehearsed())
+            callback.trainer = self
+
+        def compute_loss(self, model, inputs, *rest, **keywords):
+            seen.append(int(inputs["speech_lengths"].max()))
+            return super().compute_loss(model, inputs, *rest, **keywords)
+
+    monkeypatch.setattr(car, "CARTrainer", Trainer)
+    assert run(tiny_config(data, tmp_path / "rehearsed")).checksum() == whole
+    assert seen[0] >= seen[1]  # the longest utterance, and its prompt
+    assert [line["step"] for line in log_of(tmp_path / "rehearsed") if "loss" in line] == [1, 2, 3, 4, 5, 6]
+
+
+# --- numbers ----------------------------------------------------------------------------------------------------------
+
+
+class Gradients(TrainerCallback):
+    """Keeps what the optimiser sees at the first update."""
+
+    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
+        if state.global_step == 0:
+            self.value = torch.cat([p.grad.flatten() for p in model.parameters()]).double().clone()
+
+
+@pytest.mark.parametrize(("batch", "accumulation"), [(4, 2), (2, 4), (1, 8)])
+def test_gradients_do_not_depend_on_how_a_batch_is_divided(batch, accumulation, tmp_path):
+    """The same eight utterances of equal length as one batch or as several: deviations are those of rounding."""
+    equal = write_prepared(tmp_path / "equal", train=8)
+
+    def gradients(batch: int, accumulation: int) -> tuple[torch.Tensor, float]:
+        out = tmp_path / f"{batch}x{accumulation}"
+        torch.manual_seed(0)
+        settings = tiny_config(equal, out, {"dropout": 0.0}, batch_size=batch, gradient_accumulation=accumulation,
+                               max_steps=1, max_grad_norm=0.0)
+        kept = Gradients()
+
+        class Watched(CARTrainer):
+            def __init__(self, *arguments):
+                super().__init__(*arguments)
+                self.add_callback(kept)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(car, "CARTrainer", Watched)
+            run(settings)
+        return kept.value, log_of(out)[0]["loss"]
+
+    (whole, loss), (divided, other) = gradients(8, 1), gradients(batch, accumulation)
+    deviation = (whole - divided).abs() / whole.abs().max()
+    assert deviation.max() < 1e-5 and deviation.mean() < 1e-7, (float(deviation.max()), float(deviation.mean()))
+    assert other == pytest.approx(loss, rel=1e-5)

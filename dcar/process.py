@@ -16,8 +16,9 @@ from dcar.errors import DCARError, ProcessError, StoppedError
 REQUEUE = 75  # EX_TEMPFAIL: asked to stop, everything that was finished is kept, the same command goes on
 INTERRUPTED = 130  # Ctrl-C
 # How gloo, NCCL and torch's stores say that another process is gone or does not answer.
-GONE = re.compile(r"gloo|nccl|connection (closed|reset|refused)|timed? ?out|socket|monitoredBarrier|broken pipe",
-                  re.IGNORECASE)
+GONE = re.compile(
+    r"gloo|nccl|connection (closed|reset|refused|was)|failed to (recv|send|connect)|timed? ?out|socket|"
+    r"monitoredBarrier|broken pipe", re.IGNORECASE)
 
 
 @contextlib.contextmanager

@@ -22,11 +22,13 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import TrainerCallback, TrainingArguments
@@ -141,6 +143,10 @@ class CARTrainer(ResilientTrainer):
                               "launch with launch/accelerate/multi_gpu.yaml")
         self.config = config
         with meeting_others():
+            on_cpus = os.environ.get("ACCELERATE_USE_CPU", "false").lower() in ("true", "1")
+            if int(os.environ.get("WORLD_SIZE", 1)) > 1 and on_cpus and not dist.is_initialized():
+                # transformers hands its ddp_timeout on to GPUs' process groups only
+                dist.init_process_group("gloo", timeout=timedelta(minutes=config.wait_minutes))
             arguments = self._arguments(config)
         self.jsonl = JsonlLog(Path(config.out_dir) / "log.jsonl")
         callbacks: list[TrainerCallback] = [self.jsonl]

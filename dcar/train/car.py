@@ -107,7 +107,6 @@ class TrainConfig:
     resume: bool = True  # go on from the last checkpoint in out_dir, bit for bit
     init_from: str = ""  # start from this decoder's weights instead of from scratch; "starter" = the shipped one
     wait_minutes: float = 30.0  # how long processes wait for each other before they give up
-    init_from: str = ""  # start from the weights of this decoder instead of from scratch
     codebook_init: bool = False  # from scratch: speech embeddings start from the tokenizer's k-means centroids
     backbone: BackboneTraining = field(default_factory=BackboneTraining)
 

@@ -38,6 +38,7 @@ COMMANDS = {
     "report": ("eval.report.page", "one HTML page with tables, plots and audio"),
     "export-results": ("eval.results.export", "a comparison's audio and scores as VERSA and seed-tts-eval read them"),
     "speed": ("eval.speed.run", "cost of a decoding step against its floor"),
+    "verify": ("dcar.verify", "checkpoints, comparisons and prepared sets against their own digests"),
     "doctor": ("dcar.doctor", "check this installation"),
 }
 

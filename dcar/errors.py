@@ -34,6 +34,26 @@ class CheckpointError(DCARError):
     """A checkpoint is incomplete, of another architecture, or belongs to another base model."""
 
 
+class StorageError(DCARError):
+    """Something could not be written: the disk is full, or refuses; the message gives what, where and the room."""
+
+
+class TrainingError(DCARError):
+    """A loss, gradient or weight is not finite, or the memory is too small; the message gives step and cause."""
+
+
+class ProcessError(DCARError):
+    """Another process of this run is gone or does not answer; the message gives the rank that noticed and at what."""
+
+
+class StoppedError(DCARError):
+    """A run was asked to stop (SIGTERM, SIGUSR1, Ctrl-C) and has saved its state; `status` is the exit status."""
+
+    def __init__(self, message: str, status: int = 75):
+        super().__init__(message)
+        self.status = status
+
+
 class RewardError(DCARError):
     """Too many rewards could not be computed; the message gives the share and the first cause."""
 

@@ -1,35 +1,77 @@
-"""How a command ends: exit status and last words, the same for `dcar NAME`, `python -m …` and `accelerate launch`."""
+"""How a command ends: its exit status, and what it says and does when it is asked to stop."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import select
+import signal
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
 
-from dcar.errors import DCARError
+from dcar.errors import DCARError, ProcessError, StoppedError
 
 FAILED = 1  # a DCARError
+REQUEUE = 75  # EX_TEMPFAIL: asked to stop, everything that was finished is kept, the same command goes on
 INTERRUPTED = 130  # Ctrl-C, as a shell counts SIGINT
 UNREAD = 141  # nobody reads the output any more, as a shell counts SIGPIPE
+# How gloo, NCCL and torch's stores say that another process is gone or does not answer.
+GONE = re.compile(
+    r"gloo|nccl|connection (closed|reset|refused|was)|failed to (recv|send|connect)|timed? ?out|socket|"
+    r"monitoredBarrier|broken pipe", re.IGNORECASE)
+
+
+@contextlib.contextmanager
+def hearing(name: str) -> Iterator[None]:
+    """Ctrl-C raises KeyboardInterrupt, a second one leaves at once; SIGTERM leaves with REQUEUE. Only this process
+    hears them, none that it forks; only the main thread can listen."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    process, pressed = os.getpid(), list[int]()
+
+    def hear(number: int, frame: Any) -> None:
+        if os.getpid() != process:  # a worker: it goes as it would have gone
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+            return
+        if number == signal.SIGINT and pressed:
+            os._exit(INTERRUPTED)
+        if number == signal.SIGINT:
+            pressed.append(number)
+            raise KeyboardInterrupt
+        os.write(2, f"{name}: SIGTERM; what was finished is kept, run the same command to go on\n".encode())
+        raise SystemExit(REQUEUE)  # no Exception, which a reward or a recogniser's isolation would count and go on
+
+    before = {number: signal.signal(number, hear) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        if not pressed:  # after Ctrl-C a second one has to be heard until the very end
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 def run_command(name: str, command: Callable[[], object]) -> int:
     """Run a command: its own status, FAILED after a DCARError, which is printed without a traceback (DCAR_TRACEBACK=1
-    shows it), INTERRUPTED after Ctrl-C, UNREAD without a word where the reader of its output has gone
-    (`dcar doctor | head -1`)."""
+    shows it), REQUEUE where it was asked to stop, INTERRUPTED after Ctrl-C, UNREAD without a word where the reader of
+    its output has gone (`dcar doctor | head -1`)."""
     try:
-        try:
-            status = command()
-        except SystemExit:  # --help
+        with hearing(name):
+            try:
+                status = command()
+            except SystemExit:  # --help, or SIGTERM
+                sys.stdout.flush()
+                raise
             sys.stdout.flush()
-            raise
-        sys.stdout.flush()
     except DCARError as error:
         if os.environ.get("DCAR_TRACEBACK"):
             raise
         print(f"{name}: {error}", file=sys.stderr)
-        return FAILED
+        return error.status if isinstance(error, StoppedError) else FAILED
     except KeyboardInterrupt:
         print(f"{name}: interrupted; what was finished is kept, run the same command to go on", file=sys.stderr)
         return INTERRUPTED
@@ -50,3 +92,18 @@ def _unread() -> bool:
     waiting = select.poll()
     waiting.register(descriptor, 0)
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in waiting.poll(0))
+
+
+@contextlib.contextmanager
+def meeting_others() -> Iterator[None]:
+    """Around what makes the processes of a launch meet: ProcessError where one of them does not come."""
+    try:
+        yield
+    except RuntimeError as error:
+        world = int(os.environ.get("WORLD_SIZE", "1"))
+        if world == 1 or not GONE.search(str(error)):
+            raise
+        address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        raise ProcessError(f"process {os.environ.get('RANK')} of {world}, meeting the others at {address}: not all "
+                           f"came ({str(error).splitlines()[0]}). Their own logs have the cause; start the same "
+                           "command again") from error

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import platform
 import subprocess
 import sys
@@ -14,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dcar.errors import DataError
+from dcar.storage import write_text
 
 PACKAGES = ("dcar", "torch", "transformers", "trl", "accelerate", "datasets", "nemo_toolkit", "jiwer", "numpy")
 
@@ -55,15 +54,8 @@ def provenance(**inputs: Any) -> dict[str, Any]:
 
 def write_json(path: str | Path, value: Any) -> None:
     """Write JSON so that the file is either the old one or the whole new one; DataError where it cannot be written."""
-    path = Path(path)
-    part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(json.dumps(value, indent=2, default=float) + "\n", encoding="utf-8")
-        part.replace(path)
+        write_text(path, json.dumps(value, indent=2, default=float) + "\n")
     except OSError as error:
         raise DataError(f"{path}: cannot be written ({error}); free some space or choose another folder, and run "
                         "again: what is finished is kept") from error
-    finally:
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)

@@ -35,6 +35,12 @@ def tensors_checksum(tensors: dict[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
+def not_finite(tensors: dict[str, Tensor]) -> list[str]:
+    """The names of the tensors that hold NaN or infinity, in one pass over each and without a copy."""
+    return [name for name, t in tensors.items() if t.is_floating_point() and t.numel()
+            and not all(bool(end.isfinite()) for end in t.detach().aminmax())]
+
+
 class Checkpoint(nn.Module):
     """Mixin of a module that is built from one dataclass config and saved as a directory."""
 
@@ -46,12 +52,17 @@ class Checkpoint(nn.Module):
         return tensors_checksum(self.state_dict())
 
     def save_pretrained(self, directory: str | Path, *, half: bool = False, card: str | None = None) -> None:
-        """Write config, weights (float16 where `half`) and, if given, the model card README.md."""
+        """Write config, weights (float16 where `half`) and, if given, the model card README.md.
+
+        CheckpointError, and nothing is written, where a weight is not finite."""
         path = Path(directory)
-        self.save_config(path)
         tensors = {k: v.detach().cpu().contiguous() for k, v in self.state_dict().items()}
         if half:
             tensors = {k: v.half() if v.is_floating_point() else v for k, v in tensors.items()}
+        if bad := not_finite(tensors):
+            raise CheckpointError(f"{path}: {', '.join(bad[:3])} {'is' if len(bad) == 1 else 'are'} not finite, and "
+                                  "such a model is not saved; train it again from the last good checkpoint")
+        self.save_config(path)
         part = path / (WEIGHTS + ".part")
         save_file(tensors, part, metadata={"format": "pt"})
         part.replace(path / WEIGHTS)
@@ -108,6 +119,9 @@ class Checkpoint(nn.Module):
                 f"{path}: the weights do not fit {CONFIG}: missing {missing[:3]}, unexpected {extra[:3]}, "
                 f"shapes {shapes[:3]}; the two files belong to different models"
             )
+        if bad := not_finite(tensors):
+            raise CheckpointError(f"{path}: {', '.join(bad[:3])} {'is' if len(bad) == 1 else 'are'} not finite: the "
+                                  "training that wrote it broke; take an earlier checkpoint, or train again")
         tensors = {n: t.to(expected[n].dtype) for n, t in tensors.items()}
         model.load_state_dict(tensors, strict=True, assign=True)
         model.restore_buffers()

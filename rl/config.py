@@ -17,6 +17,7 @@ from dcar.config.load import plain
 from dcar.config.schema import seed_setting, settings_of
 from dcar.errors import ConfigError
 from dcar.sampling import SamplingConfig
+from dcar.storage import write_text
 from rl.objective import FORCED_ROWS, LOSS_TYPES, SCALES
 from rl.rollout import DECODING
 
@@ -141,6 +142,10 @@ class DCPOConfig(GRPOConfig):
     wer_cap: float = setting(1.0, "A rollout's WER (or CER) counts at most this much.", above=0)
     speed_bonus: float = setting(0.0, "Weight of 1 - decisions / tokens; 0 as in the paper.")
     likelihood_scale: float = setting(0.1, "Weight of one nat per character in the log_likelihood reward.")
+    reward_attempts: int = setting(3, "How often the recogniser is asked when it fails, with longer and longer breaks.",
+                                   minimum=1)
+    reward_timeout: float = setting(600.0, "Seconds after which a batch that the recogniser has not answered failed.",
+                                    above=0)
     max_failed_rewards: float = setting(0.2, "Stop when a larger share of a step's rewards could not be computed.",
                                         minimum=0, maximum=1)
     reference_policy: str = setting("epoch", "KL against the policy at the start of the epoch, or of the run.",
@@ -196,5 +201,4 @@ def save_settings(config: DCPOConfig, path: Path) -> None:
         value = getattr(config, s.path[-1])
         if value != s.default and s.path[-1] not in DERIVED:
             changed[key] = plain(value)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(yaml.safe_dump(changed, sort_keys=True, allow_unicode=True))
+    write_text(path, yaml.safe_dump(changed, sort_keys=True, allow_unicode=True))

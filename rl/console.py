@@ -8,7 +8,7 @@ from tqdm import tqdm
 from transformers import TrainerCallback
 
 SHOWN = {"reward_sampled": "sampled", "reward_forced": "forced", "wer": "wer", "tokens_per_pass": "tok/pass",
-         "entropy": "entropy"}
+         "entropy": "entropy", "failed_rewards": "failed"}
 
 
 class Progress(TrainerCallback):

@@ -24,13 +24,15 @@ from dcar.config import load_config
 from dcar.errors import CheckpointError, ConfigError
 from dcar.model.car import CARDecoder
 from dcar.model.load import load_decoder, load_policy
-from dcar.process import run_command
+from dcar.process import meeting_others, run_command
 from dcar.prompts.items import PromptItem
 from dcar.prompts.load import load_prompts, vocoder_for
 from dcar.recognition.base import Recognizer
 from dcar.recognition.load import load_recognizer
+from dcar.recognition.patient import Patience, PatientRecognizer
+from dcar.storage import digest, files_of, writing
 from dcar.tracking import provenance, write_json
-from dcar.train.callbacks import latest_checkpoint
+from dcar.train.checkpoints import latest_checkpoint, why_incomplete
 from dcar.vocoder.base import Vocoder
 from heads.policy import ChunkPolicy, ChunkPolicyConfig
 from rl.config import DCPOConfig, save_settings
@@ -126,8 +128,9 @@ def build(config: DCPOConfig, *, base: CARDecoder | None = None, vocoder: Vocode
         spoken = [*train_items, *(eval_items or ())]
         vocoder = vocoder_for(base, config.data, spoken, config.vocoder, str(config.device))
     recognizer = load_recognizer(config.recognizer, device=str(config.device)) if recognizer is None else recognizer
-    rewards = make_rewards(config, recognizer, {})
-    trainer = DCPOTrainer(make_policy(config, base, checksum), base, config, rewards, train_items, vocoder, recognizer,
+    patient = PatientRecognizer(recognizer, Patience(config.reward_attempts, config.reward_timeout))
+    rewards = make_rewards(config, patient, {})
+    trainer = DCPOTrainer(make_policy(config, base, checksum), base, config, rewards, train_items, vocoder, patient,
                           eval_items)
     for reward in rewards:
         if isinstance(reward, WERReward):
@@ -154,6 +157,9 @@ def resume_point(config: DCPOConfig) -> str | None:
     if config.resume not in ("auto", "True"):
         if not Path(config.resume).is_dir():
             raise CheckpointError(f"resume: {config.resume} is no directory; use auto, never, or a checkpoint")
+        if why := why_incomplete(Path(config.resume)):
+            raise CheckpointError(f"resume: {config.resume} is not complete: {why}; resume=auto takes the newest one "
+                                  "that is")
         return config.resume
     found = latest_checkpoint(config.output_dir)
     return None if found is None else str(found)
@@ -168,29 +174,47 @@ def run(config: DCPOConfig, **parts: Any) -> Path:
     out, main = Path(config.output_dir), trainer.is_world_process_zero()
     truth = GroundTruth(out / "ground_truth.json", trainer.recognizer.name, trainer.train_dataset.items)
     if main:
-        save_settings(config, out / "config.yaml")
+        with writing(out):
+            save_settings(config, out / "config.yaml")
         logger.info("%d training prompts, %d processes, range %s, policy of %.3f M parameters, recordings' WER %.3f",
                     len(trainer.train_dataset), config.world_size, config.chunk_range,
                     sum(p.numel() for p in trainer.policy.parameters()) / 1e6, truth.corpus())
+    prepared = Path(config.data) / "prepared.json" if config.data else None
+    trainer.origin = provenance(
+        config=json.loads(json.dumps(config.to_dict(), default=str)), seed=config.seed,
+        base_checksum=trainer.policy.config.base_checksum,
+        data={"path": config.data, "prepared.json": digest(prepared) if prepared and prepared.is_file() else None})
     trainer.train(resume_from_checkpoint=resume_point(config))
+    with trainer.doing("evaluating and exporting the policy"), writing(out):
+        return export(trainer, truth)
+
+
+def export(trainer: DCPOTrainer, truth: GroundTruth) -> Path:
+    """The last evaluation, and the policy with its card and provenance; returns the policy's directory."""
+    config, out = trainer.args, Path(trainer.args.output_dir)
+    policy = out / "policy"
     metrics: dict[str, Any] = {"wer_gt": truth.corpus()} if truth.errors else {}
     if config.eval_strategy != "no":
         metrics.update(trainer.evaluate())
-    if main:
+    trainer.check_weights()
+    if trainer.is_world_process_zero():
         source = provenance(config=json.loads(json.dumps(config.to_dict(), default=str)), metrics=metrics,
                             steps=trainer.state.global_step, processes=config.world_size,
                             best_checkpoint=Path(trainer.state.best_model_checkpoint or "").name,
                             recognizer=trainer.recognizer.name, base_checksum=trainer.policy.config.base_checksum)
+        trainer.policy.save_pretrained(policy, card=policy_card(trainer.policy, source))
+        files = {name: digest(policy / name) for name in files_of(policy) if name != "provenance.json"}
+        write_json(policy / "provenance.json", {**source, "files": files})
         write_json(out / "provenance.json", source)
-        trainer.policy.save_pretrained(out / "policy", card=policy_card(trainer.policy, source))
-        write_json(out / "policy" / "provenance.json", source)
     trainer.accelerator.wait_for_everyone()
-    return out / "policy"
+    return policy
 
 
 def main(arguments: Sequence[str] | None = None, **parts: Any) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    run(load_config(DCPOConfig, arguments), **parts)
+    with meeting_others():  # the settings bring the processes together
+        config = load_config(DCPOConfig, arguments)
+    run(config, **parts)
 
 
 if __name__ == "__main__":

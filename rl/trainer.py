@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,8 @@ from accelerate.utils import gather_object
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler
-from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
+from transformers import PrinterCallback, ProgressCallback, TrainerCallback
+from transformers.trainer_utils import TrainOutput
 
 from dcar.decoding import ChunkMethod, PolicyChunk, decode
 from dcar.decoding.fast.passes import fast
@@ -31,7 +32,9 @@ from dcar.prompts.items import PromptItem
 from dcar.recognition.base import Recognizer
 from dcar.text.wer import WordErrors, corpus_wer
 from dcar.train.batches import EpochLoader
-from dcar.train.callbacks import JsonlLog, TensorBoardLog, latest_checkpoint
+from dcar.train.callbacks import JsonlLog, TensorBoardLog
+from dcar.train.checkpoints import latest_checkpoint, why_incomplete
+from dcar.train.resilient import ResilientTrainer
 from dcar.vocoder.base import Vocoder
 from heads.policy import ChunkPolicy
 from rl import objective
@@ -118,7 +121,7 @@ class Prepared:
     normalizer: float | Tensor
 
 
-class DCPOTrainer(Trainer):
+class DCPOTrainer(ResilientTrainer):
     """Trains `policy` on rollouts of the frozen `base`.
 
     reward_funcs: callables on a list of `rl.rewards.RolloutRecord`, one number each, NaN for "could not be computed";
@@ -141,7 +144,8 @@ class DCPOTrainer(Trainer):
         weights = args.reward_weights or [1.0] * len(reward_funcs)
         if len(weights) != len(reward_funcs):
             raise ConfigError(f"{len(weights)} reward_weights for {len(reward_funcs)} rewards")
-        callbacks = [JsonlLog(Path(args.output_dir) / "log.jsonl"), *(callbacks or [])]
+        self.jsonl = JsonlLog(Path(args.output_dir) / "log.jsonl")
+        callbacks = [self.jsonl, *(callbacks or [])]
         trackers = [args.report_to] if isinstance(args.report_to, str) else list(args.report_to or [])
         if "tensorboard" in trackers:
             args.report_to = [name for name in trackers if name != "tensorboard"]
@@ -234,8 +238,11 @@ class DCPOTrainer(Trainer):
             started = time.perf_counter()
             seed = args.seed * 1000 + 1 + inputs["epoch"]
             batch = self.roller.collect(self.rollout_policy, inputs["items"], inputs["indices"], seed)
+            # made again after resuming: they stand in the log already
+            meter, self._meter = self._meter, Meter() if inside >= args.gradient_accumulation_steps else self._meter
             self._check_failures(batch)
             self._buffer[micro] = self._prepare(batch)
+            self._meter = meter
             self._rollout_seconds += time.perf_counter() - started
         return self._buffer[micro]
 
@@ -264,8 +271,12 @@ class DCPOTrainer(Trainer):
         share = sum(e[0] for e in everywhere) / sum(e[1] for e in everywhere)
         if share > self.args.max_failed_rewards:
             first = next(e[2] for e in everywhere if e[0])
-            raise RewardError(f"{share:.0%} of the rewards of step {self.state.global_step} could not be computed, "
-                              f"more than max_failed_rewards {self.args.max_failed_rewards:.0%}; the first: {first}")
+            step = self.state.global_step
+            if step and why_incomplete(self.out / f"checkpoint-{step}"):  # nothing of this step has been learned yet
+                self._save_checkpoint(self.policy, None)
+            raise RewardError(f"{share:.0%} of the rewards of step {step + 1} could not be computed, more than "
+                              f"max_failed_rewards {self.args.max_failed_rewards:.0%}; the first: {first}. "
+                              f"{self._last_state()} The same command goes on from there")
 
     # --- what is logged --------------------------------------------------------------------
 
@@ -370,7 +381,35 @@ class DCPOTrainer(Trainer):
             resume_from_checkpoint = str(found)
         if resume_from_checkpoint:
             self._load_copies(Path(resume_from_checkpoint))
+            if self.is_finished(resume_from_checkpoint):
+                return self._finished(Path(resume_from_checkpoint))
         return super().train(resume_from_checkpoint or None, trial, ignore_keys_for_eval, **kwargs)
+
+    def _finished(self, checkpoint: Path) -> TrainOutput:
+        """The policy and the state of a run that has all its steps; nothing is trained, nor logged twice."""
+        self.finish_from(checkpoint)
+        best = Path(self.args.output_dir) / Path(self.state.best_model_checkpoint or checkpoint).name
+        if not self.args.load_best_model_at_end or not best.is_dir():
+            best = checkpoint
+        self.policy.load_state_dict(ChunkPolicy.from_pretrained(best).state_dict())
+        return TrainOutput(self.state.global_step, 0.0, {})
+
+    def describe(self, inputs: Mapping[str, Any]) -> str:
+        units = max(len(item.prompt.text_ids) for item in inputs["items"])
+        return (f"{len(inputs['items'])} prompts of up to {units} phonemes, {self.args.num_generations} rollouts each "
+                f"of up to {self.args.max_completion_length} tokens")
+
+    def kept_of(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The address of the prompts, from which the rollouts are made again, and the rollouts themselves."""
+        kept = {"epoch": inputs["epoch"], "position": inputs["position"], "indices": list(inputs["indices"]),
+                "utterances": [item.prompt.utterance_id for item in inputs["items"]]}
+        made = self._buffer.get(inputs["position"] % self.args.window % self.args.gradient_accumulation_steps)
+        if made is None:
+            return kept
+        batch = made.batch
+        return {**kept, "hidden": batch.hidden, "positions": batch.positions, "actions": batch.actions,
+                "mask": batch.mask, "forced": batch.forced, "rewards": batch.rewards, "advantages": made.advantages,
+                "weights": made.weights, "reference": made.reference}
 
     def _load_copies(self, checkpoint: Path) -> None:
         stored = ChunkPolicy.load_config(checkpoint)

@@ -25,6 +25,7 @@ from dcar.config.read import COMMAND_LINE, Given, Words, file_settings, split_ar
 from dcar.config.schema import old_names, settings_of
 from dcar.config.values import check_place, fitting
 from dcar.errors import ConfigError
+from dcar.storage import write_text
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -168,7 +169,5 @@ def plain(value: Any) -> Any:
 
 
 def save_config(config: Any, path: str | Path) -> None:
-    """Write the resolved configuration as YAML."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(yaml.safe_dump(plain(config), sort_keys=False, allow_unicode=True))
+    """Write the resolved configuration as YAML, whole or not at all."""
+    write_text(path, yaml.safe_dump(plain(config), sort_keys=False, allow_unicode=True))

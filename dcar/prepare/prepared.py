@@ -1,6 +1,6 @@
 """A prepared corpus on disk: its columns, how it is written (whole or not at all) and read (checked).
 
-<dir>/prepared.json      corpus, tokenizer name and checksum, phoneme inventory version, counts
+<dir>/prepared.json      corpus, tokenizer name and checksum, phoneme inventory version, counts, digests of the files
 <dir>/{train,dev,test}/  Hugging Face datasets with the columns of `features()`
 """
 
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from dcar.corpus.read import Utterance, read_corpus
 from dcar.errors import DataError
+from dcar.storage import digest, files_of
 from dcar.text.phonemes import PHONEME_VERSION, TEXT_TOKENIZER, TEXT_VOCAB_SIZE
 from dcar.tracking import write_json
 
@@ -112,7 +113,8 @@ def assemble(out: Path, work: Path, shards: Mapping[str, Sequence[Path]], record
             del rows  # closes the memory map
             joined.unlink()
         phonemes = {"version": PHONEME_VERSION, "size": TEXT_VOCAB_SIZE}
-        info = {"format_version": FORMAT_VERSION, "phonemes": phonemes, "counts": counts, **record}
+        digests = {name: digest(building / name) for name in files_of(building)}
+        info = {"format_version": FORMAT_VERSION, "phonemes": phonemes, "counts": counts, **record, "files": digests}
         write_json(building / "prepared.json", info)
         if out.exists():
             os.rename(out, old)
@@ -122,8 +124,19 @@ def assemble(out: Path, work: Path, shards: Mapping[str, Sequence[Path]], record
     finally:
         if bars:
             datasets.enable_progress_bars()
-    # shards of earlier settings go too: they belong to datasets that this one replaces
-    shutil.rmtree(work.parent, ignore_errors=True)
+    clean_up(out)
+
+
+def partial_folder(out: Path) -> Path:
+    """Where shards lie until the datasets of `out` are assembled."""
+    return out.parent / f".{out.name}.partial"
+
+
+def clean_up(out: Path) -> None:
+    """Remove the shards; those of earlier settings go too: they belong to datasets that these replace.
+
+    Also called where `out` is found finished: the run that finished it may have been killed before it came to this."""
+    shutil.rmtree(partial_folder(out), ignore_errors=True)
 
 
 def _join(files: Sequence[Path], joined: Path) -> dict[str, float]:

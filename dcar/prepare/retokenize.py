@@ -18,6 +18,7 @@ from dcar.errors import ConfigError, DataError, TextError
 from dcar.model.backbones.text_tokens import TextTokenizer
 from dcar.model.load import text_encoder
 from dcar.prepare.prepared import check_out_dir, load_prepared, prepared_info
+from dcar.storage import digest, files_of
 from dcar.tracking import write_json
 
 
@@ -56,7 +57,10 @@ def retokenize(config: RetokenizeConfig) -> Path:
         features = rows.features.copy()
         features["prompt_text_ids"] = features["text_ids"]
         rows.map(ids, features=features, desc=f"text of {split}").save_to_disk(str(out / split))
-    write_json(out / "prepared.json", {**info, "phonemes": {"version": tokenizer.name, "size": tokenizer.size}})
+    files = {name: digest(out / name) for split in info["counts"] for name in (
+        f"{split}/{inner}" for inner in files_of(out / split))}
+    write_json(out / "prepared.json", {**info, "phonemes": {"version": tokenizer.name, "size": tokenizer.size},
+                                       "files": files})
     return out
 
 

@@ -28,7 +28,15 @@ from tqdm import tqdm
 from dcar.config import load_config
 from dcar.corpus.read import AudioSegment, Problem, StoredAudio, Utterance, describe, read_corpus, validate_corpus
 from dcar.errors import ConfigError, DataError
-from dcar.prepare.prepared import assemble, check_out_dir, load_prepared, prepared_info, source_utterances
+from dcar.prepare.prepared import (
+    assemble,
+    check_out_dir,
+    clean_up,
+    load_prepared,
+    partial_folder,
+    prepared_info,
+    source_utterances,
+)
 from dcar.prepare.settings import (
     PrepareConfig,
     PrepareReport,
@@ -104,9 +112,11 @@ def run(
 
     if (report := finished(config, fingerprint, checked, filtered)) is not None:
         logger.info("%s: already prepared from the same corpus, tokenizer and settings", out)
+        if rank == 0:
+            clean_up(out)
         return report
 
-    work = out.parent / f".{out.name}.partial" / fingerprint[:16]
+    work = partial_folder(out) / fingerprint[:16]
     work.mkdir(parents=True, exist_ok=True)
     verdict = work / "validated.json"
     if rank == 0 and not verdict.exists():

@@ -28,7 +28,7 @@ from tqdm import tqdm
 from dcar.corpus.read import Part, Problem, Row, Utterance, corpus_parts, describe
 from dcar.corpus.validate import examine
 from dcar.errors import DataError
-from dcar.prepare.prepared import assemble, check_out_dir, read_json
+from dcar.prepare.prepared import assemble, check_out_dir, clean_up, partial_folder, read_json
 from dcar.prepare.settings import (
     PrepareConfig,
     PrepareReport,
@@ -65,8 +65,10 @@ def run_stream(
     tokenizer = tokenizer or make_tokenizer(config.tokenizer)
     fingerprint = _fingerprint(config, parts, tokenizer, speaker_encoder)
     if (report := finished(config, fingerprint)) is not None:
+        if rank == 0:
+            clean_up(out)
         return report
-    work = out.parent / f".{out.name}.partial" / fingerprint[:16]
+    work = partial_folder(out) / fingerprint[:16]
     work.mkdir(parents=True, exist_ok=True)
     worker = _Worker(config, work, tokenizer, speaker_encoder)
     started, chunks = time.monotonic(), []

@@ -20,16 +20,18 @@ import math
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.utils.data import DataLoader
-from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainingArguments
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from dcar.config import check, load_config, save_config, setting
@@ -41,15 +43,20 @@ from dcar.model.car import CARConfig, CARDecoder, CAROutput
 from dcar.model.cards import decoder_card
 from dcar.model.load import load_decoder_config
 from dcar.prepare.prepared import load_prepared, prepared_info, tokenizer_identity
-from dcar.process import run_command
+from dcar.process import meeting_others, run_command
 from dcar.sources.shipped import resolve
+from dcar.storage import digest, sync, write_text, writing
 from dcar.tokens.codebook import codebook_of
 from dcar.tracking import provenance, write_json
 from dcar.train.batches import BucketBatchSampler, EpochLoader, SpeechDataset, collate
-from dcar.train.callbacks import JsonlLog, TensorBoardLog, latest_checkpoint
+from dcar.train.callbacks import JsonlLog, TensorBoardLog
+from dcar.train.checkpoints import latest_checkpoint, step_of
 from dcar.train.optim import ScaledAdam, cosine, eden
+from dcar.train.resilient import ResilientTrainer
 
 logger = logging.getLogger(__name__)
+
+EXPORT = ".export.part"  # the folder that a finished model is written to before it takes its place
 
 
 @dataclass
@@ -104,6 +111,7 @@ class TrainConfig:
     workers: int = setting(0, "Processes that load data.", minimum=0)
     tensorboard: bool = setting(False, "Also write out/tensorboard.")
     resume: bool = setting(True, "Go on from the last checkpoint in out, bit for bit.")
+    wait_minutes: float = setting(30.0, "How long processes wait for each other before they give up.", above=0)
     init_from: str = setting("", "Start from the weights of this decoder, not from scratch; starter = the shipped one.")
     codebook_init: bool = setting(False, "From scratch: speech embeddings start from the tokenizer's centroids.")
     model: CARConfig = setting(CARConfig, "Shape of the decoder; vocabulary sizes are taken from the data.")
@@ -121,12 +129,13 @@ class TrainConfig:
         return [self.head_weight_decay**k for k in range(self.model.num_prediction_heads)]
 
 
-class CARTrainer(Trainer):
-    """transformers.Trainer with length-bucketed batches, the paper's optimiser, and a loss and accuracy per head."""
+class CARTrainer(ResilientTrainer):
+    """The Trainer with length-bucketed batches, the paper's optimiser, and a loss and accuracy per head."""
 
     model: CARDecoder
     train_dataset: SpeechDataset
     eval_dataset: SpeechDataset
+    batch_setting = "batch_size"
 
     def __init__(self, config: TrainConfig, model: CARDecoder, train: SpeechDataset, dev: SpeechDataset):
         if config.optimizer == "scaled_adam" and is_sharded():
@@ -134,18 +143,14 @@ class CARTrainer(Trainer):
                               "would show it pieces of tensors: set optimizer=adamw (learning_rate about 5e-4), or "
                               "launch with launch/accelerate/multi_gpu.yaml")
         self.config = config
-        arguments = TrainingArguments(
-            output_dir=config.out, max_steps=config.max_steps, seed=config.seed, data_seed=config.seed,
-            per_device_train_batch_size=config.batch_size, gradient_accumulation_steps=config.gradient_accumulation,
-            max_grad_norm=0.0 if config.optimizer == "scaled_adam" else config.max_grad_norm, bf16=config.bf16,
-            logging_steps=config.log_steps, eval_strategy="steps", eval_steps=config.eval_steps,
-            save_steps=config.save_steps, save_total_limit=2, remove_unused_columns=False, label_names=[],
-            report_to=[], dataloader_num_workers=config.workers,
-            disable_tqdm=None, logging_nan_inf_filter=False,
-            # Accelerate shards on its default device only, which is the CPU where there is no other
-            use_cpu=not torch.cuda.is_available() and not is_sharded(),
-        )
-        callbacks: list[TrainerCallback] = [JsonlLog(Path(config.out) / "log.jsonl")]
+        with meeting_others():
+            on_cpus = os.environ.get("ACCELERATE_USE_CPU", "false").lower() in ("true", "1")
+            if int(os.environ.get("WORLD_SIZE", 1)) > 1 and on_cpus and not dist.is_initialized():
+                # transformers hands its ddp_timeout on to GPUs' process groups only
+                dist.init_process_group("gloo", timeout=timedelta(minutes=config.wait_minutes))
+            arguments = self._arguments(config)
+        self.jsonl = JsonlLog(Path(config.out) / "log.jsonl")
+        callbacks: list[TrainerCallback] = [self.jsonl]
         if config.tensorboard:
             callbacks.append(TensorBoardLog(Path(config.out) / "tensorboard"))
         if config.gradient_checkpointing:
@@ -158,6 +163,20 @@ class CARTrainer(Trainer):
                               "shard on CPUs or in a single process and would train data-parallel without a word: "
                               "launch several GPU processes without ACCELERATE_USE_CPU, or use "
                               "launch/accelerate/multi_gpu.yaml (cpu2.yaml on CPUs)")
+
+    @staticmethod
+    def _arguments(config: TrainConfig) -> TrainingArguments:
+        return TrainingArguments(
+            output_dir=config.out, max_steps=config.max_steps, seed=config.seed, data_seed=config.seed,
+            per_device_train_batch_size=config.batch_size, gradient_accumulation_steps=config.gradient_accumulation,
+            max_grad_norm=0.0 if config.optimizer == "scaled_adam" else config.max_grad_norm, bf16=config.bf16,
+            logging_steps=config.log_steps, eval_strategy="steps", eval_steps=config.eval_steps,
+            save_steps=config.save_steps, save_total_limit=2, remove_unused_columns=False, label_names=[],
+            report_to=[], dataloader_num_workers=config.workers,
+            disable_tqdm=None, logging_nan_inf_filter=False,
+            # Accelerate shards on its default device only, which is the CPU where there is no other
+            use_cpu=not torch.cuda.is_available() and not is_sharded(), ddp_timeout=round(60 * config.wait_minutes),
+        )
 
     def get_train_dataloader(self) -> DataLoader:
         return self._loader(self.train_dataset, shuffle=True)
@@ -236,6 +255,15 @@ class CARTrainer(Trainer):
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
+    def longest_batch(self) -> dict[str, Any]:
+        longest = np.argsort(self.train_dataset.lengths)[::-1][: self.config.batch_size]
+        return collate([self.train_dataset[0, int(i)] for i in longest])
+
+    def describe(self, inputs: Mapping[str, Any]) -> str:
+        rows, longest = inputs["speech_ids"].shape
+        phonemes = inputs["text_ids"].shape[1]
+        return f"a batch of {rows} utterances of up to {longest} speech tokens and {phonemes} phonemes"
+
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """A directory that CARDecoder.from_pretrained loads; every process calls it (FSDP gathers the weights)."""
         super().save_model(output_dir, _internal_call)
@@ -270,37 +298,52 @@ def run(config: TrainConfig) -> CARDecoder:
         raise CheckpointError(f"{last}: a checkpoint of another model: {differences}; choose another out, or "
                               "resume=false to start again")
     torch.manual_seed(config.seed)
-    return fit(config, make(), train, dev, prepared, config)
+    return fit(config, make(), train, dev, prepared, config, last)
 
 
-def fit(config: TrainConfig, model: CARDecoder, train, dev, prepared: dict[str, Any], saved: Any) -> CARDecoder:
+def fit(config: TrainConfig, model: CARDecoder, train, dev, prepared: dict[str, Any], saved: Any,
+        last: Path | None) -> CARDecoder:
     """Train the parameters of `model` that require a gradient on prepared splits; save weights, log, card,
     provenance and `saved` (the configuration that the user gave) into `config.out`.
 
-    With `config.resume` it goes on from the last checkpoint there; the caller has seen that it is of this model.
+    It goes on from the checkpoint `last`, if there is one; the caller has seen that it is of this model.
     """
     out = Path(config.out)
-    last = latest_checkpoint(out) if config.resume else None
     trainer = CARTrainer(config, model, SpeechDataset(train, config.model, config.prompt_tokens, config.seed),
                          SpeechDataset(dev, config.model, config.prompt_tokens, config.seed))
     if trainer.is_world_process_zero():
-        save_config(saved, out / "config.yaml")
+        with writing(out):
+            save_config(saved, out / "config.yaml")
         trained = [p.numel() for p in model.parameters() if p.requires_grad]
         logger.info("%.2f M parameters, %.2f M of them trained, %d training utterances, %d processes",
                     sum(p.numel() for p in model.parameters()) / 1e6, sum(trained) / 1e6, len(train),
                     trainer.args.world_size)
-    if last and int(last.name.split("-")[1]) >= config.max_steps:  # finished before; Trainer would add a step
-        logger.info("%s has all %d steps", last, config.max_steps)
-        trainer.state = TrainerState.load_from_json(str(last / "trainer_state.json"))
+    trainer.origin = provenance(
+        config=dataclasses.asdict(config), seed=config.seed,
+        data={"path": config.data, "prepared.json": digest(Path(config.data) / "prepared.json")})
+    if last and step_of(last) >= config.max_steps:  # finished before; Trainer would add a step
+        trainer.finish_from(last)
         model.load_state_dict(type(model).from_pretrained(last).state_dict())
         model.to(trainer.args.device)
     else:
         trainer.train(resume_from_checkpoint=str(last) if last else None)
+    with trainer.doing("evaluating and exporting the trained model"), writing(out):
+        return export(config, model, trainer, prepared)
+
+
+def export(config: TrainConfig, model: CARDecoder, trainer: CARTrainer, prepared: dict[str, Any]) -> CARDecoder:
+    """The last evaluation, and the decoder with its card and provenance in `config.out`."""
+    out = Path(config.out)
     metrics = trainer.evaluate()
-    trainer.save_model(str(out))
+    trainer.check_weights()
+    trainer.save_model(str(out / EXPORT))
     trainer.accelerator.wait_for_everyone()
     unset_hf_deepspeed_config()  # ZeRO-3 would shard the next language model too, which one process alone loads here
     if trainer.is_world_process_zero():
+        for path in sorted((out / EXPORT).iterdir()):  # whole files take the places of older ones
+            sync(path)
+            path.replace(out / path.name)
+        (out / EXPORT).rmdir()
         decoder = type(model).from_pretrained(out)
         if isinstance(decoder, BackboneDecoder):
             finish_backbone(decoder, Path(config.backbone.path), out)
@@ -308,8 +351,9 @@ def fit(config: TrainConfig, model: CARDecoder, train, dev, prepared: dict[str, 
         source = provenance(
             data=prepared, metrics=metrics, steps=trainer.state.global_step, processes=trainer.args.world_size,
             checksum=decoder.checksum(), config=dataclasses.asdict(config), backbone=config.backbone.path)
-        write_json(out / "provenance.json", source)
-        (out / "README.md").write_text(decoder_card(decoder, source))
+        write_text(out / "README.md", decoder_card(decoder, source))
+        names = ("config.json", "model.safetensors", "config.yaml", "README.md")
+        write_json(out / "provenance.json", {**source, "files": {name: digest(out / name) for name in names}})
     trainer.accelerator.wait_for_everyone()
     return type(model).from_pretrained(out)
 
@@ -415,4 +459,4 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_command("dcar.train.car", main))
+    sys.exit(run_command("dcar.train", main))

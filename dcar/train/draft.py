@@ -31,8 +31,8 @@ from dcar.prepare.run import load_prepared, prepared_info
 from dcar.process import run_command
 from dcar.prompts.together import check_together
 from dcar.sources.shipped import resolve
-from dcar.train.callbacks import latest_checkpoint
 from dcar.train.car import BackboneTraining, TrainConfig, decoder_shape, differing, fit
+from dcar.train.checkpoints import latest_checkpoint
 
 
 @dataclass
@@ -64,6 +64,7 @@ class TrainDraftConfig:
     workers: int = setting(0, "Processes that load data.", minimum=0)
     tensorboard: bool = setting(False, "Also write out/tensorboard.")
     resume: bool = setting(True, "Go on from the last checkpoint in out, bit for bit.")
+    wait_minutes: float = setting(30.0, "How long processes wait for each other before they give up.", above=0)
 
     def __post_init__(self):
         check(self)
@@ -92,7 +93,7 @@ def run(config: TrainDraftConfig) -> DraftDecoder | BackboneDraft:
         backbone.path = str(folder)  # whose text tokenizer goes along
     trained = fit(TrainConfig(model=decoder_shape(draft.config), backbone=backbone, **settings),
                   cast(CARDecoder, draft), load_prepared(config.data, "train"), load_prepared(config.data, "dev"),
-                  prepared, config)
+                  prepared, config, last)
     assert isinstance(trained, DraftDecoder | BackboneDraft)
     return trained
 

@@ -36,7 +36,12 @@ def isolate(function: Callable[[list[T]], Sequence[U]], inputs: Sequence[T]) -> 
     if not inputs:
         return []
     try:
-        return list(function(list(inputs)))
+        answers: list[U | Exception] = list(function(list(inputs)))
+        if len(answers) != len(inputs):
+            raise ValueError(f"{len(answers)} answers for {len(inputs)} inputs")
+        return answers
+    except TimeoutError as error:  # it would not answer the single ones either
+        return [error] * len(inputs)
     except Exception as error:  # whatever a vocoder or recogniser raises becomes a counted failure
         if len(inputs) == 1:
             return [error]

@@ -30,14 +30,16 @@ from dcar.config import check, load_config, save_config, setting
 from dcar.config.schema import seed_setting
 from dcar.errors import ConfigError, DataError
 from dcar.prepare.prepared import prepared_info, tokenizer_identity
-from dcar.process import run_command
+from dcar.process import meeting_others, run_command
 from dcar.prompts.load import all_prompts, corpus_recordings, vocoder_for
 from dcar.recognition.load import load_recognizer
 from dcar.sampling import SamplingConfig
+from dcar.storage import digest, write_text, writing
 from dcar.text.wer import NORMALIZER
 from dcar.tracking import provenance, write_json
 from dcar.vocoder.base import PromptAudio
 from dcar.vocoder.model import TokenVocoder
+from eval.compare.meeting import Meeting
 from eval.compare.sweeps import expand_names
 from eval.methods.registry import Entry, load_models, make_methods
 from eval.report.page import FORMAT_VERSION, write_report
@@ -98,6 +100,8 @@ class CompareConfig:
     threads: int = setting(0, "Torch threads per process; 0 = leave as it is.", minimum=0)
     training_log: str | None = setting(None, "log.jsonl of DCPO, for the curves in the report.")
     report: bool = setting(True, "Write report.html.")
+    wait_minutes: float = setting(180.0, "How long processes wait for each other before they name who is missing.",
+                                  above=0)
     out: str = setting("runs/compare", "Folder to write.", place="folder")
     sampling: SamplingConfig = setting(SamplingConfig, "How tokens are drawn, of all methods.", flat=True)
 
@@ -146,9 +150,10 @@ def run(config: CompareConfig, tools: Tools | None = None) -> dict[str, Any]:
 
     Raises ConfigError, DataError, CheckpointError; what was finished before stays in `out` and is used again.
     """
-    # Processes wait for each other at the end, as long as the slowest judge takes.
     on_cpu = config.device == "cpu" or not config.device and not torch.cuda.is_available()
-    state = PartialState(cpu=on_cpu, timeout=timedelta(days=2))
+    with meeting_others():
+        state = PartialState(cpu=on_cpu, timeout=timedelta(minutes=config.wait_minutes))
+        meeting = Meeting(config.wait_minutes)
     if (launched := int(os.environ.get("WORLD_SIZE", "1"))) != state.num_processes:
         raise ConfigError(f"{launched} processes were launched but Accelerate sees {state.num_processes}: each would "
                           "do all the work; on CPUs launch with --multi_gpu and ACCELERATE_USE_CPU=true")
@@ -161,11 +166,12 @@ def run(config: CompareConfig, tools: Tools | None = None) -> dict[str, Any]:
         raise DataError(f"split '{config.split}' of {config.data} has no utterances to compare on")
     entries = make_methods(expand_names(config.methods), tools.models)
     references = _references(config, tools)
-    maker = _make_records(config, tools, entries, references, out, state)
-    result: dict[str, Any] = {}
-    if state.is_main_process:
-        result = _finish(config, tools, entries, references, maker, out, state)
-    state.wait_for_everyone()
+    with writing(out):
+        maker = _make_records(config, tools, entries, references, out, meeting, state)
+        result: dict[str, Any] = {}
+        if state.is_main_process:
+            result = _finish(config, tools, entries, references, maker, out, state)
+    meeting.wait("writing the table and the report")
     return result or json.loads((out / "compare.json").read_text())
 
 
@@ -176,10 +182,13 @@ def _references(config: CompareConfig, tools: Tools) -> list[str]:
 
 
 def _make_records(config: CompareConfig, tools: Tools, entries: list[Entry], references: list[str], out: Path,
-                  state: PartialState) -> Maker:
+                  meeting: Meeting, state: PartialState) -> Maker:
     store = RecordStore(out / "records", state.process_index)
     done = store.read()
-    state.wait_for_everyone()  # everyone has read before anyone writes
+    if state.is_main_process:  # pieces of sound that a kill has left
+        for part in (out / "audio").glob(".*"):
+            part.unlink()
+    meeting.wait("reading the records of earlier runs")  # everyone has read before anyone writes
     store.open()
     maker = Maker(tools, entries, config.sampling, config.seeds, _scope(config, len(tools.items)), out, store, done)
     units = plan(tools.items, entries, config.seeds, config.batch_size, references)
@@ -192,7 +201,7 @@ def _make_records(config: CompareConfig, tools: Tools, entries: list[Entry], ref
             bar.set_postfix_str(unit.method)
             maker.run(unit)
             bar.update(len(unit.indices))
-    state.wait_for_everyone()
+    meeting.wait("speaking and judging")
     return maker
 
 
@@ -220,8 +229,10 @@ def _finish(config: CompareConfig, tools: Tools, entries: list[Entry], reference
     header = _header(config, tools, entries, rows, state)
     result = {**header, "equal_speed": _equal_speed(records, rows, config.resamples), "rows": rows,
               "samples": _samples(config, tools, names, maker)}
+    heard = [voice["audio"] for sample in result["samples"] for voice in sample["voices"] if voice["audio"]]
+    result["files"] = {name: digest(out / name) for name in ("records.jsonl", "config.yaml", *heard)}
     write_json(out / "compare.json", result)
-    (out / "compare.txt").write_text(table_text(rows, result) + "\n")
+    write_text(out / "compare.txt", table_text(rows, result) + "\n")
     draw_plots(rows, out)
     if config.report:
         write_report(out, training_log=config.training_log)
@@ -247,9 +258,7 @@ def _gather(config: CompareConfig, tools: Tools, names: list[str], maker: Maker)
                     raise DataError(f"{config.out}: no record of {name}, seed {seed}, {item.prompt.utterance_id}; a "
                                     "process stopped early; run the comparison again, it continues")
                 records.append(maker.done[name, seed, item.prompt.utterance_id])
-    part = maker.out / "records.jsonl.part"
-    part.write_text("".join(json.dumps(r) + "\n" for r in records))
-    part.replace(maker.out / "records.jsonl")
+    write_text(maker.out / "records.jsonl", "".join(json.dumps(r) + "\n" for r in records))
     return records
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+import time
 from dataclasses import replace
 
 import jiwer
@@ -11,7 +13,8 @@ import pytest
 from toy_world import ToyRecognizer, ToyVocoder, toy_items
 
 from dcar.decoding import DecodeResult
-from dcar.errors import AudioError, ConfigError
+from dcar.errors import AudioError, ConfigError, ServiceError
+from dcar.recognition.patient import Patience, PatientRecognizer
 from rl.meter import Meter
 from rl.rewards import (
     CERReward,
@@ -207,3 +210,94 @@ def test_meter_takes_means_once_at_the_end():
     meter.add_counts("actions", [0, 4])
     assert meter.drain() == {"wer": 0.2, "reward": 2.0, "ratio_max": 1.2, "actions": [0.125, 0.875]}
     assert meter.drain() == {}
+
+
+# --- recognisers that fail ------------------------------------------------------------------------------------------
+
+
+class Faulty:
+    """A recogniser that answers by a list of what happens at each call; the last goes on for ever."""
+
+    name = "faulty"
+
+    def __init__(self, *calls):
+        self.calls, self.asked = list(calls), 0
+
+    def transcribe(self, waves, sample_rate):
+        call = self.calls[min(self.asked, len(self.calls) - 1)]
+        self.asked += 1
+        if isinstance(call, Exception):
+            raise call
+        return call(waves)
+
+
+def good(waves):
+    return ["red"] * len(waves)
+
+
+QUICK = Patience(attempts=3, timeout=0.3, backoff=0.01)
+CRASH = RuntimeError("CUDA error: an illegal memory access")
+
+
+def test_a_recogniser_that_fails_is_asked_again_with_breaks(monkeypatch):
+    breaks = []
+    monkeypatch.setattr("dcar.recognition.patient.time.sleep", breaks.append)
+    faulty = Faulty(CRASH, lambda waves: ["red"], good)
+    assert PatientRecognizer(faulty, Patience(3, 5, 0.5)).transcribe([np.ones(3)] * 2, 50) == ["red", "red"]
+    assert faulty.asked == 3 and breaks == [0.5, 1.0]
+
+
+@pytest.mark.parametrize(("calls", "message"), [
+    ([CRASH], "RuntimeError: CUDA error"),
+    ([lambda waves: ["red"] * (len(waves) + 1)], "faulty gave . answers for . waveforms"),
+    ([lambda waves: []], "faulty gave 0 answers"),
+    ([lambda waves: [None] * len(waves)], "faulty answered None, which is no str"),
+    ([lambda waves: [float("nan")] * len(waves)], "faulty answered nan, which is no str"),
+    ([lambda waves: time.sleep(1)], "faulty did not answer within 0.3 s"),
+    ([ServiceError("http://x: no usable answer, at last status 500")], "ServiceError: http://x: no usable answer"),
+])
+def test_what_a_recogniser_cannot_answer_is_masked_and_counted(calls, message):
+    recognizer = PatientRecognizer(Faulty(*calls), QUICK)
+    records = [replace(record(i), wave=np.ones(3, np.float32), sample_rate=50) for i in range(3)]
+    totals, _ = score(records, [WERReward(recognizer), SpeedBonus(0.1)], [1.0, 1.0])
+    assert np.isnan(totals).all()
+    assert all(re.search(message, r.failure) for r in records), records[0].failure
+
+
+def test_one_wave_that_cannot_be_heard_costs_one_reward():
+    def partly(waves):
+        if any(wave[0] == 2 for wave in waves):
+            raise ValueError("bad frame")
+        return good(waves)
+
+    records = [replace(record(i), wave=np.full(3, i, np.float32), sample_rate=50) for i in range(4)]
+    totals, _ = score(records, [WERReward(PatientRecognizer(Faulty(partly), QUICK))], [1.0])
+    assert np.isnan(totals).tolist() == [False, False, True, False]
+
+
+def test_a_recogniser_that_hangs_is_not_waited_for_twice():
+    faulty = Faulty(lambda waves: time.sleep(1.0) or good(waves), good)
+    recognizer = PatientRecognizer(faulty, QUICK)
+    started = time.monotonic()
+    for _ in range(3):
+        with pytest.raises(TimeoutError):
+            recognizer.transcribe([np.ones(3)], 50)
+    assert time.monotonic() - started < 0.8 and faulty.asked == 1
+    time.sleep(1.0)
+    assert recognizer.transcribe([np.ones(3)], 50) == ["red"]  # it has come back
+
+
+def test_likelihoods_are_asked_for_with_the_same_patience():
+    class Likely(Faulty):
+        def log_likelihood(self, waves, sample_rate, texts):
+            return self.transcribe(waves, sample_rate)
+
+    faulty = Likely(CRASH, lambda waves: [-0.5] * len(waves))
+    reward = LikelihoodReward(PatientRecognizer(faulty, QUICK), scale=2.0)
+    records = [replace(record(i), wave=np.ones(3, np.float32), sample_rate=50) for i in range(2)]
+    assert reward(records) == [-1.0, -1.0] and faulty.asked == 2
+    with pytest.raises(ConfigError, match="gives no likelihoods"):
+        LikelihoodReward(PatientRecognizer(Faulty(good), QUICK))
+    nan = Likely(lambda waves: [float("nan")] * len(waves))
+    totals, _ = score(records, [LikelihoodReward(PatientRecognizer(nan, QUICK))], [1.0])
+    assert np.isnan(totals).all() and records[0].failure == "log_likelihood gave no finite number"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import multiprocessing
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,25 @@ def test_an_interrupted_run_continues_after_its_last_shard(corpus: Path, tmp_pat
     go(config(corpus, whole))
     for split in ("train", "dev", "test"):
         assert load_prepared(out, split).to_dict() == load_prepared(whole, split).to_dict()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_killed_before_it_cleans_up_the_next_run_does(corpus: Path, tmp_path: Path, stream: bool, monkeypatch) -> None:
+    out = tmp_path / "p"
+    settings = config(corpus, out, stream=stream)
+
+    def killed(path: Path, *args: Any, **kwargs: Any) -> None:
+        if Path(path).name == ".p.partial":
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            go(settings)
+    assert (tmp_path / ".p.partial").is_dir() and out.is_dir()
+    again = ToyTokenizer()
+    assert go(settings, again).counts["train"]["utterances"] == 10 and again.batches == []
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["p"]
 
 
 def test_shards_of_another_corpus_or_tokenizer_are_never_reused(corpus: Path, tmp_path: Path) -> None:

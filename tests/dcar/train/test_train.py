@@ -14,36 +14,24 @@ from pathlib import Path
 import pytest
 import torch
 from tiny_data import CODES, counting, tiny_tokenizer, write_prepared
+from tiny_training import MODEL, log_of, tiny_config
 from transformers import TrainerCallback
 
 from dcar.config import load_config
 from dcar.errors import CheckpointError, ConfigError, DataError
-from dcar.model.car import CARConfig, CARDecoder
+from dcar.model.car import CARDecoder
 from dcar.prepare.run import load_prepared
-from dcar.train.callbacks import latest_checkpoint
 from dcar.train.car import CARTrainer, SpeechDataset, TrainConfig, data_identity, plan, run
+from dcar.train.checkpoints import latest_checkpoint
 from dcar.train.optim import eden_factor
 
 ROOT = Path(__file__).parents[3]
-MODEL = dict(text_vocab_size=64, hidden_size=32, num_layers=2, num_attention_heads=2, ffn_size=64,
-             num_prediction_heads=3, head_blocks=1, dropout=0.1, bos=True, speech_position_scale=0.3)
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> Path:
     """18 utterances to train on, 9 to validate: no batch size of these tests divides them."""
     return write_prepared(tmp_path_factory.mktemp("data") / "prepared", train=18, dev=9, speech=counting)
-
-
-def tiny_config(data: Path, out: Path, model: dict | None = None, **changes) -> TrainConfig:
-    settings = dict(prompt_tokens=5, batch_size=4, max_steps=6, warmup_steps=2, learning_rate=5e-3, log_steps=1,
-                    eval_steps=1000, save_steps=1000)
-    return TrainConfig(data=str(data), out=str(out), model=CARConfig(**{**MODEL, **(model or {})}),
-                       **{**settings, **changes})
-
-
-def log_of(out: Path) -> list[dict]:
-    return [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
 
 
 def trainer_of(config: TrainConfig, model: CARDecoder) -> CARTrainer:

@@ -16,6 +16,7 @@ import logging
 import os
 import platform
 import shutil
+import stat
 import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
@@ -275,27 +276,48 @@ def _check(x: Tensor, weight: Tensor, size: int) -> None:
 
 
 def _compiled(flags: Sequence[str]) -> Path:
-    """The shared library of SOURCES for this processor and compiler, built if it is not in the cache."""
+    """The shared library of SOURCES for this processor and compiler, built if it is not in the cache.
+
+    Its name ends in the digest of its content. What somebody else owns or may write, or whose digest differs, is not
+    loaded but built anew; a folder of somebody else's is refused (NativeError).
+    """
     compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc")
     if compiler is None:
         raise NativeError("there is no C compiler (cc or gcc, or what CC names); install one")
     identity = (*(source.read_text() for source in SOURCES), *flags, compiler, _processor())
     digest = hashlib.sha256("\0".join(identity).encode()).hexdigest()[:16]
     folder = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "dcar"
-    library = folder / f"layers-{digest}.so"
-    if library.exists():
-        return library
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if folder.stat().st_uid != os.getuid():
+            raise NativeError(f"{folder} belongs to somebody else, who could change what is run; set XDG_CACHE_HOME")
+        if folder.stat().st_mode & 0o022:  # as a lax umask made it
+            folder.chmod(0o700)
+        for library in sorted(folder.glob(f"layers-{digest}-*.so")):
+            if _is_ours(library):
+                return library
+            logger.warning("%s is damaged, or others may write it; the kernels are compiled again", library)
+            library.unlink(missing_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as build:  # processes that start together each build their own
-            made = Path(build) / library.name
+            made = Path(build) / "layers.so"
             done = subprocess.run([compiler, *flags, str(SOURCES[0]), "-o", str(made)], capture_output=True, text=True)
             if done.returncode:
                 raise NativeError(f"{compiler} could not compile {SOURCES[0].name}: {done.stderr.strip()[:500]}")
+            made.chmod(0o700)
+            library = folder / f"layers-{digest}-{hashlib.sha256(made.read_bytes()).hexdigest()[:32]}.so"
             made.replace(library)
     except OSError as error:
         raise NativeError(f"no place for compiled kernels in {folder} ({error}); set XDG_CACHE_HOME") from error
     return library
+
+
+def _is_ours(library: Path) -> bool:
+    """Whether a compiled library is this user's own, no link, writable by nobody else, and as it was when it was
+    built."""
+    found = library.lstat()
+    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        return False
+    return library.stem.rpartition("-")[2] == hashlib.sha256(library.read_bytes()).hexdigest()[:32]
 
 
 def _processor() -> str:

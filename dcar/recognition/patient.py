@@ -1,0 +1,91 @@
+"""A recogniser that is asked again when it fails, and given up when it does not answer."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dcar.errors import ServiceError
+from dcar.recognition.base import Recognizer
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How often and how long; times in seconds."""
+
+    attempts: int = 3
+    timeout: float = 600.0  # of one batch
+    backoff: float = 0.2  # before the second attempt; doubles
+
+
+class PatientRecognizer:
+    """Another recogniser whose answers are checked: one text (or number) a waveform, after at most so many attempts.
+
+    It raises what the last attempt raised; TimeoutError, at once from then on, while a batch is not answered. A service
+    behind HTTP tries again by itself (ServiceError is final).
+    """
+
+    def __init__(self, recognizer: Recognizer, patience: Patience | None = None):
+        self.recognizer, self.patience, self.name = recognizer, patience or Patience(), recognizer.name
+        self._busy: threading.Thread | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "recognizer":  # while it is being copied or unpickled
+            raise AttributeError(name)
+        value = getattr(self.recognizer, name)
+        if name != "log_likelihood":
+            return value
+        return lambda waves, *rest: self._ask(lambda: value(waves, *rest), len(waves), (int, float, np.floating))
+
+    def transcribe(self, waves: list[np.ndarray], sample_rate: int) -> list[str]:
+        """See `Recognizer.transcribe`."""
+        return self._ask(lambda: self.recognizer.transcribe(waves, sample_rate), len(waves), (str,))
+
+    def _ask(self, question: Callable[[], Sequence[Any]], count: int, kinds: tuple[type, ...]) -> list[Any]:
+        for attempt in range(1, self.patience.attempts + 1):
+            try:
+                answers = list(self._within(question))
+                if len(answers) != count:
+                    raise ValueError(f"{self.name} gave {len(answers)} answers for {count} waveforms")
+                if wrong := [a for a in answers if not isinstance(a, kinds)]:
+                    raise ValueError(f"{self.name} answered {wrong[0]!r:.60}, which is no {kinds[0].__name__}")
+                return answers
+            except (TimeoutError, ServiceError):
+                raise
+            except Exception as error:  # whatever a recogniser raises
+                if attempt == self.patience.attempts:
+                    raise
+                wait = self.patience.backoff * 2 ** (attempt - 1)
+                logger.warning("%s failed (%s: %s); asked again in %g s", self.name, type(error).__name__, error, wait)
+                time.sleep(wait)
+        raise AssertionError("unreachable: attempts are at least one")
+
+    def _within(self, question: Callable[[], Sequence[Any]]) -> Sequence[Any]:
+        """The answer, from a thread that may be left behind; TimeoutError where it does not come."""
+        if self._busy is not None and self._busy.is_alive():
+            raise TimeoutError(f"{self.name} has not answered an earlier batch yet")
+        found: list[Sequence[Any]] = []
+        failed: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                found.append(question())
+            except BaseException as error:  # raised again where the answer is waited for
+                failed.append(error)
+
+        self._busy = threading.Thread(target=work, daemon=True, name=f"recogniser {self.name}")
+        self._busy.start()
+        self._busy.join(self.patience.timeout)
+        if failed:
+            raise failed[0]
+        if not found:
+            raise TimeoutError(f"{self.name} did not answer within {self.patience.timeout:g} s (reward_timeout)")
+        return found[0]

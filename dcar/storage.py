@@ -1,0 +1,144 @@
+"""Files that survive: written whole or not at all, sealed by a manifest of digests, and a full disk that says so."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+
+from dcar.errors import StorageError
+
+MANIFEST = "manifest.json"
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM}
+# How torch and safetensors, which write through streams of their own, speak of a write that failed.
+STREAMS = ("No space left", "os error 28", "Disk quota", "iostream error", "unexpected pos", "file write failed",
+           "PytorchStreamWriter failed")
+
+
+def gigabytes(size: float) -> str:
+    """Bytes as a person reads them."""
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size >= scale:
+            return f"{size / scale:.1f} {unit}"
+    return f"{size:.0f} bytes"
+
+
+def is_write_failure(error: BaseException) -> bool:
+    """Whether an error (or what caused it) says that a file could not be written."""
+    if isinstance(error, OSError) and error.errno in FULL:
+        return True
+    if isinstance(error, (OSError, RuntimeError, SafetensorError)) and any(text in str(error) for text in STREAMS):
+        return True
+    cause = error.__cause__ or error.__context__
+    return cause is not None and cause is not error and is_write_failure(cause)
+
+
+@contextlib.contextmanager
+def writing(what: str | Path, needed: int = 0) -> Iterator[None]:
+    """Raise StorageError where the writes inside fail: what could not be written, how much room there is and, if
+    known, how many bytes it takes. Other errors pass."""
+    try:
+        yield
+    except StorageError:
+        raise
+    except (OSError, RuntimeError, SafetensorError) as error:
+        if not is_write_failure(error):
+            raise
+        folder = next((p for p in (Path(what), *Path(what).parents) if p.is_dir()), Path("."))
+        room = f"{gigabytes(shutil.disk_usage(folder).free)} are free in {folder}"
+        takes = f", about {gigabytes(needed)} are needed" if needed else ""
+        raise StorageError(f"{what}: could not be written ({str(error).splitlines()[0]}); {room}{takes}. Make room and "
+                           "run the same command: it goes on from what was finished") from error
+
+
+def sync(path: Path) -> None:
+    """Have a file, or the entries of a folder, reach the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write a text file so that it is either the old one or the whole new one, also after a power cut."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(path.name + ".part")
+    try:
+        with part.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)  # the room that it takes may be what is missing
+        raise
+    sync(path.parent)
+
+
+def files_of(folder: Path) -> list[str]:
+    """All files under a folder but its manifest, relative to it, sorted."""
+    return sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file() and p.name != MANIFEST
+                  and not p.name.endswith(".part"))
+
+
+def digest(path: Path) -> dict[str, Any]:
+    """Size in bytes and SHA-256 of a file."""
+    with path.open("rb") as file:
+        return {"size": os.fstat(file.fileno()).st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+
+
+def seal(folder: Path, files: Mapping[str, Any], **facts: Any) -> None:
+    """Write the manifest of `files` (name -> `digest`), and `facts` about them: from now on the folder is complete."""
+    for name in files:
+        sync(folder / name)
+    for inner in {(folder / name).parent for name in files}:
+        sync(inner)
+    write_text(folder / MANIFEST, json.dumps({"complete": True, **facts, "files": dict(files)}, indent=1) + "\n")
+    sync(folder.parent)
+
+
+def unseal(folder: Path) -> None:
+    """Say that a folder is about to be written: until it is sealed, it is not complete."""
+    write_text(folder / MANIFEST, json.dumps({"complete": False}) + "\n")
+
+
+def read_manifest(folder: Path) -> dict[str, Any] | None:
+    """The manifest of a folder; None if there is none. A broken one counts as that of a folder that is not complete."""
+    try:
+        found = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError):
+        return {"complete": False}
+    return found if isinstance(found, dict) and isinstance(found.get("files", {}), dict) else {"complete": False}
+
+
+def faults(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
+    """What differs between a folder and its manifest: files that are missing, of another size, of another digest."""
+    if not manifest.get("complete"):
+        return ["it was cut off while it was written"]
+    found = []
+    for name, expected in manifest.get("files", {}).items():
+        path = folder / name
+        try:
+            size = path.stat().st_size
+            if size != expected["size"]:
+                found.append(f"{name} has {size} of {expected['size']} bytes")
+            elif digest(path) != expected:
+                found.append(f"{name} has another digest")
+        except FileNotFoundError:
+            found.append(f"{name} is missing")
+        except OSError as error:
+            found.append(f"{name} cannot be read ({error.strerror})")
+    return found

@@ -1,0 +1,121 @@
+"""Which checkpoint a run goes on from: the newest one that is complete, by its manifest of sizes and digests.
+
+A folder is marked as incomplete before anything is written into it, and sealed when every process has written its part.
+Checkpoints of earlier versions have no manifest; they are taken, with a warning, if all their files are there and can
+be read.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from accelerate import PartialState
+from accelerate.utils import gather_object
+from safetensors import SafetensorError, safe_open
+
+from dcar.storage import MANIFEST, digest, faults, files_of, read_manifest, seal, sync, unseal
+
+logger = logging.getLogger(__name__)
+
+STATE = "trainer_state.json"
+NEEDED = ("config.json", "model.safetensors", "optimizer.pt", "scheduler.pt", STATE)
+
+
+def step_of(folder: Path) -> int:
+    """The step of a folder checkpoint-N."""
+    return int(folder.name.split("-")[1])
+
+
+def checkpoints(output_dir: str | Path) -> list[Path]:
+    """All checkpoint folders of a run, complete or not, the newest first."""
+    found = (p for p in Path(output_dir).glob("checkpoint-*") if p.is_dir() and p.name.split("-")[1].isdigit())
+    return sorted(found, key=step_of, reverse=True)
+
+
+def why_incomplete(folder: Path) -> str:
+    """Why a run cannot go on from this checkpoint; empty if it can."""
+    if not folder.is_dir():
+        return "it is not there"
+    manifest = read_manifest(folder)
+    found = _faults_without_manifest(folder) if manifest is None else faults(folder, manifest)
+    return ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
+
+
+def latest_checkpoint(output_dir: str | Path) -> Path | None:
+    """The newest complete checkpoint; a line of the log says which newer ones were passed over, and why."""
+    for folder in checkpoints(output_dir):
+        if not (why := why_incomplete(folder)):
+            if not (folder / MANIFEST).exists():
+                logger.warning("%s is of an earlier version and has no manifest; its files are there and can be read",
+                               folder)
+            return folder
+        logger.warning("%s is passed over: %s", folder, why)
+    return None
+
+
+def _faults_without_manifest(folder: Path) -> list[str]:
+    """What is missing or broken in a checkpoint that was written before there were manifests."""
+    sharded = any(p.is_dir() for p in folder.iterdir())  # FSDP or DeepSpeed, which name their parts otherwise
+    found = [f"{name} is missing" for name in ((STATE,) if sharded else NEEDED) if not (folder / name).is_file()]
+    if not list(folder.glob("rng_state*.pth")):
+        found.append("rng_state.pth is missing")
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        try:
+            if path.suffix == ".json":
+                json.loads(path.read_text(encoding="utf-8"))
+            elif path.suffix == ".safetensors":
+                with safe_open(path, "pt") as file:  # reads the header, and holds it against the file's size
+                    file.keys()
+            elif path.suffix in (".pt", ".pth"):
+                with zipfile.ZipFile(path) as archive:
+                    if broken := archive.testzip():
+                        raise ValueError(f"{broken} is damaged")
+        except (OSError, ValueError, SafetensorError, zipfile.BadZipFile) as error:
+            found.append(f"{path.relative_to(folder)} cannot be read ({error})")
+    return found
+
+
+def begin_checkpoint(folder: Path) -> None:
+    """Empty a folder and mark it as incomplete; every process calls it and returns when that is done."""
+    state = PartialState()
+    if state.is_main_process:
+        if folder.exists():
+            shutil.rmtree(folder)
+        folder.mkdir(parents=True)
+        unseal(folder)
+    state.wait_for_everyone()
+
+
+def seal_checkpoint(folder: Path, **facts: Any) -> None:
+    """Take the digests, each process of its share of the files, and write the manifest when all files are on the disk.
+
+    Every process calls it, when it has written its part.
+    """
+    state = PartialState()
+    state.wait_for_everyone()
+    files = files_of(folder)
+    for name in files:  # what this machine has written is flushed by this machine
+        sync(folder / name)
+    mine = {name: digest(folder / name) for name in files[state.process_index :: state.num_processes]}
+    parts = gather_object([mine]) if state.num_processes > 1 else [mine]
+    if state.is_main_process:
+        seal(folder, {name: found for part in parts for name, found in part.items()},
+             processes=state.num_processes, **facts)
+    state.wait_for_everyone()
+
+
+def remove_old(output_dir: str | Path, keep: int | None, spared: Sequence[str | Path | None] = ()) -> None:
+    """Remove all but the newest `keep` complete checkpoints (None = all) and the `spared` ones, and every incomplete
+    one that is older than a complete one."""
+    found = checkpoints(output_dir)
+    complete = [f for f in found if (manifest := read_manifest(f)) is None or manifest.get("complete")]
+    kept = {p.name for p in complete[: keep or None]} | {Path(p).name for p in spared if p}
+    for folder in found:
+        if folder.name not in kept and complete and step_of(folder) < step_of(complete[0]):
+            shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,281 @@
+"""A `transformers.Trainer` for runs of days: it stops at the first value that is not finite, seals its checkpoints,
+saves and leaves when it is asked to, and says what went wrong where a disk, the memory or another process fails.
+
+Both stages train with it. Departure from documented override points: `_save_checkpoint`, the only place that all files
+of a checkpoint are written behind; tests/dcar/train/test_checkpoints.py holds that it is called.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from transformers import Trainer, TrainerCallback, TrainerState
+
+from dcar.errors import DCARError, ProcessError, StoppedError, TrainingError
+from dcar.process import GONE, INTERRUPTED, REQUEUE
+from dcar.storage import read_manifest, writing
+from dcar.train.callbacks import JsonlLog
+from dcar.train.checkpoints import STATE, begin_checkpoint, latest_checkpoint, remove_old, seal_checkpoint
+from dcar.train.guard import all_finite, not_finite, save_batch, some
+
+logger = logging.getLogger(__name__)
+
+SIGNALS = {signal.SIGTERM: REQUEUE, signal.SIGUSR1: REQUEUE, signal.SIGINT: INTERRUPTED}
+
+
+
+class StopRequests:
+    """Remembers that SIGTERM, SIGUSR1 or Ctrl-C came; a second Ctrl-C leaves at once."""
+
+    def __init__(self) -> None:
+        self.status = 0  # exit status that was asked for; 0 = go on
+        self.name = ""
+        self.process = os.getpid()
+
+    def __call__(self, number: int, frame: Any) -> None:
+        if os.getpid() != self.process:  # a worker that was forked: its parent decides
+            return
+        if self.status and number == signal.SIGINT:
+            os._exit(INTERRUPTED)
+        self.status, self.name = SIGNALS[signal.Signals(number)], signal.Signals(number).name
+        again = "; once more to leave at once" if number == signal.SIGINT else ""
+        os.write(2, f"{self.name}: saving at the end of this step{again}\n".encode())
+
+    @contextlib.contextmanager
+    def heard(self) -> Iterator[None]:
+        """Listen to the signals; only the main thread can."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self) for number in SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+class Watch(TrainerCallback):
+    """Calls the trainer at the two places of an update where it can stop."""
+
+    def __init__(self, trainer: ResilientTrainer):
+        self.trainer = trainer
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        if args.device.type == "cuda":
+            self.trainer.rehearse()
+
+    def on_pre_optimizer_step(self, args, state, control, **kwargs):
+        self.trainer.look()
+
+    def on_step_end(self, args, state, control, **kwargs):
+        # the end of an epoch brings evaluations and checkpoints of its own, which then come first
+        if self.trainer.stopping and abs(state.epoch - round(state.epoch)) > 1e-6:
+            control.should_save = True
+
+    def on_epoch_end(self, args, state, control, **kwargs):
+        if self.trainer.stopping:
+            control.should_save = True
+
+
+class ResilientTrainer(Trainer):
+    """See the module. Subclasses say how a batch is described, and which setting makes it smaller."""
+
+    batch_setting = "per_device_train_batch_size"
+    jsonl: JsonlLog
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.origin: dict[str, Any] = {}  # where the run comes from, for the manifests of its checkpoints
+        self.requests = StopRequests()
+        self.stopping = False
+        self._update: list[Mapping[str, Any]] = []  # the micro-batches of this update
+        self._losses: list[Tensor] = []
+        self._updated = False  # whether those are of an update that was made
+        self._doing = "starting"
+        self.add_callback(Watch(self))
+
+    @property
+    def out(self) -> Path:
+        """The folder of the run."""
+        return Path(self.args.output_dir or "")
+
+    # --- what may stop a run ------------------------------------------------------------------------------------
+
+    def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch=None) -> Tensor:
+        if self._updated:
+            self._update, self._losses, self._updated = [], [], False
+        self._update.append(inputs)
+        self._doing = f"computing the gradients of step {self.state.global_step + 1}"
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        self._losses.append(loss)
+        return loss
+
+    def longest_batch(self) -> dict[str, Any] | None:
+        """The batch that takes the most memory, where that is known before; see `rehearse`."""
+        return None
+
+    def rehearse(self) -> None:
+        """Gradients of the longest batch, which are thrown away: a memory that is too small shows in the first minute
+        and not on the third day. Draws and weights stay as they are."""
+        if (inputs := self.longest_batch()) is None:
+            return
+        devices = [self.args.device.index or 0] if self.args.device.type == "cuda" else []
+        self._update, self._updated, self._doing = [inputs], True, "rehearsing the longest batch"
+        self.current_gradient_accumulation_steps = 1
+        with torch.random.fork_rng(devices):
+            super().training_step(self.model_wrapped, inputs, None)
+        self.model_wrapped.zero_grad()
+
+    def look(self) -> None:
+        """Between gradients and update, on all processes alike: TrainingError where a loss or gradient is not finite;
+        notes whether anyone was asked to stop. Reads two numbers from the device, once an update."""
+        checked = list(self._losses)
+        if getattr(self.accelerator, "scaler", None) is None:  # fp16: infinite gradients are what its scaler looks for
+            checked += [p.grad for p in self.model.parameters() if p.grad is not None]  # type: ignore[union-attr]
+        bad = (~all_finite(checked)).any()
+        flags = torch.stack([bad.float(), bad.new_tensor(self.requests.status, dtype=torch.float32)])
+        if self.args.world_size > 1:
+            flags = self.accelerator.reduce(flags, "sum")  # type: ignore[assignment]
+        broken, status = flags.tolist()
+        if broken:
+            raise TrainingError(self._not_finite())
+        self.stopping, self._updated = status > 0, True
+
+    def _not_finite(self) -> str:
+        """What is not finite; the batches of this update are kept beside the checkpoints."""
+        step = self.state.global_step + 1
+        assert self.model is not None
+        weights = not_finite(self.model.named_parameters())
+        gradients = not_finite((n, p.grad) for n, p in self.model.named_parameters() if p.grad is not None)
+        losses = [f"{float(loss):g}" for loss in self._losses]
+        if weights:
+            what = f"the weights are not finite since the update before ({some(weights)})"
+        elif "nan" in losses or "inf" in losses or "-inf" in losses:
+            what = f"the loss is {', '.join(losses)}"
+        else:
+            what = f"the gradient is not finite ({some(gradients)})" if gradients else "another process saw it"
+        path = self.out / f"offending-step-{step}-rank-{self.args.process_index}.safetensors"
+        with writing(path):
+            save_batch(path, [self.kept_of(inputs) for inputs in self._update], step=step, seed=self.args.seed,
+                       cause=what, weights=weights, gradients=gradients)
+        return (f"step {step}: {what}. {self._last_state()} The batch is kept in {path} "
+                "(dcar/train/guard.py replays it). A lower learning rate, a longer warm-up, float32 instead of bf16, "
+                "or a look at these rows of the data is the way on")
+
+    def kept_of(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What is kept of a micro-batch that broke the training."""
+        return inputs
+
+    def describe(self, inputs: Mapping[str, Any]) -> str:
+        """A batch in words: how many rows of which length."""
+        return "a batch"
+
+    def check_weights(self) -> None:
+        """TrainingError, on all processes, where a weight is not finite: such a model is never written."""
+        assert self.model is not None
+        bad = not_finite(self.model.named_parameters())
+        flag = torch.tensor(float(len(bad)), device=self.args.device)
+        if self.args.world_size > 1:
+            flag = self.accelerator.reduce(flag, "sum")  # type: ignore[assignment]
+        if float(flag):
+            raise TrainingError(f"step {self.state.global_step}: the weights are not finite ({some(bad)}), and are not "
+                                f"saved. {self._last_state()} Lower the learning rate, or lengthen the warm-up")
+
+    def _last_state(self) -> str:
+        found = latest_checkpoint(self.out)
+        return f"The last good checkpoint is {found}." if found else "There is no checkpoint yet."
+
+    # --- checkpoints --------------------------------------------------------------------------------------------
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        """Trainer's, between a mark that the folder is incomplete and the manifest; older checkpoints go last."""
+        self.check_weights()
+        args, step = self.args, self.state.global_step
+        self._doing = f"writing the checkpoint of step {step}"
+        folder = self.out / f"checkpoint-{step}"
+        assert self.model is not None
+        weights = sum(p.numel() * p.element_size() for p in self.model.parameters())
+        with writing(folder, needed=3 * weights):  # Adam keeps two numbers for every weight
+            begin_checkpoint(folder)
+            keep, args.save_total_limit = args.save_total_limit, None  # nothing older goes before this one is sealed
+            try:
+                super()._save_checkpoint(model, trial)
+            finally:
+                args.save_total_limit = keep
+            seal_checkpoint(folder, step=step, run=self.origin)
+        if self.is_world_process_zero():
+            remove_old(self.out, keep, [self.state.best_model_checkpoint])
+        if self.stopping:
+            name = self.requests.name or "another process was asked to stop"
+            raise StoppedError(f"{name}: {folder} is saved; the same command goes on from it",
+                               self.requests.status or REQUEUE)
+
+    def is_finished(self, checkpoint: str | Path) -> bool:
+        """Whether a checkpoint has all steps of this run (Trainer would add one where it lies within an epoch)."""
+        steps = self.set_initial_training_values(self.args, self.get_train_dataloader())[-1]
+        return TrainerState.load_from_json(str(Path(checkpoint) / STATE)).global_step >= steps
+
+    def finish_from(self, checkpoint: Path) -> None:
+        """Take the state of a checkpoint that has all steps; nothing is trained, and nothing logged twice."""
+        logger.info("finished: %s has all steps", checkpoint)
+        self.state = TrainerState.load_from_json(str(checkpoint / STATE))
+        self.state.is_world_process_zero = self.is_world_process_zero()  # the file says what the main process is
+        self.state.is_local_process_zero = self.is_local_process_zero()
+        self.jsonl.finished(self.state)
+
+    # --- what is said when something fails ------------------------------------------------------------------------
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any):
+        """Trainer's; StoppedError after a signal, TrainingError where values or memory fail, ProcessError where
+        another process does, StorageError where the disk does."""
+        if isinstance(resume_from_checkpoint, str):
+            manifest = read_manifest(Path(resume_from_checkpoint)) or {}
+            if manifest.get("processes", self.args.world_size) != self.args.world_size:
+                logger.warning("%s was written by %d processes and goes on with %d: not bit for bit",
+                               resume_from_checkpoint, manifest["processes"], self.args.world_size)
+        with self.requests.heard(), self.typed_errors():
+            return super().train(resume_from_checkpoint, *args, **kwargs)
+
+    @contextlib.contextmanager
+    def doing(self, what: str) -> Iterator[None]:
+        """`typed_errors` of something that is done outside of `train`."""
+        self._doing, self._update = what, []
+        with self.typed_errors():
+            yield
+
+    @contextlib.contextmanager
+    def typed_errors(self) -> Iterator[None]:
+        """Errors of the memory and of other processes, in words."""
+        try:
+            yield
+        except DCARError:
+            raise
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            raise TrainingError(self._out_of_memory(error)) from error
+        except RuntimeError as error:
+            if "not enough memory" in str(error) or "can't allocate memory" in str(error):
+                raise TrainingError(self._out_of_memory(error)) from error
+            if self.args.world_size > 1 and (isinstance(error, dist.DistBackendError) or GONE.search(str(error))):
+                raise ProcessError(
+                    f"process {self.args.process_index} of {self.args.world_size}, {self._doing}: another process is "
+                    f"gone, or did not answer within {self.args.ddp_timeout} s (ddp_timeout). Its own log has the "
+                    f"cause. {self._last_state()} The same command goes on from there "
+                    f"({str(error).splitlines()[0]})") from error
+            raise
+
+    def _out_of_memory(self, error: BaseException) -> str:
+        batch = self.describe(self._update[-1]) if self._update else "the model"
+        said = (str(error) or "out of memory").splitlines()[0][:200]
+        return (f"{self._doing}: no memory for {batch} ({said}). Lower {self.batch_setting} and raise gradient "
+                f"accumulation by as much: the update stays the same. {self._last_state()}")

@@ -1,0 +1,424 @@
+"""Kill a job again and again, run it again by the same command, and hold what it leaves against a run that never died.
+
+    python tests/attack/harness.py kills=60 seed=0 [jobs=train,dcpo,prepare,compare,train2,compare2] [out=FOLDER]
+
+A job runs in a process that is forked from this one, which has imported everything: a second each. It dies by SIGKILL
+- at a random moment of its uninterrupted duration (`time`), or
+- at a write point: the n-th of the calls that open a file for writing, rename, remove or make a folder (`write`), or
+- with half of a weights or optimiser file on the disk (`torn`), or
+- by SIGTERM at a random moment (`term`), for which training saves and ends with status 75.
+Jobs of two processes lose one of them; the other one has to end by itself, with an error of this project.
+Some are killed several times before they may finish. Then everything on the disk is compared: weights, optimiser,
+scheduler, random states, records, logs, tables and data bit for bit; of JSON all but times.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import hashlib
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+TESTS = Path(__file__).parents[1]
+sys.path[:0] = [str(TESTS), str(TESTS.parent)]
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np  # noqa: E402
+import soundfile as sf  # noqa: E402
+import torch  # noqa: E402
+from compare_worker import tiny_config as compare_config  # noqa: E402
+from compare_worker import tiny_tools  # noqa: E402
+from tiny_corpora import wav_bytes  # noqa: E402
+from tiny_data import ToyEncoder, ToyTokenizer, counting, write_prepared  # noqa: E402
+from tiny_training import tiny_config as train_config  # noqa: E402
+from toy_world import ToyDecoder, ToyRecognizer, ToyVocoder, toy_items  # noqa: E402
+
+import eval.compare.run as compare  # noqa: E402
+from dcar.prepare.run import PrepareConfig  # noqa: E402
+from dcar.prepare.run import run as run_prepare  # noqa: E402
+from dcar.process import run_command  # noqa: E402
+from dcar.train.car import run as run_train  # noqa: E402
+from rl.config import DCPOConfig  # noqa: E402
+from rl.train import run as run_dcpo  # noqa: E402
+
+# What a clock says, where a temporary folder was, and what the command line was. Everything else is compared.
+TIMED = re.compile(r"seconds|runtime|per_second|created|^out$|out_dir|output_dir|logging_dir|command|revision|machine"
+                   r"|tts?f|rtf|latency|speedup|equal_speed|best_model_checkpoint|run_name|fingerprint", re.IGNORECASE)
+LIMIT = 60.0  # seconds after which a job counts as one that hangs
+
+
+@dataclass
+class Job:
+    """Something that can be killed: it reads `data` and writes to the folder that it is given."""
+
+    name: str
+    run: Callable[[Path], Any]
+    processes: int = 1
+    ways: tuple[str, ...] = ("time", "write", "torn", "term")
+    ignored: tuple[str, ...] = ()  # parts of paths that hold times only (plots, the page)
+
+
+def jobs(data: Path) -> dict[str, Job]:
+    """All jobs by name; `data` holds what they read, see `make_data`."""
+    def train(out: Path) -> None:
+        run_train(train_config(data / "prepared", out, max_steps=6, save_steps=2, eval_steps=2, input_corruption=0.2,
+                               wait_minutes=0.3))
+
+    def dcpo(out: Path) -> None:
+        config = DCPOConfig(
+            output_dir=str(out), use_cpu=True, disable_tqdm=True, seed=1, per_device_train_batch_size=8,
+            num_generations=4, num_train_epochs=2, num_iterations=2, gradient_accumulation_steps=2, chunk_range=[1, 2],
+            learning_rate=3e-3, policy_width=32, policy_heads=2, max_completion_length=300, save_strategy="steps",
+            save_steps=2, eval_strategy="steps", eval_steps=2, report_to=[])
+        run_dcpo(config, base=ToyDecoder(), vocoder=ToyVocoder(), recognizer=ToyRecognizer(), train_items=toy_items(8),
+                 eval_items=toy_items(4, 5, "dev"))
+
+    def prepare(out: Path) -> None:
+        run_prepare(PrepareConfig(out=str(out / "p"), path=str(data / "corpus"), shard_size=4, wait_seconds=20),
+                    tokenizer=ToyTokenizer(), speaker_encoder=ToyEncoder(), progress=False)
+
+    def comparison(out: Path) -> None:
+        compare.run(compare_config(out, methods=["far", "car-3", "random-2-3", "dcar"], report=False, audio_samples=2,
+                                   wait_minutes=0.5), tiny_tools())
+
+    plots = (".png", ".svg")
+    listed = [
+        Job("train", train), Job("dcpo", dcpo), Job("prepare", prepare, ways=("time", "write", "term")),
+        Job("compare", comparison, ways=("time", "write", "term"), ignored=plots),
+        Job("train2", train, 2, ("time", "write", "term")), Job("compare2", comparison, 2, ("time",), plots),
+    ]
+    return {job.name: job for job in listed}
+
+
+def make_data(folder: Path) -> Path:
+    """What the jobs read."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    write_prepared(folder / "prepared", train=18, dev=9, speech=counting)
+    (folder / "corpus").mkdir(parents=True)
+    for split, count in (("train", 10), ("dev", 3), ("test", 2)):
+        rows = [{"id": f"{split}_{i}", "text": f"Number {i} of {split}.", "speaker": f"v{i % 3}",
+                 "duration": 0.6 + 0.1 * (i % 4),
+                 "audio": {"bytes": wav_bytes(0.6 + 0.1 * (i % 4), 200 + 50 * i), "path": f"{i}.wav"}}
+                for i in range(count)]
+        pq.write_table(pa.Table.from_pylist(rows), folder / "corpus" / f"{split}.parquet")
+    return folder
+
+
+# --- running and killing ----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Kill:
+    """Where a process dies."""
+
+    way: str = ""  # time, write, torn, term; empty = it may finish
+    at: float = 0.0  # seconds, or the number of the write point
+    rank: int = 0
+
+
+@dataclass
+class End:
+    """How the processes of a job ended."""
+
+    status: list[int]  # of waitpid: negative = by that signal
+    seconds: float
+    said: str
+    points: int = 0  # write points that were passed
+    hung: bool = False
+
+
+def run(job: Job, out: Path, kill: Kill | None = None) -> End:
+    """Fork the processes of a job, kill one of them as told, and wait for all."""
+    kill = kill or Kill()
+    out.mkdir(parents=True, exist_ok=True)
+    logs = [Path(tempfile.mkstemp(prefix="attack-")[1]) for _ in range(job.processes)]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    started = time.monotonic()
+    children = []
+    for rank, log in enumerate(logs):
+        child = os.fork()
+        if child == 0:
+            _child(job, out, log, rank, port, kill if kill.rank == rank else Kill())
+        children.append(child)
+    if kill.way in ("time", "term"):
+        time.sleep(kill.at)
+        for rank, child in enumerate(children):  # SLURM sends SIGTERM to all
+            if rank == kill.rank or kill.way == "term":
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(child, signal.SIGKILL if kill.way == "time" else signal.SIGTERM)
+    status: dict[int, int] = {}
+    hung = False
+    while len(status) < len(children):
+        for child in set(children) - set(status):
+            found, code = os.waitpid(child, os.WNOHANG)
+            if found:
+                status[child] = os.waitstatus_to_exitcode(code)
+        if time.monotonic() - started > LIMIT:
+            hung = True
+            for child in set(children) - set(status):
+                os.kill(child, signal.SIGKILL)
+        time.sleep(0.01)
+    said = "".join(log.read_text(errors="replace") for log in logs)
+    points = max([int(n) for n in re.findall(r"^write points: (\d+)$", said, re.MULTILINE)], default=0)
+    for log in logs:
+        log.unlink()
+    return End([status[child] for child in children], time.monotonic() - started, said, points, hung)
+
+
+def _child(job: Job, out: Path, log: Path, rank: int, port: int, kill: Kill) -> None:
+    """What a forked process does; it never returns."""
+    code = 99
+    try:
+        descriptor = os.open(log, os.O_WRONLY)
+        os.dup2(descriptor, 1)
+        os.dup2(descriptor, 2)
+        sys.stdout, sys.stderr = (open(n, "w", buffering=1, closefd=False) for n in (1, 2))  # pytest has its own
+        faulthandler.dump_traceback_later(0.8 * LIMIT, file=descriptor)  # where it hangs, if it does
+        torch.set_num_threads(1)
+        random.seed(0)
+        np.random.seed(0)
+        if job.processes > 1:
+            os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(job.processes),
+                              LOCAL_WORLD_SIZE=str(job.processes), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
+                              ACCELERATE_USE_CPU="true")
+        points = _count_write_points(out, kill.at if kill.way == "write" else None)
+        if kill.way == "torn":
+            _tear(int(kill.at))
+        code = run_command(job.name, lambda: job.run(out))
+        print(f"write points: {points[0]}", flush=True)
+    except SystemExit as end:
+        code = int(end.code or 0)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _count_write_points(out: Path, last: float | None) -> list[int]:
+    """Count the calls that change files below `out`'s folder; die at number `last`, before it is made."""
+    count, root = [0], str(out.parent)
+
+    def hook(event: str, arguments: tuple) -> None:
+        if event == "open":
+            path, mode = arguments[0], arguments[1]
+            if not (isinstance(mode, str) and set(mode) & set("wax+")):
+                return
+        elif event in ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate"):
+            path = arguments[0]
+        else:
+            return
+        if isinstance(path, (str, bytes, os.PathLike)) and os.fsdecode(path).startswith(root):
+            count[0] += 1
+            if last is not None and count[0] == int(last):
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(hook)
+    return count
+
+
+def _tear(number: int) -> None:
+    """Die with half of the `number`-th weights or optimiser file on the disk."""
+    import safetensors.torch
+
+    import heads.checkpoint
+    import rl.trainer
+
+    count = [0]
+
+    def torn(write: Callable[..., Any], place: int) -> Callable[..., Any]:
+        def wrapped(*arguments: Any, **keywords: Any) -> Any:
+            result = write(*arguments, **keywords)
+            count[0] += 1
+            if count[0] == number:
+                path = Path(arguments[place])
+                os.truncate(path, path.stat().st_size // 2)
+                os.kill(os.getpid(), signal.SIGKILL)
+            return result
+
+        return wrapped
+
+    torch.save = torn(torch.save, 1)
+    safetensors.torch.save_file = torn(safetensors.torch.save_file, 1)
+    heads.checkpoint.save_file = rl.trainer.save_file = safetensors.torch.save_file
+
+
+# --- what is left -----------------------------------------------------------------------------------------------------
+
+
+def outcome(job: Job, out: Path) -> dict[str, Any]:
+    """Everything under a folder, comparable: path -> content, without times and the places of folders."""
+    found: dict[str, Any] = {}
+    for path in sorted(p for p in out.rglob("*") if p.is_file()):
+        name = str(path.relative_to(out))
+        if path.suffix in job.ignored or name.startswith(("records/", "tensorboard/")) or path.name == "compare.txt":
+            continue  # records: in whose shard a record stands is chance; records.jsonl has them all
+        found[name] = _content(path, str(out))
+    last = max((int(n) for name in found for n in re.findall(r"^checkpoint-(\d+)/", name)), default=0)
+    # which older ones are kept depends on where a signal had one written; the exported model is compared by itself
+    return {name: content for name, content in found.items()
+            if not name.startswith("checkpoint-") or name.startswith(f"checkpoint-{last}/")}
+
+
+def _content(path: Path, place: str) -> Any:
+    if path.suffix in (".pt", ".pth"):
+        return _hash_tensors(torch.load(path, weights_only=False))
+    if path.suffix == ".json":
+        return _untimed(json.loads(path.read_text()), place)
+    if path.suffix == ".jsonl":
+        return [_untimed(json.loads(line), place) for line in path.read_text().splitlines()]
+    if path.suffix in (".md", ".yaml"):
+        timed = (place, "Z,", "seconds", "- run: ")  # the last has the state of git
+        return "\n".join(x for x in path.read_text().splitlines() if not any(word in x for word in timed))
+    if path.suffix == ".opus":  # every Ogg file has a serial number of its own
+        return hashlib.sha256(sf.read(path)[0].tobytes()).hexdigest()
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _untimed(value: Any, place: str) -> Any:
+    """JSON without times; the summary of training counts the last process's steps only, and manifests hold digests of
+    files that hold times (trainer_state.json)."""
+    if isinstance(value, dict):
+        if "train_runtime" in value:
+            return {"summary": value["step"]}
+        if "sha256" in value:
+            return "digest"
+        return {k: _untimed(v, place) for k, v in value.items() if not TIMED.search(str(k))}
+    if isinstance(value, list):
+        return [_untimed(v, place) for v in value]
+    return value.replace(place, "") if isinstance(value, str) else value
+
+
+def _hash_tensors(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return hashlib.sha256(value.contiguous().flatten().view(torch.uint8).numpy().tobytes()).hexdigest()
+    if isinstance(value, np.ndarray):
+        return hashlib.sha256(value.tobytes()).hexdigest()
+    if isinstance(value, dict):
+        return {str(k): _hash_tensors(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_hash_tensors(v) for v in value]
+    return repr(value)
+
+
+def differences(expected: Any, found: Any, where: str = "") -> list[str]:
+    """The places where two outcomes differ."""
+    if isinstance(expected, dict) and isinstance(found, dict):
+        lost = [f"{where}/{k}: is missing" for k in expected if k not in found]
+        new = [f"{where}/{k}: is left over" for k in found if k not in expected]
+        return lost + new + [d for k in expected if k in found for d in differences(expected[k], found[k],
+                                                                                  f"{where}/{k}")]
+    if isinstance(expected, list) and isinstance(found, list) and len(expected) == len(found):
+        return [d for i, (a, b) in enumerate(zip(expected, found, strict=True)) for d in differences(a, b,
+                                                                                                   f"{where}[{i}]")]
+    return [] if expected == found or (expected != expected and found != found) else [
+        f"{where}: {str(expected)[:80]} became {str(found)[:80]}"]
+
+
+# --- the attack -------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Result:
+    """What became of the kills of one job."""
+
+    kills: Counter = field(default_factory=Counter)  # by way
+    late: int = 0  # it had finished before
+    resumed: int = 0
+    lost: list[str] = field(default_factory=list)  # everything that went wrong
+
+
+def attack(job: Job, folder: Path, kills: int, random_source: random.Random) -> Result:
+    """Kill a job `kills` times in all, one to three times a run, and compare every run's end."""
+    result = Result()
+    whole = run(job, folder / "whole" / "out")
+    if any(whole.status):
+        raise AssertionError(f"{job.name} fails by itself:\n{whole.said[-3000:]}")
+    expected, points = outcome(job, folder / "whole" / "out"), max(1, whole.points)
+    number = 0
+    while sum(result.kills.values()) < kills:
+        number += 1
+        place = folder / f"run{number}"
+        story = []
+        for _ in range(random_source.choice((1, 1, 2, 3))):
+            way = random_source.choice(job.ways)
+            at = {"time": random_source.uniform(0, whole.seconds), "term": random_source.uniform(0, whole.seconds),
+                  "write": random_source.randint(1, points), "torn": random_source.randint(1, 20)}[way]
+            kill = Kill(way, at, random_source.randrange(job.processes))
+            end = run(job, place / "out", kill)
+            died = end.status[kill.rank] == -signal.SIGKILL or (way == "term" and any(end.status))
+            result.kills[way] += died
+            result.late += not died
+            story.append(f"{way} {at:.3g} of process {kill.rank}: {end.status}")
+            result.lost += judge(job, kill, end, story)
+        end = run(job, place / "out")
+        if any(end.status):
+            result.lost.append(f"{job.name} after {story}: does not go on:\n{end.said[-1500:]}")
+        else:
+            result.resumed += 1
+            found = differences(expected, outcome(job, place / "out"))
+            result.lost += [f"{job.name} after {story}: {difference}" for difference in found[:5]]
+        if not result.lost:
+            shutil.rmtree(place)
+    return result
+
+
+def judge(job: Job, kill: Kill, end: End, story: list[str]) -> list[str]:
+    """What is wrong with how a killed job ended: it hung, showed a traceback, or left with a wrong status."""
+    wrong = []
+    if end.hung:
+        wrong.append(f"{job.name}, {story[-1]}: a process was still there after {LIMIT:g} s\n{end.said[-3000:]}")
+    if "Traceback" in end.said:
+        wrong.append(f"{job.name}, {story[-1]}: a traceback:\n{end.said[-1500:]}")
+    allowed = {"term": {0, 75, -signal.SIGTERM}, "": {0}}.get(kill.way, {0, 1, -signal.SIGKILL})
+    if job.processes > 1:
+        allowed = allowed | {1}  # while they meet, one may find the other gone before it hears the signal itself
+    if not set(end.status) <= allowed:
+        wrong.append(f"{job.name}, {story[-1]}: status {end.status}\n{end.said[-1500:]}")
+    return wrong
+
+
+def main(arguments: list[str]) -> int:
+    """The attack from the command line; status 1 where anything was lost."""
+    given = dict(argument.split("=", 1) for argument in arguments)
+    kills, seed = int(given.get("kills", 60)), int(given.get("seed", 0))
+    names = given.get("jobs", "train,dcpo,prepare,compare,train2,compare2").split(",")
+    folder = Path(given["out"]) if "out" in given else Path(tempfile.mkdtemp(prefix="attack-"))
+    print(f"seed {seed}, in {folder}")
+    listed = jobs(make_data(folder / "data"))
+    lost = 0
+    for i, name in enumerate(names):
+        share = kills // len(names) + (i < kills % len(names))
+        started = time.monotonic()
+        result = attack(listed[name], folder / name, share, random.Random(f"{seed} {name}"))
+        lost += len(result.lost)
+        ways = ", ".join(f"{n} {way}" for way, n in sorted(result.kills.items()))
+        print(f"{name:9} {sum(result.kills.values()):4} kills ({ways}), {result.late} too late, {result.resumed} runs "
+              f"gone on, {len(result.lost)} lost, {time.monotonic() - started:.0f} s", flush=True)
+        for line in result.lost:
+            print(f"          {line}")
+    return int(bool(lost))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

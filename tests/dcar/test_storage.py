@@ -1,0 +1,92 @@
+"""Whole files, manifests, full disks; `dcar verify`."""
+
+from __future__ import annotations
+
+import errno
+import json
+from pathlib import Path
+
+import pytest
+
+from dcar import verify as command
+from dcar.errors import DataError, StorageError
+from dcar.process import run_command
+from dcar.storage import MANIFEST, digest, faults, files_of, is_write_failure, read_manifest, seal, unseal, write_text
+from dcar.storage import writing as writing_to
+
+
+def folder_of(path: Path) -> Path:
+    (path / "inner").mkdir(parents=True)
+    for name, content in (("a.bin", b"12345"), ("inner/b.bin", b"x" * 1000)):
+        (path / name).write_bytes(content)
+    return path
+
+
+def test_a_sealed_folder_and_what_may_happen_to_it(tmp_path):
+    folder = folder_of(tmp_path / "run")
+    unseal(folder)
+    assert faults(folder, read_manifest(folder)) == ["it was cut off while it was written"]
+    seal(folder, {name: digest(folder / name) for name in files_of(folder)}, step=3)
+    manifest = read_manifest(folder)
+    assert manifest["step"] == 3 and set(manifest["files"]) == {"a.bin", "inner/b.bin"}
+    assert faults(folder, manifest) == []
+    (folder / "a.bin").write_bytes(b"12346")
+    (folder / "inner" / "b.bin").write_bytes(b"x" * 999)
+    assert faults(folder, manifest) == ["a.bin has another digest", "inner/b.bin has 999 of 1000 bytes"]
+    (folder / "a.bin").unlink()
+    assert faults(folder, manifest)[0] == "a.bin is missing"
+    assert read_manifest(tmp_path) is None
+
+
+def test_a_text_is_the_old_one_or_the_whole_new_one(tmp_path, monkeypatch):
+    path = tmp_path / "new" / "log"
+    write_text(path, "old")
+
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    said = "could not be written .*No space left.* are free in .*about 5.0 MB are needed"
+    with pytest.raises(StorageError, match=said):
+        with writing_to(path, needed=5_000_000):
+            write_text(path, "new")
+    assert path.read_text() == "old"
+
+
+def test_only_writes_that_fail_are_taken_for_such():
+    streams = ("[enforce fail at inline_container.cc:672] . unexpected pos 40448 vs 40340",
+               "Error while serializing: I/O error: No space left on device (os error 28)")
+    assert all(is_write_failure(RuntimeError(text)) for text in streams)
+    assert is_write_failure(OSError(errno.EDQUOT, "Disk quota exceeded"))
+    assert not is_write_failure(FileNotFoundError(errno.ENOENT, "No such file")) and not is_write_failure(
+        RuntimeError("shapes do not fit"))
+    with pytest.raises(RuntimeError, match="shapes"):
+        with writing_to("x"):
+            raise RuntimeError("shapes do not fit")
+
+
+def test_verify_recomputes_every_list_of_digests(tmp_path, capsys):
+    checkpoint = folder_of(tmp_path / "run" / "checkpoint-2")
+    seal(checkpoint, {name: digest(checkpoint / name) for name in files_of(checkpoint)})
+    data = folder_of(tmp_path / "data")
+    (data / "prepared.json").write_text(json.dumps({"files": {"a.bin": digest(data / "a.bin")}}))
+    assert command.main([str(tmp_path)]) == 0
+    assert capsys.readouterr().out.count("files are as they were written") == 2
+    (data / "a.bin").write_bytes(b"flips")
+    assert command.main([str(tmp_path)]) == 1
+    assert f"BAD   {data}/prepared.json\n      a.bin has another digest" in capsys.readouterr().out
+    (checkpoint / MANIFEST).write_text("{")
+    assert command.main([str(tmp_path / "run")]) == 1
+    with pytest.raises(DataError, match="no list of digests here"):
+        command.verify(data / "inner")
+
+
+def test_statuses_of_commands(capsys):
+    def raises(error):
+        raise error
+
+    assert run_command("x", lambda: 3) == 3 and run_command("x", lambda: None) == 0
+    assert run_command("x", lambda: raises(DataError("row 3"))) == 1
+    assert run_command("x", lambda: raises(KeyboardInterrupt())) == 130
+    assert capsys.readouterr().err.splitlines() == [
+        "x: row 3", "x: interrupted; what was finished is kept, run the same command to go on"]

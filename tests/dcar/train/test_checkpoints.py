@@ -1,0 +1,203 @@
+"""What a run leaves behind when it is killed, cut off, stopped, or repeated, and what it goes on from."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_data import counting, write_prepared
+from tiny_training import log_of, tiny_config
+
+from dcar.errors import CheckpointError
+from dcar.storage import MANIFEST
+from dcar.train.car import run
+from dcar.train.checkpoints import latest_checkpoint, remove_old, why_incomplete
+
+NEEDED = ["model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json", "config.json"]
+CHANGES = dict(max_steps=6, save_steps=2, eval_steps=2, input_corruption=0.2)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    return write_prepared(tmp_path_factory.mktemp("data") / "prepared", train=18, dev=9, speech=counting)
+
+
+@pytest.fixture(scope="module")
+def whole(data, tmp_path_factory) -> tuple[Path, str]:
+    """A run that never stopped, and the checksum of its weights."""
+    out = tmp_path_factory.mktemp("whole")
+    return out, run(tiny_config(data, out, **CHANGES)).checksum()
+
+
+@pytest.fixture
+def killed(whole, tmp_path) -> Path:
+    """The same run, killed behind its checkpoint of step 4."""
+    out = tmp_path / "killed"
+    shutil.copytree(whole[0] / "checkpoint-4", out / "checkpoint-4")
+    lines = (whole[0] / "log.jsonl").read_text().splitlines(keepends=True)
+    (out / "log.jsonl").write_text("".join(line for line in lines if json.loads(line)["step"] <= 5))
+    return out
+
+
+def figures(out: Path) -> list[dict]:
+    """The log without what a clock says."""
+    return [{k: v for k, v in line.items() if "_per_second" not in k and "runtime" not in k} for line in log_of(out)]
+
+
+# --- the log --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tail", ['{"step": 5, "lo', "\n", "\x00\x00", '{"loss": 1.0}', "[5]"])
+def test_a_line_that_was_cut_off_is_dropped(tail, whole, killed, data):
+    with (killed / "log.jsonl").open("a") as file:
+        file.write(tail)
+    assert run(tiny_config(data, killed, **CHANGES)).checksum() == whole[1]
+    expected = figures(whole[0])
+    found = figures(killed)
+    summaries = [next(line for line in lines if "train_loss" in line) for lines in (expected, found)]
+    assert summaries[0]["step"] == summaries[1]["step"]
+    assert [line for line in found if "train_loss" not in line] == [
+        line for line in expected if "train_loss" not in line]
+
+
+def test_the_log_is_replaced_in_one_go(whole, killed, data, monkeypatch):
+    """Killed while it rewrites its log, a run has the old one."""
+    before = (killed / "log.jsonl").read_bytes()
+
+    def dies(self, target):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", dies)
+        with pytest.raises(KeyboardInterrupt):
+            run(tiny_config(data, killed, **CHANGES))
+    assert (killed / "log.jsonl").read_bytes() == before
+
+
+def test_a_finished_run_repeated_has_one_final_evaluation(whole, data, tmp_path):
+    out = shutil.copytree(whole[0], tmp_path / "again")
+    before = (out / "log.jsonl").read_text()
+    for _ in range(2):
+        assert run(tiny_config(data, out, **CHANGES)).checksum() == whole[1]
+        assert (out / "log.jsonl").read_text() == before
+
+
+@pytest.mark.parametrize("lost", [1, 2])  # the final evaluation; the summary, too
+def test_killed_behind_the_end_the_log_has_its_last_lines(lost, whole, data, tmp_path):
+    out = shutil.copytree(whole[0], tmp_path / "again")
+    lines = (out / "log.jsonl").read_text().splitlines(keepends=True)
+    (out / "log.jsonl").write_text("".join(lines[:-lost]))
+    assert run(tiny_config(data, out, **CHANGES)).checksum() == whole[1]
+    expected, found = log_of(whole[0]), log_of(out)
+    assert len(found) == len(expected) and found[-1] == expected[-1]
+    assert found[-2]["train_loss"] == pytest.approx(expected[-2]["train_loss"]) and "train_runtime" in found[-2]
+
+
+# --- manifests ------------------------------------------------------------------------------------------------------
+
+
+def test_every_checkpoint_has_a_manifest_of_all_its_files(whole):
+    """Also holds that Trainer still saves through the method that seals."""
+    out, _ = whole
+    assert sorted(p.name for p in out.glob("checkpoint-*")) == ["checkpoint-4", "checkpoint-6"]
+    for folder in out.glob("checkpoint-*"):
+        manifest = json.loads((folder / MANIFEST).read_text())
+        assert manifest["complete"] and manifest["step"] == int(folder.name[11:]) and manifest["processes"] == 1
+        assert set(manifest["files"]) == {p.name for p in folder.iterdir()} - {MANIFEST} >= set(NEEDED)
+        assert not why_incomplete(folder)
+
+
+@pytest.mark.parametrize("name", NEEDED)
+@pytest.mark.parametrize("damage", ["missing", "truncated", "flipped"])
+def test_a_damaged_checkpoint_is_passed_over(name, damage, whole, tmp_path, caplog):
+    out = shutil.copytree(whole[0], tmp_path / "out")
+    path = out / "checkpoint-6" / name
+    content = bytearray(path.read_bytes())
+    if damage == "missing":
+        path.unlink()
+    elif damage == "truncated":
+        path.write_bytes(content[: len(content) // 2])
+    else:
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+    with caplog.at_level(logging.WARNING):
+        assert latest_checkpoint(out) == out / "checkpoint-4"
+    said = {"missing": f"{name} is missing", "truncated": f"{name} has", "flipped": f"{name} has another digest"}
+    assert f"checkpoint-6 is passed over: {said[damage]}" in caplog.text
+
+
+def test_a_run_goes_on_from_the_next_older_one_to_the_same_weights(whole, data, tmp_path, caplog):
+    out = shutil.copytree(whole[0], tmp_path / "out")
+    (out / "checkpoint-6" / "optimizer.pt").unlink()
+    with caplog.at_level(logging.WARNING):
+        assert run(tiny_config(data, out, **CHANGES)).checksum() == whole[1]
+    assert "passed over: optimizer.pt is missing" in caplog.text
+    assert not why_incomplete(out / "checkpoint-6")  # written again
+    assert [line for line in figures(out) if "train_loss" not in line] == [
+        line for line in figures(whole[0]) if "train_loss" not in line]
+
+
+def test_one_that_was_being_written_is_passed_over_and_written_anew(whole, data, tmp_path, caplog):
+    out = shutil.copytree(whole[0], tmp_path / "out")
+    (out / "checkpoint-6" / MANIFEST).write_text(json.dumps({"complete": False}))
+    (out / "checkpoint-6" / "of_another_run.bin").write_text("left over")
+    assert run(tiny_config(data, out, **CHANGES)).checksum() == whole[1]
+    assert "checkpoint-6 is passed over: it was cut off while it was written" in caplog.text
+    assert not (out / "checkpoint-6" / "of_another_run.bin").exists()
+
+
+@pytest.mark.parametrize("manifest", ["", "[]", "null", '{"complete": true, "files": 3}', '{"files": {}}'])
+def test_a_broken_manifest_is_that_of_a_broken_checkpoint(manifest, whole, tmp_path):
+    out = shutil.copytree(whole[0], tmp_path / "out")
+    (out / "checkpoint-6" / MANIFEST).write_text(manifest)
+    assert latest_checkpoint(out) == out / "checkpoint-4"
+
+
+def test_checkpoints_of_earlier_versions(whole, tmp_path, caplog):
+    """Without a manifest: taken, with a warning, if all files are there and can be read."""
+    out = shutil.copytree(whole[0], tmp_path / "out")
+    for folder in out.glob("checkpoint-*"):
+        (folder / MANIFEST).unlink()
+    assert latest_checkpoint(out) == out / "checkpoint-6"
+    assert "checkpoint-6 is of an earlier version and has no manifest" in caplog.text
+    (out / "checkpoint-6" / "scheduler.pt").unlink()
+    assert why_incomplete(out / "checkpoint-6") == "scheduler.pt is missing"
+    whole_file = (out / "checkpoint-4" / "optimizer.pt").read_bytes()
+    for content in (whole_file[:-100], b"", whole_file[:5000] + b"x" + whole_file[5001:]):
+        (out / "checkpoint-4" / "optimizer.pt").write_bytes(content)
+        assert why_incomplete(out / "checkpoint-4").startswith("optimizer.pt cannot be read")
+    assert latest_checkpoint(out) is None
+
+
+def test_old_checkpoints_go_when_the_new_one_is_sealed(whole, tmp_path):
+    for step in (1, 2, 3, 5, 9):
+        shutil.copytree(whole[0] / "checkpoint-4", tmp_path / f"checkpoint-{step}")
+    for step in (3, 9):  # cut off
+        (tmp_path / f"checkpoint-{step}" / MANIFEST).write_text("{}")
+    remove_old(tmp_path, None)
+    assert sorted(p.name[-1] for p in tmp_path.iterdir()) == ["1", "2", "5", "9"]
+    remove_old(tmp_path, 1, [tmp_path / "checkpoint-1"])
+    assert sorted(p.name[-1] for p in tmp_path.iterdir()) == ["1", "5", "9"]
+
+
+# --- what is not finite -----------------------------------------------------------------------------------------------
+
+
+def test_weights_that_are_not_finite_are_neither_saved_nor_loaded(decoder, tmp_path):
+    decoder.save_pretrained(tmp_path / "good")
+    with torch.no_grad():
+        decoder.speech_embedding.weight[1, 1] = float("nan")
+    with pytest.raises(CheckpointError, match="speech_embedding.weight is not finite, and such a model is not saved"):
+        decoder.save_pretrained(tmp_path / "bad")
+    assert not (tmp_path / "bad").exists()
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(tmp_path / "good" / "model.safetensors")
+    tensors["norm.bias"][0] = float("inf")
+    save_file(tensors, tmp_path / "good" / "model.safetensors")
+    with pytest.raises(CheckpointError, match="norm.bias is not finite"):
+        type(decoder).from_pretrained(tmp_path / "good")

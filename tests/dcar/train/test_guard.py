@@ -1,0 +1,225 @@
+"""Training that goes wrong stops, says where, and keeps what is needed to look into it."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_data import counting, write_prepared
+from tiny_training import log_of, tiny_config
+from transformers import TrainerCallback
+
+from dcar.errors import StoppedError, TrainingError
+from dcar.model.car import CARDecoder
+from dcar.train import car
+from dcar.train.car import CARTrainer, run
+from dcar.train.checkpoints import latest_checkpoint, why_incomplete
+from dcar.train.guard import all_finite, load_batch, replay
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    return write_prepared(tmp_path_factory.mktemp("data") / "prepared", train=18, dev=9, speech=counting)
+
+
+def test_all_finite_looks_at_values_not_at_their_squares():
+    fine = [torch.full((3,), 3e38), torch.zeros(0), torch.tensor(1.0, dtype=torch.bfloat16)]
+    bad = [torch.tensor([1.0, math.nan]), torch.tensor([-math.inf])]
+    assert all_finite([*fine, *bad]).tolist() == [True, True, True, False, False]
+    assert all_finite([]).tolist() == []
+
+
+@pytest.mark.parametrize(("changes", "model", "message"), [
+    ({"learning_rate": math.inf}, {}, "step 2: the weights are not finite since the update before"),
+    ({}, {"speech_position_scale": math.nan}, "step 1: the loss is nan"),
+    ({"learning_rate": math.inf, "save_steps": 1}, {}, "step 1: the weights are not finite .* and are not saved"),
+    ({"learning_rate": math.inf, "max_steps": 1}, {}, "step 1: the weights are not finite .* and are not saved"),
+    ({"optimizer": "scaled_adam", "learning_rate": math.inf}, {}, "step 2: the weights are not finite"),
+    ({"gradient_accumulation": 2}, {"speech_position_scale": math.nan}, "step 1: the loss is nan, nan"),
+])
+def test_training_that_turns_to_nan_stops(changes, model, message, data, tmp_path):
+    settings = tiny_config(data, tmp_path, **changes)
+    for name, value in model.items():  # no setting of this value is accepted by name any more
+        object.__setattr__(settings.model, name, value)
+    with pytest.raises(TrainingError, match=message):
+        run(settings)
+    assert not (tmp_path / "model.safetensors").exists() and latest_checkpoint(tmp_path) is None
+
+
+class Poison(TrainerCallback):
+    """Breaks the gradient of one parameter at a step."""
+
+    def __init__(self, step: int, name: str):
+        self.step, self.name = step, name
+
+    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
+        if state.global_step + 1 == self.step:
+            dict(model.named_parameters())[self.name].grad[0] = math.inf
+
+
+def test_the_batch_is_kept_and_the_last_good_checkpoint_too(data, tmp_path, monkeypatch):
+    class Poisoned(CARTrainer):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            self.callback_handler.callbacks.insert(0, Poison(5, "norm.bias"))
+
+    monkeypatch.setattr(car, "CARTrainer", Poisoned)
+    with pytest.raises(TrainingError, match="step 5: the gradient is not finite .norm.bias.*checkpoint-4"):
+        run(tiny_config(data, tmp_path, save_steps=2))
+    assert latest_checkpoint(tmp_path) == tmp_path / "checkpoint-4"
+    assert all(math.isfinite(line["loss"]) for line in log_of(tmp_path) if "loss" in line)
+    kept = tmp_path / "offending-step-5-rank-0.safetensors"
+    batches, facts = load_batch(kept)
+    assert facts["step"] == 5 and facts["gradients"] == ["norm.bias"]
+    assert len(batches) == 1 and set(batches[0]) == {
+        "text_ids", "text_lengths", "speech_ids", "speech_lengths", "prompt_lengths"}
+    decoder = CARDecoder.from_pretrained(tmp_path / "checkpoint-4")
+    again = replay(kept, decoder)
+    assert math.isfinite(again["losses"][0]) and again["gradients"] == [] == again["weights"]
+    with torch.no_grad():
+        decoder.norm.bias[0] = math.nan
+    assert replay(kept, decoder)["weights"] == ["norm.bias"]
+
+
+def test_the_guard_reads_the_device_once_an_update(data, tmp_path, monkeypatch):
+    """Not at every micro-step: the numbers are added up where they are."""
+    read = []
+    original = torch.Tensor.tolist
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda self: read.append(tuple(self.shape)) or original(self))
+    seen = []
+    look = CARTrainer.look
+    monkeypatch.setattr(CARTrainer, "look", lambda self: (read.clear(), look(self), seen.append(list(read)))[0])
+    run(tiny_config(data, tmp_path, gradient_accumulation=2, max_steps=3))
+    assert seen == [[(2,)]] * 3
+
+
+# --- signals ----------------------------------------------------------------------------------------------------------
+
+
+class Signal(TrainerCallback):
+    """Sends this process a signal in the middle of a step."""
+
+    def __init__(self, step: int, number: signal.Signals):
+        self.step, self.number = step, number
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        if state.global_step + 1 == self.step:
+            os.kill(os.getpid(), self.number)
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130)])
+@pytest.mark.parametrize("step", [3, 5])  # within an epoch, and at its end
+def test_a_signal_saves_at_the_end_of_the_step(number, status, step, data, tmp_path, monkeypatch):
+    whole = run(tiny_config(data, tmp_path / "whole")).checksum()
+
+    class Signalled(CARTrainer):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            self.add_callback(Signal(step, number))
+
+    before = signal.getsignal(number)
+    with monkeypatch.context() as patch:
+        patch.setattr(car, "CARTrainer", Signalled)
+        with pytest.raises(StoppedError, match=f"{number.name}.*checkpoint-{step} is saved") as caught:
+            run(tiny_config(data, tmp_path / "stopped"))
+    assert caught.value.status == status and signal.getsignal(number) == before
+    assert latest_checkpoint(tmp_path / "stopped") == tmp_path / "stopped" / f"checkpoint-{step}"
+    assert not why_incomplete(tmp_path / "stopped" / f"checkpoint-{step}")
+    assert run(tiny_config(data, tmp_path / "stopped")).checksum() == whole
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB"),
+    RuntimeError("[enforce fail at alloc_cpu.cpp:121] DefaultCPUAllocator: not enough memory: you tried to allocate"),
+    MemoryError(),
+], ids=["cuda", "cpu", "python"])
+def test_out_of_memory_names_batch_length_and_setting(error, data, tmp_path, monkeypatch):
+    def forward(self, speech_ids, **inputs):
+        raise error
+
+    monkeypatch.setattr(CARDecoder, "forward", forward)
+    with pytest.raises(TrainingError, match=(
+            "computing the gradients of step 1: no memory for a batch of 4 utterances of up to [0-9]+ speech tokens "
+            "and [0-9]+ phonemes .*Lower batch_size and raise gradient accumulation")):
+        run(tiny_config(data, tmp_path))
+
+
+def test_another_error_of_the_model_stays_what_it_is(data, tmp_path, monkeypatch):
+    def forward(self, **inputs):
+        raise RuntimeError("shapes do not fit")
+
+    monkeypatch.setattr(CARDecoder, "forward", forward)
+    with pytest.raises(RuntimeError, match="^shapes do not fit$"):
+        run(tiny_config(data, tmp_path))
+
+
+def test_the_longest_batch_is_rehearsed_without_a_trace(data, tmp_path, monkeypatch):
+    """On a GPU before the first step; here by hand."""
+    whole = run(tiny_config(data, tmp_path / "plain")).checksum()
+    seen = []
+
+    class Rehearsed(TrainerCallback):
+        def on_train_begin(self, args, state, control, **kwargs):
+            self.trainer.rehearse()
+            seen.append(max(self.trainer.train_dataset.lengths))
+
+    class Trainer(CARTrainer):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            self.add_callback(callback := Rehearsed())
+            callback.trainer = self
+
+        def compute_loss(self, model, inputs, *rest, **keywords):
+            seen.append(int(inputs["speech_lengths"].max()))
+            return super().compute_loss(model, inputs, *rest, **keywords)
+
+    monkeypatch.setattr(car, "CARTrainer", Trainer)
+    assert run(tiny_config(data, tmp_path / "rehearsed")).checksum() == whole
+    assert seen[0] >= seen[1]  # the longest utterance, and its prompt
+    assert [line["step"] for line in log_of(tmp_path / "rehearsed") if "loss" in line] == [1, 2, 3, 4, 5, 6]
+
+
+# --- numbers ----------------------------------------------------------------------------------------------------------
+
+
+class Gradients(TrainerCallback):
+    """Keeps what the optimiser sees at the first update."""
+
+    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
+        if state.global_step == 0:
+            self.value = torch.cat([p.grad.flatten() for p in model.parameters()]).double().clone()
+
+
+@pytest.mark.parametrize(("batch", "accumulation"), [(4, 2), (2, 4), (1, 8)])
+def test_gradients_do_not_depend_on_how_a_batch_is_divided(batch, accumulation, tmp_path):
+    """The same eight utterances of equal length as one batch or as several: deviations are those of rounding."""
+    equal = write_prepared(tmp_path / "equal", train=8)
+
+    def gradients(batch: int, accumulation: int) -> tuple[torch.Tensor, float]:
+        out = tmp_path / f"{batch}x{accumulation}"
+        torch.manual_seed(0)
+        settings = tiny_config(equal, out, {"dropout": 0.0}, batch_size=batch, gradient_accumulation=accumulation,
+                               max_steps=1, max_grad_norm=0.0)
+        kept = Gradients()
+
+        class Watched(CARTrainer):
+            def __init__(self, *arguments):
+                super().__init__(*arguments)
+                self.add_callback(kept)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(car, "CARTrainer", Watched)
+            run(settings)
+        return kept.value, log_of(out)[0]["loss"]
+
+    (whole, loss), (divided, other) = gradients(8, 1), gradients(batch, accumulation)
+    deviation = (whole - divided).abs() / whole.abs().max()
+    assert deviation.max() < 1e-5 and deviation.mean() < 1e-7, (float(deviation.max()), float(deviation.mean()))
+    assert other == pytest.approx(loss, rel=1e-5)

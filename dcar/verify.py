@@ -13,7 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dcar.errors import ConfigError, DataError
+from dcar.config import load_config, setting
+from dcar.errors import DataError
+from dcar.process import run_command
 from dcar.storage import MANIFEST, faults
 
 LISTS = (MANIFEST, "provenance.json", "prepared.json", "compare.json")
@@ -52,18 +54,19 @@ def verify(folder: str | Path) -> list[Verdict]:
     return verdicts
 
 
+@dataclass
+class VerifyConfig:
+    """What `dcar verify` looks at."""
+
+    folder: str = setting(meaning="Folder of a run, of a prepared corpus or of a comparison.", positional=True)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """`dcar verify DIR …`; status 1 where something is not as it was written."""
-    arguments = sys.argv[1:] if arguments is None else list(arguments)
-    if {"-h", "--help"} & set(arguments):
-        print(__doc__)
-        return 0
-    if not arguments:
-        raise ConfigError("give the folder to verify: dcar verify DIR")
-    verdicts = [verdict for folder in arguments for verdict in verify(folder)]
+    """`dcar verify DIR`; status 1 where something is not as it was written."""
+    verdicts = verify(load_config(VerifyConfig, arguments).folder)
     print("\n".join(map(str, verdicts)))
     return int(any(verdict.faults for verdict in verdicts))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command("dcar.verify", main))

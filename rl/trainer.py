@@ -235,6 +235,7 @@ class DCPOTrainer(ResilientTrainer):
             self._buffer.clear()
         micro = inside % args.gradient_accumulation_steps
         if micro not in self._buffer:  # also after resuming inside a window: the same rollouts are made again
+            self.check_weights()  # a policy that is broken has no law to draw sizes from
             started = time.perf_counter()
             seed = args.seed * 1000 + 1 + inputs["epoch"]
             batch = self.roller.collect(self.rollout_policy, inputs["items"], inputs["indices"], seed)
@@ -328,6 +329,7 @@ class DCPOTrainer(ResilientTrainer):
         dataset = eval_dataset or self.eval_dataset
         if dataset is None:
             raise ConfigError("evaluation needs evaluation prompts: set eval_split")
+        self.check_weights()
         started = time.perf_counter()
         metrics: dict[str, Any] = {}
         base = self.base if self.args.decoding == "loop" else fast(self.base)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import tarfile
+import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -54,21 +55,36 @@ def _tar_filters() -> Iterator[None]:
         tarfile.TarFile.extract, tarfile.TarFile.extractall = extract, extractall  # type: ignore
 
 
+_quiet_lock, _quiet = threading.Lock(), contextlib.ExitStack()
+_quiet_threads = 0  # how many are inside `quiet_nemo`: what it changes belongs to the process
+
+
 @contextlib.contextmanager
 def quiet_nemo() -> Iterator[None]:
-    """Import and build NeMo models without its banners: only errors of NeMo and Lightning are logged inside."""
-    names = ("nemo_logger", "nv_one_logger", "lightning", "pytorch_lightning", "lightning.pytorch")
-    before = {name: logging.getLogger(name).level for name in names}
-    root_disabled = logging.root.manager.disable
-    logging.disable(logging.WARNING)
+    """Import and build NeMo models without its banners: only errors of NeMo and Lightning are logged inside. Threads
+    may be inside together; the last one that leaves puts everything back."""
+    global _quiet_threads
+    with _quiet_lock:
+        _quiet_threads += 1
+        if _quiet_threads == 1:
+            _silence(_quiet)
     try:
-        with warnings.catch_warnings(), _tar_filters():
-            warnings.simplefilter("ignore")
-            yield
+        yield
     finally:
-        logging.disable(root_disabled)
-        for name, level in before.items():
-            logging.getLogger(name).setLevel(level)
+        with _quiet_lock:
+            _quiet_threads -= 1
+            if _quiet_threads == 0:
+                _quiet.close()
+
+
+def _silence(until: contextlib.ExitStack) -> None:
+    until.callback(logging.disable, logging.root.manager.disable)
+    logging.disable(logging.WARNING)
+    for name in ("nemo_logger", "nv_one_logger", "lightning", "pytorch_lightning", "lightning.pytorch"):
+        until.callback(logging.getLogger(name).setLevel, logging.getLogger(name).level)
+    until.enter_context(warnings.catch_warnings())
+    warnings.simplefilter("ignore")
+    until.enter_context(_tar_filters())
 
 
 def restore_nemo(source: str | Path, device: str = "cpu") -> tuple[Any, str]:

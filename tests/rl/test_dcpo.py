@@ -524,17 +524,36 @@ def test_a_finished_run_repeated_trains_no_step_and_logs_nothing_twice(tmp_path,
     assert cut[:-2] == untimed(log)[:-2] and cut[-1] == untimed(log)[-1] and "train_loss" in cut[-2]
 
 
-def test_a_policy_that_is_not_finite_stops_the_run_and_is_not_exported(tmp_path):
-    with pytest.raises(TrainingError, match="step 1: the weights are not finite .* and are not saved"):
-        run(toy_config(tmp_path / "a", learning_rate=float("inf")), **parts_of())
-    with pytest.raises(TrainingError, match="step 2: the weights are not finite since the update before") as caught:
-        run(toy_config(tmp_path / "b", learning_rate=float("inf"), save_steps=2), **parts_of())
-    kept = tmp_path / "b" / "offending-step-2-rank-0.safetensors"
+def test_a_policy_that_is_not_finite_stops_the_run_and_is_not_exported(tmp_path, monkeypatch):
+    monkeypatch.setattr("rl.config.check", lambda config: None)  # such settings are refused by now
+    for out, settings in ((tmp_path / "a", {}), (tmp_path / "b", {"save_steps": 2})):
+        with pytest.raises(TrainingError, match="step 1: the weights are not finite .* and are not saved"):
+            run(toy_config(out, learning_rate=float("inf"), **settings), **parts_of())
+        assert latest_checkpoint(out) is None and not (out / "policy").exists()
+
+
+class Poison(TrainerCallback):
+    """Breaks a gradient of the policy at a step."""
+
+    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
+        if state.global_step == 1:
+            dict(model.named_parameters())["output.weight"].grad[0, 0] = float("nan")
+
+
+def test_the_rollouts_of_a_broken_update_are_kept(tmp_path, monkeypatch):
+    class Poisoned(DCPOTrainer):
+        def __init__(self, *arguments, **named):
+            super().__init__(*arguments, **named)
+            self.callback_handler.callbacks.insert(0, Poison())
+
+    monkeypatch.setattr("rl.train.DCPOTrainer", Poisoned)
+    with pytest.raises(TrainingError, match="step 2: the gradient is not finite .output.weight") as caught:
+        run(toy_config(tmp_path), **parts_of())
+    kept = tmp_path / "offending-step-2-rank-0.safetensors"
     assert str(kept) in str(caught.value)
     (batch,), facts = load_batch(kept)
     assert facts["step"] == 2 and len(batch["utterances"]) == 4 and batch["rewards"].shape == (16,)
-    for out in (tmp_path / "a", tmp_path / "b"):
-        assert latest_checkpoint(out) is None and not (out / "policy").exists()
+    assert not (tmp_path / "policy").exists()
 
 
 def test_dcpo_goes_on_from_the_next_older_checkpoint(tmp_path, caplog):

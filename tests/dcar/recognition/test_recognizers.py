@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from dcar.errors import AssetError, AudioError, CheckpointError, ConfigError, Da
 from dcar.recognition import train as train_recognizer
 from dcar.recognition.base import Recognizer
 from dcar.recognition.load import load_recognizer
-from dcar.recognition.nemo import NemoCTCRecognizer
+from dcar.recognition.nemo import NemoCTCRecognizer, quiet_nemo
 from dcar.recognition.packaged import MoonshineRecognizer, WhisperRecognizer
 from dcar.recognition.train import (
     CHARACTERS,
@@ -273,3 +274,14 @@ def test_training_goes_on_from_a_saved_recognizer_of_the_same_shape(tmp_path):
         load_weights(wider, str(tmp_path / "a.nemo"), "cpu")
     with pytest.raises(CheckpointError, match="cannot restore"):
         load_weights(other, str(tmp_path / "missing.nemo"), "cpu")
+
+
+def test_threads_that_are_quiet_together_leave_logging_as_it_was():
+    """A reward that timed out is still inside while the next one enters and leaves."""
+    before = logging.root.manager.disable
+    first, second = quiet_nemo(), quiet_nemo()
+    with first:
+        second.__enter__()
+    assert logging.root.manager.disable == logging.WARNING  # the second is still inside
+    second.__exit__(None, None, None)
+    assert logging.root.manager.disable == before

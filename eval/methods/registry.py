@@ -95,6 +95,9 @@ def _random(name: str, rest: str, models: Models) -> list[Entry]:
         written = ["".join(f"-{size}" for size in sizes) for sizes in ranges]
         return [entry for sizes in written for entry in _random(f"random{sizes}", sizes, models)]
     sizes = _sizes(name, rest, models)
+    if sizes != sorted(set(sizes)):
+        ordered = "-".join(map(str, sorted(set(sizes))))
+        raise ConfigError(f"method '{name}': sizes stand in order and once each: write random-{ordered}")
     return [Entry(name, models.decoder, lambda: ChunkMethod(RandomChunk(sizes, name)),
                   {"decoder": models.decoder.checksum()})]
 

@@ -55,7 +55,7 @@ def speak(models, tmp_path, monkeypatch, capsys):
 
     def run(text: str = "Good morning.", method: str = "dcar", **options) -> tuple[int, str, str, Path]:
         out = tmp_path / "out.wav"
-        settings = {"prompt": models / "voice.wav", "output": out, "decoder": models / "decoder",
+        settings = {"prompt": models / "voice.wav", "out": out, "decoder": models / "decoder",
                     "policy": models / "policy", "vocoder": models / "vocoder", "tokenizer": models / "tokenizer",
                     "method": method, **options}
         arguments = [f"--{k}={v}" for k, v in settings.items() if v is not None]
@@ -118,7 +118,7 @@ def test_the_seed_decides(speak):
 
 def test_sentences_are_spoken_one_by_one(speak, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    status, shown, _, _ = speak("It is 5 o'clock. Time for tea!", "car-2", output=None)
+    status, shown, _, _ = speak("It is 5 o'clock. Time for tea!", "car-2", out=None)
     assert status == 0 and Path("out.wav").exists()  # the default
     lines = shown.splitlines()
     assert (lines[0], lines[3]) == ("It is five o'clock.", "Time for tea!")
@@ -275,5 +275,5 @@ def test_the_starter_voice_needs_the_starter_tokens(speak):
 
 
 def test_an_output_of_unknown_kind(speak, tmp_path):
-    status, _, complaint, _ = speak(output=tmp_path / "out.xyz")
+    status, _, complaint, _ = speak(out=tmp_path / "out.xyz")
     assert status == 1 and "unknown audio suffix '.xyz'" in complaint and not (tmp_path / "out.xyz").exists()

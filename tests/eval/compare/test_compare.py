@@ -223,7 +223,8 @@ def test_full_disk_is_a_clear_error(tmp_path):
 
 @pytest.mark.parametrize(("name", "words"), [
     ("car-9", "1..4"), ("random-", "1..4"), ("speculative", "methods are written far, car-3"),
-    ("dcar@x", "no such policy"), ("car", "1..4"), ("far-2", "alone"),
+    ("dcar@x", "no such policy"), ("car", "1..4"), ("far-2", "alone"), ("random-4-2", "write random-2-4"),
+    ("random-2-2", "write random-2"),
 ])
 def test_impossible_methods_are_refused(name, words):
     with pytest.raises(ConfigError, match=words):

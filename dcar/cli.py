@@ -34,6 +34,7 @@ COMMANDS = {
     "fit-verifiers": ("eval.analysis.fit_verifiers",
                       "rank accuracies, token transitions, entropy thresholds for the verifiers"),
     "oracle": ("eval.analysis.oracle", "cheapest chunking of the true tokens: what a perfect schedule could gain"),
+    "tune": ("eval.compare.tune", "each method's best sampling on development sentences -> tuned.json"),
     "compare": ("eval.compare.run", "methods on the same utterances: WER, similarity, speed"),
     "report": ("eval.report.page", "one HTML page with tables, plots and audio"),
     "export-results": ("eval.results.export", "a comparison's audio and scores as VERSA and seed-tts-eval read them"),

@@ -57,10 +57,9 @@ class Row(NamedTuple):
     accepted: float | None
 
 
-def lengths(entry: Entry, items: Sequence[PromptItem], sampling: SamplingConfig, seeds: Sequence[int],
-            batch_size: int = 16) -> Row:
+def lengths(entry: Entry, items: Sequence[PromptItem], seeds: Sequence[int], batch_size: int = 16) -> Row:
     """Speak every item with every seed; the seeds of an utterance stay together in the bootstrap."""
-    spoken = [decode(entry.decoder, [i.prompt for i in items], entry.build(), sampling, seed=seed,
+    spoken = [decode(entry.decoder, [i.prompt for i in items], entry.build(), entry.sampling, seed=seed,
                      batch_size=batch_size) for seed in seeds]
     tokens = [sum(len(results[i].tokens) for results in spoken) for i in range(len(items))]
     recorded = [len(seeds) * len(item.reference_tokens) for item in items]
@@ -76,9 +75,9 @@ def run(config: DurationsConfig) -> list[Row]:
             raise ConfigError(f"{name} is not set: give {name}=…")
     models = load_models(config.decoder, config.far_decoder, config.policies, config.device, config.draft,
                          config.statistics, fast=True)
-    entries = make_methods(config.methods, models)
+    entries = make_methods(config.methods, models, config.sampling)
     items = load_prompts(config.data, config.split, models.decoder, config.prompt_tokens, 0, config.utterances)
-    return [lengths(entry, items, config.sampling, config.seeds, config.batch_size) for entry in entries]
+    return [lengths(entry, items, config.seeds, config.batch_size) for entry in entries]
 
 
 def table(rows: Sequence[Row]) -> str:

@@ -12,11 +12,12 @@ An interrupted comparison continues where it stopped, with any number of process
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -36,12 +37,15 @@ from dcar.recognition.load import load_recognizer
 from dcar.sampling import SamplingConfig
 from dcar.storage import digest, write_text, writing
 from dcar.text.wer import NORMALIZER
+from dcar.tokens.codebook import codebook_of
 from dcar.tracking import provenance, write_json
 from dcar.vocoder.base import PromptAudio
 from dcar.vocoder.model import TokenVocoder
 from eval.compare.meeting import Meeting
 from eval.compare.sweeps import expand_names
+from eval.compare.tuned import Tuned, load_tuned
 from eval.methods.registry import Entry, load_models, make_methods
+from eval.methods.samplings import split_sampling
 from eval.report.page import FORMAT_VERSION, write_report
 from eval.report.plots import draw_plots
 from eval.report.table import table_text
@@ -55,11 +59,11 @@ from eval.results.store import (
     RecordStore,
     Scope,
     Tools,
-    choose_items,
     plan,
     save_opus,
 )
 from eval.results.timing import time_methods
+from eval.results.variety import code_distances
 from eval.scorers.load import load_scorers, load_similarity
 from eval.scorers.metrics import NOISE_QUALITY_LABEL, NoiseQuality
 from heads.checkpoint import tensors_checksum
@@ -76,7 +80,9 @@ class CompareConfig:
     policies: list[str] = setting([], "Policy folders, or name=folder where there are several.")
     draft: str | None = setting(None, "Draft model of this decoder, for sd, ssd and pcg.")
     statistics: str | None = setting(None, "Measured statistics that some methods need (docs/methods.md).")
-    methods: list[str] = setting(["car-1", "car-2", "car-3"], 'Names of docs/methods.md, sweeps too: "ssd-{0,0.4}".')
+    methods: list[str] = setting(["car-1", "car-2", "car-3"],
+                                 'Names of docs/methods.md; "ssd-{0,0.4}" sweeps, car-5@t0.4 has its own sampling.')
+    tuned: str | None = setting(None, "tuned.json of `dcar tune`: every method at its own best sampling too.")
     seeds: list[int] = seed_setting([0], "Every utterance is spoken once with each.")
     limit: int = setting(0, "Utterances; 0 = the whole split.", minimum=0)
     batch_size: int = setting(16, "Utterances decoded at once; no effect on the tokens.", minimum=1)
@@ -84,10 +90,11 @@ class CompareConfig:
                             choices=("auto", "loop"))
     prompt_tokens: int = setting(50, "Length of the speaker prompt, as in training.", minimum=1)
     prompt_seed: int = seed_setting(0, "Which prompts are drawn; the same for all methods and seeds.")
+    prompt_seeds: list[int] = seed_setting([], "Several, instead of prompt_seed: replicates by prompts.")
     vocoder: str = setting("", "Folder, or a name that dcar.vocoder.load lists; empty = the shipped one.")
     judge: str = setting("moonshine", "Recogniser; must not have made the speech tokens nor the reward.")
     second_opinion: str = setting("whisper-base", "Another recogniser, for second_opinion_utterances.")
-    similarity: str = setting("resemblyzer", "Of voices; or wavlm:…, eres2net:… (eval/scorers/load.py).")
+    similarity: str = setting("resemblyzer", "Of voices; or wavlm:…, eres2net:… (eval/scorers/load.py); empty = none.")
     scorers: list[str] = setting([], "More columns: utmos:…, wavlm:…, dnsmos, … (eval/scorers/load.py).")
     second_opinion_utterances: int = setting(0, "With the first seed; 0 = off.", minimum=0)
     noise_quality_utterances: int = setting(20, "DNSMOS, with the first seed; 0 = off (about half a second each).",
@@ -103,7 +110,7 @@ class CompareConfig:
     wait_minutes: float = setting(180.0, "How long processes wait for each other before they name who is missing.",
                                   above=0)
     out: str = setting("runs/compare", "Folder to write.", place="folder")
-    sampling: SamplingConfig = setting(SamplingConfig, "How tokens are drawn, of all methods.", flat=True)
+    sampling: SamplingConfig = setting(SamplingConfig, "How tokens are drawn, where a method does not say.", flat=True)
 
     def __post_init__(self) -> None:
         check(self)
@@ -111,9 +118,19 @@ class CompareConfig:
             raise ConfigError("a comparison needs methods and seeds, at least one of each")
         if len(set(self.seeds)) != len(self.seeds):
             raise ConfigError(f"seeds must differ: {self.seeds}")
+        if len(set(self.prompt_seeds)) != len(self.prompt_seeds):
+            raise ConfigError(f"prompt_seeds must differ: {self.prompt_seeds}")
+        if self.prompt_seeds and self.prompt_seed and self.prompt_seed != self.prompt_seeds[0]:
+            raise ConfigError("give prompt_seed or prompt_seeds, not both")
         if len(set(self.scorers)) != len(self.scorers):
             raise ConfigError(f"scorers must differ: {self.scorers}")
-        expand_names(self.methods)  # refuses broken sweeps before anything is loaded
+        for name in expand_names(self.methods):  # refuses broken sweeps and samplings before anything is loaded
+            split_sampling(name)
+
+    @property
+    def replicates(self) -> list[int]:
+        """Seeds of the prompts; the first is that of the references, of the audio kept and of the times."""
+        return self.prompt_seeds or [self.prompt_seed]
 
 
 def load_tools(config: CompareConfig, device: str) -> Tools:
@@ -123,18 +140,21 @@ def load_tools(config: CompareConfig, device: str) -> Tools:
     models = load_models(config.decoder, config.far_decoder or "", config.policies, device,
                          **{name: folder for name, folder in folders.items() if folder},
                          fast=config.decoding == "auto")
-    items = all_prompts(config.data, config.split, models.decoder, config.prompt_tokens, config.prompt_seed)
+    items, *others = (all_prompts(config.data, config.split, models.decoder, config.prompt_tokens, seed)
+                      for seed in config.replicates)
+    heard = list(itertools.chain(items, *others))
     recordings = corpus_recordings(config.data)
-    prompts = PromptAudio.of_items(items, recordings)
-    vocoder = vocoder_for(models.decoder, config.data, items, config.vocoder, device, prompts, models.policies.values())
+    prompts = PromptAudio.of_items(heard, recordings)
+    vocoder = vocoder_for(models.decoder, config.data, heard, config.vocoder, device, prompts, models.policies.values())
     second = load_recognizer(config.second_opinion) if config.second_opinion_utterances else None
     return Tools(
         items, models, vocoder, load_recognizer(config.judge, device=device), second,
-        load_similarity(config.similarity, prompts, device),
+        load_similarity(config.similarity, prompts, device) if config.similarity else None,
         NoiseQuality() if config.noise_quality_utterances else None, recordings,
         {"vocoder": _identity(vocoder, config.vocoder)},
         {"corpus": info["corpus"], "tokenizer": tokenizer_identity(info), "split": config.split},
-        load_scorers(config.scorers, prompts, device),
+        load_scorers(config.scorers, prompts, device), dict(zip(config.replicates[1:], others, strict=True)),
+        codebook_of(info["tokenizer"], config.data) if len(config.replicates) * len(config.seeds) > 1 else None,
     )
 
 
@@ -145,11 +165,9 @@ def _identity(vocoder: Any, setting: str) -> str:
     return f"{setting} {getattr(vocoder, 'tokenizer_checksum', '')}".strip()
 
 
-def run(config: CompareConfig, tools: Tools | None = None) -> dict[str, Any]:
-    """Compare; returns what compare.json holds (on every process). `tools` replaces what the config would load.
-
-    Raises ConfigError, DataError, CheckpointError; what was finished before stays in `out` and is used again.
-    """
+def start(config: CompareConfig) -> tuple[PartialState, Meeting]:
+    """The processes of this run, where they meet, and their threads. ConfigError where Accelerate sees fewer processes
+    than were launched."""
     on_cpu = config.device == "cpu" or not config.device and not torch.cuda.is_available()
     with meeting_others():
         state = PartialState(cpu=on_cpu, timeout=timedelta(minutes=config.wait_minutes))
@@ -159,18 +177,29 @@ def run(config: CompareConfig, tools: Tools | None = None) -> dict[str, Any]:
                           "do all the work; on CPUs launch with --multi_gpu and ACCELERATE_USE_CPU=true")
     if config.threads:
         torch.set_num_threads(config.threads)
+    return state, meeting
+
+
+def run(config: CompareConfig, tools: Tools | None = None) -> dict[str, Any]:
+    """Compare; returns what compare.json holds (on every process). `tools` replaces what the config would load.
+
+    Raises ConfigError, DataError, CheckpointError; what was finished before stays in `out` and is used again.
+    """
+    state, meeting = start(config)
     out = Path(config.out)
     tools = tools or load_tools(config, config.device or str(state.device))
-    tools.items = choose_items(tools.items, config.limit)
+    tools.choose(config.limit, config.replicates)
     if not tools.items:
         raise DataError(f"split '{config.split}' of {config.data} has no utterances to compare on")
-    entries = make_methods(expand_names(config.methods), tools.models)
+    entries = make_methods(expand_names(config.methods), tools.models, config.sampling)
+    tuned = load_tuned(config.tuned) if config.tuned else None
+    entries = tuned.beside(entries) if tuned else entries
     references = _references(config, tools)
     with writing(out):
-        maker = _make_records(config, tools, entries, references, out, meeting, state)
+        makers = _make_records(config, tools, entries, references, out, meeting, state)
         result: dict[str, Any] = {}
         if state.is_main_process:
-            result = _finish(config, tools, entries, references, maker, out, state)
+            result = _finish(config, tools, entries, references, makers, out, state, tuned)
     meeting.wait("writing the table and the report")
     return result or json.loads((out / "compare.json").read_text())
 
@@ -182,7 +211,8 @@ def _references(config: CompareConfig, tools: Tools) -> list[str]:
 
 
 def _make_records(config: CompareConfig, tools: Tools, entries: list[Entry], references: list[str], out: Path,
-                  meeting: Meeting, state: PartialState) -> Maker:
+                  meeting: Meeting, state: PartialState) -> dict[int, Maker]:
+    """The makers by prompt seed, their records made. Prompts behind the first have no references and no audio."""
     store = RecordStore(out / "records", state.process_index)
     done = store.read()
     if state.is_main_process:  # pieces of sound that a kill has left
@@ -190,19 +220,26 @@ def _make_records(config: CompareConfig, tools: Tools, entries: list[Entry], ref
             part.unlink()
     meeting.wait("reading the records of earlier runs")  # everyone has read before anyone writes
     store.open()
-    maker = Maker(tools, entries, config.sampling, config.seeds, _scope(config, len(tools.items)), out, store, done)
-    units = plan(tools.items, entries, config.seeds, config.batch_size, references)
-    mine = [u for u in units if u.owner % state.num_processes == state.process_index]
-    total = sum(len(u.indices) for u in mine)
+    scope = _scope(config, len(tools.items))
+    makers = {config.replicates[0]: Maker(tools, entries, config.seeds, scope, out, store, done)}
+    for prompt_seed, items in tools.other_prompts.items():
+        makers[prompt_seed] = Maker(replace(tools, items=items), entries, config.seeds, Scope(), out, store, done)
+    mine = [[u for u in plan(maker.tools.items, entries, config.seeds, config.batch_size, () if i else references)
+             if u.owner % state.num_processes == state.process_index] for i, maker in enumerate(makers.values())]
+    total = sum(len(u.indices) for units in mine for u in units)
+    earlier: list[Record] = []  # an utterance may have the same prompt again
     # None: no bar where there is no terminal
     with tqdm(total=total, desc="speak and judge", unit="utt", mininterval=1,
               disable=None if state.is_main_process else True) as bar:
-        for unit in mine:
-            bar.set_postfix_str(unit.method)
-            maker.run(unit)
-            bar.update(len(unit.indices))
+        for maker, units in zip(makers.values(), mine, strict=True):
+            maker.adopt(earlier)
+            for unit in units:
+                bar.set_postfix_str(unit.method)
+                maker.run(unit)
+                bar.update(len(unit.indices))
+            earlier += maker.done.values()
     meeting.wait("speaking and judging")
-    return maker
+    return makers
 
 
 def _scope(config: CompareConfig, size: int) -> Scope:
@@ -214,21 +251,27 @@ def _scope(config: CompareConfig, size: int) -> Scope:
                  spread(config.audio_samples))
 
 
-def _finish(config: CompareConfig, tools: Tools, entries: list[Entry], references: list[str], maker: Maker, out: Path,
-            state: PartialState) -> dict[str, Any]:
+def _finish(config: CompareConfig, tools: Tools, entries: list[Entry], references: list[str],
+            makers: dict[int, Maker], out: Path, state: PartialState, tuned: Tuned | None) -> dict[str, Any]:
     names = [*references, *(e.name for e in entries)]
-    records = _gather(config, tools, names, maker)
+    records = _gather(config, names, makers)
     save_config(config, out / "config.yaml")
     timings: list[dict[str, Any]] = []
     if config.timing_utterances:
         with tqdm(total=min(config.timing_utterances, len(tools.items)), desc="time at batch 1", unit="utt",
                   disable=None) as bar:
-            timings = time_methods(tools, entries, config.sampling, config.seeds[0], config.timing_utterances, out,
+            timings = time_methods(tools, entries, config.seeds[0], config.timing_utterances, out,
                                    lambda: bar.update() and None)
-    rows = make_rows(records, names, timings, config.resamples, list(tools.scorers))
+    distances = None if tools.codebook is None else code_distances(tools.codebook)
+    rows = make_rows(records, names, timings, config.resamples, list(tools.scorers), distances)
+    samplings = {e.name: e.sampling for e in entries}
+    for row in rows:
+        if sampling := samplings.get(row["method"]):
+            row |= {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
     header = _header(config, tools, entries, rows, state)
+    header["tuned"] = tuned.about(entries, config.split) if tuned else None
     result = {**header, "equal_speed": _equal_speed(records, rows, config.resamples), "rows": rows,
-              "samples": _samples(config, tools, names, maker)}
+              "samples": _samples(config, tools, names, makers[config.replicates[0]])}
     heard = [voice["audio"] for sample in result["samples"] for voice in sample["voices"] if voice["audio"]]
     result["files"] = {name: digest(out / name) for name in ("records.jsonl", "config.yaml", *heard)}
     write_json(out / "compare.json", result)
@@ -247,18 +290,25 @@ def _equal_speed(records: list[Record], rows: list[Row], resamples: int) -> list
     return [pair for axis in axes for pair in equal_speed(rows, counts, axis, resamples)]
 
 
-def _gather(config: CompareConfig, tools: Tools, names: list[str], maker: Maker) -> list[Record]:
-    """The records of this comparison out of all shards: one per (method, seed, utterance), sorted; in records.jsonl."""
-    maker.adopt(maker.store.read())
+def _gather(config: CompareConfig, names: list[str], makers: dict[int, Maker]) -> list[Record]:
+    """The records of this comparison out of all shards: one per (method, seed, prompts, utterance), sorted; in
+    records.jsonl. Those of other prompts than the first say of which (`prompt_seed`)."""
     records = []
-    for name in names:
-        for seed in config.seeds if name not in (RECORDING, RESYNTHESIS) else config.seeds[:1]:
-            for i, item in enumerate(tools.items):
-                if not maker.finished(name, seed, i):
-                    raise DataError(f"{config.out}: no record of {name}, seed {seed}, {item.prompt.utterance_id}; a "
-                                    "process stopped early; run the comparison again, it continues")
-                records.append(maker.done[name, seed, item.prompt.utterance_id])
-    write_text(maker.out / "records.jsonl", "".join(json.dumps(r) + "\n" for r in records))
+    for prompt_seed, maker in makers.items():
+        maker.adopt(maker.store.read())
+        first = prompt_seed == config.replicates[0]
+        for name in names:
+            reference = name in (RECORDING, RESYNTHESIS)
+            if reference and not first:
+                continue
+            for seed in config.seeds[:1] if reference else config.seeds:
+                for i, item in enumerate(maker.tools.items):
+                    if not maker.finished(name, seed, i):
+                        raise DataError(f"{config.out}: no record of {name}, seed {seed}, {item.prompt.utterance_id}; "
+                                        "a process stopped early; run the comparison again, it continues")
+                    record = maker.done[name, seed, item.prompt.utterance_id]
+                    records.append(record if first else {**record, "prompt_seed": prompt_seed})
+    write_text(makers[config.replicates[0]].out / "records.jsonl", "".join(json.dumps(r) + "\n" for r in records))
     return records
 
 
@@ -271,8 +321,9 @@ def _header(config: CompareConfig, tools: Tools, entries: list[Entry], rows: lis
         "second_opinion": tools.second_opinion.name if tools.second_opinion else None, "normalizer": NORMALIZER,
         "speaker_similarity": getattr(tools.similarity, "name", None), "noise_quality": NOISE_QUALITY_LABEL,
         "scorers": {name: {"kind": s.kind, "setting": s.spec} for name, s in tools.scorers.items()},
-        "sampling": asdict(config.sampling), "seeds": list(config.seeds), "utterances": len(tools.items),
-        "corpus": tools.corpus, "methods": {e.name: e.identity for e in entries},
+        "sampling": asdict(config.sampling), "seeds": list(config.seeds),
+        "prompt_seeds": config.replicates, "utterances": len(tools.items), "corpus": tools.corpus,
+        "methods": {e.name: e.identity for e in entries},
         "parameters": sum(p.numel() for p in decoder.parameters()), "heads": decoder.config.num_prediction_heads,
         "codes": decoder.config.speech_vocab_size,
         "models": tools.identity, "speedup": "median over utterances of the baseline's RTF / the method's, batch 1, "

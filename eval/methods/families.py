@@ -1,8 +1,10 @@
 """Which rows of a comparison are one method at several settings: a family is one line of the plot.
 
 `ssd-0.2` and `ssd-0.4` are the family ssd at β = 0.2 and 0.4; words behind a name (`ssd-0.4@heads`) make a family of
-its own, because they change the method and not its setting. The names behind `dcar@` are settings: policies. What a
-kind of method is called and how it is drawn stands in its entry of METHODS (eval/methods/registry.py).
+its own, because they change the method and not its setting. The names behind `dcar@` are settings: policies. So does a
+sampling of its own: `car-3@t0.4` and `car-5@t0.4` are the family car@t0.4, one line by k beside the line of the common
+sampling, and the methods at their own best sampling, whichever that is for each, are the family car@tuned. What a kind
+of method is called and how it is drawn stands in its entry of METHODS (eval/methods/registry.py).
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from eval.methods.registry import METHODS, MethodKind, Style
+from eval.methods.samplings import split_label
 
 OTHER = Style("", "#4d4d4d", "x")  # of rows whose method this version does not know
 _PART = re.compile(r"[-@](-?\d+(?:\.\d+)?(?=[-@]|$)|[^-@]+)")
@@ -20,11 +23,13 @@ _PART = re.compile(r"[-@](-?\d+(?:\.\d+)?(?=[-@]|$)|[^-@]+)")
 
 @dataclass(frozen=True)
 class MethodName:
-    """A method's name taken apart. family: ssd, ssd@heads; settings: what varies within it, numbers or names."""
+    """A method's name taken apart. family: ssd, ssd@heads, ssd@heads@t0.4; settings: what varies within it, numbers or
+    names; sampling: t0.4, tuned, or empty for the common one."""
 
     kind: str
     family: str
     settings: tuple[float | str, ...]
+    sampling: str = ""
 
     @property
     def entry(self) -> MethodKind | None:
@@ -37,14 +42,16 @@ class MethodName:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """What makes it a family of its own within its kind: ("eos", "draft") of ssd-0.4-eos@draft."""
-        return tuple(self.family.removeprefix(self.kind).split("@")[1:])
+        """What makes it a family of its own within its kind, besides its sampling: ("eos", "draft") of
+        ssd-0.4-eos@draft."""
+        return tuple(self.family.removesuffix(f"@{self.sampling}").removeprefix(self.kind).split("@")[1:])
 
     @property
     def label(self) -> str:
-        """What a reader calls the family: SSD, SSD (heads)."""
+        """What a reader calls the family: SSD, SSD (heads), SSD (heads, T 0.4)."""
         label = self.style.label or self.kind
-        return f"{label} ({', '.join(self.words)})" if self.words else label
+        words = [*self.words, *([split_label(f"@{self.sampling}")[2]] if self.sampling else [])]
+        return f"{label} ({', '.join(words)})" if words else label
 
     @property
     def setting(self) -> str:
@@ -54,19 +61,26 @@ class MethodName:
 
 def parse_method(name: str) -> MethodName:
     """Take a method's name apart; a kind that METHODS does not know is what stands before the first number."""
+    name, sampling, _ = split_label(name)
+    behind = f"@{sampling}" if sampling else ""
     kinds = [k for k in METHODS if name == k or name.startswith((f"{k}-", f"{k}@"))]
     kind = max(kinds, key=len) if kinds else re.split(r"[-@](?=\d)|@", name, maxsplit=1)[0]
     rest = name.removeprefix(kind)
     if kinds and METHODS[kind].policies:
-        return MethodName(kind, kind, (rest[1:],) if rest else ())
+        return MethodName(kind, kind + behind, (rest[1:],) if rest else (), sampling)
     parts = _PART.findall(rest)
     numbers = tuple(float(p) for p in parts if _is_number(p))
     words = [p for p in parts if not _is_number(p)]
-    return MethodName(kind, "@".join([kind, *words]), numbers)
+    return MethodName(kind, "@".join([kind, *words]) + behind, numbers, sampling)
 
 
 def _is_number(text: str) -> bool:
     return re.fullmatch(r"-?\d+(\.\d+)?", text) is not None
+
+
+def at_sampling(name: str, sampling: str) -> str:
+    """The name of a method at a sampling: far@t0.4; empty: the common one."""
+    return f"{name}@{sampling}" if sampling else name
 
 
 def group_families(rows: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:

@@ -1,7 +1,8 @@
 """The methods that a comparison can run, by name. A new method is one entry of METHODS, and nothing else.
 
 An entry says how its names begin and what they stand for, how they are written, and how tables, plots and the report
-call and draw them (eval/methods/families.py reads that from here).
+call and draw them (eval/methods/families.py reads that from here). Behind every name may stand a sampling of its own
+(`car-5@t0.4`, eval/methods/samplings.py); `make_methods` takes it off before a kind sees the name.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from dcar.model.base import Decoder
 from dcar.model.car import CARDecoder
 from dcar.model.draft import check_draft, check_vocabulary
 from dcar.model.load import load_decoder, load_policy
+from dcar.sampling import SamplingConfig
 from eval.methods.chains import Chain, Rule, chain_method, groups, lossless, tolerant, top_k, typical
+from eval.methods.samplings import TUNED, names_sampling, split_sampling
 from eval.verifiers import entropy, mtp_viterbi, vadusa
 from eval.verifiers.statistics import VerifierStatistics
 from heads.policy import ChunkPolicy
@@ -56,14 +59,25 @@ class Models:
         return self._fast[id(decoder)]
 
 
+UNCHANGED = SamplingConfig()  # the decoder's own law
+
+
 @dataclass(frozen=True)
 class Entry:
-    """One method, ready to run: `build` makes a fresh decoding object; `identity` is all that its tokens depend on."""
+    """One method, ready to run: `build` makes a fresh decoding object; `identity` is all that its tokens depend on,
+    besides `sampling`, which it names where the sampling is the method's own and not the comparison's."""
 
     name: str
     decoder: Decoder
     build: Callable[[], Method]
     identity: dict[str, str]
+    sampling: SamplingConfig = UNCHANGED
+
+    def sampled(self, word: str, sampling: SamplingConfig) -> Entry:
+        """The same method with a sampling of its own, which stands in its name as `word`."""
+        own = f"temperature {sampling.temperature:g}, top_k {sampling.top_k}, top_p {sampling.top_p:g}"
+        return replace(self, name=f"{self.name}@{word}", identity={**self.identity, "sampling": own},
+                       sampling=sampling)
 
 
 Factory = Callable[[str, str, Models], list[Entry]]
@@ -202,17 +216,25 @@ def _sizes(name: str, rest: str, models: Models, most: int | None = None) -> lis
     return [int(p) for p in parts]
 
 
-def make_methods(names: Sequence[str], models: Models) -> list[Entry]:
-    """The entries that the names stand for, in order. ConfigError for an unknown, impossible or repeated method."""
+def make_methods(names: Sequence[str], models: Models, sampling: SamplingConfig = UNCHANGED) -> list[Entry]:
+    """The entries that the names stand for, in order. ConfigError for an unknown, impossible or repeated method.
+
+    sampling: of the methods whose names say none, and what the names leave open.
+    """
     entries: list[Entry] = []
-    for name in names:
+    for written in names:
+        name, own = split_sampling(written)
+        if name.endswith(f"@{TUNED}"):
+            raise ConfigError(f"method '{written}': rows at a method's own best sampling are added by the setting "
+                              f"tuned=FOLDER/tuned.json of a comparison; list '{name.removesuffix(f'@{TUNED}')}'")
         prefixes = [p for p in METHODS if name == p or name.startswith((f"{p}-", f"{p}@", f"{p}:"))]
         if not prefixes:
             known = ", ".join(kind.example for kind in METHODS.values())
             raise ConfigError(f"unknown method '{name}'; methods are written {known} (see docs/methods.md)")
         prefix = max(prefixes, key=len)
         made = METHODS[prefix].make(name, name.removeprefix(prefix), models)
-        entries += [replace(e, decoder=models.reader(e.decoder)) for e in made]
+        made = [replace(e, decoder=models.reader(e.decoder), sampling=sampling) for e in made]
+        entries += [e.sampled(own.word, own.of(sampling, written)) for e in made] if own else made
     names = [e.name for e in entries]
     if repeated := sorted({n for n in names if names.count(n) > 1}):
         raise ConfigError(f"methods listed twice: {', '.join(repeated)}")
@@ -231,6 +253,9 @@ def load_models(decoder: str, far_decoder: str, policies: Sequence[str], device:
             name = Path(folder).name
         if name in loaded:
             raise ConfigError(f"two policies are called '{name}'; name them as name=folder")
+        if names_sampling(name):
+            raise ConfigError(f"policy '{name}': dcar@{name} would read as a sampling; name it otherwise, as "
+                              f"policy-{name}={folder}")
         loaded[name] = load_policy(folder, device)
     far = load_decoder(far_decoder, device, starter="far") if far_decoder else None
     return Models(load_decoder(decoder, device), far, loaded,

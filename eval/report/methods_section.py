@@ -9,7 +9,7 @@ from typing import Any
 from eval.methods.families import family_label, group_families
 from eval.report.html import bullets, escape, figure, paragraphs, table
 from eval.report.papers import HEAD, LEGEND, beside_papers, cells, conditions, general_remarks, verdict
-from eval.report.table import pass_columns, rival_sentences
+from eval.report.table import lively_columns, lively_rows, pass_columns, rival_sentences
 from eval.results.pareto import SPEED_AXES, pareto_front, sentence, speed_axis
 from eval.results.rows import Row
 
@@ -55,6 +55,17 @@ def verification(rows: Sequence[Row], folder: Path) -> str:
                           "accepted, the share that was accepted. Stronger colour: larger setting."))
         out.append(accepted_lengths(verifying))
     return "".join(out)
+
+
+def lively_section(rows: Sequence[Row]) -> str:
+    """Variety, loops and cuts beside the errors, where sentences were spoken more than once."""
+    spoken = lively_rows(rows)
+    if not spoken:
+        return ""
+    columns = lively_columns(spoken)
+    return ("<h2>What greediness costs</h2>"
+            + table([t for t, _ in columns], [[of(r) for _, of in columns] for r in spoken])
+            + paragraphs(["Fewer errors at a low temperature are bought with sameness: choose by both figures."]))
 
 
 def accepted_lengths(rows: Sequence[Row]) -> str:

@@ -21,7 +21,7 @@ from dcar.errors import ConfigError, DataError
 from dcar.process import run_command
 from dcar.text.wer import normalize_transcript
 from eval.report.html import data_uri, escape, file_uri, paragraphs, table
-from eval.report.methods_section import equal_speed_section, error_figures, papers_section, verification
+from eval.report.methods_section import equal_speed_section, error_figures, lively_section, papers_section, verification
 from eval.report.papers import papers_text
 from eval.report.table import main_columns, notes
 from eval.results.store import RECORDING, RESYNTHESIS
@@ -109,6 +109,7 @@ def page(result: dict[str, Any], folder: Path, log: Sequence[dict[str, Any]] = (
         error_figures(rows, folder),
         equal_speed_section(result),
         verification(rows, folder),
+        lively_section(rows),
         papers_section(result),
         "" if not curves else "<h2>Training of the policy (DCPO)</h2><div class=panels>"
         + "".join(f"<img alt='{escape(title)}' src='{data_uri(png, 'image/png')}'>" for title, png in curves)
@@ -126,13 +127,13 @@ def page(result: dict[str, Any], folder: Path, log: Sequence[dict[str, Any]] = (
 
 def _summary(result: dict[str, Any]) -> str:
     rows = result["rows"]
-    best = next((r for r in rows if r.get("best_car") == r["method"]), None)
     methods, seeds = sum(r["kind"] == "method" for r in rows), len(result["seeds"])
     sentences = [f"{result['utterances']} held-out sentences, spoken by {methods} methods with {seeds} random "
                  f"seed{'s' if seeds > 1 else ''}, judged by a speech recogniser."]
     for row in (r for r in rows if r["method"].startswith("dcar")):
         text = (f"{row['method']} makes {100 * row['wer']:.1f} % word errors at {row['tokens_per_pass']:.2f} tokens "
                 "a pass")
+        best = next((r for r in rows if r["method"] == row.get("best_car")), None)
         if best and row.get("p_vs_best_car") is not None:
             p = row["p_vs_best_car"]
             better = "better" if row["wer"] < best["wer"] else "worse"

@@ -66,6 +66,8 @@ def beside_papers(rows: Sequence[Row]) -> list[Block]:
 def _match(setup: Setup, result: Result, rows: Sequence[Row]) -> Match | None:
     wanted = parse_method(result.method)
     candidates = [r for r in rows if r["kind"] == "method" and parse_method(r["method"]).kind == wanted.kind]
+    # the papers sample all methods alike: rows of the common sampling, where there are some
+    candidates = [r for r in candidates if not parse_method(r["method"]).sampling] or candidates
     if not candidates:
         return None
     row, how = _nearest(setup, result, wanted, candidates)

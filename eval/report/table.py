@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from eval.methods.families import family_label
+from eval.methods.families import at_sampling, family_label, parse_method
 from eval.results.pareto import SPEED_AXES, sentence, speed_range
 from eval.results.rows import Row
 from eval.scorers.metrics import NOISE_QUALITY_LABEL
@@ -45,12 +45,14 @@ COLUMNS: list[Column] = [
     ("p random", lambda r: _number(r.get("p_vs_random"), 3)),
     ("length", lambda r: _number(r["duration_ratio"])),
     ("cut %", lambda r: _percent(r.get("truncation_rate"), 1)),
+    ("loop %", lambda r: _percent(r.get("loop_rate"), 1)),
     ("n", lambda r: str(r["n"])),
 ]
 
 
 def main_columns(rows: Sequence[Row]) -> list[Column]:
-    """Columns of the first table: COLUMNS, and behind the quality of the voice mean and interval of every scorer."""
+    """Columns of the first table: COLUMNS, behind the quality of the voice mean and interval of every scorer and the
+    variety, and behind the name the sampling, where rows differ in it."""
     def mean(name: str) -> Callable[[Row], str]:
         return lambda r: _number(r["scores"][name]["mean"], 3)
 
@@ -59,8 +61,40 @@ def main_columns(rows: Sequence[Row]) -> list[Column]:
 
     names = list(rows[0].get("scores", {})) if rows else []
     extra = [c for n in names for c in ((n, mean(n)), ("95 % CI", interval(n)))]
+    if any(r.get("variety") is not None for r in rows):
+        extra.append(("variety", lambda r: _number(r.get("variety"), 3)))
     place = next(i for i, (title, _) in enumerate(COLUMNS) if title == "tok/pass")
-    return [*COLUMNS[:place], *extra, *COLUMNS[place:]]
+    return [COLUMNS[0], *sampling_columns(rows), *COLUMNS[1:place], *extra, *COLUMNS[place:]]
+
+
+def sampling_columns(rows: Sequence[Row]) -> list[Column]:
+    """What rows differ in of temperature, top-k and top-p; nothing where all have the common sampling."""
+    def of(key: str) -> Callable[[Row], str]:
+        return lambda r: "–" if r.get(key) is None else f"{r[key]:g}"
+
+    return [(title, of(key)) for title, key in (("T", "temperature"), ("top-k", "top_k"), ("top-p", "top_p"))
+            if len({r[key] for r in rows if r.get(key) is not None}) > 1]
+
+
+def lively_columns(rows: Sequence[Row]) -> list[Column]:
+    """Columns of the table of what greediness costs: sameness, loops and cuts beside the errors."""
+    return [
+        COLUMNS[0], *sampling_columns(rows),
+        ("WER %", lambda r: _percent(r["wer"])),
+        ("variety", lambda r: _number(r.get("variety"), 3)),
+        ("95 % CI", lambda r: "–".join(_number(end, 3) for end in r.get("variety_ci") or [None])),
+        ("duration ± %", lambda r: _percent(r.get("duration_spread"), 1)),
+        ("run", lambda r: _number(r.get("longest_run"), 1)),
+        ("longest", lambda r: str(r.get("longest_run_max", "–"))),
+        ("loop %", lambda r: _percent(r.get("loop_rate"), 1)),
+        ("cut %", lambda r: _percent(r.get("truncation_rate"), 1)),
+    ]
+
+
+def lively_rows(rows: Sequence[Row]) -> list[Row]:
+    """The rows of that table: all methods, where sentences were spoken more than once; else none."""
+    spoken = [r for r in rows if r["kind"] == "method"]
+    return spoken if any(r.get("duration_spread") is not None for r in spoken) else []
 
 
 def pass_columns(rows: Sequence[Row]) -> list[Column]:
@@ -93,11 +127,13 @@ def aligned(columns: Sequence[Column], rows: Sequence[Row]) -> list[str]:
 
 
 def table_text(rows: Sequence[Row], header: dict[str, Any]) -> str:
-    """Both tables, who wins at equal speed, and the notes."""
+    """The tables, who wins at equal speed, and the notes."""
     lines = [*aligned(main_columns(rows), rows), ""]
     spoken = [r for r in rows if r["kind"] == "method"]
     if any(r.get("acceptance_rate") is not None or r.get("draft_passes") for r in spoken):
         lines += [*aligned(pass_columns(spoken), spoken), ""]
+    if lively := lively_rows(rows):
+        lines += [*aligned(lively_columns(lively), lively), ""]
     said = rival_sentences(header)
     if said:
         lines += ["At equal speed (straight lines between the settings of a family, paired bootstrap):",
@@ -106,12 +142,20 @@ def table_text(rows: Sequence[Row], header: dict[str, Any]) -> str:
 
 
 def rival_sentences(header: dict[str, Any]) -> list[str]:
-    """What is said of every family against fixed chunks and against the policy, at equal measured speed-up."""
+    """What is said of every family against fixed chunks and against the policy of the same sampling, at equal measured
+    speed-up."""
     pairs = header.get("equal_speed") or []
     first = [p for p in pairs if p["axis"] == pairs[0]["axis"]]  # the measured speed-up, else tokens a pass
+    samplings = list(dict.fromkeys(parse_method(p[side]).sampling for p in first for side in ("a", "b")))
+    return [sentence for sampling in samplings for sentence in _against_rivals(
+        [p for p in first if {parse_method(p["a"]).sampling, parse_method(p["b"]).sampling} == {sampling}],
+        [at_sampling(rival, sampling) for rival in RIVALS])]
+
+
+def _against_rivals(pairs: Sequence[dict[str, Any]], rivals: Sequence[str]) -> list[str]:
     said = []
-    for i, rival in enumerate(RIVALS):
-        mine = [p for p in first if rival in (p["a"], p["b"]) and not {p["a"], p["b"]} & set(RIVALS[:i])]
+    for i, rival in enumerate(rivals):
+        mine = [p for p in pairs if rival in (p["a"], p["b"]) and not {p["a"], p["b"]} & set(rivals[:i])]
         said += [sentence(p) for p in mine if p["shared"]]
         apart = [p for p in mine if not p["shared"]]
         if apart:
@@ -137,19 +181,47 @@ def _scorer_notes(rows: Sequence[Row], header: dict[str, Any]) -> list[str]:
     return said
 
 
+def _sampling_notes(spoken: Sequence[Row], header: dict[str, Any]) -> list[str]:
+    """What stands behind names with a sampling, and what variety is."""
+    said = []
+    if sampling_columns(spoken):
+        common = header["sampling"]
+        said.append(f"Common sampling: temperature {common['temperature']:g}, top-k {common['top_k']}, top-p "
+                    f"{common['top_p']:g}; @t… in a name: the method's own. p values: against methods of the same "
+                    "sampling.")
+    if tuned := header.get("tuned"):
+        same = ", the same as here, which favours it" if tuned["same_split"] else ""
+        said.append(f"@tuned: the method at its own best sampling, chosen on {tuned['utterances']} utterances of split "
+                    f"{tuned['split']}{same} (judge {tuned['judge']}, {tuned['path']}).")
+        if tuned["missing"]:
+            said.append(f"Not tuned, so at the common sampling only: {', '.join(tuned['missing'])}.")
+    if any(r.get("variety") is not None for r in spoken):
+        said.append("variety: mean distance of two renderings of a sentence (other seeds or prompts) by dynamic time "
+                    "warping over the tokenizer's centroids; 0 the same speech, 1 as far as codes at random. duration "
+                    "±: standard deviation over renderings, of the mean. run: longest run of one token, mean and "
+                    "longest of all.")
+        if alike := [r["method"] for r in spoken if r.get("variety") == 0]:
+            said.append(f"Spoken alike every time, so more seeds say nothing more (prompt_seeds would): "
+                        f"{', '.join(alike)}.")
+    return said
+
+
 def notes(rows: Sequence[Row], header: dict[str, Any]) -> list[str]:
     """What the columns mean and what the experiment can and cannot show; also printed in the report."""
     seeds = ", ".join(map(str, header["seeds"]))
+    if len(prompts := header.get("prompt_seeds") or []) > 1:
+        seeds += f" × prompts of seeds {', '.join(map(str, prompts))}"
     out = [
         f"WER, CER: corpus level, judge {header['judge']} (its transcripts are capped by duration), text normaliser "
         f"{header['normalizer']}; n utterances × seeds {seeds}; intervals and p: bootstrap over utterances, paired.",
         f"voice: cosine to the prompt's voice. {NOISE_QUALITY_LABEL}: not naturalness. length: audio / recording. "
-        "cut: ended by the length limit.",
+        "cut: ended by the length limit. loop: the same tokens, up to half a second, three times or more in a row.",
         *_scorer_notes(rows, header),
         "RTF: compute / audio time at batch 1, median; LM alone (draft model and verification included), and with the "
         "vocoder. ×: speed-up of the LM (the total is in compare.json).",
     ]
     spoken = [r for r in rows if r["kind"] == "method"]
+    out += _sampling_notes(spoken, header)
     if any(r.get("acceptance_rate") is not None for r in spoken):
         out.append("passes, draft passes: forward passes of the decoder and of the draft model per utterance. "
                    "accepted: of all drafted tokens; “% at i”: of the i-th drafted tokens whose predecessors were all "

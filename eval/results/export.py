@@ -54,7 +54,7 @@ def run(config: ExportConfig) -> list[Path]:
         raise DataError(f"{source}: no finished comparison ({error}); run `dcar compare out={source}`") from error
     records: dict[str, list[Record]] = defaultdict(list)
     for record in read_jsonl(source / "records.jsonl"):
-        if record["seed"] == config.seed:
+        if record["seed"] == config.seed and "prompt_seed" not in record:  # audio is kept with the first prompts only
             records[record["method"]].append(record)
     absent = [m for m in config.methods if m not in records]
     if absent or not records:

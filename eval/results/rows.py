@@ -9,44 +9,50 @@ from typing import Any
 import numpy as np
 
 from dcar.text.bootstrap import corpus_interval
-from eval.methods.families import parse_method
+from eval.methods.families import at_sampling, parse_method
+from eval.methods.samplings import split_label
 from eval.results.acceptance import acceptance
 from eval.results.stats import PairedTest, detectable_difference, paired_test, unpaired_detectable, utterances_needed
 from eval.results.store import RECORDING, RESYNTHESIS, Record
 from eval.results.timing import speedup, speedup_quartiles, summarize
+from eval.results.variety import variety
 
 Row = dict[str, Any]
 
 
 def make_rows(records: Sequence[Record], methods: Sequence[str], timings: Sequence[dict[str, Any]] = (),
-              resamples: int = 4000, scorers: Sequence[str] = ()) -> list[Row]:
+              resamples: int = 4000, scorers: Sequence[str] = (), distances: np.ndarray | None = None) -> list[Row]:
     """One row per method, in the order of `methods`; reference rows (recording, resynthesis) have no passes or times.
 
-    Error counts of an utterance are summed over its seeds before anything is resampled. scorers: names of the scores
-    that the records carry, for `row["scores"]`.
+    Errors are tested against baselines of the same sampling (FAR, CAR-1, the best CAR-k, …; none where it was not
+    spoken), times against one FAR and one CAR-1 for all rows, those of the common sampling where they are there.
+    Error counts of an utterance are summed over its seeds and prompts before anything is resampled. scorers: names of
+    the scores that the records carry, for `row["scores"]`. distances: of the codes [V, V], for `row["variety"]`.
     """
     grouped = {m: [r for r in records if r["method"] == m] for m in methods}
-    rows = [{**_row(m, grouped[m], timings, resamples), "scores": _scores(grouped[m], scorers, resamples)}
+    rows = [{**_row(m, grouped[m], timings, resamples, distances), "scores": _scores(grouped[m], scorers, resamples)}
             for m in methods]
     spoken = [r for r in rows if r["kind"] == "method"]
-    cars = [r for r in spoken if parse_method(r["method"]).family == "car"]
-    best = min(cars, key=lambda r: r["wer"])["method"] if cars else None
-    random = next((r["method"] for r in spoken if parse_method(r["method"]).family == "random"), None)
+    clocks = {b: next((r["method"] for r in spoken if split_label(r["method"])[0] == b), b) for b in ("far", "car-1")}
     for row in spoken:
+        name = parse_method(row["method"])
+        alike = [r for r in spoken if parse_method(r["method"]).sampling == name.sampling]
+        cars = [r for r in alike if parse_method(r["method"]).kind == "car"]
+        best = min(cars, key=lambda r: r["wer"])["method"] if cars else None
+        random = next((r["method"] for r in alike if parse_method(r["method"]).kind == "random"), None)
         strict = strict_baseline(row["method"], list(grouped))
-        entry = parse_method(row["method"]).entry
-        drawn = random if entry and entry.policies else None  # what a policy must beat
-        for label, baseline in (("far", "far"), ("car1", "car-1"), ("best_car", best), ("sd", strict),
-                                ("random", drawn)):
+        drawn = random if name.entry and name.entry.policies else None  # what a policy must beat
+        far, one = (at_sampling(b, name.sampling) for b in ("far", "car-1"))
+        for label, baseline in (("far", far), ("car1", one), ("best_car", best), ("sd", strict), ("random", drawn)):
             other = None if baseline == row["method"] or baseline not in grouped else baseline
-            test = _compare(grouped[row["method"]], grouped[other], resamples) if other else None
+            test = compare_records(grouped[row["method"]], grouped[other], resamples) if other else None
             row[f"difference_vs_{label}"] = test and test.difference
             row[f"difference_vs_{label}_ci"] = test and [test.low, test.high]
             row[f"p_vs_{label}"] = test and test.p_value
             row[f"detectable_vs_{label}"] = test and test.detectable
         row["best_car"], row["sd_baseline"], row["random_baseline"] = best, strict, drawn
         row["detectable_difference"] = row["detectable_vs_best_car"] or row["detectable_vs_far"]
-        for label, baseline in (("far", "far"), ("car1", "car-1")):
+        for label, baseline in (("far", clocks["far"]), ("car1", clocks["car-1"])):
             for suffix, total in (("", False), ("_total", True)):
                 row[f"speedup_vs_{label}{suffix}"] = speedup(timings, row["method"], baseline, total)
             row[f"speedup_vs_{label}_quartiles"] = speedup_quartiles(timings, row["method"], baseline)
@@ -54,16 +60,18 @@ def make_rows(records: Sequence[Record], methods: Sequence[str], timings: Sequen
 
 
 def strict_baseline(method: str, methods: Sequence[str]) -> str | None:
-    """The lossless method that a relaxed verifier is measured against: `sd` with the same kind of draft, else `sd`."""
+    """The lossless method that a relaxed verifier is measured against: `sd` with the same kind of draft, else `sd`, at
+    the verifier's own sampling: the law that it relaxes is the target's at that temperature."""
     name = parse_method(method)
     if name.entry is None or not name.entry.verifies or name.kind == "sd":
         return None
-    draft = "@".join(["sd", *(word for word in name.words if word != "eos")])
-    return next((m for m in methods if parse_method(m).family == draft), "sd" if "sd" in methods else None)
+    draft = at_sampling("@".join(["sd", *(word for word in name.words if word != "eos")]), name.sampling)
+    plain = at_sampling("sd", name.sampling)
+    return next((m for m in methods if parse_method(m).family == draft), plain if plain in methods else None)
 
 
 def by_utterance(records: Sequence[Record], field: str = "words") -> tuple[list[int], list[int], list[str]]:
-    """Errors and reference units summed over the seeds of each utterance, and the ids, sorted."""
+    """Errors and reference units summed over the seeds and prompts of each utterance, and the ids, sorted."""
     errors: Counter[str] = Counter()
     units: Counter[str] = Counter()
     for r in records:
@@ -74,7 +82,8 @@ def by_utterance(records: Sequence[Record], field: str = "words") -> tuple[list[
     return [errors[i] for i in ids], [units[i] for i in ids], ids
 
 
-def _compare(a: Sequence[Record], b: Sequence[Record], resamples: int) -> PairedTest:
+def compare_records(a: Sequence[Record], b: Sequence[Record], resamples: int) -> PairedTest:
+    """The paired test of two methods' records, a - b, on the utterances that both spoke."""
     ea, wa, ids_a = by_utterance(a)
     eb, wb, ids_b = by_utterance(b)
     shared = sorted(set(ids_a) & set(ids_b))
@@ -83,7 +92,8 @@ def _compare(a: Sequence[Record], b: Sequence[Record], resamples: int) -> Paired
                        [wb[i] for i in pick_b], resamples=resamples)
 
 
-def _row(method: str, records: Sequence[Record], timings: Sequence[dict[str, Any]], resamples: int) -> Row:
+def _row(method: str, records: Sequence[Record], timings: Sequence[dict[str, Any]], resamples: int,
+         distances: np.ndarray | None) -> Row:
     errors, words, ids = by_utterance(records)
     wer = corpus_interval(errors, words, resamples=resamples)
     character, characters, _ = by_utterance(records, "characters")
@@ -102,6 +112,7 @@ def _row(method: str, records: Sequence[Record], timings: Sequence[dict[str, Any
         "noise_quality_n": sum("noise_quality" in r for r in records),
         "duration_ratio": sum(r["duration"] for r in records) / sum(r["reference_duration"] for r in records),
         "n": len(ids), "seeds": len({r["seed"] for r in records}), "records": len(records),
+        "prompts": len({r.get("prompt_seed") for r in records}),
     }
     second = [r for r in records if "second_words" in r]
     if second:
@@ -123,6 +134,7 @@ def _row(method: str, records: Sequence[Record], timings: Sequence[dict[str, Any
             "chunk_sizes": {str(a): actions[a] / total for a in sorted(actions)},
             "truncation_rate": sum(r["truncated"] for r in records) / len(records),
             **acceptance(records, resamples),
+            **variety(records, distances, resamples),
             **summarize(timings, method),
             "timed_n": sum(t["method"] == method for t in timings),
         }

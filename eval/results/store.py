@@ -21,10 +21,9 @@ import numpy as np
 
 from dcar.audio import OPUS_RATES, resample, save_audio
 from dcar.decoding import DecodeResult, decode
-from dcar.errors import DataError
+from dcar.errors import ConfigError, DataError
 from dcar.prompts.items import PromptItem
 from dcar.recognition.base import Recognizer
-from dcar.sampling import SamplingConfig
 from dcar.text.wer import NORMALIZER, WordErrors, character_errors, word_errors
 from dcar.vocoder.base import Vocoder
 from dcar.vocoder.voicing import voice
@@ -59,6 +58,23 @@ class Tools:
     identity: dict[str, str] = field(default_factory=dict)  # names and checksums of vocoder, judge, …
     corpus: dict[str, Any] = field(default_factory=dict)  # what the report says about the data
     scorers: Mapping[str, Scorer] = field(default_factory=dict)  # by name; every record carries a score of each
+    # prompt seed -> the same utterances with other prompts, for replicates; `items` have those of the first seed
+    other_prompts: Mapping[int, list[PromptItem]] = field(default_factory=dict)
+    codebook: np.ndarray | None = None  # [V, P] centroids of the tokenizer, by which renderings are compared
+
+    def choose(self, limit: int, prompt_seeds: Sequence[int]) -> None:
+        """Keep `limit` utterances (`choose_items`), the same of every prompt seed; the first seed is that of `items`.
+
+        ConfigError for prompt seeds without prompts, or with those of the first.
+        """
+        self.items = choose_items(self.items, limit)
+        if absent := [seed for seed in prompt_seeds[1:] if seed not in self.other_prompts]:
+            raise ConfigError(f"prompt_seeds {absent}: no prompts were loaded for them; give them in `other_prompts`")
+        self.other_prompts = {seed: choose_items(self.other_prompts[seed], limit) for seed in prompt_seeds[1:]}
+        for seed, items in self.other_prompts.items():
+            if all(a.prompt == b.prompt for a, b in zip(self.items, items, strict=True)):
+                raise ConfigError(f"prompt_seeds: {seed} gives the prompts of {prompt_seeds[0]}, for the corpus names "
+                                  "them or has one utterance a speaker; leave prompt_seeds out")
 
 
 @dataclass(frozen=True)
@@ -151,13 +167,13 @@ def plan(items: Sequence[PromptItem], entries: Sequence[Entry], seeds: Sequence[
 class Maker:
     """Makes the missing records of units: decode, vocode, judge."""
 
-    def __init__(self, tools: Tools, entries: Sequence[Entry], sampling: SamplingConfig, seeds: Sequence[int],
-                 scope: Scope, out: Path, store: RecordStore, done: Iterable[Record]):
-        self.tools, self.sampling, self.scope, self.out, self.store = tools, sampling, scope, out, store
+    def __init__(self, tools: Tools, entries: Sequence[Entry], seeds: Sequence[int], scope: Scope,
+                 out: Path, store: RecordStore, done: Iterable[Record]):
+        self.tools, self.scope, self.out, self.store = tools, scope, out, store
         self.entries = {e.name: e for e in entries}
         self.first_seed = seeds[0]
         self._items = [_digest(_describe(item)) for item in tools.items]
-        self._methods = {name: _digest([name, e.identity, asdict(sampling)]) for name, e in self.entries.items()}
+        self._methods = {name: _digest([name, e.identity, asdict(e.sampling)]) for name, e in self.entries.items()}
         self._common = _digest([RECORD_VERSION, tools.identity, NORMALIZER, tools.judge.name])
         self._index = {item.prompt.utterance_id: i for i, item in enumerate(tools.items)}
         self.done: dict[Key, Record] = {}
@@ -239,7 +255,7 @@ class Maker:
             tokens = [list(item.reference_tokens) for item in items]
         else:
             entry = self.entries[unit.method]
-            results = decode(entry.decoder, [i.prompt for i in items], entry.build(), self.sampling, seed=unit.seed,
+            results = decode(entry.decoder, [i.prompt for i in items], entry.build(), entry.sampling, seed=unit.seed,
                              batch_size=len(items))
             tokens = [r.tokens for r in results]
         decoded = time.perf_counter()

@@ -2,7 +2,7 @@
 
 RTF = compute time / audio time, lower is better. For every utterance all methods run one after the other, in an
 order that rotates, so that a machine that slows down slows all of them. An interrupted timing goes on; if any method,
-the sampling or the machine changed, all of it is taken again, because times of two sessions do not compare.
+its sampling or the machine changed, all of it is taken again, because times of two sessions do not compare.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import torch
 from torch import nn
 
 from dcar.decoding import decode
-from dcar.sampling import SamplingConfig
 from dcar.tracking import machine
 from eval.methods.registry import Entry
 from eval.results.store import RECORD_VERSION, RecordStore, Tools, read_jsonl
@@ -35,11 +34,11 @@ def module_device(module: nn.Module) -> torch.device:
     return next(module.parameters()).device
 
 
-def time_methods(tools: Tools, entries: Sequence[Entry], sampling: SamplingConfig, seed: int, utterances: int,
-                 out: Path, progress: Callable[[], None] = lambda: None) -> list[dict[str, Any]]:
+def time_methods(tools: Tools, entries: Sequence[Entry], seed: int, utterances: int, out: Path,
+                 progress: Callable[[], None] = lambda: None) -> list[dict[str, Any]]:
     """One record per (utterance, method): seconds of lm and vocoder, of audio, and tokens. Kept in timings/."""
-    timed = [[e.name, e.identity, type(e.decoder).__name__] for e in entries]
-    settings = RECORD_VERSION, timed, vars(sampling), seed, machine(), tools.identity
+    timed = [[e.name, e.identity, type(e.decoder).__name__, vars(e.sampling)] for e in entries]
+    settings = RECORD_VERSION, timed, seed, machine(), tools.identity
     session = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()[:16]
     store = RecordStore(out / "timings")
     chosen = tools.items[:: max(1, len(tools.items) // max(1, utterances))][:utterances]
@@ -54,24 +53,24 @@ def time_methods(tools: Tools, entries: Sequence[Entry], sampling: SamplingConfi
             continue
         if not warm:
             for entry in entries:
-                _measure(tools, entry, item, sampling, seed)
+                _measure(tools, entry, item, seed)
             warm = True
         shift = turn % len(entries)
         for entry in [*entries[shift:], *entries[:shift]]:
             record = {"session": session, "method": entry.name, "id": uid,
-                      **_measure(tools, entry, item, sampling, seed)}
+                      **_measure(tools, entry, item, seed)}
             store.append(record)
             records.append(record)
         progress()
     return records
 
 
-def _measure(tools: Tools, entry: Entry, item, sampling: SamplingConfig, seed: int) -> dict[str, Any]:
+def _measure(tools: Tools, entry: Entry, item, seed: int) -> dict[str, Any]:
     device = entry.decoder.norm.weight.device
     method = entry.build()
     synchronize(device)
     started = time.perf_counter()
-    result = decode(entry.decoder, [item.prompt], method, sampling, seed=seed)[0]
+    result = decode(entry.decoder, [item.prompt], method, entry.sampling, seed=seed)[0]
     synchronize(device)
     spoken = time.perf_counter()
     tools.vocoder.synthesize([result.tokens], item.speaker_embedding[None])

@@ -188,8 +188,8 @@ def measure_named(names: Sequence[str], models: Models, load: Load, repeats: int
     quick = copy.copy(models)
     quick.fast = True
     runs: dict[Any, Callable[[], Any]] = {
-        (e.name, way): partial(decode_entry, e, prompts, load.sampling())
-        for way, of in (("loop", models), ("fast", quick)) for e in make_methods(names, of)}
+        (e.name, way): partial(decode_entry, e, prompts)
+        for way, of in (("loop", models), ("fast", quick)) for e in make_methods(names, of, load.sampling())}
     seconds = interleaved(runs, repeats, module_device(models.decoder))
     out: dict[str, dict[str, Spread]] = {}
     for (name, way), times in seconds.items():
@@ -197,8 +197,8 @@ def measure_named(names: Sequence[str], models: Models, load: Load, repeats: int
     return out
 
 
-def decode_entry(entry: Entry, prompts: Sequence[Prompt], sampling: SamplingConfig) -> list[DecodeResult]:
-    return decode(entry.decoder, prompts, entry.build(), sampling)
+def decode_entry(entry: Entry, prompts: Sequence[Prompt]) -> list[DecodeResult]:
+    return decode(entry.decoder, prompts, entry.build(), entry.sampling)
 
 
 def plot(path: Path, title: str, lengths: Mapping[int, Spread], bytes_model: Mapping[int, float],

@@ -18,8 +18,8 @@ SAMPLING = SamplingConfig(max_tokens=25, max_tokens_per_text_unit=10)
 def test_lengths_are_those_of_what_is_spoken(files):
     decoder = tiny_decoder()
     items = load_prompts(str(files / "data"), "dev", decoder, 5, 0)
-    (entry,) = make_methods(["sd"], Models(decoder))
-    row = durations.lengths(entry, items, SAMPLING, [0, 1], batch_size=2)
+    (entry,) = make_methods(["sd"], Models(decoder), SAMPLING)
+    row = durations.lengths(entry, items, [0, 1], batch_size=2)
     spoken = [r for seed in (0, 1) for r in decode(decoder, [i.prompt for i in items], entry.build(), SAMPLING,
                                                    seed=seed)]
     recorded = 2 * sum(len(i.reference_tokens) for i in items)

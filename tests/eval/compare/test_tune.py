@@ -1,0 +1,318 @@
+"""Own samplings, replicates by prompts and `dcar tune`, end to end on a random tiny decoder."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from compare_worker import SHORT, LevelJudge, tiny_config, tiny_items, tiny_policy, tiny_tools
+from tiny_decoders import tiny_decoder
+
+from dcar.config import load_config
+from dcar.decoding import ChunkMethod, FixedChunk, Prompt, decode
+from dcar.errors import CheckpointError, ConfigError, DataError
+from dcar.sampling import SamplingConfig
+from eval.compare.run import run
+from eval.compare.tune import TuneConfig, main, table, tune
+from eval.compare.tuned import load_tuned
+from eval.methods.registry import Models
+from eval.results.store import RECORDING, RESYNTHESIS, Tools
+
+ROOT = Path(__file__).parents[3]
+WARM = dataclasses.replace(SHORT, temperature=0.9)
+QUIET = {"report": False, "audio_samples": 0, "references": False, "noise_quality_utterances": 0,
+         "second_opinion_utterances": 0}
+
+
+def gathered(out: Path) -> list[dict]:
+    return [json.loads(line) for line in (out / "records.jsonl").read_text().splitlines()]
+
+
+def other_voices(count: int = 6, shift: int = 1) -> list:
+    """The tiny utterances with other prompts."""
+    return [dataclasses.replace(item, prompt=Prompt(item.prompt.utterance_id, item.prompt.text_ids,
+                                                    tuple((t + shift) % 12 for t in item.prompt.prompt_ids)))
+            for item in tiny_items(count)]
+
+
+def replicated(judge: LevelJudge | None = None) -> Tools:
+    codebook = np.random.default_rng(0).normal(size=(12, 4))
+    return dataclasses.replace(tiny_tools(judge), other_prompts={7: other_voices()}, codebook=codebook)
+
+
+def tiny_tune(out: Path | str, **changes) -> TuneConfig:
+    settings = {"methods": ["car-1", "car-3"], "samplings": ["t{0,0.5,1}", "t1-k2"], "batch_size": 3, "resamples": 200,
+                "sampling": dataclasses.replace(SHORT, top_k=5), "device": "cpu", "out": str(out), **changes}
+    return TuneConfig(**settings)
+
+
+# ------------------------------------------------------------------------------------------------------ own samplings
+
+
+def test_records_of_samplings_are_never_mixed(tmp_path):
+    config = tiny_config(tmp_path, methods=["car-2", "car-2@t0.5", "car-2@t0"], seeds=[0], sampling=WARM, **QUIET)
+    result = run(config, tiny_tools())
+    tools = tiny_tools()
+    prompts = [i.prompt for i in tools.items]
+    prints = {}
+    for name, temperature in (("car-2", 0.9), ("car-2@t0.5", 0.5), ("car-2@t0", 0.0)):
+        sampling = SamplingConfig(temperature, max_tokens=20, max_tokens_per_text_unit=4)
+        direct = decode(tools.models.decoder, prompts, ChunkMethod(FixedChunk(2)), sampling, seed=0)
+        mine = [r for r in gathered(tmp_path) if r["method"] == name]
+        assert {r["id"]: r["tokens"] for r in mine} == {r.utterance_id: r.tokens for r in direct}
+        prints[name] = {r["fingerprint"] for r in mine}
+    assert sum(map(len, prints.values())) == len(set().union(*prints.values())) == 3 * 6
+    rows = {r["method"]: r for r in result["rows"]}
+    assert [rows[m]["temperature"] for m in prints] == [0.9, 0.5, 0.0]
+    assert rows["car-2@t0.5"]["family"] == "car@t0.5"
+    assert result["methods"]["car-2@t0"]["sampling"].startswith("temperature 0,")
+    assert "sampling" not in result["methods"]["car-2"]
+    text = (tmp_path / "compare.txt").read_text()
+    assert text.splitlines()[0].split()[:2] == ["method", "T"] and "Common sampling: temperature 0.9" in text
+
+
+def test_records_without_a_sampling_of_their_own_stay_as_they_are(tmp_path):
+    """A comparison that grows by car-2@t0 speaks car-2 no second time, and the other way round."""
+    first, second, third = LevelJudge(), LevelJudge(), LevelJudge()
+    run(tiny_config(tmp_path, methods=["car-2"], seeds=[0], **QUIET), tiny_tools(first))
+    run(tiny_config(tmp_path, methods=["car-2", "car-2@t0"], seeds=[0], **QUIET), tiny_tools(second))
+    assert 0 < second.calls <= 6
+    # the common sampling changes: what the name says stays, what it leaves open does not
+    run(tiny_config(tmp_path, methods=["car-2@t0"], seeds=[0], sampling=dataclasses.replace(SHORT, temperature=0.3),
+                    **QUIET), tiny_tools(third))
+    assert third.calls == 0
+    run(tiny_config(tmp_path, methods=["car-2@t0"], seeds=[0],
+                    sampling=dataclasses.replace(SHORT, top_k=3), **QUIET), tiny_tools(third))
+    assert third.calls > 0
+
+
+def test_own_samplings_are_timed_and_drawn(tmp_path):
+    names = ["far", "car-{1,2}", "car-{1,2}@t0.5"]
+    config = tiny_config(tmp_path, methods=names, seeds=[0], timing_utterances=2, **{**QUIET, "report": True})
+    result = run(config, tiny_tools())
+    rows = {r["method"]: r for r in result["rows"]}
+    assert all(r["timed_n"] == 2 and r["speedup_vs_far"] > 0 for r in rows.values())
+    assert (tmp_path / "compare_speed.png").exists()
+    page = (tmp_path / "report.html").read_text()
+    assert "CAR-k (T 0.5)" in page and "<th>T</th>" in page
+    timings = (tmp_path / "timings" / "shard-0000.jsonl").read_text().splitlines()
+    assert len({json.loads(line)["session"] for line in timings}) == 1
+    run(tiny_config(tmp_path, methods=[*names[:2], "car-{1,2}@t0.6"], seeds=[0], timing_utterances=2, **QUIET),
+        tiny_tools())
+    timings = (tmp_path / "timings" / "shard-0000.jsonl").read_text().splitlines()
+    assert len({json.loads(line)["session"] for line in timings}) == 2  # times of two sets of methods do not compare
+
+
+# ------------------------------------------------------------------------------------------------------- prompt_seeds
+
+
+def test_prompts_replicate_where_seeds_are_one(tmp_path):
+    judge = LevelJudge()
+    config = tiny_config(tmp_path, methods=["car-2@t0", "car-2"], prompt_seeds=[0, 7], seeds=[0, 1],
+                         **{**QUIET, "references": True, "report": True, "audio_samples": 2})
+    result = run(config, replicated(judge))
+    records = gathered(tmp_path)
+    counted = Counter((r["method"], r["seed"], r.get("prompt_seed")) for r in records)
+    assert counted == {(RECORDING, 0, None): 6, (RESYNTHESIS, 0, None): 6,
+                       **{(m, s, p): 6 for m in ("car-2@t0", "car-2") for s in (0, 1) for p in (None, 7)}}
+    spoken = {(r["seed"], r.get("prompt_seed"), r["id"]): r["tokens"] for r in records if r["method"] == "car-2@t0"}
+    ids = [i.prompt.utterance_id for i in tiny_items()]
+    assert all(spoken[0, p, i] == spoken[1, p, i] for p in (None, 7) for i in ids)  # seeds are one
+    assert any(spoken[0, None, i] != spoken[0, 7, i] for i in ids)  # prompts are not
+    direct = decode(tiny_tools().models.decoder, [i.prompt for i in other_voices()], ChunkMethod(FixedChunk(2)),
+                    SamplingConfig(0.0, max_tokens=20, max_tokens_per_text_unit=4))
+    assert {r.utterance_id: r.tokens for r in direct} == {i: spoken[0, 7, i] for i in ids}
+    row = next(r for r in result["rows"] if r["method"] == "car-2@t0")
+    assert (row["n"], row["seeds"], row["prompts"], row["records"]) == (6, 2, 2, 24)  # intervals: 6 utterances, not 24
+    assert row["variety"] > 0 and result["prompt_seeds"] == [0, 7]
+    text = (tmp_path / "compare.txt").read_text()
+    assert "× prompts of seeds 0, 7" in text and "variety" in text
+    assert "What greediness costs" in (tmp_path / "report.html").read_text()
+    again = LevelJudge()
+    run(config, replicated(again))
+    assert again.calls == 0 < judge.calls
+    alone = LevelJudge()  # the prompts of today are the first of two
+    run(dataclasses.replace(config, prompt_seeds=[]), tiny_tools(alone))
+    assert alone.calls == 0
+
+
+def test_replicates_of_an_utterance_stay_together(tmp_path):
+    """Repeating every utterance with the same outcome must not narrow an interval."""
+    config = tiny_config(tmp_path, methods=["car-2@t0"], seeds=[0], **QUIET)
+    one = run(config, tiny_tools())["rows"][0]
+    three = run(dataclasses.replace(config, seeds=[0, 1, 2]), replicated())["rows"][0]  # and no prompts but the first
+    assert three["records"] == 18 and three["wer_ci"] == one["wer_ci"]
+
+
+def test_renderings_that_are_one_are_said(tmp_path):
+    tools = dataclasses.replace(replicated(), other_prompts={})
+    row = run(tiny_config(tmp_path, methods=["car-2@t0"], seeds=[0, 1], **QUIET), tools)["rows"][0]
+    assert row["variety"] == 0 and row["variety_ci"] == [0, 0]
+    assert "Spoken alike every time" in (tmp_path / "compare.txt").read_text()
+
+
+def test_an_utterance_with_the_same_prompt_again_is_spoken_once(tmp_path):
+    judge, alone = LevelJudge(), LevelJudge()
+    others = [*tiny_items()[:3], *other_voices()[3:]]
+    config = tiny_config(tmp_path, methods=["car-2"], seeds=[0], prompt_seeds=[0, 7], **QUIET)
+    run(config, dataclasses.replace(tiny_tools(judge), other_prompts={7: others}))
+    (shard,) = (tmp_path / "records").glob("*.jsonl")
+    assert len(shard.read_text().splitlines()) == 6 + 3 and len(gathered(tmp_path)) == 12
+    with pytest.raises(ConfigError, match="gives the prompts of 0"):
+        run(config, dataclasses.replace(tiny_tools(alone), other_prompts={7: tiny_items()}))
+    with pytest.raises(ConfigError, match="no prompts were loaded"):
+        run(config, tiny_tools(alone))
+    assert alone.calls == 0
+
+
+def test_prompt_seeds_are_checked_and_loaded(monkeypatch, tmp_path):
+    for bad in ({"prompt_seeds": [1, 1]}, {"prompt_seeds": [1, 2], "prompt_seed": 3}):
+        with pytest.raises(ConfigError, match="prompt_seed"):
+            tiny_config(tmp_path, **bad)
+    assert tiny_config(tmp_path, prompt_seed=3).replicates == [3]
+    assert tiny_config(tmp_path, prompt_seeds=[3, 4], prompt_seed=3).replicates == [3, 4]
+    asked = []
+
+    def spy(data, split, decoder, prompt_tokens, seed):
+        asked.append(seed)
+        if len(asked) == 2:
+            raise DataError("far enough")
+        return []
+
+    monkeypatch.setattr("eval.compare.run.load_models", lambda *a, **o: Models(tiny_decoder()))
+    monkeypatch.setattr("eval.compare.run.prepared_info", lambda path: {})
+    monkeypatch.setattr("eval.compare.run.all_prompts", spy)
+    with pytest.raises(DataError, match="far enough"):
+        run(tiny_config(tmp_path, prompt_seeds=[5, 2]))
+    assert asked == [5, 2]
+
+
+# --------------------------------------------------------------------------------------------------------------- tune
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory):
+    out = tmp_path_factory.mktemp("tune")
+    return out, tune(tiny_tune(out, methods=[], prompt_seeds=[0, 7]), replicated())
+
+
+def test_tune_speaks_the_grid_and_keeps_the_best(tuned):
+    out, found = tuned
+    assert found == json.loads((out / "tuned.json").read_text())
+    assert list(found["methods"]) == ["car-1", "car-2", "car-3", "car-4", "dcar"]
+    rows = {r["method"]: r for r in json.loads((out / "compare.json").read_text())["rows"]}
+    decoder = tiny_tools().models.decoder.checksum()
+    for method, of in found["methods"].items():
+        assert [p["name"] for p in of["grid"]] == ["t0", "t0.5", "t1", "t1-k2"]
+        assert [(p["temperature"], p["top_k"]) for p in of["grid"]] == [(0, 5), (0.5, 5), (1, 5), (1, 2)]
+        assert all(p["wer"] == rows[f"{method}@{p['name']}"]["wer"] for p in of["grid"])
+        best = next(p for p in of["grid"] if p["name"] == of["best"])
+        assert of["wer"] == best["wer"] == min(p["wer"] for p in of["grid"]) and best["difference_to_best"] == 0
+        assert of["sampling"] == {k: best[k] for k in ("temperature", "top_k", "top_p")}
+        assert of["best"] in of["not_worse"] and of["identity"]["decoder"] == decoder
+        assert all(p["variety"] is not None and p["wer_ci"][0] <= p["wer"] <= p["wer_ci"][1] for p in of["grid"])
+    assert "policy" in found["methods"]["dcar"]["identity"] and "sampling" not in found["methods"]["dcar"]["identity"]
+    assert (found["common"]["top_k"], found["seeds"], found["prompt_seeds"]) == (5, [0], [0, 7])
+    assert (out / "tune.png").stat().st_size > 0
+    text = table(found)
+    assert text.count("*") == 5 + 1 and "t1-k2" in text.splitlines()[0]
+    assert load_config(TuneConfig, ["--config", str(out / "tune.yaml")]).samplings == ["t{0,0.5,1}", "t1-k2"]
+
+
+def test_tune_is_resumed_and_grows(tmp_path):
+    judge = LevelJudge(fail_after=20)
+    with pytest.raises(KeyboardInterrupt):
+        tune(tiny_tune(tmp_path), tiny_tools(judge))
+    finished = len((tmp_path / "records" / "shard-0000.jsonl").read_text().splitlines())
+    assert finished >= 18 and not (tmp_path / "tuned.json").exists()
+    second, third, fourth = LevelJudge(), LevelJudge(), LevelJudge()
+    whole = tune(tiny_tune(tmp_path), tiny_tools(second))
+    assert second.calls <= 2 * 4 * 6 - finished
+    assert tune(tiny_tune(tmp_path), tiny_tools(third))["methods"] == whole["methods"] and third.calls == 0
+    more = tune(tiny_tune(tmp_path, samplings=["t{0,0.5,0.7,1}", "t1-k2"]), tiny_tools(fourth))
+    assert 0 < fourth.calls <= 2 * 6 and len(more["methods"]["car-1"]["grid"]) == 5
+
+
+def test_at_equal_errors_the_livelier_sampling_is_taken(tmp_path, monkeypatch):
+    monkeypatch.setattr(LevelJudge, "transcribe", lambda self, waves, rate: ["ash"] * len(waves))
+    found = tune(tiny_tune(tmp_path, samplings=["t{0.5,1,0}"]), tiny_tools())
+    assert {of["best"] for of in found["methods"].values()} == {"t1"}
+    assert all(of["not_worse"] == ["t0.5", "t1", "t0"] for of in found["methods"].values())
+
+
+@pytest.mark.parametrize(("bad", "words"), [
+    ({"samplings": []}, "nothing to choose"), ({"samplings": ["t0.4", "t0.40"]}, "must differ"),
+    ({"samplings": ["0.4"]}, "write temperature"), ({"methods": ["car-1@t0"]}, "without"),
+    ({"tuned": "x"}, "writes that file"), ({"limit": -1}, "limit"), ({"samplings": ["t{0"]}, "brace"),
+])
+def test_bad_searches_are_refused(bad, words, tmp_path):
+    with pytest.raises(ConfigError, match=words):
+        tiny_tune(tmp_path, **bad)
+
+
+def test_the_command(tmp_path):
+    with pytest.raises(ConfigError, match="write temperature|write its sampling"):
+        main(["samplings=[t-1]"])
+    with pytest.raises(DataError, match="dcar prepare"):
+        main([f"data={tmp_path}/nowhere", f"out={tmp_path}"])
+    config = load_config(TuneConfig, ["--config", str(ROOT / "launch/recipes/tune_starter.yaml")])
+    assert (config.split, config.sampling.top_k, config.methods) == ("dev", 10, [])
+    listed = subprocess.run([sys.executable, "-m", "dcar.cli", "--help"], cwd=ROOT, capture_output=True, text=True)
+    assert "  tune " in listed.stdout
+
+
+# -------------------------------------------------------------------------------------------------------------- tuned
+
+
+def test_a_comparison_sets_every_method_beside_its_best(tuned, tmp_path):
+    source, found = tuned
+    names = ["far", "car-{1,3}", "car-3@t0", "dcar"]
+    config = tiny_config(tmp_path, methods=names, seeds=[0], tuned=str(source / "tuned.json"),
+                         sampling=WARM, **{**QUIET, "report": True})
+    result = run(config, tiny_tools())
+    rows = {r["method"]: r for r in result["rows"]}
+    assert list(rows) == ["far", "car-1", "car-1@tuned", "car-3", "car-3@tuned", "car-3@t0", "dcar", "dcar@tuned"]
+    for method in ("car-1", "car-3", "dcar"):
+        best = found["methods"][method]["sampling"]
+        assert {k: rows[f"{method}@tuned"][k] for k in best} == best
+        assert rows[method]["temperature"] == 0.9
+    assert rows["dcar@tuned"]["best_car"] in ("car-1@tuned", "car-3@tuned")
+    about = result["tuned"]
+    assert about["missing"] == ["far"] and about["split"] == "dev" and not about["same_split"]
+    text = (tmp_path / "compare.txt").read_text()
+    assert "Not tuned, so at the common sampling only: far." in text and "@tuned: the method at its own best" in text
+    assert "CAR-k (own best)" in (tmp_path / "report.html").read_text()
+    same = run(tiny_config(tmp_path, methods=["car-1"], seeds=[0], tuned=str(source / "tuned.json"), split="dev",
+                           **QUIET), tiny_tools())
+    assert same["tuned"]["same_split"] and "which favours it" in (tmp_path / "compare.txt").read_text()
+
+
+def test_tuned_of_other_models_is_refused(tuned, tmp_path):
+    source = str(tuned[0] / "tuned.json")
+    tools = tiny_tools()
+    other = tiny_decoder(seed=9)
+    decoder = dataclasses.replace(tools, models=Models(other, policies={"": tiny_policy(base=other.checksum())}))
+    with pytest.raises(CheckpointError, match="'car-1' was tuned with other models.*decoder"):
+        run(tiny_config(tmp_path, methods=["car-1"], tuned=source, **QUIET), decoder)
+    base = tools.models.decoder
+    policy = dataclasses.replace(tools, models=Models(base, policies={"": tiny_policy(3, base.checksum())}))
+    with pytest.raises(CheckpointError, match="'dcar' was tuned with other models.*policy"):
+        run(tiny_config(tmp_path, methods=["car-1", "dcar"], tuned=source, **QUIET), policy)
+    with pytest.raises(ConfigError, match="none of the methods"):
+        run(tiny_config(tmp_path, methods=["far"], tuned=source, **QUIET), tiny_tools())
+    assert not (tmp_path / "records").exists()  # before anything was spoken
+
+
+def test_broken_tuned_files_are_named(tmp_path):
+    for content in (None, "nonsense", "[]", '{"format_version": 0}'):
+        path = tmp_path / "tuned.json"
+        if content is not None:
+            path.write_text(content)
+        with pytest.raises(DataError, match="tuned.json.*dcar tune"):
+            load_tuned(path)

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 from dcar.config import load_config, setting
 from dcar.errors import CheckpointError, ConfigError
-from dcar.model.car import CARDecoder
 from dcar.model.cards import model_card
+from dcar.model.draft import AnyDecoder
 from dcar.model.load import load_decoder
 from dcar.process import run_command
 from dcar.tracking import write_json
@@ -62,7 +62,7 @@ class ServingStep(nn.Module):
         return last_of(self.policy(hidden), lengths), self.heads(last_of(hidden, lengths))
 
 
-def export_program(policy: ChunkPolicy, base: CARDecoder, path: Path) -> None:
+def export_program(policy: ChunkPolicy, base: AnyDecoder, path: Path) -> None:
     """Write the serving program; CheckpointError if the policy belongs to another decoder, or if what was written
     does not compute the same."""
     policy.check_base(base.checksum())

@@ -24,7 +24,7 @@ from dcar.decoding import ChunkMethod, FixedChunk, decode
 from dcar.decoding.fast.passes import fast
 from dcar.errors import ConfigError, RewardError
 from dcar.model.base import Decoder
-from dcar.model.car import CARDecoder
+from dcar.model.draft import AnyDecoder
 from dcar.model.load import load_decoder
 from dcar.process import run_command
 from dcar.prompts.items import PromptItem
@@ -61,7 +61,7 @@ class ProfileConfig:
     sampling: SamplingConfig = setting(SamplingConfig, "How tokens are drawn.")
 
 
-def profile(base: CARDecoder, items: Sequence[PromptItem], vocoder: Vocoder, recognizer: Recognizer,
+def profile(base: AnyDecoder, items: Sequence[PromptItem], vocoder: Vocoder, recognizer: Recognizer,
             sampling: SamplingConfig, *, sizes: Sequence[int] = (), seeds: int = 1, range_size: int = 2, seed: int = 0,
             batch_size: int = 32, progress: bool = False) -> dict[str, Any]:
     """Measure every chunk size; the result is what profile.json holds. RewardError if most speech got no transcript."""

@@ -27,7 +27,7 @@ from dcar.decoding import ChunkMethod, DecodeResult, PolicyChunk, Prompt, decode
 from dcar.decoding.engine.run import EngineConfig, StaticEngine, room_for, why_not
 from dcar.decoding.fast.passes import fast
 from dcar.errors import ConfigError
-from dcar.model.car import CARDecoder
+from dcar.model.draft import AnyDecoder
 from dcar.prompts.items import PromptItem
 from dcar.sampling import SamplingConfig
 from dcar.vocoder.base import Vocoder
@@ -71,7 +71,7 @@ class Roller:
     names what was chosen.
     """
 
-    def __init__(self, base: CARDecoder, vocoder: Vocoder, rewards: Sequence[Reward], weights: Sequence[float],
+    def __init__(self, base: AnyDecoder, vocoder: Vocoder, rewards: Sequence[Reward], weights: Sequence[float],
                  sampling: SamplingConfig, *, group_size: int, chunk_range: Sequence[int] = (),
                  forced_rows: str = "policy_ratio", share_token_draws: bool = False, microbatches: int = 1,
                  overlap: bool = True, hidden_dtype: torch.dtype = torch.float32, decoding: Decoding = "auto"):
@@ -169,7 +169,7 @@ class Roller:
                             forced.to(device), totals.to(device), parts, seconds)
 
 
-def choose_decoder(decoding: Decoding, base: CARDecoder, sampling: SamplingConfig) -> Literal["engine", "fast", "loop"]:
+def choose_decoder(decoding: Decoding, base: AnyDecoder, sampling: SamplingConfig) -> Literal["engine", "fast", "loop"]:
     """What speaks the rollouts; see `Roller`."""
     if decoding not in DECODING:
         raise ConfigError(f"decoding must be one of {', '.join(DECODING)}; not '{decoding}'")

@@ -22,7 +22,7 @@ from accelerate.utils import gather_object
 
 from dcar.config import load_config
 from dcar.errors import CheckpointError, ConfigError
-from dcar.model.car import CARDecoder
+from dcar.model.draft import AnyDecoder
 from dcar.model.load import load_decoder, load_policy
 from dcar.process import meeting_others, run_command
 from dcar.prompts.items import PromptItem
@@ -85,7 +85,7 @@ def make_rewards(config: DCPOConfig, recognizer: Recognizer, ground_truth: dict[
     return [makers[name]() for name in config.reward_funcs]
 
 
-def make_policy(config: DCPOConfig, base: CARDecoder, checksum: str) -> ChunkPolicy:
+def make_policy(config: DCPOConfig, base: AnyDecoder, checksum: str) -> ChunkPolicy:
     """A new policy for this decoder, uniform but for `range_prior`, or the one to start from."""
     if config.range_prior and (config.policy or not config.chunk_range):
         raise ConfigError("range_prior is where a new policy starts inside the guidance range: give guidance=… or "
@@ -108,7 +108,7 @@ def make_policy(config: DCPOConfig, base: CARDecoder, checksum: str) -> ChunkPol
     return policy
 
 
-def build(config: DCPOConfig, *, base: CARDecoder | None = None, vocoder: Vocoder | None = None,
+def build(config: DCPOConfig, *, base: AnyDecoder | None = None, vocoder: Vocoder | None = None,
           recognizer: Recognizer | None = None, train_items: Sequence[PromptItem] | None = None,
           eval_items: Sequence[PromptItem] | None = None) -> DCPOTrainer:
     """A trainer with everything loaded that is not given. Errors are of `dcar.errors`."""

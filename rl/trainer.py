@@ -27,7 +27,7 @@ from transformers.trainer_utils import TrainOutput
 from dcar.decoding import ChunkMethod, PolicyChunk, decode
 from dcar.decoding.fast.passes import fast
 from dcar.errors import CheckpointError, ConfigError, RewardError
-from dcar.model.car import CARDecoder
+from dcar.model.draft import AnyDecoder
 from dcar.prompts.items import PromptItem
 from dcar.recognition.base import Recognizer
 from dcar.text.wer import WordErrors, corpus_wer
@@ -132,7 +132,7 @@ class DCPOTrainer(ResilientTrainer):
     train_dataset: Prompts
     eval_dataset: Prompts | None
 
-    def __init__(self, policy: ChunkPolicy, base: CARDecoder, args: DCPOConfig, reward_funcs: Sequence[Reward],
+    def __init__(self, policy: ChunkPolicy, base: AnyDecoder, args: DCPOConfig, reward_funcs: Sequence[Reward],
                  train_prompts: Sequence[PromptItem], vocoder: Vocoder, recognizer: Recognizer,
                  eval_prompts: Sequence[PromptItem] | None = None, callbacks: list[TrainerCallback] | None = None):
         if not args.chunk_range and args.forced_rows != "none":

@@ -18,6 +18,9 @@ from dcar.model.car import CARConfig, CARDecoder
 from dcar.text.phonemes import TEXT_TOKENIZER
 from heads.inherit import inherit, inherited_layers
 
+AnyDecoder = CARDecoder | BackboneDecoder
+"""A decoder with weights of its own, drafts included; `dcar.model.base.Decoder` is what decoding asks of it."""
+
 SHARED = ("speech_vocab_size", "text_vocab_size", "bos", "tokenizer", "phonemes")
 """What draft and target must have in common: their ids and the layout of the prompt."""
 
@@ -47,7 +50,7 @@ class Inherited:
 
     config: Any
 
-    def check_target(self, target: CARDecoder) -> None:
+    def check_target(self, target: AnyDecoder) -> None:
         """CheckpointError if the draft was made for another decoder, ConfigError if their vocabularies differ."""
         check_vocabulary(self.config, target.config)
         found = target.checksum()
@@ -73,7 +76,7 @@ class BackboneDraft(Inherited, BackboneDecoder):
     config: BackboneDraftConfig
 
 
-def check_draft(draft: CARDecoder, target: CARDecoder) -> None:
+def check_draft(draft: AnyDecoder, target: AnyDecoder) -> None:
     """ConfigError where draft and target do not speak about the same ids, CheckpointError where the draft was made of
     another decoder's layers."""
     if isinstance(draft, Inherited):
@@ -93,7 +96,7 @@ def check_vocabulary(other: DecoderConfig, target: DecoderConfig, what: str = "d
                               f"ids; {remedy}")
 
 
-def build_draft(target: CARDecoder | BackboneDecoder, bottom: int = 0,
+def build_draft(target: AnyDecoder, bottom: int = 0,
                 top: int = 0) -> DraftDecoder | BackboneDraft:
     """An untrained draft of the target's first `bottom` and last `top` layers (0 = the paper's shares of the depth).
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 
@@ -13,7 +13,7 @@ from dcar.errors import CheckpointError
 from dcar.model.backbones.decoder import TEXT_TOKENIZER_FOLDER, BackboneConfig, BackboneDecoder
 from dcar.model.backbones.text_tokens import TextTokenizer
 from dcar.model.car import CARConfig, CARDecoder
-from dcar.model.draft import BackboneDraft, DraftDecoder
+from dcar.model.draft import AnyDecoder, BackboneDraft, DraftDecoder
 from dcar.sources.shipped import resolve
 from dcar.text.phonemes import TEXT_TOKENIZER, text_to_ids
 from heads.policy import ChunkPolicy
@@ -41,13 +41,13 @@ def _class_of(directory: str | Path) -> type[CARDecoder] | type[BackboneDecoder]
 
 
 def load_decoder(directory: str | Path, device: str | torch.device = "cpu",
-                 starter: Shipped = "decoder") -> CARDecoder:
+                 starter: Shipped = "decoder") -> AnyDecoder:
     """A decoder or a draft of either kind, in eval mode, by what its config.json says. CheckpointError if it is none.
 
-    directory "starter" is the shipped decoder called `starter`. Typed as CARDecoder, whose interface all have.
+    directory "starter" is the shipped decoder called `starter`.
     """
     folder = resolve(str(directory), starter)
-    return cast(CARDecoder, _class_of(folder).from_pretrained(folder, device))
+    return _class_of(folder).from_pretrained(folder, device)
 
 
 def load_decoder_config(directory: str | Path, starter: Shipped = "decoder") -> CARConfig | BackboneConfig:

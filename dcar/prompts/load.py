@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from dcar.errors import DataError
-from dcar.model.car import CARDecoder
+from dcar.model.draft import AnyDecoder
 from dcar.prepare.prepared import load_prepared, prepared_info, source_utterances
 from dcar.prompts.items import PromptItem, make_prompts
 from dcar.prompts.together import check_together
@@ -17,14 +17,14 @@ from dcar.vocoder.load import hears_prompts, load_vocoder
 from heads.policy import ChunkPolicy
 
 
-def all_prompts(data: str, split: str, decoder: CARDecoder, prompt_tokens: int, seed: int) -> list[PromptItem]:
+def all_prompts(data: str, split: str, decoder: AnyDecoder, prompt_tokens: int, seed: int) -> list[PromptItem]:
     """A prompt for every utterance of a prepared split (`make_prompts`); DataError if the corpus is of another
     tokenizer or phoneme inventory than the decoder."""
     check_together(decoder, prepared_info(data), data)
     return make_prompts(load_prepared(data, split), prompt_tokens, seed, decoder.config.bos)
 
 
-def load_prompts(data: str, split: str, base: CARDecoder, prompt_tokens: int, seed: int, limit: int | None = None,
+def load_prompts(data: str, split: str, base: AnyDecoder, prompt_tokens: int, seed: int, limit: int | None = None,
                  min_seconds: float = 0.0) -> list[PromptItem]:
     """At most `limit` of `all_prompts`, of `min_seconds` or more, chosen by `seed`; DataError if there are none."""
     items = [i for i in all_prompts(data, split, base, prompt_tokens, seed) if i.duration >= min_seconds]
@@ -34,7 +34,7 @@ def load_prompts(data: str, split: str, base: CARDecoder, prompt_tokens: int, se
     return [items[i] for i in order[: limit or len(items)]]
 
 
-def vocoder_for(decoder: CARDecoder, data: str, items: Sequence[PromptItem], spec: str, device: str = "cpu",
+def vocoder_for(decoder: AnyDecoder, data: str, items: Sequence[PromptItem], spec: str, device: str = "cpu",
                 prompts: PromptAudio | None = None, policies: Iterable[ChunkPolicy] = ()) -> Vocoder:
     """The vocoder of a setting (`dcar.vocoder.load`) for prompts of a prepared corpus. CheckpointError if it speaks
     tokens of another tokenizer than the decoder's or at another rate than the corpus has, or a policy is another's.

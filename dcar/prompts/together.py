@@ -9,14 +9,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dcar.errors import CheckpointError, DataError
-from dcar.model.car import CARDecoder
+from dcar.model.draft import AnyDecoder
 from dcar.prepare.prepared import tokenizer_identity
 from dcar.tokens.base import SpeechTokenizer
 from dcar.vocoder.base import Vocoder, check_speaks
 from heads.policy import ChunkPolicy
 
 
-def check_together(decoder: CARDecoder, info: Mapping[str, Any], where: str, vocoder: Vocoder | None = None,
+def check_together(decoder: AnyDecoder, info: Mapping[str, Any], where: str, vocoder: Vocoder | None = None,
                    policies: Iterable[ChunkPolicy] = ()) -> None:
     """DataError where ids are of another speech tokenizer, phoneme inventory or text tokenizer than the decoder's;
     CheckpointError where the vocoder does not speak the decoder's tokens at their rate, or a policy is another's.

@@ -17,7 +17,7 @@ from dcar.config.schema import seed_setting
 from dcar.decoding import ChunkMethod, DecodeResult, FixedChunk, PolicyChunk, Prompt, decode
 from dcar.decoding.fast.passes import fast
 from dcar.errors import AudioError, ConfigError, TextError
-from dcar.model.car import CARDecoder
+from dcar.model.draft import AnyDecoder
 from dcar.model.load import Shipped, load_decoder, load_policy, text_encoder
 from dcar.process import run_command
 from dcar.prompts.together import check_together, made_by
@@ -72,7 +72,7 @@ def split_sentences(text: str) -> list[str]:
     return sentences
 
 
-def make_method(name: str, policy: str, decoder: CARDecoder) -> ChunkMethod:
+def make_method(name: str, policy: str, decoder: AnyDecoder) -> ChunkMethod:
     """far and car-K keep a fixed number of tokens a step; dcar asks the policy."""
     if name == "far":
         return ChunkMethod(FixedChunk(1, "far"))
@@ -148,7 +148,7 @@ def main(arguments: list[str] | None = None) -> None:
     print(f"{options.out}: {audio:.2f} s by {method.name}, {seconds / audio:.3f} x real time", file=notes)
 
 
-def speak_aloud(decoder: CARDecoder, prompts: list[Prompt], method: ChunkMethod, sampling: SamplingConfig, seed: int,
+def speak_aloud(decoder: AnyDecoder, prompts: list[Prompt], method: ChunkMethod, sampling: SamplingConfig, seed: int,
                 vocoder: Vocoder, voice: Voice, pause: np.ndarray) -> tuple[list[DecodeResult], list[np.ndarray]]:
     """Write samples to standard output as they become certain, sentence by sentence; returns results and waves."""
     from dcar.decoding.engine.run import Job, Plan, engine_for

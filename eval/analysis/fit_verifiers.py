@@ -29,7 +29,7 @@ from dcar.config.schema import seed_setting
 from dcar.decoding import decode
 from dcar.decoding.fast.passes import fast
 from dcar.errors import ConfigError
-from dcar.model.car import CARDecoder
+from dcar.model.draft import AnyDecoder
 from dcar.model.load import load_decoder
 from dcar.prepare.prepared import load_prepared
 from dcar.process import run_command
@@ -67,7 +67,7 @@ class FitConfig:
 
 
 @torch.no_grad()
-def rank_accuracy(model: CARDecoder, states: Sequence[tuple[Tensor, Tensor]], sampling: SamplingConfig,
+def rank_accuracy(model: AnyDecoder, states: Sequence[tuple[Tensor, Tensor]], sampling: SamplingConfig,
                   ranks: int) -> Tensor:
     """acc[d - 1, i] = E_t[ q(i-th best id of head d + 1 at t | hidden at t + d) ], q the warped base law: [K - 1, R].
 
@@ -89,7 +89,7 @@ def rank_accuracy(model: CARDecoder, states: Sequence[tuple[Tensor, Tensor]], sa
 
 
 @torch.no_grad()
-def entropy_curve(model: CARDecoder, states: Sequence[tuple[Tensor, Tensor]], items: Sequence[PromptItem],
+def entropy_curve(model: AnyDecoder, states: Sequence[tuple[Tensor, Tensor]], items: Sequence[PromptItem],
                   sampling: SamplingConfig, points: int, *, seed: int = 0,
                   batch_size: int = 32) -> tuple[Tensor, Tensor]:
     """Thresholds [T] in nats and the tokens per pass [T] with each, from speaking the items with it.
@@ -108,7 +108,7 @@ def entropy_curve(model: CARDecoder, states: Sequence[tuple[Tensor, Tensor]], it
     return thresholds, torch.tensor(lengths)
 
 
-def fit(model: CARDecoder, items: Sequence[PromptItem], train_tokens: Sequence[Sequence[int]], sampling: SamplingConfig,
+def fit(model: AnyDecoder, items: Sequence[PromptItem], train_tokens: Sequence[Sequence[int]], sampling: SamplingConfig,
         *, ranks: int = 10, thresholds: int = 12, seed: int = 0, batch_size: int = 32) -> VerifierStatistics:
     """All statistics of a decoder with several heads; ConfigError for one with the base head only."""
     if model.config.num_prediction_heads < 2:

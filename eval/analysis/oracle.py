@@ -32,7 +32,7 @@ from tqdm import tqdm
 from dcar.config import load_config, save_config, setting
 from dcar.config.schema import seed_setting
 from dcar.errors import ConfigError
-from dcar.model.car import CARDecoder
+from dcar.model.draft import AnyDecoder
 from dcar.model.load import load_decoder
 from dcar.process import run_command
 from dcar.prompts.load import load_prompts
@@ -63,7 +63,7 @@ class OracleConfig:
 
 
 @torch.no_grad()
-def loss_matrix(model: CARDecoder, hidden: Tensor, targets: Tensor) -> tuple[np.ndarray, np.ndarray]:
+def loss_matrix(model: AnyDecoder, hidden: Tensor, targets: Tensor) -> tuple[np.ndarray, np.ndarray]:
     """hidden [n, D], targets [n] (teacher.py) -> cross entropies [K, n] in nats and entropies of heads 2..K [n, K - 1].
 
     Row k - 1, column t: head k at hidden[t] for targets[t + k - 1]; infinite past the end of speech.
@@ -126,7 +126,7 @@ class _Utterance:
     totals: np.ndarray  # [n + 1]
 
 
-def analyse(model: CARDecoder, states: Sequence[tuple[Tensor, Tensor]], config: OracleConfig) -> dict[str, Any]:
+def analyse(model: AnyDecoder, states: Sequence[tuple[Tensor, Tensor]], config: OracleConfig) -> dict[str, Any]:
     """All figures of oracle.json from hidden states and targets (teacher.py)."""
     heads = model.config.num_prediction_heads
     if not config.random_sizes or not all(1 <= size <= heads for size in config.random_sizes):

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from dcar.decoding.batch import pad
 from dcar.errors import DataError
-from dcar.model.car import CARDecoder
+from dcar.model.draft import AnyDecoder
 from dcar.prompts.items import PromptItem
 
 
 @torch.no_grad()
-def teacher_forced(model: CARDecoder, items: Sequence[PromptItem],
+def teacher_forced(model: AnyDecoder, items: Sequence[PromptItem],
                    batch_size: int = 16) -> Iterator[tuple[Tensor, Tensor]]:
     """For every item: hidden [n, D] of the last prompt position and all tokens, targets [n]: the tokens, then the end.
 

@@ -23,7 +23,7 @@ from typing import Literal
 
 from dcar.errors import ConfigError
 from dcar.model.base import Decoder
-from dcar.model.car import CARDecoder
+from dcar.model.draft import AnyDecoder
 from eval.verifiers.chain import ChainVerifier
 from eval.verifiers.drafters import Drafter, HeadDrafter, ModelDrafter
 from eval.verifiers.groups import cached_groups, check_theta
@@ -36,7 +36,7 @@ from eval.verifiers.typical import DELTA, EPSILON, TypicalAcceptance
 DEFAULT_LENGTH = 3
 Build = Callable[[str, Drafter, bool], ChainVerifier]
 """(name, drafter, whether EOS is judged as in sd) -> a fresh verifier."""
-Rule = Callable[[CARDecoder, tuple[float, ...]], tuple[Build, dict[str, str]]]
+Rule = Callable[[AnyDecoder, tuple[float, ...]], tuple[Build, dict[str, str]]]
 """(decoder, parameters in the name) -> how to build it, and what its tokens depend on besides drafter and name."""
 NUMBER = r"-?\d+(?:\.\d+)?(?:e-?\d+)?"
 SUFFIX = re.compile(rf"(?P<parameters>(?:-{NUMBER})*)(?P<eos>-eos)?(?:@(?P<drafter>\w+))?(?::(?P<length>\d+))?")
@@ -84,7 +84,7 @@ def parse(name: str, chain: Chain) -> ChainName:
     return ChainName(numbers, not found["eos"], drafter, length)  # type: ignore[arg-type]
 
 
-def chain_method(name: str, chain: Chain, decoder: CARDecoder, draft: Decoder | None,
+def chain_method(name: str, chain: Chain, decoder: AnyDecoder, draft: Decoder | None,
                  ) -> tuple[Callable[[], ChainVerifier], dict[str, str]]:
     """What builds the method called `name`, and all that its tokens depend on besides the decoder.
 
@@ -108,16 +108,16 @@ def chain_method(name: str, chain: Chain, decoder: CARDecoder, draft: Decoder | 
 # ---------------------------------------------------------------------------------------------------------------- rules
 
 
-def lossless(decoder: CARDecoder, parameters: tuple[float, ...]) -> tuple[Build, dict[str, str]]:
+def lossless(decoder: AnyDecoder, parameters: tuple[float, ...]) -> tuple[Build, dict[str, str]]:
     return lambda name, drafter, strict: SpeculativeDecoding(name, drafter), {}
 
 
-def tolerant(decoder: CARDecoder, parameters: tuple[float, ...]) -> tuple[Build, dict[str, str]]:
+def tolerant(decoder: AnyDecoder, parameters: tuple[float, ...]) -> tuple[Build, dict[str, str]]:
     (beta,) = parameters
     return lambda name, drafter, strict: TolerantDecoding(name, drafter, beta, strict), {}
 
 
-def groups(decoder: CARDecoder, parameters: tuple[float, ...]) -> tuple[Build, dict[str, str]]:
+def groups(decoder: AnyDecoder, parameters: tuple[float, ...]) -> tuple[Build, dict[str, str]]:
     (theta,) = parameters
     codes = decoder.config.speech_vocab_size
     check_theta(theta)
@@ -126,12 +126,12 @@ def groups(decoder: CARDecoder, parameters: tuple[float, ...]) -> tuple[Build, d
     return lambda name, drafter, strict: GroupVerifier(name, drafter, made), about
 
 
-def typical(decoder: CARDecoder, parameters: tuple[float, ...]) -> tuple[Build, dict[str, str]]:
+def typical(decoder: AnyDecoder, parameters: tuple[float, ...]) -> tuple[Build, dict[str, str]]:
     epsilon, delta = parameters or (EPSILON, DELTA)
     return lambda name, drafter, strict: TypicalAcceptance(name, drafter, epsilon, delta, strict), {}
 
 
-def top_k(decoder: CARDecoder, parameters: tuple[float, ...]) -> tuple[Build, dict[str, str]]:
+def top_k(decoder: AnyDecoder, parameters: tuple[float, ...]) -> tuple[Build, dict[str, str]]:
     (k,) = parameters
     if k != int(k):
         raise ConfigError(f"top-k verification by the {k:g} likeliest: k is a whole number; write topk-verify-50")
@@ -141,7 +141,7 @@ def top_k(decoder: CARDecoder, parameters: tuple[float, ...]) -> tuple[Build, di
 # ------------------------------------------------------------------------------------------------------------- drafters
 
 
-def _drafter(name: str, parsed: ChainName, decoder: CARDecoder, draft: Decoder | None,
+def _drafter(name: str, parsed: ChainName, decoder: AnyDecoder, draft: Decoder | None,
              ) -> tuple[Callable[[], Drafter], int]:
     if parsed.drafter == "draft":
         if draft is None:

@@ -15,8 +15,7 @@ from dcar.decoding import ChunkMethod, FixedChunk, Method, PolicyChunk, RandomCh
 from dcar.decoding.fast.passes import fast
 from dcar.errors import ConfigError
 from dcar.model.base import Decoder
-from dcar.model.car import CARDecoder
-from dcar.model.draft import check_draft, check_vocabulary
+from dcar.model.draft import AnyDecoder, check_draft, check_vocabulary
 from dcar.model.load import load_decoder, load_policy
 from dcar.sampling import SamplingConfig
 from eval.methods.chains import Chain, Rule, chain_method, groups, lossless, tolerant, top_k, typical
@@ -31,10 +30,10 @@ class Models:
     """The decoders and policies of a comparison; a policy's key is its name, "" for the only one. `draft` is the
     draft model of the methods that are called …@draft."""
 
-    decoder: CARDecoder
-    far_decoder: CARDecoder | None = None
+    decoder: AnyDecoder
+    far_decoder: AnyDecoder | None = None
     policies: dict[str, ChunkPolicy] = field(default_factory=dict)
-    draft: CARDecoder | None = None
+    draft: AnyDecoder | None = None
     statistics: VerifierStatistics | None = None  # of the decoder, for vadusa, mtp-viterbi and entropy@
     fast: bool = False  # methods read every decoder, the draft model too, through a FastDecoder where there can be one
     _fast: dict[int, Decoder] = field(default_factory=dict, init=False, repr=False)  # by id of the decoder

@@ -15,7 +15,7 @@ from dcar.decoding import ChunkMethod, DecodeResult, FixedChunk, PolicyChunk, Pr
 from dcar.decoding.engine.run import StaticEngine, engine_for
 from dcar.decoding.fast.passes import FastDecoder
 from dcar.errors import ConfigError
-from dcar.model.car import CARDecoder
+from dcar.model.draft import AnyDecoder
 from dcar.sampling import SamplingConfig
 from eval.methods.chains import DEFAULT_LENGTH
 from eval.methods.registry import Entry, Models, make_methods
@@ -44,7 +44,7 @@ def launches(run: Callable[[int], Any], short: int, long: int, k: int) -> float:
     return (counts[1] - counts[0]) / (steps(long, k) - steps(short, k))
 
 
-def measure_launches(model: CARDecoder, engine: StaticEngine, load: Load, k: int) -> dict[str, float]:
+def measure_launches(model: AnyDecoder, engine: StaticEngine, load: Load, k: int) -> dict[str, float]:
     """Of a step of CAR-k: the reference loop, and the engine."""
     prompts, method = load.prompts(model, 1), ChunkMethod(FixedChunk(k))
     longer = min(load.tokens, 6 * k)
@@ -52,7 +52,7 @@ def measure_launches(model: CARDecoder, engine: StaticEngine, load: Load, k: int
             "static": launches(lambda n: engine.decode(prompts, method, load.sampling(n)), 2 * k, longer, k)}
 
 
-def measure_dcar(model: CARDecoder, engine: StaticEngine, policy: ChunkPolicy, load: Load,
+def measure_dcar(model: AnyDecoder, engine: StaticEngine, policy: ChunkPolicy, load: Load,
                  repeats: int) -> dict[str, Any]:
     """DCAR (actions drawn, so that an untrained policy too uses all sizes) against FAR in the same engine: tokens/s
     without the prefill, the mean chunk, and the policy's share of a step of equal chunk size."""
@@ -92,7 +92,7 @@ def measure_dcar(model: CARDecoder, engine: StaticEngine, policy: ChunkPolicy, l
             "policy_share": spread(share)}
 
 
-def measure_engine_batches(model: CARDecoder, load: Load, batches: Sequence[int], repeats: int) -> dict[int, Spread]:
+def measure_engine_batches(model: AnyDecoder, load: Load, batches: Sequence[int], repeats: int) -> dict[int, Spread]:
     """Tokens/s of CAR-2 over all rows of a batch, in engines made for each."""
     engines = {b: engine_for(model, load.prompts(model, b), load.sampling(), batch=b) for b in batches}
     runs = {b: partial(e.decode, load.prompts(model, b), ChunkMethod(FixedChunk(2)), load.sampling())
@@ -101,7 +101,7 @@ def measure_engine_batches(model: CARDecoder, load: Load, batches: Sequence[int]
     return {b: spread([b * load.tokens / s for s in seconds[b]]) for b in batches}
 
 
-def measure_lengths(model: CARDecoder, lengths: Sequence[int], repeats: int, window: int = 40) -> dict[int, Spread]:
+def measure_lengths(model: AnyDecoder, lengths: Sequence[int], repeats: int, window: int = 40) -> dict[int, Spread]:
     """ms a step of FAR around a given number of speech positions: the prompt makes the length, `window` tokens are
     spoken behind it, the prefill is taken off."""
     loads = {n: Load(60, n, window) for n in lengths}
@@ -118,7 +118,7 @@ def measure_lengths(model: CARDecoder, lengths: Sequence[int], repeats: int, win
             for n in lengths}
 
 
-def measure_rollout_engines(model: CARDecoder, policy: ChunkPolicy, load: Load, group: int,
+def measure_rollout_engines(model: AnyDecoder, policy: ChunkPolicy, load: Load, group: int,
                             repeats: int) -> dict[str, Spread]:
     """Seconds of a group's rollouts with hidden states kept: one by one in the reference loop and in the engine (the
     way of a trainer that generates sequentially), and in one batch that shares the prefill."""

@@ -15,7 +15,9 @@ from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from dcar.decoding import Prompt
+from dcar.errors import ConfigError
 from dcar.model.car import CARDecoder
+from dcar.model.draft import AnyDecoder
 
 
 class PeerConfig(PretrainedConfig):
@@ -38,7 +40,11 @@ class CausalLMPeer(PreTrainedModel, GenerationMixin):
     config_class = PeerConfig
     _supports_sdpa = True
 
-    def __init__(self, decoder: CARDecoder):
+    def __init__(self, decoder: AnyDecoder):
+        """ConfigError for a decoder on a language model, which Hugging Face's loop decodes as it is."""
+        if not isinstance(decoder, CARDecoder):
+            raise ConfigError(f"the peer of dcar speed is made of a CARDecoder, not of a {type(decoder).__name__}; "
+                              "leave peers out of `parts`")
         c = decoder.config
         shape: dict[str, Any] = dict(
             vocab_size=c.output_size, hidden_size=c.hidden_size, num_hidden_layers=len(decoder.layers),

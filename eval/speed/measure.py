@@ -14,7 +14,7 @@ import torch
 
 from dcar.decoding import ChunkMethod, FixedChunk, Prompt, decode
 from dcar.decoding.fast.cpu.native import kernels
-from dcar.model.car import CARDecoder
+from dcar.model.draft import AnyDecoder
 from dcar.sampling import SamplingConfig
 from eval.results.timing import module_device, synchronize
 from heads.policy import ChunkPolicy
@@ -60,7 +60,7 @@ def interleaved(runs: Mapping[Any, Callable[[], Any]], repeats: int, device: tor
     return seconds
 
 
-def read_sizes(model: CARDecoder) -> dict[str, int]:
+def read_sizes(model: AnyDecoder) -> dict[str, int]:
     """Parameters that one batch-1 step reads: the trunk with the base head, and each additional head.
 
     Of the embedding tables a step reads only the rows of its tokens, so they do not count.
@@ -98,7 +98,7 @@ def cached_read_rate(device: torch.device, dtype: torch.dtype, parameters: int) 
     return matrix.nbytes / 1e9 / seconds
 
 
-def print_card(name: str, model: CARDecoder, policies: Mapping[str, ChunkPolicy], rates: Mapping[str, float],
+def print_card(name: str, model: AnyDecoder, policies: Mapping[str, ChunkPolicy], rates: Mapping[str, float],
                device: torch.device) -> dict[str, Any]:
     sizes = read_sizes(model)
     total, k_max = sum(p.numel() for p in model.parameters()), model.config.num_prediction_heads
@@ -128,7 +128,7 @@ class Load:
     prompt: int
     tokens: int
 
-    def prompts(self, model: CARDecoder, count: int) -> list[Prompt]:
+    def prompts(self, model: AnyDecoder, count: int) -> list[Prompt]:
         c = model.config
         return [Prompt(f"u{i}", tuple((7 * i + 3 * j) % (c.text_vocab_size - 1) + 1 for j in range(self.text)),
                        tuple((5 * i + 11 * j) % c.speech_vocab_size for j in range(self.prompt))) for i in range(count)]
@@ -142,7 +142,7 @@ def steps(tokens: int, k: int) -> int:
     return -(-tokens // k)
 
 
-def measure_car(model: CARDecoder, load: Load, sizes: Sequence[int], repeats: int,
+def measure_car(model: AnyDecoder, load: Load, sizes: Sequence[int], repeats: int,
                 speak: Callable[..., Any] | None = None) -> dict[int, dict[str, Spread]]:
     """Per k: ms a step and tokens/s of steady decoding (the prefill, measured by itself, taken off), and with it.
     `speak` is the `decode` of an engine; without it the reference loop is measured."""

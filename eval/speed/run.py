@@ -27,7 +27,7 @@ from dcar.config import check, load_config, setting
 from dcar.decoding.engine.run import engine_for
 from dcar.errors import ConfigError
 from dcar.model.car import CARConfig, CARDecoder
-from dcar.model.draft import build_draft
+from dcar.model.draft import AnyDecoder, build_draft
 from dcar.process import run_command
 from dcar.tracking import machine
 from eval.methods.registry import Models, load_models
@@ -83,7 +83,7 @@ class SpeedConfig:
             raise ConfigError(f"clock 'cpu' measures the CPU, not '{self.device}': set clock=wall")
 
 
-def random_policies(model: CARDecoder, actions: int = 0) -> dict[str, ChunkPolicy]:
+def random_policies(model: AnyDecoder, actions: int = 0) -> dict[str, ChunkPolicy]:
     """Untrained policies, which choose among 1 … `actions` tokens (0: up to all heads) alike: a bottleneck of 256 (half
     the width of a small model), and the paper's full width."""
     width, most = model.config.hidden_size, model.config.num_prediction_heads
@@ -113,7 +113,7 @@ def load_all(config: SpeedConfig, size: str) -> Models:
         models.policies = random_policies(decoder, config.actions)
     models.far_decoder = decoder if models.far_decoder is None else models.far_decoder.to(dtype)
     if not is_brief(config, size):
-        models.draft = (models.draft or cast(CARDecoder, build_draft(decoder).eval())).to(dtype)
+        models.draft = (models.draft or cast(AnyDecoder, build_draft(decoder).eval())).to(dtype)
     return models
 
 

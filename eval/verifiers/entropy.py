@@ -24,7 +24,7 @@ from torch import Tensor
 from dcar.decoding import ChunkMethod, Draft, Kept, Method, Session
 from dcar.decoding.chunks import draw_chunk
 from dcar.errors import ConfigError
-from dcar.model.car import CARDecoder
+from dcar.model.draft import AnyDecoder
 from eval.verifiers.statistics import VerifierStatistics, needed
 
 
@@ -72,7 +72,7 @@ class EntropyMethod(ChunkMethod):
         return Kept(tokens, sizes, actions=sizes)
 
 
-def from_name(name: str, rest: str, decoder: CARDecoder,
+def from_name(name: str, rest: str, decoder: AnyDecoder,
               statistics: VerifierStatistics | None) -> tuple[Callable[[], Method], dict[str, str]]:
     """`entropy-THRESHOLD` or `entropy@LENGTH` -> how to build it, and what its tokens depend on."""
     try:

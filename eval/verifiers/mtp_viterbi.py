@@ -29,7 +29,7 @@ from torch import Tensor
 from dcar.decoding import Draft, Kept, Method, Session
 from dcar.decoding.chunks import check_size, head_laws
 from dcar.errors import ConfigError, DataError
-from dcar.model.car import CARDecoder
+from dcar.model.draft import AnyDecoder
 from dcar.sampling import likeliest, sample, uniform, utterance_keys
 from eval.verifiers.statistics import VerifierStatistics, needed
 from eval.verifiers.transitions import Transitions
@@ -185,7 +185,7 @@ def check_tables(k: int, transitions: Transitions, vocabulary: int) -> None:
                           "count them in speech of the decoder's own tokenizer")
 
 
-def from_name(name: str, rest: str, decoder: CARDecoder,
+def from_name(name: str, rest: str, decoder: AnyDecoder,
               statistics: VerifierStatistics | None) -> tuple[Callable[[], Method], dict[str, str]]:
     """`mtp-viterbi-HEADS[-K][-MODE][-prev][-own]` -> how to build it, and what its tokens depend on."""
     words = rest.split("-")[1:]

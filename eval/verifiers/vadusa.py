@@ -33,7 +33,7 @@ from torch import Tensor
 from dcar.decoding import Draft, Kept, Method, Session
 from dcar.decoding.tree import DraftTree
 from dcar.errors import ConfigError
-from dcar.model.car import CARDecoder
+from dcar.model.draft import AnyDecoder
 from dcar.sampling import SamplingConfig, sample, uniform, utterance_keys, warp
 from eval.verifiers.candidates import RankTree, build_tree, chain
 from eval.verifiers.statistics import VerifierStatistics, needed
@@ -183,7 +183,7 @@ def check_tree(tree: RankTree, heads: int, vocabulary: int) -> None:
         raise ConfigError(f"the tree uses rank {tree.widest} of a head, but its vocabulary has {vocabulary} tokens")
 
 
-def from_name(name: str, rest: str, decoder: CARDecoder,
+def from_name(name: str, rest: str, decoder: AnyDecoder,
               statistics: VerifierStatistics | None) -> tuple[Callable[[], Method], dict[str, str]]:
     """`vadusa-TAU`, `vadusa-TAU-nNODES` or `vadusa-TAU-chain` -> how to build it, and what its tokens depend on."""
     found = re.fullmatch(r"-(\d+)(?:-(chain)|-n(\d+))?", rest)

@@ -29,7 +29,7 @@ from dcar.decoding.engine.steps import EngineSteps, Slot, no_memory, why_not
 from dcar.decoding.fast.graphs import StepGraphs
 from dcar.decoding.records import DecodeResult, Prompt
 from dcar.errors import ConfigError, EngineError, LawError
-from dcar.model.car import CARDecoder
+from dcar.model.draft import AnyDecoder
 from dcar.sampling import SamplingConfig, group_keys, uniform
 from heads.policy import ChunkPolicy
 
@@ -260,7 +260,7 @@ def room_for(prompts: Sequence[Prompt], sampling: SamplingConfig) -> Room:
     return Room(longest, max((len(p.text_ids) for p in prompts), default=1) or 1)
 
 
-def engine_for(model: CARDecoder, prompts: Sequence[Prompt], sampling: SamplingConfig, *, batch: int = 32,
+def engine_for(model: AnyDecoder, prompts: Sequence[Prompt], sampling: SamplingConfig, *, batch: int = 32,
                policy: ChunkPolicy | None = None, **settings) -> StaticEngine:
     """An engine whose buffers fit these prompts; `settings` are those of EngineConfig."""
     room = room_for(prompts, sampling)

@@ -25,6 +25,7 @@ from dcar.decoding.fast.stack import own_layers, weights_signature
 from dcar.decoding.records import DecodeResult
 from dcar.errors import ConfigError, EngineError
 from dcar.model.car import CARDecoder
+from dcar.model.draft import AnyDecoder
 from dcar.sampling import SamplingConfig, sample, warp
 from heads.layers import KVCache
 from heads.policy import ChunkPolicy
@@ -83,7 +84,7 @@ class Slot:
 
 def why_not(model: object, sampling: SamplingConfig | None = None) -> str | None:
     """Why the engine cannot decode with this model and sampling; None where it can."""
-    if own_layers(model) is None:
+    if own_layers(model) is None or not isinstance(model, CARDecoder):
         return f"the static engine needs a CARDecoder of TransformerLayers, not a {type(model).__name__}"
     if sampling is not None and sampling.repetition_window:
         return "the static engine does not look back at the last tokens, as repetition_window asks"
@@ -93,10 +94,10 @@ def why_not(model: object, sampling: SamplingConfig | None = None) -> str | None
 class EngineSteps:
     """The buffers of an engine, and what a step does with them; `StaticEngine` puts utterances into their rows."""
 
-    def __init__(self, model: CARDecoder, config: EngineConfig | None = None, policy: ChunkPolicy | None = None):
-        self.model, self.config = model, config or EngineConfig()
-        if reason := why_not(model):
+    def __init__(self, model: AnyDecoder, config: EngineConfig | None = None, policy: ChunkPolicy | None = None):
+        if (reason := why_not(model)) or not isinstance(model, CARDecoder):
             raise ConfigError(f"{reason}; use dcar.decoding.decode")
+        self.model, self.config = model, config or EngineConfig()
         self.device, self.dtype = model.norm.weight.device, model.norm.weight.dtype
         self.heads = model.config.num_prediction_heads
         on_cpu = self.device.type == "cpu"

@@ -27,6 +27,7 @@ from dcar.decoding.fast.stack import FusedHeads, Stack, own_layers, weights_sign
 from dcar.errors import ConfigError, EngineError
 from dcar.model.base import Decoder
 from dcar.model.car import CARDecoder
+from dcar.model.draft import AnyDecoder
 from heads.layers import KVCache
 from heads.policy import ChunkPolicy
 
@@ -38,8 +39,8 @@ class Passes:
     """How a decoder of Transformer layers reads new positions in few kernels: what the loop's `FastDecoder` and the
     static engine have in common. ConfigError for a decoder of other layers."""
 
-    def __init__(self, model: CARDecoder):
-        if (layers := own_layers(model)) is None:
+    def __init__(self, model: AnyDecoder):
+        if (layers := own_layers(model)) is None or not isinstance(model, CARDecoder):
             raise ConfigError(f"fast passes read a CARDecoder of TransformerLayers, not a {type(model).__name__}; use "
                               "it as it is")
         self.device, self.dtype = model.norm.weight.device, model.norm.weight.dtype
@@ -85,7 +86,7 @@ class FastDecoder:
     Raises ConfigError for a decoder of other layers (`fast` gives such a one back as it is).
     """
 
-    def __init__(self, model: CARDecoder, graphs: bool | None = None):
+    def __init__(self, model: AnyDecoder, graphs: bool | None = None):
         self._passes = Passes(model)
         self.model, self.config, self.norm, self.heads = model, model.config, model.norm, self._passes.heads
         self.device, self.dtype = self._passes.device, self._passes.dtype

@@ -43,13 +43,16 @@ def hearing(name: str) -> Iterator[None]:
         if number == signal.SIGINT:
             pressed.append(number)
             raise KeyboardInterrupt
-        os.write(2, f"{name}: SIGTERM; what was finished is kept, run the same command to go on\n".encode())
+        if number == signal.SIGTERM:
+            os.write(2, f"{name}: SIGTERM; what was finished is kept, run the same command to go on\n".encode())
+        signal.setitimer(signal.ITIMER_REAL, 5.0)  # once more: what is raised in an object's __del__ is dropped
         raise SystemExit(REQUEUE)  # no Exception, which a reward or a recogniser's isolation would count and go on
 
-    before = {number: signal.signal(number, hear) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, hear) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)}
     try:
         yield
     finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
         if not pressed:  # after Ctrl-C a second one has to be heard until the very end
             for number, handler in before.items():
                 signal.signal(number, handler)

@@ -90,3 +90,28 @@ def test_statuses_of_commands(capsys):
     assert run_command("x", lambda: raises(KeyboardInterrupt())) == 130
     assert capsys.readouterr().err.splitlines() == [
         "x: row 3", "x: interrupted; what was finished is kept, run the same command to go on"]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_signal_that_python_drops_is_raised_again(monkeypatch):
+    """What is raised in __del__ is only printed."""
+    import signal
+    import time
+
+    class Dropped:
+        def __del__(self):
+            signal.raise_signal(signal.SIGTERM)
+
+    timer = signal.setitimer
+    monkeypatch.setattr(signal, "setitimer", lambda which, seconds: timer(which, min(seconds, 0.1)))
+
+    def work():
+        made = Dropped()
+        del made
+        for _ in range(100):
+            time.sleep(0.05)
+
+    before = time.monotonic()
+    with pytest.raises(SystemExit) as end:
+        run_command("x", work)
+    assert end.value.code == 75 and time.monotonic() - before < 3

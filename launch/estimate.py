@@ -8,13 +8,15 @@
 The recipe's own settings can be overridden as in its command (`batch_size=4`). Counts of parameters, gradients,
 optimiser state and cache are exact: the model is built without memory. Activations follow the formulas in
 `launch/cost.py`, held to measured bytes by a test. Time is arithmetic divided by what a device achieves: a share of
-its peak (`utilisation`), or with `calibrate=true` what a small model achieves on this machine now.
+its peak (`utilisation`), or with `calibrate=true` what a small model achieves on this machine now. What is assumed, and
+where it was found, is printed with the estimate.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -22,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from dcar.config import check, load_config, setting
-from dcar.config.read import file_settings
+from dcar.config.read import file_settings, read_yaml
 from dcar.errors import ConfigError
 from dcar.prepare.prepared import prepared_info
 from dcar.process import run_command
@@ -44,13 +46,15 @@ class EstimateConfig:
 
     job: str = setting("", "What the recipe is for; empty = by its keys.", choices=("", "train", "dcpo", "compare"))
     device: str = setting("a100", "What it runs on.", choices=DEVICES)
-    processes: int = setting(1, "One a device.", minimum=1)
+    processes: int = setting(0, "One a device; 0 = those of the Accelerate file that the recipe's launch line names, "
+                                "else 1.", minimum=0)
     sharded: bool = setting(False, "FSDP or ZeRO 3: the processes divide weights, gradients and optimiser state.")
     utilisation: float = setting(0.35, "Share of the peak that training achieves.", above=0, maximum=1)
     calibrate: bool = setting(False, "Measure what this machine achieves instead (device=cpu).")
     utterances: int = setting(0, "0 = of the prepared corpus.", minimum=0)
     seconds: float = setting(0.0, "Mean length of an utterance; 0 = of the prepared corpus, else 6.", minimum=0)
-    token_rate: float = setting(50.0, "Speech tokens a second.", above=0)
+    token_rate: float = setting(0.0, "Speech tokens a second; 0 = of the prepared corpus, else 50.", minimum=0)
+    codes: int = setting(0, "Speech codes; 0 = of the decoder or prepared corpus, else as the recipe says.", minimum=0)
     text_rate: float = setting(13.0, "Text units a second of speech (phonemes; about 4 for byte pairs).", above=0)
     chunk: float = setting(2.5, "Mean tokens a pass of rollouts.", above=0)
     pass_overhead: float = setting(0.004, "Seconds a pass takes beside arithmetic and memory (launches, the loop).",
@@ -65,8 +69,8 @@ class EstimateConfig:
             raise ConfigError("calibrate measures this machine's processor: give device=cpu with it")
 
 
-def split_arguments(arguments: Sequence[str]) -> tuple[EstimateConfig, str, list[str]]:
-    """Our own settings, the job, and what is left for the recipe's schema."""
+def split_arguments(arguments: Sequence[str]) -> tuple[EstimateConfig, str, list[str], Path]:
+    """Our own settings, the job, what is left for the recipe's schema, and the recipe (Path() without one)."""
     names = {f.name for f in fields(EstimateConfig)}
     own: list[str] = []
     rest: list[str] = []
@@ -85,7 +89,7 @@ def split_arguments(arguments: Sequence[str]) -> tuple[EstimateConfig, str, list
     config = load_config(EstimateConfig, own)
     if not recipe and not config.job and not any("=" in a for a in rest):
         raise ConfigError("give a recipe: dcar estimate --config launch/recipes/car_paper.yaml device=a100")
-    return config, config.job or job_of(Path(recipe), rest), rest
+    return config, config.job or job_of(Path(recipe), rest), rest, Path(recipe)
 
 
 def job_of(recipe: Path, overrides: Sequence[str]) -> str:
@@ -101,46 +105,84 @@ def job_of(recipe: Path, overrides: Sequence[str]) -> str:
                       "compare")
 
 
+def processes_of(recipe: Path) -> tuple[int, str]:
+    """How many processes a recipe means, by the launch line in its head, and where that was found."""
+    head = recipe.read_text(encoding="utf-8") if recipe.is_file() else ""
+    found = re.search(r"accelerate launch --config_file (\S+)(?:.*--num_processes[ =](\d+))?", head)
+    if found is None:
+        return 1, "nothing in the recipe says more"
+    if found[2]:
+        return int(found[2]), "the recipe's launch line"
+    settings, _ = read_yaml(Path(__file__).parents[1] / found[1])
+    return int(settings["num_processes"]), f"{found[1]}, which the recipe's launch line names"
+
+
 @dataclass
 class Workload:
-    """Mean utterance of the corpus: how many there are, speech tokens and text units of each."""
+    """Mean utterance of the corpus: how many there are, speech tokens and text units of each; tokens a second, speech
+    codes and text units that there are (0: not known); and what of it was assumed."""
 
     utterances: int
     speech: float
     text: float
+    token_rate: float
+    codes: int
+    text_vocab: int
+    assumptions: list[str]
 
 
 def workload(config: EstimateConfig, data: str, split: str) -> Workload:
     """From prepared.json where there is one, else from the settings."""
-    seconds, count = config.seconds, config.utterances
-    if (Path(data) / "prepared.json").is_file() and not (seconds and count):
+    seconds, count, rate, codes, text_vocab = config.seconds, config.utterances, config.token_rate, config.codes, 0
+    notes = []
+    if (Path(data) / "prepared.json").is_file():
         info = prepared_info(data)
         counts = info["counts"].get(split) or next(iter(info["counts"].values()))
         count = count or counts["utterances"]
-        seconds = seconds or counts.get("seconds", 6.0 * counts["utterances"]) / counts["utterances"]
-    seconds = seconds or 6.0
-    return Workload(count, seconds * config.token_rate, seconds * config.text_rate)
+        if not seconds and "seconds" in counts:
+            seconds = counts["seconds"] / counts["utterances"]
+        codes = codes or info["tokenizer"]["vocab_size"]
+        rate = rate or info["tokenizer"]["rate_hz"]
+        text_vocab = info["phonemes"]["size"]
+        notes.append(f"utterances, codes and token rate of {data} where not given")
+    else:
+        notes.append(f"there is no prepared corpus in '{data}': what it would say is given or assumed")
+    notes.append(f"{seconds:.2f} s an utterance" if seconds else "6 s an utterance: assumed, give seconds=…")
+    rate, seconds = rate or 50.0, seconds or 6.0
+    notes.append(f"{rate:g} speech tokens and {config.text_rate:g} text units a second of speech (text_rate)")
+    return Workload(count, seconds * rate, seconds * config.text_rate, rate, codes, text_vocab, notes)
 
 
 def estimate(arguments: Sequence[str]) -> dict[str, Any]:
     """The estimate of a recipe: what it assumes, bytes per process by kind, seconds, GPU-hours. ConfigError."""
-    config, job, rest = split_arguments(arguments)
+    config, job, rest, recipe = split_arguments(arguments)
+    source = "given"
+    if not config.processes:
+        config.processes, source = processes_of(recipe)
     peak, bandwidth, memory = DEVICES[config.device]
     rate = cost.measured_rate() if config.calibrate else peak * config.utilisation
     device = cost.Device(rate, bandwidth, config.pass_overhead)
     result = {"train": _train, "dcpo": _dcpo, "compare": _compare}[job](config, rest, device)
     total = sum(result["bytes"].values())
+    arithmetic = ("measured on this machine now" if config.calibrate else
+                  f"utilisation {config.utilisation:g} of a peak of {peak / 1e12:g} TFLOP/s")
+    assumptions = [f"{config.processes} process{'es' * (config.processes > 1)}: {source}",
+                   f"arithmetic: {arithmetic}", *result.pop("assumptions")]
     return {"job": job, "device": config.device, "processes": config.processes, **result, "bytes_total": total,
             "fits": total < 0.92 * memory, "device_bytes": memory, "flops_per_second": rate,
-            "hours": result["seconds"] / 3600, "gpu_hours": result["seconds"] * config.processes / 3600}
+            "hours": result["seconds"] / 3600, "gpu_hours": result["seconds"] * config.processes / 3600,
+            "assumptions": assumptions}
 
 
 def _train(config: EstimateConfig, rest: list[str], device: cost.Device) -> dict[str, Any]:
     from dcar.train.car import TrainConfig
 
     recipe = load_config(TrainConfig, rest)
-    model = cost.meta_model(recipe)
     work = workload(config, recipe.data, "train")
+    if not recipe.backbone.path:  # as stage one does
+        recipe.model.speech_vocab_size = work.codes or recipe.model.speech_vocab_size
+        recipe.model.text_vocab_size = work.text_vocab or recipe.model.text_vocab_size
+    model = cost.meta_model(recipe)
     prompt = recipe.prompt_tokens if model.config.bos else work.speech
     text = work.text * (1 if model.config.bos else 2) + cost.template(model.config)
     tokens = cost.Tokens(recipe.batch_size, text, work.speech + prompt, work.speech)
@@ -157,19 +199,32 @@ def _train(config: EstimateConfig, rest: list[str], device: cost.Device) -> dict
         "flops_per_step": flops * recipe.gradient_accumulation, "seconds_per_step": step,
         "seconds": step * recipe.max_steps, "steps": recipe.max_steps,
         "audio_hours": recipe.max_steps * recipe.batch_size * recipe.gradient_accumulation * config.processes
-        * work.speech / config.token_rate / 3600,
+        * work.speech / work.token_rate / 3600,
+        "assumptions": [codes_note(model, work), *work.assumptions],
     }
 
 
-def _decoder(path: str) -> Any:
-    """The decoder of a recipe without its weights; the paper's shape where it has not been trained yet."""
+def codes_note(model: Any, work: Workload) -> str:
+    """How many speech codes the model has, and who says so."""
+    codes = model.config.speech_vocab_size
+    known = codes == work.codes
+    return f"{codes} speech codes" + ("" if known else ", as recipe or decoder say; another number: codes=…")
+
+
+def _decoder(path: str, work: Workload) -> tuple[Any, list[str]]:
+    """The decoder of a recipe without its weights, and what was assumed: the paper's shape with the corpus' codes where
+    it has not been trained yet."""
     from dcar.model.backbones.decoder import BackboneConfig, BackboneDecoder
     from dcar.model.car import CARConfig, CARDecoder
     from dcar.model.load import load_decoder_config
 
     known = path == "starter" or (Path(path) / "config.json").is_file()
     found = load_decoder_config(path) if known else CARConfig()
-    return cost.on_meta(lambda: BackboneDecoder(found) if isinstance(found, BackboneConfig) else CARDecoder(found))
+    if not known and work.codes:
+        found.speech_vocab_size = work.codes
+    model = cost.on_meta(lambda: BackboneDecoder(found) if isinstance(found, BackboneConfig) else CARDecoder(found))
+    note = f"decoder {path}" if known else f"there is no decoder in '{path}' yet: of the paper's size"
+    return model, [note, codes_note(model, work)]
 
 
 def _dcpo(config: EstimateConfig, rest: list[str], device: cost.Device) -> dict[str, Any]:
@@ -177,11 +232,11 @@ def _dcpo(config: EstimateConfig, rest: list[str], device: cost.Device) -> dict[
     from rl.config import DCPOConfig
 
     recipe = load_config(DCPOConfig, [*rest, "use_cpu=true"])
-    base = _decoder(recipe.decoder)
+    work = workload(config, recipe.data, recipe.train_split)
+    base, notes = _decoder(recipe.decoder, work)
     policy = cost.on_meta(lambda: ChunkPolicy(ChunkPolicyConfig(
         base.config.hidden_size, base.config.num_prediction_heads, recipe.policy_width, recipe.policy_heads,
         recipe.policy_ffn_size)))
-    work = workload(config, recipe.data, recipe.train_split)
     prompts = min(work.utterances or 10**9, recipe.max_train_prompts or 10**9)
     if prompts == 10**9:
         raise ConfigError(f"no prepared corpus in '{recipe.data}' and no max_train_prompts: give utterances=…")
@@ -190,7 +245,7 @@ def _dcpo(config: EstimateConfig, rest: list[str], device: cost.Device) -> dict[
     rollout = cost.decode_seconds(base, device, rows, text, prompt, work.speech, config.chunk)
     tokens = rows * (prompt + work.speech)
     update = 3 * 2 * cost.count(policy).total * tokens * recipe.num_iterations / device.flops
-    score = rows * work.speech / config.token_rate / config.scoring
+    score = rows * work.speech / work.token_rate / config.scoring
     steps = -(-prompts // (recipe.prompts_per_step * config.processes)) * recipe.num_train_epochs
     step = (max(rollout, score) if recipe.overlap else rollout + score) + update
     size = 2 if recipe.hidden_dtype == "float16" else 4
@@ -199,10 +254,11 @@ def _dcpo(config: EstimateConfig, rest: list[str], device: cost.Device) -> dict[
               "hidden": rows * capacity * base.config.hidden_size * 4 + tokens * base.config.hidden_size * size,
               "policy": cost.count(policy).total * 4 * (4 + 2)}  # weights, gradients, two moments; two frozen copies
     spoken = 2 * (recipe.max_eval_prompts or 0) * (recipe.num_train_epochs + 1) if recipe.eval_split != "none" else 0
-    evaluation = -(-spoken // config.processes) * (rollout / rows + work.speech / config.token_rate / config.scoring)
+    evaluation = -(-spoken // config.processes) * (rollout / rows + work.speech / work.token_rate / config.scoring)
     return {"parameters": cost.count(base).total, "trained": cost.count(policy).total, "bytes": memory,
             "steps": steps, "seconds_per_step": step, "seconds_rollout": rollout, "seconds_scoring": score,
-            "seconds_update": update, "seconds_evaluation": evaluation, "seconds": steps * step + evaluation}
+            "seconds_update": update, "seconds_evaluation": evaluation, "seconds": steps * step + evaluation,
+            "assumptions": [*notes, *work.assumptions, *decoding_notes(config)]}
 
 
 def _compare(config: EstimateConfig, rest: list[str], device: cost.Device) -> dict[str, Any]:
@@ -210,14 +266,14 @@ def _compare(config: EstimateConfig, rest: list[str], device: cost.Device) -> di
     from eval.compare.sweeps import expand_names
 
     recipe = load_config(CompareConfig, rest)
-    base = _decoder(recipe.decoder)
     work = workload(config, recipe.data, recipe.split)
+    base, notes = _decoder(recipe.decoder, work)
     utterances = min(work.utterances or 10**9, recipe.limit or 10**9)
     if utterances == 10**9:
         raise ConfigError(f"no prepared corpus in '{recipe.data}' and no limit: give utterances=…")
     prompt = recipe.prompt_tokens if base.config.bos else work.speech
     text = work.text * (1 if base.config.bos else 2) + cost.template(base.config)
-    audio = work.speech / config.token_rate
+    audio = work.speech / work.token_rate
     spoken = utterances * len(recipe.seeds)
     seconds = timing = 0.0
     for name in expand_names(recipe.methods):
@@ -230,7 +286,15 @@ def _compare(config: EstimateConfig, rest: list[str], device: cost.Device) -> di
     memory = {"decoder": cost.count(base).total * 4 * (2 if recipe.far_decoder else 1),
               "kv_cache": cost.kv_bytes(base.config, recipe.batch_size, capacity)}
     return {"parameters": cost.count(base).total, "trained": 0, "bytes": memory, "utterances": spoken,
-            "seconds_timing": timing, "seconds": seconds / config.processes + timing}
+            "seconds_timing": timing, "seconds": seconds / config.processes + timing,
+            "assumptions": [*notes, *work.assumptions, *decoding_notes(config)]}
+
+
+def decoding_notes(config: EstimateConfig) -> list[str]:
+    """What the time of decoding and scoring rests on."""
+    return [f"{config.chunk:g} tokens a pass where no method fixes them (chunk), {1000 * config.pass_overhead:g} ms of "
+            "overhead a pass (pass_overhead)",
+            f"vocoder and recogniser handle {config.scoring:g} s of speech a second, per process (scoring)"]
 
 
 def table(result: dict[str, Any]) -> str:
@@ -248,6 +312,7 @@ def table(result: dict[str, Any]) -> str:
             lines.append(f"{name:18} {result[name]:.4g}")
     lines.append(f"{result['hours']:.2f} hours, {result['gpu_hours']:.2f} device-hours"
                  + (f" for {result['steps']:.0f} steps" if "steps" in result else ""))
+    lines += ["assumed:", *(f"  - {note}" for note in result["assumptions"])]
     return "\n".join(lines)
 
 

@@ -146,6 +146,8 @@ class DCPOConfig(GRPOConfig):
                                    minimum=1)
     reward_timeout: float = setting(600.0, "Seconds after which a batch that the recogniser has not answered failed.",
                                     above=0)
+    max_reward_wer: float = setting(0.5, "Refuse a recogniser of more word errors on resynthesised recordings.",
+                                    minimum=0)
     max_failed_rewards: float = setting(0.2, "Stop when a larger share of a step's rewards could not be computed.",
                                         minimum=0, maximum=1)
     reference_policy: str = setting("epoch", "KL against the policy at the start of the epoch, or of the run.",

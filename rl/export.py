@@ -34,6 +34,7 @@ from heads.policy import ChunkPolicy
 
 logger = logging.getLogger(__name__)
 PROGRAM = "serving.pt2"
+MAX_BATCH, MAX_LENGTH = 1024, 8192  # of the serving program
 
 
 @dataclass
@@ -71,7 +72,8 @@ def export_program(policy: ChunkPolicy, base: AnyDecoder, path: Path) -> None:
     lengths = torch.tensor([5, 3])
     with torch.no_grad():
         expected = step(hidden, lengths)  # also builds the rotary table, outside the traced program
-        batch, length = torch.export.Dim("batch", min=1, max=1024), torch.export.Dim("length", min=1, max=8192)
+        batch, length = (torch.export.Dim("batch", min=1, max=MAX_BATCH),
+                         torch.export.Dim("length", min=1, max=MAX_LENGTH))
         program = torch.export.export(step, (hidden, lengths), dynamic_shapes={
             "hidden": {0: batch, 1: length}, "lengths": {0: batch}})
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -82,8 +84,39 @@ def export_program(policy: ChunkPolicy, base: AnyDecoder, path: Path) -> None:
             raise CheckpointError(f"{path}: the program differs from the model by {float((a - b).abs().max())}")
 
 
-def policy_card(policy: ChunkPolicy, source: dict[str, Any]) -> str:
-    """README.md of an exported policy, with the metrics of its run."""
+def program_card(policy: ChunkPolicy, codes: int) -> str:
+    """What goes into the serving program and what comes out, with a program that runs it; for the policy's card."""
+    k, width = policy.config.num_actions, policy.config.hidden_size
+    return f"""## Serving program
+
+`{PROGRAM}` is a `torch.export` program (float32, CPU; batch and length are dynamic): policy and heads, without the
+decoder's layers. Loading and running it needs torch alone. B is at most {MAX_BATCH}, S at most {MAX_LENGTH}.
+
+| | name | shape, dtype | meaning |
+| --- | --- | --- | --- |
+| input 1 | `hidden` | [B, S, {width}] float32 | hidden states at all speech positions so far, prompt first |
+| input 2 | `lengths` | [B] int64 | positions of each row, 1 to S; what stands behind them is not read |
+| output 1 | actions | [B, {k}] float32 | logits of the decision; column a − 1: keep a tokens |
+| output 2 | logits | [B, {k}, {codes + 1}] float32 | row j − 1: logits of the token j steps ahead; id {codes} ends |
+
+```python
+import torch
+
+program = torch.export.load("{PROGRAM}").module()
+hidden = torch.randn(2, 40, {width})  # of two utterances; yours come from the decoder
+lengths = torch.tensor([40, 25])
+actions, logits = program(hidden, lengths)  # by position
+for row, size in enumerate(actions.argmax(-1) + 1):  # the greedy decision
+    print("keep", logits[row, :size].argmax(-1).tolist())
+```
+
+A whole utterance, with the decoder: docs/training.md of the project.
+"""
+
+
+def policy_card(policy: ChunkPolicy, source: dict[str, Any], codes: int = 0) -> str:
+    """README.md of an exported policy, with the metrics of its run; codes: those of the decoder whose heads are in the
+    serving program beside it, 0 without one."""
     config = policy.config
     size = sum(p.numel() for p in policy.parameters())
     return model_card(
@@ -100,7 +133,8 @@ def policy_card(policy: ChunkPolicy, source: dict[str, Any]) -> str:
         tags=("reinforcement-learning", "dcpo"),
         settings=("forced_rows", "num_generations", "learning_rate", "beta", "alpha", "speed_bonus",
                   "num_train_epochs"),
-        note="The reward recogniser was the training signal: judge with another one (`dcar compare`).",
+        note="The reward recogniser was the training signal: judge with another one (`dcar compare`)."
+             + (f"\n\n{program_card(policy, codes)}\n## The policy itself" if codes else ""),
         code='from heads.policy import ChunkPolicy\n\npolicy = ChunkPolicy.from_pretrained("path/to/this/directory")\n'
              "policy.check_base(decoder.checksum())")
 
@@ -133,7 +167,8 @@ def export(config: ExportConfig) -> Path:
     base = load_decoder(config.decoder) if config.decoder else None
     if base is not None:
         policy.check_base(base.checksum())
-    policy.save_pretrained(out, card=policy_card(policy, origin))
+    codes = base.config.speech_vocab_size if config.program and base is not None else 0
+    policy.save_pretrained(out, card=policy_card(policy, origin, codes))
     write_json(out / "provenance.json", origin)
     if log := next((p for p in (source / "log.jsonl", source.parent / "log.jsonl") if p.is_file()), None):
         if log.parent != out:

@@ -33,10 +33,10 @@ from dcar.recognition.base import Recognizer
 from dcar.recognition.load import load_recognizer
 from dcar.sampling import SamplingConfig
 from dcar.text.bootstrap import corpus_interval
-from dcar.text.wer import NORMALIZER, corpus_wer
+from dcar.text.wer import NORMALIZER, WordErrors, corpus_wer
 from dcar.tracking import provenance, write_json
 from dcar.vocoder.base import Vocoder
-from rl.rewards import RolloutRecord, transcribe
+from rl.rewards import RolloutRecord, check_hears, ground_truth_errors, transcribe
 from rl.rollout import synthesise
 
 
@@ -55,6 +55,8 @@ class ProfileConfig:
     prompt_tokens: int = setting(50, "Length of the speech prompt.", minimum=1)
     vocoder: str = setting("starter", "Folder, or a name that dcar.vocoder.load lists.")
     recognizer: str = setting("starter", "The reward recogniser.")
+    max_reward_wer: float = setting(0.5, "Refuse a recogniser of more word errors on resynthesised recordings.",
+                                    minimum=0)
     batch_size: int = setting(32, "Utterances spoken at once.", minimum=1)
     seed: int = seed_setting(0, "Of speech.")
     device: str = setting("cpu", "cpu or cuda.")
@@ -148,11 +150,14 @@ def run(config: ProfileConfig) -> dict[str, Any]:
             raise ConfigError(f"{name} is not set: give {name}=…")
     base = load_decoder(config.decoder, config.device)
     items = load_prompts(config.data, config.split, base, config.prompt_tokens, config.seed, config.utterances)
-    result = profile(base, items, vocoder_for(base, config.data, items, config.vocoder, config.device),
-                     load_recognizer(config.recognizer, device=config.device), config.sampling, sizes=config.sizes,
-                     seeds=config.seeds, range_size=config.range_size, seed=config.seed, batch_size=config.batch_size,
-                     progress=True)
-    return write(result, config)
+    vocoder = vocoder_for(base, config.data, items, config.vocoder, config.device)
+    recognizer = load_recognizer(config.recognizer, device=config.device)
+    heard = ground_truth_errors(items, vocoder, recognizer).values()
+    recordings = corpus_wer([None if e is None else WordErrors(e[0], e[1], e[2], e[3]) for e in heard]).wer
+    check_hears(recognizer.name, recordings, config.max_reward_wer)
+    result = profile(base, items, vocoder, recognizer, config.sampling, sizes=config.sizes, seeds=config.seeds,
+                     range_size=config.range_size, seed=config.seed, batch_size=config.batch_size, progress=True)
+    return write({**result, "wer_of_recordings": recordings}, config)
 
 
 def write(result: dict[str, Any], config: ProfileConfig) -> dict[str, Any]:

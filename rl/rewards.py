@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from dcar.decoding import DecodeResult
-from dcar.errors import ConfigError
+from dcar.errors import ConfigError, RewardError
 from dcar.prompts.items import PromptItem
 from dcar.recognition.base import Recognizer
 from dcar.text.wer import NORMALIZER, WordErrors, character_errors, corpus_wer, word_errors
@@ -124,8 +124,10 @@ class LikelihoodReward:
 
     def __init__(self, recognizer: Any, scale: float = 0.1, floor: float = -10.0):
         if not hasattr(recognizer, "log_likelihood"):
-            raise ConfigError(f"reward log_likelihood: recogniser {recognizer.name} gives no likelihoods; use a CTC "
-                              "recogniser (starter or nemo:<path>)")
+            raise ConfigError(f"reward log_likelihood: recogniser {recognizer.name} gives no likelihoods, only "
+                              "transcripts; keep it with reward_funcs=[wer,range_penalty], or [wer,cer,range_penalty] "
+                              "where it is weak, or use a CTC recogniser of NeMo (starter or nemo:<path>), which gives "
+                              "both")
         self.recognizer, self.scale, self.floor = recognizer, scale, floor
 
     def __call__(self, records: Sequence[RolloutRecord]) -> list[float]:
@@ -217,6 +219,21 @@ def ground_truth_errors(items: Sequence[PromptItem], vocoder: Vocoder,
                 entry = [e.substitutions, e.deletions, e.insertions, e.reference_words]
             found[item.prompt.utterance_id] = entry
     return found
+
+
+def check_hears(recognizer: str, wer: float, limit: float) -> None:
+    """RewardError where a recogniser hears the recordings, resynthesised, with a corpus WER above `limit`: what it says
+    of rollouts would be noise. NaN, where nothing was transcribed, is left to those who count failed rewards."""
+    if not wer > limit:
+        return
+    raise RewardError(
+        f"recogniser {recognizer} makes {100 * wer:.0f} % word errors on the corpus' own speech, spoken by the vocoder "
+        f"from its tokens, more than max_reward_wer={limit:g}: as a reward it would be noise. Ways out: (1) another "
+        "recogniser: recognizer=moonshine or whisper-base (if it is neither the judge nor the tokenizer) with "
+        "reward_funcs=[wer,range_penalty] or [wer,cer,range_penalty], because they give transcripts and no "
+        "likelihoods; a CTC model, recognizer=nemo:<path>, serves log_likelihood too; (2) one trained on this speech: "
+        "dcar resynthesize, then dcar train-recognizer; (3) if vocoder and tokens are at fault (dcar vocoder-quality "
+        f"tells), train those; (4) max_reward_wer={math.ceil(10 * wer) / 10:g} to use it nevertheless")
 
 
 class GroundTruth:

@@ -45,11 +45,15 @@ from rl.rewards import (
     Reward,
     SpeedBonus,
     WERReward,
+    check_hears,
     ground_truth_errors,
 )
 from rl.trainer import DCPOTrainer
 
 logger = logging.getLogger(__name__)
+
+HEARD_FOR_CHECK = 50
+"""Training utterances at most by which a recogniser is checked whose rewards need no WER of the recordings."""
 
 
 def guidance_range(config: DCPOConfig, base_checksum: str) -> list[int]:
@@ -132,9 +136,17 @@ def build(config: DCPOConfig, *, base: AnyDecoder | None = None, vocoder: Vocode
     rewards = make_rewards(config, patient, {})
     trainer = DCPOTrainer(make_policy(config, base, checksum), base, config, rewards, train_items, vocoder, patient,
                           eval_items)
+    if any(isinstance(reward, WERReward) for reward in rewards):
+        truth = measure_ground_truth(trainer, train_items)
+    elif any(isinstance(reward, CERReward | LikelihoodReward) for reward in rewards):
+        few = train_items[:: -(-len(train_items) // HEARD_FOR_CHECK)]  # these rewards need it for the check alone
+        truth = measure_ground_truth(trainer, few)
+    else:
+        return trainer
+    check_hears(recognizer.name, truth.corpus(), config.max_reward_wer)
     for reward in rewards:
         if isinstance(reward, WERReward):
-            reward.ground_truth = measure_ground_truth(trainer, train_items).rates()
+            reward.ground_truth = truth.rates()
     return trainer
 
 

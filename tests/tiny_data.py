@@ -47,10 +47,11 @@ def tiny_split(split: str, count: int, speech: Callable[[np.random.Generator], l
 
 
 def write_prepared(directory: Path, train: int = 8, dev: int = 4, tokenizer: str = "tiny", checksum: str = "abc",
-                   speech: Callable[[np.random.Generator], list[int]] = noise, spec: str = "none") -> Path:
+                   speech: Callable[[np.random.Generator], list[int]] = noise, spec: str = "none",
+                   speakers: int = 2) -> Path:
     """A prepared corpus of made-up utterances, as `dcar prepare` lays it out."""
     for split, count in (("train", train), ("dev", dev)):
-        tiny_split(split, count, speech).save_to_disk(str(directory / split))
+        tiny_split(split, count, speech, speakers=speakers).save_to_disk(str(directory / split))
     (directory / "prepared.json").write_text(json.dumps({
         "format_version": FORMAT_VERSION, "phonemes": {"version": PHONEME_VERSION, "size": TEXT_VOCAB_SIZE},
         "tokenizer": {"name": tokenizer, "checksum": checksum, "vocab_size": CODES, "rate_hz": 50.0, "spec": spec},

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
 from dcar.corpus.rows import Part, Problem, Row, Utterance, canonical_split, file_stamp, missing, text_lines
 from dcar.errors import DataError
+
+SPLIT_LISTS = ("train", "dev", "val", "valid", "validation", "test")
 
 
 def starter_parts(root: Path) -> list[Part]:
@@ -45,15 +47,21 @@ def _starter(file: Path) -> Iterator[Row]:
 
 
 def ljspeech_parts(root: Path) -> list[Part]:
-    """`metadata.csv` (`id|text[|normalized]`) and `wavs/`."""
+    """`metadata.csv` (`id|text[|normalized]`) and `wavs/`; `train.txt`, `dev.txt` (or `val.txt`, …) and `test.txt`
+    beside them say which ids are of which split."""
     metadata = root / "metadata.csv"
     if not metadata.is_file():
         raise DataError(f"{root}: no metadata.csv; an LJSpeech folder has metadata.csv and wavs/")
-    return [Part(metadata.name, partial(_ljspeech, root), file_stamp(metadata))]
+    lists = [root / f"{name}.txt" for name in SPLIT_LISTS if (root / f"{name}.txt").is_file()]
+    stamp = " ".join(file_stamp(file) for file in (metadata, *lists))
+    return [Part(metadata.name, partial(_ljspeech, root, lists), stamp)]
 
 
-def _ljspeech(root: Path) -> Iterator[Row]:
+def _ljspeech(root: Path, lists: Sequence[Path]) -> Iterator[Row]:
     metadata = root / "metadata.csv"
+    listed = _listed_ids(lists)
+    rest = None if any(split == "train" for split, _ in listed.values()) else "train"
+    seen: set[str] = set()
     for line, text, error in text_lines(metadata):
         source = f"{metadata}:{line}"
         if error is not None:
@@ -67,8 +75,34 @@ def _ljspeech(root: Path) -> Iterator[Row]:
         if not name:
             yield Problem("", source, "the id is empty; the first field names the file in wavs/")
             continue
+        seen.add(name)
+        split = listed[name][0] if name in listed else rest if lists else None
+        if lists and split is None:
+            yield Problem(name, source, f"in none of {', '.join(file.name for file in lists)}; add it to one, or "
+                                        "remove train.txt: then all that is in no other list is for training")
+            continue
         spoken = parts[-1].strip() or parts[1].strip()
-        yield Utterance(name, spoken, root.name, str(_ljspeech_audio(root / "wavs", name)), source=source)
+        yield Utterance(name, spoken, root.name, str(_ljspeech_audio(root / "wavs", name)), split=split, source=source)
+    for name, (_, source) in listed.items():
+        if name not in seen:
+            yield Problem(name, source, "not in metadata.csv; a list of ids has one of its first fields a line")
+
+
+def _listed_ids(lists: Sequence[Path]) -> dict[str, tuple[str, str]]:
+    """Id -> its split and where that is said. A line is an id, or what lists for other programs begin with
+    (`wavs/ID.wav|text`). DataError for an id in two places or a line that cannot be read."""
+    found: dict[str, tuple[str, str]] = {}
+    for file in lists:
+        for line, text, error in text_lines(file):
+            source = f"{file}:{line}"
+            name = text.split("|")[0].strip().rpartition("/")[2]
+            name = name.removesuffix(".wav").removesuffix(".flac")
+            if error is not None or not name:
+                raise DataError(f"{source}: {error or 'no id'}; one id of metadata.csv a line")
+            if name in found:
+                raise DataError(f"{source}: {name} stands in {found[name][1]} as well; an utterance has one split")
+            found[name] = (canonical_split(file.stem), source)
+    return found
 
 
 def _ljspeech_audio(folder: Path, name: str) -> Path:

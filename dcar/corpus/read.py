@@ -3,7 +3,7 @@
 | kind | what is at `path` | split comes from |
 | --- | --- | --- |
 | starter | the corpus shipped with the project (default), or a folder of parquet files like it | file name |
-| ljspeech | folder with `metadata.csv` (`id|text|normalized`) and `wavs/` | none |
+| ljspeech | folder with `metadata.csv` (`id|text|normalized`) and `wavs/` | lists of ids, if there |
 | jsonl | manifest(s): `id, audio, text, speaker[, prompt_audio, prompt_text, split]` | row or file name |
 | libritts | `subset/speaker/chapter/*.wav` with `.normalized.txt` beside each (or one subset) | subset |
 | libriheavy, lhotse | cut manifest(s), `*.jsonl` or `*.jsonl.gz` | file name |

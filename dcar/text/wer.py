@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import jiwer
 
 from dcar.errors import TextError
-from dcar.text.spoken import cardinal, digits, ordinal, year
+from dcar.text.numbers import cardinal, digits, ordinal, year
 
 NORMALIZER = "dcar-english-1"
 

@@ -42,7 +42,13 @@ class PromptAudio:
 
     def __init__(self, prompts: Iterable[tuple[np.ndarray, Callable[[], Recorded]]]) -> None:
         """prompts: (features, function that reads the recording); it is read when it is needed."""
-        self._read = {self._key(features): read for features, read in prompts}
+        self._read: dict[bytes, Callable[[], Recorded]] = {}
+        for features, read in prompts:
+            self.add(features, read)
+
+    def add(self, features: np.ndarray, read: Callable[[], Recorded]) -> None:
+        """One prompt more: voice features [F] and the function that reads its recording."""
+        self._read[self._key(features)] = read
 
     @staticmethod
     def _key(features: np.ndarray) -> bytes:

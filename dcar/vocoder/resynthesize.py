@@ -4,7 +4,8 @@ reward recogniser (which must know the sound of the vocoder) and for measuring w
     dcar resynthesize data=runs/prepared split=train vocoder=runs/vocoder/export out=runs/resynthesis
 
 With `recordings=true` it writes the recordings themselves in the same form: speech to begin a recogniser on before
-there is a vocoder, and the upper bound of what it can hear.
+there is a vocoder, and the upper bound of what it can hear. With `wavs=true` every utterance is a file to listen to as
+well, `<out>/<split>/ID.wav`, with its text beside it in `ID.txt`, as `dcar score audio=<out>/<split>` reads them.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from dcar.audio import resample
+from dcar.audio import resample, save_audio
 from dcar.config import load_config, setting
 from dcar.config.schema import seed_setting
 from dcar.errors import ConfigError
@@ -44,6 +45,7 @@ class ResynthesizeConfig:
     limit: int = setting(0, "Utterances at most; 0 = all.", minimum=0)
     other_voices: bool = setting(False, "Speak every utterance in the voice of another one, drawn at random (seeded).")
     recordings: bool = setting(False, "The recordings themselves instead of what the vocoder makes of their tokens.")
+    wavs: bool = setting(False, "Also write a .wav and a .txt of every utterance.")
     seed: int = seed_setting(0, "Of other_voices.")
 
     def __post_init__(self) -> None:
@@ -57,7 +59,7 @@ def run(config: ResynthesizeConfig) -> Path:
     if config.limit:
         dataset = dataset.select(range(min(config.limit, len(dataset))))
     out = Path(config.out)
-    out.mkdir(parents=True, exist_ok=True)
+    (out / config.split if config.wavs else out).mkdir(parents=True, exist_ok=True)
     voices = np.asarray(dataset["voice"], np.float32)
     speak, rate = _recordings(config) if config.recordings else _vocoder(config, voices)
     order = np.argsort([len(tokens) for tokens in dataset["speech"]])
@@ -67,6 +69,10 @@ def run(config: ResynthesizeConfig) -> Path:
         chosen = order[start : start + config.batch_size].tolist()
         batch = [dataset[i] for i in chosen]
         for row, wave in zip(batch, speak(batch, chosen), strict=True):
+            if config.wavs:
+                file = out / config.split / f"{row['id'].replace('/', '_')}.wav"
+                save_audio(file, wave, rate)
+                file.with_suffix(".txt").write_text(row["text"] + "\n", encoding="utf-8")
             waves[row["id"]] = (np.clip(wave, -1, 1) * 32767).astype(np.int16)
             rows.append({"audio": f"{config.split}.npz", "key": row["id"], "text": row["text"],
                          "speaker": row["speaker"], "tokens": list(row["speech"])})

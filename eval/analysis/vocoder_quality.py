@@ -11,6 +11,9 @@ The vocoder is told the voice by the same encoder, and may have been trained to 
 is a second opinion that no training has seen: a linear discriminant analysis of the mean and the spread of each band of
 the spectrum, fitted to recordings other than the one that is measured. It is strict: what a vocoder does to all
 voices alike makes them other voices.
+
+Where there is one voice to choose from, as in a corpus of one speaker, the right one cannot be missed: those shares are
+null (– in the table), and the similarity to the voice's mean embedding is what is left.
 """
 
 from __future__ import annotations
@@ -111,13 +114,18 @@ class SpectrumVoices:
                     statistics.append(spectrum_statistics(*recording(utterance)))
         self.speakers = [item.speaker for item in items]
         own = [spectrum_statistics(*sound) for sound in recordings]
-        self.models = []
+        self.models: list[LinearDiscriminantAnalysis] = []
         for parity in (0, 1):
             x, y = [*statistics, *own[1 - parity :: 2]], [*names, *self.speakers[1 - parity :: 2]]
+            if len(set(y)) < 2:  # nothing to discriminate
+                self.models = []
+                return
             self.models.append(LinearDiscriminantAnalysis(solver="lsqr", shrinkage="auto").fit(np.stack(x), y))
 
     def scores(self, waves: Sequence[np.ndarray], rate: int) -> list[dict[str, float]]:
-        """Log-probability of every voice for each of the waves, one of every utterance."""
+        """Log-probability of every voice for each of the waves, one of every utterance; [] of a single voice."""
+        if not self.models:
+            return []
         found = []
         for i, wave in enumerate(waves):
             model = self.models[i % 2]
@@ -125,10 +133,15 @@ class SpectrumVoices:
             found.append(dict(zip(model.classes_, law, strict=True)))
         return found
 
-    def right(self, scores: Sequence[dict[str, float]], among: Sequence[str]) -> float:
-        """Share of utterances whose speaker has the highest of its scores among these voices."""
-        pairs = zip(scores, self.speakers, strict=True)
-        return float(np.mean([max(among, key=row.__getitem__) == speaker for row, speaker in pairs]))
+    def right(self, scores: Sequence[dict[str, float]], among: Sequence[str]) -> float | None:
+        """Share of utterances whose speaker has the highest of its scores among these voices; None if there is one.
+
+        A voice that was in none of the recordings that an utterance is judged by has no score there."""
+        if len(among) < 2 or not scores:
+            return None
+        known = [[name for name in among if name in row] for row in scores]
+        pairs = zip(scores, known, self.speakers, strict=True)
+        return float(np.mean([max(names, key=row.__getitem__) == speaker for row, names, speaker in pairs if names]))
 
 
 def _spoken(name: str, items: list[PromptItem], config: VocoderQualityConfig) -> tuple[list[np.ndarray], int]:
@@ -160,7 +173,7 @@ def run(config: VocoderQualityConfig) -> dict[str, Any]:
         for row, words, e in zip(rows, heard, errors[name], strict=True):
             row[name] = {"heard": words, "errors": e.errors}
         interval = corpus_interval([e.errors for e in errors[name]], [e.reference_words for e in errors[name]])
-        measured = {
+        measured: dict[str, Any] = {
             "wer": corpus_wer(errors[name]).wer,
             "wer_ci": [interval.low, interval.high],
             "cer": corpus_cer([character_errors(t, h or "") for t, h in zip(texts, heard, strict=True)]).wer,
@@ -169,7 +182,8 @@ def run(config: VocoderQualityConfig) -> dict[str, Any]:
         scores = spectrum.scores(waves, rate)
         for key, names in (("right_voice", here), ("right_voice_of_corpus", sorted(voices))):
             found = nearest_voice(embeddings, voices, names)
-            measured[key] = float(np.mean([a == item.speaker for a, item in zip(found, items, strict=True)]))
+            right = float(np.mean([a == item.speaker for a, item in zip(found, items, strict=True)]))
+            measured[key] = right if len(names) > 1 else None
             measured[f"{key}_by_spectrum"] = spectrum.right(scores, names)
         own = np.stack([voices[item.speaker] / np.linalg.norm(voices[item.speaker]) for item in items])
         measured["similarity"] = float((embeddings * own).sum(1).mean())
@@ -204,10 +218,12 @@ def table(result: dict[str, Any]) -> str:
         if name in result:
             row = result[name]
             low, high = (100 * x for x in row["wer_ci"])
+            shares = {key: "–" if value is None else f"{100 * value:.1f}"
+                      for key, value in row.items() if key.startswith("right_voice")}
             lines.append(f"{name:14} {100 * row['wer']:6.1f} {f'{low:.1f}–{high:.1f}':>11} {100 * row['cer']:6.1f} "
-                         f"{100 * row['right_voice']:6.1f} {100 * row['right_voice_of_corpus']:7.1f} "
-                         f"{row['similarity']:12.3f} {100 * row['right_voice_by_spectrum']:7.1f} "
-                         f"{100 * row['right_voice_of_corpus_by_spectrum']:7.1f}")
+                         f"{shares['right_voice']:>6} {shares['right_voice_of_corpus']:>7} "
+                         f"{row['similarity']:12.3f} {shares['right_voice_by_spectrum']:>7} "
+                         f"{shares['right_voice_of_corpus_by_spectrum']:>7}")
     if "difference" in result:
         d = result["difference"]
         low, high = (100 * x for x in d["ci"])

@@ -13,9 +13,10 @@ from tiny_data import write_prepared
 from dcar.errors import ConfigError
 from dcar.model.backbones.lora import LoraSettings, add_lora, set_trainable
 from dcar.model.car import CARConfig, CARDecoder
+from dcar.text.phonemes import TEXT_VOCAB_SIZE
 from dcar.train.optim import ScaledAdam
 from launch import cost
-from launch.estimate import estimate, job_of, main, split_arguments
+from launch.estimate import estimate, job_of, main, processes_of, split_arguments
 
 RECIPES = Path(__file__).parents[2] / "launch" / "recipes"
 
@@ -200,9 +201,52 @@ def test_the_command_prints_a_table_and_json(capsys):
     assert json.loads(capsys.readouterr().out)["steps"] == 20
 
 
+def test_codes_and_rate_are_those_of_the_data(tmp_path):
+    write_prepared(tmp_path, train=8, dev=2)
+    info = json.loads((tmp_path / "prepared.json").read_text())
+    info["tokenizer"] |= {"vocab_size": 1024, "rate_hz": 25.0}
+    (tmp_path / "prepared.json").write_text(json.dumps(info))
+    line = [f"--config={RECIPES / 'car_paper.yaml'}", "seconds=6"]
+    named = estimate([*line, "codes=1024"])
+    ours, paper = estimate([*line, f"data={tmp_path}"]), estimate(line)
+    model, text = RECIPES / "car_paper.yaml", TEXT_VOCAB_SIZE
+    assert "text_vocab_size: 512" in model.read_text()
+    assert named["parameters"] - ours["parameters"] == (512 - text) * 1024
+    # an embedding of 1024 for every code that is not there, and a row in each of 7 heads
+    assert paper["parameters"] - named["parameters"] == 1024 * (1024 + 7 * 1024)
+    assert "1024 speech codes" in ours["assumptions"] and any("2048 speech codes, as recipe" in a
+                                                              for a in paper["assumptions"])
+    assert ours["audio_hours"] == paper["audio_hours"] and ours["flops_per_step"] < paper["flops_per_step"]
+    untrained = [f"--config={RECIPES / 'dcpo_paper.yaml'}", "utterances=980", "decoder=nowhere"]
+    assert estimate([*untrained, f"data={tmp_path}"])["parameters"] < estimate(untrained)["parameters"]
+
+
+def test_the_launch_line_of_a_recipe_says_how_many_processes(tmp_path):
+    eight, one = (estimate([f"--config={RECIPES / 'car_paper.yaml'}", "seconds=6", *more])
+                  for more in ([], ["processes=1"]))
+    assert (eight["processes"], one["processes"]) == (8, 1)
+    assert eight["hours"] == one["hours"] and eight["gpu_hours"] == 8 * one["gpu_hours"]
+    assert eight["audio_hours"] == 8 * one["audio_hours"]
+    assert "multi_gpu.yaml" in eight["assumptions"][0] and one["assumptions"][0] == "1 process: given"
+    assert processes_of(RECIPES / "car_starter.yaml")[0] == 1 and processes_of(Path())[0] == 1
+    line = "#   accelerate launch --config_file launch/accelerate/multi_gpu.yaml --num_processes 4 -m dcar.train\n"
+    (tmp_path / "mine.yaml").write_text(line)
+    assert processes_of(tmp_path / "mine.yaml")[0] == 4
+
+
+def test_the_table_says_what_was_assumed(capsys):
+    main([f"--config={RECIPES / 'dcpo_paper.yaml'}", "utterances=980", "device=a100"])
+    assumed = capsys.readouterr().out.partition("assumed:")[2]
+    for words in ("1 process", "utilisation 0.35 of a peak of 312 TFLOP/s", "speech codes", "6 s an utterance: assumed",
+                  "50 speech tokens", "2.5 tokens a pass", "50 s of speech a second", "paper's size"):
+        assert words in assumed
+
+
 def test_wrong_questions_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="device must be one of"):
         split_arguments(["device=tpu", "max_steps=1"])
+    with pytest.raises(ConfigError, match="processes must be a whole number ≥ 0"):
+        split_arguments(["processes=-1", "max_steps=1"])
     with pytest.raises(ConfigError, match="give device=cpu"):
         split_arguments(["calibrate=true", "max_steps=1"])
     with pytest.raises(ConfigError, match="give a recipe"):

@@ -170,6 +170,40 @@ def test_rollouts_of_a_transformer_need_no_second_pass_of_it():
         assert torch.allclose(batch.hidden[i, : len(speech)].float(), full, atol=5e-3)
 
 
+# --- a recogniser that hears ---------------------------------------------------------------------------------------
+
+
+class Deaf(ToyRecognizer):
+    """Hears one word, whatever is said; it counts what it was asked."""
+
+    heard = 0
+
+    def transcribe(self, waves, sample_rate):
+        self.heard += len(waves)
+        return ["red"] * len(waves)
+
+    def log_likelihood(self, waves, sample_rate, texts):
+        return [-1.0] * len(waves)
+
+
+@pytest.mark.parametrize("rewards", [["wer"], ["cer"], ["log_likelihood", "range_penalty"]])
+def test_a_recogniser_that_does_not_hear_the_recordings_is_refused(tmp_path, rewards):
+    def start(**changes):
+        config = DCPOConfig(output_dir=str(tmp_path), **{**TOY, "reward_funcs": rewards, **changes})
+        return build(config, base=ToyDecoder(), vocoder=ToyVocoder(), recognizer=Deaf(), train_items=toy_items(120),
+                     eval_items=toy_items(3, 5, "dev"))
+
+    with pytest.raises(RewardError) as refused:
+        start()
+    for way_out in ("recogniser toy makes", "max_reward_wer=0.5", "recognizer=moonshine", "[wer,range_penalty]",
+                    "nemo:<path>", "dcar train-recognizer"):
+        assert way_out in str(refused.value)
+    trainer = start(max_reward_wer=1)
+    assert trainer.recognizer.heard <= 120 and build(DCPOConfig(output_dir=str(tmp_path / "speed"), **{
+        **TOY, "reward_funcs": ["speed_bonus"]}), base=ToyDecoder(), vocoder=ToyVocoder(), recognizer=Deaf(),
+        train_items=toy_items(4), eval_items=toy_items(3, 5, "dev")).recognizer.heard == 0
+
+
 # --- batches ------------------------------------------------------------------------------------------------------
 
 
@@ -376,7 +410,7 @@ def test_wrong_combinations_name_the_way_out(tmp_path):
         ({"reward_weights": [1.0]}, "1 reward_weights for 3 rewards"),
         ({"reward_funcs": ["mos"]}, "unknown \\['mos'\\]"),
         ({"policy_heads": 5}, "policy_width and policy_heads"),
-        ({"reward_funcs": ["log_likelihood"]}, "no likelihoods"),
+        ({"reward_funcs": ["log_likelihood"]}, r"no likelihoods.*reward_funcs=\[wer,range_penalty\]"),
         ({"range_prior": 2.0, "chunk_range": [], "forced_rows": "none"}, "leave range_prior out"),
         ({"range_prior": 2.0, "policy": "some"}, "leave range_prior out"),
     ]:

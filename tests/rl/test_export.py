@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 
@@ -76,6 +77,24 @@ print("same")
     done = subprocess.run([sys.executable, "-c", script, out / "serving.pt2", tmp_path / "cases.pt"], cwd=tmp_path,
                           capture_output=True, text=True, timeout=120)
     assert done.stdout.strip() == "same", done.stderr[-2000:]
+
+
+def test_the_card_says_what_goes_in_and_out_and_its_example_runs(run):
+    """With torch alone, in the exported folder; the table's shapes are those that the program answers with."""
+    out = export(run)
+    card = (out / "README.md").read_text()
+    example = re.search(r"## Serving program.*?```python\n(.*?)```", card, re.S)[1]
+    done = subprocess.run([sys.executable, "-c", example], cwd=out, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.count("keep [") == 2 and len(example.splitlines()) <= 10
+    program = torch.export.load(str(out / "serving.pt2"))
+    assert [spec.arg.name for spec in program.graph_signature.input_specs if spec.kind.name == "USER_INPUT"] == [
+        "hidden", "lengths"]
+    actions, heads = program.module()(torch.randn(3, 5, 32), torch.tensor([5, 1, 2]))
+    assert (actions.dtype, heads.dtype) == (torch.float32, torch.float32)
+    for name, shape in (("actions", actions.shape[1:]), ("logits", heads.shape[1:])):
+        assert re.search(rf"\| {name} \| \[B, {', '.join(map(str, shape))}\] float32", card)
+    assert "Serving program" not in (export(run, "program=false") / "README.md").read_text()
 
 
 def test_greedy_decision_of_the_program_is_that_of_the_policy(run):

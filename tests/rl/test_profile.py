@@ -73,3 +73,14 @@ def test_command_writes_json_and_plot(files, monkeypatch, capsys):  # noqa: F811
     assert len(result["rows"]) == 4 and len(result["range"]) == 3 and len(result["base_checksum"]) == 64
     assert (files / "profile" / "profile.png").read_bytes().startswith(b"\x89PNG")
     assert "guidance range:" in capsys.readouterr().out
+
+
+def test_command_refuses_a_recogniser_that_does_not_hear_the_recordings(files, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(guidance, "load_recognizer", lambda name, device: Deaf())
+    settings = [f"base={files / 'base'}", f"data={files / 'data'}", f"vocoder={files / 'vocoder'}", "prompt_tokens=5",
+                f"out={files / 'deaf'}", "sampling.max_tokens=20", "sizes=[2]", "range_size=1"]
+    with pytest.raises(RewardError, match=r"recogniser toy makes \d+ % word errors .* max_reward_wer=0.5: .*moonshine"):
+        guidance.main(settings)
+    assert not (files / "deaf").exists()
+    guidance.main([*settings, "max_reward_wer=1"])
+    assert json.loads((files / "deaf" / "profile.json").read_text())["wer_of_recordings"] > 0.5

@@ -149,7 +149,8 @@ def test_training_takes_the_same_course(tmp_path):
                             chunk_range=[1, 2], per_device_train_batch_size=8, num_generations=4,
                             num_train_epochs=2, learning_rate=3e-3,
                             policy_width=16, policy_heads=2, max_completion_length=30, eval_split="none",
-                            num_iterations=2, decoding=decoding, save_strategy="no", speed_bonus=0.5)
+                            num_iterations=2, decoding=decoding, save_strategy="no", speed_bonus=0.5,
+                            max_reward_wer=1)
         trainer = build(config, base=tiny_decoder(), vocoder=ToyVocoder(), recognizer=Heard(),
                         train_items=ragged_items(4), eval_items=None)
         assert trainer.roller.decoder == decoding

@@ -16,7 +16,15 @@ import pyarrow.parquet as pq
 import pytest
 import soundfile as sf
 
-from dcar.corpus.read import StoredAudio, Utterance, canonical_split, load_corpus, read_corpus, validate_corpus
+from dcar.corpus.read import (
+    StoredAudio,
+    Utterance,
+    canonical_split,
+    corpus_parts,
+    load_corpus,
+    read_corpus,
+    validate_corpus,
+)
 from dcar.errors import DataError
 
 RATE = 16_000
@@ -110,6 +118,33 @@ def test_ljspeech(tmp_path: Path) -> None:
     assert "no such audio file" in found[0].message
     with pytest.raises(DataError, match=r"(?s)2 rows.*metadata.csv:6.*metadata.csv:7"):
         load_corpus("ljspeech", root)
+
+
+def test_ljspeech_splits_by_lists_of_ids(tmp_path: Path) -> None:
+    root = tmp_path / "LJ"
+    names = [f"LJ-{i}" for i in range(6)]
+    for name in names:
+        write(root / "wavs" / f"{name}.wav")
+    (root / "metadata.csv").write_text("".join(f"{name}|The same words.\n" for name in names))
+    (stamp,) = (part.stamp for part in corpus_parts("ljspeech", root))
+    (root / "val.txt").write_text("LJ-1\n\nLJ-4\n")
+    (root / "test.txt").write_text("/data/wavs/LJ-2.wav|The same words.\n")
+    (root / "notes.txt").write_text("recorded in May\n")
+    rows, problems = read_corpus("ljspeech", root)
+    assert [u.split for u in rows] == ["train", "dev", "test", "train", "dev", "train"] and not problems
+    assert [u.id for u in read_corpus("ljspeech", root, "dev")[0]] == ["LJ-1", "LJ-4"]
+    assert corpus_parts("ljspeech", root)[0].stamp != stamp  # a changed list is noticed
+
+    (root / "train.txt").write_text("LJ-0\nLJ-3\nLJ-9\n")
+    rows, problems = read_corpus("ljspeech", root)
+    assert len(rows) == 5
+    assert [(p.id, p.source) for p in problems] == [("LJ-5", f"{root}/metadata.csv:6"), ("LJ-9", f"{root}/train.txt:3")]
+    assert "in none of train.txt, val.txt, test.txt" in problems[0].message
+    assert "not in metadata.csv" in problems[1].message
+
+    (root / "train.txt").write_text("LJ-0\nLJ-4\n")
+    with pytest.raises(DataError, match=r"val.txt:3: LJ-4 stands in .*train.txt:2 as well"):
+        read_corpus("ljspeech", root)
 
 
 def test_jsonl_with_prompts_and_splits(tmp_path: Path) -> None:

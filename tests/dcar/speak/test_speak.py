@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -19,7 +20,10 @@ from dcar import audio
 from dcar.cli import main as dcar_command
 from dcar.decoding import DecodeResult
 from dcar.errors import AudioError, CheckpointError, ConfigError, TextError
-from dcar.speak.speak import MAX_PHONEMES, PAUSE_SECONDS, make_method, read_voice, split_sentences, timeline
+from dcar.speak.phrases import BREATH_SECONDS, MAX_PHONEMES, PAUSE_SECONDS, phrases, split_clauses, split_sentences
+from dcar.speak.speaker import Speaker, make_method, timeline
+from dcar.speak.voice import read_voice
+from dcar.text.phonemes import normalize_text, text_to_ids
 from dcar.tokens.whisper import WhisperKMeansTokenizer
 from dcar.vocoder.model import TokenVocoder, VocoderConfig, speaker_features
 from heads.policy import ChunkPolicy, ChunkPolicyConfig
@@ -105,6 +109,87 @@ def test_streaming_writes_the_same_samples(models, tmp_path):
     assert rate == RATE and len(samples) == len(wave)
     assert np.abs(samples - wave).max() < 1e-4
     assert b"first audio after" in done.stderr and done.stderr.count(b" passes ") == 2
+
+
+def test_streaming_to_a_terminal_is_refused(models, tmp_path):
+    screen, terminal = os.openpty()
+    done = subprocess.run([sys.executable, "-m", "dcar.cli", "speak", "Good morning.", "--stream"], stdout=terminal,
+                          stderr=subprocess.PIPE, cwd=tmp_path)
+    os.close(terminal)
+    os.set_blocking(screen, False)
+    with pytest.raises((BlockingIOError, OSError)):  # nothing was written to it
+        assert os.read(screen, 1)
+        raise AssertionError("samples on the screen")
+    os.close(screen)
+    assert done.returncode == 1 and b"pipe them into a player" in done.stderr and b"Traceback" not in done.stderr
+
+
+LONG = ("When the tide came in before we had packed the blankets and the lamps; the children, who had been digging for "
+        "shells since the early morning, ran shouting to the steps of the old customs house, while their uncle tried "
+        "to save the basket with the bread, the cheese and the bottles - all that was left of the long summer that we "
+        "had spent together on the coast.")
+
+
+def test_long_sentences_are_spoken_clause_by_clause(speak, models, tmp_path):
+    parts = phrases("It began. " + LONG)
+    assert parts[0].pause == PAUSE_SECONDS and len(parts) >= 3 and parts[-1].pause == 0
+    assert {p.pause for p in parts[1:-1]} == {BREATH_SECONDS}
+    sizes = [len(text_to_ids(p.text)) for p in parts[1:]]
+    assert max(sizes) <= MAX_PHONEMES and min(sizes) > 0.25 * max(sizes)
+    said, whole = " ".join(p.text for p in parts[1:]), normalize_text(LONG)
+    assert said.replace(",", "") == whole.replace(",", "")  # every word, in order
+    status, shown, _, out = speak(LONG, "car-3")
+    tokens = [int(n) for n in re.findall(r"(\d+) tokens in", shown)]
+    assert status == 0 and len(tokens) == len(parts) - 1
+    assert len(sf.read(out)[0]) == sum(tokens) * 480 + (len(tokens) - 1) * int(BREATH_SECONDS * RATE)
+
+
+def test_clauses_without_commas_end_before_conjunctions():
+    words = "the old miller carried seven heavy sacks of flour uphill to the village square every single morning "
+    sentence = (words * 2).strip() + " because " + (words * 2).strip() + "."
+    first, second = split_clauses(sentence)
+    assert first.endswith("morning") and second.startswith("because the old")
+    far = "Well, " + sentence  # a comma that is there, but not where one would breathe
+    assert [c.split()[0] for c in split_clauses(far)] == ["Well,", "because"]
+    assert split_clauses("Short, and sweet.") == ["Short, and sweet."]
+
+
+def test_a_speaker_says_and_streams_the_same(models):
+    speaker = Speaker.load(models / "decoder", policy=models / "policy", tokenizer=models / "tokenizer",
+                           vocoder=models / "vocoder", seed=3)
+    voice = speaker.voice(models / "voice.wav")
+    text = "Good morning. " + LONG
+    spoken = speaker.say(text, models / "voice.wav")
+    pieces = list(speaker.stream(text, voice))
+    streamed = speaker.join(text, pieces)
+    assert len(pieces) >= len(streamed.results) == len(spoken.results) == len(phrases(text))
+    assert [r.tokens for r in streamed.results] == [r.tokens for r in spoken.results]
+    assert streamed.wave.shape == spoken.wave.shape and np.abs(streamed.wave - spoken.wave).max() < 1e-4
+    assert spoken.rate == RATE and spoken.seconds == len(spoken.wave) / RATE
+    assert [sum(c) for c in spoken.chunks] == [len(r.tokens) for r in spoken.results]
+    assert not np.array_equal(speaker.say(text, voice, seed=4).wave[:2000], spoken.wave[:2000])
+    assert np.array_equal(speaker.say(text, voice).wave, spoken.wave)
+    with pytest.raises(TextError):
+        speaker.stream("?!")  # at once, not at the first piece
+
+
+def test_a_vocoder_that_hears_prompts_gets_the_recording(models):
+    """One that takes the voice from a recording finds that of every voice it is asked for, and is not streamed."""
+    speaker = Speaker.load(models / "decoder", policy=models / "policy", tokenizer=models / "tokenizer",
+                           vocoder=models / "vocoder")
+    heard = []
+
+    class Hearing:
+        sample_rate = RATE
+
+        def synthesize(self, token_lists, speakers):
+            heard.extend(speaker._recordings(row)[1] for row in speakers)
+            return [np.zeros(480 * len(tokens), np.float32) for tokens in token_lists]
+
+    speaker.vocoder = Hearing()
+    assert speaker.say("Good morning. Good night.", models / "voice.wav").seconds > 0 and heard == [RATE, RATE]
+    with pytest.raises(ConfigError, match="this project's own vocoder"):
+        speaker.stream("Good morning.", models / "voice.wav")
 
 
 def test_the_seed_decides(speak):
@@ -216,7 +301,7 @@ def test_texts_that_cannot_be_spoken(speak, text, message):
     assert status == 1 and shown == "" and complaint.startswith("dcar speak: ") and message in complaint
     assert not out.exists()
     with pytest.raises(TextError):
-        split_sentences(text)
+        phrases(text)
 
 
 def test_sentences_end_at_their_marks():

@@ -9,7 +9,7 @@ import pytest
 from tiny_data import tiny_vocoder, write_prepared
 from tiny_decoders import tiny_decoder
 
-from dcar.audio import resample, save_audio
+from dcar.audio import load_audio, resample, save_audio
 from dcar.errors import CheckpointError, ConfigError
 from dcar.prepare.prepared import load_prepared
 from dcar.prepare.run import PrepareConfig
@@ -37,6 +37,19 @@ def test_manifest_holds_what_the_vocoder_says_and_the_tokens_it_said_it_from(tmp
     assert len(other.read_text().splitlines()) == 4
     same = [np.array_equal(a.wave, b.wave) for a, b in zip(load_manifest(other), recordings, strict=False)]
     assert not all(same)
+
+
+def test_wavs_to_listen_to_stand_beside_their_texts(tmp_path):
+    data = write_prepared(tmp_path / "data", train=3)
+    tiny_vocoder().save_pretrained(tmp_path / "vocoder")
+    manifest = run(ResynthesizeConfig(data=str(data), split="train", vocoder=str(tmp_path / "vocoder"),
+                                      out=str(tmp_path / "out"), wavs=True))
+    stored = np.load(manifest.with_suffix(".npz"))
+    for row in load_prepared(data, "train"):
+        wave, rate = load_audio(tmp_path / "out" / "train" / f"{row['id']}.wav")
+        assert rate == stored["sample_rate"] and np.abs(wave - stored[row["id"]] / 32767).max() < 1e-3
+        assert (tmp_path / "out" / "train" / f"{row['id']}.txt").read_text() == f"{row['text']}\n"
+    assert len(list((tmp_path / "out" / "train").iterdir())) == 6
 
 
 def test_tokens_of_another_rate_or_tokenizer_are_refused(tmp_path):

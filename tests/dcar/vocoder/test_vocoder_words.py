@@ -203,3 +203,20 @@ def test_words_and_voices_of_a_split(tmp_path, monkeypatch):
     assert "resynthesised" in table(result) and "p = 1.000" in table(result)
     with pytest.raises(ConfigError, match="data is not set"):
         run(VocoderQualityConfig())
+
+
+def test_a_corpus_of_one_speaker_has_no_wrong_voice(tmp_path, monkeypatch):
+    """As every LJSpeech folder is: there is nobody to be taken for, so those shares are not there, and all else is."""
+    data = write_prepared(tmp_path / "data", train=2, dev=4, speakers=1)
+    tiny_vocoder().save_pretrained(tmp_path / "vocoder")
+    monkeypatch.setattr("eval.analysis.vocoder_quality.load_recognizer", lambda name: _Judge())
+    monkeypatch.setattr("eval.analysis.vocoder_quality.SpeakerEncoder", _Voices)
+    monkeypatch.setattr("eval.analysis.vocoder_quality.corpus_recordings",
+                        lambda data: lambda name: (harmonic(200.0, 1.0), 16_000))
+    result = run(VocoderQualityConfig(data=str(data), split="dev", vocoder=str(tmp_path / "vocoder"),
+                                      out=str(tmp_path / "out")))
+    assert (result["voices"], result["voices_of_corpus"]) == (1, 1)
+    for name in ("recording", "resynthesised"):
+        assert result[name]["wer"] == pytest.approx(2 / 12) and np.isfinite(result[name]["similarity"])
+        assert [result[name][key] for key in result[name] if key.startswith("right_voice")] == [None] * 4
+    assert table(result).count("–") == 2 * 4 + 2  # and two intervals

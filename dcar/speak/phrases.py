@@ -1,0 +1,76 @@
+"""What is decoded at a time: sentences, and the clauses of a sentence that is too long for the model.
+
+A long sentence is cut where a reader breathes: at a comma (semicolons, colons, dashes and brackets are commas in the
+spoken form), or, where none is near the middle, before a conjunction or a relative pronoun.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from dcar.errors import TextError
+from dcar.text.phonemes import Phonemizer, normalize_text
+
+MAX_PHONEMES = 200  # of what is decoded at once; the starter decoder has seen about 100
+PAUSE_SECONDS = 0.15  # between sentences
+BREATH_SECONDS = 0.08  # between clauses of one sentence
+MIN_SHARE = 0.25  # of a sentence that a cut must leave on either side, if another kind of cut can
+
+_COMMA = re.compile(r",\s+")
+_CONJUNCTION = re.compile(
+    r"\s+(?=(?:and|but|or|nor|so|yet|because|although|though|while|whereas|when|whenever|where|which|who|whose|that|if|"
+    r"unless|until|since|after|before|as|than|whether)\b)"
+)
+
+
+@dataclass(frozen=True)
+class Phrase:
+    """Words to be spoken in one breath, and the silence after them in seconds (0 after the last)."""
+
+    text: str
+    pause: float
+
+
+def phrases(text: str) -> list[Phrase]:
+    """The sentences of a text in spoken form, long ones by their clauses.
+
+    TextError if there is nothing to speak, or a sentence is too long for the model and has no place to breathe.
+    """
+    found: list[Phrase] = []
+    for sentence in split_sentences(text):
+        clauses = split_clauses(sentence)
+        found += [Phrase(clause, BREATH_SECONDS) for clause in clauses[:-1]] + [Phrase(clauses[-1], PAUSE_SECONDS)]
+    return [*found[:-1], Phrase(found[-1].text, 0.0)]
+
+
+def split_sentences(text: str) -> list[str]:
+    """Sentences of a text in spoken form. TextError if there is nothing to speak."""
+    normal = normalize_text(text)
+    sentences = [s.strip() for s in re.split(r"(?<=[.?!])\s+", normal) if re.search(r"\w", s)]
+    if not sentences:
+        raise TextError("there is nothing to speak in this text; give some words")
+    return sentences
+
+
+def split_clauses(sentence: str) -> list[str]:
+    """A sentence in spoken form as clauses of at most MAX_PHONEMES, of similar length; TextError if it has none."""
+    length = len(Phonemizer().phonemize_normalized(sentence))
+    if length <= MAX_PHONEMES:
+        return [sentence]
+    cut = _cut(sentence)
+    if cut is None:
+        raise TextError(f"a sentence has {length} phonemes and neither comma nor conjunction to breathe at, more than "
+                        f"{MAX_PHONEMES}; split it with full stops or commas: {sentence[:60]}…")
+    return split_clauses(sentence[: cut.start()]) + split_clauses(sentence[cut.end() :])
+
+
+def _cut(sentence: str) -> re.Match[str] | None:
+    """Where to breathe: at the comma nearest to the middle, else before a conjunction; far from it only if there is
+    nothing nearer."""
+    middle = len(sentence) / 2
+    nearest = [min(kind.finditer(sentence), key=lambda m: abs(m.start() - middle), default=None)
+               for kind in (_COMMA, _CONJUNCTION)]
+    there = [m for m in nearest if m is not None]
+    balanced = [m for m in there if abs(m.start() - middle) <= (0.5 - MIN_SHARE) * len(sentence)]
+    return next(iter(balanced), None) or min(there, key=lambda m: abs(m.start() - middle), default=None)

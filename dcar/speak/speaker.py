@@ -1,0 +1,201 @@
+"""`Speaker`: from text to a waveform with models that belong together, whole or as it comes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from dcar.audio import save_audio
+from dcar.decoding import ChunkMethod, DecodeResult, FixedChunk, PolicyChunk, Prompt, decode
+from dcar.decoding.fast.passes import fast
+from dcar.errors import ConfigError
+from dcar.model.draft import AnyDecoder
+from dcar.model.load import Shipped, load_decoder, load_policy, text_encoder
+from dcar.prompts.together import check_together, made_by
+from dcar.sampling import SamplingConfig
+from dcar.speak.phrases import Phrase, phrases
+from dcar.speak.voice import Voice, read_voice, starter_voice
+from dcar.text.phonemes import PHONEME_VERSION
+from dcar.tokens.base import SpeechTokenizer
+from dcar.tokens.load import load_tokenizer
+from dcar.vocoder.base import PromptAudio, Vocoder
+from dcar.vocoder.load import load_vocoder
+from dcar.vocoder.model import TokenVocoder
+
+SAMPLING = SamplingConfig(temperature=0.8, top_k=10)
+"""How tokens are drawn where nothing else is said."""
+
+
+@dataclass(frozen=True)
+class Spoken:
+    """What was spoken: the waveform, and how every phrase of it was decoded."""
+
+    wave: np.ndarray  # [samples] float32, pauses included
+    rate: int  # samples a second
+    phrases: list[str]  # in spoken form
+    results: list[DecodeResult]  # one a phrase
+    token_rate: float  # speech tokens a second
+
+    @property
+    def seconds(self) -> float:
+        return len(self.wave) / self.rate
+
+    @property
+    def chunks(self) -> list[list[int]]:
+        """For every phrase the number of tokens that each pass yielded, in order."""
+        return [[n for n in result.emitted if n] for result in self.results]
+
+    def save(self, path: str | Path) -> None:
+        """Write an audio file; the suffix chooses the format. AudioError where it is unknown."""
+        save_audio(path, self.wave, self.rate)
+
+    def timeline(self) -> str:
+        """Every phrase with its chunks, to be printed."""
+        return "\n".join(
+            f"{phrase}\n{timeline(result, self.token_rate)}" + ("  (cut by the length guard)" * result.truncated)
+            for phrase, result in zip(self.phrases, self.results, strict=True)
+        )
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Samples [n] that follow what was given before; with the last piece of a phrase its result, and its pause."""
+
+    samples: np.ndarray
+    rate: int
+    phrase: int
+    result: DecodeResult | None = None
+
+
+class Speaker:
+    """Decoder, policy, tokenizer and vocoder that belong together, ready to speak.
+
+        speaker = Speaker.load("starter")                     # or your own: "runs/car", policy="runs/policy"
+        spoken = speaker.say("The tide came in.", prompt="voice.wav")
+        spoken.save("out.wav")
+        for piece in speaker.stream("The tide came in."):     # samples as they become certain
+            play(piece.samples, piece.rate)
+    """
+
+    def __init__(self, decoder: AnyDecoder, encode: Callable[[str], list[int]], method: ChunkMethod,
+                 tokenizer: SpeechTokenizer, vocoder: Vocoder, sampling: SamplingConfig, seed: int = 0,
+                 recordings: PromptAudio | None = None) -> None:
+        """encode: text → ids that the decoder reads. recordings: what a vocoder that hears prompts was given."""
+        self.decoder, self.encode, self.method = decoder, encode, method
+        self.tokenizer, self.vocoder, self.sampling, self.seed = tokenizer, vocoder, sampling, seed
+        self._recordings = PromptAudio([]) if recordings is None else recordings
+
+    @classmethod
+    def load(cls, decoder: str | Path = "starter", *, policy: str | Path = "starter",
+             tokenizer: str | Path = "starter", vocoder: str | Path = "starter", method: str = "dcar",
+             sampling: SamplingConfig = SAMPLING, seed: int = 0) -> Speaker:
+        """Each by folder, or "starter" for what ships; tokenizer and vocoder also by the names of `dcar.tokens.load`
+        and `dcar.vocoder.load`.
+
+        method: dcar, dcar-sampled (the policy's choice drawn), car-K, or far (with "starter" the shipped FAR decoder).
+        AssetError, CheckpointError, ConfigError or DataError where something is missing or does not belong together.
+        """
+        which: Shipped = "far" if method == "far" else "decoder"
+        speech_tokenizer = load_tokenizer(str(tokenizer))
+        car, encode = load_decoder(decoder, starter=which), text_encoder(decoder, which)
+        made = made_by(speech_tokenizer, getattr(encode, "name", PHONEME_VERSION))
+        recordings = PromptAudio([])
+        spoken_by = load_vocoder(str(vocoder), prompts=recordings)
+        chunks = make_method(method, str(policy), car)
+        check_together(car, made, f"tokenizer {tokenizer}", spoken_by)
+        return cls(car, encode, chunks, speech_tokenizer, spoken_by, sampling, seed, recordings)
+
+    def voice(self, prompt: str | Path | Voice | None) -> Voice:
+        """The voice of a recording of a second or more, None for a shipped one; give it back to `say` to spare the
+        reading. AudioError where the recording cannot be used."""
+        if isinstance(prompt, Voice):
+            voice = prompt
+        else:
+            voice = starter_voice() if prompt is None else read_voice(prompt, self.tokenizer)
+        if voice.recording is not None:
+            self._recordings.add(voice.features, voice.recording)
+        return voice
+
+    def say(self, text: str, prompt: str | Path | Voice | None = None, seed: int | None = None) -> Spoken:
+        """Speak a text, sentence by sentence and long sentences clause by clause, with the voice of `prompt`.
+
+        seed: of the draws, instead of the speaker's. TextError, AudioError, DataError; LawError of a broken model.
+        """
+        parts = phrases(text)
+        voice = self.voice(prompt)
+        results = decode(fast(self.decoder), self._prompts(parts, voice), self.method, self.sampling,
+                         seed=self._seed(seed), batch_size=1)
+        waves = self.vocoder.synthesize([r.tokens for r in results], np.stack([voice.features] * len(results)))
+        pieces = [piece for part, wave in zip(parts, waves, strict=True) for piece in (wave, self._pause(part))]
+        return self._spoken(parts, results, np.concatenate(pieces))
+
+    def stream(self, text: str, prompt: str | Path | Voice | None = None, seed: int | None = None) -> Iterator[Piece]:
+        """As `say`, in pieces as they become certain; together they are its waveform (up to rounding).
+
+        Text, prompt and models are checked at once, before the first piece is asked for. ConfigError where the vocoder
+        cannot speak in pieces.
+        """
+        if not isinstance(self.vocoder, TokenVocoder):
+            raise ConfigError("a stream needs this project's own vocoder, which can be asked for a piece at a time; "
+                              "speak without --stream (Speaker.say) with another one")
+        parts = phrases(text)
+        return self._stream(parts, self.voice(prompt), self.vocoder, self._seed(seed))
+
+    def join(self, text: str, pieces: list[Piece]) -> Spoken:
+        """All pieces of a stream of `text` as one."""
+        results = [piece.result for piece in pieces if piece.result is not None]
+        return self._spoken(phrases(text), results, np.concatenate([piece.samples for piece in pieces]))
+
+    def _stream(self, parts: list[Phrase], voice: Voice, vocoder: TokenVocoder, seed: int) -> Iterator[Piece]:
+        from dcar.decoding.engine.run import Job, Plan, engine_for
+        from dcar.speak.stream import stream_audio
+
+        prompts = self._prompts(parts, voice)
+        plan = Plan(self.method, self.sampling, seed)
+        engine = engine_for(self.decoder, prompts, self.sampling, batch=1,
+                            policy=getattr(plan.schedule, "policy", None))
+        jobs = [Job(i, p) for i, p in enumerate(prompts)]
+        for chunk in stream_audio(engine, jobs, plan, vocoder, dict.fromkeys(range(len(jobs)), voice.features)):
+            samples = chunk.samples
+            if chunk.result is not None:
+                samples = np.concatenate((samples, self._pause(parts[chunk.index])))
+            yield Piece(samples, vocoder.sample_rate, chunk.index, chunk.result)
+
+    def _prompts(self, parts: list[Phrase], voice: Voice) -> list[Prompt]:
+        return [Prompt(f"sentence-{i}", tuple(self.encode(p.text)), voice.tokens) for i, p in enumerate(parts)]
+
+    def _seed(self, seed: int | None) -> int:
+        return self.seed if seed is None else seed
+
+    def _pause(self, part: Phrase) -> np.ndarray:
+        return np.zeros(int(part.pause * self.vocoder.sample_rate), np.float32)
+
+    def _spoken(self, parts: list[Phrase], results: list[DecodeResult], wave: np.ndarray) -> Spoken:
+        return Spoken(wave, self.vocoder.sample_rate, [p.text for p in parts], results, self.tokenizer.rate_hz)
+
+
+def make_method(name: str, policy: str, decoder: AnyDecoder) -> ChunkMethod:
+    """far and car-K keep a fixed number of tokens a step; dcar asks the policy."""
+    if name == "far":
+        return ChunkMethod(FixedChunk(1, "far"))
+    if found := re.fullmatch(r"car-(\d+)", name):
+        return ChunkMethod(FixedChunk(int(found[1])))
+    if name in ("dcar", "dcar-sampled"):
+        loaded = load_policy(policy)
+        loaded.check_base(decoder.checksum())
+        return ChunkMethod(PolicyChunk(loaded, "greedy" if name == "dcar" else "sample"))
+    raise ConfigError(f"unknown method '{name}'; choose far, car-1 … car-{decoder.config.num_prediction_heads}, dcar "
+                      "or dcar-sampled")
+
+
+def timeline(result: DecodeResult, rate: float) -> str:
+    """The chunks of an utterance as text: their sizes in order, and a histogram."""
+    sizes = "".join(str(n) for n in result.emitted if n)
+    counts = {k: result.emitted.count(k) for k in sorted(set(result.emitted)) if k}
+    share = ", ".join(f"{k} tokens x {n}" for k, n in counts.items())
+    return (f"{len(result.tokens) / rate:5.2f} s  {len(result.tokens)} tokens in {result.target_passes} passes "
+            f"({result.tokens_per_pass:.2f} a pass): {share}\n         |{sizes}|")

@@ -1,0 +1,101 @@
+"""Abbreviations with and without a full stop: titles, streets, companies, weekdays, "p. 12", initials.
+
+Whether the full stop also ends the sentence is told by what follows: a capital, or one of the words that begin
+sentences where a name could follow as well ("J. Then" is no initial).
+"""
+
+from __future__ import annotations
+
+import re
+
+from dcar.text.numbers import words_of
+
+MONTHS = words_of("January February March April May June July August September October November December")
+MONTH_SHORT = {m[:3].lower(): m for m in MONTHS} | {"sept": "September"}
+# Read with or without the full stop that follows; "dr" and "st" depend on their neighbours and are handled apart.
+_ABBREVIATIONS = {
+    "mr": "Mister", "mrs": "Missus", "ms": "Ms", "messrs": "Messieurs", "prof": "Professor", "jr": "Junior",
+    "sr": "Senior", "vs": "versus",
+}  # fmt: skip
+_TITLES = {  # only before a name: "Gen. Lee", never "gen."
+    "gen": "General", "gov": "Governor", "sen": "Senator", "rep": "Representative", "capt": "Captain",
+    "lt": "Lieutenant", "col": "Colonel", "sgt": "Sergeant", "rev": "Reverend", "hon": "Honorable", "pres": "President",
+    "mt": "Mount", "ft": "Fort", "drs": "Doctors", "maj": "Major", "adm": "Admiral", "cpl": "Corporal",
+    "pvt": "Private", "fr": "Father", "det": "Detective", "insp": "Inspector", "supt": "Superintendent",
+}  # fmt: skip
+_DOTTED_ABBREVIATIONS = {
+    "ave": "Avenue", "blvd": "Boulevard", "rd": "Road", "dept": "Department", "inc": "Incorporated", "ltd": "Limited",
+    "corp": "Corporation", "bros": "Brothers", "assn": "Association", "univ": "University", "approx": "approximately",
+    "etc": "et cetera", "vol": "volume", "pp": "pages", "esq": "Esquire", "govt": "government", "cf": "compare",
+    "viz": "namely", "misc": "miscellaneous", "dist": "district",
+}  # fmt: skip
+_DAYS = {  # everyday words too ("sat.", "sun."): only with a capital and inside a sentence
+    "mon": "Monday", "tue": "Tuesday", "tues": "Tuesday", "wed": "Wednesday", "thu": "Thursday", "thur": "Thursday",
+    "thurs": "Thursday", "fri": "Friday", "sat": "Saturday", "sun": "Sunday",
+}  # fmt: skip
+_BEFORE_NUMBERS = {  # "p. 12", "Fig. IV"; a capital is kept
+    "p": "page", "pp": "pages", "vol": "volume", "vols": "volumes", "ch": "chapter", "chap": "chapter",
+    "fig": "figure", "figs": "figures", "eq": "equation", "sec": "section", "nos": "numbers", "ext": "extension",
+    "tel": "telephone", "apt": "apartment", "art": "article", "para": "paragraph", "est": "established", "op": "opus",
+    "tab": "table", "app": "appendix",
+}  # fmt: skip
+# A full stop after these may end the sentence as well: "etc." before a capital or at the end keeps it.
+_MAY_END = frozenset({"etc", "inc", "ltd", "corp", "jr", "sr", "ave", "rd", "blvd", "dept", "bros", "esq"})
+OPENERS = (
+    r"(?:The|An?|He|She|It|We|They|I|You|This|That|These|Those|There|But|And|So|In|On|At|When|Then|If|His|Her|Our|"
+    r"Their|My|Its|What|Who|Why|How|Where|Yes|Not|For|From|After|Before|Now|Once|All|No)\b(?!\.)"
+)
+
+
+def abbreviations(text: str) -> str:
+    """Titles, streets, companies, weekdays, months: by table; "St." and "Dr." by their neighbours."""
+    numbered = rf"(?<![\w.'])((?i:{'|'.join(_BEFORE_NUMBERS)}))\.\s?(?=\d|(?:[IVXL]{{2,}}|[VX])\b)"
+    text = re.sub(numbered, _before_number, text)
+    text = re.sub(r"(?<![\w.'])ca?\.\s?(?=\d{3,4}\b)", "circa ", text)
+    text = re.sub(r"\bet al\.(?=(\s*$|\s+[A-Z])?)", lambda m: "et al" + ("." if m[1] is not None else ""), text)
+    text = re.sub(r"(?<=& )Co\.(?=(\s*$|\s+[A-Z])?)|(?<=\band )Co\.(?=(\s*$|\s+[A-Z])?)",
+                  lambda m: "Company" + ("." if m[1] is not None or m[2] is not None else ""), text)
+
+    def word(m: re.Match[str]) -> str:
+        name, dot, rest = m["word"], m["dot"], text[m.end() :]
+        key = name.lower()
+        next_name = re.match(r"\s+[A-Z][a-z']", rest) is not None
+        ends = re.match(r"\s*$|\s+[A-Z\"']", rest) is not None
+        before = re.search(r"(\w+)\s+$", text[: m.start()])
+        after_name = before is not None and before[1][0].isupper() and before[1].lower() not in ("the", "and", "of")
+        if not name[0].isupper() and key in ("st", "dr") and not dot:
+            return m[0]
+        if key == "st" and (dot or next_name):
+            return ("Street" + (dot if ends and not next_name else "")) if after_name or not next_name else "Saint"
+        if key == "dr" and (dot or next_name):
+            return "Doctor" if next_name or not after_name else "Drive" + (dot if ends else "")
+        if key in _ABBREVIATIONS:
+            if key in ("mr", "mrs", "ms", "messrs", "prof") and not name[0].isupper():
+                return m[0]
+            return _ABBREVIATIONS[key] + (dot if key in _MAY_END and ends else "")
+        if dot and name[0].isupper() and next_name and key in _TITLES:
+            return _TITLES[key]
+        if dot and name[0].isupper() and key in _TITLES and re.match(r"\s+[A-Z]\w*\.\s+[A-Z]", rest):
+            return _TITLES[key]
+        if dot and name[0].isupper() and not ends:
+            return _DAYS.get(key) or MONTH_SHORT.get(key) or _DOTTED_ABBREVIATIONS.get(key) or m[0]
+        if dot and key in _DOTTED_ABBREVIATIONS:
+            return _DOTTED_ABBREVIATIONS[key] + (dot if key in _MAY_END and ends else "")
+        return m[0]
+
+    def initial(m: re.Match[str]) -> str:
+        before = re.search(r"(\S+)\s+$", text[: m.start()])
+        if re.match(rf"\s+{OPENERS}", text[m.end() :]) and before is not None:
+            return m[0]
+        another = re.match(r"\s+[A-Z]\.", text[m.end() :]) is not None
+        return m[1] if another or before is None or before[1][0].isupper() else m[0]
+
+    text = re.sub(r"(?<=[A-Z]\.\s)([AI])\.(?=\s+[A-Z][a-z])", initial, text)
+    text = re.sub(r"(?<![\w.'])([B-HJ-Z])\.(?=\s+[A-Z])", initial, text)
+    text = re.sub(r"(?<![\w.'])([AI])\.(?=\s+[A-Z](?:\.|\s))", initial, text)
+    return re.sub(r"(?<![\w.'])(?P<word>[A-Za-z]{2,8})(?P<dot>\.?)(?![\w.])", word, text)
+
+
+def _before_number(m: re.Match[str]) -> str:
+    words = _BEFORE_NUMBERS[m[1].lower()]
+    return (words.capitalize() if m[1][0].isupper() and m[1].lower() != "nos" else words) + " "

@@ -1,0 +1,238 @@
+"""Money, measures, dates, times, fractions, telephone numbers and numerals of kings: patterns and what they say.
+
+Each rule is a pattern and a function of its match; `dcar.text.spoken` applies them in its order.
+"""
+
+from __future__ import annotations
+
+import re
+
+from dcar.text.abbreviations import MONTH_SHORT, MONTHS
+from dcar.text.numbers import TENS, cardinal, digits, number, ordinal, plural, roman, whole, words_of, year
+
+NUM = r"\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?"
+MONTH = "(?P<month>" + "|".join(MONTHS) + r"|(?:Jan|Feb|Mar|Apr|Jun|Jul|Aug|Sept|Sep|Oct|Nov|Dec)\b\.?)"
+
+CURRENCIES = {
+    "$": ("dollar", "dollars", "cent", "cents"),
+    "£": ("pound", "pounds", "penny", "pence"),
+    "€": ("euro", "euros", "cent", "cents"),
+    "¥": ("yen", "yen", "", ""),
+    "₹": ("rupee", "rupees", "", ""),
+}
+DOLLARS = {
+    "US": "U S", "C": "Canadian", "CA": "Canadian", "A": "Australian", "AU": "Australian", "NZ": "New Zealand",
+    "HK": "Hong Kong",
+}  # fmt: skip
+CODES = {
+    "USD": ("U S dollar", "U S dollars"), "EUR": ("euro", "euros"), "GBP": ("British pound", "British pounds"),
+    "CHF": ("Swiss franc", "Swiss francs"), "JPY": ("Japanese yen", "Japanese yen"),
+    "CAD": ("Canadian dollar", "Canadian dollars"), "AUD": ("Australian dollar", "Australian dollars"),
+    "INR": ("Indian rupee", "Indian rupees"), "CNY": ("Chinese yuan", "Chinese yuan"),
+}  # fmt: skip
+_SCALE_WORDS = {"k": "thousand", "m": "million", "mn": "million", "bn": "billion", "b": "billion", "tn": "trillion"}
+_LENGTHS = {
+    "mm": "millimeter", "cm": "centimeter", "km": "kilometer", "m": "meter", "ft": "foot", "in": "inch", "mi": "mile",
+    "yd": "yard",
+}  # fmt: skip
+UNITS = {
+    **{unit: name for unit, name in _LENGTHS.items() if unit != "in"},  # "in" is a preposition
+    **{f"sq {unit}": f"square {name}" for unit, name in _LENGTHS.items()},
+    **{f"cu {unit}": f"cubic {name}" for unit, name in _LENGTHS.items()},
+    "mg": "milligram", "g": "gram", "kg": "kilogram", "lb": "pound", "lbs": "pound", "oz": "ounce", "ml": "milliliter",
+    "mL": "milliliter", "l": "liter", "L": "liter", "gal": "gallon", "qt": "quart", "tbsp": "tablespoon",
+    "tsp": "teaspoon", "ha": "hectare", "kB": "kilobyte", "KB": "kilobyte", "MB": "megabyte", "GB": "gigabyte",
+    "TB": "terabyte", "kbps": "kilobit per second", "Mbps": "megabit per second", "Gbps": "gigabit per second",
+    "Hz": "hertz", "kHz": "kilohertz", "MHz": "megahertz", "GHz": "gigahertz", "W": "watt", "kW": "kilowatt",
+    "kWh": "kilowatt hour", "MW": "megawatt", "mAh": "milliamp hour", "mA": "milliamp", "V": "volt", "kV": "kilovolt",
+    "dB": "decibel", "hp": "horsepower", "psi": "pound per square inch", "kPa": "kilopascal", "hPa": "hectopascal",
+    "kcal": "kilocalorie", "kJ": "kilojoule", "ns": "nanosecond", "ms": "millisecond", "nm": "nanometer",
+    "um": "micrometer", "ug": "microgram", "sec": "second", "secs": "second", "min": "minute", "mins": "minute",
+    "hr": "hour", "hrs": "hour", "mph": "mile per hour", "mpg": "mile per gallon", "km/h": "kilometer per hour",
+    "kph": "kilometer per hour", "m/s": "meter per second", "m/s2": "meter per second squared",
+    "bpm": "beat per minute", "fps": "frame per second", "dpi": "dot per inch", "ppm": "part per million",
+    "°C": "degree Celsius", "°F": "degree Fahrenheit", "°": "degree",
+}  # fmt: skip
+UNIT = "|".join(re.escape(u) for u in sorted(UNITS, key=len, reverse=True))
+REGNAL = words_of(
+    "Henry Louis Elizabeth George Charles Edward James Richard William John Paul Napoleon Catherine Philip Frederick "
+    "Francis Leo Pius Benedict Gregory Alexander Nicholas Peter Ivan Ferdinand Ramses Innocent Clement Urban Otto "
+    "Mary Sixtus Robert Harald Olaf Christian Gustav Rameses Ptolemy Xerxes Darius"
+)
+COUNTED = words_of(
+    "Chapter Part Parts War Volume Section Act Scene Book Phase Type Level Bowl Class Grade Stage Article Title Table "
+    "Figure Appendix Apollo Gemini Saturn Rocky Episode Round Group Division Tier Canto Fantasy Mark Schedule Lesson"
+)
+
+
+def _attributive(m: re.Match[str]) -> bool:
+    """Whether an amount describes the noun that follows: "a $5 bill", "a 5 km run"."""
+    return (re.search(r"\b[Aa]n?\s+$", m.string[: m.start()]) is not None
+            and re.match(r"\s+[a-z]", m.string[m.end() :]) is not None)
+
+
+def pieces_of_money(m: re.Match[str]) -> str:
+    one, many, small_one, small_many = CURRENCIES[m["symbol"]]
+    if kind := DOLLARS.get(m.groupdict().get("country") or ""):
+        one, many = f"{kind} {one}", f"{kind} {many}"
+    amount, scale = m["amount"], m["scale"]
+    if _attributive(m):
+        many = one
+    if scale:
+        return f" {number(amount)} {_SCALE_WORDS.get(scale.lower(), scale.lower())} {many} "
+    before, _, fraction = amount.partition(".")
+    if fraction and (len(fraction) > 2 or not small_one):
+        return f" {number(amount)} {many} "
+    units, cents = int(before.replace(",", "") or 0), int(fraction.ljust(2, "0")) if fraction else 0
+    parts = []
+    if units or not cents:
+        parts.append(f"{whole(str(units))} {one if units == 1 else many}")
+    if cents:
+        parts.append(f"{cardinal(cents)} {small_one if cents == 1 else small_many}")
+    return f" {' and '.join(parts)} "
+
+
+def coded_money(m: re.Match[str]) -> str:
+    one, many = CODES[m["before"] or m["after"]]
+    amount = m["first"] or m["second"]
+    return f" {number(amount)} {one if amount == '1' else many} "
+
+
+def date(month: str, day: str, year_text: str | None) -> str:
+    month = MONTH_SHORT.get(month.rstrip(".").lower(), month)
+    return f" {month} {ordinal(int(day))}" + (f", {year_of_date(year_text)} " if year_text else " ")
+
+
+def year_of_date(text: str) -> str:
+    return year(int(text)) if len(text) == 4 and int(text) >= 1000 else whole(text)
+
+
+def numeric_date(m: re.Match[str]) -> str:
+    first, second, year_text = int(m["a"]), int(m["b"]), m["y"]
+    if len(year_text) == 2:
+        year_text = ("20" if int(year_text) < 50 else "19") + year_text
+    month, day = (first, second) if first <= 12 else (second, first)  # US order unless that is no month
+    if m["sign"] == ".":  # never American
+        month, day = (second, first) if second <= 12 else (first, second)
+    if not (1 <= month <= 12 and 1 <= day <= 31):
+        return m[0]
+    return date(MONTHS[month - 1], str(day), year_text)
+
+
+def iso_date(m: re.Match[str]) -> str:
+    month, day = int(m["m"]), int(m["d"])
+    return date(MONTHS[month - 1], str(day), m["y"]) if 1 <= month <= 12 and 1 <= day <= 31 else m[0]
+
+
+def plural_year(m: re.Match[str]) -> str:
+    return plural(year(int(m["t"])) if len(m["t"]) == 4 else TENS[int(m["t"][0])])
+
+
+def time_of_day(m: re.Match[str]) -> str:
+    hour, minute, half = int(m["h"]), m["min"], m["half"]
+    if hour > 23 or (half and not 1 <= hour <= 12):
+        return m[0]
+    words = cardinal(hour) if hour else ("zero" if not half else "twelve")
+    if minute and int(minute):
+        words += (" oh " if int(minute) < 10 else " ") + cardinal(int(minute))
+    elif not half:
+        words += " o'clock" if 1 <= hour <= 12 else " hundred"
+    stop = "." if half and half.endswith(".") and re.match(r"\s*$|\s+[A-Z]", m.string[m.end() :]) else ""
+    return f" {words}{f' {half[0].upper()} M' if half else ''}{stop} "
+
+
+def time_with_seconds(m: re.Match[str]) -> str:
+    hour, minute, second = (int(m[i]) for i in (1, 2, 3))
+    if hour > 23:
+        return m[0]
+    minutes = f" {'oh ' if minute < 10 else ''}{cardinal(minute)}" if minute else ""
+    seconds = f" and {cardinal(second)} second{'' if second == 1 else 's'}" if second or not minute else ""
+    return f" {cardinal(hour)}{minutes}{seconds} "
+
+
+_FRACTIONS = {2: "half", 4: "quarter"}
+_SAID_AS_PAIR = {(24, 7), (9, 11), (20, 20), (50, 50)}
+
+
+def fraction_in_words(m: re.Match[str]) -> str:
+    before, top, bottom = m["whole"], int(m["top"]), int(m["bottom"])
+    if (top, bottom) in _SAID_AS_PAIR and not before:
+        return f" {cardinal(top)} {cardinal(bottom)} "
+    if (2 <= bottom <= 20 or bottom == 100) and 1 <= top < bottom:
+        name = _FRACTIONS.get(bottom) or ordinal(bottom).removeprefix("one ")
+        many = "halves" if bottom == 2 else name + "s"
+        words = f"{cardinal(top)} {name if top == 1 else many}"
+        return f" {whole(before)} and {re.sub('^one ', 'a ', words)} " if before else f" {words} "
+    words = f"{cardinal(top)} over {cardinal(bottom)}"
+    return f" {whole(before)} {words} " if before else f" {words} "
+
+
+def measure(m: re.Match[str]) -> str:
+    head, per, rest = UNITS[m["unit"]].partition(" per ")
+    single = m["n"] == "1" or _attributive(m) or "-" in m["gap"]
+    if not single and not head.endswith(("hertz", "horsepower")):
+        first, space, last = head.rpartition(" ")
+        if first == "degree":
+            head = f"degrees {last}"
+        else:
+            head = first + space + {"foot": "feet", "inch": "inches"}.get(last, last + "s")
+    return f" {'minus ' if m['minus'] else ''}{number(m['n'])} {head}{per}{rest} "
+
+
+def feet_and_inches(m: re.Match[str]) -> str:
+    return f" {cardinal(int(m[1]))} foot {cardinal(int(m[2]))} "
+
+
+def inches(m: re.Match[str]) -> str:
+    """`12"`, unless the sign closes a quotation that was opened before."""
+    if len(re.findall(r'(?<!\d)"', m.string[: m.start()])) % 2:
+        return m[0]
+    single = m["n"] == "1" or _attributive(m)
+    return f" {number(m['n'])} {'inch' if single else 'inches'} "
+
+
+def telephone(m: re.Match[str]) -> str:
+    """Digit by digit, a plus in front said, and "one eight hundred" as it is dialled."""
+    said = digits(m[0])
+    if free := re.match(r"1[-. ](800|900)[-. ]", m[0]):
+        said = f"one {cardinal(int(free[1][0]))} hundred {digits(m[0][free.end() :])}"
+    return f" {'plus ' if m[0].startswith('+') else ''}{said} "
+
+
+def international(m: re.Match[str]) -> str:
+    return telephone(m) if 8 <= sum(c.isdigit() for c in m[0]) <= 15 else m[0]
+
+
+def counted(m: re.Match[str]) -> str:
+    """ "Chapter IV" → "Chapter four"; in small letters a noun takes only what can be no letter or pronoun."""
+    noun, text = m["n"], m["r"]
+    value = roman(text)
+    if value is None or noun[0].islower() and text == "I" or len(text) == 1 and text not in "IVX":
+        return m[0]
+    return f"{noun} {cardinal(value)}"
+
+
+def regnal(m: re.Match[str]) -> str:
+    value = roman(m["r"])
+    return m[0] if value is None else f"{m['n']} the {ordinal(value)}"
+
+
+def century(m: re.Match[str]) -> str:
+    value = roman(m[1])
+    return m[0] if value is None else ordinal(value)
+
+
+def lone_numeral(m: re.Match[str]) -> str:
+    value = roman(m[0])
+    if value is None:
+        return m[0]
+    if len(m[0]) >= 4 and 1500 <= value <= 2099:
+        return year(value)
+    return cardinal(value) if set(m[0]) <= set("IVX") and m[0] not in ("IV", "XX", "XXX") else m[0]
+
+
+def year_or_number(m: re.Match[str]) -> str:
+    text = m[0]
+    if "," not in text and "." not in text and len(text) == 4 and 1100 <= int(text) <= 2099:
+        return f" {year(int(text))} "
+    return f" {number(text)} "

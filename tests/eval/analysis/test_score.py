@@ -1,0 +1,105 @@
+"""`dcar score`: files, folders and lists of any audio, measured; what is missing is said with its file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tones import chirp
+
+from dcar.audio import save_audio
+from dcar.errors import AudioError, ConfigError, DataError
+from eval.analysis import score as module
+from eval.analysis.score import ScoreConfig, items_of, main, run
+
+RATE = 24_000
+
+
+class Listener:
+    """Hears "a red house" in what is long, and nothing else."""
+
+    asked: list[int] = []
+
+    def transcribe(self, waves, sample_rate):
+        self.asked.append(len(waves))
+        return ["a red house" if len(wave) > sample_rate else "a mouse" for wave in waves]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> Path:
+    """Two voices, one long and one short file, at two rates."""
+    Listener.asked = []
+    monkeypatch.setattr(module, "load_recognizer", lambda name, device: Listener())
+    out = tmp_path / "said"
+    save_audio(out / "a.wav", chirp(1.5, 3), RATE)
+    save_audio(out / "b.flac", chirp(0.8, 4, 16_000), 16_000)
+    for name in "ab":
+        (out / f"{name}.txt").write_text("A red\nhouse.\n")
+    save_audio(tmp_path / "voice.wav", chirp(1.5, 3), RATE)
+    return out
+
+
+def test_a_folder_is_measured_line_by_line_and_together(folder, tmp_path, capsys):
+    main([f"audio={folder}", "recognizers=[one,two]", "scorers=[resemblyzer,dnsmos]",
+          f"prompt={tmp_path / 'voice.wav'}", f"out={tmp_path / 'deep' / 'scores.jsonl'}"])
+    printed = capsys.readouterr().out
+    assert (tmp_path / "deep" / "scores.jsonl").read_text() == printed
+    a, b, last = map(json.loads, printed.splitlines())
+    assert (Path(a["audio"]).name, Path(b["audio"]).name) == ("a.wav", "b.flac") and a["text"] == "A red house."
+    assert (a["seconds"], b["seconds"]) == (1.5, 0.8)
+    assert a["wer"] == {"one": 0, "two": 0} and b["wer"]["one"] == pytest.approx(2 / 3)
+    assert b["heard"] == {"one": "a mouse", "two": "a mouse"} and Listener.asked == [1] * 4  # each rate by itself
+    voice, quality = a["scores"]
+    assert a["scores"][voice] == pytest.approx(1, abs=1e-3)  # it is what the prompt is
+    assert b["scores"][voice] < a["scores"][voice]
+    assert 1 <= a["scores"][quality] <= 5
+    together = last["summary"]
+    assert together["files"] == 2 and together["seconds"] == pytest.approx(2.3)
+    assert together["recognizers"]["one"]["wer"] == pytest.approx(2 / 6)
+    assert together["recognizers"]["one"]["ci"][0] <= 2 / 6 <= together["recognizers"]["one"]["ci"][1]
+    assert together["scorers"][voice]["n"] == 2
+    assert together["scorers"][voice]["mean"] == pytest.approx((a["scores"][voice] + b["scores"][voice]) / 2)
+
+
+def test_lists_and_single_files_and_ljspeech_folders(folder, tmp_path):
+    listed = tmp_path / "list.jsonl"
+    listed.write_text(json.dumps({"audio": "said/b.flac", "text": "Hi.", "prompt_audio": "voice.wav"}) + "\n\n"
+                      + json.dumps({"audio": "said/a.wav", "text": "Ho."}) + "\n")
+    first, second = items_of(ScoreConfig(audio=str(listed), prompt="other.wav"))
+    assert (first.audio, first.text, first.prompt) == (folder / "b.flac", "Hi.", str(tmp_path / "voice.wav"))
+    assert (second.audio, second.prompt) == (folder / "a.wav", "other.wav")
+    rows = list(run(ScoreConfig(audio=str(folder / "a.wav"), text="A red house.", scorers=[])))
+    assert rows[0]["wer"] == {"moonshine": 0} and rows[0]["scores"] == {} and rows[1]["summary"]["scorers"] == {}
+    (quiet,) = list(run(ScoreConfig(audio=str(folder / "a.wav"), recognizers=[])))[:-1]  # needs no text
+    assert "wer" not in quiet and len(quiet["scores"]) == 1
+    lj = tmp_path / "lj"
+    save_audio(lj / "wavs" / "x.wav", chirp(1.5, 3), RATE)
+    (lj / "metadata.csv").write_text("x|No. 1|Number one\n")
+    assert [(i.audio.name, i.text) for i in items_of(ScoreConfig(audio=str(lj)))] == [("x.wav", "Number one")]
+
+
+def test_what_cannot_be_measured_is_refused(folder, tmp_path):
+    def refused(error, match, **settings):
+        with pytest.raises(error, match=match):
+            list(run(ScoreConfig(**{"audio": str(folder), **settings})))
+
+    refused(ConfigError, "audio is not set", audio="")
+    refused(ConfigError, "nothing would be measured", recognizers=[], scorers=[])
+    refused(ConfigError, "resemblyzer: similar to whom", scorers=["resemblyzer"])
+    refused(ConfigError, "choose dnsmos", scorers=["dnsmoss"])
+    refused(ConfigError, "has its own texts", text="A red house.")
+    refused(DataError, "1 of 1 audio files are not there: nowhere.wav", audio="nowhere.wav", text="Hi.")
+    refused(DataError, "have no text to compare with: .*a.wav; write it into", audio=str(folder / "a.wav"))
+    (folder / "b.txt").unlink()
+    refused(DataError, "1 of 2 files have no text to compare with: .*b.flac")
+    (tmp_path / "empty").mkdir()
+    refused(DataError, "no audio in it", audio=str(tmp_path / "empty"))
+    (tmp_path / "bad.jsonl").write_text('{"text": "Hi."}\n')
+    refused(DataError, r"bad.jsonl:1: not an object with audio and text", audio=str(tmp_path / "bad.jsonl"))
+    (folder / "c.wav").write_text("a letter")
+    (folder / "c.txt").write_text("A red house.")
+    (folder / "b.txt").write_text("A red house.")
+    refused(AudioError, "c.wav: not readable as audio")
+    assert np.isfinite(next(run(ScoreConfig(audio=str(folder / "a.wav"), text="Hi")))["seconds"])

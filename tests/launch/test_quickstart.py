@@ -21,6 +21,7 @@ from dcar.train.car import TrainConfig, data_identity, differing
 from dcar.train.draft import TrainDraftConfig
 from eval.analysis.fit_verifiers import FitConfig
 from eval.compare.run import CompareConfig
+from eval.compare.tune import TuneConfig
 from launch import quickstart
 from launch.quickstart import QuickstartConfig, Step, content_digest, pipeline, run
 from rl.config import DCPOConfig
@@ -31,7 +32,7 @@ ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "launch" / "recipes").rglob("*.yaml"))
 SCHEMAS = {"car": TrainConfig, "far": TrainConfig, "profile": ProfileConfig, "compare": CompareConfig,
            "dcpo": DCPOConfig, "draft": TrainDraftConfig, "verifiers": FitConfig, "prepare": PrepareConfig,
-           "tokenizer": FitTokenizerConfig}
+           "tokenizer": FitTokenizerConfig, "tune": TuneConfig}
 MODULES = {"dcar.train": TrainConfig, "rl.profile": ProfileConfig, "rl.train": DCPOConfig, "rl.export": ExportConfig,
            "eval.compare": CompareConfig}
 

@@ -31,6 +31,7 @@ from dcar.errors import ConfigError, DataError, TextError
 from dcar.process import run_command
 from dcar.recognition.base import Recognizer
 from dcar.recognition.load import load_recognizer
+from dcar.storage import write_text
 from dcar.text.bootstrap import corpus_interval
 from dcar.text.wer import NORMALIZER, WordErrors, corpus_wer, word_errors
 from dcar.vocoder.base import PromptAudio
@@ -210,8 +211,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         lines.append(json.dumps(row, ensure_ascii=False))
         print(lines[-1], flush=True)
     if config.out:
-        Path(config.out).parent.mkdir(parents=True, exist_ok=True)
-        Path(config.out).write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+        write_text(config.out, "".join(line + "\n" for line in lines))
 
 
 if __name__ == "__main__":

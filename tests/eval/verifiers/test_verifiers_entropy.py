@@ -13,6 +13,7 @@ from tiny_decoders import reference_chunks, tiny_decoder
 
 from dcar.decoding import ChunkMethod, FixedChunk, decode
 from dcar.errors import CheckpointError, ConfigError, DataError
+from dcar.model.load import load_decoder
 from dcar.prompts.load import load_prompts
 from dcar.sampling import SamplingConfig, warp
 from dcar.text.phonemes import PHONEME_VERSION, TEXT_VOCAB_SIZE
@@ -124,7 +125,7 @@ def test_bigrams_are_those_of_the_training_split(files):
 def test_rank_accuracy_equals_its_definition(files):
     """By loops over utterances, positions, heads and ranks."""
     found = VerifierStatistics.from_pretrained(files / "stats")
-    model = fitting.CARDecoder.from_pretrained(files / "decoder")
+    model = load_decoder(files / "decoder")
     items = load_prompts(files / "data", "dev", model, 5, 0)
     sampling = SamplingConfig(max_tokens=40, min_tokens=20)
     for depth in (1, 2, 3):
@@ -142,7 +143,7 @@ def test_rank_accuracy_equals_its_definition(files):
 
 
 def test_teacher_forcing_yields_the_states_of_decoding(files):
-    model = fitting.CARDecoder.from_pretrained(files / "decoder")
+    model = load_decoder(files / "decoder")
     items = load_prompts(files / "data", "dev", model, 5, 0)
     for (hidden, targets), item in zip(teacher_forced(model, items, 2), items, strict=True):
         assert targets.tolist() == [*item.reference_tokens, CODES] and len(hidden) == len(targets)

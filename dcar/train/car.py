@@ -35,7 +35,6 @@ from transformers import TrainerCallback, TrainingArguments
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from dcar.config import check, load_config, save_config, setting
-from dcar.config.schema import seed_setting
 from dcar.errors import CheckpointError, ConfigError, DataError
 from dcar.model.backbones.decoder import TEXT_TOKENIZER_FOLDER, BackboneConfig, BackboneDecoder, cast_backbone
 from dcar.model.backbones.lora import MODES, LoraSettings, add_lora, merge, save_adapter, set_trainable
@@ -53,6 +52,7 @@ from dcar.train.callbacks import JsonlLog, TensorBoardLog
 from dcar.train.checkpoints import latest_checkpoint, step_of
 from dcar.train.optim import ScaledAdam, cosine, eden
 from dcar.train.resilient import ResilientTrainer
+from dcar.train.settings import RunSettings
 
 logger = logging.getLogger(__name__)
 
@@ -77,22 +77,9 @@ class BackboneTraining:
 
 
 @dataclass
-class TrainConfig:
+class TrainConfig(RunSettings):
     """Settings of stage one."""
 
-    data: str = setting("runs/prepared", "Folder written by `dcar prepare`.", place="folder")
-    out: str = setting("runs/car", "Folder to write.", old=("out_dir",), place="folder")
-    prompt_tokens: int = setting(50, "Speaker prompt in training (bos layout only): one second at 50 Hz.", minimum=1)
-    batch_size: int = setting(16, "Utterances of a process per step.", minimum=1)
-    gradient_accumulation: int = setting(1, "Batches of a step.", minimum=1)
-    max_steps: int = setting(1000, "Updates of the weights.", minimum=1)
-    optimizer: str = setting("adamw", "adamw (with cosine) or scaled_adam (with Eden, the paper's).",
-                             choices=("adamw", "scaled_adam"))
-    learning_rate: float = setting(1e-3, "Peak; the paper's is 0.01 for scaled_adam.", above=0)
-    weight_decay: float = setting(0.01, "Of matrices; adamw only.", minimum=0)
-    warmup_steps: int = setting(100, "Steps in which the learning rate rises.", minimum=0)
-    max_grad_norm: float = setting(1.0, "Gradients are clipped to this norm, 0 = not; ScaledAdam clips by itself.",
-                                   minimum=0)
     head_weight_decay: float = setting(1.0, "Lambda of eq. 1: head k counts lambda^(k-1); 1 = uniform, the paper's.",
                                        above=0, maximum=1)
     loss_reduction: str = setting("per_head_mean", "How positions are averaged.",
@@ -100,25 +87,14 @@ class TrainConfig:
     eos_tail: str = setting("fill", "Targets behind the end: end of speech again, or none.", choices=("fill", "ignore"))
     head_positions: float = setting(1.0, "Share of positions that the additional heads are trained on; less is faster.",
                                     above=0, maximum=1)
-    input_corruption: float = setting(0.0, "Share of input speech tokens replaced at random while training.",
-                                      minimum=0, below=1)
-    bf16: bool = setting(False, "bfloat16 autocast.")
     gradient_checkpointing: bool = setting(False, "Recompute activations: less memory, about a third more time.")
-    seed: int = seed_setting(0, "Of weights, order and corruption.")
-    eval_steps: int = setting(250, "Steps between evaluations on the dev split.", minimum=1)
-    save_steps: int = setting(250, "Steps between checkpoints.", minimum=1)
-    log_steps: int = setting(25, "Steps between lines of the log.", minimum=1)
-    workers: int = setting(0, "Processes that load data.", minimum=0)
-    tensorboard: bool = setting(False, "Also write out/tensorboard.")
-    resume: bool = setting(True, "Go on from the last checkpoint in out, bit for bit.")
-    wait_minutes: float = setting(30.0, "How long processes wait for each other before they give up.", above=0)
     init_from: str = setting("", "Start from the weights of this decoder, not from scratch; starter = the shipped one.")
     codebook_init: bool = setting(False, "From scratch: speech embeddings start from the tokenizer's centroids.")
     model: CARConfig = setting(CARConfig, "Shape of the decoder; vocabulary sizes are taken from the data.")
     backbone: BackboneTraining = setting(BackboneTraining, "Heads on a pretrained language model instead.")
 
     def __post_init__(self):
-        check(self)
+        super().__post_init__()
         if not self.backbone.path:
             self.model.check_heads()
         if self.codebook_init and (self.init_from or self.backbone.path):

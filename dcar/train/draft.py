@@ -20,8 +20,7 @@ from typing import cast
 
 import torch
 
-from dcar.config import check, load_config, setting
-from dcar.config.schema import seed_setting
+from dcar.config import load_config, setting
 from dcar.errors import CheckpointError
 from dcar.model.backbones.decoder import BackboneDecoder
 from dcar.model.car import CARDecoder
@@ -33,10 +32,11 @@ from dcar.prompts.together import check_together
 from dcar.sources.shipped import resolve
 from dcar.train.car import BackboneTraining, TrainConfig, decoder_shape, differing, fit
 from dcar.train.checkpoints import latest_checkpoint
+from dcar.train.settings import RunSettings
 
 
 @dataclass
-class TrainDraftConfig:
+class TrainDraftConfig(RunSettings):
     """Settings of a draft's training; those that stage one has too mean the same."""
 
     decoder: str = setting("runs/car", "The decoder that the draft is for; starter = the shipped one.", old=("target",))
@@ -44,30 +44,6 @@ class TrainDraftConfig:
     out: str = setting("runs/draft", "Folder to write.", old=("out_dir",), place="folder")
     bottom_layers: int = setting(0, "Of the decoder, trained; 0 = the paper's share of the depth (2 of 24).", minimum=0)
     top_layers: int = setting(0, "Of the decoder, frozen; 0 = the paper's share (6 of 24).", minimum=0)
-    prompt_tokens: int = setting(50, "Speaker prompt in training (bos layout only).", minimum=1)
-    batch_size: int = setting(16, "Utterances of a process per step.", minimum=1)
-    gradient_accumulation: int = setting(1, "Batches of a step.", minimum=1)
-    max_steps: int = setting(1000, "Updates of the weights.", minimum=1)
-    optimizer: str = setting("adamw", "adamw (with cosine) or scaled_adam (with Eden).",
-                             choices=("adamw", "scaled_adam"))
-    learning_rate: float = setting(1e-3, "Peak.", above=0)
-    weight_decay: float = setting(0.01, "Of matrices; adamw only.", minimum=0)
-    warmup_steps: int = setting(100, "Steps in which the learning rate rises.", minimum=0)
-    max_grad_norm: float = setting(1.0, "Gradients are clipped to this norm, 0 = not; adamw only.", minimum=0)
-    input_corruption: float = setting(0.0, "Share of input speech tokens replaced at random while training.",
-                                      minimum=0, below=1)
-    bf16: bool = setting(False, "bfloat16 autocast.")
-    seed: int = seed_setting(0, "Of weights, order and corruption.")
-    eval_steps: int = setting(250, "Steps between evaluations on the dev split.", minimum=1)
-    save_steps: int = setting(250, "Steps between checkpoints.", minimum=1)
-    log_steps: int = setting(25, "Steps between lines of the log.", minimum=1)
-    workers: int = setting(0, "Processes that load data.", minimum=0)
-    tensorboard: bool = setting(False, "Also write out/tensorboard.")
-    resume: bool = setting(True, "Go on from the last checkpoint in out, bit for bit.")
-    wait_minutes: float = setting(30.0, "How long processes wait for each other before they give up.", above=0)
-
-    def __post_init__(self):
-        check(self)
 
 
 def run(config: TrainDraftConfig) -> DraftDecoder | BackboneDraft:

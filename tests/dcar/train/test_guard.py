@@ -42,7 +42,7 @@ def test_all_finite_looks_at_values_not_at_their_squares():
     ({"gradient_accumulation": 2}, {"speech_position_scale": math.nan}, "step 1: the loss is nan, nan"),
 ])
 def test_training_that_turns_to_nan_stops(changes, model, message, data, tmp_path, monkeypatch):
-    for place in ("dcar.train.car.check", "dcar.model.car.check"):  # such settings are refused by now
+    for place in ("dcar.train.settings.check", "dcar.model.car.check"):  # such settings are refused by now
         monkeypatch.setattr(place, lambda config: None)
     settings = tiny_config(data, tmp_path, **changes)
     for name, value in model.items():  # no setting of this value is accepted by name any more

@@ -1,8 +1,12 @@
-"""The chunk policy of DCAR: how many of the heads' tokens to keep, read from the decoder's hidden states.
+"""The chunk policy of DCAR: how many of the heads' tokens to keep.
 
-Paper §4.2 and App. C.2: one causal Transformer layer over the hidden states of the speech positions, then a linear
-layer over the actions 1..K. The paper's layer is as wide as the decoder (`width=None`); a bottleneck (for example
-256) reads the same states through a projection and costs almost nothing (docs/architecture.md).
+Paper §4.2 and App. C.2 (`reads` "hidden"): one causal Transformer layer over the hidden states of the speech positions,
+then a linear layer over the actions 1..K; it decides before tokens are drawn. The paper's layer is as wide as the
+decoder (`width=None`); a bottleneck (for example 256) reads the same states through a projection and costs almost
+nothing (docs/architecture.md).
+
+Not the paper's: a policy that decides after the draw, from the candidates alone ("candidates", heads/candidates.py), or
+from them and the hidden states ("both").
 """
 
 from __future__ import annotations
@@ -13,8 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from dcar.errors import CheckpointError
+from heads.candidates import EndScores
 from heads.checkpoint import Checkpoint
 from heads.layers import KVCache, RotaryTable, TransformerLayer, last_of
+
+READS = ("hidden", "candidates", "both")
+NEVER = -1e9  # score of a size that is not among the policy's: probability 0, and finite, so that sums over laws are
 
 
 @dataclass
@@ -29,49 +37,101 @@ class ChunkPolicyConfig:
     chunk_range: tuple[int, ...] = ()  # guidance range of the training run
     base_checksum: str = ""  # checksum of the decoder; empty = not bound to one
     tokenizer: str = ""  # name of the speech tokenizer
+    reads: str = "hidden"  # one of READS
+    sizes: tuple[int, ...] = ()  # chunk sizes that it chooses among; empty = all of 1..K
+    score_width: int = 32  # of the network that scores ends, where it reads candidates
+
+    def __post_init__(self) -> None:
+        if self.reads not in READS:
+            raise ValueError(f"a policy reads {', '.join(READS)}; not '{self.reads}'")
+        if any(not 1 <= size <= self.num_actions for size in self.sizes):
+            raise ValueError(f"sizes {list(self.sizes)} of a policy that chooses among 1..{self.num_actions}")
 
     @property
     def layer_width(self) -> int:
         return self.hidden_size if self.width is None else self.width
 
+    @property
+    def after_draw(self) -> bool:
+        """Whether it sees the candidates."""
+        return self.reads != "hidden"
+
+    @property
+    def reach(self) -> int:
+        """The longest chunk that it may ask for."""
+        return max(self.sizes, default=self.num_actions)
+
 
 class ChunkPolicy(Checkpoint):
-    """pi(a | h_1..h_t): logits over chunk sizes 1..K at every speech position; action a is column a - 1."""
+    """pi(a | h_1..h_t, candidates): scores of chunk sizes 1..K at every speech position; action a is column a - 1.
+
+    What it makes of the hidden states is its reading: the scores themselves, or what `EndScores` adds to candidates.
+    """
 
     config_class = ChunkPolicyConfig
     model_type = "dcar-chunk-policy"
+    unused: Tensor
 
     def __init__(self, config: ChunkPolicyConfig):
         super().__init__()
         self.config = config
+        self.scores = EndScores(config.score_width) if config.after_draw else None
+        self.register_buffer("unused", torch.ones(config.num_actions, dtype=torch.bool), persistent=False)
+        self.restore_buffers()
+        self.layer: TransformerLayer | None = None
+        if config.reads == "candidates":
+            return
         width = config.layer_width
         self.input_norm = nn.LayerNorm(config.hidden_size)
         self.input = nn.Identity() if config.width is None else nn.Linear(config.hidden_size, width)
         self.layer = TransformerLayer(width, config.num_attention_heads, config.ffn_size or 4 * width)
         self.output_norm = nn.LayerNorm(width)
         self.rotary = RotaryTable(width // config.num_attention_heads)
-        self.output = nn.Linear(width, config.num_actions)
-        # Zero output: the untrained policy is uniform over the actions (entropy ln K).
-        nn.init.zeros_(self.output.weight)
-        nn.init.zeros_(self.output.bias)
+        self.output = nn.Linear(width, config.score_width if config.after_draw else config.num_actions)
+        if not config.after_draw:
+            # Zero output: the untrained policy is uniform over the actions (entropy ln K).
+            nn.init.zeros_(self.output.weight)
+            nn.init.zeros_(self.output.bias)
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        """All positions at once, causally: hidden [B, S, D] -> logits [B, S, K]. Padding may stand at the end."""
-        x = self.input(self.input_norm(hidden))
-        positions = torch.arange(x.shape[1], device=x.device).expand(x.shape[0], -1)
-        x = self.layer(x, self.rotary(positions), None)
-        return self.output(self.output_norm(x))
+    def forward(self, hidden: Tensor, positions: Tensor | None = None, candidates: Tensor | None = None) -> Tensor:
+        """Scores of all sizes, causally: hidden [B, S, D] -> [B, S, K], or [B, M, K] at the decisions' positions
+        [B, M]. A policy after the draw needs these and their candidates [B, M, K, 3]. Padding may stand at the end."""
+        reading = None
+        if self.layer is not None:
+            x = self.input(self.input_norm(hidden))
+            every = torch.arange(x.shape[1], device=x.device).expand(x.shape[0], -1)
+            reading = self.output(self.output_norm(self.layer(x, self.rotary(every), None)))
+            if positions is not None:
+                reading = reading.gather(1, positions.unsqueeze(-1).expand(-1, -1, reading.shape[-1]))
+        return self.score(reading, candidates)
 
-    def new_cache(self, batch: int, capacity: int, *, device=None, dtype=torch.float32) -> KVCache:
+    def score(self, reading: Tensor | None, candidates: Tensor | None = None) -> Tensor:
+        """Scores [..., K] from a reading of the hidden states [..., R] and the candidates [..., n, 3], of which there
+        may be less than K: what is longer is not chosen."""
+        if self.scores is None:
+            assert reading is not None
+            scores = reading
+        else:
+            if candidates is None:
+                raise ValueError(f"a policy that reads {self.config.reads} needs the candidates")
+            scores = self.scores(candidates.to(self.scores.linear.weight.dtype), reading)
+            scores = nn.functional.pad(scores, (0, self.config.num_actions - scores.shape[-1]), value=NEVER)
+        return scores.masked_fill(self.unused, NEVER) if self.config.sizes else scores
+
+    def new_cache(self, batch: int, capacity: int, *, device=None, dtype=torch.float32) -> KVCache | None:
+        """Room for the hidden states of `capacity` positions; None where it reads none."""
+        if self.layer is None:
+            return None
         heads = self.config.num_attention_heads
         return KVCache(1, batch, heads, capacity, self.rotary.head_dim, device=device, dtype=dtype)
 
     @torch.no_grad()
     def extend(self, cache: KVCache, hidden: Tensor, counts: Tensor) -> Tensor:
-        """Read the next counts[b] hidden states of each row, hidden [B, m, D] -> logits [B, m, K].
+        """Read the next counts[b] hidden states of each row, hidden [B, m, D] -> readings [B, m, R].
 
-        The incremental twin of `forward`: the same logits, position by position.
+        The incremental twin of `forward`: the same readings, position by position.
         """
+        assert self.layer is not None
         new = hidden.shape[1]
         x = self.input(self.input_norm(hidden))
         if cache.single:
@@ -81,6 +141,11 @@ class ChunkPolicy(Checkpoint):
         x = self.layer(x, rotary, cache.mask(new), cache)
         cache.advance(counts, new)
         return self.output(self.output_norm(x))
+
+    def restore_buffers(self) -> None:
+        """Which sizes [K] are never chosen."""
+        chosen = self.config.sizes or range(1, self.config.num_actions + 1)
+        self.unused = torch.tensor([size not in chosen for size in range(1, self.config.num_actions + 1)])
 
     def check_base(self, checksum: str) -> None:
         """CheckpointError if the policy was trained for a decoder with another checksum."""
@@ -100,11 +165,15 @@ class PolicyReader:
         self.policy = policy
         self.cache = policy.new_cache(len(hidden), capacity, device=hidden.device, dtype=hidden.dtype)
 
-    def read(self, hidden: Tensor, counts: Tensor) -> Tensor:
-        """hidden [B, m, D], of which counts [B] are new -> log-law [B, K] of the next size."""
-        logits = self.policy.extend(self.cache, hidden, counts)
-        return last_of(logits, counts).float().log_softmax(-1)
+    def read(self, hidden: Tensor, counts: Tensor) -> Tensor | None:
+        """hidden [B, m, D], of which counts [B] are new -> reading [B, R] of the last one; None where it reads none."""
+        return None if self.cache is None else last_of(self.policy.extend(self.cache, hidden, counts), counts)
+
+    def law(self, reading: Tensor | None, candidates: Tensor | None = None) -> Tensor:
+        """Log-law [B, K] of the next size, from a reading and, after the draw, the candidates [B, n, 3]."""
+        return self.policy.score(reading, candidates).float().log_softmax(-1)
 
     def select(self, rows: Tensor) -> None:
         """Only these rows go on."""
-        self.cache = self.cache.select(rows)
+        if self.cache is not None:
+            self.cache = self.cache.select(rows)

@@ -18,6 +18,7 @@ from dcar.config.schema import seed_setting, settings_of
 from dcar.errors import ConfigError
 from dcar.sampling import SamplingConfig
 from dcar.storage import write_text
+from heads.policy import READS
 from rl.objective import FORCED_ROWS, LOSS_TYPES, SCALES
 from rl.rollout import DECODING
 
@@ -104,6 +105,10 @@ class DCPOConfig(GRPOConfig):
 
     # --- policy ---
     policy: str = setting("", "Start from this policy directory (starter = the shipped one), not uniform.")
+    policy_reads: str = setting("hidden", "What it decides from: hidden states (the paper's, before the draw), "
+                                          "candidates (what the heads drew), or both.", choices=READS)
+    policy_sizes: list[int] = setting([], "Chunk sizes that it chooses among; empty = all.", minimum=1)
+    score_width: int = setting(32, "Width of the network that scores ends, where it reads candidates.", minimum=1)
     policy_width: int | None = setting(256, "Width of the policy's layer; null = the decoder's, the paper's.",
                                        minimum=1)
     policy_heads: int = setting(8, "Attention heads of the policy's layer.", minimum=1)
@@ -134,13 +139,18 @@ class DCPOConfig(GRPOConfig):
     # --- reward ---
     reward_funcs: list[str] = setting(["wer", "range_penalty", "speed_bonus"],
                                       "Rewards that are added (with reward_weights): wer, cer, "
-                                      "log_likelihood, range_penalty, speed_bonus.")
+                                      "log_likelihood, token_distance, range_penalty, speed_bonus.")
     alpha: float = setting(0.1, "Weight of the out-of-range penalty.", minimum=0)
     penalty: str = setting("distance", "What a chunk out of range costs.", choices=("distance", "indicator", "none"))
     penalty_normalizer: str = setting("tokens", "What penalties of a rollout are divided by.",
                                       choices=("tokens", "decisions"))
     wer_cap: float = setting(1.0, "A rollout's WER (or CER) counts at most this much.", above=0)
     speed_bonus: float = setting(0.0, "Weight of 1 - decisions / tokens; 0 as in the paper.")
+    token_scale: float = setting(1.0, "Weight of the token_distance reward, 1 = two codes at random.", above=0)
+    credit: str = setting("utterance", "What an advantage belongs to: the utterance (the paper's), or every decision by "
+                                       "itself (needs token_distance).", choices=("utterance", "decision"))
+    credit_window: int = setting(25, "Tokens of the recording that a decision answers for, with credit=decision.",
+                                 minimum=1)
     likelihood_scale: float = setting(0.1, "Weight of one nat per character in the log_likelihood reward.")
     reward_attempts: int = setting(3, "How often the recogniser is asked when it fails, with longer and longer breaks.",
                                    minimum=1)
@@ -171,7 +181,7 @@ class DCPOConfig(GRPOConfig):
                 f"multiple of num_generations {self.num_generations}: a group never spans two steps or processes")
         if self.eval_split == "none":
             self.eval_strategy, self.load_best_model_at_end = "no", False
-        self.chunk_range = sorted(set(self.chunk_range))
+        self.chunk_range, self.policy_sizes = sorted(set(self.chunk_range)), sorted(set(self.policy_sizes))
         if self.greater_is_better is None:
             self.greater_is_better = "reward" in (self.metric_for_best_model or "")
         try:

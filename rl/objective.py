@@ -57,10 +57,9 @@ def group_advantages(rewards: Tensor, group_size: int, scale: str = "group",
     return Advantages(values.view(-1).to(torch.float32), ~rewards.isnan(), zero_std)
 
 
-def decision_law(logits: Tensor, positions: Tensor) -> Tensor:
-    """Log-law of the actions at the decision positions: logits [R, S, K], positions [R, M] -> [R, M, K] float32."""
-    index = positions.unsqueeze(-1).expand(-1, -1, logits.shape[-1])
-    return logits.gather(1, index).float().log_softmax(-1)
+def decision_law(scores: Tensor) -> Tensor:
+    """Log-law of the actions at every decision: a policy's scores [R, M, K] -> [R, M, K] float32."""
+    return scores.float().log_softmax(-1)
 
 
 def taken(log_law: Tensor, actions: Tensor) -> Tensor:
@@ -83,13 +82,19 @@ def kl_weight(maximum: float, epoch: int, epochs: int) -> float:
     return maximum * epoch / max(1, epochs - 1)
 
 
+def by_decision(advantages: Tensor) -> Tensor:
+    """Advantages of rollouts [R] as [R, 1], of decisions [R, M] as they are."""
+    return advantages.unsqueeze(-1) if advantages.dim() == 1 else advantages
+
+
 def clipped_surrogate(ratio: Tensor, advantages: Tensor, epsilon: float, epsilon_high: float | None = None,
                       delta: float | None = None) -> Tensor:
-    """-min(ratio A, clip(ratio, 1 - epsilon, 1 + epsilon_high) A) (eq. 2): ratio [R, M], advantages [R] -> [R, M].
+    """-min(ratio A, clip(ratio, 1 - epsilon, 1 + epsilon_high) A) (eq. 2): ratio [R, M], advantages of rollouts [R], or
+    of decisions [R, M] -> [R, M].
 
     `delta` bounds the ratio from above also where A < 0 (two-sided clipping).
     """
-    a = advantages.unsqueeze(-1)
+    a = by_decision(advantages)
     clipped = ratio.clamp(1 - epsilon, 1 + (epsilon if epsilon_high is None else epsilon_high))
     if delta is not None:
         ratio = ratio.clamp(max=delta)
@@ -144,7 +149,7 @@ def policy_loss(log_law: Tensor, actions: Tensor, behaviour: Tensor, reference: 
     """The DCPO objective (eq. 4), negated: clipped surrogate + beta KL over the decisions.
 
     log_law, reference [R, M, K]; actions [R, M] indices; behaviour [R, M] log-probabilities of the denominators;
-    advantages, weights [R]; mask [R, M]. The loss always depends on log_law, so that every process of a distributed
+    advantages [R] or [R, M], weights [R]; mask [R, M]. The loss always depends on log_law, so that every process of a distributed
     run has a backward pass even if it has nothing to learn.
     """
     log_probs = taken(log_law, actions)
@@ -153,6 +158,6 @@ def policy_loss(log_law: Tensor, actions: Tensor, behaviour: Tensor, reference: 
     kl = exact_kl(log_law, reference)
     values = clipped_surrogate(ratio, advantages, epsilon, epsilon_high, delta) + beta * kl
     high = epsilon if epsilon_high is None else epsilon_high
-    a = advantages.unsqueeze(-1)
+    a = by_decision(advantages)
     clipped = ((ratio < 1 - epsilon) & (a < 0)) | ((ratio > 1 + high) & (a > 0))
     return PolicyLoss(aggregate(values, mask, weights, loss_type, normalizer), ratio.detach(), clipped, kl.detach())

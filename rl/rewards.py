@@ -21,6 +21,7 @@ from dcar.errors import ConfigError, RewardError
 from dcar.prompts.items import PromptItem
 from dcar.recognition.base import Recognizer
 from dcar.text.wer import NORMALIZER, WordErrors, character_errors, corpus_wer, word_errors
+from dcar.tokens.warping import Warping, warped_distances, warpings
 from dcar.tracking import write_json
 from dcar.vocoder.base import Vocoder
 from dcar.vocoder.voicing import isolate, voice_each
@@ -41,12 +42,14 @@ class RolloutRecord:
     transcript: str | None = None
     errors: WordErrors | None = None
     failure: str | None = None  # first cause why a reward is missing
+    warping: Warping | None = None  # of the tokens to the recording's, where `TokenReward` was asked for it
 
 
 class Reward(Protocol):
     """A reward function: one number per rollout, NaN where it cannot be computed (set `record.failure`)."""
 
     name: str
+    hears: bool  # whether it needs the waveform; a class without the attribute does
 
     def __call__(self, records: Sequence[RolloutRecord]) -> list[float]: ...
 
@@ -73,6 +76,7 @@ class WERReward:
     """
 
     name = "wer"
+    hears = True
 
     def __init__(self, recognizer: Recognizer, ground_truth: Mapping[str, float] | None = None, cap: float = 1.0):
         self.recognizer, self.ground_truth, self.cap = recognizer, ground_truth or {}, cap
@@ -106,6 +110,7 @@ class CERReward:
     taken from its mean."""
 
     name = "cer"
+    hears = True
 
     def __init__(self, recognizer: Recognizer, cap: float = 1.0):
         self.recognizer, self.cap = recognizer, cap
@@ -121,6 +126,7 @@ class LikelihoodReward:
     transcript. Never below `floor` nats per character, where the wave is too short for its text."""
 
     name = "log_likelihood"
+    hears = True
 
     def __init__(self, recognizer: Any, scale: float = 0.1, floor: float = -10.0):
         if not hasattr(recognizer, "log_likelihood"):
@@ -147,11 +153,42 @@ class LikelihoodReward:
         return [values[id(r)] for r in records]
 
 
+class TokenReward:
+    """-scale times the distance of the spoken tokens to the recording's, warped in time over the distances of the
+    tokenizer's centroids (dcar/tokens/warping.py). Needs neither vocoder nor recogniser, and sees no word: a warm-up,
+    or beside the word error rate. Not in the paper.
+
+    distances [V, V]: `code_distances`. warp: keep the path too, for credit by decision. A rollout without tokens is as
+    far as two codes taken at random.
+    """
+
+    name = "token_distance"
+    hears = False
+
+    def __init__(self, distances: np.ndarray, scale: float = 1.0, warp: bool = False):
+        self.distances, self.scale, self.warp = distances, scale, warp
+
+    def __call__(self, records: Sequence[RolloutRecord]) -> list[float]:
+        values = [-self.scale] * len(records)
+        spoken = [i for i, r in enumerate(records) if r.result.tokens and len(r.item.reference_tokens)]
+        pairs = [(records[i].result.tokens, list(records[i].item.reference_tokens)) for i in spoken]
+        if self.warp:
+            for i, warping in zip(spoken, warpings(pairs, self.distances), strict=True):
+                records[i].warping = warping
+                length = len(records[i].result.tokens) + len(warping.costs)
+                values[i] = -self.scale * float(warping.costs.sum()) / length
+        else:
+            for i, distance in zip(spoken, warped_distances(pairs, self.distances).tolist(), strict=True):
+                values[i] = -self.scale * distance
+        return values
+
+
 class RangePenalty:
     """-(alpha / L) sum over decisions of the distance to the guidance range; L = generated tokens (default) or
     decisions. "indicator" counts actions outside instead of measuring how far."""
 
     name = "range_penalty"
+    hears = False
 
     def __init__(self, chunk_range: Sequence[int], alpha: float = 0.1, kind: str = "distance",
                  normalizer: str = "tokens"):
@@ -177,12 +214,18 @@ class SpeedBonus:
     """weight * (1 - decisions / generated tokens); not in the paper, whose speed follows from the range."""
 
     name = "speed_bonus"
+    hears = False
 
     def __init__(self, weight: float):
         self.weight = weight
 
     def __call__(self, records: Sequence[RolloutRecord]) -> list[float]:
         return [self.weight * (1 - len(r.result.actions) / max(1, len(r.result.tokens))) for r in records]
+
+
+def needs_sound(rewards: Sequence[Reward]) -> bool:
+    """Whether one of the rewards hears the rollouts; else they need no vocoder."""
+    return any(getattr(reward, "hears", True) for reward in rewards)
 
 
 def score(records: Sequence[RolloutRecord], rewards: Sequence[Reward],

@@ -33,7 +33,7 @@ from dcar.sampling import SamplingConfig
 from dcar.vocoder.base import Vocoder
 from dcar.vocoder.voicing import voice_each
 from heads.policy import ChunkPolicy
-from rl.rewards import Reward, RolloutRecord, cause, score
+from rl.rewards import Reward, RolloutRecord, cause, needs_sound, score
 
 Decoding = Literal["auto", "engine", "loop"]
 DECODING: tuple[Decoding, ...] = ("auto", "engine", "loop")
@@ -54,6 +54,7 @@ class RolloutBatch:
     rewards: Tensor  # [R] float64, NaN where it could not be computed
     parts: np.ndarray  # [R, number of rewards]
     seconds: dict[str, float] = field(default_factory=dict)  # rollout, vocoder, asr; the last two in the worker
+    candidates: Tensor | None = None  # [R, M, n, 3] what decisions after the draw saw, padded with 0
 
 
 def forced_sizes(prompt_index: int, group_size: int, chunk_range: Sequence[int], forced_rows: str) -> list[int]:
@@ -142,7 +143,8 @@ class Roller:
 
     def _score(self, records: list[RolloutRecord]) -> tuple[np.ndarray, np.ndarray, dict[str, float]]:
         started = time.perf_counter()
-        synthesise(records, self.vocoder)
+        if needs_sound(self.rewards):
+            synthesise(records, self.vocoder)
         voiced = time.perf_counter()
         totals, parts = score(records, self.rewards, self.weights)
         for record in records:
@@ -165,8 +167,12 @@ class Roller:
             actions[i, :count] = torch.tensor(record.result.actions) - 1
             mask[i, :count] = 1
         forced = torch.tensor([r.forced > 0 for r in records])
+        seen = [r.result.candidates for r in records]
+        candidates = None if seen[0] is None else torch.nn.utils.rnn.pad_sequence(seen, batch_first=True)  # type: ignore[arg-type]
+        for record in records:
+            record.result.candidates = None
         return RolloutBatch(records, hidden, positions.to(device), actions.to(device), mask.to(device),
-                            forced.to(device), totals.to(device), parts, seconds)
+                            forced.to(device), totals.to(device), parts, seconds, candidates)
 
 
 def choose_decoder(decoding: Decoding, base: AnyDecoder, sampling: SamplingConfig) -> Literal["engine", "fast", "loop"]:

@@ -24,6 +24,7 @@ from dcar.config import load_config
 from dcar.errors import CheckpointError, ConfigError
 from dcar.model.draft import AnyDecoder
 from dcar.model.load import load_decoder, load_policy
+from dcar.prepare.prepared import prepared_info
 from dcar.process import meeting_others, run_command
 from dcar.prompts.items import PromptItem
 from dcar.prompts.load import load_prompts, vocoder_for
@@ -31,6 +32,8 @@ from dcar.recognition.base import Recognizer
 from dcar.recognition.load import load_recognizer
 from dcar.recognition.patient import Patience, PatientRecognizer
 from dcar.storage import digest, files_of, writing
+from dcar.tokens.codebook import codebook_of
+from dcar.tokens.warping import code_distances
 from dcar.tracking import provenance, write_json
 from dcar.train.checkpoints import latest_checkpoint, why_incomplete
 from dcar.vocoder.base import Vocoder
@@ -44,6 +47,7 @@ from rl.rewards import (
     RangePenalty,
     Reward,
     SpeedBonus,
+    TokenReward,
     WERReward,
     check_hears,
     ground_truth_errors,
@@ -73,12 +77,24 @@ def guidance_range(config: DCPOConfig, base_checksum: str) -> list[int]:
     return sorted(found)
 
 
+def token_reward(config: DCPOConfig) -> TokenReward:
+    """The distance to the recording's tokens, over the codebook of the tokenizer that made the corpus."""
+    if not config.data:
+        raise ConfigError("reward token_distance needs the corpus' tokenizer: give data=<folder of dcar prepare>")
+    codebook = codebook_of(prepared_info(config.data)["tokenizer"], config.data)
+    if codebook is None:
+        raise ConfigError(f"reward token_distance: the tokenizer of {config.data} has no codebook of centroids; take "
+                          "rewards that hear (wer, cer, log_likelihood)")
+    return TokenReward(code_distances(codebook), config.token_scale, warp=config.credit == "decision")
+
+
 def make_rewards(config: DCPOConfig, recognizer: Recognizer, ground_truth: dict[str, float]) -> list[Reward]:
     """The rewards that `reward_funcs` names."""
     makers: dict[str, Callable[[], Reward]] = {
         "wer": lambda: WERReward(recognizer, ground_truth, config.wer_cap),
         "cer": lambda: CERReward(recognizer, config.wer_cap),
         "log_likelihood": lambda: LikelihoodReward(recognizer, config.likelihood_scale),
+        "token_distance": lambda: token_reward(config),
         "range_penalty": lambda: RangePenalty(
             config.chunk_range, config.alpha, config.penalty if config.chunk_range else "none",
             config.penalty_normalizer),
@@ -94,6 +110,9 @@ def make_policy(config: DCPOConfig, base: AnyDecoder, checksum: str) -> ChunkPol
     if config.range_prior and (config.policy or not config.chunk_range):
         raise ConfigError("range_prior is where a new policy starts inside the guidance range: give guidance=… or "
                           "chunk_range=…, and no policy, or leave range_prior out (0, where a recipe sets it)")
+    if config.range_prior and config.policy_reads != "hidden":
+        raise ConfigError("range_prior is for policies that read hidden states; after the draw, policy_sizes says what "
+                          "they choose among: leave range_prior out")
     if config.policy:
         policy = load_policy(config.policy)
         policy.check_base(checksum)
@@ -104,9 +123,12 @@ def make_policy(config: DCPOConfig, base: AnyDecoder, checksum: str) -> ChunkPol
     try:
         policy = ChunkPolicy(ChunkPolicyConfig(
             base.config.hidden_size, base.config.num_prediction_heads, config.policy_width, config.policy_heads,
-            config.policy_ffn_size, tuple(config.chunk_range), checksum, base.config.tokenizer))
+            config.policy_ffn_size, tuple(config.chunk_range), checksum, base.config.tokenizer, config.policy_reads,
+            tuple(config.policy_sizes), config.score_width))
     except ValueError as error:
-        raise ConfigError(f"policy_width and policy_heads do not fit: {error}") from error
+        raise ConfigError(f"policy_width, policy_heads, policy_sizes do not fit: {error}") from error
+    if policy.config.after_draw:
+        return policy
     sizes = torch.arange(1, policy.config.num_actions + 1)
     policy.output.bias.data[torch.isin(sizes, torch.tensor(config.chunk_range))] = config.range_prior
     return policy

@@ -40,8 +40,9 @@ from heads.policy import ChunkPolicy
 from rl import objective
 from rl.config import DCPOConfig
 from rl.console import Progress
+from rl.credit import Decisions, decision_advantages
 from rl.meter import Meter
-from rl.rewards import Reward, RolloutRecord, score, transcribe
+from rl.rewards import Reward, RolloutRecord, TokenReward, needs_sound, score, transcribe
 from rl.rollout import Roller, RolloutBatch, synthesise
 
 __all__ = ["DCPOConfig", "DCPOTrainer"]
@@ -109,12 +110,17 @@ def collate(rows: list[tuple[tuple[int, int, int], PromptItem]]) -> dict[str, An
     return {"epoch": epoch, "position": position, "indices": [a[2] for a, _ in rows], "items": [i for _, i in rows]}
 
 
+def law_of(policy: nn.Module, batch: RolloutBatch) -> Tensor:
+    """Log-law of a policy at the decisions of rollouts [R, M, K]."""
+    return objective.decision_law(policy(batch.hidden.float(), batch.positions, batch.candidates))
+
+
 @dataclass
 class Prepared:
     """Rollouts with all that the updates on them share."""
 
     batch: RolloutBatch
-    advantages: Tensor  # [R]
+    advantages: Tensor  # [R], or [R, M] with credit by decision
     weights: Tensor  # [R] in the loss
     old: Tensor | None  # [R, M] log-probabilities under the rollout policy; None: the update is on-policy
     reference: Tensor  # [R, M, K] log-law of the reference policy
@@ -141,6 +147,16 @@ class DCPOTrainer(ResilientTrainer):
         if max(args.chunk_range, default=1) > policy.config.num_actions:
             raise ConfigError(f"chunk_range {args.chunk_range} asks for more tokens than the "
                               f"{policy.config.num_actions} that the decoder's heads predict")
+        if len(args.chunk_range) and not set(args.chunk_range) <= set(policy.config.sizes or args.chunk_range):
+            raise ConfigError(f"chunk_range {args.chunk_range} has sizes that are not among the policy's: "
+                              f"policy_sizes={list(policy.config.sizes)}")
+        tokens = [r for r in reward_funcs if isinstance(r, TokenReward)]
+        if args.credit == "decision" and not (tokens and tokens[0].warp):
+            raise ConfigError("credit=decision needs the reward that knows where errors lie: put token_distance into "
+                              "reward_funcs, or set credit=utterance")
+        if args.metric_for_best_model == "eval_wer" and args.load_best_model_at_end and not needs_sound(reward_funcs):
+            raise ConfigError("nothing hears the rollouts of these reward_funcs, so there is no eval_wer to choose the "
+                              "best checkpoint by: set metric_for_best_model=eval_reward")
         weights = args.reward_weights or [1.0] * len(reward_funcs)
         if len(weights) != len(reward_funcs):
             raise ConfigError(f"{len(weights)} reward_weights for {len(reward_funcs)} rewards")
@@ -214,7 +230,7 @@ class DCPOTrainer(ResilientTrainer):
         prepared = self._rollouts(inputs)
         batch = prepared.batch
         beta = objective.kl_weight(args.beta, inputs["epoch"], math.ceil(self.state.num_train_epochs))
-        log_law = objective.decision_law(model(batch.hidden.float()), batch.positions)  # [R, M, K]
+        log_law = law_of(model, batch)  # [R, M, K]
         old = objective.taken(log_law, batch.actions).detach() if prepared.old is None else prepared.old
         out = objective.policy_loss(
             log_law, batch.actions, objective.behaviour_log_probs(old, batch.forced, args.forced_rows),
@@ -253,17 +269,31 @@ class DCPOTrainer(ResilientTrainer):
         std = objective.reward_std(self.accelerator.gather(batch.rewards)) if args.scale_rewards == "batch" else None
         advantages = objective.group_advantages(batch.rewards, args.num_generations, args.scale_rewards, std)
         weights = objective.rollout_weights(batch.forced, advantages.valid, args.forced_rows, args.forced_weight)
-        hidden = batch.hidden.float()
-        reference = objective.decision_law(self.reference(hidden), batch.positions)
-        old = None
-        if args.num_iterations > 1:
-            old = objective.taken(objective.decision_law(self.rollout_policy(hidden), batch.positions), batch.actions)
+        reference = law_of(self.reference, batch)
+        old = objective.taken(law_of(self.rollout_policy, batch), batch.actions) if args.num_iterations > 1 else None
         normalizer: float | Tensor = float(args.max_completion_length)
         if args.loss_type == "dapo":
             decisions = (batch.mask * (weights > 0).unsqueeze(-1)).sum()
             normalizer = self.accelerator.reduce(decisions, "mean").clamp(min=1)
         self._log_rollouts(batch, advantages)
-        return Prepared(batch, advantages.values, weights, old, reference, normalizer)
+        values = self._credit(batch, std) if args.credit == "decision" else advantages.values
+        return Prepared(batch, values, weights, old, reference, normalizer)
+
+    def _credit(self, batch: RolloutBatch, std: Tensor | None) -> Tensor:
+        """Advantages by decision [R, M]: of the token distance by what stands behind each decision, of all other
+        rewards by rollout."""
+        args, group = self.args, self.args.num_generations
+        others = [j for j, reward in enumerate(self.reward_funcs) if not isinstance(reward, TokenReward)]
+        rest = torch.from_numpy(batch.parts[:, others] @ np.asarray(self.reward_weights)[others]).to(batch.rewards)
+        values = objective.group_advantages(rest, group, args.scale_rewards, std).values
+        values = values[:, None].repeat(1, batch.actions.shape[1])
+        shortest = min(self.policy.config.sizes, default=1)
+        for first in range(0, len(batch.records), group):
+            mates = [Decisions(r.warping, [p - (r.result.prompt_length - 1) for p in r.result.decision_positions])
+                     for r in batch.records[first : first + group]]
+            for i, found in enumerate(decision_advantages(mates, args.credit_window, shortest), start=first):
+                values[i, : len(found)] += torch.from_numpy(found).to(values)
+        return values
 
     def _check_failures(self, batch: RolloutBatch) -> None:
         failed = [r.failure for r, value in zip(batch.records, batch.rewards.tolist(), strict=True) if value != value]
@@ -346,12 +376,16 @@ class DCPOTrainer(ResilientTrainer):
         return metrics
 
     def _judge(self, records: list[RolloutRecord]) -> dict[str, Any]:
-        synthesise(records, self.vocoder)
+        heard = needs_sound(self.reward_funcs)
+        if heard:
+            synthesise(records, self.vocoder)
         totals, _ = score(records, self.reward_funcs, self.reward_weights)
-        transcribe(records, self.recognizer)
         meter = Meter()
         meter.add_values("reward", totals.tolist())
         add_decisions(meter, "", records, self.args.chunk_range, self.policy.config.num_actions)
+        if not heard:
+            return meter.drain()
+        transcribe(records, self.recognizer)
         counts = [None if (e := r.errors) is None else (e.substitutions, e.deletions, e.insertions, e.reference_words)
                   for r in records]
         failures = gather_object([next((r.failure for r in records if r.failure), None)])
@@ -411,6 +445,7 @@ class DCPOTrainer(ResilientTrainer):
         batch = made.batch
         return {**kept, "hidden": batch.hidden, "positions": batch.positions, "actions": batch.actions,
                 "mask": batch.mask, "forced": batch.forced, "rewards": batch.rewards, "advantages": made.advantages,
+                "candidates": batch.candidates,
                 "weights": made.weights, "reference": made.reference}
 
     def _load_copies(self, checkpoint: Path) -> None:

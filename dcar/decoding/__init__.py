@@ -1,10 +1,18 @@
 """The one decoding loop, and the chunk-wise methods that need no verification."""
 
-from dcar.decoding.chunks import ChunkMethod, ChunkSchedule, FixedChunk, PolicyChunk, RandomChunk
+from dcar.decoding.chunks import (
+    ChunkMethod,
+    ChunkSchedule,
+    Confidence,
+    FixedChunk,
+    PolicyChunk,
+    RandomChunk,
+    SureLast,
+)
 from dcar.decoding.loop import Draft, Kept, Method, Session, decode
 from dcar.decoding.records import DecodeResult, Prompt
 
 __all__ = [
-    "ChunkMethod", "ChunkSchedule", "DecodeResult", "Draft", "FixedChunk", "Kept", "Method", "PolicyChunk", "Prompt",
-    "RandomChunk", "Session", "decode",
+    "ChunkMethod", "ChunkSchedule", "Confidence", "DecodeResult", "Draft", "FixedChunk", "Kept", "Method",
+    "PolicyChunk", "Prompt", "RandomChunk", "Session", "SureLast", "decode",
 ]

@@ -2,10 +2,16 @@
 
 FAR and CAR-k keep a fixed number (DCAR paper §3.1), `RandomChunk` draws one from a range (the paper's ablation),
 DCAR asks the policy (§4.2). Nothing is verified: what is kept is emitted, and the next pass reads the whole chunk.
+
+Not the paper's: schedules after the draw see all candidates before they choose where the chunk ends: policies that
+read them (heads/candidates.py), and two rules by hand, `SureLast` and `Confidence`. What is dropped is drawn again, from
+another law at the same random number. Such a choice favours some tokens over others, which is its purpose: the law of
+what is spoken is not the heads'.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import Literal, Protocol
@@ -16,6 +22,7 @@ from torch import Tensor
 from dcar.decoding.loop import Draft, Kept, Session
 from dcar.errors import ConfigError
 from dcar.sampling import sample
+from heads.candidates import candidate_features
 from heads.policy import ChunkPolicy
 
 
@@ -23,11 +30,14 @@ class ChunkSchedule(Protocol):
     """Decides the size of the next chunk of every row."""
 
     name: str
+    candidates: int  # how many it sees before it decides; 0 = it decides before the draw
 
     def begin(self, session: Session) -> None: ...
 
-    def choose(self, session: Session, hidden: Tensor, counts: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Chunk sizes [B] in 1..K and, from a policy, their log-probabilities [B]."""
+    def choose(self, session: Session, hidden: Tensor, counts: Tensor,
+               candidates: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Chunk sizes [B] in 1..K and, from a policy, their log-probabilities [B]. candidates [B, n, 3]: what
+        `candidate_features` says of the tokens drawn."""
 
     def select(self, rows: Tensor) -> None: ...
 
@@ -46,10 +56,16 @@ class ChunkMethod:
         return None
 
     def keep(self, session: Session, hidden: Tensor, counts: Tensor, draft: Draft | None) -> Kept:
-        sizes, log_probs = self.schedule.choose(session, hidden, counts)
-        widest = int(sizes.max())  # only the heads that are kept are evaluated
-        tokens, _ = draw_chunk(session, session.model.heads(session.last_hidden, widest))
-        return Kept(tokens, sizes, actions=sizes, log_probs=log_probs)
+        candidates = None
+        if seen := self.schedule.candidates:
+            logits = session.model.heads(session.last_hidden, seen)
+            tokens, _ = draw_chunk(session, logits)
+            candidates = candidate_features(logits, tokens)
+        sizes, log_probs = self.schedule.choose(session, hidden, counts, candidates)
+        widest = int(sizes.max())
+        if candidates is None:  # only the heads that are kept are evaluated
+            tokens, _ = draw_chunk(session, session.model.heads(session.last_hidden, widest))
+        return Kept(tokens[:, :widest], sizes, actions=sizes, log_probs=log_probs, candidates=candidates)
 
     def select(self, rows: Tensor) -> None:
         self.schedule.select(rows)
@@ -74,6 +90,8 @@ def draw_chunk(session: Session, logits: Tensor) -> tuple[Tensor, Tensor]:
 class FixedChunk:
     """Always k tokens: CAR-k; k = 1 is next-token decoding (on a model trained with one head, FAR)."""
 
+    candidates = 0
+
     def __init__(self, size: int, name: str | None = None):
         self.size = size
         self.name = name or f"car-{size}"
@@ -82,7 +100,8 @@ class FixedChunk:
         check_size(self.size, session)
         self._sizes = torch.full_like(session.rows, self.size)
 
-    def choose(self, session: Session, hidden: Tensor, counts: Tensor) -> tuple[Tensor, None]:
+    def choose(self, session: Session, hidden: Tensor, counts: Tensor,
+               candidates: Tensor | None) -> tuple[Tensor, None]:
         return self._sizes, None
 
     def select(self, rows: Tensor) -> None:
@@ -91,6 +110,8 @@ class FixedChunk:
 
 class RandomChunk:
     """A size drawn uniformly from a range at every step: what a policy must beat."""
+
+    candidates = 0
 
     def __init__(self, sizes: Sequence[int], name: str | None = None):
         self.sizes = tuple(sizes)
@@ -101,7 +122,8 @@ class RandomChunk:
             check_size(size, session)
         self._table = torch.tensor(self.sizes, device=session.rows.device)
 
-    def choose(self, session: Session, hidden: Tensor, counts: Tensor) -> tuple[Tensor, None]:
+    def choose(self, session: Session, hidden: Tensor, counts: Tensor,
+               candidates: Tensor | None) -> tuple[Tensor, None]:
         u = session.uniform("chunk", session.generated)
         return self._table[(u * len(self.sizes)).long()], None
 
@@ -109,19 +131,70 @@ class RandomChunk:
         pass
 
 
+class _Ruled:
+    """A schedule after the draw that follows a rule and keeps nothing of a row."""
+
+    def __init__(self, sizes: Sequence[int], name: str):
+        if not sizes:
+            raise ConfigError("a schedule by rule needs the sizes that it chooses among")
+        self.sizes, self.name, self.candidates = tuple(sorted(set(sizes))), name, max(sizes)
+
+    def begin(self, session: Session) -> None:
+        for size in self.sizes:
+            check_size(size, session)
+        self._table = torch.tensor(self.sizes, device=session.rows.device)
+
+    def select(self, rows: Tensor) -> None:
+        pass
+
+
+class SureLast(_Ruled):
+    """End the chunk on the likeliest of the tokens drawn: argmax over the sizes a of log p_a(x_a). By hand, not a paper's;
+    what a policy after the draw must beat."""
+
+    def __init__(self, sizes: Sequence[int], name: str | None = None):
+        super().__init__(sizes, name or f"sure-last-{'-'.join(map(str, sizes))}")
+
+    def choose(self, session: Session, hidden: Tensor, counts: Tensor,
+               candidates: Tensor | None) -> tuple[Tensor, None]:
+        assert candidates is not None
+        return self._table[candidates[:, self._table - 1, 0].argmax(-1)], None
+
+
+class Confidence(_Ruled):
+    """Keep while the heads are sure: the longest of the sizes whose summed log-probability of the best tokens,
+    sum_{j <= a} max log p_j, is at least -`nats`; the shortest where none is. By hand, not a paper's."""
+
+    def __init__(self, sizes: Sequence[int], nats: float, name: str | None = None):
+        super().__init__(sizes, name or f"confidence-{nats:g}")
+        if not nats > 0:
+            raise ConfigError(f"confidence is given in nats above 0, not {nats}")
+        self.nats = nats
+
+    def choose(self, session: Session, hidden: Tensor, counts: Tensor,
+               candidates: Tensor | None) -> tuple[Tensor, None]:
+        assert candidates is not None
+        sums = candidates[..., 1].cumsum(-1)[:, self._table - 1]  # it only falls
+        return self._table[((sums >= -self.nats).sum(-1) - 1).clamp(min=0)], None
+
+
 class PolicyChunk:
     """The learned policy of DCAR: argmax ("greedy") or drawn ("sample").
 
     `forced` gives a fixed size to some members of a group (utterance id -> a size for every member, 0 = ask the
     policy), as the chase half of DCPO needs; their log-probabilities under the policy are recorded all the same.
-    Utterances that it does not name follow the policy.
+    Utterances that it does not name follow the policy. `dial` turns a trained policy to longer (above 0) or shorter
+    chunks: nats added to the score of a size for each of its tokens.
     """
 
     def __init__(self, policy: ChunkPolicy, mode: Literal["greedy", "sample"] = "greedy", name: str | None = None,
-                 forced: Mapping[str, Sequence[int]] | None = None):
+                 forced: Mapping[str, Sequence[int]] | None = None, dial: float = 0.0):
         if mode not in ("greedy", "sample"):
             raise ConfigError(f"policy mode must be 'greedy' or 'sample', not '{mode}'")
-        self.policy, self.mode, self.forced = policy, mode, forced
+        if not math.isfinite(dial):
+            raise ConfigError(f"the dial of a policy is a finite number, not {dial}")
+        self.policy, self.mode, self.forced, self.dial = policy, mode, forced, dial
+        self.candidates = policy.config.reach if policy.config.after_draw else 0
         self.name = name or ("dcar" if mode == "greedy" else "dcar-sampled")
 
     def begin(self, session: Session) -> None:
@@ -145,9 +218,10 @@ class PolicyChunk:
             raise ConfigError(f"{utterance_id}: {len(sizes)} forced sizes for a larger group; give one per member")
         return sizes[member]
 
-    def choose(self, session: Session, hidden: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+    def choose(self, session: Session, hidden: Tensor, counts: Tensor,
+               candidates: Tensor | None) -> tuple[Tensor, Tensor]:
         started = time.perf_counter()
-        log_law = self._reader.read(hidden, counts)  # [B, K]
+        log_law = dialled(self._reader.law(self._reader.read(hidden, counts), candidates), self.dial)  # [B, K]
         session.check(log_law.exp())
         draws = None if self.mode == "greedy" else session.uniform("policy", session.generated)
         sizes, log_probs = choose_size(log_law, draws, self._forced)
@@ -158,6 +232,13 @@ class PolicyChunk:
         self._reader.select(rows)
         if self._forced is not None:
             self._forced = self._forced[rows]
+
+
+def dialled(log_law: Tensor, dial: float) -> Tensor:
+    """The law [B, K] with `dial` nats added for each token of a size: the same policy, faster or more careful."""
+    if not dial:
+        return log_law
+    return (log_law + dial * torch.arange(1, log_law.shape[-1] + 1, device=log_law.device)).log_softmax(-1)
 
 
 def choose_size(log_law: Tensor, draws: Tensor | None, forced: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -54,6 +54,7 @@ class Kept:
     cached: Tensor | None = None
     actions: Tensor | None = None  # [B] chunk size asked for
     log_probs: Tensor | None = None  # [B] of the action under the policy
+    candidates: Tensor | None = None  # [B, n, 3] what the decision saw of the tokens drawn
     path: Tensor | None = None  # [B, L] of a tree: the nodes that were accepted, from the root on, padded with 0
 
 
@@ -112,6 +113,7 @@ class Session:
         self.passes = torch.zeros(size, dtype=torch.long, device=device)
         self.history: list[dict[str, Tensor | None]] = []
         self.hidden: Tensor | None = None
+        self.candidates: Tensor | None = None  # [B, decision, n, 3], made with the first decision that saw any
         if record_hidden:
             with torch.inference_mode(False):  # a policy is trained on these
                 self.hidden = torch.zeros(size, int(prompt_lengths.max()) + room, hidden.shape[-1], device=device,
@@ -210,6 +212,8 @@ class Session:
             "cached": torch.zeros_like(counts) if kept.cached is None else kept.cached,
             "proposed": torch.zeros_like(counts) if proposed is None else proposed,
         })
+        if self.hidden is not None and kept.candidates is not None:
+            self._record_candidates(kept.candidates)
         self.passes[self.rows] += self.alive
         self._rounds += 1
         self.generated = self.generated + counts
@@ -222,6 +226,14 @@ class Session:
         width = max(1, kept.tokens.shape[1])
         shift = (cached[:, None] + torch.arange(width, device=cached.device)).clamp(max=width - 1)
         self.pending, self.pending_counts = kept.tokens.gather(1, shift), (counts - cached) * self.alive
+
+    def _record_candidates(self, candidates: Tensor) -> None:
+        """Note what the decisions of this pass saw [B, n, 3]. A finished row that idles writes behind its last."""
+        if self.candidates is None:
+            with torch.inference_mode(False):  # a policy is trained on these
+                self.candidates = candidates.new_zeros(self.tokens.shape[0], self.tokens.shape[1] + 1,
+                                                       *candidates.shape[1:])
+        self.candidates[self.rows, self.passes[self.rows]] = candidates
 
     def select(self, rows: Tensor) -> None:
         """Keep only these rows (indices into the live rows)."""
@@ -256,8 +268,8 @@ def decode(model: Decoder, prompts: Sequence[Prompt], method: Method, sampling: 
         method: what is proposed and what is kept (FixedChunk, PolicyChunk, …, or a verifier of `eval`).
         seed: with it, every draw is addressed by utterance id, member of the group, and position.
         share_token_draws: give the members of a group common random numbers for tokens (actions keep their own).
-        record_hidden: return the hidden states of all consumed positions, float, on the model's device: ordinary
-            tensors that a policy can be trained on.
+        record_hidden: return the hidden states of all consumed positions, float, on the model's device, and what
+            decisions after the draw saw: ordinary tensors that a policy can be trained on.
         batch_size: utterances decoded at once (times group_size rows); no effect on the tokens.
 
     Raises TextError or DataError if a prompt cannot be decoded by this model; nothing has been decoded then. LawError
@@ -369,4 +381,5 @@ def _results(session: Session, name: str, seconds: float) -> Iterator[DecodeResu
             sum(got["cached"]), got["emitted"], got["actions"], got["position"], got["log_probs"], hidden, length,
             {"lm": seconds / size, "policy": session.policy_seconds / size},
             [p for p, _ in verified], [a for _, a in verified],
+            None if session.candidates is None else session.candidates[row, : passes[row]],
         )

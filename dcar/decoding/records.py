@@ -50,6 +50,7 @@ class DecodeResult:
     seconds: dict[str, float] = field(default_factory=dict)  # lm, policy; a batch's time is split evenly
     rounds_proposed: list[int] = field(default_factory=list)  # per pass that verified a draft: tokens drafted,
     rounds_accepted: list[int] = field(default_factory=list)  # and how many of them, from the first on, were accepted
+    candidates: Tensor | None = None  # [decisions, n, 3] what decisions after the draw saw, recorded with `hidden`
 
     @property
     def tokens_per_pass(self) -> float:

@@ -45,8 +45,11 @@ class DecoderConfig(Protocol):
 class PolicyReader(Protocol):
     """A policy that follows a batch as it is spoken: `heads.policy.PolicyReader`, or the one of fast passes."""
 
-    def read(self, hidden: Tensor, counts: Tensor) -> Tensor:
-        """hidden [B, m, D], of which counts [B] are new -> log-law [B, K] of the next size."""
+    def read(self, hidden: Tensor, counts: Tensor) -> Tensor | None:
+        """hidden [B, m, D], of which counts [B] are new -> reading [B, R] of the last one; None where it reads none."""
+
+    def law(self, reading: Tensor | None, candidates: Tensor | None = None) -> Tensor:
+        """Log-law [B, K] of the next size, from a reading and, after the draw, the candidates [B, n, 3]."""
 
     def select(self, rows: Tensor) -> None:
         """Only these rows go on."""

@@ -38,6 +38,7 @@ from dcar.sampling import SamplingConfig
 from dcar.storage import digest, write_text, writing
 from dcar.text.wer import NORMALIZER
 from dcar.tokens.codebook import codebook_of
+from dcar.tokens.warping import code_distances
 from dcar.tracking import provenance, write_json
 from dcar.vocoder.base import PromptAudio
 from dcar.vocoder.model import TokenVocoder
@@ -63,7 +64,6 @@ from eval.results.store import (
     save_opus,
 )
 from eval.results.timing import time_methods
-from eval.results.variety import code_distances
 from eval.scorers.load import load_scorers, load_similarity
 from eval.scorers.metrics import NOISE_QUALITY_LABEL, NoiseQuality
 from heads.checkpoint import tensors_checksum

@@ -40,7 +40,9 @@ def chunk_sizes(entropy: Tensor, threshold: float) -> Tensor:
 
 
 class EntropyChunk:
-    """Schedule of `ChunkMethod`: chunk sizes by the entropies of the additional heads."""
+    """Schedule of `ChunkMethod`: chunk sizes by the entropies of the additional heads, before the draw."""
+
+    candidates = 0
 
     def __init__(self, threshold: float, name: str | None = None):
         if not threshold >= 0:
@@ -53,7 +55,8 @@ class EntropyChunk:
             raise ConfigError("an entropy threshold chooses among additional heads, but this decoder has the base head "
                               "only; use a decoder trained with several heads")
 
-    def choose(self, session: Session, hidden: Tensor, counts: Tensor) -> tuple[Tensor, None]:
+    def choose(self, session: Session, hidden: Tensor, counts: Tensor,
+               candidates: Tensor | None = None) -> tuple[Tensor, None]:
         self.logits = session.model.heads(session.last_hidden)  # [B, K, V + 1]
         return chunk_sizes(entropies(self.logits[:, 1:]), self.threshold), None
 

@@ -90,7 +90,7 @@ def test_rollouts_follow_their_orders_and_keep_what_updates_need():
         assert record.wave is None and record.result.hidden is None  # nothing heavy outlives the step
     assert batch.forced.tolist() == [True, True, False, False] * 5
     # the incremental decisions of the rollout are those of one parallel pass over the stored states
-    law = objective.decision_law(policy(batch.hidden), batch.positions)
+    law = objective.decision_law(policy(batch.hidden, batch.positions))
     taken = objective.taken(law, batch.actions)
     for i, record in enumerate(batch.records):
         count = len(record.result.actions)
@@ -664,7 +664,7 @@ def test_log_probabilities_of_rollouts_are_those_that_are_computed_again(tmp_pat
     inputs = next(iter(trainer.get_train_dataloader()))
     trainer.state.num_train_epochs = 1
     batch = trainer._rollouts(inputs).batch
-    law = objective.decision_law(trainer.rollout_policy(batch.hidden), batch.positions)
+    law = objective.decision_law(trainer.rollout_policy(batch.hidden, batch.positions))
     again = objective.taken(law, batch.actions)
     said = torch.zeros_like(again)
     for i, record in enumerate(batch.records):

@@ -185,10 +185,16 @@ def test_a_two_sided_toy_finds_the_best_action():
     assert logits.softmax(-1)[2] > 0.9
 
 
-def test_decision_law_reads_the_decision_positions():
-    logits = torch.randn(2, 6, 3)
-    positions = torch.tensor([[0, 2, 5], [1, 3, 0]])
-    law = o.decision_law(logits, positions)
-    assert torch.allclose(law[1, 1], logits[1, 3].log_softmax(-1))
-    actions = torch.tensor([[2, 1, 0], [0, 0, 0]])
-    assert torch.allclose(o.taken(law, actions)[0, 0], logits[0, 0].log_softmax(-1)[2])
+def test_advantages_of_decisions_equal_those_of_rollouts_where_they_are_alike():
+    torch.manual_seed(0)
+    law, reference = torch.randn(4, 3, 5).log_softmax(-1), torch.randn(4, 3, 5).log_softmax(-1)
+    actions, mask, weights = torch.randint(5, (4, 3)), torch.ones(4, 3), torch.ones(4)
+    behaviour, advantages = o.taken(law, actions) + 0.3 * torch.randn(4, 3), torch.randn(4)
+    whole = o.policy_loss(law, actions, behaviour, reference, advantages, mask, weights, delta=2.0)
+    each = o.policy_loss(law, actions, behaviour, reference, advantages[:, None].expand(4, 3), mask, weights, delta=2.0)
+    assert torch.equal(whole.loss, each.loss) and torch.equal(whole.clipped, each.clipped)
+
+
+def test_decision_law_is_a_law():
+    law = o.decision_law(torch.randn(2, 6, 3).half())
+    assert law.dtype == torch.float32 and torch.allclose(law.exp().sum(-1), torch.ones(2, 6))

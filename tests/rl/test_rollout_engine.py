@@ -94,7 +94,7 @@ def test_every_rollout_is_made_with_the_policy_of_the_moment():
         rolling.load_state_dict(policy_of(seed + 5).state_dict())
         got = engine.collect(rolling, items, range(5), seed=1)
         same(got, loop.collect(rolling, items, range(5), seed=1))
-        law = objective.decision_law(rolling(got.hidden), got.positions)  # one pass over the stored states
+        law = objective.decision_law(rolling(got.hidden, got.positions))  # one pass over the stored states
         taken = objective.taken(law, got.actions) * got.mask
         recorded = [torch.tensor(r.result.action_log_probs) for r in got.records]
         assert torch.allclose(taken, torch.nn.utils.rnn.pad_sequence(recorded, batch_first=True), atol=1e-4)

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from dcar.decoding.batch import batch_of, check_prompt
-from dcar.decoding.chunks import ChunkMethod, FixedChunk, PolicyChunk, check_policy, choose_size
+from dcar.decoding.chunks import ChunkMethod, FixedChunk, PolicyChunk, check_policy, choose_size, dialled
 from dcar.decoding.ends import law_error, length_limit
 from dcar.decoding.engine.plan import EngineConfig, Job, Plan, Progress
 from dcar.decoding.engine.steps import EngineSteps, Slot, no_memory, why_not
@@ -31,6 +31,7 @@ from dcar.decoding.records import DecodeResult, Prompt
 from dcar.errors import ConfigError, EngineError, LawError
 from dcar.model.draft import AnyDecoder
 from dcar.sampling import SamplingConfig, group_keys, uniform
+from heads.candidates import FEATURES
 from heads.policy import ChunkPolicy
 
 __all__ = ["EngineConfig", "Job", "Plan", "Progress", "StaticEngine", "engine_for", "room_for", "why_not"]
@@ -124,6 +125,10 @@ class StaticEngine(EngineSteps):
         if plan.record_hidden and self.hidden is None:
             width = self.model.config.hidden_size
             self.hidden = torch.zeros(self.config.batch, self.capacity, width, device=self.device, dtype=self.dtype)
+        seen = plan.schedule.candidates if plan.record_hidden else 0
+        if seen and (self.candidates is None or self.candidates.shape[2] != seen):
+            self.candidates = torch.zeros(self.config.batch, rows.emitted.shape[1], seen, len(FEATURES),
+                                          device=self.device)
 
     def _admit(self, jobs: Sequence[Job], free: Sequence[int], slots: list[Slot | None], plan: Plan) -> None:
         """Read prompts, each once for its whole group, and put them into free rows."""
@@ -142,10 +147,13 @@ class StaticEngine(EngineSteps):
         self.cache.copy_rows(where, reference, origins)
         log_law: Tensor | None = None
         if isinstance(schedule, PolicyChunk):
-            assert self.policy_cache is not None
             reader = self.model.policy_reader(schedule.policy, hidden, hidden.shape[1])
-            log_law = reader.read(hidden, lengths)
-            self.policy_cache.copy_rows(where, reader.cache, origins)
+            reading = reader.read(hidden, lengths)
+            if reading is not None and reader.cache is not None and self.policy_cache is not None:
+                self.policy_cache.copy_rows(where, reader.cache, origins)
+                r.reading[where] = reading[origins]
+            if not schedule.candidates:
+                log_law = dialled(reader.law(reading), schedule.dial)
         given = lengths[origins].tolist()
         for job, row, p in zip(jobs, rows, given, strict=True):
             slots[row] = Slot(job, p, p)
@@ -161,9 +169,10 @@ class StaticEngine(EngineSteps):
         self._draw(jobs, where, plan)
         if isinstance(schedule, FixedChunk):
             r.sizes[where] = schedule.size
-        elif log_law is not None:
+        else:
             r.forced[where] = torch.tensor([schedule.forced_size(j.prompt.utterance_id, j.member) for j in jobs],
                                            device=self.device)
+        if isinstance(schedule, PolicyChunk) and log_law is not None:
             draws = None if schedule.mode == "greedy" else r.action_draws[where, 0]
             forced = None if schedule.forced is None else r.forced[where]
             r.sizes[where], r.log_probs[where] = choose_size(log_law[origins], draws, forced)
@@ -227,7 +236,9 @@ class StaticEngine(EngineSteps):
             actions=[schedule.size] * passes if fixed else r.actions[row, :passes].tolist(),  # type: ignore[union-attr]
             decision_positions=positions,
             action_log_probs=r.policy_log_probs[row, :passes].tolist() if isinstance(schedule, PolicyChunk) else [],
-            hidden=hidden, prompt_length=slot.prompt_length)
+            hidden=hidden, prompt_length=slot.prompt_length,
+            candidates=self.candidates[row, :passes].clone()
+            if plan.record_hidden and schedule.candidates and self.candidates is not None else None)
 
     def _compact(self, slots: list[Slot | None], used: int) -> int:
         """Nothing waits any more: once half of the rows are empty, move the others together (not under graphs, whose
@@ -241,8 +252,9 @@ class StaticEngine(EngineSteps):
             for cache in (self.cache, self.policy_cache):
                 if cache is not None:
                     cache.kv[:, target] = cache.kv[:, source]
-            if self.hidden is not None:
-                self.hidden[target] = self.hidden[source]
+            for recorded in (self.hidden, self.candidates):
+                if recorded is not None:
+                    recorded[target] = recorded[source]
             slots[target], slots[source] = slots[source], None
         return len(alive)
 

@@ -14,7 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from dcar.decoding.chunks import FixedChunk, PolicyChunk, choose_size
+from dcar.decoding.chunks import FixedChunk, PolicyChunk, choose_size, dialled
 from dcar.decoding.ends import no_law, up_to_end
 from dcar.decoding.engine.plan import EngineConfig, Job, Plan
 from dcar.decoding.fast.columns import real_positions, round_up
@@ -27,6 +27,7 @@ from dcar.errors import ConfigError, EngineError
 from dcar.model.car import CARDecoder
 from dcar.model.draft import AnyDecoder
 from dcar.sampling import SamplingConfig, sample, warp
+from heads.candidates import candidate_features
 from heads.layers import KVCache
 from heads.policy import ChunkPolicy
 
@@ -34,7 +35,9 @@ from heads.policy import ChunkPolicy
 class Rows:
     """Everything that belongs to a row, [B] or [B, …], on the device."""
 
-    def __init__(self, batch: int, capacity: int, heads: int, width: int, device: torch.device, dtype: torch.dtype):
+    def __init__(self, batch: int, capacity: int, heads: int, width: int, reading: int, device: torch.device,
+                 dtype: torch.dtype):
+        """reading: numbers that the policy makes of hidden states, 0 without one."""
         room = capacity + heads
         whole = partial(torch.zeros, dtype=torch.long, device=device)
         self.lengths, self.origin, self.texts = whole(batch), whole(batch), whole(batch)  # texts: phonemes
@@ -45,6 +48,7 @@ class Rows:
         self.ended = torch.zeros(batch, dtype=torch.bool, device=device)  # by EOS
         self.pending, self.pending_counts = whole(batch, heads), whole(batch)
         self.last_hidden = torch.zeros(batch, width, device=device, dtype=dtype)
+        self.reading = torch.zeros(batch, reading, device=device, dtype=dtype)  # for a decision after the draw
         # A row is alive while generated < limits; EOS lowers the limit to what was generated.
         self.small = list(vars(self).values())
         self.tokens = whole(batch, room)
@@ -133,7 +137,7 @@ class EngineSteps:
         self.config = replace(c, batch=max(batch, c.batch), text=max(round_up(text, 32), c.text),
                               capacity=max(min(round_up(capacity, 128), most), capacity, c.capacity))
         self.graphs = StepGraphs(c.graphs, self.device)
-        del self.cache, self.policy_cache, self.rows, self.hidden  # the old and the new ones need not fit side by side
+        del self.cache, self.policy_cache, self.rows, self.hidden, self.candidates  # the old and the new ones need not fit side by side
         self._allocate()
 
     def _allocate(self) -> None:
@@ -157,10 +161,13 @@ class EngineSteps:
         self.policy_cache: KVCache | None = None
         if self.policy is not None:
             self.policy_cache = self.policy.source.new_cache(b, self.capacity, device=device, dtype=dtype)
-            self.policy.turns.reach(0, self.capacity - 1)
+            if self.policy.turns is not None:
+                self.policy.turns.reach(0, self.capacity - 1)
         self._views: dict[tuple[int, int], KVCache] = {}
-        self.rows = Rows(b, self.config.capacity, self.heads, model.config.hidden_size, device, dtype)
+        self.rows = Rows(b, self.config.capacity, self.heads, model.config.hidden_size,
+                         0 if self.policy is None else self.policy.reading_width, device, dtype)
         self.hidden: Tensor | None = None
+        self.candidates: Tensor | None = None  # [B, decision, n, 3] what decisions after the draw saw, where recorded
         self._offsets = torch.arange(max(self.heads, 1), device=device)
 
     def signature(self) -> Hashable:
@@ -179,6 +186,8 @@ class EngineSteps:
         schedule, busy = plan.schedule, [slot for slot in slots if slot is not None]
         if isinstance(schedule, FixedChunk):
             width = schedule.size
+        elif schedule.candidates:
+            width = schedule.candidates
         elif self.padded:
             width = self.heads
         else:  # the only value that is read back
@@ -207,8 +216,11 @@ class EngineSteps:
     def _whole_step(self, n: int, width: int, longest: int, plan: Plan, forbid: bool) -> None:
         rows = self.rows.first(n)
         self._speak(rows, width, plan, forbid)
-        if self.device.type == "cpu" and not bool((rows.generated < rows.limits).any()):
-            return  # the last chunk is never read
+        if self.device.type == "cpu" and not self.graphs.enabled:
+            if not bool((rows.generated < rows.limits).any()):
+                return  # the last chunk is never read
+            if plan.schedule.candidates and not self.padded:
+                width = max(1, int(rows.pending_counts.max()))  # what is kept of the candidates
         self._read(rows, n, width, longest, plan)
 
     def _speak(self, r: Rows, width: int, plan: Plan, forbid: bool) -> None:
@@ -218,6 +230,8 @@ class EngineSteps:
         logits = self.passes.heads(r.last_hidden, width)  # [n, k, V + 1]
         law = warp(logits, plan.sampling, position < plan.sampling.min_tokens if forbid else None, eos)
         tokens = sample(law, r.token_draws.gather(1, position))
+        if isinstance(plan.schedule, PolicyChunk) and plan.schedule.candidates:
+            self._decide(r, candidate_features(logits, tokens), plan)
         asked = torch.minimum(r.sizes, r.limits - r.generated)  # 0 where a row is finished
         self._check_law(r, law, asked > 0)
         counts, ended = up_to_end(tokens, asked, eos)
@@ -249,7 +263,10 @@ class EngineSteps:
             position = (row * self.capacity + r.lengths)[:, None] + self._offsets[:width]
             self.hidden.view(-1, flat.shape[1]).index_copy_(0, position.view(-1), flat)
         if isinstance(plan.schedule, PolicyChunk):
-            self._decide(r, hidden, real, longest, plan.schedule)
+            if self.policy_cache is not None:
+                self._read_policy(r, hidden, real, longest)
+            if not plan.schedule.candidates:
+                self._decide(r, None, plan)
         r.lengths += counts
 
     @staticmethod
@@ -268,15 +285,27 @@ class EngineSteps:
         view.longest = longest
         return view
 
-    def _decide(self, r: Rows, hidden: Tensor, real: Tensor | None, longest: int, schedule: PolicyChunk) -> None:
-        """Sizes of the next chunks, from the hidden states [n, k, D] just read."""
+    def _read_policy(self, r: Rows, hidden: Tensor, real: Tensor | None, longest: int) -> None:
+        """What the policy makes of the hidden states [n, k, D] just read."""
         assert self.policy is not None and self.policy_cache is not None
         started = self.clock()
-        log_law = self.policy.read(self._view(self.policy_cache, r, longest), hidden, r.pending_counts, real)
+        r.reading.copy_(self.policy.read(self._view(self.policy_cache, r, longest), hidden, r.pending_counts, real))
+        self.policy_seconds += self.clock() - started
+
+    def _decide(self, r: Rows, candidates: Tensor | None, plan: Plan) -> None:
+        """Sizes of the next chunks; after the draw, from the candidates [n, k, 3] too."""
+        assert self.policy is not None and isinstance(plan.schedule, PolicyChunk)
+        schedule, started = plan.schedule, self.clock()
+        reading = None if self.policy_cache is None else r.reading
+        log_law = dialled(self.policy.law(reading, candidates), schedule.dial)
         self._check_law(r, log_law.exp(), r.generated < r.limits)
         sizes, log_probs = choose_size(log_law, self._draws(r, schedule), self._forced(r, schedule))
         r.sizes.copy_(sizes)
         r.log_probs.copy_(log_probs)
+        if candidates is not None and plan.record_hidden and self.candidates is not None:
+            rows, made = torch.arange(len(r.passes), device=self.device), self.candidates.shape[1]
+            flat = self.candidates.view(-1, *self.candidates.shape[2:])
+            flat.index_copy_(0, rows * made + r.passes, candidates)  # a finished row writes behind its last
         self.policy_seconds += self.clock() - started
 
     @staticmethod

@@ -17,7 +17,7 @@ from dcar.errors import ConfigError
 from heads.layers import KVCache
 from heads.policy import ChunkPolicy
 
-SHAPE = ("hidden_size", "num_actions", "layer_width", "num_attention_heads", "ffn_size")
+SHAPE = ("hidden_size", "num_actions", "layer_width", "num_attention_heads", "ffn_size", "reads", "sizes", "score_width")
 
 
 class FusedPolicy:
@@ -28,9 +28,11 @@ class FusedPolicy:
     """
 
     def __init__(self, policy: ChunkPolicy, device: torch.device, dtype: torch.dtype):
-        # the rotary tables are only read
-        self._own = copy.deepcopy(policy, {id(policy.rotary): policy.rotary}).eval().requires_grad_(False)
-        self.turns, self._causal = Rotation(policy.rotary, device, dtype), CausalMask(device, dtype)
+        shared = {} if policy.layer is None else {id(policy.rotary): policy.rotary}  # the tables are only read
+        self._own = copy.deepcopy(policy, shared).eval().requires_grad_(False)
+        self.turns: Rotation | None = None
+        if policy.layer is not None:
+            self.turns, self._causal = Rotation(policy.rotary, device, dtype), CausalMask(device, dtype)
         self.load(policy)
 
     def load(self, policy: ChunkPolicy) -> None:
@@ -41,7 +43,8 @@ class FusedPolicy:
                                   "engine for it")
         self._own.load_state_dict(policy.state_dict())
         own = self._own
-        self._stack = Stack([own.layer], (own.output_norm, own.output), (own.input_norm, own.input))
+        if own.layer is not None:
+            self._stack = Stack([own.layer], (own.output_norm, own.output), (own.input_norm, own.input))
         self.source, self._signature = policy, weights_signature(policy)
 
     @property
@@ -54,12 +57,18 @@ class FusedPolicy:
         """Addresses of the own weights; they are the same after `load`."""
         return tuple(p.data_ptr() for p in self._own.parameters())
 
+    @property
+    def reading_width(self) -> int:
+        """Numbers of a reading; 0 where it reads no hidden states."""
+        return 0 if self._own.layer is None else self._own.output.out_features
+
     def read(self, cache: KVCache, hidden: Tensor, counts: Tensor, real: Tensor | None) -> Tensor:
         """hidden [B, m, D] behind each row's past, of which counts [B] are new (where `real_positions` leaves padding
-        out, the `real` ones) -> log-law [B, K] of the next size.
+        out, the `real` ones) -> reading [B, R], see `ChunkPolicy`.
 
         Keys and values are written; advancing the cache is left to the caller. Positions within `turns.reach`.
         """
+        assert self.turns is not None
         rows, new, width = hidden.shape
         offsets = torch.arange(new, device=hidden.device)
         x, angle = hidden.reshape(-1, width), (cache.lengths[:, None] + offsets).view(-1)
@@ -68,7 +77,11 @@ class FusedPolicy:
         else:
             x, angle, ends = x.index_select(0, real), angle.index_select(0, real), (counts.cumsum(0) - 1).clamp(min=0)
         columns = columns_of(cache, new, self._causal, real=real, ends=ends, counts=counts)
-        return self._stack.read(x, self.turns, angle, columns).log_softmax(-1, dtype=torch.float32)
+        return self._stack.read(x, self.turns, angle, columns)
+
+    def law(self, reading: Tensor | None, candidates: Tensor | None = None) -> Tensor:
+        """Log-law [B, K] of the next size, from a reading and, after the draw, the candidates [B, n, 3]."""
+        return self._own.score(reading, candidates).log_softmax(-1, dtype=torch.float32)
 
 
 class FastPolicyReader:
@@ -77,16 +90,24 @@ class FastPolicyReader:
     def __init__(self, policy: FusedPolicy, hidden: Tensor, capacity: int):
         """As `heads.policy.PolicyReader`."""
         self.policy = policy
-        policy.turns.reach(0, capacity - 1)
+        if policy.turns is not None:
+            policy.turns.reach(0, capacity - 1)
         self.cache = policy.source.new_cache(len(hidden), capacity, device=hidden.device, dtype=hidden.dtype)
 
-    def read(self, hidden: Tensor, counts: Tensor) -> Tensor:
-        """hidden [B, m, D], of which counts [B] are new -> log-law [B, K] of the next size."""
+    def read(self, hidden: Tensor, counts: Tensor) -> Tensor | None:
+        """As `heads.policy.PolicyReader.read`."""
+        if self.cache is None:
+            return None
         new = hidden.shape[1]
-        log_law = self.policy.read(self.cache, hidden, counts, real_positions(counts, new))
+        reading = self.policy.read(self.cache, hidden, counts, real_positions(counts, new))
         self.cache.advance(counts, new)
-        return log_law
+        return reading
+
+    def law(self, reading: Tensor | None, candidates: Tensor | None = None) -> Tensor:
+        """As `heads.policy.PolicyReader.law`."""
+        return self.policy.law(reading, candidates)
 
     def select(self, rows: Tensor) -> None:
         """Only these rows go on."""
-        self.cache = self.cache.select(rows)
+        if self.cache is not None:
+            self.cache = self.cache.select(rows)

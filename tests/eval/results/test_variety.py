@@ -1,56 +1,17 @@
-"""Dynamic time warping against a slow reference, runs and loops, and the fields of a row."""
+"""Runs and loops, and the fields of a row that say how lively a method speaks."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from dcar.errors import DataError
-from eval.results.variety import code_distances, longest_run, loops, repeated_stretch, variety, warped_distances
-
-
-def slow(a, b, distances) -> float:
-    """The recursion as it is written, cell by cell."""
-    table = np.full((len(a) + 1, len(b) + 1), np.inf)
-    table[0, 0] = 0.0
-    for i in range(1, len(a) + 1):
-        for j in range(1, len(b) + 1):
-            d = float(distances[a[i - 1], b[j - 1]])
-            table[i, j] = min(table[i - 1, j] + d, table[i - 1, j - 1] + 2 * d, table[i, j - 1] + d)
-    return table[-1, -1] / (len(a) + len(b))
+from dcar.tokens.warping import code_distances, warped_distances
+from eval.results.variety import longest_run, loops, repeated_stretch, variety
 
 
 @pytest.fixture(scope="module")
 def distances():
     return code_distances(np.random.default_rng(0).normal(size=(30, 5)))
-
-
-def test_warping_equals_the_slow_reference(distances):
-    """Lengths from 1 on, more pairs than a batch holds: padding must not reach a result."""
-    rng = np.random.default_rng(1)
-    pairs = [(rng.integers(0, 30, rng.integers(1, 40)).tolist(), rng.integers(0, 30, rng.integers(1, 40)).tolist())
-             for _ in range(150)]
-    found = warped_distances(pairs, distances)
-    assert found == pytest.approx([slow(a, b, distances) for a, b in pairs], rel=1e-9)
-    assert found == pytest.approx(warped_distances([(b, a) for a, b in pairs], distances), rel=1e-9)  # symmetric
-
-
-def test_warping_forgives_speed_and_nothing_else(distances):
-    same = [([1, 2, 3], [1, 2, 3]), ([1, 2, 3], [1, 1, 1, 2, 3, 3])]
-    assert warped_distances(same, distances).tolist() == [0.0, 0.0]
-    assert warped_distances([([1], [2])], distances)[0] == pytest.approx(distances[1, 2])  # 2 d / (1 + 1)
-    assert warped_distances([([1, 2], [2, 1])], distances)[0] == pytest.approx(slow([1, 2], [2, 1], distances))
-    assert warped_distances([], distances).shape == (0,)
-    with pytest.raises(DataError, match="empty"):
-        warped_distances([([1], [])], distances)
-
-
-def test_codes_lie_one_apart_on_average(distances):
-    off = distances[~np.eye(30, dtype=bool)]
-    assert off.mean() == pytest.approx(1.0) and (np.diag(distances) == 0).all() and (distances == distances.T).all()
-    for broken in (np.ones((4, 2)), np.ones((1, 2)), np.full((3, 2), np.nan)):
-        with pytest.raises(DataError, match="codebook"):
-            code_distances(broken)
 
 
 def test_runs_and_loops_by_hand():
@@ -71,7 +32,7 @@ def test_fields_of_a_row_by_hand(distances):
     records = [record("a", [1, 2]), record("a", [3, 2], 1), record("a", [1, 2], 2), record("b", [4, 4, 4]),
                record("b", [4], 1), record("b", [], 2), record("c", [7] * 30), record("c", [], 1), record("c", [], 2)]
     row = variety(records, distances, resamples=200)
-    between = slow([1, 2], [3, 2], distances)
+    between = warped_distances([([1, 2], [3, 2])], distances)[0]
     assert row["variety"] == pytest.approx((2 * between / 3 + 0.0) / 2)  # c has no pair: all but one are silent
     assert row["variety_ci"][0] <= row["variety"] <= row["variety_ci"][1]
     assert row["duration_spread"] == pytest.approx((0.0 + np.std([3, 1], ddof=1) / 2) / 2)

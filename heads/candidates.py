@@ -1,0 +1,61 @@
+"""What the heads proposed at a decision, as a policy after the draw sees it: how likely, how certain, and where.
+
+The heads' candidates x_1..x_K are drawn before the chunk's end is chosen. A chunk that ends on a likely token, before an
+unlikely one, is a better chunk: what follows is read from a hidden state that rests on its last token. Laws are the
+decoder's own, before temperature and top-k, so that a policy says the same at every sampling, temperature 0 included.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+FEATURES = ("drawn", "best", "entropy")
+"""Of each candidate: log-probability of the drawn token, of the likeliest one, and entropy of the law; all in nats."""
+UNLIKELY = -8.0  # log-probabilities below say the same
+OF_AN_END = 12  # numbers about one end, see `end_features`
+GAIN = 8.0  # of the linear part: its dozen weights have to move far in a few hundred updates, each of a learning rate
+
+
+def candidate_features(logits: Tensor, tokens: Tensor) -> Tensor:
+    """logits [..., K, V] of the heads and the tokens [..., K] drawn from them -> [..., K, 3] float32: FEATURES."""
+    log_law = logits.float().log_softmax(-1)
+    drawn = log_law.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+    best = log_law.amax(-1)
+    # 0 log 0 = 0, for laws with impossible tokens
+    entropy = -(log_law.exp() * log_law.clamp(min=torch.finfo(torch.float32).min)).sum(-1)
+    return torch.stack((drawn.clamp(min=UNLIKELY), best, entropy), dim=-1)
+
+
+def end_features(candidates: Tensor) -> Tensor:
+    """About every end a = 1..K: [..., K, 3] -> [..., K, 12]. The features of the last kept token and of the first one
+    that is dropped (0 behind the last, and a flag that says so), means over what is kept, and the length itself."""
+    k = candidates.shape[-2]
+    size = torch.arange(1, k + 1, device=candidates.device, dtype=candidates.dtype).view(k, 1)
+    dropped = nn.functional.pad(candidates[..., 1:, :], (0, 0, 0, 1))
+    kept = candidates.cumsum(-2) / size  # [..., K, 3] means
+    length = torch.cat((size / 8, size.log(), (size == k).to(size.dtype)), -1).expand(*candidates.shape[:-1], 3)
+    return torch.cat((candidates, dropped, kept, length), dim=-1)
+
+
+class EndScores(nn.Module):
+    """A score for every end of a chunk, by one small network for all ends: s_a = w f_a + v SiLU(U f_a + g(h)).
+
+    No weight belongs to one end, so a policy reads decoders of any number of heads. It begins at 0: all ends alike.
+    """
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.linear = nn.Linear(OF_AN_END, 1, bias=False)
+        self.inner = nn.Linear(OF_AN_END, width)
+        self.outer = nn.Linear(width, 1, bias=False)
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.outer.weight)
+
+    def forward(self, candidates: Tensor, state: Tensor | None = None) -> Tensor:
+        """candidates [..., K, 3], state [..., width] of the hidden states so far (or none) -> scores [..., K]."""
+        ends = end_features(candidates)
+        inner = self.inner(ends)
+        if state is not None:
+            inner = inner + state.unsqueeze(-2)
+        return (GAIN * self.linear(ends) + self.outer(nn.functional.silu(inner))).squeeze(-1)

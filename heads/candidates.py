@@ -1,7 +1,7 @@
 """What the heads proposed at a decision, as a policy after the draw sees it: how likely, how certain, and where.
 
-The heads' candidates x_1..x_K are drawn before the chunk's end is chosen. A chunk that ends on a likely token, before an
-unlikely one, is a better chunk: what follows is read from a hidden state that rests on its last token. Laws are the
+The heads' candidates x_1..x_K are drawn before the chunk's end is chosen. A chunk that ends on a likely token, before
+an unlikely one, is a better chunk: what follows is read from a hidden state that rests on its last token. Laws are the
 decoder's own, before temperature and top-k, so that a policy says the same at every sampling, temperature 0 included.
 """
 

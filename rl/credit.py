@@ -1,10 +1,9 @@
 """Credit by decision: a chunk's end answers for the second of speech behind it, not for the whole utterance.
 
 Errors lie in time. Where the spoken tokens are warped to the recording's (dcar/tokens/warping.py), every place of the
-recording has a cost in each rollout of a group, whatever the rollouts' lengths. A decision is worth the mean cost of the
-places from the first token on that it decides about, over a window; its advantage is the group's mean over the same
-places, minus that. Actions before and after the window do not depend on the decision's place in the rollout, so the
-group's mean is a baseline as in GRPO; what a decision does behind its window is not seen. Not the paper's, whose
+recording has a cost in each rollout of a group, whatever the rollouts' lengths. A decision is worth the mean cost of
+the places from the first token on that it decides about, over a window; its advantage is the group's mean over the same
+places, minus that: a baseline as in GRPO. What a decision does behind its window is not seen. Not the paper's, whose
 advantage is one number a rollout.
 """
 

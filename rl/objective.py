@@ -149,8 +149,8 @@ def policy_loss(log_law: Tensor, actions: Tensor, behaviour: Tensor, reference: 
     """The DCPO objective (eq. 4), negated: clipped surrogate + beta KL over the decisions.
 
     log_law, reference [R, M, K]; actions [R, M] indices; behaviour [R, M] log-probabilities of the denominators;
-    advantages [R] or [R, M], weights [R]; mask [R, M]. The loss always depends on log_law, so that every process of a distributed
-    run has a backward pass even if it has nothing to learn.
+    advantages [R] or [R, M], weights [R]; mask [R, M]. The loss always depends on log_law, so that every process of a
+    distributed run has a backward pass even if it has nothing to learn.
     """
     log_probs = taken(log_law, actions)
     # exp(20) is far outside every clip; it keeps 0 * inf from becoming NaN where a policy has collapsed

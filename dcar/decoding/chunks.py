@@ -4,9 +4,9 @@ FAR and CAR-k keep a fixed number (DCAR paper §3.1), `RandomChunk` draws one fr
 DCAR asks the policy (§4.2). Nothing is verified: what is kept is emitted, and the next pass reads the whole chunk.
 
 Not the paper's: schedules after the draw see all candidates before they choose where the chunk ends: policies that
-read them (heads/candidates.py), and two rules by hand, `SureLast` and `Confidence`. What is dropped is drawn again, from
-another law at the same random number. Such a choice favours some tokens over others, which is its purpose: the law of
-what is spoken is not the heads'.
+read them (heads/candidates.py), and two rules by hand, `SureLast` and `Confidence`. What is dropped is drawn again,
+from another law at the same random number. Such a choice favours some tokens over others, which is its purpose: the law
+of what is spoken is not the heads'.
 """
 
 from __future__ import annotations
@@ -149,8 +149,8 @@ class _Ruled:
 
 
 class SureLast(_Ruled):
-    """End the chunk on the likeliest of the tokens drawn: argmax over the sizes a of log p_a(x_a). By hand, not a paper's;
-    what a policy after the draw must beat."""
+    """End the chunk on the likeliest of the tokens drawn: argmax over the sizes a of log p_a(x_a). By hand, not a
+    paper's; what a policy after the draw must beat."""
 
     def __init__(self, sizes: Sequence[int], name: str | None = None):
         super().__init__(sizes, name or f"sure-last-{'-'.join(map(str, sizes))}")

@@ -194,7 +194,7 @@ def make_method(name: str, policy: str, decoder: AnyDecoder) -> ChunkMethod:
 
 def timeline(result: DecodeResult, rate: float) -> str:
     """The chunks of an utterance as text: their sizes in order, and a histogram."""
-    sizes = "".join(str(n) for n in result.emitted if n)
+    sizes = ("" if max(result.emitted, default=0) < 10 else " ").join(str(n) for n in result.emitted if n)
     counts = {k: result.emitted.count(k) for k in sorted(set(result.emitted)) if k}
     share = ", ".join(f"{k} tokens x {n}" for k, n in counts.items())
     return (f"{len(result.tokens) / rate:5.2f} s  {len(result.tokens)} tokens in {result.target_passes} passes "

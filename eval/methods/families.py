@@ -1,7 +1,8 @@
 """Which rows of a comparison are one method at several settings: a family is one line of the plot.
 
 `ssd-0.2` and `ssd-0.4` are the family ssd at β = 0.2 and 0.4; words behind a name (`ssd-0.4@heads`) make a family of
-its own, because they change the method and not its setting. The names behind `dcar@` are settings: policies. So does a
+its own, because they change the method and not its setting. The names behind `dcar@` are settings: policies, and the
+dial of a policy (`dcar@d0.3`). So does a
 sampling of its own: `car-3@t0.4` and `car-5@t0.4` are the family car@t0.4, one line by k beside the line of the common
 sampling, and the methods at their own best sampling, whichever that is for each, are the family car@tuned. What a kind
 of method is called and how it is drawn stands in its entry of METHODS (eval/methods/registry.py).
@@ -14,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from eval.methods.registry import METHODS, MethodKind, Style
+from eval.methods.registry import DIAL, METHODS, MethodKind, Style
 from eval.methods.samplings import split_label
 
 OTHER = Style("", "#4d4d4d", "x")  # of rows whose method this version does not know
@@ -67,7 +68,10 @@ def parse_method(name: str) -> MethodName:
     kind = max(kinds, key=len) if kinds else re.split(r"[-@](?=\d)|@", name, maxsplit=1)[0]
     rest = name.removeprefix(kind)
     if kinds and METHODS[kind].policies:
-        return MethodName(kind, kind + behind, (rest[1:],) if rest else (), sampling)
+        turned = DIAL.fullmatch(rest)
+        policy = turned["before"] if turned else rest
+        return MethodName(kind, kind + behind, (*((policy[1:],) if policy else ()),
+                                                *((float(turned["dial"]),) if turned else ())), sampling)
     parts = _PART.findall(rest)
     numbers = tuple(float(p) for p in parts if _is_number(p))
     words = [p for p in parts if not _is_number(p)]

@@ -7,11 +7,12 @@ call and draw them (eval/methods/families.py reads that from here). Behind every
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from dcar.decoding import ChunkMethod, FixedChunk, Method, PolicyChunk, RandomChunk
+from dcar.decoding import ChunkMethod, Confidence, FixedChunk, Method, PolicyChunk, RandomChunk, SureLast
 from dcar.decoding.fast.passes import fast
 from dcar.errors import ConfigError
 from dcar.model.base import Decoder
@@ -115,23 +116,56 @@ def _random(name: str, rest: str, models: Models) -> list[Entry]:
                   {"decoder": models.decoder.checksum()})]
 
 
+def _sure_last(name: str, rest: str, models: Models) -> list[Entry]:
+    sizes = _from_to(name, rest, models)
+    return [Entry(name, models.decoder, lambda: ChunkMethod(SureLast(sizes, name)),
+                  {"decoder": models.decoder.checksum()})]
+
+
+def _confidence(name: str, rest: str, models: Models) -> list[Entry]:
+    found = re.fullmatch(r"-(\d+(?:\.\d+)?)(-\d+-\d+)", rest)
+    if not found or not float(found[1]):
+        raise ConfigError(f"method '{name}': write confidence-6-5-7: nats above 0, the shortest and the longest chunk")
+    nats, sizes = float(found[1]), _from_to(name, found[2], models)
+    return [Entry(name, models.decoder, lambda: ChunkMethod(Confidence(sizes, nats, name)),
+                  {"decoder": models.decoder.checksum()})]
+
+
+def _from_to(name: str, rest: str, models: Models) -> range:
+    """-4-7: the sizes 4, 5, 6, 7."""
+    ends = _sizes(name, rest, models)
+    if len(ends) != 2 or ends[0] >= ends[1]:
+        raise ConfigError(f"method '{name}': write the shortest and the longest chunk at its end, as in sure-last-4-7")
+    return range(ends[0], ends[1] + 1)
+
+
+DIAL = re.compile(r"(?P<before>.*)@d(?P<dial>-?\d+(?:\.\d+)?)")
+"""What ends the name of a method that asks a policy turned to longer or shorter chunks: dcar@d0.3, dcar@name@d-0.5."""
+
+
 def _policy(mode: str) -> Factory:
     def factory(name: str, rest: str, models: Models) -> list[Entry]:
         if not models.policies:
             raise ConfigError(f"method '{name}' needs a policy: give its folder in `policies`")
-        if rest and not (rest.startswith("@") and rest[1:] in models.policies):
+        turned = DIAL.fullmatch(rest)
+        which = turned["before"] if turned else rest
+        if which and not (which.startswith("@") and which[1:] in models.policies):
             known = ", ".join(f"{name.removesuffix(rest)}@{n}" for n in models.policies if n) or "only 'dcar' itself"
-            raise ConfigError(f"method '{name}': no such policy; known: {known}")
-        base = name.removesuffix(rest)
-        chosen = [rest[1:]] if rest else list(models.policies)
-        return [_policy_entry(f"{base}@{n}" if n else base, models.policies[n], mode, models) for n in chosen]
+            raise ConfigError(f"method '{name}': no such policy; known: {known} (behind it a dial, as in @d0.3)")
+        base, dial = name.removesuffix(rest), float(turned["dial"]) if turned else 0.0
+        behind = f"@d{turned['dial']}" if turned else ""
+        chosen = [which[1:]] if which else list(models.policies)
+        return [_policy_entry((f"{base}@{n}" if n else base) + behind, models.policies[n], mode, dial, models)
+                for n in chosen]
 
     return factory
 
 
-def _policy_entry(name: str, policy: ChunkPolicy, mode: str, models: Models) -> Entry:
+def _policy_entry(name: str, policy: ChunkPolicy, mode: str, dial: float, models: Models) -> Entry:
     identity = {"decoder": models.decoder.checksum(), "policy": policy.checksum()}
-    return Entry(name, models.decoder, lambda: ChunkMethod(PolicyChunk(policy, mode, name)), identity)  # type: ignore[arg-type]
+    if dial:
+        identity["dial"] = repr(dial)
+    return Entry(name, models.decoder, lambda: ChunkMethod(PolicyChunk(policy, mode, name, dial=dial)), identity)  # type: ignore[arg-type]
 
 
 def _by_heads(from_name: Callable[..., tuple[Callable[[], Method], dict[str, str]]]) -> Factory:
@@ -187,7 +221,11 @@ METHODS: dict[str, MethodKind] = {kind.prefix: kind for kind in (  # in the orde
     MethodKind("car", _car, "car-3", Style("CAR-k", "#1f5fa8", "o", "k")),
     # a size drawn from these at every step; random-range draws from the guidance range of the policy
     MethodKind("random", _random, "random-2-3-4", Style("random size", "#8a8f98", "v")),
-    # the policy, greedy or sampled; dcar@name where several policies are compared
+    # after the draw, by hand: of the chunks of 4 to 7 the one that ends on the likeliest token; the longest of 5 to 7
+    # whose summed log-probability of the heads' best tokens is at least -6
+    MethodKind("sure-last", _sure_last, "sure-last-4-7", Style("sure last token", "#6b8e23", "H")),
+    MethodKind("confidence", _confidence, "confidence-6-5-7", Style("confidence", "#b5651d", "8", "c")),
+    # the policy, greedy or sampled; dcar@name where several policies are compared, dcar@d0.3: turned to longer chunks
     MethodKind("dcar", _policy("greedy"), "dcar", Style("DCAR", "#d1361c", "D"), policies=True),
     MethodKind("dcar-sampled", _policy("sample"), "dcar-sampled", Style("DCAR sampled", "#ee8866", "d"), policies=True),
     # heads are kept up to that entropy; entropy@3.0: the threshold fitted for 3 tokens a pass
@@ -252,8 +290,8 @@ def load_models(decoder: str, far_decoder: str, policies: Sequence[str], device:
             name = Path(folder).name
         if name in loaded:
             raise ConfigError(f"two policies are called '{name}'; name them as name=folder")
-        if names_sampling(name):
-            raise ConfigError(f"policy '{name}': dcar@{name} would read as a sampling; name it otherwise, as "
+        if names_sampling(name) or DIAL.fullmatch(f"@{name}"):
+            raise ConfigError(f"policy '{name}': dcar@{name} would read as a sampling or a dial; name it otherwise, as "
                               f"policy-{name}={folder}")
         loaded[name] = load_policy(folder, device)
     far = load_decoder(far_decoder, device, starter="far") if far_decoder else None

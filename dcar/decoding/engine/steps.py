@@ -137,7 +137,8 @@ class EngineSteps:
         self.config = replace(c, batch=max(batch, c.batch), text=max(round_up(text, 32), c.text),
                               capacity=max(min(round_up(capacity, 128), most), capacity, c.capacity))
         self.graphs = StepGraphs(c.graphs, self.device)
-        del self.cache, self.policy_cache, self.rows, self.hidden, self.candidates  # the old and the new ones need not fit side by side
+        # the old and the new ones need not fit side by side
+        del self.cache, self.policy_cache, self.rows, self.hidden, self.candidates
         self._allocate()
 
     def _allocate(self) -> None:

@@ -17,7 +17,8 @@ from dcar.errors import ConfigError
 from heads.layers import KVCache
 from heads.policy import ChunkPolicy
 
-SHAPE = ("hidden_size", "num_actions", "layer_width", "num_attention_heads", "ffn_size", "reads", "sizes", "score_width")
+SHAPE = ("hidden_size", "num_actions", "layer_width", "num_attention_heads", "ffn_size", "reads", "sizes",
+         "score_width")
 
 
 class FusedPolicy:

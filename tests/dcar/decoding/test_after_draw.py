@@ -1,0 +1,185 @@
+"""Chunks that end where the drawn candidates say: in the loop, in fast passes, in the engine, and against a slow
+reference without a cache."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny_decoders import tiny_decoder
+
+from dcar.decoding import ChunkMethod, Confidence, FixedChunk, PolicyChunk, SureLast, decode
+from dcar.decoding.engine.run import engine_for
+from dcar.decoding.fast.passes import fast
+from dcar.errors import ConfigError
+from dcar.sampling import SamplingConfig, sample, uniform, utterance_keys, warp
+from heads.candidates import candidate_features, end_features
+from heads.policy import ChunkPolicy, ChunkPolicyConfig
+
+SAMPLING = SamplingConfig(max_tokens=60, max_tokens_per_text_unit=6)
+KINDS = ["candidates", "both"]
+
+
+def policy_of(reads: str, seed: int = 0, **changes) -> ChunkPolicy:
+    torch.manual_seed(seed)
+    policy = ChunkPolicy(ChunkPolicyConfig(
+        32, 4, **{"width": 16, "num_attention_heads": 2, "reads": reads, "score_width": 8, **changes})).eval()
+    torch.nn.init.normal_(policy.scores.outer.weight, std=2.0)
+    torch.nn.init.normal_(policy.scores.linear.weight, std=0.05)
+    policy.scores.linear.weight.data[:, 9:] = policy.scores.inner.weight.data[:, 9:] = 0.0  # tokens decide, not lengths
+    return policy
+
+
+def reference(model, prompt, method, sampling, seed):
+    """One utterance, no cache: the whole sequence again at every step, the policy over all hidden states so far."""
+    policy, config = method.policy, model.config
+    speech, key = [*prompt.prompt_ids, config.speech_vocab_size + 1], utterance_keys(seed, [prompt.utterance_id])
+    limit = min(sampling.max_tokens, int(sampling.max_tokens_per_text_unit * len(prompt.text_ids)))
+    tokens, sizes = [], []
+    while True:
+        ids = torch.tensor([speech + tokens])
+        hidden = model.speech_hidden(torch.tensor([prompt.text_ids]), torch.tensor([len(prompt.text_ids)]), ids,
+                                     torch.tensor([ids.shape[1]]), torch.tensor([len(speech)]))
+        logits = model.heads(hidden[0, -1], policy.config.reach)[None]
+        place = len(tokens) + torch.arange(policy.config.reach)[None]
+        law = warp(logits, sampling, place < sampling.min_tokens, config.eos)
+        drawn = sample(law, torch.stack([uniform(key, "token", p[None])[0] for p in place[0]])[None])
+        seen = candidate_features(logits, drawn)
+        scores = policy(hidden, torch.tensor([[ids.shape[1] - 1]]), seen[:, None])[0, 0]
+        scores = (scores + method.dial * torch.arange(1, policy.config.num_actions + 1)).log_softmax(-1)
+        if method.mode == "greedy":
+            size = int(scores.argmax()) + 1
+        else:
+            size = int(sample(scores.exp()[None], uniform(key, "policy", torch.tensor([len(tokens)])))) + 1
+        sizes.append(size)
+        for token in drawn[0, :size].tolist():
+            if token == config.eos:
+                return tokens, sizes
+            tokens.append(token)
+            if len(tokens) >= limit:
+                return tokens, sizes
+
+
+def same(got, expected) -> None:
+    for a, b in zip(got, expected, strict=True):
+        assert (a.tokens, a.actions, a.emitted, a.decision_positions) == (
+            b.tokens, b.actions, b.emitted, b.decision_positions)
+        assert a.action_log_probs == pytest.approx(b.action_log_probs, abs=1e-5)
+        assert torch.allclose(a.hidden, b.hidden, atol=1e-5)
+        assert a.candidates.shape == b.candidates.shape == (len(b.actions), *b.candidates.shape[1:])
+        assert torch.allclose(a.candidates, b.candidates, atol=1e-4)
+
+
+@pytest.mark.parametrize("reads", KINDS)
+@pytest.mark.parametrize(("mode", "dial", "sizes"), [("greedy", 0.0, ()), ("sample", 0.0, (2, 3)), ("sample", 0.7, ())])
+def test_equals_decoding_without_cache(decoder, prompts, reads, mode, dial, sizes):
+    schedule = PolicyChunk(policy_of(reads, seed=1, sizes=sizes), mode, dial=dial)
+    results = decode(decoder, prompts, ChunkMethod(schedule), SAMPLING, seed=3)
+    for prompt, result in zip(prompts, results, strict=True):
+        assert (result.tokens, result.actions) == reference(decoder, prompt, schedule, SAMPLING, 3)
+    used = {a for r in results for a in r.actions}
+    assert used <= set(sizes or (1, 2, 3, 4)) and len(used) > 1
+
+
+@pytest.mark.parametrize("reads", KINDS)
+@pytest.mark.parametrize(("batch", "chunks"), [(1, "exact"), (3, "exact"), (8, "padded"), (1, "padded")])
+def test_loop_fast_passes_and_engine_agree(decoder, prompts, reads, batch, chunks):
+    policy = policy_of(reads, sizes=(1, 2, 3) if reads == "both" else ())
+    forced = {prompts[0].utterance_id: [2, 0], prompts[1].utterance_id: [0, 3]}
+    for mode, dial, sampling in (("greedy", 0.4, SAMPLING), ("sample", 0.0, SAMPLING),
+                                 ("sample", 0.0, SamplingConfig(temperature=0, max_tokens=30))):
+        method = ChunkMethod(PolicyChunk(policy, mode, forced=forced, dial=dial))
+        how = dict(seed=3, record_hidden=True, group_size=2)
+        expected = decode(decoder, prompts, method, sampling, **how)
+        same(decode(fast(decoder), prompts, method, sampling, batch_size=batch, **how), expected)
+        engine = engine_for(decoder, prompts, sampling, batch=batch, policy=policy, chunks=chunks)
+        for _ in range(2):  # a used engine is as good as a new one
+            same(engine.decode(prompts, method, sampling, **how), expected)
+        for result in expected:  # the law recorded with the rollout is the one that it was drawn from
+            positions = torch.tensor([result.decision_positions])
+            law = policy(result.hidden[None], positions, result.candidates[None])[0]
+            law = (law + dial * torch.arange(1, 5)).log_softmax(-1)
+            taken = law[torch.arange(len(result.actions)), torch.tensor(result.actions) - 1]
+            assert taken.tolist() == pytest.approx(result.action_log_probs, abs=1e-4)
+
+
+@pytest.mark.parametrize("reads", KINDS)
+def test_a_policy_that_scores_one_size_is_car_k(decoder, prompts, reads):
+    policy = policy_of(reads, sizes=(3,))
+    got = decode(decoder, prompts, ChunkMethod(PolicyChunk(policy, "sample")), SAMPLING, seed=2)
+    expected = decode(decoder, prompts, ChunkMethod(FixedChunk(3)), SAMPLING, seed=2)
+    assert [r.tokens for r in got] == [r.tokens for r in expected]
+
+
+def test_an_untrained_policy_is_uniform_over_its_sizes(decoder, prompts):
+    for reads in KINDS:
+        policy = ChunkPolicy(ChunkPolicyConfig(32, 4, 16, 2, reads=reads, sizes=(2, 3, 4)))
+        (result, *_) = decode(decoder, prompts[:1], ChunkMethod(PolicyChunk(policy, "sample")), SAMPLING)
+        assert result.action_log_probs == pytest.approx([-torch.tensor(3.0).log().item()] * len(result.actions))
+
+
+def test_batch_and_order_change_nothing(decoder, prompts):
+    method = ChunkMethod(PolicyChunk(policy_of("both"), "sample"))
+    whole = decode(decoder, prompts, method, SAMPLING, seed=1)
+    alone = [decode(decoder, [p], method, SAMPLING, seed=1)[0] for p in reversed(prompts)]
+    assert [r.tokens for r in whole] == [r.tokens for r in reversed(alone)]
+
+
+def test_the_dial_lengthens_chunks(decoder, prompts):
+    policy = policy_of("candidates")
+    asked = [[a for r in decode(decoder, prompts, ChunkMethod(PolicyChunk(policy, dial=d)), SAMPLING)
+              for a in r.actions] for d in (-50.0, 0.0, 50.0)]
+    assert set(asked[0]) == {1} and set(asked[2]) == {4} and 1 < sum(asked[1]) / len(asked[1]) < 4
+    with pytest.raises(ConfigError, match="dial"):
+        PolicyChunk(policy, dial=float("nan"))
+
+
+def test_rules_by_hand(decoder, prompts):
+    """Against what the candidates say, decision by decision."""
+    for schedule, rule in (
+        (SureLast([2, 3, 4]), lambda seen: max((2, 3, 4), key=lambda a: seen[a - 1][0])),
+        (Confidence([1, 3, 4], 4.0), lambda seen: max(
+            [a for a in (1, 3, 4) if sum(s[1] for s in seen[:a]) >= -4.0], default=1)),
+    ):
+        results = decode(decoder, prompts, ChunkMethod(schedule), SAMPLING, seed=4, record_hidden=True)
+        for result in results:
+            assert result.actions == [rule(seen) for seen in result.candidates.tolist()]
+        assert len({a for r in results for a in r.actions}) > 1
+    with pytest.raises(ConfigError, match="needs 9 heads"):
+        decode(decoder, prompts, ChunkMethod(SureLast([2, 9])), SAMPLING)
+    with pytest.raises(ConfigError, match="nats"):
+        Confidence([2], 0.0)
+
+
+def test_features_by_hand():
+    logits = torch.tensor([[0.0, 0.0, -1e9], [3.0, 0.0, 0.0]])
+    seen = candidate_features(logits, torch.tensor([1, 1]))
+    half = torch.tensor(0.5).log()
+    assert torch.allclose(seen[0], torch.stack((half, half, -half)))
+    law = logits[1].log_softmax(-1)
+    assert torch.allclose(seen[1], torch.stack((law[1], law[0], -(law.exp() * law).sum())))
+    assert candidate_features(logits, torch.tensor([2, 1]))[0, 0] == -8.0 and seen.isfinite().all()
+    ends = end_features(seen)
+    assert ends.shape == (2, 12) and torch.equal(ends[0, :3], seen[0]) and torch.equal(ends[0, 3:6], seen[1])
+    assert not ends[1, 3:6].any() and torch.allclose(ends[1, 6:9], seen.mean(0))
+    assert ends[:, -1].tolist() == [0.0, 1.0]  # behind the last candidate nothing is dropped
+
+
+def test_checkpoints_of_every_kind(tmp_path):
+    for reads in ("hidden", *KINDS):
+        policy = ChunkPolicy(ChunkPolicyConfig(32, 4, 16, 2, reads=reads, sizes=(2, 4)))
+        policy.save_pretrained(tmp_path / reads)
+        loaded = ChunkPolicy.from_pretrained(tmp_path / reads)
+        assert loaded.config == policy.config and loaded.checksum() == policy.checksum()
+        assert loaded.unused.tolist() == [True, False, True, False]
+    for wrong in (dict(reads="tokens"), dict(sizes=(5,)), dict(sizes=(0,))):
+        with pytest.raises(ValueError, match="policy"):
+            ChunkPolicyConfig(32, 4, **wrong)
+
+
+def test_in_half_precision(decoder, prompts):
+    half = tiny_decoder().to(torch.bfloat16)
+    for reads in KINDS:
+        policy = policy_of(reads).to(torch.bfloat16)
+        method = ChunkMethod(PolicyChunk(policy, "sample"))
+        for got in (decode(half, prompts, method, SAMPLING), decode(fast(half), prompts, method, SAMPLING)):
+            assert all(r.tokens and len(set(r.actions)) > 0 for r in got)

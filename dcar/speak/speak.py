@@ -30,6 +30,8 @@ class SpeakConfig:
     policy: str = setting("starter", "Directory of an exported policy.")
     vocoder: str = setting("starter", "Folder, or a name that dcar.vocoder.load lists.")
     tokenizer: str = setting("starter", "Folder, or a name that dcar.tokens.load lists.")
+    dial: float = setting(0.0, "Turns the policy: above 0 to longer chunks and less time, below 0 to shorter ones; nats "
+                               "a token, -2 to 2 is far.")
     seed: int = seed_setting(0, "Of the draws.")
     stream: bool = setting(False, "Also write 16-bit mono samples to standard output while speaking (… | aplay "
                                   "-r 24000 -f S16_LE); the timeline goes to standard error.")
@@ -44,7 +46,8 @@ def main(arguments: list[str] | None = None) -> None:
                           "out")
     phrases(options.text)  # a text that cannot be spoken is refused before models are loaded
     speaker = Speaker.load(options.decoder, policy=options.policy, tokenizer=options.tokenizer, vocoder=options.vocoder,
-                           method=options.method, sampling=options.sampling, seed=options.seed)
+                           method=options.method, sampling=options.sampling, seed=options.seed,
+                           dial=options.dial)
     voice = speaker.voice(options.prompt)
     started = time.perf_counter()
     if options.stream:

@@ -92,11 +92,12 @@ class Speaker:
     @classmethod
     def load(cls, decoder: str | Path = "starter", *, policy: str | Path = "starter",
              tokenizer: str | Path = "starter", vocoder: str | Path = "starter", method: str = "dcar",
-             sampling: SamplingConfig = SAMPLING, seed: int = 0) -> Speaker:
+             sampling: SamplingConfig = SAMPLING, seed: int = 0, dial: float = 0.0) -> Speaker:
         """Each by folder, or "starter" for what ships; tokenizer and vocoder also by the names of `dcar.tokens.load`
         and `dcar.vocoder.load`.
 
         method: dcar, dcar-sampled (the policy's choice drawn), car-K, or far (with "starter" the shipped FAR decoder).
+        dial: of the policy, above 0 for longer chunks and less time, below for shorter ones (`PolicyChunk`).
         AssetError, CheckpointError, ConfigError or DataError where something is missing or does not belong together.
         """
         which: Shipped = "far" if method == "far" else "decoder"
@@ -105,7 +106,7 @@ class Speaker:
         made = made_by(speech_tokenizer, getattr(encode, "name", PHONEME_VERSION))
         recordings = PromptAudio([])
         spoken_by = load_vocoder(str(vocoder), prompts=recordings)
-        chunks = make_method(method, str(policy), car)
+        chunks = make_method(method, str(policy), car, dial)
         check_together(car, made, f"tokenizer {tokenizer}", spoken_by)
         return cls(car, encode, chunks, speech_tokenizer, spoken_by, sampling, seed, recordings)
 
@@ -178,8 +179,10 @@ class Speaker:
         return Spoken(wave, self.vocoder.sample_rate, [p.text for p in parts], results, self.tokenizer.rate_hz)
 
 
-def make_method(name: str, policy: str, decoder: AnyDecoder) -> ChunkMethod:
-    """far and car-K keep a fixed number of tokens a step; dcar asks the policy."""
+def make_method(name: str, policy: str, decoder: AnyDecoder, dial: float = 0.0) -> ChunkMethod:
+    """far and car-K keep a fixed number of tokens a step; dcar asks the policy, turned by `dial`."""
+    if dial and not name.startswith("dcar"):
+        raise ConfigError(f"dial={dial:g} turns a policy, and method '{name}' asks none: leave it out, or choose dcar")
     if name == "far":
         return ChunkMethod(FixedChunk(1, "far"))
     if found := re.fullmatch(r"car-(\d+)", name):
@@ -187,7 +190,7 @@ def make_method(name: str, policy: str, decoder: AnyDecoder) -> ChunkMethod:
     if name in ("dcar", "dcar-sampled"):
         loaded = load_policy(policy)
         loaded.check_base(decoder.checksum())
-        return ChunkMethod(PolicyChunk(loaded, "greedy" if name == "dcar" else "sample"))
+        return ChunkMethod(PolicyChunk(loaded, "greedy" if name == "dcar" else "sample", dial=dial))
     raise ConfigError(f"unknown method '{name}'; choose far, car-1 … car-{decoder.config.num_prediction_heads}, dcar "
                       "or dcar-sampled")
 

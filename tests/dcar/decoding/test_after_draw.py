@@ -135,11 +135,13 @@ def test_the_dial_lengthens_chunks(decoder, prompts):
 
 def test_rules_by_hand(decoder, prompts):
     """Against what the candidates say, decision by decision."""
-    for schedule, rule in (
-        (SureLast([2, 3, 4]), lambda seen: max((2, 3, 4), key=lambda a: seen[a - 1][0])),
-        (Confidence([1, 3, 4], 4.0), lambda seen: max(
-            [a for a in (1, 3, 4) if sum(s[1] for s in seen[:a]) >= -4.0], default=1)),
-    ):
+    def sure(seen):
+        return max((2, 3, 4), key=lambda a: seen[a - 1][0])
+
+    def confident(seen):
+        return max([a for a in (1, 3, 4) if sum(s[1] for s in seen[:a]) >= -4.0], default=1)
+
+    for schedule, rule in ((SureLast([2, 3, 4]), sure), (Confidence([1, 3, 4], 4.0), confident)):
         results = decode(decoder, prompts, ChunkMethod(schedule), SAMPLING, seed=4, record_hidden=True)
         for result in results:
             assert result.actions == [rule(seen) for seen in result.candidates.tolist()]

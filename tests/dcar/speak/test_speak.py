@@ -333,6 +333,8 @@ def test_a_policy_of_another_decoder(speak, models, tmp_path):
     with pytest.raises(ConfigError):
         make_method("mtp", "", decoder)
     assert make_method("car-3", str(tmp_path / "nowhere"), decoder).name == "car-3"  # needs no policy
+    with pytest.raises(ConfigError, match="asks none"):
+        make_method("car-3", "", decoder, dial=0.5)
 
 
 def test_a_tokenizer_or_vocoder_of_another_decoder(speak, models, tmp_path):

@@ -1,0 +1,132 @@
+"""DCPO with policies that see the candidates, the token reward, and credit by decision."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from test_dcpo import TOY, log_of
+from toy_world import CODES, ToyDecoder, ToyRecognizer, ToyVocoder, toy_items
+
+from dcar.errors import ConfigError
+from dcar.tokens.warping import Warping, code_distances
+from heads.policy import ChunkPolicy, ChunkPolicyConfig
+from rl.config import DCPOConfig
+from rl.credit import Decisions, decision_advantages
+from rl.rewards import RangePenalty, SpeedBonus, TokenReward, WERReward, needs_sound
+from rl.trainer import DCPOTrainer, law_of
+
+DISTANCES = code_distances(np.eye(CODES))
+RUN = {**TOY, "chunk_range": [], "forced_rows": "none", "save_strategy": "steps", "save_steps": 1,
+       "eval_strategy": "steps", "eval_steps": 1, "metric_for_best_model": "eval_reward"}
+
+
+class Deaf(ToyVocoder):
+    def synthesize(self, token_lists, speaker):
+        raise AssertionError("nothing hears these rollouts")
+
+
+def trainer_of(out, rewards, reads="both", vocoder=None, **changes) -> DCPOTrainer:
+    torch.manual_seed(1)
+    policy = ChunkPolicy(ChunkPolicyConfig(24, 4, 16, 2, reads=reads, score_width=8))
+    config = DCPOConfig(output_dir=str(out), **{**RUN, **changes})
+    return DCPOTrainer(policy, ToyDecoder(), config, rewards, toy_items(16), vocoder or ToyVocoder(), ToyRecognizer(),
+                       toy_items(5, 5, "dev"))
+
+
+@pytest.mark.parametrize("reads", ["candidates", "both"])
+def test_rollouts_say_what_the_policy_said(tmp_path, reads):
+    """The law recomputed from the recorded states and candidates is the one that the sizes were drawn from."""
+    trainer = trainer_of(tmp_path, [WERReward(ToyRecognizer())], reads, forced_rows="policy_ratio", chunk_range=[2, 3])
+    torch.nn.init.normal_(trainer.policy.scores.outer.weight, std=2.0)
+    batch = trainer._rollouts(next(iter(trainer.get_train_dataloader()))).batch
+    assert batch.candidates.shape == (*batch.actions.shape, 4, 3) and batch.forced.any()
+    law = law_of(trainer.rollout_policy, batch)
+    for row, record in enumerate(batch.records):
+        said = record.result.action_log_probs
+        taken = law[row].gather(-1, batch.actions[row, :, None])[: len(said), 0]
+        assert taken.tolist() == pytest.approx(said, abs=1e-4)
+
+
+@pytest.mark.parametrize("credit", ["utterance", "decision"])
+def test_tokens_alone_train_without_a_sound_and_resume_bit_for_bit(tmp_path, credit):
+    def rewards():
+        return [TokenReward(DISTANCES, warp=credit == "decision"), SpeedBonus(0.1)]
+
+    whole = trainer_of(tmp_path / "whole", rewards(), vocoder=Deaf(), credit=credit, max_steps=4)
+    before = whole.policy.checksum()
+    whole.train()
+    stopped = trainer_of(tmp_path / "part", rewards(), vocoder=Deaf(), credit=credit, max_steps=4)
+    stopped.args.max_steps = 2
+    stopped.train()
+    again = trainer_of(tmp_path / "part", rewards(), vocoder=Deaf(), credit=credit, max_steps=4)
+    again.train(resume_from_checkpoint=True)
+    ends = [ChunkPolicy.from_pretrained(tmp_path / n / "checkpoint-4").checksum() for n in ("whole", "part")]
+    assert ends[0] == ends[1] != before
+    lines = [line for line in log_of(tmp_path / "whole") if "eval_reward" in line]
+    assert lines and all("eval_wer" not in line and line["eval_reward"] < 0.1 for line in lines)
+
+
+def test_a_policy_after_the_draw_learns_to_end_on_what_is_certain(tmp_path):
+    """In the toy world a unit's end makes the next token certain; tokens across a choice are drawn independently. A
+    policy that sees the candidates beats every constant size in the toy's word error rate."""
+    trainer = trainer_of(tmp_path, [WERReward(ToyRecognizer())], "candidates", per_device_train_batch_size=64,
+                         num_generations=8, learning_rate=0.02, max_steps=60, eval_strategy="no", save_strategy="no",
+                         load_best_model_at_end=False, beta=0.0)
+    trainer.train()
+    losses = [line["wer"] for line in log_of(tmp_path) if "wer" in line]
+    assert np.mean(losses[-5:]) < 0.6 * np.mean(losses[:5])
+
+
+def test_impossible_together(tmp_path):
+    with pytest.raises(ConfigError, match="credit=decision needs"):
+        trainer_of(tmp_path, [WERReward(ToyRecognizer())], credit="decision")
+    with pytest.raises(ConfigError, match="metric_for_best_model=eval_reward"):
+        trainer_of(tmp_path, [TokenReward(DISTANCES)], metric_for_best_model="eval_wer")
+    with pytest.raises(ConfigError, match="not among the policy's"):
+        policy = ChunkPolicy(ChunkPolicyConfig(24, 4, 16, 2, reads="both", sizes=(2, 3)))
+        DCPOTrainer(policy, ToyDecoder(), DCPOConfig(output_dir=str(tmp_path), **{**RUN, "chunk_range": [1, 2]}),
+                    [WERReward(ToyRecognizer())], toy_items(16), ToyVocoder(), ToyRecognizer(), toy_items(4))
+    assert not needs_sound([TokenReward(DISTANCES), RangePenalty([2]), SpeedBonus(1)])
+    assert needs_sound([TokenReward(DISTANCES), WERReward(ToyRecognizer())]) and needs_sound([object()])
+
+
+def group_of(costs: np.ndarray, starts: list[int]) -> list[Decisions]:
+    """Rollouts as long as the recording: token i stands for place i."""
+    return [Decisions(Warping(row, np.arange(len(row))), starts) for row in costs]
+
+
+def test_decision_advantages_by_hand():
+    costs = np.array([[0.0, 0, 1, 0, 0, 0], [0, 0, 3, 0, 0, 2]])
+    first, second = decision_advantages(group_of(costs, [0, 2, 4]), window=2, shortest=1)
+    # places 1-2, 3-4, 5: the group's means are 1, 0, 1; the second rollout pays 1.5, 0, 2 where the first pays .5, 0, 0
+    expected = np.array([0.5, 0.0, 1.0])
+    scale = np.concatenate((expected, -expected)).std(ddof=1)
+    assert first == pytest.approx(expected / scale) and second == pytest.approx(-expected / scale)
+    silent = decision_advantages([*group_of(costs, [0, 2]), Decisions(None, [0])], 2, 1)
+    assert not silent[2].any() and silent[0].any()
+    alike = decision_advantages(group_of(costs[[0, 0]], [0, 2]), 2, 1)
+    assert not any(a.any() for a in alike)
+    assert not any(a.any() for a in decision_advantages(group_of(costs[:1], [0]), 2, 1))
+
+
+def test_credit_by_decision_is_unbiased_and_less_noisy():
+    """Every decision costs 0.3 where it chooses wrongly, in the places behind it, amid noise. Both kinds of credit favour
+    the right choice alike at all decisions; the decision's own has the larger signal to noise."""
+    rng = np.random.default_rng(0)
+    decisions, gap, groups, size = 12, 5, 400, 8
+    wrong = rng.random((groups, size, decisions)) < 0.5
+    costs = rng.normal(1.0, 0.5, (groups, size, decisions * gap)) + 0.3 * wrong.repeat(gap, axis=2)
+    own = np.array([decision_advantages(group_of(c, [gap * d for d in range(decisions)]), gap, 0) for c in costs])
+    whole = -(costs.mean(-1) - costs.mean((1, 2))[:, None])
+    whole = np.broadcast_to((whole / whole.std(1, ddof=1, keepdims=True))[..., None], own.shape)
+
+    def signal(values: np.ndarray) -> tuple[np.ndarray, float]:
+        per = np.array([values[..., d][~wrong[..., d]].mean() - values[..., d][wrong[..., d]].mean()
+                        for d in range(decisions)])
+        return per, float(per.mean() / values.std())
+
+    each, clear = signal(own)
+    _, dim = signal(whole)
+    assert each.min() > 0.75 * each.max()  # none of the decisions is favoured
+    assert clear > 2 * dim > 0

@@ -27,6 +27,7 @@ COMMANDS = {
     "train": ("dcar.train.car", "stage one: CAR decoder with K heads, or FAR with one"),
     "train-draft": ("dcar.train.draft", "a shallow draft model from a decoder's own layers, for speculative decoding"),
     "profile": ("rl.profile", "WER of CAR-1 … CAR-K -> guidance range"),
+    "reward-quality": ("rl.reward_quality", "which rewards order rollouts as a judge does, and at what cost"),
     "train-policy": ("rl.train", "stage two: DCPO"),
     "export": ("rl.export", "policy directory and serving program from a DCPO run"),
     "export-medusa": ("dcar.model.medusa", "the heads as a Medusa checkpoint, which vLLM reads"),

@@ -18,10 +18,12 @@ import numpy as np
 
 from dcar.decoding import DecodeResult
 from dcar.errors import ConfigError, RewardError
+from dcar.prepare.prepared import prepared_info
 from dcar.prompts.items import PromptItem
 from dcar.recognition.base import Recognizer
 from dcar.text.wer import NORMALIZER, WordErrors, character_errors, corpus_wer, word_errors
-from dcar.tokens.warping import Warping, warped_distances, warpings
+from dcar.tokens.codebook import codebook_of
+from dcar.tokens.warping import Warping, code_distances, warped_distances, warpings
 from dcar.tracking import write_json
 from dcar.vocoder.base import Vocoder
 from dcar.vocoder.voicing import isolate, voice_each
@@ -181,6 +183,15 @@ class TokenReward:
             for i, distance in zip(spoken, warped_distances(pairs, self.distances).tolist(), strict=True):
                 values[i] = -self.scale * distance
         return values
+
+
+def corpus_distances(data: str) -> np.ndarray:
+    """Distances of the codes [V, V] of a prepared corpus' tokenizer; ConfigError where it has no centroids."""
+    codebook = codebook_of(prepared_info(data)["tokenizer"], data)
+    if codebook is None:
+        raise ConfigError(f"reward token_distance: the tokenizer of {data} has no codebook of centroids; take rewards "
+                          "that hear (wer, cer, log_likelihood)")
+    return code_distances(codebook)
 
 
 class RangePenalty:

@@ -24,7 +24,6 @@ from dcar.config import load_config
 from dcar.errors import CheckpointError, ConfigError
 from dcar.model.draft import AnyDecoder
 from dcar.model.load import load_decoder, load_policy
-from dcar.prepare.prepared import prepared_info
 from dcar.process import meeting_others, run_command
 from dcar.prompts.items import PromptItem
 from dcar.prompts.load import load_prompts, vocoder_for
@@ -32,8 +31,6 @@ from dcar.recognition.base import Recognizer
 from dcar.recognition.load import load_recognizer
 from dcar.recognition.patient import Patience, PatientRecognizer
 from dcar.storage import digest, files_of, writing
-from dcar.tokens.codebook import codebook_of
-from dcar.tokens.warping import code_distances
 from dcar.tracking import provenance, write_json
 from dcar.train.checkpoints import latest_checkpoint, why_incomplete
 from dcar.vocoder.base import Vocoder
@@ -50,6 +47,7 @@ from rl.rewards import (
     TokenReward,
     WERReward,
     check_hears,
+    corpus_distances,
     ground_truth_errors,
 )
 from rl.trainer import DCPOTrainer
@@ -81,11 +79,7 @@ def token_reward(config: DCPOConfig) -> TokenReward:
     """The distance to the recording's tokens, over the codebook of the tokenizer that made the corpus."""
     if not config.data:
         raise ConfigError("reward token_distance needs the corpus' tokenizer: give data=<folder of dcar prepare>")
-    codebook = codebook_of(prepared_info(config.data)["tokenizer"], config.data)
-    if codebook is None:
-        raise ConfigError(f"reward token_distance: the tokenizer of {config.data} has no codebook of centroids; take "
-                          "rewards that hear (wer, cer, log_likelihood)")
-    return TokenReward(code_distances(codebook), config.token_scale, warp=config.credit == "decision")
+    return TokenReward(corpus_distances(config.data), config.token_scale, warp=config.credit == "decision")
 
 
 def make_rewards(config: DCPOConfig, recognizer: Recognizer, ground_truth: dict[str, float]) -> list[Reward]:

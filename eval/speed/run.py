@@ -34,6 +34,7 @@ from eval.methods.registry import Models, load_models
 from eval.results.timing import module_device
 from eval.speed import engine as measure
 from eval.speed.measure import CLOCKS, Load, chosen_clock, measure_car, memory_rates, print_card
+from heads.costs import head_costs
 from heads.policy import ChunkPolicy, ChunkPolicyConfig
 
 SIZES: dict[str, dict[str, Any]] = {
@@ -182,7 +183,7 @@ def _steps(m: Measurement) -> None:
         shares[name] = share.median
         if len(shares) == 1:
             ratio = dcar["speedup"].median / mean
-            read = card["read_far"] + (mean - 1) * card["read_head"] + card["read_policy"][name]
+            read = card["read_far"] + head_costs(model.heads).read(mean) + card["read_policy"][name]
             m.ratio("dcar_speedup_over_mean_chunk", ratio)
             m.ratio("dcar_over_own_bound", ratio * read / card["read_far"])
             print(f"that is {ratio:.3f} of its chunk, {ratio * read / card['read_far']:.3f} of what its bytes allow")

@@ -173,7 +173,7 @@ def test_what_a_step_reads():
     model = tiny_decoder(heads=4)
     sizes = read_sizes(model)
     embeddings = model.text_embedding.weight.numel() + model.speech_embedding.weight.numel()
-    assert sizes["far"] + 3 * sizes["head"] + embeddings == sum(p.numel() for p in model.parameters())
+    assert sizes["far"] + sizes["heads"] + 3 * sizes["head"] + embeddings == sum(p.numel() for p in model.parameters())
 
 
 @pytest.mark.parametrize("asked, most", [(2, 2), (0, 4), (9, 4)])

@@ -207,17 +207,21 @@ class CARDecoder(Checkpoint):
     def forward(self, text_ids: Tensor, text_lengths: Tensor, speech_ids: Tensor, speech_lengths: Tensor,
                 prompt_lengths: Tensor, head_weights: Sequence[float] | None = None,
                 reduction: str = "per_head_mean", eos_tail: str = "fill",
-                speech_inputs: Tensor | None = None, head_positions: float = 1.0) -> CAROutput:
+                speech_inputs: Tensor | None = None, head_positions: float = 1.0,
+                states: Tensor | None = None) -> CAROutput:
         """Teacher-forced loss of all heads (paper eq. 1): sum_k lambda_k * mean_t CE(head k at t, y_{t+k}).
 
         text_ids [B, N]; speech_ids [B, S] = prompt (closed by BOS where the config has it) + target, no EOS;
         speech_lengths [B] with prompt; prompt_lengths [B]: positions before prompt_lengths - 1 carry no loss.
         `reduction` "token_sum" weighs every target alike instead of every head. `speech_inputs` [B, S] is read in
         place of speech_ids where the input is noisy; the targets stay clean. `head_positions` < 1 trains the additional
-        heads on a random share of the positions: an unbiased estimate of their means at less cost.
+        heads on a random share of the positions: an unbiased estimate of their means at less cost. `states` [B, S, D]:
+        a frozen trunk's hidden states, where they were computed before.
         """
-        inputs = speech_ids if speech_inputs is None else speech_inputs
-        hidden = self.speech_hidden(text_ids, text_lengths, inputs, speech_lengths, prompt_lengths)
+        hidden = states
+        if hidden is None:
+            inputs = speech_ids if speech_inputs is None else speech_inputs
+            hidden = self.speech_hidden(text_ids, text_lengths, inputs, speech_lengths, prompt_lengths)
         if self.trunk_is_frozen:
             hidden = F.dropout(hidden, self.config.dropout, self.training)
         return multi_head_loss(self.heads, hidden, speech_ids, speech_lengths, prompt_lengths, self.config.eos,

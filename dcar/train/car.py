@@ -50,7 +50,7 @@ from dcar.tracking import provenance, write_json
 from dcar.train.batches import BucketBatchSampler, EpochLoader, SpeechDataset, collate
 from dcar.train.callbacks import JsonlLog, TensorBoardLog
 from dcar.train.checkpoints import latest_checkpoint, step_of
-from dcar.train.frozen import on_frozen_trunk
+from dcar.train.frozen import FrozenStates, on_frozen_trunk
 from dcar.train.optim import ScaledAdam, cosine, eden
 from dcar.train.resilient import ResilientTrainer
 from dcar.train.settings import RunSettings
@@ -93,6 +93,8 @@ class TrainConfig(RunSettings):
     freeze_trunk: bool = setting(False, "Train the additional heads alone, on the decoder of init_from, which may have "
                                         "heads of another number or kind: those of `model` are then made anew.")
     codebook_init: bool = setting(False, "From scratch: speech embeddings start from the tokenizer's centroids.")
+    keep_states: bool = setting(False, "Of a frozen trunk: compute the hidden states of the training split once, each "
+                                       "utterance behind one prompt, and keep them (2 bytes a value).")
     model: CARConfig = setting(CARConfig, "Shape of the decoder; vocabulary sizes are taken from the data.")
     backbone: BackboneTraining = setting(BackboneTraining, "Heads on a pretrained language model instead.")
 
@@ -103,6 +105,9 @@ class TrainConfig(RunSettings):
         if self.freeze_trunk and (not self.init_from or self.model.num_prediction_heads == 1):
             raise ConfigError("freeze_trunk trains additional heads on a decoder that there is: give init_from=… and "
                               "model.num_prediction_heads of at least 2 (on a language model: backbone.train=heads)")
+        if self.keep_states and (not self.freeze_trunk or self.input_corruption):
+            raise ConfigError("keep_states keeps what a trunk that does not change says of its data: set "
+                              "freeze_trunk=true and input_corruption=0")
         if self.codebook_init and (self.init_from or self.backbone.path):
             raise ConfigError("codebook_init is a start from scratch; init_from and backbone.path name other weights")
 
@@ -308,6 +313,8 @@ def fit(config: TrainConfig, model: CARDecoder, train, dev, prepared: dict[str, 
         model.load_state_dict(type(model).from_pretrained(last).state_dict())
         model.to(trainer.args.device)
     else:
+        if config.keep_states:
+            trainer.train_dataset = FrozenStates(trainer.train_dataset, model, config.batch_size)
         trainer.train(resume_from_checkpoint=str(last) if last else None)
     with trainer.doing("evaluating and exporting the trained model"), writing(out):
         return export(config, model, trainer, prepared)

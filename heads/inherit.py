@@ -11,7 +11,7 @@ from typing import Protocol
 from torch import nn
 
 from dcar.errors import ConfigError
-from heads.multi_token import MultiTokenHeads
+from heads.build import Heads
 
 BOTTOM_SHARE, TOP_SHARE = 2 / 24, 6 / 24
 
@@ -31,7 +31,7 @@ class Layered(Protocol):
     def norm(self) -> nn.Module: ...
 
     @property
-    def heads(self) -> MultiTokenHeads: ...
+    def heads(self) -> Heads: ...
 
 
 def inherited_layers(depth: int, bottom: int = 0, top: int = 0) -> tuple[tuple[int, ...], tuple[int, ...]]:

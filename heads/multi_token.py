@@ -50,6 +50,11 @@ class MultiTokenHeads(nn.Module):
         else:
             nn.init.uniform_(self.block_weight, -bound, bound)
 
+    @torch.no_grad()
+    def start_outputs(self, rows: Tensor) -> None:
+        """Start every additional head's projection from these output rows [n, D], of the ids 0 … n - 1."""
+        self.projection[:, :, : len(rows)] = rows.T
+
     def forward(self, hidden: Tensor, k: int | None = None, only: int | None = None) -> Tensor:
         """Logits of heads 1..k (default all): hidden [..., D] -> [..., k, vocabulary]; with `only`, of that head
         (1-based) alone, [..., vocabulary]."""

@@ -18,6 +18,7 @@ from torch import nn
 from dcar.model.backbones.decoder import BackboneConfig, BackboneDecoder
 from dcar.model.backbones.lora import add_lora, set_trainable
 from dcar.model.car import CARConfig, CARDecoder
+from heads.costs import head_costs
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,10 @@ def on_meta(make: Callable[[], Any]) -> Any:
 def meta_model(recipe: Any) -> Any:
     """The model that a recipe of stage one trains, frozen and with adapters as it says."""
     if not recipe.backbone.path:
-        return on_meta(lambda: CARDecoder(recipe.model))
+        decoder = on_meta(lambda: CARDecoder(recipe.model))
+        if recipe.freeze_trunk:
+            decoder.freeze_trunk()
+        return decoder
     decoder = on_meta(lambda: BackboneDecoder(BackboneDecoder.load_config(recipe.backbone.path)))
     if recipe.backbone.train == "lora":
         on_meta(lambda: add_lora(decoder, recipe.backbone.lora))
@@ -128,7 +132,7 @@ def activation_bytes(model: Any, tokens: Tokens, bf16: bool = False, recompute: 
     config = model.config
     heads = config.num_prediction_heads
     targets = tokens.rows * tokens.trained
-    per_head = small * width * (1 + 2 * config.head_blocks) + 4 * config.output_size
+    per_head = small * head_costs(model.heads).kept + 4 * config.output_size
     base = small * width + 4 * config.output_size
     return trunk + targets * (base + head_positions * (heads - 1) * per_head)
 
@@ -147,9 +151,8 @@ def layer_flops(model: Any, positions: float, length: float) -> float:
 
 def head_flops(model: Any, positions: float, heads: float) -> float:
     """Forward operations of heads 1..`heads` over `positions`."""
-    config = model.config
-    width, out = config.hidden_size, config.output_size
-    return positions * 2 * (width * out + (heads - 1) * (config.head_blocks * width * width + width * out))
+    base = model.config.hidden_size * model.config.output_size
+    return positions * 2 * (base + (heads - 1) * head_costs(model.heads).multiplications)
 
 
 def training_flops(model: Any, tokens: Tokens, recompute: bool = False, head_positions: float = 1.0) -> float:
@@ -175,8 +178,7 @@ def decode_seconds(model: Any, device: Device, rows: float, text: float, prompt:
     element = 4
     weights = sum(p.numel() for name, p in model.named_parameters()
                   if not name.startswith(("heads.", "text_embedding", "speech_embedding", "backbone.embed_tokens")))
-    head = config.hidden_size * config.output_size
-    weights += head + (chunk - 1) * (head + config.head_blocks * config.hidden_size**2)
+    weights += config.hidden_size * config.output_size + head_costs(model.heads).read(chunk)
     columns = text + prompt + speech / 2
     operations = layer_flops(model, rows * chunk, columns) + head_flops(model, rows, chunk)
     read = element * weights + kv_bytes(config, rows, columns)

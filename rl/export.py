@@ -28,8 +28,8 @@ from dcar.model.draft import AnyDecoder
 from dcar.model.load import load_decoder
 from dcar.process import run_command
 from dcar.tracking import write_json
+from heads.build import Heads
 from heads.layers import last_of
-from heads.multi_token import MultiTokenHeads
 from heads.policy import ChunkPolicy
 
 logger = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class ExportConfig:
 class ServingStep(nn.Module):
     """One decision: hidden states so far -> how many tokens to keep, and the logits of all heads to draw them from."""
 
-    def __init__(self, policy: ChunkPolicy, heads: MultiTokenHeads):
+    def __init__(self, policy: ChunkPolicy, heads: Heads):
         super().__init__()
         self.policy, self.heads = policy, heads
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from tiny_decoders import sharpen_heads
 
 from dcar.decoding import Prompt
 from dcar.decoding.batch import pad
@@ -26,19 +27,19 @@ def architecture(kind: str = "qwen2", vocab_size: int = 64, **changes) -> dict:
 
 
 def tiny_backbone(heads: int = 4, seed: int = 0, kind: str = "qwen2", sharpen: float = 6.0,
-                  **changes) -> BackboneDecoder:
+                  head_kind: str = "independent", **changes) -> BackboneDecoder:
     """A random decoder on a random language model; sharpened so that its laws are far from uniform."""
     torch.manual_seed(seed)
     settings = dict(architecture=architecture(kind), speech_vocab_size=CODES, num_prediction_heads=heads, head_blocks=2,
-                    zero_init_heads=False, bos=True, sequence_start=True, text_prefix=(3, 4), text_suffix=(5,))
+                    heads=head_kind, zero_init_heads=False, bos=True, sequence_start=True, text_prefix=(3, 4),
+                    text_suffix=(5,))
     decoder = BackboneDecoder(BackboneConfig(**{**settings, **changes})).eval()
     with torch.no_grad():
         for parameter in decoder.backbone.parameters():
             if parameter.dim() > 1:
                 parameter.mul_(4)
         decoder.speech_embedding.weight.mul_(20)
-        decoder.heads.base.weight.mul_(sharpen / 2)
-        decoder.heads.projection.mul_(sharpen / 2)
+    sharpen_heads(decoder.heads, sharpen / 2)
     return decoder
 
 

@@ -7,19 +7,33 @@ import torch
 from dcar.decoding import Prompt
 from dcar.model.car import CARConfig, CARDecoder
 from dcar.sampling import SamplingConfig, sample, uniform, utterance_keys, warp
+from heads.build import Heads
+from heads.shared import SharedHeads
 
 
-def tiny_decoder(heads: int = 4, seed: int = 0, **changes) -> CARDecoder:
+def sharpen_heads(heads: Heads, factor: float) -> None:
+    """Laws that are far from uniform, and in shared heads offsets that are far from each other."""
+    with torch.no_grad():
+        heads.base.weight.mul_(factor)
+        if isinstance(heads, SharedHeads):
+            heads.offset.mul_(5)
+            heads.scale.normal_(std=0.5)
+            if heads.out is not None:
+                heads.out.weight.mul_(factor)
+        else:
+            heads.projection.mul_(factor)
+
+
+def tiny_decoder(heads: int = 4, seed: int = 0, kind: str = "independent", **changes) -> CARDecoder:
     """A random decoder of a few thousand parameters; sharpened so that its laws are far from uniform."""
     torch.manual_seed(seed)
     settings = dict(
         text_vocab_size=20, speech_vocab_size=12, hidden_size=32, num_layers=2, num_attention_heads=2, ffn_size=64,
         num_prediction_heads=heads, head_blocks=2, zero_init_heads=False, bos=True, speech_position_scale=0.5,
+        heads=kind,
     )
     model = CARDecoder(CARConfig(**{**settings, **changes})).eval()
-    with torch.no_grad():
-        model.heads.base.weight.mul_(3)
-        model.heads.projection.mul_(3)
+    sharpen_heads(model.heads, 3)
     return model
 
 

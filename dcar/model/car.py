@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import torch
@@ -23,9 +24,9 @@ from torch.utils.checkpoint import checkpoint
 from dcar.config import check, setting
 from dcar.errors import ConfigError
 from dcar.tokens.spread import INPUT, OUTPUT, spread_out
+from heads.build import HEAD_KINDS, Heads, build_heads, check_kind
 from heads.checkpoint import Checkpoint
 from heads.layers import KVCache, RotaryTable, TransformerLayer
-from heads.multi_token import MultiTokenHeads
 from heads.policy import ChunkPolicy, PolicyReader
 
 IGNORE = -100
@@ -56,9 +57,13 @@ class CARConfig(SpeechVocabulary):
     num_attention_heads: int = setting(8, "Attention heads of a layer; an even number of dimensions each.", minimum=1)
     ffn_size: int = setting(4096, "Width of the feed-forward layers.", minimum=1)
     num_prediction_heads: int = setting(7, "Tokens predicted at once (K); 1 = FAR.", minimum=1)
-    head_blocks: int = setting(4, "Residual blocks of every additional head.", minimum=1)
-    share_head_blocks: bool = setting(False, "The blocks of a head share their weights.")
+    heads: str = setting("independent", "independent: each with weights of its own, the paper's; shared: one stack for "
+                                        "all offsets, which is read once for any number of tokens.", choices=HEAD_KINDS)
+    head_blocks: int = setting(4, "Residual blocks of every additional head, or of the shared stack.", minimum=1)
+    share_head_blocks: bool = setting(False, "The blocks of an independent head share their weights.")
     zero_init_heads: bool = setting(True, "Blocks of the heads start as the identity.")
+    head_width: int = setting(0, "Width inside the blocks of shared heads; 0 = twice hidden_size.", minimum=0)
+    tie_heads: bool = setting(False, "The base head is the output layer of shared heads too.")
     dropout: float = setting(0.1, "Share of activations dropped while training.", minimum=0, below=1)
     # True: the prompt is another utterance of the speaker, without its text, closed by BOS. False: the layout of the
     # paper, the prompt is the beginning of the same token stream and its text stands before the target's.
@@ -71,6 +76,7 @@ class CARConfig(SpeechVocabulary):
 
     def __post_init__(self):
         check(self)
+        check_kind(self.heads, self.share_head_blocks, self.head_width, self.tie_heads)
 
     def check_heads(self) -> None:
         """ConfigError where the width cannot be shared out among the heads of attention (a language model's can)."""
@@ -106,7 +112,7 @@ def head_targets(speech: Tensor, lengths: Tensor, head: int, eos: int, tail: str
     return targets.masked_fill(position >= lengths[:, None], IGNORE)
 
 
-def multi_head_loss(heads: MultiTokenHeads, hidden: Tensor, speech_ids: Tensor, speech_lengths: Tensor,
+def multi_head_loss(heads: Heads, hidden: Tensor, speech_ids: Tensor, speech_lengths: Tensor,
                     prompt_lengths: Tensor, eos: int, head_weights: Sequence[float] | None = None,
                     reduction: str = "per_head_mean", eos_tail: str = "fill",
                     head_positions: float = 1.0) -> CAROutput:
@@ -156,16 +162,13 @@ class CARDecoder(Checkpoint):
             for _ in range(config.num_layers)
         )
         self.norm = nn.LayerNorm(width)
-        self.heads = MultiTokenHeads(
-            width, config.output_size, config.num_prediction_heads, config.head_blocks,
-            share_blocks=config.share_head_blocks, zero_init=config.zero_init_heads,
-        )
+        self.heads = build_heads(config)
         head_dim = width // config.num_attention_heads
         self.text_rotary = RotaryTable(head_dim)
         self.speech_rotary = RotaryTable(head_dim, config.speech_position_scale)
         for table in (self.text_embedding, self.speech_embedding):
             nn.init.normal_(table.weight, std=0.1)
-        self.gradient_checkpointing = False
+        self.gradient_checkpointing = self.trunk_is_frozen = False
 
     @torch.no_grad()
     def start_from_codebook(self, codebook: np.ndarray) -> None:
@@ -178,7 +181,7 @@ class CARDecoder(Checkpoint):
         table[:codes] = spread_out(codebook, width, float(table.std()), seed=INPUT)
         output = spread_out(codebook, width, float(heads.base.weight.std()), seed=OUTPUT)
         heads.base.weight[:codes] = output
-        heads.projection[:, :, :codes] = output.T
+        heads.start_outputs(output)
 
     def gradient_checkpointing_enable(self) -> None:
         """Recompute each layer's activations in the backward pass; memory for a third more time."""
@@ -186,20 +189,41 @@ class CARDecoder(Checkpoint):
 
     # --- training -----------------------------------------------------------------------------------------------
 
+    def freeze_trunk(self) -> None:
+        """From here on only the additional heads are trained (Medusa-1): the base head and what stands before it stay
+        as they are and run without dropout, of which the hidden states get their share instead."""
+        self.trunk_is_frozen = True
+        for name, parameter in self.named_parameters():
+            parameter.requires_grad_(name.startswith("heads.") and not name.startswith("heads.base."))
+        self.train(self.training)
+
+    def train(self, mode: bool = True) -> Self:
+        super().train(mode)
+        if self.trunk_is_frozen:
+            for part in (*self.inputs, self.layers, self.norm):
+                part.eval()
+        return self
+
     def forward(self, text_ids: Tensor, text_lengths: Tensor, speech_ids: Tensor, speech_lengths: Tensor,
                 prompt_lengths: Tensor, head_weights: Sequence[float] | None = None,
                 reduction: str = "per_head_mean", eos_tail: str = "fill",
-                speech_inputs: Tensor | None = None, head_positions: float = 1.0) -> CAROutput:
+                speech_inputs: Tensor | None = None, head_positions: float = 1.0,
+                states: Tensor | None = None) -> CAROutput:
         """Teacher-forced loss of all heads (paper eq. 1): sum_k lambda_k * mean_t CE(head k at t, y_{t+k}).
 
         text_ids [B, N]; speech_ids [B, S] = prompt (closed by BOS where the config has it) + target, no EOS;
         speech_lengths [B] with prompt; prompt_lengths [B]: positions before prompt_lengths - 1 carry no loss.
         `reduction` "token_sum" weighs every target alike instead of every head. `speech_inputs` [B, S] is read in
         place of speech_ids where the input is noisy; the targets stay clean. `head_positions` < 1 trains the additional
-        heads on a random share of the positions: an unbiased estimate of their means at less cost.
+        heads on a random share of the positions: an unbiased estimate of their means at less cost. `states` [B, S, D]:
+        a frozen trunk's hidden states, where they were computed before.
         """
-        inputs = speech_ids if speech_inputs is None else speech_inputs
-        hidden = self.speech_hidden(text_ids, text_lengths, inputs, speech_lengths, prompt_lengths)
+        hidden = states
+        if hidden is None:
+            inputs = speech_ids if speech_inputs is None else speech_inputs
+            hidden = self.speech_hidden(text_ids, text_lengths, inputs, speech_lengths, prompt_lengths)
+        if self.trunk_is_frozen:
+            hidden = F.dropout(hidden, self.config.dropout, self.training)
         return multi_head_loss(self.heads, hidden, speech_ids, speech_lengths, prompt_lengths, self.config.eos,
                                head_weights, reduction, eos_tail, head_positions)
 

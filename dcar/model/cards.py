@@ -61,7 +61,8 @@ def decoder_card(decoder: CARDecoder | BackboneDecoder, source: Mapping[str, Any
     counts = ", ".join(f"{split} {c.get('utterances')}" for split, c in (data.get("counts") or {}).items())
     heads = config.num_prediction_heads
     facts: list[tuple[str, Any]] = [
-        ("heads", f"{heads}; a step keeps 1..{heads} tokens" if heads > 1 else "1 (FAR, next-token prediction)"),
+        ("heads", f"{heads}, {config.heads}; a step keeps 1..{heads} tokens" if heads > 1 else
+         "1 (FAR, next-token prediction)"),
         ("size", f"{sum(p.numel() for p in decoder.parameters()):,} parameters, {config.num_layers} layers, width "
                  f"{config.hidden_size}"),
         ("speech", f"{config.speech_vocab_size} codes of {config.tokenizer or 'a tokenizer not recorded'}"),

@@ -27,6 +27,7 @@ from dcar.errors import ConfigError
 from dcar.model.load import load_decoder
 from dcar.process import run_command
 from dcar.tracking import write_json
+from heads.build import Heads
 from heads.multi_token import MultiTokenHeads
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
@@ -40,11 +41,15 @@ class MedusaConfig:
     out: str = setting("runs/medusa", "Folder to write.", place="folder")
 
 
-def medusa_tensors(heads: MultiTokenHeads) -> dict[str, Tensor]:
+def medusa_tensors(heads: Heads) -> dict[str, Tensor]:
     """The additional heads by Medusa's names. ConfigError where the layout has no place for them."""
     extra = heads.num_heads - 1
     if extra < 1:
         raise ConfigError("this decoder has the base head alone (FAR); Medusa needs additional heads")
+    if not isinstance(heads, MultiTokenHeads):
+        raise ConfigError(f"this decoder's {extra} additional heads share one stack, whose input and inner values "
+                          "differ by offset (e_k, s_k, b_k); Medusa's layout keeps plain blocks and an output layer "
+                          "for each head and cannot hold that: train with model.heads=independent")
     if heads.share_blocks and heads.blocks > 1:
         raise ConfigError(f"the {heads.blocks} blocks of a head share their weights, and Medusa's layout keeps one "
                           "tensor a block: train with model.share_head_blocks=false")
@@ -57,7 +62,7 @@ def medusa_tensors(heads: MultiTokenHeads) -> dict[str, Tensor]:
     return {k: v.detach().cpu().float().contiguous() for k, v in tensors.items()}
 
 
-def export_medusa(heads: MultiTokenHeads, out: str | Path, checksum: str = "") -> Path:
+def export_medusa(heads: Heads, out: str | Path, checksum: str = "") -> Path:
     """Write config.json and model.safetensors into `out`; `checksum` of the decoder goes into the config."""
     out, tensors = Path(out), medusa_tensors(heads)
     vocabulary, width = heads.base.weight.shape

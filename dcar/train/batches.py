@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,7 +36,7 @@ class SpeechDataset(Dataset):
     def __len__(self) -> int:
         return len(self.lengths)
 
-    def __getitem__(self, address: tuple[int, int]) -> dict[str, list[int] | int]:
+    def __getitem__(self, address: tuple[int, int]) -> dict[str, Any]:
         epoch, index = address
         speech = list(self.speech[index])
         prompt_length = 1
@@ -51,10 +52,13 @@ def collate(examples: Sequence[dict]) -> dict[str, Tensor]:
     """Pad a batch of examples to the arguments of CARDecoder.forward."""
     text_ids, text_lengths = pad([e["text"] for e in examples], "cpu")
     speech_ids, speech_lengths = pad([e["speech"] for e in examples], "cpu")
-    return {
+    batch = {
         "text_ids": text_ids, "text_lengths": text_lengths, "speech_ids": speech_ids,
         "speech_lengths": speech_lengths, "prompt_lengths": torch.tensor([e["prompt_length"] for e in examples]),
     }
+    if "states" in examples[0]:  # dcar.train.frozen.FrozenStates
+        batch["states"] = torch.nn.utils.rnn.pad_sequence([e["states"].float() for e in examples], batch_first=True)
+    return batch
 
 
 class EpochLoader(DataLoader):

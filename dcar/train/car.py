@@ -50,6 +50,7 @@ from dcar.tracking import provenance, write_json
 from dcar.train.batches import BucketBatchSampler, EpochLoader, SpeechDataset, collate
 from dcar.train.callbacks import JsonlLog, TensorBoardLog
 from dcar.train.checkpoints import latest_checkpoint, step_of
+from dcar.train.frozen import FrozenStates, on_frozen_trunk
 from dcar.train.optim import ScaledAdam, cosine, eden
 from dcar.train.resilient import ResilientTrainer
 from dcar.train.settings import RunSettings
@@ -89,7 +90,11 @@ class TrainConfig(RunSettings):
                                     above=0, maximum=1)
     gradient_checkpointing: bool = setting(False, "Recompute activations: less memory, about a third more time.")
     init_from: str = setting("", "Start from the weights of this decoder, not from scratch; starter = the shipped one.")
+    freeze_trunk: bool = setting(False, "Train the additional heads alone, on the decoder of init_from, which may have "
+                                        "heads of another number or kind: those of `model` are then made anew.")
     codebook_init: bool = setting(False, "From scratch: speech embeddings start from the tokenizer's centroids.")
+    keep_states: bool = setting(False, "Of a frozen trunk: compute the hidden states of the training split once, each "
+                                       "utterance behind one prompt, and keep them (2 bytes a value).")
     model: CARConfig = setting(CARConfig, "Shape of the decoder; vocabulary sizes are taken from the data.")
     backbone: BackboneTraining = setting(BackboneTraining, "Heads on a pretrained language model instead.")
 
@@ -97,6 +102,12 @@ class TrainConfig(RunSettings):
         super().__post_init__()
         if not self.backbone.path:
             self.model.check_heads()
+        if self.freeze_trunk and (not self.init_from or self.model.num_prediction_heads == 1):
+            raise ConfigError("freeze_trunk trains additional heads on a decoder that there is: give init_from=… and "
+                              "model.num_prediction_heads of at least 2 (on a language model: backbone.train=heads)")
+        if self.keep_states and (not self.freeze_trunk or self.input_corruption):
+            raise ConfigError("keep_states keeps what a trunk that does not change says of its data: set "
+                              "freeze_trunk=true and input_corruption=0")
         if self.codebook_init and (self.init_from or self.backbone.path):
             raise ConfigError("codebook_init is a start from scratch; init_from and backbone.path name other weights")
 
@@ -302,6 +313,8 @@ def fit(config: TrainConfig, model: CARDecoder, train, dev, prepared: dict[str, 
         model.load_state_dict(type(model).from_pretrained(last).state_dict())
         model.to(trainer.args.device)
     else:
+        if config.keep_states:
+            trainer.train_dataset = FrozenStates(trainer.train_dataset, model, config.batch_size)
         trainer.train(resume_from_checkpoint=str(last) if last else None)
     with trainer.doing("evaluating and exporting the trained model"), writing(out):
         return export(config, model, trainer, prepared)
@@ -349,6 +362,8 @@ def plan(config: TrainConfig, identity: dict[str, Any]) -> tuple[TrainConfig, CA
             return model
         starter = "far" if wanted.num_prediction_heads == 1 else "decoder"
         model = CARDecoder.from_pretrained(resolve(config.init_from, starter))
+        if config.freeze_trunk:
+            model = on_frozen_trunk(model, wanted)
         if differences := differing(model.config, wanted):
             raise ConfigError(f"init_from {config.init_from} does not fit the configured model and data: {differences}")
         return model

@@ -17,6 +17,7 @@ from dcar.decoding.fast.cpu.native import kernels
 from dcar.model.draft import AnyDecoder
 from dcar.sampling import SamplingConfig
 from eval.results.timing import module_device, synchronize
+from heads.costs import head_costs
 from heads.policy import ChunkPolicy
 
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
@@ -61,16 +62,14 @@ def interleaved(runs: Mapping[Any, Callable[[], Any]], repeats: int, device: tor
 
 
 def read_sizes(model: AnyDecoder) -> dict[str, int]:
-    """Parameters that one batch-1 step reads: the trunk with the base head, and each additional head.
+    """Parameters that one batch-1 step reads: the trunk with the base head; what additional heads share, where one of
+    them is kept; and each of them.
 
     Of the embedding tables a step reads only the rows of its tokens, so they do not count.
     """
-    heads, extra = model.heads, max(1, model.config.num_prediction_heads - 1)
     trunk = sum(p.numel() for p in (*model.layers.parameters(), *model.norm.parameters()))
-    additional = heads.block_weight.numel() + heads.block_bias.numel()
-    if heads.share_blocks:  # one block, read again for each application
-        additional *= heads.blocks
-    return {"far": trunk + heads.base.weight.numel(), "head": (additional + heads.projection.numel()) // extra}
+    costs = head_costs(model.heads)
+    return {"far": trunk + model.heads.base.weight.numel(), "heads": costs.once, "head": costs.each}
 
 
 def memory_rates(device: torch.device, dtype: torch.dtype, mebibytes: int = 128) -> dict[str, float]:
@@ -100,15 +99,16 @@ def cached_read_rate(device: torch.device, dtype: torch.dtype, parameters: int) 
 
 def print_card(name: str, model: AnyDecoder, policies: Mapping[str, ChunkPolicy], rates: Mapping[str, float],
                device: torch.device) -> dict[str, Any]:
-    sizes = read_sizes(model)
+    sizes, costs = read_sizes(model), head_costs(model.heads)
     total, k_max = sum(p.numel() for p in model.parameters()), model.config.num_prediction_heads
     dtype = model.norm.weight.dtype
     rate = cached_read_rate(device, dtype, min(sizes["far"], 64 << 20))
     policy_sizes = {n: sum(p.numel() for p in policy.parameters()) for n, policy in policies.items()}
-    floor = {k: (sizes["far"] + (k - 1) * sizes["head"]) * dtype.itemsize / rate / 1e6 for k in range(1, k_max + 1)}
+    floor = {k: (sizes["far"] + costs.read(k)) * dtype.itemsize / rate / 1e6 for k in range(1, k_max + 1)}
     print(f"\n== {name}: {total / 1e6:.2f} M parameters, {model.config.num_layers} layers × "
           f"{model.config.hidden_size}, {k_max} heads, {str(dtype).removeprefix('torch.')}")
-    print(f"read per step, M parameters: FAR {sizes['far'] / 1e6:.2f}; each additional head {sizes['head'] / 1e6:.2f}; "
+    print(f"read per step, M parameters: FAR {sizes['far'] / 1e6:.2f}; all additional heads "
+          f"{sizes['heads'] / 1e6:.2f}, each {sizes['head'] / 1e6:.3f}; "
           + "; ".join(f"policy ({n}) {size / 1e6:.2f}" for n, size in policy_sizes.items()))
     kv = 2 * model.config.num_layers * model.config.hidden_size * dtype.itemsize
     print(f"weights {dtype.itemsize * total / 2**20:.1f} MiB, KV cache {kv} bytes a position "
@@ -116,7 +116,8 @@ def print_card(name: str, model: AnyDecoder, policies: Mapping[str, ChunkPolicy]
     print(f"weights of this size are read at {rate:.1f} GB/s (large memory: {rates['read_gb_s']:.1f}, copy "
           f"{rates['copy_gb_s']:.1f} GB/s, matmul {rates['matmul_gflop_s']:.0f} GFLOP/s)")
     print("floor, ms a step: " + "  ".join(f"CAR-{k} {ms:.2f}" for k, ms in floor.items()))
-    return {"parameters": total, "read_far": sizes["far"], "read_head": sizes["head"], "read_policy": policy_sizes,
+    return {"parameters": total, "read_far": sizes["far"], "read_heads": sizes["heads"], "read_head": sizes["head"],
+            "read_policy": policy_sizes,
             "read_gb_s": rate, "floor_ms": floor, "weight_bytes": dtype.itemsize * total, "kv_bytes_per_token": kv}
 
 

@@ -34,6 +34,8 @@ from eval.methods.registry import Models, load_models
 from eval.results.timing import module_device
 from eval.speed import engine as measure
 from eval.speed.measure import CLOCKS, Load, chosen_clock, measure_car, memory_rates, print_card
+from heads.build import HEAD_KINDS, check_kind
+from heads.costs import head_costs
 from heads.policy import ChunkPolicy, ChunkPolicyConfig
 
 SIZES: dict[str, dict[str, Any]] = {
@@ -44,6 +46,9 @@ SIZES: dict[str, dict[str, Any]] = {
     "paper": dict(bos=True),
 }
 """Shapes of random models, used where no checkpoint is given; CARConfig's defaults are the paper's."""
+
+HEADS = ("heads", "num_prediction_heads", "head_width", "tie_heads")
+"""Settings that say which heads random models have."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -58,6 +63,12 @@ class SpeedConfig:
     far_decoder: str = setting("", "The checkpoint behind `far`; empty = the decoder's own base head.")
     dtype: str = setting("float32", "Of weights, cache and arithmetic.", choices=DTYPES)
     sizes: list[str] = setting(["starter", "paper"], "Models that are measured.", choices=SIZES)
+    heads: str = setting("independent", "Kind of the random models' heads: independent, or shared.", choices=HEAD_KINDS)
+    num_prediction_heads: int = setting(7, "Heads of the random models.", minimum=1)
+    head_width: int = setting(0, "Width inside the blocks of shared heads; 0 = twice the model's.", minimum=0)
+    tie_heads: bool = setting(False, "The base head is the output layer of shared heads too.")
+    chunks: list[int] = setting([], "Sizes of CAR-k that are measured; empty = all (at paper size with quick 1, 3, 7).",
+                                minimum=1)
     quick: bool = setting(False, "Under a minute on two cores.")
     repeats: int = setting(5, "Interleaved runs of everything.", minimum=1)
     group: int = setting(8, "Rollouts of one utterance.", minimum=2)
@@ -77,6 +88,7 @@ class SpeedConfig:
         check(self)
         if (self.policy or self.draft or self.far_decoder) and not self.decoder:
             raise ConfigError("policy, draft and far_decoder belong to a checkpoint: give decoder=…")
+        check_kind(self.heads, head_width=self.head_width, tie_heads=self.tie_heads)
         if unknown := [part for part in self.parts if part not in PARTS]:
             raise ConfigError(f"unknown parts {unknown}; choose among {', '.join(PARTS)}")
         if self.clock == "cpu" and self.device != "cpu":
@@ -104,7 +116,8 @@ def load_all(config: SpeedConfig, size: str) -> Models:
                              config.device, config.draft)  # checks what belongs together, before anything is rounded
     else:
         torch.manual_seed(0)
-        models = Models(CARDecoder(CARConfig(**SIZES[size])).eval().to(config.device))
+        heads = {name: getattr(config, name) for name in HEADS}
+        models = Models(CARDecoder(CARConfig(**SIZES[size], **heads)).eval().to(config.device))
     dtype = DTYPES[config.dtype]
     decoder = models.decoder.to(dtype)
     if models.policies:
@@ -156,7 +169,8 @@ def _steps(m: Measurement) -> None:
     engines = {name: engine_for(model, load.prompts(model, 1), load.sampling(), batch=1, policy=policy)
                for name, policy in m.models.policies.items()}
     engine = next(iter(engines.values()))
-    chosen = [k for k in ([1, 3, 7] if m.brief else range(1, heads + 1)) if k <= heads]
+    asked = sorted({1, *m.config.chunks}) if m.config.chunks else [1, 3, 7] if m.brief else range(1, heads + 1)
+    chosen = [k for k in asked if k <= heads]
     car = measure_car(model, load, chosen, m.repeats, engine.decode)
     counted = measure.measure_launches(model, engine, load, 1)
     floor = card["floor_ms"]
@@ -182,7 +196,7 @@ def _steps(m: Measurement) -> None:
         shares[name] = share.median
         if len(shares) == 1:
             ratio = dcar["speedup"].median / mean
-            read = card["read_far"] + (mean - 1) * card["read_head"] + card["read_policy"][name]
+            read = card["read_far"] + head_costs(model.heads).read(mean) + card["read_policy"][name]
             m.ratio("dcar_speedup_over_mean_chunk", ratio)
             m.ratio("dcar_over_own_bound", ratio * read / card["read_far"])
             print(f"that is {ratio:.3f} of its chunk, {ratio * read / card['read_far']:.3f} of what its bytes allow")

@@ -44,13 +44,23 @@ def lora_model():
     return decoder
 
 
+def shared_heads(**changes) -> CARDecoder:
+    return small(heads="shared", head_width=96, **changes)
+
+
+def frozen_trunk() -> CARDecoder:
+    decoder = shared_heads()
+    decoder.freeze_trunk()
+    return decoder
+
+
 def frozen_model():
     decoder = tiny_backbone()
     set_trainable(decoder, "heads")
     return decoder
 
 
-@pytest.mark.parametrize("make", [small, tiny_backbone, lora_model, frozen_model])
+@pytest.mark.parametrize("make", [small, tiny_backbone, lora_model, frozen_model, shared_heads, frozen_trunk])
 @pytest.mark.parametrize("optimizer", ["adamw", "scaled_adam"])
 def test_bytes_of_parameters_gradients_and_optimiser_are_exact(make, optimizer):
     model = make()
@@ -96,7 +106,7 @@ def saved_bytes(model, data) -> int:
 
 @pytest.mark.parametrize("make", [small, lambda: small(dropout=0.1), lambda: small(num_prediction_heads=1),
                                   lambda: small(hidden_size=128, num_layers=6, head_blocks=4),
-                                  lambda: tiny_backbone(head_blocks=2), frozen_model])
+                                  lambda: tiny_backbone(head_blocks=2), frozen_model, shared_heads, frozen_trunk])
 def test_activations_are_what_the_backward_pass_keeps(make):
     """Within a quarter, from 0.1 to 20 MB; the mask and index tensors are not in the formula."""
     model = make()
@@ -122,7 +132,7 @@ def test_operations_are_those_that_torch_counts():
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
 
-    for model in (small(), small(num_prediction_heads=1), tiny_backbone(), lora_model()):
+    for model in (small(), small(num_prediction_heads=1), tiny_backbone(), lora_model(), shared_heads()):
         data = inputs(4, 30, 90, 11)
         with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
             model.train()(**data).loss.backward()

@@ -152,6 +152,12 @@ def test_two_updates_of_stage_one(recipe, data, language_models, tmp_path):
         write_prepared(tmp_path / "data", train=18, speech=counting, checksum=tokenizer.checksum,
                        spec=str(tmp_path / "tokenizer"))
         short[0] = f"data={tmp_path / 'data'}"
+    if wanted.init_from:  # heads on a decoder that there is
+        sizes = {name: int(size) for name, size in (s.split("=") for s in SMALL)}
+        trunk = tiny_decoder(7, speech_vocab_size=CODES, tokenizer="tiny@abc", phonemes=PHONEME_VERSION, dropout=0.1,
+                             speech_position_scale=wanted.model.speech_position_scale, **sizes)
+        trunk.save_pretrained(tmp_path / "trunk")
+        short.append(f"init_from={tmp_path / 'trunk'}")
     trained = train(read(recipe, *short))
     log = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     losses = [line["loss"] for line in log if "loss" in line]

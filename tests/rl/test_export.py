@@ -13,7 +13,7 @@ from tiny_decoders import tiny_decoder
 
 from dcar.errors import CheckpointError, ConfigError
 from heads.policy import ChunkPolicy, ChunkPolicyConfig
-from rl.export import ServingStep, main
+from rl.export import ServingStep, export_program, main
 
 
 @pytest.fixture
@@ -77,6 +77,17 @@ print("same")
     done = subprocess.run([sys.executable, "-c", script, out / "serving.pt2", tmp_path / "cases.pt"], cwd=tmp_path,
                           capture_output=True, text=True, timeout=120)
     assert done.stdout.strip() == "same", done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("tie", [False, True])
+def test_a_program_of_shared_heads(tmp_path, tie):
+    base = tiny_decoder(9, kind="shared", tie_heads=tie)
+    policy = ChunkPolicy(ChunkPolicyConfig(32, 9, 16, 2, None, (2, 3), base.checksum(), "tiny@abc"))
+    export_program(policy, base, tmp_path / "serving.pt2")
+    step, hidden, lengths = ServingStep(policy, base.heads).eval(), torch.randn(5, 7, 32), torch.tensor([7, 1, 3, 4, 7])
+    program = torch.export.load(str(tmp_path / "serving.pt2")).module()
+    for got, wanted in zip(program(hidden, lengths), step(hidden, lengths), strict=True):
+        assert torch.allclose(got, wanted, atol=1e-4)
 
 
 def test_the_card_says_what_goes_in_and_out_and_its_example_runs(run):

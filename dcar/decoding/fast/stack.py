@@ -14,9 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dcar.decoding.fast.columns import Columns, Rotation
-from dcar.decoding.fast.cpu.native import STACKED_ROWS, NativeStack, kernels
+from dcar.decoding.fast.cpu.heads import native_heads
+from dcar.decoding.fast.cpu.native import NativeStack, kernels
+from heads.build import Heads
 from heads.layers import TransformerLayer
-from heads.multi_token import MultiTokenHeads
 
 Affine = Callable[[Tensor], Tensor]
 
@@ -118,15 +119,15 @@ class Stack:
 
 
 class FusedHeads:
-    """`MultiTokenHeads` for few rows on the CPU: hidden [..., D] -> logits of heads 1..k [..., k, vocabulary]."""
+    """Heads of either kind for few rows on the CPU: hidden [..., D] -> logits of heads 1..k [..., k, vocabulary]."""
 
-    def __init__(self, heads: MultiTokenHeads):
-        weight = heads.projection
+    def __init__(self, heads: Heads):
+        weight = heads.base.weight
         found = kernels(weight.dtype) if weight.device.type == "cpu" else None
-        self.heads, self._own = heads, None if found is None else found.heads(heads)
+        self.heads, self._own = heads, None if found is None else native_heads(found, heads)
 
     def __call__(self, hidden: Tensor, k: int | None = None) -> Tensor:
         flat, k = hidden.reshape(-1, hidden.shape[-1]), self.heads.num_heads if k is None else k
-        if self._own is None or len(flat) > STACKED_ROWS:
+        if self._own is None or not self._own.takes(len(flat), k):
             return self.heads(hidden, k)
         return self._own(flat, k).view(*hidden.shape[:-1], k, -1)

@@ -34,6 +34,7 @@ from dcar.model.cards import decoder_card
 from dcar.process import run_command
 from dcar.text.phonemes import TEXT_VOCAB_SIZE
 from dcar.tracking import provenance, write_json
+from heads.build import HEAD_KINDS, check_kind
 
 KINDS = ("cosyvoice2", "cosyvoice", "llasa", "causal-lm")
 
@@ -46,7 +47,11 @@ class ConvertConfig:
     source: str = setting("", "Folder of the published model (causal-lm and llasa: or its name on the Hub).")
     out: str = setting("", "Folder to write.", place="folder")
     heads: int = setting(7, "K, base head included.", minimum=1)
-    head_blocks: int = setting(4, "Residual blocks of every additional head.", minimum=1)
+    head_kind: str = setting("independent", "Of the decoder's `heads`: independent, or shared, one stack for all "
+                                            "offsets.", choices=HEAD_KINDS)
+    head_blocks: int = setting(4, "Residual blocks of every additional head, or of the shared stack.", minimum=1)
+    head_width: int = setting(0, "Width inside the blocks of shared heads; 0 = twice the model's.", minimum=0)
+    tie_heads: bool = setting(False, "The base head is the output layer of shared heads too.")
     bos: bool = setting(False, "Speaker prompt without its text, closed by the start symbol; false: zero-shot layout.")
     tokenizer: str = setting("", "name@checksum of the speech tokenizer; empty = of the first corpus trained on.")
     phonemes: bool = setting(False, "causal-lm: text is phonemes of this project instead of the model's own tokens.")
@@ -62,6 +67,7 @@ class ConvertConfig:
 
     def __post_init__(self):
         check(self)
+        check_kind(self.head_kind, head_width=self.head_width, tie_heads=self.tie_heads)
         for name in ("source", "out"):
             if not getattr(self, name):
                 raise ConfigError(f"{name} is not set: give {name}=…")
@@ -71,8 +77,9 @@ def convert(config: ConvertConfig) -> BackboneDecoder:
     """Build the decoder, hold it against the model's own forward pass, and save it. Raises CheckpointError."""
     torch.manual_seed(config.seed)
     source, out = Path(config.source), Path(config.out)
-    settings: dict[str, Any] = dict(num_prediction_heads=config.heads, head_blocks=config.head_blocks, bos=config.bos,
-                                    tokenizer=config.tokenizer)
+    settings: dict[str, Any] = dict(
+        num_prediction_heads=config.heads, heads=config.head_kind, head_blocks=config.head_blocks,
+        head_width=config.head_width, tie_heads=config.tie_heads, bos=config.bos, tokenizer=config.tokenizer)
     text: TextTokenizer | None = None
     if config.kind == "cosyvoice2":
         folder = Path(config.architecture) if config.architecture else (
@@ -104,8 +111,7 @@ def convert(config: ConvertConfig) -> BackboneDecoder:
             raise ConfigError(f"the model has {decoder.config.text_vocab_size} text embeddings, fewer than the "
                               f"{TEXT_VOCAB_SIZE} phonemes; choose a larger model or phonemes=false")
     if config.copy_output and config.heads > 1:
-        with torch.no_grad():
-            decoder.heads.projection.copy_(decoder.heads.base.weight.T.expand_as(decoder.heads.projection))
+        decoder.heads.start_outputs(decoder.heads.base.weight)
     check_ragged(decoder)
     origin = provenance(source=config.source, kind=config.kind, checksum=decoder.checksum())
     decoder.save_pretrained(out, card=decoder_card(decoder, origin))

@@ -23,9 +23,9 @@ from dcar.errors import CheckpointError
 from dcar.model.backbones.adapters import inject
 from dcar.model.backbones.cosyvoice_lm import MODEL_TYPE, CosyVoiceLM
 from dcar.model.car import CAROutput, SpeechVocabulary, multi_head_loss
+from heads.build import build_heads
 from heads.checkpoint import Checkpoint
 from heads.layers import KVCache
-from heads.multi_token import MultiTokenHeads
 from heads.policy import ChunkPolicy, PolicyReader
 
 UNUSED = {"id2label", "label2id", "problem_type", "transformers_version", "architectures", "dtype", "torch_dtype"}
@@ -40,9 +40,12 @@ class BackboneConfig(SpeechVocabulary):
     source: str = ""  # what it was made from: cosyvoice2, llasa, causal-lm, or text-lm (which knew no speech)
     speech_vocab_size: int = 0  # V codes
     num_prediction_heads: int = 7
+    heads: str = "independent"  # or shared; this and what follows as in CARConfig
     head_blocks: int = 4
     share_head_blocks: bool = False
     zero_init_heads: bool = True
+    head_width: int = 0
+    tie_heads: bool = False
     base_head_bias: bool = False  # CosyVoice 2's has one
     # True: speech prompt without its text, then the start symbol, then the target. False: the start symbol closes the
     # prefix, and the prompt is the beginning of the speech (zero-shot layout of CosyVoice 2 and LLaSA).
@@ -154,10 +157,7 @@ class BackboneDecoder(Checkpoint):
                                   "norm; Llama, Qwen2, Qwen3, Mistral and their relatives are")
         width = config.hidden_size
         self.speech_embedding = nn.Embedding(config.speech_vocab_size + 3, width)
-        self.heads = MultiTokenHeads(
-            width, config.output_size, config.num_prediction_heads, config.head_blocks,
-            share_blocks=config.share_head_blocks, zero_init=config.zero_init_heads, base_bias=config.base_head_bias,
-        )
+        self.heads = build_heads(config, config.base_head_bias)
         nn.init.normal_(self.speech_embedding.weight, std=0.02)
         if config.lora:
             inject(self.backbone, config.lora)

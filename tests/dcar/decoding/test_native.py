@@ -18,6 +18,7 @@ from dcar.decoding import ChunkMethod, FixedChunk, PolicyChunk, decode
 from dcar.decoding.engine.run import engine_for
 from dcar.decoding.fast.columns import Columns, Rotation, additive
 from dcar.decoding.fast.cpu import native as module
+from dcar.decoding.fast.cpu.heads import native_heads
 from dcar.decoding.fast.cpu.native import Kernels, NativeError, kernels
 from dcar.decoding.fast.passes import FastDecoder
 from dcar.decoding.fast.stack import FusedHeads, affine
@@ -66,7 +67,7 @@ def test_products_of_stacked_weights(own, size, out, rows):
     torch.manual_seed(out)
     heads = MultiTokenHeads(size, out, 4, blocks=1, zero_init=False).requires_grad_(False).to(own.dtype)
     x = torch.randn(rows, size).to(own.dtype)
-    assert near(own.heads(heads)(x, 4), copy.deepcopy(heads).float()(x.float(), 4))
+    assert near(native_heads(own, heads)(x, 4), copy.deepcopy(heads).float()(x.float(), 4))
 
 
 class Case:
@@ -207,7 +208,7 @@ def test_a_row_does_not_depend_on_the_others(own):
 
 def test_no_rows_and_rows_of_another_kind(own):
     weight = torch.ones(32, 64, dtype=own.dtype)
-    heads = own.heads(MultiTokenHeads(64, 32, 3).requires_grad_(False).to(own.dtype))
+    heads = native_heads(own, MultiTokenHeads(64, 32, 3).requires_grad_(False).to(own.dtype))
     assert own.linear(weight, None)(torch.ones(0, 64, dtype=own.dtype)).shape == (0, 32)
     other = torch.bfloat16 if own.dtype == torch.float32 else torch.float32
     for bad in (torch.ones(2, 64, dtype=other), torch.ones(2, 63, dtype=own.dtype)):
@@ -226,7 +227,7 @@ def test_rows_that_are_no_number_stay_alone():
 
 def test_threads_share_the_work(own, monkeypatch):
     weight, x = torch.randn(640, 256).to(own.dtype), torch.randn(5, 256).to(own.dtype)
-    heads = own.heads(MultiTokenHeads(256, 1030, 3, zero_init=False).requires_grad_(False).to(own.dtype))
+    heads = native_heads(own, MultiTokenHeads(256, 1030, 3, zero_init=False).requires_grad_(False).to(own.dtype))
     alone = own.linear(weight, None)(x), heads(x, 3)
     monkeypatch.setattr(module.torch, "get_num_threads", lambda: 3)
     assert torch.equal(own.linear(weight, None)(x), alone[0])
@@ -249,7 +250,7 @@ def test_heads_of_each_kind(own, shared, biased):
     torch.manual_seed(0)
     heads = MultiTokenHeads(40, 70, 4, blocks=2, share_blocks=shared, zero_init=False, base_bias=biased)
     heads = heads.requires_grad_(False).to(own.dtype)
-    logits, exact = own.heads(heads), copy.deepcopy(heads).float()
+    logits, exact = native_heads(own, heads), copy.deepcopy(heads).float()
     for rows in (1, 3, 8):
         x = torch.randn(rows, 40).to(own.dtype)
         for k in (1, 2, 4):
@@ -259,7 +260,7 @@ def test_heads_of_each_kind(own, shared, biased):
             logits(x, k)
     heads.base = torch.nn.Sequential(heads.base)
     heads.base.weight = heads.base[0].weight
-    assert own.heads(heads) is None
+    assert native_heads(own, heads) is None
 
 
 @pytest.mark.parametrize("shared", [False, True])

@@ -197,6 +197,11 @@ def test_cosyvoice2_speaks_with_the_law_of_its_own_inference(tmp_path):
     assert torch.allclose(decoder.heads(ours, 1)[0, :, 0], logits[:, : CODES + 1], atol=1e-4)
     # new heads start as shifted copies of it
     assert torch.equal(decoder.heads.projection[1], tensors["llm_decoder.weight"][: CODES + 1].T)
+    shared = convert(ConvertConfig("cosyvoice2", str(tmp_path), str(tmp_path / "shared"), heads=16, head_blocks=2,
+                                   head_kind="shared", head_width=24))
+    assert torch.equal(shared.heads(ours, 1), decoder.heads(ours, 1))
+    assert torch.equal(shared.heads.out.weight, shared.heads.base.weight) and shared.heads.up[1].weight.shape[0] == 24
+    assert load_decoder(tmp_path / "shared").checksum() == shared.checksum()
     loaded = load_decoder(tmp_path / "out")
     assert loaded.config.sequence_start and not loaded.config.bos and loaded.config.speech_vocab_size == CODES
     assert "cosyvoice2, qwen2" in (tmp_path / "out" / "README.md").read_text()

@@ -253,6 +253,15 @@ def test_heads_alone_leave_the_model_as_it_was(data, tmp_path):
     assert not (tmp_path / "out" / "adapter").exists()
 
 
+def test_shared_heads_alone_leave_the_model_as_it_was(data, tmp_path):
+    decoder = tiny_backbone(head_kind="shared", text_prefix=(), text_suffix=(),
+                            architecture=architecture(vocab_size=80))
+    decoder.save_pretrained(tmp_path / "base")
+    tuned = run(settings(tmp_path / "base", data, tmp_path / "out", "heads", max_steps=3))
+    changes = changed(decoder.state_dict(), tuned.state_dict())
+    assert changes == {n for n in decoder.state_dict() if n.startswith("heads.") and n != "heads.base.weight"}
+
+
 def test_settings_that_contradict_each_other_are_refused(qwen, data, tmp_path):
     with pytest.raises(ConfigError, match="`model` describes a decoder from scratch"):
         run(settings(qwen, data, tmp_path, model=CARConfig(num_layers=2)))

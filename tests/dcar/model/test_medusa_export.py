@@ -14,6 +14,7 @@ from torch import nn
 from dcar.errors import ConfigError
 from dcar.model.medusa import export_medusa, main
 from heads.multi_token import MultiTokenHeads
+from heads.shared import SharedHeads
 
 
 class ResidualBlock(nn.Module):
@@ -66,6 +67,8 @@ def test_what_the_layout_cannot_hold_is_refused(tmp_path):
         export_medusa(MultiTokenHeads(8, 5, 3, blocks=2, share_blocks=True), tmp_path / "x")
     with pytest.raises(ConfigError, match="base head alone"):
         export_medusa(MultiTokenHeads(8, 5, 1), tmp_path / "x")
+    with pytest.raises(ConfigError, match="2 additional heads share one stack.*model.heads=independent"):
+        export_medusa(SharedHeads(8, 5, 3), tmp_path / "x")
     assert not (tmp_path / "x").exists()
     with pytest.raises(ConfigError, match="decoder is not set"):
         main([f"out={tmp_path}"])

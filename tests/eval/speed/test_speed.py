@@ -169,11 +169,12 @@ def test_engine_needs_fewer_operators_than_the_loop():
     assert 20 < counted["static"] < counted["loop"]
 
 
-def test_what_a_step_reads():
-    model = tiny_decoder(heads=4)
+@pytest.mark.parametrize("kind", ["independent", "shared"])
+def test_what_a_step_reads(kind):
+    model = tiny_decoder(4, kind=kind)
     sizes = read_sizes(model)
     embeddings = model.text_embedding.weight.numel() + model.speech_embedding.weight.numel()
-    assert sizes["far"] + 3 * sizes["head"] + embeddings == sum(p.numel() for p in model.parameters())
+    assert sizes["far"] + sizes["heads"] + 3 * sizes["head"] + embeddings == sum(p.numel() for p in model.parameters())
 
 
 @pytest.mark.parametrize("asked, most", [(2, 2), (0, 4), (9, 4)])

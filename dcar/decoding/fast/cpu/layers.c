@@ -1,4 +1,4 @@
-/* Transformer layers for a handful of new positions, one call for a whole stack, and the heads behind them.
+/* Transformer layers for a handful of new positions, one call for a whole stack; heads.c has the heads behind them.
  *
  * The mathematics is that of heads/layers.py. A step of a small model consists of hundreds of operators that each take longer
  * to be called than to compute, and in a large one what stands between the products lets the memory wait; here neither is so.
@@ -288,37 +288,6 @@ static void product(const Linear *l, const element *x, element *y, long n, long 
   else multiply(x, l->weight, l->bias, y, n, l->out, l->in, threads);
 }
 
-typedef struct {
-  Linear base;
-  const element *blocks, *biases, *projection; /* [block][head][in][out], [block][head][out], [head][in][out] */
-  long count, heads, shared;                   /* blocks; heads besides the base; whether every block is the first one */
-} Heads;
-
-/* Logits y [n, k, vocabulary] of heads 1..k from the hidden states x [n, D]; 0, or 1 where there is no memory. */
-int run_heads(const Heads *h, const element *x, element *y, long n, long k, long threads) {
-  long width = h->base.in, out = h->base.out, extra = k - 1, rows = extra * n;
-  element *z = malloc((2 * rows * width + (rows > n ? rows : n) * out) * sizeof(element) + 1), *inner = z + rows * width,
-          *logits = inner + rows * width;
-  if (!z) return 1;
-  product(&h->base, x, logits, n, threads);
-  for (long i = 0; i < n; i++) memcpy(y + i * k * out, logits + i * out, out * sizeof(element));
-  for (long g = 0; g < extra; g++) memcpy(z + g * n * width, x, n * width * sizeof(element));
-  for (long b = 0; b < h->count && extra; b++) {
-    long own = h->shared ? 0 : b * h->heads;
-    multiply_in_out(z, h->blocks + own * width * width, h->biases + own * width, inner, extra, n, width, width, threads);
-    for (long c = 0; c < rows * width; c += LANES) { /* the residual and SiLU */
-      long left = rows * width - c;
-      vector v = load_some(inner + c, left, 0);
-      store_some(z + c, left, load_some(z + c, left, 0) + v * inverse(exponential(-v) + 1.0f));
-    }
-  }
-  if (extra) multiply_in_out(z, h->projection, 0, logits, extra, n, out, width, threads);
-  for (long g = 0; g < extra; g++)
-    for (long i = 0; i < n; i++) memcpy(y + (i * k + g + 1) * out, logits + (g * n + i) * out, out * sizeof(element));
-  free(z);
-  return 0;
-}
-
 /* 0, or 1 where there is no memory. */
 int run_layers(const Pass *given) {
   Pass p = *given;
@@ -366,3 +335,5 @@ int run_layers(const Pass *given) {
   free(normed);
   return failed;
 }
+
+#include "heads.c"

@@ -3,7 +3,7 @@
 Matrix libraries are made for many rows. Five rows through a large weight cost them up to twice what one row costs,
 where the bytes that are read are the same; chunk-wise decoding lives on that difference. And a small model's step
 consists of hundreds of operators that take longer to call than to compute; a stack is one call. `layers.c` (which
-includes `few_rows.c`) is compiled with the machine's own compiler when it is first needed (some seconds) and kept in
+includes the other files) is compiled with the machine's own compiler when it is first needed (some seconds) and kept in
 the cache folder of the user. Without a compiler, or with DCAR_NATIVE=off, PyTorch's kernels do the same, more slowly.
 """
 
@@ -28,11 +28,10 @@ from torch import Tensor, nn
 
 from dcar.decoding.fast.columns import Columns, Rotation
 from heads.layers import TransformerLayer
-from heads.multi_token import MultiTokenHeads
 
 logger = logging.getLogger(__name__)
 
-SOURCES = tuple(Path(__file__).with_name(name) for name in ("layers.c", "few_rows.c"))
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("layers.c", "few_rows.c", "heads.c"))
 """The first one is compiled and includes the others."""
 
 # Tuned for some processors (AMD's Zen), gcc fuses multiplications and additions in one loop and not in its twin for
@@ -41,9 +40,6 @@ TUNE = ("-mtune=haswell",) if platform.machine() in ("x86_64", "AMD64") else ()
 FLAGS = ("-O2", "-march=native", *TUNE, "-fopenmp", "-shared", "-fPIC", "-Wno-psabi")
 TYPES = {torch.float32: (), torch.bfloat16: ("-DBF16",)}
 
-STACKED_ROWS = 8
-"""With more rows PyTorch multiplies stacked weights faster."""
-
 LARGE = 1 << 19
 """float32 weights of fewer elements are copied in panels of PANEL columns, which are read faster from a cache; larger
 ones come from the memory, whose rate decides."""
@@ -51,27 +47,24 @@ ones come from the memory, whose rate decides."""
 PANEL = 64
 
 
-class _Linear(ctypes.Structure):
+class LinearPart(ctypes.Structure):
+    """A linear layer, as layers.c has it."""
+
     _fields_ = [("weight", ctypes.c_void_p), ("bias", ctypes.c_void_p), ("out", ctypes.c_long),
                 ("size", ctypes.c_long), ("panels", ctypes.c_long)]
 
 
 class _Layer(ctypes.Structure):
     _fields_ = [*((name, ctypes.c_void_p) for name in ("attention_norm", "attention_bias", "ffn_norm", "ffn_bias")),
-                *((name, _Linear) for name in ("qkv", "out", "up", "down"))]
-
-
-class _Heads(ctypes.Structure):
-    _fields_ = [("base", _Linear), *((name, ctypes.c_void_p) for name in ("blocks", "biases", "projection")),
-                *((name, ctypes.c_long) for name in ("count", "heads", "shared"))]
+                *((name, LinearPart) for name in ("qkv", "out", "up", "down"))]
 
 
 class _Pass(ctypes.Structure):
     """The arguments of run_layers, as layers.c has them."""
 
-    _fields_ = [("first_norm", ctypes.c_void_p), ("first_bias", ctypes.c_void_p), ("first", _Linear),
+    _fields_ = [("first_norm", ctypes.c_void_p), ("first_bias", ctypes.c_void_p), ("first", LinearPart),
                 ("layers", ctypes.POINTER(_Layer)),
-                ("last_norm", ctypes.c_void_p), ("last_bias", ctypes.c_void_p), ("last", _Linear),
+                ("last_norm", ctypes.c_void_p), ("last_bias", ctypes.c_void_p), ("last", LinearPart),
                 ("count", ctypes.c_long), ("heads", ctypes.c_long), ("epsilon", ctypes.c_float),
                 ("keys", ctypes.c_void_p), ("values", ctypes.c_void_p),
                 *((f"{of}_stride", ctypes.c_long) for of in ("layer", "row", "column", "head")),
@@ -98,12 +91,14 @@ class Kernels:
         except OSError as error:
             raise NativeError(f"{path} cannot be loaded ({error}); remove it to have it compiled again") from error
         self._multiply, self._panels = library.multiply, library.multiply_panels
-        self._layers, self._heads = library.run_layers, library.run_heads
+        self._layers, self.run_heads, self.run_shared_heads = (library.run_layers, library.run_heads,
+                                                               library.run_shared_heads)
         for function in (self._multiply, self._panels):
             function.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_long] * 3 + [ctypes.c_int]
             function.restype = None
         self._layers.argtypes = [ctypes.POINTER(_Pass)]
-        self._heads.argtypes = [ctypes.POINTER(_Heads), *[ctypes.c_void_p] * 2, *[ctypes.c_long] * 3]
+        for function in (self.run_heads, self.run_shared_heads):  # heads.py has their structures
+            function.argtypes = [*[ctypes.c_void_p] * 3, *[ctypes.c_long] * 3]
         self.dtype = dtype
         self.matrix_unit = bool(library.matrix_unit())
         # With more rows PyTorch is faster (docs/decoding.md).
@@ -124,18 +119,12 @@ class Kernels:
         kinds = [type(part) is nn.LayerNorm and part.eps == norms[0].eps for part in norms]
         kinds += [type(part) is nn.Linear for part in linear]
         weights = [p for part in (*norms, *linear) for p in part.parameters()]
-        if not all(kinds) or len(weights) < 2 * len(kinds) or not all(self._reads(w) for w in weights):
+        if not all(kinds) or len(weights) < 2 * len(kinds) or not all(self.reads(w) for w in weights):
             return None
         return NativeStack(self, self._layers, layers, last, first)
 
-    def heads(self, heads: MultiTokenHeads) -> NativeHeads | None:
-        """These heads; None where they are not as heads/multi_token.py makes them, or lie otherwise."""
-        weights = (heads.base.weight, heads.block_weight, heads.block_bias, heads.projection)
-        if type(heads.base) is not nn.Linear or not all(self._reads(w) for w in weights):
-            return None
-        return NativeHeads(self, self._heads, heads)
-
-    def _reads(self, weight: Tensor) -> bool:
+    def reads(self, weight: Tensor) -> bool:
+        """Whether a weight is of this type and lies as the kernels read it."""
         return weight.dtype == self.dtype and weight.device.type == "cpu" and weight.is_contiguous()
 
 
@@ -149,13 +138,13 @@ class NativeLinear:
         self.weight, self.bias, self.panels, self._multiply = weight, bias, panels, multiply
         self._addresses = weight.data_ptr(), None if bias is None else bias.data_ptr()
 
-    def part(self) -> _Linear:
+    def part(self) -> LinearPart:
         """The same for layers.c."""
-        return _Linear(*self._addresses, *self.shape, int(self.panels))
+        return LinearPart(*self._addresses, *self.shape, int(self.panels))
 
     def __call__(self, x: Tensor) -> Tensor:
         rows, (out, size), (weight, bias) = len(x), self.shape, self._addresses
-        _check(x, self.weight, size)
+        check_rows(x, self.weight, size)
         x, y = x.contiguous(), x.new_empty(rows, out)
         self._multiply(x.data_ptr(), weight, bias, y.data_ptr(), rows, out, size, torch.get_num_threads())
         return y
@@ -175,9 +164,9 @@ class NativeStack:
             self._held.append(pair := [p.detach() for p in part.parameters()])
             return pair[0].data_ptr(), pair[1].data_ptr()
 
-        def linear(parts: Sequence[nn.Module]) -> _Linear:
+        def linear(parts: Sequence[nn.Module]) -> LinearPart:
             if not parts or isinstance(parts[0], nn.Identity):
-                return _Linear()
+                return LinearPart()
             products.append(own.linear(*(p.detach() for p in parts[0].parameters())))
             return products[-1].part()
 
@@ -228,30 +217,6 @@ class NativeStack:
         self._memory = kv, turns.cos, turns.sin  # held, so that the addresses stay theirs
 
 
-class NativeHeads:
-    """Logits of heads 1..k for few rows; it holds the weights, whose memory it reads (a small float32 base head is
-    copied)."""
-
-    def __init__(self, own: Kernels, run: Callable[..., int], heads: MultiTokenHeads):
-        base = heads.base
-        self._base = own.linear(base.weight.detach(), None if base.bias is None else base.bias.detach())
-        self._held = [p.detach() for p in (heads.block_weight, heads.block_bias, heads.projection)]
-        self._heads = _Heads(self._base.part(), *(p.data_ptr() for p in self._held), heads.blocks, heads.num_heads - 1,
-                             int(heads.share_blocks))
-        self._run = run
-
-    def __call__(self, hidden: Tensor, k: int) -> Tensor:
-        """hidden [N, D] -> [N, k, vocabulary], 1 <= k <= the heads there are."""
-        out, size = self._base.shape
-        _check(hidden, self._held[2], size)
-        if not 1 <= k <= self._heads.heads + 1:
-            raise ValueError(f"asked for {k} heads of a model that has {self._heads.heads + 1}")
-        x, y = hidden.contiguous(), hidden.new_empty(len(hidden), k, out)
-        if self._run(self._heads, x.data_ptr(), y.data_ptr(), len(x), k, torch.get_num_threads()):
-            raise RuntimeError(f"could not allocate memory for {k} heads of {len(x)} rows")
-        return y
-
-
 def switched_off() -> bool:
     """Whether DCAR_NATIVE says so."""
     return os.environ.get("DCAR_NATIVE", "").lower() in ("off", "0", "false")
@@ -269,7 +234,7 @@ def kernels(dtype: torch.dtype) -> Kernels | None:
         return None
 
 
-def _check(x: Tensor, weight: Tensor, size: int) -> None:
+def check_rows(x: Tensor, weight: Tensor, size: int) -> None:
     if x.dtype != weight.dtype or x.shape[-1] != size:
         raise TypeError(f"rows {tuple(x.shape)} of {x.dtype} cannot be multiplied by a weight {tuple(weight.shape)} of "
                         f"{weight.dtype}")

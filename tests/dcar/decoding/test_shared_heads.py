@@ -1,0 +1,138 @@
+"""Decoding with shared heads: C equals PyTorch, the loop, fast passes and the engine speak the same tokens, EOS."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from test_native import VARIANTS, near
+from tiny_backbones import tiny_backbone, tiny_prompts
+from tiny_decoders import reference_chunks, sharpen_heads, tiny_decoder
+
+from dcar.decoding import ChunkMethod, FixedChunk, decode
+from dcar.decoding.engine.run import engine_for
+from dcar.decoding.fast.cpu import native as module
+from dcar.decoding.fast.cpu.heads import native_heads
+from dcar.decoding.fast.cpu.native import Kernels
+from dcar.decoding.fast.passes import FastDecoder, fast
+from dcar.decoding.fast.stack import FusedHeads
+from dcar.sampling import SamplingConfig
+from heads.shared import SharedHeads
+
+SAMPLING = SamplingConfig(max_tokens=40, max_tokens_per_text_unit=6)
+
+
+@pytest.fixture(params=VARIANTS, ids=lambda v: " ".join((str(v[0]).removeprefix("torch."), *v[1])))
+def own(request) -> Kernels:
+    dtype, flags = request.param
+    return Kernels(dtype, flags)
+
+
+def shared(size: int, out: int, heads: int = 6, **changes) -> SharedHeads:
+    torch.manual_seed(size)
+    found = SharedHeads(size, out, heads, **{"blocks": 2, "zero_init": False, **changes}).requires_grad_(False)
+    sharpen_heads(found, 1)
+    torch.nn.init.normal_(found.norm.weight, 1, 0.3)
+    torch.nn.init.normal_(found.norm.bias, 0, 0.3)
+    return found
+
+
+@pytest.mark.parametrize("changes", [{}, dict(tie=True), dict(tie=True, base_bias=True), dict(width=50, blocks=3)])
+@pytest.mark.parametrize("size, out", [(64, 48), (40, 70), (33, 7), (24, 1030)])
+def test_c_equals_pytorch(own, size, out, changes):
+    """Widths that fill vectors and that do not; a row's logits depend neither on other rows nor on how many heads."""
+    heads = shared(size, out, **changes).to(own.dtype)
+    logits, exact = native_heads(own, heads), copy.deepcopy(heads).float()
+    for rows in (1, 3, 8, 20):
+        x = torch.randn(rows, size).to(own.dtype)
+        for k in (1, 2, 6):
+            assert near(logits(x, k), exact(x.float(), k)), (rows, k)
+    whole, alone = logits(x[:4], 6), torch.cat([logits(row[None], 6) for row in x[:4]])
+    assert torch.equal(whole, alone)
+    for k in (1, 2, 5):
+        assert torch.equal(logits(x[:4], k), whole[:, :k])
+    for k in (0, 7):
+        with pytest.raises(ValueError, match=f"asked for {k} heads of a model that has 6"):
+            logits(x, k)
+    with pytest.raises(TypeError, match="cannot be multiplied by a weight"):
+        logits(x[:, 1:], 2)
+
+
+def test_threads_share_the_heads(own, monkeypatch):
+    heads = native_heads(own, shared(256, 1030).to(own.dtype))
+    x = torch.randn(5, 256).to(own.dtype)
+    alone = heads(x, 6)
+    monkeypatch.setattr(module.torch, "get_num_threads", lambda: 3)
+    assert torch.equal(heads(x, 6), alone)
+
+
+def test_what_the_kernels_cannot_read():
+    own = Kernels(torch.float32)
+    assert native_heads(own, shared(32, 7)) is not None
+    quantised, transposed, normed = shared(32, 7), shared(32, 7), shared(32, 7)
+    quantised.up[1] = torch.nn.Sequential(quantised.up[1])
+    transposed.down[0].weight.data = transposed.down[0].weight.data.t().contiguous().t()
+    normed.norm = torch.nn.RMSNorm(32)
+    for bad in (quantised, transposed, normed, shared(32, 7).bfloat16(), shared(32, 7).to("meta")):
+        assert native_heads(own, bad) is None
+
+
+@pytest.mark.parametrize("large", [1 << 19, 1])
+@pytest.mark.parametrize("tie", [False, True])
+@pytest.mark.parametrize("shape", [(32,), (1, 32), (3, 32), (2, 4, 32), (60, 32)])
+def test_fused_heads(shape, tie, large, monkeypatch):
+    """Few rows and many, by weights that are copied and by weights where they lie."""
+    monkeypatch.setattr("dcar.decoding.fast.cpu.native.LARGE", large)
+    heads = shared(32, 13, tie=tie)
+    hidden, fused = torch.randn(shape), FusedHeads(heads)
+    for k in (1, 2, 6, None):
+        assert torch.allclose(fused(hidden, k), heads(hidden, k), atol=1e-5)
+    with pytest.raises(ValueError, match="asked for 7 heads"):
+        fused(hidden, 7)
+
+
+@pytest.mark.parametrize("tie", [False, True])
+def test_loop_fast_passes_and_engine_speak_the_same(prompts, tie):
+    model = tiny_decoder(16, kind="shared", tie_heads=tie)
+    lengths = set()
+    for k in (1, 5, 16):
+        method = ChunkMethod(FixedChunk(k))
+        expected = decode(model, prompts, method, SAMPLING, seed=3)
+        engine = engine_for(model, prompts, SAMPLING, batch=3)
+        for results in (decode(FastDecoder(model), prompts, method, SAMPLING, seed=3),
+                        engine.decode(prompts, method, SAMPLING, seed=3)):
+            assert [r.tokens for r in results] == [r.tokens for r in expected]
+        slow = [reference_chunks(model, p, lambda position, key, k=k: k, SAMPLING, 3)[0] for p in prompts[:3]]
+        assert [list(r.tokens) for r in expected[:3]] == slow
+        lengths |= {len(r.tokens) for r in expected}
+    assert len(lengths) > 2  # some of them end by EOS
+
+
+@pytest.mark.parametrize("head", [2, 4])
+def test_eos_of_one_offset_ends_the_utterance(prompts, head):
+    """Only head `head` says EOS: the utterance ends right before its token, whatever stands behind it."""
+    model = tiny_decoder(4, kind="shared", zero_init_heads=True)
+    heads = model.heads
+    with torch.no_grad():
+        for parameter in (model.norm.weight, model.norm.bias, heads.offset, heads.base.weight, heads.out.weight):
+            parameter.zero_()
+        model.norm.bias[2] = 1.0
+        heads.base.weight[12, 2] = -1e4
+        for k in (2, 3, 4):
+            heads.offset[k - 2, 0 if k == head else 1] = 10.0  # the largest value that the output layer sees
+        heads.out.weight[12, :2] = torch.tensor([20.0, -20.0])
+    for fused in (model, FastDecoder(model)):
+        for result in decode(fused, prompts, ChunkMethod(FixedChunk(4)), SAMPLING):
+            assert len(result.tokens) == head - 1 and not result.truncated and result.target_passes == 1
+
+
+def test_a_language_model_with_shared_heads():
+    """One row at a time and all at once; its laws do not need the fast passes."""
+    decoder, prompts = tiny_backbone(6, head_kind="shared", head_width=24), tiny_prompts()
+    assert isinstance(decoder.heads, SharedHeads) and fast(decoder) is decoder
+    method = ChunkMethod(FixedChunk(5))
+    together = decode(decoder, prompts, method, SAMPLING, seed=1)
+    for prompt, result in zip(prompts, together, strict=True):
+        assert decode(decoder, [prompt], method, SAMPLING, seed=1)[0].tokens == result.tokens
+    assert len({tuple(r.tokens) for r in together}) == len(prompts)

@@ -1,0 +1,132 @@
+"""Heads on a frozen trunk: what is trained and what is not, new heads, kept hidden states, settings, resuming."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_data import CODES, counting, tiny_tokenizer, write_prepared
+from tiny_training import log_of, tiny_config
+
+from dcar.errors import ConfigError
+from dcar.model.car import CARDecoder
+from dcar.prepare.run import load_prepared
+from dcar.train.batches import SpeechDataset, collate
+from dcar.train.car import data_identity, plan, run
+from dcar.train.frozen import FrozenStates
+from heads.shared import SharedHeads
+
+SHARED = dict(heads="shared", num_prediction_heads=6)
+FROZEN = dict(freeze_trunk=True, learning_rate=2e-2, max_steps=40, batch_size=6)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    return write_prepared(tmp_path_factory.mktemp("data") / "prepared", train=18, dev=9, speech=counting)
+
+
+@pytest.fixture(scope="module")
+def base(data, tmp_path_factory) -> Path:
+    """A decoder with three independent heads that has learned the corpus."""
+    out = tmp_path_factory.mktemp("base")
+    run(tiny_config(data, out, max_steps=60, batch_size=8))
+    return out
+
+
+def trunk_of(decoder: CARDecoder) -> dict[str, torch.Tensor]:
+    return {name: tensor for name, tensor in decoder.state_dict().items()
+            if not name.startswith("heads.") or name.startswith("heads.base.")}
+
+
+@pytest.mark.parametrize("changes", [{}, dict(keep_states=True, head_positions=0.5)])
+def test_only_the_new_heads_learn(base, data, tmp_path, changes):
+    tuned = run(tiny_config(data, tmp_path, SHARED, init_from=str(base), **FROZEN, **changes))
+    before, after = trunk_of(CARDecoder.from_pretrained(base)), trunk_of(tuned)
+    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+    assert isinstance(tuned.heads, SharedHeads) and tuned.heads.num_heads == 6
+    losses = [line["loss"] for line in log_of(tmp_path) if "loss" in line]
+    assert losses[-1] < 0.6 * losses[0]
+    last = [line for line in log_of(tmp_path) if "eval_loss" in line][-1]
+    ours = [line for line in log_of(base) if "eval_loss" in line][-1]
+    assert last["eval_head1_loss"] == pytest.approx(ours["eval_head1_loss"], abs=1e-4)
+    assert last["eval_head6_accuracy"] > 3 / (CODES + 1)
+    assert CARDecoder.from_pretrained(tmp_path).checksum() == tuned.checksum()
+
+
+def test_a_run_that_was_cut_off_goes_on_to_the_same_weights(base, data, tmp_path):
+    settings = {**FROZEN, "max_steps": 6, "keep_states": True, "save_steps": 3}
+    whole = run(tiny_config(data, tmp_path / "whole", SHARED, init_from=str(base), **settings))
+    part = tmp_path / "part"
+    run(tiny_config(data, part, SHARED, init_from=str(base), **settings))
+    (part / "checkpoint-6").rename(tmp_path / "gone")  # the run was cut off before it
+    assert run(tiny_config(data, part, SHARED, init_from=str(base), **settings)).checksum() == whole.checksum()
+
+
+def made(data: Path, config) -> CARDecoder:
+    return plan(config, data_identity(json.loads((data / "prepared.json").read_text())))[2]()
+
+
+def test_heads_that_are_there_go_on_and_others_begin_from_the_base_head(base, data, tmp_path):
+    start = CARDecoder.from_pretrained(base)
+    same = made(data, tiny_config(data, tmp_path, init_from=str(base), **FROZEN))
+    assert torch.equal(same.heads.projection, start.heads.projection)
+    more = made(data, tiny_config(data, tmp_path, {"num_prediction_heads": 5}, init_from=str(base), **FROZEN))
+    assert torch.equal(more.heads.projection[3], start.heads.base.weight.T)
+    other = made(data, tiny_config(data, tmp_path, SHARED, init_from=str(base), **FROZEN))
+    assert torch.equal(other.heads.out.weight, start.heads.base.weight)
+    assert {n for n, p in other.named_parameters() if p.requires_grad} == {
+        n for n, _ in other.named_parameters() if n.startswith("heads.") and not n.startswith("heads.base.")}
+
+
+def test_the_trunk_runs_without_dropout_and_the_hidden_states_get_it(base, data, tmp_path):
+    decoder = made(data, tiny_config(data, tmp_path, SHARED, init_from=str(base), **FROZEN)).train()
+    batch = collate([SpeechDataset(load_prepared(data, "train"), decoder.config, 5, 0)[0, i] for i in range(4)])
+    states = [decoder.speech_hidden(**batch) for _ in range(2)]
+    assert torch.equal(*states) and not states[0].requires_grad and decoder.heads.training
+    assert decoder(**batch).loss != decoder(**batch).loss
+    decoder.eval()
+    assert decoder(**batch).loss == decoder(**batch, states=states[0]).loss
+
+
+def test_kept_states_are_those_of_the_trunk(base, data, tmp_path):
+    decoder = made(data, tiny_config(data, tmp_path, SHARED, init_from=str(base), **FROZEN)).train()
+    plain = SpeechDataset(load_prepared(data, "train"), decoder.config, 5, 0)
+    kept = FrozenStates(plain, decoder, 4)
+    assert decoder.heads.training and len(kept) == len(plain)
+    wanted = collate([plain[0, i] for i in (3, 7)])
+    found = collate([kept[9, i] for i in (3, 7)])  # of the first epoch in every epoch
+    hidden = decoder.eval().speech_hidden(**wanted)
+    for row, length in enumerate(wanted["speech_lengths"].tolist()):
+        assert torch.allclose(found["states"][row, :length], hidden[row, :length], atol=5e-3)
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+
+def test_shared_heads_from_scratch_and_from_a_codebook(tmp_path):
+    tokenizer = tiny_tokenizer(tmp_path / "tokenizer")
+    data = write_prepared(tmp_path / "data", checksum=tokenizer.checksum, spec=str(tmp_path / "tokenizer"))
+    config = tiny_config(data, tmp_path / "run", {**SHARED, "head_width": 16}, codebook_init=True)
+    start = made(data, config)
+    assert torch.equal(start.heads.out.weight[:CODES], start.heads.base.weight[:CODES])
+    assert run(config).config.heads == "shared"
+    again = [line for line in log_of(tmp_path / "run") if "eval_loss" in line][-1]
+    assert again["eval_head6_loss"] > 0
+
+
+def test_settings_that_contradict_each_other_are_refused(base, data, tmp_path):
+    def config(model: dict | None = None, **changes):
+        return tiny_config(data, tmp_path, model, **{"init_from": str(base), "freeze_trunk": True, **changes})
+
+    for changes in (dict(init_from=""), dict(model={"num_prediction_heads": 1})):
+        with pytest.raises(ConfigError, match="freeze_trunk trains additional heads"):
+            config(**changes)
+    for changes in (dict(freeze_trunk=False), dict(input_corruption=0.1)):
+        with pytest.raises(ConfigError, match="keep_states keeps"):
+            config(keep_states=True, **changes)
+    with pytest.raises(ConfigError, match="num_layers is 2, here 3"):
+        run(config({**SHARED, "num_layers": 3}))
+    with pytest.raises(ConfigError, match="num_prediction_heads is 3, here 5"):  # only with a frozen trunk
+        run(dataclasses.replace(config(), freeze_trunk=False, model=dataclasses.replace(
+            config().model, num_prediction_heads=5)))

@@ -29,6 +29,7 @@ from dcar.model.load import load_decoder
 from dcar.process import run_command
 from dcar.tracking import write_json
 from heads.build import Heads
+from heads.candidates import candidate_features
 from heads.layers import last_of
 from heads.policy import ChunkPolicy
 
@@ -63,22 +64,49 @@ class ServingStep(nn.Module):
         return last_of(self.policy(hidden), lengths), self.heads(last_of(hidden, lengths))
 
 
+class ServingStepAfterDraw(nn.Module):
+    """The same with a policy that sees the candidates, which are drawn inside: the likeliest of logits + noise. That is
+    a draw at temperature T where the noise is T times a standard Gumbel variable (the Gumbel-max trick), and greedy at
+    0."""
+
+    def __init__(self, policy: ChunkPolicy, heads: Heads):
+        super().__init__()
+        self.policy, self.heads = policy, heads
+
+    def forward(self, hidden: Tensor, lengths: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """hidden [B, S, D], lengths [B], noise [B, n, V + 1] for the n tokens that the policy may keep -> action logits
+        [B, K], head logits [B, n, V + 1], and the tokens drawn [B, n]."""
+        logits = self.heads(last_of(hidden, lengths), self.policy.config.reach)
+        tokens = (logits + noise).argmax(-1)
+        candidates = candidate_features(logits, tokens)
+        actions = self.policy(hidden, (lengths - 1)[:, None], candidates[:, None])[:, 0]
+        return actions, logits, tokens
+
+
+def serving_step(policy: ChunkPolicy, heads: Heads) -> ServingStep | ServingStepAfterDraw:
+    """What the program of this policy computes."""
+    return (ServingStepAfterDraw if policy.config.after_draw else ServingStep)(policy, heads)
+
+
 def export_program(policy: ChunkPolicy, base: AnyDecoder, path: Path) -> None:
     """Write the serving program; CheckpointError if the policy belongs to another decoder, or if what was written
     does not compute the same."""
     policy.check_base(base.checksum())
-    step = ServingStep(policy, base.heads).eval()
-    hidden = torch.randn(2, 5, policy.config.hidden_size, generator=torch.Generator().manual_seed(0))
-    lengths = torch.tensor([5, 3])
+    step, generator = serving_step(policy, base.heads).eval(), torch.Generator().manual_seed(0)
+    inputs = [torch.randn(2, 5, policy.config.hidden_size, generator=generator), torch.tensor([5, 3])]
+    if policy.config.after_draw:
+        inputs.append(torch.randn(2, policy.config.reach, base.config.output_size, generator=generator))
     with torch.no_grad():
-        expected = step(hidden, lengths)  # also builds the rotary table, outside the traced program
+        expected = step(*inputs)  # also builds the rotary table, outside the traced program
         batch, length = (torch.export.Dim("batch", min=1, max=MAX_BATCH),
                          torch.export.Dim("length", min=1, max=MAX_LENGTH))
-        program = torch.export.export(step, (hidden, lengths), dynamic_shapes={
-            "hidden": {0: batch, 1: length}, "lengths": {0: batch}})
+        shapes = {"hidden": {0: batch, 1: length}, "lengths": {0: batch}, "noise": {0: batch}}
+        if not policy.config.after_draw:
+            del shapes["noise"]
+        program = torch.export.export(step, tuple(inputs), dynamic_shapes=shapes)
     path.parent.mkdir(parents=True, exist_ok=True)
     torch.export.save(program, str(path))
-    got = torch.export.load(str(path)).module()(hidden, lengths)
+    got = torch.export.load(str(path)).module()(*inputs)
     for a, b in zip(expected, got, strict=True):
         if not torch.allclose(a, b, atol=1e-4):
             raise CheckpointError(f"{path}: the program differs from the model by {float((a - b).abs().max())}")
@@ -86,7 +114,17 @@ def export_program(policy: ChunkPolicy, base: AnyDecoder, path: Path) -> None:
 
 def program_card(policy: ChunkPolicy, codes: int) -> str:
     """What goes into the serving program and what comes out, with a program that runs it; for the policy's card."""
-    k, width = policy.config.num_actions, policy.config.hidden_size
+    k, width, seen = policy.config.num_actions, policy.config.hidden_size, policy.config.reach
+    noise = drawn = kept = ""
+    call, heads = "hidden, lengths", k
+    if policy.config.after_draw:
+        heads = seen
+        noise = (f"| input 3 | `noise` | [B, {seen}, {codes + 1}] float32 | T times standard Gumbel noise: tokens are "
+                 "drawn at temperature T; 0: the likeliest |\n")
+        drawn = f"| output 3 | tokens | [B, {seen}] int64 | the tokens drawn, of which the decision keeps the first |\n"
+        kept = f"noise = torch.zeros(2, {seen}, {codes + 1})  # greedy; -T * log(-log(u)) to draw\n"
+        call += ", noise"
+    tokens = "tokens[row, :size]" if drawn else "logits[row, :size].argmax(-1)"
     return f"""## Serving program
 
 `{PROGRAM}` is a `torch.export` program (float32, CPU; batch and length are dynamic): policy and heads, without the
@@ -96,18 +134,18 @@ decoder's layers. Loading and running it needs torch alone. B is at most {MAX_BA
 | --- | --- | --- | --- |
 | input 1 | `hidden` | [B, S, {width}] float32 | hidden states at all speech positions so far, prompt first |
 | input 2 | `lengths` | [B] int64 | positions of each row, 1 to S; what stands behind them is not read |
-| output 1 | actions | [B, {k}] float32 | logits of the decision; column a − 1: keep a tokens |
-| output 2 | logits | [B, {k}, {codes + 1}] float32 | row j − 1: logits of the token j steps ahead; id {codes} ends |
-
+{noise}| output 1 | actions | [B, {k}] float32 | logits of the decision; column a − 1: keep a tokens |
+| output 2 | logits | [B, {heads}, {codes + 1}] float32 | row j − 1: of the token j steps ahead; id {codes} ends |
+{drawn}
 ```python
 import torch
 
 program = torch.export.load("{PROGRAM}").module()
 hidden = torch.randn(2, 40, {width})  # of two utterances; yours come from the decoder
 lengths = torch.tensor([40, 25])
-actions, logits = program(hidden, lengths)  # by position
+{kept}actions, logits{", tokens" if drawn else ""} = program({call})  # by position
 for row, size in enumerate(actions.argmax(-1) + 1):  # the greedy decision
-    print("keep", logits[row, :size].argmax(-1).tolist())
+    print("keep", {tokens}.tolist())
 ```
 
 A whole utterance, with the decoder: docs/training.md of the project.

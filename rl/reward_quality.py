@@ -2,10 +2,10 @@
 
     dcar reward-quality decoder=runs/car data=runs/prepared rewards=[wer@starter,token_distance] judge=moonshine
 
-A policy learns from how the rollouts of one sentence differ, so a reward is as good as it orders them as the judge does.
-Every sentence is spoken several times with chunk sizes drawn at random and common draws of tokens: the rollouts differ by
-decisions only. Per reward: Spearman's rank correlation with minus the word errors of the judge within each group, mean
-and standard error over the groups in which both vary; CPU seconds of a rollout, vocoder included; and squared
+A policy learns from how the rollouts of one sentence differ, so a reward is as good as it orders them as the judge
+does. Every sentence is spoken several times with chunk sizes drawn at random and common draws of tokens: the rollouts
+differ by decisions only. Per reward: Spearman's rank correlation with minus the word errors of the judge within each
+group, mean and standard error over the groups in which both vary; CPU seconds of a rollout, vocoder included; and squared
 correlation per CPU second, which is what rollouts of a given time add up to. Rewards are named by kind and recogniser:
 wer@starter, cer@…, log_likelihood@…, or token_distance. Writes reward_quality.json.
 """
@@ -84,8 +84,8 @@ def make(names: Sequence[str], judge: str, data: str) -> dict[str, tuple[Reward,
 
 
 def correlation(values: np.ndarray, errors: np.ndarray) -> dict[str, float]:
-    """Mean and standard error of Spearman's rank correlation of a reward [groups, members] with minus the judge's errors
-    [groups, members], over the groups where neither is constant (their number: groups)."""
+    """Mean and standard error of Spearman's rank correlation of a reward [groups, members] with minus the judge's
+    errors [groups, members], over the groups where neither is constant (their number: groups)."""
     found = [float(spearmanr(v, -e).statistic) for v, e in zip(values, errors, strict=True)
              if np.isfinite(v).all() and np.ptp(v) > 0 and np.ptp(e) > 0]
     if len(found) < 2:
@@ -138,7 +138,8 @@ def run(config: RewardQualityConfig) -> dict[str, Any]:
 
 def table(result: dict[str, Any]) -> str:
     lines = [f"{result['utterances']} sentences x {result['num_generations']} rollouts of {result['method']}, judge "
-             f"{result['judge']}: WER {100 * result['wer']:.1f} %, best of each group {100 * result['best_of_group']:.1f} %",
+             f"{result['judge']}: WER {100 * result['wer']:.1f} %, best of each group "
+             f"{100 * result['best_of_group']:.1f} %",
              f"{'reward':26} rank correlation    groups  CPU s a rollout  r² a CPU second"]
     for r in sorted(result["rows"], key=lambda r: -r["per_cpu_second"]):
         lines.append(f"{r['reward']:26} {r['rank_correlation']:8.2f} ± {r['standard_error']:.2f}  {r['groups']:8d}  "

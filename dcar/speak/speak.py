@@ -30,8 +30,8 @@ class SpeakConfig:
     policy: str = setting("starter", "Directory of an exported policy.")
     vocoder: str = setting("starter", "Folder, or a name that dcar.vocoder.load lists.")
     tokenizer: str = setting("starter", "Folder, or a name that dcar.tokens.load lists.")
-    dial: float = setting(0.0, "Turns the policy: above 0 to longer chunks and less time, below 0 to shorter ones; nats "
-                               "a token, -2 to 2 is far.")
+    dial: float = setting(0.0, "Turns the policy: above 0 to longer chunks and less time, below 0 to shorter ones; "
+                               "nats a token, -2 to 2 is far.")
     seed: int = seed_setting(0, "Of the draws.")
     stream: bool = setting(False, "Also write 16-bit mono samples to standard output while speaking (… | aplay "
                                   "-r 24000 -f S16_LE); the timeline goes to standard error.")

@@ -2,10 +2,10 @@
 
 `ssd-0.2` and `ssd-0.4` are the family ssd at β = 0.2 and 0.4; words behind a name (`ssd-0.4@heads`) make a family of
 its own, because they change the method and not its setting. The names behind `dcar@` are settings: policies, and the
-dial of a policy (`dcar@d0.3`). So does a
-sampling of its own: `car-3@t0.4` and `car-5@t0.4` are the family car@t0.4, one line by k beside the line of the common
-sampling, and the methods at their own best sampling, whichever that is for each, are the family car@tuned. What a kind
-of method is called and how it is drawn stands in its entry of METHODS (eval/methods/registry.py).
+dial of a policy (`dcar@d0.3`). A sampling of its own makes a family too: `car-3@t0.4` and `car-5@t0.4` are the family
+car@t0.4, one line by k beside the line of the common sampling, and the methods at their own best sampling, whichever
+that is for each, are the family car@tuned. What a kind of method is called and how it is drawn stands in its entry of
+METHODS (eval/methods/registry.py).
 """
 
 from __future__ import annotations

@@ -111,8 +111,8 @@ def test_decision_advantages_by_hand():
 
 
 def test_credit_by_decision_is_unbiased_and_less_noisy():
-    """Every decision costs 0.3 where it chooses wrongly, in the places behind it, amid noise. Both kinds of credit favour
-    the right choice alike at all decisions; the decision's own has the larger signal to noise."""
+    """Every decision costs 0.3 where it chooses wrongly, in the places behind it, amid noise. Both kinds of credit
+    favour the right choice alike at all decisions; the decision's own has the larger signal to noise."""
     rng = np.random.default_rng(0)
     decisions, gap, groups, size = 12, 5, 400, 8
     wrong = rng.random((groups, size, decisions)) < 0.5

@@ -11,7 +11,9 @@ import pytest
 import torch
 from tiny_decoders import tiny_decoder
 
+from dcar.decoding import ChunkMethod, PolicyChunk, Prompt, decode
 from dcar.errors import CheckpointError, ConfigError
+from dcar.sampling import SamplingConfig
 from heads.policy import ChunkPolicy, ChunkPolicyConfig
 from rl.export import ServingStep, export_program, main
 
@@ -88,6 +90,35 @@ def test_a_program_of_shared_heads(tmp_path, tie):
     program = torch.export.load(str(tmp_path / "serving.pt2")).module()
     for got, wanted in zip(program(hidden, lengths), step(hidden, lengths), strict=True):
         assert torch.allclose(got, wanted, atol=1e-4)
+
+
+@pytest.mark.parametrize("reads", ["candidates", "both"])
+def test_a_program_of_a_policy_after_the_draw_and_its_card(tmp_path, reads):
+    """Decisions and tokens are those of decoding; the card's example runs with torch alone."""
+    base = tiny_decoder()
+    policy = ChunkPolicy(ChunkPolicyConfig(32, 4, 16, 2, None, (2, 3), base.checksum(), "tiny@abc", reads=reads,
+                                           sizes=(1, 2, 3))).eval()
+    torch.nn.init.normal_(policy.scores.outer.weight, std=2.0)
+    policy.save_pretrained(tmp_path / "policy")
+    base.save_pretrained(tmp_path / "base")
+    out = tmp_path / "out"
+    main([f"run={tmp_path / 'policy'}", f"decoder={tmp_path / 'base'}", f"out={out}"])
+    card = (out / "README.md").read_text()
+    example = re.search(r"## Serving program.*?```python\n(.*?)```", card, re.S)[1]
+    done = subprocess.run([sys.executable, "-c", example], cwd=out, capture_output=True, text=True, timeout=120)
+    assert done.stdout.count("keep [") == 2, done.stderr[-2000:]
+    program = torch.export.load(str(out / "serving.pt2")).module()
+    prompt = Prompt("a", (1, 2, 3, 4, 5), (1, 2))
+    sampling = SamplingConfig(temperature=0, max_tokens=20)
+    (result,) = decode(base, [prompt], ChunkMethod(PolicyChunk(policy)), sampling, record_hidden=True)
+    spoken = []
+    for position, action, kept in zip(result.decision_positions, result.actions, result.emitted, strict=True):
+        noise = torch.zeros(1, 3, 13)
+        noise[:, 0, 12] = -1e9 if not spoken else 0.0  # min_tokens
+        scores, _, tokens = program(result.hidden[None, : position + 1], torch.tensor([position + 1]), noise)
+        assert int(scores.argmax()) + 1 == action
+        spoken += tokens[0, :kept].tolist()
+    assert spoken[: len(result.tokens)] == result.tokens and len(spoken) == len(result.tokens)
 
 
 def test_the_card_says_what_goes_in_and_out_and_its_example_runs(run):

@@ -21,7 +21,7 @@ from dcar.decoding import ChunkMethod, FixedChunk, decode
 from dcar.errors import CheckpointError, ConfigError, DataError
 from dcar.process import run_command
 from eval.compare.run import CompareConfig, main, run
-from eval.methods.families import group_families
+from eval.methods.families import group_families, parse_method
 from eval.methods.registry import METHODS, Entry, MethodKind, Models, Style, make_methods
 from eval.report.table import table_text
 from eval.results.rows import make_rows
@@ -224,11 +224,27 @@ def test_full_disk_is_a_clear_error(tmp_path):
 @pytest.mark.parametrize(("name", "words"), [
     ("car-9", "1..4"), ("random-", "1..4"), ("speculative", "methods are written far, car-3"),
     ("dcar@x", "no such policy"), ("car", "1..4"), ("far-2", "alone"), ("random-4-2", "write random-2-4"),
-    ("random-2-2", "write random-2"),
+    ("random-2-2", "write random-2"), ("sure-last-3", "shortest and the longest"), ("sure-last-3-9", "1..4"),
+    ("confidence-6", "confidence-6-5-7"), ("confidence-0-2-3", "confidence-6-5-7"), ("dcar@x@d1", "no such policy"),
+    ("dcar@d", "no such policy"),
 ])
 def test_impossible_methods_are_refused(name, words):
     with pytest.raises(ConfigError, match=words):
         make_methods([name], tiny_tools().models)
+
+
+def test_rules_and_dials_by_name():
+    models = Models(tiny_decoder(), policies={"a": tiny_policy(), "b": tiny_policy(1)})
+    names = ["sure-last-2-4", "confidence-2.5-1-3", "dcar@a@d0.5", "dcar@a", "dcar@b@d-1@t0.4", "dcar-sampled@d0.5"]
+    entries = make_methods(names, models)
+    assert [e.name for e in entries] == [*names[:-1], "dcar-sampled@a@d0.5", "dcar-sampled@b@d0.5"]
+    sure, confident, turned, plain, cold, *_ = (e.build().schedule for e in entries)
+    assert sure.sizes == (2, 3, 4) and confident.sizes == (1, 2, 3) and confident.nats == 2.5
+    assert (turned.dial, plain.dial, cold.dial) == (0.5, 0.0, -1.0) and entries[4].sampling.temperature == 0.4
+    assert entries[2].identity == {**entries[3].identity, "dial": "0.5"}
+    parsed = [parse_method(e.name) for e in entries]
+    assert [p.family for p in parsed] == ["sure-last", "confidence", "dcar", "dcar", "dcar@t0.4", *["dcar-sampled"] * 2]
+    assert parsed[2].settings == ("a", 0.5) and parsed[3].settings == ("a",) and parsed[4].settings == ("b", -1.0)
 
 
 def test_random_range_is_the_range_of_each_policy():

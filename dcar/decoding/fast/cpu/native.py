@@ -101,8 +101,9 @@ class Kernels:
             function.argtypes = [*[ctypes.c_void_p] * 3, *[ctypes.c_long] * 3]
         self.dtype = dtype
         self.matrix_unit = bool(library.matrix_unit())
-        # With more rows PyTorch is faster (docs/decoding.md).
-        self.rows = 96 if self.matrix_unit else 32 if dtype == torch.float32 else 8
+        # With more rows PyTorch is faster (docs/decoding.md); not in bfloat16 on a processor that cannot multiply it.
+        slow = dtype == torch.bfloat16 and "bf16" not in _processor()
+        self.rows = 96 if self.matrix_unit or slow else 32 if dtype == torch.float32 else 8
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> NativeLinear:
         """The product with a contiguous weight [out, in], which is used where it is, or copied if it is a small one."""

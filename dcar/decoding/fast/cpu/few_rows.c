@@ -8,6 +8,7 @@
  * file for float32 and, with -DBF16, for bfloat16; -DPORTABLE leaves the matrix unit (AMX) out.
  */
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 #ifdef __AVX512F__
@@ -140,32 +141,54 @@ INLINE void products(const void *x, long x_stride, const element *w, long w_stri
   }
 }
 
-INLINE void tile(const element *x, const element *w, const element *bias, element *y, long n, long k, const int M,
-                 const int R) {
+INLINE void tile(const void *x, const element *w, const element *bias, element *y, long n, long k, const int FLOATS,
+                 const int M, const int R) {
   float sums[MAX_ROWS][4];
   long bytes = R * k * sizeof(element); /* of the rows: the next ones are fetched where they fit a cache */
-  products(x, k, w, k, k, bytes <= NEAR ? bytes : AHEAD, sums, M, R, 0);
+  products(x, k, w, k, k, bytes <= NEAR ? bytes : AHEAD, sums, M, R, FLOATS);
   UNROLL for (int m = 0; m < M; m++)
     UNROLL for (int r = 0; r < R; r++) y[m * n + r] = narrow(bias ? sums[m][r] + widen(bias[r]) : sums[m][r]);
 }
 
-INLINE void rows(const element *x, const element *w, const element *bias, element *y, long n, long k, long count,
-                 const int M) {
+INLINE void rows(const void *x, const element *w, const element *bias, element *y, long n, long k, long count,
+                 const int FLOATS, const int M) {
   long r = 0;
   for (; r + WEIGHT_ROWS(M) <= count; r += WEIGHT_ROWS(M))
-    tile(x, w + r * k, bias ? bias + r : 0, y + r, n, k, M, WEIGHT_ROWS(M));
-  for (; r < count; r++) tile(x, w + r * k, bias ? bias + r : 0, y + r, n, k, M, 1);
+    tile(x, w + r * k, bias ? bias + r : 0, y + r, n, k, FLOATS, M, WEIGHT_ROWS(M));
+  for (; r < count; r++) tile(x, w + r * k, bias ? bias + r : 0, y + r, n, k, FLOATS, M, 1);
 }
 
 /* `count` weight rows with any number of rows of x. */
 static void part(const element *x, const element *w, const element *bias, element *y, long m, long n, long k, long count) {
-  for (; m > 0; m -= MAX_ROWS, x += MAX_ROWS * k, y += MAX_ROWS * n) WITH_ROWS(m, rows, x, w, bias, y, n, k, count)
+  for (; m > 0; m -= MAX_ROWS, x += MAX_ROWS * k, y += MAX_ROWS * n) WITH_ROWS(m, rows, x, w, bias, y, n, k, count, 0)
 }
 
 #define BLOCK 16 /* weight rows that a thread takes at a time */
 
+#ifdef BF16
+/* The same for rows of x that were widened before: each is read once for every weight row. */
+static void wide_part(const float *x, const element *w, const element *bias, element *y, long m, long n, long k, long count) {
+  for (; m > 0; m -= MAX_ROWS, x += MAX_ROWS * k, y += MAX_ROWS * n) WITH_ROWS(m, rows, x, w, bias, y, n, k, count, 1)
+}
+
+static int multiply_wide(const element *x, const element *w, const element *bias, element *y, long m, long n, long k,
+                         int threads) {
+  float *wide = malloc(m * k * sizeof(float));
+  if (!wide) return 0;
+  for (long i = 0; i < m * k; i++) wide[i] = widen(x[i]);
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+  for (long r = 0; r < n; r += BLOCK)
+    wide_part(wide, w + r * k, bias ? bias + r : 0, y + r, m, n, k, n - r < BLOCK ? n - r : BLOCK);
+  free(wide);
+  return 1;
+}
+#endif
+
 static void multiply_portable(const element *x, const element *w, const element *bias, element *y, long m, long n, long k,
                               int threads) {
+#ifdef BF16
+  if (m > 2 && multiply_wide(x, w, bias, y, m, n, k, threads)) return;
+#endif
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
   for (long r = 0; r < n; r += BLOCK)
     part(x, w + r * k, bias ? bias + r : 0, y + r, m, n, k, n - r < BLOCK ? n - r : BLOCK);
@@ -264,55 +287,7 @@ void multiply(const element *x, const element *w, const element *bias, element *
 }
 #endif
 
-#define PANEL 64
-
-/* Weights that stay in a cache, copied as [n / PANEL][k][PANEL]: V vectors of columns with M rows of x, V and M constants. */
-INLINE void panel(const element *x, const element *w, const element *bias, element *y, long n, long k, long width, const int M,
-                  const int V) {
-  vector sum[8][MAX_ROWS];
-  UNROLL for (int v = 0; v < V; v++) UNROLL for (int m = 0; m < M; m++) sum[v][m] = (vector){0};
-  for (long d = 0; d < k; d++) {
-    vector a[8];
-    UNROLL for (int v = 0; v < V; v++) a[v] = load(w + v * LANES / PANEL * k * PANEL + d * PANEL + v * LANES % PANEL);
-    UNROLL for (int m = 0; m < M; m++) {
-      float s = widen(x[m * k + d]);
-      UNROLL for (int v = 0; v < V; v++) sum[v][m] += a[v] * s;
-    }
-  }
-  float sums[8 * LANES];
-  for (int m = 0; m < M; m++) {
-    UNROLL for (int v = 0; v < V; v++) memcpy(sums + v * LANES, &sum[v][m], sizeof(vector));
-    for (long c = 0; c < width; c++) y[m * n + c] = narrow(bias ? sums[c] + widen(bias[c]) : sums[c]);
-  }
-}
-
-INLINE void panels(const element *x, const element *w, const element *bias, element *y, long n, long k, long first, long last,
-                   const int M) {
-  long padded = (n + PANEL - 1) / PANEL * PANEL;
-  for (long c = first; c < last;) {
-    const element *from = w + c / PANEL * k * PANEL + c % PANEL, *b = bias ? bias + c : 0;
-    if (VECTORS(M) * LANES <= PANEL || c + VECTORS(M) * LANES <= padded) {
-      panel(x, from, b, y + c, n, k, n - c < VECTORS(M) * LANES ? n - c : VECTORS(M) * LANES, M, VECTORS(M));
-      c += VECTORS(M) * LANES;
-    } else {
-      panel(x, from, b, y + c, n, k, n - c < PANEL ? n - c : PANEL, M, PANEL / LANES);
-      c += PANEL;
-    }
-  }
-}
-
-void multiply_panels(const element *x, const element *w, const element *bias, element *y, long m, long n, long k, int threads) {
-  threads = m * n * k < ALONE ? 1 : threads;
-  long share = (n + 2 * PANEL * threads - 1) / (2 * PANEL * threads) * 2 * PANEL;
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-  for (long c = 0; c < n; c += share)
-    for (long i = 0; i < m; i += MAX_ROWS) {
-      const element *xs = x + i * k;
-      element *ys = y + i * n;
-      long last = c + share < n ? c + share : n;
-      WITH_ROWS(m - i, panels, xs, w, bias, ys, n, k, c, last)
-    }
-}
+#include "panels.c"
 
 #define COLUMNS 4096
 #define DEPTH 8

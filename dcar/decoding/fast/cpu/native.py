@@ -31,7 +31,7 @@ from heads.layers import TransformerLayer
 
 logger = logging.getLogger(__name__)
 
-SOURCES = tuple(Path(__file__).with_name(name) for name in ("layers.c", "few_rows.c", "heads.c"))
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("layers.c", "few_rows.c", "panels.c", "heads.c"))
 """The first one is compiled and includes the others."""
 
 # Tuned for some processors (AMD's Zen), gcc fuses multiplications and additions in one loop and not in its twin for
@@ -101,8 +101,9 @@ class Kernels:
             function.argtypes = [*[ctypes.c_void_p] * 3, *[ctypes.c_long] * 3]
         self.dtype = dtype
         self.matrix_unit = bool(library.matrix_unit())
-        # With more rows PyTorch is faster (docs/decoding.md).
-        self.rows = 96 if self.matrix_unit else 32 if dtype == torch.float32 else 8
+        # With more rows PyTorch is faster (docs/decoding.md); not in bfloat16 on a processor that cannot multiply it.
+        slow = dtype == torch.bfloat16 and "bf16" not in _processor()
+        self.rows = 96 if self.matrix_unit or slow else 32 if dtype == torch.float32 else 8
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> NativeLinear:
         """The product with a contiguous weight [out, in], which is used where it is, or copied if it is a small one."""

@@ -45,7 +45,7 @@ from eval.compare.meeting import Meeting
 from eval.compare.sweeps import expand_names
 from eval.compare.tuned import Tuned, load_tuned
 from eval.methods.registry import Entry, load_models, make_methods
-from eval.methods.samplings import split_sampling
+from eval.methods.samplings import split_label, split_sampling
 from eval.report.page import FORMAT_VERSION, write_report
 from eval.report.plots import draw_plots
 from eval.report.table import table_text
@@ -63,10 +63,13 @@ from eval.results.store import (
     save_opus,
 )
 from eval.results.timing import time_methods
+from eval.results.training import compare_training, training_note
 from eval.results.variety import code_distances
 from eval.scorers.load import load_scorers, load_similarity
 from eval.scorers.metrics import NOISE_QUALITY_LABEL, NoiseQuality
 from heads.checkpoint import tensors_checksum
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -155,6 +158,7 @@ def load_tools(config: CompareConfig, device: str) -> Tools:
         {"corpus": info["corpus"], "tokenizer": tokenizer_identity(info), "split": config.split},
         load_scorers(config.scorers, prompts, device), dict(zip(config.replicates[1:], others, strict=True)),
         codebook_of(info["tokenizer"], config.data) if len(config.replicates) * len(config.seeds) > 1 else None,
+        compare_training(config.decoder, config.far_decoder) if config.far_decoder else None,
     )
 
 
@@ -195,6 +199,8 @@ def run(config: CompareConfig, tools: Tools | None = None) -> dict[str, Any]:
     tuned = load_tuned(config.tuned) if config.tuned else None
     entries = tuned.beside(entries) if tuned else entries
     references = _references(config, tools)
+    if state.is_main_process and (said := training_note(_training(tools, entries))):
+        logger.warning(said)  # before an hour of speaking, and again below the table
     with writing(out):
         makers = _make_records(config, tools, entries, references, out, meeting, state)
         result: dict[str, Any] = {}
@@ -202,6 +208,11 @@ def run(config: CompareConfig, tools: Tools | None = None) -> dict[str, Any]:
             result = _finish(config, tools, entries, references, makers, out, state, tuned)
     meeting.wait("writing the table and the report")
     return result or json.loads((out / "compare.json").read_text())
+
+
+def _training(tools: Tools, entries: list[Entry]) -> dict[str, Any] | None:
+    """What FAR and CAR were trained on, where FAR takes part."""
+    return tools.training if any(split_label(e.name)[0] == "far" for e in entries) else None
 
 
 def _references(config: CompareConfig, tools: Tools) -> list[str]:
@@ -326,7 +337,7 @@ def _header(config: CompareConfig, tools: Tools, entries: list[Entry], rows: lis
         "methods": {e.name: e.identity for e in entries},
         "parameters": sum(p.numel() for p in decoder.parameters()), "heads": decoder.config.num_prediction_heads,
         "codes": decoder.config.speech_vocab_size,
-        "models": tools.identity, "speedup": "median over utterances of the baseline's RTF / the method's, batch 1, "
+        "models": tools.identity, "training": _training(tools, entries), "speedup": "median over utterances of the baseline's RTF / the method's, batch 1, "
         "LM only; *_total with the vocoder", "processes": state.num_processes, "device": str(state.device),
         "power": power_statement(rows), "provenance": provenance(), "config": asdict(config),
     }

@@ -8,6 +8,7 @@ from typing import Any
 from eval.methods.families import at_sampling, family_label, parse_method
 from eval.results.pareto import SPEED_AXES, sentence, speed_range
 from eval.results.rows import Row
+from eval.results.training import training_note
 from eval.scorers.metrics import NOISE_QUALITY_LABEL
 
 Column = tuple[str, Callable[[Row], str]]
@@ -220,6 +221,8 @@ def notes(rows: Sequence[Row], header: dict[str, Any]) -> list[str]:
         "RTF: compute / audio time at batch 1, median; LM alone (draft model and verification included), and with the "
         "vocoder. ×: speed-up of the LM (the total is in compare.json).",
     ]
+    if said := training_note(header.get("training")):
+        out.insert(0, said)
     spoken = [r for r in rows if r["kind"] == "method"]
     out += _sampling_notes(spoken, header)
     if any(r.get("acceptance_rate") is not None for r in spoken):

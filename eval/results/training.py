@@ -1,0 +1,132 @@
+"""What two decoders of a comparison were trained on, and where that differs.
+
+FAR stands for next-token prediction, CAR for chunks. Between two checkpoints that saw other data, or more of it, the
+difference of their errors says nothing of the method. Provenance beside a checkpoint says what it was trained on, and a
+comparison says aloud where that differs or is not known.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from dcar.errors import CheckpointError
+from dcar.sources.shipped import resolve
+from dcar.train.checkpoints import step_of
+
+FILE = "provenance.json"
+NO_EFFECT = {"data", "out", "seed", "eval_steps", "save_steps", "log_steps", "workers", "tensorboard", "resume",
+             "wait_minutes", "gradient_checkpointing", "max_steps"}
+"""Settings of a run that do not change what is learned, but for chance; and max_steps, for which the steps taken stand.
+"""
+
+Summary = dict[str, Any]
+
+
+def training_summary(checkpoint: str, starter: str) -> Summary:
+    """What provenance.json beside a checkpoint says of its training: `checkpoint`, `known`, and where known `steps`,
+    `data` (corpus, fingerprint, digest of the rows, utterances, seconds) and `settings` by dotted name.
+
+    checkpoint: a folder of `dcar train`, one of its checkpoint-N, or "starter": the shipped asset called `starter`.
+    CheckpointError for a provenance.json that cannot be read.
+    """
+    folder = resolve(checkpoint, starter)
+    path = next((p for p in (folder / FILE, folder.parent / FILE)
+                 if p.is_file() and (p.parent == folder or folder.name.startswith("checkpoint-"))), None)
+    if path is None:
+        return {"checkpoint": checkpoint, "known": False}
+    try:
+        said = json.loads(path.read_text(encoding="utf-8"))
+        data, settings = said["data"], dict(_flat(said["config"]))
+        steps = said["steps"] if path.parent == folder else step_of(folder)
+        corpus, train = data["corpus"], data["counts"]["train"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path}: does not say what {checkpoint} was trained on ({type(error).__name__}: "
+                              f"{error}); `dcar train` writes it: copy it from there, or remove it, and the "
+                              "comparison says that the training is not known") from error
+    return {"checkpoint": checkpoint, "known": True, "steps": steps, "processes": said.get("processes", 1),
+            "data": {"corpus": corpus, "fingerprint": data.get("fingerprint"), "train_files": _train_files(data),
+                     "utterances": train["utterances"], "seconds": train["seconds"]},
+            "settings": settings}
+
+
+def _train_files(data: dict[str, Any]) -> str | None:
+    """One digest of the rows trained on. Their tables alone: what datasets writes beside them has names by chance."""
+    tables = sorted(f"{name} {value}" for name, value in (data.get("files") or {}).items()
+                    if name.startswith("train/") and name.endswith((".arrow", ".parquet")))
+    return hashlib.sha256("\n".join(tables).encode()).hexdigest() if tables else None
+
+
+def _flat(settings: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _of_heads(name: str) -> bool:
+    """Whether a setting concerns the additional heads, which is what CAR and FAR are meant to differ in."""
+    last = name.rsplit(".", 1)[-1]
+    return "head" in last and last != "num_attention_heads" or last == "eos_tail"
+
+
+def differences(far: Summary, car: Summary) -> list[str]:
+    """Where the training of FAR differs from that of CAR, one phrase each; empty where both are known and alike."""
+    if not (far["known"] and car["known"]):
+        return []
+    found = []
+    a, b = far["data"], car["data"]
+    if a["corpus"] != b["corpus"]:
+        found.append(f"corpus {_corpus(a['corpus'])} against {_corpus(b['corpus'])}")
+    if (a["utterances"], a["seconds"]) != (b["utterances"], b["seconds"]):
+        found.append(f"{a['utterances']} utterances of {a['seconds'] / 3600:.2f} h against {b['utterances']} of "
+                     f"{b['seconds'] / 3600:.2f} h")
+    # a fingerprint counts times of files too, so a copied corpus has another one: the same rows are enough
+    if not found and not any(a[key] == b[key] is not None for key in ("fingerprint", "train_files")):
+        found.append("the corpus prepared differently (neither fingerprint nor rows are the same)")
+    for name in ("steps", "processes"):
+        if far[name] != car[name]:
+            found.append(f"{name} {far[name]} against {car[name]}")
+    names = [n for n in (*car["settings"], *(n for n in far["settings"] if n not in car["settings"]))
+             if n not in NO_EFFECT and not _of_heads(n)]
+    missing = "not set"
+    for name in names:
+        ours, theirs = far["settings"].get(name, missing), car["settings"].get(name, missing)
+        if ours != theirs:
+            found.append(f"{name} {ours if ours != '' else 'none'} against {theirs if theirs != '' else 'none'}")
+    return found
+
+
+def _corpus(corpus: Any) -> str:
+    if not isinstance(corpus, dict):
+        return str(corpus)
+    place = corpus.get("path")
+    return f"{corpus.get('kind', 'unknown')}{f' ({place})' if place else ''}"
+
+
+def training_note(training: dict[str, Any] | None) -> str | None:
+    """The sentence of table and report; None where there is no FAR, or FAR and CAR were trained alike.
+
+    training: `far` and `decoder` as `training_summary` gives them, and their `differences`.
+    """
+    if not training:
+        return None
+    unknown = [str(s["checkpoint"]) for s in (training["far"], training["decoder"]) if not s["known"]]
+    if unknown:
+        return (f"Whether FAR and CAR were trained on the same data is not known: no {FILE} beside "
+                f"{' and '.join(dict.fromkeys(unknown))}.")
+    if training["differences"]:
+        return ("Warning: FAR was not trained as CAR was (FAR against CAR): "
+                f"{'; '.join(training['differences'])}. What sets them apart here need not be the method; train both "
+                "with the same data and settings (launch/recipes/car_starter.yaml and far_starter.yaml).")
+    return None
+
+
+def compare_training(decoder: str, far_decoder: str) -> dict[str, Any]:
+    """Both summaries, and their differences, for compare.json. CheckpointError as in `training_summary`."""
+    far, car = training_summary(far_decoder, "far"), training_summary(decoder, "decoder")
+    return {"far": far, "decoder": car, "differences": differences(far, car)}

@@ -337,7 +337,8 @@ def _header(config: CompareConfig, tools: Tools, entries: list[Entry], rows: lis
         "methods": {e.name: e.identity for e in entries},
         "parameters": sum(p.numel() for p in decoder.parameters()), "heads": decoder.config.num_prediction_heads,
         "codes": decoder.config.speech_vocab_size,
-        "models": tools.identity, "training": _training(tools, entries), "speedup": "median over utterances of the baseline's RTF / the method's, batch 1, "
+        "models": tools.identity, "training": _training(tools, entries),
+        "speedup": "median over utterances of the baseline's RTF / the method's, batch 1, "
         "LM only; *_total with the vocoder", "processes": state.num_processes, "device": str(state.device),
         "power": power_statement(rows), "provenance": provenance(), "config": asdict(config),
     }

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from dcar.errors import CheckpointError
@@ -49,7 +48,7 @@ def training_summary(checkpoint: str, starter: str) -> Summary:
                               "comparison says that the training is not known") from error
     return {"checkpoint": checkpoint, "known": True, "steps": steps, "processes": said.get("processes", 1),
             "data": {"corpus": corpus, "fingerprint": data.get("fingerprint"), "train_files": _train_files(data),
-                     "utterances": train["utterances"], "seconds": train["seconds"]},
+                     "utterances": train["utterances"], "seconds": train.get("seconds", 0.0)},
             "settings": settings}
 
 

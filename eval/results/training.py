@@ -85,7 +85,8 @@ def differences(far: Summary, car: Summary) -> list[str]:
         found.append(f"{a['utterances']} utterances of {a['seconds'] / 3600:.2f} h against {b['utterances']} of "
                      f"{b['seconds'] / 3600:.2f} h")
     # a fingerprint counts times of files too, so a copied corpus has another one: the same rows are enough
-    if not found and not any(a[key] == b[key] is not None for key in ("fingerprint", "train_files")):
+    same = [a[key] == b[key] for key in ("fingerprint", "train_files") if a[key] and b[key]]
+    if not found and same and not any(same):
         found.append("the corpus prepared differently (neither fingerprint nor rows are the same)")
     for name in ("steps", "processes"):
         if far[name] != car[name]:

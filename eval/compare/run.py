@@ -49,6 +49,7 @@ from eval.methods.samplings import split_label, split_sampling
 from eval.report.page import FORMAT_VERSION, write_report
 from eval.report.plots import draw_plots
 from eval.report.table import table_text
+from eval.results.lengths import by_length
 from eval.results.pareto import equal_speed, speed_axis
 from eval.results.rows import Row, by_utterance, make_rows, power_statement
 from eval.results.store import (
@@ -282,6 +283,7 @@ def _finish(config: CompareConfig, tools: Tools, entries: list[Entry], reference
     header = _header(config, tools, entries, rows, state)
     header["tuned"] = tuned.about(entries, config.split) if tuned else None
     result = {**header, "equal_speed": _equal_speed(records, rows, config.resamples), "rows": rows,
+              "by_length": by_length(records, names, config.resamples),
               "samples": _samples(config, tools, names, makers[config.replicates[0]])}
     heard = [voice["audio"] for sample in result["samples"] for voice in sample["voices"] if voice["audio"]]
     result["files"] = {name: digest(out / name) for name in ("records.jsonl", "config.yaml", *heard)}
@@ -377,7 +379,7 @@ def main(arguments: list[str] | None = None) -> None:
     if state.is_main_process:
         print(table_text(result["rows"], result))
         files = ["compare.json", "compare.txt", *(plot.name for plot in sorted(Path(config.out).glob("compare*.png"))),
-                 *(["report.html"] if config.report else [])]
+                 *(["report.html", "report_tables"] if config.report else [])]
         print(f"\nwrote {', '.join(f'{config.out}/{name}' for name in files)}")
     state.destroy_process_group()
 

@@ -115,10 +115,11 @@ def training_note(training: dict[str, Any] | None) -> str | None:
     """
     if not training:
         return None
-    unknown = [str(s["checkpoint"]) for s in (training["far"], training["decoder"]) if not s["known"]]
+    unknown = [f"the {name} decoder ({side['checkpoint']})" for name, side in
+               (("CAR", training["decoder"]), ("FAR", training["far"])) if not side["known"]]
     if unknown:
         return (f"Whether FAR and CAR were trained on the same data is not known: no {FILE} beside "
-                f"{' and '.join(dict.fromkeys(unknown))}.")
+                f"{' and '.join(unknown)}.")
     if training["differences"]:
         return ("Warning: FAR was not trained as CAR was (FAR against CAR): "
                 f"{'; '.join(training['differences'])}. What sets them apart here need not be the method; train both "

@@ -13,21 +13,23 @@ from collections.abc import Iterator
 from typing import Any
 
 from dcar.errors import CheckpointError
-from dcar.sources.shipped import resolve
+from dcar.model.load import Shipped
+from dcar.sources.shipped import resolve, shipped
 from dcar.train.checkpoints import step_of
 
 FILE = "provenance.json"
 NO_EFFECT = {"data", "out", "seed", "eval_steps", "save_steps", "log_steps", "workers", "tensorboard", "resume",
-             "wait_minutes", "gradient_checkpointing", "max_steps"}
-"""Settings of a run that do not change what is learned, but for chance; and max_steps, for which the steps taken stand.
-"""
+             "wait_minutes", "gradient_checkpointing", "max_steps", "init_from"}
+"""Settings of a run that do not change what is learned, but for chance; max_steps, for which the steps taken stand; and
+init_from, for which stands what that decoder was trained on: CAR and FAR cannot start from the same weights."""
 
 Summary = dict[str, Any]
 
 
-def training_summary(checkpoint: str, starter: str) -> Summary:
-    """What provenance.json beside a checkpoint says of its training: `checkpoint`, `known`, and where known `steps`,
-    `data` (corpus, fingerprint, digest of the rows, utterances, seconds) and `settings` by dotted name.
+def training_summary(checkpoint: str, starter: Shipped, deep: int = 4) -> Summary:
+    """What provenance.json beside a checkpoint says of its training: `checkpoint`, `shipped`, `known`, and where known
+    `steps`, `data` (corpus, fingerprint, digest of the rows, utterances, seconds), `settings` by dotted name, and
+    `started`: the same of the decoder that it started from (None: from scratch), `deep` times at most.
 
     checkpoint: a folder of `dcar train`, one of its checkpoint-N, or "starter": the shipped asset called `starter`.
     CheckpointError for a provenance.json that cannot be read.
@@ -35,8 +37,9 @@ def training_summary(checkpoint: str, starter: str) -> Summary:
     folder = resolve(checkpoint, starter)
     path = next((p for p in (folder / FILE, folder.parent / FILE)
                  if p.is_file() and (p.parent == folder or folder.name.startswith("checkpoint-"))), None)
+    about = {"checkpoint": checkpoint, "shipped": folder.resolve() == shipped(starter).resolve()}
     if path is None:
-        return {"checkpoint": checkpoint, "known": False}
+        return {**about, "known": False}
     try:
         said = json.loads(path.read_text(encoding="utf-8"))
         data, settings = said["data"], dict(_flat(said["config"]))
@@ -46,7 +49,9 @@ def training_summary(checkpoint: str, starter: str) -> Summary:
         raise CheckpointError(f"{path}: does not say what {checkpoint} was trained on ({type(error).__name__}: "
                               f"{error}); `dcar train` writes it: copy it from there, or remove it, and the "
                               "comparison says that the training is not known") from error
-    return {"checkpoint": checkpoint, "known": True, "steps": steps, "processes": said.get("processes", 1),
+    origin = settings.get("init_from") if deep else None
+    return {**about, "known": True, "started": training_summary(origin, starter, deep - 1) if origin else None,
+            "steps": steps, "processes": said.get("processes", 1),
             "data": {"corpus": corpus, "fingerprint": data.get("fingerprint"), "train_files": _train_files(data),
                      "utterances": train["utterances"], "seconds": train.get("seconds", 0.0)},
             "settings": settings}
@@ -98,7 +103,18 @@ def differences(far: Summary, car: Summary) -> list[str]:
         ours, theirs = far["settings"].get(name, missing), car["settings"].get(name, missing)
         if ours != theirs:
             found.append(f"{name} {ours if ours != '' else 'none'} against {theirs if theirs != '' else 'none'}")
-    return found
+    return found + _earlier(far["started"], car["started"])
+
+
+def _earlier(far: Summary | None, car: Summary | None) -> list[str]:
+    """Where the decoders that they started from differ. The shipped ones were trained alike, as their cards say."""
+    if far is None or car is None:
+        ours, theirs = (f"started from {s['checkpoint']}" if s else "from scratch" for s in (far, car))
+        return [] if far is car else [f"{ours} against {theirs}"]
+    if far["known"] and car["known"]:
+        return [f"before that, {said}" for said in differences(far, car)]
+    alike = far["shipped"] and car["shipped"]
+    return [] if alike else [f"what they started from is not known ({far['checkpoint']} against {car['checkpoint']})"]
 
 
 def _corpus(corpus: Any) -> str:

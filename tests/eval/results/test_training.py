@@ -12,6 +12,7 @@ from tiny_data import counting, write_prepared
 from tiny_training import tiny_config as train_config
 
 from dcar.errors import CheckpointError
+from dcar.sources.shipped import shipped
 from dcar.train.car import run as train
 from eval.compare.run import run
 from eval.results.training import compare_training, training_note, training_summary
@@ -58,7 +59,7 @@ def test_what_far_and_car_are_meant_to_differ_in_is_no_difference(tmp_path):
     (("data/counts/train", {"utterances": 100, "seconds": 360.0}),
      "100 utterances of 0.10 h against 1878 of 1.78 h"),
     (("config/learning_rate", 5e-4), "learning_rate 0.0005 against 0.001"),
-    (("config/init_from", "starter"), "init_from starter against none"),
+    (("config/init_from", "starter"), "started from starter against from scratch"),
     (("config/model/hidden_size", 256), "model.hidden_size 256 against 192"),
     (("config/model/num_attention_heads", 8), "model.num_attention_heads 8 against 4"),
     (("config/input_corruption", 0.1), "input_corruption 0.1 against not set"),
@@ -67,6 +68,24 @@ def test_a_difference_is_named(tmp_path, change, said):
     found = compare_training(checkpoint(tmp_path / "car"), checkpoint(tmp_path / "far", *HEADS, change))
     assert found["differences"] == [said]
     assert training_note(found).startswith("Warning: FAR was not trained as CAR was") and said in training_note(found)
+
+
+def test_what_they_started_from_counts(tmp_path):
+    """CAR and FAR cannot start from the same weights, so it is the training of those that is compared."""
+    def tuned(name: str, origin: str) -> str:
+        return checkpoint(tmp_path / name, ("config/init_from", origin))
+
+    shipped_car, shipped_far = (str(shipped(kind)) for kind in ("decoder", "far"))
+    assert compare_training(tuned("a", "starter"), tuned("b", shipped_far))["differences"] == []
+    assert compare_training(tuned("c", shipped_car), tuned("d", "starter"))["differences"] == []
+    car, far = checkpoint(tmp_path / "car"), checkpoint(tmp_path / "far", *HEADS)
+    assert compare_training(tuned("e", car), tuned("f", far))["differences"] == []
+    short = checkpoint(tmp_path / "short", ("steps", 10))
+    assert compare_training(tuned("g", car), tuned("h", short))["differences"] == ["before that, steps 10 against 1000"]
+    (said,) = compare_training(tuned("i", car), tuned("j", "/gone"))["differences"]
+    assert "not known (/gone against" in said
+    itself = tuned("k", str(tmp_path / "k"))
+    assert compare_training(itself, itself)["differences"] == []
 
 
 def test_the_same_rows_prepared_elsewhere_are_the_same_data(tmp_path):

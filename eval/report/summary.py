@@ -10,7 +10,7 @@ from eval.methods.families import family_label, parse_method
 from eval.report.html import escape, picture
 from eval.results.pareto import SPEED_AXES, pareto_front, speed_axis
 from eval.results.rows import Row
-from eval.results.training import training_note
+from eval.results.training import both_shipped, training_note
 
 CAPTION = ("One line per method, through its settings; bars: 95 % intervals. Lower and further right is better. A "
            "policy or a verifier is worth its cost where it lies below the line of CAR-k, a fixed number of tokens a "
@@ -23,7 +23,8 @@ def summary_section(result: dict[str, Any], folder: Path) -> str:
     """Everything above the first table; `folder` holds the pictures."""
     rows = result["rows"]
     axis = speed_axis(rows) or "tokens_per_pass"
-    warning = training_note(result.get("training"))
+    training = result.get("training")
+    warning = None if training and both_shipped(training) else training_note(training)  # those: among the notes
     name = "compare.png" if axis == "tokens_per_pass" else "compare_speed.png"
     power = result.get("power")
     chance = power and (f"Differences below about {100 * power['absolute']:.1f} points of word errors could be chance "

@@ -131,6 +131,8 @@ def training_note(training: dict[str, Any] | None) -> str | None:
     """
     if not training:
         return None
+    if both_shipped(training) and not (training["far"]["known"] and training["decoder"]["known"]):
+        return f"FAR and CAR are the shipped decoders: trained alike by their cards (README.md), without a {FILE}."
     unknown = [f"the {name} decoder ({side['checkpoint']})" for name, side in
                (("CAR", training["decoder"]), ("FAR", training["far"])) if not side["known"]]
     if unknown:
@@ -141,6 +143,11 @@ def training_note(training: dict[str, Any] | None) -> str | None:
                 f"{'; '.join(training['differences'])}. What sets them apart here need not be the method; train both "
                 "with the same data and settings (launch/recipes/car_starter.yaml and far_starter.yaml).")
     return None
+
+
+def both_shipped(training: dict[str, Any]) -> bool:
+    """Whether FAR and CAR are the decoders that ship with the package."""
+    return training["far"]["shipped"] and training["decoder"]["shipped"]
 
 
 def compare_training(decoder: str, far_decoder: str) -> dict[str, Any]:

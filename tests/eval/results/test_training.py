@@ -111,6 +111,10 @@ def test_what_is_not_known_is_said(tmp_path):
     found = compare_training(str(tmp_path / "bare"), checkpoint(tmp_path / "far"))
     assert found["differences"] == []
     assert "not known" in training_note(found) and "bare" in training_note(found)
+    assert "shipped decoders: trained alike by their cards" in training_note(compare_training("starter", "starter"))
+    for kind in ("decoder", "far"):
+        assert "1878 utterances" in (card := (shipped(kind) / "README.md").read_text()) and "1000 updates of 16" in card
+    assert "FAR decoder (starter)" in training_note(compare_training(str(tmp_path / "bare"), "starter"))
     (tmp_path / "bare" / "provenance.json").write_text('{"steps": 3}')
     with pytest.raises(CheckpointError, match="does not say what"):
         training_summary(str(tmp_path / "bare"), "far")

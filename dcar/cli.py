@@ -32,6 +32,7 @@ COMMANDS = {
     "export": ("rl.export", "policy directory and serving program from a DCPO run"),
     "export-medusa": ("dcar.model.medusa", "the heads as a Medusa checkpoint, which vLLM reads"),
     "speak": ("dcar.speak.speak", "text + prompt voice -> audio"),
+    "demo": ("eval.demo.page", "a page to play with: two methods side by side (needs the extra dcar[demo])"),
     "score": ("eval.analysis.score", "any audio and its text: WER by recognisers, similarity to a prompt, quality"),
     "fit-verifiers": ("eval.analysis.fit_verifiers",
                       "rank accuracies, token transitions, entropy thresholds for the verifiers"),

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from dcar.audio import save_audio
-from dcar.decoding import ChunkMethod, DecodeResult, FixedChunk, PolicyChunk, Prompt, decode
+from dcar.decoding import ChunkMethod, DecodeResult, FixedChunk, Method, PolicyChunk, Prompt, decode
 from dcar.decoding.fast.passes import fast
 from dcar.errors import ConfigError
 from dcar.model.draft import AnyDecoder
@@ -39,6 +39,7 @@ class Spoken:
     phrases: list[str]  # in spoken form
     results: list[DecodeResult]  # one a phrase
     token_rate: float  # speech tokens a second
+    pauses: list[float]  # seconds of silence behind each phrase
 
     @property
     def seconds(self) -> float:
@@ -81,7 +82,7 @@ class Speaker:
             play(piece.samples, piece.rate)
     """
 
-    def __init__(self, decoder: AnyDecoder, encode: Callable[[str], list[int]], method: ChunkMethod,
+    def __init__(self, decoder: AnyDecoder, encode: Callable[[str], list[int]], method: Method,
                  tokenizer: SpeechTokenizer, vocoder: Vocoder, sampling: SamplingConfig, seed: int = 0,
                  recordings: PromptAudio | None = None) -> None:
         """encode: text → ids that the decoder reads. recordings: what a vocoder that hears prompts was given."""
@@ -143,20 +144,24 @@ class Speaker:
         if not isinstance(self.vocoder, TokenVocoder):
             raise ConfigError("a stream needs this project's own vocoder, which can be asked for a piece at a time; "
                               "speak without --stream (Speaker.say) with another one")
+        if not isinstance(self.method, ChunkMethod):
+            raise ConfigError(f"'{self.method.name}' verifies what it drafts and speaks whole sentences; use "
+                              "Speaker.say, or stream with dcar, car-K or far")
         parts = phrases(text)
-        return self._stream(parts, self.voice(prompt), self.vocoder, self._seed(seed))
+        return self._stream(parts, self.voice(prompt), self.vocoder, self.method, self._seed(seed))
 
     def join(self, text: str, pieces: list[Piece]) -> Spoken:
         """All pieces of a stream of `text` as one."""
         results = [piece.result for piece in pieces if piece.result is not None]
         return self._spoken(phrases(text), results, np.concatenate([piece.samples for piece in pieces]))
 
-    def _stream(self, parts: list[Phrase], voice: Voice, vocoder: TokenVocoder, seed: int) -> Iterator[Piece]:
+    def _stream(self, parts: list[Phrase], voice: Voice, vocoder: TokenVocoder, method: ChunkMethod,
+                seed: int) -> Iterator[Piece]:
         from dcar.decoding.engine.run import Job, Plan, engine_for
         from dcar.speak.stream import stream_audio
 
         prompts = self._prompts(parts, voice)
-        plan = Plan(self.method, self.sampling, seed)
+        plan = Plan(method, self.sampling, seed)
         engine = engine_for(self.decoder, prompts, self.sampling, batch=1,
                             policy=getattr(plan.schedule, "policy", None))
         jobs = [Job(i, p) for i, p in enumerate(prompts)]
@@ -176,7 +181,8 @@ class Speaker:
         return np.zeros(int(part.pause * self.vocoder.sample_rate), np.float32)
 
     def _spoken(self, parts: list[Phrase], results: list[DecodeResult], wave: np.ndarray) -> Spoken:
-        return Spoken(wave, self.vocoder.sample_rate, [p.text for p in parts], results, self.tokenizer.rate_hz)
+        return Spoken(wave, self.vocoder.sample_rate, [p.text for p in parts], results, self.tokenizer.rate_hz,
+                      [p.pause for p in parts])
 
 
 def make_method(name: str, policy: str, decoder: AnyDecoder, dial: float = 0.0) -> ChunkMethod:

@@ -46,7 +46,15 @@ def read_voice(path: str | Path, tokenizer, prompt_tokens: int = 50) -> Voice:
 
 def starter_voice() -> Voice:
     """The first unseen voice of the starter corpus."""
+    return next(iter(starter_voices().values()))
+
+
+def starter_voices() -> dict[str, Voice]:
+    """The unseen voices of the starter corpus by the names of their speakers, each from its first utterance."""
     from dcar.prepare.run import load_prepared
 
-    row = load_prepared(shipped("prepared"), "test")[0]
-    return Voice(tuple(row["speech"][20:70]), np.asarray(row["voice"], np.float32))
+    voices: dict[str, Voice] = {}
+    for row in load_prepared(shipped("prepared"), "test"):
+        if row["speaker"] not in voices:
+            voices[row["speaker"]] = Voice(tuple(row["speech"][20:70]), np.asarray(row["voice"], np.float32))
+    return voices

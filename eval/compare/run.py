@@ -46,10 +46,11 @@ from eval.compare.meeting import Meeting
 from eval.compare.sweeps import expand_names
 from eval.compare.tuned import Tuned, load_tuned
 from eval.methods.registry import Entry, load_models, make_methods
-from eval.methods.samplings import split_sampling
+from eval.methods.samplings import split_label, split_sampling
 from eval.report.page import FORMAT_VERSION, write_report
 from eval.report.plots import draw_plots
 from eval.report.table import table_text
+from eval.results.lengths import by_length
 from eval.results.pareto import equal_speed, speed_axis
 from eval.results.rows import Row, by_utterance, make_rows, power_statement
 from eval.results.store import (
@@ -64,9 +65,12 @@ from eval.results.store import (
     save_opus,
 )
 from eval.results.timing import time_methods
+from eval.results.training import compare_training, training_note
 from eval.scorers.load import load_scorers, load_similarity
 from eval.scorers.metrics import NOISE_QUALITY_LABEL, NoiseQuality
 from heads.checkpoint import tensors_checksum
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -155,6 +159,7 @@ def load_tools(config: CompareConfig, device: str) -> Tools:
         {"corpus": info["corpus"], "tokenizer": tokenizer_identity(info), "split": config.split},
         load_scorers(config.scorers, prompts, device), dict(zip(config.replicates[1:], others, strict=True)),
         codebook_of(info["tokenizer"], config.data) if len(config.replicates) * len(config.seeds) > 1 else None,
+        compare_training(config.decoder, config.far_decoder) if config.far_decoder else None,
     )
 
 
@@ -195,6 +200,8 @@ def run(config: CompareConfig, tools: Tools | None = None) -> dict[str, Any]:
     tuned = load_tuned(config.tuned) if config.tuned else None
     entries = tuned.beside(entries) if tuned else entries
     references = _references(config, tools)
+    if state.is_main_process and (said := training_note(_training(tools, entries))):
+        logger.warning(said)  # before an hour of speaking, and again below the table
     with writing(out):
         makers = _make_records(config, tools, entries, references, out, meeting, state)
         result: dict[str, Any] = {}
@@ -202,6 +209,11 @@ def run(config: CompareConfig, tools: Tools | None = None) -> dict[str, Any]:
             result = _finish(config, tools, entries, references, makers, out, state, tuned)
     meeting.wait("writing the table and the report")
     return result or json.loads((out / "compare.json").read_text())
+
+
+def _training(tools: Tools, entries: list[Entry]) -> dict[str, Any] | None:
+    """What FAR and CAR were trained on, where FAR takes part."""
+    return tools.training if any(split_label(e.name)[0] == "far" for e in entries) else None
 
 
 def _references(config: CompareConfig, tools: Tools) -> list[str]:
@@ -271,6 +283,7 @@ def _finish(config: CompareConfig, tools: Tools, entries: list[Entry], reference
     header = _header(config, tools, entries, rows, state)
     header["tuned"] = tuned.about(entries, config.split) if tuned else None
     result = {**header, "equal_speed": _equal_speed(records, rows, config.resamples), "rows": rows,
+              "by_length": by_length(records, names, config.resamples),
               "samples": _samples(config, tools, names, makers[config.replicates[0]])}
     heard = [voice["audio"] for sample in result["samples"] for voice in sample["voices"] if voice["audio"]]
     result["files"] = {name: digest(out / name) for name in ("records.jsonl", "config.yaml", *heard)}
@@ -326,7 +339,8 @@ def _header(config: CompareConfig, tools: Tools, entries: list[Entry], rows: lis
         "methods": {e.name: e.identity for e in entries},
         "parameters": sum(p.numel() for p in decoder.parameters()), "heads": decoder.config.num_prediction_heads,
         "codes": decoder.config.speech_vocab_size,
-        "models": tools.identity, "speedup": "median over utterances of the baseline's RTF / the method's, batch 1, "
+        "models": tools.identity, "training": _training(tools, entries),
+        "speedup": "median over utterances of the baseline's RTF / the method's, batch 1, "
         "LM only; *_total with the vocoder", "processes": state.num_processes, "device": str(state.device),
         "power": power_statement(rows), "provenance": provenance(), "config": asdict(config),
     }
@@ -365,7 +379,7 @@ def main(arguments: list[str] | None = None) -> None:
     if state.is_main_process:
         print(table_text(result["rows"], result))
         files = ["compare.json", "compare.txt", *(plot.name for plot in sorted(Path(config.out).glob("compare*.png"))),
-                 *(["report.html"] if config.report else [])]
+                 *(["report.html", "report_tables"] if config.report else [])]
         print(f"\nwrote {', '.join(f'{config.out}/{name}' for name in files)}")
     state.destroy_process_group()
 

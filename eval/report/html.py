@@ -1,10 +1,14 @@
-"""Pieces of HTML for the report: escaping, embedded files, tables, figures."""
+"""Pieces of HTML for the report: escaping, embedded files, headings, tables with their CSV, figures."""
 
 from __future__ import annotations
 
 import base64
+import csv
 import html
+import io
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,19 +35,73 @@ def file_uri(path: Path) -> str:
                         ) from error
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]], classes: Sequence[str] = ()) -> str:
-    """A table that scrolls sideways where it is too wide; cells are escaped. classes: one per row, or none."""
-    names = classes or [""] * len(rows)
-    body = "".join(f"<tr class='{escape(name)}'>" + "".join(f"<td>{escape(c)}</td>" for c in row) + "</tr>"
-                   for name, row in zip(names, rows, strict=True))
-    titles = "".join(f"<th>{escape(title)}</th>" for title in head)
-    return f"<div class=scroll><table><thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table></div>"
+def slug(title: str) -> str:
+    """A title as an anchor and as the name of a file: letters and digits, joined by hyphens."""
+    return "-".join(re.findall(r"[a-z0-9]+", title.lower()))
+
+
+def heading(title: str) -> str:
+    """The heading of a section, which the list of sections links to."""
+    return f"<h2 id='{slug(title)}'>{escape(title)}</h2>"
+
+
+def folded(title: str, body: str) -> str:
+    """What is shown when asked for."""
+    return f"<details><summary>{escape(title)}</summary>{body}</details>"
+
+
+@dataclass
+class Sheets:
+    """The tables of a page: each is shown, and given as CSV in the page itself and (`write`) as a file beside it."""
+
+    written: dict[str, str] = field(default_factory=dict)  # name -> text of the CSV
+
+    def table(self, title: str, head: Sequence[str], rows: Sequence[Sequence[str]],
+              classes: Sequence[str] = ()) -> str:
+        """A table that can be sorted and scrolls in its own box, with its CSV; cells are escaped.
+
+        title: what the table is, once a page; classes: one per row, or none.
+        """
+        names = classes or [""] * len(rows)
+        body = "".join(f"<tr class='{escape(name)}'>" + "".join(f"<td>{escape(c)}</td>" for c in row) + "</tr>"
+                       for name, row in zip(names, rows, strict=True))
+        titles = "".join(f"<th scope=col>{escape(t)}</th>" for t in head)
+        return box(title, f"<table class=sortable><thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table>"
+                   ) + self.link(title, head, rows)
+
+    def link(self, title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+        """The CSV of a table as a download. ValueError where the page has a table of this title."""
+        name = slug(title)
+        if name in self.written:
+            raise ValueError(f"two tables are called '{title}'")
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows([head, *rows])
+        self.written[name] = text.getvalue()
+        return (f"<p class=files><a download='{name}.csv' href='{data_uri(text.getvalue().encode(), 'text/csv')}'>"
+                f"{escape(title)} as CSV</a></p>")
+
+    def write(self, folder: Path) -> None:
+        """Every table as a file in `folder`; files of an earlier page that this one has not are removed."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for old in folder.glob("*.csv"):
+            old.unlink()
+        for name, text in self.written.items():
+            (folder / f"{name}.csv").write_text(text, encoding="utf-8")
+
+
+def box(title: str, table: str) -> str:
+    """A table in a box that scrolls, also by the arrow keys."""
+    return f"<div class=scroll role=region tabindex=0 aria-label='{escape(title)}'>{table}</div>"
+
+
+def picture(title: str, path: Path, caption: str) -> str:
+    """A picture file with its caption."""
+    return f"<img alt='{escape(title)}' src='{file_uri(path)}'><p class=soft>{escape(caption)}</p>"
 
 
 def figure(title: str, path: Path, caption: str) -> str:
     """A picture file under a heading, with its caption."""
-    return (f"<h2>{escape(title)}</h2><img alt='{escape(title)}' src='{file_uri(path)}'>"
-            f"<p class=soft>{escape(caption)}</p>")
+    return heading(title) + picture(title, path, caption)
 
 
 def paragraphs(texts: Sequence[str]) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 from eval.methods.families import at_sampling, family_label, parse_method
 from eval.results.pareto import SPEED_AXES, sentence, speed_range
 from eval.results.rows import Row
+from eval.results.training import training_note
 from eval.scorers.metrics import NOISE_QUALITY_LABEL
 
 Column = tuple[str, Callable[[Row], str]]
@@ -53,6 +54,11 @@ COLUMNS: list[Column] = [
 def main_columns(rows: Sequence[Row]) -> list[Column]:
     """Columns of the first table: COLUMNS, behind the quality of the voice mean and interval of every scorer and the
     variety, and behind the name the sampling, where rows differ in it."""
+    place = next(i for i, (title, _) in enumerate(COLUMNS) if title == "tok/pass")
+    return [COLUMNS[0], *sampling_columns(rows), *COLUMNS[1:place], *_extra_columns(rows), *COLUMNS[place:]]
+
+
+def _extra_columns(rows: Sequence[Row]) -> list[Column]:
     def mean(name: str) -> Callable[[Row], str]:
         return lambda r: _number(r["scores"][name]["mean"], 3)
 
@@ -63,8 +69,31 @@ def main_columns(rows: Sequence[Row]) -> list[Column]:
     extra = [c for n in names for c in ((n, mean(n)), ("95 % CI", interval(n)))]
     if any(r.get("variety") is not None for r in rows):
         extra.append(("variety", lambda r: _number(r.get("variety"), 3)))
-    place = next(i for i, (title, _) in enumerate(COLUMNS) if title == "tok/pass")
-    return [COLUMNS[0], *sampling_columns(rows), *COLUMNS[1:place], *extra, *COLUMNS[place:]]
+    return extra
+
+
+def column_groups(rows: Sequence[Row]) -> list[tuple[str, list[Column]]]:
+    """The first table in parts that fit on a screen: (title, columns). Columns without any value are left out."""
+    named = dict(COLUMNS)
+    tests = [title for title in named if title.startswith("p ")]
+    errors = ["WER %", "95 % CI", "CER %", "tok/pass", "LM RTF", "RTF", "×FAR", "×CAR-1", "n"]
+    quality = [title for title in named if title not in ("method", *errors, *tests)]
+    first = quality.index("length")
+    parts = [("Errors and speed", [(t, named[t]) for t in errors]),
+             ("Could it be chance?", [(t, named[t]) for t in ("WER %", "95 % CI", *tests)]),
+             ("Voices, lengths and loops", [*((t, named[t]) for t in quality[:first]), *_extra_columns(rows),
+                                            *((t, named[t]) for t in quality[first:])])]
+    groups = []
+    for title, columns in parts:
+        filled = filled_columns(columns, rows)
+        if title != "Could it be chance?" or any(t in tests for t, _ in filled):
+            groups.append((title, [COLUMNS[0], *sampling_columns(rows), *filled]))
+    return groups
+
+
+def filled_columns(columns: Sequence[Column], rows: Sequence[Row]) -> list[Column]:
+    """The columns in which some row has a value."""
+    return [(title, of) for title, of in columns if any(of(r) != "–" for r in rows)]
 
 
 def sampling_columns(rows: Sequence[Row]) -> list[Column]:
@@ -220,6 +249,8 @@ def notes(rows: Sequence[Row], header: dict[str, Any]) -> list[str]:
         "RTF: compute / audio time at batch 1, median; LM alone (draft model and verification included), and with the "
         "vocoder. ×: speed-up of the LM (the total is in compare.json).",
     ]
+    if said := training_note(header.get("training")):
+        out.insert(0, said)
     spoken = [r for r in rows if r["kind"] == "method"]
     out += _sampling_notes(spoken, header)
     if any(r.get("acceptance_rate") is not None for r in spoken):

@@ -61,6 +61,7 @@ class Tools:
     # prompt seed -> the same utterances with other prompts, for replicates; `items` have those of the first seed
     other_prompts: Mapping[int, list[PromptItem]] = field(default_factory=dict)
     codebook: np.ndarray | None = None  # [V, P] centroids of the tokenizer, by which renderings are compared
+    training: dict[str, Any] | None = None  # what FAR and CAR were trained on (eval/results/training.py)
 
     def choose(self, limit: int, prompt_seeds: Sequence[int]) -> None:
         """Keep `limit` utterances (`choose_items`), the same of every prompt seed; the first seed is that of `items`.

@@ -157,7 +157,7 @@ def test_every_scorer_is_a_column(compared):
     car = next(r for r in result["rows"] if r["method"] == "car-1")["scores"]["loudness"]
     assert f"{car['mean']:.3f}  {car['ci'][0]:.3f}–{car['ci'][1]:.3f}" in text
     assert "loudness: predicted rating" in text and f"car-1 {12 - car['records']}" in text
-    assert "<th>loudness</th>" in page and f"{car['mean']:.3f}" in page
+    assert "<th scope=col>loudness</th>" in page and f"{car['mean']:.3f}" in page
 
 
 def test_another_similarity_or_scorer_makes_new_records(tmp_path):
@@ -303,7 +303,7 @@ def test_a_new_method_is_one_registry_entry(tmp_path, monkeypatch):
     table = (tmp_path / "compare.txt").read_text()
     assert "double-2" in table and "Twofold" in table
     page = (tmp_path / "report.html").read_text()
-    assert "double-2" in page and "<th>Twofold</th>" in page
+    assert "double-2" in page and "<th scope=col>Twofold</th>" in page
     with pytest.raises(ConfigError, match="written far, car-3, .*double-2"):
         make_methods(["triple-2"], Models(tiny_decoder()))
 

@@ -100,7 +100,7 @@ def test_own_samplings_are_timed_and_drawn(tmp_path):
     assert all(r["timed_n"] == 2 and r["speedup_vs_far"] > 0 for r in rows.values())
     assert (tmp_path / "compare_speed.png").exists()
     page = (tmp_path / "report.html").read_text()
-    assert "CAR-k (T 0.5)" in page and "<th>T</th>" in page
+    assert "CAR-k (T 0.5)" in page and "<th scope=col>T</th>" in page
     timings = (tmp_path / "timings" / "shard-0000.jsonl").read_text().splitlines()
     assert len({json.loads(line)["session"] for line in timings}) == 1
     run(tiny_config(tmp_path, methods=[*names[:2], "car-{1,2}@t0.6"], seeds=[0], timing_utterances=2, **QUIET),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import csv
 import html
 import io
 import json
@@ -16,7 +17,13 @@ from PIL import Image
 
 from dcar.errors import DataError
 from eval.compare.run import run
-from eval.report.page import FORMAT_VERSION, curve_keys, main, marked, read_log, series, timeline, write_report
+from eval.report.curves import curve_keys, read_log, series
+from eval.report.html import Sheets
+from eval.report.listen import marked, timeline
+from eval.report.look import SCRIPT, STYLE
+from eval.report.page import FORMAT_VERSION, main, write_report
+from eval.report.summary import best_sentence
+from eval.report.table import column_groups, main_columns
 
 VOID = {"meta", "img", "br", "hr", "link", "input"}
 
@@ -30,12 +37,19 @@ class Strict(HTMLParser):
         self.sources: list[tuple[str, str]] = []
         self.tags: set[str] = set()
         self.text = ""
+        self.code = ""  # style and script
+        self.links: list[str] = []  # within the page
+        self.ids: list[str] = []
 
     def handle_starttag(self, tag, attributes):
         self.tags.add(tag)
         for name, value in attributes:
-            if name in ("src", "href", "data", "srcset"):
+            if name in ("src", "href", "data", "srcset") and not value.startswith("#"):
                 self.sources.append((tag, value))
+            if name == "href" and value.startswith("#"):
+                self.links.append(value[1:])
+            if name == "id":
+                self.ids.append(value)
             assert not name.startswith("on")
         if tag not in VOID:
             self.open.append(tag)
@@ -44,7 +58,10 @@ class Strict(HTMLParser):
         assert self.open.pop() == tag
 
     def handle_data(self, data):
-        self.text += data
+        if self.open and self.open[-1] in ("script", "style"):
+            self.code += data
+        else:
+            self.text += data
 
 
 @pytest.fixture(scope="module")
@@ -69,8 +86,9 @@ def parsed(path) -> Strict:
 
 def test_report_is_one_file_that_opens(folder):
     page = parsed(write_report(folder, folder / "log.jsonl"))
-    assert {"table", "audio", "img", "details"} <= page.tags
-    assert not page.tags & {"script", "link", "iframe", "object"}
+    assert {"table", "audio", "img", "details", "nav", "main"} <= page.tags
+    assert not page.tags & {"link", "iframe", "object"}
+    assert page.code.count(SCRIPT) == 1 and page.code.count(STYLE) == 1
     kinds = []
     for tag, source in page.sources:
         mime, data = re.fullmatch(r"data:([a-z/]+);base64,([A-Za-z0-9+/=]+)", source).groups()
@@ -80,16 +98,79 @@ def test_report_is_one_file_that_opens(folder):
             wave, rate = soundfile.read(io.BytesIO(raw))
             assert rate == 24_000
             assert len(wave) > 0
+        elif mime == "text/csv":
+            assert len(list(csv.reader(io.StringIO(raw.decode())))) > 1
         else:
             Image.open(io.BytesIO(raw)).verify()
     assert kinds.count(("img", "image/png")) == 2 + 4  # the comparison twice, and four training curves
     assert kinds.count(("audio", "audio/ogg")) >= 2 * 5
-    assert "url(" not in (folder / "report.html").read_text().split("<body>")[0]
+    assert not re.search(r"url\(|@import|fetch\(|https?:", (folder / "report.html").read_text().split("<body>")[0])
+    assert len(set(page.ids)) == len(page.ids) and set(page.links) <= set(page.ids)
+    assert {"comparison", "who-wins-at-equal-speed", "listen", "how-it-was-made"} <= set(page.links)
+
+
+def test_the_summary_comes_first(folder):
+    """The sentence and its picture stand before any table, a warning between them."""
+    result = json.loads((folder / "compare.json").read_text())
+    text = write_report(folder).read_text()
+    assert text.index("Best at which speed: up to") < text.index("<img") < text.index("<table")
+    assert "class=warn" not in text
+    bare = {"known": False, "checkpoint": "runs/far", "shipped": False}
+    (folder / "compare.json").write_text(json.dumps(
+        {**result, "training": {"far": bare, "decoder": bare, "differences": []}}))
+    warned = write_report(folder).read_text()
+    (folder / "compare.json").write_text(json.dumps(result))
+    assert warned.index("Best at which speed") < warned.index("<p class=warn>Whether FAR") < warned.index("<img")
+
+
+def test_every_table_is_csv_too(folder):
+    """In the page and as files beside it, with the cells that the page shows; those of an earlier page are gone."""
+    beside = folder / "report_tables"
+    beside.mkdir(exist_ok=True)
+    (beside / "old.csv").write_text("x")
+    text = write_report(folder).read_text()
+    files = {path.stem: list(csv.reader(path.open(encoding="utf-8"))) for path in beside.iterdir()}
+    assert {"errors-and-speed", "could-it-be-chance", "voices-lengths-and-loops", "at-equal-speed-up"} <= set(files)
+    assert set(re.findall(r"download='([a-z0-9-]+)\.csv'", text)) == set(files)
+    rows = json.loads((folder / "compare.json").read_text())["rows"]
+    assert [line[0] for line in files["errors-and-speed"]] == ["method", *(r["method"] for r in rows)]
+    assert files["errors-and-speed"][3][1] == f"{100 * rows[2]['wer']:.2f}"
+    assert text.count("<table") == len(files)
+
+
+def test_columns_that_are_empty_everywhere_are_left_out(folder):
+    result = json.loads((folder / "compare.json").read_text())
+    titles = dict(column_groups(result["rows"]))
+    assert "p random" not in [t for t, _ in titles["Could it be chance?"]]  # no random sizes in this comparison
+    assert {"p FAR", "p bestCAR"} <= {t for t, _ in titles["Could it be chance?"]}
+    shown = [t for columns in titles.values() for t, _ in columns]
+    assert set(shown) >= {t for t, of in main_columns(result["rows"]) if any(of(r) != "–" for r in result["rows"])}
+
+
+def test_best_at_which_speed():
+    def row(method, wer, speed):
+        return {"method": method, "kind": "method", "wer": wer, "speedup_vs_far": speed}
+
+    rows = [row("far", 0.3, 1.0), row("car-2", 0.1, 1.5), row("car-3", 0.15, 2.0), row("dcar", 0.2, 2.5),
+            row("sd", 0.4, 0.9), {"method": "recording", "kind": "reference", "wer": 0.01}]
+    assert best_sentence(rows, "speedup_vs_far") == (
+        "Best at which speed: up to 2.00× the speed of FAR, CAR-k (car-2 to car-3) with 10.0 to 15.0 % word errors; "
+        "up to 2.50×, dcar with 20.0 % word errors.")
+    assert best_sentence(rows[:1], "speedup_vs_far").endswith(": up to 1.00× the speed of FAR, far with 30.0 % word "
+                                                              "errors.")
+
+
+def test_two_tables_of_one_title_are_refused():
+    sheets = Sheets()
+    sheets.table("A table", ["a"], [["<1>"]])
+    assert sheets.written == {"a-table": "a\n<1>\n"}
+    with pytest.raises(ValueError, match="A table"):
+        sheets.table("A table", ["a"], [["1"]])
 
 
 def test_text_is_escaped(folder):
     text = write_report(folder).read_text()
-    assert "<script>" not in text
+    assert text.count("<script>") == 1 and text.split("<script>")[1].startswith(SCRIPT)
     page = parsed(folder / "report.html")
     assert "<script>alert(1)</script>" in page.text
     assert "speaker & 0" in page.text

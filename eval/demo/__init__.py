@@ -1,0 +1,1 @@
+"""`dcar demo`: a page to play with, on this machine."""

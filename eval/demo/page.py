@@ -1,0 +1,144 @@
+"""`dcar demo`: a page to play with. Text, a voice, two settings side by side; sound, and chunks over its spectrogram.
+
+    pip install 'dcar[demo]'
+    dcar demo                # http://127.0.0.1:7860, seen from this machine alone
+    dcar demo decoder=runs/car far_decoder=runs/far policy=runs/policy
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dcar.config import check, load_config, setting
+from dcar.errors import AssetError, DCARError
+from dcar.process import run_command
+from eval.demo.studio import TEMPERATURES, Limits, Studio
+
+EXAMPLE = "The tide came in before the boats were ready."
+INTRODUCTION = """# DCAR: how many tokens a step?
+Say the same sentence with two methods and hear what speed costs. All of it is synthetic speech; use your own voice, or
+one whose owner agrees. {characters} characters, {seconds:g} s of a recorded voice and {megabytes:g} MB at most."""
+
+
+@dataclass
+class DemoConfig:
+    """Settings of `dcar demo`."""
+
+    decoder: str = setting("starter", "Directory of a decoder.")
+    far_decoder: str = setting("starter", "Directory of a FAR decoder of the same tokens; empty = none.")
+    policy: str = setting("starter", "Directory of an exported policy of the decoder; empty = none.")
+    tokenizer: str = setting("starter", "Folder, or a name that dcar.tokens.load lists.")
+    vocoder: str = setting("starter", "Folder of this project's own vocoder.")
+    host: str = setting("127.0.0.1", "Address to listen on; 0.0.0.0 lets everyone in who can reach this machine.")
+    port: int = setting(7860, "Port to listen on.", minimum=1, maximum=65535)
+    characters: int = setting(600, "Longest text that is spoken.", minimum=1)
+    seconds: float = setting(30.0, "Longest recording of a voice.", above=1)
+    megabytes: float = setting(10.0, "Largest recording of a voice.", above=0)
+    waiting: int = setting(8, "Requests that may wait; one is spoken at a time.", minimum=1)
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(self.characters, self.seconds, self.megabytes, self.waiting)
+
+
+def load_gradio() -> Any:
+    """The module gradio. AssetError, naming the extra, where it is not installed."""
+    os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # nothing is sent anywhere
+    try:
+        import gradio
+    except ImportError as error:
+        raise AssetError(f"dcar demo needs gradio ({error}); run: pip install 'dcar[demo]' (from a checkout: pip "
+                         "install '.[demo]')") from error
+    return gradio
+
+
+def handler(studio: Studio, failure: Callable[[str], Exception]) -> Callable[..., tuple[Any, np.ndarray, str]]:
+    """What a button calls: (text, voice, recording, method, temperature, seed) → (rate, samples), picture, facts.
+
+    failure: makes, of an error that a user can act on, what the page shows.
+    """
+    def speak(text: str, voice: str, recording: str | None, method: str, temperature: float,
+              seed: float) -> tuple[Any, np.ndarray, str]:
+        try:
+            take = studio.speak(text or "", voice, recording, method, temperature, seed=int(seed or 0))
+        except DCARError as error:
+            said = str(error)  # by the name that the user knows, not by where the server keeps it
+            raise failure(said.replace(recording, Path(recording).name) if recording else said) from error
+        samples = (take.spoken.wave * 32767).astype(np.int16)
+        return (take.spoken.rate, samples), take.picture, take.facts
+
+    return speak
+
+
+def build(studio: Studio) -> Any:
+    """The page, a gradio.Blocks."""
+    gr = load_gradio()
+    speak, limits = handler(studio, lambda said: gr.Error(said, print_exception=False)), studio.limits
+    with gr.Blocks(title="DCAR", analytics_enabled=False) as page:
+        gr.Markdown(INTRODUCTION.format(**vars(limits)))
+        text = gr.Textbox(EXAMPLE, label="Text (English)", lines=3, max_length=limits.characters, elem_id="text")
+        with gr.Row():
+            voice = gr.Dropdown(list(studio.voices), label="Voice", elem_id="voice")
+            recording = gr.Audio(sources=["upload", "microphone"], type="filepath", elem_id="recording",
+                                 label="or a recording of the voice, a second or more")
+        with gr.Row():
+            for side, method in zip("AB", _first_two(studio.methods), strict=False):
+                with gr.Column():
+                    _side(gr, side, method, studio.methods, [text, voice, recording], speak)
+    return page.queue(max_size=limits.waiting)
+
+
+def _first_two(methods: list[str]) -> list[str]:
+    """What the two sides start with: the policy (or the first method) and its slowest rival."""
+    return [methods[0], "far" if "far" in methods else "car-1"]
+
+
+def _side(gr: Any, side: str, method: str, methods: list[str], common: list[Any], speak: Callable[..., Any]) -> None:
+    """One of the settings that are set side by side: its choices, its button and what comes of it."""
+    low, high = TEMPERATURES
+    chosen = gr.Dropdown(methods, value=method, elem_id=f"method-{side}",
+                         label=f"Method {side} (car-k: k tokens a step, the faster the larger)")
+    temperature = gr.Slider(low, high, 0.8, step=0.1, label="Temperature", elem_id=f"temperature-{side}")
+    seed = gr.Number(0, label="Seed", precision=0, elem_id=f"seed-{side}")
+    button = gr.Button(f"Speak {side}", variant="primary", elem_id=f"speak-{side}")
+    kept = ["download"]  # and no button that would put the speech on a hub
+    sound = gr.Audio(label="Speech", autoplay=True, interactive=False, buttons=kept, elem_id=f"sound-{side}")
+    facts = gr.Markdown(elem_id=f"facts-{side}")
+    image = gr.Image(label="Chunks over the spectrogram", show_label=False, interactive=False, buttons=kept,
+                     elem_id=f"picture-{side}")
+    button.click(speak, [*common, chosen, temperature, seed], [sound, image, facts], concurrency_limit=1,
+                 concurrency_id="speak", api_name=f"speak_{side.lower()}")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The command: serves the page until it is interrupted."""
+    config = load_config(DemoConfig, arguments)
+    load_gradio()  # before models are loaded
+    studio = Studio.load(config.decoder, config.far_decoder, config.policy, config.tokenizer, config.vocoder,
+                         config.limits)
+    for method in _first_two(studio.methods):  # compiles and allocates, so that the first to come need not wait
+        studio.speak("Yes.", method=method)
+    serve(studio, config)
+
+
+def serve(studio: Studio, config: DemoConfig, block: bool = True) -> Any:
+    """Serve the page; returns it, at once unless `block`. Nothing leaves this machine: no share link, no analytics."""
+    page = build(studio)
+    page.launch(server_name=config.host, server_port=config.port, share=False, prevent_thread_lock=not block,
+                max_file_size=f"{math.ceil(config.megabytes)}mb")
+    return page
+
+
+if __name__ == "__main__":
+    sys.exit(run_command("eval.demo.page", main))

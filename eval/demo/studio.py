@@ -1,0 +1,144 @@
+"""What the page does, without the page: text, voice and method in; speech, a picture and facts out, within limits.
+
+Whoever reaches the page can send anything, so every limit is checked here and not in the browser.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from dcar.audio import audio_seconds
+from dcar.errors import AudioError, ConfigError, DCARError, TextError
+from dcar.model.load import text_encoder
+from dcar.prompts.together import check_together, made_by
+from dcar.sampling import SamplingConfig
+from dcar.speak.speaker import Speaker, Spoken
+from dcar.speak.voice import Voice, starter_voices
+from dcar.text.phonemes import PHONEME_VERSION
+from dcar.tokens.base import SpeechTokenizer
+from dcar.tokens.load import load_tokenizer
+from dcar.vocoder.base import Vocoder
+from dcar.vocoder.load import load_vocoder
+from eval.demo.picture import picture
+from eval.methods.registry import Models, load_models, make_methods
+
+VERIFIERS = ("sd", "ssd-0.4", "pcg-0.42", "vadusa-2", "typical", "topk-verify-5", "entropy-1")
+"""Rivals that need no more than the heads of the decoder."""
+TEMPERATURES = (0.0, 1.5)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one request may ask for, and how many may wait."""
+
+    characters: int = 600
+    seconds: float = 30.0  # of an uploaded voice
+    megabytes: float = 10.0
+    waiting: int = 8  # requests in the queue; one is spoken at a time
+
+
+@dataclass(frozen=True)
+class Take:
+    """What was spoken: the speech, chunks over its spectrogram [height, width, 3] uint8, and what to say of it."""
+
+    spoken: Spoken
+    picture: np.ndarray
+    facts: str
+
+
+class Studio:
+    """Models that belong together, and the voices and methods that can be chosen."""
+
+    def __init__(self, models: Models, encode, tokenizer: SpeechTokenizer, vocoder: Vocoder,
+                 voices: Mapping[str, Voice], limits: Limits | None = None) -> None:
+        """encode: text → ids that the decoders read; voices: by the name that is shown."""
+        self.models, self.encode, self.tokenizer, self.vocoder = models, encode, tokenizer, vocoder
+        self.voices, self.limits = dict(voices), limits or Limits()
+        self.methods = self._methods()
+        self._lock = threading.Lock()
+
+    @classmethod
+    def load(cls, decoder: str = "starter", far_decoder: str = "starter", policy: str = "starter",
+             tokenizer: str = "starter", vocoder: str = "starter", limits: Limits | None = None) -> Studio:
+        """Each by folder, "starter" for what ships, far_decoder and policy also "" for none. AssetError,
+        CheckpointError or DataError where something is missing or does not belong together."""
+        models = load_models(decoder, far_decoder, [policy] if policy else [])
+        encode, speech_tokenizer, spoken_by = text_encoder(decoder), load_tokenizer(tokenizer), load_vocoder(vocoder)
+        made = made_by(speech_tokenizer, getattr(encode, "name", PHONEME_VERSION))
+        check_together(models.decoder, made, f"tokenizer {tokenizer}", spoken_by)
+        return cls(models, encode, speech_tokenizer, spoken_by, starter_voices(), limits)
+
+    def _methods(self) -> list[str]:
+        """The names that these models can speak with, the policy first."""
+        heads = self.models.decoder.config.num_prediction_heads
+        names = [*(["dcar", "dcar-sampled"] if self.models.policies else []),
+                 *(f"car-{k}" for k in range(1, heads + 1)), *(["far"] if self.models.far_decoder else [])]
+        for name in VERIFIERS:
+            try:
+                make_methods([name], self.models)
+            except DCARError:  # of a decoder with one head, for one
+                continue
+            names.append(name)
+        return names
+
+    def speak(self, text: str, voice: str = "", recording: str | Path | None = None, method: str = "",
+              temperature: float = 0.8, top_k: int = 10, seed: int = 0) -> Take:
+        """Speak a text with a voice of `voices`, or with that of a recording (a file), which goes first.
+
+        method: of `methods`, by default the first. TextError, AudioError, ConfigError for what is wrong or beyond the
+        limits; LawError of a broken model. One request at a time.
+        """
+        method = method or self.methods[0]
+        self._check(text, method, temperature)
+        sampling = SamplingConfig(temperature=float(temperature), top_k=int(top_k))
+        (entry,) = make_methods([method], self.models, sampling)
+        far = self.models.far_decoder
+        decoder = far if far is not None and entry.decoder is far else self.models.decoder
+        with self._lock:
+            speaker = Speaker(decoder, self.encode, entry.build(), self.tokenizer, self.vocoder, sampling, seed)
+            chosen = self._voice(speaker, voice, recording)
+            started = time.perf_counter()
+            spoken = speaker.say(text, chosen)
+            seconds = time.perf_counter() - started
+        return Take(spoken, picture(spoken), facts(spoken, method, seconds))
+
+    def _check(self, text: str, method: str, temperature: float) -> None:
+        if len(text) > self.limits.characters:
+            raise TextError(f"the text has {len(text)} characters, this page speaks {self.limits.characters} at most; "
+                            "shorten it, or use `dcar speak`, which has no such limit")
+        if method not in self.methods:
+            raise ConfigError(f"unknown method '{method[:40]}'; choose {', '.join(self.methods)}")
+        low, high = TEMPERATURES
+        if not low <= temperature <= high:
+            raise ConfigError(f"temperature {temperature:g} must be between {low:g} and {high:g}")
+
+    def _voice(self, speaker: Speaker, name: str, recording: str | Path | None) -> Voice:
+        if recording is None:
+            name = name or next(iter(self.voices))
+            if name not in self.voices:
+                raise ConfigError(f"unknown voice '{name[:40]}'; choose {', '.join(self.voices)}")
+            return self.voices[name]
+        path = Path(recording)
+        size = path.stat().st_size / 1e6 if path.is_file() else 0.0  # a missing one is refused where it is read
+        if size > self.limits.megabytes:
+            raise AudioError(f"the recording has {size:.1f} MB, this page takes {self.limits.megabytes:g} at most; "
+                             "cut it, a few seconds of one voice are enough")
+        if (seconds := audio_seconds(path) or 0.0) > self.limits.seconds:
+            raise AudioError(f"the recording lasts {seconds:.0f} s, this page takes {self.limits.seconds:g} at most; "
+                             "cut it, a few seconds of one voice are enough")
+        return speaker.voice(path)
+
+
+def facts(spoken: Spoken, method: str, seconds: float) -> str:
+    """What was spoken and at which speed, a sentence or two."""
+    tokens = sum(len(r.tokens) for r in spoken.results)
+    passes = sum(r.target_passes for r in spoken.results)
+    cut = " Cut off by the length limit." if any(r.truncated for r in spoken.results) else ""
+    return (f"{method}: {spoken.seconds:.2f} s of speech in {seconds:.2f} s ({seconds / spoken.seconds:.2f} of real "
+            f"time); {tokens} tokens in {passes} passes, {tokens / passes:.2f} a pass.{cut}")

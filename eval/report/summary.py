@@ -1,0 +1,86 @@
+"""The head of the report: who is best at which speed, in one sentence and one picture, and what to beware of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from eval.methods.families import family_label, parse_method
+from eval.report.html import escape, picture
+from eval.results.pareto import SPEED_AXES, pareto_front, speed_axis
+from eval.results.rows import Row
+from eval.results.training import both_shipped, training_note
+
+CAPTION = ("One line per method, through its settings; bars: 95 % intervals. Lower and further right is better. A "
+           "policy or a verifier is worth its cost where it lies below the line of CAR-k, a fixed number of tokens a "
+           "pass. The error axis need not start at 0.")
+UNITS = {"speedup_vs_far": "× the speed of FAR", "speedup_vs_car1": "× the speed of CAR-1",
+         "tokens_per_pass": " tokens a pass"}
+
+
+def summary_section(result: dict[str, Any], folder: Path) -> str:
+    """Everything above the first table; `folder` holds the pictures."""
+    rows = result["rows"]
+    axis = speed_axis(rows) or "tokens_per_pass"
+    training = result.get("training")
+    warning = None if training and both_shipped(training) else training_note(training)  # those: among the notes
+    name = "compare.png" if axis == "tokens_per_pass" else "compare_speed.png"
+    power = result.get("power")
+    chance = power and (f"Differences below about {100 * power['absolute']:.1f} points of word errors could be chance "
+                        f"({power['n']} utterances).")
+    return (f"<p class=best><strong>{escape(best_sentence(rows, axis))}</strong> {escape(chance or '')}</p>"
+            + (f"<p class=warn>{escape(warning)}</p>" if warning else "")
+            + picture(f"Word errors against {SPEED_AXES[axis]}", folder / name, CAPTION)
+            + "<p>" + " ".join(map(escape, facts(result))) + "</p>")
+
+
+def best_sentence(rows: Sequence[Row], axis: str) -> str:
+    """Which method makes the fewest word errors among those that reach a speed, for all speeds, from slow to fast.
+
+    The Pareto front as a sentence; settings of one family that follow each other on it are one entry.
+    """
+    points = [r for r in rows if r["kind"] == "method" and r.get(axis) is not None]
+    front = [points[i] for i in pareto_front([r[axis] for r in points], [r["wer"] for r in points])]
+    groups: list[list[Row]] = []
+    for row in front:
+        family = parse_method(row["method"]).family
+        if groups and parse_method(groups[-1][0]["method"]).family == family:
+            groups[-1].append(row)
+        else:
+            groups.append([row])
+    said = []
+    for i, group in enumerate(groups):
+        first, last = group[0], group[-1]
+        unit = UNITS[axis] if i == 0 else ""
+        wers = f"{100 * first['wer']:.1f}" + (f" to {100 * last['wer']:.1f}" if len(group) > 1 else "")
+        name = first["method"] if len(group) == 1 else f"{family_label(parse_method(first['method']).family)} " \
+            f"({first['method']} to {last['method']})"
+        said.append(f"up to {last[axis]:.2f}{unit or ('×' if axis != 'tokens_per_pass' else '')}, {name} with {wers} % "
+                    "word errors")
+    return f"Best at which speed: {'; '.join(said)}."
+
+
+def facts(result: dict[str, Any]) -> list[str]:
+    """What was spoken and judged, whether the policy beats a fixed size, and what is synthetic; sentences."""
+    rows = result["rows"]
+    methods, seeds = sum(r["kind"] == "method" for r in rows), len(result["seeds"])
+    sentences = [f"{result['utterances']} held-out sentences, spoken by {methods} methods with {seeds} random "
+                 f"seed{'s' if seeds > 1 else ''}, judged by a speech recogniser."]
+    for row in (r for r in rows if r["method"].startswith("dcar")):
+        text = (f"{row['method']} makes {100 * row['wer']:.1f} % word errors at {row['tokens_per_pass']:.2f} tokens "
+                "a pass")
+        best = next((r for r in rows if r["method"] == row.get("best_car")), None)
+        if best and row.get("p_vs_best_car") is not None:
+            p = row["p_vs_best_car"]
+            better = "better" if row["wer"] < best["wer"] else "worse"
+            verdict = "a difference that could be chance" if p > 0.05 else f"the policy is significantly {better}"
+            text += (f"; the best fixed size, {best['method']}, {100 * best['wer']:.1f} % ({verdict}, "
+                     f"{'p < 0.001' if p < 0.001 else f'p = {p:.3f}'})")
+        sentences.append(text + ".")
+    corpus = result.get("corpus", {}).get("corpus", {})
+    if corpus.get("kind") == "starter":
+        sentences.append("The starter corpus is itself synthetic speech: the “recordings” here were made by a "
+                         "text-to-speech system, no person was recorded.")
+    return [*sentences, "Synthetic means: every voice below, except in the rows called recording and prompt, was "
+            "generated by the models of this run from text and a short voice prompt."]

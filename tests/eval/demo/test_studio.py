@@ -1,0 +1,113 @@
+"""What the page does, without the page: every method speaks, limits hold whoever asks, chunks lie where they sound."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dcar.audio import save_audio
+from dcar.errors import AudioError, ConfigError, TextError
+from eval.demo.picture import chunk_spans, picture
+from eval.demo.studio import VERIFIERS, Limits, Studio
+
+TEXT = "The tide came in. We left."
+
+
+@pytest.fixture(scope="module")
+def studio() -> Studio:
+    return Studio.load(limits=Limits(characters=60, seconds=3.0, megabytes=1.0))
+
+
+def tone(path, seconds: float):
+    """A recording with something of a voice: a gliding buzz."""
+    t = np.arange(int(24_000 * seconds)) / 24_000
+    save_audio(path, (0.3 * np.sign(np.sin(2 * np.pi * (120 + 10 * np.sin(t)) * t))).astype(np.float32), 24_000)
+    return path
+
+
+def test_every_method_that_is_offered_speaks(studio):
+    heads = studio.models.decoder.config.num_prediction_heads
+    assert studio.methods[:2] == ["dcar", "dcar-sampled"] and f"car-{heads}" in studio.methods
+    assert {"far", "sd", "typical"} <= set(studio.methods)
+    assert len(set(studio.methods) & set(VERIFIERS)) >= 4
+    for method in studio.methods:
+        take = studio.speak("Yes.", method=method)
+        assert take.facts.startswith(f"{method}: ") and "of real time" in take.facts
+        assert take.picture.dtype == np.uint8 and take.picture.shape[2] == 3
+        assert np.abs(take.spoken.wave).max() > 0.01
+
+
+def test_the_same_request_is_the_same_speech(studio):
+    first, second = (studio.speak(TEXT, temperature=0.8, seed=4).spoken.wave for _ in range(2))
+    assert np.array_equal(first, second)
+    assert not np.array_equal(first, studio.speak(TEXT, temperature=0.8, seed=5).spoken.wave)
+
+
+def test_voices_are_different_people(studio, tmp_path):
+    assert len(studio.voices) == 4
+    names = list(studio.voices)
+    first, second = (studio.speak("Yes.", voice=name).spoken.wave for name in names[:2])
+    assert not np.array_equal(first, second)
+    own = studio.speak("Yes.", voice=names[0], recording=tone(tmp_path / "voice.wav", 1.5)).spoken.wave
+    assert not np.array_equal(own, first)
+
+
+@pytest.mark.parametrize(("request_", "error", "said"), [
+    ({"text": "word " * 13}, TextError, "65 characters, this page speaks 60"),
+    ({"text": " "}, TextError, "text is empty"),
+    ({"method": "car-99"}, ConfigError, "unknown method 'car-99'; choose dcar"),
+    ({"method": "random-1-7"}, ConfigError, "unknown method"),
+    ({"voice": "nobody"}, ConfigError, "unknown voice 'nobody'; choose"),
+    ({"temperature": 9.0}, ConfigError, "between 0 and 1.5"),
+    ({"temperature": float("nan")}, ConfigError, "between 0 and 1.5"),
+])
+def test_what_is_beyond_the_limits_is_refused(studio, request_, error, said):
+    with pytest.raises(error, match=said):
+        studio.speak(**{"text": "Yes.", **request_})
+
+
+def test_recordings_beyond_the_limits_are_refused(studio, tmp_path):
+    with pytest.raises(AudioError, match="lasts 4 s, this page takes 3"):
+        studio.speak("Yes.", recording=tone(tmp_path / "long.wav", 4))
+    (tmp_path / "large.wav").write_bytes(bytes(1_200_000))
+    with pytest.raises(AudioError, match=r"1\.2 MB, this page takes 1 "):
+        studio.speak("Yes.", recording=tmp_path / "large.wav")
+    (tmp_path / "text.wav").write_text("no sound")
+    with pytest.raises(AudioError, match=r"text\.wav"):
+        studio.speak("Yes.", recording=tmp_path / "text.wav")
+    with pytest.raises(AudioError, match="at least 1 s"):
+        studio.speak("Yes.", recording=tone(tmp_path / "short.wav", 0.4))
+    with pytest.raises(AudioError, match=r"gone\.wav"):
+        studio.speak("Yes.", recording=tmp_path / "gone.wav")
+
+
+def test_two_at_once_speak_as_one_after_the_other(studio):
+    alone = [studio.speak(TEXT, seed=seed).spoken.wave for seed in (1, 2)]
+    found: dict[int, np.ndarray] = {}
+    threads = [threading.Thread(target=lambda s=s: found.__setitem__(s, studio.speak(TEXT, seed=s).spoken.wave))
+               for s in (1, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert all(np.array_equal(a, found[s]) for a, s in zip(alone, (1, 2), strict=True))
+
+
+def test_chunks_lie_where_they_sound(studio):
+    spoken = studio.speak(TEXT, method="car-3").spoken
+    spans = chunk_spans(spoken)
+    assert sum(n for *_, n in spans) == sum(sum(c) for c in spoken.chunks)
+    assert spans[-1][1] == pytest.approx(spoken.seconds, abs=0.02)
+    assert all(b[0] >= a[1] - 1e-9 for a, b in zip(spans, spans[1:], strict=False))
+    gaps = [b[0] - a[1] for a, b in zip(spans, spans[1:], strict=False)]
+    assert max(gaps) == pytest.approx(spoken.pauses[0])  # between the sentences
+    assert picture(replace(spoken, wave=spoken.wave[:900])).shape[2] == 3  # shorter than a window
+
+
+def test_models_without_far_and_policy():
+    studio = Studio.load(far_decoder="", policy="")
+    assert "far" not in studio.methods and "dcar" not in studio.methods and studio.methods[0] == "car-1"
+    assert Studio.load(decoder="starter", policy="").methods.count("far") == 1

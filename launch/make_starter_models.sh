@@ -49,7 +49,8 @@ dcar train-vocoder "${vocoder[@]}" data="$packs" out="$out/vocoder" init_from="$
 dcar vocoder-quality data="$out/prepared" vocoder="$out/vocoder/export" out="$out/vocoder_quality"
 
 # Stage one, the quickstart's recipes run longer.
-dcar train --config $recipes/car_starter.yaml data="$out/prepared" out="$out/car" max_steps=1000
+dcar train --config $recipes/car_starter.yaml data="$out/prepared" out="$out/trunk" max_steps=1000
+dcar train --config $recipes/car_starter_shared.yaml data="$out/prepared" init_from="$out/trunk" out="$out/car"
 dcar train --config $recipes/far_starter.yaml data="$out/prepared" out="$out/far" max_steps=1000
 
 # The reward recogniser hears what the vocoder makes of the corpus' own tokens.
@@ -70,7 +71,10 @@ dcar train-recognizer train_manifest="$out/resynthesis/train_voices.jsonl" out="
 
 dcar profile --config $recipes/profile_starter.yaml decoder="$out/car" data="$out/prepared" out="$out/profile" \
   vocoder="$out/vocoder/export"
-dcar train-policy --config $recipes/dcpo_starter.yaml decoder="$out/car" data="$out/prepared" \
-  guidance="$out/profile/profile.json" out="$out/dcpo" vocoder="$out/vocoder/export" \
-  recognizer="nemo:$out/recognizer/starter.nemo"
-dcar export run="$out/dcpo" decoder="$out/car" out="$out/policy"
+# The policy: by the tokens' distance first, then through speech and recogniser.
+stage_two=(decoder="$out/car" data="$out/prepared" vocoder="$out/vocoder/export"
+  recognizer="nemo:$out/recognizer/starter.nemo")
+dcar train-policy --config $recipes/dcpo_starter.yaml "${stage_two[@]}" out="$out/dcpo"
+dcar train-policy --config $recipes/dcpo_starter_words.yaml "${stage_two[@]}" out="$out/dcpo_words" \
+  policy="$out/dcpo/policy"
+dcar export run="$out/dcpo_words" decoder="$out/car" out="$out/policy"

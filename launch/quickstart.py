@@ -1,5 +1,5 @@
-"""The whole pipeline on the embedded corpus, on two CPU cores: corpus -> CAR and FAR -> guidance range -> DCPO ->
-exported policy -> comparison -> report, all under `runs/quickstart`.
+"""The whole pipeline on the embedded corpus, on two CPU cores: corpus -> CAR and FAR -> profile of chunk sizes -> DCPO
+-> exported policy -> comparison -> report, all under `runs/quickstart`.
 
     ./launch/quickstart.sh [out=…] [start=scratch] [policy_prompts=…] [utterances=…]
 
@@ -31,6 +31,8 @@ from dcar.sources.shipped import shipped
 from dcar.tracking import provenance, write_json
 
 RECIPES = Path(__file__).parent / "recipes"
+PROFILED = [1, 2, 3, 4, 5, 6, 7]  # chunk sizes that decoders of either start have
+CHOSEN = [4, 5, 6, 7]  # among which the policy ends a chunk
 
 
 @dataclass
@@ -43,8 +45,7 @@ class QuickstartConfig:
     train_steps: int = setting(0, "Of stage one, for CAR and for FAR alike; 0 = 60 from the starter, 300 from scratch.",
                                minimum=0)
     profile_utterances: int = setting(72, "Of the guidance profile; of 24 the best three sizes are chance.", minimum=1)
-    policy_prompts: int = setting(60, "Training prompts of DCPO per epoch.", minimum=1)
-    policy_epochs: int = setting(3, "Passes of DCPO over them.", minimum=1)
+    policy_steps: int = setting(60, "Updates of DCPO, 64 rollouts each.", minimum=1)
     utterances: int = setting(40, "Of the comparison, from speakers that were never trained on.", minimum=1)
     processes: int = setting(2, "Of the comparison.", minimum=1)
     check_utterances: int = setting(12, "Re-tokenised to check the shipped tokens against this machine.", minimum=1)
@@ -102,6 +103,8 @@ def pipeline(config: QuickstartConfig) -> list[list[Step]]:
             command += [f"init_from={shipped(initial)}", "codebook_init=false", "learning_rate=0.0002",
                         "warmup_steps=10"]
             inputs.append(shipped(initial))
+            if initial == "decoder":  # sixteen tokens from one light head (car_starter_shared.yaml)
+                command += ["model.heads=shared", "model.num_prediction_heads=16", "head_positions=0.2"]
         return Step(name, command, [folder / "model.safetensors"], inputs, folder)
 
     return [
@@ -110,14 +113,15 @@ def pipeline(config: QuickstartConfig) -> list[list[Step]]:
         [train("car", car, "decoder"), train("far", far, "far")],
         [Step("profile", [python, "-m", "rl.profile", "--config", str(RECIPES / "profile_starter.yaml"),
                           f"decoder={car}", f"data={data}", f"out={profile}",
-                          f"utterances={config.profile_utterances}"],
+                          f"utterances={config.profile_utterances}", f"sizes={PROFILED}"],
               [profile / "profile.json"], [car, RECIPES / "profile_starter.yaml"])],
         [Step("dcpo", [python, "-m", "rl.train", "--config", str(RECIPES / "dcpo_starter.yaml"), f"decoder={car}",
                        f"data={data}", f"guidance={profile / 'profile.json'}", f"out={dcpo}",
-                       f"max_train_prompts={config.policy_prompts}", f"num_train_epochs={config.policy_epochs}"],
-              [dcpo / "log.jsonl"], [car, profile / "profile.json", RECIPES / "dcpo_starter.yaml"], dcpo)],
+                       f"policy_sizes={CHOSEN}", f"max_steps={config.policy_steps}"],
+              [dcpo / "policy" / "model.safetensors"],
+              [car, profile / "profile.json", RECIPES / "dcpo_starter.yaml"], dcpo)],
         [Step("export", [python, "-m", "rl.export", f"run={dcpo}", f"decoder={car}", f"out={policy}"],
-              [policy / "model.safetensors"], [car, dcpo / "log.jsonl"])],
+              [policy / "model.safetensors"], [car, dcpo / "policy"])],
         [Step("compare", [*compare, "--config", str(RECIPES / "compare_starter.yaml"), f"data={data}",
                           f"decoder={car}", f"far_decoder={far}", f"policies=[{policy}]", f"out={out}",
                           f"limit={config.utterances}", f"training_log={dcpo / 'log.jsonl'}"],

@@ -5,9 +5,9 @@
 A policy learns from how the rollouts of one sentence differ, so a reward is as good as it orders them as the judge
 does. Every sentence is spoken several times with chunk sizes drawn at random and common draws of tokens: the rollouts
 differ by decisions only. Per reward: Spearman's rank correlation with minus the word errors of the judge within each
-group, mean and standard error over the groups in which both vary; CPU seconds of a rollout, vocoder included; and squared
-correlation per CPU second, which is what rollouts of a given time add up to. Rewards are named by kind and recogniser:
-wer@starter, cer@…, log_likelihood@…, or token_distance. Writes reward_quality.json.
+group, mean and standard error over the groups in which both vary; CPU seconds of a rollout, vocoder included; and
+squared correlation per CPU second, which is what rollouts of a given time add up to. Rewards are named by kind and
+recogniser: wer@starter, cer@…, log_likelihood@…, or token_distance. Writes reward_quality.json.
 """
 
 from __future__ import annotations

@@ -147,7 +147,8 @@ class DCPOTrainer(ResilientTrainer):
         if max(args.chunk_range, default=1) > policy.config.num_actions:
             raise ConfigError(f"chunk_range {args.chunk_range} asks for more tokens than the "
                               f"{policy.config.num_actions} that the decoder's heads predict")
-        if len(args.chunk_range) and not set(args.chunk_range) <= set(policy.config.sizes or args.chunk_range):
+        chosen = set(policy.config.sizes or args.chunk_range)
+        if args.forced_rows != "none" and not set(args.chunk_range) <= chosen:
             raise ConfigError(f"chunk_range {args.chunk_range} has sizes that are not among the policy's: "
                               f"policy_sizes={list(policy.config.sizes)}")
         tokens = [r for r in reward_funcs if isinstance(r, TokenReward)]

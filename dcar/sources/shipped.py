@@ -12,7 +12,7 @@ NAMES = {
     "prepared": "starter_prepared",  # the same as tokens, written by `dcar prepare`
     "tokenizer": "tokenizer",
     "vocoder": "vocoder",
-    "decoder": "decoder",  # CAR with 7 heads
+    "decoder": "decoder",  # CAR, 16 tokens from one light head
     "far": "far",  # next-token decoder, trained alike with one head
     "policy": "policy",  # chunk policy for the decoder
     "recognizer": "recognizer/starter.nemo",  # reward ASR

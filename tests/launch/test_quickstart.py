@@ -297,9 +297,9 @@ def test_the_pipeline_s_commands_are_valid_and_feed_each_other(tmp_path, monkeyp
 def test_stage_one_goes_on_from_the_shipped_decoders_as_they_are():
     """The recipes describe the shipped decoders exactly, or `init_from` would refuse them."""
     info = prepared_info(ASSETS / "starter_prepared")
-    for name, recipe in (("decoder", "car"), ("far", "far")):
+    for name, recipe in (("decoder", "car_starter_shared"), ("far", "far_starter")):
         if not (ASSETS / name).exists():
             pytest.skip(f"no {name} is shipped yet")
-        config = load_config(TrainConfig, ["--config", str(ROOT / f"launch/recipes/{recipe}_starter.yaml")])
+        config = load_config(TrainConfig, ["--config", str(ROOT / f"launch/recipes/{recipe}.yaml")])
         wanted = dataclasses.replace(config.model, **data_identity(info))
         assert differing(CARDecoder.load_config(ASSETS / name), wanted) == ""

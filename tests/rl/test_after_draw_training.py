@@ -85,7 +85,8 @@ def test_impossible_together(tmp_path):
         trainer_of(tmp_path, [TokenReward(DISTANCES)], metric_for_best_model="eval_wer")
     with pytest.raises(ConfigError, match="not among the policy's"):
         policy = ChunkPolicy(ChunkPolicyConfig(24, 4, 16, 2, reads="both", sizes=(2, 3)))
-        DCPOTrainer(policy, ToyDecoder(), DCPOConfig(output_dir=str(tmp_path), **{**RUN, "chunk_range": [1, 2]}),
+        DCPOTrainer(policy, ToyDecoder(), DCPOConfig(output_dir=str(tmp_path), **{**RUN, "chunk_range": [1, 2],
+                                                                      "forced_rows": "policy_ratio"}),
                     [WERReward(ToyRecognizer())], toy_items(16), ToyVocoder(), ToyRecognizer(), toy_items(4))
     assert not needs_sound([TokenReward(DISTANCES), RangePenalty([2]), SpeedBonus(1)])
     assert needs_sound([TokenReward(DISTANCES), WERReward(ToyRecognizer())]) and needs_sound([object()])

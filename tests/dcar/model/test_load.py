@@ -29,7 +29,7 @@ def test_starter_is_what_ships():
 def test_a_comparison_of_the_starter_models():
     models = load_models("starter", "starter", ["starter"])
     far, dcar = make_methods(["far", "dcar"], models)
-    assert far.decoder.config.num_prediction_heads == 1 and dcar.decoder.config.num_prediction_heads == 7
+    assert far.decoder.config.num_prediction_heads == 1 and dcar.decoder.config.num_prediction_heads == 16
     assert list(load_models("starter", "", ["starter", f"mine={shipped('policy')}"]).policies) == ["starter", "mine"]
 
 

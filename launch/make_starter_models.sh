@@ -73,8 +73,9 @@ dcar profile --config $recipes/profile_starter.yaml decoder="$out/car" data="$ou
   vocoder="$out/vocoder/export"
 # The policy: by the tokens' distance first, then through speech and recogniser.
 stage_two=(decoder="$out/car" data="$out/prepared" vocoder="$out/vocoder/export"
-  recognizer="nemo:$out/recognizer/starter.nemo")
-dcar train-policy --config $recipes/dcpo_starter.yaml "${stage_two[@]}" out="$out/dcpo"
+  recognizer="nemo:$out/recognizer/starter.nemo" policy_sizes=[4,5,6,7,8] seed=1)
+dcar train-policy --config $recipes/dcpo_starter.yaml "${stage_two[@]}" out="$out/dcpo" \
+  per_device_train_batch_size=128 max_steps=100
 dcar train-policy --config $recipes/dcpo_starter_words.yaml "${stage_two[@]}" out="$out/dcpo_words" \
-  policy="$out/dcpo/policy"
+  policy="$out/dcpo/policy" max_train_prompts=200
 dcar export run="$out/dcpo_words" decoder="$out/car" out="$out/policy"

@@ -32,7 +32,6 @@ from dcar.tracking import provenance, write_json
 
 RECIPES = Path(__file__).parent / "recipes"
 PROFILED = [1, 2, 3, 4, 5, 6, 7]  # chunk sizes that decoders of either start have
-CHOSEN = [4, 5, 6, 7]  # among which the policy ends a chunk
 
 
 @dataclass
@@ -117,7 +116,7 @@ def pipeline(config: QuickstartConfig) -> list[list[Step]]:
               [profile / "profile.json"], [car, RECIPES / "profile_starter.yaml"])],
         [Step("dcpo", [python, "-m", "rl.train", "--config", str(RECIPES / "dcpo_starter.yaml"), f"decoder={car}",
                        f"data={data}", f"guidance={profile / 'profile.json'}", f"out={dcpo}",
-                       f"policy_sizes={CHOSEN}", f"max_steps={config.policy_steps}"],
+                       f"max_steps={config.policy_steps}"],
               [dcpo / "policy" / "model.safetensors"],
               [car, profile / "profile.json", RECIPES / "dcpo_starter.yaml"], dcpo)],
         [Step("export", [python, "-m", "rl.export", f"run={dcpo}", f"decoder={car}", f"out={policy}"],

@@ -15,6 +15,7 @@ The comparison keeps Ogg Opus, so scores of the wavs are of speech that was code
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import sys
@@ -93,8 +94,12 @@ def _kept_audio(header: dict[str, Any]) -> tuple[dict[tuple[str, str], str], dic
 
 
 def file_name(utterance_id: str) -> str:
-    """An id as the name of a file; ids that need no change keep it."""
-    return re.sub(r"[^\w.@-]+", "_", utterance_id)
+    """An id as the name of a file; ids that need no change keep it, others end in a digest: no two are alike."""
+    plain = re.sub(r"[^\w.@-]+", "_", utterance_id)
+    if plain == utterance_id and len(plain.encode()) <= 200:  # bytes; file systems take 255, with the suffix
+        return plain
+    short = plain.encode()[:150].decode(errors="ignore")
+    return f"{short}-{hashlib.blake2b(utterance_id.encode(), digest_size=4).hexdigest()}"
 
 
 def _wav(source: Path, target: Path) -> Path:

@@ -30,6 +30,17 @@ class ChunkPolicyConfig:
     base_checksum: str = ""  # checksum of the decoder; empty = not bound to one
     tokenizer: str = ""  # name of the speech tokenizer
 
+    def __post_init__(self) -> None:
+        sizes = {"hidden_size": self.hidden_size, "num_actions": self.num_actions, "width": self.layer_width,
+                 "num_attention_heads": self.num_attention_heads, "ffn_size": self.ffn_size or 1}
+        if wrong := [f"{name} {size}" for name, size in sizes.items() if size < 1]:
+            raise CheckpointError(f"a policy of {', '.join(wrong)}: must be at least 1")
+        if self.layer_width % self.num_attention_heads or self.layer_width // self.num_attention_heads % 2:
+            raise CheckpointError(f"a policy's width {self.layer_width} must be num_attention_heads "
+                                  f"{self.num_attention_heads} times an even number")
+        if wrong := [str(size) for size in self.chunk_range if not 1 <= size <= self.num_actions]:
+            raise CheckpointError(f"a policy of {self.num_actions} actions cannot keep {', '.join(wrong)} tokens")
+
     @property
     def layer_width(self) -> int:
         return self.hidden_size if self.width is None else self.width

@@ -81,7 +81,13 @@ def write_report(compare: str | Path, training_log: str | Path | None = None, ou
     path = Path(out) if out else folder / "report.html"
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + ".part")
-    part.write_text(page(result, folder, log), encoding="utf-8")
+    try:
+        text = page(result, folder, log)
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        raise DataError(f"{folder}: no report can be made of compare.json and what lies beside it "
+                        f"({type(error).__name__}: {error}); run the comparison again, finished records are kept"
+                        ) from error
+    part.write_text(text, encoding="utf-8", errors="backslashreplace")
     part.replace(path)
     return path
 
@@ -89,10 +95,11 @@ def write_report(compare: str | Path, training_log: str | Path | None = None, ou
 def read_comparison(folder: Path) -> dict[str, Any]:
     """compare.json of a comparison's folder; DataError where it is missing, broken or of another format."""
     try:
-        result = json.loads((folder / "compare.json").read_text())
-    except (OSError, json.JSONDecodeError) as error:
+        result = json.loads((folder / "compare.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{folder}/compare.json: cannot be read ({error}); run `dcar compare` first") from error
-    if (version := result.get("format_version")) != FORMAT_VERSION:
+    version = result.get("format_version") if isinstance(result, dict) else None
+    if version != FORMAT_VERSION:
         raise DataError(f"{folder}/compare.json: format {version}, this version reads {FORMAT_VERSION}; run the "
                         f"comparison again (`dcar compare --config {folder}/config.yaml`): it speaks anew what it "
                         "needs")
@@ -242,14 +249,17 @@ def _details(result: dict[str, Any]) -> str:
 def read_log(path: Path) -> list[dict[str, Any]]:
     """Lines of a trainer's log.jsonl; an incomplete last line of a running job is left out."""
     try:
-        lines = path.read_text().splitlines()
+        lines = path.read_bytes().splitlines()
     except OSError as error:
         raise DataError(f"{path}: cannot read the training log ({error})") from error
     entries = []
     for number, line in enumerate(lines, start=1):
         try:
-            entries.append(json.loads(line))
-        except json.JSONDecodeError as error:
+            entry = json.loads(line)
+            if not isinstance(entry, dict):
+                raise ValueError(f"a {type(entry).__name__}, not an object")
+            entries.append(entry)
+        except (ValueError, RecursionError) as error:  # ValueError: no JSON, or not UTF-8
             if number < len(lines):
                 raise DataError(f"{path}:{number}: not a line of JSON ({error})") from error
     return entries

@@ -50,9 +50,18 @@ def run(config: ExportConfig) -> list[Path]:
     """Write the files; returns the folder of each method. DataError for no comparison, or one that kept no audio."""
     source, out = Path(config.run), Path(config.out)
     try:
-        header = json.loads((source / "compare.json").read_text())
-    except (OSError, json.JSONDecodeError) as error:
+        header = json.loads((source / "compare.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{source}: no finished comparison ({error}); run `dcar compare out={source}`") from error
+    try:
+        return _export(config, source, out, header)
+    except (LookupError, TypeError, ValueError, AttributeError, OSError) as error:
+        raise DataError(f"{source}: its compare.json or records.jsonl are not as a comparison writes them "
+                        f"({type(error).__name__}: {error}); run the comparison again, finished records are kept"
+                        ) from error
+
+
+def _export(config: ExportConfig, source: Path, out: Path, header: dict[str, Any]) -> list[Path]:
     records: dict[str, list[Record]] = defaultdict(list)
     for record in read_jsonl(source / "records.jsonl"):
         if record["seed"] == config.seed and "prompt_seed" not in record:  # audio is kept with the first prompts only

@@ -32,6 +32,8 @@ ENCODER_SAMPLE_RATE = 16_000
 """Hz that speech tokenizers, recognisers, speaker encoders and scorers hear."""
 SILENCE_PEAK = 1e-4
 """A waveform whose largest magnitude is below this (−80 dBFS) counts as silent."""
+LOUDEST = 100.0
+"""No recording is 40 dB above full scale; float files may hold anything."""
 MIN_SAMPLE_RATE = 4_000
 MAX_SAMPLE_RATE = 384_000
 CUT_TOLERANCE = 0.02
@@ -77,7 +79,7 @@ def load_audio(
 
     Resampled to `sample_rate` if given; channels are averaged. `where` names the audio in messages (a manifest line,
     say). Raises AudioError: missing or unreadable file, 0 bytes, no samples, fewer samples than the header promises,
-    NaN or infinity, silence.
+    NaN or infinity, samples far beyond full scale, silence.
     """
     name = _name(source, where)
     file: io.BytesIO | str
@@ -199,7 +201,7 @@ def load_segment(
             if min(first + count, file.frames) - first - len(samples) > CUT_TOLERANCE * rate:
                 raise AudioError(f"{name}: is cut off: {len(samples) / rate:.2f} s of a stretch of {duration:.2f} s "
                                  "are there; copy it again")
-    except (sf.LibsndfileError, RuntimeError, OSError, ValueError) as error:
+    except (sf.LibsndfileError, RuntimeError, OSError, ValueError, OverflowError) as error:
         raise AudioError(f"{name}: not readable as audio ({error}); convert it to wav, flac or ogg") from None
     return _checked(samples, rate, sample_rate, name)
 
@@ -213,11 +215,15 @@ def _checked(samples: np.ndarray, rate: int, sample_rate: int | None, name: str)
     bad = int((~np.isfinite(samples)).sum())
     if bad:
         raise AudioError(f"{name}: {bad} of {samples.size} samples are NaN or infinite; repair or remove the file")
+    loudest = float(np.abs(samples).max())
+    if loudest > LOUDEST:
+        raise AudioError(f"{name}: samples of up to {loudest:g}, full scale is 1; the file is damaged, or its numbers "
+                         "are those of integers: scale and save it again")
     if samples.shape[1] > 1:
         _note("channels", f"{name}: {samples.shape[1]} channels averaged to one")
     wave = np.ascontiguousarray(samples.mean(axis=1, dtype=np.float32))
     if float(np.abs(wave).max()) < SILENCE_PEAK:
-        cancel = " after averaging its channels, which cancel" if float(np.abs(samples).max()) >= SILENCE_PEAK else ""
+        cancel = " after averaging its channels, which cancel" if loudest >= SILENCE_PEAK else ""
         raise AudioError(f"{name}: the audio is silent{cancel} (peak below {SILENCE_PEAK}); check the recording")
     if sample_rate is not None and sample_rate != rate:
         if rate < sample_rate:

@@ -235,6 +235,10 @@ def load_prepared(directory: str | Path, split: str, *, tokenizer: SpeechTokeniz
                         "where it came (`dcar verify` lists what differs)")
     try:
         rows = datasets.load_from_disk(str(folder))
+        if not {f"{split}/{name}" for name in files_of(folder)} <= set(info.get("files") or ()):
+            # earlier versions listed no digests: what Arrow would follow beyond the file is looked for instead
+            logger.info("%s: prepared.json lists no digests of it; its table is examined instead", folder)
+            rows.data.table.validate(full=True)
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:  # whatever broken JSON leads to
         raise DataError(f"{folder}: cannot be read ({type(error).__name__}: {error}); prepare again") from error
     if not isinstance(rows, datasets.Dataset):
@@ -286,7 +290,10 @@ def source_utterances(directory: str | Path, path: str | Path | None = None) -> 
     `path` says where the corpus is now, if it was moved.
     """
     corpus = prepared_info(directory).get("corpus")
-    if not isinstance(corpus, dict) or not {"kind", "path"} <= set(corpus):
+    subsets = corpus.get("subsets", []) if isinstance(corpus, dict) else None
+    if not isinstance(corpus, dict) or not isinstance(corpus.get("kind"), str) or not all(
+        isinstance(place, str | None) for place in (corpus.get("path"), corpus.get("audio_root"))
+    ) or not isinstance(subsets, list) or not all(isinstance(subset, str) for subset in subsets):
         raise DataError(f"{directory}: prepared.json does not say which corpus it was made from; prepare again")
     utterances, _ = read_corpus(
         corpus["kind"],

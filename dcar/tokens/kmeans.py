@@ -173,6 +173,8 @@ def read_kmeans(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         for key in ("type", "name", "checksum", "encoder_sha256"):
             if not isinstance(card[key], str):
                 raise ValueError(f"{key} {card[key]!r}")
+        if not isinstance(card.get("provenance", {}), dict | None):
+            raise ValueError(f"provenance {card['provenance']!r}")
         if odd := [name for name, array in tensors.items() if array.dtype.kind != "f"]:
             raise ValueError(f"{', '.join(odd)} are no numbers")
         if not {"centroids", "mean", "scale"} <= tensors.keys() <= {"centroids", "mean", "scale", "projection"}:

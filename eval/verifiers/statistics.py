@@ -19,7 +19,7 @@ from torch import Tensor
 from dcar.errors import CheckpointError, ConfigError
 from dcar.model.car import CARConfig
 from dcar.tracking import write_json
-from heads.checkpoint import tensors_checksum
+from heads.checkpoint import STORED, tensors_checksum
 
 FORMAT_VERSION = 1
 TENSORS, INFO = "statistics.safetensors", "statistics.json"
@@ -87,6 +87,9 @@ class VerifierStatistics:
         kinds = {"decoder": str, "tokenizer": str, "states": int, "tensors": str, "info": dict}
         if wrong := [name for name, kind in kinds.items() if not isinstance(about.get(name), kind)]:
             raise CheckpointError(f"{path}: {INFO} lacks {', '.join(wrong)}; fit them again with `dcar fit-verifiers`")
+        if wrong := [f"{n} as {t.dtype}" for n, t in tensors.items()
+                     if (t.dtype != torch.int64 if n.startswith("bigram") else t.dtype not in STORED)]:
+            raise CheckpointError(f"{path}: {', '.join(wrong)}; fit them again with `dcar fit-verifiers`")
         if tensors_checksum(tensors) != about["tensors"]:
             raise CheckpointError(f"{path}: {TENSORS} is not the file that {INFO} was written with; fit them again")
         return cls(about["decoder"], about["tokenizer"], about["states"], info=about["info"], **tensors)

@@ -214,3 +214,11 @@ def test_what_is_no_file(tmp_path: Path) -> None:
         with pytest.raises(AudioError, match=message):
             load_segment(path, 0, 1)
         assert audio_seconds(path) is None
+
+
+def test_float_files_may_hold_anything() -> None:
+    for peak in (3e38, 32_767):
+        buffer = io.BytesIO()
+        sf.write(buffer, (tone() * peak).astype(np.float32), RATE, format="WAV", subtype="FLOAT")
+        with pytest.raises(AudioError, match="full scale is 1"):
+            load_audio(buffer.getvalue(), 8_000)

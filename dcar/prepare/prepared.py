@@ -291,7 +291,7 @@ def source_utterances(directory: str | Path, path: str | Path | None = None) -> 
     """
     corpus = prepared_info(directory).get("corpus")
     subsets = corpus.get("subsets", []) if isinstance(corpus, dict) else None
-    if not isinstance(corpus, dict) or not isinstance(corpus.get("kind"), str) or not all(
+    if not isinstance(corpus, dict) or "path" not in corpus or not isinstance(corpus.get("kind"), str) or not all(
         isinstance(place, str | None) for place in (corpus.get("path"), corpus.get("audio_root"))
     ) or not isinstance(subsets, list) or not all(isinstance(subset, str) for subset in subsets):
         raise DataError(f"{directory}: prepared.json does not say which corpus it was made from; prepare again")

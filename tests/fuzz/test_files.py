@@ -57,7 +57,6 @@ def attack(fmt: Format, cases: range, good: Path, work: Path) -> tuple[Counter[s
                 fmt.read(work)
             ends["result"] += 1
         except DCARError as error:
-            str(error).encode()  # can be printed
             assert str(error), f"{fmt.name} {case}: an error without words"
             ends[type(error).__name__] += 1
         except (Exception, TooLong) as error:

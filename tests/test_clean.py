@@ -1,4 +1,4 @@
-"""Style and types hold for the whole project: what `ruff check .` and `mypy` say, by their settings in pyproject.toml."""
+"""Style and types of the whole project, launch/ included: what `ruff check .` and `mypy` find, by pyproject.toml."""
 
 from __future__ import annotations
 
@@ -11,8 +11,16 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.mark.parametrize("command", [["ruff", "check", "--no-cache", "."], ["mypy"]], ids=["style", "types"])
-def test_nothing_is_found(command: list[str]) -> None:
-    """mypy keeps its cache between runs: some seconds, a minute the first time."""
+def nothing_is_found(*command: str) -> None:
     done = subprocess.run([sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_style() -> None:
+    nothing_is_found("ruff", "check", "--no-cache", ".")
+
+
+@pytest.mark.slow
+def test_types() -> None:
+    """A minute and a half where mypy has no cache yet, some seconds afterwards."""
+    nothing_is_found("mypy")

@@ -139,8 +139,9 @@ KEYS = ("out", "splits", "speeds", "limit", "num_proc", "filter_seconds", "model
 CONFIG = {"model_type": "dcar-decoder", "hidden_size": 32, "num_layers": 2, "dropout": 0.1, "bos": True}
 POLICY = {"model_type": "dcar-chunk-policy", "hidden_size": 32, "num_actions": 4, "width": 16,
           "num_attention_heads": 2, "chunk_range": [2, 3]}
-TUNED: dict[str, Any] = {"format_version": 1, "split": "dev", "utterances": 6, "seeds": [0], "prompt_seeds": [0], "judge": "j",
-         "methods": {"car-1": {"identity": {}, "sampling": {"temperature": 0.5, "top_k": 3, "top_p": 1.0}}}}
+BEST = {"identity": {}, "sampling": {"temperature": 0.5, "top_k": 3, "top_p": 1.0}}
+TUNED: dict[str, Any] = {"format_version": 1, "split": "dev", "utterances": 6, "seeds": [0], "prompt_seeds": [0],
+                         "judge": "j", "methods": {"car-1": BEST}}
 PROFILE = {"range": [2, 3], "base_checksum": "abc", "rows": []}
 
 
@@ -163,7 +164,7 @@ def parsers(folder: Path) -> dict[str, tuple[st.SearchStrategy[Any], Callable[[A
         like(CUT), json_values, like(CUT).map(lambda cut: {**CUT, "recording": cut}),
         like(CUT["recording"]).map(lambda found: {**CUT, "recording": found}),
         like(CUT["supervisions"][0]).map(lambda found: {**CUT, "supervisions": [found]}))
-    tuned = like(TUNED) | like(TUNED["methods"]["car-1"]).map(lambda found: {**TUNED, "methods": {"car-1": found}})
+    tuned = like(TUNED) | like(BEST).map(lambda found: {**TUNED, "methods": {"car-1": found}})
     return {
         "text": (written, check_text),
         "words": (st.tuples(written, written), check_words),

@@ -243,6 +243,7 @@ def load_prepared(directory: str | Path, split: str, *, tokenizer: SpeechTokeniz
         raise DataError(f"{folder}: cannot be read ({type(error).__name__}: {error}); prepare again") from error
     if not isinstance(rows, datasets.Dataset):
         raise DataError(f"{folder}: holds several datasets, expected one split; prepare again")
+    rows = rows.with_format(None)  # all columns as Python values, whatever state.json says
     if absent := set(COLUMNS) - set(rows.column_names):
         raise DataError(f"{folder}: it lacks the columns {', '.join(sorted(absent))}; prepare again")
     expected = info["counts"][split]["utterances"]

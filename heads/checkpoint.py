@@ -123,12 +123,13 @@ class Checkpoint(nn.Module):
         known = {f.name for f in dataclasses.fields(cls.config_class)}
         if unknown := sorted(set(raw) - known):
             raise CheckpointError(f"{path}: unknown settings {unknown}; it was written by another version of DCAR")
-        if wrong := wrong_types(cls.config_class, raw):
-            raise CheckpointError(f"{path}: impossible settings ({', '.join(wrong)[:200]}); copy the model again")
         try:
-            return cls.config_class(**{k: tuple(v) if isinstance(v, list) else v for k, v in raw.items()})
+            config = cls.config_class(**{k: tuple(v) if isinstance(v, list) else v for k, v in raw.items()})
         except (DCARError, TypeError, ValueError) as error:
             raise CheckpointError(f"{path}: impossible settings ({error}); copy the model again") from error
+        if wrong := wrong_types(cls.config_class, raw):
+            raise CheckpointError(f"{path}: impossible settings ({', '.join(wrong)[:200]}); copy the model again")
+        return config
 
     @classmethod
     def from_pretrained(cls, directory: str | Path, device: str | torch.device = "cpu") -> Self:

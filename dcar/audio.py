@@ -1,9 +1,10 @@
 """Audio in and out: float32 mono waveforms [samples] in −1…1, always passed with their sample rate in Hz.
 
 Anything libsndfile reads (wav, flac, ogg vorbis/opus, mp3) comes in from a path or from encoded bytes. What would
-spoil training in silence is an error here: no bytes, no samples, NaN, infinity, digital silence. What can be repaired
-(several channels, a lower sample rate) is repaired, with a note in the log: a warning the first time a kind of repair
-happens in a process, debug level afterwards, so that a corpus of stereo files does not fill the log.
+spoil training in silence is an error here: no bytes, no samples, a recording that was cut off, NaN, infinity, digital
+silence. What can be repaired (several channels, a lower sample rate) is repaired, with a note in the log: a warning the
+first time a kind of repair happens in a process, debug level afterwards, so that a corpus of stereo files does not fill
+the log.
 """
 
 from __future__ import annotations
@@ -11,7 +12,10 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import math
 import os
+import re
+import stat
 import tempfile
 import threading
 from pathlib import Path
@@ -28,8 +32,20 @@ ENCODER_SAMPLE_RATE = 16_000
 """Hz that speech tokenizers, recognisers, speaker encoders and scorers hear."""
 SILENCE_PEAK = 1e-4
 """A waveform whose largest magnitude is below this (−80 dBFS) counts as silent."""
+LOUDEST = 100.0
+"""No recording is 40 dB above full scale; float files may hold anything."""
 MIN_SAMPLE_RATE = 4_000
 MAX_SAMPLE_RATE = 384_000
+CUT_TOLERANCE = 0.02
+"""Seconds that a recording may lack of what its header promises; some programs write headers that are a little off."""
+_BLOCK = 1 << 22
+"""Samples decoded at once: a header may promise more than there is memory."""
+_UNKNOWN = 0x7FFF0000
+"""Sizes from here on are written by programs that do not know the length yet (streams)."""
+_REPAIRED = re.compile(r"^ *(?:data|SSND|Data Size|Riff size|riff) *: (\d+) \(should be (\d+)\)", re.MULTILINE)
+"""What libsndfile notes in its log where it takes fewer bytes than the header of a wav, aiff, au, caf, rf64 or w64
+file promises."""
+_OGG_PAGE = 27 + 255 + 255 * 255  # bytes of the longest page
 
 _FORMATS = {
     ".wav": ("WAV", "PCM_16"),
@@ -62,33 +78,95 @@ def load_audio(
     """Waveform [samples] float32 mono and its sample rate in Hz, from a path or from the bytes of an audio file.
 
     Resampled to `sample_rate` if given; channels are averaged. `where` names the audio in messages (a manifest line,
-    say). Raises AudioError: missing or unreadable file, 0 bytes, no samples, NaN or infinity, silence.
+    say). Raises AudioError: missing or unreadable file, 0 bytes, no samples, fewer samples than the header promises,
+    NaN or infinity, samples far beyond full scale, silence.
     """
     name = _name(source, where)
+    file: io.BytesIO | str
     if isinstance(source, bytes):
-        size: int = len(source)
-        file: io.BytesIO | str = io.BytesIO(source)
+        size, file = len(source), io.BytesIO(source)
     else:
-        path = Path(source)
-        if not path.exists():
-            raise AudioError(f"{name}: there is no such audio file; check the path")
-        if path.is_dir():
-            raise AudioError(f"{name}: is a folder, not an audio file")
-        size, file = path.stat().st_size, str(path)
+        size, file = _file_size(source, name), str(source)
     if size == 0:
         raise AudioError(f"{name}: the audio file has 0 bytes; copy or record it again")
     try:
-        samples, rate = sf.read(file, dtype="float32", always_2d=True)  # [samples, channels]
-    except (sf.LibsndfileError, RuntimeError, OSError, ValueError) as error:
+        with sf.SoundFile(file) as opened:
+            samples, rate = _decode(opened), opened.samplerate
+            promised = _promised_frames(opened, len(samples), source)
+    except (sf.LibsndfileError, RuntimeError, OSError, ValueError, MemoryError) as error:
         raise AudioError(f"{name}: not readable as audio ({error}); convert it to wav, flac or ogg") from None
+    if promised is None:
+        raise AudioError(f"{name}: is cut off: the last page of the Ogg file is missing or incomplete; copy it again, "
+                         "or convert it if it was recorded from a stream")
+    if promised - len(samples) > CUT_TOLERANCE * rate:
+        raise AudioError(f"{name}: is cut off: its header promises {promised / rate:.2f} s, the file holds "
+                         f"{len(samples) / rate:.2f} s; copy it again, or convert it if that is all there is")
     return _checked(samples, rate, sample_rate, name)
+
+
+def _file_size(path: str | Path, name: str) -> int:
+    """Bytes of an audio file; AudioError where there is none, or something that is no file (a pipe would never end)."""
+    try:
+        state = Path(path).stat()
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a path with NUL
+        raise AudioError(f"{name}: there is no such audio file; check the path") from None
+    except OSError as error:
+        raise AudioError(f"{name}: cannot be opened ({error.strerror}); check the path and its permissions") from None
+    if stat.S_ISDIR(state.st_mode):
+        raise AudioError(f"{name}: is a folder, not an audio file")
+    if not stat.S_ISREG(state.st_mode):
+        raise AudioError(f"{name}: is a pipe or a device, not an audio file; save the audio to a file first")
+    return state.st_size
+
+
+def _decode(file: sf.SoundFile) -> np.ndarray:
+    """All samples [samples, channels] float32, block by block."""
+    size = max(1, _BLOCK // file.channels)
+    blocks = [file.read(size, dtype="float32", always_2d=True)]
+    while len(blocks[-1]):
+        blocks.append(file.read(size, dtype="float32", always_2d=True))
+    return blocks[0] if len(blocks) <= 2 else np.concatenate(blocks)
+
+
+def _promised_frames(file: sf.SoundFile, held: int, source: str | Path | bytes) -> float | None:
+    """How many samples the header of a recording promises of which `held` were decoded; None if its end is missing."""
+    if file.format == "OGG":
+        return held if _ogg_ends(source) else None
+    if file.format == "MP3":  # without the table that encoders write at the start, the length is only estimated
+        return file.frames if re.search(rb"Xing|Info|VBRI", _bytes_of(source, 0, 4096)) else held
+    promised = float(file.frames)
+    for written, there in _REPAIRED.findall(file.extra_info):
+        if int(there) < int(written) < _UNKNOWN and int(there) > 0:
+            promised = max(promised, held * int(written) / int(there))
+    return promised
+
+
+def _ogg_ends(source: str | Path | bytes) -> bool:
+    """Whether the last page of an Ogg file is whole and marked as the last one (RFC 3533, section 6)."""
+    tail = _bytes_of(source, -_OGG_PAGE, _OGG_PAGE)
+    page = tail.rfind(b"OggS\0")
+    if page < 0 or len(tail) < page + 27 or not tail[page + 5] & 4:
+        return False
+    body = page + 27 + tail[page + 26]
+    return len(tail) >= body + sum(tail[page + 27 : body])
+
+
+def _bytes_of(source: str | Path | bytes, start: int, count: int) -> bytes:
+    """`count` bytes of a file from `start` on (from the end, where it is negative)."""
+    if isinstance(source, bytes):
+        return source[start:][:count]
+    with open(source, "rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size + start) if start < 0 else start)
+        return file.read(count)
 
 
 def audio_seconds(source: str | Path | bytes) -> float | None:
     """Duration in seconds from the header of an audio file (path or bytes), None where there is no readable header."""
     try:
+        if not isinstance(source, bytes):
+            _file_size(source, str(source))
         info = sf.info(io.BytesIO(source) if isinstance(source, bytes) else str(source))
-    except (sf.LibsndfileError, RuntimeError, OSError, ValueError):
+    except (AudioError, sf.LibsndfileError, RuntimeError, OSError, ValueError):
         return None
     return info.frames / info.samplerate if info.samplerate else None
 
@@ -103,14 +181,15 @@ def load_segment(
     the stretch or the channel is not in the recording.
     """
     name = _name(str(path), where)
-    if not Path(path).is_file():
-        raise AudioError(f"{name}: there is no such audio file; check the path")
+    _file_size(path, name)
+    if not (math.isfinite(start) and math.isfinite(duration)):
+        raise AudioError(f"{name}: a stretch from {start} of {duration} s; correct the manifest")
     try:
         with sf.SoundFile(str(path)) as file:
             rate, first = file.samplerate, round(start * file.samplerate)
             count, channels = round(duration * rate), file.channels
             # manifests round times: a few milliseconds past the end are the end
-            if start < 0 or duration <= 0 or first + count > file.frames + 0.02 * rate:
+            if start < 0 or duration <= 0 or first + count > file.frames + CUT_TOLERANCE * rate:
                 raise AudioError(
                     f"{name}: {start:g}…{start + duration:g} s is not in the recording of {file.frames / rate:.2f} s; "
                     "does the manifest belong to this file?"
@@ -119,7 +198,10 @@ def load_segment(
                 raise AudioError(f"{name}: channel {channel} of a recording with {channels}; correct the manifest")
             file.seek(min(first, file.frames))
             samples = file.read(count, dtype="float32", always_2d=True)[:, channel : channel + 1]
-    except (sf.LibsndfileError, RuntimeError, OSError, ValueError) as error:
+            if min(first + count, file.frames) - first - len(samples) > CUT_TOLERANCE * rate:
+                raise AudioError(f"{name}: is cut off: {len(samples) / rate:.2f} s of a stretch of {duration:.2f} s "
+                                 "are there; copy it again")
+    except (sf.LibsndfileError, RuntimeError, OSError, ValueError, OverflowError) as error:
         raise AudioError(f"{name}: not readable as audio ({error}); convert it to wav, flac or ogg") from None
     return _checked(samples, rate, sample_rate, name)
 
@@ -133,11 +215,15 @@ def _checked(samples: np.ndarray, rate: int, sample_rate: int | None, name: str)
     bad = int((~np.isfinite(samples)).sum())
     if bad:
         raise AudioError(f"{name}: {bad} of {samples.size} samples are NaN or infinite; repair or remove the file")
+    loudest = float(np.abs(samples).max())
+    if loudest > LOUDEST:
+        raise AudioError(f"{name}: samples of up to {loudest:g}, full scale is 1; the file is damaged, or its numbers "
+                         "are those of integers: scale and save it again")
     if samples.shape[1] > 1:
         _note("channels", f"{name}: {samples.shape[1]} channels averaged to one")
     wave = np.ascontiguousarray(samples.mean(axis=1, dtype=np.float32))
     if float(np.abs(wave).max()) < SILENCE_PEAK:
-        cancel = " after averaging its channels, which cancel" if float(np.abs(samples).max()) >= SILENCE_PEAK else ""
+        cancel = " after averaging its channels, which cancel" if loudest >= SILENCE_PEAK else ""
         raise AudioError(f"{name}: the audio is silent{cancel} (peak below {SILENCE_PEAK}); check the recording")
     if sample_rate is not None and sample_rate != rate:
         if rate < sample_rate:

@@ -119,7 +119,7 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
         found = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {"complete": False}
     return found if isinstance(found, dict) and isinstance(found.get("files", {}), dict) else {"complete": False}
 
@@ -128,9 +128,14 @@ def faults(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
     """What differs between a folder and its manifest: files that are missing, of another size, of another digest."""
     if not manifest.get("complete"):
         return ["it was cut off while it was written"]
+    if not isinstance(manifest.get("files"), dict) or not manifest["files"]:
+        return ["its list of files is gone"]
     found = []
-    for name, expected in manifest.get("files", {}).items():
+    for name, expected in manifest["files"].items():
         path = folder / name
+        if not isinstance(expected, dict) or not {"size", "sha256"} <= set(expected):
+            found.append(f"{name} is listed without size and digest")
+            continue
         try:
             size = path.stat().st_size
             if size != expected["size"]:
@@ -139,6 +144,6 @@ def faults(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
                 found.append(f"{name} has another digest")
         except FileNotFoundError:
             found.append(f"{name} is missing")
-        except OSError as error:
-            found.append(f"{name} cannot be read ({error.strerror})")
+        except (OSError, ValueError) as error:  # ValueError: a name that no file can have
+            found.append(f"{name!a} cannot be read ({getattr(error, 'strerror', None) or error})")
     return found

@@ -42,12 +42,14 @@ def verify(folder: str | Path) -> list[Verdict]:
     for path in sorted(p for name in LISTS for p in folder.rglob(name)):
         try:
             listed = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             verdicts.append(Verdict(path, 0, [f"cannot be read ({error})"]))
             continue
         if isinstance(listed, dict) and (path.name == MANIFEST or isinstance(listed.get("files"), dict)):
             complete = {"complete": True} if path.name != MANIFEST else {}
-            verdicts.append(Verdict(path, len(listed.get("files", {})), faults(path.parent, {**listed, **complete})))
+            files = listed.get("files")
+            count = len(files) if isinstance(files, dict) else 0
+            verdicts.append(Verdict(path, count, faults(path.parent, {**listed, **complete})))
     if not verdicts:
         raise DataError(f"{folder}: no list of digests here ({', '.join(LISTS)}); give the folder of a run, of a "
                         "prepared corpus or of a comparison that this version has written")

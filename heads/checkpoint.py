@@ -10,6 +10,9 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
+import types
+import typing
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -39,6 +42,33 @@ def not_finite(tensors: dict[str, Tensor]) -> list[str]:
     """The names of the tensors that hold NaN or infinity, in one pass over each and without a copy."""
     return [name for name, t in tensors.items() if t.is_floating_point() and t.numel()
             and not all(bool(end.isfinite()) for end in t.detach().aminmax())]
+
+
+STORED = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+"""Types in which weights may be stored."""
+LARGEST = 2**24
+"""No size of a model, and no number of parts, is larger: a damaged number would build layers without end."""
+
+
+def wrong_types(config_class: type, values: dict[str, Any]) -> list[str]:
+    """What in a configuration that was read is not of the type that its dataclass declares, as "name: value"."""
+    hints = typing.get_type_hints(config_class)
+    return [f"{name}: {str(value)[:40]!r}" for name, value in values.items() if not _fits(value, hints[name])]
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    origin, members = typing.get_origin(hint) or hint, typing.get_args(hint)
+    if origin is Any:
+        return True
+    if origin in (typing.Union, types.UnionType):
+        return any(_fits(value, member) for member in members)
+    if origin in (tuple, list):
+        return isinstance(value, tuple | list) and all(_fits(v, members[0]) for v in value)
+    if origin is float:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if origin is int:
+        return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= LARGEST
+    return isinstance(value, origin)
 
 
 class Checkpoint(nn.Module):
@@ -94,9 +124,12 @@ class Checkpoint(nn.Module):
         if unknown := sorted(set(raw) - known):
             raise CheckpointError(f"{path}: unknown settings {unknown}; it was written by another version of DCAR")
         try:
-            return cls.config_class(**{k: tuple(v) if isinstance(v, list) else v for k, v in raw.items()})
+            config = cls.config_class(**{k: tuple(v) if isinstance(v, list) else v for k, v in raw.items()})
         except (DCARError, TypeError, ValueError) as error:
             raise CheckpointError(f"{path}: impossible settings ({error}); copy the model again") from error
+        if wrong := wrong_types(cls.config_class, raw):
+            raise CheckpointError(f"{path}: impossible settings ({', '.join(wrong)[:200]}); copy the model again")
+        return config
 
     @classmethod
     def from_pretrained(cls, directory: str | Path, device: str | torch.device = "cpu") -> Self:
@@ -108,8 +141,14 @@ class Checkpoint(nn.Module):
         except (OSError, SafetensorError) as error:
             raise CheckpointError(
                 f"{path}: cannot read the weights ({error}); copy or train the model again") from error
-        with torch.device("meta"):
-            model = cls(config)
+        try:
+            with torch.device("meta"):
+                model = cls(config)
+        except (DCARError, RuntimeError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError,
+                AssertionError) as error:  # sizes that no layer can have
+            raise CheckpointError(f"{path.parent / CONFIG}: no model can be made of these settings "
+                                  f"({str(error).splitlines()[0] if str(error) else type(error).__name__}); copy the "
+                                  "model again") from error
         expected = model.state_dict()
         missing, extra = sorted(set(expected) - set(tensors)), sorted(set(tensors) - set(expected))
         shapes = [f"{n} {tuple(tensors[n].shape)} instead of {tuple(expected[n].shape)}"
@@ -119,6 +158,10 @@ class Checkpoint(nn.Module):
                 f"{path}: the weights do not fit {CONFIG}: missing {missing[:3]}, unexpected {extra[:3]}, "
                 f"shapes {shapes[:3]}; the two files belong to different models"
             )
+        if odd := [f"{n} as {t.dtype}" for n, t in tensors.items()
+                   if expected[n].is_floating_point() and t.dtype not in STORED]:
+            raise CheckpointError(f"{path}: weights that are no numbers of a model ({', '.join(odd[:3])}); copy it "
+                                  "again")
         if bad := not_finite(tensors):
             raise CheckpointError(f"{path}: {', '.join(bad[:3])} {'is' if len(bad) == 1 else 'are'} not finite: the "
                                   "training that wrote it broke; take an earlier checkpoint, or train again")

@@ -43,9 +43,17 @@ class ChunkPolicyConfig:
 
     def __post_init__(self) -> None:
         if self.reads not in READS:
-            raise ValueError(f"a policy reads {', '.join(READS)}; not '{self.reads}'")
-        if any(not 1 <= size <= self.num_actions for size in self.sizes):
-            raise ValueError(f"sizes {list(self.sizes)} of a policy that chooses among 1..{self.num_actions}")
+            raise CheckpointError(f"a policy reads {', '.join(READS)}; not '{self.reads}'")
+        sizes = {"hidden_size": self.hidden_size, "num_actions": self.num_actions, "width": self.layer_width,
+                 "num_attention_heads": self.num_attention_heads, "ffn_size": self.ffn_size or 1,
+                 "score_width": self.score_width}
+        if wrong := [f"{name} {size}" for name, size in sizes.items() if size < 1]:
+            raise CheckpointError(f"a policy of {', '.join(wrong)}: must be at least 1")
+        if self.layer_width % self.num_attention_heads or self.layer_width // self.num_attention_heads % 2:
+            raise CheckpointError(f"a policy's width {self.layer_width} must be num_attention_heads "
+                                  f"{self.num_attention_heads} times an even number")
+        if wrong := [str(size) for size in (*self.chunk_range, *self.sizes) if not 1 <= size <= self.num_actions]:
+            raise CheckpointError(f"a policy of {self.num_actions} actions cannot keep {', '.join(wrong)} tokens")
 
     @property
     def layer_width(self) -> int:

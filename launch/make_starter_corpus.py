@@ -32,6 +32,7 @@ from dataclasses import dataclass
 from importlib import resources
 from multiprocessing import Pool
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
@@ -87,7 +88,7 @@ def plan(sentences: Path, voices_dir: Path, vocabulary: Path, out: Path) -> None
     (out / "jobs.jsonl").write_text("".join(json.dumps(j) + "\n" for j in jobs))
     # Kokoro picks the style vector by phoneme count, so rows past the longest sentence are never read.
     styles = {v: np.fromfile(voices_dir / f"{v}.bin", np.float32).reshape(-1, 256)[: longest + 1] for v in voices}
-    np.savez_compressed(out / "styles.npz", **styles)
+    np.savez_compressed(out / "styles.npz", **styles)  # type: ignore[arg-type]
     print({split: sum(j["split"] == split for j in jobs) for split in ("train", "dev", "test")}, longest, "phonemes")
 
 
@@ -117,7 +118,8 @@ def blend(
     else:
         styles = {p.stem: np.fromfile(p, np.float32).reshape(-1, 256) for p in sorted(voices_dir.glob("*.bin"))}
     voices = sorted(styles.keys() - set(UNSEEN_VOICES))
-    rng, blends = random.Random(seed), []
+    rng = random.Random(seed)
+    blends: list[dict] = []
     while len(blends) < count:
         text = re.sub(
             r"\b[a-z]{4,}\b", lambda m: rng.choice(words) if rng.random() < 0.5 else m.group(), rng.choice(sentences)
@@ -148,6 +150,11 @@ def _lexicon() -> list[str]:
     with gzip.open(resources.files("hibari") / "assets" / "lexicon_us_gold.json.gz", "rt") as file:  # type: ignore[call-overload]
         entries = json.load(file)
     return sorted(word for word in entries if re.fullmatch("[a-z]{4,12}", word))
+
+
+_session: Any  # what `_start` makes once a process: Kokoro's network, its voices, the fast voice
+_styles: dict[str, np.ndarray]
+_hibari: Any
 
 
 def _style(job: dict) -> np.ndarray:

@@ -190,7 +190,13 @@ def read_provenance(source: Path) -> dict[str, Any]:
     """What is known of a policy's origin; empty for a bare checkpoint."""
     for path in (source / "provenance.json", source.parent / "provenance.json"):
         if path.is_file():
-            return json.loads(path.read_text())
+            try:
+                found = json.loads(path.read_text(encoding="utf-8"))
+            except (OSError, ValueError, RecursionError) as error:
+                raise CheckpointError(f"{path}: cannot be read ({error}); copy it again, or remove it") from error
+            if not isinstance(found, dict):
+                raise CheckpointError(f"{path}: does not say where the policy comes from; copy it again")
+            return found
     return {}
 
 

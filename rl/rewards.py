@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ from dcar.tokens.warping import Warping, code_distances, warped_distances, warpi
 from dcar.tracking import write_json
 from dcar.vocoder.base import Vocoder
 from dcar.vocoder.voicing import isolate, voice_each
+
+logger = logging.getLogger(__name__)
 
 NAN = float("nan")
 
@@ -290,6 +293,21 @@ def check_hears(recognizer: str, wer: float, limit: float) -> None:
         f"tells), train those; (4) max_reward_wer={math.ceil(10 * wer) / 10:g} to use it nevertheless")
 
 
+def _stored_errors(path: Path) -> tuple[Any, dict[str, list[int] | None]] | None:
+    """Fingerprint and errors by utterance that `GroundTruth.add` wrote; None, with a line, where they are damaged."""
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        errors = stored["errors"]
+        for counts in errors.values():
+            if counts is not None and not (len(counts) == 4 and all(type(n) is int and n >= 0 for n in counts)
+                                           and counts[3]):
+                raise ValueError(f"counts {counts}")
+        return stored["fingerprint"], errors
+    except (OSError, ValueError, RecursionError, TypeError, LookupError, AttributeError) as error:
+        logger.warning("%s: damaged (%s); the recordings are heard again", path, error)
+        return None
+
+
 class GroundTruth:
     """WER_gt of the training utterances, computed once per recogniser and kept in a file."""
 
@@ -302,9 +320,9 @@ class GroundTruth:
         self.fingerprint = digest.hexdigest()
         self.errors: dict[str, list[int] | None] = {}
         if path.is_file():
-            stored = json.loads(path.read_text())
-            if stored["fingerprint"] == self.fingerprint:
-                self.errors = stored["errors"]
+            stored = _stored_errors(path)
+            if stored is not None and stored[0] == self.fingerprint:
+                self.errors = stored[1]
 
     def missing(self, rank: int = 0, processes: int = 1) -> list[PromptItem]:
         """This process's share of what is not in the file."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import random
+
 import pytest
 import torch
 from tiny_decoders import tiny_decoder
@@ -10,6 +13,19 @@ from dcar.decoding import Prompt
 from dcar.model.car import CARDecoder
 
 torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """TEST_ORDER=SEED shuffles the files, and the tests of each: none may depend on what ran before it."""
+    if not (seed := os.environ.get("TEST_ORDER")):
+        return
+    rng = random.Random(seed)
+    files: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(str(item.path), []).append(item)
+    for tests in (groups := rng.sample(list(files.values()), len(files))):
+        rng.shuffle(tests)
+    items[:] = [item for tests in groups for item in tests]
 
 
 @pytest.fixture

@@ -10,13 +10,24 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import re
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dcar.corpus.rows import AudioSegment, Part, Problem, Row, Utterance, canonical_split, file_stamp, text_lines
+from dcar.corpus.rows import (
+    AudioSegment,
+    Part,
+    Problem,
+    Row,
+    Utterance,
+    canonical_split,
+    file_stamp,
+    is_file,
+    text_lines,
+)
 from dcar.errors import DataError
 
 
@@ -55,7 +66,7 @@ class _AudioRoots:
             return path
         for place in self.places:
             candidate = place[0].joinpath(*path.parts[place[1] :])
-            if candidate.is_file():
+            if is_file(candidate):
                 self.places.remove(place)
                 self.places.insert(0, place)
                 return candidate
@@ -71,7 +82,7 @@ def _cuts(file: Path, audio_root: Path | None) -> Iterator[Row]:
             continue
         try:
             cut = json.loads(text)
-        except (json.JSONDecodeError, RecursionError) as broken:
+        except (ValueError, RecursionError) as broken:
             yield Problem("", source, f"not valid JSON ({broken}); one cut a line")
             continue
         yield _row(cut, source, split, roots)
@@ -87,7 +98,7 @@ def _row(cut: Any, source: str, split: str | None, roots: _AudioRoots) -> Row:
         duration, rate = float(cut["duration"]), int(cut["recording"]["sampling_rate"])
     except _BadCut as bad:
         return Problem(name, source, f"cut {name}: {bad}")
-    except (KeyError, TypeError, ValueError) as broken:
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as broken:
         return Problem(name, source, f"cut {name}: not the documented format ({type(broken).__name__}: {broken})")
     return Utterance(
         name, text, speaker, audio, split=split, duration=duration, source=source, sample_rate=rate
@@ -133,10 +144,12 @@ def _audio(cut: dict[str, Any], roots: _AudioRoots) -> str | bytes | AudioSegmen
         raise _BadCut(f"channel {channel} is in none of the recording's sources")
     kind, place = sources[0]["type"], sources[0]["source"]
     start, duration, whole = float(cut["start"]), float(cut["duration"]), float(recording["duration"])
+    if not all(math.isfinite(seconds) and seconds >= 0 for seconds in (start, duration, whole)):
+        raise _BadCut(f"start {start}, duration {duration} of a recording of {whole} s; correct the manifest")
     if kind == "memory":
         if start > 0 or abs(duration - whole) > 0.01:
             raise _BadCut("is a stretch of a recording stored in the manifest; save the audio with save_audios first")
-        return base64.b64decode(place) if isinstance(place, str) else bytes(place)
+        return base64.b64decode(place) if isinstance(place, str) else bytes(list(place))
     if kind != "file":
         raise _BadCut(f"its audio is of type {kind!r}; download it and refer to files")
     path = str(roots(place))

@@ -12,6 +12,7 @@ from dcar.errors import DataError
 
 _TEXT_COLUMNS = ("text_normalized", "normalized_text", "text", "sentence", "transcription", "transcript")
 _SPEAKER_COLUMNS = ("speaker", "speaker_id", "client_id")
+READ_AT_ONCE = 1000
 _ID_COLUMNS = ("id", "utterance_id", "segment_id")
 
 
@@ -94,9 +95,29 @@ def _stored(rows: Any, path: str, name: str | None, label: str) -> Iterator[Row]
     rows = rows.cast_column(audio, datasets.Audio(decode=False))
     split = canonical_split(name) if name else None
     wanted = [c for k, c in columns.items() if c is not None and k != "audio"]
-    for index, row in enumerate(rows.select_columns(wanted)):
+    for index, row in enumerate(_each(rows.select_columns(wanted))):
         default = f"{name or Path(path).stem}_{index:07d}"
+        if isinstance(row, str):
+            yield Problem(default, f"{label}:{index + 1}", row)
+            continue
         yield _utterance(row, columns, StoredAudio(rows, index, audio), default, split, f"{label}:{index + 1}")
+
+
+def _each(rows: Any) -> Iterator[Mapping[str, Any] | str]:
+    """The rows of a dataset in order; in the place of one that cannot be read, why."""
+    for start in range(0, len(rows), READ_AT_ONCE):
+        try:
+            columns = rows[start : start + READ_AT_ONCE]
+            yield from [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+            continue
+        except (OSError, ValueError, LookupError):  # pyarrow's errors are among them: find the row
+            pass
+        for index in range(start, min(start + READ_AT_ONCE, len(rows))):
+            try:
+                row = rows[index]
+            except (OSError, ValueError, LookupError) as error:
+                row = f"cannot be read ({error}); write the dataset again"
+            yield row
 
 
 def _streamed(rows: Any, columns: dict[str, str | None], path: str, name: str | None, shard: int) -> Iterator[Row]:
@@ -113,11 +134,11 @@ def _streamed(rows: Any, columns: dict[str, str | None], path: str, name: str | 
             source, default = f"{label}:{index + 1}", f"{name or Path(path).stem}_{shard:05d}_{index:07d}"
             value = row[audio]
             found = (value.get("bytes") or value.get("path")) if isinstance(value, Mapping) else None
-            if not found:
+            if not isinstance(found, str | bytes):
                 yield Problem(default, source, f"column {audio!r} holds neither audio bytes nor a path")
                 continue
             yield _utterance(row, columns, found, default, split, source)
-    except (OSError, ConnectionError) as error:
+    except (OSError, ValueError) as error:  # a shard is read as a whole: what is behind a damaged row cannot be either
         cause = f"{type(error).__name__}: {error}"
         raise DataError(f"{label}: the stream broke off ({cause}); run again, it continues") from error
 

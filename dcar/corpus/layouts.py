@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from dcar.corpus.rows import Part, Problem, Row, Utterance, canonical_split, file_stamp, missing, text_lines
+from dcar.corpus.rows import Part, Problem, Row, Utterance, canonical_split, file_stamp, is_file, missing, text_lines
 from dcar.errors import DataError
 
 SPLIT_LISTS = ("train", "dev", "val", "valid", "validation", "test")
@@ -32,18 +32,25 @@ def _starter(file: Path) -> Iterator[Row]:
     absent = {"id", "text", "speaker", "duration", "audio"} - set(table.column_names)
     if absent:
         raise DataError(f"{file}: columns missing: {', '.join(sorted(absent))}")
-    for line, row in enumerate(table.to_pylist(), start=1):
-        source = f"{file.name}:{line}"
+    for index in range(table.num_rows):
+        source = f"{file.name}:{index + 1}"
+        try:
+            row = {name: table[name][index].as_py() for name in table.column_names}
+        except (pa.ArrowException, ValueError) as error:  # a string that is not UTF-8
+            yield Problem("", source, f"cannot be read ({error}); make the corpus again")
+            continue
         if (bad := missing(row, ("id", "text", "speaker"), source)) is not None:
             yield bad
             continue
-        audio = (row["audio"] or {}).get("bytes")
-        if not audio:
+        audio, duration = row["audio"], row["duration"]
+        encoded = audio.get("bytes") if isinstance(audio, dict) else None
+        if not isinstance(encoded, bytes) or not encoded:
             yield Problem(row["id"], source, f"utterance {row['id']} has no audio bytes; make the corpus again")
-            continue
-        yield Utterance(
-            row["id"], row["text"], row["speaker"], audio, split=file.stem, duration=row["duration"], source=source
-        )
+        elif duration is not None and not isinstance(duration, int | float):
+            yield Problem(row["id"], source, f"a duration of type {type(duration).__name__}, expected seconds")
+        else:
+            yield Utterance(row["id"], row["text"], row["speaker"], encoded, split=file.stem, duration=duration,
+                            source=source)  # fmt: skip
 
 
 def ljspeech_parts(root: Path) -> list[Part]:
@@ -107,7 +114,7 @@ def _listed_ids(lists: Sequence[Path]) -> dict[str, tuple[str, str]]:
 
 def _ljspeech_audio(folder: Path, name: str) -> Path:
     for candidate in (folder / f"{name}.wav", folder / name, folder / f"{name}.flac"):
-        if candidate.is_file():
+        if is_file(candidate):
             return candidate
     return folder / f"{name}.wav"
 
@@ -135,6 +142,8 @@ def _jsonl_row(file: Path, line: int, text: str, error: str | None, split: str |
         row = json.loads(text)
     except json.JSONDecodeError as broken:
         return Problem("", source, f"not valid JSON ({broken.msg} at column {broken.colno}); one object a line")
+    except ValueError:  # Python reads whole numbers of at most 4300 digits
+        return Problem("", source, "holds a number of thousands of digits; numbers that name something are strings")
     except RecursionError:
         return Problem("", source, "JSON nested too deeply; one flat object a line")
     if not isinstance(row, dict):

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from dcar.corpus.libritts import LibriTTSIndex, read_transcript
-from dcar.corpus.rows import Part, Problem, Row, Utterance, file_stamp, text_lines
+from dcar.corpus.rows import Part, Problem, Row, Utterance, file_stamp, is_file, text_lines
 from dcar.errors import DataError
 
 
@@ -67,7 +67,7 @@ def _seed_tts(list_file: Path) -> Iterator[Row]:
             yield Problem(name, source, "id and prompt wav must not be empty")
             continue
         wav = folder / fields[4] if len(fields) == 5 else folder / "wavs" / f"{name}.wav"
-        if not wav.is_file():
+        if not is_file(wav):
             yield Problem(
                 name, source, f"utterance {name} has no recording {wav}; the reference rows need it: unpack the "
                 "wavs of the test set, or name them in a fifth field"

@@ -18,9 +18,12 @@ lists them all, `corpus_parts` gives the pieces of a corpus to be read one row a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from dcar.corpus import cuts, layouts, libritts, lists
+from dcar.corpus.checked import checked_rows
 from dcar.corpus.huggingface import dataset_parts
 from dcar.corpus.rows import AudioSegment, Part, Problem, Row, StoredAudio, Utterance, canonical_split, describe
 from dcar.corpus.validate import MIN_PROMPT_SECONDS, validate_corpus
@@ -61,6 +64,13 @@ def corpus_parts(
     subsets: of `libritts`, all if empty. streaming: do not keep a `datasets` corpus on disk. Raises DataError if the
     corpus as a whole is unusable: unknown kind, no such path, not this layout, a setting that the kind does not have.
     """
+    parts = _parts(kind, path, audio_root, subsets, streaming)
+    return [replace(part, rows=partial(checked_rows, part.rows, part.name)) for part in parts]
+
+
+def _parts(
+    kind: str, path: str | Path | None, audio_root: str | Path | None, subsets: Sequence[str], streaming: bool
+) -> list[Part]:
     if kind not in KINDS:
         raise DataError(f"unknown corpus kind {kind!r}; one of {', '.join(KINDS)}")
     if audio_root is not None and kind not in ("unicats", "libriheavy", "lhotse"):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+import re
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +14,10 @@ import numpy as np
 
 from dcar.audio import audio_seconds, load_audio, load_segment
 from dcar.errors import AudioError
+
+LONGEST_LINE = 1 << 26
+"""Bytes of a line of a manifest; cuts may hold their audio."""
+_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 class _Rows(Protocol):
@@ -28,9 +34,13 @@ class StoredAudio:
 
     def read(self) -> str | bytes:
         """Encoded bytes, or the path of the file where the dataset stores only that. AudioError if it has neither."""
-        value = self.rows[self.index][self.column]
-        if isinstance(value, Mapping) and (value.get("bytes") or value.get("path")):
-            return value["bytes"] or str(value["path"])
+        try:
+            value = self.rows[self.index][self.column]
+        except (OSError, ValueError, LookupError) as error:  # pyarrow's errors are among them
+            raise AudioError(f"row {self.index}: cannot be read from the dataset ({error}); copy it again") from None
+        found = (value.get("bytes") or value.get("path")) if isinstance(value, Mapping) else None
+        if isinstance(found, str | bytes):
+            return found
         raise AudioError(f"row {self.index}: column {self.column!r} holds neither audio bytes nor a path")
 
 
@@ -103,7 +113,9 @@ class Problem:
     message: str
 
     def __str__(self) -> str:
-        return self.message if self.message.startswith(self.source) else f"{self.source}: {self.message}"
+        text = self.message if self.message.startswith(self.source) else f"{self.source}: {self.message}"
+        # one line that every terminal and file takes, whatever the row held
+        return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def describe(problems: list[Problem], limit: int | None = None) -> str:
@@ -144,19 +156,42 @@ def file_stamp(path: Path) -> str:
     return f"{state.st_size}:{state.st_mtime_ns}"
 
 
+def is_file(path: Path) -> bool:
+    """Whether a path that a row names is a file; no for one that cannot be one (too long, without permission)."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
+
+
 def text_lines(file: Path) -> Iterator[tuple[int, str, str | None]]:
-    """(line number from 1, text, what is wrong with it) of the lines that are not blank; `.gz` files are unpacked."""
-    with gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb") as handle:
-        for number, raw in enumerate(handle, start=1):
-            if number == 1:
-                raw = raw.removeprefix(b"\xef\xbb\xbf")
-            try:
-                text = raw.decode("utf-8").rstrip("\r\n")
-            except UnicodeDecodeError as error:
-                yield number, "", f"not UTF-8 (byte {error.start + 1} of the line); save the file as UTF-8"
-                continue
-            if text.strip():
-                yield number, text, None
+    """(line number from 1, text, what is wrong with it) of the lines that are not blank; `.gz` files are unpacked.
+
+    A file that cannot be read on (cut off, damaged, no permission) ends with a line that says so.
+    """
+    number = 0
+    try:
+        with gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb") as handle:
+            while raw := handle.readline(LONGEST_LINE + 1):
+                number += 1
+                if len(raw) > LONGEST_LINE:
+                    yield number, "", f"longer than {LONGEST_LINE} bytes; one row a line"
+                    while raw and not raw.endswith(b"\n"):
+                        raw = handle.readline(LONGEST_LINE)
+                    continue
+                if number == 1:
+                    raw = raw.removeprefix(b"\xef\xbb\xbf")
+                try:
+                    text = raw.decode("utf-8").rstrip("\r\n")
+                except UnicodeDecodeError as error:
+                    yield number, "", f"not UTF-8 (byte {error.start + 1} of the line); save the file as UTF-8"
+                    continue
+                if text.strip():
+                    yield number, text, None
+    except (EOFError, zlib.error, OSError) as error:
+        cause = "cut off" if isinstance(error, EOFError) else f"damaged or not readable ({error})"
+        yield number + 1, "", (f"the file is {cause}: what is behind line {number} is lost, what is before may be "
+                               "wrong; copy it again")
 
 
 def missing(row: Mapping[str, Any], keys: Iterable[str], source: str) -> Problem | None:

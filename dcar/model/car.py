@@ -53,13 +53,14 @@ class CARConfig(SpeechVocabulary):
     text_vocab_size: int = setting(512, "Units of text, phonemes of this project by default.", minimum=1)
     speech_vocab_size: int = setting(2048, "Codes of the speech tokenizer; taken from the data.", minimum=1)
     hidden_size: int = setting(1024, "Width of the layers, a multiple of num_attention_heads.", minimum=1)
-    num_layers: int = setting(12, "Transformer layers.", minimum=1)
+    num_layers: int = setting(12, "Transformer layers.", minimum=1, maximum=1000)
     num_attention_heads: int = setting(8, "Attention heads of a layer; an even number of dimensions each.", minimum=1)
     ffn_size: int = setting(4096, "Width of the feed-forward layers.", minimum=1)
-    num_prediction_heads: int = setting(7, "Tokens predicted at once (K); 1 = FAR.", minimum=1)
+    num_prediction_heads: int = setting(7, "Tokens predicted at once (K); 1 = FAR.", minimum=1, maximum=1000)
     heads: str = setting("independent", "independent: each with weights of its own, the paper's; shared: one stack for "
                                         "all offsets, which is read once for any number of tokens.", choices=HEAD_KINDS)
-    head_blocks: int = setting(4, "Residual blocks of every additional head, or of the shared stack.", minimum=1)
+    head_blocks: int = setting(4, "Residual blocks of every additional head, or of the shared stack.", minimum=1,
+                               maximum=1000)
     share_head_blocks: bool = setting(False, "The blocks of an independent head share their weights.")
     zero_init_heads: bool = setting(True, "Blocks of the heads start as the identity.")
     head_width: int = setting(0, "Width inside the blocks of shared heads; 0 = twice hidden_size.", minimum=0)

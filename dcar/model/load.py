@@ -37,7 +37,7 @@ def _class_of(directory: str | Path) -> type[CARDecoder] | type[BackboneDecoder]
         raise CheckpointError(f"{path}: this is a '{kind}' language model as it was published; make a decoder of it "
                               f"first: dcar convert-backbone kind=… source={directory} out=…")
     known = {c.model_type: c for c in (BackboneDecoder, BackboneDraft, DraftDecoder)}
-    return known.get(kind, CARDecoder)
+    return known.get(str(kind), CARDecoder)
 
 
 def load_decoder(directory: str | Path, device: str | torch.device = "cpu",

@@ -2,11 +2,15 @@
 
 <dir>/prepared.json      corpus, tokenizer name and checksum, phoneme inventory version, counts, digests of the files
 <dir>/{train,dev,test}/  Hugging Face datasets with the columns of `features()`
+
+Whoever loads a split has the sizes of its files compared with prepared.json, and, once a process, their digests: one
+flipped bit would train on as another token. A gigabyte takes about a second.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -15,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from dcar.corpus.read import Utterance, read_corpus
 from dcar.errors import DataError
-from dcar.storage import digest, files_of
+from dcar.storage import digest, files_of, gigabytes
 from dcar.text.phonemes import PHONEME_VERSION, TEXT_TOKENIZER, TEXT_VOCAB_SIZE
 from dcar.tracking import write_json
 
@@ -24,6 +28,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from dcar.tokens.base import SpeechTokenizer
+
+logger = logging.getLogger(__name__)
 
 FORMAT_VERSION = 2  # 1: voice features of 16 kHz audio, which the vocoder took for dull voices
 RESUME = "free some space and run again, finished shards are kept"
@@ -170,7 +176,8 @@ def recording_of(row: Mapping[str, Any]) -> tuple[str, float]:
     return row["id"].removesuffix(copy_name("", speed)), speed
 
 
-NEEDED = {"phonemes": ("version",), "tokenizer": ("name", "checksum", "vocab_size")}
+NEEDED: dict[str, dict[str, type]] = {
+    "phonemes": {"version": str}, "tokenizer": {"name": str, "checksum": str, "vocab_size": int}}
 """What everything that reads a prepared corpus takes from prepared.json, besides the counts."""
 
 
@@ -183,13 +190,18 @@ def prepared_info(directory: str | Path) -> dict[str, Any]:
     if info.get("format_version") != FORMAT_VERSION:
         found = info.get("format_version")
         raise DataError(f"{directory}: format version {found}, this program reads {FORMAT_VERSION}; prepare again")
-    lacking = [f"{part}.{name}" for part, names in NEEDED.items() for name in names
-               if not isinstance(info.get(part), dict) or name not in info[part]]
-    if lacking or not isinstance(info.get("counts"), dict):
-        raise DataError(f"{directory}: prepared.json is incomplete, it lacks {', '.join(lacking) or 'counts'}; prepare "
-                        "again")
+    lacking = [f"{part}.{name}" for part, kinds in NEEDED.items() for name, kind in kinds.items()
+               if not isinstance(info.get(part), dict) or not isinstance(info[part].get(name), kind)]
+    counts = info.get("counts")
+    if not isinstance(counts, dict) or not all(isinstance(c, dict) and isinstance(c.get("utterances"), int)
+                                               for c in counts.values()):
+        lacking.append("counts")
+    if not isinstance(info.get("files", {}), dict):
+        lacking.append("files")
+    if lacking:
+        raise DataError(f"{directory}: prepared.json is incomplete, it lacks {', '.join(lacking)}; prepare again")
     version = info["phonemes"]["version"]
-    if version != PHONEME_VERSION and not str(version).startswith(TEXT_TOKENIZER):
+    if version != PHONEME_VERSION and not version.startswith(TEXT_TOKENIZER):
         raise DataError(f"{directory}: phoneme inventory {version}, this program has {PHONEME_VERSION}; prepare again")
     return info
 
@@ -216,16 +228,61 @@ def load_prepared(directory: str | Path, split: str, *, tokenizer: SpeechTokeniz
             f"{tokenizer.name} ({tokenizer.checksum[:12]}); load that one or prepare again"
         )
     folder = Path(directory) / split
-    if not folder.is_dir():
+    if split not in info["counts"] or not folder.is_dir():
         raise DataError(f"{directory}: no split {split!r}; it has {', '.join(info['counts'])}")
+    if found := listed_faults(Path(directory), info, f"{split}/", digests=True):
+        raise DataError(f"{directory}: {'; '.join(found)}: not as it was written; prepare again, or copy it again from "
+                        "where it came (`dcar verify` lists what differs)")
     try:
         rows = datasets.load_from_disk(str(folder))
-    except (FileNotFoundError, OSError, ValueError) as error:
-        raise DataError(f"{folder}: cannot be read ({error}); prepare again") from error
+        if not {f"{split}/{name}" for name in files_of(folder)} <= set(info.get("files") or ()):
+            # earlier versions listed no digests: what Arrow would follow beyond the file is looked for instead
+            logger.info("%s: prepared.json lists no digests of it; its table is examined instead", folder)
+            rows.data.table.validate(full=True)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:  # whatever broken JSON leads to
+        raise DataError(f"{folder}: cannot be read ({type(error).__name__}: {error}); prepare again") from error
+    if not isinstance(rows, datasets.Dataset):
+        raise DataError(f"{folder}: holds several datasets, expected one split; prepare again")
+    rows = rows.with_format(None)  # all columns as Python values, whatever state.json says
+    if absent := set(COLUMNS) - set(rows.column_names):
+        raise DataError(f"{folder}: it lacks the columns {', '.join(sorted(absent))}; prepare again")
     expected = info["counts"][split]["utterances"]
     if len(rows) != expected:
         raise DataError(f"{folder}: {len(rows)} rows, prepared.json says {expected}; prepare again")
     return rows
+
+
+MOST_DIGESTED = 4 << 30
+"""Bytes of a file up to which loading recomputes its digest; larger ones are left to `dcar verify`."""
+_digested: dict[tuple[str, int, int], str] = {}  # (path, size, time of change) -> SHA-256, of this process
+
+
+def listed_faults(directory: Path, info: Mapping[str, Any], below: str, digests: bool = False) -> list[str]:
+    """What differs between the files whose names begin with `below` and the list in prepared.json: sizes, and digests
+    if asked for. Nothing differs where there is no list (earlier versions wrote none)."""
+    found = []
+    for name, expected in (info.get("files") or {}).items():
+        if not name.startswith(below):
+            continue
+        path = directory / name
+        try:
+            state = path.stat()
+            key = (str(path.resolve()), state.st_size, state.st_mtime_ns)
+            if state.st_size != expected["size"]:
+                found.append(f"{name} has {state.st_size} of {expected['size']} bytes")
+            elif digests and state.st_size > MOST_DIGESTED:
+                logger.info("%s: %s; only its size was checked, `dcar verify` reads it all", path,
+                            gigabytes(state.st_size))
+            elif digests:
+                if key not in _digested:
+                    _digested[key] = digest(path)["sha256"]
+                if _digested[key] != expected["sha256"]:
+                    found.append(f"{name} has another digest")
+        except OSError as error:
+            found.append(f"{name} cannot be read ({error.strerror})")
+        except (TypeError, KeyError):
+            found.append(f"prepared.json lists {name} without size and digest")
+    return found
 
 
 def source_utterances(directory: str | Path, path: str | Path | None = None) -> dict[str, Utterance]:
@@ -233,7 +290,12 @@ def source_utterances(directory: str | Path, path: str | Path | None = None) -> 
 
     `path` says where the corpus is now, if it was moved.
     """
-    corpus = prepared_info(directory)["corpus"]
+    corpus = prepared_info(directory).get("corpus")
+    subsets = corpus.get("subsets", []) if isinstance(corpus, dict) else None
+    if not isinstance(corpus, dict) or "path" not in corpus or not isinstance(corpus.get("kind"), str) or not all(
+        isinstance(place, str | None) for place in (corpus.get("path"), corpus.get("audio_root"))
+    ) or not isinstance(subsets, list) or not all(isinstance(subset, str) for subset in subsets):
+        raise DataError(f"{directory}: prepared.json does not say which corpus it was made from; prepare again")
     utterances, _ = read_corpus(
         corpus["kind"],
         path or corpus["path"],

@@ -35,6 +35,7 @@ from dcar.prepare.prepared import (
     load_prepared,
     partial_folder,
     prepared_info,
+    read_json,
     source_utterances,
 )
 from dcar.prepare.settings import (
@@ -129,7 +130,12 @@ def run(
     )
     if (report := finished(config, fingerprint, checked, filtered)) is not None:
         return report
-    problems = [Problem(**p) for p in json.loads(verdict.read_text())["problems"]]
+    recorded = read_json(verdict)
+    try:
+        problems = [Problem(**p) for p in (recorded or {})["problems"]]
+    except (KeyError, TypeError):
+        verdict.unlink(missing_ok=True)
+        raise DataError(f"{verdict}: damaged, and removed; run again, the corpus is validated anew") from None
     if problems and not config.skip_bad:
         raise DataError(
             f"{len(problems)} problems in the {config.corpus} corpus; repair them or set skip_bad:\n"
@@ -147,6 +153,10 @@ def run(
         ]
         for split, split_rows in chosen.items()
     }
+    twice = [i for i, n in Counter(j.id for js in jobs.values() for j in js).items() if n > 1]
+    if twice:  # a copy of A at 0.9 is called A@0.9, and so may an utterance be
+        raise DataError(f"{len(twice)} ids are used twice, {twice[0]!r} among them, once for a copy at another speed; "
+                        "rename the utterances or leave out that speed")
     empty = [split for split, split_jobs in jobs.items() if not split_jobs]
     if empty or not jobs:
         raise DataError(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from dcar.config import check, setting
 from dcar.corpus.read import KINDS, Problem, Utterance, describe
 from dcar.errors import ConfigError, DataError
-from dcar.prepare.prepared import FORMAT_VERSION, read_json
+from dcar.prepare.prepared import FORMAT_VERSION, listed_faults, read_json
 from dcar.prepare.shards import Encoder
 from dcar.text.phonemes import PHONEME_VERSION
 
@@ -219,11 +219,16 @@ def finished(
     """
     out = Path(config.out)
     done = read_json(out / "prepared.json")
-    if done is None or done.get("fingerprint") != fingerprint or (done["skipped"] and not config.skip_bad):
+    if done is None or done.get("fingerprint") != fingerprint:
         return None
-    problems = [Problem(**p) for p in done["skipped"]]
-    rows = done["checked"] if checked is None else checked
-    return PrepareReport(problems, done["counts"], out, rows, done["filtered"] if filtered is None else filtered)
+    try:
+        if (done["skipped"] and not config.skip_bad) or any(listed_faults(out, done, f"{s}/") for s in done["counts"]):
+            return None
+        problems = [Problem(**p) for p in done["skipped"]]
+        rows = done["checked"] if checked is None else checked
+        return PrepareReport(problems, done["counts"], out, rows, done["filtered"] if filtered is None else filtered)
+    except (KeyError, TypeError):  # not as this program writes it: made again
+        return None
 
 
 def wait(ready: Callable[[], bool], seconds: float, what: str) -> None:

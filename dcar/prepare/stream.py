@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 from tqdm import tqdm
@@ -131,7 +131,7 @@ class _Worker:
 
     def is_done(self, name: str) -> bool:
         record = read_json(self.work / f"chunk-{name}.json")
-        return record is not None and all(shard_is_there(self.work / f) for f in record["shards"].values())
+        return is_chunk(record) and all(shard_is_there(self.work / f) for f in record["shards"].values())
 
     def run(self, name: str, rows: list[Row], pool: ThreadPoolExecutor, bar: Any) -> None:
         config = self.config
@@ -168,6 +168,12 @@ class _Worker:
         )  # fmt: skip
 
 
+def is_chunk(record: dict[str, Any] | None) -> TypeGuard[dict[str, Any]]:
+    """Whether a chunk's record is as `_Worker.run` writes it."""
+    kinds = {"shards": dict, "rows": int, "filtered": int, "problems": list}
+    return record is not None and all(isinstance(record.get(name), kind) for name, kind in kinds.items())
+
+
 def split_of(u: Utterance, config: PrepareConfig) -> str:
     """The utterance's own split, or one by a hash of its sentence: the same sentence never stands in two splits."""
     if u.split is not None:
@@ -186,7 +192,7 @@ def _assemble(
     checked = filtered = 0
     for name in names:
         record = read_json(work / f"chunk-{name}.json")
-        if record is None:
+        if not is_chunk(record):
             raise DataError(f"{work}/chunk-{name}.json is missing or broken; run again, only its shards are made anew")
         for split, file in record["shards"].items():
             check_shard(work / file)

@@ -171,11 +171,16 @@ def read_kmeans(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         card = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
         tensors = load_file(folder / "tokenizer.safetensors")
         for key in ("type", "name", "checksum", "encoder_sha256"):
-            card[key]
+            if not isinstance(card[key], str):
+                raise ValueError(f"{key} {card[key]!r}")
+        if not isinstance(card.get("provenance", {}), dict | None):
+            raise ValueError(f"provenance {card['provenance']!r}")
+        if odd := [name for name, array in tensors.items() if array.dtype.kind != "f"]:
+            raise ValueError(f"{', '.join(odd)} are no numbers")
         if not {"centroids", "mean", "scale"} <= tensors.keys() <= {"centroids", "mean", "scale", "projection"}:
             raise ValueError(f"tensors {sorted(tensors)}")
         return card, tensors
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+    except (OSError, ValueError, RecursionError, KeyError, TypeError, SafetensorError) as error:
         raise CheckpointError(
             f"{folder}: not a complete speech tokenizer ({type(error).__name__}: {error}); "
             "make one with `dcar fit-tokenizer` or give the folder that it wrote"

@@ -65,8 +65,10 @@ class JsonlLog(TrainerCallback):
                 continue
             try:
                 line = json.loads(text)
+                if not all(isinstance(line.get(name, 0), int | float) for name in ("step", "loss")):
+                    raise ValueError("no numbers")
                 line["step"] + 0
-            except (ValueError, TypeError, KeyError):
+            except (ValueError, RecursionError, TypeError, AttributeError, KeyError):
                 logger.warning("%s:%d was cut off and is dropped", self.path, number)
                 continue
             found.append(line)

@@ -76,7 +76,7 @@ def _faults_without_manifest(folder: Path) -> list[str]:
                 with zipfile.ZipFile(path) as archive:
                     if broken := archive.testzip():
                         raise ValueError(f"{broken} is damaged")
-        except (OSError, ValueError, SafetensorError, zipfile.BadZipFile) as error:
+        except (OSError, ValueError, RecursionError, SafetensorError, zipfile.BadZipFile) as error:
             found.append(f"{path.relative_to(folder)} cannot be read ({error})")
     return found
 

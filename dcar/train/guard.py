@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
+
+from dcar.errors import DataError
 
 REPLAY = ("load_batch of dcar/train/guard.py returns the micro-batches of the update: the arguments of the model in "
           "stage one (replay of the same file calls it), the rollouts in DCPO. The weights before are those of the "
@@ -59,15 +61,19 @@ def save_batch(path: Path, batches: Sequence[Mapping[str, Any]], **facts: Any) -
 
 
 def load_batch(path: str | Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """The micro-batches that `save_batch` kept, and the facts about them."""
+    """The micro-batches that `save_batch` kept, and the facts about them. DataError for a damaged file."""
     batches: dict[int, dict[str, Any]] = {}
-    with safe_open(path, "pt") as file:
-        header = file.metadata()
-        values: dict[str, Any] = {name: file.get_tensor(name) for name in file.keys()}
-    for key, value in {**values, **json.loads(header["others"])}.items():
-        index, _, name = key.partition(".")
-        batches.setdefault(int(index), {})[name] = value
-    return [batches[i] for i in sorted(batches)], json.loads(header["facts"])
+    try:
+        with safe_open(path, "pt") as file:
+            header = file.metadata()
+            values: dict[str, Any] = {name: file.get_tensor(name) for name in file.keys()}
+        for key, value in {**values, **json.loads(header["others"])}.items():
+            index, _, name = key.partition(".")
+            batches.setdefault(int(index), {})[name] = value
+        return [batches[i] for i in sorted(batches)], json.loads(header["facts"])
+    except (OSError, SafetensorError, ValueError, RecursionError, TypeError, LookupError) as error:
+        raise DataError(f"{path}: no batch that a training run kept, or damaged ({error}); start the run again, it "
+                        "keeps the batch again where it stops") from error
 
 
 def replay(path: str | Path, model: nn.Module, **arguments: Any) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from dcar.vocoder.blocks import VocoderConfig
 from dcar.vocoder.equalizer import Equalizer
 from dcar.vocoder.renderer import Pitch, Renderer
 from dcar.voices.features import speaker_features
+from heads.checkpoint import STORED, wrong_types
 
 __all__ = ["Pitch", "TokenVocoder", "VocoderConfig", "speaker_features"]
 
@@ -147,7 +148,7 @@ class TokenVocoder(nn.Module):
         try:
             config = json.loads((folder / "config.json").read_text())
             weights = load_file(folder / "model.safetensors")
-        except (OSError, ValueError, SafetensorError) as error:
+        except (OSError, ValueError, RecursionError, SafetensorError) as error:
             raise CheckpointError(
                 f"{folder}: no readable vocoder (config.json + model.safetensors): {error}"
             ) from error
@@ -157,10 +158,20 @@ class TokenVocoder(nn.Module):
         unknown = set(config) ^ {f.name for f in fields(VocoderConfig)}
         if unknown:
             raise CheckpointError(f"{folder}/config.json: unknown or missing keys {sorted(unknown)}")
-        model = cls(VocoderConfig(**config))
+        widest = max((max(value.shape, default=0) for value in weights.values()), default=0)
+        if wrong := wrong_types(VocoderConfig, config) or [
+            f"{name}: {size}" for name, size in config.items() if name.endswith(("_size", "_fft", "_bands", "_dim"))
+            and size > 2 * widest  # would take memory for what the weights do not hold
+        ]:
+            raise CheckpointError(f"{folder}/config.json: impossible settings ({', '.join(wrong)[:200]}); copy it "
+                                  "again")
+        if odd := [f"{n} as {t.dtype}" for n, t in weights.items() if t.dtype not in STORED]:
+            raise CheckpointError(f"{folder}/model.safetensors: weights that are no numbers of a model "
+                                  f"({', '.join(odd[:3])}); copy it again")
         try:
+            model = cls(VocoderConfig(**config))
             model.load_state_dict({name: value.float() for name, value in weights.items()}, strict=True)
-        except RuntimeError as error:
+        except (CheckpointError, RuntimeError, TypeError, ValueError, ArithmeticError, AssertionError) as error:
             raise CheckpointError(f"{folder}: weights do not fit the config: {error}") from error
         if not all(bool(torch.isfinite(value).all()) for value in model.state_dict().values()):
             raise CheckpointError(f"{folder}/model.safetensors: weights that are not finite; the file is damaged")

@@ -68,9 +68,26 @@ def load_tuned(path: str | Path) -> Tuned:
     """Read a tuned.json. DataError where it is missing, broken or of another format."""
     path = Path(path)
     try:
-        header = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+        header = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path}: cannot be read ({error}); `dcar tune` writes it") from error
     if not isinstance(header, dict) or header.get("format_version") != FORMAT_VERSION:
         raise DataError(f"{path}: no tuned.json of format {FORMAT_VERSION}; run `dcar tune` again")
-    return Tuned(path, header, header["methods"])
+    kinds = {"split": str, "utterances": int, "seeds": list, "prompt_seeds": list, "judge": str, "methods": dict}
+    wrong = [name for name, kind in kinds.items() if not isinstance(header.get(name), kind)]
+    methods = header["methods"] if "methods" not in wrong else {}
+    wrong += [f"methods.{name}" for name, found in methods.items() if not _is_method(found)]
+    if wrong:
+        raise DataError(f"{path}: incomplete or damaged ({', '.join(wrong[:3])}); run `dcar tune` again, its records "
+                        "are kept")
+    return Tuned(path, header, methods)
+
+
+def _is_method(found: Any) -> bool:
+    """Whether an entry has the identity of a method and a sampling of three numbers."""
+    if not isinstance(found, dict) or not isinstance(found.get("identity"), dict):
+        return False
+    sampling = found.get("sampling")
+    return isinstance(sampling, dict) and all(
+        isinstance(sampling.get(k), kind) and not isinstance(sampling[k], bool)
+        for k, kind in (("temperature", int | float), ("top_k", int), ("top_p", int | float)))

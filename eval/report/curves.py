@@ -30,14 +30,17 @@ def curves_section(log: Sequence[dict[str, Any]]) -> str:
 def read_log(path: Path) -> list[dict[str, Any]]:
     """Lines of a trainer's log.jsonl; an incomplete last line of a running job is left out."""
     try:
-        lines = path.read_text().splitlines()
+        lines = path.read_bytes().splitlines()
     except OSError as error:
         raise DataError(f"{path}: cannot read the training log ({error})") from error
     entries = []
     for number, line in enumerate(lines, start=1):
         try:
-            entries.append(json.loads(line))
-        except json.JSONDecodeError as error:
+            entry = json.loads(line)
+            if not isinstance(entry, dict):
+                raise ValueError(f"a {type(entry).__name__}, not an object")
+            entries.append(entry)
+        except (ValueError, RecursionError) as error:  # ValueError: no JSON, or not UTF-8
             if number < len(lines):
                 raise DataError(f"{path}:{number}: not a line of JSON ({error})") from error
     return entries

@@ -57,7 +57,13 @@ def write_report(compare: str | Path, training_log: str | Path | None = None, ou
     path = Path(out) if out else folder / "report.html"
     path.parent.mkdir(parents=True, exist_ok=True)
     part, sheets = path.with_name(path.name + ".part"), Sheets()
-    part.write_text(page(result, folder, log, sheets), encoding="utf-8")
+    try:
+        text = page(result, folder, log, sheets)
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        raise DataError(f"{folder}: no report can be made of compare.json and what lies beside it "
+                        f"({type(error).__name__}: {error}); run the comparison again, finished records are kept"
+                        ) from error
+    part.write_text(text, encoding="utf-8", errors="backslashreplace")
     part.replace(path)
     sheets.write(path.with_name(f"{path.stem}_tables"))
     return path
@@ -66,10 +72,11 @@ def write_report(compare: str | Path, training_log: str | Path | None = None, ou
 def read_comparison(folder: Path) -> dict[str, Any]:
     """compare.json of a comparison's folder; DataError where it is missing, broken or of another format."""
     try:
-        result = json.loads((folder / "compare.json").read_text())
-    except (OSError, json.JSONDecodeError) as error:
+        result = json.loads((folder / "compare.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{folder}/compare.json: cannot be read ({error}); run `dcar compare` first") from error
-    if (version := result.get("format_version")) != FORMAT_VERSION:
+    version = result.get("format_version") if isinstance(result, dict) else None
+    if version != FORMAT_VERSION:
         raise DataError(f"{folder}/compare.json: format {version}, this version reads {FORMAT_VERSION}; run the "
                         f"comparison again (`dcar compare --config {folder}/config.yaml`): it speaks anew what it "
                         "needs")

@@ -15,6 +15,7 @@ The comparison keeps Ogg Opus, so scores of the wavs are of speech that was code
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import sys
@@ -49,9 +50,18 @@ def run(config: ExportConfig) -> list[Path]:
     """Write the files; returns the folder of each method. DataError for no comparison, or one that kept no audio."""
     source, out = Path(config.run), Path(config.out)
     try:
-        header = json.loads((source / "compare.json").read_text())
-    except (OSError, json.JSONDecodeError) as error:
+        header = json.loads((source / "compare.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{source}: no finished comparison ({error}); run `dcar compare out={source}`") from error
+    try:
+        return _export(config, source, out, header)
+    except (LookupError, TypeError, ValueError, AttributeError, OSError) as error:
+        raise DataError(f"{source}: its compare.json or records.jsonl are not as a comparison writes them "
+                        f"({type(error).__name__}: {error}); run the comparison again, finished records are kept"
+                        ) from error
+
+
+def _export(config: ExportConfig, source: Path, out: Path, header: dict[str, Any]) -> list[Path]:
     records: dict[str, list[Record]] = defaultdict(list)
     for record in read_jsonl(source / "records.jsonl"):
         if record["seed"] == config.seed and "prompt_seed" not in record:  # audio is kept with the first prompts only
@@ -93,8 +103,12 @@ def _kept_audio(header: dict[str, Any]) -> tuple[dict[tuple[str, str], str], dic
 
 
 def file_name(utterance_id: str) -> str:
-    """An id as the name of a file; ids that need no change keep it."""
-    return re.sub(r"[^\w.@-]+", "_", utterance_id)
+    """An id as the name of a file; ids that need no change keep it, others end in a digest: no two are alike."""
+    plain = re.sub(r"[^\w.@-]+", "_", utterance_id)
+    if plain == utterance_id and len(plain.encode()) <= 200:  # bytes; file systems take 255, with the suffix
+        return plain
+    short = plain.encode()[:150].decode(errors="ignore")
+    return f"{short}-{hashlib.blake2b(utterance_id.encode(), digest_size=4).hexdigest()}"
 
 
 def _wav(source: Path, target: Path) -> Path:

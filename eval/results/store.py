@@ -130,13 +130,17 @@ class RecordStore:
 
 def read_jsonl(path: Path) -> Iterator[Record]:
     """Records of one file; only its last line may be broken (an interrupted write)."""
-    lines = path.read_text().splitlines() if path.exists() else []
+    lines = path.read_bytes().splitlines() if path.exists() else []
     for number, line in enumerate(lines, start=1):
         try:
-            yield json.loads(line)
-        except json.JSONDecodeError as error:
+            record = json.loads(line)
+            if not isinstance(record, dict):
+                raise ValueError(f"a {type(record).__name__}, not an object")
+        except (ValueError, RecursionError) as error:  # ValueError: no JSON, or not UTF-8
             if number < len(lines):
                 raise DataError(f"{path}:{number}: not a record ({error}); delete this line and run again") from error
+            return
+        yield record
 
 
 def choose_items(items: Sequence[PromptItem], limit: int) -> list[PromptItem]:
@@ -193,6 +197,10 @@ class Maker:
                                    "their utterances are spoken again", self.out, record.get("version", 1),
                                    RECORD_VERSION)
                 self._warned = True
+                continue
+            if not is_record(record):
+                logger.warning("%s/records: a damaged record of %.60s, %.60s is not used; it is spoken again", self.out,
+                               record.get("method"), record.get("id"))
                 continue
             index = self._index.get(record["id"])
             if index is None or record["fingerprint"] != self.fingerprint(record["method"], index):
@@ -306,6 +314,30 @@ class Maker:
         record["seconds"] = seconds
         self.store.append(record)
         self.done[unit.method, unit.seed, item.prompt.utterance_id] = record
+
+
+_NUMBER = int | float
+_RECORD: dict[str, Any] = {
+    "method": str, "id": str, "fingerprint": str, "text": str, "hypothesis": str, "seed": int, "duration": _NUMBER,
+    "reference_duration": _NUMBER, "words": list, "characters": list, "seconds": dict}
+_OPTIONAL: dict[str, Any] = {
+    "tokens": list, "truncated": bool, "passes": int, "draft_passes": int, "proposed": int, "accepted": int,
+    "rounds_proposed": list, "rounds_accepted": list, "emitted": list, "actions": list, "scores": dict,
+    "second_words": list, "speaker_similarity": _NUMBER | None, "noise_quality": _NUMBER | None}
+
+
+def is_record(record: Record) -> bool:
+    """Whether a record that was read has everything that tables are made of, each of its type."""
+    counted = [record.get(name, [0, 0, 0, 0]) for name in ("words", "characters", "second_words")]
+    numbers = [record[n] for n in ("tokens", "rounds_proposed", "rounds_accepted", "emitted", "actions") if n in record]
+    return (
+        all(isinstance(record.get(name), kind) for name, kind in _RECORD.items())
+        and all(isinstance(record[name], kind) for name, kind in _OPTIONAL.items() if name in record)
+        and all(len(c) == 4 and all(type(n) is int for n in c) for c in counted)
+        and all(type(n) is int for values in numbers for n in values)
+        and all(isinstance(n, _NUMBER | None) for n in record.get("scores", {}).values())
+        and all(isinstance(n, _NUMBER) for n in record["seconds"].values())
+    )
 
 
 def save_opus(path: Path, wave: np.ndarray, rate: int) -> None:

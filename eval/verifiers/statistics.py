@@ -19,7 +19,7 @@ from torch import Tensor
 from dcar.errors import CheckpointError, ConfigError
 from dcar.model.car import CARConfig
 from dcar.tracking import write_json
-from heads.checkpoint import tensors_checksum
+from heads.checkpoint import STORED, tensors_checksum
 
 FORMAT_VERSION = 1
 TENSORS, INFO = "statistics.safetensors", "statistics.json"
@@ -75,14 +75,21 @@ class VerifierStatistics:
         try:
             about = json.loads((path / INFO).read_text())
             tensors = load_file(path / TENSORS)
-        except (OSError, json.JSONDecodeError, SafetensorError) as error:
+        except (OSError, ValueError, RecursionError, SafetensorError) as error:
             raise CheckpointError(f"{path}: cannot read the statistics ({error}); make them with "
                                   f"`dcar fit-verifiers out={path}`") from error
+        about = about if isinstance(about, dict) else {}
         if about.get("format_version") != FORMAT_VERSION:
             raise CheckpointError(f"{path}: statistics of format {about.get('format_version')}, this program reads "
                                   f"{FORMAT_VERSION}; fit them again with `dcar fit-verifiers`")
         if set(tensors) != set(NAMES):
             raise CheckpointError(f"{path}: the tensors are {sorted(tensors)}, not {sorted(NAMES)}; fit them again")
+        kinds = {"decoder": str, "tokenizer": str, "states": int, "tensors": str, "info": dict}
+        if wrong := [name for name, kind in kinds.items() if not isinstance(about.get(name), kind)]:
+            raise CheckpointError(f"{path}: {INFO} lacks {', '.join(wrong)}; fit them again with `dcar fit-verifiers`")
+        if wrong := [f"{n} as {t.dtype}" for n, t in tensors.items()
+                     if (t.dtype != torch.int64 if n.startswith("bigram") else t.dtype not in STORED)]:
+            raise CheckpointError(f"{path}: {', '.join(wrong)}; fit them again with `dcar fit-verifiers`")
         if tensors_checksum(tensors) != about["tensors"]:
             raise CheckpointError(f"{path}: {TENSORS} is not the file that {INFO} was written with; fit them again")
         return cls(about["decoder"], about["tokenizer"], about["states"], info=about["info"], **tensors)

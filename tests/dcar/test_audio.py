@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import os
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dcar import audio
-from dcar.audio import load_audio, resample, save_audio
+from dcar.audio import audio_seconds, load_audio, load_segment, resample, save_audio
 from dcar.errors import AudioError
 
 RATE = 16_000
@@ -170,3 +171,54 @@ def test_loud_samples_are_clipped(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     save_audio(tmp_path / "a.wav", tone() * 5, RATE)
     assert np.abs(load_audio(tmp_path / "a.wav")[0]).max() <= 1.0
     assert "clipped" in caplog.text
+
+
+@pytest.mark.parametrize(("kind", "subtype"), [
+    ("WAV", "PCM_16"), ("WAV", "PCM_24"), ("WAV", "FLOAT"), ("RF64", "PCM_16"), ("W64", "PCM_16"), ("AIFF", "PCM_16"),
+    ("AU", "PCM_16"), ("CAF", "PCM_16"), ("FLAC", "PCM_16"), ("OGG", "VORBIS"), ("OGG", "OPUS"),
+    ("MP3", "MPEG_LAYER_III"),
+])  # fmt: skip
+def test_a_recording_that_was_cut_off_is_no_shorter_one(kind: str, subtype: str, tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    sf.write(buffer, tone(2.0), RATE, format=kind, subtype=subtype)
+    whole = buffer.getvalue()
+    assert len(load_audio(whole)[0]) == pytest.approx(2 * RATE, abs=10)
+    for share in (0.2, 0.5, 0.9, 0.97):
+        cut = whole[: int(len(whole) * share)]
+        (tmp_path / "cut").write_bytes(cut)
+        for source in (cut, tmp_path / "cut"):
+            with pytest.raises(AudioError, match="is cut off|not readable as audio"):
+                load_audio(source)
+
+
+def test_headers_that_are_a_little_off_or_do_not_know_are_read(tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    sf.write(buffer, tone(1.0), RATE, format="WAV", subtype="PCM_16")
+    whole = buffer.getvalue()
+    place = whole.index(b"data") + 4
+    size = int.from_bytes(whole[place : place + 4], "little")
+    for claimed in (size + 36, 0xFFFFFFFF, 0x7FFFF000):  # the size of the file; ffmpeg and sox writing to a pipe
+        written = whole[:place] + claimed.to_bytes(4, "little") + whole[place + 4 :]
+        assert len(load_audio(written)[0]) == RATE
+    with pytest.raises(AudioError, match=r"promises 1.50 s, the file holds 1.00 s"):
+        load_audio(whole[:place] + (size * 3 // 2).to_bytes(4, "little") + whole[place + 4 :])
+
+
+def test_what_is_no_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path, message in [(tmp_path / "pipe", "a pipe or a device"), (Path("/dev/zero"), "a pipe or a device"),
+                          (tmp_path / ("x" * 10_000), "File name too long"), (tmp_path / "a\0b", "no such audio"),
+                          (tmp_path / "pipe" / "a.wav", "no such audio"), (tmp_path / "\ud800", "no such audio")]:
+        with pytest.raises(AudioError, match=message):
+            load_audio(path)
+        with pytest.raises(AudioError, match=message):
+            load_segment(path, 0, 1)
+        assert audio_seconds(path) is None
+
+
+def test_float_files_may_hold_anything() -> None:
+    for peak in (3e38, 32_767):
+        buffer = io.BytesIO()
+        sf.write(buffer, (tone() * peak).astype(np.float32), RATE, format="WAV", subtype="FLOAT")
+        with pytest.raises(AudioError, match="full scale is 1"):
+            load_audio(buffer.getvalue(), 8_000)

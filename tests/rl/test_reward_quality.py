@@ -1,4 +1,4 @@
-"""`dcar reward-quality`: correlations by hand, what is refused, and a run on the shipped models with a deaf recogniser."""
+"""`dcar reward-quality`: correlations by hand, what is refused, and a run on the shipped models, recognisers apart."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from tiny_decoders import tiny_decoder
 from dcar.decoding import ChunkMethod, Confidence, FixedChunk, PolicyChunk, SureLast, decode
 from dcar.decoding.engine.run import engine_for
 from dcar.decoding.fast.passes import fast
-from dcar.errors import ConfigError
+from dcar.errors import CheckpointError, ConfigError
 from dcar.sampling import SamplingConfig, sample, uniform, utterance_keys, warp
 from heads.candidates import candidate_features, end_features
 from heads.policy import ChunkPolicy, ChunkPolicyConfig
@@ -174,7 +174,7 @@ def test_checkpoints_of_every_kind(tmp_path):
         assert loaded.config == policy.config and loaded.checksum() == policy.checksum()
         assert loaded.unused.tolist() == [True, False, True, False]
     for wrong in (dict(reads="tokens"), dict(sizes=(5,)), dict(sizes=(0,))):
-        with pytest.raises(ValueError, match="policy"):
+        with pytest.raises(CheckpointError, match="policy"):
             ChunkPolicyConfig(32, 4, **wrong)
 
 

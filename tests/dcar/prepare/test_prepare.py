@@ -377,6 +377,48 @@ def test_loading_checks_versions(corpus: Path, tmp_path: Path, monkeypatch: pyte
         load_prepared(tmp_path / "p", "dev")
 
 
+def test_loading_reads_what_was_written(corpus: Path, tmp_path: Path) -> None:
+    """A flipped bit, a cut file, a file that is gone: sizes and digests of prepared.json are compared at loading."""
+    out = tmp_path / "p"
+    go(config(corpus, out))
+    [arrow] = (out / "train").glob("*.arrow")
+    whole, state = arrow.read_bytes(), (out / "train" / "state.json").read_text()
+    assert load_prepared(out, "train").num_rows == 10
+    flipped = bytearray(whole)
+    flipped[len(whole) // 2] ^= 4
+    for broken, message in ((bytes(flipped), "another digest"), (whole[:-100], "bytes"), (b"", "has 0 of")):
+        arrow.write_bytes(broken)
+        with pytest.raises(DataError, match=rf"train/{arrow.name} .*{message}.*not as it was written; prepare again"):
+            load_prepared(out, "train")
+        assert load_prepared(out, "dev").num_rows == 3  # another split is as it was
+    arrow.write_bytes(whole)
+    assert load_prepared(out, "train").num_rows == 10
+    (out / "train" / "state.json").unlink()
+    with pytest.raises(DataError, match="state.json cannot be read"):
+        load_prepared(out, "train")
+    (out / "train" / "state.json").write_text(state)
+    arrow.write_bytes(whole[:-100])
+    assert go(config(corpus, out)).problems == [] and load_prepared(out, "train").num_rows == 10  # made again
+
+
+def test_digests_are_computed_once_a_process(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    go(config(corpus, tmp_path / "p"))
+    counted: list[Path] = []
+    real = prepared.digest
+    monkeypatch.setattr(prepared, "digest", lambda path: counted.append(path) or real(path))
+    for _ in range(3):
+        load_prepared(tmp_path / "p", "train")
+    assert len(counted) == len(set(counted)) == 3
+
+
+def test_the_shipped_corpus_lists_its_digests() -> None:
+    from dcar.sources.shipped import shipped
+    from dcar.verify import verify
+
+    [verdict] = verify(shipped("prepared"))
+    assert verdict.files == 9 and not verdict.faults
+
+
 @pytest.mark.parametrize(
     "changes",
     [{"splits": ()}, {"splits": ("dev", "dev")}, {"speeds": ()}, {"speeds": (1, 1.0)}, {"speeds": (3,)},

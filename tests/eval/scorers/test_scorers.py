@@ -240,9 +240,9 @@ def test_export(comparison: Path, tmp_path: Path, capsys: pytest.CaptureFixture)
     main([f"run={comparison}", f"out={tmp_path / 'x'}"])
     assert capsys.readouterr().out.split() == [str(tmp_path / "x" / m) for m in ("recording", "car-2")]
     folder = tmp_path / "x" / "car-2"
-    wav = folder / "wavs" / "set_u_1.wav"
+    wav = folder / "wavs" / f"{file_name('set/u 1')}.wav"
     assert (folder / "pred.scp").read_text() == f"set/u 1 {wav}\n"
-    assert (folder / "gt.scp").read_text().split()[-1].endswith("gt/set_u_1.wav")
+    assert (folder / "gt.scp").read_text().split()[-1].endswith(f"gt/{wav.name}")
     assert (folder / "text").read_text() == "set/u 1 The red | house fell.\n"
     wave, rate = load_audio(wav)
     source, _ = load_audio(comparison / "audio" / "a.opus")
@@ -270,4 +270,7 @@ def test_export_of_nothing(comparison: Path, tmp_path: Path) -> None:
     (comparison / "compare.json").write_text(json.dumps({**header, "samples": []}))
     with pytest.raises(DataError, match="audio_samples=N"):
         run(ExportConfig(str(comparison), str(tmp_path / "x")))
-    assert file_name("a/b c") == "a_b_c" and file_name("LJ-1.x@0.9") == "LJ-1.x@0.9"
+    assert file_name("a/b c").startswith("a_b_c-") and file_name("LJ-1.x@0.9") == "LJ-1.x@0.9"
+    names = ["a/b", "a_b", "a b", "é" * 300, "é" * 301, "../..", ".."]
+    assert len({file_name(name) for name in names}) == len(names)
+    assert all(len(file_name(name).encode()) < 250 and "/" not in file_name(name) for name in names)

@@ -1,0 +1,189 @@
+"""Rows that would stop validation or crash what comes after it: each is listed, with file and line, and left out."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import soundfile as sf
+from tiny_corpora import tone, wav_bytes, write_libritts
+from tiny_data import ToyEncoder, ToyTokenizer
+
+from dcar.corpus.read import read_corpus, validate_corpus
+from dcar.errors import DataError
+from dcar.prepare.run import PrepareConfig, load_prepared, run
+from dcar.prepare.run import main as prepare
+
+RATE = 16_000
+RECORDING = {"sampling_rate": RATE, "duration": 1, "sources": [{"type": "file", "channels": [0], "source": "a.wav"}]}
+CUT = {"id": "c", "start": 0, "duration": 1, "channel": 0, "recording": RECORDING,
+       "supervisions": [{"start": 0, "text": "Hi.", "speaker": "s"}]}
+GOOD = {"audio": "good.wav", "text": "A fine day.", "speaker": "s", "split": "train"}
+
+
+def line(changes: str = "", **fields: Any) -> str:
+    """A row as JSON, with a piece of JSON that Python would not write."""
+    return json.dumps({**GOOD, **fields})[:-1] + (f", {changes}}}" if changes else "}")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    sf.write(tmp_path / "good.wav", tone(1.2), RATE)
+    sf.write(tmp_path / "whole.flac", tone(3.0), RATE)
+    for name in ("good.wav", "whole.flac"):
+        data = (tmp_path / name).read_bytes()
+        (tmp_path / f"cut_{name}").write_bytes(data[: len(data) * 2 // 3])
+    return tmp_path
+
+
+ROWS = {
+    '"id": "x", "text": "A fine \\ud800 day."': r"the text holds half a character \(U\+D800, .* at character 8\)",
+    '"id": "\\ud800"': "the id holds half a character",
+    '"id": "x", "speaker": "\\udfff"': "the speaker holds half a character",
+    '"id": "x", "split": "\\ud800"': "the split holds half a character",
+    '"id": "x", "prompt_audio": "good.wav", "prompt_text": "Oh \\ud800"': "the prompt_text holds half",
+    '"id": "x", "audio": "\\ud800.wav"': "audio: the path is not UTF-8",
+    '"id": "x", "prompt_audio": "\\ud800"': "prompt_audio: the path is not UTF-8",
+    f'"id": {"1" * 5000}': "a number of thousands of digits",
+    f'"id": {"1" * 4000}': "the id has 4000 characters .*the limit is 1000",
+    f'"id": "x", "note": {"1" * 5000}': "a number of thousands of digits",
+    f'"id": "{"x" * 5000}"': "the id has 5000 characters",
+    f'"id": "x", "audio": "{"x" * 10_000}"': "the path has 10[0-9]* bytes",
+    f'"id": "x", "audio": "{"x/" * 5000}a"': "the path has 10[0-9]* bytes",
+    '"id": "x", "audio": "a\\u0000.wav"': "holds a NUL",
+    '"id": "a\\u0000b"': r"control character U\+0000",
+    '"id": "a\\nb"': r"control character U\+000A",
+    '"id": "x", "speaker": "a\\u2028b"': r"control character U\+2028",
+    '"id": "x", "audio": "pipe"': "a pipe or a device",
+    '"id": "x", "audio": "cut_good.wav"': "is cut off: its header promises 1.20 s, the file holds 0.[78]",
+    '"id": "x", "audio": "cut_whole.flac"': "not readable as audio",
+}
+
+
+def test_every_bad_row_is_listed_and_left_out(folder: Path) -> None:
+    os.mkfifo(folder / "pipe")
+    manifest = folder / "m.jsonl"
+    manifest.write_text("\n".join([line(id="g1"), *map(line, ROWS), line(id="g2")]) + "\n")
+    rows, problems = read_corpus("jsonl", manifest)
+    problems += validate_corpus(rows, 0.3, 5)
+    listed = dict(str(p).encode().decode().removeprefix(f"{manifest}:").split(":", 1) for p in problems)
+    assert sorted(map(int, listed)) == list(range(2, len(ROWS) + 2))
+    for number, pattern in enumerate(ROWS.values(), start=2):
+        assert re.search(pattern, listed[str(number)]), (listed[str(number)], pattern)
+
+    for stream in (False, True):
+        config = PrepareConfig(out=str(folder / f"out{stream}"), corpus="jsonl", path=str(manifest), skip_bad=True,
+                               splits=("train",), stream=stream)
+        report = run(config, tokenizer=ToyTokenizer(), speaker_encoder=ToyEncoder(), progress=False)
+        assert {p.source for p in report.problems} == {f"{manifest}:{n}" for n in range(2, len(ROWS) + 2)}
+        assert report.text().encode().count(b"m.jsonl:") >= len(ROWS)
+        assert load_prepared(folder / f"out{stream}", "train")["id"] == ["g1", "g2"]
+
+
+def test_ids_that_no_file_system_would_take_are_prepared(folder: Path) -> None:
+    ids = ["../../x", "..", "/", "e\u0301", "\u00e9", "a b", "CON", "-rf", "x" * 1000, "%s{}"]
+    (folder / "m.jsonl").write_text("".join(line(id=i) + "\n" for i in ids))
+    run(PrepareConfig(out=str(folder / "out"), corpus="jsonl", path=str(folder / "m.jsonl"), splits=("train",)),
+        tokenizer=ToyTokenizer(), speaker_encoder=ToyEncoder(), progress=False)
+    assert load_prepared(folder / "out", "train")["id"] == ids
+
+
+@pytest.mark.parametrize("kind", ["lhotse", "jsonl"])
+def test_a_manifest_that_breaks_off(kind: str, tmp_path: Path) -> None:
+    """The rows before the break are read; the break itself has a line."""
+    row = CUT if kind == "lhotse" else {**GOOD, "id": "c"}
+    raw = gzip.compress("".join(json.dumps({**row, "id": f"c{i}"}) + "\n" for i in range(5000)).encode())
+    file = tmp_path / "m.jsonl.gz"
+    flipped = bytearray(raw)
+    flipped[len(raw) // 2] ^= 0xFF
+    for broken, message in ((raw[: len(raw) // 2], "cut off"), (bytes(flipped), "damaged"), (b"no", "damaged")):
+        file.write_bytes(broken)
+        rows, problems = read_corpus(kind, file)
+        assert message in problems[-1].message and problems[-1].source == f"{file}:{len(rows) + len(problems)}"
+        assert len(rows) > (1000 if len(broken) > 2 else -1)
+        assert message == "damaged" or all(u.id == f"c{i}" for i, u in enumerate(rows))
+
+
+def test_cuts_of_the_wrong_types(tmp_path: Path) -> None:
+    memory = {**RECORDING, "sources": [{"type": "memory", "channels": [0], "source": 10**12}]}
+    changes: list[dict[str, Any]] = [
+        {"recording": "x"}, {"recording": [1]}, {"supervisions": ["x"]}, {"supervisions": 5},
+        {"supervisions": {"a": 1}},
+        {"start": float("nan")}, {"start": float("inf")}, {"duration": -1}, {"duration": 10**400}, {"channel": "x"},
+        {"recording": {**RECORDING, "sampling_rate": float("inf")}}, {"recording": memory},
+    ]
+    file = tmp_path / "cuts.jsonl"
+    file.write_text("".join(json.dumps({**CUT, **change}) + "\n" for change in [*changes, {}]))
+    rows, problems = read_corpus("lhotse", file)
+    assert [p.source for p in problems] == [f"{file}:{i + 1}" for i in range(len(changes))]
+    assert [u.id for u in rows] == ["c"]
+
+
+def test_ljspeech_ids_and_lists_with_long_paths(tmp_path: Path) -> None:
+    (tmp_path / "metadata.csv").write_text(f"{'x' * 5000}|Hi.\na|Hi.\n")
+    rows, problems = read_corpus("ljspeech", tmp_path)
+    assert [u.id for u in rows] == ["a"] and problems[0].source.endswith("metadata.csv:1")
+    (tmp_path / "meta.lst").write_text(f"a|Oh.|p.wav|Hi.|{'x' * 5000}\n")
+    rows, problems = read_corpus("seed-tts-eval", tmp_path / "meta.lst")
+    assert not rows and problems[0].source.endswith("meta.lst:1")
+
+
+def test_a_folder_without_permission_or_names_of_another_encoding(tmp_path: Path) -> None:
+    write_libritts(tmp_path, {"dev-clean": 2})
+    [chapter] = {p.parent for p in tmp_path.glob("dev-clean/100/*/*.wav")}
+    wav = next(chapter.glob("*.wav"))
+    for ending, data in ((b".wav", wav.read_bytes()), (b".normalized.txt", b"Hi.")):
+        with open(os.fsencode(chapter) + b"/caf\xe9" + ending, "wb") as file:
+            file.write(data)
+    rows, problems = read_corpus("libritts", tmp_path)
+    assert len(rows) == 2 and len(problems) == 1 and "half a character" in problems[0].message
+    str(problems[0]).encode()
+
+
+def _starter(file: Path, table: pa.Table) -> tuple[str, Path]:
+    pq.write_table(table, file / "train.parquet")
+    return "starter", file
+
+
+def _datasets(file: Path, table: pa.Table) -> tuple[str, Path]:
+    pq.write_table(table, file / "data.parquet")
+    return "datasets", file / "data.parquet"
+
+
+@pytest.mark.parametrize("make", [_starter, _datasets])
+def test_a_string_that_is_not_utf8_in_a_table(
+    make: Callable[[Path, pa.Table], tuple[str, Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    count = 1500  # rows are read in batches
+    raw = [b"Hi."] * count
+    raw[1200] = b"caf\xe9"
+    text = pa.Array.from_buffers(pa.string(), count, pa.array(raw, pa.binary()).buffers())
+    table = pa.table({"id": [f"u{i}" for i in range(count)], "text": text, "speaker": ["s"] * count,
+                      "duration": [0.5] * count, "audio": [{"bytes": wav_bytes(0.5, 200)}] * count})  # fmt: skip
+    rows, problems = read_corpus(*make(tmp_path, table))
+    assert len(rows) == count - 1 and [p.source.rpartition(":")[2] for p in problems] == ["1201"]
+    assert "cannot be read" in problems[0].message and rows[1200].id == "u1201"
+
+
+def test_the_command_lists_and_returns_one(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "m.jsonl").write_text(line(id="g") + "\n" + line('"id": "\\ud800"') + "\n")
+    status = prepare(["corpus=jsonl", f"path={folder / 'm.jsonl'}", "validate=true", "splits=[train]"])
+    assert status == 1 and f"{folder / 'm.jsonl'}:2: the id holds half a character" in capsys.readouterr().out
+
+
+def test_a_copy_is_not_called_as_another_utterance(folder: Path) -> None:
+    (folder / "m.jsonl").write_text(line(id="g") + "\n" + line(id="g@0.9") + "\n")
+    config = PrepareConfig(out=str(folder / "out"), corpus="jsonl", path=str(folder / "m.jsonl"), splits=("train",),
+                           speeds=(1.0, 0.9))
+    with pytest.raises(DataError, match="'g@0.9' among them"):
+        run(config, tokenizer=ToyTokenizer(), speaker_encoder=ToyEncoder(), progress=False)

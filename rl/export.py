@@ -152,6 +152,11 @@ A whole utterance, with the decoder: docs/training.md of the project.
 """
 
 
+READ = {"hidden": "the hidden states so far, before tokens are drawn",
+        "candidates": "what the heads drew: likelihood and certainty of every candidate",
+        "both": "the hidden states so far, and likelihood and certainty of every candidate drawn"}
+
+
 def policy_card(policy: ChunkPolicy, source: dict[str, Any], codes: int = 0) -> str:
     """README.md of an exported policy, with the metrics of its run; codes: those of the decoder whose heads are in the
     serving program beside it, 0 without one."""
@@ -165,7 +170,10 @@ def policy_card(policy: ChunkPolicy, source: dict[str, Any], codes: int = 0) -> 
                      f"{list(config.chunk_range)}"),
          ("decoder", f"checksum `{config.base_checksum or 'not bound'}`, hidden size {config.hidden_size}"),
          ("speech tokenizer", config.tokenizer or "not recorded"),
-         ("layer", f"width {config.layer_width}, {config.num_attention_heads} heads, {size:,} parameters"),
+         ("reads", READ[config.reads] + (f"; chooses among {list(config.sizes)} tokens" if config.sizes else "")),
+         ("size", f"{size:,} parameters" + (
+             "" if config.reads == "candidates" else
+             f", a layer {config.layer_width} wide with {config.num_attention_heads} heads")),
          ("policy checksum", f"`{policy.checksum()}`")],
         source, metrics_of=f"development prompts, reward recogniser {source.get('recognizer', '?')}",
         tags=("reinforcement-learning", "dcpo"),

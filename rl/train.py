@@ -119,7 +119,7 @@ def make_policy(config: DCPOConfig, base: AnyDecoder, checksum: str) -> ChunkPol
             base.config.hidden_size, base.config.num_prediction_heads, config.policy_width, config.policy_heads,
             config.policy_ffn_size, tuple(config.chunk_range), checksum, base.config.tokenizer, config.policy_reads,
             tuple(config.policy_sizes), config.score_width))
-    except ValueError as error:
+    except (CheckpointError, ValueError) as error:
         raise ConfigError(f"policy_width, policy_heads, policy_sizes do not fit: {error}") from error
     if policy.config.after_draw:
         return policy

@@ -26,7 +26,7 @@ from dcar.vocoder.base import PromptAudio, Vocoder
 from dcar.vocoder.load import load_vocoder
 from dcar.vocoder.model import TokenVocoder
 
-SAMPLING = SamplingConfig(temperature=0.8, top_k=10)
+SAMPLING = SamplingConfig(temperature=0.4, top_k=10)
 """How tokens are drawn where nothing else is said."""
 
 

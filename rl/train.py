@@ -120,7 +120,7 @@ def make_policy(config: DCPOConfig, base: AnyDecoder, checksum: str) -> ChunkPol
             config.policy_ffn_size, tuple(config.chunk_range), checksum, base.config.tokenizer, config.policy_reads,
             tuple(config.policy_sizes), config.score_width))
     except (CheckpointError, ValueError) as error:
-        raise ConfigError(f"policy_width, policy_heads, policy_sizes do not fit: {error}") from error
+        raise ConfigError(f"policy_width, policy_heads, policy_sizes, chunk_range do not fit: {error}") from error
     if policy.config.after_draw:
         return policy
     sizes = torch.arange(1, policy.config.num_actions + 1)

@@ -155,9 +155,6 @@ class DCPOTrainer(ResilientTrainer):
         if args.credit == "decision" and not (tokens and tokens[0].warp):
             raise ConfigError("credit=decision needs the reward that knows where errors lie: put token_distance into "
                               "reward_funcs, or set credit=utterance")
-        if args.metric_for_best_model == "eval_wer" and args.load_best_model_at_end and not needs_sound(reward_funcs):
-            raise ConfigError("nothing hears the rollouts of these reward_funcs, so there is no eval_wer to choose the "
-                              "best checkpoint by: set metric_for_best_model=eval_reward")
         weights = args.reward_weights or [1.0] * len(reward_funcs)
         if len(weights) != len(reward_funcs):
             raise ConfigError(f"{len(weights)} reward_weights for {len(reward_funcs)} rewards")
@@ -377,7 +374,7 @@ class DCPOTrainer(ResilientTrainer):
         return metrics
 
     def _judge(self, records: list[RolloutRecord]) -> dict[str, Any]:
-        heard = needs_sound(self.reward_funcs)
+        heard = needs_sound(self.reward_funcs) or self.args.metric_for_best_model == "eval_wer"
         if heard:
             synthesise(records, self.vocoder)
         totals, _ = score(records, self.reward_funcs, self.reward_weights)

@@ -81,8 +81,6 @@ def test_a_policy_after_the_draw_learns_to_end_on_what_is_certain(tmp_path):
 def test_impossible_together(tmp_path):
     with pytest.raises(ConfigError, match="credit=decision needs"):
         trainer_of(tmp_path, [WERReward(ToyRecognizer())], credit="decision")
-    with pytest.raises(ConfigError, match="metric_for_best_model=eval_reward"):
-        trainer_of(tmp_path, [TokenReward(DISTANCES)], metric_for_best_model="eval_wer")
     with pytest.raises(ConfigError, match="not among the policy's"):
         policy = ChunkPolicy(ChunkPolicyConfig(24, 4, 16, 2, reads="both", sizes=(2, 3)))
         DCPOTrainer(policy, ToyDecoder(), DCPOConfig(output_dir=str(tmp_path), **{**RUN, "chunk_range": [1, 2],

@@ -232,7 +232,9 @@ class EngineSteps:
         law = warp(logits, plan.sampling, position < plan.sampling.min_tokens if forbid else None, eos)
         tokens = sample(law, r.token_draws.gather(1, position))
         if isinstance(plan.schedule, PolicyChunk) and plan.schedule.candidates:
+            started = self.clock()
             self._decide(r, candidate_features(logits, tokens), plan)
+            self.policy_seconds += self.clock() - started
         asked = torch.minimum(r.sizes, r.limits - r.generated)  # 0 where a row is finished
         self._check_law(r, law, asked > 0)
         counts, ended = up_to_end(tokens, asked, eos)
@@ -264,10 +266,12 @@ class EngineSteps:
             position = (row * self.capacity + r.lengths)[:, None] + self._offsets[:width]
             self.hidden.view(-1, flat.shape[1]).index_copy_(0, position.view(-1), flat)
         if isinstance(plan.schedule, PolicyChunk):
+            started = self.clock()
             if self.policy_cache is not None:
                 self._read_policy(r, hidden, real, longest)
             if not plan.schedule.candidates:
                 self._decide(r, None, plan)
+            self.policy_seconds += self.clock() - started
         r.lengths += counts
 
     @staticmethod
@@ -289,14 +293,12 @@ class EngineSteps:
     def _read_policy(self, r: Rows, hidden: Tensor, real: Tensor | None, longest: int) -> None:
         """What the policy makes of the hidden states [n, k, D] just read."""
         assert self.policy is not None and self.policy_cache is not None
-        started = self.clock()
         r.reading.copy_(self.policy.read(self._view(self.policy_cache, r, longest), hidden, r.pending_counts, real))
-        self.policy_seconds += self.clock() - started
 
     def _decide(self, r: Rows, candidates: Tensor | None, plan: Plan) -> None:
         """Sizes of the next chunks; after the draw, from the candidates [n, k, 3] too."""
         assert self.policy is not None and isinstance(plan.schedule, PolicyChunk)
-        schedule, started = plan.schedule, self.clock()
+        schedule = plan.schedule
         reading = None if self.policy_cache is None else r.reading
         log_law = dialled(self.policy.law(reading, candidates), schedule.dial)
         self._check_law(r, log_law.exp(), r.generated < r.limits)
@@ -307,7 +309,6 @@ class EngineSteps:
             rows, made = torch.arange(len(r.passes), device=self.device), self.candidates.shape[1]
             flat = self.candidates.view(-1, *self.candidates.shape[2:])
             flat.index_copy_(0, rows * made + r.passes, candidates)  # a finished row writes behind its last
-        self.policy_seconds += self.clock() - started
 
     @staticmethod
     def _draws(r: Rows, schedule: PolicyChunk) -> Tensor | None:

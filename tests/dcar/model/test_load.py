@@ -19,7 +19,7 @@ def test_starter_is_what_ships():
     decoder, far = load_decoder("starter"), load_decoder("starter", starter="far")
     assert decoder.checksum() == load_decoder(shipped("decoder")).checksum()
     assert far.checksum() == load_decoder(shipped("far")).checksum()
-    assert (decoder.config.num_prediction_heads, far.config.num_prediction_heads) == (7, 1)
+    assert (decoder.config.num_prediction_heads, far.config.num_prediction_heads) == (16, 1)
     assert load_decoder_config("starter") == decoder.config
     assert load_decoder_config("starter", "far") == far.config
     assert text_encoder("starter") is text_to_ids

@@ -82,6 +82,14 @@ def content_digest(path: Path) -> str:
     return hashlib.sha256("".join(f"{p.relative_to(path)} {content_digest(p)}" for p in files).encode()).hexdigest()
 
 
+def computes_bfloat16() -> bool:
+    """Whether this processor has instructions for bfloat16 (AVX-512 BF16 or AMX; Arm's count as having them)."""
+    import torch
+
+    found = torch.cpu.get_capabilities()
+    return found["architecture"] != "x86_64" or bool(found.get("avx512_bf16") or found.get("amx_bf16"))
+
+
 def pipeline(config: QuickstartConfig) -> list[list[Step]]:
     """Steps in order; the members of an inner list run side by side."""
     out = Path(config.out)
@@ -97,6 +105,8 @@ def pipeline(config: QuickstartConfig) -> list[list[Step]]:
     def train(name: str, folder: Path, initial: str) -> Step:
         command = [python, "-m", "dcar.train", "--config", str(RECIPES / f"{name}_starter.yaml"), f"data={data}",
                    f"out={folder}", f"max_steps={config.train_steps}", f"eval_steps={config.train_steps}"]
+        if not computes_bfloat16():
+            command.append("bf16=false")  # without instructions for it a step takes ten times as long
         inputs = [data, RECIPES / f"{name}_starter.yaml"]
         if config.start == "starter":  # gently, so as not to undo what the end of the first schedule gained
             command += [f"init_from={shipped(initial)}", "codebook_init=false", "learning_rate=0.0002",

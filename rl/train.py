@@ -204,9 +204,10 @@ def run(config: DCPOConfig, **parts: Any) -> Path:
     if main:
         with writing(out):
             save_settings(config, out / "config.yaml")
-        logger.info("%d training prompts, %d processes, range %s, policy of %.3f M parameters, recordings' WER %.3f",
+        heard = f"recordings' WER {truth.corpus():.3f}" if truth.errors else "recordings were not heard"
+        logger.info("%d training prompts, %d processes, range %s, policy of %s parameters, %s",
                     len(trainer.train_dataset), config.world_size, config.chunk_range,
-                    sum(p.numel() for p in trainer.policy.parameters()) / 1e6, truth.corpus())
+                    f"{sum(p.numel() for p in trainer.policy.parameters()):,}", heard)
     prepared = Path(config.data) / "prepared.json" if config.data else None
     trainer.origin = provenance(
         config=json.loads(json.dumps(config.to_dict(), default=str)), seed=config.seed,

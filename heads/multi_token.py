@@ -13,8 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from heads.base import PredictionHeads
 
-class MultiTokenHeads(nn.Module):
+
+class MultiTokenHeads(PredictionHeads):
     """Laws of the next K tokens from one hidden state.
 
     Args:
@@ -29,12 +31,9 @@ class MultiTokenHeads(nn.Module):
 
     def __init__(self, hidden_size: int, vocab_size: int, num_heads: int, blocks: int = 4, *,
                  share_blocks: bool = False, zero_init: bool = True, base_bias: bool = False):
-        super().__init__()
-        if num_heads < 1:
-            raise ValueError(f"num_heads counts the base head too and must be at least 1, not {num_heads}")
+        super().__init__(hidden_size, vocab_size, num_heads, base_bias)
         extra, own = num_heads - 1, 1 if share_blocks else blocks
-        self.num_heads, self.blocks, self.share_blocks, self.zero_init = num_heads, blocks, share_blocks, zero_init
-        self.base = nn.Linear(hidden_size, vocab_size, bias=base_bias)
+        self.blocks, self.share_blocks, self.zero_init = blocks, share_blocks, zero_init
         self.block_weight = nn.Parameter(torch.empty(own, extra, hidden_size, hidden_size))  # [block, head, in, out]
         self.block_bias = nn.Parameter(torch.empty(own, extra, 1, hidden_size))
         self.projection = nn.Parameter(torch.empty(extra, hidden_size, vocab_size))  # [head, in, out]
@@ -55,33 +54,16 @@ class MultiTokenHeads(nn.Module):
         """Start every additional head's projection from these output rows [n, D], of the ids 0 … n - 1."""
         self.projection[:, :, : len(rows)] = rows.T
 
-    def forward(self, hidden: Tensor, k: int | None = None, only: int | None = None) -> Tensor:
-        """Logits of heads 1..k (default all): hidden [..., D] -> [..., k, vocabulary]; with `only`, of that head
-        (1-based) alone, [..., vocabulary]."""
-        if only is not None:
-            return self.single(hidden, only)
-        k = self.num_heads if k is None else k
-        if not 1 <= k <= self.num_heads:
-            raise ValueError(f"asked for {k} heads of a model that has {self.num_heads}")
-        base = self.base(hidden)
-        if k == 1:
-            return base.unsqueeze(-2)
+    def _further(self, hidden: Tensor, k: int) -> Tensor:
         flat = hidden.reshape(1, -1, hidden.shape[-1])
         z = flat.expand(k - 1, -1, -1)  # [head, rows, D]
         for block in range(self.blocks):
             own = 0 if self.share_blocks else block
             z = z + F.silu(torch.baddbmm(self.block_bias[own, : k - 1], z, self.block_weight[own, : k - 1]))
         extra = torch.bmm(z, self.projection[: k - 1])  # [head, rows, vocabulary]
-        extra = extra.transpose(0, 1).reshape(*hidden.shape[:-1], k - 1, -1)
-        return torch.cat((base.unsqueeze(-2), extra), dim=-2)
+        return extra.transpose(0, 1).reshape(*hidden.shape[:-1], k - 1, -1)
 
-    def single(self, hidden: Tensor, head: int) -> Tensor:
-        """Logits of one head (1-based): hidden [..., D] -> [..., vocabulary]; keeps training memory low.
-
-        Training asks for it as `heads(hidden, only=head)`: ZeRO-3 gathers the parameters of modules that are called.
-        """
-        if head == 1:
-            return self.base(hidden)
+    def _one(self, hidden: Tensor, head: int) -> Tensor:
         z = hidden
         for block in range(self.blocks):
             own = 0 if self.share_blocks else block

@@ -17,8 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from heads.base import PredictionHeads
 
-class SharedHeads(nn.Module):
+
+class SharedHeads(PredictionHeads):
     """Laws of the next K tokens from one hidden state; the interface of `MultiTokenHeads`.
 
     Args:
@@ -34,13 +36,10 @@ class SharedHeads(nn.Module):
 
     def __init__(self, hidden_size: int, vocab_size: int, num_heads: int, blocks: int = 4, *, width: int = 0,
                  tie: bool = False, zero_init: bool = True, base_bias: bool = False):
-        super().__init__()
-        if num_heads < 1:
-            raise ValueError(f"num_heads counts the base head too and must be at least 1, not {num_heads}")
+        super().__init__(hidden_size, vocab_size, num_heads, base_bias)
         extra, width = num_heads - 1, width or 2 * hidden_size
         own = blocks if extra else 0  # a base head alone needs no stack
-        self.num_heads, self.blocks, self.width, self.zero_init = num_heads, own, width, zero_init
-        self.base = nn.Linear(hidden_size, vocab_size, bias=base_bias)
+        self.blocks, self.width, self.zero_init = own, width, zero_init
         self.offset = nn.Parameter(torch.empty(extra, hidden_size))  # e: [head, D]
         self.scale = nn.Parameter(torch.empty(own, extra, width))  # s: [block, head, w]
         self.shift = nn.Parameter(torch.empty(own, extra, width))  # b: [block, head, w], the bias of Up too
@@ -75,27 +74,13 @@ class SharedHeads(nn.Module):
         if self.out is not None:
             self.out.weight[: len(rows)] = rows
 
-    def forward(self, hidden: Tensor, k: int | None = None, only: int | None = None) -> Tensor:
-        """Logits of heads 1..k (default all): hidden [..., D] -> [..., k, vocabulary]; with `only`, of that head
-        (1-based) alone, [..., vocabulary]."""
-        if only is not None:
-            return self.single(hidden, only)
-        k = self.num_heads if k is None else k
-        if not 1 <= k <= self.num_heads:
-            raise ValueError(f"asked for {k} heads of a model that has {self.num_heads}")
-        base = self.base(hidden).unsqueeze(-2)
-        if k == 1:
-            return base
-        return torch.cat((base, self._further(hidden.unsqueeze(-2), slice(k - 1))), dim=-2)
+    def _further(self, hidden: Tensor, k: int) -> Tensor:
+        return self._stack(hidden.unsqueeze(-2), slice(k - 1))
 
-    def single(self, hidden: Tensor, head: int) -> Tensor:
-        """Logits of one head (1-based): hidden [..., D] -> [..., vocabulary].
+    def _one(self, hidden: Tensor, head: int) -> Tensor:
+        return self._stack(hidden, head - 2)
 
-        Training asks for it as `heads(hidden, only=head)`: ZeRO-3 gathers the parameters of modules that are called.
-        """
-        return self.base(hidden) if head == 1 else self._further(hidden, head - 2)
-
-    def _further(self, hidden: Tensor, which: int | slice) -> Tensor:
+    def _stack(self, hidden: Tensor, which: int | slice) -> Tensor:
         """Of additional heads: `which` of the parameters by offset, broadcast against the hidden states."""
         assert self.norm is not None
         z = hidden + self.offset[which]

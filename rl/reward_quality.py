@@ -65,19 +65,19 @@ class RewardQualityConfig:
 KINDS = {"wer": WERReward, "cer": CERReward, "log_likelihood": LikelihoodReward}
 
 
-def make(names: Sequence[str], judge: str, data: str) -> dict[str, tuple[Reward, Recognizer | None]]:
-    """The rewards by name, and what each listens with. ConfigError for an unknown one, or one that is the judge's."""
+def make(names: Sequence[str], judge: str, data: str) -> dict[str, Reward]:
+    """The rewards by name. ConfigError for an unknown one, or one that is the judge's."""
     recognizers: dict[str, Recognizer] = {}
-    made: dict[str, tuple[Reward, Recognizer | None]] = {}
+    made: dict[str, Reward] = {}
     for name in names:
         kind, _, by = name.partition("@")
         if name == TokenReward.name:
-            made[name] = TokenReward(corpus_distances(data)), None
+            made[name] = TokenReward(corpus_distances(data))
         elif kind in KINDS and by:
             if by == judge:
                 raise ConfigError(f"reward {name} is the judge's own opinion; give another judge")
             recognizers.setdefault(by, load_recognizer(by))
-            made[name] = KINDS[kind](recognizers[by]), recognizers[by]
+            made[name] = KINDS[kind](recognizers[by])
         else:
             raise ConfigError(f"unknown reward '{name}': write wer@starter, cer@…, log_likelihood@…, or token_distance")
     return made
@@ -113,7 +113,7 @@ def run(config: RewardQualityConfig) -> dict[str, Any]:
     synthesise(records, vocoder)
     voicing = (time.process_time() - started) / len(records)
     rows = []
-    for name, (reward, _) in tqdm(rewards.items(), desc="rewards"):
+    for name, reward in tqdm(rewards.items(), desc="rewards"):
         copies = [RolloutRecord(r.item, r.member, 0, r.result, r.wave, r.sample_rate) for r in records]
         started = time.process_time()
         values = np.array(reward(copies)).reshape(-1, group)

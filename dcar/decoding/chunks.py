@@ -108,44 +108,43 @@ class FixedChunk:
         self._sizes = self._sizes[rows]
 
 
-class RandomChunk:
-    """A size drawn uniformly from a range at every step: what a policy must beat."""
+class _AmongSizes:
+    """A schedule that chooses among certain sizes and keeps nothing of a row."""
 
-    candidates = 0
-
-    def __init__(self, sizes: Sequence[int], name: str | None = None):
-        self.sizes = tuple(sizes)
-        self.name = name or f"random-{'-'.join(map(str, sizes))}"
+    def __init__(self, sizes: Sequence[int], name: str):
+        self.sizes, self.name = tuple(sizes), name
 
     def begin(self, session: Session) -> None:
         for size in self.sizes:
             check_size(size, session)
         self._table = torch.tensor(self.sizes, device=session.rows.device)
+
+    def select(self, rows: Tensor) -> None:
+        pass
+
+
+class RandomChunk(_AmongSizes):
+    """A size drawn uniformly from a range at every step: what a policy must beat."""
+
+    candidates = 0
+
+    def __init__(self, sizes: Sequence[int], name: str | None = None):
+        super().__init__(sizes, name or f"random-{'-'.join(map(str, sizes))}")
 
     def choose(self, session: Session, hidden: Tensor, counts: Tensor,
                candidates: Tensor | None) -> tuple[Tensor, None]:
         u = session.uniform("chunk", session.generated)
         return self._table[(u * len(self.sizes)).long()], None
 
-    def select(self, rows: Tensor) -> None:
-        pass
 
-
-class _Ruled:
-    """A schedule after the draw that follows a rule and keeps nothing of a row."""
+class _Ruled(_AmongSizes):
+    """After the draw, by a rule."""
 
     def __init__(self, sizes: Sequence[int], name: str):
         if not sizes:
             raise ConfigError("a schedule by rule needs the sizes that it chooses among")
-        self.sizes, self.name, self.candidates = tuple(sorted(set(sizes))), name, max(sizes)
-
-    def begin(self, session: Session) -> None:
-        for size in self.sizes:
-            check_size(size, session)
-        self._table = torch.tensor(self.sizes, device=session.rows.device)
-
-    def select(self, rows: Tensor) -> None:
-        pass
+        super().__init__(sorted(set(sizes)), name)
+        self.candidates = max(sizes)
 
 
 class SureLast(_Ruled):

@@ -74,7 +74,7 @@ class Decoder(Protocol):
 
     @property
     def heads(self) -> Callable[..., Tensor]:
-        """See `MultiTokenHeads.forward`, which `SharedHeads` have too."""
+        """See `PredictionHeads.forward`."""
 
     def prefill(self, text_ids: Tensor, text_lengths: Tensor, prompt_ids: Tensor, prompt_lengths: Tensor,
                 capacity: int) -> tuple[KVCache, Tensor]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -46,15 +47,24 @@ def read_voice(path: str | Path, tokenizer, prompt_tokens: int = 50) -> Voice:
 
 def starter_voice() -> Voice:
     """The first unseen voice of the starter corpus."""
-    return next(iter(starter_voices().values()))
+    return _voice_of(_unseen()[0])
 
 
 def starter_voices() -> dict[str, Voice]:
     """The unseen voices of the starter corpus by the names of their speakers, each from its first utterance."""
+    voices: dict[str, Voice] = {}
+    for row in _unseen():
+        if row["speaker"] not in voices:
+            voices[row["speaker"]] = _voice_of(row)
+    return voices
+
+
+def _unseen() -> Any:
+    """The rows of the starter corpus whose voices were never trained on."""
     from dcar.prepare.run import load_prepared
 
-    voices: dict[str, Voice] = {}
-    for row in load_prepared(shipped("prepared"), "test"):
-        if row["speaker"] not in voices:
-            voices[row["speaker"]] = Voice(tuple(row["speech"][20:70]), np.asarray(row["voice"], np.float32))
-    return voices
+    return load_prepared(shipped("prepared"), "test")
+
+
+def _voice_of(row: Mapping[str, Any]) -> Voice:
+    return Voice(tuple(row["speech"][20:70]), np.asarray(row["voice"], np.float32))

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dcar.speak.speaker import Spoken
-
-COLORS = ["#dbe7f5", "#b3cfe9", "#84b3da", "#5595c9", "#2f75b2", "#185593", "#0a386b"]  # of 1 … 7 tokens and more
+from eval.report.listen import shade
 
 
 def chunk_spans(spoken: Spoken) -> list[tuple[float, float, int]]:
@@ -39,7 +38,7 @@ def picture(spoken: Spoken) -> np.ndarray:
     spans = chunk_spans(spoken)
     heard.vlines([end for _, end, _ in spans], *heard.get_ylim(), color="white", lw=0.4, alpha=0.5)
     for start, end, tokens in spans:
-        blocks.axvspan(start, end, color=COLORS[min(tokens, len(COLORS)) - 1], lw=0)
+        blocks.axvspan(start, end, color=shade(tokens), lw=0)
         if len(spans) <= 80:
             blocks.text((start + end) / 2, 0.5, str(tokens), ha="center", va="center", fontsize=6.5,
                         color="white" if tokens > 3 else "#1c2126")

@@ -15,7 +15,8 @@ from eval.results.store import RECORDING, RESYNTHESIS
 CHUNK_COLORS = ["#dbe7f5", "#b3cfe9", "#84b3da", "#5595c9", "#2f75b2", "#185593", "#0a386b"]
 
 
-def _shade(size: int) -> str:
+def shade(size: int) -> str:
+    """The colour of a chunk of so many tokens."""
     return CHUNK_COLORS[min(size, len(CHUNK_COLORS)) - 1]
 
 
@@ -25,7 +26,7 @@ def timeline(emitted: Sequence[int], actions: Sequence[int]) -> str:
     A method that verifies drafts asks for no size (`actions` is empty): there the shade is what was spoken.
     """
     blocks = "".join(
-        f"<span style='flex:{int(n)} 1 0;background:{_shade(int(a))}' "
+        f"<span style='flex:{int(n)} 1 0;background:{shade(int(a))}' "
         f"title='{f'{int(a)} asked, ' if actions else ''}{int(n)} spoken'></span>"
         for n, a in zip(emitted, actions or emitted, strict=True) if n > 0)
     return f"<div class=bar role=img aria-label='{len(emitted)} chunks'>{blocks}</div>"
@@ -52,7 +53,7 @@ def listen_section(result: dict[str, Any], folder: Path) -> str:
     if not samples:
         return ""
     sizes = sorted({a for s in samples for v in s["voices"] for a in v["actions"] or ()})
-    legend = "".join(f"<span><i style='background:{_shade(a)}'></i>{a}</span>" for a in sizes)
+    legend = "".join(f"<span><i style='background:{shade(a)}'></i>{a}</span>" for a in sizes)
     cards = "".join(_card(s, folder) for s in samples)
     return (heading("Listen") + "<p>Under every player: the chunks in which the tokens were spoken, and what the "
             "recogniser heard (<ins>wrong or extra words</ins>, <del>missing words</del>).</p>"

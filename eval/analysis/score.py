@@ -50,7 +50,7 @@ class ScoreConfig:
     prompt: str = setting("", "Recording of the voice that similarities compare with.")
     recognizers: list[str] = setting(["moonshine"], "Judges of the words, by names that dcar.recognition.load lists; "
                                                     "empty = none.")
-    scorers: list[str] = setting(["dnsmos"], "Similarities and qualities, by names that eval.scorers.load lists.")
+    scorers: list[str] = setting(["dnsmos"], "Similarities, qualities, prosody, by names that eval.scorers.load lists.")
     out: str = setting("", "Write the lines to this file too.", place="file")
     batch_size: int = setting(16, "Files that a recogniser hears at once.", minimum=1)
     device: str = setting("cpu", "cpu or cuda.")

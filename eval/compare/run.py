@@ -99,7 +99,8 @@ class CompareConfig:
     judge: str = setting("moonshine", "Recogniser; must not have made the speech tokens nor the reward.")
     second_opinion: str = setting("whisper-base", "Another recogniser, for second_opinion_utterances.")
     similarity: str = setting("resemblyzer", "Of voices; or wavlm:…, eres2net:… (eval/scorers/load.py); empty = none.")
-    scorers: list[str] = setting([], "More columns: utmos:…, wavlm:…, dnsmos, … (eval/scorers/load.py).")
+    scorers: list[str] = setting([], "More columns: utmos:…, wavlm:…, dnsmos, pitch-spread, pauses, … "
+                                    "(eval/scorers/load.py).")
     second_opinion_utterances: int = setting(0, "With the first seed; 0 = off.", minimum=0)
     noise_quality_utterances: int = setting(20, "DNSMOS, with the first seed; 0 = off (about half a second each).",
                                             minimum=0)

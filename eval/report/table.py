@@ -200,7 +200,8 @@ def _against_rivals(pairs: Sequence[dict[str, Any]], rivals: Sequence[str]) -> l
 def _scorer_notes(rows: Sequence[Row], header: dict[str, Any]) -> list[str]:
     """What the columns of the scorers are, and what they could not score."""
     said = []
-    meaning = {"similarity": "cosine to the voice of the prompt", "quality": "predicted rating"}
+    meaning = {"similarity": "cosine to the voice of the prompt", "quality": "predicted rating",
+               "prosody": "neither more nor less is better; to be read against the recordings"}
     for name, scorer in (header.get("scorers") or {}).items():
         gaps = [f"{r['method']} {r['records'] - r['scores'][name]['records']}" for r in rows
                 if r["scores"][name]["records"] < r["records"]]

@@ -1,4 +1,5 @@
-"""Scorers by name: speaker similarity (Resemblyzer, WavLM, ERes2Net) and predicted quality (DNSMOS, UTMOS, a service).
+"""Scorers by name: speaker similarity (Resemblyzer, WavLM, ERes2Net), predicted quality (DNSMOS, UTMOS, a service), and
+prosody (spread of the pitch, pauses).
 
 | similarity | what is loaded |
 | --- | --- |
@@ -11,6 +12,11 @@
 | `dnsmos` | the packaged network |
 | `utmos:CLONE#WEIGHTS.pt` | UTMOS22 strong learner of tarepan/SpeechMOS |
 | `http://…` | a service that answers `{"score": …}` |
+
+| prosody | what is measured |
+| --- | --- |
+| `pitch-spread` | standard deviation of the pitch, semitones |
+| `pauses` | share of the time that is silent |
 
 The last two similarities compare recordings, so they need those of the prompts (`PromptAudio`). Scores of
 different scorers are not comparable; the name of the scorer is part of every table. `scorers: […]` of a comparison
@@ -34,15 +40,17 @@ from dcar.sources.hub import from_hub, read_weights
 from dcar.tokens.base import check_waveform
 from dcar.vocoder.base import PromptAudio
 from eval.scorers.metrics import NoiseQuality, SpeakerSimilarity
+from eval.scorers.prosody import Pauses, PitchSpread
 
 SIMILARITIES = ("resemblyzer", "wavlm", "eres2net")
 Similarity = Callable[[np.ndarray, int, np.ndarray], float | None]
 Quality = Callable[[np.ndarray, int], float | None]
+PROSODY: dict[str, Callable[[], Quality]] = {"pitch-spread": PitchSpread, "pauses": Pauses}
 
 
 @dataclass(frozen=True)
 class Scorer:
-    """A column of a comparison; `kind` is similarity (a cosine) or quality (a predicted rating)."""
+    """A column of a comparison; `kind` is similarity (a cosine), quality (a predicted rating) or prosody."""
 
     name: str
     kind: str
@@ -232,22 +240,24 @@ def load_quality(spec: str, device: str = "cpu") -> Quality:
         from dcar.recognition.http import HTTPScorer
 
         return HTTPScorer(spec)
-    raise ConfigError(f"quality {spec!r}: choose dnsmos, utmos:CLONE#WEIGHTS.pt or http://HOST/PATH")
+    raise ConfigError(f"quality {spec!r}: choose dnsmos, utmos:CLONE#WEIGHTS.pt, http://HOST/PATH, "
+                      f"or as a scorer {', '.join(PROSODY)}")
 
 
 def load_scorers(specs: Sequence[str], prompts: PromptAudio | None = None, device: str = "cpu") -> dict[str, Scorer]:
-    """Scorers by their names, in the order of `specs`, each a similarity or a quality of the module's tables.
+    """Scorers by their names, in the order of `specs`, of the module's tables.
 
     Raises AssetError, CheckpointError; ConfigError for what is neither, and for two of one name, which a table could
     not tell apart.
     """
     loaded: dict[str, Scorer] = {}
     for spec in specs:
-        kind = "similarity" if spec.partition(":")[0] in SIMILARITIES else "quality"
-        if kind == "similarity":
-            score = load_similarity(spec, prompts, device)
+        if spec.partition(":")[0] in SIMILARITIES:
+            kind, score = "similarity", load_similarity(spec, prompts, device)
+        elif spec in PROSODY:
+            kind, score = "prosody", _without_speaker(PROSODY[spec]())
         else:
-            score = _without_speaker(load_quality(spec, device))
+            kind, score = "quality", _without_speaker(load_quality(spec, device))
         name = getattr(score, "name", spec)
         if name in loaded:
             raise ConfigError(f"scorers: {loaded[name].spec!r} and {spec!r} are both called {name!r}; rename the "

@@ -274,3 +274,19 @@ def test_export_of_nothing(comparison: Path, tmp_path: Path) -> None:
     names = ["a/b", "a_b", "a b", "é" * 300, "é" * 301, "../..", ".."]
     assert len({file_name(name) for name in names}) == len(names)
     assert all(len(file_name(name).encode()) < 250 and "/" not in file_name(name) for name in names)
+
+
+def test_prosody_of_known_glides_and_gaps() -> None:
+    scorers = load_scorers(["pitch-spread", "pauses"])
+    assert [s.kind for s in scorers.values()] == ["prosody", "prosody"]
+    seconds = np.arange(int(1.5 * RATE)) / RATE
+    semitones = 3 * np.linspace(-1, 1, len(seconds))
+    glide = np.sin(2 * np.pi * np.cumsum(150 * 2 ** (semitones / 12)) / RATE).astype(np.float32)
+    level = np.sin(2 * np.pi * 150 * seconds).astype(np.float32)
+    spread, pauses, nobody = scorers["pitch spread"], scorers["pauses"], np.zeros(0, np.float32)
+    assert spread(glide, RATE, nobody) == pytest.approx(semitones.std(), abs=0.1)  # uniform over six: 1.73
+    assert spread(level, RATE, nobody) == pytest.approx(0.0, abs=0.1)
+    gap, closure = np.zeros(RATE // 2, np.float32), np.zeros(RATE // 10, np.float32)
+    assert pauses(np.concatenate((gap, level, gap, level, gap)), RATE, nobody) == pytest.approx(0.5 / 3.5, abs=0.03)
+    assert pauses(np.concatenate((level, closure, level)), RATE, nobody) == 0.0
+    assert [s(wave, RATE, nobody) for s in (pauses, spread) for wave in (gap, nobody)] == [None] * 4

@@ -109,9 +109,10 @@ def _random(name: str, rest: str, models: Models) -> list[Entry]:
         written = ["".join(f"-{size}" for size in sizes) for sizes in ranges]
         return [entry for sizes in written for entry in _random(f"random{sizes}", sizes, models)]
     sizes = _sizes(name, rest, models)
-    if sizes != sorted(set(sizes)):
-        ordered = "-".join(map(str, sorted(set(sizes))))
-        raise ConfigError(f"method '{name}': sizes stand in order and once each: write random-{ordered}")
+    if sizes != sorted(sizes):
+        ordered = "-".join(map(str, sorted(sizes)))
+        raise ConfigError(f"method '{name}': sizes stand in order, twice where they are drawn twice as often: write "
+                          f"random-{ordered}")
     return [Entry(name, models.decoder, lambda: ChunkMethod(RandomChunk(sizes, name)),
                   {"decoder": models.decoder.checksum()})]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -36,6 +37,14 @@ def test_random_chunks_equal_decoding_without_cache(decoder, prompts):
     for prompt, result in zip(prompts, fast, strict=True):
         assert (result.tokens, result.actions) == reference_chunks(decoder, prompt, choose, SAMPLING, 1)
     assert {a for r in fast for a in r.actions} == {2, 4}
+
+
+def test_a_size_that_is_written_more_often_is_drawn_more_often(decoder, prompts):
+    long = [replace(p, utterance_id=f"{p.utterance_id}.{i}") for p in prompts for i in range(48)]
+    results = decode(decoder, long, ChunkMethod(RandomChunk([1, 2, 2, 2])), SAMPLING, seed=2)
+    drawn = [size for r in results for size in r.actions]
+    share = sum(size == 2 for size in drawn) / len(drawn)
+    assert len(drawn) > 400 and abs(share - 0.75) < 4 * (0.75 * 0.25 / len(drawn)) ** 0.5
 
 
 def random_policy(seed: int = 0, **changes) -> ChunkPolicy:

@@ -224,7 +224,7 @@ def test_full_disk_is_a_clear_error(tmp_path):
 @pytest.mark.parametrize(("name", "words"), [
     ("car-9", "1..4"), ("random-", "1..4"), ("speculative", "methods are written far, car-3"),
     ("dcar@x", "no such policy"), ("car", "1..4"), ("far-2", "alone"), ("random-4-2", "write random-2-4"),
-    ("random-2-2", "write random-2"), ("sure-last-3", "shortest and the longest"), ("sure-last-3-9", "1..4"),
+    ("random-3-2-2", "write random-2-2-3"), ("sure-last-3", "shortest and the longest"), ("sure-last-3-9", "1..4"),
     ("confidence-6", "confidence-6-5-7"), ("confidence-0-2-3", "confidence-6-5-7"), ("dcar@x@d1", "no such policy"),
     ("dcar@d", "no such policy"),
 ])

@@ -13,29 +13,29 @@ from torch import Tensor, nn
 FEATURES = ("drawn", "best", "entropy")
 """Of each candidate: log-probability of the drawn token, of the likeliest one, and entropy of the law; all in nats."""
 UNLIKELY = -8.0  # log-probabilities below say the same
-OF_AN_END = 12  # numbers about one end, see `end_features`
+OF_AN_END = 15  # numbers about one end, see `end_features`
 GAIN = 8.0  # of the linear part: its dozen weights have to move far in a few hundred updates, each of a learning rate
 
 
 def candidate_features(logits: Tensor, tokens: Tensor) -> Tensor:
     """logits [..., K, V] of the heads and the tokens [..., K] drawn from them -> [..., K, 3] float32: FEATURES."""
     log_law = logits.float().log_softmax(-1)
-    drawn = log_law.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
-    best = log_law.amax(-1)
+    drawn = log_law.gather(-1, tokens.unsqueeze(-1)).clamp(min=UNLIKELY)
     # 0 log 0 = 0, for laws with impossible tokens
-    entropy = -(log_law.exp() * log_law.clamp(min=torch.finfo(torch.float32).min)).sum(-1)
-    return torch.stack((drawn.clamp(min=UNLIKELY), best, entropy), dim=-1)
+    entropy = -torch.linalg.vecdot(log_law.exp(), log_law.clamp(min=torch.finfo(torch.float32).min)).unsqueeze(-1)
+    return torch.cat((drawn, log_law.amax(-1, keepdim=True), entropy), dim=-1)
 
 
 def end_features(candidates: Tensor) -> Tensor:
-    """About every end a = 1..K: [..., K, 3] -> [..., K, 12]. The features of the last kept token and of the first one
-    that is dropped (0 behind the last, and a flag that says so), means over what is kept, and the length itself."""
+    """About every end a = 1..K: [..., K, 3] -> [..., K, 15]. The features of the last kept token and of the first one
+    that is dropped (0 behind the last, and a flag that says so), means and sums (in eighths) over what is kept, and the
+    length itself. Sums are what a longer chunk adds, so a weight on one is `Confidence` (dcar/decoding/chunks.py)."""
     k = candidates.shape[-2]
     size = torch.arange(1, k + 1, device=candidates.device, dtype=candidates.dtype).view(k, 1)
     dropped = nn.functional.pad(candidates[..., 1:, :], (0, 0, 0, 1))
-    kept = candidates.cumsum(-2) / size  # [..., K, 3] means
+    sums = candidates.cumsum(-2)  # [..., K, 3]
     length = torch.cat((size / 8, size.log(), (size == k).to(size.dtype)), -1).expand(*candidates.shape[:-1], 3)
-    return torch.cat((candidates, dropped, kept, length), dim=-1)
+    return torch.cat((candidates, dropped, sums / size, sums / 8, length), dim=-1)
 
 
 class EndScores(nn.Module):
@@ -51,6 +51,11 @@ class EndScores(nn.Module):
         self.outer = nn.Linear(width, 1, bias=False)
         nn.init.zeros_(self.linear.weight)
         nn.init.zeros_(self.outer.weight)
+
+    def end_on_likely(self, nats: float = 2.0) -> None:
+        """Begin as a soft `sure-last` (dcar/decoding/chunks.py): so many nats for each of the last kept token's."""
+        with torch.no_grad():
+            self.linear.weight[0, FEATURES.index("drawn")] = nats / GAIN
 
     def forward(self, candidates: Tensor, state: Tensor | None = None) -> Tensor:
         """candidates [..., K, 3], state [..., width] of the hidden states so far (or none) -> scores [..., K]."""

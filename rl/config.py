@@ -32,6 +32,7 @@ GRPO_SETTINGS = {
 
 NOT_OURS = {f.name: f.default for f in dataclasses.fields(GRPOConfig)
             if f.name not in GRPO_SETTINGS | {g.name for g in dataclasses.fields(TrainingArguments)}}
+STARTS = ("uniform", "sure-last")  # what a new policy that sees candidates does
 # filled in by GRPOConfig and TrainingArguments from other settings
 DERIVED = set(NOT_OURS) | {"accelerator_config", "fsdp_config"}
 
@@ -108,6 +109,8 @@ class DCPOConfig(GRPOConfig):
     policy_reads: str = setting("hidden", "What it decides from: hidden states (the paper's, before the draw), "
                                           "candidates (what the heads drew), or both.", choices=READS)
     policy_sizes: list[int] = setting([], "Chunk sizes that it chooses among; empty = all.", minimum=1)
+    policy_start: str = setting("uniform", "What a new policy that sees candidates does: all sizes alike, or end on "
+                                           "likely tokens (sure-last, the rule by hand).", choices=STARTS)
     score_width: int = setting(32, "Width of the network that scores ends, where it reads candidates.", minimum=1)
     policy_width: int | None = setting(256, "Width of the policy's layer; null = the decoder's, the paper's.",
                                        minimum=1)
@@ -146,6 +149,8 @@ class DCPOConfig(GRPOConfig):
                                       choices=("tokens", "decisions"))
     wer_cap: float = setting(1.0, "A rollout's WER (or CER) counts at most this much.", above=0)
     speed_bonus: float = setting(0.0, "Weight of 1 - decisions / tokens; 0 as in the paper.")
+    tokens_per_pass: float = setting(0.0, "Pay for longer or shorter chunks, so much that rollouts keep so many "
+                                          "tokens a pass; 0 = pay nothing.", minimum=0)
     token_scale: float = setting(1.0, "Weight of the token_distance reward, 1 = two codes at random.", above=0)
     credit: str = setting("utterance", "What an advantage belongs to: the utterance (the paper's), or every decision "
                                        "by itself (needs token_distance).", choices=("utterance", "decision"))

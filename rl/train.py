@@ -100,7 +100,10 @@ def make_rewards(config: DCPOConfig, recognizer: Recognizer, ground_truth: dict[
 
 
 def make_policy(config: DCPOConfig, base: AnyDecoder, checksum: str) -> ChunkPolicy:
-    """A new policy for this decoder, uniform but for `range_prior`, or the one to start from."""
+    """A new policy for this decoder, uniform but for `range_prior` and `policy_start`, or the one to start from."""
+    if config.policy_start != "uniform" and (config.policy or config.policy_reads == "hidden"):
+        raise ConfigError(f"policy_start={config.policy_start} is where a new policy that sees candidates begins: "
+                          "leave it out where `policy` is given or policy_reads=hidden")
     if config.range_prior and (config.policy or not config.chunk_range):
         raise ConfigError("range_prior is where a new policy starts inside the guidance range: give guidance=… or "
                           "chunk_range=…, and no policy, or leave range_prior out (0, where a recipe sets it)")
@@ -121,7 +124,9 @@ def make_policy(config: DCPOConfig, base: AnyDecoder, checksum: str) -> ChunkPol
             tuple(config.policy_sizes), config.score_width))
     except (CheckpointError, ValueError) as error:
         raise ConfigError(f"policy_width, policy_heads, policy_sizes, chunk_range do not fit: {error}") from error
-    if policy.config.after_draw:
+    if policy.scores is not None:
+        if config.policy_start == "sure-last":
+            policy.scores.end_on_likely()
         return policy
     sizes = torch.arange(1, policy.config.num_actions + 1)
     policy.output.bias.data[torch.isin(sizes, torch.tensor(config.chunk_range))] = config.range_prior

@@ -42,6 +42,7 @@ from rl.config import DCPOConfig
 from rl.console import Progress
 from rl.credit import Decisions, decision_advantages
 from rl.meter import Meter
+from rl.price import Price
 from rl.rewards import Reward, RolloutRecord, TokenReward, needs_sound, score, transcribe
 from rl.rollout import Roller, RolloutBatch, synthesise
 
@@ -182,6 +183,7 @@ class DCPOTrainer(ResilientTrainer):
             chunk_range=args.chunk_range, forced_rows=args.forced_rows, share_token_draws=args.common_random_numbers,
             microbatches=args.reward_microbatches, overlap=args.overlap, hidden_dtype=getattr(torch, args.hidden_dtype),
             decoding=args.decoding)  # type: ignore[arg-type]
+        self.price = Price(args.tokens_per_pass) if args.tokens_per_pass else None
         self._buffer: dict[int, Prepared] = {}
         self._meter = Meter()
         self._rollout_seconds = 0.0
@@ -247,6 +249,8 @@ class DCPOTrainer(ResilientTrainer):
             for copy in (self.reference, self.rollout_policy) if first else (self.rollout_policy,):
                 copy.load_state_dict(state)
             self._buffer.clear()
+            if self.price is not None:
+                self.price.advance()
         micro = inside % args.gradient_accumulation_steps
         if micro not in self._buffer:  # also after resuming inside a window: the same rollouts are made again
             self.check_weights()  # a policy that is broken has no law to draw sizes from
@@ -256,13 +260,13 @@ class DCPOTrainer(ResilientTrainer):
             # made again after resuming: they stand in the log already
             meter, self._meter = self._meter, Meter() if inside >= args.gradient_accumulation_steps else self._meter
             self._check_failures(batch)
-            self._buffer[micro] = self._prepare(batch)
+            self._buffer[micro] = self._prepare(batch, micro)
             self._meter = meter
             self._rollout_seconds += time.perf_counter() - started
         return self._buffer[micro]
 
     @torch.no_grad()
-    def _prepare(self, batch: RolloutBatch) -> Prepared:
+    def _prepare(self, batch: RolloutBatch, micro: int) -> Prepared:
         args = self.args
         std = objective.reward_std(self.accelerator.gather(batch.rewards)) if args.scale_rewards == "batch" else None
         advantages = objective.group_advantages(batch.rewards, args.num_generations, args.scale_rewards, std)
@@ -274,15 +278,29 @@ class DCPOTrainer(ResilientTrainer):
             decisions = (batch.mask * (weights > 0).unsqueeze(-1)).sum()
             normalizer = self.accelerator.reduce(decisions, "mean").clamp(min=1)
         self._log_rollouts(batch, advantages)
-        values = self._credit(batch, std) if args.credit == "decision" else advantages.values
+        values = self._credit(batch) if args.credit == "decision" else advantages.values
+        if self.price is not None:
+            values = objective.by_decision(values) + self._pay(batch, micro)
         return Prepared(batch, values, weights, old, reference, normalizer)
 
-    def _credit(self, batch: RolloutBatch, std: Tensor | None) -> Tensor:
+    def _pay(self, batch: RolloutBatch, micro: int) -> Tensor:
+        """What decisions [R, M] get for the length of their chunks, at the price of this window."""
+        assert self.price is not None
+        sampled = [r.result for r in batch.records if not r.forced]
+        kept = torch.tensor([sum(len(r.tokens) for r in sampled), sum(r.target_passes for r in sampled)],
+                            dtype=torch.float64, device=self.args.device)
+        tokens, passes = self.accelerator.reduce(kept, "sum").tolist()
+        self.price.seen[micro] = tokens, passes
+        self._meter.add("price", self.price.value)
+        return self.price.of_decisions(batch.actions, batch.mask)
+
+    def _credit(self, batch: RolloutBatch) -> Tensor:
         """Advantages by decision [R, M]: of the token distance by what stands behind each decision, of all other
         rewards by rollout."""
         args, group = self.args, self.args.num_generations
         others = [j for j, reward in enumerate(self.reward_funcs) if not isinstance(reward, TokenReward)]
         rest = torch.from_numpy(batch.parts[:, others] @ np.asarray(self.reward_weights)[others]).to(batch.rewards)
+        std = objective.reward_std(self.accelerator.gather(rest)) if args.scale_rewards == "batch" else None
         values = objective.group_advantages(rest, group, args.scale_rewards, std).values
         values = values[:, None].repeat(1, batch.actions.shape[1])
         shortest = min(self.policy.config.sizes, default=1)
@@ -405,6 +423,8 @@ class DCPOTrainer(ResilientTrainer):
             f"{name}.{key}": value.detach().cpu().contiguous()
             for name in ("reference", "rollout_policy") for key, value in getattr(self, name).state_dict().items()
         }
+        if self.price is not None:
+            tensors["price"] = self.price.state()
         save_file(tensors, path / STATE)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, trial=None, ignore_keys_for_eval=None, **kwargs):
@@ -458,7 +478,16 @@ class DCPOTrainer(ResilientTrainer):
             raise CheckpointError(f"{checkpoint / STATE}: cannot read it ({error}); resume from another one") from error
         for name in ("reference", "rollout_policy"):
             own = {k.removeprefix(name + "."): v for k, v in tensors.items() if k.startswith(name + ".")}
-            getattr(self, name).load_state_dict(own)
+            try:
+                getattr(self, name).load_state_dict(own)
+            except RuntimeError as error:
+                raise CheckpointError(f"{checkpoint / STATE}: of another form of policy ({error}); choose another out "
+                                      "folder, or resume=never to start again") from error
+        if self.price is not None:
+            if "price" not in tensors:
+                raise CheckpointError(f"{checkpoint}: a checkpoint of a run without tokens_per_pass; choose another "
+                                      "out folder, or resume=never to start again")
+            self.price.restore(tensors["price"])
         self._buffer.clear()
 
 

@@ -13,6 +13,7 @@ from dcar.tokens.warping import Warping, code_distances
 from heads.policy import ChunkPolicy, ChunkPolicyConfig
 from rl.config import DCPOConfig
 from rl.credit import Decisions, decision_advantages
+from rl.price import Price
 from rl.rewards import RangePenalty, SpeedBonus, TokenReward, WERReward, needs_sound
 from rl.trainer import DCPOTrainer, law_of
 
@@ -48,21 +49,26 @@ def test_rollouts_say_what_the_policy_said(tmp_path, reads):
         assert taken.tolist() == pytest.approx(said, abs=1e-4)
 
 
-@pytest.mark.parametrize("credit", ["utterance", "decision"])
-def test_tokens_alone_train_without_a_sound_and_resume_bit_for_bit(tmp_path, credit):
+@pytest.mark.parametrize(("credit", "price"), [("utterance", 0.0), ("decision", 0.0), ("utterance", 2.5),
+                                                ("decision", 2.5)])
+def test_tokens_alone_train_without_a_sound_and_resume_bit_for_bit(tmp_path, credit, price):
     def rewards():
         return [TokenReward(DISTANCES, warp=credit == "decision"), SpeedBonus(0.1)]
 
-    whole = trainer_of(tmp_path / "whole", rewards(), vocoder=Deaf(), credit=credit, max_steps=4)
+    # two updates on the rollouts of two micro-batches: the stop is inside a window, whose rollouts are made again
+    more = {"tokens_per_pass": price, "num_iterations": 2, "gradient_accumulation_steps": 2} if price else {}
+    whole = trainer_of(tmp_path / "whole", rewards(), vocoder=Deaf(), credit=credit, max_steps=4, **more)
     before = whole.policy.checksum()
     whole.train()
-    stopped = trainer_of(tmp_path / "part", rewards(), vocoder=Deaf(), credit=credit, max_steps=4)
-    stopped.args.max_steps = 2
+    stopped = trainer_of(tmp_path / "part", rewards(), vocoder=Deaf(), credit=credit, max_steps=4, **more)
+    stopped.args.max_steps = 1 if price else 2
     stopped.train()
-    again = trainer_of(tmp_path / "part", rewards(), vocoder=Deaf(), credit=credit, max_steps=4)
+    again = trainer_of(tmp_path / "part", rewards(), vocoder=Deaf(), credit=credit, max_steps=4, **more)
     again.train(resume_from_checkpoint=True)
     ends = [ChunkPolicy.from_pretrained(tmp_path / n / "checkpoint-4").checksum() for n in ("whole", "part")]
     assert ends[0] == ends[1] != before
+    if price:
+        assert whole.price.state().tolist() == again.price.state().tolist() and whole.price.value > 0
     lines = [line for line in log_of(tmp_path / "whole") if "eval_reward" in line]
     assert lines and all("eval_wer" not in line and line["eval_reward"] < 0.1 for line in lines)
 
@@ -76,6 +82,33 @@ def test_a_policy_after_the_draw_learns_to_end_on_what_is_certain(tmp_path):
     trainer.train()
     losses = [line["wer"] for line in log_of(tmp_path) if "wer" in line]
     assert np.mean(losses[-5:]) < 0.6 * np.mean(losses[:5])
+
+
+def test_a_price_holds_chunks_at_a_length(tmp_path):
+    """The reward pays for nothing, so only the price moves sizes: from 2.5 tokens a pass up to 3.4, and down to 1.6."""
+    for target in (3.4, 1.6):
+        trainer = trainer_of(tmp_path / str(target), [SpeedBonus(0.0)], "candidates", vocoder=Deaf(), max_steps=80,
+                             learning_rate=0.02, per_device_train_batch_size=32, eval_strategy="no",
+                             save_strategy="no", load_best_model_at_end=False, beta=0.0, tokens_per_pass=target)
+        trainer.train()
+        lines = [line for line in log_of(tmp_path / str(target)) if "tokens_per_pass" in line]
+        assert np.mean([line["tokens_per_pass"] for line in lines[-20:]]) == pytest.approx(target, abs=0.3)
+        assert {line["price"] > 0 for line in lines[1:5]} == {target > 2.5}
+
+
+def test_what_a_price_pays():
+    price = Price(3.0)
+    price.advance()
+    assert price.value == 0.0  # nothing was seen
+    price.seen = {0: (10.0, 5.0), 1: (10.0, 5.0)}
+    twin = Price(3.0)
+    twin.restore(price.state())
+    for p in (price, twin):
+        p.advance()
+        assert p.value == pytest.approx(1.05) and p.kept == pytest.approx(0.05) and not p.seen
+    actions, mask = torch.tensor([[0, 1, 3], [2, 0, 0]]), torch.tensor([[1.0, 1, 0], [1, 0, 0]])
+    assert torch.allclose(price.of_decisions(actions, mask), torch.tensor([[-1.05, 0, 0], [1.05, 0, 0]]))
+    assert not price.of_decisions(torch.zeros(2, 3, dtype=torch.long), torch.ones(2, 3)).any()  # no size to prefer
 
 
 def test_impossible_together(tmp_path):

@@ -9,16 +9,52 @@ import copy
 from collections.abc import Hashable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dcar.decoding.fast.columns import CausalMask, Rotation, columns_of, real_positions
 from dcar.decoding.fast.stack import Stack, weights_signature
 from dcar.errors import ConfigError
+from heads.candidates import FEATURES, GAIN, EndScores, end_features
 from heads.layers import KVCache
-from heads.policy import ChunkPolicy
+from heads.policy import NEVER, ChunkPolicy
 
 SHAPE = ("hidden_size", "num_actions", "layer_width", "num_attention_heads", "ffn_size", "reads", "sizes",
          "score_width")
+
+
+class FusedEnds:
+    """`ChunkPolicy.score` after the draw in one product: what `EndScores` makes of an end before SiLU is linear in all
+    candidates, so the features of the ends need not be made. Sizes that are never chosen stand in its constants."""
+
+    def __init__(self, scores: EndScores, unused: Tensor, reach: int):
+        """reach: candidates that it sees. unused [K]: sizes never chosen; those behind `reach` are, too."""
+        self._ends, self._actions = reach, len(unused)
+        blank = torch.zeros(reach, len(FEATURES), device=unused.device)
+        self._constant = end_features(blank)  # [reach, F]
+        every = torch.eye(blank.numel(), device=unused.device).view(-1, *blank.shape)
+        self._linear = end_features(every) - self._constant  # [3 reach, reach, F]
+        self._never = torch.where(unused[:reach], NEVER, 0.0)
+        rows = scores.inner.out_features + 1
+        self._weight = blank.new_empty(blank.numel(), reach * rows)
+        self._bias, self._outer = blank.new_empty(reach * rows), blank.new_empty(rows - 1)
+        self.load(scores)
+
+    def load(self, scores: EndScores) -> None:
+        """The present weights, at the addresses that there are."""
+        with torch.no_grad():
+            weight = torch.cat((GAIN * scores.linear.weight, scores.inner.weight)).float().T  # [F, 1 + width]
+            bias = nn.functional.pad(scores.inner.bias.float(), (1, 0)) + self._constant @ weight  # [reach, 1 + width]
+            bias[:, 0] += self._never
+            self._weight.copy_((self._linear @ weight).flatten(1))
+            self._bias.copy_(bias.flatten())
+            self._outer.copy_(scores.outer.weight[0])
+
+    def __call__(self, candidates: Tensor, reading: Tensor | None) -> Tensor:
+        """candidates [B, reach, 3], reading [B, width] or none -> scores [B, K], float32."""
+        made = torch.addmm(self._bias, candidates.flatten(1), self._weight).view(len(candidates), self._ends, -1)
+        inner = made[..., 1:] if reading is None else made[..., 1:] + reading.float().unsqueeze(-2)
+        scores = made[..., 0] + nn.functional.silu(inner) @ self._outer
+        return nn.functional.pad(scores, (0, self._actions - self._ends), value=NEVER)
 
 
 class FusedPolicy:
@@ -34,6 +70,9 @@ class FusedPolicy:
         self.turns: Rotation | None = None
         if policy.layer is not None:
             self.turns, self._causal = Rotation(policy.rotary, device, dtype), CausalMask(device, dtype)
+        self._ends: FusedEnds | None = None
+        if self._own.scores is not None:
+            self._ends = FusedEnds(self._own.scores, self._own.unused, policy.config.reach)
         self.load(policy)
 
     def load(self, policy: ChunkPolicy) -> None:
@@ -44,6 +83,8 @@ class FusedPolicy:
                                   "engine for it")
         self._own.load_state_dict(policy.state_dict())
         own = self._own
+        if self._ends is not None and own.scores is not None:
+            self._ends.load(own.scores)
         if own.layer is not None:
             self._stack = Stack([own.layer], (own.output_norm, own.output), (own.input_norm, own.input))
         self.source, self._signature = policy, weights_signature(policy)
@@ -82,7 +123,11 @@ class FusedPolicy:
 
     def law(self, reading: Tensor | None, candidates: Tensor | None = None) -> Tensor:
         """Log-law [B, K] of the next size, from a reading and, after the draw, the candidates [B, n, 3]."""
-        return self._own.score(reading, candidates).log_softmax(-1, dtype=torch.float32)
+        if self._ends is None or candidates is None:
+            scores = self._own.score(reading, candidates)
+        else:
+            scores = self._ends(candidates, reading)
+        return scores.log_softmax(-1, dtype=torch.float32)
 
 
 class FastPolicyReader:

@@ -10,6 +10,7 @@ from tiny_decoders import tiny_decoder
 from dcar.decoding import ChunkMethod, Confidence, FixedChunk, PolicyChunk, SureLast, decode
 from dcar.decoding.engine.run import engine_for
 from dcar.decoding.fast.passes import fast
+from dcar.decoding.fast.policy import FusedEnds
 from dcar.errors import CheckpointError, ConfigError
 from dcar.sampling import SamplingConfig, sample, uniform, utterance_keys, warp
 from heads.candidates import candidate_features, end_features
@@ -161,9 +162,35 @@ def test_features_by_hand():
     assert torch.allclose(seen[1], torch.stack((law[1], law[0], -(law.exp() * law).sum())))
     assert candidate_features(logits, torch.tensor([2, 1]))[0, 0] == -8.0 and seen.isfinite().all()
     ends = end_features(seen)
-    assert ends.shape == (2, 12) and torch.equal(ends[0, :3], seen[0]) and torch.equal(ends[0, 3:6], seen[1])
+    assert ends.shape == (2, 15) and torch.equal(ends[0, :3], seen[0]) and torch.equal(ends[0, 3:6], seen[1])
     assert not ends[1, 3:6].any() and torch.allclose(ends[1, 6:9], seen.mean(0))
+    assert torch.allclose(8 * ends[1, 9:12], seen.sum(0))
     assert ends[:, -1].tolist() == [0.0, 1.0]  # behind the last candidate nothing is dropped
+
+
+@pytest.mark.parametrize("sizes", [(), (2, 3), (1, 2, 5)])
+@pytest.mark.parametrize("state", [False, True])
+def test_scores_of_all_ends_in_one_product(sizes, state):
+    torch.manual_seed(2)
+    policy = ChunkPolicy(ChunkPolicyConfig(32, 6, 16, 2, reads="both", sizes=sizes, score_width=8)).eval()
+    fused = FusedEnds(policy.scores, policy.unused, policy.config.reach)
+    torch.nn.init.normal_(policy.scores.outer.weight)
+    torch.nn.init.normal_(policy.scores.linear.weight)
+    fused.load(policy.scores)
+    candidates = torch.randn(7, policy.config.reach, 3)
+    reading = torch.randn(7, 8) if state else None
+    assert torch.allclose(fused(candidates, reading), policy.score(reading, candidates), rtol=1e-5, atol=1e-4)
+
+
+def test_begins_as_a_soft_rule(decoder, prompts):
+    """Ever more certain of the rule, a greedy policy is `sure-last`."""
+    policy = ChunkPolicy(ChunkPolicyConfig(32, 4, reads="candidates", sizes=(2, 3, 4))).eval()
+    policy.scores.end_on_likely()
+    ends = policy.score(None, torch.tensor([[[-1.0, 0, 0], [-2.0, 0, 0], [-0.5, 0, 0], [-3.0, 0, 0]]]))[0]
+    assert ends[1:].tolist() == pytest.approx([-4.0, -1.0, -6.0])
+    ruled = decode(decoder, prompts, ChunkMethod(SureLast([2, 3, 4])), SAMPLING, seed=3)
+    own = decode(decoder, prompts, ChunkMethod(PolicyChunk(policy)), SAMPLING, seed=3)
+    assert [(r.tokens, r.actions) for r in own] == [(r.tokens, r.actions) for r in ruled]
 
 
 def test_checkpoints_of_every_kind(tmp_path):

@@ -1,6 +1,12 @@
 #!/usr/bin/env bash
 # Make the environment if needed and run the tests, two at a time. Arguments go to pytest: ./launch/test.sh -m slow -n 0
+#     ./launch/test.sh --coverage     the same, and which lines of the core ran; status 2 below the bound in pyproject.toml
 set -euo pipefail
 . "$(dirname "$0")/environment.sh"
 export OMP_NUM_THREADS=1
-exec python -m pytest -q -n 2 "$@"
+[ "${1:-}" = --coverage ] || exec python -m pytest -q -n 2 "$@"
+shift
+coverage erase
+coverage run -m pytest -q -n 2 "$@"
+coverage combine -q
+coverage report --skip-covered

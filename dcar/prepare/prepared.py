@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from dcar.corpus.read import Utterance, read_corpus
 from dcar.errors import DataError
-from dcar.storage import digest, files_of, gigabytes
+from dcar.storage import differing, digest, files_of, gigabytes
 from dcar.text.phonemes import PHONEME_VERSION, TEXT_TOKENIZER, TEXT_VOCAB_SIZE
 from dcar.tracking import write_json
 
@@ -230,7 +230,7 @@ def load_prepared(directory: str | Path, split: str, *, tokenizer: SpeechTokeniz
     folder = Path(directory) / split
     if split not in info["counts"] or not folder.is_dir():
         raise DataError(f"{directory}: no split {split!r}; it has {', '.join(info['counts'])}")
-    if found := listed_faults(Path(directory), info, f"{split}/", digests=True):
+    if found := split_faults(Path(directory), info, split, digests=True):
         raise DataError(f"{directory}: {'; '.join(found)}: not as it was written; prepare again, or copy it again from "
                         "where it came (`dcar verify` lists what differs)")
     try:
@@ -254,35 +254,29 @@ def load_prepared(directory: str | Path, split: str, *, tokenizer: SpeechTokeniz
 
 MOST_DIGESTED = 4 << 30
 """Bytes of a file up to which loading recomputes its digest; larger ones are left to `dcar verify`."""
-_digested: dict[tuple[str, int, int], str] = {}  # (path, size, time of change) -> SHA-256, of this process
+_digested: dict[tuple[str, int, int], dict[str, Any]] = {}  # (path, size, time of change) -> digest, of this process
 
 
-def listed_faults(directory: Path, info: Mapping[str, Any], below: str, digests: bool = False) -> list[str]:
-    """What differs between the files whose names begin with `below` and the list in prepared.json: sizes, and digests
-    if asked for. Nothing differs where there is no list (earlier versions wrote none)."""
-    found = []
-    for name, expected in (info.get("files") or {}).items():
-        if not name.startswith(below):
-            continue
-        path = directory / name
-        try:
-            state = path.stat()
-            key = (str(path.resolve()), state.st_size, state.st_mtime_ns)
-            if state.st_size != expected["size"]:
-                found.append(f"{name} has {state.st_size} of {expected['size']} bytes")
-            elif digests and state.st_size > MOST_DIGESTED:
-                logger.info("%s: %s; only its size was checked, `dcar verify` reads it all", path,
-                            gigabytes(state.st_size))
-            elif digests:
-                if key not in _digested:
-                    _digested[key] = digest(path)["sha256"]
-                if _digested[key] != expected["sha256"]:
-                    found.append(f"{name} has another digest")
-        except OSError as error:
-            found.append(f"{name} cannot be read ({error.strerror})")
-        except (TypeError, KeyError):
-            found.append(f"prepared.json lists {name} without size and digest")
-    return found
+def split_faults(directory: Path, info: Mapping[str, Any], split: str, digests: bool = False) -> list[str]:
+    """What differs between the files of a split and the list in prepared.json: sizes, and digests if asked for. Nothing
+    differs where there is no list (earlier versions wrote none)."""
+    listed = info.get("files") or {}
+    if not isinstance(listed, dict):
+        return ["the list of files in prepared.json is none"]
+    files = {name: expected for name, expected in listed.items() if name.startswith(f"{split}/")}
+    return differing(directory, files, _digest_once if digests else lambda path: None)
+
+
+def _digest_once(path: Path) -> dict[str, Any] | None:
+    """The digest of a file, computed once a process; None for one that is too large to be read at every start."""
+    state = path.stat()
+    if state.st_size > MOST_DIGESTED:
+        logger.info("%s: %s; only its size was checked, `dcar verify` reads it all", path, gigabytes(state.st_size))
+        return None
+    key = (str(path.resolve()), state.st_size, state.st_mtime_ns)
+    if key not in _digested:
+        _digested[key] = digest(path)
+    return _digested[key]
 
 
 def source_utterances(directory: str | Path, path: str | Path | None = None) -> dict[str, Utterance]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from dcar.config import check, setting
 from dcar.corpus.read import KINDS, Problem, Utterance, describe
 from dcar.errors import ConfigError, DataError
-from dcar.prepare.prepared import FORMAT_VERSION, listed_faults, read_json
+from dcar.prepare.prepared import FORMAT_VERSION, read_json, split_faults
 from dcar.prepare.shards import Encoder
 from dcar.text.phonemes import PHONEME_VERSION
 
@@ -222,7 +222,7 @@ def finished(
     if done is None or done.get("fingerprint") != fingerprint:
         return None
     try:
-        if (done["skipped"] and not config.skip_bad) or any(listed_faults(out, done, f"{s}/") for s in done["counts"]):
+        if (done["skipped"] and not config.skip_bad) or any(split_faults(out, done, s) for s in done["counts"]):
             return None
         problems = [Problem(**p) for p in done["skipped"]]
         rows = done["checked"] if checked is None else checked

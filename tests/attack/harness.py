@@ -8,6 +8,7 @@ A job runs in a process that is forked from this one, which has imported everyth
 - with half of a weights or optimiser file on the disk (`torn`), or
 - by SIGTERM at a random moment (`term`), for which training saves and ends with status 75.
 Jobs of two processes lose one of them; the other one has to end by itself, with an error of this project.
+A job that has not ended after 60 seconds counts as one that hangs (ATTACK_LIMIT, where a machine has other work to do).
 Some are killed several times before they may finish. Then everything on the disk is compared: weights, optimiser,
 scheduler, random states, records, logs, tables and data bit for bit; of JSON all but times.
 """
@@ -59,7 +60,7 @@ from rl.train import run as run_dcpo  # noqa: E402
 # What a clock says, where a temporary folder was, and what the command line was. Everything else is compared.
 TIMED = re.compile(r"seconds|runtime|per_second|created|^out$|out_dir|output_dir|logging_dir|command|revision|machine"
                    r"|tts?f|rtf|latency|speedup|equal_speed|best_model_checkpoint|run_name|fingerprint", re.IGNORECASE)
-LIMIT = 60.0  # seconds after which a job counts as one that hangs
+LIMIT = float(os.environ.get("ATTACK_LIMIT", "60"))  # seconds after which a job counts as one that hangs
 
 
 @dataclass

@@ -394,7 +394,7 @@ def test_loading_reads_what_was_written(corpus: Path, tmp_path: Path) -> None:
     arrow.write_bytes(whole)
     assert load_prepared(out, "train").num_rows == 10
     (out / "train" / "state.json").unlink()
-    with pytest.raises(DataError, match="state.json cannot be read"):
+    with pytest.raises(DataError, match="train/state.json is missing"):
         load_prepared(out, "train")
     (out / "train" / "state.json").write_text(state)
     arrow.write_bytes(whole[:-100])
@@ -409,6 +409,22 @@ def test_digests_are_computed_once_a_process(corpus: Path, tmp_path: Path, monke
     for _ in range(3):
         load_prepared(tmp_path / "p", "train")
     assert len(counted) == len(set(counted)) == 3
+    monkeypatch.setattr(prepared, "MOST_DIGESTED", 100)  # larger files are left to `dcar verify`
+    counted.clear()
+    monkeypatch.setattr(prepared, "_digested", {})
+    assert load_prepared(tmp_path / "p", "train").num_rows == 10 and not any(p.suffix == ".arrow" for p in counted)
+
+
+@pytest.mark.parametrize("files", [["train"], {"train/state.json": 5}, {"train/\x00": {"size": 1, "sha256": ""}}])
+def test_a_broken_list_of_files_is_not_finished_work(files: Any, corpus: Path, tmp_path: Path) -> None:
+    out = tmp_path / "p"
+    go(config(corpus, out))
+    info = json.loads((out / "prepared.json").read_text())
+    (out / "prepared.json").write_text(json.dumps({**info, "files": files}))
+    with pytest.raises(DataError, match="lacks files|without size and digest|cannot be read"):
+        load_prepared(out, "train")
+    go(config(corpus, out))  # made again
+    assert load_prepared(out, "train").num_rows == 10
 
 
 def test_the_shipped_corpus_lists_its_digests() -> None:

@@ -1,8 +1,0 @@
-"""harness.py is a script as well as a module of the tests."""
-
-from __future__ import annotations
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))

@@ -20,6 +20,8 @@ from dcar.cli import COMMANDS
 ROOT = Path(__file__).resolve().parents[2]
 TEXTS = ("CHANGELOG.md", "CONTRIBUTING.md")
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)\s]+)\)")
+RANGE = re.compile(r"(?<=\d)–(?=\d)")  # of an interval, which no line shall divide
+DATE = re.compile(r"^\| (\d{4})-(\d\d)-(\d\d) \|", re.M)  # nor a date in a table
 FENCE = re.compile(r"(^```.*?^```$)", re.M | re.S)
 
 
@@ -28,6 +30,19 @@ def pages() -> dict[str, str]:
     cards = {f"cards/{card.parent.name}.md": card.relative_to(ROOT).as_posix()
              for card in sorted((ROOT / "dcar/assets").glob("*/README.md"))}
     return {**{name: name for name in TEXTS}, **cards}
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Complete the navigation by what is listed nowhere else: log, cards, settings."""
+    entries = sorted((p.name for p in (ROOT / "docs/log").glob("2*.md")), reverse=True)
+    cards = [page for page in pages() if page.startswith("cards/")]
+    config.nav = [
+        *config.nav,
+        {"Log": [{"Log of experiments": "log/README.md"}, {"Entries": [f"log/{name}" for name in entries]}]},
+        {"Models": [{Path(page).stem.replace("_", " "): page} for page in cards]},
+        {"Settings": [{"Settings": "settings.md"}, {"Commands": [{n: f"settings/{n}.md"} for n in COMMANDS]}]},
+    ]
+    return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -45,8 +60,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     if page.file.src_uri == "settings.md":
         markdown += index()
     source = pages().get(page.file.src_uri, f"docs/{page.file.src_uri}")
-    return "".join(part if part.startswith("```") else LINK.sub(lambda found: _led(found, source, page), part)
-                   for part in FENCE.split(markdown))
+    parts = FENCE.split(markdown)
+    for i in range(0, len(parts), 2):  # between the blocks of code
+        led = LINK.sub(lambda found: _led(found, source, page), parts[i])
+        parts[i] = RANGE.sub("\N{WORD JOINER}–\N{WORD JOINER}", DATE.sub("| <nobr>\\1-\\2-\\3</nobr> |", led))
+    return "".join(parts)
 
 
 def _led(found: re.Match, source: str, page: Page) -> str:

@@ -17,8 +17,10 @@ HEAD = "| setting | default | may be | meaning |\n| --- | --- | --- | --- |\n"
 
 
 def cell(text: str) -> str:
-    """A text inside of a table, read as it is."""
-    return re.sub(r"([\\`*_\[\]|])", r"\\\1", html.escape(" ".join(text.split()), quote=False))
+    """A text inside of a table, read as it is but for `code`."""
+    parts = re.split(r"`([^`]+)`", " ".join(text.split()))
+    plain = [re.sub(r"([\\`*_\[\]|])", r"\\\1", html.escape(part, quote=False)) for part in parts]
+    return "".join(code(parts[i]) if i % 2 else plain[i] for i in range(len(parts)))
 
 
 def code(text: str) -> str:

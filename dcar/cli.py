@@ -49,7 +49,22 @@ COMMANDS = {
 
 def usage() -> str:
     rows = [f"  {name:17} {text}" for name, (_, text) in COMMANDS.items()]
-    return "\n".join(["usage: dcar COMMAND [options]   (dcar COMMAND --help lists them)", "", *rows])
+    return "\n".join(["usage: dcar COMMAND [options]   (dcar COMMAND --help lists them)", "", *rows, "",
+                      "  --print-completion bash|zsh|fish: completion of commands and settings for that shell"])
+
+
+def print_completion(shells: list[str]) -> int:
+    """The completion script for one shell, which holds the settings of every command; imports all of them."""
+    from dcar.completion import SHELLS, command_of, script
+    from dcar.config import schema_of
+
+    if len(shells) != 1 or shells[0] not in SHELLS:
+        print(f"dcar: --print-completion needs one of {', '.join(SHELLS)}", file=sys.stderr)
+        return NO_COMMAND
+    commands = [command_of(name, summary, schema_of(importlib.import_module(module).main))
+                for name, (module, summary) in COMMANDS.items()]
+    print(script(shells[0], commands), end="")
+    return 0
 
 
 def call(arguments: list[str]) -> object:
@@ -58,6 +73,8 @@ def call(arguments: list[str]) -> object:
         print(usage())
         return 0
     name, *rest = arguments
+    if name == "--print-completion":
+        return print_completion(rest)
     if name not in COMMANDS:
         print(f"dcar: unknown command '{name}'\n\n{usage()}", file=sys.stderr)
         return NO_COMMAND

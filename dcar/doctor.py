@@ -11,10 +11,24 @@ from importlib import metadata
 from dcar.config import load_config
 from dcar.errors import DCARError
 
+EXTRAS = {"nemo": ("nemo_toolkit", "the shipped reward recogniser and others of NeMo"),
+          "demo": ("gradio", "dcar demo")}
+
 
 def _versions() -> str:
-    names = ("torch", "transformers", "trl", "accelerate", "nemo_toolkit", "jiwer", "datasets", "peft")
+    names = ("torch", "transformers", "trl", "accelerate", "jiwer", "datasets", "peft")
     return ", ".join(f"{name} {metadata.version(name)}" for name in names)
+
+
+def _extras() -> str:
+    """Optional packages: what they are for, and how to get the absent ones."""
+    said = []
+    for extra, (package, purpose) in EXTRAS.items():
+        try:
+            said.append(f"{package} {metadata.version(package)}")
+        except metadata.PackageNotFoundError:
+            said.append(f"no {package}, for {purpose}: pip install 'dcar[{extra}]'")
+    return "; ".join(said)
 
 
 def _device() -> str:
@@ -71,8 +85,8 @@ def _kernels() -> str:
 
 
 CHECKS: dict[str, Callable[[], str]] = {
-    "packages": _versions, "device": _device, "CPU kernels": _kernels, "disk": _space, "packaged models": _packaged,
-    "shipped models": _shipped,
+    "packages": _versions, "extras": _extras, "device": _device, "CPU kernels": _kernels, "disk": _space,
+    "packaged models": _packaged, "shipped models": _shipped,
 }
 
 

@@ -211,9 +211,9 @@ def run(config: QuickstartConfig) -> None:
     print(f"The policy: {out / 'policy'}; the table as data: {out / 'compare.json'}")
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    run(load_config(QuickstartConfig))
+    run(load_config(QuickstartConfig, arguments))
 
 
 if __name__ == "__main__":

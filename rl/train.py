@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from accelerate.utils import gather_object
 
@@ -54,6 +55,7 @@ from rl.trainer import DCPOTrainer
 
 logger = logging.getLogger(__name__)
 
+HEARING = {"wer", "cer", "log_likelihood"}  # rewards that ask a recogniser
 HEARD_FOR_CHECK = 50
 """Training utterances at most by which a recogniser is checked whose rewards need no WER of the recordings."""
 
@@ -80,6 +82,23 @@ def token_reward(config: DCPOConfig) -> TokenReward:
     if not config.data:
         raise ConfigError("reward token_distance needs the corpus' tokenizer: give data=<folder of dcar prepare>")
     return TokenReward(corpus_distances(config.data), config.token_scale, warp=config.credit == "decision")
+
+
+class Unheard:
+    """In place of a recogniser with which nothing of a run hears, so that its packages need not be there."""
+
+    def __init__(self, name: str):
+        self.name = name
+
+    def transcribe(self, waves: list[np.ndarray], sample_rate: int) -> list[str]:
+        """Nothing asks for this; a ConfigError where something does."""
+        raise ConfigError(f"recogniser {self.name} was not loaded, because no reward and no evaluation hears; give it "
+                          "in Python: build(config, recognizer=…)")
+
+
+def hears(config: DCPOConfig, evaluates: bool) -> bool:
+    """Whether a run asks a recogniser: for a reward, or where the best checkpoint is chosen by word errors."""
+    return bool(HEARING & set(config.reward_funcs)) or evaluates and config.metric_for_best_model == "eval_wer"
 
 
 def make_rewards(config: DCPOConfig, recognizer: Recognizer, ground_truth: dict[str, float]) -> list[Reward]:
@@ -152,7 +171,9 @@ def build(config: DCPOConfig, *, base: AnyDecoder | None = None, vocoder: Vocode
     if vocoder is None:
         spoken = [*train_items, *(eval_items or ())]
         vocoder = vocoder_for(base, config.data, spoken, config.vocoder, str(config.device))
-    recognizer = load_recognizer(config.recognizer, device=str(config.device)) if recognizer is None else recognizer
+    if recognizer is None and hears(config, evaluates=eval_items is not None):
+        recognizer = load_recognizer(config.recognizer, device=str(config.device))
+    recognizer = recognizer or Unheard(config.recognizer)
     patient = PatientRecognizer(recognizer, Patience(config.reward_attempts, config.reward_timeout))
     rewards = make_rewards(config, patient, {})
     trainer = DCPOTrainer(make_policy(config, base, checksum), base, config, rewards, train_items, vocoder, patient,

@@ -23,7 +23,9 @@ COPYLEFT = {"num2words", "soxr", "tqdm", "hypothesis", "certifi", "pathspec", "t
 def wanted() -> list[str]:
     """What pyproject.toml asks for, as it stands there."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    return [*project["dependencies"], *project["optional-dependencies"]["dev"]]
+    extras = project["optional-dependencies"]
+    every = [*project["dependencies"], *(text for name in ("nemo", "docs", "dev") for text in extras[name])]
+    return [text for text in every if not text.startswith("dcar[")]
 
 
 def rows() -> dict[str, list[str]]:

@@ -7,8 +7,8 @@
     load     all of it together: `load_config`, `save_config`
 """
 
-from dcar.config.load import load_config, save_config
+from dcar.config.load import load_config, save_config, schema_of
 from dcar.config.schema import setting
 from dcar.config.values import check
 
-__all__ = ["check", "load_config", "save_config", "setting"]
+__all__ = ["check", "load_config", "save_config", "schema_of", "setting"]

@@ -29,7 +29,7 @@ def program() -> str:
     return Path(sys.argv[0]).name
 
 
-def _default(value: Any) -> str:
+def default_text(value: Any) -> str:
     if value is MISSING:
         return "…"
     if isinstance(value, enum.Enum):
@@ -44,7 +44,7 @@ def _default(value: Any) -> str:
 
 def _rows(settings: list[Setting], left: int = 0) -> list[str]:
     """`key=default`, and beside it the meaning and what is allowed."""
-    names = [f"{s.key}={_default(s.default)}" for s in settings]
+    names = [f"{s.key}={default_text(s.default)}" for s in settings]
     left = left or min(LEFT, max(map(len, names), default=0))
     lines = []
     for s, name in zip(settings, names, strict=True):
@@ -61,7 +61,7 @@ def _rows(settings: list[Setting], left: int = 0) -> list[str]:
 
 def _foreign(s: Setting) -> str:
     """One line for a setting of another project's dataclass: the first sentence of its help."""
-    line = f"  {s.key}={_default(s.default)}: {s.meaning.replace('%%', '%').split('. ')[0]}"
+    line = f"  {s.key}={default_text(s.default)}: {s.meaning.replace('%%', '%').split('. ')[0]}"
     return textwrap.shorten(line.strip(), WIDTH - 2, placeholder=" …", break_long_words=False)
 
 

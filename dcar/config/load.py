@@ -6,14 +6,16 @@ resolved configuration is saved beside what a run produces, and running it again
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import difflib
 import enum
+import io
 import logging
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING
 from pathlib import Path
 from typing import Any, TypeVar
@@ -31,6 +33,24 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 
+class HelpShown(SystemExit):
+    """`--help` was printed; `schema` is the dataclass that the command takes its settings from."""
+
+    def __init__(self, schema: type) -> None:
+        super().__init__(0)
+        self.schema = schema
+
+
+def schema_of(main: Callable[[list[str]], object]) -> type:
+    """The schema of a command, asked of its `main`. ConfigError where its `--help` shows none."""
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            main(["--help"])
+    except HelpShown as shown:
+        return shown.schema
+    raise ConfigError(f"{main.__module__}.main(['--help']) shows the settings of no schema")
+
+
 def load_config(schema: type[T], arguments: Sequence[str] | None = None) -> T:
     """Build `schema` (a dataclass) from `[--config FILE.yaml] [key=value …]`; nested keys are written a.b=value.
 
@@ -42,7 +62,7 @@ def load_config(schema: type[T], arguments: Sequence[str] | None = None) -> T:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if "-h" in arguments or "--help" in arguments:
         print(help_text(schema))
-        raise SystemExit(0)
+        raise HelpShown(schema)
     top: Any = schema
     known, old = settings_of(top), old_names(top)
     values: dict[str, Given] = {}

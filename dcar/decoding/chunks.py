@@ -124,8 +124,8 @@ class _AmongSizes:
 
 
 class RandomChunk(_AmongSizes):
-    """A size drawn uniformly from a list at every step: what a policy must beat. A size that stands there twice is drawn
-    twice as often, so that the shares can be those of a policy."""
+    """A size drawn uniformly from a list at every step: what a policy must beat. A size that stands there twice is
+    drawn twice as often, so that the shares can be those of a policy."""
 
     candidates = 0
 

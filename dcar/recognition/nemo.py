@@ -7,6 +7,7 @@ import takes 11 to 18 seconds, so it is imported where it is used.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import tarfile
 import threading
@@ -87,6 +88,15 @@ def _silence(until: contextlib.ExitStack) -> None:
     until.enter_context(_tar_filters())
 
 
+def nemo_models(who: str) -> Any:
+    """The module nemo.collections.asr.models; where it is missing, AssetError: who needs it, and how to get it."""
+    try:
+        return importlib.import_module("nemo.collections.asr.models")
+    except ImportError as error:
+        raise AssetError(f"{who} needs NeMo ({error}); run: pip install 'dcar[nemo]' (from a checkout: pip install "
+                         "'.[nemo]')") from error
+
+
 def restore_nemo(source: str | Path, device: str = "cpu") -> tuple[Any, str]:
     """(model, short name) of a `.nemo` file or of a pretrained model that NeMo can download; AssetError otherwise."""
     path = Path(source)
@@ -94,17 +104,12 @@ def restore_nemo(source: str | Path, device: str = "cpu") -> tuple[Any, str]:
     if is_file and not path.is_file():
         raise AssetError(f"{path}: no such recogniser; train one with `dcar train-recognizer` or give its name")
     with quiet_nemo():
-        try:
-            from nemo.collections.asr.models import ASRModel
-        except ImportError as error:
-            raise AssetError(
-                f"the recogniser {source} needs NeMo ({error}); run: pip install 'nemo_toolkit[asr]==3.0.0'"
-            ) from error
+        models = nemo_models(f"the recogniser {source}")
         try:
             if is_file:
-                model = ASRModel.restore_from(str(path), map_location=device)
+                model = models.ASRModel.restore_from(str(path), map_location=device)
             else:
-                model = ASRModel.from_pretrained(str(source), map_location=device)
+                model = models.ASRModel.from_pretrained(str(source), map_location=device)
         except Exception as error:  # NeMo raises whatever tarfile, OmegaConf, torch or the hub raised
             raise AssetError(
                 f"{source}: NeMo cannot restore it ({type(error).__name__}: {error}); check the file or the name"
@@ -126,9 +131,7 @@ class NemoCTCRecognizer:
         something else than a CTC model.
         """
         model, name = restore_nemo(source, device)
-        from nemo.collections.asr.models import EncDecCTCModel
-
-        if not isinstance(model, EncDecCTCModel):
+        if not isinstance(model, nemo_models(str(source)).EncDecCTCModel):
             raise AssetError(f"{source}: is a {type(model).__name__}; a CTC model (EncDecCTCModel[BPE]) is needed")
         self._adopt(model, f"nemo-ctc:{name}", device, batch_seconds)
 
@@ -244,10 +247,9 @@ class NemoTransducerRecognizer:
 def load_nemo(source: str | Path, device: str = "cpu") -> Recognizer:
     """The recogniser in a `.nemo` file or under a NeMo name, by what it is. AssetError for anything but ASR."""
     model, name = restore_nemo(source, device)
-    from nemo.collections.asr.models import EncDecCTCModel, EncDecRNNTModel
-
-    if isinstance(model, EncDecCTCModel):
+    models = nemo_models(str(source))
+    if isinstance(model, models.EncDecCTCModel):
         return NemoCTCRecognizer.from_model(model, f"nemo-ctc:{name}", device)
-    if isinstance(model, EncDecRNNTModel):
+    if isinstance(model, models.EncDecRNNTModel):
         return NemoTransducerRecognizer(model, name, device)
     raise AssetError(f"{source}: is a {type(model).__name__}; a CTC or transducer model of NeMo is needed")

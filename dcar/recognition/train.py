@@ -37,7 +37,7 @@ from dcar.config import check, load_config, setting
 from dcar.config.schema import seed_setting
 from dcar.errors import AudioError, CheckpointError, ConfigError, DataError
 from dcar.process import run_command
-from dcar.recognition.nemo import NemoCTCRecognizer, quiet_nemo
+from dcar.recognition.nemo import NemoCTCRecognizer, nemo_models, quiet_nemo
 from dcar.text.wer import WERScore, score_corpus, spoken_words
 from dcar.tokens.base import check_waveform
 from dcar.tracking import write_json
@@ -169,8 +169,9 @@ def ctc_frames_needed(text: str) -> int:
 def build_model(config: TrainRecognizerConfig) -> Any:
     """A NeMo `EncDecCTCModel` (FastConformer, 4x subsampling, 28 characters) with fresh, seeded weights."""
     with quiet_nemo():
-        from nemo.collections.asr.models import EncDecCTCModel
         from omegaconf import OmegaConf
+
+        models = nemo_models("dcar train-recognizer")
 
         labels = list(CHARACTERS)
         module = "nemo.collections.asr.modules."
@@ -236,7 +237,7 @@ def build_model(config: TrainRecognizerConfig) -> Any:
                 "time_width": 0.05,
             }
         torch.manual_seed(config.seed)
-        return EncDecCTCModel(OmegaConf.create(tree))
+        return models.EncDecCTCModel(OmegaConf.create(tree))
 
 
 class BatchStream:
@@ -366,10 +367,9 @@ def run(config: TrainRecognizerConfig) -> dict[str, Any]:
 def load_weights(model: Any, source: str, device: str) -> None:
     """Copy the weights of a saved recogniser into a freshly built one; CheckpointError if its shape differs."""
     with quiet_nemo():
-        from nemo.collections.asr.models import EncDecCTCModel
-
         try:
-            weights = EncDecCTCModel.restore_from(source, map_location=device).state_dict()
+            kind = nemo_models("dcar train-recognizer").EncDecCTCModel
+            weights = kind.restore_from(source, map_location=device).state_dict()
         except (OSError, ValueError, RuntimeError) as error:
             raise CheckpointError(f"{source}: NeMo cannot restore this recogniser ({error})") from error
     expected = model.state_dict()

@@ -8,8 +8,9 @@ import sys
 
 import pytest
 
+from dcar import config
 from dcar.cli import COMMANDS
-from dcar.config import load, setting
+from dcar.config import load_config, setting
 from dcar.config.help import help_text
 from dcar.config.schema import settings_of
 from dcar.config.values import allowed
@@ -20,23 +21,13 @@ MODULES = {**{name: module for name, (module, _) in COMMANDS.items()},
            "eval.speed.verification", "rollouts": "rl.benchmark", "tokens": "launch.check_tokens"}
 
 
-@pytest.fixture
-def schema_of(monkeypatch):
+def schema_of(module: str) -> type:
     """The schema that a command asks its settings of."""
-
-    def find(module: str) -> type:
-        asked: list[type] = []
-        monkeypatch.setattr(load, "help_text", lambda schema: asked.append(schema) or "")
-        monkeypatch.setattr(sys, "argv", ["dcar", "--help"])
-        with pytest.raises(SystemExit):
-            importlib.import_module(module).main()
-        return asked[0]
-
-    return find
+    return config.schema_of(importlib.import_module(module).main)
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_every_setting_of_every_command_is_declared_with_a_meaning(name, schema_of, monkeypatch):
+def test_every_setting_of_every_command_is_declared_with_a_meaning(name, monkeypatch):
     schema = schema_of(MODULES[name])
     monkeypatch.setattr(sys, "argv", [f"dcar {name}"])
     shown = help_text(schema)
@@ -56,7 +47,7 @@ def test_every_setting_of_every_command_is_declared_with_a_meaning(name, schema_
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_defaults_are_within_their_own_bounds(name, schema_of):
+def test_defaults_are_within_their_own_bounds(name):
     from dcar.config.values import fitting
 
     for key, s in settings_of(schema_of(MODULES[name])).items():
@@ -100,7 +91,7 @@ inner: A group.
 
 def test_help_needs_no_settings_and_prints_to_standard_output(capsys):
     with pytest.raises(SystemExit) as end:
-        load.load_config(Toy, ["word", "--help"])
+        load_config(Toy, ["word", "--help"])
     assert end.value.code == 0 and "usage:" in capsys.readouterr().out
     with pytest.raises(DCARError, match="word is not set"):
-        load.load_config(Toy, [])
+        load_config(Toy, [])

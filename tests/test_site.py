@@ -1,0 +1,65 @@
+"""The documentation as a site: built strictly, every page of settings current, nothing loaded from elsewhere."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+from dcar.cli import COMMANDS
+from dcar.config import schema_of
+from dcar.config.schema import settings_of
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    from mkdocs.commands.build import build
+    from mkdocs.config import load_config
+
+    folder = tmp_path_factory.mktemp("site")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NO_MKDOCS_2_WARNING", "1")
+        config = load_config(str(ROOT / "docs/site/mkdocs.yml"), strict=True, site_dir=str(folder))
+        config.plugins.on_startup(command="build", dirty=False)
+        build(config)  # a link or an anchor that leads nowhere ends it
+    return folder
+
+
+def test_every_page_of_the_documentation_is_on_the_site_and_no_other_file(site):
+    pages = [p.relative_to(ROOT / "docs") for p in (ROOT / "docs").rglob("*.md")]
+    html = {"index.html" if p.as_posix() == "README.md" else p.with_suffix(".html").as_posix().replace(
+        "README.html", "index.html") for p in pages}
+    there = {p.relative_to(site).as_posix() for p in site.rglob("*.html")}
+    made = {"404.html", "CHANGELOG.html", "CONTRIBUTING.html", *(f"settings/{name}.html" for name in COMMANDS)}
+    cards = {f"cards/{p.parent.name}.html" for p in (ROOT / "dcar/assets").glob("*/README.md")}
+    assert there == html | made | cards
+    assert not (site / "site").exists()
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_setting_of_a_command_is_on_its_page(name, site):
+    page = (site / f"settings/{name}.html").read_text()
+    shown = set(re.findall(r"<td><code>([^<]+)</code></td>", page.replace("&#95;", "_")))
+    schema = schema_of(importlib.import_module(COMMANDS[name][0]).main)
+    unused = getattr(schema, "UNUSED", frozenset())
+    known = {s.key for s in settings_of(schema).values() if not s.group and s.path[-1] not in unused}
+    assert known <= shown
+    assert f'settings/{name}.html">dcar {name}</a>' in (site / "settings.html").read_text()
+
+
+def test_nothing_is_loaded_from_elsewhere(site):
+    for page in [*site.rglob("*.html"), *site.rglob("*.css")]:
+        text = page.read_text()
+        loaded = re.findall(r"<(?:script|img|iframe|source)[^>]+src=\"?(?:https?:)?//[^\s>]+", text)
+        loaded += re.findall(r"<link[^>]+href=\"?(?:https?:)?//[^\s>]+", text)
+        loaded += re.findall(r"(?:@import|url\()\s*[\"']?(?:https?:)?//[^)\s]+", text)
+        assert not loaded, page
+
+
+def test_links_out_of_the_documentation_are_pages_or_names(site):
+    assert 'href="cards/recognizer.html"' in (site / "results.html").read_text()
+    assert "../dcar/assets" not in "".join(p.read_text() for p in site.glob("*.html"))

@@ -26,6 +26,7 @@ COMMANDS = {
     "estimate": ("launch.estimate", "GPU-hours and memory of a recipe, before it runs"),
     "train": ("dcar.train.car", "stage one: CAR decoder with K heads, or FAR with one"),
     "train-draft": ("dcar.train.draft", "a shallow draft model from a decoder's own layers, for speculative decoding"),
+    "tune-voice": ("launch.tune_voice", "recordings of one speaker -> a tuned decoder, if it is better than before"),
     "profile": ("rl.profile", "WER of CAR-1 … CAR-K -> guidance range"),
     "reward-quality": ("rl.reward_quality", "which rewards order rollouts as a judge does, and at what cost"),
     "train-policy": ("rl.train", "stage two: DCPO"),

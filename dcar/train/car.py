@@ -52,8 +52,10 @@ from dcar.train.callbacks import JsonlLog, TensorBoardLog
 from dcar.train.checkpoints import latest_checkpoint, step_of
 from dcar.train.frozen import FrozenStates, on_frozen_trunk
 from dcar.train.optim import ScaledAdam, cosine, eden
+from dcar.train.replay import ReplayBatchSampler, with_replay
 from dcar.train.resilient import ResilientTrainer
 from dcar.train.settings import RunSettings
+from dcar.train.spoken import SpokenChoice, SpokenJudge, SpokenSettings
 
 logger = logging.getLogger(__name__)
 
@@ -95,6 +97,11 @@ class TrainConfig(RunSettings):
     codebook_init: bool = setting(False, "From scratch: speech embeddings start from the tokenizer's centroids.")
     keep_states: bool = setting(False, "Of a frozen trunk: compute the hidden states of the training split once, each "
                                        "utterance behind one prompt, and keep them (2 bytes a value).")
+    replay: str = setting("", "Another prepared corpus, rows of which fill every batch, so that a small one does not "
+                              "make the decoder forget; starter = the shipped one.")
+    replay_share: float = setting(0.5, "Share of a batch that is replayed; an epoch is one of `data` alone.", above=0,
+                                  below=1)
+    spoken: SpokenSettings = setting(SpokenSettings, "The best step by what it says, not by its loss.")
     model: CARConfig = setting(CARConfig, "Shape of the decoder; vocabulary sizes are taken from the data.")
     backbone: BackboneTraining = setting(BackboneTraining, "Heads on a pretrained language model instead.")
 
@@ -110,6 +117,8 @@ class TrainConfig(RunSettings):
                               "freeze_trunk=true and input_corruption=0")
         if self.codebook_init and (self.init_from or self.backbone.path):
             raise ConfigError("codebook_init is a start from scratch; init_from and backbone.path name other weights")
+        if self.replay and self.batch_size < 2:
+            raise ConfigError("replay fills a part of every batch: batch_size must be 2 or more")
 
     @property
     def head_weights(self) -> list[float]:
@@ -124,12 +133,17 @@ class CARTrainer(ResilientTrainer):
     eval_dataset: SpeechDataset
     batch_setting = "batch_size"
 
-    def __init__(self, config: TrainConfig, model: CARDecoder, train: SpeechDataset, dev: SpeechDataset):
+    def __init__(self, config: TrainConfig, model: CARDecoder, train: SpeechDataset, dev: SpeechDataset, own: int = 0):
+        """own: how many of the training rows are not replayed; the replayed ones stand behind them. 0 = all."""
+        if config.spoken.sentences and is_sharded():
+            raise ConfigError("spoken.sentences needs the whole decoder in one process, which FSDP or DeepSpeed do not "
+                              "have: set it to 0, or launch with launch/accelerate/multi_gpu.yaml")
         if config.optimizer == "scaled_adam" and is_sharded():
             raise ConfigError("scaled_adam scales the steps of a tensor by its root mean square, and FSDP or DeepSpeed "
                               "would show it pieces of tensors: set optimizer=adamw (learning_rate about 5e-4), or "
                               "launch with launch/accelerate/multi_gpu.yaml")
-        self.config = config
+        self.config, self.own = config, own
+        self.choice: SpokenChoice | None = None  # where the best step is chosen by what it says
         with meeting_others():
             on_cpus = os.environ.get("ACCELERATE_USE_CPU", "false").lower() in ("true", "1")
             if int(os.environ.get("WORLD_SIZE", 1)) > 1 and on_cpus and not dist.is_initialized():
@@ -172,8 +186,13 @@ class CARTrainer(ResilientTrainer):
         return self._loader(eval_dataset or self.eval_dataset, shuffle=False)
 
     def _loader(self, dataset: SpeechDataset, shuffle: bool) -> EpochLoader:
-        sampler = BucketBatchSampler(dataset.lengths, self.config.batch_size, self.config.seed, shuffle,
-                                     self.args.process_index, self.args.world_size)
+        config, place = self.config, (self.args.process_index, self.args.world_size)
+        sampler: BucketBatchSampler
+        if shuffle and config.replay:
+            sampler = ReplayBatchSampler(dataset.lengths, self.own, config.batch_size, config.replay_share, config.seed,
+                                         *place)
+        else:
+            sampler = BucketBatchSampler(dataset.lengths, config.batch_size, config.seed, shuffle, *place)
         # its own generator: a loader that draws its seed from the global one breaks resuming bit for bit
         return EpochLoader(dataset, batch_sampler=sampler, collate_fn=collate, num_workers=self.config.workers,
                            generator=torch.Generator().manual_seed(self.config.seed))
@@ -197,8 +216,7 @@ class CARTrainer(ResilientTrainer):
         if self.lr_scheduler is None:
             optimizer = optimizer or self.optimizer
             if self.config.optimizer == "scaled_adam":
-                per_epoch = math.ceil(len(self.train_dataset) / (
-                    self.config.batch_size * self.config.gradient_accumulation * self.args.world_size))
+                per_epoch = math.ceil(len(self.get_train_dataloader()) / self.config.gradient_accumulation)
                 self.lr_scheduler = eden(optimizer, per_epoch, warmup_batches=self.config.warmup_steps)
             else:
                 self.lr_scheduler = cosine(optimizer, num_training_steps, self.config.warmup_steps)
@@ -296,20 +314,27 @@ def fit(config: TrainConfig, model: CARDecoder, train, dev, prepared: dict[str, 
     It goes on from the checkpoint `last`, if there is one; the caller has seen that it is of this model.
     """
     out = Path(config.out)
-    trainer = CARTrainer(config, model, SpeechDataset(train, config.model, config.prompt_tokens, config.seed),
-                         SpeechDataset(dev, config.model, config.prompt_tokens, config.seed))
+    rows = with_replay(train, config.replay, data_identity(prepared)) if config.replay else train
+    trainer = CARTrainer(config, model, SpeechDataset(rows, config.model, config.prompt_tokens, config.seed),
+                         SpeechDataset(dev, config.model, config.prompt_tokens, config.seed), own=len(train))
+    if config.spoken.sentences:
+        judge = SpokenJudge.load(config.spoken, model, config.data, config.prompt_tokens, config.seed)
+        trainer.choice = SpokenChoice(trainer, judge, out)
+        trainer.add_callback(trainer.choice)
     if trainer.is_world_process_zero():
         with writing(out):
             save_config(saved, out / "config.yaml")
         trained = [p.numel() for p in model.parameters() if p.requires_grad]
-        logger.info("%.2f M parameters, %.2f M of them trained, %d training utterances, %d processes",
+        logger.info("%.2f M parameters, %.2f M of them trained, %d training utterances, %d replayed, %d processes",
                     sum(p.numel() for p in model.parameters()) / 1e6, sum(trained) / 1e6, len(train),
-                    trainer.args.world_size)
+                    len(rows) - len(train), trainer.args.world_size)
     trainer.origin = provenance(
         config=dataclasses.asdict(config), seed=config.seed,
         data={"path": config.data, "prepared.json": digest(Path(config.data) / "prepared.json")})
     if last and step_of(last) >= config.max_steps:  # finished before; Trainer would add a step
         trainer.finish_from(last)
+        if trainer.choice:
+            trainer.choice.read()
         model.load_state_dict(type(model).from_pretrained(last).state_dict())
         model.to(trainer.args.device)
     else:
@@ -323,7 +348,11 @@ def fit(config: TrainConfig, model: CARDecoder, train, dev, prepared: dict[str, 
 def export(config: TrainConfig, model: CARDecoder, trainer: CARTrainer, prepared: dict[str, Any]) -> CARDecoder:
     """The last evaluation, and the decoder with its card and provenance in `config.out`."""
     out = Path(config.out)
-    metrics = trainer.evaluate()
+    metrics, step = trainer.evaluate(), trainer.state.global_step
+    if trainer.choice and (best := trainer.choice.agreed()) != step:
+        logger.info("step %d said the dev sentences best and is what is written", best)
+        model.load_state_dict(trainer.choice.best_weights(best))
+        metrics, step = trainer.evaluate(), best
     trainer.check_weights()
     trainer.save_model(str(out / EXPORT))
     trainer.accelerator.wait_for_everyone()
@@ -338,7 +367,7 @@ def export(config: TrainConfig, model: CARDecoder, trainer: CARTrainer, prepared
             finish_backbone(decoder, Path(config.backbone.path), out)
             decoder = type(model).from_pretrained(out)
         source = provenance(
-            data=prepared, metrics=metrics, steps=trainer.state.global_step, processes=trainer.args.world_size,
+            data=prepared, metrics=metrics, steps=step, processes=trainer.args.world_size,
             checksum=decoder.checksum(), config=dataclasses.asdict(config), backbone=config.backbone.path)
         write_text(out / "README.md", decoder_card(decoder, source))
         names = ("config.json", "model.safetensors", "config.yaml", "README.md")

@@ -30,9 +30,9 @@ from rl.profile import ProfileConfig
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "launch" / "recipes").rglob("*.yaml"))
-SCHEMAS = {"car": TrainConfig, "far": TrainConfig, "profile": ProfileConfig, "compare": CompareConfig,
-           "dcpo": DCPOConfig, "draft": TrainDraftConfig, "verifiers": FitConfig, "prepare": PrepareConfig,
-           "tokenizer": FitTokenizerConfig, "tune": TuneConfig}
+SCHEMAS = {"car": TrainConfig, "far": TrainConfig, "finetune": TrainConfig, "profile": ProfileConfig,
+           "compare": CompareConfig, "dcpo": DCPOConfig, "draft": TrainDraftConfig, "verifiers": FitConfig,
+           "prepare": PrepareConfig, "tokenizer": FitTokenizerConfig, "tune": TuneConfig}
 MODULES = {"dcar.train": TrainConfig, "rl.profile": ProfileConfig, "rl.train": DCPOConfig, "rl.export": ExportConfig,
            "eval.compare": CompareConfig}
 
@@ -297,7 +297,8 @@ def test_the_pipeline_s_commands_are_valid_and_feed_each_other(tmp_path, monkeyp
 def test_stage_one_goes_on_from_the_shipped_decoders_as_they_are():
     """The recipes describe the shipped decoders exactly, or `init_from` would refuse them."""
     info = prepared_info(ASSETS / "starter_prepared")
-    for name, recipe in (("decoder", "car_starter_shared"), ("far", "far_starter")):
+    for name, recipe in (("decoder", "car_starter_shared"), ("far", "far_starter"), ("decoder", "finetune_starter"),
+                         ("far", "finetune_far_starter")):
         if not (ASSETS / name).exists():
             pytest.skip(f"no {name} is shipped yet")
         config = load_config(TrainConfig, ["--config", str(ROOT / f"launch/recipes/{recipe}.yaml")])

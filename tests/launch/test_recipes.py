@@ -22,6 +22,7 @@ from tiny_decoders import tiny_decoder
 from dcar.config import load_config
 from dcar.model.car import CARDecoder
 from dcar.model.draft import build_draft
+from dcar.model.load import load_decoder
 from dcar.sampling import SamplingConfig
 from dcar.sources.shipped import shipped
 from dcar.text.phonemes import PHONEME_VERSION
@@ -167,6 +168,27 @@ def test_two_updates_of_stage_one(recipe, data, language_models, tmp_path):
         assert trained.config.num_prediction_heads == wanted.model.num_prediction_heads
         assert trained.config.head_blocks == wanted.model.head_blocks and trained.config.bos == wanted.model.bos
         assert CARDecoder.from_pretrained(tmp_path).checksum() == trained.checksum()
+
+
+@pytest.mark.parametrize("recipe", of("finetune"))
+def test_two_updates_of_a_fine_tuning(recipe, data, language_models, tmp_path):
+    """From a decoder of the recipe's own shape, with rows of another corpus in every batch."""
+    wanted = read(recipe)
+    short = [f"data={data}", f"replay={data}", f"out={tmp_path / 'out'}", "max_steps=2", "log_steps=1", "save_steps=9",
+             "eval_steps=9", "prompt_tokens=5", "spoken.sentences=0"]
+    if wanted.backbone.path:
+        start = language_models[7]
+        short += [f"backbone.path={start}", "bf16=false"]
+    else:
+        start = tmp_path / "start"
+        sizes = {name: int(size) for name, size in (s.split("=") for s in SMALL)}
+        CARDecoder(dataclasses.replace(wanted.model, **sizes, speech_vocab_size=CODES, tokenizer="tiny@abc",
+                                       phonemes=PHONEME_VERSION)).save_pretrained(start)
+        short += [f"init_from={start}", *(f"model.{size}" for size in SMALL)]
+    trained = train(read(recipe, *short))
+    assert trained.checksum() != load_decoder(start).checksum()
+    log = [json.loads(line) for line in (tmp_path / "out" / "log.jsonl").read_text().splitlines()]
+    assert sum("loss" in line for line in log) == 2
 
 
 @pytest.mark.parametrize("recipe", of("draft"))

@@ -1,0 +1,185 @@
+"""The best step by ear: dev sentences are spoken at every evaluation, and the decoder of fewest word errors is kept.
+
+A fine-tuning is judged by what it says, not by its loss: on minutes of one voice the dev loss falls while the speech
+becomes worse. The decoder that training started from is spoken first, and is what remains if no step beats it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import torch
+from accelerate.utils import broadcast_object_list
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from transformers import TrainerCallback, TrainerState
+
+from dcar.config import check, setting
+from dcar.decoding import ChunkMethod, FixedChunk, decode
+from dcar.errors import CheckpointError
+from dcar.model.car import CARDecoder
+from dcar.prompts.items import PromptItem
+from dcar.prompts.load import load_prompts, vocoder_for
+from dcar.recognition.base import Recognizer
+from dcar.recognition.load import load_recognizer
+from dcar.sampling import SamplingConfig
+from dcar.storage import sync, write_text, writing
+from dcar.text.bootstrap import corpus_interval
+from dcar.text.wer import word_errors
+from dcar.vocoder.base import Vocoder
+from dcar.vocoder.voicing import voice
+
+logger = logging.getLogger(__name__)
+
+RECORD = "spoken.json"
+VOCODER_BATCH = 8
+
+
+@dataclass
+class SpokenSettings:
+    """Which step of a training is the best, by the word errors of dev sentences that it speaks."""
+
+    sentences: int = setting(0, "Dev sentences spoken before the first step and at every evaluation; the step of "
+                                "fewest word errors is what is written. 0 = none, the last step is written.", minimum=0)
+    chunk: int = setting(5, "Tokens of a pass, as in car-5; at most as many as the decoder has heads.", minimum=1)
+    recognizer: str = setting("moonshine", "Who hears them; a recogniser that did not make the tokens.")
+    vocoder: str = setting("", "Folder, or a name that dcar.vocoder.load lists; empty = the shipped one.")
+    sampling: SamplingConfig = setting(lambda: SamplingConfig(temperature=0.4, top_k=10), "How they are drawn.")
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+class Judge(Protocol):
+    """What `SpokenChoice` asks: the errors and reference words of every dev sentence, spoken by a decoder."""
+
+    def __call__(self, model: CARDecoder) -> tuple[list[int], list[int]]: ...
+
+
+class SpokenJudge:
+    """Speaks the same dev sentences, with the same prompts and draws, by whatever decoder it is given."""
+
+    def __init__(self, settings: SpokenSettings, items: Sequence[PromptItem], vocoder: Vocoder, recognizer: Recognizer,
+                 seed: int = 0):
+        self.settings, self.items, self.vocoder, self.recognizer = settings, items, vocoder, recognizer
+        self.seed = seed
+
+    @classmethod
+    def load(cls, settings: SpokenSettings, model: CARDecoder, data: str, prompt_tokens: int,
+             seed: int) -> SpokenJudge:
+        """With dev sentences of the prepared corpus `data`, the vocoder and the recogniser of the settings."""
+        device = str(next(model.parameters()).device)
+        items = load_prompts(data, "dev", model, prompt_tokens, seed, settings.sentences)
+        return cls(settings, items, vocoder_for(model, data, items, settings.vocoder, device),
+                   load_recognizer(settings.recognizer, device=device), seed)
+
+    @torch.no_grad()
+    def __call__(self, model: CARDecoder) -> tuple[list[int], list[int]]:
+        size = min(self.settings.chunk, model.config.num_prediction_heads)
+        training = model.training
+        model.eval()
+        try:
+            results = decode(model, [i.prompt for i in self.items], ChunkMethod(FixedChunk(size, f"car-{size}")),
+                             self.settings.sampling, seed=self.seed, batch_size=16)
+        finally:
+            model.train(training)
+        waves = voice(self.vocoder, [r.tokens for r in results], [i.speaker_embedding for i in self.items],
+                      VOCODER_BATCH)
+        heard = [self.recognizer.transcribe([wave], self.vocoder.sample_rate)[0] if len(wave) else ""
+                 for wave in waves]
+        found = [word_errors(item.text, text) for item, text in zip(self.items, heard, strict=True)]
+        return [e.errors for e in found], [e.reference_words for e in found]
+
+
+class SpokenChoice(TrainerCallback):
+    """Has every evaluation's decoder judged, logs `eval_spoken_wer`, keeps the weights of the best step in `out`.
+
+    `spoken.json` has the errors of every step; a resumed run takes them over and judges no step twice.
+    """
+
+    def __init__(self, trainer: Any, judge: Judge, out: str | Path):
+        self.trainer, self.judge, self.out = trainer, judge, Path(out)
+        self.steps: dict[int, dict[str, Any]] = {}
+
+    @property
+    def best(self) -> int:
+        """The step of fewest word errors; of equals the earliest."""
+        return min(self.steps, key=lambda step: (sum(self.steps[step]["errors"]), step))
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        if state.global_step:
+            self.read()
+        else:
+            self._remove_but()
+            self.look(state)
+
+    def on_evaluate(self, args, state, control, **kwargs):
+        self.look(state)
+
+    def look(self, state: TrainerState) -> None:
+        """Judge the decoder of this step, if it was not judged before; all processes wait for the main one."""
+        step = state.global_step
+        if step in self.steps:
+            return
+        if state.is_world_process_zero:
+            model = cast(CARDecoder, self.trainer.model)
+            errors, words = self.judge(model)
+            self.steps[step] = {"wer": sum(errors) / sum(words), "errors": errors, "words": words}
+            wer = corpus_interval(errors, words)
+            if self.best == step:
+                self._save(model, step)
+            with writing(self.out):
+                write_text(self.out / RECORD, json.dumps({"best": self.best, "steps": self.steps}, indent=1) + "\n")
+            self._remove_but(self.best)
+            logger.info("step %d: %.1f %% word errors on %d dev sentences (%.1f to %.1f); best so far: step %d", step,
+                        100 * wer.value, len(words), 100 * wer.low, 100 * wer.high, self.best)
+            self.trainer.log({"eval_spoken_wer": wer.value, "eval_spoken_wer_low": wer.low,
+                              "eval_spoken_wer_high": wer.high})
+        self.trainer.accelerator.wait_for_everyone()
+
+    def read(self) -> None:
+        """The steps that an interrupted run has judged. CheckpointError where they cannot be read."""
+        path = self.out / RECORD
+        try:
+            steps = json.loads(path.read_text(encoding="utf-8"))["steps"]
+            self.steps = {int(step): {"wer": float(s["wer"]), "errors": list(s["errors"]), "words": list(s["words"])}
+                          for step, s in steps.items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise CheckpointError(f"{path}: cannot be read ({error}), so the best step of this run is not known; start "
+                                  "again with resume=false") from error
+
+    def agreed(self) -> int:
+        """The best step, of which only the main process knows, on all processes."""
+        return int(broadcast_object_list([self.best if self.steps else 0])[0])
+
+    def best_weights(self, step: int) -> dict[str, torch.Tensor]:
+        """The state of the best step. CheckpointError where its file is gone."""
+        try:
+            return load_file(self._weights(step))
+        except (OSError, ValueError, SafetensorError) as error:
+            raise CheckpointError(f"{self._weights(step)}: cannot be read ({error}); start again with "
+                                  "resume=false") from error
+
+    def _weights(self, step: int) -> Path:
+        return self.out / f"best-{step}.safetensors"
+
+    def _save(self, model: CARDecoder, step: int) -> None:
+        part = self.out / f"best-{step}.part"
+        with writing(self.out):
+            save_file({name: t.detach().cpu().clone().contiguous() for name, t in model.state_dict().items()}, part)
+            sync(part)
+            part.replace(self._weights(step))
+
+    def _remove_but(self, step: int | None = None) -> None:
+        if not self.trainer.is_world_process_zero():
+            return
+        for path in [*self.out.glob("best-*.safetensors"), *self.out.glob("best-*.part")]:
+            if step is None or path != self._weights(step):
+                path.unlink()
+        if step is None:
+            (self.out / RECORD).unlink(missing_ok=True)

@@ -1,0 +1,151 @@
+"""`dcar tune-voice` on a toy speaker: really trained, really spoken; the decoder as it was stays where it is better."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pytest
+from compare_worker import WORDS, LevelJudge, ToneVocoder
+from tiny_data import CODES, tiny_split, write_prepared
+from tiny_training import tiny_config
+
+from dcar.errors import ConfigError, DataError
+from dcar.model.car import CARDecoder
+from dcar.model.load import load_decoder
+from dcar.prepare.prepared import features
+from dcar.prompts.load import all_prompts, load_prompts
+from dcar.train import spoken
+from dcar.train.car import run as train
+from eval.methods.registry import Models
+from eval.results.store import Tools
+from launch.tune_voice import TuneVoiceConfig, advice, table, training_config, tune_voice
+
+LENGTH = 6  # words, and tokens, of every sentence
+
+RECIPE = """
+init_from: {start}
+model: {{text_vocab_size: 64, hidden_size: 32, num_layers: 2, num_attention_heads: 2, ffn_size: 64,
+  num_prediction_heads: 3, head_blocks: 1, dropout: 0.0, bos: true, speech_position_scale: 0.3}}
+prompt_tokens: 3
+batch_size: 8
+max_steps: {steps}
+learning_rate: {rate}
+warmup_steps: 2
+eval_steps: {every}
+save_steps: 1000
+spoken: {{sentences: {sentences}, chunk: 2, sampling: {{temperature: 0.4, max_tokens: 12}}}}
+"""
+
+
+def says(split: str, count: int, seed: int) -> datasets.Dataset:
+    """Sentences of six neighbouring words, whose first phoneme says where they begin."""
+    rng = np.random.default_rng([seed, count])
+    rows = []
+    for row in tiny_split(split, count, speakers=1):
+        start = int(rng.integers(CODES))
+        tokens = [(start + t) % CODES for t in range(LENGTH)]
+        rows.append({**row, "speech": tokens, "text": " ".join(WORDS[t] for t in tokens),
+                     "text_ids": [tokens[0] + 1, 20, 21], "duration": LENGTH / 50})
+    return datasets.Dataset.from_list(rows, features=features())
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    folder = write_prepared(tmp_path_factory.mktemp("data") / "prepared")
+    info = json.loads((folder / "prepared.json").read_text())
+    for split, count in (("train", 48), ("dev", 12), ("test", 24)):
+        shutil.rmtree(folder / split, ignore_errors=True)
+        says(split, count, 3).save_to_disk(str(folder / split))
+        info["counts"][split] = {"utterances": count}
+    (folder / "prepared.json").write_text(json.dumps(info))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def untrained(data, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("untrained")
+    train(tiny_config(data, folder, model={"dropout": 0.0}, max_steps=1, learning_rate=1e-6))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(data, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("trained")
+    train(tiny_config(data, folder, model={"dropout": 0.0}, max_steps=60, batch_size=8, prompt_tokens=3,
+                      learning_rate=1e-2))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def heard(monkeypatch):
+    """The judge of the training reads levels."""
+    def load(cls, settings, model, data, prompt_tokens, seed):
+        items = load_prompts(data, "dev", model, prompt_tokens, seed, settings.sentences)
+        return cls(settings, items, ToneVocoder(), LevelJudge(), seed)
+
+    monkeypatch.setattr(spoken.SpokenJudge, "load", classmethod(load))
+
+
+def tools(compared) -> Tools:
+    decoder = load_decoder(compared.decoder)
+    items = all_prompts(compared.data, compared.split, decoder, compared.prompt_tokens, 0)
+    return Tools(items, Models(decoder), ToneVocoder(), LevelJudge())
+
+
+def config(folder: Path, data: Path, start: Path, steps: int = 60, rate: float = 1e-2, sentences: int = 12,
+           every: int = 30, **changes) -> TuneVoiceConfig:
+    recipe = folder / "recipe.yaml"
+    recipe.write_text(RECIPE.format(start=start, steps=steps, rate=rate, sentences=sentences, every=every))
+    return TuneVoiceConfig(data=str(data), recipe=str(recipe), out=str(folder / "voice"), resamples=400, **changes)
+
+
+def test_a_tuned_decoder_that_is_better_is_recommended(data, untrained, tmp_path):
+    settings = config(tmp_path, data, untrained, temperatures=[0.8])
+    found = tune_voice(settings, tools)
+    assert found["tuned_is_better"] and found["recommended"] == str(tmp_path / "voice" / "car")
+    row = found["rows"][0]
+    assert row["method"] == "car-2@t0.4" and row["tuned"] < row["start"] and row["difference_ci"][1] < 0
+    assert found["rows"][1]["method"] == "car-2@t0.8" and row["sentences"] == 24
+    assert found["bounds"] == {"ground truth resynthesised": 0.0}
+    assert "Take the tuned decoder" in table(found)
+    assert json.loads((tmp_path / "voice" / "voice.json").read_text()) == json.loads(json.dumps(found))
+    again = tune_voice(settings, tools)  # everything is there: nothing is trained or spoken
+    assert again["rows"] == found["rows"]
+
+
+def test_the_decoder_as_it_was_stays_where_no_step_is_better(data, trained, tmp_path):
+    found = tune_voice(config(tmp_path, data, trained, steps=4, rate=1.0, every=2), tools)
+    assert found["recommended"] == str(trained) and not found["tuned_is_better"]
+    assert "no step of the training" in found["advice"] and "difference" not in found["rows"][0]
+    assert CARDecoder.from_pretrained(tmp_path / "voice" / "car").checksum() == load_decoder(trained).checksum()
+
+
+def test_the_last_step_that_is_worse_is_not_recommended(data, trained, tmp_path):
+    found = tune_voice(config(tmp_path, data, trained, steps=4, rate=1.0, sentences=0, every=1000), tools)
+    assert found["recommended"] == str(trained) and found["rows"][0]["difference_ci"][0] > 0
+    assert "the tuned one is worse" in found["advice"]
+
+
+def test_a_difference_within_chance_says_what_could_have_been_seen():
+    row = {"start": 0.2, "tuned": 0.18, "difference": -0.02, "difference_ci": [-0.06, 0.02], "detectable": 0.057,
+           "sentences": 64}
+    said = advice([row])
+    assert "not better beyond chance" in said and "5.7 points" in said and "few" not in said
+    assert "12 sentences are few" in advice([{**row, "sentences": 12}])
+
+
+def test_what_cannot_be_tuned_is_refused(data, tmp_path):
+    with pytest.raises(ConfigError, match="one of the two"):
+        TuneVoiceConfig()
+    with pytest.raises(ConfigError, match="split=dev"):
+        TuneVoiceConfig(data="x", split="dev")
+    with pytest.raises(ConfigError, match="finetune_far_starter, finetune_starter"):
+        training_config(TuneVoiceConfig(data=str(data), recipe="finetune_started"), str(data))
+    with pytest.raises(ConfigError, match="trains from scratch"):
+        training_config(TuneVoiceConfig(data=str(data), recipe="car_starter"), str(data))
+    with pytest.raises(DataError, match="nothing in split other"):
+        tune_voice(TuneVoiceConfig(data=str(data), split="other", out=str(tmp_path / "voice")))

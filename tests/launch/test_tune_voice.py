@@ -57,7 +57,7 @@ def says(split: str, count: int, seed: int) -> datasets.Dataset:
 def data(tmp_path_factory) -> Path:
     folder = write_prepared(tmp_path_factory.mktemp("data") / "prepared")
     info = json.loads((folder / "prepared.json").read_text())
-    for split, count in (("train", 48), ("dev", 12), ("test", 24)):
+    for split, count in (("train", 48), ("dev", 12), ("test", 20)):
         shutil.rmtree(folder / split, ignore_errors=True)
         says(split, count, 3).save_to_disk(str(folder / split))
         info["counts"][split] = {"utterances": count}
@@ -96,11 +96,12 @@ def tools(compared) -> Tools:
     return Tools(items, Models(decoder), ToneVocoder(), LevelJudge())
 
 
-def config(folder: Path, data: Path, start: Path, steps: int = 60, rate: float = 1e-2, sentences: int = 12,
-           every: int = 30, **changes) -> TuneVoiceConfig:
+def config(folder: Path, data: Path, start: Path, steps: int = 60, rate: float = 1e-2, sentences: int = 6,
+           every: int = 60, **changes) -> TuneVoiceConfig:
     recipe = folder / "recipe.yaml"
     recipe.write_text(RECIPE.format(start=start, steps=steps, rate=rate, sentences=sentences, every=every))
-    return TuneVoiceConfig(data=str(data), recipe=str(recipe), out=str(folder / "voice"), resamples=400, **changes)
+    return TuneVoiceConfig(data=str(data), recipe=str(recipe), out=str(folder / "voice"), resamples=200, seeds=[0],
+                           **changes)
 
 
 def test_a_tuned_decoder_that_is_better_is_recommended(data, untrained, tmp_path):
@@ -109,7 +110,7 @@ def test_a_tuned_decoder_that_is_better_is_recommended(data, untrained, tmp_path
     assert found["tuned_is_better"] and found["recommended"] == str(tmp_path / "voice" / "car")
     row = found["rows"][0]
     assert row["method"] == "car-2@t0.4" and row["tuned"] < row["start"] and row["difference_ci"][1] < 0
-    assert found["rows"][1]["method"] == "car-2@t0.8" and row["sentences"] == 24
+    assert found["rows"][1]["method"] == "car-2@t0.8" and row["sentences"] == 20
     assert found["bounds"] == {"ground truth resynthesised": 0.0}
     assert "Take the tuned decoder" in table(found)
     assert json.loads((tmp_path / "voice" / "voice.json").read_text()) == json.loads(json.dumps(found))

@@ -19,7 +19,7 @@ from dcar.train.car import run
 from dcar.train.replay import ReplayBatchSampler
 from dcar.train.spoken import RECORD, SpokenJudge, SpokenSettings
 
-ERRORS = {"falling": [9, 7, 5, 3, 2, 2, 2], "rising": [3, 4, 5, 6, 7, 8, 9], "between": [6, 5, 3, 4, 4, 4, 4]}
+ERRORS = {"rising": [3, 4, 5, 6], "between": [6, 5, 3, 4]}
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def config(data, start, out, **changes):
                        spoken=SpokenSettings(sentences=2), **changes)
 
 
-@pytest.mark.parametrize(("name", "best"), [("falling", 6), ("rising", 0), ("between", 4)])
+@pytest.mark.parametrize(("name", "best"), [("rising", 0), ("between", 4)])
 def test_the_step_of_fewest_word_errors_is_written(name, best, data, start, tmp_path, monkeypatch):
     judge = scripted(monkeypatch, ERRORS[name])
     trained = run(config(data, start, tmp_path))

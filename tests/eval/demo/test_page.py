@@ -121,7 +121,7 @@ def test_requests_that_go_round_the_page_are_refused_too(address, tmp_path):
     (tmp_path / "bad.wav").write_text("no sound")
     bad, long = handle_file(tmp_path / "bad.wav"), handle_file(tone(tmp_path / "long.wav", 6))
     for text, recording, method, said in (
-            ("word " * 50, None, "car-3", "250 characters"), ("Yes.", None, "car-9", "not in the list"),
+            ("word " * 50, None, "car-3", "250 characters"), ("Yes.", None, "car-99", "not in the list"),
             ("Yes.", bad, "car-3", r"^bad\.wav"), ("Yes.", long, "car-3", "lasts 6 s")):
         with pytest.raises((AppError, ValueError), match=said):
             client.predict(text, "af_sarah", recording, method, 0.8, 0, api_name="/speak_a")

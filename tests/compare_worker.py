@@ -100,7 +100,7 @@ def tiny_config(out: Path | str, **changes) -> CompareConfig:
     settings = dict(
         methods=["far", "car-1", "car-3", "random-2-3", "dcar", "dcar-sampled"], seeds=[0, 1], batch_size=3,
         sampling=SHORT, resamples=200, timing_utterances=0, audio_samples=2,
-        second_opinion_utterances=2, noise_quality_utterances=2, device="cpu", out=str(out),
+        second_opinion_utterances=2, noise_quality_utterances=2, reasons_utterances=0, device="cpu", out=str(out),
     )
     return CompareConfig(**{**settings, **changes})
 

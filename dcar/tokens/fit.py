@@ -26,7 +26,8 @@ from dcar.config.schema import seed_setting
 from dcar.corpus.read import KINDS, Utterance, load_corpus
 from dcar.errors import DataError
 from dcar.process import run_command
-from dcar.text.phonemes import PHONEMES, encode_phonemes, text_to_ids
+from dcar.text.phonemes import text_to_ids
+from dcar.tokens.alignment import fit_alignment, phoneme_states, smoothed, viterbi
 from dcar.tokens.base import SpeechTokenizer
 from dcar.tokens.discriminant import discriminant_projection, in_turn, parts_of_phonemes
 from dcar.tokens.kmeans import KMeansTokenizer, fit_centroids
@@ -118,14 +119,14 @@ def sharpen(tokenizer: KMeansTokenizer, utterances: Sequence[Utterance], config:
     pairs: list[tuple[np.ndarray, np.ndarray]] = []  # standardised states [T, D], and the phonemes spoken in them
     heard = 0
     for i in in_turn([u.speaker for u in utterances]):
-        found, sequence = tokenizer.states(*utterances[i].load()), _phoneme_states(text_to_ids(utterances[i].text))
+        found, sequence = tokenizer.states(*utterances[i].load()), phoneme_states(text_to_ids(utterances[i].text))
         if len(found) >= len(sequence):
             pairs.append((tokenizer.coordinates(found), sequence))
         heard += len(found)
         if heard >= config.max_frames:
             break
     codes = [tokenizer.nearest(s) for s, _ in pairs]
-    emission = np.log2(_fit_alignment(codes, [sequence for _, sequence in pairs], tokenizer.vocab_size))
+    emission = np.log2(fit_alignment(codes, [sequence for _, sequence in pairs], tokenizer.vocab_size))
     labels = [parts_of_phonemes(viterbi(emission, spoken, sequence))
               for spoken, (_, sequence) in zip(codes, pairs, strict=True)]
     stacked = np.concatenate([s for s, _ in pairs])
@@ -173,7 +174,7 @@ def information(
     Bits are below 0 where the estimate does not carry over to the other half. Meant for corpora in which speakers read
     different sentences: where all read the same ones, the right speaker looks worse than a wrong one.
     """
-    sequences = [_phoneme_states(text) for text in texts]
+    sequences = [phoneme_states(text) for text in texts]
     keep = [i for i, c in enumerate(codes) if len(c) >= len(sequences[i])]
     halves = keep[::2], keep[1::2]
     ids = {name: n for n, name in enumerate(sorted(set(speakers)))}
@@ -185,15 +186,15 @@ def information(
         "speaker_bits_wrong_speaker": 0.0,
     }
     for train, test in (halves, halves[::-1]):
-        marginal = _smoothed(np.concatenate([codes[i] for i in train]), None, vocab_size, 1)[0]
-        emission = _fit_alignment([codes[i] for i in train], [sequences[i] for i in train], vocab_size)
+        marginal = smoothed(np.concatenate([codes[i] for i in train]), None, vocab_size, 1)[0]
+        emission = fit_alignment([codes[i] for i in train], [sequences[i] for i in train], vocab_size)
         gain = np.log2(emission / marginal)  # [labels, codes]
         # Wrong texts are those of utterances of similar length, so that only the words differ.
         by_length = sorted(test, key=lambda i: len(sequences[i]))
         wrong = dict(zip(by_length, by_length[1:] + by_length[:1], strict=True))
         by_voice = np.concatenate([voices[i] for i in train])
         voice_gain = np.log2(
-            _smoothed(np.concatenate([codes[i] for i in train]), by_voice, vocab_size, len(ids)) / marginal
+            smoothed(np.concatenate([codes[i] for i in train]), by_voice, vocab_size, len(ids)) / marginal
         )
         heard = set(by_voice.tolist())
         other = {voice: sorted(heard)[(n + 1) % len(heard)] for n, voice in enumerate(sorted(heard))}
@@ -212,55 +213,6 @@ def information(
         for name, values in pairs.items():
             totals[name] += float(np.concatenate(values).mean()) / 2 if values else float("nan")
     return {name: round(value, 3) for name, value in totals.items()}
-
-
-def _phoneme_states(text: Sequence[int]) -> np.ndarray:
-    """Labels of an utterance's states: its phonemes without marks, silence (0) at both ends."""
-    marks = set(encode_phonemes([symbol for symbol in PHONEMES if symbol in " ,.?!"]))
-    return np.array([0, *(i for i in text if i not in marks), 0])
-
-
-def _smoothed(codes: np.ndarray, labels: np.ndarray | None, vocab_size: int, num_labels: int) -> np.ndarray:
-    """p(code | label) [labels, codes], interpolated with the marginal, which is interpolated with uniform."""
-    counts = np.bincount(codes, minlength=vocab_size).astype(np.float64)
-    marginal = (counts + 0.5) / (counts.sum() + 0.5 * vocab_size)
-    if labels is None:
-        return marginal[None]
-    table = np.bincount(labels * vocab_size + codes, minlength=num_labels * vocab_size).reshape(num_labels, vocab_size)
-    strength = float(vocab_size)
-    return (table + strength * marginal) / (table.sum(1, keepdims=True) + strength)
-
-
-def _fit_alignment(
-    codes: Sequence[np.ndarray], sequences: Sequence[np.ndarray], vocab_size: int, iterations: int = 6
-) -> np.ndarray:
-    """p(code | phoneme) from a flat start: equal shares of time first, then `iterations` Viterbi alignments."""
-    labels = [s[np.arange(len(c)) * len(s) // len(c)] for c, s in zip(codes, sequences, strict=True)]
-    every = np.concatenate(codes)
-    for _ in range(iterations):
-        emission = _smoothed(every, np.concatenate(labels), vocab_size, len(PHONEMES))
-        score = np.log2(emission)
-        labels = [viterbi(score, c, s) for c, s in zip(codes, sequences, strict=True)]
-    return _smoothed(every, np.concatenate(labels), vocab_size, len(PHONEMES))
-
-
-def viterbi(score: np.ndarray, codes: np.ndarray, sequence: np.ndarray) -> np.ndarray:
-    """Best monotone labelling [T] of codes [T] by the states `sequence` [N ≤ T], each used at least once."""
-    frames = score[sequence][:, codes]  # [N, T]
-    states, length = frames.shape
-    best = np.full(states, -np.inf)
-    best[0] = frames[0, 0]
-    moved = np.zeros((length, states), dtype=bool)
-    for t in range(1, length):
-        advanced = np.concatenate(([-np.inf], best[:-1]))
-        moved[t] = advanced > best
-        best = np.maximum(advanced, best) + frames[:, t]
-    path = np.empty(length, dtype=np.int64)
-    state = states - 1
-    for t in range(length - 1, -1, -1):
-        path[t] = state
-        state -= int(moved[t, state])
-    return sequence[path]
 
 
 def main(arguments: list[str] | None = None) -> None:

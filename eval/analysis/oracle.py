@@ -98,6 +98,28 @@ def cheapest(costs: np.ndarray) -> np.ndarray:
     return totals
 
 
+def cheapest_path(costs: np.ndarray, passes: int) -> list[int]:
+    """Sizes of the chunks of a cheapest way through all n tokens in exactly so many passes. ValueError where there is
+    none: passes must lie between n / K and n."""
+    heads, n = costs.shape
+    reached = np.full(n + 1, np.inf)
+    reached[0] = 0.0
+    came: list[np.ndarray] = []  # of every pass: the size of its chunk, by where it ends
+    for _ in range(passes):
+        options = np.full((heads, n + 1), np.inf)
+        for k in range(1, min(heads, n) + 1):
+            options[k - 1, k:] = reached[: n + 1 - k] + costs[k - 1, : n + 1 - k]
+        came.append(options.argmin(0) + 1)
+        reached = options.min(0)
+    if not np.isfinite(reached[n]):
+        raise ValueError(f"{n} tokens cannot be covered by {passes} chunks of 1 to {heads}")
+    sizes, end = [], n
+    for sized in reversed(came):
+        sizes.append(int(sized[end]))
+        end -= sizes[-1]
+    return sizes[::-1]
+
+
 def walk(costs: np.ndarray, size_at: Callable[[int], int]) -> tuple[float, int]:
     """Cost and number of passes of a schedule that asks size_at(t) tokens at t; the end of speech cuts the last."""
     n, place, total, passes = costs.shape[1], 0, 0.0, 0

@@ -37,11 +37,13 @@ from dcar.recognition.load import load_recognizer
 from dcar.sampling import SamplingConfig
 from dcar.storage import digest, write_text, writing
 from dcar.text.wer import NORMALIZER
+from dcar.tokens.alignment import ENOUGH, PhonemeAligner
 from dcar.tokens.codebook import codebook_of
 from dcar.tokens.warping import code_distances
 from dcar.tracking import provenance, write_json
 from dcar.vocoder.base import PromptAudio
 from dcar.vocoder.model import TokenVocoder
+from eval.compare.explain import explain, sample_picture
 from eval.compare.meeting import Meeting
 from eval.compare.sweeps import expand_names
 from eval.compare.tuned import Tuned, load_tuned
@@ -106,6 +108,8 @@ class CompareConfig:
                                             minimum=0)
     timing_utterances: int = setting(10, "Spoken by every method at batch 1; 0 = no timings.", minimum=0)
     audio_samples: int = setting(4, "Utterances whose audio is kept for the report.", minimum=0)
+    reasons_utterances: int = setting(10, "Spoken once more, watched, for why chunks end where they do, and led along "
+                                          "their recordings for the losses of the heads; 0 = off.", minimum=0)
     references: bool = setting(True, "The rows of the recordings and of their resynthesis.")
     resamples: int = setting(4000, "Of the bootstrap.", minimum=100)
     device: str = setting("", "cpu or cuda; empty = what accelerate chooses.")
@@ -160,6 +164,8 @@ def load_tools(config: CompareConfig, device: str) -> Tools:
         {"corpus": info["corpus"], "tokenizer": tokenizer_identity(info), "split": config.split},
         load_scorers(config.scorers, prompts, device), dict(zip(config.replicates[1:], others, strict=True)),
         codebook_of(info["tokenizer"], config.data) if len(config.replicates) * len(config.seeds) > 1 else None,
+        PhonemeAligner.fit([i.reference_tokens for i in items[:ENOUGH]], [i.text for i in items[:ENOUGH]],
+                           models.decoder.config.speech_vocab_size) if config.audio_samples else None,
         compare_training(config.decoder, config.far_decoder) if config.far_decoder else None,
     )
 
@@ -285,6 +291,7 @@ def _finish(config: CompareConfig, tools: Tools, entries: list[Entry], reference
     header["tuned"] = tuned.about(entries, config.split) if tuned else None
     result = {**header, "equal_speed": _equal_speed(records, rows, config.resamples), "rows": rows,
               "by_length": by_length(records, names, config.resamples),
+              **explain(tools, entries, config.reasons_utterances, config.seeds[0], out),
               "samples": _samples(config, tools, names, makers[config.replicates[0]])}
     heard = [voice["audio"] for sample in result["samples"] for voice in sample["voices"] if voice["audio"]]
     result["files"] = {name: digest(out / name) for name in ("records.jsonl", "config.yaml", *heard)}
@@ -355,10 +362,12 @@ def _samples(config: CompareConfig, tools: Tools, names: list[str], maker: Maker
         item = tools.items[i]
         voices = []
         for name in names:
-            record = maker.done[name, seed, item.prompt.utterance_id]
+            record, audio = maker.done[name, seed, item.prompt.utterance_id], maker.audio_path(name, i)
+            # one sentence is enough to learn from, and pictures are large
+            picture = None if samples else sample_picture(tools, record, item.text, audio)
             voices.append({
-                "method": name,
-                "audio": str(maker.audio_path(name, i).relative_to(maker.out)) if record["duration"] else None,
+                "method": name, "audio": str(audio.relative_to(maker.out)) if record["duration"] else None,
+                "picture": picture and str(picture.relative_to(maker.out)),
                 **{k: record.get(k) for k in ("hypothesis", "words", "duration", "emitted", "actions", "truncated",
                                               "speaker_similarity")},
             })

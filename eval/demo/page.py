@@ -1,4 +1,5 @@
-"""`dcar demo`: a page to play with. Text, a voice, two settings side by side; sound, and chunks over its spectrogram.
+"""`dcar demo`: a page to play with. Text, a voice, two settings side by side or blind; sound while it is spoken, and
+chunks under its spectrogram and phonemes.
 
     pip install 'dcar[demo]'
     dcar demo                # http://127.0.0.1:7860, seen from this machine alone
@@ -10,17 +11,18 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from dcar.config import check, load_config, setting
 from dcar.errors import AssetError, DCARError
 from dcar.process import run_command
-from eval.demo.studio import TEMPERATURES, Limits, Studio
+from eval.demo.blind import blind_tab
+from eval.demo.player import SCRIPT, WAKE, Channel, pcm, taking
+from eval.demo.studio import TEMPERATURES, Limits, Studio, Take
+from eval.demo.votes import Votes
 
 EXAMPLE = "The tide came in before the boats were ready."
 INTRODUCTION = """# DCAR: how many tokens a step?
@@ -42,6 +44,7 @@ class DemoConfig:
     characters: int = setting(600, "Longest text that is spoken.", minimum=1)
     seconds: float = setting(30.0, "Longest recording of a voice.", above=1)
     megabytes: float = setting(10.0, "Largest recording of a voice.", above=0)
+    votes: str = setting("runs/votes", "Folder that takes the blind votes (votes.jsonl).", place="folder")
     waiting: int = setting(8, "Requests that may wait; one is spoken at a time.", minimum=1)
 
     def __post_init__(self) -> None:
@@ -63,39 +66,62 @@ def load_gradio() -> Any:
     return gradio
 
 
-def handler(studio: Studio, failure: Callable[[str], Exception]) -> Callable[..., tuple[Any, np.ndarray, str]]:
-    """What a button calls: (text, voice, recording, method, temperature, seed) → (rate, samples), picture, facts.
+def handler(studio: Studio, failure: Callable[[str], Exception],
+            skip: Any = None) -> Callable[..., Iterator[tuple[Any, Any, Any, Any]]]:
+    """What a button calls: (text, voice, recording, method, temperature, seed) → (rate, samples), picture, facts, and
+    the text of the player; first as often as there is new sound, then once with everything.
 
-    failure: makes, of an error that a user can act on, what the page shows.
+    failure: makes, of an error that a user can act on, what the page shows. skip: leaves what is shown as it is.
     """
     def speak(text: str, voice: str, recording: str | None, method: str, temperature: float,
-              seed: float) -> tuple[Any, np.ndarray, str]:
+              seed: float) -> Iterator[tuple[Any, Any, Any, Any]]:
+        channel, begun = Channel(studio.vocoder.sample_rate), False
         try:
-            take = studio.speak(text or "", voice, recording, method, temperature, seed=int(seed or 0))
+            for given in studio.stream(text or "", voice, recording, method, temperature, seed=int(seed or 0)):
+                if isinstance(given, Take):
+                    sound = given.spoken.rate, pcm(given.spoken.wave)
+                    yield sound, studio.picture(given.spoken), given.facts, skip
+                else:  # what stands there of an utterance before goes with the first sound, not with a mistake
+                    before = (skip, skip, skip) if begun else (None, None, "Speaking …")
+                    yield *before, channel.add(given)
+                    begun = True
         except DCARError as error:
-            said = str(error)  # by the name that the user knows, not by where the server keeps it
-            raise failure(said.replace(recording, Path(recording).name) if recording else said) from error
-        samples = (take.spoken.wave * 32767).astype(np.int16)
-        return (take.spoken.rate, samples), take.picture, take.facts
+            raise shown(failure, error, recording) from error
 
     return speak
 
 
-def build(studio: Studio) -> Any:
+def shown(failure: Callable[[str], Exception], error: DCARError, recording: str | None) -> Exception:
+    """What the page shows of an error: a recording by the name that the user knows, not by where it is kept."""
+    said = str(error)
+    return failure(said.replace(recording, Path(recording).name) if recording else said)
+
+
+def build(studio: Studio, votes: Votes) -> Any:
     """The page, a gradio.Blocks."""
     gr = load_gradio()
-    speak, limits = handler(studio, lambda said: gr.Error(said, print_exception=False)), studio.limits
+
+    def failure(said: str) -> Exception:
+        return gr.Error(said, print_exception=False)
+
+    speak, limits = handler(studio, failure, gr.skip()), studio.limits
     with gr.Blocks(title="DCAR", analytics_enabled=False) as page:
         gr.Markdown(INTRODUCTION.format(**vars(limits)))
         text = gr.Textbox(EXAMPLE, label="Text (English)", lines=3, max_length=limits.characters, elem_id="text")
         with gr.Row():
-            voice = gr.Dropdown(list(studio.voices), label="Voice", elem_id="voice")
-            recording = gr.Audio(sources=["upload", "microphone"], type="filepath", elem_id="recording",
-                                 label="or a recording of the voice, a second or more")
-        with gr.Row():
-            for side, method in zip("AB", _first_two(studio.methods), strict=False):
+            with gr.Column():  # one below the other on a phone
+                voice = gr.Dropdown(list(studio.voices), label="Voice", elem_id="voice")
+            with gr.Column():
+                recording = gr.Audio(sources=["upload", "microphone"], type="filepath", elem_id="recording",
+                                     label="or a recording of the voice, a second or more")
+        common = [text, voice, recording]
+        with gr.Tab("Side by side"), gr.Row():
+            sides = []
+            for side, method in zip("AB", _first_two(studio.methods), strict=True):
                 with gr.Column():
-                    _side(gr, side, method, studio.methods, [text, voice, recording], speak)
+                    sides += _side(gr, side, method, studio.methods, common, speak)
+        with gr.Tab("Blind vote"):
+            blind_tab(gr, studio, votes, [*common, *sides], lambda error, file: shown(failure, error, file))
     return page.queue(max_size=limits.waiting)
 
 
@@ -104,21 +130,26 @@ def _first_two(methods: list[str]) -> list[str]:
     return [methods[0], "far" if "far" in methods else "car-1"]
 
 
-def _side(gr: Any, side: str, method: str, methods: list[str], common: list[Any], speak: Callable[..., Any]) -> None:
-    """One of the settings that are set side by side: its choices, its button and what comes of it."""
+def _side(gr: Any, side: str, method: str, methods: list[str], common: list[Any],
+          speak: Callable[..., Any]) -> list[Any]:
+    """One of the settings that are set side by side: its choices, its button and what comes of it. Returns the
+    components of its method and temperature."""
     low, high = TEMPERATURES
     chosen = gr.Dropdown(methods, value=method, elem_id=f"method-{side}",
                          label=f"Method {side} (car-k: k tokens a step, the faster the larger)")
     temperature = gr.Slider(low, high, 0.8, step=0.1, label="Temperature", elem_id=f"temperature-{side}")
     seed = gr.Number(0, label="Seed", precision=0, elem_id=f"seed-{side}")
     button = gr.Button(f"Speak {side}", variant="primary", elem_id=f"speak-{side}")
-    kept = ["download"]  # and no button that would put the speech on a hub
-    sound = gr.Audio(label="Speech", autoplay=True, interactive=False, buttons=kept, elem_id=f"sound-{side}")
     facts = gr.Markdown(elem_id=f"facts-{side}")
-    image = gr.Image(label="Chunks over the spectrogram", show_label=False, interactive=False, buttons=kept,
-                     elem_id=f"picture-{side}")
-    button.click(speak, [*common, chosen, temperature, seed], [sound, image, facts], concurrency_limit=1,
-                 concurrency_id="speak", api_name=f"speak_{side.lower()}")
+    kept = ["download"]  # and no button that would put the speech on a hub
+    sound = gr.Audio(label="Speech, to hear again", interactive=False, buttons=kept, elem_id=f"sound-{side}")
+    image = gr.Image(label="Chunks under spectrogram and phonemes", show_label=False, interactive=False,
+                     buttons=["fullscreen", *kept], elem_id=f"picture-{side}")
+    playing = gr.Textbox(visible="hidden", elem_id=f"playing-{side}", max_lines=1)
+    playing.change(None, [playing], None, js=taking(side), api_visibility="private")
+    button.click(speak, [*common, chosen, temperature, seed], [sound, image, facts, playing], js=WAKE,
+                 concurrency_limit=1, concurrency_id="speak", api_name=f"speak_{side.lower()}")
+    return [chosen, temperature]
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -134,9 +165,9 @@ def main(arguments: list[str] | None = None) -> None:
 
 def serve(studio: Studio, config: DemoConfig, block: bool = True) -> Any:
     """Serve the page; returns it, at once unless `block`. Nothing leaves this machine: no share link, no analytics."""
-    page = build(studio)
+    page = build(studio, Votes(config.votes))
     page.launch(server_name=config.host, server_port=config.port, share=False, prevent_thread_lock=not block,
-                max_file_size=f"{math.ceil(config.megabytes)}mb")
+                max_file_size=f"{math.ceil(config.megabytes)}mb", head=SCRIPT)
     return page
 
 

@@ -7,24 +7,29 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from dcar.audio import audio_seconds
+from dcar.decoding import ChunkMethod
 from dcar.errors import AudioError, ConfigError, DCARError, TextError
 from dcar.model.load import text_encoder
+from dcar.prepare.run import load_prepared
 from dcar.prompts.together import check_together, made_by
 from dcar.sampling import SamplingConfig
+from dcar.sources.shipped import shipped
 from dcar.speak.speaker import Speaker, Spoken
 from dcar.speak.voice import Voice, starter_voices
 from dcar.text.phonemes import PHONEME_VERSION
+from dcar.tokens.alignment import ENOUGH, PhonemeAligner
 from dcar.tokens.base import SpeechTokenizer
 from dcar.tokens.load import load_tokenizer
 from dcar.vocoder.base import Vocoder
 from dcar.vocoder.load import load_vocoder
+from dcar.vocoder.model import TokenVocoder
 from eval.demo.picture import picture
 from eval.methods.registry import Models, load_models, make_methods
 
@@ -45,10 +50,9 @@ class Limits:
 
 @dataclass(frozen=True)
 class Take:
-    """What was spoken: the speech, chunks over its spectrogram [height, width, 3] uint8, and what to say of it."""
+    """What was spoken: the speech, and what to say of it."""
 
     spoken: Spoken
-    picture: np.ndarray
     facts: str
 
 
@@ -56,11 +60,13 @@ class Studio:
     """Models that belong together, and the voices and methods that can be chosen."""
 
     def __init__(self, models: Models, encode, tokenizer: SpeechTokenizer, vocoder: Vocoder,
-                 voices: Mapping[str, Voice], limits: Limits | None = None) -> None:
-        """encode: text → ids that the decoders read; voices: by the name that is shown."""
+                 voices: Mapping[str, Voice], limits: Limits | None = None,
+                 aligner: PhonemeAligner | None = None) -> None:
+        """encode: text → ids that the decoders read; voices: by the name that is shown; aligner: for phonemes in the
+        pictures."""
         self.models, self.encode, self.tokenizer, self.vocoder = models, encode, tokenizer, vocoder
         self.voices, self.limits = dict(voices), limits or Limits()
-        self.methods = self._methods()
+        self.aligner, self.methods = aligner, self._methods()
         self._lock = threading.Lock()
 
     @classmethod
@@ -72,7 +78,8 @@ class Studio:
         encode, speech_tokenizer, spoken_by = text_encoder(decoder), load_tokenizer(tokenizer), load_vocoder(vocoder)
         made = made_by(speech_tokenizer, getattr(encode, "name", PHONEME_VERSION))
         check_together(models.decoder, made, f"tokenizer {tokenizer}", spoken_by)
-        return cls(models, encode, speech_tokenizer, spoken_by, starter_voices(), limits)
+        aligner = _starter_aligner(speech_tokenizer.vocab_size) if tokenizer == "starter" else None
+        return cls(models, encode, speech_tokenizer, spoken_by, starter_voices(), limits, aligner)
 
     def _methods(self) -> list[str]:
         """The names that these models can speak with, the policy first."""
@@ -94,6 +101,20 @@ class Studio:
         method: of `methods`, by default the first. TextError, AudioError, ConfigError for what is wrong or beyond the
         limits; LawError of a broken model. One request at a time.
         """
+        *_, take = self._takes(text, voice, recording, method, temperature, top_k, seed, streamed=False)
+        assert isinstance(take, Take)
+        return take
+
+    def stream(self, text: str, voice: str = "", recording: str | Path | None = None, method: str = "",
+               temperature: float = 0.8, top_k: int = 10, seed: int = 0) -> Iterator[np.ndarray | Take]:
+        """As `speak`: the samples [n] in pieces as they become certain, and last the `Take`.
+
+        A method that verifies whole sentences, and a vocoder that cannot speak in pieces, give one piece.
+        """
+        return self._takes(text, voice, recording, method, temperature, top_k, seed, streamed=True)
+
+    def _takes(self, text: str, voice: str, recording: str | Path | None, method: str, temperature: float, top_k: int,
+               seed: int, streamed: bool) -> Iterator[np.ndarray | Take]:
         method = method or self.methods[0]
         self._check(text, method, temperature)
         sampling = SamplingConfig(temperature=float(temperature), top_k=int(top_k))
@@ -104,9 +125,24 @@ class Studio:
             speaker = Speaker(decoder, self.encode, entry.build(), self.tokenizer, self.vocoder, sampling, seed)
             chosen = self._voice(speaker, voice, recording)
             started = time.perf_counter()
-            spoken = speaker.say(text, chosen)
+            waited: float | None = None
+            if streamed and isinstance(speaker.method, ChunkMethod) and isinstance(self.vocoder, TokenVocoder):
+                pieces = []
+                for piece in speaker.stream(text, chosen):
+                    pieces.append(piece)
+                    if len(piece.samples):
+                        waited = time.perf_counter() - started if waited is None else waited
+                        yield piece.samples
+                spoken = speaker.join(text, pieces)
+            else:
+                spoken = speaker.say(text, chosen)
+                yield spoken.wave
             seconds = time.perf_counter() - started
-        return Take(spoken, picture(spoken), facts(spoken, method, seconds))
+        yield Take(spoken, facts(spoken, method, seconds, waited))
+
+    def picture(self, spoken: Spoken) -> np.ndarray:
+        """Chunks and phonemes under the spectrogram, [height, width, 3] uint8."""
+        return picture(spoken, self.aligner)
 
     def _check(self, text: str, method: str, temperature: float) -> None:
         if len(text) > self.limits.characters:
@@ -135,10 +171,17 @@ class Studio:
         return speaker.voice(path)
 
 
-def facts(spoken: Spoken, method: str, seconds: float) -> str:
-    """What was spoken and at which speed, a sentence or two."""
+def _starter_aligner(codes: int) -> PhonemeAligner | None:
+    """Lays texts along the shipped tokenizer's tokens, as the shipped corpus teaches it."""
+    rows = load_prepared(shipped("prepared"), "test").select(range(ENOUGH))
+    return PhonemeAligner.fit(rows["speech"], rows["text"], codes)
+
+
+def facts(spoken: Spoken, method: str, seconds: float, waited: float | None = None) -> str:
+    """What was spoken and at which speed, a sentence or two. waited: seconds until the first sound."""
     tokens = sum(len(r.tokens) for r in spoken.results)
     passes = sum(r.target_passes for r in spoken.results)
+    first = "" if waited is None else f" The first sound came after {waited:.2f} s."
     cut = " Cut off by the length limit." if any(r.truncated for r in spoken.results) else ""
     return (f"{method}: {spoken.seconds:.2f} s of speech in {seconds:.2f} s ({seconds / spoken.seconds:.2f} of real "
-            f"time); {tokens} tokens in {passes} passes, {tokens / passes:.2f} a pass.{cut}")
+            f"time); {tokens} tokens in {passes} passes, {tokens / passes:.2f} a pass.{first}{cut}")

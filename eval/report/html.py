@@ -45,9 +45,9 @@ def heading(title: str) -> str:
     return f"<h2 id='{slug(title)}'>{escape(title)}</h2>"
 
 
-def folded(title: str, body: str) -> str:
-    """What is shown when asked for."""
-    return f"<details><summary>{escape(title)}</summary>{body}</details>"
+def folded(title: str, body: str, open_: bool = False) -> str:
+    """What is shown when asked for, or from the start where it is `open_`."""
+    return f"<details{' open' * open_}><summary>{escape(title)}</summary>{body}</details>"
 
 
 @dataclass
@@ -97,6 +97,17 @@ def box(title: str, table: str) -> str:
 def picture(title: str, path: Path, caption: str) -> str:
     """A picture file with its caption."""
     return f"<img alt='{escape(title)}' src='{file_uri(path)}'><p class=soft>{escape(caption)}</p>"
+
+
+def wide_picture(title: str, path: Path, caption: str) -> str:
+    """A picture that would be too small on a phone: there it keeps its size, in a box that scrolls."""
+    return f"{wide(title, path)}<p class=soft>{escape(caption)}</p>"
+
+
+def wide(title: str, path: Path) -> str:
+    """As `wide_picture`, the picture alone."""
+    return (f"<div class=wide role=region tabindex=0 aria-label='{escape(title)}'><img alt='{escape(title)}' "
+            f"src='{file_uri(path)}'></div>")
 
 
 def figure(title: str, path: Path, caption: str) -> str:

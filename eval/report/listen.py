@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from dcar.text.wer import normalize_transcript
-from eval.report.html import escape, file_uri, heading
+from eval.report.html import escape, file_uri, folded, heading, wide
 from eval.results.store import RECORDING, RESYNTHESIS
 
 # one hue, light to dark: chunk sizes are ordered
 CHUNK_COLORS = ["#dbe7f5", "#b3cfe9", "#84b3da", "#5595c9", "#2f75b2", "#185593", "#0a386b"]
+
+
+PICTURE = "Spectrogram, phonemes and chunk ends"
 
 
 def shade(size: int) -> str:
@@ -55,9 +58,13 @@ def listen_section(result: dict[str, Any], folder: Path) -> str:
     sizes = sorted({a for s in samples for v in s["voices"] for a in v["actions"] or ()})
     legend = "".join(f"<span><i style='background:{shade(a)}'></i>{a}</span>" for a in sizes)
     cards = "".join(_card(s, folder) for s in samples)
+    pictured = any(v.get("picture") for s in samples for v in s["voices"])
+    how = ("<p class=soft>The pictures of the first sentence show the sound itself: dark where it is loud, low tones "
+           "below. A red line stands where a pass ended; under it the phonemes, as they were laid along the tokens (an "
+           "estimate, a phoneme early or late at times), and the tokens of each pass.</p>" if pictured else "")
     return (heading("Listen") + "<p>Under every player: the chunks in which the tokens were spoken, and what the "
             "recogniser heard (<ins>wrong or extra words</ins>, <del>missing words</del>).</p>"
-            f"<div class=legend><span>tokens asked for in one pass:</span>{legend}</div>{cards}")
+            f"<div class=legend><span>tokens asked for in one pass:</span>{legend}</div>{how}{cards}")
 
 
 def _card(sample: dict[str, Any], folder: Path) -> str:
@@ -85,6 +92,10 @@ def _voice(voice: dict[str, Any], text: str, folder: Path) -> str:
     bar = timeline(voice["emitted"], voice["actions"]) if voice["emitted"] else ""
     if voice["method"] in hint:
         facts.insert(0, hint[voice["method"]])
+    seen = ""
+    if voice.get("picture"):
+        image = wide(f"{PICTURE}: {voice['method']}", folder / voice["picture"])
+        seen = folded(PICTURE, image, voice["method"].startswith("dcar"))
     return (f"<div class=voice><span class=name>{escape(voice['method'])}</span> "
-            f"<span class=soft>{escape(', '.join(facts))}</span>{audio}{bar}"
+            f"<span class=soft>{escape(', '.join(facts))}</span>{audio}{bar}{seen}"
             f"<div>{marked(text, voice['hypothesis'])}</div></div>")

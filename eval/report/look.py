@@ -22,6 +22,7 @@ a { color: var(--link); } :focus-visible { outline: 3px solid var(--link); outli
 .skip { position: absolute; left: -100rem; } .skip:focus { position: static; }
 nav ul { display: flex; flex-wrap: wrap; gap: .2rem 1rem; padding: 0; list-style: none; font-size: .9rem; }
 img { width: 100%; max-width: 52rem; height: auto; display: block; }
+.wide { overflow-x: auto; } .wide img { min-width: 40rem; max-width: 60rem; }
 .panels { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 20rem), 1fr)); gap: .8rem; }
 .scroll { overflow-x: auto; border: 1px solid var(--line); border-radius: 8px; }
 table { border-collapse: collapse; min-width: 100%; font-size: .88rem; font-variant-numeric: tabular-nums; }

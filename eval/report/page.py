@@ -33,9 +33,11 @@ from eval.report.methods_section import (
     verification,
 )
 from eval.report.papers import papers_text
+from eval.report.reasons_section import reasons_section
 from eval.report.summary import summary_section
 from eval.report.table import column_groups, notes
 
+ABOVE = ("rows", "samples", "equal_speed", "by_length", "reasons", "losses")  # of compare.json: in their own sections
 FORMAT_VERSION = 2  # of compare.json; 2: acceptance by position, families, comparison at equal speed
 
 
@@ -93,6 +95,7 @@ def page(result: dict[str, Any], folder: Path, log: Sequence[dict[str, Any]] = (
         length_section(result, sheets),
         equal_speed_section(result, sheets),
         chunk_figure(rows, folder),
+        reasons_section(result, folder, sheets),
         verification(rows, folder, sheets),
         lively_section(rows, sheets),
         papers_section(result, sheets),
@@ -124,7 +127,7 @@ def _tables(result: dict[str, Any], sheets: Sheets) -> str:
 
 
 def _details(result: dict[str, Any]) -> str:
-    shown = {k: v for k, v in result.items() if k not in ("rows", "samples", "equal_speed", "by_length")}
+    shown = {k: v for k, v in result.items() if k not in ABOVE}
     return heading("How it was made") + folded(
         "Judge, sampling, checksums, versions, machine",
         f"<pre tabindex=0>{escape(json.dumps(shown, indent=1, ensure_ascii=False))}</pre>")

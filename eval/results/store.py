@@ -25,6 +25,7 @@ from dcar.errors import ConfigError, DataError
 from dcar.prompts.items import PromptItem
 from dcar.recognition.base import Recognizer
 from dcar.text.wer import NORMALIZER, WordErrors, character_errors, word_errors
+from dcar.tokens.alignment import PhonemeAligner
 from dcar.vocoder.base import Vocoder
 from dcar.vocoder.voicing import voice
 from eval.methods.registry import Entry, Models
@@ -61,6 +62,7 @@ class Tools:
     # prompt seed -> the same utterances with other prompts, for replicates; `items` have those of the first seed
     other_prompts: Mapping[int, list[PromptItem]] = field(default_factory=dict)
     codebook: np.ndarray | None = None  # [V, P] centroids of the tokenizer, by which renderings are compared
+    aligner: PhonemeAligner | None = None  # lays texts along the tokens, for pictures of samples
     training: dict[str, Any] | None = None  # what FAR and CAR were trained on (eval/results/training.py)
 
     def choose(self, limit: int, prompt_seeds: Sequence[int]) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from dcar.audio import save_audio
 from dcar.errors import AudioError, ConfigError, TextError
-from eval.demo.picture import chunk_spans, picture
+from eval.demo.picture import chunk_spans, phoneme_spans, picture
 from eval.demo.studio import VERIFIERS, Limits, Studio
 
 TEXT = "The tide came in. We left."
@@ -36,7 +36,6 @@ def test_every_method_that_is_offered_speaks(studio):
     for method in studio.methods:
         take = studio.speak("Yes.", method=method)
         assert take.facts.startswith(f"{method}: ") and "of real time" in take.facts
-        assert take.picture.dtype == np.uint8 and take.picture.shape[2] == 3
         assert np.abs(take.spoken.wave).max() > 0.01
 
 
@@ -44,6 +43,25 @@ def test_the_same_request_is_the_same_speech(studio):
     first, second = (studio.speak(TEXT, temperature=0.8, seed=4).spoken.wave for _ in range(2))
     assert np.array_equal(first, second)
     assert not np.array_equal(first, studio.speak(TEXT, temperature=0.8, seed=5).spoken.wave)
+
+
+def test_a_stream_is_the_same_speech_in_pieces(studio):
+    """Several pieces before the end where the method can; verifiers give the whole at once."""
+    text = "The tide came in before the boats were ready, so we left."
+    *pieces, take = studio.stream(text, method="car-3", seed=4)
+    whole = studio.speak(text, method="car-3", seed=4).spoken.wave
+    assert len(pieces) >= 3 and "The first sound came after" in take.facts
+    np.testing.assert_allclose(np.concatenate(pieces), whole, atol=2e-3)
+    np.testing.assert_array_equal(np.concatenate(pieces), take.spoken.wave)
+    *pieces, take = studio.stream("Yes.", method="sd")
+    assert len(pieces) == 1 and "first sound" not in take.facts
+
+
+def test_a_stream_that_nobody_hears_to_the_end_does_not_block(studio):
+    stream = studio.stream("The tide came in late.", method="car-3")
+    next(stream)
+    stream.close()
+    assert studio.speak("Yes.", method="car-3").spoken.seconds > 0
 
 
 def test_voices_are_different_people(studio, tmp_path):
@@ -105,6 +123,16 @@ def test_chunks_lie_where_they_sound(studio):
     gaps = [b[0] - a[1] for a, b in zip(spans, spans[1:], strict=False)]
     assert max(gaps) == pytest.approx(spoken.pauses[0])  # between the sentences
     assert picture(replace(spoken, wave=spoken.wave[:900])).shape[2] == 3  # shorter than a window
+
+
+def test_phonemes_lie_where_they_sound(studio):
+    spoken = studio.speak(TEXT, method="car-3").spoken
+    spans = phoneme_spans(spoken, studio.aligner)
+    assert [p for *_, p in spans if p][:5] == ["ð", "ə", "t", "ˈaɪ", "d"]
+    assert all(a[1] <= b[0] + 1e-9 for a, b in zip(spans, spans[1:], strict=False))
+    assert spans[-1][1] == pytest.approx(spoken.seconds, abs=0.02)
+    assert studio.picture(spoken).shape[0] > picture(spoken).shape[0]  # a line more
+    assert phoneme_spans(spoken, None) == []
 
 
 def test_models_without_far_and_policy():

@@ -10,12 +10,15 @@ import json
 import re
 from html.parser import HTMLParser
 
+import numpy as np
 import pytest
 import soundfile
 from compare_worker import tiny_config, tiny_tools
 from PIL import Image
 
 from dcar.errors import DataError
+from dcar.text.phonemes import TEXT_VOCAB_SIZE
+from dcar.tokens.alignment import PhonemeAligner
 from eval.compare.run import run
 from eval.report.curves import curve_keys, read_log, series
 from eval.report.html import Sheets
@@ -68,8 +71,10 @@ class Strict(HTMLParser):
 def folder(tmp_path_factory):
     out = tmp_path_factory.mktemp("report")
     tools = tiny_tools()
+    tools.aligner = PhonemeAligner(np.full((TEXT_VOCAB_SIZE, 12), 1 / 12))
     object.__setattr__(tools.items[0], "text", "ash <script>alert(1)</script> & \"birch\" 'elm'")
-    run(tiny_config(out, methods=["far", "car-2", "dcar"], seeds=[0], timing_utterances=1, report=False), tools)
+    run(tiny_config(out, methods=["far", "car-2", "dcar"], seeds=[0], timing_utterances=1,
+                    reasons_utterances=6, report=False), tools)
     (out / "log.jsonl").write_text("".join(json.dumps({
         "step": s, "reward_sampled": s / 10, "reward_forced": 0.5, "entropy": 1.0, "kl": 0.1, "loss": 2.0,
     }) + "\n" for s in range(10)) + json.dumps({"step": 10, "eval_wer": 0.2}) + "\n" + '{"step": 11, "rew')
@@ -102,7 +107,11 @@ def test_report_is_one_file_that_opens(folder):
             assert len(list(csv.reader(io.StringIO(raw.decode())))) > 1
         else:
             Image.open(io.BytesIO(raw)).verify()
-    assert kinds.count(("img", "image/png")) == 2 + 4  # the comparison twice, and four training curves
+    voices = json.loads((folder / "compare.json").read_text())["samples"][0]["voices"]
+    heard = sum(voice["picture"] is not None for voice in voices)
+    assert 1 <= heard <= 3  # of the first sentence, where a method spoke
+    # the comparison twice, why chunks end, losses, four training curves
+    assert kinds.count(("img", "image/png")) == 2 + 2 + 4 + heard
     assert kinds.count(("audio", "audio/ogg")) >= 2 * 5
     assert not re.search(r"url\(|@import|fetch\(|https?:", (folder / "report.html").read_text().split("<body>")[0])
     assert len(set(page.ids)) == len(page.ids) and set(page.links) <= set(page.ids)
@@ -136,6 +145,29 @@ def test_every_table_is_csv_too(folder):
     assert [line[0] for line in files["errors-and-speed"]] == ["method", *(r["method"] for r in rows)]
     assert files["errors-and-speed"][3][1] == f"{100 * rows[2]['wer']:.2f}"
     assert text.count("<table") == len(files)
+
+
+def test_why_chunks_end_and_where_an_oracle_would(folder, tmp_path):
+    """Every new picture has a sentence that says what it means; an older comparison goes without."""
+    text = write_report(folder).read_text()
+    page = parsed(folder / "report.html")
+    for said in ("Where blue lies right of orange", "In red the path of the policy", "A red line stands where a pass"):
+        assert said in page.text
+    files = {path.stem: list(csv.reader(path.open())) for path in (folder / "report_tables").iterdir()}
+    kept = files["last-kept-and-first-dropped-token"]
+    assert {row[0] for row in kept[1:]} == {"car-2", "dcar"}  # FAR has one head, so it can drop none
+    assert sum(float(row[2]) for row in kept[1:] if row[0] == "dcar") == pytest.approx(100, abs=0.3)
+    paths = [row[0] for row in files["loss-along-the-recordings"][1:]]
+    assert paths[-2:] == ["dcar", "oracle for dcar"]
+    result = json.loads((folder / "compare.json").read_text())
+    old = {k: v for k, v in result.items() if k not in ("reasons", "losses")}
+    for sample in old["samples"]:
+        for voice in sample["voices"]:
+            voice["picture"] = None
+    for path in (*folder.glob("compare*.png"), folder / "audio"):
+        (tmp_path / path.name).symlink_to(path)
+    (tmp_path / "compare.json").write_text(json.dumps(old))
+    assert "Why chunks end" in text and "Why chunks end" not in write_report(tmp_path).read_text()
 
 
 def test_columns_that_are_empty_everywhere_are_left_out(folder):
@@ -179,8 +211,8 @@ def test_text_is_escaped(folder):
 def test_report_without_log_or_samples(folder, tmp_path):
     result = json.loads((folder / "compare.json").read_text())
     (tmp_path / "compare.json").write_text(json.dumps({**result, "samples": []}))
-    for name in ("compare.png", "compare_speed.png"):
-        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    for path in folder.glob("compare*.png"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
     page = parsed(write_report(tmp_path, out=tmp_path / "sub" / "r.html"))
     assert "Listen" not in page.text
     assert "Training" not in page.text

@@ -19,7 +19,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(BROWSER is None, reason="no b
 PROBE = """<script>
 const table = document.querySelector("table.sortable"), wer = table.tHead.rows[0].cells[1];
 const order = () => [...table.tBodies[0].rows].map(row => row.cells[0].textContent);
-const found = {width: document.documentElement.scrollWidth, inner: innerWidth, before: order(), said: [],
+const cut = [...document.querySelectorAll(".scroll")].filter(box => box.scrollWidth > box.clientWidth + 1);
+const found = {scrolled: cut.map(box => box.getAttribute("aria-label")),
+               width: document.documentElement.scrollWidth, inner: innerWidth, before: order(), said: [],
                paper: getComputedStyle(document.body).backgroundColor, orders: []};
 for (let i = 0; i < 3; i++) {
   const button = wer.querySelector("button");
@@ -64,6 +66,12 @@ def test_nothing_is_cut_off(page, width):
     """Tables scroll in boxes of their own: the page is never wider than the screen."""
     found = looked_at(page, width)
     assert found["width"] <= found["inner"]
+
+
+def test_no_column_of_this_comparison_has_to_be_scrolled_to(page):
+    """On a screen of 1,100 pixels, the p columns among them; the papers' tables are folded and may."""
+    assert "Could it be chance?" not in looked_at(page, 1100)["scrolled"]
+    assert not {"Errors and speed", "Voices, lengths and loops"} & set(looked_at(page, 1100)["scrolled"])
 
 
 def test_light_and_dark(page):

@@ -1,0 +1,156 @@
+"""Blind votes: two settings heard without their names, what was preferred, and what chance would have to do with it.
+
+Every vote is a line of votes.jsonl in a folder that the user names, with everything that made the two sounds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from dcar.errors import ConfigError, DataError
+
+CHOICES = ("first", "second", "none")
+"""What a listener can say of what was played first and second."""
+
+
+@dataclass(frozen=True, order=True)
+class Setting:
+    """What one side speaks with; the seed is the trial's."""
+
+    method: str
+    temperature: float
+
+    def __str__(self) -> str:
+        return f"{self.method} at {self.temperature:g}"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A text as two settings say it, in the order in which they are played."""
+
+    text: str
+    voice: str  # its name, or "recording"
+    seed: int
+    first: Setting
+    second: Setting
+
+
+def shuffled(text: str, voice: str, a: Setting, b: Setting, rng: random.Random | None = None) -> Trial:
+    """A trial with a seed and an order of its own. ConfigError where the two settings are the same."""
+    if a == b:
+        raise ConfigError(f"both sides are {a}: choose two different methods or temperatures, then listen blindly")
+    rng = rng or random.SystemRandom()
+    pair = [a, b]
+    rng.shuffle(pair)
+    return Trial(text, voice, rng.randrange(2**31), *pair)
+
+
+@dataclass(frozen=True)
+class Tally:
+    """The votes about a pair of settings: for `a`, for `b`, for neither; p of so uneven a split by chance."""
+
+    a: Setting
+    b: Setting
+    for_a: int
+    for_b: int
+    neither: int
+
+    @property
+    def p(self) -> float:
+        """Exact two-sided binomial test of one half; votes for neither are left out. 1 without a vote."""
+        from scipy.stats import binomtest
+
+        decided = self.for_a + self.for_b
+        return float(binomtest(self.for_a, decided, 0.5).pvalue) if decided else 1.0
+
+
+class Votes:
+    """votes.jsonl in a folder: votes are appended, one line at once, and never changed."""
+
+    def __init__(self, folder: str | Path):
+        self.path = Path(folder) / "votes.jsonl"
+        self._lock = threading.Lock()
+
+    def add(self, trial: Trial, choice: str) -> dict[str, Any]:
+        """Append a vote; returns what was written. ConfigError for another choice, DataError where it cannot be
+        kept."""
+        if choice not in CHOICES:
+            raise ConfigError(f"a vote is one of {', '.join(CHOICES)}; not '{choice[:40]}'")
+        preferred = None if choice == "none" else asdict(trial.first if choice == "first" else trial.second)
+        vote = {"time": round(time.time(), 3), "choice": choice, "preferred": preferred, **asdict(trial)}
+        line = (json.dumps(vote, ensure_ascii=False) + "\n").encode()
+        try:
+            with self._lock:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                # One write to a file opened for appending: lines of several processes do not mix.
+                file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+                try:
+                    if os.write(file, line) != len(line):
+                        raise OSError("it was written in part")
+                    os.fsync(file)
+                finally:
+                    os.close(file)
+        except OSError as error:
+            raise DataError(f"{self.path}: the vote could not be written ({error}); choose another `votes`") from error
+        return vote
+
+    def read(self) -> list[dict[str, Any]]:
+        """All votes. DataError for a line that is none; a last line that was cut off is left out."""
+        try:
+            lines = self.path.read_bytes().split(b"\n") if self.path.exists() else []
+        except OSError as error:
+            raise DataError(f"{self.path}: cannot be read ({error})") from error
+        votes = []
+        for number, line in enumerate(lines, start=1):
+            if not line:
+                continue
+            try:
+                vote = json.loads(line)
+                _settings(vote)
+            except (ValueError, LookupError, TypeError, RecursionError) as error:
+                if number == len(lines):
+                    break
+                raise DataError(f"{self.path}:{number}: not a vote ({error}); mend or delete the line") from error
+            votes.append(vote)
+        return votes
+
+    def tallies(self) -> list[Tally]:
+        """The votes by pair of settings, whichever was played first; pairs of most votes first."""
+        return tallies(self.read())
+
+
+def tallies(votes: Sequence[dict[str, Any]]) -> list[Tally]:
+    """See `Votes.tallies`."""
+    counts: dict[tuple[Setting, Setting], list[int]] = {}
+    for vote in votes:
+        first, second = _settings(vote)
+        a, b = sorted((first, second))
+        chosen = {"first": first, "second": second, "none": None}[vote["choice"]]
+        counts.setdefault((a, b), [0, 0, 0])[2 if chosen is None else 0 if chosen == a else 1] += 1
+    found = [Tally(a, b, *of) for (a, b), of in counts.items()]
+    return sorted(found, key=lambda t: -(t.for_a + t.for_b + t.neither))
+
+
+def _settings(vote: dict[str, Any]) -> tuple[Setting, Setting]:
+    if vote["choice"] not in CHOICES:
+        raise ValueError(f"choice {vote['choice']}")
+    first, second = (Setting(str(vote[k]["method"]), float(vote[k]["temperature"])) for k in ("first", "second"))
+    return first, second
+
+
+def summary(found: Sequence[Tally]) -> str:
+    """The counts as a Markdown table with a sentence that says how to read them."""
+    if not found:
+        return "No votes yet."
+    rows = "\n".join(f"| {t.a}<br>{t.b} | {t.for_a}<br>{t.for_b} | {t.neither} | {t.p:.3f} |" for t in found)
+    return ("| setting | votes | equal | p |\n| --- | ---: | ---: | ---: |\n" + rows  # narrow enough for a phone
+            + "\n\np: how often votes at least as uneven would come about if listeners tossed a coin (exact binomial "
+              "test, both sides, without votes for no difference). Below 0.05 is usually taken as a preference.")

@@ -25,10 +25,10 @@ def explain(tools: Tools, entries: Sequence[Entry], utterances: int, seed: int, 
     items = [tools.items[i] for i in chosen]
     policies = {"dcar" + (f"@{name}" if name else ""): policy for name, policy in tools.models.policies.items()}
     policies = {name: policy for name, policy in policies.items() if any(e.name == name for e in entries)}
-    found = {"reasons": watch(entries, [item.prompt for item in items], seed) if items else {},
-             "losses": loss_maps(tools.models.decoder, policies, items)}
-    draw_reasons(found["reasons"], found["losses"], out)
-    return found
+    reasons: dict[str, Any] = watch(entries, [item.prompt for item in items], seed) if items else {}
+    losses = loss_maps(tools.models.decoder, policies, items)
+    draw_reasons(reasons, losses, out)
+    return {"reasons": reasons, "losses": losses}
 
 
 def sample_picture(tools: Tools, record: Record, text: str, audio: Path) -> Path | None:

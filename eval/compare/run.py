@@ -356,7 +356,7 @@ def _header(config: CompareConfig, tools: Tools, entries: list[Entry], rows: lis
 
 def _samples(config: CompareConfig, tools: Tools, names: list[str], maker: Maker) -> list[dict[str, Any]]:
     """The utterances whose audio was kept: text, and per method the file, the transcript and the chunks."""
-    samples = []
+    samples: list[dict[str, Any]] = []
     seed = config.seeds[0]
     for i in sorted(maker.scope.audio):
         item = tools.items[i]

@@ -66,7 +66,7 @@ def plot_losses(shown: Mapping[str, Any], path: Path) -> None:
     paths = shown["paths"]
     figure = Figure(figsize=(11, (0.9 + 0.11 * heads) * len(paths) + 0.75), dpi=160, layout="constrained")
     panels = figure.subplots(len(paths), 1, sharex=True, squeeze=False)[:, 0]
-    image = None
+    image: Any = None
     for panel, (name, sizes) in zip(panels, paths.items(), strict=True):
         color = ORACLE if name.startswith("oracle") else LED
         image = panel.imshow(losses, origin="lower", aspect="auto", cmap="Blues_r", vmin=0, vmax=MOST,

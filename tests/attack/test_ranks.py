@@ -34,8 +34,8 @@ def test_gradients_of_two_processes_are_those_of_one(batch, accumulation, tmp_pa
     def job(name: str, processes: int, batch: int, accumulation: int) -> dict[str, torch.Tensor]:
         def train(out: Path) -> None:
             class Watched(car.CARTrainer):
-                def __init__(self, *arguments):
-                    super().__init__(*arguments)
+                def __init__(self, *arguments, **keywords):
+                    super().__init__(*arguments, **keywords)
                     self.add_callback(Gradients(out))
 
             car.CARTrainer = Watched  # in the forked process alone

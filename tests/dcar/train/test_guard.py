@@ -65,8 +65,8 @@ class Poison(TrainerCallback):
 
 def test_the_batch_is_kept_and_the_last_good_checkpoint_too(data, tmp_path, monkeypatch):
     class Poisoned(CARTrainer):
-        def __init__(self, *arguments):
-            super().__init__(*arguments)
+        def __init__(self, *arguments, **keywords):
+            super().__init__(*arguments, **keywords)
             self.callback_handler.callbacks.insert(0, Poison(5, "norm.bias"))
 
     monkeypatch.setattr(car, "CARTrainer", Poisoned)
@@ -119,8 +119,8 @@ def test_a_signal_saves_at_the_end_of_the_step(number, status, step, data, tmp_p
     whole = run(tiny_config(data, tmp_path / "whole")).checksum()
 
     class Signalled(CARTrainer):
-        def __init__(self, *arguments):
-            super().__init__(*arguments)
+        def __init__(self, *arguments, **keywords):
+            super().__init__(*arguments, **keywords)
             self.add_callback(Signal(step, number))
 
     before = signal.getsignal(number)
@@ -173,8 +173,8 @@ def test_the_longest_batch_is_rehearsed_without_a_trace(data, tmp_path, monkeypa
             seen.append(max(self.trainer.train_dataset.lengths))
 
     class Trainer(CARTrainer):
-        def __init__(self, *arguments):
-            super().__init__(*arguments)
+        def __init__(self, *arguments, **keywords):
+            super().__init__(*arguments, **keywords)
             self.add_callback(callback := Rehearsed())
             callback.trainer = self
 
@@ -212,8 +212,8 @@ def test_gradients_do_not_depend_on_how_a_batch_is_divided(batch, accumulation, 
         kept = Gradients()
 
         class Watched(CARTrainer):
-            def __init__(self, *arguments):
-                super().__init__(*arguments)
+            def __init__(self, *arguments, **keywords):
+                super().__init__(*arguments, **keywords)
                 self.add_callback(kept)
 
         with pytest.MonkeyPatch.context() as patch:

@@ -71,11 +71,8 @@ dcar train-recognizer train_manifest="$out/resynthesis/train_voices.jsonl" out="
 
 dcar profile --config $recipes/profile_starter.yaml decoder="$out/car" data="$out/prepared" out="$out/profile" \
   vocoder="$out/vocoder/export"
-# The policy: by the tokens' distance first, then through speech and recogniser.
-stage_two=(decoder="$out/car" data="$out/prepared" vocoder="$out/vocoder/export"
-  recognizer="nemo:$out/recognizer/starter.nemo" policy_sizes=[4,5,6,7,8] seed=1)
-dcar train-policy --config $recipes/dcpo_starter.yaml "${stage_two[@]}" out="$out/dcpo" \
-  per_device_train_batch_size=128 max_steps=100
-dcar train-policy --config $recipes/dcpo_starter_words.yaml "${stage_two[@]}" out="$out/dcpo_words" \
-  policy="$out/dcpo/policy" max_train_prompts=200
+# The policy, through speech and recogniser.
+dcar train-policy --config $recipes/dcpo_starter_words.yaml decoder="$out/car" data="$out/prepared" \
+  vocoder="$out/vocoder/export" recognizer="nemo:$out/recognizer/starter.nemo" policy_sizes=[4,5,6,7,8,9,10] \
+  tokens_per_pass=6 seed=1 out="$out/dcpo_words"
 dcar export run="$out/dcpo_words" decoder="$out/car" out="$out/policy"

@@ -110,7 +110,8 @@ def test_loss_is_zero_at_the_truth_grows_with_the_error_and_teaches_only_inside_
 
 def test_training_with_the_losses_is_logged_and_exports_nothing_of_it(tmp_path):
     write_toy_pack(tmp_path / "pack.safetensors")
-    config = toy_config(tmp_path, words_weight=1.0, voice_weight=1.0, renderer_every=0, learning_rate=4e-3)
+    config = toy_config(tmp_path, words_weight=1.0, voice_weight=1.0, renderer_every=0, learning_rate=4e-3,
+                        bf16=False)  # minutes on a processor without instructions for it
     data = VocoderData.load(config.data, "cpu")
     trainer = Trainer(config, data, torch.device("cpu"))
     logs = [trainer.step() for _ in range(40)]

@@ -142,7 +142,8 @@ def speak(config: TuneVoiceConfig, recipe: TrainConfig, decoder: str, size: int,
         data=recipe.data, split=config.split, decoder=decoder, methods=methods(config, recipe, size),
         seeds=config.seeds, limit=config.sentences, prompt_tokens=recipe.prompt_tokens, vocoder=said.vocoder,
         judge=said.recognizer, similarity="", noise_quality_utterances=0, timing_utterances=0, audio_samples=0,
-        references=first, report=False, resamples=config.resamples, out=str(out), sampling=said.sampling)
+        reasons_utterances=0, references=first, report=False, resamples=config.resamples, out=str(out),
+        sampling=said.sampling)
     compare(compared, tools(compared) if tools else None)
     found: Spoken = {}
     for record in read_jsonl(out / "records.jsonl"):

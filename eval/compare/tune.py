@@ -51,6 +51,8 @@ class TuneConfig(CompareConfig):
     noise_quality_utterances: int = setting(0, "DNSMOS, with the first seed; 0 = off.", minimum=0)
     timing_utterances: int = setting(0, "Spoken by every method at batch 1; 0 = no timings.", minimum=0)
     audio_samples: int = setting(0, "Utterances whose audio is kept.", minimum=0)
+    reasons_utterances: int = setting(0, "Spoken once more, watched, for why chunks end where they do; 0 = off.",
+                                      minimum=0)
     references: bool = setting(False, "The rows of the recordings and of their resynthesis.")
     report: bool = setting(False, "Write report.html.")
     out: str = setting("runs/tune", "Folder to write.", place="folder")

@@ -48,7 +48,7 @@ class PhonemeAligner:
     def align(self, tokens: Sequence[int], text: str) -> list[Span]:
         """The phonemes of a text in the order spoken, silence at its ends and at the marks within.
 
-        None where there are fewer tokens than phonemes, or where the text cannot be read as English.
+        Nothing where there are fewer tokens than phonemes, or where the text cannot be read as English.
         """
         ids = _ids(text)
         marks = set(encode_phonemes(list(PHRASE_MARKS)))

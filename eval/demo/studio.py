@@ -17,7 +17,7 @@ from dcar.audio import audio_seconds
 from dcar.decoding import ChunkMethod
 from dcar.errors import AudioError, ConfigError, DCARError, TextError
 from dcar.model.load import text_encoder
-from dcar.prepare.run import load_prepared
+from dcar.prepare.prepared import load_prepared
 from dcar.prompts.together import check_together, made_by
 from dcar.sampling import SamplingConfig
 from dcar.sources.shipped import shipped

@@ -23,6 +23,11 @@ def shade(size: int) -> str:
     return CHUNK_COLORS[min(size, len(CHUNK_COLORS)) - 1]
 
 
+def ink(size: int) -> str:
+    """The colour of what is written on that shade."""
+    return "white" if size > 3 else "#1c2126"
+
+
 def timeline(emitted: Sequence[int], actions: Sequence[int]) -> str:
     """Chunks along time: a block's width is what was spoken in one pass, its shade the size that was asked for.
 

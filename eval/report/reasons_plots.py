@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from eval.report.listen import shade
+from eval.report.listen import ink, shade
 
 KEPT, DROPPED = "#2f75b2", "#d9663a"
 LED, ORACLE = "#c8442b", "#111417"  # paths of the policy and of the oracle
@@ -30,7 +30,7 @@ def plot_reasons(reasons: Mapping[str, Any], path: Path) -> None:
             shares.barh(row, width, left=left, height=0.62, color=shade(entry["size"]), edgecolor="white", lw=0.6)
             if width >= 7:
                 shares.text(left + width / 2, row, str(entry["size"]), ha="center", va="center", fontsize=8,
-                            color="white" if entry["size"] > 3 else "#1c2126")
+                            color=ink(entry["size"]))
             left += width
         for panel, feature in ((likely, "drawn"), (sure, "entropy")):
             for place, side, color in ((row - 0.15, "kept", KEPT), (row + 0.15, "dropped", DROPPED)):

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from eval.report.listen import shade
+from eval.report.listen import ink, shade
 
 WINDOW, STEP = 1024, 256  # samples of a frame of the spectrogram, and from one to the next
 NAMED = 80  # chunks, above which their sizes are not written: they would cover each other
@@ -82,7 +82,7 @@ def _blocks(panel: Any, chunks: Sequence[Span]) -> None:
         panel.axvspan(start, end, color=shade(tokens), lw=0)
         if len(chunks) <= NAMED:
             panel.text((start + end) / 2, 0.5, str(tokens), ha="center", va="center", fontsize=6.5,
-                       color="white" if tokens > 3 else "#1c2126")
+                       color=ink(tokens))
     panel.vlines([end for _, end, _ in chunks], 0, 1, color="white", lw=0.6)
     panel.set(ylim=(0, 1), yticks=[])
     panel.set_ylabel("tokens\na pass", fontsize=8, rotation=0, ha="right", va="center")

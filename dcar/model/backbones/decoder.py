@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from dcar.errors import CheckpointError
 from dcar.model.backbones.adapters import inject
 from dcar.model.backbones.cosyvoice_lm import MODEL_TYPE, CosyVoiceLM
+from dcar.model.own_tokens import with_own_tokens
 from dcar.model.car import CAROutput, SpeechVocabulary, multi_head_loss
 from heads.build import build_heads
 from heads.checkpoint import Checkpoint
@@ -194,9 +195,15 @@ class BackboneDecoder(Checkpoint):
     def forward(self, text_ids: Tensor, text_lengths: Tensor, speech_ids: Tensor, speech_lengths: Tensor,
                 prompt_lengths: Tensor, head_weights: Sequence[float] | None = None,
                 reduction: str = "per_head_mean", eos_tail: str = "fill",
-                speech_inputs: Tensor | None = None, head_positions: float = 1.0) -> CAROutput:
+                speech_inputs: Tensor | None = None, head_positions: float = 1.0,
+                own_tokens: float = 0.0) -> CAROutput:
         """Teacher-forced loss of all heads; arguments and result as in `CARDecoder.forward`."""
         inputs = speech_ids if speech_inputs is None else speech_inputs
+        if own_tokens:
+            with torch.no_grad():
+                heard = self.speech_hidden(text_ids, text_lengths, inputs, speech_lengths, prompt_lengths)
+            inputs = with_own_tokens(self.heads, heard, inputs, speech_lengths, prompt_lengths, self.config.eos,
+                                     own_tokens)
         hidden = self.speech_hidden(text_ids, text_lengths, inputs, speech_lengths, prompt_lengths)
         return multi_head_loss(self.heads, hidden, speech_ids, speech_lengths, prompt_lengths, self.config.eos,
                                head_weights, reduction, eos_tail, head_positions)

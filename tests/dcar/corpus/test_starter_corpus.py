@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import random
+import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from dcar.audio import save_audio
+from dcar.errors import ConfigError
 from launch import make_starter_corpus as script
 
 
@@ -42,3 +47,46 @@ def test_a_corpus_of_training_speech_alone_is_packed(tmp_path):
     script.pack(tmp_path, tmp_path / "corpus", partial=True)
     assert [p.name for p in (tmp_path / "corpus").iterdir()] == ["train.parquet"]
     assert pq.read_table(tmp_path / "corpus" / "train.parquet")["speaker"].to_pylist() == ["blend_0", "blend_1"]
+
+
+def test_further_sentences_are_planned_once_each_at_speeds_within_the_bounds(tmp_path, monkeypatch):
+    class Hibari:
+        def phonemize(self, text: str) -> list[str]:
+            return list(text.lower())
+
+    monkeypatch.setitem(sys.modules, "hibari", SimpleNamespace(Hibari=Hibari))
+    texts = [f"Sentence {i}." for i in range(200)]
+    (tmp_path / "more.txt").write_text("\n".join(texts) + "\n\n")
+    for out in ("one", "two"):
+        script.add(tmp_path / "more.txt", 7, (0.8, 1.25), tmp_path / out)
+    jobs = [json.loads(line) for line in (tmp_path / "one" / "jobs.jsonl").open()]
+    assert [job["text"] for job in jobs] == texts and len({job["id"] for job in jobs}) == len(texts)
+    speeds = np.array([job["speed"] for job in jobs])
+    assert {job["voice"] for job in jobs} == {script.FAST_VOICE} and jobs[0]["phonemes"] == "sentence 0."
+    assert 0.8 <= speeds.min() < 0.82 and 1.22 < speeds.max() <= 1.25 and abs(np.log(speeds).mean()) < 0.03
+    assert (tmp_path / "one" / "jobs.jsonl").read_bytes() == (tmp_path / "two" / "jobs.jsonl").read_bytes()
+
+
+def test_corpora_are_joined_unless_a_held_out_sentence_would_be_trained_on(tmp_path):
+    def write(name: str, **splits: list[str]) -> Path:
+        (tmp_path / name).mkdir()
+        for split, texts in splits.items():
+            pq.write_table(pa.table({"id": [f"{name}_{t}" for t in texts], "text": texts}),
+                           tmp_path / name / f"{split}.parquet")
+        return tmp_path / name
+
+    first = write("first", train=["One."], dev=["Two birds."], test=["Three."])
+    script.join([first, write("more", train=["Four.", "Five."])], tmp_path / "all")
+    read = {split: pq.read_table(tmp_path / "all" / f"{split}.parquet")["text"].to_pylist()
+            for split in ("train", "dev", "test")}
+    assert read == {"train": ["One.", "Four.", "Five."], "dev": ["Two birds."], "test": ["Three."]}
+    with pytest.raises(ConfigError, match='1 held-out sentences are among those to train on, the first is "two birds"'):
+        script.join([first, write("copy", train=["Two birds!", "Six."])], tmp_path / "wrong")
+
+
+def test_no_further_sentence_is_one_of_the_first_nor_there_twice():
+    launch = Path(script.__file__).parent
+    first, more = ((launch / name).read_text().splitlines() for name in
+                   ("starter_sentences.txt", "starter_sentences_more.txt"))
+    words = [script._words(text) for text in more]
+    assert len(words) == len(set(words)) == 3600 and not set(words) & {script._words(text) for text in first}

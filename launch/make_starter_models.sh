@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# How the shipped models were made, on two CPU cores in about five hours (docs/log has times and results). Each
+# How the shipped models were made, on two CPU cores in about seven hours (docs/log has times and results). Each
 # command is one that a user runs on a corpus of their own. Usage:
 #   ./launch/make_starter_models.sh runs/starter [BLENDS [MORE_BLENDS]]
 # BLENDS, MORE_BLENDS: corpora of blended voices for the vocoder, which do not ship (launch/make_starter_corpus.py blend, as
@@ -48,10 +48,18 @@ dcar train-vocoder "${vocoder[@]}" data="$packs" out="$out/vocoder" init_from="$
   max_minutes=36 learning_rate=7e-4
 dcar vocoder-quality data="$out/prepared" vocoder="$out/vocoder/export" out="$out/vocoder_quality"
 
-# Stage one, the quickstart's recipes run longer.
+# Stage one, the quickstart's recipes run longer ...
 dcar train --config $recipes/car_starter.yaml data="$out/prepared" out="$out/trunk" max_steps=1000
-dcar train --config $recipes/car_starter_shared.yaml data="$out/prepared" init_from="$out/trunk" out="$out/car"
-dcar train --config $recipes/far_starter.yaml data="$out/prepared" out="$out/far" max_steps=1000
+dcar train --config $recipes/car_starter_shared.yaml data="$out/prepared" init_from="$out/trunk" out="$out/car_first"
+dcar train --config $recipes/far_starter.yaml data="$out/prepared" out="$out/far_first" max_steps=1000
+# ... and on with 3,600 sentences more, CAR and FAR for as many steps. Their tokens ship, their sound does not.
+python launch/make_starter_corpus.py add sentences=launch/starter_sentences_more.txt out="$out/added"
+python launch/make_starter_corpus.py speak work="$out/added"
+python launch/make_starter_corpus.py pack work="$out/added" out="$out/added/corpus"
+python launch/make_starter_corpus.py join corpora=["dcar/assets/starter_corpus","$out/added/corpus"] out="$out/larger"
+dcar prepare corpus=starter path="$out/larger" out="$out/prepared_more" tokenizer="$out/tokenizer"
+dcar train --config $recipes/car_starter_more.yaml data="$out/prepared_more" init_from="$out/car_first" out="$out/car"
+dcar train --config $recipes/far_starter_more.yaml data="$out/prepared_more" init_from="$out/far_first" out="$out/far"
 
 # The reward recogniser hears what the vocoder makes of the corpus' own tokens.
 for split in train dev; do

@@ -3,8 +3,8 @@
 
     ./launch/quickstart.sh [out=…] [start=scratch] [policy_prompts=…] [utterances=…]
 
-Stage one goes on from the shipped decoders (1000 steps of the same recipe) for a few steps, because a decoder that
-speaks clearly takes half an hour on two cores; `start=scratch` trains both from nothing instead.
+Stage one goes on from the shipped decoders, by their last recipe, for a few gentle steps, because a decoder that
+speaks clearly takes more than an hour on two cores; `start=scratch` trains both from nothing instead.
 
 Every step is the same command that a user would type (it is printed), and resumes by itself when interrupted. A
 finished step is recognised by its command and the content of its inputs, and is not run again; what a training left
@@ -103,19 +103,15 @@ def pipeline(config: QuickstartConfig) -> list[list[Step]]:
         compare = [python, "-m", "eval.compare"]
 
     def train(name: str, folder: Path, initial: str) -> Step:
-        command = [python, "-m", "dcar.train", "--config", str(RECIPES / f"{name}_starter.yaml"), f"data={data}",
-                   f"out={folder}", f"max_steps={config.train_steps}", f"eval_steps={config.train_steps}"]
+        recipe = RECIPES / f"{name}_{'starter_more' if config.start == 'starter' else 'starter'}.yaml"
+        command = [python, "-m", "dcar.train", "--config", str(recipe), f"data={data}", f"out={folder}",
+                   f"max_steps={config.train_steps}", f"eval_steps={config.train_steps}"]
         if not computes_bfloat16():
             command.append("bf16=false")  # without instructions for it a step takes ten times as long
-        inputs = [data, RECIPES / f"{name}_starter.yaml"]
+        inputs = [data, recipe]
         if config.start == "starter":  # gently, so as not to undo what the end of the first schedule gained
-            command += [f"init_from={shipped(initial)}", "codebook_init=false", "learning_rate=0.0002",
-                        "warmup_steps=10"]
+            command += [f"init_from={shipped(initial)}", "learning_rate=0.0002", "warmup_steps=10"]
             inputs.append(shipped(initial))
-            if initial == "decoder":  # sixteen tokens from one light head (car_starter_shared.yaml); its trunk was
-                # trained with seven, and sixty steps for sixteen would spoil it
-                command += ["model.heads=shared", "model.num_prediction_heads=16", "head_positions=0.2",
-                            "freeze_trunk=true"]
         return Step(name, command, [folder / "model.safetensors"], inputs, folder)
 
     return [

@@ -218,8 +218,8 @@ class CARDecoder(Checkpoint):
         `reduction` "token_sum" weighs every target alike instead of every head. `speech_inputs` [B, S] is read in
         place of speech_ids where the input is noisy; the targets stay clean. `head_positions` < 1 trains the additional
         heads on a random share of the positions: an unbiased estimate of their means at less cost. `own_tokens`: share
-        of the input's chunks that the decoder draws itself, in a pass before (dcar.model.own_tokens). `states` [B, S, D]:
-        a frozen trunk's hidden states, where they were computed before.
+        of the input's chunks that the decoder draws itself, in a pass before (dcar.model.own_tokens). `states`
+        [B, S, D]: a frozen trunk's hidden states, where they were computed before.
         """
         hidden = states
         if hidden is None:

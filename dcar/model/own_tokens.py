@@ -1,9 +1,10 @@
 """Training on the decoder's own tokens: what it reads while it speaks, it also reads while it learns.
 
-A decoder that only ever read recordings leans on the tokens before, which in a recording are right; while it speaks they
-are its own. Here a share of the chunks of the input are what its heads draw for them from the true past; the targets stay
-those of the recording. Scheduled sampling in two passes (Mihaylova and Martins 2019, "Scheduled Sampling for
-Transformers"), with chunks as CAR makes them: all tokens of one are drawn from one hidden state, unseen by each other.
+A decoder that only ever read recordings leans on the tokens before, which in a recording are right; while it speaks
+they are its own. Here a share of the chunks of the input are what its heads draw for them from the true past; the
+targets stay those of the recording. Scheduled sampling in two passes (Mihaylova and Martins 2019, "Scheduled Sampling
+for Transformers"), with chunks as CAR makes them: all tokens of one are drawn from one hidden state, unseen by each
+other.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ def with_own_tokens(heads: Heads, hidden: Tensor, speech_ids: Tensor, speech_len
                     eos: int, share: float) -> Tensor:
     """Inputs [B, S] in which chunks are replaced by the heads' draws, each with probability `share`.
 
-    hidden [B, S, D] is what the decoder makes of speech_ids [B, S]. Every row is cut into chunks of one random size, 1 to
-    as many as there are heads (at most LONGEST_CHUNK), from a random phase on. The token at position t of a chunk that
-    begins at s is drawn from head t - s + 1 at position s - 1, at temperature 1. The prompt stays as it is, and so does a
-    token for which the end of speech was drawn.
+    hidden [B, S, D] is what the decoder makes of speech_ids [B, S]. Every row is cut into chunks of one random size,
+    1 to as many as there are heads (at most LONGEST_CHUNK), from a random phase on. The token at position t of a chunk
+    that begins at s is drawn from head t - s + 1 at position s - 1, at temperature 1. The prompt stays as it is, and
+    so does a token for which the end of speech was drawn.
     """
     rows, size = speech_ids.shape
     device = speech_ids.device

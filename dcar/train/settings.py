@@ -27,8 +27,8 @@ class RunSettings:
                                    minimum=0)
     input_corruption: float = setting(0.0, "Share of input speech tokens replaced at random while training.",
                                       minimum=0, below=1)
-    own_tokens: float = setting(0.0, "Share of input chunks that the decoder draws itself while training (its heads', from "
-                                     "the true past); a pass more a step.", minimum=0, below=1)
+    own_tokens: float = setting(0.0, "Share of input chunks that the decoder draws itself while training, from the "
+                                     "true past; a pass more a step.", minimum=0, below=1)
     bf16: bool = setting(False, "bfloat16 autocast.")
     seed: int = seed_setting(0, "Of weights, order and corruption.")
     eval_steps: int = setting(250, "Steps between evaluations on the dev split.", minimum=1)

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from dcar.errors import CheckpointError
 from dcar.model.backbones.adapters import inject
 from dcar.model.backbones.cosyvoice_lm import MODEL_TYPE, CosyVoiceLM
-from dcar.model.own_tokens import with_own_tokens
 from dcar.model.car import CAROutput, SpeechVocabulary, multi_head_loss
+from dcar.model.own_tokens import with_own_tokens
 from heads.build import build_heads
 from heads.checkpoint import Checkpoint
 from heads.layers import KVCache

@@ -158,8 +158,8 @@ def test_scaled_adam_follows_eden(data, tmp_path):
 ], ids=str)
 def test_resumed_run_equals_one_that_never_stopped(data, tmp_path, stop, steps, changes):
     """T15: bit for bit, with dropout and corrupted inputs, which draw from the global generator."""
-    changes = {"max_steps": steps, "save_steps": stop, "input_corruption": 0.2, "own_tokens": 0.3, "head_positions": 0.7,
-               **changes}
+    changes = {"max_steps": steps, "save_steps": stop, "input_corruption": 0.2, "own_tokens": 0.3,
+               "head_positions": 0.7, **changes}
     whole = run(tiny_config(data, tmp_path / "whole", **changes))
     killed = tmp_path / "killed"
     shutil.copytree(tmp_path / "whole" / f"checkpoint-{stop}", killed / f"checkpoint-{stop}")

@@ -1,8 +1,8 @@
 """Forced alignment: which unit of a text is spoken in each frame of a CTC recogniser, and what it costs there.
 
-Viterbi on the lattice of Graves et al. (2006): the units with a blank before, between and behind them; from frame to frame
-a path stays, goes one state on, or leaves out a blank between two units that differ. NeMo's `viterbi_decoding` finds the
-same paths (a test holds them equal), but tells neither what they cost nor that there is none.
+Viterbi on the lattice of Graves et al. (2006): the units with a blank before, between and behind them; from frame to
+frame a path stays, goes one state on, or leaves out a blank between two units that differ. NeMo's `viterbi_decoding`
+finds the same paths (a test holds them equal), but tells neither what they cost nor that there is none.
 """
 
 from __future__ import annotations

@@ -31,7 +31,8 @@ class Patience:
 
 
 class PatientRecognizer:
-    """Another recogniser whose answers are checked: one text (number, alignment) a waveform, after at most so many attempts.
+    """Another recogniser whose answers are checked: one text (or number, or alignment) a waveform, after so many
+    attempts at most.
 
     It raises what the last attempt raised; TimeoutError, at once from then on, while a batch is not answered. A service
     behind HTTP tries again by itself (ServiceError is final).

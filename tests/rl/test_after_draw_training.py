@@ -152,7 +152,8 @@ def test_what_a_price_pays():
 def test_impossible_together(tmp_path):
     located = TokenReward(DISTANCES, locate=True)
     for rewards, why in (([WERReward(ToyRecognizer()), located], "wer judges utterances as a whole"),
-                         ([SpeedBonus(0.1)], "none of these does"), ([TokenReward(DISTANCES), SpeedBonus(1)], "none of"),
+                         ([SpeedBonus(0.1)], "none of these does"),
+                         ([TokenReward(DISTANCES), SpeedBonus(1)], "none of these does"),
                          ([located, LikelihoodReward(ToyCTC())], "log_likelihood judges utterances as a whole")):
         with pytest.raises(ConfigError, match=f"credit=decision needs.*{why}"):
             trainer_of(tmp_path, rewards, credit="decision")

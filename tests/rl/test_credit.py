@@ -93,29 +93,31 @@ def test_credit_lands_on_the_decision_whose_word_was_lost(reward):
 
 def test_likelihood_is_lost_where_it_says():
     """Costs are the reward's, place by place; words of a text are the places, and tokens stand for them."""
-    reward = LikelihoodReward(ToyCTC(), scale=0.5, locate=True)
+    reward = LikelihoodReward(ToyCTC(), scale=0.5, floor=-50.0, locate=True)
     records = rollouts([*RED, *BLUE, *GREEN, *BLACK], [*RED, *BLUE, *WRONG, *BLACK], [0, 2, *BLUE, *GREEN, *BLACK])
     values = reward(records)
-    assert values == pytest.approx(LikelihoodReward(ToyCTC(), scale=0.5)(records))
+    assert values == LikelihoodReward(ToyCTC(), scale=0.5)(records)
     for value, record in zip(values, records, strict=True):
         one = record.located[reward]
         assert one.costs.mean() == pytest.approx(-value) and one.rate == 4 / 12
     assert records[0].located[reward].places.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
+    bounded = LikelihoodReward(ToyCTC(), scale=0.5, floor=-9.0, locate=True)
+    bounded(records)
+    assert records[1].located[bounded].costs == pytest.approx(np.minimum(records[1].located[reward].costs, 4.5))
+    assert records[1].located[reward].costs.max() > 4.5
     assert records[2].located[reward].places.tolist() == [0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
 
 
 def test_frames_and_tokens_divide_the_same_wave():
     """Two tokens a frame, and two frames a token; subwords of more than one character."""
     class Coarse(ToyCTC):
-        step = 2
-
         def align(self, waves, sample_rate, texts):
-            found = super().align([w[:: self.step] if self.step > 1 else w.repeat(2) for w in waves], sample_rate, texts)
+            found = super().align([self.frames(w) for w in waves], sample_rate, texts)
             return [type(a)(a.costs, a.units, a.log_likelihood, 10) for a in found]
 
-    for step in (2, 0):
+    for frames in (lambda w: w[::2], lambda w: w.repeat(2)):
         recognizer = Coarse()
-        recognizer.step = step
+        recognizer.frames = frames
         reward = LikelihoodReward(recognizer, scale=1.0, locate=True)
         records = rollouts([0, 1, 1, 2, 3, 4, 4, 5, 6, 7, 7, 8, 9, 10, 10, 11])
         reward(records)

@@ -157,7 +157,8 @@ def test_alignments_are_those_of_nemo() -> None:
         states[0, 1::2] = torch.from_numpy(target)
         [path] = viterbi_decoding(log_probs[None], states, torch.tensor([frames]), torch.tensor([2 * length + 1]),
                                   torch.device("cpu"))
-        assert viterbi(log_probs.numpy(), target, blank)[1].tolist() == (np.maximum(np.array(path) - 1, 0) // 2).tolist()
+        _, units = viterbi(log_probs.numpy(), target, blank)
+        assert units.tolist() == (np.maximum(np.array(path) - 1, 0) // 2).tolist()
 
 
 def test_texts_are_aligned_by_the_pass_that_scores_them(nemo: NemoCTCRecognizer) -> None:

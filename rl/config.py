@@ -153,7 +153,8 @@ class DCPOConfig(GRPOConfig):
                                           "tokens a pass; 0 = pay nothing.", minimum=0)
     token_scale: float = setting(1.0, "Weight of the token_distance reward, 1 = two codes at random.", above=0)
     credit: str = setting("utterance", "What an advantage belongs to: the utterance (the paper's), or every decision "
-                                       "by itself (needs token_distance).", choices=("utterance", "decision"))
+                                       "by itself (by log_likelihood or token_distance).",
+                          choices=("utterance", "decision"))
     credit_window: int = setting(25, "Tokens of the recording that a decision answers for, with credit=decision.",
                                  minimum=1)
     likelihood_scale: float = setting(0.1, "Weight of one nat per character in the log_likelihood reward.")

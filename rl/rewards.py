@@ -11,7 +11,7 @@ import json
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,12 +22,14 @@ from dcar.errors import ConfigError, RewardError
 from dcar.prepare.prepared import prepared_info
 from dcar.prompts.items import PromptItem
 from dcar.recognition.base import Recognizer
+from dcar.recognition.ctc import Alignment
 from dcar.text.wer import NORMALIZER, WordErrors, character_errors, corpus_wer, word_errors
 from dcar.tokens.codebook import codebook_of
-from dcar.tokens.warping import Warping, code_distances, warped_distances, warpings
+from dcar.tokens.warping import code_distances, warped_distances, warpings
 from dcar.tracking import write_json
 from dcar.vocoder.base import Vocoder
 from dcar.vocoder.voicing import isolate, voice_each
+from rl.credit import Located
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +49,7 @@ class RolloutRecord:
     transcript: str | None = None
     errors: WordErrors | None = None
     failure: str | None = None  # first cause why a reward is missing
-    warping: Warping | None = None  # of the tokens to the recording's, where `TokenReward` was asked for it
+    located: dict[Reward, Located] = field(default_factory=dict)  # by the rewards that `locate`, where they could
 
 
 class Reward(Protocol):
@@ -55,6 +57,7 @@ class Reward(Protocol):
 
     name: str
     hears: bool  # whether it needs the waveform; a class without the attribute does
+    # locates: bool, whether it says in `record.located` where it was lost; a class without the attribute does not
 
     def __call__(self, records: Sequence[RolloutRecord]) -> list[float]: ...
 
@@ -128,34 +131,53 @@ class CERReward:
 
 class LikelihoodReward:
     """Log-likelihood of the text under the recogniser, nats per character, times `scale`: denser than the WER of one
-    transcript. Never below `floor` nats per character, where the wave is too short for its text."""
+    transcript. Never below `floor` nats per character, where the wave is too short for its text.
+
+    locate: say too what every unit of the text costs on the likeliest path, for credit by decision. A unit's frames are
+    added up, so that the costs are the reward's, but for the paths that are less likely; no unit costs more than the
+    floor. Frames and tokens divide the same wave. Where a wave is too short for its text, every unit is at the floor.
+    """
 
     name = "log_likelihood"
     hears = True
 
-    def __init__(self, recognizer: Any, scale: float = 0.1, floor: float = -10.0):
+    def __init__(self, recognizer: Any, scale: float = 0.1, floor: float = -10.0, locate: bool = False):
         if not hasattr(recognizer, "log_likelihood"):
             raise ConfigError(f"reward log_likelihood: recogniser {recognizer.name} gives no likelihoods, only "
                               "transcripts; keep it with reward_funcs=[wer,range_penalty], or [wer,cer,range_penalty] "
                               "where it is weak, or use a CTC recogniser of NeMo (starter or nemo:<path>), which gives "
                               "both")
-        self.recognizer, self.scale, self.floor = recognizer, scale, floor
+        if locate and not hasattr(recognizer, "align"):
+            raise ConfigError(f"reward log_likelihood: recogniser {recognizer.name} does not align texts, so there is "
+                              "no credit=decision by it: set credit=utterance, or use a CTC recogniser of NeMo "
+                              "(starter or nemo:<path>)")
+        self.recognizer, self.scale, self.floor, self.locates = recognizer, scale, floor, locate
 
     def __call__(self, records: Sequence[RolloutRecord]) -> list[float]:
         spoken = [r for r in records if r.wave is not None and len(r.wave)]
         values = {id(r): NAN if r.wave is None else self.scale * self.floor for r in records}
+        ask = self.recognizer.align if self.locates else self.recognizer.log_likelihood
 
-        def score(rows: list[RolloutRecord]) -> Sequence[float]:
-            return self.recognizer.log_likelihood([r.wave for r in rows], rows[0].sample_rate,
-                                                  [r.item.text for r in rows])
+        def score(rows: list[RolloutRecord]) -> Sequence[Any]:
+            return ask([r.wave for r in rows], rows[0].sample_rate, [r.item.text for r in rows])
 
-        for record, value in zip(spoken, isolate(score, spoken), strict=True):
-            if isinstance(value, Exception):
-                record.failure = record.failure or cause(value)
+        for record, answer in zip(spoken, isolate(score, spoken), strict=True):
+            if isinstance(answer, Exception):
+                record.failure = record.failure or cause(answer)
                 values[id(record)] = NAN
-            else:
-                values[id(record)] = self.scale * max(value, self.floor)
+                continue
+            if self.locates and record.result.tokens and len(record.item.reference_tokens):
+                record.located[self] = self._locate(record, answer)
+            value = answer.log_likelihood if self.locates else answer
+            values[id(record)] = self.scale * max(value, self.floor)
         return [values[id(r)] for r in records]
+
+    def _locate(self, record: RolloutRecord, alignment: Alignment) -> Located:
+        units, tokens = len(alignment.costs), len(record.result.tokens)
+        costs = np.minimum(alignment.costs * units / alignment.characters, -self.floor)  # a character's share of each
+        middle = (np.arange(tokens) + 0.5) * len(alignment.units) / tokens  # of every token, in frames
+        return Located(self.scale * costs, alignment.units[middle.astype(np.int64)],
+                       units / len(record.item.reference_tokens))
 
 
 class TokenReward:
@@ -163,23 +185,24 @@ class TokenReward:
     tokenizer's centroids (dcar/tokens/warping.py). Needs neither vocoder nor recogniser, and sees no word: a warm-up,
     or beside the word error rate. Not in the paper.
 
-    distances [V, V]: `code_distances`. warp: keep the path too, for credit by decision. A rollout without tokens is as
-    far as two codes taken at random.
+    distances [V, V]: `code_distances`. locate: say too what every token of the recording costs on the path, for credit
+    by decision. A rollout without tokens is as far as two codes taken at random.
     """
 
     name = "token_distance"
     hears = False
 
-    def __init__(self, distances: np.ndarray, scale: float = 1.0, warp: bool = False):
-        self.distances, self.scale, self.warp = distances, scale, warp
+    def __init__(self, distances: np.ndarray, scale: float = 1.0, locate: bool = False):
+        self.distances, self.scale, self.locates = distances, scale, locate
 
     def __call__(self, records: Sequence[RolloutRecord]) -> list[float]:
         values = [-self.scale] * len(records)
         spoken = [i for i, r in enumerate(records) if r.result.tokens and len(r.item.reference_tokens)]
         pairs = [(records[i].result.tokens, list(records[i].item.reference_tokens)) for i in spoken]
-        if self.warp:
+        if self.locates:
             for i, warping in zip(spoken, warpings(pairs, self.distances), strict=True):
-                records[i].warping = warping
+                # a path weighs n + m, which is about twice the m places that its costs lie at
+                records[i].located[self] = Located(self.scale * warping.costs / 2, warping.places)
                 length = len(records[i].result.tokens) + len(warping.costs)
                 values[i] = -self.scale * float(warping.costs.sum()) / length
         else:
@@ -240,6 +263,21 @@ class SpeedBonus:
 def needs_sound(rewards: Sequence[Reward]) -> bool:
     """Whether one of the rewards hears the rollouts; else they need no vocoder."""
     return any(getattr(reward, "hears", True) for reward in rewards)
+
+
+def locates(reward: Reward) -> bool:
+    """Whether a reward says where it was lost."""
+    return getattr(reward, "locates", False)
+
+
+def check_locate(rewards: Sequence[Reward]) -> None:
+    """ConfigError where credit by decision is asked of rewards that do not say where they were lost. Those that hear
+    nothing (range_penalty, speed_bonus) may stand beside one that does, and keep their credit by rollout."""
+    silent = [r.name for r in rewards if not locates(r) and getattr(r, "hears", True)]
+    if silent or not any(locates(r) for r in rewards):
+        what = f"{', '.join(silent)} judges utterances as a whole" if silent else "none of these does"
+        raise ConfigError(f"credit=decision needs rewards that know where errors lie, and {what}: set "
+                          "reward_funcs=[log_likelihood] or [token_distance] or both, or credit=utterance")
 
 
 def score(records: Sequence[RolloutRecord], rewards: Sequence[Reward],

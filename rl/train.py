@@ -81,7 +81,7 @@ def token_reward(config: DCPOConfig) -> TokenReward:
     """The distance to the recording's tokens, over the codebook of the tokenizer that made the corpus."""
     if not config.data:
         raise ConfigError("reward token_distance needs the corpus' tokenizer: give data=<folder of dcar prepare>")
-    return TokenReward(corpus_distances(config.data), config.token_scale, warp=config.credit == "decision")
+    return TokenReward(corpus_distances(config.data), config.token_scale, locate=config.credit == "decision")
 
 
 class Unheard:
@@ -106,7 +106,8 @@ def make_rewards(config: DCPOConfig, recognizer: Recognizer, ground_truth: dict[
     makers: dict[str, Callable[[], Reward]] = {
         "wer": lambda: WERReward(recognizer, ground_truth, config.wer_cap),
         "cer": lambda: CERReward(recognizer, config.wer_cap),
-        "log_likelihood": lambda: LikelihoodReward(recognizer, config.likelihood_scale),
+        "log_likelihood": lambda: LikelihoodReward(recognizer, config.likelihood_scale,
+                                                   locate=config.credit == "decision"),
         "token_distance": lambda: token_reward(config),
         "range_penalty": lambda: RangePenalty(
             config.chunk_range, config.alpha, config.penalty if config.chunk_range else "none",

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +40,10 @@ from heads.policy import ChunkPolicy
 from rl import objective
 from rl.config import DCPOConfig
 from rl.console import Progress
-from rl.credit import Decisions, decision_advantages
+from rl.credit import Decisions, Located, decision_advantages
 from rl.meter import Meter
 from rl.price import Price
-from rl.rewards import Reward, RolloutRecord, TokenReward, needs_sound, score, transcribe
+from rl.rewards import Reward, RolloutRecord, check_locate, locates, needs_sound, score, transcribe
 from rl.rollout import Roller, RolloutBatch, synthesise
 
 __all__ = ["DCPOConfig", "DCPOTrainer"]
@@ -152,10 +152,8 @@ class DCPOTrainer(ResilientTrainer):
         if args.forced_rows != "none" and not set(args.chunk_range) <= chosen:
             raise ConfigError(f"chunk_range {args.chunk_range} has sizes that are not among the policy's: "
                               f"policy_sizes={list(policy.config.sizes)}")
-        tokens = [r for r in reward_funcs if isinstance(r, TokenReward)]
-        if args.credit == "decision" and not (tokens and tokens[0].warp):
-            raise ConfigError("credit=decision needs the reward that knows where errors lie: put token_distance into "
-                              "reward_funcs, or set credit=utterance")
+        if args.credit == "decision":
+            check_locate(reward_funcs)
         weights = args.reward_weights or [1.0] * len(reward_funcs)
         if len(weights) != len(reward_funcs):
             raise ConfigError(f"{len(weights)} reward_weights for {len(reward_funcs)} rewards")
@@ -295,21 +293,34 @@ class DCPOTrainer(ResilientTrainer):
         return self.price.of_decisions(batch.actions, batch.mask)
 
     def _credit(self, batch: RolloutBatch) -> Tensor:
-        """Advantages by decision [R, M]: of the token distance by what stands behind each decision, of all other
-        rewards by rollout."""
+        """Advantages by decision [R, M]: of rewards that say where they were lost by what stands behind each decision,
+        of all others by rollout."""
         args, group = self.args, self.args.num_generations
-        others = [j for j, reward in enumerate(self.reward_funcs) if not isinstance(reward, TokenReward)]
-        rest = torch.from_numpy(batch.parts[:, others] @ np.asarray(self.reward_weights)[others]).to(batch.rewards)
+        weights = np.asarray(self.reward_weights)
+        others = [j for j, reward in enumerate(self.reward_funcs) if not locates(reward)]
+        rest = torch.from_numpy(batch.parts[:, others] @ weights[others]).to(batch.rewards)
+        rest = rest.masked_fill(batch.rewards.isnan(), math.nan)  # what failed is in no mean
         std = objective.reward_std(self.accelerator.gather(rest)) if args.scale_rewards == "batch" else None
         values = objective.group_advantages(rest, group, args.scale_rewards, std).values
         values = values[:, None].repeat(1, batch.actions.shape[1])
         shortest = min(self.policy.config.sizes, default=1)
-        for first in range(0, len(batch.records), group):
-            mates = [Decisions(r.warping, [p - (r.result.prompt_length - 1) for p in r.result.decision_positions])
-                     for r in batch.records[first : first + group]]
+        decisions = [
+            Decisions([] if failed else self._located(record),
+                      [p - (record.result.prompt_length - 1) for p in record.result.decision_positions])
+            for record, failed in zip(batch.records, batch.rewards.isnan().tolist(), strict=True)
+        ]
+        for first in range(0, len(decisions), group):
+            mates = decisions[first : first + group]
             for i, found in enumerate(decision_advantages(mates, args.credit_window, shortest), start=first):
                 values[i, : len(found)] += torch.from_numpy(found).to(values)
         return values
+
+    def _located(self, record: RolloutRecord) -> list[Located]:
+        """Where a rollout lost the rewards that say so, times their weights; nothing where one of them could not."""
+        asked = [(r, w) for r, w in zip(self.reward_funcs, self.reward_weights, strict=True) if locates(r)]
+        if any(reward not in record.located for reward, _ in asked):
+            return []
+        return [replace(record.located[r], costs=w * record.located[r].costs) for r, w in asked]
 
     def _check_failures(self, batch: RolloutBatch) -> None:
         failed = [r.failure for r, value in zip(batch.records, batch.rewards.tolist(), strict=True) if value != value]

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from dcar.decoding import Prompt
 from dcar.model.car import CARConfig
 from dcar.prompts.items import PromptItem
+from dcar.recognition.ctc import Alignment, viterbi
 from heads.policy import ChunkPolicy, PolicyReader
 
 UNITS = ("red", "blue", "green", "black", "white", "brown", "pink", "yellow")
@@ -146,6 +147,27 @@ class ToyRecognizer:
 
     def transcribe(self, waves, sample_rate) -> list[str]:
         return [" ".join(read(wave.astype(int).tolist())) for wave in waves]
+
+
+class ToyCTC(ToyRecognizer):
+    """Also a CTC model with a frame a token, which hears the unit of every code; words are its units."""
+
+    name = "toy-ctc"
+
+    def align(self, waves, sample_rate, texts) -> list[Alignment]:
+        found = []
+        for wave, text in zip(waves, texts, strict=True):
+            logits = torch.zeros(len(wave), len(UNITS) + 1)
+            logits[:, -1] = 1.0  # a blank is likelier than another unit
+            logits[torch.arange(len(wave)), torch.from_numpy(wave).long() // 3] = 4.0
+            target = [UNITS.index(word) for word in text.split()]
+            costs, units = viterbi(logits.log_softmax(-1).numpy(), target, len(UNITS))
+            found.append(Alignment(costs, units, -float(costs.sum()) / len(target), len(target)))
+        return found
+
+    def log_likelihood(self, waves, sample_rate, texts) -> list[float]:
+        """Of the likeliest path."""
+        return [a.log_likelihood for a in self.align(waves, sample_rate, texts)]
 
 
 def read(codes: list[int]) -> list[str]:

@@ -20,6 +20,7 @@ import numpy as np
 
 from dcar.errors import AssetError, TextError
 from dcar.recognition.base import Recognizer, ctc_collapse, sorted_batches
+from dcar.recognition.ctc import Alignment, viterbi
 from dcar.text.wer import spoken_words
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ def restore_nemo(source: str | Path, device: str = "cpu") -> tuple[Any, str]:
 class NemoCTCRecognizer:
     """A NeMo CTC model (characters or BPE), restored through NeMo's own API; greedy CTC in sorted batches.
 
-    Also gives the log-likelihood of a text, a denser signal than the WER of one transcript.
+    Also gives the log-likelihood of a text, a denser signal than the WER of one transcript, and where it is lost.
     """
 
     def __init__(self, source: str | Path, device: str = "cpu", batch_seconds: float = 20.0) -> None:
@@ -167,25 +168,38 @@ class NemoCTCRecognizer:
         -inf where the waveform has fewer frames than the text needs. Raises TextError for a text without words or
         with characters that the model does not know, AudioError as `transcribe`.
         """
-        import torch
+        scores = [0.0] * len(waves)
+        for index, log_probs, target, characters in self._told(waves, sample_rate, texts):
+            scores[index] = self._likelihood(log_probs, target) / characters
+        return scores
 
+    def align(self, waves: list[np.ndarray], sample_rate: int, texts: Sequence[str]) -> list[Alignment]:
+        """Where each text is spoken in its waveform, unit by unit (characters, or the model's subwords), what every
+        unit costs, and `log_likelihood`, by one pass of the model. Errors as there."""
+        found: dict[int, Alignment] = {}
+        for index, log_probs, target, characters in self._told(waves, sample_rate, texts):
+            costs, units = viterbi(log_probs.numpy(), target, self._blank)
+            found[index] = Alignment(costs, units, self._likelihood(log_probs, target) / characters, characters)
+        return [found[i] for i in range(len(waves))]
+
+    def _told(self, waves: list[np.ndarray], sample_rate: int,
+              texts: Sequence[str]) -> Iterator[tuple[int, torch.Tensor, list[int], int]]:
+        """(index, float32 log-probabilities [frames, symbols + 1], the text's symbols, its characters) of every
+        waveform, in order of length."""
         if len(texts) != len(waves):
             raise ValueError(f"log_likelihood: {len(waves)} waveforms but {len(texts)} texts")
         spoken = [spoken_words(text) for text in texts]
         targets = [self._encode(text) for text in spoken]
-        scores = [0.0] * len(waves)
         for index, log_probs in self._log_probs(waves, sample_rate):
-            target = torch.tensor([targets[index]], device=log_probs.device)
-            loss = torch.nn.functional.ctc_loss(
-                log_probs.float()[:, None],
-                target,
-                torch.tensor([len(log_probs)]),
-                torch.tensor([len(targets[index])]),
-                blank=self._blank,
-                reduction="sum",
-            )
-            scores[index] = -float(loss) / len(spoken[index])
-        return scores
+            yield index, log_probs.float(), targets[index], len(spoken[index])
+
+    def _likelihood(self, log_probs: torch.Tensor, target: list[int]) -> float:
+        """Of a text over all its paths, nats."""
+        import torch
+
+        return -float(torch.nn.functional.ctc_loss(
+            log_probs[:, None], torch.tensor([target]), torch.tensor([len(log_probs)]), torch.tensor([len(target)]),
+            blank=self._blank, reduction="sum"))
 
     def _log_probs(self, waves: list[np.ndarray], sample_rate: int) -> Iterator[tuple[int, torch.Tensor]]:
         """(index, log-probabilities [frames, symbols + 1]) of every waveform, in order of length."""

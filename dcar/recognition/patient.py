@@ -13,8 +13,12 @@ import numpy as np
 
 from dcar.errors import ServiceError
 from dcar.recognition.base import Recognizer
+from dcar.recognition.ctc import Alignment
 
 logger = logging.getLogger(__name__)
+
+ANSWERS: dict[str, tuple[type, ...]] = {"log_likelihood": (int, float, np.floating), "align": (Alignment,)}
+"""What is asked of some recognisers besides transcripts: method -> kinds of an answer."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +31,8 @@ class Patience:
 
 
 class PatientRecognizer:
-    """Another recogniser whose answers are checked: one text (or number) a waveform, after at most so many attempts.
+    """Another recogniser whose answers are checked: one text (or number, or alignment) a waveform, after so many
+    attempts at most.
 
     It raises what the last attempt raised; TimeoutError, at once from then on, while a batch is not answered. A service
     behind HTTP tries again by itself (ServiceError is final).
@@ -41,9 +46,9 @@ class PatientRecognizer:
         if name == "recognizer":  # while it is being copied or unpickled
             raise AttributeError(name)
         value = getattr(self.recognizer, name)
-        if name != "log_likelihood":
+        if name not in ANSWERS:
             return value
-        return lambda waves, *rest: self._ask(lambda: value(waves, *rest), len(waves), (int, float, np.floating))
+        return lambda waves, *rest: self._ask(lambda: value(waves, *rest), len(waves), ANSWERS[name])
 
     def transcribe(self, waves: list[np.ndarray], sample_rate: int) -> list[str]:
         """See `Recognizer.transcribe`."""

@@ -6,15 +6,14 @@ import numpy as np
 import pytest
 import torch
 from test_dcpo import TOY, log_of
-from toy_world import CODES, ToyDecoder, ToyRecognizer, ToyVocoder, toy_items
+from toy_world import CODES, ToyCTC, ToyDecoder, ToyRecognizer, ToyVocoder, toy_items
 
 from dcar.errors import ConfigError
-from dcar.tokens.warping import Warping, code_distances
+from dcar.tokens.warping import code_distances
 from heads.policy import ChunkPolicy, ChunkPolicyConfig
 from rl.config import DCPOConfig
-from rl.credit import Decisions, decision_advantages
 from rl.price import Price
-from rl.rewards import RangePenalty, SpeedBonus, TokenReward, WERReward, needs_sound
+from rl.rewards import LikelihoodReward, RangePenalty, SpeedBonus, TokenReward, WERReward, needs_sound
 from rl.trainer import DCPOTrainer, law_of
 
 DISTANCES = code_distances(np.eye(CODES))
@@ -49,28 +48,67 @@ def test_rollouts_say_what_the_policy_said(tmp_path, reads):
         assert taken.tolist() == pytest.approx(said, abs=1e-4)
 
 
+def stopped_and_whole(tmp_path, rewards, stop, **changes) -> tuple[DCPOTrainer, DCPOTrainer]:
+    """A run of four updates, and the same stopped after `stop` of them and resumed; their weights are alike and not
+    those of the beginning."""
+    whole = trainer_of(tmp_path / "whole", rewards(), max_steps=4, **changes)
+    before = whole.policy.checksum()
+    whole.train()
+    stopped = trainer_of(tmp_path / "part", rewards(), max_steps=4, **changes)
+    stopped.args.max_steps = stop
+    stopped.train()
+    again = trainer_of(tmp_path / "part", rewards(), max_steps=4, **changes)
+    again.train(resume_from_checkpoint=True)
+    ends = [ChunkPolicy.from_pretrained(tmp_path / n / "checkpoint-4").checksum() for n in ("whole", "part")]
+    assert ends[0] == ends[1] != before
+    return whole, again
+
+
 @pytest.mark.parametrize(("credit", "price"), [("utterance", 0.0), ("decision", 0.0), ("utterance", 2.5),
                                                 ("decision", 2.5)])
 def test_tokens_alone_train_without_a_sound_and_resume_bit_for_bit(tmp_path, credit, price):
     def rewards():
-        return [TokenReward(DISTANCES, warp=credit == "decision"), SpeedBonus(0.1)]
+        return [TokenReward(DISTANCES, locate=credit == "decision"), SpeedBonus(0.1)]
 
     # two updates on the rollouts of two micro-batches: the stop is inside a window, whose rollouts are made again
     more = {"tokens_per_pass": price, "num_iterations": 2, "gradient_accumulation_steps": 2} if price else {}
-    whole = trainer_of(tmp_path / "whole", rewards(), vocoder=Deaf(), credit=credit, max_steps=4, **more)
-    before = whole.policy.checksum()
-    whole.train()
-    stopped = trainer_of(tmp_path / "part", rewards(), vocoder=Deaf(), credit=credit, max_steps=4, **more)
-    stopped.args.max_steps = 1 if price else 2
-    stopped.train()
-    again = trainer_of(tmp_path / "part", rewards(), vocoder=Deaf(), credit=credit, max_steps=4, **more)
-    again.train(resume_from_checkpoint=True)
-    ends = [ChunkPolicy.from_pretrained(tmp_path / n / "checkpoint-4").checksum() for n in ("whole", "part")]
-    assert ends[0] == ends[1] != before
+    whole, again = stopped_and_whole(tmp_path, rewards, 1 if price else 2, vocoder=Deaf(), credit=credit, **more)
     if price:
         assert whole.price.state().tolist() == again.price.state().tolist() and whole.price.value > 0
     lines = [line for line in log_of(tmp_path / "whole") if "eval_reward" in line]
     assert lines and all("eval_wer" not in line and line["eval_reward"] < 0.1 for line in lines)
+
+
+@pytest.mark.parametrize("tokens_too", [False, True])
+def test_credit_by_likelihood_trains_and_resumes_bit_for_bit(tmp_path, tokens_too):
+    """Rollouts of a third of the lengths that occur cannot be voiced; they are masked."""
+    def rewards():
+        heard = LikelihoodReward(ToyCTC(), locate=True)
+        return [heard, TokenReward(DISTANCES, locate=True), SpeedBonus(0.1)] if tokens_too else [heard]
+
+    stopped_and_whole(tmp_path, rewards, 1, vocoder=ToyVocoder(lambda tokens: len(tokens) % 3 == 0), credit="decision",
+                      max_failed_rewards=1.0, num_iterations=2, gradient_accumulation_steps=2)
+    lines = log_of(tmp_path / "whole")
+    assert any(line.get("failed_rewards", 0) > 0 for line in lines) and all(line.get("loss", 0) < 9 for line in lines)
+
+
+def test_credit_by_likelihood_learns_and_masks_what_failed(tmp_path):
+    trainer = trainer_of(tmp_path, [LikelihoodReward(ToyCTC(), locate=True)], "candidates", credit="decision",
+                         credit_window=4, vocoder=ToyVocoder(lambda tokens: len(tokens) % 7 == 0), max_steps=60,
+                         per_device_train_batch_size=64, num_generations=8, learning_rate=0.02, eval_strategy="no",
+                         save_strategy="no", load_best_model_at_end=False, beta=0.0, max_failed_rewards=1.0)
+    prepared = trainer._rollouts(next(iter(trainer.get_train_dataloader())))
+    failed = prepared.batch.rewards.isnan()
+    real = prepared.batch.mask > 0
+    assert failed.any() and not failed.all() and prepared.advantages.isfinite().all()
+    assert not prepared.advantages[failed].any() and not prepared.weights[failed].any()
+    assert prepared.advantages[~failed].any(1).all()
+    for row in (~failed).nonzero()[:, 0].tolist():
+        assert len(set(prepared.advantages[row, real[row]].tolist())) > 1  # not one number a rollout
+    trainer._buffer.clear()
+    trainer.train()
+    rewards = [line["reward"] for line in log_of(tmp_path) if "reward" in line]
+    assert np.mean(rewards[-5:]) > 0.6 * np.mean(rewards[:5])
 
 
 def test_a_policy_after_the_draw_learns_to_end_on_what_is_certain(tmp_path):
@@ -112,8 +150,13 @@ def test_what_a_price_pays():
 
 
 def test_impossible_together(tmp_path):
-    with pytest.raises(ConfigError, match="credit=decision needs"):
-        trainer_of(tmp_path, [WERReward(ToyRecognizer())], credit="decision")
+    located = TokenReward(DISTANCES, locate=True)
+    for rewards, why in (([WERReward(ToyRecognizer()), located], "wer judges utterances as a whole"),
+                         ([SpeedBonus(0.1)], "none of these does"),
+                         ([TokenReward(DISTANCES), SpeedBonus(1)], "none of these does"),
+                         ([located, LikelihoodReward(ToyCTC())], "log_likelihood judges utterances as a whole")):
+        with pytest.raises(ConfigError, match=f"credit=decision needs.*{why}"):
+            trainer_of(tmp_path, rewards, credit="decision")
     with pytest.raises(ConfigError, match="not among the policy's"):
         policy = ChunkPolicy(ChunkPolicyConfig(24, 4, 16, 2, reads="both", sizes=(2, 3)))
         DCPOTrainer(policy, ToyDecoder(), DCPOConfig(output_dir=str(tmp_path), **{**RUN, "chunk_range": [1, 2],
@@ -121,44 +164,3 @@ def test_impossible_together(tmp_path):
                     [WERReward(ToyRecognizer())], toy_items(16), ToyVocoder(), ToyRecognizer(), toy_items(4))
     assert not needs_sound([TokenReward(DISTANCES), RangePenalty([2]), SpeedBonus(1)])
     assert needs_sound([TokenReward(DISTANCES), WERReward(ToyRecognizer())]) and needs_sound([object()])
-
-
-def group_of(costs: np.ndarray, starts: list[int]) -> list[Decisions]:
-    """Rollouts as long as the recording: token i stands for place i."""
-    return [Decisions(Warping(row, np.arange(len(row))), starts) for row in costs]
-
-
-def test_decision_advantages_by_hand():
-    costs = np.array([[0.0, 0, 1, 0, 0, 0], [0, 0, 3, 0, 0, 2]])
-    first, second = decision_advantages(group_of(costs, [0, 2, 4]), window=2, shortest=1)
-    # places 1-2, 3-4, 5: the group's means are 1, 0, 1; the second rollout pays 1.5, 0, 2 where the first pays .5, 0, 0
-    expected = np.array([0.5, 0.0, 1.0])
-    scale = np.concatenate((expected, -expected)).std(ddof=1)
-    assert first == pytest.approx(expected / scale) and second == pytest.approx(-expected / scale)
-    silent = decision_advantages([*group_of(costs, [0, 2]), Decisions(None, [0])], 2, 1)
-    assert not silent[2].any() and silent[0].any()
-    alike = decision_advantages(group_of(costs[[0, 0]], [0, 2]), 2, 1)
-    assert not any(a.any() for a in alike)
-    assert not any(a.any() for a in decision_advantages(group_of(costs[:1], [0]), 2, 1))
-
-
-def test_credit_by_decision_is_unbiased_and_less_noisy():
-    """Every decision costs 0.3 where it chooses wrongly, in the places behind it, amid noise. Both kinds of credit
-    favour the right choice alike at all decisions; the decision's own has the larger signal to noise."""
-    rng = np.random.default_rng(0)
-    decisions, gap, groups, size = 12, 5, 400, 8
-    wrong = rng.random((groups, size, decisions)) < 0.5
-    costs = rng.normal(1.0, 0.5, (groups, size, decisions * gap)) + 0.3 * wrong.repeat(gap, axis=2)
-    own = np.array([decision_advantages(group_of(c, [gap * d for d in range(decisions)]), gap, 0) for c in costs])
-    whole = -(costs.mean(-1) - costs.mean((1, 2))[:, None])
-    whole = np.broadcast_to((whole / whole.std(1, ddof=1, keepdims=True))[..., None], own.shape)
-
-    def signal(values: np.ndarray) -> tuple[np.ndarray, float]:
-        per = np.array([values[..., d][~wrong[..., d]].mean() - values[..., d][wrong[..., d]].mean()
-                        for d in range(decisions)])
-        return per, float(per.mean() / values.std())
-
-    each, clear = signal(own)
-    _, dim = signal(whole)
-    assert each.min() > 0.75 * each.max()  # none of the decisions is favoured
-    assert clear > 2 * dim > 0

@@ -16,6 +16,7 @@ from dcar.audio import save_audio
 from dcar.errors import AssetError, AudioError, CheckpointError, ConfigError, DataError, TextError
 from dcar.recognition import train as train_recognizer
 from dcar.recognition.base import Recognizer
+from dcar.recognition.ctc import viterbi
 from dcar.recognition.load import load_recognizer
 from dcar.recognition.nemo import NemoCTCRecognizer, quiet_nemo
 from dcar.recognition.packaged import MoonshineRecognizer, WhisperRecognizer
@@ -30,6 +31,7 @@ from dcar.recognition.train import (
     load_weights,
     run,
 )
+from dcar.text.wer import spoken_words
 from dcar.voices.encoder import SpeakerEncoder
 
 torch.set_num_threads(1)
@@ -142,6 +144,36 @@ def test_log_likelihood_prefers_what_was_trained_and_reports_bad_texts(nemo: Nem
     assert nemo.log_likelihood([noise(0.2, 0)], 16_000, ["far too many words for so little audio"]) == [-np.inf]
     with pytest.raises(TextError, match="no words"):
         nemo.log_likelihood(waves[:1], 16_000, ["?!"])
+
+
+def test_alignments_are_those_of_nemo() -> None:
+    with quiet_nemo():
+        from nemo.collections.asr.parts.utils.aligner_utils import viterbi_decoding
+    rng, blank = np.random.default_rng(0), len(CHARACTERS)
+    for seed, (frames, length) in enumerate([(60, 20), (90, 35), (60, 45)]):
+        logits = torch.randn(frames, blank + 1, generator=torch.Generator().manual_seed(seed))
+        log_probs, target = torch.log_softmax(2 * logits, -1), rng.integers(0, blank, length)
+        states = torch.full((1, 2 * length + 1), blank)
+        states[0, 1::2] = torch.from_numpy(target)
+        [path] = viterbi_decoding(log_probs[None], states, torch.tensor([frames]), torch.tensor([2 * length + 1]),
+                                  torch.device("cpu"))
+        _, units = viterbi(log_probs.numpy(), target, blank)
+        assert units.tolist() == (np.maximum(np.array(path) - 1, 0) // 2).tolist()
+
+
+def test_texts_are_aligned_by_the_pass_that_scores_them(nemo: NemoCTCRecognizer) -> None:
+    waves, texts = [noise(1.5, 1), noise(0.2, 0), noise(1.0, 0)], ["It’s grey!", "far too many words", "take 2 boats"]
+    scores = nemo.log_likelihood(waves, 16_000, texts)
+    for found, score, text, wave in zip(nemo.align(waves, 16_000, texts), scores, texts, waves, strict=True):
+        assert found.log_likelihood == score and found.characters == len(found.costs) == len(spoken_words(text))
+        frames = len(dict(nemo._log_probs([wave], 16_000))[0])
+        assert len(found.units) == frames and (np.diff(found.units) >= 0).all()
+        if text.startswith("far"):
+            assert np.isinf(found.costs).all()
+        else:  # one path is less likely than all together
+            assert -found.costs.sum() / found.characters < score and set(found.units) == set(range(len(found.costs)))
+    with pytest.raises(TextError, match="no words"):
+        nemo.align(waves[:1], 16_000, ["?!"])
 
 
 def test_bad_audio_is_an_error(nemo: NemoCTCRecognizer) -> None:

@@ -1,0 +1,181 @@
+"""Credit by decision: by hand, by statistics, and through the rewards that say where they were lost."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from toy_world import CODES, ToyCTC, ToyRecognizer, toy_items
+
+from dcar.decoding import DecodeResult
+from dcar.errors import ConfigError
+from dcar.tokens.warping import code_distances
+from rl.credit import Decisions, Located, decision_advantages
+from rl.rewards import LikelihoodReward, RolloutRecord, TokenReward
+
+DISTANCES = code_distances(np.eye(CODES))
+
+
+def group_of(costs: np.ndarray, starts: list[int]) -> list[Decisions]:
+    """Rollouts as long as the recording: token i stands for place i."""
+    return [Decisions([Located(row, np.arange(len(row)))], starts) for row in costs]
+
+
+def test_decision_advantages_by_hand():
+    costs = np.array([[0.0, 0, 1, 0, 0, 0], [0, 0, 3, 0, 0, 2]])
+    first, second = decision_advantages(group_of(costs, [0, 2, 4]), window=2, shortest=1)
+    # places 1-2, 3-4, 5: the group's means are 1, 0, 1; the second rollout pays 1.5, 0, 2 where the first pays .5, 0, 0
+    expected = np.array([0.5, 0.0, 1.0])
+    scale = np.concatenate((expected, -expected)).std(ddof=1)
+    assert first == pytest.approx(expected / scale) and second == pytest.approx(-expected / scale)
+    silent = decision_advantages([*group_of(costs, [0, 2]), Decisions([], [0])], 2, 1)
+    assert not silent[2].any() and silent[0].any()
+    alike = decision_advantages(group_of(costs[[0, 0]], [0, 2]), 2, 1)
+    assert not any(a.any() for a in alike)
+    assert not any(a.any() for a in decision_advantages(group_of(costs[:1], [0]), 2, 1))
+
+
+def test_credit_by_decision_is_unbiased_and_less_noisy():
+    """Every decision costs 0.3 where it chooses wrongly, in the places behind it, amid noise. Both kinds of credit
+    favour the right choice alike at all decisions; the decision's own has the larger signal to noise."""
+    rng = np.random.default_rng(0)
+    decisions, gap, groups, size = 12, 5, 400, 8
+    wrong = rng.random((groups, size, decisions)) < 0.5
+    costs = rng.normal(1.0, 0.5, (groups, size, decisions * gap)) + 0.3 * wrong.repeat(gap, axis=2)
+    own = np.array([decision_advantages(group_of(c, [gap * d for d in range(decisions)]), gap, 0) for c in costs])
+    whole = -(costs.mean(-1) - costs.mean((1, 2))[:, None])
+    whole = np.broadcast_to((whole / whole.std(1, ddof=1, keepdims=True))[..., None], own.shape)
+
+    def signal(values: np.ndarray) -> tuple[np.ndarray, float]:
+        per = np.array([values[..., d][~wrong[..., d]].mean() - values[..., d][wrong[..., d]].mean()
+                        for d in range(decisions)])
+        return per, float(per.mean() / values.std())
+
+    each, clear = signal(own)
+    _, dim = signal(whole)
+    assert each.min() > 0.75 * each.max()  # none of the decisions is favoured
+    assert clear > 2 * dim > 0
+
+
+# --- where rewards were lost ---------------------------------------------------------------------------------------
+
+RED, BLUE, GREEN, BLACK = ([3 * u, 3 * u + 1, 3 * u + 2] for u in range(4))
+WRONG = [21, 22, 23]  # yellow
+
+
+def rollouts(*spoken: list[int]) -> list[RolloutRecord]:
+    """Of one sentence, "red blue green black"; already voiced."""
+    item = next(i for i in toy_items(50) if len(i.prompt.text_ids) == 4)
+    return [RolloutRecord(item, g, 0, DecodeResult(item.prompt.utterance_id, "dcar", 0, tokens, False, 4),
+                          np.asarray(tokens, np.float32), 50) for g, tokens in enumerate(spoken)]
+
+
+def rewards() -> list[LikelihoodReward | TokenReward]:
+    return [LikelihoodReward(ToyCTC(), locate=True), TokenReward(DISTANCES, locate=True)]
+
+
+def credit(records, reward, starts, window=2) -> list[np.ndarray]:
+    mates = [Decisions([r.located[reward]], s) for r, s in zip(records, starts, strict=True)]
+    return decision_advantages(mates, window, shortest=1)
+
+
+@pytest.mark.parametrize("reward", rewards(), ids=lambda r: r.name)
+def test_credit_lands_on_the_decision_whose_word_was_lost(reward):
+    """The second of three rollouts loses the third word, and the third one lingers on the second: the decision before
+    the lost word answers for it alone, at its place in each rollout."""
+    slow = [*RED, 3, 4, 4, 4, 5, *GREEN, *BLACK]
+    records = rollouts([*RED, *BLUE, *GREEN, *BLACK], [*RED, *BLUE, *WRONG, *BLACK], slow)
+    reward(records)
+    good, bad, lingering = credit(records, reward, [[0, 3, 6, 9], [0, 3, 6, 9], [0, 3, 8, 11]])
+    assert bad[2] < -1.5 and bad[2] < 5 * min(bad[0], bad[1], bad[3])
+    for other in (good, lingering):
+        assert other[2] > 0.5 and abs(other[[0, 1, 3]]).max() < 0.25 * other[2]
+
+
+def test_likelihood_is_lost_where_it_says():
+    """Costs are the reward's, place by place; words of a text are the places, and tokens stand for them."""
+    reward = LikelihoodReward(ToyCTC(), scale=0.5, floor=-50.0, locate=True)
+    records = rollouts([*RED, *BLUE, *GREEN, *BLACK], [*RED, *BLUE, *WRONG, *BLACK], [0, 2, *BLUE, *GREEN, *BLACK])
+    values = reward(records)
+    assert values == LikelihoodReward(ToyCTC(), scale=0.5)(records)
+    for value, record in zip(values, records, strict=True):
+        one = record.located[reward]
+        assert one.costs.mean() == pytest.approx(-value) and one.rate == 4 / 12
+    assert records[0].located[reward].places.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
+    bounded = LikelihoodReward(ToyCTC(), scale=0.5, floor=-9.0, locate=True)
+    bounded(records)
+    assert records[1].located[bounded].costs == pytest.approx(np.minimum(records[1].located[reward].costs, 4.5))
+    assert records[1].located[reward].costs.max() > 4.5
+    assert records[2].located[reward].places.tolist() == [0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
+
+
+def test_frames_and_tokens_divide_the_same_wave():
+    """Two tokens a frame, and two frames a token; subwords of more than one character."""
+    class Coarse(ToyCTC):
+        def align(self, waves, sample_rate, texts):
+            found = super().align([self.frames(w) for w in waves], sample_rate, texts)
+            return [type(a)(a.costs, a.units, a.log_likelihood, 10) for a in found]
+
+    for frames in (lambda w: w[::2], lambda w: w.repeat(2)):
+        recognizer = Coarse()
+        recognizer.frames = frames
+        reward = LikelihoodReward(recognizer, scale=1.0, locate=True)
+        records = rollouts([0, 1, 1, 2, 3, 4, 4, 5, 6, 7, 7, 8, 9, 10, 10, 11])
+        reward(records)
+        one, alone = records[0].located[reward], recognizer.align([records[0].wave], 50, [records[0].item.text])[0]
+        assert one.places.tolist() == [0] * 4 + [1] * 4 + [2] * 4 + [3] * 4
+        assert one.costs.mean() == pytest.approx(alone.costs.sum() / 10)  # nats per character
+
+
+def test_rollouts_that_are_too_short_for_their_text_are_at_the_floor_everywhere():
+    reward = LikelihoodReward(ToyCTC(), locate=True)
+    records = rollouts([*RED, *BLUE, *GREEN, *BLACK], [0, 3, 6], [])
+    records[2].wave = np.zeros(0, np.float32)
+    values = reward(records)
+    assert values[1:] == [-1.0, -1.0] and values[0] > -0.5
+    short = records[1].located[reward]
+    assert short.costs.tolist() == [1.0] * 4 and short.places.tolist() == [0, 1, 2]
+    assert reward not in records[2].located  # nothing was spoken, so no place is anywhere
+    good, bad = credit(records[:2], reward, [[0, 3, 6, 9], [0, 1]])
+    assert (good > 0.5).all() and (bad < -0.5).all()
+
+
+def test_windows_are_of_the_recordings_seconds():
+    """Twelve tokens and four words: three tokens are a word, one token is a word at least, thirty are what is left."""
+    costs = np.array([[0.0, 2, 0, 1], [1, 0, 3, 0]])
+    places = np.array([0, 0, 0, 1, 1, 2, 3])
+    for window, expected in ((1, [0.5, -1, 1.5, -0.5]), (3, [0.5, -1, 1.5, -0.5]), (6, [-0.25, 0.25, 0.5, -0.5]),
+                             (30, [0.125, 0, 0.5, -0.5])):
+        mates = [Decisions([Located(row, places, 4 / 12)], [0, 3, 5, 6]) for row in costs]
+        first, second = decision_advantages(mates, window, shortest=0)
+        scale = np.concatenate((expected, np.negative(expected))).std(ddof=1)
+        assert first == pytest.approx(np.array(expected) / scale) and second == pytest.approx(-first)
+
+
+def test_rewards_are_added_in_their_units():
+    """Each over its own places, which need not be as many."""
+    rng = np.random.default_rng(0)
+    words = [Located(row, np.arange(12) // 3, 1 / 3) for row in rng.random((4, 4))]
+    tokens = [Located(row, np.arange(12)) for row in rng.random((4, 12))]
+    starts = [0, 3, 6, 9]
+
+    def values(*located):
+        return np.array(decision_advantages([Decisions(one, starts) for one in zip(*located, strict=True)], 3, 0))
+
+    def times(located, weight):
+        return [Located(weight * one.costs, one.places, one.rate) for one in located]
+
+    spread = [Located(one.costs.repeat(3), np.arange(12)) for one in words]  # a word's cost at each of its tokens
+    both = [Located(a.costs + 0.5 * b.costs, a.places) for a, b in zip(spread, tokens, strict=True)]
+    assert values(words, times(tokens, 0.5)) == pytest.approx(values(both))
+    assert values(words, times(tokens, 1e-9)) == pytest.approx(values(words), abs=1e-6)
+    assert values(times(words, 7.0)) == pytest.approx(values(words))
+
+
+def test_a_recogniser_that_does_not_align_is_named():
+    class Scores(ToyRecognizer):
+        def log_likelihood(self, waves, sample_rate, texts):
+            return [0.0] * len(waves)
+
+    LikelihoodReward(Scores())
+    with pytest.raises(ConfigError, match="recogniser toy does not align.*credit=utterance"):
+        LikelihoodReward(Scores(), locate=True)

@@ -81,6 +81,6 @@ dcar profile --config $recipes/profile_starter.yaml decoder="$out/car" data="$ou
   vocoder="$out/vocoder/export"
 # The policy, through speech and recogniser.
 dcar train-policy --config $recipes/dcpo_starter_words.yaml decoder="$out/car" data="$out/prepared" \
-  vocoder="$out/vocoder/export" recognizer="nemo:$out/recognizer/starter.nemo" policy_sizes=[4,5,6,7,8,9,10] \
-  tokens_per_pass=6 seed=1 out="$out/dcpo_words"
+  vocoder="$out/vocoder/export" recognizer="nemo:$out/recognizer/starter.nemo" policy_sizes=[6,7,8,9,10,11,12,13,14,15,16] \
+  tokens_per_pass=10 credit=decision seed=1 out="$out/dcpo_words"
 dcar export run="$out/dcpo_words" decoder="$out/car" out="$out/policy"

@@ -32,6 +32,9 @@ from dcar.tracking import provenance, write_json
 
 RECIPES = Path(__file__).parent / "recipes"
 PROFILED = [1, 2, 3, 4, 5, 6, 7]  # chunk sizes that decoders of either start have
+SIZES = list(range(6, 17))  # that the policy on sixteen heads chooses among, ten tokens a pass on average
+LONG = ["far", *(f"car-{k}" for k in (1, 3, 5, 7, 8, 10, 12, 14)), "random-" + "-".join(map(str, SIZES)),
+        "sure-last-6-16", "dcar", "dcar-sampled"]  # compared on sixteen heads; compare_starter.yaml is for seven
 
 
 @dataclass
@@ -125,14 +128,15 @@ def pipeline(config: QuickstartConfig) -> list[list[Step]]:
         [Step("dcpo", [python, "-m", "rl.train", "--config", str(RECIPES / "dcpo_starter.yaml"), f"decoder={car}",
                        f"data={data}", f"guidance={profile / 'profile.json'}", f"out={dcpo}",
                        f"max_steps={config.policy_steps}",
-                       *(["policy_sizes=[4,5,6,7,8,9,10]", "tokens_per_pass=6"] if config.start == "starter" else [])],
+                       *([f"policy_sizes={SIZES}", "tokens_per_pass=10"] if config.start == "starter" else [])],
               [dcpo / "policy" / "model.safetensors"],
               [car, profile / "profile.json", RECIPES / "dcpo_starter.yaml"], dcpo)],
         [Step("export", [python, "-m", "rl.export", f"run={dcpo}", f"decoder={car}", f"out={policy}"],
               [policy / "model.safetensors"], [car, dcpo / "policy"])],
         [Step("compare", [*compare, "--config", str(RECIPES / "compare_starter.yaml"), f"data={data}",
                           f"decoder={car}", f"far_decoder={far}", f"policies=[{policy}]", f"out={out}",
-                          f"limit={config.utterances}", f"training_log={dcpo / 'log.jsonl'}"],
+                          f"limit={config.utterances}", f"training_log={dcpo / 'log.jsonl'}",
+                          *([f"methods=[{','.join(LONG)}]"] if config.start == "starter" else [])],
               [out / "compare.json", out / "report.html"],
               [car, far, policy, RECIPES / "compare_starter.yaml"])],
     ]

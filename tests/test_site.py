@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+from browser import DESKTOP, PHONE, needs_browser, opened, too_wide
 
 from dcar.cli import COMMANDS
 from dcar.config import schema_of
@@ -63,3 +64,16 @@ def test_nothing_is_loaded_from_elsewhere(site):
 def test_links_out_of_the_documentation_are_pages_or_names(site):
     assert 'href="cards/recognizer.html"' in (site / "results.html").read_text()
     assert "../dcar/assets" not in "".join(p.read_text() for p in site.glob("*.html"))
+
+
+@pytest.mark.slow
+@needs_browser
+@pytest.mark.parametrize("width", [DESKTOP, PHONE])
+def test_no_page_is_wider_than_the_screen(site, width):
+    """Tables and blocks of code scroll by themselves; pages with the widest of them."""
+    with opened(site / "index.html", width) as browser:
+        for name in ("index", "start", "report", "results", "your_voice", "settings/compare"):
+            browser.get((site / f"{name}.html").as_uri())
+            assert not too_wide(browser), name
+            pictures = browser.find_elements("css selector", ".md-content img")
+            assert all(picture.get_property("naturalWidth") > 0 for picture in pictures), name

@@ -40,13 +40,17 @@ class Watched:
         self.schedule.select(rows)
 
 
+def chooses_chunks(entry: Entry) -> bool:
+    """Whether there is something to watch: a method of chunks, not of drafts, on a decoder of more than one head."""
+    return isinstance(entry.build(), ChunkMethod) and entry.decoder.config.num_prediction_heads > 1
+
+
 def watch(entries: Iterable[Entry], prompts: Sequence[Prompt], seed: int, batch_size: int = 16) -> dict[str, Any]:
-    """Method → what its decisions saw (`summary`), of the methods that choose chunks and have more than one head."""
+    """Method → what its decisions saw (`summary`), of those that `chooses_chunks` lets through."""
     found = {}
-    for entry in entries:
+    for entry in filter(chooses_chunks, entries):
         method, heads = entry.build(), entry.decoder.config.num_prediction_heads
-        if not isinstance(method, ChunkMethod) or heads < 2:
-            continue
+        assert isinstance(method, ChunkMethod)
         results = decode(entry.decoder, prompts, ChunkMethod(Watched(method.schedule, heads)), entry.sampling,
                          seed=seed, record_hidden=True, batch_size=batch_size)
         found[entry.name] = summary(results)

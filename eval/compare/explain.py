@@ -3,32 +3,88 @@ is heard there."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tqdm import tqdm
 
 from dcar.audio import load_audio
+from dcar.errors import DataError
 from eval.analysis.losses import loss_maps
-from eval.analysis.reasons import watch
+from eval.analysis.reasons import chooses_chunks, watch
 from eval.methods.registry import Entry
 from eval.report.reasons_plots import draw_reasons
 from eval.report.spectrum import save_picture, spectrum_picture
-from eval.results.store import Record, Tools
+from eval.results.store import Maker, Record, RecordStore, Tools
+
+REASONS_VERSION = 1  # of what is noted; another one is noted again
+LOSSES = "losses"  # what stands in the place of a method's name
 
 
-def explain(tools: Tools, entries: Sequence[Entry], utterances: int, seed: int, out: Path) -> dict[str, Any]:
-    """reasons (`eval.analysis.reasons.watch`) and losses (`eval.analysis.losses.loss_maps`) of `utterances` spread over
-    all, and their pictures in `out`."""
-    chosen = np.linspace(0, len(tools.items) - 1, min(utterances, len(tools.items))).round().astype(int)
-    items = [tools.items[i] for i in chosen]
-    policies = {"dcar" + (f"@{name}" if name else ""): policy for name, policy in tools.models.policies.items()}
-    policies = {name: policy for name, policy in policies.items() if any(e.name == name for e in entries)}
-    reasons: dict[str, Any] = watch(entries, [item.prompt for item in items], seed) if items else {}
-    losses = loss_maps(tools.models.decoder, policies, items)
-    draw_reasons(reasons, losses, out)
-    return {"reasons": reasons, "losses": losses}
+class Explanations:
+    """Why chunks end, method by method (`eval.analysis.reasons.watch`), and the losses of the heads
+    (`eval.analysis.losses.loss_maps`), of `utterances` spread over all of a maker's. Kept in reasons/ beside the
+    records, found again by the fingerprints of what was spoken: like records they are made once, by any process."""
+
+    def __init__(self, maker: Maker, utterances: int, out: Path, process_index: int = 0):
+        self.maker, self.tools = maker, maker.tools
+        size = len(self.tools.items)
+        self.chosen = np.linspace(0, size - 1, min(utterances, size)).round().astype(int).tolist()
+        self.store = RecordStore(out / "reasons", process_index)
+        entries = maker.entries.values() if self.chosen else ()
+        self.watched = [e for e in entries if chooses_chunks(e)]
+        spoken = {e.name for e in entries}
+        policies = {"dcar" + (f"@{n}" if n else ""): policy for n, policy in self.tools.models.policies.items()}
+        self.policies = {name: policy for name, policy in policies.items() if name in spoken}
+
+    def _work(self) -> dict[str, tuple[str, Callable[[], Any]]]:
+        """What is to be noted: name → (what it depends on, as a digest, and what makes it)."""
+        items = [self.tools.items[i] for i in self.chosen]
+        prompts, seed = [item.prompt for item in items], self.maker.first_seed
+
+        def reasons(entry: Entry) -> Callable[[], Any]:
+            return lambda: watch([entry], prompts, seed)[entry.name]
+
+        work = {e.name: (self._key(e.name), reasons(e)) for e in self.watched}
+        if self.policies:
+            work[LOSSES] = (self._key(*self.policies),
+                            lambda: loss_maps(self.tools.models.decoder, self.policies, items))
+        return work
+
+    def _key(self, *names: str) -> str:
+        said = [REASONS_VERSION, len(names), self.maker.first_seed,
+                *(self.maker.fingerprint(name, i) for name in names for i in self.chosen)]
+        return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:16]
+
+    def _noted(self) -> dict[tuple[str, str], Any]:
+        return {(r["of"], r["key"]): r["found"] for r in self.store.read()
+                if {"of", "key", "found"} <= r.keys()}  # others were damaged, and are noted again
+
+    def note(self, share: int, shares: int) -> None:
+        """Make what no process has noted before: of all that there is to note every `shares`-th, from `share` on."""
+        noted, work = self._noted(), self._work()
+        self.store.open()
+        mine = [(name, key, make) for i, (name, (key, make)) in enumerate(work.items())
+                if i % shares == share and (name, key) not in noted]
+        for name, key, make in tqdm(mine, desc="why chunks end", unit="method", disable=None if mine and not share
+                                    else True):
+            self.store.append({"of": name, "key": key, "found": make()})
+
+    def told(self, out: Path) -> dict[str, Any]:
+        """reasons and losses for compare.json, and their pictures in `out`. DataError where a process stopped early."""
+        noted, found = self._noted(), {}
+        for name, (key, _) in self._work().items():
+            if (name, key) not in noted:
+                raise DataError(f"{out}/reasons: nothing was noted of {name}; a process stopped early; run the "
+                                "comparison again, it continues")
+            found[name] = noted[name, key]
+        losses = found.pop(LOSSES, None)
+        draw_reasons(found, losses, out)
+        return {"reasons": found, "losses": losses}
 
 
 def sample_picture(tools: Tools, record: Record, text: str, audio: Path) -> Path | None:

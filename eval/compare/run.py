@@ -43,7 +43,7 @@ from dcar.tokens.warping import code_distances
 from dcar.tracking import provenance, write_json
 from dcar.vocoder.base import PromptAudio
 from dcar.vocoder.model import TokenVocoder
-from eval.compare.explain import explain, sample_picture
+from eval.compare.explain import Explanations, sample_picture
 from eval.compare.meeting import Meeting
 from eval.compare.sweeps import expand_names
 from eval.compare.tuned import Tuned, load_tuned
@@ -211,9 +211,12 @@ def run(config: CompareConfig, tools: Tools | None = None) -> dict[str, Any]:
         logger.warning(said)  # before an hour of speaking, and again below the table
     with writing(out):
         makers = _make_records(config, tools, entries, references, out, meeting, state)
+        explanations = Explanations(makers[config.replicates[0]], config.reasons_utterances, out, state.process_index)
+        explanations.note(state.process_index, state.num_processes)
+        meeting.wait("speaking, judging and noting why chunks end")
         result: dict[str, Any] = {}
         if state.is_main_process:
-            result = _finish(config, tools, entries, references, makers, out, state, tuned)
+            result = _finish(config, tools, entries, references, makers, explanations, out, state, tuned)
     meeting.wait("writing the table and the report")
     return result or json.loads((out / "compare.json").read_text())
 
@@ -257,7 +260,6 @@ def _make_records(config: CompareConfig, tools: Tools, entries: list[Entry], ref
                 maker.run(unit)
                 bar.update(len(unit.indices))
             earlier += maker.done.values()
-    meeting.wait("speaking and judging")
     return makers
 
 
@@ -271,7 +273,8 @@ def _scope(config: CompareConfig, size: int) -> Scope:
 
 
 def _finish(config: CompareConfig, tools: Tools, entries: list[Entry], references: list[str],
-            makers: dict[int, Maker], out: Path, state: PartialState, tuned: Tuned | None) -> dict[str, Any]:
+            makers: dict[int, Maker], explanations: Explanations, out: Path, state: PartialState,
+            tuned: Tuned | None) -> dict[str, Any]:
     names = [*references, *(e.name for e in entries)]
     records = _gather(config, names, makers)
     save_config(config, out / "config.yaml")
@@ -291,7 +294,7 @@ def _finish(config: CompareConfig, tools: Tools, entries: list[Entry], reference
     header["tuned"] = tuned.about(entries, config.split) if tuned else None
     result = {**header, "equal_speed": _equal_speed(records, rows, config.resamples), "rows": rows,
               "by_length": by_length(records, names, config.resamples),
-              **explain(tools, entries, config.reasons_utterances, config.seeds[0], out),
+              **explanations.told(out),
               "samples": _samples(config, tools, names, makers[config.replicates[0]])}
     heard = [voice["audio"] for sample in result["samples"] for voice in sample["voices"] if voice["audio"]]
     result["files"] = {name: digest(out / name) for name in ("records.jsonl", "config.yaml", *heard)}

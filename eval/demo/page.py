@@ -135,8 +135,8 @@ def _side(gr: Any, side: str, method: str, methods: list[str], common: list[Any]
     """One of the settings that are set side by side: its choices, its button and what comes of it. Returns the
     components of its method and temperature."""
     low, high = TEMPERATURES
-    chosen = gr.Dropdown(methods, value=method, elem_id=f"method-{side}",
-                         label=f"Method {side} (car-k: k tokens a step, the faster the larger)")
+    chosen = gr.Dropdown(methods, value=method, elem_id=f"method-{side}", label=f"Method {side}",
+                         info="far: one token a step; car-k: k, faster and less sure; dcar: a policy chooses how many")
     temperature = gr.Slider(low, high, 0.8, step=0.1, label="Temperature", elem_id=f"temperature-{side}")
     seed = gr.Number(0, label="Seed", precision=0, elem_id=f"seed-{side}")
     button = gr.Button(f"Speak {side}", variant="primary", elem_id=f"speak-{side}")

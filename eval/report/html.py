@@ -63,7 +63,8 @@ class Sheets:
         title: what the table is, once a page; classes: one per row, or none.
         """
         names = classes or [""] * len(rows)
-        body = "".join(f"<tr class='{escape(name)}'>" + "".join(f"<td>{escape(c)}</td>" for c in row) + "</tr>"
+        body = "".join(f"<tr class='{escape(name)}'><th scope=row>{escape(row[0])}</th>"
+                       + "".join(f"<td>{escape(c)}</td>" for c in row[1:]) + "</tr>"
                        for name, row in zip(names, rows, strict=True))
         titles = "".join(f"<th scope=col>{escape(t)}</th>" for t in head)
         return box(title, f"<table class=sortable><thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table>"

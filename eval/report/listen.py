@@ -61,7 +61,10 @@ def listen_section(result: dict[str, Any], folder: Path) -> str:
     if not samples:
         return ""
     sizes = sorted({a for s in samples for v in s["voices"] for a in v["actions"] or ()})
-    legend = "".join(f"<span><i style='background:{shade(a)}'></i>{a}</span>" for a in sizes)
+    legend = "".join(f"<span><i style='background:{shade(a)}'></i>{a}</span>" for a in sizes if a < len(CHUNK_COLORS))
+    if most := [a for a in sizes if a >= len(CHUNK_COLORS)]:  # these share a colour
+        said = str(most[0]) if len(most) == 1 else f"{most[0]} to {most[-1]}"
+        legend += f"<span><i style='background:{shade(most[0])}'></i>{said}</span>"
     cards = "".join(_card(s, folder) for s in samples)
     pictured = any(v.get("picture") for s in samples for v in s["voices"])
     how = ("<p class=soft>The pictures of the first sentence show the sound itself: dark where it is loud, low tones "

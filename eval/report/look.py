@@ -4,7 +4,7 @@ from __future__ import annotations
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1c2126; --soft: #5b6570; --paper: #fff; --line: #d9dee3; --faint: #e8ebee;
-  --head: #f4f6f8; --dcar: #fdf3f0; --better: #eaf2fb; --worse: #fcebe7; --wrong: #fbe0d8; --gone: #6f7881;
+  --head: #f4f6f8; --dcar: #fdf3f0; --better: #eaf2fb; --worse: #fcebe7; --wrong: #fbe0d8; --gone: #69727b;
   --link: #185593; --warn: #fff4d6; --warn-line: #d9a400; }
 @media (prefers-color-scheme: dark) {
   :root { --ink: #e4e8ec; --soft: #a3adb7; --paper: #141414; --line: #39424b; --faint: #2a3138; --head: #212427;
@@ -22,17 +22,19 @@ a { color: var(--link); } :focus-visible { outline: 3px solid var(--link); outli
 .skip { position: absolute; left: -100rem; } .skip:focus { position: static; }
 nav ul { display: flex; flex-wrap: wrap; gap: .2rem 1rem; padding: 0; list-style: none; font-size: .9rem; }
 img { width: 100%; max-width: 52rem; height: auto; display: block; }
-.wide { overflow-x: auto; } .wide img { min-width: 40rem; max-width: 60rem; }
+.wide { overflow-x: auto; } .wide img { min-width: 36rem; max-width: 60rem; }
 .panels { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 20rem), 1fr)); gap: .8rem; }
 .scroll { overflow-x: auto; border: 1px solid var(--line); border-radius: 8px; }
 table { border-collapse: collapse; min-width: 100%; font-size: .88rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .4rem .6rem; text-align: right; white-space: nowrap; border-bottom: 1px solid var(--faint); }
-th { background: var(--head); font-weight: 600; white-space: normal; vertical-align: bottom; }
-tr:last-child td { border-bottom: 0; }
-th:first-child, td:first-child { text-align: left; position: sticky; left: 0; background: var(--paper);
-  font-weight: 600; }
-th:first-child { background: var(--head); } tr.reference td { color: var(--soft); }
-tr.dcar td { background: var(--dcar); } tr.reference td:first-child { max-width: 11rem; white-space: normal; }
+th { font-weight: 600; } thead th { background: var(--head); white-space: normal; vertical-align: bottom; }
+tbody tr:last-child > * { border-bottom: 0; }
+th:first-child { text-align: left; position: sticky; left: 0; } tbody th { background: var(--paper); }
+tr.reference > * { color: var(--soft); } tr.dcar > * { background: var(--dcar); }
+tr.reference th { max-width: 11rem; white-space: normal; }
+.more { mask-image: linear-gradient(to right, #000 calc(100% - 2.5rem), #0003); }
+@media (max-width: 40rem) { th, td { padding: .4rem .4rem; }
+  tbody th { white-space: normal; max-width: 7.5rem; overflow-wrap: normal; } }
 th button { font: inherit; color: inherit; background: none; border: 0; padding: 0; cursor: pointer;
   text-align: inherit; overflow-wrap: normal; }
 th button::after { content: "\\a0↕"; color: var(--soft); font-weight: 400; }
@@ -52,7 +54,7 @@ ins { text-decoration: none; background: var(--wrong); border-radius: 2px; paddi
 del { color: var(--gone); } details { margin: .8rem 0; } summary { cursor: pointer; font-weight: 600; }
 .lengths { display: grid; grid-template-columns: minmax(6rem, 10rem) 1fr 3rem; gap: .2rem .8rem; align-items: center; }
 .lengths .bar { margin: .15rem 0; } .lengths .name { font-size: .88rem; font-weight: 600; }
-.matrix td:not(:first-child), .matrix th { text-align: center; } .matrix td.better { background: var(--better); }
+.matrix td, .matrix th:not(:first-child) { text-align: center; } .matrix td.better { background: var(--better); }
 .matrix td.worse { background: var(--worse); } .matrix td.sure { font-weight: 700; }
 .matrix td.none { color: var(--gone); }
 ul { padding-left: 1.2rem; } li { margin: .3rem 0; }
@@ -64,7 +66,7 @@ SCRIPT = """
 for (const table of document.querySelectorAll("table.sortable")) {
   const body = table.tBodies[0], original = [...body.rows], titles = [...table.tHead.rows[0].cells];
   const value = (row, column) => {
-    const text = row.cells[column].textContent.trim().replace("\\u2212", "-");
+    const text = row.cells[column].textContent.trim().replace("\\u2212", "-").replace(/^</, "");
     return /^[-+]?\\d/.test(text) ? parseFloat(text) : text;
   };
   const compare = (a, b) => typeof a === "number" && typeof b === "number" ? a - b
@@ -86,5 +88,12 @@ for (const table of document.querySelectorAll("table.sortable")) {
       body.append(...rows);
     });
   });
+}
+// What scrolls fades at its right edge as long as there is more to come.
+for (const box of document.querySelectorAll(".scroll, .wide")) {
+  const look = () => box.classList.toggle("more", box.scrollLeft + box.clientWidth < box.scrollWidth - 2);
+  box.addEventListener("scroll", look, {passive: true});
+  new ResizeObserver(look).observe(box);
+  for (const inner of box.children) new ResizeObserver(look).observe(inner);
 }
 """

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from eval.methods.families import family_label, group_families
-from eval.report.html import Sheets, box, bullets, escape, figure, folded, heading, paragraphs
+from eval.report.html import Sheets, box, bullets, escape, figure, folded, heading, paragraphs, wide_picture
 from eval.report.papers import HEAD, LEGEND, beside_papers, cells, conditions, general_remarks, verdict
 from eval.report.table import filled_columns, lively_columns, lively_rows, pass_columns, rival_sentences
 from eval.results.pareto import SPEED_AXES, pareto_front, sentence, speed_axis
@@ -20,9 +20,10 @@ def chunk_figure(rows: Sequence[Row], folder: Path) -> str:
     """WER against tokens a pass, where the picture of the summary is against the measured speed."""
     if not speed_axis(rows):
         return ""
-    return figure("Errors against chunk size", folder / "compare.png",
-                  "Against tokens a pass, which no machine distorts and which leave out what drafting and verifying "
-                  f"cost. {front_text(rows, 'tokens_per_pass')}")
+    title = "Errors against chunk size"
+    return heading(title) + wide_picture(
+        title, folder / "compare.png", "Against tokens a pass, which no machine distorts and which leave out what "
+        f"drafting and verifying cost. {front_text(rows, 'tokens_per_pass')}")
 
 
 def length_section(result: dict[str, Any], sheets: Sheets) -> str:
@@ -131,8 +132,8 @@ def matrix(title: str, pairs: Sequence[dict[str, Any]], families: Sequence[str],
     present = [f for f in families if any(f in key for key in found)]
     labels = [family_label(f) for f in present]
     cells = [[_difference(found, a, b) for b in present] for a in present]
-    head = "<td></td>" + "".join(f"<th scope=col>{escape(label)}</th>" for label in labels)
-    body = "".join(f"<tr><td>{escape(label)}</td>{''.join(html for html, _ in row)}</tr>"
+    head = "<th scope=col>row − column</th>" + "".join(f"<th scope=col>{escape(label)}</th>" for label in labels)
+    body = "".join(f"<tr><th scope=row>{escape(label)}</th>{''.join(html for html, _ in row)}</tr>"
                    for label, row in zip(labels, cells, strict=True))
     plain = [[label, *(text for _, text in row)] for label, row in zip(labels, cells, strict=True)]
     return (f"<div class=matrix>{box(title, f'<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>')}"
@@ -149,8 +150,9 @@ def _difference(found: dict[tuple[str, str], dict[str, Any]], row: str, column: 
     mean = pair["average"]
     points = 100 * sign * mean["difference"]
     ends = sorted(100 * sign * v for v in mean["ci"])
-    kind = ("better" if points < 0 else "worse") + (" sure" if mean["p"] < 0.05 else "")
-    text = f"{points:+.1f}".replace("-", "−")
+    none = abs(points) < 0.05  # what is written as 0.0 is neither
+    kind = "even" if none else ("better" if points < 0 else "worse") + (" sure" if mean["p"] < 0.05 else "")
+    text = "0.0" if none else f"{points:+.1f}".replace("-", "−")
     return (f"<td class='{kind}' title='{ends[0]:+.1f} to {ends[1]:+.1f}, p = {mean['p']:.3f}'>".replace("-", "−")
             + f"{text}</td>", text)
 

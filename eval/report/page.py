@@ -35,7 +35,7 @@ from eval.report.methods_section import (
 from eval.report.papers import papers_text
 from eval.report.reasons_section import reasons_section
 from eval.report.summary import summary_section
-from eval.report.table import column_groups, notes
+from eval.report.table import MEANINGS, column_groups, notes
 
 ABOVE = ("rows", "samples", "equal_speed", "by_length", "reasons", "losses")  # of compare.json: in their own sections
 FORMAT_VERSION = 2  # of compare.json; 2: acceptance by position, families, comparison at equal speed
@@ -118,7 +118,7 @@ def _tables(result: dict[str, Any], sheets: Sheets) -> str:
     rows = result["rows"]
     kinds = ["reference" if r["kind"] == "reference" else "dcar" if r["method"].startswith("dcar") else "plain"
              for r in rows]
-    tables = [f"<h3>{escape(title)}</h3>"
+    tables = [f"<h3>{escape(title)}</h3>" + paragraphs([MEANINGS[title]])
               + sheets.table(title, [t for t, _ in columns], [[of(r) for _, of in columns] for r in rows], kinds)
               for title, columns in column_groups(rows)]
     return (heading("Comparison") + "".join(tables)

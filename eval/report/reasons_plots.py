@@ -50,6 +50,7 @@ def plot_reasons(reasons: Mapping[str, Any], path: Path) -> None:
         panel.tick_params(axis="y", length=0)
         panel.tick_params(axis="x", labelsize=8)
         panel.xaxis.label.set_fontsize(8.5)
+        panel.set_axisbelow(True)
         panel.grid(axis="x", alpha=0.2, lw=0.6)
     figure.savefig(path)
 

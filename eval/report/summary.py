@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from eval.methods.families import family_label, parse_method
-from eval.report.html import escape, picture
+from eval.methods.families import parse_method
+from eval.report.html import escape, paragraphs, wide_picture
 from eval.results.pareto import SPEED_AXES, pareto_front, speed_axis
 from eval.results.rows import Row
 from eval.results.training import both_shipped, training_note
@@ -15,8 +15,13 @@ from eval.results.training import both_shipped, training_note
 CAPTION = ("One line per method, through its settings; bars: 95 % intervals. Lower and further right is better. A "
            "policy or a verifier is worth its cost where it lies below the line of CAR-k, a fixed number of tokens a "
            "pass. The error axis need not start at 0.")
-UNITS = {"speedup_vs_far": "× the speed of FAR", "speedup_vs_car1": "× the speed of CAR-1",
+UNITS = {"speedup_vs_far": " times as fast as FAR", "speedup_vs_car1": " times as fast as CAR-1",
          "tokens_per_pass": " tokens a pass"}
+SHORT_UNITS = {"speedup_vs_far": " times", "speedup_vs_car1": " times", "tokens_per_pass": " tokens a pass"}
+UNSTEADY = 1.4  # the third quartile of a speed-up over the first, above which times are called unsure
+NAMES = {"far": "far is next-token decoding, one token a pass, by a decoder of one head (FAR)",
+         "car": "car-k always keeps k tokens of a pass",
+         "dcar": "dcar lets a learned policy choose how many tokens it keeps, pass by pass"}
 
 
 def summary_section(result: dict[str, Any], folder: Path) -> str:
@@ -29,36 +34,61 @@ def summary_section(result: dict[str, Any], folder: Path) -> str:
     power = result.get("power")
     chance = power and (f"Differences below about {100 * power['absolute']:.1f} points of word errors could be chance "
                         f"({power['n']} utterances).")
+    warnings = [said for said in (warning, unsteady_times(rows, axis)) if said]
     return (f"<p class=best><strong>{escape(best_sentence(rows, axis))}</strong> {escape(chance or '')}</p>"
-            + (f"<p class=warn>{escape(warning)}</p>" if warning else "")
-            + picture(f"Word errors against {SPEED_AXES[axis]}", folder / name, CAPTION)
+            + paragraphs([names_sentence(rows)])
+            + "".join(f"<p class=warn>{escape(said)}</p>" for said in warnings)
+            + wide_picture(f"Word errors against {SPEED_AXES[axis]}", folder / name, CAPTION)
             + "<p>" + " ".join(map(escape, facts(result))) + "</p>")
 
 
-def best_sentence(rows: Sequence[Row], axis: str) -> str:
-    """Which method makes the fewest word errors among those that reach a speed, for all speeds, from slow to fast.
+def names_sentence(rows: Sequence[Row]) -> str:
+    """What the names of the paper's methods stand for, of those that were compared."""
+    kinds = {parse_method(r["method"]).kind for r in rows if r["kind"] == "method"}
+    said = "; ".join(text for kind, text in NAMES.items() if kind in kinds)
+    return f"{said}. Word errors: of 100 words, how many a recogniser hears wrong, misses or adds.".lstrip(". ")
 
-    The Pareto front as a sentence; settings of one family that follow each other on it are one entry.
+
+def best_sentence(rows: Sequence[Row], axis: str) -> str:
+    """Which method makes the fewest word errors, how fast it is, and what faster ones cost.
+
+    The Pareto front as a sentence, from slow to fast; settings of one family that follow each other on it are one
+    entry.
     """
     points = [r for r in rows if r["kind"] == "method" and r.get(axis) is not None]
     front = [points[i] for i in pareto_front([r[axis] for r in points], [r["wer"] for r in points])]
+    first = front[0]
+    best = [r for r in points if (r["wer"], r[axis]) == (first["wer"], first[axis])]
+    said = (f"{' and '.join(r['method'] for r in best)} make{'s' if len(best) == 1 else ''} the fewest word errors "
+            f"({100 * first['wer']:.1f} %), {first[axis]:.2f}{UNITS[axis]}")
     groups: list[list[Row]] = []
-    for row in front:
+    for row in front[len(best):]:
         family = parse_method(row["method"]).family
         if groups and parse_method(groups[-1][0]["method"]).family == family:
             groups[-1].append(row)
         else:
             groups.append([row])
-    said = []
-    for i, group in enumerate(groups):
-        first, last = group[0], group[-1]
-        unit = UNITS[axis] if i == 0 else ""
-        wers = f"{100 * first['wer']:.1f}" + (f" to {100 * last['wer']:.1f}" if len(group) > 1 else "")
-        name = first["method"] if len(group) == 1 else f"{family_label(parse_method(first['method']).family)} " \
-            f"({first['method']} to {last['method']})"
-        said.append(f"up to {last[axis]:.2f}{unit or ('×' if axis != 'tokens_per_pass' else '')}, {name} with {wers} % "
-                    "word errors")
-    return f"Best at which speed: {'; '.join(said)}."
+    if not groups:
+        return f"{said}; no method is faster."
+    faster = []
+    for group in groups:
+        ends = (group[0], group[-1])[: len(group)]
+        name, wer, speed = (" to ".join(texts) for texts in (
+            [r["method"] for r in ends], [f"{100 * r['wer']:.1f}" for r in ends], [f"{r[axis]:.2f}" for r in ends]))
+        faster.append(f"{name} ({wer} %), {speed}{SHORT_UNITS[axis]}")
+    return f"{said}. Faster, with more errors: {'; '.join(faster)}."
+
+
+def unsteady_times(rows: Sequence[Row], axis: str) -> str:
+    """A warning where the speed-up of a method differs much from sentence to sentence; else nothing."""
+    name = f"{axis}_quartiles"
+    wild = [r for r in rows if r.get(name) and r[name][1] > UNSTEADY * r[name][0]]
+    if not wild:
+        return ""
+    worst = max(wild, key=lambda r: r[name][1] / r[name][0])
+    return (f"The measured speeds are unsure: the machine was busy, or too few sentences were timed "
+            f"({worst['timed_n']}). Half of the times of {worst['method']} lie outside {worst[name][0]:.2f} to "
+            f"{worst[name][1]:.2f} times. Tokens a pass do not depend on the machine.")
 
 
 def facts(result: dict[str, Any]) -> list[str]:

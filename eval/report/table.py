@@ -23,6 +23,10 @@ def _number(value: float | None, digits: int = 2, unit: str = "") -> str:
     return "–" if value is None else f"{value:.{digits}f}{unit}"
 
 
+def _p(value: float | None) -> str:
+    return "–" if value is None else "<0.001" if value < 0.001 else f"{value:.3f}"
+
+
 def _interval(ends: Sequence[float] | None, digits: int = 2) -> str:
     return "–" if ends is None else f"{_percent(ends[0], digits)}–{_percent(ends[1], digits)}"
 
@@ -39,11 +43,11 @@ COLUMNS: list[Column] = [
     ("RTF", lambda r: _number(r.get("rtf"), 4)),
     ("×FAR", lambda r: _number(r.get("speedup_vs_far"))),
     ("×CAR-1", lambda r: _number(r.get("speedup_vs_car1"))),
-    ("p FAR", lambda r: _number(r.get("p_vs_far"), 3)),
-    ("p CAR-1", lambda r: _number(r.get("p_vs_car1"), 3)),
-    ("p bestCAR", lambda r: _number(r.get("p_vs_best_car"), 3)),
-    ("p SD", lambda r: _number(r.get("p_vs_sd"), 3)),
-    ("p random", lambda r: _number(r.get("p_vs_random"), 3)),
+    ("p FAR", lambda r: _p(r.get("p_vs_far"))),
+    ("p CAR-1", lambda r: _p(r.get("p_vs_car1"))),
+    ("p bestCAR", lambda r: _p(r.get("p_vs_best_car"))),
+    ("p SD", lambda r: _p(r.get("p_vs_sd"))),
+    ("p random", lambda r: _p(r.get("p_vs_random"))),
     ("length", lambda r: _number(r["duration_ratio"])),
     ("cut %", lambda r: _percent(r.get("truncation_rate"), 1)),
     ("loop %", lambda r: _percent(r.get("loop_rate"), 1)),
@@ -70,6 +74,19 @@ def _extra_columns(rows: Sequence[Row]) -> list[Column]:
     if any(r.get("variety") is not None for r in rows):
         extra.append(("variety", lambda r: _number(r.get("variety"), 3)))
     return extra
+
+
+MEANINGS = {
+    "Errors and speed": "WER, CER: word and character errors, with the interval that 95 of 100 such experiments would "
+                        "hit; less is better. tok/pass: tokens of one forward pass. RTF: seconds of computing for a "
+                        "second of speech, LM RTF without the vocoder; ×FAR: so many times as fast as FAR.",
+    "Could it be chance?": "p: how often chance alone would set a method so far apart from FAR, CAR-1, the best fixed "
+                           "size or random sizes. Above 0.05 it could be chance.",
+    "Voices, lengths and loops": "voice: likeness to the voice of the prompt, 1 at most. length: of the speech beside "
+                                 "the recording's. cut %: speech that only the limit on length ended; loop %: that "
+                                 "says a piece over and over.",
+}
+"""Below the titles of `column_groups`: what a reader needs to know of the columns first."""
 
 
 def column_groups(rows: Sequence[Row]) -> list[tuple[str, list[Column]]]:

@@ -20,12 +20,15 @@ from dcar.config import load_config
 from dcar.decoding import ChunkMethod, FixedChunk, decode
 from dcar.errors import CheckpointError, ConfigError, DataError
 from dcar.process import run_command
+from eval.analysis.losses import loss_maps
+from eval.analysis.reasons import watch
+from eval.compare.explain import Explanations
 from eval.compare.run import CompareConfig, main, run
 from eval.methods.families import group_families, parse_method
 from eval.methods.registry import METHODS, Entry, MethodKind, Models, Style, make_methods
 from eval.report.table import table_text
 from eval.results.rows import make_rows
-from eval.results.store import RECORDING, RESYNTHESIS, RecordStore, choose_items
+from eval.results.store import RECORDING, RESYNTHESIS, Maker, RecordStore, Scope, choose_items
 from eval.results.timing import speedup, speedup_quartiles
 from eval.scorers.load import Scorer
 from eval.scorers.metrics import NoiseQuality
@@ -200,6 +203,52 @@ def test_two_processes_give_the_same_result(tmp_path, compared):
     two, one = (json.loads((folder / "compare.json").read_text()) for folder in (tmp_path, compared[0]))
     assert timeless(two) == timeless(one)
     assert two["equal_speed"] == [p for p in one["equal_speed"] if p["axis"] == "tokens_per_pass"]
+
+
+def test_why_chunks_end_is_noted_once(tmp_path, monkeypatch):
+    """A finished comparison started again watches nothing and leads nobody; a new method alone is watched."""
+    asked: list[str] = []
+
+    def watching(entries, *rest):
+        asked.extend(e.name for e in entries)
+        return watch(entries, *rest)
+
+    def leading(*given):
+        asked.append("losses")
+        return loss_maps(*given)
+
+    monkeypatch.setattr("eval.compare.explain.watch", watching)
+    monkeypatch.setattr("eval.compare.explain.loss_maps", leading)
+    config = {"seeds": [0], "report": False, "audio_samples": 0, "references": False, "reasons_utterances": 3}
+    first = run(tiny_config(tmp_path, methods=["far", "car-2", "dcar"], **config), tiny_tools())
+    assert asked == ["car-2", "dcar", "losses"]
+    assert first["reasons"]["dcar"]["decisions"] and first["losses"]["shown"]["paths"]["dcar"]
+    again = run(tiny_config(tmp_path, methods=["far", "car-2", "dcar"], **config), tiny_tools())
+    assert asked == ["car-2", "dcar", "losses"]
+    assert [again[name] for name in ("reasons", "losses")] == [first[name] for name in ("reasons", "losses")]
+    asked.clear()
+    run(tiny_config(tmp_path, methods=["far", "car-2", "car-3", "dcar"], **config), tiny_tools())
+    assert asked == ["car-3"]
+    asked.clear()
+    colder = {"sampling": dataclasses.replace(SHORT, temperature=0.5)}
+    for change in ({"seeds": [1]}, {"reasons_utterances": 2}, colder):
+        run(tiny_config(tmp_path, methods=["car-2"], **{**config, **change}), tiny_tools())
+    assert asked == ["car-2"] * 3
+
+
+def test_processes_share_what_is_noted_and_a_missing_share_is_an_error(tmp_path):
+    tools = tiny_tools()
+    entries = make_methods(["car-2", "car-3", "dcar"], tools.models, SHORT)
+    maker = Maker(tools, entries, [0], Scope(), tmp_path, RecordStore(tmp_path / "records"), ())
+    one, two, both = (Explanations(maker, 3, tmp_path / folder, i)
+                      for folder, i in (("two", 0), ("two", 1), ("one", 0)))
+    one.note(0, 2)
+    with pytest.raises(DataError, match="nothing was noted of car-3; a process stopped early"):
+        one.told(tmp_path / "two")
+    two.note(1, 2)
+    both.note(0, 1)
+    assert [len(path.read_text().splitlines()) for path in sorted((tmp_path / "two/reasons").iterdir())] == [2, 2]
+    assert two.told(tmp_path / "two") == both.told(tmp_path / "one")
 
 
 def test_unfinished_shards_are_an_error_not_a_result(tmp_path, monkeypatch):

@@ -7,20 +7,18 @@ import importlib.util
 import json
 import os
 import re
-import shutil
 import socket
 import time
 from pathlib import Path
 
 import pytest
+from browser import PHONE, driver, needs_browser, shoot, too_wide
 
 from eval.demo.page import DemoConfig, serve
 from eval.demo.studio import Limits, Studio
 
-BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(
-    not (all(map(importlib.util.find_spec, ("gradio", "selenium"))) and BROWSER and DRIVER),
-    reason="no gradio, selenium, chromium or chromedriver (pip install '.[demo]' selenium; apt-get install chromium)")]
+    not importlib.util.find_spec("gradio"), reason="no gradio (pip install '.[demo]')"), needs_browser]
 
 LONG = "The harbour was quiet, the boats lay still, and nobody had thought of the tide. " * 2
 SHOTS = os.environ.get("DEMO_SHOTS")  # a folder: pictures of the page are left there
@@ -46,17 +44,7 @@ class Person:
     """A browser of its own, and what a person does with it."""
 
     def __init__(self, address: str, width: int):
-        from selenium import webdriver
-
-        options = webdriver.ChromeOptions()
-        options.binary_location = BROWSER
-        for option in ("--headless=new", "--no-sandbox", "--disable-gpu", f"--window-size={width},1500",
-                       "--autoplay-policy=user-gesture-required"):
-            options.add_argument(option)
-        if width < 500:  # a window cannot be so narrow, a phone can
-            options.add_experimental_option("mobileEmulation", {"deviceMetrics": {
-                "width": width, "height": 1500, "pixelRatio": 1.0, "touch": False}})
-        self.driver = webdriver.Chrome(options, webdriver.ChromeService(DRIVER))
+        self.driver = driver(width, 1500, False, "--autoplay-policy=user-gesture-required")
         self.driver.get(address)
         self.box = self.until(lambda: self.one("#text textarea"))
 
@@ -109,17 +97,11 @@ class Person:
 
     def shoot(self, name: str) -> None:
         if SHOTS:
-            height = self.driver.execute_script("return document.documentElement.scrollHeight")
-            width = self.driver.execute_script("return innerWidth")
-            shot = self.driver.execute_cdp_cmd("Page.captureScreenshot", {
-                "captureBeyondViewport": True, "clip": {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}})
-            import base64
-
-            Path(SHOTS, f"{name}.png").write_bytes(base64.b64decode(shot["data"]))
+            shoot(self.driver, Path(SHOTS, f"{name}.png"))
 
     def fits(self) -> bool:
         """Nothing is wider than the screen."""
-        return self.driver.execute_script("return document.documentElement.scrollWidth <= innerWidth")
+        return not too_wide(self.driver)
 
 
 @pytest.fixture
@@ -212,15 +194,15 @@ def test_two_people_at_once(address):
             person.driver.quit()
 
 
-@pytest.mark.parametrize("person", [400], indirect=True)
+@pytest.mark.parametrize("person", [PHONE], indirect=True)
 def test_on_a_phone(person):
     person.type("We went home.")
     assert person.fits()
     person.speak("A", "dcar")
     image = person.until(lambda: person.one("#picture-A img"))
-    assert image.size["width"] <= 400 and person.fits()
-    person.shoot("page-400")
+    assert image.size["width"] <= PHONE and person.fits()
+    person.shoot("page-phone")
     person.tab("Blind vote")
     person.until(lambda: person.one("#blind-speak").is_displayed())
     assert person.fits()
-    person.shoot("blind-400")
+    person.shoot("blind-phone")

@@ -94,7 +94,7 @@ def test_report_of_many_methods_has_all_sections(comparison, tmp_path):
     (tmp_path / "compare.json").write_text(json.dumps(comparison))
     assert [p.name for p in draw_plots(comparison["rows"], tmp_path)] == list(PLOTS)
     page = parsed(write_report(tmp_path))
-    for heading in ("Comparison", "Best at which speed", "Errors against chunk size", "Who wins at equal speed",
+    for heading in ("Comparison", "the fewest word errors", "Errors against chunk size", "Who wins at equal speed",
                     "Passes and acceptance", "Acceptance by position", "Accepted lengths", "Beside the papers"):
         assert heading in page.text
     for name in NAMES:

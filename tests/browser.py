@@ -1,0 +1,69 @@
+"""A headless browser for tests: a page at the width of a desktop or of a phone, light or dark."""
+
+from __future__ import annotations
+
+import base64
+import importlib.util
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+needs_browser = pytest.mark.skipif(
+    not (importlib.util.find_spec("selenium") and BROWSER and DRIVER),
+    reason="no selenium, chromium or chromedriver (pip install '.[dev]'; apt-get install chromium chromium-driver)")
+DESKTOP, PHONE = 1100, 390
+
+TOO_WIDE = """
+const held = e => { for (let p = e.parentElement; p; p = p.parentElement)
+  if (getComputedStyle(p).overflowX !== "visible") return true; return false; };
+return [...document.querySelectorAll("body *")].filter(e => e.checkVisibility()
+  && e.getBoundingClientRect().right > innerWidth + 1 && e.getBoundingClientRect().width > 1 && !held(e)
+).map(e => e.outerHTML.slice(0, 120));"""
+
+
+def driver(width: int, height: int = 900, dark: bool = False, *options: str) -> Any:
+    """A webdriver whose pages are so wide, in pixels of CSS; `quit` ends it."""
+    from selenium import webdriver
+
+    chosen = webdriver.ChromeOptions()
+    chosen.binary_location = BROWSER
+    for option in ("--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
+                   f"--window-size={width},{height}", f"--blink-settings=preferredColorScheme={0 if dark else 1}",
+                   *options):
+        chosen.add_argument(option)
+    if width < 500:  # a window cannot be so narrow, a phone can
+        chosen.add_experimental_option("mobileEmulation", {"deviceMetrics": {
+            "width": width, "height": height, "pixelRatio": 1.0, "touch": False}})
+    return webdriver.Chrome(chosen, webdriver.ChromeService(DRIVER))
+
+
+@contextmanager
+def opened(page: Path, width: int, dark: bool = False) -> Iterator[Any]:
+    """The driver, with a file open in it."""
+    browser = driver(width, dark=dark)
+    try:
+        browser.get(page.as_uri())
+        assert browser.execute_script("return innerWidth") == width
+        yield browser
+    finally:
+        browser.quit()
+
+
+def too_wide(browser: Any) -> list[str]:
+    """What stands out of the screen and in no box that scrolls or cuts; and the page, where it is wider than that."""
+    found = browser.execute_script(TOO_WIDE)
+    wide = browser.execute_script("return document.documentElement.scrollWidth - innerWidth")
+    return [*found, *([f"the page, by {wide} pixels"] if wide > 0 else [])]
+
+
+def shoot(browser: Any, path: Path, height: int | None = None) -> None:
+    """A picture of the page from its top, of so many pixels of CSS or to its end."""
+    width, full = browser.execute_script("return [innerWidth, document.documentElement.scrollHeight]")
+    shot = browser.execute_cdp_cmd("Page.captureScreenshot", {"captureBeyondViewport": True, "clip": {
+        "x": 0, "y": 0, "width": width, "height": min(full, height or full), "scale": 1}})
+    path.write_bytes(base64.b64decode(shot["data"]))

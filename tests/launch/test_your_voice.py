@@ -1,0 +1,76 @@
+"""docs/your_voice.md, walked from a folder of recordings to a tuned voice with a policy: every command of its blocks,
+in order, as printed but for the sizes of runs. On a dozen sentences of one speaker of the starter corpus."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow.parquet
+import pytest
+import soundfile
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs/your_voice.md"
+TRAIN = ["max_steps=2", "warmup_steps=1", "eval_steps=2", "save_steps=2", "batch_size=2"]
+SMALLER = {  # of a command and what its line has → settings behind it
+    "prepare": [],
+    "compare": ["limit=1", "timing_utterances=0", "reasons_utterances=1", "noise_quality_utterances=1",
+                "audio_samples=1", "resamples=100"],
+    "vocoder-quality": ["limit=1"],
+    "resynthesize": [], "score": [], "speak": [], "export": [],
+    "train": TRAIN,
+    "tune-voice": ["training=[max_steps=2,warmup_steps=1,eval_steps=2,save_steps=2,batch_size=2,spoken.sentences=1]",
+                   "sentences=1", "seeds=[0]", "resamples=100"],
+    "train-policy": ["max_steps=1", "save_steps=1", "per_device_train_batch_size=8"],
+}
+
+
+def lines() -> list[list[str]]:
+    """The words of every command of the page's bash blocks."""
+    blocks = re.findall(r"^```bash\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
+    return [shlex.split(line, comments=True) for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory) -> Path:
+    """Where the reader stands: the recipes, and the recordings as an LJSpeech folder."""
+    folder = tmp_path_factory.mktemp("home")
+    (folder / "launch").symlink_to(ROOT / "launch")
+    wavs = folder / "recordings" / "wavs"
+    wavs.mkdir(parents=True)
+    rows = pyarrow.parquet.read_table(ROOT / "dcar/assets/starter_corpus/test.parquet").to_pylist()
+    mine = [row for row in rows if row["speaker"] == rows[0]["speaker"]][:12]
+    for i, row in enumerate(mine):
+        wave, rate = soundfile.read(io.BytesIO(row["audio"]["bytes"] if isinstance(row["audio"], dict)
+                                               else row["audio"]))
+        soundfile.write(wavs / f"s{i:02}.wav", wave, rate)
+    (folder / "recordings/metadata.csv").write_text("".join(f"s{i:02}|{r['text']}\n" for i, r in enumerate(mine)))
+    (folder / "recordings/one.wav").write_bytes((wavs / "s00.wav").read_bytes())
+    return folder
+
+
+def test_the_page_has_the_whole_way_each_step_once():
+    """From recordings to speech in the voice; only preparing (first to try), comparing and speaking come again."""
+    names = [words[1] for words in lines()]
+    assert names[0] == "speak" and names[-3:] == ["train-policy", "export", "speak"]
+    assert set(names) == set(SMALLER)
+    assert {name for name in names if names.count(name) > 1} == {"speak", "prepare", "compare"}
+
+
+@pytest.mark.slow
+def test_every_command_of_the_page_runs(home):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+                   "OMP_NUM_THREADS": "1"}
+    for _, name, *given in lines():
+        ran = subprocess.run([sys.executable, "-m", "dcar.cli", name, *given, *SMALLER[name]], cwd=home,
+                             env=environment, capture_output=True, text=True)
+        assert ran.returncode == 0, f"dcar {name} {shlex.join(given)}\n{ran.stdout[-1500:]}\n{ran.stderr[-3000:]}"
+    for made in ("out.wav", "runs/prepared/prepared.json", "runs/resynthesis", "runs/shipped/report.html",
+                 "runs/car/config.json", "runs/tuned/report.html", "runs/voice/voice.json", "runs/policy/config.json"):
+        assert (home / made).exists(), made

@@ -226,10 +226,9 @@ class CARTrainer(ResilientTrainer):
         config = self.config
         if config.input_corruption and model.training:
             inputs = {**inputs, "speech_inputs": self._corrupt(inputs["speech_ids"])}
-        if config.own_tokens and model.training:
-            inputs = {**inputs, "own_tokens": config.own_tokens}
+        own = {"own_tokens": config.own_tokens} if config.own_tokens and model.training else {}
         output: CAROutput = model(
-            **inputs, head_weights=config.head_weights, reduction=config.loss_reduction, eos_tail=config.eos_tail,
+            **inputs, **own, head_weights=config.head_weights, reduction=config.loss_reduction, eos_tail=config.eos_tail,
             head_positions=config.head_positions if model.training else 1)
         return (output.loss, output) if return_outputs else output.loss  # Trainer divides by accumulated batches
 

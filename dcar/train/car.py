@@ -112,9 +112,9 @@ class TrainConfig(RunSettings):
         if self.freeze_trunk and (not self.init_from or self.model.num_prediction_heads == 1):
             raise ConfigError("freeze_trunk trains additional heads on a decoder that there is: give init_from=… and "
                               "model.num_prediction_heads of at least 2 (on a language model: backbone.train=heads)")
-        if self.keep_states and (not self.freeze_trunk or self.input_corruption):
+        if self.keep_states and (not self.freeze_trunk or self.input_corruption or self.own_tokens):
             raise ConfigError("keep_states keeps what a trunk that does not change says of its data: set "
-                              "freeze_trunk=true and input_corruption=0")
+                              "freeze_trunk=true, input_corruption=0 and own_tokens=0")
         if self.codebook_init and (self.init_from or self.backbone.path):
             raise ConfigError("codebook_init is a start from scratch; init_from and backbone.path name other weights")
         if self.replay and self.batch_size < 2:
@@ -228,8 +228,8 @@ class CARTrainer(ResilientTrainer):
             inputs = {**inputs, "speech_inputs": self._corrupt(inputs["speech_ids"])}
         own = {"own_tokens": config.own_tokens} if config.own_tokens and model.training else {}
         output: CAROutput = model(
-            **inputs, **own, head_weights=config.head_weights, reduction=config.loss_reduction, eos_tail=config.eos_tail,
-            head_positions=config.head_positions if model.training else 1)
+            **inputs, **own, head_weights=config.head_weights, reduction=config.loss_reduction,
+            eos_tail=config.eos_tail, head_positions=config.head_positions if model.training else 1)
         return (output.loss, output) if return_outputs else output.loss  # Trainer divides by accumulated batches
 
     def _corrupt(self, speech_ids: Tensor) -> Tensor:

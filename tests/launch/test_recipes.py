@@ -154,10 +154,14 @@ def test_two_updates_of_stage_one(recipe, data, language_models, tmp_path):
         write_prepared(tmp_path / "data", train=18, speech=counting, checksum=tokenizer.checksum,
                        spec=str(tmp_path / "tokenizer"))
         short[0] = f"data={tmp_path / 'data'}"
-    if wanted.init_from:  # heads on a decoder that there is
+    if wanted.init_from:  # new heads on a decoder that there is, or the same decoder trained further
         sizes = {name: int(size) for name, size in (s.split("=") for s in SMALL)}
-        trunk = tiny_decoder(7, speech_vocab_size=CODES, tokenizer="tiny@abc", phonemes=PHONEME_VERSION, dropout=0.1,
-                             speech_position_scale=wanted.model.speech_position_scale, **sizes)
+        model = wanted.model
+        same = {} if wanted.freeze_trunk else dict(heads=model.num_prediction_heads, kind=model.heads,
+                                                   head_blocks=model.head_blocks, zero_init_heads=model.zero_init_heads)
+        trunk = tiny_decoder(**{"heads": 7, **same}, speech_vocab_size=CODES, tokenizer="tiny@abc",
+                             phonemes=PHONEME_VERSION, dropout=0.1,
+                             speech_position_scale=model.speech_position_scale, **sizes)
         trunk.save_pretrained(tmp_path / "trunk")
         short.append(f"init_from={tmp_path / 'trunk'}")
     trained = train(read(recipe, *short))

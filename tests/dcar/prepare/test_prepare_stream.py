@@ -186,6 +186,7 @@ def test_a_corpus_without_splits_never_puts_a_sentence_in_two(tmp_path: Path) ->
     assert set(place.values()) == {"train", "dev", "test"}
 
 
+@pytest.mark.slow  # three quarters of a minute
 def test_memory_does_not_grow_with_the_corpus(tmp_path: Path) -> None:
     """Peak memory of a process over 80 and over 800 utterances of 0.5 s: the audio alone would add 11 MB a copy, the
     rows of the plain way with audio and tables several times that."""

@@ -48,6 +48,7 @@ from dcar.config import load_config, setting
 from dcar.config.schema import seed_setting
 from dcar.errors import ConfigError
 from dcar.process import run_command
+from dcar.text.wer import spoken_words
 
 SAMPLE_RATE = 24_000
 # libsndfile maps compression_level 0..1 to 256..6 kbit/s for one channel; 0.928 is 24 kbit/s.
@@ -169,16 +170,12 @@ def join(corpora: list[Path], out: Path) -> None:
     held_out: set[str] = set()
     for split in ("dev", "test"):
         table = pq.read_table(corpora[0] / f"{split}.parquet")
-        held_out |= {_words(text) for text in table["text"].to_pylist()}
+        held_out |= {spoken_words(text) for text in table["text"].to_pylist()}
         pq.write_table(table, out / f"{split}.parquet", compression="none")
     train = pa.concat_tables([pq.read_table(corpus / "train.parquet") for corpus in corpora])
-    if both := sorted(held_out & {_words(text) for text in train["text"].to_pylist()}):
+    if both := sorted(held_out & {spoken_words(text) for text in train["text"].to_pylist()}):
         raise ConfigError(f"{len(both)} held-out sentences are among those to train on, the first is \"{both[0]}\"")
     pq.write_table(train, out / "train.parquet", compression="none")
-
-
-def _words(text: str) -> str:
-    return " ".join(re.findall("[a-z']+", text.lower()))
 
 
 def _mixture(voices: list[str], rng: random.Random, away: float) -> dict[str, float]:

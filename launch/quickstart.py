@@ -1,7 +1,7 @@
 """The whole pipeline on the embedded corpus, on two CPU cores: corpus -> CAR and FAR -> profile of chunk sizes -> DCPO
 -> exported policy -> comparison -> report, all under `runs/quickstart`.
 
-    ./launch/quickstart.sh [out=…] [start=scratch] [policy_prompts=…] [utterances=…]
+    ./launch/quickstart.sh [out=…] [start=scratch] [policy_steps=…] [utterances=…]
 
 Stage one goes on from the shipped decoders, by their last recipe, for a few gentle steps, because a decoder that
 speaks clearly takes more than an hour on two cores; `start=scratch` trains both from nothing instead.

@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 
 from dcar.config import check, setting
 from dcar.errors import ConfigError
-from dcar.model.own_tokens import with_own_tokens
+from dcar.model.own_tokens import hear_itself
 from dcar.tokens.spread import INPUT, OUTPUT, spread_out
 from heads.build import HEAD_KINDS, Heads, build_heads, check_kind
 from heads.checkpoint import Checkpoint
@@ -225,10 +225,7 @@ class CARDecoder(Checkpoint):
         if hidden is None:
             inputs = speech_ids if speech_inputs is None else speech_inputs
             if own_tokens:
-                with torch.no_grad():
-                    heard = self.speech_hidden(text_ids, text_lengths, inputs, speech_lengths, prompt_lengths)
-                inputs = with_own_tokens(self.heads, heard, inputs, speech_lengths, prompt_lengths, self.config.eos,
-                                         own_tokens)
+                inputs = hear_itself(self, text_ids, text_lengths, inputs, speech_lengths, prompt_lengths, own_tokens)
             hidden = self.speech_hidden(text_ids, text_lengths, inputs, speech_lengths, prompt_lengths)
         if self.trunk_is_frozen:
             hidden = F.dropout(hidden, self.config.dropout, self.training)

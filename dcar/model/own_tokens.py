@@ -9,6 +9,8 @@ other.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -31,12 +33,12 @@ def with_own_tokens(heads: Heads, hidden: Tensor, speech_ids: Tensor, speech_len
     device = speech_ids.device
     largest = min(heads.num_heads, LONGEST_CHUNK)
     sizes = torch.randint(1, largest + 1, (rows, 1), device=device)
-    place = torch.arange(size, device=device) + torch.randint(0, largest, (rows, 1), device=device)
+    position = torch.arange(size, device=device)
+    place = position + torch.randint(0, largest, (rows, 1), device=device)
     offset = place % sizes  # of a position within its chunk, from 0
     chosen = torch.rand(rows, size + largest, device=device) < share  # by chunk
-    position = torch.arange(size, device=device)
-    replaced = chosen.gather(1, place // sizes) & (position >= prompt_lengths[:, None]) \
-        & (position < speech_lengths[:, None]) & (position - offset >= prompt_lengths[:, None])
+    replaced = chosen.gather(1, place // sizes) & (position < speech_lengths[:, None]) \
+        & (position - offset >= prompt_lengths[:, None])
     inputs = speech_ids.clone()
     for head in range(1, largest + 1):
         row, column = (replaced & (offset == head - 1)).nonzero(as_tuple=True)
@@ -45,3 +47,11 @@ def with_own_tokens(heads: Heads, hidden: Tensor, speech_ids: Tensor, speech_len
             drawn = laws.multinomial(1)[:, 0]
             inputs[row, column] = torch.where(drawn == eos, speech_ids[row, column], drawn)
     return inputs
+
+
+@torch.no_grad()
+def hear_itself(decoder: Any, text_ids: Tensor, text_lengths: Tensor, inputs: Tensor, speech_lengths: Tensor,
+                prompt_lengths: Tensor, share: float) -> Tensor:
+    """`with_own_tokens` of a decoder of any kind, after a pass over inputs [B, S]; arguments as its `forward` has."""
+    hidden = decoder.speech_hidden(text_ids, text_lengths, inputs, speech_lengths, prompt_lengths)
+    return with_own_tokens(decoder.heads, hidden, inputs, speech_lengths, prompt_lengths, decoder.config.eos, share)

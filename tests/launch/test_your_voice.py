@@ -3,7 +3,6 @@ in order, as printed but for the sizes of runs. On a dozen sentences of one spea
 
 from __future__ import annotations
 
-import io
 import os
 import re
 import shlex
@@ -11,9 +10,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pyarrow.parquet
 import pytest
 import soundfile
+
+from dcar.corpus.read import load_corpus
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/your_voice.md"
@@ -44,13 +44,11 @@ def home(tmp_path_factory) -> Path:
     (folder / "launch").symlink_to(ROOT / "launch")
     wavs = folder / "recordings" / "wavs"
     wavs.mkdir(parents=True)
-    rows = pyarrow.parquet.read_table(ROOT / "dcar/assets/starter_corpus/test.parquet").to_pylist()
-    mine = [row for row in rows if row["speaker"] == rows[0]["speaker"]][:12]
-    for i, row in enumerate(mine):
-        wave, rate = soundfile.read(io.BytesIO(row["audio"]["bytes"] if isinstance(row["audio"], dict)
-                                               else row["audio"]))
-        soundfile.write(wavs / f"s{i:02}.wav", wave, rate)
-    (folder / "recordings/metadata.csv").write_text("".join(f"s{i:02}|{r['text']}\n" for i, r in enumerate(mine)))
+    spoken = load_corpus("starter", None, "test")
+    mine = [u for u in spoken if u.speaker == spoken[0].speaker][:12]
+    for i, utterance in enumerate(mine):
+        soundfile.write(wavs / f"s{i:02}.wav", *utterance.load())
+    (folder / "recordings/metadata.csv").write_text("".join(f"s{i:02}|{u.text}\n" for i, u in enumerate(mine)))
     (folder / "recordings/one.wav").write_bytes((wavs / "s00.wav").read_bytes())
     return folder
 

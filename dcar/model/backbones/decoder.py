@@ -23,7 +23,7 @@ from dcar.errors import CheckpointError
 from dcar.model.backbones.adapters import inject
 from dcar.model.backbones.cosyvoice_lm import MODEL_TYPE, CosyVoiceLM
 from dcar.model.car import CAROutput, SpeechVocabulary, multi_head_loss
-from dcar.model.own_tokens import with_own_tokens
+from dcar.model.own_tokens import hear_itself
 from heads.build import build_heads
 from heads.checkpoint import Checkpoint
 from heads.layers import KVCache
@@ -200,10 +200,7 @@ class BackboneDecoder(Checkpoint):
         """Teacher-forced loss of all heads; arguments and result as in `CARDecoder.forward`."""
         inputs = speech_ids if speech_inputs is None else speech_inputs
         if own_tokens:
-            with torch.no_grad():
-                heard = self.speech_hidden(text_ids, text_lengths, inputs, speech_lengths, prompt_lengths)
-            inputs = with_own_tokens(self.heads, heard, inputs, speech_lengths, prompt_lengths, self.config.eos,
-                                     own_tokens)
+            inputs = hear_itself(self, text_ids, text_lengths, inputs, speech_lengths, prompt_lengths, own_tokens)
         hidden = self.speech_hidden(text_ids, text_lengths, inputs, speech_lengths, prompt_lengths)
         return multi_head_loss(self.heads, hidden, speech_ids, speech_lengths, prompt_lengths, self.config.eos,
                                head_weights, reduction, eos_tail, head_positions)

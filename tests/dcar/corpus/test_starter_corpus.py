@@ -15,6 +15,7 @@ import pytest
 
 from dcar.audio import save_audio
 from dcar.errors import ConfigError
+from dcar.text.wer import spoken_words
 from launch import make_starter_corpus as script
 
 
@@ -88,5 +89,5 @@ def test_no_further_sentence_is_one_of_the_first_nor_there_twice():
     launch = Path(script.__file__).parent
     first, more = ((launch / name).read_text().splitlines() for name in
                    ("starter_sentences.txt", "starter_sentences_more.txt"))
-    words = [script._words(text) for text in more]
-    assert len(words) == len(set(words)) == 3600 and not set(words) & {script._words(text) for text in first}
+    words = [spoken_words(text) for text in more]
+    assert len(words) == len(set(words)) == 3600 and not set(words) & {spoken_words(text) for text in first}

@@ -117,19 +117,33 @@ def likeliest(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k largest of values [..., V] and their ids, both [..., k], from the largest down; among equals the lowest id
     comes first. The one order of ids, for laws, logits and scores alike; what is not a number counts as largest.
 
-    torch.topk says nothing about equals. On the CPU only rows that have some among their largest are sorted; elsewhere
-    all are, for a look at the values would wait for the device.
+    torch.topk says nothing about equals, so it is asked for keys that have none; on the CPU only in rows with equals
+    among their largest, elsewhere in all, for a look at the values would wait for the device.
     """
     size = min(k + 1, values.shape[-1])  # one more: whether the last one has equals that were left out
-    if values.device.type == "cpu":
+    if values.dtype == torch.float64:
+        best, ids = values.sort(dim=-1, descending=True, stable=True)
+    elif values.device.type == "cpu":
         best, ids = values.topk(size, dim=-1)
         tied = (best[..., 1:] == best[..., :-1]).any(-1)
         if bool(tied.any()):
-            ordered = values[tied].sort(dim=-1, descending=True, stable=True)
-            best[tied], ids[tied] = ordered.values[..., :size], ordered.indices[..., :size]
+            ids[tied] = first = first_of_equals(values[tied], size)
+            best[tied] = values[tied].gather(-1, first)
     else:
-        best, ids = values.sort(dim=-1, descending=True, stable=True)
+        ids = first_of_equals(values, size)
+        best = values.gather(-1, ids)
     return best[..., :k], ids[..., :k]
+
+
+def first_of_equals(values: Tensor, size: int) -> Tensor:
+    """Ids [..., size] of the largest of values [..., V] of at most 32 bits, in the order of `likeliest`: value and id
+    make one whole number, so no two are equal."""
+    values = values.to(torch.float32)
+    bits = (values.masked_fill(values.isnan(), torch.nan) + 0.0).view(torch.int32)  # one NaN, one zero
+    ordered = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(torch.int64)  # whole numbers in the order of the values
+    last = values.shape[-1] - 1
+    keys = (ordered << 32) | (last - torch.arange(last + 1, device=values.device))
+    return last - (keys.topk(size, dim=-1).values & 0xFFFFFFFF)
 
 
 def rank(values: Tensor, ids: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from dcar.errors import ConfigError
 from dcar.sampling import (
     STREAMS,
     SamplingConfig,
+    first_of_equals,
     group_keys,
     histories,
     likeliest,
@@ -57,16 +58,19 @@ def in_order(row: list[float]) -> list[int]:
     return sorted(range(len(row)), key=lambda i: -row[i])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("levels", [2, 5, 1000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("levels", [2, 5, 120])
 def test_the_likeliest_are_those_of_lowest_id_among_equals(levels, dtype):
     values = torch.randint(-levels, levels, (3, 4, 40), generator=torch.Generator().manual_seed(levels)).to(dtype)
     values[0, 0, 5:] = -torch.inf
     values[1, 1, ::2], values[1, 1, 1::2] = 0.0, -0.0
+    values[2, 2, 3:9:2], values[2, 2, 12] = torch.inf, torch.finfo(dtype).tiny
     order = torch.tensor([in_order(row) for row in values.view(-1, 40).tolist()]).view(3, 4, 40)
     for k in (1, 7, 39, 40):
         best, ids = likeliest(values, k)
         assert torch.equal(ids, order[..., :k]) and torch.equal(best, values.gather(-1, ids))
+        if dtype != torch.float64:  # as on devices that are not asked whether there are equals
+            assert torch.equal(first_of_equals(values, k), order[..., :k])
     for place in (0, 7, 39):
         assert rank(values, order[..., place]).unique().tolist() == [place]
 
@@ -80,6 +84,7 @@ def test_a_value_that_is_no_number_is_among_the_likeliest():
     """So that a broken law stays broken, and is seen."""
     for values in ([0.0, 1.0, math.nan, 2.0], [2.0, -math.nan, 2.0, 2.0]):
         assert likeliest(torch.tensor([values]), 2)[0].isnan().any()
+        assert math.isnan(values[first_of_equals(torch.tensor(values), 2)[0]])
         assert warp(torch.tensor([values]), SamplingConfig(top_k=2)).isnan().any()
 
 

@@ -79,8 +79,9 @@ dcar train-recognizer train_manifest="$out/resynthesis/train_voices.jsonl" out="
 
 dcar profile --config $recipes/profile_starter.yaml decoder="$out/car" data="$out/prepared" out="$out/profile" \
   vocoder="$out/vocoder/export"
-# The policy, through speech and recogniser.
-dcar train-policy --config $recipes/dcpo_starter_words.yaml decoder="$out/car" data="$out/prepared" \
-  vocoder="$out/vocoder/export" recognizer="nemo:$out/recognizer/starter.nemo" policy_sizes=[6,7,8,9,10,11,12,13,14,15,16] \
-  tokens_per_pass=10 credit=decision seed=1 out="$out/dcpo_words"
-dcar export run="$out/dcpo_words" decoder="$out/car" out="$out/policy"
+# What reads the tokens, and the policy that it rewards.
+dcar train-token-recognizer --config $recipes/token_recognizer_starter.yaml data="$out/prepared_more" \
+  out="$out/token_recognizer"
+dcar train-policy --config $recipes/dcpo_starter.yaml decoder="$out/car" data="$out/prepared_more" \
+  vocoder="$out/vocoder/export" token_recognizer="$out/token_recognizer" seed=1 out="$out/dcpo"
+dcar export run="$out/dcpo" decoder="$out/car" out="$out/policy"

@@ -37,15 +37,22 @@ INLINE void panels(const element *x, const element *w, const element *bias, elem
   }
 }
 
+/* Rows that meet the weights together: eight at most; what is more is divided evenly by six, which the registers hold with twice
+ * as many columns. */
+INLINE long together(long m) {
+  long parts = (m + 5) / 6;
+  return m <= MAX_ROWS ? m : (m + parts - 1) / parts;
+}
+
 void multiply_panels(const element *x, const element *w, const element *bias, element *y, long m, long n, long k, int threads) {
   threads = m * n * k < ALONE ? 1 : threads;
-  long share = (n + 2 * PANEL * threads - 1) / (2 * PANEL * threads) * 2 * PANEL;
+  long block = 2 * PANEL, rows = together(m);
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-  for (long c = 0; c < n; c += share)
-    for (long i = 0; i < m; i += MAX_ROWS) {
+  for (long c = 0; c < n; c += block) /* two panels stay in the nearest caches until all rows have met them */
+    for (long i = 0; i < m; i += rows) {
       const element *xs = x + i * k;
       element *ys = y + i * n;
-      long last = c + share < n ? c + share : n;
-      WITH_ROWS(m - i, panels, xs, w, bias, ys, n, k, c, last)
+      long last = c + block < n ? c + block : n;
+      WITH_ROWS(m - i < rows ? m - i : rows, panels, xs, w, bias, ys, n, k, c, last)
     }
 }

@@ -20,6 +20,8 @@ COMMANDS = {
     "resynthesize": ("dcar.vocoder.resynthesize",
                      "a prepared split through the vocoder: training speech for the recogniser, or wavs"),
     "train-recognizer": ("dcar.recognition.train", "the reward recogniser (NeMo FastConformer-CTC)"),
+    "train-token-recognizer": ("dcar.train.token_recognizer",
+                               "what reads phonemes in speech tokens, for the reward token_likelihood"),
     "convert-backbone": ("dcar.model.backbones.convert",
                          "decoder from CosyVoice 2, LLaSA or another causal language model"),
     "retokenize": ("dcar.prepare.retokenize", "prepared corpus with such a decoder's own text tokens"),

@@ -57,6 +57,7 @@ def _packaged() -> str:
 def _shipped() -> str:
     from dcar.model.car import CARDecoder
     from dcar.prompts.together import check_together, made_by
+    from dcar.recognition.load import load_token_recognizer
     from dcar.sources.shipped import shipped
     from dcar.text.phonemes import PHONEME_VERSION
     from dcar.tokens.load import load_tokenizer
@@ -67,7 +68,8 @@ def _shipped() -> str:
     made = made_by(load_tokenizer("starter"), PHONEME_VERSION)
     check_together(decoder, made, "the shipped tokenizer", TokenVocoder.from_pretrained(shipped("vocoder")),
                    [ChunkPolicy.from_pretrained(shipped("policy"))])
-    return "decoder, policy, tokenizer and vocoder load and belong together"
+    load_token_recognizer("starter").check_reads(made, "the shipped tokenizer")
+    return "decoder, policy, tokenizer, vocoder and token recogniser load and belong together"
 
 
 def _kernels() -> str:

@@ -77,11 +77,13 @@ done | cat "$out/resynthesis/train.jsonl" - > "$out/resynthesis/train_voices.jso
 dcar train-recognizer train_manifest="$out/resynthesis/train_voices.jsonl" out="$out/recognizer/starter.nemo" \
   init_from="$out/recognizer_first/starter.nemo" max_minutes=48 dropout=0.1 learning_rate=0.0015 "${recognizer[@]}"
 
-dcar profile --config $recipes/profile_starter.yaml decoder="$out/car" data="$out/prepared" out="$out/profile" \
-  vocoder="$out/vocoder/export"
-# What reads the tokens, and the policy that it rewards.
+# What reads the same tokens without sound.
 dcar train-token-recognizer --config $recipes/token_recognizer_starter.yaml data="$out/prepared_more" \
   out="$out/token_recognizer"
+
+dcar profile --config $recipes/profile_starter.yaml decoder="$out/car" data="$out/prepared" out="$out/profile" \
+  vocoder="$out/vocoder/export"
+# The policy, rewarded by what reads the tokens.
 dcar train-policy --config $recipes/dcpo_starter.yaml decoder="$out/car" data="$out/prepared_more" \
   vocoder="$out/vocoder/export" token_recognizer="$out/token_recognizer" seed=1 out="$out/dcpo"
 dcar export run="$out/dcpo" decoder="$out/car" out="$out/policy"

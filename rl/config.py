@@ -102,6 +102,8 @@ class DCPOConfig(GRPOConfig):
     prompt_tokens: int = setting(50, "Length of the speech prompt (speaker-prompt layout).", minimum=1)
     vocoder: str = setting("starter", "Vocoder directory, or 'starter' for the one that ships with the project.")
     recognizer: str = setting("starter", "Reward recogniser, by a name that dcar.recognition.load lists.")
+    token_recognizer: str = setting("starter", "What reads the tokens for the reward token_likelihood: a folder of "
+                                               "`dcar train-token-recognizer`, or 'starter' for the shipped one.")
     resume: str = setting("auto", "auto (go on from the last complete checkpoint), never, or a checkpoint directory.")
 
     # --- policy ---
@@ -142,7 +144,8 @@ class DCPOConfig(GRPOConfig):
     # --- reward ---
     reward_funcs: list[str] = setting(["wer", "range_penalty", "speed_bonus"],
                                       "Rewards that are added (with reward_weights): wer, cer, "
-                                      "log_likelihood, token_distance, range_penalty, speed_bonus.")
+                                      "log_likelihood, token_likelihood, token_distance, range_penalty, "
+                                      "speed_bonus.")
     alpha: float = setting(0.1, "Weight of the out-of-range penalty.", minimum=0)
     penalty: str = setting("distance", "What a chunk out of range costs.", choices=("distance", "indicator", "none"))
     penalty_normalizer: str = setting("tokens", "What penalties of a rollout are divided by.",
@@ -153,11 +156,14 @@ class DCPOConfig(GRPOConfig):
                                           "tokens a pass; 0 = pay nothing.", minimum=0)
     token_scale: float = setting(1.0, "Weight of the token_distance reward, 1 = two codes at random.", above=0)
     credit: str = setting("utterance", "What an advantage belongs to: the utterance (the paper's), or every decision "
-                                       "by itself (by log_likelihood or token_distance).",
+                                       "by itself (by log_likelihood, token_likelihood or "
+                                       "token_distance).",
                           choices=("utterance", "decision"))
     credit_window: int = setting(25, "Tokens of the recording that a decision answers for, with credit=decision.",
                                  minimum=1)
     likelihood_scale: float = setting(0.1, "Weight of one nat per character in the log_likelihood reward.")
+    token_likelihood_scale: float = setting(0.2, "Weight of one nat per phoneme in the token_likelihood reward; 0.2 "
+                                                 "sets it level with log_likelihood.", above=0)
     reward_attempts: int = setting(3, "How often the recogniser is asked when it fails, with longer and longer breaks.",
                                    minimum=1)
     reward_timeout: float = setting(600.0, "Seconds after which a batch that the recogniser has not answered failed.",

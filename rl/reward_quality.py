@@ -7,7 +7,8 @@ does. Every sentence is spoken several times with chunk sizes drawn at random an
 differ by decisions only. Per reward: Spearman's rank correlation with minus the word errors of the judge within each
 group, mean and standard error over the groups in which both vary; CPU seconds of a rollout, vocoder included; and
 squared correlation per CPU second, which is what rollouts of a given time add up to. Rewards are named by kind and
-recogniser: wer@starter, cer@…, log_likelihood@…, or token_distance. Writes reward_quality.json.
+recogniser: wer@starter, cer@…, log_likelihood@…, token_likelihood@starter (or @FOLDER, of `dcar
+train-token-recognizer`), or token_distance. Writes reward_quality.json.
 """
 
 from __future__ import annotations
@@ -37,7 +38,17 @@ from dcar.recognition.base import Recognizer
 from dcar.recognition.load import load_recognizer
 from dcar.sampling import SamplingConfig
 from dcar.tracking import provenance, write_json
-from rl.rewards import CERReward, LikelihoodReward, Reward, RolloutRecord, TokenReward, WERReward, corpus_distances
+from rl.rewards import (
+    CERReward,
+    LikelihoodReward,
+    Reward,
+    RolloutRecord,
+    TokenLikelihoodReward,
+    TokenReward,
+    WERReward,
+    corpus_distances,
+    corpus_token_recognizer,
+)
 from rl.rewards import transcribe as hear
 from rl.rollout import synthesise
 
@@ -53,8 +64,10 @@ class RewardQualityConfig:
     utterances: int = setting(48, "Sentences, a group of rollouts each.", minimum=2)
     num_generations: int = setting(8, "Rollouts of a sentence.", minimum=3)
     sizes: list[int] = setting([], "Chunk sizes that are drawn; empty = 1..K.", minimum=1)
-    rewards: list[str] = setting(["wer@starter", "cer@starter", "log_likelihood@starter", "token_distance"],
-                                 "What is judged: wer, cer or log_likelihood, each @recogniser, and token_distance.")
+    rewards: list[str] = setting(["wer@starter", "cer@starter", "log_likelihood@starter", "token_likelihood@starter",
+                                  "token_distance"],
+                                 "What is judged: wer, cer or log_likelihood, each @recogniser, token_likelihood@ a "
+                                 "recogniser of tokens, and token_distance.")
     judge: str = setting("moonshine", "Recogniser whose word errors count; none of those that reward.")
     prompt_tokens: int = setting(25, "Length of the speech prompt.", minimum=1)
     vocoder: str = setting("starter", "Folder, or a name that dcar.vocoder.load lists.")
@@ -73,13 +86,16 @@ def make(names: Sequence[str], judge: str, data: str) -> dict[str, Reward]:
         kind, _, by = name.partition("@")
         if name == TokenReward.name:
             made[name] = TokenReward(corpus_distances(data))
+        elif kind == TokenLikelihoodReward.name and by:
+            made[name] = TokenLikelihoodReward(corpus_token_recognizer(by, data))
         elif kind in KINDS and by:
             if by == judge:
                 raise ConfigError(f"reward {name} is the judge's own opinion; give another judge")
             recognizers.setdefault(by, load_recognizer(by))
             made[name] = KINDS[kind](recognizers[by])
         else:
-            raise ConfigError(f"unknown reward '{name}': write wer@starter, cer@…, log_likelihood@…, or token_distance")
+            raise ConfigError(f"unknown reward '{name}': write wer@starter, cer@…, log_likelihood@…, "
+                              "token_likelihood@starter, or token_distance")
     return made
 
 

@@ -23,6 +23,8 @@ from dcar.prepare.prepared import prepared_info
 from dcar.prompts.items import PromptItem
 from dcar.recognition.base import Recognizer
 from dcar.recognition.ctc import Alignment
+from dcar.recognition.load import load_token_recognizer
+from dcar.recognition.tokens import TokenRecognizer
 from dcar.text.wer import NORMALIZER, WordErrors, character_errors, corpus_wer, word_errors
 from dcar.tokens.codebook import codebook_of
 from dcar.tokens.warping import code_distances, warped_distances, warpings
@@ -167,17 +169,44 @@ class LikelihoodReward:
                 values[id(record)] = NAN
                 continue
             if self.locates and record.result.tokens and len(record.item.reference_tokens):
-                record.located[self] = self._locate(record, answer)
+                record.located[self] = located_by(answer, record, self.scale, self.floor)
             value = answer.log_likelihood if self.locates else answer
             values[id(record)] = self.scale * max(value, self.floor)
         return [values[id(r)] for r in records]
 
-    def _locate(self, record: RolloutRecord, alignment: Alignment) -> Located:
-        units, tokens = len(alignment.costs), len(record.result.tokens)
-        costs = np.minimum(alignment.costs * units / alignment.characters, -self.floor)  # a character's share of each
-        middle = (np.arange(tokens) + 0.5) * len(alignment.units) / tokens  # of every token, in frames
-        return Located(self.scale * costs, alignment.units[middle.astype(np.int64)],
-                       units / len(record.item.reference_tokens))
+
+def located_by(alignment: Alignment, record: RolloutRecord, scale: float, floor: float) -> Located:
+    """What every unit of a rollout's text costs by an alignment, in shares of the text's characters, `scale` for a nat
+    and −floor nats at most. Frames and tokens divide the same speech, which has tokens."""
+    units, tokens = len(alignment.costs), len(record.result.tokens)
+    costs = np.minimum(alignment.costs * units / alignment.characters, -floor)  # a character's share of each
+    middle = (np.arange(tokens) + 0.5) * len(alignment.units) / tokens  # of every token, in frames
+    return Located(scale * costs, alignment.units[middle.astype(np.int64)], units / len(record.item.reference_tokens))
+
+
+class TokenLikelihoodReward:
+    """Log-likelihood of the sentence's phonemes given the spoken tokens, nats per phoneme, times `scale`: what
+    `LikelihoodReward` asks of the sound, without vocoder and sound. Never below `floor` nats per phoneme, where there
+    are too few tokens for the text. Not in the paper.
+
+    locate: say too what every phoneme costs on the likeliest path, for credit by decision, as there.
+    """
+
+    name = "token_likelihood"
+    hears = False
+
+    def __init__(self, recognizer: TokenRecognizer, scale: float = 0.2, floor: float = -10.0, locate: bool = False):
+        self.recognizer, self.scale, self.floor, self.locates = recognizer, scale, floor, locate
+
+    def __call__(self, records: Sequence[RolloutRecord]) -> list[float]:
+        speech, texts = [r.result.tokens for r in records], [r.item.text_ids for r in records]
+        if not self.locates:
+            return [self.scale * max(v, self.floor) for v in self.recognizer.log_likelihood(speech, texts)]
+        alignments = self.recognizer.align(speech, texts)
+        for record, alignment in zip(records, alignments, strict=True):
+            if record.result.tokens and len(record.item.reference_tokens):
+                record.located[self] = located_by(alignment, record, self.scale, self.floor)
+        return [self.scale * max(a.log_likelihood, self.floor) for a in alignments]
 
 
 class TokenReward:
@@ -218,6 +247,14 @@ def corpus_distances(data: str) -> np.ndarray:
         raise ConfigError(f"reward token_distance: the tokenizer of {data} has no codebook of centroids; take rewards "
                           "that hear (wer, cer, log_likelihood)")
     return code_distances(codebook)
+
+
+def corpus_token_recognizer(folder: str, data: str, device: str = "cpu") -> TokenRecognizer:
+    """The token recogniser in a folder (starter = the shipped one) for a prepared corpus; CheckpointError where it
+    reads other tokens or other phonemes than the corpus has."""
+    recognizer = load_token_recognizer(folder, device)
+    recognizer.check_reads(prepared_info(data), data)
+    return recognizer
 
 
 class RangePenalty:
@@ -277,7 +314,8 @@ def check_locate(rewards: Sequence[Reward]) -> None:
     if silent or not any(locates(r) for r in rewards):
         what = f"{', '.join(silent)} judges utterances as a whole" if silent else "none of these does"
         raise ConfigError(f"credit=decision needs rewards that know where errors lie, and {what}: set "
-                          "reward_funcs=[log_likelihood] or [token_distance] or both, or credit=utterance")
+                          "reward_funcs=[log_likelihood], [token_likelihood], [token_distance] or several of these, or "
+                          "credit=utterance")
 
 
 def score(records: Sequence[RolloutRecord], rewards: Sequence[Reward],

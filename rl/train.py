@@ -45,10 +45,12 @@ from rl.rewards import (
     RangePenalty,
     Reward,
     SpeedBonus,
+    TokenLikelihoodReward,
     TokenReward,
     WERReward,
     check_hears,
     corpus_distances,
+    corpus_token_recognizer,
     ground_truth_errors,
 )
 from rl.trainer import DCPOTrainer
@@ -84,6 +86,15 @@ def token_reward(config: DCPOConfig) -> TokenReward:
     return TokenReward(corpus_distances(config.data), config.token_scale, locate=config.credit == "decision")
 
 
+def token_likelihood_reward(config: DCPOConfig) -> TokenLikelihoodReward:
+    """The likelihood of the phonemes by a token recogniser that reads the corpus' tokens."""
+    if not config.data:
+        raise ConfigError("reward token_likelihood has to know the corpus' tokens and phonemes: give data=<folder of "
+                          "dcar prepare>")
+    recognizer = corpus_token_recognizer(config.token_recognizer, config.data, str(config.device))
+    return TokenLikelihoodReward(recognizer, config.token_likelihood_scale, locate=config.credit == "decision")
+
+
 class Unheard:
     """In place of a recogniser with which nothing of a run hears, so that its packages need not be there."""
 
@@ -109,6 +120,7 @@ def make_rewards(config: DCPOConfig, recognizer: Recognizer, ground_truth: dict[
         "log_likelihood": lambda: LikelihoodReward(recognizer, config.likelihood_scale,
                                                    locate=config.credit == "decision"),
         "token_distance": lambda: token_reward(config),
+        "token_likelihood": lambda: token_likelihood_reward(config),
         "range_penalty": lambda: RangePenalty(
             config.chunk_range, config.alpha, config.penalty if config.chunk_range else "none",
             config.penalty_normalizer),

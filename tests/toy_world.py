@@ -19,6 +19,7 @@ from dcar.decoding import Prompt
 from dcar.model.car import CARConfig
 from dcar.prompts.items import PromptItem
 from dcar.recognition.ctc import Alignment, viterbi
+from dcar.recognition.tokens import TokenRecognizer, TokenRecognizerConfig
 from heads.policy import ChunkPolicy, PolicyReader
 
 UNITS = ("red", "blue", "green", "black", "white", "brown", "pink", "yellow")
@@ -168,6 +169,17 @@ class ToyCTC(ToyRecognizer):
     def log_likelihood(self, waves, sample_rate, texts) -> list[float]:
         """Of the likeliest path."""
         return [a.log_likelihood for a in self.align(waves, sample_rate, texts)]
+
+
+def toy_token_recognizer() -> TokenRecognizer:
+    """Reads tokens as `ToyCTC` hears them: the unit of every code, whose text id is one more; a blank is likelier than
+    another unit."""
+    model = TokenRecognizer(TokenRecognizerConfig(CODES, len(UNITS) + 1, CODES, ())).eval()
+    with torch.no_grad():
+        model.embedding.weight.copy_(torch.eye(CODES + 1, CODES))  # 4.8 and −0.2 behind the norm
+        model.output.weight.copy_(torch.cat([torch.zeros(1, CODES), torch.eye(len(UNITS)).repeat_interleave(3, 1)]))
+        model.output.bias.copy_(torch.tensor([1.0] + [0.0] * len(UNITS)))
+    return model
 
 
 def read(codes: list[int]) -> list[str]:

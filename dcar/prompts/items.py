@@ -32,6 +32,12 @@ class PromptItem:
     reference_tokens: list[int]  # of the recording of this text
     prompt_utterance_id: str
     duration: float  # seconds of the recording
+    prompt_text_units: int = 0  # of prompt.text_ids, which begin with the prompt's own text in the continuation layout
+
+    @property
+    def text_ids(self) -> tuple[int, ...]:
+        """Of what is to be spoken alone."""
+        return tuple(self.prompt.text_ids[self.prompt_text_units :])
 
 
 class PromptChooser:
@@ -86,6 +92,6 @@ def make_prompts(dataset, prompt_tokens: int, seed: int, bos: bool = True) -> li
         prompt_ids = chooser.crop(speech, rng) if bos else list(speech)
         items.append(PromptItem(
             Prompt(row["id"], tuple(text_ids), tuple(prompt_ids)), row["text"], row["speaker"],
-            np.asarray(voice, np.float32), list(row["speech"]), name, row["duration"],
+            np.asarray(voice, np.float32), list(row["speech"]), name, row["duration"], len(prompt_text_ids),
         ))
     return items

@@ -1,4 +1,5 @@
-"""Forced alignment: which unit of a text is spoken in each frame of a CTC recogniser, and what it costs there.
+"""Forced alignment: which unit of a text is spoken in each frame of a CTC recogniser, and what it costs there. Frames
+are of sound (characters or subwords: dcar/recognition/nemo.py) or speech tokens (phonemes: dcar/recognition/tokens.py).
 
 Viterbi on the lattice of Graves et al. (2006): the units with a blank before, between and behind them; from frame to
 frame a path stays, goes one state on, or leaves out a blank between two units that differ. NeMo's `viterbi_decoding`
@@ -20,7 +21,7 @@ class Alignment:
     costs [U]: −log-probability of every unit's frames, nats; they add up to that of the path. Where there is none
     (fewer frames than the text needs, or a probability of 0) all are inf. units [T]: the unit of every frame, never
     falling; spread evenly where there is no path. log_likelihood: of the text over all paths, nats per character.
-    characters: of the text.
+    characters: of the text. A text of phonemes has phonemes for characters.
     """
 
     costs: np.ndarray

@@ -1,4 +1,4 @@
-"""Every recogniser by its name."""
+"""Every recogniser by its name, of sound and of speech tokens."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from dcar.recognition.base import Recognizer
 from dcar.recognition.http import HTTPRecognizer
 from dcar.recognition.nemo import NemoCTCRecognizer, load_nemo
 from dcar.recognition.packaged import MoonshineRecognizer, WhisperRecognizer
-from dcar.sources.shipped import shipped
+from dcar.recognition.tokens import TokenRecognizer
+from dcar.sources.shipped import resolve, shipped
 
 
 def load_recognizer(name: str, threads: int = 1, device: str = "cpu") -> Recognizer:
@@ -44,3 +45,11 @@ def load_recognizer(name: str, threads: int = 1, device: str = "cpu") -> Recogni
         f"unknown recogniser {name!r}; choose moonshine, whisper-base, starter, nemo:…, whisper:…, faster-whisper:…, "
         "ctc:…, http://… or openai:URL#MODEL"
     )
+
+
+def load_token_recognizer(folder: str, device: str = "cpu") -> TokenRecognizer:
+    """A recogniser of speech tokens that `dcar train-token-recognizer` wrote; `starter` is the shipped one.
+
+    Raises CheckpointError where the folder holds none, AssetError where the shipped one is missing.
+    """
+    return TokenRecognizer.from_pretrained(resolve(folder, "token_recognizer"), device)

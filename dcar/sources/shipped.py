@@ -16,6 +16,7 @@ NAMES = {
     "far": "far",  # next-token decoder, trained alike with one head
     "policy": "policy",  # chunk policy for the decoder
     "recognizer": "recognizer/starter.nemo",  # reward ASR
+    "token_recognizer": "token_recognizer",  # the same of the speech tokens, without sound
 }
 
 

@@ -1,4 +1,4 @@
-"""Word and character error rates: one named normaliser, jiwer's alignment, corpus-level totals.
+"""Word, character and phoneme error rates: one named normaliser, jiwer's alignment, corpus-level totals.
 
 The normaliser makes different spellings of the same spoken words equal ("20" and "twenty", "colour" and "color",
 "don't" and "do not"), so that a recogniser is not punished for its orthography. Its name is stored with every score.
@@ -180,6 +180,17 @@ def word_errors(reference: str, hypothesis: str) -> WordErrors:
 def character_errors(reference: str, hypothesis: str) -> WordErrors:
     """Character edit counts (spaces included) between the normalised texts; `reference_words` counts characters."""
     return _edit_counts(reference, hypothesis, characters=True)
+
+
+def id_errors(reference: Sequence[int], hypothesis: Sequence[int]) -> WordErrors:
+    """Edit counts between two sequences of ids, phonemes for example; `reference_words` counts those of the reference.
+    Raises TextError if it has none."""
+    if not len(reference):
+        raise TextError("a reference without ids has no error rate; remove the utterance")
+    if not len(hypothesis):
+        return WordErrors(0, len(reference), 0, len(reference), empty_hypothesis=True)
+    out = jiwer.process_words(" ".join(map(str, reference)), " ".join(map(str, hypothesis)))
+    return WordErrors(out.substitutions, out.deletions, out.insertions, len(reference))
 
 
 def corpus_wer(errors: Sequence[WordErrors | None]) -> WERScore:

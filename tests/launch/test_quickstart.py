@@ -19,6 +19,7 @@ from dcar.sources.shipped import ASSETS
 from dcar.tokens.fit import FitTokenizerConfig
 from dcar.train.car import TrainConfig, data_identity, differing
 from dcar.train.draft import TrainDraftConfig
+from dcar.train.token_recognizer import TrainTokenRecognizerConfig
 from eval.analysis.fit_verifiers import FitConfig
 from eval.compare.run import CompareConfig
 from eval.compare.tune import TuneConfig
@@ -32,7 +33,8 @@ ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "launch" / "recipes").rglob("*.yaml"))
 SCHEMAS = {"car": TrainConfig, "far": TrainConfig, "finetune": TrainConfig, "profile": ProfileConfig,
            "compare": CompareConfig, "dcpo": DCPOConfig, "draft": TrainDraftConfig, "verifiers": FitConfig,
-           "prepare": PrepareConfig, "tokenizer": FitTokenizerConfig, "tune": TuneConfig}
+           "prepare": PrepareConfig, "token": TrainTokenRecognizerConfig, "tokenizer": FitTokenizerConfig,
+           "tune": TuneConfig}
 MODULES = {"dcar.train": TrainConfig, "rl.profile": ProfileConfig, "rl.train": DCPOConfig, "rl.export": ExportConfig,
            "eval.compare": CompareConfig}
 

@@ -28,6 +28,7 @@ from dcar.sources.shipped import shipped
 from dcar.text.phonemes import PHONEME_VERSION
 from dcar.train.car import run as train
 from dcar.train.draft import run as train_draft
+from dcar.train.token_recognizer import run as train_token_recognizer
 from eval.analysis.fit_verifiers import fit
 from eval.compare.run import CompareConfig
 from eval.compare.run import run as compare
@@ -212,6 +213,16 @@ def test_two_updates_of_a_draft(recipe, data, tmp_path):
     start = build_draft(target, wanted.bottom_layers, wanted.top_layers)
     moved = [n for n, p in draft.named_parameters() if not torch.equal(p, start.get_parameter(n))]
     assert any(n.startswith("heads.") for n in moved) and any("layers.0." in n for n in moved)
+
+
+@pytest.mark.parametrize("recipe", of("token"))
+def test_two_updates_of_a_token_recogniser(recipe, data, tmp_path):
+    trained = train_token_recognizer(read(recipe, f"data={data}", f"out={tmp_path}", "max_steps=2", "save_steps=1000",
+                                          "eval_steps=1000", "log_steps=1", "model.hidden_size=16"))
+    assert trained.config.speech_vocab_size == CODES and trained.config.dilations == (1, 2, 4, 1, 2, 4)
+    log = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    losses = [line["loss"] for line in log if "loss" in line]
+    assert len(losses) == 2 and all(0 < loss < 1e3 for loss in losses)
 
 
 # --- profile, DCPO, statistics ------------------------------------------------------------------------------------

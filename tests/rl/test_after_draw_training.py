@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from test_dcpo import TOY, log_of
-from toy_world import CODES, ToyCTC, ToyDecoder, ToyRecognizer, ToyVocoder, toy_items
+from toy_world import CODES, ToyCTC, ToyDecoder, ToyRecognizer, ToyVocoder, toy_items, toy_token_recognizer
 
 from dcar.errors import ConfigError
 from dcar.text.wer import score_corpus
@@ -14,7 +14,15 @@ from dcar.tokens.warping import code_distances
 from heads.policy import ChunkPolicy, ChunkPolicyConfig
 from rl.config import DCPOConfig
 from rl.price import Price
-from rl.rewards import LikelihoodReward, RangePenalty, SpeedBonus, TokenReward, WERReward, needs_sound
+from rl.rewards import (
+    LikelihoodReward,
+    RangePenalty,
+    SpeedBonus,
+    TokenLikelihoodReward,
+    TokenReward,
+    WERReward,
+    needs_sound,
+)
 from rl.trainer import DCPOTrainer, law_of
 
 DISTANCES = code_distances(np.eye(CODES))
@@ -78,6 +86,16 @@ def test_tokens_alone_train_without_a_sound_and_resume_bit_for_bit(tmp_path, cre
         assert whole.price.state().tolist() == again.price.state().tolist() and whole.price.value > 0
     lines = [line for line in log_of(tmp_path / "whole") if "eval_reward" in line]
     assert lines and all("eval_wer" not in line and line["eval_reward"] < 0.1 for line in lines)
+
+
+@pytest.mark.parametrize("credit", ["utterance", "decision"])
+def test_likelihood_of_tokens_trains_without_a_sound_and_resumes_bit_for_bit(tmp_path, credit):
+    def rewards():
+        return [TokenLikelihoodReward(toy_token_recognizer(), locate=credit == "decision")]
+
+    stopped_and_whole(tmp_path, rewards, 2, vocoder=Deaf(), credit=credit)
+    lines = [line for line in log_of(tmp_path / "whole") if "eval_reward" in line]
+    assert lines and all("eval_wer" not in line and line["eval_reward"] < 0 for line in lines)
 
 
 @pytest.mark.parametrize("tokens_too", [False, True])
@@ -175,5 +193,6 @@ def test_impossible_together(tmp_path):
         DCPOTrainer(policy, ToyDecoder(), DCPOConfig(output_dir=str(tmp_path), **{**RUN, "chunk_range": [1, 2],
                                                                       "forced_rows": "policy_ratio"}),
                     [WERReward(ToyRecognizer())], toy_items(16), ToyVocoder(), ToyRecognizer(), toy_items(4))
-    assert not needs_sound([TokenReward(DISTANCES), RangePenalty([2]), SpeedBonus(1)])
+    assert not needs_sound([TokenReward(DISTANCES), RangePenalty([2]), SpeedBonus(1),
+                            TokenLikelihoodReward(toy_token_recognizer())])
     assert needs_sound([TokenReward(DISTANCES), WERReward(ToyRecognizer())]) and needs_sound([object()])

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from toy_world import CODES, ToyCTC, ToyRecognizer, toy_items
+from toy_world import CODES, ToyCTC, ToyRecognizer, toy_items, toy_token_recognizer
 
 from dcar.decoding import DecodeResult
 from dcar.errors import ConfigError
 from dcar.tokens.warping import code_distances
 from rl.credit import Decisions, Located, decision_advantages
-from rl.rewards import LikelihoodReward, RolloutRecord, TokenReward
+from rl.rewards import LikelihoodReward, RolloutRecord, TokenLikelihoodReward, TokenReward
 
 DISTANCES = code_distances(np.eye(CODES))
 
@@ -69,8 +69,9 @@ def rollouts(*spoken: list[int]) -> list[RolloutRecord]:
                           np.asarray(tokens, np.float32), 50) for g, tokens in enumerate(spoken)]
 
 
-def rewards() -> list[LikelihoodReward | TokenReward]:
-    return [LikelihoodReward(ToyCTC(), locate=True), TokenReward(DISTANCES, locate=True)]
+def rewards() -> list[LikelihoodReward | TokenLikelihoodReward | TokenReward]:
+    return [LikelihoodReward(ToyCTC(), locate=True), TokenLikelihoodReward(toy_token_recognizer(), locate=True),
+            TokenReward(DISTANCES, locate=True)]
 
 
 def credit(records, reward, starts, window=2) -> list[np.ndarray]:
@@ -106,6 +107,27 @@ def test_likelihood_is_lost_where_it_says():
     assert records[1].located[bounded].costs == pytest.approx(np.minimum(records[1].located[reward].costs, 4.5))
     assert records[1].located[reward].costs.max() > 4.5
     assert records[2].located[reward].places.tolist() == [0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
+
+
+def test_likelihood_of_tokens_is_lost_where_it_says():
+    """Every token is at the phoneme that the alignment says; costs are the path's, at most the floor each."""
+    recognizer = toy_token_recognizer()
+    reward = TokenLikelihoodReward(recognizer, scale=0.5, floor=-50.0, locate=True)
+    records = rollouts([*RED, *BLUE, *GREEN, *BLACK], [*RED, *BLUE, *WRONG, *BLACK], [0, 2, *BLUE, *GREEN, *BLACK])
+    values = reward(records)
+    assert values == TokenLikelihoodReward(recognizer, scale=0.5)(records) and values[1] < values[0] - 0.5
+    for record, alignment in zip(records, recognizer.align([r.result.tokens for r in records], [(1, 2, 3, 4)] * 3),
+                                 strict=True):
+        one = record.located[reward]
+        assert one.places.tolist() == alignment.units.tolist() and one.rate == 4 / 12
+        assert one.costs == pytest.approx(0.5 * alignment.costs)
+    assert records[2].located[reward].places.tolist() == [0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
+    bounded = TokenLikelihoodReward(recognizer, scale=0.5, floor=-9.0, locate=True)
+    bounded(records)
+    assert records[1].located[bounded].costs.max() == 4.5 < records[1].located[reward].costs.max()
+    short = rollouts([0, 3], [])
+    assert bounded(short) == [-4.5, -4.5] and short[0].located[bounded].costs.tolist() == [4.5] * 4
+    assert bounded not in short[1].located
 
 
 def test_frames_and_tokens_divide_the_same_wave():

@@ -27,7 +27,7 @@ def test_correlation_is_the_mean_over_groups_in_which_both_vary():
 
 
 @pytest.mark.parametrize(("name", "words"), [("wer", "unknown reward"), ("wer@moonshine", "judge's own opinion"),
-                                             ("speed", "unknown reward")])
+                                             ("speed", "unknown reward"), ("token_likelihood", "unknown reward")])
 def test_what_is_refused(name, words):
     with pytest.raises(ConfigError, match=words):
         make([name], "moonshine", "nowhere")
@@ -53,10 +53,11 @@ def test_a_run(tmp_path, monkeypatch):
     monkeypatch.setattr(reward_quality, "load_prompts", load_prompts)
     monkeypatch.setattr(reward_quality, "load_recognizer", lambda name, **_: Hears())
     arguments = ["decoder=starter", f"data={shipped('prepared')}", f"out={tmp_path}", "utterances=4",
-                 "num_generations=4", "rewards=[wer@other,token_distance]", "sampling.temperature=0",
-                 "sampling.max_tokens=40", "sizes=[3,8]"]
+                 "num_generations=4", "rewards=[wer@other,token_likelihood@starter,token_distance]",
+                 "sampling.temperature=0", "sampling.max_tokens=100", "sizes=[3,8]"]
     result = run(load_config(RewardQualityConfig, arguments))
-    wer, tokens = result["rows"]
+    wer, likelihood, tokens = result["rows"]
+    assert -1 <= likelihood["rank_correlation"] <= 1 and 0 < likelihood["seconds"] < wer["seconds"]
     assert wer["reward"] == "wer@other" and wer["rank_correlation"] == pytest.approx(1.0)  # it is the judge's twin
     assert -1 <= tokens["rank_correlation"] <= 1 and 0 < tokens["seconds"] < wer["seconds"]
     assert result["best_of_group"] <= result["wer"] and result["method"] == "random-3-8"

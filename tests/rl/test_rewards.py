@@ -10,7 +10,7 @@ from dataclasses import replace
 import jiwer
 import numpy as np
 import pytest
-from toy_world import ToyRecognizer, ToyVocoder, toy_items
+from toy_world import ToyRecognizer, ToyVocoder, toy_items, toy_token_recognizer
 
 from dcar.decoding import DecodeResult
 from dcar.errors import AudioError, ConfigError, ServiceError
@@ -23,6 +23,7 @@ from rl.rewards import (
     RangePenalty,
     RolloutRecord,
     SpeedBonus,
+    TokenLikelihoodReward,
     WERReward,
     ground_truth_errors,
     score,
@@ -179,6 +180,32 @@ def test_log_likelihood_is_scaled_and_has_a_floor():
     assert values[:2] == pytest.approx([-0.05, -1.0]) and math.isnan(values[2])
     with pytest.raises(ConfigError, match="no likelihoods"):
         LikelihoodReward(Scripted([]))
+
+
+def test_token_likelihood_needs_no_wave_is_scaled_and_has_a_floor():
+    recognizer = toy_token_recognizer()
+    right, wrong, short, silent = (record(i, tokens) for i, tokens in enumerate((
+        perfect(4), [*perfect(2), *perfect(2)], (0, 3), ())))
+    values = TokenLikelihoodReward(recognizer, scale=0.5)([right, wrong, short, silent])
+    told = recognizer.log_likelihood([right.result.tokens, wrong.result.tokens], [(1, 2, 3, 4)] * 2)
+    assert values[:2] == pytest.approx([0.5 * t for t in told]) and values[1] < values[0] < 0
+    assert values[2:] == [-5.0, -5.0] and right.wave is None and not any(r.failure for r in (right, short, silent))
+    assert TokenLikelihoodReward(recognizer, floor=-0.1)([wrong]) == [pytest.approx(-0.02)]
+
+
+def test_token_likelihood_is_of_what_was_to_be_spoken_alone():
+    """In the continuation layout the prompt's own text stands before the sentence's."""
+    recognizer, plain = toy_token_recognizer(), record(0, perfect(4))
+    prompt = replace(plain.item.prompt, text_ids=(7, 8, *plain.item.prompt.text_ids), prompt_ids=(18, 19, 21, 23))
+    longer = RolloutRecord(replace(plain.item, prompt=prompt, prompt_text_units=2), 0, 0, plain.result)
+    assert longer.item.text_ids == plain.item.text_ids == (1, 2, 3, 4)
+    assert TokenLikelihoodReward(recognizer)([longer]) == TokenLikelihoodReward(recognizer)([plain])
+
+
+def test_token_likelihood_of_ids_that_the_recogniser_does_not_know_is_missing():
+    strange = record(0, (0, 99))
+    total, _ = score([strange], [TokenLikelihoodReward(toy_token_recognizer())], [1.0])
+    assert np.isnan(total).all() and "DataError: the token recogniser knows no speech token 99" in strange.failure
 
 
 def test_ground_truth_is_measured_once_and_kept(tmp_path):

@@ -5,10 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from compare_worker import ToneVocoder, tiny_items
+from tiny_data import CODES, write_prepared
 from tiny_decoders import tiny_decoder
 
 from dcar.config import load_config
-from dcar.errors import AssetError, ConfigError
+from dcar.errors import AssetError, CheckpointError, ConfigError
+from dcar.recognition.load import load_token_recognizer
+from dcar.recognition.tokens import TokenRecognizer, TokenRecognizerConfig
+from dcar.sources.shipped import shipped
+from dcar.text.phonemes import PHONEME_VERSION
 from rl import train
 from rl.config import DCPOConfig
 from rl.train import HEARING, Unheard, build, hears, make_rewards
@@ -38,6 +43,23 @@ def test_what_is_not_heard_is_not_loaded(tmp_path, monkeypatch):
     for more in ("reward_funcs=[cer]", "metric_for_best_model=eval_wer"):
         with pytest.raises(AssetError, match="needs NeMo"):
             made(config_of(tmp_path, more))
+
+
+def test_likelihood_of_tokens_is_by_a_recogniser_of_the_same_tokens(tmp_path):
+    def reward(*more: str):
+        return make_rewards(config_of(tmp_path, "reward_funcs=[token_likelihood]", *more), Unheard("a"), {})[0]
+
+    made = reward(f"data={shipped('prepared')}", "credit=decision", "token_likelihood_scale=0.5")
+    assert made.locates and not made.hears and made.scale == 0.5
+    assert made.recognizer.checksum() == load_token_recognizer("starter").checksum()
+    other = write_prepared(tmp_path / "other")
+    with pytest.raises(CheckpointError, match="other: has tokens of tiny@abc.*dcar train-token-recognizer"):
+        reward(f"data={other}")
+    TokenRecognizer(TokenRecognizerConfig(CODES, 61, 8, (1,), "tiny@abc", PHONEME_VERSION)).save_pretrained(
+        tmp_path / "own")
+    assert not reward(f"data={other}", f"token_recognizer={tmp_path / 'own'}").locates
+    with pytest.raises(ConfigError, match="token_likelihood has to know.*give data="):
+        reward()
 
 
 def test_rewards_that_hear_are_known_by_name(tmp_path):

@@ -192,9 +192,12 @@ def test_a_prompt_that_the_corpus_names_is_taken(rows):
     item = make_prompts(dataset, 5, 0, bos=True)[0]
     assert item.prompt.prompt_ids == (3, 1, 4) and item.prompt_utterance_id.endswith("(prompt)")
     assert item.speaker_embedding.tolist() == [0.5] * 298
-    continued = make_prompts(dataset, 5, 0, bos=False)[0].prompt
+    item = make_prompts(dataset, 5, 0, bos=False)[0]
+    continued = item.prompt
     assert continued.prompt_ids == (3, 1, 4)
     assert list(continued.text_ids) == [*text_to_ids("Oh no."), *rows[0]["text_ids"]]
+    assert list(item.text_ids) == rows[0]["text_ids"]
+    assert all(i.text_ids == i.prompt.text_ids for i in make_prompts(dataset, 5, 0))
     silent = datasets.Dataset.from_list([dict(named, prompt_text=""), dict(rows[1])], features=rows.features)
     with pytest.raises(DataError, match="without prompt_text"):
         make_prompts(silent, 5, 0, bos=False)

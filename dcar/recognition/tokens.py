@@ -1,0 +1,196 @@
+"""Speech tokens → phonemes: a CTC model that reads the codes of an utterance and hears no sound.
+
+What a decoder spoke stands in its tokens, so how likely they make the sentence's phonemes can be asked without a
+vocoder and a recogniser of sound: milliseconds an utterance. `dcar train-token-recognizer` trains one on a corpus.
+CTC: Graves et al. (2006); the network is a stack of residual layers over dilated windows of three tokens, as in WaveNet
+and Conv-TasNet, and what it says of an utterance does not depend on the others in its batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from dcar.config import check, setting
+from dcar.errors import CheckpointError, DataError, TextError
+from dcar.recognition.base import ctc_collapse
+from dcar.recognition.ctc import Alignment, viterbi
+from dcar.text.wer import WERScore, corpus_wer, id_errors
+from heads.checkpoint import Checkpoint
+
+BLANK = 0
+"""CTC's blank is the id that pads texts, which no text holds (dcar/text/phonemes.py)."""
+BATCH_TOKENS = 4096
+"""Padded tokens that are read at once in scoring."""
+
+
+@dataclass
+class TokenRecognizerConfig:
+    """Shape of a token recogniser, and what it reads."""
+
+    speech_vocab_size: int = setting(1024, "Codes of the speech tokenizer; taken from the data.", minimum=1)
+    text_vocab_size: int = setting(61, "Phonemes, the padding with them; taken from the data.", minimum=2)
+    hidden_size: int = setting(192, "Width of the layers.", minimum=1)
+    dilations: tuple[int, ...] = setting((1, 2, 4, 1, 2, 4), "Of every layer, how far its window of three tokens "
+                                                             "reaches to either side.", minimum=1)
+    # so that tokens and texts of another kind are refused
+    tokenizer: str = setting("", "Name and checksum of the speech tokenizer; taken from the data.")
+    phonemes: str = setting("", "Version of the phoneme inventory; taken from the data.")
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+class WindowLayer(nn.Module):
+    """x + W₂ gelu(W₁ [y(t − d), y(t), y(t + d)]) with y = LayerNorm(x), and 0 outside of the utterance."""
+
+    def __init__(self, size: int, dilation: int):
+        super().__init__()
+        self.dilation = dilation
+        self.norm = nn.LayerNorm(size)
+        self.up, self.down = nn.Linear(3 * size, 2 * size), nn.Linear(2 * size, size)
+
+    def forward(self, x: Tensor, real: Tensor) -> Tensor:
+        """x [B, T, D]; real [B, T, 1], whether a position is inside its utterance."""
+        d, steps = self.dilation, x.shape[1]
+        y = functional.pad(self.norm(x) * real, (0, 0, d, d))
+        window = torch.cat([y[:, shift : shift + steps] for shift in (0, d, 2 * d)], -1)
+        return x + self.down(functional.gelu(self.up(window), approximate="tanh"))
+
+
+class TokenRecognizer(Checkpoint):
+    """See the module. Scores are taken in float32, whatever the training computes in."""
+
+    config_class, model_type = TokenRecognizerConfig, "dcar-token-recognizer"
+    config: TokenRecognizerConfig
+
+    def __init__(self, config: TokenRecognizerConfig):
+        super().__init__()
+        self.config = config
+        # the last one stands for a token that training hides
+        self.embedding = nn.Embedding(config.speech_vocab_size + 1, config.hidden_size)
+        self.layers = nn.ModuleList(WindowLayer(config.hidden_size, d) for d in config.dilations)
+        self.norm = nn.LayerNorm(config.hidden_size)
+        self.output = nn.Linear(config.hidden_size, config.text_vocab_size)
+
+    @property
+    def hidden_code(self) -> int:
+        """The code that stands for a token that is hidden."""
+        return self.config.speech_vocab_size
+
+    def forward(self, speech_ids: Tensor, speech_lengths: Tensor) -> Tensor:
+        """Log-probabilities [B, T, text_vocab_size] float32 of the phoneme (0: none) at every token [B, T] int64; what
+        stands behind a row's length [B] is garbage."""
+        return self.frames(speech_ids, speech_lengths)
+
+    def frames(self, speech_ids: Tensor, speech_lengths: Tensor) -> Tensor:
+        """`forward`, in the type of the weights even where Accelerate wraps that in an autocast."""
+        places = torch.arange(speech_ids.shape[1], device=speech_ids.device)
+        real = (places < speech_lengths[:, None])[..., None]
+        x = self.embedding(speech_ids)
+        for layer in self.layers:
+            x = layer(x, real)
+        return self.output(self.norm(x)).float().log_softmax(-1)
+
+    def check_reads(self, info: Mapping[str, Any], where: str) -> None:
+        """CheckpointError where a prepared corpus (`prepared_info`) has other speech tokens or other phonemes than
+        this recogniser was trained on; `where` names the corpus in the message."""
+        config, made, phonemes = self.config, info["tokenizer"], info["phonemes"]["version"]
+        remedy = "train one on this corpus with `dcar train-token-recognizer`"
+        if config.tokenizer.rpartition("@")[2] != made["checksum"] or config.speech_vocab_size != made["vocab_size"]:
+            raise CheckpointError(f"{where}: has tokens of {made['name']}@{made['checksum']}, but the token recogniser "
+                                  f"reads those of {config.tokenizer or 'a tokenizer not recorded'}; {remedy}")
+        if config.phonemes != phonemes:
+            raise CheckpointError(f"{where}: has text ids of {phonemes}, but the token recogniser knows those of "
+                                  f"{config.phonemes or 'an inventory not recorded'}; {remedy}, as it was before "
+                                  "`dcar retokenize` if its text ids are a language model's")
+
+    # --- scores ---------------------------------------------------------------------------------------------------
+
+    def log_likelihood(self, speech: Sequence[Sequence[int]], texts: Sequence[Sequence[int]]) -> list[float]:
+        """CTC log-likelihood of the phonemes of every text given the tokens, over all paths, nats per phoneme (≤ 0);
+        −inf where there are fewer tokens than the phonemes need.
+
+        Raises TextError for a text without phonemes, DataError for ids that this recogniser does not know.
+        """
+        scores = [0.0] * len(speech)
+        for index, log_probs, target in self._told(speech, texts):
+            scores[index] = likelihood(log_probs, target) / len(target)
+        return scores
+
+    def align(self, speech: Sequence[Sequence[int]], texts: Sequence[Sequence[int]]) -> list[Alignment]:
+        """Which phoneme every token speaks, what each phoneme costs there, and `log_likelihood`. Errors as there."""
+        found: dict[int, Alignment] = {}
+        for index, log_probs, target in self._told(speech, texts):
+            if len(log_probs):
+                costs, units = viterbi(log_probs.numpy(), target, BLANK)
+            else:
+                costs, units = log_probs.new_full((len(target),), torch.inf).double().numpy(), log_probs.numpy()[:, 0]
+            found[index] = Alignment(costs, units, likelihood(log_probs, target) / len(target), len(target))
+        return [found[i] for i in range(len(speech))]
+
+    def read(self, speech: Sequence[Sequence[int]]) -> list[list[int]]:
+        """The phonemes that are read in the tokens of every utterance: the likeliest of each token, by CTC's rule."""
+        read: list[list[int]] = [[] for _ in speech]
+        for index, log_probs in self._log_probs(speech):
+            read[index] = ctc_collapse(log_probs.argmax(-1).tolist(), (BLANK,))
+        return read
+
+    def error_rate(self, speech: Sequence[Sequence[int]], texts: Sequence[Sequence[int]]) -> WERScore:
+        """Phoneme errors of `read`, summed over all utterances (`WERScore.wer` is the phoneme error rate)."""
+        return corpus_wer([id_errors(text, found) for text, found in zip(texts, self.read(speech), strict=True)])
+
+    def _told(self, speech: Sequence[Sequence[int]],
+              texts: Sequence[Sequence[int]]) -> Iterator[tuple[int, Tensor, list[int]]]:
+        """(index, log-probabilities [T, text_vocab_size], phonemes) of every utterance, in order of length."""
+        if len(texts) != len(speech):
+            raise ValueError(f"{len(speech)} utterances but {len(texts)} texts")
+        if not all(len(text) for text in texts):
+            raise TextError("a text has no phonemes, so it has no likelihood; remove the utterance")
+        self._check_ids(texts, 1, self.config.text_vocab_size, "text id")
+        for index, log_probs in self._log_probs(speech):
+            yield index, log_probs, list(texts[index])
+
+    def _log_probs(self, speech: Sequence[Sequence[int]]) -> Iterator[tuple[int, Tensor]]:
+        """(index, log-probabilities [T, text_vocab_size] on the CPU) of every utterance, in order of length."""
+        self._check_ids(speech, 0, self.config.speech_vocab_size, "speech token")
+        device = self.output.weight.device
+        order = sorted(range(len(speech)), key=lambda i: len(speech[i]))
+        while order:
+            longest = max(1, len(speech[order[-1]]))  # the longest first: what follows needs less memory
+            rows, order = order[-max(1, BATCH_TOKENS // longest) :], order[: -max(1, BATCH_TOKENS // longest)]
+            lengths = torch.tensor([len(speech[i]) for i in rows])
+            ids = torch.zeros(len(rows), longest, dtype=torch.int64)
+            for row, i in enumerate(rows):
+                ids[row, : lengths[row]] = torch.as_tensor(speech[i], dtype=torch.int64)
+            with torch.inference_mode():
+                log_probs = self.frames(ids.to(device), lengths.to(device)).cpu()
+            for row, i in enumerate(rows):
+                yield i, log_probs[row, : lengths[row]]
+
+    @staticmethod
+    def _check_ids(rows: Sequence[Sequence[int]], least: int, end: int, what: str) -> None:
+        for row in rows:
+            if len(row) and not (least <= min(row) and max(row) < end):
+                wrong = next(i for i in row if not least <= i < end)
+                raise DataError(f"the token recogniser knows no {what} {wrong}, only {least} to {end - 1}; load the "
+                                "one that was trained on this corpus")
+
+
+def likelihood(log_probs: Tensor, target: Sequence[int]) -> float:
+    """Of the phonemes over all their paths through log-probabilities [T, text_vocab_size], nats; −inf without one."""
+    if not len(log_probs):
+        return -torch.inf
+    return -float(functional.ctc_loss(
+        log_probs[:, None], torch.tensor([list(target)]), torch.tensor([len(log_probs)]), torch.tensor([len(target)]),
+        blank=BLANK, reduction="sum"))
+
+
+def tokens_needed(phonemes: Sequence[int]) -> int:
+    """Tokens that CTC needs at least: one a phoneme, and one between two that are alike."""
+    return len(phonemes) + sum(a == b for a, b in zip(phonemes, phonemes[1:], strict=False))

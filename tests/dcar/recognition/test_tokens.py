@@ -1,0 +1,144 @@
+"""The recogniser of speech tokens: likelihoods against every path there is, alignments, batches, what it refuses."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from dcar.errors import CheckpointError, DataError, TextError
+from dcar.prepare.prepared import load_prepared, prepared_info
+from dcar.recognition import tokens
+from dcar.recognition.base import ctc_collapse
+from dcar.recognition.load import load_token_recognizer
+from dcar.recognition.tokens import TokenRecognizer, TokenRecognizerConfig, tokens_needed
+from dcar.sources.shipped import shipped
+
+INFO = {"tokenizer": {"name": "tiny", "checksum": "abc", "vocab_size": 5}, "phonemes": {"version": "p1"}}
+
+
+def tiny(seed: int = 0, **changes) -> TokenRecognizer:
+    """Random, sharpened so that its laws are far from uniform."""
+    torch.manual_seed(seed)
+    settings = dict(speech_vocab_size=5, text_vocab_size=3, hidden_size=8, dilations=(1, 2), tokenizer="tiny@abc",
+                    phonemes="p1")
+    model = TokenRecognizer(TokenRecognizerConfig(**{**settings, **changes})).eval()
+    with torch.no_grad():
+        model.output.weight.mul_(6)
+    return model
+
+
+def speech_of(count: int, longest: int = 40) -> list[list[int]]:
+    rng = np.random.default_rng(1)
+    return [rng.integers(0, 5, rng.integers(1, longest)).tolist() for _ in range(count)]
+
+
+@pytest.mark.parametrize("text", [[1], [1, 2], [2, 2], [1, 1, 2]])
+@pytest.mark.parametrize("length", [1, 3, 6])
+def test_likelihoods_and_alignments_are_those_of_all_paths(text, length):
+    for seed in range(4):
+        model = tiny(seed)
+        speech = np.random.default_rng(seed).integers(0, 5, length).tolist()
+        law = model(torch.tensor([speech]), torch.tensor([length])).detach()[0].double().numpy()
+        assert np.exp(law).sum(-1) == pytest.approx(1.0)
+        paths = [p for p in itertools.product(range(3), repeat=length) if ctc_collapse(p, (0,)) == text]
+        assert bool(paths) == (length >= tokens_needed(text))
+        told = model.log_likelihood([speech], [text])[0]
+        [alignment] = model.align([speech], [text])
+        assert alignment.log_likelihood == told and alignment.characters == len(text) == len(alignment.costs)
+        assert len(alignment.units) == length and (np.diff(alignment.units) >= 0).all()
+        if not paths:
+            assert told == -np.inf and np.isinf(alignment.costs).all()
+            continue
+        scores = law[np.arange(length), np.array(paths)].sum(-1)
+        assert told * len(text) == pytest.approx(np.logaddexp.reduce(scores), rel=1e-5)
+        assert alignment.costs.sum() == pytest.approx(-scores.max(), rel=1e-5)
+        best = paths[int(scores.argmax())]
+        assert model.read([speech])[0] == ctc_collapse(law.argmax(-1).tolist(), (0,))
+        own = [-sum(law[t, best[t]] for t in range(length) if alignment.units[t] == u) for u in range(len(text))]
+        assert alignment.costs == pytest.approx(own, rel=1e-5)
+
+
+def test_an_utterance_does_not_depend_on_its_batch(monkeypatch):
+    model, speech = tiny(), speech_of(30)
+    texts = [[1, 2, 1][: 1 + i % 3] for i in range(30)]
+    together = model.log_likelihood(speech, texts)
+    alone = [model.log_likelihood([s], [t])[0] for s, t in zip(speech, texts, strict=True)]
+    assert together == pytest.approx(alone, abs=1e-5) and len(set(np.round(together, 4))) > 20
+    read = model.read(speech)
+    monkeypatch.setattr(tokens, "BATCH_TOKENS", 50)
+    assert model.log_likelihood(speech, texts) == pytest.approx(together, abs=1e-5)
+    assert model.read(speech) == read == [model.read([s])[0] for s in speech]
+    padded = model(torch.tensor([[1, 2, 3, 4, 4]]), torch.tensor([3])).detach()[0, :3]
+    assert torch.allclose(padded, model(torch.tensor([[1, 2, 3]]), torch.tensor([3])).detach()[0], atol=1e-6)
+
+
+def test_a_window_reaches_as_far_as_its_dilations():
+    """Two layers of dilations 1 and 2: three tokens to either side, and none further."""
+    model = tiny()
+    speech = torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 0]])
+    other = speech.clone()
+    other[0, 5] = 3
+    lengths = torch.tensor([11])
+    changed = (model(speech, lengths) != model(other, lengths)).any(-1)[0]
+    assert changed.nonzero()[:, 0].tolist() == list(range(2, 9))
+
+
+def test_speech_without_tokens_has_no_likelihood():
+    model = tiny()
+    assert model.log_likelihood([[], [1, 2]], [[1], [1]])[0] == -np.inf
+    [empty] = model.align([[]], [[1, 2]])
+    assert np.isinf(empty.costs).all() and len(empty.costs) == 2 and len(empty.units) == 0
+    assert model.read([[]]) == [[]] and model.read([]) == [] and model.log_likelihood([], []) == []
+
+
+def test_phoneme_errors_by_hand(monkeypatch):
+    model = tiny()
+    monkeypatch.setattr(model, "read", lambda speech: [[1, 2, 2], [], [12, 1]])
+    found = model.error_rate([[0]] * 3, [[1, 2], [2, 1], [1, 2, 1]])
+    # one inserted; two deleted; 12 is one id, not two: substituted, and one deleted
+    assert found.wer == pytest.approx((1 + 2 + 2) / 7) and found.empty == 1
+    assert (found.substitutions, found.deletions, found.insertions) == (1, 3, 1)
+
+
+def test_what_cannot_be_read_is_refused():
+    model = tiny()
+    for speech, text, error, words in (
+        ([[1, 5]], [[1]], DataError, "no speech token 5"), ([[1, -1]], [[1]], DataError, "no speech token -1"),
+        ([[1, 1]], [[3]], DataError, "no text id 3, only 1 to 2"), ([[1, 1]], [[0]], DataError, "no text id 0"),
+        ([[1, 1]], [[]], TextError, "no phonemes"), ([[1, 1]], [], ValueError, "1 utterances but 0 texts"),
+    ):
+        for ask in (model.log_likelihood, model.align):
+            with pytest.raises(error, match=words):
+                ask(speech, text)
+    model.check_reads(INFO, "here")
+    with pytest.raises(CheckpointError, match="here: has tokens of tiny@xyz.*reads those of tiny@abc"):
+        model.check_reads({**INFO, "tokenizer": {**INFO["tokenizer"], "checksum": "xyz"}}, "here")
+    with pytest.raises(CheckpointError, match="here: has tokens"):
+        model.check_reads({**INFO, "tokenizer": {**INFO["tokenizer"], "vocab_size": 6}}, "here")
+    with pytest.raises(CheckpointError, match="text ids of text-tokenizer:x.*knows those of p1.*dcar retokenize"):
+        model.check_reads({**INFO, "phonemes": {"version": "text-tokenizer:x"}}, "here")
+
+
+def test_a_folder_holds_it_whole(tmp_path):
+    model = tiny()
+    model.save_pretrained(tmp_path / "a")
+    again = load_token_recognizer(str(tmp_path / "a"))
+    assert again.checksum() == model.checksum() and again.config == model.config and not again.training
+    assert again.log_likelihood([[1, 2, 3]], [[1]]) == model.log_likelihood([[1, 2, 3]], [[1]])
+    (tmp_path / "a" / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="cannot read the weights"):
+        load_token_recognizer(str(tmp_path / "a"))
+
+
+def test_the_shipped_one_reads_the_shipped_corpus():
+    """Development sentences, and the same tokens with another text."""
+    model = load_token_recognizer("starter")
+    model.check_reads(prepared_info(shipped("prepared")), "the shipped corpus")
+    rows = load_prepared(shipped("prepared"), "dev").select(range(12))
+    speech, texts = list(rows["speech"]), list(rows["text_ids"])
+    assert model.error_rate(speech, texts).wer < 0.15
+    own, other = model.log_likelihood(speech, texts), model.log_likelihood(speech, [*texts[1:], texts[0]])
+    assert -0.8 < min(own) and max(other) < -1

@@ -1,0 +1,127 @@
+"""Training of the recogniser of speech tokens: it learns, resumes, refuses what does not belong together."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from tiny_data import CODES, counting, write_prepared
+
+from dcar.cli import main
+from dcar.errors import CheckpointError, ConfigError, DataError
+from dcar.recognition.load import load_token_recognizer
+from dcar.recognition.tokens import TokenRecognizer, TokenRecognizerConfig
+from dcar.train import token_recognizer
+from dcar.train.token_recognizer import TokenTexts, TrainTokenRecognizerConfig, run
+
+
+def phonemes(tokens: list[int]) -> list[int]:
+    """A phoneme for every third code, and what is spoken there."""
+    return [1 + t // 3 for t in tokens if t % 3 == 1]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_prepared(tmp_path_factory.mktemp("data") / "prepared", train=24, dev=8, speech=counting, text=phonemes)
+
+
+def settings(data, out, **changes) -> dict:
+    return dict(data=str(data), out=str(out), batch_size=6, max_steps=8, warmup_steps=2, learning_rate=1e-2,
+                longest_span=2, log_steps=2, eval_steps=4, save_steps=4) | changes
+
+
+SHAPE = dict(hidden_size=16, dilations=(1, 2))
+
+
+def config_of(data, out, **changes) -> TrainTokenRecognizerConfig:
+    return TrainTokenRecognizerConfig(**settings(data, out, **changes), model=TokenRecognizerConfig(**SHAPE))
+
+
+def log_of(out) -> list[dict]:
+    return [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+
+
+def test_the_command_learns_and_leaves_everything_behind(data, tmp_path):
+    out = tmp_path / "out"
+    options = settings(data, out, max_steps=100, eval_steps=50, save_steps=50, half_weights="true")
+    main(["train-token-recognizer", *(f"{k}={v}" for k, v in options.items()), "model.hidden_size=16",
+          "model.dilations=[1,2]"])
+    model = load_token_recognizer(str(out))
+    assert model.config.dilations == (1, 2) and model.config.tokenizer == "tiny@abc"
+    assert model.config.speech_vocab_size == CODES and model.hidden_code == CODES
+    lines = log_of(out)
+    evaluations = [line for line in lines if "eval_loss" in line]
+    assert [line["step"] for line in evaluations] == [50, 100, 100]
+    assert evaluations[-1]["eval_phoneme_error_rate"] < 0.1 and evaluations[-1]["eval_loss"] < 0.3
+    losses = [line["loss"] for line in lines if "loss" in line]
+    assert losses[-1] < 0.2 * losses[0]
+    source = json.loads((out / "provenance.json").read_text())
+    assert source["checksum"] == model.checksum() and source["steps"] == 100
+    assert "Token recogniser" in (out / "README.md").read_text() and "hidden_size: 16" in (
+        out / "config.yaml").read_text()
+
+
+def test_resumed_training_equals_one_that_never_stopped(data, tmp_path):
+    whole, out = run(config_of(data, tmp_path / "whole")), tmp_path / "halves"
+    run(config_of(data, out))
+    for name in ("model.safetensors", "log.jsonl"):
+        (out / name).unlink()
+    shutil.rmtree(out / "checkpoint-8")
+    assert run(config_of(data, out)).checksum() == whole.checksum()
+    lines = len(log_of(tmp_path / "whole"))
+    assert run(config_of(data, tmp_path / "whole")).checksum() == whole.checksum()  # finished: nothing is trained
+    assert len(log_of(tmp_path / "whole")) == lines
+    assert run(config_of(data, tmp_path / "whole", seed=1, resume=False)).checksum() != whole.checksum()
+
+
+def test_what_training_sees_of_an_utterance_is_its_address_alone(data):
+    config = config_of(data, "unused", input_corruption=0.3, longest_span=4)
+    config.model.speech_vocab_size = CODES
+    rows = {"speech": [[1] * 100, [2] * 50], "text_ids": [[1, 2], [3]]}
+    texts = TokenTexts(rows, config, "here")
+    first, again, later = (texts[e, 0]["speech"] for e in (0, 0, 1))
+    assert np.array_equal(first, again) and not np.array_equal(first, later) and rows["speech"][0] == [1] * 100
+    hidden = [int((texts[e, 0]["speech"] == CODES).sum()) for e in range(50)]
+    assert min(hidden) == 1 and max(hidden) == 4  # one span in a hundred tokens
+    others = np.mean([((s := texts[e, 0]["speech"]) != 1)[s < CODES].mean() for e in range(50)])
+    assert others == pytest.approx(0.3 * (1 - 1 / CODES), abs=0.03)
+    config.input_corruption, config.longest_span = 0.0, 0
+    assert texts[0, 0]["speech"].tolist() == [1] * 100
+
+
+def test_texts_that_do_not_fit_into_their_tokens_are_left_out_or_refused(data, caplog):
+    config = config_of(data, "unused")
+    rows = {"speech": [[1, 2, 3]] * 40 + [[1, 2]], "text_ids": [[1, 1]] * 41}  # two alike need a token between them
+    assert len(TokenTexts(rows, config, "here")) == 40 and "here: 1 utterances have fewer tokens" in caplog.text
+    with pytest.raises(DataError, match="here: 3 of 43 utterances have fewer tokens"):
+        TokenTexts({"speech": rows["speech"] + [[1, 2]] * 2, "text_ids": [[1, 1]] * 43}, config, "here")
+
+
+def test_what_does_not_belong_together_is_refused(data, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    run(config_of(data, out, max_steps=2, save_steps=1))
+    other = write_prepared(tmp_path / "other", train=12, checksum="xyz", speech=counting, text=phonemes)
+    with pytest.raises(CheckpointError, match="another token recogniser.*resume=false"):
+        run(config_of(other, out, max_steps=4))
+    info = json.loads((other / "prepared.json").read_text())
+    info["phonemes"]["version"] = "text-tokenizer:abc"
+    (other / "prepared.json").write_text(json.dumps(info))
+    with pytest.raises(DataError, match="those of a language model, not phonemes"):
+        run(config_of(other, tmp_path / "x"))
+    with pytest.raises(ConfigError, match="input_corruption must be"):
+        config_of(data, out, input_corruption=1.0)
+    monkeypatch.setattr(token_recognizer, "is_sharded", lambda: True)
+    with pytest.raises(ConfigError, match="not with FSDP"):
+        run(config_of(data, tmp_path / "x"))
+
+
+def test_evaluation_is_in_float32_whatever_the_training_computes_in(data, tmp_path):
+    model = run(config_of(data, tmp_path / "out", bf16=True))
+    last = [line for line in log_of(tmp_path / "out") if "eval_loss" in line][-1]
+    dev = TokenTexts(token_recognizer.load_prepared(str(data), "dev"), config_of(data, "unused"), "dev")
+    told = torch.tensor(model.log_likelihood(dev.speech, dev.texts)) * torch.tensor([len(t) for t in dev.texts])
+    assert last["eval_loss"] == pytest.approx(-float(told.sum()) / sum(map(len, dev.texts)), rel=1e-5)
+    assert isinstance(model, TokenRecognizer) and model.output.weight.dtype == torch.float32

@@ -6,7 +6,7 @@ set -euo pipefail
 export OMP_NUM_THREADS=1
 [ "${1:-}" = --coverage ] || exec python -m pytest -q -n 2 "$@"
 shift
-coverage erase
-coverage run -m pytest -q -n 2 "$@"
-coverage combine -q
-coverage report --skip-covered
+python tests/lines.py start
+DCAR_LINES=$PWD/tests/lines.py python -m pytest -q -n 2 "$@"
+python tests/lines.py combine
+coverage report --skip-covered --sort=cover

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from dcar import verify as command
-from dcar.errors import DataError, StorageError
-from dcar.process import run_command
+from dcar.errors import DataError, ProcessError, StorageError
+from dcar.process import meeting_others, run_command
 from dcar.storage import MANIFEST, digest, faults, files_of, is_write_failure, read_manifest, seal, unseal, write_text
 from dcar.storage import writing as writing_to
+from dcar.tracking import provenance, write_json
 
 
 def folder_of(path: Path) -> Path:
@@ -116,3 +117,25 @@ def test_a_signal_that_python_drops_is_raised_again(monkeypatch):
     with pytest.raises(SystemExit) as end:  # else the work goes on to its end
         run_command("x", work)
     assert end.value.code == 75 and dropped[0] is SystemExit
+
+
+def test_a_process_that_others_do_not_meet_says_which_it_is(monkeypatch):
+    for name, value in (("WORLD_SIZE", "2"), ("RANK", "1"), ("MASTER_ADDR", "node7"), ("MASTER_PORT", "29500")):
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ProcessError, match=r"process 1 of 2, meeting the others at node7:29500: .*\(Gloo timed out\)"):
+        with meeting_others():
+            raise RuntimeError("Gloo timed out\nat store.cpp")
+    with pytest.raises(RuntimeError, match="shapes"), meeting_others():  # of another cause
+        raise RuntimeError("shapes do not fit")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    with pytest.raises(RuntimeError, match="timed out"), meeting_others():
+        raise RuntimeError("Gloo timed out")
+
+
+def test_where_a_run_comes_from_without_git_and_a_file_that_cannot_be_written(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = provenance(steps=3)
+    assert found["revision"] == "unknown (not a git checkout)" and found["steps"] == 3
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match="file/run.json: cannot be written .*free some space or choose another folder"):
+        write_json(tmp_path / "file" / "run.json", found)

@@ -30,7 +30,7 @@ from rl import objective
 from rl.config import DCPOConfig, save_settings
 from rl.rewards import RangePenalty, SpeedBonus, WERReward
 from rl.rollout import Roller, forced_sizes
-from rl.train import build, main, run
+from rl.train import build, main, make_policy, run
 from rl.trainer import DCPOTrainer, PromptBatches
 
 TOY = dict(
@@ -67,6 +67,25 @@ def toy_roller(**changes) -> Roller:
     rewards = [WERReward(ToyRecognizer()), RangePenalty([2, 3]), SpeedBonus(0.1)]
     settings = dict(group_size=4, chunk_range=[2, 3])
     return Roller(ToyDecoder(), ToyVocoder(), rewards, [1, 1, 1], SamplingConfig(), **{**settings, **changes})
+
+
+def test_a_run_begins_with_a_policy_that_is_given(tmp_path):
+    """With its weights, the guidance of this run, and for its own decoder only."""
+    base = tiny_decoder()
+    checksum = base.checksum()
+    policy = ChunkPolicy(ChunkPolicyConfig(base.config.hidden_size, 4, width=16, num_attention_heads=2,
+                                           base_checksum=checksum, chunk_range=(1, 2)))
+    torch.nn.init.normal_(policy.output.weight)
+    policy.save_pretrained(tmp_path / "policy")
+    settings = dict(TOY, output_dir=str(tmp_path / "out"), policy=str(tmp_path / "policy"), chunk_range=[2, 3])
+    begun = make_policy(DCPOConfig(**settings), base, checksum)
+    assert begun.training and begun.config == replace(policy.config, chunk_range=(2, 3))
+    assert all(torch.equal(a, b) for a, b in zip(begun.parameters(), policy.parameters(), strict=True))
+    with pytest.raises(CheckpointError, match="was trained for the decoder"):
+        make_policy(DCPOConfig(**settings), base, tiny_decoder(seed=1).checksum())
+    for wrong, message in (({"range_prior": 1.0}, "range_prior"), ({"policy_start": "sure-last"}, "policy_start")):
+        with pytest.raises(ConfigError, match=message):
+            make_policy(DCPOConfig(**settings, **wrong), base, checksum)
 
 
 # --- rollouts -----------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ import soundfile as sf
 from tiny_corpora import tone, wav_bytes, write_libritts
 from tiny_data import ToyEncoder, ToyTokenizer
 
+from dcar.corpus import rows
 from dcar.corpus.read import read_corpus, validate_corpus
 from dcar.errors import DataError
 from dcar.prepare.run import PrepareConfig, load_prepared, run
@@ -111,6 +112,21 @@ def test_a_manifest_that_breaks_off(kind: str, tmp_path: Path) -> None:
         assert message in problems[-1].message and problems[-1].source == f"{file}:{len(rows) + len(problems)}"
         assert len(rows) > (1000 if len(broken) > 2 else -1)
         assert message == "damaged" or all(u.id == f"c{i}" for i, u in enumerate(rows))
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz"])
+def test_a_line_without_end_is_passed_over(kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is never held in memory as a whole, and the row behind it keeps its number."""
+    monkeypatch.setattr(rows, "LONGEST_LINE", 500)
+    lines = [line(id="a"), line(id="b", note="x" * 1300), line(id="c"), "[" * 501, line(id="d")]
+    manifest = folder / f"m.{kind}"
+    with gzip.open(manifest, "wt") if kind.endswith("gz") else manifest.open("w") as file:
+        file.write("\n".join(lines) + "\n")
+    found = list(rows.text_lines(manifest))
+    assert [n for n, _, _ in found] == [1, 2, 3, 4, 5]
+    too_long = "longer than 500 bytes; one row a line"
+    assert [why for _, _, why in found] == [None, too_long, None, too_long, None]
+    assert [text for _, text, why in found if not why] == [lines[0], lines[2], lines[4]]
 
 
 def test_cuts_of_the_wrong_types(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 import soundfile as sf
 from tiny_corpora import RATE, tone, write_libritts, write_parquets
 
+from dcar.corpus import huggingface
 from dcar.corpus.read import AudioSegment, Problem, corpus_parts, read_corpus, validate_corpus
 from dcar.errors import AudioError, DataError
 
@@ -207,6 +208,25 @@ def test_streamed_rows_are_the_rows_on_disk(tmp_path: Path, monkeypatch: pytest.
         assert (a.id, a.text, a.speaker, a.split) == (b.id, b.text, b.speaker, b.split)
         assert isinstance(a.audio, bytes)
         np.testing.assert_array_equal(a.load()[0], b.load()[0])
+
+
+def test_a_streamed_row_without_audio_is_listed_and_a_stream_that_breaks_off_says_so() -> None:
+    class Stream:
+        """Two rows, the second without audio; then the connection is lost."""
+
+        features = None
+
+        def __iter__(self):
+            yield {"audio": {"bytes": b"RIFF"}, "text": "One.", "id": "a"}
+            yield {"audio": None, "text": "Two.", "id": "b"}
+            raise ConnectionError("reset by peer")
+
+    columns = {"audio": "audio", "text": "text", "id": "id", "speaker": None, "split": None}
+    found = huggingface._streamed(Stream(), columns, "hub/name", "train", 0)
+    assert next(found).id == "a"
+    assert str(next(found)) == "hub/name[train, file 0]:2: column 'audio' holds neither audio bytes nor a path"
+    with pytest.raises(DataError, match="the stream broke off .*reset by peer.*run again, it continues"):
+        next(found)
 
 
 def test_a_hub_name_without_network_says_what_to_run(monkeypatch: pytest.MonkeyPatch) -> None:

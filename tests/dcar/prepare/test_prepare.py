@@ -232,6 +232,19 @@ def test_bad_rows_stop_the_run_unless_skipped(tmp_path: Path) -> None:
     assert go(config(corpus, out)).counts["train"]["utterances"] == 10
 
 
+@pytest.mark.parametrize("written", ["", "{", "[1]", "{}", '{"problems": 3}', '{"problems": [{"ident": 1}]}'])
+def test_a_damaged_verdict_is_removed_and_made_again(written: str, tmp_path: Path) -> None:
+    corpus, out = starter(tmp_path / "c", audio={"bytes": b"junk", "path": "x"}), tmp_path / "p"
+    with pytest.raises(DataError, match="1 problems"):
+        go(config(corpus, out))
+    verdict, = (tmp_path / ".p.partial").glob("*/validated.json")
+    verdict.write_text(written)
+    with pytest.raises(DataError, match="validated.json: damaged, and removed; run again"):
+        go(config(corpus, out))
+    with pytest.raises(DataError, match="1 problems .*skip_bad"):
+        go(config(corpus, out))
+
+
 def test_broken_manifest_lines_can_be_repaired_or_removed(tmp_path: Path) -> None:
     sf.write(tmp_path / "a.wav", 0.3 * np.sin(np.arange(16_000) / 20), 16_000)
     rows = [json.dumps({"id": f"u{i}", "audio": "a.wav", "text": f"Line {i}.", "speaker": "s"}) for i in range(6)]

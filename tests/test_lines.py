@@ -40,8 +40,9 @@ def test_lines_of_all_processes_come_together(tmp_path):
     for room in ("dcar", "heads", "rl", "eval"):
         (tmp_path / room).mkdir()
         (tmp_path / room / "__init__.py").write_text("")
-    (tmp_path / "dcar/part.py").write_text(PART)
-    (tmp_path / "eval/never.py").write_text("print(1)\n")
+    part = tmp_path / "dcar" / "part.py"
+    part.write_text(PART)
+    (tmp_path / "eval" / "never.py").write_text("print(1)\n")
     (tmp_path / ".coverage-lines").mkdir()
     environment = {**os.environ, "DCAR_LINES": tool}
 
@@ -53,7 +54,7 @@ def test_lines_of_all_processes_come_together(tmp_path):
         data = CoverageData(str(tmp_path / ".coverage"))
         data.read()
         assert data.measured_files() == {str(path) for path in tmp_path.rglob("*.py") if path != Path(tool)}
-        return data.lines(str(tmp_path / "dcar/part.py"))
+        return data.lines(str(part))
 
     assert not seen()
     python("-c", HOOK + "from dcar.part import even; even(3)", env=environment)

@@ -3,18 +3,24 @@ takes it.
 
     dcar tune-voice recordings=my_voice out=runs/voice              # a folder with metadata.csv and wavs/
     dcar tune-voice data=runs/prepared recipe=finetune_far_starter out=runs/voice_far
-    dcar tune-voice data=runs/prepared training=[max_steps=30,learning_rate=5e-5] out=runs/voice
+    dcar tune-voice data=runs/prepared training=[max_steps=60,learning_rate=5e-5] out=runs/voice
 
-Three steps, each of which goes on where it was stopped: the recordings are prepared (`dcar prepare`); the recipe is run
-(`dcar train`), which chooses its best step by dev sentences that it speaks; and held-out sentences, which chose
-nothing, are spoken by the decoder that training started from and by the tuned one, with the same prompts, draws and
-sampling. The tuned one is recommended where the interval of the paired difference of word errors lies below zero, and
-the other one wherever it does not. `voice.json` keeps what was found.
+Four steps, each of which goes on where it was stopped. The recordings are prepared (`dcar prepare`). The recipe is run
+(`dcar train`). Decoders on the way from the one that training started from to the tuned one, w0 + share (w1 - w0) of
+the weights (WiSE-FT, Wortsman et al. 2022), speak dev sentences, and the one of fewest word errors is chosen; among
+those that come close to it the one that is nearest to the voice. Last, held-out sentences, which chose nothing, are
+spoken by the decoder as it was and by the chosen one, with the same prompts, draws and sampling.
+
+`dcar speak` says one sentence at a time, so texts of one sentence choose and decide; those of several are told besides.
+The tuned decoder is recommended where its word errors are fewer beyond chance; and where it is nearer to the voice
+beyond chance and the interval of the difference of word errors ends below `margin`. Otherwise the one as it was is.
+`voice.json` keeps what was found.
 """
 
 from __future__ import annotations
 
 import logging
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,12 +30,14 @@ from typing import Any
 from dcar.config import check, load_config, save_config, setting
 from dcar.config.schema import seed_setting
 from dcar.errors import ConfigError, DataError
+from dcar.model.backbones.decoder import TEXT_TOKENIZER_FOLDER
 from dcar.model.load import load_decoder
 from dcar.prepare.prepared import prepared_info
 from dcar.prepare.run import PrepareConfig
 from dcar.prepare.run import run as prepare
 from dcar.process import run_command
 from dcar.sources.shipped import resolve
+from dcar.speak.phrases import split_sentences
 from dcar.storage import writing
 from dcar.tracking import provenance, write_json
 from dcar.train.car import TrainConfig
@@ -37,12 +45,14 @@ from dcar.train.car import run as train
 from eval.compare.run import CompareConfig
 from eval.compare.run import run as compare
 from eval.results.rows import compare_records
+from eval.results.stats import PairedTest, paired_test
 from eval.results.store import RECORDING, RESYNTHESIS, Record, Tools, read_jsonl
 
 RECIPES = Path(__file__).parent / "recipes"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 Spoken = dict[str, list[Record]]  # method, or reference -> its records
 FEW = 20  # held-out sentences, below which an interval says little
+SIMILARITY = "speaker_similarity"  # of a record: cosine to the voice of the prompt
 
 
 @dataclass
@@ -54,19 +64,26 @@ class TuneVoiceConfig:
     recipe: str = setting("finetune_starter", "Of dcar train: a name in launch/recipes, or a YAML file.")
     training: list[str] = setting([], "Settings of the recipe that differ, as [max_steps=30,learning_rate=5e-5].")
     out: str = setting("runs/voice", "Folder to write.", place="folder")
-    dev_fraction: float = setting(0.15, "Of `recordings`: sentences by which the best step is chosen.", above=0,
-                                  below=1)
+    shares: list[float] = setting([0.25, 0.5, 0.75, 1.0], "Of the way from the decoder as it was to the tuned one: "
+                                  "among these and the one as it was dev sentences choose.", above=0, maximum=1)
+    close: float = setting(0.01, "Word error rate above the lowest on dev, up to which the nearest voice is chosen.",
+                           minimum=0)
+    margin: float = setting(0.03, "Word error rate that a voice which is nearer may cost on held-out sentences: the "
+                                  "interval must end below it.", minimum=0)
+    dev_fraction: float = setting(0.15, "Of `recordings`: sentences that choose.", above=0, below=1)
     test_fraction: float = setting(0.2, "Of `recordings`: sentences on which both decoders are compared.", above=0,
                                    below=1)
     skip_bad: bool = setting(False, "Of `recordings`: go on without bad rows instead of stopping.")
     split: str = setting("test", "Held-out split of the comparison; never train or dev.")
-    sentences: int = setting(0, "Of that split; 0 = all.", minimum=0)
-    seeds: list[int] = seed_setting([0, 1], "Every held-out sentence is spoken once with each.")
+    sentences: int = setting(0, "Of dev and of that split; 0 = all.", minimum=0)
+    seeds: list[int] = seed_setting([0, 1], "Every dev and held-out sentence is spoken once with each.")
     temperatures: list[float] = setting([], "Besides that of the recipe's spoken.sampling, which decides.", minimum=0)
     resamples: int = setting(4000, "Of the bootstrap.", minimum=100)
 
     def __post_init__(self) -> None:
         check(self)
+        if not self.shares:
+            raise ConfigError("shares: give at least one; 1 is the tuned decoder itself")
         if bool(self.recordings) == bool(self.data):
             raise ConfigError("give the recordings (recordings=FOLDER with metadata.csv and wavs/) or a prepared "
                               "corpus (data=FOLDER of dcar prepare), one of the two")
@@ -106,17 +123,57 @@ def tune_voice(config: TuneVoiceConfig, tools: Callable[[CompareConfig], Tools] 
     tuned = train(recipe)
     before = load_decoder(start)
     size = min(recipe.spoken.chunk, before.config.num_prediction_heads)
-    spoken = {"start": speak(config, recipe, start, size, tools)}
-    if tuned.checksum() != before.checksum():
-        spoken["tuned"] = speak(config, recipe, recipe.out, size, tools)
-    found = {**summary(config, recipe, spoken, size), "start": start, "tuned": recipe.out,
-             "judge": recipe.spoken.recognizer, "split": config.split, "seeds": config.seeds,
+    unlike = tuned.checksum() != before.checksum()  # the recipe may have chosen the step before the first
+    folders = {0.0: start, **({share: mixture(config, start, recipe.out, share) for share in config.shares} if unlike
+                              else {})}
+    dev = {share: speak(config, recipe, folder, size, tools, "dev", f"dev_{share:g}") for share, folder in
+           folders.items()} if unlike else {}
+    deciding = methods(config, recipe, size)[0]
+    tried = [trial(share, found[deciding]) for share, found in dev.items()]
+    share = choose(tried, config.close) if unlike else 0.0
+    spoken = {"start": speak(config, recipe, start, size, tools, config.split, "spoken_start", references=True)}
+    if share:
+        spoken["tuned"] = speak(config, recipe, folders[share], size, tools, config.split, "spoken_tuned")
+    found = {**summary(config, recipe, spoken, size), "start": start, "tuned": folders[share], "share": share,
+             "tried": tried, "judge": recipe.spoken.recognizer, "split": config.split, "seeds": config.seeds,
              "data": {"path": data, "counts": counts}, "provenance": provenance()}
     found["recommended"] = found["tuned" if found["tuned_is_better"] else "start"]
     with writing(out):
         write_json(out / "voice.json", found)
         save_config(config, out / "tune_voice.yaml")
     return found
+
+
+def mixture(config: TuneVoiceConfig, start: str, tuned: str, share: float) -> str:
+    """The folder of a decoder whose weights are w0 + share (w1 - w0), w0 those of `start` and w1 those of `tuned`."""
+    if share == 1:
+        return tuned
+    folder = Path(config.out) / f"car_{share:g}"
+    first, model = load_decoder(start).state_dict(), load_decoder(tuned)
+    model.load_state_dict({name: first[name] + share * (last - first[name]) if last.is_floating_point() else last
+                           for name, last in model.state_dict().items()})
+    with writing(folder):
+        model.save_pretrained(folder)
+        if (tokenizer := Path(tuned) / TEXT_TOKENIZER_FOLDER).is_dir():
+            shutil.copytree(tokenizer, folder / TEXT_TOKENIZER_FOLDER, dirs_exist_ok=True)
+        write_json(folder / "provenance.json", {**provenance(), "mixture": {"start": start, "tuned": tuned,
+                                                                            "share": share}})
+    return str(folder)
+
+
+def trial(share: float, records: Sequence[Record]) -> dict[str, Any]:
+    """What the dev sentences said by a decoder on the way say of it."""
+    said, _ = by_sentences(records)
+    return {"share": share, "wer": rate(said), "similarity": nearness(said), "length": length(said),
+            "sentences": len({r["id"] for r in said})}
+
+
+def choose(tried: Sequence[dict[str, Any]], close: float) -> float:
+    """The share of fewest dev word errors; of those within `close` of it the one nearest to the voice, or else the
+    smallest."""
+    best = min(t["wer"] for t in tried)
+    near = [t for t in tried if t["wer"] <= best + close]
+    return float(max(near, key=lambda t: (t["similarity"] or 0.0, -t["share"]))["share"])
 
 
 def started_from(recipe: TrainConfig) -> Any:
@@ -134,16 +191,15 @@ def prepared_recordings(config: TuneVoiceConfig) -> str:
 
 
 def speak(config: TuneVoiceConfig, recipe: TrainConfig, decoder: str, size: int,
-          tools: Callable[[CompareConfig], Tools] | None) -> Spoken:
-    """Records of the held-out sentences by method, spoken by one decoder as the recipe says, at every temperature."""
-    said, first = recipe.spoken, decoder != recipe.out
-    out = Path(config.out) / ("spoken_start" if first else "spoken_tuned")
+          tools: Callable[[CompareConfig], Tools] | None, split: str, folder: str, references: bool = False) -> Spoken:
+    """Records of a split by method, spoken by one decoder as the recipe says, at every temperature."""
+    said, out = recipe.spoken, Path(config.out) / folder
     compared = CompareConfig(
-        data=recipe.data, split=config.split, decoder=decoder, methods=methods(config, recipe, size),
-        seeds=config.seeds, limit=config.sentences, prompt_tokens=recipe.prompt_tokens, vocoder=said.vocoder,
-        judge=said.recognizer, similarity="", noise_quality_utterances=0, timing_utterances=0, audio_samples=0,
-        reasons_utterances=0, references=first, report=False, resamples=config.resamples, out=str(out),
-        sampling=said.sampling)
+        data=recipe.data, split=split, decoder=decoder, seeds=config.seeds, limit=config.sentences,
+        methods=methods(config, recipe, size) if split == config.split else methods(config, recipe, size)[:1],
+        prompt_tokens=recipe.prompt_tokens, vocoder=said.vocoder, judge=said.recognizer, noise_quality_utterances=0,
+        timing_utterances=0, audio_samples=0, reasons_utterances=0, references=references, report=False,
+        resamples=config.resamples, out=str(out), sampling=said.sampling)
     compare(compared, tools(compared) if tools else None)
     found: Spoken = {}
     for record in read_jsonl(out / "records.jsonl"):
@@ -161,59 +217,130 @@ def rate(records: Sequence[Record]) -> float:
     return sum(sum(r["words"][:3]) for r in records) / sum(r["words"][3] for r in records)
 
 
+def nearness(records: Sequence[Record]) -> float | None:
+    """The mean similarity to the voice of the prompt; None where none was measured."""
+    found = [r[SIMILARITY] for r in records if r.get(SIMILARITY) is not None]
+    return sum(found) / len(found) if found else None
+
+
+def length(records: Sequence[Record]) -> float:
+    """How long it lasts beside the recordings: the pace of the speaker is 1, below it is faster."""
+    return sum(r["duration"] for r in records) / sum(r["reference_duration"] for r in records)
+
+
+def by_sentences(records: Sequence[Record]) -> tuple[list[Record], list[Record]]:
+    """Those of texts of one sentence, as `dcar speak` says them, and those of several; where no text has one sentence,
+    all stand first."""
+    one, several = [], []
+    for record in records:
+        (several if len(split_sentences(record["text"])) > 1 else one).append(record)
+    return (one, several) if one else (several, [])
+
+
+def nearer(after: Sequence[Record], before: Sequence[Record], resamples: int) -> PairedTest | None:
+    """The paired test of the similarities, after - before, over the sentences; None where none was measured."""
+    sums: list[dict[str, list[float]]] = []
+    for records in (after, before):
+        found: dict[str, list[float]] = {}
+        for r in records:
+            if r.get(SIMILARITY) is not None:
+                found.setdefault(r["id"], []).append(r[SIMILARITY])
+        sums.append(found)
+    shared = sorted(set(sums[0]) & set(sums[1]))
+    if not shared:
+        return None
+    a, b = (([sum(found[i]) for i in shared], [len(found[i]) for i in shared]) for found in sums)
+    return paired_test(*a, *b, resamples=resamples)
+
+
+def outcome(before: Sequence[Record], after: Sequence[Record] | None, resamples: int) -> dict[str, Any]:
+    """Word errors, nearness and length of the decoder as it was, and of the tuned one with the paired differences."""
+    row: dict[str, Any] = {"start": rate(before), "sentences": len({r["id"] for r in before}),
+                           "start_similarity": nearness(before), "start_length": length(before)}
+    if after is not None:
+        test, voice = compare_records(after, before, resamples), nearer(after, before, resamples)
+        row |= {"tuned": rate(after), "difference": test.difference, "difference_ci": [test.low, test.high],
+                "p": test.p_value, "detectable": test.detectable, "tuned_similarity": nearness(after),
+                "tuned_length": length(after), "nearer": voice and voice.difference,
+                "nearer_ci": voice and [voice.low, voice.high]}
+    return row
+
+
 def summary(config: TuneVoiceConfig, recipe: TrainConfig, spoken: dict[str, Spoken], size: int) -> dict[str, Any]:
-    """Both decoders' word errors at every temperature with their paired difference (tuned - start), those of the
-    recordings and of their resynthesis, and the advice."""
+    """Both decoders' word errors and nearness to the voice at every temperature with their paired differences
+    (tuned - start), those of texts of several sentences, of the recordings and of their resynthesis, and the advice."""
     rows = []
+    parts = {name: {m: by_sentences(records) for m, records in found.items()} for name, found in spoken.items()}
     for method in methods(config, recipe, size):
-        before = spoken["start"][method]
-        row: dict[str, Any] = {"method": method, "start": rate(before), "sentences": len({r["id"] for r in before})}
-        if "tuned" in spoken:
-            after = spoken["tuned"][method]
-            test = compare_records(after, before, config.resamples)
-            row |= {"tuned": rate(after), "difference": test.difference, "difference_ci": [test.low, test.high],
-                    "p": test.p_value, "detectable": test.detectable}
-        rows.append(row)
-    bounds = {name: rate(spoken["start"][name]) for name in (RECORDING, RESYNTHESIS) if name in spoken["start"]}
-    better = "difference" in rows[0] and rows[0]["difference_ci"][1] < 0
-    return {"format_version": FORMAT_VERSION, "tuned_is_better": better, "advice": advice(rows), "rows": rows,
-            "bounds": bounds}
+        for part, of in enumerate(("one sentence", "several sentences")):
+            if before := parts["start"][method][part]:
+                after = parts["tuned"][method][part] if "tuned" in parts else None
+                rows.append({"method": method, "texts": of, **outcome(before, after, config.resamples)})
+    bounds = {name: {"wer": rate(parts["start"][name][0]), "similarity": nearness(parts["start"][name][0])}
+              for name in (RECORDING, RESYNTHESIS) if name in parts["start"]}
+    return {"format_version": FORMAT_VERSION, "tuned_is_better": is_better(rows[0], config.margin),
+            "advice": advice(rows[0], config.margin), "rows": rows, "bounds": bounds}
 
 
-def advice(rows: Sequence[dict[str, Any]]) -> str:
-    """What to take, in words, by the first row."""
-    row = rows[0]
+def is_better(row: dict[str, Any], margin: float) -> bool:
+    """Fewer word errors beyond chance, or a nearer voice beyond chance at no more than `margin` more of them."""
     if "difference" not in row:
-        return ("Take the decoder as it was: no step of the training spoke the dev sentences better than it, so there "
-                "is nothing to compare.")
+        return False
+    high = row["difference_ci"][1]
+    return bool(high < 0 or high <= margin and row["nearer_ci"] and row["nearer_ci"][0] > 0)
+
+
+def advice(row: dict[str, Any], margin: float) -> str:
+    """What to take, in words, by the row that decides."""
+    if "difference" not in row:
+        return ("Take the decoder as it was: none on the way to the tuned one spoke the dev sentences better than it, "
+                "so there is nothing to compare.")
     low, high = (100 * x for x in row["difference_ci"])
     found = (f"{100 * row['tuned']:.1f} % word errors instead of {100 * row['start']:.1f}, a difference of "
              f"{100 * row['difference']:+.1f} points ({low:+.1f} to {high:+.1f})")
-    power = (f"With {row['sentences']} sentences a true difference of {100 * row['detectable']:.1f} points would have "
-             "been seen in four of five such comparisons")
+    voice = ""
+    if row["nearer_ci"]:
+        voice = (f"; similarity to the voice {row['tuned_similarity']:.3f} instead of {row['start_similarity']:.3f} "
+                 f"({row['nearer_ci'][0]:+.3f} to {row['nearer_ci'][1]:+.3f})")
     few = f" {row['sentences']} sentences are few: their interval is too narrow." if row["sentences"] < FEW else ""
+    power = (f" With {row['sentences']} sentences a true difference of {100 * row['detectable']:.1f} points would have "
+             "been seen in four of five such comparisons.")
     if high < 0:
-        return f"Take the tuned decoder: {found}.{few}"
+        return f"Take the tuned decoder: {found}{voice}.{few}"
+    if is_better(row, margin):
+        return (f"Take the tuned decoder, which is nearer to the voice and whose words are at most {100 * margin:g} "
+                f"points worse: {found}{voice}.{power}{few}")
     if low > 0:
-        return f"Take the decoder as it was, the tuned one is worse: {found}.{few}"
-    return f"Take the decoder as it was: the tuned one is not better beyond chance: {found}. {power}.{few}"
+        return f"Take the decoder as it was, the tuned one is worse: {found}{voice}.{few}"
+    return f"Take the decoder as it was: the tuned one is not better beyond chance: {found}{voice}.{power}{few}"
 
 
 def table(found: dict[str, Any]) -> str:
     """The figures, the advice, and how to speak with what is recommended."""
-    rows = found["rows"]
-    wide = max(len(row["method"]) for row in rows)
-    lines = [f"{'':{wide}}   as it was     tuned   difference (95 %)"]
-    for row in rows:
-        line = f"{row['method']:{wide}}   {100 * row['start']:7.1f} %"
+    lines = []
+    for t in found["tried"]:
+        near = "" if t["similarity"] is None else f", similarity {t['similarity']:.3f}"
+        lines.append(f"dev, {t['share']:.0%} of the way: {100 * t['wer']:.1f} % word errors{near}, length "
+                     f"{t['length']:.2f}" + ("   ← chosen" if t["share"] == found["share"] else ""))
+    names = [f"{row['method']}, texts of {row['texts']} ({row['sentences']})" for row in found["rows"]]
+    wide = max(map(len, names))
+    lines += ["", f"{'held out':{wide}}   as it was     tuned   difference (95 %)       voice         length"]
+    for name, row in zip(names, found["rows"], strict=True):
+        line = f"{name:{wide}}   {100 * row['start']:7.1f} %"
         if "difference" in row:
             low, high = (100 * x for x in row["difference_ci"])
-            line += f"   {100 * row['tuned']:5.1f} %   {100 * row['difference']:+.1f} ({low:+.1f} to {high:+.1f})"
+            change = f"{100 * row['difference']:+.1f} ({low:+.1f} to {high:+.1f})"
+            line += f"   {100 * row['tuned']:5.1f} %   {change:21}"
+            if row["nearer_ci"]:
+                line += f"   {row['start_similarity']:.3f}, {row['tuned_similarity']:.3f}"
+            line += f"   {row['start_length']:.2f}, {row['tuned_length']:.2f}"
         lines.append(line)
-    bounds = "; ".join(f"{name} {100 * wer:.1f} %" for name, wer in found["bounds"].items())
+    bounds = "; ".join(f"{name} {100 * b['wer']:.1f} %" + ("" if b["similarity"] is None else
+                                                          f", voice {b['similarity']:.3f}")
+                       for name, b in found["bounds"].items())
     seeds = ", ".join(map(str, found["seeds"]))
-    lines += [f"Word errors of {rows[0]['sentences']} held-out sentences × seeds {seeds}, judge {found['judge']}"
-              + (f"; {bounds}." if bounds else "."), "", found["advice"]]
+    lines += [f"Seeds {seeds}, judge {found['judge']}; length: beside the recordings."
+              + (f" Texts of one sentence: {bounds}." if bounds else ""), "", found["advice"]]
     return "\n".join(lines)
 
 

@@ -12,8 +12,9 @@ from dcar.config.schema import seed_setting
 from dcar.errors import ConfigError
 from dcar.process import run_command
 from dcar.sampling import SamplingConfig
+from dcar.speak.defaults import METHOD, SAMPLING
 from dcar.speak.phrases import phrases
-from dcar.speak.speaker import SAMPLING, Piece, Speaker
+from dcar.speak.speaker import Piece, Speaker
 
 
 @dataclass
@@ -25,7 +26,7 @@ class SpeakConfig:
                                  place="file")
     out: str = setting("out.wav", "File to write; the suffix chooses the format.", old=("output",), short="-o",
                        place="file")
-    method: str = setting("dcar", "dcar, dcar-sampled, car-K, or far.")
+    method: str = setting(METHOD, "dcar, dcar-sampled, car-K, or far.")
     decoder: str = setting("starter", "Directory of a decoder (far: of a FAR decoder).")
     policy: str = setting("starter", "Directory of an exported policy.")
     vocoder: str = setting("starter", "Folder, or a name that dcar.vocoder.load lists.")

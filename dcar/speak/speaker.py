@@ -17,6 +17,7 @@ from dcar.model.draft import AnyDecoder
 from dcar.model.load import Shipped, load_decoder, load_policy, text_encoder
 from dcar.prompts.together import check_together, made_by
 from dcar.sampling import SamplingConfig
+from dcar.speak.defaults import METHOD, SAMPLING
 from dcar.speak.phrases import Phrase, phrases
 from dcar.speak.voice import Voice, read_voice, starter_voice
 from dcar.text.phonemes import PHONEME_VERSION
@@ -25,9 +26,6 @@ from dcar.tokens.load import load_tokenizer
 from dcar.vocoder.base import PromptAudio, Vocoder
 from dcar.vocoder.load import load_vocoder
 from dcar.vocoder.model import TokenVocoder
-
-SAMPLING = SamplingConfig(temperature=0.4, top_k=10)
-"""How tokens are drawn where nothing else is said."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +90,7 @@ class Speaker:
 
     @classmethod
     def load(cls, decoder: str | Path = "starter", *, policy: str | Path = "starter",
-             tokenizer: str | Path = "starter", vocoder: str | Path = "starter", method: str = "dcar",
+             tokenizer: str | Path = "starter", vocoder: str | Path = "starter", method: str = METHOD,
              sampling: SamplingConfig = SAMPLING, seed: int = 0, dial: float = 0.0) -> Speaker:
         """Each by folder, or "starter" for what ships; tokenizer and vocoder also by the names of `dcar.tokens.load`
         and `dcar.vocoder.load`.

@@ -19,11 +19,18 @@ from typing import Any
 from dcar.config import check, load_config, setting
 from dcar.errors import AssetError, DCARError
 from dcar.process import run_command
+from dcar.speak.defaults import SAMPLING
 from eval.demo.blind import blind_tab
 from eval.demo.player import SCRIPT, WAKE, Channel, pcm, taking
 from eval.demo.studio import TEMPERATURES, Limits, Studio, Take
 from eval.demo.votes import Votes
 
+STYLE = """
+/* On a phone the letters of a picture would be too small: it keeps its size and scrolls in its box. */
+@media (max-width: 640px) {
+  .picture .image-frame { overflow-x: auto; justify-content: flex-start !important; }
+  .picture img { width: 46rem !important; max-width: none !important; height: auto !important; }
+}"""
 EXAMPLE = "The tide came in before the boats were ready."
 INTRODUCTION = """# DCAR: how many tokens a step?
 Say the same sentence with two methods and hear what speed costs. All of it is synthetic speech; use your own voice, or
@@ -112,12 +119,12 @@ def build(studio: Studio, votes: Votes) -> Any:
             with gr.Column():  # one below the other on a phone
                 voice = gr.Dropdown(list(studio.voices), label="Voice", elem_id="voice")
             with gr.Column():
-                recording = gr.Audio(sources=["upload", "microphone"], type="filepath", elem_id="recording",
+                recording = gr.Audio(sources=["upload", "microphone"], type="filepath", elem_id="recording", buttons=[],
                                      label="or a recording of the voice, a second or more")
         common = [text, voice, recording]
         with gr.Tab("Side by side"), gr.Row():
             sides = []
-            for side, method in zip("AB", _first_two(studio.methods), strict=True):
+            for side, method in zip("AB", first_two(studio), strict=True):
                 with gr.Column():
                     sides += _side(gr, side, method, studio.methods, common, speak)
         with gr.Tab("Blind vote"):
@@ -125,9 +132,9 @@ def build(studio: Studio, votes: Votes) -> Any:
     return page.queue(max_size=limits.waiting)
 
 
-def _first_two(methods: list[str]) -> list[str]:
-    """What the two sides start with: the policy (or the first method) and its slowest rival."""
-    return [methods[0], "far" if "far" in methods else "car-1"]
+def first_two(studio: Studio) -> list[str]:
+    """What the two sides start with: what `dcar speak` speaks with, and its slowest rival."""
+    return [studio.start, "far" if "far" in studio.methods else "car-1"]
 
 
 def _side(gr: Any, side: str, method: str, methods: list[str], common: list[Any],
@@ -137,14 +144,15 @@ def _side(gr: Any, side: str, method: str, methods: list[str], common: list[Any]
     low, high = TEMPERATURES
     chosen = gr.Dropdown(methods, value=method, elem_id=f"method-{side}", label=f"Method {side}",
                          info="far: one token a step; car-k: k, faster and less sure; dcar: a policy chooses how many")
-    temperature = gr.Slider(low, high, 0.8, step=0.1, label="Temperature", elem_id=f"temperature-{side}")
+    temperature = gr.Slider(low, high, SAMPLING.temperature, step=0.1, label="Temperature",
+                            elem_id=f"temperature-{side}")
     seed = gr.Number(0, label="Seed", precision=0, elem_id=f"seed-{side}")
     button = gr.Button(f"Speak {side}", variant="primary", elem_id=f"speak-{side}")
     facts = gr.Markdown(elem_id=f"facts-{side}")
     kept = ["download"]  # and no button that would put the speech on a hub
     sound = gr.Audio(label="Speech, to hear again", interactive=False, buttons=kept, elem_id=f"sound-{side}")
     image = gr.Image(label="Chunks under spectrogram and phonemes", show_label=False, interactive=False,
-                     buttons=["fullscreen", *kept], elem_id=f"picture-{side}")
+                     buttons=["fullscreen", *kept], elem_id=f"picture-{side}", elem_classes="picture")
     playing = gr.Textbox(visible="hidden", elem_id=f"playing-{side}", max_lines=1)
     playing.change(None, [playing], None, js=taking(side), api_visibility="private")
     button.click(speak, [*common, chosen, temperature, seed], [sound, image, facts, playing], js=WAKE,
@@ -158,7 +166,7 @@ def main(arguments: list[str] | None = None) -> None:
     load_gradio()  # before models are loaded
     studio = Studio.load(config.decoder, config.far_decoder, config.policy, config.tokenizer, config.vocoder,
                          config.limits)
-    for method in _first_two(studio.methods):  # compiles and allocates, so that the first to come need not wait
+    for method in first_two(studio):  # compiles and allocates, so that the first to come need not wait
         studio.speak("Yes.", method=method)
     serve(studio, config)
 
@@ -167,7 +175,7 @@ def serve(studio: Studio, config: DemoConfig, block: bool = True) -> Any:
     """Serve the page; returns it, at once unless `block`. Nothing leaves this machine: no share link, no analytics."""
     page = build(studio, Votes(config.votes))
     page.launch(server_name=config.host, server_port=config.port, share=False, prevent_thread_lock=not block,
-                max_file_size=f"{math.ceil(config.megabytes)}mb", head=SCRIPT)
+                max_file_size=f"{math.ceil(config.megabytes)}mb", head=SCRIPT, css=STYLE)
     return page
 
 

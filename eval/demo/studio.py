@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +19,8 @@ from dcar.errors import AudioError, ConfigError, DCARError, TextError
 from dcar.model.load import text_encoder
 from dcar.prepare.prepared import load_prepared
 from dcar.prompts.together import check_together, made_by
-from dcar.sampling import SamplingConfig
 from dcar.sources.shipped import shipped
+from dcar.speak.defaults import METHOD, SAMPLING
 from dcar.speak.speaker import Speaker, Spoken
 from dcar.speak.voice import Voice, starter_voices
 from dcar.text.phonemes import PHONEME_VERSION
@@ -94,11 +94,16 @@ class Studio:
             names.append(name)
         return names
 
+    @property
+    def start(self) -> str:
+        """The method that `dcar speak` speaks with, or the first, where these models have no such one."""
+        return METHOD if METHOD in self.methods else self.methods[0]
+
     def speak(self, text: str, voice: str = "", recording: str | Path | None = None, method: str = "",
-              temperature: float = 0.8, top_k: int = 10, seed: int = 0) -> Take:
+              temperature: float = SAMPLING.temperature, top_k: int = SAMPLING.top_k, seed: int = 0) -> Take:
         """Speak a text with a voice of `voices`, or with that of a recording (a file), which goes first.
 
-        method: of `methods`, by default the first. TextError, AudioError, ConfigError for what is wrong or beyond the
+        method: of `methods`, by default `start`. TextError, AudioError, ConfigError for what is wrong or beyond the
         limits; LawError of a broken model. One request at a time.
         """
         *_, take = self._takes(text, voice, recording, method, temperature, top_k, seed, streamed=False)
@@ -106,7 +111,8 @@ class Studio:
         return take
 
     def stream(self, text: str, voice: str = "", recording: str | Path | None = None, method: str = "",
-               temperature: float = 0.8, top_k: int = 10, seed: int = 0) -> Iterator[np.ndarray | Take]:
+               temperature: float = SAMPLING.temperature, top_k: int = SAMPLING.top_k,
+               seed: int = 0) -> Iterator[np.ndarray | Take]:
         """As `speak`: the samples [n] in pieces as they become certain, and last the `Take`.
 
         A method that verifies whole sentences, and a vocoder that cannot speak in pieces, give one piece.
@@ -115,9 +121,9 @@ class Studio:
 
     def _takes(self, text: str, voice: str, recording: str | Path | None, method: str, temperature: float, top_k: int,
                seed: int, streamed: bool) -> Iterator[np.ndarray | Take]:
-        method = method or self.methods[0]
+        method = method or self.start
         self._check(text, method, temperature)
-        sampling = SamplingConfig(temperature=float(temperature), top_k=int(top_k))
+        sampling = replace(SAMPLING, temperature=float(temperature), top_k=int(top_k))
         (entry,) = make_methods([method], self.models, sampling)
         far = self.models.far_decoder
         decoder = far if far is not None and entry.decoder is far else self.models.decoder

@@ -12,6 +12,7 @@ from eval.report.listen import ink, shade
 
 WINDOW, STEP = 1024, 256  # samples of a frame of the spectrogram, and from one to the next
 NAMED = 80  # chunks, above which their sizes are not written: they would cover each other
+CLOSE = 8.0  # ends of chunks in an inch, above which their lines are faint: they would cover the sound
 Span = tuple[float, float, int]  # start and end in seconds, tokens
 Sound = tuple[float, float, str]  # start and end in seconds, phoneme (empty: silence)
 
@@ -27,12 +28,13 @@ def spectrum_picture(wave: np.ndarray, rate: int, chunks: Sequence[Span], phonem
     figure = Figure(figsize=(width, 3.1 + 0.3 * rows), dpi=110, layout="constrained")
     canvas = FigureCanvasAgg(figure)
     heard, *below = figure.subplots(rows, 1, sharex=True, height_ratios=(6, *[0.9] * (rows - 1)))
-    dark = colors == "magma"
+    dark, ends = colors == "magma", [end for _, end, _ in chunks]
+    strength = 0.6 if len(ends) <= CLOSE * width else 0.15
     _spectrogram(heard, wave, rate, colors)
     line = "white" if dark else "#c8442b"
-    heard.vlines([end for _, end, _ in chunks], *heard.get_ylim(), color=line, lw=0.6, alpha=0.6)
+    heard.vlines(ends, *heard.get_ylim(), color=line, lw=0.6, alpha=strength)
     if phonemes:
-        _phonemes(below[0], phonemes, [end for _, end, _ in chunks], width / max(1e-3, len(wave) / rate))
+        _phonemes(below[0], phonemes, ends, width / max(1e-3, len(wave) / rate), strength)
     _blocks(below[-1], chunks)
     below[-1].set(xlim=(0, len(wave) / rate))
     below[-1].set_xlabel("seconds")
@@ -59,8 +61,9 @@ def _spectrogram(panel: Any, wave: np.ndarray, rate: int, colors: str) -> None:
     panel.set_ylabel("kHz")
 
 
-def _phonemes(panel: Any, phonemes: Sequence[Sound], ends: Sequence[float], inches: float) -> None:
-    """inches: of a second. What has no room for its letters is written a line lower than what stands before it."""
+def _phonemes(panel: Any, phonemes: Sequence[Sound], ends: Sequence[float], inches: float, strength: float) -> None:
+    """inches: of a second; strength: of the lines where chunks end. What has no room for its letters is written a line
+    lower than what stands before it."""
     low, before = False, -1.0
     for start, end, phoneme in phonemes:
         middle = (start + end) / 2
@@ -70,7 +73,7 @@ def _phonemes(panel: Any, phonemes: Sequence[Sound], ends: Sequence[float], inch
         low = not low if (middle - before) * inches < 0.02 + 0.075 * len(phoneme) else False
         panel.text(middle, 0.24 if low else 0.66, phoneme, ha="center", va="center", fontsize=7.5)
         before = middle
-    panel.vlines(ends, 0, 1, color="#c8442b", lw=0.6, alpha=0.6)
+    panel.vlines(ends, 0, 1, color="#c8442b", lw=0.6, alpha=strength)
     panel.set(ylim=(0, 1), yticks=[])
     panel.set_ylabel("phonemes", fontsize=8, rotation=0, ha="right", va="center")
     panel.spines[["top", "right", "bottom", "left"]].set_visible(False)

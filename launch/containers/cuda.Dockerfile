@@ -23,7 +23,7 @@ RUN pip install --no-cache-dir ".${EXTRAS}" && pip install --no-cache-dir --no-d
 RUN useradd --create-home speaker && mkdir -p /dcar/runs && cp -r launch/recipes launch/accelerate /dcar/ && chown -R speaker /dcar
 USER speaker
 WORKDIR /dcar
-ENV DCAR_CACHE=/dcar/cache TOKENIZERS_PARALLELISM=false HF_HUB_DISABLE_TELEMETRY=1 \
+ENV DCAR_CACHE=/dcar/cache XDG_CACHE_HOME=/dcar/cache TOKENIZERS_PARALLELISM=false HF_HUB_DISABLE_TELEMETRY=1 \
     NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 RUN dcar doctor
 ENTRYPOINT ["dcar"]

@@ -9,6 +9,7 @@ from pathlib import Path
 import datasets
 import numpy as np
 import pytest
+import torch
 from compare_worker import WORDS, LevelJudge, ToneVocoder
 from tiny_data import CODES, tiny_split, write_prepared
 from tiny_training import tiny_config
@@ -22,7 +23,18 @@ from dcar.train import spoken
 from dcar.train.car import run as train
 from eval.methods.registry import Models
 from eval.results.store import Tools
-from launch.tune_voice import TuneVoiceConfig, advice, table, training_config, tune_voice
+from launch.tune_voice import (
+    TuneVoiceConfig,
+    advice,
+    by_sentences,
+    choose,
+    is_better,
+    mixture,
+    outcome,
+    table,
+    training_config,
+    tune_voice,
+)
 
 LENGTH = 6  # words, and tokens, of every sentence
 
@@ -105,13 +117,14 @@ def config(folder: Path, data: Path, start: Path, steps: int = 60, rate: float =
 
 
 def test_a_tuned_decoder_that_is_better_is_recommended(data, untrained, tmp_path):
-    settings = config(tmp_path, data, untrained, temperatures=[0.8])
+    settings = config(tmp_path, data, untrained, temperatures=[0.8], shares=[0.1, 1.0])
     found = tune_voice(settings, tools)
-    assert found["tuned_is_better"] and found["recommended"] == str(tmp_path / "voice" / "car")
+    assert found["tuned_is_better"] and found["recommended"] == str(tmp_path / "voice" / "car") and found["share"] == 1
+    assert [t["share"] for t in found["tried"]] == [0, 0.1, 1] and found["tried"][2]["wer"] < found["tried"][0]["wer"]
     row = found["rows"][0]
     assert row["method"] == "car-2@t0.4" and row["tuned"] < row["start"] and row["difference_ci"][1] < 0
     assert found["rows"][1]["method"] == "car-2@t0.8" and row["sentences"] == 20
-    assert found["bounds"] == {"ground truth resynthesised": 0.0}
+    assert found["bounds"] == {"ground truth resynthesised": {"wer": 0.0, "similarity": None}}
     assert "Take the tuned decoder" in table(found)
     assert json.loads((tmp_path / "voice" / "voice.json").read_text()) == json.loads(json.dumps(found))
     again = tune_voice(settings, tools)  # everything is there: nothing is trained or spoken
@@ -121,27 +134,70 @@ def test_a_tuned_decoder_that_is_better_is_recommended(data, untrained, tmp_path
 def test_the_decoder_as_it_was_stays_where_no_step_is_better(data, trained, tmp_path):
     found = tune_voice(config(tmp_path, data, trained, steps=4, rate=1.0, every=2), tools)
     assert found["recommended"] == str(trained) and not found["tuned_is_better"]
-    assert "no step of the training" in found["advice"] and "difference" not in found["rows"][0]
+    assert "none on the way" in found["advice"] and "difference" not in found["rows"][0] and not found["tried"]
     assert CARDecoder.from_pretrained(tmp_path / "voice" / "car").checksum() == load_decoder(trained).checksum()
 
 
-def test_the_last_step_that_is_worse_is_not_recommended(data, trained, tmp_path):
-    found = tune_voice(config(tmp_path, data, trained, steps=4, rate=1.0, sentences=0, every=1000), tools)
-    assert found["recommended"] == str(trained) and found["rows"][0]["difference_ci"][0] > 0
-    assert "the tuned one is worse" in found["advice"]
+def test_a_tuned_decoder_that_is_worse_on_dev_goes_no_further(data, trained, tmp_path):
+    found = tune_voice(config(tmp_path, data, trained, steps=4, rate=1.0, sentences=0, every=1000, shares=[1.0]), tools)
+    assert found["recommended"] == found["tuned"] == str(trained) and found["share"] == 0
+    assert found["tried"][1]["wer"] > found["tried"][0]["wer"] and "0% of the way" in table(found)
+
+
+def test_a_mixture_lies_between_the_two(data, untrained, trained, tmp_path):
+    """Its weights are on the line, it is a decoder that can be loaded, and all of the way is the tuned one itself."""
+    settings = config(tmp_path, data, untrained)
+    folder = mixture(settings, str(untrained), str(trained), 0.25)
+    first, last = (load_decoder(f).state_dict() for f in (untrained, trained))
+    for name, tensor in load_decoder(folder).state_dict().items():
+        torch.testing.assert_close(tensor, 0.75 * first[name] + 0.25 * last[name])
+    assert json.loads((Path(folder) / "provenance.json").read_text())["mixture"]["share"] == 0.25
+    assert mixture(settings, str(untrained), str(trained), 1.0) == str(trained)
+
+
+def test_the_fewest_errors_are_chosen_and_of_nearly_equals_the_nearest_voice():
+    tried = [{"share": s, "wer": w, "similarity": v} for s, w, v in (
+        (0.0, 0.100, 0.70), (0.5, 0.062, 0.73), (0.75, 0.058, 0.72), (1.0, 0.080, 0.76))]
+    assert choose(tried, 0.0) == 0.75 and choose(tried, 0.01) == 0.5 and choose(tried, 0.05) == 1.0
+    assert choose([{**t, "similarity": None} for t in tried], 0.01) == 0.5  # the smaller step, where nothing tells
+
+
+def said(errors: dict[str, int], similarity: float | None, text: str = "The tide came in.") -> list[dict]:
+    return [{"id": name, "text": text, "words": [n, 0, 0, 4], "duration": 1.0, "reference_duration": 2.0,
+             **({} if similarity is None else {"speaker_similarity": similarity + 0.001 * i})}
+            for i, (name, n) in enumerate(errors.items())]
+
+
+def test_texts_of_several_sentences_do_not_decide():
+    one, several = said({"a": 1}, None), said({"b": 3}, None, "The tide came in. It went out.")
+    assert by_sentences([*one, *several]) == (one, several) and by_sentences(several) == (several, [])
+
+
+def test_a_nearer_voice_decides_where_words_are_equal():
+    names = [f"u{i}" for i in range(30)]
+    before, after = said(dict.fromkeys(names, 1), 0.7), said(dict.fromkeys(names, 1), 0.72)
+    row = outcome(before, after, 200)
+    assert row["nearer"] == pytest.approx(0.02) and row["start_length"] == 0.5 and row["sentences"] == 30
+    assert is_better(row, 0.03) and "nearer to the voice" in advice(row, 0.03)
+    assert not is_better({**row, "difference_ci": [-0.01, 0.04]}, 0.03)  # words may have suffered
+    assert not is_better({**row, "nearer_ci": [-0.001, 0.03]}, 0.03)
+    assert not is_better(outcome(said(dict.fromkeys(names, 1), None), said(dict.fromkeys(names, 1), None), 200), 0.03)
+    assert "the tuned one is worse" in advice({**row, "difference_ci": [0.01, 0.04]}, 0.03)
 
 
 def test_a_difference_within_chance_says_what_could_have_been_seen():
     row = {"start": 0.2, "tuned": 0.18, "difference": -0.02, "difference_ci": [-0.06, 0.02], "detectable": 0.057,
-           "sentences": 64}
-    said = advice([row])
+           "sentences": 64, "nearer_ci": None}
+    said = advice(row, 0.03)
     assert "not better beyond chance" in said and "5.7 points" in said and "few" not in said
-    assert "12 sentences are few" in advice([{**row, "sentences": 12}])
+    assert "12 sentences are few" in advice({**row, "sentences": 12}, 0.03)
 
 
 def test_what_cannot_be_tuned_is_refused(data, tmp_path):
     with pytest.raises(ConfigError, match="one of the two"):
         TuneVoiceConfig()
+    with pytest.raises(ConfigError, match="shares"):
+        TuneVoiceConfig(data="x", shares=[])
     with pytest.raises(ConfigError, match="split=dev"):
         TuneVoiceConfig(data="x", split="dev")
     with pytest.raises(ConfigError, match="finetune_far_starter, finetune_starter"):

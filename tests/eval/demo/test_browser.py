@@ -1,5 +1,6 @@
-"""The page as a person meets it, in a headless browser: type, speak, hear while it is spoken, switch, vote blindly, a
-bad recording, a long text, two people at once, a phone. Skipped without gradio, selenium and chromium."""
+"""`dcar demo` as a person meets it, in a headless browser as wide as that of a desk or of a phone: type, speak, hear
+while it is spoken and again, switch, vote blindly, a bad recording, a long text, two people at once. Skipped without
+gradio, selenium and chromium."""
 
 from __future__ import annotations
 
@@ -8,20 +9,37 @@ import json
 import os
 import re
 import socket
+import subprocess
+import sys
 import time
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import pytest
 from browser import PHONE, driver, needs_browser, shoot, too_wide
 
-from eval.demo.page import DemoConfig, serve
-from eval.demo.studio import Limits, Studio
+from dcar.speak.defaults import METHOD, SAMPLING
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(
     not importlib.util.find_spec("gradio"), reason="no gradio (pip install '.[demo]')"), needs_browser]
 
 LONG = "The harbour was quiet, the boats lay still, and nobody had thought of the tide. " * 2
 SHOTS = os.environ.get("DEMO_SHOTS")  # a folder: pictures of the page are left there
+DESK = 1440
+WIDTHS = pytest.mark.parametrize("person", [DESK, PHONE], indirect=True)
+FRAME = """
+const image = document.querySelector("#picture-A img"), frame = image.parentElement;
+frame.scrollLeft = 0;
+return [Math.abs(image.getBoundingClientRect().left - frame.getBoundingClientRect().left), frame.clientWidth,
+  frame.scrollWidth];"""
+LISTEN = """
+const players = root => [...root.querySelectorAll("*")].flatMap(e => [...(e.tagName == "AUDIO" && e.src ? [e] : []),
+  ...(e.shadowRoot ? players(e.shadowRoot) : [])]);
+const done = arguments[1], box = document.querySelector(arguments[0]), [player] = box ? players(box) : [];
+if (!player) done(null);
+else fetch(player.src).then(got => got.arrayBuffer()).then(bytes => new AudioContext().decodeAudioData(bytes))
+  .then(sound => done([sound.duration, Math.max(...sound.getChannelData(0).map(Math.abs))]), () => done(null));"""
 
 
 @pytest.fixture(scope="module")
@@ -31,19 +49,38 @@ def votes(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def address(votes):
+    """Of the command itself, in a process of its own."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    studio = Studio.load(limits=Limits(characters=200, seconds=5.0, megabytes=1.0))
-    page = serve(studio, DemoConfig(port=port, megabytes=1.0, votes=str(votes)), block=False)
-    yield f"http://127.0.0.1:{port}/"
-    page.close()
+    log = votes / "log.txt"
+    with log.open("w") as told:
+        page = subprocess.Popen([sys.executable, "-m", "dcar.cli", "demo", f"port={port}", f"votes={votes}",
+                                 "characters=200", "seconds=5", "megabytes=1"], stdout=told, stderr=subprocess.STDOUT)
+    try:
+        end = time.monotonic() + 180
+        while not answers(f"http://127.0.0.1:{port}/"):
+            assert page.poll() is None and time.monotonic() < end, log.read_text()
+            time.sleep(0.5)
+        yield f"http://127.0.0.1:{port}/"
+    finally:
+        page.terminate()
+        page.wait(30)
+
+
+def answers(address: str) -> bool:
+    try:
+        with urllib.request.urlopen(address, timeout=10) as got:
+            return got.status == 200
+    except (urllib.error.URLError, ConnectionError, TimeoutError):
+        return False
 
 
 class Person:
     """A browser of its own, and what a person does with it."""
 
     def __init__(self, address: str, width: int):
+        self.width = width
         self.driver = driver(width, 1500, False, "--autoplay-policy=user-gesture-required")
         self.driver.get(address)
         self.box = self.until(lambda: self.one("#text textarea"))
@@ -95,9 +132,15 @@ class Person:
     def heard(self) -> list[dict]:
         return self.driver.execute_script("return window.dcarPlayer.log")
 
+    def kept(self, css: str) -> tuple[float, float]:
+        """Seconds and loudest sample of what an audio element would play."""
+        return tuple(self.until(lambda: self.driver.execute_async_script(LISTEN, css)))
+
     def shoot(self, name: str) -> None:
         if SHOTS:
-            shoot(self.driver, Path(SHOTS, f"{name}.png"))
+            time.sleep(1)  # what fades in has done so
+            self.driver.execute_script("scrollTo(0, 0)")
+            shoot(self.driver, Path(SHOTS, f"{name}-{self.width}.png"))
 
     def fits(self) -> bool:
         """Nothing is wider than the screen."""
@@ -106,7 +149,7 @@ class Person:
 
 @pytest.fixture
 def person(address, request):
-    one = Person(address, getattr(request, "param", 1280))
+    one = Person(address, getattr(request, "param", DESK))
     yield one
     one.driver.quit()
 
@@ -116,9 +159,9 @@ def test_sound_comes_while_it_is_spoken(person):
     person.type(LONG)
     person.click("#speak-A")
     person.until(person.heard)
-    assert "dcar:" not in person.facts("A")  # the utterance is not finished
+    assert f"{METHOD}:" not in person.facts("A")  # the utterance is not finished
     before = len(person.heard())
-    person.until(lambda: person.facts("A").startswith("dcar:"))
+    person.until(lambda: person.facts("A").startswith(f"{METHOD}:"))
     pieces = person.heard()
     assert len(pieces) > before and len({p["id"] for p in pieces}) == 1
     seconds = sum(p["seconds"] for p in pieces)
@@ -129,20 +172,39 @@ def test_sound_comes_while_it_is_spoken(person):
     assert state == "running" and person.driver.execute_script(clock)[1] > now  # it is playing
 
 
-def test_type_speak_switch_and_look(person):
-    person.type("We went home.")
-    person.speak("A", "dcar")
-    person.until(lambda: re.search(r"0:0[1-9]", person.one("#sound-A").text))  # can be heard again
-    assert person.until(lambda: person.one("#picture-A img")).size["width"] > 200
+@WIDTHS
+def test_it_begins_as_dcar_speak_does(person):
+    """One default for both; and nothing is wider than the screen before anything was done."""
+    assert person.one("#method-A input").get_attribute("value") == METHOD
+    assert float(person.one("#temperature-A input[type=number]").get_attribute("value")) == SAMPLING.temperature
+    assert person.fits()
+    person.shoot("start")
+
+
+@WIDTHS
+def test_type_speak_hear_switch_and_look(person):
+    person.type("We went home, and the tide came in.")
+    person.speak("A", METHOD)
+    seconds, loudest = person.kept("#sound-A")
+    said = float(re.search(r"([\d.]+) s of speech", person.facts("A"))[1])
+    assert seconds == pytest.approx(said, abs=0.01) and loudest > 0.05
+    image = person.until(lambda: person.one("#picture-A img"))
+    assert image.size["width"] > 550  # on a phone it scrolls, so that its letters can be read
+    frame, seen, whole = person.driver.execute_script(FRAME)
+    assert whole == max(seen, image.size["width"]) and frame <= 1  # from its left edge to its right
     person.speak("B", "far")
     person.until(lambda: person.one("#picture-B img"))
     assert [len(set(p["id"] for p in person.heard() if p["side"] == side)) for side in "AB"] == [1, 1]
     assert person.fits()
-    person.shoot("page-1280")
+    person.shoot("page")
     person.choose("A", "car-7")
     person.speak("A", "car-7")
+    said = float(re.search(r"([\d.]+) s of speech", person.facts("A"))[1])
+    person.until(lambda: abs(person.kept("#sound-A")[0] - said) < 0.01)  # the new sound, not the one before
+    assert person.fits()
 
 
+@WIDTHS
 def test_a_long_text_and_a_bad_recording(person, tmp_path):
     person.type("word " * 50)  # the box takes what is allowed
     assert len(person.box.get_attribute("value")) == 200
@@ -152,57 +214,54 @@ def test_a_long_text_and_a_bad_recording(person, tmp_path):
     time.sleep(2)
     person.click("#speak-B")
     person.until(lambda: "bad.wav: not readable" in person.body)
+    assert person.fits()
+    person.shoot("bad")
+    labels = [b.get_attribute("aria-label") for b in person.driver.find_elements("css selector", "#recording button")]
+    assert labels and not any("hub" in (name or "").lower() or "share" in (name or "").lower() for name in labels)
 
 
+@WIDTHS
 def test_a_blind_vote_is_counted(person, votes):
     """Neither method is named before the vote, both are after it, and the pair counts once."""
+    before = counted(votes)
     person.type("We went home.")
     person.tab("Blind vote")
     person.click("#blind-speak")
     person.until(lambda: person.one("#outcome") and "Which one sounds better?" in person.one("#outcome").text)
-    person.until(lambda: all(re.search(r"0:0[1-9]", person.one(f"#blind-{n}").text) for n in ("first", "second")))
+    assert all(person.kept(f"#blind-{n}")[1] > 0.05 for n in ("first", "second"))
     shown = person.one("#blind-first").text + person.one("#blind-second").text + person.one("#outcome").text
-    assert "dcar" not in shown and "far" not in shown
+    assert METHOD not in shown and "far" not in shown
     assert person.fits()
     person.click("#vote-second")
     person.until(lambda: "Counted. First:" in person.one("#outcome").text)
-    (line,) = (votes / "votes.jsonl").read_text().splitlines()
-    vote = json.loads(line)
+    vote = counted(votes)[-1]
     assert vote["preferred"] == vote["second"] and vote["text"] == "We went home."
-    assert f"Second: {vote['second']['method']} at 0.8" in person.one("#outcome").text
+    assert f"Second: {vote['second']['method']} at {SAMPLING.temperature:g}" in person.one("#outcome").text
     person.until(lambda: "exact binomial" in person.one("#votes").text)
-    person.shoot("blind-1280")
+    assert person.fits()
+    person.shoot("blind")
     person.click("#vote-first")
     person.until(lambda: "Nothing to vote on" in person.one("#outcome").text)
-    assert len((votes / "votes.jsonl").read_text().splitlines()) == 1
+    assert len(counted(votes)) == len(before) + 1
+
+
+def counted(votes: Path) -> list[dict]:
+    file = votes / "votes.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
 def test_two_people_at_once(address):
     """Both are served, each with the own text and sound."""
-    people = [Person(address, 1280), Person(address, 1280)]
+    people = [Person(address, DESK), Person(address, PHONE)]
     try:
         for person, text in zip(people, ("Yes, we do.", "The tide came in before the boats."), strict=True):
             person.type(text)
         for person in people:
             person.click("#speak-A")
         for person in people:
-            person.until(lambda p=person: p.facts("A").startswith("dcar:"))
+            person.until(lambda p=person: p.facts("A").startswith(f"{METHOD}:"))
         first, second = (sum(p["seconds"] for p in person.heard()) for person in people)
         assert 0 < first < second
     finally:
         for person in people:
             person.driver.quit()
-
-
-@pytest.mark.parametrize("person", [PHONE], indirect=True)
-def test_on_a_phone(person):
-    person.type("We went home.")
-    assert person.fits()
-    person.speak("A", "dcar")
-    image = person.until(lambda: person.one("#picture-A img"))
-    assert image.size["width"] <= PHONE and person.fits()
-    person.shoot("page-phone")
-    person.tab("Blind vote")
-    person.until(lambda: person.one("#blind-speak").is_displayed())
-    assert person.fits()
-    person.shoot("blind-phone")

@@ -231,7 +231,8 @@ def length(records: Sequence[Record]) -> float:
 def by_sentences(records: Sequence[Record]) -> tuple[list[Record], list[Record]]:
     """Those of texts of one sentence, as `dcar speak` says them, and those of several; where no text has one sentence,
     all stand first."""
-    one, several = [], []
+    one: list[Record] = []
+    several: list[Record] = []
     for record in records:
         (several if len(split_sentences(record["text"])) > 1 else one).append(record)
     return (one, several) if one else (several, [])

@@ -17,7 +17,7 @@ from dcar.model.draft import AnyDecoder
 from dcar.model.load import Shipped, load_decoder, load_policy, text_encoder
 from dcar.prompts.together import check_together, made_by
 from dcar.sampling import SamplingConfig
-from dcar.speak.defaults import METHOD, SAMPLING
+from dcar.speak.defaults import SAMPLING, method_for
 from dcar.speak.phrases import Phrase, phrases
 from dcar.speak.voice import Voice, read_voice, starter_voice
 from dcar.text.phonemes import PHONEME_VERSION
@@ -90,15 +90,17 @@ class Speaker:
 
     @classmethod
     def load(cls, decoder: str | Path = "starter", *, policy: str | Path = "starter",
-             tokenizer: str | Path = "starter", vocoder: str | Path = "starter", method: str = METHOD,
+             tokenizer: str | Path = "starter", vocoder: str | Path = "starter", method: str = "",
              sampling: SamplingConfig = SAMPLING, seed: int = 0, dial: float = 0.0) -> Speaker:
         """Each by folder, or "starter" for what ships; tokenizer and vocoder also by the names of `dcar.tokens.load`
         and `dcar.vocoder.load`.
 
-        method: dcar, dcar-sampled (the policy's choice drawn), car-K, or far (with "starter" the shipped FAR decoder).
+        method: dcar, dcar-sampled (the policy's choice drawn), car-K, or far (with "starter" the shipped FAR decoder);
+        "" = `method_for`.
         dial: of the policy, above 0 for longer chunks and less time, below for shorter ones (`PolicyChunk`).
         AssetError, CheckpointError, ConfigError or DataError where something is missing or does not belong together.
         """
+        method = method or method_for(str(policy), dial)
         which: Shipped = "far" if method == "far" else "decoder"
         speech_tokenizer = load_tokenizer(str(tokenizer))
         car, encode = load_decoder(decoder, starter=which), text_encoder(decoder, which)

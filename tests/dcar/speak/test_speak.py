@@ -20,6 +20,7 @@ from dcar import audio
 from dcar.cli import main as dcar_command
 from dcar.decoding import DecodeResult
 from dcar.errors import AudioError, CheckpointError, ConfigError, TextError
+from dcar.speak.defaults import METHOD, method_for
 from dcar.speak.phrases import BREATH_SECONDS, MAX_PHONEMES, PAUSE_SECONDS, phrases, split_clauses, split_sentences
 from dcar.speak.speaker import Speaker, make_method, timeline
 from dcar.speak.voice import read_voice
@@ -310,6 +311,11 @@ def test_sentences_end_at_their_marks():
 
 
 # --- models that do not fit -----------------------------------------------------------------------------------------
+
+
+def test_who_gives_a_policy_or_turns_one_means_it_to_decide():
+    given = [("starter", 0.0), ("runs/policy", 0.0), ("starter", -0.5)]
+    assert [method_for(policy, dial) for policy, dial in given] == [METHOD, "dcar", "dcar"]
 
 
 @pytest.mark.parametrize(("method", "message"), [

@@ -64,7 +64,7 @@ class RewardQualityConfig:
     utterances: int = setting(48, "Sentences, a group of rollouts each.", minimum=2)
     num_generations: int = setting(8, "Rollouts of a sentence.", minimum=3)
     sizes: list[int] = setting([], "Chunk sizes that are drawn; empty = 1..K.", minimum=1)
-    rewards: list[str] = setting(["wer@starter", "cer@starter", "log_likelihood@starter", "token_likelihood@starter",
+    rewards: list[str] = setting(["wer@starter", "log_likelihood@starter", "token_likelihood@starter",
                                   "token_distance"],
                                  "What is judged: wer, cer or log_likelihood, each @recogniser, token_likelihood@ a "
                                  "recogniser of tokens, and token_distance.")

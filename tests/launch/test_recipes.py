@@ -248,16 +248,17 @@ def test_two_batches_of_dcpo(recipe, tmp_path):
     if not config.chunk_range:
         assert config.guidance or config.forced_rows == "none"
         config.chunk_range = [2, 3]  # a profile would say so
-    if "token_distance" in config.reward_funcs:
-        config.data = str(shipped("prepared"))  # its tokenizer's codebook
-    trainer = build(config, base=tiny_decoder(7), vocoder=ToneVocoder(), recognizer=Judge(),
+    if {"token_distance", "token_likelihood"} & set(config.reward_funcs):
+        config.data = str(shipped("prepared"))  # its tokenizer's codebook, its phonemes
+    heads = max(7, *config.policy_sizes, 0)
+    trainer = build(config, base=tiny_decoder(heads), vocoder=ToneVocoder(), recognizer=Judge(),
                     train_items=tiny_items(2 * config.prompts_per_step), eval_items=None)
     before = {name: p.clone() for name, p in trainer.model.named_parameters()}
     trainer.train()
     log = [line for line in trainer.state.log_history if "reward" in line]
     assert len(log) == 2
     histogram = log[0]["action_histogram"]
-    assert len(histogram) == 7 and log[0]["failed_rewards"] == 0
+    assert len(histogram) == heads and log[0]["failed_rewards"] == 0
     assert all(f"rewards/{name}/mean" in log[0] for name in config.reward_funcs)
     assert log[0]["beta"] == 0  # of the first epoch
     assert any(not torch.equal(p, before[name]) for name, p in trainer.model.named_parameters())

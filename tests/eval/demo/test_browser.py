@@ -109,13 +109,30 @@ class Person:
         return said.text if said else ""
 
     def click(self, css: str) -> None:
-        button = self.until(lambda: self.one(css))
-        self.driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", button)
-        button.click()
+        self.press(lambda: self.one(css))
 
     def tab(self, name: str) -> None:
-        tabs = self.driver.find_elements("css selector", "button[role=tab]")
-        next(t for t in tabs if t.text == name and t.is_displayed()).click()
+        def shown():
+            tabs = self.driver.find_elements("css selector", "button[role=tab]")
+            return next((t for t in tabs if t.text == name and t.is_displayed()), None)
+
+        self.press(shown)
+
+    def press(self, button) -> None:
+        """Click on what `button` finds, once nothing lies over it: while the page is laid out its parts still move."""
+        from selenium.common.exceptions import ElementClickInterceptedException, StaleElementReferenceException
+
+        def pressed() -> bool:
+            if (found := button()) is None:
+                return False
+            try:
+                self.driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", found)
+                found.click()
+            except (ElementClickInterceptedException, StaleElementReferenceException):
+                return False
+            return True
+
+        self.until(pressed)
 
     def speak(self, side: str, method: str) -> None:
         self.click(f"#speak-{side}")
@@ -175,7 +192,7 @@ def test_sound_comes_while_it_is_spoken(person):
 @WIDTHS
 def test_it_begins_as_dcar_speak_does(person):
     """One default for both; and nothing is wider than the screen before anything was done."""
-    assert person.one("#method-A input").get_attribute("value") == METHOD
+    assert person.until(lambda: person.one("#method-A input")).get_attribute("value") == METHOD
     assert float(person.one("#temperature-A input[type=number]").get_attribute("value")) == SAMPLING.temperature
     assert person.fits()
     person.shoot("start")

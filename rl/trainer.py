@@ -398,9 +398,7 @@ class DCPOTrainer(ResilientTrainer):
             records = [RolloutRecord(item, 0, 0, result) for item, result in zip(mine, results, strict=True)]
             metrics.update({f"{metric_key_prefix}_{k}{suffix}": v for k, v in self._judge(records).items()})
         metrics[f"{metric_key_prefix}_seconds"] = time.perf_counter() - started
-        self.log(metrics)
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
-        return metrics
+        return self.evaluated(metrics)
 
     def _judge(self, records: list[RolloutRecord]) -> dict[str, Any]:
         heard = needs_sound(self.reward_funcs) or self.args.metric_for_best_model == "eval_wer"

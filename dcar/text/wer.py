@@ -187,10 +187,7 @@ def id_errors(reference: Sequence[int], hypothesis: Sequence[int]) -> WordErrors
     Raises TextError if it has none."""
     if not len(reference):
         raise TextError("a reference without ids has no error rate; remove the utterance")
-    if not len(hypothesis):
-        return WordErrors(0, len(reference), 0, len(reference), empty_hypothesis=True)
-    out = jiwer.process_words(" ".join(map(str, reference)), " ".join(map(str, hypothesis)))
-    return WordErrors(out.substitutions, out.deletions, out.insertions, len(reference))
+    return _aligned(" ".join(map(str, reference)), " ".join(map(str, hypothesis)), characters=False)
 
 
 def corpus_wer(errors: Sequence[WordErrors | None]) -> WERScore:
@@ -228,6 +225,11 @@ def _edit_counts(reference: str, hypothesis: str, characters: bool) -> WordError
     ref, hyp = normalize_transcript(reference), normalize_transcript(hypothesis)
     if not ref:
         raise TextError(f"reference {reference!r} has no words, so it has no error rate; remove the utterance")
+    return _aligned(ref, hyp, characters)
+
+
+def _aligned(ref: str, hyp: str, characters: bool) -> WordErrors:
+    """Edit counts of two texts as they stand, the reference not empty."""
     units = len(ref) if characters else len(ref.split())
     if not hyp:
         return WordErrors(0, units, 0, units, empty_hypothesis=True)

@@ -51,7 +51,7 @@ from dcar.train.batches import BucketBatchSampler, EpochLoader, SpeechDataset, c
 from dcar.train.callbacks import JsonlLog, TensorBoardLog
 from dcar.train.checkpoints import latest_checkpoint, step_of
 from dcar.train.frozen import FrozenStates, on_frozen_trunk
-from dcar.train.optim import ScaledAdam, cosine, eden
+from dcar.train.optim import ScaledAdam, adamw, cosine, eden
 from dcar.train.replay import ReplayBatchSampler, with_replay
 from dcar.train.resilient import ResilientTrainer
 from dcar.train.settings import RunSettings
@@ -203,13 +203,7 @@ class CARTrainer(ResilientTrainer):
             if self.config.optimizer == "scaled_adam":
                 self.optimizer = ScaledAdam(parameters, lr=self.config.learning_rate)
             else:
-                matrices = [p for p in parameters if p.dim() > 1]
-                others = [p for p in parameters if p.dim() <= 1]
-                self.optimizer = torch.optim.AdamW(
-                    [{"params": matrices, "weight_decay": self.config.weight_decay},
-                     {"params": others, "weight_decay": 0.0}],
-                    lr=self.config.learning_rate, betas=(0.9, 0.98), fused=True,
-                )
+                self.optimizer = adamw(parameters, self.config.learning_rate, self.config.weight_decay)
         return self.optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer=None):
@@ -257,9 +251,7 @@ class CARTrainer(ResilientTrainer):
         for k, (nats, share) in enumerate(zip(loss, accuracy, strict=True), start=1):
             metrics[f"{metric_key_prefix}_head{k}_loss"] = nats
             metrics[f"{metric_key_prefix}_head{k}_accuracy"] = share
-        self.log(metrics)
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
-        return metrics
+        return self.evaluated(metrics)
 
     def longest_batch(self) -> dict[str, Any]:
         longest = np.argsort(self.train_dataset.lengths)[::-1][: self.config.batch_size]

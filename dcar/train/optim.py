@@ -1,4 +1,4 @@
-"""ScaledAdam and Eden, the optimiser and schedule of the paper's stage one (App. C.1), re-implemented.
+"""ScaledAdam and Eden, the optimiser and schedule of the paper's stage one (App. C.1), re-implemented; and AdamW.
 
 ScaledAdam (Yao et al. 2023, Zipformer, §3.3): Adam whose step is proportional to each tensor's own root mean square,
 and which also learns that scale; gradients are clipped against a running median of their scaled norm.
@@ -15,6 +15,14 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from dcar.errors import ConfigError
+
+
+def adamw(parameters: Iterable[Tensor], rate: float, decay: float) -> torch.optim.AdamW:
+    """AdamW (betas 0.9, 0.98) that decays matrices by `decay`, and neither biases nor norms."""
+    every = list(parameters)
+    return torch.optim.AdamW([{"params": [p for p in every if p.dim() > 1], "weight_decay": decay},
+                              {"params": [p for p in every if p.dim() <= 1], "weight_decay": 0.0}],
+                             lr=rate, betas=(0.9, 0.98), fused=True)
 
 
 class ScaledAdam(Optimizer):

@@ -125,6 +125,12 @@ class ResilientTrainer(Trainer):
         """The batch that takes the most memory, where that is known before; see `rehearse`."""
         return None
 
+    def evaluated(self, metrics: dict[str, Any]) -> dict[str, Any]:
+        """What an evaluation of a trainer's own found: logged, and told to the callbacks as `Trainer.evaluate` does."""
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
     def rehearse(self) -> None:
         """Gradients of the longest batch, which are thrown away: a memory that is too small shows in the first minute
         and not on the third day. Draws and weights stay as they are."""

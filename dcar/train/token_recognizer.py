@@ -41,7 +41,7 @@ from dcar.train.batches import BucketBatchSampler, EpochLoader
 from dcar.train.callbacks import JsonlLog
 from dcar.train.car import is_sharded
 from dcar.train.checkpoints import latest_checkpoint, step_of
-from dcar.train.optim import cosine
+from dcar.train.optim import adamw, cosine
 from dcar.train.resilient import ResilientTrainer
 
 logger = logging.getLogger(__name__)
@@ -162,10 +162,7 @@ class TokenRecognizerTrainer(ResilientTrainer):
 
     def create_optimizer(self, model=None):
         if self.optimizer is None:
-            parameters = list(self.model.parameters())
-            groups = [{"params": [p for p in parameters if p.dim() > 1], "weight_decay": self.config.weight_decay},
-                      {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0}]
-            self.optimizer = torch.optim.AdamW(groups, lr=self.config.learning_rate, betas=(0.9, 0.98), fused=True)
+            self.optimizer = adamw(self.model.parameters(), self.config.learning_rate, self.config.weight_decay)
         return self.optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer=None):
@@ -196,11 +193,8 @@ class TokenRecognizerTrainer(ResilientTrainer):
             edits = sum(e.errors for e in errors.utterances if e is not None)
             sums = sums.new_tensor([nats, edits, errors.reference_words])
         nats, edits, phonemes = self.accelerator.reduce(sums, "sum").tolist()
-        metrics = {f"{metric_key_prefix}_loss": nats / phonemes,
-                   f"{metric_key_prefix}_phoneme_error_rate": edits / phonemes}
-        self.log(metrics)
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
-        return metrics
+        return self.evaluated({f"{metric_key_prefix}_loss": nats / phonemes,
+                               f"{metric_key_prefix}_phoneme_error_rate": edits / phonemes})
 
     def longest_batch(self) -> dict[str, Any]:
         longest = np.argsort(self.train_dataset.lengths)[::-1][: self.config.batch_size]

@@ -22,6 +22,8 @@ COMMANDS = {
     "train-recognizer": ("dcar.recognition.train", "the reward recogniser (NeMo FastConformer-CTC)"),
     "train-token-recognizer": ("dcar.train.token_recognizer",
                                "what reads phonemes in speech tokens, for the reward token_likelihood"),
+    "train-coherence": ("dcar.train.coherence",
+                        "how well the tokens of a chunk go together, for a policy after the draw"),
     "convert-backbone": ("dcar.model.backbones.convert",
                          "decoder from CosyVoice 2, LLaSA or another causal language model"),
     "retokenize": ("dcar.prepare.retokenize", "prepared corpus with such a decoder's own text tokens"),

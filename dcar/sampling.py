@@ -238,12 +238,21 @@ def histories(history: Tensor, tokens: Tensor) -> Tensor:
 
 def sample(law: Tensor, u: Tensor) -> Tensor:
     """Inverse of the cumulative law at u: law [..., V], u [...] -> ids [...]. An id of zero mass is never drawn."""
+    shape = torch.broadcast_shapes(law.shape[:-1], u.shape)  # searchsorted does not broadcast
+    return sample_several(law.expand(*shape, -1), u.expand(shape).unsqueeze(-1)).squeeze(-1)
+
+
+def sample_several(law: Tensor, u: Tensor) -> Tensor:
+    """The same, several times from every law: law [..., V], u [..., N] -> ids [..., N]."""
     cumulative = law.cumsum(-1, dtype=torch.float64)
-    if cumulative.shape[:-1] != u.shape:  # searchsorted does not broadcast
-        shape = torch.broadcast_shapes(cumulative.shape[:-1], u.shape)
-        cumulative, u = cumulative.expand(*shape, -1).contiguous(), u.expand(shape)
     total = cumulative[..., -1:].contiguous()
-    index = torch.searchsorted(cumulative, u.unsqueeze(-1) * total, right=True)  # ids whose cumulative law is <= u
+    index = torch.searchsorted(cumulative, u * total, right=True)  # ids whose cumulative law is <= u
     last = torch.searchsorted(cumulative, total)  # the last id with mass, should u * total round up to total
     # a law that is no law (NaN) must not lead out of the vocabulary: the caller's checks come later
-    return torch.minimum(index, last).squeeze(-1).clamp(max=law.shape[-1] - 1)
+    return torch.minimum(index, last).clamp(max=law.shape[-1] - 1)
+
+
+def shifted(u: Tensor, several: int) -> Tensor:
+    """Numbers u [...] in [0, 1), and `several` - 1 more at equal distances around the circle: [..., N]. Each alone is
+    as uniform as u; together they lie apart, so that chunks drawn at them differ. The first is u itself."""
+    return (u.unsqueeze(-1) + torch.arange(several, device=u.device, dtype=u.dtype) / several) % 1

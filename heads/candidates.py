@@ -11,29 +11,37 @@ import torch
 from torch import Tensor, nn
 
 FEATURES = ("drawn", "best", "entropy")
-"""Of each candidate: log-probability of the drawn token, of the likeliest one, and entropy of the law; all in nats."""
+"""Of each candidate: log-probability of the drawn token, of the likeliest one, and entropy of the law; all in nats.
+Behind them may stand what the token adds to the coherence of its chunk (heads/coherence.py)."""
+COHERENCE = len(FEATURES)
+"""Where that stands."""
 UNLIKELY = -8.0  # log-probabilities below say the same
-OF_AN_END = 15  # numbers about one end, see `end_features`
 GAIN = 8.0  # of the linear part: its dozen weights have to move far in a few hundred updates, each of a learning rate
 
 
 def candidate_features(logits: Tensor, tokens: Tensor) -> Tensor:
-    """logits [..., K, V] of the heads and the tokens [..., K] drawn from them -> [..., K, 3] float32: FEATURES."""
+    """logits [..., K, V] of the heads and the tokens [..., K] drawn from them -> [..., K, 3] float32: FEATURES. Of
+    several draws, tokens [..., N, K], -> [..., N, K, 3]."""
     log_law = logits.float().log_softmax(-1)
-    drawn = log_law.gather(-1, tokens.unsqueeze(-1)).clamp(min=UNLIKELY)
     # 0 log 0 = 0, for laws with impossible tokens
-    entropy = -torch.linalg.vecdot(log_law.exp(), log_law.clamp(min=torch.finfo(torch.float32).min)).unsqueeze(-1)
-    return torch.cat((drawn, log_law.amax(-1, keepdim=True), entropy), dim=-1)
+    entropy = -torch.linalg.vecdot(log_law.exp(), log_law.clamp(min=torch.finfo(torch.float32).min))
+    law = torch.stack((log_law.amax(-1), entropy), -1)  # [..., K, 2], the same for all draws
+    several = tokens.dim() == logits.dim()
+    drawn = log_law.gather(-1, tokens.mT if several else tokens.unsqueeze(-1)).clamp(min=UNLIKELY)
+    if not several:
+        return torch.cat((drawn, law), -1)
+    return torch.cat((drawn.mT.unsqueeze(-1), law.unsqueeze(-3).expand(*tokens.shape, 2)), -1)
 
 
 def end_features(candidates: Tensor) -> Tensor:
-    """About every end a = 1..K: [..., K, 3] -> [..., K, 15]. The features of the last kept token and of the first one
-    that is dropped (0 behind the last, and a flag that says so), means and sums (in eighths) over what is kept, and the
-    length itself. Sums are what a longer chunk adds, so a weight on one is `Confidence` (dcar/decoding/chunks.py)."""
+    """About every end a = 1..K: [..., K, F] -> [..., K, 4F + 3]. The F features of the last kept token and of the first
+    one that is dropped (0 behind the last, and a flag that says so), means and sums (in eighths) over what is kept, and
+    the length itself. Sums are what a longer chunk adds, so a weight on one is `Confidence` (dcar/decoding/chunks.py),
+    and the sum over the coherence is the log-ratio of the chunk."""
     k = candidates.shape[-2]
     size = torch.arange(1, k + 1, device=candidates.device, dtype=candidates.dtype).view(k, 1)
     dropped = nn.functional.pad(candidates[..., 1:, :], (0, 0, 0, 1))
-    sums = candidates.cumsum(-2)  # [..., K, 3]
+    sums = candidates.cumsum(-2)  # [..., K, F]
     length = torch.cat((size / 8, size.log(), (size == k).to(size.dtype)), -1).expand(*candidates.shape[:-1], 3)
     return torch.cat((candidates, dropped, sums / size, sums / 8, length), dim=-1)
 
@@ -44,10 +52,13 @@ class EndScores(nn.Module):
     No weight belongs to one end, so a policy reads decoders of any number of heads. It begins at 0: all ends alike.
     """
 
-    def __init__(self, width: int):
+    def __init__(self, width: int, features: int = len(FEATURES)):
+        """features: F, of every candidate."""
         super().__init__()
-        self.linear = nn.Linear(OF_AN_END, 1, bias=False)
-        self.inner = nn.Linear(OF_AN_END, width)
+        self.features = features
+        of_an_end = 4 * features + 3
+        self.linear = nn.Linear(of_an_end, 1, bias=False)
+        self.inner = nn.Linear(of_an_end, width)
         self.outer = nn.Linear(width, 1, bias=False)
         nn.init.zeros_(self.linear.weight)
         nn.init.zeros_(self.outer.weight)
@@ -57,10 +68,21 @@ class EndScores(nn.Module):
         with torch.no_grad():
             self.linear.weight[0, FEATURES.index("drawn")] = nats / GAIN
 
+    def end_on_coherent(self) -> None:
+        """Besides, a nat for each nat of the log-ratio of what is kept."""
+        with torch.no_grad():
+            self.linear.weight[0, 3 * self.features + COHERENCE] = 8 / GAIN  # the sums are in eighths
+
     def forward(self, candidates: Tensor, state: Tensor | None = None) -> Tensor:
-        """candidates [..., K, 3], state [..., width] of the hidden states so far (or none) -> scores [..., K]."""
+        """candidates [..., K, F], state [..., width] of the hidden states so far (or none; one for all draws
+        [..., N, K, F]) -> scores [..., K]."""
         ends = end_features(candidates)
         inner = self.inner(ends)
         if state is not None:
-            inner = inner + state.unsqueeze(-2)
+            inner = inner + over_draws(state, candidates).unsqueeze(-2)
         return (GAIN * self.linear(ends) + self.outer(nn.functional.silu(inner))).squeeze(-1)
+
+
+def over_draws(state: Tensor, candidates: Tensor) -> Tensor:
+    """A state [B, R] for candidates of several draws [B, N, K, F]: [B, 1, R]; as it is where it has their shape."""
+    return state.unsqueeze(-2) if state.dim() < candidates.dim() - 1 else state

@@ -6,7 +6,8 @@ decoder (`width=None`); a bottleneck (for example 256) reads the same states thr
 nothing (docs/architecture.md).
 
 Not the paper's: a policy that decides after the draw, from the candidates alone ("candidates", heads/candidates.py), or
-from them and the hidden states ("both").
+from them and the hidden states ("both"). It may hold a coherence (heads/coherence.py), trained before it, which says of
+the candidates how well they go together.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from dcar.errors import CheckpointError
-from heads.candidates import EndScores
+from heads.candidates import FEATURES, EndScores
 from heads.checkpoint import Checkpoint
+from heads.coherence import Coherence, CoherenceConfig, coherent_features
 from heads.layers import KVCache, RotaryTable, TransformerLayer, last_of
 
 READS = ("hidden", "candidates", "both")
@@ -40,6 +42,9 @@ class ChunkPolicyConfig:
     reads: str = "hidden"  # one of READS
     sizes: tuple[int, ...] = ()  # chunk sizes that it chooses among; empty = all of 1..K
     score_width: int = 32  # of the network that scores ends, where it reads candidates
+    coherence_width: int = 0  # of the coherence that it holds; 0 = none
+    coherence_embedding: int = 0
+    coherence_ids: int = 0  # that the decoder's heads may draw
 
     def __post_init__(self) -> None:
         if self.reads not in READS:
@@ -52,6 +57,9 @@ class ChunkPolicyConfig:
         if self.layer_width % self.num_attention_heads or self.layer_width // self.num_attention_heads % 2:
             raise CheckpointError(f"a policy's width {self.layer_width} must be num_attention_heads "
                                   f"{self.num_attention_heads} times an even number")
+        if self.coherence_width and not self.after_draw:
+            raise CheckpointError("a policy that decides before the draw sees no candidates, so none go together: a "
+                                  "coherence is for one that reads candidates")
         if wrong := [str(size) for size in (*self.chunk_range, *self.sizes) if not 1 <= size <= self.num_actions]:
             raise CheckpointError(f"a policy of {self.num_actions} actions cannot keep {', '.join(wrong)} tokens")
 
@@ -65,9 +73,23 @@ class ChunkPolicyConfig:
         return self.reads != "hidden"
 
     @property
+    def features(self) -> int:
+        """What it sees of each candidate."""
+        return len(FEATURES) + (self.coherence_width > 0)
+
+    @property
     def reach(self) -> int:
         """The longest chunk that it may ask for."""
         return max(self.sizes, default=self.num_actions)
+
+
+def shape_of(coherence: Coherence | None) -> dict[str, int]:
+    """What a `ChunkPolicyConfig` says of the coherence that its policy holds."""
+    if coherence is None:
+        return {}
+    shape = coherence.config
+    return {"coherence_width": shape.width, "coherence_embedding": shape.embedding_size,
+            "coherence_ids": shape.vocab_size}
 
 
 class ChunkPolicy(Checkpoint):
@@ -83,7 +105,12 @@ class ChunkPolicy(Checkpoint):
     def __init__(self, config: ChunkPolicyConfig):
         super().__init__()
         self.config = config
-        self.scores = EndScores(config.score_width) if config.after_draw else None
+        self.scores = EndScores(config.score_width, config.features) if config.after_draw else None
+        self.coherence: Coherence | None = None
+        if config.coherence_width:
+            self.coherence = Coherence(CoherenceConfig(config.hidden_size, config.num_actions, config.coherence_ids,
+                                                       config.coherence_embedding, config.coherence_width))
+            self.coherence.requires_grad_(False)  # it learns from recordings, not from rewards
         self.register_buffer("unused", torch.ones(config.num_actions, dtype=torch.bool), persistent=False)
         self.restore_buffers()
         self.layer: TransformerLayer | None = None
@@ -101,9 +128,14 @@ class ChunkPolicy(Checkpoint):
             nn.init.zeros_(self.output.weight)
             nn.init.zeros_(self.output.bias)
 
+    def see(self, hidden: Tensor, logits: Tensor, tokens: Tensor) -> Tensor:
+        """What it sees of the tokens [..., n] that were drawn from logits [..., n, V], behind the hidden states
+        [..., D]: candidates [..., n, F]."""
+        return coherent_features(self.coherence, hidden, logits, tokens)
+
     def forward(self, hidden: Tensor, positions: Tensor | None = None, candidates: Tensor | None = None) -> Tensor:
         """Scores of all sizes, causally: hidden [B, S, D] -> [B, S, K], or [B, M, K] at the decisions' positions
-        [B, M]. A policy after the draw needs these and their candidates [B, M, K, 3]. Padding may stand at the end."""
+        [B, M]. A policy after the draw needs these and their candidates [B, M, K, F]. Padding may stand at the end."""
         reading = None
         if self.layer is not None:
             x = self.input(self.input_norm(hidden))
@@ -114,7 +146,7 @@ class ChunkPolicy(Checkpoint):
         return self.score(reading, candidates)
 
     def score(self, reading: Tensor | None, candidates: Tensor | None = None) -> Tensor:
-        """Scores [..., K] from a reading of the hidden states [..., R] and the candidates [..., n, 3], of which there
+        """Scores [..., K] from a reading of the hidden states [..., R] and the candidates [..., n, F], of which there
         may be less than K: what is longer is not chosen."""
         if self.scores is None:
             assert reading is not None
@@ -177,8 +209,13 @@ class PolicyReader:
         """hidden [B, m, D], of which counts [B] are new -> reading [B, R] of the last one; None where it reads none."""
         return None if self.cache is None else last_of(self.policy.extend(self.cache, hidden, counts), counts)
 
+    def see(self, hidden: Tensor, logits: Tensor, tokens: Tensor) -> Tensor:
+        """As `ChunkPolicy.see`."""
+        return self.policy.see(hidden, logits, tokens)
+
     def law(self, reading: Tensor | None, candidates: Tensor | None = None) -> Tensor:
-        """Log-law [B, K] of the next size, from a reading and, after the draw, the candidates [B, n, 3]."""
+        """Log-law [B, K] of the next size from a reading; after the draw [B, N, K], from the candidates [B, N, n, F] of
+        N chunks drawn side by side, too."""
         return self.policy.score(reading, candidates).float().log_softmax(-1)
 
     def select(self, rows: Tensor) -> None:

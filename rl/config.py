@@ -32,7 +32,7 @@ GRPO_SETTINGS = {
 
 NOT_OURS = {f.name: f.default for f in dataclasses.fields(GRPOConfig)
             if f.name not in GRPO_SETTINGS | {g.name for g in dataclasses.fields(TrainingArguments)}}
-STARTS = ("uniform", "sure-last")  # what a new policy that sees candidates does
+STARTS = ("uniform", "sure-last", "coherent")  # what a new policy that sees candidates does
 # filled in by GRPOConfig and TrainingArguments from other settings
 DERIVED = set(NOT_OURS) | {"accelerator_config", "fsdp_config"}
 
@@ -111,8 +111,11 @@ class DCPOConfig(GRPOConfig):
     policy_reads: str = setting("hidden", "What it decides from: hidden states (the paper's, before the draw), "
                                           "candidates (what the heads drew), or both.", choices=READS)
     policy_sizes: list[int] = setting([], "Chunk sizes that it chooses among; empty = all.", minimum=1)
-    policy_start: str = setting("uniform", "What a new policy that sees candidates does: all sizes alike, or end on "
-                                           "likely tokens (sure-last, the rule by hand).", choices=STARTS)
+    policy_coherence: str = setting("", "A folder of `dcar train-coherence` that a new policy takes along, so that it "
+                                        "sees how well candidates go together; empty = it does not.")
+    policy_start: str = setting("uniform", "What a new policy that sees candidates does: all sizes alike, end on "
+                                           "likely tokens (sure-last, the rule by hand), or besides while they go "
+                                           "together (coherent).", choices=STARTS)
     score_width: int = setting(32, "Width of the network that scores ends, where it reads candidates.", minimum=1)
     policy_width: int | None = setting(256, "Width of the policy's layer; null = the decoder's, the paper's.",
                                        minimum=1)

@@ -29,7 +29,6 @@ from dcar.model.load import load_decoder
 from dcar.process import run_command
 from dcar.tracking import write_json
 from heads.build import Heads
-from heads.candidates import candidate_features
 from heads.layers import last_of
 from heads.policy import ChunkPolicy
 
@@ -78,7 +77,7 @@ class ServingStepAfterDraw(nn.Module):
         [B, K], head logits [B, n, V + 1], and the tokens drawn [B, n]."""
         logits = self.heads(last_of(hidden, lengths), self.policy.config.reach)
         tokens = (logits + noise).argmax(-1)
-        candidates = candidate_features(logits, tokens)
+        candidates = self.policy.see(last_of(hidden, lengths), logits, tokens)
         actions = self.policy(hidden, (lengths - 1)[:, None], candidates[:, None])[:, 0]
         return actions, logits, tokens
 
@@ -170,7 +169,8 @@ def policy_card(policy: ChunkPolicy, source: dict[str, Any], codes: int = 0) -> 
                      f"{list(config.chunk_range)}"),
          ("decoder", f"checksum `{config.base_checksum or 'not bound'}`, hidden size {config.hidden_size}"),
          ("speech tokenizer", config.tokenizer or "not recorded"),
-         ("reads", READ[config.reads] + (f"; chooses among {list(config.sizes)} tokens" if config.sizes else "")),
+         ("reads", READ[config.reads] + ("; how well they go together" if config.coherence_width else "")
+                  + (f"; chooses among {list(config.sizes)} tokens" if config.sizes else "")),
          ("size", f"{size:,} parameters" + (
              "" if config.reads == "candidates" else
              f", a layer {config.layer_width} wide with {config.num_attention_heads} heads")),

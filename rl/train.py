@@ -35,7 +35,8 @@ from dcar.storage import digest, files_of, writing
 from dcar.tracking import provenance, write_json
 from dcar.train.checkpoints import latest_checkpoint, why_incomplete
 from dcar.vocoder.base import Vocoder
-from heads.policy import ChunkPolicy, ChunkPolicyConfig
+from heads.coherence import Coherence
+from heads.policy import ChunkPolicy, ChunkPolicyConfig, shape_of
 from rl.config import DCPOConfig, save_settings
 from rl.export import policy_card
 from rl.rewards import (
@@ -142,23 +143,36 @@ def make_policy(config: DCPOConfig, base: AnyDecoder, checksum: str) -> ChunkPol
     if config.range_prior and config.policy_reads != "hidden":
         raise ConfigError("range_prior is for policies that read hidden states; after the draw, policy_sizes says what "
                           "they choose among: leave range_prior out")
+    if config.policy_start == "coherent" and not config.policy_coherence:
+        raise ConfigError("policy_start=coherent begins from how well candidates go together: give policy_coherence=…, "
+                          "a folder of `dcar train-coherence`")
+    if config.policy_coherence and (config.policy or config.policy_reads == "hidden"):
+        raise ConfigError("policy_coherence is for a new policy that sees candidates: leave it out where `policy` is "
+                          "given or policy_reads=hidden")
     if config.policy:
         policy = load_policy(config.policy)
         policy.check_base(checksum)
         policy.config.base_checksum = checksum
         policy.config.chunk_range = tuple(config.chunk_range)
         return policy.train()
+    coherence = Coherence.from_pretrained(config.policy_coherence) if config.policy_coherence else None
+    if coherence is not None:
+        coherence.check_base(checksum)
     torch.manual_seed(config.seed)
     try:
         policy = ChunkPolicy(ChunkPolicyConfig(
             base.config.hidden_size, base.config.num_prediction_heads, config.policy_width, config.policy_heads,
             config.policy_ffn_size, tuple(config.chunk_range), checksum, base.config.tokenizer, config.policy_reads,
-            tuple(config.policy_sizes), config.score_width))
+            tuple(config.policy_sizes), config.score_width, **shape_of(coherence)))
     except (CheckpointError, ValueError) as error:
         raise ConfigError(f"policy_width, policy_heads, policy_sizes, chunk_range do not fit: {error}") from error
     if policy.scores is not None:
-        if config.policy_start == "sure-last":
+        if coherence is not None and policy.coherence is not None:
+            policy.coherence.load_state_dict(coherence.state_dict())
+        if config.policy_start != "uniform":
             policy.scores.end_on_likely()
+        if config.policy_start == "coherent":
+            policy.scores.end_on_coherent()
         return policy
     sizes = torch.arange(1, policy.config.num_actions + 1)
     policy.output.bias.data[torch.isin(sizes, torch.tensor(config.chunk_range))] = config.range_prior

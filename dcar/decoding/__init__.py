@@ -1,8 +1,11 @@
 """The one decoding loop, and the chunk-wise methods that need no verification."""
 
 from dcar.decoding.chunks import (
+    AfterDraw,
+    Choice,
     ChunkMethod,
     ChunkSchedule,
+    CoherentChunk,
     Confidence,
     FixedChunk,
     PolicyChunk,
@@ -13,6 +16,6 @@ from dcar.decoding.loop import Draft, Kept, Method, Session, decode
 from dcar.decoding.records import DecodeResult, Prompt
 
 __all__ = [
-    "ChunkMethod", "ChunkSchedule", "Confidence", "DecodeResult", "Draft", "FixedChunk", "Kept", "Method",
-    "PolicyChunk", "Prompt", "RandomChunk", "Session", "SureLast", "decode",
+    "AfterDraw", "Choice", "ChunkMethod", "ChunkSchedule", "CoherentChunk", "Confidence", "DecodeResult", "Draft",
+    "FixedChunk", "Kept", "Method", "PolicyChunk", "Prompt", "RandomChunk", "Session", "SureLast", "decode",
 ]

@@ -7,6 +7,9 @@ Not the paper's: schedules after the draw see all candidates before they choose 
 read them (heads/candidates.py), and two rules by hand, `SureLast` and `Confidence`. What is dropped is drawn again,
 from another law at the same random number. Such a choice favours some tokens over others, which is its purpose: the law
 of what is spoken is not the heads'.
+
+Several chunks may be drawn side by side from the same laws, of which the one that goes together best is spoken
+(heads/coherence.py): importance resampling from the product of the heads' laws towards their joint law.
 """
 
 from __future__ import annotations
@@ -14,16 +17,25 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from dcar.decoding.loop import Draft, Kept, Session
 from dcar.errors import ConfigError
-from dcar.sampling import sample
-from heads.candidates import candidate_features
+from dcar.sampling import sample, sample_several, shifted
+from heads.candidates import COHERENCE, candidate_features
+from heads.coherence import Coherence, coherent_features
 from heads.policy import ChunkPolicy
+
+
+class Choice(NamedTuple):
+    """What a schedule chose for every row."""
+
+    sizes: Tensor  # [B] in 1..K
+    log_probs: Tensor | None = None  # [B] of the sizes, from a policy
+    draw: Tensor | None = None  # [B] which of the chunks drawn side by side, where there are several
 
 
 class ChunkSchedule(Protocol):
@@ -34,18 +46,25 @@ class ChunkSchedule(Protocol):
 
     def begin(self, session: Session) -> None: ...
 
-    def choose(self, session: Session, hidden: Tensor, counts: Tensor,
-               candidates: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Chunk sizes [B] in 1..K and, from a policy, their log-probabilities [B]. candidates [B, n, 3]: what
-        `candidate_features` says of the tokens drawn."""
+    def choose(self, session: Session, hidden: Tensor, counts: Tensor, candidates: Tensor | None) -> Choice:
+        """candidates [B, N, n, F]: what `see` says of the chunks drawn, for schedules `AfterDraw`."""
 
     def select(self, rows: Tensor) -> None: ...
+
+
+class AfterDraw(ChunkSchedule, Protocol):
+    """Decides when the candidates are drawn."""
+
+    draws: int  # N, how many chunks are drawn side by side
+
+    def see(self, session: Session, logits: Tensor, tokens: Tensor) -> Tensor:
+        """What it sees of chunks [B, N, n] drawn from logits [B, n, V + 1]: candidates [B, N, n, F]."""
 
 
 class ChunkMethod:
     """Emit the tokens of heads 1..a for the size a that the schedule gives; heads sample independently given h."""
 
-    def __init__(self, schedule: ChunkSchedule):
+    def __init__(self, schedule: ChunkSchedule | AfterDraw):
         self.schedule = schedule
         self.name = schedule.name
 
@@ -56,16 +75,21 @@ class ChunkMethod:
         return None
 
     def keep(self, session: Session, hidden: Tensor, counts: Tensor, draft: Draft | None) -> Kept:
-        candidates = None
-        if seen := self.schedule.candidates:
-            logits = session.model.heads(session.last_hidden, seen)
-            tokens, _ = draw_chunk(session, logits)
-            candidates = candidate_features(logits, tokens)
-        sizes, log_probs = self.schedule.choose(session, hidden, counts, candidates)
-        widest = int(sizes.max())
-        if candidates is None:  # only the heads that are kept are evaluated
-            tokens, _ = draw_chunk(session, session.model.heads(session.last_hidden, widest))
-        return Kept(tokens[:, :widest], sizes, actions=sizes, log_probs=log_probs, candidates=candidates)
+        if self.schedule.candidates:
+            return self._keep_after_draw(self.schedule, session, hidden, counts)  # type: ignore[arg-type]
+        sizes, log_probs, _ = self.schedule.choose(session, hidden, counts, None)
+        widest = int(sizes.max())  # only the heads that are kept are evaluated
+        tokens, _ = draw_chunk(session, session.model.heads(session.last_hidden, widest))
+        return Kept(tokens, sizes, actions=sizes, log_probs=log_probs)
+
+    @staticmethod
+    def _keep_after_draw(schedule: AfterDraw, session: Session, hidden: Tensor, counts: Tensor) -> Kept:
+        logits = session.model.heads(session.last_hidden, schedule.candidates)
+        chunks = draw_chunks(session, logits, schedule.draws)
+        candidates = schedule.see(session, logits, chunks)
+        sizes, log_probs, draw = schedule.choose(session, hidden, counts, candidates)
+        tokens, seen = of_draw(chunks, draw), of_draw(candidates, draw)
+        return Kept(tokens[:, : int(sizes.max())], sizes, actions=sizes, log_probs=log_probs, candidates=seen)
 
     def select(self, rows: Tensor) -> None:
         self.schedule.select(rows)
@@ -77,14 +101,42 @@ def draw_chunk(session: Session, logits: Tensor) -> tuple[Tensor, Tensor]:
         law, position = head_laws(session, logits)
         return sample(law, session.uniform("token", position)), law
     position = session.generated[:, None] + torch.arange(logits.shape[1], device=logits.device)
-    u = session.uniform("token", position)
+    return _without_repetition(session, logits, position, session.uniform("token", position))
+
+
+def draw_chunks(session: Session, logits: Tensor, draws: int) -> Tensor:
+    """Several chunks [B, N, k] from the same logits [B, k, V + 1]. The first is `draw_chunk`'s; the others stand at
+    numbers at equal distances from its own (`shifted`), so each alone is drawn from the heads' laws, too."""
+    if draws == 1:
+        return draw_chunk(session, logits)[0].unsqueeze(1)
+    if not session.sampling.repetition_window:
+        law, position = head_laws(session, logits)
+        return sample_several(law, shifted(session.uniform("token", position), draws)).mT
+    position = session.generated[:, None] + torch.arange(logits.shape[1], device=logits.device)
+    u = shifted(session.uniform("token", position), draws)
+    return torch.stack([_without_repetition(session, logits, position, one)[0] for one in u.unbind(-1)], 1)
+
+
+def _without_repetition(session: Session, logits: Tensor, position: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    """`draw_chunk` at numbers u [B, k], where what is a repetition depends on the tokens before in the same chunk."""
     tokens, laws = position[:, :0], []
-    for j in range(logits.shape[1]):  # what is a repetition depends on the tokens before in the same chunk
+    for j in range(logits.shape[1]):
         history = session.histories(tokens)
         assert history is not None
         laws.append(session.law(logits[:, j], position[:, j], history[:, -1]))
         tokens = torch.cat((tokens, sample(laws[-1], u[:, j])[:, None]), dim=1)
     return tokens, torch.stack(laws, dim=1)
+
+
+def of_draw(chunks: Tensor, draw: Tensor | None) -> Tensor:
+    """Of what belongs to chunks drawn side by side [B, N, …], that of the draw [B] that was chosen: [B, …]."""
+    return chunks[:, 0] if draw is None else chunks[torch.arange(len(draw), device=draw.device), draw]
+
+
+def resampled(candidates: Tensor) -> Tensor:
+    """Log-share of each draw among those of its row, for every size: candidates [B, N, n, F] with their coherence ->
+    [B, N, n]. A chunk of a tokens weighs its density ratio, the exponential of its log-ratio r_a."""
+    return candidates[..., COHERENCE].cumsum(-1).log_softmax(1)
 
 
 class FixedChunk:
@@ -100,9 +152,8 @@ class FixedChunk:
         check_size(self.size, session)
         self._sizes = torch.full_like(session.rows, self.size)
 
-    def choose(self, session: Session, hidden: Tensor, counts: Tensor,
-               candidates: Tensor | None) -> tuple[Tensor, None]:
-        return self._sizes, None
+    def choose(self, session: Session, hidden: Tensor, counts: Tensor, candidates: Tensor | None) -> Choice:
+        return Choice(self._sizes)
 
     def select(self, rows: Tensor) -> None:
         self._sizes = self._sizes[rows]
@@ -132,20 +183,24 @@ class RandomChunk(_AmongSizes):
     def __init__(self, sizes: Sequence[int], name: str | None = None):
         super().__init__(sizes, name or f"random-{'-'.join(map(str, sizes))}")
 
-    def choose(self, session: Session, hidden: Tensor, counts: Tensor,
-               candidates: Tensor | None) -> tuple[Tensor, None]:
+    def choose(self, session: Session, hidden: Tensor, counts: Tensor, candidates: Tensor | None) -> Choice:
         u = session.uniform("chunk", session.generated)
-        return self._table[(u * len(self.sizes)).long()], None
+        return Choice(self._table[(u * len(self.sizes)).long()])
 
 
 class _Ruled(_AmongSizes):
     """After the draw, by a rule."""
+
+    draws = 1
 
     def __init__(self, sizes: Sequence[int], name: str):
         if not sizes:
             raise ConfigError("a schedule by rule needs the sizes that it chooses among")
         super().__init__(sorted(set(sizes)), name)
         self.candidates = max(sizes)
+
+    def see(self, session: Session, logits: Tensor, tokens: Tensor) -> Tensor:
+        return candidate_features(logits, tokens)
 
 
 class SureLast(_Ruled):
@@ -155,10 +210,9 @@ class SureLast(_Ruled):
     def __init__(self, sizes: Sequence[int], name: str | None = None):
         super().__init__(sizes, name or f"sure-last-{'-'.join(map(str, sizes))}")
 
-    def choose(self, session: Session, hidden: Tensor, counts: Tensor,
-               candidates: Tensor | None) -> tuple[Tensor, None]:
+    def choose(self, session: Session, hidden: Tensor, counts: Tensor, candidates: Tensor | None) -> Choice:
         assert candidates is not None
-        return self._table[candidates[:, self._table - 1, 0].argmax(-1)], None
+        return Choice(self._table[candidates[:, 0, self._table - 1, 0].argmax(-1)])
 
 
 class Confidence(_Ruled):
@@ -171,11 +225,35 @@ class Confidence(_Ruled):
             raise ConfigError(f"confidence is given in nats above 0, not {nats}")
         self.nats = nats
 
-    def choose(self, session: Session, hidden: Tensor, counts: Tensor,
-               candidates: Tensor | None) -> tuple[Tensor, None]:
+    def choose(self, session: Session, hidden: Tensor, counts: Tensor, candidates: Tensor | None) -> Choice:
         assert candidates is not None
-        sums = candidates[..., 1].cumsum(-1)[:, self._table - 1]  # it only falls
-        return self._table[((sums >= -self.nats).sum(-1) - 1).clamp(min=0)], None
+        sums = candidates[:, 0, :, 1].cumsum(-1)[:, self._table - 1]  # it only falls
+        return Choice(self._table[((sums >= -self.nats).sum(-1) - 1).clamp(min=0)])
+
+
+class CoherentChunk(_Ruled):
+    """Always k tokens, of the chunk that goes together best among several drawn: argmax over the draws of r_k. What a
+    policy with as many draws must beat; not a paper's."""
+
+    def __init__(self, size: int, draws: int, coherence: Coherence, name: str | None = None):
+        super().__init__((size,), name or f"coherent-{size}-{draws}")
+        if draws < 2:
+            raise ConfigError(f"{self.name}: the most coherent of {draws} draws is no choice; give at least 2")
+        self.draws, self.coherence = draws, coherence
+
+    def begin(self, session: Session) -> None:
+        super().begin(session)
+        if self.coherence.config.num_heads < self.candidates:
+            raise ConfigError(f"{self.name}: this coherence reads chunks of at most "
+                              f"{self.coherence.config.num_heads} tokens")
+
+    def see(self, session: Session, logits: Tensor, tokens: Tensor) -> Tensor:
+        return coherent_features(self.coherence, session.last_hidden, logits, tokens)
+
+    def choose(self, session: Session, hidden: Tensor, counts: Tensor, candidates: Tensor | None) -> Choice:
+        assert candidates is not None
+        draw = resampled(candidates)[..., -1].argmax(1)
+        return Choice(self._table.expand(len(draw)), None, draw)
 
 
 class PolicyChunk:
@@ -184,16 +262,23 @@ class PolicyChunk:
     `forced` gives a fixed size to some members of a group (utterance id -> a size for every member, 0 = ask the
     policy), as the chase half of DCPO needs; their log-probabilities under the policy are recorded all the same.
     Utterances that it does not name follow the policy. `dial` turns a trained policy to longer (above 0) or shorter
-    chunks: nats added to the score of a size for each of its tokens.
+    chunks: nats added to the score of a size for each of its tokens. `draws`: chunks drawn side by side, for a policy
+    that holds a coherence; each has its law of sizes, and among them the coherence decides (`choose_end`).
     """
 
     def __init__(self, policy: ChunkPolicy, mode: Literal["greedy", "sample"] = "greedy", name: str | None = None,
-                 forced: Mapping[str, Sequence[int]] | None = None, dial: float = 0.0):
+                 forced: Mapping[str, Sequence[int]] | None = None, dial: float = 0.0, draws: int = 1):
         if mode not in ("greedy", "sample"):
             raise ConfigError(f"policy mode must be 'greedy' or 'sample', not '{mode}'")
         if not math.isfinite(dial):
             raise ConfigError(f"the dial of a policy is a finite number, not {dial}")
-        self.policy, self.mode, self.forced, self.dial = policy, mode, forced, dial
+        if draws < 1:
+            raise ConfigError(f"a policy chooses among 1 draw or more, not {draws}")
+        if draws > 1 and (policy.coherence is None or forced is not None):
+            raise ConfigError(f"{draws} draws: this policy has nothing to choose among them by; train one with "
+                              "policy_coherence=…" if policy.coherence is None else
+                              f"{draws} draws: sizes are forced on rollouts of one draw alone")
+        self.policy, self.mode, self.forced, self.dial, self.draws = policy, mode, forced, dial, draws
         self.candidates = policy.config.reach if policy.config.after_draw else 0
         self.name = name or ("dcar" if mode == "greedy" else "dcar-sampled")
 
@@ -218,15 +303,24 @@ class PolicyChunk:
             raise ConfigError(f"{utterance_id}: {len(sizes)} forced sizes for a larger group; give one per member")
         return sizes[member]
 
-    def choose(self, session: Session, hidden: Tensor, counts: Tensor,
-               candidates: Tensor | None) -> tuple[Tensor, Tensor]:
+    def see(self, session: Session, logits: Tensor, tokens: Tensor) -> Tensor:
         started = time.perf_counter()
-        log_law = dialled(self._reader.law(self._reader.read(hidden, counts), candidates), self.dial)  # [B, K]
-        session.check(log_law.exp())
-        draws = None if self.mode == "greedy" else session.uniform("policy", session.generated)
-        sizes, log_probs = choose_size(log_law, draws, self._forced)
+        candidates = self._reader.see(session.last_hidden, logits, tokens)
         session.policy_seconds += time.perf_counter() - started
-        return sizes, log_probs
+        return candidates
+
+    def choose(self, session: Session, hidden: Tensor, counts: Tensor, candidates: Tensor | None) -> Choice:
+        started = time.perf_counter()
+        law = self._reader.law(self._reader.read(hidden, counts), candidates)  # [B, K], after the draw [B, N, K]
+        u = None if self.mode == "greedy" else session.uniform("policy", session.generated)
+        law = dialled(law, self.dial)
+        session.check(law.exp())
+        if candidates is None:
+            choice = choose_size(law, u, self._forced)
+        else:
+            choice = choose_end(law, u, self._forced, candidates)
+        session.policy_seconds += time.perf_counter() - started
+        return choice
 
     def select(self, rows: Tensor) -> None:
         self._reader.select(rows)
@@ -241,13 +335,25 @@ def dialled(log_law: Tensor, dial: float) -> Tensor:
     return (log_law + dial * torch.arange(1, log_law.shape[-1] + 1, device=log_law.device)).log_softmax(-1)
 
 
-def choose_size(log_law: Tensor, draws: Tensor | None, forced: Tensor | None) -> tuple[Tensor, Tensor]:
+def choose_size(log_law: Tensor, draws: Tensor | None, forced: Tensor | None) -> Choice:
     """Sizes [B] in 1..K and their log-probabilities [B]: those that are `forced` [B] (0 = none), else drawn from
     log_law [B, K] at draws [B], or the likeliest without draws."""
     index = log_law.argmax(-1) if draws is None else sample(log_law.exp(), draws)
     if forced is not None:
         index = torch.where(forced > 0, forced - 1, index)
-    return index + 1, log_law.gather(-1, index[:, None])[:, 0]
+    return Choice(index + 1, log_law.gather(-1, index[:, None])[:, 0])
+
+
+def choose_end(log_law: Tensor, draws: Tensor | None, forced: Tensor | None, candidates: Tensor) -> Choice:
+    """The same after the draw: log_law [B, N, K] of the sizes in each of N chunks drawn side by side, of which
+    candidates [B, N, n, F] are known. Draw and size are chosen together, from pi(a | draw) times the draw's share among
+    the chunks of a tokens (`resampled`)."""
+    rows, several, k = log_law.shape
+    if several == 1:
+        return choose_size(log_law[:, 0], draws, forced)
+    share = torch.nn.functional.pad(resampled(candidates), (0, k - candidates.shape[2]))
+    index = choose_size((log_law + share).flatten(1).log_softmax(-1), draws, None).sizes - 1
+    return Choice(index % k + 1, log_law.flatten(1).gather(-1, index[:, None])[:, 0], index // k)
 
 
 def head_laws(session: Session, logits: Tensor) -> tuple[Tensor, Tensor]:

@@ -48,8 +48,12 @@ class PolicyReader(Protocol):
     def read(self, hidden: Tensor, counts: Tensor) -> Tensor | None:
         """hidden [B, m, D], of which counts [B] are new -> reading [B, R] of the last one; None where it reads none."""
 
+    def see(self, hidden: Tensor, logits: Tensor, tokens: Tensor) -> Tensor:
+        """What it sees of chunks [B, N, n] drawn side by side from logits [B, n, V], behind the hidden states [B, D]:
+        candidates [B, N, n, F]."""
+
     def law(self, reading: Tensor | None, candidates: Tensor | None = None) -> Tensor:
-        """Log-law [B, K] of the next size, from a reading and, after the draw, the candidates [B, n, 3]."""
+        """Log-law [B, K] of the next size from a reading; after the draw [B, N, K], from the candidates too."""
 
     def select(self, rows: Tensor) -> None:
         """Only these rows go on."""

@@ -8,6 +8,8 @@ from dcar.sampling import SamplingConfig
 
 METHOD = "car-5"
 SAMPLING = SamplingConfig(temperature=0.4, top_k=10)
+DRAWS = 4
+"""Chunks that are drawn side by side for a policy that can choose among them."""
 
 
 def method_for(policy: str, dial: float) -> str:

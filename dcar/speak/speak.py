@@ -12,7 +12,7 @@ from dcar.config.schema import seed_setting
 from dcar.errors import ConfigError
 from dcar.process import run_command
 from dcar.sampling import SamplingConfig
-from dcar.speak.defaults import METHOD, SAMPLING
+from dcar.speak.defaults import DRAWS, METHOD, SAMPLING
 from dcar.speak.phrases import phrases
 from dcar.speak.speaker import Piece, Speaker
 
@@ -34,6 +34,8 @@ class SpeakConfig:
     tokenizer: str = setting("starter", "Folder, or a name that dcar.tokens.load lists.")
     dial: float = setting(0.0, "Turns the policy: above 0 to longer chunks and less time, below 0 to shorter ones; "
                                "nats a token, -2 to 2 is far.")
+    draws: int = setting(0, "Chunks drawn side by side, of which the one that goes together best is spoken, for a "
+                            f"policy that can tell; 0 = {DRAWS} for such a policy, else 1.", minimum=0)
     seed: int = seed_setting(0, "Of the draws.")
     stream: bool = setting(False, "Also write 16-bit mono samples to standard output while speaking (… | aplay "
                                   "-r 24000 -f S16_LE); the timeline goes to standard error.")
@@ -49,7 +51,7 @@ def main(arguments: list[str] | None = None) -> None:
     phrases(options.text)  # a text that cannot be spoken is refused before models are loaded
     speaker = Speaker.load(options.decoder, policy=options.policy, tokenizer=options.tokenizer, vocoder=options.vocoder,
                            method=options.method, sampling=options.sampling, seed=options.seed,
-                           dial=options.dial)
+                           dial=options.dial, draws=options.draws)
     voice = speaker.voice(options.prompt)
     started = time.perf_counter()
     if options.stream:

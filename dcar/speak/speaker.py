@@ -17,7 +17,7 @@ from dcar.model.draft import AnyDecoder
 from dcar.model.load import Shipped, load_decoder, load_policy, text_encoder
 from dcar.prompts.together import check_together, made_by
 from dcar.sampling import SamplingConfig
-from dcar.speak.defaults import SAMPLING, method_for
+from dcar.speak.defaults import DRAWS, SAMPLING, method_for
 from dcar.speak.phrases import Phrase, phrases
 from dcar.speak.voice import Voice, read_voice, starter_voice
 from dcar.text.phonemes import PHONEME_VERSION
@@ -91,13 +91,15 @@ class Speaker:
     @classmethod
     def load(cls, decoder: str | Path = "starter", *, policy: str | Path = "starter",
              tokenizer: str | Path = "starter", vocoder: str | Path = "starter", method: str = "",
-             sampling: SamplingConfig = SAMPLING, seed: int = 0, dial: float = 0.0) -> Speaker:
+             sampling: SamplingConfig = SAMPLING, seed: int = 0, dial: float = 0.0,
+             draws: int = 0) -> Speaker:
         """Each by folder, or "starter" for what ships; tokenizer and vocoder also by the names of `dcar.tokens.load`
         and `dcar.vocoder.load`.
 
         method: dcar, dcar-sampled (the policy's choice drawn), car-K, or far (with "starter" the shipped FAR decoder);
         "" = `method_for`.
         dial: of the policy, above 0 for longer chunks and less time, below for shorter ones (`PolicyChunk`).
+        draws: chunks drawn side by side for the policy; 0 = `DRAWS` where it can choose among them, else 1.
         AssetError, CheckpointError, ConfigError or DataError where something is missing or does not belong together.
         """
         method = method or method_for(str(policy), dial)
@@ -107,7 +109,7 @@ class Speaker:
         made = made_by(speech_tokenizer, getattr(encode, "name", PHONEME_VERSION))
         recordings = PromptAudio([])
         spoken_by = load_vocoder(str(vocoder), prompts=recordings)
-        chunks = make_method(method, str(policy), car, dial)
+        chunks = make_method(method, str(policy), car, dial, draws)
         check_together(car, made, f"tokenizer {tokenizer}", spoken_by)
         return cls(car, encode, chunks, speech_tokenizer, spoken_by, sampling, seed, recordings)
 
@@ -185,10 +187,13 @@ class Speaker:
                       [p.pause for p in parts])
 
 
-def make_method(name: str, policy: str, decoder: AnyDecoder, dial: float = 0.0) -> ChunkMethod:
-    """far and car-K keep a fixed number of tokens a step; dcar asks the policy, turned by `dial`."""
-    if dial and not name.startswith("dcar"):
-        raise ConfigError(f"dial={dial:g} turns a policy, and method '{name}' asks none: leave it out, or choose dcar")
+def make_method(name: str, policy: str, decoder: AnyDecoder, dial: float = 0.0, draws: int = 0) -> ChunkMethod:
+    """far and car-K keep a fixed number of tokens a step; dcar asks the policy, turned by `dial`, about `draws` chunks
+    (0: as many as `Speaker.load` says)."""
+    for setting, value in (("dial", dial), ("draws", draws)):
+        if value and not name.startswith("dcar"):
+            raise ConfigError(f"{setting}={value:g} is for a policy, and method '{name}' asks none: leave it out, or "
+                              "choose dcar")
     if name == "far":
         return ChunkMethod(FixedChunk(1, "far"))
     if found := re.fullmatch(r"car-(\d+)", name):
@@ -196,7 +201,8 @@ def make_method(name: str, policy: str, decoder: AnyDecoder, dial: float = 0.0) 
     if name in ("dcar", "dcar-sampled"):
         loaded = load_policy(policy)
         loaded.check_base(decoder.checksum())
-        return ChunkMethod(PolicyChunk(loaded, "greedy" if name == "dcar" else "sample", dial=dial))
+        draws = draws or (1 if loaded.coherence is None else DRAWS)
+        return ChunkMethod(PolicyChunk(loaded, "greedy" if name == "dcar" else "sample", dial=dial, draws=draws))
     raise ConfigError(f"unknown method '{name}'; choose far, car-1 … car-{decoder.config.num_prediction_heads}, dcar "
                       "or dcar-sampled")
 

@@ -19,7 +19,6 @@ from dcar.model.draft import AnyDecoder
 from dcar.prompts.items import PromptItem
 from eval.analysis.oracle import cheapest_path, chunk_costs, loss_matrix, walk
 from eval.analysis.teacher import along_recordings
-from heads.candidates import candidate_features
 from heads.policy import ChunkPolicy
 
 SHOWN = 90  # tokens of the utterance that is drawn, about: a cell must be seen
@@ -37,7 +36,7 @@ def led_path(model: AnyDecoder, policy: ChunkPolicy, states: Tensor, prompt_leng
         ahead = torch.arange(n, device=states.device)[:, None] + torch.arange(logits.shape[1], device=states.device)
         # past the end of speech, where nothing is right: what the heads hold likeliest
         tokens = torch.where(ahead < n, targets[ahead.clamp(max=n - 1)], logits.argmax(-1))
-        candidates = candidate_features(logits, tokens)[None]
+        candidates = policy.see(states[prompt_length - 1 :], logits, tokens)[None]
     chosen = (policy(states[None], positions[None], candidates)[0].argmax(-1) + 1).tolist()
     sizes, place = [], 0
     while place < n:

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dcar.decoding import ChunkMethod, ChunkSchedule, DecodeResult, Prompt, Session, decode
+from dcar.decoding import Choice, ChunkMethod, ChunkSchedule, DecodeResult, Prompt, Session, decode
 from eval.methods.registry import Entry
-from heads.candidates import FEATURES
+from heads.candidates import FEATURES, candidate_features
 
 QUARTILES = (0.25, 0.5, 0.75)
 
@@ -26,15 +26,20 @@ class Watched:
 
     def __init__(self, schedule: ChunkSchedule, heads: int):
         self.schedule, self.candidates, self.name = schedule, heads, schedule.name
+        self.draws: int = schedule.draws if schedule.candidates else 1  # type: ignore[attr-defined]
 
     def begin(self, session: Session) -> None:
         self.schedule.begin(session)
 
-    def choose(self, session: Session, hidden: Tensor, counts: Tensor,
-               candidates: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def see(self, session: Session, logits: Tensor, tokens: Tensor) -> Tensor:
+        if not self.schedule.candidates:
+            return candidate_features(logits, tokens)
+        return self.schedule.see(session, logits, tokens)  # type: ignore[attr-defined]
+
+    def choose(self, session: Session, hidden: Tensor, counts: Tensor, candidates: Tensor | None) -> Choice:
         assert candidates is not None
         seen = self.schedule.candidates
-        return self.schedule.choose(session, hidden, counts, candidates[:, :seen] if seen else None)
+        return self.schedule.choose(session, hidden, counts, candidates[:, :, :seen] if seen else None)
 
     def select(self, rows: Tensor) -> None:
         self.schedule.select(rows)
@@ -82,13 +87,13 @@ def summary(results: Sequence[DecodeResult]) -> dict[str, Any]:
 
 
 def _decisions(results: Sequence[DecodeResult]) -> tuple[np.ndarray, np.ndarray]:
-    """Sizes [N] of the chunks that were spoken whole, and the features [N, K, 3] of what was drawn."""
+    """Sizes [N] of the chunks that were spoken whole, and the features [N, K, 3] of what was spoken or dropped."""
     sizes, seen = [], []
     for result in results:
         assert result.candidates is not None
         whole = torch.tensor(result.emitted) == torch.tensor(result.actions)
         sizes.append(np.array(result.actions)[whole.numpy()])
-        seen.append(result.candidates[whole].float().cpu().numpy())
+        seen.append(result.candidates[whole][..., : len(FEATURES)].float().cpu().numpy())
     return np.concatenate(sizes), np.concatenate(seen)
 
 

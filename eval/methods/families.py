@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from eval.methods.registry import DIAL, METHODS, MethodKind, Style
+from eval.methods.registry import METHODS, MethodKind, Style, turned
 from eval.methods.samplings import split_label
 
 OTHER = Style("", "#4d4d4d", "x")  # of rows whose method this version does not know
@@ -68,10 +68,10 @@ def parse_method(name: str) -> MethodName:
     kind = max(kinds, key=len) if kinds else re.split(r"[-@](?=\d)|@", name, maxsplit=1)[0]
     rest = name.removeprefix(kind)
     if kinds and METHODS[kind].policies:
-        turned = DIAL.fullmatch(rest)
-        policy = turned["before"] if turned else rest
-        return MethodName(kind, kind + behind, (*((policy[1:],) if policy else ()),
-                                                *((float(turned["dial"]),) if turned else ())), sampling)
+        asked = turned(rest)
+        policy, drawn = asked["before"], f"@n{asked['draws']}" if asked["draws"] else ""
+        return MethodName(kind, kind + drawn + behind, (*((policy[1:],) if policy else ()),
+                                                        *((float(asked["dial"]),) if asked["dial"] else ())), sampling)
     parts = _PART.findall(rest)
     numbers = tuple(float(p) for p in parts if _is_number(p))
     words = [p for p in parts if not _is_number(p)]

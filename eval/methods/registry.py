@@ -10,9 +10,19 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
-from dcar.decoding import ChunkMethod, Confidence, FixedChunk, Method, PolicyChunk, RandomChunk, SureLast
+from dcar.decoding import (
+    ChunkMethod,
+    CoherentChunk,
+    Confidence,
+    FixedChunk,
+    Method,
+    PolicyChunk,
+    RandomChunk,
+    SureLast,
+)
 from dcar.decoding.fast.passes import fast
 from dcar.errors import ConfigError
 from dcar.model.base import Decoder
@@ -140,33 +150,62 @@ def _from_to(name: str, rest: str, models: Models) -> range:
     return range(ends[0], ends[1] + 1)
 
 
-DIAL = re.compile(r"(?P<before>.*)@d(?P<dial>-?\d+(?:\.\d+)?)")
-"""What ends the name of a method that asks a policy turned to longer or shorter chunks: dcar@d0.3, dcar@name@d-0.5."""
+TURNED = re.compile(r"(?P<before>.*?)(@n(?P<draws>[1-9]\d*))?(@d(?P<dial>-?\d+(?:\.\d+)?))?")
+"""What ends the name of a method that asks a policy: how many chunks are drawn side by side, and its dial, turned to
+longer or shorter chunks: dcar@n4, dcar@d0.3, dcar@name@n4@d-0.5."""
+
+
+def turned(rest: str) -> re.Match[str]:
+    """What stands behind the kind of a method that asks a policy, taken apart as `TURNED` says."""
+    found = TURNED.fullmatch(rest)
+    assert found is not None  # everything in it may be missing
+    return found
 
 
 def _policy(mode: str) -> Factory:
     def factory(name: str, rest: str, models: Models) -> list[Entry]:
         if not models.policies:
             raise ConfigError(f"method '{name}' needs a policy: give its folder in `policies`")
-        turned = DIAL.fullmatch(rest)
-        which = turned["before"] if turned else rest
+        parts = turned(rest)
+        which = parts["before"]
         if which and not (which.startswith("@") and which[1:] in models.policies):
             known = ", ".join(f"{name.removesuffix(rest)}@{n}" for n in models.policies if n) or "only 'dcar' itself"
-            raise ConfigError(f"method '{name}': no such policy; known: {known} (behind it a dial, as in @d0.3)")
-        base, dial = name.removesuffix(rest), float(turned["dial"]) if turned else 0.0
-        behind = f"@d{turned['dial']}" if turned else ""
+            raise ConfigError(f"method '{name}': no such policy; known: {known} (behind it how many chunks are drawn, "
+                              "as in @n4, and a dial, as in @d0.3)")
+        base, behind = name.removesuffix(rest), rest[len(which):]
+        dial, draws = float(parts["dial"] or 0), int(parts["draws"] or 1)
         chosen = [which[1:]] if which else list(models.policies)
-        return [_policy_entry((f"{base}@{n}" if n else base) + behind, models.policies[n], mode, dial, models)
+        return [_policy_entry((f"{base}@{n}" if n else base) + behind, models.policies[n], mode, dial, draws, models)
                 for n in chosen]
 
     return factory
 
 
-def _policy_entry(name: str, policy: ChunkPolicy, mode: str, dial: float, models: Models) -> Entry:
+def _policy_entry(name: str, policy: ChunkPolicy, mode: str, dial: float, draws: int, models: Models) -> Entry:
     identity = {"decoder": models.decoder.checksum(), "policy": policy.checksum()}
     if dial:
         identity["dial"] = repr(dial)
-    return Entry(name, models.decoder, lambda: ChunkMethod(PolicyChunk(policy, mode, name, dial=dial)), identity)  # type: ignore[arg-type]
+    if draws > 1:
+        identity["draws"] = str(draws)
+    schedule = partial(PolicyChunk, policy, mode, name, dial=dial, draws=draws)  # type: ignore[arg-type]
+    schedule()  # a policy that cannot choose among draws is refused before anything is spoken
+    return Entry(name, models.decoder, lambda: ChunkMethod(schedule()), identity)
+
+
+def _coherent(name: str, rest: str, models: Models) -> list[Entry]:
+    size, _, draws = rest.removeprefix("-").partition("-")
+    if not draws.isdigit():
+        raise ConfigError(f"method '{name}': write the size of its chunks and how many are drawn at its end, as in "
+                          "coherent-10-4")
+    (chunk,) = _sizes(name, size, models, most=1)
+    coherence = next((p.coherence for p in models.policies.values() if p.coherence is not None), None)
+    if coherence is None:
+        raise ConfigError(f"method '{name}' asks how well tokens go together: give in `policies` one that was trained "
+                          "with policy_coherence")
+    schedule = partial(CoherentChunk, chunk, int(draws), coherence, name)
+    schedule()
+    return [Entry(name, models.decoder, lambda: ChunkMethod(schedule()),
+                  {"decoder": models.decoder.checksum(), "coherence": coherence.checksum()})]
 
 
 def _by_heads(from_name: Callable[..., tuple[Callable[[], Method], dict[str, str]]]) -> Factory:
@@ -226,7 +265,10 @@ METHODS: dict[str, MethodKind] = {kind.prefix: kind for kind in (  # in the orde
     # whose summed log-probability of the heads' best tokens is at least -6
     MethodKind("sure-last", _sure_last, "sure-last-4-7", Style("sure last token", "#6b8e23", "H")),
     MethodKind("confidence", _confidence, "confidence-6-5-7", Style("confidence", "#b5651d", "8", "c")),
-    # the policy, greedy or sampled; dcar@name where several policies are compared, dcar@d0.3: turned to longer chunks
+    # of chunks of 10 tokens the one of 4 draws that goes together best
+    MethodKind("coherent", _coherent, "coherent-10-4", Style("most coherent draw", "#8a6d3b", "h")),
+    # the policy, greedy or sampled; dcar@name where several policies are compared, dcar@n4: 4 chunks are drawn side by
+    # side, dcar@d0.3: turned to longer chunks
     MethodKind("dcar", _policy("greedy"), "dcar", Style("DCAR", "#d1361c", "D"), policies=True),
     MethodKind("dcar-sampled", _policy("sample"), "dcar-sampled", Style("DCAR sampled", "#ee8866", "d"), policies=True),
     # heads are kept up to that entropy; entropy@3.0: the threshold fitted for 3 tokens a pass
@@ -291,9 +333,9 @@ def load_models(decoder: str, far_decoder: str, policies: Sequence[str], device:
             name = Path(folder).name
         if name in loaded:
             raise ConfigError(f"two policies are called '{name}'; name them as name=folder")
-        if names_sampling(name) or DIAL.fullmatch(f"@{name}"):
-            raise ConfigError(f"policy '{name}': dcar@{name} would read as a sampling or a dial; name it otherwise, as "
-                              f"policy-{name}={folder}")
+        if names_sampling(name) or turned(f"@{name}")["before"] != f"@{name}":
+            raise ConfigError(f"policy '{name}': dcar@{name} would read as a sampling, draws or a dial; name it "
+                              f"otherwise, as policy-{name}={folder}")
         loaded[name] = load_policy(folder, device)
     far = load_decoder(far_decoder, device, starter="far") if far_decoder else None
     return Models(load_decoder(decoder, device), far, loaded,

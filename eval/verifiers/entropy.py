@@ -21,7 +21,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from dcar.decoding import ChunkMethod, Draft, Kept, Method, Session
+from dcar.decoding import Choice, ChunkMethod, Draft, Kept, Method, Session
 from dcar.decoding.chunks import draw_chunk
 from dcar.errors import ConfigError
 from dcar.model.draft import AnyDecoder
@@ -55,10 +55,9 @@ class EntropyChunk:
             raise ConfigError("an entropy threshold chooses among additional heads, but this decoder has the base head "
                               "only; use a decoder trained with several heads")
 
-    def choose(self, session: Session, hidden: Tensor, counts: Tensor,
-               candidates: Tensor | None = None) -> tuple[Tensor, None]:
+    def choose(self, session: Session, hidden: Tensor, counts: Tensor, candidates: Tensor | None = None) -> Choice:
         self.logits = session.model.heads(session.last_hidden)  # [B, K, V + 1]
-        return chunk_sizes(entropies(self.logits[:, 1:]), self.threshold), None
+        return Choice(chunk_sizes(entropies(self.logits[:, 1:]), self.threshold))
 
     def select(self, rows: Tensor) -> None:
         pass
@@ -70,7 +69,7 @@ class EntropyMethod(ChunkMethod):
     schedule: EntropyChunk
 
     def keep(self, session: Session, hidden: Tensor, counts: Tensor, draft: Draft | None) -> Kept:
-        sizes, _ = self.schedule.choose(session, hidden, counts)
+        sizes = self.schedule.choose(session, hidden, counts).sizes
         tokens, _ = draw_chunk(session, self.schedule.logits[:, : int(sizes.max())])
         return Kept(tokens, sizes, actions=sizes)
 

@@ -8,9 +8,10 @@ import torch
 from test_dcpo import TOY, log_of
 from toy_world import CODES, ToyCTC, ToyDecoder, ToyRecognizer, ToyVocoder, toy_items, toy_token_recognizer
 
-from dcar.errors import ConfigError
+from dcar.errors import CheckpointError, ConfigError
 from dcar.text.wer import score_corpus
 from dcar.tokens.warping import code_distances
+from heads.coherence import Coherence, CoherenceConfig
 from heads.policy import ChunkPolicy, ChunkPolicyConfig
 from rl.config import DCPOConfig
 from rl.price import Price
@@ -23,6 +24,7 @@ from rl.rewards import (
     WERReward,
     needs_sound,
 )
+from rl.train import make_policy
 from rl.trainer import DCPOTrainer, law_of
 
 DISTANCES = code_distances(np.eye(CODES))
@@ -196,3 +198,33 @@ def test_impossible_together(tmp_path):
     assert not needs_sound([TokenReward(DISTANCES), RangePenalty([2]), SpeedBonus(1),
                             TokenLikelihoodReward(toy_token_recognizer())])
     assert needs_sound([TokenReward(DISTANCES), WERReward(ToyRecognizer())]) and needs_sound([object()])
+
+
+def test_a_coherence_is_taken_along_and_stays_as_it_is(tmp_path):
+    """It is read at every decision, comes back with checkpoints, and no reward changes it."""
+    base = ToyDecoder()
+    checksum = base.checksum() if hasattr(base, "checksum") else "toy"
+    torch.manual_seed(0)
+    coherence = Coherence(CoherenceConfig(base.config.hidden_size, 4, base.config.output_size, 4, 8, checksum))
+    coherence.save_pretrained(tmp_path / "coherence")
+    settings = {**RUN, "max_steps": 2, "policy_reads": "candidates", "policy_coherence": str(tmp_path / "coherence"),
+                "policy_start": "coherent"}
+    config = DCPOConfig(output_dir=str(tmp_path / "out"), **settings)
+    policy = make_policy(config, base, checksum)
+    start = policy.score(None, torch.tensor([[[-1.0, 0, 0, 0.5], [-2.0, 0, 0, -3.0], [0, 0, 0, 0], [0, 0, 0, 0]]]))[0]
+    assert start[:2].tolist() == pytest.approx([2 * -1.0 + 0.5, 2 * -2.0 - 2.5])
+    trainer = DCPOTrainer(policy, base, config, [WERReward(ToyRecognizer())], toy_items(16), ToyVocoder(),
+                          ToyRecognizer(), toy_items(5, 5, "dev"))
+    scores = policy.scores.inner.weight.clone()
+    batch = trainer._rollouts(next(iter(trainer.get_train_dataloader()))).batch
+    assert batch.candidates.shape[-1] == 4 and batch.candidates[..., 3].abs().max() > 0
+    trainer.train()
+    assert not torch.equal(policy.scores.inner.weight, scores)
+    trained = ChunkPolicy.from_pretrained(tmp_path / "out" / "checkpoint-2")
+    assert trained.coherence.checksum() == coherence.checksum() and trained.config.features == 4
+    for wrong, message in (({"policy_coherence": ""}, "policy_start=coherent begins"),
+                           ({"policy_reads": "hidden", "policy_start": "uniform"}, "sees candidates")):
+        with pytest.raises(ConfigError, match=message):
+            make_policy(DCPOConfig(output_dir=str(tmp_path / "x"), **{**settings, **wrong}), base, checksum)
+    with pytest.raises(CheckpointError, match="train-coherence"):
+        make_policy(config, base, "another")

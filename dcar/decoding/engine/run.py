@@ -31,7 +31,6 @@ from dcar.decoding.records import DecodeResult, Prompt
 from dcar.errors import ConfigError, EngineError, LawError
 from dcar.model.draft import AnyDecoder
 from dcar.sampling import SamplingConfig, group_keys, uniform
-from heads.candidates import FEATURES
 from heads.policy import ChunkPolicy
 
 __all__ = ["EngineConfig", "Job", "Plan", "Progress", "StaticEngine", "engine_for", "room_for", "why_not"]
@@ -126,9 +125,10 @@ class StaticEngine(EngineSteps):
             width = self.model.config.hidden_size
             self.hidden = torch.zeros(self.config.batch, self.capacity, width, device=self.device, dtype=self.dtype)
         seen = plan.schedule.candidates if plan.record_hidden else 0
-        if seen and (self.candidates is None or self.candidates.shape[2] != seen):
-            self.candidates = torch.zeros(self.config.batch, rows.emitted.shape[1], seen, len(FEATURES),
-                                          device=self.device)
+        if seen and isinstance(plan.schedule, PolicyChunk):
+            shape = (self.config.batch, rows.emitted.shape[1], seen, plan.schedule.policy.config.features)
+            if self.candidates is None or self.candidates.shape != shape:
+                self.candidates = torch.zeros(shape, device=self.device)
 
     def _admit(self, jobs: Sequence[Job], free: Sequence[int], slots: list[Slot | None], plan: Plan) -> None:
         """Read prompts, each once for its whole group, and put them into free rows."""
@@ -175,7 +175,10 @@ class StaticEngine(EngineSteps):
         if isinstance(schedule, PolicyChunk) and log_law is not None:
             draws = None if schedule.mode == "greedy" else r.action_draws[where, 0]
             forced = None if schedule.forced is None else r.forced[where]
-            r.sizes[where], r.log_probs[where] = choose_size(log_law[origins], draws, forced)
+            choice = choose_size(log_law[origins], draws, forced)
+            r.sizes[where] = choice.sizes
+            if choice.log_probs is not None:
+                r.log_probs[where] = choice.log_probs
 
     def _check_room(self, prompt: Prompt, plan: Plan) -> None:
         check_prompt(prompt, self.model.config)

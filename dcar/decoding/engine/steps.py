@@ -14,7 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from dcar.decoding.chunks import FixedChunk, PolicyChunk, choose_size, dialled
+from dcar.decoding.chunks import Choice, FixedChunk, PolicyChunk, choose_end, choose_size, dialled, of_draw
 from dcar.decoding.ends import no_law, up_to_end
 from dcar.decoding.engine.plan import EngineConfig, Job, Plan
 from dcar.decoding.fast.columns import real_positions, round_up
@@ -26,8 +26,7 @@ from dcar.decoding.records import DecodeResult
 from dcar.errors import ConfigError, EngineError
 from dcar.model.car import CARDecoder
 from dcar.model.draft import AnyDecoder
-from dcar.sampling import SamplingConfig, sample, warp
-from heads.candidates import candidate_features
+from dcar.sampling import SamplingConfig, sample, sample_several, shifted, warp
 from heads.layers import KVCache
 from heads.policy import ChunkPolicy
 
@@ -168,7 +167,7 @@ class EngineSteps:
         self.rows = Rows(b, self.config.capacity, self.heads, model.config.hidden_size,
                          0 if self.policy is None else self.policy.reading_width, device, dtype)
         self.hidden: Tensor | None = None
-        self.candidates: Tensor | None = None  # [B, decision, n, 3] what decisions after the draw saw, where recorded
+        self.candidates: Tensor | None = None  # [B, decision, n, F] what decisions after the draw saw, where recorded
         self._offsets = torch.arange(max(self.heads, 1), device=device)
 
     def signature(self) -> Hashable:
@@ -230,11 +229,14 @@ class EngineSteps:
         position = r.generated[:, None] + self._offsets[:width]
         logits = self.passes.heads(r.last_hidden, width)  # [n, k, V + 1]
         law = warp(logits, plan.sampling, position < plan.sampling.min_tokens if forbid else None, eos)
-        tokens = sample(law, r.token_draws.gather(1, position))
+        draws = r.token_draws.gather(1, position)
         if isinstance(plan.schedule, PolicyChunk) and plan.schedule.candidates:
+            chunks = sample_several(law, shifted(draws, plan.schedule.draws)).mT  # [n, N, k]
             started = self.clock()
-            self._decide(r, candidate_features(logits, tokens), plan)
+            tokens = of_draw(chunks, self._decide_after_draw(r, logits, chunks, plan.schedule, plan.record_hidden))
             self.policy_seconds += self.clock() - started
+        else:
+            tokens = sample(law, draws)
         asked = torch.minimum(r.sizes, r.limits - r.generated)  # 0 where a row is finished
         self._check_law(r, law, asked > 0)
         counts, ended = up_to_end(tokens, asked, eos)
@@ -270,7 +272,7 @@ class EngineSteps:
             if self.policy_cache is not None:
                 self._read_policy(r, hidden, real, longest)
             if not plan.schedule.candidates:
-                self._decide(r, None, plan)
+                self._decide(r, plan.schedule)
             self.policy_seconds += self.clock() - started
         r.lengths += counts
 
@@ -295,20 +297,36 @@ class EngineSteps:
         assert self.policy is not None and self.policy_cache is not None
         r.reading.copy_(self.policy.read(self._view(self.policy_cache, r, longest), hidden, r.pending_counts, real))
 
-    def _decide(self, r: Rows, candidates: Tensor | None, plan: Plan) -> None:
-        """Sizes of the next chunks; after the draw, from the candidates [n, k, 3] too."""
-        assert self.policy is not None and isinstance(plan.schedule, PolicyChunk)
-        schedule = plan.schedule
-        reading = None if self.policy_cache is None else r.reading
-        log_law = dialled(self.policy.law(reading, candidates), schedule.dial)
+    def _decide(self, r: Rows, schedule: PolicyChunk) -> None:
+        """Sizes of the next chunks, before they are drawn."""
+        assert self.policy is not None
+        log_law = dialled(self.policy.law(r.reading), schedule.dial)
         self._check_law(r, log_law.exp(), r.generated < r.limits)
-        sizes, log_probs = choose_size(log_law, self._draws(r, schedule), self._forced(r, schedule))
-        r.sizes.copy_(sizes)
-        r.log_probs.copy_(log_probs)
-        if candidates is not None and plan.record_hidden and self.candidates is not None:
+        choice = choose_size(log_law, self._draws(r, schedule), self._forced(r, schedule))
+        self._note(r, choice)
+
+    def _decide_after_draw(self, r: Rows, logits: Tensor, chunks: Tensor, schedule: PolicyChunk,
+                           record: bool) -> Tensor | None:
+        """Sizes of the chunks [n, N, k] that were drawn side by side from logits [n, k, V + 1], and which of them is
+        spoken [n], None where there is one."""
+        assert self.policy is not None
+        candidates = self.policy.see(r.last_hidden, logits, chunks)
+        log_law = dialled(self.policy.law(None if self.policy_cache is None else r.reading, candidates), schedule.dial)
+        self._check_law(r, log_law.exp(), r.generated < r.limits)
+        choice = choose_end(log_law, self._draws(r, schedule), self._forced(r, schedule), candidates)
+        self._note(r, choice)
+        if record and self.candidates is not None:
             rows, made = torch.arange(len(r.passes), device=self.device), self.candidates.shape[1]
             flat = self.candidates.view(-1, *self.candidates.shape[2:])
-            flat.index_copy_(0, rows * made + r.passes, candidates)  # a finished row writes behind its last
+            # a finished row writes behind its last
+            flat.index_copy_(0, rows * made + r.passes, of_draw(candidates, choice.draw))
+        return choice.draw
+
+    @staticmethod
+    def _note(r: Rows, choice: Choice) -> None:
+        r.sizes.copy_(choice.sizes)
+        if choice.log_probs is not None:
+            r.log_probs.copy_(choice.log_probs)
 
     @staticmethod
     def _draws(r: Rows, schedule: PolicyChunk) -> Tensor | None:

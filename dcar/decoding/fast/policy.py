@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from dcar.decoding.fast.columns import CausalMask, Rotation, columns_of, real_positions
 from dcar.decoding.fast.stack import Stack, weights_signature
 from dcar.errors import ConfigError
-from heads.candidates import FEATURES, GAIN, EndScores, end_features
+from heads.candidates import GAIN, EndScores, end_features, over_draws
 from heads.layers import KVCache
 from heads.policy import NEVER, ChunkPolicy
 
 SHAPE = ("hidden_size", "num_actions", "layer_width", "num_attention_heads", "ffn_size", "reads", "sizes",
-         "score_width")
+         "score_width", "coherence_width", "coherence_embedding", "coherence_ids")
 
 
 class FusedEnds:
@@ -30,10 +30,10 @@ class FusedEnds:
     def __init__(self, scores: EndScores, unused: Tensor, reach: int):
         """reach: candidates that it sees. unused [K]: sizes never chosen; those behind `reach` are, too."""
         self._ends, self._actions = reach, len(unused)
-        blank = torch.zeros(reach, len(FEATURES), device=unused.device)
-        self._constant = end_features(blank)  # [reach, F]
+        blank = torch.zeros(reach, scores.features, device=unused.device)
+        self._constant = end_features(blank)  # [reach, 4F + 3]
         every = torch.eye(blank.numel(), device=unused.device).view(-1, *blank.shape)
-        self._linear = end_features(every) - self._constant  # [3 reach, reach, F]
+        self._linear = end_features(every) - self._constant  # [F reach, reach, 4F + 3]
         self._never = torch.where(unused[:reach], NEVER, 0.0)
         rows = scores.inner.out_features + 1
         self._weight = blank.new_empty(blank.numel(), reach * rows)
@@ -42,7 +42,7 @@ class FusedEnds:
     def load(self, scores: EndScores) -> None:
         """The present weights, at the addresses that there are."""
         with torch.no_grad():
-            weight = torch.cat((GAIN * scores.linear.weight, scores.inner.weight)).float().T  # [F, 1 + width]
+            weight = torch.cat((GAIN * scores.linear.weight, scores.inner.weight)).float().T  # [4F + 3, 1 + width]
             bias = nn.functional.pad(scores.inner.bias.float(), (1, 0)) + self._constant @ weight  # [reach, 1 + width]
             bias[:, 0] += self._never
             self._weight.copy_((self._linear @ weight).flatten(1))
@@ -50,9 +50,13 @@ class FusedEnds:
             self._outer.copy_(scores.outer.weight[0])
 
     def __call__(self, candidates: Tensor, reading: Tensor | None) -> Tensor:
-        """candidates [B, reach, 3], reading [B, width] or none -> scores [B, K], float32."""
-        made = torch.addmm(self._bias, candidates.flatten(1), self._weight).view(len(candidates), self._ends, -1)
-        inner = made[..., 1:] if reading is None else made[..., 1:] + reading.float().unsqueeze(-2)
+        """candidates [B, N, reach, F], reading [B, width] or none -> scores [B, N, K], float32."""
+        rows, several = candidates.shape[:2]
+        made = torch.addmm(self._bias, candidates.reshape(rows * several, -1), self._weight)
+        made = made.view(rows, several, self._ends, -1)
+        inner = made[..., 1:]
+        if reading is not None:
+            inner = inner + over_draws(reading.float(), candidates).unsqueeze(-2)
         scores = made[..., 0] + nn.functional.silu(inner) @ self._outer
         return nn.functional.pad(scores, (0, self._actions - self._ends), value=NEVER)
 
@@ -121,8 +125,13 @@ class FusedPolicy:
         columns = columns_of(cache, new, self._causal, real=real, ends=ends, counts=counts)
         return self._stack.read(x, self.turns, angle, columns)
 
+    def see(self, hidden: Tensor, logits: Tensor, tokens: Tensor) -> Tensor:
+        """As `ChunkPolicy.see`."""
+        return self._own.see(hidden, logits, tokens)
+
     def law(self, reading: Tensor | None, candidates: Tensor | None = None) -> Tensor:
-        """Log-law [B, K] of the next size, from a reading and, after the draw, the candidates [B, n, 3]."""
+        """Log-law [B, K] of the next size from a reading; after the draw [B, N, K], from the candidates [B, N, n, F]
+        too."""
         if self._ends is None or candidates is None:
             scores = self._own.score(reading, candidates)
         else:
@@ -148,6 +157,10 @@ class FastPolicyReader:
         reading = self.policy.read(self.cache, hidden, counts, real_positions(counts, new))
         self.cache.advance(counts, new)
         return reading
+
+    def see(self, hidden: Tensor, logits: Tensor, tokens: Tensor) -> Tensor:
+        """As `heads.policy.PolicyReader.see`."""
+        return self.policy.see(hidden, logits, tokens)
 
     def law(self, reading: Tensor | None, candidates: Tensor | None = None) -> Tensor:
         """As `heads.policy.PolicyReader.law`."""

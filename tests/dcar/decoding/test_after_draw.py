@@ -177,7 +177,7 @@ def test_scores_of_all_ends_in_one_product(sizes, state):
     torch.nn.init.normal_(policy.scores.outer.weight)
     torch.nn.init.normal_(policy.scores.linear.weight)
     fused.load(policy.scores)
-    candidates = torch.randn(7, policy.config.reach, 3)
+    candidates = torch.randn(7, 2, policy.config.reach, 3)  # of two chunks drawn side by side
     reading = torch.randn(7, 8) if state else None
     assert torch.allclose(fused(candidates, reading), policy.score(reading, candidates), rtol=1e-5, atol=1e-4)
 

@@ -1,0 +1,291 @@
+"""Train what says how well the tokens of a chunk go together (heads/coherence.py), on a frozen decoder.
+
+    dcar train-coherence --config launch/recipes/coherence_starter.yaml decoder=runs/car out=runs/coherence
+    accelerate launch -m dcar.train.coherence --config launch/recipes/coherence_starter.yaml
+
+At a share of the positions of every utterance the decoder's heads draw a chunk, at temperature 1 and new in every step;
+the network learns to tell it from what was recorded there. A policy that reads it (`policy_coherence` of `dcar
+train-policy`) takes it along. Leaves behind in out: weights, config.json, config.yaml, README.md, log.jsonl,
+provenance.json, checkpoints. Run again, it goes on from the last checkpoint.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.data import DataLoader
+from transformers import TrainingArguments
+
+from dcar.config import check, load_config, save_config, setting
+from dcar.config.schema import seed_setting
+from dcar.errors import CheckpointError, ConfigError
+from dcar.model.cards import model_card
+from dcar.model.draft import AnyDecoder
+from dcar.model.load import load_decoder
+from dcar.prepare.prepared import load_prepared, prepared_info
+from dcar.process import meeting_others, run_command
+from dcar.prompts.together import check_together
+from dcar.sampling import sample
+from dcar.storage import digest, write_text, writing
+from dcar.tracking import provenance, write_json
+from dcar.train.batches import BucketBatchSampler, EpochLoader, SpeechDataset, collate
+from dcar.train.callbacks import JsonlLog
+from dcar.train.car import is_sharded
+from dcar.train.checkpoints import latest_checkpoint, step_of
+from dcar.train.optim import adamw, cosine
+from dcar.train.resilient import ResilientTrainer
+from heads.candidates import candidate_features
+from heads.coherence import Coherence, CoherenceConfig, before_end
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class TrainCoherenceConfig:
+    """Settings of `dcar train-coherence`."""
+
+    decoder: str = setting("runs/car", "The frozen decoder whose chunks are judged; starter = the shipped one.")
+    data: str = setting("runs/prepared", "Folder of `dcar prepare`, with the decoder's tokenizer.", place="folder")
+    out: str = setting("runs/coherence", "Folder to write.", place="folder")
+    prompt_tokens: int = setting(50, "Speaker prompt in training (bos layout only), as in the decoder's.", minimum=1)
+    batch_size: int = setting(16, "Utterances of a process per step.", minimum=1)
+    positions: float = setting(0.3, "Share of their positions at which a chunk is drawn.", above=0, maximum=1)
+    max_steps: int = setting(1000, "Updates of the weights.", minimum=1)
+    learning_rate: float = setting(3e-3, "Peak of AdamW; it rises, then falls by a cosine.", above=0)
+    weight_decay: float = setting(0.02, "Of matrices.", minimum=0)
+    warmup_steps: int = setting(50, "Steps in which the learning rate rises.", minimum=0)
+    max_grad_norm: float = setting(1.0, "Gradients are clipped to this norm, 0 = not.", minimum=0)
+    embedding_size: int = setting(64, "Numbers of a token's embedding.", minimum=1)
+    width: int = setting(128, "Of the recurrent layer.", minimum=1)
+    bf16: bool = setting(False, "bfloat16 autocast.")
+    seed: int = seed_setting(0, "Of weights, order and draws.")
+    eval_steps: int = setting(250, "Steps between evaluations on the dev split.", minimum=1)
+    save_steps: int = setting(250, "Steps between checkpoints.", minimum=1)
+    log_steps: int = setting(25, "Steps between lines of the log.", minimum=1)
+    resume: bool = setting(True, "Go on from the last checkpoint in out, bit for bit.")
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+def chunks_ahead(speech: Tensor, lengths: Tensor, heads: int, eos: int) -> Tensor:
+    """What was recorded behind every position: speech [B, S], lengths [B] -> [B, S, K], the end of speech behind it."""
+    ahead = torch.arange(speech.shape[1], device=speech.device)[:, None] + torch.arange(1, heads + 1,
+                                                                                       device=speech.device)
+    padded = F.pad(speech, (0, heads))[:, ahead]  # [B, S, K]
+    return torch.where(ahead < lengths[:, None, None], padded, eos)
+
+
+class CoherenceTrainer(ResilientTrainer):
+    """The Trainer with length-bucketed batches of stage one, and draws of a frozen decoder as the other class."""
+
+    model: Coherence
+    train_dataset: SpeechDataset
+    eval_dataset: SpeechDataset
+    batch_setting = "batch_size"
+
+    def __init__(self, config: TrainCoherenceConfig, model: Coherence, decoder: AnyDecoder, train: SpeechDataset,
+                 dev: SpeechDataset):
+        if is_sharded():
+            raise ConfigError("a coherence is small: train it with launch/accelerate/multi_gpu.yaml, not with FSDP or "
+                              "DeepSpeed")
+        self.config = config
+        with meeting_others():
+            arguments = TrainingArguments(
+                output_dir=config.out, max_steps=config.max_steps, seed=config.seed, data_seed=config.seed,
+                per_device_train_batch_size=config.batch_size, max_grad_norm=config.max_grad_norm, bf16=config.bf16,
+                logging_steps=config.log_steps, eval_strategy="steps", eval_steps=config.eval_steps,
+                save_steps=config.save_steps, save_total_limit=2, remove_unused_columns=False, label_names=[],
+                report_to=[], logging_nan_inf_filter=False, use_cpu=not torch.cuda.is_available())
+        self.jsonl = JsonlLog(Path(config.out) / "log.jsonl")
+        super().__init__(model, arguments, train_dataset=train, eval_dataset=dev, data_collator=collate,
+                         callbacks=[self.jsonl])
+        self.decoder = decoder.to(self.args.device).eval().requires_grad_(False)  # type: ignore[arg-type]
+
+    def _loader(self, dataset: SpeechDataset, shuffle: bool) -> EpochLoader:
+        sampler = BucketBatchSampler(dataset.lengths, self.config.batch_size, self.config.seed, shuffle,
+                                     self.args.process_index, self.args.world_size)
+        # its own generator: a loader that draws its seed from the global one breaks resuming bit for bit
+        return EpochLoader(dataset, batch_sampler=sampler, collate_fn=collate,
+                           generator=torch.Generator().manual_seed(self.config.seed))
+
+    def get_train_dataloader(self) -> DataLoader:
+        return self._loader(self.train_dataset, True)
+
+    def create_optimizer(self, model=None):
+        if self.optimizer is None:
+            self.optimizer = adamw(self.model.parameters(), self.config.learning_rate, self.config.weight_decay)
+        return self.optimizer
+
+    def create_scheduler(self, num_training_steps: int, optimizer=None):
+        if self.lr_scheduler is None:
+            optimizer = optimizer or self.create_optimizer()
+            self.lr_scheduler = cosine(optimizer, num_training_steps, self.config.warmup_steps)
+        return self.lr_scheduler
+
+    @torch.no_grad()
+    def examples(self, inputs: Mapping[str, Tensor],
+                 generator: torch.Generator | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """At a share of a batch's positions: hidden states [2N, D], chunks [2N, K], of which the first N are recorded
+        and the others drawn, and their features [2N, K, 3]."""
+        decoder = self.decoder
+        hidden = decoder.speech_hidden(**inputs)
+        lengths, place = inputs["speech_lengths"], torch.arange(hidden.shape[1], device=hidden.device)
+        spoken = (place >= inputs["prompt_lengths"][:, None] - 1) & (place < lengths[:, None])
+        chosen = spoken & (torch.rand(spoken.shape, generator=generator).to(spoken.device) < self.config.positions)
+        hidden = hidden[chosen].float()
+        recorded = chunks_ahead(inputs["speech_ids"], lengths, self.model.config.num_heads, decoder.config.eos)[chosen]
+        logits = decoder.heads(hidden, self.model.config.num_heads).float()
+        draws = torch.rand(recorded.shape, generator=generator, dtype=torch.float64).to(hidden.device)
+        drawn = sample(logits.softmax(-1), draws)
+        seen = torch.cat((candidate_features(logits, recorded), candidate_features(logits, drawn)))
+        return torch.cat((hidden, hidden)), torch.cat((recorded, drawn)), seen
+
+    def _told(self, model: Any, hidden: Tensor, tokens: Tensor, seen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Of every prefix length, summed over the chunks [2N, K]: loss, and whether it was told right; and how many
+        count. Each [2, K], of recorded and of drawn ones."""
+        ratio = model(hidden, tokens, seen).float().cumsum(-1)  # [2N, K]
+        counts = before_end(tokens, self.model.config.vocab_size - 1)
+        sign = torch.ones_like(ratio)
+        sign[: len(ratio) // 2] = -1
+        loss, right = F.softplus(sign * ratio) * counts, (sign * ratio < 0).float() * counts
+        return tuple(x.view(2, -1, x.shape[1]).sum(1) for x in (loss, right, counts))  # type: ignore[return-value]
+
+    def compute_loss(self, model, inputs: dict[str, Tensor], return_outputs: bool = False, num_items_in_batch=None):
+        """Logistic loss of a prefix, mean over both classes and all lengths, nats."""
+        loss, _, counts = self._told(model, *self.examples(inputs))
+        mean = (loss / counts.clamp(min=1)).mean()
+        return (mean, loss) if return_outputs else mean
+
+    @torch.no_grad()
+    def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix: str = "eval") -> dict[str, float]:
+        """Of the dev split, over all processes, with draws that are the same every time: loss, and the share of whole
+        and of half chunks that are told right."""
+        self.model.eval()
+        loader = self._loader(eval_dataset or self.eval_dataset, False)
+        generator = torch.Generator().manual_seed(self.config.seed + self.args.process_index)
+        sums = torch.zeros(3, 2, self.model.config.num_heads, device=self.args.device, dtype=torch.float64)
+        for step, batch in enumerate(loader):
+            if not loader.batch_sampler.is_repeated(step):  # type: ignore[union-attr]
+                inputs = {name: part.to(self.args.device) for name, part in batch.items()}
+                sums += torch.stack(self._told(self.model, *self.examples(inputs, generator)))
+        loss, right, counts = self.accelerator.reduce(sums, "sum")
+        share = (right / counts.clamp(min=1)).mean(0)
+        return self.evaluated({
+            f"{metric_key_prefix}_loss": float((loss / counts.clamp(min=1)).mean()),
+            f"{metric_key_prefix}_accuracy_whole": float(share[-1]),
+            f"{metric_key_prefix}_accuracy_half": float(share[(len(share) - 1) // 2])})
+
+    def longest_batch(self) -> dict[str, Any]:
+        longest = np.argsort(self.train_dataset.lengths)[::-1][: self.config.batch_size]
+        return collate([self.train_dataset[0, int(i)] for i in longest])
+
+    def describe(self, inputs: Mapping[str, Any]) -> str:
+        rows, longest = inputs["speech_ids"].shape
+        return f"a batch of {rows} utterances of up to {longest} speech tokens"
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """A directory that Coherence.from_pretrained loads."""
+        super().save_model(output_dir, _internal_call)
+        if self.args.should_save:
+            path = Path(output_dir or self.config.out)
+            self.model.save_config(path)
+            (path / "training_args.bin").unlink(missing_ok=True)  # a pickle; the settings are in config.yaml
+
+
+def run(config: TrainCoherenceConfig) -> Coherence:
+    """Train (or go on training) and save the coherence with its card, log and provenance into `config.out`.
+
+    Raises ConfigError for a decoder with one head, DataError where the data is broken or has other tokens or phonemes
+    than the decoder, CheckpointError where out holds another run.
+    """
+    out = Path(config.out)
+    prepared, decoder = prepared_info(config.data), load_decoder(config.decoder)
+    check_together(decoder, prepared, config.data)
+    if decoder.config.num_prediction_heads < 2:
+        raise ConfigError(f"decoder {config.decoder} predicts one token a pass, and that alone always goes together; "
+                          "give one with several heads")
+    shape = CoherenceConfig(decoder.config.hidden_size, decoder.config.num_prediction_heads,
+                            decoder.config.output_size, config.embedding_size, config.width, decoder.checksum(),
+                            decoder.config.tokenizer)
+    last = latest_checkpoint(out) if config.resume else None
+    if last and (found := Coherence.load_config(last)) != shape:
+        raise CheckpointError(f"{last}: a checkpoint of another coherence ({found}, here {shape}); choose another out, "
+                              "or resume=false to start again")
+    train, dev = (SpeechDataset(load_prepared(config.data, split), decoder.config,  # type: ignore[arg-type]
+                                config.prompt_tokens, config.seed) for split in ("train", "dev"))
+    torch.manual_seed(config.seed)
+    model = Coherence(shape)
+    model.start_embedding(decoder.speech_embedding.weight.detach())
+    trainer = CoherenceTrainer(config, model, decoder, train, dev)
+    if trainer.is_world_process_zero():
+        with writing(out):
+            save_config(config, out / "config.yaml")
+        logger.info("%.2f M parameters, %d training utterances, %d processes",
+                    sum(p.numel() for p in model.parameters()) / 1e6, len(train), trainer.args.world_size)
+    trainer.origin = provenance(
+        config=dataclasses.asdict(config), seed=config.seed, base_checksum=shape.base_checksum,
+        data={"path": config.data, "prepared.json": digest(Path(config.data) / "prepared.json")})
+    if last and step_of(last) >= config.max_steps:  # finished before; Trainer would add a step
+        trainer.finish_from(last)
+        model.load_state_dict(Coherence.from_pretrained(last).state_dict())
+        model.to(trainer.args.device)
+    else:
+        trainer.train(resume_from_checkpoint=str(last) if last else None)
+    with trainer.doing("evaluating and exporting what was trained"), writing(out):
+        return export(config, trainer)
+
+
+def export(config: TrainCoherenceConfig, trainer: CoherenceTrainer) -> Coherence:
+    """The last evaluation, and the coherence with its card and provenance in `config.out`."""
+    out = Path(config.out)
+    metrics = trainer.evaluate()
+    trainer.check_weights()
+    if trainer.is_world_process_zero():
+        source = provenance(metrics=metrics, steps=trainer.state.global_step, processes=trainer.args.world_size,
+                            checksum=trainer.model.checksum(),
+                            config=json.loads(json.dumps(dataclasses.asdict(config))))
+        trainer.model.save_pretrained(out)
+        write_text(out / "README.md", coherence_card(trainer.model, source))
+        names = ("config.json", "model.safetensors", "config.yaml", "README.md")
+        write_json(out / "provenance.json", {**source, "files": {name: digest(out / name) for name in names}})
+    trainer.accelerator.wait_for_everyone()
+    return Coherence.from_pretrained(out)
+
+
+def coherence_card(coherence: Coherence, source: Mapping[str, Any]) -> str:
+    """README.md of a coherence."""
+    config = coherence.config
+    return model_card(
+        "Coherence of chunks", "How much likelier the tokens of a chunk are together, in speech, than drawn by the "
+        "decoder's heads one by one. A chunk policy reads it; it refuses any other decoder.",
+        [("size", f"{sum(p.numel() for p in coherence.parameters()):,} parameters, width {config.width}"),
+         ("chunks", f"up to {config.num_heads} of {config.vocab_size} ids"),
+         ("decoder", f"checksum `{config.base_checksum or 'not bound'}`, hidden size {config.hidden_size}"),
+         ("checksum", f"`{coherence.checksum()}`")],
+        source, metrics_of="dev split; loss in nats, share told right of whole and half chunks, chance 0.5",
+        tags=("density-ratio",),
+        settings=("learning_rate", "batch_size", "positions", "max_steps", "bf16", "seed"),
+        code="from heads.coherence import Coherence\n\n"
+             'coherence = Coherence.from_pretrained("path/to/this/directory")\n'
+             "coherence.check_base(decoder.checksum())")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    run(load_config(TrainCoherenceConfig, arguments))
+
+
+if __name__ == "__main__":
+    sys.exit(run_command("dcar.train.coherence", main))

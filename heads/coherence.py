@@ -1,0 +1,110 @@
+"""How well the tokens of a chunk go together: the ratio of their joint law to the product of the heads' laws.
+
+The heads draw the tokens of a chunk independently of each other, given the hidden state, so what they draw may be no
+speech: a phoneme twice, another one skipped. For every prefix x_1..x_a of a chunk that was drawn,
+
+    r_a = log p(x_1..x_a | h) - sum_{j <= a} log q_j(x_j | h)
+
+says how much likelier it is in speech (p) than in what the heads q draw. A network that tells chunks of recordings from
+chunks that were drawn learns just this number as its logit: logistic regression on two equally frequent classes is an
+estimate of the ratio of their densities (Sugiyama et al., Density Ratio Estimation in Machine Learning, 2012; as a
+judge of replaced tokens, ELECTRA, 2020). It reads embeddings of the drawn tokens, which the heads do not, and costs a
+recurrent layer over at most K tokens where verification by the decoder costs a pass. Not the papers' of CAR and DCAR.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from dcar.errors import CheckpointError
+from heads.candidates import FEATURES, candidate_features
+from heads.checkpoint import Checkpoint
+
+
+@dataclass
+class CoherenceConfig:
+    """Shape of a `Coherence` and the identity of the decoder that it was trained for."""
+
+    hidden_size: int  # of the decoder
+    num_heads: int  # K: it reads chunks of at most K tokens
+    vocab_size: int  # ids that heads may draw, the end of speech is the last one
+    embedding_size: int = 64
+    width: int = 128  # of the recurrent layer
+    base_checksum: str = ""  # checksum of the decoder; empty = not bound to one
+    tokenizer: str = ""  # name of the speech tokenizer
+
+    def __post_init__(self) -> None:
+        sizes = {name: getattr(self, name) for name in ("hidden_size", "num_heads", "vocab_size", "embedding_size",
+                                                        "width")}
+        if wrong := [f"{name} {size}" for name, size in sizes.items() if size < 1]:
+            raise CheckpointError(f"a coherence of {', '.join(wrong)}: must be at least 1")
+
+
+class Coherence(Checkpoint):
+    """Log-ratio r_a of every prefix of a chunk; a GRU over its tokens that begins from the hidden state."""
+
+    config_class, model_type = CoherenceConfig, "dcar-coherence"
+    config: CoherenceConfig
+
+    def __init__(self, config: CoherenceConfig):
+        super().__init__()
+        self.config, width = config, config.width
+        self.embedding = nn.Embedding(config.vocab_size, config.embedding_size)
+        self.offset = nn.Parameter(torch.zeros(config.num_heads, width))
+        self.token = nn.Linear(config.embedding_size + len(FEATURES), width)
+        self.state, self.start = nn.Linear(config.hidden_size, width), nn.Linear(config.hidden_size, width)
+        self.layer = nn.GRU(width, width, batch_first=True)
+        self.inner, self.output = nn.Linear(width, width), nn.Linear(width, 1)
+
+    @torch.no_grad()
+    def start_embedding(self, embedding: Tensor) -> None:
+        """Begin from the directions in which the decoder's embeddings [≥ V, D] of the tokens differ most, at unit
+        deviation."""
+        rows = embedding[: self.config.vocab_size].float()
+        left, scales, _ = torch.linalg.svd(rows - rows.mean(0), full_matrices=False)
+        size = min(self.config.embedding_size, left.shape[1])
+        main = left[:, :size] * scales[:size]
+        self.embedding.weight[:, :size] = main / main.std()
+
+    def forward(self, hidden: Tensor, tokens: Tensor, candidates: Tensor) -> Tensor:
+        """What each token adds to the log-ratio of its chunk: hidden [B, D] before the chunk, tokens [B, n] with n ≤ K,
+        candidates [B, n, 3] (`candidate_features`) -> [B, n] nats; r_a is the sum of the first a. Tokens behind the end
+        of speech add nothing."""
+        n = tokens.shape[1]
+        seen = torch.cat((self.embedding(tokens), candidates.to(self.offset.dtype)), -1)
+        hidden = hidden.to(self.offset.dtype)
+        x = nn.functional.silu(self.token(seen) + self.state(hidden).unsqueeze(1) + self.offset[:n])
+        y, _ = self.layer(x, torch.tanh(self.start(hidden)).unsqueeze(0))
+        added = self.output(nn.functional.silu(self.inner(y))).squeeze(-1)
+        return added * before_end(tokens, self.config.vocab_size - 1)
+
+    def check_base(self, checksum: str) -> None:
+        """CheckpointError if it was trained for a decoder with another checksum."""
+        bound = self.config.base_checksum
+        if bound and bound != checksum:
+            raise CheckpointError(
+                f"this coherence was trained for the decoder {bound[:12]}…, not for {checksum[:12]}…: load its own "
+                "decoder, or train one for this with `dcar train-coherence`")
+
+
+def before_end(tokens: Tensor, eos: int) -> Tensor:
+    """Which tokens [..., n] stand before an end of speech, or are the first: float [..., n], 1 or 0."""
+    ends = (tokens == eos).to(torch.int32)
+    return (ends.cumsum(-1) - ends == 0).float()
+
+
+def coherent_features(coherence: Coherence | None, hidden: Tensor, logits: Tensor, tokens: Tensor) -> Tensor:
+    """`candidate_features` of the tokens [..., n] drawn from logits [..., n, V], and behind them, where there is a
+    coherence, what each token adds to it: hidden [..., D] -> [..., n, F] float32 with F = 3 or 4. Of several draws,
+    tokens [..., N, n], -> [..., N, n, F]."""
+    seen = candidate_features(logits, tokens)
+    if coherence is None:
+        return seen
+    chunks = tokens.reshape(-1, tokens.shape[-1])
+    if tokens.dim() == logits.dim():
+        hidden = hidden.unsqueeze(-2).expand(*tokens.shape[:-1], -1)
+    added = coherence(hidden.reshape(-1, hidden.shape[-1]), chunks, seen.reshape(*chunks.shape, len(FEATURES)))
+    return torch.cat((seen, added.view(*tokens.shape, 1).float()), -1)

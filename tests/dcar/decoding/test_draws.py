@@ -1,0 +1,112 @@
+"""Chunks drawn side by side, of which the one that goes together best is spoken: loop, fast passes, engine, and against
+a slow reference that makes every draw by itself."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from test_after_draw import SAMPLING, policy_of, same
+
+from dcar.decoding import ChunkMethod, CoherentChunk, FixedChunk, PolicyChunk, decode
+from dcar.decoding.engine.run import engine_for
+from dcar.decoding.fast.passes import fast
+from dcar.errors import ConfigError
+from dcar.sampling import SamplingConfig, sample, uniform, utterance_keys, warp
+from heads.candidates import COHERENCE
+from heads.coherence import coherent_features
+
+REPEATED = SamplingConfig(max_tokens=40, repetition_window=8, repetition_share=0.2)
+
+
+def coherent_policy(reads: str = "candidates", decoder=None, **changes):
+    policy = policy_of(reads, coherence_width=8, coherence_embedding=4, coherence_ids=decoder.config.output_size,
+                       **changes)
+    torch.nn.init.normal_(policy.coherence.output.weight, std=8.0)  # so that draws differ by much
+    return policy.eval()
+
+
+@pytest.mark.parametrize("reads", ["candidates", "both"])
+@pytest.mark.parametrize("draws", [1, 3])
+@pytest.mark.parametrize(("batch", "chunks"), [(1, "exact"), (3, "exact"), (8, "padded")])
+def test_loop_fast_passes_and_engine_agree(decoder, prompts, reads, draws, batch, chunks):
+    policy = coherent_policy(reads, decoder)
+    forced = {prompts[0].utterance_id: [2, 0], prompts[1].utterance_id: [0, 3]} if draws == 1 else None
+    for mode, sampling in (("greedy", SAMPLING), ("sample", SAMPLING), ("sample", SamplingConfig(temperature=0))):
+        method = ChunkMethod(PolicyChunk(policy, mode, forced=forced, dial=0.3, draws=draws))
+        how = dict(seed=3, record_hidden=True, group_size=2)
+        expected = decode(decoder, prompts, method, sampling, **how)
+        assert expected[0].candidates.shape[-1] == COHERENCE + 1
+        same(decode(fast(decoder), prompts, method, sampling, batch_size=batch, **how), expected)
+        engine = engine_for(decoder, prompts, sampling, batch=batch, policy=policy, chunks=chunks)
+        for _ in range(2):  # a used engine is as good as a new one
+            same(engine.decode(prompts, method, sampling, **how), expected)
+        for result in expected:  # the law recorded is that of the chunk that was spoken
+            law = policy(result.hidden[None], torch.tensor([result.decision_positions]), result.candidates[None])[0]
+            law = (law + 0.3 * torch.arange(1, 5)).log_softmax(-1)
+            taken = law[torch.arange(len(result.actions)), torch.tensor(result.actions) - 1]
+            assert taken.tolist() == pytest.approx(result.action_log_probs, abs=1e-4)
+
+
+@pytest.mark.parametrize("sampling", [SAMPLING, REPEATED])
+def test_speaks_the_chunk_that_goes_together_best(decoder, prompts, sampling):
+    """Every draw made by itself, at numbers a third of the circle apart, and the sums of what its tokens add."""
+    coherence, eos = coherent_policy(decoder=decoder).coherence, decoder.config.eos
+    results = decode(decoder, prompts, ChunkMethod(CoherentChunk(4, 3, coherence)), sampling, seed=5)
+    others = 0
+    for prompt, result in zip(prompts, results, strict=True):
+        key, spoken = utterance_keys(5, [prompt.utterance_id]), []
+        head = [*prompt.prompt_ids, decoder.config.speech_vocab_size + 1]
+        for emitted in result.emitted:
+            ids = torch.tensor([head + spoken])
+            hidden = decoder.speech_hidden(torch.tensor([prompt.text_ids]), torch.tensor([len(prompt.text_ids)]), ids,
+                                           torch.tensor([ids.shape[1]]), torch.tensor([len(head)]))[:, -1]
+            logits = decoder.heads(hidden, 4)
+            drawn = []
+            for n in range(3):
+                chunk = []
+                for j in range(4):
+                    place = len(spoken) + j
+                    history = None
+                    if sampling.repetition_window:
+                        window = ([-1] * 8 + spoken + chunk)[-8:]
+                        history = torch.tensor([window])
+                    law = warp(logits[:, j], sampling, torch.tensor([place < sampling.min_tokens]), eos, history)
+                    u = (uniform(key, "token", torch.tensor([[place]]))[0] + n / 3) % 1
+                    chunk.append(int(sample(law, u)))
+                drawn.append(chunk)
+            seen = coherent_features(coherence, hidden, logits, torch.tensor([drawn]))
+            best = int(seen[0, ..., COHERENCE].sum(-1).argmax())
+            others += best > 0
+            assert result.tokens[len(spoken) : len(spoken) + emitted] == drawn[best][:emitted]
+            spoken += drawn[best][:emitted]
+        assert spoken == result.tokens
+    assert others > 5
+
+
+def test_one_draw_of_a_policy_of_one_size_is_car_k(decoder, prompts):
+    policy = coherent_policy(decoder=decoder, sizes=(3,))
+    one, three = (decode(decoder, prompts, ChunkMethod(PolicyChunk(policy, draws=n)), SAMPLING, seed=2) for n in (1, 3))
+    expected = decode(decoder, prompts, ChunkMethod(FixedChunk(3)), SAMPLING, seed=2)
+    best = decode(decoder, prompts, ChunkMethod(CoherentChunk(3, 3, policy.coherence)), SAMPLING, seed=2)
+    assert [r.tokens for r in one] == [r.tokens for r in expected] != [r.tokens for r in three]
+    assert [r.tokens for r in three] == [r.tokens for r in best]
+
+
+def test_nothing_to_choose_at_temperature_0(decoder, prompts):
+    policy, cold = coherent_policy(decoder=decoder), SamplingConfig(temperature=0, max_tokens=40)
+    one, five = (decode(decoder, prompts, ChunkMethod(PolicyChunk(policy, draws=n)), cold) for n in (1, 5))
+    assert [(r.tokens, r.actions) for r in one] == [(r.tokens, r.actions) for r in five]
+
+
+def test_refuses_what_cannot_be_chosen_among(decoder, prompts):
+    with pytest.raises(ConfigError, match="policy_coherence"):
+        PolicyChunk(policy_of("candidates"), draws=4)
+    policy = coherent_policy(decoder=decoder)
+    with pytest.raises(ConfigError, match="forced"):
+        PolicyChunk(policy, draws=4, forced={})
+    with pytest.raises(ConfigError, match="not 0"):
+        PolicyChunk(policy, draws=0)
+    with pytest.raises(ConfigError, match="at least 2"):
+        CoherentChunk(3, 1, policy.coherence)
+    with pytest.raises(ConfigError, match="needs 9 heads"):
+        decode(decoder, prompts, ChunkMethod(CoherentChunk(9, 2, policy.coherence)), SAMPLING)

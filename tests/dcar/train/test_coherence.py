@@ -1,0 +1,101 @@
+"""Training of the coherence of chunks: it learns, resumes, and refuses what does not belong together."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_data import counting, write_prepared
+from tiny_training import log_of, tiny_config
+
+from dcar.cli import main
+from dcar.errors import CheckpointError, ConfigError, DataError
+from dcar.model.car import CARDecoder, head_targets
+from dcar.train import coherence as training
+from dcar.train.car import run as train_decoder
+from dcar.train.coherence import TrainCoherenceConfig, chunks_ahead, run
+from heads.coherence import Coherence
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    return write_prepared(tmp_path_factory.mktemp("data") / "prepared", train=18, dev=9, speech=counting)
+
+
+@pytest.fixture(scope="module")
+def decoder(data, tmp_path_factory) -> Path:
+    """A decoder whose heads know little, in a corpus where a token follows from the one before."""
+    out = tmp_path_factory.mktemp("decoder")
+    train_decoder(tiny_config(data, out, max_steps=4))
+    return out
+
+
+def settings(data, decoder, out, **changes) -> dict:
+    return dict(data=str(data), decoder=str(decoder), out=str(out), prompt_tokens=5, batch_size=6, positions=0.5,
+                max_steps=8, warmup_steps=2, learning_rate=2e-2, embedding_size=8, width=16, log_steps=2, eval_steps=4,
+                save_steps=4) | changes
+
+
+def config_of(*args, **changes) -> TrainCoherenceConfig:
+    return TrainCoherenceConfig(**settings(*args, **changes))
+
+
+def test_the_command_learns_and_leaves_everything_behind(data, decoder, tmp_path):
+    out = tmp_path / "out"
+    options = settings(data, decoder, out, max_steps=80, eval_steps=40, save_steps=40)
+    main(["train-coherence", *(f"{k}={v}" for k, v in options.items())])
+    trained, base = Coherence.from_pretrained(out), CARDecoder.from_pretrained(decoder)
+    assert trained.config.base_checksum == base.checksum() and trained.config.tokenizer == "tiny@abc"
+    assert (trained.config.num_heads, trained.config.vocab_size) == (3, base.config.output_size)
+    evaluations = [line for line in log_of(out) if "eval_loss" in line]
+    assert [line["step"] for line in evaluations] == [40, 80, 80]
+    assert evaluations[-1] == evaluations[-2] | {k: evaluations[-1][k] for k in evaluations[-1] if "time" in k}
+    assert evaluations[-1]["eval_accuracy_whole"] > 0.9 and evaluations[-1]["eval_loss"] < 0.5
+    source = json.loads((out / "provenance.json").read_text())
+    assert source["checksum"] == trained.checksum() and source["steps"] == 80
+    assert "Coherence of chunks" in (out / "README.md").read_text() and "width: 16" in (out / "config.yaml").read_text()
+
+
+def test_resumed_training_equals_one_that_never_stopped(data, decoder, tmp_path):
+    whole, out = run(config_of(data, decoder, tmp_path / "whole")), tmp_path / "halves"
+    run(config_of(data, decoder, out))
+    for name in ("model.safetensors", "log.jsonl"):
+        (out / name).unlink()
+    shutil.rmtree(out / "checkpoint-8")
+    assert run(config_of(data, decoder, out)).checksum() == whole.checksum()
+    lines = len(log_of(tmp_path / "whole"))
+    assert run(config_of(data, decoder, tmp_path / "whole")).checksum() == whole.checksum()  # nothing is trained
+    assert len(log_of(tmp_path / "whole")) == lines
+    other = run(config_of(data, decoder, tmp_path / "other", seed=1))
+    assert other.checksum() != whole.checksum()
+
+
+def test_what_was_recorded_is_what_heads_are_trained_on():
+    speech, lengths, eos = torch.randint(0, 9, (3, 7)), torch.tensor([7, 4, 1]), 9
+    ahead = chunks_ahead(speech, lengths, 3, eos)
+    for head in (1, 2, 3):
+        wanted = head_targets(speech, lengths, head, eos)
+        real = wanted >= 0
+        assert torch.equal(ahead[..., head - 1][real], wanted[real]) and int(real.sum()) == 12
+
+
+def test_what_does_not_belong_together_is_refused(data, decoder, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    run(config_of(data, decoder, out, max_steps=2, save_steps=1))
+    with pytest.raises(CheckpointError, match="another coherence.*resume=false"):
+        run(config_of(data, decoder, out, width=8))
+    one = tmp_path / "one"
+    train_decoder(tiny_config(data, one, model={"num_prediction_heads": 1}, max_steps=1))
+    with pytest.raises(ConfigError, match="one token a pass"):
+        run(config_of(data, one, tmp_path / "x"))
+    other = write_prepared(tmp_path / "data", train=12, checksum="xyz", speech=counting)
+    with pytest.raises((CheckpointError, DataError), match="xyz"):
+        run(config_of(other, decoder, tmp_path / "x"))
+    with pytest.raises(ConfigError, match="positions"):
+        config_of(data, decoder, out, positions=0.0)
+    monkeypatch.setattr(training, "is_sharded", lambda: True)
+    with pytest.raises(ConfigError, match="not with FSDP"):
+        run(config_of(data, decoder, tmp_path / "x"))

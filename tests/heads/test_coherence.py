@@ -1,0 +1,167 @@
+"""How well the tokens of a chunk go together: the ratio that is learned, and what choosing by it does to the law."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from dcar.decoding.chunks import choose_end, of_draw, resampled
+from dcar.errors import CheckpointError
+from dcar.sampling import sample_several, shifted
+from heads.candidates import candidate_features
+from heads.coherence import Coherence, CoherenceConfig, before_end, coherent_features
+from heads.policy import ChunkPolicy, ChunkPolicyConfig, shape_of
+
+CODES, LENGTH = 3, 3  # the end of speech is the id behind the codes
+
+
+def joint() -> torch.Tensor:
+    """A law over chunks of three codes, [3, 3, 3], far from the product of its margins."""
+    law = torch.rand(CODES, CODES, CODES, generator=torch.Generator().manual_seed(3)).double() ** 3 + 0.05
+    return law / law.sum()
+
+
+def margins(law: torch.Tensor) -> torch.Tensor:
+    """[3, 4] of every place; the end of speech has no mass."""
+    return torch.stack([torch.nn.functional.pad(law.sum([d for d in range(LENGTH) if d != place]), (0, 1))
+                        for place in range(LENGTH)])
+
+
+def log_ratios(law: torch.Tensor, chunk: tuple[int, ...]) -> list[float]:
+    """r_1 … r_3 of a chunk, by enumeration."""
+    heads = margins(law)
+    found = []
+    for a in range(1, LENGTH + 1):
+        together = law[chunk[:a]].sum()
+        alone = torch.stack([heads[j, chunk[j]] for j in range(a)]).prod()
+        found.append(float((together / alone).log()))
+    return found
+
+
+def small(**changes) -> Coherence:
+    torch.manual_seed(0)
+    return Coherence(CoherenceConfig(**{"hidden_size": 4, "num_heads": LENGTH, "vocab_size": CODES + 1,
+                                        "embedding_size": 4, "width": 16} | changes))
+
+
+def test_logistic_regression_learns_the_log_ratio():
+    law, coherence = joint(), small()
+    heads = margins(law)
+    chunks = torch.tensor(list(itertools.product(range(CODES), repeat=LENGTH)))
+    generator = torch.Generator().manual_seed(1)
+    logits = heads.clamp(min=1e-30).log().float()
+    optimizer = torch.optim.Adam(coherence.parameters(), 1e-2)
+    for _ in range(400):
+        real = chunks[torch.multinomial(law.flatten(), 1000, True, generator=generator)]
+        drawn = torch.stack([torch.multinomial(heads[j], 1000, True, generator=generator) for j in range(LENGTH)], 1)
+        loss = torch.zeros(())
+        for sign, tokens in ((-1, real), (1, drawn)):
+            seen = candidate_features(logits.expand(1000, -1, -1), tokens)
+            ratio = coherence(torch.zeros(1000, 4), tokens, seen).cumsum(-1)
+            loss = loss + torch.nn.functional.softplus(sign * ratio).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    with torch.no_grad():
+        seen = candidate_features(logits.expand(len(chunks), -1, -1), chunks)
+        learned = coherence(torch.zeros(len(chunks), 4), chunks, seen).cumsum(-1).double()
+    wanted = torch.tensor([log_ratios(law, tuple(c)) for c in chunks.tolist()]).double()
+    drawn_share = torch.stack([heads[j, chunks[:, j]] for j in range(LENGTH)]).prod(0)
+    error = ((learned - wanted).abs() * drawn_share[:, None]).sum(0)  # nats, over what is drawn
+    spread = ((wanted - (wanted * drawn_share[:, None]).sum(0)).abs() * drawn_share[:, None]).sum(0)
+    assert error[0] < 0.1 and spread[0] < 1e-9  # one token alone cannot fail to go together
+    assert (error[1:] < 0.2 * spread[1:]).all()
+
+
+@pytest.mark.parametrize("draws", [2, 8])
+def test_choosing_by_the_ratio_moves_the_law_of_chunks_towards_the_joint_law(draws):
+    """With the true ratio: the farther, the more chunks are drawn; one chunk alone has the law of the heads."""
+    law, many = joint(), 60_000
+    heads = margins(law)
+    u = torch.rand(many, LENGTH, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    chunks = sample_several(heads.expand(many, -1, -1), shifted(u, draws)).mT  # [many, N, 3]
+    table = torch.tensor([log_ratios(law, c) for c in itertools.product(range(CODES), repeat=LENGTH)])
+    index = (chunks * torch.tensor([9, 3, 1])).sum(-1)
+    ratios = table[index]  # [many, N, 3]
+    added = ratios.diff(dim=-1, prepend=0 * ratios[..., :1]).unsqueeze(-1)
+    candidates = torch.cat((torch.zeros(*ratios.shape, 3), added), -1)
+    third = torch.full((many, draws, LENGTH), -1e9)
+    third[..., -1] = 0.0  # a policy that keeps all three
+    choice = choose_end(third, torch.rand(many, generator=torch.Generator().manual_seed(5), dtype=torch.float64), None,
+                        candidates)
+    assert (choice.sizes == LENGTH).all() and not choice.log_probs.any()
+
+    def far(which: torch.Tensor) -> float:
+        return float((torch.bincount(which, minlength=27) / many - law.flatten()).abs().sum() / 2)
+
+    alone, chosen = far(index[:, 0]), far(of_draw(index, choice.draw))
+    product = float((torch.stack([heads[j, torch.tensor(c)[j]] for c in itertools.product(range(3), repeat=3)
+                                  for j in range(3)]).view(27, 3).prod(1) - law.flatten()).abs().sum() / 2)
+    assert alone == pytest.approx(product, abs=0.01)
+    assert chosen < {2: 0.8, 8: 0.45}[draws] * alone
+
+
+def test_shares_of_draws_compare_chunks_of_one_length():
+    candidates = torch.zeros(1, 2, 2, 4)
+    candidates[0, :, :, 3] = torch.tensor([[1.0, -3.0], [0.0, 0.0]])
+    share = resampled(candidates)[0]
+    assert share.exp().sum(0).tolist() == pytest.approx([1, 1])
+    assert (share[0] - share[1]).tolist() == pytest.approx([1.0, -2.0])
+    law = torch.tensor([[[0.6, 0.4], [0.4, 0.6]]]).log()
+    best = choose_end(law, None, None, candidates)
+    assert (best.sizes.tolist(), best.draw.tolist()) == ([2], [1]) and best.log_probs.exp().item() == pytest.approx(0.6)
+
+
+def test_tokens_behind_the_end_of_speech_add_nothing():
+    tokens = torch.tensor([[0, CODES, 1], [CODES, CODES, 0], [0, 1, 2]])
+    assert before_end(tokens, CODES).tolist() == [[1, 1, 0], [1, 0, 0], [1, 1, 1]]
+    added = small()(torch.randn(3, 4), tokens, torch.randn(3, 3, 3))
+    assert (added != 0).tolist() == [[True, True, False], [True, False, False], [True] * 3]
+
+
+def test_several_draws_are_seen_as_each_alone():
+    coherence = small()
+    hidden, logits = torch.randn(5, 4), torch.randn(5, LENGTH, CODES + 1)
+    chunks = torch.randint(0, CODES, (5, 4, LENGTH))
+    together = coherent_features(coherence, hidden, logits, chunks)
+    assert together.shape == (5, 4, LENGTH, 4)
+    for n in range(4):
+        alone = coherent_features(coherence, hidden, logits, chunks[:, n])
+        assert torch.allclose(together[:, n], alone, atol=1e-5)
+        assert torch.equal(alone[..., :3], candidate_features(logits, chunks[:, n]))
+    shorter = coherent_features(coherence, hidden, logits[:, :2], chunks[:, 0, :2])
+    assert torch.allclose(shorter, together[:, 0, :2], atol=1e-5)  # what stands behind a token does not matter to it
+
+
+def test_shifted_numbers_are_uniform_and_lie_apart():
+    u = torch.rand(20_000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    four = shifted(u, 4)
+    assert torch.equal(four[:, 0], u) and ((four >= 0) & (four < 1)).all()
+    for n in range(4):
+        assert torch.histc(four[:, n].float(), 10, 0, 1).sub(2000).abs().max() < 200
+    assert torch.allclose(four.sort(-1).values.diff(dim=-1), torch.tensor(0.25, dtype=torch.float64))
+
+
+def test_a_policy_takes_it_along(tmp_path):
+    coherence = small(base_checksum="aa", tokenizer="t")
+    policy = ChunkPolicy(ChunkPolicyConfig(4, LENGTH, reads="candidates", **shape_of(coherence)))
+    policy.coherence.load_state_dict(coherence.state_dict())
+    policy.save_pretrained(tmp_path)
+    loaded = ChunkPolicy.from_pretrained(tmp_path)
+    assert loaded.config.features == 4 and loaded.checksum() == policy.checksum()
+    tokens = torch.tensor([[0, 1, 2]])
+    hidden, logits = torch.randn(1, 4), torch.randn(1, LENGTH, CODES + 1)
+    assert torch.allclose(loaded.see(hidden, logits, tokens), coherent_features(coherence, hidden, logits, tokens))
+    policy.scores.end_on_coherent()
+    before = policy.scores(policy.see(hidden, logits, tokens))
+    sums = policy.see(hidden, logits, tokens)[..., 3].cumsum(-1)
+    assert torch.allclose(before, sums, atol=1e-4)  # a nat for a nat
+    with pytest.raises(CheckpointError, match="before the draw"):
+        ChunkPolicyConfig(4, LENGTH, 8, 2, reads="hidden", **shape_of(coherence))
+    coherence.check_base("aa")
+    with pytest.raises(CheckpointError, match="train-coherence"):
+        coherence.check_base("bb")
+    with pytest.raises(CheckpointError, match="width 0"):
+        small(width=0)

@@ -44,7 +44,7 @@ LARGE = 1 << 19
 """float32 weights of fewer elements are copied in panels of PANEL columns, which are read faster from a cache; larger
 ones come from the memory, whose rate decides."""
 
-PANEL = 64
+PANEL = 32
 
 
 class LinearPart(ctypes.Structure):

@@ -47,14 +47,15 @@ class Passes:
         self.stack, self.heads = Stack(layers, [model.norm]), FusedHeads(model.heads)
         self.turns = Rotation(model.speech_rotary, self.device, self.dtype)
         self._text_turns = Rotation(model.text_rotary, self.device, self.dtype)
-        self._text_embedding, self._embedding = (table.weight.detach() for table in model.inputs)
+        self._text_embedding, self._embedding = (
+            table.weight.detach() for table in (model.text_embedding, model.speech_embedding))
         self._model, self._causal = model, CausalMask(self.device, self.dtype)
 
     @torch.no_grad()
     def prefill(self, text_ids: Tensor, text_lengths: Tensor, prompt_ids: Tensor, prompt_lengths: Tensor,
                 capacity: int) -> tuple[KVCache, Tensor]:
-        """As `CARDecoder.prefill`, for positions within `turns.reach`. The kernels for the CPU read the text in one pass
-        and the prompt in another: no text position sees speech. Where these take fewer positions, the decoder does."""
+        """As `CARDecoder.prefill`, for positions within `turns.reach`. The kernels for the CPU read the text in a pass
+        and the prompt in another: no text position sees speech. Where they take fewer positions, the decoder does."""
         (rows, text), prompt = text_ids.shape, prompt_ids.shape[1]
         if self.stack.own is None or rows * max(text, prompt) > self.stack.own.prompt_rows:
             return self._model.prefill(text_ids, text_lengths, prompt_ids, prompt_lengths, capacity)

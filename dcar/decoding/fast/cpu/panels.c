@@ -59,13 +59,13 @@ INLINE void panels(const element *x, const element *w, const element *bias, elem
 
 void multiply_panels(const element *x, const element *w, const element *bias, element *y, long m, long n, long k, int threads) {
   threads = m * n * k < ALONE ? 1 : threads;
-  long block = 4 * PANEL, parts = (m + PANEL_ROWS - 1) / PANEL_ROWS, rows = parts ? (m + parts - 1) / parts : 1; /* evenly */
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+  long block = 4 * PANEL;
+#pragma omp parallel for collapse(2) schedule(static) num_threads(threads) if (threads > 1)
   for (long c = 0; c < n; c += block) /* four panels stay in the nearest caches until all rows have met them */
-    for (long i = 0; i < m; i += rows) {
+    for (long i = 0; i < m; i += PANEL_ROWS) {
       const element *xs = x + i * k;
       element *ys = y + i * n;
       long last = c + block < n ? c + block : n;
-      WITH_PANEL_ROWS(m - i < rows ? m - i : rows, panels, xs, w, bias, ys, n, k, c, last)
+      WITH_PANEL_ROWS(m - i < PANEL_ROWS ? m - i : PANEL_ROWS, panels, xs, w, bias, ys, n, k, c, last)
     }
 }

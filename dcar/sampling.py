@@ -113,19 +113,21 @@ def uniform(keys: Tensor, stream: str, position: Tensor, draw: int | Tensor = 0)
     return _shift(state, 11).to(torch.float64) * 2.0**-53
 
 
-def likeliest(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def likeliest(values: Tensor, k: int, ordered: bool = True) -> tuple[Tensor, Tensor]:
     """The k largest of values [..., V] and their ids, both [..., k], from the largest down; among equals the lowest id
     comes first. The one order of ids, for laws, logits and scores alike; what is not a number counts as largest.
+    Without `ordered` the same ids, but equals among them may stand in any order.
 
     torch.topk says nothing about equals, so it is asked for keys that have none; on the CPU only in rows with equals
-    among their largest, elsewhere in all, for a look at the values would wait for the device.
+    among their largest (that decide anything), elsewhere in all, for a look at the values would wait for the device.
     """
     size = min(k + 1, values.shape[-1])  # one more: whether the last one has equals that were left out
     if values.dtype == torch.float64:
         best, ids = values.sort(dim=-1, descending=True, stable=True)
     elif values.device.type == "cpu":
         best, ids = values.topk(size, dim=-1)
-        tied = (best[..., 1:] == best[..., :-1]).any(-1)
+        same = best[..., 1:] == best[..., :-1]
+        tied = same.any(-1) if ordered or size == k else same[..., -1]
         if bool(tied.any()):
             ids[tied] = first = first_of_equals(values[tied], size)
             best[tied] = values[tied].gather(-1, first)
@@ -182,7 +184,7 @@ def warp(logits: Tensor, config: SamplingConfig, forbidden: Tensor | None = None
     if config.temperature != 1:
         logits = logits / config.temperature
     if 0 < config.top_k < logits.shape[-1]:
-        values, indices = likeliest(logits, config.top_k)
+        values, indices = likeliest(logits, config.top_k, ordered=False)
         logits = torch.full_like(logits, -torch.inf).scatter(-1, indices, values)
     law = logits.softmax(-1)
     if config.top_p < 1:

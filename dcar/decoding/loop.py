@@ -142,6 +142,8 @@ class Session:
 
     def check(self, law: Tensor) -> None:
         """Note the rows of laws [B, …, V] that are none."""
+        if law.device.type == "cpu" and bool((law.sum(-1) > 0).all()):
+            return  # to look costs nothing there
         known = self.lawless[self.rows]
         self.lawless[self.rows] = torch.where(no_law(law) & self.alive & (known < 0), self.generated, known)
 
@@ -221,9 +223,11 @@ class Session:
         self.lengths[self.rows] = self.generated
         self.truncated[self.rows] |= full
         self.alive = self.alive & ~ended & ~full
-        cached = torch.zeros_like(counts) if kept.cached is None else torch.minimum(kept.cached, counts)
         # What was emitted and is not in the cache is read by the next pass.
-        width = max(1, kept.tokens.shape[1])
+        if kept.cached is None:
+            self.pending, self.pending_counts = kept.tokens, counts * self.alive
+            return
+        cached, width = torch.minimum(kept.cached, counts), max(1, kept.tokens.shape[1])
         shift = (cached[:, None] + torch.arange(width, device=cached.device)).clamp(max=width - 1)
         self.pending, self.pending_counts = kept.tokens.gather(1, shift), (counts - cached) * self.alive
 

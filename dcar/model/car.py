@@ -272,15 +272,21 @@ class CARDecoder(Checkpoint):
                 capacity: int) -> tuple[KVCache, Tensor]:
         """Read text [B, N] and speech prompt [B, P]; returns the cache (room for `capacity` speech positions) and
         the hidden states [B, P, D] of the prompt."""
-        n, p = text_ids.shape[1], prompt_ids.shape[1]
-        heads = self.config.num_attention_heads
-        cache = KVCache(len(self.layers), len(text_ids), heads, n + max(capacity, p),
-                        self.config.hidden_size // heads, device=text_ids.device, dtype=self.norm.weight.dtype)
-        origin = self._origin(prompt_lengths)
-        hidden = self._run(text_ids, text_lengths, prompt_ids, prompt_lengths, origin, cache)
-        cache.prefix, cache.prefix_lengths = n, text_lengths
-        cache.lengths, cache.longest, cache.origin = prompt_lengths, p, origin
+        p = prompt_ids.shape[1]
+        cache = self.new_cache(text_ids.shape[1], text_lengths, prompt_lengths, max(capacity, p))
+        hidden = self._run(text_ids, text_lengths, prompt_ids, prompt_lengths, cache.origin, cache.over(cache.kv, 0))
+        cache.lengths, cache.longest = prompt_lengths, p
         return cache, hidden
+
+    def new_cache(self, text: int, text_lengths: Tensor, prompt_lengths: Tensor, capacity: int) -> KVCache:
+        """An empty cache with room for `text` units, of which text_lengths [B] are real, and `capacity` speech
+        positions; prompt_lengths [B] says which of these is numbered 0."""
+        heads = self.config.num_attention_heads
+        cache = KVCache(len(self.layers), len(text_lengths), heads, capacity, self.config.hidden_size // heads,
+                        prefix=text, prefix_lengths=text_lengths, device=text_lengths.device,
+                        dtype=self.norm.weight.dtype)
+        cache.origin = self._origin(prompt_lengths)
+        return cache
 
     @torch.no_grad()
     def extend(self, cache: KVCache, tokens: Tensor, counts: Tensor,

@@ -13,6 +13,7 @@ from tiny_data import tiny_vocoder, write_prepared
 from tiny_decoders import tiny_decoder
 from toy_world import ToyRecognizer, ToyVocoder, toy_items
 
+from dcar.decoding.fast.passes import Passes
 from dcar.errors import ConfigError
 from dcar.sampling import SamplingConfig
 from heads.policy import ChunkPolicy, ChunkPolicyConfig
@@ -105,10 +106,9 @@ def test_every_rollout_is_made_with_the_policy_of_the_moment():
     same(engine.collect(rolling, items, range(5), seed=1), loop.collect(rolling, items, range(5), seed=1))
 
 
-def test_the_group_shares_one_prefill():
-    base, items, calls = tiny_decoder(), ragged_items(), []
-    prefill = base.prefill
-    base.prefill = lambda text, *rest: calls.append(len(text)) or prefill(text, *rest)
+def test_the_group_shares_one_prefill(monkeypatch):
+    base, items, calls, prefill = tiny_decoder(), ragged_items(), [], Passes.prefill
+    monkeypatch.setattr(Passes, "prefill", lambda own, *given: calls.append(len(given[0])) or prefill(own, *given))
     roller(base, group_size=6).collect(policy_of(), items, range(5), seed=0)
     assert calls == [5]
 

@@ -141,7 +141,7 @@ class StaticEngine(EngineSteps):
                 prompts.append(job.prompt)
         batch = batch_of(prompts, self.model.config, self.device)
         lengths = batch.prompt_lengths
-        reference, hidden = self.model.prefill(*batch, 0)
+        reference, hidden = self.passes.prefill(*batch, 0)
         r, schedule, rows = self.rows, plan.schedule, free[: len(jobs)]
         where, origins = (torch.tensor(x, device=self.device) for x in (rows, [unique[id(j.prompt)] for j in jobs]))
         self.cache.copy_rows(where, reference, origins)

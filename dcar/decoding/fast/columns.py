@@ -154,7 +154,9 @@ def columns_of(cache: KVCache, new: int, causal: CausalMask, *, tree: Tensor | N
     if tree is not None:
         added = mask()
         out.mask = lambda: added
-        out.tree = None if added is None else added.reshape(-1, total)
+        out.tree = added if added is None else added.reshape(-1, total)
+        if out.tree is not None and real is not None:
+            out.tree = out.tree.index_select(0, real)
     elif cache.prefix and not whole:
         out.hole_from, out.hole_to = cache.prefix_lengths, torch.full_like(cache.prefix_lengths, cache.prefix)
     return out

@@ -46,7 +46,39 @@ class Passes:
         self.device, self.dtype = model.norm.weight.device, model.norm.weight.dtype
         self.stack, self.heads = Stack(layers, [model.norm]), FusedHeads(model.heads)
         self.turns = Rotation(model.speech_rotary, self.device, self.dtype)
-        self._embedding, self._causal = model.speech_embedding.weight.detach(), CausalMask(self.device, self.dtype)
+        self._text_turns = Rotation(model.text_rotary, self.device, self.dtype)
+        self._text_embedding, self._embedding = (
+            table.weight.detach() for table in (model.text_embedding, model.speech_embedding))
+        self._model, self._causal = model, CausalMask(self.device, self.dtype)
+
+    @torch.no_grad()
+    def prefill(self, text_ids: Tensor, text_lengths: Tensor, prompt_ids: Tensor, prompt_lengths: Tensor,
+                capacity: int) -> tuple[KVCache, Tensor]:
+        """As `CARDecoder.prefill`, for positions within `turns.reach`. The kernels for the CPU read the text in a pass
+        and the prompt in another: no text position sees speech. Where they take fewer positions, the decoder does."""
+        (rows, text), prompt = text_ids.shape, prompt_ids.shape[1]
+        if self.stack.own is None or rows * max(text, prompt) > self.stack.own.prompt_rows:
+            return self._model.prefill(text_ids, text_lengths, prompt_ids, prompt_lengths, capacity)
+        cache = self._model.new_cache(text, text_lengths, prompt_lengths, max(capacity, prompt))
+        self._read_text(cache, text_ids)
+        hidden = self.read(cache, prompt_ids, real=real_positions(prompt_lengths, prompt))
+        cache.advance(prompt_lengths, prompt)
+        return cache, hidden
+
+    def _read_text(self, cache: KVCache, text_ids: Tensor) -> None:
+        """Keys and values of text_ids [B, N], each of which sees all of its row's, into an empty cache."""
+        rows, text = text_ids.shape
+        lengths, position = cache.prefix_lengths, torch.arange(text)
+        flat, angle, real = text_ids.reshape(-1), position.repeat(rows), real_positions(lengths, text)
+        if real is not None:
+            flat, angle = flat.index_select(0, real), angle.index_select(0, real)
+        self._text_turns.reach(0, text - 1)
+        as_speech = cache.over(cache.kv, 0)
+        as_speech.prefix_lengths = torch.zeros_like(lengths)
+        # Behind the keys and values of the last layer nothing of a text is asked for; one position goes on, not none.
+        columns = columns_of(as_speech, text, self._causal, real=real, ends=torch.zeros(1, dtype=torch.long),
+                             tree=(position < lengths[:, None])[:, None].expand(-1, text, -1))
+        self.stack.read(F.embedding(flat, self._text_embedding), self._text_turns, angle, columns)
 
     def read(self, cache: KVCache, tokens: Tensor, layout: tuple[Tensor, Tensor] | None = None,
              real: Tensor | None = None) -> Tensor:
@@ -110,15 +142,16 @@ class FastDecoder:
             raise EngineError("the decoder was trained, moved or replaced after FastDecoder read its weights; build a "
                               "new FastDecoder")
         stored = self.graphs.enabled  # then the cache is only passed through
-        cache, hidden = self.model.prefill(text_ids, text_lengths, prompt_ids, prompt_lengths,
-                                           0 if stored else capacity)
-        capacity = max(capacity, cache.capacity)
+        prompt = prompt_ids.shape[1]
+        capacity = max(capacity, prompt)
         try:
-            moved = self._passes.turns.reach(-int(cache.origin.max()), capacity)
+            moved = self._passes.turns.reach(-prompt if self.config.bos else 0, capacity)
         except ValueError as error:
             raise EngineError(f"{error}; lower max_tokens") from error
         if moved:
             self._forget()
+        cache, hidden = self._passes.prefill(text_ids, text_lengths, prompt_ids, prompt_lengths,
+                                             0 if stored else capacity)
         return (self._adopt(cache, capacity) if stored else cache), hidden
 
     @torch.no_grad()

@@ -53,7 +53,7 @@ def test_linear_layers(own, size, out, biased):
     weight = (torch.randn(out, size) / size**0.5).to(own.dtype)
     bias = torch.randn(out).to(own.dtype) if biased else None
     product = own.linear(weight, bias)
-    for rows in (1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17, 40, 96, 97, 130):
+    for rows in (*range(1, 14), 16, 17, 40, 96, 97, 130):
         x = torch.randn(rows, size).to(own.dtype)
         wanted = F.linear(x.float(), weight.float(), None if bias is None else bias.float())
         got = product(x)
@@ -199,10 +199,10 @@ def test_what_a_stack_cannot_read():
 
 
 def test_a_row_does_not_depend_on_the_others(own):
-    weight, x = torch.randn(70, 96).to(own.dtype), torch.randn(9, 96).to(own.dtype)
+    weight, x = torch.randn(70, 96).to(own.dtype), torch.randn(30, 96).to(own.dtype)
     product = own.linear(weight, None)
     alone = torch.cat([product(row[None]) for row in x])
-    for rows in (2, 4, 7, 9):
+    for rows in (2, 4, 7, 9, 12, 13, 30):
         assert torch.equal(product(x[:rows]), alone[:rows])
 
 
@@ -226,12 +226,12 @@ def test_rows_that_are_no_number_stay_alone():
 
 
 def test_threads_share_the_work(own, monkeypatch):
-    weight, x = torch.randn(640, 256).to(own.dtype), torch.randn(5, 256).to(own.dtype)
+    weight, x = torch.randn(640, 256).to(own.dtype), torch.randn(29, 256).to(own.dtype)
     heads = native_heads(own, MultiTokenHeads(256, 1030, 3, zero_init=False).requires_grad_(False).to(own.dtype))
-    alone = own.linear(weight, None)(x), heads(x, 3)
+    alone = own.linear(weight, None)(x), heads(x[:5], 3)
     monkeypatch.setattr(module.torch, "get_num_threads", lambda: 3)
     assert torch.equal(own.linear(weight, None)(x), alone[0])
-    assert torch.equal(heads(x, 3), alone[1])
+    assert torch.equal(heads(x[:5], 3), alone[1])
 
 
 def test_onednn_goes_on_as_if_nothing_had_happened():

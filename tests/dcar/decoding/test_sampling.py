@@ -69,6 +69,7 @@ def test_the_likeliest_are_those_of_lowest_id_among_equals(levels, dtype):
     for k in (1, 7, 39, 40):
         best, ids = likeliest(values, k)
         assert torch.equal(ids, order[..., :k]) and torch.equal(best, values.gather(-1, ids))
+        assert torch.equal(likeliest(values, k, ordered=False)[1].sort().values, order[..., :k].sort().values)
         if dtype != torch.float64:  # as on devices that are not asked whether there are equals
             assert torch.equal(first_of_equals(values, k), order[..., :k])
     for place in (0, 7, 39):

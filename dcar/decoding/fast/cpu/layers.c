@@ -76,14 +76,39 @@ INLINE vector inverse(vector v) {
 #endif
 }
 
+/* The first `left` lanes; the others are `rest`, or stay as they are in memory. */
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+INLINE vector load_some(const element *p, long left, float rest) {
+  if (left >= LANES) return load(p);
+  __mmask16 some = (1 << left) - 1;
+#ifdef BF16
+  __m512 v = (__m512)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(some, p)), 16);
+  return (vector)_mm512_mask_mov_ps((__m512)all(rest), some, v);
+#else
+  return (vector)_mm512_mask_loadu_ps((__m512)all(rest), some, p);
+#endif
+}
+INLINE void store_some(element *p, long left, vector v) {
+  if (left >= LANES) {
+    store(p, v);
+    return;
+  }
+  __mmask16 some = (1 << left) - 1;
+#ifdef BF16
+  __m256i rounded;
+  store((element *)&rounded, v);
+  _mm256_mask_storeu_epi16(p, some, rounded);
+#else
+  _mm512_mask_storeu_ps(p, some, (__m512)v);
+#endif
+}
+#else
 static __attribute__((noinline)) void load_part(const element *p, long left, float rest, float *part) {
   for (long i = 0; i < LANES; i++) part[i] = i < left ? widen(p[i]) : rest;
 }
 static __attribute__((noinline)) void store_part(element *p, long left, const float *part) {
   for (long i = 0; i < left; i++) p[i] = narrow(part[i]);
 }
-
-/* The first `left` lanes; the others are `rest`. */
 INLINE vector load_some(const element *p, long left, float rest) {
   if (left >= LANES) return load(p);
   float part[LANES];
@@ -94,6 +119,7 @@ INLINE void store_some(element *p, long left, vector v) {
   if (left >= LANES) store(p, v);
   else store_part(p, left, (const float *)&v);
 }
+#endif
 
 static void normalize(const element *x, const element *weight, const element *bias, element *y, long n, long d, float epsilon) {
   for (; n > 0; n--, x += d, y += d) {

@@ -44,7 +44,7 @@ LARGE = 1 << 19
 """float32 weights of fewer elements are copied in panels of PANEL columns, which are read faster from a cache; larger
 ones come from the memory, whose rate decides."""
 
-PANEL = 64
+PANEL = 32
 
 
 class LinearPart(ctypes.Structure):
@@ -179,7 +179,10 @@ class NativeStack:
         if first:
             p.first_norm, p.first_bias = norm(first[0])
         self._held += products
-        self.rows = 1 << 30 if all(product.panels for product in products) else own.rows
+        small = all(product.panels for product in products)
+        self.rows = 1 << 30 if small else own.rows
+        # Text and prompt are two passes, which read large weights twice: too slow where PyTorch multiplies as fast.
+        self.prompt_rows = self.rows if small or own.dtype == torch.bfloat16 else 0
         width = layers[0].out.out_features
         self.size, self.out = p.first.size or width, p.last.out or width
         self._apart = bool(first) or len(last) > 1  # the result is not written over x

@@ -1,24 +1,44 @@
 /* Products with weights that stay in a cache, copied in panels of PANEL columns; few_rows.c includes this file. */
 
-#define PANEL 64
+#define PANEL 32
+#define PANEL_ROWS 12  /* rows that meet the weights together, at most: their sums fill the registers */
+#define PANEL_AHEAD 64 /* rows of a panel that are fetched ahead: the cache that holds all weights is not the nearest one */
+#define UNROLL_ROWS _Pragma("GCC unroll 12")
 
-/* Weights that stay in a cache, copied as [n / PANEL][k][PANEL]: V vectors of columns with M rows of x, V and M constants. */
+#define WITH_PANEL_ROWS(M, F, ...)                                                                                     \
+  switch (M) {                                                                                                         \
+    case 12: F(__VA_ARGS__, 12); break;                                                                                \
+    case 11: F(__VA_ARGS__, 11); break;                                                                                \
+    case 10: F(__VA_ARGS__, 10); break;                                                                                \
+    case 9: F(__VA_ARGS__, 9); break;                                                                                  \
+    default: WITH_ROWS(M, F, __VA_ARGS__)                                                                              \
+  }
+
+/* V vectors of columns with M rows of x, V and M constants; weights lie as [n / PANEL][k][PANEL]. */
 INLINE void panel(const element *x, const element *w, const element *bias, element *y, long n, long k, long width, const int M,
                   const int V) {
-  vector sum[8][MAX_ROWS];
-  UNROLL for (int v = 0; v < V; v++) UNROLL for (int m = 0; m < M; m++) sum[v][m] = (vector){0};
+  vector sum[8][PANEL_ROWS];
+  UNROLL for (int v = 0; v < V; v++) UNROLL_ROWS for (int m = 0; m < M; m++) sum[v][m] = (vector){0};
   for (long d = 0; d < k; d++) {
     vector a[8];
-    UNROLL for (int v = 0; v < V; v++) a[v] = load(w + v * LANES / PANEL * k * PANEL + d * PANEL + v * LANES % PANEL);
-    UNROLL for (int m = 0; m < M; m++) {
+    UNROLL for (int v = 0; v < V; v++) {
+      const element *at = w + v * LANES / PANEL * k * PANEL + d * PANEL + v * LANES % PANEL;
+      a[v] = load(at);
+      __builtin_prefetch(at + PANEL_AHEAD * PANEL);
+    }
+    UNROLL_ROWS for (int m = 0; m < M; m++) {
       float s = widen(x[m * k + d]);
       UNROLL for (int v = 0; v < V; v++) sum[v][m] += a[v] * s;
     }
   }
-  float sums[8 * LANES];
-  for (int m = 0; m < M; m++) {
-    UNROLL for (int v = 0; v < V; v++) memcpy(sums + v * LANES, &sum[v][m], sizeof(vector));
-    for (long c = 0; c < width; c++) y[m * n + c] = narrow(bias ? sums[c] + widen(bias[c]) : sums[c]);
+  UNROLL_ROWS for (int m = 0; m < M; m++) UNROLL for (int v = 0; v < V; v++) {
+    long c = v * LANES, left = width - c;
+    if (left >= LANES) store(y + m * n + c, bias ? sum[v][m] + load(bias + c) : sum[v][m]);
+    else {
+      float part[LANES];
+      memcpy(part, &sum[v][m], sizeof part);
+      for (long i = 0; i < left; i++) y[m * n + c + i] = narrow(bias ? part[i] + widen(bias[c + i]) : part[i]);
+    }
   }
 }
 
@@ -37,22 +57,15 @@ INLINE void panels(const element *x, const element *w, const element *bias, elem
   }
 }
 
-/* Rows that meet the weights together: eight at most; what is more is divided evenly by six, which the registers hold with twice
- * as many columns. */
-INLINE long together(long m) {
-  long parts = (m + 5) / 6;
-  return m <= MAX_ROWS ? m : (m + parts - 1) / parts;
-}
-
 void multiply_panels(const element *x, const element *w, const element *bias, element *y, long m, long n, long k, int threads) {
   threads = m * n * k < ALONE ? 1 : threads;
-  long block = 2 * PANEL, rows = together(m);
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-  for (long c = 0; c < n; c += block) /* two panels stay in the nearest caches until all rows have met them */
-    for (long i = 0; i < m; i += rows) {
+  long block = 4 * PANEL;
+#pragma omp parallel for collapse(2) schedule(static) num_threads(threads) if (threads > 1)
+  for (long c = 0; c < n; c += block) /* four panels stay in the nearest caches until all rows have met them */
+    for (long i = 0; i < m; i += PANEL_ROWS) {
       const element *xs = x + i * k;
       element *ys = y + i * n;
       long last = c + block < n ? c + block : n;
-      WITH_ROWS(m - i < rows ? m - i : rows, panels, xs, w, bias, ys, n, k, c, last)
+      WITH_PANEL_ROWS(m - i < PANEL_ROWS ? m - i : PANEL_ROWS, panels, xs, w, bias, ys, n, k, c, last)
     }
 }

@@ -84,6 +84,9 @@ dcar train-token-recognizer --config $recipes/token_recognizer_starter.yaml data
 dcar profile --config $recipes/profile_starter.yaml decoder="$out/car" data="$out/prepared" out="$out/profile" \
   vocoder="$out/vocoder/export"
 # The policy, rewarded by what reads the tokens.
+dcar train-coherence --config $recipes/coherence_starter.yaml decoder="$out/car" data="$out/prepared_more" \
+  out="$out/coherence"
 dcar train-policy --config $recipes/dcpo_starter.yaml decoder="$out/car" data="$out/prepared_more" \
-  vocoder="$out/vocoder/export" token_recognizer="$out/token_recognizer" seed=1 out="$out/dcpo"
+  vocoder="$out/vocoder/export" token_recognizer="$out/token_recognizer" policy_coherence="$out/coherence" seed=1 \
+  out="$out/dcpo"
 dcar export run="$out/dcpo" decoder="$out/car" out="$out/policy"

@@ -112,7 +112,8 @@ class DCPOConfig(GRPOConfig):
                                           "candidates (what the heads drew), or both.", choices=READS)
     policy_sizes: list[int] = setting([], "Chunk sizes that it chooses among; empty = all.", minimum=1)
     policy_coherence: str = setting("", "A folder of `dcar train-coherence` that a new policy takes along, so that it "
-                                        "sees how well candidates go together; empty = it does not.")
+                                        "sees how well candidates go together; starter = the shipped one, empty = it "
+                                        "does not.")
     policy_start: str = setting("uniform", "What a new policy that sees candidates does: all sizes alike, end on "
                                            "likely tokens (sure-last, the rule by hand), or besides while they go "
                                            "together (coherent).", choices=STARTS)

@@ -31,6 +31,7 @@ from dcar.prompts.load import load_prompts, vocoder_for
 from dcar.recognition.base import Recognizer
 from dcar.recognition.load import load_recognizer
 from dcar.recognition.patient import Patience, PatientRecognizer
+from dcar.sources.shipped import resolve
 from dcar.storage import digest, files_of, writing
 from dcar.tracking import provenance, write_json
 from dcar.train.checkpoints import latest_checkpoint, why_incomplete
@@ -155,8 +156,9 @@ def make_policy(config: DCPOConfig, base: AnyDecoder, checksum: str) -> ChunkPol
         policy.config.base_checksum = checksum
         policy.config.chunk_range = tuple(config.chunk_range)
         return policy.train()
-    coherence = Coherence.from_pretrained(config.policy_coherence) if config.policy_coherence else None
-    if coherence is not None:
+    coherence = None
+    if config.policy_coherence:
+        coherence = Coherence.from_pretrained(resolve(config.policy_coherence, "coherence"))
         coherence.check_base(checksum)
     torch.manual_seed(config.seed)
     try:

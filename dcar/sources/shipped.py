@@ -15,6 +15,7 @@ NAMES = {
     "decoder": "decoder",  # CAR, 16 tokens from one light head
     "far": "far",  # next-token decoder, trained alike with one head
     "policy": "policy",  # chunk policy for the decoder
+    "coherence": "coherence",  # how well the tokens of its chunks go together; the policy holds the same
     "recognizer": "recognizer/starter.nemo",  # reward ASR
     "token_recognizer": "token_recognizer",  # the same of the speech tokens, without sound
 }

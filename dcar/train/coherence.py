@@ -37,6 +37,7 @@ from dcar.prepare.prepared import load_prepared, prepared_info
 from dcar.process import meeting_others, run_command
 from dcar.prompts.together import check_together
 from dcar.sampling import sample
+from dcar.sources.shipped import resolve
 from dcar.storage import digest, write_text, writing
 from dcar.tracking import provenance, write_json
 from dcar.train.batches import BucketBatchSampler, EpochLoader, SpeechDataset, collate
@@ -58,6 +59,8 @@ class TrainCoherenceConfig:
     decoder: str = setting("runs/car", "The frozen decoder whose chunks are judged; starter = the shipped one.")
     data: str = setting("runs/prepared", "Folder of `dcar prepare`, with the decoder's tokenizer.", place="folder")
     out: str = setting("runs/coherence", "Folder to write.", place="folder")
+    init_from: str = setting("", "Begin from this coherence, of the same shape and codes, perhaps of another decoder: "
+                                 "a few steps are enough for one that was tuned; starter = the shipped one.")
     prompt_tokens: int = setting(50, "Speaker prompt in training (bos layout only), as in the decoder's.", minimum=1)
     batch_size: int = setting(16, "Utterances of a process per step.", minimum=1)
     positions: float = setting(0.3, "Share of their positions at which a chunk is drawn.", above=0, maximum=1)
@@ -208,7 +211,7 @@ def run(config: TrainCoherenceConfig) -> Coherence:
     """Train (or go on training) and save the coherence with its card, log and provenance into `config.out`.
 
     Raises ConfigError for a decoder with one head, DataError where the data is broken or has other tokens or phonemes
-    than the decoder, CheckpointError where out holds another run.
+    than the decoder, CheckpointError where out holds another run or init_from another shape.
     """
     out = Path(config.out)
     prepared, decoder = prepared_info(config.data), load_decoder(config.decoder)
@@ -226,8 +229,7 @@ def run(config: TrainCoherenceConfig) -> Coherence:
     train, dev = (SpeechDataset(load_prepared(config.data, split), decoder.config,  # type: ignore[arg-type]
                                 config.prompt_tokens, config.seed) for split in ("train", "dev"))
     torch.manual_seed(config.seed)
-    model = Coherence(shape)
-    model.start_embedding(decoder.speech_embedding.weight.detach())
+    model = new_coherence(shape, decoder, config.init_from)
     trainer = CoherenceTrainer(config, model, decoder, train, dev)
     if trainer.is_world_process_zero():
         with writing(out):
@@ -245,6 +247,23 @@ def run(config: TrainCoherenceConfig) -> Coherence:
         trainer.train(resume_from_checkpoint=str(last) if last else None)
     with trainer.doing("evaluating and exporting what was trained"), writing(out):
         return export(config, trainer)
+
+
+def new_coherence(shape: CoherenceConfig, decoder: AnyDecoder, init_from: str) -> Coherence:
+    """A coherence of this shape to train, from the decoder's embeddings or from where another one is.
+
+    Raises CheckpointError where that has another shape, or other codes.
+    """
+    model = Coherence(shape)
+    if not init_from:
+        model.start_embedding(decoder.speech_embedding.weight.detach())
+        return model
+    start = Coherence.from_pretrained(resolve(init_from, "coherence"))
+    if dataclasses.replace(start.config, base_checksum=shape.base_checksum) != shape:
+        raise CheckpointError(f"init_from={init_from}: a coherence of another shape or other codes ({start.config}, "
+                              f"here {shape}); train one from nothing")
+    model.load_state_dict(start.state_dict())
+    return model
 
 
 def export(config: TrainCoherenceConfig, trainer: CoherenceTrainer) -> Coherence:

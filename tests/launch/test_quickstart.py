@@ -18,6 +18,7 @@ from dcar.prepare.run import PrepareConfig
 from dcar.sources.shipped import ASSETS
 from dcar.tokens.fit import FitTokenizerConfig
 from dcar.train.car import TrainConfig, data_identity, differing
+from dcar.train.coherence import TrainCoherenceConfig
 from dcar.train.draft import TrainDraftConfig
 from dcar.train.token_recognizer import TrainTokenRecognizerConfig
 from eval.analysis.fit_verifiers import FitConfig
@@ -31,11 +32,13 @@ from rl.profile import ProfileConfig
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "launch" / "recipes").rglob("*.yaml"))
-SCHEMAS = {"car": TrainConfig, "far": TrainConfig, "finetune": TrainConfig, "profile": ProfileConfig,
+SCHEMAS = {"car": TrainConfig, "coherence": TrainCoherenceConfig,
+           "far": TrainConfig, "finetune": TrainConfig, "profile": ProfileConfig,
            "compare": CompareConfig, "dcpo": DCPOConfig, "draft": TrainDraftConfig, "verifiers": FitConfig,
            "prepare": PrepareConfig, "token": TrainTokenRecognizerConfig, "tokenizer": FitTokenizerConfig,
            "tune": TuneConfig}
-MODULES = {"dcar.train": TrainConfig, "rl.profile": ProfileConfig, "rl.train": DCPOConfig, "rl.export": ExportConfig,
+MODULES = {"dcar.train": TrainConfig, "dcar.train.coherence": TrainCoherenceConfig,
+           "rl.profile": ProfileConfig, "rl.train": DCPOConfig, "rl.export": ExportConfig,
            "eval.compare": CompareConfig}
 
 COPY = "import sys; s, t, log = sys.argv[1:]; open(log, 'a').write('x'); open(t, 'w').write(open(s).read() + '!')"
@@ -275,7 +278,7 @@ def test_the_pipeline_s_commands_are_valid_and_feed_each_other(tmp_path, monkeyp
     out = tmp_path / "q"
     groups = pipeline(QuickstartConfig(out=str(out), start=start, train_steps=7, processes=processes))
     assert [[s.name for s in group] for group in groups] == [
-        ["check"], ["car", "far"], ["dcpo", "profile"], ["export"], ["compare"]]
+        ["check"], ["car", "far"], ["coherence", "profile"], ["dcpo"], ["export"], ["compare"]]
     made: list[Path] = []
     for group in groups:
         for step in group:
@@ -289,6 +292,8 @@ def test_the_pipeline_s_commands_are_valid_and_feed_each_other(tmp_path, monkeyp
                     assert config.max_steps == 7 and config.data == str(shipped("prepared"))
                     initial = str(shipped("decoder" if step.name == "car" else "far"))
                     assert config.init_from == (initial if start == "starter" else "")
+                if module == "rl.train":
+                    assert config.policy_coherence == str(out / "coherence")
             for path in step.inputs:  # is there, or an earlier step writes it
                 assert path.exists() or any(m == path or path in m.parents for m in made), (step.name, path)
         made += [path for step in group for path in step.outputs]

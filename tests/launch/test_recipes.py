@@ -27,6 +27,7 @@ from dcar.sampling import SamplingConfig
 from dcar.sources.shipped import shipped
 from dcar.text.phonemes import PHONEME_VERSION
 from dcar.train.car import run as train
+from dcar.train.coherence import run as train_coherence
 from dcar.train.draft import run as train_draft
 from dcar.train.token_recognizer import run as train_token_recognizer
 from eval.analysis.fit_verifiers import fit
@@ -34,6 +35,7 @@ from eval.compare.run import CompareConfig
 from eval.compare.run import run as compare
 from eval.compare.sweeps import expand_names
 from eval.methods.registry import Models
+from heads.coherence import Coherence, CoherenceConfig
 from heads.policy import ChunkPolicy, ChunkPolicyConfig
 from rl.config import DCPOConfig
 from rl.profile import profile
@@ -225,6 +227,18 @@ def test_two_updates_of_a_token_recogniser(recipe, data, tmp_path):
     assert len(losses) == 2 and all(0 < loss < 1e3 for loss in losses)
 
 
+@pytest.mark.parametrize("recipe", of("coherence"))
+def test_two_updates_of_a_coherence(recipe, data, tmp_path):
+    decoder = tiny_decoder(tokenizer="tiny@abc")
+    decoder.save_pretrained(tmp_path / "decoder")
+    trained = train_coherence(read(recipe, f"data={data}", f"decoder={tmp_path / 'decoder'}", "max_steps=2",
+                                   f"out={tmp_path / 'out'}", "save_steps=1000", "eval_steps=1000", "log_steps=1"))
+    assert trained.config.base_checksum == decoder.checksum() and trained.config.width == 128
+    log = [json.loads(line) for line in (tmp_path / "out" / "log.jsonl").read_text().splitlines()]
+    losses = [line["loss"] for line in log if "loss" in line]
+    assert len(losses) == 2 and all(0.5 < loss < 1 for loss in losses)  # chance is 0.69
+
+
 # --- profile, DCPO, statistics ------------------------------------------------------------------------------------
 
 
@@ -244,6 +258,8 @@ def test_two_batches_of_dcpo(recipe, tmp_path):
                  "policy_ffn_size=32", "eval_split=none", "save_strategy='no'", "disable_tqdm=true",
                  "logging_steps=1", "policy=''"]
     config = settings(DCPOConfig, ["--config", str(recipe), *overrides], tmp_path)
+    if config.policy_coherence:
+        config.policy_coherence = str(tmp_path / "coherence")
     config.max_steps = 2 * config.num_iterations  # two batches of rollouts, each learned from num_iterations times
     if not config.chunk_range:
         assert config.guidance or config.forced_rows == "none"
@@ -251,7 +267,11 @@ def test_two_batches_of_dcpo(recipe, tmp_path):
     if {"token_distance", "token_likelihood"} & set(config.reward_funcs):
         config.data = str(shipped("prepared"))  # its tokenizer's codebook, its phonemes
     heads = max(7, *config.policy_sizes, 0)
-    trainer = build(config, base=tiny_decoder(heads), vocoder=ToneVocoder(), recognizer=Judge(),
+    base = tiny_decoder(heads)
+    if config.policy_coherence:  # another recipe trains it
+        shape = CoherenceConfig(base.config.hidden_size, heads, base.config.output_size, 4, 8, base.checksum())
+        Coherence(shape).save_pretrained(config.policy_coherence)
+    trainer = build(config, base=base, vocoder=ToneVocoder(), recognizer=Judge(),
                     train_items=tiny_items(2 * config.prompts_per_step), eval_items=None)
     before = {name: p.clone() for name, p in trainer.model.named_parameters()}
     trainer.train()

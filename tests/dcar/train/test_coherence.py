@@ -73,6 +73,18 @@ def test_resumed_training_equals_one_that_never_stopped(data, decoder, tmp_path)
     assert other.checksum() != whole.checksum()
 
 
+def test_begins_from_the_coherence_of_another_decoder(data, decoder, tmp_path):
+    first = run(config_of(data, decoder, tmp_path / "first"))
+    tuned = tmp_path / "tuned"
+    train_decoder(tiny_config(data, tuned, init_from=str(decoder), max_steps=1))
+    again = run(config_of(data, tuned, tmp_path / "again", init_from=str(tmp_path / "first"), max_steps=1,
+                          learning_rate=1e-9))
+    assert again.config.base_checksum == CARDecoder.from_pretrained(tuned).checksum() != first.config.base_checksum
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(again.parameters(), first.parameters(), strict=True))
+    with pytest.raises(CheckpointError, match="another shape"):
+        run(config_of(data, decoder, tmp_path / "x", init_from=str(tmp_path / "first"), width=8))
+
+
 def test_what_was_recorded_is_what_heads_are_trained_on():
     speech, lengths, eos = torch.randint(0, 9, (3, 7)), torch.tensor([7, 4, 1]), 9
     ahead = chunks_ahead(speech, lengths, 3, eos)

@@ -14,7 +14,8 @@ from tiny_decoders import tiny_decoder
 from dcar.decoding import ChunkMethod, PolicyChunk, Prompt, decode
 from dcar.errors import CheckpointError, ConfigError
 from dcar.sampling import SamplingConfig
-from heads.policy import ChunkPolicy, ChunkPolicyConfig
+from heads.coherence import Coherence, CoherenceConfig
+from heads.policy import ChunkPolicy, ChunkPolicyConfig, shape_of
 from rl.export import ServingStep, export_program, main
 
 
@@ -92,12 +93,13 @@ def test_a_program_of_shared_heads(tmp_path, tie):
         assert torch.allclose(got, wanted, atol=1e-4)
 
 
-@pytest.mark.parametrize("reads", ["candidates", "both"])
-def test_a_program_of_a_policy_after_the_draw_and_its_card(tmp_path, reads):
+@pytest.mark.parametrize(("reads", "coherent"), [("candidates", False), ("both", False), ("candidates", True)])
+def test_a_program_of_a_policy_after_the_draw_and_its_card(tmp_path, reads, coherent):
     """Decisions and tokens are those of decoding; the card's example runs with torch alone."""
     base = tiny_decoder()
+    held = shape_of(Coherence(CoherenceConfig(32, 4, base.config.output_size, 4, 8))) if coherent else {}
     policy = ChunkPolicy(ChunkPolicyConfig(32, 4, 16, 2, None, (2, 3), base.checksum(), "tiny@abc", reads=reads,
-                                           sizes=(1, 2, 3))).eval()
+                                           sizes=(1, 2, 3), **held)).eval()
     torch.nn.init.normal_(policy.scores.outer.weight, std=2.0)
     policy.save_pretrained(tmp_path / "policy")
     base.save_pretrained(tmp_path / "base")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from compare_worker import tiny_tools
 from tiny_decoders import tiny_decoder
 
@@ -16,6 +17,8 @@ from eval.methods.registry import Models, load_models, make_methods
 from eval.methods.samplings import OwnSampling, names_sampling, parse_sampling, split_sampling
 from eval.report.table import rival_sentences
 from eval.results.rows import make_rows, strict_baseline
+from heads.coherence import Coherence, CoherenceConfig
+from heads.policy import ChunkPolicy, ChunkPolicyConfig, shape_of
 
 COMMON = SamplingConfig(temperature=0.8, top_k=10, max_tokens=20, max_tokens_per_text_unit=4)
 
@@ -77,6 +80,31 @@ def test_a_name_that_stands_for_several_rows_samples_them_all():
         make_methods(["car-1@tuned"], models, COMMON)
 
 
+def test_draws_stand_in_names_of_methods_that_can_tell_them_apart():
+    models = tiny_tools().models
+    plain, decoder = models.policies[""], models.decoder
+    heads = decoder.config.num_prediction_heads
+    torch.manual_seed(0)
+    coherence = Coherence(CoherenceConfig(decoder.config.hidden_size, heads, decoder.config.output_size, 4, 8))
+    able = ChunkPolicy(ChunkPolicyConfig(decoder.config.hidden_size, heads, reads="candidates", **shape_of(coherence)))
+    both = Models(decoder, policies={"": able.eval()})
+    one, four, turned, fixed = make_methods(["dcar", "dcar@n4", "dcar-sampled@n4@d0.5", "coherent-2-4"], both, COMMON)
+    schedules = [entry.build().schedule for entry in (one, four, turned, fixed)]
+    assert [(s.draws, getattr(s, "dial", None)) for s in schedules] == [(1, 0.0), (4, 0.0), (4, 0.5), (4, None)]
+    assert four.identity == {**one.identity, "draws": "4"} and turned.identity["dial"] == "0.5"
+    assert fixed.identity["coherence"] == able.coherence.checksum() and schedules[3].sizes == (2,)
+    results = decode(decoder, [i.prompt for i in tiny_tools().items[:2]], four.build(), COMMON)
+    assert all(r.method == "dcar@n4" and r.tokens for r in results)
+    with pytest.raises(ConfigError, match="policy_coherence"):
+        make_methods(["dcar@n4"], Models(decoder, policies={"": plain}), COMMON)
+    for wrong, message in (("coherent-2", "how many are drawn"), ("coherent-99-4", "chunk sizes"),
+                           ("coherent-2-1", "at least 2"), ("dcar@n0", "no such policy")):
+        with pytest.raises(ConfigError, match=message):
+            make_methods([wrong], both, COMMON)
+    with pytest.raises(ConfigError, match="with policy_coherence"):
+        make_methods(["coherent-2-4"], Models(decoder, policies={"": plain}), COMMON)
+
+
 def test_policies_are_not_called_like_samplings(tmp_path):
     assert names_sampling("t0.4") and names_sampling("tuned") and names_sampling("t5-run")
     assert not names_sampling("tall") and not names_sampling("range-2-3") and not names_sampling("")
@@ -85,6 +113,9 @@ def test_policies_are_not_called_like_samplings(tmp_path):
     models.policies[""].save_pretrained(tmp_path / "t0.4")
     with pytest.raises(ConfigError, match="would read as a sampling"):
         load_models(str(tmp_path / "car"), "", [f"t0.4={tmp_path / 't0.4'}"])
+    for name in ("n4", "d0.3", "a@n4"):
+        with pytest.raises(ConfigError, match="would read as a sampling, draws or a dial"):
+            load_models(str(tmp_path / "car"), "", [f"{name}={tmp_path / 't0.4'}"])
 
 
 def test_sweeps_reach_samplings():
@@ -95,6 +126,9 @@ def test_sweeps_reach_samplings():
 @pytest.mark.parametrize(("name", "family", "settings", "label"), [
     ("car-5@t0.4", "car@t0.4", (5.0,), "CAR-k (T 0.4)"), ("far@t0", "far@t0", (), "FAR (T 0)"),
     ("dcar@a@t0.8-k10", "dcar@t0.8-k10", ("a",), "DCAR (T 0.8, top-k 10)"),
+    ("dcar@a@n4@d-0.5", "dcar@n4", ("a", -0.5), "DCAR (4 draws)"), ("dcar@d0.3", "dcar", (0.3,), "DCAR"),
+    ("dcar@n8@t0.4", "dcar@n8@t0.4", (), "DCAR (8 draws, T 0.4)"),
+    ("coherent-10-4", "coherent", (10.0, 4.0), "most coherent draw"),
     ("ssd-0.4-eos@draft@t0.6-p0.9", "ssd@eos@draft@t0.6-p0.9", (0.4,), "SSD (eos, draft, T 0.6, top-p 0.9)"),
     ("random-2-3@tuned", "random@tuned", (2.0, 3.0), "random size (own best)"),
 ])

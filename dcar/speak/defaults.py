@@ -12,6 +12,7 @@ DRAWS = 4
 """Chunks that are drawn side by side for a policy that can choose among them."""
 
 
-def method_for(policy: str, dial: float) -> str:
-    """The method where none is named: who gives a policy of their own, or turns one, means it to decide."""
-    return "dcar" if policy != "starter" or dial else METHOD
+def method_for(policy: str, dial: float, draws: int = 0) -> str:
+    """The method where none is named: who gives a policy of their own, turns one, or has it choose, means it to
+    decide."""
+    return "dcar" if policy != "starter" or dial or draws else METHOD

@@ -26,8 +26,8 @@ class SpeakConfig:
                                  place="file")
     out: str = setting("out.wav", "File to write; the suffix chooses the format.", old=("output",), short="-o",
                        place="file")
-    method: str = setting("", "dcar, dcar-sampled, car-K, or far; empty = dcar with a policy or a dial, else "
-                              f"{METHOD}.")
+    method: str = setting("", "dcar, dcar-sampled, car-K, or far; empty = dcar with a policy, a dial or draws, "
+                              f"else {METHOD}.")
     decoder: str = setting("starter", "Directory of a decoder (far: of a FAR decoder).")
     policy: str = setting("starter", "Directory of an exported policy.")
     vocoder: str = setting("starter", "Folder, or a name that dcar.vocoder.load lists.")

@@ -102,7 +102,7 @@ class Speaker:
         draws: chunks drawn side by side for the policy; 0 = `DRAWS` where it can choose among them, else 1.
         AssetError, CheckpointError, ConfigError or DataError where something is missing or does not belong together.
         """
-        method = method or method_for(str(policy), dial)
+        method = method or method_for(str(policy), dial, draws)
         which: Shipped = "far" if method == "far" else "decoder"
         speech_tokenizer = load_tokenizer(str(tokenizer))
         car, encode = load_decoder(decoder, starter=which), text_encoder(decoder, which)

@@ -51,7 +51,9 @@ class MethodName:
     def label(self) -> str:
         """What a reader calls the family: SSD, SSD (heads), SSD (heads, T 0.4)."""
         label = self.style.label or self.kind
-        words = [*(re.sub(r"^n(\d+)$", r"\1 draws", word) for word in self.words), *([split_label(f"@{self.sampling}")[2]] if self.sampling else [])]
+        words = [re.sub(r"^n(\d+)$", r"\1 draws", word) for word in self.words]
+        if self.sampling:
+            words.append(split_label(f"@{self.sampling}")[2])
         return f"{label} ({', '.join(words)})" if words else label
 
     @property

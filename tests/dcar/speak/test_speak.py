@@ -20,14 +20,16 @@ from dcar import audio
 from dcar.cli import main as dcar_command
 from dcar.decoding import DecodeResult
 from dcar.errors import AudioError, CheckpointError, ConfigError, TextError
-from dcar.speak.defaults import METHOD, method_for
+from dcar.model.car import CARDecoder
+from dcar.speak.defaults import DRAWS, METHOD, method_for
 from dcar.speak.phrases import BREATH_SECONDS, MAX_PHONEMES, PAUSE_SECONDS, phrases, split_clauses, split_sentences
 from dcar.speak.speaker import Speaker, make_method, timeline
 from dcar.speak.voice import read_voice
 from dcar.text.phonemes import normalize_text, text_to_ids
 from dcar.tokens.whisper import WhisperKMeansTokenizer
 from dcar.vocoder.model import TokenVocoder, VocoderConfig, speaker_features
-from heads.policy import ChunkPolicy, ChunkPolicyConfig
+from heads.coherence import Coherence, CoherenceConfig
+from heads.policy import ChunkPolicy, ChunkPolicyConfig, shape_of
 
 RATE = 24_000
 
@@ -314,8 +316,8 @@ def test_sentences_end_at_their_marks():
 
 
 def test_who_gives_a_policy_or_turns_one_means_it_to_decide():
-    given = [("starter", 0.0), ("runs/policy", 0.0), ("starter", -0.5)]
-    assert [method_for(policy, dial) for policy, dial in given] == [METHOD, "dcar", "dcar"]
+    given = [("starter", 0.0, 0), ("runs/policy", 0.0, 0), ("starter", -0.5, 0), ("starter", 0.0, 4)]
+    assert [method_for(*each) for each in given] == [METHOD, "dcar", "dcar", "dcar"]
 
 
 @pytest.mark.parametrize(("method", "message"), [
@@ -341,6 +343,8 @@ def test_a_policy_of_another_decoder(speak, models, tmp_path):
     assert make_method("car-3", str(tmp_path / "nowhere"), decoder).name == "car-3"  # needs no policy
     with pytest.raises(ConfigError, match="asks none"):
         make_method("car-3", "", decoder, dial=0.5)
+    with pytest.raises(ConfigError, match="draws=4 is for a policy"):
+        make_method("car-3", "", decoder, draws=4)
 
 
 def test_a_tokenizer_or_vocoder_of_another_decoder(speak, models, tmp_path):
@@ -370,3 +374,23 @@ def test_the_starter_voice_needs_the_starter_tokens(speak):
 def test_an_output_of_unknown_kind(speak, tmp_path):
     status, _, complaint, _ = speak(out=tmp_path / "out.xyz")
     assert status == 1 and "unknown audio suffix '.xyz'" in complaint and not (tmp_path / "out.xyz").exists()
+
+
+def test_a_policy_that_can_choose_among_draws_gets_several(models, tmp_path):
+    decoder = CARDecoder.from_pretrained(models / "decoder")
+    torch.manual_seed(0)
+    coherence = Coherence(CoherenceConfig(32, 4, decoder.config.output_size, 4, 8))
+    able = ChunkPolicy(ChunkPolicyConfig(32, 4, reads="candidates", base_checksum=decoder.checksum(),
+                                         **shape_of(coherence)))
+    able.save_pretrained(tmp_path / "able")
+    drawn = {draws: make_method("dcar", str(tmp_path / "able"), decoder, draws=draws).schedule.draws
+             for draws in (0, 1, 9)}
+    assert drawn == {0: DRAWS, 1: 1, 9: 9} and DRAWS > 1
+    assert make_method("dcar", str(models / "policy"), decoder).schedule.draws == 1
+    with pytest.raises(ConfigError, match="policy_coherence"):
+        make_method("dcar", str(models / "policy"), decoder, draws=4)
+    said = [Speaker.load(models / "decoder", policy=tmp_path / "able", tokenizer=models / "tokenizer",
+                         vocoder=models / "vocoder", draws=draws).say("Good morning.", models / "voice.wav")
+            for draws in (0, DRAWS, 1)]
+    assert [r.tokens for r in said[0].results] == [r.tokens for r in said[1].results]
+    assert all(r.tokens for spoken in said for r in spoken.results)

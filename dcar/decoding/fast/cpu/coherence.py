@@ -28,16 +28,16 @@ class NativeCoherence:
 
     def __init__(self, own: Kernels, run: Callable[..., int], coherence: Coherence):
         """As `native_coherence` has checked it."""
-        config, layer = coherence.config, coherence.layer
+        config = coherence.config
         with torch.no_grad():
             # What stands before SiLU is a sum over the parts, and that of a token is always the same.
             embedding, seen = coherence.token.weight.tensor_split((config.embedding_size,), 1)
             token = torch.addmm(coherence.token.bias, coherence.embedding.weight, embedding.T)
             state, start, inner = coherence.state, coherence.start, coherence.inner
+            of_input, of_state, input_bias, state_bias = coherence.layer.all_weights[0]
+            context = torch.cat((state.weight, start.weight)), torch.cat((state.bias, start.bias))
             products = [own.linear(weight.detach(), bias.detach()) for weight, bias in (
-                (torch.cat((state.weight, start.weight)), torch.cat((state.bias, start.bias))),
-                (layer.weight_ih_l0, layer.bias_ih_l0), (layer.weight_hh_l0, layer.bias_hh_l0),
-                (inner.weight, inner.bias))]
+                context, (of_input, input_bias), (of_state, state_bias), (inner.weight, inner.bias))]
             tables = [token, seen.T.contiguous(), coherence.offset.detach()]
             output = coherence.output.weight.detach()
             self._held = *products, *tables, output

@@ -102,6 +102,8 @@ def test_a_chunk_does_not_depend_on_the_others(own, threads):
         torch.set_num_threads(before)
     other = tokens.mT.contiguous().mT, seen.transpose(0, 1).contiguous().transpose(0, 1)  # as they may lie in memory
     assert torch.equal(fused(hidden, *other), together)
+    short = hidden.bfloat16()  # of a decoder of that type
+    assert torch.equal(fused(short, tokens, seen), fused(short.float(), tokens, seen))
 
 
 def test_where_the_kernels_do_not_take_it_is_the_module(own, monkeypatch):
@@ -140,7 +142,8 @@ def test_a_policy_sees_by_it_also_after_load(width):
         return made_of
 
     first, second = policy(0), policy(5)
-    fused, signature = FusedPolicy(first, torch.device("cpu"), torch.float32), None
+    fused = FusedPolicy(first, torch.device("cpu"), torch.float32)
+    signature = fused.signature()
     hidden, logits = torch.randn(3, SIZE), torch.randn(3, STEPS, IDS)
     tokens = torch.randint(0, IDS, (3, 4, STEPS))
 
@@ -148,7 +151,6 @@ def test_a_policy_sees_by_it_also_after_load(width):
         return all(torch.allclose(fused.see(hidden, logits, t), wanted.see(hidden, logits, t), atol=1e-5, rtol=1e-5)
                    for t in (tokens, tokens[:, 0]))
 
-    signature = fused.signature()
     for wanted in (first, second, first):
         fused.load(wanted)
         assert same(wanted) and fused.source is wanted and not fused.stale

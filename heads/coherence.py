@@ -14,6 +14,7 @@ recurrent layer over at most K tokens where verification by the decoder costs a 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -96,7 +97,11 @@ def before_end(tokens: Tensor, eos: int) -> Tensor:
     return (ends.cumsum(-1) - ends == 0).float()
 
 
-def coherent_features(coherence: Coherence | None, hidden: Tensor, logits: Tensor, tokens: Tensor) -> Tensor:
+LogRatios = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""`Coherence.forward`, or what computes the same."""
+
+
+def coherent_features(coherence: LogRatios | None, hidden: Tensor, logits: Tensor, tokens: Tensor) -> Tensor:
     """`candidate_features` of the tokens [..., n] drawn from logits [..., n, V], and behind them, where there is a
     coherence, what each token adds to it: hidden [..., D] -> [..., n, F] float32 with F = 3 or 4. Of several draws,
     tokens [..., N, n], -> [..., N, n, F]."""

@@ -363,3 +363,6 @@ int run_layers(const Pass *given) {
 }
 
 #include "heads.c"
+#ifndef BF16
+#include "coherence.c"
+#endif

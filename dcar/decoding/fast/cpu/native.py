@@ -31,7 +31,8 @@ from heads.layers import TransformerLayer
 
 logger = logging.getLogger(__name__)
 
-SOURCES = tuple(Path(__file__).with_name(name) for name in ("layers.c", "few_rows.c", "panels.c", "heads.c"))
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("layers.c", "few_rows.c", "panels.c", "heads.c",
+                                                              "coherence.c"))
 """The first one is compiled and includes the others."""
 
 # Tuned for some processors (AMD's Zen), gcc fuses multiplications and additions in one loop and not in its twin for
@@ -99,6 +100,10 @@ class Kernels:
         self._layers.argtypes = [ctypes.POINTER(_Pass)]
         for function in (self.run_heads, self.run_shared_heads):  # heads.py has their structures
             function.argtypes = [*[ctypes.c_void_p] * 3, *[ctypes.c_long] * 3]
+        self.run_coherence: Callable[..., int] | None = None  # coherence.py has its structure
+        if dtype == torch.float32:
+            self.run_coherence = library.run_coherence
+            library.run_coherence.argtypes = [*[ctypes.c_void_p] * 5, *[ctypes.c_long] * 3]
         self.dtype = dtype
         self.matrix_unit = bool(library.matrix_unit())
         # With more rows PyTorch is faster (docs/decoding.md); not in bfloat16 on a processor that cannot multiply it.

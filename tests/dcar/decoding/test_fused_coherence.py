@@ -1,0 +1,171 @@
+"""The coherence of drawn chunks in C equals the module, whatever stands beside a chunk, and gives way to it
+elsewhere."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from dcar.decoding.fast import coherence as module
+from dcar.decoding.fast.coherence import FusedCoherence
+from dcar.decoding.fast.cpu.coherence import native_coherence
+from dcar.decoding.fast.cpu.native import Kernels
+from dcar.decoding.fast.policy import FusedPolicy
+from dcar.errors import ConfigError
+from heads.coherence import Coherence, CoherenceConfig
+from heads.policy import ChunkPolicy, ChunkPolicyConfig
+
+SIZE, STEPS, IDS = 24, 16, 40
+# without AVX-512, too
+VARIANTS = [(), ("-mno-avx512f",)] if os.uname().machine == "x86_64" else [()]
+
+
+@pytest.fixture(params=VARIANTS, ids=lambda flags: " ".join(flags) or "native")
+def own(request) -> Kernels:
+    return Kernels(torch.float32, request.param)
+
+
+def made(width: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Coherence:
+    torch.manual_seed(seed)
+    coherence = Coherence(CoherenceConfig(SIZE, STEPS, IDS, embedding_size=12, width=width))
+    for parameter in coherence.parameters():  # gates that open and close, and every bias and offset counts
+        torch.nn.init.normal_(parameter, std=2 / parameter.shape[-1] ** 0.5 if parameter.dim() > 1 else 0.5)
+    return coherence.eval().requires_grad_(False).to(dtype)
+
+
+def chunks(rows: int, steps: int, seed: int = 1) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Of which some end: with the first token, with the last one, or between."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(0, IDS, (rows, steps), generator=generator)
+    tokens[::3, steps // 2] = IDS - 1
+    if rows > 1:
+        tokens[1, 0] = tokens[-1, -1] = IDS - 1
+    return (torch.randn(rows, SIZE, generator=generator), tokens,
+            3 * torch.randn(rows, steps, 3, generator=generator))
+
+
+@pytest.mark.parametrize("width", [16, 32, 128])
+def test_equals_the_module(own, width):
+    coherence = made(width)
+    fused = native_coherence(own, coherence)
+    for rows in (1, 2, 3, 4, 8, 12, 13, 16, 40):
+        for steps in range(1, STEPS + 1) if rows in (1, 4) else (1, 2, 9, STEPS):
+            given = chunks(rows, steps)
+            got, wanted = fused(*given), coherence(*given)
+            assert wanted.abs().max() > 0.01 and got.shape == (rows, steps) and got.dtype == torch.float32
+            assert torch.allclose(got, wanted, atol=1e-5, rtol=1e-5), (rows, steps)
+            assert torch.equal(got == 0, wanted == 0)  # behind an end
+
+
+def test_saturated_gates(own):
+    coherence = made(32)
+    for layer in (coherence.layer.weight_ih_l0, coherence.layer.weight_hh_l0, coherence.start.weight):
+        layer.mul_(1000.0)
+    given = chunks(4, 6)
+    assert torch.allclose(native_coherence(own, coherence)(*given), coherence(*given), atol=1e-5, rtol=1e-5)
+
+
+def test_small_states_keep_their_digits(own):
+    """tanh near 0, where 1 - 2 / (exp(2 x) + 1) would cancel: to 1e-6 of the value."""
+    coherence = made(16)
+    for parameter in coherence.layer.parameters():
+        parameter.zero_()  # the state is halved in every step
+    coherence.start.weight.mul_(1e-5)
+    coherence.start.bias.zero_()
+    coherence.inner.bias.fill_(0.0)
+    coherence.output.bias.zero_()
+    coherence.output.weight.fill_(1.0)
+    coherence.inner.weight.copy_(torch.eye(16))
+    hidden, tokens, seen = chunks(4, 3)
+    got, wanted = native_coherence(own, coherence)(hidden, tokens, seen), coherence.double()(hidden, tokens, seen)
+    assert 0 < wanted.abs().max() < 1e-3
+    terms = torch.tanh(coherence.start(hidden.double())).abs().sum(-1, keepdim=True)  # what the sums add up from
+    assert ((got - wanted).abs() <= 1e-6 * terms).all()
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_chunk_does_not_depend_on_the_others(own, threads):
+    fused = native_coherence(own, made(32))
+    hidden, tokens, seen = chunks(30, STEPS)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        together = fused(hidden, tokens, seen)
+        for i in (0, 11, 12, 29):
+            one = slice(i, i + 1)
+            assert torch.equal(fused(hidden[one], tokens[one], seen[one])[0], together[i])
+            # nor on what stands behind
+            assert torch.equal(fused(hidden[one], tokens[one, :5], seen[one, :5])[0], together[i, :5])
+    finally:
+        torch.set_num_threads(before)
+    other = tokens.mT.contiguous().mT, seen.transpose(0, 1).contiguous().transpose(0, 1)  # as they may lie in memory
+    assert torch.equal(fused(hidden, *other), together)
+    short = hidden.bfloat16()  # of a decoder of that type
+    assert torch.equal(fused(short, tokens, seen), fused(short.float(), tokens, seen))
+
+
+def test_where_the_kernels_do_not_take_it_is_the_module(own, monkeypatch):
+    assert FusedCoherence(made(32)).own is not None  # else nothing here is tested
+    for coherence in (made(8), made(24), made(32, dtype=torch.float64), made(32, dtype=torch.bfloat16)):
+        hidden, tokens, seen = chunks(3, 5)
+        fused = FusedCoherence(coherence)
+        assert native_coherence(own, coherence) is None and fused.own is None
+        assert torch.equal(fused(hidden, tokens, seen), coherence(hidden, tokens, seen))
+    monkeypatch.setattr(module, "kernels", lambda dtype: None)  # no compiler
+    coherence = made(32)
+    assert torch.equal(FusedCoherence(coherence)(*chunks(3, 5)), coherence(*chunks(3, 5)))
+
+
+def test_refuses_what_would_be_read_beyond_its_weights(own):
+    fused = native_coherence(own, made(16))
+    hidden, tokens, seen = chunks(2, 4)
+    for wrong in (IDS, -1):
+        tokens[1, 3] = wrong
+        with pytest.raises(IndexError, match=f"{IDS} ids"):
+            fused(hidden, tokens, seen)
+    hidden, tokens, seen = chunks(2, STEPS)
+    for given in ((hidden[:1], tokens, seen), (hidden, tokens, seen[:, 1:]), (hidden, tokens, seen[..., :2]),
+                  (hidden, tokens.repeat(1, 2), seen.repeat(1, 2, 1))):
+        with pytest.raises(ValueError, match="do not fit"):
+            fused(*given)
+
+
+@pytest.mark.parametrize("width", [8, 32])
+def test_a_policy_sees_by_it_also_after_load(width):
+    """Several draws of several rows, and the weights of another policy in place of the first's."""
+    def policy(seed: int) -> ChunkPolicy:
+        made_of = ChunkPolicy(ChunkPolicyConfig(SIZE, STEPS, reads="candidates", coherence_width=width,
+                                                coherence_embedding=12, coherence_ids=IDS)).eval()
+        made_of.coherence.load_state_dict(made(width, seed).state_dict())
+        return made_of
+
+    first, second = policy(0), policy(5)
+    fused = FusedPolicy(first, torch.device("cpu"), torch.float32)
+    signature = fused.signature()
+    hidden, logits = torch.randn(3, SIZE), torch.randn(3, STEPS, IDS)
+    tokens = torch.randint(0, IDS, (3, 4, STEPS))
+
+    def same(wanted: ChunkPolicy) -> bool:
+        return all(torch.allclose(fused.see(hidden, logits, t), wanted.see(hidden, logits, t), atol=1e-5, rtol=1e-5)
+                   for t in (tokens, tokens[:, 0]))
+
+    for wanted in (first, second, first):
+        fused.load(wanted)
+        assert same(wanted) and fused.source is wanted and not fused.stale
+    assert not same(second)
+    with torch.no_grad():
+        first.coherence.output.bias.data.add_(1.0)  # which no version counter tells
+    assert not same(first)
+    fused.load(first)
+    assert same(first) and fused.signature() == signature
+    with torch.no_grad():
+        first.scores.linear.weight.data.add_(1.0)  # a policy that is loaded again has its scores anew, too
+    fused.load(first)
+    seen = first.see(hidden, logits, tokens)
+    assert torch.allclose(fused.law(None, seen), first.score(None, seen).log_softmax(-1), atol=1e-5)
+    other = ChunkPolicy(ChunkPolicyConfig(SIZE, STEPS, reads="candidates", coherence_width=16, coherence_embedding=12,
+                                          coherence_ids=IDS))
+    with pytest.raises(ConfigError, match="coherence_width"):
+        fused.load(other)

@@ -102,8 +102,11 @@ def group_families(rows: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, A
         return (order.index(kind) if kind in order else len(order), family)
 
     def setting(row: dict[str, Any]) -> tuple[tuple[int, float, str], ...]:
-        return tuple((0, s, "") if isinstance(s, float) else (1, 0.0, s)
-                     for s in parse_method(row["method"]).settings)
+        name = parse_method(row["method"])
+        settings = name.settings
+        if name.entry is not None and name.entry.policies and not any(isinstance(s, float) for s in settings):
+            settings = (*settings, 0.0)  # a policy without a dial stands at 0
+        return tuple((0, s, "") if isinstance(s, float) else (1, 0.0, s) for s in settings)
 
     return {family: sorted(grouped[family], key=setting) for family in sorted(grouped, key=rank)}
 

@@ -266,7 +266,7 @@ METHODS: dict[str, MethodKind] = {kind.prefix: kind for kind in (  # in the orde
     MethodKind("sure-last", _sure_last, "sure-last-4-7", Style("sure last token", "#6b8e23", "H")),
     MethodKind("confidence", _confidence, "confidence-6-5-7", Style("confidence", "#b5651d", "8", "c")),
     # of chunks of 10 tokens the one of 4 draws that goes together best
-    MethodKind("coherent", _coherent, "coherent-10-4", Style("most coherent draw", "#8a6d3b", "h")),
+    MethodKind("coherent", _coherent, "coherent-10-4", Style("most coherent draw", "#7a4b12", r"$\clubsuit$")),
     # the policy, greedy or sampled; dcar@name where several policies are compared, dcar@n4: 4 chunks are drawn side by
     # side, dcar@d0.3: turned to longer chunks
     MethodKind("dcar", _policy("greedy"), "dcar", Style("DCAR", "#d1361c", "D"), policies=True),

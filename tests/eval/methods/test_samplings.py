@@ -139,6 +139,13 @@ def test_families_hold_one_sampling(name, family, settings, label):
     assert "t0" not in "".join(parsed.words) and parsed.entry is not None
 
 
+def test_a_dial_is_one_line_through_the_policy_as_it_is():
+    names = ["dcar", "dcar@d0.5", "dcar@d-1.5", "dcar@b", "dcar@b@d-1", "dcar@n4", "dcar@n4@d-0.4"]
+    grouped = group_families([{"method": m, "kind": "method"} for m in names])
+    assert {family: [row["method"] for row in rows] for family, rows in grouped.items()} == {
+        "dcar": ["dcar@d-1.5", "dcar", "dcar@d0.5", "dcar@b@d-1", "dcar@b"], "dcar@n4": ["dcar@n4@d-0.4", "dcar@n4"]}
+
+
 def test_a_sweep_over_k_and_temperature_is_one_line_by_k_a_temperature():
     names = expand_names(["car-{1,3}", "car-{3,1}@t{0,0.4}", "car-{1,3}@tuned", "far@t0"])
     grouped = group_families([{"method": m, "kind": "method"} for m in names])

@@ -20,12 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.data import DataLoader
-from transformers import TrainingArguments
 
 from dcar.config import check, load_config, save_config, setting
 from dcar.config.schema import seed_setting
@@ -34,18 +31,15 @@ from dcar.model.cards import model_card
 from dcar.model.draft import AnyDecoder
 from dcar.model.load import load_decoder
 from dcar.prepare.prepared import load_prepared, prepared_info
-from dcar.process import meeting_others, run_command
+from dcar.process import run_command
 from dcar.prompts.together import check_together
 from dcar.sampling import sample
 from dcar.sources.shipped import resolve
 from dcar.storage import digest, write_text, writing
 from dcar.tracking import provenance, write_json
-from dcar.train.batches import BucketBatchSampler, EpochLoader, SpeechDataset, collate
-from dcar.train.callbacks import JsonlLog
-from dcar.train.car import is_sharded
-from dcar.train.checkpoints import latest_checkpoint, step_of
-from dcar.train.optim import adamw, cosine
-from dcar.train.resilient import ResilientTrainer
+from dcar.train.batches import SpeechDataset, collate
+from dcar.train.checkpoints import latest_checkpoint
+from dcar.train.small import SmallTrainer
 from heads.candidates import candidate_features
 from heads.coherence import Coherence, CoherenceConfig, before_end
 
@@ -90,52 +84,16 @@ def chunks_ahead(speech: Tensor, lengths: Tensor, heads: int, eos: int) -> Tenso
     return torch.where(ahead < lengths[:, None, None], padded, eos)
 
 
-class CoherenceTrainer(ResilientTrainer):
-    """The Trainer with length-bucketed batches of stage one, and draws of a frozen decoder as the other class."""
+class CoherenceTrainer(SmallTrainer):
+    """The Trainer with draws of a frozen decoder as the other class."""
 
     model: Coherence
-    train_dataset: SpeechDataset
     eval_dataset: SpeechDataset
-    batch_setting = "batch_size"
 
     def __init__(self, config: TrainCoherenceConfig, model: Coherence, decoder: AnyDecoder, train: SpeechDataset,
                  dev: SpeechDataset):
-        if is_sharded():
-            raise ConfigError("a coherence is small: train it with launch/accelerate/multi_gpu.yaml, not with FSDP or "
-                              "DeepSpeed")
-        self.config = config
-        with meeting_others():
-            arguments = TrainingArguments(
-                output_dir=config.out, max_steps=config.max_steps, seed=config.seed, data_seed=config.seed,
-                per_device_train_batch_size=config.batch_size, max_grad_norm=config.max_grad_norm, bf16=config.bf16,
-                logging_steps=config.log_steps, eval_strategy="steps", eval_steps=config.eval_steps,
-                save_steps=config.save_steps, save_total_limit=2, remove_unused_columns=False, label_names=[],
-                report_to=[], logging_nan_inf_filter=False, use_cpu=not torch.cuda.is_available())
-        self.jsonl = JsonlLog(Path(config.out) / "log.jsonl")
-        super().__init__(model, arguments, train_dataset=train, eval_dataset=dev, data_collator=collate,
-                         callbacks=[self.jsonl])
+        super().__init__("a coherence", config, model, train, dev, collate)
         self.decoder = decoder.to(self.args.device).eval().requires_grad_(False)  # type: ignore[arg-type]
-
-    def _loader(self, dataset: SpeechDataset, shuffle: bool) -> EpochLoader:
-        sampler = BucketBatchSampler(dataset.lengths, self.config.batch_size, self.config.seed, shuffle,
-                                     self.args.process_index, self.args.world_size)
-        # its own generator: a loader that draws its seed from the global one breaks resuming bit for bit
-        return EpochLoader(dataset, batch_sampler=sampler, collate_fn=collate,
-                           generator=torch.Generator().manual_seed(self.config.seed))
-
-    def get_train_dataloader(self) -> DataLoader:
-        return self._loader(self.train_dataset, True)
-
-    def create_optimizer(self, model=None):
-        if self.optimizer is None:
-            self.optimizer = adamw(self.model.parameters(), self.config.learning_rate, self.config.weight_decay)
-        return self.optimizer
-
-    def create_scheduler(self, num_training_steps: int, optimizer=None):
-        if self.lr_scheduler is None:
-            optimizer = optimizer or self.create_optimizer()
-            self.lr_scheduler = cosine(optimizer, num_training_steps, self.config.warmup_steps)
-        return self.lr_scheduler
 
     @torch.no_grad()
     def examples(self, inputs: Mapping[str, Tensor],
@@ -176,7 +134,7 @@ class CoherenceTrainer(ResilientTrainer):
         """Of the dev split, over all processes, with draws that are the same every time: loss, and the share of whole
         and of half chunks that are told right."""
         self.model.eval()
-        loader = self._loader(eval_dataset or self.eval_dataset, False)
+        loader = self.loader(eval_dataset or self.eval_dataset, False)
         generator = torch.Generator().manual_seed(self.config.seed + self.args.process_index)
         sums = torch.zeros(3, 2, self.model.config.num_heads, device=self.args.device, dtype=torch.float64)
         for step, batch in enumerate(loader):
@@ -189,22 +147,6 @@ class CoherenceTrainer(ResilientTrainer):
             f"{metric_key_prefix}_loss": float((loss / counts.clamp(min=1)).mean()),
             f"{metric_key_prefix}_accuracy_whole": float(share[-1]),
             f"{metric_key_prefix}_accuracy_half": float(share[(len(share) - 1) // 2])})
-
-    def longest_batch(self) -> dict[str, Any]:
-        longest = np.argsort(self.train_dataset.lengths)[::-1][: self.config.batch_size]
-        return collate([self.train_dataset[0, int(i)] for i in longest])
-
-    def describe(self, inputs: Mapping[str, Any]) -> str:
-        rows, longest = inputs["speech_ids"].shape
-        return f"a batch of {rows} utterances of up to {longest} speech tokens"
-
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """A directory that Coherence.from_pretrained loads."""
-        super().save_model(output_dir, _internal_call)
-        if self.args.should_save:
-            path = Path(output_dir or self.config.out)
-            self.model.save_config(path)
-            (path / "training_args.bin").unlink(missing_ok=True)  # a pickle; the settings are in config.yaml
 
 
 def run(config: TrainCoherenceConfig) -> Coherence:
@@ -239,12 +181,7 @@ def run(config: TrainCoherenceConfig) -> Coherence:
     trainer.origin = provenance(
         config=dataclasses.asdict(config), seed=config.seed, base_checksum=shape.base_checksum,
         data={"path": config.data, "prepared.json": digest(Path(config.data) / "prepared.json")})
-    if last and step_of(last) >= config.max_steps:  # finished before; Trainer would add a step
-        trainer.finish_from(last)
-        model.load_state_dict(Coherence.from_pretrained(last).state_dict())
-        model.to(trainer.args.device)
-    else:
-        trainer.train(resume_from_checkpoint=str(last) if last else None)
+    trainer.fit(last)
     with trainer.doing("evaluating and exporting what was trained"), writing(out):
         return export(config, trainer)
 

@@ -23,26 +23,21 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.utils.data import DataLoader, Dataset
-from transformers import TrainingArguments
+from torch.utils.data import Dataset
 
 from dcar.config import check, load_config, save_config, setting
 from dcar.config.schema import seed_setting
 from dcar.decoding.batch import pad
-from dcar.errors import CheckpointError, ConfigError, DataError
+from dcar.errors import CheckpointError, DataError
 from dcar.model.cards import model_card
 from dcar.prepare.prepared import load_prepared, prepared_info, tokenizer_identity
-from dcar.process import meeting_others, run_command
+from dcar.process import run_command
 from dcar.recognition.tokens import BLANK, TokenRecognizer, TokenRecognizerConfig, tokens_needed
 from dcar.storage import digest, write_text, writing
 from dcar.text.phonemes import TEXT_TOKENIZER, TEXT_VOCAB_SIZE
 from dcar.tracking import provenance, write_json
-from dcar.train.batches import BucketBatchSampler, EpochLoader
-from dcar.train.callbacks import JsonlLog
-from dcar.train.car import is_sharded
-from dcar.train.checkpoints import latest_checkpoint, step_of
-from dcar.train.optim import adamw, cosine
-from dcar.train.resilient import ResilientTrainer
+from dcar.train.checkpoints import latest_checkpoint
+from dcar.train.small import SmallTrainer
 
 logger = logging.getLogger(__name__)
 
@@ -128,48 +123,14 @@ def collate(examples: Sequence[dict[str, np.ndarray]]) -> dict[str, Tensor]:
     return {"speech_ids": speech, "speech_lengths": speech_lengths, "text_ids": texts, "text_lengths": text_lengths}
 
 
-class TokenRecognizerTrainer(ResilientTrainer):
-    """The Trainer with length-bucketed batches, the CTC loss, and phoneme errors as evaluation."""
+class TokenRecognizerTrainer(SmallTrainer):
+    """The Trainer with the CTC loss, and phoneme errors as evaluation."""
 
     model: TokenRecognizer
-    train_dataset: TokenTexts
     eval_dataset: TokenTexts
-    batch_setting = "batch_size"
 
     def __init__(self, config: TrainTokenRecognizerConfig, model: TokenRecognizer, train: TokenTexts, dev: TokenTexts):
-        if is_sharded():
-            raise ConfigError("a token recogniser is small: train it with launch/accelerate/multi_gpu.yaml, not with "
-                              "FSDP or DeepSpeed")
-        self.config = config
-        with meeting_others():
-            arguments = TrainingArguments(
-                output_dir=config.out, max_steps=config.max_steps, seed=config.seed, data_seed=config.seed,
-                per_device_train_batch_size=config.batch_size, max_grad_norm=config.max_grad_norm, bf16=config.bf16,
-                logging_steps=config.log_steps, eval_strategy="steps", eval_steps=config.eval_steps,
-                save_steps=config.save_steps, save_total_limit=2, remove_unused_columns=False, label_names=[],
-                report_to=[], logging_nan_inf_filter=False, use_cpu=not torch.cuda.is_available())
-        self.jsonl = JsonlLog(Path(config.out) / "log.jsonl")
-        super().__init__(model, arguments, train_dataset=train, eval_dataset=dev, data_collator=collate,
-                         callbacks=[self.jsonl])
-
-    def get_train_dataloader(self) -> DataLoader:
-        config = self.config
-        sampler = BucketBatchSampler(self.train_dataset.lengths, config.batch_size, config.seed, True,
-                                     self.args.process_index, self.args.world_size)
-        # its own generator: a loader that draws its seed from the global one breaks resuming bit for bit
-        return EpochLoader(self.train_dataset, batch_sampler=sampler, collate_fn=collate,
-                           generator=torch.Generator().manual_seed(config.seed))
-
-    def create_optimizer(self, model=None):
-        if self.optimizer is None:
-            self.optimizer = adamw(self.model.parameters(), self.config.learning_rate, self.config.weight_decay)
-        return self.optimizer
-
-    def create_scheduler(self, num_training_steps: int, optimizer=None):
-        if self.lr_scheduler is None:
-            optimizer = optimizer or self.create_optimizer()
-            self.lr_scheduler = cosine(optimizer, num_training_steps, self.config.warmup_steps)
-        return self.lr_scheduler
+        super().__init__("a token recogniser", config, model, train, dev, collate)
 
     def compute_loss(self, model, inputs: dict[str, Tensor], return_outputs: bool = False, num_items_in_batch=None):
         """CTC loss, nats per phoneme, mean over utterances."""
@@ -195,22 +156,6 @@ class TokenRecognizerTrainer(ResilientTrainer):
         nats, edits, phonemes = self.accelerator.reduce(sums, "sum").tolist()
         return self.evaluated({f"{metric_key_prefix}_loss": nats / phonemes,
                                f"{metric_key_prefix}_phoneme_error_rate": edits / phonemes})
-
-    def longest_batch(self) -> dict[str, Any]:
-        longest = np.argsort(self.train_dataset.lengths)[::-1][: self.config.batch_size]
-        return collate([self.train_dataset[0, int(i)] for i in longest])
-
-    def describe(self, inputs: Mapping[str, Any]) -> str:
-        rows, longest = inputs["speech_ids"].shape
-        return f"a batch of {rows} utterances of up to {longest} speech tokens"
-
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """A directory that TokenRecognizer.from_pretrained loads."""
-        super().save_model(output_dir, _internal_call)
-        if self.args.should_save:
-            path = Path(output_dir or self.config.out)
-            self.model.save_config(path)
-            (path / "training_args.bin").unlink(missing_ok=True)  # a pickle; the settings are in config.yaml
 
 
 def run(config: TrainTokenRecognizerConfig) -> TokenRecognizer:
@@ -243,12 +188,7 @@ def run(config: TrainTokenRecognizerConfig) -> TokenRecognizer:
     trainer.origin = provenance(
         config=dataclasses.asdict(config), seed=config.seed,
         data={"path": config.data, "prepared.json": digest(Path(config.data) / "prepared.json")})
-    if last and step_of(last) >= config.max_steps:  # finished before; Trainer would add a step
-        trainer.finish_from(last)
-        model.load_state_dict(TokenRecognizer.from_pretrained(last).state_dict())
-        model.to(trainer.args.device)
-    else:
-        trainer.train(resume_from_checkpoint=str(last) if last else None)
+    trainer.fit(last)
     with trainer.doing("evaluating and exporting the trained recogniser"), writing(out):
         return export(config, trainer, prepared)
 

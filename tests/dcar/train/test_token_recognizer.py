@@ -14,7 +14,7 @@ from dcar.cli import main
 from dcar.errors import CheckpointError, ConfigError, DataError
 from dcar.recognition.load import load_token_recognizer
 from dcar.recognition.tokens import TokenRecognizer, TokenRecognizerConfig
-from dcar.train import token_recognizer
+from dcar.train import small, token_recognizer
 from dcar.train.token_recognizer import TokenTexts, TrainTokenRecognizerConfig, run
 
 
@@ -113,7 +113,7 @@ def test_what_does_not_belong_together_is_refused(data, tmp_path, monkeypatch):
         run(config_of(other, tmp_path / "x"))
     with pytest.raises(ConfigError, match="input_corruption must be"):
         config_of(data, out, input_corruption=1.0)
-    monkeypatch.setattr(token_recognizer, "is_sharded", lambda: True)
+    monkeypatch.setattr(small, "is_sharded", lambda: True)
     with pytest.raises(ConfigError, match="not with FSDP"):
         run(config_of(data, tmp_path / "x"))
 

@@ -14,7 +14,7 @@ from tiny_training import log_of, tiny_config
 from dcar.cli import main
 from dcar.errors import CheckpointError, ConfigError, DataError
 from dcar.model.car import CARDecoder, head_targets
-from dcar.train import coherence as training
+from dcar.train import small
 from dcar.train.car import run as train_decoder
 from dcar.train.coherence import TrainCoherenceConfig, chunks_ahead, run
 from heads.coherence import Coherence
@@ -108,6 +108,6 @@ def test_what_does_not_belong_together_is_refused(data, decoder, tmp_path, monke
         run(config_of(other, decoder, tmp_path / "x"))
     with pytest.raises(ConfigError, match="positions"):
         config_of(data, decoder, out, positions=0.0)
-    monkeypatch.setattr(training, "is_sharded", lambda: True)
+    monkeypatch.setattr(small, "is_sharded", lambda: True)
     with pytest.raises(ConfigError, match="not with FSDP"):
         run(config_of(data, decoder, tmp_path / "x"))

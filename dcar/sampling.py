@@ -257,4 +257,6 @@ def sample_several(law: Tensor, u: Tensor) -> Tensor:
 def shifted(u: Tensor, several: int) -> Tensor:
     """Numbers u [...] in [0, 1), and `several` - 1 more at equal distances around the circle: [..., N]. Each alone is
     as uniform as u; together they lie apart, so that chunks drawn at them differ. The first is u itself."""
+    if several == 1:
+        return u.unsqueeze(-1)
     return (u.unsqueeze(-1) + torch.arange(several, device=u.device, dtype=u.dtype) / several) % 1

@@ -44,6 +44,15 @@ def not_finite(tensors: dict[str, Tensor]) -> list[str]:
             and not all(bool(end.isfinite()) for end in t.detach().aminmax())]
 
 
+def check_trained_for(bound: str, checksum: str, what: str, command: str) -> None:
+    """CheckpointError where a model that is `bound` to the decoder with this checksum ("" = to none) meets another;
+    what: it is called, command: trains one."""
+    if bound and bound != checksum:
+        raise CheckpointError(
+            f"this {what} was trained for the decoder {bound[:12]}…, not for {checksum[:12]}…: load its own "
+            f"decoder, or train a {what} for this one with `{command}`")
+
+
 STORED = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 """Types in which weights may be stored."""
 LARGEST = 2**24

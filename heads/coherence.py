@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from dcar.errors import CheckpointError
 from heads.candidates import FEATURES, candidate_features
-from heads.checkpoint import Checkpoint
+from heads.checkpoint import Checkpoint, check_trained_for
 
 
 @dataclass
@@ -84,11 +84,7 @@ class Coherence(Checkpoint):
 
     def check_base(self, checksum: str) -> None:
         """CheckpointError if it was trained for a decoder with another checksum."""
-        bound = self.config.base_checksum
-        if bound and bound != checksum:
-            raise CheckpointError(
-                f"this coherence was trained for the decoder {bound[:12]}…, not for {checksum[:12]}…: load its own "
-                "decoder, or train one for this with `dcar train-coherence`")
+        check_trained_for(self.config.base_checksum, checksum, "coherence", "dcar train-coherence")
 
 
 def before_end(tokens: Tensor, eos: int) -> Tensor:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from dcar.errors import CheckpointError
 from heads.candidates import FEATURES, EndScores
-from heads.checkpoint import Checkpoint
+from heads.checkpoint import Checkpoint, check_trained_for
 from heads.coherence import Coherence, CoherenceConfig, coherent_features
 from heads.layers import KVCache, RotaryTable, TransformerLayer, last_of
 
@@ -189,12 +189,7 @@ class ChunkPolicy(Checkpoint):
 
     def check_base(self, checksum: str) -> None:
         """CheckpointError if the policy was trained for a decoder with another checksum."""
-        bound = self.config.base_checksum
-        if bound and bound != checksum:
-            raise CheckpointError(
-                f"this policy was trained for the decoder {bound[:12]}…, not for {checksum[:12]}…: load its own "
-                "decoder, or train a policy for this one with `dcar train-policy`"
-            )
+        check_trained_for(self.config.base_checksum, checksum, "policy", "dcar train-policy")
 
 
 class PolicyReader:

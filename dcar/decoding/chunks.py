@@ -85,7 +85,7 @@ class ChunkMethod:
     @staticmethod
     def _keep_after_draw(schedule: AfterDraw, session: Session, hidden: Tensor, counts: Tensor) -> Kept:
         logits = session.model.heads(session.last_hidden, schedule.candidates)
-        chunks = draw_chunks(session, logits, schedule.draws)
+        chunks, _ = draw_chunks(session, logits, schedule.draws)
         candidates = schedule.see(session, logits, chunks)
         sizes, log_probs, draw = schedule.choose(session, hidden, counts, candidates)
         tokens, seen = of_draw(chunks, draw), of_draw(candidates, draw)
@@ -97,24 +97,20 @@ class ChunkMethod:
 
 def draw_chunk(session: Session, logits: Tensor) -> tuple[Tensor, Tensor]:
     """Draw the next tokens [B, k] from the heads' logits [B, k, V + 1]; also the laws [B, k, V + 1] they came from."""
-    if not session.sampling.repetition_window:
-        law, position = head_laws(session, logits)
-        return sample(law, session.uniform("token", position)), law
-    position = session.generated[:, None] + torch.arange(logits.shape[1], device=logits.device)
-    return _without_repetition(session, logits, position, session.uniform("token", position))
+    chunks, laws = draw_chunks(session, logits, 1)
+    return chunks[:, 0], laws
 
 
-def draw_chunks(session: Session, logits: Tensor, draws: int) -> Tensor:
-    """Several chunks [B, N, k] from the same logits [B, k, V + 1]. The first is `draw_chunk`'s; the others stand at
-    numbers at equal distances from its own (`shifted`), so each alone is drawn from the heads' laws, too."""
-    if draws == 1:
-        return draw_chunk(session, logits)[0].unsqueeze(1)
-    if not session.sampling.repetition_window:
-        law, position = head_laws(session, logits)
-        return sample_several(law, shifted(session.uniform("token", position), draws)).mT
+def draw_chunks(session: Session, logits: Tensor, draws: int) -> tuple[Tensor, Tensor]:
+    """Several chunks [B, N, k] from the same logits [B, k, V + 1], and the laws of the first [B, k, V + 1]. The others
+    stand at numbers at equal distances from its own (`shifted`), so each alone is drawn from the heads' laws, too."""
     position = session.generated[:, None] + torch.arange(logits.shape[1], device=logits.device)
-    u = shifted(session.uniform("token", position), draws)
-    return torch.stack([_without_repetition(session, logits, position, one)[0] for one in u.unbind(-1)], 1)
+    u = shifted(session.uniform("token", position), draws)  # [B, k, N]
+    if not session.sampling.repetition_window:
+        law = session.law(logits, position)
+        return sample_several(law, u).mT, law
+    made = [_without_repetition(session, logits, position, one) for one in u.unbind(-1)]
+    return torch.stack([tokens for tokens, _ in made], 1), made[0][1]
 
 
 def _without_repetition(session: Session, logits: Tensor, position: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
@@ -316,9 +312,9 @@ class PolicyChunk:
         law = dialled(law, self.dial)
         session.check(law.exp())
         if candidates is None:
-            choice = choose_size(law, u, self._forced)
+            choice = Choice(*choose_size(law, u, self._forced))
         else:
-            choice = choose_end(law, u, self._forced, candidates)
+            choice = Choice(*choose_end(law, u, self._forced, candidates))
         session.policy_seconds += time.perf_counter() - started
         return choice
 
@@ -335,25 +331,26 @@ def dialled(log_law: Tensor, dial: float) -> Tensor:
     return (log_law + dial * torch.arange(1, log_law.shape[-1] + 1, device=log_law.device)).log_softmax(-1)
 
 
-def choose_size(log_law: Tensor, draws: Tensor | None, forced: Tensor | None) -> Choice:
+def choose_size(log_law: Tensor, draws: Tensor | None, forced: Tensor | None) -> tuple[Tensor, Tensor]:
     """Sizes [B] in 1..K and their log-probabilities [B]: those that are `forced` [B] (0 = none), else drawn from
     log_law [B, K] at draws [B], or the likeliest without draws."""
     index = log_law.argmax(-1) if draws is None else sample(log_law.exp(), draws)
     if forced is not None:
         index = torch.where(forced > 0, forced - 1, index)
-    return Choice(index + 1, log_law.gather(-1, index[:, None])[:, 0])
+    return index + 1, log_law.gather(-1, index[:, None])[:, 0]
 
 
-def choose_end(log_law: Tensor, draws: Tensor | None, forced: Tensor | None, candidates: Tensor) -> Choice:
-    """The same after the draw: log_law [B, N, K] of the sizes in each of N chunks drawn side by side, of which
-    candidates [B, N, n, F] are known. Draw and size are chosen together, from pi(a | draw) times the draw's share among
-    the chunks of a tokens (`resampled`)."""
+def choose_end(log_law: Tensor, draws: Tensor | None, forced: Tensor | None,
+               candidates: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The same after the draw, and which draw [B], None of one: log_law [B, N, K] of the sizes in each of N chunks
+    drawn side by side, of which candidates [B, N, n, F] are known. Draw and size are chosen together, from
+    pi(a | draw) times the draw's share among the chunks of a tokens (`resampled`)."""
     rows, several, k = log_law.shape
     if several == 1:
-        return choose_size(log_law[:, 0], draws, forced)
+        return *choose_size(log_law[:, 0], draws, forced), None
     share = torch.nn.functional.pad(resampled(candidates), (0, k - candidates.shape[2]))
-    index = choose_size((log_law + share).flatten(1).log_softmax(-1), draws, None).sizes - 1
-    return Choice(index % k + 1, log_law.flatten(1).gather(-1, index[:, None])[:, 0], index // k)
+    index = choose_size((log_law + share).flatten(1).log_softmax(-1), draws, None)[0] - 1
+    return index % k + 1, log_law.flatten(1).gather(-1, index[:, None])[:, 0], index // k
 
 
 def head_laws(session: Session, logits: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,6 @@ provenance.json, checkpoints. Run again, it goes on from the last checkpoint.
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 import sys
 from collections.abc import Mapping
@@ -35,8 +34,8 @@ from dcar.process import run_command
 from dcar.prompts.together import check_together
 from dcar.sampling import sample
 from dcar.sources.shipped import resolve
-from dcar.storage import digest, write_text, writing
-from dcar.tracking import provenance, write_json
+from dcar.storage import digest, writing
+from dcar.tracking import provenance
 from dcar.train.batches import SpeechDataset, collate
 from dcar.train.checkpoints import latest_checkpoint
 from dcar.train.small import SmallTrainer
@@ -183,7 +182,7 @@ def run(config: TrainCoherenceConfig) -> Coherence:
         data={"path": config.data, "prepared.json": digest(Path(config.data) / "prepared.json")})
     trainer.fit(last)
     with trainer.doing("evaluating and exporting what was trained"), writing(out):
-        return export(config, trainer)
+        return trainer.export(coherence_card)
 
 
 def new_coherence(shape: CoherenceConfig, decoder: AnyDecoder, init_from: str) -> Coherence:
@@ -201,23 +200,6 @@ def new_coherence(shape: CoherenceConfig, decoder: AnyDecoder, init_from: str) -
                               f"here {shape}); train one from nothing")
     model.load_state_dict(start.state_dict())
     return model
-
-
-def export(config: TrainCoherenceConfig, trainer: CoherenceTrainer) -> Coherence:
-    """The last evaluation, and the coherence with its card and provenance in `config.out`."""
-    out = Path(config.out)
-    metrics = trainer.evaluate()
-    trainer.check_weights()
-    if trainer.is_world_process_zero():
-        source = provenance(metrics=metrics, steps=trainer.state.global_step, processes=trainer.args.world_size,
-                            checksum=trainer.model.checksum(),
-                            config=json.loads(json.dumps(dataclasses.asdict(config))))
-        trainer.model.save_pretrained(out)
-        write_text(out / "README.md", coherence_card(trainer.model, source))
-        names = ("config.json", "model.safetensors", "config.yaml", "README.md")
-        write_json(out / "provenance.json", {**source, "files": {name: digest(out / name) for name in names}})
-    trainer.accelerator.wait_for_everyone()
-    return Coherence.from_pretrained(out)
 
 
 def coherence_card(coherence: Coherence, source: Mapping[str, Any]) -> str:

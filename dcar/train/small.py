@@ -3,6 +3,8 @@ coherence of chunks have in common."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,6 +17,8 @@ from transformers import TrainingArguments
 
 from dcar.errors import ConfigError
 from dcar.process import meeting_others
+from dcar.storage import digest, write_text
+from dcar.tracking import provenance, write_json
 from dcar.train.batches import BucketBatchSampler, EpochLoader
 from dcar.train.callbacks import JsonlLog
 from dcar.train.car import is_sharded
@@ -125,3 +129,21 @@ class SmallTrainer(ResilientTrainer):
             self.model.to(self.args.device)
         else:
             self.train(resume_from_checkpoint=str(last) if last else None)
+
+    def export(self, card: Callable[[Any, Mapping[str, Any]], str], *, half: bool = False, **known: Any) -> Any:
+        """The last evaluation, and the model with its card and provenance (with what else is `known`) in `out`; half:
+        weights in float16. Returns it as it was written."""
+        out, kind = self.out, type(self.model)
+        metrics = self.evaluate()
+        self.check_weights()
+        if self.is_world_process_zero():
+            self.model.save_pretrained(out, half=half)
+            written = kind.from_pretrained(out)
+            source = provenance(metrics=metrics, steps=self.state.global_step, processes=self.args.world_size,
+                                checksum=written.checksum(),
+                                config=json.loads(json.dumps(dataclasses.asdict(self.config))), **known)
+            write_text(out / "README.md", card(written, source))
+            names = ("config.json", "model.safetensors", "config.yaml", "README.md")
+            write_json(out / "provenance.json", {**source, "files": {name: digest(out / name) for name in names}})
+        self.accelerator.wait_for_everyone()
+        return kind.from_pretrained(out)

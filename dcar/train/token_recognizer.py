@@ -11,7 +11,6 @@ config.yaml, README.md, log.jsonl, provenance.json, checkpoints. Run again, it g
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 import sys
 from collections.abc import Mapping, Sequence
@@ -33,9 +32,9 @@ from dcar.model.cards import model_card
 from dcar.prepare.prepared import load_prepared, prepared_info, tokenizer_identity
 from dcar.process import run_command
 from dcar.recognition.tokens import BLANK, TokenRecognizer, TokenRecognizerConfig, tokens_needed
-from dcar.storage import digest, write_text, writing
+from dcar.storage import digest, writing
 from dcar.text.phonemes import TEXT_TOKENIZER, TEXT_VOCAB_SIZE
-from dcar.tracking import provenance, write_json
+from dcar.tracking import provenance
 from dcar.train.checkpoints import latest_checkpoint
 from dcar.train.small import SmallTrainer
 
@@ -190,26 +189,7 @@ def run(config: TrainTokenRecognizerConfig) -> TokenRecognizer:
         data={"path": config.data, "prepared.json": digest(Path(config.data) / "prepared.json")})
     trainer.fit(last)
     with trainer.doing("evaluating and exporting the trained recogniser"), writing(out):
-        return export(config, trainer, prepared)
-
-
-def export(config: TrainTokenRecognizerConfig, trainer: TokenRecognizerTrainer,
-           prepared: dict[str, Any]) -> TokenRecognizer:
-    """The last evaluation, and the recogniser with its card and provenance in `config.out`."""
-    out = Path(config.out)
-    metrics = trainer.evaluate()
-    trainer.check_weights()
-    if trainer.is_world_process_zero():
-        trainer.model.save_pretrained(out, half=config.half_weights)
-        recognizer = TokenRecognizer.from_pretrained(out)
-        source = provenance(data=prepared, metrics=metrics, steps=trainer.state.global_step,
-                            processes=trainer.args.world_size, checksum=recognizer.checksum(),
-                            config=json.loads(json.dumps(dataclasses.asdict(config))))
-        write_text(out / "README.md", token_recognizer_card(recognizer, source))
-        names = ("config.json", "model.safetensors", "config.yaml", "README.md")
-        write_json(out / "provenance.json", {**source, "files": {name: digest(out / name) for name in names}})
-    trainer.accelerator.wait_for_everyone()
-    return TokenRecognizer.from_pretrained(out)
+        return trainer.export(token_recognizer_card, half=config.half_weights, data=prepared)
 
 
 def token_recognizer_card(recognizer: TokenRecognizer, source: Mapping[str, Any]) -> str:

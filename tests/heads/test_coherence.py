@@ -89,14 +89,14 @@ def test_choosing_by_the_ratio_moves_the_law_of_chunks_towards_the_joint_law(dra
     candidates = torch.cat((torch.zeros(*ratios.shape, 3), added), -1)
     third = torch.full((many, draws, LENGTH), -1e9)
     third[..., -1] = 0.0  # a policy that keeps all three
-    choice = choose_end(third, torch.rand(many, generator=torch.Generator().manual_seed(5), dtype=torch.float64), None,
-                        candidates)
-    assert (choice.sizes == LENGTH).all() and not choice.log_probs.any()
+    u = torch.rand(many, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    sizes, log_probs, draw = choose_end(third, u, None, candidates)
+    assert (sizes == LENGTH).all() and not log_probs.any()
 
     def far(which: torch.Tensor) -> float:
         return float((torch.bincount(which, minlength=27) / many - law.flatten()).abs().sum() / 2)
 
-    alone, chosen = far(index[:, 0]), far(of_draw(index, choice.draw))
+    alone, chosen = far(index[:, 0]), far(of_draw(index, draw))
     product = float((torch.stack([heads[j, torch.tensor(c)[j]] for c in itertools.product(range(3), repeat=3)
                                   for j in range(3)]).view(27, 3).prod(1) - law.flatten()).abs().sum() / 2)
     assert alone == pytest.approx(product, abs=0.01)
@@ -110,8 +110,8 @@ def test_shares_of_draws_compare_chunks_of_one_length():
     assert share.exp().sum(0).tolist() == pytest.approx([1, 1])
     assert (share[0] - share[1]).tolist() == pytest.approx([1.0, -2.0])
     law = torch.tensor([[[0.6, 0.4], [0.4, 0.6]]]).log()
-    best = choose_end(law, None, None, candidates)
-    assert (best.sizes.tolist(), best.draw.tolist()) == ([2], [1]) and best.log_probs.exp().item() == pytest.approx(0.6)
+    sizes, log_probs, draw = choose_end(law, None, None, candidates)
+    assert (sizes.tolist(), draw.tolist()) == ([2], [1]) and log_probs.exp().item() == pytest.approx(0.6)
 
 
 def test_tokens_behind_the_end_of_speech_add_nothing():

@@ -175,10 +175,7 @@ class StaticEngine(EngineSteps):
         if isinstance(schedule, PolicyChunk) and log_law is not None:
             draws = None if schedule.mode == "greedy" else r.action_draws[where, 0]
             forced = None if schedule.forced is None else r.forced[where]
-            choice = choose_size(log_law[origins], draws, forced)
-            r.sizes[where] = choice.sizes
-            if choice.log_probs is not None:
-                r.log_probs[where] = choice.log_probs
+            r.sizes[where], r.log_probs[where] = choose_size(log_law[origins], draws, forced)
 
     def _check_room(self, prompt: Prompt, plan: Plan) -> None:
         check_prompt(prompt, self.model.config)

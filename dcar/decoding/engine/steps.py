@@ -14,7 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from dcar.decoding.chunks import Choice, FixedChunk, PolicyChunk, choose_end, choose_size, dialled, of_draw
+from dcar.decoding.chunks import FixedChunk, PolicyChunk, choose_end, choose_size, dialled, of_draw
 from dcar.decoding.ends import no_law, up_to_end
 from dcar.decoding.engine.plan import EngineConfig, Job, Plan
 from dcar.decoding.fast.columns import real_positions, round_up
@@ -302,8 +302,9 @@ class EngineSteps:
         assert self.policy is not None
         log_law = dialled(self.policy.law(r.reading), schedule.dial)
         self._check_law(r, log_law.exp(), r.generated < r.limits)
-        choice = choose_size(log_law, self._draws(r, schedule), self._forced(r, schedule))
-        self._note(r, choice)
+        sizes, log_probs = choose_size(log_law, self._draws(r, schedule), self._forced(r, schedule))
+        r.sizes.copy_(sizes)
+        r.log_probs.copy_(log_probs)
 
     def _decide_after_draw(self, r: Rows, logits: Tensor, chunks: Tensor, schedule: PolicyChunk,
                            record: bool) -> Tensor | None:
@@ -313,20 +314,15 @@ class EngineSteps:
         candidates = self.policy.see(r.last_hidden, logits, chunks)
         log_law = dialled(self.policy.law(None if self.policy_cache is None else r.reading, candidates), schedule.dial)
         self._check_law(r, log_law.exp(), r.generated < r.limits)
-        choice = choose_end(log_law, self._draws(r, schedule), self._forced(r, schedule), candidates)
-        self._note(r, choice)
+        sizes, log_probs, draw = choose_end(log_law, self._draws(r, schedule), self._forced(r, schedule), candidates)
+        r.sizes.copy_(sizes)
+        r.log_probs.copy_(log_probs)
         if record and self.candidates is not None:
             rows, made = torch.arange(len(r.passes), device=self.device), self.candidates.shape[1]
             flat = self.candidates.view(-1, *self.candidates.shape[2:])
             # a finished row writes behind its last
-            flat.index_copy_(0, rows * made + r.passes, of_draw(candidates, choice.draw))
-        return choice.draw
-
-    @staticmethod
-    def _note(r: Rows, choice: Choice) -> None:
-        r.sizes.copy_(choice.sizes)
-        if choice.log_probs is not None:
-            r.log_probs.copy_(choice.log_probs)
+            flat.index_copy_(0, rows * made + r.passes, of_draw(candidates, draw))
+        return draw
 
     @staticmethod
     def _draws(r: Rows, schedule: PolicyChunk) -> Tensor | None:

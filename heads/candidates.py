@@ -83,6 +83,22 @@ class EndScores(nn.Module):
         return (GAIN * self.linear(ends) + self.outer(nn.functional.silu(inner))).squeeze(-1)
 
 
+def resampled(candidates: Tensor) -> Tensor:
+    """Log-share of each draw among those of its row, for every size: candidates [..., N, n, F] with their coherence ->
+    [..., N, n]. A chunk of a tokens weighs its density ratio, the exponential of its log-ratio r_a."""
+    return candidates[..., COHERENCE].cumsum(-1).log_softmax(-2)
+
+
+def joint_law(log_law: Tensor, candidates: Tensor) -> Tensor:
+    """Log-law of draw and size together, [..., N K], column i K + a - 1 for a tokens of draw i: pi(a | draw) times the
+    draw's share among the chunks of a tokens. log_law [..., N, K] of the sizes in each of N chunks that were drawn side
+    by side, of which candidates [..., N, n, F] are known, n ≤ K."""
+    if log_law.shape[-2] == 1:
+        return log_law.squeeze(-2)
+    share = nn.functional.pad(resampled(candidates), (0, log_law.shape[-1] - candidates.shape[-2]))
+    return (log_law + share).flatten(-2).log_softmax(-1)
+
+
 def over_draws(state: Tensor, candidates: Tensor) -> Tensor:
     """A state [B, R] for candidates of several draws [B, N, K, F]: [B, 1, R]; as it is where it has their shape."""
     return state.unsqueeze(-2) if state.dim() < candidates.dim() - 1 else state

@@ -135,7 +135,8 @@ class ChunkPolicy(Checkpoint):
 
     def forward(self, hidden: Tensor, positions: Tensor | None = None, candidates: Tensor | None = None) -> Tensor:
         """Scores of all sizes, causally: hidden [B, S, D] -> [B, S, K], or [B, M, K] at the decisions' positions
-        [B, M]. A policy after the draw needs these and their candidates [B, M, K, F]. Padding may stand at the end."""
+        [B, M]. A policy after the draw needs these and their candidates [B, M, K, F], or those of several draws
+        [B, M, N, K, F] -> [B, M, N, K]. Padding may stand at the end."""
         reading = None
         if self.layer is not None:
             x = self.input(self.input_norm(hidden))

@@ -130,6 +130,8 @@ class DCPOConfig(GRPOConfig):
     guidance: str = setting("", "JSON written by `dcar profile`, from which the range is taken.", place="file")
     forced_rows: str = setting("policy_ratio", "What the forced half does.", choices=FORCED_ROWS)
     forced_weight: float = setting(1.0, "Weight of forced rollouts in the loss.", minimum=0)
+    draws: int = setting(1, "Chunks drawn side by side at every decision; the policy, which needs a coherence, chooses "
+                            "draw and size together.", minimum=1)
     common_random_numbers: bool = setting(False, "Members of a group share the draws of tokens (not of actions).")
     min_tokens: int = setting(1, "No end of speech before so many tokens.", minimum=0)
     max_tokens_per_text_unit: float = setting(16.0, "Length limit of a rollout per phoneme.", above=0)

@@ -48,13 +48,13 @@ class RolloutBatch:
     records: list[RolloutRecord]
     hidden: Tensor  # [R, S, D] of the speech positions (prompt first), padded with 0
     positions: Tensor  # [R, M] decision positions, padded with 0
-    actions: Tensor  # [R, M] action indices (chunk size - 1), padded with 0
+    actions: Tensor  # [R, M] action indices (chunk size - 1, and K more for each draw before it), padded with 0
     mask: Tensor  # [R, M] float, 1 at a decision
     forced: Tensor  # [R] bool
     rewards: Tensor  # [R] float64, NaN where it could not be computed
     parts: np.ndarray  # [R, number of rewards]
     seconds: dict[str, float] = field(default_factory=dict)  # rollout, vocoder, asr; the last two in the worker
-    candidates: Tensor | None = None  # [R, M, n, 3] what decisions after the draw saw, padded with 0
+    candidates: Tensor | None = None  # [R, M, N, n, F] what decisions after the draw saw, padded with 0
 
 
 def forced_sizes(prompt_index: int, group_size: int, chunk_range: Sequence[int], forced_rows: str) -> list[int]:
@@ -74,11 +74,12 @@ class Roller:
 
     def __init__(self, base: AnyDecoder, vocoder: Vocoder, rewards: Sequence[Reward], weights: Sequence[float],
                  sampling: SamplingConfig, *, group_size: int, chunk_range: Sequence[int] = (),
-                 forced_rows: str = "policy_ratio", share_token_draws: bool = False, microbatches: int = 1,
-                 overlap: bool = True, hidden_dtype: torch.dtype = torch.float32, decoding: Decoding = "auto"):
+                 forced_rows: str = "policy_ratio", share_token_draws: bool = False, draws: int = 1,
+                 microbatches: int = 1, overlap: bool = True, hidden_dtype: torch.dtype = torch.float32,
+                 decoding: Decoding = "auto"):
         self.base, self.vocoder, self.rewards, self.weights = base, vocoder, list(rewards), list(weights)
         self.sampling, self.group_size, self.chunk_range = sampling, group_size, tuple(chunk_range)
-        self.forced_rows, self.share_token_draws = forced_rows, share_token_draws
+        self.forced_rows, self.share_token_draws, self.draws = forced_rows, share_token_draws, draws
         self.microbatches, self.overlap, self.hidden_dtype = microbatches, overlap, hidden_dtype
         self.decoder = choose_decoder(decoding, base, sampling)
         self._reader = fast(base) if self.decoder == "fast" else base
@@ -111,7 +112,7 @@ class Roller:
             for name, value in spent.items():
                 seconds[name] = seconds.get(name, 0.0) + value
         totals = torch.from_numpy(np.concatenate([s[0] for s in scored]))
-        return self._pack(records, totals, np.concatenate([s[1] for s in scored]), seconds)
+        return self._pack(records, policy.config.num_actions, totals, np.concatenate([s[1] for s in scored]), seconds)
 
     def _roll(self, policy: ChunkPolicy, items: Sequence[PromptItem], indices: Sequence[int],
               seed: int) -> list[RolloutRecord]:
@@ -119,7 +120,7 @@ class Roller:
             item.prompt.utterance_id: forced_sizes(index, self.group_size, self.chunk_range, self.forced_rows)
             for item, index in zip(items, indices, strict=True)
         }
-        method = ChunkMethod(PolicyChunk(policy, "sample", forced=forced))
+        method = ChunkMethod(PolicyChunk(policy, "sample", forced=forced, draws=self.draws))
         results = self._speak(policy, [i.prompt for i in items], method, seed)
         return [
             RolloutRecord(items[i // self.group_size], i % self.group_size,
@@ -151,7 +152,7 @@ class Roller:
             record.wave = None  # a step's audio is not needed any more
         return totals, parts, {"vocoder": voiced - started, "asr": time.perf_counter() - voiced}
 
-    def _pack(self, records: list[RolloutRecord], totals: Tensor, parts: np.ndarray,
+    def _pack(self, records: list[RolloutRecord], num_actions: int, totals: Tensor, parts: np.ndarray,
               seconds: dict[str, float]) -> RolloutBatch:
         device = self.base.norm.weight.device
         hidden = torch.nn.utils.rnn.pad_sequence(
@@ -164,7 +165,7 @@ class Roller:
         for i, record in enumerate(records):
             count = len(record.result.actions)
             positions[i, :count] = torch.tensor(record.result.decision_positions)
-            actions[i, :count] = torch.tensor(record.result.actions) - 1
+            actions[i, :count] = action_indices(record.result, num_actions)
             mask[i, :count] = 1
         forced = torch.tensor([r.forced > 0 for r in records])
         seen = [r.result.candidates for r in records]
@@ -173,6 +174,13 @@ class Roller:
             record.result.candidates = None
         return RolloutBatch(records, hidden, positions.to(device), actions.to(device), mask.to(device),
                             forced.to(device), totals.to(device), parts, seconds, candidates)
+
+
+def action_indices(result: DecodeResult, num_actions: int) -> Tensor:
+    """Columns of `heads.candidates.joint_law` that the decisions [M] of a rollout took: the size alone where one chunk
+    was drawn."""
+    sizes = torch.tensor(result.actions) - 1
+    return sizes if not result.draws else sizes + num_actions * torch.tensor(result.draws)
 
 
 def choose_decoder(decoding: Decoding, base: AnyDecoder, sampling: SamplingConfig) -> Literal["engine", "fast", "loop"]:

@@ -36,6 +36,7 @@ from dcar.train.callbacks import JsonlLog, TensorBoardLog
 from dcar.train.checkpoints import latest_checkpoint, why_incomplete
 from dcar.train.resilient import ResilientTrainer
 from dcar.vocoder.base import Vocoder
+from heads.candidates import joint_law
 from heads.policy import ChunkPolicy
 from rl import objective
 from rl.config import DCPOConfig
@@ -112,8 +113,9 @@ def collate(rows: list[tuple[tuple[int, int, int], PromptItem]]) -> dict[str, An
 
 
 def law_of(policy: nn.Module, batch: RolloutBatch) -> Tensor:
-    """Log-law of a policy at the decisions of rollouts [R, M, K]."""
-    return objective.decision_law(policy(batch.hidden.float(), batch.positions, batch.candidates))
+    """Log-law of a policy at the decisions of rollouts [R, M, K], of N draws [R, M, N K] (`joint_law`)."""
+    log_law = objective.decision_law(policy(batch.hidden.float(), batch.positions, batch.candidates))
+    return log_law if batch.candidates is None else joint_law(log_law, batch.candidates)
 
 
 @dataclass
@@ -124,7 +126,7 @@ class Prepared:
     advantages: Tensor  # [R], or [R, M] with credit by decision
     weights: Tensor  # [R] in the loss
     old: Tensor | None  # [R, M] log-probabilities under the rollout policy; None: the update is on-policy
-    reference: Tensor  # [R, M, K] log-law of the reference policy
+    reference: Tensor  # [R, M, K] log-law of the reference policy, of N draws [R, M, N K]
     normalizer: float | Tensor
 
 
@@ -152,6 +154,9 @@ class DCPOTrainer(ResilientTrainer):
         if args.forced_rows != "none" and not set(args.chunk_range) <= chosen:
             raise ConfigError(f"chunk_range {args.chunk_range} has sizes that are not among the policy's: "
                               f"policy_sizes={list(policy.config.sizes)}")
+        if args.draws > 1 and policy.coherence is None:
+            raise ConfigError(f"draws={args.draws}: this policy has nothing to choose among chunks by; train one with "
+                              "policy_coherence=…")
         if args.credit == "decision":
             check_locate(reward_funcs)
         weights = args.reward_weights or [1.0] * len(reward_funcs)
@@ -179,8 +184,8 @@ class DCPOTrainer(ResilientTrainer):
         self.roller = Roller(
             self.base, vocoder, self.reward_funcs, self.reward_weights, args.sampling, group_size=args.num_generations,
             chunk_range=args.chunk_range, forced_rows=args.forced_rows, share_token_draws=args.common_random_numbers,
-            microbatches=args.reward_microbatches, overlap=args.overlap, hidden_dtype=getattr(torch, args.hidden_dtype),
-            decoding=args.decoding)  # type: ignore[arg-type]
+            draws=args.draws, microbatches=args.reward_microbatches, overlap=args.overlap,
+            hidden_dtype=getattr(torch, args.hidden_dtype), decoding=args.decoding)  # type: ignore[arg-type]
         self.price = Price(args.tokens_per_pass) if args.tokens_per_pass else None
         self._buffer: dict[int, Prepared] = {}
         self._meter = Meter()
@@ -228,7 +233,7 @@ class DCPOTrainer(ResilientTrainer):
         prepared = self._rollouts(inputs)
         batch = prepared.batch
         beta = objective.kl_weight(args.beta, inputs["epoch"], math.ceil(self.state.num_train_epochs))
-        log_law = law_of(model, batch)  # [R, M, K]
+        log_law = law_of(model, batch)
         old = objective.taken(log_law, batch.actions).detach() if prepared.old is None else prepared.old
         out = objective.policy_loss(
             log_law, batch.actions, objective.behaviour_log_probs(old, batch.forced, args.forced_rows),
@@ -290,7 +295,7 @@ class DCPOTrainer(ResilientTrainer):
         tokens, passes = self.accelerator.reduce(kept, "sum").tolist()
         self.price.seen[micro] = tokens, passes
         self._meter.add("price", self.price.value)
-        return self.price.of_decisions(batch.actions, batch.mask)
+        return self.price.of_decisions(batch.actions % self.policy.config.num_actions, batch.mask)
 
     def _credit(self, batch: RolloutBatch) -> Tensor:
         """Advantages by decision [R, M]: of rewards that say where they were lost by what stands behind each decision,
@@ -392,7 +397,7 @@ class DCPOTrainer(ResilientTrainer):
         base = self.base if self.args.decoding == "loop" else fast(self.base)
         for mode, suffix in (("greedy", ""), ("sample", "_sampled")):
             mine = dataset.items[self.args.process_index :: self.args.world_size]
-            method = ChunkMethod(PolicyChunk(self.policy, mode))  # type: ignore[arg-type]
+            method = ChunkMethod(PolicyChunk(self.policy, mode, draws=self.args.draws))  # type: ignore[arg-type]
             results = decode(base, [i.prompt for i in mine], method, self.args.sampling,
                              seed=self.args.seed * 1000, batch_size=self.args.per_device_eval_batch_size)
             records = [RolloutRecord(item, 0, 0, result) for item, result in zip(mine, results, strict=True)]

@@ -25,7 +25,7 @@ from torch import Tensor
 from dcar.decoding.loop import Draft, Kept, Session
 from dcar.errors import ConfigError
 from dcar.sampling import sample, sample_several, shifted
-from heads.candidates import COHERENCE, candidate_features
+from heads.candidates import candidate_features, joint_law, resampled
 from heads.coherence import Coherence, coherent_features
 from heads.policy import ChunkPolicy
 
@@ -34,7 +34,7 @@ class Choice(NamedTuple):
     """What a schedule chose for every row."""
 
     sizes: Tensor  # [B] in 1..K
-    log_probs: Tensor | None = None  # [B] of the sizes, from a policy
+    log_probs: Tensor | None = None  # [B] of what was chosen, from a policy
     draw: Tensor | None = None  # [B] which of the chunks drawn side by side, where there are several
 
 
@@ -88,8 +88,8 @@ class ChunkMethod:
         chunks, _ = draw_chunks(session, logits, schedule.draws)
         candidates = schedule.see(session, logits, chunks)
         sizes, log_probs, draw = schedule.choose(session, hidden, counts, candidates)
-        tokens, seen = of_draw(chunks, draw), of_draw(candidates, draw)
-        return Kept(tokens[:, : int(sizes.max())], sizes, actions=sizes, log_probs=log_probs, candidates=seen)
+        tokens = of_draw(chunks, draw)[:, : int(sizes.max())]
+        return Kept(tokens, sizes, actions=sizes, draws=draw, log_probs=log_probs, candidates=candidates)
 
     def select(self, rows: Tensor) -> None:
         self.schedule.select(rows)
@@ -127,12 +127,6 @@ def _without_repetition(session: Session, logits: Tensor, position: Tensor, u: T
 def of_draw(chunks: Tensor, draw: Tensor | None) -> Tensor:
     """Of what belongs to chunks drawn side by side [B, N, …], that of the draw [B] that was chosen: [B, …]."""
     return chunks[:, 0] if draw is None else chunks[torch.arange(len(draw), device=draw.device), draw]
-
-
-def resampled(candidates: Tensor) -> Tensor:
-    """Log-share of each draw among those of its row, for every size: candidates [B, N, n, F] with their coherence ->
-    [B, N, n]. A chunk of a tokens weighs its density ratio, the exponential of its log-ratio r_a."""
-    return candidates[..., COHERENCE].cumsum(-1).log_softmax(1)
 
 
 class FixedChunk:
@@ -259,7 +253,7 @@ class PolicyChunk:
     policy), as the chase half of DCPO needs; their log-probabilities under the policy are recorded all the same.
     Utterances that it does not name follow the policy. `dial` turns a trained policy to longer (above 0) or shorter
     chunks: nats added to the score of a size for each of its tokens. `draws`: chunks drawn side by side, for a policy
-    that holds a coherence; each has its law of sizes, and among them the coherence decides (`choose_end`).
+    that holds a coherence; draw and size are chosen together (`heads.candidates.joint_law`).
     """
 
     def __init__(self, policy: ChunkPolicy, mode: Literal["greedy", "sample"] = "greedy", name: str | None = None,
@@ -270,10 +264,9 @@ class PolicyChunk:
             raise ConfigError(f"the dial of a policy is a finite number, not {dial}")
         if draws < 1:
             raise ConfigError(f"a policy chooses among 1 draw or more, not {draws}")
-        if draws > 1 and (policy.coherence is None or forced is not None):
+        if draws > 1 and policy.coherence is None:
             raise ConfigError(f"{draws} draws: this policy has nothing to choose among them by; train one with "
-                              "policy_coherence=…" if policy.coherence is None else
-                              f"{draws} draws: sizes are forced on rollouts of one draw alone")
+                              "policy_coherence=…")
         self.policy, self.mode, self.forced, self.dial, self.draws = policy, mode, forced, dial, draws
         self.candidates = policy.config.reach if policy.config.after_draw else 0
         self.name = name or ("dcar" if mode == "greedy" else "dcar-sampled")
@@ -343,14 +336,19 @@ def choose_size(log_law: Tensor, draws: Tensor | None, forced: Tensor | None) ->
 def choose_end(log_law: Tensor, draws: Tensor | None, forced: Tensor | None,
                candidates: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
     """The same after the draw, and which draw [B], None of one: log_law [B, N, K] of the sizes in each of N chunks
-    drawn side by side, of which candidates [B, N, n, F] are known. Draw and size are chosen together, from
-    pi(a | draw) times the draw's share among the chunks of a tokens (`resampled`)."""
-    rows, several, k = log_law.shape
+    drawn side by side, of which candidates [B, N, n, F] are known. Draw and size are chosen together from their
+    `joint_law`, of which the log-probabilities are; where a size is forced, the draw alone is."""
+    several, k = log_law.shape[1:]
     if several == 1:
         return *choose_size(log_law[:, 0], draws, forced), None
-    share = torch.nn.functional.pad(resampled(candidates), (0, k - candidates.shape[2]))
-    index = choose_size((log_law + share).flatten(1).log_softmax(-1), draws, None)[0] - 1
-    return index % k + 1, log_law.flatten(1).gather(-1, index[:, None])[:, 0], index // k
+    both = joint_law(log_law, candidates)
+    open_to = both
+    if forced is not None:
+        size = torch.arange(several * k, device=both.device) % k + 1
+        other = (forced[:, None] > 0) & (size != forced[:, None])
+        open_to = both.masked_fill(other, -math.inf).log_softmax(-1)
+    index = choose_size(open_to, draws, None)[0] - 1
+    return index % k + 1, both.gather(-1, index[:, None])[:, 0], index // k
 
 
 def head_laws(session: Session, logits: Tensor) -> tuple[Tensor, Tensor]:

@@ -53,8 +53,9 @@ class Kept:
     counts: Tensor
     cached: Tensor | None = None
     actions: Tensor | None = None  # [B] chunk size asked for
+    draws: Tensor | None = None  # [B] which of several chunks drawn side by side
     log_probs: Tensor | None = None  # [B] of the action under the policy
-    candidates: Tensor | None = None  # [B, n, 3] what the decision saw of the tokens drawn
+    candidates: Tensor | None = None  # [B, N, n, F] what the decision saw of N chunks drawn side by side
     path: Tensor | None = None  # [B, L] of a tree: the nodes that were accepted, from the root on, padded with 0
 
 
@@ -113,7 +114,7 @@ class Session:
         self.passes = torch.zeros(size, dtype=torch.long, device=device)
         self.history: list[dict[str, Tensor | None]] = []
         self.hidden: Tensor | None = None
-        self.candidates: Tensor | None = None  # [B, decision, n, 3], made with the first decision that saw any
+        self.candidates: Tensor | None = None  # [B, decision, N, n, F], made with the first decision that saw any
         if record_hidden:
             with torch.inference_mode(False):  # a policy is trained on these
                 self.hidden = torch.zeros(size, int(prompt_lengths.max()) + room, hidden.shape[-1], device=device,
@@ -210,7 +211,7 @@ class Session:
         self.history.append({
             "rows": torch.where(self.alive, self.rows, -1), "emitted": counts,
             "position": self.prompt_lengths + self.generated - 1, "actions": kept.actions,
-            "log_probs": kept.log_probs,
+            "draws": kept.draws, "log_probs": kept.log_probs,
             "cached": torch.zeros_like(counts) if kept.cached is None else kept.cached,
             "proposed": torch.zeros_like(counts) if proposed is None else proposed,
         })
@@ -232,7 +233,7 @@ class Session:
         self.pending, self.pending_counts = kept.tokens.gather(1, shift), (counts - cached) * self.alive
 
     def _record_candidates(self, candidates: Tensor) -> None:
-        """Note what the decisions of this pass saw [B, n, 3]. A finished row that idles writes behind its last."""
+        """Note what the decisions of this pass saw [B, N, n, F]. A finished row that idles writes behind its last."""
         if self.candidates is None:
             with torch.inference_mode(False):  # a policy is trained on these
                 self.candidates = candidates.new_zeros(self.tokens.shape[0], self.tokens.shape[1] + 1,
@@ -361,9 +362,8 @@ def join(tokens: Tensor, counts: Tensor, draft: Draft) -> tuple[Tensor, Tensor]:
 
 def _results(session: Session, name: str, seconds: float) -> Iterator[DecodeResult]:
     size = len(session.prompts)
-    per_row: list[dict[str, list]] = [
-        {k: [] for k in ("emitted", "position", "actions", "log_probs", "cached", "proposed")} for _ in range(size)
-    ]
+    noted = ("emitted", "position", "actions", "draws", "log_probs", "cached", "proposed")
+    per_row: list[dict[str, list]] = [{k: [] for k in noted} for _ in range(size)]
     for step in session.history:
         columns = {k: v.tolist() for k, v in step.items() if v is not None}
         for i, row in enumerate(columns.pop("rows")):
@@ -385,5 +385,5 @@ def _results(session: Session, name: str, seconds: float) -> Iterator[DecodeResu
             sum(got["cached"]), got["emitted"], got["actions"], got["position"], got["log_probs"], hidden, length,
             {"lm": seconds / size, "policy": session.policy_seconds / size},
             [p for p, _ in verified], [a for _, a in verified],
-            None if session.candidates is None else session.candidates[row, : passes[row]],
+            None if session.candidates is None else session.candidates[row, : passes[row]], got["draws"],
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 
@@ -50,7 +51,15 @@ class DecodeResult:
     seconds: dict[str, float] = field(default_factory=dict)  # lm, policy; a batch's time is split evenly
     rounds_proposed: list[int] = field(default_factory=list)  # per pass that verified a draft: tokens drafted,
     rounds_accepted: list[int] = field(default_factory=list)  # and how many of them, from the first on, were accepted
-    candidates: Tensor | None = None  # [decisions, n, 3] what decisions after the draw saw, recorded with `hidden`
+    candidates: Tensor | None = None  # [decisions, N, n, F] what decisions after the draw saw, if `hidden` is recorded
+    draws: list[int] = field(default_factory=list)  # which of N > 1 chunks drawn side by side was spoken, by decision
+
+    @property
+    def seen_of_spoken(self) -> Tensor | None:
+        """Of `candidates`, those of the draws that were spoken: [decisions, n, F]."""
+        if self.candidates is None or not self.draws:
+            return None if self.candidates is None else self.candidates[:, 0]
+        return self.candidates[torch.arange(len(self.draws)), torch.tensor(self.draws)]
 
     @property
     def tokens_per_pass(self) -> float:

@@ -90,10 +90,11 @@ def _decisions(results: Sequence[DecodeResult]) -> tuple[np.ndarray, np.ndarray]
     """Sizes [N] of the chunks that were spoken whole, and the features [N, K, 3] of what was spoken or dropped."""
     sizes, seen = [], []
     for result in results:
-        assert result.candidates is not None
+        spoken = result.seen_of_spoken
+        assert spoken is not None
         whole = torch.tensor(result.emitted) == torch.tensor(result.actions)
         sizes.append(np.array(result.actions)[whole.numpy()])
-        seen.append(result.candidates[whole][..., : len(FEATURES)].float().cpu().numpy())
+        seen.append(spoken[whole][..., : len(FEATURES)].float().cpu().numpy())
     return np.concatenate(sizes), np.concatenate(seen)
 
 

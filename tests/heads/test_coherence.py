@@ -7,10 +7,10 @@ import itertools
 import pytest
 import torch
 
-from dcar.decoding.chunks import choose_end, of_draw, resampled
+from dcar.decoding.chunks import choose_end, of_draw
 from dcar.errors import CheckpointError
 from dcar.sampling import sample_several, shifted
-from heads.candidates import candidate_features
+from heads.candidates import candidate_features, joint_law, resampled
 from heads.coherence import Coherence, CoherenceConfig, before_end, coherent_features
 from heads.policy import ChunkPolicy, ChunkPolicyConfig, shape_of
 
@@ -91,7 +91,9 @@ def test_choosing_by_the_ratio_moves_the_law_of_chunks_towards_the_joint_law(dra
     third[..., -1] = 0.0  # a policy that keeps all three
     u = torch.rand(many, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
     sizes, log_probs, draw = choose_end(third, u, None, candidates)
-    assert (sizes == LENGTH).all() and not log_probs.any()
+    assert (sizes == LENGTH).all()
+    weights = of_draw(ratios[..., -1].softmax(1), draw)  # importance resampling: a chunk's share of the density ratios
+    assert torch.allclose(log_probs.exp().double(), weights.double(), atol=1e-5)
 
     def far(which: torch.Tensor) -> float:
         return float((torch.bincount(which, minlength=27) / many - law.flatten()).abs().sum() / 2)
@@ -111,7 +113,13 @@ def test_shares_of_draws_compare_chunks_of_one_length():
     assert (share[0] - share[1]).tolist() == pytest.approx([1.0, -2.0])
     law = torch.tensor([[[0.6, 0.4], [0.4, 0.6]]]).log()
     sizes, log_probs, draw = choose_end(law, None, None, candidates)
-    assert (sizes.tolist(), draw.tolist()) == ([2], [1]) and log_probs.exp().item() == pytest.approx(0.6)
+    weights = law[0].exp() * share.exp()
+    assert (sizes.tolist(), draw.tolist()) == ([2], [1])
+    assert log_probs.exp().item() == pytest.approx((weights[1, 1] / weights.sum()).item())
+    assert joint_law(law, candidates)[0].exp().tolist() == pytest.approx((weights / weights.sum()).flatten().tolist())
+    sizes, log_probs, draw = choose_end(law, None, torch.tensor([1]), candidates)
+    assert (sizes.tolist(), draw.tolist()) == ([1], [0])
+    assert log_probs.exp().item() == pytest.approx((weights[0, 0] / weights.sum()).item())
 
 
 def test_tokens_behind_the_end_of_speech_add_nothing():

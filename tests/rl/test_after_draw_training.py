@@ -51,7 +51,7 @@ def test_rollouts_say_what_the_policy_said(tmp_path, reads):
     trainer = trainer_of(tmp_path, [WERReward(ToyRecognizer())], reads, forced_rows="policy_ratio", chunk_range=[2, 3])
     torch.nn.init.normal_(trainer.policy.scores.outer.weight, std=2.0)
     batch = trainer._rollouts(next(iter(trainer.get_train_dataloader()))).batch
-    assert batch.candidates.shape == (*batch.actions.shape, 4, 3) and batch.forced.any()
+    assert batch.candidates.shape == (*batch.actions.shape, 1, 4, 3) and batch.forced.any()
     law = law_of(trainer.rollout_policy, batch)
     for row, record in enumerate(batch.records):
         said = record.result.action_log_probs
@@ -200,15 +200,17 @@ def test_impossible_together(tmp_path):
     assert needs_sound([TokenReward(DISTANCES), WERReward(ToyRecognizer())]) and needs_sound([object()])
 
 
-def test_a_coherence_is_taken_along_and_stays_as_it_is(tmp_path):
-    """It is read at every decision, comes back with checkpoints, and no reward changes it."""
+@pytest.mark.parametrize("draws", [1, 3])
+def test_a_coherence_is_taken_along_and_stays_as_it_is(tmp_path, draws):
+    """It is read at every decision, comes back with checkpoints, and no reward changes it. Of several chunks drawn side
+    by side draw and size are one action."""
     base = ToyDecoder()
     checksum = base.checksum() if hasattr(base, "checksum") else "toy"
     torch.manual_seed(0)
     coherence = Coherence(CoherenceConfig(base.config.hidden_size, 4, base.config.output_size, 4, 8, checksum))
     coherence.save_pretrained(tmp_path / "coherence")
     settings = {**RUN, "max_steps": 2, "policy_reads": "candidates", "policy_coherence": str(tmp_path / "coherence"),
-                "policy_start": "coherent"}
+                "policy_start": "coherent", "draws": draws}
     config = DCPOConfig(output_dir=str(tmp_path / "out"), **settings)
     policy = make_policy(config, base, checksum)
     start = policy.score(None, torch.tensor([[[-1.0, 0, 0, 0.5], [-2.0, 0, 0, -3.0], [0, 0, 0, 0], [0, 0, 0, 0]]]))[0]
@@ -217,7 +219,13 @@ def test_a_coherence_is_taken_along_and_stays_as_it_is(tmp_path):
                           ToyRecognizer(), toy_items(5, 5, "dev"))
     scores = policy.scores.inner.weight.clone()
     batch = trainer._rollouts(next(iter(trainer.get_train_dataloader()))).batch
-    assert batch.candidates.shape[-1] == 4 and batch.candidates[..., 3].abs().max() > 0
+    assert batch.candidates.shape[2:] == (draws, 4, 4) and batch.candidates[..., 3].abs().max() > 0
+    law = law_of(trainer.rollout_policy, batch)
+    assert law.shape[-1] == 4 * draws and bool((batch.actions >= 4).any()) == (draws > 1)
+    for row, record in enumerate(batch.records):
+        said = record.result.action_log_probs
+        taken = law[row].gather(-1, batch.actions[row, :, None])[: len(said), 0]
+        assert taken.tolist() == pytest.approx(said, abs=1e-4)
     trainer.train()
     assert not torch.equal(policy.scores.inner.weight, scores)
     trained = ChunkPolicy.from_pretrained(tmp_path / "out" / "checkpoint-2")

@@ -126,7 +126,8 @@ class StaticEngine(EngineSteps):
             self.hidden = torch.zeros(self.config.batch, self.capacity, width, device=self.device, dtype=self.dtype)
         seen = plan.schedule.candidates if plan.record_hidden else 0
         if seen and isinstance(plan.schedule, PolicyChunk):
-            shape = (self.config.batch, rows.emitted.shape[1], seen, plan.schedule.policy.config.features)
+            shape = (self.config.batch, rows.emitted.shape[1], plan.schedule.draws, seen,
+                     plan.schedule.policy.config.features)
             if self.candidates is None or self.candidates.shape != shape:
                 self.candidates = torch.zeros(shape, device=self.device)
 
@@ -238,7 +239,8 @@ class StaticEngine(EngineSteps):
             action_log_probs=r.policy_log_probs[row, :passes].tolist() if isinstance(schedule, PolicyChunk) else [],
             hidden=hidden, prompt_length=slot.prompt_length,
             candidates=self.candidates[row, :passes].clone()
-            if plan.record_hidden and schedule.candidates and self.candidates is not None else None)
+            if plan.record_hidden and schedule.candidates and self.candidates is not None else None,
+            draws=r.draws[row, :passes].tolist() if isinstance(schedule, PolicyChunk) and schedule.draws > 1 else [])
 
     def _compact(self, slots: list[Slot | None], used: int) -> int:
         """Nothing waits any more: once half of the rows are empty, move the others together (not under graphs, whose

@@ -42,6 +42,7 @@ class Rows:
         self.lengths, self.origin, self.texts = whole(batch), whole(batch), whole(batch)  # texts: phonemes
         self.generated, self.limits, self.passes = whole(batch), whole(batch), whole(batch)
         self.sizes = torch.ones(batch, dtype=torch.long, device=device)  # decided, not yet spoken
+        self.draw = whole(batch)  # which of several chunks drawn side by side is spoken
         self.log_probs = torch.zeros(batch, device=device)
         self.forced, self.lawless = whole(batch), whole(batch)  # lawless: 1 + the first position that had no law, or 0
         self.ended = torch.zeros(batch, dtype=torch.bool, device=device)  # by EOS
@@ -51,7 +52,8 @@ class Rows:
         # A row is alive while generated < limits; EOS lowers the limit to what was generated.
         self.small = list(vars(self).values())
         self.tokens = whole(batch, room)
-        self.emitted, self.actions = whole(batch, room + 1), whole(batch, room + 1)  # by pass
+        # by pass
+        self.emitted, self.actions, self.draws = whole(batch, room + 1), whole(batch, room + 1), whole(batch, room + 1)
         self.policy_log_probs = torch.zeros(batch, room + 1, device=device)
         self.token_draws = torch.zeros(batch, room, dtype=torch.float64, device=device)
         self.action_draws = torch.zeros(batch, room, dtype=torch.float64, device=device)
@@ -167,7 +169,7 @@ class EngineSteps:
         self.rows = Rows(b, self.config.capacity, self.heads, model.config.hidden_size,
                          0 if self.policy is None else self.policy.reading_width, device, dtype)
         self.hidden: Tensor | None = None
-        self.candidates: Tensor | None = None  # [B, decision, n, F] what decisions after the draw saw, where recorded
+        self.candidates: Tensor | None = None  # [B, decision, N, n, F] what decisions after the draw saw
         self._offsets = torch.arange(max(self.heads, 1), device=device)
 
     def signature(self) -> Hashable:
@@ -247,6 +249,7 @@ class EngineSteps:
             r.actions.scatter_(1, step, r.sizes[:, None])
         if isinstance(plan.schedule, PolicyChunk):
             r.policy_log_probs.scatter_(1, step, r.log_probs[:, None])
+            r.draws.scatter_(1, step, r.draw[:, None])
         r.passes += asked > 0
         r.generated += counts
         r.ended |= ended
@@ -317,11 +320,13 @@ class EngineSteps:
         sizes, log_probs, draw = choose_end(log_law, self._draws(r, schedule), self._forced(r, schedule), candidates)
         r.sizes.copy_(sizes)
         r.log_probs.copy_(log_probs)
+        if draw is not None:
+            r.draw.copy_(draw)
         if record and self.candidates is not None:
             rows, made = torch.arange(len(r.passes), device=self.device), self.candidates.shape[1]
             flat = self.candidates.view(-1, *self.candidates.shape[2:])
             # a finished row writes behind its last
-            flat.index_copy_(0, rows * made + r.passes, of_draw(candidates, draw))
+            flat.index_copy_(0, rows * made + r.passes, candidates)
         return draw
 
     @staticmethod

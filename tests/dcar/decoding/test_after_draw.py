@@ -97,7 +97,7 @@ def test_loop_fast_passes_and_engine_agree(decoder, prompts, reads, batch, chunk
             same(engine.decode(prompts, method, sampling, **how), expected)
         for result in expected:  # the law recorded with the rollout is the one that it was drawn from
             positions = torch.tensor([result.decision_positions])
-            law = policy(result.hidden[None], positions, result.candidates[None])[0]
+            law = policy(result.hidden[None], positions, result.seen_of_spoken[None])[0]
             law = (law + dial * torch.arange(1, 5)).log_softmax(-1)
             taken = law[torch.arange(len(result.actions)), torch.tensor(result.actions) - 1]
             assert taken.tolist() == pytest.approx(result.action_log_probs, abs=1e-4)
@@ -145,7 +145,7 @@ def test_rules_by_hand(decoder, prompts):
     for schedule, rule in ((SureLast([2, 3, 4]), sure), (Confidence([1, 3, 4], 4.0), confident)):
         results = decode(decoder, prompts, ChunkMethod(schedule), SAMPLING, seed=4, record_hidden=True)
         for result in results:
-            assert result.actions == [rule(seen) for seen in result.candidates.tolist()]
+            assert result.actions == [rule(seen) for seen in result.seen_of_spoken.tolist()]
         assert len({a for r in results for a in r.actions}) > 1
     with pytest.raises(ConfigError, match="needs 9 heads"):
         decode(decoder, prompts, ChunkMethod(SureLast([2, 9])), SAMPLING)

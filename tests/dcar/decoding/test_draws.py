@@ -12,7 +12,7 @@ from dcar.decoding.engine.run import engine_for
 from dcar.decoding.fast.passes import fast
 from dcar.errors import ConfigError
 from dcar.sampling import SamplingConfig, sample, uniform, utterance_keys, warp
-from heads.candidates import COHERENCE
+from heads.candidates import COHERENCE, joint_law
 from heads.coherence import coherent_features
 
 REPEATED = SamplingConfig(max_tokens=40, repetition_window=8, repetition_share=0.2)
@@ -30,7 +30,7 @@ def coherent_policy(reads: str = "candidates", decoder=None, **changes):
 @pytest.mark.parametrize(("batch", "chunks"), [(1, "exact"), (3, "exact"), (8, "padded")])
 def test_loop_fast_passes_and_engine_agree(decoder, prompts, reads, draws, batch, chunks):
     policy = coherent_policy(reads, decoder)
-    forced = {prompts[0].utterance_id: [2, 0], prompts[1].utterance_id: [0, 3]} if draws == 1 else None
+    forced = {prompts[0].utterance_id: [2, 0], prompts[1].utterance_id: [0, 3]}
     for mode, sampling in (("greedy", SAMPLING), ("sample", SAMPLING), ("sample", SamplingConfig(temperature=0))):
         method = ChunkMethod(PolicyChunk(policy, mode, forced=forced, dial=0.3, draws=draws))
         how = dict(seed=3, record_hidden=True, group_size=2)
@@ -40,11 +40,27 @@ def test_loop_fast_passes_and_engine_agree(decoder, prompts, reads, draws, batch
         engine = engine_for(decoder, prompts, sampling, batch=batch, policy=policy, chunks=chunks)
         for _ in range(2):  # a used engine is as good as a new one
             same(engine.decode(prompts, method, sampling, **how), expected)
-        for result in expected:  # the law recorded is that of the chunk that was spoken
+        assert {tuple(set(r.actions)) for r in expected[:4:3]} == {(2,), (3,)}  # the forced ones
+        chosen = {n for r in expected[:4:3] for n in r.draws}
+        assert chosen == set() if draws == 1 else len(chosen) > 1 or sampling.temperature == 0
+        for result in expected:  # the log-probabilities recorded are those of draw and size together
             law = policy(result.hidden[None], torch.tensor([result.decision_positions]), result.candidates[None])[0]
-            law = (law + 0.3 * torch.arange(1, 5)).log_softmax(-1)
-            taken = law[torch.arange(len(result.actions)), torch.tensor(result.actions) - 1]
+            assert law.shape == (len(result.actions), draws, 4)
+            spoken = 4 * torch.tensor(result.draws or [0])
+            law = joint_law((law + 0.3 * torch.arange(1, 5)).log_softmax(-1), result.candidates)
+            taken = law[torch.arange(len(law)), spoken + torch.tensor(result.actions) - 1]
             assert taken.tolist() == pytest.approx(result.action_log_probs, abs=1e-4)
+
+
+def test_where_a_size_is_forced_the_draw_is_chosen(decoder, prompts):
+    policy = coherent_policy(decoder=decoder)
+    forced = {p.utterance_id: [3] for p in prompts}
+    results = decode(decoder, prompts, ChunkMethod(PolicyChunk(policy, forced=forced, draws=3)), SAMPLING, seed=2,
+                     record_hidden=True)
+    assert {a for r in results for a in r.actions} == {3} and len({n for r in results for n in r.draws}) == 3
+    for result in results:
+        law = policy(result.hidden[None], candidates=result.candidates[None])[0].log_softmax(-1)
+        assert joint_law(law, result.candidates)[:, 2::4].argmax(-1).tolist() == result.draws
 
 
 @pytest.mark.parametrize("sampling", [SAMPLING, REPEATED])
@@ -102,8 +118,6 @@ def test_refuses_what_cannot_be_chosen_among(decoder, prompts):
     with pytest.raises(ConfigError, match="policy_coherence"):
         PolicyChunk(policy_of("candidates"), draws=4)
     policy = coherent_policy(decoder=decoder)
-    with pytest.raises(ConfigError, match="forced"):
-        PolicyChunk(policy, draws=4, forced={})
     with pytest.raises(ConfigError, match="not 0"):
         PolicyChunk(policy, draws=0)
     with pytest.raises(ConfigError, match="at least 2"):

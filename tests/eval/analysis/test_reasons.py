@@ -46,7 +46,7 @@ def test_watching_changes_nothing(decoder, prompts, schedule):
     plain = decode(decoder, prompts, ChunkMethod(schedule), SHORT, seed=3)
     seen = decode(decoder, prompts, ChunkMethod(Watched(schedule, 4)), SHORT, seed=3, record_hidden=True)
     assert [(r.tokens, r.actions) for r in plain] == [(r.tokens, r.actions) for r in seen]
-    assert all(r.candidates.shape == (r.target_passes, 4, 3) for r in seen)
+    assert all(r.seen_of_spoken.shape == (r.target_passes, 4, 3) for r in seen)
 
 
 @torch.no_grad()
@@ -54,8 +54,8 @@ def test_what_is_noted_is_of_the_tokens_spoken(decoder, prompts):
     """The features of the last kept token, recomputed from the hidden state of its decision."""
     (result,) = decode(decoder, prompts[2:3], ChunkMethod(Watched(FixedChunk(2), 4)), SHORT, seed=1, record_hidden=True)
     place = 0
-    for at, size, emitted, seen in zip(result.decision_positions, result.actions, result.emitted, result.candidates,
-                                       strict=True):
+    for at, size, emitted, seen in zip(result.decision_positions, result.actions, result.emitted,
+                                       result.seen_of_spoken, strict=True):
         if emitted == size:
             law = decoder.heads(result.hidden[at])[size - 1].log_softmax(-1)
             expected = law[result.tokens[place + size - 1]].clamp(min=UNLIKELY)
@@ -67,16 +67,17 @@ def test_summary_of_decisions_known_by_hand():
     seen = torch.zeros(3, 3, 3)
     seen[:, :, 0] = torch.tensor([[-1.0, -2.0, -3.0], [-5.0, -1.0, -4.0], [-1.0, -1.0, -1.0]])
     seen[:, :, 2] = torch.tensor([[0.1, 0.2, 0.3], [0.4, 0.5, 0.6], [0.0, 0.0, 0.0]])
-    result = DecodeResult("x", "m", 0, [1] * 4, False, 3, emitted=[1, 2, 1], actions=[1, 2, 3], candidates=seen)
+    result = DecodeResult("x", "m", 0, [1] * 4, False, 3, emitted=[1, 2, 1], actions=[1, 2, 3],
+                          candidates=torch.stack((seen, seen + 1), 1), draws=[0, 0, 1])
     found = summary([result])
     assert found["decisions"] == 2  # the last chunk was cut
     one, two = found["sizes"]
     assert (one["size"], one["share"], one["kept"]["drawn"], one["dropped"]["drawn"]) == (1, 0.5, -1.0, -2.0)
     assert two["kept"]["entropy"] == pytest.approx(0.5) and two["dropped"]["entropy"] == pytest.approx(0.6)
     assert found["kept"]["drawn"] == [-1.0, -1.0, -1.0] and found["likeliest"] == 1.0
-    whole = DecodeResult("x", "m", 0, [1] * 3, False, 1, emitted=[3], actions=[3], candidates=seen[:1])
+    whole = DecodeResult("x", "m", 0, [1] * 3, False, 1, emitted=[3], actions=[3], candidates=seen[:1, None])
     assert summary([whole])["dropped"] is None and summary([whole])["likeliest"] is None
-    assert summary([DecodeResult("x", "m", 0, [], False, 1, emitted=[0], actions=[3], candidates=seen[:1])]) == {
+    assert summary([DecodeResult("x", "m", 0, [], False, 1, emitted=[0], actions=[3], candidates=seen[:1, None])]) == {
         "decisions": 0, "sizes": [], "kept": None, "dropped": None, "likeliest": None}
 
 

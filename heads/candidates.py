@@ -53,15 +53,16 @@ class EndScores(nn.Module):
     """
 
     def __init__(self, width: int, features: int = len(FEATURES)):
-        """features: F, of every candidate."""
+        """features: F, of every candidate. width: of what is not linear, U; 0 = all is."""
         super().__init__()
         self.features = features
         of_an_end = 4 * features + 3
         self.linear = nn.Linear(of_an_end, 1, bias=False)
-        self.inner = nn.Linear(of_an_end, width)
-        self.outer = nn.Linear(width, 1, bias=False)
         nn.init.zeros_(self.linear.weight)
-        nn.init.zeros_(self.outer.weight)
+        self.inner = self.outer = None
+        if width:
+            self.inner, self.outer = nn.Linear(of_an_end, width), nn.Linear(width, 1, bias=False)
+            nn.init.zeros_(self.outer.weight)
 
     def end_on_likely(self, nats: float = 2.0) -> None:
         """Begin as a soft `sure-last` (dcar/decoding/chunks.py): so many nats for each of the last kept token's."""
@@ -77,10 +78,13 @@ class EndScores(nn.Module):
         """candidates [..., K, F], state [..., width] of the hidden states so far (or none; one for all draws
         [..., N, K, F]) -> scores [..., K]."""
         ends = end_features(candidates)
-        inner = self.inner(ends)
-        if state is not None:
-            inner = inner + over_draws(state, candidates).unsqueeze(-2)
-        return (GAIN * self.linear(ends) + self.outer(nn.functional.silu(inner))).squeeze(-1)
+        scores = GAIN * self.linear(ends)
+        if self.inner is not None and self.outer is not None:
+            inner = self.inner(ends)
+            if state is not None:
+                inner = inner + over_draws(state, candidates).unsqueeze(-2)
+            scores = scores + self.outer(nn.functional.silu(inner))
+        return scores.squeeze(-1)
 
 
 def resampled(candidates: Tensor) -> Tensor:
@@ -89,14 +93,15 @@ def resampled(candidates: Tensor) -> Tensor:
     return candidates[..., COHERENCE].cumsum(-1).log_softmax(-2)
 
 
-def joint_law(log_law: Tensor, candidates: Tensor) -> Tensor:
-    """Log-law of draw and size together, [..., N K], column i K + a - 1 for a tokens of draw i: pi(a | draw) times the
-    draw's share among the chunks of a tokens. log_law [..., N, K] of the sizes in each of N chunks that were drawn side
-    by side, of which candidates [..., N, n, F] are known, n ≤ K."""
-    if log_law.shape[-2] == 1:
-        return log_law.squeeze(-2)
-    share = nn.functional.pad(resampled(candidates), (0, log_law.shape[-1] - candidates.shape[-2]))
-    return (log_law + share).flatten(-2).log_softmax(-1)
+def joint_law(scores: Tensor, candidates: Tensor) -> Tensor:
+    """Log-law of draw and size together, [..., N K], column i K + a - 1 for a tokens of draw i: proportional to the
+    exponential of the score times the draw's share among the chunks of a tokens. scores [..., N, K] of the sizes in
+    each of N chunks that were drawn side by side, of which candidates [..., N, n, F] are known, n ≤ K. Of one chunk it
+    is the law of its sizes."""
+    scores = scores.float()
+    if scores.shape[-2] > 1:
+        scores = scores + nn.functional.pad(resampled(candidates), (0, scores.shape[-1] - candidates.shape[-2]))
+    return scores.flatten(-2).log_softmax(-1)
 
 
 def over_draws(state: Tensor, candidates: Tensor) -> Tensor:

@@ -41,7 +41,7 @@ class ChunkPolicyConfig:
     tokenizer: str = ""  # name of the speech tokenizer
     reads: str = "hidden"  # one of READS
     sizes: tuple[int, ...] = ()  # chunk sizes that it chooses among; empty = all of 1..K
-    score_width: int = 32  # of the network that scores ends, where it reads candidates
+    score_width: int = 32  # of the network that scores ends, where it reads candidates; 0 = linear
     coherence_width: int = 0  # of the coherence that it holds; 0 = none
     coherence_embedding: int = 0
     coherence_ids: int = 0  # that the decoder's heads may draw
@@ -51,7 +51,7 @@ class ChunkPolicyConfig:
             raise CheckpointError(f"a policy reads {', '.join(READS)}; not '{self.reads}'")
         sizes = {"hidden_size": self.hidden_size, "num_actions": self.num_actions, "width": self.layer_width,
                  "num_attention_heads": self.num_attention_heads, "ffn_size": self.ffn_size or 1,
-                 "score_width": self.score_width}
+                 "score_width": self.score_width if self.reads == "both" else self.score_width + 1}
         if wrong := [f"{name} {size}" for name, size in sizes.items() if size < 1]:
             raise CheckpointError(f"a policy of {', '.join(wrong)}: must be at least 1")
         if self.layer_width % self.num_attention_heads or self.layer_width // self.num_attention_heads % 2:
@@ -194,7 +194,7 @@ class ChunkPolicy(Checkpoint):
 
 
 class PolicyReader:
-    """A policy that follows a batch of utterances as they are spoken: hidden states in, law of the next size out."""
+    """A policy that follows a batch of utterances as they are spoken: hidden states in, scores of the next size out."""
 
     def __init__(self, policy: ChunkPolicy, hidden: Tensor, capacity: int):
         """hidden [B, …]: whose rows, device and dtype are used; capacity: most positions of a row, padding included."""
@@ -209,10 +209,10 @@ class PolicyReader:
         """As `ChunkPolicy.see`."""
         return self.policy.see(hidden, logits, tokens)
 
-    def law(self, reading: Tensor | None, candidates: Tensor | None = None) -> Tensor:
-        """Log-law [B, K] of the next size from a reading; after the draw [B, N, K], from the candidates [B, N, n, F] of
-        N chunks drawn side by side, too."""
-        return self.policy.score(reading, candidates).float().log_softmax(-1)
+    def scores(self, reading: Tensor | None, candidates: Tensor | None = None) -> Tensor:
+        """Of the next size, [B, K] float32, from a reading; after the draw [B, N, K], from the candidates
+        [B, N, n, F] of N chunks drawn side by side, too."""
+        return self.policy.score(reading, candidates).float()
 
     def select(self, rows: Tensor) -> None:
         """Only these rows go on."""

@@ -49,7 +49,12 @@ class DCPOConfig(GRPOConfig):
     per_device_train_batch_size: int = setting(32, "Rollouts of a process per step, whole groups of num_generations.",
                                                minimum=1)
     gradient_accumulation_steps: int = setting(1, "Steps whose gradients are added up.", minimum=1)
-    learning_rate: float = setting(1e-4, "Learning rate of Adam.", above=0)
+    optimizer: str = setting("adam", "adam, or natural: the natural policy gradient, which moves the law of sizes by "
+                                     "learning_rate² / 2 nats of KL at every update. For policies of few weights.",
+                             choices=("adam", "natural"))
+    damping: float = setting(1e-3, "Of the natural gradient: share of its largest curvature that is added to every "
+                                   "direction.", above=0)
+    learning_rate: float = setting(1e-4, "Learning rate of Adam; length of a step of the natural gradient.", above=0)
     weight_decay: float = setting(0.0, "Of Adam.", minimum=0)
     max_grad_norm: float = setting(1.0, "Gradients are clipped to this norm; 0 = not.", minimum=0)
     lr_scheduler_type: str = setting("constant", "Schedule of the learning rate.")
@@ -117,7 +122,8 @@ class DCPOConfig(GRPOConfig):
     policy_start: str = setting("uniform", "What a new policy that sees candidates does: all sizes alike, end on "
                                            "likely tokens (sure-last, the rule by hand), or besides while they go "
                                            "together (coherent).", choices=STARTS)
-    score_width: int = setting(32, "Width of the network that scores ends, where it reads candidates.", minimum=1)
+    score_width: int = setting(32, "Width of the network that scores ends, where it reads candidates; 0 = the "
+                                   "scores are linear.", minimum=0)
     policy_width: int | None = setting(256, "Width of the policy's layer; null = the decoder's, the paper's.",
                                        minimum=1)
     policy_heads: int = setting(8, "Attention heads of the policy's layer.", minimum=1)

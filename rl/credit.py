@@ -43,8 +43,8 @@ def decision_advantages(group: Sequence[Decisions], window: int, shortest: int) 
     the group; zeros where a rollout was not located.
 
     window: tokens of the recording that a decision answers for; they are counted as places by `Located.rate`, at least
-    one, so how many they are never depends on what the decision led to. shortest: the smallest chunk; as many tokens
-    behind a decision are the same whatever it chooses.
+    one, so how many they are never depends on what the decision led to. shortest: tokens behind a decision that are the
+    same whatever it chooses, those of the smallest chunk; none where it chooses among several draws.
     """
     spoken = [d.located for d in group if d.located]
     found = [np.zeros(len(d.starts)) for d in group]

@@ -20,6 +20,7 @@ import torch
 from accelerate.utils import gather_object
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.data import DataLoader, Dataset, Sampler
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 from transformers.trainer_utils import TrainOutput
@@ -43,6 +44,7 @@ from rl.config import DCPOConfig
 from rl.console import Progress
 from rl.credit import Decisions, Located, decision_advantages
 from rl.meter import Meter
+from rl.natural import NaturalGradient, fisher_product
 from rl.price import Price
 from rl.rewards import Reward, RolloutRecord, check_locate, locates, needs_sound, score, transcribe
 from rl.rollout import Roller, RolloutBatch, synthesise
@@ -114,8 +116,8 @@ def collate(rows: list[tuple[tuple[int, int, int], PromptItem]]) -> dict[str, An
 
 def law_of(policy: nn.Module, batch: RolloutBatch) -> Tensor:
     """Log-law of a policy at the decisions of rollouts [R, M, K], of N draws [R, M, N K] (`joint_law`)."""
-    log_law = objective.decision_law(policy(batch.hidden.float(), batch.positions, batch.candidates))
-    return log_law if batch.candidates is None else joint_law(log_law, batch.candidates)
+    scores = policy(batch.hidden.float(), batch.positions, batch.candidates)
+    return objective.decision_law(scores) if batch.candidates is None else joint_law(scores, batch.candidates)
 
 
 @dataclass
@@ -217,9 +219,27 @@ class DCPOTrainer(ResilientTrainer):
         if self.optimizer is None:
             assert self.model is not None
             args = self.args
+            if args.optimizer == "natural":
+                self.optimizer = NaturalGradient(self.model.parameters(), self._fisher_product, args.learning_rate,
+                                                 args.damping)
+                return self.optimizer
             self.optimizer = torch.optim.Adam(self.model.parameters(), lr=args.learning_rate, eps=args.adam_epsilon,
                                               betas=(args.adam_beta1, args.adam_beta2))
         return self.optimizer
+
+    def _fisher_product(self, v: Sequence[Tensor]) -> list[Tensor]:
+        """F v of the policy's law at the decisions of this window, all processes; as `rl.natural.Product`."""
+        policy = self.policy
+        weights = [p for p in policy.parameters() if p.requires_grad]
+        total = [torch.zeros_like(w) for w in weights]
+        with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):  # the other attentions have no second derivative
+            for made in self._buffer.values():
+                def mean(kl: Tensor, made: Prepared = made) -> Tensor:
+                    return objective.aggregate(kl, made.batch.mask, made.weights, self.args.loss_type, made.normalizer)
+
+                for sum_, part in zip(total, fisher_product(law_of(policy, made.batch), mean, weights, v), strict=True):
+                    sum_ += part
+        return [self.accelerator.reduce(t / len(self._buffer), "mean") for t in total]
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch=None) -> Tensor:
         started, self._rollout_seconds = time.perf_counter(), 0.0
@@ -308,7 +328,8 @@ class DCPOTrainer(ResilientTrainer):
         std = objective.reward_std(self.accelerator.gather(rest)) if args.scale_rewards == "batch" else None
         values = objective.group_advantages(rest, group, args.scale_rewards, std).values
         values = values[:, None].repeat(1, batch.actions.shape[1])
-        shortest = min(self.policy.config.sizes, default=1)
+        # what every choice has in common: the first tokens of one chunk, nothing of several
+        shortest = min(self.policy.config.sizes, default=1) if args.draws == 1 else 0
         decisions = [
             Decisions([] if failed else self._located(record),
                       [p - (record.result.prompt_length - 1) for p in record.result.decision_positions])

@@ -300,14 +300,14 @@ class PolicyChunk:
 
     def choose(self, session: Session, hidden: Tensor, counts: Tensor, candidates: Tensor | None) -> Choice:
         started = time.perf_counter()
-        law = self._reader.law(self._reader.read(hidden, counts), candidates)  # [B, K], after the draw [B, N, K]
+        scores = dialled(self._reader.scores(self._reader.read(hidden, counts), candidates), self.dial)
         u = None if self.mode == "greedy" else session.uniform("policy", session.generated)
-        law = dialled(law, self.dial)
+        law = scores.log_softmax(-1) if candidates is None else joint_law(scores, candidates)
         session.check(law.exp())
         if candidates is None:
             choice = Choice(*choose_size(law, u, self._forced))
         else:
-            choice = Choice(*choose_end(law, u, self._forced, candidates))
+            choice = Choice(*choose_end(law, u, self._forced, self.policy.config.num_actions))
         session.policy_seconds += time.perf_counter() - started
         return choice
 
@@ -317,11 +317,9 @@ class PolicyChunk:
             self._forced = self._forced[rows]
 
 
-def dialled(log_law: Tensor, dial: float) -> Tensor:
-    """The law [B, K] with `dial` nats added for each token of a size: the same policy, faster or more careful."""
-    if not dial:
-        return log_law
-    return (log_law + dial * torch.arange(1, log_law.shape[-1] + 1, device=log_law.device)).log_softmax(-1)
+def dialled(scores: Tensor, dial: float) -> Tensor:
+    """Scores [..., K] with `dial` nats added for each token of a size: the same policy, faster or more careful."""
+    return scores + dial * torch.arange(1, scores.shape[-1] + 1, device=scores.device) if dial else scores
 
 
 def choose_size(log_law: Tensor, draws: Tensor | None, forced: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -334,21 +332,18 @@ def choose_size(log_law: Tensor, draws: Tensor | None, forced: Tensor | None) ->
 
 
 def choose_end(log_law: Tensor, draws: Tensor | None, forced: Tensor | None,
-               candidates: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The same after the draw, and which draw [B], None of one: log_law [B, N, K] of the sizes in each of N chunks
-    drawn side by side, of which candidates [B, N, n, F] are known. Draw and size are chosen together from their
-    `joint_law`, of which the log-probabilities are; where a size is forced, the draw alone is."""
-    several, k = log_law.shape[1:]
-    if several == 1:
-        return *choose_size(log_law[:, 0], draws, forced), None
-    both = joint_law(log_law, candidates)
-    open_to = both
+               k: int) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The same after the draw, and which draw [B], None of one: log_law [B, N K] of draw and size (`joint_law`) among
+    sizes 1..k. Where a size is forced, the draw alone is chosen."""
+    if log_law.shape[1] == k:
+        return *choose_size(log_law, draws, forced), None
+    open_to = log_law
     if forced is not None:
-        size = torch.arange(several * k, device=both.device) % k + 1
+        size = torch.arange(log_law.shape[1], device=log_law.device) % k + 1
         other = (forced[:, None] > 0) & (size != forced[:, None])
-        open_to = both.masked_fill(other, -math.inf).log_softmax(-1)
+        open_to = log_law.masked_fill(other, -math.inf).log_softmax(-1)
     index = choose_size(open_to, draws, None)[0] - 1
-    return index % k + 1, both.gather(-1, index[:, None])[:, 0], index // k
+    return index % k + 1, log_law.gather(-1, index[:, None])[:, 0], index // k
 
 
 def head_laws(session: Session, logits: Tensor) -> tuple[Tensor, Tensor]:

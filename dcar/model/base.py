@@ -52,8 +52,8 @@ class PolicyReader(Protocol):
         """What it sees of chunks [B, N, n] drawn side by side from logits [B, n, V], behind the hidden states [B, D]:
         candidates [B, N, n, F]."""
 
-    def law(self, reading: Tensor | None, candidates: Tensor | None = None) -> Tensor:
-        """Log-law [B, K] of the next size from a reading; after the draw [B, N, K], from the candidates too."""
+    def scores(self, reading: Tensor | None, candidates: Tensor | None = None) -> Tensor:
+        """Of the next size, [B, K] float32, from a reading; after the draw [B, N, K], from the candidates too."""
 
     def select(self, rows: Tensor) -> None:
         """Only these rows go on."""

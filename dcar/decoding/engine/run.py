@@ -154,7 +154,7 @@ class StaticEngine(EngineSteps):
                 self.policy_cache.copy_rows(where, reader.cache, origins)
                 r.reading[where] = reading[origins]
             if not schedule.candidates:
-                log_law = dialled(reader.law(reading), schedule.dial)
+                log_law = dialled(reader.scores(reading), schedule.dial).log_softmax(-1)
         given = lengths[origins].tolist()
         for job, row, p in zip(jobs, rows, given, strict=True):
             slots[row] = Slot(job, p, p)

@@ -27,6 +27,7 @@ from dcar.errors import ConfigError, EngineError
 from dcar.model.car import CARDecoder
 from dcar.model.draft import AnyDecoder
 from dcar.sampling import SamplingConfig, sample, sample_several, shifted, warp
+from heads.candidates import joint_law
 from heads.layers import KVCache
 from heads.policy import ChunkPolicy
 
@@ -303,7 +304,7 @@ class EngineSteps:
     def _decide(self, r: Rows, schedule: PolicyChunk) -> None:
         """Sizes of the next chunks, before they are drawn."""
         assert self.policy is not None
-        log_law = dialled(self.policy.law(r.reading), schedule.dial)
+        log_law = dialled(self.policy.scores(r.reading), schedule.dial).log_softmax(-1)
         self._check_law(r, log_law.exp(), r.generated < r.limits)
         sizes, log_probs = choose_size(log_law, self._draws(r, schedule), self._forced(r, schedule))
         r.sizes.copy_(sizes)
@@ -315,9 +316,10 @@ class EngineSteps:
         spoken [n], None where there is one."""
         assert self.policy is not None
         candidates = self.policy.see(r.last_hidden, logits, chunks)
-        log_law = dialled(self.policy.law(None if self.policy_cache is None else r.reading, candidates), schedule.dial)
+        reading = None if self.policy_cache is None else r.reading
+        log_law = joint_law(dialled(self.policy.scores(reading, candidates), schedule.dial), candidates)
         self._check_law(r, log_law.exp(), r.generated < r.limits)
-        sizes, log_probs, draw = choose_end(log_law, self._draws(r, schedule), self._forced(r, schedule), candidates)
+        sizes, log_probs, draw = choose_end(log_law, self._draws(r, schedule), self._forced(r, schedule), self.heads)
         r.sizes.copy_(sizes)
         r.log_probs.copy_(log_probs)
         if draw is not None:

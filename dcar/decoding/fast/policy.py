@@ -37,19 +37,21 @@ class FusedEnds:
         every = torch.eye(blank.numel(), device=unused.device).view(-1, *blank.shape)
         self._linear = end_features(every) - self._constant  # [F reach, reach, 4F + 3]
         self._never = torch.where(unused[:reach], NEVER, 0.0)
-        rows = scores.inner.out_features + 1
+        rows = 1 + (0 if scores.inner is None else scores.inner.out_features)
         self._weight = blank.new_empty(blank.numel(), reach * rows)
         self._bias, self._outer = blank.new_empty(reach * rows), blank.new_empty(rows - 1)
 
     def load(self, scores: EndScores) -> None:
         """The present weights, at the addresses that there are."""
         with torch.no_grad():
-            weight = torch.cat((GAIN * scores.linear.weight, scores.inner.weight)).float().T  # [4F + 3, 1 + width]
-            bias = nn.functional.pad(scores.inner.bias.float(), (1, 0)) + self._constant @ weight  # [reach, 1 + width]
-            bias[:, 0] += self._never
+            weight, bias = GAIN * scores.linear.weight.float().T, self._never.unsqueeze(-1)
+            if scores.inner is not None and scores.outer is not None:
+                weight = torch.cat((weight, scores.inner.weight.float().T), -1)  # [4F + 3, 1 + width]
+                bias = torch.cat((bias, scores.inner.bias.float().expand(self._ends, -1)), -1)  # [reach, 1 + width]
+                self._outer.copy_(scores.outer.weight[0])
+            bias = bias + self._constant @ weight
             self._weight.copy_((self._linear @ weight).flatten(1))
             self._bias.copy_(bias.flatten())
-            self._outer.copy_(scores.outer.weight[0])
 
     def __call__(self, candidates: Tensor, reading: Tensor | None) -> Tensor:
         """candidates [B, N, reach, F], reading [B, width] or none -> scores [B, N, K], float32."""
@@ -135,14 +137,12 @@ class FusedPolicy:
         """As `ChunkPolicy.see`."""
         return coherent_features(self._coherence, hidden, logits, tokens)
 
-    def law(self, reading: Tensor | None, candidates: Tensor | None = None) -> Tensor:
-        """Log-law [B, K] of the next size from a reading; after the draw [B, N, K], from the candidates [B, N, n, F]
+    def scores(self, reading: Tensor | None, candidates: Tensor | None = None) -> Tensor:
+        """Of the next size, [B, K] float32, from a reading; after the draw [B, N, K], from the candidates [B, N, n, F]
         too."""
         if self._ends is None or candidates is None:
-            scores = self._own.score(reading, candidates)
-        else:
-            scores = self._ends(candidates, reading)
-        return scores.log_softmax(-1, dtype=torch.float32)
+            return self._own.score(reading, candidates).float()
+        return self._ends(candidates, reading)
 
 
 def _same_weights(one: nn.Module, other: nn.Module) -> bool:
@@ -174,9 +174,9 @@ class FastPolicyReader:
         """As `heads.policy.PolicyReader.see`."""
         return self.policy.see(hidden, logits, tokens)
 
-    def law(self, reading: Tensor | None, candidates: Tensor | None = None) -> Tensor:
-        """As `heads.policy.PolicyReader.law`."""
-        return self.policy.law(reading, candidates)
+    def scores(self, reading: Tensor | None, candidates: Tensor | None = None) -> Tensor:
+        """As `heads.policy.PolicyReader.scores`."""
+        return self.policy.scores(reading, candidates)
 
     def select(self, rows: Tensor) -> None:
         """Only these rows go on."""

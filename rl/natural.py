@@ -1,0 +1,105 @@
+"""Natural policy gradient: a step as long as the policy's law may move, in whatever weights it is written.
+
+Kakade, A Natural Policy Gradient, 2002; with steps of given length as in TRPO (Schulman et al., 2015). The gradient g
+of the loss is turned into x = (F + damping)^-1 g, F the Fisher information of the law at the decisions of a window, by
+conjugate gradients on products F v. What a policy after the draw sees differs a hundredfold in size and goes up and
+down together, and what one decision is worth drowns in what the others do: there Adam, which moves every weight alike,
+mostly follows noise. Not the paper's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+Product = Callable[[Sequence[Tensor]], list[Tensor]]
+"""v, shaped like the weights -> F v, shaped alike; the same on every process."""
+
+
+class NaturalGradient(torch.optim.Optimizer):
+    """Every step moves the weights by -lr x / sqrt(x (F + damping) x): the law by about lr² / 2 nats of KL a decision.
+
+    damping: share of the curvature along the gradient that is added to every direction, so that those in which the law
+    hardly changes are not taken far. It keeps no state.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], product: Product, lr: float, damping: float = 1e-3,
+                 iterations: int = 20):
+        """iterations: of conjugate gradients at most."""
+        super().__init__([p for p in parameters if p.requires_grad], {"lr": lr})
+        if len(self.param_groups) != 1:
+            raise ValueError("one group of weights: F belongs to all of them")
+        self.product, self.damping, self.iterations = product, damping, iterations
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Move the weights that have a gradient."""
+        loss = None if closure is None else closure()
+        (group,) = self.param_groups
+        weights = [p for p in group["params"] if p.grad is not None]
+        if not weights:
+            return loss
+        gradient = flat([p.grad for p in weights])
+        if not (size := gradient.norm()) > 0:
+            return loss
+
+        def product(v: Tensor) -> Tensor:
+            return flat(self.product(shaped(v, weights)))
+
+        curvature = gradient @ product(gradient) / size**2
+        if not curvature > 0:  # the law does not depend on these weights
+            return loss
+
+        def damped(v: Tensor) -> Tensor:
+            return product(v) + self.damping * curvature * v
+
+        x = conjugate_gradients(damped, gradient, self.iterations)
+        step = group["lr"] / (x @ damped(x)).sqrt() * x
+        for weight, change in zip(weights, shaped(step, weights), strict=True):
+            weight.sub_(change)
+        return loss
+
+
+def conjugate_gradients(product: Callable[[Tensor], Tensor], wanted: Tensor, iterations: int,
+                        tolerance: float = 1e-6) -> Tensor:
+    """x with product(x) = wanted [n], for a symmetric positive product, by at most so many iterations; less where the
+    remainder is below `tolerance` of what is wanted."""
+    x = torch.zeros_like(wanted)
+    left = wanted.clone()
+    direction, size = left.clone(), left @ left
+    enough = tolerance**2 * size
+    for _ in range(iterations):
+        image = product(direction)
+        along = size / (direction @ image)
+        x += along * direction
+        left -= along * image
+        before, size = size, left @ left
+        if size <= enough:
+            break
+        direction = left + size / before * direction
+    return x
+
+
+def flat(tensors: Sequence[Tensor]) -> Tensor:
+    """One vector of all numbers, float64."""
+    return torch.cat([t.reshape(-1).double() for t in tensors])
+
+
+def shaped(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """A vector as `flat` makes it, in the shapes and types of the tensors that it was made of."""
+    parts = vector.split([t.numel() for t in like])
+    return [part.view_as(t).to(t) for part, t in zip(parts, like, strict=True)]
+
+
+def fisher_product(log_law: Tensor, per_decision: Callable[[Tensor], Tensor], weights: Sequence[Tensor],
+                   v: Sequence[Tensor]) -> list[Tensor]:
+    """F v: the second derivative of the mean KL from the present law along v. log_law [..., K] with its graph;
+    per_decision makes one number of a KL by decision [...], as the loss does."""
+    there = log_law.detach()
+    kl = per_decision((there.exp() * (there - log_law)).sum(-1))
+    slope = torch.autograd.grad(kl, weights, create_graph=True, allow_unused=True)
+    along = torch.stack([(s * d).sum() for s, d in zip(slope, v, strict=True) if s is not None]).sum()
+    found = torch.autograd.grad(along, weights, allow_unused=True)
+    return [torch.zeros_like(w) if f is None else f for f, w in zip(found, weights, strict=True)]

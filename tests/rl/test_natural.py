@@ -1,0 +1,138 @@
+"""Natural policy gradient: products with the Fisher information against its definition, a step of known length, the same
+step in whatever weights a policy is written, and stage two with it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from test_after_draw_training import stopped_and_whole, trainer_of
+from toy_world import ToyRecognizer
+from torch import nn
+
+from rl.natural import NaturalGradient, conjugate_gradients, fisher_product, flat, shaped
+from rl.rewards import WERReward
+from rl.trainer import law_of
+
+NATURAL = {"optimizer": "natural", "learning_rate": 0.2, "gradient_accumulation_steps": 2}
+
+
+class Softmax(nn.Module):
+    """A law over K actions of every decision, linear in features [M, K, F] that differ by `scale` in size."""
+
+    def __init__(self, features: torch.Tensor, scale: float = 1.0):
+        super().__init__()
+        torch.manual_seed(3)
+        self.scale = torch.logspace(0, 1, features.shape[-1], scale)
+        self.weight = nn.Parameter(torch.randn(features.shape[-1]) / 3 / self.scale)
+        self.features = features * self.scale
+
+    def forward(self) -> torch.Tensor:
+        return (self.features @ self.weight).log_softmax(-1)
+
+
+def features(decisions: int = 200, actions: int = 5, size: int = 4) -> torch.Tensor:
+    return torch.randn(decisions, actions, size, generator=torch.Generator().manual_seed(0))
+
+
+def product_of(law: Softmax):
+    def product(v):
+        with torch.enable_grad():
+            return fisher_product(law(), torch.mean, list(law.parameters()), v)
+
+    return product
+
+
+def gradient(law: Softmax, advantages: torch.Tensor) -> None:
+    """Of minus the expected advantage [M, K]."""
+    law.zero_grad()
+    (-(law().exp() * advantages).sum(-1).mean()).backward()
+
+
+def test_conjugate_gradients_solve_a_system():
+    torch.manual_seed(0)
+    a = torch.randn(9, 6, dtype=torch.float64)
+    a, wanted = a.T @ a, torch.randn(6, dtype=torch.float64)
+    found = conjugate_gradients(lambda v: a @ v, wanted, 6, tolerance=1e-12)
+    assert torch.allclose(a @ found, wanted, atol=1e-8)
+    assert (a @ conjugate_gradients(lambda v: a @ v, wanted, 2) - wanted).norm() > 1e-3
+
+
+def test_products_are_those_of_the_fisher_information():
+    law = Softmax(features())
+    present = law().detach().exp()
+    centred = law.features - (present.unsqueeze(-1) * law.features).sum(1, keepdim=True)  # gradient of log pi(a)
+    fisher = torch.einsum("ma,maf,mag->fg", present, centred, centred) / len(present)
+    for v in torch.eye(4):
+        (found,) = product_of(law)([v])
+        assert torch.allclose(found, fisher @ v, atol=1e-5)
+
+
+@pytest.mark.parametrize("length", [0.05, 0.2])
+def test_a_step_moves_the_law_so_far_and_towards_the_advantages(length):
+    law = Softmax(features())
+    advantages = torch.randn(law().shape, generator=torch.Generator().manual_seed(1))
+    before = law().detach()
+    gradient(law, advantages)
+    NaturalGradient(law.parameters(), product_of(law), length, damping=1e-6).step()
+    after = law().detach()
+    kl = (before.exp() * (before - after)).sum(-1).mean()
+    assert float(kl) == pytest.approx(length**2 / 2, rel=0.15)
+    gained = ((after.exp() - before.exp()) * advantages).sum(-1).mean()
+    euclidean = Softmax(features())
+    gradient(euclidean, advantages)
+    with torch.no_grad():  # as far along the plain gradient
+        for weight in euclidean.parameters():
+            (image,) = product_of(euclidean)([weight.grad])
+            weight.sub_(length * weight.grad / (weight.grad @ image).sqrt())
+    assert gained > ((euclidean().exp() - before.exp()) * advantages).sum(-1).mean() > 0
+
+
+def test_weights_in_other_units_give_the_same_law():
+    """Features up to a hundred times as large: the step of Adam would be another one."""
+    advantages = torch.randn(200, 5, generator=torch.Generator().manual_seed(1))
+    laws = []
+    for scale in (1.0, 100.0):
+        law = Softmax(features(), scale).double()
+        law.features = law.features.double()
+        gradient(law, advantages.double())
+        NaturalGradient(law.parameters(), product_of(law), 0.2, damping=1e-12, iterations=200).step()
+        laws.append(law().detach())
+    assert torch.allclose(laws[0], laws[1], atol=2e-2) and (laws[0] - Softmax(features())()).abs().max() > 0.1
+
+
+def test_nothing_moves_where_nothing_is_learned():
+    law = Softmax(features())
+    before = law.weight.detach().clone()
+    optimizer = NaturalGradient(law.parameters(), product_of(law), 0.2)
+    optimizer.step()  # no gradient
+    gradient(law, torch.zeros(200, 5))
+    optimizer.step()  # all alike
+    assert torch.equal(law.weight, before)
+    two = [nn.Parameter(torch.zeros(2)), nn.Parameter(torch.ones(3, 1))]
+    assert [t.tolist() for t in shaped(flat(two), two)] == [t.tolist() for t in two]
+
+
+@pytest.mark.parametrize("reads", ["hidden", "candidates", "both"])
+def test_stage_two_moves_the_law_by_what_was_asked(tmp_path, reads):
+    """One update, all micro-batches of a window together; the whole policy, attention and all."""
+    trainer = trainer_of(tmp_path, [WERReward(ToyRecognizer())], reads, max_steps=1, **NATURAL)
+    output = trainer.policy.scores.linear if reads == "candidates" else trainer.policy.output
+    nn.init.normal_(output.weight, std=0.5)
+    for copy in (trainer.reference, trainer.rollout_policy):
+        copy.load_state_dict(trainer.policy.state_dict())
+    before = trainer.policy.checksum()
+    trainer.train()
+    assert trainer.policy.checksum() != before and len(trainer._buffer) == 2
+    kl = []
+    for made in trainer._buffer.values():
+        old, new = law_of(trainer.rollout_policy, made.batch), law_of(trainer.policy, made.batch).detach()
+        by_rollout = ((old.exp() * (old - new)).sum(-1) * made.batch.mask).sum(-1) / made.batch.mask.sum(-1)
+        kl.append(float(by_rollout.mean()))
+    assert sum(kl) / len(kl) == pytest.approx(NATURAL["learning_rate"] ** 2 / 2, rel=0.5)
+
+
+def test_resumes_bit_for_bit(tmp_path):
+    def rewards():
+        return [WERReward(ToyRecognizer())]
+
+    stopped_and_whole(tmp_path, rewards, 2, reads="candidates", **NATURAL)

@@ -236,9 +236,10 @@ class CoherentChunk(_Ruled):
         if self.coherence.config.num_heads < self.candidates:
             raise ConfigError(f"{self.name}: this coherence reads chunks of at most "
                               f"{self.coherence.config.num_heads} tokens")
+        self._log_ratios = session.model.log_ratios(self.coherence)
 
     def see(self, session: Session, logits: Tensor, tokens: Tensor) -> Tensor:
-        return coherent_features(self.coherence, session.last_hidden, logits, tokens)
+        return coherent_features(self._log_ratios, session.last_hidden, logits, tokens)
 
     def choose(self, session: Session, hidden: Tensor, counts: Tensor, candidates: Tensor | None) -> Choice:
         assert candidates is not None

@@ -4,7 +4,8 @@
 
 The directory holds model.safetensors, config.json (action set, range, base checksum, tokenizer), a model card with the
 run's metrics, and provenance.json. The program (`serving.pt2`, torch.export, dynamic batch and length) maps the
-decoder's hidden states to the policy's decision and the laws of all heads; loading it needs torch alone.
+decoder's hidden states to the policy's decision and the laws of all heads; loading it needs torch alone. With draws=4
+it draws four chunks side by side and chooses among them, for a policy that holds a coherence.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from dcar.config import load_config, setting
+from dcar.decoding.chunks import check_draws, of_draw
 from dcar.errors import CheckpointError, ConfigError
 from dcar.model.cards import model_card
 from dcar.model.draft import AnyDecoder
@@ -29,6 +31,7 @@ from dcar.model.load import load_decoder
 from dcar.process import run_command
 from dcar.tracking import write_json
 from heads.build import Heads
+from heads.candidates import joint_law
 from heads.layers import last_of
 from heads.policy import ChunkPolicy
 
@@ -46,6 +49,8 @@ class ExportConfig:
     decoder: str = setting("", "Directory of the decoder; needed for the program, and checked against the policy.",
                            old=("base",))
     program: bool = setting(True, "Also write the torch.export program (needs decoder).")
+    draws: int = setting(1, "Chunks that the program draws side by side and chooses among; more than 1 needs a policy "
+                            "with a coherence (policy_coherence).", minimum=1)
     push_to_hub: str = setting("", "Repository to upload the directory to, with your own login.")
     private: bool = setting(True, "Of that repository.")
 
@@ -82,19 +87,51 @@ class ServingStepAfterDraw(nn.Module):
         return actions, logits, tokens
 
 
-def serving_step(policy: ChunkPolicy, heads: Heads) -> ServingStep | ServingStepAfterDraw:
-    """What the program of this policy computes."""
+class ServingStepAmongDraws(nn.Module):
+    """The same with several chunks drawn side by side, of which the likeliest pair of draw and size is chosen
+    (`heads.candidates.joint_law`), as a greedy `PolicyChunk` does. Draws whose noise is independent are independent;
+    those of the loop stand at equal distances."""
+
+    def __init__(self, policy: ChunkPolicy, heads: Heads):
+        super().__init__()
+        self.policy, self.heads = policy, heads
+
+    def forward(self, hidden: Tensor, lengths: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """hidden [B, S, D], lengths [B], noise [B, N, n, V + 1] for N chunks of the n tokens that the policy may keep
+        -> actions [B, K], log-probabilities of the chosen draw together with each size, head logits [B, n, V + 1], the
+        chosen draw's tokens [B, n], and which draw it is [B]."""
+        last = last_of(hidden, lengths)
+        logits = self.heads(last, self.policy.config.reach)
+        chunks = (logits.unsqueeze(1) + noise).argmax(-1)  # [B, N, n]
+        candidates = self.policy.see(last, logits, chunks)
+        law = self.policy(hidden, (lengths - 1)[:, None], candidates[:, None])[:, 0].log_softmax(-1)  # [B, N, K]
+        both = joint_law(law, candidates).view_as(law)
+        draw = both.amax(-1).argmax(-1)
+        return of_draw(both, draw), logits, of_draw(chunks, draw), draw
+
+
+def serving_step(policy: ChunkPolicy, heads: Heads,
+                 draws: int = 1) -> ServingStep | ServingStepAfterDraw | ServingStepAmongDraws:
+    """What the program of this policy computes. ConfigError where it cannot choose among so many draws."""
+    check_draws(policy, draws)
+    if draws > 1:
+        return ServingStepAmongDraws(policy, heads)
     return (ServingStepAfterDraw if policy.config.after_draw else ServingStep)(policy, heads)
 
 
-def export_program(policy: ChunkPolicy, base: AnyDecoder, path: Path) -> None:
-    """Write the serving program; CheckpointError if the policy belongs to another decoder, or if what was written
-    does not compute the same."""
+def noise_shape(policy: ChunkPolicy, ids: int, draws: int) -> tuple[int, ...]:
+    """Of the third input of a policy's program, behind the batch: [n, V + 1], or [N, n, V + 1]; ids: V + 1."""
+    return (*([draws] if draws > 1 else []), policy.config.reach, ids)
+
+
+def export_program(policy: ChunkPolicy, base: AnyDecoder, path: Path, draws: int = 1) -> None:
+    """Write the serving program, which chooses among `draws` chunks; CheckpointError if the policy belongs to another
+    decoder, or if what was written does not compute the same; ConfigError as `serving_step`."""
     policy.check_base(base.checksum())
-    step, generator = serving_step(policy, base.heads).eval(), torch.Generator().manual_seed(0)
+    step, generator = serving_step(policy, base.heads, draws).eval(), torch.Generator().manual_seed(0)
     inputs = [torch.randn(2, 5, policy.config.hidden_size, generator=generator), torch.tensor([5, 3])]
     if policy.config.after_draw:
-        inputs.append(torch.randn(2, policy.config.reach, base.config.output_size, generator=generator))
+        inputs.append(torch.randn(2, *noise_shape(policy, base.config.output_size, draws), generator=generator))
     with torch.no_grad():
         expected = step(*inputs)  # also builds the rotary table, outside the traced program
         batch, length = (torch.export.Dim("batch", min=1, max=MAX_BATCH),
@@ -111,19 +148,27 @@ def export_program(policy: ChunkPolicy, base: AnyDecoder, path: Path) -> None:
             raise CheckpointError(f"{path}: the program differs from the model by {float((a - b).abs().max())}")
 
 
-def program_card(policy: ChunkPolicy, codes: int) -> str:
+def program_card(policy: ChunkPolicy, codes: int, draws: int = 1) -> str:
     """What goes into the serving program and what comes out, with a program that runs it; for the policy's card."""
     k, width, seen = policy.config.num_actions, policy.config.hidden_size, policy.config.reach
-    noise = drawn = kept = ""
-    call, heads = "hidden, lengths", k
+    inputs = outputs = made = ""
+    call, answers, heads, tokens = "hidden, lengths", "actions, logits", k, "logits[row, :size].argmax(-1)"
+    actions = "logits of the decision"
     if policy.config.after_draw:
-        heads = seen
-        noise = (f"| input 3 | `noise` | [B, {seen}, {codes + 1}] float32 | T times standard Gumbel noise: tokens are "
-                 "drawn at temperature T; 0: the likeliest |\n")
-        drawn = f"| output 3 | tokens | [B, {seen}] int64 | the tokens drawn, of which the decision keeps the first |\n"
-        kept = f"noise = torch.zeros(2, {seen}, {codes + 1})  # greedy; -T * log(-log(u)) to draw\n"
-        call += ", noise"
-    tokens = "tokens[row, :size]" if drawn else "logits[row, :size].argmax(-1)"
+        heads, call, answers, tokens = seen, call + ", noise", answers + ", tokens", "tokens[row, :size]"
+        shape = ", ".join(map(str, noise_shape(policy, codes + 1, draws)))
+        cold, which = "the likeliest", "drawn"
+        made = f"noise = torch.zeros(2, {shape})  # greedy; -T * log(-log(u)) to draw\n"
+        if draws > 1:
+            cold, which = f"the likeliest in all {draws} draws", "of the chosen draw"
+            made = f"noise = -0.8 * torch.log(-torch.log(torch.rand(2, {shape})))  # at temperature 0.8\n"
+            actions, answers = "log-probabilities of the chosen draw and the decision", answers + ", draw"
+        inputs = (f"| input 3 | `noise` | [B, {shape}] float32 | T times standard Gumbel noise: tokens are "
+                  f"drawn at temperature T; 0: {cold} |\n")
+        outputs = (f"| output 3 | tokens | [B, {seen}] int64 | the tokens {which}, of which the decision keeps the "
+                   "first |\n")
+        if draws > 1:
+            outputs += f"| output 4 | draw | [B] int64 | which of the {draws} draws that is, from 0 |\n"
     return f"""## Serving program
 
 `{PROGRAM}` is a `torch.export` program (float32, CPU; batch and length are dynamic): policy and heads, without the
@@ -133,16 +178,16 @@ decoder's layers. Loading and running it needs torch alone. B is at most {MAX_BA
 | --- | --- | --- | --- |
 | input 1 | `hidden` | [B, S, {width}] float32 | hidden states at all speech positions so far, prompt first |
 | input 2 | `lengths` | [B] int64 | positions of each row, 1 to S; what stands behind them is not read |
-{noise}| output 1 | actions | [B, {k}] float32 | logits of the decision; column a − 1: keep a tokens |
+{inputs}| output 1 | actions | [B, {k}] float32 | {actions}; column a − 1: keep a tokens |
 | output 2 | logits | [B, {heads}, {codes + 1}] float32 | row j − 1: of the token j steps ahead; id {codes} ends |
-{drawn}
+{outputs}
 ```python
 import torch
 
 program = torch.export.load("{PROGRAM}").module()
 hidden = torch.randn(2, 40, {width})  # of two utterances; yours come from the decoder
 lengths = torch.tensor([40, 25])
-{kept}actions, logits{", tokens" if drawn else ""} = program({call})  # by position
+{made}{answers} = program({call})  # by position
 for row, size in enumerate(actions.argmax(-1) + 1):  # the greedy decision
     print("keep", {tokens}.tolist())
 ```
@@ -156,9 +201,9 @@ READ = {"hidden": "the hidden states so far, before tokens are drawn",
         "both": "the hidden states so far, and likelihood and certainty of every candidate drawn"}
 
 
-def policy_card(policy: ChunkPolicy, source: dict[str, Any], codes: int = 0) -> str:
+def policy_card(policy: ChunkPolicy, source: dict[str, Any], codes: int = 0, draws: int = 1) -> str:
     """README.md of an exported policy, with the metrics of its run; codes: those of the decoder whose heads are in the
-    serving program beside it, 0 without one."""
+    serving program beside it, 0 without one; draws: that this program chooses among."""
     config = policy.config
     size = sum(p.numel() for p in policy.parameters())
     return model_card(
@@ -180,7 +225,7 @@ def policy_card(policy: ChunkPolicy, source: dict[str, Any], codes: int = 0) -> 
         settings=("forced_rows", "num_generations", "learning_rate", "beta", "alpha", "speed_bonus",
                   "num_train_epochs"),
         note="The reward recogniser was the training signal: judge with another one (`dcar compare`)."
-             + (f"\n\n{program_card(policy, codes)}\n## The policy itself" if codes else ""),
+             + (f"\n\n{program_card(policy, codes, draws)}\n## The policy itself" if codes else ""),
         code='from heads.policy import ChunkPolicy\n\npolicy = ChunkPolicy.from_pretrained("path/to/this/directory")\n'
              "policy.check_base(decoder.checksum())")
 
@@ -214,19 +259,22 @@ def export(config: ExportConfig) -> Path:
         raise ConfigError("run is not set: give run=<folder of a DCPO run>")
     if config.program and not config.decoder:
         raise ConfigError("the serving program holds the decoder's heads: give decoder=…, or program=false")
+    if config.draws > 1 and not config.program:
+        raise ConfigError(f"draws={config.draws} is of the serving program: set program=true, or leave draws out")
     source, out = find_policy(config.run), Path(config.out)
     policy, origin = ChunkPolicy.from_pretrained(source), read_provenance(source)
+    check_draws(policy, config.draws)
     base = load_decoder(config.decoder) if config.decoder else None
     if base is not None:
         policy.check_base(base.checksum())
     codes = base.config.speech_vocab_size if config.program and base is not None else 0
-    policy.save_pretrained(out, card=policy_card(policy, origin, codes))
+    policy.save_pretrained(out, card=policy_card(policy, origin, codes, config.draws))
     write_json(out / "provenance.json", origin)
     if log := next((p for p in (source / "log.jsonl", source.parent / "log.jsonl") if p.is_file()), None):
         if log.parent != out:
             shutil.copyfile(log, out / "log.jsonl")
     if config.program and base is not None:
-        export_program(policy, base, out / PROGRAM)
+        export_program(policy, base, out / PROGRAM, config.draws)
     if config.push_to_hub:
         logger.info("uploaded to %s", policy.push_to_hub(config.push_to_hub, out, config.private))
     return out

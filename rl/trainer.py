@@ -26,6 +26,7 @@ from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 from transformers.trainer_utils import TrainOutput
 
 from dcar.decoding import ChunkMethod, PolicyChunk, decode
+from dcar.decoding.chunks import check_draws
 from dcar.decoding.fast.passes import fast
 from dcar.errors import CheckpointError, ConfigError, RewardError
 from dcar.model.draft import AnyDecoder
@@ -156,9 +157,7 @@ class DCPOTrainer(ResilientTrainer):
         if args.forced_rows != "none" and not set(args.chunk_range) <= chosen:
             raise ConfigError(f"chunk_range {args.chunk_range} has sizes that are not among the policy's: "
                               f"policy_sizes={list(policy.config.sizes)}")
-        if args.draws > 1 and policy.coherence is None:
-            raise ConfigError(f"draws={args.draws}: this policy has nothing to choose among chunks by; train one with "
-                              "policy_coherence=…")
+        check_draws(policy, args.draws)
         if args.credit == "decision":
             check_locate(reward_funcs)
         weights = args.reward_weights or [1.0] * len(reward_funcs)

@@ -20,6 +20,7 @@ from dcar.model.car import CARConfig
 from dcar.prompts.items import PromptItem
 from dcar.recognition.ctc import Alignment, viterbi
 from dcar.recognition.tokens import TokenRecognizer, TokenRecognizerConfig
+from heads.coherence import Coherence, LogRatios
 from heads.policy import ChunkPolicy, PolicyReader
 
 UNITS = ("red", "blue", "green", "black", "white", "brown", "pink", "yellow")
@@ -126,6 +127,9 @@ class ToyDecoder(nn.Module):
 
     def policy_reader(self, policy: ChunkPolicy, hidden: Tensor, capacity: int) -> PolicyReader:
         return PolicyReader(policy, hidden, capacity)
+
+    def log_ratios(self, coherence: Coherence) -> LogRatios:
+        return coherence
 
 
 

@@ -126,7 +126,7 @@ def _without_repetition(session: Session, logits: Tensor, position: Tensor, u: T
 
 def of_draw(chunks: Tensor, draw: Tensor | None) -> Tensor:
     """Of what belongs to chunks drawn side by side [B, N, …], that of the draw [B] that was chosen: [B, …]."""
-    return chunks[:, 0] if draw is None else chunks[torch.arange(len(draw), device=draw.device), draw]
+    return chunks[:, 0] if draw is None else chunks[torch.arange(draw.shape[0], device=draw.device), draw]
 
 
 class FixedChunk:
@@ -236,9 +236,10 @@ class CoherentChunk(_Ruled):
         if self.coherence.config.num_heads < self.candidates:
             raise ConfigError(f"{self.name}: this coherence reads chunks of at most "
                               f"{self.coherence.config.num_heads} tokens")
+        self._log_ratios = session.model.log_ratios(self.coherence)
 
     def see(self, session: Session, logits: Tensor, tokens: Tensor) -> Tensor:
-        return coherent_features(self.coherence, session.last_hidden, logits, tokens)
+        return coherent_features(self._log_ratios, session.last_hidden, logits, tokens)
 
     def choose(self, session: Session, hidden: Tensor, counts: Tensor, candidates: Tensor | None) -> Choice:
         assert candidates is not None
@@ -262,11 +263,7 @@ class PolicyChunk:
             raise ConfigError(f"policy mode must be 'greedy' or 'sample', not '{mode}'")
         if not math.isfinite(dial):
             raise ConfigError(f"the dial of a policy is a finite number, not {dial}")
-        if draws < 1:
-            raise ConfigError(f"a policy chooses among 1 draw or more, not {draws}")
-        if draws > 1 and policy.coherence is None:
-            raise ConfigError(f"{draws} draws: this policy has nothing to choose among them by; train one with "
-                              "policy_coherence=…")
+        check_draws(policy, draws)
         self.policy, self.mode, self.forced, self.dial, self.draws = policy, mode, forced, dial, draws
         self.candidates = policy.config.reach if policy.config.after_draw else 0
         self.name = name or ("dcar" if mode == "greedy" else "dcar-sampled")
@@ -357,6 +354,15 @@ def check_policy(policy: ChunkPolicy, heads: int) -> None:
     if policy.config.num_actions > heads:
         raise ConfigError(f"the policy chooses among 1..{policy.config.num_actions} tokens, but the decoder has "
                           f"{heads} heads; use the decoder that it was trained for")
+
+
+def check_draws(policy: ChunkPolicy, draws: int) -> None:
+    """ConfigError for a number of chunks that this policy cannot choose among."""
+    if draws < 1:
+        raise ConfigError(f"a policy chooses among 1 draw or more, not {draws}")
+    if draws > 1 and policy.coherence is None:
+        raise ConfigError(f"{draws} draws: this policy has nothing to choose among them by; train one with "
+                          "policy_coherence=…")
 
 
 def check_size(size: int, session: Session) -> None:

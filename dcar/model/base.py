@@ -7,6 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from heads.coherence import Coherence, LogRatios
 from heads.layers import KVCache
 from heads.policy import ChunkPolicy
 
@@ -90,5 +91,8 @@ class Decoder(Protocol):
 
     def policy_reader(self, policy: ChunkPolicy, hidden: Tensor, capacity: int) -> PolicyReader:
         """A policy for the batch whose hidden states [B, …] are given, of at most `capacity` positions a row."""
+
+    def log_ratios(self, coherence: Coherence) -> LogRatios:
+        """A coherence with the weights that it has now: the module, or what computes the same in fewer kernels."""
 
     def checksum(self) -> str: ...

@@ -2,10 +2,10 @@
 
 `ssd-0.2` and `ssd-0.4` are the family ssd at β = 0.2 and 0.4; words behind a name (`ssd-0.4@heads`) make a family of
 its own, because they change the method and not its setting. The names behind `dcar@` are settings: policies, and the
-dial of a policy (`dcar@d0.3`). A sampling of its own makes a family too: `car-3@t0.4` and `car-5@t0.4` are the family
-car@t0.4, one line by k beside the line of the common sampling, and the methods at their own best sampling, whichever
-that is for each, are the family car@tuned. What a kind of method is called and how it is drawn stands in its entry of
-METHODS (eval/methods/registry.py).
+dial of a policy (`dcar@d0.3`); how many chunks it chooses among makes a family (`dcar@n4`). A sampling of its own makes
+a family too: `car-3@t0.4` and `car-5@t0.4` are the family car@t0.4, one line by k beside the line of the common
+sampling, and the methods at their own best sampling, whichever that is for each, are the family car@tuned. What a kind
+of method is called and how it is drawn stands in its entry of METHODS (eval/methods/registry.py).
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ _PART = re.compile(r"[-@](-?\d+(?:\.\d+)?(?=[-@]|$)|[^-@]+)")
 @dataclass(frozen=True)
 class MethodName:
     """A method's name taken apart. family: ssd, ssd@heads, ssd@heads@t0.4; settings: what varies within it, numbers or
-    names; sampling: t0.4, tuned, or empty for the common one."""
+    names; sampling: t0.4, tuned, or empty for the common one; draws: chunks that a policy chooses among."""
 
     kind: str
     family: str
     settings: tuple[float | str, ...]
     sampling: str = ""
+    draws: int = 1
 
     @property
     def entry(self) -> MethodKind | None:
@@ -39,7 +40,8 @@ class MethodName:
 
     @property
     def style(self) -> Style:
-        return self.entry.style if self.entry else OTHER
+        """How it is drawn; families that differ by their sampling alone look alike."""
+        return (self.entry.style if self.entry else OTHER).of_draws(self.draws)
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -51,7 +53,9 @@ class MethodName:
     def label(self) -> str:
         """What a reader calls the family: SSD, SSD (heads), SSD (heads, T 0.4)."""
         label = self.style.label or self.kind
-        words = [re.sub(r"^n(\d+)$", r"\1 draws", word) for word in self.words]
+        words = list(self.words)
+        if self.draws > 1:
+            words[words.index(f"n{self.draws}")] = f"{self.draws} draws"
         if self.sampling:
             words.append(split_label(f"@{self.sampling}")[2])
         return f"{label} ({', '.join(words)})" if words else label
@@ -73,7 +77,8 @@ def parse_method(name: str) -> MethodName:
         asked = turned(rest)
         policy, drawn = asked["before"], f"@n{asked['draws']}" if asked["draws"] else ""
         return MethodName(kind, kind + drawn + behind, (*((policy[1:],) if policy else ()),
-                                                        *((float(asked["dial"]),) if asked["dial"] else ())), sampling)
+                                                        *((float(asked["dial"]),) if asked["dial"] else ())),
+                          sampling, int(asked["draws"] or 1))
     parts = _PART.findall(rest)
     numbers = tuple(float(p) for p in parts if _is_number(p))
     words = [p for p in parts if not _is_number(p)]
@@ -90,16 +95,17 @@ def at_sampling(name: str, sampling: str) -> str:
 
 
 def group_families(rows: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """Rows of methods (no references) by family, in the order of METHODS, each sorted by its setting."""
+    """Rows of methods (no references) by family, in the order of METHODS and then of draws, each sorted by its
+    setting."""
     grouped: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         if row["kind"] == "method":
             grouped.setdefault(parse_method(row["method"]).family, []).append(row)
     order = list(METHODS)
 
-    def rank(family: str) -> tuple[int, str]:
-        kind = parse_method(grouped[family][0]["method"]).kind
-        return (order.index(kind) if kind in order else len(order), family)
+    def rank(family: str) -> tuple[int, int, str]:
+        name = parse_method(family)
+        return (order.index(name.kind) if name.kind in order else len(order), name.draws, family)
 
     def setting(row: dict[str, Any]) -> tuple[tuple[int, float, str], ...]:
         name = parse_method(row["method"])

@@ -7,6 +7,7 @@ call and draw them (eval/methods/families.py reads that from here). Behind every
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -224,8 +225,21 @@ class Style:
 
     label: str
     color: str
-    marker: str
+    marker: str | tuple[int, int, int]
     symbol: str = ""
+
+    @property
+    def is_star(self) -> bool:
+        """Whether its marker fills less of its size than others."""
+        return self.marker == "*" or isinstance(self.marker, tuple)
+
+    def of_draws(self, draws: int) -> Style:
+        """Of the method that chooses among so many draws: the same hue, darker, and a star of as many points."""
+        if draws == 1:
+            return self
+        strength = max(0.3, 1 - 0.15 * math.log2(draws))
+        shade = "".join(f"{round(strength * part):02x}" for part in bytes.fromhex(self.color[1:]))
+        return replace(self, color=f"#{shade}", marker=(draws, 1, 0))
 
 
 @dataclass(frozen=True)

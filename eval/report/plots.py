@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from eval.methods.families import MethodName, group_families, parse_method
+from eval.methods.registry import Style
 from eval.results.pareto import pareto_front, speed_axis
 from eval.results.rows import Row
 from eval.results.store import RESYNTHESIS
@@ -24,7 +25,7 @@ AXIS_LABELS = {
     "tokens_per_pass": "tokens per forward pass of the decoder",
 }
 FRONT_COLOR = "#f2c94c"
-DASHES = ["-", (0, (4, 1.5)), (0, (1.5, 1.5))]  # variants of one kind: ssd, ssd@heads
+DASHES = ["-", (0, (4, 1.5)), (0, (1.5, 1.5))]  # variants of one look: ssd, ssd@heads
 PLOTS = ("compare_speed.png", "compare.png", "compare_acceptance.png")
 
 
@@ -56,17 +57,17 @@ class _Line:
 
 def _lines(rows: Sequence[Row], axis: str) -> list[_Line]:
     lines: list[_Line] = []
-    seen: dict[str, int] = {}
+    seen: dict[Style, int] = {}
     for family, members in group_families(rows).items():
         points = [r for r in members if r.get(axis) is not None]
         if not points:
             continue
         name = parse_method(family)
-        seen[name.kind] = seen.get(name.kind, -1) + 1
+        seen[name.style] = seen.get(name.style, -1) + 1
         ends = 100 * np.array([r["wer_ci"] for r in points])
         lines.append(_Line(name, [parse_method(r["method"]).setting for r in points],
                            np.array([float(r[axis]) for r in points]), 100 * np.array([r["wer"] for r in points]),
-                           ends[:, 0], ends[:, 1], DASHES[seen[name.kind] % len(DASHES)]))
+                           ends[:, 0], ends[:, 1], DASHES[seen[name.style] % len(DASHES)]))
     return lines
 
 
@@ -86,7 +87,7 @@ def plot_errors(rows: Sequence[Row], axis: str, path: Path) -> None:
         style = line.name.style
         axes.vlines(line.x, line.low, line.high, color=style.color, lw=0.8, alpha=0.22, zorder=2)
         axes.plot(line.x, line.y, color=style.color, lw=1.4, ls=line.dashes, alpha=0.9, marker=style.marker,
-                  ms=5.5 if style.marker != "*" else 8, mec="white", mew=0.5, zorder=4)
+                  ms=8 if style.is_star else 5.5, mec="white", mew=0.5, zorder=4)
     axes.scatter(x[front], y[front], s=95, facecolors="none", edgecolors="#b8860b", linewidths=1.1, zorder=3)
     low, high = min(line.low.min() for line in lines), max(line.high.max() for line in lines)
     low, high = max(low, y.min() - 0.35 * np.ptp(y) - 1), min(high, y.max() + 0.25 * np.ptp(y) + 1)

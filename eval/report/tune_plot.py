@@ -6,25 +6,27 @@ from pathlib import Path
 from typing import Any
 
 from eval.methods.families import parse_method
+from eval.methods.registry import Style
 
 Point = dict[str, Any]
 
 
 def plot_tuned(found: dict[str, Any], path: Path) -> None:
     """Lines through the samplings of equal top-k and top-p, with 95 % intervals; ringed: each method's best. Methods of
-    one kind have its colour, the larger their setting the darker. A point of another top-k stands hollow beside."""
+    one look share its colour, the larger their setting the darker. A point of another top-k stands hollow beside."""
     from matplotlib.figure import Figure
 
     lively = any(p["variety"] is not None for m in found["methods"].values() for p in m["grid"])
     figure = Figure(figsize=(7.4, 7.2 if lively else 4.8), dpi=200, layout="constrained")
     panels = figure.subplots(1 + lively, 1, sharex=True, squeeze=False)[:, 0]
-    kinds: dict[str, list[str]] = {}
+    alike: dict[Style, list[str]] = {}
     for method in found["methods"]:
-        kinds.setdefault(parse_method(method).kind, []).append(method)
+        alike.setdefault(parse_method(method).style, []).append(method)
     common = found["common"]["top_k"], found["common"]["top_p"]
     count = len(found["methods"])
     for i, (method, of) in enumerate(found["methods"].items()):
-        style, mates = parse_method(method).style, kinds[parse_method(method).kind]
+        style = parse_method(method).style
+        mates = alike[style]
         alpha = 1.0 if len(mates) == 1 else 0.3 + 0.7 * mates.index(method) / (len(mates) - 1)
         shift = 0.012 * (i - (count - 1) / 2)  # so that intervals stand side by side
         line = sorted((p for p in of["grid"] if (p["top_k"], p["top_p"]) == common), key=lambda p: p["temperature"])

@@ -35,6 +35,13 @@ def run(tmp_path):
     return tmp_path
 
 
+def example_of(out):
+    """The program in the card of an exported policy, as it ran in that folder: what it is, and what became of it."""
+    example = re.search(r"## Serving program.*?```python\n(.*?)```", (out / "README.md").read_text(), re.S)[1]
+    ran = subprocess.run([sys.executable, "-c", example], cwd=out, capture_output=True, text=True, timeout=120)
+    return example, ran
+
+
 def export(run, *more):
     main([f"run={run / 'run'}", f"decoder={run / 'base'}", f"out={run / 'out'}", *more])
     return run / "out"
@@ -105,9 +112,7 @@ def test_a_program_of_a_policy_after_the_draw_and_its_card(tmp_path, reads, cohe
     base.save_pretrained(tmp_path / "base")
     out = tmp_path / "out"
     main([f"run={tmp_path / 'policy'}", f"decoder={tmp_path / 'base'}", f"out={out}"])
-    card = (out / "README.md").read_text()
-    example = re.search(r"## Serving program.*?```python\n(.*?)```", card, re.S)[1]
-    done = subprocess.run([sys.executable, "-c", example], cwd=out, capture_output=True, text=True, timeout=120)
+    _, done = example_of(out)
     assert done.stdout.count("keep [") == 2, done.stderr[-2000:]
     program = torch.export.load(str(out / "serving.pt2")).module()
     prompt = Prompt("a", (1, 2, 3, 4, 5), (1, 2))
@@ -123,12 +128,67 @@ def test_a_program_of_a_policy_after_the_draw_and_its_card(tmp_path, reads, cohe
     assert spoken[: len(result.tokens)] == result.tokens and len(spoken) == len(result.tokens)
 
 
+@pytest.mark.parametrize("reads", ["candidates", "both"])
+def test_a_program_that_chooses_among_draws(tmp_path, reads):
+    """Given the chunks that decoding drew, it chooses the same draw and size; the card says what goes in and out."""
+    base = tiny_decoder()
+    held = shape_of(Coherence(CoherenceConfig(32, 4, base.config.output_size, 4, 8)))
+    policy = ChunkPolicy(ChunkPolicyConfig(32, 4, 16, 2, None, (2, 3), base.checksum(), "tiny@abc", reads=reads,
+                                           sizes=(1, 2, 3), **held)).eval()
+    torch.nn.init.normal_(policy.scores.outer.weight, std=2.0)
+    torch.nn.init.normal_(policy.coherence.output.weight, std=8.0)
+    policy.save_pretrained(tmp_path / "policy")
+    base.save_pretrained(tmp_path / "base")
+    out = tmp_path / "out"
+    main([f"run={tmp_path / 'policy'}", f"decoder={tmp_path / 'base'}", f"out={out}", "draws=5"])
+    program = torch.export.load(str(out / "serving.pt2")).module()
+    schedule, drawn = PolicyChunk(policy, draws=5), []
+    schedule.see = lambda session, logits, tokens: (
+        drawn.append(tokens), PolicyChunk.see(schedule, session, logits, tokens))[1]
+    (result,) = decode(base, [Prompt("a", (1, 2, 3, 4, 5), (1, 2))], ChunkMethod(schedule),
+                       SamplingConfig(min_tokens=30, max_tokens=60), record_hidden=True)
+    assert len(set(result.draws)) > 2 and len(set(result.actions)) > 1  # else there was nothing to choose
+    spoken, inputs = [], []
+    for position, chunks in zip(result.decision_positions, drawn, strict=True):
+        noise = 1e4 * torch.nn.functional.one_hot(chunks, 13).float()  # so that these are drawn
+        inputs.append((result.hidden[None, : position + 1], noise))
+        actions, logits, tokens, draw = program(inputs[-1][0], torch.tensor([position + 1]), noise)
+        n = len(inputs) - 1
+        assert (int(draw), int(actions.argmax()) + 1) == (result.draws[n], result.actions[n])
+        assert actions.amax().item() == pytest.approx(result.action_log_probs[n], abs=1e-4)
+        assert tokens.tolist() == chunks[:, result.draws[n]].tolist()
+        spoken += tokens[0, : result.emitted[n]].tolist()
+    assert spoken == result.tokens
+    rows = list(range(min(4, len(inputs))))  # side by side, of other lengths
+    hidden = torch.nn.utils.rnn.pad_sequence([inputs[n][0][0] for n in rows], batch_first=True)
+    lengths = torch.tensor([inputs[n][0].shape[1] for n in rows])
+    answers = program(hidden, lengths, torch.cat([inputs[n][1] for n in rows]))
+    assert answers[3].tolist() == result.draws[:len(rows)]
+    assert (answers[0].argmax(-1) + 1).tolist() == result.actions[:len(rows)]
+
+    example, done = example_of(out)
+    assert done.stdout.count("keep [") == 2 and len(example.splitlines()) <= 10, done.stderr[-2000:]
+    card = (out / "README.md").read_text()
+    assert re.search(r"\| `noise` \| \[B, 5, 3, 13\] float32", card)
+    for name, answer, dtype in zip(("actions", "logits", "tokens", "draw"), answers,
+                                   ("float32", "float32", "int64", "int64"), strict=True):
+        shape = ", ".join(["B", *map(str, answer.shape[1:])])
+        assert f"| {name} | [{shape}] {dtype}" in card and str(answer.dtype) == f"torch.{dtype}"
+
+
+@pytest.mark.parametrize(("more", "said"), [
+    (["draws=4"], "policy_coherence"), (["draws=0"], "≥ 1"), (["draws=4", "program=false"], "program=true")])
+def test_refuses_draws_that_nothing_chooses_among(run, more, said):
+    with pytest.raises(ConfigError, match=said):
+        export(run, *more)
+    assert not (run / "out").exists()
+
+
 def test_the_card_says_what_goes_in_and_out_and_its_example_runs(run):
     """With torch alone, in the exported folder; the table's shapes are those that the program answers with."""
     out = export(run)
     card = (out / "README.md").read_text()
-    example = re.search(r"## Serving program.*?```python\n(.*?)```", card, re.S)[1]
-    done = subprocess.run([sys.executable, "-c", example], cwd=out, capture_output=True, text=True, timeout=120)
+    example, done = example_of(out)
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.count("keep [") == 2 and len(example.splitlines()) <= 10
     program = torch.export.load(str(out / "serving.pt2"))

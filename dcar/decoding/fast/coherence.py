@@ -23,8 +23,8 @@ class FusedCoherence:
         weight = coherence.inner.weight
         found = kernels(weight.dtype) if weight.device.type == "cpu" else None
         self.own = None if found is None else native_coherence(found, coherence)
-        self._module = coherence
+        self.source = coherence
 
     def __call__(self, hidden: Tensor, tokens: Tensor, candidates: Tensor) -> Tensor:
         """As `Coherence.forward`."""
-        return (self._module if self.own is None else self.own)(hidden, tokens, candidates)
+        return (self.source if self.own is None else self.own)(hidden, tokens, candidates)

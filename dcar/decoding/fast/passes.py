@@ -12,6 +12,7 @@ states equal up to rounding.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import partial
@@ -20,14 +21,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dcar.decoding.fast.coherence import FusedCoherence
 from dcar.decoding.fast.columns import CausalMask, Rotation, columns_of, real_positions, round_up
 from dcar.decoding.fast.graphs import StepGraphs
 from dcar.decoding.fast.policy import FastPolicyReader, FusedPolicy
-from dcar.decoding.fast.stack import FusedHeads, Stack, own_layers, weights_signature
+from dcar.decoding.fast.stack import FusedHeads, Stack, own_layers, same_weights, weights_signature
 from dcar.errors import ConfigError, EngineError
 from dcar.model.base import Decoder
 from dcar.model.car import CARDecoder
 from dcar.model.draft import AnyDecoder
+from heads.coherence import Coherence
 from heads.layers import KVCache
 from heads.policy import ChunkPolicy
 
@@ -128,6 +131,7 @@ class FastDecoder:
         self._batch = 0  # number of the batch that they belong to
         self._inputs: dict[Hashable, _Inputs] = {}
         self._policies: dict[int, FusedPolicy] = {}  # by id of the policy, which they hold
+        self._coherences: dict[int, FusedCoherence] = {}  # by id of the coherence, of copies of them
 
     def checksum(self) -> str:
         return self.model.checksum()
@@ -173,6 +177,13 @@ class FastDecoder:
         else:
             fused.load(policy)  # always: not every way of training moves the version counters of weights
         return FastPolicyReader(fused, hidden, capacity)
+
+    def log_ratios(self, coherence: Coherence) -> FusedCoherence:
+        """A coherence with the weights that it has now."""
+        fused = self._coherences.get(id(coherence))
+        if fused is None or not same_weights(fused.source, coherence):  # else as before, for every utterance
+            fused = self._coherences[id(coherence)] = FusedCoherence(copy.deepcopy(coherence))
+        return fused
 
     # --- graphs -------------------------------------------------------------------------------------------------
 

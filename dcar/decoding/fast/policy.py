@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from dcar.decoding.fast.coherence import FusedCoherence
 from dcar.decoding.fast.columns import CausalMask, Rotation, columns_of, real_positions
-from dcar.decoding.fast.stack import Stack, weights_signature
+from dcar.decoding.fast.stack import Stack, same_weights, weights_signature
 from dcar.errors import ConfigError
 from heads.candidates import GAIN, EndScores, end_features, over_draws
 from heads.coherence import coherent_features
@@ -91,7 +91,7 @@ class FusedPolicy:
                 raise ConfigError(f"a policy with {name}={new} cannot take the place of one with {own}; build an "
                                   "engine for it")
         own, self.source, self._signature = self._own, policy, weights_signature(policy)
-        if self._loaded and _same_weights(own, policy):  # as for every utterance that is spoken alone
+        if self._loaded and same_weights(own, policy):  # as for every utterance that is spoken alone
             return
         own.load_state_dict(policy.state_dict())
         self._loaded = True
@@ -143,12 +143,6 @@ class FusedPolicy:
         if self._ends is None or candidates is None:
             return self._own.score(reading, candidates).float()
         return self._ends(candidates, reading)
-
-
-def _same_weights(one: nn.Module, other: nn.Module) -> bool:
-    """Whether two modules of one shape hold equal weights; False on a GPU, where a look would wait for it."""
-    return all(p.device.type == q.device.type == "cpu" and p.dtype == q.dtype and torch.equal(p, q)
-               for p, q in zip(one.parameters(), other.parameters(), strict=True))
 
 
 class FastPolicyReader:

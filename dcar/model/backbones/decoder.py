@@ -26,6 +26,7 @@ from dcar.model.car import CAROutput, SpeechVocabulary, multi_head_loss
 from dcar.model.own_tokens import hear_itself
 from heads.build import build_heads
 from heads.checkpoint import Checkpoint
+from heads.coherence import Coherence, LogRatios
 from heads.layers import KVCache
 from heads.policy import ChunkPolicy, PolicyReader
 
@@ -285,6 +286,10 @@ class BackboneDecoder(Checkpoint):
     def policy_reader(self, policy: ChunkPolicy, hidden: Tensor, capacity: int) -> PolicyReader:
         """A policy for the batch whose hidden states [B, …] are given, of at most `capacity` positions a row."""
         return PolicyReader(policy, hidden, capacity)
+
+    def log_ratios(self, coherence: Coherence) -> LogRatios:
+        """See `dcar.model.base.Decoder`: the module itself."""
+        return coherence
 
 
 def check_ragged(decoder: BackboneDecoder, tolerance: float = 1e-3) -> None:

@@ -9,6 +9,7 @@ from test_after_draw import SAMPLING, policy_of, same
 
 from dcar.decoding import ChunkMethod, CoherentChunk, FixedChunk, PolicyChunk, decode
 from dcar.decoding.engine.run import engine_for
+from dcar.decoding.fast.cpu.coherence import NativeCoherence
 from dcar.decoding.fast.passes import fast
 from dcar.errors import ConfigError
 from dcar.sampling import SamplingConfig, sample, uniform, utterance_keys, warp
@@ -19,8 +20,8 @@ REPEATED = SamplingConfig(max_tokens=40, repetition_window=8, repetition_share=0
 
 
 def coherent_policy(reads: str = "candidates", decoder=None, **changes):
-    policy = policy_of(reads, coherence_width=8, coherence_embedding=4, coherence_ids=decoder.config.output_size,
-                       **changes)
+    policy = policy_of(reads, **{"coherence_width": 8, "coherence_embedding": 4,
+                                 "coherence_ids": decoder.config.output_size, **changes})
     torch.nn.init.normal_(policy.coherence.output.weight, std=8.0)  # so that draws differ by much
     return policy.eval()
 
@@ -97,6 +98,26 @@ def test_speaks_the_chunk_that_goes_together_best(decoder, prompts, sampling):
             spoken += drawn[best][:emitted]
         assert spoken == result.tokens
     assert others > 5
+
+
+def test_the_most_coherent_draw_by_kernels_and_by_the_module(decoder, prompts, monkeypatch):
+    """A fast decoder asks the kernels, with the weights of the moment; the plain one, the reference, the module."""
+    asked = []
+    monkeypatch.setattr(NativeCoherence, "__call__", lambda self, *given, of=NativeCoherence.__call__: (
+        asked.append(self), of(self, *given))[1])
+    coherence = coherent_policy(decoder=decoder, coherence_width=16).coherence
+    method, quick, spoken = ChunkMethod(CoherentChunk(4, 3, coherence)), fast(decoder), []
+    for _ in range(2):
+        expected = decode(decoder, prompts, method, SAMPLING, seed=5)
+        assert not asked
+        for batch in (1, 3):
+            got = decode(quick, prompts, method, SAMPLING, seed=5, batch_size=batch)
+            assert [(r.tokens, r.draws) for r in got] == [(r.tokens, r.draws) for r in expected]
+        assert len(asked) >= max(r.target_passes for r in expected) and len(set(map(id, asked))) == 1
+        asked.clear()
+        spoken.append([r.tokens for r in expected])
+        coherence.output.weight.data.neg_()  # which no version counter tells: now the least coherent ones
+    assert spoken[0] != spoken[1]
 
 
 def test_one_draw_of_a_policy_of_one_size_is_car_k(decoder, prompts):

@@ -57,6 +57,8 @@ def test_families_are_sorted_by_number_not_by_text():
     assert {f: [r["method"] for r in members] for f, members in grouped.items()} == {
         "far": ["far"], "car": ["car-2", "car-10"], "ssd": ["ssd-0", "ssd-0.4"], "odd": ["odd-1"]}
     assert list(grouped) == ["far", "car", "ssd", "odd"]
+    draws = [{"method": m, "kind": "method"} for m in ("dcar@n16", "car-2", "dcar@n4@t0", "dcar@n8", "dcar", "dcar@n4")]
+    assert list(group_families(draws)) == ["car", "dcar", "dcar@n4", "dcar@n4@t0", "dcar@n8", "dcar@n16"]
 
 
 def test_methods_are_told_apart():

@@ -1,0 +1,68 @@
+"""Families of a picture are told apart, and what belongs together looks related."""
+
+from __future__ import annotations
+
+from colorsys import rgb_to_hsv
+
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
+
+from eval.methods.families import parse_method
+from eval.methods.registry import METHODS
+from eval.report.plots import plot_errors
+from eval.report.tune_plot import plot_tuned
+
+NAMES = ["dcar", "dcar@d0.5", "dcar@n2", "dcar@n4", "dcar@n4@d0.5", "dcar@n8", "dcar@n16", "dcar@t0.4", "dcar@n4@t0.4"]
+
+
+@pytest.fixture
+def drawn(monkeypatch) -> list[dict]:
+    """Options of the lines that were drawn through methods."""
+    lines, plot = [], Axes.plot
+
+    def recorded(self, x, y, *more, **options):
+        if len(x) and options.get("ms") and not more:
+            lines.append(options)
+        return plot(self, x, y, *more, **options)
+
+    monkeypatch.setattr(Axes, "plot", recorded)
+    return lines
+
+
+def row(name: str, place: int) -> dict:
+    return {"method": name, "kind": "method", "tokens_per_pass": 5 + 0.3 * place, "wer": 0.1, "wer_ci": [0.09, 0.11]}
+
+
+def test_every_number_of_draws_has_a_shade_and_a_mark(drawn, tmp_path):
+    plot_errors([row(name, i) for i, name in enumerate(NAMES)], "tokens_per_pass", tmp_path / "plot.png")
+    looks = [(line["color"], line["marker"], line["ls"]) for line in drawn]
+    assert len(looks) == len(set(looks)) == 7  # families, each drawn once
+    one, cold, two, four, cold_four, eight, sixteen = looks  # in the order of draws
+    assert one[:2] == cold[:2] == (parse_method("dcar").style.color, "D") and one[2] != cold[2]
+    assert four[:2] == cold_four[:2] and four[2] == one[2] != cold_four[2]  # another sampling: other dashes
+    assert [look[1] for look in (two, four, eight, sixteen)] == [(n, 1, 0) for n in (2, 4, 8, 16)]
+    shades = [rgb_to_hsv(*to_rgb(look[0])) for look in (one, two, four, eight, sixteen)]
+    assert all(shade[0] == pytest.approx(shades[0][0], abs=0.02) for shade in shades)
+    assert all(a[2] - b[2] > 0.1 for a, b in zip(shades, shades[1:], strict=False))
+
+
+def test_other_methods_have_another_hue_or_mark_than_those_of_several_draws():
+    others = {(kind.style.color, kind.style.marker) for kind in METHODS.values()}
+    looks = [(style.color, style.marker) for style in (
+        parse_method(f"{kind}@n{n}").style for kind in METHODS if METHODS[kind].policies for n in range(2, 33))]
+    assert len({*looks, *others}) == len(looks) + len(others)
+    assert parse_method("vadusa-2-n4").style == METHODS["vadusa"].style  # its nodes
+    assert parse_method("vadusa-2-n4").label == "VADUSA (n4)"
+
+
+def test_tuned_methods_of_several_draws_are_told_apart_too(drawn, tmp_path):
+    point = {"temperature": 0.4, "top_k": 0, "top_p": 1.0, "name": "t0.4", "wer": 0.1, "wer_ci": [0.09, 0.11],
+             "variety": None, "variety_ci": None}
+    names = ["car-3", "car-5", "dcar", "dcar@n4"]
+    found = {"methods": {name: {"grid": [point], "best": "t0.4"} for name in names}, "common": point, "utterances": 1,
+             "split": "dev", "judge": "none"}
+    plot_tuned(found, tmp_path / "tune.png")
+    looks = [(line["color"], line["marker"], line["alpha"]) for line in drawn]
+    assert looks[0][:2] == looks[1][:2] and looks[0][2] < looks[1][2] == looks[2][2] == looks[3][2] == 1
+    assert looks[3][:2] == ((style := parse_method("dcar@n4").style).color, style.marker) != looks[2][:2]

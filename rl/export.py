@@ -104,8 +104,8 @@ class ServingStepAmongDraws(nn.Module):
         logits = self.heads(last, self.policy.config.reach)
         chunks = (logits.unsqueeze(1) + noise).argmax(-1)  # [B, N, n]
         candidates = self.policy.see(last, logits, chunks)
-        law = self.policy(hidden, (lengths - 1)[:, None], candidates[:, None])[:, 0].log_softmax(-1)  # [B, N, K]
-        both = joint_law(law, candidates).view_as(law)
+        scores = self.policy(hidden, (lengths - 1)[:, None], candidates[:, None])[:, 0]  # [B, N, K]
+        both = joint_law(scores, candidates).view_as(scores)
         draw = both.amax(-1).argmax(-1)
         return of_draw(both, draw), logits, of_draw(chunks, draw), draw
 

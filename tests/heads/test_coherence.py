@@ -90,7 +90,7 @@ def test_choosing_by_the_ratio_moves_the_law_of_chunks_towards_the_joint_law(dra
     third = torch.full((many, draws, LENGTH), -1e9)
     third[..., -1] = 0.0  # a policy that keeps all three
     u = torch.rand(many, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
-    sizes, log_probs, draw = choose_end(third, u, None, candidates)
+    sizes, log_probs, draw = choose_end(joint_law(third, candidates), u, None, LENGTH)
     assert (sizes == LENGTH).all()
     weights = of_draw(ratios[..., -1].softmax(1), draw)  # importance resampling: a chunk's share of the density ratios
     assert torch.allclose(log_probs.exp().double(), weights.double(), atol=1e-5)
@@ -111,13 +111,14 @@ def test_shares_of_draws_compare_chunks_of_one_length():
     share = resampled(candidates)[0]
     assert share.exp().sum(0).tolist() == pytest.approx([1, 1])
     assert (share[0] - share[1]).tolist() == pytest.approx([1.0, -2.0])
-    law = torch.tensor([[[0.6, 0.4], [0.4, 0.6]]]).log()
-    sizes, log_probs, draw = choose_end(law, None, None, candidates)
-    weights = law[0].exp() * share.exp()
+    scores = torch.tensor([[[0.6, 0.4], [0.4, 0.6]]]).log() + 1.7
+    law = joint_law(scores, candidates)
+    sizes, log_probs, draw = choose_end(law, None, None, 2)
+    weights = scores[0].exp() * share.exp()
     assert (sizes.tolist(), draw.tolist()) == ([2], [1])
     assert log_probs.exp().item() == pytest.approx((weights[1, 1] / weights.sum()).item())
-    assert joint_law(law, candidates)[0].exp().tolist() == pytest.approx((weights / weights.sum()).flatten().tolist())
-    sizes, log_probs, draw = choose_end(law, None, torch.tensor([1]), candidates)
+    assert law[0].exp().tolist() == pytest.approx((weights / weights.sum()).flatten().tolist())
+    sizes, log_probs, draw = choose_end(law, None, torch.tensor([1]), 2)
     assert (sizes.tolist(), draw.tolist()) == ([1], [0])
     assert log_probs.exp().item() == pytest.approx((weights[0, 0] / weights.sum()).item())
 

@@ -1,13 +1,13 @@
-"""Natural policy gradient: products with the Fisher information against its definition, a step of known length, the same
-step in whatever weights a policy is written, and stage two with it."""
+"""Natural policy gradient: products with the Fisher information against its definition, a step of known length, the
+same step in whatever weights a policy is written, and stage two with it."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 from test_after_draw_training import stopped_and_whole, trainer_of
-from toy_world import ToyRecognizer
 from torch import nn
+from toy_world import ToyRecognizer
 
 from rl.natural import NaturalGradient, conjugate_gradients, fisher_product, flat, shaped
 from rl.rewards import WERReward

@@ -45,10 +45,10 @@ def test_loop_fast_passes_and_engine_agree(decoder, prompts, reads, draws, batch
         chosen = {n for r in expected[:4:3] for n in r.draws}
         assert chosen == set() if draws == 1 else len(chosen) > 1 or sampling.temperature == 0
         for result in expected:  # the log-probabilities recorded are those of draw and size together
-            law = policy(result.hidden[None], torch.tensor([result.decision_positions]), result.candidates[None])[0]
-            assert law.shape == (len(result.actions), draws, 4)
+            scores = policy(result.hidden[None], torch.tensor([result.decision_positions]), result.candidates[None])[0]
+            assert scores.shape == (len(result.actions), draws, 4)
             spoken = 4 * torch.tensor(result.draws or [0])
-            law = joint_law((law + 0.3 * torch.arange(1, 5)).log_softmax(-1), result.candidates)
+            law = joint_law(scores + 0.3 * torch.arange(1, 5), result.candidates)
             taken = law[torch.arange(len(law)), spoken + torch.tensor(result.actions) - 1]
             assert taken.tolist() == pytest.approx(result.action_log_probs, abs=1e-4)
 
@@ -60,8 +60,8 @@ def test_where_a_size_is_forced_the_draw_is_chosen(decoder, prompts):
                      record_hidden=True)
     assert {a for r in results for a in r.actions} == {3} and len({n for r in results for n in r.draws}) == 3
     for result in results:
-        law = policy(result.hidden[None], candidates=result.candidates[None])[0].log_softmax(-1)
-        assert joint_law(law, result.candidates)[:, 2::4].argmax(-1).tolist() == result.draws
+        scores = policy(result.hidden[None], candidates=result.candidates[None])[0]
+        assert joint_law(scores, result.candidates)[:, 2::4].argmax(-1).tolist() == result.draws
 
 
 @pytest.mark.parametrize("sampling", [SAMPLING, REPEATED])
@@ -122,6 +122,9 @@ def test_the_most_coherent_draw_by_kernels_and_by_the_module(decoder, prompts, m
 
 def test_one_draw_of_a_policy_of_one_size_is_car_k(decoder, prompts):
     policy = coherent_policy(decoder=decoder, sizes=(3,))
+    with torch.no_grad():
+        for weight in policy.scores.parameters():
+            weight.zero_()  # all draws alike but for their shares
     one, three = (decode(decoder, prompts, ChunkMethod(PolicyChunk(policy, draws=n)), SAMPLING, seed=2) for n in (1, 3))
     expected = decode(decoder, prompts, ChunkMethod(FixedChunk(3)), SAMPLING, seed=2)
     best = decode(decoder, prompts, ChunkMethod(CoherentChunk(3, 3, policy.coherence)), SAMPLING, seed=2)

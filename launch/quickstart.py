@@ -50,7 +50,7 @@ class QuickstartConfig:
     profile_utterances: int = setting(72, "Of the guidance profile; of 24 the best three sizes are chance.", minimum=1)
     coherence_steps: int = setting(0, "Of what tells how well tokens go together; 0 = 60 from the starter, 150 from "
                                       "scratch.", minimum=0)
-    policy_steps: int = setting(60, "Updates of DCPO, 64 rollouts each.", minimum=1)
+    policy_steps: int = setting(8, "Updates of DCPO, 512 rollouts each.", minimum=1)
     utterances: int = setting(40, "Of the comparison, from speakers that were never trained on.", minimum=1)
     processes: int = setting(2, "Of the comparison.", minimum=1)
     check_utterances: int = setting(12, "Re-tokenised to check the shipped tokens against this machine.", minimum=1)

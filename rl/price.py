@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 # Sizes move with the price, so a price that only adds up what is missing swings: it must answer to what is missing now.
-NOW = 1.0  # price for each token that the last window's chunks were too short
-KEPT = 0.05  # and what of it stays
+KEPT = 0.05  # share of a window's price that stays
 MOST = 4.0
 
 
@@ -24,6 +23,7 @@ class Price:
     is charged for."""
 
     target: float  # tokens a pass
+    gain: float = 1.0  # price for each token that the last window's chunks were too short
     value: float = 0.0
     kept: float = 0.0  # what stayed of the prices so far
     seen: dict[int, tuple[float, float]] = field(default_factory=dict)  # micro-batch -> tokens, passes of all processes
@@ -33,8 +33,9 @@ class Price:
         tokens, passes = (sum(counts) for counts in zip(*self.seen.values(), strict=True)) if self.seen else (0, 0)
         if passes:
             short = self.target - tokens / passes
-            self.kept = min(MOST, max(-MOST, self.kept + KEPT * short))
-            self.value = min(MOST, max(-MOST, self.kept + NOW * short))
+            now = self.gain * short
+            self.kept = min(MOST, max(-MOST, self.kept + KEPT * now))
+            self.value = min(MOST, max(-MOST, self.kept + now))
         self.seen = {}
 
     def of_decisions(self, actions: Tensor, mask: Tensor) -> Tensor:

@@ -187,7 +187,7 @@ class DCPOTrainer(ResilientTrainer):
             chunk_range=args.chunk_range, forced_rows=args.forced_rows, share_token_draws=args.common_random_numbers,
             draws=args.draws, microbatches=args.reward_microbatches, overlap=args.overlap,
             hidden_dtype=getattr(torch, args.hidden_dtype), decoding=args.decoding)  # type: ignore[arg-type]
-        self.price = Price(args.tokens_per_pass) if args.tokens_per_pass else None
+        self.price = Price(args.tokens_per_pass, args.price_gain) if args.tokens_per_pass else None
         self._buffer: dict[int, Prepared] = {}
         self._meter = Meter()
         self._rollout_seconds = 0.0

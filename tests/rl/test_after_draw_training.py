@@ -179,6 +179,9 @@ def test_what_a_price_pays():
         assert p.value == pytest.approx(1.05) and p.kept == pytest.approx(0.05) and not p.seen
     actions, mask = torch.tensor([[0, 1, 3], [2, 0, 0]]), torch.tensor([[1.0, 1, 0], [1, 0, 0]])
     assert torch.allclose(price.of_decisions(actions, mask), torch.tensor([[-1.05, 0, 0], [1.05, 0, 0]]))
+    low = Price(3.0, gain=0.1, seen={0: (10.0, 5.0)})
+    low.advance()
+    assert low.value == pytest.approx(0.105) and low.kept == pytest.approx(0.005)
     assert not price.of_decisions(torch.zeros(2, 3, dtype=torch.long), torch.ones(2, 3)).any()  # no size to prefer
 
 

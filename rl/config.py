@@ -167,8 +167,8 @@ class DCPOConfig(GRPOConfig):
     tokens_per_pass: float = setting(0.0, "Pay for longer or shorter chunks, so much that rollouts keep so many "
                                           "tokens a pass; 0 = pay nothing.", minimum=0)
     price_gain: float = setting(1.0, "What an update pays for each token by which the last one's chunks were too "
-                                     "short, in deviations of the advantage per deviation of sizes. With "
-                                     "optimizer=natural, whose steps go where most is paid, about 0.1: words pay less.", above=0)
+                                     "short, in deviations of the advantage per deviation of sizes. About 0.1 with "
+                                     "optimizer=natural, whose steps go where most is paid: words pay less.", above=0)
     token_scale: float = setting(1.0, "Weight of the token_distance reward, 1 = two codes at random.", above=0)
     credit: str = setting("utterance", "What an advantage belongs to: the utterance (the paper's), or every decision "
                                        "by itself (by log_likelihood, token_likelihood or "

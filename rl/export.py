@@ -222,8 +222,8 @@ def policy_card(policy: ChunkPolicy, source: dict[str, Any], codes: int = 0, dra
          ("policy checksum", f"`{policy.checksum()}`")],
         source, metrics_of=f"development prompts, reward recogniser {source.get('recognizer', '?')}",
         tags=("reinforcement-learning", "dcpo"),
-        settings=("forced_rows", "num_generations", "draws", "optimizer", "learning_rate", "beta", "alpha", "speed_bonus",
-                  "num_train_epochs"),
+        settings=("forced_rows", "num_generations", "draws", "optimizer", "learning_rate", "beta", "alpha",
+                  "speed_bonus", "num_train_epochs"),
         note="The reward recogniser was the training signal: judge with another one (`dcar compare`)."
              + (f"\n\n{program_card(policy, codes, draws)}\n## The policy itself" if codes else ""),
         code='from heads.policy import ChunkPolicy\n\npolicy = ChunkPolicy.from_pretrained("path/to/this/directory")\n'

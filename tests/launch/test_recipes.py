@@ -260,6 +260,7 @@ def test_two_batches_of_dcpo(recipe, tmp_path):
     config = settings(DCPOConfig, ["--config", str(recipe), *overrides], tmp_path)
     if config.policy_coherence:
         config.policy_coherence = str(tmp_path / "coherence")
+    config.gradient_accumulation_steps = min(2, config.gradient_accumulation_steps)  # more take longer, no other way
     config.max_steps = 2 * config.num_iterations  # two batches of rollouts, each learned from num_iterations times
     if not config.chunk_range:
         assert config.guidance or config.forced_rows == "none"
@@ -271,8 +272,9 @@ def test_two_batches_of_dcpo(recipe, tmp_path):
     if config.policy_coherence:  # another recipe trains it
         shape = CoherenceConfig(base.config.hidden_size, heads, base.config.output_size, 4, 8, base.checksum())
         Coherence(shape).save_pretrained(config.policy_coherence)
-    trainer = build(config, base=base, vocoder=ToneVocoder(), recognizer=Judge(),
-                    train_items=tiny_items(2 * config.prompts_per_step), eval_items=None)
+    prompts = 2 * config.prompts_per_step * config.gradient_accumulation_steps
+    trainer = build(config, base=base, vocoder=ToneVocoder(), recognizer=Judge(), train_items=tiny_items(prompts),
+                    eval_items=None)
     before = {name: p.clone() for name, p in trainer.model.named_parameters()}
     trainer.train()
     log = [line for line in trainer.state.log_history if "reward" in line]

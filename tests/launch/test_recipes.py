@@ -300,7 +300,8 @@ def test_statistics_of_two_utterances(recipe):
 
 def models_for(config: CompareConfig, recipe: Path) -> Models:
     """Tiny models of the kinds that the recipe names; a language model where the recipe has one."""
-    heads = 8 if "mtp" in recipe.stem else 4 if "pcg" in recipe.stem or "25hz" in recipe.stem else 7
+    several = any("@n" in name for name in config.methods)  # draws, among which a policy with a coherence chooses
+    heads = 8 if "mtp" in recipe.stem else 4 if "pcg" in recipe.stem or "25hz" in recipe.stem else 16 if several else 7
     language = any(word in recipe.stem for word in ("cosyvoice2", "ssd", "pcg"))
     codes = {} if language else {"speech_vocab_size": 32}  # mtp-viterbi takes up to 25 candidates of a head
     make = tiny_backbone if language else tiny_decoder
@@ -312,6 +313,9 @@ def models_for(config: CompareConfig, recipe: Path) -> Models:
         torch.manual_seed(len(policies))
         shape = ChunkPolicyConfig(width, heads, width=16, num_attention_heads=2, chunk_range=(2, 3),
                                   base_checksum=decoder.checksum())
+        if several:
+            shape = dataclasses.replace(shape, reads="candidates", coherence_width=8, coherence_embedding=4,
+                                        coherence_ids=decoder.config.output_size)
         policies[name] = ChunkPolicy(shape).eval()
     items = tiny_items(2)
     sampling = SamplingConfig(min_tokens=30, max_tokens=40)

@@ -104,6 +104,11 @@ def joint_law(scores: Tensor, candidates: Tensor) -> Tensor:
     return scores.flatten(-2).log_softmax(-1)
 
 
+def of_draw(chunks: Tensor, draw: Tensor | None) -> Tensor:
+    """Of what belongs to chunks drawn side by side [B, N, …], that of the draw [B] that was chosen: [B, …]."""
+    return chunks[:, 0] if draw is None else chunks[torch.arange(draw.shape[0], device=draw.device), draw]
+
+
 def over_draws(state: Tensor, candidates: Tensor) -> Tensor:
     """A state [B, R] for candidates of several draws [B, N, K, F]: [B, 1, R]; as it is where it has their shape."""
     return state.unsqueeze(-2) if state.dim() < candidates.dim() - 1 else state

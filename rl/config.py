@@ -52,8 +52,8 @@ class DCPOConfig(GRPOConfig):
     optimizer: str = setting("adam", "adam, or natural: the natural policy gradient, which moves the law of sizes by "
                                      "learning_rate² / 2 nats of KL at every update. For policies of few weights.",
                              choices=("adam", "natural"))
-    damping: float = setting(1e-3, "Of the natural gradient: share of its largest curvature that is added to every "
-                                   "direction.", above=0)
+    damping: float = setting(1e-3, "Of the natural gradient: share of the curvature along the gradient that is added "
+                                   "to every direction.", above=0)
     learning_rate: float = setting(1e-4, "Learning rate of Adam; length of a step of the natural gradient.", above=0)
     weight_decay: float = setting(0.0, "Of Adam.", minimum=0)
     max_grad_norm: float = setting(1.0, "Gradients are clipped to this norm; 0 = not.", minimum=0)

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from dcar.config import load_config, setting
-from dcar.decoding.chunks import check_draws, of_draw
+from dcar.decoding.chunks import check_draws
 from dcar.errors import CheckpointError, ConfigError
 from dcar.model.cards import model_card
 from dcar.model.draft import AnyDecoder
@@ -31,7 +31,7 @@ from dcar.model.load import load_decoder
 from dcar.process import run_command
 from dcar.tracking import write_json
 from heads.build import Heads
-from heads.candidates import joint_law
+from heads.candidates import joint_law, of_draw
 from heads.layers import last_of
 from heads.policy import ChunkPolicy
 

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
+from rl.objective import exact_kl
+
 Product = Callable[[Sequence[Tensor]], list[Tensor]]
 """v, shaped like the weights -> F v, shaped alike; the same on every process."""
 
@@ -98,8 +100,7 @@ def fisher_product(log_law: Tensor, per_decision: Callable[[Tensor], Tensor], we
     """F v: the second derivative of the mean KL from the present law along v. log_law [..., K] with its graph;
     per_decision makes one number of a KL by decision [...], as the loss does."""
     there = log_law.detach()
-    kl = per_decision((there.exp() * (there - log_law)).sum(-1))
-    slope = torch.autograd.grad(kl, weights, create_graph=True, allow_unused=True)
+    slope = torch.autograd.grad(per_decision(exact_kl(there, log_law)), weights, create_graph=True, allow_unused=True)
     along = torch.stack([(s * d).sum() for s, d in zip(slope, v, strict=True) if s is not None]).sum()
     found = torch.autograd.grad(along, weights, allow_unused=True)
     return [torch.zeros_like(w) if f is None else f for f, w in zip(found, weights, strict=True)]

@@ -25,7 +25,7 @@ from torch import Tensor
 from dcar.decoding.loop import Draft, Kept, Session
 from dcar.errors import ConfigError
 from dcar.sampling import sample, sample_several, shifted
-from heads.candidates import candidate_features, joint_law, resampled
+from heads.candidates import candidate_features, joint_law, of_draw, resampled
 from heads.coherence import Coherence, coherent_features
 from heads.policy import ChunkPolicy
 
@@ -122,11 +122,6 @@ def _without_repetition(session: Session, logits: Tensor, position: Tensor, u: T
         laws.append(session.law(logits[:, j], position[:, j], history[:, -1]))
         tokens = torch.cat((tokens, sample(laws[-1], u[:, j])[:, None]), dim=1)
     return tokens, torch.stack(laws, dim=1)
-
-
-def of_draw(chunks: Tensor, draw: Tensor | None) -> Tensor:
-    """Of what belongs to chunks drawn side by side [B, N, …], that of the draw [B] that was chosen: [B, …]."""
-    return chunks[:, 0] if draw is None else chunks[torch.arange(draw.shape[0], device=draw.device), draw]
 
 
 class FixedChunk:
@@ -301,10 +296,7 @@ class PolicyChunk:
         u = None if self.mode == "greedy" else session.uniform("policy", session.generated)
         law = scores.log_softmax(-1) if candidates is None else joint_law(scores, candidates)
         session.check(law.exp())
-        if candidates is None:
-            choice = Choice(*choose_size(law, u, self._forced))
-        else:
-            choice = Choice(*choose_end(law, u, self._forced, self.policy.config.num_actions))
+        choice = Choice(*choose_end(law, u, self._forced, self.policy.config.num_actions))
         session.policy_seconds += time.perf_counter() - started
         return choice
 
@@ -330,7 +322,7 @@ def choose_size(log_law: Tensor, draws: Tensor | None, forced: Tensor | None) ->
 
 def choose_end(log_law: Tensor, draws: Tensor | None, forced: Tensor | None,
                k: int) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The same after the draw, and which draw [B], None of one: log_law [B, N K] of draw and size (`joint_law`) among
+    """The same among several draws, and which draw [B], None of one: log_law [B, N K] of draw and size (`joint_law`),
     sizes 1..k. Where a size is forced, the draw alone is chosen."""
     if log_law.shape[1] == k:
         return *choose_size(log_law, draws, forced), None

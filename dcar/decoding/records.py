@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from heads.candidates import of_draw
+
 
 @dataclass(frozen=True)
 class Prompt:
@@ -57,9 +59,9 @@ class DecodeResult:
     @property
     def seen_of_spoken(self) -> Tensor | None:
         """Of `candidates`, those of the draws that were spoken: [decisions, n, F]."""
-        if self.candidates is None or not self.draws:
-            return None if self.candidates is None else self.candidates[:, 0]
-        return self.candidates[torch.arange(len(self.draws)), torch.tensor(self.draws)]
+        if self.candidates is None:
+            return None
+        return of_draw(self.candidates, torch.tensor(self.draws) if self.draws else None)
 
     @property
     def tokens_per_pass(self) -> float:

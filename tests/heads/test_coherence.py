@@ -7,10 +7,10 @@ import itertools
 import pytest
 import torch
 
-from dcar.decoding.chunks import choose_end, of_draw
+from dcar.decoding.chunks import choose_end
 from dcar.errors import CheckpointError
 from dcar.sampling import sample_several, shifted
-from heads.candidates import candidate_features, joint_law, resampled
+from heads.candidates import candidate_features, joint_law, of_draw, resampled
 from heads.coherence import Coherence, CoherenceConfig, before_end, coherent_features
 from heads.policy import ChunkPolicy, ChunkPolicyConfig, shape_of
 

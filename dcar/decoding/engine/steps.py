@@ -14,7 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from dcar.decoding.chunks import FixedChunk, PolicyChunk, choose_end, choose_size, dialled, of_draw
+from dcar.decoding.chunks import FixedChunk, PolicyChunk, choose_end, choose_size, dialled
 from dcar.decoding.ends import no_law, up_to_end
 from dcar.decoding.engine.plan import EngineConfig, Job, Plan
 from dcar.decoding.fast.columns import real_positions, round_up
@@ -27,7 +27,7 @@ from dcar.errors import ConfigError, EngineError
 from dcar.model.car import CARDecoder
 from dcar.model.draft import AnyDecoder
 from dcar.sampling import SamplingConfig, sample, sample_several, shifted, warp
-from heads.candidates import joint_law
+from heads.candidates import joint_law, of_draw
 from heads.layers import KVCache
 from heads.policy import ChunkPolicy
 

@@ -54,6 +54,9 @@ class DCPOConfig(GRPOConfig):
                              choices=("adam", "natural"))
     damping: float = setting(1e-3, "Of the natural gradient: share of the curvature along the gradient that is added "
                                    "to every direction.", above=0)
+    fisher_share: float = setting(1.0, "Of the natural gradient: share of an update's micro-batches that curvature is "
+                                       "measured on; a tenth is enough for a policy of many weights.", above=0,
+                                  maximum=1)
     learning_rate: float = setting(1e-4, "Learning rate of Adam; length of a step of the natural gradient.", above=0)
     weight_decay: float = setting(0.0, "Of Adam.", minimum=0)
     max_grad_norm: float = setting(1.0, "Gradients are clipped to this norm; 0 = not.", minimum=0)

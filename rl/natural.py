@@ -19,6 +19,9 @@ from rl.objective import exact_kl
 Product = Callable[[Sequence[Tensor]], list[Tensor]]
 """v, shaped like the weights -> F v, shaped alike; the same on every process."""
 
+Curvature = Callable[[], Product]
+"""Measures F at the present weights; asked once a step."""
+
 
 class NaturalGradient(torch.optim.Optimizer):
     """Every step moves the weights by -lr x / sqrt(x (F + damping) x): the law by about lr² / 2 nats of KL a decision.
@@ -27,13 +30,13 @@ class NaturalGradient(torch.optim.Optimizer):
     hardly changes are not taken far. It keeps no state.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter], product: Product, lr: float, damping: float = 1e-3,
+    def __init__(self, parameters: Iterable[nn.Parameter], curvature: Curvature, lr: float, damping: float = 1e-3,
                  iterations: int = 20):
         """iterations: of conjugate gradients at most."""
         super().__init__([p for p in parameters if p.requires_grad], {"lr": lr})
         if len(self.param_groups) != 1:
             raise ValueError("one group of weights: F belongs to all of them")
-        self.product, self.damping, self.iterations = product, damping, iterations
+        self.curvature, self.damping, self.iterations = curvature, damping, iterations
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -46,16 +49,17 @@ class NaturalGradient(torch.optim.Optimizer):
         gradient = flat([p.grad for p in weights])
         if not (size := gradient.norm()) > 0:
             return loss
+        fisher = self.curvature()
 
         def product(v: Tensor) -> Tensor:
-            return flat(self.product(shaped(v, weights)))
+            return flat(fisher(shaped(v, weights)))
 
-        curvature = gradient @ product(gradient) / size**2
-        if not curvature > 0:  # the law does not depend on these weights
+        along = gradient @ product(gradient) / size**2
+        if not along > 0:  # the law does not depend on these weights
             return loss
 
         def damped(v: Tensor) -> Tensor:
-            return product(v) + self.damping * curvature * v
+            return product(v) + self.damping * along * v
 
         x = conjugate_gradients(damped, gradient, self.iterations)
         step = group["lr"] / (x @ damped(x)).sqrt() * x
@@ -95,12 +99,16 @@ def shaped(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     return [part.view_as(t).to(t) for part, t in zip(parts, like, strict=True)]
 
 
-def fisher_product(log_law: Tensor, per_decision: Callable[[Tensor], Tensor], weights: Sequence[Tensor],
-                   v: Sequence[Tensor]) -> list[Tensor]:
-    """F v: the second derivative of the mean KL from the present law along v. log_law [..., K] with its graph;
-    per_decision makes one number of a KL by decision [...], as the loss does."""
-    there = log_law.detach()
-    slope = torch.autograd.grad(per_decision(exact_kl(there, log_law)), weights, create_graph=True, allow_unused=True)
-    along = torch.stack([(s * d).sum() for s, d in zip(slope, v, strict=True) if s is not None]).sum()
-    found = torch.autograd.grad(along, weights, allow_unused=True)
-    return [torch.zeros_like(w) if f is None else f for f, w in zip(found, weights, strict=True)]
+def fisher_product(log_law: Tensor, per_decision: Callable[[Tensor], Tensor], weights: Sequence[Tensor]) -> Product:
+    """v -> F v: the second derivative of the mean KL from the present law along v. log_law [..., K] with its graph,
+    which lives as long as the product; per_decision makes one number of a KL by decision [...], as the loss does."""
+    divergence = per_decision(exact_kl(log_law.detach(), log_law))
+    slope = torch.autograd.grad(divergence, weights, create_graph=True, allow_unused=True)
+
+    @torch.enable_grad()  # an optimiser asks without
+    def product(v: Sequence[Tensor]) -> list[Tensor]:
+        along = torch.stack([(s * d).sum() for s, d in zip(slope, v, strict=True) if s is not None]).sum()
+        found = torch.autograd.grad(along, weights, retain_graph=True, allow_unused=True)
+        return [torch.zeros_like(w) if f is None else f for f, w in zip(found, weights, strict=True)]
+
+    return product

@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ from rl.config import DCPOConfig
 from rl.console import Progress
 from rl.credit import Decisions, Located, decision_advantages
 from rl.meter import Meter
-from rl.natural import NaturalGradient, fisher_product
+from rl.natural import NaturalGradient, Product, fisher_product
 from rl.price import Price
 from rl.rewards import Reward, RolloutRecord, check_locate, locates, needs_sound, score, transcribe
 from rl.rollout import Roller, RolloutBatch, synthesise
@@ -219,26 +220,31 @@ class DCPOTrainer(ResilientTrainer):
             assert self.model is not None
             args = self.args
             if args.optimizer == "natural":
-                self.optimizer = NaturalGradient(self.model.parameters(), self._fisher_product, args.learning_rate,
+                self.optimizer = NaturalGradient(self.model.parameters(), self._curvature, args.learning_rate,
                                                  args.damping)
                 return self.optimizer
             self.optimizer = torch.optim.Adam(self.model.parameters(), lr=args.learning_rate, eps=args.adam_epsilon,
                                               betas=(args.adam_beta1, args.adam_beta2))
         return self.optimizer
 
-    def _fisher_product(self, v: Sequence[Tensor]) -> list[Tensor]:
-        """F v of the policy's law at the decisions of this window, all processes; as `rl.natural.Product`."""
-        policy = self.policy
-        weights = [p for p in policy.parameters() if p.requires_grad]
-        total = [torch.zeros_like(w) for w in weights]
+    def _curvature(self) -> Product:
+        """Products with the Fisher information of the policy's law at the decisions of this window, all processes."""
+        weights = [p for p in self.policy.parameters() if p.requires_grad]
+        window = list(self._buffer.values())
+        window = window[: math.ceil(self.args.fisher_share * len(window))]
         with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):  # the other attentions have no second derivative
-            for made in self._buffer.values():
-                def mean(kl: Tensor, made: Prepared = made) -> Tensor:
-                    return objective.aggregate(kl, made.batch.mask, made.weights, self.args.loss_type, made.normalizer)
+            products = [fisher_product(law_of(self.policy, made.batch), partial(self._mean, made), weights)
+                        for made in window]
 
-                for sum_, part in zip(total, fisher_product(law_of(policy, made.batch), mean, weights, v), strict=True):
-                    sum_ += part
-        return [self.accelerator.reduce(t / len(self._buffer), "mean") for t in total]
+        def product(v: Sequence[Tensor]) -> list[Tensor]:
+            parts = zip(*(one(v) for one in products), strict=True)
+            return [self.accelerator.reduce(torch.stack(part).mean(0), "mean") for part in parts]
+
+        return product
+
+    def _mean(self, made: Prepared, by_decision: Tensor) -> Tensor:
+        """Of one number by decision [R, M], as the loss takes it."""
+        return objective.aggregate(by_decision, made.batch.mask, made.weights, self.args.loss_type, made.normalizer)
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch=None) -> Tensor:
         started, self._rollout_seconds = time.perf_counter(), 0.0

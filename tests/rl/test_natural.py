@@ -34,12 +34,12 @@ def features(decisions: int = 200, actions: int = 5, size: int = 4) -> torch.Ten
     return torch.randn(decisions, actions, size, generator=torch.Generator().manual_seed(0))
 
 
-def product_of(law: Softmax):
-    def product(v):
+def curvature_of(law: Softmax):
+    def curvature():
         with torch.enable_grad():
-            return fisher_product(law(), torch.mean, list(law.parameters()), v)
+            return fisher_product(law(), torch.mean, list(law.parameters()))
 
-    return product
+    return curvature
 
 
 def gradient(law: Softmax, advantages: torch.Tensor) -> None:
@@ -62,8 +62,9 @@ def test_products_are_those_of_the_fisher_information():
     present = law().detach().exp()
     centred = law.features - (present.unsqueeze(-1) * law.features).sum(1, keepdim=True)  # gradient of log pi(a)
     fisher = torch.einsum("ma,maf,mag->fg", present, centred, centred) / len(present)
+    product = curvature_of(law)()
     for v in torch.eye(4):
-        (found,) = product_of(law)([v])
+        (found,) = product([v])
         assert torch.allclose(found, fisher @ v, atol=1e-5)
 
 
@@ -73,7 +74,7 @@ def test_a_step_moves_the_law_so_far_and_towards_the_advantages(length):
     advantages = torch.randn(law().shape, generator=torch.Generator().manual_seed(1))
     before = law().detach()
     gradient(law, advantages)
-    NaturalGradient(law.parameters(), product_of(law), length, damping=1e-6).step()
+    NaturalGradient(law.parameters(), curvature_of(law), length, damping=1e-6).step()
     after = law().detach()
     kl = (before.exp() * (before - after)).sum(-1).mean()
     assert float(kl) == pytest.approx(length**2 / 2, rel=0.15)
@@ -82,7 +83,7 @@ def test_a_step_moves_the_law_so_far_and_towards_the_advantages(length):
     gradient(euclidean, advantages)
     with torch.no_grad():  # as far along the plain gradient
         for weight in euclidean.parameters():
-            (image,) = product_of(euclidean)([weight.grad])
+            (image,) = curvature_of(euclidean)()([weight.grad])
             weight.sub_(length * weight.grad / (weight.grad @ image).sqrt())
     assert gained > ((euclidean().exp() - before.exp()) * advantages).sum(-1).mean() > 0
 
@@ -95,7 +96,7 @@ def test_weights_in_other_units_give_the_same_law():
         law = Softmax(features(), scale).double()
         law.features = law.features.double()
         gradient(law, advantages.double())
-        NaturalGradient(law.parameters(), product_of(law), 0.2, damping=1e-12, iterations=200).step()
+        NaturalGradient(law.parameters(), curvature_of(law), 0.2, damping=1e-12, iterations=200).step()
         laws.append(law().detach())
     assert torch.allclose(laws[0], laws[1], atol=2e-2) and (laws[0] - Softmax(features())()).abs().max() > 0.1
 
@@ -103,7 +104,7 @@ def test_weights_in_other_units_give_the_same_law():
 def test_nothing_moves_where_nothing_is_learned():
     law = Softmax(features())
     before = law.weight.detach().clone()
-    optimizer = NaturalGradient(law.parameters(), product_of(law), 0.2)
+    optimizer = NaturalGradient(law.parameters(), curvature_of(law), 0.2)
     optimizer.step()  # no gradient
     gradient(law, torch.zeros(200, 5))
     optimizer.step()  # all alike
@@ -129,6 +130,21 @@ def test_stage_two_moves_the_law_by_what_was_asked(tmp_path, reads):
         by_rollout = ((old.exp() * (old - new)).sum(-1) * made.batch.mask).sum(-1) / made.batch.mask.sum(-1)
         kl.append(float(by_rollout.mean()))
     assert sum(kl) / len(kl) == pytest.approx(NATURAL["learning_rate"] ** 2 / 2, rel=0.5)
+
+
+def test_curvature_may_be_measured_on_a_share_of_the_window(tmp_path):
+    """A product over half of the window is that of its first micro-batch; over all, the mean of both."""
+    trainer = trainer_of(tmp_path, [WERReward(ToyRecognizer())], "candidates", max_steps=1, **NATURAL)
+    trainer.train()
+    v = [torch.ones_like(p) for p in trainer.policy.parameters() if p.requires_grad]
+    first, second = trainer._buffer.values()
+    found = {}
+    for name, buffer, share in (("first", {0: first}, 1.0), ("second", {0: second}, 1.0),
+                                ("half", {0: first, 1: second}, 0.5), ("both", {0: first, 1: second}, 0.51)):
+        trainer._buffer, trainer.args.fisher_share = buffer, share
+        found[name] = flat(trainer._curvature()(v))
+    assert torch.equal(found["half"], found["first"]) and not torch.allclose(found["first"], found["second"])
+    assert torch.allclose(found["both"], (found["first"] + found["second"]) / 2)
 
 
 def test_resumes_bit_for_bit(tmp_path):

@@ -18,7 +18,7 @@ from torch import Tensor
 from dcar.config import check, setting
 from dcar.errors import ConfigError
 
-STREAMS = {"token": 1, "accept": 2, "residual": 3, "group": 4, "policy": 5, "tau": 6, "chunk": 7}
+STREAMS = {"token": 1, "accept": 2, "residual": 3, "group": 4, "policy": 5, "tau": 6, "chunk": 7, "shuffle": 8}
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from dcar.decoding.chunks import (
     FixedChunk,
     PolicyChunk,
     RandomChunk,
+    ShuffledChunk,
     SureLast,
 )
 from dcar.decoding.loop import Draft, Kept, Method, Session, decode
@@ -17,5 +18,6 @@ from dcar.decoding.records import DecodeResult, Prompt
 
 __all__ = [
     "AfterDraw", "Choice", "ChunkMethod", "ChunkSchedule", "CoherentChunk", "Confidence", "DecodeResult", "Draft",
-    "FixedChunk", "Kept", "Method", "PolicyChunk", "Prompt", "RandomChunk", "Session", "SureLast", "decode",
+    "FixedChunk", "Kept", "Method", "PolicyChunk", "Prompt", "RandomChunk", "Session",
+    "ShuffledChunk", "SureLast", "decode",
 ]

@@ -21,8 +21,9 @@ from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
-from dcar.decoding.loop import Draft, Kept, Session
+from dcar.decoding.loop import Draft, Kept, Session, decode
 from dcar.errors import ConfigError
 from dcar.sampling import sample, sample_several, shifted
 from heads.candidates import candidate_features, joint_law, of_draw, resampled
@@ -267,13 +268,13 @@ class PolicyChunk:
         check_policy(self.policy, session.model.config.num_prediction_heads)
         hidden = session.last_hidden
         self._reader = session.model.policy_reader(self.policy, hidden, session.cache.capacity)
-        self._forced: Tensor | None = None
+        self.ordered: Tensor | None = None  # [B] the size that a row must take next, 0 where the policy is asked
         if self.forced is not None:
             rows = zip(session.prompts, session.members, strict=True)
             table = [self.forced_size(prompt.utterance_id, member) for prompt, member in rows]
             for size in set(table) - {0}:
                 check_size(size, session)
-            self._forced = torch.tensor(table, device=hidden.device)
+            self.ordered = torch.tensor(table, device=hidden.device)
 
     def forced_size(self, utterance_id: str, member: int) -> int:
         """The size that a member of a group must take, 0 where it may ask the policy."""
@@ -296,14 +297,53 @@ class PolicyChunk:
         u = None if self.mode == "greedy" else session.uniform("policy", session.generated)
         law = scores.log_softmax(-1) if candidates is None else joint_law(scores, candidates)
         session.check(law.exp())
-        choice = Choice(*choose_end(law, u, self._forced, self.policy.config.num_actions))
+        choice = Choice(*choose_end(law, u, self.ordered, self.policy.config.num_actions))
         session.policy_seconds += time.perf_counter() - started
         return choice
 
     def select(self, rows: Tensor) -> None:
         self._reader.select(rows)
-        if self._forced is not None:
-            self._forced = self._forced[rows]
+        if self.ordered is not None:
+            self.ordered = self.ordered[rows]
+
+
+class ShuffledChunk:
+    """The sizes that a policy chose, shuffled in time: a control. What a policy gains by *when* a chunk is long, and
+    not by how often, is lost.
+
+    Every utterance is spoken as the policy has it, then again with the same sizes in an order drawn at random (from the
+    first once more where it has become longer); which of several chunks drawn side by side is spoken, the policy says,
+    given the size. Takes twice the passes that are counted.
+    """
+
+    def __init__(self, schedule: PolicyChunk, name: str | None = None):
+        self.schedule = schedule
+        self.candidates, self.draws = schedule.candidates, schedule.draws
+        self.name = name or f"{schedule.name}-shuffled"
+
+    def begin(self, session: Session) -> None:
+        if any(session.members):
+            raise ConfigError(f"{self.name}: speaks every utterance once; groups are for policies")
+        spoken = decode(session.model, session.prompts, ChunkMethod(self.schedule), session.sampling,
+                        seed=session.seed, batch_size=len(session.prompts))
+        device = session.rows.device
+        sizes = pad_sequence([torch.tensor(result.actions, device=device) for result in spoken], batch_first=True)
+        self._counts = torch.tensor([len(result.actions) for result in spoken], device=device)
+        place = torch.arange(sizes.shape[1], device=device).expand_as(sizes)
+        drawn = session.uniform("shuffle", place).masked_fill(place >= self._counts[:, None], 2.0)  # padding stays last
+        self._sizes = sizes.gather(1, drawn.argsort(-1))
+        self.schedule.begin(session)
+
+    def see(self, session: Session, logits: Tensor, tokens: Tensor) -> Tensor:
+        return self.schedule.see(session, logits, tokens)
+
+    def choose(self, session: Session, hidden: Tensor, counts: Tensor, candidates: Tensor | None) -> Choice:
+        made = session.passes[session.rows]
+        self.schedule.ordered = self._sizes[session.rows, made % self._counts[session.rows]]
+        return self.schedule.choose(session, hidden, counts, candidates)
+
+    def select(self, rows: Tensor) -> None:
+        self.schedule.select(rows)
 
 
 def dialled(scores: Tensor, dial: float) -> Tensor:

@@ -157,7 +157,7 @@ class Session:
         behind the last position of the batch is padding and may be any number.
         """
         if stream not in self._uniforms:
-            keys = self.action_keys if stream in ("policy", "chunk") else self.token_keys
+            keys = self.action_keys if stream in ("policy", "chunk", "shuffle") else self.token_keys
             every = torch.arange(self.tokens.shape[1], device=keys.device).expand(len(keys), -1)
             self._uniforms[stream] = uniform(keys, stream, every)
         table = self._uniforms[stream]

@@ -22,6 +22,7 @@ from dcar.decoding import (
     Method,
     PolicyChunk,
     RandomChunk,
+    ShuffledChunk,
     SureLast,
 )
 from dcar.decoding.fast.passes import fast
@@ -163,7 +164,7 @@ def turned(rest: str) -> re.Match[str]:
     return found
 
 
-def _policy(mode: str) -> Factory:
+def _policy(mode: str, shuffled: bool = False) -> Factory:
     def factory(name: str, rest: str, models: Models) -> list[Entry]:
         if not models.policies:
             raise ConfigError(f"method '{name}' needs a policy: give its folder in `policies`")
@@ -176,19 +177,24 @@ def _policy(mode: str) -> Factory:
         base, behind = name.removesuffix(rest), rest[len(which):]
         dial, draws = float(parts["dial"] or 0), int(parts["draws"] or 1)
         chosen = [which[1:]] if which else list(models.policies)
-        return [_policy_entry((f"{base}@{n}" if n else base) + behind, models.policies[n], mode, dial, draws, models)
-                for n in chosen]
+        return [_policy_entry((f"{base}@{n}" if n else base) + behind, models.policies[n], mode, dial, draws, models,
+                              shuffled) for n in chosen]
 
     return factory
 
 
-def _policy_entry(name: str, policy: ChunkPolicy, mode: str, dial: float, draws: int, models: Models) -> Entry:
+def _policy_entry(name: str, policy: ChunkPolicy, mode: str, dial: float, draws: int, models: Models,
+                  shuffled: bool) -> Entry:
     identity = {"decoder": models.decoder.checksum(), "policy": policy.checksum()}
     if dial:
         identity["dial"] = repr(dial)
     if draws > 1:
         identity["draws"] = str(draws)
-    schedule = partial(PolicyChunk, policy, mode, name, dial=dial, draws=draws)  # type: ignore[arg-type]
+
+    def schedule() -> PolicyChunk | ShuffledChunk:
+        asked = PolicyChunk(policy, mode, name, dial=dial, draws=draws)  # type: ignore[arg-type]
+        return ShuffledChunk(asked, name) if shuffled else asked
+
     schedule()  # a policy that cannot choose among draws is refused before anything is spoken
     return Entry(name, models.decoder, lambda: ChunkMethod(schedule()), identity)
 
@@ -285,6 +291,9 @@ METHODS: dict[str, MethodKind] = {kind.prefix: kind for kind in (  # in the orde
     # side, dcar@d0.3: turned to longer chunks
     MethodKind("dcar", _policy("greedy"), "dcar", Style("DCAR", "#d1361c", "D"), policies=True),
     MethodKind("dcar-sampled", _policy("sample"), "dcar-sampled", Style("DCAR sampled", "#ee8866", "d"), policies=True),
+    # the sizes that dcar chose, in an order drawn at random: a control
+    MethodKind("dcar-shuffled", _policy("greedy", shuffled=True), "dcar-shuffled",
+               Style("DCAR shuffled in time", "#b9a394", "|"), policies=True),
     # heads are kept up to that entropy; entropy@3.0: the threshold fitted for 3 tokens a pass
     MethodKind("entropy", _by_heads(entropy.from_name), "entropy-0.8", Style("entropy", "#c98a00", "h", "h")),
     # 4 heads, 5 candidates of each; then a mode (ffbs, sampled_candidates), prev, own

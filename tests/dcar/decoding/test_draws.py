@@ -3,11 +3,13 @@ a slow reference that makes every draw by itself."""
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 import torch
 from test_after_draw import SAMPLING, policy_of, same
 
-from dcar.decoding import ChunkMethod, CoherentChunk, FixedChunk, PolicyChunk, decode
+from dcar.decoding import ChunkMethod, CoherentChunk, FixedChunk, PolicyChunk, ShuffledChunk, decode
 from dcar.decoding.engine.run import engine_for
 from dcar.decoding.fast.cpu.coherence import NativeCoherence
 from dcar.decoding.fast.passes import fast
@@ -62,6 +64,39 @@ def test_where_a_size_is_forced_the_draw_is_chosen(decoder, prompts):
     for result in results:
         scores = policy(result.hidden[None], candidates=result.candidates[None])[0]
         assert joint_law(scores, result.candidates)[:, 2::4].argmax(-1).tolist() == result.draws
+
+
+@pytest.mark.parametrize("draws", [1, 3])
+def test_shuffled_sizes_are_those_of_the_policy_in_another_order(decoder, prompts, draws):
+    policy = coherent_policy(decoder=decoder)
+    asked = PolicyChunk(policy, draws=draws)
+    spoken = decode(decoder, prompts, ChunkMethod(asked), SAMPLING, seed=3, record_hidden=True)
+    again = decode(decoder, prompts, ChunkMethod(ShuffledChunk(asked)), SAMPLING, seed=3, record_hidden=True)
+    for before, after in zip(spoken, again, strict=True):
+        sizes, rounds = sorted(before.actions), len(before.actions)
+        for start in range(0, len(after.actions), rounds):
+            part = after.actions[start : start + rounds]
+            assert sorted(part) == sizes if len(part) == rounds else not Counter(part) - Counter(sizes)
+        if draws > 1:  # the policy chooses the draw, given the size
+            scores = policy(after.hidden[None], candidates=after.candidates[None])[0]
+            law = joint_law(scores, after.candidates).unflatten(-1, (draws, 4))
+            at_size = law[torch.arange(len(law)), :, torch.tensor(after.actions) - 1]
+            assert at_size.argmax(-1).tolist() == after.draws
+    assert any(a.actions[: len(b.actions)] != b.actions for a, b in zip(again, spoken, strict=True))
+    for batch in (1, 2):
+        same(decode(fast(decoder), prompts, ChunkMethod(ShuffledChunk(asked)), SAMPLING, seed=3, batch_size=batch,
+                    record_hidden=True), again)
+    # the policy is as it was
+    same(decode(decoder, prompts, ChunkMethod(asked), SAMPLING, seed=3, record_hidden=True), spoken)
+    with pytest.raises(ConfigError, match="every utterance once"):
+        decode(decoder, prompts, ChunkMethod(ShuffledChunk(asked)), SAMPLING, group_size=2)
+
+
+def test_sizes_that_never_vary_are_not_changed_by_shuffling(decoder, prompts):
+    policy = coherent_policy(decoder=decoder, sizes=(3,))
+    shuffled = ChunkMethod(ShuffledChunk(PolicyChunk(policy)))
+    fixed = decode(decoder, prompts, ChunkMethod(FixedChunk(3)), SAMPLING, seed=1)
+    assert [r.tokens for r in decode(decoder, prompts, shuffled, SAMPLING, seed=1)] == [r.tokens for r in fixed]
 
 
 @pytest.mark.parametrize("sampling", [SAMPLING, REPEATED])

@@ -291,6 +291,8 @@ def test_rules_and_dials_by_name():
     assert sure.sizes == (2, 3, 4) and confident.sizes == (1, 2, 3) and confident.nats == 2.5
     assert (turned.dial, plain.dial, cold.dial) == (0.5, 0.0, -1.0) and entries[4].sampling.temperature == 0.4
     assert entries[2].identity == {**entries[3].identity, "dial": "0.5"}
+    (shuffled,) = make_methods(["dcar-shuffled@b@d-1"], models)
+    assert parse_method(shuffled.name).family == "dcar-shuffled" and shuffled.build().schedule.schedule.dial == -1.0
     parsed = [parse_method(e.name) for e in entries]
     assert [p.family for p in parsed] == ["sure-last", "confidence", "dcar", "dcar", "dcar@t0.4", *["dcar-sampled"] * 2]
     assert parsed[2].settings == ("a", 0.5) and parsed[3].settings == ("a",) and parsed[4].settings == ("b", -1.0)

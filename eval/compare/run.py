@@ -91,7 +91,7 @@ class CompareConfig:
     tuned: str | None = setting(None, "tuned.json of `dcar tune`: every method at its own best sampling too.")
     seeds: list[int] = seed_setting([0], "Every utterance is spoken once with each.")
     limit: int = setting(0, "Utterances; 0 = the whole split.", minimum=0)
-    batch_size: int = setting(16, "Utterances decoded at once; no effect on the tokens.", minimum=1)
+    batch_size: int = setting(16, "Utterances decoded at once; no effect on draws and words.", minimum=1)
     decoding: str = setting("auto", "auto: few kernels a pass, CUDA graphs on a GPU; loop: the decoder as it is.",
                             choices=("auto", "loop"))
     prompt_tokens: int = setting(50, "Length of the speaker prompt, as in training.", minimum=1)

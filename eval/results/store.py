@@ -38,7 +38,6 @@ Key = tuple[str, int, str]  # method, seed, utterance id
 Record = dict[str, Any]
 
 RECORDING, RESYNTHESIS = "recording", "ground truth resynthesised"
-VOCODER_BATCH = 8
 RECORD_VERSION = 2  # what a record holds; 2: drafted and accepted tokens of every verifying pass
 
 logger = logging.getLogger(__name__)
@@ -259,7 +258,7 @@ class Maker:
                 wave, rate = self.tools.recording(self.tools.items[i].prompt.utterance_id)
                 self._finish(unit, i, wave, rate, {}, {})
             return len(missing)
-        # The whole batch is decoded and vocoded even if a part is missing: always the same tensors, the same results.
+        # The whole batch is decoded even if a part is missing: always the same tensors, the same tokens.
         started = time.perf_counter()
         results: list[DecodeResult] | None = None
         if unit.method == RESYNTHESIS:
@@ -270,11 +269,14 @@ class Maker:
                              batch_size=len(items))
             tokens = [r.tokens for r in results]
         decoded = time.perf_counter()
-        waves = voice(self.tools.vocoder, tokens, [i.speaker_embedding for i in items], VOCODER_BATCH)
-        vocoder_seconds = (time.perf_counter() - decoded) / len(items)
-        for row, i in enumerate(unit.indices):
-            if i not in missing:
-                continue
+        rows = [row for row, i in enumerate(unit.indices) if i in missing]
+        # One at a time: a judge may hear the last bits, and those of a batch depend on who shares it. What is heard of
+        # tokens is a function of the tokens and the voice, whatever the method, the batch, or an earlier run.
+        waves = voice(self.tools.vocoder, [tokens[row] for row in rows], [items[row].speaker_embedding for row in rows],
+                      batch=1)
+        vocoder_seconds = (time.perf_counter() - decoded) / len(rows)
+        for row, wave in zip(rows, waves, strict=True):
+            i = unit.indices[row]
             seconds = {"decode": (decoded - started) / len(items), "vocoder": vocoder_seconds}
             facts: Record = {"tokens": tokens[row]}
             if results is not None:
@@ -283,7 +285,7 @@ class Maker:
                 facts |= {"truncated": r.truncated, "passes": r.target_passes, "draft_passes": r.draft_passes,
                           "proposed": r.proposed, "accepted": r.accepted, "rounds_proposed": r.rounds_proposed,
                           "rounds_accepted": r.rounds_accepted, "emitted": r.emitted, "actions": r.actions}
-            self._finish(unit, i, waves[row], self.tools.vocoder.sample_rate, facts, seconds)
+            self._finish(unit, i, wave, self.tools.vocoder.sample_rate, facts, seconds)
         return len(missing)
 
     def _finish(self, unit: Unit, index: int, wave: np.ndarray, rate: int, facts: Record, seconds: dict) -> None:

@@ -12,8 +12,9 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
-from compare_worker import SHORT, LevelJudge, loudness, tiny_config, tiny_policy, tiny_tools
+from compare_worker import SHORT, LevelJudge, ToneVocoder, loudness, tiny_config, tiny_policy, tiny_tools
 from tiny_decoders import tiny_decoder
 
 from dcar.config import load_config
@@ -127,6 +128,28 @@ def test_a_larger_comparison_reuses_a_smaller_one(tmp_path):
     run(tiny_config(tmp_path, methods=["car-1", "car-2"], seeds=[0], limit=5, report=False), tiny_tools(large))
     assert 0 < large.calls <= 5 * 4 - 3 * 3 + 2  # two more utterances may now carry audio
     assert {r["method"] for r in records_of(tmp_path)} == {RECORDING, RESYNTHESIS, "car-1", "car-2"}
+
+
+class RoundingVocoder(ToneVocoder):
+    """Arithmetic whose last digits depend on the shapes of a call, magnified until a judge hears them."""
+
+    def synthesize(self, token_lists, speaker):
+        rounding = 0.02 * len(token_lists) + 0.001 * max(map(len, token_lists))
+        return [wave / np.float32(1 + rounding) for wave in super().synthesize(token_lists, speaker)]
+
+
+def test_what_is_heard_of_tokens_does_not_depend_on_their_company(tmp_path):
+    """Whatever shares the batch, and whatever an earlier run has finished: the same tokens are the same sound."""
+    found = []
+    for name, batch_size, limits in (("alone", 1, [6]), ("together", 6, [6]), ("in pieces", 3, [2, 5, 6])):
+        for limit in limits:
+            config = tiny_config(tmp_path / name, methods=["car-1", "car-2"], seeds=[0], batch_size=batch_size,
+                                 limit=limit, report=False, audio_samples=0, second_opinion_utterances=0,
+                                 noise_quality_utterances=0)
+            run(config, dataclasses.replace(tiny_tools(), vocoder=RoundingVocoder()))
+        found.append(records_of(tmp_path / name))
+    assert found[0] == found[1] == found[2]
+    assert len({r["hypothesis"] for r in found[0]}) > 6
 
 
 @pytest.mark.parametrize("change", [{"sampling": dataclasses.replace(SHORT, temperature=0.5)}, {"prompt": True},

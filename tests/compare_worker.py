@@ -11,13 +11,15 @@ import torch
 from tiny_decoders import tiny_decoder
 
 from dcar.decoding import Prompt
+from dcar.model.car import CARDecoder
 from dcar.prompts.items import PromptItem
 from dcar.sampling import SamplingConfig
 from eval.compare.run import CompareConfig, run
 from eval.methods.registry import Models
 from eval.results.store import Tools
 from eval.scorers.load import Scorer
-from heads.policy import ChunkPolicy, ChunkPolicyConfig
+from heads.coherence import Coherence, CoherenceConfig
+from heads.policy import ChunkPolicy, ChunkPolicyConfig, shape_of
 
 WORDS = "ash birch cedar elm fir hazel larch maple oak pine rowan willow".split()
 HOP = 480
@@ -64,6 +66,15 @@ def tiny_policy(seed: int = 0, base: str = "") -> ChunkPolicy:
     policy = ChunkPolicy(ChunkPolicyConfig(32, 4, width=16, num_attention_heads=2, base_checksum=base)).eval()
     torch.nn.init.normal_(policy.output.weight, std=2.0)
     return policy
+
+
+def coherent_policy(decoder: CARDecoder) -> ChunkPolicy:
+    """A random policy that can choose among several chunks drawn side by side."""
+    torch.manual_seed(0)
+    width, heads = decoder.config.hidden_size, decoder.config.num_prediction_heads
+    coherence = Coherence(CoherenceConfig(width, heads, decoder.config.output_size, 4, 8))
+    return ChunkPolicy(ChunkPolicyConfig(width, heads, reads="candidates", base_checksum=decoder.checksum(),
+                                         **shape_of(coherence))).eval()
 
 
 def tiny_items(count: int = 6) -> list[PromptItem]:

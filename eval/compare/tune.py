@@ -24,6 +24,7 @@ from accelerate import PartialState
 from dcar.config import check, load_config, save_config, setting
 from dcar.errors import ConfigError
 from dcar.process import run_command
+from dcar.speak.defaults import DRAWS
 from dcar.storage import writing
 from dcar.tracking import write_json
 from eval.compare.run import CompareConfig, load_tools, run, start
@@ -44,7 +45,8 @@ class TuneConfig(CompareConfig):
     """
 
     split: str = setting("dev", "Split that is spoken; never the one on which the methods are compared.")
-    methods: list[str] = setting([], "Methods without a sampling; empty = car-1 … car-K, and dcar.")
+    methods: list[str] = setting([], "Methods without a sampling; empty = car-1 … car-K, dcar, and dcar@n4 where "
+                                     "a policy can choose among draws.")
     samplings: list[str] = setting(["t{0,0.2,0.4,0.6,0.8,1}", "t1-k0"], "As they stand behind @ in a name.")
     limit: int = setting(96, "Utterances; 0 = the whole split.", minimum=0)
     similarity: str = setting("", "Of voices; empty = none.")
@@ -81,9 +83,12 @@ POINT = ("temperature", "top_k", "top_p", "wer", "wer_ci", "tokens_per_pass", "v
 
 
 def default_methods(models: Models) -> list[str]:
-    """car-1 … car-K, and the policies where there are some."""
+    """car-1 … car-K, the policies where there are some, and those that can choose among several chunks drawn side by
+    side with as many of them as they speak with."""
     sizes = range(1, models.decoder.config.num_prediction_heads + 1)
-    return [*(f"car-{k}" for k in sizes), *(["dcar"] if models.policies else [])]
+    named = {f"dcar@{name}" if name else "dcar": policy for name, policy in models.policies.items()}
+    drawn = [f"{name}@n{DRAWS}" for name, policy in named.items() if policy.coherence is not None]
+    return [*(f"car-{k}" for k in sizes), *named, *drawn]
 
 
 def tune(config: TuneConfig, tools: Tools | None = None) -> dict[str, Any]:

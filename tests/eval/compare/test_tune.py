@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from compare_worker import SHORT, LevelJudge, tiny_config, tiny_items, tiny_policy, tiny_tools
+from compare_worker import SHORT, LevelJudge, coherent_policy, tiny_config, tiny_items, tiny_policy, tiny_tools
 from tiny_decoders import tiny_decoder
 
 from dcar.config import load_config
@@ -19,7 +19,7 @@ from dcar.decoding import ChunkMethod, FixedChunk, Prompt, decode
 from dcar.errors import CheckpointError, ConfigError, DataError
 from dcar.sampling import SamplingConfig
 from eval.compare.run import run
-from eval.compare.tune import TuneConfig, main, table, tune
+from eval.compare.tune import TuneConfig, default_methods, main, table, tune
 from eval.compare.tuned import load_tuned
 from eval.methods.registry import Models
 from eval.results.store import RECORDING, RESYNTHESIS, Tools
@@ -291,6 +291,42 @@ def test_a_comparison_sets_every_method_beside_its_best(tuned, tmp_path):
     same = run(tiny_config(tmp_path, methods=["car-1"], seeds=[0], tuned=str(source / "tuned.json"), split="dev",
                            **QUIET), tiny_tools())
     assert same["tuned"]["same_split"] and "which favours it" in (tmp_path / "compare.txt").read_text()
+
+
+def test_draws_and_dials_are_tuned_and_taken_by_a_comparison(tmp_path):
+    """A policy that can choose among draws is tuned so without being asked; names with draws, a dial and a sampling go
+    through tune, tuned.json and the comparison."""
+    tools = tiny_tools(count=3)
+    able = coherent_policy(tools.models.decoder)
+    tools = dataclasses.replace(tools, models=Models(tools.models.decoder, policies={"": able}))
+    found = tune(tiny_tune(tmp_path / "tune", methods=[], samplings=["t{0,1}"]), tools)["methods"]
+    assert list(found) == ["car-1", "car-2", "car-3", "car-4", "dcar", "dcar@n4"]
+    assert found["dcar@n4"]["identity"] == {**found["dcar"]["identity"], "draws": "4"}
+
+    asked = tiny_tune(tmp_path / "tune", methods=["dcar@n4", "dcar@n4@d-0.5"], samplings=["t{0,1}"])
+    found = tune(asked, tools)["methods"]
+    assert list(found) == ["dcar@n4", "dcar@n4@d-0.5"]
+    assert found["dcar@n4@d-0.5"]["identity"] == {**found["dcar@n4"]["identity"], "dial": "-0.5"}
+    names = ["dcar", "dcar@n4", "dcar@n4@d-0.5", "dcar@n4@d-0.5@t0", "dcar@n4@d-0.5@t1"]
+    config = tiny_config(tmp_path / "compare", methods=names, seeds=[0], tuned=str(tmp_path / "tune" / "tuned.json"),
+                         sampling=dataclasses.replace(SHORT, temperature=0.9, top_k=5), **QUIET)
+    result = run(config, tools)
+    rows = {r["method"]: r for r in result["rows"]}
+    assert list(rows) == ["dcar", "dcar@n4", "dcar@n4@tuned", "dcar@n4@d-0.5", "dcar@n4@d-0.5@tuned", *names[3:]]
+    assert result["tuned"]["missing"] == ["dcar"]
+    said = {(r["method"], r["id"]): r["tokens"] for r in gathered(tmp_path / "compare")}
+    best = found["dcar@n4@d-0.5"]["best"]
+    assert rows["dcar@n4@d-0.5@tuned"]["temperature"] == {"t0": 0, "t1": 1}[best]
+    for item in tools.items:  # the tuned row speaks what its sampling speaks by name
+        key = item.prompt.utterance_id
+        assert said["dcar@n4@d-0.5@tuned", key] == said[f"dcar@n4@d-0.5@{best}", key]
+
+
+def test_only_policies_that_can_choose_are_tuned_with_draws():
+    models = tiny_tools().models
+    policies = {"plain": models.policies[""], "able": coherent_policy(models.decoder)}
+    assert default_methods(Models(models.decoder, policies=policies))[4:] == ["dcar@plain", "dcar@able", "dcar@able@n4"]
+    assert default_methods(Models(models.decoder)) == ["car-1", "car-2", "car-3", "car-4"]
 
 
 def test_tuned_of_other_models_is_refused(tuned, tmp_path):

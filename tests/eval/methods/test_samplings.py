@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-import torch
-from compare_worker import tiny_tools
+from compare_worker import coherent_policy, tiny_tools
 from tiny_decoders import tiny_decoder
 
 from dcar.decoding import decode
@@ -17,8 +16,6 @@ from eval.methods.registry import Models, load_models, make_methods
 from eval.methods.samplings import OwnSampling, names_sampling, parse_sampling, split_sampling
 from eval.report.table import rival_sentences
 from eval.results.rows import make_rows, strict_baseline
-from heads.coherence import Coherence, CoherenceConfig
-from heads.policy import ChunkPolicy, ChunkPolicyConfig, shape_of
 
 COMMON = SamplingConfig(temperature=0.8, top_k=10, max_tokens=20, max_tokens_per_text_unit=4)
 
@@ -83,11 +80,8 @@ def test_a_name_that_stands_for_several_rows_samples_them_all():
 def test_draws_stand_in_names_of_methods_that_can_tell_them_apart():
     models = tiny_tools().models
     plain, decoder = models.policies[""], models.decoder
-    heads = decoder.config.num_prediction_heads
-    torch.manual_seed(0)
-    coherence = Coherence(CoherenceConfig(decoder.config.hidden_size, heads, decoder.config.output_size, 4, 8))
-    able = ChunkPolicy(ChunkPolicyConfig(decoder.config.hidden_size, heads, reads="candidates", **shape_of(coherence)))
-    both = Models(decoder, policies={"": able.eval()})
+    able = coherent_policy(decoder)
+    both = Models(decoder, policies={"": able})
     one, four, turned, fixed = make_methods(["dcar", "dcar@n4", "dcar-sampled@n4@d0.5", "coherent-2-4"], both, COMMON)
     schedules = [entry.build().schedule for entry in (one, four, turned, fixed)]
     assert [(s.draws, getattr(s, "dial", None)) for s in schedules] == [(1, 0.0), (4, 0.0), (4, 0.5), (4, None)]

@@ -31,6 +31,7 @@ from dcar.config import check, load_config, save_config, setting
 from dcar.config.schema import seed_setting
 from dcar.errors import ConfigError, DataError
 from dcar.model.backbones.decoder import TEXT_TOKENIZER_FOLDER
+from dcar.model.draft import AnyDecoder
 from dcar.model.load import load_decoder
 from dcar.prepare.prepared import prepared_info
 from dcar.prepare.run import PrepareConfig
@@ -124,8 +125,7 @@ def tune_voice(config: TuneVoiceConfig, tools: Callable[[CompareConfig], Tools] 
     before = load_decoder(start)
     size = min(recipe.spoken.chunk, before.config.num_prediction_heads)
     unlike = tuned.checksum() != before.checksum()  # the recipe may have chosen the step before the first
-    folders = {0.0: start, **({share: mixture(config, start, recipe.out, share) for share in config.shares} if unlike
-                              else {})}
+    folders = {0.0: start, **(on_the_way(config, start, before, recipe.out) if unlike else {})}
     dev = {share: speak(config, recipe, folder, size, tools, "dev", f"dev_{share:g}") for share, folder in
            folders.items()} if unlike else {}
     deciding = methods(config, recipe, size)[0]
@@ -144,21 +144,27 @@ def tune_voice(config: TuneVoiceConfig, tools: Callable[[CompareConfig], Tools] 
     return found
 
 
-def mixture(config: TuneVoiceConfig, start: str, tuned: str, share: float) -> str:
-    """The folder of a decoder whose weights are w0 + share (w1 - w0), w0 those of `start` and w1 those of `tuned`."""
-    if share == 1:
-        return tuned
-    folder = Path(config.out) / f"car_{share:g}"
-    first, model = load_decoder(start).state_dict(), load_decoder(tuned)
-    model.load_state_dict({name: first[name] + share * (last - first[name]) if last.is_floating_point() else last
-                           for name, last in model.state_dict().items()})
-    with writing(folder):
-        model.save_pretrained(folder)
-        if (tokenizer := Path(tuned) / TEXT_TOKENIZER_FOLDER).is_dir():
-            shutil.copytree(tokenizer, folder / TEXT_TOKENIZER_FOLDER, dirs_exist_ok=True)
-        write_json(folder / "provenance.json", {**provenance(), "mixture": {"start": start, "tuned": tuned,
-                                                                            "share": share}})
-    return str(folder)
+def on_the_way(config: TuneVoiceConfig, start: str, before: AnyDecoder, tuned: str) -> dict[float, str]:
+    """By share: the folder of a decoder whose weights are w0 + share (w1 - w0), w0 those of `before`, loaded from
+    `start`, and w1 those of the folder `tuned`, which is that of share 1 itself. Each of the two is read once."""
+    folders: dict[float, str] = {}
+    model, first = load_decoder(tuned), before.state_dict()
+    last = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    for share in config.shares:
+        if share == 1:
+            folders[share] = tuned
+            continue
+        folder = Path(config.out) / f"car_{share:g}"
+        model.load_state_dict({name: first[name] + share * (tensor - first[name]) if tensor.is_floating_point()
+                               else tensor for name, tensor in last.items()})
+        with writing(folder):
+            model.save_pretrained(folder)
+            if (tokenizer := Path(tuned) / TEXT_TOKENIZER_FOLDER).is_dir():
+                shutil.copytree(tokenizer, folder / TEXT_TOKENIZER_FOLDER, dirs_exist_ok=True)
+            write_json(folder / "provenance.json", {**provenance(), "mixture": {"start": start, "tuned": tuned,
+                                                                                "share": share}})
+        folders[share] = str(folder)
+    return folders
 
 
 def trial(share: float, records: Sequence[Record]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from compare_worker import WORDS, LevelJudge, ToneVocoder
 from tiny_data import CODES, tiny_split, write_prepared
 from tiny_training import tiny_config
 
+import launch.tune_voice as tune
 from dcar.errors import ConfigError, DataError
 from dcar.model.car import CARDecoder
 from dcar.model.load import load_decoder
@@ -29,7 +30,7 @@ from launch.tune_voice import (
     by_sentences,
     choose,
     is_better,
-    mixture,
+    on_the_way,
     outcome,
     table,
     training_config,
@@ -144,15 +145,21 @@ def test_a_tuned_decoder_that_is_worse_on_dev_goes_no_further(data, trained, tmp
     assert found["tried"][1]["wer"] > found["tried"][0]["wer"] and "0% of the way" in table(found)
 
 
-def test_a_mixture_lies_between_the_two(data, untrained, trained, tmp_path):
-    """Its weights are on the line, it is a decoder that can be loaded, and all of the way is the tuned one itself."""
-    settings = config(tmp_path, data, untrained)
-    folder = mixture(settings, str(untrained), str(trained), 0.25)
+def test_mixtures_lie_between_the_two(data, untrained, trained, tmp_path, monkeypatch):
+    """Their weights are on the line, each is a decoder that can be loaded, and all of the way is the tuned one itself.
+    The tuned decoder is read once for all of them."""
+    settings = config(tmp_path, data, untrained, shares=[0.25, 1.0, 0.5])
+    read: list[str] = []
+    with monkeypatch.context() as watched:
+        watched.setattr(tune, "load_decoder", lambda folder: read.append(str(folder)) or load_decoder(folder))
+        folders = on_the_way(settings, str(untrained), load_decoder(untrained), str(trained))
+    assert read == [str(trained)] and list(folders) == [0.25, 1.0, 0.5] and folders[1.0] == str(trained)
     first, last = (load_decoder(f).state_dict() for f in (untrained, trained))
-    for name, tensor in load_decoder(folder).state_dict().items():
-        torch.testing.assert_close(tensor, 0.75 * first[name] + 0.25 * last[name])
-    assert json.loads((Path(folder) / "provenance.json").read_text())["mixture"]["share"] == 0.25
-    assert mixture(settings, str(untrained), str(trained), 1.0) == str(trained)
+    for share in (0.25, 0.5):
+        for name, tensor in load_decoder(folders[share]).state_dict().items():
+            torch.testing.assert_close(tensor, (1 - share) * first[name] + share * last[name])
+        told = json.loads((Path(folders[share]) / "provenance.json").read_text())["mixture"]
+        assert told == {"start": str(untrained), "tuned": str(trained), "share": share}
 
 
 def test_the_fewest_errors_are_chosen_and_of_nearly_equals_the_nearest_voice():

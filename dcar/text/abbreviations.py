@@ -51,7 +51,7 @@ def abbreviations(text: str) -> str:
     """Titles, streets, companies, weekdays, months: by table; "St." and "Dr." by their neighbours."""
     numbered = rf"(?<![\w.'])((?i:{'|'.join(_BEFORE_NUMBERS)}))\.\s?(?=\d|(?:[IVXL]{{2,}}|[VX])\b)"
     text = re.sub(numbered, _before_number, text)
-    text = re.sub(r"(?<![\w.'])ca?\.\s?(?=\d{3,4}\b)", "circa ", text)
+    text = re.sub(r"(?<![\w.'])(?:ca\.\s?(?=\d)|c\.\s?(?=\d{3,4}\b))", "circa ", text)
     text = re.sub(r"\bet al\.(?=(\s*$|\s+[A-Z])?)", lambda m: "et al" + ("." if m[1] is not None else ""), text)
     text = re.sub(r"(?<=& )Co\.(?=(\s*$|\s+[A-Z])?)|(?<=\band )Co\.(?=(\s*$|\s+[A-Z])?)",
                   lambda m: "Company" + ("." if m[1] is not None or m[2] is not None else ""), text)

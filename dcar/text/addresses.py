@@ -15,7 +15,7 @@ LETTER = "\ue000"  # behind a capital: it is a letter, whatever stands around it
 
 _SIGNS = {
     ".": "dot", "-": "dash", "_": "underscore", "+": "plus", "/": "slash", "?": "question mark", "=": "equals",
-    "&": "ampersand", "%": "percent", "#": "hash", "~": "tilde", ":": "colon", "@": "at",
+    "&": "ampersand", "%": "percent", "#": "hash", "~": "tilde", ":": "colon", "@": "at", "\\": "backslash",
 }  # fmt: skip
 # Ends of names that are bare of https:// or www.: those which no sentence without a space after its stop imitates.
 _ENDINGS = ("com|org|net|edu|gov|info|io|ai|dev|app|co\\.uk|ac\\.uk|uk|de|fr|nl|eu|ch|jp|cn|ca|au")
@@ -33,6 +33,8 @@ _URL = re.compile(
     re.IGNORECASE,
 )
 _FILE = re.compile(rf"(?<![\w./@-])({_HOST}\.(?:{_FILES}))(?![\w@-]|\.\w)")
+# ~/notes, /etc/hosts, C:\temp\a.txt: a path of one part without a home or a drive may be an alternative ("and /or")
+_PATH = re.compile(r"(?<![\w./\\:~-])((?:~/|/[A-Za-z][\w-]+/)[\w./-]*\w|[A-Z]:\\(?:[\w.-]+\\)*[\w.-]*\w)(?!\w)")
 _IP = re.compile(r"(?<![\w.])((?:25[0-5]|2[0-4]\d|1?\d?\d)(?:\.(?:25[0-5]|2[0-4]\d|1?\d?\d)){3})(?![\w]|\.\d)")
 
 
@@ -43,6 +45,7 @@ def addresses(text: str, is_word: Callable[[str], bool]) -> str:
     text = _URL.sub(lambda m: f" {_dictated(_bare(m['address'] or m['bare']), is_word)} ", text)
     if re.search(r"(?i)(?<!\d)(?:v|version )\d+(?:\.\d+){3}", text) is None:  # 1.2.3.4 is a version there
         text = _IP.sub(lambda m: f" {' dot '.join(map(digits, m[1].split('.')))} ", text)
+    text = _PATH.sub(lambda m: f" {_dictated(m[1], is_word)} ", text)
     return _FILE.sub(lambda m: f" {_dictated(m[1], is_word)} ", text)
 
 

@@ -48,8 +48,11 @@ UNITS = {
     "dB": "decibel", "hp": "horsepower", "psi": "pound per square inch", "kPa": "kilopascal", "hPa": "hectopascal",
     "kcal": "kilocalorie", "kJ": "kilojoule", "ns": "nanosecond", "ms": "millisecond", "nm": "nanometer",
     "um": "micrometer", "ug": "microgram", "sec": "second", "secs": "second", "min": "minute", "mins": "minute",
-    "hr": "hour", "hrs": "hour", "mph": "mile per hour", "mpg": "mile per gallon", "km/h": "kilometer per hour",
-    "kph": "kilometer per hour", "m/s": "meter per second", "m/s2": "meter per second squared",
+    "h": "hour", "hr": "hour", "hrs": "hour", "mph": "mile per hour", "mpg": "mile per gallon",
+    "km/h": "kilometer per hour", "kph": "kilometer per hour", "m/s": "meter per second",
+    "m/s2": "meter per second squared",
+    "rpm": "revolution per minute", "kbit/s": "kilobit per second", "Mbit/s": "megabit per second",
+    "Gbit/s": "gigabit per second", "MB/s": "megabyte per second", "GB/s": "gigabyte per second",
     "bpm": "beat per minute", "fps": "frame per second", "dpi": "dot per inch", "ppm": "part per million",
     "°C": "degree Celsius", "°F": "degree Fahrenheit", "°": "degree",
 }  # fmt: skip
@@ -179,13 +182,19 @@ def measure(m: re.Match[str]) -> str:
     return f" {'minus ' if m['minus'] else ''}{number(m['n'])} {head}{per}{rest} "
 
 
+def duration(m: re.Match[str]) -> str:
+    """`3h 5m 10s`: letters that stand side by side are hours, minutes and seconds, alone an m is a meter."""
+    parts = [(m[key], name) for key, name in (("h", "hour"), ("m", "minute"), ("s", "second")) if m[key]]
+    return " ".join(f"{cardinal(int(n))} {name}{'' if int(n) == 1 else 's'}" for n, name in parts)
+
+
 def feet_and_inches(m: re.Match[str]) -> str:
     return f" {cardinal(int(m[1]))} foot {cardinal(int(m[2]))} "
 
 
 def inches(m: re.Match[str]) -> str:
-    """`12"`, unless the sign closes a quotation that was opened before."""
-    if len(re.findall(r'(?<!\d)"', m.string[: m.start()])) % 2:
+    """`12"` or `12 in.`, unless the sign closes a quotation that was opened before."""
+    if m[0].endswith('"') and len(re.findall(r'(?<!\d)"', m.string[: m.start()])) % 2:
         return m[0]
     single = m["n"] == "1" or _attributive(m)
     return f" {number(m['n'])} {'inch' if single else 'inches'} "

@@ -72,6 +72,11 @@ _ORDERED: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
     (re.compile(r"\bpH\b"), "P H"),
     (re.compile(r"\b([Tt]he )WHO\b"), r"\1W H O"),
     (re.compile(r"\bAD(?=\s\d)"), "A D"),
+    (re.compile(r"(?<!\w)\.NET\b"), "dot net"),
+    (re.compile(r"\b([A-GJ])#(?!\w)"), rf"\1{LETTER} sharp"),
+    (re.compile(r"\bCO(?=2\b)"), "C O "),
+    (re.compile(r"\b(ISBN(?:-1[03])?):?\s(\d[\d-]{8,15}[\dX])(?![\w-])"),
+     lambda m: f"ISBN {', '.join(' '.join(part) for part in m[2].split('-'))}"),
     # versions, before their stops become decimal points
     (re.compile(r"\b[vV]\.?\s?(\d+(?:\.\d+)+)(?![\w])"), lambda m: f"version {_parts(m[1])}"),
     (re.compile(r"\b([Vv]ersion)\s(\d+(?:\.\d+)+)(?![\w])"), lambda m: f"{m[1]} {_parts(m[2])}"),
@@ -87,6 +92,9 @@ _ORDERED: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
     (re.compile(r"(\d:\d\d|\d\s?[ap]\.?m\.?)\s?-\s?(?=\d{1,2}(?::\d\d|\s?[ap]\.?m))", re.IGNORECASE), r"\1 to "),
     (re.compile(rf"(?<![\w.,-])({q.NUM})-(?=(?:{q.NUM})\s?(?:%|(?:{q.UNIT})(?![\w/'])))"), r"\1 to "),
     (re.compile(r"\b50-50\b"), "fifty fifty"),
+    (re.compile(r"(?<![\w.,-])(?P<h>\d{1,3})\s?h\s?(?P<m>[0-5]?\d)\s?m(?:in)?(?:\s?(?P<s>[0-5]?\d)\s?s)?(?![\w/])"),
+     q.duration),
+    (re.compile(r"(?<![\w.,-])(?P<h>)(?P<m>\d{1,3})\s?m(?:in)?\s(?P<s>[0-5]?\d)\s?s(?![\w/])"), q.duration),
     # money
     (re.compile(rf"(?<=\d)/(?=(?:{_PER})\b)"), " per "),
     (re.compile(r"(?<![\w$£€¥])-(?=[$£€¥]\s?\d)"), " minus "),
@@ -129,6 +137,8 @@ _ORDERED: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
     (re.compile(rf"(?<![\w.,'])(?P<n>{q.NUM})\""), q.inches),
     (re.compile(r"\b(sq|cu)\. ?(?=ft|in|mi|yd)"), r"\1 "),
     (re.compile(r"\b((?:sq|cu) (?:ft|in|mi|yd))\.(?=\s[a-z])"), r"\1"),
+    (re.compile(r"(?<=\d)([\s-]?(?:ft|mi|yds?|lbs?|oz|gal|qt|hrs?|mins?|secs?))\.(?=\s[a-z])"), r"\1"),
+    (re.compile(rf"(?<![\w.,])(?P<n>{q.NUM})[\s-]?in\.(?=\s[a-z])"), q.inches),
     (re.compile(r"(\d)\s?ft\.?\s?(\d{1,2})\s?in\b\.?"), r"\1 ft \2 inches"),
     (re.compile(r"(?<=\d)\s?x\s?(?=\d)"), " by "),
     (re.compile(r"\b(480|720|1080|1440|2160)p\b"), lambda m: f" {year(int(m[1]))} P "),
@@ -157,6 +167,7 @@ _ORDERED: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
     # letters and digits that touch are read one after the other: H2O, COVID-19, MP3
     (re.compile(r"(?<![A-Za-z'])A-?(?=\d)|(?<=\d)a\b"), f" A{LETTER} "),
     (re.compile(r"(?<=[A-Za-z])-?(?=\d)|(?<=\d)-?(?=[A-Za-z])"), " "),
+    (re.compile(r"\b([Yy]ear )(10[1-9]\d)\b"), lambda m: m[1] + year(int(m[2]))),
     (re.compile(q.NUM), q.year_or_number),
     (re.compile(r"\be\.g\.", re.IGNORECASE), "for example"),
     (re.compile(r"\bi\.e\.", re.IGNORECASE), "that is"),

@@ -366,7 +366,9 @@ def check_hears(recognizer: str, wer: float, limit: float) -> None:
         "reward_funcs=[wer,range_penalty] or [wer,cer,range_penalty], because they give transcripts and no "
         "likelihoods; a CTC model, recognizer=nemo:<path>, serves log_likelihood too; (2) one trained on this speech: "
         "dcar resynthesize, then dcar train-recognizer; (3) if vocoder and tokens are at fault (dcar vocoder-quality "
-        f"tells), train those; (4) max_reward_wer={math.ceil(10 * wer) / 10:g} to use it nevertheless")
+        "tells), train those; (4) in DCPO the reward that hears nothing and reads the tokens: "
+        "reward_funcs=[token_likelihood], as in launch/recipes/dcpo_starter.yaml; (5) "
+        f"max_reward_wer={math.ceil(10 * wer) / 10:g} to use it nevertheless")
 
 
 def _stored_errors(path: Path) -> tuple[Any, dict[str, list[int] | None]] | None:

@@ -89,6 +89,17 @@ def _is_number(text: str) -> bool:
     return re.fullmatch(r"-?\d+(\.\d+)?", text) is not None
 
 
+def short_name(name: str) -> str:
+    """A method's name as it is said in a sentence: random-4…16 for random-4-5-6-…-16, of four sizes or more that follow
+    each other."""
+    def ends(m: re.Match[str]) -> str:
+        sizes = [int(size) for size in m[0].split("-")]
+        follow = len(sizes) > 3 and sizes == list(range(sizes[0], sizes[0] + len(sizes)))
+        return f"{sizes[0]}…{sizes[-1]}" if follow else m[0]
+
+    return re.sub(r"(?<=-)\d+(?:-\d+)+(?![\w.])", ends, name)
+
+
 def at_sampling(name: str, sampling: str) -> str:
     """The name of a method at a sampling: far@t0.4; empty: the common one."""
     return f"{name}@{sampling}" if sampling else name

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from eval.methods.families import parse_method
+from eval.methods.families import parse_method, short_name
 from eval.report.html import escape, paragraphs, wide_picture
 from eval.results.pareto import SPEED_AXES, pareto_front, speed_axis
 from eval.results.rows import Row
@@ -21,7 +21,10 @@ SHORT_UNITS = {"speedup_vs_far": " times", "speedup_vs_car1": " times", "tokens_
 UNSTEADY = 1.4  # the third quartile of a speed-up over the first, above which times are called unsure
 NAMES = {"far": "far is next-token decoding, one token a pass, by a decoder of one head (FAR)",
          "car": "car-k always keeps k tokens of a pass",
+         "random": "random-… keeps a number drawn at random from those in its name",
+         "coherent": "coherent-k-n draws n chunks of k tokens and keeps the one that goes together best",
          "dcar": "dcar lets a learned policy choose how many tokens it keeps, pass by pass"}
+DRAWS = "behind @n stands how many chunks, drawn side by side, the policy chooses among"
 
 
 def summary_section(result: dict[str, Any], folder: Path) -> str:
@@ -44,8 +47,10 @@ def summary_section(result: dict[str, Any], folder: Path) -> str:
 
 def names_sentence(rows: Sequence[Row]) -> str:
     """What the names of the paper's methods stand for, of those that were compared."""
-    kinds = {parse_method(r["method"]).kind for r in rows if r["kind"] == "method"}
-    said = "; ".join(text for kind, text in NAMES.items() if kind in kinds)
+    names = [parse_method(r["method"]) for r in rows if r["kind"] == "method"]
+    kinds = {name.kind for name in names}
+    said = "; ".join([*(text for kind, text in NAMES.items() if kind in kinds),
+                      *([DRAWS] if any(name.draws > 1 for name in names) else [])])
     return f"{said}. Word errors: of 100 words, how many a recogniser hears wrong, misses or adds.".lstrip(". ")
 
 
@@ -59,8 +64,8 @@ def best_sentence(rows: Sequence[Row], axis: str) -> str:
     front = [points[i] for i in pareto_front([r[axis] for r in points], [r["wer"] for r in points])]
     first = front[0]
     best = [r for r in points if (r["wer"], r[axis]) == (first["wer"], first[axis])]
-    said = (f"{' and '.join(r['method'] for r in best)} make{'s' if len(best) == 1 else ''} the fewest word errors "
-            f"({100 * first['wer']:.1f} %), {first[axis]:.2f}{UNITS[axis]}")
+    said = (f"{' and '.join(short_name(r['method']) for r in best)} make{'s' if len(best) == 1 else ''} the fewest "
+            f"word errors ({100 * first['wer']:.1f} %), {first[axis]:.2f}{UNITS[axis]}")
     groups: list[list[Row]] = []
     for row in front[len(best):]:
         family = parse_method(row["method"]).family
@@ -74,7 +79,8 @@ def best_sentence(rows: Sequence[Row], axis: str) -> str:
     for group in groups:
         ends = (group[0], group[-1])[: len(group)]
         name, wer, speed = (" to ".join(texts) for texts in (
-            [r["method"] for r in ends], [f"{100 * r['wer']:.1f}" for r in ends], [f"{r[axis]:.2f}" for r in ends]))
+            [short_name(r["method"]) for r in ends], [f"{100 * r['wer']:.1f}" for r in ends],
+            [f"{r[axis]:.2f}" for r in ends]))
         faster.append(f"{name} ({wer} %), {speed}{SHORT_UNITS[axis]}")
     return f"{said}. Faster, with more errors: {'; '.join(faster)}."
 
@@ -87,8 +93,8 @@ def unsteady_times(rows: Sequence[Row], axis: str) -> str:
         return ""
     worst = max(wild, key=lambda r: r[name][1] / r[name][0])
     return (f"The measured speeds are unsure: the machine was busy, or too few sentences were timed "
-            f"({worst['timed_n']}). Half of the times of {worst['method']} lie outside {worst[name][0]:.2f} to "
-            f"{worst[name][1]:.2f} times. Tokens a pass do not depend on the machine.")
+            f"({worst['timed_n']}). Half of the times of {short_name(worst['method'])} lie outside "
+            f"{worst[name][0]:.2f} to {worst[name][1]:.2f} times. Tokens a pass do not depend on the machine.")
 
 
 def facts(result: dict[str, Any]) -> list[str]:

@@ -11,7 +11,7 @@ from dcar.errors import ConfigError
 from dcar.sampling import SamplingConfig
 from eval.compare.run import CompareConfig
 from eval.compare.sweeps import expand_names
-from eval.methods.families import group_families, parse_method
+from eval.methods.families import group_families, parse_method, short_name
 from eval.methods.registry import Models, load_models, make_methods
 from eval.methods.samplings import OwnSampling, names_sampling, parse_sampling, split_sampling
 from eval.report.table import rival_sentences
@@ -131,6 +131,14 @@ def test_families_hold_one_sampling(name, family, settings, label):
     assert (parsed.family, parsed.settings, parsed.label) == (family, settings, label)
     assert parse_method(family).family == family and parse_method(family).label == label
     assert "t0" not in "".join(parsed.words) and parsed.entry is not None
+
+
+@pytest.mark.parametrize(("name", "short"), [
+    ("random-4-5-6-7-8", "random-4…8"), ("random-4-5-6-7@t0.4", "random-4…7@t0.4"), ("random-4-5-6", "random-4-5-6"),
+    ("random-4-6-8-10", "random-4-6-8-10"), ("coherent-10-4", "coherent-10-4"), ("dcar@n4@d-0.5", "dcar@n4@d-0.5"),
+])
+def test_names_in_sentences_are_short(name, short):
+    assert short_name(name) == short
 
 
 def test_a_dial_is_one_line_through_the_policy_as_it_is():

@@ -195,6 +195,8 @@ def test_best_at_which_speed():
         "car-4 (15.0 to 18.0 %), 2.00 to 2.20 times; dcar (20.0 %), 2.50 times.")
     assert best_sentence(rows[:1], "speedup_vs_far") == (
         "far makes the fewest word errors (30.0 %), 1.00 times as fast as FAR; no method is faster.")
+    long = row("random-4-5-6-7-8-9-10-11-12-13-14-15-16", 0.25, 3.0)
+    assert best_sentence([rows[1], long], "speedup_vs_far").endswith("random-4…16 (25.0 %), 3.00 times.")
     alike = [row("car-2", 0.1, 1.5), row("dcar", 0.1, 1.5), row("far", 0.1, 1.0)]
     assert best_sentence(alike, "speedup_vs_far").startswith("car-2 and dcar make the fewest word errors (10.0 %), 1.5")
 
@@ -203,7 +205,9 @@ def test_the_names_are_explained_that_were_compared():
     rows = [{"method": name, "kind": "method"} for name in ("far", "dcar@a", "sd")]
     said = names_sentence(rows)
     assert "far is next-token decoding" in said and "learned policy" in said and "car-k always" not in said
-    assert names_sentence(rows[2:]).startswith("Word errors: of 100 words")
+    assert names_sentence(rows[2:]).startswith("Word errors: of 100 words") and "@n" not in said
+    drawn = names_sentence([{"method": m, "kind": "method"} for m in ("random-3-4-5", "coherent-10-4", "dcar@n4")])
+    assert "random-… keeps" in drawn and "coherent-k-n draws" in drawn and "behind @n stands" in drawn
 
 
 def test_times_that_differ_from_sentence_to_sentence_are_said():

@@ -9,7 +9,7 @@ import numpy as np
 
 from dcar.errors import DCARError
 from eval.demo.player import HUSH, pcm
-from eval.demo.studio import Studio
+from eval.demo.studio import Studio, with_dial
 from eval.demo.votes import Setting, Trial, Votes, shuffled, summary
 
 HOW = """The settings A and B of the first tab say the text above with one new seed, in an order drawn at random. Which
@@ -19,13 +19,14 @@ Sound = tuple[int, np.ndarray] | None
 
 
 def pairing(studio: Studio, said: Callable[[DCARError, str | None], Exception]) -> Callable[..., tuple]:
-    """What the button calls: (text, voice, recording, method A, temperature A, method B, temperature B) → the two
-    sounds, the trial (kept on the server), what to do. said: makes of an error what the page shows."""
-    def pair(text: str, voice: str, recording: str | None, method_a: str, temperature_a: float, method_b: str,
-             temperature_b: float) -> tuple[Sound, Sound, Trial, str]:
+    """What the button calls: (text, voice, recording; method, temperature, dial of A; those of B) → the two sounds, the
+    trial (kept on the server), what to do. said: makes of an error what the page shows."""
+    def pair(text: str, voice: str, recording: str | None, method_a: str, temperature_a: float, dial_a: float,
+             method_b: str, temperature_b: float, dial_b: float) -> tuple[Sound, Sound, Trial, str]:
         try:
-            trial = shuffled(text or "", "recording" if recording else voice, Setting(method_a, float(temperature_a)),
-                             Setting(method_b, float(temperature_b)))
+            a, b = (Setting(with_dial(method, float(dial or 0)), float(temperature)) for method, temperature, dial in (
+                (method_a, temperature_a, dial_a), (method_b, temperature_b, dial_b)))
+            trial = shuffled(text or "", "recording" if recording else voice, a, b)
             first, second = (studio.speak(trial.text, voice, recording, side.method, side.temperature, seed=trial.seed)
                              for side in (trial.first, trial.second))
         except DCARError as error:
@@ -58,7 +59,7 @@ def counts(votes: Votes) -> str:
 
 def blind_tab(gr: Any, studio: Studio, votes: Votes, inputs: list[Any],
               said: Callable[[DCARError, str | None], Exception]) -> None:
-    """inputs: the components of text, voice, recording, and method and temperature of both sides."""
+    """inputs: the components of text, voice, recording, and method, temperature and dial of both sides."""
     gr.Markdown(HOW)
     speak = gr.Button("Speak both, shuffled", variant="primary", elem_id="blind-speak")
     sounds = []

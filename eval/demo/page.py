@@ -22,7 +22,7 @@ from dcar.process import run_command
 from dcar.speak.defaults import SAMPLING
 from eval.demo.blind import blind_tab
 from eval.demo.player import SCRIPT, WAKE, Channel, pcm, taking
-from eval.demo.studio import TEMPERATURES, Limits, Studio, Take
+from eval.demo.studio import DIALS, TEMPERATURES, Limits, Studio, Take, with_dial
 from eval.demo.votes import Votes
 
 STYLE = """
@@ -75,16 +75,17 @@ def load_gradio() -> Any:
 
 def handler(studio: Studio, failure: Callable[[str], Exception],
             skip: Any = None) -> Callable[..., Iterator[tuple[Any, Any, Any, Any]]]:
-    """What a button calls: (text, voice, recording, method, temperature, seed) → (rate, samples), picture, facts, and
-    the text of the player; first as often as there is new sound, then once with everything.
+    """What a button calls: (text, voice, recording, method, temperature, dial, seed) → (rate, samples), picture, facts,
+    and the text of the player; first as often as there is new sound, then once with everything.
 
     failure: makes, of an error that a user can act on, what the page shows. skip: leaves what is shown as it is.
     """
-    def speak(text: str, voice: str, recording: str | None, method: str, temperature: float,
+    def speak(text: str, voice: str, recording: str | None, method: str, temperature: float, dial: float,
               seed: float) -> Iterator[tuple[Any, Any, Any, Any]]:
         channel, begun = Channel(studio.vocoder.sample_rate), False
         try:
-            for given in studio.stream(text or "", voice, recording, method, temperature, seed=int(seed or 0)):
+            for given in studio.stream(text or "", voice, recording, with_dial(method, float(dial or 0)), temperature,
+                                       seed=int(seed or 0)):
                 if isinstance(given, Take):
                     sound = given.spoken.rate, pcm(given.spoken.wave)
                     yield sound, studio.picture(given.spoken), given.facts, skip
@@ -140,12 +141,15 @@ def first_two(studio: Studio) -> list[str]:
 def _side(gr: Any, side: str, method: str, methods: list[str], common: list[Any],
           speak: Callable[..., Any]) -> list[Any]:
     """One of the settings that are set side by side: its choices, its button and what comes of it. Returns the
-    components of its method and temperature."""
+    components of its method, temperature and dial."""
     low, high = TEMPERATURES
     chosen = gr.Dropdown(methods, value=method, elem_id=f"method-{side}", label=f"Method {side}",
-                         info="far: one token a step; car-k: k, faster and less sure; dcar: a policy chooses how many")
+                         info="far: one token a step; car-k: k, faster and less sure; dcar: a policy chooses how many, "
+                              "@n4 among four draws")
     temperature = gr.Slider(low, high, SAMPLING.temperature, step=0.1, label="Temperature",
                             elem_id=f"temperature-{side}")
+    dial = gr.Slider(*DIALS, 0.0, step=0.1, label="Speed of dcar", elem_id=f"dial-{side}",
+                     info="its dial: above 0 longer chunks, below 0 more careful ones")
     seed = gr.Number(0, label="Seed", precision=0, elem_id=f"seed-{side}")
     button = gr.Button(f"Speak {side}", variant="primary", elem_id=f"speak-{side}")
     facts = gr.Markdown(elem_id=f"facts-{side}")
@@ -155,9 +159,9 @@ def _side(gr: Any, side: str, method: str, methods: list[str], common: list[Any]
                      buttons=["fullscreen", *kept], elem_id=f"picture-{side}", elem_classes="picture")
     playing = gr.Textbox(visible="hidden", elem_id=f"playing-{side}", max_lines=1)
     playing.change(None, [playing], None, js=taking(side), api_visibility="private")
-    button.click(speak, [*common, chosen, temperature, seed], [sound, image, facts, playing], js=WAKE,
+    button.click(speak, [*common, chosen, temperature, dial, seed], [sound, image, facts, playing], js=WAKE,
                  concurrency_limit=1, concurrency_id="speak", api_name=f"speak_{side.lower()}")
-    return [chosen, temperature]
+    return [chosen, temperature, dial]
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -174,8 +178,10 @@ def main(arguments: list[str] | None = None) -> None:
 def serve(studio: Studio, config: DemoConfig, block: bool = True) -> Any:
     """Serve the page; returns it, at once unless `block`. Nothing leaves this machine: no share link, no analytics."""
     page = build(studio, Votes(config.votes))
+    plain = load_gradio().themes.Default(font=["system-ui", "sans-serif"])  # the fonts that Gradio brings lack letters
     page.launch(server_name=config.host, server_port=config.port, share=False, prevent_thread_lock=not block,
-                max_file_size=f"{math.ceil(config.megabytes)}mb", head=SCRIPT, css=STYLE)
+                max_file_size=f"{math.ceil(config.megabytes)}mb", head=SCRIPT, css=STYLE,
+                theme=plain)
     return page
 
 

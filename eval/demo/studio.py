@@ -5,6 +5,7 @@ Whoever reaches the page can send anything, so every limit is checked here and n
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -20,7 +21,7 @@ from dcar.model.load import text_encoder
 from dcar.prepare.prepared import load_prepared
 from dcar.prompts.together import check_together, made_by
 from dcar.sources.shipped import shipped
-from dcar.speak.defaults import METHOD, SAMPLING
+from dcar.speak.defaults import DRAWS, METHOD, SAMPLING
 from dcar.speak.speaker import Speaker, Spoken
 from dcar.speak.voice import Voice, starter_voices
 from dcar.text.phonemes import PHONEME_VERSION
@@ -35,7 +36,10 @@ from eval.methods.registry import Models, load_models, make_methods
 
 VERIFIERS = ("sd", "ssd-0.4", "pcg-0.42", "vadusa-2", "typical", "topk-verify-5", "entropy-1")
 """Rivals that need no more than the heads of the decoder."""
+POLICIES = ("dcar", f"dcar@n{DRAWS}", f"dcar@n{2 * DRAWS}", "dcar-sampled")
+"""Uses of a policy; behind @n, chunks that it chooses among, where it can."""
 TEMPERATURES = (0.0, 1.5)
+DIALS = (-2.0, 2.0)
 
 
 @dataclass(frozen=True)
@@ -84,15 +88,15 @@ class Studio:
     def _methods(self) -> list[str]:
         """The names that these models can speak with, the policy first."""
         heads = self.models.decoder.config.num_prediction_heads
-        names = [*(["dcar", "dcar-sampled"] if self.models.policies else []),
-                 *(f"car-{k}" for k in range(1, heads + 1)), *(["far"] if self.models.far_decoder else [])]
-        for name in VERIFIERS:
-            try:
-                make_methods([name], self.models)
-            except DCARError:  # of a decoder with one head, for one
-                continue
-            names.append(name)
-        return names
+        return [*(name for name in POLICIES if self._can(name)), *(f"car-{k}" for k in range(1, heads + 1)),
+                *(["far"] if self.models.far_decoder else []), *(name for name in VERIFIERS if self._can(name))]
+
+    def _can(self, method: str) -> bool:
+        try:
+            make_methods([method], self.models)
+        except DCARError:  # no policy, or one that cannot choose among draws; a decoder with one head
+            return False
+        return True
 
     @property
     def start(self) -> str:
@@ -103,8 +107,8 @@ class Studio:
               temperature: float = SAMPLING.temperature, top_k: int = SAMPLING.top_k, seed: int = 0) -> Take:
         """Speak a text with a voice of `voices`, or with that of a recording (a file), which goes first.
 
-        method: of `methods`, by default `start`. TextError, AudioError, ConfigError for what is wrong or beyond the
-        limits; LawError of a broken model. One request at a time.
+        method: of `methods`, with a dial behind it if wished (`with_dial`), by default `start`. TextError, AudioError,
+        ConfigError for what is wrong or beyond the limits; LawError of a broken model. One request at a time.
         """
         *_, take = self._takes(text, voice, recording, method, temperature, top_k, seed, streamed=False)
         assert isinstance(take, Take)
@@ -154,8 +158,11 @@ class Studio:
         if len(text) > self.limits.characters:
             raise TextError(f"the text has {len(text)} characters, this page speaks {self.limits.characters} at most; "
                             "shorten it, or use `dcar speak`, which has no such limit")
-        if method not in self.methods:
+        dialled = re.fullmatch(r"(dcar.*?)@d(-?\d{1,3}(?:\.\d{1,3})?)", method)
+        if (dialled[1] if dialled else method) not in self.methods:
             raise ConfigError(f"unknown method '{method[:40]}'; choose {', '.join(self.methods)}")
+        if dialled and not DIALS[0] <= float(dialled[2]) <= DIALS[1]:
+            raise ConfigError(f"dial {dialled[2]} must be between {DIALS[0]:g} and {DIALS[1]:g}")
         low, high = TEMPERATURES
         if not low <= temperature <= high:
             raise ConfigError(f"temperature {temperature:g} must be between {low:g} and {high:g}")
@@ -175,6 +182,11 @@ class Studio:
             raise AudioError(f"the recording lasts {seconds:.0f} s, this page takes {self.limits.seconds:g} at most; "
                              "cut it, a few seconds of one voice are enough")
         return speaker.voice(path)
+
+
+def with_dial(method: str, dial: float) -> str:
+    """The method with its policy turned, as a comparison calls it: dcar@n4@d0.5. Others have no dial: as they are."""
+    return f"{method}@d{dial:g}" if dial and method.startswith("dcar") else method
 
 
 def _starter_aligner(codes: int) -> PhonemeAligner | None:

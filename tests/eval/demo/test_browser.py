@@ -146,6 +146,15 @@ class Person:
         box.send_keys(Keys.CONTROL, "a")
         box.send_keys(method, Keys.ENTER)
 
+    def turn(self, slider: str, value: float) -> None:
+        """Type a number beside a slider."""
+        from selenium.webdriver.common.keys import Keys
+
+        box = self.one(f"{slider} input[type=number]")
+        box.click()
+        box.send_keys(Keys.CONTROL, "a")
+        box.send_keys(f"{value:g}", Keys.TAB)
+
     def heard(self) -> list[dict]:
         return self.driver.execute_script("return window.dcarPlayer.log")
 
@@ -219,6 +228,18 @@ def test_type_speak_hear_switch_and_look(person):
     said = float(re.search(r"([\d.]+) s of speech", person.facts("A"))[1])
     person.until(lambda: abs(person.kept("#sound-A")[0] - said) < 0.01)  # the new sound, not the one before
     assert person.fits()
+
+
+def test_the_speed_of_a_policy_is_turned(person):
+    """More tokens a pass above 0; the facts name the setting as a comparison would."""
+    person.type("We went home, and the tide came in.")
+    person.choose("A", "dcar@n4")
+    rates = []
+    for dial, method in ((-1.5, "dcar@n4@d-1.5"), (1, "dcar@n4@d1")):
+        person.turn("#dial-A", dial)
+        person.speak("A", method)
+        rates.append(float(re.search(r"([\d.]+) a pass", person.facts("A"))[1]))
+    assert rates[0] < rates[1]
 
 
 @WIDTHS

@@ -38,7 +38,7 @@ def studio() -> Studio:
 
 def test_a_button_gives_sound_while_it_is_spoken_then_picture_and_facts(studio):
     *during, ((rate, samples), image, facts, kept) = handler(studio, Shown, "same")(
-        "The tide came in before the boats were ready, so we left.", "", None, "car-2", 0.8, 0)
+        "The tide came in before the boats were ready, so we left.", "", None, "car-2", 0.8, 0, 0)
     assert rate == 24_000 and samples.dtype == np.int16 and len(samples) > 2_000 and kept == "same"
     assert image.ndim == 3 and facts.startswith("car-2: ")
     assert len(during) >= 3 and during[0][:3] == (None, None, "Speaking …")
@@ -55,12 +55,12 @@ def test_a_mistake_is_shown_and_nothing_else_is_hidden(studio, monkeypatch, tmp_
     bad = tmp_path / "bad.wav"
     bad.write_text("no sound")
     with pytest.raises(Shown, match=r"^bad\.wav: not readable"):
-        list(handler(studio, Shown)("Yes.", "", str(bad), "car-2", 0.8, 0))
+        list(handler(studio, Shown)("Yes.", "", str(bad), "car-2", 0.8, 0, 0))
     with pytest.raises(Shown, match="text is empty"):
-        list(handler(studio, Shown)(None, "", None, "car-2", 0.8, None))
+        list(handler(studio, Shown)(None, "", None, "car-2", 0.8, None, None))
     monkeypatch.setattr(studio, "stream", lambda *a, **k: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        list(handler(studio, Shown)("Yes.", "", None, "car-2", 0.8, 0))
+        list(handler(studio, Shown)("Yes.", "", None, "car-2", 0.8, 0, 0))
 
 
 def test_without_gradio_the_extra_is_named(monkeypatch):
@@ -98,7 +98,7 @@ def test_two_users_are_both_served(address, studio):
 
     def ask(seed: int) -> None:
         client = Client(address, verbose=False)
-        found[seed] = client.predict("Yes, we do.", "af_sarah", None, "car-3", 0.8, seed, api_name="/speak_a")
+        found[seed] = client.predict("Yes, we do.", "af_sarah", None, "car-3", 0.8, 0, seed, api_name="/speak_a")
 
     threads = [threading.Thread(target=ask, args=(seed,)) for seed in (1, 2)]
     for thread in threads:
@@ -107,7 +107,7 @@ def test_two_users_are_both_served(address, studio):
         thread.join(120)
     for seed, (sound, _, said, _) in found.items():
         wave, rate = soundfile.read(sound)
-        alone = studio.speak("Yes, we do.", method="car-3", seed=seed).spoken.wave
+        alone = studio.speak("Yes, we do.", method="car-3", temperature=0.8, seed=seed).spoken.wave
         assert rate == 24_000 and np.allclose(wave, alone, atol=1e-3) and said.startswith("car-3")
     assert set(found) == {1, 2}
 
@@ -124,4 +124,4 @@ def test_requests_that_go_round_the_page_are_refused_too(address, tmp_path):
             ("word " * 50, None, "car-3", "250 characters"), ("Yes.", None, "car-99", "not in the list"),
             ("Yes.", bad, "car-3", r"^bad\.wav"), ("Yes.", long, "car-3", "lasts 6 s")):
         with pytest.raises((AppError, ValueError), match=said):
-            client.predict(text, "af_sarah", recording, method, 0.8, 0, api_name="/speak_a")
+            client.predict(text, "af_sarah", recording, method, 0.8, 0, 0, api_name="/speak_a")

@@ -11,7 +11,7 @@ import pytest
 from dcar.audio import save_audio
 from dcar.errors import AudioError, ConfigError, TextError
 from eval.demo.picture import chunk_spans, phoneme_spans, picture
-from eval.demo.studio import VERIFIERS, Limits, Studio
+from eval.demo.studio import POLICIES, VERIFIERS, Limits, Studio, with_dial
 
 TEXT = "The tide came in. We left."
 
@@ -30,13 +30,22 @@ def tone(path, seconds: float):
 
 def test_every_method_that_is_offered_speaks(studio):
     heads = studio.models.decoder.config.num_prediction_heads
-    assert studio.methods[:2] == ["dcar", "dcar-sampled"] and f"car-{heads}" in studio.methods
+    assert studio.methods[:4] == list(POLICIES) and f"car-{heads}" in studio.methods
     assert {"far", "sd", "typical"} <= set(studio.methods)
     assert len(set(studio.methods) & set(VERIFIERS)) >= 4
     for method in studio.methods:
         take = studio.speak("Yes.", method=method)
         assert take.facts.startswith(f"{method}: ") and "of real time" in take.facts
         assert np.abs(take.spoken.wave).max() > 0.01
+
+
+def test_a_policy_is_turned_and_nothing_else(studio):
+    """Above 0 more tokens a pass, below 0 fewer; what has no dial keeps its name."""
+    assert with_dial("dcar@n4", 0.5) == "dcar@n4@d0.5" and with_dial("car-5", 0.5) == "car-5"
+    assert with_dial("dcar", 0.0) == "dcar"
+    passes = [sum(r.target_passes for r in studio.speak(TEXT, method=with_dial("dcar@n4", dial)).spoken.results)
+              for dial in (-2.0, 0.0, 2.0)]
+    assert passes[0] > passes[1] >= passes[2] and studio.speak("Yes.", method="dcar@d-1").facts.startswith("dcar@d-1: ")
 
 
 def test_the_same_request_is_the_same_speech(studio):
@@ -78,6 +87,9 @@ def test_voices_are_different_people(studio, tmp_path):
     ({"text": " "}, TextError, "text is empty"),
     ({"method": "car-99"}, ConfigError, "unknown method 'car-99'; choose dcar"),
     ({"method": "random-1-7"}, ConfigError, "unknown method"),
+    ({"method": "dcar@n99"}, ConfigError, "unknown method"),
+    ({"method": "dcar@other@d0.5"}, ConfigError, "unknown method"),
+    ({"method": "dcar@d9"}, ConfigError, "dial 9 must be between -2 and 2"),
     ({"voice": "nobody"}, ConfigError, "unknown voice 'nobody'; choose"),
     ({"temperature": 9.0}, ConfigError, "between 0 and 1.5"),
     ({"temperature": float("nan")}, ConfigError, "between 0 and 1.5"),

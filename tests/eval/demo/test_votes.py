@@ -7,7 +7,9 @@ import json
 import random
 import threading
 from math import comb
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from dcar.errors import ConfigError, DataError
@@ -99,6 +101,17 @@ def test_what_is_wrong_with_a_pair_is_shown():
             raise ConfigError("no such voice")
 
     with pytest.raises(Shown, match="both sides are"):
-        pairing(Studio(), said)("Yes.", "x", None, "dcar", 0.8, "dcar", 0.8)
+        pairing(Studio(), said)("Yes.", "x", None, "car-5", 0.8, 0.0, "car-5", 0.8, 1.0)  # which has no dial
     with pytest.raises(Shown, match="no such voice a.wav"):
-        pairing(Studio(), said)("Yes.", "x", "a.wav", "dcar", 0.8, "far", 0.8)
+        pairing(Studio(), said)("Yes.", "x", "a.wav", "dcar", 0.8, 0.0, "far", 0.8, 0.0)
+
+
+def test_a_dial_makes_another_setting():
+    class Studio:
+        def speak(self, text, voice, recording, method, temperature, seed):
+            heard.append(method)
+            return SimpleNamespace(spoken=SimpleNamespace(rate=24_000, wave=np.zeros(10, np.float32)))
+
+    heard: list[str] = []
+    *_, trial, _ = pairing(Studio(), said)("Yes.", "x", None, "dcar", 0.8, 0.5, "dcar", 0.8, 0.0)
+    assert sorted(heard) == ["dcar", "dcar@d0.5"] and {trial.first.method, trial.second.method} == set(heard)

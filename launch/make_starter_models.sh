@@ -74,8 +74,16 @@ for seed in 1 2; do
     other_voices=true seed=$seed >&2
   sed "s|\"audio\": \"|&other$seed/|" "$out/resynthesis/other$seed/train.jsonl"
 done | cat "$out/resynthesis/train.jsonl" - > "$out/resynthesis/train_voices.jsonl"
-dcar train-recognizer train_manifest="$out/resynthesis/train_voices.jsonl" out="$out/recognizer/starter.nemo" \
-  init_from="$out/recognizer_first/starter.nemo" max_minutes=48 dropout=0.1 learning_rate=0.0015 "${recognizer[@]}"
+recognizer+=(dropout=0.1 learning_rate=0.0015)
+dcar train-recognizer train_manifest="$out/resynthesis/train_voices.jsonl" out="$out/recognizer_second/starter.nemo" \
+  init_from="$out/recognizer_first/starter.nemo" max_minutes=48 "${recognizer[@]}"
+# Then all sentences, each in its own voice and in another.
+voices="$out/resynthesis_more"
+dcar resynthesize data="$out/prepared_more" vocoder="$out/vocoder/export" out="$voices"
+dcar resynthesize data="$out/prepared_more" vocoder="$out/vocoder/export" out="$voices/other1" other_voices=true seed=1
+sed "s|\"audio\": \"|&other1/|" "$voices/other1/train.jsonl" | cat "$voices/train.jsonl" - > "$voices/train_voices.jsonl"
+dcar train-recognizer train_manifest="$voices/train_voices.jsonl" out="$out/recognizer/starter.nemo" \
+  init_from="$out/recognizer_second/starter.nemo" max_minutes=65 token_share=0.3 "${recognizer[@]}"
 
 # What reads the same tokens without sound.
 dcar train-token-recognizer --config $recipes/token_recognizer_starter.yaml data="$out/prepared_more" \

@@ -24,7 +24,7 @@ SMALLER = {  # of a command and what its line has → settings behind it
                 "audio_samples=1", "resamples=100"],
     "vocoder-quality": ["limit=1"],
     "resynthesize": [], "score": [], "speak": [], "export": [],
-    "train": TRAIN, "train-coherence": TRAIN,
+    "train-coherence": TRAIN,
     "tune-voice": ["training=[max_steps=2,warmup_steps=1,eval_steps=2,save_steps=2,batch_size=2,spoken.sentences=1]",
                    "sentences=1", "seeds=[0]", "resamples=100"],
     "train-policy": ["max_steps=1", "save_steps=1", "per_device_train_batch_size=8"],
@@ -54,11 +54,11 @@ def home(tmp_path_factory) -> Path:
 
 
 def test_the_page_has_the_whole_way_each_step_once():
-    """From recordings to speech in the voice; only preparing (first to try), comparing and speaking come again."""
+    """From recordings to speech in the voice; only preparing (first to try) and speaking come again."""
     names = [words[1] for words in lines()]
     assert names[0] == "speak" and names[-3:] == ["train-policy", "export", "speak"]
     assert set(names) == set(SMALLER)
-    assert {name for name in names if names.count(name) > 1} == {"speak", "prepare", "compare"}
+    assert {name for name in names if names.count(name) > 1} == {"speak", "prepare"}
 
 
 @pytest.mark.slow
@@ -70,5 +70,5 @@ def test_every_command_of_the_page_runs(home):
                              env=environment, capture_output=True, text=True)
         assert ran.returncode == 0, f"dcar {name} {shlex.join(given)}\n{ran.stdout[-1500:]}\n{ran.stderr[-3000:]}"
     for made in ("out.wav", "runs/prepared/prepared.json", "runs/resynthesis", "runs/shipped/report.html",
-                 "runs/car/config.json", "runs/tuned/report.html", "runs/voice/voice.json", "runs/policy/config.json"):
+                 "runs/voice/voice.json", "runs/voice/car/config.json", "runs/policy/config.json"):
         assert (home / made).exists(), made

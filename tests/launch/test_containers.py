@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 import tomllib
 from pathlib import Path
@@ -11,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from dcar.cli import COMMANDS
+from dcar.config import load_config
+from eval.demo.page import DemoConfig
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "launch/containers").glob("*.Dockerfile"))
@@ -61,3 +64,27 @@ def test_launch_lines_on_top_are_of_this_file(file):
         assert command == "launch" or command in COMMANDS
     for path in re.findall(r"\b((?:recipes|accelerate)/[\w.]+)", text):
         assert (ROOT / "launch" / path).exists()
+
+
+def test_docker_lines_of_the_documentation_are_of_these_files():
+    """What is built is one of the files with arguments and extras that there are; what is run was built before, and is
+    a command with settings that it has."""
+    lines = re.findall(r"^docker (.*)$", (ROOT / "docs/install.md").read_text(), re.M)
+    extras = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
+    built: set[str] = set()
+    for verb, *words in (shlex.split(line, comments=True) for line in lines):
+        if verb == "build":
+            file = ROOT / words[words.index("-f") + 1]
+            assert file in FILES and words[-1] == "."
+            built.add(words[words.index("-t") + 1])
+            given = [word.partition("=") for word in words if "=" in word]
+            arguments = {rest.partition("=")[0] for name, rest in instructions(file) if name == "ARG"}
+            assert {name for name, _, _ in given} <= arguments
+            assert {e for name, _, value in given if name == "EXTRAS" for e in value.strip("[]").split(",")} <= extras
+        else:
+            image = next(word for word in words if word.startswith("dcar:"))
+            command, *settings = words[words.index(image) + 1:]
+            assert verb == "run" and image in built and command in COMMANDS
+            if command == "demo":
+                assert load_config(DemoConfig, settings).host == "0.0.0.0"  # or it would not be seen from outside
+    assert len(lines) >= 6 and len(built) == 3

@@ -82,7 +82,8 @@ class DCPOConfig(GRPOConfig):
     shuffle_dataset: bool | None = setting(True, "Prompts in random order.")
     loss_type: str = setting("grpo", "How decisions are averaged.", choices=LOSS_TYPES)
     bf16: bool = setting(False, "bfloat16 autocast of the update; off, the policy is tiny.")
-    gradient_checkpointing: bool = setting(False, "Recompute activations; off, the policy is tiny.")
+    gradient_checkpointing: bool | None = setting(  # type: ignore[assignment]  # False would be warned of
+        None, "Recompute activations; null = not, the policy is tiny.")
     per_device_eval_batch_size: int = setting(32, "Utterances spoken at once in evaluation.", minimum=1)
     logging_steps: float = setting(1, "Steps between two lines of the log.", above=0)
     logging_nan_inf_filter: bool = setting(False, "Hide losses that are not finite; off.")

@@ -14,7 +14,8 @@ NAMES = {
     "vocoder": "vocoder",
     "decoder": "decoder",  # CAR, 16 tokens from one light head
     "far": "far",  # next-token decoder, trained alike with one head
-    "policy": "policy",  # chunk policy for the decoder
+    "policy": "policy",  # chunk policy for the decoder, trained at temperature 1.0
+    "policy-cold": "policy_cold",  # another, trained at 0.4
     "coherence": "coherence",  # how well the tokens of its chunks go together; the policy holds the same
     "recognizer": "recognizer/starter.nemo",  # reward ASR
     "token_recognizer": "token_recognizer",  # the same of the speech tokens, without sound
@@ -30,5 +31,8 @@ def shipped(name: str) -> Path:
 
 
 def resolve(path_or_starter: str, name: str) -> Path:
-    """A path that a user gave, or the shipped asset for "starter"."""
-    return shipped(name) if path_or_starter == "starter" else Path(path_or_starter)
+    """A path that a user gave, or the shipped asset for "starter"; "starter-cold": its cold kind, if it has one."""
+    if path_or_starter == "starter":
+        return shipped(name)
+    cold = f"{name}-cold"
+    return shipped(cold) if path_or_starter == "starter-cold" and cold in NAMES else Path(path_or_starter)

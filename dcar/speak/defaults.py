@@ -8,6 +8,8 @@ from dcar.sampling import SamplingConfig
 
 METHOD = "car-5"
 SAMPLING = SamplingConfig(temperature=0.4, top_k=10)
+POLICY = "starter-cold"
+"""Of what ships the policy that was trained at this temperature."""
 DRAWS = 4
 """Chunks that are drawn side by side for a policy that can choose among them."""
 
@@ -15,4 +17,4 @@ DRAWS = 4
 def method_for(policy: str, dial: float, draws: int = 0) -> str:
     """The method where none is named: who gives a policy of their own, turns one, or has it choose, means it to
     decide."""
-    return "dcar" if policy != "starter" or dial or draws else METHOD
+    return "dcar" if policy != POLICY or dial or draws else METHOD

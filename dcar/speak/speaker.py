@@ -17,7 +17,7 @@ from dcar.model.draft import AnyDecoder
 from dcar.model.load import Shipped, load_decoder, load_policy, text_encoder
 from dcar.prompts.together import check_together, made_by
 from dcar.sampling import SamplingConfig
-from dcar.speak.defaults import DRAWS, SAMPLING, method_for
+from dcar.speak.defaults import DRAWS, POLICY, SAMPLING, method_for
 from dcar.speak.phrases import Phrase, phrases
 from dcar.speak.voice import Voice, read_voice, starter_voice
 from dcar.text.phonemes import PHONEME_VERSION
@@ -89,12 +89,12 @@ class Speaker:
         self._recordings = PromptAudio([]) if recordings is None else recordings
 
     @classmethod
-    def load(cls, decoder: str | Path = "starter", *, policy: str | Path = "starter",
+    def load(cls, decoder: str | Path = "starter", *, policy: str | Path = POLICY,
              tokenizer: str | Path = "starter", vocoder: str | Path = "starter", method: str = "",
              sampling: SamplingConfig = SAMPLING, seed: int = 0, dial: float = 0.0,
              draws: int = 0) -> Speaker:
-        """Each by folder, or "starter" for what ships; tokenizer and vocoder also by the names of `dcar.tokens.load`
-        and `dcar.vocoder.load`.
+        """Each by folder, or "starter" for what ships (of policies also "starter-cold", trained at temperature 0.4);
+        tokenizer and vocoder also by the names of `dcar.tokens.load` and `dcar.vocoder.load`.
 
         method: dcar, dcar-sampled (the policy's choice drawn), car-K, or far (with "starter" the shipped FAR decoder);
         "" = `method_for`.

@@ -19,7 +19,7 @@ from typing import Any
 from dcar.config import check, load_config, setting
 from dcar.errors import AssetError, DCARError
 from dcar.process import run_command
-from dcar.speak.defaults import SAMPLING
+from dcar.speak.defaults import POLICY, SAMPLING
 from eval.demo.blind import blind_tab
 from eval.demo.player import SCRIPT, WAKE, Channel, pcm, taking
 from eval.demo.studio import DIALS, TEMPERATURES, Limits, Studio, Take, with_dial
@@ -43,7 +43,7 @@ class DemoConfig:
 
     decoder: str = setting("starter", "Directory of a decoder.")
     far_decoder: str = setting("starter", "Directory of a FAR decoder of the same tokens; empty = none.")
-    policy: str = setting("starter", "Directory of an exported policy of the decoder; empty = none.")
+    policy: str = setting(POLICY, "Directory of an exported policy of the decoder; empty = none.")
     tokenizer: str = setting("starter", "Folder, or a name that dcar.tokens.load lists.")
     vocoder: str = setting("starter", "Folder of this project's own vocoder.")
     host: str = setting("127.0.0.1", "Address to listen on; 0.0.0.0 lets everyone in who can reach this machine.")

@@ -21,7 +21,7 @@ from dcar.model.load import text_encoder
 from dcar.prepare.prepared import load_prepared
 from dcar.prompts.together import check_together, made_by
 from dcar.sources.shipped import shipped
-from dcar.speak.defaults import DRAWS, METHOD, SAMPLING
+from dcar.speak.defaults import DRAWS, METHOD, POLICY, SAMPLING
 from dcar.speak.speaker import Speaker, Spoken
 from dcar.speak.voice import Voice, starter_voices
 from dcar.text.phonemes import PHONEME_VERSION
@@ -74,7 +74,7 @@ class Studio:
         self._lock = threading.Lock()
 
     @classmethod
-    def load(cls, decoder: str = "starter", far_decoder: str = "starter", policy: str = "starter",
+    def load(cls, decoder: str = "starter", far_decoder: str = "starter", policy: str = POLICY,
              tokenizer: str = "starter", vocoder: str = "starter", limits: Limits | None = None) -> Studio:
         """Each by folder, "starter" for what ships, far_decoder and policy also "" for none. AssetError,
         CheckpointError or DataError where something is missing or does not belong together."""

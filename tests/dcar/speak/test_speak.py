@@ -21,7 +21,7 @@ from dcar.cli import main as dcar_command
 from dcar.decoding import DecodeResult
 from dcar.errors import AudioError, CheckpointError, ConfigError, TextError
 from dcar.model.car import CARDecoder
-from dcar.speak.defaults import DRAWS, METHOD, method_for
+from dcar.speak.defaults import DRAWS, METHOD, POLICY, method_for
 from dcar.speak.phrases import BREATH_SECONDS, MAX_PHONEMES, PAUSE_SECONDS, phrases, split_clauses, split_sentences
 from dcar.speak.speaker import Speaker, make_method, timeline
 from dcar.speak.voice import read_voice
@@ -316,8 +316,8 @@ def test_sentences_end_at_their_marks():
 
 
 def test_who_gives_a_policy_or_turns_one_means_it_to_decide():
-    given = [("starter", 0.0, 0), ("runs/policy", 0.0, 0), ("starter", -0.5, 0), ("starter", 0.0, 4)]
-    assert [method_for(*each) for each in given] == [METHOD, "dcar", "dcar", "dcar"]
+    given = [(POLICY, 0.0, 0), ("runs/policy", 0.0, 0), ("starter", 0.0, 0), (POLICY, -0.5, 0), (POLICY, 0.0, 4)]
+    assert [method_for(*each) for each in given] == [METHOD, *["dcar"] * 4]
 
 
 @pytest.mark.parametrize(("method", "message"), [

@@ -12,6 +12,7 @@
 #include <string.h>
 
 #ifdef __AVX512F__
+#include <immintrin.h>
 #define LANES 16
 #define WEIGHT_ROWS(M) ((M) <= 6 ? 4 : 2) /* sums, weights and one x fit the 32 registers */
 #define VECTORS(M) ((M) <= 2 ? 8 : (M) <= 6 ? 4 : 2)
@@ -62,12 +63,16 @@ typedef uint16_t halves __attribute__((vector_size(2 * LANES)));
 typedef uint32_t words __attribute__((vector_size(4 * LANES)));
 
 INLINE vector load(const element *p) {
+#ifdef __AVX512F__ /* in one piece: the compiler makes two of the lines below */
+  return (vector)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16);
+#else
   halves h;
   memcpy(&h, p, sizeof h);
   words u = __builtin_convertvector(h, words) << 16;
   vector v;
   memcpy(&v, &u, sizeof v);
   return v;
+#endif
 }
 INLINE float widen(element e) {
   uint32_t u = (uint32_t)e << 16;
@@ -83,9 +88,15 @@ INLINE element narrow(float f) { /* to the nearest, ties to even */
 }
 INLINE void store(element *p, vector v) {
   words u = (words)v, rounded = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
+#ifdef __AVX512F__
+  __mmask16 none = _mm512_cmpgt_epu32_mask((__m512i)(u & 0x7fffffff), _mm512_set1_epi32(0x7f800000));
+  __m512i kept = _mm512_mask_mov_epi32((__m512i)rounded, none, _mm512_set1_epi32(0x7fc0));
+  _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi32_epi16(kept));
+#else
   words none = (words)((u & 0x7fffffff) > 0x7f800000);
   halves h = __builtin_convertvector((rounded & ~none) | (none & 0x7fc0), halves);
   memcpy(p, &h, sizeof h);
+#endif
 }
 #else
 typedef float element;
@@ -196,7 +207,6 @@ static void multiply_portable(const element *x, const element *w, const element 
 
 #if defined(BF16) && !defined(PORTABLE) && defined(__AMX_BF16__) && defined(__linux__)
 /* The matrix unit: 16 weight rows are one operand as they lie, up to 16 rows of x the other one, and there are six sums. */
-#include <immintrin.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -208,6 +218,27 @@ static int amx_allowed(void) { /* a process has to ask the kernel, once */
   if (allowed < 0) allowed = syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18 /* tile data */) == 0;
   return allowed;
 }
+
+/* 16 x 16 numbers of 32 bits, turned over: what was a row is a column. */
+INLINE void turn_over(__m512i v[16]) {
+  __m512i t[16];
+  UNROLL for (int i = 0; i < 16; i += 2)
+    t[i] = _mm512_unpacklo_epi32(v[i], v[i + 1]), t[i + 1] = _mm512_unpackhi_epi32(v[i], v[i + 1]);
+  UNROLL for (int i = 0; i < 16; i += 4) UNROLL for (int j = 0; j < 2; j++) {
+    v[i + 2 * j] = _mm512_unpacklo_epi64(t[i + j], t[i + j + 2]);
+    v[i + 2 * j + 1] = _mm512_unpackhi_epi64(t[i + j], t[i + j + 2]);
+  }
+  UNROLL for (int i = 0; i < 16; i += 8) UNROLL for (int j = 0; j < 4; j++) {
+    t[i + j] = _mm512_shuffle_i32x4(v[i + j], v[i + j + 4], 0x88);
+    t[i + j + 4] = _mm512_shuffle_i32x4(v[i + j], v[i + j + 4], 0xdd);
+  }
+  UNROLL for (int j = 0; j < 8; j++) {
+    v[j] = _mm512_shuffle_i32x4(t[j], t[j + 8], 0x88);
+    v[j + 8] = _mm512_shuffle_i32x4(t[j], t[j + 8], 0xdd);
+  }
+}
+
+#define GATHERED 2 /* as many columns are picked out one by one */
 
 /* 16 weight rows with the rows of x, which lie as [k / 32][tile][16 pairs][column][2]. */
 static void amx_part(const element *packed, const element *w, const element *bias, element *y, long m, long n, long k,
@@ -237,21 +268,36 @@ static void amx_part(const element *packed, const element *w, const element *bia
 #define STORE(T) _tile_stored(T, sums[T], 64);
   EACH_TILE(STORE)
   vector offset = bias ? load(bias) : (vector){0};
-  __m512i down = _mm512_mullo_epi32(_mm512_set1_epi32(16), _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
-  for (long i = 0; i < m; i++)
-    store(y + i * n, (vector)_mm512_i32gather_ps(down, &sums[i / columns][0][i % columns], 4) + offset);
+  if (columns <= GATHERED) {
+    __m512i down = _mm512_mullo_epi32(_mm512_set1_epi32(16), _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
+    for (long i = 0; i < m; i++) store(y + i * n, (vector)_mm512_i32gather_ps(down, &sums[0][0][i], 4) + offset);
+    return;
+  }
+  for (long i = 0; i < m; i += 16) { /* what lies beside the columns of a tile is turned with them, and not stored */
+    __m512i v[16];
+    UNROLL for (int r = 0; r < 16; r++) v[r] = _mm512_loadu_si512(sums[i / 16][r]);
+    turn_over(v);
+    for (int c = 0; c < 16 && i + c < m; c++) store(y + (i + c) * n, (vector)v[c] + offset);
+  }
 }
 
 static void multiply_amx(const element *x, const element *w, const element *bias, element *y, long m, long n, long k,
                          int threads) {
   long columns = m < 16 ? m : 16, tiles = (m + columns - 1) / columns, blocks = k / 32;
   element packed[blocks * tiles * 32 * columns] __attribute__((aligned(64)));
+  __mmask16 all_columns = (1 << columns) - 1;
   for (long b = 0; b < blocks; b++)
-    for (long i = 0; i < tiles * columns; i++) {
-      uint32_t *to = (uint32_t *)(packed + (b * tiles + i / columns) * 32 * columns) + i % columns;
-      uint32_t pairs[16] = {0};
-      if (i < m) memcpy(pairs, x + i * k + 32 * b, 64);
-      for (int p = 0; p < 16; p++) to[p * columns] = pairs[p];
+    for (long t = 0; t < tiles; t++) {
+      element *to = packed + (b * tiles + t) * 32 * columns;
+      __m512i v[16];
+      if (columns == 1) { /* as it lies */
+        memcpy(to, x + 32 * b, 64);
+        continue;
+      }
+      UNROLL for (int i = 0; i < 16; i++)
+        v[i] = t * columns + i < m ? _mm512_loadu_si512(x + (t * columns + i) * k + 32 * b) : _mm512_setzero_si512();
+      turn_over(v);
+      UNROLL for (int p = 0; p < 16; p++) _mm512_mask_storeu_epi32(to + 2 * p * columns, all_columns, v[p]);
     }
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {

@@ -55,7 +55,7 @@ class DCPOConfig(GRPOConfig):
     damping: float = setting(1e-3, "Of the natural gradient: share of the curvature along the gradient that is added "
                                    "to every direction.", above=0)
     fisher_share: float = setting(1.0, "Of the natural gradient: share of an update's micro-batches that curvature is "
-                                       "measured on; a tenth is enough for a policy of many weights.", above=0,
+                                       "measured on; less for policies of many weights, to spare time.", above=0,
                                   maximum=1)
     learning_rate: float = setting(1e-4, "Learning rate of Adam; length of a step of the natural gradient.", above=0)
     weight_decay: float = setting(0.0, "Of Adam.", minimum=0)

@@ -38,7 +38,7 @@ Key = tuple[str, int, str]  # method, seed, utterance id
 Record = dict[str, Any]
 
 RECORDING, RESYNTHESIS = "recording", "ground truth resynthesised"
-RECORD_VERSION = 2  # what a record holds; 2: drafted and accepted tokens of every verifying pass
+RECORD_VERSION = 3  # 2: drafted and accepted tokens of every verifying pass; 3: sound made one by one
 
 logger = logging.getLogger(__name__)
 

@@ -50,11 +50,12 @@ class ChunkPolicyConfig:
         if self.reads not in READS:
             raise CheckpointError(f"a policy reads {', '.join(READS)}; not '{self.reads}'")
         sizes = {"hidden_size": self.hidden_size, "num_actions": self.num_actions, "width": self.layer_width,
-                 "num_attention_heads": self.num_attention_heads, "ffn_size": self.ffn_size or 1,
-                 "score_width": self.score_width}
-        least = {"score_width": int(self.reads == "both")}  # 0 = linear, and a reading has nowhere to enter
-        if wrong := [f"{name} {size}" for name, size in sizes.items() if size < least.get(name, 1)]:
+                 "num_attention_heads": self.num_attention_heads, "ffn_size": self.ffn_size or 1}
+        if wrong := [f"{name} {size}" for name, size in sizes.items() if size < 1]:
             raise CheckpointError(f"a policy of {', '.join(wrong)}: must be at least 1")
+        least = int(self.reads == "both")  # 0 = linear scores, which a reading has no way into
+        if self.score_width < least:
+            raise CheckpointError(f"a policy of score_width {self.score_width}: must be at least {least}")
         if self.layer_width % self.num_attention_heads or self.layer_width // self.num_attention_heads % 2:
             raise CheckpointError(f"a policy's width {self.layer_width} must be num_attention_heads "
                                   f"{self.num_attention_heads} times an even number")

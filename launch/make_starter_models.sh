@@ -69,20 +69,20 @@ recognizer=(dev_manifest="$out/resynthesis/dev.jsonl" batch_seconds=60 bf16=true
 dcar train-recognizer train_manifest="$out/resynthesis/train.jsonl" out="$out/recognizer_first/starter.nemo" \
   max_minutes=25 dropout=0.05 "${recognizer[@]}"
 # Then every sentence in two more voices, drawn at random (the shipped one: 32 minutes on the vocoder before this, 16 on this).
-for seed in 1 2; do
-  dcar resynthesize data="$out/prepared" vocoder="$out/vocoder/export" out="$out/resynthesis/other$seed" \
-    other_voices=true seed=$seed >&2
-  sed "s|\"audio\": \"|&other$seed/|" "$out/resynthesis/other$seed/train.jsonl"
-done | cat "$out/resynthesis/train.jsonl" - > "$out/resynthesis/train_voices.jsonl"
+in_other_voices() {  # prepared, folder of its resynthesis, seeds of the voices: train_voices.jsonl
+  for seed in "${@:3}"; do
+    dcar resynthesize data="$1" vocoder="$out/vocoder/export" out="$2/other$seed" other_voices=true seed=$seed >&2
+    sed "s|\"audio\": \"|&other$seed/|" "$2/other$seed/train.jsonl"
+  done | cat "$2/train.jsonl" - > "$2/train_voices.jsonl"
+}
+in_other_voices "$out/prepared" "$out/resynthesis" 1 2
 recognizer+=(dropout=0.1 learning_rate=0.0015)
 dcar train-recognizer train_manifest="$out/resynthesis/train_voices.jsonl" out="$out/recognizer_second/starter.nemo" \
   init_from="$out/recognizer_first/starter.nemo" max_minutes=48 "${recognizer[@]}"
 # Then all sentences, each in its own voice and in another.
-voices="$out/resynthesis_more"
-dcar resynthesize data="$out/prepared_more" vocoder="$out/vocoder/export" out="$voices"
-dcar resynthesize data="$out/prepared_more" vocoder="$out/vocoder/export" out="$voices/other1" other_voices=true seed=1
-sed "s|\"audio\": \"|&other1/|" "$voices/other1/train.jsonl" | cat "$voices/train.jsonl" - > "$voices/train_voices.jsonl"
-dcar train-recognizer train_manifest="$voices/train_voices.jsonl" out="$out/recognizer/starter.nemo" \
+dcar resynthesize data="$out/prepared_more" vocoder="$out/vocoder/export" out="$out/resynthesis_more"
+in_other_voices "$out/prepared_more" "$out/resynthesis_more" 1
+dcar train-recognizer train_manifest="$out/resynthesis_more/train_voices.jsonl" out="$out/recognizer/starter.nemo" \
   init_from="$out/recognizer_second/starter.nemo" max_minutes=65 token_share=0.3 "${recognizer[@]}"
 
 # What reads the same tokens without sound.

@@ -149,7 +149,7 @@ def time_with_seconds(m: re.Match[str]) -> str:
     if hour > 23:
         return m[0]
     minutes = f" {'oh ' if minute < 10 else ''}{cardinal(minute)}" if minute else ""
-    seconds = f" and {cardinal(second)} second{'' if second == 1 else 's'}" if second or not minute else ""
+    seconds = f" and {so_many(second, 'second')}" if second or not minute else ""
     return f" {cardinal(hour)}{minutes}{seconds} "
 
 
@@ -182,10 +182,15 @@ def measure(m: re.Match[str]) -> str:
     return f" {'minus ' if m['minus'] else ''}{number(m['n'])} {head}{per}{rest} "
 
 
+def so_many(count: int, unit: str) -> str:
+    """`one minute`, `two minutes`."""
+    return f"{cardinal(count)} {unit}{'' if count == 1 else 's'}"
+
+
 def duration(m: re.Match[str]) -> str:
     """`3h 5m 10s`: letters that stand side by side are hours, minutes and seconds, alone an m is a meter."""
     parts = [(m[key], name) for key, name in (("h", "hour"), ("m", "minute"), ("s", "second")) if m[key]]
-    return " ".join(f"{cardinal(int(n))} {name}{'' if int(n) == 1 else 's'}" for n, name in parts)
+    return " ".join(so_many(int(n), name) for n, name in parts)
 
 
 def feet_and_inches(m: re.Match[str]) -> str:

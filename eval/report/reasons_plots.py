@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from eval.methods.families import short_name
 from eval.report.listen import ink, shade
 
 KEPT, DROPPED = "#2f75b2", "#d9663a"
@@ -38,7 +39,8 @@ def plot_reasons(reasons: Mapping[str, Any], path: Path) -> None:
                     low, middle, high = of[side][feature]
                     panel.hlines(place, low, high, color=color, lw=5, alpha=0.4)
                     panel.plot(middle, place, "o", color=color, ms=5)
-    shares.set(xlim=(0, 100), yticks=range(len(found)), yticklabels=list(found), ylim=(len(found) - 0.45, -0.55))
+    shares.set(xlim=(0, 100), yticks=range(len(found)), yticklabels=list(map(short_name, found)),
+               ylim=(len(found) - 0.45, -0.55))
     shares.set_xlabel("chunks of so many tokens, %")
     likely.set_xlabel("log-probability of the token, nats\nlikelier →")
     sure.set_xlabel("entropy of its law, nats\n← surer")

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from dcar.errors import CheckpointError
-from heads.candidates import FEATURES, EndScores
+from heads.candidates import FEATURES, EndScores, dialled, joint_law
 from heads.checkpoint import Checkpoint, check_trained_for
 from heads.coherence import Coherence, CoherenceConfig, coherent_features
 from heads.layers import KVCache, RotaryTable, TransformerLayer, last_of
@@ -195,6 +195,12 @@ class ChunkPolicy(Checkpoint):
         check_trained_for(self.config.base_checksum, checksum, "policy", "dcar train-policy")
 
 
+def law_of_scores(scores: Tensor, candidates: Tensor | None) -> Tensor:
+    """Log-law of sizes [B, K], or of draw and size together where candidates [B, N, n, F] were seen, scores
+    [B, N, K] -> [B, N K]."""
+    return scores.log_softmax(-1) if candidates is None else joint_law(scores, candidates)
+
+
 class PolicyReader:
     """A policy that follows a batch of utterances as they are spoken: hidden states in, scores of the next size out."""
 
@@ -211,10 +217,11 @@ class PolicyReader:
         """As `ChunkPolicy.see`."""
         return self.policy.see(hidden, logits, tokens)
 
-    def scores(self, reading: Tensor | None, candidates: Tensor | None = None) -> Tensor:
-        """Of the next size, [B, K] float32, from a reading; after the draw [B, N, K], from the candidates
-        [B, N, n, F] of N chunks drawn side by side, too."""
-        return self.policy.score(reading, candidates).float()
+    def law(self, reading: Tensor | None, candidates: Tensor | None = None, dial: float = 0.0) -> Tensor:
+        """Log-law of the next size [B, K], float32, from a reading; after the draw, from the candidates [B, N, n, F] of
+        N chunks drawn side by side, too, and then of draw and size together [B, N K] (`joint_law`). `dial`: see
+        `dialled`."""
+        return law_of_scores(dialled(self.policy.score(reading, candidates).float(), dial), candidates)
 
     def select(self, rows: Tensor) -> None:
         """Only these rows go on."""

@@ -25,8 +25,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from dcar.decoding.loop import Draft, Kept, Session, decode
 from dcar.errors import ConfigError
-from dcar.sampling import sample, sample_several, shifted
-from heads.candidates import candidate_features, joint_law, of_draw, resampled
+from dcar.sampling import sample, shifted
+from heads.candidates import candidate_features, of_draw, resampled
 from heads.coherence import Coherence, coherent_features
 from heads.policy import ChunkPolicy
 
@@ -80,13 +80,13 @@ class ChunkMethod:
             return self._keep_after_draw(self.schedule, session, hidden, counts)  # type: ignore[arg-type]
         sizes, log_probs, _ = self.schedule.choose(session, hidden, counts, None)
         widest = int(sizes.max())  # only the heads that are kept are evaluated
-        tokens, _ = draw_chunk(session, session.model.heads(session.last_hidden, widest))
+        tokens = draw_chunks(session, session.model.heads(session.last_hidden, widest), 1)[:, 0]
         return Kept(tokens, sizes, actions=sizes, log_probs=log_probs)
 
     @staticmethod
     def _keep_after_draw(schedule: AfterDraw, session: Session, hidden: Tensor, counts: Tensor) -> Kept:
         logits = session.model.heads(session.last_hidden, schedule.candidates)
-        chunks, _ = draw_chunks(session, logits, schedule.draws)
+        chunks = draw_chunks(session, logits, schedule.draws)
         candidates = schedule.see(session, logits, chunks)
         sizes, log_probs, draw = schedule.choose(session, hidden, counts, candidates)
         tokens = of_draw(chunks, draw)[:, : int(sizes.max())]
@@ -98,24 +98,31 @@ class ChunkMethod:
 
 def draw_chunk(session: Session, logits: Tensor) -> tuple[Tensor, Tensor]:
     """Draw the next tokens [B, k] from the heads' logits [B, k, V + 1]; also the laws [B, k, V + 1] they came from."""
-    chunks, laws = draw_chunks(session, logits, 1)
-    return chunks[:, 0], laws
+    position = _positions(session, logits)
+    u = session.uniform("token", position)
+    if session.sampling.repetition_window:
+        return _without_repetition(session, logits, position, u)
+    law = session.law(logits, position)
+    return sample(law, u), law
 
 
-def draw_chunks(session: Session, logits: Tensor, draws: int) -> tuple[Tensor, Tensor]:
-    """Several chunks [B, N, k] from the same logits [B, k, V + 1], and the laws of the first [B, k, V + 1]. The others
-    stand at numbers at equal distances from its own (`shifted`), so each alone is drawn from the heads' laws, too."""
-    position = session.generated[:, None] + torch.arange(logits.shape[1], device=logits.device)
-    u = shifted(session.uniform("token", position), draws)  # [B, k, N]
+def draw_chunks(session: Session, logits: Tensor, draws: int) -> Tensor:
+    """Several chunks [B, N, k] from the same logits [B, k, V + 1]. The first is that of `draw_chunk`; the others stand
+    at numbers at equal distances from its own (`shifted`), so each alone is drawn from the heads' laws, too."""
     if not session.sampling.repetition_window:
-        law = session.law(logits, position)
-        return sample_several(law, u).mT, law
-    made = [_without_repetition(session, logits, position, one) for one in u.unbind(-1)]
-    return torch.stack([tokens for tokens, _ in made], 1), made[0][1]
+        return session.draw(logits, draws).mT
+    position = _positions(session, logits)
+    u = shifted(session.uniform("token", position), draws)  # [B, k, N]
+    return torch.stack([_without_repetition(session, logits, position, one)[0] for one in u.unbind(-1)], 1)
+
+
+def _positions(session: Session, logits: Tensor) -> Tensor:
+    """Generated positions [B, k] of the next tokens, of which logits [B, k, V + 1] are given."""
+    return session.generated[:, None] + torch.arange(logits.shape[1], device=logits.device)
 
 
 def _without_repetition(session: Session, logits: Tensor, position: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-    """`draw_chunk` at numbers u [B, k], where what is a repetition depends on the tokens before in the same chunk."""
+    """Tokens and laws at numbers u [B, k], where what is a repetition depends on the tokens before in the chunk."""
     tokens, laws = position[:, :0], []
     for j in range(logits.shape[1]):
         history = session.histories(tokens)
@@ -293,11 +300,11 @@ class PolicyChunk:
 
     def choose(self, session: Session, hidden: Tensor, counts: Tensor, candidates: Tensor | None) -> Choice:
         started = time.perf_counter()
-        scores = dialled(self._reader.scores(self._reader.read(hidden, counts), candidates), self.dial)
+        law = self._reader.law(self._reader.read(hidden, counts), candidates, self.dial)
         u = None if self.mode == "greedy" else session.uniform("policy", session.generated)
-        law = scores.log_softmax(-1) if candidates is None else joint_law(scores, candidates)
-        session.check(law.exp())
         choice = Choice(*choose_end(law, u, self.ordered, self.policy.config.num_actions))
+        assert choice.log_probs is not None
+        session.note(choice.log_probs.isnan())  # a law with one score that is no number has no other
         session.policy_seconds += time.perf_counter() - started
         return choice
 
@@ -346,11 +353,6 @@ class ShuffledChunk:
         self.schedule.select(rows)
 
 
-def dialled(scores: Tensor, dial: float) -> Tensor:
-    """Scores [..., K] with `dial` nats added for each token of a size: the same policy, faster or more careful."""
-    return scores + dial * torch.arange(1, scores.shape[-1] + 1, device=scores.device) if dial else scores
-
-
 def choose_size(log_law: Tensor, draws: Tensor | None, forced: Tensor | None) -> tuple[Tensor, Tensor]:
     """Sizes [B] in 1..K and their log-probabilities [B]: those that are `forced` [B] (0 = none), else drawn from
     log_law [B, K] at draws [B], or the likeliest without draws."""
@@ -371,13 +373,13 @@ def choose_end(log_law: Tensor, draws: Tensor | None, forced: Tensor | None,
         size = torch.arange(log_law.shape[1], device=log_law.device) % k + 1
         other = (forced[:, None] > 0) & (size != forced[:, None])
         open_to = log_law.masked_fill(other, -math.inf).log_softmax(-1)
-    index = choose_size(open_to, draws, None)[0] - 1
+    index = open_to.argmax(-1) if draws is None else sample(open_to.exp(), draws)
     return index % k + 1, log_law.gather(-1, index[:, None])[:, 0], index // k
 
 
 def head_laws(session: Session, logits: Tensor) -> tuple[Tensor, Tensor]:
     """Warped laws of the next k tokens from the heads' logits [B, k, V + 1], and the tokens' positions [B, k]."""
-    position = session.generated[:, None] + torch.arange(logits.shape[1], device=logits.device)
+    position = _positions(session, logits)
     return session.law(logits, position), position
 
 

@@ -18,11 +18,12 @@ from torch import Tensor
 
 from dcar.decoding.batch import batch_of, check_prompt
 from dcar.decoding.ends import law_error, length_limit, no_law, up_to_end
+from dcar.decoding.fast.laws import draws_of, law_of
 from dcar.decoding.records import DecodeResult, Prompt
 from dcar.decoding.tree import DraftTree
 from dcar.errors import LawError
 from dcar.model.base import Decoder
-from dcar.sampling import SamplingConfig, group_keys, histories, uniform, warp
+from dcar.sampling import SamplingConfig, group_keys, histories, shifted, uniform
 from heads.layers import KVCache, last_of
 
 
@@ -137,16 +138,33 @@ class Session:
 
         Where the logits make no law, `decode` says so once it looks at the device.
         """
-        law = warp(logits, self.sampling, self.forbid_eos(positions), self.model.config.eos, history)
+        law = law_of(logits, self.sampling, self.forbid_eos(positions), self.model.config.eos, history)
         self.check(law)
         return law
 
+    def draw(self, logits: Tensor, draws: int = 1) -> Tensor:
+        """The next tokens [B, k, N], each drawn so many times from its warped law, at the numbers of its position that
+        `shifted` gives: logits [B, k, V]. No sampling that looks back."""
+        forbidden = None
+        if self._rounds < self.sampling.min_tokens:
+            forbidden = self.forbid_eos(self.generated[:, None] + torch.arange(logits.shape[1], device=logits.device))
+        u = self._next_numbers(logits.shape[1], draws)
+        tokens, law = draws_of(logits, u, self.sampling, forbidden, self.model.config.eos)
+        if law is not None:
+            self.check(law)
+        return tokens
+
     def check(self, law: Tensor) -> None:
         """Note the rows of laws [B, …, V] that are none."""
-        if law.device.type == "cpu" and bool((law.sum(-1) > 0).all()):
-            return  # to look costs nothing there
+        if law.device.type != "cpu" or not bool((law.sum(-1) > 0).all()):  # to look costs nothing on the CPU
+            self.note(no_law(law))
+
+    def note(self, lawless: Tensor) -> None:
+        """Note the rows [B] of which something has no law."""
+        if lawless.device.type == "cpu" and not bool(lawless.any()):
+            return
         known = self.lawless[self.rows]
-        self.lawless[self.rows] = torch.where(no_law(law) & self.alive & (known < 0), self.generated, known)
+        self.lawless[self.rows] = torch.where(lawless & self.alive & (known < 0), self.generated, known)
 
     def uniform(self, stream: str, positions: Tensor, rows: Tensor | None = None) -> Tensor:
         """`dcar.sampling.uniform` of the rows in flight (or of those of them in `rows` [R]) at generated positions [B]
@@ -164,6 +182,20 @@ class Session:
         table = table if rows is None else table.index_select(0, rows)
         index = (positions if positions.dim() == 2 else positions[:, None]).clamp(max=table.shape[1] - 1)
         return table.gather(1, index).view(positions.shape)
+
+    def _next_numbers(self, count: int, draws: int) -> Tensor:
+        """`shifted` numbers [B, k, N] of the next tokens; those of all positions are made together, too."""
+        stream = f"token, {draws} draws"
+        if stream not in self._uniforms:
+            every = torch.arange(self.tokens.shape[1], device=self.rows.device).expand(self.live, -1)
+            self._uniforms[stream] = shifted(self.uniform("token", every), draws)
+        table = self._uniforms[stream]
+        if len(table) == 1 and table.device.type == "cpu":  # a view
+            first = int(self.generated)
+            return table[:, first : first + count]
+        index = self.generated[:, None] + torch.arange(count, device=table.device)
+        index = index.clamp(max=table.shape[1] - 1).unsqueeze(-1).expand(-1, -1, draws)
+        return table.gather(1, index)
 
     def recent(self, window: int) -> Tensor:
         """The last `window` generated tokens of every row [B, window], -1 where there were none; no prompt tokens."""
@@ -206,14 +238,17 @@ class Session:
     def emit(self, kept: Kept, proposed: Tensor | None) -> None:
         """Store what was kept, up to EOS and the length limit, and retire the rows that end there."""
         asked = torch.minimum(kept.counts, self.limits - self.generated) * self.alive
+        cached = kept.cached
+        if proposed is None:
+            proposed = None if cached is None else torch.zeros_like(cached)
+        elif cached is None:
+            cached = torch.zeros_like(proposed)
         counts, ended = up_to_end(kept.tokens, asked, self.model.config.eos)
         put(self.tokens, self.rows, self.generated, kept.tokens)
         self.history.append({
             "rows": torch.where(self.alive, self.rows, -1), "emitted": counts,
             "position": self.prompt_lengths + self.generated - 1, "actions": kept.actions,
-            "draws": kept.draws, "log_probs": kept.log_probs,
-            "cached": torch.zeros_like(counts) if kept.cached is None else kept.cached,
-            "proposed": torch.zeros_like(counts) if proposed is None else proposed,
+            "draws": kept.draws, "log_probs": kept.log_probs, "cached": cached, "proposed": proposed,
         })
         if self.hidden is not None and kept.candidates is not None:
             self._record_candidates(kept.candidates)
@@ -225,10 +260,10 @@ class Session:
         self.truncated[self.rows] |= full
         self.alive = self.alive & ~ended & ~full
         # What was emitted and is not in the cache is read by the next pass.
-        if kept.cached is None:
+        if cached is None:
             self.pending, self.pending_counts = kept.tokens, counts * self.alive
             return
-        cached, width = torch.minimum(kept.cached, counts), max(1, kept.tokens.shape[1])
+        cached, width = torch.minimum(cached, counts), max(1, kept.tokens.shape[1])
         shift = (cached[:, None] + torch.arange(width, device=cached.device)).clamp(max=width - 1)
         self.pending, self.pending_counts = kept.tokens.gather(1, shift), (counts - cached) * self.alive
 

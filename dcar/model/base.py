@@ -53,8 +53,9 @@ class PolicyReader(Protocol):
         """What it sees of chunks [B, N, n] drawn side by side from logits [B, n, V], behind the hidden states [B, D]:
         candidates [B, N, n, F]."""
 
-    def scores(self, reading: Tensor | None, candidates: Tensor | None = None) -> Tensor:
-        """Of the next size, [B, K] float32, from a reading; after the draw [B, N, K], from the candidates too."""
+    def law(self, reading: Tensor | None, candidates: Tensor | None = None, dial: float = 0.0) -> Tensor:
+        """Log-law of the next size [B, K], float32, from a reading; after the draw, from the candidates too, of draw
+        and size together [B, N K]. `dial`: nats for each token of a size."""
 
     def select(self, rows: Tensor) -> None:
         """Only these rows go on."""

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from dcar.decoding.batch import batch_of, check_prompt
-from dcar.decoding.chunks import ChunkMethod, FixedChunk, PolicyChunk, check_policy, choose_size, dialled
+from dcar.decoding.chunks import ChunkMethod, FixedChunk, PolicyChunk, check_policy, choose_size
 from dcar.decoding.ends import law_error, length_limit
 from dcar.decoding.engine.plan import EngineConfig, Job, Plan, Progress
 from dcar.decoding.engine.steps import EngineSteps, Slot, no_memory, why_not
@@ -154,7 +154,7 @@ class StaticEngine(EngineSteps):
                 self.policy_cache.copy_rows(where, reader.cache, origins)
                 r.reading[where] = reading[origins]
             if not schedule.candidates:
-                log_law = dialled(reader.scores(reading), schedule.dial).log_softmax(-1)
+                log_law = reader.law(reading, None, schedule.dial)
         given = lengths[origins].tolist()
         for job, row, p in zip(jobs, rows, given, strict=True):
             slots[row] = Slot(job, p, p)

@@ -14,11 +14,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from dcar.decoding.chunks import FixedChunk, PolicyChunk, choose_end, choose_size, dialled
+from dcar.decoding.chunks import FixedChunk, PolicyChunk, choose_end, choose_size
 from dcar.decoding.ends import no_law, up_to_end
 from dcar.decoding.engine.plan import EngineConfig, Job, Plan
 from dcar.decoding.fast.columns import real_positions, round_up
 from dcar.decoding.fast.graphs import StepGraphs
+from dcar.decoding.fast.laws import draws_of
 from dcar.decoding.fast.passes import Passes
 from dcar.decoding.fast.policy import FusedPolicy
 from dcar.decoding.fast.stack import own_layers, weights_signature
@@ -26,8 +27,8 @@ from dcar.decoding.records import DecodeResult
 from dcar.errors import ConfigError, EngineError
 from dcar.model.car import CARDecoder
 from dcar.model.draft import AnyDecoder
-from dcar.sampling import SamplingConfig, sample, sample_several, shifted, warp
-from heads.candidates import joint_law, of_draw
+from dcar.sampling import SamplingConfig, shifted
+from heads.candidates import of_draw
 from heads.layers import KVCache
 from heads.policy import ChunkPolicy
 
@@ -231,17 +232,21 @@ class EngineSteps:
         eos = self.model.config.eos
         position = r.generated[:, None] + self._offsets[:width]
         logits = self.passes.heads(r.last_hidden, width)  # [n, k, V + 1]
-        law = warp(logits, plan.sampling, position < plan.sampling.min_tokens if forbid else None, eos)
-        draws = r.token_draws.gather(1, position)
-        if isinstance(plan.schedule, PolicyChunk) and plan.schedule.candidates:
-            chunks = sample_several(law, shifted(draws, plan.schedule.draws)).mT  # [n, N, k]
+        schedule = plan.schedule
+        deciding = schedule if isinstance(schedule, PolicyChunk) and schedule.candidates else None  # after the draw
+        u = shifted(r.token_draws.gather(1, position), 1 if deciding is None else deciding.draws)  # [n, k, N]
+        forbidden = position < plan.sampling.min_tokens if forbid else None
+        drawn, law = draws_of(logits, u, plan.sampling, forbidden, eos)
+        if law is not None:
+            self._check_law(r, law, r.generated < r.limits)
+        chunks = drawn.mT  # [n, N, k]
+        if deciding is not None:
             started = self.clock()
-            tokens = of_draw(chunks, self._decide_after_draw(r, logits, chunks, plan.schedule, plan.record_hidden))
+            tokens = of_draw(chunks, self._decide_after_draw(r, logits, chunks, deciding, plan.record_hidden))
             self.policy_seconds += self.clock() - started
         else:
-            tokens = sample(law, draws)
+            tokens = chunks[:, 0]
         asked = torch.minimum(r.sizes, r.limits - r.generated)  # 0 where a row is finished
-        self._check_law(r, law, asked > 0)
         counts, ended = up_to_end(tokens, asked, eos)
         r.tokens.scatter_(1, position, tokens)
         step = r.passes[:, None]
@@ -304,7 +309,7 @@ class EngineSteps:
     def _decide(self, r: Rows, schedule: PolicyChunk) -> None:
         """Sizes of the next chunks, before they are drawn."""
         assert self.policy is not None
-        log_law = dialled(self.policy.scores(r.reading), schedule.dial).log_softmax(-1)
+        log_law = self.policy.law(r.reading, None, schedule.dial)
         self._check_law(r, log_law.exp(), r.generated < r.limits)
         sizes, log_probs = choose_size(log_law, self._draws(r, schedule), self._forced(r, schedule))
         r.sizes.copy_(sizes)
@@ -317,7 +322,7 @@ class EngineSteps:
         assert self.policy is not None
         candidates = self.policy.see(r.last_hidden, logits, chunks)
         reading = None if self.policy_cache is None else r.reading
-        log_law = joint_law(dialled(self.policy.scores(reading, candidates), schedule.dial), candidates)
+        log_law = self.policy.law(reading, candidates, schedule.dial)
         self._check_law(r, log_law.exp(), r.generated < r.limits)
         sizes, log_probs, draw = choose_end(log_law, self._draws(r, schedule), self._forced(r, schedule), self.heads)
         r.sizes.copy_(sizes)

@@ -13,12 +13,14 @@ from torch import Tensor, nn
 
 from dcar.decoding.fast.coherence import FusedCoherence
 from dcar.decoding.fast.columns import CausalMask, Rotation, columns_of, real_positions
+from dcar.decoding.fast.cpu.laws import decision
+from dcar.decoding.fast.laws import features_of, kernels_of
 from dcar.decoding.fast.stack import Stack, same_weights, weights_signature
 from dcar.errors import ConfigError
-from heads.candidates import GAIN, EndScores, end_features, over_draws
+from heads.candidates import GAIN, EndScores, dialled, end_features, joint_law, over_draws
 from heads.coherence import coherent_features
 from heads.layers import KVCache
-from heads.policy import NEVER, ChunkPolicy
+from heads.policy import NEVER, ChunkPolicy, law_of_scores
 
 SHAPE = ("hidden_size", "num_actions", "layer_width", "num_attention_heads", "ffn_size", "reads", "sizes",
          "score_width", "coherence_width", "coherence_embedding", "coherence_ids")
@@ -52,6 +54,13 @@ class FusedEnds:
             bias = bias + self._constant @ weight
             self._weight.copy_((self._linear @ weight).flatten(1))
             self._bias.copy_(bias.flatten())
+
+    def law(self, candidates: Tensor, reading: Tensor | None, dial: float) -> Tensor:
+        """Log-law of draw and size [B, N K] as `heads.policy.PolicyReader.law` says it, of candidates
+        [B, N, reach, F]."""
+        if reading is None and not len(self._outer) and (own := kernels_of(candidates)) is not None:
+            return decision(own, candidates, self._weight, self._bias, self._actions, dial)
+        return joint_law(dialled(self(candidates, reading), dial), candidates)
 
     def __call__(self, candidates: Tensor, reading: Tensor | None) -> Tensor:
         """candidates [B, N, reach, F], reading [B, width] or none -> scores [B, N, K], float32."""
@@ -134,15 +143,14 @@ class FusedPolicy:
         return self._stack.read(x, self.turns, angle, columns)
 
     def see(self, hidden: Tensor, logits: Tensor, tokens: Tensor) -> Tensor:
-        """As `ChunkPolicy.see`."""
-        return coherent_features(self._coherence, hidden, logits, tokens)
+        """As `ChunkPolicy.see`, of several draws."""
+        return coherent_features(self._coherence, hidden, logits, tokens, features_of)
 
-    def scores(self, reading: Tensor | None, candidates: Tensor | None = None) -> Tensor:
-        """Of the next size, [B, K] float32, from a reading; after the draw [B, N, K], from the candidates [B, N, n, F]
-        too."""
+    def law(self, reading: Tensor | None, candidates: Tensor | None = None, dial: float = 0.0) -> Tensor:
+        """As `heads.policy.PolicyReader.law`."""
         if self._ends is None or candidates is None:
-            return self._own.score(reading, candidates).float()
-        return self._ends(candidates, reading)
+            return law_of_scores(dialled(self._own.score(reading, candidates).float(), dial), candidates)
+        return self._ends.law(candidates, reading, dial)
 
 
 class FastPolicyReader:
@@ -168,9 +176,9 @@ class FastPolicyReader:
         """As `heads.policy.PolicyReader.see`."""
         return self.policy.see(hidden, logits, tokens)
 
-    def scores(self, reading: Tensor | None, candidates: Tensor | None = None) -> Tensor:
-        """As `heads.policy.PolicyReader.scores`."""
-        return self.policy.scores(reading, candidates)
+    def law(self, reading: Tensor | None, candidates: Tensor | None = None, dial: float = 0.0) -> Tensor:
+        """As `heads.policy.PolicyReader.law`."""
+        return self.policy.law(reading, candidates, dial)
 
     def select(self, rows: Tensor) -> None:
         """Only these rows go on."""

@@ -190,15 +190,22 @@ INLINE void weigh(const float *p, long pad, const element *v, long stride, float
   }
 }
 
-/* exp(s - its maximum), in place; returns the sum. `pad` is a multiple of LANES. */
-static float soften(float *s, long pad) {
-  vector most = load_float(s), sum = all(0);
+/* The largest of floats, `pad` of them, a multiple of LANES. */
+static float most_of(const float *row, long pad) {
+  vector most = load_float(row);
   for (long c = LANES; c < pad; c += LANES) {
-    vector v = load_float(s + c);
+    vector v = load_float(row + c);
     most = choose(v > most, v, most);
   }
   float largest = most[0];
   for (int i = 1; i < LANES; i++) largest = most[i] > largest ? most[i] : largest;
+  return largest;
+}
+
+/* exp(s - its maximum), in place; returns the sum. `pad` is a multiple of LANES. */
+static float soften(float *s, long pad) {
+  vector sum = all(0);
+  float largest = most_of(s, pad);
   for (long c = 0; c < pad; c += LANES) {
     vector v = exponential(load_float(s + c) - largest);
     memcpy(s + c, &v, sizeof v);
@@ -363,6 +370,7 @@ int run_layers(const Pass *given) {
 }
 
 #include "heads.c"
+#include "laws.c"
 #ifndef BF16
 #include "coherence.c"
 #endif

@@ -32,7 +32,7 @@ from heads.layers import TransformerLayer
 logger = logging.getLogger(__name__)
 
 SOURCES = tuple(Path(__file__).with_name(name) for name in ("layers.c", "few_rows.c", "panels.c", "heads.c",
-                                                              "coherence.c"))
+                                                              "laws.c", "coherence.c"))
 """The first one is compiled and includes the others."""
 
 # Tuned for some processors (AMD's Zen), gcc fuses multiplications and additions in one loop and not in its twin for
@@ -100,6 +100,15 @@ class Kernels:
         self._layers.argtypes = [ctypes.POINTER(_Pass)]
         for function in (self.run_heads, self.run_shared_heads):  # heads.py has their structures
             function.argtypes = [*[ctypes.c_void_p] * 3, *[ctypes.c_long] * 3]
+        # laws.py has what these three are given
+        self.run_laws, self.run_features, self.run_decision = (library.run_laws, library.run_features,
+                                                               library.run_decision)
+        for function in (self.run_laws, self.run_features):
+            function.restype = ctypes.c_long
+        self.run_laws.argtypes = [*[ctypes.c_void_p] * 6, *[ctypes.c_long] * 4]
+        self.run_features.argtypes = [*[ctypes.c_void_p] * 3, *[ctypes.c_long] * 4, ctypes.c_float, ctypes.c_long]
+        self.run_decision.argtypes = [*[ctypes.c_void_p] * 4, *[ctypes.c_long] * 6, *[ctypes.c_float] * 2]
+        self.run_decision.restype = None
         self.run_coherence: Callable[..., int] | None = None  # coherence.py has its structure
         if dtype == torch.float32:
             self.run_coherence = library.run_coherence
@@ -274,7 +283,8 @@ def _compiled(flags: Sequence[str]) -> Path:
             library.unlink(missing_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as build:  # processes that start together each build their own
             made = Path(build) / "layers.so"
-            done = subprocess.run([compiler, *flags, str(SOURCES[0]), "-o", str(made)], capture_output=True, text=True)
+            command = [compiler, *flags, str(SOURCES[0]), "-o", str(made), "-lm"]
+            done = subprocess.run(command, capture_output=True, text=True)
             if done.returncode:
                 raise NativeError(f"{compiler} could not compile {SOURCES[0].name}: {done.stderr.strip()[:500]}")
             made.chmod(0o700)

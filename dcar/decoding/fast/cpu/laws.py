@@ -1,0 +1,77 @@
+"""Laws of the next tokens in C, the tokens drawn from them, how likely they are, and the law by which a policy chooses
+among them: a call each (laws.c)."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+
+import torch
+from torch import Tensor
+
+from dcar.decoding.fast.cpu.native import Kernels
+from dcar.sampling import SamplingConfig
+from heads.candidates import COHERENCE, FEATURES, UNLIKELY
+from heads.policy import NEVER
+
+MOST_KEPT = 64
+"""Of a law; laws.c has the same number."""
+
+
+class _Warping(ctypes.Structure):
+    _fields_ = [("temperature", ctypes.c_float), ("top_k", ctypes.c_long), ("eos", ctypes.c_long)]
+
+
+@functools.cache
+def _warping(temperature: float, top_k: int, eos: int) -> _Warping:
+    return _Warping(temperature, top_k, eos)
+
+
+def takes(config: SamplingConfig, size: int) -> bool:
+    """Whether laws over `size` ids are warped here: by temperature and a small top-k, or none."""
+    return config.top_p >= 1 and not config.repetition_window and not MOST_KEPT < config.top_k < size
+
+
+def laws(own: Kernels, logits: Tensor, config: SamplingConfig, forbidden: Tensor | None, eos: int,
+         u: Tensor | None = None) -> Tensor | None:
+    """`dcar.sampling.warp` of logits [..., V] -> float32 [..., V]; with numbers u [..., N], the tokens that
+    `sample_several` draws from it, [..., N]. None where a row has no law."""
+    size, several = logits.shape[-1], 0 if u is None else u.shape[-1]
+    logits = logits.contiguous()
+    banned = None if forbidden is None else forbidden.contiguous()
+    if u is None:
+        made, law = logits.new_empty(logits.shape, dtype=torch.float32), True
+    else:
+        made, law, u = logits.new_empty(u.shape, dtype=torch.long), False, u.contiguous()
+    lawless = own.run_laws(
+        logits.data_ptr(), ctypes.addressof(_warping(config.temperature, config.top_k, eos)),
+        None if banned is None else banned.data_ptr(), made.data_ptr() if law else None,
+        None if u is None else u.data_ptr(), None if law else made.data_ptr(), logits.numel() // size, size, several,
+        torch.get_num_threads())
+    if lawless < 0:
+        raise RuntimeError(f"could not allocate memory for laws of {size} ids")
+    return None if lawless else made
+
+
+def features(own: Kernels, logits: Tensor, tokens: Tensor) -> Tensor | None:
+    """`heads.candidates.candidate_features` of tokens [B, N, n] drawn from logits [B, n, V] -> [B, N, n, 3]. None where
+    a logit is no number, or a token no id."""
+    (batch, several, steps), size = tokens.shape, logits.shape[-1]
+    logits, tokens = logits.contiguous(), tokens.contiguous()
+    seen = logits.new_empty(batch, several, steps, len(FEATURES), dtype=torch.float32)
+    odd = own.run_features(logits.data_ptr(), tokens.data_ptr(), seen.data_ptr(), batch, several, steps, size, UNLIKELY,
+                           torch.get_num_threads())
+    if odd < 0:
+        raise RuntimeError(f"could not allocate memory for laws of {size} ids")
+    return None if odd else seen
+
+
+def decision(own: Kernels, candidates: Tensor, weight: Tensor, bias: Tensor, actions: int, dial: float) -> Tensor:
+    """`heads.candidates.joint_law` of candidates [B, N, n, F] -> [B, N K] with K `actions`, by scores of the n sizes
+    that are linear in the candidates, weight [n F, n] and bias [n], and `dial` nats for each token; all float32."""
+    rows, several, reach, features = candidates.shape
+    candidates = candidates.contiguous()
+    law = candidates.new_empty(rows, several * actions)
+    own.run_decision(candidates.data_ptr(), weight.data_ptr(), bias.data_ptr(), law.data_ptr(), rows, several, reach,
+                     features, actions, COHERENCE, dial, NEVER)
+    return law

@@ -37,10 +37,10 @@ def draws_of(logits: Tensor, u: Tensor, config: SamplingConfig, forbidden: Tenso
 
 
 def features_of(logits: Tensor, tokens: Tensor) -> Tensor:
-    """As `heads.candidates.candidate_features`, of several draws: logits [B, n, V], tokens [B, N, n] ->
+    """As `heads.candidates.candidate_features`; in C of several draws, logits [B, n, V], tokens [B, N, n] ->
     [B, N, n, 3]."""
     own, seen = kernels_of(logits), None
-    if own is not None:
+    if own is not None and tokens.dim() == logits.dim() == 3:
         seen = native.features(own, logits, tokens)
     return candidate_features(logits, tokens) if seen is None else seen
 

@@ -143,7 +143,7 @@ class FusedPolicy:
         return self._stack.read(x, self.turns, angle, columns)
 
     def see(self, hidden: Tensor, logits: Tensor, tokens: Tensor) -> Tensor:
-        """As `ChunkPolicy.see`, of several draws."""
+        """As `ChunkPolicy.see`."""
         return coherent_features(self._coherence, hidden, logits, tokens, features_of)
 
     def law(self, reading: Tensor | None, candidates: Tensor | None = None, dial: float = 0.0) -> Tensor:

@@ -15,7 +15,7 @@ from dcar.decoding.fast.cpu.native import Kernels
 from dcar.decoding.fast.policy import FusedPolicy
 from dcar.errors import ConfigError
 from heads.coherence import Coherence, CoherenceConfig
-from heads.policy import ChunkPolicy, ChunkPolicyConfig
+from heads.policy import ChunkPolicy, ChunkPolicyConfig, law_of_scores
 
 SIZE, STEPS, IDS = 24, 16, 40
 # without AVX-512, too

@@ -164,7 +164,7 @@ def test_a_policy_sees_by_it_also_after_load(width):
         first.scores.linear.weight.data.add_(1.0)  # a policy that is loaded again has its scores anew, too
     fused.load(first)
     seen = first.see(hidden, logits, tokens)
-    assert torch.allclose(fused.scores(None, seen), first.score(None, seen), atol=1e-5)
+    assert torch.allclose(fused.law(None, seen), law_of_scores(first.score(None, seen), seen), atol=1e-5)
     other = ChunkPolicy(ChunkPolicyConfig(SIZE, STEPS, reads="candidates", coherence_width=16, coherence_embedding=12,
                                           coherence_ids=IDS))
     with pytest.raises(ConfigError, match="coherence_width"):

@@ -53,12 +53,13 @@ def measure_launches(model: AnyDecoder, engine: StaticEngine, load: Load, k: int
 
 
 def measure_dcar(model: AnyDecoder, engine: StaticEngine, policy: ChunkPolicy, load: Load,
-                 repeats: int) -> dict[str, Any]:
+                 repeats: int, draws: int = 1) -> dict[str, Any]:
     """DCAR (actions drawn, so that an untrained policy too uses all sizes) against FAR in the same engine: tokens/s
-    without the prefill, the mean chunk, and the policy's share of a step of equal chunk size."""
-    prompts, middle = load.prompts(model, 1), min(3, model.config.num_prediction_heads)
-    dcar = ChunkMethod(PolicyChunk(policy, "sample"))
-    forced = ChunkMethod(PolicyChunk(policy, forced={prompts[0].utterance_id: [middle]}))
+    without the prefill, the mean chunk, the policy's share of a step of equal chunk size, and what such a step takes in
+    times of one of CAR-k, with all that is drawn and dropped."""
+    prompts, middle = load.prompts(model, 1), min(10 if policy.config.after_draw else 3, policy.config.num_actions)
+    dcar = ChunkMethod(PolicyChunk(policy, "sample", draws=draws))
+    forced = ChunkMethod(PolicyChunk(policy, forced={prompts[0].utterance_id: [middle]}, draws=draws))
     last: dict[str, DecodeResult] = {}
     timed: list[dict[str, float]] = []  # of the forced runs, warm-up first
 
@@ -81,13 +82,15 @@ def measure_dcar(model: AnyDecoder, engine: StaticEngine, policy: ChunkPolicy, l
     far = [(s - prefill["prefill"]) / (t - 1) for s in seconds["far"]]  # seconds a token
     mine = [(s - prefill["prefill dcar"]) / rest for s in seconds["dcar"]]
     mean = rest / passes
+    over = [(a - prefill["prefill dcar"]) / (b - prefill["prefill"])
+            for a, b in zip(seconds["forced"], seconds["middle"], strict=True)]
     on_cpu = module_device(model).type == "cpu"
     if on_cpu:  # timed inside the run: what slows a step slows its policy too
         share = [s["policy"] / (s["lm"] - prefill["prefill dcar"] - s["policy"]) for s in timed[1:]]
     else:
-        share = [(a - prefill["prefill dcar"]) / (b - prefill["prefill"]) - 1
-                 for a, b in zip(seconds["forced"], seconds["middle"], strict=True)]
-    return {"mean_chunk": mean, "speedup": spread([a / b for a, b in zip(far, mine, strict=True)]),
+        share = [ratio - 1 for ratio in over]
+    return {"kept": middle, "over_fixed": spread(over), "mean_chunk": mean,
+            "speedup": spread([a / b for a, b in zip(far, mine, strict=True)]),
             "ms_per_step": spread([1e3 * m * mean for m in mine]), "tokens_per_second": spread([1 / m for m in mine]),
             "policy_share": spread(share)}
 

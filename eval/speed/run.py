@@ -35,6 +35,7 @@ from eval.results.timing import module_device
 from eval.speed import engine as measure
 from eval.speed.measure import CLOCKS, Load, chosen_clock, measure_car, memory_rates, print_card
 from heads.build import HEAD_KINDS, check_kind
+from heads.coherence import CoherenceConfig
 from heads.costs import head_costs
 from heads.policy import ChunkPolicy, ChunkPolicyConfig
 
@@ -72,6 +73,9 @@ class SpeedConfig:
     quick: bool = setting(False, "Under a minute on two cores.")
     repeats: int = setting(5, "Interleaved runs of everything.", minimum=1)
     group: int = setting(8, "Rollouts of one utterance.", minimum=2)
+    policy_reads: str = setting("hidden", "What the random policies see: hidden states (the paper's, before the draw), "
+                                          "or candidates, with a coherence.", choices=("hidden", "candidates"))
+    draws: int = setting(1, "Chunks that DCAR draws side by side, for policies with a coherence.", minimum=1)
     actions: int = setting(0, "Random policies choose among 1 … actions tokens (5: 3 on average); 0 = all heads.",
                            minimum=0)
     device: str = setting("cpu", "cpu or cuda.")
@@ -95,16 +99,29 @@ class SpeedConfig:
             raise ConfigError(f"clock 'cpu' measures the CPU, not '{self.device}': set clock=wall")
 
 
-def random_policies(model: AnyDecoder, actions: int = 0) -> dict[str, ChunkPolicy]:
+def random_policies(model: AnyDecoder, actions: int = 0, reads: str = "hidden") -> dict[str, ChunkPolicy]:
     """Untrained policies, which choose among 1 … `actions` tokens (0: up to all heads) alike: a bottleneck of 256 (half
-    the width of a small model), and the paper's full width."""
+    the width of a small model), and the paper's full width; one that reads candidates is as launch/recipes/
+    dcpo_starter.yaml makes it."""
     width, most = model.config.hidden_size, model.config.num_prediction_heads
     actions, heads = min(actions or most, most), model.config.num_attention_heads
-    device = module_device(model)
-    made = {"bottleneck": ChunkPolicyConfig(width, actions, min(256, width // 2), num_attention_heads=heads),
-            "full": ChunkPolicyConfig(width, actions, None, num_attention_heads=heads)}
-    dtype = model.norm.weight.dtype
-    return {name: ChunkPolicy(config).eval().to(device, dtype) for name, config in made.items()}
+    shape = dict(hidden_size=width, num_actions=actions, num_attention_heads=heads)
+    if reads == "candidates":
+        coherence = CoherenceConfig(width, most, model.config.output_size)
+        made = {"after the draw": ChunkPolicyConfig(
+            **shape, width=None, reads=reads, score_width=0, coherence_width=coherence.width,
+            coherence_embedding=coherence.embedding_size, coherence_ids=coherence.vocab_size)}
+    else:
+        made = {"bottleneck": ChunkPolicyConfig(**shape, width=min(256, width // 2)),
+                "full": ChunkPolicyConfig(**shape, width=None)}
+    return {name: placed(ChunkPolicy(config).eval(), model) for name, config in made.items()}
+
+
+def placed(policy: ChunkPolicy, model: AnyDecoder) -> ChunkPolicy:
+    """A policy on the decoder's device, and in its type where it reads hidden states; scores of candidates and a
+    coherence are small, and computed in float32."""
+    policy = policy.to(module_device(model))
+    return policy if policy.layer is None else policy.to(model.norm.weight.dtype)
 
 
 def load_all(config: SpeedConfig, size: str) -> Models:
@@ -121,9 +138,9 @@ def load_all(config: SpeedConfig, size: str) -> Models:
     dtype = DTYPES[config.dtype]
     decoder = models.decoder.to(dtype)
     if models.policies:
-        models.policies = {"trained": models.policies[""].to(dtype)}
+        models.policies = {"trained": placed(models.policies[""], decoder)}
     else:
-        models.policies = random_policies(decoder, config.actions)
+        models.policies = random_policies(decoder, config.actions, config.policy_reads)
     models.far_decoder = decoder if models.far_decoder is None else models.far_decoder.to(dtype)
     if not is_brief(config, size):
         models.draft = (models.draft or cast(AnyDecoder, build_draft(decoder).eval())).to(dtype)
@@ -136,7 +153,8 @@ def is_brief(config: SpeedConfig, size: str) -> bool:
 
 
 RATIOS = ("car_k_over_k_times_car_1", "car_k_bound", "static_over_loop", "graphed_over_eager",
-          "dcar_speedup_over_mean_chunk", "dcar_over_own_bound", "policy_share_of_step", "far_over_hf_generate",
+          "dcar_speedup_over_mean_chunk", "dcar_over_own_bound", "policy_share_of_step", "dcar_step_over_car_step",
+          "far_over_hf_generate",
           "sd_over_hf_assisted",
           "rollouts_over_sequential", "rollouts_over_sequential_engine", "batch8_over_batch1", "batch32_over_batch1",
           "growth_over_kv_model", "floor_share_far")
@@ -186,14 +204,16 @@ def _steps(m: Measurement) -> None:
     card["launches_per_step"] = counted
     card["ms_per_step"] = {str(k): got["ms_per_step"].median for k, got in car.items()}
 
-    shares = {}
+    shares, over = {}, {}
     for name, policy in m.models.policies.items():
-        dcar = measure.measure_dcar(model, engines[name], policy, load, m.repeats)
+        dcar = measure.measure_dcar(model, engines[name], policy, load, m.repeats, m.config.draws)
         share, mean = dcar["policy_share"], dcar["mean_chunk"]
         print(f"DCAR ({name} policy): {mean:.2f} tokens a step, {dcar['tokens_per_second']} tokens/s, "
               f"{dcar['speedup'].median:.2f} × FAR; the policy adds {100 * share.median:.1f} % to a step "
               f"({100 * share.low:.1f}–{100 * share.high:.1f})")
-        shares[name] = share.median
+        print(f"a step in which it keeps {dcar['kept']} tokens takes {dcar['over_fixed']} times one of "
+              f"CAR-{dcar['kept']}")
+        shares[name], over[name] = share.median, dcar["over_fixed"].median
         if len(shares) == 1:
             ratio = dcar["speedup"].median / mean
             read = card["read_far"] + head_costs(model.heads).read(mean) + card["read_policy"][name]
@@ -201,6 +221,7 @@ def _steps(m: Measurement) -> None:
             m.ratio("dcar_over_own_bound", ratio * read / card["read_far"])
             print(f"that is {ratio:.3f} of its chunk, {ratio * read / card['read_far']:.3f} of what its bytes allow")
     m.ratio("policy_share_of_step", shares)
+    m.ratio("dcar_step_over_car_step", over)
     if m.brief:
         return
     loop = measure_car(model, load, [1], m.few)

@@ -78,8 +78,13 @@ static void warp(const element *logits, const Warping *how, int banned, float *r
   law->sum = -1;
   if (!widened(logits, row, size, pad)) return;
   if (banned) {
-    for (long c = 0; c < size; c++) row[c] = row[c] > -1e30f ? row[c] : -1e30f;
+    for (long c = 0; c < pad; c += LANES) {
+      vector v = load_float(row + c);
+      v = choose(v > -1e30f, v, all(-1e30f));
+      memcpy(row + c, &v, sizeof v);
+    }
     row[how->eos] = -__builtin_inff();
+    for (long c = size; c < pad; c++) row[c] = -__builtin_inff();
   }
   float largest = most_of(row, pad);
   if (how->temperature == 0) { /* one id, the first of the largest */

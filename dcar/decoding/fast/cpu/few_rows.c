@@ -87,6 +87,9 @@ INLINE element narrow(float f) { /* to the nearest, ties to even */
   return (u + 0x7fff + ((u >> 16) & 1)) >> 16;
 }
 INLINE void store(element *p, vector v) {
+#ifdef __AVX512BF16__ /* the same but for numbers below 1e-38, which become 0 */
+  _mm256_storeu_si256((__m256i *)p, (__m256i)_mm512_cvtneps_pbh((__m512)v));
+#else
   words u = (words)v, rounded = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
 #ifdef __AVX512F__
   __mmask16 none = _mm512_cmpgt_epu32_mask((__m512i)(u & 0x7fffffff), _mm512_set1_epi32(0x7f800000));
@@ -96,6 +99,7 @@ INLINE void store(element *p, vector v) {
   words none = (words)((u & 0x7fffffff) > 0x7f800000);
   halves h = __builtin_convertvector((rounded & ~none) | (none & 0x7fc0), halves);
   memcpy(p, &h, sizeof h);
+#endif
 #endif
 }
 #else

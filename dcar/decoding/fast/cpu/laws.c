@@ -1,7 +1,7 @@
-/* From logits: laws of the next tokens, tokens drawn from them, and how likely tokens are.
+/* From logits: laws of the next tokens, tokens drawn from them, how likely these are, and which of them a policy keeps.
  *
- * The mathematics is that of dcar/sampling.py (warp, sample_several) and heads/candidates.py (candidate_features), which take some
- * thirty operators for it. A row's result does not depend on the others. layers.c includes this file.
+ * The mathematics is that of dcar/sampling.py (warp, sample_several), heads/candidates.py (candidate_features, joint_law) and
+ * heads/policy.py, which take some ninety operators for it. A row's result does not depend on the others. layers.c includes this file.
  */
 
 #define MOST_KEPT 64 /* of a law; a larger top-k is PyTorch's business */
@@ -73,7 +73,7 @@ static void keep_largest(const float *row, long pad, long k, float *weight, long
   }
 }
 
-/* The warped law of a row of logits, which is left in `row` in floats; its sum is not above 0 where there is no law. */
+/* The warped law of a row of logits, of which `row` has room for a copy; its sum is not above 0 where there is no law. */
 static void warp(const element *logits, const Warping *how, int banned, float *row, Law *law, long size, long pad) {
   law->sum = -1;
   if (!widened(logits, row, size, pad)) return;

@@ -53,8 +53,13 @@ INLINE vector all(float f) { return (vector){0} + f; }
 INLINE vector choose(ints which, vector a, vector b) { return (vector)(((ints)a & which) | ((ints)b & ~which)); }
 
 INLINE vector exponential(vector x) { /* to 2e-7 of the value; 0 below -87 */
+#ifdef __AVX512F__ /* the same bits: the compiler makes a dozen instructions of the choices */
+  __mmask16 large = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-87), _CMP_NLT_UQ);
+  x = (vector)_mm512_min_ps(_mm512_set1_ps(88), _mm512_max_ps(_mm512_set1_ps(-87), (__m512)x)); /* NaN stays */
+#else
   ints small = x < -87.0f;
   x = choose(small, all(-87), choose(x > 88.0f, all(88), x));
+#endif
   vector n = (x * 1.44269504f + 12582912.0f) - 12582912.0f; /* rounded */
   vector r = x - n * 0.693359375f + n * 2.12194440e-4f;
   vector p = r * 1.9875691500e-4f + 1.3981999507e-3f;
@@ -63,8 +68,12 @@ INLINE vector exponential(vector x) { /* to 2e-7 of the value; 0 below -87 */
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * r * r + r + 1.0f;
+#ifdef __AVX512F__
+  return (vector)_mm512_maskz_scalef_ps(large, (__m512)p, (__m512)n);
+#else
   ints power = (__builtin_convertvector(n, ints) + 127) << 23;
   return choose(small, all(0), p * (vector)power);
+#endif
 }
 
 INLINE vector inverse(vector v) {

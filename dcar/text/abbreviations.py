@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 
+from dcar.text.addresses import LETTER
 from dcar.text.numbers import words_of
 
 MONTHS = words_of("January February March April May June July August September October November December")
@@ -23,6 +24,7 @@ _TITLES = {  # only before a name: "Gen. Lee", never "gen."
     "mt": "Mount", "ft": "Fort", "drs": "Doctors", "maj": "Major", "adm": "Admiral", "cpl": "Corporal",
     "pvt": "Private", "fr": "Father", "det": "Detective", "insp": "Inspector", "supt": "Superintendent",
 }  # fmt: skip
+_CALLED = rf"(?:Mr|Mrs|Ms|Dr|Prof|Judge|President|{'|'.join(t.capitalize() for t in _TITLES if t not in ('mt', 'ft'))})"
 _DOTTED_ABBREVIATIONS = {
     "ave": "Avenue", "blvd": "Boulevard", "rd": "Road", "dept": "Department", "inc": "Incorporated", "ltd": "Limited",
     "corp": "Corporation", "bros": "Brothers", "assn": "Association", "univ": "University", "approx": "approximately",
@@ -37,8 +39,17 @@ _BEFORE_NUMBERS = {  # "p. 12", "Fig. IV"; a capital is kept
     "p": "page", "pp": "pages", "vol": "volume", "vols": "volumes", "ch": "chapter", "chap": "chapter",
     "fig": "figure", "figs": "figures", "eq": "equation", "sec": "section", "nos": "numbers", "ext": "extension",
     "tel": "telephone", "apt": "apartment", "art": "article", "para": "paragraph", "est": "established", "op": "opus",
-    "tab": "table", "app": "appendix",
+    "tab": "table", "app": "appendix", "hwy": "highway", "rte": "route", "chs": "chapters", "ver": "version",
 }  # fmt: skip
+_STREETS = {  # behind a name, with or without the full stop: "Pennsylvania Ave NW"
+    "ave": "Avenue", "blvd": "Boulevard", "rd": "Road", "ln": "Lane", "hwy": "Highway", "pkwy": "Parkway",
+    "sq": "Square", "terr": "Terrace",
+}  # fmt: skip
+_SHORT_DAY = "|".join(sorted((d.capitalize() for d in _DAYS), key=len, reverse=True))
+_DAY_OF_DATE = rf"(?<![Tt]he )\b({_SHORT_DAY})(?=,?\s(?:\d|(?:{'|'.join(m[:3] for m in MONTHS)})))"
+_WHEN = _DAYS | MONTH_SHORT | {day.lower(): day for day in _DAYS.values()} | {month.lower(): month for month in MONTHS}
+_WHENS = "|".join(sorted((w.capitalize() for w in _WHEN), key=len, reverse=True))
+_SPAN = rf"\b({_WHENS})\.?\s?[-–]\s?({_WHENS})\b(?:\.(?=\s[a-z\d]|,))?"  # "Mon.–Fri.", "May–July"
 # A full stop after these may end the sentence as well: "etc." before a capital or at the end keeps it.
 _MAY_END = frozenset({"etc", "inc", "ltd", "corp", "jr", "sr", "ave", "rd", "blvd", "dept", "bros", "esq"})
 OPENERS = (
@@ -56,6 +67,9 @@ def abbreviations(text: str) -> str:
     text = re.sub(r"(?<=& )Co\.(?=(\s*$|\s+[A-Z])?)|(?<=\band )Co\.(?=(\s*$|\s+[A-Z])?)",
                   lambda m: "Company" + ("." if m[1] is not None or m[2] is not None else ""), text)
 
+    text = re.sub(_SPAN, lambda m: f"{_WHEN[m[1].lower()]} to {_WHEN[m[2].lower()]}", text)
+    text = re.sub(_DAY_OF_DATE, lambda m: _DAYS[m[1].lower()], text)
+
     def word(m: re.Match[str]) -> str:
         name, dot, rest = m["word"], m["dot"], text[m.end() :]
         key = name.lower()
@@ -65,7 +79,9 @@ def abbreviations(text: str) -> str:
         after_name = before is not None and before[1][0].isupper() and before[1].lower() not in ("the", "and", "of")
         if not name[0].isupper() and key in ("st", "dr") and not dot:
             return m[0]
-        if key == "st" and (dot or next_name):
+        if after_name and key in _STREETS and name[0].isupper():
+            return _STREETS[key] + (dot if ends else "")
+        if key == "st" and (dot or next_name or after_name):
             return ("Street" + (dot if ends and not next_name else "")) if after_name or not next_name else "Saint"
         if key == "dr" and (dot or next_name):
             return "Doctor" if next_name or not after_name else "Drive" + (dot if ends else "")
@@ -75,7 +91,7 @@ def abbreviations(text: str) -> str:
             return _ABBREVIATIONS[key] + (dot if key in _MAY_END and ends else "")
         if dot and name[0].isupper() and next_name and key in _TITLES:
             return _TITLES[key]
-        if dot and name[0].isupper() and key in _TITLES and re.match(r"\s+[A-Z]\w*\.\s+[A-Z]", rest):
+        if dot and name[0].isupper() and key in _TITLES and re.match(rf"\s+[A-Z](?:\w*\.|{LETTER}?)\s+[A-Z]", rest):
             return _TITLES[key]
         if dot and name[0].isupper() and not ends:
             return _DAYS.get(key) or MONTH_SHORT.get(key) or _DOTTED_ABBREVIATIONS.get(key) or m[0]
@@ -90,6 +106,8 @@ def abbreviations(text: str) -> str:
         another = re.match(r"\s+[A-Z]\.", text[m.end() :]) is not None
         return m[1] if another or before is None or before[1][0].isupper() else m[0]
 
+    text = re.sub(rf"\b({_CALLED}\.?\s)([AI])\.(?=\s+[A-Z][a-z])", rf"\1\2{LETTER}", text)
+    text = re.sub(r"(,\s)([A-Z])\.(?=\s+[A-Z][a-z]+\W*$)", rf"\1\2{LETTER}", text)  # "Best regards, A. Smith"
     text = re.sub(r"(?<=[A-Z]\.\s)([AI])\.(?=\s+[A-Z][a-z])", initial, text)
     text = re.sub(r"(?<![\w.'])([B-HJ-Z])\.(?=\s+[A-Z])", initial, text)
     text = re.sub(r"(?<![\w.'])([AI])\.(?=\s+[A-Z](?:\.|\s))", initial, text)

@@ -1,4 +1,4 @@
-"""Money, measures, dates, times, fractions, telephone numbers and numerals of kings: patterns and what they say.
+"""Money, dates, times, telephone numbers and numerals of kings: patterns and what they say.
 
 Each rule is a pattern and a function of its match; `dcar.text.spoken` applies them in its order.
 """
@@ -8,9 +8,9 @@ from __future__ import annotations
 import re
 
 from dcar.text.abbreviations import MONTH_SHORT, MONTHS
+from dcar.text.measures import SAID_AS_PAIR, attributive, so_many
 from dcar.text.numbers import TENS, cardinal, digits, number, ordinal, plural, roman, whole, words_of, year
 
-NUM = r"\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?"
 MONTH = "(?P<month>" + "|".join(MONTHS) + r"|(?:Jan|Feb|Mar|Apr|Jun|Jul|Aug|Sept|Sep|Oct|Nov|Dec)\b\.?)"
 
 CURRENCIES = {
@@ -30,33 +30,8 @@ CODES = {
     "CAD": ("Canadian dollar", "Canadian dollars"), "AUD": ("Australian dollar", "Australian dollars"),
     "INR": ("Indian rupee", "Indian rupees"), "CNY": ("Chinese yuan", "Chinese yuan"),
 }  # fmt: skip
-_SCALE_WORDS = {"k": "thousand", "m": "million", "mn": "million", "bn": "billion", "b": "billion", "tn": "trillion"}
-_LENGTHS = {
-    "mm": "millimeter", "cm": "centimeter", "km": "kilometer", "m": "meter", "ft": "foot", "in": "inch", "mi": "mile",
-    "yd": "yard",
-}  # fmt: skip
-UNITS = {
-    **{unit: name for unit, name in _LENGTHS.items() if unit != "in"},  # "in" is a preposition
-    **{f"sq {unit}": f"square {name}" for unit, name in _LENGTHS.items()},
-    **{f"cu {unit}": f"cubic {name}" for unit, name in _LENGTHS.items()},
-    "mg": "milligram", "g": "gram", "kg": "kilogram", "lb": "pound", "lbs": "pound", "oz": "ounce", "ml": "milliliter",
-    "mL": "milliliter", "l": "liter", "L": "liter", "gal": "gallon", "qt": "quart", "tbsp": "tablespoon",
-    "tsp": "teaspoon", "ha": "hectare", "kB": "kilobyte", "KB": "kilobyte", "MB": "megabyte", "GB": "gigabyte",
-    "TB": "terabyte", "kbps": "kilobit per second", "Mbps": "megabit per second", "Gbps": "gigabit per second",
-    "Hz": "hertz", "kHz": "kilohertz", "MHz": "megahertz", "GHz": "gigahertz", "W": "watt", "kW": "kilowatt",
-    "kWh": "kilowatt hour", "MW": "megawatt", "mAh": "milliamp hour", "mA": "milliamp", "V": "volt", "kV": "kilovolt",
-    "dB": "decibel", "hp": "horsepower", "psi": "pound per square inch", "kPa": "kilopascal", "hPa": "hectopascal",
-    "kcal": "kilocalorie", "kJ": "kilojoule", "ns": "nanosecond", "ms": "millisecond", "nm": "nanometer",
-    "um": "micrometer", "ug": "microgram", "sec": "second", "secs": "second", "min": "minute", "mins": "minute",
-    "h": "hour", "hr": "hour", "hrs": "hour", "mph": "mile per hour", "mpg": "mile per gallon",
-    "km/h": "kilometer per hour", "kph": "kilometer per hour", "m/s": "meter per second",
-    "m/s2": "meter per second squared",
-    "rpm": "revolution per minute", "kbit/s": "kilobit per second", "Mbit/s": "megabit per second",
-    "Gbit/s": "gigabit per second", "MB/s": "megabyte per second", "GB/s": "gigabyte per second",
-    "bpm": "beat per minute", "fps": "frame per second", "dpi": "dot per inch", "ppm": "part per million",
-    "°C": "degree Celsius", "°F": "degree Fahrenheit", "°": "degree",
-}  # fmt: skip
-UNIT = "|".join(re.escape(u) for u in sorted(UNITS, key=len, reverse=True))
+_SCALE_WORDS = {"k": "thousand", "m": "million", "mn": "million", "bn": "billion", "b": "billion", "t": "trillion",
+                "tn": "trillion"}
 REGNAL = words_of(
     "Henry Louis Elizabeth George Charles Edward James Richard William John Paul Napoleon Catherine Philip Frederick "
     "Francis Leo Pius Benedict Gregory Alexander Nicholas Peter Ivan Ferdinand Ramses Innocent Clement Urban Otto "
@@ -68,18 +43,12 @@ COUNTED = words_of(
 )
 
 
-def _attributive(m: re.Match[str]) -> bool:
-    """Whether an amount describes the noun that follows: "a $5 bill", "a 5 km run"."""
-    return (re.search(r"\b[Aa]n?\s+$", m.string[: m.start()]) is not None
-            and re.match(r"\s+[a-z]", m.string[m.end() :]) is not None)
-
-
 def pieces_of_money(m: re.Match[str]) -> str:
     one, many, small_one, small_many = CURRENCIES[m["symbol"]]
     if kind := DOLLARS.get(m.groupdict().get("country") or ""):
         one, many = f"{kind} {one}", f"{kind} {many}"
     amount, scale = m["amount"], m["scale"]
-    if _attributive(m):
+    if attributive(m):
         many = one
     if scale:
         return f" {number(amount)} {_SCALE_WORDS.get(scale.lower(), scale.lower())} {many} "
@@ -95,6 +64,16 @@ def pieces_of_money(m: re.Match[str]) -> str:
     return f" {' and '.join(parts)} "
 
 
+def pence(m: re.Match[str]) -> str:
+    """ "99p" → "ninety nine pence"."""
+    return f" {number(m['n'])} {'penny' if m['n'] == '1' else 'pence'} "
+
+
+def scaled(m: re.Match[str]) -> str:
+    """ "1.2m people" → "one point two million people", "10k steps" → "ten thousand steps"."""
+    return f" {number(m['n'])} {_SCALE_WORDS[m['scale'].lower()]}{' plus' if m['more'] else ''} "
+
+
 def coded_money(m: re.Match[str]) -> str:
     one, many = CODES[m["before"] or m["after"]]
     amount = m["first"] or m["second"]
@@ -104,6 +83,14 @@ def coded_money(m: re.Match[str]) -> str:
 def date(month: str, day: str, year_text: str | None) -> str:
     month = MONTH_SHORT.get(month.rstrip(".").lower(), month)
     return f" {month} {ordinal(int(day))}" + (f", {year_of_date(year_text)} " if year_text else " ")
+
+
+def days(m: re.Match[str]) -> str:
+    """ "April 5-7" → "April fifth to seventh"."""
+    first, last = int(m["d"]), int(m["e"])
+    if not 1 <= first < last <= 31:
+        return m[0]
+    return f"{date(m['month'], m['d'], None)}to {ordinal(last)}"
 
 
 def year_of_date(text: str) -> str:
@@ -120,6 +107,15 @@ def numeric_date(m: re.Match[str]) -> str:
     if not (1 <= month <= 12 and 1 <= day <= 31):
         return m[0]
     return date(MONTHS[month - 1], str(day), year_text)
+
+
+def day_and_month(m: re.Match[str]) -> str:
+    """ "on 5/6" → "on May sixth", in US order unless that is no month."""
+    first, second = int(m["a"]), int(m["b"])
+    month, day = (first, second) if first <= 12 else (second, first)
+    if (first, second) in SAID_AS_PAIR:
+        return m[0]
+    return f"{m['before']}{date(MONTHS[month - 1], str(day), None)}" if 1 <= month <= 12 and 1 <= day <= 31 else m[0]
 
 
 def iso_date(m: re.Match[str]) -> str:
@@ -144,6 +140,12 @@ def time_of_day(m: re.Match[str]) -> str:
     return f" {words}{f' {half[0].upper()} M' if half else ''}{stop} "
 
 
+def result(m: re.Match[str]) -> str:
+    """A time that was taken with a watch: "1:45.32" → "one forty five point three two"."""
+    minute = int(m["min"])
+    return f" {cardinal(int(m['h']))} {'oh ' if minute < 10 else ''}{cardinal(minute)} point {digits(m['part'])} "
+
+
 def time_with_seconds(m: re.Match[str]) -> str:
     hour, minute, second = (int(m[i]) for i in (1, 2, 3))
     if hour > 23:
@@ -151,58 +153,6 @@ def time_with_seconds(m: re.Match[str]) -> str:
     minutes = f" {'oh ' if minute < 10 else ''}{cardinal(minute)}" if minute else ""
     seconds = f" and {so_many(second, 'second')}" if second or not minute else ""
     return f" {cardinal(hour)}{minutes}{seconds} "
-
-
-_FRACTIONS = {2: "half", 4: "quarter"}
-_SAID_AS_PAIR = {(24, 7), (9, 11), (20, 20), (50, 50)}
-
-
-def fraction_in_words(m: re.Match[str]) -> str:
-    before, top, bottom = m["whole"], int(m["top"]), int(m["bottom"])
-    if (top, bottom) in _SAID_AS_PAIR and not before:
-        return f" {cardinal(top)} {cardinal(bottom)} "
-    if (2 <= bottom <= 20 or bottom == 100) and 1 <= top < bottom:
-        name = _FRACTIONS.get(bottom) or ordinal(bottom).removeprefix("one ")
-        many = "halves" if bottom == 2 else name + "s"
-        words = f"{cardinal(top)} {name if top == 1 else many}"
-        return f" {whole(before)} and {re.sub('^one ', 'a ', words)} " if before else f" {words} "
-    words = f"{cardinal(top)} over {cardinal(bottom)}"
-    return f" {whole(before)} {words} " if before else f" {words} "
-
-
-def measure(m: re.Match[str]) -> str:
-    head, per, rest = UNITS[m["unit"]].partition(" per ")
-    single = m["n"] == "1" or _attributive(m) or "-" in m["gap"]
-    if not single and not head.endswith(("hertz", "horsepower")):
-        first, space, last = head.rpartition(" ")
-        if first == "degree":
-            head = f"degrees {last}"
-        else:
-            head = first + space + {"foot": "feet", "inch": "inches"}.get(last, last + "s")
-    return f" {'minus ' if m['minus'] else ''}{number(m['n'])} {head}{per}{rest} "
-
-
-def so_many(count: int, unit: str) -> str:
-    """`one minute`, `two minutes`."""
-    return f"{cardinal(count)} {unit}{'' if count == 1 else 's'}"
-
-
-def duration(m: re.Match[str]) -> str:
-    """`3h 5m 10s`: letters that stand side by side are hours, minutes and seconds, alone an m is a meter."""
-    parts = [(m[key], name) for key, name in (("h", "hour"), ("m", "minute"), ("s", "second")) if m[key]]
-    return " ".join(so_many(int(n), name) for n, name in parts)
-
-
-def feet_and_inches(m: re.Match[str]) -> str:
-    return f" {cardinal(int(m[1]))} foot {cardinal(int(m[2]))} "
-
-
-def inches(m: re.Match[str]) -> str:
-    """`12"` or `12 in.`, unless the sign closes a quotation that was opened before."""
-    if m[0].endswith('"') and len(re.findall(r'(?<!\d)"', m.string[: m.start()])) % 2:
-        return m[0]
-    single = m["n"] == "1" or _attributive(m)
-    return f" {number(m['n'])} {'inch' if single else 'inches'} "
 
 
 def telephone(m: re.Match[str]) -> str:

@@ -15,10 +15,12 @@ import unicodedata
 from collections.abc import Callable
 
 from dcar.errors import TextError
+from dcar.text import measures as ms
 from dcar.text import quantities as q
 from dcar.text.abbreviations import OPENERS, abbreviations
 from dcar.text.addresses import LETTER, addresses
 from dcar.text.numbers import cardinal, digits, number, ordinal, plural, whole, year
+from dcar.text.places import places
 
 NORMALIZATION_VERSION = "1"
 
@@ -37,26 +39,39 @@ _MARKS = str.maketrans({
     "‐": "-", "‑": "-", "−": "-", "–": "–", "—": "—", "―": "—", "…": "...", "²": " squared ", "³": " cubed ",
     "′": "'", "″": '"', "≥": " greater than or equal to ", "≤": " less than or equal to ", "§": " section ",
     "×": " times ", "÷": " divided by ", "±": " plus or minus ", "≈": " about ", "≠": " is not equal to ",
+    "√": " square root of ", "∞": " infinity ",
     "™": " ", "®": " ", "©": " ", "€": "€", "µ": "μ",
     "Ω": "Ω", "⁄": "/", "。": ". ", "、": ", ", "\u00ad": None, "\u200b": None, "\u200d": None, "\ufeff": None,
 })  # fmt: skip
 _SPELLED = frozenset(
     "US USA UK EU UN TV PC IT AI ID CEO CFO CTO PM AM HQ FBI CIA DNA RNA BBC CNN NBA NFL GDP GPS USB VIP DIY FAQ OK "
-    "PR HR IQ MP ER ICU UFO AP PE PI EP LA DC NY ASAP MIT ETA EST LED SAT NGO AKA LAX RAF IP POW CT".split()
+    "OT PR HR IQ MP ER ICU UFO AP PE PI EP LA DC NY ASAP MIT ETA EST LED SAT NGO AKA LAX RAF IP POW CT".split()
 )
 _SAID_AS_WORDS = frozenset(
     "COVID NATO NASA UNESCO UNICEF NAFTA OPEC SARS AIDS ASEAN FIFA UEFA NASDAQ FEMA OSHA BAFTA IKEA LEGO JPEG GIF "
     "JSON YAML".split()
 )
 _VOWELS = set("aeiouyAEIOUY")
-_PER = "second|minute|hour|day|night|week|month|year|person|head|piece|unit|share|barrel|gallon|mile|kilo"
+_COUNTABLE = (
+    "people|users|customers|viewers|subscribers|followers|voters|jobs|homes|households|copies|views|likes|steps|downloads|"
+    "visitors|residents|inhabitants|words|tokens|parameters|hours|years|dollars|euros|pounds|barrels|tonnes|tons|workers|"
+    "passengers|fans|members|patients|deaths|cases|votes"
+)
+_MONEY = rf"[$£€¥₹]\s?(?:{ms.NUM}|\.\d+)(?:\s?(?:thousand|million|billion|trillion|[kKmMbB]n?))?"
+_WEEKDAY = r"(?:Mon|Tue|Tues|Wed|Thu|Thur|Thurs|Fri|Sat|Sun)"
 
 # Before compatibility forms are folded, which would write m² as "m squared".
 _POWERS: list[tuple[str, str]] = [
     (r"(?<=\d)\s?(mm|cm|km|m|ft|in|mi|yd)(?:²|\^2)(?!\w)", r" sq \1"),
     (r"(?<=\d)\s?(mm|cm|km|m|ft|in|mi|yd)(?:³|\^3)(?!\w)", r" cu \1"),
     (r"m/s(?:²|\^2)(?!\w)", "m/s2"),
+    (r"(?<=/)(mm|cm|km|m|ft|in|mi|yd)(?:²|\^2)(?!\w)", r"sq \1"),
+    (r"(?<=/)(mm|cm|km|m|ft|in|mi|yd)(?:³|\^3)(?!\w)", r"cu \1"),
+    (r"(?<=\d)(\s?)(k?)[Ω\u2126](?!\w)", r"\1\2ohm"),
+    (r"(?<=\d)(\s?)M[Ω\u2126](?!\w)", r"\1Mohm"),
+    (r"\bN[·⋅]m\b", "Nm"),
 ]
+_RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻", "0123456789+-")
 
 _ORDERED: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
     (re.compile(r"(?<!\w)#(?=[A-Za-z])"), "hashtag "),
@@ -71,7 +86,12 @@ _ORDERED: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
     (re.compile(r"\bmacOS\b"), "mac O S"),
     (re.compile(r"\bpH\b"), "P H"),
     (re.compile(r"\b([Tt]he )WHO\b"), r"\1W H O"),
-    (re.compile(r"\bAD(?=\s\d)"), "A D"),
+    (re.compile(r"\bA\.?D\.?\s(?=\d)(1\d{3}(?!\d))?"), lambda m: f"A D {year(int(m[1])) if m[1] else ''}"),
+    (re.compile(r"\bWW(I{1,2}|1|2)\b"), lambda m: f"World War {'one' if m[1] in ('I', '1') else 'two'}"),
+    (re.compile(r"\bA(?=[+-](?!\w))"), f"A{LETTER}"),
+    (re.compile(rf"(?<![\w-])([A-F]{LETTER}?)-(?=\s(?:grades?|average|students?|in|on|for)\b|[.,;!?]|$)"), r"\1 minus"),
+    (re.compile(r"\bp\.a\.|\bp\.a\b"), "per annum"),
+    (re.compile(r"\bb/c\b"), "because"),
     (re.compile(r"(?<!\w)\.NET\b"), "dot net"),
     (re.compile(r"\b([A-GJ])#(?!\w)"), rf"\1{LETTER} sharp"),
     (re.compile(r"\bCO(?=2\b)"), "C O "),
@@ -80,6 +100,17 @@ _ORDERED: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
     # versions, before their stops become decimal points
     (re.compile(r"\b[vV]\.?\s?(\d+(?:\.\d+)+)(?![\w])"), lambda m: f"version {_parts(m[1])}"),
     (re.compile(r"\b([Vv]ersion)\s(\d+(?:\.\d+)+)(?![\w])"), lambda m: f"{m[1]} {_parts(m[2])}"),
+    # powers of ten, and signs that would be lost when the number behind them has become words
+    (re.compile(rf"(?<![\w.,])({ms.NUM})(?:e([+-]?\d{{1,3}})|E([+-]\d{{1,3}}))(?![\w.])"),
+     lambda m: f"{m[1]} times 10^{(m[2] or m[3]).replace('+', '')}"),
+    (re.compile(r"\^\s?-\s?(?=\d)"), " to the power of minus "),
+    (re.compile(r"(?<=\w)\^\s?(?=\d)"), " to the power of "),
+    (re.compile(r"~\s?(?=[$£€]?\.?\d)"), " about "),
+    (re.compile(r"(?<![<\w])>\s?(?=[$£€]?\.?\d)"), " greater than "),
+    (re.compile(r"(?<![<\w/])(\w)>(?=\.?\d)"), r"\1 greater than "),  # and no end of a tag
+    (re.compile(r"(?<!<)<\s?(?=[$£€]?\.?\d)"), " less than "),
+    (re.compile(r"(?<=\d)\s?\*\s?(?=\d)"), " times "),
+    (re.compile(r"(?<=\d)\s?[-–]\s?(?=\d+(?:\.\d+)?\s?=)"), " minus "),
     # telephones
     (re.compile(r"(?<![\w+])\+\d{1,3}(?:[\s.-]?\(?\d{1,6}\)?){1,5}(?![\w-]|\.\d)"), q.international),
     (re.compile(r"(?<![\w.-])1[-. ]\(?\d{3}\)?[-. ]\d{3}[-. ]\d{4}(?![\w-])"), q.telephone),
@@ -87,27 +118,48 @@ _ORDERED: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
     (re.compile(r"\b([Cc]all|[Dd]ial|[Pp]hone|[Rr]ing)\s(\d11|999|112|000)\b(?![-.,]?\d)"),
      lambda m: f"{m[1]} {digits(m[2])}"),
     # ranges: an en dash between quantities is "to", and so is a hyphen where a unit or a clock shows that it must be
+    (re.compile(rf"\b{q.MONTH}\s+(?P<d>\d{{1,2}})\s?[-–]\s?(?P<e>\d{{1,2}})(?![\w:/-]|\.\d)"), q.days),
+    (re.compile(rf"(?<![\w.,:/-])(\d{{1,2}})\s?[-–]\s?(?=\d{{1,2}}\s{q.MONTH})"),
+     lambda m: f" the {ordinal(int(m[1]))} to " if 1 <= int(m[1]) <= 31 else m[0]),
+    (re.compile(rf"([$£€¥])({ms.NUM})[-–](?=\d)"), lambda m: f" {number(m[2])} to {m[1]}"),
+    (re.compile(rf"([$£€¥]\s?(?:{ms.NUM})(?:[kKmMbB]n?)?)\s?-\s?(?=[$£€¥]\d)"), r"\1 to "),
     (re.compile(r"(?<=\d)\s?–\s?(?=[$£€¥]?\d)"), " to "),
     (re.compile(r"(\d\s?(?:[A-Za-z°%]{1,4}|[ap]\.m\.))\s?–\s?(?=[$£€¥]?\d)"), r"\1 to "),
     (re.compile(r"(\d:\d\d|\d\s?[ap]\.?m\.?)\s?-\s?(?=\d{1,2}(?::\d\d|\s?[ap]\.?m))", re.IGNORECASE), r"\1 to "),
-    (re.compile(rf"(?<![\w.,-])({q.NUM})-(?=(?:{q.NUM})\s?(?:%|(?:{q.UNIT})(?![\w/'])))"), r"\1 to "),
+    (re.compile(r"(?i)(?<![\w.,:/-])(\d{1,2}(?::\d\d)?)\s?-\s?(?=\d{1,2}(?::\d\d)?\s?[ap]\.?m\b)"), r"\1 to "),
+    (re.compile(r"(?i)\b(noon|midnight)\s?[-–]\s?(?=\d)"), r"\1 to "),
+    (re.compile(r"(?i)(\d|[ap]\.?m\.?)\s?[-–]\s?(?=(?:noon|midnight)\b)"), r"\1 to "),
+    (re.compile(rf"(?<![\w.,-])({ms.NUM})-(?=(?:{ms.NUM})\s?(?:%|(?:{ms.UNIT})(?![\w/'])))"), r"\1 to "),
     (re.compile(r"\b50-50\b"), "fifty fifty"),
+    (re.compile(r"(?<![\w.,-])\d(?:-\d){2,}(?![\w-]|\.\d)"), lambda m: digits(m[0])),
     (re.compile(r"(?<![\w.,-])(?P<h>\d{1,3})\s?h\s?(?P<m>[0-5]?\d)\s?m(?:in)?(?:\s?(?P<s>[0-5]?\d)\s?s)?(?![\w/])"),
-     q.duration),
-    (re.compile(r"(?<![\w.,-])(?P<h>)(?P<m>\d{1,3})\s?m(?:in)?\s(?P<s>[0-5]?\d)\s?s(?![\w/])"), q.duration),
+     ms.duration),
+    (re.compile(r"(?<![\w.,-])(?P<h>)(?P<m>\d{1,3})\s?m(?:in)?\s(?P<s>[0-5]?\d)\s?s(?![\w/])"), ms.duration),
     # money
-    (re.compile(rf"(?<=\d)/(?=(?:{_PER})\b)"), " per "),
+    (re.compile(r"(?<![\w.])(\d{1,3}(?:\.\d{3})*),(\d\d)(?=\s?€)|(?<=€)(\d{1,3}(?:\.\d{3})*),(\d\d)(?![\d,])"
+                r"|(?<=€\s)(\d{1,3}(?:\.\d{3})*),(\d\d)(?![\d,])"),
+     lambda m: ".".join(part.replace(".", "") for part in m.groups() if part)),
+    (re.compile(rf"({_MONEY})\s?/\s?(?P<per>{ms.PER})(?![\w/'])(?:\.(?=\s[a-z]))?"), lambda m: f"{m[1]}{ms.per(m)}"),
+    (re.compile(rf"(?<![\w.,$£€¥])(?P<n>{ms.NUM})\s?(?P<scale>[kKmMbB]|[mbMB]n)(?P<more>\+?)(?=\s(?:{_COUNTABLE})\b)"),
+     q.scaled),
+    (re.compile(r"\b(144|240|360|480|720|1080|1440|2160)p\b"), lambda m: f" {year(int(m[1]))} P "),
+    (re.compile(rf"(?<![\w.,])(?P<n>{ms.NUM})p(?![\w/'-])"), q.pence),
     (re.compile(r"(?<![\w$£€¥])-(?=[$£€¥]\s?\d)"), " minus "),
-    (re.compile(rf"([$£€¥])({q.NUM})-(?=\d)"), lambda m: f" {number(m[2])} to {m[1]}"),
-    (re.compile(rf"(?P<country>\b(?:{'|'.join(q.DOLLARS)}))?(?P<symbol>[$£€¥₹])\s?(?P<amount>{q.NUM}|\.\d+)"
-                r"(?:\s?(?P<scale>thousand|million|billion|trillion|[kK]\b|[mM]n?\b|[bB]n?\b|tn\b))?"),
+    (re.compile(rf"(?P<country>\b(?:{'|'.join(q.DOLLARS)}))?(?P<symbol>[$£€¥₹])\s?(?P<amount>{ms.NUM}|\.\d+)"
+                r"(?:\s?(?P<scale>thousand|million|billion|trillion|[kK]\b|[mM]n?\b|[bB]n?\b|T\b|tn\b))?"),
      q.pieces_of_money),
-    (re.compile(rf"(?P<amount>{q.NUM})\s?(?P<symbol>€)(?P<scale>)"), q.pieces_of_money),
-    (re.compile(rf"\b(?P<before>{'|'.join(q.CODES)})\s?(?P<first>{q.NUM})(?![\w])"
-                rf"|(?<![\w.,])(?P<second>{q.NUM})\s?(?P<after>{'|'.join(q.CODES)})\b"), q.coded_money),
+    (re.compile(rf"(?<=€)\s?/\s?(?P<per>{ms.PER})(?![\w/'])"), ms.per),
+    (re.compile(rf"(?P<amount>{ms.NUM})\s?(?P<symbol>€)(?P<scale>)"), q.pieces_of_money),
+    (re.compile(rf"\b(?P<before>{'|'.join(q.CODES)})\s?(?P<first>{ms.NUM})(?![\w])"
+                rf"|(?<![\w.,])(?P<second>{ms.NUM})\s?(?P<after>{'|'.join(q.CODES)})\b"), q.coded_money),
     (re.compile(r"(?<![\w.,])(\d+)\s?¢"), lambda m: f" {cardinal(int(m[1]))} cent{'' if m[1] == '1' else 's'} "),
     # dates
-    (re.compile(r"\b(?P<y>[12]\d{3})-(?P<m>\d{2})-(?P<d>\d{2})\b"), q.iso_date),
+    (re.compile(r"\b(?P<y>[12]\d{3})(?P<sign>[-/])(?P<m>\d{2})(?P=sign)(?P<d>\d{2})\b"), q.iso_date),
+    (re.compile(r"(?<![\w-])(?P<a>\d{1,2})(?P<sign>-)(?P<b>\d{1,2})-(?P<y>[12]\d{3})(?![\w-])"), q.numeric_date),
+    (re.compile(rf"(?P<before>\b(?:[Oo]n|[Uu]ntil|[Tt]ill|[Dd]ue|[Dd]ated|[Ss]ince|RSVP by|{_WEEKDAY}\w*,?)\s)"
+                r"(?P<a>\d{1,2})/(?P<b>\d{1,2})(?=[,;:!?)]|\.(?!\d)|\s?$|\s[A-Z\d]|"
+                r"\s(?:at|in|from|to|and|or|by|for|with|until|between|after|before|the|we|you|he|she|it|they)\b)"),
+     q.day_and_month),
     (re.compile(r"(?<![\d/])(?P<a>\d{1,2})(?P<sign>/)(?P<b>\d{1,2})/(?P<y>[12]\d{3}|\d\d)(?![\d/])"), q.numeric_date),
     (re.compile(r"(?<![\d.])(?P<a>\d{1,2})(?P<sign>\.)(?P<b>\d{1,2})\.(?P<y>[12]\d{3})(?![\w]|\.\d)"), q.numeric_date),
     (re.compile(rf"\b{q.MONTH}\s+(?P<d>[0-3]?\d)(?:st|nd|rd|th)?(?![\d:.]\d|\d|,\d{{3}}\b)"
@@ -117,8 +169,12 @@ _ORDERED: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
      lambda m: f"{m['the'] or 'the '}{ordinal(int(m['d']))} of {q.date(m['month'], '1', None).split()[0]} "
                + (f"{q.year_of_date(m['y'])} " if m["y"] else "") if 1 <= int(m["d"]) <= 31 else m[0]),
     (re.compile(r"\b(\d{3,4})\s?(AD|BC|BCE|CE)\b"), lambda m: f" {year(int(m[1]))} {' '.join(m[2])}"),
+    # places on the globe
+    (re.compile(rf"(?<![\w.,])(?P<degrees>{ms.NUM})°\s?(?:(?P<minute>{ms.NUM})'\s?(?:(?P<second>{ms.NUM})(?:\"|'')\s?)?)?"
+                r"(?P<side>[NSEW])\b"), ms.latitude),
     # times and ratios
     (re.compile(r"(?<![\d:])(\d{1,2}):([0-5]\d):([0-5]\d)(?![\d:]|\.\d)"), q.time_with_seconds),
+    (re.compile(r"(?<![\d:])(?P<h>\d{1,2}):(?P<min>[0-5]\d)\.(?P<part>\d{1,3})(?!\d)"), q.result),
     (re.compile(r"\b(?P<h>\d{1,2}):(?P<min>[0-5]\d)(?!:?\d)\s?(?P<half>[ap]\.m\.|[ap]m\b)?", re.IGNORECASE),
      q.time_of_day),
     (re.compile(r"\b(?P<h>\d{1,2})(?P<min>)\s?(?P<half>[ap]\.m\.|[ap]m\b)", re.IGNORECASE), q.time_of_day),
@@ -126,33 +182,45 @@ _ORDERED: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
     (re.compile(r"(?<![\w-])(?:\(?\d{3}\)?[-. ])?\d{3}[-.]\d{4}(?![\w-])"), q.telephone),
     # years
     (re.compile(r"(?<!\w)'(?P<t>[1-9]0)s\b"), q.plural_year),
+    (re.compile(r"(?<!\w)'0([1-9])\b(?!')"), lambda m: f" oh {cardinal(int(m[1]))} "),
+    (re.compile(r"\b(10|100|1,?000)s(?= of\b)"),
+     lambda m: {2: "tens", 3: "hundreds"}.get(len(m[1]), "thousands")),
     (re.compile(r"\b(?P<t>[12]\d\d0|[2-9]0)'?s\b"), q.plural_year),
     # parts and measures
-    (re.compile(rf"(?<![\w/.])(?:(?P<whole>{q.NUM})\s+)?(?P<top>\d{{1,3}})/(?P<bottom>\d{{1,3}})(?![\w/])"),
-     q.fraction_in_words),
+    (re.compile(r"([°\d]\s?[CF])\s?/\s?(?=\d+\s?°?[CF]\b)"), r"\1 or "),
+    (re.compile(rf"({ms.NUM})(?P<unit>[\s-]?(?:ft|mi|yds?|lbs?|oz|gal|qt|hrs?|mins?|secs?|tbsp|Tbsp|tsp|kg|km|cm|mm|ml|yrs?|wks?|"
+                r"mos?))\.(?=\s[a-z])"), r"\1\g<unit>"),
+    (re.compile(r"\b(\d+) x (\d+)\s?(g|kg|ml|oz|lb)(?= [a-z]+s?\b)"), r"\1 \2-\3"),
+    (re.compile(rf"(?<![\w/.])(?:(?P<whole>{ms.NUM})(?:\s+|-(?=\d/\d)))?(?P<top>\d{{1,3}})/(?P<bottom>\d{{1,3}}|1,?000)"
+                rf"(?![\w/])(?:[\s-]?(?P<unit>{ms.UNIT})(?![\w/']))?"),
+     ms.fraction_in_words),
     (re.compile(r"\b(\d[\d,]*)(?:st|nd|rd|th)\b", re.IGNORECASE),
      lambda m: f" {ordinal(int(m[1].replace(',', '')))} " if len(m[1]) < 16 else f" {digits(m[1])} "),
     (re.compile(r"\b([1-9]\d{0,2})ers\b"), lambda m: f" {plural(cardinal(int(m[1])) + 'r')} "),
-    (re.compile(r"\b(\d{1,2})'\s?(1?\d)(?:\"|'')"), q.feet_and_inches),
-    (re.compile(rf"(?<![\w.,'])(?P<n>{q.NUM})\""), q.inches),
+    (re.compile(r"\b(\d{1,2})'\s?(1?\d)(?:\"|'')"), ms.feet_and_inches),
+    (re.compile(r"(?<=\d)\"\s?x\s?(?=\d)"), " by "),
+    (re.compile(rf"(?<![\w.,'])(?P<n>{ms.NUM})\""), ms.inches),
     (re.compile(r"\b(sq|cu)\. ?(?=ft|in|mi|yd)"), r"\1 "),
     (re.compile(r"\b((?:sq|cu) (?:ft|in|mi|yd))\.(?=\s[a-z])"), r"\1"),
-    (re.compile(r"(?<=\d)([\s-]?(?:ft|mi|yds?|lbs?|oz|gal|qt|hrs?|mins?|secs?))\.(?=\s[a-z])"), r"\1"),
-    (re.compile(rf"(?<![\w.,])(?P<n>{q.NUM})[\s-]?in\.(?=\s[a-z])"), q.inches),
+    (re.compile(rf"(?<![\w.,])(?P<n>{ms.NUM})[\s-]?in\.(?=\s[a-z])"), ms.inches),
     (re.compile(r"(\d)\s?ft\.?\s?(\d{1,2})\s?in\b\.?"), r"\1 ft \2 inches"),
     (re.compile(r"(?<=\d)\s?x\s?(?=\d)"), " by "),
-    (re.compile(r"\b(480|720|1080|1440|2160)p\b"), lambda m: f" {year(int(m[1]))} P "),
-    (re.compile(rf"(?<![\w.,])(?P<minus>(?<!\d)-)?(?P<n>{q.NUM})(?P<gap>[\s-]?)(?P<unit>{q.UNIT})(?![\w/'])"),
-     q.measure),
-    (re.compile(rf"({q.NUM})\s?%"), lambda m: f" {number(m[1])} percent "),
-    (re.compile(rf"(?:#|\b[Nn][Oo]s?\.)\s?(?={q.NUM})"), " number "),
+    (re.compile(rf"(?<![\w.,(=+*/-])(?<![=+*/-]\s)({ms.NUM})x(?![\w')-]|\s?[-+=^*/])"),
+     lambda m: f" {number(m[1])} times "),
+    (re.compile(rf"(?<![\w.,])(?P<minus>(?<!\d)-)?(?P<n>{ms.NUM})(?P<gap>[\s-]?)(?P<unit>{ms.UNIT})(?:/(?P<per>{ms.PER}))?"
+                r"(?![\w/'])"),
+     ms.measure),
+    (re.compile(rf"(?<=\d)(\s[a-z]{{3,}})/(?P<per>{ms.PER})(?![\w/'])"), lambda m: f"{m[1]}{ms.per(m)}"),
+    (re.compile(r"(?<=\d)[\s-]?y/?o\b(?!-)"), " year old"),
+    (re.compile(rf"({ms.NUM})\s?(?:pct|p\.c\.)(?!\w)"), lambda m: f" {number(m[1])} percent "),
+    (re.compile(r"\b(\d{1,3}) bps\b"), lambda m: f" {ms.so_many(int(m[1]), 'basis point')} "),
+    (re.compile(rf"({ms.NUM})\s?%"), lambda m: f" {number(m[1])} percent "),
+    (re.compile(rf"(?:#|\b[Nn][Oo]s?\.)\s?(?={ms.NUM})"), " number "),
     (re.compile(r"\b(\d{1,4})\s?[-–]\s?(?=\d{1,4}\b)"), r"\1 to "),
     # signs
     (re.compile(r"(?<![\w.])-(?=\.?\d)"), " minus "),
-    (re.compile(r"~\s?(?=\d)"), " about "),
-    (re.compile(r"(?<=\w)\^\s?(?=\d)"), " to the power of "),
-    (re.compile(r"(?<![<\w])>\s?(?=[$£€]?\d)|(?<=\w)\s>\s(?=\w)"), " greater than "),
-    (re.compile(r"(?<![<\w])<\s?(?=[$£€]?\d)|(?<=\w)\s<\s(?=\w)"), " less than "),
+    (re.compile(r"(?<=\w)\s>\s(?=\w)"), " greater than "),
+    (re.compile(r"(?<=\w)\s<\s(?=\w)"), " less than "),
     # Roman numerals, where what stands before them says that they are some
     (re.compile(rf"\b(?P<n>(?i:{'|'.join(q.COUNTED)}))\s+(?P<r>[IVXLCDM]+|[ivx]{{2,}})\b(?!{LETTER})"),
      q.counted),
@@ -166,9 +234,10 @@ _ORDERED: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
     (re.compile(r"(?<![\d.])\d+(?:\.\d+){2,}(?![\d.])"), lambda m: " point ".join(map(whole, m[0].split(".")))),
     # letters and digits that touch are read one after the other: H2O, COVID-19, MP3
     (re.compile(r"(?<![A-Za-z'])A-?(?=\d)|(?<=\d)a\b"), f" A{LETTER} "),
+    (re.compile(r"(?<=[A-Z]\d)([A-Z]{2,})(?![a-z])"), lambda m: " ".join(m[1])),
     (re.compile(r"(?<=[A-Za-z])-?(?=\d)|(?<=\d)-?(?=[A-Za-z])"), " "),
     (re.compile(r"\b([Yy]ear )(10[1-9]\d)\b"), lambda m: m[1] + year(int(m[2]))),
-    (re.compile(q.NUM), q.year_or_number),
+    (re.compile(ms.NUM), q.year_or_number),
     (re.compile(r"\be\.g\.", re.IGNORECASE), "for example"),
     (re.compile(r"\bi\.e\.", re.IGNORECASE), "that is"),
     (re.compile(r"\bPh\.?D\b\.?"), "P H D"),
@@ -221,9 +290,12 @@ def _fold(text: str) -> str:
     """
     for pattern, replacement in _POWERS:
         text = re.sub(pattern, replacement, text)
+    # 10⁸ would fold to 108; a raised 2 or 3 alone is "squared" and "cubed" below
+    text = re.sub(r"(?<=\d)(?![¹²³](?![⁰¹²³⁴-⁹]))([⁺⁻]?[⁰¹²³⁴-⁹]+)", lambda m: f"^{m[1].translate(_RAISED)}", text)
+    text = re.sub(r"(?<=[\w.,;!?\"])¹(?![⁰¹²³⁴-⁹])", "", text)  # a footnote
     text = re.sub("[¼-¾⅐-⅞]", lambda m: f" {unicodedata.normalize('NFKC', m[0])}", text)
     folded = unicodedata.normalize("NFKC", text.translate(_MARKS)).replace("⁄", "/").translate(_LATIN)
-    folded = re.sub(r"μ(?=[mg]\b)", "u", folded)  # 10 μm, 5 μg: found again in the table of units
+    folded = re.sub(r"μ(?=[mgL]\b)", "u", folded)  # 10 μm, 5 μg: found again in the table of units
     folded = re.sub(
         r"(?<![\u0370-\u03ff])[\u0370-\u03ff](?![\u0370-\u03ff])",
         lambda m: f" {_LETTER_NAMES[m[0].lower()]} " if m[0].lower() in _LETTER_NAMES else m[0],
@@ -279,7 +351,7 @@ def expand(text: str, is_word: Callable[[str], bool]) -> str:
     initialism. Raises TextError if nothing speakable is in the text or if it is written in another script.
     """
     # addresses first, then abbreviations: the rules below write letters with stops of their own ("five P M. He left")
-    text = abbreviations(" ".join(addresses(" ".join(_fold(text).split()), is_word).split()))
+    text = abbreviations(places(" ".join(addresses(" ".join(_fold(text).split()), is_word).split())))
     for pattern, replacement in _ORDERED:
         text = pattern.sub(replacement, text)
     text = _phrase_marks(_initialisms(" ".join(text.split()), is_word))

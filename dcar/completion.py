@@ -1,4 +1,4 @@
-"""`dcar --print-completion SHELL`: a script that completes commands, settings and their choices.
+"""`dcar --print-completion SHELL`: a script that completes commands, settings, their choices, names and files.
 
     dcar --print-completion bash > ~/.local/share/bash-completion/completions/dcar
     dcar --print-completion zsh > ~/.zfunc/_dcar                       # a folder of $fpath
@@ -41,6 +41,12 @@ def choices(s: Setting) -> tuple[str, ...]:
     return s.meaning.choices or (("true", "false") if s.hint is bool else ())
 
 
+def names(s: Setting) -> tuple[str, ...]:
+    """Words that a setting may be beside a path: those that it declares, and a default that is no path itself."""
+    default = s.default if isinstance(s.default, str) and re.fullmatch(r"[a-z][\w-]*", s.default) else ""
+    return () if choices(s) or s.meaning.place else tuple(dict.fromkeys(n for n in (*s.meaning.names, default) if n))
+
+
 def meaning(s: Setting) -> str:
     """The first sentence of a setting's meaning, short enough for a list."""
     first = re.split(r"\. (?=[A-Z])", " ".join(s.meaning.replace("%%", "%").split()))[0].rstrip(".")
@@ -53,11 +59,13 @@ def script(shell: str, commands: Iterable[Command]) -> str:
 
 
 def _bash(commands: list[Command]) -> str:
-    names = " ".join(c.name for c in commands)
     settings = [f"        {c.name}) settings='{' '.join(f'{s.key}=' for s in c.settings)}' ;;" for c in commands]
     values = [f"        {shlex.quote(f'{c.name} {s.key}')}) values='{' '.join(choices(s))}' ;;"
               for c in commands for s in c.settings if choices(s)]
-    return _BASH.format(names=names, settings="\n".join(settings), values="\n".join(values))
+    values += [f"        {shlex.quote(f'{c.name} {s.key}')}) words='{' '.join(names(s))}' ;;"
+               for c in commands for s in c.settings if names(s)]
+    return _BASH.format(commands=" ".join(c.name for c in commands), settings="\n".join(settings),
+                        values="\n".join(values))
 
 
 # "=" may or may not be among the characters at which bash divides words (COMP_WORDBREAKS): the word is taken from the
@@ -65,13 +73,13 @@ def _bash(commands: list[Command]) -> str:
 _BASH = """\
 # bash completion of dcar, printed by `dcar --print-completion bash`
 _dcar() {{
-    local line="${{COMP_LINE:0:COMP_POINT}}" word before settings= values= key kept=
+    local line="${{COMP_LINE:0:COMP_POINT}}" word before settings= values= words= key kept=
     word="${{line##*[[:space:]]}}"
     before="${{line%"$word"}}"
     before="${{before%"${{before##*[![:space:]]}}"}}"
     COMPREPLY=()
     if [[ "$before" != *[[:space:]]* ]]; then
-        COMPREPLY=($(compgen -W '{names} --help --print-completion' -- "$word"))
+        COMPREPLY=($(compgen -W '{commands} --help --print-completion' -- "$word"))
         return
     fi
     if [[ "$before" == *--print-completion ]]; then
@@ -96,7 +104,7 @@ _dcar() {{
             COMPREPLY=($(compgen -P "$kept" -W "$values" -- "${{word#*=}}"))
         else
             compopt -o filenames 2>/dev/null
-            COMPREPLY=($(compgen -P "$kept" -f -- "${{word#*=}}"))
+            COMPREPLY=($(compgen -P "$kept" -W "$words" -- "${{word#*=}}") $(compgen -P "$kept" -f -- "${{word#*=}}"))
         fi
     elif [[ "$word" == -* ]]; then
         COMPREPLY=($(compgen -W '--config --help' -- "$word"))
@@ -117,6 +125,8 @@ def _zsh(commands: list[Command]) -> str:
         settings.append(f"    {c.name}) settings=(\n{keys}\n        ) ;;")
     values = [f"        {shlex.quote(f'{c.name} {s.key}')}) values=({' '.join(choices(s))}) ;;"
               for c in commands for s in c.settings if choices(s)]
+    values += [f"        {shlex.quote(f'{c.name} {s.key}')}) named=({' '.join(names(s))}) ;;"
+               for c in commands for s in c.settings if names(s)]
     return _ZSH.format(commands="\n".join(rows), settings="\n".join(settings), values="\n".join(values))
 
 
@@ -129,7 +139,7 @@ _ZSH = """\
 #compdef dcar
 # zsh completion of dcar, printed by `dcar --print-completion zsh`
 _dcar() {{
-    local -a commands settings values
+    local -a commands settings values named
     commands=(
 {commands}
     )
@@ -151,7 +161,7 @@ _dcar() {{
         case "$words[2] $key" in
 {values}
         esac
-        if (( $#values )); then compadd -a values; else _files; fi
+        if (( $#values )); then compadd -a values; else compadd -a named; _files; fi
     elif [[ "$PREFIX" == -* ]]; then
         compadd -- --config --help
     else
@@ -172,7 +182,7 @@ def _fish(commands: list[Command]) -> str:
         lines.append(f"complete -c dcar -n {here} -l config -r -d 'Recipe (YAML)'")
         lines.append(f"complete -c dcar -n {here} -l help -f -d 'Settings of the command'")
         for s in c.settings:
-            words = " ".join(f"{s.key}={choice}" for choice in choices(s)) or f"{s.key}="
+            words = " ".join(f"{s.key}={choice}" for choice in choices(s) or names(s)) or f"{s.key}="
             lines.append(f"complete -c dcar -n {here} -a {_fished(words)} -d {_fished(meaning(s))}")
     return "\n".join(lines) + "\n"
 

@@ -62,7 +62,8 @@ class TuneVoiceConfig:
 
     recordings: str = setting("", "LJSpeech folder of one speaker: metadata.csv and wavs/. Empty = `data`.")
     data: str = setting("", "Folder written by `dcar prepare`, with train, dev and held-out split, instead.")
-    recipe: str = setting("finetune_starter", "Of dcar train: a name in launch/recipes, or a YAML file.")
+    recipe: str = setting("finetune_starter", "Of dcar train: a name in launch/recipes, or a YAML file.",
+                         names=sorted(p.stem for p in RECIPES.glob("finetune_*.yaml")))
     training: list[str] = setting([], "Settings of the recipe that differ, as [max_steps=30,learning_rate=5e-5].")
     out: str = setting("runs/voice", "Folder to write.", place="folder")
     shares: list[float] = setting([0.25, 0.5, 0.75, 1.0], "Of the way from the decoder as it was to the tuned one: "

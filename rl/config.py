@@ -100,7 +100,8 @@ class DCPOConfig(GRPOConfig):
     seed: int = seed_setting(42, "Of policy, order and rollouts.")
 
     # --- what is trained on what ---
-    decoder: str = setting("", "Directory of the frozen decoder (stage one); starter = the shipped one.", old=("base",))
+    decoder: str = setting("", "Directory of the frozen decoder (stage one); starter = the shipped one.",
+                           names=("starter",), old=("base",))
     data: str = setting("", "Folder written by `dcar prepare`.", place="folder")
     train_split: str = setting("train", "Split of the training prompts.")
     eval_split: str = setting("dev", "Split of the evaluation prompts; 'none' for no evaluation.")
@@ -116,7 +117,8 @@ class DCPOConfig(GRPOConfig):
     resume: str = setting("auto", "auto (go on from the last complete checkpoint), never, or a checkpoint directory.")
 
     # --- policy ---
-    policy: str = setting("", "Start from this policy directory (starter = the shipped one), not uniform.")
+    policy: str = setting("", "Start from this policy directory (starter = the shipped one), not uniform.",
+                          names=("starter",))
     policy_reads: str = setting("hidden", "What it decides from: hidden states (the paper's, before the draw), "
                                           "candidates (what the heads drew), or both.", choices=READS)
     policy_sizes: list[int] = setting([], "Chunk sizes that it chooses among; empty = all.", minimum=1)

@@ -44,7 +44,8 @@ from rl.rollout import synthesise
 class ProfileConfig:
     """Settings of the guidance profile."""
 
-    decoder: str = setting("", "Directory of the decoder; starter = the shipped one.", old=("base",))
+    decoder: str = setting("", "Directory of the decoder; starter = the shipped one.",
+                           names=("starter",), old=("base",))
     data: str = setting("", "Folder written by `dcar prepare`.", place="folder")
     out: str = setting("runs/profile", "Folder to write.", place="folder")
     split: str = setting("dev", "Split that is spoken.")

@@ -57,7 +57,8 @@ from rl.rollout import synthesise
 class RewardQualityConfig:
     """Settings of `dcar reward-quality`."""
 
-    decoder: str = setting("", "Directory of the decoder; starter = the shipped one.")
+    decoder: str = setting("", "Directory of the decoder; starter = the shipped one.",
+                           names=("starter",))
     data: str = setting("", "Folder written by `dcar prepare`.", place="folder")
     out: str = setting("runs/reward_quality", "Folder to write.", place="folder")
     split: str = setting("train", "Split that is spoken; policies are trained on train.")

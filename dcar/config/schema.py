@@ -47,6 +47,7 @@ class Meaning(str):
     declared: bool = False  # by `setting`, not by another project
     bounds: Bounds = Bounds()
     choices: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()  # words that stand for something that ships; a path is as good
     old: tuple[str, ...] = ()  # names that it had before
     name: str = ""  # what it is called, where that is not the name of its field
     flat: bool = False  # a group whose members once stood outside of it
@@ -57,15 +58,15 @@ class Meaning(str):
 
 def setting(default: Any = MISSING, meaning: str = "", *, minimum: float | None = None, above: float | None = None,
             maximum: float | None = None, below: float | None = None, choices: typing.Iterable[str] = (),
-            old: tuple[str, ...] = (), name: str = "", flat: bool = False, short: str = "", positional: bool = False,
-            place: str = "") -> Any:
+            names: typing.Iterable[str] = (), old: tuple[str, ...] = (), name: str = "", flat: bool = False,
+            short: str = "", positional: bool = False, place: str = "") -> Any:
     """A field of a schema. Without a default it has to be given; see the top of this file and `Meaning`.
 
     default: a value, a list or dict (copied), or the dataclass (or function) that makes a group of settings.
     """
     text = Meaning(meaning)
     text.declared = True
-    text.bounds, text.choices = Bounds(minimum, above, maximum, below), tuple(choices)
+    text.bounds, text.choices, text.names = Bounds(minimum, above, maximum, below), tuple(choices), tuple(names)
     text.old, text.name, text.flat, text.short = old, name, flat, short
     text.positional, text.place = positional, place
     metadata = {"help": text}

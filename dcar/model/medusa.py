@@ -37,7 +37,8 @@ WEIGHTS, CONFIG = "model.safetensors", "config.json"
 class MedusaConfig:
     """Settings of `dcar export-medusa`."""
 
-    decoder: str = setting("", "Directory of a decoder with at least two heads; starter = the shipped one.")
+    decoder: str = setting("", "Directory of a decoder with at least two heads; starter = the shipped one.",
+                           names=("starter",))
     out: str = setting("runs/medusa", "Folder to write.", place="folder")
 
 

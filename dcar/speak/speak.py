@@ -29,7 +29,8 @@ class SpeakConfig:
     method: str = setting("", "dcar, dcar-sampled, car-K, or far; empty = dcar with a policy, a dial or draws, "
                               f"else {METHOD}.")
     decoder: str = setting("starter", "Directory of a decoder (far: of a FAR decoder).")
-    policy: str = setting(POLICY, "Directory of an exported policy, or starter, which was trained at temperature 1.")
+    policy: str = setting(POLICY, "Directory of an exported policy, or starter, which was trained at temperature 1.",
+                          names=("starter",))
     vocoder: str = setting("starter", "Folder, or a name that dcar.vocoder.load lists.")
     tokenizer: str = setting("starter", "Folder, or a name that dcar.tokens.load lists.")
     dial: float = setting(0.0, "Turns the policy: above 0 to longer chunks and less time, below 0 to shorter ones; "

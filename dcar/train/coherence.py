@@ -49,11 +49,13 @@ logger = logging.getLogger(__name__)
 class TrainCoherenceConfig:
     """Settings of `dcar train-coherence`."""
 
-    decoder: str = setting("runs/car", "The frozen decoder whose chunks are judged; starter = the shipped one.")
+    decoder: str = setting("runs/car", "The frozen decoder whose chunks are judged; starter = the shipped one.",
+                           names=("starter",))
     data: str = setting("runs/prepared", "Folder of `dcar prepare`, with the decoder's tokenizer.", place="folder")
     out: str = setting("runs/coherence", "Folder to write.", place="folder")
     init_from: str = setting("", "Begin from this coherence, of the same shape and codes, perhaps of another decoder: "
-                                 "a few steps are enough for one that was tuned; starter = the shipped one.")
+                                 "a few steps are enough for one that was tuned; starter = the shipped one.",
+                             names=("starter",))
     prompt_tokens: int = setting(50, "Speaker prompt in training (bos layout only), as in the decoder's.", minimum=1)
     batch_size: int = setting(16, "Utterances of a process per step.", minimum=1)
     positions: float = setting(0.3, "Share of their positions at which a chunk is drawn.", above=0, maximum=1)

@@ -48,7 +48,8 @@ from eval.verifiers.transitions import count_bigrams
 class FitConfig:
     """Settings of `dcar fit-verifiers`."""
 
-    decoder: str = setting("", "Directory of a decoder of either kind; starter = the shipped one.")
+    decoder: str = setting("", "Directory of a decoder of either kind; starter = the shipped one.",
+                           names=("starter",))
     data: str = setting("", "Folder written by `dcar prepare`.", place="folder")
     out: str = setting("runs/verifiers", "Folder to write.", place="folder")
     train_split: str = setting("train", "For token transitions.")

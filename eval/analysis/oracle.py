@@ -45,7 +45,8 @@ from eval.verifiers.entropy import entropies
 class OracleConfig:
     """Settings of the oracle analysis."""
 
-    decoder: str = setting("", "Directory of a decoder of either kind; starter = the shipped one.")
+    decoder: str = setting("", "Directory of a decoder of either kind; starter = the shipped one.",
+                           names=("starter",))
     data: str = setting("", "Folder written by `dcar prepare`.", place="folder")
     out: str = setting("runs/oracle", "Folder to write.", place="folder")
     split: str = setting("dev", "Split that is read.")

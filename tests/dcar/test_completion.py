@@ -30,6 +30,8 @@ class Toy:
     text: str = setting(meaning="A bare word.", positional=True)
     data: str = setting("", "A folder.")
     deep: bool = setting(False, "Whether.")
+    decoder: str = setting("starter", "A folder, or a word.", names=("far", "starter"))
+    judge: str = setting("moonshine", "Its default is a word.")
     inner: Inner = setting(Inner, "A group.")
 
 
@@ -51,12 +53,15 @@ def completed(line: str, folder: Path, breaks: str = " \t\n\"'><=;|&(:") -> list
     ("dcar t", ["train", "tune"]),
     ("dcar --p", ["--print-completion"]),
     ("dcar --print-completion z", ["zsh"]),
-    ("dcar train ", ["data=", "deep=", "inner.width=", "inner.kind="]),
+    ("dcar train ", ["data=", "deep=", "decoder=", "judge=", "inner.width=", "inner.kind="]),
     ("dcar train data=x in", ["inner.width=", "inner.kind="]),
     ("dcar train inner.kind=ba", ["bass", "baritone"]),
     ("dcar train --inner.kind=al", ["alto"]),
     ("dcar train deep=", ["true", "false"]),
     ("dcar train data=fold", ["folder"]),
+    ("dcar train decoder=f", ["far", "folder"]),
+    ("dcar train --decoder=st", ["starter"]),
+    ("dcar train judge=", ["moonshine", "dcar.bash", "folder", "readme.md", "recipe.yaml"]),
     ("dcar train --c", ["--config"]),
     ("dcar train --config r", ["recipe.yaml"]),
     ("dcar tune k", ["kind="]),
@@ -66,11 +71,20 @@ def test_what_bash_offers(line, offered, tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "recipe.yaml").touch()
     (tmp_path / "readme.md").touch()
-    assert completed(line, tmp_path) == offered
+    found = completed(line, tmp_path)
+    assert found[:1] == offered[:1] and sorted(found) == sorted(offered)
 
 
 def test_where_bash_does_not_divide_words_at_the_equals_sign_the_whole_word_is_offered(tmp_path):
     assert completed("dcar train inner.kind=ba", tmp_path, " \t\n") == ["inner.kind=bass", "inner.kind=baritone"]
+    (tmp_path / "folder").mkdir()
+    assert completed("dcar train decoder=f", tmp_path, " \t\n") == ["decoder=far", "decoder=folder"]
+
+
+def test_recipes_are_offered_by_name(capsys):
+    assert print_completion(["bash"]) == 0
+    assert "'tune-voice recipe') words='finetune_cosyvoice2_lora finetune_far_starter finetune_starter'" in (
+        capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
@@ -88,7 +102,7 @@ def test_scripts_name_every_command_setting_and_choice(shell, capsys):
     for name, (module, _) in COMMANDS.items():
         found = command_of(name, "", schema_of(importlib.import_module(module).main))
         assert name in printed and all(s.key in printed for s in found.settings)
-        assert all(choice in printed for s in found.settings for choice in s.meaning.choices)
+        assert all(choice in printed for s in found.settings for choice in (*s.meaning.choices, *s.meaning.names))
 
 
 def test_an_unknown_shell_is_refused(capsys):

@@ -5,7 +5,6 @@ Whoever reaches the page can send anything, so every limit is checked here and n
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -32,7 +31,7 @@ from dcar.vocoder.base import Vocoder
 from dcar.vocoder.load import load_vocoder
 from dcar.vocoder.model import TokenVocoder
 from eval.demo.picture import picture
-from eval.methods.registry import Models, load_models, make_methods
+from eval.methods.registry import Models, load_models, make_methods, turned
 
 VERIFIERS = ("sd", "ssd-0.4", "pcg-0.42", "vadusa-2", "typical", "topk-verify-5", "entropy-1")
 """Rivals that need no more than the heads of the decoder."""
@@ -158,11 +157,11 @@ class Studio:
         if len(text) > self.limits.characters:
             raise TextError(f"the text has {len(text)} characters, this page speaks {self.limits.characters} at most; "
                             "shorten it, or use `dcar speak`, which has no such limit")
-        dialled = re.fullmatch(r"(dcar.*?)@d(-?\d{1,3}(?:\.\d{1,3})?)", method)
-        if (dialled[1] if dialled else method) not in self.methods:
+        dial = turned(method)["dial"] if method.startswith("dcar") else None  # others have none: with_dial
+        if len(method) > 40 or (method.removesuffix(f"@d{dial}") if dial else method) not in self.methods:
             raise ConfigError(f"unknown method '{method[:40]}'; choose {', '.join(self.methods)}")
-        if dialled and not DIALS[0] <= float(dialled[2]) <= DIALS[1]:
-            raise ConfigError(f"dial {dialled[2]} must be between {DIALS[0]:g} and {DIALS[1]:g}")
+        if dial and not DIALS[0] <= float(dial) <= DIALS[1]:
+            raise ConfigError(f"dial {dial} must be between {DIALS[0]:g} and {DIALS[1]:g}")
         low, high = TEMPERATURES
         if not low <= temperature <= high:
             raise ConfigError(f"temperature {temperature:g} must be between {low:g} and {high:g}")

@@ -90,6 +90,10 @@ def test_voices_are_different_people(studio, tmp_path):
     ({"method": "dcar@n99"}, ConfigError, "unknown method"),
     ({"method": "dcar@other@d0.5"}, ConfigError, "unknown method"),
     ({"method": "dcar@d9"}, ConfigError, "dial 9 must be between -2 and 2"),
+    ({"method": "dcar@d-1000"}, ConfigError, "dial -1000 must be between -2 and 2"),  # as the registry reads it
+    ({"method": "dcar@dNone"}, ConfigError, "unknown method"),
+    ({"method": "car-5@d1"}, ConfigError, "unknown method"),
+    ({"method": "dcar@d0." + 40 * "1"}, ConfigError, "unknown method"),
     ({"voice": "nobody"}, ConfigError, "unknown voice 'nobody'; choose"),
     ({"temperature": 9.0}, ConfigError, "between 0 and 1.5"),
     ({"temperature": float("nan")}, ConfigError, "between 0 and 1.5"),

@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from dcar.errors import ConfigError
-from dcar.train.optim import ScaledAdam
+from dcar.optim import ScaledAdam
 
 
 def main(kind: str, out: Path) -> None:

@@ -36,6 +36,7 @@ from dcar.audio import ENCODER_SAMPLE_RATE, load_audio, resample
 from dcar.config import check, load_config, setting
 from dcar.config.schema import seed_setting
 from dcar.errors import AudioError, CheckpointError, ConfigError, DataError
+from dcar.optim import adamw
 from dcar.process import run_command
 from dcar.recognition.nemo import NemoCTCRecognizer, nemo_models, quiet_nemo
 from dcar.text.wer import WERScore, score_corpus, spoken_words
@@ -398,10 +399,7 @@ def _optimise(
     """The training loop; appends one record per dev check to `log`; returns the number of steps."""
     vocabulary = 1 + max((int(r.tokens.max()) for r in train if r.tokens is not None), default=0)
     token_layer = torch.nn.Linear(config.hidden_size, vocabulary).to(device)  # thrown away after training
-    matrices = [p for p in (*model.parameters(), *token_layer.parameters()) if p.ndim >= 2]
-    others = [p for p in (*model.parameters(), *token_layer.parameters()) if p.ndim < 2]
-    groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, betas=(0.9, 0.98))
+    optimizer = adamw((*model.parameters(), *token_layer.parameters()), config.learning_rate, config.weight_decay)
     budget = math.inf if config.max_minutes is None else config.max_minutes * 60
     started = checked = time.monotonic()
     losses: list[torch.Tensor] = []

@@ -41,6 +41,7 @@ from dcar.model.backbones.lora import MODES, LoraSettings, add_lora, merge, save
 from dcar.model.car import CARConfig, CARDecoder, CAROutput
 from dcar.model.cards import decoder_card
 from dcar.model.load import load_decoder_config
+from dcar.optim import ScaledAdam, adamw, cosine, eden
 from dcar.prepare.prepared import load_prepared, prepared_info, tokenizer_identity
 from dcar.process import meeting_others, run_command
 from dcar.sources.shipped import resolve
@@ -51,7 +52,6 @@ from dcar.train.batches import BucketBatchSampler, EpochLoader, SpeechDataset, c
 from dcar.train.callbacks import JsonlLog, TensorBoardLog
 from dcar.train.checkpoints import latest_checkpoint, step_of
 from dcar.train.frozen import FrozenStates, on_frozen_trunk
-from dcar.train.optim import ScaledAdam, adamw, cosine, eden
 from dcar.train.replay import ReplayBatchSampler, with_replay
 from dcar.train.resilient import ResilientTrainer
 from dcar.train.settings import RunSettings

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 from transformers import TrainingArguments
 
 from dcar.errors import ConfigError
+from dcar.optim import adamw, cosine
 from dcar.process import meeting_others
 from dcar.storage import digest, write_text
 from dcar.tracking import provenance, write_json
@@ -23,7 +24,6 @@ from dcar.train.batches import BucketBatchSampler, EpochLoader
 from dcar.train.callbacks import JsonlLog
 from dcar.train.car import is_sharded
 from dcar.train.checkpoints import step_of
-from dcar.train.optim import adamw, cosine
 from dcar.train.resilient import ResilientTrainer
 from heads.checkpoint import Checkpoint
 

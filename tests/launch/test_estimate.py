@@ -13,8 +13,8 @@ from tiny_data import write_prepared
 from dcar.errors import ConfigError
 from dcar.model.backbones.lora import LoraSettings, add_lora, set_trainable
 from dcar.model.car import CARConfig, CARDecoder
+from dcar.optim import ScaledAdam
 from dcar.text.phonemes import TEXT_VOCAB_SIZE
-from dcar.train.optim import ScaledAdam
 from launch import cost
 from launch.estimate import estimate, job_of, main, processes_of, split_arguments
 

@@ -20,10 +20,10 @@ from transformers import TrainerCallback
 from dcar.config import load_config
 from dcar.errors import CheckpointError, ConfigError, DataError
 from dcar.model.car import CARDecoder
+from dcar.optim import eden_factor
 from dcar.prepare.run import load_prepared
 from dcar.train.car import CARTrainer, SpeechDataset, TrainConfig, data_identity, plan, run
 from dcar.train.checkpoints import latest_checkpoint
-from dcar.train.optim import eden_factor
 
 ROOT = Path(__file__).parents[3]
 

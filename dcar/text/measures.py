@@ -49,8 +49,8 @@ _GOES_ON = r"and|or|to|of|at|in|on|for|from|with|by|is|was|are|were|but|as|per|t
 _END = rf"(?=\s(?:{_GOES_ON})\b|[.,;:!?)]|/|\s?$|\s[^\w\s])"
 _HEAT = r"(?=\s(?:today|tonight|tomorrow|outside|inside|all|this|last|next|oven|day|heat|water|weather|below|above)\b)"
 _LETTERS = {
-    "t": ("tonne", r"t"),
-    "s": ("second", rf"{_APART}s"),
+    "t": ("tonne", r"t(?!-)"),
+    "s": ("second", rf"{_APART}s(?!-)"),
     "d": ("day", rf"(?<=\s)d(?:{_END}|(?=\s(?:later|ago)\b))"),
     "y": ("year", rf"(?<=\s)y(?:{_END}|(?=\s(?:later|ago|old)\b))"),
     "A": ("amp", rf"{_APART}A(?:{_END}|(?=\s(?:fuse|circuit|breaker|charger|current|plug|socket|load|supply|cable)))"),

@@ -42,6 +42,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np  # noqa: E402
 import soundfile as sf  # noqa: E402
 import torch  # noqa: E402
+from accelerate import PartialState  # noqa: E402
 from compare_worker import tiny_config as compare_config  # noqa: E402
 from compare_worker import tiny_tools  # noqa: E402
 from tiny_corpora import wav_bytes  # noqa: E402
@@ -197,6 +198,7 @@ def _child(job: Job, out: Path, log: Path, rank: int, port: int, kill: Kill) -> 
         torch.set_num_threads(1)
         random.seed(0)
         np.random.seed(0)
+        PartialState._reset_state()  # of tests that ran before in the process which this one was forked from
         if job.processes > 1:
             os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(job.processes),
                               LOCAL_WORLD_SIZE=str(job.processes), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),

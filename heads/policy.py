@@ -161,6 +161,10 @@ class ChunkPolicy(Checkpoint):
             scores = nn.functional.pad(scores, (0, self.config.num_actions - scores.shape[-1]), value=NEVER)
         return scores.masked_fill(self.unused, NEVER) if self.config.sizes else scores
 
+    def law(self, reading: Tensor | None, candidates: Tensor | None = None, dial: float = 0.0) -> Tensor:
+        """As `PolicyReader.law`."""
+        return law_of_scores(dialled(self.score(reading, candidates).float(), dial), candidates)
+
     def new_cache(self, batch: int, capacity: int, *, device=None, dtype=torch.float32) -> KVCache | None:
         """Room for the hidden states of `capacity` positions; None where it reads none."""
         if self.layer is None:
@@ -196,9 +200,9 @@ class ChunkPolicy(Checkpoint):
 
 
 def law_of_scores(scores: Tensor, candidates: Tensor | None) -> Tensor:
-    """Log-law of sizes [B, K], or of draw and size together where candidates [B, N, n, F] were seen, scores
-    [B, N, K] -> [B, N K]."""
-    return scores.log_softmax(-1) if candidates is None else joint_law(scores, candidates)
+    """Log-law, float32, of sizes, scores [..., K] -> [..., K], or of draw and size together where candidates
+    [..., N, n, F] were seen, scores [..., N, K] -> [..., N K]."""
+    return scores.float().log_softmax(-1) if candidates is None else joint_law(scores, candidates)
 
 
 class PolicyReader:
@@ -221,7 +225,7 @@ class PolicyReader:
         """Log-law of the next size [B, K], float32, from a reading; after the draw, from the candidates [B, N, n, F] of
         N chunks drawn side by side, too, and then of draw and size together [B, N K] (`joint_law`). `dial`: see
         `dialled`."""
-        return law_of_scores(dialled(self.policy.score(reading, candidates).float(), dial), candidates)
+        return self.policy.law(reading, candidates, dial)
 
     def select(self, rows: Tensor) -> None:
         """Only these rows go on."""

@@ -57,11 +57,6 @@ def group_advantages(rewards: Tensor, group_size: int, scale: str = "group",
     return Advantages(values.view(-1).to(torch.float32), ~rewards.isnan(), zero_std)
 
 
-def decision_law(scores: Tensor) -> Tensor:
-    """Log-law of the actions at every decision: a policy's scores [R, M, K] -> [R, M, K] float32."""
-    return scores.float().log_softmax(-1)
-
-
 def taken(log_law: Tensor, actions: Tensor) -> Tensor:
     """Log-probability of the action indices [R, M] under the law [R, M, K] -> [R, M]."""
     return log_law.gather(-1, actions.unsqueeze(-1)).squeeze(-1)

@@ -25,7 +25,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from dcar.decoding.loop import Draft, Kept, Session, decode
 from dcar.errors import ConfigError
-from dcar.sampling import sample, shifted
+from dcar.sampling import sample
 from heads.candidates import candidate_features, of_draw, resampled
 from heads.coherence import Coherence, coherent_features
 from heads.policy import ChunkPolicy
@@ -98,7 +98,7 @@ class ChunkMethod:
 
 def draw_chunk(session: Session, logits: Tensor) -> tuple[Tensor, Tensor]:
     """Draw the next tokens [B, k] from the heads' logits [B, k, V + 1]; also the laws [B, k, V + 1] they came from."""
-    position = _positions(session, logits)
+    position = session.next_positions(logits.shape[1])
     u = session.uniform("token", position)
     if session.sampling.repetition_window:
         return _without_repetition(session, logits, position, u)
@@ -111,14 +111,9 @@ def draw_chunks(session: Session, logits: Tensor, draws: int) -> Tensor:
     at numbers at equal distances from its own (`shifted`), so each alone is drawn from the heads' laws, too."""
     if not session.sampling.repetition_window:
         return session.draw(logits, draws).mT
-    position = _positions(session, logits)
-    u = shifted(session.uniform("token", position), draws)  # [B, k, N]
+    k = logits.shape[1]
+    position, u = session.next_positions(k), session.next_numbers(k, draws)
     return torch.stack([_without_repetition(session, logits, position, one)[0] for one in u.unbind(-1)], 1)
-
-
-def _positions(session: Session, logits: Tensor) -> Tensor:
-    """Generated positions [B, k] of the next tokens, of which logits [B, k, V + 1] are given."""
-    return session.generated[:, None] + torch.arange(logits.shape[1], device=logits.device)
 
 
 def _without_repetition(session: Session, logits: Tensor, position: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
@@ -353,10 +348,15 @@ class ShuffledChunk:
         self.schedule.select(rows)
 
 
+def _chosen(log_law: Tensor, draws: Tensor | None) -> Tensor:
+    """Columns [B] drawn from log_law [B, …] at draws [B], or the likeliest without draws."""
+    return log_law.argmax(-1) if draws is None else sample(log_law.exp(), draws)
+
+
 def choose_size(log_law: Tensor, draws: Tensor | None, forced: Tensor | None) -> tuple[Tensor, Tensor]:
     """Sizes [B] in 1..K and their log-probabilities [B]: those that are `forced` [B] (0 = none), else drawn from
     log_law [B, K] at draws [B], or the likeliest without draws."""
-    index = log_law.argmax(-1) if draws is None else sample(log_law.exp(), draws)
+    index = _chosen(log_law, draws)
     if forced is not None:
         index = torch.where(forced > 0, forced - 1, index)
     return index + 1, log_law.gather(-1, index[:, None])[:, 0]
@@ -373,13 +373,13 @@ def choose_end(log_law: Tensor, draws: Tensor | None, forced: Tensor | None,
         size = torch.arange(log_law.shape[1], device=log_law.device) % k + 1
         other = (forced[:, None] > 0) & (size != forced[:, None])
         open_to = log_law.masked_fill(other, -math.inf).log_softmax(-1)
-    index = open_to.argmax(-1) if draws is None else sample(open_to.exp(), draws)
+    index = _chosen(open_to, draws)
     return index % k + 1, log_law.gather(-1, index[:, None])[:, 0], index // k
 
 
 def head_laws(session: Session, logits: Tensor) -> tuple[Tensor, Tensor]:
     """Warped laws of the next k tokens from the heads' logits [B, k, V + 1], and the tokens' positions [B, k]."""
-    position = _positions(session, logits)
+    position = session.next_positions(logits.shape[1])
     return session.law(logits, position), position
 
 

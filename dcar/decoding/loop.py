@@ -131,7 +131,16 @@ class Session:
 
     def forbid_eos(self, positions: Tensor) -> Tensor | None:
         """Where EOS is masked: positions [B] or [B, k], counted from the first generated token."""
-        return positions < self.sampling.min_tokens if self._rounds < self.sampling.min_tokens else None
+        return positions < self.sampling.min_tokens if self._may_not_end else None
+
+    @property
+    def _may_not_end(self) -> bool:
+        """Whether some row may be too short for EOS."""
+        return self._rounds < self.sampling.min_tokens
+
+    def next_positions(self, count: int) -> Tensor:
+        """Generated positions [B, k] of the next tokens."""
+        return self.generated[:, None] + torch.arange(count, device=self.generated.device)
 
     def law(self, logits: Tensor, positions: Tensor, history: Tensor | None = None) -> Tensor:
         """The warped laws of the tokens at generated positions [B] or [B, k]: logits [B, …, V] -> [B, …, V].
@@ -145,11 +154,9 @@ class Session:
     def draw(self, logits: Tensor, draws: int = 1) -> Tensor:
         """The next tokens [B, k, N], each drawn so many times from its warped law, at the numbers of its position that
         `shifted` gives: logits [B, k, V]. No sampling that looks back."""
-        forbidden = None
-        if self._rounds < self.sampling.min_tokens:
-            forbidden = self.forbid_eos(self.generated[:, None] + torch.arange(logits.shape[1], device=logits.device))
-        u = self._next_numbers(logits.shape[1], draws)
-        tokens, law = draws_of(logits, u, self.sampling, forbidden, self.model.config.eos)
+        k = logits.shape[1]
+        forbidden = self.forbid_eos(self.next_positions(k)) if self._may_not_end else None
+        tokens, law = draws_of(logits, self.next_numbers(k, draws), self.sampling, forbidden, self.model.config.eos)
         if law is not None:
             self.check(law)
         return tokens
@@ -183,7 +190,7 @@ class Session:
         index = (positions if positions.dim() == 2 else positions[:, None]).clamp(max=table.shape[1] - 1)
         return table.gather(1, index).view(positions.shape)
 
-    def _next_numbers(self, count: int, draws: int) -> Tensor:
+    def next_numbers(self, count: int, draws: int) -> Tensor:
         """`shifted` numbers [B, k, N] of the next tokens; those of all positions are made together, too."""
         stream = f"token, {draws} draws"
         if stream not in self._uniforms:
@@ -193,9 +200,8 @@ class Session:
         if len(table) == 1 and table.device.type == "cpu":  # a view
             first = int(self.generated)
             return table[:, first : first + count]
-        index = self.generated[:, None] + torch.arange(count, device=table.device)
-        index = index.clamp(max=table.shape[1] - 1).unsqueeze(-1).expand(-1, -1, draws)
-        return table.gather(1, index)
+        index = self.next_positions(count).clamp(max=table.shape[1] - 1)
+        return table.gather(1, index.unsqueeze(-1).expand(-1, -1, draws))
 
     def recent(self, window: int) -> Tensor:
         """The last `window` generated tokens of every row [B, window], -1 where there were none; no prompt tokens."""

@@ -97,30 +97,34 @@ def year_of_date(text: str) -> str:
     return year(int(text)) if len(text) == 4 and int(text) >= 1000 else whole(text)
 
 
+def _american(first: int, second: int) -> tuple[int, int]:
+    """Month and day, in US order unless that is no month."""
+    return (first, second) if first <= 12 else (second, first)
+
+
+def _in_numbers(month: int, day: int, year_text: str | None) -> str | None:
+    """A date that is written in numbers; None where these are none."""
+    return date(MONTHS[month - 1], str(day), year_text) if 1 <= month <= 12 and 1 <= day <= 31 else None
+
+
 def numeric_date(m: re.Match[str]) -> str:
     first, second, year_text = int(m["a"]), int(m["b"]), m["y"]
     if len(year_text) == 2:
         year_text = ("20" if int(year_text) < 50 else "19") + year_text
-    month, day = (first, second) if first <= 12 else (second, first)  # US order unless that is no month
     if m["sign"] == ".":  # never American
-        month, day = (second, first) if second <= 12 else (first, second)
-    if not (1 <= month <= 12 and 1 <= day <= 31):
-        return m[0]
-    return date(MONTHS[month - 1], str(day), year_text)
+        first, second = second, first
+    return _in_numbers(*_american(first, second), year_text) or m[0]
 
 
 def day_and_month(m: re.Match[str]) -> str:
     """ "on 5/6" → "on May sixth", in US order unless that is no month."""
     first, second = int(m["a"]), int(m["b"])
-    month, day = (first, second) if first <= 12 else (second, first)
-    if (first, second) in SAID_AS_PAIR:
-        return m[0]
-    return f"{m['before']}{date(MONTHS[month - 1], str(day), None)}" if 1 <= month <= 12 and 1 <= day <= 31 else m[0]
+    said = None if (first, second) in SAID_AS_PAIR else _in_numbers(*_american(first, second), None)
+    return f"{m['before']}{said}" if said else m[0]
 
 
 def iso_date(m: re.Match[str]) -> str:
-    month, day = int(m["m"]), int(m["d"])
-    return date(MONTHS[month - 1], str(day), m["y"]) if 1 <= month <= 12 and 1 <= day <= 31 else m[0]
+    return _in_numbers(int(m["m"]), int(m["d"]), m["y"]) or m[0]
 
 
 def plural_year(m: re.Match[str]) -> str:

@@ -10,6 +10,7 @@ import torch
 from accelerate import Accelerator
 from trl import GRPOTrainer
 
+from heads.policy import law_of_scores
 from rl import objective as o
 
 NAN = float("nan")
@@ -196,5 +197,5 @@ def test_advantages_of_decisions_equal_those_of_rollouts_where_they_are_alike():
 
 
 def test_decision_law_is_a_law():
-    law = o.decision_law(torch.randn(2, 6, 3).half())
+    law = law_of_scores(torch.randn(2, 6, 3).half(), None)
     assert law.dtype == torch.float32 and torch.allclose(law.exp().sum(-1), torch.ones(2, 6))

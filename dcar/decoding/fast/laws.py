@@ -29,7 +29,7 @@ def draws_of(logits: Tensor, u: Tensor, config: SamplingConfig, forbidden: Tenso
     them; and these laws, where somebody should look whether they are any."""
     own, tokens = kernels_of(logits, config), None
     if own is not None:
-        tokens = native.laws(own, logits, config, forbidden, eos, u)
+        tokens = native.draws(own, logits, u, config, forbidden, eos)
     if tokens is not None:
         return tokens, None
     law = warp(logits, config, forbidden, eos)

@@ -20,7 +20,7 @@ from dcar.errors import ConfigError
 from heads.candidates import GAIN, EndScores, dialled, end_features, joint_law, over_draws
 from heads.coherence import coherent_features
 from heads.layers import KVCache
-from heads.policy import NEVER, ChunkPolicy, law_of_scores
+from heads.policy import NEVER, ChunkPolicy
 
 SHAPE = ("hidden_size", "num_actions", "layer_width", "num_attention_heads", "ffn_size", "reads", "sizes",
          "score_width", "coherence_width", "coherence_embedding", "coherence_ids")
@@ -149,7 +149,7 @@ class FusedPolicy:
     def law(self, reading: Tensor | None, candidates: Tensor | None = None, dial: float = 0.0) -> Tensor:
         """As `heads.policy.PolicyReader.law`."""
         if self._ends is None or candidates is None:
-            return law_of_scores(dialled(self._own.score(reading, candidates).float(), dial), candidates)
+            return self._own.law(reading, candidates, dial)
         return self._ends.law(candidates, reading, dial)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dcar.decoding.fast import laws as module
-from dcar.decoding.fast.cpu.laws import MOST_KEPT, decision, features, laws, takes
+from dcar.decoding.fast.cpu.laws import MOST_KEPT, decision, draws, features, laws, takes
 from dcar.decoding.fast.cpu.native import Kernels
 from dcar.decoding.fast.policy import FusedEnds
 from dcar.sampling import SamplingConfig, sample_several, warp
@@ -52,13 +52,13 @@ def test_laws_and_draws_are_those_of_the_reference(own, config, ties):
         assert law is not None and law.shape == wanted.shape
         assert torch.allclose(law, wanted, atol=1e-6, rtol=1e-6)
         assert not bool(((law > 0) != (wanted > 0))[wanted > 1e-30].any())  # the same ids are kept, also among equals
-        assert torch.equal(laws(own, logits, config, where, EOS, u), sample_several(wanted, u))
+        assert torch.equal(draws(own, logits, u, config, where, EOS), sample_several(wanted, u))
 
 
 @pytest.mark.parametrize("config", SAMPLINGS, ids=lambda c: f"{c.temperature}-{c.top_k}")
 def test_the_last_number_draws_one_of_the_last_ids_with_mass(own, config):
     logits, forbidden, u = given()
-    token = laws(own, logits, config, forbidden, EOS, torch.full_like(u, 1 - 2**-53))[..., :1]
+    token = draws(own, logits, torch.full_like(u, 1 - 2**-53), config, forbidden, EOS)[..., :1]
     law = warp(logits, config, forbidden, EOS).double()
     behind = law.flip(-1).cumsum(-1).flip(-1) - law
     assert bool((law.gather(-1, token) > 0).all()) and behind.gather(-1, token).max() < 1e-14
@@ -69,7 +69,7 @@ def test_draws_have_the_law(own):
     config = SamplingConfig(0.7, 10)
     logits = 2 * torch.randn(1, IDS, generator=torch.Generator().manual_seed(3))
     u = torch.rand(1, 40_000, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
-    count = laws(own, logits, config, None, EOS, u)[0].bincount(minlength=IDS)
+    count = draws(own, logits, u, config, None, EOS)[0].bincount(minlength=IDS)
     expected = 40_000 * warp(logits, config)[0]
     kept = expected > 0
     assert kept.sum() == 10 and count[~kept].sum() == 0
@@ -80,15 +80,16 @@ def test_draws_have_the_law(own):
                          ids=lambda c: f"{c.temperature}-{c.top_k}")
 def test_a_row_does_not_depend_on_its_company(own, config, monkeypatch):
     logits, forbidden, u = given()
-    tokens = laws(own, logits, config, forbidden, EOS, u).mT.contiguous()
+    tokens = draws(own, logits, u, config, forbidden, EOS).mT.contiguous()
     together = laws(own, logits, config, forbidden, EOS), tokens.mT, features(own, logits, tokens)
     for b in range(3):
-        alone = [laws(own, logits[b : b + 1], config, forbidden[b : b + 1], EOS, v) for v in (None, u[b : b + 1])]
-        assert torch.equal(alone[0][0], together[0][b]) and torch.equal(alone[1][0], together[1][b])
-        assert torch.equal(features(own, logits[b : b + 1], tokens[b : b + 1])[0], together[2][b])
+        one, banned = logits[b : b + 1], forbidden[b : b + 1]
+        assert torch.equal(laws(own, one, config, banned, EOS)[0], together[0][b])
+        assert torch.equal(draws(own, one, u[b : b + 1], config, banned, EOS)[0], together[1][b])
+        assert torch.equal(features(own, one, tokens[b : b + 1])[0], together[2][b])
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     many = logits.repeat(8, 1, 1), forbidden.repeat(8, 1), u.repeat(8, 1, 1)  # more than stays on one thread
-    assert torch.equal(laws(own, many[0], config, many[1], EOS, many[2])[-3:], together[1])
+    assert torch.equal(draws(own, many[0], many[2], config, many[1], EOS)[-3:], together[1])
     assert torch.equal(features(own, many[0], tokens.repeat(8, 1, 1))[-3:], together[2])
 
 
@@ -112,7 +113,7 @@ def test_laws_of_bfloat16():
     for config in SAMPLINGS[6:12]:
         wanted = warp(logits, config, forbidden, EOS)
         assert torch.allclose(laws(own, logits, config, forbidden, EOS), wanted, atol=1e-6, rtol=1e-6)
-        assert torch.equal(laws(own, logits, config, forbidden, EOS, u), sample_several(wanted, u))
+        assert torch.equal(draws(own, logits, u, config, forbidden, EOS), sample_several(wanted, u))
 
 
 @pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
@@ -121,7 +122,7 @@ def test_a_row_without_a_law_is_left_to_the_reference(own, wrong, monkeypatch):
     logits[1, 3, 7] = wrong
     tokens = torch.zeros(3, 4, 16, dtype=torch.long)
     config = SamplingConfig(0.4, 10)
-    assert laws(own, logits, config, None, EOS) is None and laws(own, logits, config, None, EOS, u) is None
+    assert laws(own, logits, config, None, EOS) is None and draws(own, logits, u, config, None, EOS) is None
     assert features(own, logits, tokens) is None
     assert features(own, torch.zeros(3, 16, IDS), tokens + IDS) is None  # no id
     monkeypatch.setattr(module, "kernels", lambda dtype: own)

@@ -32,25 +32,31 @@ def takes(config: SamplingConfig, size: int) -> bool:
     return config.top_p >= 1 and not config.repetition_window and not MOST_KEPT < config.top_k < size
 
 
-def laws(own: Kernels, logits: Tensor, config: SamplingConfig, forbidden: Tensor | None, eos: int,
-         u: Tensor | None = None) -> Tensor | None:
-    """`dcar.sampling.warp` of logits [..., V] -> float32 [..., V]; with numbers u [..., N], the tokens that
-    `sample_several` draws from it, [..., N]. None where a row has no law."""
-    size, several = logits.shape[-1], 0 if u is None else u.shape[-1]
-    logits = logits.contiguous()
+def laws(own: Kernels, logits: Tensor, config: SamplingConfig, forbidden: Tensor | None, eos: int) -> Tensor | None:
+    """`dcar.sampling.warp` of logits [..., V] -> float32 [..., V]. None where a row has no law."""
+    law = logits.new_empty(logits.shape, dtype=torch.float32)
+    return law if _run(own, logits, config, forbidden, eos, law, None, None) else None
+
+
+def draws(own: Kernels, logits: Tensor, u: Tensor, config: SamplingConfig, forbidden: Tensor | None,
+          eos: int) -> Tensor | None:
+    """The tokens that `dcar.sampling.sample_several` draws from these laws at numbers u [..., N] -> [..., N]. None
+    where a row has no law."""
+    tokens = logits.new_empty(u.shape, dtype=torch.long)
+    return tokens if _run(own, logits, config, forbidden, eos, None, u.contiguous(), tokens) else None
+
+
+def _run(own: Kernels, logits: Tensor, config: SamplingConfig, forbidden: Tensor | None, eos: int, law: Tensor | None,
+         u: Tensor | None, tokens: Tensor | None) -> bool:
+    """Fill the law, or the tokens; whether every row has a law."""
+    size, logits = logits.shape[-1], logits.contiguous()
     banned = None if forbidden is None else forbidden.contiguous()
-    if u is None:
-        made, law = logits.new_empty(logits.shape, dtype=torch.float32), True
-    else:
-        made, law, u = logits.new_empty(u.shape, dtype=torch.long), False, u.contiguous()
-    lawless = own.run_laws(
-        logits.data_ptr(), ctypes.addressof(_warping(config.temperature, config.top_k, eos)),
-        None if banned is None else banned.data_ptr(), made.data_ptr() if law else None,
-        None if u is None else u.data_ptr(), None if law else made.data_ptr(), logits.numel() // size, size, several,
-        torch.get_num_threads())
+    read = [None if t is None else t.data_ptr() for t in (banned, law, u, tokens)]
+    lawless = own.run_laws(logits.data_ptr(), ctypes.addressof(_warping(config.temperature, config.top_k, eos)), *read,
+                           logits.numel() // size, size, 0 if u is None else u.shape[-1], torch.get_num_threads())
     if lawless < 0:
         raise RuntimeError(f"could not allocate memory for laws of {size} ids")
-    return None if lawless else made
+    return not lawless
 
 
 def features(own: Kernels, logits: Tensor, tokens: Tensor) -> Tensor | None:

@@ -7,10 +7,6 @@
  */
 #include <stdlib.h>
 
-#ifdef __AVX512F__
-#include <immintrin.h>
-#endif
-
 #include "few_rows.c"
 
 typedef struct {

@@ -11,7 +11,7 @@ from importlib import metadata
 from dcar.config import load_config
 from dcar.errors import DCARError
 
-EXTRAS = {"nemo": ("nemo_toolkit", "the shipped reward recogniser and others of NeMo"),
+EXTRAS = {"nemo": ("nemo_toolkit", "recognisers of NeMo"),
           "demo": ("gradio", "dcar demo")}
 
 

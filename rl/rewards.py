@@ -25,7 +25,15 @@ from dcar.recognition.base import Recognizer
 from dcar.recognition.ctc import Alignment
 from dcar.recognition.load import load_token_recognizer
 from dcar.recognition.tokens import TokenRecognizer
-from dcar.text.wer import NORMALIZER, WordErrors, character_errors, corpus_wer, word_errors
+from dcar.text.wer import (
+    NORMALIZER,
+    WordErrors,
+    character_errors,
+    corpus_wer,
+    spoken_words,
+    word_costs,
+    word_errors,
+)
 from dcar.tokens.codebook import codebook_of
 from dcar.tokens.warping import code_distances, warped_distances, warpings
 from dcar.tracking import write_json
@@ -51,6 +59,7 @@ class RolloutRecord:
     transcript: str | None = None
     errors: WordErrors | None = None
     failure: str | None = None  # first cause why a reward is missing
+    alignments: dict[Any, Alignment] = field(default_factory=dict)  # of its text, by the recognisers that gave one
     located: dict[Reward, Located] = field(default_factory=dict)  # by the rewards that `locate`, where they could
 
 
@@ -83,16 +92,29 @@ class WERReward:
 
     `ground_truth` maps utterance ids to WER_gt; an utterance without one counts as 0. The cap keeps the insertions of
     runaway rollouts from ruling the spread of their group.
+
+    locate: say too at which characters of the text words are wrong, for credit by decision: a CTC recogniser tells
+    where the text is spoken. The paper's reward, not its credit.
     """
 
     name = "wer"
     hears = True
 
-    def __init__(self, recognizer: Recognizer, ground_truth: Mapping[str, float] | None = None, cap: float = 1.0):
-        self.recognizer, self.ground_truth, self.cap = recognizer, ground_truth or {}, cap
+    def __init__(self, recognizer: Recognizer, ground_truth: Mapping[str, float] | None = None, cap: float = 1.0,
+                 locate: bool = False):
+        if locate:
+            check_aligns(self.name, recognizer)
+        self.recognizer, self.ground_truth, self.cap, self.locates = recognizer, ground_truth or {}, cap, locate
 
     def __call__(self, records: Sequence[RolloutRecord]) -> list[float]:
-        transcribe(records, self.recognizer)
+        if self.locates:
+            align(records, self.recognizer)
+            for record in records:
+                alignment = record.alignments.get(self.recognizer)
+                if alignment and record.result.tokens and len(record.item.reference_tokens):
+                    record.located[self] = located_words(alignment, record, self.cap)
+        else:
+            transcribe(records, self.recognizer)
         return [
             NAN if r.errors is None else
             min(self.ground_truth.get(r.item.prompt.utterance_id, 0.0), self.cap) - min(r.errors.rate, self.cap)
@@ -111,6 +133,34 @@ def transcribe(records: Sequence[RolloutRecord], recognizer: Recognizer) -> None
             record.failure = record.failure or cause(text)
         else:
             record.transcript, record.errors = text, word_errors(record.item.text, text)
+
+
+def align(records: Sequence[RolloutRecord], recognizer: Any) -> None:
+    """Fill in alignment, transcript and word errors of the rollouts that have a waveform and were not aligned by this
+    recogniser yet, from one pass of it."""
+    ready = [r for r in records if r.wave is not None and r.failure is None and recognizer not in r.alignments]
+    spoken = [r for r in ready if len(r.wave)]  # type: ignore[arg-type]
+
+    def ask(rows: list[RolloutRecord]) -> Sequence[Alignment]:
+        return recognizer.align([r.wave for r in rows], rows[0].sample_rate, [r.item.text for r in rows])
+
+    for record, answer in zip(spoken, isolate(ask, spoken), strict=True):
+        if isinstance(answer, Exception):
+            record.failure = record.failure or cause(answer)
+        else:
+            record.alignments[recognizer] = answer
+    for record in ready:
+        if record.failure is None and record.transcript is None:
+            record.transcript = record.alignments[recognizer].heard if len(record.wave) else ""  # type: ignore[arg-type]
+            record.errors = word_errors(record.item.text, record.transcript)
+
+
+def check_aligns(reward: str, recognizer: Any) -> None:
+    """ConfigError where a reward is to say where it was lost, by a recogniser that does not align texts."""
+    if not hasattr(recognizer, "align"):
+        raise ConfigError(f"reward {reward}: recogniser {recognizer.name} does not align texts, so there is no "
+                          "credit=decision by it: set credit=utterance, or use a CTC recogniser (starter, encoder:…, "
+                          "nemo:… or ctc:…)")
 
 
 class CERReward:
@@ -147,41 +197,62 @@ class LikelihoodReward:
         if not hasattr(recognizer, "log_likelihood"):
             raise ConfigError(f"reward log_likelihood: recogniser {recognizer.name} gives no likelihoods, only "
                               "transcripts; keep it with reward_funcs=[wer,range_penalty], or [wer,cer,range_penalty] "
-                              "where it is weak, or use a CTC recogniser of NeMo (starter or nemo:<path>), which gives "
-                              "both")
-        if locate and not hasattr(recognizer, "align"):
-            raise ConfigError(f"reward log_likelihood: recogniser {recognizer.name} does not align texts, so there is "
-                              "no credit=decision by it: set credit=utterance, or use a CTC recogniser of NeMo "
-                              "(starter or nemo:<path>)")
+                              "where it is weak, or use a CTC recogniser (starter, encoder:…, nemo:… or ctc:…), which "
+                              "gives both")
+        if locate:
+            check_aligns(self.name, recognizer)
         self.recognizer, self.scale, self.floor, self.locates = recognizer, scale, floor, locate
 
     def __call__(self, records: Sequence[RolloutRecord]) -> list[float]:
-        spoken = [r for r in records if r.wave is not None and len(r.wave)]
         values = {id(r): NAN if r.wave is None else self.scale * self.floor for r in records}
-        ask = self.recognizer.align if self.locates else self.recognizer.log_likelihood
+        spoken = [r for r in records if r.wave is not None and len(r.wave)]
+        for record, answer in zip(spoken, self._ask(spoken), strict=True):
+            values[id(record)] = NAN if answer is None else self.scale * max(answer, self.floor)
+        return [values[id(r)] for r in records]
 
-        def score(rows: list[RolloutRecord]) -> Sequence[Any]:
-            return ask([r.wave for r in rows], rows[0].sample_rate, [r.item.text for r in rows])
+    def _ask(self, spoken: list[RolloutRecord]) -> list[float | None]:
+        """Nats per character of every rollout, None where the recogniser failed; where they are lost, if wanted."""
+        if self.locates:
+            align(spoken, self.recognizer)
+            found = [r.alignments.get(self.recognizer) for r in spoken]
+            for record, alignment in zip(spoken, found, strict=True):
+                if alignment and record.result.tokens and len(record.item.reference_tokens):
+                    record.located[self] = located_by(alignment, record, self.scale, self.floor)
+            return [None if alignment is None else alignment.log_likelihood for alignment in found]
 
+        def score(rows: list[RolloutRecord]) -> Sequence[float]:
+            return self.recognizer.log_likelihood([r.wave for r in rows], rows[0].sample_rate,
+                                                  [r.item.text for r in rows])
+
+        answers: list[float | None] = []
         for record, answer in zip(spoken, isolate(score, spoken), strict=True):
             if isinstance(answer, Exception):
                 record.failure = record.failure or cause(answer)
-                values[id(record)] = NAN
-                continue
-            if self.locates and record.result.tokens and len(record.item.reference_tokens):
-                record.located[self] = located_by(answer, record, self.scale, self.floor)
-            value = answer.log_likelihood if self.locates else answer
-            values[id(record)] = self.scale * max(value, self.floor)
-        return [values[id(r)] for r in records]
+            answers.append(None if isinstance(answer, Exception) else answer)
+        return answers
 
 
 def located_by(alignment: Alignment, record: RolloutRecord, scale: float, floor: float) -> Located:
     """What every unit of a rollout's text costs by an alignment, in shares of the text's characters, `scale` for a nat
     and −floor nats at most. Frames and tokens divide the same speech, which has tokens."""
-    units, tokens = len(alignment.costs), len(record.result.tokens)
-    costs = np.minimum(alignment.costs * units / alignment.characters, -floor)  # a character's share of each
+    costs = np.minimum(alignment.costs * len(alignment.costs) / alignment.characters, -floor)  # a character's share
+    return _located(scale * costs, alignment, record)
+
+
+def located_words(alignment: Alignment, record: RolloutRecord, cap: float) -> Located:
+    """Which units of a rollout's text are in words that were not heard, in shares of its words, `cap` in all at most.
+    Frames and tokens divide the same speech, which has tokens; subwords divide the characters evenly."""
+    characters, units = word_costs(record.item.text, alignment.heard), len(alignment.costs)
+    errors = np.bincount(np.arange(len(characters)) * units // len(characters), characters, units)
+    rate = errors / len(spoken_words(record.item.text).split())
+    return _located(units * rate * min(1.0, cap / max(rate.sum(), cap)), alignment, record)
+
+
+def _located(costs: np.ndarray, alignment: Alignment, record: RolloutRecord) -> Located:
+    """Costs of the units of an alignment, whose mean is the reward lost, and the unit that each token speaks."""
+    tokens = len(record.result.tokens)
     middle = (np.arange(tokens) + 0.5) * len(alignment.units) / tokens  # of every token, in frames
-    return Located(scale * costs, alignment.units[middle.astype(np.int64)], units / len(record.item.reference_tokens))
+    return Located(costs, alignment.units[middle.astype(np.int64)], len(costs) / len(record.item.reference_tokens))
 
 
 class TokenLikelihoodReward:
@@ -314,8 +385,8 @@ def check_locate(rewards: Sequence[Reward]) -> None:
     if silent or not any(locates(r) for r in rewards):
         what = f"{', '.join(silent)} judges utterances as a whole" if silent else "none of these does"
         raise ConfigError(f"credit=decision needs rewards that know where errors lie, and {what}: set "
-                          "reward_funcs=[log_likelihood], [token_likelihood], [token_distance] or several of these, or "
-                          "credit=utterance")
+                          "reward_funcs=[wer], [log_likelihood], [token_likelihood], [token_distance] or several of "
+                          "these, or credit=utterance")
 
 
 def score(records: Sequence[RolloutRecord], rewards: Sequence[Reward],
@@ -364,9 +435,9 @@ def check_hears(recognizer: str, wer: float, limit: float) -> None:
         f"from its tokens, more than max_reward_wer={limit:g}: as a reward it would be noise. Ways out: (1) another "
         "recogniser: recognizer=moonshine or whisper-base (if it is neither the judge nor the tokenizer) with "
         "reward_funcs=[wer,range_penalty] or [wer,cer,range_penalty], because they give transcripts and no "
-        "likelihoods; a CTC model, recognizer=nemo:<path>, serves log_likelihood too; (2) one trained on this speech: "
-        "dcar resynthesize, then dcar train-recognizer; (3) if vocoder and tokens are at fault (dcar vocoder-quality "
-        "tells), train those; (4) in DCPO the reward that hears nothing and reads the tokens: "
+        "likelihoods; a CTC model, recognizer=nemo:<path> or ctc:<path>, serves log_likelihood too; (2) one trained on "
+        "this speech: dcar resynthesize, then dcar train-encoder-recognizer; (3) if vocoder and tokens are at fault "
+        "(dcar vocoder-quality tells), train those; (4) in DCPO the reward that hears nothing and reads the tokens: "
         "reward_funcs=[token_likelihood], as in launch/recipes/dcpo_starter.yaml; (5) "
         f"max_reward_wer={math.ceil(10 * wer) / 10:g} to use it nevertheless")
 

@@ -117,7 +117,7 @@ def hears(config: DCPOConfig, evaluates: bool) -> bool:
 def make_rewards(config: DCPOConfig, recognizer: Recognizer, ground_truth: dict[str, float]) -> list[Reward]:
     """The rewards that `reward_funcs` names."""
     makers: dict[str, Callable[[], Reward]] = {
-        "wer": lambda: WERReward(recognizer, ground_truth, config.wer_cap),
+        "wer": lambda: WERReward(recognizer, ground_truth, config.wer_cap, locate=config.credit == "decision"),
         "cer": lambda: CERReward(recognizer, config.wer_cap),
         "log_likelihood": lambda: LikelihoodReward(recognizer, config.likelihood_scale,
                                                    locate=config.credit == "decision"),

@@ -167,7 +167,8 @@ class ToyCTC(ToyRecognizer):
             logits[torch.arange(len(wave)), torch.from_numpy(wave).long() // 3] = 4.0
             target = [UNITS.index(word) for word in text.split()]
             costs, units = viterbi(logits.log_softmax(-1).numpy(), target, len(UNITS))
-            found.append(Alignment(costs, units, -float(costs.sum()) / len(target), len(target)))
+            [heard] = self.transcribe([wave], sample_rate)
+            found.append(Alignment(costs, units, -float(costs.sum()) / len(target), len(target), heard))
         return found
 
     def log_likelihood(self, waves, sample_rate, texts) -> list[float]:

@@ -17,7 +17,8 @@ from dcar.tokens.base import check_waveform
 if TYPE_CHECKING:
     import torch
 
-
+SHORTEST = ENCODER_SAMPLE_RATE // 10
+"""Samples that a recogniser hears at least, one analysis window; shorter waveforms end in silence."""
 
 
 @runtime_checkable
@@ -36,8 +37,7 @@ def to_recognizer_rate(wave: np.ndarray, sample_rate: int) -> np.ndarray:
     wave = check_waveform(wave, "recognizer")
     if sample_rate != ENCODER_SAMPLE_RATE:
         wave = resample(wave, sample_rate, ENCODER_SAMPLE_RATE)
-    shortest = ENCODER_SAMPLE_RATE // 10
-    return np.pad(wave, (0, shortest - len(wave))) if len(wave) < shortest else wave
+    return np.pad(wave, (0, SHORTEST - len(wave))) if len(wave) < SHORTEST else wave
 
 
 def ctc_collapse(best: Sequence[int], dropped: Container[int]) -> list[int]:

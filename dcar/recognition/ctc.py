@@ -1,5 +1,5 @@
-"""Forced alignment: which unit of a text is spoken in each frame of a CTC recogniser, and what it costs there. Frames
-are of sound (characters or subwords: dcar/recognition/nemo.py) or speech tokens (phonemes: dcar/recognition/tokens.py).
+"""What every CTC recogniser can say of a text: how likely it is, and which unit of it is spoken in each frame at what
+cost. Frames are of sound (characters or subwords) or speech tokens (phonemes: dcar/recognition/tokens.py).
 
 Viterbi on the lattice of Graves et al. (2006): the units with a blank before, between and behind them; from frame to
 frame a path stays, goes one state on, or leaves out a blank between two units that differ. NeMo's `viterbi_decoding`
@@ -8,10 +8,20 @@ finds the same paths (a test holds them equal), but tells neither what they cost
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+from dcar.errors import TextError
+from dcar.recognition.base import ctc_collapse
+from dcar.text.wer import spoken_words
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -21,13 +31,15 @@ class Alignment:
     costs [U]: −log-probability of every unit's frames, nats; they add up to that of the path. Where there is none
     (fewer frames than the text needs, or a probability of 0) all are inf. units [T]: the unit of every frame, never
     falling; spread evenly where there is no path. log_likelihood: of the text over all paths, nats per character.
-    characters: of the text. A text of phonemes has phonemes for characters.
+    characters: of the text. A text of phonemes has phonemes for characters. heard: the words that the recogniser reads
+    in the same frames by itself; "" of speech tokens.
     """
 
     costs: np.ndarray
     units: np.ndarray
     log_likelihood: float
     characters: int
+    heard: str = ""
 
 
 def viterbi(log_probs: np.ndarray, target: Sequence[int], blank: int) -> tuple[np.ndarray, np.ndarray]:
@@ -55,3 +67,112 @@ def viterbi(log_probs: np.ndarray, target: Sequence[int], blank: int) -> tuple[n
         state -= int(came[t, state])
     units = np.maximum(path - 1, 0) // 2
     return -np.bincount(units, emitted[frames, path], minlength=len(target)), units
+
+
+def frames_needed(symbols: Sequence[object]) -> int:
+    """Frames that CTC needs at least: one a symbol, and one between two that are alike."""
+    return len(symbols) + sum(a == b for a, b in pairwise(symbols))
+
+
+@dataclass(frozen=True)
+class Told:
+    """An utterance and its text: its place in the list that was asked about, log-probabilities [T, symbols] float32 on
+    the CPU, the text's symbols, and how many characters the text has."""
+
+    index: int
+    log_probs: Tensor
+    target: list[int]
+    characters: int
+
+
+def likelihood(log_probs: Tensor, target: Sequence[int], blank: int) -> float:
+    """Of the symbols over all their paths through log-probabilities [T, symbols], nats; −inf without one."""
+    import torch
+
+    if not len(log_probs):
+        return -torch.inf
+    return -float(torch.nn.functional.ctc_loss(
+        log_probs[:, None], torch.tensor([list(target)]), torch.tensor([len(log_probs)]), torch.tensor([len(target)]),
+        blank=blank, reduction="sum"))
+
+
+def likelihoods(told: Iterable[Told], blank: int) -> list[float]:
+    """CTC log-likelihood of every text, nats per character (≤ 0), in the order of the list that was asked about."""
+    found = {one.index: likelihood(one.log_probs, one.target, blank) / one.characters for one in told}
+    return [found[i] for i in range(len(found))]
+
+
+def alignments(told: Iterable[Told], blank: int, read: Callable[[Tensor], str] | None = None) -> list[Alignment]:
+    """Where every text is spoken and what it costs, in the order of the list that was asked about; `read` tells what is
+    heard in the same log-probabilities."""
+    found: dict[int, Alignment] = {}
+    for one in told:
+        if len(one.log_probs):
+            costs, units = viterbi(one.log_probs.numpy(), one.target, blank)
+        else:
+            costs, units = np.full(len(one.target), np.inf), np.zeros(0, np.int64)
+        total = likelihood(one.log_probs, one.target, blank) / one.characters
+        heard = read(one.log_probs) if read else ""
+        found[one.index] = Alignment(costs, units, total, one.characters, heard)
+    return [found[i] for i in range(len(found))]
+
+
+class CTCRecognizer(ABC):
+    """A recogniser of sound by CTC: transcripts, and besides a denser signal than the WER of one transcript, the
+    log-likelihood of a text and where it is lost. Greedy. Results do not depend on the other waveforms."""
+
+    name: str
+    blank: int
+
+    @abstractmethod
+    def _log_probs(self, waves: list[np.ndarray], sample_rate: int) -> Iterator[tuple[int, Tensor]]:
+        """(index, log-probabilities [frames, symbols]) of every waveform, in any order. Raises AudioError."""
+
+    @abstractmethod
+    def spell(self, symbols: list[int]) -> str:
+        """The text of collapsed symbols."""
+
+    @abstractmethod
+    def symbols(self, text: str) -> list[int]:
+        """The symbols of words in lower case. Raises TextError for characters that the model does not know."""
+
+    def read(self, log_probs: Tensor) -> str:
+        """The text of log-probabilities [frames, symbols] by CTC's rule, the likeliest symbol of each frame."""
+        return self.spell(ctc_collapse(log_probs.argmax(-1).tolist(), (self.blank,)))
+
+    def transcribe(self, waves: list[np.ndarray], sample_rate: int) -> list[str]:
+        """See `Recognizer.transcribe`."""
+        texts = [""] * len(waves)
+        for index, log_probs in self._log_probs(waves, sample_rate):
+            texts[index] = self.read(log_probs)
+        return texts
+
+    def log_likelihood(self, waves: list[np.ndarray], sample_rate: int, texts: Sequence[str]) -> list[float]:
+        """CTC log-likelihood of each text given its waveform, in nats per character of the text (≤ 0).
+
+        −inf where the waveform has fewer frames than the text needs. Raises TextError for a text without words or
+        with characters that the model does not know, AudioError as `transcribe`.
+        """
+        return likelihoods(self._told(waves, sample_rate, texts), self.blank)
+
+    def align(self, waves: list[np.ndarray], sample_rate: int, texts: Sequence[str]) -> list[Alignment]:
+        """Where each text is spoken in its waveform, unit by unit (characters, or the model's subwords), what every
+        unit costs, `log_likelihood` and transcript, by one pass of the model. Errors as there."""
+        return alignments(self._told(waves, sample_rate, texts), self.blank, self.read)
+
+    def _told(self, waves: list[np.ndarray], sample_rate: int, texts: Sequence[str]) -> Iterator[Told]:
+        if len(texts) != len(waves):
+            raise ValueError(f"log_likelihood: {len(waves)} waveforms but {len(texts)} texts")
+        spoken = [spoken_words(text) for text in texts]
+        if not all(spoken):
+            raise TextError("log_likelihood: a text has no words; remove the utterance")
+        targets = [self.symbols(text) for text in spoken]
+        for index, log_probs in self._log_probs(waves, sample_rate):
+            yield Told(index, log_probs.float(), targets[index], len(spoken[index]))
+
+
+def spelled(text: str, vocabulary: Sequence[str], name: str) -> list[int]:
+    """Places in a vocabulary of the characters of a text; TextError where one is not in it."""
+    if unknown := sorted(set(text) - set(vocabulary)):
+        raise TextError(f"log_likelihood: {name} does not know the characters {unknown} of {text!r}")
+    return [vocabulary.index(character) for character in text]

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dcar.audio import ENCODER_SAMPLE_RATE
-from dcar.recognition.base import ctc_collapse, to_recognizer_rate
+from dcar.recognition.base import to_recognizer_rate
+from dcar.recognition.ctc import CTCRecognizer, spelled
 from dcar.sources.hub import from_hub
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class WhisperHFRecognizer:
@@ -58,8 +63,8 @@ class WhisperHFRecognizer:
         return str(self._processor.batch_decode(ids, skip_special_tokens=True)[0]).strip()
 
 
-class CTCRecognizer:
-    """A CTC model of transformers (`HubertForCTC`, `Wav2Vec2ForCTC`, `WavLMForCTC`), greedy, one waveform at a time."""
+class CTCHFRecognizer(CTCRecognizer):
+    """A CTC model of transformers (`HubertForCTC`, `Wav2Vec2ForCTC`, `WavLMForCTC`), one waveform at a time."""
 
     def __init__(self, source: str | Path, device: str = "cpu") -> None:
         import torch
@@ -69,23 +74,25 @@ class CTCRecognizer:
         self._processor: Any = from_hub(Wav2Vec2Processor.from_pretrained, source, "a CTC processor")
         model: Any = from_hub(AutoModelForCTC.from_pretrained, source, "a CTC model", dtype=torch.float32)
         self._model = model.to(device).eval()
+        tokenizer = self._processor.tokenizer
+        self.blank = int(tokenizer.pad_token_id)  # the blank is the padding symbol
+        self._marks = set(tokenizer.all_special_ids) - {tokenizer.word_delimiter_token_id}
+        self._delimiter = str(tokenizer.word_delimiter_token)
+        symbols = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+        self._vocabulary = [" " if symbol == self._delimiter else str(symbol) for symbol in symbols]
+        self._capitals = "A" in symbols and "a" not in symbols
 
-    def transcribe(self, waves: list[np.ndarray], sample_rate: int) -> list[str]:
-        """See `Recognizer.transcribe`."""
+    def _log_probs(self, waves: list[np.ndarray], sample_rate: int) -> Iterator[tuple[int, Tensor]]:
         import torch
 
-        texts = []
-        for wave in waves:
+        for index, wave in enumerate(waves):
             wave = to_recognizer_rate(wave, sample_rate)
             inputs = self._processor(wave, sampling_rate=ENCODER_SAMPLE_RATE, return_tensors="pt").input_values
             with torch.inference_mode():
-                best = self._model(inputs.to(self.device)).logits[0].argmax(-1).tolist()
-            texts.append(self._decode(best))
-        return texts
+                yield index, self._model(inputs.to(self.device)).logits[0].float().log_softmax(-1).cpu()
 
-    def _decode(self, best: list[int]) -> str:
-        tokenizer = self._processor.tokenizer
-        marks = (set(tokenizer.all_special_ids) | {tokenizer.pad_token_id}) - {tokenizer.word_delimiter_token_id}
-        kept = tokenizer.convert_ids_to_tokens(ctc_collapse(best, marks))  # the blank is the padding symbol
-        text = "".join(kept).replace(tokenizer.word_delimiter_token, " ")
-        return " ".join(text.split())
+    def spell(self, symbols: list[int]) -> str:
+        return " ".join("".join(self._vocabulary[s] for s in symbols if s not in self._marks).split())
+
+    def symbols(self, text: str) -> list[int]:
+        return spelled(text.upper() if self._capitals else text, self._vocabulary, self.name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dcar.errors import AssetError
 from dcar.recognition import hf
 from dcar.recognition.base import Recognizer
+from dcar.recognition.encoder import load_encoder_recognizer
 from dcar.recognition.http import HTTPRecognizer
 from dcar.recognition.nemo import NemoCTCRecognizer, load_nemo
 from dcar.recognition.packaged import MoonshineRecognizer, WhisperRecognizer
@@ -15,7 +16,8 @@ from dcar.sources.shipped import resolve, shipped
 def load_recognizer(name: str, threads: int = 1, device: str = "cpu") -> Recognizer:
     """A recogniser by name:
 
-    - `moonshine`, `whisper-base`, `starter` (ships with the project)
+    - `moonshine`, `whisper-base`; `starter`, `starter-nemo` (ship with the project)
+    - `encoder:FOLDER` of `dcar train-encoder-recognizer`
     - `nemo:PATH_OR_NAME`: CTC or transducer, e.g. nemo:stt_en_fastconformer_transducer_large or nemo:model.nemo
     - `whisper:FOLDER_OR_NAME` through transformers, e.g. whisper:openai/whisper-large-v3
     - `faster-whisper:FOLDER_OR_NAME` through CTranslate2, e.g. faster-whisper:large-v3
@@ -29,21 +31,25 @@ def load_recognizer(name: str, threads: int = 1, device: str = "cpu") -> Recogni
     if name == "whisper-base":
         return WhisperRecognizer(threads=threads)
     if name == "starter":
-        return NemoCTCRecognizer(shipped("recognizer"), device=device)
+        return load_encoder_recognizer(shipped("recognizer"), name, threads, device)
+    if name == "starter-nemo":
+        return NemoCTCRecognizer(shipped("recognizer_nemo"), device=device)
     kind, _, rest = name.partition(":")
+    if rest and kind == "encoder":
+        return load_encoder_recognizer(rest, threads=threads, device=device)
     if rest and kind == "nemo":
         return load_nemo(rest, device)
     if rest and kind in ("whisper", "ctc"):
         if kind == "ctc":
-            return hf.CTCRecognizer(rest, device)
+            return hf.CTCHFRecognizer(rest, device)
         return hf.WhisperHFRecognizer(rest, device)
     if rest and kind == "faster-whisper":
         return WhisperRecognizer(threads, rest, device)
     if rest and kind in ("http", "https", "openai"):
         return HTTPRecognizer.from_spec(name)
     raise AssetError(
-        f"unknown recogniser {name!r}; choose moonshine, whisper-base, starter, nemo:…, whisper:…, faster-whisper:…, "
-        "ctc:…, http://… or openai:URL#MODEL"
+        f"unknown recogniser {name!r}; choose moonshine, whisper-base, starter, starter-nemo, encoder:…, nemo:…, "
+        "whisper:…, faster-whisper:…, ctc:…, http://… or openai:URL#MODEL"
     )
 
 

@@ -12,16 +12,15 @@ import logging
 import tarfile
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dcar.errors import AssetError, TextError
-from dcar.recognition.base import Recognizer, ctc_collapse, sorted_batches
-from dcar.recognition.ctc import Alignment, viterbi
-from dcar.text.wer import spoken_words
+from dcar.errors import AssetError
+from dcar.recognition.base import Recognizer, sorted_batches
+from dcar.recognition.ctc import CTCRecognizer, spelled
 
 if TYPE_CHECKING:
     import torch
@@ -119,11 +118,8 @@ def restore_nemo(source: str | Path, device: str = "cpu") -> tuple[Any, str]:
     return model, path.stem if is_file else str(source)
 
 
-class NemoCTCRecognizer:
-    """A NeMo CTC model (characters or BPE), restored through NeMo's own API; greedy CTC in sorted batches.
-
-    Also gives the log-likelihood of a text, a denser signal than the WER of one transcript, and where it is lost.
-    """
+class NemoCTCRecognizer(CTCRecognizer):
+    """A NeMo CTC model (characters or BPE), restored through NeMo's own API, in batches made by length."""
 
     def __init__(self, source: str | Path, device: str = "cpu", batch_seconds: float = 20.0) -> None:
         """`source`: a `.nemo` file, or the name of a pretrained model that NeMo can download.
@@ -152,54 +148,8 @@ class NemoCTCRecognizer:
         self._model.preprocessor.featurizer.dither = 0.0
         self._model.preprocessor.featurizer.pad_to = 0
         self._vocabulary = [str(symbol) for symbol in self._model.decoder.vocabulary]
-        self._blank = len(self._vocabulary)
+        self.blank = len(self._vocabulary)
         self._subwords = getattr(self._model, "tokenizer", None)
-
-    def transcribe(self, waves: list[np.ndarray], sample_rate: int) -> list[str]:
-        """See `Recognizer.transcribe`. Batches are made by length; a result does not depend on the others."""
-        texts = [""] * len(waves)
-        for index, log_probs in self._log_probs(waves, sample_rate):
-            texts[index] = self._decode(ctc_collapse(log_probs.argmax(-1).tolist(), (self._blank,)))
-        return texts
-
-    def log_likelihood(self, waves: list[np.ndarray], sample_rate: int, texts: Sequence[str]) -> list[float]:
-        """CTC log-likelihood of each text given its waveform, in nats per character of the text (≤ 0).
-
-        -inf where the waveform has fewer frames than the text needs. Raises TextError for a text without words or
-        with characters that the model does not know, AudioError as `transcribe`.
-        """
-        scores = [0.0] * len(waves)
-        for index, log_probs, target, characters in self._told(waves, sample_rate, texts):
-            scores[index] = self._likelihood(log_probs, target) / characters
-        return scores
-
-    def align(self, waves: list[np.ndarray], sample_rate: int, texts: Sequence[str]) -> list[Alignment]:
-        """Where each text is spoken in its waveform, unit by unit (characters, or the model's subwords), what every
-        unit costs, and `log_likelihood`, by one pass of the model. Errors as there."""
-        found: dict[int, Alignment] = {}
-        for index, log_probs, target, characters in self._told(waves, sample_rate, texts):
-            costs, units = viterbi(log_probs.numpy(), target, self._blank)
-            found[index] = Alignment(costs, units, self._likelihood(log_probs, target) / characters, characters)
-        return [found[i] for i in range(len(waves))]
-
-    def _told(self, waves: list[np.ndarray], sample_rate: int,
-              texts: Sequence[str]) -> Iterator[tuple[int, torch.Tensor, list[int], int]]:
-        """(index, float32 log-probabilities [frames, symbols + 1], the text's symbols, its characters) of every
-        waveform, in order of length."""
-        if len(texts) != len(waves):
-            raise ValueError(f"log_likelihood: {len(waves)} waveforms but {len(texts)} texts")
-        spoken = [spoken_words(text) for text in texts]
-        targets = [self._encode(text) for text in spoken]
-        for index, log_probs in self._log_probs(waves, sample_rate):
-            yield index, log_probs.float(), targets[index], len(spoken[index])
-
-    def _likelihood(self, log_probs: torch.Tensor, target: list[int]) -> float:
-        """Of a text over all its paths, nats."""
-        import torch
-
-        return -float(torch.nn.functional.ctc_loss(
-            log_probs[:, None], torch.tensor([target]), torch.tensor([len(log_probs)]), torch.tensor([len(target)]),
-            blank=self._blank, reduction="sum"))
 
     def _log_probs(self, waves: list[np.ndarray], sample_rate: int) -> Iterator[tuple[int, torch.Tensor]]:
         """(index, log-probabilities [frames, symbols + 1]) of every waveform, in order of length."""
@@ -213,20 +163,15 @@ class NemoCTCRecognizer:
             for row, index in enumerate(indices):
                 yield index, log_probs[row, : int(frames[row])].cpu()
 
-    def _decode(self, ids: list[int]) -> str:
+    def spell(self, symbols: list[int]) -> str:
         if self._subwords is not None:
-            return str(self._subwords.ids_to_text(ids)).strip()
-        return " ".join("".join(self._vocabulary[i] for i in ids).split())
+            return str(self._subwords.ids_to_text(symbols)).strip()
+        return " ".join("".join(self._vocabulary[i] for i in symbols).split())
 
-    def _encode(self, text: str) -> list[int]:
-        if not text:
-            raise TextError("log_likelihood: a text has no words; remove the utterance")
+    def symbols(self, text: str) -> list[int]:
         if self._subwords is not None:
             return [int(i) for i in self._subwords.text_to_ids(text)]
-        unknown = sorted(set(text) - set(self._vocabulary))
-        if unknown:
-            raise TextError(f"log_likelihood: {self.name} does not know the characters {unknown} of {text!r}")
-        return [self._vocabulary.index(character) for character in text]
+        return spelled(text, self._vocabulary, self.name)
 
 
 class NemoTransducerRecognizer:

@@ -2,8 +2,7 @@
 
 What a decoder spoke stands in its tokens, so how likely they make the sentence's phonemes can be asked without a
 vocoder and a recogniser of sound: milliseconds an utterance. `dcar train-token-recognizer` trains one on a corpus.
-CTC: Graves et al. (2006); the network is a stack of residual layers over dilated windows of three tokens, as in WaveNet
-and Conv-TasNet, and what it says of an utterance does not depend on the others in its batch.
+CTC: Graves et al. (2006).
 """
 
 from __future__ import annotations
@@ -14,14 +13,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from dcar.config import check, setting
 from dcar.errors import CheckpointError, DataError, TextError
 from dcar.recognition.base import ctc_collapse
-from dcar.recognition.ctc import Alignment, viterbi
+from dcar.recognition.ctc import Alignment, Told, alignments, likelihoods
+from dcar.recognition.windows import WindowCTC
 from dcar.text.wer import WERScore, corpus_wer, id_errors
-from heads.checkpoint import Checkpoint
 
 BLANK = 0
 """CTC's blank is the id that pads texts, which no text holds (dcar/text/phonemes.py)."""
@@ -46,37 +44,17 @@ class TokenRecognizerConfig:
         check(self)
 
 
-class WindowLayer(nn.Module):
-    """x + W₂ gelu(W₁ [y(t − d), y(t), y(t + d)]) with y = LayerNorm(x), and 0 outside of the utterance."""
-
-    def __init__(self, size: int, dilation: int):
-        super().__init__()
-        self.dilation = dilation
-        self.norm = nn.LayerNorm(size)
-        self.up, self.down = nn.Linear(3 * size, 2 * size), nn.Linear(2 * size, size)
-
-    def forward(self, x: Tensor, real: Tensor) -> Tensor:
-        """x [B, T, D]; real [B, T, 1], whether a position is inside its utterance."""
-        d, steps = self.dilation, x.shape[1]
-        y = functional.pad(self.norm(x) * real, (0, 0, d, d))
-        window = torch.cat([y[:, shift : shift + steps] for shift in (0, d, 2 * d)], -1)
-        return x + self.down(functional.gelu(self.up(window), approximate="tanh"))
-
-
-class TokenRecognizer(Checkpoint):
+class TokenRecognizer(WindowCTC):
     """See the module. Scores are taken in float32, whatever the training computes in."""
 
     config_class, model_type = TokenRecognizerConfig, "dcar-token-recognizer"
     config: TokenRecognizerConfig
 
     def __init__(self, config: TokenRecognizerConfig):
-        super().__init__()
+        super().__init__(config.hidden_size, config.dilations, config.text_vocab_size)
         self.config = config
         # the last one stands for a token that training hides
         self.embedding = nn.Embedding(config.speech_vocab_size + 1, config.hidden_size)
-        self.layers = nn.ModuleList(WindowLayer(config.hidden_size, d) for d in config.dilations)
-        self.norm = nn.LayerNorm(config.hidden_size)
-        self.output = nn.Linear(config.hidden_size, config.text_vocab_size)
 
     @property
     def hidden_code(self) -> int:
@@ -90,12 +68,7 @@ class TokenRecognizer(Checkpoint):
 
     def frames(self, speech_ids: Tensor, speech_lengths: Tensor) -> Tensor:
         """`forward`, in the type of the weights even where Accelerate wraps that in an autocast."""
-        places = torch.arange(speech_ids.shape[1], device=speech_ids.device)
-        real = (places < speech_lengths[:, None])[..., None]
-        x = self.embedding(speech_ids)
-        for layer in self.layers:
-            x = layer(x, real)
-        return self.output(self.norm(x)).float().log_softmax(-1)
+        return self.read_frames(self.embedding(speech_ids), speech_lengths)
 
     def check_reads(self, info: Mapping[str, Any], where: str) -> None:
         """CheckpointError where a prepared corpus (`prepared_info`) has other speech tokens or other phonemes than
@@ -118,21 +91,11 @@ class TokenRecognizer(Checkpoint):
 
         Raises TextError for a text without phonemes, DataError for ids that this recogniser does not know.
         """
-        scores = [0.0] * len(speech)
-        for index, log_probs, target in self._told(speech, texts):
-            scores[index] = likelihood(log_probs, target) / len(target)
-        return scores
+        return likelihoods(self._told(speech, texts), BLANK)
 
     def align(self, speech: Sequence[Sequence[int]], texts: Sequence[Sequence[int]]) -> list[Alignment]:
         """Which phoneme every token speaks, what each phoneme costs there, and `log_likelihood`. Errors as there."""
-        found: dict[int, Alignment] = {}
-        for index, log_probs, target in self._told(speech, texts):
-            if len(log_probs):
-                costs, units = viterbi(log_probs.numpy(), target, BLANK)
-            else:
-                costs, units = log_probs.new_full((len(target),), torch.inf).double().numpy(), log_probs.numpy()[:, 0]
-            found[index] = Alignment(costs, units, likelihood(log_probs, target) / len(target), len(target))
-        return [found[i] for i in range(len(speech))]
+        return alignments(self._told(speech, texts), BLANK)
 
     def read(self, speech: Sequence[Sequence[int]]) -> list[list[int]]:
         """The phonemes that are read in the tokens of every utterance: the likeliest of each token, by CTC's rule."""
@@ -145,16 +108,14 @@ class TokenRecognizer(Checkpoint):
         """Phoneme errors of `read`, summed over all utterances (`WERScore.wer` is the phoneme error rate)."""
         return corpus_wer([id_errors(text, found) for text, found in zip(texts, self.read(speech), strict=True)])
 
-    def _told(self, speech: Sequence[Sequence[int]],
-              texts: Sequence[Sequence[int]]) -> Iterator[tuple[int, Tensor, list[int]]]:
-        """(index, log-probabilities [T, text_vocab_size], phonemes) of every utterance, in order of length."""
+    def _told(self, speech: Sequence[Sequence[int]], texts: Sequence[Sequence[int]]) -> Iterator[Told]:
         if len(texts) != len(speech):
             raise ValueError(f"{len(speech)} utterances but {len(texts)} texts")
         if not all(len(text) for text in texts):
             raise TextError("a text has no phonemes, so it has no likelihood; remove the utterance")
         self._check_ids(texts, 1, self.config.text_vocab_size, "text id")
         for index, log_probs in self._log_probs(speech):
-            yield index, log_probs, list(texts[index])
+            yield Told(index, log_probs, list(texts[index]), len(texts[index]))
 
     def _log_probs(self, speech: Sequence[Sequence[int]]) -> Iterator[tuple[int, Tensor]]:
         """(index, log-probabilities [T, text_vocab_size] on the CPU) of every utterance, in order of length."""
@@ -180,17 +141,3 @@ class TokenRecognizer(Checkpoint):
                 wrong = next(i for i in row if not least <= i < end)
                 raise DataError(f"the token recogniser knows no {what} {wrong}, only {least} to {end - 1}; load the "
                                 "one that was trained on this corpus")
-
-
-def likelihood(log_probs: Tensor, target: Sequence[int]) -> float:
-    """Of the phonemes over all their paths through log-probabilities [T, text_vocab_size], nats; −inf without one."""
-    if not len(log_probs):
-        return -torch.inf
-    return -float(functional.ctc_loss(
-        log_probs[:, None], torch.tensor([list(target)]), torch.tensor([len(log_probs)]), torch.tensor([len(target)]),
-        blank=BLANK, reduction="sum"))
-
-
-def tokens_needed(phonemes: Sequence[int]) -> int:
-    """Tokens that CTC needs at least: one a phoneme, and one between two that are alike."""
-    return len(phonemes) + sum(a == b for a, b in zip(phonemes, phonemes[1:], strict=False))

@@ -9,9 +9,7 @@ plateau of a CTC model on two hours of speech away.
 
     dcar train-recognizer train_manifest=train.jsonl dev_manifest=dev.jsonl out=recognizer/starter.nemo
 
-A manifest has one JSON object a line: {"audio": "a.flac" | "waves.npz", "key": "utt1" (npz only), "text": "...",
-"tokens": [...] (optional, at 50 Hz)}; `dcar resynthesize` writes one.
-An npz holds one mono array per key, int16 or float32, and its `sample_rate`. Paths are relative to the manifest.
+Manifests: dcar/recognition/manifest.py; `dcar resynthesize` writes one.
 """
 
 from __future__ import annotations
@@ -25,30 +23,27 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from dcar.audio import ENCODER_SAMPLE_RATE, load_audio, resample
+from dcar.audio import ENCODER_SAMPLE_RATE, resample
 from dcar.config import check, load_config, setting
 from dcar.config.schema import seed_setting
-from dcar.errors import AudioError, CheckpointError, ConfigError, DataError
+from dcar.errors import CheckpointError, ConfigError
 from dcar.optim import adamw
 from dcar.process import run_command
+from dcar.recognition.ctc import frames_needed
+from dcar.recognition.manifest import CHARACTERS, Recording, load_manifest
 from dcar.recognition.nemo import NemoCTCRecognizer, nemo_models, quiet_nemo
-from dcar.text.wer import WERScore, score_corpus, spoken_words
-from dcar.tokens.base import check_waveform
+from dcar.text.wer import WERScore, score_corpus
 from dcar.tracking import write_json
 
 logger = logging.getLogger(__name__)
 
-CHARACTERS = tuple(" abcdefghijklmnopqrstuvwxyz'")
 TOKEN_RATE = 50
-MAX_TOO_SHORT = 0.05
-"""Share of a manifest that may be too fast for CTC: quick speakers, not a wrong file."""
 FRAME_SECONDS = 0.04
 """Output frame of the model: 10 ms features, subsampled by 4. Characters at 80 ms would not fit into fast speech."""
 
@@ -99,72 +94,6 @@ class TrainRecognizerConfig:
         if self.hidden_size % self.num_attention_heads:
             raise ConfigError(f"hidden_size {self.hidden_size} must be a multiple of num_attention_heads "
                               f"{self.num_attention_heads}")
-
-
-@dataclass(frozen=True)
-class Recording:
-    """One row of a manifest in memory: samples [n] int16 at 16 kHz and the words as they are spoken."""
-
-    wave: np.ndarray
-    text: str
-    tokens: np.ndarray | None = None  # [T] speech tokens at TOKEN_RATE that the wave was made from
-
-
-def load_manifest(path: str | Path) -> list[Recording]:
-    """Read a manifest and its audio into memory (115 MB an hour).
-
-    Rows whose audio is too short to align with their text (CTC needs a frame for every character) are left out with a
-    warning. Raises DataError, naming file and line, for a broken line, a text without words or with characters outside
-    CHARACTERS, missing audio, and where more than MAX_TOO_SHORT of the rows are too short.
-    """
-    path = Path(path)
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror}); give a JSONL manifest") from error
-    archives: dict[Path, Any] = {}
-    recordings, too_short = [], []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        where = f"{path}:{number}"
-        try:
-            row = json.loads(line)
-            audio, text = path.parent / row["audio"], spoken_words(row["text"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise DataError(f"{where}: needs a JSON object with audio and text ({error!r})") from error
-        if not text:
-            raise DataError(f"{where}: the text {row['text']!r} has no words; remove the line")
-        try:
-            if audio.suffix == ".npz":
-                if audio not in archives:
-                    archives[audio] = np.load(audio)
-                archive = archives[audio]
-                samples, rate = archive[row["key"]], int(archive["sample_rate"])
-                wave = samples.astype(np.float32) / 32768 if samples.dtype == np.int16 else samples
-                wave = resample(check_waveform(wave, where), rate, ENCODER_SAMPLE_RATE)
-            else:
-                wave, _ = load_audio(audio, ENCODER_SAMPLE_RATE)
-        except (OSError, KeyError, ValueError, AudioError) as error:
-            raise DataError(f"{where}: audio cannot be used: {error}") from error
-        if ctc_frames_needed(text) * FRAME_SECONDS > len(wave) / ENCODER_SAMPLE_RATE:
-            too_short.append(f"{where}: {len(wave) / ENCODER_SAMPLE_RATE:.2f} s of audio are too short for {text!r}")
-            continue
-        tokens = np.asarray(row["tokens"], np.int64) if "tokens" in row else None
-        recordings.append(Recording((np.clip(wave, -1, 1) * 32767).astype(np.int16), text, tokens))
-    if len(too_short) > MAX_TOO_SHORT * (len(too_short) + len(recordings)):
-        raise DataError(f"{len(too_short)} rows cannot be aligned; do audio and text belong together?\n"
-                        + "\n".join(too_short[:20]))
-    for message in too_short:
-        logger.warning("%s; left out", message)
-    if not recordings:
-        raise DataError(f"{path}: the manifest has no rows")
-    return recordings
-
-
-def ctc_frames_needed(text: str) -> int:
-    """Fewest output frames that can spell `text`: one a character and a blank between two equal ones."""
-    return len(text) + sum(a == b for a, b in pairwise(text))
 
 
 def build_model(config: TrainRecognizerConfig) -> Any:
@@ -299,7 +228,7 @@ class BatchStream:
         wave = recording.wave.astype(np.float32) / 32768
         # Too fast for its text: CTC could not align it, so it is played as it is.
         seconds = len(wave) / ENCODER_SAMPLE_RATE / speed
-        if speed == 1.0 or ctc_frames_needed(recording.text) * FRAME_SECONDS > seconds:
+        if speed == 1.0 or frames_needed(recording.text) * FRAME_SECONDS > seconds:
             return wave
         return resample(wave, ENCODER_SAMPLE_RATE * speed, ENCODER_SAMPLE_RATE)
 
@@ -321,7 +250,7 @@ def run(config: TrainRecognizerConfig) -> dict[str, Any]:
     """
     output = Path(config.out)
     device = config.device if config.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
-    train, dev = load_manifest(config.train_manifest), load_manifest(config.dev_manifest)
+    train, dev = (load_manifest(path, FRAME_SECONDS) for path in (config.train_manifest, config.dev_manifest))
     hours = sum(len(r.wave) for r in train) / ENCODER_SAMPLE_RATE / 3600
     model = build_model(config).to(device)
     if config.init_from:

@@ -17,7 +17,8 @@ NAMES = {
     "policy": "policy",  # chunk policy for the decoder, trained at temperature 1.0
     "policy-cold": "policy_cold",  # another, trained at 0.4
     "coherence": "coherence",  # how well the tokens of its chunks go together; the policy holds the same
-    "recognizer": "recognizer/starter.nemo",  # reward ASR
+    "recognizer": "recognizer",  # reward ASR
+    "recognizer_nemo": "recognizer_nemo/starter.nemo",  # another, by NeMo
     "token_recognizer": "token_recognizer",  # the same of the speech tokens, without sound
 }
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import jiwer
+import numpy as np
 
 from dcar.errors import TextError
 from dcar.text.numbers import cardinal, digits, ordinal, year
@@ -175,6 +176,30 @@ def normalize_transcript(text: str) -> str:
 def word_errors(reference: str, hypothesis: str) -> WordErrors:
     """Word edit counts between the normalised texts. Raises TextError if the reference has no words."""
     return _edit_counts(reference, hypothesis, characters=False)
+
+
+def word_costs(reference: str, hypothesis: str) -> np.ndarray:
+    """Where words are wrong: the share of the word errors of every character of `spoken_words(reference)` [characters].
+
+    A word that is not heard costs 1, spread over its letters; one that is heard without being said costs 1 at the
+    letter before it, or at the first. They add up to the word errors between the spoken words; `word_errors` forgives
+    other spellings besides. Raises TextError if the reference has no words.
+    """
+    ref, hyp = spoken_words(reference), spoken_words(hypothesis)
+    if not ref:
+        raise TextError(f"reference {reference!r} has no words, so it has no word errors; remove the utterance")
+    words = ref.split()
+    ends = np.cumsum([len(word) + 1 for word in words]) - 1
+    starts = ends - [len(word) for word in words]
+    costs = np.zeros(len(ref))
+    for chunk in jiwer.process_words(ref, hyp).alignments[0]:
+        if chunk.type == "insert":
+            place = ends[chunk.ref_start_idx - 1] - 1 if chunk.ref_start_idx else 0
+            costs[place] += chunk.hyp_end_idx - chunk.hyp_start_idx
+        elif chunk.type != "equal":
+            for word in range(chunk.ref_start_idx, chunk.ref_end_idx):
+                costs[starts[word] : ends[word]] += 1 / len(words[word])
+    return costs
 
 
 def character_errors(reference: str, hypothesis: str) -> WordErrors:

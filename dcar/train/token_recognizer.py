@@ -31,7 +31,8 @@ from dcar.errors import CheckpointError, DataError
 from dcar.model.cards import model_card
 from dcar.prepare.prepared import load_prepared, prepared_info, tokenizer_identity
 from dcar.process import run_command
-from dcar.recognition.tokens import BLANK, TokenRecognizer, TokenRecognizerConfig, tokens_needed
+from dcar.recognition.ctc import frames_needed
+from dcar.recognition.tokens import BLANK, TokenRecognizer, TokenRecognizerConfig
 from dcar.storage import digest, writing
 from dcar.text.phonemes import TEXT_TOKENIZER, TEXT_VOCAB_SIZE
 from dcar.tracking import provenance
@@ -82,7 +83,7 @@ class TokenTexts(Dataset):
 
     def __init__(self, dataset: Any, config: TrainTokenRecognizerConfig, where: str):
         pairs = list(zip(dataset["speech"], dataset["text_ids"], strict=True))
-        kept = [(speech, text) for speech, text in pairs if len(text) and len(speech) >= tokens_needed(text)]
+        kept = [(speech, text) for speech, text in pairs if len(text) and len(speech) >= frames_needed(text)]
         if len(pairs) - len(kept) > MAX_TOO_SHORT * len(pairs):
             raise DataError(f"{where}: {len(pairs) - len(kept)} of {len(pairs)} utterances have fewer tokens than CTC "
                             "needs for their phonemes, so a token recogniser cannot be trained on them; a tokenizer of "

@@ -95,7 +95,8 @@ def test_what_ships_is_found_and_the_missing_extra_is_named(environment, tmp_pat
         "inside = Path(launch.__file__).parent\nassert (inside / 'recipes/car_starter.yaml').is_file()\n"
         "assert 'site-packages' in dcar.__file__, dcar.__file__\nKernels(torch.float32)\n"
         "from dcar.errors import AssetError\nfrom dcar.recognition.load import load_recognizer\n"
-        "try:\n    load_recognizer('starter')\nexcept AssetError as error:\n    print(error)\n")
+        "load_recognizer('starter')\n"
+        "try:\n    load_recognizer('starter-nemo')\nexcept AssetError as error:\n    print(error)\n")
     done = run(tmp_path, str(environment / "python"), "look.py")
     assert done.returncode == 0, done.stderr
     assert "pip install 'dcar[nemo]'" in done.stdout

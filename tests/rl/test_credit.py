@@ -8,9 +8,10 @@ from toy_world import CODES, ToyCTC, ToyRecognizer, toy_items, toy_token_recogni
 
 from dcar.decoding import DecodeResult
 from dcar.errors import ConfigError
+from dcar.recognition.ctc import Alignment
 from dcar.tokens.warping import code_distances
 from rl.credit import Decisions, Located, decision_advantages
-from rl.rewards import LikelihoodReward, RolloutRecord, TokenLikelihoodReward, TokenReward
+from rl.rewards import LikelihoodReward, RolloutRecord, TokenLikelihoodReward, TokenReward, WERReward, score
 
 DISTANCES = code_distances(np.eye(CODES))
 
@@ -128,6 +129,61 @@ def test_likelihood_of_tokens_is_lost_where_it_says():
     short = rollouts([0, 3], [])
     assert bounded(short) == [-4.5, -4.5] and short[0].located[bounded].costs.tolist() == [4.5] * 4
     assert bounded not in short[1].located
+
+
+class Hears(ToyCTC):
+    """Reads scripted words beside the toy's alignment; its units are the characters of the text, evenly spoken."""
+
+    def __init__(self, *heard: str):
+        super().__init__()
+        self.heard = list(heard)
+
+    def align(self, waves, sample_rate, texts):
+        size = len(texts[0])
+        return [Alignment(np.ones(size), np.arange(len(wave)) * size // len(wave), -1.0, size, heard)
+                for wave, heard in zip(waves, self.heard, strict=True)]
+
+
+def test_word_errors_are_lost_where_the_words_are():
+    """Of "red blue green black" in twelve tokens: the words begin at characters 0, 4, 9 and 15 of 20."""
+    heard = ["red blue green black", "red blue yellow black", "red red blue black", "", "x x x x x x x x x x"]
+    records = rollouts(*[[*RED, *BLUE, *GREEN, *BLACK]] * 5)
+    reward = WERReward(Hears(*heard), cap=1.0, locate=True)
+    values = reward(records)
+    assert values == pytest.approx([0, -0.25, -0.5, -1, -1])
+    assert [r.transcript for r in records] == heard and [r.errors.errors for r in records] == [0, 1, 2, 4, 10]
+    costs = [r.located[reward].costs for r in records]
+    assert [c.mean() for c in costs] == pytest.approx([-v for v in values])  # the mean over the places is the reward
+    assert costs[1].nonzero()[0].tolist() == list(range(9, 14)) and np.ptp(costs[1][9:14]) == 0  # green
+    assert set(costs[2].nonzero()[0]) == {2, *range(9, 14)}  # red twice, green never: behind red, and green
+    assert records[1].located[reward].places.tolist() == [0, 1, 3, 5, 6, 8, 10, 11, 13, 15, 16, 18]
+    assert records[1].located[reward].rate == 20 / 12
+    found = credit(records[:2], reward, [[0, 2, 5, 9], [0, 2, 5, 9]])
+    assert found[0].argmax() == 2 and found[1].argmin() == 2
+
+
+def test_one_pass_of_the_recogniser_serves_words_and_likelihood():
+    class Counts(ToyCTC):
+        asked = 0
+
+        def align(self, waves, sample_rate, texts):
+            self.asked += len(waves)
+            return super().align(waves, sample_rate, texts)
+
+    recognizer, records = Counts(), rollouts([*RED, *BLUE, *GREEN, *BLACK], [*RED, *BLUE, *WRONG, *BLACK], [])
+    records[2].wave = np.zeros(0, np.float32)
+    total, parts = score(records, [WERReward(recognizer, locate=True), LikelihoodReward(recognizer, locate=True)],
+                         [1.0, 1.0])
+    assert recognizer.asked == 2 and parts[2].tolist() == [-1.0, -1.0] and np.isfinite(total).all()
+
+    class Fails(ToyCTC):
+        def align(self, waves, sample_rate, texts):
+            raise RuntimeError("no ear")
+
+    records = rollouts([*RED, *BLUE, *GREEN, *BLACK])
+    recognizer = Fails()
+    total, _ = score(records, [WERReward(recognizer, locate=True), LikelihoodReward(recognizer, locate=True)], [1, 1])
+    assert np.isnan(total).all() and records[0].failure == "RuntimeError: no ear" and not records[0].located
 
 
 def test_frames_and_tokens_divide_the_same_wave():

@@ -20,16 +20,14 @@ from dcar.recognition import train as train_recognizer
 from dcar.recognition.base import Recognizer
 from dcar.recognition.ctc import viterbi
 from dcar.recognition.load import load_recognizer
+from dcar.recognition.manifest import CHARACTERS, Recording, load_manifest
 from dcar.recognition.nemo import NemoCTCRecognizer, quiet_nemo
 from dcar.recognition.packaged import MoonshineRecognizer, WhisperRecognizer
 from dcar.recognition.train import (
-    CHARACTERS,
     BatchStream,
-    Recording,
     TrainRecognizerConfig,
     build_model,
     frame_tokens,
-    load_manifest,
     load_weights,
     run,
 )
@@ -202,7 +200,7 @@ def test_a_row_spoken_too_fast_for_ctc_is_left_out_with_a_warning(manifest: Path
     good = json.dumps({"audio": str(manifest.parent / "0.flac"), "text": "a boat"})
     fast = json.dumps({"audio": str(manifest.parent / "0.flac"), "text": "far too many words for one second of audio"})
     (tmp_path / "m.jsonl").write_text("\n".join([good] * 20 + [fast]))
-    assert len(load_manifest(tmp_path / "m.jsonl")) == 20
+    assert len(load_manifest(tmp_path / "m.jsonl", 0.04)) == 20
     assert "m.jsonl:21" in caplog.text and "too short" in caplog.text
 
 
@@ -219,10 +217,10 @@ def test_broken_manifest_lines_are_named(manifest: Path, tmp_path: Path) -> None
         path = tmp_path / "bad.jsonl"
         path.write_text(json.dumps(good) + "\n" + line + "\n")
         with pytest.raises(DataError, match=f"bad.jsonl:2: .*{message}"):
-            load_manifest(path)
+            load_manifest(path, 0.04)
     path.write_text(json.dumps(good | {"text": "far too many words for a single second of audio"}))
     with pytest.raises(DataError, match=r"(?s)cannot be aligned.*bad\.jsonl:1: .*too short"):
-        load_manifest(path)
+        load_manifest(path, 0.04)
     with pytest.raises(ConfigError, match=r"\.nemo"):
         run(TrainRecognizerConfig(str(manifest), str(manifest), "model.bin"))
 

@@ -16,7 +16,7 @@ import pytest
 import soundfile as sf
 import torch
 
-from dcar.errors import AssetError, AudioError, CheckpointError, ServiceError
+from dcar.errors import AssetError, AudioError, CheckpointError, ServiceError, TextError
 from dcar.recognition.base import Recognizer
 from dcar.recognition.http import HTTPRecognizer, HTTPScorer, Retry, post
 from dcar.recognition.load import load_recognizer
@@ -194,6 +194,7 @@ def test_ctc_of_transformers(family: str, tmp_path: Path) -> None:
     config = getattr(transformers, f"{family}Config")(
         vocab_size=len(symbols), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
         conv_dim=[8] * 7, num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2, pad_token_id=0,
+        ctc_loss_reduction="sum",
     )  # fmt: skip
     model = getattr(transformers, f"{family}ForCTC")(config).eval()
     with torch.no_grad():
@@ -208,7 +209,15 @@ def test_ctc_of_transformers(family: str, tmp_path: Path) -> None:
             best = model(torch.from_numpy(values)[None]).logits[0].argmax(-1).tolist()
         kept = [symbols[s] for i, s in enumerate(best) if i == 0 or s != best[i - 1]]
         assert text == " ".join("".join(k for k in kept if len(k) == 1).replace("|", " ").split())
+        target = torch.tensor([[symbols.index(s) for s in "AB|C"]])
+        with torch.no_grad():
+            loss = float(model(torch.from_numpy(values)[None], labels=target).loss)  # transformers': over all paths
+        assert recognizer.log_likelihood([wave], RATE, ["ab c!"])[0] == pytest.approx(-loss / 4, rel=1e-4)
     assert any(texts)
+    aligned = recognizer.align(waves, RATE, ["ab c", "c"])
+    assert [a.heard for a in aligned] == texts and [len(a.costs) for a in aligned] == [4, 1]
+    with pytest.raises(TextError, match=r"does not know the characters \['X'\]"):
+        recognizer.align(waves[:1], RATE, ["ax"])
 
 
 def test_models_that_cannot_be_had_say_what_to_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

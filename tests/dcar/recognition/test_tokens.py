@@ -12,8 +12,9 @@ from dcar.errors import CheckpointError, DataError, TextError
 from dcar.prepare.prepared import load_prepared, prepared_info
 from dcar.recognition import tokens
 from dcar.recognition.base import ctc_collapse
+from dcar.recognition.ctc import frames_needed
 from dcar.recognition.load import load_token_recognizer
-from dcar.recognition.tokens import TokenRecognizer, TokenRecognizerConfig, tokens_needed
+from dcar.recognition.tokens import TokenRecognizer, TokenRecognizerConfig
 from dcar.sources.shipped import shipped
 
 INFO = {"tokenizer": {"name": "tiny", "checksum": "abc", "vocab_size": 5}, "phonemes": {"version": "p1"}}
@@ -44,7 +45,7 @@ def test_likelihoods_and_alignments_are_those_of_all_paths(text, length):
         law = model(torch.tensor([speech]), torch.tensor([length])).detach()[0].double().numpy()
         assert np.exp(law).sum(-1) == pytest.approx(1.0)
         paths = [p for p in itertools.product(range(3), repeat=length) if ctc_collapse(p, (0,)) == text]
-        assert bool(paths) == (length >= tokens_needed(text))
+        assert bool(paths) == (length >= frames_needed(text))
         told = model.log_likelihood([speech], [text])[0]
         [alignment] = model.align([speech], [text])
         assert alignment.log_likelihood == told and alignment.characters == len(text) == len(alignment.costs)

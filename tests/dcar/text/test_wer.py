@@ -16,6 +16,7 @@ from dcar.text.wer import (
     normalize_transcript,
     score_corpus,
     spoken_words,
+    word_costs,
     word_errors,
 )
 
@@ -110,3 +111,22 @@ def test_normaliser_never_raises_and_is_idempotent(text: str) -> None:
 
 def test_spoken_words_keep_contractions_for_acoustic_targets() -> None:
     assert spoken_words("Don’t stop—it's 7!") == "don't stop it's seven"
+
+
+@pytest.mark.parametrize(("heard", "wrong"), [
+    ("the cat sat", {}), ("the hat sat", {"cat": 1}), ("cat sat", {"the": 1}), ("", {"the": 1, "cat": 1, "sat": 1}),
+    ("The CAT, sat!", {}),
+])
+def test_words_that_are_wrong_cost_one_each_spread_over_their_letters(heard, wrong):
+    costs = word_costs("The cat sat.", heard)
+    assert len(costs) == len("the cat sat") and costs[3] == costs[7] == 0
+    for word, place in (("the", 0), ("cat", 4), ("sat", 8)):
+        assert costs[place : place + 3] == pytest.approx([wrong.get(word, 0) / 3] * 3)
+    assert costs.sum() == pytest.approx(word_errors("The cat sat.", heard).errors)
+
+
+def test_words_that_nobody_said_cost_at_the_letter_before_them():
+    assert word_costs("a cat", "a big fat cat").tolist() == [2, 0, 0, 0, 0]
+    assert word_costs("a cat", "oh a cat it is").tolist() == [1, 0, 0, 0, 2]
+    with pytest.raises(TextError, match="no words"):
+        word_costs("…", "a")

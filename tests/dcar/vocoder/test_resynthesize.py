@@ -16,7 +16,7 @@ from dcar.prepare.run import PrepareConfig
 from dcar.prepare.run import run as prepare
 from dcar.prompts.items import make_prompts
 from dcar.prompts.load import vocoder_for
-from dcar.recognition.train import load_manifest
+from dcar.recognition.manifest import load_manifest
 from dcar.vocoder.resynthesize import ResynthesizeConfig, run
 
 
@@ -29,13 +29,13 @@ def test_manifest_holds_what_the_vocoder_says_and_the_tokens_it_said_it_from(tmp
     prepared = {row["id"]: row for row in load_prepared(data, "train")}
     assert rows.keys() == prepared.keys()
     assert all(rows[i]["tokens"] == prepared[i]["speech"] and rows[i]["text"] == prepared[i]["text"] for i in rows)
-    recordings = load_manifest(manifest)
+    recordings = load_manifest(manifest, 0.04)
     assert [len(r.wave) for r in recordings] == [len(row["tokens"]) * 320 for row in rows.values()]  # 50 Hz at 16 kHz
     assert all(np.array_equal(r.tokens, row["tokens"]) for r, row in zip(recordings, rows.values(), strict=True))
 
     other = run(ResynthesizeConfig(**settings, out=str(tmp_path / "other"), other_voices=True, limit=4))
     assert len(other.read_text().splitlines()) == 4
-    same = [np.array_equal(a.wave, b.wave) for a, b in zip(load_manifest(other), recordings, strict=False)]
+    same = [np.array_equal(a.wave, b.wave) for a, b in zip(load_manifest(other, 0.04), recordings, strict=False)]
     assert not all(same)
 
 
@@ -91,7 +91,7 @@ def test_recordings_are_written_in_the_same_form_at_their_speed(tmp_path):
                           splits=("train",), speeds=(1.0, 0.8)),
             tokenizer=_Tokenizer(), speaker_encoder=_Encoder(), progress=False)
     settings = dict(data=str(tmp_path / "p"), out=str(tmp_path / "out"), recordings=True)
-    plain, slow = load_manifest(run(ResynthesizeConfig(**settings)))
+    plain, slow = load_manifest(run(ResynthesizeConfig(**settings)), 0.04)
     expected = [resample(wave, 24_000 * speed, 16_000) for speed in (1.0, 0.8)]
     for got, wanted in zip((plain, slow), expected, strict=True):
         assert abs(len(got.wave) - len(wanted)) <= 1

@@ -1,0 +1,114 @@
+"""Sound → words by the states of an encoder that others trained: whisper-base's, frozen, and a small CTC model of
+characters that reads them.
+
+A recogniser from nothing needs hundreds of hours of speech; to read an encoder that has heard them takes a few.
+Whisper's decoder takes no part, so that texts have likelihoods and places, and speech costs what its length does, not
+thirty seconds. `dcar train-encoder-recognizer` trains one. CTC: Graves et al. (2006).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dcar.audio import ENCODER_SAMPLE_RATE
+from dcar.config import check, setting
+from dcar.errors import CheckpointError
+from dcar.recognition.base import SHORTEST, to_recognizer_rate
+from dcar.recognition.ctc import CTCRecognizer, spelled
+from dcar.recognition.manifest import CHARACTERS
+from dcar.recognition.windows import WindowCTC
+from dcar.sources.packages import WHISPER_BASE_SHA256
+from dcar.tokens.base import token_count
+from dcar.tokens.whisper import MAX_SECONDS, SAMPLES_PER_TOKEN, WhisperEncoder, shared_encoder
+
+BLANK = 0
+"""CTC's blank; the character at place c of the alphabet has the symbol c + 1."""
+FRAME_SECONDS = SAMPLES_PER_TOKEN / ENCODER_SAMPLE_RATE
+TAIL_SECONDS = 0.5
+"""Silence that the encoder hears behind every piece, as for the tokens that ship."""
+ENCODER = f"whisper-base {WHISPER_BASE_SHA256} tail={TAIL_SECONDS}"
+
+
+@dataclass
+class EncoderRecognizerConfig:
+    """Shape of an encoder recogniser, and what it reads."""
+
+    hidden_size: int = setting(256, "Width of the layers.", minimum=1)
+    dilations: tuple[int, ...] = setting((1, 2, 4, 8, 1, 2, 4, 8), "Of every layer, how far its window of three states "
+                                                                   "reaches to either side.", minimum=1)
+    alphabet: str = setting(CHARACTERS, "Characters that it spells.")
+    # so that states of another encoder are refused
+    encoder: str = setting(ENCODER, "Name and digest of the encoder; there is one.")
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.encoder != ENCODER:
+            raise CheckpointError(f"reads the states of {self.encoder}, but the encoder here is {ENCODER}; train a "
+                                  "recogniser for it with `dcar train-encoder-recognizer`")
+
+
+class EncoderRecognizer(WindowCTC, CTCRecognizer):
+    """See the module. The encoder runs on the CPU, waveform by waveform; what reads it, where its weights are."""
+
+    config_class, model_type = EncoderRecognizerConfig, "dcar-encoder-recognizer"
+    config: EncoderRecognizerConfig
+    blank = BLANK
+
+    def __init__(self, config: EncoderRecognizerConfig):
+        super().__init__(config.hidden_size, config.dilations, len(config.alphabet) + 1)
+        self.config, self.name, self.threads = config, "encoder-ctc", 1
+        self.states_norm = nn.LayerNorm(WhisperEncoder.state_size)
+        self.states_in = nn.Linear(WhisperEncoder.state_size, config.hidden_size)
+
+    def forward(self, states: Tensor, lengths: Tensor) -> Tensor:
+        """Log-probabilities [B, T, characters + 1] float32 (0: none) at every state [B, T, 512]; what stands behind a
+        row's length [B] is garbage."""
+        return self.read_frames(self.states_in(self.states_norm(states)), lengths)
+
+    @property
+    def _encoder(self) -> WhisperEncoder:
+        return shared_encoder(TAIL_SECONDS, self.threads)
+
+    def _log_probs(self, waves: list[np.ndarray], sample_rate: int) -> Iterator[tuple[int, Tensor]]:
+        weight = self.output.weight
+        for index, wave in enumerate(waves):
+            states = torch.from_numpy(encoder_states(self._encoder, wave, sample_rate)).to(weight)
+            with torch.inference_mode():
+                yield index, self(states[None], torch.tensor([len(states)], device=weight.device))[0].cpu()
+
+    def spell(self, symbols: list[int]) -> str:
+        return " ".join("".join(self.config.alphabet[s - 1] for s in symbols).split())
+
+    def symbols(self, text: str) -> list[int]:
+        return [place + 1 for place in spelled(text, self.config.alphabet, self.name)]
+
+
+def state_count(samples: int) -> int:
+    """States of a waveform of so many samples at 16 kHz."""
+    return token_count(max(samples, SHORTEST), ENCODER_SAMPLE_RATE)
+
+
+def encoder_states(encoder: WhisperEncoder, wave: np.ndarray, sample_rate: int) -> np.ndarray:
+    """States [T, 512] float32 of a waveform of any length, T = ceil(seconds · 50): what is longer than the encoder's
+    window is heard in pieces of 28 s. Raises AudioError for an empty or non-finite waveform."""
+    wave = to_recognizer_rate(wave, sample_rate)
+    piece = int(MAX_SECONDS - 1) * ENCODER_SAMPLE_RATE
+    pieces = [wave[start : start + piece] for start in range(0, len(wave), piece)]
+    return np.concatenate([encoder(one, ENCODER_SAMPLE_RATE) for one in pieces])
+
+
+def load_encoder_recognizer(folder: str | Path, name: str = "", threads: int = 1,
+                            device: str = "cpu") -> EncoderRecognizer:
+    """An encoder recogniser that `dcar train-encoder-recognizer` wrote, called by `name` or by its folder's.
+
+    Raises CheckpointError where the folder holds none.
+    """
+    recognizer = EncoderRecognizer.from_pretrained(folder, device)
+    recognizer.name, recognizer.threads = f"encoder-ctc:{name or Path(folder).resolve().name}", threads
+    return recognizer

@@ -1,0 +1,90 @@
+"""Manifests of recognisers: speech and what is said in it.
+
+A manifest has one JSON object a line: {"audio": "a.flac" | "waves.npz", "key": "utt1" (npz only), "text": "...",
+"tokens": [...] (optional, at 50 Hz)}; `dcar resynthesize` writes one.
+An npz holds one mono array per key, int16 or float32, and its `sample_rate`. Paths are relative to the manifest.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dcar.audio import ENCODER_SAMPLE_RATE, load_audio, resample
+from dcar.errors import AudioError, DataError
+from dcar.recognition.ctc import frames_needed
+from dcar.text.wer import spoken_words
+from dcar.tokens.base import check_waveform
+
+logger = logging.getLogger(__name__)
+
+CHARACTERS = " abcdefghijklmnopqrstuvwxyz'"
+"""What the words of a text are spelled with (`spoken_words`)."""
+MAX_TOO_SHORT = 0.05
+"""Share of a manifest that may be too fast for CTC: quick speakers, not a wrong file."""
+
+
+@dataclass(frozen=True)
+class Recording:
+    """One row of a manifest in memory: samples [n] int16 at 16 kHz and the words as they are spoken."""
+
+    wave: np.ndarray
+    text: str
+    tokens: np.ndarray | None = None  # [T] speech tokens at TOKEN_RATE that the wave was made from
+
+
+def load_manifest(path: str | Path, frame_seconds: float) -> list[Recording]:
+    """Read a manifest and its audio into memory (115 MB an hour).
+
+    Rows whose audio is too short to align with their text, in frames of `frame_seconds`, are left out with a warning.
+    Raises DataError, naming file and line, for a broken line, a text without words, missing audio, and where more than
+    MAX_TOO_SHORT of the rows are too short.
+    """
+    path = Path(path)
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror}); give a JSONL manifest") from error
+    archives: dict[Path, Any] = {}
+    recordings, too_short = [], []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        where = f"{path}:{number}"
+        try:
+            row = json.loads(line)
+            audio, text = path.parent / row["audio"], spoken_words(row["text"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataError(f"{where}: needs a JSON object with audio and text ({error!r})") from error
+        if not text:
+            raise DataError(f"{where}: the text {row['text']!r} has no words; remove the line")
+        try:
+            if audio.suffix == ".npz":
+                if audio not in archives:
+                    archives[audio] = np.load(audio)
+                archive = archives[audio]
+                samples, rate = archive[row["key"]], int(archive["sample_rate"])
+                wave = samples.astype(np.float32) / 32768 if samples.dtype == np.int16 else samples
+                wave = resample(check_waveform(wave, where), rate, ENCODER_SAMPLE_RATE)
+            else:
+                wave, _ = load_audio(audio, ENCODER_SAMPLE_RATE)
+        except (OSError, KeyError, ValueError, AudioError) as error:
+            raise DataError(f"{where}: audio cannot be used: {error}") from error
+        if frames_needed(text) * frame_seconds > len(wave) / ENCODER_SAMPLE_RATE:
+            too_short.append(f"{where}: {len(wave) / ENCODER_SAMPLE_RATE:.2f} s of audio are too short for {text!r}")
+            continue
+        tokens = np.asarray(row["tokens"], np.int64) if "tokens" in row else None
+        recordings.append(Recording((np.clip(wave, -1, 1) * 32767).astype(np.int16), text, tokens))
+    if len(too_short) > MAX_TOO_SHORT * (len(too_short) + len(recordings)):
+        raise DataError(f"{len(too_short)} rows cannot be aligned; do audio and text belong together?\n"
+                        + "\n".join(too_short[:20]))
+    for message in too_short:
+        logger.warning("%s; left out", message)
+    if not recordings:
+        raise DataError(f"{path}: the manifest has no rows")
+    return recordings

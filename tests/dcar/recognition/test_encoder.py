@@ -1,0 +1,125 @@
+"""The recogniser on a frozen encoder's states: likelihoods against every path there is, waveforms of any length and
+rate, what it refuses, and the one that ships."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from dcar.errors import AssetError, AudioError, CheckpointError, TextError
+from dcar.recognition import encoder
+from dcar.recognition.base import Recognizer, ctc_collapse
+from dcar.recognition.encoder import (
+    FRAME_SECONDS,
+    EncoderRecognizer,
+    EncoderRecognizerConfig,
+    encoder_states,
+    load_encoder_recognizer,
+    state_count,
+)
+from dcar.recognition.load import load_recognizer
+from dcar.recognition.manifest import load_manifest
+from dcar.sources.shipped import shipped
+from dcar.text.wer import score_corpus
+from dcar.tokens.whisper import shared_encoder
+from dcar.vocoder.resynthesize import ResynthesizeConfig, run
+
+RATE = 16_000
+
+
+def tiny(seed: int = 0, alphabet: str = " ab") -> EncoderRecognizer:
+    """Random, sharpened so that its laws are far from uniform."""
+    torch.manual_seed(seed)
+    model = EncoderRecognizer(EncoderRecognizerConfig(hidden_size=8, dilations=(1, 2), alphabet=alphabet)).eval()
+    with torch.no_grad():
+        model.output.weight.mul_(6)
+    return model
+
+
+def noise(seconds: float, seed: int = 0, rate: int = RATE) -> np.ndarray:
+    return (0.1 * np.random.default_rng(seed).standard_normal(round(seconds * rate))).astype(np.float32)
+
+
+@pytest.mark.parametrize("text", ["a", "ab", "a b", "aa"])
+def test_texts_are_as_likely_as_all_their_paths(text):
+    for seed in range(3):
+        model, wave = tiny(seed), noise(0.12, seed)  # six states
+        states = torch.from_numpy(encoder_states(shared_encoder(0.5, 1), wave, RATE))
+        assert states.shape == (6, 512) and state_count(len(wave)) == 6
+        law = model(states[None], torch.tensor([6]))[0].detach().double().numpy()
+        assert np.exp(law).sum(-1) == pytest.approx(1.0)
+        symbols = [1 + " ab".index(c) for c in text]
+        paths = [p for p in itertools.product(range(4), repeat=6) if ctc_collapse(p, (0,)) == symbols]
+        scores = law[np.arange(6), np.array(paths)].sum(-1)
+        assert model.log_likelihood([wave], RATE, [text])[0] * len(text) == pytest.approx(
+            np.logaddexp.reduce(scores), rel=1e-4)
+        [alignment] = model.align([wave], RATE, [text.upper() + "!"])  # as the words are spoken
+        assert alignment.costs.sum() == pytest.approx(-scores.max(), rel=1e-4) and alignment.characters == len(text)
+        best = "".join(" ab"[s - 1] for s in ctc_collapse(law.argmax(-1).tolist(), (0,)))
+        assert model.transcribe([wave], RATE) == [" ".join(best.split())]
+
+
+def test_a_waveform_says_the_same_in_any_company_and_much_the_same_at_another_rate():
+    model, waves = tiny(1), [noise(0.7, 1), noise(0.3, 2), np.zeros(10, np.float32)]
+    assert isinstance(model, Recognizer)
+    together = model.log_likelihood(waves, RATE, ["ab", "b", "a"])
+    assert together == [model.log_likelihood([w], RATE, [t])[0] for w, t in zip(waves, ["ab", "b", "a"], strict=True)]
+    tone = np.sin(np.arange(24_000) * 0.05).astype(np.float32)
+    low, high = model.log_likelihood([tone[::2]], RATE // 2, ["ab"]), model.log_likelihood([tone], RATE, ["ab"])
+    assert low == pytest.approx(high, rel=0.05)
+
+
+def test_what_is_longer_than_the_encoder_hears_is_heard_in_pieces(monkeypatch):
+    ear, wave = shared_encoder(0.5, 1), noise(3.5, 3)
+    monkeypatch.setattr(encoder, "MAX_SECONDS", 3.0)  # pieces of two seconds
+    states = encoder_states(ear, wave, RATE)
+    assert len(states) == state_count(len(wave)) == 175
+    assert np.array_equal(states, np.concatenate([ear(wave[:32_000], RATE), ear(wave[32_000:], RATE)]))
+    monkeypatch.undo()
+    assert not np.array_equal(states, encoder_states(ear, wave, RATE))
+
+
+def test_what_cannot_be_heard_or_spelled_is_refused():
+    model = tiny()
+    for broken in (np.zeros(0, np.float32), np.full(400, np.nan, np.float32)):
+        with pytest.raises(AudioError):
+            model.transcribe([broken], RATE)
+    with pytest.raises(TextError, match=r"does not know the characters \['c'\]"):
+        model.log_likelihood([noise(0.2)], RATE, ["abc"])
+    with pytest.raises(TextError, match="no words"):
+        model.align([noise(0.2)], RATE, ["…"])
+    with pytest.raises(ValueError, match="1 waveforms but 2 texts"):
+        model.log_likelihood([noise(0.2)], RATE, ["a", "b"])
+    assert model.log_likelihood([noise(0.1)], RATE, ["abababab"]) == [-np.inf]  # five states
+
+
+def test_a_folder_holds_it_whole_and_another_encoder_is_refused(tmp_path):
+    model = tiny(2)
+    model.save_pretrained(tmp_path / "ear")
+    again = load_recognizer(f"encoder:{tmp_path / 'ear'}")
+    assert again.name == "encoder-ctc:ear"
+    wave = noise(0.5)
+    assert again.log_likelihood([wave], RATE, ["ab"]) == model.log_likelihood([wave], RATE, ["ab"])
+    settings = json.loads((tmp_path / "ear/config.json").read_text())
+    (tmp_path / "ear/config.json").write_text(json.dumps(settings | {"encoder": "whisper-large 123 tail=0.5"}))
+    with pytest.raises(CheckpointError, match=r"reads the states of whisper-large.*train-encoder-recognizer"):
+        load_encoder_recognizer(tmp_path / "ear")
+    with pytest.raises(CheckpointError, match="config.json"):
+        load_recognizer(f"encoder:{tmp_path / 'absent'}")
+    with pytest.raises(AssetError, match="encoder:…"):
+        load_recognizer("encoder:")
+
+
+def test_the_shipped_one_hears_what_the_shipped_vocoder_says(tmp_path):
+    manifest = run(ResynthesizeConfig(data=str(shipped("prepared")), split="dev", limit=16, out=str(tmp_path)))
+    recordings = load_manifest(manifest, FRAME_SECONDS)
+    waves, texts = [r.wave.astype(np.float32) / 32768 for r in recordings], [r.text for r in recordings]
+    ear = load_recognizer("starter")
+    assert ear.name == "encoder-ctc:starter"
+    assert score_corpus(texts, list(ear.transcribe(waves, RATE))).wer < 0.35
+    told = ear.log_likelihood(waves * 2, RATE, texts + texts[1:] + texts[:1])
+    assert min(told[:16]) > -1.5 and max(told[16:]) < -3  # nats a character: their own texts, and others

@@ -1,0 +1,154 @@
+"""Training of the recogniser on an encoder's states: it learns, resumes, keeps what the encoder said, refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from dcar.cli import main
+from dcar.errors import CheckpointError, ConfigError, DataError
+from dcar.recognition.encoder import EncoderRecognizer, EncoderRecognizerConfig
+from dcar.recognition.load import load_recognizer
+from dcar.recognition.manifest import load_manifest
+from dcar.train import encoder_recognizer, small
+from dcar.train.encoder_recognizer import StateTexts, TrainEncoderRecognizerConfig, kept_states, run
+
+RATE = 16_000
+PITCH = {"a": 220.0, "b": 700.0, " ": 0.0}
+
+
+def spoken(text: str) -> np.ndarray:
+    """A fifth of a second of a tone for every letter, of silence between words and letters."""
+    time = np.arange(RATE // 5) / RATE
+    parts = [np.r_[0.3 * np.sin(2 * np.pi * PITCH[c] * time), np.zeros(RATE // 10)] for c in text]
+    return np.concatenate(parts).astype(np.float32)
+
+
+def write_manifest(folder, name: str, count: int, seed: int):
+    rng, rows = np.random.default_rng(seed), []
+    folder.mkdir(exist_ok=True)
+    waves = {}
+    for i in range(count):
+        text = " ".join("".join(rng.choice(["a", "b"], rng.integers(1, 4))) for _ in range(2))
+        waves[f"{name}{i}"] = spoken(text)
+        rows.append(json.dumps({"audio": f"{name}.npz", "key": f"{name}{i}", "text": text}))
+    np.savez(folder / f"{name}.npz", sample_rate=RATE, **waves)
+    (folder / f"{name}.jsonl").write_text("\n".join(rows))
+    return folder / f"{name}.jsonl"
+
+
+@pytest.fixture(scope="module")
+def speech(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("speech")
+    return write_manifest(folder, "train", 24, 0), write_manifest(folder, "dev", 6, 1)
+
+
+def settings(speech, out, **changes) -> dict:
+    return dict(train_manifest=str(speech[0]), dev_manifest=str(speech[1]), out=str(out), batch_size=6, max_steps=8,
+                warmup_steps=2, learning_rate=1e-2, longest_span=2, log_steps=2, eval_steps=4, save_steps=4) | changes
+
+
+def config_of(speech, out, **changes) -> TrainEncoderRecognizerConfig:
+    return TrainEncoderRecognizerConfig(**settings(speech, out, **changes),
+                                        model=EncoderRecognizerConfig(hidden_size=16, dilations=(1, 2)))
+
+
+def log_of(out) -> list[dict]:
+    return [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+
+
+def test_the_command_learns_and_leaves_everything_behind(speech, tmp_path):
+    out = tmp_path / "ear"
+    options = settings(speech, out, max_steps=120, eval_steps=60, save_steps=60, half_weights="true")
+    main(["train-encoder-recognizer", *(f"{k}={v}" for k, v in options.items()), "model.hidden_size=16",
+          "model.dilations=[1,2]"])
+    ear = load_recognizer(f"encoder:{out}")
+    assert isinstance(ear, EncoderRecognizer) and ear.config.dilations == (1, 2)
+    assert ear.transcribe([spoken("ab b"), spoken("b aab")], RATE) == ["ab b", "b aab"]
+    evaluations = [line for line in log_of(out) if "eval_loss" in line]
+    assert [line["step"] for line in evaluations] == [60, 120, 120]
+    assert evaluations[-1]["eval_wer"] < 0.1 and evaluations[-1]["eval_loss"] < 0.3
+    source = json.loads((out / "provenance.json").read_text())
+    assert source["checksum"] == ear.checksum() and source["data"]["train_utterances"] == 24
+    assert "24 utterances, `train.jsonl`" in (out / "README.md").read_text()
+    assert not (out / "states").exists()  # a hundred times the size of the model
+
+
+def test_resumed_training_equals_one_that_never_stopped_and_the_encoder_hears_once(speech, tmp_path, monkeypatch):
+    whole, out = run(config_of(speech, tmp_path / "whole")), tmp_path / "halves"
+    monkeypatch.setattr(encoder_recognizer, "SHARD", 10)
+    monkeypatch.setattr(encoder_recognizer.shutil, "rmtree", lambda folder: None)
+    run(config_of(speech, out))
+    assert len(list((out / "states").glob("*.npy"))) == 3 + 1
+    for name in ("model.safetensors", "log.jsonl"):
+        (out / name).unlink()
+    for step in (out / "checkpoint-8",):
+        shutil.move(step, tmp_path / "gone")
+    sorted((out / "states").glob("*.npy"))[1].unlink()
+    heard = []
+    hears = encoder_recognizer.encoder_states
+    monkeypatch.setattr(encoder_recognizer, "encoder_states", lambda *of: heard.append(1) or hears(*of))
+    assert run(config_of(speech, out)).checksum() == whole.checksum()
+    assert 0 < len(heard) <= 10
+    assert run(config_of(speech, tmp_path / "other", seed=1)).checksum() != whole.checksum()
+
+
+def test_what_training_sees_of_an_utterance_is_its_address_alone(speech, tmp_path):
+    config = config_of(speech, tmp_path, dropout=0.25, longest_span=4)
+    recordings = load_manifest(speech[0], 0.02)[:2]
+    kept = [np.ones((100, 512), np.float16), np.ones((50, 512), np.float16)]
+    texts = StateTexts(recordings, kept, config)
+    first, again, later = (texts[e, 0]["states"] for e in (0, 0, 1))
+    assert np.array_equal(first, again) and not np.array_equal(first, later) and kept[0].all()
+    assert "".join(" abcdefghijklmnopqrstuvwxyz'"[s - 1] for s in texts[0, 0]["text"]) == recordings[0].text
+    seen = np.stack([texts[e, 0]["states"] for e in range(60)])
+    spans = (seen == 0).all(-1).sum(-1)
+    assert spans.min() == 1 and spans.max() == 4  # one span in a hundred states
+    assert seen[(seen != 0).any(-1)].mean() == pytest.approx(1.0, abs=0.01)  # the rest grows by what is hidden
+    assert (seen[(seen != 0).any(-1)] == 0).mean() == pytest.approx(0.25, abs=0.01)
+
+
+def test_two_processes_share_the_encoder_and_take_the_same_step(speech, tmp_path):
+    options = settings(speech, tmp_path / "two", max_steps=2, batch_size=3)
+    done = subprocess.run(
+        [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines",
+         "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0", "-m",
+         "dcar.train.encoder_recognizer", *(f"{k}={v}" for k, v in options.items()), "model.hidden_size=16",
+         "model.dilations=[1,2]"], capture_output=True, text=True, timeout=300,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": ""})
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert json.loads((tmp_path / "two/provenance.json").read_text())["processes"] == 2
+    evaluation = log_of(tmp_path / "two")[-1]
+    model = EncoderRecognizer.from_pretrained(tmp_path / "two")
+    dev = load_manifest(speech[1], 0.02)
+    told = model.log_likelihood([r.wave.astype(np.float32) / 32768 for r in dev], RATE, [r.text for r in dev])
+    nats = -np.dot(told, [len(r.text) for r in dev]) / sum(len(r.text) for r in dev)
+    assert evaluation["eval_loss"] == pytest.approx(nats, rel=2e-3)  # both halves are in it; states kept in float16
+
+
+def test_what_does_not_belong_together_is_refused(speech, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    run(config_of(speech, out, max_steps=2, save_steps=1))
+    with pytest.raises(CheckpointError, match=r"another recogniser.*resume=false"):
+        run(TrainEncoderRecognizerConfig(**settings(speech, out)))
+    with pytest.raises(DataError, match="absent.jsonl"):
+        run(config_of((tmp_path / "absent.jsonl", speech[1]), tmp_path / "x"))
+    with pytest.raises(ConfigError, match="dropout must be"):
+        config_of(speech, out, dropout=1.0)
+    recordings = load_manifest(speech[1], 0.02)
+    kept_states(recordings, tmp_path / "states")
+    [file] = (tmp_path / "states").glob("*.npy")
+    np.save(file, np.load(file)[:-3])
+    with pytest.raises(CheckpointError, match=r"holds \d+ states where \d+ belong; remove it"):
+        kept_states(recordings, tmp_path / "states")
+    monkeypatch.setattr(small, "is_sharded", lambda: True)
+    with pytest.raises(ConfigError, match="an encoder recogniser is small.*not with FSDP"):
+        run(config_of(speech, tmp_path / "y"))
+    assert torch.is_grad_enabled()

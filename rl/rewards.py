@@ -406,12 +406,15 @@ def score(records: Sequence[RolloutRecord], rewards: Sequence[Reward],
     return parts @ np.asarray(weights, dtype=np.float64), parts
 
 
-def ground_truth_errors(items: Sequence[PromptItem], vocoder: Vocoder,
+HEARD_AT_ONCE = 64
+"""Recordings whose word errors are measured and stored together."""
+
+
+def ground_truth_errors(part: Sequence[PromptItem], vocoder: Vocoder,
                         recognizer: Recognizer) -> dict[str, list[int] | None]:
-    """Word errors of every recording, resynthesised from its own tokens: id -> [S, D, I, N], None where it failed."""
+    """Word errors of recordings, resynthesised from their own tokens: id -> [S, D, I, N], None where it failed."""
     found: dict[str, list[int] | None] = {}
-    for start in range(0, len(items), 64):
-        part = items[start : start + 64]
+    if part:
         waves = voice_each(vocoder, [i.reference_tokens for i in part], [i.speaker_embedding for i in part])
         good = [j for j, wave in enumerate(waves) if not isinstance(wave, Exception)]
         texts = dict(zip(good, transcripts([waves[j] for j in good], vocoder.sample_rate, recognizer), strict=True))  # type: ignore[misc]

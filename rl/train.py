@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate.utils import gather_object
+from tqdm import tqdm
 
 from dcar.config import load_config
 from dcar.errors import CheckpointError, ConfigError
@@ -41,6 +42,7 @@ from heads.policy import ChunkPolicy, ChunkPolicyConfig, shape_of
 from rl.config import DCPOConfig, save_settings
 from rl.export import policy_card
 from rl.rewards import (
+    HEARD_AT_ONCE,
     CERReward,
     GroundTruth,
     LikelihoodReward,
@@ -222,14 +224,17 @@ def build(config: DCPOConfig, *, base: AnyDecoder | None = None, vocoder: Vocode
 
 
 def measure_ground_truth(trainer: DCPOTrainer, items: Sequence[PromptItem]) -> GroundTruth:
-    """WER_gt of every training utterance, shared among the processes and kept in out/ground_truth.json."""
-    args = trainer.args
+    """WER_gt of every training utterance, shared among the processes and kept in out/ground_truth.json as it grows."""
+    args, main = trainer.args, trainer.is_world_process_zero()
     truth = GroundTruth(Path(args.output_dir) / "ground_truth.json", trainer.recognizer.name, items)
-    mine = ground_truth_errors(truth.missing(args.process_index, args.world_size), trainer.vocoder, trainer.recognizer)
-    found: dict[str, Any] = {}
-    for part in gather_object([mine]):
-        found.update(part)
-    truth.add(found, save=trainer.is_world_process_zero() and bool(found))
+    with tqdm(desc="recordings", total=len(truth.missing(0, 1)), unit="utt", disable=not main) as bar:
+        while truth.missing(0, 1):  # the same in all processes
+            part = truth.missing(args.process_index, args.world_size)[:HEARD_AT_ONCE]
+            found: dict[str, Any] = {}
+            for told in gather_object([ground_truth_errors(part, trainer.vocoder, trainer.recognizer)]):
+                found.update(told)
+            truth.add(found, save=main)
+            bar.update(len(found))
     return truth
 
 

@@ -69,6 +69,10 @@ class EncoderRecognizer(WindowCTC, CTCRecognizer):
     def forward(self, states: Tensor, lengths: Tensor) -> Tensor:
         """Log-probabilities [B, T, characters + 1] float32 (0: none) at every state [B, T, 512]; what stands behind a
         row's length [B] is garbage."""
+        return self.frames(states, lengths)
+
+    def frames(self, states: Tensor, lengths: Tensor) -> Tensor:
+        """`forward`, in the type of the weights even where Accelerate wraps that in an autocast."""
         return self.read_frames(self.states_in(self.states_norm(states)), lengths)
 
     @property
@@ -80,7 +84,7 @@ class EncoderRecognizer(WindowCTC, CTCRecognizer):
         for index, wave in enumerate(waves):
             states = torch.from_numpy(encoder_states(self._encoder, wave, sample_rate)).to(weight)
             with torch.inference_mode():
-                yield index, self(states[None], torch.tensor([len(states)], device=weight.device))[0].cpu()
+                yield index, self.frames(states[None], torch.tensor([len(states)], device=weight.device))[0].cpu()
 
     def spell(self, symbols: list[int]) -> str:
         return " ".join("".join(self.config.alphabet[s - 1] for s in symbols).split())

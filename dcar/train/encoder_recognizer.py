@@ -213,7 +213,7 @@ class EncoderRecognizerTrainer(SmallTrainer):
         sums = torch.zeros(4, dtype=torch.float64, device=device)
         for index in range(self.args.process_index, len(dev), self.args.world_size):
             states = torch.from_numpy(dev.states[index].astype(np.float32)).to(device)
-            log_probs = self.model(states[None], torch.tensor([len(states)], device=device))[0].cpu()
+            log_probs = self.model.frames(states[None], torch.tensor([len(states)], device=device))[0].cpu()
             heard = word_errors(dev.texts[index], self.model.read(log_probs))
             nats = -likelihood(log_probs, self.model.symbols(dev.texts[index]), BLANK)
             sums += sums.new_tensor([nats, len(dev.texts[index]), heard.errors, heard.reference_words])

@@ -177,8 +177,8 @@ class DCPOConfig(GRPOConfig):
                                      "optimizer=natural, whose steps go where most is paid: words pay less.", above=0)
     token_scale: float = setting(1.0, "Weight of the token_distance reward, 1 = two codes at random.", above=0)
     credit: str = setting("utterance", "What an advantage belongs to: the utterance (the paper's), or every decision "
-                                       "by itself (by log_likelihood, token_likelihood or "
-                                       "token_distance).",
+                                       "by itself (by wer, log_likelihood, token_likelihood "
+                                       "or token_distance).",
                           choices=("utterance", "decision"))
     credit_window: int = setting(25, "Tokens of the recording that a decision answers for, with credit=decision.",
                                  minimum=1)

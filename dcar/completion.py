@@ -22,23 +22,30 @@ SHELLS = ("bash", "zsh", "fish")
 
 @dataclass(frozen=True)
 class Command:
-    """What can be completed behind a command: its settings but for groups, and what each is for."""
+    """What can be completed behind a command: its settings but for groups, its bare word, its letters."""
 
     name: str
     summary: str
     settings: tuple[Setting, ...]
+    bare: Setting | None = None
+
+    @property
+    def letters(self) -> dict[str, str]:
+        """Option of one letter -> key of its setting."""
+        return {s.meaning.short: s.key for s in self.settings if s.meaning.short}
 
 
 def command_of(name: str, summary: str, schema: type) -> Command:
     """A command by its schema; settings that it has no use for (`UNUSED`) are left out, as by `--help`."""
     unused: frozenset[str] = getattr(schema, "UNUSED", frozenset())
-    return Command(name, summary, tuple(s for s in settings_of(schema).values()
-                                        if not s.group and not s.meaning.positional and s.path[-1] not in unused))
+    known = [s for s in settings_of(schema).values() if not s.group and s.path[-1] not in unused]
+    return Command(name, summary, tuple(s for s in known if not s.meaning.positional),
+                   next((s for s in known if s.meaning.positional), None))
 
 
 def choices(s: Setting) -> tuple[str, ...]:
     """Words that a setting may be, as far as it says; empty where it may be anything."""
-    return s.meaning.choices or (("true", "false") if s.hint is bool else ())
+    return tuple(c for c in s.meaning.choices if c) or (("true", "false") if s.hint is bool else ())
 
 
 def names(s: Setting) -> tuple[str, ...]:
@@ -58,135 +65,320 @@ def script(shell: str, commands: Iterable[Command]) -> str:
     return {"bash": _bash, "zsh": _zsh, "fish": _fish}[shell](list(commands))
 
 
+def _values(commands: list[Command], line: str) -> str:
+    """A line of the script for every setting of which more is known than that it may be a file.
+
+    line: has places for `of` (COMMAND KEY, quoted), `variable` (values: nothing else will do; named: files will, too;
+    place: only folders will) and `words`.
+    """
+    found = []
+    for c in commands:
+        for s in c.settings:
+            known = {"values": choices(s), "named": names(s), "place": ("folder",) * (s.meaning.place == "folder")}
+            found += [line.format(of=shlex.quote(f"{c.name} {s.key}"), variable=variable, words=" ".join(words))
+                      for variable, words in known.items() if words]
+    return "\n".join(found)
+
+
+def _bare(commands: list[Command]) -> dict[str, str]:
+    """Command -> "folder" or "file", where its bare word is one of these."""
+    return {c.name: c.bare.meaning.place for c in commands if c.bare and c.bare.meaning.place}
+
+
 def _bash(commands: list[Command]) -> str:
-    settings = [f"        {c.name}) settings='{' '.join(f'{s.key}=' for s in c.settings)}' ;;" for c in commands]
-    values = [f"        {shlex.quote(f'{c.name} {s.key}')}) values='{' '.join(choices(s))}' ;;"
-              for c in commands for s in c.settings if choices(s)]
-    values += [f"        {shlex.quote(f'{c.name} {s.key}')}) words='{' '.join(names(s))}' ;;"
-               for c in commands for s in c.settings if names(s)]
-    return _BASH.format(commands=" ".join(c.name for c in commands), settings="\n".join(settings),
-                        values="\n".join(values))
+    bare = _bare(commands)
+    rows = []
+    for c in commands:
+        known = {"settings": " ".join(f"{s.key}=" for s in c.settings), "letters": " ".join(c.letters),
+                 "bare": bare.get(c.name, "")}
+        rows.append(f"        {c.name}) {' '.join(f'{k}={shlex.quote(v)}' for k, v in known.items() if v)} ;;")
+    letters = [f"        {shlex.quote(f'{c.name} {letter}')}) key={key} ;;"
+               for c in commands for letter, key in c.letters.items()]
+    return _BASH.format(commands=" ".join(c.name for c in commands), settings="\n".join(rows),
+                        letters="\n".join(letters), values=_values(commands, "        {of}) {variable}='{words}' ;;"))
 
 
-# "=" may or may not be among the characters at which bash divides words (COMP_WORDBREAKS): the word is taken from the
-# line itself, and what is offered begins behind "=" where bash replaces that part alone.
-_BASH = """\
-# bash completion of dcar, printed by `dcar --print-completion bash`
+# Readline replaces the last piece of the word, which begins behind "=" (if that is among COMP_WORDBREAKS) and behind
+# an open quote; what is offered is the whole word without what stays of it (`head`).
+_BASH = r"""# bash completion of dcar, printed by `dcar --print-completion bash`
 _dcar() {{
-    local line="${{COMP_LINE:0:COMP_POINT}}" word before settings= values= words= key kept=
-    word="${{line##*[[:space:]]}}"
-    before="${{line%"$word"}}"
-    before="${{before%"${{before##*[![:space:]]}}"}}"
+    local line="${{COMP_LINE:0:COMP_POINT}}" command="${{COMP_WORDS[1]}}" i=$COMP_CWORD piece word head before one
+    local settings= letters= bare= key= value= stem= list= values= named= place= found=
     COMPREPLY=()
-    if [[ "$before" != *[[:space:]]* ]]; then
+    piece="${{COMP_WORDS[i]}}"
+    while [[ "$line" != *"$piece" ]]; do piece="${{piece%?}}"; done
+    word="$piece"
+    while (( i > 2 )) && [[ "$line" == *"${{COMP_WORDS[i-1]}}$word" ]]; do
+        (( i -= 1 ))
+        word="${{COMP_WORDS[i]}}$word"
+    done
+    before="${{COMP_WORDS[i-1]}}"
+    if [[ "$piece" == = ]]; then head="$word"; else head="${{word%"$piece"}}"; fi
+    head="${{head//[\'\"\\]/}}"
+    word="${{word//[\'\"\\]/}}"
+    if (( i == 1 )); then
         COMPREPLY=($(compgen -W '{commands} --help --print-completion' -- "$word"))
         return
     fi
-    if [[ "$before" == *--print-completion ]]; then
-        COMPREPLY=($(compgen -W 'bash zsh fish' -- "$word"))
+    if [[ "$command" == --print-completion ]]; then
+        (( i > 2 )) || COMPREPLY=($(compgen -W 'bash zsh fish' -- "$word"))
         return
     fi
-    if [[ "$before" == *[[:space:]]--config ]]; then
-        compopt -o filenames 2>/dev/null
-        COMPREPLY=($(compgen -f -X '!*.yaml' -- "$word") $(compgen -d -- "$word"))
-        return
-    fi
-    case "${{COMP_WORDS[1]}}" in
+    case "$command" in
 {settings}
     esac
+    value="$word"
     if [[ "$word" == *=* ]]; then
-        key="${{word%%=*}}"
-        [[ "$COMP_WORDBREAKS" == *=* ]] || kept="$key="
-        case "${{COMP_WORDS[1]}} ${{key#--}}" in
+        key="${{word%%=*}}" value="${{word#*=}}" stem="${{word%%=*}}="
+    elif [[ "$before" == --?* ]]; then
+        key="$before"
+    fi
+    case "$command $before" in
+{letters}
+    esac
+    key="${{key#--}}"
+    key="${{key//-/_}}"
+    case "$command $key" in
 {values}
-        esac
-        if [[ -n "$values" ]]; then
-            COMPREPLY=($(compgen -P "$kept" -W "$values" -- "${{word#*=}}"))
+    esac
+    if [[ "$key" != config && " $settings" != *" $key="* || -z "$stem" && "$values" == 'true false' ]]; then
+        key= values=
+    fi
+    if [[ -n "$key" && "$value" == '['* ]]; then
+        one="${{value##*[\[,]}}" list=1
+        stem="$stem${{value%"$one"}}" value="$one"
+    fi
+    if [[ "$key" == config ]]; then
+        compopt -o filenames 2>/dev/null
+        found="$(compgen -f -X '!*.yaml' -- "$value"; compgen -f -X '!*.yml' -- "$value"; compgen -d -- "$value")"
+    elif [[ -n "$values" ]]; then
+        found="$(compgen -W "$values" -- "$value")"
+    elif [[ -n "$key" ]]; then
+        compopt -o filenames 2>/dev/null
+        if [[ "$place" == folder ]]; then
+            found="$(compgen -d -- "$value")"
         else
-            compopt -o filenames 2>/dev/null
-            COMPREPLY=($(compgen -P "$kept" -W "$words" -- "${{word#*=}}") $(compgen -P "$kept" -f -- "${{word#*=}}"))
+            found="$(compgen -W "$named" -- "$value"; compgen -f -- "$value")"
         fi
     elif [[ "$word" == -* ]]; then
-        COMPREPLY=($(compgen -W '--config --help' -- "$word"))
-    else
+        found="$(compgen -W "--config --help $letters" -- "$word")"
+    elif [[ "$word" != *=* ]]; then
+        found="$(compgen -W "$settings" -- "$word")"
+        if [[ "$bare" == folder ]]; then
+            one="$(compgen -d -- "$word")"
+        elif [[ "$bare" == file ]]; then
+            one="$(compgen -f -- "$word")"
+        else
+            one=
+        fi
+        if [[ -n "$one" ]]; then compopt -o filenames 2>/dev/null; found="$found"$'\n'"$one"; fi
+    fi
+    while IFS= read -r one; do
+        [[ -n "$one" ]] || continue
+        [[ "$stem" == "$head" || -z "$key" || -n "$values" || ! -d "$one" ]] || one="$one/"  # no path to readline
+        one="$stem$one"
+        COMPREPLY+=("${{one#"$head"}}")
+    done <<< "$found"
+    if [[ -n "$list" || "${{#COMPREPLY[@]}}" == 1 && "${{COMPREPLY[0]}}" == *[=/] ]]; then
         compopt -o nospace 2>/dev/null
-        COMPREPLY=($(compgen -W "$settings" -- "$word"))
     fi
 }}
-complete -o default -F _dcar dcar
+complete -F _dcar dcar
 """
 
 
 def _zsh(commands: list[Command]) -> str:
+    bare = _bare(commands)
     rows = [f"        {_described(c.name, c.summary)}" for c in commands]
     settings = []
     for c in commands:
         keys = "\n".join(f"            {_described(s.key, meaning(s))}" for s in c.settings)
-        settings.append(f"    {c.name}) settings=(\n{keys}\n        ) ;;")
-    values = [f"        {shlex.quote(f'{c.name} {s.key}')}) values=({' '.join(choices(s))}) ;;"
-              for c in commands for s in c.settings if choices(s)]
-    values += [f"        {shlex.quote(f'{c.name} {s.key}')}) named=({' '.join(names(s))}) ;;"
-               for c in commands for s in c.settings if names(s)]
-    return _ZSH.format(commands="\n".join(rows), settings="\n".join(settings), values="\n".join(values))
+        more = [f"letters=({' '.join(c.letters)})"] * bool(c.letters)
+        more += [f"bare={bare[c.name]}"] if c.name in bare else []
+        settings.append(f"    {c.name}) {' '.join([*more, 'settings=('])}\n{keys}\n        ) ;;")
+    letters = [f"    {shlex.quote(f'{c.name} {letter}')}) key={key} ;;"
+               for c in commands for letter, key in c.letters.items()]
+    return _ZSH.format(commands="\n".join(rows), settings="\n".join(settings), letters="\n".join(letters),
+                       values=_values(commands, "    {of}) {variable}=({words}) ;;"))
 
 
 def _described(name: str, text: str) -> str:
-    """`name:text` for zsh's _describe, in which a colon of the name would need a backslash; none has one."""
-    return shlex.quote(f"{name}:{text}")
+    """`name:text` for zsh's _describe, which takes away backslashes; a name with a colon would need one, none has."""
+    return shlex.quote(f"{name}:{text}".replace("\\", "\\\\"))
 
 
-_ZSH = """\
-#compdef dcar
+_ZSH = r"""#compdef dcar
 # zsh completion of dcar, printed by `dcar --print-completion zsh`
 _dcar() {{
-    local -a commands settings values named
+    local -a commands settings letters values named place
+    local key= bare= before="${{words[CURRENT-1]}}" inside= ret=1
     commands=(
 {commands}
     )
     if (( CURRENT == 2 )); then
-        _describe -t commands 'command' commands
-        return
-    fi
-    if [[ "$words[CURRENT-1]" == --config ]]; then
-        _files -g '*.(yaml|yml)(-.)'
+        if [[ "$PREFIX" == -* ]]; then compadd -- --help --print-completion
+        else _describe -t commands 'command' commands
+        fi
         return
     fi
     case "$words[2]" in
-    --print-completion) values=(bash zsh fish); compadd -a values; return ;;
+    --print-completion) (( CURRENT == 3 )) && compadd bash zsh fish; return ;;
 {settings}
     esac
     if [[ "$PREFIX" == *=* ]]; then
-        local key="${{${{PREFIX%%=*}}#--}}"
-        compset -P '*='
-        case "$words[2] $key" in
-{values}
-        esac
-        if (( $#values )); then compadd -a values; else compadd -a named; _files; fi
-    elif [[ "$PREFIX" == -* ]]; then
-        compadd -- --config --help
-    else
-        _describe -t settings 'setting' settings -S '='
+        key="${{PREFIX%%=*}}" inside=1
+    elif [[ "$before" == --?* && "$before" != *=* ]]; then
+        key="$before"
     fi
+    case "$words[2] $before" in
+{letters}
+    esac
+    key="${{${{key#--}}//-/_}}"
+    case "$words[2] $key" in
+{values}
+    esac
+    if [[ "$key" != config && -z "${{settings[(r)${{key}}:*]}}" || -z "$inside" && "$values" == 'true false' ]]; then
+        key=
+    fi
+    if [[ -z "$key" ]]; then
+        if [[ -n "$inside" ]]; then return 1
+        elif [[ "$PREFIX" == -* ]]; then compadd -- --config --help $letters && ret=0
+        else
+            _describe -t settings 'setting' settings -S '=' && ret=0
+            [[ "$bare" == folder ]] && _path_files -/ && ret=0
+            [[ "$bare" == file ]] && _files && ret=0
+        fi
+        return ret
+    fi
+    [[ -n "$inside" ]] && compset -P 1 '*='
+    local -a after
+    if [[ "$PREFIX" == (|\\)\[* ]]; then
+        compset -P '*[\[,]'
+        after=(-S '')
+    fi
+    if [[ "$key" == config ]]; then
+        _path_files -g '*.(yaml|yml)(-.)' && ret=0
+        _path_files -/ && ret=0
+    elif (( $#values )); then compadd "$after[@]" -a values && ret=0
+    elif [[ "$place" == folder ]]; then _path_files -/ "$after[@]" && ret=0
+    else
+        compadd "$after[@]" -a named && ret=0
+        _files "$after[@]" && ret=0
+    fi
+    return ret
 }}
 _dcar "$@"
 """
 
 
 def _fish(commands: list[Command]) -> str:
-    lines = ["# fish completion of dcar, printed by `dcar --print-completion fish`"]
-    first = "test (count (commandline -opc)) -eq 1"
+    bare = _bare(commands)
+    rows = [f"                {_fished(c.name)} {_fished(c.summary)}" for c in commands]
+    settings = []
     for c in commands:
-        lines.append(f"complete -c dcar -f -n {_fished(first)} -a {c.name} -d {_fished(c.summary)}")
-    for c in commands:
-        here = _fished(f"__fish_seen_subcommand_from {c.name}")
-        lines.append(f"complete -c dcar -n {here} -l config -r -d 'Recipe (YAML)'")
-        lines.append(f"complete -c dcar -n {here} -l help -f -d 'Settings of the command'")
-        for s in c.settings:
-            words = " ".join(f"{s.key}={choice}" for choice in choices(s) or names(s)) or f"{s.key}="
-            lines.append(f"complete -c dcar -n {here} -a {_fished(words)} -d {_fished(meaning(s))}")
-    return "\n".join(lines) + "\n"
+        more = [f"set letters {' '.join(c.letters)}"] * bool(c.letters)
+        more += [f"set bare {bare[c.name]}"] if c.name in bare else []
+        keys = [f"                {_fished(f'{s.key}=')} {_fished(meaning(s))}" for s in c.settings]
+        settings.append("\n".join([f"        case {c.name}", *(f"            {m}" for m in more),
+                                   " \\\n".join(["            set settings", *keys])]))
+    letters = [f"        case {_fished(f'{c.name} {letter}')}\n            set key {key}"
+               for c in commands for letter, key in c.letters.items()]
+    return _FISH.format(commands=" \\\n".join(rows), settings="\n".join(settings), letters="\n".join(letters),
+                        values=_values(commands, "        case {of}\n            set {variable} {words}"))
 
 
 def _fished(text: str) -> str:
     """A text in fish's single quotes, where only the quote and the backslash are special."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+# Fish replaces the whole word, so whole words are offered. It knows files only by completing a command line: that of
+# a command that does not exist has nothing but files.
+_FISH = r"""# fish completion of dcar, printed by `dcar --print-completion fish`
+function __dcar_files --argument-names start
+    complete -C "__dcar_no_such_command "(string escape -- "$start")
+end
+
+function __dcar_complete
+    set -l given (commandline -opc)
+    set -l word (commandline -ct)
+    if string match -qr '[\'"]' -- "$word"
+        set word (string replace -ra '[\'"]' '' -- "$word")
+    else
+        set word (string unescape -- "$word")
+    end
+    if test (count $given) -eq 1
+        if string match -q -- '-*' "$word"
+            printf '%s\n' --help --print-completion
+        else
+            printf '%s\t%s\n' \
+{commands}
+        end
+        return
+    end
+    set -l command $given[2]
+    set -l before $given[-1]
+    set -l settings
+    set -l letters
+    set -l bare
+    set -l key
+    set -l stem
+    set -l value $word
+    set -l values
+    set -l named
+    set -l offered
+    set -l place
+    switch $command
+        case --print-completion
+            test (count $given) -eq 2; and printf '%s\n' bash zsh fish
+            return
+{settings}
+    end
+    if string match -q -- '*=*' "$word"
+        set key (string replace -r '=.*' '' -- "$word")
+        set stem "$key="
+        set value (string replace -r '^[^=]*=' '' -- "$word")
+    else if string match -qr -- '^--[^=]+$' "$before"
+        set key $before
+    end
+    switch "$command $before"
+{letters}
+    end
+    set key (string replace -a -- - _ (string replace -r -- '^--' '' "$key"))
+    switch "$command $key"
+{values}
+    end
+    if test "$key" != config; and not contains -- "$key=" $settings
+        set key
+    else if test -z "$stem" -a "$values" = 'true false'
+        set key
+    end
+    if test -z "$key"
+        if string match -q -- '-*' "$word"
+            printf '%s\n' --config --help $letters
+        else if test -z "$stem"
+            set -q settings[1]; and printf '%s\t%s\n' $settings
+            test "$bare" = folder; and __dcar_files "$word" | string match '*/'
+            test "$bare" = file; and __dcar_files "$word"
+        end
+        return
+    end
+    if string match -q -- '[*' "$value"
+        set -l last (string replace -r -- '.*[[,]' '' "$value")
+        set stem "$stem"(string replace -r -- '[^[,]*$' '' "$value")
+        set value $last
+    end
+    if test "$key" = config
+        set offered (__dcar_files "$value" | string match -r '.*(?:/|[.]ya?ml)$')
+    else if test "$place" = folder
+        set offered (__dcar_files "$value" | string match '*/')
+    else if set -q values[1]
+        set offered $values
+    else
+        set offered $named (__dcar_files "$value")
+    end
+    set -q offered[1]; and printf '%s\n' "$stem"$offered
+end
+
+complete -c dcar -f -a '(__dcar_complete)'
+"""

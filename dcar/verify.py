@@ -60,7 +60,8 @@ def verify(folder: str | Path) -> list[Verdict]:
 class VerifyConfig:
     """What `dcar verify` looks at."""
 
-    folder: str = setting(meaning="Folder of a run, of a prepared corpus or of a comparison.", positional=True)
+    folder: str = setting(meaning="Folder of a run, of a prepared corpus or of a comparison.", positional=True,
+                         place="folder")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

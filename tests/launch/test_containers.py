@@ -1,4 +1,7 @@
-"""Container files, which nothing here can build: what they copy exists, their shell parses, commands are known."""
+"""Container files, read without an engine: what they copy exists, their shell parses, commands are known.
+
+How they were built by hand stands in docs/install.md.
+"""
 
 from __future__ import annotations
 

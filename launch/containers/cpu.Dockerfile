@@ -1,7 +1,7 @@
 # DCAR on CPUs, with the packaged models, C kernels and the reward recogniser. From the repository's root:
 #   docker build -f launch/containers/cpu.Dockerfile -t dcar:cpu .
 #   docker run --rm -v "$PWD/runs:/dcar/runs" dcar:cpu speak "The tide came in." -o runs/out.wav
-# --build-arg EXTRAS= leaves NeMo out: enough to speak, prepare, train CAR and FAR, and compare.
+# --build-arg EXTRAS= leaves NeMo out: every job but those of NeMo's own recognisers.
 FROM python:3.11-slim-bookworm
 
 ARG EXTRAS=[nemo]

@@ -12,14 +12,16 @@ those that come close to it the one that is nearest to the voice. Last, held-out
 spoken by the decoder as it was and by the chosen one, with the same prompts, draws and sampling.
 
 `dcar speak` says one sentence at a time, so texts of one sentence choose and decide; those of several are told besides.
-The tuned decoder is recommended where its word errors are fewer beyond chance; and where it is nearer to the voice
-beyond chance and the interval of the difference of word errors ends below `margin`. Otherwise the one as it was is.
+The tuned decoder is recommended where its word errors are fewer beyond chance; and where it is nearer to the voice or
+to its pace beyond chance, farther from neither beyond chance, and the interval of the difference of word errors ends
+below `margin`. Otherwise the one as it was is.
 `voice.json` keeps what was found.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import shutil
 import sys
 from collections.abc import Callable, Sequence
@@ -43,14 +45,14 @@ from dcar.storage import writing
 from dcar.tracking import provenance, write_json
 from dcar.train.car import TrainConfig
 from dcar.train.car import run as train
-from eval.compare.run import CompareConfig
+from eval.compare.run import CompareConfig, load_tools, start
 from eval.compare.run import run as compare
 from eval.results.rows import compare_records
 from eval.results.stats import PairedTest, paired_test
 from eval.results.store import RECORDING, RESYNTHESIS, Record, Tools, read_jsonl
 
 RECIPES = Path(__file__).parent / "recipes"
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3  # 3: pace decides too
 Spoken = dict[str, list[Record]]  # method, or reference -> its records
 FEW = 20  # held-out sentences, below which an interval says little
 SIMILARITY = "speaker_similarity"  # of a record: cosine to the voice of the prompt
@@ -68,9 +70,9 @@ class TuneVoiceConfig:
     out: str = setting("runs/voice", "Folder to write.", place="folder")
     shares: list[float] = setting([0.25, 0.5, 0.75, 1.0], "Of the way from the decoder as it was to the tuned one: "
                                   "among these and the one as it was dev sentences choose.", above=0, maximum=1)
-    close: float = setting(0.01, "Word error rate above the lowest on dev, up to which the nearest voice is chosen.",
+    close: float = setting(0.02, "Word error rate above the lowest on dev, up to which the nearest voice is chosen.",
                            minimum=0)
-    margin: float = setting(0.03, "Word error rate that a voice which is nearer may cost on held-out sentences: the "
+    margin: float = setting(0.03, "Word error rate that a nearer voice or pace may cost on held-out sentences: the "
                                   "interval must end below it.", minimum=0)
     dev_fraction: float = setting(0.15, "Of `recordings`: sentences that choose.", above=0, below=1)
     test_fraction: float = setting(0.2, "Of `recordings`: sentences on which both decoders are compared.", above=0,
@@ -121,21 +123,22 @@ def tune_voice(config: TuneVoiceConfig, tools: Callable[[CompareConfig], Tools] 
     if missing := [s for s in ("train", "dev", config.split) if not counts.get(s, {}).get("utterances")]:
         raise DataError(f"{data}: nothing in split {', '.join(missing)}; a voice needs sentences to train on, to "
                         "choose by and to judge by: record more, or give the splits as docs/data.md says")
-    start = recipe.backbone.path or str(resolve(recipe.init_from, started_from(recipe)))
+    origin = recipe.backbone.path or str(resolve(recipe.init_from, started_from(recipe)))
     tuned = train(recipe)
-    before = load_decoder(start)
+    tools = tools or one_after_another()
+    before = load_decoder(origin)
     size = min(recipe.spoken.chunk, before.config.num_prediction_heads)
     unlike = tuned.checksum() != before.checksum()  # the recipe may have chosen the step before the first
-    folders = {0.0: start, **(on_the_way(config, start, before, recipe.out) if unlike else {})}
+    folders = {0.0: origin, **(on_the_way(config, origin, before, recipe.out) if unlike else {})}
     dev = {share: speak(config, recipe, folder, size, tools, "dev", f"dev_{share:g}") for share, folder in
            folders.items()} if unlike else {}
     deciding = methods(config, recipe, size)[0]
     tried = [trial(share, found[deciding]) for share, found in dev.items()]
     share = choose(tried, config.close) if unlike else 0.0
-    spoken = {"start": speak(config, recipe, start, size, tools, config.split, "spoken_start", references=True)}
+    spoken = {"start": speak(config, recipe, origin, size, tools, config.split, "spoken_start", references=True)}
     if share:
         spoken["tuned"] = speak(config, recipe, folders[share], size, tools, config.split, "spoken_tuned")
-    found = {**summary(config, recipe, spoken, size), "start": start, "tuned": folders[share], "share": share,
+    found = {**summary(config, recipe, spoken, size), "start": origin, "tuned": folders[share], "share": share,
              "tried": tried, "judge": recipe.spoken.recognizer, "split": config.split, "seeds": config.seeds,
              "data": {"path": data, "counts": counts}, "provenance": provenance()}
     found["recommended"] = found["tuned" if found["tuned_is_better"] else "start"]
@@ -145,9 +148,9 @@ def tune_voice(config: TuneVoiceConfig, tools: Callable[[CompareConfig], Tools] 
     return found
 
 
-def on_the_way(config: TuneVoiceConfig, start: str, before: AnyDecoder, tuned: str) -> dict[float, str]:
+def on_the_way(config: TuneVoiceConfig, origin: str, before: AnyDecoder, tuned: str) -> dict[float, str]:
     """By share: the folder of a decoder whose weights are w0 + share (w1 - w0), w0 those of `before`, loaded from
-    `start`, and w1 those of the folder `tuned`, which is that of share 1 itself. Each of the two is read once."""
+    `origin`, and w1 those of the folder `tuned`, which is that of share 1 itself. Each of the two is read once."""
     folders: dict[float, str] = {}
     model, first = load_decoder(tuned), before.state_dict()
     last = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -162,7 +165,7 @@ def on_the_way(config: TuneVoiceConfig, start: str, before: AnyDecoder, tuned: s
             model.save_pretrained(folder)
             if (tokenizer := Path(tuned) / TEXT_TOKENIZER_FOLDER).is_dir():
                 shutil.copytree(tokenizer, folder / TEXT_TOKENIZER_FOLDER, dirs_exist_ok=True)
-            write_json(folder / "provenance.json", {**provenance(), "mixture": {"start": start, "tuned": tuned,
+            write_json(folder / "provenance.json", {**provenance(), "mixture": {"start": origin, "tuned": tuned,
                                                                                 "share": share}})
         folders[share] = str(folder)
     return folders
@@ -197,8 +200,21 @@ def prepared_recordings(config: TuneVoiceConfig) -> str:
     return folder
 
 
+def one_after_another() -> Callable[[CompareConfig], Tools]:
+    """What loads the tools of one comparison after the other; vocoder, judge and similarity of the first serve all."""
+    before: Tools | None = None
+
+    def load(compared: CompareConfig) -> Tools:
+        nonlocal before
+        state, _ = start(compared)
+        before = load_tools(compared, compared.device or str(state.device), before)
+        return before
+
+    return load
+
+
 def speak(config: TuneVoiceConfig, recipe: TrainConfig, decoder: str, size: int,
-          tools: Callable[[CompareConfig], Tools] | None, split: str, folder: str, references: bool = False) -> Spoken:
+          tools: Callable[[CompareConfig], Tools], split: str, folder: str, references: bool = False) -> Spoken:
     """Records of a split by method, spoken by one decoder as the recipe says, at every temperature."""
     said, out = recipe.spoken, Path(config.out) / folder
     compared = CompareConfig(
@@ -207,7 +223,7 @@ def speak(config: TuneVoiceConfig, recipe: TrainConfig, decoder: str, size: int,
         prompt_tokens=recipe.prompt_tokens, vocoder=said.vocoder, judge=said.recognizer, noise_quality_utterances=0,
         timing_utterances=0, audio_samples=0, reasons_utterances=0, references=references, report=False,
         resamples=config.resamples, out=str(out), sampling=said.sampling)
-    compare(compared, tools(compared) if tools else None)
+    compare(compared, tools(compared))
     found: Spoken = {}
     for record in read_jsonl(out / "records.jsonl"):
         found.setdefault(record["method"], []).append(record)
@@ -245,14 +261,26 @@ def by_sentences(records: Sequence[Record]) -> tuple[list[Record], list[Record]]
     return (one, several) if one else (several, [])
 
 
-def nearer(after: Sequence[Record], before: Sequence[Record], resamples: int) -> PairedTest | None:
-    """The paired test of the similarities, after - before, over the sentences; None where none was measured."""
+def similarity(record: Record) -> float | None:
+    """To the voice of the prompt; None where none was measured."""
+    found: float | None = record.get(SIMILARITY)
+    return found
+
+
+def off_pace(record: Record) -> float:
+    """How far the length is from the recording's: |ln(length / its)|, at most that of a tenth of it, as of silence."""
+    return abs(math.log(max(record["duration"] / record["reference_duration"], 0.1)))
+
+
+def paired(measure: Callable[[Record], float | None], after: Sequence[Record], before: Sequence[Record],
+           resamples: int) -> PairedTest | None:
+    """The paired test of a measure, after - before, over the sentences; None where it was never taken."""
     sums: list[dict[str, list[float]]] = []
     for records in (after, before):
         found: dict[str, list[float]] = {}
         for r in records:
-            if r.get(SIMILARITY) is not None:
-                found.setdefault(r["id"], []).append(r[SIMILARITY])
+            if (value := measure(r)) is not None:
+                found.setdefault(r["id"], []).append(value)
         sums.append(found)
     shared = sorted(set(sums[0]) & set(sums[1]))
     if not shared:
@@ -262,15 +290,19 @@ def nearer(after: Sequence[Record], before: Sequence[Record], resamples: int) ->
 
 
 def outcome(before: Sequence[Record], after: Sequence[Record] | None, resamples: int) -> dict[str, Any]:
-    """Word errors, nearness and length of the decoder as it was, and of the tuned one with the paired differences."""
+    """Word errors, nearness and length of the decoder as it was, and of the tuned one with the paired differences, of
+    `off_pace` too."""
     row: dict[str, Any] = {"start": rate(before), "sentences": len({r["id"] for r in before}),
                            "start_similarity": nearness(before), "start_length": length(before)}
     if after is not None:
-        test, voice = compare_records(after, before, resamples), nearer(after, before, resamples)
+        test, voice = compare_records(after, before, resamples), paired(similarity, after, before, resamples)
+        pace = paired(off_pace, after, before, resamples)
+        assert pace is not None  # every record has a length
         row |= {"tuned": rate(after), "difference": test.difference, "difference_ci": [test.low, test.high],
                 "p": test.p_value, "detectable": test.detectable, "tuned_similarity": nearness(after),
                 "tuned_length": length(after), "nearer": voice and voice.difference,
-                "nearer_ci": voice and [voice.low, voice.high]}
+                "nearer_ci": voice and [voice.low, voice.high], "off_pace": pace.difference,
+                "off_pace_ci": [pace.low, pace.high]}
     return row
 
 
@@ -291,18 +323,26 @@ def summary(config: TuneVoiceConfig, recipe: TrainConfig, spoken: dict[str, Spok
 
 
 def is_better(row: dict[str, Any], margin: float) -> bool:
-    """Fewer word errors beyond chance, or a nearer voice beyond chance at no more than `margin` more of them."""
+    """Fewer word errors beyond chance, or nearer to voice or pace beyond chance, and farther from neither, at no more
+    than `margin` more of them."""
     if "difference" not in row:
         return False
     high = row["difference_ci"][1]
-    return bool(high < 0 or high <= margin and row["nearer_ci"] and row["nearer_ci"][0] > 0)
+    farther = row["off_pace_ci"][0] > 0 or row["nearer_ci"] and row["nearer_ci"][1] < 0
+    return bool(high < 0 or high <= margin and gains(row) and not farther)
+
+
+def gains(row: dict[str, Any]) -> list[str]:
+    """What the tuned decoder is nearer to beyond chance."""
+    return [*(["the voice"] if row["nearer_ci"] and row["nearer_ci"][0] > 0 else []),
+            *(["its pace"] if row["off_pace_ci"][1] < 0 else [])]
 
 
 def advice(row: dict[str, Any], margin: float) -> str:
     """What to take, in words, by the row that decides."""
     if "difference" not in row:
-        return ("Take the decoder as it was: none on the way to the tuned one spoke the dev sentences better than it, "
-                "so there is nothing to compare.")
+        return ("Take the decoder as it was: among those on the way to the tuned one the dev sentences chose it, by "
+                "their words and the nearness of the voice, so there is nothing to compare.")
     low, high = (100 * x for x in row["difference_ci"])
     found = (f"{100 * row['tuned']:.1f} % word errors instead of {100 * row['start']:.1f}, a difference of "
              f"{100 * row['difference']:+.1f} points ({low:+.1f} to {high:+.1f})")
@@ -310,14 +350,15 @@ def advice(row: dict[str, Any], margin: float) -> str:
     if row["nearer_ci"]:
         voice = (f"; similarity to the voice {row['tuned_similarity']:.3f} instead of {row['start_similarity']:.3f} "
                  f"({row['nearer_ci'][0]:+.3f} to {row['nearer_ci'][1]:+.3f})")
+    voice += f"; {row['tuned_length']:.2f} of the recordings' length instead of {row['start_length']:.2f}"
     few = f" {row['sentences']} sentences are few: their interval is too narrow." if row["sentences"] < FEW else ""
     power = (f" With {row['sentences']} sentences a true difference of {100 * row['detectable']:.1f} points would have "
              "been seen in four of five such comparisons.")
     if high < 0:
         return f"Take the tuned decoder: {found}{voice}.{few}"
     if is_better(row, margin):
-        return (f"Take the tuned decoder, which is nearer to the voice and whose words are at most {100 * margin:g} "
-                f"points worse: {found}{voice}.{power}{few}")
+        return (f"Take the tuned decoder, which is nearer to {' and '.join(gains(row))} and whose words are at most "
+                f"{100 * margin:g} points worse: {found}{voice}.{power}{few}")
     if low > 0:
         return f"Take the decoder as it was, the tuned one is worse: {found}{voice}.{few}"
     return f"Take the decoder as it was: the tuned one is not better beyond chance: {found}{voice}.{power}{few}"

@@ -33,6 +33,7 @@ from dcar.errors import ConfigError, DataError
 from dcar.prepare.prepared import prepared_info, tokenizer_identity
 from dcar.process import meeting_others, run_command
 from dcar.prompts.load import all_prompts, corpus_recordings, vocoder_for
+from dcar.prompts.together import check_together
 from dcar.recognition.load import load_recognizer
 from dcar.sampling import SamplingConfig
 from dcar.storage import digest, write_text, writing
@@ -42,6 +43,7 @@ from dcar.tokens.codebook import codebook_of
 from dcar.tokens.warping import code_distances
 from dcar.tracking import provenance, write_json
 from dcar.vocoder.base import PromptAudio
+from dcar.vocoder.load import hears_prompts
 from dcar.vocoder.model import TokenVocoder
 from eval.compare.explain import Explanations, sample_picture
 from eval.compare.meeting import Meeting
@@ -68,7 +70,7 @@ from eval.results.store import (
 )
 from eval.results.timing import time_methods
 from eval.results.training import compare_training, training_note
-from eval.scorers.load import load_scorers, load_similarity
+from eval.scorers.load import PromptSimilarity, load_scorers, load_similarity
 from eval.scorers.metrics import NOISE_QUALITY_LABEL, NoiseQuality
 from heads.checkpoint import tensors_checksum
 
@@ -144,8 +146,12 @@ class CompareConfig:
         return self.prompt_seeds or [self.prompt_seed]
 
 
-def load_tools(config: CompareConfig, device: str) -> Tools:
-    """Load data, models, vocoder and recognisers; refuses parts that do not belong together."""
+def load_tools(config: CompareConfig, device: str, before: Tools | None = None) -> Tools:
+    """Load data, models, vocoder and recognisers; refuses parts that do not belong together.
+
+    before: tools of an earlier comparison with the same vocoder, judge and similarity, which are used again where they
+    do not hold recordings of its prompts; decoder and data may be others.
+    """
     info = prepared_info(config.data)
     folders = {"draft": config.draft, "statistics": config.statistics}
     models = load_models(config.decoder, config.far_decoder or "", config.policies, device,
@@ -156,11 +162,20 @@ def load_tools(config: CompareConfig, device: str) -> Tools:
     heard = list(itertools.chain(items, *others))
     recordings = corpus_recordings(config.data)
     prompts = PromptAudio.of_items(heard, recordings)
-    vocoder = vocoder_for(models.decoder, config.data, heard, config.vocoder, device, prompts, models.policies.values())
+    if before and not hears_prompts(config.vocoder):
+        vocoder = before.vocoder
+        check_together(models.decoder, info, config.data, vocoder, models.policies.values())
+    else:
+        vocoder = vocoder_for(models.decoder, config.data, heard, config.vocoder, device, prompts,
+                              models.policies.values())
+    judge = before.judge if before else load_recognizer(config.judge, device=device)
+    if before and not isinstance(before.similarity, PromptSimilarity):
+        similarity = before.similarity
+    else:
+        similarity = load_similarity(config.similarity, prompts, device) if config.similarity else None
     second = load_recognizer(config.second_opinion) if config.second_opinion_utterances else None
     return Tools(
-        items, models, vocoder, load_recognizer(config.judge, device=device), second,
-        load_similarity(config.similarity, prompts, device) if config.similarity else None,
+        items, models, vocoder, judge, second, similarity,
         NoiseQuality() if config.noise_quality_utterances else None, recordings,
         {"vocoder": _identity(vocoder, config.vocoder)},
         {"corpus": info["corpus"], "tokenizer": tokenizer_identity(info), "split": config.split},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -10,10 +11,11 @@ import datasets
 import numpy as np
 import pytest
 import torch
-from compare_worker import WORDS, LevelJudge, ToneVocoder
+from compare_worker import HOP, WORDS, LevelJudge, ToneVocoder
 from tiny_data import CODES, tiny_split, write_prepared
 from tiny_training import tiny_config
 
+import eval.compare.run as comparison
 import launch.tune_voice as tune
 from dcar.errors import ConfigError, DataError
 from dcar.model.car import CARDecoder
@@ -30,6 +32,7 @@ from launch.tune_voice import (
     by_sentences,
     choose,
     is_better,
+    off_pace,
     on_the_way,
     outcome,
     table,
@@ -111,6 +114,7 @@ def tools(compared) -> Tools:
 
 def config(folder: Path, data: Path, start: Path, steps: int = 60, rate: float = 1e-2, sentences: int = 6,
            every: int = 60, **changes) -> TuneVoiceConfig:
+    folder.mkdir(exist_ok=True)
     recipe = folder / "recipe.yaml"
     recipe.write_text(RECIPE.format(start=start, steps=steps, rate=rate, sentences=sentences, every=every))
     return TuneVoiceConfig(data=str(data), recipe=str(recipe), out=str(folder / "voice"), resamples=200, seeds=[0],
@@ -135,7 +139,8 @@ def test_a_tuned_decoder_that_is_better_is_recommended(data, untrained, tmp_path
 def test_the_decoder_as_it_was_stays_where_no_step_is_better(data, trained, tmp_path):
     found = tune_voice(config(tmp_path, data, trained, steps=4, rate=1.0, every=2), tools)
     assert found["recommended"] == str(trained) and not found["tuned_is_better"]
-    assert "none on the way" in found["advice"] and "difference" not in found["rows"][0] and not found["tried"]
+    assert "the dev sentences chose it" in found["advice"] and "difference" not in found["rows"][0]
+    assert not found["tried"]
     assert CARDecoder.from_pretrained(tmp_path / "voice" / "car").checksum() == load_decoder(trained).checksum()
 
 
@@ -162,6 +167,29 @@ def test_mixtures_lie_between_the_two(data, untrained, trained, tmp_path, monkey
         assert told == {"start": str(untrained), "tuned": str(trained), "share": share}
 
 
+def test_what_speaks_and_hears_is_loaded_once_for_all_comparisons(data, untrained, tmp_path, monkeypatch):
+    """Seven comparisons, five decoders, two splits: one vocoder, one judge, one similarity, and what the tools of a
+    user find is what tools loaded for each comparison find."""
+    loaded: list[str] = []
+
+    class Vocoder(ToneVocoder):
+        vocab_size = CODES
+
+        def check_tokenizer(self, identity):
+            assert identity == "tiny@abc"
+
+    for name, part in (("vocoder_for", Vocoder()), ("load_recognizer", LevelJudge()),
+                       ("load_similarity", lambda wave, rate, speaker: float(wave.mean()))):
+        monkeypatch.setattr(comparison, name, lambda *a, n=name, p=part, **k: loaded.append(n) or p)
+    monkeypatch.setattr(comparison, "corpus_recordings", lambda data: lambda name: (np.zeros(HOP, np.float32), 24_000))
+    found = tune_voice(config(tmp_path / "once", data, untrained, shares=[0.1, 0.5, 1.0]))
+    assert sorted(loaded) == ["load_recognizer", "load_similarity", "vocoder_for"]
+    each = tune_voice(config(tmp_path / "each", data, untrained, shares=[0.1, 0.5, 1.0]),
+                      lambda compared: comparison.load_tools(compared, "cpu"))
+    assert len(loaded) > 9 and found["share"] == each["share"] == 1
+    assert [t["wer"] for t in found["tried"]] == [t["wer"] for t in each["tried"]] and found["rows"] == each["rows"]
+
+
 def test_the_fewest_errors_are_chosen_and_of_nearly_equals_the_nearest_voice():
     tried = [{"share": s, "wer": w, "similarity": v} for s, w, v in (
         (0.0, 0.100, 0.70), (0.5, 0.062, 0.73), (0.75, 0.058, 0.72), (1.0, 0.080, 0.76))]
@@ -185,16 +213,32 @@ def test_a_nearer_voice_decides_where_words_are_equal():
     before, after = said(dict.fromkeys(names, 1), 0.7), said(dict.fromkeys(names, 1), 0.72)
     row = outcome(before, after, 200)
     assert row["nearer"] == pytest.approx(0.02) and row["start_length"] == 0.5 and row["sentences"] == 30
-    assert is_better(row, 0.03) and "nearer to the voice" in advice(row, 0.03)
+    assert row["off_pace_ci"] == [0, 0]
+    assert is_better(row, 0.03) and "nearer to the voice and whose" in advice(row, 0.03)
+    assert not is_better({**row, "off_pace_ci": [0.01, 0.02]}, 0.03)  # the pace did
     assert not is_better({**row, "difference_ci": [-0.01, 0.04]}, 0.03)  # words may have suffered
     assert not is_better({**row, "nearer_ci": [-0.001, 0.03]}, 0.03)
     assert not is_better(outcome(said(dict.fromkeys(names, 1), None), said(dict.fromkeys(names, 1), None), 200), 0.03)
     assert "the tuned one is worse" in advice({**row, "difference_ci": [0.01, 0.04]}, 0.03)
 
 
+def test_a_nearer_pace_decides_too():
+    """Of recordings of 2 s: 1 s before, 1.5 s after. A longer one than the recording is no nearer, a silent one far."""
+    names = [f"u{i}" for i in range(30)]
+    before = said(dict.fromkeys(names, 1), 0.7)
+    row = outcome(before, [{**r, "duration": 1.5} for r in before], 200)
+    assert row["off_pace"] == pytest.approx(math.log(2 / 1.5) - math.log(2)) and row["tuned_length"] == 0.75
+    assert is_better(row, 0.03) and "nearer to its pace and whose" in advice(row, 0.03)
+    assert "0.75 of the recordings' length instead of 0.50" in advice(row, 0.03)
+    assert not is_better({**row, "nearer_ci": [-0.02, -0.01]}, 0.03)  # another voice
+    assert not is_better({**row, "difference_ci": [0.0, 0.031]}, 0.03)
+    assert not is_better(outcome(before, [{**r, "duration": 4.0} for r in before], 200), 0.03)
+    assert off_pace({"duration": 0.0, "reference_duration": 2.0}) == pytest.approx(math.log(10))
+
+
 def test_a_difference_within_chance_says_what_could_have_been_seen():
     row = {"start": 0.2, "tuned": 0.18, "difference": -0.02, "difference_ci": [-0.06, 0.02], "detectable": 0.057,
-           "sentences": 64, "nearer_ci": None}
+           "sentences": 64, "nearer_ci": None, "off_pace_ci": [-0.01, 0.01], "start_length": 0.8, "tuned_length": 0.8}
     said = advice(row, 0.03)
     assert "not better beyond chance" in said and "5.7 points" in said and "few" not in said
     assert "12 sentences are few" in advice({**row, "sentences": 12}, 0.03)

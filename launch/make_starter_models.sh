@@ -82,10 +82,13 @@ dcar train-token-recognizer --config $recipes/token_recognizer_starter.yaml data
 
 dcar profile --config $recipes/profile_starter.yaml decoder="$out/car" data="$out/prepared" out="$out/profile" \
   vocoder="$out/vocoder/export"
-# The policy, rewarded by what reads the tokens.
+# The policy: first rewarded by what reads the tokens, in the end through speech and recogniser.
 dcar train-coherence --config $recipes/coherence_starter.yaml decoder="$out/car" data="$out/prepared_more" \
   out="$out/coherence"
 dcar train-policy --config $recipes/dcpo_starter.yaml decoder="$out/car" data="$out/prepared_more" \
   vocoder="$out/vocoder/export" token_recognizer="$out/token_recognizer" policy_coherence="$out/coherence" seed=1 \
   out="$out/dcpo"
-dcar export run="$out/dcpo" decoder="$out/car" out="$out/policy"
+dcar train-policy --config $recipes/dcpo_starter_words.yaml decoder="$out/car" data="$out/prepared_more" \
+  vocoder="$out/vocoder/export" recognizer="encoder:$out/recognizer" policy="$out/dcpo/policy" policy_coherence= \
+  policy_start=uniform reward_funcs=[wer,log_likelihood] max_steps=10 seed=1 out="$out/dcpo_words"
+dcar export run="$out/dcpo_words" decoder="$out/car" out="$out/policy"

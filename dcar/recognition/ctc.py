@@ -174,5 +174,5 @@ class CTCRecognizer(ABC):
 def spelled(text: str, vocabulary: Sequence[str], name: str) -> list[int]:
     """Places in a vocabulary of the characters of a text; TextError where one is not in it."""
     if unknown := sorted(set(text) - set(vocabulary)):
-        raise TextError(f"log_likelihood: {name} does not know the characters {unknown} of {text!r}")
+        raise TextError(f"{name} does not know the characters {unknown} of {text!r}")
     return [vocabulary.index(character) for character in text]

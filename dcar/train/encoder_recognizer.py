@@ -38,7 +38,7 @@ from dcar.decoding.batch import pad
 from dcar.errors import CheckpointError
 from dcar.model.cards import model_card
 from dcar.process import meeting_others, run_command
-from dcar.recognition.ctc import likelihood
+from dcar.recognition.ctc import likelihood, spelled
 from dcar.recognition.encoder import (
     BLANK,
     ENCODER,
@@ -151,6 +151,8 @@ class StateTexts(Dataset):
     def __init__(self, recordings: Sequence[Recording], states: Sequence[np.ndarray],
                  config: TrainEncoderRecognizerConfig):
         self.states, self.texts, self.config = states, [r.text for r in recordings], config
+        alphabet = config.model.alphabet
+        self.symbols = [[1 + place for place in spelled(text, alphabet, "the alphabet")] for text in self.texts]
         self.lengths = [len(s) for s in states]
 
     def __len__(self) -> int:
@@ -160,9 +162,8 @@ class StateTexts(Dataset):
         """What a step of training sees of an utterance: states [T, 512] float32, symbols [characters]."""
         epoch, index = address
         rng = np.random.default_rng([self.config.seed, epoch, index])
-        alphabet = self.config.model.alphabet
         return {"states": self.hidden(self.states[index].astype(np.float32), rng),
-                "text": np.array([1 + alphabet.index(c) for c in self.texts[index]])}
+                "text": np.asarray(self.symbols[index])}
 
     def hidden(self, states: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """States [T, 512], some spans and a share of the other values 0."""
@@ -215,7 +216,7 @@ class EncoderRecognizerTrainer(SmallTrainer):
             states = torch.from_numpy(dev.states[index].astype(np.float32)).to(device)
             log_probs = self.model.frames(states[None], torch.tensor([len(states)], device=device))[0].cpu()
             heard = word_errors(dev.texts[index], self.model.read(log_probs))
-            nats = -likelihood(log_probs, self.model.symbols(dev.texts[index]), BLANK)
+            nats = -likelihood(log_probs, dev.symbols[index], BLANK)
             sums += sums.new_tensor([nats, len(dev.texts[index]), heard.errors, heard.reference_words])
         nats, characters, errors, words = self.accelerator.reduce(sums, "sum").tolist()
         return self.evaluated({f"{metric_key_prefix}_loss": nats / characters,

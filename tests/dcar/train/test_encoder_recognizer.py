@@ -7,13 +7,14 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from dcar.cli import main
-from dcar.errors import CheckpointError, ConfigError, DataError
+from dcar.errors import CheckpointError, ConfigError, DataError, TextError
 from dcar.recognition.encoder import EncoderRecognizer, EncoderRecognizerConfig
 from dcar.recognition.load import load_recognizer
 from dcar.recognition.manifest import load_manifest
@@ -140,6 +141,9 @@ def test_what_does_not_belong_together_is_refused(speech, tmp_path, monkeypatch)
         run(TrainEncoderRecognizerConfig(**settings(speech, out)))
     with pytest.raises(DataError, match="absent.jsonl"):
         run(config_of((tmp_path / "absent.jsonl", speech[1]), tmp_path / "x"))
+    with pytest.raises(TextError, match=r"alphabet does not know the characters \[' '\]"):
+        StateTexts(load_manifest(speech[1], 0.02), [], replace(config_of(speech, out),
+                                                               model=EncoderRecognizerConfig(alphabet="ab")))
     with pytest.raises(ConfigError, match="dropout must be"):
         config_of(speech, out, dropout=1.0)
     recordings = load_manifest(speech[1], 0.02)

@@ -109,10 +109,11 @@ def encoder_states(encoder: WhisperEncoder, wave: np.ndarray, sample_rate: int) 
 
 def load_encoder_recognizer(folder: str | Path, name: str = "", threads: int = 1,
                             device: str = "cpu") -> EncoderRecognizer:
-    """An encoder recogniser that `dcar train-encoder-recognizer` wrote, called by `name` or by its folder's.
+    """A recogniser that `dcar train-encoder-recognizer` wrote, called by `name`, or its folder's, and its weights.
 
     Raises CheckpointError where the folder holds none.
     """
     recognizer = EncoderRecognizer.from_pretrained(folder, device)
-    recognizer.name, recognizer.threads = f"encoder-ctc:{name or Path(folder).resolve().name}", threads
+    called = name or Path(folder).resolve().name
+    recognizer.name, recognizer.threads = f"encoder-ctc:{called}@{recognizer.checksum()[:8]}", threads
     return recognizer

@@ -9,7 +9,7 @@ thirty seconds. `dcar train-encoder-recognizer` trains one. CTC: Graves et al. (
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -44,11 +44,11 @@ class EncoderRecognizerConfig:
                                                                    "reaches to either side.", minimum=1)
     alphabet: str = setting(CHARACTERS, "Characters that it spells.")
     # so that states of another encoder are refused
-    encoder: str = setting(ENCODER, "Name and digest of the encoder; there is one.")
+    encoder: str = setting("", "Name and digest of the encoder; there is one, which empty means.")
 
     def __post_init__(self) -> None:
         check(self)
-        if self.encoder != ENCODER:
+        if self.encoder not in ("", ENCODER):
             raise CheckpointError(f"reads the states of {self.encoder}, but the encoder here is {ENCODER}; train a "
                                   "recogniser for it with `dcar train-encoder-recognizer`")
 
@@ -62,7 +62,7 @@ class EncoderRecognizer(WindowCTC, CTCRecognizer):
 
     def __init__(self, config: EncoderRecognizerConfig):
         super().__init__(config.hidden_size, config.dilations, len(config.alphabet) + 1)
-        self.config, self.name, self.threads = config, "encoder-ctc", 1
+        self.config, self.name, self.threads = replace(config, encoder=ENCODER), "encoder-ctc", 1
         self.states_norm = nn.LayerNorm(WhisperEncoder.state_size)
         self.states_in = nn.Linear(WhisperEncoder.state_size, config.hidden_size)
 

@@ -228,7 +228,8 @@ def run(config: TrainEncoderRecognizerConfig) -> EncoderRecognizer:
 
     Raises DataError for a manifest that is missing or broken, CheckpointError where out holds another run.
     """
-    out = Path(config.out)
+    out, given = Path(config.out), config
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, encoder=ENCODER))
     last = latest_checkpoint(out) if config.resume else None
     if last and (found := EncoderRecognizer.load_config(last)) != config.model:
         raise CheckpointError(f"{last}: a checkpoint of another recogniser ({found}, here {config.model}); choose "
@@ -244,7 +245,7 @@ def run(config: TrainEncoderRecognizerConfig) -> EncoderRecognizer:
     trainer = EncoderRecognizerTrainer(config, model, *sets)
     if trainer.is_world_process_zero():
         with writing(out):
-            save_config(config, out / "config.yaml")
+            save_config(given, out / "config.yaml")
         logger.info("%.2f M parameters, %.2f h, %d training utterances, %d processes",
                     sum(p.numel() for p in model.parameters()) / 1e6, hours, utterances, trainer.args.world_size)
     data = {"train": Path(config.train_manifest).name, "dev": Path(config.dev_manifest).name,

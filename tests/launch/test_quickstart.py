@@ -20,6 +20,7 @@ from dcar.tokens.fit import FitTokenizerConfig
 from dcar.train.car import TrainConfig, data_identity, differing
 from dcar.train.coherence import TrainCoherenceConfig
 from dcar.train.draft import TrainDraftConfig
+from dcar.train.encoder_recognizer import TrainEncoderRecognizerConfig
 from dcar.train.token_recognizer import TrainTokenRecognizerConfig
 from eval.analysis.fit_verifiers import FitConfig
 from eval.compare.run import CompareConfig
@@ -35,7 +36,8 @@ RECIPES = sorted((ROOT / "launch" / "recipes").rglob("*.yaml"))
 SCHEMAS = {"car": TrainConfig, "coherence": TrainCoherenceConfig,
            "far": TrainConfig, "finetune": TrainConfig, "profile": ProfileConfig,
            "compare": CompareConfig, "dcpo": DCPOConfig, "draft": TrainDraftConfig, "verifiers": FitConfig,
-           "prepare": PrepareConfig, "token": TrainTokenRecognizerConfig, "tokenizer": FitTokenizerConfig,
+           "prepare": PrepareConfig, "recognizer": TrainEncoderRecognizerConfig,
+           "token": TrainTokenRecognizerConfig, "tokenizer": FitTokenizerConfig,
            "tune": TuneConfig}
 MODULES = {"dcar.train": TrainConfig, "dcar.train.coherence": TrainCoherenceConfig,
            "rl.profile": ProfileConfig, "rl.train": DCPOConfig, "rl.export": ExportConfig,

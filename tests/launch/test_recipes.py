@@ -11,6 +11,7 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from compare_worker import HOP, WORDS, LevelJudge, ToneVocoder, tiny_items, tiny_tools
@@ -23,6 +24,7 @@ from dcar.config import load_config
 from dcar.model.car import CARDecoder
 from dcar.model.draft import build_draft
 from dcar.model.load import load_decoder
+from dcar.recognition.ctc import Alignment
 from dcar.sampling import SamplingConfig
 from dcar.sources.shipped import shipped
 from dcar.text.phonemes import PHONEME_VERSION
@@ -69,6 +71,11 @@ class Judge(LevelJudge):
 
     def log_likelihood(self, waves, sample_rate, texts):
         return [-1.0 / len(wave) for wave in waves]
+
+    def align(self, waves, sample_rate, texts):
+        heard = self.transcribe(waves, sample_rate)
+        return [Alignment(np.ones(len(text)), np.arange(len(wave)) * len(text) // len(wave), -1.0, len(text), words)
+                for wave, text, words in zip(waves, texts, heard, strict=True)]
 
 
 # --- what the files say -------------------------------------------------------------------------------------------

@@ -80,6 +80,13 @@ def _values(commands: list[Command], line: str) -> str:
     return "\n".join(found)
 
 
+def _letters(commands: list[Command], line: str) -> str:
+    """A line of the script for every option of one letter; line: has places for `of` (COMMAND LETTER, quoted) and
+    `key`."""
+    return "\n".join(line.format(of=shlex.quote(f"{c.name} {letter}"), key=key)
+                     for c in commands for letter, key in c.letters.items())
+
+
 def _bare(commands: list[Command]) -> dict[str, str]:
     """Command -> "folder" or "file", where its bare word is one of these."""
     return {c.name: c.bare.meaning.place for c in commands if c.bare and c.bare.meaning.place}
@@ -92,10 +99,9 @@ def _bash(commands: list[Command]) -> str:
         known = {"settings": " ".join(f"{s.key}=" for s in c.settings), "letters": " ".join(c.letters),
                  "bare": bare.get(c.name, "")}
         rows.append(f"        {c.name}) {' '.join(f'{k}={shlex.quote(v)}' for k, v in known.items() if v)} ;;")
-    letters = [f"        {shlex.quote(f'{c.name} {letter}')}) key={key} ;;"
-               for c in commands for letter, key in c.letters.items()]
     return _BASH.format(commands=" ".join(c.name for c in commands), settings="\n".join(rows),
-                        letters="\n".join(letters), values=_values(commands, "        {of}) {variable}='{words}' ;;"))
+                        letters=_letters(commands, "        {of}) key={key} ;;"),
+                        values=_values(commands, "        {of}) {variable}='{words}' ;;"))
 
 
 # Readline replaces the last piece of the word, which begins behind "=" (if that is among COMP_WORDBREAKS) and behind
@@ -196,9 +202,8 @@ def _zsh(commands: list[Command]) -> str:
         more = [f"letters=({' '.join(c.letters)})"] * bool(c.letters)
         more += [f"bare={bare[c.name]}"] if c.name in bare else []
         settings.append(f"    {c.name}) {' '.join([*more, 'settings=('])}\n{keys}\n        ) ;;")
-    letters = [f"    {shlex.quote(f'{c.name} {letter}')}) key={key} ;;"
-               for c in commands for letter, key in c.letters.items()]
-    return _ZSH.format(commands="\n".join(rows), settings="\n".join(settings), letters="\n".join(letters),
+    return _ZSH.format(commands="\n".join(rows), settings="\n".join(settings),
+                       letters=_letters(commands, "    {of}) key={key} ;;"),
                        values=_values(commands, "    {of}) {variable}=({words}) ;;"))
 
 
@@ -281,9 +286,8 @@ def _fish(commands: list[Command]) -> str:
         keys = [f"                {_fished(f'{s.key}=')} {_fished(meaning(s))}" for s in c.settings]
         settings.append("\n".join([f"        case {c.name}", *(f"            {m}" for m in more),
                                    " \\\n".join(["            set settings", *keys])]))
-    letters = [f"        case {_fished(f'{c.name} {letter}')}\n            set key {key}"
-               for c in commands for letter, key in c.letters.items()]
-    return _FISH.format(commands=" \\\n".join(rows), settings="\n".join(settings), letters="\n".join(letters),
+    return _FISH.format(commands=" \\\n".join(rows), settings="\n".join(settings),
+                        letters=_letters(commands, "        case {of}\n            set key {key}"),
                         values=_values(commands, "        case {of}\n            set {variable} {words}"))
 
 

@@ -10,7 +10,7 @@ import hashlib
 import json
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -62,6 +62,11 @@ class RolloutRecord:
     alignments: dict[Any, Alignment] = field(default_factory=dict)  # of its text, by the recognisers that gave one
     located: dict[Reward, Located] = field(default_factory=dict)  # by the rewards that `locate`, where they could
 
+    @property
+    def has_places(self) -> bool:
+        """Whether there is speech to say where something was lost, and a recording to measure it by."""
+        return bool(self.result.tokens) and len(self.item.reference_tokens) > 0
+
 
 class Reward(Protocol):
     """A reward function: one number per rollout, NaN where it cannot be computed (set `record.failure`)."""
@@ -111,7 +116,7 @@ class WERReward:
             align(records, self.recognizer)
             for record in records:
                 alignment = record.alignments.get(self.recognizer)
-                if alignment and record.result.tokens and len(record.item.reference_tokens):
+                if alignment and record.has_places:
                     record.located[self] = located_words(alignment, record, self.cap)
         else:
             transcribe(records, self.recognizer)
@@ -140,19 +145,24 @@ def align(records: Sequence[RolloutRecord], recognizer: Any) -> None:
     recogniser yet, from one pass of it."""
     ready = [r for r in records if r.wave is not None and r.failure is None and recognizer not in r.alignments]
     spoken = [r for r in ready if len(r.wave)]  # type: ignore[arg-type]
-
-    def ask(rows: list[RolloutRecord]) -> Sequence[Alignment]:
-        return recognizer.align([r.wave for r in rows], rows[0].sample_rate, [r.item.text for r in rows])
-
-    for record, answer in zip(spoken, isolate(ask, spoken), strict=True):
-        if isinstance(answer, Exception):
-            record.failure = record.failure or cause(answer)
-        else:
-            record.alignments[recognizer] = answer
+    for record, alignment in zip(spoken, told(spoken, recognizer.align), strict=True):
+        if alignment is not None:
+            record.alignments[recognizer] = alignment
     for record in ready:
         if record.failure is None and record.transcript is None:
             record.transcript = record.alignments[recognizer].heard if len(record.wave) else ""  # type: ignore[arg-type]
             record.errors = word_errors(record.item.text, record.transcript)
+
+
+def told(records: Sequence[RolloutRecord], ask: Callable[..., Sequence[Any]]) -> list[Any]:
+    """What a method of a recogniser says of the sound and the text of every rollout; None, and the rollout has the
+    cause, where it failed."""
+    answers = isolate(lambda rows: ask([r.wave for r in rows], rows[0].sample_rate, [r.item.text for r in rows]),
+                      list(records))
+    for record, answer in zip(records, answers, strict=True):
+        if isinstance(answer, Exception):
+            record.failure = record.failure or cause(answer)
+    return [None if isinstance(answer, Exception) else answer for answer in answers]
 
 
 def check_aligns(reward: str, recognizer: Any) -> None:
@@ -212,24 +222,14 @@ class LikelihoodReward:
 
     def _ask(self, spoken: list[RolloutRecord]) -> list[float | None]:
         """Nats per character of every rollout, None where the recogniser failed; where they are lost, if wanted."""
-        if self.locates:
-            align(spoken, self.recognizer)
-            found = [r.alignments.get(self.recognizer) for r in spoken]
-            for record, alignment in zip(spoken, found, strict=True):
-                if alignment and record.result.tokens and len(record.item.reference_tokens):
-                    record.located[self] = located_by(alignment, record, self.scale, self.floor)
-            return [None if alignment is None else alignment.log_likelihood for alignment in found]
-
-        def score(rows: list[RolloutRecord]) -> Sequence[float]:
-            return self.recognizer.log_likelihood([r.wave for r in rows], rows[0].sample_rate,
-                                                  [r.item.text for r in rows])
-
-        answers: list[float | None] = []
-        for record, answer in zip(spoken, isolate(score, spoken), strict=True):
-            if isinstance(answer, Exception):
-                record.failure = record.failure or cause(answer)
-            answers.append(None if isinstance(answer, Exception) else answer)
-        return answers
+        if not self.locates:
+            return told(spoken, self.recognizer.log_likelihood)
+        align(spoken, self.recognizer)
+        found = [r.alignments.get(self.recognizer) for r in spoken]
+        for record, alignment in zip(spoken, found, strict=True):
+            if alignment and record.has_places:
+                record.located[self] = located_by(alignment, record, self.scale, self.floor)
+        return [None if alignment is None else alignment.log_likelihood for alignment in found]
 
 
 def located_by(alignment: Alignment, record: RolloutRecord, scale: float, floor: float) -> Located:
@@ -275,7 +275,7 @@ class TokenLikelihoodReward:
             return [self.scale * max(v, self.floor) for v in self.recognizer.log_likelihood(speech, texts)]
         alignments = self.recognizer.align(speech, texts)
         for record, alignment in zip(records, alignments, strict=True):
-            if record.result.tokens and len(record.item.reference_tokens):
+            if record.has_places:
                 record.located[self] = located_by(alignment, record, self.scale, self.floor)
         return [self.scale * max(a.log_likelihood, self.floor) for a in alignments]
 
@@ -297,7 +297,7 @@ class TokenReward:
 
     def __call__(self, records: Sequence[RolloutRecord]) -> list[float]:
         values = [-self.scale] * len(records)
-        spoken = [i for i, r in enumerate(records) if r.result.tokens and len(r.item.reference_tokens)]
+        spoken = [i for i, r in enumerate(records) if r.has_places]
         pairs = [(records[i].result.tokens, list(records[i].item.reference_tokens)) for i in spoken]
         if self.locates:
             for i, warping in zip(spoken, warpings(pairs, self.distances), strict=True):
@@ -407,14 +407,15 @@ def score(records: Sequence[RolloutRecord], rewards: Sequence[Reward],
 
 
 HEARD_AT_ONCE = 64
-"""Recordings whose word errors are measured and stored together."""
+"""Recordings that are voiced, heard and stored together."""
 
 
-def ground_truth_errors(part: Sequence[PromptItem], vocoder: Vocoder,
+def ground_truth_errors(items: Sequence[PromptItem], vocoder: Vocoder,
                         recognizer: Recognizer) -> dict[str, list[int] | None]:
-    """Word errors of recordings, resynthesised from their own tokens: id -> [S, D, I, N], None where it failed."""
+    """Word errors of every recording, resynthesised from its own tokens: id -> [S, D, I, N], None where it failed."""
     found: dict[str, list[int] | None] = {}
-    if part:
+    for start in range(0, len(items), HEARD_AT_ONCE):
+        part = items[start : start + HEARD_AT_ONCE]
         waves = voice_each(vocoder, [i.reference_tokens for i in part], [i.speaker_embedding for i in part])
         good = [j for j, wave in enumerate(waves) if not isinstance(wave, Exception)]
         texts = dict(zip(good, transcripts([waves[j] for j in good], vocoder.sample_rate, recognizer), strict=True))  # type: ignore[misc]

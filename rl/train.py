@@ -227,9 +227,9 @@ def measure_ground_truth(trainer: DCPOTrainer, items: Sequence[PromptItem]) -> G
     """WER_gt of every training utterance, shared among the processes and kept in out/ground_truth.json as it grows."""
     args, main = trainer.args, trainer.is_world_process_zero()
     truth = GroundTruth(Path(args.output_dir) / "ground_truth.json", trainer.recognizer.name, items)
-    missing = len(truth.missing(0, 1))
+    missing = len(truth.missing())
     with tqdm(desc="recordings", total=missing, unit="utt", disable=not (main and missing)) as bar:
-        while truth.missing(0, 1):  # the same in all processes
+        while truth.missing():  # the same in all processes
             part = truth.missing(args.process_index, args.world_size)[:HEARD_AT_ONCE]
             found: dict[str, Any] = {}
             for told in gather_object([ground_truth_errors(part, trainer.vocoder, trainer.recognizer)]):

@@ -77,9 +77,8 @@ class CTCHFRecognizer(CTCRecognizer):
         tokenizer = self._processor.tokenizer
         self.blank = int(tokenizer.pad_token_id)  # the blank is the padding symbol
         self._marks = set(tokenizer.all_special_ids) - {tokenizer.word_delimiter_token_id}
-        self._delimiter = str(tokenizer.word_delimiter_token)
         symbols = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
-        self._vocabulary = [" " if symbol == self._delimiter else str(symbol) for symbol in symbols]
+        self._vocabulary = [" " if s == tokenizer.word_delimiter_token else str(s) for s in symbols]
         self._capitals = "A" in symbols and "a" not in symbols
 
     def _log_probs(self, waves: list[np.ndarray], sample_rate: int) -> Iterator[tuple[int, Tensor]]:

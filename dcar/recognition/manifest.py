@@ -37,6 +37,10 @@ class Recording:
     text: str
     tokens: np.ndarray | None = None  # [T] speech tokens at TOKEN_RATE that the wave was made from
 
+    def samples(self) -> np.ndarray:
+        """The wave as recognisers take it, [n] float32 in −1 … 1."""
+        return self.wave.astype(np.float32) / 32768
+
 
 def load_manifest(path: str | Path, frame_seconds: float) -> list[Recording]:
     """Read a manifest and its audio into memory (115 MB an hour).

@@ -225,7 +225,7 @@ class BatchStream:
 
     @staticmethod
     def _at_speed(recording: Recording, speed: float) -> np.ndarray:
-        wave = recording.wave.astype(np.float32) / 32768
+        wave = recording.samples()
         # Too fast for its text: CTC could not align it, so it is played as it is.
         seconds = len(wave) / ENCODER_SAMPLE_RATE / speed
         if speed == 1.0 or frames_needed(recording.text) * FRAME_SECONDS > seconds:
@@ -313,8 +313,8 @@ def load_weights(model: Any, source: str, device: str) -> None:
 
 def dev_wer(recognizer: NemoCTCRecognizer, recordings: list[Recording]) -> WERScore:
     """Corpus WER of a recogniser on recordings in memory."""
-    waves = [r.wave.astype(np.float32) / 32768 for r in recordings]
-    return score_corpus([r.text for r in recordings], list(recognizer.transcribe(waves, ENCODER_SAMPLE_RATE)))
+    heard = recognizer.transcribe([r.samples() for r in recordings], ENCODER_SAMPLE_RATE)
+    return score_corpus([r.text for r in recordings], list(heard))
 
 
 def _optimise(

@@ -55,14 +55,12 @@ from dcar.text.wer import NORMALIZER, word_errors
 from dcar.tokens.whisper import shared_encoder
 from dcar.tracking import provenance
 from dcar.train.checkpoints import latest_checkpoint
-from dcar.train.small import SmallTrainer
+from dcar.train.small import SmallTrainer, hidden_spans
 
 logger = logging.getLogger(__name__)
 
 SHARD = 256
 """Utterances whose states are one file."""
-SPAN_EVERY = 60
-"""States for every span that is hidden; an utterance has one at least."""
 
 
 @dataclass
@@ -108,7 +106,7 @@ def kept_states(recordings: Sequence[Recording], folder: Path) -> list[np.ndarra
             for shard, path in mine:
                 rows = []
                 for recording in shard:
-                    rows.append(encoder_states(encoder, _wave(recording), ENCODER_SAMPLE_RATE).astype(np.float16))
+                    rows.append(encoder_states(encoder, recording.samples(), ENCODER_SAMPLE_RATE).astype(np.float16))
                     bar.update()
                 _write(path, np.concatenate(rows))
     with meeting_others():
@@ -130,10 +128,6 @@ def _identity(recordings: Sequence[Recording]) -> str:
         name.update(len(recording.wave).to_bytes(8, "little"))
         name.update(recording.wave.data)
     return name.hexdigest()[:32]
-
-
-def _wave(recording: Recording) -> np.ndarray:
-    return recording.wave.astype(np.float32) / 32768
 
 
 def _write(path: Path, states: np.ndarray) -> None:
@@ -167,13 +161,11 @@ class StateTexts(Dataset):
 
     def hidden(self, states: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """States [T, 512], some spans and a share of the other values 0."""
-        config, steps = self.config, len(states)
-        for _ in range(max(1, steps // SPAN_EVERY) if config.longest_span else 0):
-            length = int(rng.integers(1, config.longest_span + 1))
-            start = int(rng.integers(0, max(1, steps - length + 1)))
-            states[start : start + length] = 0
-        if config.dropout:
-            states *= (rng.random(states.shape, np.float32) >= config.dropout) / np.float32(1 - config.dropout)
+        dropout = self.config.dropout
+        for span in hidden_spans(len(states), self.config.longest_span, rng):
+            states[span] = 0
+        if dropout:
+            states *= (rng.random(states.shape, np.float32) >= dropout) / np.float32(1 - dropout)
         return states
 
 

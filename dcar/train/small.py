@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -53,6 +53,18 @@ class Utterances(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, address: tuple[int, int]) -> Mapping[str, Any]: ...
+
+
+SPAN_EVERY = 60
+"""Frames for every span that is hidden; an utterance has one at least."""
+
+
+def hidden_spans(frames: int, longest: int, rng: np.random.Generator) -> Iterator[slice]:
+    """Spans of 1 to `longest` frames of an utterance that training hides, drawn anew; none where longest is 0."""
+    for _ in range(max(1, frames // SPAN_EVERY) if longest else 0):
+        length = int(rng.integers(1, longest + 1))
+        start = int(rng.integers(0, max(1, frames - length + 1)))
+        yield slice(start, start + length)
 
 
 class SmallTrainer(ResilientTrainer):

@@ -37,14 +37,12 @@ from dcar.storage import digest, writing
 from dcar.text.phonemes import TEXT_TOKENIZER, TEXT_VOCAB_SIZE
 from dcar.tracking import provenance
 from dcar.train.checkpoints import latest_checkpoint
-from dcar.train.small import SmallTrainer
+from dcar.train.small import SmallTrainer, hidden_spans
 
 logger = logging.getLogger(__name__)
 
 MAX_TOO_SHORT = 0.05
 """Share of a split that may have fewer tokens than CTC needs: quick speakers, not a tokenizer that is too slow."""
-SPAN_EVERY = 60
-"""Tokens for every span that is hidden; an utterance has one at least."""
 
 
 @dataclass
@@ -109,10 +107,8 @@ class TokenTexts(Dataset):
         config, codes = self.config, self.config.model.speech_vocab_size
         hit = rng.random(len(speech)) < config.input_corruption
         speech = np.where(hit, rng.integers(0, codes, len(speech)), speech)
-        for _ in range(max(1, len(speech) // SPAN_EVERY) if config.longest_span else 0):
-            length = int(rng.integers(1, config.longest_span + 1))
-            start = int(rng.integers(0, max(1, len(speech) - length + 1)))
-            speech[start : start + length] = codes  # TokenRecognizer.hidden_code
+        for span in hidden_spans(len(speech), config.longest_span, rng):
+            speech[span] = codes  # TokenRecognizer.hidden_code
         return speech
 
 

@@ -117,7 +117,7 @@ def test_a_folder_holds_it_whole_and_another_encoder_is_refused(tmp_path):
 def test_the_shipped_one_hears_what_the_shipped_vocoder_says(tmp_path):
     manifest = run(ResynthesizeConfig(data=str(shipped("prepared")), split="dev", limit=16, out=str(tmp_path)))
     recordings = load_manifest(manifest, FRAME_SECONDS)
-    waves, texts = [r.wave.astype(np.float32) / 32768 for r in recordings], [r.text for r in recordings]
+    waves, texts = [r.samples() for r in recordings], [r.text for r in recordings]
     ear = load_recognizer("starter")
     assert ear.name.startswith("encoder-ctc:starter@")
     assert score_corpus(texts, list(ear.transcribe(waves, RATE))).wer < 0.35

@@ -1,31 +1,26 @@
-"""From recordings of one speaker to a voice: fine-tune a decoder, and say whether that made it better before anyone
-takes it.
+"""From recordings of one speaker to a voice: fine-tune vocoder and decoder, and say whether that made them better
+before anyone takes them.
 
     dcar tune-voice recordings=my_voice out=runs/voice              # a folder with metadata.csv and wavs/
     dcar tune-voice data=runs/prepared recipe=finetune_far_starter out=runs/voice_far
-    dcar tune-voice data=runs/prepared training=[max_steps=60,learning_rate=5e-5] out=runs/voice
+    dcar tune-voice data=runs/prepared training=[max_steps=60,learning_rate=5e-5] vocoder_recipe= out=runs/voice
 
-Four steps, each of which goes on where it was stopped. The recordings are prepared (`dcar prepare`). The recipe is run
-(`dcar train`). Decoders on the way from the one that training started from to the tuned one, w0 + share (w1 - w0) of
-the weights (WiSE-FT, Wortsman et al. 2022), speak dev sentences, and the one of fewest word errors is chosen; among
-those that come close to it the one that is nearest to the voice. Last, held-out sentences, which chose nothing, are
-spoken by the decoder as it was and by the chosen one, with the same prompts, draws and sampling.
-
-`dcar speak` says one sentence at a time, so texts of one sentence choose and decide; those of several are told besides.
-The tuned decoder is recommended where its word errors are fewer beyond chance; and where it is nearer to the voice or
-to its pace beyond chance, farther from neither beyond chance, and the interval of the difference of word errors ends
-below `margin`. Otherwise the one as it was is.
-`voice.json` keeps what was found.
+Each step goes on where it was stopped. The recordings are prepared (`dcar prepare`). The vocoder is trained on them by
+`vocoder_recipe` (timbre is lost there), the decoder by `recipe` (it has the pace). Dev sentences choose: first between
+the vocoders, then among decoders on the way from the one that training started from to the tuned one,
+w0 + share (w1 - w0) of the weights (WiSE-FT, Wortsman et al. 2022); each time what makes fewest word errors, and of
+those that come close to it what is nearest to the voice. Last, held-out sentences, which chose nothing, are spoken by
+what there was and by what was chosen, with the same prompts, draws and sampling; what decides then is in
+`launch/voice_verdict.py`. `voice.json` keeps what was found.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 import shutil
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,22 +35,46 @@ from dcar.prepare.run import PrepareConfig
 from dcar.prepare.run import run as prepare
 from dcar.process import run_command
 from dcar.sources.shipped import resolve
-from dcar.speak.phrases import split_sentences
 from dcar.storage import writing
 from dcar.tracking import provenance, write_json
 from dcar.train.car import TrainConfig
 from dcar.train.car import run as train
+from dcar.vocoder.training.pack import pack_training_data
+from dcar.vocoder.training.train import TrainVocoderConfig
+from dcar.vocoder.training.train import run as train_vocoder
 from eval.compare.run import CompareConfig, load_tools, start
 from eval.compare.run import run as compare
-from eval.results.rows import compare_records
-from eval.results.stats import PairedTest, paired_test
-from eval.results.store import RECORDING, RESYNTHESIS, Record, Tools, read_jsonl
+from eval.results.store import Record, Tools, read_jsonl
+from launch.voice_verdict import Spoken, by_sentences, length, nearness, rate, summary, table
+
+logger = logging.getLogger(__name__)
 
 RECIPES = Path(__file__).parent / "recipes"
-FORMAT_VERSION = 3  # 3: pace decides too
-Spoken = dict[str, list[Record]]  # method, or reference -> its records
-FEW = 20  # held-out sentences, below which an interval says little
-SIMILARITY = "speaker_similarity"  # of a record: cosine to the voice of the prompt
+FORMAT_VERSION = 4  # 4: the vocoder too
+
+
+def recipes(kind: str) -> list[str]:
+    """Names of the recipes of a kind."""
+    return sorted(path.stem for path in RECIPES.glob(f"{kind}_*.yaml"))
+
+
+@dataclass(frozen=True)
+class Voice:
+    """What speaks. share: of the way to the tuned decoder. vocoder: as `dcar.vocoder.load` lists it."""
+
+    decoder: str
+    vocoder: str
+    share: float = 0.0
+    vocoder_tuned: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.share:g}" + ("_vocoder" if self.vocoder_tuned else "")
+
+    @property
+    def tuned(self) -> str:
+        """What of it was tuned, in words."""
+        return " and ".join([*(["decoder"] if self.share else []), *(["vocoder"] if self.vocoder_tuned else [])])
 
 
 @dataclass
@@ -65,8 +84,11 @@ class TuneVoiceConfig:
     recordings: str = setting("", "LJSpeech folder of one speaker: metadata.csv and wavs/. Empty = `data`.")
     data: str = setting("", "Folder written by `dcar prepare`, with train, dev and held-out split, instead.")
     recipe: str = setting("finetune_starter", "Of dcar train: a name in launch/recipes, or a YAML file.",
-                         names=sorted(p.stem for p in RECIPES.glob("finetune_*.yaml")))
+                         names=recipes("finetune"))
     training: list[str] = setting([], "Settings of the recipe that differ, as [max_steps=30,learning_rate=5e-5].")
+    vocoder_recipe: str = setting("vocoder_voice", "Of dcar train-vocoder, alike; empty = the vocoder stays. One that "
+                                  "is not this project's own stays, too.", names=recipes("vocoder"))
+    vocoder_training: list[str] = setting([], "Settings of that recipe that differ.")
     out: str = setting("runs/voice", "Folder to write.", place="folder")
     shares: list[float] = setting([0.25, 0.5, 0.75, 1.0], "Of the way from the decoder as it was to the tuned one: "
                                   "among these and the one as it was dev sentences choose.", above=0, maximum=1)
@@ -96,19 +118,35 @@ class TuneVoiceConfig:
                               "on sentences that did neither")
 
 
+def recipe_file(named: str, kind: str, name: str) -> Path:
+    """Where a recipe is: one of `kind` by its name, or any by its file. ConfigError where there is neither."""
+    path = RECIPES / f"{named}.yaml"
+    if not path.is_file() and not (path := Path(named)).is_file():
+        raise ConfigError(f"{name}={named}: neither a file nor one of {', '.join(recipes(kind))}")
+    return path
+
+
 def training_config(config: TuneVoiceConfig, data: str) -> TrainConfig:
     """The recipe with its data and place. ConfigError where it starts from no decoder, or there is no such recipe."""
-    named = RECIPES / f"{config.recipe}.yaml"
-    path = named if named.is_file() else Path(config.recipe)
-    if not path.is_file():
-        raise ConfigError(f"recipe={config.recipe}: neither a file nor one of "
-                          f"{', '.join(sorted(p.stem for p in RECIPES.glob('finetune_*.yaml')))}")
+    path = recipe_file(config.recipe, "finetune", "recipe")
     found = load_config(TrainConfig, ["--config", str(path), f"data={data}", f"out={Path(config.out) / 'car'}",
                                       *config.training])
     if not (found.init_from or found.backbone.path):
         raise ConfigError(f"{path}: trains from scratch; a voice is tuned from a decoder that there is (init_from, or "
                           "backbone.path)")
     return found
+
+
+def vocoder_config(config: TuneVoiceConfig, vocoder: str) -> TrainVocoderConfig | None:
+    """The recipe of the vocoder, from the one that the decoder's recipe speaks with; None where that one stays."""
+    if not config.vocoder_recipe:
+        return None
+    path, out = recipe_file(config.vocoder_recipe, "vocoder", "vocoder_recipe"), Path(config.out)
+    if ":" in vocoder:
+        logger.info("the vocoder %s stays as it is: only this project's own can be trained", vocoder)
+        return None
+    return load_config(TrainVocoderConfig, ["--config", str(path), f"data={out / 'pack.safetensors'}",
+                                            f"out={out / 'vocoder'}", f"init_from={vocoder}", *config.vocoder_training])
 
 
 def tune_voice(config: TuneVoiceConfig, tools: Callable[[CompareConfig], Tools] | None = None) -> dict[str, Any]:
@@ -124,28 +162,52 @@ def tune_voice(config: TuneVoiceConfig, tools: Callable[[CompareConfig], Tools] 
         raise DataError(f"{data}: nothing in split {', '.join(missing)}; a voice needs sentences to train on, to "
                         "choose by and to judge by: record more, or give the splits as docs/data.md says")
     origin = recipe.backbone.path or str(resolve(recipe.init_from, started_from(recipe)))
+    was = Voice(origin, recipe.spoken.vocoder or "starter")
+    vocoder_recipe = vocoder_config(config, was.vocoder)
+    vocoders = [was, *([replace(was, vocoder=tuned_vocoder(vocoder_recipe, data), vocoder_tuned=True)]
+                       if vocoder_recipe else [])]
     tuned = train(recipe)
     tools = tools or one_after_another()
     before = load_decoder(origin)
-    size = min(recipe.spoken.chunk, before.config.num_prediction_heads)
     unlike = tuned.checksum() != before.checksum()  # the recipe may have chosen the step before the first
-    folders = {0.0: origin, **(on_the_way(config, origin, before, recipe.out) if unlike else {})}
-    dev = {share: speak(config, recipe, folder, size, tools, "dev", f"dev_{share:g}") for share, folder in
-           folders.items()} if unlike else {}
-    deciding = methods(config, recipe, size)[0]
-    tried = [trial(share, found[deciding]) for share, found in dev.items()]
-    share = choose(tried, config.close) if unlike else 0.0
-    spoken = {"start": speak(config, recipe, origin, size, tools, config.split, "spoken_start", references=True)}
-    if share:
-        spoken["tuned"] = speak(config, recipe, folders[share], size, tools, config.split, "spoken_tuned")
-    found = {**summary(config, recipe, spoken, size), "start": origin, "tuned": folders[share], "share": share,
-             "tried": tried, "judge": recipe.spoken.recognizer, "split": config.split, "seeds": config.seeds,
+    decoders = on_the_way(config, origin, before, recipe.out) if unlike else {}
+    size = min(recipe.spoken.chunk, before.config.num_prediction_heads)
+    by = methods(config, recipe, size)
+    tried: dict[Voice, dict[str, Any]] = {}
+
+    def best(voices: Sequence[Voice]) -> Voice:
+        if len(voices) == 1:
+            return voices[0]
+        for voice in voices:
+            if voice not in tried:
+                said = speak(config, recipe, voice, by[:1], tools, "dev", f"dev_{voice.name}")
+                tried[voice] = trial(voice, said[by[0]])
+        return voices[choose([tried[voice] for voice in voices], config.close)]
+
+    chosen = best(vocoders)
+    chosen = best([chosen, *(replace(chosen, decoder=folder, share=share) for share, folder in decoders.items())])
+    spoken = {"start": speak(config, recipe, was, by, tools, config.split, "spoken_start", references=True)}
+    if chosen != was:
+        spoken["tuned"] = speak(config, recipe, chosen, by, tools, config.split, "spoken_tuned",
+                                references=chosen.vocoder_tuned)
+    found = {"format_version": FORMAT_VERSION, **summary(spoken, by, chosen.tuned, config.margin, config.resamples),
+             "start": origin, "start_vocoder": was.vocoder, "tuned": chosen.decoder, "tuned_vocoder": chosen.vocoder,
+             "share": chosen.share, "vocoder_tuned": chosen.vocoder_tuned, "tried": list(tried.values()),
+             "judge": recipe.spoken.recognizer, "split": config.split, "seeds": config.seeds,
              "data": {"path": data, "counts": counts}, "provenance": provenance()}
-    found["recommended"] = found["tuned" if found["tuned_is_better"] else "start"]
+    taken = chosen if found["tuned_is_better"] else was
+    found |= {"recommended": taken.decoder, "recommended_vocoder": taken.vocoder}
     with writing(out):
         write_json(out / "voice.json", found)
         save_config(config, out / "tune_voice.yaml")
     return found
+
+
+def tuned_vocoder(recipe: TrainVocoderConfig, data: str) -> str:
+    """The folder of the vocoder, trained on the training split of a prepared corpus."""
+    if not Path(recipe.data).exists():
+        pack_training_data(data, recipe.data)
+    return str(train_vocoder(recipe))
 
 
 def on_the_way(config: TuneVoiceConfig, origin: str, before: AnyDecoder, tuned: str) -> dict[float, str]:
@@ -171,19 +233,19 @@ def on_the_way(config: TuneVoiceConfig, origin: str, before: AnyDecoder, tuned: 
     return folders
 
 
-def trial(share: float, records: Sequence[Record]) -> dict[str, Any]:
-    """What the dev sentences said by a decoder on the way say of it."""
+def trial(voice: Voice, records: Sequence[Record]) -> dict[str, Any]:
+    """What the dev sentences that it said say of a voice."""
     said, _ = by_sentences(records)
-    return {"share": share, "wer": rate(said), "similarity": nearness(said), "length": length(said),
-            "sentences": len({r["id"] for r in said})}
+    return {"share": voice.share, "vocoder_tuned": voice.vocoder_tuned, "wer": rate(said), "similarity": nearness(said),
+            "length": length(said), "sentences": len({r["id"] for r in said})}
 
 
-def choose(tried: Sequence[dict[str, Any]], close: float) -> float:
-    """The share of fewest dev word errors; of those within `close` of it the one nearest to the voice, or else the
-    smallest."""
+def choose(tried: Sequence[dict[str, Any]], close: float) -> int:
+    """Which has the fewest dev word errors; of those within `close` of it the one nearest to the voice, or else the
+    first."""
     best = min(t["wer"] for t in tried)
-    near = [t for t in tried if t["wer"] <= best + close]
-    return float(max(near, key=lambda t: (t["similarity"] or 0.0, -t["share"]))["share"])
+    near = [i for i, t in enumerate(tried) if t["wer"] <= best + close]
+    return max(near, key=lambda i: (tried[i]["similarity"] or 0.0, -i))
 
 
 def started_from(recipe: TrainConfig) -> Any:
@@ -201,26 +263,26 @@ def prepared_recordings(config: TuneVoiceConfig) -> str:
 
 
 def one_after_another() -> Callable[[CompareConfig], Tools]:
-    """What loads the tools of one comparison after the other; vocoder, judge and similarity of the first serve all."""
-    before: Tools | None = None
+    """What loads the tools of one comparison after the other; vocoder, judge and similarity of the first with a vocoder
+    serve all that have it."""
+    before: dict[str, Tools] = {}
 
     def load(compared: CompareConfig) -> Tools:
-        nonlocal before
         state, _ = start(compared)
-        before = load_tools(compared, compared.device or str(state.device), before)
-        return before
+        before[compared.vocoder] = load_tools(compared, compared.device or str(state.device),
+                                              before.get(compared.vocoder))
+        return before[compared.vocoder]
 
     return load
 
 
-def speak(config: TuneVoiceConfig, recipe: TrainConfig, decoder: str, size: int,
+def speak(config: TuneVoiceConfig, recipe: TrainConfig, voice: Voice, by: list[str],
           tools: Callable[[CompareConfig], Tools], split: str, folder: str, references: bool = False) -> Spoken:
-    """Records of a split by method, spoken by one decoder as the recipe says, at every temperature."""
+    """Records of a split by method, those of `by`, spoken by one voice as the recipe says."""
     said, out = recipe.spoken, Path(config.out) / folder
     compared = CompareConfig(
-        data=recipe.data, split=split, decoder=decoder, seeds=config.seeds, limit=config.sentences,
-        methods=methods(config, recipe, size) if split == config.split else methods(config, recipe, size)[:1],
-        prompt_tokens=recipe.prompt_tokens, vocoder=said.vocoder, judge=said.recognizer, noise_quality_utterances=0,
+        data=recipe.data, split=split, decoder=voice.decoder, seeds=config.seeds, limit=config.sentences, methods=by,
+        prompt_tokens=recipe.prompt_tokens, vocoder=voice.vocoder, judge=said.recognizer, noise_quality_utterances=0,
         timing_utterances=0, audio_samples=0, reasons_utterances=0, references=references, report=False,
         resamples=config.resamples, out=str(out), sampling=said.sampling)
     compare(compared, tools(compared))
@@ -235,164 +297,6 @@ def methods(config: TuneVoiceConfig, recipe: TrainConfig, size: int) -> list[str
     return [f"car-{size}@t{t:g}" for t in dict.fromkeys([recipe.spoken.sampling.temperature, *config.temperatures])]
 
 
-def rate(records: Sequence[Record]) -> float:
-    """The corpus word error rate."""
-    return sum(sum(r["words"][:3]) for r in records) / sum(r["words"][3] for r in records)
-
-
-def nearness(records: Sequence[Record]) -> float | None:
-    """The mean similarity to the voice of the prompt; None where none was measured."""
-    found = [r[SIMILARITY] for r in records if r.get(SIMILARITY) is not None]
-    return sum(found) / len(found) if found else None
-
-
-def length(records: Sequence[Record]) -> float:
-    """How long it lasts beside the recordings: the pace of the speaker is 1, below it is faster."""
-    return sum(r["duration"] for r in records) / sum(r["reference_duration"] for r in records)
-
-
-def by_sentences(records: Sequence[Record]) -> tuple[list[Record], list[Record]]:
-    """Those of texts of one sentence, as `dcar speak` says them, and those of several; where no text has one sentence,
-    all stand first."""
-    one: list[Record] = []
-    several: list[Record] = []
-    for record in records:
-        (several if len(split_sentences(record["text"])) > 1 else one).append(record)
-    return (one, several) if one else (several, [])
-
-
-def similarity(record: Record) -> float | None:
-    """To the voice of the prompt; None where none was measured."""
-    found: float | None = record.get(SIMILARITY)
-    return found
-
-
-def off_pace(record: Record) -> float:
-    """How far the length is from the recording's: |ln(length / its)|, at most that of a tenth of it, as of silence."""
-    return abs(math.log(max(record["duration"] / record["reference_duration"], 0.1)))
-
-
-def paired(measure: Callable[[Record], float | None], after: Sequence[Record], before: Sequence[Record],
-           resamples: int) -> PairedTest | None:
-    """The paired test of a measure, after - before, over the sentences; None where it was never taken."""
-    sums: list[dict[str, list[float]]] = []
-    for records in (after, before):
-        found: dict[str, list[float]] = {}
-        for r in records:
-            if (value := measure(r)) is not None:
-                found.setdefault(r["id"], []).append(value)
-        sums.append(found)
-    shared = sorted(set(sums[0]) & set(sums[1]))
-    if not shared:
-        return None
-    a, b = (([sum(found[i]) for i in shared], [len(found[i]) for i in shared]) for found in sums)
-    return paired_test(*a, *b, resamples=resamples)
-
-
-def outcome(before: Sequence[Record], after: Sequence[Record] | None, resamples: int) -> dict[str, Any]:
-    """Word errors, nearness and length of the decoder as it was, and of the tuned one with the paired differences, of
-    `off_pace` too."""
-    row: dict[str, Any] = {"start": rate(before), "sentences": len({r["id"] for r in before}),
-                           "start_similarity": nearness(before), "start_length": length(before)}
-    if after is not None:
-        test, voice = compare_records(after, before, resamples), paired(similarity, after, before, resamples)
-        pace = paired(off_pace, after, before, resamples)
-        assert pace is not None  # every record has a length
-        row |= {"tuned": rate(after), "difference": test.difference, "difference_ci": [test.low, test.high],
-                "p": test.p_value, "detectable": test.detectable, "tuned_similarity": nearness(after),
-                "tuned_length": length(after), "nearer": voice and voice.difference,
-                "nearer_ci": voice and [voice.low, voice.high], "off_pace": pace.difference,
-                "off_pace_ci": [pace.low, pace.high]}
-    return row
-
-
-def summary(config: TuneVoiceConfig, recipe: TrainConfig, spoken: dict[str, Spoken], size: int) -> dict[str, Any]:
-    """Both decoders' word errors and nearness to the voice at every temperature with their paired differences
-    (tuned - start), those of texts of several sentences, of the recordings and of their resynthesis, and the advice."""
-    rows = []
-    parts = {name: {m: by_sentences(records) for m, records in found.items()} for name, found in spoken.items()}
-    for method in methods(config, recipe, size):
-        for part, of in enumerate(("one sentence", "several sentences")):
-            if before := parts["start"][method][part]:
-                after = parts["tuned"][method][part] if "tuned" in parts else None
-                rows.append({"method": method, "texts": of, **outcome(before, after, config.resamples)})
-    bounds = {name: {"wer": rate(parts["start"][name][0]), "similarity": nearness(parts["start"][name][0])}
-              for name in (RECORDING, RESYNTHESIS) if name in parts["start"]}
-    return {"format_version": FORMAT_VERSION, "tuned_is_better": is_better(rows[0], config.margin),
-            "advice": advice(rows[0], config.margin), "rows": rows, "bounds": bounds}
-
-
-def is_better(row: dict[str, Any], margin: float) -> bool:
-    """Fewer word errors beyond chance, or nearer to voice or pace beyond chance, and farther from neither, at no more
-    than `margin` more of them."""
-    if "difference" not in row:
-        return False
-    high = row["difference_ci"][1]
-    farther = row["off_pace_ci"][0] > 0 or row["nearer_ci"] and row["nearer_ci"][1] < 0
-    return bool(high < 0 or high <= margin and gains(row) and not farther)
-
-
-def gains(row: dict[str, Any]) -> list[str]:
-    """What the tuned decoder is nearer to beyond chance."""
-    return [*(["the voice"] if row["nearer_ci"] and row["nearer_ci"][0] > 0 else []),
-            *(["its pace"] if row["off_pace_ci"][1] < 0 else [])]
-
-
-def advice(row: dict[str, Any], margin: float) -> str:
-    """What to take, in words, by the row that decides."""
-    if "difference" not in row:
-        return ("Take the decoder as it was: among those on the way to the tuned one the dev sentences chose it, by "
-                "their words and the nearness of the voice, so there is nothing to compare.")
-    low, high = (100 * x for x in row["difference_ci"])
-    found = (f"{100 * row['tuned']:.1f} % word errors instead of {100 * row['start']:.1f}, a difference of "
-             f"{100 * row['difference']:+.1f} points ({low:+.1f} to {high:+.1f})")
-    voice = ""
-    if row["nearer_ci"]:
-        voice = (f"; similarity to the voice {row['tuned_similarity']:.3f} instead of {row['start_similarity']:.3f} "
-                 f"({row['nearer_ci'][0]:+.3f} to {row['nearer_ci'][1]:+.3f})")
-    voice += f"; {row['tuned_length']:.2f} of the recordings' length instead of {row['start_length']:.2f}"
-    few = f" {row['sentences']} sentences are few: their interval is too narrow." if row["sentences"] < FEW else ""
-    power = (f" With {row['sentences']} sentences a true difference of {100 * row['detectable']:.1f} points would have "
-             "been seen in four of five such comparisons.")
-    if high < 0:
-        return f"Take the tuned decoder: {found}{voice}.{few}"
-    if is_better(row, margin):
-        return (f"Take the tuned decoder, which is nearer to {' and '.join(gains(row))} and whose words are at most "
-                f"{100 * margin:g} points worse: {found}{voice}.{power}{few}")
-    if low > 0:
-        return f"Take the decoder as it was, the tuned one is worse: {found}{voice}.{few}"
-    return f"Take the decoder as it was: the tuned one is not better beyond chance: {found}{voice}.{power}{few}"
-
-
-def table(found: dict[str, Any]) -> str:
-    """The figures, the advice, and how to speak with what is recommended."""
-    lines = []
-    for t in found["tried"]:
-        near = "" if t["similarity"] is None else f", similarity {t['similarity']:.3f}"
-        lines.append(f"dev, {t['share']:.0%} of the way: {100 * t['wer']:.1f} % word errors{near}, length "
-                     f"{t['length']:.2f}" + ("   ← chosen" if t["share"] == found["share"] else ""))
-    names = [f"{row['method']}, texts of {row['texts']} ({row['sentences']})" for row in found["rows"]]
-    wide = max(map(len, names))
-    lines += ["", f"{'held out':{wide}}   as it was     tuned   difference (95 %)       voice         length"]
-    for name, row in zip(names, found["rows"], strict=True):
-        line = f"{name:{wide}}   {100 * row['start']:7.1f} %"
-        if "difference" in row:
-            low, high = (100 * x for x in row["difference_ci"])
-            change = f"{100 * row['difference']:+.1f} ({low:+.1f} to {high:+.1f})"
-            line += f"   {100 * row['tuned']:5.1f} %   {change:21}"
-            if row["nearer_ci"]:
-                line += f"   {row['start_similarity']:.3f}, {row['tuned_similarity']:.3f}"
-            line += f"   {row['start_length']:.2f}, {row['tuned_length']:.2f}"
-        lines.append(line)
-    bounds = "; ".join(f"{name} {100 * b['wer']:.1f} %" + ("" if b["similarity"] is None else
-                                                          f", voice {b['similarity']:.3f}")
-                       for name, b in found["bounds"].items())
-    seeds = ", ".join(map(str, found["seeds"]))
-    lines += [f"Seeds {seeds}, judge {found['judge']}; length: beside the recordings."
-              + (f" Texts of one sentence: {bounds}." if bounds else ""), "", found["advice"]]
-    return "\n".join(lines)
-
-
 def main(arguments: list[str] | None = None) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     config = load_config(TuneVoiceConfig, arguments)
@@ -400,7 +304,7 @@ def main(arguments: list[str] | None = None) -> None:
     print(table(found))
     chunk = found["rows"][0]["method"].partition("@")[0]
     print(f"\nwrote {config.out}/voice.json. To hear it: dcar speak \"…\" decoder={found['recommended']} "
-          f"method={chunk} prompt=RECORDING.wav -o out.wav")
+          f"vocoder={found['recommended_vocoder']} method={chunk} prompt=RECORDING.wav -o out.wav")
 
 
 if __name__ == "__main__":

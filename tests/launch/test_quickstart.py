@@ -22,6 +22,7 @@ from dcar.train.coherence import TrainCoherenceConfig
 from dcar.train.draft import TrainDraftConfig
 from dcar.train.encoder_recognizer import TrainEncoderRecognizerConfig
 from dcar.train.token_recognizer import TrainTokenRecognizerConfig
+from dcar.vocoder.training.train import TrainVocoderConfig
 from eval.analysis.fit_verifiers import FitConfig
 from eval.compare.run import CompareConfig
 from eval.compare.tune import TuneConfig
@@ -38,7 +39,7 @@ SCHEMAS = {"car": TrainConfig, "coherence": TrainCoherenceConfig,
            "compare": CompareConfig, "dcpo": DCPOConfig, "draft": TrainDraftConfig, "verifiers": FitConfig,
            "prepare": PrepareConfig, "recognizer": TrainEncoderRecognizerConfig,
            "token": TrainTokenRecognizerConfig, "tokenizer": FitTokenizerConfig,
-           "tune": TuneConfig}
+           "tune": TuneConfig, "vocoder": TrainVocoderConfig}
 MODULES = {"dcar.train": TrainConfig, "dcar.train.coherence": TrainCoherenceConfig,
            "rl.profile": ProfileConfig, "rl.train": DCPOConfig, "rl.export": ExportConfig,
            "eval.compare": CompareConfig}

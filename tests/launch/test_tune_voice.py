@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import datasets
@@ -14,6 +15,7 @@ import torch
 from compare_worker import HOP, WORDS, LevelJudge, ToneVocoder
 from tiny_data import CODES, tiny_split, write_prepared
 from tiny_training import tiny_config
+from tiny_vocoder import toy_config, write_toy_pack
 
 import eval.compare.run as comparison
 import launch.tune_voice as tune
@@ -24,21 +26,20 @@ from dcar.prepare.prepared import features
 from dcar.prompts.load import all_prompts, load_prompts
 from dcar.train import spoken
 from dcar.train.car import run as train
+from dcar.vocoder.model import TokenVocoder
+from dcar.vocoder.training.train import run as run_vocoder
 from eval.methods.registry import Models
 from eval.results.store import Tools
 from launch.tune_voice import (
     TuneVoiceConfig,
-    advice,
-    by_sentences,
     choose,
-    is_better,
-    off_pace,
     on_the_way,
-    outcome,
-    table,
     training_config,
     tune_voice,
+    tuned_vocoder,
+    vocoder_config,
 )
+from launch.voice_verdict import advice, by_sentences, is_better, off_pace, outcome, table
 
 LENGTH = 6  # words, and tokens, of every sentence
 
@@ -113,12 +114,12 @@ def tools(compared) -> Tools:
 
 
 def config(folder: Path, data: Path, start: Path, steps: int = 60, rate: float = 1e-2, sentences: int = 6,
-           every: int = 60, **changes) -> TuneVoiceConfig:
+           every: int = 60, vocoder_recipe: str = "", **changes) -> TuneVoiceConfig:
     folder.mkdir(exist_ok=True)
     recipe = folder / "recipe.yaml"
     recipe.write_text(RECIPE.format(start=start, steps=steps, rate=rate, sentences=sentences, every=every))
     return TuneVoiceConfig(data=str(data), recipe=str(recipe), out=str(folder / "voice"), resamples=200, seeds=[0],
-                           **changes)
+                           vocoder_recipe=vocoder_recipe, **changes)
 
 
 def test_a_tuned_decoder_that_is_better_is_recommended(data, untrained, tmp_path):
@@ -139,6 +140,7 @@ def test_a_tuned_decoder_that_is_better_is_recommended(data, untrained, tmp_path
 def test_the_decoder_as_it_was_stays_where_no_step_is_better(data, trained, tmp_path):
     found = tune_voice(config(tmp_path, data, trained, steps=4, rate=1.0, every=2), tools)
     assert found["recommended"] == str(trained) and not found["tuned_is_better"]
+    assert found["recommended_vocoder"] == "starter"
     assert "the dev sentences chose it" in found["advice"] and "difference" not in found["rows"][0]
     assert not found["tried"]
     assert CARDecoder.from_pretrained(tmp_path / "voice" / "car").checksum() == load_decoder(trained).checksum()
@@ -190,11 +192,84 @@ def test_what_speaks_and_hears_is_loaded_once_for_all_comparisons(data, untraine
     assert [t["wer"] for t in found["tried"]] == [t["wer"] for t in each["tried"]] and found["rows"] == each["rows"]
 
 
+class Hoarse(ToneVocoder):
+    """Says the same words louder, or with `drops` one word in so many of another."""
+
+    def __init__(self, drops: int = 0):
+        self.drops = drops
+
+    def synthesize(self, token_lists, speaker):
+        said = [[(t + 1) % CODES if self.drops and i % self.drops == 0 else t for i, t in enumerate(tokens)]
+                for tokens in token_lists]
+        return super().synthesize(said, speaker)
+
+
+@pytest.mark.parametrize("drops", [0, 2])
+def test_a_tuned_vocoder_is_taken_where_it_is_nearer_and_loses_no_words(data, trained, tmp_path, monkeypatch, drops):
+    """Its records are like those of the first vocoder but for words and similarity; dev sentences choose it or not."""
+    made: list[str] = []
+    monkeypatch.setattr(tune, "tuned_vocoder", lambda recipe, folder: made.append(folder) or "tuned")
+
+    def nearer(compared):
+        new = compared.vocoder == "tuned"
+        return replace(tools(compared), vocoder=Hoarse(drops if new else 0), identity={"vocoder": compared.vocoder},
+                       similarity=lambda wave, rate, speaker: 0.8 + 0.001 * float(wave.mean()) if new else 0.7)
+
+    settings = config(tmp_path, data, trained, steps=4, rate=1.0, every=2, vocoder_recipe="vocoder_voice")
+    found = tune_voice(settings, nearer)
+    assert made == [str(data)] and [(t["share"], t["vocoder_tuned"]) for t in found["tried"]] == [(0, False), (0, True)]
+    if drops:
+        assert not found["vocoder_tuned"] and found["recommended_vocoder"] == "starter"
+        return
+    assert found["tuned_is_better"] and found["vocoder_tuned"] and found["share"] == 0
+    assert (found["recommended"], found["recommended_vocoder"]) == (str(trained), "tuned")
+    assert found["advice"].startswith("Take the tuned vocoder, nearer to the voice at no more")
+    assert "resynthesised by the tuned vocoder" in found["bounds"]
+    shown = table(found)
+    assert "dev, tuned vocoder, 0% of the way" in shown and shown.count("← chosen") == 1
+
+
+def test_decoders_speak_through_the_vocoder_that_dev_chose(data, untrained, tmp_path, monkeypatch):
+    monkeypatch.setattr(tune, "tuned_vocoder", lambda recipe, folder: "tuned")
+    asked: list[tuple[str, str, str]] = []
+
+    def told(compared):
+        asked.append((Path(compared.decoder).name, compared.vocoder, compared.split))
+        return replace(tools(compared), identity={"vocoder": compared.vocoder},
+                       similarity=lambda wave, rate, speaker: 0.8 if compared.vocoder == "tuned" else 0.7)
+
+    settings = config(tmp_path, data, untrained, shares=[0.1, 1.0], vocoder_recipe="vocoder_voice", close=1.0)
+    found = tune_voice(settings, told)
+    first = untrained.name
+    assert asked[:4] == [(first, "starter", "dev"), (first, "tuned", "dev"), ("car_0.1", "tuned", "dev"),
+                         ("car", "tuned", "dev")]
+    assert asked[4] == (first, "starter", "test") and found["tuned_vocoder"] == "tuned"
+
+
+def test_the_vocoder_is_really_trained_from_the_one_that_speaks(tmp_path, data):
+    """By its recipe, on a pack; the one of another project stays."""
+    write_toy_pack(tmp_path / "pack.safetensors")
+    first = run_vocoder(toy_config(tmp_path, max_steps=2))
+    recipe = tmp_path / "vocoder.yaml"
+    recipe.write_text("{renderer_every: 0, max_steps: 3, acoustic_batch_size: 2, acoustic_tokens: 20, samples: 0}")
+    settings = TuneVoiceConfig(data=str(data), out=str(tmp_path), vocoder_recipe=str(recipe),
+                               vocoder_training=["max_steps=4"])
+    found = vocoder_config(settings, str(first))
+    assert (found.max_steps, found.init_from, found.out) == (4, str(first), str(tmp_path / "vocoder"))
+    before, after = (TokenVocoder.from_pretrained(f) for f in (first, tuned_vocoder(found, "not read")))
+    assert after.config == before.config
+    for name, tensor in before.renderer.state_dict().items():
+        assert torch.equal(after.renderer.state_dict()[name], tensor), name
+    assert not torch.equal(after.acoustic.embedding.weight, before.acoustic.embedding.weight)
+    assert vocoder_config(settings, "cosyvoice:models") is None
+    assert vocoder_config(TuneVoiceConfig(data=str(data), vocoder_recipe=""), "starter") is None
+
+
 def test_the_fewest_errors_are_chosen_and_of_nearly_equals_the_nearest_voice():
     tried = [{"share": s, "wer": w, "similarity": v} for s, w, v in (
         (0.0, 0.100, 0.70), (0.5, 0.062, 0.73), (0.75, 0.058, 0.72), (1.0, 0.080, 0.76))]
-    assert choose(tried, 0.0) == 0.75 and choose(tried, 0.01) == 0.5 and choose(tried, 0.05) == 1.0
-    assert choose([{**t, "similarity": None} for t in tried], 0.01) == 0.5  # the smaller step, where nothing tells
+    assert choose(tried, 0.0) == 2 and choose(tried, 0.01) == 1 and choose(tried, 0.05) == 3
+    assert choose([{**t, "similarity": None} for t in tried], 0.01) == 1  # the first, where nothing tells
 
 
 def said(errors: dict[str, int], similarity: float | None, text: str = "The tide came in.") -> list[dict]:
@@ -214,12 +289,17 @@ def test_a_nearer_voice_decides_where_words_are_equal():
     row = outcome(before, after, 200)
     assert row["nearer"] == pytest.approx(0.02) and row["start_length"] == 0.5 and row["sentences"] == 30
     assert row["off_pace_ci"] == [0, 0]
-    assert is_better(row, 0.03) and "nearer to the voice and whose" in advice(row, 0.03)
-    assert not is_better({**row, "off_pace_ci": [0.01, 0.02]}, 0.03)  # the pace did
-    assert not is_better({**row, "difference_ci": [-0.01, 0.04]}, 0.03)  # words may have suffered
+    assert is_better(row, 0.03)
+    assert "Take the tuned vocoder, nearer to the voice at no more than 3 points" in advice(row, "vocoder", 0.03)
+    slower = {**row, "off_pace_ci": [0.01, 0.02]}
+    assert not is_better(slower, 0.03)
+    assert "the tuned decoder is farther from its pace" in advice(slower, "decoder", 0.03)
+    unsure = {**row, "difference_ci": [-0.01, 0.04]}  # words may have suffered
+    assert not is_better(unsure, 0.03)
+    assert "is nearer to the voice, but may make more than 3 points more word errors" in advice(unsure, "decoder", 0.03)
     assert not is_better({**row, "nearer_ci": [-0.001, 0.03]}, 0.03)
     assert not is_better(outcome(said(dict.fromkeys(names, 1), None), said(dict.fromkeys(names, 1), None), 200), 0.03)
-    assert "the tuned one is worse" in advice({**row, "difference_ci": [0.01, 0.04]}, 0.03)
+    assert "the tuned decoder makes more word errors" in advice({**row, "difference_ci": [0.01, 0.04]}, "decoder", 0.03)
 
 
 def test_a_nearer_pace_decides_too():
@@ -228,8 +308,8 @@ def test_a_nearer_pace_decides_too():
     before = said(dict.fromkeys(names, 1), 0.7)
     row = outcome(before, [{**r, "duration": 1.5} for r in before], 200)
     assert row["off_pace"] == pytest.approx(math.log(2 / 1.5) - math.log(2)) and row["tuned_length"] == 0.75
-    assert is_better(row, 0.03) and "nearer to its pace and whose" in advice(row, 0.03)
-    assert "0.75 of the recordings' length instead of 0.50" in advice(row, 0.03)
+    assert is_better(row, 0.03) and "nearer to its pace at no more" in advice(row, "decoder", 0.03)
+    assert "0.75 of the recordings' length instead of 0.50" in advice(row, "decoder", 0.03)
     assert not is_better({**row, "nearer_ci": [-0.02, -0.01]}, 0.03)  # another voice
     assert not is_better({**row, "difference_ci": [0.0, 0.031]}, 0.03)
     assert not is_better(outcome(before, [{**r, "duration": 4.0} for r in before], 200), 0.03)
@@ -239,9 +319,9 @@ def test_a_nearer_pace_decides_too():
 def test_a_difference_within_chance_says_what_could_have_been_seen():
     row = {"start": 0.2, "tuned": 0.18, "difference": -0.02, "difference_ci": [-0.06, 0.02], "detectable": 0.057,
            "sentences": 64, "nearer_ci": None, "off_pace_ci": [-0.01, 0.01], "start_length": 0.8, "tuned_length": 0.8}
-    said = advice(row, 0.03)
-    assert "not better beyond chance" in said and "5.7 points" in said and "few" not in said
-    assert "12 sentences are few" in advice({**row, "sentences": 12}, 0.03)
+    said = advice(row, "decoder", 0.03)
+    assert "better in nothing beyond chance" in said and "5.7 points" in said and "few" not in said
+    assert "12 sentences are few" in advice({**row, "sentences": 12}, "decoder", 0.03)
 
 
 def test_what_cannot_be_tuned_is_refused(data, tmp_path):
@@ -253,6 +333,8 @@ def test_what_cannot_be_tuned_is_refused(data, tmp_path):
         TuneVoiceConfig(data="x", split="dev")
     with pytest.raises(ConfigError, match="finetune_far_starter, finetune_starter"):
         training_config(TuneVoiceConfig(data=str(data), recipe="finetune_started"), str(data))
+    with pytest.raises(ConfigError, match="vocoder_recipe=vocoder_voices: neither a file nor one of vocoder_voice"):
+        vocoder_config(TuneVoiceConfig(data=str(data), vocoder_recipe="vocoder_voices"), "starter")
     with pytest.raises(ConfigError, match="trains from scratch"):
         training_config(TuneVoiceConfig(data=str(data), recipe="car_starter"), str(data))
     with pytest.raises(DataError, match="nothing in split other"):

@@ -39,7 +39,7 @@ def read_model(source: str | Path) -> tuple[dict[str, Any], dict[str, Tensor], T
     from transformers import AutoModelForCausalLM
 
     try:
-        model = AutoModelForCausalLM.from_pretrained(str(source), torch_dtype=torch.float32)
+        model = AutoModelForCausalLM.from_pretrained(str(source), dtype=torch.float32)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{source}: no causal language model of transformers ({str(error).splitlines()[0]}); "
                               "give a folder with config.json and safetensors, or a name on the Hub") from error

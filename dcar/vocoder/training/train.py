@@ -30,6 +30,7 @@ from dcar.config import check, load_config, setting
 from dcar.config.schema import seed_setting
 from dcar.errors import CheckpointError, ConfigError, DCARError
 from dcar.process import run_command
+from dcar.sources.shipped import resolve
 from dcar.tokens.spread import spread_out
 from dcar.tracking import write_json
 from dcar.vocoder.acoustic import EMBEDDING_SPREAD, Acoustics, pitch_statistics
@@ -49,8 +50,9 @@ class TrainVocoderConfig:
     data: str = setting("", "Training packs (safetensors) written by dcar.vocoder.training.pack, separated by commas.")
     out: str = setting("runs/vocoder", "Folder for export/, checkpoint.pt, log.jsonl, samples/.", place="folder")
     device: str = setting("auto", "cuda, cpu, or auto.")
-    init_from: str = setting("", "Start from the weights of this exported vocoder of the same sizes.")
-    renderer_from: str = setting("", "Start from this exported vocoder's renderer only: it knows spectra, not tokens.")
+    init_from: str = setting("", "Start from this exported vocoder, its weights and sizes: a folder, or starter.")
+    renderer_from: str = setting("", "Start from an exported vocoder's renderer only, which knows spectra, not tokens: "
+                                     "a folder, or starter.")
     seed: int = seed_setting(0, "Seed of weights, crops, noise.")
     max_steps: int = setting(1_000_000, "Stop after this many steps.", minimum=1)
     max_minutes: float = setting(0.0, "Stop after this much training time over all resumes; 0 = no limit.", minimum=0)
@@ -101,6 +103,11 @@ class Trainer:
             "token_rate": data.token_rate,
             "calibration_tokens": calibration_tokens(data),
         }
+        start = started_from(config.init_from, data, device)
+        if start is not None:
+            made_by = asdict(start.config) | made_by
+            if start.config.calibration_tokens and start.config.tokenizer_checksum == data.tokenizer_checksum:
+                made_by["calibration_tokens"] = start.config.calibration_tokens  # of more voices than are added here
         shape = VocoderConfig(**{**made_by, **config.vocoder})
         if (shape.token_rate, shape.frames_per_token) != (data.token_rate, data.frames_per_token):
             raise ConfigError(
@@ -116,17 +123,13 @@ class Trainer:
                 )
             embedding = self.generator.acoustic.embedding.weight
             embedding.data.copy_(spread_out(data.codebook, embedding.shape[1], EMBEDDING_SPREAD))
-        for source, name in ((config.init_from, ""), (config.renderer_from, "renderer")):
-            if not source:
+        renderer = TokenVocoder.from_pretrained(resolve(config.renderer_from, "vocoder"), device) if (
+            config.renderer_from) else None
+        for source, vocoder, name in ((config.init_from, start, ""), (config.renderer_from, renderer, "renderer")):
+            if vocoder is None:
                 continue
-            start = TokenVocoder.from_pretrained(source, device)
-            if not name and start.token_rate != shape.token_rate:
-                raise ConfigError(
-                    f"init_from {source}: speaks {start.token_rate} tokens a second, the pack has {shape.token_rate}; "
-                    "leave init_from out, or start from a vocoder of that rate"
-                )
             try:
-                self.generator.get_submodule(name).load_state_dict(start.get_submodule(name).state_dict())
+                self.generator.get_submodule(name).load_state_dict(vocoder.get_submodule(name).state_dict())
             except RuntimeError as error:
                 raise ConfigError(f"start from {source}: another size than the configured one: {error}") from error
         # While training, the acoustic model also says what the tokens were before they were quantised: much of the mel
@@ -327,6 +330,19 @@ class Trainer:
             self.listener.load_state_dict(state["listener"])
         self.random.set_state(state["random"].cpu())
         self.step_index, self.seconds = state["step"], state["seconds"]
+
+
+def started_from(source: str, data: VocoderData, device: torch.device) -> TokenVocoder | None:
+    """The vocoder of `init_from`; ConfigError where it speaks tokens at another rate than the pack has them."""
+    if not source:
+        return None
+    start = TokenVocoder.from_pretrained(resolve(source, "vocoder"), device)
+    if start.token_rate != data.token_rate:
+        raise ConfigError(
+            f"init_from {source}: speaks {start.token_rate} tokens a second, the pack has {data.token_rate}; "
+            "leave init_from out, or start from a vocoder of that rate"
+        )
+    return start
 
 
 def calibration_tokens(data: VocoderData) -> tuple[int, ...]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
+from tiny_vocoder import RATE, TINY, TINY_DISCRIMINATORS, embedding, harmonic, toy_config, voice, write_toy_pack
 
 from dcar.audio import resample
 from dcar.errors import AudioError, CheckpointError, ConfigError, DataError
@@ -20,27 +20,8 @@ from dcar.vocoder.model import Pitch, TokenVocoder, VocoderConfig, speaker_featu
 from dcar.vocoder.renderer import Renderer, mel_transform
 from dcar.vocoder.training.losses import Discriminators, MelDistance, discriminator_loss, generator_losses
 from dcar.vocoder.training.pack import PackRow, VocoderData, fit_length, pack_training_data, write_pack
-from dcar.vocoder.training.train import Trainer, TrainVocoderConfig, main, run
+from dcar.vocoder.training.train import Trainer, main, run
 from dcar.voices.features import SPEAKER_DIM, mel_filterbank, resample_speed, same_istft, same_stft, track_f0
-
-TINY = {
-    "vocab_size": 16,
-    "mel_bands": 40,
-    "condition_size": 16,
-    "acoustic_size": 32,
-    "acoustic_ffn_size": 48,
-    "acoustic_dilations": (1, 2),
-    "renderer_size": 32,
-    "renderer_ffn_size": 48,
-    "renderer_dilations": (1, 2),
-}
-TINY_DISCRIMINATORS = {
-    "periods": (2, 5),
-    "period_channels": (4, 8, 8),
-    "resolutions": (512,),
-    "resolution_channels": 4,
-}
-RATE = 24_000
 
 
 @pytest.fixture(autouse=True)
@@ -50,63 +31,6 @@ def _one_thread():
     torch.manual_seed(0)
     yield
     torch.set_num_threads(threads)
-
-
-def harmonic(f0: np.ndarray | float, seconds: float, seed: int = 0) -> np.ndarray:
-    """A buzz: harmonics of f0 (Hz, scalar or [samples]) that fall off, with a little noise."""
-    count = int(seconds * RATE)
-    phase = 2 * np.pi * np.cumsum(np.broadcast_to(f0, count)) / RATE
-    wave = sum(np.sin(k * phase) / k for k in range(1, 12))
-    noise = np.random.default_rng(seed).normal(size=count)
-    return (0.1 * wave + 0.002 * noise).astype(np.float32)
-
-
-def embedding(seed: int) -> np.ndarray:
-    vector = np.abs(np.random.default_rng(seed).normal(size=256)).astype(np.float32)
-    return vector / np.linalg.norm(vector)
-
-
-def voice(seed: int = 0, f0: float = 150.0) -> torch.Tensor:
-    return torch.from_numpy(speaker_features(harmonic(f0, 1.0), RATE, embedding(seed)))
-
-
-def write_toy_pack(path: Path, speeds: tuple[float, ...] = (1.0,), token_rate: int = 50, states: bool = False) -> None:
-    """Six recordings of two voices; the token says which third of the pitch range sounds, one in eight is silence.
-
-    states: with a codebook in three dimensions, and with states that lie around it."""
-    codebook = np.random.default_rng(2).standard_normal((16, 3)) if states else None
-    random, recordings, rows, size = np.random.default_rng(1), [], [], RATE // token_rate
-    for i in range(6):
-        tokens = np.repeat(random.integers(0, 8, size=10), 3 * token_rate // 25)  # 1.2 s
-        f0 = np.repeat(np.where(tokens < 4, 120.0, 180.0), size) * (1.0 if i % 2 else 1.3)
-        wave = harmonic(f0, 1.2, seed=i) * np.repeat(tokens != 0, size)
-        recordings.append(wave.astype(np.float32))
-        for speed in speeds:
-            played = resample_speed(torch.from_numpy(recordings[-1]), speed).numpy()
-            count = math.ceil(len(played) / size)
-            spoken = tokens[np.minimum((np.arange(count) * speed).astype(int), len(tokens) - 1)]
-            heard = None if codebook is None else codebook[spoken] + 0.1 * random.standard_normal((count, 3))
-            rows.append(PackRow(i, speed, spoken, embedding(i % 2), f"v{i % 2}", i == 5 and speed == 1.0, heard))
-    write_pack(path, recordings, rows, "toy-checksum", token_rate, codebook)
-
-
-def toy_config(tmp_path: Path, **changes) -> TrainVocoderConfig:
-    values = {
-        "data": str(tmp_path / "pack.safetensors"),
-        "out": str(tmp_path / "run"),
-        "device": "cpu",
-        "acoustic_batch_size": 4,
-        "acoustic_tokens": 40,
-        "renderer_batch_size": 4,
-        "segment_tokens": 20,
-        "context_tokens": 4,
-        "log_every": 1,
-        "eval_every": 1000,
-        "samples": 1,
-        "vocoder": TINY,
-        "discriminators": TINY_DISCRIMINATORS,
-    }
-    return TrainVocoderConfig(**{**values, **changes})
 
 
 # ------------------------------------------------------ signal features
@@ -591,6 +515,11 @@ def test_training_goes_on_from_an_exported_vocoder(tmp_path):
     for name, value in TokenVocoder.from_pretrained(first).state_dict().items():
         assert torch.equal(trainer.generator.state_dict()[name], value), name
         assert torch.equal(trainer.average.state_dict()[name], value), name
+    sizes = Trainer(dataclasses.replace(config, vocoder={}), data, torch.device("cpu")).generator.config
+    assert sizes == TokenVocoder.from_pretrained(first).config  # what the start is like need not be said again
+    other = dataclasses.replace(data, tokenizer_checksum="another")
+    kept = Trainer(dataclasses.replace(config, vocoder={}), other, torch.device("cpu")).generator.config
+    assert kept.tokenizer_checksum == "another" and kept.acoustic_size == sizes.acoustic_size
     with pytest.raises(ConfigError, match="another size"):
         Trainer(dataclasses.replace(config, vocoder={**TINY, "acoustic_size": 40}), data, torch.device("cpu"))
 

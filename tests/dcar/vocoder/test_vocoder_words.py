@@ -9,8 +9,8 @@ import struct
 import numpy as np
 import pytest
 import torch
-from test_vocoder import harmonic, toy_config, write_toy_pack
 from tiny_data import tiny_vocoder, write_prepared
+from tiny_vocoder import harmonic, toy_config, write_toy_pack
 
 from dcar.errors import CheckpointError, ConfigError
 from dcar.prepare.prepared import load_prepared

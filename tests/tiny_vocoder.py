@@ -1,0 +1,90 @@
+"""A vocoder of tiny sizes and the pack that it learns from: two voices that buzz."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from dcar.vocoder.model import speaker_features
+from dcar.vocoder.training.pack import PackRow, write_pack
+from dcar.vocoder.training.train import TrainVocoderConfig
+from dcar.voices.features import resample_speed
+
+TINY = {
+    "vocab_size": 16,
+    "mel_bands": 40,
+    "condition_size": 16,
+    "acoustic_size": 32,
+    "acoustic_ffn_size": 48,
+    "acoustic_dilations": (1, 2),
+    "renderer_size": 32,
+    "renderer_ffn_size": 48,
+    "renderer_dilations": (1, 2),
+}
+TINY_DISCRIMINATORS = {
+    "periods": (2, 5),
+    "period_channels": (4, 8, 8),
+    "resolutions": (512,),
+    "resolution_channels": 4,
+}
+RATE = 24_000
+
+
+def harmonic(f0: np.ndarray | float, seconds: float, seed: int = 0) -> np.ndarray:
+    """A buzz: harmonics of f0 (Hz, scalar or [samples]) that fall off, with a little noise."""
+    count = int(seconds * RATE)
+    phase = 2 * np.pi * np.cumsum(np.broadcast_to(f0, count)) / RATE
+    wave = sum(np.sin(k * phase) / k for k in range(1, 12))
+    noise = np.random.default_rng(seed).normal(size=count)
+    return (0.1 * wave + 0.002 * noise).astype(np.float32)
+
+
+def embedding(seed: int) -> np.ndarray:
+    vector = np.abs(np.random.default_rng(seed).normal(size=256)).astype(np.float32)
+    return vector / np.linalg.norm(vector)
+
+
+def voice(seed: int = 0, f0: float = 150.0) -> torch.Tensor:
+    return torch.from_numpy(speaker_features(harmonic(f0, 1.0), RATE, embedding(seed)))
+
+
+def write_toy_pack(path: Path, speeds: tuple[float, ...] = (1.0,), token_rate: int = 50, states: bool = False) -> None:
+    """Six recordings of two voices; the token says which third of the pitch range sounds, one in eight is silence.
+
+    states: with a codebook in three dimensions, and with states that lie around it."""
+    codebook = np.random.default_rng(2).standard_normal((16, 3)) if states else None
+    random, recordings, rows, size = np.random.default_rng(1), [], [], RATE // token_rate
+    for i in range(6):
+        tokens = np.repeat(random.integers(0, 8, size=10), 3 * token_rate // 25)  # 1.2 s
+        f0 = np.repeat(np.where(tokens < 4, 120.0, 180.0), size) * (1.0 if i % 2 else 1.3)
+        wave = harmonic(f0, 1.2, seed=i) * np.repeat(tokens != 0, size)
+        recordings.append(wave.astype(np.float32))
+        for speed in speeds:
+            played = resample_speed(torch.from_numpy(recordings[-1]), speed).numpy()
+            count = math.ceil(len(played) / size)
+            spoken = tokens[np.minimum((np.arange(count) * speed).astype(int), len(tokens) - 1)]
+            heard = None if codebook is None else codebook[spoken] + 0.1 * random.standard_normal((count, 3))
+            rows.append(PackRow(i, speed, spoken, embedding(i % 2), f"v{i % 2}", i == 5 and speed == 1.0, heard))
+    write_pack(path, recordings, rows, "toy-checksum", token_rate, codebook)
+
+
+def toy_config(tmp_path: Path, **changes) -> TrainVocoderConfig:
+    values = {
+        "data": str(tmp_path / "pack.safetensors"),
+        "out": str(tmp_path / "run"),
+        "device": "cpu",
+        "acoustic_batch_size": 4,
+        "acoustic_tokens": 40,
+        "renderer_batch_size": 4,
+        "segment_tokens": 20,
+        "context_tokens": 4,
+        "log_every": 1,
+        "eval_every": 1000,
+        "samples": 1,
+        "vocoder": TINY,
+        "discriminators": TINY_DISCRIMINATORS,
+    }
+    return TrainVocoderConfig(**{**values, **changes})

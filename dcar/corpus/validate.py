@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from tqdm import tqdm
 
+from dcar.audio import ENCODER_SAMPLE_RATE
 from dcar.corpus.rows import Problem, Utterance
 from dcar.errors import AudioError, DataError, TextError
 from dcar.text.phonemes import text_to_ids
+
+logger = logging.getLogger(__name__)
 
 MIN_PROMPT_SECONDS = 1.0
 
@@ -25,7 +29,8 @@ def validate_corpus(
     """Every bad row in corpus order: repeated id, text that cannot be spoken, audio that is missing, unreadable, not
     finite or silent, duration outside min_seconds…max_seconds, a prompt that is unreadable or shorter than 1 s.
 
-    One row may have several problems. All audio is decoded, `num_workers` files at a time.
+    One row may have several problems. All audio is decoded, `num_workers` files at a time. Recordings of fewer samples
+    a second than speech encoders read are no problem, but a warning says how many there are.
     """
     if not 0 <= min_seconds < max_seconds:
         raise DataError(f"durations from {min_seconds} to {max_seconds} s: need 0 <= min_seconds < max_seconds")
@@ -38,16 +43,24 @@ def validate_corpus(
             first[u.id] = u.source
     with ThreadPoolExecutor(max(1, num_workers)) as pool:
         rows = pool.map(lambda u: validate_row(u, min_seconds, max_seconds), utterances)
-        for problems, more in zip(
+        rates = []
+        for problems, (more, rate) in zip(
             found, tqdm(rows, "validate", total=len(utterances), unit="utt", disable=not progress), strict=True
         ):
             problems += more
+            rates.append(rate)
+    if low := [rate for rate in rates if rate is not None and rate < ENCODER_SAMPLE_RATE]:
+        logger.warning(
+            "%d of %d recordings have fewer than %d samples a second (the lowest %d): what speech has above half of"
+            " that is missing, and their tokens may lose words; `dcar vocoder-quality` says how many",
+            len(low), len(utterances), ENCODER_SAMPLE_RATE, min(low))  # fmt: skip
     return [p for problems in found for p in problems]
 
 
-def validate_row(u: Utterance, min_seconds: float, max_seconds: float) -> list[Problem]:
-    """What is wrong with one utterance; empty if nothing is."""
-    return examine(u, min_seconds, max_seconds)[0]
+def validate_row(u: Utterance, min_seconds: float, max_seconds: float) -> tuple[list[Problem], int | None]:
+    """What is wrong with one utterance, empty if nothing is, and the rate of its audio in Hz, None if there is none."""
+    problems, decoded, _ = examine(u, min_seconds, max_seconds)
+    return problems, None if decoded is None else decoded[1]
 
 
 Decoded = tuple[np.ndarray, int]

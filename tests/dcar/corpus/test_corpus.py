@@ -79,6 +79,21 @@ def test_starter(tmp_path: Path) -> None:
     assert validate_corpus(rows, 0.5, 5) == []
 
 
+def test_recordings_of_a_low_rate_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """No bad rows, but their number is told; 16 kHz is what encoders read."""
+    lines = []
+    for i, rate in enumerate((8_000, 11_025, 16_000, 24_000)):
+        sf.write(tmp_path / f"{i}.wav", tone(rate=rate), rate)
+        lines.append(json.dumps({"id": f"u{i}", "audio": f"{i}.wav", "text": "A line.", "speaker": "s"}))
+    (tmp_path / "m.jsonl").write_text("\n".join(lines))
+    rows = load_corpus("jsonl", tmp_path / "m.jsonl")
+    assert validate_corpus(rows, 0.5, 5) == []
+    [warning] = caplog.messages
+    assert warning.startswith("2 of 4 recordings have fewer than 16000 samples a second (the lowest 8000)")
+    caplog.clear()
+    assert validate_corpus(rows[2:], 0.5, 5) == [] and not caplog.messages
+
+
 def test_starter_broken(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     with pytest.raises(DataError, match="no train.parquet"):

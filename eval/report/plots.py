@@ -93,12 +93,14 @@ def plot_errors(rows: Sequence[Row], axis: str, path: Path) -> None:
     low, high = max(low, y.min() - 0.35 * np.ptp(y) - 1), min(high, y.max() + 0.25 * np.ptp(y) + 1)
     floor = next((100 * r["wer"] for r in rows if r["method"] == RESYNTHESIS), None)
     if floor is not None:
-        near = floor > low - 0.15 * (high - low)  # a line far below would squeeze the points
-        text = f"recordings resynthesised from their tokens: {floor:.1f} %" + ("" if near else " (below)")
-        axes.text(0.995, floor if near else 0.01, text, ha="right", va="bottom", fontsize=7.5, color="#777777",
-                  transform=axes.get_yaxis_transform() if near else axes.transAxes)
-        if near:
-            low = min(low, floor)
+        far = 0.15 * (high - low)  # a line far away would squeeze the points
+        where = " (below)" if floor <= low - far else " (above)" if floor >= high + far else ""
+        text = f"recordings resynthesised from their tokens: {floor:.1f} %{where}"
+        axes.text(0.995, {" (below)": 0.01, " (above)": 0.99}.get(where, floor), text, ha="right",
+                  va="top" if where == " (above)" else "bottom", fontsize=7.5, color="#777777",
+                  transform=axes.transAxes if where else axes.get_yaxis_transform())
+        if not where:
+            low, high = min(low, floor), max(high, floor)
             axes.axhline(floor, color="#999999", lw=1, ls=":", zorder=1)
     axes.set_ylim(max(0.0, low - 0.03 * (high - low)), high + 0.03 * (high - low))
     axes.margins(x=0.1)

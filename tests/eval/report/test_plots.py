@@ -12,6 +12,7 @@ from eval.methods.families import parse_method
 from eval.methods.registry import METHODS
 from eval.report.plots import plot_errors
 from eval.report.tune_plot import plot_tuned
+from eval.results.store import RESYNTHESIS
 
 NAMES = ["dcar", "dcar@d0.5", "dcar@n2", "dcar@n4", "dcar@n4@d0.5", "dcar@n8", "dcar@n16", "dcar@t0.4", "dcar@n4@t0.4"]
 
@@ -45,6 +46,17 @@ def test_every_number_of_draws_has_a_shade_and_a_mark(drawn, tmp_path):
     shades = [rgb_to_hsv(*to_rgb(look[0])) for look in (one, two, four, eight, sixteen)]
     assert all(shade[0] == pytest.approx(shades[0][0], abs=0.02) for shade in shades)
     assert all(a[2] - b[2] > 0.1 for a, b in zip(shades, shades[1:], strict=False))
+
+
+@pytest.mark.parametrize(("floor", "where"), [(0.01, " (below)"), (0.105, ""), (0.3, " (above)")])
+def test_a_floor_that_is_far_away_is_told_at_the_border(monkeypatch, recwarn, tmp_path, floor, where):
+    """Recordings may be understood less well than what a decoder says of them."""
+    texts, text = [], Axes.text
+    monkeypatch.setattr(Axes, "text", lambda self, *a, **more: texts.append(a[2]) or text(self, *a, **more))
+    reference = {"method": RESYNTHESIS, "kind": "reference", "wer": floor}
+    plot_errors([row("dcar", 0), row("dcar@d0.5", 1), reference], "tokens_per_pass", tmp_path / "plot.png")
+    assert f"recordings resynthesised from their tokens: {100 * floor:.1f} %{where}" in texts
+    assert not [str(w.message) for w in recwarn if "layout" in str(w.message)]
 
 
 def test_other_methods_have_another_hue_or_mark_than_those_of_several_draws():

@@ -9,8 +9,9 @@ Each step goes on where it was stopped. The recordings are prepared (`dcar prepa
 `vocoder_recipe` (timbre is lost there), the decoder by `recipe` (it has the pace). Dev sentences choose: first between
 the vocoders, then among decoders on the way from the one that training started from to the tuned one,
 w0 + share (w1 - w0) of the weights (WiSE-FT, Wortsman et al. 2022); each time what makes fewest word errors, and of
-those that come close to it what is nearest to the voice. Last, held-out sentences, which chose nothing, are spoken by
-what there was and by what was chosen, with the same prompts, draws and sampling; what decides then is in
+those that come close to it what is nearest to the voice. Last, held-out sentences, which chose nothing, are spoken
+before and after each change that dev sentences chose, with the same prompts, draws and sampling: with the tuned vocoder
+beside what there was, then with the tuned decoder beside what was best so far. What decides is in
 `launch/voice_verdict.py`. `voice.json` keeps what was found.
 """
 
@@ -45,7 +46,7 @@ from dcar.vocoder.training.train import run as train_vocoder
 from eval.compare.run import CompareConfig, load_tools, start
 from eval.compare.run import run as compare
 from eval.results.store import Record, Tools, read_jsonl
-from launch.voice_verdict import Spoken, by_sentences, length, nearness, rate, summary, table
+from launch.voice_verdict import Spoken, bounds, by_sentences, length, nearness, rate, rows_of, table, verdict
 
 logger = logging.getLogger(__name__)
 
@@ -70,11 +71,6 @@ class Voice:
     @property
     def name(self) -> str:
         return f"{self.share:g}" + ("_vocoder" if self.vocoder_tuned else "")
-
-    @property
-    def tuned(self) -> str:
-        """What of it was tuned, in words."""
-        return " and ".join([*(["decoder"] if self.share else []), *(["vocoder"] if self.vocoder_tuned else [])])
 
 
 @dataclass
@@ -180,23 +176,31 @@ def tune_voice(config: TuneVoiceConfig, tools: Callable[[CompareConfig], Tools] 
             return voices[0]
         for voice in voices:
             if voice not in tried:
-                said = speak(config, recipe, voice, by[:1], tools, "dev", f"dev_{voice.name}")
+                said = speak(config, recipe, voice, by[:1], tools, "dev")
                 tried[voice] = trial(voice, said[by[0]])
         return voices[choose([tried[voice] for voice in voices], config.close)]
 
     chosen = best(vocoders)
     chosen = best([chosen, *(replace(chosen, decoder=folder, share=share) for share, folder in decoders.items())])
-    spoken = {"start": speak(config, recipe, was, by, tools, config.split, "spoken_start", references=True)}
-    if chosen != was:
-        spoken["tuned"] = speak(config, recipe, chosen, by, tools, config.split, "spoken_tuned",
-                                references=chosen.vocoder_tuned)
-    found = {"format_version": FORMAT_VERSION, **summary(spoken, by, chosen.tuned, config.margin, config.resamples),
-             "start": origin, "start_vocoder": was.vocoder, "tuned": chosen.decoder, "tuned_vocoder": chosen.vocoder,
-             "share": chosen.share, "vocoder_tuned": chosen.vocoder_tuned, "tried": list(tried.values()),
-             "judge": recipe.spoken.recognizer, "split": config.split, "seeds": config.seeds,
+    changes: dict[str, dict[str, Any]] = {}
+    if chosen.vocoder_tuned:
+        changes["vocoder"] = {"vocoder": chosen.vocoder, "vocoder_tuned": True}
+    if chosen.share:
+        changes["decoder"] = {"decoder": chosen.decoder, "share": chosen.share}
+    taken, steps = was, []
+    spoken = first = speak(config, recipe, was, by, tools, config.split, references=True)
+    for what, change in changes.items():
+        voice = replace(taken, **change)
+        after = speak(config, recipe, voice, by, tools, config.split)
+        steps.append(verdict(spoken, after, by, what, config.margin, config.resamples))
+        if steps[-1]["better"]:
+            taken, spoken = voice, after
+    found = {"format_version": FORMAT_VERSION, "recommended": taken.decoder, "recommended_vocoder": taken.vocoder,
+             "tried": list(tried.values()), "share": chosen.share, "vocoder_tuned": chosen.vocoder_tuned,
+             "start": was.decoder, "start_vocoder": was.vocoder, "tuned": chosen.decoder,
+             "tuned_vocoder": chosen.vocoder, "steps": steps, "start_rows": rows_of(first, None, by, config.resamples),
+             "bounds": bounds(first), "judge": recipe.spoken.recognizer, "split": config.split, "seeds": config.seeds,
              "data": {"path": data, "counts": counts}, "provenance": provenance()}
-    taken = chosen if found["tuned_is_better"] else was
-    found |= {"recommended": taken.decoder, "recommended_vocoder": taken.vocoder}
     with writing(out):
         write_json(out / "voice.json", found)
         save_config(config, out / "tune_voice.yaml")
@@ -277,9 +281,9 @@ def one_after_another() -> Callable[[CompareConfig], Tools]:
 
 
 def speak(config: TuneVoiceConfig, recipe: TrainConfig, voice: Voice, by: list[str],
-          tools: Callable[[CompareConfig], Tools], split: str, folder: str, references: bool = False) -> Spoken:
+          tools: Callable[[CompareConfig], Tools], split: str, references: bool = False) -> Spoken:
     """Records of a split by method, those of `by`, spoken by one voice as the recipe says."""
-    said, out = recipe.spoken, Path(config.out) / folder
+    said, out = recipe.spoken, Path(config.out) / f"{'dev' if split == 'dev' else 'spoken'}_{voice.name}"
     compared = CompareConfig(
         data=recipe.data, split=split, decoder=voice.decoder, seeds=config.seeds, limit=config.sentences, methods=by,
         prompt_tokens=recipe.prompt_tokens, vocoder=voice.vocoder, judge=said.recognizer, noise_quality_utterances=0,
@@ -302,7 +306,7 @@ def main(arguments: list[str] | None = None) -> None:
     config = load_config(TuneVoiceConfig, arguments)
     found = tune_voice(config)
     print(table(found))
-    chunk = found["rows"][0]["method"].partition("@")[0]
+    chunk = found["start_rows"][0]["method"].partition("@")[0]
     print(f"\nwrote {config.out}/voice.json. To hear it: dcar speak \"…\" decoder={found['recommended']} "
           f"vocoder={found['recommended_vocoder']} method={chunk} prompt=RECORDING.wav -o out.wav")
 

@@ -1,6 +1,7 @@
-"""What `dcar tune-voice` found: word errors, nearness to the voice and to its pace, before and after, and the advice.
+"""What `dcar tune-voice` found: word errors, nearness to the voice and to its pace, before and after a change, and the
+advice.
 
-The tuned voice is recommended where its word errors are fewer beyond chance; and where it is nearer to the voice or to
+What was tuned is recommended where its word errors are fewer beyond chance; and where it is nearer to the voice or to
 its pace beyond chance, farther from neither beyond chance, and the interval of the difference of word errors ends below
 `margin`. `dcar speak` says one sentence at a time, so texts of one sentence decide; those of several are told besides.
 """
@@ -19,7 +20,8 @@ from eval.results.store import RECORDING, RESYNTHESIS, Record
 Spoken = dict[str, list[Record]]  # method, or reference -> its records
 FEW = 20  # held-out sentences, below which an interval says little
 SIMILARITY = "speaker_similarity"  # of a record: cosine to the voice of the prompt
-ANOTHER_VOCODER = "resynthesised by the tuned vocoder"
+NOTHING = ("Stay with what there was: dev sentences chose it, by their words and the nearness of the voice, so there "
+           "is nothing to compare.")
 
 
 def rate(records: Sequence[Record]) -> float:
@@ -93,34 +95,35 @@ def outcome(before: Sequence[Record], after: Sequence[Record] | None, resamples:
     return row
 
 
-def summary(spoken: dict[str, Spoken], methods: Sequence[str], tuned: str, margin: float, resamples: int,
+def verdict(before: Spoken, after: Spoken, methods: Sequence[str], tuned: str, margin: float, resamples: int,
             ) -> dict[str, Any]:
-    """Word errors and nearness of what there was (`start`) and, where something was tuned, of that (`tuned`), with
-    their paired differences, by method; of texts of several sentences; of the recordings and of their resynthesis; and
-    the advice by the first method.
+    """What one change brought on held-out sentences: a row a method and kind of text, whether it is `better`, and the
+    advice, both by the first row. tuned: what was changed, "decoder" or "vocoder"."""
+    rows = rows_of(before, after, methods, resamples)
+    return {"tuned": tuned, "better": is_better(rows[0], margin), "advice": advice(rows[0], tuned, margin),
+            "rows": rows}
 
-    tuned: what was, in words: "decoder", "vocoder", "decoder and vocoder"; "" for nothing.
-    """
+
+def rows_of(before: Spoken, after: Spoken | None, methods: Sequence[str], resamples: int) -> list[dict[str, Any]]:
+    """By method, and texts of one sentence apart from those of several: `outcome`. The first decides."""
     rows = []
-    parts = {name: {m: by_sentences(records) for m, records in found.items()} for name, found in spoken.items()}
     for method in methods:
-        for part, of in enumerate(("one sentence", "several sentences")):
-            if before := parts["start"][method][part]:
-                after = parts["tuned"][method][part] if "tuned" in parts else None
-                rows.append({"method": method, "texts": of, **outcome(before, after, resamples)})
-    references = {name: parts["start"][name][0] for name in (RECORDING, RESYNTHESIS) if name in parts["start"]}
-    if RESYNTHESIS in parts.get("tuned", {}):
-        references[ANOTHER_VOCODER] = parts["tuned"][RESYNTHESIS][0]
-    bounds = {name: {"wer": rate(records), "similarity": nearness(records)} for name, records in references.items()}
-    return {"tuned_is_better": is_better(rows[0], margin), "advice": advice(rows[0], tuned, margin), "rows": rows,
-            "bounds": bounds}
+        parts = by_sentences(before[method]), by_sentences(after[method]) if after else (None, None)
+        for of, first, second in zip(("one sentence", "several sentences"), *parts, strict=True):
+            if first:
+                rows.append({"method": method, "texts": of, **outcome(first, second, resamples)})
+    return rows
+
+
+def bounds(spoken: Spoken) -> dict[str, dict[str, float | None]]:
+    """Word errors and nearness of recordings and of their resynthesis, texts of one sentence, where they were heard."""
+    heard = {name: by_sentences(spoken[name])[0] for name in (RECORDING, RESYNTHESIS) if name in spoken}
+    return {name: {"wer": rate(records), "similarity": nearness(records)} for name, records in heard.items()}
 
 
 def is_better(row: dict[str, Any], margin: float) -> bool:
     """Fewer word errors beyond chance, or nearer to voice or pace beyond chance, and farther from neither, at no more
     than `margin` more of them."""
-    if "difference" not in row:
-        return False
     high = row["difference_ci"][1]
     return bool(high < 0 or high <= margin and gains(row) and not losses(row))
 
@@ -139,9 +142,6 @@ def losses(row: dict[str, Any]) -> list[str]:
 
 def advice(row: dict[str, Any], tuned: str, margin: float) -> str:
     """What to take, in words, by the row that decides."""
-    if "difference" not in row:
-        return ("Stay with what there was: the dev sentences chose it, by their words and the nearness of the voice, "
-                "so there is nothing to compare.")
     low, high = (100 * x for x in row["difference_ci"])
     found = (f"{100 * row['tuned']:.1f} % word errors instead of {100 * row['start']:.1f}, a difference of "
              f"{100 * row['difference']:+.1f} points ({low:+.1f} to {high:+.1f})")
@@ -156,21 +156,21 @@ def advice(row: dict[str, Any], tuned: str, margin: float) -> str:
     if high < 0:
         return f"Take the tuned {tuned}: {found}"
     if low > 0:
-        return f"Stay with what there was, the tuned {tuned} makes more word errors: {found}"
+        return f"Leave the tuned {tuned}, which makes more word errors: {found}"
     near, far = " and ".join(gains(row)), " and ".join(losses(row))
     if is_better(row, margin):
         return (f"Take the tuned {tuned}, nearer to {near} at no more than {100 * margin:g} points of word errors for "
                 f"sure: {found}{power}")
     if far:
-        return f"Stay with what there was, the tuned {tuned} is farther from {far}: {found}{power}"
+        return f"Leave the tuned {tuned}, which is farther from {far}: {found}{power}"
     if near:
-        return (f"Stay with what there was: the tuned {tuned} is nearer to {near}, but may make more than "
-                f"{100 * margin:g} points more word errors (margin): {found}{power}")
-    return f"Stay with what there was: the tuned {tuned} is better in nothing beyond chance: {found}{power}"
+        return (f"Leave the tuned {tuned}: nearer to {near}, but it may make more than {100 * margin:g} points more "
+                f"word errors (margin): {found}{power}")
+    return f"Leave the tuned {tuned}, which is better in nothing beyond chance: {found}{power}"
 
 
 def table(found: dict[str, Any]) -> str:
-    """The figures, the advice, and how to speak with what is recommended."""
+    """What dev sentences chose, what each change brought on held-out ones, and the advice."""
     lines = []
     for t in found["tried"]:
         near = "" if t["similarity"] is None else f", similarity {t['similarity']:.3f}"
@@ -178,11 +178,26 @@ def table(found: dict[str, Any]) -> str:
                      f"{100 * t['wer']:.1f} % word errors{near}, length {t['length']:.2f}"
                      + ("   ← chosen" if (t["share"], t["vocoder_tuned"]) == (found["share"], found["vocoder_tuned"])
                         else ""))
-    names = [f"{row['method']}, texts of {row['texts']} ({row['sentences']})" for row in found["rows"]]
-    wide = max(map(len, names))
-    lines += ["", f"{'held out':{wide}}   as it was     tuned   difference (95 %)       voice         length"]
-    for name, row in zip(names, found["rows"], strict=True):
-        line = f"{name:{wide}}   {100 * row['start']:7.1f} %"
+    for step in found["steps"]:
+        lines += ["", *held_out(step["rows"], f"held out, tuned {step['tuned']}"), step["advice"]]
+    if not found["steps"]:
+        lines += ["", *held_out(found["start_rows"], "held out"), NOTHING]
+    told = "; ".join(f"{name} {100 * b['wer']:.1f} %" + ("" if b["similarity"] is None else
+                                                        f", voice {b['similarity']:.3f}")
+                     for name, b in found["bounds"].items())
+    seeds = ", ".join(map(str, found["seeds"]))
+    lines += ["", f"Seeds {seeds}, judge {found['judge']}; length: beside the recordings."
+              + (f" Texts of one sentence: {told}." if told else "")]
+    return "\n".join(lines)
+
+
+def held_out(rows: Sequence[dict[str, Any]], title: str) -> list[str]:
+    """Lines of a table of rows, before and after."""
+    names = [f"{row['method']}, texts of {row['texts']} ({row['sentences']})" for row in rows]
+    wide = max(map(len, [title, *names]))
+    lines = [f"{title:{wide}}     before     after   difference (95 %)       voice         length"]
+    for name, row in zip(names, rows, strict=True):
+        line = f"{name:{wide}}   {100 * row['start']:6.1f} %"
         if "difference" in row:
             low, high = (100 * x for x in row["difference_ci"])
             change = f"{100 * row['difference']:+.1f} ({low:+.1f} to {high:+.1f})"
@@ -191,10 +206,4 @@ def table(found: dict[str, Any]) -> str:
                 line += f"   {row['start_similarity']:.3f}, {row['tuned_similarity']:.3f}"
             line += f"   {row['start_length']:.2f}, {row['tuned_length']:.2f}"
         lines.append(line)
-    bounds = "; ".join(f"{name} {100 * b['wer']:.1f} %" + ("" if b["similarity"] is None else
-                                                          f", voice {b['similarity']:.3f}")
-                       for name, b in found["bounds"].items())
-    seeds = ", ".join(map(str, found["seeds"]))
-    lines += [f"Seeds {seeds}, judge {found['judge']}; length: beside the recordings."
-              + (f" Texts of one sentence: {bounds}." if bounds else ""), "", found["advice"]]
-    return "\n".join(lines)
+    return lines

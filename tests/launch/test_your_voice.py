@@ -26,7 +26,7 @@ SMALLER = {  # of a command and what its line has → settings behind it
     "resynthesize": [], "score": [], "speak": [], "export": [],
     "train-coherence": TRAIN,
     "tune-voice": ["training=[max_steps=2,warmup_steps=1,eval_steps=2,save_steps=2,batch_size=2,spoken.sentences=1]",
-                   "sentences=1", "seeds=[0]", "resamples=100"],
+                   "vocoder_training=[max_steps=2]", "sentences=1", "seeds=[0]", "resamples=100"],
     "train-policy": ["max_steps=1", "save_steps=1", "per_device_train_batch_size=8"],
 }
 
@@ -70,5 +70,6 @@ def test_every_command_of_the_page_runs(home):
                              env=environment, capture_output=True, text=True)
         assert ran.returncode == 0, f"dcar {name} {shlex.join(given)}\n{ran.stdout[-1500:]}\n{ran.stderr[-3000:]}"
     for made in ("out.wav", "runs/prepared/prepared.json", "runs/resynthesis", "runs/shipped/report.html",
-                 "runs/voice/voice.json", "runs/voice/car/config.json", "runs/policy/config.json"):
+                 "runs/voice/voice.json", "runs/voice/car/config.json",
+                 "runs/voice/vocoder/export/config.json", "runs/policy/config.json"):
         assert (home / made).exists(), made

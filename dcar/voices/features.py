@@ -199,13 +199,19 @@ def voice_statistics(wave: Tensor, log_f0: Tensor, voiced: Tensor, top: float = 
     """
     mel = envelope_mel(wave.device)(wave[None])[0].T[: len(voiced)]  # [F, 40]
     envelope = mel[voiced].mean(0)
-    if top < SAMPLE_RATE / 2:
-        edge = 0.95 * top * 1024 / SAMPLE_RATE  # in bins, below the roll-off of the resampler
-        reaches = mel_filterbank(SAMPLE_RATE, 1024, ENVELOPE_BANDS)[:, math.ceil(edge) :].sum(1) > 0
-        first = int(reaches.float().argmax())
-        envelope = torch.cat([envelope[:first], envelope[first - 1].expand(ENVELOPE_BANDS - first)])
+    first = bands_below(envelope_mel(wave.device).filters, SAMPLE_RATE, top)
+    envelope = torch.cat([envelope[:first], envelope[first - 1].expand(ENVELOPE_BANDS - first)])
     pitch = torch.stack([log_f0[voiced].mean(), log_f0[voiced].std()])
     return torch.cat([pitch, envelope - envelope.mean()])
+
+
+def bands_below(filters: Tensor, sample_rate: int, top: float) -> int:
+    """How many of the filters [bands, bins] of `mel_filterbank`, counted from below, read nothing that a signal at
+    `sample_rate` Hz lacks if it holds nothing above `top` Hz; all of them from half of the rate on."""
+    if top >= sample_rate / 2:
+        return len(filters)
+    edge = 0.95 * top * 2 * (filters.shape[1] - 1) / sample_rate  # in bins, below the roll-off of the resampler
+    return int((filters[:, math.ceil(edge) :].sum(1) > 0).float().argmax())
 
 
 @cache

@@ -54,6 +54,7 @@ class PackRow:
     voice: str  # rows of one voice share speaker features at random during training
     validation: bool
     states: np.ndarray | None = None  # float16 [T, P], what was quantised to the tokens: the encoder's states
+    rate: int = SAMPLE_RATE  # Hz of the recording as it came: it says nothing above half of it
 
 
 def write_pack(
@@ -92,6 +93,7 @@ def write_pack(
         "embedding": torch.from_numpy(np.stack([r.embedding for r in rows])).to(torch.float16),
         "voice": torch.tensor([number[r.voice, r.speed] for r in rows]),
         "validation": torch.tensor([r.validation for r in rows]),
+        "rate": torch.tensor([r.rate for r in rows]),
     }
     if rows[0].states is not None:
         tensors["states"] = torch.cat([torch.from_numpy(np.asarray(r.states, dtype=np.float16)) for r in rows])
@@ -146,6 +148,7 @@ class VocoderData:
     speaker: Tensor  # float32 [R, 298], speaker features
     voice: Tensor  # int64 [R]
     validation: Tensor  # bool [R]
+    top: Tensor  # float32 [R], Hz up to which the row says what speech is like
     tokenizer_checksum: str
     token_rate: int = 50  # tokens a second
     codebook: Tensor | None = None  # float32 [V, P], the tokenizer's centroids if it has any
@@ -176,20 +179,23 @@ class VocoderData:
         samples_per_token = SAMPLE_RATE // token_rate
         recordings = _decode(pack["audio"], pack["audio_offsets"].tolist(), json.loads(header["encoded"]))
         offsets, kept = pack["token_offsets"].tolist(), []
-        waves, tokens, log_f0, voiced, speaker, states = [], [], [], [], [], []
+        waves, tokens, log_f0, voiced, speaker, states, tops = [], [], [], [], [], [], []
         for row in tqdm(range(len(offsets) - 1), desc="unpack", unit="row"):
             ids = pack["tokens"][offsets[row] : offsets[row + 1]].to(device, torch.int64)
             if len(ids) < min_seconds * token_rate:
                 continue
             recording = recordings[int(pack["recording"][row])].numpy() / np.float32(32767)
-            played = resample(recording, SAMPLE_RATE * float(pack["speed"][row]), SAMPLE_RATE)
+            speed, rate = float(pack["speed"][row]), int(pack["rate"][row]) if "rate" in pack else SAMPLE_RATE
+            top = min(rate, SAMPLE_RATE) / 2  # at every speed, as the features of a prompt and of `dcar prepare`
+            played = resample(recording, SAMPLE_RATE * speed, SAMPLE_RATE)
             wave = fit_length(torch.from_numpy(played).to(device), len(ids) * samples_per_token, 3 * samples_per_token)
             row_f0, row_voiced = track_f0(wave)
             if int(row_voiced.sum()) < MIN_VOICED_FRAMES:
                 continue
             kept.append(row)
             embedding = pack["embedding"][row].to(device, torch.float32)
-            speaker.append(torch.cat([embedding, voice_statistics(wave, row_f0, row_voiced)]))
+            speaker.append(torch.cat([embedding, voice_statistics(wave, row_f0, row_voiced, top)]))
+            tops.append(top)
             waves.append((wave.clamp(-1, 1) * 32767).round().to(torch.int16))
             tokens.append(ids)
             if "states" in pack:
@@ -212,6 +218,7 @@ class VocoderData:
             speaker=torch.stack(speaker),
             voice=pack["voice"][index].to(device),
             validation=pack["validation"][index].to(device),
+            top=torch.tensor(tops, device=device),
             tokenizer_checksum=header["tokenizer_checksum"],
             codebook=pack.get("codebook"),
             states=torch.cat(states) if states else None,
@@ -235,7 +242,7 @@ class VocoderData:
             return torch.cat([getattr(part, name) for part in parts])
 
         return cls(
-            **{n: whole(n) for n in ("waves", "tokens", "log_f0", "voiced", "lengths", "speaker", "validation")},
+            **{n: whole(n) for n in ("waves", "tokens", "log_f0", "voiced", "lengths", "speaker", "validation", "top")},
             starts=torch.cat([part.starts + shift for part, shift in zip(parts, before, strict=False)]),
             voice=torch.cat([part.voice + shift for part, shift in zip(parts, voices, strict=False)]),
             tokenizer_checksum=first.tokenizer_checksum,
@@ -322,6 +329,7 @@ def pack_training_data(
     known: dict[str, int] = {}
     rate_hz = float(info["tokenizer"]["rate_hz"])
     seconds: list[float] = []
+    rates: list[int] = []
     present = [split for split in (*train_splits, *validation_splits) if split in info["counts"]]
     if not set(present) & set(train_splits):
         raise DataError(f"{prepared_dir}: has no split {', '.join(train_splits)}; prepare it with splits=[train,…]")
@@ -344,6 +352,7 @@ def pack_training_data(
                     recordings.append(wave if rate == SAMPLE_RATE else resample(wave, rate, SAMPLE_RATE))
                 known[utterance.id] = len(seconds)
                 seconds.append(len(wave) / rate)
+                rates.append(rate)
             tokens, recording = np.asarray(row["speech"], dtype=np.int64), known[utterance.id]
             if abs(seconds[recording] / speed - len(tokens) / rate_hz) > 3 / rate_hz:
                 raise DataError(
@@ -351,7 +360,8 @@ def pack_training_data(
                 )
             embedding = np.asarray(row["speaker_embedding"], dtype=np.float32)
             heard = None if listener is None else _states(listener, utterance, speed, tokens)
-            rows.append(PackRow(recording, speed, tokens, embedding, row["speaker"], split in validation_splits, heard))
+            rows.append(PackRow(recording, speed, tokens, embedding, row["speaker"], split in validation_splits, heard,
+                                rates[recording]))
     write_pack(out, recordings, rows, info["tokenizer"]["checksum"], rate_hz, codebook)
 
 

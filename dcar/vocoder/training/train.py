@@ -41,6 +41,7 @@ from dcar.vocoder.training.losses import Discriminators, MelDistance, discrimina
 from dcar.vocoder.training.pack import Crop, VocoderData
 from dcar.vocoder.training.voices import VoiceLoss
 from dcar.vocoder.training.words import WordLoss
+from dcar.voices.features import bands_below
 
 
 @dataclass
@@ -143,6 +144,9 @@ class Trainer:
         self.discriminators = Discriminators(**config.discriminators).to(device)
         self.mel_distance = MelDistance(shape.sample_rate).to(device)
         self.mel = mel_transform(shape).to(device)
+        reach = torch.tensor([bands_below(self.mel.filters, shape.sample_rate, top) for top in data.top.tolist()])
+        # [R, bands], 1 where the recording's rate reaches: what it does not hold is not taken for silence
+        self.heard = (torch.arange(shape.mel_bands) < reach[:, None]).float().to(device)
         fused = device.type == "cuda"
         options: dict[str, Any] = {
             "lr": config.learning_rate,
@@ -244,13 +248,15 @@ class Trainer:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=config.bf16):
             said = self.generator.acoustic(crop.tokens, crop.mask, speaker)
             guess = None if self.listener is None else self.listener(said.inner)
-        total, logs = acoustic_loss(said, target, crop, speaker)
+        heard = self.heard[rows, None]
+        total, logs = acoustic_loss(said, target, crop, speaker, heard)
+        log_mel = torch.where(heard > 0, said.log_mel, target)
         if self.words is not None:
             with torch.autocast(self.device.type, torch.bfloat16, enabled=config.bf16):
-                words = self.words(said.log_mel, target, crop.frame_mask)
+                words = self.words(log_mel, target, crop.frame_mask)
             total, logs = total + config.words_weight * words, logs | {"words": words.detach()}
         if self.voices is not None:
-            voices = self.voices(said.log_mel, target, crop.frame_mask, waves)
+            voices = self.voices(log_mel, target, crop.frame_mask, waves)
             total, logs = total + config.voice_weight * voices, logs | {"voices": voices.detach()}
         if guess is None or self.data.states is None:
             return total, logs
@@ -308,7 +314,7 @@ class Trainer:
             values = {
                 "mel": self.mel_distance(self.average.renderer(log_mel, pitch, mask), real),
                 "mel_copy": self.mel_distance(self.average.renderer(target, true_pitch, mask), real),
-                "log_mel_error": (log_mel - target).abs().mean(),
+                "log_mel_error": ((log_mel - target).abs() * self.heard[row]).mean() / self.heard[row].mean(),
                 "f0_error_semitones": both.sum() / crop.voiced.sum().clamp_min(1) * 12 / math.log(2),
                 "voicing_error": (crop.voiced - pitch.voiced).abs().mean(),
             }
@@ -358,11 +364,14 @@ def calibration_tokens(data: VocoderData) -> tuple[int, ...]:
     return tuple(found[:wanted])
 
 
-def acoustic_loss(said: Acoustics, log_mel: Tensor, crop: Crop, speaker: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+def acoustic_loss(said: Acoustics, log_mel: Tensor, crop: Crop, speaker: Tensor, heard: Tensor,
+                  ) -> tuple[Tensor, dict[str, Tensor]]:
     """L1 of the log-mel [B, F, bands], smooth L1 of the pitch's deviation from the voice's mean (unvoiced frames at a
-    tenth), cross-entropy of voicing; frames outside the rows do not count."""
+    tenth), cross-entropy of voicing; frames outside the rows and bands that are not `heard` [B, 1, bands] do not
+    count."""
     keep, voiced = crop.frame_mask, crop.voiced
-    spectrum = ((said.log_mel - log_mel).abs().mean(-1) * keep).sum() / keep.sum()
+    error = ((said.log_mel - log_mel).abs() * heard).sum(-1) / heard.sum(-1)  # [B, F]
+    spectrum = (error * keep).sum() / keep.sum()
     mean, spread = pitch_statistics(speaker)
     target = ((crop.log_f0 - mean) / spread).clamp(-4.0, 4.0)
     weight = keep * (0.1 + 0.9 * voiced)

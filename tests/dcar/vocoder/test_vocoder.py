@@ -20,7 +20,7 @@ from dcar.vocoder.model import Pitch, TokenVocoder, VocoderConfig, speaker_featu
 from dcar.vocoder.renderer import Renderer, mel_transform
 from dcar.vocoder.training.losses import Discriminators, MelDistance, discriminator_loss, generator_losses
 from dcar.vocoder.training.pack import PackRow, VocoderData, fit_length, pack_training_data, write_pack
-from dcar.vocoder.training.train import Trainer, main, run
+from dcar.vocoder.training.train import Trainer, acoustic_loss, main, run
 from dcar.voices.features import SPEAKER_DIM, mel_filterbank, resample_speed, same_istft, same_stft, track_f0
 
 
@@ -504,6 +504,31 @@ def test_training_brings_every_loss_down_and_exports(tmp_path):
     data = VocoderData.load(config.data, "cpu")
     assert vocoder.config.calibration_tokens == tuple(data.tokens[: 5 * 60].tolist())  # the sixth row is not trained on
     assert sorted(p.name for p in (tmp_path / "run" / "samples").iterdir()) == ["0_real.wav", "0_vocoder.wav"]
+
+
+def test_what_recordings_of_a_low_rate_lack_is_not_learned_as_silence(tmp_path):
+    """A voice at 24 kHz and as its recording at 8 kHz: the vocoder is told the same of both, as it is of a prompt of
+    that rate, and bands above 4 kHz have no part in the loss."""
+    whole = harmonic(150.0, 1.2) + 0.01 * np.random.default_rng(0).standard_normal(int(1.2 * RATE)).astype(np.float32)
+    low = resample(resample(whole, RATE, 8_000), 8_000, RATE)
+    rows = [PackRow(0, 1.0, np.full(60, 3), embedding(0), "whole", False),
+            PackRow(1, 1.0, np.full(60, 3), embedding(0), "low", False, rate=8_000)]
+    write_pack(tmp_path / "pack.safetensors", [whole, low], rows, "")
+    data = VocoderData.load(tmp_path / "pack.safetensors", "cpu")
+    assert data.top.tolist() == [12_000, 4_000]
+    prompt = speaker_features(resample(whole, RATE, 8_000), 8_000, embedding(0))
+    assert np.abs(data.speaker[1].numpy() - prompt)[258:].max() < 0.1  # 258 on: the envelope
+    assert VocoderData.join([data, data]).top.tolist() == [12_000, 4_000] * 2
+
+    trainer = Trainer(toy_config(tmp_path), data, torch.device("cpu"))
+    assert trainer.heard[0].all() and 15 < trainer.heard[1].sum() < 30
+    crop = data.crop(torch.tensor([0, 1]), torch.zeros(2, dtype=torch.long), 60)
+    target = trainer.mel(data.wave(crop)).transpose(1, 2)
+    said = trainer.generator.acoustic(crop.tokens, crop.mask, data.speaker[:2])
+    for row, counts in ((0, True), (1, False)):  # five nats more above 4 kHz
+        louder = said._replace(log_mel=target + 5.0 * (1 - trainer.heard[1]))
+        heard = trainer.heard[[row, row], None]
+        assert (acoustic_loss(louder, target, crop, data.speaker[:2], heard)[1]["log_mel"] > 0) == counts
 
 
 def test_training_goes_on_from_an_exported_vocoder(tmp_path):

@@ -25,6 +25,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from accelerate import PartialState
+
 from dcar.config import check, load_config, save_config, setting
 from dcar.config.schema import seed_setting
 from dcar.errors import ConfigError, DataError
@@ -208,10 +210,11 @@ def tune_voice(config: TuneVoiceConfig, tools: Callable[[CompareConfig], Tools] 
 
 
 def tuned_vocoder(recipe: TrainVocoderConfig, data: str) -> str:
-    """The folder of the vocoder, trained on the training split of a prepared corpus."""
-    if not Path(recipe.data).exists():
-        pack_training_data(data, recipe.data)
-    return str(train_vocoder(recipe))
+    """The folder of the vocoder, trained on the training split of a prepared corpus, by the first process alone."""
+    with PartialState().main_process_first():  # the others find it trained
+        if not Path(recipe.data).exists():
+            pack_training_data(data, recipe.data)
+        return str(train_vocoder(recipe))
 
 
 def on_the_way(config: TuneVoiceConfig, origin: str, before: AnyDecoder, tuned: str) -> dict[float, str]:

@@ -203,9 +203,10 @@ def tune_voice(config: TuneVoiceConfig, tools: Callable[[CompareConfig], Tools] 
              "tuned_vocoder": chosen.vocoder, "steps": steps, "start_rows": rows_of(first, None, by, config.resamples),
              "bounds": bounds(first), "judge": recipe.spoken.recognizer, "split": config.split, "seeds": config.seeds,
              "data": {"path": data, "counts": counts}, "provenance": provenance()}
-    with writing(out):
-        write_json(out / "voice.json", found)
-        save_config(config, out / "tune_voice.yaml")
+    if PartialState().is_main_process:
+        with writing(out):
+            write_json(out / "voice.json", found)
+            save_config(config, out / "tune_voice.yaml")
     return found
 
 
@@ -221,6 +222,7 @@ def on_the_way(config: TuneVoiceConfig, origin: str, before: AnyDecoder, tuned: 
     """By share: the folder of a decoder whose weights are w0 + share (w1 - w0), w0 those of `before`, loaded from
     `origin`, and w1 those of the folder `tuned`, which is that of share 1 itself. Each of the two is read once."""
     folders: dict[float, str] = {}
+    state = PartialState()
     model, first = load_decoder(tuned), before.state_dict()
     last = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     for share in config.shares:
@@ -228,6 +230,9 @@ def on_the_way(config: TuneVoiceConfig, origin: str, before: AnyDecoder, tuned: 
             folders[share] = tuned
             continue
         folder = Path(config.out) / f"car_{share:g}"
+        folders[share] = str(folder)
+        if not state.is_main_process:
+            continue
         model.load_state_dict({name: first[name] + share * (tensor - first[name]) if tensor.is_floating_point()
                                else tensor for name, tensor in last.items()})
         with writing(folder):
@@ -236,7 +241,7 @@ def on_the_way(config: TuneVoiceConfig, origin: str, before: AnyDecoder, tuned: 
                 shutil.copytree(tokenizer, folder / TEXT_TOKENIZER_FOLDER, dirs_exist_ok=True)
             write_json(folder / "provenance.json", {**provenance(), "mixture": {"start": origin, "tuned": tuned,
                                                                                 "share": share}})
-        folders[share] = str(folder)
+    state.wait_for_everyone()
     return folders
 
 
@@ -308,6 +313,8 @@ def main(arguments: list[str] | None = None) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     config = load_config(TuneVoiceConfig, arguments)
     found = tune_voice(config)
+    if not PartialState().is_main_process:
+        return
     print(table(found))
     chunk = found["start_rows"][0]["method"].partition("@")[0]
     print(f"\nwrote {config.out}/voice.json. To hear it: dcar speak \"…\" decoder={found['recommended']} "

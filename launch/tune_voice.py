@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from accelerate import PartialState
 
 from dcar.config import check, load_config, save_config, setting
@@ -212,7 +213,7 @@ def tune_voice(config: TuneVoiceConfig, tools: Callable[[CompareConfig], Tools] 
 
 def tuned_vocoder(recipe: TrainVocoderConfig, data: str) -> str:
     """The folder of the vocoder, trained on the training split of a prepared corpus, by the first process alone."""
-    with PartialState().main_process_first():  # the others find it trained
+    with PartialState(cpu=not torch.cuda.is_available()).main_process_first():  # the others find it trained
         if not Path(recipe.data).exists():
             pack_training_data(data, recipe.data)
         return str(train_vocoder(recipe))

@@ -3,6 +3,7 @@ in order, as printed but for the sizes of runs. On a dozen sentences of one spea
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -73,3 +74,20 @@ def test_every_command_of_the_page_runs(home):
                  "runs/voice/voice.json", "runs/voice/car/config.json",
                  "runs/voice/vocoder/export/config.json", "runs/policy/config.json"):
         assert (home / made).exists(), made
+
+
+@pytest.mark.slow
+def test_two_processes_tune_one_voice(home):
+    """One trains the vocoder, mixes the decoders and prints; both speak."""
+    ran = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m",
+         "launch.tune_voice", "recordings=recordings", "dev_fraction=0.2", "test_fraction=0.3", "out=runs/two",
+         f"training=[{','.join(TRAIN)}]", "vocoder_training=[max_steps=2]", "shares=[0.5,1.0]", "sentences=2",
+         "seeds=[0]", "resamples=100"], cwd=home, capture_output=True, text=True, timeout=400,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""})
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    assert ran.stdout.count("wrote runs/two/voice.json") == 1
+    assert "2 processes" in ran.stderr + ran.stdout
+    found = json.loads((home / "runs/two/voice.json").read_text())
+    assert [(t["share"], t["vocoder_tuned"]) for t in found["tried"]][:2] == [(0, False), (0, True)]
+    assert {t["share"] for t in found["tried"]} == {0, 0.5, 1} and all(t["sentences"] for t in found["tried"])

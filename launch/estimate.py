@@ -264,6 +264,7 @@ def _dcpo(config: EstimateConfig, rest: list[str], device: cost.Device) -> dict[
 def _compare(config: EstimateConfig, rest: list[str], device: cost.Device) -> dict[str, Any]:
     from eval.compare.run import CompareConfig
     from eval.compare.sweeps import expand_names
+    from eval.methods.samplings import split_label
 
     recipe = load_config(CompareConfig, rest)
     work = workload(config, recipe.data, recipe.split)
@@ -277,6 +278,7 @@ def _compare(config: EstimateConfig, rest: list[str], device: cost.Device) -> di
     spoken = utterances * len(recipe.seeds)
     seconds = timing = 0.0
     for name in expand_names(recipe.methods):
+        name, _, _ = split_label(name)  # no sampling changes what a pass costs
         size = 1.0 if name == "far" else float(name[4:]) if name.startswith("car-") else config.chunk
         batch = cost.decode_seconds(base, device, recipe.batch_size, text, prompt, work.speech, size)
         seconds += spoken / recipe.batch_size * batch + spoken * audio / config.scoring

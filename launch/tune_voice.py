@@ -17,11 +17,12 @@ beside what there was, then with the tuned decoder beside what was best so far. 
 
 from __future__ import annotations
 
+import json
 import logging
 import shutil
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ from dcar.prepare.run import PrepareConfig
 from dcar.prepare.run import run as prepare
 from dcar.process import run_command
 from dcar.sources.shipped import resolve
-from dcar.storage import writing
+from dcar.storage import digest, writing
 from dcar.tracking import provenance, write_json
 from dcar.train.car import TrainConfig
 from dcar.train.car import run as train
@@ -49,11 +50,14 @@ from dcar.vocoder.training.train import run as train_vocoder
 from eval.compare.run import CompareConfig, load_tools, start
 from eval.compare.run import run as compare
 from eval.results.store import Record, Tools, read_jsonl
-from launch.voice_verdict import Spoken, bounds, by_sentences, length, nearness, rate, rows_of, table, verdict
+from launch.voice_verdict import Spoken, bounds, deciding, length, nearness, rate, rows_of, table, verdict
 
 logger = logging.getLogger(__name__)
 
 RECIPES = Path(__file__).parent / "recipes"
+MADE_OF = "made_of.json"
+UNLIKE = {"recordings": "recordings", "decoder": "settings of the decoder's training",
+          "vocoder": "settings of the vocoder's training"}
 FORMAT_VERSION = 4  # 4: the vocoder too
 
 
@@ -151,7 +155,8 @@ def vocoder_config(config: TuneVoiceConfig, vocoder: str) -> TrainVocoderConfig 
 def tune_voice(config: TuneVoiceConfig, tools: Callable[[CompareConfig], Tools] | None = None) -> dict[str, Any]:
     """Prepare, train, compare; returns what voice.json holds. `tools` replaces what the comparisons would load.
 
-    Raises what these three raise; DataError where the corpus lacks a split that is needed.
+    Raises what these three raise; ConfigError where `out` holds another voice; DataError where the
+    corpus lacks a split that is needed.
     """
     out = Path(config.out)
     data = config.data or prepared_recordings(config)
@@ -163,6 +168,7 @@ def tune_voice(config: TuneVoiceConfig, tools: Callable[[CompareConfig], Tools] 
     origin = recipe.backbone.path or str(resolve(recipe.init_from, started_from(recipe)))
     was = Voice(origin, recipe.spoken.vocoder or "starter")
     vocoder_recipe = vocoder_config(config, was.vocoder)
+    same_as_before(out, data, recipe, vocoder_recipe)
     vocoders = [was, *([replace(was, vocoder=tuned_vocoder(vocoder_recipe, data), vocoder_tuned=True)]
                        if vocoder_recipe else [])]
     tuned = train(recipe)
@@ -211,12 +217,31 @@ def tune_voice(config: TuneVoiceConfig, tools: Callable[[CompareConfig], Tools] 
     return found
 
 
+def same_as_before(out: Path, data: str, recipe: TrainConfig, vocoder_recipe: TrainVocoderConfig | None) -> None:
+    """Note in `out` what vocoder and decoder are trained on, and how. ConfigError where it was begun with something
+    else: recordings that were added, say, would be judged by what was trained without them."""
+    path = out / MADE_OF
+    how = {name: {k: v for k, v in asdict(settings).items() if k not in ("data", "out")} if settings else None
+           for name, settings in (("decoder", recipe), ("vocoder", vocoder_recipe))}
+    now = json.loads(json.dumps({"recordings": digest(Path(data) / "prepared.json")["sha256"], **how}))
+    if not path.exists():
+        if PartialState(cpu=not torch.cuda.is_available()).is_main_process:
+            with writing(out):
+                write_json(path, now)
+    elif unlike := [name for name, made in json.loads(path.read_text(encoding="utf-8")).items() if made != now[name]]:
+        raise ConfigError(f"{out} was begun with other {' and '.join(UNLIKE[name] for name in unlike)} ({path} has "
+                          "them): choose another out, or remove this one")
+
+
 def tuned_vocoder(recipe: TrainVocoderConfig, data: str) -> str:
     """The folder of the vocoder, trained on the training split of a prepared corpus, by the first process alone."""
-    with PartialState(cpu=not torch.cuda.is_available()).main_process_first():  # the others find it trained
+    state = PartialState(cpu=not torch.cuda.is_available())
+    if state.is_main_process:
         if not Path(recipe.data).exists():
             pack_training_data(data, recipe.data)
-        return str(train_vocoder(recipe))
+        train_vocoder(recipe)
+    state.wait_for_everyone()
+    return str(Path(recipe.out) / "export")
 
 
 def on_the_way(config: TuneVoiceConfig, origin: str, before: AnyDecoder, tuned: str) -> dict[float, str]:
@@ -248,7 +273,7 @@ def on_the_way(config: TuneVoiceConfig, origin: str, before: AnyDecoder, tuned: 
 
 def trial(voice: Voice, records: Sequence[Record]) -> dict[str, Any]:
     """What the dev sentences that it said say of a voice."""
-    said, _ = by_sentences(records)
+    said = deciding(records)
     return {"share": voice.share, "vocoder_tuned": voice.vocoder_tuned, "wer": rate(said), "similarity": nearness(said),
             "length": length(said), "sentences": len({r["id"] for r in said})}
 

@@ -41,13 +41,18 @@ def length(records: Sequence[Record]) -> float:
 
 
 def by_sentences(records: Sequence[Record]) -> tuple[list[Record], list[Record]]:
-    """Those of texts of one sentence, as `dcar speak` says them, and those of several; where no text has one sentence,
-    all stand first."""
+    """Those of texts of one sentence, as `dcar speak` says them, and those of several."""
     one: list[Record] = []
     several: list[Record] = []
     for record in records:
         (several if len(split_sentences(record["text"])) > 1 else one).append(record)
-    return (one, several) if one else (several, [])
+    return one, several
+
+
+def deciding(records: Sequence[Record]) -> list[Record]:
+    """Those of texts of one sentence, or all where there are none."""
+    one, several = by_sentences(records)
+    return one or several
 
 
 def similarity(record: Record) -> float | None:
@@ -105,7 +110,7 @@ def verdict(before: Spoken, after: Spoken, methods: Sequence[str], tuned: str, m
 
 
 def rows_of(before: Spoken, after: Spoken | None, methods: Sequence[str], resamples: int) -> list[dict[str, Any]]:
-    """By method, and texts of one sentence apart from those of several: `outcome`. The first decides."""
+    """By method, and texts of one sentence apart from those of several: `outcome`. The first decides (`deciding`)."""
     rows = []
     for method in methods:
         parts = by_sentences(before[method]), by_sentences(after[method]) if after else (None, None)
@@ -116,8 +121,8 @@ def rows_of(before: Spoken, after: Spoken | None, methods: Sequence[str], resamp
 
 
 def bounds(spoken: Spoken) -> dict[str, dict[str, float | None]]:
-    """Word errors and nearness of recordings and of their resynthesis, texts of one sentence, where they were heard."""
-    heard = {name: by_sentences(spoken[name])[0] for name in (RECORDING, RESYNTHESIS) if name in spoken}
+    """Word errors and nearness of recordings and of their resynthesis, where they were heard."""
+    heard = {name: deciding(spoken[name]) for name in (RECORDING, RESYNTHESIS) if name in spoken}
     return {name: {"wer": rate(records), "similarity": nearness(records)} for name, records in heard.items()}
 
 
@@ -187,7 +192,7 @@ def table(found: dict[str, Any]) -> str:
                      for name, b in found["bounds"].items())
     seeds = ", ".join(map(str, found["seeds"]))
     lines += ["", f"Seeds {seeds}, judge {found['judge']}; length: beside the recordings."
-              + (f" Texts of one sentence: {told}." if told else "")]
+              + (f" Of the texts that decide: {told}." if told else "")]
     return "\n".join(lines)
 
 

@@ -534,7 +534,7 @@ def add_decisions(meter: Meter, prefix: str, records: Sequence[RolloutRecord], c
                   num_actions: int) -> None:
     """Tokens per pass, truncation, share of actions outside the range, and the histogram of actions."""
     results = [r.result for r in records]
-    actions = np.array([a for r in results for a in r.actions])
+    actions = np.array([a for r in results for a in r.actions], dtype=np.int64)  # a process may have no prompt
     meter.add(f"{prefix}tokens_per_pass", sum(len(r.tokens) for r in results), sum(r.target_passes for r in results))
     meter.add(f"{prefix}truncated", sum(r.truncated for r in results), len(results))
     if chunk_range:

@@ -42,8 +42,9 @@ def with_own_tokens(heads: Heads, hidden: Tensor, speech_ids: Tensor, speech_len
     inputs = speech_ids.clone()
     for head in range(1, largest + 1):
         row, column = (replaced & (offset == head - 1)).nonzero(as_tuple=True)
+        logits = heads(hidden[row, column - head], only=head)  # of no row, too: sharded weights are gathered by all
         if len(row):
-            laws = heads(hidden[row, column - head], only=head).float().softmax(-1)
+            laws = logits.float().softmax(-1)
             drawn = laws.multinomial(1)[:, 0]
             inputs[row, column] = torch.where(drawn == eos, speech_ids[row, column], drawn)
     return inputs

@@ -104,8 +104,10 @@ class WhisperRecognizer:
         if model_dir is not None:
             self.name = f"whisper-{kind}:{folder.name}"
         source = str(folder) if folder.is_dir() else str(model_dir)
+        place, _, index = device.partition(":")
         try:
-            self._model = WhisperModel(source, device=device.partition(":")[0], compute_type=kind, cpu_threads=threads)
+            self._model = WhisperModel(source, device=place, device_index=int(index or 0), compute_type=kind,
+                                       cpu_threads=threads)
         except Exception as error:  # whatever the hub client or CTranslate2 raises
             raise AssetError(
                 f"faster-whisper cannot load {source} ({type(error).__name__}: {str(error).splitlines()[0][:150]}); "

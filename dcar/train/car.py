@@ -50,7 +50,7 @@ from dcar.tokens.codebook import codebook_of
 from dcar.tracking import provenance, write_json
 from dcar.train.batches import BucketBatchSampler, EpochLoader, SpeechDataset, collate
 from dcar.train.callbacks import JsonlLog, TensorBoardLog
-from dcar.train.checkpoints import latest_checkpoint, step_of
+from dcar.train.checkpoints import check_same_data, latest_checkpoint, step_of
 from dcar.train.frozen import FrozenStates, on_frozen_trunk
 from dcar.train.replay import ReplayBatchSampler, with_replay
 from dcar.train.resilient import ResilientTrainer
@@ -326,6 +326,8 @@ def fit(config: TrainConfig, model: CARDecoder, train, dev, prepared: dict[str, 
     trainer.origin = provenance(
         config=dataclasses.asdict(config), seed=config.seed,
         data={"path": config.data, "prepared.json": digest(Path(config.data) / "prepared.json")})
+    if last:
+        check_same_data(last, trainer.origin)
     if last and step_of(last) >= config.max_steps:  # finished before; Trainer would add a step
         trainer.finish_from(last)
         if trainer.choice:

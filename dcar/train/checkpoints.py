@@ -11,7 +11,7 @@ import json
 import logging
 import shutil
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from accelerate import PartialState
 from accelerate.utils import gather_object
 from safetensors import SafetensorError, safe_open
 
+from dcar.errors import CheckpointError
 from dcar.storage import MANIFEST, digest, faults, files_of, read_manifest, seal, sync, unseal
 
 logger = logging.getLogger(__name__)
@@ -57,6 +58,17 @@ def latest_checkpoint(output_dir: str | Path) -> Path | None:
             return folder
         logger.warning("%s is passed over: %s", folder, why)
     return None
+
+
+def check_same_data(checkpoint: Path, origin: Mapping[str, Any]) -> None:
+    """CheckpointError where a checkpoint was trained on other data than those of `origin`, the provenance of the run
+    that would go on from it. One of an earlier version does not say, and passes."""
+    manifest = read_manifest(checkpoint) or {}
+    before, now = (run.get("data") or {} for run in (manifest.get("run") or {}, origin))
+    if differing := [name for name in before.keys() & now.keys() - {"path"} if before[name] != now[name]]:
+        raise CheckpointError(f"{checkpoint}: trained on other data than there are now in {now.get('path', 'place')} "
+                              f"({', '.join(sorted(differing))} changed); choose another out, or start again with "
+                              "resume=false (DCPO: resume=never)")
 
 
 def _faults_without_manifest(folder: Path) -> list[str]:

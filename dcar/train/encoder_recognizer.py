@@ -97,8 +97,8 @@ def kept_states(recordings: Sequence[Recording], folder: Path) -> list[np.ndarra
     shards = [recordings[i : i + SHARD] for i in range(0, len(recordings), SHARD)]
     paths = [folder / f"{_identity(shard)}.npy" for shard in shards]
     state = PartialState()
-    mine = [(shard, path) for shard, path in zip(shards, paths, strict=True) if not path.is_file()]
-    mine = mine[state.process_index :: state.num_processes]
+    share = slice(state.process_index, None, state.num_processes)  # of all: what is missing changes while others write
+    mine = [(shard, path) for shard, path in zip(shards[share], paths[share], strict=True) if not path.is_file()]
     if mine:
         encoder = shared_encoder(TAIL_SECONDS, 1)
         total, quiet = sum(len(shard) for shard, _ in mine), state.process_index > 0

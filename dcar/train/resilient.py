@@ -25,13 +25,20 @@ from dcar.errors import DCARError, ProcessError, StoppedError, TrainingError
 from dcar.process import GONE, INTERRUPTED, REQUEUE
 from dcar.storage import read_manifest, writing
 from dcar.train.callbacks import JsonlLog
-from dcar.train.checkpoints import STATE, begin_checkpoint, latest_checkpoint, remove_old, seal_checkpoint
+from dcar.train.checkpoints import (
+    STATE,
+    begin_checkpoint,
+    check_same_data,
+    latest_checkpoint,
+    remove_old,
+    seal_checkpoint,
+)
 from dcar.train.guard import all_finite, not_finite, save_batch, some
 
 logger = logging.getLogger(__name__)
 
 SIGNALS = {signal.SIGTERM: REQUEUE, signal.SIGUSR1: REQUEUE, signal.SIGINT: INTERRUPTED}
-
+RANKS_APART = 1_000_003  # between the seeds of two processes
 
 
 class StopRequests:
@@ -96,6 +103,10 @@ class ResilientTrainer(Trainer):
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
+        if self.args.n_gpu > 1:  # Trainer would spread each batch by DataParallel, which knows no outputs but tensors
+            logger.warning("one process trains on one GPU, and %d are there: for all of them launch it by accelerate "
+                           "launch --config_file launch/accelerate/multi_gpu.yaml -m …", self.args.n_gpu)
+            self.args._n_gpu = 1
         self.origin: dict[str, Any] = {}  # where the run comes from, for the manifests of its checkpoints
         self.requests = StopRequests()
         self.stopping = False
@@ -243,13 +254,17 @@ class ResilientTrainer(Trainer):
     # --- what is said when something fails ------------------------------------------------------------------------
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any):
-        """Trainer's; StoppedError after a signal, TrainingError where values or memory fail, ProcessError where
-        another process does, StorageError where the disk does."""
+        """Trainer's; CheckpointError where a checkpoint is of other data, StoppedError after a signal,
+        TrainingError where values or memory fail, ProcessError where another process does, StorageError where the disk
+        does."""
         if isinstance(resume_from_checkpoint, str):
+            check_same_data(Path(resume_from_checkpoint), self.origin)
             manifest = read_manifest(Path(resume_from_checkpoint)) or {}
             if manifest.get("processes", self.args.world_size) != self.args.world_size:
                 logger.warning("%s was written by %d processes and goes on with %d: not bit for bit",
                                resume_from_checkpoint, manifest["processes"], self.args.world_size)
+        elif self.args.process_index:  # dropout and noise of its own; a resumed process goes on with what it had
+            torch.manual_seed(self.args.seed + RANKS_APART * self.args.process_index)
         with self.requests.heard(), self.typed_errors():
             return super().train(resume_from_checkpoint, *args, **kwargs)
 

@@ -23,7 +23,7 @@ from dcar.tracking import provenance, write_json
 from dcar.train.batches import BucketBatchSampler, EpochLoader
 from dcar.train.callbacks import JsonlLog
 from dcar.train.car import is_sharded
-from dcar.train.checkpoints import step_of
+from dcar.train.checkpoints import check_same_data, step_of
 from dcar.train.resilient import ResilientTrainer
 from heads.checkpoint import Checkpoint
 
@@ -134,7 +134,10 @@ class SmallTrainer(ResilientTrainer):
             (path / "training_args.bin").unlink(missing_ok=True)  # a pickle; the settings are in config.yaml
 
     def fit(self, last: Path | None) -> None:
-        """Train, from the checkpoint `last` on where there is one; a run that finished there only loads it."""
+        """Train, from the checkpoint `last` on where there is one; a run that finished there only loads it.
+        CheckpointError where it was trained on other data."""
+        if last:
+            check_same_data(last, self.origin)
         if last and step_of(last) >= self.config.max_steps:  # Trainer would add a step
             self.finish_from(last)
             self.model.load_state_dict(type(self.model).from_pretrained(last).state_dict())

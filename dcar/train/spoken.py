@@ -104,7 +104,8 @@ class SpokenChoice(TrainerCallback):
 
     def __init__(self, trainer: Any, judge: Judge, out: str | Path):
         self.trainer, self.judge, self.out = trainer, judge, Path(out)
-        self.steps: dict[int, dict[str, Any]] = {}
+        self.steps: dict[int, dict[str, Any]] = {}  # of the main process, and of all what a resumed run has read
+        self.seen: set[int] = set()  # the same steps on every process, so that all wait or none does
 
     @property
     def best(self) -> int:
@@ -124,8 +125,9 @@ class SpokenChoice(TrainerCallback):
     def look(self, state: TrainerState) -> None:
         """Judge the decoder of this step, if it was not judged before; all processes wait for the main one."""
         step = state.global_step
-        if step in self.steps:
+        if step in self.seen:
             return
+        self.seen.add(step)
         if state.is_world_process_zero:
             model = cast(CARDecoder, self.trainer.model)
             errors, words = self.judge(model)
@@ -149,6 +151,7 @@ class SpokenChoice(TrainerCallback):
             steps = json.loads(path.read_text(encoding="utf-8"))["steps"]
             self.steps = {int(step): {"wer": float(s["wer"]), "errors": list(s["errors"]), "words": list(s["words"])}
                           for step, s in steps.items()}
+            self.seen = set(self.steps)
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise CheckpointError(f"{path}: cannot be read ({error}), so the best step of this run is not known; start "
                                   "again with resume=false") from error

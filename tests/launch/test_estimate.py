@@ -168,6 +168,12 @@ def test_every_recipe_of_training_and_comparison_has_an_estimate(recipe):
     assert result["gpu_hours"] > 0 and result["bytes_total"] == sum(result["bytes"].values()) > 0
 
 
+def test_a_method_of_its_own_sampling_costs_what_the_method_costs():
+    of = [f"--config={RECIPES / 'compare_starter.yaml'}", "utterances=10", "seconds=5"]
+    named, plain = (estimate([*of, f"methods={methods}"]) for methods in ("[car-5@t0.4,far@t0]", "[car-5,far]"))
+    assert named["seconds"] == plain["seconds"]
+
+
 def test_the_papers_decoder_has_the_papers_size():
     """About 151 M in layers, 38 M in heads."""
     result = estimate([f"--config={RECIPES / 'car_paper.yaml'}", "device=rtx4090", "processes=8", "seconds=6",

@@ -39,7 +39,7 @@ from launch.tune_voice import (
     tuned_vocoder,
     vocoder_config,
 )
-from launch.voice_verdict import advice, by_sentences, is_better, off_pace, outcome, table
+from launch.voice_verdict import advice, by_sentences, deciding, is_better, off_pace, outcome, rows_of, table
 
 LENGTH = 6  # words, and tokens, of every sentence
 
@@ -136,6 +136,13 @@ def test_a_tuned_decoder_that_is_better_is_recommended(data, untrained, tmp_path
     assert json.loads((tmp_path / "voice" / "voice.json").read_text()) == json.loads(json.dumps(found))
     again = tune_voice(settings, tools)  # everything is there: nothing is trained or spoken
     assert again["steps"] == found["steps"]
+    with pytest.raises(ConfigError, match=r"voice was begun with other settings of the decoder's training .*made_of"):
+        tune_voice(replace(settings, training=["learning_rate=1e-3"]), tools)
+    more = shutil.copytree(data, tmp_path / "more")
+    info = json.loads((more / "prepared.json").read_text())
+    (more / "prepared.json").write_text(json.dumps({**info, "checked": 1}))
+    with pytest.raises(ConfigError, match="begun with other recordings"):  # which no longer are those it was made of
+        tune_voice(replace(settings, data=str(more)), tools)
 
 
 def test_the_decoder_as_it_was_stays_where_no_step_is_better(data, trained, tmp_path):
@@ -305,7 +312,11 @@ def said(errors: dict[str, int], similarity: float | None, text: str = "The tide
 
 def test_texts_of_several_sentences_do_not_decide():
     one, several = said({"a": 1}, None), said({"b": 3}, None, "The tide came in. It went out.")
-    assert by_sentences([*one, *several]) == (one, several) and by_sentences(several) == (several, [])
+    assert by_sentences([*one, *several]) == (one, several) and deciding([*one, *several]) == one
+    rows = rows_of({"car-5": [*one, *several]}, None, ["car-5"], 100)
+    assert [(row["texts"], row["start"]) for row in rows] == [("one sentence", 0.25), ("several sentences", 0.75)]
+    [row] = rows_of({"car-5": several}, None, ["car-5"], 100)  # no text has one sentence: these decide, and say so
+    assert deciding(several) == several and row["texts"] == "several sentences"
 
 
 def test_a_nearer_voice_decides_where_words_are_equal():

@@ -518,10 +518,10 @@ def test_recipes_are_valid(recipe, tmp_path):
 
 
 @pytest.mark.parametrize(("optimizer", "rounding"), [
-    ({}, 1e-4), ({"optimizer": "natural", "learning_rate": 0.1}, 2e-3)], ids=["adam", "natural"])
+    ({}, 1e-4), ({"optimizer": "natural", "learning_rate": 0.1, "max_steps": 1}, 2e-3)], ids=["adam", "natural"])
 def test_two_processes_learn_what_one_learns(tmp_path, optimizer, rounding):
-    """Twice half the rollouts of a step: the same prompts, draws and mean, so the same policy up to rounding, of which
-    conjugate gradients make more."""
+    """Twice half the rollouts of a step: the same prompts, draws and mean, so the same policy up to rounding.
+    Conjugate gradients make so much of it that on some processors the second step draws otherwise: there the first."""
     settings = {**TOY, "num_train_epochs": 1, "num_iterations": 2, **optimizer}
     arguments = [f"{k}={json.dumps(v)}" for k, v in settings.items()]
     done = subprocess.run(

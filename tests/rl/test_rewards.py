@@ -29,6 +29,7 @@ from rl.rewards import (
     score,
 )
 from rl.rollout import synthesise
+from rl.trainer import add_decisions
 
 
 def record(index: int = 0, tokens=(0, 1, 2), actions=(1,), units: int = 4) -> RolloutRecord:
@@ -237,6 +238,13 @@ def test_meter_takes_means_once_at_the_end():
     meter.add_counts("actions", [0, 4])
     assert meter.drain() == {"wer": 0.2, "reward": 2.0, "ratio_max": 1.2, "actions": [0.125, 0.875]}
     assert meter.drain() == {}
+
+
+def test_a_process_without_prompts_has_no_decisions_to_add():
+    meter = Meter()
+    add_decisions(meter, "eval_", [], [2, 3], 4)
+    meter.add_counts("eval_action_histogram", [1, 0, 3, 0])  # of another process
+    assert meter.drain()["eval_action_histogram"] == [0.25, 0, 0.75, 0]
 
 
 # --- recognisers that fail ------------------------------------------------------------------------------------------

@@ -68,3 +68,16 @@ def test_the_end_of_speech_is_never_put_in():
     inputs, speech, _, _ = inputs_of(TellingHeads(1, eos_at=20), 0.9)
     replaced = inputs != speech
     assert not (inputs == EOS).any() and not replaced[:, 21].any() and replaced[:, 22].any()
+
+
+def test_every_head_is_asked_even_for_nothing():
+    """Where heads are sharded every process has to ask alike, whatever its rows say."""
+    asked: list[int] = []
+
+    class Listening(TellingHeads):
+        def __call__(self, hidden: Tensor, only: int) -> Tensor:
+            asked.append(only)
+            return super().__call__(hidden, only)
+
+    inputs, speech, _, _ = inputs_of(Listening(3), 0.0)
+    assert asked == [1, 2, 3] and torch.equal(inputs, speech)

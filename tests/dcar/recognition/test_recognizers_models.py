@@ -22,6 +22,7 @@ from dcar.recognition.http import HTTPRecognizer, HTTPScorer, Retry, post
 from dcar.recognition.load import load_recognizer
 from dcar.recognition.nemo import NemoCTCRecognizer, NemoTransducerRecognizer, quiet_nemo
 from dcar.recognition.train import TrainRecognizerConfig, build_model
+from dcar.sources.packages import whisper_base_dir
 
 torch.set_num_threads(1)
 RATE = 16_000
@@ -218,6 +219,15 @@ def test_ctc_of_transformers(family: str, tmp_path: Path) -> None:
     assert [a.heard for a in aligned] == texts and [len(a.costs) for a in aligned] == [4, 1]
     with pytest.raises(TextError, match=r"does not know the characters \['X'\]"):
         recognizer.align(waves[:1], RATE, ["ax"])
+
+
+def test_faster_whisper_goes_to_the_gpu_of_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr("faster_whisper.WhisperModel", lambda source, **options: asked.append(options))
+    for device in ("cuda:3", "cuda", "cpu"):
+        load_recognizer(f"faster-whisper:{whisper_base_dir()}", device=device)
+    assert [(o["device"], o["device_index"], o["compute_type"]) for o in asked] == [
+        ("cuda", 3, "float16"), ("cuda", 0, "float16"), ("cpu", 0, "int8")]
 
 
 def test_models_that_cannot_be_had_say_what_to_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,9 +16,9 @@ import torch
 
 from dcar.cli import main
 from dcar.errors import CheckpointError, ConfigError, DataError, TextError
-from dcar.recognition.encoder import EncoderRecognizer, EncoderRecognizerConfig
+from dcar.recognition.encoder import EncoderRecognizer, EncoderRecognizerConfig, state_count
 from dcar.recognition.load import load_recognizer
-from dcar.recognition.manifest import load_manifest
+from dcar.recognition.manifest import Recording, load_manifest
 from dcar.train import encoder_recognizer, small
 from dcar.train.encoder_recognizer import StateTexts, TrainEncoderRecognizerConfig, kept_states, run
 
@@ -131,6 +132,23 @@ def test_two_processes_share_the_encoder_and_take_the_same_step(speech, tmp_path
     told = model.log_likelihood([r.samples() for r in dev], RATE, [r.text for r in dev])
     nats = -np.dot(told, [len(r.text) for r in dev]) / sum(len(r.text) for r in dev)
     assert evaluation["eval_loss"] == pytest.approx(nats, rel=2e-3)  # both halves are in it; states kept in float16
+
+
+def test_no_states_are_left_to_nobody(tmp_path, monkeypatch):
+    """The second process looks at the disk when the first has written already; together they make all."""
+    recordings = [Recording(np.full(RATE, level, np.int16), "a") for level in range(4)]
+    monkeypatch.setattr(encoder_recognizer, "SHARD", 1)
+    monkeypatch.setattr(encoder_recognizer, "shared_encoder", lambda *a: None)
+    monkeypatch.setattr(encoder_recognizer, "encoder_states",
+                        lambda encoder, samples, rate: np.zeros((state_count(len(samples)), 2)))
+    for rank in (0, 1):
+        state = SimpleNamespace(process_index=rank, num_processes=2, wait_for_everyone=lambda: None)
+        monkeypatch.setattr(encoder_recognizer, "PartialState", lambda state=state: state)
+        if rank == 0:  # the first process is through before the others have written theirs
+            with pytest.raises(FileNotFoundError):
+                kept_states(recordings, tmp_path)
+            assert len(list(tmp_path.glob("*.npy"))) == 2
+    assert [len(s) for s in kept_states(recordings, tmp_path)] == [state_count(RATE)] * 4
 
 
 def test_what_does_not_belong_together_is_refused(speech, tmp_path, monkeypatch):

@@ -186,6 +186,20 @@ def test_resuming_another_model_s_run_is_refused(data, trained):
     assert "ffn_size is 64, here 48" in str(caught.value) and "hidden_size" not in str(caught.value)
 
 
+def test_going_on_with_other_data_is_refused(tmp_path):
+    """A finished run, too, would else hand out a decoder of the data before, with a card of those there are now."""
+    folder = write_prepared(tmp_path / "data", train=4, dev=2)
+    config = tiny_config(folder, tmp_path / "out", max_steps=2)
+    first = run(config)
+    assert run(config).checksum() == first.checksum()
+    shutil.rmtree(folder)
+    write_prepared(folder, train=6, dev=2)
+    for steps in (2, 3):
+        with pytest.raises(CheckpointError, match=r"trained on other data than there are now .*prepared.json changed"):
+            run(dataclasses.replace(config, max_steps=steps))
+    assert run(dataclasses.replace(config, resume=False)).checksum() != first.checksum()
+
+
 # --- gradient accumulation ------------------------------------------------------------------------------------------
 
 
@@ -261,6 +275,61 @@ def test_two_processes_train_and_evaluate_like_one(data, tmp_path):
     figures = {k: v for k, v in alone.items() if k.startswith("eval_")}
     assert figures == pytest.approx({k: v for k, v in two["metrics"].items() if k.startswith("eval_")}, rel=1e-5)
     assert len(figures) == 7
+
+
+SPOKEN = """
+import sys, torch
+sys.path.insert(0, sys.argv[1])
+from pathlib import Path
+from tiny_training import tiny_config
+from dcar.train import resilient, spoken
+from dcar.train.car import CARTrainer, run
+
+class Judge:
+    def __call__(self, model):
+        return [3, 0], [10, 10]
+
+spoken.SpokenJudge.load = classmethod(lambda cls, *a: Judge())
+seen, corrupt = [], CARTrainer._corrupt
+def kept(self, ids):
+    seen.append(torch.rand(3).tolist())
+    return corrupt(self, ids)
+CARTrainer._corrupt = kept
+out = Path(sys.argv[3])
+run(tiny_config(Path(sys.argv[2]), out, eval_steps=2, save_steps=2, max_steps=4, input_corruption=0.1,
+                spoken=spoken.SpokenSettings(sentences=2)))
+import json, os
+(out / f"drawn-{os.environ['RANK']}.json").write_text(json.dumps(seen))
+"""
+
+
+def test_two_processes_judge_each_step_once_and_draw_noise_of_their_own(data, tmp_path):
+    """The last step is looked at twice, by the loop and by the export: all processes wait for the judge, or none."""
+    (tmp_path / "program.py").write_text(SPOKEN)
+    done = subprocess.run(
+        [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines",
+         "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0", tmp_path / "program.py",
+         ROOT / "tests", data, tmp_path / "out"],
+        env={**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}, cwd=ROOT,
+        capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert sorted(json.loads((tmp_path / "out/spoken.json").read_text())["steps"], key=int) == ["0", "2", "4"]
+    first, second = (json.loads((tmp_path / f"out/drawn-{rank}.json").read_text()) for rank in (0, 1))
+    assert len(first) == len(second) == 4 and not set(map(tuple, first)) & set(map(tuple, second))
+
+
+def test_one_process_trains_on_one_gpu(data, tmp_path, monkeypatch, caplog):
+    """Not by DataParallel, which cannot gather what a decoder returns."""
+    made = CARTrainer._arguments
+
+    def with_two(config: TrainConfig):
+        arguments = made(config)
+        arguments._n_gpu = 2
+        return arguments
+
+    monkeypatch.setattr(CARTrainer, "_arguments", staticmethod(with_two))
+    trainer = trainer_of(tiny_config(data, tmp_path), CARDecoder(tiny_config(data, tmp_path).model))
+    assert trainer.args.n_gpu == 1 and "launch/accelerate/multi_gpu.yaml" in caplog.text
 
 
 # --- wrong data -----------------------------------------------------------------------------------------------------

@@ -6,8 +6,8 @@ before anyone takes them.
     dcar tune-voice data=runs/prepared training=[max_steps=60,learning_rate=5e-5] vocoder_recipe= out=runs/voice
 
 Each step goes on where it was stopped. The recordings are prepared (`dcar prepare`). The vocoder is trained on them by
-`vocoder_recipe` (timbre is lost there), the decoder by `recipe` (it has the pace). Dev sentences choose: first between
-the vocoders, then among decoders on the way from the one that training started from to the tuned one,
+`vocoder_recipe` (timbre is lost there), the decoder by `recipe` (it has the pace). Dev sentences choose: first among
+vocoders, then among decoders on the way from the one that training started from to the tuned one,
 w0 + share (w1 - w0) of the weights (WiSE-FT, Wortsman et al. 2022); each time what makes fewest word errors, and of
 those that come close to it what is nearest to the voice. Last, held-out sentences, which chose nothing, are spoken
 before and after each change that dev sentences chose, with the same prompts, draws and sampling: with the tuned vocoder
@@ -21,13 +21,14 @@ import json
 import logging
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import PartialState
+from torch import Tensor
 
 from dcar.config import check, load_config, save_config, setting
 from dcar.config.schema import seed_setting
@@ -44,6 +45,7 @@ from dcar.storage import digest, writing
 from dcar.tracking import provenance, write_json
 from dcar.train.car import TrainConfig
 from dcar.train.car import run as train
+from dcar.vocoder.model import TokenVocoder
 from dcar.vocoder.training.pack import pack_training_data
 from dcar.vocoder.training.train import TrainVocoderConfig
 from dcar.vocoder.training.train import run as train_vocoder
@@ -58,7 +60,7 @@ RECIPES = Path(__file__).parent / "recipes"
 MADE_OF = "made_of.json"
 UNLIKE = {"recordings": "recordings", "decoder": "settings of the decoder's training",
           "vocoder": "settings of the vocoder's training"}
-FORMAT_VERSION = 4  # 4: the vocoder too
+FORMAT_VERSION = 5  # 5: vocoders on the way, too
 
 
 def recipes(kind: str) -> list[str]:
@@ -68,16 +70,16 @@ def recipes(kind: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Voice:
-    """What speaks. share: of the way to the tuned decoder. vocoder: as `dcar.vocoder.load` lists it."""
+    """What speaks. vocoder: as `dcar.vocoder.load` lists it. The shares: of the way to the tuned ones."""
 
     decoder: str
     vocoder: str
     share: float = 0.0
-    vocoder_tuned: bool = False
+    vocoder_share: float = 0.0
 
     @property
     def name(self) -> str:
-        return f"{self.share:g}" + ("_vocoder" if self.vocoder_tuned else "")
+        return f"{self.share:g}" + (f"_vocoder_{self.vocoder_share:g}" if self.vocoder_share else "")
 
 
 @dataclass
@@ -95,6 +97,7 @@ class TuneVoiceConfig:
     out: str = setting("runs/voice", "Folder to write.", place="folder")
     shares: list[float] = setting([0.25, 0.5, 0.75, 1.0], "Of the way from the decoder as it was to the tuned one: "
                                   "among these and the one as it was dev sentences choose.", above=0, maximum=1)
+    vocoder_shares: list[float] = setting([0.5, 1.0], "Of the way to the tuned vocoder, alike.", above=0, maximum=1)
     close: float = setting(0.02, "Word error rate above the lowest on dev, up to which the nearest voice is chosen.",
                            minimum=0)
     margin: float = setting(0.03, "Word error rate that a nearer voice or pace may cost on held-out sentences: the "
@@ -111,8 +114,8 @@ class TuneVoiceConfig:
 
     def __post_init__(self) -> None:
         check(self)
-        if not self.shares:
-            raise ConfigError("shares: give at least one; 1 is the tuned decoder itself")
+        if not self.shares or not self.vocoder_shares:
+            raise ConfigError("shares, vocoder_shares: give at least one; 1 is the tuned decoder or vocoder itself")
         if bool(self.recordings) == bool(self.data):
             raise ConfigError("give the recordings (recordings=FOLDER with metadata.csv and wavs/) or a prepared "
                               "corpus (data=FOLDER of dcar prepare), one of the two")
@@ -169,8 +172,10 @@ def tune_voice(config: TuneVoiceConfig, tools: Callable[[CompareConfig], Tools] 
     was = Voice(origin, recipe.spoken.vocoder or "starter")
     vocoder_recipe = vocoder_config(config, was.vocoder)
     same_as_before(out, data, recipe, vocoder_recipe)
-    vocoders = [was, *([replace(was, vocoder=tuned_vocoder(vocoder_recipe, data), vocoder_tuned=True)]
-                       if vocoder_recipe else [])]
+    vocoders = [was]
+    if vocoder_recipe:
+        mixed = mixed_vocoders(config, vocoder_recipe.init_from, tuned_vocoder(vocoder_recipe, data))
+        vocoders += [replace(was, vocoder=folder, vocoder_share=share) for share, folder in mixed.items()]
     tuned = train(recipe)
     tools = tools or one_after_another()
     before = load_decoder(origin)
@@ -192,8 +197,8 @@ def tune_voice(config: TuneVoiceConfig, tools: Callable[[CompareConfig], Tools] 
     chosen = best(vocoders)
     chosen = best([chosen, *(replace(chosen, decoder=folder, share=share) for share, folder in decoders.items())])
     changes: dict[str, dict[str, Any]] = {}
-    if chosen.vocoder_tuned:
-        changes["vocoder"] = {"vocoder": chosen.vocoder, "vocoder_tuned": True}
+    if chosen.vocoder_share:
+        changes["vocoder"] = {"vocoder": chosen.vocoder, "vocoder_share": chosen.vocoder_share}
     if chosen.share:
         changes["decoder"] = {"decoder": chosen.decoder, "share": chosen.share}
     taken, steps = was, []
@@ -205,7 +210,7 @@ def tune_voice(config: TuneVoiceConfig, tools: Callable[[CompareConfig], Tools] 
         if steps[-1]["better"]:
             taken, spoken = voice, after
     found = {"format_version": FORMAT_VERSION, "recommended": taken.decoder, "recommended_vocoder": taken.vocoder,
-             "tried": list(tried.values()), "share": chosen.share, "vocoder_tuned": chosen.vocoder_tuned,
+             "tried": list(tried.values()), "share": chosen.share, "vocoder_share": chosen.vocoder_share,
              "start": was.decoder, "start_vocoder": was.vocoder, "tuned": chosen.decoder,
              "tuned_vocoder": chosen.vocoder, "steps": steps, "start_rows": rows_of(first, None, by, config.resamples),
              "bounds": bounds(first), "judge": recipe.spoken.recognizer, "split": config.split, "seeds": config.seeds,
@@ -244,6 +249,28 @@ def tuned_vocoder(recipe: TrainVocoderConfig, data: str) -> str:
     return str(Path(recipe.out) / "export")
 
 
+def mixed_vocoders(config: TuneVoiceConfig, first: str, tuned: str) -> dict[float, str]:
+    """By share: the folder of a vocoder on the way from `first` to `tuned`, which is that of share 1 itself."""
+    folders: dict[float, str] = {}
+    state = PartialState()
+    for share in config.vocoder_shares:
+        folder = Path(config.out) / f"vocoder_{share:g}"
+        folders[share] = tuned if share == 1 else str(folder)
+        if share != 1 and state.is_main_process:
+            start, model = (TokenVocoder.from_pretrained(f) for f in (resolve(first, "vocoder"), tuned))
+            model.load_state_dict(between(start.state_dict(), model.state_dict(), share))
+            with writing(folder):
+                model.save_pretrained(folder)
+    state.wait_for_everyone()
+    return folders
+
+
+def between(first: Mapping[str, Tensor], last: Mapping[str, Tensor], share: float) -> dict[str, Tensor]:
+    """Weights so far on the way from `first` to `last`."""
+    return {name: first[name] + share * (tensor - first[name]) if tensor.is_floating_point() else tensor
+            for name, tensor in last.items()}
+
+
 def on_the_way(config: TuneVoiceConfig, origin: str, before: AnyDecoder, tuned: str) -> dict[float, str]:
     """By share: the folder of a decoder whose weights are w0 + share (w1 - w0), w0 those of `before`, loaded from
     `origin`, and w1 those of the folder `tuned`, which is that of share 1 itself. Each of the two is read once."""
@@ -259,8 +286,7 @@ def on_the_way(config: TuneVoiceConfig, origin: str, before: AnyDecoder, tuned: 
         folders[share] = str(folder)
         if not state.is_main_process:
             continue
-        model.load_state_dict({name: first[name] + share * (tensor - first[name]) if tensor.is_floating_point()
-                               else tensor for name, tensor in last.items()})
+        model.load_state_dict(between(first, last, share))
         with writing(folder):
             model.save_pretrained(folder)
             if (tokenizer := Path(tuned) / TEXT_TOKENIZER_FOLDER).is_dir():
@@ -274,7 +300,7 @@ def on_the_way(config: TuneVoiceConfig, origin: str, before: AnyDecoder, tuned: 
 def trial(voice: Voice, records: Sequence[Record]) -> dict[str, Any]:
     """What the dev sentences that it said say of a voice."""
     said = deciding(records)
-    return {"share": voice.share, "vocoder_tuned": voice.vocoder_tuned, "wer": rate(said), "similarity": nearness(said),
+    return {"share": voice.share, "vocoder_share": voice.vocoder_share, "wer": rate(said), "similarity": nearness(said),
             "length": length(said), "sentences": len({r["id"] for r in said})}
 
 

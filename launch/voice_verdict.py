@@ -179,9 +179,9 @@ def table(found: dict[str, Any]) -> str:
     lines = []
     for t in found["tried"]:
         near = "" if t["similarity"] is None else f", similarity {t['similarity']:.3f}"
-        lines.append(f"dev, {'tuned vocoder, ' if t['vocoder_tuned'] else ''}{t['share']:.0%} of the way: "
+        lines.append(f"dev, vocoder {t['vocoder_share']:.0%} of the way, decoder {t['share']:.0%}: "
                      f"{100 * t['wer']:.1f} % word errors{near}, length {t['length']:.2f}"
-                     + ("   ← chosen" if (t["share"], t["vocoder_tuned"]) == (found["share"], found["vocoder_tuned"])
+                     + ("   ← chosen" if (t["share"], t["vocoder_share"]) == (found["share"], found["vocoder_share"])
                         else ""))
     for step in found["steps"]:
         lines += ["", *held_out(step["rows"], f"held out, tuned {step['tuned']}"), step["advice"]]

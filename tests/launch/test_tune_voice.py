@@ -33,6 +33,7 @@ from eval.results.store import Tools
 from launch.tune_voice import (
     TuneVoiceConfig,
     choose,
+    mixed_vocoders,
     on_the_way,
     training_config,
     tune_voice,
@@ -119,7 +120,7 @@ def config(folder: Path, data: Path, start: Path, steps: int = 60, rate: float =
     recipe = folder / "recipe.yaml"
     recipe.write_text(RECIPE.format(start=start, steps=steps, rate=rate, sentences=sentences, every=every))
     return TuneVoiceConfig(data=str(data), recipe=str(recipe), out=str(folder / "voice"), resamples=200, seeds=[0],
-                           vocoder_recipe=vocoder_recipe, **changes)
+                           vocoder_recipe=vocoder_recipe, **{"vocoder_shares": [1.0], **changes})
 
 
 def test_a_tuned_decoder_that_is_better_is_recommended(data, untrained, tmp_path):
@@ -224,16 +225,16 @@ def test_a_tuned_vocoder_is_taken_where_it_is_nearer_and_loses_no_words(data, tr
 
     settings = config(tmp_path, data, trained, steps=4, rate=1.0, every=2, vocoder_recipe="vocoder_voice")
     found = tune_voice(settings, nearer)
-    assert made == [str(data)] and [(t["share"], t["vocoder_tuned"]) for t in found["tried"]] == [(0, False), (0, True)]
+    assert made == [str(data)] and [(t["share"], t["vocoder_share"]) for t in found["tried"]] == [(0, 0), (0, 1)]
     if drops:
-        assert not found["vocoder_tuned"] and found["recommended_vocoder"] == "starter"
+        assert not found["vocoder_share"] and found["recommended_vocoder"] == "starter"
         return
     [step] = found["steps"]
-    assert step["better"] and found["vocoder_tuned"] and found["share"] == 0
+    assert step["better"] and found["vocoder_share"] and found["share"] == 0
     assert (found["recommended"], found["recommended_vocoder"]) == (str(trained), "tuned")
     assert step["advice"].startswith("Take the tuned vocoder, nearer to the voice at no more")
     shown = table(found)
-    assert "dev, tuned vocoder, 0% of the way" in shown and shown.count("← chosen") == 1
+    assert "dev, vocoder 100% of the way, decoder 0%: " in shown and shown.count("← chosen") == 1
 
 
 def test_decoders_speak_through_the_vocoder_that_dev_chose(data, untrained, tmp_path, monkeypatch):
@@ -290,6 +291,11 @@ def test_the_vocoder_is_really_trained_from_the_one_that_speaks(tmp_path, data):
     assert (found.max_steps, found.init_from, found.out) == (4, str(first), str(tmp_path / "vocoder"))
     before, after = (TokenVocoder.from_pretrained(f) for f in (first, tuned_vocoder(found, "not read")))
     assert after.config == before.config
+    mixed = mixed_vocoders(replace(settings, vocoder_shares=[0.25, 1.0]), str(first), found.out + "/export")
+    assert mixed == {0.25: str(tmp_path / "vocoder_0.25"), 1.0: found.out + "/export"}
+    weights = [v.state_dict() for v in (before, TokenVocoder.from_pretrained(mixed[0.25]), after)]
+    for name, start in weights[0].items():
+        assert torch.allclose(weights[1][name], 0.75 * start + 0.25 * weights[2][name], atol=1e-3), name
     for name, tensor in before.renderer.state_dict().items():
         assert torch.equal(after.renderer.state_dict()[name], tensor), name
     assert not torch.equal(after.acoustic.embedding.weight, before.acoustic.embedding.weight)

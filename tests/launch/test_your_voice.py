@@ -89,5 +89,5 @@ def test_two_processes_tune_one_voice(home):
     assert ran.stdout.count("wrote runs/two/voice.json") == 1
     assert "2 processes" in ran.stderr + ran.stdout
     found = json.loads((home / "runs/two/voice.json").read_text())
-    assert [(t["share"], t["vocoder_tuned"]) for t in found["tried"]][:2] == [(0, False), (0, True)]
+    assert [(t["share"], t["vocoder_share"]) for t in found["tried"]][:3] == [(0, 0), (0, 0.5), (0, 1)]
     assert {t["share"] for t in found["tried"]} == {0, 0.5, 1} and all(t["sentences"] for t in found["tried"])

@@ -85,7 +85,7 @@ def _measure(tools: Tools, entry: Entry, item, seed: int) -> dict[str, Any]:
     tools.vocoder.synthesize([result.tokens], item.speaker_embedding[None])
     synchronize(device)
     finished = time.perf_counter()
-    # The policy's clock does not wait for the device: on a GPU it would tell how long launches take, to wait at each
+    # The policy's clock does not wait for the device: on a GPU it would tell how long launches take. To wait at each
     # decision would slow what is timed here.
     policy = None if on_gpu(entry) else result.seconds.get("policy", 0.0)
     return {"lm": spoken - started, "vocoder": finished - spoken, "policy": policy,

@@ -90,9 +90,14 @@ class KVCache:
         return self.kv.shape[1]
 
     @property
+    def on_host(self) -> bool:
+        """In host memory, where lengths can be read for nothing."""
+        return self.kv.device.type == "cpu"
+
+    @property
     def single(self) -> bool:
-        """One row in host memory, whose length can be read for nothing: slices take the place of index tensors."""
-        return self.kv.shape[1] == 1 and self.kv.device.type == "cpu"
+        """One row in host memory: slices take the place of index tensors."""
+        return self.kv.shape[1] == 1 and self.on_host
 
     @property
     def capacity(self) -> int:
@@ -101,6 +106,8 @@ class KVCache:
 
     def columns(self, new: int) -> int:
         """Columns that attention has to read when `new` positions are appended; ValueError past the capacity."""
+        if self.longest + new > self.capacity:
+            self.tighten()  # rows of unequal chunks are shorter than the bound; seldom, so waiting is cheap
         if self.longest + new > self.capacity:
             raise ValueError(
                 f"KV cache full: {self.longest} + {new} positions exceed its capacity of {self.capacity}; "
@@ -152,9 +159,9 @@ class KVCache:
     def advance(self, counts: Tensor, new: int) -> None:
         """Keep the first counts[b] of the `new` positions just written."""
         self.lengths = self.lengths + counts
-        if self.lengths.device.type == "cpu":
+        if self.on_host:
             self.tighten()
-        else:  # an upper bound; whoever decodes calls `tighten` now and then
+        else:  # an upper bound; `columns` tightens it where it exceeds the capacity
             self.longest = min(self.longest + new, self.capacity)
 
     def truncate(self, lengths: Tensor) -> None:
@@ -197,7 +204,7 @@ class KVCache:
         out.prefix_lengths = self.prefix_lengths[rows]
         out.lengths = self.lengths[rows]
         out.origin = self.origin[rows]
-        if out.lengths.device.type == "cpu":
+        if out.on_host:
             out.tighten()  # `mask` relies on it for a batch of one
         return out
 

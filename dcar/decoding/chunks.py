@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from dcar.decoding.batch import batch_of
 from dcar.decoding.loop import Draft, Kept, Session, decode
 from dcar.errors import ConfigError
 from dcar.sampling import sample
@@ -329,6 +330,9 @@ class ShuffledChunk:
         spoken = decode(session.model, session.prompts, ChunkMethod(self.schedule), session.sampling,
                         seed=session.seed, batch_size=len(session.prompts))
         device = session.rows.device
+        # A FastDecoder with graphs holds one batch at a time, so that of this session is read again.
+        batch = batch_of(session.prompts, session.model.config, device)
+        session.cache, _ = session.model.prefill(*batch, session.cache.capacity)
         sizes = pad_sequence([torch.tensor(result.actions, device=device) for result in spoken], batch_first=True)
         self._counts = torch.tensor([len(result.actions) for result in spoken], device=device)
         place = torch.arange(sizes.shape[1], device=device).expand_as(sizes)

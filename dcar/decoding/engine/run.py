@@ -129,6 +129,9 @@ class StaticEngine(EngineSteps):
             shape = (self.config.batch, rows.emitted.shape[1], plan.schedule.draws, seen,
                      plan.schedule.policy.config.features)
             if self.candidates is None or self.candidates.shape != shape:
+                if self.candidates is not None:  # graphs write to it where it was
+                    self.candidates = None
+                    self._forget_graphs()
                 self.candidates = torch.zeros(shape, device=self.device)
 
     def _admit(self, jobs: Sequence[Job], free: Sequence[int], slots: list[Slot | None], plan: Plan) -> None:

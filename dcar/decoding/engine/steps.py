@@ -108,7 +108,7 @@ class EngineSteps:
         self.device, self.dtype = model.norm.weight.device, model.norm.weight.dtype
         self.heads = model.config.num_prediction_heads
         on_cpu = self.device.type == "cpu"
-        self.graphs = StepGraphs(self.config.graphs, self.device)
+        self._forget_graphs()
         mode = self.config.chunks
         self.padded = mode == "padded" or (mode == "auto" and not on_cpu)
         self.sync_every = 1 if on_cpu else self.config.sync_every
@@ -139,10 +139,14 @@ class EngineSteps:
         most = self.model.speech_rotary.reach - self.heads
         self.config = replace(c, batch=max(batch, c.batch), text=max(round_up(text, 32), c.text),
                               capacity=max(min(round_up(capacity, 128), most), capacity, c.capacity))
-        self.graphs = StepGraphs(c.graphs, self.device)
+        self._forget_graphs()
         # the old and the new ones need not fit side by side
         del self.cache, self.policy_cache, self.rows, self.hidden, self.candidates
         self._allocate()
+
+    def _forget_graphs(self) -> None:
+        """Capture anew what was captured: a buffer moves."""
+        self.graphs = StepGraphs(self.config.graphs, self.device)
 
     def _allocate(self) -> None:
         """Buffers of the sizes in `config`."""

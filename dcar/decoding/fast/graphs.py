@@ -26,7 +26,8 @@ class StepGraphs:
         self.enabled = device.type == "cuda" if enabled is None else enabled
         self.device, self.warmups = device, warmups
         self._graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, Hashable]] = {}
-        self._pool: Any = None
+        self._pool: Any = None  # memory that the graphs share; they may because they are captured on one stream
+        self._stream: torch.cuda.Stream | None = None
 
     def __len__(self) -> int:
         return len(self._graphs)
@@ -55,7 +56,9 @@ class StepGraphs:
 
     def _capture(self, step: Callable[[], None], state: Sequence[Tensor]) -> torch.cuda.CUDAGraph:
         saved = [t.clone() for t in state]
-        stream = torch.cuda.Stream(self.device)
+        if self._stream is None:
+            self._pool, self._stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(self.device)
+        stream = self._stream
         stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(stream):
             for _ in range(self.warmups):
@@ -64,10 +67,9 @@ class StepGraphs:
                     tensor.copy_(value)
         torch.cuda.current_stream(self.device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        if self._pool is None:
-            self._pool = torch.cuda.graph_pool_handle()
         try:
-            with torch.cuda.graph(graph, pool=self._pool, stream=stream):
+            # Other threads may use the device meanwhile: DCPO's rewards are taken beside the rollouts.
+            with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
                 step()
         except torch.OutOfMemoryError:
             raise

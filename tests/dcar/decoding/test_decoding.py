@@ -7,13 +7,15 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tiny_backbones import tiny_backbone
 from tiny_decoders import eos_decoder, reference_chunks, tiny_decoder
 
 from dcar.decoding import ChunkMethod, Draft, FixedChunk, Kept, PolicyChunk, Prompt, RandomChunk, decode
 from dcar.decoding.batch import pad
+from dcar.decoding.fast.passes import FastDecoder
 from dcar.errors import ConfigError, DataError, TextError
 from dcar.sampling import SamplingConfig, uniform
-from heads.layers import last_of
+from heads.layers import KVCache, last_of
 from heads.policy import ChunkPolicy, ChunkPolicyConfig
 
 SAMPLING = SamplingConfig(max_tokens=60, max_tokens_per_text_unit=6)
@@ -272,6 +274,27 @@ def test_gather_keeps_the_accepted_branch_of_a_tree(decoder):
     assert torch.allclose(decoder.norm(x)[0, 2], chain[0, 1], atol=1e-5)
     cache.gather(start, torch.tensor([[0, 2]]), torch.tensor([2]))
     assert torch.allclose(decoder.extend(cache, torch.tensor([[9]]), torch.tensor([1])), after_chain, atol=1e-5)
+
+
+@pytest.mark.parametrize("reader", [tiny_decoder, lambda: FastDecoder(tiny_decoder()), tiny_backbone])
+@pytest.mark.parametrize("schedule", ["random", "policy"])
+def test_a_cache_off_the_host_holds_rows_of_unequal_chunks(reader, schedule, monkeypatch):
+    """On a GPU the bound on the longest row grows by the widest chunk of each pass. It ran past the capacity while
+    every row still fitted, in the decoder's cache and in the policy's."""
+    model, policy, sampling = reader(), random_policy(), SamplingConfig(max_tokens=60, min_tokens=60)
+    torch.nn.init.normal_(policy.output.weight, std=0.1)  # so that it draws all sizes
+    prompts = [Prompt(f"u{i}", tuple(range(1, 9)), (1, 2, 3)) for i in range(8)]
+
+    def speak():
+        made = RandomChunk([1, 4]) if schedule == "random" else PolicyChunk(policy, "sample")
+        return decode(model, prompts, ChunkMethod(made), sampling)
+
+    expected, waits, tighten = speak(), [], KVCache.tighten
+    monkeypatch.setattr(KVCache, "on_host", property(lambda self: False))
+    monkeypatch.setattr(KVCache, "tighten", lambda self: waits.append(0) or tighten(self))
+    got = speak()
+    assert [r.tokens for r in got] == [r.tokens for r in expected] and all(len(r.tokens) == 60 for r in got)
+    assert 0 < len(waits) < max(r.target_passes for r in got) / 2  # the device is seldom waited for
 
 
 def test_last_of_takes_the_last_real_column():

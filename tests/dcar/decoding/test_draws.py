@@ -7,6 +7,7 @@ from collections import Counter
 
 import pytest
 import torch
+from replayed import Replayed
 from test_after_draw import SAMPLING, policy_of, same
 
 from dcar.decoding import ChunkMethod, CoherentChunk, FixedChunk, PolicyChunk, ShuffledChunk, decode
@@ -53,6 +54,27 @@ def test_loop_fast_passes_and_engine_agree(decoder, prompts, reads, draws, batch
             law = joint_law(scores + 0.3 * torch.arange(1, 5), result.candidates)
             taken = law[torch.arange(len(law)), spoken + torch.tensor(result.actions) - 1]
             assert taken.tolist() == pytest.approx(result.action_log_probs, abs=1e-4)
+
+
+def test_graphs_write_what_decisions_saw_where_it_is_read(decoder, prompts, monkeypatch):
+    """An engine that was asked for four draws, for one, and for four again: the graphs of the first wrote to a buffer
+    that was gone."""
+    where: dict[tuple, torch.Tensor] = {}
+    run = Replayed.run
+
+    def watched(self, key, step, state, signature):
+        assert where.setdefault((self, key), engine.candidates) is engine.candidates
+        run(self, key, step, state, signature)
+
+    monkeypatch.setattr("dcar.decoding.engine.steps.StepGraphs", Replayed)
+    monkeypatch.setattr(Replayed, "run", watched)
+    policy = coherent_policy(decoder=decoder)
+    engine = engine_for(decoder, prompts, SAMPLING, batch=3, policy=policy)
+    for draws in (4, 4, 1, 4):
+        method = ChunkMethod(PolicyChunk(policy, "sample", draws=draws))
+        same(engine.decode(prompts, method, SAMPLING, record_hidden=True),
+             decode(decoder, prompts, method, SAMPLING, record_hidden=True))
+    assert len({graphs for graphs, _ in where}) == 3  # captured anew where the number of draws changes, and only there
 
 
 def test_where_a_size_is_forced_the_draw_is_chosen(decoder, prompts):

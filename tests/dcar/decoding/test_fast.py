@@ -13,7 +13,7 @@ from tiny_decoders import tiny_decoder
 from tiny_verifiers import imperfect_draft, method_of
 
 import dcar.decoding.fast.passes as module
-from dcar.decoding import ChunkMethod, FixedChunk, PolicyChunk, Prompt, decode
+from dcar.decoding import ChunkMethod, FixedChunk, PolicyChunk, Prompt, ShuffledChunk, decode
 from dcar.decoding.fast.passes import FastDecoder, fast
 from dcar.errors import ConfigError, EngineError
 from dcar.sampling import SamplingConfig
@@ -81,6 +81,16 @@ def test_graphs_read_nothing_but_their_tensors(decoder, prompts, name, replayed)
         same(got, expected)
     assert Replayed.replays > 20
     assert len({key[0] for key in quick._inputs}) > 2  # batches of several sizes, shrunk ones among them
+
+
+@pytest.mark.parametrize("rows", [1, 7])
+def test_a_batch_that_is_spoken_within_another_leaves_it_whole(decoder, prompts, rows, replayed):
+    """`ShuffledChunk` speaks its batch to the end before it begins: that took the store from the batch in flight."""
+    shuffled, quick = ChunkMethod(ShuffledChunk(PolicyChunk(policy_of(), "sample"))), FastDecoder(decoder, graphs=True)
+    for chosen in (prompts[:rows], prompts[-rows:]):
+        same(decode(quick, chosen, shuffled, LONG, record_hidden=True),
+             decode(decoder, chosen, shuffled, LONG, record_hidden=True))
+    assert Replayed.replays > 15
 
 
 @pytest.mark.parametrize("tree", [False, True])

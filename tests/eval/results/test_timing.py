@@ -1,0 +1,60 @@
+"""What is inside the clock of a comparison: everything that a method needs, and no capture of a graph."""
+
+from __future__ import annotations
+
+import pytest
+from compare_worker import SHORT, tiny_tools
+from replayed import Replayed
+
+import dcar.decoding.fast.passes as passes
+import eval.results.timing as timing
+from eval.methods.registry import make_methods
+from heads.layers import KVCache
+
+METHODS = ["car-1", "car-3", "dcar-sampled"]
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """What was spoken in order: (utterance, method, graphs captured meanwhile)."""
+    spoken, captured, run, measure = [], [], Replayed.run, timing._measure
+
+    def counting(self, key, step, state, signature):
+        if key not in self._steps:
+            captured.append(key)
+        run(self, key, step, state, signature)
+
+    def watched(tools, entry, item, seed):
+        before = len(captured)
+        record = measure(tools, entry, item, seed)
+        spoken.append((item.prompt.utterance_id, entry.name, len(captured) - before))
+        return record
+
+    monkeypatch.setattr(Replayed, "run", counting)
+    monkeypatch.setattr(timing, "_measure", watched)
+    return spoken
+
+
+def test_no_graph_is_captured_inside_the_clock(tmp_path, clock, monkeypatch):
+    """The first utterance alone warmed up: other texts, blocks of columns and chunks were captured while later ones
+    were timed, DCAR's most of all."""
+    monkeypatch.setattr(passes, "StepGraphs", Replayed)
+    monkeypatch.setattr(passes, "BLOCK", 8)
+    monkeypatch.setattr(KVCache, "on_host", property(lambda self: False))
+    monkeypatch.setattr(timing, "on_gpu", lambda entry: True)
+    tools = tiny_tools()
+    tools.models.fast = True
+    records = timing.time_methods(tools, make_methods(METHODS, tools.models, SHORT), 0, 6, tmp_path)
+    assert len(records) == 18 and len(clock) == 3 + 2 * 18
+    untimed, timed = clock[3::2], clock[4::2]
+    assert [c[:2] for c in untimed] == [c[:2] for c in timed] == [(r["id"], r["method"]) for r in records]
+    assert sum(c[2] for c in untimed) > 0 and sum(c[2] for c in timed) == 0
+    summary = timing.summarize(records, "dcar-sampled")
+    assert summary["policy_share"] is None and summary["lm_rtf"] > 0  # the host's clock says nothing of a GPU's policy
+
+
+def test_the_cpu_warms_up_once(tmp_path, clock):
+    tools = tiny_tools()
+    records = timing.time_methods(tools, make_methods(METHODS, tools.models, SHORT), 0, 6, tmp_path)
+    assert len(records) == 18 and len(clock) == 3 + 18
+    assert 0 < timing.summarize(records, "dcar-sampled")["policy_share"] < 1

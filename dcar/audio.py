@@ -247,6 +247,12 @@ def resample(wave: np.ndarray, from_hz: float, to_hz: float) -> np.ndarray:
     return np.asarray(out, dtype=np.float32)
 
 
+def check_suffix(path: str | Path) -> None:
+    """AudioError where a name does not end as `save_audio` writes files."""
+    if Path(path).suffix.lower() not in _FORMATS:
+        raise AudioError(f"{path}: unknown audio suffix {Path(path).suffix!r}; use one of {', '.join(_FORMATS)}")
+
+
 def audio_bytes(wave: np.ndarray, sample_rate: int, suffix: str = ".wav", *, where: str = "audio in memory") -> bytes:
     """`wave` [samples] as the bytes of a wav, flac (16 bit), ogg, opus or mp3 file, by `suffix`.
 

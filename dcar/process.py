@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import select
@@ -14,10 +15,11 @@ from typing import Any
 
 from dcar.errors import DCARError, ProcessError, StoppedError
 
-FAILED = 1  # a DCARError
+FAILED = 1  # a DCARError, or files that may not be read or written
 REQUEUE = 75  # EX_TEMPFAIL: asked to stop, everything that was finished is kept, the same command goes on
 INTERRUPTED = 130  # Ctrl-C, as a shell counts SIGINT
 UNREAD = 141  # nobody reads the output any more, as a shell counts SIGPIPE
+NO_RIGHT = (errno.EACCES, errno.EPERM, errno.EROFS)
 # How gloo, NCCL and torch's stores say that another process is gone or does not answer.
 GONE = re.compile(
     r"gloo|nccl|connection (closed|reset|refused|was)|failed to (recv|send|connect)|timed? ?out|socket|"
@@ -44,7 +46,7 @@ def hearing(name: str) -> Iterator[None]:
             pressed.append(number)
             raise KeyboardInterrupt
         if number == signal.SIGTERM:
-            os.write(2, f"{name}: SIGTERM; what was finished is kept, run the same command to go on\n".encode())
+            os.write(2, f"{name}: SIGTERM; what is on the disk is kept, run the same command again\n".encode())
         signal.setitimer(signal.ITIMER_REAL, 5.0)  # once more: what is raised in an object's __del__ is dropped
         raise SystemExit(REQUEUE)  # no Exception, which a reward or a recogniser's isolation would count and go on
 
@@ -59,9 +61,9 @@ def hearing(name: str) -> Iterator[None]:
 
 
 def run_command(name: str, command: Callable[[], object]) -> int:
-    """Run a command: its own status, FAILED after a DCARError, which is printed without a traceback (DCAR_TRACEBACK=1
-    shows it), REQUEUE where it was asked to stop, INTERRUPTED after Ctrl-C, UNREAD without a word where the reader of
-    its output has gone (`dcar doctor | head -1`)."""
+    """Run a command: its own status, FAILED after a DCARError or for want of rights to a file, which is printed without
+    a traceback (DCAR_TRACEBACK=1 shows it), REQUEUE where it was asked to stop, INTERRUPTED after Ctrl-C,
+    UNREAD without a word where the reader of its output has gone (`dcar doctor | head -1`)."""
     try:
         with hearing(name):
             try:
@@ -76,13 +78,18 @@ def run_command(name: str, command: Callable[[], object]) -> int:
         print(f"{name}: {error}", file=sys.stderr)
         return error.status if isinstance(error, StoppedError) else FAILED
     except KeyboardInterrupt:
-        print(f"{name}: interrupted; what was finished is kept, run the same command to go on", file=sys.stderr)
+        print(f"{name}: interrupted; what is on the disk is kept, run the same command again", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
         if not _unread():
             raise  # another pipe: that of a worker or of a service
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what Python still flushes at its end
         return UNREAD
+    except OSError as error:
+        if error.errno not in NO_RIGHT or not error.filename or os.environ.get("DCAR_TRACEBACK"):
+            raise
+        print(f"{name}: {error.filename}: {error.strerror}; give another folder, or the right to it", file=sys.stderr)
+        return FAILED
     return status if isinstance(status, int) else 0
 
 

@@ -2,7 +2,7 @@
 
     dcar estimate --config launch/recipes/car_paper.yaml device=rtx4090 processes=8
     dcar estimate --config launch/recipes/dcpo_paper.yaml device=a100
-    dcar estimate --config launch/recipes/car_llasa_8b.yaml device=h100 processes=8 sharded=true
+    dcar estimate --config launch/recipes/car_llasa_8b.yaml device=h100 processes=8 sharded=true  # once converted
     dcar estimate --config launch/recipes/car_starter.yaml device=cpu calibrate=true
 
 The recipe's own settings can be overridden as in its command (`batch_size=4`). Counts of parameters, gradients,

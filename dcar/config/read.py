@@ -190,7 +190,9 @@ def split_arguments(arguments: Sequence[str], words: Words) -> tuple[list[str], 
             pairs.append((bare, argument))
             bare = ""
         else:
-            raise ConfigError(f"'{argument}': write options as key=value, or --config FILE.yaml; --help lists the keys")
+            text = " (a text that begins with a hyphen stands behind --)" if bare and argument.startswith("-") else ""
+            raise ConfigError(f"'{argument}': write options as key=value, or --config FILE.yaml; --help lists the keys"
+                              + text)
     return files, pairs
 
 

@@ -159,9 +159,14 @@ def run(
                         "rename the utterances or leave out that speed")
     empty = [split for split, split_jobs in jobs.items() if not split_jobs]
     if empty or not jobs:
+        why = [f"{len(problems)} are bad"]
+        if filtered:
+            why.append(f"{filtered} last longer or shorter than filter_seconds says")
+        if {"dev", "test"} & set(empty):
+            why.append("dev_fraction and test_fraction say how many are held out")
         raise DataError(
-            f"no usable utterance is left in {', '.join(empty) or 'the corpus'}; {len(problems)} rows are bad:\n"
-            f"{describe(problems, 20)}"
+            f"no usable utterance is left in {', '.join(empty) or 'the corpus'}: of {checked} rows {'; '.join(why)}\n"
+            f"{describe(problems, 20)}".rstrip()
         )
 
     shards = [

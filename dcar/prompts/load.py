@@ -50,7 +50,7 @@ def vocoder_for(decoder: AnyDecoder, data: str, items: Sequence[PromptItem], spe
 
 def corpus_recordings(prepared: str) -> Callable[[str], tuple[np.ndarray, int]]:
     """Recordings (waveform, rate in Hz) of a prepared corpus by utterance id; "ID (prompt)" is the prompt that the
-    corpus gives for ID. DataError where the corpus is not there, or the prompt no longer is."""
+    corpus gives for ID. DataError where the corpus is not there, or what is asked of it is not."""
     sources = source_utterances(prepared)
 
     def recording(utterance_id: str) -> tuple[np.ndarray, int]:
@@ -59,6 +59,10 @@ def corpus_recordings(prepared: str) -> Callable[[str], tuple[np.ndarray, int]]:
             if found is None:
                 raise DataError(f"{prepared}: {utterance_id} has no audio in the corpus any more; prepare it again")
             return found
+        if utterance_id not in sources:
+            raise DataError(f"{prepared}: {utterance_id} has tokens but no recording in the corpus: it was removed "
+                            "there since (prepare it again), or never had one (3,600 training sentences of the shipped "
+                            "corpus are tokens alone: take split=dev or split=test)")
         return sources[utterance_id].load()
 
     return recording

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from dcar.audio import check_suffix
 from dcar.config import load_config, setting
 from dcar.config.schema import seed_setting
 from dcar.errors import ConfigError
@@ -49,7 +50,8 @@ def main(arguments: list[str] | None = None) -> None:
         raise ConfigError("--stream writes raw samples, and standard output is a terminal; pipe them into a player "
                           "(… --stream | aplay -r 24000 -f S16_LE) or a file (… --stream > out.raw), or leave --stream "
                           "out")
-    phrases(options.text)  # a text that cannot be spoken is refused before models are loaded
+    phrases(options.text)  # what cannot be spoken or written is refused before models are loaded
+    check_suffix(options.out)
     speaker = Speaker.load(options.decoder, policy=options.policy, tokenizer=options.tokenizer, vocoder=options.vocoder,
                            method=options.method, sampling=options.sampling, seed=options.seed,
                            dial=options.dial, draws=options.draws)
@@ -63,8 +65,8 @@ def main(arguments: list[str] | None = None) -> None:
     spoken.save(options.out)
     notes = sys.stderr if options.stream else sys.stdout
     print(spoken.timeline(), file=notes)
-    print(f"{options.out}: {spoken.seconds:.2f} s by {speaker.method.name}, {seconds / spoken.seconds:.3f} x real time",
-          file=notes)
+    print(f"{options.out}: {spoken.seconds:.2f} s by {speaker.method.name}, in {seconds:.2f} s "
+          f"({seconds / spoken.seconds:.2f} of real time)", file=notes)
 
 
 def write_samples(pieces: Iterable[Piece]) -> list[Piece]:

@@ -105,7 +105,9 @@ def run(config: FitTokenizerConfig) -> dict[str, Any]:
 def _utterances(config: FitTokenizerConfig, split: str | None) -> list[Utterance]:
     found = load_corpus(config.corpus, config.path, split)
     if not found:
-        raise DataError(f"fit-tokenizer: {config.corpus} corpus {config.path or ''} has no utterances in split {split}")
+        raise DataError(f"fit-tokenizer: {config.corpus} corpus {config.path or ''} has no utterances in split {split}"
+                        "; where a corpus names none, give split= report_split= (all of it), or lists of ids "
+                        "(docs/data.md)")
     return found
 
 

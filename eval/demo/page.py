@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import os
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from dcar.config import check, load_config, setting
-from dcar.errors import AssetError, DCARError
+from dcar.errors import AssetError, ConfigError, DCARError
 from dcar.process import run_command
 from dcar.speak.defaults import POLICY, SAMPLING
 from eval.demo.blind import blind_tab
@@ -167,12 +168,22 @@ def _side(gr: Any, side: str, method: str, methods: list[str], common: list[Any]
 def main(arguments: list[str] | None = None) -> None:
     """The command: serves the page until it is interrupted."""
     config = load_config(DemoConfig, arguments)
-    load_gradio()  # before models are loaded
+    load_gradio()  # before models are loaded, as is what follows
+    check_free(config.host, config.port)
     studio = Studio.load(config.decoder, config.far_decoder, config.policy, config.tokenizer, config.vocoder,
                          config.limits)
     for method in first_two(studio):  # compiles and allocates, so that the first to come need not wait
         studio.speak("Yes.", method=method)
     serve(studio, config)
+
+
+def check_free(host: str, port: int) -> None:
+    """ConfigError where the page cannot be served at this address."""
+    try:
+        socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
+    except OSError as error:
+        raise ConfigError(f"host={host} port={port}: {error.strerror or error}; another page may be served there: give "
+                          "another port") from error
 
 
 def serve(studio: Studio, config: DemoConfig, block: bool = True) -> Any:

@@ -139,7 +139,7 @@ def verdict(match: Match) -> str:
         there = "" if cost_theirs is None else f", there {cost_theirs:.2f}"
         parts.append(f"a pass yields {match.ours.tokens_per_pass:.2f} tokens here{accepted} and costs {cost_ours:.2f} "
                      f"plain passes{there}")
-    return "; ".join(parts)
+    return "; ".join(parts) or "nothing to hold beside it: what it is compared with was not spoken or timed here"
 
 
 def _direction(factor: float, more: str, less: str) -> str:

@@ -107,8 +107,8 @@ def print_card(name: str, model: AnyDecoder, policies: Mapping[str, ChunkPolicy]
     floor = {k: (sizes["far"] + costs.read(k)) * dtype.itemsize / rate / 1e6 for k in range(1, k_max + 1)}
     print(f"\n== {name}: {total / 1e6:.2f} M parameters, {model.config.num_layers} layers × "
           f"{model.config.hidden_size}, {k_max} heads, {str(dtype).removeprefix('torch.')}")
-    print(f"read per step, M parameters: FAR {sizes['far'] / 1e6:.2f}; all additional heads "
-          f"{sizes['heads'] / 1e6:.2f}, each {sizes['head'] / 1e6:.3f}; "
+    print(f"read per step, M parameters: FAR {sizes['far'] / 1e6:.2f}; all {k_max} heads add "
+          f"{costs.read(k_max) / 1e6:.2f} ({sizes['heads'] / 1e6:.2f} shared, {sizes['head'] / 1e6:.3f} each); "
           + "; ".join(f"policy ({n}) {size / 1e6:.2f}" for n, size in policy_sizes.items()))
     kv = 2 * model.config.num_layers * model.config.hidden_size * dtype.itemsize
     print(f"weights {dtype.itemsize * total / 2**20:.1f} MiB, KV cache {kv} bytes a position "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import json
 import os
@@ -114,7 +115,28 @@ def test_an_error_is_a_message_not_a_traceback(tmp_path, monkeypatch, capsys):
         main(wrong)
 
 
+def test_a_folder_that_may_not_be_written_is_a_message(monkeypatch, capsys):
+    """Root may write everywhere, so the system's answer is played."""
+    def refused(arguments):
+        raise PermissionError(errno.EACCES, "Permission denied", "/data/out")
+
+    monkeypatch.setattr(doctor, "main", refused)
+    assert status_of(["doctor"]) == 1
+    told = "dcar doctor: /data/out: Permission denied; give another folder, or the right to it\n"
+    assert capsys.readouterr().err == told
+
+    def broken(arguments):
+        raise OSError(errno.EIO, "Input/output error", "/data/out")
+
+    monkeypatch.setattr(doctor, "main", broken)
+    with pytest.raises(OSError, match="Input/output"):  # not ours to explain
+        main(["doctor"])
+
+
 @pytest.mark.parametrize(("arguments", "message"), [
+    (["speak", "-5 degrees outside."], "a text that begins with a hyphen stands behind --"),
+    (["speak", "Yes.", "-o", "out.xyz"], "out.xyz: unknown audio suffix '.xyz'; use one of .wav"),
+    (["train-vocoder"], "data is not set: give the packs of python -m dcar.vocoder.training.pack"),
     (["train", "max_step=3"], "unknown setting 'max_step'; did you mean 'max_steps'?"),
     (["train", "model.hiden_size=3"], "did you mean 'model.hidden_size'?"),
     (["prepare", "outdir=x"], "did you mean 'out'?"),
@@ -140,7 +162,7 @@ def test_status_and_interruption_of_a_command_are_passed_on(monkeypatch, capsys)
     assert status_of(["doctor"]) == 0
     monkeypatch.setattr(doctor, "main", stops)
     assert status_of(["doctor"]) == 130
-    assert "interrupted; what was finished is kept" in capsys.readouterr().err
+    assert "interrupted; what is on the disk is kept" in capsys.readouterr().err
 
 
 def test_validating_a_manifest_lists_every_broken_line(tmp_path, capsys):

@@ -90,7 +90,7 @@ def test_statuses_of_commands(capsys):
     assert run_command("x", lambda: raises(DataError("row 3"))) == 1
     assert run_command("x", lambda: raises(KeyboardInterrupt())) == 130
     assert capsys.readouterr().err.splitlines() == [
-        "x: row 3", "x: interrupted; what was finished is kept, run the same command to go on"]
+        "x: row 3", "x: interrupted; what is on the disk is kept, run the same command again"]
 
 
 def test_a_signal_that_python_drops_is_raised_again(monkeypatch):

@@ -171,10 +171,12 @@ class VocoderData:
                 pack = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a mapping)
         except (OSError, SafetensorError) as error:
             raise DataError(
-                f"{path}: not a readable training pack: {error}; make one with pack_training_data"
+                f"{path}: not a readable training pack: {error}; make one: python -m "
+                f"dcar.vocoder.training.pack prepared=runs/prepared out=pack.safetensors"
             ) from error
         if header.get("format") != FORMAT:
-            raise DataError(f"{path}: not a {FORMAT} file; make it with pack_training_data")
+            raise DataError(f"{path}: not a {FORMAT} file; make one: python -m dcar.vocoder.training.pack "
+                            "prepared=runs/prepared out=pack.safetensors")
         token_rate = whole_rate(float(header.get("token_rate", 50)), path)  # earlier packs, all of 50 Hz, do not say
         samples_per_token = SAMPLE_RATE // token_rate
         recordings = _decode(pack["audio"], pack["audio_offsets"].tolist(), json.loads(header["encoded"]))
@@ -338,7 +340,9 @@ def pack_training_data(
             utterance_id, speed = recording_of(row)
             utterance = utterances.get(utterance_id)
             if utterance is None:
-                raise DataError(f"{prepared_dir}: utterance {row['id']} is no longer in the corpus; prepare it again")
+                raise DataError(f"{prepared_dir}: {row['id']} has tokens but no recording in the corpus: it was "
+                                "removed there since (prepare it again), or never had one, as 3,600 sentences of the "
+                                "shipped corpus")
             if utterance.id not in known:
                 wave, rate = utterance.load()
                 if encoded and rate != SAMPLE_RATE:

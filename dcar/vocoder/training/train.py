@@ -91,6 +91,9 @@ class TrainVocoderConfig:
 
     def __post_init__(self) -> None:
         check(self)
+        if not self.data:
+            raise ConfigError("data is not set: give the packs of python -m dcar.vocoder.training.pack "
+                              "prepared=runs/prepared out=pack.safetensors, separated by commas")
 
 
 class Trainer:

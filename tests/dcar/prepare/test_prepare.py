@@ -258,8 +258,11 @@ def test_broken_manifest_lines_can_be_repaired_or_removed(tmp_path: Path) -> Non
     assert {s: n["utterances"] for s, n in counts.items()} == {"train": 4, "dev": 1, "test": 1}
     manifest.write_text("{broken")
     assert go(config(manifest, tmp_path / "p", corpus="jsonl", validate=True)).exit_code == 1
-    with pytest.raises(DataError, match="no usable utterance"):
+    with pytest.raises(DataError, match="no usable utterance is left in the corpus: of 1 rows 1 are bad"):
         go(config(manifest, tmp_path / "p", corpus="jsonl", skip_bad=True))
+    manifest.write_text("\n".join(rows))
+    with pytest.raises(DataError, match="0 are bad; 6 last longer or shorter than filter_seconds says"):
+        go(config(manifest, tmp_path / "p", corpus="jsonl", filter_seconds=[15, 20]))
 
 
 def test_a_corpus_without_splits_is_divided_by_sentence(tmp_path: Path) -> None:

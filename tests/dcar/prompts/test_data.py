@@ -12,6 +12,8 @@ from tiny_data import CODES, counting, tiny_split
 from dcar.errors import DataError
 from dcar.model.car import CARConfig
 from dcar.prompts.items import PromptChooser, make_prompts
+from dcar.prompts.load import corpus_recordings
+from dcar.sources.shipped import shipped
 from dcar.text.phonemes import text_to_ids
 from dcar.train.batches import BucketBatchSampler, EpochLoader, SpeechDataset, collate
 
@@ -201,3 +203,11 @@ def test_a_prompt_that_the_corpus_names_is_taken(rows):
     silent = datasets.Dataset.from_list([dict(named, prompt_text=""), dict(rows[1])], features=rows.features)
     with pytest.raises(DataError, match="without prompt_text"):
         make_prompts(silent, 5, 0, bos=False)
+
+
+def test_a_row_of_tokens_alone_has_no_recording():
+    recording = corpus_recordings(str(shipped("prepared")))
+    wave, rate = recording("am_puck_0216")
+    assert rate == 24_000 and len(wave) > rate / 2
+    with pytest.raises(DataError, match=r"af_heart_more_0000 has tokens but no recording .*split=dev or split=test"):
+        recording("af_heart_more_0000")

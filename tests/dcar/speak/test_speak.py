@@ -97,7 +97,7 @@ def test_speaks_with_every_method(speak, models, method):
     lines = shown.splitlines()
     assert lines[0].lower().startswith("good morning")
     assert lines[-1].startswith(f"{out}: {len(wave) / RATE:.2f} s by {method}, ")
-    assert re.search(r", \d+\.\d+ x real time$", lines[-1])
+    assert re.search(r" s by \S+, in \d+\.\d+ s \(\d+\.\d+ of real time\)$", lines[-1])
 
 
 def test_streaming_writes_the_same_samples(models, tmp_path):

@@ -79,6 +79,12 @@ def test_it_listens_on_this_machine_alone_unless_told():
         DemoConfig(port=0)
 
 
+def test_a_port_that_is_taken_is_refused_before_models_are_loaded(monkeypatch):
+    monkeypatch.setattr("eval.demo.page.load_gradio", lambda: None)
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ConfigError, match="give another port"):
+        main([f"port={taken.getsockname()[1]}", "decoder=nowhere"])
+
+
 @pytest.fixture(scope="module")
 def address(studio, tmp_path_factory):
     pytest.importorskip("gradio")

@@ -144,13 +144,15 @@ def test_sixteen_shared_heads_are_measured_beside_their_bound(capsys):
     """The bytes that they read do not grow with k, so neither does the bound of k × CAR-1."""
     main(["sizes=[tiny]", "dtype=bfloat16", "num_prediction_heads=16", "heads=shared", "tie_heads=true",
           "head_width=32", "chunks=[1,7,16]", "parts=[steps]", "tokens=33", "repeats=1", "clock=cpu"])
-    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    shown = capsys.readouterr().out
+    result = json.loads(shown.splitlines()[-1])
     kept, bound = (result["ratios"][name]["tiny"] for name in ("car_k_over_k_times_car_1", "car_k_bound"))
     assert set(kept) == set(bound) == {"7", "16"}
     card = result["models"]["tiny"]
     for k in (7, 16):
         read = card["read_far"] + card["read_heads"] + (k - 1) * card["read_head"]
         assert bound[str(k)] == pytest.approx(card["read_far"] / read)
+    assert f"all 16 heads add {(read - card['read_far']) / 1e6:.2f} (" in shown
     assert 0.9 * bound["7"] < bound["16"] < bound["7"] < 1
     assert set(card["ms_per_step"]) == {"1", "7", "16"}
 

@@ -113,6 +113,8 @@ def measure(m: re.Match[str]) -> str:
     unit, before = m["unit"], m.string[: m.start()]
     if unit in _LETTERS and _NAMES_WITH_LETTERS.search(before):
         return m[0]
+    if unit in _LETTERS and unit.isupper() and "-" in m["gap"] and not attributive(m):  # "Order #12345-A"
+        return m[0]
     if unit in ("C", "F") and not m["minus"] and not re.fullmatch(r"\d{2,3}(?:\.\d+)?", m["n"]):
         return m[0]
     single = m["n"] == "1" or attributive(m) or "-" in m["gap"] or unit == "T"
@@ -138,6 +140,14 @@ def fraction_in_words(m: re.Match[str]) -> str:
         return f" {whole(before)} and {re.sub('^one ', 'a ', words)}{unit} " if before else f" {words}{unit} "
     words = f"{cardinal(top)} over {cardinal(bottom)}"
     return f" {whole(before)} {words}{unit} " if before else f" {words}{unit} "
+
+
+def divided(m: re.Match[str]) -> str:
+    """ "100 / 4" → "100 divided by 4", but "24 / 7" stays a pair."""
+    bottom = re.match(r"\d+", m.string[m.end() :])
+    assert bottom is not None
+    pair = m[1].isdigit() and (int(m[1]), int(bottom[0])) in SAID_AS_PAIR
+    return f"{m[1]}/" if pair else f"{m[1]} divided by "
 
 
 def so_many(count: int, unit: str) -> str:

@@ -12,6 +12,7 @@ from dcar.text.measures import SAID_AS_PAIR, attributive, so_many
 from dcar.text.numbers import TENS, cardinal, digits, number, ordinal, plural, roman, whole, words_of, year
 
 MONTH = "(?P<month>" + "|".join(MONTHS) + r"|(?:Jan|Feb|Mar|Apr|Jun|Jul|Aug|Sept|Sep|Oct|Nov|Dec)\b\.?)"
+ZONE = r"(?:[ECMP] ?T|[ECMP][SD]T|GMT|UTC|BST|CES?T|IST|JST|Eastern|Central|Mountain|Pacific)\b"  # behind a time of day
 
 CURRENCIES = {
     "$": ("dollar", "dollars", "cent", "cents"),
@@ -140,8 +141,17 @@ def time_of_day(m: re.Match[str]) -> str:
         words += (" oh " if int(minute) < 10 else " ") + cardinal(int(minute))
     elif not half:
         words += " o'clock" if 1 <= hour <= 12 else " hundred"
-    stop = "." if half and half.endswith(".") and re.match(r"\s*$|\s+[A-Z]", m.string[m.end() :]) else ""
+    stop = "." if half and half.endswith(".") and re.match(rf"\s*$|\s+(?!{ZONE})[A-Z]", m.string[m.end() :]) else ""
     return f" {words}{f' {half[0].upper()} M' if half else ''}{stop} "
+
+
+def moment(m: re.Match[str]) -> str:
+    """ "2024-03-15T10:30:00Z" → the date, the time and the zone, each in the form that later rules read."""
+    zone = ""
+    if m[3]:
+        hours = "" if m[3] == "Z" or not int(m[5]) else f" {'plus' if m[4] == '+' else 'minus'} {cardinal(int(m[5]))}"
+        zone = f" U T C{hours}"
+    return f"{m[1]}, {m[2]}{zone}"
 
 
 def result(m: re.Match[str]) -> str:
@@ -157,6 +167,12 @@ def time_with_seconds(m: re.Match[str]) -> str:
     minutes = f" {'oh ' if minute < 10 else ''}{cardinal(minute)}" if minute else ""
     seconds = f" and {so_many(second, 'second')}" if second or not minute else ""
     return f" {cardinal(hour)}{minutes}{seconds} "
+
+
+def free_call(m: re.Match[str]) -> str:
+    """What stands before a word to dial: "1-800-FLOWERS" → "one eight hundred FLOWERS"."""
+    code = f"{cardinal(int(m[1][0]))} hundred" if m[1].endswith("00") else digits(m[1])
+    return f"one {code} "
 
 
 def telephone(m: re.Match[str]) -> str:

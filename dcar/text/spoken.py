@@ -71,6 +71,10 @@ _POWERS: list[tuple[str, str]] = [
     (r"(?<=\d)(\s?)M[Ω\u2126](?!\w)", r"\1Mohm"),
     (r"\bN[·⋅]m\b", "Nm"),
 ]
+# 1 000 000: groups of three digits behind spaces; one group alone may be another number unless the space is a narrow or
+# a fixed one, or the group is 000.
+_GROUPS = re.compile(r"(?<![\w.,+(/:-])(?<!\d\s)[1-9]\d{0,2}(?:(?:[\u00a0\u2009\u202f]\d{3})+|(?:\s\d{3}){2,}|\s000)"
+                     r"(?![\w/:(-]|,\d|\s\(?\d)")
 _RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻", "0123456789+-")
 
 _ORDERED: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
@@ -88,7 +92,7 @@ _ORDERED: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
     (re.compile(r"\b([Tt]he )WHO\b"), r"\1W H O"),
     (re.compile(r"\bA\.?D\.?\s(?=\d)(1\d{3}(?!\d))?"), lambda m: f"A D {year(int(m[1])) if m[1] else ''}"),
     (re.compile(r"\bWW(I{1,2}|1|2)\b"), lambda m: f"World War {'one' if m[1] in ('I', '1') else 'two'}"),
-    (re.compile(r"\bA(?=[+-](?!\w)|\s?=)"), f"A{LETTER}"),
+    (re.compile(r"\bA(?=[+-](?!\w)|\s?[<>!]?=)"), f"A{LETTER}"),
     (re.compile(rf"(?<![\w-])([A-F]{LETTER}?)-(?=\s(?:grades?|average|students?|in|on|for)\b|[.,;!?]|$)"), r"\1 minus"),
     (re.compile(r"\bp\.a\.|\bp\.a\b"), "per annum"),
     (re.compile(r"\bb/c\b"), "because"),
@@ -105,13 +109,23 @@ _ORDERED: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
      lambda m: f"{m[1]} times 10^{(m[2] or m[3]).replace('+', '')}"),
     (re.compile(r"\^\s?-\s?(?=\d)"), " to the power of minus "),
     (re.compile(r"(?<=\w)\^\s?(?=\d)"), " to the power of "),
+    (re.compile(r"(?<![<=>-])>=(?![=>])"), " greater than or equal to "),
+    (re.compile(r"(?<![<=>])<=(?![=>])"), " less than or equal to "),
+    (re.compile(r"(?:\s|(?<=[\w)\]]))!==?(?=\s?[\w\"'(\[.$£€-])"), " is not equal to "),
+    (re.compile(r"(?<=[\w)\]\s])===?(?=[\w\"'(\[\s.-])"), "="),
     (re.compile(r"~\s?(?=[$£€]?\.?\d)"), " about "),
     (re.compile(r"(?<![<\w])>\s?(?=[$£€]?\.?\d)"), " greater than "),
     (re.compile(r"(?<![<\w/])(\w)>(?=\.?\d)"), r"\1 greater than "),  # and no end of a tag
     (re.compile(r"(?<!<)<\s?(?=[$£€]?\.?\d)"), " less than "),
     (re.compile(r"(?<=\d)\s?\*\s?(?=\d)"), " times "),
+    (re.compile(r"(?<=\d)\s?x\s?(?=[\d.,]+(?:\s?x\s?[\d.,]+)*\s?=)"), " times "),
+    (re.compile(rf"(?<![\w.,/])(?<!/\s)({ms.NUM})\s/\s(?=(?:{ms.NUM})(?!\d|[.,]\d|\s?/))"), ms.divided),
+    (re.compile(r"(?<![\w.,/])(\d+\.\d+)/(?=\d{1,3}(?:\.0)?(?![\w/]|[.,]\d))"), r"\1 out of "),
     (re.compile(r"(?<=\d)\s?[-–]\s?(?=\d+(?:\.\d+)?\s?=)"), " minus "),
+    (re.compile(r"\b([12]\d{3}-\d\d-\d\d)T(\d\d:\d\d(?::\d\d)?)(?:\.\d+)?(Z\b|([+-])(\d\d):?00\b)?(?![\w:])"),
+     q.moment),
     # telephones
+    (re.compile(r"(?<![\w.-])1-(8\d\d|900)-(?=[A-Z]{2})"), q.free_call),
     (re.compile(r"(?<![\w+])\+\d{1,3}(?:[\s.-]?\(?\d{1,6}\)?){1,5}(?![\w-]|\.\d)"), q.international),
     (re.compile(r"(?<![\w.-])1[-. ]\(?\d{3}\)?[-. ]\d{3}[-. ]\d{4}(?![\w-])"), q.telephone),
     (re.compile(r"(?<![\w.-])0\d{2,4}[ -]\d{3,4}[ -]\d{3,4}(?![\w-])"), q.telephone),
@@ -174,6 +188,7 @@ _ORDERED: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
     (re.compile(rf"(?<![\w.,])(?P<degrees>{ms.NUM})°\s?(?:(?P<minute>{ms.NUM})'\s?(?:(?P<second>{ms.NUM})(?:\"|'')\s?)?)?"
                 r"(?P<side>[NSEW])\b"), ms.latitude),
     # times and ratios
+    (re.compile(r"((?i:\d:\d\d|\d\s?[ap]m|\d\s?[ap]\.m\.|\d:\d\d\s?[ap]\.?m\.?))\s([ECMP])T\b"), r"\1 \2 T"),
     (re.compile(r"(?<![\d:])(\d{1,2}):([0-5]\d):([0-5]\d)(?![\d:]|\.\d)"), q.time_with_seconds),
     (re.compile(r"(?<![\d:])(?P<h>\d{1,2}):(?P<min>[0-5]\d)\.(?P<part>\d{1,3})(?!\d)"), q.result),
     (re.compile(r"\b(?P<h>\d{1,2}):(?P<min>[0-5]\d)(?!:?\d)\s?(?P<half>[ap]\.m\.|[ap]m\b)?", re.IGNORECASE),
@@ -291,6 +306,7 @@ def _fold(text: str) -> str:
     """
     for pattern, replacement in _POWERS:
         text = re.sub(pattern, replacement, text)
+    text = _GROUPS.sub(lambda m: re.sub(r"\s", ",", m[0]), text)
     # 10⁸ would fold to 108; a raised 2 or 3 alone is "squared" and "cubed" below
     text = re.sub(r"(?<=\d)(?![¹²³](?![⁰¹²³⁴-⁹]))([⁺⁻]?[⁰¹²³⁴-⁹]+)", lambda m: f"^{m[1].translate(_RAISED)}", text)
     text = re.sub(r"(?<=[\w.,;!?\"])¹(?![⁰¹²³⁴-⁹])", "", text)  # a footnote

@@ -33,7 +33,7 @@ _URL = re.compile(
     r"(?![\w@])",
     re.IGNORECASE,
 )
-_FILE = re.compile(rf"(?<![\w./@-])({_HOST}\.(?:{_FILES}))(?![\w@-]|\.\w)")
+_FILE = re.compile(rf"(?<![\w./@-])({_HOST}\.(?:{_FILES})(?:#\w[\w-]*)?)(?![\w@-]|\.\w)")
 # ~/notes, /etc/hosts, C:\temp\a.txt: a path of one part without a home or a drive may be an alternative ("and /or")
 _PATH = re.compile(r"(?<![\w./\\:~-])((?:~/|/[A-Za-z][\w-]+/)[\w./-]*\w|[A-Z]:\\(?:[\w.-]+\\)*[\w.-]*\w)(?!\w)")
 _IP = re.compile(r"(?<![\w.])((?:25[0-5]|2[0-4]\d|1?\d?\d)(?:\.(?:25[0-5]|2[0-4]\d|1?\d?\d)){3})(?![\w]|\.\d)")

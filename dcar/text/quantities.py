@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 from dcar.text.abbreviations import MONTH_SHORT, MONTHS
-from dcar.text.measures import SAID_AS_PAIR, attributive, so_many
+from dcar.text.measures import SAID_AS_PAIR, attributive, per, so_many
 from dcar.text.numbers import TENS, cardinal, digits, number, ordinal, plural, roman, whole, words_of, year
 
 MONTH = "(?P<month>" + "|".join(MONTHS) + r"|(?:Jan|Feb|Mar|Apr|Jun|Jul|Aug|Sept|Sep|Oct|Nov|Dec)\b\.?)"
@@ -20,6 +20,8 @@ CURRENCIES = {
     "€": ("euro", "euros", "cent", "cents"),
     "¥": ("yen", "yen", "", ""),
     "₹": ("rupee", "rupees", "", ""),
+    "₩": ("won", "won", "", ""),
+    "R$": ("real", "reais", "centavo", "centavos"),
 }
 DOLLARS = {
     "US": "U S", "C": "Canadian", "CA": "Canadian", "A": "Australian", "AU": "Australian", "NZ": "New Zealand",
@@ -33,6 +35,7 @@ CODES = {
 }  # fmt: skip
 _SCALE_WORDS = {"k": "thousand", "m": "million", "mn": "million", "bn": "billion", "b": "billion", "t": "trillion",
                 "tn": "trillion"}
+_NOTES = re.compile(r"\s(?:bills?|notes?|coins?|banknotes?|stamps?|vouchers?|coupons?|tickets?)\b")
 REGNAL = words_of(
     "Henry Louis Elizabeth George Charles Edward James Richard William John Paul Napoleon Catherine Philip Frederick "
     "Francis Leo Pius Benedict Gregory Alexander Nicholas Peter Ivan Ferdinand Ramses Innocent Clement Urban Otto "
@@ -49,7 +52,7 @@ def pieces_of_money(m: re.Match[str]) -> str:
     if kind := DOLLARS.get(m.groupdict().get("country") or ""):
         one, many = f"{kind} {one}", f"{kind} {many}"
     amount, scale = m["amount"], m["scale"]
-    if attributive(m):
+    if attributive(m) or _NOTES.match(m.string, m.end()):
         many = one
     if scale:
         return f" {number(amount)} {_SCALE_WORDS.get(scale.lower(), scale.lower())} {many} "
@@ -78,7 +81,7 @@ def scaled(m: re.Match[str]) -> str:
 def coded_money(m: re.Match[str]) -> str:
     one, many = CODES[m["before"] or m["after"]]
     amount = m["first"] or m["second"]
-    return f" {number(amount)} {one if amount == '1' else many} "
+    return f" {number(amount)} {one if amount == '1' else many}{per(m) if m['per'] else ''} "
 
 
 def date(month: str, day: str, year_text: str | None) -> str:

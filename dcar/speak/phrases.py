@@ -7,16 +7,20 @@ spoken form), or, where none is near the middle, before a conjunction or a relat
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dcar.errors import TextError
-from dcar.text.phonemes import Phonemizer, normalize_text
+from dcar.text.phonemes import MAX_CHARACTERS, Phonemizer, normalize_text
 
+MAX_TEXT = 100_000  # characters of a whole text; a sentence has MAX_CHARACTERS at most
 MAX_PHONEMES = 200  # of what is decoded at once; the starter decoder has seen about 100
 PAUSE_SECONDS = 0.15  # between sentences
 BREATH_SECONDS = 0.08  # between clauses of one sentence
 MIN_SHARE = 0.25  # of a sentence that a cut must leave on either side, if another kind of cut can
 
+_PARAGRAPH = re.compile(r"\n\s*\n")
+_MAY_END = re.compile(r"[.?!…]+[\"')\]”’»]*\s+")
 _COMMA = re.compile(r",\s+")
 _CONJUNCTION = re.compile(
     r"\s+(?=(?:and|but|or|nor|so|yet|because|although|though|while|whereas|when|whenever|where|which|who|whose|that|if|"
@@ -45,12 +49,55 @@ def phrases(text: str) -> list[Phrase]:
 
 
 def split_sentences(text: str) -> list[str]:
-    """Sentences of a text in spoken form. TextError if there is nothing to speak."""
-    normal = normalize_text(text)
-    sentences = [s.strip() for s in re.split(r"(?<=[.?!])\s+", normal) if re.search(r"\w", s)]
+    """Sentences of a text in spoken form; an empty line ends one, a line break does not.
+
+    TextError if there is nothing to speak, if the text has more than MAX_TEXT characters, or a sentence more than
+    MAX_CHARACTERS.
+    """
+    if not isinstance(text, str) or not _sayable(text):
+        return _sentences(text)
+    if len(text) > MAX_TEXT:
+        raise TextError(f"text has {len(text)} characters, the limit is {MAX_TEXT}; speak it part by part")
+    return [sentence for paragraph in _PARAGRAPH.split(text) if _sayable(paragraph)
+            for piece in _pieces(paragraph) for sentence in _sentences(piece)]
+
+
+def _sayable(text: str) -> bool:
+    """Whether there is a letter or digit: a line of stars between paragraphs has none."""
+    return any(c.isalnum() for c in text)
+
+
+def _sentences(text: str) -> list[str]:
+    """Sentences of a text of at most MAX_CHARACTERS."""
+    sentences = [s.strip() for s in re.split(r"(?<=[.?!])\s+", normalize_text(text)) if re.search(r"\w", s)]
     if not sentences:
         raise TextError("there is nothing to speak in this text; give some words")
     return sentences
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """A long paragraph in pieces of at most MAX_CHARACTERS, cut where a sentence ends, as long as they can be."""
+    while len(text) > MAX_CHARACTERS:
+        ends = [0, *(m.end() for m in _MAY_END.finditer(text[: 2 * MAX_CHARACTERS])), len(text)]
+        cuts = zip(ends, ends[1:], ends[2:], strict=False)
+        cut = next((at for start, at, stop in reversed([c for c in cuts if c[1] <= MAX_CHARACTERS])
+                    if _is_end(text[start:at], text[at:stop])), None)
+        if cut is None:
+            _sentences(text[:MAX_CHARACTERS])  # what cannot be spoken at all says so
+            raise TextError(f"a sentence has more than {MAX_CHARACTERS} characters, which is the limit: "
+                            f"{text[:40]!r}…; split it with full stops")
+        yield text[:cut]
+        text = text[cut:]
+    yield text
+
+
+def _is_end(before: str, after: str) -> bool:
+    """Whether a sentence ends between two neighbours: "Dr." and "Smith came." are read otherwise when apart."""
+    before, after = before[-MAX_CHARACTERS // 2 :], after[: MAX_CHARACTERS // 2]
+    try:
+        return _sentences(before + after) == _sentences(before) + _sentences(after)
+    except TextError:
+        return False
 
 
 def split_clauses(sentence: str) -> list[str]:

@@ -64,8 +64,8 @@ def abbreviations(text: str) -> str:
     text = re.sub(numbered, _before_number, text)
     text = re.sub(r"(?<![\w.'])(?:ca\.\s?(?=\d)|c\.\s?(?=\d{3,4}\b))", "circa ", text)
     text = re.sub(r"\bet al\.(?=(\s*$|\s+[A-Z])?)", lambda m: "et al" + ("." if m[1] is not None else ""), text)
-    text = re.sub(r"(?<=& )Co\.(?=(\s*$|\s+[A-Z])?)|(?<=\band )Co\.(?=(\s*$|\s+[A-Z])?)",
-                  lambda m: "Company" + ("." if m[1] is not None or m[2] is not None else ""), text)
+    text = re.sub(r"(&\s|\band\s|\b[A-Z][\w'-]+\s)Co\.(?=(\s*$|\s+(?!Ltd|Inc)[A-Z])?)",
+                  lambda m: m[1] + "Company" + ("." if m[2] is not None else ""), text)
 
     text = re.sub(_SPAN, lambda m: f"{_WHEN[m[1].lower()]} to {_WHEN[m[2].lower()]}", text)
     text = re.sub(_DAY_OF_DATE, lambda m: _DAYS[m[1].lower()], text)

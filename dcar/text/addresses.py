@@ -19,7 +19,8 @@ _SIGNS = {
 }  # fmt: skip
 # Ends of names that are bare of https:// or www.: those which no sentence without a space after its stop imitates.
 _ENDINGS = ("com|org|net|edu|gov|info|io|ai|dev|app|co\\.uk|ac\\.uk|uk|de|fr|nl|eu|ch|jp|cn|ca|au")
-_FILES = "pdf|txt|jpe?g|png|gif|html?|csv|docx?|xlsx?|pptx?|zip|mp3|mp4|wav|flac|exe"
+_FILES = ("pdf|txt|jpe?g|png|gif|html?|csv|docx?|xlsx?|pptx?|zip|mp3|mp4|wav|flac|exe|md|js|ts|jsx|tsx|py|json|ya?ml|"
+          "toml|cfg|ini|sh|cpp|rs|php|css|xml|svg|sql|log|tar|gz|rtf|odt|epub|avi|mov|mkv|ogg|bmp|tiff?|ipynb")
 _WORDS = frozenset({"com", "org", "net", "gov", "info", "dev", "app", "co", "zip"})
 _SPELLED = frozenset(
     "edu io ai uk eu au id faq api usa url ibm rss exe gif docx xlsx pptx de fr nl ch jp cn ca ac us".split()
@@ -32,7 +33,7 @@ _URL = re.compile(
     r"(?![\w@])",
     re.IGNORECASE,
 )
-_FILE = re.compile(rf"(?<![\w./@-])({_HOST}\.(?:{_FILES}))(?![\w@-]|\.\w)")
+_FILE = re.compile(rf"(?<![\w./@-])({_HOST}\.(?:{_FILES})(?:#\w[\w-]*)?)(?![\w@-]|\.\w)")
 # ~/notes, /etc/hosts, C:\temp\a.txt: a path of one part without a home or a drive may be an alternative ("and /or")
 _PATH = re.compile(r"(?<![\w./\\:~-])((?:~/|/[A-Za-z][\w-]+/)[\w./-]*\w|[A-Z]:\\(?:[\w.-]+\\)*[\w.-]*\w)(?!\w)")
 _IP = re.compile(r"(?<![\w.])((?:25[0-5]|2[0-4]\d|1?\d?\d)(?:\.(?:25[0-5]|2[0-4]\d|1?\d?\d)){3})(?![\w]|\.\d)")

@@ -113,6 +113,8 @@ def measure(m: re.Match[str]) -> str:
     unit, before = m["unit"], m.string[: m.start()]
     if unit in _LETTERS and _NAMES_WITH_LETTERS.search(before):
         return m[0]
+    if unit in _LETTERS and unit.isupper() and "-" in m["gap"] and not attributive(m):  # "Order #12345-A"
+        return m[0]
     if unit in ("C", "F") and not m["minus"] and not re.fullmatch(r"\d{2,3}(?:\.\d+)?", m["n"]):
         return m[0]
     single = m["n"] == "1" or attributive(m) or "-" in m["gap"] or unit == "T"
@@ -140,6 +142,14 @@ def fraction_in_words(m: re.Match[str]) -> str:
     return f" {whole(before)} {words}{unit} " if before else f" {words}{unit} "
 
 
+def divided(m: re.Match[str]) -> str:
+    """ "100 / 4" → "100 divided by 4", but "24 / 7" stays a pair."""
+    bottom = re.match(r"\d+", m.string[m.end() :])
+    assert bottom is not None
+    pair = m[1].isdigit() and (int(m[1]), int(bottom[0])) in SAID_AS_PAIR
+    return f"{m[1]}/" if pair else f"{m[1]} divided by "
+
+
 def so_many(count: int, unit: str) -> str:
     """`one minute`, `two minutes`."""
     return f"{cardinal(count)} {unit}{'' if count == 1 else 's'}"
@@ -155,12 +165,46 @@ def feet_and_inches(m: re.Match[str]) -> str:
     return f" {cardinal(int(m[1]))} foot {cardinal(int(m[2]))} "
 
 
+# What follows an amount of inches that is no thing of that size: "27 inches wide", "5 inches off".
+_NO_THING = (rf"{_GOES_ON}|wide|tall|long|deep|high|thick|across|apart|away|off|up|down|out|over|under|above|below|"
+             r"into|around|along|back|ahead|forward|each|per|more|less|total|here|there|it|he|she|they|we|you|the|an?|"
+             r"this|that|his|her|its|my|our|your|their|if|so|because|which|who|not|only|too|also|now|just|will|would|"
+             r"can|has|have|had|fits?|diagonal|(?:tall|long|short|deep|high|thick|small|low|narrow)er|wider|larger|\w+ly")
+_THING = re.compile(rf"\s+(?!(?:{_NO_THING})\b)(?:[a-z]|[A-Z]{{2}})")
+
+
 def inches(m: re.Match[str]) -> str:
-    """`12"` or `12 in.`, unless the sign closes a quotation that was opened before."""
-    if m[0].endswith('"') and len(re.findall(r'(?<!\d)"', m.string[: m.start()])) % 2:
+    """`12"` or `12 in.`, unless the sign closes a quotation that was opened before; one `27" monitor` is "inch"."""
+    if m[0].endswith('"') and _closes(m):
         return m[0]
-    single = m["n"] == "1" or attributive(m)
+    of_a_thing = m[0].endswith('"') and _THING.match(m.string, m.end()) is not None
+    single = m["n"] == "1" or attributive(m) or of_a_thing
     return f" {number(m['n'])} {'inch' if single else 'inches'} "
+
+
+def parts_of_an_inch(m: re.Match[str]) -> str:
+    """`3/4" pipe` → "3/4 inch pipe", for the rule of fractions."""
+    if _closes(m):
+        return m[0]
+    single = re.match(r"\d+/", m["n"]) is not None or _THING.match(m.string, m.end()) is not None
+    return f"{m['n']} {'inch' if single else 'inches'} "
+
+
+def _closes(m: re.Match[str]) -> bool:
+    """Whether a quotation mark behind a number closes what was opened before."""
+    return len(re.findall(r'(?<!\d)"', m.string[: m.start()])) % 2 == 1
+
+
+def feet_by_feet(m: re.Match[str]) -> str:
+    """ "12' x 10'" → "twelve feet by ten feet", "a 12' x 10' room" → "a twelve foot by ten foot room"."""
+    sides = re.findall(NUM, m[0])
+    return f" {' by '.join(f'{number(n)} ' + ('foot' if n == '1' or attributive(m) else 'feet') for n in sides)} "
+
+
+def times_a_day(m: re.Match[str]) -> str:
+    """ "2x/day" → "two times a day"."""
+    name = _PER[m["per"]]
+    return f" {number(m[1])} times {'an' if name == 'hour' else 'a'} {name} "
 
 
 _SIDES = {"N": "north", "S": "south", "E": "east", "W": "west"}

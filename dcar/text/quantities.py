@@ -8,10 +8,11 @@ from __future__ import annotations
 import re
 
 from dcar.text.abbreviations import MONTH_SHORT, MONTHS
-from dcar.text.measures import SAID_AS_PAIR, attributive, so_many
+from dcar.text.measures import SAID_AS_PAIR, attributive, per, so_many
 from dcar.text.numbers import TENS, cardinal, digits, number, ordinal, plural, roman, whole, words_of, year
 
 MONTH = "(?P<month>" + "|".join(MONTHS) + r"|(?:Jan|Feb|Mar|Apr|Jun|Jul|Aug|Sept|Sep|Oct|Nov|Dec)\b\.?)"
+ZONE = r"(?:[ECMP] ?T|[ECMP][SD]T|GMT|UTC|BST|CES?T|IST|JST|Eastern|Central|Mountain|Pacific)\b"  # behind a time of day
 
 CURRENCIES = {
     "$": ("dollar", "dollars", "cent", "cents"),
@@ -19,6 +20,8 @@ CURRENCIES = {
     "€": ("euro", "euros", "cent", "cents"),
     "¥": ("yen", "yen", "", ""),
     "₹": ("rupee", "rupees", "", ""),
+    "₩": ("won", "won", "", ""),
+    "R$": ("real", "reais", "centavo", "centavos"),
 }
 DOLLARS = {
     "US": "U S", "C": "Canadian", "CA": "Canadian", "A": "Australian", "AU": "Australian", "NZ": "New Zealand",
@@ -32,6 +35,7 @@ CODES = {
 }  # fmt: skip
 _SCALE_WORDS = {"k": "thousand", "m": "million", "mn": "million", "bn": "billion", "b": "billion", "t": "trillion",
                 "tn": "trillion"}
+_NOTES = re.compile(r"\s(?:bills?|notes?|coins?|banknotes?|stamps?|vouchers?|coupons?|tickets?)\b")
 REGNAL = words_of(
     "Henry Louis Elizabeth George Charles Edward James Richard William John Paul Napoleon Catherine Philip Frederick "
     "Francis Leo Pius Benedict Gregory Alexander Nicholas Peter Ivan Ferdinand Ramses Innocent Clement Urban Otto "
@@ -48,7 +52,7 @@ def pieces_of_money(m: re.Match[str]) -> str:
     if kind := DOLLARS.get(m.groupdict().get("country") or ""):
         one, many = f"{kind} {one}", f"{kind} {many}"
     amount, scale = m["amount"], m["scale"]
-    if attributive(m):
+    if attributive(m) or _NOTES.match(m.string, m.end()):
         many = one
     if scale:
         return f" {number(amount)} {_SCALE_WORDS.get(scale.lower(), scale.lower())} {many} "
@@ -77,7 +81,7 @@ def scaled(m: re.Match[str]) -> str:
 def coded_money(m: re.Match[str]) -> str:
     one, many = CODES[m["before"] or m["after"]]
     amount = m["first"] or m["second"]
-    return f" {number(amount)} {one if amount == '1' else many} "
+    return f" {number(amount)} {one if amount == '1' else many}{per(m) if m['per'] else ''} "
 
 
 def date(month: str, day: str, year_text: str | None) -> str:
@@ -140,8 +144,17 @@ def time_of_day(m: re.Match[str]) -> str:
         words += (" oh " if int(minute) < 10 else " ") + cardinal(int(minute))
     elif not half:
         words += " o'clock" if 1 <= hour <= 12 else " hundred"
-    stop = "." if half and half.endswith(".") and re.match(r"\s*$|\s+[A-Z]", m.string[m.end() :]) else ""
+    stop = "." if half and half.endswith(".") and re.match(rf"\s*$|\s+(?!{ZONE})[A-Z]", m.string[m.end() :]) else ""
     return f" {words}{f' {half[0].upper()} M' if half else ''}{stop} "
+
+
+def moment(m: re.Match[str]) -> str:
+    """ "2024-03-15T10:30:00Z" → the date, the time and the zone, each in the form that later rules read."""
+    zone = ""
+    if m[3]:
+        hours = "" if m[3] == "Z" or not int(m[5]) else f" {'plus' if m[4] == '+' else 'minus'} {cardinal(int(m[5]))}"
+        zone = f" U T C{hours}"
+    return f"{m[1]}, {m[2]}{zone}"
 
 
 def result(m: re.Match[str]) -> str:
@@ -157,6 +170,12 @@ def time_with_seconds(m: re.Match[str]) -> str:
     minutes = f" {'oh ' if minute < 10 else ''}{cardinal(minute)}" if minute else ""
     seconds = f" and {so_many(second, 'second')}" if second or not minute else ""
     return f" {cardinal(hour)}{minutes}{seconds} "
+
+
+def free_call(m: re.Match[str]) -> str:
+    """What stands before a word to dial: "1-800-FLOWERS" → "one eight hundred FLOWERS"."""
+    code = f"{cardinal(int(m[1][0]))} hundred" if m[1].endswith("00") else digits(m[1])
+    return f"one {code} "
 
 
 def telephone(m: re.Match[str]) -> str:

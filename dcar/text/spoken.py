@@ -40,7 +40,7 @@ _MARKS = str.maketrans({
     "′": "'", "″": '"', "≥": " greater than or equal to ", "≤": " less than or equal to ", "§": " section ",
     "×": " times ", "÷": " divided by ", "±": " plus or minus ", "≈": " about ", "≠": " is not equal to ",
     "√": " square root of ", "∞": " infinity ",
-    "™": " ", "®": " ", "©": " ", "€": "€", "µ": "μ",
+    "№": " number ", "™": " ", "®": " ", "©": " ", "€": "€", "µ": "μ",
     "Ω": "Ω", "⁄": "/", "。": ". ", "、": ", ", "\u00ad": None, "\u200b": None, "\u200d": None, "\ufeff": None,
 })  # fmt: skip
 _SPELLED = frozenset(
@@ -57,7 +57,7 @@ _COUNTABLE = (
     "visitors|residents|inhabitants|words|tokens|parameters|hours|years|dollars|euros|pounds|barrels|tonnes|tons|workers|"
     "passengers|fans|members|patients|deaths|cases|votes"
 )
-_MONEY = rf"[$£€¥₹]\s?(?:{ms.NUM}|\.\d+)(?:\s?(?:thousand|million|billion|trillion|[kKmMbB]n?))?"
+_MONEY = rf"[$£€¥₹₩]\s?(?:{ms.NUM}|\.\d+)(?:\s?(?:thousand|million|billion|trillion|lakh|crore|[kKmMbB]n?))?"
 _WEEKDAY = r"(?:Mon|Tue|Tues|Wed|Thu|Thur|Thurs|Fri|Sat|Sun)"
 
 # Before compatibility forms are folded, which would write m² as "m squared".
@@ -71,6 +71,10 @@ _POWERS: list[tuple[str, str]] = [
     (r"(?<=\d)(\s?)M[Ω\u2126](?!\w)", r"\1Mohm"),
     (r"\bN[·⋅]m\b", "Nm"),
 ]
+# 1 000 000: groups of three digits behind spaces; one group alone may be another number unless the space is a narrow or
+# a fixed one, or the group is 000.
+_GROUPS = re.compile(r"(?<![\w.,+(/:-])(?<!\d\s)[1-9]\d{0,2}(?:(?:[\u00a0\u2009\u202f]\d{3})+|(?:\s\d{3}){2,}|\s000)"
+                     r"(?![\w/:(-]|,\d|\s\(?\d)")
 _RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻", "0123456789+-")
 
 _ORDERED: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
@@ -88,13 +92,13 @@ _ORDERED: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
     (re.compile(r"\b([Tt]he )WHO\b"), r"\1W H O"),
     (re.compile(r"\bA\.?D\.?\s(?=\d)(1\d{3}(?!\d))?"), lambda m: f"A D {year(int(m[1])) if m[1] else ''}"),
     (re.compile(r"\bWW(I{1,2}|1|2)\b"), lambda m: f"World War {'one' if m[1] in ('I', '1') else 'two'}"),
-    (re.compile(r"\bA(?=[+-](?!\w)|\s?=)"), f"A{LETTER}"),
+    (re.compile(r"\bA(?=[+-](?!\w)|\s?[<>!]?=)"), f"A{LETTER}"),
     (re.compile(rf"(?<![\w-])([A-F]{LETTER}?)-(?=\s(?:grades?|average|students?|in|on|for)\b|[.,;!?]|$)"), r"\1 minus"),
     (re.compile(r"\bp\.a\.|\bp\.a\b"), "per annum"),
     (re.compile(r"\bb/c\b"), "because"),
     (re.compile(r"(?<!\w)\.NET\b"), "dot net"),
     (re.compile(r"\b([A-GJ])#(?!\w)"), rf"\1{LETTER} sharp"),
-    (re.compile(r"\bCO(?=2\b)"), "C O "),
+    (re.compile(r"(?:\b|(?<=\d))CO(?=2\b)"), " C O "),
     (re.compile(r"\b(ISBN(?:-1[03])?):?\s(\d[\d-]{8,15}[\dX])(?![\w-])"),
      lambda m: f"ISBN {', '.join(' '.join(part) for part in m[2].split('-'))}"),
     # versions, before their stops become decimal points
@@ -105,15 +109,26 @@ _ORDERED: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
      lambda m: f"{m[1]} times 10^{(m[2] or m[3]).replace('+', '')}"),
     (re.compile(r"\^\s?-\s?(?=\d)"), " to the power of minus "),
     (re.compile(r"(?<=\w)\^\s?(?=\d)"), " to the power of "),
+    (re.compile(r"(?<![<=>-])>=(?![=>])"), " greater than or equal to "),
+    (re.compile(r"(?<![<=>])<=(?![=>])"), " less than or equal to "),
+    (re.compile(r"(?:\s|(?<=[\w)\]]))!==?(?=\s?[\w\"'(\[.$£€-])"), " is not equal to "),
+    (re.compile(r"(?<=[\w)\]\s])===?(?=[\w\"'(\[\s.-])"), "="),
     (re.compile(r"~\s?(?=[$£€]?\.?\d)"), " about "),
     (re.compile(r"(?<![<\w])>\s?(?=[$£€]?\.?\d)"), " greater than "),
     (re.compile(r"(?<![<\w/])(\w)>(?=\.?\d)"), r"\1 greater than "),  # and no end of a tag
     (re.compile(r"(?<!<)<\s?(?=[$£€]?\.?\d)"), " less than "),
     (re.compile(r"(?<=\d)\s?\*\s?(?=\d)"), " times "),
+    (re.compile(r"(?<=\d)\s?x\s?(?=[\d.,]+(?:\s?x\s?[\d.,]+)*\s?=)"), " times "),
+    (re.compile(rf"(?<![\w.,/])(?<!/\s)({ms.NUM})\s/\s(?=(?:{ms.NUM})(?!\d|[.,]\d|\s?[/%]))"), ms.divided),
+    (re.compile(r"(?<![\w.,/])(\d+\.\d+)/(?=\d{1,3}(?:\.0)?(?![\w/]|[.,]\d))"), r"\1 out of "),
     (re.compile(r"(?<=\d)\s?[-–]\s?(?=\d+(?:\.\d+)?\s?=)"), " minus "),
+    (re.compile(r"\b([12]\d{3}-\d\d-\d\d)T(\d\d:\d\d(?::\d\d)?)(?:\.\d+)?(Z\b|([+-])(\d\d):?00\b)?(?![\w:])"),
+     q.moment),
     # telephones
+    (re.compile(r"(?<![\w.-])1-(8\d\d|900)-(?=[A-Z]{2})"), q.free_call),
     (re.compile(r"(?<![\w+])\+\d{1,3}(?:[\s.-]?\(?\d{1,6}\)?){1,5}(?![\w-]|\.\d)"), q.international),
     (re.compile(r"(?<![\w.-])1[-. ]\(?\d{3}\)?[-. ]\d{3}[-. ]\d{4}(?![\w-])"), q.telephone),
+    (re.compile(r"(?<![\w.-])0\d{4} \d{6}(?![\w-]|[.,]\d)"), q.telephone),
     (re.compile(r"(?<![\w.-])0\d{2,4}[ -]\d{3,4}[ -]\d{3,4}(?![\w-])"), q.telephone),
     (re.compile(r"\b([Cc]all|[Dd]ial|[Pp]hone|[Rr]ing)\s(\d11|999|112|000)\b(?![-.,]?\d)"),
      lambda m: f"{m[1]} {digits(m[2])}"),
@@ -131,6 +146,8 @@ _ORDERED: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
     (re.compile(r"(?i)\b(noon|midnight)\s?[-–]\s?(?=\d)"), r"\1 to "),
     (re.compile(r"(?i)(\d|[ap]\.?m\.?)\s?[-–]\s?(?=(?:noon|midnight)\b)"), r"\1 to "),
     (re.compile(rf"(?<![\w.,-])({ms.NUM})-(?=(?:{ms.NUM})\s?(?:%|(?:{ms.UNIT})(?![\w/'])))"), r"\1 to "),
+    (re.compile(rf"({ms.NUM})\s?%(?:-|\s-\s)(?=(?:{ms.NUM})\s?%)"), r"\1% to "),
+    (re.compile(rf"(?<![\w.,-])({ms.NUM})-(?=(?:{ms.NUM})\s?(?:[kKmMbB]|[mbMB]n)\+?\s(?:{_COUNTABLE})\b)"), r"\1 to "),
     (re.compile(r"\b50-50\b"), "fifty fifty"),
     (re.compile(r"(?<![\w.,-])\d(?:-\d){2,}(?![\w-]|\.\d)"), lambda m: digits(m[0])),
     (re.compile(r"(?<![\w.,-])(?P<h>\d{1,3})\s?h\s?(?P<m>[0-5]?\d)\s?m(?:in)?(?:\s?(?P<s>[0-5]?\d)\s?s)?(?![\w/])"),
@@ -146,13 +163,14 @@ _ORDERED: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
     (re.compile(r"\b(144|240|360|480|720|1080|1440|2160)p\b"), lambda m: f" {year(int(m[1]))} P "),
     (re.compile(rf"(?<![\w.,])(?P<n>{ms.NUM})p(?![\w/'-])"), q.pence),
     (re.compile(r"(?<![\w$£€¥])-(?=[$£€¥]\s?\d)"), " minus "),
-    (re.compile(rf"(?P<country>\b(?:{'|'.join(q.DOLLARS)}))?(?P<symbol>[$£€¥₹])\s?(?P<amount>{ms.NUM}|\.\d+)"
-                r"(?:\s?(?P<scale>thousand|million|billion|trillion|[kK]\b|[mM]n?\b|[bB]n?\b|T\b|tn\b))?"),
+    (re.compile(rf"(?P<country>\b(?:{'|'.join(q.DOLLARS)}))?(?P<symbol>(?<![A-Za-z])R\$|[$£€¥₹₩])\s?"
+                rf"(?P<amount>{ms.NUM}|\.\d+)(?:\s?(?P<scale>thousand|million|billion|trillion|lakh\b|crore\b|[kK]\b|[mM]n?\b|[bB]n?\b|T\b|tn\b))?"),
      q.pieces_of_money),
     (re.compile(rf"(?<=€)\s?/\s?(?P<per>{ms.PER})(?![\w/'])"), ms.per),
     (re.compile(rf"(?P<amount>{ms.NUM})\s?(?P<symbol>€)(?P<scale>)"), q.pieces_of_money),
-    (re.compile(rf"\b(?P<before>{'|'.join(q.CODES)})\s?(?P<first>{ms.NUM})(?![\w])"
-                rf"|(?<![\w.,])(?P<second>{ms.NUM})\s?(?P<after>{'|'.join(q.CODES)})\b"), q.coded_money),
+    (re.compile(rf"(?:\b(?P<before>{'|'.join(q.CODES)})\s?(?P<first>{ms.NUM})(?![\w])"
+                rf"|(?<![\w.,])(?P<second>{ms.NUM})\s?(?P<after>{'|'.join(q.CODES)})\b)"
+                rf"(?:\s?/\s?(?P<per>{ms.PER})(?![\w/']))?"), q.coded_money),
     (re.compile(r"(?<![\w.,])(\d+)\s?¢"), lambda m: f" {cardinal(int(m[1]))} cent{'' if m[1] == '1' else 's'} "),
     # dates
     (re.compile(r"\b(?P<y>[12]\d{3})(?P<sign>[-/])(?P<m>\d{2})(?P=sign)(?P<d>\d{2})\b"), q.iso_date),
@@ -174,6 +192,7 @@ _ORDERED: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
     (re.compile(rf"(?<![\w.,])(?P<degrees>{ms.NUM})°\s?(?:(?P<minute>{ms.NUM})'\s?(?:(?P<second>{ms.NUM})(?:\"|'')\s?)?)?"
                 r"(?P<side>[NSEW])\b"), ms.latitude),
     # times and ratios
+    (re.compile(r"((?i:\d:\d\d|\d\s?[ap]m|\d\s?[ap]\.m\.|\d:\d\d\s?[ap]\.?m\.?))\s([ECMP])T\b"), r"\1 \2 T"),
     (re.compile(r"(?<![\d:])(\d{1,2}):([0-5]\d):([0-5]\d)(?![\d:]|\.\d)"), q.time_with_seconds),
     (re.compile(r"(?<![\d:])(?P<h>\d{1,2}):(?P<min>[0-5]\d)\.(?P<part>\d{1,3})(?!\d)"), q.result),
     (re.compile(r"\b(?P<h>\d{1,2}):(?P<min>[0-5]\d)(?!:?\d)\s?(?P<half>[ap]\.m\.|[ap]m\b)?", re.IGNORECASE),
@@ -182,6 +201,7 @@ _ORDERED: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
     (re.compile(r"(?<![\w:.,])(\d{1,3}):(?=\d{1,3}(?![\w:]))"), r"\1 to "),
     (re.compile(r"(?<![\w-])(?:\(?\d{3}\)?[-. ])?\d{3}[-.]\d{4}(?![\w-])"), q.telephone),
     # years
+    (re.compile(r"(?<![\w/.-])((?:19|20)\d\d)/(?=(?:19|20)\d\d(?![\w/]|[.,]\d))"), r"\1 to "),
     (re.compile(r"(?<!\w)'(?P<t>[1-9]0)s\b"), q.plural_year),
     (re.compile(r"(?<!\w)'0([1-9])\b(?!')"), lambda m: f" oh {cardinal(int(m[1]))} "),
     (re.compile(r"\b(10|100|1,?000)s(?= of\b)"),
@@ -192,6 +212,9 @@ _ORDERED: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
     (re.compile(rf"({ms.NUM})(?P<unit>[\s-]?(?:ft|mi|yds?|lbs?|oz|gal|qt|hrs?|mins?|secs?|tbsp|Tbsp|tsp|kg|km|cm|mm|ml|yrs?|wks?|"
                 r"mos?))\.(?=\s[a-z])"), r"\1\g<unit>"),
     (re.compile(r"\b(\d+) x (\d+)\s?(g|kg|ml|oz|lb)(?= [a-z]+s?\b)"), r"\1 \2-\3"),
+    (re.compile(r"(?<![\w/.])(?P<n>(?:\d+[\s-])?\d{1,2}/\d{1,2})\""), ms.parts_of_an_inch),
+    (re.compile(rf"(?<![\w.,'])(?:{ms.NUM})'(?:\s?x\s?(?:{ms.NUM})'){{1,2}}(?![\w'\"])"), ms.feet_by_feet),
+    (re.compile(rf"(?<![\w.,])({ms.NUM})x\s?/\s?(?P<per>{ms.PER})(?![\w/'])"), ms.times_a_day),
     (re.compile(rf"(?<![\w/.])(?:(?P<whole>{ms.NUM})(?:\s+|-(?=\d/\d)))?(?P<top>\d{{1,3}})/(?P<bottom>\d{{1,3}}|1,?000)"
                 rf"(?![\w/])(?:[\s-]?(?P<unit>{ms.UNIT})(?![\w/']))?"),
      ms.fraction_in_words),
@@ -291,6 +314,7 @@ def _fold(text: str) -> str:
     """
     for pattern, replacement in _POWERS:
         text = re.sub(pattern, replacement, text)
+    text = _GROUPS.sub(lambda m: re.sub(r"\s", ",", m[0]), text)
     # 10⁸ would fold to 108; a raised 2 or 3 alone is "squared" and "cubed" below
     text = re.sub(r"(?<=\d)(?![¹²³](?![⁰¹²³⁴-⁹]))([⁺⁻]?[⁰¹²³⁴-⁹]+)", lambda m: f"^{m[1].translate(_RAISED)}", text)
     text = re.sub(r"(?<=[\w.,;!?\"])¹(?![⁰¹²³⁴-⁹])", "", text)  # a footnote
@@ -308,7 +332,7 @@ def _fold(text: str) -> str:
             out.append(c)
         elif (value := unicodedata.decimal(c, None)) is not None:
             out.append(str(value))
-        elif c in "–—£€¥₹¢°":
+        elif c in "–—£€¥₹₩¢°":
             out.append(c)
         elif c.isalpha():
             base = "".join(b for b in unicodedata.normalize("NFD", c) if not unicodedata.combining(b))

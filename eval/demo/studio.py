@@ -21,6 +21,7 @@ from dcar.prepare.prepared import load_prepared
 from dcar.prompts.together import check_together, made_by
 from dcar.sources.shipped import shipped
 from dcar.speak.defaults import DRAWS, METHOD, POLICY, SAMPLING
+from dcar.speak.phrases import MAX_TEXT
 from dcar.speak.speaker import Speaker, Spoken
 from dcar.speak.voice import Voice, starter_voices
 from dcar.text.phonemes import PHONEME_VERSION
@@ -156,7 +157,7 @@ class Studio:
     def _check(self, text: str, method: str, temperature: float) -> None:
         if len(text) > self.limits.characters:
             raise TextError(f"the text has {len(text)} characters, this page speaks {self.limits.characters} at most; "
-                            "shorten it, or use `dcar speak`, which has no such limit")
+                            f"shorten it, or use `dcar speak`, which speaks {MAX_TEXT}")
         dial = turned(method)["dial"] if method.startswith("dcar") else None  # others have none: with_dial
         if len(method) > 40 or (method.removesuffix(f"@d{dial}") if dial else method) not in self.methods:
             raise ConfigError(f"unknown method '{method[:40]}'; choose {', '.join(self.methods)}")

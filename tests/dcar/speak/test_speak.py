@@ -297,7 +297,8 @@ def test_a_voice_is_the_middle_of_the_prompt(models, tmp_path):
     ("", "text is empty"), ("   \n", "text is empty"), ("\U0001f600 \U0001f680", "no letter or digit"),
     ("?!", "no letter or digit that can be spoken"), ("你好", "letters that English phonemes cannot say"),
     ("a very long walk " * 40, f"more than {MAX_PHONEMES}; split it with full stops"),
-    ("word. " * 400, "2400 characters, the limit is 1000"),
+    ("word " * 400, "a sentence has more than 1000 characters"), ("你好. " * 400, "English phonemes cannot say"),
+    ("word. " * 20_000, "120000 characters, the limit is 100000"),
 ])
 def test_texts_that_cannot_be_spoken(speak, text, message):
     status, shown, complaint, out = speak(text)
@@ -310,6 +311,19 @@ def test_texts_that_cannot_be_spoken(speak, text, message):
 def test_sentences_end_at_their_marks():
     assert split_sentences("Hello there. How are you? Fine!") == ["Hello there.", "How are you?", "Fine!"]
     assert split_sentences("It costs $3.50 today.") == ["It costs three dollars and fifty cents today."]
+    assert split_sentences("Chapter One\n\nIt was a dark\nnight.") == ["Chapter One", "It was a dark night."]
+    assert split_sentences("First.\r\n\r\n* * *\n \nSecond") == ["First.", "Second"]
+    for one in ("Use Node.js now.", "Acme Co., in town", "9 a.m. ET, please", "README.md"):
+        assert len(split_sentences(one)) == 1
+
+
+def test_a_long_text_is_cut_where_its_sentences_end():
+    written = [f"This is sentence number {n}, in which Dr. Smith came at 5 p.m. again." for n in range(1, 19)]
+    assert len(" ".join(written)) > 1105
+    said = split_sentences(" ".join(written))
+    assert len(said) == 18 and said == split_sentences(" ".join(written[:9])) + split_sentences(" ".join(written[9:]))
+    assert [phrase.text for phrase in phrases(" ".join(written))] == said
+    assert len(split_sentences("word. " * 400)) == 400
 
 
 # --- models that do not fit -----------------------------------------------------------------------------------------

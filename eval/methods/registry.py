@@ -315,6 +315,9 @@ def _sizes(name: str, rest: str, models: Models, most: int | None = None) -> lis
     parts = rest.removeprefix("-").split("-")
     heads = models.decoder.config.num_prediction_heads
     if not all(p.isdigit() and 1 <= int(p) <= heads for p in parts) or (most and len(parts) > most):
+        if "@" in rest:
+            raise ConfigError(f"method '{name}': only methods that ask a policy take a dial, draws or a policy's name "
+                              f"(@d1, @n4, @policy); a sampling of its own is {name.partition('@')[0]}@t0.8")
         raise ConfigError(f"method '{name}': chunk sizes of this decoder are 1..{heads}; write car-3 or random-2-3")
     return [int(p) for p in parts]
 

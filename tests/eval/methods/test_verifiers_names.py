@@ -58,6 +58,8 @@ def test_names_say_what_they_mean(models, name, kind, drafter, length, settings)
     ("typical-0.09", "1 parameters"), ("typical-0-0.3", "epsilon"), ("topk-verify", "write topk-verify-50"),
     ("topk-verify-2.5", "whole number"), ("topk-verify-0", "at least 1"), ("sd:4", "3 additional heads"),
     ("topk-50", "unknown method"), ("ssd-nan", "write ssd-0.4"),
+    ("car-2@d1", "only methods that ask a policy take a dial"), ("car-99", "chunk sizes of this decoder are"),
+    ("random-2-3@n4", "only methods that ask a policy take a dial"),
 ])
 def test_names_that_cannot_be_are_refused(models, name, message):
     with pytest.raises(ConfigError, match=message):

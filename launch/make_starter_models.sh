@@ -10,7 +10,6 @@ export OMP_NUM_THREADS=1
 out=${1:-runs/starter}
 blends=${2:-}
 more=${3:-}
-recipes=launch/recipes
 
 dcar fit-tokenizer out="$out/tokenizer" vocab_size=1024 max_frames=200000 projection_size=64
 dcar prepare out="$out/prepared" tokenizer="$out/tokenizer"
@@ -49,17 +48,17 @@ dcar train-vocoder "${vocoder[@]}" data="$packs" out="$out/vocoder" init_from="$
 dcar vocoder-quality data="$out/prepared" vocoder="$out/vocoder/export" out="$out/vocoder_quality"
 
 # Stage one, the quickstart's recipes run longer ...
-dcar train --config $recipes/car_starter.yaml data="$out/prepared" out="$out/trunk" max_steps=1000
-dcar train --config $recipes/car_starter_shared.yaml data="$out/prepared" init_from="$out/trunk" out="$out/car_first"
-dcar train --config $recipes/far_starter.yaml data="$out/prepared" out="$out/far_first" max_steps=1000
+dcar train --config car_starter data="$out/prepared" out="$out/trunk" max_steps=1000
+dcar train --config car_starter:shared data="$out/prepared" init_from="$out/trunk" out="$out/car_first"
+dcar train --config car_starter:far data="$out/prepared" out="$out/far_first" max_steps=1000
 # ... and on with 3,600 sentences more, CAR and FAR for as many steps. Their tokens ship, their sound does not.
 python launch/make_starter_corpus.py add sentences=launch/starter_sentences_more.txt out="$out/added"
 python launch/make_starter_corpus.py speak work="$out/added"
 python launch/make_starter_corpus.py pack work="$out/added" out="$out/added/corpus"
 python launch/make_starter_corpus.py join corpora=["dcar/assets/starter_corpus","$out/added/corpus"] out="$out/larger"
 dcar prepare corpus=starter path="$out/larger" out="$out/prepared_more" tokenizer="$out/tokenizer"
-dcar train --config $recipes/car_starter_more.yaml data="$out/prepared_more" init_from="$out/car_first" out="$out/car"
-dcar train --config $recipes/far_starter_more.yaml data="$out/prepared_more" init_from="$out/far_first" out="$out/far"
+dcar train --config car_starter:more data="$out/prepared_more" init_from="$out/car_first" out="$out/car"
+dcar train --config car_starter:far_more data="$out/prepared_more" init_from="$out/far_first" out="$out/far"
 
 # The reward recogniser hears what the vocoder makes of the corpus' own tokens: every sentence in its own voice and in
 # another.
@@ -69,7 +68,7 @@ for voices in "" other/; do
     batch_size=16 ${voices:+other_voices=true seed=1} >&2
   sed "s|\"audio\": \"|&$voices|" "$out/resynthesis/${voices}train.jsonl"
 done >"$out/resynthesis/voices.jsonl"
-dcar train-encoder-recognizer --config $recipes/recognizer_starter.yaml train_manifest="$out/resynthesis/voices.jsonl" \
+dcar train-encoder-recognizer --config recognizer_starter train_manifest="$out/resynthesis/voices.jsonl" \
   dev_manifest="$out/resynthesis/dev.jsonl" out="$out/recognizer"
 # One from nothing, by NeMo. (The shipped starter-nemo learned in three runs of 24, 48 and 65 minutes, the first two on the
 # smaller corpus and, in part, a vocoder before this.)
@@ -77,18 +76,18 @@ dcar train-recognizer train_manifest="$out/resynthesis/voices.jsonl" dev_manifes
   out="$out/recognizer_nemo/starter.nemo" max_minutes=140 batch_seconds=60 bf16=true num_layers=4 subsampling_channels=32
 
 # What reads the same tokens without sound.
-dcar train-token-recognizer --config $recipes/token_recognizer_starter.yaml data="$out/prepared_more" \
+dcar train-token-recognizer --config token_recognizer_starter data="$out/prepared_more" \
   out="$out/token_recognizer"
 
-dcar profile --config $recipes/profile_starter.yaml decoder="$out/car" data="$out/prepared" out="$out/profile" \
+dcar profile --config profile_starter decoder="$out/car" data="$out/prepared" out="$out/profile" \
   vocoder="$out/vocoder/export"
 # The policy: first rewarded by what reads the tokens, in the end through speech and recogniser.
-dcar train-coherence --config $recipes/coherence_starter.yaml decoder="$out/car" data="$out/prepared_more" \
+dcar train-coherence --config coherence_starter decoder="$out/car" data="$out/prepared_more" \
   out="$out/coherence"
-dcar train-policy --config $recipes/dcpo_starter.yaml decoder="$out/car" data="$out/prepared_more" \
+dcar train-policy --config dcpo_starter decoder="$out/car" data="$out/prepared_more" \
   vocoder="$out/vocoder/export" token_recognizer="$out/token_recognizer" policy_coherence="$out/coherence" seed=1 \
   out="$out/dcpo"
-dcar train-policy --config $recipes/dcpo_starter_words.yaml decoder="$out/car" data="$out/prepared_more" \
+dcar train-policy --config dcpo_starter_words decoder="$out/car" data="$out/prepared_more" \
   vocoder="$out/vocoder/export" recognizer="encoder:$out/recognizer" policy="$out/dcpo/policy" policy_coherence= \
   policy_start=uniform reward_funcs=[wer,log_likelihood] max_steps=10 seed=1 out="$out/dcpo_words"
 dcar export run="$out/dcpo_words" decoder="$out/car" out="$out/policy"

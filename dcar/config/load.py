@@ -1,4 +1,4 @@
-"""One strict schema per command: a dataclass, YAML files, and `key=value` on the command line.
+"""Settings of a command: `load_config` builds its dataclass from YAML files and `key=value`, `save_config` keeps it.
 
 An unknown key, a wrong type or a value outside its bounds is an error that says where it stands and what would do; the
 resolved configuration is saved beside what a run produces, and running it again needs nothing else.
@@ -15,6 +15,7 @@ import io
 import logging
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING
 from pathlib import Path
@@ -22,10 +23,8 @@ from typing import Any, TypeVar
 
 import yaml
 
-from dcar.config.help import help_text
 from dcar.config.read import COMMAND_LINE, Given, Words, file_settings, split_arguments, spread, typed
-from dcar.config.schema import old_names, settings_of
-from dcar.config.values import check_place, fitting
+from dcar.config.schema import Setting, allowed, check_place, fitting, old_names, settings_of
 from dcar.errors import ConfigError
 from dcar.storage import write_text
 
@@ -52,7 +51,7 @@ def schema_of(main: Callable[[list[str]], object]) -> type:
 
 
 def load_config(schema: type[T], arguments: Sequence[str] | None = None) -> T:
-    """Build `schema` (a dataclass) from `[--config FILE.yaml] [key=value …]`; nested keys are written a.b=value.
+    """Build `schema` (a dataclass) from `[--config RECIPE] [key=value …]`; nested keys are written a.b=value.
 
     What is given later counts, and the command line more than any file. `--help` prints the settings and exits. Raises
     ConfigError for an unreadable file, an unknown key (naming the nearest one), a wrong type, a value outside the
@@ -68,14 +67,12 @@ def load_config(schema: type[T], arguments: Sequence[str] | None = None) -> T:
     values: dict[str, Given] = {}
     noted: set[str] = set()
     for given in _given(schema, arguments):
-        key = given.key
-        if key not in known and key in old:
-            key = old[key]
-            if given.key not in noted:
-                noted.add(given.key)
-                logger.warning("note: %s is called %s now (%s)", given.key, key, given.where)
+        key = old.get(given.key, given.key) if given.key not in known else given.key
         if key not in known:
             raise ConfigError(f"{given.where}: unknown setting '{given.key}'{_nearest(given.key, known, old)}")
+        if key != given.key and given.key not in noted:
+            noted.add(given.key)
+            logger.warning("note: %s is called %s now (%s)", given.key, key, given.where)
         if known[key].group:
             raise ConfigError(f"{given.where}: {key} is a group of settings: give {key}.…, not a value")
         values[key] = dataclasses.replace(given, key=key)
@@ -84,8 +81,7 @@ def load_config(schema: type[T], arguments: Sequence[str] | None = None) -> T:
     for key, given in values.items():
         try:
             found[key] = fitting(key, given.value, known[key].hint, known[key].meaning)
-            if known[key].meaning.place:
-                check_place(key, found[key], known[key].meaning.place)
+            check_place(key, found[key] if known[key].meaning.place else None, known[key].meaning.place)
         except ConfigError as error:
             raise ConfigError(f"{given.where}: {error}") from error
     if absent := [s.key for s in known.values() if s.default is MISSING and s.key not in found]:
@@ -98,14 +94,14 @@ def load_config(schema: type[T], arguments: Sequence[str] | None = None) -> T:
 
 def _given(schema: type, arguments: Sequence[str]) -> list[Given]:
     """Everything that files and command line give, in the order in which it counts."""
-    known, old = settings_of(schema), old_names(schema)
-    leaves = [s for s in known.values() if not s.group]
-    names = {**{s.key: s for s in leaves}, **{name: known[key] for name, key in old.items()}}
-    groups = frozenset(s.key for s in known.values() if s.group)
+    known = settings_of(schema)
+    leaves = {s.key: s for s in known.values() if not s.group}
+    names = {**leaves, **{name: known[key] for name, key in old_names(schema).items()}}
+    groups = frozenset(known) - frozenset(leaves)
     words = Words(
         frozenset(names) | groups, frozenset(name for name, s in names.items() if s.hint is bool),
-        next((s.key for s in leaves if s.meaning.positional), ""),
-        tuple((s.meaning.short, s.key) for s in leaves if s.meaning.short))
+        next((s.key for s in leaves.values() if s.meaning.positional), ""),
+        tuple((s.meaning.short, s.key) for s in leaves.values() if s.meaning.short))
     files, pairs = split_arguments(arguments, words)
     found = [given for path in files for given in file_settings(path, groups)]
     for key, text in pairs:
@@ -148,8 +144,8 @@ def _interpolate(schema: type, values: dict[str, Given]) -> None:
             value = OmegaConf.select(OmegaConf.create(tree), key, throw_on_missing=True)
             value = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
         except (OmegaConfBaseException, RecursionError) as error:
-            why = "it leads back to itself" if isinstance(error, RecursionError) or isinstance(
-                error.__cause__, RecursionError) else str(error).splitlines()[0]
+            circle = isinstance(error, RecursionError) or isinstance(error.__cause__, RecursionError)
+            why = "it leads back to itself" if circle else str(error).splitlines()[0]
             raise ConfigError(f"{values[key].where}: {key}={values[key].value}: cannot be filled in ({why})") from error
         values[key] = dataclasses.replace(values[key], value=value)
 
@@ -158,11 +154,9 @@ def _build(schema: type, instance: Any, prefix: str, found: dict[str, Any], top:
     """`schema` with the values of `found`, the rest from `instance` (defaults of a group) or its own defaults."""
     given: dict[str, Any] = {}
     for s in settings_of(top).values():
-        if s.key.rpartition(".")[0] != prefix:
-            continue
-        if s.group:
+        if s.key.rpartition(".")[0] == prefix and s.group:
             given[s.path[-1]] = _build(s.hint, s.default, s.key, found, top)
-        elif s.key in found:
+        elif s.key.rpartition(".")[0] == prefix and s.key in found:
             given[s.path[-1]] = found[s.key]
     return schema(**given) if instance is None else dataclasses.replace(copy.deepcopy(instance), **given)
 
@@ -191,3 +185,68 @@ def plain(value: Any) -> Any:
 def save_config(config: Any, path: str | Path) -> None:
     """Write the resolved configuration as YAML, whole or not at all."""
     write_text(path, yaml.safe_dump(plain(config), sort_keys=False, allow_unicode=True))
+
+
+# --- --help ---------------------------------------------------------------------------------------------------------
+
+WIDTH = 100
+LEFT = 36  # widest column of keys
+
+
+def program() -> str:
+    """How the command that runs was called: `dcar train`, or `python -m dcar.train`."""
+    if sys.argv[0].startswith("dcar "):
+        return sys.argv[0]
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    if spec is not None and spec.name:
+        return f"python -m {spec.name.removesuffix('.__main__')}"
+    return Path(sys.argv[0]).name
+
+
+def default_text(value: Any) -> str:
+    """A default as one would type it; … where a setting has none."""
+    if value is MISSING or value == "":
+        return "…" if value is MISSING else ""
+    shown = yaml.safe_dump(plain(value), default_flow_style=True, width=10**6, allow_unicode=True)
+    return shown.strip().removesuffix("...").strip()  # YAML ends a document that is one word with dots
+
+
+def _rows(settings: list[Setting]) -> list[str]:
+    """`key=default`, and beside it the meaning and what is allowed."""
+    names = [f"{s.key}={default_text(s.default)}" for s in settings]
+    left = min(LEFT, max(map(len, names), default=0))
+    lines = []
+    for s, name in zip(settings, names, strict=True):
+        what = "required, " * (s.default is MISSING) + allowed(s.hint, s.meaning)
+        if len(what) < 40:
+            what = what.replace(" ", "\u00a0")  # no line is broken there
+        text = textwrap.wrap(f"{s.meaning} [{what}]", WIDTH - left - 4, break_long_words=False)
+        if len(name) > left:  # too long for its column: on a line of its own
+            lines.append(f"  {name}")
+            name = ""
+        lines += [f"  {name if i == 0 else '':{left}}  {line}".replace("\u00a0", " ") for i, line in enumerate(text)]
+    return lines
+
+
+def help_text(schema: type) -> str:
+    """Usage, what the command does, and its settings: key=default, what it may be, meaning; groups with a heading.
+
+    Settings of another project's dataclass come last, one line each: the first sentence of their help."""
+    known = settings_of(schema)
+    unused: frozenset[str] = getattr(schema, "UNUSED", frozenset())
+    words = [s.key.upper() for s in known.values() if s.meaning.positional]
+    words += [f"[{s.meaning.short} {s.key.upper()}]" for s in known.values() if s.meaning.short]
+    lines = [" ".join(["usage:", program(), *words, "[--config RECIPE]", "[key=value …]"]), ""]
+    lines += textwrap.wrap((schema.__doc__ or "").strip().split("\n\n")[0], WIDTH)
+    for group in ("", *(s.key for s in known.values() if s.group)):
+        lines += ["", *([f"{group}: {known[group].meaning}"] if group else [])]
+        lines += _rows([s for s in known.values() if not s.group and s.meaning.declared
+                        and s.key.rpartition(".")[0] == group])
+    foreign = [s for s in known.values() if not s.group and not s.meaning.declared and s.path[-1] not in unused]
+    if foreign:
+        bases = [base.__name__ for base in schema.__mro__[1:-1] if not base.__name__.startswith("_")]
+        lines += ["", f"and of {', '.join(bases)}:"]
+    for s in foreign:
+        line = f"{s.key}={default_text(s.default)}: {s.meaning.replace('%%', '%').split('. ')[0]}"
+        lines.append("  " + textwrap.shorten(line, WIDTH - 2, placeholder=" …", break_long_words=False))
+    return "\n".join(lines)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
+from dcar.config.recipes import recipe_file
 from dcar.errors import ConfigError
 
 MOST_NODES = 10_000
@@ -25,7 +26,6 @@ class Given:
     key: str
     value: Any
     where: str
-    text: str | None = None  # as it was typed on the command line
 
 
 class _Loader(yaml.SafeLoader):
@@ -101,12 +101,10 @@ def read_yaml(path: str | Path) -> tuple[dict[str, Any], dict[str, int]]:
         with path.open("rb") as file:
             raw = file.read(MOST_BYTES + 1)
         text = raw.decode("utf-8")
-    except FileNotFoundError as error:
-        raise ConfigError(f"{path}: no such file; recipes are in launch/recipes/") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from error
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: cannot read it ({error}); recipes are in launch/recipes/") from error
+        raise ConfigError(f"{path}: cannot read it ({error})") from error
     if len(raw) > MOST_BYTES:
         raise ConfigError(f"{path}: more than {MOST_BYTES} bytes: this is no recipe")
     try:
@@ -118,13 +116,26 @@ def read_yaml(path: str | Path) -> tuple[dict[str, Any], dict[str, int]]:
     return loaded, lines
 
 
-def file_settings(path: str | Path, groups: frozenset[str] = frozenset()) -> list[Given]:
-    """The settings of a YAML file; mappings under one of `groups` (keys, a.b) are settings of their own."""
+def file_settings(named: str | Path, groups: frozenset[str] = frozenset()) -> list[Given]:
+    """The settings of a recipe, those of its variant last; mappings under one of `groups` (keys, a.b) are settings of
+    their own. ConfigError for a variant that there is not."""
+    path, variant = recipe_file(named)
     loaded, lines = read_yaml(path)
-    return list(_leaves(loaded, "", groups, lambda key: f"{path}:{lines[key]}" if key in lines else str(path)))
+    variants = loaded.pop("variants", {})
+    if not isinstance(variants, dict) or not all(isinstance(v, dict) for v in variants.values()):
+        raise ConfigError(f"{path}:{lines['variants']}: variants: give each as a mapping of the settings that differ")
+    if variant and variant not in variants:
+        raise ConfigError(f"{path}: no variant '{variant}'; there are: {', '.join(map(str, variants)) or 'none'}")
+
+    def found(mapping: dict[Any, Any], within: str) -> Iterator[Given]:
+        return _leaves(mapping, "", groups, lambda key: ":".join(
+            [str(path), *([str(lines[within + key])] if within + key in lines else [])]))
+
+    return [*found(loaded, ""), *(found(variants[variant], f"variants.{variant}.") if variant else ())]
 
 
-def _leaves(mapping: dict[Any, Any], prefix: str, groups: frozenset[str], where: Any) -> Any:
+def _leaves(mapping: dict[Any, Any], prefix: str, groups: frozenset[str],
+            where: Callable[[str], str]) -> Iterator[Given]:
     for name, value in mapping.items():
         key = f"{prefix}{name}"
         if key in groups and isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""What a setting is: a field of a dataclass whose default, meaning, bounds, choices and old names are declared once.
+"""What a setting is: a field of a dataclass that declares its default, meaning, bounds, choices and old names once.
 
     @dataclass
     class TrainConfig:
@@ -6,35 +6,24 @@
         model: CARConfig = setting(CARConfig, "Shape of the decoder.")
         max_steps: int = setting(1000, "Updates of the weights.", minimum=1)
 
-A class as default is a group of settings: its fields are set as `model.hidden_size=192`.
+A class as default is a group of settings: its fields are set as `model.hidden_size=192`. Values come as YAML reads
+them; `fitting` makes them the type of their setting, or raises ConfigError in plain words.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import enum
+import math
+import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import MISSING, dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Any
 
-
-@dataclass(frozen=True)
-class Bounds:
-    """Where a number has to lie; of a list, every one of its members. NaN and infinity lie nowhere."""
-
-    minimum: float | None = None  # the least
-    above: float | None = None  # more than this
-    maximum: float | None = None  # the greatest
-    below: float | None = None  # less than this
-
-    def hold(self, value: float) -> bool:
-        return ((self.minimum is None or value >= self.minimum) and (self.above is None or value > self.above)
-                and (self.maximum is None or value <= self.maximum) and (self.below is None or value < self.below))
-
-    def __str__(self) -> str:
-        signs = (("≥", self.minimum), (">", self.above), ("≤", self.maximum), ("<", self.below))
-        return " and ".join(f"{sign} {limit:.15g}" for sign, limit in signs if limit is not None)
+from dcar.errors import ConfigError
 
 
 class Meaning(str):
@@ -45,7 +34,7 @@ class Meaning(str):
     """
 
     declared: bool = False  # by `setting`, not by another project
-    bounds: Bounds = Bounds()
+    limits: tuple[tuple[str, float], ...] = ()  # ("≥", 1), …; of a list, every one of its members
     choices: tuple[str, ...] = ()
     names: tuple[str, ...] = ()  # words that stand for something that ships; a path is as good
     old: tuple[str, ...] = ()  # names that it had before
@@ -55,26 +44,31 @@ class Meaning(str):
     positional: bool = False  # given as a bare word
     place: str = ""  # "folder" or "file" that is written or read; nothing else may stand there
 
+    @property
+    def bounds(self) -> str:
+        return " and ".join(f"{sign} {limit:.15g}" for sign, limit in self.limits)
+
+
+HOLDS = {"≥": lambda a, b: a >= b, ">": lambda a, b: a > b, "≤": lambda a, b: a <= b, "<": lambda a, b: a < b}
+
 
 def setting(default: Any = MISSING, meaning: str = "", *, minimum: float | None = None, above: float | None = None,
-            maximum: float | None = None, below: float | None = None, choices: typing.Iterable[str] = (),
-            names: typing.Iterable[str] = (), old: tuple[str, ...] = (), name: str = "", flat: bool = False,
-            short: str = "", positional: bool = False, place: str = "") -> Any:
-    """A field of a schema. Without a default it has to be given; see the top of this file and `Meaning`.
+            maximum: float | None = None, below: float | None = None, choices: Iterable[str] = (),
+            names: Iterable[str] = (), **more: Any) -> Any:
+    """A field of a schema. Without a default it has to be given; for other keywords see `Meaning`.
 
     default: a value, a list or dict (copied), or the dataclass (or function) that makes a group of settings.
     """
+    if unknown := more.keys() - Meaning.__annotations__.keys():
+        raise TypeError(f"setting() does not know {', '.join(unknown)}")
+    signs = (("≥", minimum), (">", above), ("≤", maximum), ("<", below))
     text = Meaning(meaning)
-    text.declared = True
-    text.bounds, text.choices, text.names = Bounds(minimum, above, maximum, below), tuple(choices), tuple(names)
-    text.old, text.name, text.flat, text.short = old, name, flat, short
-    text.positional, text.place = positional, place
-    metadata = {"help": text}
+    vars(text).update(more, declared=True, choices=tuple(choices), names=tuple(names),
+                      limits=tuple((sign, limit) for sign, limit in signs if limit is not None))
     if isinstance(default, list | dict):
-        return field(default_factory=lambda: type(default)(default), metadata=metadata)
-    if callable(default):
-        return field(default_factory=default, metadata=metadata)
-    return field(default=default, metadata=metadata)
+        return field(default_factory=lambda: type(default)(default), metadata={"help": text})
+    kind = {"default_factory": default} if callable(default) else {"default": default}
+    return field(**kind, metadata={"help": text})
 
 
 def seed_setting(default: Any, meaning: str) -> Any:
@@ -107,19 +101,17 @@ def hints_of(schema: Any) -> dict[str, Any]:
 
 
 def _walk(schema: type, instance: Any, prefix: str, path: tuple[str, ...]) -> Iterator[Setting]:
-    hints = hints_of(schema)
     for f in dataclasses.fields(schema):
         if not f.init:
             continue
-        meaning, hint = meaning_of(f), hints[f.name]
+        meaning, hint = meaning_of(f), hints_of(schema)[f.name]
         default = getattr(instance, f.name) if instance is not None else (
             f.default_factory() if f.default_factory is not MISSING else f.default)
         key, place = prefix + (meaning.name or f.name), (*path, f.name)
-        if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-            yield Setting(key, place, hint, meaning, default, group=True)
+        group = isinstance(hint, type) and dataclasses.is_dataclass(hint)
+        yield Setting(key, place, hint, meaning, default, group)
+        if group:
             yield from _walk(hint, default, f"{key}.", place)
-        else:
-            yield Setting(key, place, hint, meaning, default)
 
 
 @cache
@@ -134,10 +126,139 @@ def old_names(schema: Any) -> dict[str, str]:
     found: dict[str, str] = {}
     known = settings_of(schema)
     for s in known.values():
-        prefix = s.key.rpartition(".")[0]
+        prefix = s.key[: s.key.rfind(".") + 1]
         own = (*s.meaning.old, *([s.path[-1]] if s.meaning.name else ()))
-        found |= {f"{prefix}.{name}" if prefix else name: s.key for name in own}
+        found |= {prefix + name: s.key for name in own}
         if s.group and s.meaning.flat:
-            inside = [other for other in known if other.startswith(f"{s.key}.")]
-            found |= {other.rpartition(".")[2]: other for other in inside}
+            found |= {other.rpartition(".")[2]: other for other in known if other.startswith(f"{s.key}.")}
     return found
+
+
+# --- values ---------------------------------------------------------------------------------------------------------
+
+SWITCH = {word: b for b, words in ((True, "true yes on y 1"), (False, "false no off n 0")) for word in words.split()}
+KINDS = {int: "whole number", float: "number", bool: "true or false", str: "text", dict: "mapping", type(None): "null",
+         Any: "anything"}
+
+
+class Mismatch(Exception):
+    """A value is of another type than its setting."""
+
+
+def kind(hint: Any) -> str:
+    """A type in words: whole number, text, list of numbers, whole number or null, …"""
+    origin, members = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(dict.fromkeys(kind(m) for m in sorted(members, key=lambda m: m is type(None))))
+    if origin in (list, tuple):
+        return f"list of {kind(members[0])}s"
+    return KINDS.get(origin or hint) or ("text" if isinstance(hint, type) and issubclass(hint, enum.Enum) else "value")
+
+
+def allowed(hint: Any, meaning: Meaning) -> str:
+    """What a setting may be, for --help: its type with bounds, or its choices."""
+    if meaning.choices:
+        return "list of " * (typing.get_origin(hint) in (list, tuple)) + " | ".join(meaning.choices)
+    first, *others = kind(hint).split(" or ") if meaning.bounds else [kind(hint)]
+    return " or ".join([f"{first} {meaning.bounds}".strip(), *others])
+
+
+def convert(value: Any, hint: Any) -> Any:
+    """`value`, as YAML gives it, as the type `hint`; Mismatch if it is of another one.
+
+    A whole number is not cut to fit: 2.5 is no int. A single value stands for a list of one.
+    """
+    origin, members = typing.get_origin(hint) or hint, typing.get_args(hint)
+    if hint is Any:
+        return value
+    if origin in (typing.Union, types.UnionType):
+        return _one_of(value, members)
+    if origin in (list, tuple) and value is not None and not isinstance(value, dict):
+        return origin(convert(v, members[0]) for v in (value if isinstance(value, list | tuple) else [value]))
+    if origin is dict and isinstance(value, dict):
+        return dict(value)
+    if hint is bool and str(value).lower() in SWITCH:
+        return SWITCH[str(value).lower()]
+    if hint in (int, float):
+        return _number(value, hint)
+    if hint is str or isinstance(hint, type) and issubclass(hint, enum.Enum):
+        if isinstance(value, str | int | float | enum.Enum):
+            return str(value.value if isinstance(value, enum.Enum) else value) if hint is str else hint(value)
+    elif isinstance(hint, type) and isinstance(value, hint) and hint is not bool:
+        return value
+    raise Mismatch
+
+
+def _one_of(value: Any, members: tuple[Any, ...]) -> Any:
+    if type(value) in members or value is None and type(None) in members:  # is of one of the types already
+        return value
+    for member in members if value is not None else ():
+        try:
+            return convert(value, member)
+        except (Mismatch, ValueError):
+            continue
+    raise Mismatch
+
+
+def _number(value: Any, hint: type) -> Any:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise Mismatch
+    try:
+        number = float(value)
+        if hint is float:
+            return number
+        exact = int(value) if isinstance(value, int) or str(value).lstrip("+-").isdigit() else int(number)
+    except (ValueError, OverflowError) as error:
+        raise Mismatch from error
+    if not number.is_integer() or abs(exact) >= 2**63:
+        raise Mismatch
+    return exact
+
+
+def fitting(key: str, value: Any, hint: Any, meaning: Meaning) -> Any:
+    """`value` converted and within what the setting declares. ConfigError that says what it must be."""
+    wanted = f"one of {', '.join(meaning.choices)}" if meaning.choices else allowed(hint, meaning)
+    wanted = "a " * wanted.startswith(("whole", "number", "list", "mapping")) + wanted
+    try:
+        found = convert(value, hint)
+    except (Mismatch, ValueError) as error:
+        raise ConfigError(f"{key} must be {wanted}; not {_shown(value)}") from error
+    for one in found if isinstance(found, list | tuple) else [found]:
+        if isinstance(one, float) and not math.isfinite(one):
+            raise ConfigError(f"{key} must be finite; not {_shown(value)}")
+        inside = not isinstance(one, int | float) or isinstance(one, bool) or all(
+            HOLDS[sign](one, limit) for sign, limit in meaning.limits)
+        if not inside or meaning.choices and one is not None and one not in meaning.choices:
+            raise ConfigError(f"{key} must be {wanted}; not {_shown(value)}")
+    return found
+
+
+def _shown(value: Any) -> str:
+    text = f"'{value}'" if isinstance(value, str) else "null" if value is None else str(value)
+    return text if len(text) <= 60 else f"{text[:57]}…"
+
+
+def check(config: Any) -> None:
+    """Hold every field of a schema to what it declares; ConfigError. For `__post_init__` of schemas that programs build
+    without `load_config`; groups inside have checked themselves."""
+    hints = hints_of(type(config))
+    for f in dataclasses.fields(config):
+        meaning = meaning_of(f)
+        if meaning.limits or meaning.choices or hints[f.name] is float:
+            fitting(meaning.name or f.name, getattr(config, f.name), hints[f.name], meaning)
+
+
+def check_place(key: str, value: Any, place: str) -> None:
+    """A folder must not be a file, a file no folder, and nothing above them a file. ConfigError."""
+    if not value:
+        return
+    path = Path(value)
+    try:
+        if path.exists() and path.is_dir() != (place == "folder"):
+            raise ConfigError(f"{key}: {_shown(str(value))} is a {'file' if place == 'folder' else 'folder'}, and a "
+                              f"{place} belongs there")
+        above = next((p for p in path.parents if p.exists()), None)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{key}: {_shown(str(value))} cannot be a {place} ({error})") from error
+    if above is not None and not above.is_dir():
+        raise ConfigError(f"{key}: {_shown(str(value))} lies below {above}, which is a file; give another {place}")

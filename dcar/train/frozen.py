@@ -1,6 +1,6 @@
 """Additional heads on a decoder that stays as it is (Medusa-1): `freeze_trunk` of `dcar train`.
 
-    dcar train --config launch/recipes/car_starter_shared.yaml out=runs/car_shared
+    dcar train --config car_starter:shared out=runs/car_shared
 
 What the base head says, and so CAR-1 and every lossless verifier's target, does not change. A step costs one pass
 without gradients, and the heads of a share of its positions (`head_positions`); with `keep_states` the heads alone. On

@@ -9,9 +9,8 @@ from dataclasses import MISSING
 
 from dcar.cli import COMMANDS
 from dcar.config import schema_of
-from dcar.config.help import default_text
-from dcar.config.schema import Setting, settings_of
-from dcar.config.values import allowed
+from dcar.config.load import default_text
+from dcar.config.schema import Setting, allowed, settings_of
 
 HEAD = "| setting | default | may be | meaning |\n| --- | --- | --- | --- |\n"
 

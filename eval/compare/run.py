@@ -1,7 +1,7 @@
 """Compare decoding methods on the same utterances: one table, one JSON, the plots, one report.
 
     accelerate launch -m eval.compare --config launch/recipes/compare_starter.yaml limit=100
-    dcar compare --config launch/recipes/compare_all_starter.yaml out=runs/all
+    dcar compare --config compare_starter:all out=runs/all
 
 FAR, CAR-k, DCAR and their rivals speak the same held-out texts with the same prompts, sampling and seeds; one
 vocoder turns the tokens into sound and one recogniser that took no part in training judges the words. Two reference

@@ -141,7 +141,7 @@ def training_note(training: dict[str, Any] | None) -> str | None:
     if training["differences"]:
         return ("Warning: FAR was not trained as CAR was (FAR against CAR): "
                 f"{'; '.join(training['differences'])}. What sets them apart here need not be the method; train both "
-                "with the same data and settings (launch/recipes/car_starter.yaml and far_starter.yaml).")
+                "with the same data and settings (recipes car_starter and car_starter:far).")
     return None
 
 

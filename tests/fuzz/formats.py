@@ -322,8 +322,7 @@ def _read_tuned(folder: Path) -> None:
 def _recipes(folder: Path) -> list[str]:
     recipes = Path(__file__).parents[2] / "launch" / "recipes"
     for name in ("car_tiny.yaml", "prepare.yaml"):
-        source = recipes / name if (recipes / name).is_file() else next((recipes / "paper").glob("prepare_*.yaml"))
-        (folder / name).write_bytes(source.read_bytes())
+        (folder / name).write_bytes((recipes / name.replace("prepare.", "prepare_paper.")).read_bytes())
     return ["car_tiny.yaml", "prepare.yaml"]
 
 

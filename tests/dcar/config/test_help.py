@@ -11,9 +11,8 @@ import pytest
 from dcar import config
 from dcar.cli import COMMANDS
 from dcar.config import load_config, setting
-from dcar.config.help import help_text
-from dcar.config.schema import settings_of
-from dcar.config.values import allowed
+from dcar.config.load import help_text
+from dcar.config.schema import allowed, settings_of
 from dcar.errors import DCARError
 
 MODULES = {**{name: module for name, (module, _) in COMMANDS.items()},
@@ -48,7 +47,7 @@ def test_every_setting_of_every_command_is_declared_with_a_meaning(name, monkeyp
 
 @pytest.mark.parametrize("name", MODULES)
 def test_defaults_are_within_their_own_bounds(name):
-    from dcar.config.values import fitting
+    from dcar.config.schema import fitting
 
     for key, s in settings_of(schema_of(MODULES[name])).items():
         if s.meaning.declared and not s.group and s.default not in (dataclasses.MISSING, "") or s.default is None:

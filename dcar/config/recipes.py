@@ -1,0 +1,64 @@
+"""Recipes: YAML files of settings, by path or, if they ship, by name; `NAME:VARIANT` takes one of a recipe's variants.
+
+    dcar train --config car_starter                     # launch/recipes/car_starter.yaml, from any folder
+    dcar train --config launch/recipes/car_starter.yaml:far
+    dcar train --config mine.yaml
+
+A variant is an entry under `variants:` in the file, with the settings in which it differs.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from dcar.errors import ConfigError
+
+HEAD = "launch/recipes/"
+
+
+@cache
+def folder() -> Path:
+    """Where the shipped recipes are; `launch` is looked up by name, because it stands above this package."""
+    spec = importlib.util.find_spec("launch")
+    return Path((spec and spec.submodule_search_locations or [""])[0]) / "recipes"
+
+
+def recipe_file(named: str | Path) -> tuple[Path, str]:
+    """File and variant of `FILE`, `NAME`, `FILE:VARIANT` or `NAME:VARIANT`. ConfigError where there is no such file."""
+    named = str(named)
+    front, _, behind = named.rpartition(":")
+    for name, variant in ((named, ""), (front, behind)):
+        for path in (Path(name), folder() / f"{name}.yaml", folder() / name.removeprefix(HEAD)):
+            if name and path.is_file():
+                return path, variant
+    if Path(named).exists() or "\0" in named:  # a folder, say
+        return Path(named), ""
+    known = [f"{r.name}{v and ':'}{v}" for r in shipped() for v in ("", *r.variants)]
+    near = difflib.get_close_matches(Path(named).name.removesuffix(".yaml"), known, n=1, cutoff=0.5)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    raise ConfigError(f"{named}: no such file, nor a shipped recipe{hint} (`dcar --recipes` lists them)")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A recipe that ships: its name, what its first line says, and variant -> what the comment beside it says."""
+
+    name: str
+    summary: str
+    variants: dict[str, str]
+
+
+@cache
+def shipped() -> list[Recipe]:
+    """All recipes that ship, by name."""
+    found = []
+    for path in sorted(folder().glob("*.yaml")):
+        text = path.read_text(encoding="utf-8")
+        variants = re.findall(r"^  ([\w-]+):(?: &\w+)?(?:  # (.*))?$", text.partition("\nvariants:\n")[2], re.M)
+        found.append(Recipe(path.stem, text.partition("\n")[0].lstrip("# "), dict(variants)))
+    return found

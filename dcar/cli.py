@@ -2,98 +2,214 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import logging
 import sys
+import textwrap
+from importlib.metadata import version
 
+from dcar.config import recipes
+from dcar.errors import ConfigError
 from dcar.process import run_command
 
 NO_COMMAND = 2  # exit status, as of argparse
 
-# command -> (module with main(arguments), what it does). The modules of rl and eval are named, not imported: this
-# table is the only place where the lower floor knows of the upper ones.
-COMMANDS = {
-    "prepare": ("dcar.prepare.run", "corpus -> validated text and speech tokens (validate=true only reports)"),
-    "fit-tokenizer": ("dcar.tokens.fit", "k-means speech tokenizer from a corpus"),
-    "train-vocoder": ("dcar.vocoder.training.train", "tokens + voice -> waveform"),
-    "vocoder-quality": ("eval.analysis.vocoder_quality", "what tokens and vocoder lose of words and voices"),
-    "resynthesize": ("dcar.vocoder.resynthesize",
-                     "a prepared split through the vocoder: training speech for the recogniser, or wavs"),
-    "train-encoder-recognizer": ("dcar.train.encoder_recognizer",
-                                 "the reward recogniser: characters from a frozen speech encoder's states"),
-    "train-recognizer": ("dcar.recognition.train", "a recogniser from nothing (NeMo FastConformer-CTC)"),
-    "train-token-recognizer": ("dcar.train.token_recognizer",
-                               "what reads phonemes in speech tokens, for the reward token_likelihood"),
-    "train-coherence": ("dcar.train.coherence",
-                        "how well the tokens of a chunk go together, for a policy after the draw"),
-    "convert-backbone": ("dcar.model.backbones.convert",
-                         "decoder from CosyVoice 2, LLaSA or another causal language model"),
-    "retokenize": ("dcar.prepare.retokenize", "prepared corpus with such a decoder's own text tokens"),
-    "estimate": ("launch.estimate", "GPU-hours and memory of a recipe, before it runs"),
-    "train": ("dcar.train.car", "stage one: CAR decoder with K heads, or FAR with one"),
-    "train-draft": ("dcar.train.draft", "a shallow draft model from a decoder's own layers, for speculative decoding"),
-    "tune-voice": ("launch.tune_voice", "recordings of one speaker -> a tuned decoder, if it is better than before"),
-    "profile": ("rl.profile", "WER of CAR-1 … CAR-K -> guidance range"),
-    "reward-quality": ("rl.reward_quality", "which rewards order rollouts as a judge does, and at what cost"),
-    "train-policy": ("rl.train", "stage two: DCPO"),
-    "export": ("rl.export", "policy directory and serving program from a DCPO run"),
-    "export-medusa": ("dcar.model.medusa", "the heads as a Medusa checkpoint, which vLLM reads"),
-    "speak": ("dcar.speak.speak", "text + prompt voice -> audio"),
-    "demo": ("eval.demo.page", "a page to play with: two methods side by side (needs the extra dcar[demo])"),
-    "score": ("eval.analysis.score", "any audio and its text: WER by recognisers, similarity to a prompt, quality"),
-    "fit-verifiers": ("eval.analysis.fit_verifiers",
-                      "rank accuracies, token transitions, entropy thresholds for the verifiers"),
-    "oracle": ("eval.analysis.oracle", "cheapest chunking of the true tokens: what a perfect schedule could gain"),
-    "tune": ("eval.compare.tune", "each method's best sampling on development sentences -> tuned.json"),
-    "compare": ("eval.compare.run", "methods on the same utterances: WER, similarity, speed"),
-    "report": ("eval.report.page", "one HTML page with tables, plots and audio"),
-    "export-results": ("eval.results.export", "a comparison's audio and scores as VERSA and seed-tts-eval read them"),
-    "speed": ("eval.speed.run", "cost of a decoding step against its floor"),
-    "verify": ("dcar.verify", "checkpoints, comparisons and prepared sets against their own digests"),
-    "doctor": ("dcar.doctor", "check this installation"),
+# task -> command -> (module with main(arguments), what it does). The modules of rl, eval and launch are named, not
+# imported: this table is the only place where the lower layer knows of the upper ones.
+TASKS = {
+    "make data": {
+        "fit-tokenizer": ("dcar.tokens.fit", "k-means speech tokenizer from a corpus"),
+        "prepare": ("dcar.prepare.run", "corpus -> validated text and speech tokens (validate=true only reports)"),
+    },
+    "train": {
+        "train": ("dcar.train.car", "stage one: CAR decoder with K heads, or FAR with one"),
+        "train-draft": ("dcar.train.draft", "a shallow draft model from a decoder's own layers"),
+        "train-coherence": ("dcar.train.coherence", "joint score of the tokens of a chunk, for a policy to read"),
+        "profile": ("rl.profile", "WER of CAR-1 … CAR-K -> guidance range"),
+        "train-policy": ("rl.train", "stage two: DCPO"),
+        "train-recognizer": ("dcar.recognition.train", "recognisers, which are rewards"),
+        "train-vocoder": ("dcar.vocoder.training.train", "tokens + voice -> waveform"),
+        "tune-voice": ("launch.tune_voice", "recordings of one speaker -> a tuned decoder, if it is better"),
+        "convert-backbone": ("dcar.model.backbones.convert", "decoder from CosyVoice 2, LLaSA or another language model"),
+    },
+    "speak": {
+        "speak": ("dcar.speak.speak", "text + prompt voice -> audio"),
+    },
+    "evaluate": {
+        "tune": ("eval.compare.tune", "each method's best sampling on development sentences -> tuned.json"),
+        "compare": ("eval.compare.run", "methods on the same utterances: WER, similarity, speed"),
+        "report": ("eval.report.page", "one HTML page of a comparison with tables, plots and audio"),
+        "score": ("eval.analysis.score", "any audio and its text: WER, similarity to a prompt, quality"),
+        "fit-verifiers": ("eval.analysis.fit_verifiers", "what verifiers need to know of a decoder: ranks, transitions"),
+        "analyse": ("eval.speed.run", "speed of a step, best schedule, losses of the vocoder, quality of rewards"),
+    },
+    "serve": {
+        "demo": ("eval.demo.page", "a page that plays two methods side by side (needs the extra dcar[demo])"),
+        "export": ("rl.export", "policy directory and serving program from a DCPO run"),
+    },
+    "check": {
+        "estimate": ("launch.estimate", "GPU-hours and memory of a recipe, before it runs"),
+        "doctor": ("dcar.doctor", "this installation; with a folder, the digests of the files below it"),
+    },
+}
+COMMANDS = {name: entry for commands in TASKS.values() for name, entry in commands.items()}
+
+# command -> (its setting that chooses among several jobs, value -> (module, what it does)); the first is the default
+CHOICES = {
+    "prepare": ("mode", {
+        "corpus": COMMANDS["prepare"],
+        "retokenize": ("dcar.prepare.retokenize", "a prepared corpus with the text tokens of a converted decoder"),
+        "resynthesize": ("dcar.vocoder.resynthesize", "a prepared split through the vocoder: speech for a recogniser"),
+    }),
+    "train-recognizer": ("kind", {
+        "nemo": (COMMANDS["train-recognizer"][0], "NeMo FastConformer-CTC, from nothing"),
+        "encoder": ("dcar.train.encoder_recognizer", "characters from a frozen speech encoder's states"),
+        "tokens": ("dcar.train.token_recognizer", "phonemes from speech tokens, for the reward token_likelihood"),
+    }),
+    "report": ("format", {
+        "html": COMMANDS["report"],
+        "versa": ("eval.results.export", "audio and scores as VERSA and seed-tts-eval read them"),
+    }),
+    "analyse": ("what", {
+        "speed": (COMMANDS["analyse"][0], "cost of a decoding step against its lower bound"),
+        "oracle": ("eval.analysis.oracle", "cheapest chunks of the true tokens: what a perfect schedule could gain"),
+        "vocoder": ("eval.analysis.vocoder_quality", "what tokens and vocoder lose of words and voices"),
+        "rewards": ("rl.reward_quality", "which rewards order rollouts as the evaluation ASR does, and at what cost"),
+    }),
+    "export": ("format", {
+        "policy": COMMANDS["export"],
+        "medusa": ("dcar.model.medusa", "the heads as a Medusa checkpoint, which vLLM reads"),
+    }),
+}
+# names of before, read for one release
+OLD = {
+    "retokenize": "prepare mode=retokenize", "resynthesize": "prepare mode=resynthesize",
+    "train-encoder-recognizer": "train-recognizer kind=encoder",
+    "train-token-recognizer": "train-recognizer kind=tokens", "export-results": "report format=versa",
+    "speed": "analyse what=speed", "oracle": "analyse what=oracle", "vocoder-quality": "analyse what=vocoder",
+    "reward-quality": "analyse what=rewards", "export-medusa": "export format=medusa", "verify": "doctor",
+}
+# first words of a recipe's name -> its command
+RECIPES = {
+    "tokenizer": "fit-tokenizer", "prepare": "prepare", "car": "train", "finetune": "train", "draft": "train-draft",
+    "coherence": "train-coherence", "profile": "profile", "dcpo": "train-policy",
+    "recognizer": "train-recognizer kind=encoder", "token_recognizer": "train-recognizer kind=tokens",
+    "vocoder": "train-vocoder", "verifiers": "fit-verifiers", "tune": "tune", "compare": "compare",
 }
 
 
+def jobs() -> dict[str, tuple[str, str]]:
+    """Every job as it is called, `prepare` or `prepare mode=retokenize` -> (module, what it does)."""
+    found = {}
+    for name, entry in COMMANDS.items():
+        key, values = CHOICES.get(name, ("", {"": entry}))
+        found |= {f"{name} {key}={value}" if i else name: job for i, (value, job) in enumerate(values.items())}
+    return found
+
+
+def resolve(words: list[str]) -> tuple[str, str, list[str]]:
+    """(the job as it is called, its module, its arguments) of the words behind `dcar`. ConfigError for no such job."""
+    name, *rest = words
+    if name in OLD:
+        name, *more = OLD[name].split()
+        rest = more + rest
+    if name not in COMMANDS:
+        near = difflib.get_close_matches(name, [*COMMANDS, *OLD], n=1)
+        hint = f"; did you mean '{OLD.get(near[0], near[0])}'?" if near else ""
+        raise ConfigError(f"unknown command '{name}'{hint}")
+    if name == "doctor" and any(not word.startswith("-") for word in rest):
+        return "doctor", "dcar.verify", rest
+    key, values = CHOICES.get(name, ("", {"": COMMANDS[name]}))
+    chosen = [word for word in rest if key and word.removeprefix("--").startswith(f"{key}=")]
+    if not chosen:
+        return name, COMMANDS[name][0], rest
+    value = chosen[-1].partition("=")[2]
+    if value not in values:
+        raise ConfigError(f"{name}: {key} must be one of {', '.join(values)}; not '{value}'")
+    return f"{name} {key}={value}", values[value][0], [word for word in rest if word not in chosen]
+
+
 def usage() -> str:
-    rows = [f"  {name:17} {text}" for name, (_, text) in COMMANDS.items()]
-    return "\n".join(["usage: dcar COMMAND [options]   (dcar COMMAND --help lists them)", "", *rows, "",
-                      "  --print-completion bash|zsh|fish: completion of commands and settings for that shell"])
+    """Commands by task, one line each."""
+    lines = ["usage: dcar COMMAND [--config RECIPE] [key=value …]   (dcar COMMAND --help lists its settings)"]
+    for task, commands in TASKS.items():
+        lines += ["", f"{task}:", *(f"  {name:17} {text}" for name, (_, text) in commands.items())]
+    lines += ["", "  --recipes           recipes by command, for --config NAME or --config NAME:VARIANT",
+              "  --print-completion bash|zsh|fish   completion of commands, settings and recipes",
+              "  --version"]
+    return "\n".join(lines)
+
+
+def recipes_text() -> str:
+    """Recipes and their variants by command, one line each."""
+    lines = ["usage: dcar COMMAND --config NAME[:VARIANT] [key=value …]"]
+    for kind, command in RECIPES.items():
+        lines += ["", f"dcar {command}:"] if kind != "finetune" else []
+        for r in (r for r in recipes.shipped() if kind_of(r.name) == kind):
+            for name, text in {r.name: r.summary, **{f"  {r.name}:{v}": text for v, text in r.variants.items()}}.items():
+                left = f"  {name:34} "
+                lines.append(left + textwrap.shorten(text, 120 - len(left), placeholder=" …"))
+    return "\n".join(lines)
+
+
+def kind_of(recipe: str) -> str:
+    """First words of a recipe's name that say its command; the longest of RECIPES."""
+    return max((kind for kind in RECIPES if recipe.startswith(f"{kind}_")), key=len)
+
+
+def choices_text(name: str) -> str:
+    """What --help adds for a command that does several jobs."""
+    key, values = CHOICES.get(name, ("", {}))
+    rows = [f"  {key}={value:13} {text}" for value, (_, text) in values.items()]
+    return "\n".join([f"\nOne of several jobs, each with settings of its own (dcar {name} {key}=… --help):", *rows]
+                     ) if rows else ""
 
 
 def print_completion(shells: list[str]) -> int:
     """The completion script for one shell, which holds the settings of every command; imports all of them."""
-    from dcar.completion import SHELLS, command_of, script
-    from dcar.config import schema_of
+    from dcar.completion import SHELLS, script, shipped_commands
 
     if len(shells) != 1 or shells[0] not in SHELLS:
         print(f"dcar: --print-completion needs one of {', '.join(SHELLS)}", file=sys.stderr)
         return NO_COMMAND
-    commands = [command_of(name, summary, schema_of(importlib.import_module(module).main))
-                for name, (module, summary) in COMMANDS.items()]
-    print(script(shells[0], commands), end="")
+    print(script(shells[0], shipped_commands(COMMANDS, CHOICES)), end="")
     return 0
 
 
 def call(arguments: list[str]) -> object:
     """Import the module of a command and run it; its exit status, or None."""
-    if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(usage())
-        return 0
-    name, *rest = arguments
-    if name == "--print-completion":
+    first, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
+    if first == "--print-completion":
         return print_completion(rest)
-    if name not in COMMANDS:
-        print(f"dcar: unknown command '{name}'\n\n{usage()}", file=sys.stderr)
+    shown = {"-h": usage, "--help": usage, "help": usage, "--recipes": recipes_text,
+             "--version": lambda: f"dcar {version('dcar')}"}
+    if first in shown:
+        print(shown[first]())
+        return 0
+    try:
+        job, module, rest = resolve(arguments)
+    except ConfigError as error:
+        print(f"dcar: {error}\n\n{usage()}", file=sys.stderr)
         return NO_COMMAND
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    sys.argv = [f"dcar {name}", *rest]
-    return importlib.import_module(COMMANDS[name][0]).main(rest)
+    if first in OLD:
+        print(f"note: `dcar {first}` is called `dcar {OLD[first]}` now", file=sys.stderr)
+    sys.argv = [f"dcar {job}", *rest]
+    run = importlib.import_module(module).main
+    try:
+        return run(rest)
+    except SystemExit:
+        if {"-h", "--help"} & set(rest) and job in CHOICES:
+            print(choices_text(job))
+        raise
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run a command; exits where its status is not 0."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    name = f"dcar {arguments[0]}" if arguments and arguments[0] in COMMANDS else "dcar"
+    known = arguments and (arguments[0] in COMMANDS or arguments[0] in OLD)
+    name = f"dcar {OLD.get(arguments[0], arguments[0])}" if known else "dcar"
     if status := run_command(name, lambda: call(arguments)):
         sys.exit(status)
 

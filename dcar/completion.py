@@ -10,12 +10,14 @@ update.
 
 from __future__ import annotations
 
+import importlib
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from dcar.config.schema import Setting, settings_of
+from dcar.config import schema_of
+from dcar.config.schema import Meaning, Setting, settings_of
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -41,6 +43,22 @@ def command_of(name: str, summary: str, schema: type) -> Command:
     known = [s for s in settings_of(schema).values() if not s.group and s.path[-1] not in unused]
     return Command(name, summary, tuple(s for s in known if not s.meaning.positional),
                    next((s for s in known if s.meaning.positional), None))
+
+
+def shipped_commands(commands: Mapping[str, tuple[str, str]],
+                     several: Mapping[str, tuple[str, Mapping[str, tuple[str, str]]]]) -> list[Command]:
+    """The commands of the tables in `dcar.cli`; one that does several jobs has the settings of all of them."""
+    found = []
+    for name, (module, summary) in commands.items():
+        key, values = several.get(name, ("", {"": (module, summary)}))
+        jobs = [command_of(name, summary, schema_of(importlib.import_module(m).main)) for m, _ in values.values()]
+        settings = {s.key: s for job in reversed(jobs) for s in job.settings}
+        if key:
+            meaning = Meaning("Which job.")
+            vars(meaning).update(choices=tuple(values))
+            settings = {key: Setting(key, (key,), str, meaning, next(iter(values)))} | settings
+        found.append(Command(name, summary, tuple(settings.values()), jobs[0].bare))
+    return found
 
 
 def choices(s: Setting) -> tuple[str, ...]:

@@ -111,9 +111,10 @@ def pipeline(config: QuickstartConfig) -> list[list[Step]]:
         compare = [python, "-m", "eval.compare"]
 
     def train(name: str, folder: Path, initial: str) -> Step:
-        recipe = RECIPES / f"{name}_{'starter_more' if config.start == 'starter' else 'starter'}.yaml"
-        command = [python, "-m", "dcar.train", "--config", str(recipe), f"data={data}", f"out={folder}",
-                   f"max_steps={config.train_steps}", f"eval_steps={config.train_steps}"]
+        recipe = RECIPES / "car_starter.yaml"
+        variant = {"starter": {"car": ":more", "far": ":far_more"}, "scratch": {"car": "", "far": ":far"}}
+        command = [python, "-m", "dcar.train", "--config", f"{recipe}{variant[config.start][name]}", f"data={data}",
+                   f"out={folder}", f"max_steps={config.train_steps}", f"eval_steps={config.train_steps}"]
         if not computes_bfloat16():
             command.append("bf16=false")  # without instructions for it a step takes ten times as long
         inputs = [data, recipe]

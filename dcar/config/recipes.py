@@ -46,7 +46,7 @@ def recipe_file(named: str | Path) -> tuple[Path, str]:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A recipe that ships: its name, what its first line says, and variant -> what the comment beside it says."""
+    """A recipe that ships: its name, the first sentence on top of it, and variant -> the comment beside it."""
 
     name: str
     summary: str
@@ -60,5 +60,6 @@ def shipped() -> list[Recipe]:
     for path in sorted(folder().glob("*.yaml")):
         text = path.read_text(encoding="utf-8")
         variants = re.findall(r"^  ([\w-]+):(?: &\w+)?(?:  # (.*))?$", text.partition("\nvariants:\n")[2], re.M)
-        found.append(Recipe(path.stem, text.partition("\n")[0].lstrip("# "), dict(variants)))
+        top = " ".join(line.lstrip("# ") for line in re.split(r"\n(?:#  |[^#])", text)[0].split("\n"))
+        found.append(Recipe(path.stem, re.split(r"(?<!App)\.(?: |$)", top)[0], dict(variants)))
     return found

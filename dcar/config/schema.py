@@ -160,7 +160,7 @@ def allowed(hint: Any, meaning: Meaning) -> str:
     if meaning.choices:
         return "list of " * (typing.get_origin(hint) in (list, tuple)) + " | ".join(meaning.choices)
     first, *others = kind(hint).split(" or ") if meaning.bounds else [kind(hint)]
-    return " or ".join([f"{first} {meaning.bounds}".strip(), *others])
+    return ", or ".join([f"{first} {meaning.bounds}".strip(), *others])
 
 
 def convert(value: Any, hint: Any) -> Any:

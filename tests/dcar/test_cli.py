@@ -15,7 +15,9 @@ import pytest
 import soundfile as sf
 
 from dcar import doctor
-from dcar.cli import COMMANDS, main
+from dcar.cli import CHOICES, COMMANDS, OLD, RECIPES, TASKS, jobs, kind_of, main, resolve
+from dcar.config import recipes, schema_of
+from dcar.config.schema import settings_of
 from dcar.errors import DCARError
 from dcar.process import run_command
 
@@ -41,12 +43,60 @@ def command(*arguments: str) -> subprocess.CompletedProcess:
                           timeout=60)
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_help_of_every_command(name, capsys):
-    assert status_of([name, "--help"]) == 0
+@pytest.mark.parametrize("name", jobs())
+def test_help_of_every_job(name, capsys):
+    assert status_of([*name.split(), "--help"]) == 0
     shown = capsys.readouterr().out
-    assert len(shown.splitlines()) > 2
-    assert sys.argv[0] == f"dcar {name}"
+    assert sys.argv[0] == f"dcar {name}" and shown.startswith(f"usage: dcar {name} ") and len(shown.splitlines()) > 2
+    key, values = CHOICES.get(name, ("", {}))
+    assert all(f"  {key}={value} " in shown and text in shown for value, (_, text) in values.items())
+
+
+def test_commands_are_few_and_each_has_one_task():
+    assert len(COMMANDS) == sum(map(len, TASKS.values())) <= 22
+    assert list(TASKS) == ["make data", "train", "speak", "evaluate", "serve", "check"]
+    assert all(COMMANDS[name][0] == next(iter(values.values()))[0] for name, (_, values) in CHOICES.items())
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_what_chooses_a_job_is_no_setting_of_it(name):
+    key, values = CHOICES[name]
+    for value, (module, _) in values.items():
+        assert key not in settings_of(schema_of(importlib.import_module(module).main))
+        for word in (f"{key}={value}", f"--{key}={value}"):
+            assert resolve([name, "out=a", word, "-x"])[1:] == (module, ["out=a", "-x"])
+    assert status_of([name, f"{key}=other"]) == 2
+
+
+@pytest.mark.parametrize("old", OLD)
+def test_a_name_of_old_does_the_same_and_says_todays(old, capsys):
+    assert old not in COMMANDS
+    words = OLD[old].split()
+    assert resolve([old, "a=1"]) == resolve([*words, "a=1"])
+    assert status_of([old, "--help"]) == 0
+    shown = capsys.readouterr()
+    assert shown.err == f"note: `dcar {old}` is called `dcar {OLD[old]}` now\n" and "usage: dcar " in shown.out
+
+
+def test_a_folder_given_to_doctor_is_verified(tmp_path, capsys):
+    for name in ("doctor", "verify"):
+        assert status_of([name, str(tmp_path)]) == 1
+        assert f"dcar doctor: {tmp_path}: no list of digests here" in capsys.readouterr().err
+
+
+def test_version(capsys):
+    assert status_of(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("dcar 0.")
+
+
+def test_recipes_are_listed_by_command_with_their_variants(capsys):
+    assert status_of(["--recipes"]) == 0
+    shown = capsys.readouterr().out
+    for recipe in recipes.shipped():
+        assert f"  {recipe.name} " in shown and all(f"  {recipe.name}:{v} " in shown for v in recipe.variants)
+        assert recipe.summary and all(recipe.variants.values()) and kind_of(recipe.name)
+        assert resolve(RECIPES[kind_of(recipe.name)].split())[1]
+    assert "\ndcar train:\n" in shown and max(map(len, shown.splitlines())) <= 120
 
 
 def test_overview_lists_the_commands_and_imports_nothing_heavy(capsys):
@@ -102,6 +152,8 @@ def test_unknown_command():
     done = command("sing", "la")
     assert done.returncode == 2 and done.stdout == ""
     assert "unknown command 'sing'" in done.stderr and "speak" in done.stderr and "Traceback" not in done.stderr
+    assert "did you mean 'train-policy'?" in command("train-polcy").stderr
+    assert "did you mean 'analyse what=speed'?" in command("sped").stderr
 
 
 def test_an_error_is_a_message_not_a_traceback(tmp_path, monkeypatch, capsys):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import sys
 import time
@@ -10,22 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from dcar.config import load_config
+from dcar.cli import RECIPES as COMMAND_OF
+from dcar.cli import kind_of, resolve
+from dcar.config import load_config, schema_of
+from dcar.config.recipes import shipped
 from dcar.errors import ConfigError, DCARError
 from dcar.model.car import CARDecoder
 from dcar.prepare.prepared import prepared_info
-from dcar.prepare.run import PrepareConfig
 from dcar.sources.shipped import ASSETS
-from dcar.tokens.fit import FitTokenizerConfig
 from dcar.train.car import TrainConfig, data_identity, differing
 from dcar.train.coherence import TrainCoherenceConfig
-from dcar.train.draft import TrainDraftConfig
-from dcar.train.encoder_recognizer import TrainEncoderRecognizerConfig
-from dcar.train.token_recognizer import TrainTokenRecognizerConfig
-from dcar.vocoder.training.train import TrainVocoderConfig
-from eval.analysis.fit_verifiers import FitConfig
 from eval.compare.run import CompareConfig
-from eval.compare.tune import TuneConfig
 from launch import quickstart
 from launch.quickstart import QuickstartConfig, Step, content_digest, pipeline, run
 from rl.config import DCPOConfig
@@ -33,13 +29,15 @@ from rl.export import ExportConfig
 from rl.profile import ProfileConfig
 
 ROOT = Path(__file__).parents[2]
-RECIPES = sorted((ROOT / "launch" / "recipes").rglob("*.yaml"))
-SCHEMAS = {"car": TrainConfig, "coherence": TrainCoherenceConfig,
-           "far": TrainConfig, "finetune": TrainConfig, "profile": ProfileConfig,
-           "compare": CompareConfig, "dcpo": DCPOConfig, "draft": TrainDraftConfig, "verifiers": FitConfig,
-           "prepare": PrepareConfig, "recognizer": TrainEncoderRecognizerConfig,
-           "token": TrainTokenRecognizerConfig, "tokenizer": FitTokenizerConfig,
-           "tune": TuneConfig, "vocoder": TrainVocoderConfig}
+NAMES = [f"{r.name}{v and ':'}{v}" for r in shipped() for v in ("", *r.variants)]
+
+
+def schema(recipe: str) -> type:
+    """What a recipe's command takes its settings from."""
+    _, module, _ = resolve(COMMAND_OF[kind_of(recipe)].split())
+    return schema_of(importlib.import_module(module).main)
+
+
 MODULES = {"dcar.train": TrainConfig, "dcar.train.coherence": TrainCoherenceConfig,
            "rl.profile": ProfileConfig, "rl.train": DCPOConfig, "rl.export": ExportConfig,
            "eval.compare": CompareConfig}
@@ -252,23 +250,21 @@ def settings(schema: type, arguments: list[str], tmp_path: Path):
     return load_config(schema, arguments)
 
 
-@pytest.mark.parametrize("recipe", RECIPES, ids=lambda p: p.stem)
+@pytest.mark.parametrize("recipe", NAMES)
 def test_recipes_fit_their_schema(recipe, tmp_path):
-    schema = SCHEMAS[recipe.stem.split("_")[0]]  # a recipe of a new kind needs an entry
-    assert isinstance(settings(schema, ["--config", str(recipe)], tmp_path), schema)
+    assert isinstance(settings(schema(recipe), ["--config", recipe], tmp_path), schema(recipe))
 
 
 def test_recipes_of_a_size_agree(tmp_path):
     """FAR differs from CAR by its heads and folder alone; whatever speaks a decoder prompts it as in training."""
     for size in ("tiny", "starter", "paper"):
-        car, far = (load_config(TrainConfig, ["--config", str(ROOT / f"launch/recipes/{kind}_{size}.yaml")])
-                    for kind in ("car", "far"))
+        car, far = (load_config(TrainConfig, ["--config", f"car_{size}{far}"]) for far in ("", ":far"))
         assert far.model.num_prediction_heads == 1 and car.model.num_prediction_heads == 7
         far.model.num_prediction_heads, far.out, far.head_positions = 7, car.out, car.head_positions
         assert far == car
         for kind in ("profile", "dcpo", "compare") if car.model.bos else ():
-            recipe = ["--config", str(ROOT / f"launch/recipes/{kind}_{size}.yaml")]
-            assert settings(SCHEMAS[kind], recipe, tmp_path).prompt_tokens == car.prompt_tokens
+            found = settings(schema(f"{kind}_{size}"), ["--config", f"{kind}_{size}"], tmp_path)
+            assert found.prompt_tokens == car.prompt_tokens
 
 
 @pytest.mark.parametrize(("processes", "start"), [(1, "scratch"), (2, "starter")])
@@ -307,10 +303,10 @@ def test_the_pipeline_s_commands_are_valid_and_feed_each_other(tmp_path, monkeyp
 def test_stage_one_goes_on_from_the_shipped_decoders_as_they_are():
     """The recipes describe the shipped decoders exactly, or `init_from` would refuse them."""
     info = prepared_info(ASSETS / "starter_prepared")
-    for name, recipe in (("decoder", "car_starter_shared"), ("far", "far_starter"), ("decoder", "finetune_starter"),
-                         ("far", "finetune_far_starter")):
+    for name, recipe in (("decoder", "car_starter:shared"), ("far", "car_starter:far"),
+                         ("decoder", "finetune_starter"), ("far", "finetune_far_starter")):
         if not (ASSETS / name).exists():
             pytest.skip(f"no {name} is shipped yet")
-        config = load_config(TrainConfig, ["--config", str(ROOT / f"launch/recipes/{recipe}.yaml")])
+        config = load_config(TrainConfig, ["--config", recipe])
         wanted = dataclasses.replace(config.model, **data_identity(info))
         assert differing(CARDecoder.load_config(ASSETS / name), wanted) == ""

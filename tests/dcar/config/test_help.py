@@ -9,13 +9,13 @@ import sys
 import pytest
 
 from dcar import config
-from dcar.cli import COMMANDS
+from dcar.cli import jobs
 from dcar.config import load_config, setting
 from dcar.config.load import help_text
 from dcar.config.schema import allowed, settings_of
 from dcar.errors import DCARError
 
-MODULES = {**{name: module for name, (module, _) in COMMANDS.items()},
+MODULES = {**{name: module for name, (module, _) in jobs().items()}, "doctor FOLDER": "dcar.verify",
            "pack": "dcar.vocoder.training.pack", "quickstart": "launch.quickstart", "speed verification":
            "eval.speed.verification", "rollouts": "rl.benchmark", "tokens": "launch.check_tokens"}
 
@@ -75,17 +75,17 @@ class Toy:
 def test_what_it_looks_like(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["dcar toy"])
     assert help_text(Toy) == """\
-usage: dcar toy WORD [-o OUT] [--config FILE.yaml] [key=value …]
+usage: dcar toy WORD [-o OUT] [--config RECIPE] [key=value …]
 
 A toy of a schema.
 
   word=…     A bare word. [required, text]
   out=x      Where. [text]
   kind=a     Which. [a | b]
-  rate=null  How fast. [float > 0 and ≤ 1, or null]
+  rate=null  How fast. [number > 0 and ≤ 1, or null]
 
 inner: A group.
-  inner.width=4  Width of it. [int ≥ 1]"""
+  inner.width=4  Width of it. [whole number ≥ 1]"""
 
 
 def test_help_needs_no_settings_and_prints_to_standard_output(capsys):

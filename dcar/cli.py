@@ -31,7 +31,7 @@ TASKS = {
         "train-recognizer": ("dcar.recognition.train", "recognisers, which are rewards"),
         "train-vocoder": ("dcar.vocoder.training.train", "tokens + voice -> waveform"),
         "tune-voice": ("launch.tune_voice", "recordings of one speaker -> a tuned decoder, if it is better"),
-        "convert-backbone": ("dcar.model.backbones.convert", "decoder from CosyVoice 2, LLaSA or another language model"),
+        "convert-backbone": ("dcar.model.backbones.convert", "decoder from CosyVoice 2, LLaSA, another language model"),
     },
     "speak": {
         "speak": ("dcar.speak.speak", "text + prompt voice -> audio"),
@@ -41,7 +41,7 @@ TASKS = {
         "compare": ("eval.compare.run", "methods on the same utterances: WER, similarity, speed"),
         "report": ("eval.report.page", "one HTML page of a comparison with tables, plots and audio"),
         "score": ("eval.analysis.score", "any audio and its text: WER, similarity to a prompt, quality"),
-        "fit-verifiers": ("eval.analysis.fit_verifiers", "what verifiers need to know of a decoder: ranks, transitions"),
+        "fit-verifiers": ("eval.analysis.fit_verifiers", "what verifiers need of a decoder: ranks, transitions"),
         "analyse": ("eval.speed.run", "speed of a step, best schedule, losses of the vocoder, quality of rewards"),
     },
     "serve": {
@@ -147,7 +147,8 @@ def recipes_text() -> str:
     for kind, command in RECIPES.items():
         lines += ["", f"dcar {command}:"] if kind != "finetune" else []
         for r in (r for r in recipes.shipped() if kind_of(r.name) == kind):
-            for name, text in {r.name: r.summary, **{f"  {r.name}:{v}": text for v, text in r.variants.items()}}.items():
+            rows = {r.name: r.summary, **{f"  {r.name}:{variant}": text for variant, text in r.variants.items()}}
+            for name, text in rows.items():
                 left = f"  {name:34} "
                 lines.append(left + textwrap.shorten(text, 120 - len(left), placeholder=" …"))
     return "\n".join(lines)

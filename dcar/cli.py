@@ -174,7 +174,11 @@ def print_completion(shells: list[str]) -> int:
     if len(shells) != 1 or shells[0] not in SHELLS:
         print(f"dcar: --print-completion needs one of {', '.join(SHELLS)}", file=sys.stderr)
         return NO_COMMAND
-    print(script(shells[0], shipped_commands(COMMANDS, CHOICES)), end="")
+    names: dict[str, list[str]] = {}
+    for r in recipes.shipped():
+        command = RECIPES[kind_of(r.name)].partition(" ")[0]
+        names.setdefault(command, []).extend([r.name, *(f"{r.name}:{variant}" for variant in r.variants)])
+    print(script(shells[0], shipped_commands(COMMANDS, CHOICES, names)), end="")
     return 0
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pytest
 from shells import Terminal, needs
 
-from dcar.cli import COMMANDS, print_completion
+from dcar.cli import jobs, print_completion
 from dcar.completion import SHELLS, command_of, script
 from dcar.config import schema_of, setting
 
@@ -45,7 +45,7 @@ class Small:
     kind: str = setting("a", "Which.", choices=("alto", "bass"))
 
 
-TOYS = [command_of("train", "a \\ 'toy'", Toy), command_of("tune", "another: toy", Small)]
+TOYS = [command_of("train", "a \\ 'toy'", Toy, ["toy", "toy:far"]), command_of("tune", "another: toy", Small)]
 
 
 @pytest.fixture(scope="module", params=SHELLS)
@@ -64,7 +64,7 @@ FILES = ["folder", "readme.md", "recipe.yaml", "recipe.yml", "script", "two word
 
 @pytest.mark.parametrize(("line", "offered"), [
     ("dcar t", ["train", "tune"]),
-    ("dcar -", ["--help", "--print-completion"]),
+    ("dcar -", ["--help", "--print-completion", "--recipes", "--version"]),
     ("dcar --print-completion ", ["bash", "zsh", "fish"]),
     ("dcar --print-completion bash ", []),
     ("dcar train ", ["data", "parts", "out", "deep", "decoder", "judge", "inner.width", "inner.kind"]),
@@ -89,7 +89,7 @@ FILES = ["folder", "readme.md", "recipe.yaml", "recipe.yml", "script", "two word
     ("dcar train 'parts=[high,lo", ["[high,low", "[high,lower"]),
     ("dcar train 'decoder=[far,s", ["[far,starter", "[far,script"]),
     ("dcar train -", ["--config", "--help", "-o"]),
-    ("dcar train --config ", ["folder", "recipe.yaml", "recipe.yml"]),
+    ("dcar train --config ", ["folder", "recipe.yaml", "recipe.yml", "toy", "toy:far"]),
     ("dcar train --config=re", ["recipe.yaml", "recipe.yml"]),
     ("dcar tune k", ["kind"]),
     ("dcar tune fo", ["folder"]),
@@ -165,13 +165,9 @@ def test_commands_of_dcar_itself(shell, tmp_path, capsys):
         assert sorted(terminal.offered("dcar tune-voice recipe=fi")) == [
             "finetune_cosyvoice2_lora", "finetune_far_starter", "finetune_starter"]
         assert terminal.after_tab("dcar speak 'The tide.' prompt=ta") == "dcar speak 'The tide.' prompt=take.wav "
-        assert sorted(terminal.offered("dcar speed 'sizes=[tiny,")) == ["[tiny,paper", "[tiny,starter", "[tiny,tiny"]
-
-
-def test_recipes_are_offered_by_name(capsys):
-    assert print_completion(["bash"]) == 0
-    assert "'tune-voice recipe') named='finetune_cosyvoice2_lora finetune_far_starter finetune_starter'" in (
-        capsys.readouterr().out)
+        assert terminal.offered("dcar train --config car_smo") == ["car_smollm2_lora"]
+        assert sorted(terminal.offered("dcar prepare mode=re")) == ["resynthesize", "retokenize"]
+        assert sorted(terminal.offered("dcar analyse 'sizes=[tiny,")) == ["[tiny,paper", "[tiny,starter", "[tiny,tiny"]
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
@@ -185,9 +181,9 @@ def test_other_shells_read_their_script(shell, tmp_path):
 def test_scripts_name_every_command_setting_and_choice(shell, capsys):
     assert print_completion([shell]) == 0
     printed = capsys.readouterr().out
-    for name, (module, _) in COMMANDS.items():
+    for name, (module, _) in jobs().items():
         found = command_of(name, "", schema_of(importlib.import_module(module).main))
-        assert name in printed and all(s.key in printed for s in found.settings)
+        assert name.partition(' ')[0] in printed and all(s.key in printed for s in found.settings)
         assert all(choice in printed for s in found.settings for choice in (*s.meaning.choices, *s.meaning.names))
 
 

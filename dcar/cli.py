@@ -101,7 +101,7 @@ RECIPES = {
 
 def jobs() -> dict[str, tuple[str, str]]:
     """Every job as it is called, `prepare` or `prepare mode=retokenize` -> (module, what it does)."""
-    found = {}
+    found: dict[str, tuple[str, str]] = {}
     for name, entry in COMMANDS.items():
         key, values = CHOICES.get(name, ("", {"": entry}))
         found |= {f"{name} {key}={value}" if i else name: job for i, (value, job) in enumerate(values.items())}

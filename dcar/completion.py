@@ -4,8 +4,8 @@
     dcar --print-completion zsh > ~/.zfunc/_dcar                       # a folder of $fpath
     dcar --print-completion fish > ~/.config/fish/completions/dcar.fish
 
-Everything that can be completed stands in the script as one table, so that pressing Tab starts no Python; print it again
-after an update. An awk program looks it up, the same for all shells; each shell adds files and inserts the word.
+Everything that can be completed stands in the script as one table, so that pressing Tab starts no Python. Print it
+again after an update. One awk program looks words up for all shells; each shell adds files and inserts the word.
 """
 
 from __future__ import annotations

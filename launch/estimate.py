@@ -1,9 +1,9 @@
 """What a recipe costs before it runs: memory by kind, and GPU-hours.
 
-    dcar estimate --config launch/recipes/car_paper.yaml device=rtx4090 processes=8
-    dcar estimate --config launch/recipes/dcpo_paper.yaml device=a100
-    dcar estimate --config launch/recipes/car_llasa_8b.yaml device=h100 processes=8 sharded=true  # once converted
-    dcar estimate --config launch/recipes/car_starter.yaml device=cpu calibrate=true
+    dcar estimate --config car_paper device=rtx4090 processes=8
+    dcar estimate --config dcpo_paper device=a100
+    dcar estimate --config car_llasa_8b device=h100 processes=8 sharded=true  # once converted
+    dcar estimate --config car_starter device=cpu calibrate=true
 
 The recipe's own settings can be overridden as in its command (`batch_size=4`). Counts of parameters, gradients,
 optimiser state and cache are exact: the model is built without memory. Activations follow the formulas in
@@ -25,6 +25,7 @@ from typing import Any
 
 from dcar.config import check, load_config, setting
 from dcar.config.read import file_settings, read_yaml
+from dcar.config.recipes import recipe_file
 from dcar.errors import ConfigError
 from dcar.prepare.prepared import prepared_info
 from dcar.process import run_command
@@ -69,8 +70,8 @@ class EstimateConfig:
             raise ConfigError("calibrate measures this machine's processor: give device=cpu with it")
 
 
-def split_arguments(arguments: Sequence[str]) -> tuple[EstimateConfig, str, list[str], Path]:
-    """Our own settings, the job, what is left for the recipe's schema, and the recipe (Path() without one)."""
+def split_arguments(arguments: Sequence[str]) -> tuple[EstimateConfig, str, list[str], str]:
+    """Our own settings, the job, what is left for the recipe's schema, and the recipe (empty without one)."""
     names = {f.name for f in fields(EstimateConfig)}
     own: list[str] = []
     rest: list[str] = []
@@ -88,13 +89,13 @@ def split_arguments(arguments: Sequence[str]) -> tuple[EstimateConfig, str, list
             (own if key in names else rest).append(argument)
     config = load_config(EstimateConfig, own)
     if not recipe and not config.job and not any("=" in a for a in rest):
-        raise ConfigError("give a recipe: dcar estimate --config launch/recipes/car_paper.yaml device=a100")
-    return config, config.job or job_of(Path(recipe), rest), rest, Path(recipe)
+        raise ConfigError("give a recipe: dcar estimate --config car_paper device=a100")
+    return config, config.job or job_of(recipe, rest), rest, recipe
 
 
-def job_of(recipe: Path, overrides: Sequence[str]) -> str:
+def job_of(recipe: str | Path, overrides: Sequence[str]) -> str:
     """Which job a recipe is for, by keys that only one of them has. ConfigError where that is not clear."""
-    keys = {given.key for given in file_settings(recipe)} if str(recipe) != "." else set()
+    keys = {given.key for given in file_settings(recipe)} if recipe else set()
     keys |= {a.removeprefix("--").partition("=")[0].split(".")[0] for a in overrides}
     for job, marks in (("compare", {"methods"}),
                        ("dcpo", {"num_generations", "policy_width", "forced_rows", "guidance"}),
@@ -105,11 +106,14 @@ def job_of(recipe: Path, overrides: Sequence[str]) -> str:
                       "compare")
 
 
-def processes_of(recipe: Path) -> tuple[int, str]:
-    """How many processes a recipe means, by the launch line in its head, and where that was found."""
-    head = recipe.read_text(encoding="utf-8") if recipe.is_file() else ""
-    found = re.search(r"accelerate launch --config_file (\S+)(?:.*--num_processes[ =](\d+))?", head)
-    if found is None:
+def processes_of(recipe: str | Path) -> tuple[int, str]:
+    """How many processes a recipe means, by its launch line (its variant's, if that has one), and where that was
+    found."""
+    path, variant = recipe_file(recipe) if recipe else (None, "")
+    text = path.read_text(encoding="utf-8") if path else ""
+    line = r"accelerate launch --config_file (\S+)(?:.*--num_processes[ =](\d+))?"
+    found = variant and re.search(rf"{line}.*:{re.escape(variant)}$", text, re.M) or re.search(line, text)
+    if not found:
         return 1, "nothing in the recipe says more"
     if found[2]:
         return int(found[2]), "the recipe's launch line"

@@ -241,7 +241,8 @@ def _shown(value: Any) -> str:
 def check(config: Any) -> None:
     """Hold every field of a schema to what it declares; ConfigError. For `__post_init__` of schemas that programs build
     without `load_config`; groups inside have checked themselves."""
-    hints = hints_of(type(config))
+    schema: Any = type(config)
+    hints = hints_of(schema)
     for f in dataclasses.fields(config):
         meaning = meaning_of(f)
         if meaning.limits or meaning.choices or hints[f.name] is float:

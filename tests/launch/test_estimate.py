@@ -10,6 +10,7 @@ import torch
 from tiny_backbones import tiny_backbone
 from tiny_data import write_prepared
 
+from dcar.config.recipes import shipped
 from dcar.errors import ConfigError
 from dcar.model.backbones.lora import LoraSettings, add_lora, set_trainable
 from dcar.model.car import CARConfig, CARDecoder
@@ -157,14 +158,15 @@ def test_time_of_a_step_after_calibration():
 # --- recipes ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("recipe", sorted(p.name for p in RECIPES.glob("*.yaml") if p.name.startswith(
-    ("car_", "far_", "dcpo_", "compare_"))))
+ESTIMATED = [f"{r.name}{v and ':'}{v}" for r in shipped() for v in ("", *r.variants)
+             if r.name.startswith(("car_", "dcpo_", "compare_"))
+             and "backbone" not in (RECIPES / f"{r.name}.yaml").read_text()]  # for these see test_a_backbone_recipe
+
+
+@pytest.mark.parametrize("recipe", ESTIMATED)
 def test_every_recipe_of_training_and_comparison_has_an_estimate(recipe):
-    path = RECIPES / recipe
-    if "backbone" in path.read_text():
-        pytest.skip("needs the converted model; see test_a_backbone_recipe")
-    result = estimate([f"--config={path}", "utterances=900", "seconds=6"])
-    assert result["job"] == ("train" if recipe.startswith(("car", "far")) else recipe.split("_")[0])
+    result = estimate([f"--config={recipe}", "utterances=900", "seconds=6"])
+    assert result["job"] == ("train" if recipe.startswith("car") else recipe.split("_")[0])
     assert result["gpu_hours"] > 0 and result["bytes_total"] == sum(result["bytes"].values()) > 0
 
 
@@ -244,10 +246,12 @@ def test_the_launch_line_of_a_recipe_says_how_many_processes(tmp_path):
     assert eight["hours"] == one["hours"] and eight["gpu_hours"] == 8 * one["gpu_hours"]
     assert eight["audio_hours"] == 8 * one["audio_hours"]
     assert "multi_gpu.yaml" in eight["assumptions"][0] and one["assumptions"][0] == "1 process: given"
-    assert processes_of(RECIPES / "car_starter.yaml")[0] == 1 and processes_of(Path())[0] == 1
+    assert processes_of(RECIPES / "car_starter.yaml")[0] == 1 and processes_of("")[0] == 1
     line = "#   accelerate launch --config_file launch/accelerate/multi_gpu.yaml --num_processes 4 -m dcar.train\n"
     (tmp_path / "mine.yaml").write_text(line)
     assert processes_of(tmp_path / "mine.yaml")[0] == 4
+    assert processes_of("car_llasa_8b:heads")[1].startswith("launch/accelerate/multi_gpu.yaml")
+    assert processes_of("car_llasa_8b")[1].startswith("launch/accelerate/fsdp_8b.yaml")
 
 
 def test_the_table_says_what_was_assumed(capsys):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from dcar.config import load_config, setting
+from dcar.config.recipes import folder, recipe_file
 from dcar.errors import ConfigError
 
 
@@ -167,3 +168,68 @@ def test_defaults_are_not_shared_between_configurations():
     one.inner.width = 99
     assert (two.sizes, two.extra, two.inner.width) == ([1], {}, 4)
     assert load_config(Toy, []) == Toy()
+
+
+# --- recipes and their variants -------------------------------------------------------------------------------------
+
+VARIED = """name: a
+inner: {width: 5}
+variants:
+  wide: &wide  # wider
+    inner:
+      width: 9
+  loud:
+    <<: *wide
+    loud: true
+    sizes: [7]
+  wrong:
+    rate: 1
+    nam: b
+"""
+
+
+@pytest.mark.parametrize(("variant", "expected"), [
+    ("", {"name": "a", "inner": Inner(5)}), (":wide", {"name": "a", "inner": Inner(9)}),
+    (":loud", {"name": "a", "inner": Inner(9), "loud": True, "sizes": [7]})])
+def test_a_variant_says_what_differs(variant, expected, tmp_path):
+    (tmp_path / "r.yaml").write_text(VARIED)
+    for arguments in ([f"--config={tmp_path}/r.yaml{variant}"], ["--config", f"{tmp_path}/r.yaml{variant}"]):
+        assert load_config(Toy, arguments) == Toy(**expected)
+    assert load_config(Toy, [*arguments, "inner.width=1"]).inner == Inner(1)
+
+
+@pytest.mark.parametrize(("variant", "message"), [
+    (":narrow", "r.yaml: no variant 'narrow'; there are: wide, loud, wrong"),
+    (":wrong", "r.yaml:13: unknown setting 'nam'; did you mean 'name'?")])
+def test_wrong_variants_are_named(variant, message, tmp_path):
+    (tmp_path / "r.yaml").write_text(VARIED)
+    with pytest.raises(ConfigError) as caught:
+        load_config(Toy, [f"--config={tmp_path}/r.yaml{variant}"])
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("content", ["variants: [wide]\n", "name: a\nvariants: {wide: 3}\n", "variants: null\n"])
+def test_variants_are_mappings(content, tmp_path):
+    (tmp_path / "r.yaml").write_text(content)
+    with pytest.raises(ConfigError, match=r"r.yaml:\d: variants: give each as a mapping of the settings that differ"):
+        load_config(Toy, [f"--config={tmp_path}/r.yaml"])
+
+
+def test_shipped_recipes_are_found_by_name_from_any_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("car_tiny", "car_tiny.yaml", "launch/recipes/car_tiny.yaml"):
+        path, variant = recipe_file(f"{name}:far")
+        assert path == folder() / "car_tiny.yaml" and variant == "far"
+        assert recipe_file(name) == (path, "")
+    (tmp_path / "car_tiny").write_text("name: mine\n")  # a file of the user's own comes first
+    assert load_config(Toy, ["--config", "car_tiny"]).name == "mine"
+    (tmp_path / "a:b.yaml").write_text("name: colon\n")
+    assert load_config(Toy, ["--config", "a:b.yaml"]).name == "colon"
+
+
+@pytest.mark.parametrize(("wrong", "meant"), [
+    ("car_startr", "car_starter"), ("car_starter_shared.yaml", "car_starter:shared"),
+    ("launch/recipes/paper/dcpo_no_chase.yaml", "dcpo_paper:no_chase")])
+def test_a_recipe_that_is_not_there_is_answered_with_the_nearest(wrong, meant):
+    with pytest.raises(ConfigError, match=f"no such file, nor a shipped recipe; did you mean {meant}"):
+        recipe_file(wrong)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from dcar.cli import COMMANDS
+from dcar.cli import COMMANDS, resolve
 from dcar.config import load_config, schema_of
 from dcar.config.schema import settings_of
 from dcar.errors import ConfigError
@@ -214,7 +214,7 @@ def commands(page: Path) -> list[tuple[str, list[str]]]:
             at = words.index("-m") + 1
             found.append((words[at], words[at + 1:]))
         elif words[:1] == ["dcar"] and words[1:] and words[1] in COMMANDS:
-            found.append((COMMANDS[words[1]][0], words[2:]))
+            found.append(resolve(words[1:])[1:])
     return [(module, arguments) for module, arguments in found if module.partition(".")[0] in FLOORS]
 
 
@@ -285,7 +285,8 @@ def test_every_line_of_a_bash_block_is_a_command_that_is_known(page):
         program, *words = re.sub(r"^(?:[A-Z_]+=\S+ )+", "", line).split()
         ours = program in ("dcar", "accelerate", "python", "python3.11") or program in PROGRAMS
         script = program.startswith("./") and os.access(ROOT / program, os.X_OK)
-        if not (ours or script) or program == "dcar" and words[0] not in (*COMMANDS, "--help", "--print-completion"):
+        if not (ours or script) or program == "dcar" and words[0] not in (
+                    *COMMANDS, "--help", "--print-completion", "--recipes", "--version"):
             unknown.append(line)
         for extras in re.findall(r"(?:'\.|dcar)\[([\w,]+)\]", line):
             unknown += [line for extra in extras.split(",") if extra not in EXTRAS]

@@ -229,7 +229,7 @@ def test_shipped_recipes_are_found_by_name_from_any_folder(tmp_path, monkeypatch
 
 @pytest.mark.parametrize(("wrong", "meant"), [
     ("car_startr", "car_starter"), ("car_starter_shared.yaml", "car_starter:shared"),
-    ("launch/recipes/paper/dcpo_no_chase.yaml", "dcpo_paper:no_chase")])
+    (str(folder() / "paper/dcpo_no_chase.yaml"), "dcpo_paper:no_chase")])
 def test_a_recipe_that_is_not_there_is_answered_with_the_nearest(wrong, meant):
     with pytest.raises(ConfigError, match=f"no such file, nor a shipped recipe; did you mean {meant}"):
         recipe_file(wrong)

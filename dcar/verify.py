@@ -1,6 +1,6 @@
 """Hold checkpoints, trained models, comparisons and prepared corpora against the digests that were written with them.
 
-    dcar verify runs/car
+    dcar doctor runs/car
 
 Every manifest.json, provenance.json, prepared.json and compare.json under the folder that lists digests is recomputed.
 """
@@ -58,14 +58,14 @@ def verify(folder: str | Path) -> list[Verdict]:
 
 @dataclass
 class VerifyConfig:
-    """What `dcar verify` looks at."""
+    """What `dcar doctor` looks at."""
 
     folder: str = setting(meaning="Folder of a run, of a prepared corpus or of a comparison.", positional=True,
                          place="folder")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """`dcar verify DIR`; status 1 where something is not as it was written."""
+    """`dcar doctor DIR`; status 1 where something is not as it was written."""
     verdicts = verify(load_config(VerifyConfig, arguments).folder)
     print("\n".join(map(str, verdicts)))
     return int(any(verdict.faults for verdict in verdicts))

@@ -45,7 +45,7 @@ dcar train-vocoder "${vocoder[@]}" data="$packs" out="$out/vocoder_voices" init_
 if [ -n "$more" ]; then add_voices "$more" more 1.0; add_voices "$more" more_slow 0.88; fi
 dcar train-vocoder "${vocoder[@]}" data="$packs" out="$out/vocoder" init_from="$out/vocoder_voices/export" \
   max_minutes=36 learning_rate=7e-4
-dcar vocoder-quality data="$out/prepared" vocoder="$out/vocoder/export" out="$out/vocoder_quality"
+dcar analyse what=vocoder data="$out/prepared" vocoder="$out/vocoder/export" out="$out/vocoder_quality"
 
 # Stage one, the quickstart's recipes run longer ...
 dcar train --config car_starter data="$out/prepared" out="$out/trunk" max_steps=1000
@@ -62,13 +62,13 @@ dcar train --config car_starter:far_more data="$out/prepared_more" init_from="$o
 
 # The reward recogniser hears what the vocoder makes of the corpus' own tokens: every sentence in its own voice and in
 # another.
-dcar resynthesize data="$out/prepared" split=dev vocoder="$out/vocoder/export" out="$out/resynthesis"
+dcar prepare mode=resynthesize data="$out/prepared" split=dev vocoder="$out/vocoder/export" out="$out/resynthesis"
 for voices in "" other/; do
-  dcar resynthesize data="$out/prepared_more" split=train vocoder="$out/vocoder/export" out="$out/resynthesis/$voices" \
+  dcar prepare mode=resynthesize data="$out/prepared_more" split=train vocoder="$out/vocoder/export" out="$out/resynthesis/$voices" \
     batch_size=16 ${voices:+other_voices=true seed=1} >&2
   sed "s|\"audio\": \"|&$voices|" "$out/resynthesis/${voices}train.jsonl"
 done >"$out/resynthesis/voices.jsonl"
-dcar train-encoder-recognizer --config recognizer_starter train_manifest="$out/resynthesis/voices.jsonl" \
+dcar train-recognizer kind=encoder --config recognizer_starter train_manifest="$out/resynthesis/voices.jsonl" \
   dev_manifest="$out/resynthesis/dev.jsonl" out="$out/recognizer"
 # One from nothing, by NeMo. (The shipped starter-nemo learned in three runs of 24, 48 and 65 minutes, the first two on the
 # smaller corpus and, in part, a vocoder before this.)
@@ -76,7 +76,7 @@ dcar train-recognizer train_manifest="$out/resynthesis/voices.jsonl" dev_manifes
   out="$out/recognizer_nemo/starter.nemo" max_minutes=140 batch_seconds=60 bf16=true num_layers=4 subsampling_channels=32
 
 # What reads the same tokens without sound.
-dcar train-token-recognizer --config token_recognizer_starter data="$out/prepared_more" \
+dcar train-recognizer kind=tokens --config token_recognizer_starter data="$out/prepared_more" \
   out="$out/token_recognizer"
 
 dcar profile --config profile_starter decoder="$out/car" data="$out/prepared" out="$out/profile" \

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from dcar.config.read import COMMAND_LINE, Given, Words, file_settings, split_arguments, spread, typed
+from dcar.config.read import COMMAND_LINE, Given, file_settings, split_arguments, spread, typed
 from dcar.config.schema import Setting, allowed, check_place, fitting, old_names, settings_of
 from dcar.errors import ConfigError
 from dcar.storage import write_text
@@ -95,19 +95,14 @@ def load_config(schema: type[T], arguments: Sequence[str] | None = None) -> T:
 def _given(schema: type, arguments: Sequence[str]) -> list[Given]:
     """Everything that files and command line give, in the order in which it counts."""
     known = settings_of(schema)
-    leaves = {s.key: s for s in known.values() if not s.group}
-    names = {**leaves, **{name: known[key] for name, key in old_names(schema).items()}}
-    groups = frozenset(known) - frozenset(leaves)
-    words = Words(
-        frozenset(names) | groups, frozenset(name for name, s in names.items() if s.hint is bool),
-        next((s.key for s in leaves.values() if s.meaning.positional), ""),
-        tuple((s.meaning.short, s.key) for s in leaves.values() if s.meaning.short))
-    files, pairs = split_arguments(arguments, words)
+    names = {**known, **{name: known[key] for name, key in old_names(schema).items()}}
+    groups = frozenset(key for key, s in known.items() if s.group)
+    files, pairs = split_arguments(arguments, names)
     found = [given for path in files for given in file_settings(path, groups)]
     for key, text in pairs:
         is_text = key in names and names[key].hint in (str, str | None)
         try:
-            value = text if key == words.positional else typed(text, is_text)
+            value = text if key in names and names[key].meaning.positional else typed(text, is_text)
         except ConfigError as error:
             raise ConfigError(f"{COMMAND_LINE}: {key}: {error}") from error
         found += spread(Given(key, value, COMMAND_LINE), groups)

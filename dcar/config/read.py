@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from dcar.config.recipes import recipe_file
+from dcar.config.schema import Setting
 from dcar.errors import ConfigError
 
 MOST_NODES = 10_000
@@ -151,28 +152,19 @@ def spread(given: Given, groups: frozenset[str]) -> list[Given]:
     return [given]
 
 
-@dataclass(frozen=True)
-class Words:
-    """What a schema knows of command lines: its keys, those that are switches, its bare word, its letters."""
-
-    keys: frozenset[str]
-    switches: frozenset[str] = frozenset()
-    positional: str = ""
-    letters: tuple[tuple[str, str], ...] = ()
-
-
 COMMAND_LINE = "the command line"
 
 
-def split_arguments(arguments: Sequence[str], words: Words) -> tuple[list[str], list[tuple[str, str]]]:
+def split_arguments(arguments: Sequence[str], names: Mapping[str, Setting]) -> tuple[list[str], list[tuple[str, str]]]:
     """The files of --config, and (key, text) of everything else, both in order. ConfigError for what is neither.
 
-    key=value, --key=value and --key value are the same, with - for _ in the key; a switch (a bool) may stand alone.
+    names: settings and groups by today's and by old names. key=value, --key=value and --key value are the same, with
+    - for _ in the key; a switch (a bool) may stand alone.
     """
     files: list[str] = []
     pairs: list[tuple[str, str]] = []
-    queue, letters = list(arguments), dict(words.letters)
-    bare = words.positional
+    queue, letters = list(arguments), {s.meaning.short: s.key for s in names.values() if s.meaning.short}
+    bare = next((s.key for s in names.values() if s.meaning.positional), "")
 
     def next_value(option: str) -> str:
         if not queue:
@@ -192,10 +184,11 @@ def split_arguments(arguments: Sequence[str], words: Words) -> tuple[list[str], 
             files.append(value if equals else next_value(name))
         elif argument.startswith("--") and len(argument) > 2:
             if not equals:
-                alone = key in words.switches and (not queue or queue[0].lower() not in ("true", "false"))
+                switch = key in names and names[key].hint is bool
+                alone = switch and (not queue or queue[0].lower() not in ("true", "false"))
                 value = "true" if alone else next_value(argument)
             pairs.append((key, value))
-        elif equals and (key in words.keys or not bare):
+        elif equals and (key in names or not bare):
             pairs.append((key, value))
         elif bare and not argument.startswith("-"):
             pairs.append((bare, argument))

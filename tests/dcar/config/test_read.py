@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
-from dcar.config import load_config, setting
+from dcar.config import load_config, save_config, setting
 from dcar.config.recipes import folder, recipe_file
 from dcar.errors import ConfigError
+from dcar.prepare.run import PrepareConfig
+from dcar.train.car import TrainConfig
 
 
 @dataclass
@@ -141,6 +143,8 @@ def test_spellings_of_a_command_line(arguments, expected):
 
 @pytest.mark.parametrize(("arguments", "message"), [
     (["--name"], "--name needs a value"),
+    (["t", "inner.widht=3"], "did you mean 'inner.width'?"),
+    (["rate=fast"], "rate must be a number; not 'fast'"),
     (["one", "two"], "'two': write options as key=value"),
     (["one", "nam=b"], "unknown setting 'nam'; did you mean 'name'?"),
     (["-x"], "'-x': write options"),
@@ -159,6 +163,26 @@ def test_the_command_line_counts_more_than_files_and_later_files_more_than_earli
         (tmp_path / f"{name}.yaml").write_text(f"name: {name}\ninner: {{width: {width}}}\nrate: 0.{width}\n")
     config = load_config(Toy, ["rate=0.9", f"--config={tmp_path}/a.yaml", "--config", f"{tmp_path}/b.yaml"])
     assert (config.name, config.inner.width, config.rate) == ("b", 6, 0.9)
+
+
+def test_yaml_then_overrides_then_back(tmp_path):
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text("name: a\ninner: {width: 8}\nrate: 0.25\n")
+    config = load_config(Toy, ["--config", str(recipe), "sizes=[3]", "inner.width=16"])
+    assert config == Toy(name="a", rate=0.25, sizes=[3], inner=Inner(16))
+    save_config(config, tmp_path / "resolved.yaml")
+    assert load_config(Toy, [f"--config={tmp_path}/resolved.yaml"]) == config
+
+
+def test_real_schemas_load_and_refuse_impossible_values():
+    assert load_config(PrepareConfig, ["out=x", "speeds=[0.9,1.0]"]).speeds == (0.9, 1.0)
+    assert load_config(TrainConfig, ["model.num_prediction_heads=1"]).head_weights == [1.0]
+    declining = load_config(TrainConfig, ["head_weight_decay=0.5", "model.num_prediction_heads=3"])
+    assert declining.head_weights == [1, 0.5, 0.25]
+    with pytest.raises(ConfigError, match="optimizer must be"):
+        load_config(TrainConfig, ["optimizer=sgd"])
+    with pytest.raises(ConfigError):
+        load_config(PrepareConfig, ["out=x", "speeds=[0.9,0.9]"])
 
 
 def test_defaults_are_not_shared_between_configurations():

@@ -9,22 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from dcar.errors import DataError
-from eval.report.html import data_uri, escape, heading
+from eval.report.blocks import Panels, Picture, Section, Text, data_uri
 
 LABELS = {"reward_sampled": "sampled by the policy", "reward_forced": "forced sizes", "eval_wer": "greedy",
           "eval_wer_sampled": "sampled"}
 
 
-def curves_section(log: Sequence[dict[str, Any]]) -> str:
-    """The panels that the log can fill, under their heading; nothing without a log."""
+def curves_section(log: Sequence[dict[str, Any]]) -> Section | None:
+    """The panels that the log can fill; nothing without a log."""
     curves = training_plots(log)
-    if not curves:
-        return ""
-    return (heading("Training of the policy (DCPO)") + "<div class=panels>"
-            + "".join(f"<img alt='{escape(title)}' src='{data_uri(png, 'image/png')}'>" for title, png in curves)
-            + "</div><p class=soft>Thin: as logged; thick: running mean. Forced rollouts follow a fixed chunk size of "
-            "the guidance range; sampled ones follow the policy. The policy exceeds its guides where the sampled curve "
-            "passes the forced one.</p>")
+    return Section("Training of the policy (DCPO)", [
+        Panels([Picture(title, data_uri(png, "image/png"), wide=False) for title, png in curves]),
+        Text("Thin: as logged; thick: running mean. Forced rollouts follow a fixed chunk size of the guidance range; "
+             "sampled ones follow the policy. The policy exceeds its guides where the sampled curve passes the forced "
+             "one.")]) if curves else None
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:

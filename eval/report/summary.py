@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from eval.methods.families import parse_method, short_name
-from eval.report.html import escape, paragraphs, wide_picture
+from eval.report.blocks import Picture, file_uri
 from eval.results.pareto import SPEED_AXES, pareto_front, speed_axis
 from eval.results.rows import Row
 from eval.results.training import both_shipped, training_note
@@ -27,22 +27,19 @@ NAMES = {"far": "far is next-token decoding, one token a pass, by a decoder of o
 DRAWS = "behind @n stands how many chunks, drawn side by side, the policy chooses among"
 
 
-def summary_section(result: dict[str, Any], folder: Path) -> str:
-    """Everything above the first table; `folder` holds the pictures."""
+def summary(result: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """What the template shows above the first table; `folder` holds the pictures."""
     rows = result["rows"]
     axis = speed_axis(rows) or "tokens_per_pass"
-    training = result.get("training")
-    warning = None if training and both_shipped(training) else training_note(training)  # those: among the notes
+    training, power = result.get("training"), result.get("power")
+    known = training and both_shipped(training)  # said among the notes instead
     name = "compare.png" if axis == "tokens_per_pass" else "compare_speed.png"
-    power = result.get("power")
-    chance = power and (f"Differences below about {100 * power['absolute']:.1f} points of word errors could be chance "
-                        f"({power['n']} utterances).")
-    warnings = [said for said in (warning, unsteady_times(rows, axis)) if said]
-    return (f"<p class=best><strong>{escape(best_sentence(rows, axis))}</strong> {escape(chance or '')}</p>"
-            + paragraphs([names_sentence(rows)])
-            + "".join(f"<p class=warn>{escape(said)}</p>" for said in warnings)
-            + wide_picture(f"Word errors against {SPEED_AXES[axis]}", folder / name, CAPTION)
-            + "<p>" + " ".join(map(escape, facts(result))) + "</p>")
+    return {
+        "best": best_sentence(rows, axis), "names": names_sentence(rows), "facts": " ".join(facts(result)),
+        "chance": f"Differences below about {100 * power['absolute']:.1f} points of word errors could be chance "
+                  f"({power['n']} utterances)." if power else "",
+        "warnings": [said for said in ("" if known else training_note(training), unsteady_times(rows, axis)) if said],
+        "picture": Picture(f"Word errors against {SPEED_AXES[axis]}", file_uri(folder / name), CAPTION)}
 
 
 def names_sentence(rows: Sequence[Row]) -> str:

@@ -162,12 +162,13 @@ def pass_columns(rows: Sequence[Row]) -> list[Column]:
     ]
 
 
-def aligned(columns: Sequence[Column], rows: Sequence[Row]) -> list[str]:
-    """A table as lines of equal length: the first column to the left, the others to the right."""
+def aligned(columns: Sequence[tuple[str, Callable[[Any], str]]], rows: Sequence[Any],
+            left: Sequence[int] = (0,)) -> list[str]:
+    """A table as lines of equal length; `left`: columns whose texts stand to the left, the others to the right."""
     cells = [[title for title, _ in columns], *[[str(of(r)) for _, of in columns] for r in rows]]
     widths = [max(len(row[c]) for row in cells) for c in range(len(columns))]
-    lines = ["  ".join(v.ljust(w) if c == 0 else v.rjust(w) for c, (v, w) in enumerate(zip(row, widths, strict=True)))
-             for row in cells]
+    lines = ["  ".join(v.ljust(w) if c in left else v.rjust(w)
+                       for c, (v, w) in enumerate(zip(row, widths, strict=True))) for row in cells]
     lines.insert(1, "  ".join("-" * w for w in widths))
     return lines
 

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.benchmark import Timer
 
 from dcar.config import check, load_config, setting
 from dcar.errors import ConfigError
@@ -140,14 +141,10 @@ def step_milliseconds(repeats: int) -> float:
 
 
 def milliseconds(run: Callable[[], Any], repeats: int) -> tuple[float, float]:
-    """Median and shortest of `repeats` calls, after three to warm up."""
-    seconds = []
-    for turn in range(repeats + 3):
-        started = time.perf_counter()
-        run()
-        if turn >= 3:
-            seconds.append(time.perf_counter() - started)
-    return 1e3 * statistics.median(seconds), 1e3 * min(seconds)
+    """Median and shortest of `repeats` calls, each warmed up."""
+    timer = Timer("run()", globals={"run": run}, num_threads=torch.get_num_threads())
+    times = [1e3 * timer.timeit(1).median for _ in range(repeats)]
+    return statistics.median(times), min(times)
 
 
 def measure_groups(codes: int, width: int, rows: int, theta: float = 0.42, memory_bytes: int = 256 << 20,

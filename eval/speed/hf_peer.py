@@ -19,7 +19,6 @@ from dcar.errors import ConfigError
 from dcar.model.car import CARDecoder
 from dcar.model.draft import AnyDecoder
 
-
 CACHE = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"
 """What transformers calls the cache: the first name from 5.24 on."""
 

@@ -3,8 +3,8 @@
     dcar vocoder-quality data=runs/prepared vocoder=runs/vocoder/export split=test out=runs/vocoder_quality
 
 The split's recordings and their own tokens, spoken by the vocoder in the voice of another utterance of the speaker, are
-transcribed by the judge. A resynthesis is of the right voice if its speaker embedding is nearest to that voice's mean
-embedding over its recordings: among the voices of this split, and among all voices of the corpus. The shipped voices of
+transcribed. A resynthesis is of the right voice if its speaker embedding is nearest to that voice's mean embedding over
+its recordings: among the voices of this split, and among all voices of the corpus. The shipped voices of
 the test split are in no training data, so there the first is the share of unseen voices that come through.
 
 The vocoder is told the voice by the same encoder, and may have been trained to please it (`voice_weight`): there these
@@ -139,7 +139,7 @@ def run(config: VocoderQualityConfig) -> dict[str, Any]:
 
 
 def table(result: dict[str, Any]) -> str:
-    lines = [f"{result['n']} utterances, {result['voices']} voices; judge {result['judge']}",
+    lines = [f"{result['n']} utterances, {result['voices']} voices; recogniser {result['judge']}",
              f"{'':14} {'WER %':>6} {'95 %':>11} {'CER %':>6} {'right voice %: here':>20} {'of all':>7} "
              f"{'similarity':>11}"]
     for name in ("recording", "resynthesised", "against"):

@@ -120,7 +120,7 @@ def conditions(result: dict[str, Any]) -> str:
     seeds = len(result["seeds"])
     return (f"decoder of {result['parameters'] / 1e6:.1f} M parameters with {result['heads']} heads"
             + (f", {result['codes']} codes" if result.get("codes") else "")
-            + f"; {data}, {result['utterances']} utterances, {seeds} seed{'s' if seeds > 1 else ''}; judge "
+            + f"; {data}, {result['utterances']} utterances, {seeds} seed{'s' if seeds > 1 else ''}; recogniser "
               f"{result['judge']}; {result['device']}, batch 1")
 
 
@@ -161,9 +161,9 @@ def general_remarks(result: dict[str, Any]) -> list[str]:
     out = ["Error rates of different models, voices and recognisers do not compare; compare the columns “÷ base”."]
     floor = rows.get(RESYNTHESIS)
     if floor is not None:
-        out.append(f"The vocoder and the judge alone make {100 * floor['wer']:.1f} % here (recordings resynthesised "
-                   "from their tokens), which no method can undercut by much and which pulls ratios of error rates "
-                   "towards 1.")
+        out.append(f"The vocoder and the recogniser alone make {100 * floor['wer']:.1f} % here (recordings "
+                   "resynthesised from their tokens), which no method can undercut by much and which pulls ratios of "
+                   "error rates towards 1.")
     timed = [r for r in result["rows"] if r.get("speedup_vs_car1") is not None]
     if timed:
         out.append("Speed-ups depend on what a pass costs: on a small decoder the heads, the draft and the bookkeeping "

@@ -167,7 +167,7 @@ def _label(figure: Any, axes: Any, lines: Sequence[_Line]) -> None:
                           arrowprops={"arrowstyle": "-", "color": color, "lw": 0.6, "alpha": 0.7, "shrinkA": 0,
                                       "shrinkB": 3})
 
-    for line in sorted(lines, key=lambda each: len(each.x)):  # points that stand alone have the least room to give
+    for line in sorted(lines, key=lambda each: len(each.x)):  # a point alone has the fewest places for a name
         anchors = list(zip(line.x, line.y, strict=True))
         order = [anchors[-1], anchors[0], *anchors[1:-1]]
         place(line.name.label, order, line.name.style.color, 8.5, (6, 11, 17, 25, 35, 48), True)

@@ -73,8 +73,8 @@ class SpeedConfig:
     repeats: int = setting(5, "Interleaved runs of everything.", minimum=1)
     group: int = setting(8, "Rollouts of one utterance.", minimum=2)
     policy_reads: str = setting("hidden", "What the random policies see: hidden states (the paper's, before the draw), "
-                                          "or candidates, with a coherence.", choices=("hidden", "candidates"))
-    draws: int = setting(1, "Chunks that DCAR draws side by side, for policies with a coherence.", minimum=1)
+                                          "or candidates, with a chunk scorer.", choices=("hidden", "candidates"))
+    draws: int = setting(1, "Candidates that DCAR draws side by side, for policies with a chunk scorer.", minimum=1)
     actions: int = setting(0, "Random policies choose among 1 … actions tokens (5: 3 on average); 0 = all heads.",
                            minimum=0)
     device: str = setting("cpu", "cpu or cuda.")
@@ -117,7 +117,7 @@ def random_policies(model: AnyDecoder, actions: int = 0, reads: str = "hidden") 
 
 def placed(policy: ChunkPolicy, model: AnyDecoder) -> ChunkPolicy:
     """A policy on the decoder's device, and in its type where it reads hidden states; scores of candidates and a
-    coherence are small, and computed in float32."""
+    chunk scorer are small, and computed in float32."""
     policy = policy.to(module_device(model))
     return policy if policy.layer is None else policy.to(model.norm.weight.dtype)
 

@@ -15,7 +15,7 @@ from dcar.errors import ConfigError
 from dcar.model.draft import AnyDecoder
 from dcar.sampling import SamplingConfig
 from eval.methods.chains import DEFAULT_LENGTH
-from eval.methods.registry import Models, make_methods
+from eval.methods.registry import Entry, Models, make_methods
 from eval.results.timing import module_device
 from eval.speed.measure import Load, Spread, clock, interleaved, spread
 from eval.verifiers.drafters import ModelDrafter
@@ -162,10 +162,14 @@ def measure_named(names: Sequence[str], models: Models, load: Load, repeats: int
     quick = copy.copy(models)
     quick.fast = True
     runs: dict[Any, Callable[[], Any]] = {
-        (e.name, way): lambda e=e: decode(e.decoder, prompts, e.build(), e.sampling)
+        (e.name, way): partial(_decode, e, prompts)
         for way, of in (("loop", models), ("fast", quick)) for e in make_methods(names, of, load.sampling())}
     seconds = interleaved(runs, repeats, module_device(models.decoder))
     out: dict[str, dict[str, Spread]] = {}
     for (name, way), times in seconds.items():
         out.setdefault(name, {})[way] = spread([load.tokens / s for s in times])
     return out
+
+
+def _decode(entry: Entry, prompts: Sequence[Prompt]) -> list[DecodeResult]:
+    return decode(entry.decoder, prompts, entry.build(), entry.sampling)

@@ -2,8 +2,8 @@
 
     python -m eval.analysis.durations decoder=starter data=dcar/assets/starter_prepared methods=[car-1,sd,ssd-0.4]
 
-A method that changes the law of the end of speech speaks too long or too short before anybody hears a word, and needs
-neither vocoder nor recogniser to be found out. Prints a table.
+A method that changes the probability of the end of speech speaks too long or too short. That needs neither vocoder nor
+recogniser to be found out. Prints a table.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 - Token transitions (mtp-viterbi): bigram counts of the training split.
 - Rank accuracies (vadusa): how often the base head would draw the i-th best id of each draft head, on development
-  utterances along the true tokens. Not counted but summed as probabilities of the base head's law, which is the same
+  utterances along the true tokens. Not counted but summed as probabilities of the base head, which is the same
   expectation with less noise.
 - Entropy thresholds (entropy@LENGTH): development utterances are *spoken* with thresholds from all over the range, and
   the tokens per pass are measured; along the true tokens the entropies are lower, and lengths would come out wrong.
@@ -70,7 +70,8 @@ class FitConfig:
 @torch.no_grad()
 def rank_accuracy(model: AnyDecoder, states: Sequence[tuple[Tensor, Tensor]], sampling: SamplingConfig,
                   ranks: int) -> Tensor:
-    """acc[d - 1, i] = E_t[ q(i-th best id of head d + 1 at t | hidden at t + d) ], q the warped base law: [K - 1, R].
+    """acc[d - 1, i] = E_t[ q(i-th best id of head d + 1 at t | hidden at t + d) ], q the warped probabilities of the
+    base head: [K - 1, R].
 
     states: hidden states and targets of every utterance (teacher.py). The mean runs over positions whose d true tokens
     behind the root still belong to the utterance.
@@ -95,7 +96,8 @@ def entropy_curve(model: AnyDecoder, states: Sequence[tuple[Tensor, Tensor]], it
                   batch_size: int = 32) -> tuple[Tensor, Tensor]:
     """Thresholds [T] in nats and the tokens per pass [T] with each, from speaking the items with it.
 
-    The thresholds are 0 and quantiles of max(H_2..H_k) along the true tokens, up to the entropy of the uniform law.
+    The thresholds are 0 and quantiles of max(H_2..H_k) along the true tokens, up to the entropy of equal
+    probabilities.
     """
     level = torch.cat([entropies(model.heads(hidden)[:, 1:]).cummax(-1).values.flatten() for hidden, _ in states])
     ceiling = torch.log(torch.tensor(float(model.config.output_size))) + 1e-3

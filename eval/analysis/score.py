@@ -48,7 +48,7 @@ class ScoreConfig:
     audio: str = setting("", "A file, a folder with transcripts, or a list of JSON lines.")
     text: str = setting("", "What is said, where audio is one file.")
     prompt: str = setting("", "Recording of the voice that similarities compare with.")
-    recognizers: list[str] = setting(["moonshine"], "Judges of the words, by names that dcar.recognition.load lists; "
+    recognizers: list[str] = setting(["moonshine"], "What hears the words, by names that dcar.recognition.load lists; "
                                                     "empty = none.")
     scorers: list[str] = setting(["dnsmos"], "Similarities, qualities, prosody, by names that eval.scorers.load lists.")
     out: str = setting("", "Write the lines to this file too.", place="file")

@@ -3,14 +3,12 @@
     dcar vocoder-quality data=runs/prepared vocoder=runs/vocoder/export split=test out=runs/vocoder_quality
 
 The split's recordings and their own tokens, spoken by the vocoder in the voice of another utterance of the speaker, are
-transcribed by the judge. A resynthesis is of the right voice if its speaker embedding is nearest to that voice's mean
-embedding over its recordings: among the voices of this split, and among all voices of the corpus. The shipped voices of
+transcribed. A resynthesis is of the right voice if its speaker embedding is nearest to that voice's mean embedding over
+its recordings: among the voices of this split, and among all voices of the corpus. The shipped voices of
 the test split are in no training data, so there the first is the share of unseen voices that come through.
 
-The vocoder is told the voice by the same encoder, and may have been trained to please it (`voice_weight`). So there
-is a second opinion that no training has seen: a linear discriminant analysis of the mean and the spread of each band of
-the spectrum, fitted to recordings other than the one that is measured. It is strict: what a vocoder does to all
-voices alike makes them other voices.
+The vocoder is told the voice by the same encoder, and may have been trained to please it (`voice_weight`): there these
+shares flatter.
 
 Where there is one voice to choose from, as in a corpus of one speaker, the right one cannot be missed: those shares are
 null (– in the table), and the similarity to the voice's mean embedding is what is left.
@@ -20,17 +18,14 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from tqdm import tqdm
 
-from dcar.audio import resample
 from dcar.config import load_config, save_config, setting
 from dcar.config.schema import seed_setting
 from dcar.errors import ConfigError, DataError
@@ -46,14 +41,7 @@ from dcar.vocoder.base import check_speaks
 from dcar.vocoder.load import load_vocoder
 from dcar.vocoder.voicing import voice
 from dcar.voices.encoder import SpeakerEncoder
-from dcar.voices.features import SAMPLE_RATE, envelope_mel
 from eval.results.stats import paired_test
-
-Recording = Callable[[str], tuple[np.ndarray, int]]
-"""Utterance id -> waveform and rate, as `corpus_recordings` gives it."""
-
-RECORDINGS_PER_VOICE = 30
-"""Of other splits, that the second opinion on voices is fitted to."""
 
 
 @dataclass
@@ -86,62 +74,6 @@ def _voices(data: str) -> dict[str, np.ndarray]:
         for name, embedding in zip(rows["speaker"], rows["speaker_embedding"], strict=True):
             found.setdefault(name, []).append(embedding)
     return {name: np.mean(np.asarray(rows, np.float64), axis=0) for name, rows in found.items()}
-
-
-def spectrum_statistics(wave: np.ndarray, rate: int) -> np.ndarray:
-    """Mean (less the mean of all bands, the level) and standard deviation of 40 log-mel bands over the louder half of
-    the frames of wave [samples]: float32 [80]."""
-    signal = torch.from_numpy(np.ascontiguousarray(resample(wave, rate, SAMPLE_RATE)))
-    bands = envelope_mel(signal.device)(signal[None])[0]  # [40, F]
-    loudness = bands.mean(0)
-    bands = bands[:, loudness >= loudness.median()]
-    return torch.cat([bands.mean(1) - bands.mean(), bands.std(1, correction=0)]).numpy()
-
-
-class SpectrumVoices:
-    """Whose voice a waveform is, by its `spectrum_statistics`. Utterance i of the split is judged by recordings of the
-    other half of the split (the other parity of i), and of other splits."""
-
-    def __init__(self, items: Sequence[PromptItem], recordings: Sequence[tuple[np.ndarray, int]], data: str, split: str,
-                 recording: Recording):
-        names, statistics = [], []
-        for other in (name for name in prepared_info(data)["counts"] if name != split):
-            rows, seen = load_prepared(data, other), dict[str, int]()
-            for utterance, speaker in zip(rows["id"], rows["speaker"], strict=True):
-                seen[speaker] = seen.get(speaker, 0) + 1
-                if seen[speaker] <= RECORDINGS_PER_VOICE:
-                    names.append(speaker)
-                    statistics.append(spectrum_statistics(*recording(utterance)))
-        self.speakers = [item.speaker for item in items]
-        own = [spectrum_statistics(*sound) for sound in recordings]
-        self.models: list[LinearDiscriminantAnalysis] = []
-        for parity in (0, 1):
-            x, y = [*statistics, *own[1 - parity :: 2]], [*names, *self.speakers[1 - parity :: 2]]
-            if len(set(y)) < 2:  # nothing to discriminate
-                self.models = []
-                return
-            self.models.append(LinearDiscriminantAnalysis(solver="lsqr", shrinkage="auto").fit(np.stack(x), y))
-
-    def scores(self, waves: Sequence[np.ndarray], rate: int) -> list[dict[str, float]]:
-        """Log-probability of every voice for each of the waves, one of every utterance; [] of a single voice."""
-        if not self.models:
-            return []
-        found = []
-        for i, wave in enumerate(waves):
-            model = self.models[i % 2]
-            law = model.predict_log_proba(spectrum_statistics(wave, rate)[None])[0]
-            found.append(dict(zip(model.classes_, law, strict=True)))
-        return found
-
-    def right(self, scores: Sequence[dict[str, float]], among: Sequence[str]) -> float | None:
-        """Share of utterances whose speaker has the highest of its scores among these voices; None if there is one.
-
-        A voice that was in none of the recordings that an utterance is judged by has no score there."""
-        if len(among) < 2 or not scores:
-            return None
-        known = [[name for name in among if name in row] for row in scores]
-        pairs = zip(scores, known, self.speakers, strict=True)
-        return float(np.mean([max(names, key=row.__getitem__) == speaker for row, names, speaker in pairs if names]))
 
 
 def _spoken(name: str, items: list[PromptItem], config: VocoderQualityConfig) -> tuple[list[np.ndarray], int]:
@@ -179,12 +111,10 @@ def run(config: VocoderQualityConfig) -> dict[str, Any]:
             "cer": corpus_cer([character_errors(t, h or "") for t, h in zip(texts, heard, strict=True)]).wer,
         }
         embeddings = np.stack([encoder.embed(wave, rate) for wave in tqdm(waves, desc=f"voices of {name}")])
-        scores = spectrum.scores(waves, rate)
         for key, names in (("right_voice", here), ("right_voice_of_corpus", sorted(voices))):
             found = nearest_voice(embeddings, voices, names)
             right = float(np.mean([a == item.speaker for a, item in zip(found, items, strict=True)]))
             measured[key] = right if len(names) > 1 else None
-            measured[f"{key}_by_spectrum"] = spectrum.right(scores, names)
         own = np.stack([voices[item.speaker] / np.linalg.norm(voices[item.speaker]) for item in items])
         measured["similarity"] = float((embeddings * own).sum(1).mean())
         result[name] = measured
@@ -192,7 +122,6 @@ def run(config: VocoderQualityConfig) -> dict[str, Any]:
     recordings = [recording(item.prompt.utterance_id) for item in items]
     if len({rate for _, rate in recordings}) != 1:
         raise DataError(f"{config.data}: recordings of several rates; prepare a corpus of one rate to measure against")
-    spectrum = SpectrumVoices(items, recordings, config.data, config.split, recording)
     measure("recording", [wave for wave, _ in recordings], recordings[0][1])
     measure("resynthesised", *_spoken(config.vocoder, items, config))
     if config.against:
@@ -210,20 +139,17 @@ def run(config: VocoderQualityConfig) -> dict[str, Any]:
 
 
 def table(result: dict[str, Any]) -> str:
-    lines = [f"{result['n']} utterances, {result['voices']} voices; judge {result['judge']}",
-             f"{'':14} {'':>25} {'right voice %, by embedding':>27} {'by spectrum':>15}",
-             f"{'':14} {'WER %':>6} {'95 %':>11} {'CER %':>6} {'here':>6} {'of all':>7} {'similarity':>12} {'here':>7} "
-             f"{'of all':>7}"]
+    lines = [f"{result['n']} utterances, {result['voices']} voices; recogniser {result['judge']}",
+             f"{'':14} {'WER %':>6} {'95 %':>11} {'CER %':>6} {'right voice %: here':>20} {'of all':>7} "
+             f"{'similarity':>11}"]
     for name in ("recording", "resynthesised", "against"):
         if name in result:
             row = result[name]
             low, high = (100 * x for x in row["wer_ci"])
-            shares = {key: "–" if value is None else f"{100 * value:.1f}"
-                      for key, value in row.items() if key.startswith("right_voice")}
+            here, of_all = ("–" if row[key] is None else f"{100 * row[key]:.1f}"
+                            for key in ("right_voice", "right_voice_of_corpus"))
             lines.append(f"{name:14} {100 * row['wer']:6.1f} {f'{low:.1f}–{high:.1f}':>11} {100 * row['cer']:6.1f} "
-                         f"{shares['right_voice']:>6} {shares['right_voice_of_corpus']:>7} "
-                         f"{row['similarity']:12.3f} {shares['right_voice_by_spectrum']:>7} "
-                         f"{shares['right_voice_of_corpus_by_spectrum']:>7}")
+                         f"{here:>20} {of_all:>7} {row['similarity']:11.3f}")
     if "difference" in result:
         d = result["difference"]
         low, high = (100 * x for x in d["ci"])

@@ -146,7 +146,7 @@ def _side(gr: Any, side: str, method: str, methods: list[str], common: list[Any]
     low, high = TEMPERATURES
     chosen = gr.Dropdown(methods, value=method, elem_id=f"method-{side}", label=f"Method {side}",
                          info="far: one token a step; car-k: k, faster and less sure; dcar: a policy chooses how many, "
-                              "@n4 among four draws")
+                              "@n4 among four candidates")
     temperature = gr.Slider(low, high, SAMPLING.temperature, step=0.1, label="Temperature",
                             elem_id=f"temperature-{side}")
     dial = gr.Slider(*DIALS, 0.0, step=0.1, label="Speed of dcar", elem_id=f"dial-{side}",

@@ -94,7 +94,7 @@ class Studio:
     def _can(self, method: str) -> bool:
         try:
             make_methods([method], self.models)
-        except DCARError:  # no policy, or one that cannot choose among draws; a decoder with one head
+        except DCARError:  # no policy, or one that cannot choose among candidates; a decoder with one head
             return False
         return True
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dcar.errors import ConfigError, DataError
+from eval.results.store import read_jsonl
 
 CHOICES = ("first", "second", "none")
 """What a listener can say of what was played first and second."""
@@ -104,23 +105,7 @@ class Votes:
 
     def read(self) -> list[dict[str, Any]]:
         """All votes. DataError for a line that is none; a last line that was cut off is left out."""
-        try:
-            lines = self.path.read_bytes().split(b"\n") if self.path.exists() else []
-        except OSError as error:
-            raise DataError(f"{self.path}: cannot be read ({error})") from error
-        votes = []
-        for number, line in enumerate(lines, start=1):
-            if not line:
-                continue
-            try:
-                vote = json.loads(line)
-                _settings(vote)
-            except (ValueError, LookupError, TypeError, RecursionError) as error:
-                if number == len(lines):
-                    break
-                raise DataError(f"{self.path}:{number}: not a vote ({error}); mend or delete the line") from error
-            votes.append(vote)
-        return votes
+        return list(read_jsonl(self.path, "vote", _settings))
 
     def tallies(self) -> list[Tally]:
         """The votes by pair of settings, whichever was played first; pairs of most votes first."""

@@ -3,47 +3,33 @@
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from dcar.errors import DataError
-from eval.report.html import data_uri, escape, heading
+from eval.report.blocks import Panels, Picture, Section, Text, data_uri
+from eval.results.store import read_jsonl
 
 LABELS = {"reward_sampled": "sampled by the policy", "reward_forced": "forced sizes", "eval_wer": "greedy",
           "eval_wer_sampled": "sampled"}
 
 
-def curves_section(log: Sequence[dict[str, Any]]) -> str:
-    """The panels that the log can fill, under their heading; nothing without a log."""
+def curves_section(log: Sequence[dict[str, Any]]) -> Section | None:
+    """The panels that the log can fill; nothing without a log."""
     curves = training_plots(log)
-    if not curves:
-        return ""
-    return (heading("Training of the policy (DCPO)") + "<div class=panels>"
-            + "".join(f"<img alt='{escape(title)}' src='{data_uri(png, 'image/png')}'>" for title, png in curves)
-            + "</div><p class=soft>Thin: as logged; thick: running mean. Forced rollouts follow a fixed chunk size of "
-            "the guidance range; sampled ones follow the policy. The policy exceeds its guides where the sampled curve "
-            "passes the forced one.</p>")
+    return Section("Training of the policy (DCPO)", [
+        Panels([Picture(title, data_uri(png, "image/png"), wide=False) for title, png in curves]),
+        Text("Thin: as logged; thick: running mean. Forced rollouts follow a fixed chunk size of the guidance range; "
+             "sampled ones follow the policy. The policy exceeds its guides where the sampled curve passes the forced "
+             "one.")]) if curves else None
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """Lines of a trainer's log.jsonl; an incomplete last line of a running job is left out."""
-    try:
-        lines = path.read_bytes().splitlines()
-    except OSError as error:
-        raise DataError(f"{path}: cannot read the training log ({error})") from error
-    entries = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            entry = json.loads(line)
-            if not isinstance(entry, dict):
-                raise ValueError(f"a {type(entry).__name__}, not an object")
-            entries.append(entry)
-        except (ValueError, RecursionError) as error:  # ValueError: no JSON, or not UTF-8
-            if number < len(lines):
-                raise DataError(f"{path}:{number}: not a line of JSON ({error})") from error
-    return entries
+    """Lines of a trainer's log.jsonl; an incomplete last line of a running job is left out. DataError without a log."""
+    if not path.is_file():
+        raise DataError(f"{path}: cannot read the training log, there is no such file")
+    return list(read_jsonl(path, "line of the log"))
 
 
 def series(log: Sequence[dict[str, Any]], key: str) -> tuple[list[float], list[float]]:

@@ -1,4 +1,4 @@
-"""One self-contained report.html of a comparison: summary, tables, plots, training curves, chunk timelines, audio.
+"""One self-contained report.html of a comparison: verdict, speech to listen to, a picture, a table; the rest folded.
 
     dcar report compare=runs/quickstart training_log=runs/quickstart/policy/log.jsonl
 
@@ -10,31 +10,23 @@ on a phone.
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jinja2
+
 from dcar.config import load_config, setting
 from dcar.errors import ConfigError, DataError
 from dcar.process import run_command
+from eval.report.blocks import Section, Table, Text, tables_of, write_tables
 from eval.report.curves import curves_section, read_log
-from eval.report.html import Sheets, escape, folded, heading, paragraphs
-from eval.report.listen import listen_section
-from eval.report.look import SCRIPT, STYLE
-from eval.report.methods_section import (
-    chunk_figure,
-    equal_speed_section,
-    length_section,
-    lively_section,
-    papers_section,
-    verification,
-)
+from eval.report.listen import listening
 from eval.report.papers import papers_text
-from eval.report.reasons_section import reasons_section
-from eval.report.summary import summary_section
+from eval.report.sections import folded_sections, table_of
+from eval.report.summary import summary
 from eval.report.table import MEANINGS, column_groups, notes
 
 ABOVE = ("rows", "samples", "equal_speed", "by_length", "reasons", "losses")  # of compare.json: in their own sections
@@ -58,16 +50,16 @@ def write_report(compare: str | Path, training_log: str | Path | None = None, ou
     log = read_log(Path(training_log)) if training_log else []
     path = Path(out) if out else folder / "report.html"
     path.parent.mkdir(parents=True, exist_ok=True)
-    part, sheets = path.with_name(path.name + ".part"), Sheets()
+    part = path.with_name(path.name + ".part")
     try:
-        text = page(result, folder, log, sheets)
-    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        text, tables = page(result, folder, log)
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, jinja2.TemplateError) as error:
         raise DataError(f"{folder}: no report can be made of compare.json and what lies beside it "
                         f"({type(error).__name__}: {error}); run the comparison again, finished records are kept"
                         ) from error
     part.write_text(text, encoding="utf-8", errors="backslashreplace")
     part.replace(path)
-    sheets.write(path.with_name(f"{path.stem}_tables"))
+    write_tables(tables, path.with_name(f"{path.stem}_tables"))
     return path
 
 
@@ -85,52 +77,31 @@ def read_comparison(folder: Path) -> dict[str, Any]:
     return result
 
 
-def page(result: dict[str, Any], folder: Path, log: Sequence[dict[str, Any]] = (),
-         sheets: Sheets | None = None) -> str:
-    """The whole HTML text; `folder` holds the files that `result` names. sheets: takes the tables of the page."""
-    rows, sheets = result["rows"], Sheets() if sheets is None else sheets
-    body = "\n".join(s for s in (
-        summary_section(result, folder),
-        _tables(result, sheets),
-        length_section(result, sheets),
-        equal_speed_section(result, sheets),
-        chunk_figure(rows, folder),
-        reasons_section(result, folder, sheets),
-        verification(rows, folder, sheets),
-        lively_section(rows, sheets),
-        papers_section(result, sheets),
-        curves_section(log),
-        listen_section(result, folder),
-        _details(result),
-    ) if s)
-    links = "".join(f"<li><a href='#{name}'>{title}</a></li>"
-                    for name, title in re.findall(r"<h2 id='([a-z0-9-]+)'>(.*?)</h2>", body))
-    return ("<!doctype html>\n<html lang=en><head><meta charset=utf-8>"
-            "<meta name=viewport content='width=device-width, initial-scale=1'>"
-            f"<title>DCAR comparison</title><style>{STYLE}</style></head><body>"
-            "<a class=skip href='#main'>To the results</a><h1>DCAR: how many tokens a step?</h1>"
-            f"<nav aria-label=Sections><ul>{links}</ul></nav><main id=main>{body}</main>"
-            f"<script>{SCRIPT}</script></body></html>\n")
+def page(result: dict[str, Any], folder: Path, log: Sequence[dict[str, Any]] = ()) -> tuple[str, list[Table]]:
+    """The whole HTML text, and its tables; `folder` holds the files that `result` names."""
+    head, curves = summary(result, folder), curves_section(log)
+    sections = [*_tables(result), *folded_sections(result, folder), *([curves] if curves else [])]
+    tables = list(tables_of(sections))
+    if len({table.name for table in tables}) < len(tables):
+        raise ValueError(f"two tables have one title: {sorted(table.name for table in tables)}")
+    shown = {k: v for k, v in result.items() if k not in ABOVE}
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("eval.report"), autoescape=True, trim_blocks=True, lstrip_blocks=True,
+        keep_trailing_newline=True, undefined=jinja2.StrictUndefined)
+    text = environment.get_template("page.html").render(
+        summary=head, listen=listening(result, folder), sections=sections,
+        details=json.dumps(shown, indent=1, ensure_ascii=False))
+    return text.lstrip(), tables
 
 
-def _tables(result: dict[str, Any], sheets: Sheets) -> str:
-    """The rows of the comparison, in tables that fit on a screen, and what they mean."""
+def _tables(result: dict[str, Any]) -> list[Section]:
+    """The rows of the comparison, in tables that fit on a screen, and what they mean; the first is not folded."""
     rows = result["rows"]
     kinds = ["reference" if r["kind"] == "reference" else "dcar" if r["method"].startswith("dcar") else "plain"
              for r in rows]
-    tables = [f"<h3>{escape(title)}</h3>" + paragraphs([MEANINGS[title]])
-              + sheets.table(title, [t for t, _ in columns], [[of(r) for _, of in columns] for r in rows], kinds)
-              for title, columns in column_groups(rows)]
-    return (heading("Comparison") + "".join(tables)
-            + folded("What the columns mean, and what this experiment can and cannot show",
-                     paragraphs(notes(rows, result))))
-
-
-def _details(result: dict[str, Any]) -> str:
-    shown = {k: v for k, v in result.items() if k not in ABOVE}
-    return heading("How it was made") + folded(
-        "Judge, sampling, checksums, versions, machine",
-        f"<pre tabindex=0>{escape(json.dumps(shown, indent=1, ensure_ascii=False))}</pre>")
+    found = [Section(title, [Text(MEANINGS[title]), table_of(title, columns, rows, kinds)])
+             for title, columns in column_groups(rows)]
+    return [*found, Section("What this experiment can and cannot show", list(map(Text, notes(rows, result))))]
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 from eval.methods.families import MethodName, parse_method
 from eval.report.paper_results import SETUPS, Result, Setup
+from eval.report.table import aligned
 from eval.results.rows import Row
 from eval.results.store import RESYNTHESIS
 
@@ -118,7 +120,7 @@ def conditions(result: dict[str, Any]) -> str:
     seeds = len(result["seeds"])
     return (f"decoder of {result['parameters'] / 1e6:.1f} M parameters with {result['heads']} heads"
             + (f", {result['codes']} codes" if result.get("codes") else "")
-            + f"; {data}, {result['utterances']} utterances, {seeds} seed{'s' if seeds > 1 else ''}; judge "
+            + f"; {data}, {result['utterances']} utterances, {seeds} seed{'s' if seeds > 1 else ''}; recogniser "
               f"{result['judge']}; {result['device']}, batch 1")
 
 
@@ -159,9 +161,9 @@ def general_remarks(result: dict[str, Any]) -> list[str]:
     out = ["Error rates of different models, voices and recognisers do not compare; compare the columns “÷ base”."]
     floor = rows.get(RESYNTHESIS)
     if floor is not None:
-        out.append(f"The vocoder and the judge alone make {100 * floor['wer']:.1f} % here (recordings resynthesised "
-                   "from their tokens), which no method can undercut by much and which pulls ratios of error rates "
-                   "towards 1.")
+        out.append(f"The vocoder and the recogniser alone make {100 * floor['wer']:.1f} % here (recordings "
+                   "resynthesised from their tokens), which no method can undercut by much and which pulls ratios of "
+                   "error rates towards 1.")
     timed = [r for r in result["rows"] if r.get("speedup_vs_car1") is not None]
     if timed:
         out.append("Speed-ups depend on what a pass costs: on a small decoder the heads, the draft and the bookkeeping "
@@ -186,19 +188,21 @@ def cells(match: Match) -> list[str]:
             *side(match.ours, False), match.how]
 
 
+def setup_texts(setup: Setup) -> tuple[str, str]:
+    """What stands behind a table of a paper: its model and data, and the baselines on both sides."""
+    return (f"there: {setup.model}; {setup.data}; WER by {setup.recognizer}; {setup.machine}",
+            f"baseline: {setup.baseline_name} ({setup.baseline_wer} %); here {setup.wer_baseline} for WER, "
+            f"{setup.speed_baseline} for speed")
+
+
 def papers_text(result: dict[str, Any]) -> str:
     """The side-by-side as plain text."""
     lines = ["Beside the papers", f"here: {conditions(result)}", *(f"- {r}" for r in general_remarks(result))]
     for block in beside_papers(result["rows"]):
-        s = block.setup
-        lines += ["", f"{s.paper}, {s.table}", f"  there: {s.model}; {s.data}; WER by {s.recognizer}; {s.machine}",
-                  f"  baseline: {s.baseline_name} ({s.baseline_wer} %); here {s.wer_baseline} for WER, "
-                  f"{s.speed_baseline} for speed"]
-        table = [HEAD, *[cells(m) for m in block.matches]]
-        widths = [max(len(row[c]) for row in table) for c in range(len(HEAD))]
-        lines += ["  " + "  ".join(v.ljust(w) if c in (0, 5, 10) else v.rjust(w)
-                                   for c, (v, w) in enumerate(zip(row, widths, strict=True))) for row in table]
-        lines += [f"  - {m.result.name}: {verdict(m)}" for m in block.matches]
-        lines += [f"  - {remark}" for remark in s.remarks]
-    lines += ["", LEGEND]
-    return "\n".join(lines)
+        table = aligned([(title, itemgetter(i)) for i, title in enumerate(HEAD)], [cells(m) for m in block.matches],
+                        left=(0, 5, 10))
+        lines += ["", f"{block.setup.paper}, {block.setup.table}",
+                  *(f"  {line}" for line in (*setup_texts(block.setup), *table)),
+                  *(f"  - {m.result.name}: {verdict(m)}" for m in block.matches),
+                  *(f"  - {remark}" for remark in block.setup.remarks)]
+    return "\n".join([*lines, "", LEGEND])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ AXIS_LABELS = {
 }
 FRONT_COLOR = "#f2c94c"
 DASHES = ["-", (0, (4, 1.5)), (0, (1.5, 1.5))]  # variants of one look: ssd, ssd@heads
+SIDES = [(1, 0), (1, 1), (1, -1), (0, 1), (0, -1), (-1, 1), (-1, -1), (-1, 0)]  # of a point, where its name may stand
+ACROSS, ALONG = {1: "left", 0: "center", -1: "right"}, {1: "bottom", 0: "center", -1: "top"}
 PLOTS = ("compare_speed.png", "compare.png", "compare_acceptance.png")
 
 
@@ -142,32 +145,22 @@ def _label(figure: Any, axes: Any, lines: Sequence[_Line]) -> None:
               bold: bool) -> None:
         note = axes.annotate(text, anchors[0], xytext=(0, 0), textcoords="offset points", fontsize=size, color=color,
                              path_effects=halo, zorder=6, fontweight="bold" if bold else "normal")
-        best, where = float("inf"), None
-        for order, anchor in enumerate(anchors):
-            note.xy = anchor
-            for far in reach:
-                for dx, dy, ha, va in ((far, 0, "left", "center"), (far, far, "left", "bottom"),
-                                       (far, -far, "left", "top"), (0, far, "center", "bottom"),
-                                       (0, -far, "center", "top"), (-far, far, "right", "bottom"),
-                                       (-far, -far, "right", "top"), (-far, 0, "right", "center")):
-                    note.set_position((dx, dy))
-                    note.set_ha(ha)
-                    note.set_va(va)
-                    value = cost(note.get_window_extent()) + 0.15 * far + 0.5 * order
-                    if value < best:
-                        best, where = value, (anchor, far, dx, dy, ha, va)
-        assert where is not None
-        note.xy, far = where[0], where[1]
-        note.set_position(where[2:4])
-        note.set_ha(where[4])
-        note.set_va(where[5])
+
+        def put(order: int, far: int, side: tuple[int, int]) -> float:
+            note.xy = anchors[order]
+            note.set(position=(far * side[0], far * side[1]), ha=ACROSS[side[0]], va=ALONG[side[1]])
+            return cost(note.get_window_extent()) + 0.15 * far + 0.5 * order
+
+        best = min(product(range(len(anchors)), reach, SIDES), key=lambda where: put(*where))
+        put(*best)
+        far = best[1]
         taken.append(note.get_window_extent())
         if far > reach[0]:  # a thin leader where the name stands away from its point
-            axes.annotate("", where[0], xytext=where[2:4], textcoords="offset points", zorder=5,
+            axes.annotate("", note.xy, xytext=note.get_position(), textcoords="offset points", zorder=5,
                           arrowprops={"arrowstyle": "-", "color": color, "lw": 0.6, "alpha": 0.7, "shrinkA": 0,
                                       "shrinkB": 3})
 
-    for line in sorted(lines, key=lambda each: len(each.x)):  # points that stand alone have the least room to give
+    for line in sorted(lines, key=lambda each: len(each.x)):  # a point alone has the fewest places for a name
         anchors = list(zip(line.x, line.y, strict=True))
         order = [anchors[-1], anchors[0], *anchors[1:-1]]
         place(line.name.label, order, line.name.style.color, 8.5, (6, 11, 17, 25, 35, 48), True)

@@ -43,7 +43,7 @@ def plot_reasons(reasons: Mapping[str, Any], path: Path) -> None:
                ylim=(len(found) - 0.45, -0.55))
     shares.set_xlabel("chunks of so many tokens, %")
     likely.set_xlabel("log-probability of the token, nats\nlikelier →")
-    sure.set_xlabel("entropy of its law, nats\n← surer")
+    sure.set_xlabel("entropy of its head, nats\n← surer")
     likely.plot([], [], "o", color=KEPT, label="last kept")
     likely.plot([], [], "o", color=DROPPED, label="first dropped")
     figure.legend(*likely.get_legend_handles_labels(), frameon=False, fontsize=8.5, loc="outside upper right", ncols=2)

@@ -162,12 +162,13 @@ def pass_columns(rows: Sequence[Row]) -> list[Column]:
     ]
 
 
-def aligned(columns: Sequence[Column], rows: Sequence[Row]) -> list[str]:
-    """A table as lines of equal length: the first column to the left, the others to the right."""
+def aligned(columns: Sequence[tuple[str, Callable[[Any], str]]], rows: Sequence[Any],
+            left: Sequence[int] = (0,)) -> list[str]:
+    """A table as lines of equal length; `left`: columns whose texts stand to the left, the others to the right."""
     cells = [[title for title, _ in columns], *[[str(of(r)) for _, of in columns] for r in rows]]
     widths = [max(len(row[c]) for row in cells) for c in range(len(columns))]
-    lines = ["  ".join(v.ljust(w) if c == 0 else v.rjust(w) for c, (v, w) in enumerate(zip(row, widths, strict=True)))
-             for row in cells]
+    lines = ["  ".join(v.ljust(w) if c in left else v.rjust(w)
+                       for c, (v, w) in enumerate(zip(row, widths, strict=True))) for row in cells]
     lines.insert(1, "  ".join("-" * w for w in widths))
     return lines
 
@@ -239,7 +240,7 @@ def _sampling_notes(spoken: Sequence[Row], header: dict[str, Any]) -> list[str]:
     if tuned := header.get("tuned"):
         same = ", the same as here, which favours it" if tuned["same_split"] else ""
         said.append(f"@tuned: the method at its own best sampling, chosen on {tuned['utterances']} utterances of split "
-                    f"{tuned['split']}{same} (judge {tuned['judge']}, {tuned['path']}).")
+                    f"{tuned['split']}{same} (recogniser {tuned['judge']}, {tuned['path']}).")
         if tuned["missing"]:
             said.append(f"Not tuned, so at the common sampling only: {', '.join(tuned['missing'])}.")
     if any(r.get("variety") is not None for r in spoken):
@@ -259,8 +260,9 @@ def notes(rows: Sequence[Row], header: dict[str, Any]) -> list[str]:
     if len(prompts := header.get("prompt_seeds") or []) > 1:
         seeds += f" × prompts of seeds {', '.join(map(str, prompts))}"
     out = [
-        f"WER, CER: corpus level, judge {header['judge']} (its transcripts are capped by duration), text normaliser "
-        f"{header['normalizer']}; n utterances × seeds {seeds}; intervals and p: bootstrap over utterances, paired.",
+        f"WER, CER: corpus level, recogniser {header['judge']} (its transcripts are capped by duration), text "
+        f"normaliser {header['normalizer']}; n utterances × seeds {seeds}; intervals and p: bootstrap over "
+        "utterances, paired.",
         f"voice: cosine to the prompt's voice. {NOISE_QUALITY_LABEL}: not naturalness. length: audio / recording. "
         "cut: ended by the length limit. loop: the same tokens, up to half a second, three times or more in a row.",
         *_scorer_notes(rows, header),

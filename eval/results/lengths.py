@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dcar.text.bootstrap import RESAMPLES, corpus_interval
+from eval.results.rows import by_utterance
 
 MOST_BINS = 4
 FEWEST = 3  # utterances of a bin
@@ -38,7 +39,7 @@ def by_length(records: Sequence[dict[str, Any]], methods: Sequence[str],
               resamples: int = RESAMPLES) -> dict[str, Any] | None:
     """`bins` (words: shortest and longest, n: utterances) and, by method, corpus WER and its 95 % interval in each.
 
-    The length is that of the reference, in words as the judge's normaliser counts them. None where the utterances are
+    The length is that of the reference, in words as the normaliser of WER counts them. None where the utterances are
     too few, or too alike, for two bins.
     """
     words = {r["id"]: r["words"][3] for r in records}
@@ -48,14 +49,11 @@ def by_length(records: Sequence[dict[str, Any]], methods: Sequence[str],
     chosen = [sorted(i for i, n in words.items() if low <= n <= high) for low, high in bins]
     found: dict[str, list[dict[str, Any]]] = {}
     for method in methods:
-        errors: dict[str, int] = {}
-        units: dict[str, int] = {}
-        for r in (r for r in records if r["method"] == method):
-            errors[r["id"]] = errors.get(r["id"], 0) + sum(r["words"][:3])
-            units[r["id"]] = units.get(r["id"], 0) + r["words"][3]
+        errors, units, ids = by_utterance([r for r in records if r["method"] == method])
+        counts = {name: (errors[i], units[i]) for i, name in enumerate(ids)}
         found[method] = []
-        for ids in chosen:
-            rate = corpus_interval([errors[i] for i in ids], [units[i] for i in ids], resamples=resamples)
+        for some in chosen:
+            rate = corpus_interval(*zip(*(counts[name] for name in some), strict=True), resamples=resamples)
             found[method].append({"wer": rate.value, "ci": [rate.low, rate.high]})
     return {"bins": [{"words": list(b), "n": len(ids)} for b, ids in zip(bins, chosen, strict=True)],
             "methods": found}

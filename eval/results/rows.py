@@ -61,7 +61,7 @@ def make_rows(records: Sequence[Record], methods: Sequence[str], timings: Sequen
 
 def strict_baseline(method: str, methods: Sequence[str]) -> str | None:
     """The lossless method that a relaxed verifier is measured against: `sd` with the same kind of draft, else `sd`, at
-    the verifier's own sampling: the law that it relaxes is the target's at that temperature."""
+    the verifier's own sampling: what it relaxes is the target's distribution at that temperature."""
     name = parse_method(method)
     if name.entry is None or not name.entry.verifies or name.kind == "sd":
         return None

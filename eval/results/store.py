@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Tools:
-    """Everything that a comparison runs; loaded from a config, or put together by hand (tests, notebooks)."""
+    """Everything that a comparison runs; loaded from a config, or put together in a notebook or test."""
 
     items: list[PromptItem]
     models: Models
@@ -129,17 +129,23 @@ class RecordStore:
                             "finished records are kept") from error
 
 
-def read_jsonl(path: Path) -> Iterator[Record]:
-    """Records of one file; only its last line may be broken (an interrupted write)."""
-    lines = path.read_bytes().splitlines() if path.exists() else []
+def read_jsonl(path: Path, what: str = "record", check: Callable[[Record], Any] = lambda record: None,
+               ) -> Iterator[Record]:
+    """Objects of one file, none where it is missing. DataError for a line that is not an object or that `check` refuses
+    (ValueError, LookupError, TypeError); only the last may be broken (an interrupted write)."""
+    try:
+        lines = path.read_bytes().splitlines() if path.exists() else []
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error})") from error
     for number, line in enumerate(lines, start=1):
         try:
             record = json.loads(line)
             if not isinstance(record, dict):
                 raise ValueError(f"a {type(record).__name__}, not an object")
-        except (ValueError, RecursionError) as error:  # ValueError: no JSON, or not UTF-8
+            check(record)
+        except (ValueError, LookupError, TypeError, RecursionError) as error:  # ValueError: no JSON, or not UTF-8
             if number < len(lines):
-                raise DataError(f"{path}:{number}: not a record ({error}); delete this line and run again") from error
+                raise DataError(f"{path}:{number}: not a {what} ({error}); delete this line and run again") from error
             return
         yield record
 
@@ -171,7 +177,7 @@ def plan(items: Sequence[PromptItem], entries: Sequence[Entry], seeds: Sequence[
 
 
 class Maker:
-    """Makes the missing records of units: decode, vocode, judge."""
+    """Makes the missing records of units: decode, vocode, transcribe, score."""
 
     def __init__(self, tools: Tools, entries: Sequence[Entry], seeds: Sequence[int], scope: Scope,
                  out: Path, store: RecordStore, done: Iterable[Record]):
@@ -270,8 +276,8 @@ class Maker:
             tokens = [r.tokens for r in results]
         decoded = time.perf_counter()
         rows = [row for row, i in enumerate(unit.indices) if i in missing]
-        # One at a time: a judge may hear the last bits, and those of a batch depend on who shares it. What is heard of
-        # tokens is a function of the tokens and the voice, whatever the method, the batch, or an earlier run.
+        # One at a time: a recogniser may hear the last bits, and those of a batch depend on who shares it. What is
+        # heard of tokens is a function of the tokens and the voice, whatever the method, the batch, or an earlier run.
         waves = voice(self.tools.vocoder, [tokens[row] for row in rows], [items[row].speaker_embedding for row in rows],
                       batch=1)
         vocoder_seconds = (time.perf_counter() - decoded) / len(rows)

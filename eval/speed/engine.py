@@ -1,15 +1,12 @@
-"""The static engine in the speed benchmark: chunk-wise methods, DCAR, lengths, batches, launches, and its peers."""
+"""The static engine in the speed benchmark: chunk-wise methods, DCAR, lengths, batches, and its peers."""
 
 from __future__ import annotations
 
 import copy
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
-
-import torch
 
 from dcar.decoding import ChunkMethod, DecodeResult, FixedChunk, PolicyChunk, Prompt, decode
 from dcar.decoding.engine.run import StaticEngine, engine_for
@@ -20,36 +17,10 @@ from dcar.sampling import SamplingConfig
 from eval.methods.chains import DEFAULT_LENGTH
 from eval.methods.registry import Entry, Models, make_methods
 from eval.results.timing import module_device
-from eval.speed.measure import Load, Spread, clock, interleaved, spread, steps
+from eval.speed.measure import Load, Spread, clock, interleaved, spread
 from eval.verifiers.drafters import ModelDrafter
 from eval.verifiers.sd import SpeculativeDecoding
 from heads.policy import ChunkPolicy
-
-
-def launches(run: Callable[[int], Any], short: int, long: int, k: int) -> float:
-    """Operators (on CUDA: kernels) of one step, by the torch profiler: run(tokens) at two lengths, the difference per
-    step, so that the prefill does not count."""
-    from torch.profiler import ProfilerActivity, profile
-
-    cuda = torch.cuda.is_available()
-    counts = []
-    for tokens in (short, long):
-        with profile(activities=[ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if cuda else [])) as profiler:
-            run(tokens)
-        if cuda:
-            counts.append(sum(e.device_type == torch.autograd.DeviceType.CUDA for e in profiler.events()))
-        else:
-            operators = (e for e in profiler.events() if e.name.startswith("aten::"))
-            counts.append(sum(not (e.cpu_parent and e.cpu_parent.name.startswith("aten::")) for e in operators))
-    return (counts[1] - counts[0]) / (steps(long, k) - steps(short, k))
-
-
-def measure_launches(model: AnyDecoder, engine: StaticEngine, load: Load, k: int) -> dict[str, float]:
-    """Of a step of CAR-k: the reference loop, and the engine."""
-    prompts, method = load.prompts(model, 1), ChunkMethod(FixedChunk(k))
-    longer = min(load.tokens, 6 * k)
-    return {"loop": launches(lambda n: decode(model, prompts, method, load.sampling(n)), 2 * k, longer, k),
-            "static": launches(lambda n: engine.decode(prompts, method, load.sampling(n)), 2 * k, longer, k)}
 
 
 def measure_dcar(model: AnyDecoder, engine: StaticEngine, policy: ChunkPolicy, load: Load,
@@ -191,7 +162,7 @@ def measure_named(names: Sequence[str], models: Models, load: Load, repeats: int
     quick = copy.copy(models)
     quick.fast = True
     runs: dict[Any, Callable[[], Any]] = {
-        (e.name, way): partial(decode_entry, e, prompts)
+        (e.name, way): partial(_decode, e, prompts)
         for way, of in (("loop", models), ("fast", quick)) for e in make_methods(names, of, load.sampling())}
     seconds = interleaved(runs, repeats, module_device(models.decoder))
     out: dict[str, dict[str, Spread]] = {}
@@ -200,31 +171,5 @@ def measure_named(names: Sequence[str], models: Models, load: Load, repeats: int
     return out
 
 
-def decode_entry(entry: Entry, prompts: Sequence[Prompt]) -> list[DecodeResult]:
+def _decode(entry: Entry, prompts: Sequence[Prompt]) -> list[DecodeResult]:
     return decode(entry.decoder, prompts, entry.build(), entry.sampling)
-
-
-def plot(path: Path, title: str, lengths: Mapping[int, Spread], bytes_model: Mapping[int, float],
-         batches: Mapping[int, Spread]) -> None:
-    """ms a step against length, beside the KV-bytes model, and tokens/s against batch."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4))
-    for axis, data in ((left, lengths), (right, batches)):
-        medians = [s.median for s in data.values()]
-        error = [[s.median - s.low for s in data.values()], [s.high - s.median for s in data.values()]]
-        axis.errorbar(list(data), medians, yerr=error, marker="o", capsize=3, label="measured")
-    left.plot(list(bytes_model), list(bytes_model.values()), "--", color="grey", label="weights + KV bytes, scaled")
-    left.set(xlabel="speech positions in the cache", ylabel="ms a step (FAR, batch 1)", ylim=(0, None))
-    left.legend()
-    first = min(batches)
-    right.plot(list(batches), [batches[first].median * b / first for b in batches], "--", color="grey")
-    right.set(xlabel="batch", ylabel="tokens/s (CAR-2)", xscale="log", yscale="log")
-    figure.suptitle(title, fontsize=9)
-    figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)

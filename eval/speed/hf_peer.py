@@ -19,6 +19,9 @@ from dcar.errors import ConfigError
 from dcar.model.car import CARDecoder
 from dcar.model.draft import AnyDecoder
 
+CACHE = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"
+"""What transformers calls the cache: the first name from 5.24 on."""
+
 
 class PeerConfig(PretrainedConfig):
     model_type = "dcar-peer"
@@ -72,16 +75,16 @@ class CausalLMPeer(PreTrainedModel, GenerationMixin):
         ids = [self.offset + t for t in prompt.text_ids] + [*prompt.prompt_ids, *bos]
         return torch.tensor([ids], device=self.device)
 
-    def prepare_inputs_for_generation(self, input_ids: Tensor, past_key_values: Any = None,  # type: ignore[override]
-                                      **kwargs: Any) -> dict[str, Any]:
-        past = 0 if past_key_values is None else int(past_key_values.get_seq_length())
-        return {"input_ids": input_ids[:, past:], "past_key_values": past_key_values,
+    def prepare_inputs_for_generation(self, input_ids: Tensor, cache: Any = None,  # type: ignore[override]
+                                      past_key_values: Any = None, **kwargs: Any) -> dict[str, Any]:
+        kept = past_key_values if cache is None else cache
+        return {"input_ids": input_ids[:, int(kept.get_seq_length()) :], CACHE: kept,
                 "logits_to_keep": kwargs.get("logits_to_keep")}
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, past_key_values: Any = None,
-                logits_to_keep: int | None = None, **kwargs: Any) -> CausalLMOutputWithPast:
-        d, device = self.decoder, input_ids.device
-        past, new = int(past_key_values.get_seq_length()), input_ids.shape[1]
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, logits_to_keep: int | None = None,
+                cache: Any = None, past_key_values: Any = None, **kwargs: Any) -> CausalLMOutputWithPast:
+        d, device, kept = self.decoder, input_ids.device, past_key_values if cache is None else cache
+        past, new = int(kept.get_seq_length()), input_ids.shape[1]
         origin = self.prompt - 1 if d.config.bos else 0
         if past == 0:
             text, speech = torch.arange(self.text, device=device), torch.arange(new - self.text, device=device)
@@ -92,7 +95,7 @@ class CausalLMPeer(PreTrainedModel, GenerationMixin):
         else:
             rotary = d.speech_rotary.span(past - self.text - origin, new, device)
             x = d.speech_embedding(input_ids)
-        width = past_key_values.get_max_length()
+        width = kept.get_max_length()
         width = past + new if width is None or width < 0 else width
         mask = None
         if past == 0 or new > 1 or width > past + 1:
@@ -101,12 +104,12 @@ class CausalLMPeer(PreTrainedModel, GenerationMixin):
             if past == 0:
                 mask = mask | (column < self.text)  # every position sees all text
             mask = mask[None, None]
-        cache = _Cache(past_key_values)
+        behind = _Cache(kept)
         for i, layer in enumerate(d.layers):
-            x = layer(x, rotary, mask, cache, i)
+            x = layer(x, rotary, mask, behind, i)
         logits = d.heads.base(d.norm(x[:, -(logits_to_keep or 1) :])).float()
         logits = logits + F.one_hot(torch.tensor(d.config.eos, device=device), logits.shape[-1]) * -1e9
-        return CausalLMOutputWithPast(logits=logits, past_key_values=past_key_values)
+        return CausalLMOutputWithPast(logits=logits, **{CACHE: kept})
 
 
 @torch.inference_mode()

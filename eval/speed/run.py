@@ -4,7 +4,7 @@
     python -m eval.speed decoder=runs/car policy=runs/dcpo/export
 
 First a card of what each step has to read and what the machine can read, hence a floor; then the measurements, in the
-static engine unless said otherwise: CAR-k and DCAR at batch 1, launches a step, the policy's share of a step, a group's
+static engine unless said otherwise: CAR-k and DCAR at batch 1, the policy's share of a step, a group's
 rollouts in one batch against one by one, batches, lengths, and Hugging Face's `generate` on the same weights.
 Repeats are interleaved, medians printed with their range; every run speaks a fixed number of tokens (EOS forbidden),
 so no method gains by stopping early. The last line is one JSON object.
@@ -18,7 +18,6 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -74,8 +73,8 @@ class SpeedConfig:
     repeats: int = setting(5, "Interleaved runs of everything.", minimum=1)
     group: int = setting(8, "Rollouts of one utterance.", minimum=2)
     policy_reads: str = setting("hidden", "What the random policies see: hidden states (the paper's, before the draw), "
-                                          "or candidates, with a coherence.", choices=("hidden", "candidates"))
-    draws: int = setting(1, "Chunks that DCAR draws side by side, for policies with a coherence.", minimum=1)
+                                          "or candidates, with a chunk scorer.", choices=("hidden", "candidates"))
+    draws: int = setting(1, "Candidates that DCAR draws side by side, for policies with a chunk scorer.", minimum=1)
     actions: int = setting(0, "Random policies choose among 1 … actions tokens (5: 3 on average); 0 = all heads.",
                            minimum=0)
     device: str = setting("cpu", "cpu or cuda.")
@@ -83,7 +82,6 @@ class SpeedConfig:
     parts: list[str] = setting(lambda: list(PARTS), "Of steps, rollouts, growth (batch and length), methods, and peers "
                                                     "(Hugging Face on the same weights).")
     tokens: int = setting(0, "Speech tokens of a run; 0 = 210, with quick 60 (paper size: 15).", minimum=0)
-    plot: str = setting("", "File for the plot of cost against length and batch (of the first size).", place="file")
     clock: str = setting("wall", "cpu: processor time of this process, for a CPU on which other jobs run.",
                          choices=CLOCKS)
     threads: int = setting(1, "Of torch; with more, whatever else runs decides the times of small models.", minimum=1)
@@ -119,7 +117,7 @@ def random_policies(model: AnyDecoder, actions: int = 0, reads: str = "hidden") 
 
 def placed(policy: ChunkPolicy, model: AnyDecoder) -> ChunkPolicy:
     """A policy on the decoder's device, and in its type where it reads hidden states; scores of candidates and a
-    coherence are small, and computed in float32."""
+    chunk scorer are small, and computed in float32."""
     policy = policy.to(module_device(model))
     return policy if policy.layer is None else policy.to(model.norm.weight.dtype)
 
@@ -154,8 +152,7 @@ def is_brief(config: SpeedConfig, size: str) -> bool:
 
 RATIOS = ("car_k_over_k_times_car_1", "car_k_bound", "static_over_loop", "graphed_over_eager",
           "dcar_speedup_over_mean_chunk", "dcar_over_own_bound", "policy_share_of_step", "dcar_step_over_car_step",
-          "far_over_hf_generate",
-          "sd_over_hf_assisted",
+          "far_over_hf_generate", "sd_over_hf_assisted",
           "rollouts_over_sequential", "rollouts_over_sequential_engine", "batch8_over_batch1", "batch32_over_batch1",
           "growth_over_kv_model", "floor_share_far")
 
@@ -190,18 +187,15 @@ def _steps(m: Measurement) -> None:
     asked = sorted({1, *m.config.chunks}) if m.config.chunks else [1, 3, 7] if m.brief else range(1, heads + 1)
     chosen = [k for k in asked if k <= heads]
     car = measure_car(model, load, chosen, m.repeats, engine.decode)
-    counted = measure.measure_launches(model, engine, load, 1)
     floor = card["floor_ms"]
     print("method     ms a step                       tokens/s                        with prefill         % of floor")
     for k, got in car.items():
         print(f"CAR-{k}  {got['ms_per_step']!s:30}  {got['tokens_per_second']!s:30}  {got['with_prefill']!s:30} "
               f"{100 * floor[k] / got['ms_per_step'].median:.0f}")
-    print(f"operators a step of CAR-1: loop {counted['loop']:.0f}, static engine {counted['static']:.0f}")
     rate = {k: got["tokens_per_second"].median for k, got in car.items()}
     m.ratio("car_k_over_k_times_car_1", {str(k): rate[k] / (k * rate[1]) for k in car if k > 1})
     m.ratio("car_k_bound", {str(k): floor[1] / floor[k] for k in car if k > 1})
     m.ratio("floor_share_far", floor[1] / car[1]["ms_per_step"].median)
-    card["launches_per_step"] = counted
     card["ms_per_step"] = {str(k): got["ms_per_step"].median for k, got in car.items()}
 
     shares, over = {}, {}
@@ -263,8 +257,6 @@ def _growth(m: Measurement) -> None:
                                               for n, s in grown.items()))
     m.ratio("growth_over_kv_model", grown[longest].median / bytes_model[longest])
     card["ms_per_step_by_length"] = {str(n): s.median for n, s in grown.items()}
-    if m.config.plot and m.size == m.config.sizes[0]:
-        measure.plot(Path(m.config.plot), f"{m.size}: {machine()}, {m.config.device}", grown, bytes_model, batches)
 
 
 def _methods(m: Measurement) -> None:

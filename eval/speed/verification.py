@@ -1,27 +1,25 @@
 """What the bookkeeping of each verifier costs beside a step of the paper-size decoder.
 
     python -m eval.speed.verification                      # ms a round, and the share of a step
-    python -m eval.speed.verification groups=true          # also similarity groups of 65,536 x 4,096 embeddings
     python -m eval.speed.verification only=[mtp-viterbi] viterbi_heads=4 viterbi_k=25
 
 Bookkeeping is what a method does between two passes besides drafting and computing q: acceptance, residual, groups.
-A benchmark is one entry of BENCHMARKS: a function that prepares laws of a vocabulary and returns what is timed. The
-last line is one JSON object.
+A benchmark is one entry of BENCHMARKS: a function that prepares token probabilities and returns what is timed. The last
+line is one JSON object.
 """
 
 from __future__ import annotations
 
 import json
-import resource
 import statistics
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.benchmark import Timer
 
 from dcar.config import check, load_config, setting
 from dcar.errors import ConfigError
@@ -33,7 +31,7 @@ from eval.speed.measure import Load, measure_car
 from eval.verifiers import mtp_viterbi, vadusa
 from eval.verifiers.chain import ChainVerifier, Draws
 from eval.verifiers.drafters import HeadDrafter
-from eval.verifiers.groups import build_groups, similar_codes
+from eval.verifiers.groups import build_groups
 from eval.verifiers.pcg import GroupVerifier
 from eval.verifiers.sd import SpeculativeDecoding
 from eval.verifiers.ssd import TolerantDecoding
@@ -55,11 +53,6 @@ class BenchmarkConfig:
     viterbi_k: int = setting(10, "Candidates of each head.", minimum=1)
     viterbi_sparse: bool = setting(False, "Look transitions up among counted pairs, as for very large vocabularies.")
     only: list[str] = setting([], "Names of BENCHMARKS; empty = all.")
-    groups: bool = setting(False, "Also build groups, of group_codes codes of width group_width.")
-    group_codes: int = setting(65536, "Codes that are grouped.", minimum=1)
-    group_width: int = setting(4096, "Width of their embeddings.", minimum=1)
-    group_rows: int = setting(2048, "Codes whose groups are really built, the others' time is extrapolated; 0 = all.",
-                              minimum=0)
 
     def __post_init__(self) -> None:
         check(self)
@@ -69,7 +62,7 @@ class BenchmarkConfig:
 
 @dataclass
 class Round:
-    """Laws of one draft at batch 1, about as far apart as those of a decoder and its draft."""
+    """Token probabilities of one draft at batch 1, about as far apart as those of a decoder and its draft."""
 
     q: Tensor  # [1, m + 1, V]
     p: Tensor  # [1, m, V]
@@ -140,45 +133,10 @@ def step_milliseconds(repeats: int) -> float:
 
 
 def milliseconds(run: Callable[[], Any], repeats: int) -> tuple[float, float]:
-    """Median and shortest of `repeats` calls, after three to warm up."""
-    seconds = []
-    for turn in range(repeats + 3):
-        started = time.perf_counter()
-        run()
-        if turn >= 3:
-            seconds.append(time.perf_counter() - started)
-    return 1e3 * statistics.median(seconds), 1e3 * min(seconds)
-
-
-def measure_groups(codes: int, width: int, rows: int, theta: float = 0.42, memory_bytes: int = 256 << 20,
-                   ) -> dict[str, float]:
-    """Seconds and peak memory of finding the groups of random embeddings, a quarter of which have company.
-
-    With rows > 0 only those of about the first `rows` codes are sought, and the time of all is extrapolated.
-    """
-    generator = torch.Generator().manual_seed(0)
-    embedding = torch.empty(codes, width)
-    for block in embedding.split(4096):  # in place: the table is most of the memory that is allowed
-        block.normal_(generator=generator)
-    for start in range(0, codes // 4, 8):
-        embedding[start : start + 8] = embedding[start] + 0.5 * embedding[start : start + 8]
-    before = peak_mebibytes()
-    started = time.perf_counter()
-    sizes: list[int] = []
-    for done, block in similar_codes(embedding, theta, memory_bytes):
-        sizes += [len(ids) for ids in block]
-        if rows and done >= rows:
-            break
-    seconds = time.perf_counter() - started
-    return {"codes": codes, "width": width, "rows": done, "seconds": seconds, "mean_size": statistics.mean(sizes),
-            "seconds_for_all": seconds * codes / done, "peak_mib": peak_mebibytes(), "peak_mib_before": before,
-            "table_mib": embedding.numel() * 4 / 2**20}
-
-
-def peak_mebibytes() -> float:
-    """The most memory that this process has held."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / (2**20 if sys.platform == "darwin" else 2**10)
+    """Median and shortest of `repeats` calls, each warmed up."""
+    timer = Timer("run()", globals={"run": run}, num_threads=torch.get_num_threads())
+    times = [1e3 * timer.timeit(1).median for _ in range(repeats)]
+    return statistics.median(times), min(times)
 
 
 def run(config: BenchmarkConfig) -> dict[str, Any]:
@@ -186,12 +144,6 @@ def run(config: BenchmarkConfig) -> dict[str, Any]:
     torch.set_num_threads(config.threads)
     print(f"machine: {machine()}; {config.codes} codes, drafts of {config.length}, medians of {config.repeats}")
     result: dict[str, Any] = {"machine": machine(), "codes": config.codes, "length": config.length}
-    if config.groups:
-        # first, so that the peak of memory is its own
-        got = measure_groups(config.group_codes, config.group_width, config.group_rows)
-        result["group_building"] = got
-        print(f"groups of {config.group_codes} x {config.group_width}: {got['seconds']:.1f} s for {got['rows']} codes, "
-              f"{got['seconds_for_all']:.0f} s for all; at most {got['peak_mib']:.0f} MiB in this process")
     step = step_milliseconds(config.step_repeats) if config.step_repeats else None
     if step is not None:
         print(f"a step of the paper-size decoder (CAR-1, batch 1): {step:.1f} ms")

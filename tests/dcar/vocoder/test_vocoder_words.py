@@ -199,7 +199,7 @@ def test_words_and_voices_of_a_split(tmp_path, monkeypatch):
     assert result["utterances"][0]["recording"] == {"heard": "a red mouse", "errors": 1}
     for name in ("recording", "resynthesised", "against"):
         assert result[name]["wer"] == pytest.approx(2 / 12)  # one word of three in two of four utterances
-    assert result["recording"]["right_voice"] == result["recording"]["right_voice_by_spectrum"] == 1.0
+    assert result["recording"]["right_voice"] == 1.0
     assert result["difference"]["wer"] == 0 and result["difference"]["p"] == 1
     assert "resynthesised" in table(result) and "p = 1.000" in table(result)
     with pytest.raises(ConfigError, match="data is not set"):
@@ -219,5 +219,5 @@ def test_a_corpus_of_one_speaker_has_no_wrong_voice(tmp_path, monkeypatch):
     assert (result["voices"], result["voices_of_corpus"]) == (1, 1)
     for name in ("recording", "resynthesised"):
         assert result[name]["wer"] == pytest.approx(2 / 12) and np.isfinite(result[name]["similarity"])
-        assert [result[name][key] for key in result[name] if key.startswith("right_voice")] == [None] * 4
-    assert table(result).count("–") == 2 * 4 + 2  # and two intervals
+        assert [result[name][key] for key in result[name] if key.startswith("right_voice")] == [None] * 2
+    assert table(result).count("–") == 2 * 2 + 2  # and two intervals

@@ -94,8 +94,9 @@ def test_report_of_many_methods_has_all_sections(comparison, tmp_path):
     (tmp_path / "compare.json").write_text(json.dumps(comparison))
     assert [p.name for p in draw_plots(comparison["rows"], tmp_path)] == list(PLOTS)
     page = parsed(write_report(tmp_path))
-    for heading in ("Comparison", "the fewest word errors", "Errors against chunk size", "Who wins at equal speed",
-                    "Passes and acceptance", "Acceptance by position", "Accepted lengths", "Beside the papers"):
+    for heading in ("Errors and speed", "the fewest word errors", "Errors against chunk size",
+                    "Who wins at equal speed", "Passes and acceptance", "Acceptance by position", "Accepted lengths",
+                    "Beside the papers"):
         assert heading in page.text
     for name in NAMES:
         assert name in page.text

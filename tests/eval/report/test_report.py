@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import base64
 import csv
-import html
 import io
 import json
 import re
 from html.parser import HTMLParser
+from importlib.resources import files
 
 import numpy as np
 import pytest
@@ -20,15 +20,16 @@ from dcar.errors import DataError
 from dcar.text.phonemes import TEXT_VOCAB_SIZE
 from dcar.tokens.alignment import PhonemeAligner
 from eval.compare.run import run
+from eval.report.blocks import Table
 from eval.report.curves import curve_keys, read_log, series
-from eval.report.html import Sheets
-from eval.report.listen import listen_section, marked, timeline
-from eval.report.look import SCRIPT, STYLE
-from eval.report.methods_section import matrix
+from eval.report.listen import legend, marked, timeline
 from eval.report.page import FORMAT_VERSION, main, write_report
+from eval.report.sections import matrix
 from eval.report.summary import best_sentence, names_sentence, unsteady_times
 from eval.report.table import column_groups, main_columns
 
+TEMPLATES = files("eval.report") / "templates"
+SCRIPT, STYLE = ((TEMPLATES / name).read_text() for name in ("script.js", "style.css"))
 VOID = {"meta", "img", "br", "hr", "link", "input"}
 
 
@@ -117,24 +118,26 @@ def test_report_is_one_file_that_opens(folder):
     assert kinds.count(("audio", "audio/ogg")) >= 2 * 5
     assert not re.search(r"url\(|@import|fetch\(|https?:", (folder / "report.html").read_text().split("<body>")[0])
     assert len(set(page.ids)) == len(page.ids) and set(page.links) <= set(page.ids)
-    assert {"comparison", "who-wins-at-equal-speed", "listen", "how-it-was-made"} <= set(page.links)
+    assert {"errors-and-speed", "who-wins-at-equal-speed", "listen", "could-it-be-chance"} <= set(page.links)
 
 
 def test_the_summary_comes_first(folder):
-    """The sentence and its picture stand before any table, a warning between them."""
+    """The verdict, warnings, what can be heard, the picture, one table; all else is folded."""
     result = json.loads((folder / "compare.json").read_text())
     for row in result["rows"]:  # a machine that is busy during the tests is not what is tested here
         row.pop("speedup_vs_far_quartiles", None)
     (folder / "compare.json").write_text(json.dumps(result))
     text = write_report(folder).read_text()
-    assert text.index("the fewest word errors") < text.index("<img") < text.index("<table")
+    heard, image = text.index("<audio"), text.index("Word errors against")
+    assert text.index("the fewest word errors") < heard < image < text.index("<table") < text.index("class=section")
+    assert text.index("class=section") < text.index('aria-label="Could it be chance?"')
     assert "class=warn" not in text
     bare = {"known": False, "checkpoint": "runs/far", "shipped": False}
     (folder / "compare.json").write_text(json.dumps(
         {**result, "training": {"far": bare, "decoder": bare, "differences": []}}))
     warned = write_report(folder).read_text()
     (folder / "compare.json").write_text(json.dumps(result))
-    assert warned.index("the fewest word errors") < warned.index("<p class=warn>Whether FAR") < warned.index("<img")
+    assert warned.index("the fewest word errors") < warned.index("<p class=warn>Whether FAR") < warned.index("<audio")
 
 
 def test_every_table_is_csv_too(folder):
@@ -143,13 +146,13 @@ def test_every_table_is_csv_too(folder):
     beside.mkdir(exist_ok=True)
     (beside / "old.csv").write_text("x")
     text = write_report(folder).read_text()
-    files = {path.stem: list(csv.reader(path.open(encoding="utf-8"))) for path in beside.iterdir()}
-    assert {"errors-and-speed", "could-it-be-chance", "voices-lengths-and-loops", "at-equal-speed-up"} <= set(files)
-    assert set(re.findall(r"download='([a-z0-9-]+)\.csv'", text)) == set(files)
+    tables = {path.stem: list(csv.reader(path.open(encoding="utf-8"))) for path in beside.iterdir()}
+    assert {"errors-and-speed", "could-it-be-chance", "voices-lengths-and-loops", "at-equal-speed-up"} <= set(tables)
+    assert set(re.findall(r'download="([a-z0-9-]+)\.csv"', text)) == set(tables)
     rows = json.loads((folder / "compare.json").read_text())["rows"]
-    assert [line[0] for line in files["errors-and-speed"]] == ["method", *(r["method"] for r in rows)]
-    assert files["errors-and-speed"][3][1] == f"{100 * rows[2]['wer']:.2f}"
-    assert text.count("<table") == len(files)
+    assert [line[0] for line in tables["errors-and-speed"]] == ["method", *(r["method"] for r in rows)]
+    assert tables["errors-and-speed"][3][1] == f"{100 * rows[2]['wer']:.2f}"
+    assert text.count("<table") == len(tables)
 
 
 def test_why_chunks_end_and_where_an_oracle_would(folder, tmp_path):
@@ -158,11 +161,11 @@ def test_why_chunks_end_and_where_an_oracle_would(folder, tmp_path):
     page = parsed(folder / "report.html")
     for said in ("Where blue lies right of orange", "In red the path of the policy", "A red line stands where a pass"):
         assert said in page.text
-    files = {path.stem: list(csv.reader(path.open())) for path in (folder / "report_tables").iterdir()}
-    kept = files["last-kept-and-first-dropped-token"]
+    tables = {path.stem: list(csv.reader(path.open())) for path in (folder / "report_tables").iterdir()}
+    kept = tables["last-kept-and-first-dropped-token"]
     assert {row[0] for row in kept[1:]} == {"car-2", "dcar"}  # FAR has one head, so it can drop none
     assert sum(float(row[2]) for row in kept[1:] if row[0] == "dcar") == pytest.approx(100, abs=0.3)
-    paths = [row[0] for row in files["loss-along-the-recordings"][1:]]
+    paths = [row[0] for row in tables["loss-along-the-recordings"][1:]]
     assert paths[-2:] == ["dcar", "oracle for dcar"]
     result = json.loads((folder / "compare.json").read_text())
     old = {k: v for k, v in result.items() if k not in ("reasons", "losses")}
@@ -219,30 +222,27 @@ def test_times_that_differ_from_sentence_to_sentence_are_said():
 
 
 def test_a_difference_that_is_written_as_nothing_is_neither_better_nor_worse():
-    pair = {"a": "car", "b": "dcar", "shared": [1.0, 2.0], "axis": "tokens_per_pass",
-            "average": {"difference": -0.0002, "ci": [-0.1, 0.1], "p": 0.9}}
-    text = matrix("t", [pair], ["car", "dcar"], Sheets())
-    assert text.count(">0.0</td>") == 2 and "better" not in text and "worse" not in text
-    worse = {**pair, "average": {**pair["average"], "difference": 0.02, "p": 0.01}}
-    text = matrix("t", [worse], ["car", "dcar"], Sheets())
-    assert "class='worse sure'" in text and "+2.0</td>" in text and "class='better sure'" in text and "−2.0" in text
+    def looks(difference: float, p: float) -> list[tuple[str, str]]:
+        pair = {"a": "car", "b": "dcar", "shared": [1.0, 2.0], "axis": "tokens_per_pass",
+                "average": {"difference": difference, "ci": [-0.1, 0.1], "p": p}}
+        (_, _, right), (_, left, _) = matrix("t", [pair], ["car", "dcar"]).rows
+        return [(right, right.look), (left, left.look)]
+
+    assert looks(-0.0002, 0.9) == [("0.0", "even"), ("0.0", "even")]
+    assert looks(0.02, 0.01) == [("+2.0", "worse sure"), ("−2.0", "better sure")]
+    assert looks(0.02, 0.9) == [("+2.0", "worse"), ("−2.0", "better")]
 
 
-def test_sizes_of_one_colour_are_one_entry_of_the_legend(folder):
-    result = json.loads((folder / "compare.json").read_text())
-    voice = next(v for v in result["samples"][0]["voices"] if v["emitted"])
-    voice |= {"emitted": [2, 9, 12], "actions": [2, 9, 12]}
-    shown = listen_section({**result, "samples": [{**result["samples"][0], "voices": [voice]}]}, folder)
-    legend = re.sub("<[^>]*>", " ", shown.partition("class=legend>")[2].partition("</div>")[0]).split()
-    assert legend[-4:] == ["2", "9", "to", "12"]
+def test_sizes_of_one_colour_are_one_entry_of_the_legend():
+    voices = [{"actions": [2, 9, 12]}, {"actions": None}]
+    assert [said for _, said in legend([{"voices": voices}])] == ["2", "9 to 12"]
 
 
-def test_two_tables_of_one_title_are_refused():
-    sheets = Sheets()
-    sheets.table("A table", ["a"], [["<1>"]])
-    assert sheets.written == {"a-table": "a\n<1>\n"}
-    with pytest.raises(ValueError, match="A table"):
-        sheets.table("A table", ["a"], [["1"]])
+def test_two_tables_of_one_title_are_refused(folder, monkeypatch):
+    assert Table("A table", ["a"], [["<1>"]]).csv == "a\n<1>\n"
+    monkeypatch.setattr("eval.report.page.curves_section", lambda log: Table("Errors and speed", ["a"], []))
+    with pytest.raises(DataError, match="two tables have one title"):
+        write_report(folder)
 
 
 def test_text_is_escaped(folder):
@@ -299,18 +299,16 @@ def test_training_log(folder, tmp_path):
 
 
 def test_marked_words():
-    assert marked("The cat sat.", "the cat sat") == "the cat sat"
-    assert marked("the cat sat", "the dog sat down") == "the <del>cat</del> <ins>dog</ins> sat <ins>down</ins>"
-    assert "nothing" not in marked("the cat", "")
-    assert html.unescape(marked("a", "<b>")) == "<del>a</del> <ins>b</ins>"
+    assert marked("The cat sat.", "the cat sat") == [("span", "the cat sat")]
+    assert marked("the cat sat", "the dog sat down") == [
+        ("span", "the"), ("del", "cat"), ("ins", "dog"), ("span", "sat"), ("ins", "down")]
+    assert marked("the cat", "") == [("del", "the cat")]
+    assert marked("a", "b") == [("del", "a"), ("ins", "b")]
 
 
-def test_timeline_has_a_block_per_chunk_that_spoke():
-    bar = timeline([2, 3, 0], [2, 3, 3])
-    assert bar.count("<span") == 2
-    assert "flex:3 1 0" in bar
-
-
-def test_timeline_of_a_verifying_method_shows_what_each_pass_gave():
-    bar = timeline([2, 3, 0], [])
-    assert bar.count("<span") == 2 and "3 spoken" in bar and "asked" not in bar
+@pytest.mark.parametrize(("actions", "hints"), [([2, 3, 3], ["2 asked, 2 spoken", "3 asked, 3 spoken"]),
+                                                ([], ["2 spoken", "3 spoken"])])
+def test_timeline_has_a_block_per_chunk_that_spoke(actions, hints):
+    """A method that verifies asks for no size: the shade is what its pass gave."""
+    assert [(width, hint) for width, _, hint in timeline([2, 3, 0], actions).blocks] == [
+        (2, hints[0]), (3, hints[1])]

@@ -74,8 +74,18 @@ def test_nothing_is_wider_than_the_screen(width, request):
     assert all(fades for _, fades in scrolled) and (width == "desktop" or len(scrolled) > 3)
 
 
+def test_a_link_unfolds_its_section(page):
+    with opened(page, DESKTOP) as browser:
+        find = "return document.getElementById('who-wins-at-equal-speed').open"
+        assert not browser.execute_script(find)
+        browser.find_element("link text", "Who wins at equal speed").click()
+        assert browser.execute_script(find)
+
+
 def test_no_column_of_this_comparison_has_to_be_scrolled_to(desktop):
     """On a desktop, the p columns among them; the papers' tables are folded and may."""
+    desktop.execute_script("for (const id of ['could-it-be-chance', 'voices-lengths-and-loops']) "
+                           "document.getElementById(id).open = true")
     scrolled = {label for label, _ in desktop.execute_script(SCROLLED)}
     assert not {"Errors and speed", "Could it be chance?", "Voices, lengths and loops"} & scrolled
 

@@ -18,8 +18,8 @@ from eval.speed.measure import Load, interleaved, measure_car, memory_rates, pri
 from eval.speed.run import DTYPES, RATIOS, SpeedConfig, load_all, main, random_policies
 
 
-def test_last_line_is_one_json(capsys, tmp_path):
-    main(["--quick", "sizes=[tiny]", "repeats=1", "group=2", "clock=cpu", f"plot={tmp_path / 'speed.png'}"])
+def test_last_line_is_one_json(capsys):
+    main(["--quick", "sizes=[tiny]", "repeats=1", "group=2", "clock=cpu"])
     out = capsys.readouterr().out.splitlines()
     assert out[0].startswith("machine:")
     assert next(i for i, line in enumerate(out) if "floor" in line) < next(
@@ -38,7 +38,6 @@ def test_last_line_is_one_json(capsys, tmp_path):
     assert "CAR-1's weights" in card["far_weights"]
     assert 0 < result["seconds"]["cpu"]
     assert set(ratios) == set(RATIOS)
-    assert (tmp_path / "speed.png").stat().st_size > 1000
     assert not any("other tokens" in line and "hf dynamic" in line for line in out)
 
 
@@ -175,9 +174,6 @@ def test_policy_and_draft_survive_rounding(tmp_path):
 
 def test_policy_is_timed_by_the_clock_of_the_benchmark():
     """The share does not count what other jobs take: with a clock that stands still no time is spent at all."""
-    from dcar.decoding import PolicyChunk
-    from dcar.decoding.engine.run import engine_for
-
     model, load = tiny_decoder(), Load(5, 3, 12)
     policy = random_policies(model)["bottleneck"]
     engine = engine_for(model, load.prompts(model, 1), load.sampling(), batch=1, policy=policy)
@@ -188,16 +184,6 @@ def test_policy_is_timed_by_the_clock_of_the_benchmark():
         decided = result.target_passes - 1  # the first size comes with the prompt
         assert result.seconds["policy"] == (decided if spent else 0)
         assert result.seconds["lm"] == (2 * decided + 1 if spent else 0)
-
-
-def test_engine_needs_fewer_operators_than_the_loop():
-    from dcar.decoding.engine.run import engine_for
-    from eval.speed.engine import measure_launches
-
-    model, load = tiny_decoder(), Load(5, 3, 12)
-    engine = engine_for(model, load.prompts(model, 1), load.sampling(), batch=1)
-    counted = measure_launches(model, engine, load, 1)
-    assert 20 < counted["static"] < counted["loop"]
 
 
 @pytest.mark.parametrize("kind", ["independent", "shared"])

@@ -1,0 +1,167 @@
+"""What a page of results is made of: sections of texts, tables, pictures and bars, which the template draws.
+
+Blocks hold plain data; `templates/page.html` is the only place that knows HTML, and escapes what it is given.
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dcar.errors import DataError
+
+MIME = {".opus": "audio/ogg", ".ogg": "audio/ogg", ".wav": "audio/wav", ".png": "image/png"}
+
+
+def data_uri(data: bytes, mime: str) -> str:
+    return f"data:{mime};base64,{base64.b64encode(data).decode()}"
+
+
+def file_uri(path: Path) -> str:
+    """A file as a data URI; DataError if it is missing."""
+    try:
+        return data_uri(path.read_bytes(), MIME[path.suffix])
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error}); run `dcar compare` again, it makes what is missing"
+                        ) from error
+
+
+def slug(title: str) -> str:
+    """A title as an anchor and as the name of a file: letters and digits, joined by hyphens."""
+    return "-".join(re.findall(r"[a-z0-9]+", title.lower()))
+
+
+@dataclass(frozen=True)
+class Text:
+    """A paragraph of small print."""
+
+    text: str
+    kind: str = "text"
+
+
+@dataclass(frozen=True)
+class Bullets:
+    items: Sequence[str]
+    kind: str = "bullets"
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture with its caption. One that would be too small on a phone is `wide`: it scrolls in a box there."""
+
+    title: str
+    source: str
+    caption: str = ""
+    wide: bool = True
+    kind: str = "picture"
+
+
+@dataclass(frozen=True)
+class Panels:
+    """Small pictures side by side."""
+
+    pictures: Sequence[Picture]
+    kind: str = "panels"
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One line of blocks (weight of the width, colour, tooltip), between a name and a note."""
+
+    name: str
+    label: str
+    blocks: Sequence[tuple[float, str, str]]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Bars:
+    """Bars below each other, and what their colours (colour, meaning) stand for."""
+
+    title: str
+    legend: Sequence[tuple[str, str]]
+    bars: Sequence[Bar]
+    kind: str = "bars"
+
+
+@dataclass(frozen=True)
+class Folded:
+    """Blocks that are shown when asked for."""
+
+    title: str
+    blocks: Sequence[Any]
+    kind: str = "folded"
+
+
+class Cell(str):
+    """The text of a table's cell, with the class that colours it and a tooltip."""
+
+    look = hint = ""
+
+    @classmethod
+    def of(cls, text: str, look: str, hint: str = "") -> Cell:
+        cell = cls(text)
+        cell.look, cell.hint = look, hint
+        return cell
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table that can be sorted, given as CSV too. classes: one per row, or none; look: a class of the whole."""
+
+    title: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    classes: Sequence[str] = ()
+    look: str = "sortable"
+    kind: str = "table"
+
+    @property
+    def name(self) -> str:
+        return slug(self.title)
+
+    @property
+    def csv(self) -> str:
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows([self.head, *self.rows])
+        return text.getvalue()
+
+    @property
+    def uri(self) -> str:
+        return data_uri(self.csv.encode(), "text/csv")
+
+
+@dataclass(frozen=True)
+class Section:
+    """Blocks under a heading, which the list of sections links to."""
+
+    title: str
+    blocks: Sequence[Any] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return slug(self.title)
+
+
+def tables_of(blocks: Sequence[Any]) -> Iterator[Table]:
+    """All tables among blocks, also those within others."""
+    for block in blocks:
+        if isinstance(block, Table):
+            yield block
+        elif isinstance(block, Folded | Section):
+            yield from tables_of(block.blocks)
+
+
+def write_tables(tables: Sequence[Table], folder: Path) -> None:
+    """Every table as a CSV file in `folder`; files of an earlier page that this one has not are removed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.glob("*.csv"):
+        old.unlink()
+    for table in tables:
+        (folder / f"{table.name}.csv").write_text(table.csv, encoding="utf-8")

@@ -1,0 +1,221 @@
+"""The folded sections of the report: equal speed, length, acceptance, sameness, reasons, losses, the papers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from eval.methods.families import family_label, group_families
+from eval.report.blocks import Bar, Bars, Bullets, Cell, Folded, Picture, Section, Table, Text, file_uri
+from eval.report.papers import HEAD, LEGEND, beside_papers, cells, conditions, general_remarks, setup_texts, verdict
+from eval.report.reasons_plots import PICTURES
+from eval.report.table import Column, filled_columns, lively_columns, lively_rows, pass_columns, rival_sentences
+from eval.results.pareto import SPEED_AXES, pareto_front, sentence, speed_axis
+from eval.results.rows import Row
+
+LENGTH_COLORS = ["#e3e6ea", "#b3cfe9", "#84b3da", "#5595c9", "#2f75b2", "#185593", "#0a386b", "#041f3d"]
+ACCEPTANCE_CAPTION = (
+    "Of the drafted tokens that were judged at a position, because all before them had been accepted, the share that "
+    "was accepted. Stronger colour: larger setting.")
+LENGTHS_CAPTION = (
+    "How many drafted tokens a verifying pass accepted: the width of a block is the share of passes; at the end of the "
+    "bar, the mean. A pass emits one token more than it accepts, unless the utterance ends.")
+SPEED_NOTE = (
+    "Between its measured settings a family is read as a straight line. Two families are compared in the middle of the "
+    "speeds that both reach and on average over them; intervals and p: paired bootstrap over utterances, the speeds "
+    "taken as measured.")
+MATRIX_NOTE = (
+    "Points of WER, row minus column, averaged over the shared speeds: blue where the row makes fewer errors, red "
+    "where it makes more, bold where p < 0.05 (one pair in twenty would be by chance). · no shared speed. The "
+    "interval is in the words above and in the tooltip.")
+KEPT_CAPTION = (
+    "One line a method. Left: how often it kept how many tokens. Right: the last token that it kept (blue) and the "
+    "first that it dropped (orange); a dot is the median, a bar holds the middle half. Where blue lies right of "
+    "orange, chunks end on a likely token, before an unlikely one: what follows is then predicted from firm ground. A "
+    "fixed size cannot choose, so its two colours nearly coincide.")
+KEPT_NOTE = (
+    "Means over the decisions whose chunk was spoken whole ({decisions}), in nats; log p: log-probability of the token "
+    "drawn, by its head before temperature and top-k, those below -8 counted as -8. The first dropped token is the one "
+    "that the next head drew; where all heads were kept there is none.")
+LOSS_CAPTION = (
+    "How surprised each head is by each token of the recording: strong blue, it knew; faint, it did not. One pass is a "
+    "line that climbs from head 1 at its first token to the head of its last; a thin line stands where it ends. In red "
+    "the path of the policy; below it the path of least loss that as many passes can have. That oracle sees the tokens "
+    "to come, so nothing that speaks can follow it: it shows how much could be gained at most.")
+LOSS_NOTE = (
+    "{utterances} recordings, followed token by token (teacher forcing), with the fixed sizes next to the policy's. "
+    "Less loss along recordings need not mean fewer word errors: a decoder that speaks follows its own tokens, and the "
+    "policy was trained on those.")
+
+
+def table_of(title: str, columns: Sequence[Column], rows: Sequence[Row], classes: Sequence[str] = ()) -> Table:
+    """Rows under columns (title, text of a row)."""
+    return Table(title, [t for t, _ in columns], [[of(r) for _, of in columns] for r in rows], classes)
+
+
+def folded_sections(result: dict[str, Any], folder: Path) -> list[Section]:
+    """All sections that this comparison has something for; `folder` holds its pictures."""
+    rows = result["rows"]
+    made = (equal_speed_section(result), length_section(result), chunk_section(rows, folder),
+            *reasons_sections(result, folder), *verification(rows, folder), lively_section(rows),
+            papers_section(result))
+    return [section for section in made if section]
+
+
+def chunk_section(rows: Sequence[Row], folder: Path) -> Section | None:
+    """WER against tokens a pass, where the picture of the summary is against the measured speed."""
+    if not speed_axis(rows):
+        return None
+    title, axis = "Errors against chunk size", "tokens_per_pass"
+    points = [r for r in rows if r["kind"] == "method" and r.get(axis) is not None]
+    front = ", ".join(points[i]["method"] for i in pareto_front([r[axis] for r in points], [r["wer"] for r in points]))
+    return Section(title, [Picture(title, file_uri(folder / "compare.png"), (
+        "Against tokens a pass, which no machine distorts and which leave out what drafting and verifying cost. On the "
+        f"Pareto front, from slow to fast: {front}."))])
+
+
+def length_section(result: dict[str, Any]) -> Section | None:
+    """WER by length of the utterance; nothing where the utterances are too few or alike."""
+    found, title = result.get("by_length"), "Errors by length of the utterance"
+    if not found:
+        return None
+    head = ["method"]
+    for b in found["bins"]:
+        low, high = b["words"]
+        head += [f"{low} words" if low == high else f"{low}–{high} words", f"95 % CI (n = {b['n']})"]
+    rows = [[method, *(cell for bin_ in bins for cell in (
+        f"{100 * bin_['wer']:.1f}", "–".join(f"{100 * end:.1f}" for end in bin_["ci"])))]
+        for method, bins in found["methods"].items()]
+    return Section(title, [Table(title, head, rows), Text(
+        "WER in % of the utterances whose reference has so many words; n: how many those are. Intervals: bootstrap "
+        "over utterances.")])
+
+
+def verification(rows: Sequence[Row], folder: Path) -> list[Section]:
+    """Passes and acceptance; nothing where no method verifies."""
+    spoken = [r for r in rows if r["kind"] == "method"]
+    verifying = [r for r in spoken if r.get("acceptance_rate") is not None]
+    if not verifying:
+        return []
+    title = "Passes and acceptance"
+    found = [Section(title, [table_of(title, filled_columns(pass_columns(spoken), spoken), spoken)])]
+    if any(r.get("acceptance_by_position") for r in verifying):
+        title = "Acceptance by position"
+        found += [Section(title, [Picture(title, file_uri(folder / "compare_acceptance.png"), ACCEPTANCE_CAPTION,
+                                          wide=False)]), accepted_lengths(verifying)]
+    return found
+
+
+def accepted_lengths(rows: Sequence[Row]) -> Section:
+    """The histogram of accepted tokens of every verifying method, as one bar each."""
+    rows = [r for r in rows if r.get("accepted_lengths")]
+    longest = max(int(n) for r in rows for n in r["accepted_lengths"])
+    colors = [LENGTH_COLORS[min(n, len(LENGTH_COLORS) - 1)] for n in range(longest + 1)]
+    bars = []
+    for row in rows:
+        shares = {int(n): s for n, s in row["accepted_lengths"].items() if s > 0}
+        bars.append(Bar(row["method"], ", ".join(f"{n}: {100 * s:.0f} %" for n, s in shares.items()),
+                        [(round(s, 4), colors[n], f"{n} accepted: {100 * s:.1f} % of passes")
+                         for n, s in shares.items()], f"{row['mean_accepted']:.2f}"))
+    return Section("Accepted lengths", [Text(LENGTHS_CAPTION), Bars(
+        "accepted in a pass:", [(color, str(n)) for n, color in enumerate(colors)], bars)])
+
+
+def lively_section(rows: Sequence[Row]) -> Section | None:
+    """Variety, loops and cuts beside the errors, where sentences were spoken more than once."""
+    spoken, title = lively_rows(rows), "What greediness costs"
+    if not spoken:
+        return None
+    return Section(title, [table_of(title, filled_columns(lively_columns(spoken), spoken), spoken), Text(
+        "Fewer errors at a low temperature are bought with sameness: choose by both figures.")])
+
+
+def equal_speed_section(result: dict[str, Any]) -> Section | None:
+    """Who wins at equal speed: sentences against fixed chunks and the policy, all pairs as a matrix, then in words."""
+    pairs = result.get("equal_speed") or []
+    if not pairs:
+        return None
+    blocks: list[Any] = [Text(SPEED_NOTE), Bullets(rival_sentences(result))]
+    for axis in dict.fromkeys(p["axis"] for p in pairs):
+        chosen = [p for p in pairs if p["axis"] == axis]
+        title = f"At equal {'speed-up' if axis != 'tokens_per_pass' else 'tokens a pass'}"
+        blocks += [matrix(title, chosen, list(group_families(result["rows"]))),
+                   Folded(f"All {len(chosen)} pairs in words ({SPEED_AXES[axis]})",
+                          [Bullets([sentence(p) for p in chosen])])]
+    return Section("Who wins at equal speed", [*blocks, Text(MATRIX_NOTE)])
+
+
+def matrix(title: str, pairs: Sequence[dict[str, Any]], families: Sequence[str]) -> Table:
+    """Mean WER differences of all pairs of families, row minus column."""
+    found = {(p["a"], p["b"]): p for p in pairs}
+    present = [f for f in families if any(f in key for key in found)]
+    labels = [family_label(f) for f in present]
+    return Table(title, ["row − column", *labels],
+                 [[label, *(_difference(found, a, b) for b in present)]
+                  for label, a in zip(labels, present, strict=True)], look="matrix")
+
+
+def _difference(found: dict[tuple[str, str], dict[str, Any]], row: str, column: str) -> str:
+    if row == column:
+        return ""
+    pair, sign = (found[row, column], 1) if (row, column) in found else (found[column, row], -1)
+    if pair["shared"] is None:
+        return Cell.of("·", "none", "no shared speed")
+    mean = pair["average"]
+    points = 100 * sign * mean["difference"]
+    ends = sorted(100 * sign * v for v in mean["ci"])
+    none = abs(points) < 0.05  # what is written as 0.0 is neither
+    look = "even" if none else ("better" if points < 0 else "worse") + (" sure" if mean["p"] < 0.05 else "")
+    return Cell.of("0.0" if none else f"{points:+.1f}".replace("-", "−"), look,
+                   f"{ends[0]:+.1f} to {ends[1]:+.1f}, p = {mean['p']:.3f}".replace("-", "−"))
+
+
+def reasons_sections(result: Mapping[str, Any], folder: Path) -> list[Section]:
+    """Why chunks end, and the map of losses; nothing of comparisons that did not note them."""
+    found = {name: of for name, of in (result.get("reasons") or {}).items() if of["decisions"]}
+    losses = result.get("losses")
+    return [*([_reasons(found, folder)] if found else []), *([_losses(losses, folder)] if losses else [])]
+
+
+def _reasons(found: Mapping[str, Any], folder: Path) -> Section:
+    rows = [[name, str(entry["size"]), f"{100 * entry['share']:.1f}",
+             *(f"{side[key]:.2f}" if side else "–" for key in ("drawn", "entropy")
+               for side in (entry["kept"], entry["dropped"]))] for name, of in found.items() for entry in of["sizes"]]
+    head = ["method", "tokens kept", "% of chunks", "log p last kept", "log p first dropped", "entropy last kept",
+            "entropy first dropped"]
+    notes = [KEPT_NOTE.format(decisions=", ".join(f"{name} {of['decisions']}" for name, of in found.items()))]
+    if agreed := [f"{name} {100 * of['likeliest']:.0f} %" for name, of in found.items() if of["likeliest"] is not None]:
+        notes.append("Chunks that end on the likeliest of the tokens that the method could end on, which is the whole "
+                     f"rule of end-on-confident: {', '.join(agreed)}.")
+    return Section("Why chunks end where they do", [
+        Picture("Sizes of chunks, and the last kept and first dropped token", file_uri(folder / PICTURES["reasons"]),
+                KEPT_CAPTION),
+        Folded("By size of the chunk", [Table("Last kept and first dropped token", head, rows), *map(Text, notes)])])
+
+
+def _losses(losses: Mapping[str, Any], folder: Path) -> Section:
+    led = [row for row in losses["table"] if not row["path"].startswith("car-")]
+    speeds = [row["tokens_per_pass"] for row in led]
+    near = [row for row in losses["table"] if row["path"].startswith("car-")
+            and min(speeds) - 1.1 < row["tokens_per_pass"] < max(speeds) + 1.1]
+    rows = [[row["path"], f"{row['tokens_per_pass']:.2f}", f"{row['nats_per_token']:.3f}"] for row in (*near, *led)]
+    return Section("Loss by head and position", [
+        Picture("Loss by head and position, with paths", file_uri(folder / PICTURES["losses"]),
+                f"“{losses['shown']['text']}” {LOSS_CAPTION}"),
+        Table("Loss along the recordings", ["path", "tokens a pass", "nats a token"], rows),
+        Text(LOSS_NOTE.format(utterances=losses["utterances"]))])
+
+
+def papers_section(result: dict[str, Any]) -> Section | None:
+    """Our numbers beside the papers', table by table, each folded; nothing where no paper has one of the methods."""
+    blocks = beside_papers(result["rows"])
+    if not blocks:
+        return None
+    return Section("Beside the papers", [
+        Text(f"Here: {conditions(result)}."), *map(Text, general_remarks(result)),
+        *(Folded(f"{block.setup.paper}, {block.setup.table}", [
+            Text(" ".join(f"{said[0].upper()}{said[1:]}." for said in setup_texts(block.setup))),
+            Table(f"{block.setup.paper.split()[0]}, {block.setup.table}", HEAD, [cells(m) for m in block.matches]),
+            Bullets([*(f"{m.result.name}: {verdict(m)}." for m in block.matches), *block.setup.remarks])])
+          for block in blocks), Text(LEGEND)])

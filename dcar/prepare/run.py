@@ -202,7 +202,7 @@ def run(
             check_shard(file)
         by_split = {split: [f for f, js in shards if js[0].split == split] for split in jobs}
         record = prepared_record(config, tokenizer, fingerprint, problems, checked, filtered)
-        assemble(out, work, by_split, record)
+        assemble(out, work, by_split, record, config.compress)
     else:
         wait(
             lambda: finished(config, fingerprint, checked, filtered) is not None,

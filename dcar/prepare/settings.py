@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from dcar.config import check, setting
 from dcar.corpus.read import KINDS, Problem, Utterance, describe
 from dcar.errors import ConfigError, DataError
-from dcar.prepare.prepared import FORMAT_VERSION, read_json, split_faults
+from dcar.prepare.prepared import read_json, split_faults
 from dcar.prepare.shards import Encoder
 from dcar.text.phonemes import PHONEME_VERSION
 
@@ -62,6 +62,9 @@ class PrepareConfig:
     )
     shard_size: int = setting(256, "Utterances tokenised between two saves.", minimum=1)
     batch_seconds: float = setting(120.0, "Audio in one tokenizer batch, in seconds.", above=0)
+    compress: bool = setting(
+        False, "Files of half the size, which are read into memory instead of being memory-mapped."
+    )
     num_proc: int = setting(1, "Threads that read and check audio.", minimum=1)
     wait_seconds: float = setting(3600.0, "How long to wait for other processes.", above=0)
 
@@ -181,16 +184,20 @@ NOT_IN_FINGERPRINT = {
     "validate",
     "skip_bad",
     "batch_seconds",
+    "compress",
     "num_proc",
     "wait_seconds",
 }
+
+
+CONTENT_VERSION = 2  # of what is computed; how it is stored (FORMAT_VERSION) leaves fingerprints as they are
 
 
 def settings_stamp(config: PrepareConfig, tokenizer: SpeechTokenizer, speaker_encoder: Encoder | None) -> list[Any]:
     """What a fingerprint says of everything but the corpus: format, settings, tokenizer, phonemes, speaker encoder."""
     settings = {k: v for k, v in asdict(config).items() if k not in NOT_IN_FINGERPRINT}
     encoder = getattr(speaker_encoder, "name", type(speaker_encoder).__name__) if speaker_encoder else "default"
-    return [FORMAT_VERSION, settings, tokenizer.name, tokenizer.checksum, PHONEME_VERSION, encoder]
+    return [CONTENT_VERSION, settings, tokenizer.name, tokenizer.checksum, PHONEME_VERSION, encoder]
 
 
 def prepared_record(

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 EMBEDDING_SIZE = 256
-"""Rate in Hz at which tokenizer and speaker encoder hear the corpus."""
 
 
 class Encoder(Protocol):
@@ -130,11 +129,9 @@ def tokenise(
     rows: list[dict[str, Any]] = []
     for i, (job, sound, wave, prompt) in enumerate(zip(jobs, sounds, waves, prompts, strict=True)):
         u = job.utterance
-        embedding, voice = _embed(speaker_encoder, sound, wave, _place(job))
-        prompt_embedding, prompt_voice = (
-            ([], []) if prompt is None
-            else _embed(speaker_encoder, prompt, prompt.heard().wave, _place(job) + " (prompt)")
-        )
+        voice = _voice(speaker_encoder, sound, wave, _place(job))
+        prompt_voice = [] if prompt is None else _voice(
+            speaker_encoder, prompt, prompt.heard().wave, _place(job) + " (prompt)")
         rows.append(
             {
                 "id": job.id,
@@ -142,7 +139,6 @@ def tokenise(
                 "speaker": job.speaker,
                 "text_ids": text_to_ids(u.text),
                 "speech": speech[i],
-                "speaker_embedding": embedding,
                 "voice": voice,
                 "duration": len(wave) / ENCODER_SAMPLE_RATE,
                 "speed": job.speed,
@@ -150,11 +146,10 @@ def tokenise(
                 "source": u.source,
                 "prompt_text": u.prompt_text or "",
                 "prompt_speech": prompt_speech.get(i, []),
-                "prompt_speaker_embedding": prompt_embedding,
                 "prompt_voice": prompt_voice,
             }
         )
-    return pa.Table.from_pylist(rows, schema=features().arrow_schema)
+    return pa.Table.from_pylist(rows, schema=features(tokenizer.vocab_size).arrow_schema)
 
 
 def _place(job: Job) -> str:
@@ -207,14 +202,14 @@ def check_tokens(tokens: np.ndarray, seconds: float, tokenizer: SpeechTokenizer,
     return tokens.astype(np.int64)
 
 
-def _embed(speaker_encoder: Encoder, sound: Sound, wave: np.ndarray, where: str) -> tuple[np.ndarray, np.ndarray]:
-    """Speaker embedding [256] of a waveform at ENCODER_SAMPLE_RATE, and the vocoder's voice features [298] of all that
-    was recorded."""
+def _voice(speaker_encoder: Encoder, sound: Sound, wave: np.ndarray, where: str) -> np.ndarray:
+    """The vocoder's voice features [298] of all that was recorded; they begin with the speaker embedding [256] of the
+    waveform at ENCODER_SAMPLE_RATE."""
     embedding = np.asarray(speaker_encoder.embed(wave, ENCODER_SAMPLE_RATE), dtype=np.float32)
     if embedding.shape != (EMBEDDING_SIZE,) or not np.isfinite(embedding).all():
         raise DataError(f"{where}: speaker embedding {embedding.shape}, expected {EMBEDDING_SIZE} finite numbers")
     try:
-        return embedding, speaker_features(*sound, embedding)
+        return speaker_features(*sound, embedding)
     except AudioError as error:
         raise AudioError(f"{where}: {error}") from error
 

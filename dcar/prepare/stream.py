@@ -212,7 +212,7 @@ def _assemble(
     if not shards:
         raise DataError(f"no usable utterance in the splits {', '.join(config.splits)}; {len(problems)} rows are bad")
     record = prepared_record(config, tokenizer, fingerprint, problems, checked, filtered)
-    assemble(out, work, shards, record)
+    assemble(out, work, shards, record, config.compress)
     report = finished(config, fingerprint)
     assert report is not None
     return report

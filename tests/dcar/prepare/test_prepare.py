@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -76,7 +77,7 @@ def test_the_whole_way(corpus: Path, tmp_path: Path) -> None:
         assert row["speech"] == ToyTokenizer()._codes(wave).tolist()
         assert row["text_ids"] == text_to_ids(row["text"])
         assert row["duration"] == pytest.approx(len(wave) / 16_000)
-        np.testing.assert_allclose(row["speaker_embedding"], ToyEncoder().embed(wave, 16_000), atol=1e-6)
+        np.testing.assert_allclose(row["voice"][:256], ToyEncoder().embed(wave, 16_000), atol=1e-6)
         assert (row["speed"], row["audio"], row["prompt_speech"], row["prompt_text"]) == (1.0, "", [], "")
     info = json.loads((out / "prepared.json").read_text())
     assert info["tokenizer"] == {
@@ -288,8 +289,8 @@ def test_prompts_are_tokenised_too(tmp_path: Path) -> None:
     go(config(tmp_path / "m.jsonl", tmp_path / "out", corpus="jsonl", splits=("test",)))
     with_prompt, without = load_prepared(tmp_path / "out", "test")
     assert (len(with_prompt["prompt_speech"]), with_prompt["prompt_text"]) == (63, "Oh.")
-    assert len(with_prompt["prompt_speaker_embedding"]) == 256
-    assert (without["prompt_speech"], without["prompt_speaker_embedding"]) == ([], [])
+    assert len(with_prompt["prompt_voice"]) == 298
+    assert (without["prompt_speech"], without["prompt_voice"]) == ([], [])
     assert with_prompt["audio"] == str(tmp_path / "a.wav")
 
 
@@ -474,3 +475,41 @@ def test_reading_from_several_threads(corpus: Path, tmp_path: Path) -> None:
     with ThreadPoolExecutor(4) as pool:
         sizes = list(pool.map(lambda _: load_prepared(tmp_path / "p", "dev").num_rows, range(8)))
     assert sizes == [3] * 8
+
+
+def test_a_corpus_of_the_format_before_is_read_as_one_of_now(corpus: Path, tmp_path: Path) -> None:
+    """Format 2 had ids of 32 bits and the speaker embedding twice; fingerprint and rows are the same."""
+    new, old = tmp_path / "new", tmp_path / "old"
+    go(config(corpus, new))
+    info = json.loads((new / "prepared.json").read_text())
+    for split in info["counts"]:
+        rows = load_prepared(new, split)
+        assert (rows.features["speech"].feature.dtype, rows.features["text_ids"].feature.dtype) == ("uint8", "uint8")
+        wide = rows.features.copy()
+        wide["speech"] = wide["text_ids"] = wide["prompt_speech"] = datasets.List(datasets.Value("int32"))
+        embeddings = [voice[:256] for voice in rows["voice"]]
+        rows.cast(wide).add_column("speaker_embedding", embeddings).save_to_disk(str(old / split))
+    (old / "prepared.json").write_text(json.dumps({**info, "format_version": 2, "files": {}}))
+    for split in info["counts"]:
+        read, now = load_prepared(old, split), load_prepared(new, split)
+        assert read.features == now.features and read.to_list() == now.to_list()
+    assert go(config(corpus, old)).throughput is None  # the same fingerprint: nothing is made again
+
+
+def test_compressed_is_smaller_and_the_same(corpus: Path, tmp_path: Path) -> None:
+    go(config(corpus, tmp_path / "a"))
+    go(config(corpus, tmp_path / "b", compress=True))
+    a, b = (json.loads((tmp_path / name / "prepared.json").read_text()) for name in "ab")
+    table = f"train/{prepared.TABLE}"
+    assert a["fingerprint"] == b["fingerprint"] and b["files"][table]["size"] < a["files"][table]["size"]
+    for split in a["counts"]:
+        assert load_prepared(tmp_path / "a", split).to_list() == load_prepared(tmp_path / "b", split).to_list()
+    plain = datasets.load_from_disk(str(tmp_path / "b/train"))  # by the library alone
+    assert plain.to_list() == load_prepared(tmp_path / "b", "train").to_list()
+
+
+@pytest.mark.parametrize(("size", "name"), [(61, "uint8"), (256, "uint8"), (257, "uint16"), (65536, "uint16"),
+                                            (65537, "uint32"), (151_936, "uint32")])
+def test_the_smallest_integers_that_hold_a_vocabulary(size: int, name: str) -> None:
+    assert prepared.integer_type(size) == name
+    assert np.iinfo(name).max >= size - 1

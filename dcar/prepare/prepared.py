@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from dcar.corpus.read import Utterance, read_corpus
 from dcar.errors import DataError
-from dcar.storage import differing, digest, files_of, gigabytes
+from dcar.storage import differing, digest, files_of, gigabytes, replacing
 from dcar.text.phonemes import PHONEME_VERSION, TEXT_TOKENIZER, TEXT_VOCAB_SIZE
 from dcar.tracking import write_json
 
@@ -92,14 +92,11 @@ def write_parquet(table: pa.Table, path: Path) -> None:
     """Write complete or not at all."""
     import pyarrow.parquet as pq
 
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        pq.write_table(table, temporary)
-        os.replace(temporary, path)
+        with replacing(path) as part:
+            pq.write_table(table, part)
     except OSError as error:
         raise DataError(f"{path}: cannot be written ({error}); {RESUME}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def assemble(

@@ -57,10 +57,9 @@ def retokenize(config: RetokenizeConfig) -> Path:
         columns = features(info["tokenizer"]["vocab_size"], tokenizer.size)
         columns["prompt_text_ids"] = columns["text_ids"]
         rows.map(ids, features=columns, desc=f"text of {split}").save_to_disk(str(out / split))
-    files = {name: digest(out / name) for split in info["counts"] for name in (
-        f"{split}/{inner}" for inner in files_of(out / split))}
-    write_json(out / "prepared.json", {**info, "format_version": FORMAT_VERSION, "phonemes": {"version": tokenizer.name, "size": tokenizer.size},
-                                       "files": files})
+    files = {name: digest(out / name) for name in files_of(out) if name != "prepared.json"}
+    phonemes = {"version": tokenizer.name, "size": tokenizer.size}
+    write_json(out / "prepared.json", {**info, "format_version": FORMAT_VERSION, "phonemes": phonemes, "files": files})
     return out
 
 

@@ -171,23 +171,22 @@ def make_tokenizer(name_or_dir: str) -> SpeechTokenizer:
     return load_tokenizer(name_or_dir)
 
 
+def make_speaker_encoder() -> Encoder:
+    """The speaker encoder that ships; imported here for the same reason."""
+    from dcar.voices.encoder import SpeakerEncoder
+
+    return SpeakerEncoder()
+
+
 def sentence(u: Utterance) -> str:
     """The text as corpora without splits are divided by: the same sentence must not stand in two splits."""
     return " ".join(u.text.lower().split())
 
 
 # where, whether and how fast to write; the tokenizer is in by its checksum
-NOT_IN_FINGERPRINT = {
-    "out",
-    "tokenizer",
-    "path",
-    "validate",
-    "skip_bad",
-    "batch_seconds",
-    "compress",
-    "num_proc",
-    "wait_seconds",
-}
+NOT_IN_FINGERPRINT = frozenset(
+    "out tokenizer path validate skip_bad batch_seconds compress num_proc wait_seconds".split()
+)
 
 
 CONTENT_VERSION = 2  # of what is computed; how it is stored (FORMAT_VERSION) leaves fingerprints as they are

@@ -12,6 +12,7 @@ hash of each sentence, so that the shares of dev and test are met on average, no
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import json
@@ -35,6 +36,7 @@ from dcar.prepare.settings import (
     Throughput,
     finished,
     in_range,
+    make_speaker_encoder,
     make_tokenizer,
     prepared_record,
     sentence,
@@ -121,13 +123,9 @@ class _Worker:
         self._speaker_encoder = speaker_encoder
         self.audio_seconds, self.checked, self.filtered = 0.0, 0, 0
 
-    @property
+    @functools.cached_property
     def speaker_encoder(self) -> Encoder:
-        if self._speaker_encoder is None:
-            from dcar.voices.encoder import SpeakerEncoder
-
-            self._speaker_encoder = SpeakerEncoder()
-        return self._speaker_encoder
+        return self._speaker_encoder or make_speaker_encoder()
 
     def is_done(self, name: str) -> bool:
         record = read_json(self.work / f"chunk-{name}.json")

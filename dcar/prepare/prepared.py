@@ -256,7 +256,10 @@ def load_prepared(directory: str | Path, split: str, *, tokenizer: SpeechTokeniz
     if absent := set(COLUMNS) - set(rows.column_names):
         raise DataError(f"{folder}: it lacks the columns {', '.join(sorted(absent))}; prepare again")
     if info["format_version"] == 2:
-        rows = _from_format_2(rows, info)
+        try:
+            rows = _from_format_2(rows, info)
+        except (ValueError, LookupError) as error:  # pyarrow's errors are among them
+            raise DataError(f"{folder}: holds ids beyond its vocabularies ({error}); prepare again") from error
     expected = info["counts"][split]["utterances"]
     if len(rows) != expected:
         raise DataError(f"{folder}: {len(rows)} rows, prepared.json says {expected}; prepare again")
@@ -312,9 +315,6 @@ def source_utterances(directory: str | Path, path: str | Path | None = None) -> 
     ) or not isinstance(subsets, list) or not all(isinstance(subset, str) for subset in subsets):
         raise DataError(f"{directory}: prepared.json does not say which corpus it was made from; prepare again")
     utterances, _ = read_corpus(
-        corpus["kind"],
-        path or corpus["path"],
-        audio_root=corpus.get("audio_root"),
-        subsets=corpus.get("subsets", ()),
+        corpus["kind"], path or corpus["path"], audio_root=corpus.get("audio_root"), subsets=corpus.get("subsets", ())
     )
     return {u.id: u for u in utterances}

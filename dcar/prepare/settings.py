@@ -30,9 +30,7 @@ class PrepareConfig:
                        place="folder")
     corpus: str = setting("starter", "Kind of corpus.", choices=KINDS)
     path: str | None = setting(None, "Where the corpus is; not needed for starter.")
-    audio_root: str | None = setting(
-        None, "unicats: the LibriTTS folder; lhotse, libriheavy: where audio paths start."
-    )
+    audio_root: str | None = setting(None, "unicats: the LibriTTS folder; lhotse, libriheavy: where audio paths start.")
     subsets: tuple[str, ...] = setting((), "libritts: subsets to read; all if empty.")
     splits: tuple[str, ...] = setting(SPLITS, "Splits to prepare.")
     dev_fraction: float = setting(

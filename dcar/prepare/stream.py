@@ -74,10 +74,7 @@ def run_stream(
     work.mkdir(parents=True, exist_ok=True)
     worker = _Worker(config, work, tokenizer, speaker_encoder)
     started, chunks = time.monotonic(), []
-    with (
-        tqdm(desc="tokenise", unit="utt", disable=not progress) as bar,
-        ThreadPoolExecutor(config.num_proc) as pool,
-    ):
+    with tqdm(desc="tokenise", unit="utt", disable=not progress) as bar, ThreadPoolExecutor(config.num_proc) as pool:
         for name, rows in _chunks(parts, config.shard_size, rank, world):
             chunks.append(name)
             if not worker.is_done(name):

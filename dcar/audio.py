@@ -28,7 +28,7 @@ from dcar.storage import replacing
 logger = logging.getLogger(__name__)
 
 ENCODER_SAMPLE_RATE = 16_000
-"""Hz that speech tokenizers, recognisers, speaker encoders and scorers hear."""
+"""Sample rate in Hz of what speech tokenizers, recognisers, speaker encoders and scorers read."""
 SILENCE_PEAK = 1e-4
 """A waveform whose largest magnitude is below this (−80 dBFS) counts as silent."""
 LOUDEST = 100.0

@@ -44,7 +44,7 @@ def is_write_failure(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def writing(what: str | Path, needed: int = 0) -> Iterator[None]:
-    """Raise StorageError where the writes inside fail: what could not be written, how much room there is and, if
+    """Raise StorageError where the writes inside fail: what could not be written, how many bytes are free and, if
     known, how many bytes it takes. Other errors pass."""
     try:
         yield
@@ -81,7 +81,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
         os.replace(part, path)
     finally:
         with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)  # the room that it takes may be what is missing
+            part.unlink(missing_ok=True)  # its bytes may be those that are missing
 
 
 def write_text(path: str | Path, text: str) -> None:

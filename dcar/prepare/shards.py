@@ -69,8 +69,8 @@ class Sound(NamedTuple):
         """Played `speed` times faster: as if it had been recorded at speed · rate."""
         return self if speed == 1.0 else Sound(resample(self.wave, self.rate * speed, self.rate), self.rate)
 
-    def heard(self) -> Sound:
-        """At ENCODER_SAMPLE_RATE, for encoders; the voice of a speaker has more above its half."""
+    def for_encoders(self) -> Sound:
+        """At ENCODER_SAMPLE_RATE; voice features use the recording's own rate."""
         return Sound(resample(self.wave, self.rate, ENCODER_SAMPLE_RATE), ENCODER_SAMPLE_RATE)
 
 
@@ -98,9 +98,9 @@ def tokenise(
     import pyarrow as pa
 
     def sounds_of(job: Job) -> tuple[Sound, np.ndarray]:
-        """The recording at the job's speed, and what encoders hear of it."""
+        """The recording at the job's speed, and its waveform [samples] for encoders."""
         sound = Sound(*job.utterance.load()) if loaded is None else loaded[job.utterance.source].sound
-        return sound.at_speed(job.speed), sound.heard().at_speed(job.speed).wave
+        return sound.at_speed(job.speed), sound.for_encoders().at_speed(job.speed).wave
 
     def prompt_of(job: Job) -> Sound | None:
         if loaded is not None:
@@ -121,7 +121,7 @@ def tokenise(
     prompts = list(pool.map(prompt_of, jobs))
     speech = _encode(waves, [_place(j) for j in jobs], tokenizer, batch_seconds, bar)
     prompted = [i for i, p in enumerate(prompts) if p is not None]
-    prompt_waves = [p.heard().wave for p in prompts if p is not None]
+    prompt_waves = [p.for_encoders().wave for p in prompts if p is not None]
     prompt_speech = dict(
         zip(prompted, _encode(prompt_waves, [_place(jobs[i]) + " (prompt)" for i in prompted], tokenizer,
                               batch_seconds), strict=True)
@@ -131,7 +131,7 @@ def tokenise(
         u = job.utterance
         voice = _voice(speaker_encoder, sound, wave, _place(job))
         prompt_voice = [] if prompt is None else _voice(
-            speaker_encoder, prompt, prompt.heard().wave, _place(job) + " (prompt)")
+            speaker_encoder, prompt, prompt.for_encoders().wave, _place(job) + " (prompt)")
         rows.append(
             {
                 "id": job.id,

@@ -181,7 +181,7 @@ def word_errors(reference: str, hypothesis: str) -> WordErrors:
 def word_costs(reference: str, hypothesis: str) -> np.ndarray:
     """Where words are wrong: the share of the word errors of every character of `spoken_words(reference)` [characters].
 
-    A word that is not heard costs 1, spread over its letters; one that is heard without being said costs 1 at the
+    A deleted or substituted word costs 1, spread over its letters; an inserted word costs 1 at the
     letter before it, or at the first. They add up to the word errors between the spoken words; `word_errors` forgives
     other spellings besides. Raises TextError if the reference has no words.
     """

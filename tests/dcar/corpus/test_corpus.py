@@ -1,4 +1,4 @@
-"""The corpus room: five layouts written to disk as they are in the wild, and every way in which their rows break."""
+"""Corpora: five layouts written to disk as they are in the wild, and every way in which their rows break."""
 
 from __future__ import annotations
 

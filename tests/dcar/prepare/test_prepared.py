@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,12 @@ def test_a_corpus_of_the_format_before_is_read_as_one_of_now(corpus: Path, tmp_p
         read, now = load_prepared(old, split), load_prepared(new, split)
         assert read.features == now.features and read.to_list() == now.to_list()
     assert toy_prepare(config(corpus, old)).throughput is None  # the same fingerprint: nothing is made again
+    info["tokenizer"]["vocab_size"] = 2
+    shutil.rmtree(old / "dev")
+    rows.cast(wide).map(lambda row: {"speech": [-1, *row["speech"]]}).save_to_disk(str(old / "dev"))
+    (old / "prepared.json").write_text(json.dumps({**info, "format_version": 2, "files": {}}))
+    with pytest.raises(DataError, match="dev: holds ids beyond its vocabularies .*prepare again"):
+        load_prepared(old, "dev")
 
 
 def test_compressed_is_smaller_and_the_same(corpus: Path, tmp_path: Path) -> None:

@@ -20,13 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 from dcar.corpus.read import Utterance, read_corpus
 from dcar.errors import DataError
-from dcar.storage import differing, digest, files_of, gigabytes, replacing
+from dcar.storage import differing, digest, files_of, gigabytes
 from dcar.text.phonemes import PHONEME_VERSION, TEXT_TOKENIZER, TEXT_VOCAB_SIZE
 from dcar.tracking import write_json
 
 if TYPE_CHECKING:
     import datasets
-    import pyarrow as pa
 
     from dcar.tokens.base import SpeechTokenizer
 
@@ -88,17 +87,6 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def write_parquet(table: pa.Table, path: Path) -> None:
-    """Write complete or not at all."""
-    import pyarrow.parquet as pq
-
-    try:
-        with replacing(path) as part:
-            pq.write_table(table, part)
-    except OSError as error:
-        raise DataError(f"{path}: cannot be written ({error}); {RESUME}") from error
-
-
 def assemble(
     out: Path, work: Path, shards: Mapping[str, Sequence[Path]], record: Mapping[str, Any], compress: bool = False
 ) -> None:
@@ -136,10 +124,11 @@ def _describe_dataset(folder: Path, columns: datasets.Features, made_from: str) 
     import datasets
 
     datasets.DatasetInfo(features=columns).write_to_directory(str(folder))
-    state = {"_data_files": [{"filename": TABLE}], "_fingerprint": hashlib.sha256(made_from.encode()).hexdigest()[:16],
-             "_format_columns": None, "_format_kwargs": {}, "_format_type": None, "_output_all_columns": False,
-             "_split": None}
-    write_json(folder / "state.json", state)
+    write_json(folder / "state.json", {
+        "_data_files": [{"filename": TABLE}], "_fingerprint": hashlib.sha256(made_from.encode()).hexdigest()[:16],
+        "_format_columns": None, "_format_kwargs": {}, "_format_type": None, "_output_all_columns": False,
+        "_split": None,
+    })  # fmt: skip
 
 
 def partial_folder(out: Path) -> Path:

@@ -57,15 +57,8 @@ from dcar.tracking import write_json
 if TYPE_CHECKING:
     from dcar.tokens.base import SpeechTokenizer
 
-__all__ = [
-    "PrepareConfig",
-    "PrepareReport",
-    "check_tokens",
-    "load_prepared",
-    "prepared_info",
-    "run",
-    "source_utterances",
-]
+__all__ = ["PrepareConfig", "PrepareReport", "check_tokens", "load_prepared", "prepared_info", "run",
+           "source_utterances"]
 
 logger = logging.getLogger(__name__)
 

@@ -20,8 +20,9 @@ import numpy as np
 from dcar.audio import ENCODER_SAMPLE_RATE, resample
 from dcar.corpus.rows import Utterance
 from dcar.errors import AudioError, DataError
-from dcar.prepare.prepared import copy_name, features, read_json, write_parquet
+from dcar.prepare.prepared import RESUME, copy_name, features, read_json
 from dcar.sources.packages import file_sha256
+from dcar.storage import replacing
 from dcar.text.phonemes import text_to_ids
 from dcar.tracking import write_json
 from dcar.voices.features import speaker_features
@@ -130,7 +131,7 @@ def tokenise(
     for i, (job, sound, wave, prompt) in enumerate(zip(jobs, sounds, waves, prompts, strict=True)):
         u = job.utterance
         voice = _voice(speaker_encoder, sound, wave, _place(job))
-        prompt_voice = [] if prompt is None else _voice(
+        prompt_voice: Any = [] if prompt is None else _voice(
             speaker_encoder, prompt, prompt.for_encoders().wave, _place(job) + " (prompt)")
         rows.append(
             {
@@ -220,8 +221,13 @@ def _voice(speaker_encoder: Encoder, sound: Sound, wave: np.ndarray, where: str)
 def write_shard(table: pa.Table, file: Path) -> dict[str, Any]:
     """Write a parquet file and then its JSON file; returns what that holds."""
     import pyarrow.compute as pc
+    import pyarrow.parquet as pq
 
-    write_parquet(table, file)
+    try:
+        with replacing(file) as part:
+            pq.write_table(table, part)
+    except OSError as error:
+        raise DataError(f"{file}: cannot be written ({error}); {RESUME}") from error
     record = {
         "file": file.name,
         "sha256": file_sha256(file),

@@ -9,14 +9,12 @@ the log.
 
 from __future__ import annotations
 
-import contextlib
 import io
 import logging
 import math
 import os
 import re
 import stat
-import tempfile
 import threading
 from pathlib import Path
 
@@ -25,11 +23,12 @@ import soundfile as sf
 import soxr
 
 from dcar.errors import AudioError
+from dcar.storage import replacing
 
 logger = logging.getLogger(__name__)
 
 ENCODER_SAMPLE_RATE = 16_000
-"""Hz that speech tokenizers, recognisers, speaker encoders and scorers hear."""
+"""Sample rate in Hz of what speech tokenizers, recognisers, speaker encoders and scorers read."""
 SILENCE_PEAK = 1e-4
 """A waveform whose largest magnitude is below this (−80 dBFS) counts as silent."""
 LOUDEST = 100.0
@@ -285,30 +284,9 @@ def save_audio(path: str | Path, wave: np.ndarray, sample_rate: int) -> None:
 
     The file appears complete or not at all; AudioError also where it cannot be written (full disk).
     """
-    path = Path(path)
-    encoded = audio_bytes(wave, sample_rate, path.suffix, where=str(path))
-    temporary = None
+    encoded = audio_bytes(wave, sample_rate, Path(path).suffix, where=str(path))
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with open(handle, "wb") as file:
-            file.write(encoded)
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, path)
-        temporary = None
+        with replacing(path) as part:
+            part.write_bytes(encoded)
     except OSError as error:
         raise AudioError(f"{path}: could not be written ({error}); free some space or choose another folder") from error
-    finally:
-        if temporary is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-
-
-def _umask() -> int:
-    """The process's umask; Linux tells it without setting it, which other threads would notice."""
-    status = Path("/proc/self/status")
-    if status.exists():
-        for line in status.read_text().splitlines():
-            if line.startswith("Umask:"):
-                return int(line.split()[1], 8)
-    return 0o022

@@ -35,7 +35,7 @@ class CheckpointError(DCARError):
 
 
 class StorageError(DCARError):
-    """Something could not be written: the disk is full, or refuses; the message gives what, where and the room."""
+    """Something could not be written: the disk is full, or refuses; the message says what, where and what is free."""
 
 
 class TrainingError(DCARError):
@@ -63,9 +63,9 @@ class ServiceError(DCARError):
 
 
 class LawError(DCARError):
-    """A model gave no law for a next token (NaN, or no mass anywhere): its weights are broken, or it computes in a
-    number type that is too small. The message names utterance and position; `finished` holds the results of the
-    utterances that were complete."""
+    """A model gave no distribution over the next token (NaN, or no mass anywhere): its weights are broken, or its
+    number type is too small. The message names utterance and position; `finished` holds the results of the utterances
+    that were complete."""
 
     def __init__(self, message: str, finished: Sequence[Any] = ()):
         super().__init__(message)

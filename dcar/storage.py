@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,7 @@ def is_write_failure(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def writing(what: str | Path, needed: int = 0) -> Iterator[None]:
-    """Raise StorageError where the writes inside fail: what could not be written, how much room there is and, if
+    """Raise StorageError where the writes inside fail: what could not be written, how many bytes are free and, if
     known, how many bytes it takes. Other errors pass."""
     try:
         yield
@@ -68,21 +69,28 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+@contextlib.contextmanager
+def replacing(path: str | Path) -> Iterator[Path]:
+    """A temporary path beside `path`. What is written there takes the place of `path` at the end of the block; where
+    the block fails it is removed, and `path` is as it was. The folder is made where it is missing."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.part")
+    try:
+        yield part
+        os.replace(part, path)
+    finally:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)  # its bytes may be those that are missing
+
+
 def write_text(path: str | Path, text: str) -> None:
     """Write a text file so that it is either the old one or the whole new one, also after a power cut."""
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    try:
-        with part.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)  # the room that it takes may be what is missing
-        raise
+    with replacing(path) as part, part.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
     sync(path.parent)
 
 

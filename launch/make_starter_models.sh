@@ -56,7 +56,7 @@ python launch/make_starter_corpus.py add sentences=launch/starter_sentences_more
 python launch/make_starter_corpus.py speak work="$out/added"
 python launch/make_starter_corpus.py pack work="$out/added" out="$out/added/corpus"
 python launch/make_starter_corpus.py join corpora=["dcar/assets/starter_corpus","$out/added/corpus"] out="$out/larger"
-dcar prepare corpus=starter path="$out/larger" out="$out/prepared_more" tokenizer="$out/tokenizer"
+dcar prepare corpus=starter path="$out/larger" out="$out/prepared_more" tokenizer="$out/tokenizer" compress=true
 dcar train --config car_starter:more data="$out/prepared_more" init_from="$out/car_first" out="$out/car"
 dcar train --config car_starter:far_more data="$out/prepared_more" init_from="$out/far_first" out="$out/far"
 

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import soundfile as sf
+from tiny_data import ToyEncoder, ToyTokenizer
+
+from dcar.prepare.run import PrepareConfig, run
+from dcar.prepare.settings import PrepareReport
 
 RATE = 16_000
 
@@ -17,10 +22,35 @@ def tone(seconds: float, hz: float = 220.0, rate: int = RATE) -> np.ndarray:
     return (0.3 * np.sin(2 * np.pi * hz * np.arange(round(seconds * rate)) / rate)).astype(np.float32)
 
 
-def wav_bytes(seconds: float, hz: float) -> bytes:
+def encoded(seconds: float = 1.2, hz: float = 220.0, kind: str = "OGG", subtype: str = "OPUS",
+            rate: int = 24_000) -> bytes:  # fmt: skip
     buffer = io.BytesIO()
-    sf.write(buffer, tone(seconds, hz), RATE, format="WAV")
+    sf.write(buffer, tone(seconds, hz, rate), rate, format=kind, subtype=subtype)
     return buffer.getvalue()
+
+
+def wav_bytes(seconds: float, hz: float) -> bytes:
+    return encoded(seconds, hz, "WAV", "PCM_16", RATE)
+
+
+def write_starter(folder: Path, train: int = 10, dev: int = 3, test: int = 2, **first_train_row: Any) -> Path:
+    """The format that the project ships: parquet files with Ogg Opus of 0.6 … 1.0 s inside; fields for one row."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for split, n in (("train", train), ("dev", dev), ("test", test)):
+        rows = []
+        for i in range(n):
+            seconds = 0.6 + 0.1 * ((7 * i) % 5)
+            row = {"id": f"{split}_{i}", "text": f"Number {i} of {split}.", "speaker": f"v{i % 3}", "duration": seconds,
+                   "audio": {"bytes": encoded(seconds, 200 + 50 * i), "path": f"{i}.ogg"}}  # fmt: skip
+            rows.append({**row, **(first_train_row if split == "train" and i == 0 else {})})
+        if rows:
+            pq.write_table(pa.Table.from_pylist(rows), folder / f"{split}.parquet")
+    return folder
+
+
+def toy_prepare(config: PrepareConfig, tokenizer: ToyTokenizer | None = None, **kwargs: Any) -> PrepareReport:
+    """`dcar prepare` with a toy tokenizer and a toy speaker encoder."""
+    return run(config, tokenizer=tokenizer or ToyTokenizer(), speaker_encoder=ToyEncoder(), progress=False, **kwargs)
 
 
 def write_libritts(root: Path, subsets: dict[str, int], seconds: float = 0.5) -> Path:

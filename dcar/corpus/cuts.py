@@ -100,9 +100,7 @@ def _row(cut: Any, source: str, split: str | None, roots: _AudioRoots) -> Row:
         return Problem(name, source, f"cut {name}: {bad}")
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as broken:
         return Problem(name, source, f"cut {name}: not the documented format ({type(broken).__name__}: {broken})")
-    return Utterance(
-        name, text, speaker, audio, split=split, duration=duration, source=source, sample_rate=rate
-    )
+    return Utterance(name, text, speaker, audio, split=split, duration=duration, source=source, sample_rate=rate)
 
 
 class _BadCut(Exception):

@@ -22,7 +22,7 @@ def dataset_parts(path: str, streaming: bool = False) -> list[Part]:
     path: a `save_to_disk` folder, parquet file(s), or a hub name (`org/name[:config]`). Streaming keeps nothing on disk
     (a `save_to_disk` folder is memory-mapped in either case). DataError if it cannot be opened or lacks the columns.
     """
-    loaded = _open_streaming(path) if streaming and not _is_saved(Path(path)) else _open(path)
+    loaded = _open(path, streaming)
     splits = loaded if isinstance(loaded, Mapping) else {None: loaded}
     parts = []
     for name, rows in splits.items():
@@ -143,42 +143,23 @@ def _streamed(rows: Any, columns: dict[str, str | None], path: str, name: str | 
         raise DataError(f"{label}: the stream broke off ({cause}); run again, it continues") from error
 
 
-def _open_streaming(path: str) -> Any:
-    """IterableDataset(Dict) of local parquet files or of a hub name."""
-    import datasets
-
-    local = Path(path)
-    try:
-        if local.exists():
-            files = _parquet_by_split(local)
-            opened = {n: datasets.load_dataset("parquet", data_files={"train": f}, split="train", streaming=True)
-                      for n, f in files.items()}  # fmt: skip
-            if all(canonical_split(n) in ("train", "dev", "test") for n in opened):
-                return opened
-            every = [f for shards in files.values() for f in shards]
-            return datasets.load_dataset("parquet", data_files={"train": every}, split="train", streaming=True)
-        name, _, config = path.partition(":")
-        return datasets.load_dataset(name, config or None, streaming=True)
-    except DataError:
-        raise
-    except Exception as error:  # datasets raises from many libraries; the cause is kept in the message
-        raise DataError(_advice(path, error)) from error
-
-
-def _open(path: str) -> Any:
-    """Dataset or DatasetDict of a save_to_disk folder, parquet file or folder, or hub name."""
+def _open(path: str, streaming: bool) -> Any:
+    """Dataset(s) by split, or one without splits, of a save_to_disk folder, parquet file or folder, or hub name."""
     import datasets
 
     local = Path(path)
     try:
         if _is_saved(local):
             return datasets.load_from_disk(path)
-        if local.exists():
-            loaded = {n: datasets.Dataset.from_parquet(shards) for n, shards in _parquet_by_split(local).items()}
-            known = {n: d for n, d in loaded.items() if canonical_split(n) in ("train", "dev", "test")}
-            return known if len(known) == len(loaded) else datasets.concatenate_datasets(list(loaded.values()))
-        name, _, config = path.partition(":")
-        return datasets.load_dataset(name, config or None)
+        if not local.exists():
+            name, _, config = path.partition(":")
+            return datasets.load_dataset(name, config or None, streaming=streaming)
+        files = _parquet_by_split(local)
+        if not all(canonical_split(name) in ("train", "dev", "test") for name in files):
+            files = {"": [file for shards in files.values() for file in shards]}
+        opened = {name: datasets.load_dataset("parquet", data_files={"train": shards}, split="train", streaming=True)
+                  if streaming else datasets.Dataset.from_parquet(shards) for name, shards in files.items()}
+        return opened.get("", opened)
     except DataError:
         raise
     except Exception as error:  # datasets raises from many libraries; the cause is kept in the message

@@ -30,22 +30,8 @@ from dcar.corpus.validate import MIN_PROMPT_SECONDS, validate_corpus
 from dcar.errors import DataError
 from dcar.sources.shipped import shipped
 
-__all__ = [
-    "KINDS",
-    "MIN_PROMPT_SECONDS",
-    "AudioSegment",
-    "Part",
-    "Problem",
-    "Row",
-    "StoredAudio",
-    "Utterance",
-    "canonical_split",
-    "corpus_parts",
-    "describe",
-    "load_corpus",
-    "read_corpus",
-    "validate_corpus",
-]
+__all__ = ["KINDS", "MIN_PROMPT_SECONDS", "AudioSegment", "Part", "Problem", "Row", "StoredAudio", "Utterance",
+           "canonical_split", "corpus_parts", "describe", "load_corpus", "read_corpus", "validate_corpus"]
 
 KINDS = ("starter", "ljspeech", "jsonl", "libritts", "libriheavy", "lhotse", "unicats", "seed-tts-eval", "datasets")
 

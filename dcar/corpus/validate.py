@@ -19,12 +19,7 @@ MIN_PROMPT_SECONDS = 1.0
 
 
 def validate_corpus(
-    utterances: list[Utterance],
-    min_seconds: float,
-    max_seconds: float,
-    *,
-    num_workers: int = 1,
-    progress: bool = False,
+    utterances: list[Utterance], min_seconds: float, max_seconds: float, *, num_workers: int = 1, progress: bool = False
 ) -> list[Problem]:
     """Every bad row in corpus order: repeated id, text that cannot be spoken, audio that is missing, unreadable, not
     finite or silent, duration outside min_seconds…max_seconds, a prompt that is unreadable or shorter than 1 s.

@@ -3,12 +3,13 @@
 <dir>/prepared.json      corpus, tokenizer name and checksum, phoneme inventory version, counts, digests of the files
 <dir>/{train,dev,test}/  Hugging Face datasets with the columns of `features()`
 
-Whoever loads a split has the sizes of its files compared with prepared.json, and, once a process, their digests: one
-flipped bit would train on as another token. A gigabyte takes about a second.
+Ids are stored in the smallest unsigned integers that hold their vocabulary. Loading a split compares the sizes of its
+files with prepared.json and, once a process, their digests (about a second a gigabyte).
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
@@ -25,44 +26,48 @@ from dcar.tracking import write_json
 
 if TYPE_CHECKING:
     import datasets
-    import pyarrow as pa
 
     from dcar.tokens.base import SpeechTokenizer
 
 logger = logging.getLogger(__name__)
 
-FORMAT_VERSION = 2  # 1: voice features of 16 kHz audio, which the vocoder took for dull voices
+FORMAT_VERSION = 3  # 2: ids as int32, and the embedding in a column of its own; 1: voice features of 16 kHz audio
+READ_VERSIONS = (2, FORMAT_VERSION)
 RESUME = "free some space and run again, finished shards are kept"
 
-COLUMNS = {
+TEXT_ID, SPEECH_TOKEN = "text id", "speech token"
+COLUMNS: dict[str, str | list[str]] = {
     "id": "string",
     "text": "string",
     "speaker": "string",
-    "text_ids": ["int32"],
-    "speech": ["int32"],
-    "speaker_embedding": ["float32"],
-    "voice": ["float32"],  # what the vocoder hears of the speaker: see vocoder_features.speaker_features
+    "text_ids": [TEXT_ID],
+    "speech": [SPEECH_TOKEN],
+    "voice": ["float32"],  # [298]: speaker embedding [256] and what else the vocoder knows, see speaker_features
     "duration": "float32",  # seconds, after the change of speed
     "speed": "float32",
     "audio": "string",  # path of the recording, "" where the corpus embeds it (see source_utterances)
     "source": "string",  # file:line
-    "prompt_text": "string",  # the four prompt columns are "" or [] where the corpus names no prompt
-    "prompt_speech": ["int32"],
-    "prompt_speaker_embedding": ["float32"],
+    "prompt_text": "string",  # the three prompt columns are "" or [] where the corpus names no prompt
+    "prompt_speech": [SPEECH_TOKEN],
     "prompt_voice": ["float32"],
 }
 
 
-def features() -> datasets.Features:
-    """Columns of a prepared split."""
+def integer_type(size: int) -> str:
+    """The smallest unsigned integer type of ids 0…size−1."""
+    return "uint8" if size <= 1 << 8 else "uint16" if size <= 1 << 16 else "uint32"
+
+
+def features(speech_size: int, text_size: int = TEXT_VOCAB_SIZE) -> datasets.Features:
+    """Columns of a prepared split, by the number of speech codes and of text ids."""
     import datasets
 
-    return datasets.Features(
-        {
-            name: datasets.List(datasets.Value(kind[0])) if isinstance(kind, list) else datasets.Value(kind)
-            for name, kind in COLUMNS.items()
-        }
-    )
+    types = {SPEECH_TOKEN: integer_type(speech_size), TEXT_ID: integer_type(text_size)}
+    return datasets.Features({
+        name: datasets.List(datasets.Value(types.get(kind[0], kind[0]))) if isinstance(kind, list)
+        else datasets.Value(kind)
+        for name, kind in COLUMNS.items()
+    })
 
 
 def check_out_dir(out: Path) -> None:
@@ -82,42 +87,23 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def write_parquet(table: pa.Table, path: Path) -> None:
-    """Write complete or not at all."""
-    import pyarrow.parquet as pq
-
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        pq.write_table(table, temporary)
-        os.replace(temporary, path)
-    except OSError as error:
-        raise DataError(f"{path}: cannot be written ({error}); {RESUME}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def assemble(out: Path, work: Path, shards: Mapping[str, Sequence[Path]], record: Mapping[str, Any]) -> None:
+def assemble(
+    out: Path, work: Path, shards: Mapping[str, Sequence[Path]], record: Mapping[str, Any], compress: bool = False
+) -> None:
     """Shards of every split → datasets in a hidden folder → renamed to `out`; then the hidden folder goes.
 
     One shard is in memory at a time. `record` goes into prepared.json, with the format version, the phoneme inventory
-    and the counts of each split.
+    and the counts of each split. compress: smaller files that are read into memory, not memory-mapped.
     """
-    import datasets
-
     building, old = (work / f"{name}.{os.getpid()}" for name in ("building", "old"))
     shutil.rmtree(building, ignore_errors=True)
+    columns = features(record["tokenizer"]["vocab_size"])
     counts: dict[str, dict[str, float]] = {}
-    bars = datasets.is_progress_bar_enabled()
-    datasets.disable_progress_bars()
     try:
-        building.mkdir(parents=True)
         for split, files in shards.items():
-            joined = work / f"{split}.{os.getpid()}.arrow"
-            counts[split] = _join(files, joined)
-            rows = datasets.Dataset.from_file(str(joined), info=datasets.DatasetInfo(features=features()))
-            rows.save_to_disk(str(building / split))
-            del rows  # closes the memory map
-            joined.unlink()
+            (building / split).mkdir(parents=True)
+            counts[split] = _join(files, building / split / TABLE, columns, compress)
+            _describe_dataset(building / split, columns, f"{record['fingerprint']}/{split}")
         phonemes = {"version": PHONEME_VERSION, "size": TEXT_VOCAB_SIZE}
         digests = {name: digest(building / name) for name in files_of(building)}
         info = {"format_version": FORMAT_VERSION, "phonemes": phonemes, "counts": counts, **record, "files": digests}
@@ -127,10 +113,22 @@ def assemble(out: Path, work: Path, shards: Mapping[str, Sequence[Path]], record
         os.rename(building, out)
     except OSError as error:
         raise DataError(f"{out}: cannot be written ({error}); {RESUME}") from error
-    finally:
-        if bars:
-            datasets.enable_progress_bars()
     clean_up(out)
+
+
+TABLE = "data-00000-of-00001.arrow"
+
+
+def _describe_dataset(folder: Path, columns: datasets.Features, made_from: str) -> None:
+    """The files beside the table of a split with which `datasets.load_from_disk` opens it."""
+    import datasets
+
+    datasets.DatasetInfo(features=columns).write_to_directory(str(folder))
+    write_json(folder / "state.json", {
+        "_data_files": [{"filename": TABLE}], "_fingerprint": hashlib.sha256(made_from.encode()).hexdigest()[:16],
+        "_format_columns": None, "_format_kwargs": {}, "_format_type": None, "_output_all_columns": False,
+        "_split": None,
+    })  # fmt: skip
 
 
 def partial_folder(out: Path) -> Path:
@@ -145,7 +143,7 @@ def clean_up(out: Path) -> None:
     shutil.rmtree(partial_folder(out), ignore_errors=True)
 
 
-def _join(files: Sequence[Path], joined: Path) -> dict[str, float]:
+def _join(files: Sequence[Path], table_file: Path, columns: datasets.Features, compress: bool) -> dict[str, float]:
     """Parquet shards → one Arrow stream, shard by shard; the counts of the split."""
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -153,10 +151,11 @@ def _join(files: Sequence[Path], joined: Path) -> dict[str, float]:
 
     utterances, seconds, tokens = 0, 0.0, 0
     speakers: set[str] = set()
-    schema = features().arrow_schema
-    with pa.OSFile(str(joined), "wb") as sink, pa.ipc.new_stream(sink, schema) as writer:
+    schema = columns.arrow_schema
+    options = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", 19) if compress else None)
+    with pa.OSFile(str(table_file), "wb") as sink, pa.ipc.new_stream(sink, schema, options=options) as writer:
         for file in files:
-            table = pq.read_table(file, schema=schema)
+            table = pq.read_table(file).select(schema.names).cast(schema)
             writer.write_table(table)
             utterances += table.num_rows
             seconds += pc.sum(table["duration"]).as_py() or 0.0
@@ -177,7 +176,7 @@ def recording_of(row: Mapping[str, Any]) -> tuple[str, float]:
 
 
 NEEDED: dict[str, dict[str, type]] = {
-    "phonemes": {"version": str}, "tokenizer": {"name": str, "checksum": str, "vocab_size": int}}
+    "phonemes": {"version": str, "size": int}, "tokenizer": {"name": str, "checksum": str, "vocab_size": int}}
 """What everything that reads a prepared corpus takes from prepared.json, besides the counts."""
 
 
@@ -187,8 +186,7 @@ def prepared_info(directory: str | Path) -> dict[str, Any]:
     info = read_json(directory / "prepared.json")
     if info is None:
         raise DataError(f"{directory}: no readable prepared.json; run `dcar prepare` with out={directory}")
-    if info.get("format_version") != FORMAT_VERSION:
-        found = info.get("format_version")
+    if (found := info.get("format_version")) not in READ_VERSIONS:
         raise DataError(f"{directory}: format version {found}, this program reads {FORMAT_VERSION}; prepare again")
     lacking = [f"{part}.{name}" for part, kinds in NEEDED.items() for name, kind in kinds.items()
                if not isinstance(info.get(part), dict) or not isinstance(info[part].get(name), kind)]
@@ -246,10 +244,25 @@ def load_prepared(directory: str | Path, split: str, *, tokenizer: SpeechTokeniz
     rows = rows.with_format(None)  # all columns as Python values, whatever state.json says
     if absent := set(COLUMNS) - set(rows.column_names):
         raise DataError(f"{folder}: it lacks the columns {', '.join(sorted(absent))}; prepare again")
+    if info["format_version"] == 2:
+        try:
+            rows = _from_format_2(rows, info)
+        except (ValueError, LookupError) as error:  # pyarrow's errors are among them
+            raise DataError(f"{folder}: holds ids beyond its vocabularies ({error}); prepare again") from error
     expected = info["counts"][split]["utterances"]
     if len(rows) != expected:
         raise DataError(f"{folder}: {len(rows)} rows, prepared.json says {expected}; prepare again")
     return rows
+
+
+def _from_format_2(rows: datasets.Dataset, info: Mapping[str, Any]) -> datasets.Dataset:
+    """The rows of an earlier corpus with the columns of now, in memory."""
+    import datasets
+
+    now = features(info["tokenizer"]["vocab_size"], info["phonemes"]["size"])
+    if "prompt_text_ids" in rows.column_names:  # `dcar retokenize` adds it
+        now["prompt_text_ids"] = now["text_ids"]
+    return datasets.Dataset(rows.data.table.select(list(now)).cast(now.arrow_schema))
 
 
 MOST_DIGESTED = 4 << 30
@@ -291,9 +304,6 @@ def source_utterances(directory: str | Path, path: str | Path | None = None) -> 
     ) or not isinstance(subsets, list) or not all(isinstance(subset, str) for subset in subsets):
         raise DataError(f"{directory}: prepared.json does not say which corpus it was made from; prepare again")
     utterances, _ = read_corpus(
-        corpus["kind"],
-        path or corpus["path"],
-        audio_root=corpus.get("audio_root"),
-        subsets=corpus.get("subsets", ()),
+        corpus["kind"], path or corpus["path"], audio_root=corpus.get("audio_root"), subsets=corpus.get("subsets", ())
     )
     return {u.id: u for u in utterances}

@@ -17,7 +17,7 @@ from dcar.config import load_config, setting
 from dcar.errors import ConfigError, DataError, TextError
 from dcar.model.backbones.text_tokens import TextTokenizer
 from dcar.model.load import text_encoder
-from dcar.prepare.prepared import check_out_dir, load_prepared, prepared_info
+from dcar.prepare.prepared import FORMAT_VERSION, check_out_dir, features, load_prepared, prepared_info
 from dcar.storage import digest, files_of
 from dcar.tracking import write_json
 
@@ -54,13 +54,12 @@ def retokenize(config: RetokenizeConfig) -> Path:
 
     for split in info["counts"]:
         rows = load_prepared(config.data, split)
-        features = rows.features.copy()
-        features["prompt_text_ids"] = features["text_ids"]
-        rows.map(ids, features=features, desc=f"text of {split}").save_to_disk(str(out / split))
-    files = {name: digest(out / name) for split in info["counts"] for name in (
-        f"{split}/{inner}" for inner in files_of(out / split))}
-    write_json(out / "prepared.json", {**info, "phonemes": {"version": tokenizer.name, "size": tokenizer.size},
-                                       "files": files})
+        columns = features(info["tokenizer"]["vocab_size"], tokenizer.size)
+        columns["prompt_text_ids"] = columns["text_ids"]
+        rows.map(ids, features=columns, desc=f"text of {split}").save_to_disk(str(out / split))
+    files = {name: digest(out / name) for name in files_of(out) if name != "prepared.json"}
+    phonemes = {"version": tokenizer.name, "size": tokenizer.size}
+    write_json(out / "prepared.json", {**info, "format_version": FORMAT_VERSION, "phonemes": phonemes, "files": files})
     return out
 
 

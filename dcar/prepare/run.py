@@ -1,10 +1,9 @@
 """`dcar prepare`: corpus → validated, phonemised, tokenised datasets on disk, one per split.
 
 The format is in `prepared.py`. The whole corpus is validated before anything is tokenised. Work is cut into shards of
-`shard_size` utterances; a shard is one parquet file that appears complete or not at all, so an interrupted run
-continues after its last shard. Several processes (`accelerate launch`, torchrun, a SLURM array) take every n-th shard
-each; the first one assembles the datasets in a hidden folder and renames it, so `out` is always whole. Shards carry
-a fingerprint of corpus, tokenizer and settings: nothing stale is ever reused.
+`shard_size` utterances, each one parquet file that appears complete or not at all: an interrupted run continues after
+its last shard. Several processes take every n-th shard each; the first one assembles the datasets in a hidden folder
+and renames it. Shards carry a fingerprint of corpus, tokenizer and settings: nothing stale is ever reused.
 
 With `stream=true` (`dcar.prepare.stream`) rows are checked and tokenised as they are read.
 """
@@ -45,6 +44,7 @@ from dcar.prepare.settings import (
     corpus_record,
     finished,
     in_range,
+    make_speaker_encoder,
     make_tokenizer,
     prepared_record,
     sentence,
@@ -57,15 +57,8 @@ from dcar.tracking import write_json
 if TYPE_CHECKING:
     from dcar.tokens.base import SpeechTokenizer
 
-__all__ = [
-    "PrepareConfig",
-    "PrepareReport",
-    "check_tokens",
-    "load_prepared",
-    "prepared_info",
-    "run",
-    "source_utterances",
-]
+__all__ = ["PrepareConfig", "PrepareReport", "check_tokens", "load_prepared", "prepared_info", "run",
+           "source_utterances"]
 
 logger = logging.getLogger(__name__)
 
@@ -93,46 +86,66 @@ def run(
         from dcar.prepare.stream import run_stream
 
         return run_stream(config, tokenizer, speaker_encoder, rank, world, progress)
-    out = Path(config.out)
-    utterances, problems = read_corpus(
-        config.corpus, corpus_record(config)["path"], audio_root=config.audio_root, subsets=config.subsets
-    )
-    checked = len(utterances) + len(problems)
-    utterances = [u for u in utterances if in_range(u, config)]
-    filtered = checked - len(utterances) - len(problems)
-    chosen = _choose(utterances, config) if utterances else {}
+    rows, problems, checked = _read(config)
+    filtered = checked - len(rows) - len(problems)
+    chosen = _choose(rows, config) if rows else {}
     rows = [u for split_rows in chosen.values() for u in split_rows]
-
     if config.validate:
-        problems += _validate(rows, config, progress)
-        return PrepareReport(problems, {}, None, checked, filtered)
+        return PrepareReport(problems + _validate(rows, config, progress), {}, None, checked, filtered)
 
+    out = Path(config.out)
     check_out_dir(out)
     tokenizer = tokenizer or make_tokenizer(config.tokenizer)
     fingerprint = _fingerprint(config, rows, problems, tokenizer, speaker_encoder)
 
-    if (report := finished(config, fingerprint, checked, filtered)) is not None:
+    def done() -> PrepareReport | None:
+        return finished(config, fingerprint, checked, filtered)
+
+    if (report := done()) is not None:
         logger.info("%s: already prepared from the same corpus, tokenizer and settings", out)
         if rank == 0:
             clean_up(out)
         return report
-
     work = partial_folder(out) / fingerprint[:16]
     work.mkdir(parents=True, exist_ok=True)
     verdict = work / "validated.json"
     if rank == 0 and not verdict.exists():
-        found = problems + _validate(rows, config, progress)
-        write_json(verdict, {"problems": [asdict(p) for p in found]})
-    wait(
-        lambda: verdict.exists() or finished(config, fingerprint, checked, filtered) is not None,
-        config.wait_seconds,
-        f"process 0 to validate ({verdict})",
-    )
-    if (report := finished(config, fingerprint, checked, filtered)) is not None:
+        write_json(verdict, {"problems": [asdict(p) for p in problems + _validate(rows, config, progress)]})
+    wait(lambda: verdict.exists() or done() is not None, config.wait_seconds, f"process 0 to validate ({verdict})")
+    if (report := done()) is not None:
         return report
-    recorded = read_json(verdict)
+    problems = _accepted(verdict, config)
+    jobs = _jobs(chosen, problems, config, checked, filtered)
+    shards = {split: {work / f"{split}-{start // config.shard_size:06d}.parquet": js[start : start + config.shard_size]
+                      for start in range(0, len(js), config.shard_size)} for split, js in jobs.items()}
+    files = {file: shard_jobs for split in shards.values() for file, shard_jobs in split.items()}
+    mine = dict(list(files.items())[rank::world])
+    throughput = _write_shards(mine, config, tokenizer, speaker_encoder, progress)
+    if rank == 0:
+        wait(lambda: all(map(shard_is_there, files)), config.wait_seconds, f"shards of other processes in {work}")
+        for file in files:
+            check_shard(file)
+        record = prepared_record(config, tokenizer, fingerprint, problems, checked, filtered)
+        assemble(out, work, {split: list(of_split) for split, of_split in shards.items()}, record, config.compress)
+    wait(lambda: done() is not None, config.wait_seconds, f"process 0 to assemble {out}")
+    report = done()
+    assert report is not None
+    report.throughput = throughput
+    return report
+
+
+def _read(config: PrepareConfig) -> tuple[list[Utterance], list[Problem], int]:
+    """Utterances that `filter_seconds` keeps, bad rows, and the number of all rows."""
+    utterances, problems = read_corpus(
+        config.corpus, corpus_record(config)["path"], audio_root=config.audio_root, subsets=config.subsets
+    )
+    return [u for u in utterances if in_range(u, config)], problems, len(utterances) + len(problems)
+
+
+def _accepted(verdict: Path, config: PrepareConfig) -> list[Problem]:
+    """The bad rows that process 0 found; DataError where there are some and none may be skipped."""
     try:
-        problems = [Problem(**p) for p in (recorded or {})["problems"]]
+        problems = [Problem(**p) for p in (read_json(verdict) or {})["problems"]]
     except (KeyError, TypeError):
         verdict.unlink(missing_ok=True)
         raise DataError(f"{verdict}: damaged, and removed; run again, the corpus is validated anew") from None
@@ -141,6 +154,13 @@ def run(
             f"{len(problems)} problems in the {config.corpus} corpus; repair them or set skip_bad:\n"
             f"{describe(problems, 100)}"
         )
+    return problems
+
+
+def _jobs(
+    chosen: dict[str, list[Utterance]], problems: list[Problem], config: PrepareConfig, checked: int, filtered: int
+) -> dict[str, list[Job]]:
+    """What is to be tokenised, by split: good rows, and copies at other speeds. DataError where a split is empty."""
     bad = {(p.id, p.source) for p in problems}
     spoken = Counter(u.speaker for u in chosen.get("train", []))
     copied = {speaker for speaker, n in spoken.items() if not config.copies_below or n < config.copies_below}
@@ -168,54 +188,29 @@ def run(
             f"no usable utterance is left in {', '.join(empty) or 'the corpus'}: of {checked} rows {'; '.join(why)}\n"
             f"{describe(problems, 20)}".rstrip()
         )
+    return jobs
 
-    shards = [
-        (work / f"{split}-{start // config.shard_size:06d}.parquet", split_jobs[start : start + config.shard_size])
-        for split, split_jobs in jobs.items()
-        for start in range(0, len(split_jobs), config.shard_size)
-    ]
-    mine = [(file, js) for i, (file, js) in enumerate(shards) if i % world == rank]
-    todo = [(file, js) for file, js in mine if not shard_is_there(file)]
-    if len(todo) < len(mine):
-        logger.info("%d of %d shards are there from an earlier run", len(mine) - len(todo), len(mine))
-    if todo and speaker_encoder is None:
-        from dcar.voices.encoder import SpeakerEncoder
 
-        speaker_encoder = SpeakerEncoder()
-    started, audio_seconds = time.monotonic(), 0.0
+def _write_shards(
+    shards: dict[Path, list[Job]], config: PrepareConfig, tokenizer: SpeechTokenizer, speaker_encoder: Encoder | None,
+    progress: bool,
+) -> Throughput | None:
+    """Make the shards that are not there yet; how fast that went, None if there was nothing to do."""
+    todo = {file: jobs for file, jobs in shards.items() if not shard_is_there(file)}
+    if len(todo) < len(shards):
+        logger.info("%d of %d shards are there from an earlier run", len(shards) - len(todo), len(shards))
+    if not todo:
+        return None
+    encoder = speaker_encoder or make_speaker_encoder()
+    started, seconds = time.monotonic(), 0.0
     with (
-        tqdm(total=sum(len(js) for _, js in todo), desc="tokenise", unit="utt", disable=not progress) as bar,
+        tqdm(total=sum(map(len, todo.values())), desc="tokenise", unit="utt", disable=not progress) as bar,
         ThreadPoolExecutor(config.num_proc) as pool,
     ):
-        for file, shard_jobs in todo:
-            assert speaker_encoder is not None
-            table = tokenise(
-                shard_jobs, tokenizer, speaker_encoder, config.max_seconds, config.batch_seconds, pool, bar
-            )
-            audio_seconds += write_shard(table, file)["seconds"]
-    throughput = Throughput(audio_seconds, time.monotonic() - started) if todo else None
-
-    if rank == 0:
-        there = [f for f, _ in shards]
-        wait(lambda: all(map(shard_is_there, there)), config.wait_seconds, f"shards of other processes in {work}")
-        for file, _ in shards:
-            check_shard(file)
-        by_split = {split: [f for f, js in shards if js[0].split == split] for split in jobs}
-        record = prepared_record(config, tokenizer, fingerprint, problems, checked, filtered)
-        assemble(out, work, by_split, record)
-    else:
-        wait(
-            lambda: finished(config, fingerprint, checked, filtered) is not None,
-            config.wait_seconds,
-            f"process 0 to assemble {out}",
-        )
-    report = finished(config, fingerprint, checked, filtered)
-    assert report is not None
-    report.throughput = throughput
-    return report
-
-
-# ------------------------------------------------------------------------------------------------------ what to prepare
+        for file, jobs in todo.items():
+            table = tokenise(jobs, tokenizer, encoder, config.max_seconds, config.batch_seconds, pool, bar)
+            seconds += write_shard(table, file)["seconds"]
+    return Throughput(seconds, time.monotonic() - started)
 
 
 def _choose(utterances: list[Utterance], config: PrepareConfig) -> dict[str, list[Utterance]]:

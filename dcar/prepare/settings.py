@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from dcar.config import check, setting
 from dcar.corpus.read import KINDS, Problem, Utterance, describe
 from dcar.errors import ConfigError, DataError
-from dcar.prepare.prepared import FORMAT_VERSION, read_json, split_faults
+from dcar.prepare.prepared import read_json, split_faults
 from dcar.prepare.shards import Encoder
 from dcar.text.phonemes import PHONEME_VERSION
 
@@ -30,9 +30,7 @@ class PrepareConfig:
                        place="folder")
     corpus: str = setting("starter", "Kind of corpus.", choices=KINDS)
     path: str | None = setting(None, "Where the corpus is; not needed for starter.")
-    audio_root: str | None = setting(
-        None, "unicats: the LibriTTS folder; lhotse, libriheavy: where audio paths start."
-    )
+    audio_root: str | None = setting(None, "unicats: the LibriTTS folder; lhotse, libriheavy: where audio paths start.")
     subsets: tuple[str, ...] = setting((), "libritts: subsets to read; all if empty.")
     splits: tuple[str, ...] = setting(SPLITS, "Splits to prepare.")
     dev_fraction: float = setting(
@@ -62,6 +60,9 @@ class PrepareConfig:
     )
     shard_size: int = setting(256, "Utterances tokenised between two saves.", minimum=1)
     batch_seconds: float = setting(120.0, "Audio in one tokenizer batch, in seconds.", above=0)
+    compress: bool = setting(
+        False, "Files of half the size, which are read into memory instead of being memory-mapped."
+    )
     num_proc: int = setting(1, "Threads that read and check audio.", minimum=1)
     wait_seconds: float = setting(3600.0, "How long to wait for other processes.", above=0)
 
@@ -168,29 +169,32 @@ def make_tokenizer(name_or_dir: str) -> SpeechTokenizer:
     return load_tokenizer(name_or_dir)
 
 
+def make_speaker_encoder() -> Encoder:
+    """The speaker encoder that ships; imported here for the same reason."""
+    from dcar.voices.encoder import SpeakerEncoder
+
+    return SpeakerEncoder()
+
+
 def sentence(u: Utterance) -> str:
     """The text as corpora without splits are divided by: the same sentence must not stand in two splits."""
     return " ".join(u.text.lower().split())
 
 
 # where, whether and how fast to write; the tokenizer is in by its checksum
-NOT_IN_FINGERPRINT = {
-    "out",
-    "tokenizer",
-    "path",
-    "validate",
-    "skip_bad",
-    "batch_seconds",
-    "num_proc",
-    "wait_seconds",
-}
+NOT_IN_FINGERPRINT = frozenset(
+    "out tokenizer path validate skip_bad batch_seconds compress num_proc wait_seconds".split()
+)
+
+
+CONTENT_VERSION = 2  # of what is computed; how it is stored (FORMAT_VERSION) leaves fingerprints as they are
 
 
 def settings_stamp(config: PrepareConfig, tokenizer: SpeechTokenizer, speaker_encoder: Encoder | None) -> list[Any]:
     """What a fingerprint says of everything but the corpus: format, settings, tokenizer, phonemes, speaker encoder."""
     settings = {k: v for k, v in asdict(config).items() if k not in NOT_IN_FINGERPRINT}
     encoder = getattr(speaker_encoder, "name", type(speaker_encoder).__name__) if speaker_encoder else "default"
-    return [FORMAT_VERSION, settings, tokenizer.name, tokenizer.checksum, PHONEME_VERSION, encoder]
+    return [CONTENT_VERSION, settings, tokenizer.name, tokenizer.checksum, PHONEME_VERSION, encoder]
 
 
 def prepared_record(

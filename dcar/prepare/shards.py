@@ -20,8 +20,9 @@ import numpy as np
 from dcar.audio import ENCODER_SAMPLE_RATE, resample
 from dcar.corpus.rows import Utterance
 from dcar.errors import AudioError, DataError
-from dcar.prepare.prepared import copy_name, features, read_json, write_parquet
+from dcar.prepare.prepared import RESUME, copy_name, features, read_json
 from dcar.sources.packages import file_sha256
+from dcar.storage import replacing
 from dcar.text.phonemes import text_to_ids
 from dcar.tracking import write_json
 from dcar.voices.features import speaker_features
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 EMBEDDING_SIZE = 256
-"""Rate in Hz at which tokenizer and speaker encoder hear the corpus."""
 
 
 class Encoder(Protocol):
@@ -70,8 +70,8 @@ class Sound(NamedTuple):
         """Played `speed` times faster: as if it had been recorded at speed · rate."""
         return self if speed == 1.0 else Sound(resample(self.wave, self.rate * speed, self.rate), self.rate)
 
-    def heard(self) -> Sound:
-        """At ENCODER_SAMPLE_RATE, for encoders; the voice of a speaker has more above its half."""
+    def for_encoders(self) -> Sound:
+        """At ENCODER_SAMPLE_RATE; voice features use the recording's own rate."""
         return Sound(resample(self.wave, self.rate, ENCODER_SAMPLE_RATE), ENCODER_SAMPLE_RATE)
 
 
@@ -99,9 +99,9 @@ def tokenise(
     import pyarrow as pa
 
     def sounds_of(job: Job) -> tuple[Sound, np.ndarray]:
-        """The recording at the job's speed, and what encoders hear of it."""
+        """The recording at the job's speed, and its waveform [samples] for encoders."""
         sound = Sound(*job.utterance.load()) if loaded is None else loaded[job.utterance.source].sound
-        return sound.at_speed(job.speed), sound.heard().at_speed(job.speed).wave
+        return sound.at_speed(job.speed), sound.for_encoders().at_speed(job.speed).wave
 
     def prompt_of(job: Job) -> Sound | None:
         if loaded is not None:
@@ -122,7 +122,7 @@ def tokenise(
     prompts = list(pool.map(prompt_of, jobs))
     speech = _encode(waves, [_place(j) for j in jobs], tokenizer, batch_seconds, bar)
     prompted = [i for i, p in enumerate(prompts) if p is not None]
-    prompt_waves = [p.heard().wave for p in prompts if p is not None]
+    prompt_waves = [p.for_encoders().wave for p in prompts if p is not None]
     prompt_speech = dict(
         zip(prompted, _encode(prompt_waves, [_place(jobs[i]) + " (prompt)" for i in prompted], tokenizer,
                               batch_seconds), strict=True)
@@ -130,11 +130,9 @@ def tokenise(
     rows: list[dict[str, Any]] = []
     for i, (job, sound, wave, prompt) in enumerate(zip(jobs, sounds, waves, prompts, strict=True)):
         u = job.utterance
-        embedding, voice = _embed(speaker_encoder, sound, wave, _place(job))
-        prompt_embedding, prompt_voice = (
-            ([], []) if prompt is None
-            else _embed(speaker_encoder, prompt, prompt.heard().wave, _place(job) + " (prompt)")
-        )
+        voice = _voice(speaker_encoder, sound, wave, _place(job))
+        prompt_voice: Any = [] if prompt is None else _voice(
+            speaker_encoder, prompt, prompt.for_encoders().wave, _place(job) + " (prompt)")
         rows.append(
             {
                 "id": job.id,
@@ -142,7 +140,6 @@ def tokenise(
                 "speaker": job.speaker,
                 "text_ids": text_to_ids(u.text),
                 "speech": speech[i],
-                "speaker_embedding": embedding,
                 "voice": voice,
                 "duration": len(wave) / ENCODER_SAMPLE_RATE,
                 "speed": job.speed,
@@ -150,11 +147,10 @@ def tokenise(
                 "source": u.source,
                 "prompt_text": u.prompt_text or "",
                 "prompt_speech": prompt_speech.get(i, []),
-                "prompt_speaker_embedding": prompt_embedding,
                 "prompt_voice": prompt_voice,
             }
         )
-    return pa.Table.from_pylist(rows, schema=features().arrow_schema)
+    return pa.Table.from_pylist(rows, schema=features(tokenizer.vocab_size).arrow_schema)
 
 
 def _place(job: Job) -> str:
@@ -207,14 +203,14 @@ def check_tokens(tokens: np.ndarray, seconds: float, tokenizer: SpeechTokenizer,
     return tokens.astype(np.int64)
 
 
-def _embed(speaker_encoder: Encoder, sound: Sound, wave: np.ndarray, where: str) -> tuple[np.ndarray, np.ndarray]:
-    """Speaker embedding [256] of a waveform at ENCODER_SAMPLE_RATE, and the vocoder's voice features [298] of all that
-    was recorded."""
+def _voice(speaker_encoder: Encoder, sound: Sound, wave: np.ndarray, where: str) -> np.ndarray:
+    """The vocoder's voice features [298] of all that was recorded; they begin with the speaker embedding [256] of the
+    waveform at ENCODER_SAMPLE_RATE."""
     embedding = np.asarray(speaker_encoder.embed(wave, ENCODER_SAMPLE_RATE), dtype=np.float32)
     if embedding.shape != (EMBEDDING_SIZE,) or not np.isfinite(embedding).all():
         raise DataError(f"{where}: speaker embedding {embedding.shape}, expected {EMBEDDING_SIZE} finite numbers")
     try:
-        return embedding, speaker_features(*sound, embedding)
+        return speaker_features(*sound, embedding)
     except AudioError as error:
         raise AudioError(f"{where}: {error}") from error
 
@@ -225,8 +221,13 @@ def _embed(speaker_encoder: Encoder, sound: Sound, wave: np.ndarray, where: str)
 def write_shard(table: pa.Table, file: Path) -> dict[str, Any]:
     """Write a parquet file and then its JSON file; returns what that holds."""
     import pyarrow.compute as pc
+    import pyarrow.parquet as pq
 
-    write_parquet(table, file)
+    try:
+        with replacing(file) as part:
+            pq.write_table(table, part)
+    except OSError as error:
+        raise DataError(f"{file}: cannot be written ({error}); {RESUME}") from error
     record = {
         "file": file.name,
         "sha256": file_sha256(file),

@@ -12,6 +12,7 @@ hash of each sentence, so that the shares of dev and test are met on average, no
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import json
@@ -35,6 +36,7 @@ from dcar.prepare.settings import (
     Throughput,
     finished,
     in_range,
+    make_speaker_encoder,
     make_tokenizer,
     prepared_record,
     sentence,
@@ -72,10 +74,7 @@ def run_stream(
     work.mkdir(parents=True, exist_ok=True)
     worker = _Worker(config, work, tokenizer, speaker_encoder)
     started, chunks = time.monotonic(), []
-    with (
-        tqdm(desc="tokenise", unit="utt", disable=not progress) as bar,
-        ThreadPoolExecutor(config.num_proc) as pool,
-    ):
+    with tqdm(desc="tokenise", unit="utt", disable=not progress) as bar, ThreadPoolExecutor(config.num_proc) as pool:
         for name, rows in _chunks(parts, config.shard_size, rank, world):
             chunks.append(name)
             if not worker.is_done(name):
@@ -121,13 +120,9 @@ class _Worker:
         self._speaker_encoder = speaker_encoder
         self.audio_seconds, self.checked, self.filtered = 0.0, 0, 0
 
-    @property
+    @functools.cached_property
     def speaker_encoder(self) -> Encoder:
-        if self._speaker_encoder is None:
-            from dcar.voices.encoder import SpeakerEncoder
-
-            self._speaker_encoder = SpeakerEncoder()
-        return self._speaker_encoder
+        return self._speaker_encoder or make_speaker_encoder()
 
     def is_done(self, name: str) -> bool:
         record = read_json(self.work / f"chunk-{name}.json")
@@ -212,7 +207,7 @@ def _assemble(
     if not shards:
         raise DataError(f"no usable utterance in the splits {', '.join(config.splits)}; {len(problems)} rows are bad")
     record = prepared_record(config, tokenizer, fingerprint, problems, checked, filtered)
-    assemble(out, work, shards, record)
+    assemble(out, work, shards, record, config.compress)
     report = finished(config, fingerprint)
     assert report is not None
     return report

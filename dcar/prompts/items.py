@@ -23,7 +23,7 @@ from dcar.text.phonemes import text_to_ids
 
 @dataclass(frozen=True)
 class PromptItem:
-    """One utterance to speak, with what is needed to voice it and to judge it."""
+    """One utterance to speak, with what is needed to voice and to evaluate it."""
 
     prompt: Prompt
     text: str

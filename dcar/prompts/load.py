@@ -39,7 +39,7 @@ def vocoder_for(decoder: AnyDecoder, data: str, items: Sequence[PromptItem], spe
     """The vocoder of a setting (`dcar.vocoder.load`) for prompts of a prepared corpus. CheckpointError if it speaks
     tokens of another tokenizer than the decoder's or at another rate than the corpus has, or a policy is another's.
 
-    prompts: recordings of the items' voices; read from the corpus where they are not given and the vocoder hears them.
+    prompts: recordings of the items' voices; read from the corpus where they are not given and the vocoder needs them.
     """
     if prompts is None and hears_prompts(spec):
         prompts = PromptAudio.of_items(items, corpus_recordings(data))

@@ -10,13 +10,13 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 from dcar.errors import AssetError
+from dcar.storage import replacing
 
 WHISPER_BASE_SHA256 = "905e5bf8336bcc625ba4e33498d675a4b935504118c594d868c36e91a60c1a57"
 """Digest of the joined `model.bin` of whisper-base (CTranslate2, float16); also names the token encoder."""
@@ -131,30 +131,23 @@ def join_files(parts: Sequence[Path], target: Path, sha256: str, remedy: str) ->
     if target.is_file() and file_sha256(target) == sha256:
         return target
     digest = hashlib.sha256()
-    temporary: Path | None = None
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False) as out:
-            temporary = Path(out.name)
-            for part in parts:
-                with open(part, "rb") as stream:
-                    while block := stream.read(1 << 20):
-                        digest.update(block)
-                        out.write(block)
-        if digest.hexdigest() != sha256:
-            names = " + ".join(str(p) for p in parts)
-            raise AssetError(f"{names}: SHA-256 is {digest.hexdigest()}, expected {sha256}; reinstall: {remedy}")
-        os.replace(temporary, target)
-        temporary = None
+        with replacing(target) as part:
+            with part.open("wb") as out:
+                for source in parts:
+                    with open(source, "rb") as stream:
+                        while block := stream.read(1 << 20):
+                            digest.update(block)
+                            out.write(block)
+            if digest.hexdigest() != sha256:
+                names = " + ".join(str(p) for p in parts)
+                raise AssetError(f"{names}: SHA-256 is {digest.hexdigest()}, expected {sha256}; reinstall: {remedy}")
     except OSError as error:
         size = sum(p.stat().st_size for p in parts) / 1e6
         raise AssetError(
             f"{target}: cannot be written ({error.strerror}); {size:.0f} MB are needed: "
             "free some space or set DCAR_CACHE to a folder that has it"
         ) from error
-    finally:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
     return target
 
 

@@ -34,8 +34,7 @@ def places(text: str) -> str:
     text = re.sub(rf"(?<=[a-z]), ({_STATE}) (\d{{5}})(?:-(\d{{4}}))?(?![\w-])",
                   lambda m: f", {_STATES[m[1]]} {digits(m[2])}{f', {digits(m[3])}' if m[3] else ''}", text)
     goes_on = r"(?=\s*$|[,;)]|\.(?=\s|$)|\s(?:to|and|or|is|was|in|for|at|on|with|by)\b)"
-    text = re.sub(rf"(?<=[A-Z][a-z]{{3}})([a-z]*), ({_SURE}){goes_on}",
-                  lambda m: f"{m[1]}, {_STATES[m[2]]}", text)
+    text = re.sub(rf"(?<=[A-Z][a-z]{{3}})([a-z]*), ({_SURE}){goes_on}", lambda m: f"{m[1]}, {_STATES[m[2]]}", text)
     text = re.sub(rf"(?<=\([DRI]-)({_STATE})(?=[),])", lambda m: _STATES[m[1]], text)
     text = re.sub(rf"(?<=\d )([NSEW])\.?(?= (?:[A-Z][a-z]+ ){{1,3}}{_STREET})", _side, text)
     text = re.sub(r"(?<![\w.'])([NSEW])\.(?= \d+(?:st|nd|rd|th)\b)", _side, text)

@@ -15,7 +15,7 @@ import jiwer
 import numpy as np
 
 from dcar.errors import TextError
-from dcar.text.numbers import cardinal, digits, ordinal, year
+from dcar.text.numbers import cardinal, digits, ordinal, plural, year
 
 NORMALIZER = "dcar-english-1"
 
@@ -129,8 +129,8 @@ def spoken_words(text: str) -> str:
     )
     text = re.sub(r"\b(\d{1,2}):(\d\d)\b", _clock, text)
     text = re.sub(r"\b(\d+)(st|nd|rd|th)\b", lambda m: f" {_spell(m[1], ordinal)} ", text)
-    text = re.sub(r"\b(\d{3})0'?s\b", lambda m: f" {_plural(year(int(m[1] + '0')))} ", text)
-    text = re.sub(r"\b(\d0)'?s\b", lambda m: f" {_plural(cardinal(int(m[1])))} ", text)
+    text = re.sub(r"\b(\d{3})0'?s\b", lambda m: f" {plural(year(int(m[1] + '0')))} ", text)
+    text = re.sub(r"\b(\d0)'?s\b", lambda m: f" {plural(cardinal(int(m[1])))} ", text)
     text = re.sub(r"(\d+)\.(\d+)", lambda m: f" {_whole(m[1])} point {digits(m[2])} ", text)
     text = re.sub(r"\d+", lambda m: f" {_whole(m[0])} ", text)
     text = re.sub(r"\s*&\s*", " and ", text)
@@ -181,7 +181,7 @@ def word_errors(reference: str, hypothesis: str) -> WordErrors:
 def word_costs(reference: str, hypothesis: str) -> np.ndarray:
     """Where words are wrong: the share of the word errors of every character of `spoken_words(reference)` [characters].
 
-    A word that is not heard costs 1, spread over its letters; one that is heard without being said costs 1 at the
+    A deleted or substituted word costs 1, spread over its letters; an inserted word costs 1 at the
     letter before it, or at the first. They add up to the word errors between the spoken words; `word_errors` forgives
     other spellings besides. Raises TextError if the reference has no words.
     """
@@ -272,10 +272,6 @@ def _whole(number: str) -> str:
         return digits(number)
     value = int(number)
     return year(value) if 1100 <= value <= 2099 else cardinal(value)
-
-
-def _plural(words: str) -> str:
-    return words[:-1] + "ies" if words.endswith("y") else words + "s"
 
 
 def _money(match: re.Match[str]) -> str:

@@ -41,6 +41,7 @@ from dcar.vocoder.base import check_speaks
 from dcar.vocoder.load import load_vocoder
 from dcar.vocoder.voicing import voice
 from dcar.voices.encoder import SpeakerEncoder
+from dcar.voices.features import EMBEDDING_DIM
 from eval.results.stats import paired_test
 
 
@@ -71,8 +72,8 @@ def _voices(data: str) -> dict[str, np.ndarray]:
     found: dict[str, list[Any]] = {}
     for split in prepared_info(data)["counts"]:
         rows = load_prepared(data, split)
-        for name, embedding in zip(rows["speaker"], rows["speaker_embedding"], strict=True):
-            found.setdefault(name, []).append(embedding)
+        for name, features in zip(rows["speaker"], rows["voice"], strict=True):
+            found.setdefault(name, []).append(features[:EMBEDDING_DIM])
     return {name: np.mean(np.asarray(rows, np.float64), axis=0) for name, rows in found.items()}
 
 

@@ -148,11 +148,11 @@ def _prepared(folder: Path) -> list[str]:
 
 
 def _prepared_before(folder: Path) -> list[str]:
-    """As versions without digests have written it."""
+    """Format 2, as versions without digests have written it."""
     files = _prepared(folder)
     info = json.loads((folder / "p/prepared.json").read_text())
     del info["files"]
-    (folder / "p/prepared.json").write_text(json.dumps(info))
+    (folder / "p/prepared.json").write_text(json.dumps({**info, "format_version": 2}))
     return files
 
 

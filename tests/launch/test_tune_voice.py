@@ -68,7 +68,7 @@ def says(split: str, count: int, seed: int) -> datasets.Dataset:
         tokens = [(start + t) % CODES for t in range(LENGTH)]
         rows.append({**row, "speech": tokens, "text": " ".join(WORDS[t] for t in tokens),
                      "text_ids": [tokens[0] + 1, 20, 21], "duration": LENGTH / 50})
-    return datasets.Dataset.from_list(rows, features=features())
+    return datasets.Dataset.from_list(rows, features=features(CODES))
 
 
 @pytest.fixture(scope="module")

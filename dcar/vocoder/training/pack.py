@@ -32,7 +32,7 @@ from dcar.process import run_command
 from dcar.tokens.codebook import codebook_of
 from dcar.tokens.kmeans import KMeansTokenizer
 from dcar.tokens.load import load_tokenizer
-from dcar.voices.features import FRAME_HOP, MIN_VOICED_FRAMES, SAMPLE_RATE, track_f0, voice_statistics
+from dcar.voices.features import EMBEDDING_DIM, FRAME_HOP, MIN_VOICED_FRAMES, SAMPLE_RATE, track_f0, voice_statistics
 
 if TYPE_CHECKING:
     from dcar.corpus.read import Utterance
@@ -362,7 +362,7 @@ def pack_training_data(
                 raise DataError(
                     f"{row['id']}: tokens and audio differ in length by over three tokens; prepare the corpus again"
                 )
-            embedding = np.asarray(row["speaker_embedding"], dtype=np.float32)
+            embedding = np.asarray(row["voice"][:EMBEDDING_DIM], dtype=np.float32)
             heard = None if listener is None else _states(listener, utterance, speed, tokens)
             rows.append(PackRow(recording, speed, tokens, embedding, row["speaker"], split in validation_splits, heard,
                                 rates[recording]))

@@ -15,13 +15,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import soundfile as sf
-from tiny_corpora import tone, wav_bytes, write_libritts
-from tiny_data import ToyEncoder, ToyTokenizer
+from tiny_corpora import tone, toy_prepare, wav_bytes, write_libritts
 
 from dcar.corpus import rows
 from dcar.corpus.read import read_corpus, validate_corpus
 from dcar.errors import DataError
-from dcar.prepare.run import PrepareConfig, load_prepared, run
+from dcar.prepare.run import PrepareConfig, load_prepared
 from dcar.prepare.run import main as prepare
 
 RATE = 16_000
@@ -84,7 +83,7 @@ def test_every_bad_row_is_listed_and_left_out(folder: Path) -> None:
     for stream in (False, True):
         config = PrepareConfig(out=str(folder / f"out{stream}"), corpus="jsonl", path=str(manifest), skip_bad=True,
                                splits=("train",), stream=stream)
-        report = run(config, tokenizer=ToyTokenizer(), speaker_encoder=ToyEncoder(), progress=False)
+        report = toy_prepare(config)
         assert {p.source for p in report.problems} == {f"{manifest}:{n}" for n in range(2, len(ROWS) + 2)}
         assert report.text().encode().count(b"m.jsonl:") >= len(ROWS)
         assert load_prepared(folder / f"out{stream}", "train")["id"] == ["g1", "g2"]
@@ -93,8 +92,7 @@ def test_every_bad_row_is_listed_and_left_out(folder: Path) -> None:
 def test_ids_that_no_file_system_would_take_are_prepared(folder: Path) -> None:
     ids = ["../../x", "..", "/", "e\u0301", "\u00e9", "a b", "CON", "-rf", "x" * 1000, "%s{}"]
     (folder / "m.jsonl").write_text("".join(line(id=i) + "\n" for i in ids))
-    run(PrepareConfig(out=str(folder / "out"), corpus="jsonl", path=str(folder / "m.jsonl"), splits=("train",)),
-        tokenizer=ToyTokenizer(), speaker_encoder=ToyEncoder(), progress=False)
+    toy_prepare(PrepareConfig(out=str(folder / "out"), corpus="jsonl", path=str(folder / "m.jsonl"), splits=("train",)))
     assert load_prepared(folder / "out", "train")["id"] == ids
 
 
@@ -202,4 +200,4 @@ def test_a_copy_is_not_called_as_another_utterance(folder: Path) -> None:
     config = PrepareConfig(out=str(folder / "out"), corpus="jsonl", path=str(folder / "m.jsonl"), splits=("train",),
                            speeds=(1.0, 0.9))
     with pytest.raises(DataError, match="'g@0.9' among them"):
-        run(config, tokenizer=ToyTokenizer(), speaker_encoder=ToyEncoder(), progress=False)
+        toy_prepare(config)

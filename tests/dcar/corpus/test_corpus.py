@@ -1,8 +1,7 @@
-"""The corpus room: five layouts written to disk as they are in the wild, and every way in which their rows break."""
+"""Corpora: five layouts written to disk as they are in the wild, and every way in which their rows break."""
 
 from __future__ import annotations
 
-import io
 import json
 import re
 from collections.abc import Callable
@@ -15,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import soundfile as sf
+from tiny_corpora import RATE, encoded, tone, write_starter
 
 from dcar.corpus.read import (
     StoredAudio,
@@ -27,22 +27,10 @@ from dcar.corpus.read import (
 )
 from dcar.errors import DataError
 
-RATE = 16_000
-
 
 @pytest.fixture(autouse=True)
 def private_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("hf"))
-
-
-def tone(seconds: float = 1.2, hz: float = 220.0, rate: int = RATE) -> np.ndarray:
-    return (0.3 * np.sin(2 * np.pi * hz * np.arange(int(seconds * rate)) / rate)).astype(np.float32)
-
-
-def encoded(seconds: float = 1.2, kind: str = "OGG", subtype: str = "OPUS", rate: int = 24_000) -> bytes:
-    buffer = io.BytesIO()
-    sf.write(buffer, tone(seconds, rate=rate), rate, format=kind, subtype=subtype)
-    return buffer.getvalue()
 
 
 def write(path: Path, seconds: float = 1.2) -> Path:
@@ -51,30 +39,13 @@ def write(path: Path, seconds: float = 1.2) -> Path:
     return path
 
 
-def starter(folder: Path, rows: dict[str, int]) -> Path:
-    """A corpus of the format that the project ships: parquet files with Ogg Opus inside."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for split, n in rows.items():
-        table = pa.table(
-            {
-                "id": [f"{split}_{i}" for i in range(n)],
-                "text": [f"Sentence number {i} of {split}." for i in range(n)],
-                "speaker": [f"voice{i % 2}" for i in range(n)],
-                "duration": pa.array([1.2] * n, pa.float32()),
-                "audio": pa.array([{"bytes": encoded(), "path": f"{i}.ogg"} for i in range(n)]),
-            }
-        )
-        pq.write_table(table, folder / f"{split}.parquet", compression="none")
-    return folder
-
-
 def test_starter(tmp_path: Path) -> None:
-    corpus = starter(tmp_path / "c", {"train": 3, "test": 2})
+    corpus = write_starter(tmp_path / "c", train=3, dev=0, test=2)
     rows = load_corpus("starter", corpus)
     assert [u.id for u in rows] == ["train_0", "train_1", "train_2", "test_0", "test_1"]
-    assert (rows[1].split, rows[1].speaker, rows[1].source) == ("train", "voice1", "train.parquet:2")
+    assert (rows[1].split, rows[1].speaker, rows[1].source) == ("train", "v1", "train.parquet:2")
     wave, rate = rows[0].load(16_000)
-    assert (rate, len(wave)) == (16_000, 19_200)
+    assert (rate, len(wave)) == (16_000, 9_600)
     assert {u.split for u in load_corpus("starter", corpus, "test")} == {"test"}
     assert validate_corpus(rows, 0.5, 5) == []
 
@@ -83,7 +54,7 @@ def test_recordings_of_a_low_rate_are_warned_of(tmp_path: Path, caplog: pytest.L
     """No bad rows, but their number is told; 16 kHz is what encoders read."""
     lines = []
     for i, rate in enumerate((8_000, 11_025, 16_000, 24_000)):
-        sf.write(tmp_path / f"{i}.wav", tone(rate=rate), rate)
+        sf.write(tmp_path / f"{i}.wav", tone(1.2, rate=rate), rate)
         lines.append(json.dumps({"id": f"u{i}", "audio": f"{i}.wav", "text": "A line.", "speaker": "s"}))
     (tmp_path / "m.jsonl").write_text("\n".join(lines))
     rows = load_corpus("jsonl", tmp_path / "m.jsonl")

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 import soundfile as sf
-from tiny_corpora import write_libritts, write_parquets
-from tiny_data import ToyEncoder, ToyTokenizer
+from tiny_corpora import toy_prepare, write_libritts, write_parquets
+from tiny_data import ToyTokenizer
 
 from dcar.errors import ConfigError, DataError
-from dcar.prepare.run import PrepareConfig, load_prepared, run
+from dcar.prepare.run import PrepareConfig, load_prepared
 
 TESTS = Path(__file__).parents[2]
 
@@ -24,10 +24,6 @@ TESTS = Path(__file__).parents[2]
 def config(path: Path, out: Path, **changes: Any) -> PrepareConfig:
     return PrepareConfig(**{"out": str(out), "path": str(path), "corpus": "jsonl", "shard_size": 3, "stream": True,
                             "wait_seconds": 60, **changes})  # fmt: skip
-
-
-def go(c: PrepareConfig, tokenizer: ToyTokenizer | None = None, **kwargs: Any):
-    return run(c, tokenizer=tokenizer or ToyTokenizer(), speaker_encoder=ToyEncoder(), progress=False, **kwargs)
 
 
 def manifest(folder: Path, rows: int = 10, name: str = "m.jsonl", **first: Any) -> Path:
@@ -70,14 +66,14 @@ def launch(world: int, *settings: str) -> list[dict[str, Any]]:
 
 def test_streamed_is_the_same_as_plain(tmp_path: Path) -> None:
     path = manifest(tmp_path / "c")
-    report = go(config(path, tmp_path / "streamed"))
-    go(config(path, tmp_path / "plain", stream=False))
+    report = toy_prepare(config(path, tmp_path / "streamed"))
+    toy_prepare(config(path, tmp_path / "plain", stream=False))
     assert rows_of(tmp_path / "streamed") == rows_of(tmp_path / "plain")
     assert report.throughput is not None and report.throughput.audio == pytest.approx(9.5)
     assert "h of audio per hour" in report.text()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["c", "plain", "streamed"]
     again = ToyTokenizer()
-    assert go(config(path, tmp_path / "streamed"), again).counts["train"]["utterances"] == 5
+    assert toy_prepare(config(path, tmp_path / "streamed"), again).counts["train"]["utterances"] == 5
     assert again.batches == []
 
 
@@ -94,7 +90,7 @@ def test_two_launched_processes_equal_one(tmp_path: Path) -> None:
     settings = ["corpus=jsonl", f"path={path}", "shard_size=3", "stream=true", "wait_seconds=60"]
     results = launch(2, *settings, f"out={tmp_path / 'two'}")
     assert [r["utterances"] for r in results] == [3 + 3 + 1, 3 + 3]
-    go(config(path, tmp_path / "one"))
+    toy_prepare(config(path, tmp_path / "one"))
     assert rows_of(tmp_path / "two") == rows_of(tmp_path / "one")
 
 
@@ -103,10 +99,10 @@ def test_streamed_dataset_is_shared_by_files(tmp_path: Path, monkeypatch: pytest
     folder = write_parquets(tmp_path / "hf", files=4, rows=3)
     both = tmp_path / "both"
     second = ToyTokenizer()
-    go(config(folder, both, corpus="datasets", splits=("train",)), second, process_index=1, num_processes=2)
+    toy_prepare(config(folder, both, corpus="datasets", splits=("train",)), second, process_index=1, num_processes=2)
     assert sum(map(len, second.batches)) == 6 and not both.exists()
-    go(config(folder, both, corpus="datasets", splits=("train",)), process_index=0, num_processes=2)
-    go(config(folder, tmp_path / "one", corpus="datasets", splits=("train",)))
+    toy_prepare(config(folder, both, corpus="datasets", splits=("train",)), process_index=0, num_processes=2)
+    toy_prepare(config(folder, tmp_path / "one", corpus="datasets", splits=("train",)))
     assert load_prepared(both, "train").to_dict() == load_prepared(tmp_path / "one", "train").to_dict()
     assert load_prepared(both, "train").num_rows == 12
 
@@ -114,12 +110,12 @@ def test_streamed_dataset_is_shared_by_files(tmp_path: Path, monkeypatch: pytest
 def test_interrupted_and_continued_with_another_number_of_processes(tmp_path: Path) -> None:
     path = manifest(tmp_path / "c", rows=12)
     with pytest.raises(KeyboardInterrupt):
-        go(config(path, tmp_path / "p", splits=("train",)), ToyTokenizer(fail_after=2))
+        toy_prepare(config(path, tmp_path / "p", splits=("train",)), ToyTokenizer(fail_after=2))
     rest = [ToyTokenizer(), ToyTokenizer()]
     for rank in (1, 0):
-        go(config(path, tmp_path / "p", splits=("train",)), rest[rank], process_index=rank, num_processes=2)
+        toy_prepare(config(path, tmp_path / "p", splits=("train",)), rest[rank], process_index=rank, num_processes=2)
     assert sum(len(b) for t in rest for b in t.batches) == 6 - 3  # rows 0 and 2, row 4 were done
-    go(config(path, tmp_path / "whole", splits=("train",)))
+    toy_prepare(config(path, tmp_path / "whole", splits=("train",)))
     assert load_prepared(tmp_path / "p", "train").to_dict() == load_prepared(tmp_path / "whole", "train").to_dict()
 
 
@@ -127,17 +123,17 @@ def test_a_damaged_shard_is_refused_and_made_again(tmp_path: Path) -> None:
     path = manifest(tmp_path / "c")
     other = config(path, tmp_path / "p", wait_seconds=0.1)
     with pytest.raises(DataError, match="waited"):  # process 0 is done with its share, the other never comes
-        go(other, process_index=0, num_processes=2)
+        toy_prepare(other, process_index=0, num_processes=2)
     shard = sorted((tmp_path / ".p.partial").glob("*/train-*.parquet"))[0]
     data = bytearray(shard.read_bytes())
     data[len(data) // 2] ^= 1  # same size, one bit
     shard.write_bytes(bytes(data))
     with pytest.raises(DataError, match=f"{shard.name}: the shard is damaged .* run again"):
-        go(config(path, tmp_path / "p"))
+        toy_prepare(config(path, tmp_path / "p"))
     again = ToyTokenizer()
-    go(config(path, tmp_path / "p"), again)
+    toy_prepare(config(path, tmp_path / "p"), again)
     assert 0 < sum(map(len, again.batches)) <= 3  # that chunk only
-    go(config(path, tmp_path / "whole"))
+    toy_prepare(config(path, tmp_path / "whole"))
     assert rows_of(tmp_path / "p") == rows_of(tmp_path / "whole")
 
 
@@ -146,13 +142,13 @@ def test_bad_rows_and_repeated_ids(tmp_path: Path) -> None:
     path.write_text(path.read_text() + "{broken\n")
     for _ in range(2):
         with pytest.raises(DataError, match=r"(?s)2 problems .*absent.wav.*m.jsonl:11: not valid JSON"):
-            go(config(path, tmp_path / "p"))
+            toy_prepare(config(path, tmp_path / "p"))
     skipped = ToyTokenizer()
-    report = go(config(path, tmp_path / "p", skip_bad=True), skipped)
+    report = toy_prepare(config(path, tmp_path / "p", skip_bad=True), skipped)
     assert skipped.batches == [] and len(report.problems) == 2 and report.counts["train"]["utterances"] == 4
     twice = manifest(tmp_path / "d", name="d.jsonl", id="u5")
     with pytest.raises(DataError, match="(?s)1 ids are used twice.*'u5'"):
-        go(config(twice, tmp_path / "q", skip_bad=True))
+        toy_prepare(config(twice, tmp_path / "q", skip_bad=True))
 
 
 def test_libritts_between_three_and_twenty_seconds(tmp_path: Path) -> None:
@@ -162,12 +158,13 @@ def test_libritts_between_three_and_twenty_seconds(tmp_path: Path) -> None:
     sf.write(long, 0.2 * np.sin(np.arange(24_000) / 9), 24_000)
     counts = []
     for stream in (True, False):
-        report = go(config(root, tmp_path / f"p{stream}", corpus="libritts", stream=stream, filter_seconds=(0.3, 0.7)))
+        report = toy_prepare(config(root, tmp_path / f"p{stream}", corpus="libritts", stream=stream,
+                                    filter_seconds=(0.3, 0.7)))
         assert report.problems == [] and report.filtered == 1
         assert "1 rows left out by filter_seconds" in report.text()
         counts.append({s: c["utterances"] for s, c in report.counts.items()})
     assert counts[0] == counts[1] == {"train": 2, "dev": 2, "test": 2}
-    chosen = go(config(root, tmp_path / "sub", corpus="libritts", subsets=("dev-clean",), splits=("dev",)))
+    chosen = toy_prepare(config(root, tmp_path / "sub", corpus="libritts", subsets=("dev-clean",), splits=("dev",)))
     assert chosen.counts["dev"]["utterances"] == 2
     info = json.loads((tmp_path / "sub" / "prepared.json").read_text())
     assert info["corpus"] == {"kind": "libritts", "path": str(root), "subsets": ["dev-clean"]}
@@ -180,7 +177,7 @@ def test_a_corpus_without_splits_never_puts_a_sentence_in_two(tmp_path: Path) ->
         row["text"] = f"Line {i // 2}."
         del row["split"]
     path.write_text("\n".join(map(json.dumps, lines)) + "\n")
-    go(config(path, tmp_path / "p", dev_fraction=0.2, test_fraction=0.2, shard_size=20))
+    toy_prepare(config(path, tmp_path / "p", dev_fraction=0.2, test_fraction=0.2, shard_size=20))
     place = {i: s for s in ("train", "dev", "test") for i in load_prepared(tmp_path / "p", s)["id"]}
     assert all(place[f"u{2 * i}"] == place[f"u{2 * i + 1}"] for i in range(30))
     assert set(place.values()) == {"train", "dev", "test"}

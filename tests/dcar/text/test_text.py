@@ -1,4 +1,4 @@
-"""The text room: what is written is read as a person would, always the same, or refused with a reason."""
+"""Text to phonemes: what is written is read as a person would, always the same, or refused with a reason."""
 
 from __future__ import annotations
 

@@ -1,0 +1,157 @@
+"""Prepared corpora on disk: what loading checks, which formats it reads, what the columns hold."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+from tiny_corpora import toy_prepare, write_starter
+
+from dcar.errors import DataError
+from dcar.prepare import prepared
+from dcar.prepare.prepared import copy_name, load_prepared, recording_of
+from dcar.prepare.run import PrepareConfig
+from dcar.sources.shipped import shipped
+from dcar.text.phonemes import PHONEME_VERSION
+from dcar.verify import verify
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_starter(tmp_path_factory.mktemp("corpus"))
+
+
+def config(path: Path, out: Path, **changes: Any) -> PrepareConfig:
+    return PrepareConfig(out=str(out), path=str(path), shard_size=4, **changes)
+
+
+@pytest.mark.parametrize(("name", "speed"), [("a", 1.0), ("a", 0.85), ("a@1", 1.0), ("a@0.9", 1.17), ("a@0.9", 1.0)])
+def test_a_row_names_its_recording(name: str, speed: float) -> None:
+    """Ids of a corpus may look like those of copies."""
+    row = {"id": copy_name(name, speed), "speed": float(np.float32(speed))}
+    assert recording_of(row) == (name, speed)
+
+
+def test_loading_checks_versions(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(DataError, match="no readable prepared.json; run `dcar prepare`"):
+        load_prepared(tmp_path / "none", "train")
+    toy_prepare(config(corpus, tmp_path / "p", splits=("dev",)))
+    with pytest.raises(DataError, match="no split 'train'; it has dev"):
+        load_prepared(tmp_path / "p", "train")
+    whole = json.loads((tmp_path / "p" / "prepared.json").read_text())
+    for lacking, name in (("phonemes", "phonemes.version"), ("tokenizer", "tokenizer.name"), ("counts", "counts")):
+        (tmp_path / "p" / "prepared.json").write_text(json.dumps({k: v for k, v in whole.items() if k != lacking}))
+        with pytest.raises(DataError, match=f"prepared.json is incomplete, it lacks {name}"):
+            load_prepared(tmp_path / "p", "dev")
+    for broken in (b"[]", b"null", b"caf\xe9", b"{"):
+        (tmp_path / "p" / "prepared.json").write_bytes(broken)
+        with pytest.raises(DataError, match="no readable prepared.json"):
+            load_prepared(tmp_path / "p", "dev")
+    (tmp_path / "p" / "prepared.json").write_text(json.dumps(whole))
+    monkeypatch.setattr(prepared, "PHONEME_VERSION", "dcar-en-us-2")
+    with pytest.raises(DataError, match=f"inventory {PHONEME_VERSION}, this program has dcar-en-us-2"):
+        load_prepared(tmp_path / "p", "dev")
+
+
+def test_loading_reads_what_was_written(corpus: Path, tmp_path: Path) -> None:
+    """A flipped bit, a cut file, a file that is gone: sizes and digests of prepared.json are compared at loading."""
+    out = tmp_path / "p"
+    toy_prepare(config(corpus, out))
+    [arrow] = (out / "train").glob("*.arrow")
+    whole, state = arrow.read_bytes(), (out / "train" / "state.json").read_text()
+    assert load_prepared(out, "train").num_rows == 10
+    flipped = bytearray(whole)
+    flipped[len(whole) // 2] ^= 4
+    for broken, message in ((bytes(flipped), "another digest"), (whole[:-100], "bytes"), (b"", "has 0 of")):
+        arrow.write_bytes(broken)
+        with pytest.raises(DataError, match=rf"train/{arrow.name} .*{message}.*not as it was written; prepare again"):
+            load_prepared(out, "train")
+        assert load_prepared(out, "dev").num_rows == 3  # another split is as it was
+    arrow.write_bytes(whole)
+    assert load_prepared(out, "train").num_rows == 10
+    (out / "train" / "state.json").unlink()
+    with pytest.raises(DataError, match="train/state.json is missing"):
+        load_prepared(out, "train")
+    (out / "train" / "state.json").write_text(state)
+    arrow.write_bytes(whole[:-100])
+    assert toy_prepare(config(corpus, out)).problems == [] and load_prepared(out, "train").num_rows == 10  # made again
+
+
+def test_digests_are_computed_once_a_process(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    toy_prepare(config(corpus, tmp_path / "p"))
+    counted: list[Path] = []
+    real = prepared.digest
+    monkeypatch.setattr(prepared, "digest", lambda path: counted.append(path) or real(path))
+    for _ in range(3):
+        load_prepared(tmp_path / "p", "train")
+    assert len(counted) == len(set(counted)) == 3
+    monkeypatch.setattr(prepared, "MOST_DIGESTED", 100)  # larger files are left to `dcar verify`
+    counted.clear()
+    monkeypatch.setattr(prepared, "_digested", {})
+    assert load_prepared(tmp_path / "p", "train").num_rows == 10 and not any(p.suffix == ".arrow" for p in counted)
+
+
+@pytest.mark.parametrize("files", [["train"], {"train/state.json": 5}, {"train/\x00": {"size": 1, "sha256": ""}}])
+def test_a_broken_list_of_files_is_not_finished_work(files: Any, corpus: Path, tmp_path: Path) -> None:
+    out = tmp_path / "p"
+    toy_prepare(config(corpus, out))
+    info = json.loads((out / "prepared.json").read_text())
+    (out / "prepared.json").write_text(json.dumps({**info, "files": files}))
+    with pytest.raises(DataError, match="lacks files|without size and digest|cannot be read"):
+        load_prepared(out, "train")
+    toy_prepare(config(corpus, out))  # made again
+    assert load_prepared(out, "train").num_rows == 10
+
+
+def test_the_shipped_corpus_lists_its_digests() -> None:
+    [verdict] = verify(shipped("prepared"))
+    assert verdict.files == 9 and not verdict.faults
+
+
+def test_a_corpus_of_the_format_before_is_read_as_one_of_now(corpus: Path, tmp_path: Path) -> None:
+    """Format 2 had ids of 32 bits and the speaker embedding twice; fingerprint and rows are the same."""
+    new, old = tmp_path / "new", tmp_path / "old"
+    toy_prepare(config(corpus, new))
+    info = json.loads((new / "prepared.json").read_text())
+    for split in info["counts"]:
+        rows = load_prepared(new, split)
+        assert (rows.features["speech"].feature.dtype, rows.features["text_ids"].feature.dtype) == ("uint8", "uint8")
+        wide = rows.features.copy()
+        wide["speech"] = wide["text_ids"] = wide["prompt_speech"] = datasets.List(datasets.Value("int32"))
+        embeddings = [voice[:256] for voice in rows["voice"]]
+        rows.cast(wide).add_column("speaker_embedding", embeddings).save_to_disk(str(old / split))
+    (old / "prepared.json").write_text(json.dumps({**info, "format_version": 2, "files": {}}))
+    for split in info["counts"]:
+        read, now = load_prepared(old, split), load_prepared(new, split)
+        assert read.features == now.features and read.to_list() == now.to_list()
+    assert toy_prepare(config(corpus, old)).throughput is None  # the same fingerprint: nothing is made again
+    info["tokenizer"]["vocab_size"] = 2
+    shutil.rmtree(old / "dev")
+    rows.cast(wide).map(lambda row: {"speech": [-1, *row["speech"]]}).save_to_disk(str(old / "dev"))
+    (old / "prepared.json").write_text(json.dumps({**info, "format_version": 2, "files": {}}))
+    with pytest.raises(DataError, match="dev: holds ids beyond its vocabularies .*prepare again"):
+        load_prepared(old, "dev")
+
+
+def test_compressed_is_smaller_and_the_same(corpus: Path, tmp_path: Path) -> None:
+    toy_prepare(config(corpus, tmp_path / "a"))
+    toy_prepare(config(corpus, tmp_path / "b", compress=True))
+    a, b = (json.loads((tmp_path / name / "prepared.json").read_text()) for name in "ab")
+    table = f"train/{prepared.TABLE}"
+    assert a["fingerprint"] == b["fingerprint"] and b["files"][table]["size"] < a["files"][table]["size"]
+    for split in a["counts"]:
+        assert load_prepared(tmp_path / "a", split).to_list() == load_prepared(tmp_path / "b", split).to_list()
+    plain = datasets.load_from_disk(str(tmp_path / "b/train"))  # by the library alone
+    assert plain.to_list() == load_prepared(tmp_path / "b", "train").to_list()
+
+
+@pytest.mark.parametrize(("size", "name"), [(61, "uint8"), (256, "uint8"), (257, "uint16"), (65536, "uint16"),
+                                            (65537, "uint32"), (151_936, "uint32")])
+def test_the_smallest_integers_that_hold_a_vocabulary(size: int, name: str) -> None:
+    assert prepared.integer_type(size) == name
+    assert np.iinfo(name).max >= size - 1

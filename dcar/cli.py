@@ -21,7 +21,7 @@ COMMANDS = {
                      "a prepared split through the vocoder: training speech for the recogniser, or wavs"),
     "train-encoder-recognizer": ("dcar.train.encoder_recognizer",
                                  "the reward recogniser: characters from a frozen speech encoder's states"),
-    "train-recognizer": ("dcar.recognition.train", "a recogniser from nothing (NeMo FastConformer-CTC)"),
+    "train-recognizer": ("dcar.recognition.train", "fine-tune a recogniser of NeMo, CTC or transducer"),
     "train-token-recognizer": ("dcar.train.token_recognizer",
                                "what reads phonemes in speech tokens, for the reward token_likelihood"),
     "train-coherence": ("dcar.train.coherence",

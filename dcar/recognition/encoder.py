@@ -66,14 +66,9 @@ class EncoderRecognizer(WindowCTC, CTCRecognizer):
         self.states_norm = nn.LayerNorm(WhisperEncoder.state_size)
         self.states_in = nn.Linear(WhisperEncoder.state_size, config.hidden_size)
 
-    def forward(self, states: Tensor, lengths: Tensor) -> Tensor:
-        """Log-probabilities [B, T, characters + 1] float32 (0: none) at every state [B, T, 512]; what stands behind a
-        row's length [B] is garbage."""
-        return self.frames(states, lengths)
-
-    def frames(self, states: Tensor, lengths: Tensor) -> Tensor:
-        """`forward`, in the type of the weights even where Accelerate wraps that in an autocast."""
-        return self.read_frames(self.states_in(self.states_norm(states)), lengths)
+    def vectors(self, frames: Tensor) -> Tensor:
+        """Of the encoder's states [B, T, 512]."""
+        return self.states_in(self.states_norm(frames))
 
     @property
     def _encoder(self) -> WhisperEncoder:

@@ -61,14 +61,9 @@ class TokenRecognizer(WindowCTC):
         """The code that stands for a token that is hidden."""
         return self.config.speech_vocab_size
 
-    def forward(self, speech_ids: Tensor, speech_lengths: Tensor) -> Tensor:
-        """Log-probabilities [B, T, text_vocab_size] float32 of the phoneme (0: none) at every token [B, T] int64; what
-        stands behind a row's length [B] is garbage."""
-        return self.frames(speech_ids, speech_lengths)
-
-    def frames(self, speech_ids: Tensor, speech_lengths: Tensor) -> Tensor:
-        """`forward`, in the type of the weights even where Accelerate wraps that in an autocast."""
-        return self.read_frames(self.embedding(speech_ids), speech_lengths)
+    def vectors(self, frames: Tensor) -> Tensor:
+        """Of speech tokens [B, T] int64."""
+        return self.embedding(frames)
 
     def check_reads(self, info: Mapping[str, Any], where: str) -> None:
         """CheckpointError where a prepared corpus (`prepared_info`) has other speech tokens or other phonemes than

@@ -23,8 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dcar.config import check, load_config, save_config, setting
-from dcar.config.schema import seed_setting
+from dcar.config import load_config, setting
 from dcar.errors import CheckpointError, ConfigError
 from dcar.model.cards import model_card
 from dcar.model.draft import AnyDecoder
@@ -34,11 +33,9 @@ from dcar.process import run_command
 from dcar.prompts.together import check_together
 from dcar.sampling import sample
 from dcar.sources.shipped import resolve
-from dcar.storage import digest, writing
-from dcar.tracking import provenance
+from dcar.storage import digest
 from dcar.train.batches import SpeechDataset, collate
-from dcar.train.checkpoints import latest_checkpoint
-from dcar.train.small import SmallTrainer
+from dcar.train.small import SmallSettings, SmallTrainer, last_of
 from heads.candidates import candidate_features
 from heads.coherence import Coherence, CoherenceConfig, before_end
 
@@ -46,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass
-class TrainCoherenceConfig:
+class TrainCoherenceConfig(SmallSettings):
     """Settings of `dcar train-coherence`."""
 
     decoder: str = setting("runs/car", "The frozen decoder whose chunks are judged; starter = the shipped one.",
@@ -59,22 +56,10 @@ class TrainCoherenceConfig:
     prompt_tokens: int = setting(50, "Speaker prompt in training (bos layout only), as in the decoder's.", minimum=1)
     batch_size: int = setting(16, "Utterances of a process per step.", minimum=1)
     positions: float = setting(0.3, "Share of their positions at which a chunk is drawn.", above=0, maximum=1)
-    max_steps: int = setting(1000, "Updates of the weights.", minimum=1)
     learning_rate: float = setting(3e-3, "Peak of AdamW; it rises, then falls by a cosine.", above=0)
     weight_decay: float = setting(0.02, "Of matrices.", minimum=0)
-    warmup_steps: int = setting(50, "Steps in which the learning rate rises.", minimum=0)
-    max_grad_norm: float = setting(1.0, "Gradients are clipped to this norm, 0 = not.", minimum=0)
     embedding_size: int = setting(64, "Numbers of a token's embedding.", minimum=1)
     width: int = setting(128, "Of the recurrent layer.", minimum=1)
-    bf16: bool = setting(False, "bfloat16 autocast.")
-    seed: int = seed_setting(0, "Of weights, order and draws.")
-    eval_steps: int = setting(250, "Steps between evaluations on the dev split.", minimum=1)
-    save_steps: int = setting(250, "Steps between checkpoints.", minimum=1)
-    log_steps: int = setting(25, "Steps between lines of the log.", minimum=1)
-    resume: bool = setting(True, "Go on from the last checkpoint in out, bit for bit.")
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 def chunks_ahead(speech: Tensor, lengths: Tensor, heads: int, eos: int) -> Tensor:
@@ -156,7 +141,6 @@ def run(config: TrainCoherenceConfig) -> Coherence:
     Raises ConfigError for a decoder with one head, DataError where the data is broken or has other tokens or phonemes
     than the decoder, CheckpointError where out holds another run or init_from another shape.
     """
-    out = Path(config.out)
     prepared, decoder = prepared_info(config.data), load_decoder(config.decoder)
     check_together(decoder, prepared, config.data)
     if decoder.config.num_prediction_heads < 2:
@@ -165,26 +149,14 @@ def run(config: TrainCoherenceConfig) -> Coherence:
     shape = CoherenceConfig(decoder.config.hidden_size, decoder.config.num_prediction_heads,
                             decoder.config.output_size, config.embedding_size, config.width, decoder.checksum(),
                             decoder.config.tokenizer)
-    last = latest_checkpoint(out) if config.resume else None
-    if last and (found := Coherence.load_config(last)) != shape:
-        raise CheckpointError(f"{last}: a checkpoint of another coherence ({found}, here {shape}); choose another out, "
-                              "or resume=false to start again")
+    last = last_of(config, Coherence, shape, "chunk scorer")
     train, dev = (SpeechDataset(load_prepared(config.data, split), decoder.config,  # type: ignore[arg-type]
                                 config.prompt_tokens, config.seed) for split in ("train", "dev"))
     torch.manual_seed(config.seed)
     model = new_coherence(shape, decoder, config.init_from)
     trainer = CoherenceTrainer(config, model, decoder, train, dev)
-    if trainer.is_world_process_zero():
-        with writing(out):
-            save_config(config, out / "config.yaml")
-        logger.info("%.2f M parameters, %d training utterances, %d processes",
-                    sum(p.numel() for p in model.parameters()) / 1e6, len(train), trainer.args.world_size)
-    trainer.origin = provenance(
-        config=dataclasses.asdict(config), seed=config.seed, base_checksum=shape.base_checksum,
-        data={"path": config.data, "prepared.json": digest(Path(config.data) / "prepared.json")})
-    trainer.fit(last)
-    with trainer.doing("evaluating and exporting what was trained"), writing(out):
-        return trainer.export(coherence_card)
+    data = {"path": config.data, "prepared.json": digest(Path(config.data) / "prepared.json")}
+    return trainer.make(last, config, data, coherence_card, base_checksum=shape.base_checksum)
 
 
 def new_coherence(shape: CoherenceConfig, decoder: AnyDecoder, init_from: str) -> Coherence:

@@ -60,7 +60,7 @@ IMPOSSIBLE = [
     *((VOCODER, text) for text in ("max_steps=0", "learning_rate=nan", "ema_decay=1", "segment_tokens=0", "samples=-1",
                                    "mel_weight=-1", "vocoder=3", "bf16=2")),
     *((RECOGNIZER, text) for text in ("batch_seconds=0", "warmup_share=2", "max_steps=0", "speeds=[0]", "speeds=[]",
-                                      "max_minutes=0", "data_threads=0", "learning_rate=-1")),
+                                      "max_minutes=0", "learning_rate=-1")),
     *((SPEAK, text) for text in ("sampling.temperature=nan", "--temperature=-1", "--top-k=-1", "seed=-1")),
     *((TOKENIZER, text) for text in ("vocab_size=0", "passes=0", "sample_hours=-1", "corpus=tape")),
     *((CONVERT, text) for text in ("kind=gpt", "heads=0", "head_blocks=0", "seed=-1")),

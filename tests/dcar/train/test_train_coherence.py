@@ -97,7 +97,7 @@ def test_what_was_recorded_is_what_heads_are_trained_on():
 def test_what_does_not_belong_together_is_refused(data, decoder, tmp_path, monkeypatch):
     out = tmp_path / "out"
     run(config_of(data, decoder, out, max_steps=2, save_steps=1))
-    with pytest.raises(CheckpointError, match="another coherence.*resume=false"):
+    with pytest.raises(CheckpointError, match="another chunk scorer.*resume=false"):
         run(config_of(data, decoder, out, width=8))
     one = tmp_path / "one"
     train_decoder(tiny_config(data, one, model={"num_prediction_heads": 1}, max_steps=1))

@@ -83,7 +83,7 @@ def test_what_training_sees_of_an_utterance_is_its_address_alone(data):
     rows = {"speech": [[1] * 100, [2] * 50], "text_ids": [[1, 2], [3]]}
     texts = TokenTexts(rows, config, "here")
     first, again, later = (texts[e, 0]["frames"] for e in (0, 0, 1))
-    assert np.array_equal(first, again) and not np.array_equal(first, later) and rows["frames"][0] == [1] * 100
+    assert np.array_equal(first, again) and not np.array_equal(first, later) and rows["speech"][0] == [1] * 100
     hidden = [int((texts[e, 0]["frames"] == CODES).sum()) for e in range(50)]
     assert min(hidden) == 1 and max(hidden) == 4  # one span in a hundred tokens
     others = np.mean([((s := texts[e, 0]["frames"]) != 1)[s < CODES].mean() for e in range(50)])
@@ -97,7 +97,7 @@ def test_texts_that_do_not_fit_into_their_tokens_are_left_out_or_refused(data, c
     rows = {"speech": [[1, 2, 3]] * 40 + [[1, 2]], "text_ids": [[1, 1]] * 41}  # two alike need a token between them
     assert len(TokenTexts(rows, config, "here")) == 40 and "here: 1 utterances have fewer tokens" in caplog.text
     with pytest.raises(DataError, match="here: 3 of 43 utterances have fewer tokens"):
-        TokenTexts({"speech": rows["frames"] + [[1, 2]] * 2, "text_ids": [[1, 1]] * 43}, config, "here")
+        TokenTexts({"speech": rows["speech"] + [[1, 2]] * 2, "text_ids": [[1, 1]] * 43}, config, "here")
 
 
 def test_what_does_not_belong_together_is_refused(data, tmp_path, monkeypatch):

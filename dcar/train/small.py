@@ -18,21 +18,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import DataLoader, Dataset
-from transformers import TrainingArguments
+from torch.utils.data import Dataset
 
 from dcar.config import check, save_config, setting
 from dcar.config.schema import seed_setting
 from dcar.errors import CheckpointError, ConfigError
-from dcar.optim import adamw, cosine
 from dcar.process import meeting_others
-from dcar.storage import digest, write_text, writing
-from dcar.tracking import provenance, write_json
-from dcar.train.batches import BucketBatchSampler, EpochLoader
-from dcar.train.callbacks import JsonlLog
-from dcar.train.car import is_sharded
-from dcar.train.checkpoints import check_same_data, latest_checkpoint, step_of
-from dcar.train.resilient import ResilientTrainer
+from dcar.storage import writing
+from dcar.tracking import provenance
+from dcar.train.bucketed import BucketedTrainer, arguments, is_sharded, write_record
+from dcar.train.checkpoints import latest_checkpoint
 from heads.checkpoint import Checkpoint
 
 logger = logging.getLogger(__name__)
@@ -86,13 +81,8 @@ def hidden_spans(frames: int, longest: int, rng: np.random.Generator) -> Iterato
         yield slice(start, start + length)
 
 
-class SmallTrainer(ResilientTrainer):
-    """The Trainer with AdamW, a cosine, and utterances of similar length side by side. Subclasses have the loss and the
-    evaluation."""
-
-    model: Any
-    train_dataset: Any
-    batch_setting = "batch_size"
+class SmallTrainer(BucketedTrainer):
+    """The Trainer of a small model in one piece. Subclasses have the loss and the evaluation."""
 
     def __init__(self, what: str, config: Any, model: Checkpoint, train: Utterances, dev: Utterances,
                  collate: Callable[[Sequence[Any]], dict[str, Tensor]]):
@@ -100,56 +90,13 @@ class SmallTrainer(ResilientTrainer):
         if is_sharded():
             raise ConfigError(f"{what} is small: train it with launch/accelerate/multi_gpu.yaml, not with FSDP or "
                               "DeepSpeed")
-        self.config, self._collate = config, collate
         with meeting_others():
-            arguments = TrainingArguments(
-                output_dir=config.out, max_steps=config.max_steps, seed=config.seed, data_seed=config.seed,
-                per_device_train_batch_size=config.batch_size, max_grad_norm=config.max_grad_norm,
-                bf16=config.bf16, logging_steps=config.log_steps, eval_strategy="steps",
-                eval_steps=config.eval_steps, save_steps=config.save_steps, save_total_limit=2,
-                remove_unused_columns=False, label_names=[], report_to=[], logging_nan_inf_filter=False,
-                use_cpu=not torch.cuda.is_available())
-        self.jsonl = JsonlLog(Path(config.out) / "log.jsonl")
-        super().__init__(model, arguments, train_dataset=train, eval_dataset=dev, data_collator=collate,
-                         callbacks=[self.jsonl])
-
-    def loader(self, dataset: Utterances, shuffle: bool) -> EpochLoader:
-        """This process's batches of a dataset."""
-        sampler = BucketBatchSampler(dataset.lengths, self.config.batch_size, self.config.seed, shuffle,
-                                     self.args.process_index, self.args.world_size)
-        # its own generator: a loader that draws its seed from the global one breaks resuming bit for bit
-        return EpochLoader(dataset, batch_sampler=sampler, collate_fn=self._collate,  # type: ignore[arg-type]
-                           generator=torch.Generator().manual_seed(self.config.seed))
-
-    def get_train_dataloader(self) -> DataLoader:
-        return self.loader(self.train_dataset, True)
-
-    def create_optimizer(self, model=None):
-        if self.optimizer is None:
-            self.optimizer = adamw(self.model.parameters(), self.config.learning_rate, self.config.weight_decay)
-        return self.optimizer
-
-    def create_scheduler(self, num_training_steps: int, optimizer=None):
-        if self.lr_scheduler is None:
-            optimizer = optimizer or self.create_optimizer()
-            self.lr_scheduler = cosine(optimizer, num_training_steps, self.config.warmup_steps)
-        return self.lr_scheduler
-
-    def longest_batch(self) -> dict[str, Any]:
-        longest = np.argsort(self.train_dataset.lengths)[::-1][: self.config.batch_size]
-        return self._collate([self.train_dataset[0, int(i)] for i in longest])
+            made = arguments(config)
+        super().__init__(config, made, model, train, dev, collate)
 
     def describe(self, inputs: Mapping[str, Any]) -> str:
         rows, longest = next(iter(inputs.values())).shape[:2]
         return f"a batch of {rows} utterances of up to {longest} positions"
-
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """A directory that the model's `from_pretrained` loads."""
-        super().save_model(output_dir, _internal_call)
-        if self.args.should_save:
-            path = Path(output_dir or self.config.out)
-            self.model.save_config(path)
-            (path / "training_args.bin").unlink(missing_ok=True)  # a pickle; the settings are in config.yaml
 
     def make(self, last: Path | None, given: Any, data: Mapping[str, Any], card: Card,
              finished: Callable[[], None] | None = None, known: Mapping[str, Any] | None = None, **origin: Any) -> Any:
@@ -167,14 +114,7 @@ class SmallTrainer(ResilientTrainer):
                         sum(p.numel() for p in self.model.parameters()) / 1e6, len(self.train_dataset),
                         self.args.world_size)
         self.origin = provenance(config=dataclasses.asdict(config), seed=config.seed, data=data, **origin)
-        if last:
-            check_same_data(last, self.origin)
-        if last and step_of(last) >= config.max_steps:  # Trainer would add a step
-            self.finish_from(last)
-            self.model.load_state_dict(type(self.model).from_pretrained(last).state_dict())
-            self.model.to(self.args.device)
-        else:
-            self.train(resume_from_checkpoint=str(last) if last else None)
+        self.train_from(last)
         with self.doing("evaluating and exporting the trained model"), writing(self.out):
             model = self.export(card, half=config.half_weights, **(known or {}))
             if finished and self.is_world_process_zero():
@@ -193,9 +133,7 @@ class SmallTrainer(ResilientTrainer):
             source = provenance(metrics=metrics, steps=self.state.global_step, processes=self.args.world_size,
                                 checksum=written.checksum(),
                                 config=json.loads(json.dumps(dataclasses.asdict(self.config))), **known)
-            write_text(out / "README.md", card(written, source))
-            names = ("config.json", "model.safetensors", "config.yaml", "README.md")
-            write_json(out / "provenance.json", {**source, "files": {name: digest(out / name) for name in names}})
+            write_record(out, card(written, source), source)
         self.accelerator.wait_for_everyone()
         return kind.from_pretrained(out)
 

@@ -1,8 +1,7 @@
-"""Speech tokens → phonemes: a CTC model that reads the codes of an utterance and hears no sound.
+"""Speech tokens → phonemes: a CTC model that reads the codes of an utterance, without sound.
 
-What a decoder spoke stands in its tokens, so how likely they make the sentence's phonemes can be asked without a
-vocoder and a recogniser of sound: milliseconds an utterance. `dcar train-token-recognizer` trains one on a corpus.
-CTC: Graves et al. (2006).
+It scores how likely a decoder's tokens are for a sentence, without vocoder and audio: milliseconds an utterance.
+`dcar train-token-recognizer` trains one on a corpus. CTC: Graves et al. (2006).
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Train what says how well the tokens of a chunk go together (heads/coherence.py), on a frozen decoder.
+"""Train a chunk scorer: how well the tokens of a chunk go together (heads/coherence.py), on a frozen decoder.
 
     dcar train-coherence --config launch/recipes/coherence_starter.yaml decoder=runs/car out=runs/coherence
     accelerate launch -m dcar.train.coherence --config launch/recipes/coherence_starter.yaml
 
-At a share of the positions of every utterance the decoder's heads draw a chunk, at temperature 1 and new in every step;
-the network learns to tell it from what was recorded there. A policy that reads it (`policy_coherence` of `dcar
+At a share of the positions of every utterance the decoder's heads sample a chunk (temperature 1, new in
+every step). The network learns to tell it from what was recorded there. A policy that reads it (`policy_coherence` of `dcar
 train-policy`) takes it along. Leaves behind in out: weights, config.json, config.yaml, README.md, log.jsonl,
 provenance.json, checkpoints. Run again, it goes on from the last checkpoint.
 """
@@ -46,16 +46,16 @@ logger = logging.getLogger(__name__)
 class TrainCoherenceConfig(SmallSettings):
     """Settings of `dcar train-coherence`."""
 
-    decoder: str = setting("runs/car", "The frozen decoder whose chunks are judged; starter = the shipped one.",
+    decoder: str = setting("runs/car", "The frozen decoder whose chunks are scored; starter = the shipped one.",
                            names=("starter",))
     data: str = setting("runs/prepared", "Folder of `dcar prepare`, with the decoder's tokenizer.", place="folder")
     out: str = setting("runs/coherence", "Folder to write.", place="folder")
-    init_from: str = setting("", "Begin from this coherence, of the same shape and codes, perhaps of another decoder: "
+    init_from: str = setting("", "Start from this chunk scorer, of the same shape and codes, also of another decoder; "
                                  "a few steps are enough for one that was tuned; starter = the shipped one.",
                              names=("starter",))
     prompt_tokens: int = setting(50, "Speaker prompt in training (bos layout only), as in the decoder's.", minimum=1)
     batch_size: int = setting(16, "Utterances of a process per step.", minimum=1)
-    positions: float = setting(0.3, "Share of their positions at which a chunk is drawn.", above=0, maximum=1)
+    positions: float = setting(0.3, "Share of their positions at which a chunk is sampled.", above=0, maximum=1)
     learning_rate: float = setting(3e-3, "Peak of AdamW; it rises, then falls by a cosine.", above=0)
     weight_decay: float = setting(0.02, "Of matrices.", minimum=0)
     embedding_size: int = setting(64, "Numbers of a token's embedding.", minimum=1)
@@ -78,7 +78,7 @@ class CoherenceTrainer(SmallTrainer):
 
     def __init__(self, config: TrainCoherenceConfig, model: Coherence, decoder: AnyDecoder, train: SpeechDataset,
                  dev: SpeechDataset):
-        super().__init__("a coherence", config, model, train, dev, collate)
+        super().__init__("a chunk scorer", config, model, train, dev, collate)
         self.decoder = decoder.to(self.args.device).eval().requires_grad_(False)  # type: ignore[arg-type]
 
     @torch.no_grad()
@@ -136,7 +136,7 @@ class CoherenceTrainer(SmallTrainer):
 
 
 def run(config: TrainCoherenceConfig) -> Coherence:
-    """Train (or go on training) and save the coherence with its card, log and provenance into `config.out`.
+    """Train (or go on training) and save the chunk scorer with its card, log and provenance into `config.out`.
 
     Raises ConfigError for a decoder with one head, DataError where the data is broken or has other tokens or phonemes
     than the decoder, CheckpointError where out holds another run or init_from another shape.
@@ -160,7 +160,7 @@ def run(config: TrainCoherenceConfig) -> Coherence:
 
 
 def new_coherence(shape: CoherenceConfig, decoder: AnyDecoder, init_from: str) -> Coherence:
-    """A coherence of this shape to train, from the decoder's embeddings or from where another one is.
+    """A chunk scorer of this shape to train, from the decoder's embeddings or from where another one is.
 
     Raises CheckpointError where that has another shape, or other codes.
     """
@@ -170,17 +170,17 @@ def new_coherence(shape: CoherenceConfig, decoder: AnyDecoder, init_from: str) -
         return model
     start = Coherence.from_pretrained(resolve(init_from, "coherence"))
     if dataclasses.replace(start.config, base_checksum=shape.base_checksum) != shape:
-        raise CheckpointError(f"init_from={init_from}: a coherence of another shape or other codes ({start.config}, "
+        raise CheckpointError(f"init_from={init_from}: a chunk scorer of another shape or other codes ({start.config}, "
                               f"here {shape}); train one from nothing")
     model.load_state_dict(start.state_dict())
     return model
 
 
 def coherence_card(coherence: Coherence, source: Mapping[str, Any]) -> str:
-    """README.md of a coherence."""
+    """README.md of a chunk scorer."""
     config = coherence.config
     return model_card(
-        "Coherence of chunks", "How much likelier the tokens of a chunk are together, in speech, than drawn by the "
+        "Chunk scorer", "How much likelier the tokens of a chunk are together, in speech, than drawn by the "
         "decoder's heads one by one. A chunk policy reads it; it refuses any other decoder.",
         [("size", f"{sum(p.numel() for p in coherence.parameters()):,} parameters, width {config.width}"),
          ("chunks", f"up to {config.num_heads} of {config.vocab_size} ids"),

@@ -1,9 +1,9 @@
 """Train a recogniser of sound on the states of a frozen speech encoder: CTC over characters, minutes on one core.
 
     dcar train-encoder-recognizer --config launch/recipes/recognizer_starter.yaml
-    accelerate launch -m dcar.train.encoder_recognizer train_manifest=train.jsonl dev_manifest=dev.jsonl out=runs/ear
+    accelerate launch -m dcar.train.encoder_recognizer train_manifest=a.jsonl dev_manifest=b.jsonl out=runs/recognizer
 
-It serves the rewards of stage two that hear (`wer`, `cer`, `log_likelihood`), so it is trained on resynthesised speech
+It serves the rewards `wer`, `cer` and `log_likelihood` of stage two, so it is trained on resynthesised speech
 (`dcar resynthesize`). The encoder runs once: its states are kept in out/states (184 MB an hour) until the training has
 ended. Leaves behind in out: weights, config.json, config.yaml, README.md, log.jsonl, provenance.json, checkpoints. Run
 again, it goes on from the states that are there and from the last checkpoint.

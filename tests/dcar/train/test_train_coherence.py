@@ -56,7 +56,7 @@ def test_the_command_learns_and_leaves_everything_behind(data, decoder, tmp_path
     assert evaluations[-1]["eval_accuracy_whole"] > 0.9 and evaluations[-1]["eval_loss"] < 0.5
     source = json.loads((out / "provenance.json").read_text())
     assert source["checksum"] == trained.checksum() and source["steps"] == 80
-    assert "Coherence of chunks" in (out / "README.md").read_text() and "width: 16" in (out / "config.yaml").read_text()
+    assert "Chunk scorer" in (out / "README.md").read_text() and "width: 16" in (out / "config.yaml").read_text()
 
 
 def test_resumed_training_equals_one_that_never_stopped(data, decoder, tmp_path):

@@ -3,8 +3,8 @@
     dcar train-coherence --config launch/recipes/coherence_starter.yaml decoder=runs/car out=runs/coherence
     accelerate launch -m dcar.train.coherence --config launch/recipes/coherence_starter.yaml
 
-At a share of the positions of every utterance the decoder's heads sample a chunk (temperature 1, new in every step). The
-network learns to tell it from what was recorded there. A policy takes it along (`policy_coherence` of `dcar
+At a share of the positions of every utterance the decoder's heads sample a chunk (temperature 1, new in every step).
+The network learns to tell it from what was recorded there. A policy takes it along (`policy_coherence` of `dcar
 train-policy`). Leaves behind in out: weights, config.json, config.yaml, README.md, log.jsonl, provenance.json,
 checkpoints. Run again, it goes on from the last checkpoint.
 """

@@ -146,7 +146,8 @@ def run(config: TrainRecognizerConfig) -> dict[str, Any]:
     parameters = sum(p.numel() for p in model.parameters())
     logger.info("train-recognizer: %.2f M parameters, %.2f h, %d utterances, %s", parameters / 1e6, hours, len(train),
                 device)
-    started, log, interrupted = time.monotonic(), [], False
+    log: list[dict[str, float]] = []
+    started, interrupted = time.monotonic(), False
     try:
         steps = _optimise(model, recognizer, train, dev, config, device, log)
     except KeyboardInterrupt:

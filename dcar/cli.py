@@ -42,7 +42,7 @@ TASKS = {
         "report": ("eval.report.page", "one HTML page of a comparison with tables, plots and audio"),
         "score": ("eval.analysis.score", "any audio and its text: WER, similarity to a prompt, quality"),
         "fit-verifiers": ("eval.analysis.fit_verifiers", "what verifiers need of a decoder: ranks, transitions"),
-        "analyse": ("eval.speed.run", "speed of a step, best schedule, losses of the vocoder, quality of rewards"),
+        "analyse": ("eval.speed.run", "speed of a step, best schedule, losses of the vocoder"),
     },
     "serve": {
         "demo": ("eval.demo.page", "a page that plays two methods side by side (needs the extra dcar[demo])"),
@@ -63,7 +63,7 @@ CHOICES = {
         "resynthesize": ("dcar.vocoder.resynthesize", "a prepared split through the vocoder: speech for a recogniser"),
     }),
     "train-recognizer": ("kind", {
-        "nemo": (COMMANDS["train-recognizer"][0], "NeMo FastConformer-CTC, from nothing"),
+        "nemo": (COMMANDS["train-recognizer"][0], "fine-tune a recogniser of NeMo, CTC or transducer"),
         "encoder": ("dcar.train.encoder_recognizer", "characters from a frozen speech encoder's states"),
         "tokens": ("dcar.train.token_recognizer", "phonemes from speech tokens, for the reward token_likelihood"),
     }),
@@ -75,7 +75,6 @@ CHOICES = {
         "speed": (COMMANDS["analyse"][0], "cost of a decoding step against its lower bound"),
         "oracle": ("eval.analysis.oracle", "cheapest chunks of the true tokens: what a perfect schedule could gain"),
         "vocoder": ("eval.analysis.vocoder_quality", "what tokens and vocoder lose of words and voices"),
-        "rewards": ("rl.reward_quality", "which rewards order rollouts as the evaluation ASR does, and at what cost"),
     }),
     "export": ("format", {
         "policy": COMMANDS["export"],
@@ -88,7 +87,7 @@ OLD = {
     "train-encoder-recognizer": "train-recognizer kind=encoder",
     "train-token-recognizer": "train-recognizer kind=tokens", "export-results": "report format=versa",
     "speed": "analyse what=speed", "oracle": "analyse what=oracle", "vocoder-quality": "analyse what=vocoder",
-    "reward-quality": "analyse what=rewards", "export-medusa": "export format=medusa", "verify": "doctor",
+    "export-medusa": "export format=medusa", "verify": "doctor",
 }
 # first words of a recipe's name -> its command
 RECIPES = {

@@ -70,11 +70,6 @@ for voices in "" other/; do
 done >"$out/resynthesis/voices.jsonl"
 dcar train-recognizer kind=encoder --config recognizer_starter train_manifest="$out/resynthesis/voices.jsonl" \
   dev_manifest="$out/resynthesis/dev.jsonl" out="$out/recognizer"
-# One from nothing, by NeMo. (The shipped starter-nemo learned in three runs of 24, 48 and 65 minutes, the first two on the
-# smaller corpus and, in part, a vocoder before this.)
-dcar train-recognizer train_manifest="$out/resynthesis/voices.jsonl" dev_manifest="$out/resynthesis/dev.jsonl" \
-  out="$out/recognizer_nemo/starter.nemo" max_minutes=140 batch_seconds=60 bf16=true num_layers=4 subsampling_channels=32
-
 # What reads the same tokens without sound.
 dcar train-recognizer kind=tokens --config token_recognizer_starter data="$out/prepared_more" \
   out="$out/token_recognizer"

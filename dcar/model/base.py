@@ -1,4 +1,4 @@
-"""What everything behind training asks of a decoder, whichever it is: the loop, stage two, exports, comparisons."""
+"""The interface of decoders: what the loop, stage two, exports and comparisons ask of any of them."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ class PolicyReader(Protocol):
         candidates [B, N, n, F]."""
 
     def law(self, reading: Tensor | None, candidates: Tensor | None = None, dial: float = 0.0) -> Tensor:
-        """Log-law of the next size [B, K], float32, from a reading; after the draw, from the candidates too, of draw
-        and size together [B, N K]. `dial`: nats for each token of a size."""
+        """Log-probabilities of the next size [B, K], float32, from a reading; with candidates, of candidate and size
+        together [B, N K]. `dial`: nats for each token of a size."""
 
     def select(self, rows: Tensor) -> None:
         """Only these rows go on."""

@@ -11,9 +11,11 @@ that the diagonal of the alignment is near from the first step. It learns to ali
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -46,6 +48,14 @@ class SpeechVocabulary:
     @property
     def output_size(self) -> int:
         return self.speech_vocab_size + 1
+
+    def to_dict(self) -> dict[str, Any]:
+        """As trackers of transformers (`report_to`) ask for it."""
+        return dataclasses.asdict(self)  # type: ignore[call-overload]
+
+    def to_json_string(self) -> str:
+        """The same as JSON."""
+        return json.dumps(self.to_dict())
 
 
 @dataclass
@@ -147,8 +157,55 @@ def multi_head_loss(heads: Heads, hidden: Tensor, speech_ids: Tensor, speech_len
     return CAROutput(loss, mean.detach(), torch.stack(accuracies) / count.clamp(min=1), count)
 
 
-class CARDecoder(Checkpoint):
-    """Text and speech prompt in, the laws of the next K speech tokens out."""
+class SpeechDecoder(Checkpoint):
+    """What decoders of all kinds have in common: the loss of their heads, and what a chunk policy asks of them."""
+
+    config: Any
+    heads: Any
+    trunk_is_frozen = False
+
+    def speech_hidden(self, text_ids: Tensor, text_lengths: Tensor, speech_ids: Tensor, speech_lengths: Tensor,
+                      prompt_lengths: Tensor) -> Tensor:
+        """Hidden states [B, S, D] of the speech positions of complete sequences, without a cache."""
+        raise NotImplementedError
+
+    def forward(self, text_ids: Tensor, text_lengths: Tensor, speech_ids: Tensor, speech_lengths: Tensor,
+                prompt_lengths: Tensor, head_weights: Sequence[float] | None = None,
+                reduction: str = "per_head_mean", eos_tail: str = "fill",
+                speech_inputs: Tensor | None = None, head_positions: float = 1.0,
+                own_tokens: float = 0.0, states: Tensor | None = None) -> CAROutput:
+        """Teacher-forced loss of all heads (paper eq. 1): sum_k lambda_k * mean_t CE(head k at t, y_{t+k}).
+
+        text_ids [B, N]; speech_ids [B, S] = prompt (closed by BOS where the config has it) + target, no EOS;
+        speech_lengths [B] with prompt; prompt_lengths [B]: positions before prompt_lengths - 1 carry no loss.
+        `reduction` "token_sum" weighs every target alike instead of every head. `speech_inputs` [B, S] is read in
+        place of speech_ids where the input is noisy; the targets stay clean. `head_positions` < 1 trains the additional
+        heads on a random share of the positions: an unbiased estimate of their means at less cost. `own_tokens`: share
+        of the input's chunks that the decoder draws itself, in a pass before (dcar.model.own_tokens). `states`
+        [B, S, D]: a frozen trunk's hidden states, where they were computed before.
+        """
+        hidden = states
+        if hidden is None:
+            inputs = speech_ids if speech_inputs is None else speech_inputs
+            if own_tokens:
+                inputs = hear_itself(self, text_ids, text_lengths, inputs, speech_lengths, prompt_lengths, own_tokens)
+            hidden = self.speech_hidden(text_ids, text_lengths, inputs, speech_lengths, prompt_lengths)
+        if self.trunk_is_frozen:
+            hidden = F.dropout(hidden, self.config.dropout, self.training)
+        return multi_head_loss(self.heads, hidden, speech_ids, speech_lengths, prompt_lengths, self.config.eos,
+                               head_weights, reduction, eos_tail, head_positions)
+
+    def policy_reader(self, policy: ChunkPolicy, hidden: Tensor, capacity: int) -> PolicyReader:
+        """A policy for the batch whose hidden states [B, …] are given, of at most `capacity` positions a row."""
+        return PolicyReader(policy, hidden, capacity)
+
+    def log_ratios(self, coherence: Coherence) -> LogRatios:
+        """See `dcar.model.base.Decoder`: the module itself."""
+        return coherence
+
+
+class CARDecoder(SpeechDecoder):
+    """Text and speech prompt in, the distributions of the next K speech tokens out."""
 
     config_class = CARConfig
     model_type = "dcar-decoder"
@@ -171,7 +228,7 @@ class CARDecoder(Checkpoint):
         self.speech_rotary = RotaryTable(head_dim, config.speech_position_scale)
         for table in (self.text_embedding, self.speech_embedding):
             nn.init.normal_(table.weight, std=0.1)
-        self.gradient_checkpointing = self.trunk_is_frozen = False
+        self.gradient_checkpointing = False
 
     @torch.no_grad()
     def start_from_codebook(self, codebook: np.ndarray) -> None:
@@ -206,32 +263,6 @@ class CARDecoder(Checkpoint):
             for part in (*self.inputs, self.layers, self.norm):
                 part.eval()
         return self
-
-    def forward(self, text_ids: Tensor, text_lengths: Tensor, speech_ids: Tensor, speech_lengths: Tensor,
-                prompt_lengths: Tensor, head_weights: Sequence[float] | None = None,
-                reduction: str = "per_head_mean", eos_tail: str = "fill",
-                speech_inputs: Tensor | None = None, head_positions: float = 1.0,
-                own_tokens: float = 0.0, states: Tensor | None = None) -> CAROutput:
-        """Teacher-forced loss of all heads (paper eq. 1): sum_k lambda_k * mean_t CE(head k at t, y_{t+k}).
-
-        text_ids [B, N]; speech_ids [B, S] = prompt (closed by BOS where the config has it) + target, no EOS;
-        speech_lengths [B] with prompt; prompt_lengths [B]: positions before prompt_lengths - 1 carry no loss.
-        `reduction` "token_sum" weighs every target alike instead of every head. `speech_inputs` [B, S] is read in
-        place of speech_ids where the input is noisy; the targets stay clean. `head_positions` < 1 trains the additional
-        heads on a random share of the positions: an unbiased estimate of their means at less cost. `own_tokens`: share
-        of the input's chunks that the decoder draws itself, in a pass before (dcar.model.own_tokens). `states`
-        [B, S, D]: a frozen trunk's hidden states, where they were computed before.
-        """
-        hidden = states
-        if hidden is None:
-            inputs = speech_ids if speech_inputs is None else speech_inputs
-            if own_tokens:
-                inputs = hear_itself(self, text_ids, text_lengths, inputs, speech_lengths, prompt_lengths, own_tokens)
-            hidden = self.speech_hidden(text_ids, text_lengths, inputs, speech_lengths, prompt_lengths)
-        if self.trunk_is_frozen:
-            hidden = F.dropout(hidden, self.config.dropout, self.training)
-        return multi_head_loss(self.heads, hidden, speech_ids, speech_lengths, prompt_lengths, self.config.eos,
-                               head_weights, reduction, eos_tail, head_positions)
 
     def speech_hidden(self, text_ids: Tensor, text_lengths: Tensor, speech_ids: Tensor, speech_lengths: Tensor,
                       prompt_lengths: Tensor) -> Tensor:
@@ -309,11 +340,3 @@ class CARDecoder(Checkpoint):
             x = layer(x, rotary, mask, cache, i)
         cache.advance(counts, new)
         return self.norm(x)
-
-    def policy_reader(self, policy: ChunkPolicy, hidden: Tensor, capacity: int) -> PolicyReader:
-        """A policy for the batch whose hidden states [B, …] are given, of at most `capacity` positions a row."""
-        return PolicyReader(policy, hidden, capacity)
-
-    def log_ratios(self, coherence: Coherence) -> LogRatios:
-        """See `dcar.model.base.Decoder`: the module itself."""
-        return coherence

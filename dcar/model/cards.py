@@ -1,4 +1,4 @@
-"""Model cards (README.md) made from a model and from what its run recorded (provenance.json), never by hand."""
+"""Model cards (README.md) made from a model and from what its run recorded (provenance.json)."""
 
 from __future__ import annotations
 

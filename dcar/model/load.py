@@ -24,14 +24,13 @@ Shipped = Literal["decoder", "far"]
 
 def _class_of(directory: str | Path) -> type[CARDecoder] | type[BackboneDecoder]:
     path = Path(directory) / "config.json"
+    remedy = "give the directory of a decoder, as `dcar train` and `dcar convert-backbone` write it"
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:  # ValueError: no JSON, or not UTF-8
-        raise CheckpointError(f"{path}: cannot read the model's configuration ({error}); give the directory of a "
-                              "decoder, as `dcar train` and `dcar convert-backbone` write it") from error
+        raise CheckpointError(f"{path}: cannot read the model's configuration ({error}); {remedy}") from error
     if not isinstance(raw, dict):
-        raise CheckpointError(f"{path}: a model's configuration is a mapping, not {json.dumps(raw)[:40]}; give the "
-                              "directory of a decoder, as `dcar train` and `dcar convert-backbone` write it")
+        raise CheckpointError(f"{path}: a model's configuration is a mapping, not {json.dumps(raw)[:40]}; {remedy}")
     kind: Any = raw.get("model_type")
     if kind in ("qwen2", "llama", "mistral", "qwen3"):
         raise CheckpointError(f"{path}: this is a '{kind}' language model as it was published; make a decoder of it "

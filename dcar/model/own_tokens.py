@@ -1,8 +1,8 @@
-"""Training on the decoder's own tokens: what it reads while it speaks, it also reads while it learns.
+"""Training on the decoder's own tokens (scheduled sampling).
 
-A decoder that only ever read recordings leans on the tokens before, which in a recording are right; while it speaks
-they are its own. Here a share of the chunks of the input are what its heads draw for them from the true past; the
-targets stay those of the recording. Scheduled sampling in two passes (Mihaylova and Martins 2019, "Scheduled Sampling
+A decoder that only ever read recordings trusts the tokens before; while it speaks they are its own, errors included.
+Here a share of the input's chunks is sampled by its heads from the true past; the targets stay those of the recording.
+Scheduled sampling in two passes (Mihaylova and Martins 2019, "Scheduled Sampling
 for Transformers"), with chunks as CAR makes them: all tokens of one are drawn from one hidden state, unseen by each
 other.
 """
@@ -44,8 +44,7 @@ def with_own_tokens(heads: Heads, hidden: Tensor, speech_ids: Tensor, speech_len
         row, column = (replaced & (offset == head - 1)).nonzero(as_tuple=True)
         logits = heads(hidden[row, column - head], only=head)  # of no row, too: sharded weights are gathered by all
         if len(row):
-            laws = logits.float().softmax(-1)
-            drawn = laws.multinomial(1)[:, 0]
+            drawn = logits.float().softmax(-1).multinomial(1)[:, 0]
             inputs[row, column] = torch.where(drawn == eos, speech_ids[row, column], drawn)
     return inputs
 

@@ -1,7 +1,7 @@
-"""What every recogniser offers, and what recognisers share.
+"""The interface of recognisers, and what they share.
 
-All take float32 mono waveforms at any sample rate and return plain text, "" where they hear nothing. A waveform that
-is empty or not finite is an AudioError.
+All take float32 mono waveforms at any sample rate and return plain text, "" for silence. A waveform that is empty or
+not finite raises AudioError.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
 
 SHORTEST = ENCODER_SAMPLE_RATE // 10
-"""Samples that a recogniser hears at least, one analysis window; shorter waveforms end in silence."""
+"""Samples that a recogniser needs, one analysis window; shorter waveforms are padded with silence."""
 
 
 @runtime_checkable

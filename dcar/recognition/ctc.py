@@ -1,5 +1,6 @@
-"""What every CTC recogniser can say of a text: how likely it is, and which unit of it is spoken in each frame at what
-cost. Frames are of sound (characters or subwords) or speech tokens (phonemes: dcar/recognition/tokens.py).
+"""CTC: how likely a text is, and which unit of it each frame speaks at what cost.
+
+Frames are of sound (units: characters or subwords) or speech tokens (units: phonemes, dcar/recognition/tokens.py).
 
 Viterbi on the lattice of Graves et al. (2006): the units with a blank before, between and behind them; from frame to
 frame a path stays, goes one state on, or leaves out a blank between two units that differ. NeMo's `viterbi_decoding`

@@ -1,9 +1,8 @@
-"""Sound → words by the states of an encoder that others trained: whisper-base's, frozen, and a small CTC model of
-characters that reads them.
+"""Sound → words: a small CTC model of characters that reads the states of whisper-base's frozen encoder.
 
-A recogniser from nothing needs hundreds of hours of speech; to read an encoder that has heard them takes a few.
-Whisper's decoder takes no part, so that texts have likelihoods and places, and speech costs what its length does, not
-thirty seconds. `dcar train-encoder-recognizer` trains one. CTC: Graves et al. (2006).
+A recogniser from nothing needs hundreds of hours of speech; on top of a trained encoder a few are enough. Whisper's
+decoder takes no part: texts get likelihoods and alignments, and cost follows the length of the audio. Trained by
+`dcar train-encoder-recognizer`. CTC: Graves et al. (2006).
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ BLANK = 0
 """CTC's blank; the character at place c of the alphabet has the symbol c + 1."""
 FRAME_SECONDS = SAMPLES_PER_TOKEN / ENCODER_SAMPLE_RATE
 TAIL_SECONDS = 0.5
-"""Silence that the encoder hears behind every piece, as for the tokens that ship."""
+"""Silence behind every piece that the encoder reads, as for the shipped tokens."""
 ENCODER = f"whisper-base {WHISPER_BASE_SHA256} tail={TAIL_SECONDS}"
 
 
@@ -66,14 +65,9 @@ class EncoderRecognizer(WindowCTC, CTCRecognizer):
         self.states_norm = nn.LayerNorm(WhisperEncoder.state_size)
         self.states_in = nn.Linear(WhisperEncoder.state_size, config.hidden_size)
 
-    def forward(self, states: Tensor, lengths: Tensor) -> Tensor:
-        """Log-probabilities [B, T, characters + 1] float32 (0: none) at every state [B, T, 512]; what stands behind a
-        row's length [B] is garbage."""
-        return self.frames(states, lengths)
-
-    def frames(self, states: Tensor, lengths: Tensor) -> Tensor:
-        """`forward`, in the type of the weights even where Accelerate wraps that in an autocast."""
-        return self.read_frames(self.states_in(self.states_norm(states)), lengths)
+    def vectors(self, frames: Tensor) -> Tensor:
+        """Of the encoder's states [B, T, 512]."""
+        return self.states_in(self.states_norm(frames))
 
     @property
     def _encoder(self) -> WhisperEncoder:

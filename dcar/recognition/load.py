@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from dcar.errors import AssetError
 from dcar.recognition import hf
 from dcar.recognition.base import Recognizer
 from dcar.recognition.encoder import load_encoder_recognizer
 from dcar.recognition.http import HTTPRecognizer
-from dcar.recognition.nemo import NemoCTCRecognizer, load_nemo
+from dcar.recognition.nemo import load_nemo
 from dcar.recognition.packaged import MoonshineRecognizer, WhisperRecognizer
 from dcar.recognition.tokens import TokenRecognizer
 from dcar.sources.shipped import resolve, shipped
@@ -33,20 +35,18 @@ def load_recognizer(name: str, threads: int = 1, device: str = "cpu") -> Recogni
     if name == "starter":
         return load_encoder_recognizer(shipped("recognizer"), name, threads, device)
     if name == "starter-nemo":
-        return NemoCTCRecognizer(shipped("recognizer_nemo"), device=device)
+        return load_nemo(shipped("recognizer_nemo"), device)
     kind, _, rest = name.partition(":")
-    if rest and kind == "encoder":
-        return load_encoder_recognizer(rest, threads=threads, device=device)
-    if rest and kind == "nemo":
-        return load_nemo(rest, device)
-    if rest and kind in ("whisper", "ctc"):
-        if kind == "ctc":
-            return hf.CTCHFRecognizer(rest, device)
-        return hf.WhisperHFRecognizer(rest, device)
-    if rest and kind == "faster-whisper":
-        return WhisperRecognizer(threads, rest, device)
-    if rest and kind in ("http", "https", "openai"):
-        return HTTPRecognizer.from_spec(name)
+    makers: dict[str, Callable[[], Recognizer]] = {
+        "encoder": lambda: load_encoder_recognizer(rest, threads=threads, device=device),
+        "nemo": lambda: load_nemo(rest, device),
+        "whisper": lambda: hf.WhisperHFRecognizer(rest, device),
+        "ctc": lambda: hf.CTCHFRecognizer(rest, device),
+        "faster-whisper": lambda: WhisperRecognizer(threads, rest, device),
+        **dict.fromkeys(("http", "https", "openai"), lambda: HTTPRecognizer.from_spec(name)),
+    }
+    if rest and kind in makers:
+        return makers[kind]()
     raise AssetError(
         f"unknown recogniser {name!r}; choose moonshine, whisper-base, starter, starter-nemo, encoder:…, nemo:…, "
         "whisper:…, faster-whisper:…, ctc:…, http://… or openai:URL#MODEL"

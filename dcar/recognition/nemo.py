@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dcar.errors import AssetError
-from dcar.recognition.base import Recognizer, sorted_batches
+from dcar.recognition.base import sorted_batches
 from dcar.recognition.ctc import CTCRecognizer, spelled
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def restore_nemo(source: str | Path, device: str = "cpu") -> tuple[Any, str]:
     path = Path(source)
     is_file = path.suffix == ".nemo" or path.exists()
     if is_file and not path.is_file():
-        raise AssetError(f"{path}: no such recogniser; train one with `dcar train-recognizer` or give its name")
+        raise AssetError(f"{path}: no such recogniser; give a file that is there, or the name of a published model")
     with quiet_nemo():
         models = nemo_models(f"the recogniser {source}")
         try:
@@ -118,38 +118,40 @@ def restore_nemo(source: str | Path, device: str = "cpu") -> tuple[Any, str]:
     return model, path.stem if is_file else str(source)
 
 
+def text_symbols(model: Any, text: str) -> list[int]:
+    """The ids of a text in a model's vocabulary, subwords or characters. TextError for characters it does not have."""
+    if (subwords := getattr(model, "tokenizer", None)) is not None:
+        return [int(i) for i in subwords.text_to_ids(text)]
+    vocabulary = model.joint.vocabulary if hasattr(model, "joint") else model.decoder.vocabulary
+    return spelled(text, [str(symbol) for symbol in vocabulary], type(model).__name__)
+
+
+def frame_seconds(model: Any) -> float:
+    """Seconds of one output frame of a CTC model of characters, which needs a frame for each; 0 for other models."""
+    if hasattr(model, "joint") or getattr(model, "tokenizer", None) is not None:
+        return 0.0
+    return float(model.cfg.preprocessor.window_stride * getattr(model.encoder, "subsampling_factor", 1))
+
+
+def evaluating(model: Any, device: str) -> Any:
+    """The model as NeMo's own transcribe() runs it: no dither and no extra padding, so that results repeat."""
+    model = model.to(device).eval()
+    model.preprocessor.featurizer.dither = 0.0
+    model.preprocessor.featurizer.pad_to = 0
+    return model
+
+
 class NemoCTCRecognizer(CTCRecognizer):
-    """A NeMo CTC model (characters or BPE), restored through NeMo's own API, in batches made by length."""
+    """A NeMo CTC model (characters or subwords), in batches of similar length."""
 
-    def __init__(self, source: str | Path, device: str = "cpu", batch_seconds: float = 20.0) -> None:
-        """`source`: a `.nemo` file, or the name of a pretrained model that NeMo can download.
-
-        `batch_seconds` bounds the padded audio of one batch. Raises AssetError if the file is missing or holds
-        something else than a CTC model.
-        """
-        model, name = restore_nemo(source, device)
-        if not isinstance(model, nemo_models(str(source)).EncDecCTCModel):
-            raise AssetError(f"{source}: is a {type(model).__name__}; a CTC model (EncDecCTCModel[BPE]) is needed")
-        self._adopt(model, f"nemo-ctc:{name}", device, batch_seconds)
-
-    @classmethod
-    def from_model(cls, model: Any, name: str, device: str = "cpu", batch_seconds: float = 20.0) -> NemoCTCRecognizer:
-        """Wrap an `EncDecCTCModel` that is in memory; it is put in evaluation mode and moved to `device`."""
-        recognizer = cls.__new__(cls)
-        recognizer._adopt(model, name, device, batch_seconds)
-        return recognizer
-
-    def _adopt(self, model: Any, name: str, device: str, batch_seconds: float) -> None:
-        self.name = name
-        self.device = device
-        self.batch_seconds = batch_seconds
-        self._model: Any = model.to(device).eval()
-        # As NeMo's own transcribe(): no dither and no extra padding, so that results are reproducible.
-        self._model.preprocessor.featurizer.dither = 0.0
-        self._model.preprocessor.featurizer.pad_to = 0
-        self._vocabulary = [str(symbol) for symbol in self._model.decoder.vocabulary]
+    def __init__(self, model: Any, name: str, device: str = "cpu", batch_seconds: float = 20.0) -> None:
+        """`model`: an `EncDecCTCModel`; it is put in evaluation mode and moved to `device`. `batch_seconds` bounds the
+        padded audio of one batch."""
+        self.name, self.device, self.batch_seconds = f"nemo-ctc:{name}", device, batch_seconds
+        self._model = evaluating(model, device)
+        self._vocabulary = [str(symbol) for symbol in model.decoder.vocabulary]
         self.blank = len(self._vocabulary)
-        self._subwords = getattr(self._model, "tokenizer", None)
+        self._subwords = getattr(model, "tokenizer", None)
 
     def _log_probs(self, waves: list[np.ndarray], sample_rate: int) -> Iterator[tuple[int, torch.Tensor]]:
         """(index, log-probabilities [frames, symbols + 1]) of every waveform, in order of length."""
@@ -158,8 +160,7 @@ class NemoCTCRecognizer(CTCRecognizer):
         for indices, batch, lengths in sorted_batches(waves, sample_rate, self.batch_seconds):
             with torch.inference_mode():
                 log_probs, frames, _ = self._model(
-                    input_signal=batch.to(self.device), input_signal_length=lengths.to(self.device)
-                )
+                    input_signal=batch.to(self.device), input_signal_length=lengths.to(self.device))
             for row, index in enumerate(indices):
                 yield index, log_probs[row, : int(frames[row])].cpu()
 
@@ -169,9 +170,7 @@ class NemoCTCRecognizer(CTCRecognizer):
         return " ".join("".join(self._vocabulary[i] for i in symbols).split())
 
     def symbols(self, text: str) -> list[int]:
-        if self._subwords is not None:
-            return [int(i) for i in self._subwords.text_to_ids(text)]
-        return spelled(text, self._vocabulary, self.name)
+        return text_symbols(self._model, text)
 
 
 class NemoTransducerRecognizer:
@@ -180,10 +179,7 @@ class NemoTransducerRecognizer:
     def __init__(self, model: Any, name: str, device: str = "cpu", batch_seconds: float = 20.0) -> None:
         """`model`: an `EncDecRNNTModel`; it is put in evaluation mode and moved to `device`."""
         self.name, self.device, self.batch_seconds = f"nemo-transducer:{name}", device, batch_seconds
-        self._model = model.to(device).eval()
-        # as NeMo's own transcribe(): no dither and no extra padding, so that results are reproducible
-        self._model.preprocessor.featurizer.dither = 0.0
-        self._model.preprocessor.featurizer.pad_to = 0
+        self._model = evaluating(model, device)
 
     def transcribe(self, waves: list[np.ndarray], sample_rate: int) -> list[str]:
         """See `Recognizer.transcribe`."""
@@ -193,22 +189,24 @@ class NemoTransducerRecognizer:
         for indices, batch, lengths in sorted_batches(waves, sample_rate, self.batch_seconds):
             with torch.inference_mode(), quiet_nemo():
                 encoded, frames = self._model(
-                    input_signal=batch.to(self.device), input_signal_length=lengths.to(self.device)
-                )
+                    input_signal=batch.to(self.device), input_signal_length=lengths.to(self.device))
                 found = self._model.decoding.rnnt_decoder_predictions_tensor(
-                    encoder_output=encoded, encoded_lengths=frames, return_hypotheses=False
-                )
+                    encoder_output=encoded, encoded_lengths=frames, return_hypotheses=False)
             for index, hypothesis in zip(indices, found, strict=True):
                 texts[index] = str(getattr(hypothesis, "text", hypothesis)).strip()
         return texts
 
 
-def load_nemo(source: str | Path, device: str = "cpu") -> Recognizer:
-    """The recogniser in a `.nemo` file or under a NeMo name, by what it is. AssetError for anything but ASR."""
-    model, name = restore_nemo(source, device)
-    models = nemo_models(str(source))
+def recognizer_of(model: Any, name: str, device: str = "cpu") -> NemoCTCRecognizer | NemoTransducerRecognizer:
+    """The recogniser of a model in memory, by what it is. AssetError for anything but CTC and transducers."""
+    models = nemo_models(name)
     if isinstance(model, models.EncDecCTCModel):
-        return NemoCTCRecognizer.from_model(model, f"nemo-ctc:{name}", device)
+        return NemoCTCRecognizer(model, name, device)
     if isinstance(model, models.EncDecRNNTModel):
         return NemoTransducerRecognizer(model, name, device)
-    raise AssetError(f"{source}: is a {type(model).__name__}; a CTC or transducer model of NeMo is needed")
+    raise AssetError(f"{name}: is a {type(model).__name__}; a CTC or transducer model of NeMo is needed")
+
+
+def load_nemo(source: str | Path, device: str = "cpu") -> NemoCTCRecognizer | NemoTransducerRecognizer:
+    """The recogniser in a `.nemo` file or under a name that NeMo can download. AssetError for anything but ASR."""
+    return recognizer_of(*restore_nemo(source, device), device)

@@ -1,23 +1,19 @@
-"""Recognisers whose weights come in Python packages: moonshine (the judge) and whisper-base (a second opinion).
+"""Recognisers whose weights come in Python packages: moonshine (the evaluation ASR) and whisper-base.
 
-Whisper's encoder makes the speech tokens, so Whisper never judges alone.
+Whisper's encoder makes the speech tokens, so Whisper alone never evaluates them.
 """
 
 from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dcar.audio import ENCODER_SAMPLE_RATE
 from dcar.errors import AssetError
-from dcar.sources.packages import moonshine_files, whisper_base_dir
-
-if TYPE_CHECKING:
-    pass
 from dcar.recognition.base import to_recognizer_rate
+from dcar.sources.packages import moonshine_files, whisper_base_dir
 
 
 class MoonshineRecognizer:

@@ -1,4 +1,4 @@
-"""A recogniser that is asked again when it fails, and given up when it does not answer."""
+"""Retries and a time limit around a recogniser."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ANSWERS: dict[str, tuple[type, ...]] = {"log_likelihood": (int, float, np.floati
 
 @dataclass(frozen=True)
 class Patience:
-    """How often and how long; times in seconds."""
+    """Attempts and time limit of one batch; times in seconds."""
 
     attempts: int = 3
     timeout: float = 600.0  # of one batch
@@ -31,11 +31,10 @@ class Patience:
 
 
 class PatientRecognizer:
-    """Another recogniser whose answers are checked: one text (or number, or alignment) a waveform, after so many
-    attempts at most.
+    """Another recogniser, tried again when it fails. Answers are checked: one text (number, alignment) a waveform.
 
-    It raises what the last attempt raised; TimeoutError, at once from then on, while a batch is not answered. A service
-    behind HTTP tries again by itself (ServiceError is final).
+    Raises what the last attempt raised. Raises TimeoutError where a batch takes too long, and at once while that batch
+    still runs. A service behind HTTP retries by itself, so its ServiceError is final.
     """
 
     def __init__(self, recognizer: Recognizer, patience: Patience | None = None):
@@ -69,7 +68,7 @@ class PatientRecognizer:
                 if attempt == self.patience.attempts:
                     raise
                 wait = self.patience.backoff * 2 ** (attempt - 1)
-                logger.warning("%s failed (%s: %s); asked again in %g s", self.name, type(error).__name__, error, wait)
+                logger.warning("%s failed (%s: %s); tried again in %g s", self.name, type(error).__name__, error, wait)
                 time.sleep(wait)
         raise AssertionError("unreachable: attempts are at least one")
 

@@ -1,8 +1,7 @@
-"""Speech tokens → phonemes: a CTC model that reads the codes of an utterance and hears no sound.
+"""Speech tokens → phonemes: a CTC model that reads the codes of an utterance, without sound.
 
-What a decoder spoke stands in its tokens, so how likely they make the sentence's phonemes can be asked without a
-vocoder and a recogniser of sound: milliseconds an utterance. `dcar train-token-recognizer` trains one on a corpus.
-CTC: Graves et al. (2006).
+It scores how likely a decoder's tokens are for a sentence, without vocoder and audio: milliseconds an utterance.
+`dcar train-token-recognizer` trains one on a corpus. CTC: Graves et al. (2006).
 """
 
 from __future__ import annotations
@@ -61,14 +60,9 @@ class TokenRecognizer(WindowCTC):
         """The code that stands for a token that is hidden."""
         return self.config.speech_vocab_size
 
-    def forward(self, speech_ids: Tensor, speech_lengths: Tensor) -> Tensor:
-        """Log-probabilities [B, T, text_vocab_size] float32 of the phoneme (0: none) at every token [B, T] int64; what
-        stands behind a row's length [B] is garbage."""
-        return self.frames(speech_ids, speech_lengths)
-
-    def frames(self, speech_ids: Tensor, speech_lengths: Tensor) -> Tensor:
-        """`forward`, in the type of the weights even where Accelerate wraps that in an autocast."""
-        return self.read_frames(self.embedding(speech_ids), speech_lengths)
+    def vectors(self, frames: Tensor) -> Tensor:
+        """Of speech tokens [B, T] int64."""
+        return self.embedding(frames)
 
     def check_reads(self, info: Mapping[str, Any], where: str) -> None:
         """CheckpointError where a prepared corpus (`prepared_info`) has other speech tokens or other phonemes than

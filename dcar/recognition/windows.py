@@ -1,5 +1,5 @@
-"""The network of the small CTC models: residual layers over dilated windows of three frames, as in WaveNet and
-Conv-TasNet. What it says of an utterance does not depend on the others in its batch."""
+"""The network of the two recognisers trained here: residual layers over dilated windows of three frames, as in WaveNet
+and Conv-TasNet, with CTC's symbols as output. Utterances of a batch do not influence each other."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class WindowLayer(nn.Module):
 
 
 class WindowCTC(Checkpoint):
-    """Frames → log-probabilities of CTC's symbols; subclasses make the frames' vectors [B, T, size]."""
+    """Frames → log-probabilities of CTC's symbols; subclasses make the frames' vectors."""
 
     def __init__(self, size: int, dilations: Sequence[int], symbols: int):
         super().__init__()
@@ -38,9 +38,18 @@ class WindowCTC(Checkpoint):
         self.norm = nn.LayerNorm(size)
         self.output = nn.Linear(size, symbols)
 
-    def read_frames(self, x: Tensor, lengths: Tensor) -> Tensor:
-        """Log-probabilities [B, T, symbols] float32 of x [B, T, size]; what stands behind a row's length [B] is
-        garbage."""
+    def vectors(self, frames: Tensor) -> Tensor:
+        """Vectors [B, T, size] of the frames [B, T, …] that this model reads."""
+        raise NotImplementedError
+
+    def forward(self, frames: Tensor, lengths: Tensor) -> Tensor:
+        """Log-probabilities [B, T, symbols] float32 (0: none) of frames [B, T, …]. What stands behind a row's
+        length [B] is garbage."""
+        return self.frames(frames, lengths)
+
+    def frames(self, frames: Tensor, lengths: Tensor) -> Tensor:
+        """`forward`, in the type of the weights even where Accelerate wraps that in an autocast."""
+        x = self.vectors(frames)
         real = (torch.arange(x.shape[1], device=x.device) < lengths[:, None])[..., None]
         for layer in self.layers:
             x = layer(x, real)

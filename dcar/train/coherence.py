@@ -1,12 +1,12 @@
-"""Train what says how well the tokens of a chunk go together (heads/coherence.py), on a frozen decoder.
+"""Train a chunk scorer: how well the tokens of a chunk go together (heads/coherence.py), on a frozen decoder.
 
     dcar train-coherence --config launch/recipes/coherence_starter.yaml decoder=runs/car out=runs/coherence
     accelerate launch -m dcar.train.coherence --config launch/recipes/coherence_starter.yaml
 
-At a share of the positions of every utterance the decoder's heads draw a chunk, at temperature 1 and new in every step;
-the network learns to tell it from what was recorded there. A policy that reads it (`policy_coherence` of `dcar
-train-policy`) takes it along. Leaves behind in out: weights, config.json, config.yaml, README.md, log.jsonl,
-provenance.json, checkpoints. Run again, it goes on from the last checkpoint.
+At a share of the positions of every utterance the decoder's heads sample a chunk (temperature 1, new in every step).
+The network learns to tell it from what was recorded there. A policy takes it along (`policy_coherence` of `dcar
+train-policy`). Leaves behind in out: weights, config.json, config.yaml, README.md, log.jsonl, provenance.json,
+checkpoints. Run again, it goes on from the last checkpoint.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dcar.config import check, load_config, save_config, setting
-from dcar.config.schema import seed_setting
+from dcar.config import load_config, setting
 from dcar.errors import CheckpointError, ConfigError
 from dcar.model.cards import model_card
 from dcar.model.draft import AnyDecoder
@@ -34,11 +33,9 @@ from dcar.process import run_command
 from dcar.prompts.together import check_together
 from dcar.sampling import sample
 from dcar.sources.shipped import resolve
-from dcar.storage import digest, writing
-from dcar.tracking import provenance
+from dcar.storage import digest
 from dcar.train.batches import SpeechDataset, collate
-from dcar.train.checkpoints import latest_checkpoint
-from dcar.train.small import SmallTrainer
+from dcar.train.small import SmallSettings, SmallTrainer, last_of
 from heads.candidates import candidate_features
 from heads.coherence import Coherence, CoherenceConfig, before_end
 
@@ -46,35 +43,23 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass
-class TrainCoherenceConfig:
+class TrainCoherenceConfig(SmallSettings):
     """Settings of `dcar train-coherence`."""
 
-    decoder: str = setting("runs/car", "The frozen decoder whose chunks are judged; starter = the shipped one.",
+    decoder: str = setting("runs/car", "The frozen decoder whose chunks are scored; starter = the shipped one.",
                            names=("starter",))
     data: str = setting("runs/prepared", "Folder of `dcar prepare`, with the decoder's tokenizer.", place="folder")
     out: str = setting("runs/coherence", "Folder to write.", place="folder")
-    init_from: str = setting("", "Begin from this coherence, of the same shape and codes, perhaps of another decoder: "
+    init_from: str = setting("", "Start from this chunk scorer, of the same shape and codes, also of another decoder; "
                                  "a few steps are enough for one that was tuned; starter = the shipped one.",
                              names=("starter",))
     prompt_tokens: int = setting(50, "Speaker prompt in training (bos layout only), as in the decoder's.", minimum=1)
     batch_size: int = setting(16, "Utterances of a process per step.", minimum=1)
-    positions: float = setting(0.3, "Share of their positions at which a chunk is drawn.", above=0, maximum=1)
-    max_steps: int = setting(1000, "Updates of the weights.", minimum=1)
+    positions: float = setting(0.3, "Share of their positions at which a chunk is sampled.", above=0, maximum=1)
     learning_rate: float = setting(3e-3, "Peak of AdamW; it rises, then falls by a cosine.", above=0)
     weight_decay: float = setting(0.02, "Of matrices.", minimum=0)
-    warmup_steps: int = setting(50, "Steps in which the learning rate rises.", minimum=0)
-    max_grad_norm: float = setting(1.0, "Gradients are clipped to this norm, 0 = not.", minimum=0)
     embedding_size: int = setting(64, "Numbers of a token's embedding.", minimum=1)
     width: int = setting(128, "Of the recurrent layer.", minimum=1)
-    bf16: bool = setting(False, "bfloat16 autocast.")
-    seed: int = seed_setting(0, "Of weights, order and draws.")
-    eval_steps: int = setting(250, "Steps between evaluations on the dev split.", minimum=1)
-    save_steps: int = setting(250, "Steps between checkpoints.", minimum=1)
-    log_steps: int = setting(25, "Steps between lines of the log.", minimum=1)
-    resume: bool = setting(True, "Go on from the last checkpoint in out, bit for bit.")
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 def chunks_ahead(speech: Tensor, lengths: Tensor, heads: int, eos: int) -> Tensor:
@@ -93,7 +78,7 @@ class CoherenceTrainer(SmallTrainer):
 
     def __init__(self, config: TrainCoherenceConfig, model: Coherence, decoder: AnyDecoder, train: SpeechDataset,
                  dev: SpeechDataset):
-        super().__init__("a coherence", config, model, train, dev, collate)
+        super().__init__("a chunk scorer", config, model, train, dev, collate)
         self.decoder = decoder.to(self.args.device).eval().requires_grad_(False)  # type: ignore[arg-type]
 
     @torch.no_grad()
@@ -151,12 +136,11 @@ class CoherenceTrainer(SmallTrainer):
 
 
 def run(config: TrainCoherenceConfig) -> Coherence:
-    """Train (or go on training) and save the coherence with its card, log and provenance into `config.out`.
+    """Train (or go on training) and save the chunk scorer with its card, log and provenance into `config.out`.
 
     Raises ConfigError for a decoder with one head, DataError where the data is broken or has other tokens or phonemes
     than the decoder, CheckpointError where out holds another run or init_from another shape.
     """
-    out = Path(config.out)
     prepared, decoder = prepared_info(config.data), load_decoder(config.decoder)
     check_together(decoder, prepared, config.data)
     if decoder.config.num_prediction_heads < 2:
@@ -165,30 +149,18 @@ def run(config: TrainCoherenceConfig) -> Coherence:
     shape = CoherenceConfig(decoder.config.hidden_size, decoder.config.num_prediction_heads,
                             decoder.config.output_size, config.embedding_size, config.width, decoder.checksum(),
                             decoder.config.tokenizer)
-    last = latest_checkpoint(out) if config.resume else None
-    if last and (found := Coherence.load_config(last)) != shape:
-        raise CheckpointError(f"{last}: a checkpoint of another coherence ({found}, here {shape}); choose another out, "
-                              "or resume=false to start again")
+    last = last_of(config, Coherence, shape, "chunk scorer")
     train, dev = (SpeechDataset(load_prepared(config.data, split), decoder.config,  # type: ignore[arg-type]
                                 config.prompt_tokens, config.seed) for split in ("train", "dev"))
     torch.manual_seed(config.seed)
     model = new_coherence(shape, decoder, config.init_from)
     trainer = CoherenceTrainer(config, model, decoder, train, dev)
-    if trainer.is_world_process_zero():
-        with writing(out):
-            save_config(config, out / "config.yaml")
-        logger.info("%.2f M parameters, %d training utterances, %d processes",
-                    sum(p.numel() for p in model.parameters()) / 1e6, len(train), trainer.args.world_size)
-    trainer.origin = provenance(
-        config=dataclasses.asdict(config), seed=config.seed, base_checksum=shape.base_checksum,
-        data={"path": config.data, "prepared.json": digest(Path(config.data) / "prepared.json")})
-    trainer.fit(last)
-    with trainer.doing("evaluating and exporting what was trained"), writing(out):
-        return trainer.export(coherence_card)
+    data = {"path": config.data, "prepared.json": digest(Path(config.data) / "prepared.json")}
+    return trainer.make(last, config, data, coherence_card, base_checksum=shape.base_checksum)
 
 
 def new_coherence(shape: CoherenceConfig, decoder: AnyDecoder, init_from: str) -> Coherence:
-    """A coherence of this shape to train, from the decoder's embeddings or from where another one is.
+    """A chunk scorer of this shape to train, from the decoder's embeddings or from where another one is.
 
     Raises CheckpointError where that has another shape, or other codes.
     """
@@ -198,17 +170,17 @@ def new_coherence(shape: CoherenceConfig, decoder: AnyDecoder, init_from: str) -
         return model
     start = Coherence.from_pretrained(resolve(init_from, "coherence"))
     if dataclasses.replace(start.config, base_checksum=shape.base_checksum) != shape:
-        raise CheckpointError(f"init_from={init_from}: a coherence of another shape or other codes ({start.config}, "
+        raise CheckpointError(f"init_from={init_from}: a chunk scorer of another shape or other codes ({start.config}, "
                               f"here {shape}); train one from nothing")
     model.load_state_dict(start.state_dict())
     return model
 
 
 def coherence_card(coherence: Coherence, source: Mapping[str, Any]) -> str:
-    """README.md of a coherence."""
+    """README.md of a chunk scorer."""
     config = coherence.config
     return model_card(
-        "Coherence of chunks", "How much likelier the tokens of a chunk are together, in speech, than drawn by the "
+        "Chunk scorer", "How much likelier the tokens of a chunk are together, in speech, than drawn by the "
         "decoder's heads one by one. A chunk policy reads it; it refuses any other decoder.",
         [("size", f"{sum(p.numel() for p in coherence.parameters()):,} parameters, width {config.width}"),
          ("chunks", f"up to {config.num_heads} of {config.vocab_size} ids"),

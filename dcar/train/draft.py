@@ -30,9 +30,10 @@ from dcar.prepare.run import load_prepared, prepared_info
 from dcar.process import run_command
 from dcar.prompts.together import check_together
 from dcar.sources.shipped import resolve
-from dcar.train.car import BackboneTraining, TrainConfig, decoder_shape, differing, fit
+from dcar.train.car import fit
 from dcar.train.checkpoints import latest_checkpoint
-from dcar.train.settings import RunSettings
+from dcar.train.plan import decoder_shape, differing
+from dcar.train.settings import BackboneTraining, RunSettings, TrainConfig
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Settings that every training of a decoder has: CAR, FAR, heads on language models, draft models."""
+"""Settings of the trainings of decoders: what all have, and what stage one has besides."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ from dataclasses import dataclass
 
 from dcar.config import check, setting
 from dcar.config.schema import seed_setting
+from dcar.errors import ConfigError
+from dcar.model.backbones.lora import MODES, LoraSettings
+from dcar.model.car import CARConfig
+from dcar.train.spoken import SpokenSettings
 
 
 @dataclass
@@ -36,8 +40,74 @@ class RunSettings:
     log_steps: int = setting(25, "Steps between lines of the log.", minimum=1)
     workers: int = setting(0, "Processes that load data.", minimum=0)
     tensorboard: bool = setting(False, "Also write out/tensorboard.")
+    report_to: list[str] = setting([], "Trackers of transformers that get the log: wandb, trackio, mlflow, …")
     resume: bool = setting(True, "Go on from the last checkpoint in out, bit for bit.")
     wait_minutes: float = setting(30.0, "How long processes wait for each other before they give up.", above=0)
 
     def __post_init__(self) -> None:
         check(self)
+
+
+@dataclass
+class BackboneTraining:
+    """Heads on a pretrained language model instead of a decoder from scratch."""
+
+    path: str = setting("", "Decoder written by `dcar convert-backbone`; empty = the decoder that `model` describes.")
+    train: str = setting("lora", "lora: adapters and heads; heads: the model stays as it is; joint: everything.",
+                         choices=MODES)
+    lora: LoraSettings = setting(LoraSettings, "Adapters, y = W x + (alpha / rank) B A dropout(x).")
+    dtype: str = setting("float32", "Storage of a model that is not trained itself.", choices=("float32", "bfloat16"))
+
+    def __post_init__(self):
+        check(self)
+        if self.dtype == "bfloat16" and self.train == "joint":
+            raise ConfigError("backbone.dtype=bfloat16 would lose small updates of trained weights: keep float32 and "
+                              "set bf16=true, which computes in bfloat16")
+
+
+@dataclass
+class TrainConfig(RunSettings):
+    """Settings of stage one."""
+
+    head_weight_decay: float = setting(1.0, "Lambda of eq. 1: head k counts lambda^(k-1); 1 = uniform, the paper's.",
+                                       above=0, maximum=1)
+    loss_reduction: str = setting("per_head_mean", "How positions are averaged.",
+                                 choices=("per_head_mean", "token_sum"))
+    eos_tail: str = setting("fill", "Targets behind the end: end of speech again, or none.", choices=("fill", "ignore"))
+    head_positions: float = setting(1.0, "Share of positions that the additional heads are trained on; less is faster.",
+                                    above=0, maximum=1)
+    gradient_checkpointing: bool = setting(False, "Recompute activations: less memory, about a third more time.")
+    init_from: str = setting("", "Start from the weights of this decoder, not from scratch; starter = the shipped one.",
+                             names=("starter",))
+    freeze_trunk: bool = setting(False, "Train the additional heads alone, on the decoder of init_from, which may have "
+                                        "heads of another number or kind: those of `model` are then made anew.")
+    codebook_init: bool = setting(False, "From scratch: speech embeddings start from the tokenizer's centroids.")
+    keep_states: bool = setting(False, "Of a frozen trunk: compute the hidden states of the training split once, each "
+                                       "utterance behind one prompt, and keep them (2 bytes a value).")
+    replay: str = setting("", "Another prepared corpus, rows of which fill every batch, so that a small one does not "
+                              "make the decoder forget; starter = the shipped one.",
+                          names=("starter",))
+    replay_share: float = setting(0.5, "Share of a batch that is replayed; an epoch is one of `data` alone.", above=0,
+                                  below=1)
+    spoken: SpokenSettings = setting(SpokenSettings, "The best step by what it says, not by its loss.")
+    model: CARConfig = setting(CARConfig, "Shape of the decoder; vocabulary sizes are taken from the data.")
+    backbone: BackboneTraining = setting(BackboneTraining, "Heads on a pretrained language model instead.")
+
+    def __post_init__(self):
+        super().__post_init__()
+        if not self.backbone.path:
+            self.model.check_heads()
+        if self.freeze_trunk and (not self.init_from or self.model.num_prediction_heads == 1):
+            raise ConfigError("freeze_trunk trains additional heads on a decoder that there is: give init_from=… and "
+                              "model.num_prediction_heads of at least 2 (on a language model: backbone.train=heads)")
+        if self.keep_states and (not self.freeze_trunk or self.input_corruption or self.own_tokens):
+            raise ConfigError("keep_states keeps what a trunk that does not change says of its data: set "
+                              "freeze_trunk=true, input_corruption=0 and own_tokens=0")
+        if self.codebook_init and (self.init_from or self.backbone.path):
+            raise ConfigError("codebook_init is a start from scratch; init_from and backbone.path name other weights")
+        if self.replay and self.batch_size < 2:
+            raise ConfigError("replay fills a part of every batch: batch_size must be 2 or more")
+
+    @property
+    def head_weights(self) -> list[float]:
+        return [self.head_weight_decay**k for k in range(self.model.num_prediction_heads)]

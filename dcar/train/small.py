@@ -1,48 +1,62 @@
-"""A trainer of small models on length-bucketed batches of a prepared corpus: what the recogniser of tokens and the
-coherence of chunks have in common."""
+"""One trainer for the small models: the recogniser of sound, the recogniser of tokens, and the chunk scorer.
+
+`SmallTrainer` has data order, optimiser, checkpoints and export; `CTCTrainer` adds what both recognisers share.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
-from transformers import TrainingArguments
+from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import Dataset
 
-from dcar.errors import ConfigError
-from dcar.optim import adamw, cosine
+from dcar.config import check, save_config, setting
+from dcar.config.schema import seed_setting
+from dcar.errors import CheckpointError, ConfigError
 from dcar.process import meeting_others
-from dcar.storage import digest, write_text
-from dcar.tracking import provenance, write_json
-from dcar.train.batches import BucketBatchSampler, EpochLoader
-from dcar.train.callbacks import JsonlLog
-from dcar.train.car import is_sharded
-from dcar.train.checkpoints import check_same_data, step_of
-from dcar.train.resilient import ResilientTrainer
+from dcar.storage import writing
+from dcar.tracking import provenance
+from dcar.train.bucketed import BucketedTrainer, arguments, is_sharded, write_record
+from dcar.train.checkpoints import latest_checkpoint
 from heads.checkpoint import Checkpoint
 
+logger = logging.getLogger(__name__)
 
-class SmallSettings(Protocol):
-    """What a configuration says of such a training."""
+Card = Callable[[Any, Mapping[str, Any]], str]
+"""Makes README.md of a model and its provenance."""
 
-    out: str
-    batch_size: int
-    max_steps: int
-    learning_rate: float
-    weight_decay: float
-    warmup_steps: int
-    max_grad_norm: float
-    bf16: bool
-    seed: int
-    eval_steps: int
-    save_steps: int
-    log_steps: int
+
+@dataclass
+class SmallSettings:
+    """Settings that the trainings of small models have in common."""
+
+    out: str = setting("runs/small", "Folder to write.", place="folder")
+    batch_size: int = setting(32, "Utterances of a process per step.", minimum=1)
+    max_steps: int = setting(1000, "Updates of the weights.", minimum=1)
+    learning_rate: float = setting(2e-3, "Peak of AdamW; it rises, then falls by a cosine.", above=0)
+    weight_decay: float = setting(0.05, "Of matrices.", minimum=0)
+    warmup_steps: int = setting(50, "Steps in which the learning rate rises.", minimum=0)
+    max_grad_norm: float = setting(1.0, "Gradients are clipped to this norm, 0 = not.", minimum=0)
+    bf16: bool = setting(False, "bfloat16 autocast.")
+    seed: int = seed_setting(0, "Of weights, order and what is random in training.")
+    eval_steps: int = setting(250, "Steps between evaluations on the dev data.", minimum=1)
+    save_steps: int = setting(250, "Steps between checkpoints.", minimum=1)
+    log_steps: int = setting(25, "Steps between lines of the log.", minimum=1)
+    half_weights: bool = setting(False, "Store the finished weights in float16: half the file.")
+    resume: bool = setting(True, "Go on from the last checkpoint in out, bit for bit.")
+
+    def __post_init__(self) -> None:
+        check(self)
 
 
 class Utterances(Protocol):
@@ -67,85 +81,47 @@ def hidden_spans(frames: int, longest: int, rng: np.random.Generator) -> Iterato
         yield slice(start, start + length)
 
 
-class SmallTrainer(ResilientTrainer):
-    """The Trainer with AdamW, a cosine, and utterances of similar length side by side. Subclasses have the loss and the
-    evaluation; their batches have `speech_ids` [B, T]."""
-
-    model: Any
-    train_dataset: Any
-    batch_setting = "batch_size"
+class SmallTrainer(BucketedTrainer):
+    """The Trainer of a small model in one piece. Subclasses have the loss and the evaluation."""
 
     def __init__(self, what: str, config: Any, model: Checkpoint, train: Utterances, dev: Utterances,
                  collate: Callable[[Sequence[Any]], dict[str, Tensor]]):
-        """what: is trained, as an error calls it. config: `SmallSettings`. ConfigError where weights are sharded."""
+        """what: is trained, as an error calls it. config: a `SmallSettings`. ConfigError where weights are sharded."""
         if is_sharded():
             raise ConfigError(f"{what} is small: train it with launch/accelerate/multi_gpu.yaml, not with FSDP or "
                               "DeepSpeed")
-        settings: SmallSettings = config
-        self.config, self._collate = config, collate
         with meeting_others():
-            arguments = TrainingArguments(
-                output_dir=settings.out, max_steps=settings.max_steps, seed=settings.seed, data_seed=settings.seed,
-                per_device_train_batch_size=settings.batch_size, max_grad_norm=settings.max_grad_norm,
-                bf16=settings.bf16, logging_steps=settings.log_steps, eval_strategy="steps",
-                eval_steps=settings.eval_steps, save_steps=settings.save_steps, save_total_limit=2,
-                remove_unused_columns=False, label_names=[], report_to=[], logging_nan_inf_filter=False,
-                use_cpu=not torch.cuda.is_available())
-        self.jsonl = JsonlLog(Path(settings.out) / "log.jsonl")
-        super().__init__(model, arguments, train_dataset=train, eval_dataset=dev, data_collator=collate,
-                         callbacks=[self.jsonl])
-
-    def loader(self, dataset: Utterances, shuffle: bool) -> EpochLoader:
-        """This process's batches of a dataset."""
-        sampler = BucketBatchSampler(dataset.lengths, self.config.batch_size, self.config.seed, shuffle,
-                                     self.args.process_index, self.args.world_size)
-        # its own generator: a loader that draws its seed from the global one breaks resuming bit for bit
-        return EpochLoader(dataset, batch_sampler=sampler, collate_fn=self._collate,  # type: ignore[arg-type]
-                           generator=torch.Generator().manual_seed(self.config.seed))
-
-    def get_train_dataloader(self) -> DataLoader:
-        return self.loader(self.train_dataset, True)
-
-    def create_optimizer(self, model=None):
-        if self.optimizer is None:
-            self.optimizer = adamw(self.model.parameters(), self.config.learning_rate, self.config.weight_decay)
-        return self.optimizer
-
-    def create_scheduler(self, num_training_steps: int, optimizer=None):
-        if self.lr_scheduler is None:
-            optimizer = optimizer or self.create_optimizer()
-            self.lr_scheduler = cosine(optimizer, num_training_steps, self.config.warmup_steps)
-        return self.lr_scheduler
-
-    def longest_batch(self) -> dict[str, Any]:
-        longest = np.argsort(self.train_dataset.lengths)[::-1][: self.config.batch_size]
-        return self._collate([self.train_dataset[0, int(i)] for i in longest])
+            made = arguments(config)
+        super().__init__(config, made, model, train, dev, collate)
 
     def describe(self, inputs: Mapping[str, Any]) -> str:
-        rows, longest = inputs["speech_ids"].shape
-        return f"a batch of {rows} utterances of up to {longest} speech tokens"
+        rows, longest = next(iter(inputs.values())).shape[:2]
+        return f"a batch of {rows} utterances of up to {longest} positions"
 
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """A directory that the model's `from_pretrained` loads."""
-        super().save_model(output_dir, _internal_call)
-        if self.args.should_save:
-            path = Path(output_dir or self.config.out)
-            self.model.save_config(path)
-            (path / "training_args.bin").unlink(missing_ok=True)  # a pickle; the settings are in config.yaml
+    def make(self, last: Path | None, given: Any, data: Mapping[str, Any], card: Card,
+             finished: Callable[[], None] | None = None, known: Mapping[str, Any] | None = None, **origin: Any) -> Any:
+        """Train, from the checkpoint `last` on where there is one; evaluate and export. Returns the written model.
 
-    def fit(self, last: Path | None) -> None:
-        """Train, from the checkpoint `last` on where there is one; a run that finished there only loads it.
-        CheckpointError where it was trained on other data."""
-        if last:
-            check_same_data(last, self.origin)
-        if last and step_of(last) >= self.config.max_steps:  # Trainer would add a step
-            self.finish_from(last)
-            self.model.load_state_dict(type(self.model).from_pretrained(last).state_dict())
-            self.model.to(self.args.device)
-        else:
-            self.train(resume_from_checkpoint=str(last) if last else None)
+        given: the settings as the user gave them. data, origin: what checkpoints record of where they come from. known:
+        what the card and the provenance say besides. finished: called on the main process at the end. CheckpointError
+        where the checkpoint was trained on other data.
+        """
+        config = self.config
+        if self.is_world_process_zero():
+            with writing(self.out):
+                save_config(given, self.out / "config.yaml")
+            logger.info("%.2f M parameters, %d training utterances, %d processes",
+                        sum(p.numel() for p in self.model.parameters()) / 1e6, len(self.train_dataset),
+                        self.args.world_size)
+        self.origin = provenance(config=dataclasses.asdict(config), seed=config.seed, data=data, **origin)
+        self.train_from(last)
+        with self.doing("evaluating and exporting the trained model"), writing(self.out):
+            model = self.export(card, half=config.half_weights, **(known or {}))
+            if finished and self.is_world_process_zero():
+                finished()
+        return model
 
-    def export(self, card: Callable[[Any, Mapping[str, Any]], str], *, half: bool = False, **known: Any) -> Any:
+    def export(self, card: Card, *, half: bool = False, **known: Any) -> Any:
         """The last evaluation, and the model with its card and provenance (with what else is `known`) in `out`; half:
         weights in float16. Returns it as it was written."""
         out, kind = self.out, type(self.model)
@@ -157,8 +133,77 @@ class SmallTrainer(ResilientTrainer):
             source = provenance(metrics=metrics, steps=self.state.global_step, processes=self.args.world_size,
                                 checksum=written.checksum(),
                                 config=json.loads(json.dumps(dataclasses.asdict(self.config))), **known)
-            write_text(out / "README.md", card(written, source))
-            names = ("config.json", "model.safetensors", "config.yaml", "README.md")
-            write_json(out / "provenance.json", {**source, "files": {name: digest(out / name) for name in names}})
+            write_record(out, card(written, source), source)
         self.accelerator.wait_for_everyone()
         return kind.from_pretrained(out)
+
+
+def last_of(config: Any, kind: type[Checkpoint], wanted: Any, what: str) -> Path | None:
+    """The checkpoint in `config.out` to go on from. CheckpointError where it is of another shape than `wanted`."""
+    last = latest_checkpoint(Path(config.out)) if config.resume else None
+    if last and (found := kind.load_config(last)) != wanted:
+        raise CheckpointError(f"{last}: a checkpoint of another {what} ({found}, here {wanted}); choose another out, "
+                              "or resume=false to start again")
+    return last
+
+
+class CTCTexts(Dataset):
+    """Frames and symbols of utterances; items are addressed by (epoch, index), so that resuming needs no state.
+
+    frames: of every utterance [T, …]; symbols: of its text, CTC's ids; texts: as errors are counted.
+    """
+
+    def __init__(self, config: Any, frames: Sequence[Any], symbols: Sequence[Sequence[int]], texts: Sequence[Any]):
+        self.config, self.frames, self.symbols, self.texts = config, frames, symbols, texts
+        self.lengths = [len(f) for f in frames]
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, address: tuple[int, int]) -> dict[str, np.ndarray]:
+        """What a step of training sees of an utterance: frames [T, …], text [symbols]."""
+        epoch, index = address
+        rng = np.random.default_rng([self.config.seed, epoch, index])
+        return {"frames": self.changed(self.frames[index], rng), "text": np.asarray(self.symbols[index])}
+
+    def changed(self, frames: Any, rng: np.random.Generator) -> np.ndarray:
+        """The frames with what training hides or replaces."""
+        raise NotImplementedError
+
+
+def collate_ctc(examples: Sequence[dict[str, np.ndarray]]) -> dict[str, Tensor]:
+    """A padded batch: frames [B, T, …], lengths [B], text_ids [B, U], text_lengths [B]."""
+    frames, texts = ([torch.from_numpy(e[name]) for e in examples] for name in ("frames", "text"))
+    return {"frames": pad_sequence(frames, batch_first=True), "lengths": torch.tensor([len(f) for f in frames]),
+            "text_ids": pad_sequence(texts, batch_first=True), "text_lengths": torch.tensor([len(t) for t in texts])}
+
+
+class CTCTrainer(SmallTrainer):
+    """The Trainer of a `WindowCTC` with the CTC loss (symbol 0 is the blank)."""
+
+    errors = "wer"  # what the dev metric of `count` is called
+
+    def __init__(self, what: str, config: Any, model: Checkpoint, train: CTCTexts, dev: CTCTexts):
+        super().__init__(what, config, model, train, dev, collate_ctc)
+
+    def compute_loss(self, model, inputs: dict[str, Tensor], return_outputs: bool = False, num_items_in_batch=None):
+        """CTC loss, nats per symbol, mean over utterances."""
+        log_probs = model(inputs["frames"], inputs["lengths"])
+        loss = functional.ctc_loss(log_probs.float().transpose(0, 1), inputs["text_ids"], inputs["lengths"],
+                                   inputs["text_lengths"], blank=0)
+        return (loss, log_probs) if return_outputs else loss
+
+    def count(self, dev: Any, mine: list[int]) -> tuple[float, float, float, float]:
+        """Of these dev utterances: nats, symbols, errors of what is read, and the reference's units."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix: str = "eval") -> dict[str, float]:
+        """Of the dev data, over all processes: nats per symbol (`eval_loss`) and the error rate."""
+        self.model.eval()
+        dev = eval_dataset or self.eval_dataset
+        mine = list(range(self.args.process_index, len(dev), self.args.world_size))
+        sums = torch.tensor(self.count(dev, mine) if mine else (0.0,) * 4, dtype=torch.float64, device=self.args.device)
+        nats, symbols, errors, reference = self.accelerator.reduce(sums, "sum").tolist()
+        return self.evaluated({f"{metric_key_prefix}_loss": nats / symbols,
+                               f"{metric_key_prefix}_{self.errors}": errors / reference})

@@ -1,7 +1,7 @@
-"""The best step by ear: dev sentences are spoken at every evaluation, and the decoder of fewest word errors is kept.
+"""Choose the best step by spoken word errors: at every evaluation the decoder speaks dev sentences to a recogniser.
 
-A fine-tuning is judged by what it says, not by its loss: on minutes of one voice the dev loss falls while the speech
-becomes worse. The decoder that training started from is spoken first, and is what remains if no step beats it.
+On minutes of one voice the dev loss falls while the speech gets worse, so the loss cannot choose. The decoder that
+training started from is spoken first. It is what remains if no step beats it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class SpokenSettings:
     sentences: int = setting(0, "Dev sentences spoken before the first step and at every evaluation; the step of "
                                 "fewest word errors is what is written. 0 = none, the last step is written.", minimum=0)
     chunk: int = setting(5, "Tokens of a pass, as in car-5; at most as many as the decoder has heads.", minimum=1)
-    recognizer: str = setting("moonshine", "Who hears them; a recogniser that did not make the tokens.")
+    recognizer: str = setting("moonshine", "Evaluation ASR; not the model that made the tokens.")
     vocoder: str = setting("", "Folder, or a name that dcar.vocoder.load lists; empty = the shipped one.")
     sampling: SamplingConfig = setting(lambda: SamplingConfig(temperature=0.4, top_k=10), "How they are drawn.")
 
@@ -56,7 +56,7 @@ class SpokenSettings:
 
 
 class Judge(Protocol):
-    """What `SpokenChoice` asks: the errors and reference words of every dev sentence, spoken by a decoder."""
+    """Errors and reference words of every dev sentence that a decoder speaks; `SpokenChoice` asks for them."""
 
     def __call__(self, model: CARDecoder) -> tuple[list[int], list[int]]: ...
 
@@ -97,9 +97,9 @@ class SpokenJudge:
 
 
 class SpokenChoice(TrainerCallback):
-    """Has every evaluation's decoder judged, logs `eval_spoken_wer`, keeps the weights of the best step in `out`.
+    """Measures the decoder of every evaluation, logs `eval_spoken_wer`, keeps the weights of the best step in `out`.
 
-    `spoken.json` has the errors of every step; a resumed run takes them over and judges no step twice.
+    `spoken.json` has the errors of every step. A resumed run reads it and measures no step twice.
     """
 
     def __init__(self, trainer: Any, judge: Judge, out: str | Path):
@@ -123,7 +123,7 @@ class SpokenChoice(TrainerCallback):
         self.look(state)
 
     def look(self, state: TrainerState) -> None:
-        """Judge the decoder of this step, if it was not judged before; all processes wait for the main one."""
+        """Measure the decoder of this step, unless that was done; all processes wait for the main one."""
         step = state.global_step
         if step in self.seen:
             return
@@ -145,7 +145,7 @@ class SpokenChoice(TrainerCallback):
         self.trainer.accelerator.wait_for_everyone()
 
     def read(self) -> None:
-        """The steps that an interrupted run has judged. CheckpointError where they cannot be read."""
+        """The steps that an interrupted run has measured. CheckpointError where they cannot be read."""
         path = self.out / RECORD
         try:
             steps = json.loads(path.read_text(encoding="utf-8"))["steps"]

@@ -79,7 +79,7 @@ def llasa_template(tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def offset_ids(first: int, count: int, start: int, end: int) -> SpeechIds:
-    """Consecutive speech ids given by hand."""
+    """Consecutive speech ids from the settings."""
     if count < 1 or min(start, end) < 0:
         raise ConfigError("first_speech_id needs speech_vocab_size, start_id and eos_id as well")
     return SpeechIds(list(range(first, first + count)), end, start)

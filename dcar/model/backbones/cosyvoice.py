@@ -3,7 +3,7 @@
 Its sequence is sos, text (prompt text first), task id, speech. Here the task id is the start symbol of speech, which
 closes the prefix (`bos` false), and sos its first vector. Of the V + 3 outputs the first V + 1 are kept: codes and
 end of speech. The other two (one unused, one that asks for more text in streaming) are never right where the text is
-complete; leaving them out conditions the law on that.
+complete; leaving them out conditions the distribution on that.
 """
 
 from __future__ import annotations
@@ -90,21 +90,31 @@ def load_cosyvoice2(source: Path, architecture: Path | None = None, speech_vocab
     path = source / "llm.pt" if source.is_dir() else source
     tensors = read_tensors(path, FIX)
     check_version(path, tensors)
-    codes = tensors["speech_embedding.weight"].shape[0] - 3
-    if speech_vocab_size and speech_vocab_size != codes:
-        raise CheckpointError(f"{path}: expected {speech_vocab_size} speech codes, found {codes}; prepare the corpus "
-                              "with the tokenizer of this checkpoint, or give the checkpoint of your tokenizer")
-    config = BackboneConfig(
-        architecture=read_architecture(architecture or path.parent / BLANK, tensors[f"{TRUNK}embed_tokens.weight"]),
-        source="cosyvoice2", speech_vocab_size=codes, base_head_bias=True, sequence_start=True, **settings)
-    decoder = BackboneDecoder(config)
+    shape = read_architecture(architecture or path.parent / BLANK, tensors[f"{TRUNK}embed_tokens.weight"])
     trunk = {k.removeprefix(TRUNK): v for k, v in tensors.items() if k.startswith(TRUNK)}
+    codes = len(tensors["speech_embedding.weight"]) - 3
+    return decoder_of(path, tensors, trunk, codes, speech_vocab_size, architecture=shape, source="cosyvoice2",
+                      **settings)
+
+
+def decoder_of(path: Path, tensors: dict[str, Tensor], trunk: dict[str, Tensor], codes: int, wanted: int,
+               **settings: Any) -> BackboneDecoder:
+    """A decoder with the weights of an llm.pt of either version.
+
+    trunk: its language model's, by our names; codes: how many it has, which must be the `wanted` ones where those are
+    given (0 = any). CheckpointError where they are others, or the trunk does not fit.
+    """
+    if wanted and wanted != codes:
+        raise CheckpointError(f"{path}: expected {wanted} speech codes, found {codes}; prepare the corpus with the "
+                              "tokenizer of this checkpoint, or give the checkpoint of your tokenizer")
+    config = BackboneConfig(speech_vocab_size=codes, base_head_bias=True, sequence_start=True, **settings)
+    decoder = BackboneDecoder(config)
     load_trunk(decoder, trunk, str(path))
-    sos, task = tensors["llm_embedding.weight"]
     with torch.no_grad():
-        decoder.speech_embedding.weight[: codes + 1] = tensors["speech_embedding.weight"][: codes + 1]
-        decoder.speech_embedding.weight[config.start] = task
-        decoder.speech_embedding.weight[config.start + 1] = sos
+        table, rows = decoder.speech_embedding.weight, tensors["speech_embedding.weight"][: codes + 1]
+        table[config.eos] = 0  # ends an utterance and is never read; the first version has no row for it
+        table[: len(rows)] = rows
+        table[config.start + 1], table[config.start] = tensors["llm_embedding.weight"]  # sos, task id
         decoder.heads.base.weight.copy_(tensors["llm_decoder.weight"][: codes + 1])
         decoder.heads.base.bias.copy_(tensors["llm_decoder.bias"][: codes + 1])
     return decoder.eval()

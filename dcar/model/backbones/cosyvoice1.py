@@ -12,18 +12,16 @@ import re
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from dcar.errors import CheckpointError
-from dcar.model.backbones.cosyvoice import load_trunk, read_tensors
+from dcar.model.backbones.cosyvoice import OWN, decoder_of, read_tensors
 from dcar.model.backbones.cosyvoice_lm import MODEL_TYPE
-from dcar.model.backbones.decoder import BackboneConfig, BackboneDecoder
+from dcar.model.backbones.decoder import BackboneDecoder
 
 logger = logging.getLogger(__name__)
 
 FIX = "download FunAudioLLM/CosyVoice-300M and give its folder, which holds llm.pt and cosyvoice.yaml"
-OWN = ("llm_embedding.weight", "speech_embedding.weight", "llm_decoder.weight", "llm_decoder.bias")
 NAMES = (  # of the checkpoint -> of `CosyVoiceLM`
     (r"^text_embedding\.", "embed_tokens.embedding."),
     (r"^text_encoder_affine_layer\.", "embed_tokens.output."),
@@ -48,24 +46,9 @@ def load_cosyvoice1(source: Path, speech_vocab_size: int = 0, **settings: Any) -
     tensors = read_tensors(path, FIX)
     check_version(path, tensors)
     check_yaml(path.parent / "cosyvoice.yaml")
-    codes = len(tensors["speech_embedding.weight"])
-    if speech_vocab_size and speech_vocab_size != codes:
-        raise CheckpointError(f"{path}: expected {speech_vocab_size} speech codes, found {codes}; prepare the corpus "
-                              "with the tokenizer of this checkpoint, or give the checkpoint of your tokenizer")
-    config = BackboneConfig(architecture=read_sizes(tensors), source="cosyvoice", speech_vocab_size=codes,
-                            base_head_bias=True, sequence_start=True, **settings)
-    decoder = BackboneDecoder(config)
     trunk = {renamed(k): v for k, v in tensors.items() if k not in OWN and not k.startswith("spk_embed_affine_layer.")}
-    load_trunk(decoder, trunk, str(path))
-    sos, task = tensors["llm_embedding.weight"]
-    with torch.no_grad():
-        decoder.speech_embedding.weight[:codes] = tensors["speech_embedding.weight"]
-        decoder.speech_embedding.weight[config.eos] = 0  # ends an utterance and is never read
-        decoder.speech_embedding.weight[config.start] = task
-        decoder.speech_embedding.weight[config.start + 1] = sos
-        decoder.heads.base.weight.copy_(tensors["llm_decoder.weight"])
-        decoder.heads.base.bias.copy_(tensors["llm_decoder.bias"])
-    return decoder.eval()
+    return decoder_of(path, tensors, trunk, len(tensors["speech_embedding.weight"]), speech_vocab_size,
+                      architecture=read_sizes(tensors), source="cosyvoice", **settings)
 
 
 def renamed(name: str) -> str:

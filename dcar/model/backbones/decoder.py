@@ -12,7 +12,6 @@ the one method that it calls, `update`. So rows of a batch advance, roll back an
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,13 +21,9 @@ from torch import Tensor, nn
 from dcar.errors import CheckpointError
 from dcar.model.backbones.adapters import inject
 from dcar.model.backbones.cosyvoice_lm import MODEL_TYPE, CosyVoiceLM
-from dcar.model.car import CAROutput, SpeechVocabulary, multi_head_loss
-from dcar.model.own_tokens import hear_itself
+from dcar.model.car import SpeechDecoder, SpeechVocabulary
 from heads.build import build_heads
-from heads.checkpoint import Checkpoint
-from heads.coherence import Coherence, LogRatios
 from heads.layers import KVCache
-from heads.policy import ChunkPolicy, PolicyReader
 
 UNUSED = {"id2label", "label2id", "problem_type", "transformers_version", "architectures", "dtype", "torch_dtype"}
 TEXT_TOKENIZER_FOLDER = "text_tokenizer"  # beside a decoder whose text is not phonemes
@@ -144,8 +139,8 @@ def language_model(architecture: dict[str, Any]) -> Any:
     return AutoModel.from_config(config, attn_implementation="sdpa")
 
 
-class BackboneDecoder(Checkpoint):
-    """Text and speech prompt in, the laws of the next K speech tokens out; see `CARDecoder` for the methods."""
+class BackboneDecoder(SpeechDecoder):
+    """Text and speech prompt in, distributions of the next K speech tokens out; see `CARDecoder` for the methods."""
 
     config_class = BackboneConfig
     model_type = "dcar-backbone-decoder"
@@ -192,19 +187,6 @@ class BackboneDecoder(Checkpoint):
         self.backbone.gradient_checkpointing_enable({"use_reentrant": False})
 
     # --- training -----------------------------------------------------------------------------------------------
-
-    def forward(self, text_ids: Tensor, text_lengths: Tensor, speech_ids: Tensor, speech_lengths: Tensor,
-                prompt_lengths: Tensor, head_weights: Sequence[float] | None = None,
-                reduction: str = "per_head_mean", eos_tail: str = "fill",
-                speech_inputs: Tensor | None = None, head_positions: float = 1.0,
-                own_tokens: float = 0.0) -> CAROutput:
-        """Teacher-forced loss of all heads; arguments and result as in `CARDecoder.forward`."""
-        inputs = speech_ids if speech_inputs is None else speech_inputs
-        if own_tokens:
-            inputs = hear_itself(self, text_ids, text_lengths, inputs, speech_lengths, prompt_lengths, own_tokens)
-        hidden = self.speech_hidden(text_ids, text_lengths, inputs, speech_lengths, prompt_lengths)
-        return multi_head_loss(self.heads, hidden, speech_ids, speech_lengths, prompt_lengths, self.config.eos,
-                               head_weights, reduction, eos_tail, head_positions)
 
     def speech_hidden(self, text_ids: Tensor, text_lengths: Tensor, speech_ids: Tensor, speech_lengths: Tensor,
                       prompt_lengths: Tensor) -> Tensor:
@@ -282,14 +264,6 @@ class BackboneDecoder(Checkpoint):
         hidden = self._pass(x, positions, mask, cache)
         cache.advance(counts, new)
         return hidden
-
-    def policy_reader(self, policy: ChunkPolicy, hidden: Tensor, capacity: int) -> PolicyReader:
-        """A policy for the batch whose hidden states [B, …] are given, of at most `capacity` positions a row."""
-        return PolicyReader(policy, hidden, capacity)
-
-    def log_ratios(self, coherence: Coherence) -> LogRatios:
-        """See `dcar.model.base.Decoder`: the module itself."""
-        return coherence
 
 
 def check_ragged(decoder: BackboneDecoder, tolerance: float = 1e-3) -> None:

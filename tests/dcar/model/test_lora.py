@@ -11,6 +11,7 @@ from compare_worker import LevelJudge, ToneVocoder
 from safetensors.torch import load_file
 from tiny_backbones import CODES, SIZES, architecture, batch, tiny_backbone, write_llasa
 from tiny_data import counting, write_prepared
+from transformers import TrainerCallback
 
 from dcar.config import load_config
 from dcar.decoding import ChunkMethod, FixedChunk, Prompt, decode
@@ -21,7 +22,8 @@ from dcar.model.backbones.lora import LoraSettings, add_lora, merge, save_adapte
 from dcar.model.car import CARConfig
 from dcar.model.load import load_decoder
 from dcar.sampling import SamplingConfig
-from dcar.train.car import BackboneTraining, TrainConfig, run
+from dcar.train.car import run
+from dcar.train.settings import BackboneTraining, TrainConfig
 
 SMALL = LoraSettings(rank=4, alpha=8.0, targets=["q_proj", "v_proj", "down_proj"])
 
@@ -223,23 +225,17 @@ def test_one_lora_run_to_the_end(qwen, data, tmp_path, monkeypatch):
     assert result["methods"]["dcar"]["decoder"] == decoder.checksum() and rows["dcar"]["n"] == 4
 
 
-def test_a_run_that_was_cut_off_goes_on_to_the_same_weights(qwen, data, tmp_path):
+def test_a_run_that_was_cut_off_goes_on_to_the_same_weights(qwen, data, tmp_path, monkeypatch):
     whole = run(settings(qwen, data, tmp_path / "whole", max_steps=4, save_steps=2))
     first = settings(qwen, data, tmp_path / "parts", max_steps=4, save_steps=2)
-    from transformers import TrainerCallback
-
-    import dcar.train.car
 
     class Stop(TrainerCallback):
         def on_step_end(self, args, state, control, **kwargs):
             control.should_training_stop = state.global_step >= 2
 
-    original = dcar.train.car.JsonlLog
-    try:
-        dcar.train.car.JsonlLog = lambda path: Stop()
+    with monkeypatch.context() as patch:
+        patch.setattr("dcar.train.bucketed.JsonlLog", lambda path: Stop())
         run(first)
-    finally:
-        dcar.train.car.JsonlLog = original
     assert (tmp_path / "parts" / "checkpoint-2").is_dir() and not (tmp_path / "parts" / "checkpoint-4").exists()
     assert run(first).checksum() == whole.checksum()
 

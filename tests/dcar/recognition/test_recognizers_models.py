@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 import soundfile as sf
 import torch
+from tiny_nemo import save_transducer
 
 from dcar.errors import AssetError, AudioError, CheckpointError, ServiceError, TextError
 from dcar.recognition.base import Recognizer
 from dcar.recognition.http import HTTPRecognizer, HTTPScorer, Retry, post
 from dcar.recognition.load import load_recognizer
-from dcar.recognition.nemo import NemoCTCRecognizer, NemoTransducerRecognizer, quiet_nemo
-from dcar.recognition.train import TrainRecognizerConfig, build_model
+from dcar.recognition.nemo import NemoTransducerRecognizer
 from dcar.sources.packages import whisper_base_dir
 
 torch.set_num_threads(1)
@@ -33,44 +33,6 @@ def noise(seconds: float, seed: int = 0, rate: int = RATE) -> np.ndarray:
 
 
 # -------------------------------------------------------------------------------------------------------------- NeMo
-
-
-def save_transducer(path: Path) -> Path:
-    """A FastConformer transducer of NeMo with characters, a few thousand parameters, as NeMo saves it."""
-    with quiet_nemo():
-        from nemo.collections.asr.models import EncDecRNNTModel
-        from omegaconf import OmegaConf
-
-        ctc = build_model(TrainRecognizerConfig("t", "d", "o.nemo", hidden_size=16, num_layers=1,
-                                                num_attention_heads=2, subsampling_channels=8))  # fmt: skip
-        tree: Any = OmegaConf.to_container(ctc.cfg, resolve=True)
-        labels = tree["labels"]
-        module = "nemo.collections.asr.modules."
-        tree |= {
-            "model_defaults": {"enc_hidden": 16, "pred_hidden": 8, "joint_hidden": 8},
-            "decoder": {"_target_": module + "RNNTDecoder", "normalization_mode": None, "random_state_sampling": False,
-                        "blank_as_pad": True, "prednet": {"pred_hidden": 8, "pred_rnn_layers": 1, "t_max": None,
-                                                          "dropout": 0.0}, "vocab_size": len(labels)},
-            "joint": {"_target_": module + "RNNTJoint", "log_softmax": None, "preserve_memory": False,
-                      "fuse_loss_wer": False, "fused_batch_size": 1,
-                      "jointnet": {"joint_hidden": 8, "activation": "relu", "dropout": 0.0, "encoder_hidden": 16,
-                                   "pred_hidden": 8}, "num_classes": len(labels), "vocabulary": labels},
-            "decoding": {"strategy": "greedy_batch", "greedy": {"max_symbols": 3, "loop_labels": True,
-                                                                "use_cuda_graph_decoder": False}},
-            "loss": {"loss_name": "pytorch"},
-        }  # fmt: skip
-        for key in ("target", "nemo_version", "optim"):
-            tree.pop(key, None)
-        torch.manual_seed(1)
-        model = EncDecRNNTModel(cfg=OmegaConf.create(tree)).eval()
-        with torch.no_grad():
-            for name, parameter in model.joint.named_parameters():
-                if name.endswith("weight"):
-                    parameter.mul_(4)  # so that what is heard depends on the audio
-            # of the blank and the space: so that something is heard
-            model.joint.joint_net[-1].bias[[-1, labels.index(" ")]] -= 4
-        model.save_to(str(path))
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -110,16 +72,6 @@ def test_transducer_equals_greedy_search_by_definition(transducer: NemoTransduce
     assert transducer.transcribe([], RATE) == [] and len(transducer.transcribe([noise(0.5, 1, 24_000)], 24_000)) == 1
     with pytest.raises(AudioError):
         transducer.transcribe([np.zeros(0, np.float32)], RATE)
-
-
-def test_nemo_finds_out_the_family(tmp_path: Path) -> None:
-    model = build_model(TrainRecognizerConfig("t", "d", "o.nemo", hidden_size=16, num_layers=1,
-                                              num_attention_heads=2, subsampling_channels=8))  # fmt: skip
-    model.save_to(str(tmp_path / "ctc.nemo"))
-    recognizer = load_recognizer(f"nemo:{tmp_path / 'ctc.nemo'}")
-    assert isinstance(recognizer, NemoCTCRecognizer) and recognizer.name == "nemo-ctc:ctc"
-    direct = NemoCTCRecognizer(tmp_path / "ctc.nemo")
-    assert recognizer.transcribe([noise(1.0)], RATE) == direct.transcribe([noise(1.0)], RATE)
 
 
 # ------------------------------------------------------------------------------------------------------ transformers

@@ -106,10 +106,10 @@ def test_what_training_sees_of_an_utterance_is_its_address_alone(speech, tmp_pat
     recordings = load_manifest(speech[0], 0.02)[:2]
     kept = [np.ones((100, 512), np.float16), np.ones((50, 512), np.float16)]
     texts = StateTexts(recordings, kept, config)
-    first, again, later = (texts[e, 0]["states"] for e in (0, 0, 1))
+    first, again, later = (texts[e, 0]["frames"] for e in (0, 0, 1))
     assert np.array_equal(first, again) and not np.array_equal(first, later) and kept[0].all()
     assert "".join(" abcdefghijklmnopqrstuvwxyz'"[s - 1] for s in texts[0, 0]["text"]) == recordings[0].text
-    seen = np.stack([texts[e, 0]["states"] for e in range(60)])
+    seen = np.stack([texts[e, 0]["frames"] for e in range(60)])
     spans = (seen == 0).all(-1).sum(-1)
     assert spans.min() == 1 and spans.max() == 4  # one span in a hundred states
     assert seen[(seen != 0).any(-1)].mean() == pytest.approx(1.0, abs=0.01)  # the rest grows by what is hidden

@@ -82,14 +82,14 @@ def test_what_training_sees_of_an_utterance_is_its_address_alone(data):
     config.model.speech_vocab_size = CODES
     rows = {"speech": [[1] * 100, [2] * 50], "text_ids": [[1, 2], [3]]}
     texts = TokenTexts(rows, config, "here")
-    first, again, later = (texts[e, 0]["speech"] for e in (0, 0, 1))
+    first, again, later = (texts[e, 0]["frames"] for e in (0, 0, 1))
     assert np.array_equal(first, again) and not np.array_equal(first, later) and rows["speech"][0] == [1] * 100
-    hidden = [int((texts[e, 0]["speech"] == CODES).sum()) for e in range(50)]
+    hidden = [int((texts[e, 0]["frames"] == CODES).sum()) for e in range(50)]
     assert min(hidden) == 1 and max(hidden) == 4  # one span in a hundred tokens
-    others = np.mean([((s := texts[e, 0]["speech"]) != 1)[s < CODES].mean() for e in range(50)])
+    others = np.mean([((s := texts[e, 0]["frames"]) != 1)[s < CODES].mean() for e in range(50)])
     assert others == pytest.approx(0.3 * (1 - 1 / CODES), abs=0.03)
     config.input_corruption, config.longest_span = 0.0, 0
-    assert texts[0, 0]["speech"].tolist() == [1] * 100
+    assert texts[0, 0]["frames"].tolist() == [1] * 100
 
 
 def test_texts_that_do_not_fit_into_their_tokens_are_left_out_or_refused(data, caplog):
@@ -122,6 +122,6 @@ def test_evaluation_is_in_float32_whatever_the_training_computes_in(data, tmp_pa
     model = run(config_of(data, tmp_path / "out", bf16=True))
     last = [line for line in log_of(tmp_path / "out") if "eval_loss" in line][-1]
     dev = TokenTexts(token_recognizer.load_prepared(str(data), "dev"), config_of(data, "unused"), "dev")
-    told = torch.tensor(model.log_likelihood(dev.speech, dev.texts)) * torch.tensor([len(t) for t in dev.texts])
+    told = torch.tensor(model.log_likelihood(dev.frames, dev.texts)) * torch.tensor([len(t) for t in dev.texts])
     assert last["eval_loss"] == pytest.approx(-float(told.sum()) / sum(map(len, dev.texts)), rel=1e-5)
     assert isinstance(model, TokenRecognizer) and model.output.weight.dtype == torch.float32

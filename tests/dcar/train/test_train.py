@@ -22,6 +22,7 @@ from dcar.errors import CheckpointError, ConfigError, DataError
 from dcar.model.car import CARDecoder
 from dcar.optim import eden_factor
 from dcar.prepare.run import load_prepared
+from dcar.train import car
 from dcar.train.car import CARTrainer, SpeechDataset, TrainConfig, data_identity, plan, run
 from dcar.train.checkpoints import latest_checkpoint
 
@@ -47,7 +48,7 @@ def trainer_of(config: TrainConfig, model: CARDecoder) -> CARTrainer:
 def trained(data, tmp_path_factory) -> tuple[TrainConfig, CARDecoder, Path]:
     out = tmp_path_factory.mktemp("trained")
     config = tiny_config(data, out, {"dropout": 0.0}, batch_size=8, max_steps=61, log_steps=6, eval_steps=10,
-                         tensorboard=True)
+                         tensorboard=True, report_to=["tensorboard"])
     return config, run(config), out
 
 
@@ -107,7 +108,7 @@ def test_a_run_leaves_decoder_config_log_and_provenance(trained, data):
     assert source["data"] == prepared and source["metrics"]["eval_head3_accuracy"] > 0.8
     assert load_config(TrainConfig, ["--config", str(out / "config.yaml")]) == dataclasses.replace(
         config, model=saved.config)
-    assert list((out / "tensorboard").glob("events*"))
+    assert list((out / "tensorboard").glob("events*")) and list((out / "runs").rglob("events*"))  # ours, transformers'
     checkpoint = latest_checkpoint(out)
     assert checkpoint.name == "checkpoint-61" and not list(out.rglob("training_args.bin"))
     assert CARDecoder.from_pretrained(checkpoint).checksum() == saved.checksum()  # every checkpoint is a decoder
@@ -320,14 +321,14 @@ def test_two_processes_judge_each_step_once_and_draw_noise_of_their_own(data, tm
 
 def test_one_process_trains_on_one_gpu(data, tmp_path, monkeypatch, caplog):
     """Not by DataParallel, which cannot gather what a decoder returns."""
-    made = CARTrainer._arguments
+    made = car.arguments
 
-    def with_two(config: TrainConfig):
-        arguments = made(config)
+    def with_two(config: TrainConfig, **more):
+        arguments = made(config, **more)
         arguments._n_gpu = 2
         return arguments
 
-    monkeypatch.setattr(CARTrainer, "_arguments", staticmethod(with_two))
+    monkeypatch.setattr(car, "arguments", with_two)
     trainer = trainer_of(tiny_config(data, tmp_path), CARDecoder(tiny_config(data, tmp_path).model))
     assert trainer.args.n_gpu == 1 and "launch/accelerate/multi_gpu.yaml" in caplog.text
 

@@ -56,7 +56,7 @@ def test_the_command_learns_and_leaves_everything_behind(data, decoder, tmp_path
     assert evaluations[-1]["eval_accuracy_whole"] > 0.9 and evaluations[-1]["eval_loss"] < 0.5
     source = json.loads((out / "provenance.json").read_text())
     assert source["checksum"] == trained.checksum() and source["steps"] == 80
-    assert "Coherence of chunks" in (out / "README.md").read_text() and "width: 16" in (out / "config.yaml").read_text()
+    assert "Chunk scorer" in (out / "README.md").read_text() and "width: 16" in (out / "config.yaml").read_text()
 
 
 def test_resumed_training_equals_one_that_never_stopped(data, decoder, tmp_path):
@@ -97,7 +97,7 @@ def test_what_was_recorded_is_what_heads_are_trained_on():
 def test_what_does_not_belong_together_is_refused(data, decoder, tmp_path, monkeypatch):
     out = tmp_path / "out"
     run(config_of(data, decoder, out, max_steps=2, save_steps=1))
-    with pytest.raises(CheckpointError, match="another coherence.*resume=false"):
+    with pytest.raises(CheckpointError, match="another chunk scorer.*resume=false"):
         run(config_of(data, decoder, out, width=8))
     one = tmp_path / "one"
     train_decoder(tiny_config(data, one, model={"num_prediction_heads": 1}, max_steps=1))

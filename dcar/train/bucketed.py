@@ -1,0 +1,127 @@
+"""The trainer of everything that reads whole utterances: length-bucketed batches, AdamW with a cosine, model folders.
+
+Stage one, recognisers and the chunk scorer are subclasses, which have the loss and the evaluation.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+from transformers import TrainerCallback, TrainingArguments
+
+from dcar.optim import adamw, cosine
+from dcar.storage import digest, write_text
+from dcar.tracking import write_json
+from dcar.train.batches import BucketBatchSampler, EpochLoader
+from dcar.train.callbacks import JsonlLog
+from dcar.train.checkpoints import check_same_data, step_of
+from dcar.train.resilient import ResilientTrainer
+
+
+def asked_for(what: str) -> bool:
+    """Whether the launcher asked for FSDP or DEEPSPEED."""
+    return os.environ.get(f"ACCELERATE_USE_{what}", "false").lower() in ("true", "1")
+
+
+def is_sharded() -> bool:
+    """Whether the launcher asked for either."""
+    return asked_for("FSDP") or asked_for("DEEPSPEED")
+
+
+def arguments(config: Any, **more: Any) -> TrainingArguments:
+    """transformers' arguments of a run, from the settings that all trainings here have; `more` goes on top."""
+    return TrainingArguments(**{**dict(
+        output_dir=config.out, max_steps=config.max_steps, seed=config.seed, data_seed=config.seed,
+        per_device_train_batch_size=config.batch_size, max_grad_norm=config.max_grad_norm, bf16=config.bf16,
+        logging_steps=config.log_steps, eval_strategy="steps", eval_steps=config.eval_steps,
+        save_steps=config.save_steps, save_total_limit=2, remove_unused_columns=False, label_names=[], report_to=[],
+        logging_nan_inf_filter=False, use_cpu=not torch.cuda.is_available()), **more})
+
+
+def write_record(out: Path, card: str, source: Mapping[str, Any]) -> None:
+    """README.md and provenance.json, with digests of what belongs to the model, beside its weights."""
+    write_text(out / "README.md", card)
+    names = ("config.json", "model.safetensors", "config.yaml", "README.md")
+    write_json(out / "provenance.json", {**source, "files": {name: digest(out / name) for name in names}})
+
+
+class BucketedTrainer(ResilientTrainer):
+    """See the module. `config` has the settings; datasets are addressed by (epoch, index) and have `lengths`."""
+
+    model: Any
+    train_dataset: Any
+    eval_dataset: Any
+    batch_setting = "batch_size"
+    workers = 0
+
+    def __init__(self, config: Any, arguments: TrainingArguments, model: Any, train: Any, dev: Any,
+                 collate: Callable[[Sequence[Any]], dict[str, Tensor]], callbacks: Sequence[TrainerCallback] = ()):
+        self.config, self._collate = config, collate
+        self.jsonl = JsonlLog(Path(config.out) / "log.jsonl")
+        super().__init__(model, arguments, train_dataset=train, eval_dataset=dev, data_collator=collate,
+                         callbacks=[self.jsonl, *callbacks])
+
+    def sampler(self, lengths: Sequence[int], shuffle: bool) -> BucketBatchSampler:
+        """This process's batches of utterances of these lengths."""
+        return BucketBatchSampler(lengths, self.config.batch_size, self.config.seed, shuffle, self.args.process_index,
+                                  self.args.world_size)
+
+    def loader(self, dataset: Any, shuffle: bool) -> EpochLoader:
+        """This process's batches of a dataset."""
+        # its own generator: a loader that draws its seed from the global one breaks resuming bit for bit
+        return EpochLoader(dataset, batch_sampler=self.sampler(dataset.lengths, shuffle),  # type: ignore[arg-type]
+                           collate_fn=self._collate, num_workers=self.workers,
+                           generator=torch.Generator().manual_seed(self.config.seed))
+
+    def get_train_dataloader(self) -> DataLoader:
+        return self.loader(self.train_dataset, True)
+
+    def get_eval_dataloader(self, eval_dataset=None) -> DataLoader:
+        return self.loader(eval_dataset or self.eval_dataset, False)
+
+    def create_optimizer(self, model=None):
+        if self.optimizer is None:
+            parameters = (p for p in self.model.parameters() if p.requires_grad)
+            self.optimizer = adamw(parameters, self.config.learning_rate, self.config.weight_decay)
+        return self.optimizer
+
+    def create_scheduler(self, num_training_steps: int, optimizer=None):
+        if self.lr_scheduler is None:
+            optimizer = optimizer or self.create_optimizer()
+            self.lr_scheduler = cosine(optimizer, num_training_steps, self.config.warmup_steps)
+        return self.lr_scheduler
+
+    def longest_batch(self) -> dict[str, Any]:
+        longest = np.argsort(self.train_dataset.lengths)[::-1][: self.config.batch_size]
+        return self._collate([self.train_dataset[0, int(i)] for i in longest])
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """A directory that the model's `from_pretrained` loads; every process calls it (FSDP gathers the weights)."""
+        super().save_model(output_dir, _internal_call)
+        if self.args.should_save:
+            path = Path(output_dir or self.config.out)
+            self.accelerator.unwrap_model(self.model).save_config(path)
+            (path / "training_args.bin").unlink(missing_ok=True)  # a pickle; the settings are in config.yaml
+
+    def prepare_data(self) -> None:
+        """What is computed once before the first step."""
+
+    def train_from(self, last: Path | None) -> None:
+        """Train, from the checkpoint `last` on where there is one; a run that finished there only loads it.
+        CheckpointError where it was trained on other data."""
+        if last:
+            check_same_data(last, self.origin)
+        if last and step_of(last) >= self.config.max_steps:  # Trainer would add a step
+            self.finish_from(last)
+            self.model.load_state_dict(type(self.model).from_pretrained(last).state_dict())
+            self.model.to(self.args.device)
+        else:
+            self.prepare_data()
+            self.train(resume_from_checkpoint=str(last) if last else None)

@@ -1,0 +1,120 @@
+"""From settings to the model that stage one trains: from scratch, from another decoder, or on a language model."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from dcar.errors import ConfigError, DataError
+from dcar.model.backbones.decoder import TEXT_TOKENIZER_FOLDER, BackboneConfig, BackboneDecoder, cast_backbone
+from dcar.model.backbones.lora import add_lora, merge, save_adapter, set_trainable
+from dcar.model.car import CARConfig, CARDecoder
+from dcar.prepare.prepared import prepared_info, tokenizer_identity
+from dcar.sources.shipped import resolve
+from dcar.tokens.codebook import codebook_of
+from dcar.train.frozen import on_frozen_trunk
+from dcar.train.settings import TrainConfig
+
+
+def plan(config: TrainConfig, identity: dict[str, Any]) -> tuple[TrainConfig, CARConfig | BackboneConfig,
+                                                                 Callable[[], CARDecoder]]:
+    """The resolved settings, the configuration that a checkpoint of this run has, and what makes the model."""
+    if config.backbone.path:
+        return plan_backbone(config, identity)
+    wanted = dataclasses.replace(config.model, **identity)
+
+    def make() -> CARDecoder:
+        if not config.init_from:
+            model = CARDecoder(wanted)
+            if config.codebook_init:
+                model.start_from_codebook(require_codebook(config.data))
+            return model
+        starter = "far" if wanted.num_prediction_heads == 1 else "decoder"
+        model = CARDecoder.from_pretrained(resolve(config.init_from, starter))
+        if config.freeze_trunk:
+            model = on_frozen_trunk(model, wanted)
+        if differences := differing(model.config, wanted):
+            raise ConfigError(f"init_from {config.init_from} does not fit the configured model and data: {differences}")
+        return model
+
+    return dataclasses.replace(config, model=wanted), wanted, make
+
+
+def require_codebook(data: str) -> np.ndarray:
+    """The codebook of the tokenizer of prepared `data`; ConfigError if it is of a kind that has none."""
+    codebook = codebook_of(prepared_info(data)["tokenizer"], data)
+    if codebook is None:
+        raise ConfigError(f"{data}: its tokenizer has no k-means codebook to start from; set codebook_init=false")
+    return codebook
+
+
+def plan_backbone(config: TrainConfig, identity: dict[str, Any]) -> tuple[TrainConfig, BackboneConfig,
+                                                                          Callable[[], CARDecoder]]:
+    """`plan` for a pretrained language model; ConfigError or DataError where settings or data are not its own."""
+    settings = config.backbone
+    found = BackboneDecoder.load_config(settings.path)
+    for name, what in (("speech_vocab_size", "the number of speech codes"), ("tokenizer", "the speech tokenizer"),
+                       ("phonemes", "the text tokens")):
+        ours = getattr(found, name)
+        if ours and ours != identity[name]:
+            raise DataError(f"{config.data}: {what} is {identity[name]}, but {settings.path} has {ours}; " + (
+                f"run dcar retokenize data={config.data} decoder={settings.path} out=…" if name == "phonemes"
+                else "prepare the corpus with the model's own speech tokenizer"))
+    wanted = dataclasses.replace(found, tokenizer=identity["tokenizer"], phonemes=identity["phonemes"],
+                                 lora=dataclasses.asdict(settings.lora) if settings.train == "lora" else None)
+    shape = decoder_shape(wanted)
+    if config.model not in (CARConfig(), shape):
+        raise ConfigError("`model` describes a decoder from scratch, and backbone.path names one that has its shape "
+                          "already: remove the settings of `model`")
+    if config.init_from:
+        raise ConfigError("init_from and backbone.path both name weights to start from: give one")
+
+    def make() -> CARDecoder:
+        model = BackboneDecoder.from_pretrained(settings.path)
+        model.config.tokenizer, model.config.phonemes = wanted.tokenizer, wanted.phonemes
+        if settings.train == "lora":
+            add_lora(model, settings.lora)
+        set_trainable(model, settings.train)
+        return cast(CARDecoder, cast_backbone(model, getattr(torch, settings.dtype)))
+
+    return dataclasses.replace(config, model=shape), wanted, make
+
+
+def decoder_shape(config: CARConfig | BackboneConfig) -> CARConfig:
+    """What the trainer reads of a model: a CARConfig as it is; of a language model what the two have in common."""
+    if isinstance(config, CARConfig):
+        return config
+    return CARConfig(**{f.name: getattr(config, f.name) for f in dataclasses.fields(CARConfig)
+                        if hasattr(config, f.name)}, dropout=0.0)
+
+
+def finish_backbone(decoder: BackboneDecoder, origin: Path, out: Path) -> None:
+    """Merge the adapters into the decoder of `out`, keep them beside it, and bring the text tokenizer along."""
+    if decoder.config.lora:
+        save_adapter(decoder, out / "adapter")
+        merge(decoder).save_pretrained(out)
+    if (tokenizer := origin / TEXT_TOKENIZER_FOLDER).is_dir():
+        shutil.copytree(tokenizer, out / TEXT_TOKENIZER_FOLDER, dirs_exist_ok=True)
+
+
+def data_identity(prepared: dict) -> dict[str, Any]:
+    """Vocabulary and names that tie a decoder to its tokenizer and phoneme inventory."""
+    return {
+        "speech_vocab_size": prepared["tokenizer"]["vocab_size"], "tokenizer": tokenizer_identity(prepared),
+        "phonemes": prepared["phonemes"]["version"],
+    }
+
+
+def differing(found: CARConfig | BackboneConfig, wanted: CARConfig | BackboneConfig) -> str:
+    """The fields in which two decoders differ, for a message; empty if there are none."""
+    if type(found) is not type(wanted):
+        return "one is on a pretrained language model, the other is not"
+    ours, theirs = (json.loads(json.dumps(dataclasses.asdict(c))) for c in (wanted, found))
+    return ", ".join(f"{k} is {theirs[k]!r}, here {ours[k]!r}" for k in ours if ours[k] != theirs[k])

@@ -1,0 +1,80 @@
+"""Models of NeMo with a few thousand parameters: a FastConformer over characters, CTC or transducer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dcar.recognition.manifest import CHARACTERS
+from dcar.recognition.nemo import quiet_nemo
+
+MODULE = "nemo.collections.asr.modules."
+
+
+def _common(size: int) -> dict[str, Any]:
+    labels = list(CHARACTERS)
+    return {
+        "sample_rate": 16_000, "labels": labels, "log_prediction": False, "ctc_reduction": "mean_volume",
+        "skip_nan_grad": False,
+        "validation_ds": {"manifest_filepath": None, "labels": labels, "sample_rate": 16_000, "batch_size": 1,
+                          "shuffle": False, "num_workers": 0},
+        "preprocessor": {"_target_": MODULE + "AudioToMelSpectrogramPreprocessor", "sample_rate": 16_000,
+                         "normalize": "per_feature", "window_size": 0.025, "window_stride": 0.01, "window": "hann",
+                         "features": 80, "n_fft": 512, "log": True, "frame_splicing": 1, "dither": 1e-5, "pad_to": 0},
+        "encoder": {"_target_": MODULE + "ConformerEncoder", "feat_in": 80, "feat_out": -1, "n_layers": 1,
+                    "d_model": size, "subsampling": "dw_striding", "subsampling_factor": 4,
+                    "subsampling_conv_channels": 8, "ff_expansion_factor": 4, "self_attention_model": "rel_pos",
+                    "n_heads": 2, "att_context_size": [-1, -1], "xscaling": False, "untie_biases": True,
+                    "pos_emb_max_len": 5000, "conv_kernel_size": 9, "conv_norm_type": "batch_norm", "dropout": 0.1,
+                    "dropout_pre_encoder": 0.1, "dropout_emb": 0.0, "dropout_att": 0.1},
+        "spec_augment": {"_target_": MODULE + "SpectrogramAugmentation", "freq_masks": 2, "time_masks": 2,
+                         "freq_width": 20, "time_width": 0.05},
+    }
+
+
+def save_ctc(path: Path, size: int = 16) -> Path:
+    """An `EncDecCTCModel`, as NeMo saves it."""
+    with quiet_nemo():
+        from nemo.collections.asr.models import EncDecCTCModel
+        from omegaconf import OmegaConf
+
+        decoder = {"_target_": MODULE + "ConvASRDecoder", "feat_in": size, "num_classes": len(CHARACTERS),
+                   "vocabulary": list(CHARACTERS)}
+        torch.manual_seed(0)
+        EncDecCTCModel(OmegaConf.create(
+            _common(size) | {"decoder": decoder, "decoding": {"strategy": "greedy_batch"}})).save_to(str(path))
+    return path
+
+
+def save_transducer(path: Path) -> Path:
+    """An `EncDecRNNTModel` that hears something in noise, as NeMo saves it."""
+    with quiet_nemo():
+        from nemo.collections.asr.models import EncDecRNNTModel
+        from omegaconf import OmegaConf
+
+        labels = list(CHARACTERS)
+        tree = _common(16) | {
+            "model_defaults": {"enc_hidden": 16, "pred_hidden": 8, "joint_hidden": 8},
+            "decoder": {"_target_": MODULE + "RNNTDecoder", "normalization_mode": None, "random_state_sampling": False,
+                        "blank_as_pad": True, "prednet": {"pred_hidden": 8, "pred_rnn_layers": 1, "t_max": None,
+                                                          "dropout": 0.0}, "vocab_size": len(labels)},
+            "joint": {"_target_": MODULE + "RNNTJoint", "log_softmax": None, "preserve_memory": False,
+                      "fuse_loss_wer": False, "fused_batch_size": 1,
+                      "jointnet": {"joint_hidden": 8, "activation": "relu", "dropout": 0.0, "encoder_hidden": 16,
+                                   "pred_hidden": 8}, "num_classes": len(labels), "vocabulary": labels},
+            "decoding": {"strategy": "greedy_batch", "greedy": {"max_symbols": 3, "loop_labels": True,
+                                                                "use_cuda_graph_decoder": False}},
+            "loss": {"loss_name": "pytorch"},
+        }
+        torch.manual_seed(1)
+        model = EncDecRNNTModel(cfg=OmegaConf.create(tree)).eval()
+        with torch.no_grad():
+            for name, parameter in model.joint.named_parameters():
+                if name.endswith("weight"):
+                    parameter.mul_(4)  # so that what is heard depends on the audio
+            # of the blank and the space: so that something is heard
+            model.joint.joint_net[-1].bias[[-1, labels.index(" ")]] -= 4
+        model.save_to(str(path))
+    return path

@@ -136,9 +136,19 @@ class ChunkPolicy(Checkpoint):
         return coherent_features(self.coherence, hidden, logits, tokens)
 
     def forward(self, hidden: Tensor, positions: Tensor | None = None, candidates: Tensor | None = None) -> Tensor:
-        """Scores of all sizes, causally: hidden [B, S, D] -> [B, S, K], or [B, M, K] at the decisions' positions
-        [B, M]. A policy after the draw needs these and their candidates [B, M, K, F], or those of several draws
-        [B, M, N, K, F] -> [B, M, N, K]. Padding may stand at the end."""
+        """Log-probs of the ends of a chunk, float32: column a - 1 keeps a tokens.
+
+        hidden [B, S, D] of the speech positions -> [B, S, K], each position seeing those before it; with the
+        positions [B, M] of decisions -> [B, M, K]. A policy that reads candidates needs those of every decision (see
+        `see`): [B, M, n, F], or [B, M, N, n, F] of N chunks drawn side by side -> [B, M, N, K], probabilities of chunk
+        and end together. Padding may stand at the end. ValueError where candidates are missing.
+        """
+        scores = self.end_scores(hidden, positions, candidates)
+        several = candidates is not None and candidates.dim() == 5
+        return law_of_scores(scores, candidates if several else None).view_as(scores)
+
+    def end_scores(self, hidden: Tensor, positions: Tensor | None = None, candidates: Tensor | None = None) -> Tensor:
+        """The scores behind `forward`, of the same shape: without the chunk scorer's shares, not normalised."""
         reading = None
         if self.layer is not None:
             x = self.input(self.input_norm(hidden))

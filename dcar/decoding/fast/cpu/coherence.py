@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +25,7 @@ class NativeCoherence:
     """`Coherence.forward` without the calls of some 250 operators; it holds the weights, copied where they are folded
     or lie in panels."""
 
-    def __init__(self, own: Kernels, run: Callable[..., int], coherence: Coherence):
+    def __init__(self, own: Kernels, coherence: Coherence):
         """As `native_coherence` has checked it."""
         config = coherence.config
         with torch.no_grad():
@@ -43,7 +42,7 @@ class NativeCoherence:
             self._held = *products, *tables, output
             self._part = _Coherence(*(t.data_ptr() for t in tables), *(p.part() for p in products), output.data_ptr(),
                                     float(coherence.output.bias), len(token), seen.shape[1], config.width)
-        self._sizes, self._run = (config.num_heads, config.hidden_size, seen.shape[1]), run
+        self._sizes, self._run = (config.num_heads, config.hidden_size, seen.shape[1]), own.run_coherence
 
     def __call__(self, hidden: Tensor, tokens: Tensor, candidates: Tensor) -> Tensor:
         """As `Coherence.forward`; float32. IndexError for a token that is no id."""
@@ -68,8 +67,8 @@ def native_coherence(own: Kernels, coherence: Coherence) -> NativeCoherence | No
     a layer is not as heads/coherence.py makes it."""
     linear = (coherence.token, coherence.state, coherence.start, coherence.inner, coherence.output)
     plain = type(coherence.layer) is nn.GRU and all(type(layer) is nn.Linear for layer in linear)
-    if not plain or (run := own.run_coherence) is None or coherence.config.width % LANES:
+    if not plain or coherence.config.width % LANES:
         return None
     if not all(own.reads(weight) for weight in coherence.parameters()):
         return None
-    return NativeCoherence(own, run, coherence)
+    return NativeCoherence(own, coherence)

@@ -686,7 +686,7 @@ def test_log_probabilities_of_rollouts_are_those_that_are_computed_again(tmp_pat
     inputs = next(iter(trainer.get_train_dataloader()))
     trainer.state.num_train_epochs = 1
     batch = trainer._rollouts(inputs).batch
-    law = law_of_scores(trainer.rollout_policy(batch.hidden, batch.positions), None)
+    law = trainer.rollout_policy(batch.hidden, batch.positions)
     again = objective.taken(law, batch.actions)
     said = torch.zeros_like(again)
     for i, record in enumerate(batch.records):

@@ -67,7 +67,7 @@ class StaticEngine(EngineSteps):
 
         Raises TextError, DataError (a prompt that the model cannot read), ConfigError (schedule and model do not
         fit), EngineError (an utterance exceeds the buffers, no memory, the model was changed) or LawError (the model
-        gives no law for some token): what had finished is in its `finished`.
+        gives no distribution for some token): what had finished is in its `finished`.
         """
         self._check(plan)
         self._prepare(plan)

@@ -12,7 +12,7 @@ from test_after_draw import SAMPLING, policy_of, same
 
 from dcar.decoding import ChunkMethod, CoherentChunk, FixedChunk, PolicyChunk, ShuffledChunk, decode
 from dcar.decoding.engine.run import engine_for
-from dcar.decoding.fast.cpu.coherence import NativeCoherence
+from dcar.decoding.fast.coherence import NativeCoherence
 from dcar.decoding.fast.passes import fast
 from dcar.errors import ConfigError
 from dcar.sampling import SamplingConfig, sample, uniform, utterance_keys, warp

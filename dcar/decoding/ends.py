@@ -26,10 +26,11 @@ def up_to_end(tokens: Tensor, asked: Tensor, eos: int) -> tuple[Tensor, Tensor]:
 
 
 def no_law(law: Tensor) -> Tensor:
-    """Which rows of distributions [B, …, V] hold one that is none: NaN, or without mass. [B] bool; nothing waits for the device.
+    """Which rows of distributions [B, …, V] hold one that is none: NaN, or without mass. [B] bool; nothing waits for
+    the device.
 
-    `sample` draws something from such a distribution all the same, so whoever decodes notes these rows and looks at the note
-    when it waits for the device anyway.
+    `sample` draws something from such a distribution all the same, so whoever decodes notes these rows and looks at
+    the note when it waits for the device anyway.
     """
     return ~(law.sum(-1) > 0).flatten(1).all(1) if law.dim() > 2 else ~(law.sum(-1) > 0)
 

@@ -1,8 +1,8 @@
 """Probabilities of the next tokens, the tokens drawn from them, and what a policy makes of them, in few calls.
 
-The mathematics is that of dcar/sampling.py and heads/candidates.py. On the CPU laws.c does it in one call each. On a
-GPU, for samplings that the kernels do not know, and where a row has no probabilities, the reference does it, so that
-one place says what is wrong.
+The mathematics is that of dcar/sampling.py and heads/candidates.py. On the CPU laws.c does it in one call
+each. On a GPU, for samplings that the kernels do not know, and where a row has no probabilities, the reference does
+it, so that one place says what is wrong.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from heads.candidates import COHERENCE, FEATURES, UNLIKELY, candidate_features
 from heads.policy import NEVER
 
 MOST_KEPT = 64
-"""Of a law; laws.c has the same number."""
+"""Of a distribution; laws.c has the same number."""
 
 
 class _Warping(ctypes.Structure):
@@ -32,27 +32,27 @@ def _warping(temperature: float, top_k: int, eos: int) -> _Warping:
 
 
 def takes(config: SamplingConfig, size: int) -> bool:
-    """Whether laws over `size` ids are warped here: by temperature and a small top-k, or none."""
+    """Whether distributions over `size` ids are warped here: by temperature and a small top-k, or none."""
     return config.top_p >= 1 and not config.repetition_window and not MOST_KEPT < config.top_k < size
 
 
 def laws(own: Kernels, logits: Tensor, config: SamplingConfig, forbidden: Tensor | None, eos: int) -> Tensor | None:
-    """`dcar.sampling.warp` of logits [..., V] -> float32 [..., V]. None where a row has no law."""
+    """`dcar.sampling.warp` of logits [..., V] -> float32 [..., V]. None where a row has no distribution."""
     law = logits.new_empty(logits.shape, dtype=torch.float32)
     return law if _run(own, logits, config, forbidden, eos, law, None, None) else None
 
 
 def draws(own: Kernels, logits: Tensor, u: Tensor, config: SamplingConfig, forbidden: Tensor | None,
           eos: int) -> Tensor | None:
-    """The tokens that `dcar.sampling.sample_several` draws from these laws at numbers u [..., N] -> [..., N]. None
-    where a row has no law."""
+    """The tokens that `dcar.sampling.sample_several` draws from these distributions at numbers u [..., N] -> [..., N].
+    None where a row has no distribution."""
     tokens = logits.new_empty(u.shape, dtype=torch.long)
     return tokens if _run(own, logits, config, forbidden, eos, None, u.contiguous(), tokens) else None
 
 
 def _run(own: Kernels, logits: Tensor, config: SamplingConfig, forbidden: Tensor | None, eos: int, law: Tensor | None,
          u: Tensor | None, tokens: Tensor | None) -> bool:
-    """Fill the law, or the tokens; whether every row has a law."""
+    """Fill the distribution, or the tokens; whether every row has a distribution."""
     size, logits = logits.shape[-1], logits.contiguous()
     banned = None if forbidden is None else forbidden.contiguous()
     read = [None if t is None else t.data_ptr() for t in (banned, law, u, tokens)]
@@ -98,8 +98,8 @@ def law_of(logits: Tensor, config: SamplingConfig, forbidden: Tensor | None, eos
 
 def draws_of(logits: Tensor, u: Tensor, config: SamplingConfig, forbidden: Tensor | None,
              eos: int) -> tuple[Tensor, Tensor | None]:
-    """Tokens [..., N] drawn from the warped laws of logits [..., V] at numbers u [..., N], as `sample_several` draws
-    them; and these laws, where somebody should look whether they are any."""
+    """Tokens [..., N] drawn from the warped distributions of logits [..., V] at numbers u [..., N], as
+    `sample_several` draws them; and these distributions, where somebody should look whether they are any."""
     own, tokens = kernels_of(logits, config), None
     if own is not None:
         tokens = draws(own, logits, u, config, forbidden, eos)
@@ -119,7 +119,7 @@ def features_of(logits: Tensor, tokens: Tensor) -> Tensor:
 
 
 def kernels_of(logits: Tensor, config: SamplingConfig | None = None) -> Kernels | None:
-    """What computes with numbers of this type and place in C, of laws with this sampling, where it does."""
+    """What computes with numbers of this type and place in C, of distributions with this sampling, where it does."""
     if logits.device.type != "cpu" or config is not None and not takes(config, logits.shape[-1]):
         return None
     return kernels(logits.dtype)

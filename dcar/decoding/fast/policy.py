@@ -155,9 +155,11 @@ class FusedPolicy:
 class FastPolicyReader(PolicyReader):
     """`heads.policy.PolicyReader` on a `FusedPolicy`: without the queries of all but the last positions."""
 
+    policy: FusedPolicy  # type: ignore[assignment]
+
     def __init__(self, policy: FusedPolicy, hidden: Tensor, capacity: int):
         """As `heads.policy.PolicyReader`."""
-        self.policy = policy  # type: ignore[assignment]
+        self.policy = policy
         if policy.turns is not None:
             policy.turns.reach(0, capacity - 1)
         self.cache = policy.source.new_cache(len(hidden), capacity, device=hidden.device, dtype=hidden.dtype)

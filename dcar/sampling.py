@@ -1,8 +1,9 @@
-"""One warp and one source of randomness for every decoder.
+"""From logits to a token: one warp and one source of randomness for every decoder.
 
-`warp` turns logits into the law that is sampled from; every "lossless" claim in this project is relative to it.
-`uniform` addresses each draw by (seed, utterance, stream, position, draw): batch size, order and the number of
-processes never change a result, and two methods that ask for the same token of the same utterance see the same draw.
+`warp` turns logits into the distribution that is sampled from; every "lossless" claim in this project is relative to
+it. `sample` draws from it at a given number. `uniform` makes that number from an address (seed, utterance, stream,
+position, draw): batch size, order and the number of processes never change a result, and two methods that ask for the
+same token of the same utterance see the same draw.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ class SamplingConfig:
     # as in VALL-E implementations: phonemes rarely last 0.3 s
     max_tokens_per_text_unit: float = setting(16.0, "Most speech tokens per phoneme (or other unit of text).", above=0)
     # Repetition-aware sampling (VALL-E 2; CosyVoice: 10, 0.1, with top_p 0.8 and top_k 25): a token drawn from the
-    # nucleus that makes up repetition_share of the last repetition_window tokens is drawn again from the whole law.
+    # nucleus that makes up repetition_share of the last repetition_window tokens is drawn again from the whole
+    # distribution.
     repetition_window: int = setting(0, "Repetition-aware sampling over so many tokens (CosyVoice: 10); 0 = off.",
                                      minimum=0)
     repetition_share: float = setting(0.1, "Share of the window at which a token counts as repeated.", above=0,
@@ -115,8 +117,8 @@ def uniform(keys: Tensor, stream: str, position: Tensor, draw: int | Tensor = 0)
 
 def likeliest(values: Tensor, k: int, ordered: bool = True) -> tuple[Tensor, Tensor]:
     """The k largest of values [..., V] and their ids, both [..., k], from the largest down; among equals the lowest id
-    comes first. The one order of ids, for laws, logits and scores alike; what is not a number counts as largest.
-    Without `ordered` the same ids, but equals among them may stand in any order.
+    comes first. The one order of ids, for distributions, logits and scores alike; what is not a number counts as
+    largest. Without `ordered` the same ids, but equals among them may stand in any order.
 
     torch.topk says nothing about equals, so it is asked for keys that have none; on the CPU only in rows with equals
     among their largest (that decide anything), elsewhere in all, for a look at the values would wait for the device.
@@ -160,13 +162,14 @@ IMPOSSIBLE = -1e30  # a logit that no other comes near, and that no temperature 
 
 def warp(logits: Tensor, config: SamplingConfig, forbidden: Tensor | None = None, eos: int | None = None,
          history: Tensor | None = None) -> Tensor:
-    """The law that is sampled from: logits [..., V] -> probabilities [..., V], float32.
+    """The distribution that is sampled from: logits [..., V] -> probabilities [..., V], float32.
 
     Order: forbid EOS (where `forbidden` [...] is true) -> temperature -> top-k -> top-p -> softmax. Among equals the
     lowest ids are kept; temperature 0 is a one-hot at the argmax, likewise. Where EOS is forbidden and nothing else is
     possible (all other logits are -inf), all other ids count as equally likely: an utterance that must not end goes on.
-    With a repetition_window the law depends on the tokens before, `history` [..., repetition_window] (-1 = none; see
-    `Session.recent`, `histories`). Logits that are not numbers give a law that is none; the caller looks.
+    With a repetition_window the distribution depends on the tokens before, `history` [..., repetition_window] (-1 =
+    none; see `Session.recent`, `histories`). Logits that are not numbers give a distribution that is none; the caller
+    looks.
     """
     logits = logits.to(torch.float32)
     if forbidden is not None:
@@ -197,18 +200,20 @@ def warp(logits: Tensor, config: SamplingConfig, forbidden: Tensor | None = None
 
 
 def repetition_aware(logits: Tensor, history: Tensor, config: SamplingConfig) -> Tensor:
-    """The law of CosyVoice's repetition-aware sampling, written down: logits [..., V], history [..., W] -> [..., V].
+    """The distribution of CosyVoice's repetition-aware sampling, written down: logits [..., V], history [..., W] ->
+    [..., V].
 
-    The procedure draws u from the nucleus law n (the most probable tokens whose predecessors hold less than top_p of
-    the whole law f, at most top_k of them); if u is repeated, it draws from f instead, without u where
-    repetition_mask. Summing over u, with the set R of repeated tokens:
+    The procedure draws u from the nucleus distribution n (the most probable tokens whose predecessors hold less than
+    top_p of the whole distribution f, at most top_k of them); if u is repeated, it draws from f instead, without u
+    where repetition_mask. Summing over u, with the set R of repeated tokens:
 
         q(v) = n(v) [v not in R] + f(v) sum_{u in R} n(u)                                  without the mask
         q(v) = n(v) [v not in R] + f(v) sum_{u in R, u != v} n(u) / (1 - f(u))             with it
 
     Where f(u) = 1 nothing but u can be drawn, masked or not: there q(u) = n(u) = 1 (CosyVoice's procedure fails).
-    An explicit law given the tokens before: what verifies drafts against q (Leviathan et al. 2023) stays lossless.
-    Source: VALL-E 2 §4.3 and FunAudioLLM/CosyVoice, cosyvoice/utils/common.py (ras_sampling, nucleus_sampling).
+    An explicit distribution given the tokens before: what verifies drafts against q (Leviathan et al. 2023) stays
+    lossless. Source: VALL-E 2 §4.3 and FunAudioLLM/CosyVoice, cosyvoice/utils/common.py (ras_sampling,
+    nucleus_sampling).
     """
     full = logits.to(torch.float64).softmax(-1)
     ordered, order = full.sort(dim=-1, descending=True, stable=True)
@@ -239,18 +244,19 @@ def histories(history: Tensor, tokens: Tensor) -> Tensor:
 
 
 def sample(law: Tensor, u: Tensor) -> Tensor:
-    """Inverse of the cumulative law at u: law [..., V], u [...] -> ids [...]. An id of zero mass is never drawn."""
+    """Inverse of the cumulative distribution at u: distribution [..., V], u [...] -> ids [...]. An id of zero mass is
+    never drawn."""
     shape = torch.broadcast_shapes(law.shape[:-1], u.shape)  # searchsorted does not broadcast
     return sample_several(law.expand(*shape, -1), u.expand(shape).unsqueeze(-1)).squeeze(-1)
 
 
 def sample_several(law: Tensor, u: Tensor) -> Tensor:
-    """The same, several times from every law: law [..., V], u [..., N] -> ids [..., N]."""
+    """The same, several times from every distribution: distribution [..., V], u [..., N] -> ids [..., N]."""
     cumulative = law.cumsum(-1, dtype=torch.float64)
     total = cumulative[..., -1:].contiguous()
-    index = torch.searchsorted(cumulative, u * total, right=True)  # ids whose cumulative law is <= u
+    index = torch.searchsorted(cumulative, u * total, right=True)  # ids whose cumulative distribution is <= u
     last = torch.searchsorted(cumulative, total)  # the last id with mass, should u * total round up to total
-    # a law that is no law (NaN) must not lead out of the vocabulary: the caller's checks come later
+    # a distribution that is no distribution (NaN) must not lead out of the vocabulary: the caller's checks come later
     return torch.minimum(index, last).clamp(max=law.shape[-1] - 1)
 
 

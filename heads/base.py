@@ -1,4 +1,8 @@
-"""What all multi-token heads have in common: a linear base head, and K - 1 heads behind it."""
+"""What all multi-token heads have in common.
+
+A linear base head predicts the next token, and K - 1 further heads predict those behind it, all from one hidden state.
+Kinds of heads say what stands behind the base head: heads/multi_token.py (the paper's) and heads/shared.py.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +11,8 @@ from torch import Tensor, nn
 
 
 class PredictionHeads(nn.Module):
-    """Laws of the next K tokens from one hidden state. Kinds of heads say in `_further` and `_one` what stands behind
-    the base head."""
+    """Distributions of the next K tokens from one hidden state. Kinds of heads say in `_further` and `_one` what
+    stands behind the base head."""
 
     def __init__(self, hidden_size: int, vocab_size: int, num_heads: int, base_bias: bool):
         super().__init__()

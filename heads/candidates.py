@@ -1,8 +1,10 @@
 """What the heads proposed at a decision, as a policy after the draw sees it: how likely, how certain, and where.
 
-The heads' candidates x_1..x_K are drawn before the chunk's end is chosen. A chunk that ends on a likely token, before
-an unlikely one, is a better chunk: what follows is read from a hidden state that rests on its last token. Laws are the
-decoder's own, before temperature and top-k, so that a policy says the same at every sampling, temperature 0 included.
+The heads' candidates x_1..x_K are drawn before the chunk's end is chosen. `candidate_features` describes them,
+`EndScores` scores every end, `joint_law` makes probabilities of chunk and end together. A chunk that ends on a likely
+token, before an unlikely one, is a better chunk: what follows is read from a hidden state that rests on its last token.
+Features are of the decoder's own distributions, before temperature and top-k, so that a policy says the same at every
+sampling, temperature 0 included.
 """
 
 from __future__ import annotations
@@ -11,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 FEATURES = ("drawn", "best", "entropy")
-"""Of each candidate: log-probability of the drawn token, of the likeliest one, and entropy of the law; all in nats.
-Behind them may stand what the token adds to the coherence of its chunk (heads/coherence.py)."""
+"""Of each candidate: log-probability of the drawn token, of the likeliest one, and entropy of the distribution; all in
+nats. Behind them may stand what the token adds to the coherence of its chunk (heads/coherence.py)."""
 COHERENCE = len(FEATURES)
 """Where that stands."""
 UNLIKELY = -8.0  # log-probabilities below say the same
@@ -23,7 +25,7 @@ def candidate_features(logits: Tensor, tokens: Tensor) -> Tensor:
     """logits [..., K, V] of the heads and the tokens [..., K] drawn from them -> [..., K, 3] float32: FEATURES. Of
     several draws, tokens [..., N, K], -> [..., N, K, 3]."""
     log_law = logits.float().log_softmax(-1)
-    # 0 log 0 = 0, for laws with impossible tokens
+    # 0 log 0 = 0, for distributions with impossible tokens
     entropy = -torch.linalg.vecdot(log_law.exp(), log_law.clamp(min=torch.finfo(torch.float32).min))
     law = torch.stack((log_law.amax(-1), entropy), -1)  # [..., K, 2], the same for all draws
     several = tokens.dim() == logits.dim()
@@ -99,10 +101,10 @@ def dialled(scores: Tensor, dial: float) -> Tensor:
 
 
 def joint_law(scores: Tensor, candidates: Tensor) -> Tensor:
-    """Log-law of draw and size together, [..., N K], column i K + a - 1 for a tokens of draw i: proportional to the
+    """Log-probs of draw and size together, [..., N K], column i K + a - 1 for a tokens of draw i: proportional to the
     exponential of the score times the draw's share among the chunks of a tokens. scores [..., N, K] of the sizes in
     each of N chunks that were drawn side by side, of which candidates [..., N, n, F] are known, n ≤ K. Of one chunk it
-    is the law of its sizes."""
+    is the distribution of its sizes."""
     scores = scores.float()
     if scores.shape[-2] > 1:
         scores = scores + nn.functional.pad(resampled(candidates), (0, scores.shape[-1] - candidates.shape[-2]))

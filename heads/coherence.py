@@ -1,4 +1,5 @@
-"""How well the tokens of a chunk go together: the ratio of their joint law to the product of the heads' laws.
+"""How well the tokens of a chunk go together: the ratio of their joint distribution to the product of the heads'
+distributions.
 
 The heads draw the tokens of a chunk independently of each other, given the hidden state, so what they draw may be no
 speech: a phoneme twice, another one skipped. For every prefix x_1..x_a of a chunk that was drawn,

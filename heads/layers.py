@@ -194,8 +194,18 @@ class KVCache:
         self.kv[:, rows, self.prefix : self.prefix + other.longest] = other.kv[:, sources, text:speech]
 
     def take(self, rows: Tensor) -> Tensor:
-        """Storage that holds these rows [R] in this order."""
-        return self.kv.index_select(1, rows)
+        """Storage that holds these rows [R] in this order. In host memory rows that only leave gaps move together in
+        place, as the cache is not used any more: a copy of mostly empty columns took a third of a rollout's time."""
+        used = self.prefix + self.longest
+        if self.on_host and bool((rows.diff() > 0).all()):
+            for to, row in enumerate(rows.tolist()):
+                if to != row:
+                    self.kv[:, to, :used] = self.kv[:, row, :used]
+            return self.kv[:, : len(rows)]
+        layers, _, *shape = self.kv.shape
+        out = self.kv.new_zeros(layers, len(rows), *shape)
+        out[:, :, :used] = self.kv[:, :, :used].index_select(1, rows)
+        return out
 
     def select(self, rows: Tensor, repeats: int = 1) -> KVCache:
         """A new cache of the given rows [R], each `repeats` times: a group shares the prefill of its utterance."""

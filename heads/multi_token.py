@@ -17,7 +17,7 @@ from heads.base import PredictionHeads
 
 
 class MultiTokenHeads(PredictionHeads):
-    """Laws of the next K tokens from one hidden state.
+    """Distributions of the next K tokens from one hidden state.
 
     Args:
         hidden_size: width D of the hidden states.

@@ -1,13 +1,16 @@
 """The chunk policy of DCAR: how many of the heads' tokens to keep.
 
-Paper §4.2 and App. C.2 (`reads` "hidden"): one causal Transformer layer over the hidden states of the speech positions,
-then a linear layer over the actions 1..K; it decides before tokens are drawn. The paper's layer is as wide as the
-decoder (`width=None`); a bottleneck (for example 256) reads the same states through a projection and costs almost
-nothing (docs/architecture.md).
+`forward(hidden, candidates=…)` gives the log-probs of the ends of the next chunk, for every position at once, as
+training needs them. `PolicyReader` gives the same step by step, while utterances are spoken. `save_pretrained` and
+`from_pretrained` write and read a policy.
+
+The paper's policy (§4.2 and App. C.2, `reads` "hidden") is one causal Transformer layer over the hidden states of the
+speech positions, then a linear layer over the actions 1..K; it decides before tokens are drawn. Its layer is as wide as
+the decoder (`width=None`); a bottleneck (for example 256) reads the same states through a projection at little cost.
 
 Not the paper's: a policy that decides after the draw, from the candidates alone ("candidates", heads/candidates.py), or
-from them and the hidden states ("both"). It may hold a coherence (heads/coherence.py), trained before it, which says of
-the candidates how well they go together.
+from them and the hidden states ("both"). It may hold a chunk scorer (heads/coherence.py), trained before it, which says
+how well the candidates go together.
 """
 
 from __future__ import annotations
@@ -24,7 +27,8 @@ from heads.coherence import Coherence, CoherenceConfig, coherent_features
 from heads.layers import KVCache, RotaryTable, TransformerLayer, last_of
 
 READS = ("hidden", "candidates", "both")
-NEVER = -1e9  # score of a size that is not among the policy's: probability 0, and finite, so that sums over laws are
+# score of a size that is not among the policy's: probability 0, and finite, so that sums over distributions are
+NEVER = -1e9
 
 
 @dataclass
@@ -136,9 +140,19 @@ class ChunkPolicy(Checkpoint):
         return coherent_features(self.coherence, hidden, logits, tokens)
 
     def forward(self, hidden: Tensor, positions: Tensor | None = None, candidates: Tensor | None = None) -> Tensor:
-        """Scores of all sizes, causally: hidden [B, S, D] -> [B, S, K], or [B, M, K] at the decisions' positions
-        [B, M]. A policy after the draw needs these and their candidates [B, M, K, F], or those of several draws
-        [B, M, N, K, F] -> [B, M, N, K]. Padding may stand at the end."""
+        """Log-probs of the ends of a chunk, float32: column a - 1 keeps a tokens.
+
+        hidden [B, S, D] of the speech positions -> [B, S, K], each position seeing those before it; with the
+        positions [B, M] of decisions -> [B, M, K]. A policy that reads candidates needs those of every decision (see
+        `see`): [B, M, n, F], or [B, M, N, n, F] of N chunks drawn side by side -> [B, M, N, K], probabilities of chunk
+        and end together. Padding may stand at the end. ValueError where candidates are missing.
+        """
+        scores = self.end_scores(hidden, positions, candidates)
+        several = candidates is not None and candidates.dim() == 5
+        return law_of_scores(scores, candidates if several else None).view_as(scores)
+
+    def end_scores(self, hidden: Tensor, positions: Tensor | None = None, candidates: Tensor | None = None) -> Tensor:
+        """The scores behind `forward`, of the same shape: without the chunk scorer's shares, not normalised."""
         reading = None
         if self.layer is not None:
             x = self.input(self.input_norm(hidden))
@@ -200,7 +214,7 @@ class ChunkPolicy(Checkpoint):
 
 
 def law_of_scores(scores: Tensor, candidates: Tensor | None) -> Tensor:
-    """Log-law, float32, of sizes, scores [..., K] -> [..., K], or of draw and size together where candidates
+    """Log-probs, float32, of sizes, scores [..., K] -> [..., K], or of draw and size together where candidates
     [..., N, n, F] were seen, scores [..., N, K] -> [..., N K]."""
     return scores.float().log_softmax(-1) if candidates is None else joint_law(scores, candidates)
 
@@ -222,8 +236,8 @@ class PolicyReader:
         return self.policy.see(hidden, logits, tokens)
 
     def law(self, reading: Tensor | None, candidates: Tensor | None = None, dial: float = 0.0) -> Tensor:
-        """Log-law of the next size [B, K], float32, from a reading; after the draw, from the candidates [B, N, n, F] of
-        N chunks drawn side by side, too, and then of draw and size together [B, N K] (`joint_law`). `dial`: see
+        """Log-probs of the next size [B, K], float32, from a reading; after the draw, from the candidates [B, N, n, F]
+        of N chunks drawn side by side, too, and then of draw and size together [B, N K] (`joint_law`). `dial`: see
         `dialled`."""
         return self.policy.law(reading, candidates, dial)
 

@@ -21,7 +21,7 @@ from heads.base import PredictionHeads
 
 
 class SharedHeads(PredictionHeads):
-    """Laws of the next K tokens from one hidden state; the interface of `MultiTokenHeads`.
+    """Distributions of the next K tokens from one hidden state; the interface of `MultiTokenHeads`.
 
     Args:
         hidden_size: width D of the hidden states.

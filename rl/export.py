@@ -65,7 +65,7 @@ class ServingStep(nn.Module):
     def forward(self, hidden: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """hidden [B, S, D] of the speech positions (prompt first), lengths [B] -> action logits [B, K] (column a - 1:
         keep a tokens), head logits [B, K, V + 1] (row k - 1: the token k steps ahead)."""
-        return last_of(self.policy(hidden), lengths), self.heads(last_of(hidden, lengths))
+        return last_of(self.policy.end_scores(hidden), lengths), self.heads(last_of(hidden, lengths))
 
 
 class ServingStepAfterDraw(nn.Module):
@@ -83,7 +83,7 @@ class ServingStepAfterDraw(nn.Module):
         logits = self.heads(last_of(hidden, lengths), self.policy.config.reach)
         tokens = (logits + noise).argmax(-1)
         candidates = self.policy.see(last_of(hidden, lengths), logits, tokens)
-        actions = self.policy(hidden, (lengths - 1)[:, None], candidates[:, None])[:, 0]
+        actions = self.policy.end_scores(hidden, (lengths - 1)[:, None], candidates[:, None])[:, 0]
         return actions, logits, tokens
 
 
@@ -104,7 +104,7 @@ class ServingStepAmongDraws(nn.Module):
         logits = self.heads(last, self.policy.config.reach)
         chunks = (logits.unsqueeze(1) + noise).argmax(-1)  # [B, N, n]
         candidates = self.policy.see(last, logits, chunks)
-        scores = self.policy(hidden, (lengths - 1)[:, None], candidates[:, None])[:, 0]  # [B, N, K]
+        scores = self.policy.end_scores(hidden, (lengths - 1)[:, None], candidates[:, None])[:, 0]  # [B, N, K]
         both = joint_law(scores, candidates).view_as(scores)
         draw = both.amax(-1).argmax(-1)
         return of_draw(both, draw), logits, of_draw(chunks, draw), draw

@@ -39,7 +39,7 @@ from dcar.train.callbacks import JsonlLog, TensorBoardLog
 from dcar.train.checkpoints import latest_checkpoint, why_incomplete
 from dcar.train.resilient import ResilientTrainer
 from dcar.vocoder.base import Vocoder
-from heads.policy import ChunkPolicy, law_of_scores
+from heads.policy import ChunkPolicy
 from rl import objective
 from rl.config import DCPOConfig
 from rl.console import Progress
@@ -117,8 +117,7 @@ def collate(rows: list[tuple[tuple[int, int, int], PromptItem]]) -> dict[str, An
 
 def law_of(policy: nn.Module, batch: RolloutBatch) -> Tensor:
     """Log-law of a policy at the decisions of rollouts [R, M, K], of N draws [R, M, N K] (`joint_law`)."""
-    scores = policy(batch.hidden.float(), batch.positions, batch.candidates)
-    return law_of_scores(scores, batch.candidates)
+    return policy(batch.hidden.float(), batch.positions, batch.candidates).flatten(2)
 
 
 @dataclass

@@ -4,12 +4,13 @@ FAR and CAR-k keep a fixed number (DCAR paper §3.1), `RandomChunk` draws one fr
 DCAR asks the policy (§4.2). Nothing is verified: what is kept is emitted, and the next pass reads the whole chunk.
 
 Not the paper's: schedules after the draw see all candidates before they choose where the chunk ends: policies that
-read them (heads/candidates.py), and two rules by hand, `SureLast` and `Confidence`. What is dropped is drawn again,
-from another law at the same random number. Such a choice favours some tokens over others, which is its purpose: the law
-of what is spoken is not the heads'.
+read them (heads/candidates.py), and two rule-based ones, `SureLast` and `Confidence`. What is dropped is drawn again,
+from another distribution at the same random number. Such a choice favours some tokens over others, which is its
+purpose: the distribution of what is spoken is not the heads'.
 
-Several chunks may be drawn side by side from the same laws, of which the one that goes together best is spoken
-(heads/coherence.py): importance resampling from the product of the heads' laws towards their joint law.
+Several chunks may be drawn side by side from the same distributions, of which the one that goes together best is spoken
+(heads/coherence.py): importance resampling from the product of the heads' distributions towards their joint
+distribution.
 """
 
 from __future__ import annotations
@@ -98,7 +99,8 @@ class ChunkMethod:
 
 
 def draw_chunk(session: Session, logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Draw the next tokens [B, k] from the heads' logits [B, k, V + 1]; also the laws [B, k, V + 1] they came from."""
+    """Draw the next tokens [B, k] from the heads' logits [B, k, V + 1]; also the distributions [B, k, V + 1] they came
+    from."""
     position = session.next_positions(logits.shape[1])
     u = session.uniform("token", position)
     if session.sampling.repetition_window:
@@ -109,7 +111,8 @@ def draw_chunk(session: Session, logits: Tensor) -> tuple[Tensor, Tensor]:
 
 def draw_chunks(session: Session, logits: Tensor, draws: int) -> Tensor:
     """Several chunks [B, N, k] from the same logits [B, k, V + 1]. The first is that of `draw_chunk`; the others stand
-    at numbers at equal distances from its own (`shifted`), so each alone is drawn from the heads' laws, too."""
+    at numbers at equal distances from its own (`shifted`), so each alone is drawn from the heads' distributions,
+    too."""
     if not session.sampling.repetition_window:
         return session.draw(logits, draws).mT
     k = logits.shape[1]
@@ -118,7 +121,8 @@ def draw_chunks(session: Session, logits: Tensor, draws: int) -> Tensor:
 
 
 def _without_repetition(session: Session, logits: Tensor, position: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-    """Tokens and laws at numbers u [B, k], where what is a repetition depends on the tokens before in the chunk."""
+    """Tokens and distributions at numbers u [B, k], where what is a repetition depends on the tokens before in the
+    chunk."""
     tokens, laws = position[:, :0], []
     for j in range(logits.shape[1]):
         history = session.histories(tokens)
@@ -193,7 +197,7 @@ class _Ruled(_AmongSizes):
 
 
 class SureLast(_Ruled):
-    """End the chunk on the likeliest of the tokens drawn: argmax over the sizes a of log p_a(x_a). By hand, not a
+    """End the chunk on the likeliest of the tokens drawn: argmax over the sizes a of log p_a(x_a). Rule-based, not a
     paper's; what a policy after the draw must beat."""
 
     def __init__(self, sizes: Sequence[int], name: str | None = None):
@@ -206,7 +210,7 @@ class SureLast(_Ruled):
 
 class Confidence(_Ruled):
     """Keep while the heads are sure: the longest of the sizes whose summed log-probability of the best tokens,
-    sum_{j <= a} max log p_j, is at least -`nats`; the shortest where none is. By hand, not a paper's."""
+    sum_{j <= a} max log p_j, is at least -`nats`; the shortest where none is. Rule-based, not a paper's."""
 
     def __init__(self, sizes: Sequence[int], nats: float, name: str | None = None):
         super().__init__(sizes, name or f"confidence-{nats:g}")
@@ -300,7 +304,7 @@ class PolicyChunk:
         u = None if self.mode == "greedy" else session.uniform("policy", session.generated)
         choice = Choice(*choose_end(law, u, self.ordered, self.policy.config.num_actions))
         assert choice.log_probs is not None
-        session.note(choice.log_probs.isnan())  # a law with one score that is no number has no other
+        session.note(choice.log_probs.isnan())  # a distribution with one score that is no number has no other
         session.policy_seconds += time.perf_counter() - started
         return choice
 
@@ -382,7 +386,8 @@ def choose_end(log_law: Tensor, draws: Tensor | None, forced: Tensor | None,
 
 
 def head_laws(session: Session, logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Warped laws of the next k tokens from the heads' logits [B, k, V + 1], and the tokens' positions [B, k]."""
+    """Warped distributions of the next k tokens from the heads' logits [B, k, V + 1], and the tokens' positions [B,
+    k]."""
     position = session.next_positions(logits.shape[1])
     return session.law(logits, position), position
 

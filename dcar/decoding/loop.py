@@ -2,8 +2,11 @@
 
 A round is one forward pass of the decoder. The pass consumes the tokens that were emitted but not yet read
 (`pending`) and, for verifying methods, a draft behind them. From the hidden states the method says which tokens are
-emitted and how many of the drafted positions stay in the cache; the loop does everything else: batching of ragged
-rows, the KV cache, EOS inside a chunk, the length guard, the accounting. Rows that finish leave the batch.
+emitted, and how many of the drafted positions stay in the cache.
+
+The loop does everything else: batching of ragged rows, the KV cache, EOS inside a chunk, the length guard, the
+accounting. Rows that finish leave the batch. `decode` is the entry; `Session` is a batch in flight; `Method` is what a
+method must answer.
 """
 
 from __future__ import annotations
@@ -29,9 +32,9 @@ from heads.layers import KVCache, last_of
 
 @dataclass
 class Draft:
-    """Tokens proposed behind the pending ones: tokens [B, m], of which counts [B] are real; laws [B, m, V] (the
-    warped law that each token was drawn from) where verification needs them. With a `tree` the m tokens are its nodes
-    in every row; without one they are a chain."""
+    """Tokens proposed behind the pending ones: tokens [B, m], of which counts [B] are real; distributions [B, m, V]
+    (the warped distribution that each token was drawn from) where verification needs them. With a `tree` the m tokens
+    are its nodes in every row; without one they are a chain."""
 
     tokens: Tensor
     counts: Tensor
@@ -111,7 +114,8 @@ class Session:
         self.tokens = torch.zeros(size, room, dtype=torch.long, device=device)
         self.lengths = torch.zeros(size, dtype=torch.long, device=device)
         self.truncated = torch.zeros(size, dtype=torch.bool, device=device)
-        self.lawless = torch.full((size,), -1, dtype=torch.long, device=device)  # first position that had no law
+        # first position that had no distribution
+        self.lawless = torch.full((size,), -1, dtype=torch.long, device=device)
         self.passes = torch.zeros(size, dtype=torch.long, device=device)
         self.history: list[dict[str, Tensor | None]] = []
         self.hidden: Tensor | None = None
@@ -143,17 +147,17 @@ class Session:
         return self.generated[:, None] + torch.arange(count, device=self.generated.device)
 
     def law(self, logits: Tensor, positions: Tensor, history: Tensor | None = None) -> Tensor:
-        """The warped laws of the tokens at generated positions [B] or [B, k]: logits [B, …, V] -> [B, …, V].
+        """The warped distributions of the tokens at generated positions [B] or [B, k]: logits [B, …, V] -> [B, …, V].
 
-        Where the logits make no law, `decode` says so once it looks at the device.
+        Where the logits make no distribution, `decode` says so once it looks at the device.
         """
         law = law_of(logits, self.sampling, self.forbid_eos(positions), self.model.config.eos, history)
         self.check(law)
         return law
 
     def draw(self, logits: Tensor, draws: int = 1) -> Tensor:
-        """The next tokens [B, k, N], each drawn so many times from its warped law, at the numbers of its position that
-        `shifted` gives: logits [B, k, V]. No sampling that looks back."""
+        """The next tokens [B, k, N], each drawn so many times from its warped distribution, at the numbers of its
+        position that `shifted` gives: logits [B, k, V]. No sampling that looks back."""
         k = logits.shape[1]
         forbidden = self.forbid_eos(self.next_positions(k)) if self._may_not_end else None
         tokens, law = draws_of(logits, self.next_numbers(k, draws), self.sampling, forbidden, self.model.config.eos)
@@ -162,12 +166,12 @@ class Session:
         return tokens
 
     def check(self, law: Tensor) -> None:
-        """Note the rows of laws [B, …, V] that are none."""
+        """Note the rows of distributions [B, …, V] that are none."""
         if law.device.type != "cpu" or not bool((law.sum(-1) > 0).all()):  # to look costs nothing on the CPU
             self.note(no_law(law))
 
     def note(self, lawless: Tensor) -> None:
-        """Note the rows [B] of which something has no law."""
+        """Note the rows [B] of which something has no distribution."""
         if lawless.device.type == "cpu" and not bool(lawless.any()):
             return
         known = self.lawless[self.rows]
@@ -209,8 +213,8 @@ class Session:
         return torch.where(index >= 0, self.tokens[self.rows].gather(1, index.clamp(min=0)), -1)
 
     def histories(self, tokens: Tensor | None = None) -> Tensor | None:
-        """What a repetition-aware law depends on, for `warp`: the window before the next token and behind each of the
-        drafted tokens [B, m], [B, m + 1, W]. None where the sampling asks for no window."""
+        """What a repetition-aware distribution depends on, for `warp`: the window before the next token and behind
+        each of the drafted tokens [B, m], [B, m + 1, W]. None where the sampling asks for no window."""
         if not self.sampling.repetition_window:
             return None
         recent = self.recent(self.sampling.repetition_window)
@@ -319,7 +323,7 @@ def decode(model: Decoder, prompts: Sequence[Prompt], method: Method, sampling: 
         batch_size: utterances decoded at once (times group_size rows); no effect on the tokens.
 
     Raises TextError or DataError if a prompt cannot be decoded by this model; nothing has been decoded then. LawError
-    if the model gives no law for some token; its `finished` are the utterances of the batches before.
+    if the model gives no distribution for some token; its `finished` are the utterances of the batches before.
     """
     for prompt in prompts:
         check_prompt(prompt, model.config)

@@ -1,4 +1,8 @@
-"""What goes into a decoder and what comes out, the same for every method."""
+"""What goes into a decoder and what comes out, the same for every method.
+
+`Prompt` is one utterance to speak: ids of its text and the speech tokens of a voice. `DecodeResult` is what came of it:
+tokens, chunk sizes, decisions, and what it cost.
+"""
 
 from __future__ import annotations
 

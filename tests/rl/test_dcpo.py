@@ -25,7 +25,7 @@ from dcar.sampling import SamplingConfig
 from dcar.text.wer import score_corpus
 from dcar.train.checkpoints import latest_checkpoint
 from dcar.train.guard import load_batch
-from heads.policy import ChunkPolicy, ChunkPolicyConfig, law_of_scores
+from heads.policy import ChunkPolicy, ChunkPolicyConfig
 from rl import objective
 from rl.config import DCPOConfig, save_settings
 from rl.rewards import RangePenalty, SpeedBonus, WERReward
@@ -109,7 +109,7 @@ def test_rollouts_follow_their_orders_and_keep_what_updates_need():
         assert record.wave is None and record.result.hidden is None  # nothing heavy outlives the step
     assert batch.forced.tolist() == [True, True, False, False] * 5
     # the incremental decisions of the rollout are those of one parallel pass over the stored states
-    law = law_of_scores(policy(batch.hidden, batch.positions), None)
+    law = policy(batch.hidden, batch.positions)
     taken = objective.taken(law, batch.actions)
     for i, record in enumerate(batch.records):
         count = len(record.result.actions)
@@ -686,7 +686,7 @@ def test_log_probabilities_of_rollouts_are_those_that_are_computed_again(tmp_pat
     inputs = next(iter(trainer.get_train_dataloader()))
     trainer.state.num_train_epochs = 1
     batch = trainer._rollouts(inputs).batch
-    law = law_of_scores(trainer.rollout_policy(batch.hidden, batch.positions), None)
+    law = trainer.rollout_policy(batch.hidden, batch.positions)
     again = objective.taken(law, batch.actions)
     said = torch.zeros_like(again)
     for i, record in enumerate(batch.records):

@@ -16,7 +16,7 @@ from toy_world import ToyRecognizer, ToyVocoder, toy_items
 from dcar.decoding.fast.passes import Passes
 from dcar.errors import ConfigError
 from dcar.sampling import SamplingConfig
-from heads.policy import ChunkPolicy, ChunkPolicyConfig, law_of_scores
+from heads.policy import ChunkPolicy, ChunkPolicyConfig
 from rl import benchmark, objective
 from rl.config import DCPOConfig
 from rl.rewards import WERReward
@@ -95,7 +95,7 @@ def test_every_rollout_is_made_with_the_policy_of_the_moment():
         rolling.load_state_dict(policy_of(seed + 5).state_dict())
         got = engine.collect(rolling, items, range(5), seed=1)
         same(got, loop.collect(rolling, items, range(5), seed=1))
-        law = law_of_scores(rolling(got.hidden, got.positions), None)  # one pass over the stored states
+        law = rolling(got.hidden, got.positions)  # one pass over the stored states
         taken = objective.taken(law, got.actions) * got.mask
         recorded = [torch.tensor(r.result.action_log_probs) for r in got.records]
         assert torch.allclose(taken, torch.nn.utils.rnn.pad_sequence(recorded, batch_first=True), atol=1e-4)

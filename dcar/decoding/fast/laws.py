@@ -1,17 +1,90 @@
-"""Laws of the next tokens, and what is drawn from them, in few calls where the kernels for the CPU take them.
+"""Probabilities of the next tokens, the tokens drawn from them, and what a policy makes of them, in few calls.
 
-The mathematics is that of dcar/sampling.py and heads/candidates.py, which do it elsewhere: on a GPU, for samplings that
-the kernels do not know, and where a row has no law, so that one place says so.
+The mathematics is that of dcar/sampling.py and heads/candidates.py. On the CPU laws.c does it in one call
+each. On a GPU, for samplings that the kernels do not know, and where a row has no probabilities, the reference does
+it, so that one place says what is wrong.
 """
 
 from __future__ import annotations
 
+import ctypes
+import functools
+
+import torch
 from torch import Tensor
 
-from dcar.decoding.fast.cpu import laws as native
 from dcar.decoding.fast.cpu.native import Kernels, kernels
 from dcar.sampling import SamplingConfig, sample_several, warp
-from heads.candidates import candidate_features
+from heads.candidates import COHERENCE, FEATURES, UNLIKELY, candidate_features
+from heads.policy import NEVER
+
+MOST_KEPT = 64
+"""Of a distribution; laws.c has the same number."""
+
+
+class _Warping(ctypes.Structure):
+    _fields_ = [("temperature", ctypes.c_float), ("top_k", ctypes.c_long), ("eos", ctypes.c_long)]
+
+
+@functools.cache
+def _warping(temperature: float, top_k: int, eos: int) -> _Warping:
+    return _Warping(temperature, top_k, eos)
+
+
+def takes(config: SamplingConfig, size: int) -> bool:
+    """Whether distributions over `size` ids are warped here: by temperature and a small top-k, or none."""
+    return config.top_p >= 1 and not config.repetition_window and not MOST_KEPT < config.top_k < size
+
+
+def laws(own: Kernels, logits: Tensor, config: SamplingConfig, forbidden: Tensor | None, eos: int) -> Tensor | None:
+    """`dcar.sampling.warp` of logits [..., V] -> float32 [..., V]. None where a row has no distribution."""
+    law = logits.new_empty(logits.shape, dtype=torch.float32)
+    return law if _run(own, logits, config, forbidden, eos, law, None, None) else None
+
+
+def draws(own: Kernels, logits: Tensor, u: Tensor, config: SamplingConfig, forbidden: Tensor | None,
+          eos: int) -> Tensor | None:
+    """The tokens that `dcar.sampling.sample_several` draws from these distributions at numbers u [..., N] -> [..., N].
+    None where a row has no distribution."""
+    tokens = logits.new_empty(u.shape, dtype=torch.long)
+    return tokens if _run(own, logits, config, forbidden, eos, None, u.contiguous(), tokens) else None
+
+
+def _run(own: Kernels, logits: Tensor, config: SamplingConfig, forbidden: Tensor | None, eos: int, law: Tensor | None,
+         u: Tensor | None, tokens: Tensor | None) -> bool:
+    """Fill the distribution, or the tokens; whether every row has a distribution."""
+    size, logits = logits.shape[-1], logits.contiguous()
+    banned = None if forbidden is None else forbidden.contiguous()
+    read = [None if t is None else t.data_ptr() for t in (banned, law, u, tokens)]
+    lawless = own.run_laws(logits.data_ptr(), ctypes.addressof(_warping(config.temperature, config.top_k, eos)), *read,
+                           logits.numel() // size, size, 0 if u is None else u.shape[-1], torch.get_num_threads())
+    if lawless < 0:
+        raise RuntimeError(f"could not allocate memory for laws of {size} ids")
+    return not lawless
+
+
+def features(own: Kernels, logits: Tensor, tokens: Tensor) -> Tensor | None:
+    """`heads.candidates.candidate_features` of tokens [B, N, n] drawn from logits [B, n, V] -> [B, N, n, 3]. None where
+    a logit is no number, or a token no id."""
+    (batch, several, steps), size = tokens.shape, logits.shape[-1]
+    logits, tokens = logits.contiguous(), tokens.contiguous()
+    seen = logits.new_empty(batch, several, steps, len(FEATURES), dtype=torch.float32)
+    odd = own.run_features(logits.data_ptr(), tokens.data_ptr(), seen.data_ptr(), batch, several, steps, size, UNLIKELY,
+                           torch.get_num_threads())
+    if odd < 0:
+        raise RuntimeError(f"could not allocate memory for laws of {size} ids")
+    return None if odd else seen
+
+
+def decision(own: Kernels, candidates: Tensor, weight: Tensor, bias: Tensor, actions: int, dial: float) -> Tensor:
+    """`heads.candidates.joint_law` of candidates [B, N, n, F] -> [B, N K] with K `actions`, by scores of the n sizes
+    that are linear in the candidates, weight [n F, n] and bias [n], and `dial` nats for each token; all float32."""
+    rows, several, reach, features = candidates.shape
+    candidates = candidates.contiguous()
+    law = candidates.new_empty(rows, several * actions)
+    own.run_decision(candidates.data_ptr(), weight.data_ptr(), bias.data_ptr(), law.data_ptr(), rows, several, reach,
+                     features, actions, COHERENCE, dial, NEVER)
+    return law
 
 
 def law_of(logits: Tensor, config: SamplingConfig, forbidden: Tensor | None, eos: int,
@@ -19,17 +92,17 @@ def law_of(logits: Tensor, config: SamplingConfig, forbidden: Tensor | None, eos
     """As `dcar.sampling.warp`."""
     own, law = kernels_of(logits, config), None
     if own is not None:
-        law = native.laws(own, logits, config, forbidden, eos)
+        law = laws(own, logits, config, forbidden, eos)
     return warp(logits, config, forbidden, eos, history) if law is None else law
 
 
 def draws_of(logits: Tensor, u: Tensor, config: SamplingConfig, forbidden: Tensor | None,
              eos: int) -> tuple[Tensor, Tensor | None]:
-    """Tokens [..., N] drawn from the warped laws of logits [..., V] at numbers u [..., N], as `sample_several` draws
-    them; and these laws, where somebody should look whether they are any."""
+    """Tokens [..., N] drawn from the warped distributions of logits [..., V] at numbers u [..., N], as
+    `sample_several` draws them; and these distributions, where somebody should look whether they are any."""
     own, tokens = kernels_of(logits, config), None
     if own is not None:
-        tokens = native.draws(own, logits, u, config, forbidden, eos)
+        tokens = draws(own, logits, u, config, forbidden, eos)
     if tokens is not None:
         return tokens, None
     law = warp(logits, config, forbidden, eos)
@@ -41,12 +114,12 @@ def features_of(logits: Tensor, tokens: Tensor) -> Tensor:
     [B, N, n, 3]."""
     own, seen = kernels_of(logits), None
     if own is not None and tokens.dim() == logits.dim() == 3:
-        seen = native.features(own, logits, tokens)
+        seen = features(own, logits, tokens)
     return candidate_features(logits, tokens) if seen is None else seen
 
 
 def kernels_of(logits: Tensor, config: SamplingConfig | None = None) -> Kernels | None:
-    """What computes with numbers of this type and place in C, of laws with this sampling, where it does."""
-    if logits.device.type != "cpu" or config is not None and not native.takes(config, logits.shape[-1]):
+    """What computes with numbers of this type and place in C, of distributions with this sampling, where it does."""
+    if logits.device.type != "cpu" or config is not None and not takes(config, logits.shape[-1]):
         return None
     return kernels(logits.dtype)

@@ -13,14 +13,13 @@ from torch import Tensor, nn
 
 from dcar.decoding.fast.coherence import FusedCoherence
 from dcar.decoding.fast.columns import CausalMask, Rotation, columns_of, real_positions
-from dcar.decoding.fast.cpu.laws import decision
-from dcar.decoding.fast.laws import features_of, kernels_of
+from dcar.decoding.fast.laws import decision, features_of, kernels_of
 from dcar.decoding.fast.stack import Stack, same_weights, weights_signature
 from dcar.errors import ConfigError
 from heads.candidates import GAIN, EndScores, dialled, end_features, joint_law, over_draws
 from heads.coherence import coherent_features
 from heads.layers import KVCache
-from heads.policy import NEVER, ChunkPolicy
+from heads.policy import NEVER, ChunkPolicy, PolicyReader
 
 SHAPE = ("hidden_size", "num_actions", "layer_width", "num_attention_heads", "ffn_size", "reads", "sizes",
          "score_width", "coherence_width", "coherence_embedding", "coherence_ids")
@@ -56,7 +55,7 @@ class FusedEnds:
             self._bias.copy_(bias.flatten())
 
     def law(self, candidates: Tensor, reading: Tensor | None, dial: float) -> Tensor:
-        """Log-law of draw and size [B, N K] as `heads.policy.PolicyReader.law` says it, of candidates
+        """Log-probs of draw and size [B, N K] as `heads.policy.PolicyReader.law` says it, of candidates
         [B, N, reach, F]."""
         if reading is None and not len(self._outer) and (own := kernels_of(candidates)) is not None:
             return decision(own, candidates, self._weight, self._bias, self._actions, dial)
@@ -153,8 +152,10 @@ class FusedPolicy:
         return self._ends.law(candidates, reading, dial)
 
 
-class FastPolicyReader:
+class FastPolicyReader(PolicyReader):
     """`heads.policy.PolicyReader` on a `FusedPolicy`: without the queries of all but the last positions."""
+
+    policy: FusedPolicy  # type: ignore[assignment]
 
     def __init__(self, policy: FusedPolicy, hidden: Tensor, capacity: int):
         """As `heads.policy.PolicyReader`."""
@@ -171,16 +172,3 @@ class FastPolicyReader:
         reading = self.policy.read(self.cache, hidden, counts, real_positions(counts, new))
         self.cache.advance(counts, new)
         return reading
-
-    def see(self, hidden: Tensor, logits: Tensor, tokens: Tensor) -> Tensor:
-        """As `heads.policy.PolicyReader.see`."""
-        return self.policy.see(hidden, logits, tokens)
-
-    def law(self, reading: Tensor | None, candidates: Tensor | None = None, dial: float = 0.0) -> Tensor:
-        """As `heads.policy.PolicyReader.law`."""
-        return self.policy.law(reading, candidates, dial)
-
-    def select(self, rows: Tensor) -> None:
-        """Only these rows go on."""
-        if self.cache is not None:
-            self.cache = self.cache.select(rows)

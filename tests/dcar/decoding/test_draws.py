@@ -12,7 +12,7 @@ from test_after_draw import SAMPLING, policy_of, same
 
 from dcar.decoding import ChunkMethod, CoherentChunk, FixedChunk, PolicyChunk, ShuffledChunk, decode
 from dcar.decoding.engine.run import engine_for
-from dcar.decoding.fast.cpu.coherence import NativeCoherence
+from dcar.decoding.fast.coherence import NativeCoherence
 from dcar.decoding.fast.passes import fast
 from dcar.errors import ConfigError
 from dcar.sampling import SamplingConfig, sample, uniform, utterance_keys, warp
@@ -48,8 +48,10 @@ def test_loop_fast_passes_and_engine_agree(decoder, prompts, reads, draws, batch
         chosen = {n for r in expected[:4:3] for n in r.draws}
         assert chosen == set() if draws == 1 else len(chosen) > 1 or sampling.temperature == 0
         for result in expected:  # the log-probabilities recorded are those of draw and size together
-            scores = policy(result.hidden[None], torch.tensor([result.decision_positions]), result.candidates[None])[0]
+            given = result.hidden[None], torch.tensor([result.decision_positions]), result.candidates[None]
+            scores = policy.end_scores(*given)[0]
             assert scores.shape == (len(result.actions), draws, 4)
+            assert torch.allclose(policy(*given)[0].flatten(1), joint_law(scores, result.candidates))
             spoken = 4 * torch.tensor(result.draws or [0])
             law = joint_law(scores + 0.3 * torch.arange(1, 5), result.candidates)
             taken = law[torch.arange(len(law)), spoken + torch.tensor(result.actions) - 1]
@@ -84,8 +86,8 @@ def test_where_a_size_is_forced_the_draw_is_chosen(decoder, prompts):
                      record_hidden=True)
     assert {a for r in results for a in r.actions} == {3} and len({n for r in results for n in r.draws}) == 3
     for result in results:
-        scores = policy(result.hidden[None], candidates=result.candidates[None])[0]
-        assert joint_law(scores, result.candidates)[:, 2::4].argmax(-1).tolist() == result.draws
+        log_probs = policy(result.hidden[None], candidates=result.candidates[None])[0]
+        assert log_probs[..., 2].argmax(-1).tolist() == result.draws
 
 
 @pytest.mark.parametrize("draws", [1, 3])
@@ -100,8 +102,7 @@ def test_shuffled_sizes_are_those_of_the_policy_in_another_order(decoder, prompt
             part = after.actions[start : start + rounds]
             assert sorted(part) == sizes if len(part) == rounds else not Counter(part) - Counter(sizes)
         if draws > 1:  # the policy chooses the draw, given the size
-            scores = policy(after.hidden[None], candidates=after.candidates[None])[0]
-            law = joint_law(scores, after.candidates).unflatten(-1, (draws, 4))
+            law = policy(after.hidden[None], candidates=after.candidates[None])[0]
             at_size = law[torch.arange(len(law)), :, torch.tensor(after.actions) - 1]
             assert at_size.argmax(-1).tolist() == after.draws
     assert any(a.actions[: len(b.actions)] != b.actions for a, b in zip(again, spoken, strict=True))

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from dcar.audio import save_audio
-from dcar.decoding import ChunkMethod, DecodeResult, FixedChunk, Method, PolicyChunk, Prompt, decode
+from dcar.decoding import ChunkMethod, ChunkSchedule, DecodeResult, FixedChunk, Method, PolicyChunk, Prompt, decode
 from dcar.decoding.fast.passes import fast
 from dcar.errors import ConfigError
 from dcar.model.draft import AnyDecoder
@@ -26,22 +28,34 @@ from dcar.tokens.load import load_tokenizer
 from dcar.vocoder.base import PromptAudio, Vocoder
 from dcar.vocoder.load import load_vocoder
 from dcar.vocoder.model import TokenVocoder
+from heads.policy import ChunkPolicy
+
+Policy = str | Path | ChunkPolicy
+AnyMethod = str | Method | ChunkSchedule
 
 
 @dataclass(frozen=True)
 class Spoken:
     """What was spoken: the waveform, and how every phrase of it was decoded."""
 
-    wave: np.ndarray  # [samples] float32, pauses included
-    rate: int  # samples a second
+    audio: np.ndarray  # [samples] float32, pauses included
+    sample_rate: int
     phrases: list[str]  # in spoken form
     results: list[DecodeResult]  # one a phrase
     token_rate: float  # speech tokens a second
     pauses: list[float]  # seconds of silence behind each phrase
 
+    wave = property(lambda self: self.audio)
+    rate = property(lambda self: self.sample_rate)
+
     @property
     def seconds(self) -> float:
-        return len(self.wave) / self.rate
+        return len(self.audio) / self.sample_rate
+
+    @property
+    def tokens(self) -> list[list[int]]:
+        """For every phrase its speech tokens."""
+        return [list(result.tokens) for result in self.results]
 
     @property
     def chunks(self) -> list[list[int]]:
@@ -50,7 +64,7 @@ class Spoken:
 
     def save(self, path: str | Path) -> None:
         """Write an audio file; the suffix chooses the format. AudioError where it is unknown."""
-        save_audio(path, self.wave, self.rate)
+        save_audio(path, self.audio, self.sample_rate)
 
     def timeline(self) -> str:
         """Every phrase with its chunks, to be printed."""
@@ -71,12 +85,12 @@ class Piece:
 
 
 class Speaker:
-    """Decoder, policy, tokenizer and vocoder that belong together, ready to speak.
+    """Decoder, policy, tokenizer and vocoder that belong together: text in, speech out.
 
-        speaker = Speaker.load("starter")                     # or your own: "runs/car", policy="runs/policy"
-        spoken = speaker.say("The tide came in.", prompt="voice.wav")
-        spoken.save("out.wav")
-        for piece in speaker.stream("The tide came in."):     # samples as they become certain
+        model = dcar.load("starter")                          # or your own: "runs/car", policy="runs/policy"
+        model.generate("The tide came in.", prompt="voice.wav").save("out.wav")
+        model.generate("Longer chunks.", policy="starter", dial=0.5, temperature=0.8, seed=1)
+        for piece in model.stream("The tide came in."):       # samples as they become certain
             play(piece.samples, piece.rate)
     """
 
@@ -87,31 +101,65 @@ class Speaker:
         self.decoder, self.encode, self.method = decoder, encode, method
         self.tokenizer, self.vocoder, self.sampling, self.seed = tokenizer, vocoder, sampling, seed
         self._recordings = PromptAudio([]) if recordings is None else recordings
+        self._policy: Policy = POLICY
+        self._far: Callable[[], AnyDecoder] = lambda: self.decoder
 
     @classmethod
-    def load(cls, decoder: str | Path = "starter", *, policy: str | Path = POLICY,
-             tokenizer: str | Path = "starter", vocoder: str | Path = "starter", method: str = "",
+    def load(cls, decoder: str | Path = "starter", *, policy: Policy = POLICY,
+             tokenizer: str | Path = "starter", vocoder: str | Path = "starter", method: AnyMethod = "",
              sampling: SamplingConfig = SAMPLING, seed: int = 0, dial: float = 0.0,
              draws: int = 0) -> Speaker:
         """Each by folder, or "starter" for what ships (of policies also "starter-cold", trained at temperature 0.4);
         tokenizer and vocoder also by the names of `dcar.tokens.load` and `dcar.vocoder.load`.
 
         method: dcar, dcar-sampled (the policy's choice drawn), car-K, or far (with "starter" the shipped FAR decoder);
-        "" = `method_for`.
+        a chunk rule of your own (`dcar.ChunkRule`) or a method of the loop; "" = `method_for`.
         dial: of the policy, above 0 for longer chunks and less time, below for shorter ones (`PolicyChunk`).
-        draws: chunks drawn side by side for the policy; 0 = `DRAWS` where it can choose among them, else 1.
+        draws: candidates, chunks drawn side by side for the policy; 0 = `DRAWS` where it can choose among them, else 1.
         AssetError, CheckpointError, ConfigError or DataError where something is missing or does not belong together.
         """
-        method = method or method_for(str(policy), dial, draws)
+        if not method:
+            method = "dcar" if isinstance(policy, ChunkPolicy) else method_for(str(policy), dial, draws)
         which: Shipped = "far" if method == "far" else "decoder"
         speech_tokenizer = load_tokenizer(str(tokenizer))
         car, encode = load_decoder(decoder, starter=which), text_encoder(decoder, which)
         made = made_by(speech_tokenizer, getattr(encode, "name", PHONEME_VERSION))
         recordings = PromptAudio([])
         spoken_by = load_vocoder(str(vocoder), prompts=recordings)
-        chunks = make_method(method, str(policy), car, dial, draws)
+        chunks = make_method(method, policy, car, dial, draws)
         check_together(car, made, f"tokenizer {tokenizer}", spoken_by)
-        return cls(car, encode, chunks, speech_tokenizer, spoken_by, sampling, seed, recordings)
+        speaker = cls(car, encode, chunks, speech_tokenizer, spoken_by, sampling, seed, recordings)
+        speaker._policy = policy
+        if str(decoder) == "starter":
+            speaker._far = lambda: load_decoder(decoder, starter="far")
+        return speaker
+
+    def using(self, *, policy: Policy | None = None, method: AnyMethod = "", temperature: float | None = None,
+              top_k: int | None = None, seed: int | None = None, num_candidates: int = 0,
+              dial: float = 0.0) -> Speaker:
+        """The same models with other settings; what is not given stays. Who gives a policy, a dial or a number of
+        candidates means the policy to decide. ConfigError or CheckpointError for what does not belong together."""
+        other = copy(self)
+        policy = self._policy if policy is None else policy
+        if policy is not self._policy or dial or num_candidates:
+            method = method or "dcar"
+        if method:
+            if method == "far":
+                other.decoder = self._far()
+            other.method = make_method(method, policy, other.decoder, dial, num_candidates)
+        changed = {"temperature": temperature, "top_k": top_k}
+        other.sampling = replace(self.sampling, **{k: v for k, v in changed.items() if v is not None})  # type: ignore
+        other.seed = self._seed(seed)
+        return other
+
+    def generate(self, text: str, prompt: str | Path | Voice | None = None, **settings: Any) -> Spoken:
+        """Speak a text with the voice of `prompt` (a recording of a second or more; None = a shipped voice).
+
+        Sentences are spoken one by one, long ones clause by clause. settings: policy ("starter", a folder or a
+        `ChunkPolicy`), method, temperature, top_k, seed, num_candidates, dial, as in `using`.
+        TextError, AudioError, DataError; LawError of a broken model.
+        """
+        return self.using(**settings)._say(text, prompt)
 
     def voice(self, prompt: str | Path | Voice | None) -> Voice:
         """The voice of a recording of a second or more, None for a shipped one; give it back to `say` to spare the
@@ -125,32 +173,34 @@ class Speaker:
         return voice
 
     def say(self, text: str, prompt: str | Path | Voice | None = None, seed: int | None = None) -> Spoken:
-        """Speak a text, sentence by sentence and long sentences clause by clause, with the voice of `prompt`.
+        """`generate` under its old name."""
+        return self.generate(text, prompt, seed=seed)
 
-        seed: of the draws, instead of the speaker's. TextError, AudioError, DataError; LawError of a broken model.
-        """
+    def _say(self, text: str, prompt: str | Path | Voice | None) -> Spoken:
         parts = phrases(text)
         voice = self.voice(prompt)
         results = decode(fast(self.decoder), self._prompts(parts, voice), self.method, self.sampling,
-                         seed=self._seed(seed), batch_size=1)
+                         seed=self.seed, batch_size=1)
         waves = self.vocoder.synthesize([r.tokens for r in results], np.stack([voice.features] * len(results)))
         pieces = [piece for part, wave in zip(parts, waves, strict=True) for piece in (wave, self._pause(part))]
         return self._spoken(parts, results, np.concatenate(pieces))
 
-    def stream(self, text: str, prompt: str | Path | Voice | None = None, seed: int | None = None) -> Iterator[Piece]:
-        """As `say`, in pieces as they become certain; together they are its waveform (up to rounding).
+    def stream(self, text: str, prompt: str | Path | Voice | None = None, **settings: Any) -> Iterator[Piece]:
+        """As `generate`, in pieces as they become certain; together they are its waveform (up to rounding).
 
         Text, prompt and models are checked at once, before the first piece is asked for. ConfigError where the vocoder
-        cannot speak in pieces.
+        or the method cannot speak in pieces.
         """
-        if not isinstance(self.vocoder, TokenVocoder):
+        model = self.using(**settings)
+        if not isinstance(model.vocoder, TokenVocoder):
             raise ConfigError("a stream needs this project's own vocoder, which can be asked for a piece at a time; "
-                              "speak without --stream (Speaker.say) with another one")
-        if not isinstance(self.method, ChunkMethod):
-            raise ConfigError(f"'{self.method.name}' verifies what it drafts and speaks whole sentences; use "
-                              "Speaker.say, or stream with dcar, car-K or far")
+                              "speak without --stream (Speaker.generate) with another one")
+        method = model.method
+        if not isinstance(method, ChunkMethod) or not isinstance(method.schedule, FixedChunk | PolicyChunk):
+            raise ConfigError(f"'{method.name}' is spoken in whole sentences; use Speaker.generate, or stream with "
+                              "dcar, car-K or far")
         parts = phrases(text)
-        return self._stream(parts, self.voice(prompt), self.vocoder, self.method, self._seed(seed))
+        return model._stream(parts, model.voice(prompt), model.vocoder, method, model.seed)
 
     def join(self, text: str, pieces: list[Piece]) -> Spoken:
         """All pieces of a stream of `text` as one."""
@@ -187,24 +237,30 @@ class Speaker:
                       [p.pause for p in parts])
 
 
-def make_method(name: str, policy: str, decoder: AnyDecoder, dial: float = 0.0, draws: int = 0) -> ChunkMethod:
-    """far and car-K keep a fixed number of tokens a step; dcar asks the policy, turned by `dial`, about `draws` chunks
-    (0: as many as `Speaker.load` says)."""
+def make_method(name: AnyMethod, policy: Policy, decoder: AnyDecoder, dial: float = 0.0, draws: int = 0) -> Method:
+    """far and car-K keep a fixed number of tokens a step; dcar asks the policy, turned by `dial`, about `draws`
+    candidates (0: as many as `Speaker.load` says). A chunk rule or a method is taken as it is."""
     for setting, value in (("dial", dial), ("draws", draws)):
-        if value and not name.startswith("dcar"):
-            raise ConfigError(f"{setting}={value:g} is for a policy, and method '{name}' asks none: leave it out, or "
-                              "choose dcar")
+        if value and not (isinstance(name, str) and name.startswith("dcar")):
+            raise ConfigError(f"{setting}={value:g} is for a policy, and method '{getattr(name, 'name', name)}' asks "
+                              "none: leave it out, or choose dcar")
+    if not isinstance(name, str):
+        return ChunkMethod(name) if hasattr(name, "choose") else name
     if name == "far":
         return ChunkMethod(FixedChunk(1, "far"))
     if found := re.fullmatch(r"car-(\d+)", name):
         return ChunkMethod(FixedChunk(int(found[1])))
     if name in ("dcar", "dcar-sampled"):
-        loaded = load_policy(policy)
+        loaded = policy if isinstance(policy, ChunkPolicy) else load_policy(policy)
         loaded.check_base(decoder.checksum())
         draws = draws or (1 if loaded.coherence is None else DRAWS)
         return ChunkMethod(PolicyChunk(loaded, "greedy" if name == "dcar" else "sample", dial=dial, draws=draws))
     raise ConfigError(f"unknown method '{name}'; choose far, car-1 … car-{decoder.config.num_prediction_heads}, dcar "
                       "or dcar-sampled")
+
+
+load = Speaker.load
+"""`dcar.load`: the models by folder or name, ready to speak."""
 
 
 def timeline(result: DecodeResult, rate: float) -> str:

@@ -26,31 +26,10 @@ from dcar.model.base import Decoder
 from dcar.model.draft import AnyDecoder
 from eval.verifiers.chain import ChainVerifier
 from eval.verifiers.drafters import Drafter, HeadDrafter, ModelDrafter
-from eval.verifiers.groups import cached_groups, check_theta
-from eval.verifiers.pcg import GroupVerifier
-from eval.verifiers.sd import SpeculativeDecoding
-from eval.verifiers.ssd import TolerantDecoding
-from eval.verifiers.topk_verify import TopKVerify
-from eval.verifiers.typical import DELTA, EPSILON, TypicalAcceptance
 
 DEFAULT_LENGTH = 3
-Build = Callable[[str, Drafter, bool], ChainVerifier]
-"""(name, drafter, whether EOS is judged as in sd) -> a fresh verifier."""
-Rule = Callable[[AnyDecoder, tuple[float, ...]], tuple[Build, dict[str, str]]]
-"""(decoder, parameters in the name) -> how to build it, and what its tokens depend on besides drafter and name."""
 NUMBER = r"-?\d+(?:\.\d+)?(?:e-?\d+)?"
 SUFFIX = re.compile(rf"(?P<parameters>(?:-{NUMBER})*)(?P<eos>-eos)?(?:@(?P<drafter>\w+))?(?::(?P<length>\d+))?")
-
-
-@dataclass(frozen=True)
-class Chain:
-    """A kind of chain verifier: how its names are written, and what they stand for."""
-
-    kind: str
-    example: str
-    rule: Rule
-    parameters: tuple[int, ...]  # how many numbers may stand in its name
-    relaxes_end: bool = False  # -eos may: the rule then holds for EOS too
 
 
 @dataclass(frozen=True)
@@ -63,18 +42,18 @@ class ChainName:
     length: int | None  # None: DEFAULT_LENGTH, or what the heads allow
 
 
-def parse(name: str, chain: Chain) -> ChainName:
+def parse(name: str, kind: str, example: str, verifier: type[ChainVerifier]) -> ChainName:
     """Read a name that begins with the kind. ConfigError for one that is malformed, with an example."""
-    found = SUFFIX.fullmatch(name.removeprefix(chain.kind))
+    found = SUFFIX.fullmatch(name.removeprefix(kind))
     if found is None:
-        raise ConfigError(f"method '{name}': write {chain.example}, then @heads or @draft, then :LENGTH, as in "
-                          f"{chain.example}@draft:3")
+        raise ConfigError(f"method '{name}': write {example}, then @heads or @draft, then :LENGTH, as in "
+                          f"{example}@draft:3")
     numbers = tuple(float(x) for x in re.findall(f"-({NUMBER})", found["parameters"]))
-    if len(numbers) not in chain.parameters:
-        wanted = " or ".join(map(str, chain.parameters))
-        raise ConfigError(f"method '{name}': {len(numbers)} parameters instead of {wanted}; write {chain.example}")
-    if found["eos"] and not chain.relaxes_end:
-        raise ConfigError(f"method '{name}': -eos relaxes the rule for EOS, which {chain.kind} never does")
+    if len(numbers) not in verifier.numbers:
+        wanted = " or ".join(map(str, verifier.numbers))
+        raise ConfigError(f"method '{name}': {len(numbers)} parameters instead of {wanted}; write {example}")
+    if found["eos"] and not verifier.relaxes_end:
+        raise ConfigError(f"method '{name}': -eos relaxes the rule for EOS, which {kind} never does")
     drafter = found["drafter"] or "heads"
     if drafter not in ("heads", "draft"):
         raise ConfigError(f"method '{name}': the draft comes from @heads or @draft, not @{drafter}")
@@ -84,61 +63,24 @@ def parse(name: str, chain: Chain) -> ChainName:
     return ChainName(numbers, not found["eos"], drafter, length)  # type: ignore[arg-type]
 
 
-def chain_method(name: str, chain: Chain, decoder: AnyDecoder, draft: Decoder | None,
-                 ) -> tuple[Callable[[], ChainVerifier], dict[str, str]]:
+def chain_method(name: str, kind: str, example: str, verifier: type[ChainVerifier], decoder: AnyDecoder,
+                 draft: Decoder | None) -> tuple[Callable[[], ChainVerifier], dict[str, str]]:
     """What builds the method called `name`, and all that its tokens depend on besides the decoder.
 
-    Similarity groups are made (or read from the cache) here, once. ConfigError for a malformed name, parameters out
-    of range, too few heads, or a missing draft model.
+    ConfigError for a malformed name, parameters out of range, too few heads, or a missing draft model.
     """
-    parsed = parse(name, chain)
+    parsed = parse(name, kind, example, verifier)
     make_drafter, length = _drafter(name, parsed, decoder, draft)
     about = {"draft": f"{parsed.drafter}:{length}", "eos_strict": str(parsed.eos_strict)}
     if parsed.drafter == "draft" and draft is not None:
         about["draft_model"] = draft.checksum()
-    build, more = chain.rule(decoder, parsed.parameters)
+    arguments = verifier.arguments(decoder, parsed.parameters)
+    loose = {} if parsed.eos_strict else {"eos_strict": False}
 
     def made() -> ChainVerifier:
-        return build(name, make_drafter(), parsed.eos_strict)
+        return verifier(name, make_drafter(), *arguments, **loose)
 
-    made()  # so that impossible parameters are refused now
-    return made, {**about, **more}
-
-
-# ---------------------------------------------------------------------------------------------------------------- rules
-
-
-def lossless(decoder: AnyDecoder, parameters: tuple[float, ...]) -> tuple[Build, dict[str, str]]:
-    return lambda name, drafter, strict: SpeculativeDecoding(name, drafter), {}
-
-
-def tolerant(decoder: AnyDecoder, parameters: tuple[float, ...]) -> tuple[Build, dict[str, str]]:
-    (beta,) = parameters
-    return lambda name, drafter, strict: TolerantDecoding(name, drafter, beta, strict), {}
-
-
-def groups(decoder: AnyDecoder, parameters: tuple[float, ...]) -> tuple[Build, dict[str, str]]:
-    (theta,) = parameters
-    codes = decoder.config.speech_vocab_size
-    check_theta(theta)
-    made = cached_groups(decoder.speech_embedding.weight[:codes], theta, decoder.config.output_size - codes)
-    about = {"groups": f"{made.theta!r} of {made.embedding_checksum}"}
-    return lambda name, drafter, strict: GroupVerifier(name, drafter, made), about
-
-
-def typical(decoder: AnyDecoder, parameters: tuple[float, ...]) -> tuple[Build, dict[str, str]]:
-    epsilon, delta = parameters or (EPSILON, DELTA)
-    return lambda name, drafter, strict: TypicalAcceptance(name, drafter, epsilon, delta, strict), {}
-
-
-def top_k(decoder: AnyDecoder, parameters: tuple[float, ...]) -> tuple[Build, dict[str, str]]:
-    (k,) = parameters
-    if k != int(k):
-        raise ConfigError(f"top-k verification by the {k:g} likeliest: k is a whole number; write topk-verify-50")
-    return lambda name, drafter, strict: TopKVerify(name, drafter, int(k), strict), {}
-
-
-# ------------------------------------------------------------------------------------------------------------- drafters
+    return made, {**about, **made().identity}  # impossible parameters are refused now
 
 
 def _drafter(name: str, parsed: ChainName, decoder: AnyDecoder, draft: Decoder | None,

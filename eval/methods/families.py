@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from eval.methods.plugins import installed
 from eval.methods.registry import METHODS, MethodKind, Style, turned
 from eval.methods.samplings import split_label
 
@@ -70,10 +71,10 @@ def parse_method(name: str) -> MethodName:
     """Take a method's name apart; a kind that METHODS does not know is what stands before the first number."""
     name, sampling, _ = split_label(name)
     behind = f"@{sampling}" if sampling else ""
-    kinds = [k for k in METHODS if name == k or name.startswith((f"{k}-", f"{k}@"))]
+    kinds = [k for k in (*METHODS, *installed()) if name == k or name.startswith((f"{k}-", f"{k}@"))]
     kind = max(kinds, key=len) if kinds else re.split(r"[-@](?=\d)|@", name, maxsplit=1)[0]
     rest = name.removeprefix(kind)
-    if kinds and METHODS[kind].policies:
+    if kind in METHODS and METHODS[kind].policies:
         asked = turned(rest)
         policy, drawn = asked["before"], f"@n{asked['draws']}" if asked["draws"] else ""
         return MethodName(kind, kind + drawn + behind, (*((policy[1:],) if policy else ()),

@@ -1,8 +1,11 @@
-"""The methods that a comparison can run, by name. A new method is one entry of METHODS, and nothing else.
+"""The methods that a comparison can run, by name. A method is one entry here: a `MethodKind`.
+
+What ships stands in METHODS. A class of your own comes in by an entry point of the group "dcar.methods", or by its
+dotted path in the list of methods (eval/methods/plugins.py).
 
 An entry says how its names begin and what they stand for, how they are written, and how tables, plots and the report
-call and draw them (eval/methods/families.py reads that from here). Behind every name may stand a sampling of its own
-(`car-5@t0.4`, eval/methods/samplings.py); `make_methods` takes it off before a kind sees the name.
+call and draw them. Behind every name may stand a sampling of its own (`car-5@t0.4`, eval/methods/samplings.py);
+`make_methods` takes it off before a kind sees the name.
 """
 
 from __future__ import annotations
@@ -17,7 +20,6 @@ from pathlib import Path
 from dcar.decoding import (
     ChunkMethod,
     CoherentChunk,
-    Confidence,
     FixedChunk,
     Method,
     PolicyChunk,
@@ -31,10 +33,17 @@ from dcar.model.base import Decoder
 from dcar.model.draft import AnyDecoder, check_draft, check_vocabulary
 from dcar.model.load import load_decoder, load_policy
 from dcar.sampling import SamplingConfig
-from eval.methods.chains import Chain, Rule, chain_method, groups, lossless, tolerant, top_k, typical
+from eval.methods.chains import chain_method
+from eval.methods.plugins import find_class, installed, rule_from_name
 from eval.methods.samplings import TUNED, names_sampling, split_sampling
 from eval.verifiers import entropy, mtp_viterbi, vadusa
+from eval.verifiers.chain import ChainVerifier
+from eval.verifiers.pcg import GroupVerifier
+from eval.verifiers.sd import SpeculativeDecoding
+from eval.verifiers.ssd import TolerantDecoding
 from eval.verifiers.statistics import VerifierStatistics
+from eval.verifiers.topk_verify import TopKVerify
+from eval.verifiers.typical import TypicalAcceptance
 from heads.policy import ChunkPolicy
 
 
@@ -71,7 +80,7 @@ class Models:
         return self._fast[id(decoder)]
 
 
-UNCHANGED = SamplingConfig()  # the decoder's own law
+UNCHANGED = SamplingConfig()  # the decoder's own probabilities
 
 
 @dataclass(frozen=True)
@@ -132,15 +141,6 @@ def _random(name: str, rest: str, models: Models) -> list[Entry]:
 def _sure_last(name: str, rest: str, models: Models) -> list[Entry]:
     sizes = _from_to(name, rest, models)
     return [Entry(name, models.decoder, lambda: ChunkMethod(SureLast(sizes, name)),
-                  {"decoder": models.decoder.checksum()})]
-
-
-def _confidence(name: str, rest: str, models: Models) -> list[Entry]:
-    found = re.fullmatch(r"-(\d+(?:\.\d+)?)(-\d+-\d+)", rest)
-    if not found or not float(found[1]):
-        raise ConfigError(f"method '{name}': write confidence-6-5-7: nats above 0, the shortest and the longest chunk")
-    nats, sizes = float(found[1]), _from_to(name, found[2], models)
-    return [Entry(name, models.decoder, lambda: ChunkMethod(Confidence(sizes, nats, name)),
                   {"decoder": models.decoder.checksum()})]
 
 
@@ -261,17 +261,15 @@ class MethodKind:
     policies: bool = False  # what stands behind @ names a policy, which is a setting of one family
 
 
-def _verifier(kind: str, example: str, rule: Rule, parameters: tuple[int, ...], style: Style,
-              relaxes_end: bool = False) -> MethodKind:
-    """A method that verifies a chain of drafts; arguments as in `Chain`."""
-    chain = Chain(kind, example, rule, parameters, relaxes_end)
+def verifier_kind(prefix: str, example: str, verifier: type[ChainVerifier], style: Style) -> MethodKind:
+    """A method that verifies a chain of drafts."""
 
     def factory(name: str, rest: str, models: Models) -> list[Entry]:
         draft = models.draft and models.reader(models.draft)
-        build, about = chain_method(name, chain, models.decoder, draft)
+        build, about = chain_method(name, prefix, example, verifier, models.decoder, draft)
         return [Entry(name, models.decoder, build, {"decoder": models.decoder.checksum(), **about})]
 
-    return MethodKind(kind, factory, example, style, verifies=True)
+    return MethodKind(prefix, factory, example, style, verifies=True)
 
 
 METHODS: dict[str, MethodKind] = {kind.prefix: kind for kind in (  # in the order of tables and plots
@@ -281,10 +279,8 @@ METHODS: dict[str, MethodKind] = {kind.prefix: kind for kind in (  # in the orde
     MethodKind("car", _car, "car-3", Style("CAR-k", "#1f5fa8", "o", "k")),
     # a size drawn from these at every step; random-range draws from the guidance range of the policy
     MethodKind("random", _random, "random-2-3-4", Style("random size", "#8a8f98", "v")),
-    # after the draw, by hand: of the chunks of 4 to 7 the one that ends on the likeliest token; the longest of 5 to 7
-    # whose summed log-probability of the heads' best tokens is at least -6
+    # rule-based, after drawing: of the chunks of 4 to 7 tokens the one that ends on the likeliest
     MethodKind("sure-last", _sure_last, "sure-last-4-7", Style("sure last token", "#6b8e23", "H")),
-    MethodKind("confidence", _confidence, "confidence-6-5-7", Style("confidence", "#b5651d", "8", "c")),
     # of chunks of 10 tokens the one of 4 draws that goes together best
     MethodKind("coherent", _coherent, "coherent-10-4", Style("most coherent draw", "#7a4b12", r"$\clubsuit$")),
     # the policy, greedy or sampled; dcar@name where several policies are compared, dcar@n4: 4 chunks are drawn side by
@@ -296,19 +292,37 @@ METHODS: dict[str, MethodKind] = {kind.prefix: kind for kind in (  # in the orde
                Style("DCAR shuffled in time", "#b9a394", "|"), policies=True),
     # heads are kept up to that entropy; entropy@3.0: the threshold fitted for 3 tokens a pass
     MethodKind("entropy", _by_heads(entropy.from_name), "entropy-0.8", Style("entropy", "#c98a00", "h", "h")),
-    # 4 heads, 5 candidates of each; then a mode (ffbs, sampled_candidates), prev, own
+    # 4 heads, 5 candidates of each
     MethodKind("mtp-viterbi", _by_heads(mtp_viterbi.from_name), "mtp-viterbi-4-5",
                Style("MTP-Viterbi", "#2a8f4e", "p", "n")),
     # a chain of drafts verified by the decoder; @draft for the draft model, :4 for its length (eval/methods/chains.py)
-    _verifier("sd", "sd", lossless, (0,), Style("SD", "#5b2a86", "X")),
-    _verifier("ssd", "ssd-0.4", tolerant, (1,), Style("SSD", "#8d5fc0", ">", "β"), relaxes_end=True),
-    _verifier("pcg", "pcg-0.42", groups, (1,), Style("PCG", "#c4318c", "<", "θ")),
+    verifier_kind("sd", "sd", SpeculativeDecoding, Style("SD", "#5b2a86", "X")),
+    verifier_kind("ssd", "ssd-0.4", TolerantDecoding, Style("SSD", "#8d5fc0", ">", "β")),
+    verifier_kind("pcg", "pcg-0.42", GroupVerifier, Style("PCG", "#c4318c", "<", "θ")),
     # a tree of the heads' candidates, tolerance 2; vadusa-2-n32: 32 nodes; vadusa-2-chain: the best id of each head
     MethodKind("vadusa", _by_heads(vadusa.from_name), "vadusa-2", Style("VADUSA", "#008b8b", "^", "τ"), verifies=True),
-    _verifier("typical", "typical", typical, (0, 2), Style("typical", "#8a5a2b", "P"), relaxes_end=True),
-    _verifier("topk-verify", "topk-verify-50", top_k, (1,), Style("top-k verify", "#74820a", "*", "k"),
-              relaxes_end=True),
+    verifier_kind("typical", "typical", TypicalAcceptance, Style("typical", "#8a5a2b", "P")),
+    verifier_kind("topk-verify", "topk-verify-50", TopKVerify, Style("top-k verify", "#74820a", "*", "k")),
 )}
+
+
+def find_kind(name: str) -> MethodKind | None:
+    """The kind of a method by its name without a sampling: what ships, an installed one, or a class by its path.
+
+    ConfigError for a class that cannot be imported or is no method; None for an unknown name.
+    """
+    prefixes = [p for p in (*METHODS, *installed()) if name == p or name.startswith((f"{p}-", f"{p}@", f"{p}:"))]
+    prefix = max(prefixes, key=len, default="")
+    if prefix in METHODS:
+        return METHODS[prefix]
+    found = find_class(name, prefix)
+    if found is None:
+        return None
+    prefix, made = found
+    style = getattr(made, "style", Style("", "#4d4d4d", "x"))
+    if issubclass(made, ChainVerifier):
+        return verifier_kind(prefix, prefix, made, style)
+    return MethodKind(prefix, _by_heads(partial(rule_from_name, made)), prefix, style)
 
 
 def _sizes(name: str, rest: str, models: Models, most: int | None = None) -> list[int]:
@@ -333,12 +347,12 @@ def make_methods(names: Sequence[str], models: Models, sampling: SamplingConfig 
         if name.endswith(f"@{TUNED}"):
             raise ConfigError(f"method '{written}': rows at a method's own best sampling are added by the setting "
                               f"tuned=FOLDER/tuned.json of a comparison; list '{name.removesuffix(f'@{TUNED}')}'")
-        prefixes = [p for p in METHODS if name == p or name.startswith((f"{p}-", f"{p}@", f"{p}:"))]
-        if not prefixes:
-            known = ", ".join(kind.example for kind in METHODS.values())
-            raise ConfigError(f"unknown method '{name}'; methods are written {known} (see docs/methods.md)")
-        prefix = max(prefixes, key=len)
-        made = METHODS[prefix].make(name, name.removeprefix(prefix), models)
+        kind = find_kind(name)
+        if kind is None:
+            known = ", ".join([*(kind.example for kind in METHODS.values()), *installed()])
+            raise ConfigError(f"unknown method '{name}'; methods are written {known} (see docs/methods.md); a class of "
+                              "your own is written package.module.Class")
+        made = kind.make(name, name.removeprefix(kind.prefix), models)
         made = [replace(e, decoder=models.reader(e.decoder), sampling=sampling) for e in made]
         entries += [e.sampled(own.word, own.of(sampling, written)) for e in made] if own else made
     names = [e.name for e in entries]

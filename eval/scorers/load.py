@@ -20,15 +20,18 @@ prosody (spread of the pitch, pauses).
 
 The last two similarities compare recordings, so they need those of the prompts (`PromptAudio`). Scores of
 different scorers are not comparable; the name of the scorer is part of every table. `scorers: […]` of a comparison
-takes any of them, each with a column of its own (`load_scorers`).
+takes any of them, each with a column of its own (`load_scorers`). So it does a scorer of your own, a class or
+function of (waveform, sample rate), by its dotted path or by an entry point of the group "dcar.scorers".
 """
 
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -256,6 +259,8 @@ def load_scorers(specs: Sequence[str], prompts: PromptAudio | None = None, devic
             kind, score = "similarity", load_similarity(spec, prompts, device)
         elif spec in PROSODY:
             kind, score = "prosody", _without_speaker(PROSODY[spec]())
+        elif (own := _own_scorer(spec)) is not None:
+            kind, score = getattr(own, "kind", "quality"), _without_speaker(own)
         else:
             kind, score = "quality", _without_speaker(load_quality(spec, device))
         name = getattr(score, "name", spec)
@@ -266,9 +271,26 @@ def load_scorers(specs: Sequence[str], prompts: PromptAudio | None = None, devic
     return loaded
 
 
+def _own_scorer(spec: str) -> Quality | None:
+    """A scorer from outside: an entry point of the group "dcar.scorers", or a class or function by its dotted path."""
+    points = entry_points(group="dcar.scorers", name=spec)
+    if not points and not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", spec):
+        return None
+    module, _, attribute = spec.rpartition(".")
+    try:
+        made = next(iter(points)).load() if points else getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"scorer {spec!r} cannot be imported ({error}); install its package, or put its folder on "
+                          "PYTHONPATH") from error
+    score = made() if isinstance(made, type) else made
+    if not callable(score):
+        raise ConfigError(f"scorer {spec!r}: {made!r} is no callable of a waveform [samples] and its sample rate")
+    return score
+
+
 def _without_speaker(quality: Quality) -> Similarity:
     def score(wave: np.ndarray, sample_rate: int, speaker: np.ndarray) -> float | None:
         return quality(wave, sample_rate)
 
-    score.name = getattr(quality, "name")  # type: ignore[attr-defined]  # noqa: B009
+    score.name = getattr(quality, "name", getattr(quality, "__name__", ""))  # type: ignore[attr-defined]
     return score

@@ -29,7 +29,7 @@ from dcar.sampling import sample, uniform, utterance_keys
 from dcar.tracking import machine
 from eval.speed.measure import Load, measure_car
 from eval.verifiers import mtp_viterbi, vadusa
-from eval.verifiers.chain import ChainVerifier, Draws
+from eval.verifiers.chain import ChainVerifier, Uniforms
 from eval.verifiers.drafters import HeadDrafter
 from eval.verifiers.groups import build_groups
 from eval.verifiers.pcg import GroupVerifier
@@ -51,7 +51,6 @@ class BenchmarkConfig:
     tree_nodes: int = setting(vadusa.NODES, "Of vadusa's trees.", minimum=1)
     viterbi_heads: int = setting(7, "Heads of mtp-viterbi.", minimum=1)
     viterbi_k: int = setting(10, "Candidates of each head.", minimum=1)
-    viterbi_sparse: bool = setting(False, "Look transitions up among counted pairs, as for very large vocabularies.")
     only: list[str] = setting([], "Names of BENCHMARKS; empty = all.")
 
     def __post_init__(self) -> None:
@@ -67,7 +66,7 @@ class Round:
     q: Tensor  # [1, m + 1, V]
     p: Tensor  # [1, m, V]
     tokens: Tensor  # [1, m], drawn from p
-    draws: Draws
+    draws: Uniforms
     eos: int
 
 
@@ -77,7 +76,7 @@ def random_round(codes: int, length: int, seed: int = 0) -> Round:
     p = (logits[:, :-1] + torch.randn(1, length, codes + 1, generator=generator)).softmax(-1)
     position = torch.arange(length)[None]
     keys = utterance_keys(seed, ["benchmark"])
-    return Round(logits.softmax(-1), p, sample(p, uniform(keys, "token", position)), Draws(keys, position), codes)
+    return Round(logits.softmax(-1), p, sample(p, uniform(keys, "token", position)), Uniforms(keys, position), codes)
 
 
 def verification(make: Callable[[HeadDrafter, int], ChainVerifier]) -> Callable[[BenchmarkConfig], Callable[[], Any]]:
@@ -91,7 +90,7 @@ def verification(make: Callable[[HeadDrafter, int], ChainVerifier]) -> Callable[
         def run() -> None:
             r = rounds[next(turn) % len(rounds)]
             method.accept(r.q[:, :-1], r.p, r.tokens, r.eos, r.draws)
-            method.replace(r.q[:, 0], r.p[:, 0], r.tokens[:, 0], r.eos, Draws(r.draws.keys, r.draws.positions[:, 0]))
+            method.replace(r.q[:, 0], r.p[:, 0], r.tokens[:, 0], r.eos, Uniforms(r.draws.keys, r.draws.positions[:, 0]))
 
         return run
 
@@ -106,12 +105,6 @@ def _grouped(drafter: HeadDrafter, codes: int) -> GroupVerifier:
     return GroupVerifier("pcg", drafter, build_groups(embedding, 0.42))
 
 
-def viterbi(mode: str) -> Callable[[BenchmarkConfig], Callable[[], Any]]:
-    """Time the choice of a path; `sampled_candidates` differ from `argmax` by their draws, not by the path."""
-    return lambda config: mtp_viterbi.bookkeeping_case(config.viterbi_heads, config.viterbi_k, config.codes + 1,
-                                                       mode=mode, sparse=config.viterbi_sparse)
-
-
 BENCHMARKS: dict[str, Callable[[BenchmarkConfig], Callable[[], Any]]] = {
     "sd": verification(lambda drafter, codes: SpeculativeDecoding("sd", drafter)),
     "ssd": verification(lambda drafter, codes: TolerantDecoding("ssd", drafter, 0.4)),
@@ -119,8 +112,8 @@ BENCHMARKS: dict[str, Callable[[BenchmarkConfig], Callable[[], Any]]] = {
     "typical": verification(lambda drafter, codes: TypicalAcceptance("typical", drafter)),
     "topk-verify": verification(lambda drafter, codes: TopKVerify("topk-verify", drafter, 50)),
     "vadusa": lambda config: vadusa.bookkeeping_case(config.tree_nodes, vocabulary=config.codes + 1),
-    "mtp-viterbi": viterbi("argmax"),
-    "mtp-viterbi-ffbs": viterbi("ffbs"),
+    "mtp-viterbi": lambda config: mtp_viterbi.bookkeeping_case(config.viterbi_heads, config.viterbi_k,
+                                                               config.codes + 1),
 }
 """name -> what prepares it; the returned function is what a method does once a round."""
 

@@ -11,7 +11,7 @@ import hashlib
 import logging
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -25,6 +25,7 @@ from heads.checkpoint import tensors_checksum
 
 logger = logging.getLogger(__name__)
 
+TABLES = ("group_start", "group_tokens", "token_start", "token_groups")
 BYTES_PER_CELL = 4 + 1 + 2 * 8  # of a block of similarities: float32, bool, and two int64 indices where it is true
 
 
@@ -51,33 +52,20 @@ class TokenGroups:
     def count(self) -> int:
         return len(self.group_start) - 1
 
-    @property
-    def mean_size(self) -> float:
-        return len(self.group_tokens) / self.count
-
     def memberships(self) -> Tensor:
         """N(t), the number of groups that each id is in: [V]."""
         return self.token_start.diff()
 
     def to(self, device: str | torch.device) -> TokenGroups:
-        return TokenGroups(self.group_start.to(device), self.group_tokens.to(device), self.token_start.to(device),
-                           self.token_groups.to(device), self.theta, self.embedding_checksum)
-
-    def check_embedding(self, embedding: Tensor) -> None:
-        """CheckpointError if the groups were made from other embeddings [codes, D]."""
-        found = embedding_checksum(embedding)
-        if found != self.embedding_checksum:
-            raise CheckpointError(f"these token groups were made from the embeddings {self.embedding_checksum[:12]}…, "
-                                  f"this decoder's are {found[:12]}…: build groups for this decoder (build_groups)")
+        return replace(self, **{name: getattr(self, name).to(device) for name in TABLES})
 
     def save(self, path: str | Path) -> None:
         """Write one safetensors file, complete or not at all."""
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(f"{path.name}.{os.getpid()}.part")
-        tensors = {name: getattr(self, name).cpu() for name in
-                   ("group_start", "group_tokens", "token_start", "token_groups")}
-        save_file(tensors, part, {"theta": repr(self.theta), "embedding_checksum": self.embedding_checksum})
+        save_file({name: getattr(self, name).cpu() for name in TABLES}, part,
+                  {"theta": repr(self.theta), "embedding_checksum": self.embedding_checksum})
         part.replace(path)
 
     @classmethod
@@ -91,11 +79,6 @@ class TokenGroups:
         except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"{path}: cannot read the token groups ({error}); delete the file, they are built "
                                   "again") from error
-
-
-def embedding_checksum(embedding: Tensor) -> str:
-    """Names the embeddings [codes, D] of the speech codes."""
-    return tensors_checksum({"speech_embedding": embedding})
 
 
 def check_theta(theta: float) -> float:
@@ -115,7 +98,7 @@ def build_groups(embedding: Tensor, theta: float, specials: int = 1, memory_byte
     Raises ConfigError for theta outside (-1, 1], or where the groups themselves need more than `memory_bytes`.
     """
     check_theta(theta)
-    checksum = embedding_checksum(embedding)
+    checksum = _checksum(embedding)
     codes = len(embedding)
     seen: set[bytes] = set()  # digests of the sets of ids so far
     members: list[Tensor] = []  # of each distinct group, int32, ascending
@@ -165,18 +148,22 @@ def _starts(sizes: Tensor) -> Tensor:
 def cached_groups(embedding: Tensor, theta: float, specials: int = 1, folder: Path | None = None) -> TokenGroups:
     """Groups of these embeddings from the cache folder (`dcar_cache_dir()/groups`), built and stored if they are not
     there. CheckpointError where the file there is broken or of other embeddings."""
-    folder = folder or dcar_cache_dir() / "groups"
-    checksum = embedding_checksum(embedding)
-    path = folder / f"{checksum[:16]}_{check_theta(theta)!r}_{specials}.safetensors"
-    if path.is_file():
-        groups = TokenGroups.load(path)
-        groups.check_embedding(embedding)
-        if groups.theta != theta or groups.vocabulary != len(embedding) + specials:
-            raise CheckpointError(f"{path}: groups at theta = {groups.theta} of {groups.vocabulary} ids, not {theta} "
-                                  f"and {len(embedding) + specials}; delete the file, they are built again")
-        return groups.to(embedding.device)
-    groups = build_groups(embedding, theta, specials)
-    groups.save(path)
-    logger.info("%d similarity groups at theta = %g, %.1f ids each on average; kept in %s", groups.count, theta,
-                groups.mean_size, path)
-    return groups
+    checksum = _checksum(embedding)
+    path = (folder or dcar_cache_dir() / "groups") / f"{checksum[:16]}_{check_theta(theta)!r}_{specials}.safetensors"
+    if not path.is_file():
+        groups = build_groups(embedding, theta, specials)
+        groups.save(path)
+        logger.info("%d similarity groups at theta = %g, %.1f ids each on average; kept in %s", groups.count, theta,
+                    len(groups.group_tokens) / groups.count, path)
+        return groups
+    groups = TokenGroups.load(path)
+    found = (groups.embedding_checksum, groups.theta, groups.vocabulary)
+    if found != (checksum, theta, len(embedding) + specials):
+        raise CheckpointError(f"{path}: groups of the embeddings {found[0][:12]}… at theta = {found[1]} of {found[2]} "
+                              f"ids, not {checksum[:12]}… at {theta} of {len(embedding) + specials}; delete the file, "
+                              "they are built again")
+    return groups.to(embedding.device)
+
+
+def _checksum(embedding: Tensor) -> str:
+    return tensors_checksum({"speech_embedding": embedding})

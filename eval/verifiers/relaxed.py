@@ -1,4 +1,4 @@
-"""What typical acceptance and top-k verification share: a rule on the target's law alone, and EOS kept strict."""
+"""What typical acceptance and top-k verification share: a rule on the target's probabilities alone."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ from torch import Tensor
 
 from dcar.sampling import sample
 from eval.verifiers import sd
-from eval.verifiers.chain import ChainVerifier, Draws
+from eval.verifiers.chain import ChainVerifier, Uniforms
 from eval.verifiers.drafters import Drafter
 
 
 class RelaxedVerifier(ChainVerifier):
-    """Acceptance by a yes-or-no rule on q alone; a refused token gives way to a draw from q.
+    """Accept by a yes-or-no rule on q; a refused token gives way to a draw from q.
 
-    EOS is judged by SD's rule instead (`eos_strict`), residual included: a rule that says "plausible" would end
-    utterances whenever the draft says so. The law of the end is not kept all the same: a draft token that passes where
-    the target would have ended delays it, and behind a refused one it may be drawn from q once more.
+    EOS is judged by SD's rule (`eos_strict`), residual included: a rule that says "plausible" would end utterances
+    whenever the draft does. The probability of the end is still not kept: a token that passes where the target would
+    have ended delays it, and behind a refused one it may be drawn from q once more.
     """
+
+    relaxes_end = True
 
     def __init__(self, name: str, drafter: Drafter, eos_strict: bool = True):
         super().__init__(name, drafter)
@@ -27,10 +29,10 @@ class RelaxedVerifier(ChainVerifier):
         """q [B, m, V], tokens [B, m] -> bool [B, m]."""
         raise NotImplementedError
 
-    def accept(self, q: Tensor, p: Tensor, tokens: Tensor, eos: int, draws: Draws) -> Tensor:
-        exact = draws("accept") < sd.acceptance(sd.of(q, tokens), sd.of(p, tokens))
+    def accept(self, q: Tensor, p: Tensor, tokens: Tensor, eos: int, uniform: Uniforms) -> Tensor:
+        exact = uniform("accept") < sd.acceptance(sd.of(q, tokens), sd.of(p, tokens))
         return torch.where((tokens == eos) & self.eos_strict, exact, self.plausible(q, tokens))
 
-    def replace(self, q: Tensor, p: Tensor, tokens: Tensor, eos: int, draws: Draws) -> Tensor:
+    def replace(self, q: Tensor, p: Tensor, tokens: Tensor, eos: int, uniform: Uniforms) -> Tensor:
         strict = ((tokens == eos) & self.eos_strict)[:, None]
-        return sample(torch.where(strict, sd.residual(q, p), q), draws("residual"))
+        return sample(torch.where(strict, sd.residual(q, p), q), uniform("residual"))

@@ -1,10 +1,10 @@
 """SSD: speculative decoding with a tolerance (Interspeech 2025, Algorithm 1).
 
-Accept x_i iff r < min(1, q(x_i) / p(x_i)) + beta; the rest as in SD. beta = 0 is SD; the distance of the output law of
-one step from the target's, in total variation, is the acceptance that beta adds; beta >= 1 is the draft's own law.
+Accept x_i iff r < min(1, q(x_i) / p(x_i)) + beta; the rest as in SD. beta = 0 is SD, beta >= 1 is the draft alone. The
+total variation of one step from the target equals the acceptance that beta adds.
 
-The paper has no exception for EOS: its rule is `ssd-β-eos`. By default EOS is given no tolerance here, yet its law is
-not kept: where q(EOS) > p(EOS), EOS needs the residual, and the tolerance for the other tokens leaves less of it:
+The paper makes no exception for EOS: its rule is `ssd-β-eos`. By default EOS gets no tolerance here. Its probability is
+still not kept: where q(EOS) > p(EOS) EOS needs the residual, and the other tokens' tolerance leaves less of it:
 out(EOS) = min(p, q)(EOS) + refused mass * residual(EOS) <= q(EOS).
 """
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dcar.errors import ConfigError
 from eval.verifiers import sd
-from eval.verifiers.chain import Draws
+from eval.verifiers.chain import Uniforms
 from eval.verifiers.drafters import Drafter
 
 
@@ -25,8 +25,9 @@ def acceptance(q_x: Tensor, p_x: Tensor, beta: float | Tensor) -> Tensor:
 
 
 class TolerantDecoding(sd.SpeculativeDecoding):
-    """`ssd-β`. `eos_strict`: no tolerance for EOS, so that it is at most as likely as the target makes it; without
-    (`ssd-β-eos`), the paper's rule."""
+    """`ssd-β`: no tolerance for EOS (`eos_strict`); `ssd-β-eos`: the paper's rule."""
+
+    numbers, relaxes_end = (1,), True
 
     def __init__(self, name: str, drafter: Drafter, beta: float, eos_strict: bool = True):
         super().__init__(name, drafter)
@@ -35,7 +36,6 @@ class TolerantDecoding(sd.SpeculativeDecoding):
                               "sweeps 0 to 0.4")
         self.beta, self.eos_strict = beta, eos_strict
 
-    def accept(self, q: Tensor, p: Tensor, tokens: Tensor, eos: int, draws: Draws) -> Tensor:
-        strict = (tokens == eos) & self.eos_strict
-        beta = torch.where(strict, 0.0, self.beta)
-        return draws("accept") < acceptance(sd.of(q, tokens), sd.of(p, tokens), beta)
+    def accept(self, q: Tensor, p: Tensor, tokens: Tensor, eos: int, uniform: Uniforms) -> Tensor:
+        beta = torch.where((tokens == eos) & self.eos_strict, 0.0, self.beta)
+        return uniform("accept") < acceptance(sd.of(q, tokens), sd.of(p, tokens), beta)

@@ -1,7 +1,7 @@
 """Top-k verification of Llasa+ (arXiv 2508.06262): accept x iff it is among the k likeliest tokens of the base head.
 
-A refused token gives way to a draw from the base head. Not lossless. The k likeliest are those of the law that would
-be sampled from: with `top_k` sampling below k, a token that could not have been sampled is never accepted.
+A refused token gives way to a draw from the base head. Not lossless. The k likeliest are those after sampling's top-k
+and top-p: a token that could not have been sampled is never accepted.
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ def among_likeliest(q: Tensor, tokens: Tensor, k: int) -> Tensor:
 
 
 class TopKVerify(RelaxedVerifier):
-    """`topk-verify-k`. As in Llasa+, EOS has a rule of its own; here that of SD (`eos_strict`)."""
+    """`topk-verify-k`."""
 
-    def __init__(self, name: str, drafter: Drafter, k: int, eos_strict: bool = True):
+    numbers = (1,)
+
+    def __init__(self, name: str, drafter: Drafter, k: float, eos_strict: bool = True):
         super().__init__(name, drafter, eos_strict)
-        if k < 1:
-            raise ConfigError(f"{name}: k must be at least 1, not {k}; Llasa+ uses 50")
-        self.k = k
+        if k < 1 or k != int(k):
+            raise ConfigError(f"{name}: k is a whole number, at least 1, not {k:g}; write topk-verify-50, as in Llasa+")
+        self.k = int(k)
 
     def plausible(self, q: Tensor, tokens: Tensor) -> Tensor:
         return among_likeliest(q, tokens, self.k)

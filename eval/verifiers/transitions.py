@@ -4,8 +4,8 @@ States are the codes 0..V-1, the end of speech V and the start of an utterance V
 
     Q(j | i) = (c_ij + alpha) / (c_i + alpha (V + 1)),
 
-add-alpha over codes and end. Behind the end stands only the end. Transitions into it are counted where utterances end,
-those from the start where they begin.
+over codes and end. Behind the end stands only the end. Transitions into it are counted where utterances end, those from
+the start where they begin.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ import torch
 from torch import Tensor
 
 from dcar.errors import ConfigError, DataError
-
-DENSE_BYTES = 256 << 20  # larger matrices are looked up among the pairs that occur
 
 
 def count_bigrams(utterances: Iterable[Sequence[int]], codes: int) -> tuple[Tensor, Tensor]:
@@ -41,45 +39,30 @@ def count_bigrams(utterances: Iterable[Sequence[int]], codes: int) -> tuple[Tens
 
 
 class Transitions:
-    """log Q as above, dense where it fits into memory, else by binary search among the counted pairs."""
+    """log Q as above, looked up among the pairs that occur: no table of V² numbers, which may be too large."""
 
-    def __init__(self, keys: Tensor, counts: Tensor, states: int, alpha: float = 0.01, dense: bool | None = None):
+    def __init__(self, keys: Tensor, counts: Tensor, states: int, alpha: float = 0.01):
+        """keys, counts: as `count_bigrams` gives them. ConfigError where alpha = 0 leaves a token no successor."""
         if not alpha >= 0:
             raise ConfigError(f"transition smoothing needs alpha >= 0, not {alpha}")
-        self.states, self.end, self.start = states, states - 2, states - 1
-        outcomes = states - 1  # codes and end
-        previous, following = keys // states, keys % states
-        self.rows = torch.zeros(states, dtype=torch.float64).index_add_(0, previous, counts.double())
-        empty = (self.rows == 0).nonzero()[:, 0].tolist()
-        if alpha == 0 and (empty := [i for i in empty if i != self.end]):
+        self.states, self.end, self.start, self.alpha = states, states - 2, states - 1, alpha
+        self.keys, self.counts = keys, counts.double()
+        self.totals = torch.zeros(states, dtype=torch.float64).index_add_(0, keys // states, self.counts)  # c_i
+        empty = [i for i in (self.totals == 0).nonzero()[:, 0].tolist() if i != self.end]
+        if alpha == 0 and empty:
             raise ConfigError(f"{len(empty)} rows of the transition matrix are empty (token {empty[0]} was never seen "
                               "with a successor): smooth with alpha > 0, or count more speech")
-        self.alpha, self.outcomes = alpha, outcomes
-        self.keys, self.counts = keys, counts.double()
-        if dense is None:
-            dense = states * outcomes * 4 <= DENSE_BYTES
-        self.table: Tensor | None = None
-        if dense:
-            matrix = torch.full((states, outcomes), alpha, dtype=torch.float64)
-            matrix[previous, following] += self.counts
-            matrix[self.end] = 0
-            matrix[self.end, self.end] = 1
-            self.table = (matrix / matrix.sum(-1, keepdim=True)).log().float()
 
     def to(self, device: torch.device) -> Transitions:
         """Move the tables, in place."""
-        for name in ("rows", "keys", "counts", "table"):
-            value = getattr(self, name)
-            setattr(self, name, None if value is None else value.to(device))
+        self.keys, self.counts, self.totals = (t.to(device) for t in (self.keys, self.counts, self.totals))
         return self
 
     def log_prob(self, previous: Tensor, following: Tensor) -> Tensor:
         """log Q(following | previous) of all pairs: ids [B, a], [B, b] -> [B, a, b] float32."""
         i, j = previous[:, :, None], following[:, None, :]
-        if self.table is not None:
-            return self.table[i, j]
         wanted = i * self.states + j
         place = torch.searchsorted(self.keys, wanted).clamp(max=len(self.keys) - 1)
         count = torch.where(self.keys[place] == wanted, self.counts[place], 0.0)
-        law = (count + self.alpha) / (self.rows[i] + self.alpha * self.outcomes)
-        return torch.where(i == self.end, (j == self.end).double(), law).log().float()
+        prob = (count + self.alpha) / (self.totals[i] + self.alpha * (self.states - 1))
+        return torch.where(i == self.end, (j == self.end).double(), prob).log().float()

@@ -1,7 +1,7 @@
 """Typical acceptance of Medusa (Cai et al. 2024, arXiv 2401.10774, section 2.3.1), on a chain.
 
-Accept x iff q(x) > min(epsilon, delta * exp(-H(q))), H the entropy of q in nats: what the target finds plausible
-enough, at a threshold that falls where the target itself is undecided. Not lossless.
+Accept x iff q(x) > min(epsilon, delta * exp(-H(q))), H the entropy of q in nats. So the threshold falls where
+the target itself is undecided. A refused token gives way to a draw from q. Not lossless.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ def threshold(q: Tensor, epsilon: float, delta: float) -> Tensor:
 
 class TypicalAcceptance(RelaxedVerifier):
     """`typical`, `typical-ε-δ`."""
+
+    numbers = (0, 2)
 
     def __init__(self, name: str, drafter: Drafter, epsilon: float = EPSILON, delta: float = DELTA,
                  eos_strict: bool = True):

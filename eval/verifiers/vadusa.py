@@ -1,21 +1,20 @@
 """VADUSA (Li et al., arXiv 2410.21951): a tree of the heads' candidates, accepted by tolerant sampling.
 
-Behind a token drawn from the base head at state h stands a tree whose nodes at depth d are the best ids of head d + 1
-at h. One pass of the decoder reads the whole tree and gives the base head's law at every node. tau samples of each law
-are drawn; **a candidate is accepted iff it is among the tau samples at its parent** and its parent is accepted. The
-longest accepted path is emitted, then the first sample at its end, which is the next root.
+Behind a token drawn from the base head at state h stands a tree. Its nodes at depth d are best ids of head d + 1 at h.
+One pass of the decoder reads the tree and gives the base head's probabilities q at every node. tau samples of each are
+drawn. **A candidate is accepted iff it is among the tau samples at its parent** and its parent is accepted. The longest
+accepted path is emitted, then the first sample at its end, which is the next root.
 
-tau = 1 is lossless: at every node exactly one token is drawn from the base law, and it is emitted whether or not the
-tree held it. That draw has the address (token stream, position) of plain decoding, so car-1 gives the same tokens.
-tau > 1 moves mass to the candidates. The end of speech e keeps its law, whatever tau (`strict_end`): the first sample
-alone decides whether a node ends, and which branch leads furthest is asked as if none did (`accept`). With qC the base
-mass of a node's children C other than e, rule "first" gives behind that node
+tau = 1 is lossless: every node draws one token from q, and it is emitted whether or not the tree held it. That draw has
+the address (token stream, position) of plain decoding, so `vadusa-1` gives the tokens of car-1.
+tau > 1 moves mass to the candidates. The end of speech e keeps its probability, whatever tau: the first sample alone
+decides whether a node ends, and which branch leads furthest is asked as if none did (`accept`). With qC the base mass
+of a node's children C other than e, where all of them lead equally far,
 
     out(e) = q(e),    out(v) = (1 - qC)^(tau - 1) q(v)  for v not in C,
     out(c) = q(c) + (1 - q(e) - qC) q(c) / qC * (1 - (1 - qC)^(tau - 1))  for c in C,
 
-at total variation (1 - q(e) - qC)(1 - (1 - qC)^(tau - 1)) from q; so does "longest" where the tree ends there. Without
-`strict_end` e is a token like any other: C may hold it, and 1 - qC stands in the place of 1 - q(e) - qC.
+at total variation (1 - q(e) - qC)(1 - (1 - qC)^(tau - 1)) from q.
 
 The paper's text was not available to us: the rule is read from how later papers of its authors describe it
 (docs/methods.md).
@@ -25,7 +24,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -36,47 +34,42 @@ from dcar.errors import ConfigError
 from dcar.model.draft import AnyDecoder
 from dcar.sampling import SamplingConfig, sample, uniform, utterance_keys, warp
 from eval.verifiers.candidates import RankTree, build_tree, chain
+from eval.verifiers.chain import states_of
 from eval.verifiers.statistics import VerifierStatistics, needed
 
 NODES = 16  # default budget of a tree
 
-Rule = Literal["longest", "first"]
 
-
-def hits(candidates: Tensor, samples: Tensor, tree: DraftTree, eos: int, strict_end: bool) -> tuple[Tensor, Tensor]:
+def hits(candidates: Tensor, samples: Tensor, tree: DraftTree, eos: int) -> tuple[Tensor, Tensor]:
     """Which nodes are accepted [B, m], and the earliest sample [B, m] that each one's token is among; see `accept`."""
     at_parent = samples[:, tree.parents + 1]  # [B, m, tau]
     match = at_parent == candidates[:, :, None]
-    if strict_end:  # a node ends iff its first sample says so
-        match &= ((candidates == eos) == (at_parent[:, :, 0] == eos))[:, :, None]
+    match &= ((candidates == eos) == (at_parent[:, :, 0] == eos))[:, :, None]  # it ends iff its first sample says so
     behind_end = (candidates[:, tree.parents.clamp(min=0)] == eos) & (tree.parents >= 0)
     hit = match.any(-1) & ~behind_end
     accepted = (~hit).float() @ tree.ancestors.T.float() == 0  # every node on the path was hit
     return accepted, match.to(torch.uint8).argmax(-1)
 
 
-def accept(candidates: Tensor, samples: Tensor, tree: DraftTree, eos: int, rule: Rule = "longest",
-           strict_end: bool = True, unended: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def accept(candidates: Tensor, samples: Tensor, tree: DraftTree, eos: int,
+           unended: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """The accepted path: a node is accepted iff its token is among the tau samples at its parent, which is accepted.
 
     candidates [B, m] tokens of the nodes; samples [B, 1 + m, tau] of the base head behind the root (index 0) and every
-    node. Returns nodes [B, depth] from the root on, padded with 0, and how many there are [B]. Among accepted siblings
-    "longest" takes the one that leads furthest, then the earliest sample; "first" the earliest sample.
+    node. Returns nodes [B, depth] from the root on, padded with 0, and how many there are [B]. Of accepted siblings the
+    one that leads furthest is taken, then the one of the earliest sample.
 
-    A branch that ends leads nowhere, so to prefer the longest would be to avoid ends. With strict_end, "longest"
-    therefore asks how far a branch would lead if no node ended: unended [B, 1 + m] are draws from the base laws
-    without e, which stand there for a first sample that is e. What is chosen then knows nothing of the ends, and each
-    node ends with probability q(e). Not needed for tau = 1, where no two siblings are accepted.
+    A branch that ends leads nowhere, so to prefer the longest would be to avoid ends. Therefore "furthest" is asked as
+    if no node ended: unended [B, 1 + m] are draws from q without e, which stand there for a first sample that is e.
+    The choice then knows nothing of the ends, and each node ends with probability q(e). tau = 1 needs none of this.
     """
-    accepted, earliest = hits(candidates, samples, tree, eos, strict_end)
+    accepted, earliest = hits(candidates, samples, tree, eos)
     preference = samples.shape[-1] - earliest
-    if rule == "longest" and samples.shape[-1] > 1:
-        leading = accepted
-        if strict_end:
-            if unended is None:
-                raise ValueError("the longest path with strict_end needs the first samples of nodes that do not end")
-            first = torch.where(samples[:, :, 0] == eos, unended, samples[:, :, 0])
-            leading, _ = hits(candidates, torch.cat((first[:, :, None], samples[:, :, 1:]), -1), tree, eos, strict_end)
+    if samples.shape[-1] > 1:
+        if unended is None:
+            raise ValueError("the longest of several paths needs the first samples of nodes that do not end")
+        first = torch.where(samples[:, :, 0] == eos, unended, samples[:, :, 0])
+        leading, _ = hits(candidates, torch.cat((first[:, :, None], samples[:, :, 1:]), -1), tree, eos)
         below = leading[:, None] & tree.ancestors.T  # [B, m, m] descendants of each node that are reached
         preference = preference + (samples.shape[-1] + 1) * (below * tree.depths).amax(-1)
     path = torch.zeros(len(candidates), tree.depth, dtype=torch.long, device=candidates.device)
@@ -98,15 +91,11 @@ class Vadusa:
     Accounting: a round proposes as many tokens as the tree is deep, for no more can be accepted.
     """
 
-    def __init__(self, tau: int, tree: RankTree, name: str | None = None, rule: Rule = "longest",
-                 strict_end: bool = True):
+    def __init__(self, tau: int, tree: RankTree, name: str | None = None):
         if tau < 1:
             raise ConfigError(f"VADUSA with tau = {tau}: a candidate is compared with at least one sample of the base "
                               "head; give tau >= 1 (1 is lossless)")
-        if rule not in ("longest", "first"):
-            raise ConfigError(f"VADUSA chooses among accepted siblings by 'longest' or 'first', not '{rule}'")
-        self.tau, self.tree, self.rule, self.strict_end = tau, tree, rule, strict_end
-        self.name = name or f"vadusa-{tau}"
+        self.tau, self.tree, self.name = tau, tree, name or f"vadusa-{tau}"
 
     @property
     def draft_length(self) -> int:
@@ -134,12 +123,10 @@ class Vadusa:
             self._state = session.last_hidden
             root = self._samples(session, self._state[:, None], session.generated[:, None])[0][:, :, 0]
             return Kept(root, torch.ones_like(counts))
-        root_column = (counts - draft.counts - 1).clamp(min=0)  # of the last pending token
-        column = root_column[:, None] + torch.arange(len(self._shape) + 1, device=counts.device)
-        states = hidden.gather(1, column[:, :, None].expand(-1, -1, hidden.shape[-1]))  # [B, 1 + m, D]
+        # the states of the last pending token, which is the root, and of the nodes: [B, 1 + m, D]
+        states = states_of(hidden, (counts - draft.counts - 1).clamp(min=0), len(self._shape) + 1)
         samples, unended = self._samples(session, states, session.generated[:, None] + self._node_depths)
-        path, accepted = accept(draft.tokens, samples, self._shape, session.model.config.eos, self.rule,
-                                self.strict_end, unended)
+        path, accepted = accept(draft.tokens, samples, self._shape, session.model.config.eos, unended)
         row = torch.arange(len(counts), device=counts.device)
         last = torch.where(accepted > 0, path[row, accepted - 1] + 1, 0)  # 0: the root
         self._state = states[row, last]
@@ -148,30 +135,28 @@ class Vadusa:
         return Kept(tokens, accepted + 1, cached=accepted, path=path)
 
     def _samples(self, session: Session, states: Tensor, position: Tensor) -> tuple[Tensor, Tensor | None]:
-        """tau draws from the base law at each state [B, n, D], for the tokens at `position` [B, n] -> [B, n, tau]; and
-        one from it without the end [B, n] where `accept` needs that.
+        """tau samples of q at each state [B, n, D], for the tokens at `position` [B, n] -> [B, n, tau]; and for tau > 1
+        one without the end [B, n].
 
-        The first draw is the one that plain decoding makes at this position; the others are independent between nodes.
+        The first is the one that plain decoding draws at this position; the others are independent between nodes.
         """
-        eos = session.model.config.eos
-        law = session.law(session.model.heads(states, 1)[:, :, 0], position)
-        draws = [uniform(session.token_keys, "token", position)]
-        node = torch.arange(position.shape[1], device=position.device)
-        for j in range(self.tau - 1):
-            draws.append(uniform(session.token_keys, "tau", position, node * (self.tau - 1) + j))
-        samples = sample(law[:, :, None], torch.stack(draws, dim=-1))
-        if self.tau == 1 or self.rule == "first" or not self.strict_end:
-            return samples, None
-        u = uniform(session.token_keys, "tau", position, unended_draws(node, self.tau))
-        return samples, sample(law[..., :eos], u)
+        q = session.law(session.model.heads(states, 1)[:, :, 0], position)
+        return draw_samples(q, session.token_keys, position, self.tau, session.model.config.eos)
 
     def select(self, rows: Tensor) -> None:
         self._state = self._state[rows]
 
 
-def unended_draws(node: Tensor, tau: int) -> Tensor:
-    """Numbers of the draws that stand for a first sample at each node [n]: behind all others of these nodes."""
-    return len(node) * (tau - 1) + node
+def draw_samples(q: Tensor, keys: Tensor, position: Tensor, tau: int, eos: int) -> tuple[Tensor, Tensor | None]:
+    """tau samples of q [B, n, V + 1] -> [B, n, tau]; for tau > 1 also one of q without the end [B, n]."""
+    node = torch.arange(position.shape[1], device=position.device)
+    numbers = [uniform(keys, "token", position)]
+    numbers += [uniform(keys, "tau", position, node * (tau - 1) + j) for j in range(tau - 1)]
+    samples = sample(q[:, :, None], torch.stack(numbers, dim=-1))
+    if tau == 1:
+        return samples, None
+    behind_all = len(node) * (tau - 1) + node
+    return samples, sample(q[..., :eos], uniform(keys, "tau", position, behind_all))
 
 
 def check_tree(tree: RankTree, heads: int, vocabulary: int) -> None:
@@ -205,21 +190,17 @@ def from_name(name: str, rest: str, decoder: AnyDecoder,
 
 def bookkeeping_case(nodes: int = NODES, tau: int = 2, vocabulary: int = 2049,
                      heads: int = 7) -> Callable[[], tuple[Tensor, Tensor]]:
-    """All that a round of `vadusa` does beyond the passes of trunk and heads, for benchmarks: ranks of the candidates,
-    base laws, tau draws at every node, acceptance. A function without arguments; its logits are random and fixed."""
+    """For benchmarks, all that a round of `vadusa` does beyond the passes of trunk and heads: a function without
+    arguments. Its logits are random and fixed."""
     rng = torch.Generator().manual_seed(0)
     tree = build_tree(0.6 * 0.5 ** torch.arange(10.0).expand(heads - 1, -1), nodes)
     shape = tree.shape()
     draft = torch.randn(1, shape.depth, vocabulary, generator=rng)
     base = 3 * torch.randn(1, 1 + len(shape), vocabulary, generator=rng)
     keys, position = utterance_keys(0, ["u"]), torch.cat((shape.depths.new_zeros(1), shape.depths))[None]
-    sampling, node = SamplingConfig(), torch.arange(1 + len(shape))
 
     def case() -> tuple[Tensor, Tensor]:
-        law = warp(base, sampling)
-        draws = [uniform(keys, "tau", position, position * tau + j) for j in range(tau)]
-        samples = sample(law[:, :, None], torch.stack(draws, dim=-1))
-        unended = sample(law[..., :-1], uniform(keys, "tau", position, unended_draws(node, tau))) if tau > 1 else None
-        return accept(tree.tokens(draft), samples, shape, vocabulary - 1, unended=unended)
+        samples, unended = draw_samples(warp(base, SamplingConfig()), keys, position, tau, vocabulary - 1)
+        return accept(tree.tokens(draft), samples, shape, vocabulary - 1, unended)
 
     return case

@@ -16,6 +16,7 @@ from tiny_data import CODES, tiny_vocoder
 from tiny_decoders import tiny_decoder
 from tones import chirp
 
+import dcar
 from dcar import audio
 from dcar.cli import main as dcar_command
 from dcar.decoding import DecodeResult
@@ -408,3 +409,50 @@ def test_a_policy_that_can_choose_among_draws_gets_several(models, tmp_path):
             for draws in (0, DRAWS, 1)]
     assert [r.tokens for r in said[0].results] == [r.tokens for r in said[1].results]
     assert all(r.tokens for spoken in said for r in spoken.results)
+
+
+# --- a model for others to build on ---------------------------------------------------------------------------------
+
+
+def test_importing_the_package_loads_no_torch():
+    code = "import dcar, sys; assert 'torch' not in sys.modules and 'numpy' not in sys.modules; dcar.load"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+    with pytest.raises(AttributeError, match="no attribute 'speak_up'"):
+        dcar.speak_up  # noqa: B018
+
+
+def test_generate_speaks_as_the_command_and_as_any_setting_says(models, tmp_path, speak):
+    parts = {name: models / name for name in ("policy", "tokenizer", "vocoder")}
+    model, text, voice = dcar.load(models / "decoder", **parts, method="car-2"), "Good morning.", models / "voice.wav"
+    spoken = model.generate(text, voice, method="dcar", seed=3)
+    _, _, _, out = speak(text, "dcar", seed=3)
+    spoken.save(tmp_path / "same.wav")
+    assert out.read_bytes() == (tmp_path / "same.wav").read_bytes()
+    assert spoken.audio.dtype == np.float32 and spoken.sample_rate == RATE and "passes" in spoken.timeline()
+    assert spoken.tokens == [r.tokens for r in spoken.results] and spoken.wave is spoken.audio
+    assert np.array_equal(model.say(text, voice, seed=3).audio, model.generate(text, voice, seed=3).audio)
+    loaded = ChunkPolicy.from_pretrained(models / "policy")
+    for settings in ({"policy": loaded}, {"policy": models / "policy", "method": "dcar"}):
+        assert model.generate(text, voice, seed=3, **settings).tokens == spoken.tokens
+    assert set(model.generate(text, voice, dial=-50.0).chunks[0]) == {1}
+    cold = model.generate(text, voice, temperature=0, seed=1).tokens
+    assert cold == model.generate(text, voice, top_k=1, seed=2).tokens != model.generate(text, voice, seed=1).tokens
+    assert model.method.name == "car-2" and model.seed == 0  # what is given to one call stays there
+    streamed = np.concatenate([piece.samples for piece in model.stream(text, voice, method="dcar", seed=3)])
+    assert streamed.shape == spoken.audio.shape and np.abs(streamed - spoken.audio).max() < 1e-4
+    with pytest.raises(ConfigError, match="policy_coherence"):
+        model.generate(text, voice, num_candidates=4)
+
+
+def test_generate_with_a_chunk_rule_of_ones_own(models):
+    class Three(dcar.ChunkRule):
+        def choose(self, session, hidden, counts, candidates):
+            return dcar.Choice(torch.full_like(session.rows, 3))
+
+    model = dcar.load(models / "decoder", policy=models / "policy", tokenizer=models / "tokenizer",
+                      vocoder=models / "vocoder")
+    voice = model.voice(models / "voice.wav")
+    own = model.generate("Good morning.", voice, method=Three())
+    assert own.tokens == model.generate("Good morning.", voice, method="car-3").tokens
+    with pytest.raises(ConfigError, match="whole sentences"):
+        model.stream("Good morning.", voice, method=Three())

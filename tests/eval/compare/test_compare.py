@@ -297,8 +297,7 @@ def test_full_disk_is_a_clear_error(tmp_path):
     ("car-9", "1..4"), ("random-", "1..4"), ("speculative", "methods are written far, car-3"),
     ("dcar@x", "no such policy"), ("car", "1..4"), ("far-2", "alone"), ("random-4-2", "write random-2-4"),
     ("random-3-2-2", "write random-2-2-3"), ("sure-last-3", "shortest and the longest"), ("sure-last-3-9", "1..4"),
-    ("confidence-6", "confidence-6-5-7"), ("confidence-0-2-3", "confidence-6-5-7"), ("dcar@x@d1", "no such policy"),
-    ("dcar@d", "no such policy"),
+    ("dcar@x@d1", "no such policy"), ("dcar@d", "no such policy"),
 ])
 def test_impossible_methods_are_refused(name, words):
     with pytest.raises(ConfigError, match=words):
@@ -307,18 +306,18 @@ def test_impossible_methods_are_refused(name, words):
 
 def test_rules_and_dials_by_name():
     models = Models(tiny_decoder(), policies={"a": tiny_policy(), "b": tiny_policy(1)})
-    names = ["sure-last-2-4", "confidence-2.5-1-3", "dcar@a@d0.5", "dcar@a", "dcar@b@d-1@t0.4", "dcar-sampled@d0.5"]
+    names = ["sure-last-2-4", "dcar@a@d0.5", "dcar@a", "dcar@b@d-1@t0.4", "dcar-sampled@d0.5"]
     entries = make_methods(names, models)
     assert [e.name for e in entries] == [*names[:-1], "dcar-sampled@a@d0.5", "dcar-sampled@b@d0.5"]
-    sure, confident, turned, plain, cold, *_ = (e.build().schedule for e in entries)
-    assert sure.sizes == (2, 3, 4) and confident.sizes == (1, 2, 3) and confident.nats == 2.5
-    assert (turned.dial, plain.dial, cold.dial) == (0.5, 0.0, -1.0) and entries[4].sampling.temperature == 0.4
-    assert entries[2].identity == {**entries[3].identity, "dial": "0.5"}
+    sure, turned, plain, cold, *_ = (e.build().schedule for e in entries)
+    assert sure.sizes == (2, 3, 4)
+    assert (turned.dial, plain.dial, cold.dial) == (0.5, 0.0, -1.0) and entries[3].sampling.temperature == 0.4
+    assert entries[1].identity == {**entries[2].identity, "dial": "0.5"}
     (shuffled,) = make_methods(["dcar-shuffled@b@d-1"], models)
     assert parse_method(shuffled.name).family == "dcar-shuffled" and shuffled.build().schedule.schedule.dial == -1.0
     parsed = [parse_method(e.name) for e in entries]
-    assert [p.family for p in parsed] == ["sure-last", "confidence", "dcar", "dcar", "dcar@t0.4", *["dcar-sampled"] * 2]
-    assert parsed[2].settings == ("a", 0.5) and parsed[3].settings == ("a",) and parsed[4].settings == ("b", -1.0)
+    assert [p.family for p in parsed] == ["sure-last", "dcar", "dcar", "dcar@t0.4", *["dcar-sampled"] * 2]
+    assert parsed[1].settings == ("a", 0.5) and parsed[2].settings == ("a",) and parsed[3].settings == ("b", -1.0)
 
 
 def test_random_range_is_the_range_of_each_policy():

@@ -16,7 +16,7 @@ from torch import Tensor
 from dcar.errors import ConfigError
 from dcar.sampling import SamplingConfig, sample, uniform, warp
 from eval.verifiers import pcg, sd, ssd
-from eval.verifiers.chain import ChainVerifier, Draws
+from eval.verifiers.chain import ChainVerifier, Uniforms
 from eval.verifiers.drafters import HeadDrafter
 from eval.verifiers.groups import TokenGroups, build_groups
 from eval.verifiers.pcg import GroupVerifier
@@ -57,14 +57,14 @@ def random_keys(count: int, seed: int = 0) -> Tensor:
 
 def first_tokens(method: ChainVerifier, q: Tensor, p: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The token that a draft of one leaves at its position, and whether the draft was accepted, `count` times."""
-    draws = Draws(random_keys(count), torch.full((count,), 7))
+    draws = Uniforms(random_keys(count), torch.full((count,), 7))
     x = sample(p.expand(count, -1), draws("token"))
     many = (q.expand(count, 1, -1), p.expand(count, 1, -1))
-    accepted = method.accept(*many, x[:, None], EOS, Draws(draws.keys, draws.positions[:, None]))[:, 0]
+    accepted = method.accept(*many, x[:, None], EOS, Uniforms(draws.keys, draws.positions[:, None]))[:, 0]
     refused = (~accepted).nonzero()[:, 0]
     out = x.clone()
     out[refused] = method.replace(q.expand(len(refused), -1), p.expand(len(refused), -1), x[refused], EOS,
-                                  Draws(draws.keys[refused], draws.positions[refused]))
+                                  Uniforms(draws.keys[refused], draws.positions[refused]))
     return out, accepted
 
 
@@ -216,7 +216,7 @@ def test_thinning_draws_from_the_enumerated_residual(seed):
     q, p = random_laws(seed)
     groups = small_groups(seed)
     count = 40_000
-    draws = Draws(random_keys(count), torch.zeros(count, dtype=torch.long))
+    draws = Uniforms(random_keys(count), torch.zeros(count, dtype=torch.long))
     tokens, trials = pcg.thinned_residual(q.expand(count, -1), p.expand(count, -1), groups, draws)
     done = trials <= pcg.TRIALS
     assert_drawn_from(tokens[done], pcg.enumerated_residual(q[None], p[None], groups)[0])

@@ -117,9 +117,9 @@ def test_nodes_carry_the_ranked_ids_of_their_head():
 # ----------------------------------------------------------------------------------------------------------- acceptance
 
 
-def slow_accept(candidates, samples, parents, eos, rule, strict, unended):
+def slow_accept(candidates, samples, parents, eos, unended):
     """The rule by recursion over one row: the accepted path, as node indices."""
-    as_if = [[u, *s[1:]] if strict and s[0] == eos else s for s, u in zip(samples, unended, strict=True)]
+    as_if = [[u, *s[1:]] if s[0] == eos else s for s, u in zip(samples, unended, strict=True)]
 
     def hits(node, samples=samples):  # node -1 is the root
         drawn = samples[node + 1]
@@ -129,7 +129,7 @@ def slow_accept(candidates, samples, parents, eos, rule, strict, unended):
         for child, parent in enumerate(parents):
             if parent != node or candidates[child] not in drawn:
                 continue
-            if strict and (candidates[child] == eos) != (drawn[0] == eos):
+            if (candidates[child] == eos) != (drawn[0] == eos):
                 continue
             found.append((drawn.index(candidates[child]), child))
         return sorted(found)
@@ -141,16 +141,14 @@ def slow_accept(candidates, samples, parents, eos, rule, strict, unended):
         options = [child for _, child in hits(node)]
         if not options:
             return []
-        chosen = options[0] if rule == "first" else max(options, key=reach)  # max keeps the earliest of the longest
+        chosen = max(options, key=reach)  # max keeps the earliest of the longest
         return [chosen, *best(chosen)]
 
     return best(-1)
 
 
-@pytest.mark.parametrize("rule", ["longest", "first"])
-@pytest.mark.parametrize("strict", [True, False])
 @pytest.mark.parametrize("tau", [1, 2, 3])
-def test_a_candidate_is_accepted_iff_it_is_among_the_samples(rule, strict, tau):
+def test_a_candidate_is_accepted_iff_it_is_among_the_samples(tau):
     tree = random_tree(tau, nodes=10)
     shape, parents = tree.shape(), tree.shape().parents.tolist()
     torch.manual_seed(0)
@@ -158,38 +156,36 @@ def test_a_candidate_is_accepted_iff_it_is_among_the_samples(rule, strict, tau):
     logits = torch.rand(rows, 3, 5)
     candidates, samples = tree.tokens(logits), torch.randint(0, 5, (rows, 11, tau))
     unended = torch.randint(0, eos, (rows, 11))
-    path, counts = accept(candidates, samples, shape, eos, rule, strict, unended)
-    expected = [slow_accept(c, s, parents, eos, rule, strict, u)
+    path, counts = accept(candidates, samples, shape, eos, unended)
+    expected = [slow_accept(c, s, parents, eos, u)
                 for c, s, u in zip(candidates.tolist(), samples.tolist(), unended.tolist(), strict=True)]
     assert [p[:n] for p, n in zip(path.tolist(), counts.tolist(), strict=True)] == expected
     assert all(not any(p[n:]) for p, n in zip(path.tolist(), counts.tolist(), strict=True))
     assert {len(p) for p in expected} == {0, 1, 2, 3}
 
 
-def one_node_law(q, children, tau, eos, rule, strict):
+def one_node_law(q, children, tau, eos):
     """Law of the token behind a node, by enumerating all draws."""
     tree = DraftTree([-1] * len(children))
     draws = torch.tensor(list(itertools.product(range(len(q)), repeat=tau)))  # [N, tau]
     samples = draws[:, None].expand(-1, len(children) + 1, -1)
     unended = torch.zeros_like(samples[:, :, 0])  # children of one node lead equally far
-    path, counts = accept(torch.tensor(children).expand(len(draws), -1), samples, tree, eos, rule, strict, unended)
+    path, counts = accept(torch.tensor(children).expand(len(draws), -1), samples, tree, eos, unended)
     token = torch.where(counts > 0, torch.tensor(children)[path[:, 0]], draws[:, 0])
     weight = q[draws].prod(-1)
     return torch.zeros(len(q), dtype=torch.float64).index_add_(0, token, weight)
 
 
-@pytest.mark.parametrize("rule", ["longest", "first"])
 @pytest.mark.parametrize("tau", [1, 2, 3, 4])
-@pytest.mark.parametrize(("children", "strict"), [([1, 3], True), ([1, 4], True), ([1, 3], False), ([4, 1], False)])
-def test_law_of_one_node(rule, tau, children, strict):
+@pytest.mark.parametrize("children", [[1, 3], [1, 4], [4, 1]])
+def test_law_of_one_node(tau, children):
     """The closed form; tau = 1 is the base law whatever the candidates; the distance grows as the theory says."""
     q = torch.tensor([0.15, 0.3, 0.15, 0.02, 0.38], dtype=torch.float64)
-    out = one_node_law(q, children, tau, eos=4, rule=rule, strict=strict)
-    going = [c for c in children if not (strict and c == 4)]
-    end, mass = float(q[4]) if strict else 0.0, q[going].sum()
+    out = one_node_law(q, children, tau, eos=4)
+    going = [c for c in children if c != 4]
+    end, mass = float(q[4]), q[going].sum()
     expected = (1 - mass) ** (tau - 1) * q
-    if strict:
-        expected[4] = q[4]
+    expected[4] = q[4]
     expected[going] = q[going] * (1 + (1 - end - mass) / mass * (1 - (1 - mass) ** (tau - 1)))
     assert torch.allclose(out, expected, atol=1e-12, rtol=0)
     distance = (1 - end - mass) * (1 - (1 - mass) ** (tau - 1))
@@ -202,16 +198,16 @@ def test_law_of_one_node(rule, tau, children, strict):
 @pytest.mark.parametrize("tau", [2, 3])
 def test_the_end_of_speech_keeps_its_law(children, tau):
     q = torch.tensor([0.35, 0.3, 0.15, 0.12, 0.08], dtype=torch.float64)
-    assert float(one_node_law(q, children, tau, 4, "longest", True)[4]) == pytest.approx(0.08, abs=1e-12)
-    loose = float(one_node_law(q, children, tau, 4, "longest", False)[4])
-    assert loose > 0.09 if 4 in children else loose < 0.06  # without the rule tolerance moves it
+    assert float(one_node_law(q, children, tau, 4)[4]) == pytest.approx(0.08, abs=1e-12)
+    loose = float(one_node_law(q, children, tau, 99)[4])
+    assert loose > 0.09 if 4 in children else loose < 0.06  # of a token like any other, tolerance moves the mass
 
 
 DEEP = ((0,), (1,), (0, 0), (1, 0), (0, 0, 0), (0, 0, 1))
 OTHER_DEEP = ((0,), (1,), (2,), (0, 2), (0, 1), (1, 1))  # with the end, 2, among the candidates
 
 
-def ends_in_a_round(paths, laws, tau, rule):
+def ends_in_a_round(paths, laws, tau):
     """Probability that each node of a tree of tokens is emitted, and that the end follows it, by enumerating all draws
     of a round: two codes, end 2, laws by the tokens before."""
     tree = DraftTree([paths.index(p[:-1]) if p[:-1] else -1 for p in paths])
@@ -228,7 +224,7 @@ def ends_in_a_round(paths, laws, tau, rule):
     draws = torch.stack([o[i] for o, i in zip(options, index.T, strict=True)], dim=1)  # [N, 1 + m, tau + 2]
     weight, samples, unended = draws[..., -1].prod(-1), draws[..., :tau].long(), draws[..., tau].long()
     tokens = torch.tensor([p[-1] for p in paths])
-    path, counts = accept(tokens.expand(len(index), -1), samples, tree, 2, rule, True, unended)
+    path, counts = accept(tokens.expand(len(index), -1), samples, tree, 2, unended)
     found = {}
     for node in nodes:
         place = nodes.index(node)
@@ -241,14 +237,13 @@ def ends_in_a_round(paths, laws, tau, rule):
 
 
 @pytest.mark.parametrize("paths", [DEEP, OTHER_DEEP])
-@pytest.mark.parametrize("rule", ["longest", "first"])
-def test_the_end_keeps_its_law_behind_every_node_of_a_deep_tree(paths, rule):
+def test_the_end_keeps_its_law_behind_every_node_of_a_deep_tree(paths):
     """The branch that leads furthest is chosen as if none ended: to prefer what goes on would starve the end."""
     rng = torch.Generator().manual_seed(0)
     laws = {node: 0.1 + torch.rand(3, dtype=torch.float64, generator=rng) for node in [(), *paths]}
     laws |= {(0, 0): torch.tensor([0.2, 0.2, 0.6], dtype=torch.float64)}
     laws = {node: law / law.sum() for node, law in laws.items()}
-    found = ends_in_a_round(paths, laws, 2, rule)
+    found = ends_in_a_round(paths, laws, 2)
     assert len(found) == sum(2 not in p for p in paths) + 1
     for node, (reached, ended) in found.items():
         assert ended / reached == pytest.approx(float(laws[node][2]), abs=1e-12), node
@@ -315,10 +310,9 @@ def test_a_right_draft_is_accepted_whole(decoder, prompts):
     assert result.emitted == [1, 4, 4, 4] and (result.proposed, result.accepted) == (9, 9)
 
 
-@pytest.mark.parametrize("rule", ["longest", "first"])
-def test_states_after_accepted_and_refused_branches_equal_recomputation(decoder, prompts, rule):
+def test_states_after_accepted_and_refused_branches_equal_recomputation(decoder, prompts):
     """The cache after `gather` is that of the kept tokens alone, in a batch whose rows keep different paths."""
-    method = Vadusa(3, random_tree(1, 24, 3, 6), rule=rule)
+    method = Vadusa(3, random_tree(1, 24, 3, 6))
     results = decode(decoder, prompts, method, SAMPLING, seed=2, record_hidden=True)
     kept = [n - 1 for r in results for n in r.emitted[1:]]
     assert {0, 1, 2} <= set(kept)
@@ -359,11 +353,11 @@ def test_batch_size_and_order_change_nothing(decoder, prompts, batch_size):
 
 
 def test_tolerance_has_the_law_of_the_theory():
-    """tau = 3, rule first, on 6000 sampled pairs: chi-square against q(y1) out(y2 | y1), false alarms 1e-6."""
+    """tau = 3 on 6000 sampled pairs: chi-square against q(y1) out(y2 | y1), false alarms 1e-6."""
     model = tiny_decoder(heads=2, seed=3)
     prompt, sampling, tau = Prompt("u", (1, 2, 3), (4,)), SamplingConfig(max_tokens=2, temperature=1.5), 3
     tree = RankTree(((0,), (1,), (2,)))
-    method = Vadusa(tau, tree, rule="first", strict_end=False)
+    method = Vadusa(tau, tree)
     drawn = decode(model, [prompt], method, sampling, seed=1, group_size=6000)
     text, text_length = torch.tensor([prompt.text_ids]), torch.tensor([3])
 
@@ -377,9 +371,11 @@ def test_tolerance_has_the_law_of_the_theory():
         expected = torch.zeros(EOS, EOS + 1, dtype=torch.float64)
         for y in range(EOS):
             q = warp(model.heads.single(state([y]), 1), sampling).double()
-            mass = q[children].sum()
+            going = children[children != EOS]
+            mass = q[going].sum()
             out = (1 - mass) ** (tau - 1) * q
-            out[children] = q[children] / mass * (1 - (1 - mass) ** tau)
+            out[EOS] = q[EOS]
+            out[going] = q[going] * (1 + (1 - q[EOS] - mass) / mass * (1 - (1 - mass) ** (tau - 1)))
             expected[y] = first[y] * out
     counts = torch.zeros_like(expected)
     for r in drawn:
@@ -418,8 +414,6 @@ def test_an_accepted_end_of_speech_is_the_last_token(prompts):
 def test_impossible_settings_say_what_to_do(decoder, prompts):
     with pytest.raises(ConfigError, match="tau >= 1"):
         Vadusa(0, chain(2))
-    with pytest.raises(ConfigError, match="'longest' or 'first'"):
-        Vadusa(1, chain(2), rule="best")
     with pytest.raises(ConfigError, match="4 deep, but a decoder with 4 heads drafts at most 3"):
         decode(decoder, prompts, Vadusa(1, chain(4)), SAMPLING)
     with pytest.raises(ConfigError, match="rank 14 of a head, but its vocabulary has 13"):

@@ -1,0 +1,145 @@
+"""Chunk rules, verifiers and scorers of another package: installed with entry points, or by their dotted path."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+from compare_worker import tiny_tools
+from tiny_decoders import tiny_decoder
+
+from dcar import Choice, ChunkRule
+from dcar.decoding import ChunkMethod, decode
+from dcar.errors import ConfigError
+from dcar.sampling import SamplingConfig
+from eval.compare.run import CompareConfig, run
+from eval.methods import plugins
+from eval.methods.families import parse_method
+from eval.methods.registry import Models, make_methods
+from eval.scorers.load import load_scorers
+
+CODE = '''
+import torch
+from dcar import Choice, ChunkRule
+from dcar.sampling import sample
+from eval.verifiers.chain import ChainVerifier
+from eval.verifiers.sd import of, residual
+
+class Calm(ChunkRule):
+    candidates = 4
+    def __init__(self, nats=2.0):
+        self.nats = nats
+    def choose(self, session, hidden, counts, candidates):
+        likely = candidates[:, 0, :, 0] >= -self.nats
+        return Choice(1 + likely[:, 1:].cumprod(-1).sum(-1))
+
+class AtLeast(ChainVerifier):
+    numbers = (1,)
+    def __init__(self, name, drafter, threshold):
+        super().__init__(name, drafter)
+        self.threshold = threshold
+    def accept(self, q, p, tokens, eos, uniform):
+        return of(q, tokens) >= self.threshold
+    def replace(self, q, p, tokens, eos, uniform):
+        return sample(residual(q, p), uniform("residual"))
+
+class Loudness:
+    name = "loudness"
+    def __call__(self, wave, sample_rate):
+        return float(abs(wave).max())
+
+nothing = 3
+'''
+POINTS = '''[dcar.methods]
+calm = plugged.rules:Calm
+at-least = plugged.rules:AtLeast
+gone = plugged.rules:Gone
+[dcar.scorers]
+loudness = plugged.rules:Loudness
+'''
+
+
+@pytest.fixture(autouse=True)
+def package(tmp_path, monkeypatch):
+    """A package with entry points on sys.path, as an installer leaves it."""
+    (tmp_path / "plugged").mkdir()
+    (tmp_path / "plugged" / "__init__.py").touch()
+    (tmp_path / "plugged" / "rules.py").write_text(CODE)
+    about = tmp_path / "plugged-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: plugged\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text(POINTS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    plugins.installed.cache_clear()
+    yield
+    plugins.installed.cache_clear()
+    for name in [n for n in sys.modules if n.partition(".")[0] == "plugged"]:
+        del sys.modules[name]
+
+
+NAMES = ["calm-1.5", "plugged.rules.Calm-1.5@t0.4", "at-least-0.1", "plugged.rules.AtLeast-0.1:2", "calm"]
+
+
+def test_a_comparison_runs_them(tmp_path):
+    tools = tiny_tools()
+    result = run(CompareConfig(methods=["car-1", *NAMES[:3]], limit=2, resamples=100, timing_utterances=1,
+                               audio_samples=1, noise_quality_utterances=0, out=str(tmp_path / "out"), device="cpu",
+                               reasons_utterances=1), tools)
+    assert [r["method"] for r in result["rows"] if r["kind"] == "method"] == ["car-1", *NAMES[:3]]
+    assert result["methods"]["calm-1.5"]["class"].startswith("plugged.rules.Calm ")
+    assert "calm-1.5" in (tmp_path / "out" / "compare.txt").read_text() and (tmp_path / "out" / "report.html").exists()
+
+
+def test_names_paths_and_numbers(prompts):
+    models = Models(tiny_decoder())
+    entries = make_methods(NAMES, models)
+    assert [e.name for e in entries] == NAMES
+    sampling = SamplingConfig(max_tokens=30)
+    spoken = [[r.tokens for r in decode(e.decoder, prompts, e.build(), sampling, seed=1)] for e in entries]
+    calm, path, verifier, two, default = (e.build() for e in entries)
+    assert calm.schedule.nats == 1.5 and default.schedule.nats == 2.0 and verifier.threshold == 0.1
+    assert two.draft_length == 2 and spoken[0] == spoken[1] != spoken[2]
+    parsed = [parse_method(name) for name in NAMES[:3]]
+    assert [(p.kind, p.settings) for p in parsed] == [("calm", (1.5,)), ("plugged.rules.Calm", (1.5,)),
+                                                      ("at-least", (0.1,))]
+
+
+@pytest.mark.parametrize("name, message", [
+    ("gone", "cannot be imported"), ("plugged.none.Calm", "cannot be imported"), ("plugged.rules.Gone-2", "imported"),
+    ("plugged.rules.nothing", "is no class of a method"), ("plugged.rules.Loudness", "is no class of a method"),
+    ("calm-1-2", "does not take 2 numbers"), ("calm-x", "only numbers"), ("at-least", "0 parameters instead of 1"),
+    ("calmer", "calm, at-least, gone"),
+])
+def test_what_is_no_method_is_refused(name, message):
+    with pytest.raises(ConfigError, match=message):
+        make_methods([name], Models(tiny_decoder()))
+
+
+def test_records_of_another_version_of_the_code_are_not_the_same(tmp_path):
+    models = Models(tiny_decoder())
+    before = make_methods(["calm-1.5"], models)[0].identity
+    (tmp_path / "plugged" / "rules.py").write_text(CODE + "# another\n")
+    assert make_methods(["calm-1.5"], models)[0].identity != before
+
+
+def test_scorers_by_entry_point_and_by_path():
+    wave = np.array([0.0, -0.5, 0.25], np.float32)
+    for spec in ("loudness", "plugged.rules.Loudness"):
+        (scorer,) = load_scorers([spec]).values()
+        assert (scorer.name, scorer.kind, scorer(wave, 16_000, np.zeros(3))) == ("loudness", "quality", 0.5)
+    with pytest.raises(ConfigError, match="cannot be imported"):
+        load_scorers(["plugged.rules.Gone"])
+    with pytest.raises(ConfigError, match="no callable"):
+        load_scorers(["plugged.rules.nothing"])
+
+
+def test_a_rule_that_decides_before_drawing(prompts):
+    class Two(ChunkRule):
+        def choose(self, session, hidden, counts, candidates):
+            assert candidates is None
+            return Choice(torch.full_like(session.rows, 2))
+
+    results = decode(tiny_decoder(), prompts, ChunkMethod(Two()), SamplingConfig(max_tokens=20))
+    assert {n for r in results for n in r.emitted[:-1]} == {2}

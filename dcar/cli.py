@@ -34,7 +34,6 @@ COMMANDS = {
     "train-draft": ("dcar.train.draft", "a shallow draft model from a decoder's own layers, for speculative decoding"),
     "tune-voice": ("launch.tune_voice", "recordings of one speaker -> a tuned decoder, if it is better than before"),
     "profile": ("rl.profile", "WER of CAR-1 … CAR-K -> guidance range"),
-    "reward-quality": ("rl.reward_quality", "which rewards order rollouts as a judge does, and at what cost"),
     "train-policy": ("rl.train", "stage two: DCPO"),
     "export": ("rl.export", "policy directory and serving program from a DCPO run"),
     "export-medusa": ("dcar.model.medusa", "the heads as a Medusa checkpoint, which vLLM reads"),

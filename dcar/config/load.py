@@ -74,6 +74,8 @@ def load_config(schema: type[T], arguments: Sequence[str] | None = None) -> T:
             if given.key not in noted:
                 noted.add(given.key)
                 logger.warning("note: %s is called %s now (%s)", given.key, key, given.where)
+        if key in (removed := getattr(schema, "REMOVED", {})):
+            raise ConfigError(f"{given.where}: the setting {key} was removed: {removed[key]}")
         if key not in known:
             raise ConfigError(f"{given.where}: unknown setting '{given.key}'{_nearest(given.key, known, old)}")
         if known[key].group:

@@ -81,10 +81,10 @@ class DCPOConfig(GRPOConfig):
     num_generations: int = setting(8, "Rollouts of a prompt: a group.", minimum=2)
     num_generations_eval: int | None = setting(1, "Unused: evaluations speak every prompt once.", minimum=1)
     max_completion_length: int = setting(1500, "Most speech tokens of a rollout.", minimum=1)
-    temperature: float = setting(1.0, "Above 1 flattens the distribution of the next token, below sharpens it.", minimum=0)
+    temperature: float = setting(1.0, "Of sampling; below 1 the likely tokens become likelier.", minimum=0)
     top_k: int = setting(0, "Draw among so many tokens, the likeliest; 0 = all.", minimum=0)
-    top_p: float = setting(1.0, "Draw among the fewest tokens that have this share of the probability; 1 = all.", above=0,
-                           maximum=1)
+    top_p: float = setting(1.0, "Draw among the fewest tokens that have this probability together; 1 = all.",
+                           above=0, maximum=1)
     beta: float = setting(0.04, "Largest KL weight; it grows linearly from 0 in the first epoch.", minimum=0)
     epsilon: float = setting(0.2, "Ratios of probabilities are clipped this far below and above 1.", minimum=0)
     num_iterations: int = setting(1, "Updates with the same rollouts.", minimum=1)

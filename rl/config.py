@@ -180,6 +180,9 @@ class DCPOConfig(GRPOConfig):
             self.scale_rewards, self.scale_rewards)
         if self.scale_rewards not in SCALES:
             raise ConfigError(f"scale_rewards must be one of {', '.join(SCALES)}; not '{self.scale_rewards}'")
+        for name in ("eval_strategy", "save_strategy"):
+            if getattr(self, name) in (False, "False"):  # what YAML makes of no
+                setattr(self, name, "no")
         check(self)
         for name, default in NOT_OURS.items():
             if getattr(self, name) != default:

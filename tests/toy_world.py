@@ -189,7 +189,8 @@ def toy_token_recognizer() -> TokenRecognizer:
 
 def faster(completions, chunk_sizes, **columns) -> list[float]:
     """A reward of a user's own: more tokens a decision. It names no audio, so nothing is voiced for it."""
-    return [0.3 * (1 - len(sizes) / max(1, len(tokens))) for tokens, sizes in zip(completions, chunk_sizes, strict=True)]
+    return [0.3 * (1 - len(sizes) / max(1, len(tokens)))
+            for tokens, sizes in zip(completions, chunk_sizes, strict=True)]
 
 
 def read(codes: list[int]) -> list[str]:

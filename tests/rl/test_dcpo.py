@@ -51,7 +51,8 @@ QUANTITIES = {  # logged by every step
 def toy_trainer(out, train: int = 24, dev: int = 9, vocoder=None, rewards=None, **changes) -> DCPOTrainer:
     config = DCPOConfig(output_dir=str(out), **{**TOY, **changes})
     return DCPOTrainer(args=config, reward_funcs=rewards, decoder=ToyDecoder(), vocoder=vocoder or ToyVocoder(),
-                       recognizer=ToyRecognizer(), train_dataset=toy_items(train), eval_dataset=toy_items(dev, 5, "dev"))
+                       recognizer=ToyRecognizer(), train_dataset=toy_items(train),
+                       eval_dataset=toy_items(dev, 5, "dev"))
 
 
 def log_of(out) -> list[dict]:
@@ -85,9 +86,9 @@ def test_a_run_begins_with_a_policy_that_is_given(tmp_path):
     assert all(torch.equal(a, b) for a, b in zip(begun.parameters(), policy.parameters(), strict=True))
     with pytest.raises(CheckpointError, match="was trained for the decoder"):
         make_policy(DCPOConfig(**settings), base, tiny_decoder(seed=1).checksum())
-    for wrong, message in (({"range_prior": 1.0}, "range_prior"), ({"policy_coherence": "starter"}, "policy_coherence")):
-        with pytest.raises(ConfigError, match=message):
-            make_policy(DCPOConfig(**settings, **wrong), base, checksum)
+    for name, value in (("range_prior", 1.0), ("policy_coherence", "starter")):
+        with pytest.raises(ConfigError, match=name):
+            make_policy(DCPOConfig(**settings, **{name: value}), base, checksum)
 
 
 # --- rollouts -----------------------------------------------------------------------------------------------------
@@ -310,7 +311,7 @@ def test_run_logs_everything_and_writes_the_policy(tmp_path):
     lines = log_of(tmp_path)
     updates = [line for line in lines if "loss" in line]
     assert len(updates) == 2 * 3 * 2  # epochs x windows x inner updates
-    assert set(updates[0]) >= QUANTITIES and "action_histogram/4" in updates[0] and "action_histogram/5" not in updates[0]
+    assert set(updates[0]) >= {*QUANTITIES, "action_histogram/4"} and "action_histogram/5" not in updates[0]
     assert "reward" not in updates[1] and "kl" in updates[1]  # the second update on the same rollouts
     assert updates[0]["ratio_max"] == pytest.approx(1) and updates[1]["ratio_max"] > 1.001
     assert [line["beta"] for line in updates] == [0.0] * 6 + [config.beta] * 6

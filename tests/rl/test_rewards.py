@@ -249,7 +249,8 @@ def test_a_process_without_prompts_has_no_decisions_to_add():
 def loudness(completions, audio, sample_rate, transcripts, emotion, **columns):
     """Names sound, transcripts, and a column of the data set."""
     assert sample_rate == 50 and emotion == ["calm", "calm"] and columns["trainer_state"] == "state"
-    assert columns["completion_ids"] == columns["speech_tokens"] == completions and columns["prompts"] == columns["text"]
+    assert columns["completion_ids"] == columns["speech_tokens"] == completions
+    assert columns["prompts"] == columns["text"]
     return [None if wave is None or heard is None else float(len(heard.split())) + len(wave)
             for wave, heard in zip(audio, transcripts, strict=True)]
 
@@ -277,7 +278,8 @@ def test_a_function_gets_the_columns_that_it_names_and_none_is_missing():
 
 
 def test_dotted_paths_name_functions(tmp_path, monkeypatch):
-    (tmp_path / "mine_here.py").write_text("def energy(completions, audio, **columns):\n    return [0.0] * len(audio)\n")
+    own = "def energy(completions, audio, **columns):\n    return [0.0] * len(audio)\n"
+    (tmp_path / "mine_here.py").write_text(own)
     monkeypatch.chdir(tmp_path)  # a module in the folder that the command is started in
     monkeypatch.setattr("sys.path", list(sys.path))
     found = imported(["wer", "toy_world.faster", faster, "mine_here.energy"])

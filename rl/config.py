@@ -220,6 +220,13 @@ class DCPOConfig(GRPOConfig):
                               repetition_window=self.repetition_window)
 
 
+def required(args: DCPOConfig, name: str) -> str:
+    """A setting that has to be given where what it loads is not. ConfigError where it is empty."""
+    if not (value := getattr(args, name)):
+        raise ConfigError(f"{name} is not set: give {name}=… (recipes are in launch/recipes/)")
+    return value
+
+
 def save_settings(config: DCPOConfig, path: Path) -> None:
     """Write every setting that is not at its default, so that `--config` of the file repeats the run."""
     changed = {"out": config.output_dir}

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -42,6 +43,17 @@ class Decisions:
 
     located: Sequence[Located]
     starts: Sequence[int]
+
+
+def decisions_of(records: Sequence[Any], failed: Sequence[bool], asked: Sequence[tuple[Any, float]]) -> list[Decisions]:
+    """Decisions of rollouts (`RolloutRecord`), and where they lost the rewards that are asked, times their weights;
+    nothing where a rollout failed or one of the rewards could not say."""
+    found = []
+    for record, missing in zip(records, failed, strict=True):
+        missing = missing or any(reward not in record.located for reward, _ in asked)
+        found.append(Decisions([] if missing else [record.located[r].times(w) for r, w in asked],
+                               [p - (record.result.prompt_length - 1) for p in record.result.decision_positions]))
+    return found
 
 
 def decision_advantages(group: Sequence[Decisions], window: int, shortest: int) -> list[np.ndarray]:

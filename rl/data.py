@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from dcar.errors import ConfigError, DataError
 from dcar.model.draft import AnyDecoder
 from dcar.prompts.items import PromptItem
 from dcar.prompts.load import load_prompts
+from rl.config import DCPOConfig, required
 
 COLUMNS = ("utterance_id", "text", "text_ids", "prompt_ids", "speaker", "speaker_embedding", "reference_tokens",
            "prompt_utterance_id", "duration", "prompt_text_units")
@@ -55,6 +57,18 @@ def items_of(dataset: Sequence[PromptItem] | Dataset) -> list[PromptItem]:
                     row["speaker"], np.asarray(row["speaker_embedding"], np.float32), list(row["reference_tokens"]),
                     row["prompt_utterance_id"], row["duration"], row["prompt_text_units"],
                     {name: value for name, value in row.items() if name not in COLUMNS}) for row in dataset]
+
+
+def prompts_of(args: DCPOConfig, decoder: AnyDecoder, train: Sequence[PromptItem] | Dataset | None,
+               evaluated: Sequence[PromptItem] | Dataset | None) -> tuple[list[PromptItem], list[PromptItem] | None]:
+    """The training prompts of a run, and those of its evaluations where there are any: the data sets that are given, or
+    the splits train and dev of `args.data`."""
+    load = partial(load_prompts, base=decoder, prompt_tokens=args.prompt_tokens, seed=args.seed)
+    if train is None:
+        train = load(required(args, "data"), "train", limit=args.max_train_prompts, min_seconds=args.min_seconds)
+    if evaluated is None and args.eval_strategy != "no":
+        evaluated = load(required(args, "data"), "dev", limit=args.max_eval_prompts)
+    return items_of(train), None if evaluated is None else items_of(evaluated)
 
 
 Address = tuple[int, int, int]  # epoch, position of the batch, index of the prompt

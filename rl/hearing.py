@@ -142,6 +142,9 @@ class Unheard:
                           "it in Python: DCPOTrainer(recognizer=…)")
 
 
+HEARD_FOR_CHECK = 50
+"""Recordings at most by which a recogniser is checked whose rewards need no WER of theirs."""
+
 HEARD_AT_ONCE = 64
 """Recordings that are voiced, heard and stored together."""
 

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dcar.decoding import ChunkMethod, DecodeResult, PolicyChunk, Prompt, decode
 from dcar.decoding.engine.run import EngineConfig, StaticEngine, room_for, why_not
@@ -32,7 +32,7 @@ from dcar.prompts.items import PromptItem
 from dcar.recognition.base import Recognizer
 from dcar.sampling import SamplingConfig
 from dcar.vocoder.base import Vocoder
-from heads.policy import ChunkPolicy
+from heads.policy import ChunkPolicy, law_of_scores
 from rl.hearing import RolloutRecord, synthesise
 from rl.rewards import Reward, needs_sound, score
 
@@ -56,6 +56,12 @@ class RolloutBatch:
     parts: np.ndarray  # [R, number of rewards]
     seconds: dict[str, float] = field(default_factory=dict)  # rollout, vocoder, asr; the last two in the worker
     candidates: Tensor | None = None  # [R, M, N, n, F] what decisions after the draw saw, padded with 0
+
+
+def law_of(policy: nn.Module, batch: RolloutBatch) -> Tensor:
+    """Log-probabilities of a policy's actions at the decisions of rollouts [R, M, K], of N candidates [R, M, N K]."""
+    scores = policy(batch.hidden.float(), batch.positions, batch.candidates)
+    return law_of_scores(scores, batch.candidates)
 
 
 def forced_sizes(prompt_index: int, group_size: int, chunk_range: Sequence[int], forced_rows: str) -> list[int]:

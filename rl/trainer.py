@@ -33,7 +33,7 @@ from dcar.errors import CheckpointError, ConfigError, RewardError
 from dcar.model.draft import AnyDecoder
 from dcar.model.load import load_decoder, load_policy
 from dcar.prompts.items import PromptItem
-from dcar.prompts.load import load_prompts, vocoder_for
+from dcar.prompts.load import vocoder_for
 from dcar.recognition.base import Recognizer
 from dcar.recognition.load import load_recognizer
 from dcar.recognition.patient import Patience, PatientRecognizer
@@ -43,29 +43,21 @@ from dcar.train.callbacks import JsonlLog
 from dcar.train.checkpoints import latest_checkpoint, why_incomplete
 from dcar.train.resilient import ResilientTrainer
 from dcar.vocoder.base import Vocoder
-from heads.policy import ChunkPolicy, law_of_scores
+from heads.policy import ChunkPolicy
 from rl import objective
-from rl.config import DCPOConfig
-from rl.credit import Decisions, Located, Price, decision_advantages
-from rl.data import PromptBatches, Prompts, collate, items_of
-from rl.hearing import GroundTruth, RolloutRecord, Unheard, check_hears, synthesise, transcribe
+from rl.config import DCPOConfig, required
+from rl.credit import Price, decision_advantages, decisions_of
+from rl.data import PromptBatches, Prompts, collate, items_of, prompts_of
+from rl.hearing import HEARD_FOR_CHECK, GroundTruth, RolloutRecord, Unheard, check_hears, synthesise, transcribe
 from rl.metrics import Meter, Progress, add_decisions, add_rollouts, add_update, scalars
 from rl.natural import NaturalGradient, Product, fisher_product
 from rl.policies import bound, check_fits, guidance_range, make_policy
 from rl.rewards import BUILT_IN, Reward, asks_recognizer, imported, locates, needs_sound, path_of, score
-from rl.rollout import Roller, RolloutBatch
+from rl.rollout import Roller, RolloutBatch, law_of
 
 __all__ = ["DCPOConfig", "DCPOTrainer"]
 
 STATE = "dcpo.safetensors"
-HEARD_FOR_CHECK = 50
-"""Training utterances at most by which a recogniser is checked whose rewards need no WER of the recordings."""
-
-
-def law_of(policy: nn.Module, batch: RolloutBatch) -> Tensor:
-    """Log-probabilities of a policy's actions at the decisions of rollouts [R, M, K], of N candidates [R, M, N K]."""
-    scores = policy(batch.hidden.float(), batch.positions, batch.candidates)
-    return law_of_scores(scores, batch.candidates)
 
 
 @dataclass
@@ -108,7 +100,7 @@ class DCPOTrainer(ResilientTrainer):
         self.base = load_decoder(decoder) if isinstance(decoder, str) else decoder
         checksum = self.base.checksum() if hasattr(self.base, "checksum") else ""
         args.chunk_range = guidance_range(args, checksum)
-        train, evaluated = self._prompts(args, train_dataset, eval_dataset)
+        train, evaluated = prompts_of(args, self.base, train_dataset, eval_dataset)
         self.vocoder = vocoder or vocoder_for(self.base, required(args, "data"), [*train, *(evaluated or ())],
                                               args.vocoder, str(args.device))
         if reward_funcs is None:
@@ -147,22 +139,12 @@ class DCPOTrainer(ResilientTrainer):
         self._rollout_seconds = 0.0
         self._hear_recordings(named)
 
-    def _prompts(self, args: DCPOConfig, train: Dataset | Sequence[PromptItem] | None,
-                 evaluated: Dataset | Sequence[PromptItem] | None) -> tuple[list[PromptItem], list[PromptItem] | None]:
-        """The training prompts, and those of evaluations where there are any."""
-        load = partial(load_prompts, base=self.base, prompt_tokens=args.prompt_tokens, seed=args.seed)
-        if train is None:
-            train = load(required(args, "data"), "train", limit=args.max_train_prompts, min_seconds=args.min_seconds)
-        if evaluated is None and args.eval_strategy != "no":
-            evaluated = load(required(args, "data"), "dev", limit=args.max_eval_prompts)
-        return items_of(train), None if evaluated is None else items_of(evaluated)
-
     def _hear_recordings(self, named: Sequence[str | Reward]) -> None:
         """WER of the recordings under the reward recogniser: a part of the reward wer, and a check of the others.
         RewardError where it mishears too many words."""
         args, items = self.args, self.train_dataset.items
         if "wer" not in named:  # the other rewards need it for the check alone
-            items = items[:: -(-len(items) // HEARD_FOR_CHECK)]
+            items = items[:: max(1, -(-len(items) // HEARD_FOR_CHECK))]
         self.ground_truth = truth = GroundTruth(self.out / "ground_truth.json", self.recognizer.name, items)
         if not asks_recognizer(named):
             return
@@ -313,23 +295,13 @@ class DCPOTrainer(ResilientTrainer):
         values = values[:, None].repeat(1, batch.actions.shape[1])
         # what every choice has in common: the first tokens of one chunk, nothing of several
         shortest = min(self.policy.config.sizes, default=1) if args.draws == 1 else 0
-        decisions = [
-            Decisions([] if failed else self._located(record),
-                      [p - (record.result.prompt_length - 1) for p in record.result.decision_positions])
-            for record, failed in zip(batch.records, batch.rewards.isnan().tolist(), strict=True)
-        ]
+        asked = [(r, w) for r, w in zip(self.reward_funcs, self.reward_weights, strict=True) if locates(r)]
+        decisions = decisions_of(batch.records, batch.rewards.isnan().tolist(), asked)
         for first in range(0, len(decisions), group):
             mates = decisions[first : first + group]
             for i, found in enumerate(decision_advantages(mates, args.credit_window, shortest), start=first):
                 values[i, : len(found)] += torch.from_numpy(found).to(values)
         return values
-
-    def _located(self, record: RolloutRecord) -> list[Located]:
-        """Where a rollout lost the rewards that say so, times their weights; nothing where one of them could not."""
-        asked = [(r, w) for r, w in zip(self.reward_funcs, self.reward_weights, strict=True) if locates(r)]
-        if any(reward not in record.located for reward, _ in asked):
-            return []
-        return [record.located[r].times(w) for r, w in asked]
 
     def _check_failures(self, batch: RolloutBatch) -> None:
         failed = [r.failure for r, value in zip(batch.records, batch.rewards.tolist(), strict=True) if value != value]
@@ -443,11 +415,9 @@ class DCPOTrainer(ResilientTrainer):
         made = self._buffer.get(inputs["position"] % self.args.window % self.args.gradient_accumulation_steps)
         if made is None:
             return kept
-        batch = made.batch
-        return {**kept, "hidden": batch.hidden, "positions": batch.positions, "actions": batch.actions,
-                "mask": batch.mask, "forced": batch.forced, "rewards": batch.rewards, "advantages": made.advantages,
-                "candidates": batch.candidates,
-                "weights": made.weights, "reference": made.reference}
+        rolled = ("hidden", "positions", "actions", "mask", "forced", "rewards", "candidates")
+        return {**kept, **{name: getattr(made.batch, name) for name in rolled},
+                **{name: getattr(made, name) for name in ("advantages", "weights", "reference")}}
 
     def _load_copies(self, checkpoint: Path) -> None:
         stored = ChunkPolicy.load_config(checkpoint)
@@ -472,10 +442,3 @@ class DCPOTrainer(ResilientTrainer):
                                       "out folder, or resume=never to start again")
             self.price.restore(tensors["price"])
         self._buffer.clear()
-
-
-def required(args: DCPOConfig, name: str) -> str:
-    """A setting that has to be given where what it loads is not."""
-    if not (value := getattr(args, name)):
-        raise ConfigError(f"{name} is not set: give {name}=… (recipes are in launch/recipes/)")
-    return value

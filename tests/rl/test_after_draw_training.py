@@ -190,8 +190,8 @@ def test_impossible_together(tmp_path):
 def test_a_coherence_is_taken_along_and_stays_as_it_is(tmp_path, draws):
     """It is read at every decision, comes back with checkpoints, and no reward changes it. Of several chunks drawn side
     by side draw and size are one action."""
-    base = ToyDecoder()
-    checksum = base.checksum() if hasattr(base, "checksum") else "toy"
+    base, checksum = ToyDecoder(), "toy"
+    base.checksum = lambda: checksum
     torch.manual_seed(0)
     coherence = Coherence(CoherenceConfig(base.config.hidden_size, 4, base.config.output_size, 4, 8, checksum))
     coherence.save_pretrained(tmp_path / "coherence")

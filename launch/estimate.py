@@ -235,8 +235,7 @@ def _dcpo(config: EstimateConfig, rest: list[str], device: cost.Device) -> dict[
     work = workload(config, recipe.data, "train")
     base, notes = _decoder(recipe.decoder, work)
     policy = cost.on_meta(lambda: ChunkPolicy(ChunkPolicyConfig(
-        base.config.hidden_size, base.config.num_prediction_heads, recipe.policy_width,
-        recipe.policy_heads)))
+        base.config.hidden_size, base.config.num_prediction_heads, recipe.policy_width, recipe.policy_heads)))
     prompts = min(work.utterances or 10**9, recipe.max_train_prompts or 10**9)
     if prompts == 10**9:
         raise ConfigError(f"no prepared corpus in '{recipe.data}' and no max_train_prompts: give utterances=…")
@@ -247,7 +246,7 @@ def _dcpo(config: EstimateConfig, rest: list[str], device: cost.Device) -> dict[
     update = 3 * 2 * cost.count(policy).total * tokens * recipe.num_iterations / device.flops
     score = rows * work.speech / work.token_rate / config.scoring
     steps = -(-prompts // (recipe.prompts_per_step * config.processes)) * recipe.num_train_epochs
-    step = (max(rollout, score) if recipe.overlap else rollout + score) + update
+    step = max(rollout, score) + update  # rewards are computed beside the rollouts
     size = 2 if recipe.hidden_dtype == "float16" else 4
     capacity = text + prompt + work.text * recipe.max_tokens_per_text_unit
     memory = {"base": cost.count(base).total * 4, "kv_cache": cost.kv_bytes(base.config, rows, capacity),

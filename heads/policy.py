@@ -15,7 +15,9 @@ how well the candidates go together.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -68,6 +70,13 @@ class ChunkPolicyConfig:
                                   "coherence is for one that reads candidates")
         if wrong := [str(size) for size in (*self.chunk_range, *self.sizes) if not 1 <= size <= self.num_actions]:
             raise CheckpointError(f"a policy of {self.num_actions} actions cannot keep {', '.join(wrong)} tokens")
+
+    def to_dict(self) -> dict[str, Any]:
+        """For trackers, which read a model's config."""
+        return asdict(self)
+
+    def to_json_string(self) -> str:
+        return json.dumps(self.to_dict(), indent=2)
 
     @property
     def layer_width(self) -> int:

@@ -236,11 +236,10 @@ def _dcpo(config: EstimateConfig, rest: list[str], device: cost.Device) -> dict[
     from rl.config import DCPOConfig
 
     recipe = load_config(DCPOConfig, [*rest, "use_cpu=true"])
-    work = workload(config, recipe.data, recipe.train_split)
+    work = workload(config, recipe.data, "train")
     base, notes = _decoder(recipe.decoder, work)
     policy = cost.on_meta(lambda: ChunkPolicy(ChunkPolicyConfig(
-        base.config.hidden_size, base.config.num_prediction_heads, recipe.policy_width, recipe.policy_heads,
-        recipe.policy_ffn_size)))
+        base.config.hidden_size, base.config.num_prediction_heads, recipe.policy_width, recipe.policy_heads)))
     prompts = min(work.utterances or 10**9, recipe.max_train_prompts or 10**9)
     if prompts == 10**9:
         raise ConfigError(f"no prepared corpus in '{recipe.data}' and no max_train_prompts: give utterances=…")
@@ -251,13 +250,13 @@ def _dcpo(config: EstimateConfig, rest: list[str], device: cost.Device) -> dict[
     update = 3 * 2 * cost.count(policy).total * tokens * recipe.num_iterations / device.flops
     score = rows * work.speech / work.token_rate / config.scoring
     steps = -(-prompts // (recipe.prompts_per_step * config.processes)) * recipe.num_train_epochs
-    step = (max(rollout, score) if recipe.overlap else rollout + score) + update
+    step = max(rollout, score) + update  # rewards are computed beside the rollouts
     size = 2 if recipe.hidden_dtype == "float16" else 4
     capacity = text + prompt + work.text * recipe.max_tokens_per_text_unit
     memory = {"base": cost.count(base).total * 4, "kv_cache": cost.kv_bytes(base.config, rows, capacity),
               "hidden": rows * capacity * base.config.hidden_size * 4 + tokens * base.config.hidden_size * size,
               "policy": cost.count(policy).total * 4 * (4 + 2)}  # weights, gradients, two moments; two frozen copies
-    spoken = 2 * (recipe.max_eval_prompts or 0) * (recipe.num_train_epochs + 1) if recipe.eval_split != "none" else 0
+    spoken = 2 * (recipe.max_eval_prompts or 0) * (recipe.num_train_epochs + 1) if recipe.eval_strategy != "no" else 0
     evaluation = -(-spoken // config.processes) * (rollout / rows + work.speech / work.token_rate / config.scoring)
     return {"parameters": cost.count(base).total, "trained": cost.count(policy).total, "bytes": memory,
             "steps": steps, "seconds_per_step": step, "seconds_rollout": rollout, "seconds_scoring": score,

@@ -84,5 +84,5 @@ dcar train-policy --config dcpo_starter decoder="$out/car" data="$out/prepared_m
   out="$out/dcpo"
 dcar train-policy --config dcpo_starter_words decoder="$out/car" data="$out/prepared_more" \
   vocoder="$out/vocoder/export" recognizer="encoder:$out/recognizer" policy="$out/dcpo/policy" policy_coherence= \
-  policy_start=uniform reward_funcs=[wer,log_likelihood] max_steps=10 seed=1 out="$out/dcpo_words"
+  reward_funcs=[wer,log_likelihood] max_steps=10 seed=1 out="$out/dcpo_words"
 dcar export run="$out/dcpo_words" decoder="$out/car" out="$out/policy"

@@ -20,19 +20,14 @@ from dcar.sampling import SamplingConfig
 from dcar.storage import write_text
 from heads.policy import READS
 from rl.objective import FORCED_ROWS, LOSS_TYPES, SCALES
-from rl.rollout import DECODING
 
 # Settings of GRPOConfig that mean the same here. All others of its own (not of TrainingArguments) must stay at their
 # defaults: a setting that is ignored would be a lie.
-GRPO_SETTINGS = {
-    "num_generations", "num_generations_eval", "max_completion_length", "temperature", "top_p", "top_k", "beta",
-    "num_iterations", "epsilon", "epsilon_high", "delta", "reward_weights", "scale_rewards", "loss_type",
-    "shuffle_dataset",
-}
-
+GRPO_SETTINGS = {"num_generations", "max_completion_length", "temperature", "top_p", "top_k", "beta", "num_iterations",
+                 "epsilon", "reward_weights", "scale_rewards", "loss_type"}
 NOT_OURS = {f.name: f.default for f in dataclasses.fields(GRPOConfig)
             if f.name not in GRPO_SETTINGS | {g.name for g in dataclasses.fields(TrainingArguments)}}
-STARTS = ("uniform", "sure-last", "coherent")  # what a new policy that sees candidates does
+NOT_OURS["num_generations_eval"] = 1  # evaluations speak every prompt once
 # filled in by GRPOConfig and TrainingArguments from other settings
 DERIVED = set(NOT_OURS) | {"accelerator_config", "fsdp_config"}
 
@@ -42,6 +37,30 @@ class DCPOConfig(GRPOConfig):
     """Settings of DCPO. As in TRL, `per_device_train_batch_size` counts rollouts: prompts x num_generations."""
 
     UNUSED: ClassVar[frozenset[str]] = frozenset(NOT_OURS)  # not listed by --help
+    REMOVED: ClassVar[dict[str, str]] = {  # settings of earlier releases -> what to do in their place
+        "policy_start": "a new policy that sees candidates begins at the rule-based one (end on likely tokens, and on "
+                        "those that go together where it has policy_coherence), any other uniform",
+        "score_width": "a policy that sees candidates alone scores them linearly",
+        "policy_ffn_size": "it is 4 x policy_width",
+        "train_split": "the split train is trained on; in Python give train_dataset=…",
+        "eval_split": "dev is spoken unless eval_strategy=no; in Python give eval_dataset=…",
+        "penalty": "the distance to the range is what counts; for no penalty leave range_penalty out of reward_funcs",
+        "penalty_normalizer": "it is the number of generated tokens, as in the paper",
+        "speed_bonus": "hold the length of chunks by tokens_per_pass, or give a reward function of your own",
+        "wer_cap": "it is 1", "token_scale": "the reward token_distance was removed; take token_likelihood",
+        "likelihood_scale": "weigh rewards by reward_weights",
+        "token_likelihood_scale": "weigh rewards by reward_weights",
+        "forced_weight": "forced rollouts count as much as sampled ones, or choose another forced_rows",
+        "reference_policy": "the KL is to the policy at the start of the epoch",
+        "damping": "it is 0.001", "fisher_share": "curvature is measured on the whole update",
+        "min_tokens": "it is 1", "repetition_share": "it is 0.1",
+        "repetition_mask": "repeated tokens may be drawn again",
+        "reward_microbatches": "a step is scored in two parts", "overlap": "rewards are computed beside the rollouts",
+        "decoding": "the fastest way that serves the decoder is taken",
+        "reward_attempts": "a recogniser is asked three times",
+        "epsilon_high": "the clip is symmetric: epsilon", "delta": "the clip is epsilon alone",
+        "shuffle_dataset": "prompts come in random order",
+    }
 
     output_dir: str = setting("runs/dcpo", "Folder to write.", name="out", old=("out_dir",), place="folder")
 
@@ -49,14 +68,9 @@ class DCPOConfig(GRPOConfig):
     per_device_train_batch_size: int = setting(32, "Rollouts of a process per step, whole groups of num_generations.",
                                                minimum=1)
     gradient_accumulation_steps: int = setting(1, "Steps whose gradients are added up.", minimum=1)
-    optimizer: str = setting("adam", "adam, or natural: the natural policy gradient, which moves the law of sizes by "
-                                     "learning_rate² / 2 nats of KL at every update. For policies of few weights.",
-                             choices=("adam", "natural"))
-    damping: float = setting(1e-3, "Of the natural gradient: share of the curvature along the gradient that is added "
-                                   "to every direction.", above=0)
-    fisher_share: float = setting(1.0, "Of the natural gradient: share of an update's micro-batches that curvature is "
-                                       "measured on; less for policies of many weights, to spare time.", above=0,
-                                  maximum=1)
+    optimizer: str = setting("adam", "adam, or natural: the natural policy gradient, whose every update moves the "
+                                     "distribution of chunk sizes by learning_rate² / 2 nats. For policies of few "
+                                     "weights.", choices=("adam", "natural"))
     learning_rate: float = setting(1e-4, "Learning rate of Adam; length of a step of the natural gradient.", above=0)
     weight_decay: float = setting(0.0, "Of Adam.", minimum=0)
     max_grad_norm: float = setting(1.0, "Gradients are clipped to this norm; 0 = not.", minimum=0)
@@ -65,21 +79,16 @@ class DCPOConfig(GRPOConfig):
     num_train_epochs: float = setting(3, "Passes over the prompts; KL weight and reference follow them.", above=0)
     max_steps: int = setting(-1, "Updates of the policy in place of num_train_epochs; -1 = as those say.", minimum=-1)
     num_generations: int = setting(8, "Rollouts of a prompt: a group.", minimum=2)
-    num_generations_eval: int | None = setting(1, "Unused by evaluation, which speaks every prompt once.", minimum=1)
+    num_generations_eval: int | None = setting(1, "Unused: evaluations speak every prompt once.", minimum=1)
     max_completion_length: int = setting(1500, "Most speech tokens of a rollout.", minimum=1)
-    temperature: float = setting(1.0, "Flattens (above 1) or sharpens the law of the next token.", minimum=0)
+    temperature: float = setting(1.0, "Of sampling; below 1 the likely tokens become likelier.", minimum=0)
     top_k: int = setting(0, "Draw among so many tokens, the likeliest; 0 = all.", minimum=0)
-    top_p: float = setting(1.0, "Draw among the fewest tokens that have this share of the law; 1 = all.", above=0,
-                           maximum=1)
+    top_p: float = setting(1.0, "Draw among the fewest tokens that have this probability together; 1 = all.",
+                           above=0, maximum=1)
     beta: float = setting(0.04, "Largest KL weight; it grows linearly from 0 in the first epoch.", minimum=0)
     epsilon: float = setting(0.2, "Ratios of probabilities are clipped this far below and above 1.", minimum=0)
-    epsilon_high: float | None = setting(None, "The same above 1 alone; null = epsilon.", minimum=0)
-    delta: float | None = setting(None, "Ratios of rollouts worse than their group count this much at most.",
-                                  above=0)
     num_iterations: int = setting(1, "Updates with the same rollouts.", minimum=1)
     scale_rewards: str = setting("group", f"What advantages are divided by the deviation of: {', '.join(SCALES)}.")
-    reward_weights: list[float] | None = setting(None, "Weights of reward_funcs; null = 1 each.")
-    shuffle_dataset: bool | None = setting(True, "Prompts in random order.")
     loss_type: str = setting("grpo", "How decisions are averaged.", choices=LOSS_TYPES)
     bf16: bool = setting(False, "bfloat16 autocast of the update; off, the policy is tiny.")
     gradient_checkpointing: bool | None = setting(  # type: ignore[assignment]  # False would be warned of
@@ -87,7 +96,7 @@ class DCPOConfig(GRPOConfig):
     per_device_eval_batch_size: int = setting(32, "Utterances spoken at once in evaluation.", minimum=1)
     logging_steps: float = setting(1, "Steps between two lines of the log.", above=0)
     logging_nan_inf_filter: bool = setting(False, "Hide losses that are not finite; off.")
-    eval_strategy: str = setting("epoch", "When the dev prompts are spoken.")
+    eval_strategy: str = setting("epoch", "When the split dev is spoken: epoch, steps, or no.")
     eval_steps: float | None = setting(None, "Steps between evaluations, with eval_strategy=steps.", above=0)
     save_strategy: str = setting("epoch", "When a checkpoint is written.")
     save_steps: float = setting(500, "Steps between checkpoints, with save_strategy=steps.", above=0)
@@ -98,13 +107,13 @@ class DCPOConfig(GRPOConfig):
     remove_unused_columns: bool = setting(False, "Unused: batches are prompts.")
     dataloader_num_workers: int = setting(0, "Processes that load prompts.", minimum=0)
     seed: int = seed_setting(42, "Of policy, order and rollouts.")
+    resume_from_checkpoint: str | None = setting(
+        "auto", "auto (go on from the last complete checkpoint), never, or a checkpoint directory.", old=("resume",))
 
     # --- what is trained on what ---
     decoder: str = setting("", "Directory of the frozen decoder (stage one); starter = the shipped one.",
                            names=("starter",), old=("base",))
     data: str = setting("", "Folder written by `dcar prepare`.", place="folder")
-    train_split: str = setting("train", "Split of the training prompts.")
-    eval_split: str = setting("dev", "Split of the evaluation prompts; 'none' for no evaluation.")
     max_train_prompts: int | None = setting(None, "Use the first so many prompts of the shuffled split.", minimum=1)
     max_eval_prompts: int | None = setting(100, "Use the first so many evaluation prompts of the shuffled split.",
                                            minimum=1)
@@ -114,10 +123,9 @@ class DCPOConfig(GRPOConfig):
     recognizer: str = setting("starter", "Reward recogniser, by a name that dcar.recognition.load lists.")
     token_recognizer: str = setting("starter", "What reads the tokens for the reward token_likelihood: a folder of "
                                                "`dcar train-token-recognizer`, or 'starter' for the shipped one.")
-    resume: str = setting("auto", "auto (go on from the last complete checkpoint), never, or a checkpoint directory.")
 
     # --- policy ---
-    policy: str = setting("", "Start from this policy directory (starter = the shipped one), not uniform.",
+    policy: str = setting("", "Start from this policy directory (starter = the shipped one), not from a new policy.",
                           names=("starter",))
     policy_reads: str = setting("hidden", "What it decides from: hidden states (the paper's, before the draw), "
                                           "candidates (what the heads drew), or both.", choices=READS)
@@ -125,15 +133,9 @@ class DCPOConfig(GRPOConfig):
     policy_coherence: str = setting("", "A folder of `dcar train-coherence` that a new policy takes along, so that it "
                                         "sees how well candidates go together; starter = the shipped one, empty = it "
                                         "does not.")
-    policy_start: str = setting("uniform", "What a new policy that sees candidates does: all sizes alike, end on "
-                                           "likely tokens (sure-last, the rule by hand), or besides while they go "
-                                           "together (coherent).", choices=STARTS)
-    score_width: int = setting(32, "Width of the network that scores ends, where it reads candidates; 0 = the "
-                                   "scores are linear.", minimum=0)
     policy_width: int | None = setting(256, "Width of the policy's layer; null = the decoder's, the paper's.",
                                        minimum=1)
     policy_heads: int = setting(8, "Attention heads of the policy's layer.", minimum=1)
-    policy_ffn_size: int | None = setting(None, "Feed-forward size of the policy; null = 4 x width.", minimum=1)
     range_prior: float = setting(0.0, "Logits by which a new policy favours the guidance range; 0 = uniform, the "
                                       "paper's. For runs too short to find the range by themselves.")
 
@@ -141,60 +143,36 @@ class DCPOConfig(GRPOConfig):
     chunk_range: list[int] = setting([], "Guidance range, for example [2, 3]; empty = from `guidance`.", minimum=1)
     guidance: str = setting("", "JSON written by `dcar profile`, from which the range is taken.", place="file")
     forced_rows: str = setting("policy_ratio", "What the forced half does.", choices=FORCED_ROWS)
-    forced_weight: float = setting(1.0, "Weight of forced rollouts in the loss.", minimum=0)
     draws: int = setting(1, "Chunks drawn side by side at every decision; the policy, which needs a coherence, chooses "
                             "draw and size together.", minimum=1)
     common_random_numbers: bool = setting(False, "Members of a group share the draws of tokens (not of actions).")
-    min_tokens: int = setting(1, "No end of speech before so many tokens.", minimum=0)
     max_tokens_per_text_unit: float = setting(16.0, "Length limit of a rollout per phoneme.", above=0)
     repetition_window: int = setting(0, "Repetition-aware sampling over so many tokens (CosyVoice: 10); 0 = off.",
                                      minimum=0)
-    repetition_share: float = setting(0.1, "Share of the window at which a token counts as repeated.", above=0,
-                                      maximum=1)
-    repetition_mask: bool = setting(False, "A repeated token cannot be drawn again.")
-    reward_microbatches: int = setting(2, "Parts of a step; one is scored while the next is rolled out.", minimum=1)
-    overlap: bool = setting(True, "Score in a worker thread while the next part is rolled out.")
     hidden_dtype: str = setting("float32", "Storage of the rollouts' hidden states.", choices=("float32", "float16"))
-    decoding: str = setting("auto", "What speaks the rollouts: engine, loop (the reference), or auto, the engine where "
-                                    "it serves the decoder; the same rollouts either way. "
-                                    "loop also takes the decoder as it is in evaluations.", choices=DECODING)
 
     # --- reward ---
-    reward_funcs: list[str] = setting(["wer", "range_penalty", "speed_bonus"],
-                                      "Rewards that are added (with reward_weights): wer, cer, "
-                                      "log_likelihood, token_likelihood, token_distance, range_penalty, "
-                                      "speed_bonus.")
+    reward_funcs: list[str] = setting(
+        ["wer", "range_penalty"], "Rewards, added with reward_weights: wer, cer, log_likelihood, token_likelihood, "
+                                  "range_penalty, or the dotted path of a function, my_package.rewards.mine.")
+    reward_weights: list[float] | None = setting(None, "Weights of reward_funcs; null = 1 each.")
     alpha: float = setting(0.1, "Weight of the out-of-range penalty.", minimum=0)
-    penalty: str = setting("distance", "What a chunk out of range costs.", choices=("distance", "indicator", "none"))
-    penalty_normalizer: str = setting("tokens", "What penalties of a rollout are divided by.",
-                                      choices=("tokens", "decisions"))
-    wer_cap: float = setting(1.0, "A rollout's WER (or CER) counts at most this much.", above=0)
-    speed_bonus: float = setting(0.0, "Weight of 1 - decisions / tokens; 0 as in the paper.")
     tokens_per_pass: float = setting(0.0, "Pay for longer or shorter chunks, so much that rollouts keep so many "
                                           "tokens a pass; 0 = pay nothing.", minimum=0)
-    price_gain: float = setting(1.0, "What an update pays for each token by which the last one's chunks were too "
-                                     "short, in deviations of the advantage per deviation of sizes. About 0.1 with "
-                                     "optimizer=natural, whose steps go where most is paid: words pay less.", above=0)
-    token_scale: float = setting(1.0, "Weight of the token_distance reward, 1 = two codes at random.", above=0)
+    price_gain: float = setting(1.0, "What an update pays for each token by which the chunks of the last one were "
+                                     "too short, in deviations of the advantage per deviation of sizes. About 0.1 with "
+                                     "optimizer=natural.", above=0)
     credit: str = setting("utterance", "What an advantage belongs to: the utterance (the paper's), or every decision "
-                                       "by itself (by wer, log_likelihood, token_likelihood "
-                                       "or token_distance).",
+                                       "by itself (by wer, log_likelihood or token_likelihood).",
                           choices=("utterance", "decision"))
     credit_window: int = setting(25, "Tokens of the recording that a decision answers for, with credit=decision.",
                                  minimum=1)
-    likelihood_scale: float = setting(0.1, "Weight of one nat per character in the log_likelihood reward.")
-    token_likelihood_scale: float = setting(0.2, "Weight of one nat per phoneme in the token_likelihood reward; 0.2 "
-                                                 "sets it level with log_likelihood.", above=0)
-    reward_attempts: int = setting(3, "How often the recogniser is asked when it fails, with longer and longer breaks.",
-                                   minimum=1)
     reward_timeout: float = setting(600.0, "Seconds after which a batch that the recogniser has not answered failed.",
                                     above=0)
     max_reward_wer: float = setting(0.5, "Refuse a recogniser of more word errors on resynthesised recordings.",
                                     minimum=0)
     max_failed_rewards: float = setting(0.2, "Stop when a larger share of a step's rewards could not be computed.",
                                         minimum=0, maximum=1)
-    reference_policy: str = setting("epoch", "KL against the policy at the start of the epoch, or of the run.",
-                                    choices=("epoch", "init"))
 
     def __post_init__(self):
         # TRL's words of old; a bool is what YAML makes of them
@@ -202,6 +180,9 @@ class DCPOConfig(GRPOConfig):
             self.scale_rewards, self.scale_rewards)
         if self.scale_rewards not in SCALES:
             raise ConfigError(f"scale_rewards must be one of {', '.join(SCALES)}; not '{self.scale_rewards}'")
+        for name in ("eval_strategy", "save_strategy"):
+            if getattr(self, name) in (False, "False"):  # what YAML makes of no
+                setattr(self, name, "no")
         check(self)
         for name, default in NOT_OURS.items():
             if getattr(self, name) != default:
@@ -212,8 +193,8 @@ class DCPOConfig(GRPOConfig):
             raise ConfigError(
                 f"per_device_train_batch_size {self.per_device_train_batch_size} counts rollouts; it must be a "
                 f"multiple of num_generations {self.num_generations}: a group never spans two steps or processes")
-        if self.eval_split == "none":
-            self.eval_strategy, self.load_best_model_at_end = "no", False
+        if self.eval_strategy == "no":
+            self.load_best_model_at_end = False  # there is nothing to choose it by
         self.chunk_range, self.policy_sizes = sorted(set(self.chunk_range)), sorted(set(self.policy_sizes))
         if self.greater_is_better is None:
             self.greater_is_better = "reward" in (self.metric_for_best_model or "")
@@ -234,9 +215,16 @@ class DCPOConfig(GRPOConfig):
 
     @property
     def sampling(self) -> SamplingConfig:
-        return SamplingConfig(self.temperature, self.top_k or 0, self.top_p, self.min_tokens,
-                              self.max_completion_length, self.max_tokens_per_text_unit, self.repetition_window,
-                              self.repetition_share, self.repetition_mask)
+        return SamplingConfig(self.temperature, self.top_k or 0, self.top_p, max_tokens=self.max_completion_length,
+                              max_tokens_per_text_unit=self.max_tokens_per_text_unit,
+                              repetition_window=self.repetition_window)
+
+
+def required(args: DCPOConfig, name: str) -> str:
+    """A setting that has to be given where what it loads is not. ConfigError where it is empty."""
+    if not (value := getattr(args, name)):
+        raise ConfigError(f"{name} is not set: give {name}=… (recipes are in launch/recipes/)")
+    return value
 
 
 def save_settings(config: DCPOConfig, path: Path) -> None:

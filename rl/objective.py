@@ -1,4 +1,6 @@
-"""The maths of DCPO and nothing else: advantages, clipped surrogate, exact KL (paper eq. 2–4).
+"""The maths of DCPO: advantages, clipped surrogate, exact KL (paper eq. 2–4).
+
+    J = 1/G Σ_i 1/M_i Σ_m { min(ρ A_i, clip(ρ, 1 − ε, 1 + ε) A_i) − β KL(π_θ ‖ π_ref) },  ρ = π_θ(a_m) / π_old(a_m)
 
 Shapes: R rollouts (groups of G adjacent rows), M decisions of the longest rollout, K actions (chunk sizes 1..K; action
 index 0 keeps one token), S speech positions. A rollout's positions without a decision carry no loss.
@@ -58,7 +60,7 @@ def group_advantages(rewards: Tensor, group_size: int, scale: str = "group",
 
 
 def taken(log_law: Tensor, actions: Tensor) -> Tensor:
-    """Log-probability of the action indices [R, M] under the law [R, M, K] -> [R, M]."""
+    """Log-probabilities [R, M] of the actions taken [R, M], from those of all actions [R, M, K]."""
     return log_law.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
 
 
@@ -82,18 +84,11 @@ def by_decision(advantages: Tensor) -> Tensor:
     return advantages.unsqueeze(-1) if advantages.dim() == 1 else advantages
 
 
-def clipped_surrogate(ratio: Tensor, advantages: Tensor, epsilon: float, epsilon_high: float | None = None,
-                      delta: float | None = None) -> Tensor:
-    """-min(ratio A, clip(ratio, 1 - epsilon, 1 + epsilon_high) A) (eq. 2): ratio [R, M], advantages of rollouts [R], or
-    of decisions [R, M] -> [R, M].
-
-    `delta` bounds the ratio from above also where A < 0 (two-sided clipping).
-    """
+def clipped_surrogate(ratio: Tensor, advantages: Tensor, epsilon: float) -> Tensor:
+    """-min(ratio A, clip(ratio, 1 - epsilon, 1 + epsilon) A) (eq. 2): ratio [R, M], advantages of rollouts [R], or of
+    decisions [R, M] -> [R, M]."""
     a = by_decision(advantages)
-    clipped = ratio.clamp(1 - epsilon, 1 + (epsilon if epsilon_high is None else epsilon_high))
-    if delta is not None:
-        ratio = ratio.clamp(max=delta)
-    return -torch.minimum(ratio * a, clipped * a)
+    return -torch.minimum(ratio * a, ratio.clamp(1 - epsilon, 1 + epsilon) * a)
 
 
 def aggregate(values: Tensor, mask: Tensor, weights: Tensor, loss_type: str = "grpo",
@@ -117,10 +112,9 @@ def aggregate(values: Tensor, mask: Tensor, weights: Tensor, loss_type: str = "g
     raise ValueError(f"loss_type must be one of {LOSS_TYPES}, not '{loss_type}'")
 
 
-def rollout_weights(forced: Tensor, valid: Tensor, forced_rows: str, forced_weight: float = 1.0) -> Tensor:
+def rollout_weights(forced: Tensor, valid: Tensor, forced_rows: str) -> Tensor:
     """Weight of every rollout in the loss [R]: forced and valid are bool [R]; see `forced_rows` in DCPOConfig."""
-    of_forced = 0.0 if forced_rows == "baseline_only" else forced_weight
-    return torch.where(forced, of_forced, 1.0) * valid
+    return torch.where(forced, 0.0 if forced_rows == "baseline_only" else 1.0, 1.0) * valid
 
 
 def behaviour_log_probs(old: Tensor, forced: Tensor, forced_rows: str) -> Tensor:
@@ -138,8 +132,7 @@ class PolicyLoss:
 
 
 def policy_loss(log_law: Tensor, actions: Tensor, behaviour: Tensor, reference: Tensor, advantages: Tensor,
-                mask: Tensor, weights: Tensor, *, beta: float = 0.0, epsilon: float = 0.2,
-                epsilon_high: float | None = None, delta: float | None = None, loss_type: str = "grpo",
+                mask: Tensor, weights: Tensor, *, beta: float = 0.0, epsilon: float = 0.2, loss_type: str = "grpo",
                 normalizer: float | Tensor = 1.0) -> PolicyLoss:
     """The DCPO objective (eq. 4), negated: clipped surrogate + beta KL over the decisions.
 
@@ -151,8 +144,7 @@ def policy_loss(log_law: Tensor, actions: Tensor, behaviour: Tensor, reference: 
     # exp(20) is far outside every clip; it keeps 0 * inf from becoming NaN where a policy has collapsed
     ratio = (log_probs - behaviour).clamp(-20, 20).exp()
     kl = exact_kl(log_law, reference)
-    values = clipped_surrogate(ratio, advantages, epsilon, epsilon_high, delta) + beta * kl
-    high = epsilon if epsilon_high is None else epsilon_high
+    values = clipped_surrogate(ratio, advantages, epsilon) + beta * kl
     a = by_decision(advantages)
-    clipped = ((ratio < 1 - epsilon) & (a < 0)) | ((ratio > 1 + high) & (a > 0))
+    clipped = ((ratio < 1 - epsilon) & (a < 0)) | ((ratio > 1 + epsilon) & (a > 0))
     return PolicyLoss(aggregate(values, mask, weights, loss_type, normalizer), ratio.detach(), clipped, kl.detach())

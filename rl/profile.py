@@ -36,8 +36,7 @@ from dcar.text.bootstrap import corpus_interval
 from dcar.text.wer import NORMALIZER, WordErrors, corpus_wer
 from dcar.tracking import provenance, write_json
 from dcar.vocoder.base import Vocoder
-from rl.rewards import RolloutRecord, check_hears, ground_truth_errors, transcribe
-from rl.rollout import synthesise
+from rl.hearing import RolloutRecord, check_hears, ground_truth_errors, synthesise, transcribe
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Rollouts of DCPO: speak every prompt of a step G times, half of them with a forced chunk size, and reward them.
+"""Rollouts of DCPO: every prompt of a step is spoken G times, half of them with a forced chunk size, and rewarded.
 
     decode part 1 │ decode part 2 │ …           the main thread
                   │ vocoder, ASR 1 │ vocoder, ASR 2 …   one worker thread
@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dcar.decoding import ChunkMethod, DecodeResult, PolicyChunk, Prompt, decode
 from dcar.decoding.engine.run import EngineConfig, StaticEngine, room_for, why_not
@@ -29,11 +29,12 @@ from dcar.decoding.fast.passes import fast
 from dcar.errors import ConfigError
 from dcar.model.draft import AnyDecoder
 from dcar.prompts.items import PromptItem
+from dcar.recognition.base import Recognizer
 from dcar.sampling import SamplingConfig
 from dcar.vocoder.base import Vocoder
-from dcar.vocoder.voicing import voice_each
 from heads.policy import ChunkPolicy
-from rl.rewards import Reward, RolloutRecord, cause, needs_sound, score
+from rl.hearing import RolloutRecord, synthesise
+from rl.rewards import Reward, needs_sound, score
 
 Decoding = Literal["auto", "engine", "loop"]
 DECODING: tuple[Decoding, ...] = ("auto", "engine", "loop")
@@ -57,6 +58,11 @@ class RolloutBatch:
     candidates: Tensor | None = None  # [R, M, N, n, F] what decisions after the draw saw, padded with 0
 
 
+def law_of(policy: nn.Module, batch: RolloutBatch) -> Tensor:
+    """Log-probabilities of a policy's actions at the decisions of rollouts [R, M, K], of N candidates [R, M, N K]."""
+    return policy(batch.hidden.float(), batch.positions, batch.candidates).flatten(2)
+
+
 def forced_sizes(prompt_index: int, group_size: int, chunk_range: Sequence[int], forced_rows: str) -> list[int]:
     """Chunk size of every member of a group, 0 = ask the policy: round-robin over the range in the first half, offset
     by the prompt's index so that odd splits even out."""
@@ -75,21 +81,23 @@ class Roller:
     def __init__(self, base: AnyDecoder, vocoder: Vocoder, rewards: Sequence[Reward], weights: Sequence[float],
                  sampling: SamplingConfig, *, group_size: int, chunk_range: Sequence[int] = (),
                  forced_rows: str = "policy_ratio", share_token_draws: bool = False, draws: int = 1,
-                 microbatches: int = 1, overlap: bool = True, hidden_dtype: torch.dtype = torch.float32,
-                 decoding: Decoding = "auto"):
+                 recognizer: Recognizer | None = None, microbatches: int = 1, overlap: bool = True,
+                 hidden_dtype: torch.dtype = torch.float32, decoding: Decoding = "auto"):
         self.base, self.vocoder, self.rewards, self.weights = base, vocoder, list(rewards), list(weights)
         self.sampling, self.group_size, self.chunk_range = sampling, group_size, tuple(chunk_range)
         self.forced_rows, self.share_token_draws, self.draws = forced_rows, share_token_draws, draws
+        self.recognizer = recognizer  # for rewards that ask for transcripts
         self.microbatches, self.overlap, self.hidden_dtype = microbatches, overlap, hidden_dtype
         self.decoder = choose_decoder(decoding, base, sampling)
         self._reader = fast(base) if self.decoder == "fast" else base
         self._engine: StaticEngine | None = None
 
     def collect(self, policy: ChunkPolicy, items: Sequence[PromptItem], indices: Sequence[int],
-                seed: int) -> RolloutBatch:
+                seed: int, **columns: Any) -> RolloutBatch:
         """G rollouts of each prompt, drawn with `policy`; `indices` are the prompts' places in the training set.
 
-        The result depends on (policy, items, seed) only: neither on the overlap nor on the number of parts.
+        The result depends on (policy, items, seed) only: neither on the overlap nor on the number of parts. `columns`:
+        further keyword arguments of the reward functions.
         """
         parts = min(self.microbatches, len(items))
         bounds = [round(j * len(items) / parts) for j in range(parts + 1)]
@@ -104,9 +112,9 @@ class Roller:
                 seconds["rollout"] += time.perf_counter() - started
                 records += part
                 if self.overlap:
-                    pending.append(worker.submit(self._score, part))
+                    pending.append(worker.submit(self._score, part, columns))
                 else:
-                    scored.append(self._score(part))
+                    scored.append(self._score(part, columns))
             scored += [p.result() for p in pending]
         for _, _, spent in scored:
             for name, value in spent.items():
@@ -142,12 +150,13 @@ class Roller:
         self._engine.load_policy(policy)  # always: not every way of training moves the version counters of weights
         return self._engine.decode(prompts, method, self.sampling, **how)
 
-    def _score(self, records: list[RolloutRecord]) -> tuple[np.ndarray, np.ndarray, dict[str, float]]:
+    def _score(self, records: list[RolloutRecord],
+               columns: dict[str, Any]) -> tuple[np.ndarray, np.ndarray, dict[str, float]]:
         started = time.perf_counter()
         if needs_sound(self.rewards):
             synthesise(records, self.vocoder)
         voiced = time.perf_counter()
-        totals, parts = score(records, self.rewards, self.weights)
+        totals, parts = score(records, self.rewards, self.weights, self.recognizer, **columns)
         for record in records:
             record.wave = None  # a step's audio is not needed any more
         return totals, parts, {"vocoder": voiced - started, "asr": time.perf_counter() - voiced}
@@ -196,16 +205,3 @@ def choose_decoder(decoding: Decoding, base: AnyDecoder, sampling: SamplingConfi
         raise ConfigError(f"decoding=engine: {reason}; set decoding=auto or loop")
     logger.warning("rollouts are decoded in the loop: %s", reason)
     return "fast"
-
-
-def synthesise(records: Sequence[RolloutRecord], vocoder: Vocoder) -> None:
-    """Give every rollout its waveform; where the vocoder fails, or gives no finite numbers, the cause is noted."""
-    waves = voice_each(vocoder, [r.result.tokens for r in records], [r.item.speaker_embedding for r in records])
-    for record, wave in zip(records, waves, strict=True):
-        record.sample_rate = vocoder.sample_rate
-        if isinstance(wave, Exception):
-            record.failure = record.failure or cause(wave)
-        elif not np.isfinite(wave).all():
-            record.failure = record.failure or "the vocoder gave samples that are not finite"
-        else:
-            record.wave = wave

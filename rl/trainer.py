@@ -1,17 +1,17 @@
-"""DCPO: `transformers.Trainer` whose batches are prompts and whose targets are its own rollouts.
+"""DCPO as a `transformers.Trainer` with the arguments of `trl.GRPOTrainer`.
 
-A step: every process rolls out its prompts G times with the policy of this moment, rewards the rollouts, and takes
-`num_iterations` clipped updates on them. A batch carries its place (epoch, position), and everything random is
-addressed by (seed, epoch, utterance, member, position), so a resumed run goes on bit for bit; the checkpoint holds
-the reference policy and the policy that made the rollouts in flight.
+A step: every process speaks its prompts G times with the policy of this moment (rl/rollout.py), rewards the rollouts
+(rl/rewards.py), and takes `num_iterations` clipped updates on them (rl/objective.py). A batch carries its place (epoch,
+position), and everything random is addressed by (seed, epoch, utterance, member, position). So a resumed run goes on
+bit for bit. The checkpoint holds the reference policy and the policy that made the rollouts in flight.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,105 +19,45 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate.utils import gather_object
+from datasets import Dataset
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 from transformers.trainer_utils import TrainOutput
 
 from dcar.decoding import ChunkMethod, PolicyChunk, decode
-from dcar.decoding.chunks import check_draws
 from dcar.decoding.fast.passes import fast
 from dcar.errors import CheckpointError, ConfigError, RewardError
 from dcar.model.draft import AnyDecoder
+from dcar.model.load import load_decoder, load_policy
 from dcar.prompts.items import PromptItem
+from dcar.prompts.load import vocoder_for
 from dcar.recognition.base import Recognizer
+from dcar.recognition.load import load_recognizer
+from dcar.recognition.patient import Patience, PatientRecognizer
 from dcar.text.wer import WordErrors, corpus_wer
 from dcar.train.batches import EpochLoader
-from dcar.train.callbacks import JsonlLog, TensorBoardLog
+from dcar.train.callbacks import JsonlLog
 from dcar.train.checkpoints import latest_checkpoint, why_incomplete
 from dcar.train.resilient import ResilientTrainer
 from dcar.vocoder.base import Vocoder
 from heads.policy import ChunkPolicy
 from rl import objective
-from rl.config import DCPOConfig
-from rl.console import Progress
-from rl.credit import Decisions, Located, decision_advantages
-from rl.meter import Meter
+from rl.config import DCPOConfig, required
+from rl.credit import Price, decision_advantages, decisions_of
+from rl.data import PromptBatches, Prompts, collate, items_of, prompts_of
+from rl.hearing import HEARD_FOR_CHECK, GroundTruth, RolloutRecord, Unheard, check_hears, synthesise, transcribe
+from rl.metrics import Meter, Progress, add_decisions, add_rollouts, add_update, scalars
 from rl.natural import NaturalGradient, Product, fisher_product
-from rl.price import Price
-from rl.rewards import Reward, RolloutRecord, check_locate, locates, needs_sound, score, transcribe
-from rl.rollout import Roller, RolloutBatch, synthesise
+from rl.policies import bound, check_fits, guidance_range, make_policy
+from rl.rewards import BUILT_IN, Reward, asks_recognizer, imported, locates, needs_sound, path_of, score
+from rl.rollout import Roller, RolloutBatch, law_of
 
 __all__ = ["DCPOConfig", "DCPOTrainer"]
 
 STATE = "dcpo.safetensors"
-
-
-class Prompts(Dataset):
-    """Prompts addressed by (epoch, position of the batch, index)."""
-
-    def __init__(self, items: Sequence[PromptItem]):
-        self.items = items
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def __getitem__(self, address: tuple[int, int, int]) -> tuple[tuple[int, int, int], PromptItem]:
-        return address, self.items[address[2]]
-
-
-class PromptBatches(Sampler[list[tuple[int, int, int]]]):
-    """This process's prompts of every micro-batch, as a pure function of (seed, epoch).
-
-    A window of `accumulation` micro-batches is repeated `iterations` times: the inner updates on the same rollouts.
-    The last window of an epoch is filled up from the beginning of the permutation.
-    """
-
-    def __init__(self, size: int, prompts: int, accumulation: int, iterations: int, seed: int, rank: int = 0,
-                 processes: int = 1, shuffle: bool = True):
-        self.size, self.prompts, self.accumulation, self.iterations = size, prompts, accumulation, iterations
-        self.seed, self.rank, self.processes, self.shuffle = seed, rank, processes, shuffle
-        self.epoch = 0
-        self.per_window = prompts * processes * accumulation
-        if size < self.per_window:
-            raise ConfigError(
-                f"{size} training prompts are fewer than the {self.per_window} of one update ({prompts} x {processes} "
-                f"processes x {accumulation} accumulated): lower per_device_train_batch_size or give more prompts")
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
-    @property
-    def windows(self) -> int:
-        return math.ceil(self.size / self.per_window)
-
-    def __len__(self) -> int:
-        return self.windows * self.accumulation * self.iterations
-
-    def __iter__(self) -> Iterator[list[tuple[int, int, int]]]:
-        order = np.random.default_rng([self.seed, self.epoch]).permutation(self.size) if self.shuffle else np.arange(
-            self.size)
-        order = np.resize(order, self.windows * self.per_window)
-        position = 0
-        for window in range(self.windows):
-            for _ in range(self.iterations):
-                for micro in range(self.accumulation):
-                    first = (window * self.accumulation + micro) * self.prompts * self.processes
-                    mine = order[first + self.rank * self.prompts : first + (self.rank + 1) * self.prompts]
-                    yield [(self.epoch, position, int(i)) for i in mine]
-                    position += 1
-
-
-def collate(rows: list[tuple[tuple[int, int, int], PromptItem]]) -> dict[str, Any]:
-    (epoch, position, _), _ = rows[0]
-    return {"epoch": epoch, "position": position, "indices": [a[2] for a, _ in rows], "items": [i for _, i in rows]}
-
-
-def law_of(policy: nn.Module, batch: RolloutBatch) -> Tensor:
-    """Log-law of a policy at the decisions of rollouts [R, M, K], of N draws [R, M, N K] (`joint_law`)."""
-    return policy(batch.hidden.float(), batch.positions, batch.candidates).flatten(2)
 
 
 @dataclass
@@ -128,68 +68,91 @@ class Prepared:
     advantages: Tensor  # [R], or [R, M] with credit by decision
     weights: Tensor  # [R] in the loss
     old: Tensor | None  # [R, M] log-probabilities under the rollout policy; None: the update is on-policy
-    reference: Tensor  # [R, M, K] log-law of the reference policy, of N draws [R, M, N K]
+    reference: Tensor  # [R, M, K] log-probabilities of the reference policy, of N candidates [R, M, N K]
     normalizer: float | Tensor
 
 
 class DCPOTrainer(ResilientTrainer):
-    """Trains `policy` on rollouts of the frozen `base`.
+    """Trains a chunk policy on rollouts of a frozen decoder.
 
-    reward_funcs: callables on a list of `rl.rewards.RolloutRecord`, one number each, NaN for "could not be computed";
-    added with `args.reward_weights` (default 1 each). `recognizer` transcribes the evaluation prompts.
+        trainer = DCPOTrainer(model="starter", reward_funcs=["token_likelihood", my_reward], args=args,
+                              train_dataset=dataset, decoder="starter")
+
+    model: a policy, or its folder; None: a new one, as `args.policy_…` say. reward_funcs: one or several of built-in
+    names, dotted paths and functions `(completions, **columns) -> list[float]` (rl/rewards.py), added with
+    `args.reward_weights`; None: those of args. train_dataset, eval_dataset: made by `rl.data.load_dataset`, or lists of
+    `PromptItem`; None: the splits train and dev of `args.data`. decoder, vocoder, recognizer: as `args` say where they
+    are None. Errors are of `dcar.errors`.
     """
 
     args: DCPOConfig
     train_dataset: Prompts
     eval_dataset: Prompts | None
 
-    def __init__(self, policy: ChunkPolicy, base: AnyDecoder, args: DCPOConfig, reward_funcs: Sequence[Reward],
-                 train_prompts: Sequence[PromptItem], vocoder: Vocoder, recognizer: Recognizer,
-                 eval_prompts: Sequence[PromptItem] | None = None, callbacks: list[TrainerCallback] | None = None):
-        if not args.chunk_range and args.forced_rows != "none":
-            raise ConfigError("chunk_range is empty: give it, or `guidance` (written by `dcar profile`), or "
-                              "forced_rows=none")
-        if max(args.chunk_range, default=1) > policy.config.num_actions:
-            raise ConfigError(f"chunk_range {args.chunk_range} asks for more tokens than the "
-                              f"{policy.config.num_actions} that the decoder's heads predict")
-        chosen = set(policy.config.sizes or args.chunk_range)
-        if args.forced_rows != "none" and not set(args.chunk_range) <= chosen:
-            raise ConfigError(f"chunk_range {args.chunk_range} has sizes that are not among the policy's: "
-                              f"policy_sizes={list(policy.config.sizes)}")
-        check_draws(policy, args.draws)
-        if args.credit == "decision":
-            check_locate(reward_funcs)
-        weights = args.reward_weights or [1.0] * len(reward_funcs)
-        if len(weights) != len(reward_funcs):
-            raise ConfigError(f"{len(weights)} reward_weights for {len(reward_funcs)} rewards")
-        self.jsonl = JsonlLog(Path(args.output_dir) / "log.jsonl")
-        callbacks = [self.jsonl, *(callbacks or [])]
-        trackers = [args.report_to] if isinstance(args.report_to, str) else list(args.report_to or [])
-        if "tensorboard" in trackers:
-            args.report_to = [name for name in trackers if name != "tensorboard"]
-            callbacks.append(TensorBoardLog(Path(args.output_dir) / "tensorboard"))
-        super().__init__(policy, args, train_dataset=Prompts(train_prompts),
-                         eval_dataset=None if eval_prompts is None else Prompts(eval_prompts), data_collator=collate,
-                         callbacks=callbacks)
+    def __init__(self, model: ChunkPolicy | str | None = None,
+                 reward_funcs: str | Reward | Sequence[str | Reward] | None = None, args: DCPOConfig | None = None,
+                 train_dataset: Dataset | Sequence[PromptItem] | None = None,
+                 eval_dataset: Dataset | Sequence[PromptItem] | None = None,
+                 callbacks: list[TrainerCallback] | None = None, *, decoder: AnyDecoder | str | None = None,
+                 vocoder: Vocoder | None = None, recognizer: Recognizer | None = None):
+        args = DCPOConfig() if args is None else args
+        decoder = required(args, "decoder") if decoder is None else decoder
+        self.base = load_decoder(decoder) if isinstance(decoder, str) else decoder
+        checksum = self.base.checksum() if hasattr(self.base, "checksum") else ""
+        args.chunk_range = guidance_range(args, checksum)
+        train, evaluated = prompts_of(args, self.base, train_dataset, eval_dataset)
+        self.vocoder = vocoder or vocoder_for(self.base, required(args, "data"), [*train, *(evaluated or ())],
+                                              args.vocoder, str(args.device))
+        if reward_funcs is None:
+            reward_funcs = args.reward_funcs
+        named = imported([reward_funcs] if isinstance(reward_funcs, str) or callable(reward_funcs) else reward_funcs)
+        args.reward_funcs = [path_of(reward) for reward in named]
+        if recognizer is None and (asks_recognizer(named) or evaluated and args.metric_for_best_model == "eval_wer"):
+            recognizer = load_recognizer(args.recognizer, device=str(args.device))
+        self.recognizer = PatientRecognizer(recognizer or Unheard(args.recognizer),
+                                            Patience(timeout=args.reward_timeout))
+        self.reward_funcs = [BUILT_IN[r](args, self.recognizer) if isinstance(r, str) else r for r in named]
+        self.reward_weights = args.reward_weights or [1.0] * len(self.reward_funcs)
+        policy = (make_policy(args, self.base, checksum) if model is None else
+                  bound(load_policy(model) if isinstance(model, str) else model, args, checksum))
+        check_fits(policy, args, self.reward_funcs)
+        self.jsonl = JsonlLog(Path(args.output_dir or "") / "log.jsonl")
+        super().__init__(policy, args, train_dataset=Prompts(train), eval_dataset=evaluated and Prompts(evaluated),
+                         data_collator=collate, callbacks=[self.jsonl, *(callbacks or [])])
         for noisy in (PrinterCallback, ProgressCallback):
             self.remove_callback(noisy)
-        self.add_callback(Progress(quiet=bool(args.disable_tqdm)))
+        if not args.disable_tqdm:
+            self.add_callback(Progress())
         if self.is_fsdp_enabled:
             raise ConfigError("the policy is small and the base frozen: run DCPO with "
                               "launch/accelerate/multi_gpu.yaml, not with FSDP")
-        self.base = base.to(args.device).eval().requires_grad_(False)
-        self.recognizer, self.vocoder = recognizer, vocoder
-        self.reward_funcs, self.reward_weights = list(reward_funcs), list(weights)
+        self.base = self.base.to(args.device).eval().requires_grad_(False)
         self.reference, self.rollout_policy = (self._frozen_copy() for _ in range(2))
         self.roller = Roller(
-            self.base, vocoder, self.reward_funcs, self.reward_weights, args.sampling, group_size=args.num_generations,
-            chunk_range=args.chunk_range, forced_rows=args.forced_rows, share_token_draws=args.common_random_numbers,
-            draws=args.draws, microbatches=args.reward_microbatches, overlap=args.overlap,
-            hidden_dtype=getattr(torch, args.hidden_dtype), decoding=args.decoding)  # type: ignore[arg-type]
+            self.base, self.vocoder, self.reward_funcs, self.reward_weights, args.sampling,
+            group_size=args.num_generations, chunk_range=args.chunk_range, forced_rows=args.forced_rows,
+            share_token_draws=args.common_random_numbers, draws=args.draws, recognizer=self.recognizer, microbatches=2,
+            hidden_dtype=getattr(torch, args.hidden_dtype))
         self.price = Price(args.tokens_per_pass, args.price_gain) if args.tokens_per_pass else None
         self._buffer: dict[int, Prepared] = {}
         self._meter = Meter()
         self._rollout_seconds = 0.0
+        self._hear_recordings(named)
+
+    def _hear_recordings(self, named: Sequence[str | Reward]) -> None:
+        """WER of the recordings under the reward recogniser: a part of the reward wer, and a check of the others.
+        RewardError where it mishears too many words."""
+        args, items = self.args, self.train_dataset.items
+        if "wer" not in named:  # the other rewards need it for the check alone
+            items = items[:: max(1, -(-len(items) // HEARD_FOR_CHECK))]
+        self.ground_truth = truth = GroundTruth(self.out / "ground_truth.json", self.recognizer.name, items)
+        if not asks_recognizer(named):
+            return
+        truth.measure(self.vocoder, self.recognizer, args.process_index, args.world_size)
+        check_hears(self.recognizer.name, truth.corpus(), args.max_reward_wer)
+        for name, reward in zip(named, self.reward_funcs, strict=True):
+            if name == "wer":
+                reward.ground_truth = truth.rates()  # type: ignore[attr-defined]
 
     @property
     def policy(self) -> ChunkPolicy:
@@ -206,7 +169,7 @@ class DCPOTrainer(ResilientTrainer):
         args = self.args
         batches = PromptBatches(
             len(self.train_dataset), args.prompts_per_step, args.gradient_accumulation_steps, args.num_iterations,
-            args.seed, args.process_index, args.world_size, args.shuffle_dataset is not False)
+            args.seed, args.process_index, args.world_size)
         # already this process's share: not prepared by Accelerate, which would shard it again
         return EpochLoader(self.train_dataset, batch_sampler=batches, collate_fn=collate,
                            generator=torch.Generator().manual_seed(args.seed))
@@ -218,21 +181,18 @@ class DCPOTrainer(ResilientTrainer):
             assert self.model is not None
             args = self.args
             if args.optimizer == "natural":
-                self.optimizer = NaturalGradient(self.model.parameters(), self._curvature, args.learning_rate,
-                                                 args.damping)
+                self.optimizer = NaturalGradient(self.model.parameters(), self._curvature, args.learning_rate)
                 return self.optimizer
             self.optimizer = torch.optim.Adam(self.model.parameters(), lr=args.learning_rate, eps=args.adam_epsilon,
                                               betas=(args.adam_beta1, args.adam_beta2))
         return self.optimizer
 
     def _curvature(self) -> Product:
-        """Products with the Fisher information of the policy's law at the decisions of this window, all processes."""
+        """Products with the Fisher information of the policy at the decisions of this window, all processes."""
         weights = [p for p in self.policy.parameters() if p.requires_grad]
-        window = list(self._buffer.values())
-        window = window[: math.ceil(self.args.fisher_share * len(window))]
         with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):  # the other attentions have no second derivative
             products = [fisher_product(law_of(self.policy, made.batch), partial(self._mean, made), weights)
-                        for made in window]
+                        for made in self._buffer.values()]
 
         def product(v: Sequence[Tensor]) -> list[Tensor]:
             parts = zip(*(one(v) for one in products), strict=True)
@@ -261,8 +221,9 @@ class DCPOTrainer(ResilientTrainer):
         out = objective.policy_loss(
             log_law, batch.actions, objective.behaviour_log_probs(old, batch.forced, args.forced_rows),
             prepared.reference, prepared.advantages, batch.mask, prepared.weights, beta=beta, epsilon=args.epsilon,
-            epsilon_high=args.epsilon_high, delta=args.delta, loss_type=args.loss_type, normalizer=prepared.normalizer)
-        self._log_update(out, log_law.detach(), prepared, beta)
+            loss_type=args.loss_type, normalizer=prepared.normalizer)
+        counted = batch.mask * (prepared.weights > 0).unsqueeze(-1)
+        add_update(self._meter, out, log_law.detach(), counted, beta)
         return (out.loss, {}) if return_outputs else out.loss
 
     def _rollouts(self, inputs: dict[str, Any]) -> Prepared:
@@ -271,18 +232,18 @@ class DCPOTrainer(ResilientTrainer):
         inside = inputs["position"] % args.window
         if inside == 0:
             state = self.policy.state_dict()
-            first = inputs["position"] == 0 and (inputs["epoch"] == 0 or args.reference_policy == "epoch")
-            for copy in (self.reference, self.rollout_policy) if first else (self.rollout_policy,):
+            for copy in (self.reference, self.rollout_policy) if inputs["position"] == 0 else (self.rollout_policy,):
                 copy.load_state_dict(state)
             self._buffer.clear()
             if self.price is not None:
                 self.price.advance()
         micro = inside % args.gradient_accumulation_steps
         if micro not in self._buffer:  # also after resuming inside a window: the same rollouts are made again
-            self.check_weights()  # a policy that is broken has no law to draw sizes from
+            self.check_weights()  # a policy that is broken has no distribution to draw from
             started = time.perf_counter()
             seed = args.seed * 1000 + 1 + inputs["epoch"]
-            batch = self.roller.collect(self.rollout_policy, inputs["items"], inputs["indices"], seed)
+            batch = self.roller.collect(self.rollout_policy, inputs["items"], inputs["indices"], seed,
+                                        trainer_state=self.state)
             # made again after resuming: they stand in the log already
             meter, self._meter = self._meter, Meter() if inside >= args.gradient_accumulation_steps else self._meter
             self._check_failures(batch)
@@ -296,21 +257,22 @@ class DCPOTrainer(ResilientTrainer):
         args = self.args
         std = objective.reward_std(self.accelerator.gather(batch.rewards)) if args.scale_rewards == "batch" else None
         advantages = objective.group_advantages(batch.rewards, args.num_generations, args.scale_rewards, std)
-        weights = objective.rollout_weights(batch.forced, advantages.valid, args.forced_rows, args.forced_weight)
+        weights = objective.rollout_weights(batch.forced, advantages.valid, args.forced_rows)
         reference = law_of(self.reference, batch)
         old = objective.taken(law_of(self.rollout_policy, batch), batch.actions) if args.num_iterations > 1 else None
         normalizer: float | Tensor = float(args.max_completion_length)
         if args.loss_type == "dapo":
             decisions = (batch.mask * (weights > 0).unsqueeze(-1)).sum()
             normalizer = self.accelerator.reduce(decisions, "mean").clamp(min=1)
-        self._log_rollouts(batch, advantages)
+        add_rollouts(self._meter, batch, advantages.zero_std, self.reward_funcs, args.chunk_range,
+                     self.policy.config.num_actions)
         values = self._credit(batch) if args.credit == "decision" else advantages.values
         if self.price is not None:
             values = objective.by_decision(values) + self._pay(batch, micro)
         return Prepared(batch, values, weights, old, reference, normalizer)
 
     def _pay(self, batch: RolloutBatch, micro: int) -> Tensor:
-        """What decisions [R, M] get for the length of their chunks, at the price of this window."""
+        """What decisions [R, M] get for the length of their chunks, as this window pays it."""
         assert self.price is not None
         sampled = [r.result for r in batch.records if not r.forced]
         kept = torch.tensor([sum(len(r.tokens) for r in sampled), sum(r.target_passes for r in sampled)],
@@ -333,23 +295,13 @@ class DCPOTrainer(ResilientTrainer):
         values = values[:, None].repeat(1, batch.actions.shape[1])
         # what every choice has in common: the first tokens of one chunk, nothing of several
         shortest = min(self.policy.config.sizes, default=1) if args.draws == 1 else 0
-        decisions = [
-            Decisions([] if failed else self._located(record),
-                      [p - (record.result.prompt_length - 1) for p in record.result.decision_positions])
-            for record, failed in zip(batch.records, batch.rewards.isnan().tolist(), strict=True)
-        ]
+        asked = [(r, w) for r, w in zip(self.reward_funcs, self.reward_weights, strict=True) if locates(r)]
+        decisions = decisions_of(batch.records, batch.rewards.isnan().tolist(), asked)
         for first in range(0, len(decisions), group):
             mates = decisions[first : first + group]
             for i, found in enumerate(decision_advantages(mates, args.credit_window, shortest), start=first):
                 values[i, : len(found)] += torch.from_numpy(found).to(values)
         return values
-
-    def _located(self, record: RolloutRecord) -> list[Located]:
-        """Where a rollout lost the rewards that say so, times their weights; nothing where one of them could not."""
-        asked = [(r, w) for r, w in zip(self.reward_funcs, self.reward_weights, strict=True) if locates(r)]
-        if any(reward not in record.located for reward, _ in asked):
-            return []
-        return [replace(record.located[r], costs=w * record.located[r].costs) for r, w in asked]
 
     def _check_failures(self, batch: RolloutBatch) -> None:
         failed = [r.failure for r, value in zip(batch.records, batch.rewards.tolist(), strict=True) if value != value]
@@ -365,65 +317,30 @@ class DCPOTrainer(ResilientTrainer):
                               f"max_failed_rewards {self.args.max_failed_rewards:.0%}; the first: {first}. "
                               f"{self._last_state()} The same command goes on from there")
 
-    # --- what is logged --------------------------------------------------------------------
-
-    def _log_rollouts(self, batch: RolloutBatch, advantages: objective.Advantages) -> None:
-        meter, records, rewards = self._meter, batch.records, batch.rewards.tolist()
-        sampled = [r for r in records if not r.forced]
-        meter.add_values("reward", rewards)
-        meter.add_values("reward_std", [float(objective.reward_std(batch.rewards))])
-        meter.add_values("reward_forced", [v for r, v in zip(records, rewards, strict=True) if r.forced])
-        meter.add_values("reward_sampled", [v for r, v in zip(records, rewards, strict=True) if not r.forced])
-        for j, reward in enumerate(self.reward_funcs):
-            meter.add_values(f"rewards/{reward.name}/mean", batch.parts[:, j].tolist())
-            if reward.name == "range_penalty":
-                meter.add_values("penalty", (-batch.parts[:, j]).tolist())
-        for name, rows in (("wer", records), ("wer_sampled", sampled)):
-            scored = [r.errors for r in rows if r.errors is not None]
-            meter.add(name, sum(e.errors for e in scored), sum(e.reference_words for e in scored))
-        meter.add("frac_reward_zero_std", float(advantages.zero_std.sum()), len(advantages.zero_std))
-        add_decisions(meter, "", sampled or records, self.args.chunk_range, self.policy.config.num_actions)
-        meter.add("duration_ratio", sum(len(r.result.tokens) for r in sampled or records),
-                  sum(len(r.item.reference_tokens) for r in sampled or records))
-        for name, value in batch.seconds.items():
-            meter.add(f"seconds_{name}", value)
-
-    @torch.no_grad()
-    def _log_update(self, out: objective.PolicyLoss, log_law: Tensor, prepared: Prepared, beta: float) -> None:
-        meter = self._meter
-        mask = prepared.batch.mask * (prepared.weights > 0).unsqueeze(-1)
-        decisions = float(mask.sum())
-        meter.add("entropy", float((objective.entropy(log_law) * mask).sum()), decisions)
-        meter.add("kl", float((out.kl * mask).sum()), decisions)
-        meter.add("clip_fraction", float((out.clipped * mask).sum()), decisions)
-        meter.add("beta", beta)
-        if decisions:
-            meter.add_max("ratio_max", float(out.ratio[mask > 0].max()))
-
     def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:
         if "loss" in logs:
             logs.update(self._meter.drain())
-        super().log(logs, start_time)
+        super().log(scalars(logs), start_time)
 
     # --- evaluation ---------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def evaluate(self, eval_dataset: Prompts | None = None, ignore_keys=None,  # type: ignore[override]
-                 metric_key_prefix: str = "eval") -> dict[str, Any]:
+    def evaluate(self, eval_dataset: Dataset | Sequence[PromptItem] | None = None,  # type: ignore[override]
+                 ignore_keys=None, metric_key_prefix: str = "eval") -> dict[str, Any]:
         """Speak the evaluation prompts with the greedy and the sampled policy; corpus WER by the reward recogniser,
         mean reward, tokens per pass, actions. The draws are the same in every evaluation of a run."""
-        dataset = eval_dataset or self.eval_dataset
-        if dataset is None:
-            raise ConfigError("evaluation needs evaluation prompts: set eval_split")
+        if eval_dataset is None and self.eval_dataset is None:
+            raise ConfigError("an evaluation needs prompts: give eval_dataset=…")
+        items = self.eval_dataset.items if eval_dataset is None else items_of(eval_dataset)  # type: ignore[union-attr]
         self.check_weights()
         started = time.perf_counter()
         metrics: dict[str, Any] = {}
-        base = self.base if self.args.decoding == "loop" else fast(self.base)
+        base, args = fast(self.base), self.args
         for mode, suffix in (("greedy", ""), ("sample", "_sampled")):
-            mine = dataset.items[self.args.process_index :: self.args.world_size]
-            method = ChunkMethod(PolicyChunk(self.policy, mode, draws=self.args.draws))  # type: ignore[arg-type]
-            results = decode(base, [i.prompt for i in mine], method, self.args.sampling,
-                             seed=self.args.seed * 1000, batch_size=self.args.per_device_eval_batch_size)
+            mine = items[args.process_index :: args.world_size]
+            method = ChunkMethod(PolicyChunk(self.policy, mode, draws=args.draws))  # type: ignore[arg-type]
+            results = decode(base, [i.prompt for i in mine], method, args.sampling, seed=args.seed * 1000,
+                             batch_size=args.per_device_eval_batch_size)
             records = [RolloutRecord(item, 0, 0, result) for item, result in zip(mine, results, strict=True)]
             metrics.update({f"{metric_key_prefix}_{k}{suffix}": v for k, v in self._judge(records).items()})
         metrics[f"{metric_key_prefix}_seconds"] = time.perf_counter() - started
@@ -433,10 +350,10 @@ class DCPOTrainer(ResilientTrainer):
         heard = needs_sound(self.reward_funcs) or self.args.metric_for_best_model == "eval_wer"
         if heard:
             synthesise(records, self.vocoder)
-        totals, _ = score(records, self.reward_funcs, self.reward_weights)
+        totals, _ = score(records, self.reward_funcs, self.reward_weights, self.recognizer, trainer_state=self.state)
         meter = Meter()
         meter.add_values("reward", totals.tolist())
-        add_decisions(meter, "", records, self.args.chunk_range, self.policy.config.num_actions)
+        add_decisions(meter, records, self.args.chunk_range, self.policy.config.num_actions)
         if not heard:
             return meter.drain()
         transcribe(records, self.recognizer)
@@ -498,11 +415,9 @@ class DCPOTrainer(ResilientTrainer):
         made = self._buffer.get(inputs["position"] % self.args.window % self.args.gradient_accumulation_steps)
         if made is None:
             return kept
-        batch = made.batch
-        return {**kept, "hidden": batch.hidden, "positions": batch.positions, "actions": batch.actions,
-                "mask": batch.mask, "forced": batch.forced, "rewards": batch.rewards, "advantages": made.advantages,
-                "candidates": batch.candidates,
-                "weights": made.weights, "reference": made.reference}
+        rolled = ("hidden", "positions", "actions", "mask", "forced", "rewards", "candidates")
+        return {**kept, **{name: getattr(made.batch, name) for name in rolled},
+                **{name: getattr(made, name) for name in ("advantages", "weights", "reference")}}
 
     def _load_copies(self, checkpoint: Path) -> None:
         stored = ChunkPolicy.load_config(checkpoint)
@@ -527,15 +442,3 @@ class DCPOTrainer(ResilientTrainer):
                                       "out folder, or resume=never to start again")
             self.price.restore(tensors["price"])
         self._buffer.clear()
-
-
-def add_decisions(meter: Meter, prefix: str, records: Sequence[RolloutRecord], chunk_range: Sequence[int],
-                  num_actions: int) -> None:
-    """Tokens per pass, truncation, share of actions outside the range, and the histogram of actions."""
-    results = [r.result for r in records]
-    actions = np.array([a for r in results for a in r.actions], dtype=np.int64)  # a process may have no prompt
-    meter.add(f"{prefix}tokens_per_pass", sum(len(r.tokens) for r in results), sum(r.target_passes for r in results))
-    meter.add(f"{prefix}truncated", sum(r.truncated for r in results), len(results))
-    if chunk_range:
-        meter.add(f"{prefix}out_of_range", float((~np.isin(actions, chunk_range)).sum()), len(actions))
-    meter.add_counts(f"{prefix}action_histogram", np.bincount(actions - 1, minlength=num_actions))

@@ -18,5 +18,5 @@ from rl.train import main  # noqa: E402
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    main(sys.argv[1:], base=ToyDecoder(), vocoder=ToyVocoder(), recognizer=ToyRecognizer(), train_items=toy_items(24),
-         eval_items=toy_items(9, 5, "dev"))
+    main(sys.argv[1:], decoder=ToyDecoder(), vocoder=ToyVocoder(), recognizer=ToyRecognizer(),
+         train_dataset=toy_items(24), eval_dataset=toy_items(9, 5, "dev"))

@@ -187,6 +187,12 @@ def toy_token_recognizer() -> TokenRecognizer:
     return model
 
 
+def faster(completions, chunk_sizes, **columns) -> list[float]:
+    """A reward of a user's own: more tokens a decision. It names no audio, so nothing is voiced for it."""
+    return [0.3 * (1 - len(sizes) / max(1, len(tokens)))
+            for tokens, sizes in zip(completions, chunk_sizes, strict=True)]
+
+
 def read(codes: list[int]) -> list[str]:
     """Units whose start, mids and end are contiguous, "junk" for each maximal broken run."""
     words: list[str] = []

@@ -87,8 +87,8 @@ def jobs(data: Path) -> dict[str, Job]:
             num_generations=4, num_train_epochs=2, num_iterations=2, gradient_accumulation_steps=2, chunk_range=[1, 2],
             learning_rate=3e-3, policy_width=32, policy_heads=2, max_completion_length=300, save_strategy="steps",
             save_steps=2, eval_strategy="steps", eval_steps=2, report_to=[])
-        run_dcpo(config, base=ToyDecoder(), vocoder=ToyVocoder(), recognizer=ToyRecognizer(), train_items=toy_items(8),
-                 eval_items=toy_items(4, 5, "dev"))
+        run_dcpo(config, decoder=ToyDecoder(), vocoder=ToyVocoder(), recognizer=ToyRecognizer(),
+                 train_dataset=toy_items(8), eval_dataset=toy_items(4, 5, "dev"))
 
     def prepare(out: Path) -> None:
         run_prepare(PrepareConfig(out=str(out / "p"), path=str(data / "corpus"), shard_size=4, wait_seconds=20),

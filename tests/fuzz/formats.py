@@ -47,8 +47,8 @@ from eval.results.store import Maker, RecordStore, Scope
 from eval.verifiers.statistics import VerifierStatistics
 from rl.config import DCPOConfig
 from rl.export import read_provenance
-from rl.rewards import GroundTruth
-from rl.train import guidance_range
+from rl.hearing import GroundTruth
+from rl.policies import guidance_range
 
 
 @dataclasses.dataclass(frozen=True)

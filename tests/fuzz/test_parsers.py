@@ -38,7 +38,7 @@ from eval.methods.registry import METHODS, Models, make_methods
 from eval.methods.samplings import parse_sampling, split_label, split_sampling
 from eval.results.store import read_jsonl
 from rl.config import DCPOConfig
-from rl.train import guidance_range
+from rl.policies import guidance_range
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "300"))
 MODELS = Models(tiny_decoder(), tiny_decoder(heads=1, seed=5), {"": tiny_policy()})

@@ -6,28 +6,18 @@ import numpy as np
 import pytest
 import torch
 from test_dcpo import TOY, log_of
-from toy_world import CODES, ToyCTC, ToyDecoder, ToyRecognizer, ToyVocoder, toy_items, toy_token_recognizer
+from toy_world import ToyCTC, ToyDecoder, ToyRecognizer, ToyVocoder, faster, toy_items, toy_token_recognizer
 
 from dcar.errors import CheckpointError, ConfigError
 from dcar.text.wer import score_corpus
-from dcar.tokens.warping import code_distances
 from heads.coherence import Coherence, CoherenceConfig
 from heads.policy import ChunkPolicy, ChunkPolicyConfig
 from rl.config import DCPOConfig
-from rl.price import Price
-from rl.rewards import (
-    LikelihoodReward,
-    RangePenalty,
-    SpeedBonus,
-    TokenLikelihoodReward,
-    TokenReward,
-    WERReward,
-    needs_sound,
-)
-from rl.train import make_policy
+from rl.credit import Price
+from rl.policies import make_policy
+from rl.rewards import LikelihoodReward, RangePenalty, TokenLikelihoodReward, WERReward, needs_sound
 from rl.trainer import DCPOTrainer, law_of
 
-DISTANCES = code_distances(np.eye(CODES))
 RUN = {**TOY, "chunk_range": [], "forced_rows": "none", "save_strategy": "steps", "save_steps": 1,
        "eval_strategy": "steps", "eval_steps": 1, "metric_for_best_model": "eval_reward"}
 
@@ -41,8 +31,8 @@ def trainer_of(out, rewards, reads="both", vocoder=None, **changes) -> DCPOTrain
     torch.manual_seed(1)
     policy = ChunkPolicy(ChunkPolicyConfig(24, 4, 16, 2, reads=reads, score_width=8))
     config = DCPOConfig(output_dir=str(out), **{**RUN, **changes})
-    return DCPOTrainer(policy, ToyDecoder(), config, rewards, toy_items(16), vocoder or ToyVocoder(), ToyRecognizer(),
-                       toy_items(5, 5, "dev"))
+    return DCPOTrainer(policy, rewards, config, toy_items(16), toy_items(5, 5, "dev"), decoder=ToyDecoder(),
+                       vocoder=vocoder or ToyVocoder(), recognizer=ToyRecognizer())
 
 
 @pytest.mark.parametrize("reads", ["candidates", "both"])
@@ -79,7 +69,7 @@ def stopped_and_whole(tmp_path, rewards, stop, **changes) -> tuple[DCPOTrainer, 
                                                 ("decision", 2.5)])
 def test_tokens_alone_train_without_a_sound_and_resume_bit_for_bit(tmp_path, credit, price):
     def rewards():
-        return [TokenReward(DISTANCES, locate=credit == "decision"), SpeedBonus(0.1)]
+        return [TokenLikelihoodReward(toy_token_recognizer(), locate=credit == "decision"), faster]
 
     # two updates on the rollouts of two micro-batches: the stop is inside a window, whose rollouts are made again
     more = {"tokens_per_pass": price, "num_iterations": 2, "gradient_accumulation_steps": 2} if price else {}
@@ -87,17 +77,7 @@ def test_tokens_alone_train_without_a_sound_and_resume_bit_for_bit(tmp_path, cre
     if price:
         assert whole.price.state().tolist() == again.price.state().tolist() and whole.price.value > 0
     lines = [line for line in log_of(tmp_path / "whole") if "eval_reward" in line]
-    assert lines and all("eval_wer" not in line and line["eval_reward"] < 0.1 for line in lines)
-
-
-@pytest.mark.parametrize("credit", ["utterance", "decision"])
-def test_likelihood_of_tokens_trains_without_a_sound_and_resumes_bit_for_bit(tmp_path, credit):
-    def rewards():
-        return [TokenLikelihoodReward(toy_token_recognizer(), locate=credit == "decision")]
-
-    stopped_and_whole(tmp_path, rewards, 2, vocoder=Deaf(), credit=credit)
-    lines = [line for line in log_of(tmp_path / "whole") if "eval_reward" in line]
-    assert lines and all("eval_wer" not in line and line["eval_reward"] < 0 for line in lines)
+    assert lines and all("eval_wer" not in line and line["eval_reward"] < 0.3 for line in lines)
 
 
 @pytest.mark.parametrize("tokens_too", [False, True])
@@ -105,7 +85,7 @@ def test_credit_by_likelihood_trains_and_resumes_bit_for_bit(tmp_path, tokens_to
     """Rollouts of a third of the lengths that occur cannot be voiced; they are masked."""
     def rewards():
         heard = LikelihoodReward(ToyCTC(), locate=True)
-        return [heard, TokenReward(DISTANCES, locate=True), SpeedBonus(0.1)] if tokens_too else [heard]
+        return [heard, TokenLikelihoodReward(toy_token_recognizer(), locate=True), faster] if tokens_too else [heard]
 
     stopped_and_whole(tmp_path, rewards, 1, vocoder=ToyVocoder(lambda tokens: len(tokens) % 3 == 0), credit="decision",
                       max_failed_rewards=1.0, num_iterations=2, gradient_accumulation_steps=2)
@@ -155,10 +135,14 @@ def test_a_policy_after_the_draw_learns_to_end_on_what_is_certain(tmp_path):
     assert np.mean(losses[-5:]) < 0.6 * np.mean(losses[:5])
 
 
+def nothing(completions, **columns):
+    return [0.0] * len(completions)
+
+
 def test_a_price_holds_chunks_at_a_length(tmp_path):
     """The reward pays for nothing, so only the price moves sizes: from 2.5 tokens a pass up to 3.4, and down to 1.6."""
     for target in (3.4, 1.6):
-        trainer = trainer_of(tmp_path / str(target), [SpeedBonus(0.0)], "candidates", vocoder=Deaf(), max_steps=80,
+        trainer = trainer_of(tmp_path / str(target), [nothing], "candidates", vocoder=Deaf(), max_steps=80,
                              learning_rate=0.02, per_device_train_batch_size=32, eval_strategy="no",
                              save_strategy="no", load_best_model_at_end=False, beta=0.0, tokens_per_pass=target)
         trainer.train()
@@ -186,41 +170,40 @@ def test_what_a_price_pays():
 
 
 def test_impossible_together(tmp_path):
-    located = TokenReward(DISTANCES, locate=True)
+    located = TokenLikelihoodReward(toy_token_recognizer(), locate=True)
     for rewards, why in (([WERReward(ToyRecognizer()), located], "wer judges utterances as a whole"),
-                         ([SpeedBonus(0.1)], "none of these does"),
-                         ([TokenReward(DISTANCES), SpeedBonus(1)], "none of these does"),
+                         ([faster], "none of these does"),
+                         ([TokenLikelihoodReward(toy_token_recognizer()), faster], "none of these does"),
                          ([located, LikelihoodReward(ToyCTC())], "log_likelihood judges utterances as a whole")):
         with pytest.raises(ConfigError, match=f"credit=decision needs.*{why}"):
             trainer_of(tmp_path, rewards, credit="decision")
     with pytest.raises(ConfigError, match="not among the policy's"):
         policy = ChunkPolicy(ChunkPolicyConfig(24, 4, 16, 2, reads="both", sizes=(2, 3)))
-        DCPOTrainer(policy, ToyDecoder(), DCPOConfig(output_dir=str(tmp_path), **{**RUN, "chunk_range": [1, 2],
-                                                                      "forced_rows": "policy_ratio"}),
-                    [WERReward(ToyRecognizer())], toy_items(16), ToyVocoder(), ToyRecognizer(), toy_items(4))
-    assert not needs_sound([TokenReward(DISTANCES), RangePenalty([2]), SpeedBonus(1),
-                            TokenLikelihoodReward(toy_token_recognizer())])
-    assert needs_sound([TokenReward(DISTANCES), WERReward(ToyRecognizer())]) and needs_sound([object()])
+        DCPOTrainer(policy, [WERReward(ToyRecognizer())],
+                    DCPOConfig(output_dir=str(tmp_path), **{**RUN, "chunk_range": [1, 2],
+                                                            "forced_rows": "policy_ratio"}), toy_items(16),
+                    toy_items(4), decoder=ToyDecoder(), vocoder=ToyVocoder(), recognizer=ToyRecognizer())
+    assert not needs_sound([RangePenalty([2]), faster, located]) and needs_sound([located, WERReward(ToyRecognizer())])
 
 
 @pytest.mark.parametrize("draws", [1, 3])
 def test_a_coherence_is_taken_along_and_stays_as_it_is(tmp_path, draws):
     """It is read at every decision, comes back with checkpoints, and no reward changes it. Of several chunks drawn side
     by side draw and size are one action."""
-    base = ToyDecoder()
-    checksum = base.checksum() if hasattr(base, "checksum") else "toy"
+    base, checksum = ToyDecoder(), "toy"
+    base.checksum = lambda: checksum
     torch.manual_seed(0)
     coherence = Coherence(CoherenceConfig(base.config.hidden_size, 4, base.config.output_size, 4, 8, checksum))
     coherence.save_pretrained(tmp_path / "coherence")
     settings = {**RUN, "max_steps": 2, "policy_reads": "candidates", "policy_coherence": str(tmp_path / "coherence"),
-                "policy_start": "coherent", "draws": draws}
+                "draws": draws}
     config = DCPOConfig(output_dir=str(tmp_path / "out"), **settings)
     policy = make_policy(config, base, checksum)
     start = policy.score(None, torch.tensor([[[-1.0, 0, 0, 0.5], [-2.0, 0, 0, -3.0], [0, 0, 0, 0], [0, 0, 0, 0]]]))[0]
     assert start[:2].tolist() == pytest.approx([2 * -1.0 + 0.5, 2 * -2.0 - 2.5])
-    trainer = DCPOTrainer(policy, base, config, [WERReward(ToyRecognizer())], toy_items(16), ToyVocoder(),
-                          ToyRecognizer(), toy_items(5, 5, "dev"))
-    scores = policy.scores.inner.weight.clone()
+    trainer = DCPOTrainer(policy, [WERReward(ToyRecognizer())], config, toy_items(16), toy_items(5, 5, "dev"),
+                          decoder=base, vocoder=ToyVocoder(), recognizer=ToyRecognizer())
+    scores = policy.scores.linear.weight.clone()
     batch = trainer._rollouts(next(iter(trainer.get_train_dataloader()))).batch
     assert batch.candidates.shape[2:] == (draws, 4, 4) and batch.candidates[..., 3].abs().max() > 0
     law = law_of(trainer.rollout_policy, batch)
@@ -230,12 +213,13 @@ def test_a_coherence_is_taken_along_and_stays_as_it_is(tmp_path, draws):
         taken = law[row].gather(-1, batch.actions[row, :, None])[: len(said), 0]
         assert taken.tolist() == pytest.approx(said, abs=1e-4)
     trainer.train()
-    assert not torch.equal(policy.scores.inner.weight, scores)
+    assert not torch.equal(policy.scores.linear.weight, scores)
     trained = ChunkPolicy.from_pretrained(tmp_path / "out" / "checkpoint-2")
     assert trained.coherence.checksum() == coherence.checksum() and trained.config.features == 4
-    for wrong, message in (({"policy_coherence": ""}, "policy_start=coherent begins"),
-                           ({"policy_reads": "hidden", "policy_start": "uniform"}, "sees candidates")):
-        with pytest.raises(ConfigError, match=message):
-            make_policy(DCPOConfig(output_dir=str(tmp_path / "x"), **{**settings, **wrong}), base, checksum)
+    with pytest.raises(ConfigError, match="sees candidates"):
+        make_policy(DCPOConfig(output_dir=str(tmp_path / "x"), **{**settings, "policy_reads": "hidden"}), base, "")
+    alone = make_policy(DCPOConfig(output_dir=str(tmp_path / "y"), **{**settings, "policy_coherence": ""}), base, "")
+    first = alone.score(None, torch.tensor([[[-1.0, 0, 0], [-2.0, 0, 0], [0, 0, 0], [0, 0, 0]]]))[0]
+    assert first[:2].tolist() == pytest.approx([-2.0, -4.0])  # the rule-based policy
     with pytest.raises(CheckpointError, match="train-coherence"):
         make_policy(config, base, "another")

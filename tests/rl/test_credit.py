@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from toy_world import CODES, ToyCTC, ToyRecognizer, toy_items, toy_token_recognizer
+from toy_world import ToyCTC, ToyRecognizer, toy_items, toy_token_recognizer
 
 from dcar.decoding import DecodeResult
 from dcar.errors import ConfigError
 from dcar.recognition.ctc import Alignment
-from dcar.tokens.warping import code_distances
 from rl.credit import Decisions, Located, decision_advantages
-from rl.rewards import LikelihoodReward, RolloutRecord, TokenLikelihoodReward, TokenReward, WERReward, score
-
-DISTANCES = code_distances(np.eye(CODES))
+from rl.hearing import RolloutRecord
+from rl.rewards import LikelihoodReward, TokenLikelihoodReward, WERReward, ask, score
 
 
 def group_of(costs: np.ndarray, starts: list[int]) -> list[Decisions]:
@@ -70,9 +68,8 @@ def rollouts(*spoken: list[int]) -> list[RolloutRecord]:
                           np.asarray(tokens, np.float32), 50) for g, tokens in enumerate(spoken)]
 
 
-def rewards() -> list[LikelihoodReward | TokenLikelihoodReward | TokenReward]:
-    return [LikelihoodReward(ToyCTC(), locate=True), TokenLikelihoodReward(toy_token_recognizer(), locate=True),
-            TokenReward(DISTANCES, locate=True)]
+def rewards() -> list[LikelihoodReward | TokenLikelihoodReward]:
+    return [LikelihoodReward(ToyCTC(), locate=True), TokenLikelihoodReward(toy_token_recognizer(), locate=True)]
 
 
 def credit(records, reward, starts, window=2) -> list[np.ndarray]:
@@ -86,7 +83,7 @@ def test_credit_lands_on_the_decision_whose_word_was_lost(reward):
     the lost word answers for it alone, at its place in each rollout."""
     slow = [*RED, 3, 4, 4, 4, 5, *GREEN, *BLACK]
     records = rollouts([*RED, *BLUE, *GREEN, *BLACK], [*RED, *BLUE, *WRONG, *BLACK], slow)
-    reward(records)
+    ask(reward, records)
     good, bad, lingering = credit(records, reward, [[0, 3, 6, 9], [0, 3, 6, 9], [0, 3, 8, 11]])
     assert bad[2] < -1.5 and bad[2] < 5 * min(bad[0], bad[1], bad[3])
     for other in (good, lingering):
@@ -97,14 +94,14 @@ def test_likelihood_is_lost_where_it_says():
     """Costs are the reward's, place by place; words of a text are the places, and tokens stand for them."""
     reward = LikelihoodReward(ToyCTC(), scale=0.5, floor=-50.0, locate=True)
     records = rollouts([*RED, *BLUE, *GREEN, *BLACK], [*RED, *BLUE, *WRONG, *BLACK], [0, 2, *BLUE, *GREEN, *BLACK])
-    values = reward(records)
-    assert values == LikelihoodReward(ToyCTC(), scale=0.5)(records)
+    values = ask(reward, records)
+    assert values == ask(LikelihoodReward(ToyCTC(), scale=0.5), records)
     for value, record in zip(values, records, strict=True):
         one = record.located[reward]
         assert one.costs.mean() == pytest.approx(-value) and one.rate == 4 / 12
     assert records[0].located[reward].places.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
     bounded = LikelihoodReward(ToyCTC(), scale=0.5, floor=-9.0, locate=True)
-    bounded(records)
+    ask(bounded, records)
     assert records[1].located[bounded].costs == pytest.approx(np.minimum(records[1].located[reward].costs, 4.5))
     assert records[1].located[reward].costs.max() > 4.5
     assert records[2].located[reward].places.tolist() == [0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
@@ -115,8 +112,8 @@ def test_likelihood_of_tokens_is_lost_where_it_says():
     recognizer = toy_token_recognizer()
     reward = TokenLikelihoodReward(recognizer, scale=0.5, floor=-50.0, locate=True)
     records = rollouts([*RED, *BLUE, *GREEN, *BLACK], [*RED, *BLUE, *WRONG, *BLACK], [0, 2, *BLUE, *GREEN, *BLACK])
-    values = reward(records)
-    assert values == TokenLikelihoodReward(recognizer, scale=0.5)(records) and values[1] < values[0] - 0.5
+    values = ask(reward, records)
+    assert values == ask(TokenLikelihoodReward(recognizer, scale=0.5), records) and values[1] < values[0] - 0.5
     for record, alignment in zip(records, recognizer.align([r.result.tokens for r in records], [(1, 2, 3, 4)] * 3),
                                  strict=True):
         one = record.located[reward]
@@ -124,10 +121,10 @@ def test_likelihood_of_tokens_is_lost_where_it_says():
         assert one.costs == pytest.approx(0.5 * alignment.costs)
     assert records[2].located[reward].places.tolist() == [0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
     bounded = TokenLikelihoodReward(recognizer, scale=0.5, floor=-9.0, locate=True)
-    bounded(records)
+    ask(bounded, records)
     assert records[1].located[bounded].costs.max() == 4.5 < records[1].located[reward].costs.max()
     short = rollouts([0, 3], [])
-    assert bounded(short) == [-4.5, -4.5] and short[0].located[bounded].costs.tolist() == [4.5] * 4
+    assert ask(bounded, short) == [-4.5, -4.5] and short[0].located[bounded].costs.tolist() == [4.5] * 4
     assert bounded not in short[1].located
 
 
@@ -149,7 +146,7 @@ def test_word_errors_are_lost_where_the_words_are():
     heard = ["red blue green black", "red blue yellow black", "red red blue black", "", "x x x x x x x x x x"]
     records = rollouts(*[[*RED, *BLUE, *GREEN, *BLACK]] * 5)
     reward = WERReward(Hears(*heard), cap=1.0, locate=True)
-    values = reward(records)
+    values = ask(reward, records)
     assert values == pytest.approx([0, -0.25, -0.5, -1, -1])
     assert [r.transcript for r in records] == heard and [r.errors.errors for r in records] == [0, 1, 2, 4, 10]
     costs = [r.located[reward].costs for r in records]
@@ -198,7 +195,7 @@ def test_frames_and_tokens_divide_the_same_wave():
         recognizer.frames = frames
         reward = LikelihoodReward(recognizer, scale=1.0, locate=True)
         records = rollouts([0, 1, 1, 2, 3, 4, 4, 5, 6, 7, 7, 8, 9, 10, 10, 11])
-        reward(records)
+        ask(reward, records)
         one, alone = records[0].located[reward], recognizer.align([records[0].wave], 50, [records[0].item.text])[0]
         assert one.places.tolist() == [0] * 4 + [1] * 4 + [2] * 4 + [3] * 4
         assert one.costs.mean() == pytest.approx(alone.costs.sum() / 10)  # nats per character
@@ -208,7 +205,7 @@ def test_rollouts_that_are_too_short_for_their_text_are_at_the_floor_everywhere(
     reward = LikelihoodReward(ToyCTC(), locate=True)
     records = rollouts([*RED, *BLUE, *GREEN, *BLACK], [0, 3, 6], [])
     records[2].wave = np.zeros(0, np.float32)
-    values = reward(records)
+    values = ask(reward, records)
     assert values[1:] == [-1.0, -1.0] and values[0] > -0.5
     short = records[1].located[reward]
     assert short.costs.tolist() == [1.0] * 4 and short.places.tolist() == [0, 1, 2]

@@ -132,21 +132,6 @@ def test_stage_two_moves_the_law_by_what_was_asked(tmp_path, reads):
     assert sum(kl) / len(kl) == pytest.approx(NATURAL["learning_rate"] ** 2 / 2, rel=0.5)
 
 
-def test_curvature_may_be_measured_on_a_share_of_the_window(tmp_path):
-    """A product over half of the window is that of its first micro-batch; over all, the mean of both."""
-    trainer = trainer_of(tmp_path, [WERReward(ToyRecognizer())], "candidates", max_steps=1, **NATURAL)
-    trainer.train()
-    v = [torch.ones_like(p) for p in trainer.policy.parameters() if p.requires_grad]
-    first, second = trainer._buffer.values()
-    found = {}
-    for name, buffer, share in (("first", {0: first}, 1.0), ("second", {0: second}, 1.0),
-                                ("half", {0: first, 1: second}, 0.5), ("both", {0: first, 1: second}, 0.51)):
-        trainer._buffer, trainer.args.fisher_share = buffer, share
-        found[name] = flat(trainer._curvature()(v))
-    assert torch.equal(found["half"], found["first"]) and not torch.allclose(found["first"], found["second"])
-    assert torch.allclose(found["both"], (found["first"] + found["second"]) / 2)
-
-
 def test_resumes_bit_for_bit(tmp_path):
     def rewards():
         return [WERReward(ToyRecognizer())]

@@ -4,32 +4,36 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 import time
 from dataclasses import replace
 
 import jiwer
 import numpy as np
 import pytest
-from toy_world import ToyRecognizer, ToyVocoder, toy_items, toy_token_recognizer
+import toy_world
+from toy_world import ToyRecognizer, ToyVocoder, faster, toy_items, toy_token_recognizer
 
 from dcar.decoding import DecodeResult
 from dcar.errors import AudioError, ConfigError, ServiceError
 from dcar.recognition.patient import Patience, PatientRecognizer
-from rl.meter import Meter
+from rl.data import RowItem
+from rl.hearing import GroundTruth, RolloutRecord, ground_truth_errors, synthesise
+from rl.metrics import Meter, add_decisions, scalars
 from rl.rewards import (
     CERReward,
-    GroundTruth,
     LikelihoodReward,
     RangePenalty,
-    RolloutRecord,
-    SpeedBonus,
     TokenLikelihoodReward,
     WERReward,
-    ground_truth_errors,
+    ask,
+    hears,
+    imported,
+    name_of,
+    needs_sound,
+    path_of,
     score,
 )
-from rl.rollout import synthesise
-from rl.trainer import add_decisions
 
 
 def record(index: int = 0, tokens=(0, 1, 2), actions=(1,), units: int = 4) -> RolloutRecord:
@@ -74,12 +78,12 @@ def test_wer_reward_agrees_with_jiwer_and_is_capped():
     heard = ["the cat sat on mat", "one too three four", "", "a b c d e f g h"]
     records = spoken(heard, references)
     reward = WERReward(Scripted(heard), {records[0].item.prompt.utterance_id: 0.5})
-    values = reward(records)
+    values = ask(reward, records)
     assert values[0] == pytest.approx(0.5 - jiwer.wer(references[0], heard[0]))
     assert values[1] == pytest.approx(-jiwer.wer(references[1], heard[1]))
     assert values[2] == -1  # an empty transcript is all words deleted
     assert records[3].errors.rate > 1 and values[3] == -1  # runaway speech counts as the cap
-    assert WERReward(Scripted(heard), cap=3.0)(spoken(heard, references))[3] == pytest.approx(-3.0)
+    assert ask(WERReward(Scripted(heard), cap=3.0), spoken(heard, references))[3] == pytest.approx(-3.0)
 
 
 def test_cer_reward_agrees_with_jiwer_is_capped_and_hears_each_rollout_once():
@@ -87,20 +91,20 @@ def test_cer_reward_agrees_with_jiwer_is_capped_and_hears_each_rollout_once():
     heard = ["the cat sat", "the bat sat", "what on earth was all of that about"]
     recognizer = Scripted(heard)
     records = spoken(heard, references)
-    wer = WERReward(recognizer)(records)
+    wer = ask(WERReward(recognizer), records)
     calls = recognizer.calls
-    values = CERReward(recognizer)(records)
+    values = ask(CERReward(recognizer), records)
     assert recognizer.calls == calls  # the transcripts of the other reward serve again
     assert values[:2] == [0.0, pytest.approx(-jiwer.cer("the cat sat", "the bat sat"))] and values[2] == -1.0
     assert values[1] > wer[1]
-    assert CERReward(Scripted(heard), cap=9.0)(spoken(heard, references))[2] == pytest.approx(
+    assert ask(CERReward(Scripted(heard), cap=9.0), spoken(heard, references))[2] == pytest.approx(
         -jiwer.cer(references[2], heard[2]))
 
 
 def test_a_rollout_without_tokens_is_bad_not_missing():
     r = record(tokens=(), actions=(2,))
     synthesise([r], ToyVocoder())
-    assert WERReward(ToyRecognizer())([r]) == [-1.0] and r.transcript == "" and r.failure is None
+    assert ask(WERReward(ToyRecognizer()), [r]) == [-1.0] and r.transcript == "" and r.failure is None
 
 
 def test_one_bad_wave_costs_one_reward():
@@ -135,35 +139,26 @@ def test_vocoder_failures_and_bad_samples_are_missing_rewards():
 ])
 def test_range_penalty(actions, tokens, expected):
     r = record(tokens=range(tokens), actions=actions)
-    assert -RangePenalty([2, 3])([r])[0] == pytest.approx(expected)
-    outside = sum(a not in (2, 3) for a in actions)
-    assert -RangePenalty([2, 3], kind="indicator")([r])[0] == pytest.approx(0.1 * outside / tokens)
-    assert RangePenalty([2, 3], kind="none")([r]) == [0.0]
-    assert -RangePenalty([2, 3], normalizer="decisions")([r])[0] == pytest.approx(expected * tokens / len(actions))
-    assert -RangePenalty([2, 3], alpha=1.0)([r])[0] == pytest.approx(10 * expected)
-
-
-def test_wrong_penalty_and_speed_bonus():
-    with pytest.raises(ConfigError, match="distance, indicator or none"):
-        RangePenalty([2], kind="squared")
-    assert SpeedBonus(0.3)([record(tokens=range(12), actions=[3] * 4)]) == [pytest.approx(0.3 * (1 - 4 / 12))]
+    assert -ask(RangePenalty([2, 3]), [r])[0] == pytest.approx(expected)
+    assert -ask(RangePenalty([2, 3], alpha=1.0), [r])[0] == pytest.approx(10 * expected)
+    assert ask(RangePenalty([]), [r]) == [0.0]
 
 
 def test_rewards_add_with_weights_and_one_failure_is_enough():
     class Sometimes:
         name = "sometimes"
 
-        def __call__(self, records):
+        def __call__(self, completions, **columns):
             return [1.0, float("inf")]
 
     class Broken:
         name = "broken"
 
-        def __call__(self, records):
+        def __call__(self, completions, **columns):
             raise OSError("disk")
 
     records = [record(0, range(10), [2] * 5), record(1, range(10), [1] * 10)]
-    total, parts = score(records, [SpeedBonus(1.0), Sometimes()], [2.0, 0.5])
+    total, parts = score(records, [faster, Sometimes()], [2 / 0.3, 0.5])
     assert total[0] == pytest.approx(2 * 0.5 + 0.5) and math.isnan(total[1])
     assert parts[1, 0] == 0 and "sometimes gave no finite number" in records[1].failure
     records = [record()]
@@ -177,7 +172,7 @@ def test_log_likelihood_is_scaled_and_has_a_floor():
 
     records = spoken([-0.5, -float("inf"), 0], ["a b", "c", "d"])
     records[2].wave = None
-    values = LikelihoodReward(CTC([-0.5, -float("inf"), 0]))(records)
+    values = ask(LikelihoodReward(CTC([-0.5, -float("inf"), 0])), records)
     assert values[:2] == pytest.approx([-0.05, -1.0]) and math.isnan(values[2])
     with pytest.raises(ConfigError, match="no likelihoods"):
         LikelihoodReward(Scripted([]))
@@ -187,11 +182,11 @@ def test_token_likelihood_needs_no_wave_is_scaled_and_has_a_floor():
     recognizer = toy_token_recognizer()
     right, wrong, short, silent = (record(i, tokens) for i, tokens in enumerate((
         perfect(4), [*perfect(2), *perfect(2)], (0, 3), ())))
-    values = TokenLikelihoodReward(recognizer, scale=0.5)([right, wrong, short, silent])
+    values = ask(TokenLikelihoodReward(recognizer, scale=0.5), [right, wrong, short, silent])
     told = recognizer.log_likelihood([right.result.tokens, wrong.result.tokens], [(1, 2, 3, 4)] * 2)
     assert values[:2] == pytest.approx([0.5 * t for t in told]) and values[1] < values[0] < 0
     assert values[2:] == [-5.0, -5.0] and right.wave is None and not any(r.failure for r in (right, short, silent))
-    assert TokenLikelihoodReward(recognizer, floor=-0.1)([wrong]) == [pytest.approx(-0.02)]
+    assert ask(TokenLikelihoodReward(recognizer, floor=-0.1), [wrong]) == [pytest.approx(-0.02)]
 
 
 def test_token_likelihood_is_of_what_was_to_be_spoken_alone():
@@ -200,7 +195,7 @@ def test_token_likelihood_is_of_what_was_to_be_spoken_alone():
     prompt = replace(plain.item.prompt, text_ids=(7, 8, *plain.item.prompt.text_ids), prompt_ids=(18, 19, 21, 23))
     longer = RolloutRecord(replace(plain.item, prompt=prompt, prompt_text_units=2), 0, 0, plain.result)
     assert longer.item.text_ids == plain.item.text_ids == (1, 2, 3, 4)
-    assert TokenLikelihoodReward(recognizer)([longer]) == TokenLikelihoodReward(recognizer)([plain])
+    assert ask(TokenLikelihoodReward(recognizer), [longer]) == ask(TokenLikelihoodReward(recognizer), [plain])
 
 
 def test_token_likelihood_of_ids_that_the_recogniser_does_not_know_is_missing():
@@ -238,13 +233,62 @@ def test_meter_takes_means_once_at_the_end():
     meter.add_counts("actions", [0, 4])
     assert meter.drain() == {"wer": 0.2, "reward": 2.0, "ratio_max": 1.2, "actions": [0.125, 0.875]}
     assert meter.drain() == {}
+    assert scalars({"a": 1.0, "b": [0.25, 0.75]}) == {"a": 1.0, "b/1": 0.25, "b/2": 0.75}  # as trackers take them
 
 
 def test_a_process_without_prompts_has_no_decisions_to_add():
     meter = Meter()
-    add_decisions(meter, "eval_", [], [2, 3], 4)
-    meter.add_counts("eval_action_histogram", [1, 0, 3, 0])  # of another process
-    assert meter.drain()["eval_action_histogram"] == [0.25, 0, 0.75, 0]
+    add_decisions(meter, [], [2, 3], 4)
+    meter.add_counts("action_histogram", [1, 0, 3, 0])  # of another process
+    assert meter.drain()["action_histogram"] == [0.25, 0, 0.75, 0]
+
+
+# --- rewards of a user's own ---------------------------------------------------------------------------------------
+
+
+def loudness(completions, audio, sample_rate, transcripts, emotion, **columns):
+    """Names sound, transcripts, and a column of the data set."""
+    assert sample_rate == 50 and emotion == ["calm", "calm"] and columns["trainer_state"] == "state"
+    assert columns["completion_ids"] == columns["speech_tokens"] == completions
+    assert columns["prompts"] == columns["text"]
+    return [None if wave is None or heard is None else float(len(heard.split())) + len(wave)
+            for wave, heard in zip(audio, transcripts, strict=True)]
+
+
+def test_a_function_gets_the_columns_that_it_names_and_none_is_missing():
+    records = [record(0, perfect(4)), record(1, (3, 4))]
+    for r in records:
+        r.item = RowItem(**vars(r.item), columns={"emotion": "calm"})
+    synthesise(records, ToyVocoder(lambda tokens: len(tokens) == 2))
+    totals, parts = score(records, [loudness, faster], [1.0, 0.0], ToyRecognizer(), trainer_state="state")
+    assert totals[0] == 4 + 12 and math.isnan(totals[1]) and "toy vocoder broke" in records[1].failure
+    assert parts[1, 1] > 0  # the other reward could be computed
+
+    def few(completions, **columns):
+        return [1.0]
+
+    def voiceless(completions, **columns):
+        return [0.0 for _ in columns["audio"]]
+
+    for reward, why in ((few, "gave 1 numbers for 2 rollouts"), (voiceless, "KeyError: 'audio'")):
+        silent = [record(0), record(1)]
+        assert np.isnan(score(silent, [reward], [1.0])[0]).all() and why in silent[0].failure
+    assert hears(loudness) and not hears(faster) and needs_sound([faster, loudness]) and not needs_sound([faster])
+    assert name_of(loudness) == "loudness" and name_of(WERReward(ToyRecognizer())) == "wer"
+
+
+def test_dotted_paths_name_functions(tmp_path, monkeypatch):
+    own = "def energy(completions, audio, **columns):\n    return [0.0] * len(audio)\n"
+    (tmp_path / "mine_here.py").write_text(own)
+    monkeypatch.chdir(tmp_path)  # a module in the folder that the command is started in
+    monkeypatch.setattr("sys.path", list(sys.path))
+    found = imported(["wer", "toy_world.faster", faster, "mine_here.energy"])
+    assert found[:3] == ["wer", toy_world.faster, faster] and hears(found[3])
+    assert [path_of(r) for r in found] == ["wer", "toy_world.faster", "toy_world.faster", "mine_here.energy"]
+    for wrong, why in (("mos", "unknown 'mos'; known are wer"), ("toy_world.none", "cannot import toy_world.none"),
+                       ("no_such_module.f", "No module named"), ("toy_world.UNITS", "cannot be called")):
+        with pytest.raises(ConfigError, match=why):
+            imported([wrong])
 
 
 # --- recognisers that fail ------------------------------------------------------------------------------------------
@@ -294,7 +338,7 @@ def test_a_recogniser_that_fails_is_asked_again_with_breaks(monkeypatch):
 def test_what_a_recogniser_cannot_answer_is_masked_and_counted(calls, message):
     recognizer = PatientRecognizer(Faulty(*calls), QUICK)
     records = [replace(record(i), wave=np.ones(3, np.float32), sample_rate=50) for i in range(3)]
-    totals, _ = score(records, [WERReward(recognizer), SpeedBonus(0.1)], [1.0, 1.0])
+    totals, _ = score(records, [WERReward(recognizer), faster], [1.0, 1.0])
     assert np.isnan(totals).all()
     assert all(re.search(message, r.failure) for r in records), records[0].failure
 
@@ -330,7 +374,7 @@ def test_likelihoods_are_asked_for_with_the_same_patience():
     faulty = Likely(CRASH, lambda waves: [-0.5] * len(waves))
     reward = LikelihoodReward(PatientRecognizer(faulty, QUICK), scale=2.0)
     records = [replace(record(i), wave=np.ones(3, np.float32), sample_rate=50) for i in range(2)]
-    assert reward(records) == [-1.0, -1.0] and faulty.asked == 2
+    assert ask(reward, records) == [-1.0, -1.0] and faulty.asked == 2
     with pytest.raises(ConfigError, match="gives no likelihoods"):
         LikelihoodReward(PatientRecognizer(Faulty(good), QUICK))
     nan = Likely(lambda waves: [float("nan")] * len(waves))

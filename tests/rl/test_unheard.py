@@ -14,9 +14,11 @@ from dcar.recognition.load import load_token_recognizer
 from dcar.recognition.tokens import TokenRecognizer, TokenRecognizerConfig
 from dcar.sources.shipped import shipped
 from dcar.text.phonemes import PHONEME_VERSION
-from rl import train
+from rl import trainer as module
 from rl.config import DCPOConfig
-from rl.train import HEARING, Unheard, build, hears, make_rewards
+from rl.hearing import Unheard
+from rl.rewards import ASKS, BUILT_IN, asks_recognizer, hears
+from rl.trainer import DCPOTrainer
 
 
 def config_of(folder, *more: str) -> DCPOConfig:
@@ -27,14 +29,15 @@ def config_of(folder, *more: str) -> DCPOConfig:
 
 def made(config: DCPOConfig):
     items = tiny_items(2 * config.prompts_per_step)
-    return build(config, base=tiny_decoder(7), vocoder=ToneVocoder(), train_items=items, eval_items=items)
+    return DCPOTrainer(args=config, decoder=tiny_decoder(7), vocoder=ToneVocoder(), train_dataset=items,
+                       eval_dataset=items)
 
 
 def test_what_is_not_heard_is_not_loaded(tmp_path, monkeypatch):
     def missing(name: str, device: str):
         raise AssetError(f"the recogniser {name} needs NeMo")
 
-    monkeypatch.setattr(train, "load_recognizer", missing)
+    monkeypatch.setattr(module, "load_recognizer", missing)
     trainer = made(config_of(tmp_path))
     assert trainer.recognizer.name == "starter"
     assert "reward" in "".join(trainer.evaluate())
@@ -47,10 +50,10 @@ def test_what_is_not_heard_is_not_loaded(tmp_path, monkeypatch):
 
 def test_likelihood_of_tokens_is_by_a_recogniser_of_the_same_tokens(tmp_path):
     def reward(*more: str):
-        return make_rewards(config_of(tmp_path, "reward_funcs=[token_likelihood]", *more), Unheard("a"), {})[0]
+        return BUILT_IN["token_likelihood"](config_of(tmp_path, *more), Unheard("a"))
 
-    made = reward(f"data={shipped('prepared')}", "credit=decision", "token_likelihood_scale=0.5")
-    assert made.locates and not made.hears and made.scale == 0.5
+    made = reward(f"data={shipped('prepared')}", "credit=decision")
+    assert made.locates and not made.hears and made.scale == 0.2
     assert made.recognizer.checksum() == load_token_recognizer("starter").checksum()
     other = write_prepared(tmp_path / "other")
     with pytest.raises(CheckpointError, match="other: has tokens of tiny@abc.*dcar train-token-recognizer"):
@@ -67,7 +70,7 @@ def test_rewards_that_hear_are_known_by_name(tmp_path):
         def log_likelihood(self, waves, sample_rate, texts):
             return [0.0] * len(waves)
 
-    for name in ("wer", "cer", "log_likelihood", "range_penalty", "speed_bonus"):
-        config = config_of(tmp_path, f"reward_funcs=[{name}]", "speed_bonus=0.1")
-        (reward,) = make_rewards(config, Likely("a"), {})
-        assert getattr(reward, "hears", True) == (name in HEARING) == hears(config, evaluates=False)
+    for name in ("wer", "cer", "log_likelihood", "range_penalty"):
+        reward = BUILT_IN[name](config_of(tmp_path), Likely("a"))
+        assert hears(reward) == (name in ASKS) == asks_recognizer([name]) and reward.name == name
+    assert asks_recognizer([lambda completions, transcripts, **columns: [0.0]])

@@ -208,7 +208,7 @@ def test_one_lora_run_to_the_end(qwen, data, tmp_path, monkeypatch):
                    num_generations=4, per_device_train_batch_size=8, num_train_epochs=1, chunk_range=[2, 3],
                    policy_width=16, policy_heads=2,
                    max_completion_length=40, decoder=str(tmp_path / "car"), data=str(data)),
-        vocoder=vocoder, recognizer=judge, train_items=items[:8], eval_items=items[:2])
+        vocoder=vocoder, recognizer=judge, train_dataset=items[:8], eval_dataset=items[:2])
     out = export(ExportConfig(str(tmp_path / "dcpo"), str(tmp_path / "policy"), str(tmp_path / "car")))
     assert (out / "serving.pt2").is_file() and (out / "README.md").is_file() and policy.is_dir()
 

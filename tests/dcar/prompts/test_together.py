@@ -18,7 +18,7 @@ from eval.analysis import fit_verifiers, oracle
 from eval.compare.run import CompareConfig, load_tools
 from rl import profile
 from rl.config import DCPOConfig
-from rl.train import build
+from rl.trainer import DCPOTrainer
 
 OWN = dict(text_vocab_size=64, tokenizer="tiny@abc", phonemes=PHONEME_VERSION)
 
@@ -47,7 +47,7 @@ def test_ids_of_another_origin_are_refused_by_every_command(data, tmp_path, chan
     commands = [
         lambda: load_tools(CompareConfig(data=data, split="dev", decoder=folder, noise_quality_utterances=0), "cpu"),
         lambda: load_prompts(data, "dev", decoder, 5, 0),
-        lambda: build(DCPOConfig(output_dir=str(tmp_path / "dcpo"), use_cpu=True, decoder=folder, data=data)),
+        lambda: DCPOTrainer(args=DCPOConfig(str(tmp_path / "dcpo"), use_cpu=True, decoder=folder, data=data)),
         lambda: profile.run(profile.ProfileConfig(decoder=folder, data=data)),
         lambda: fit_verifiers.run(fit_verifiers.FitConfig(decoder=folder, data=data)),
         lambda: oracle.run(oracle.OracleConfig(decoder=folder, data=data)),

@@ -1,0 +1,133 @@
+"""The prompts that stage two trains on: as a `datasets.Dataset`, and in the order of a run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+from datasets import Dataset
+from torch.utils.data import Dataset as TorchDataset
+from torch.utils.data import Sampler
+
+from dcar.decoding import Prompt
+from dcar.errors import ConfigError, DataError
+from dcar.model.draft import AnyDecoder
+from dcar.prompts.items import PromptItem
+from dcar.prompts.load import load_prompts
+from rl.config import DCPOConfig, required
+
+COLUMNS = ("utterance_id", "text", "text_ids", "prompt_ids", "speaker", "speaker_embedding", "reference_tokens",
+           "prompt_utterance_id", "duration", "prompt_text_units")
+
+
+def load_dataset(data: str, decoder: AnyDecoder, split: str = "train", prompt_tokens: int = 50, seed: int = 42,
+                 limit: int | None = None, min_seconds: float = 0.0) -> Dataset:
+    """The prompts of a prepared corpus as a data set of `COLUMNS`, a row each. Columns that are added to it reach the
+    reward functions by their names.
+
+    data: folder of `dcar prepare`; prompt_tokens: length of the speech prompt; limit: at most so many, chosen by seed;
+    min_seconds: of the recordings, at least.
+    """
+    items = load_prompts(data, split, decoder, prompt_tokens, seed, limit, min_seconds)
+    return Dataset.from_list([{
+        "utterance_id": i.prompt.utterance_id, "text": i.text, "text_ids": list(i.prompt.text_ids),
+        "prompt_ids": list(i.prompt.prompt_ids), "speaker": i.speaker, "speaker_embedding": i.speaker_embedding,
+        "reference_tokens": list(i.reference_tokens), "prompt_utterance_id": i.prompt_utterance_id,
+        "duration": i.duration, "prompt_text_units": i.prompt_text_units} for i in items])
+
+
+@dataclass(frozen=True)
+class RowItem(PromptItem):
+    """A prompt with the further columns of its row."""
+
+    columns: dict[str, Any] = field(default_factory=dict)
+
+
+def items_of(dataset: Sequence[PromptItem] | Dataset) -> list[PromptItem]:
+    """The prompts of a data set as `load_dataset` makes it, or those that are given. DataError for another one."""
+    if not isinstance(dataset, Dataset):
+        return list(dataset)
+    if missing := [name for name in COLUMNS if name not in dataset.column_names]:
+        raise DataError(f"the data set has no column {', '.join(missing)}; make it by rl.data.load_dataset")
+    return [RowItem(Prompt(row["utterance_id"], tuple(row["text_ids"]), tuple(row["prompt_ids"])), row["text"],
+                    row["speaker"], np.asarray(row["speaker_embedding"], np.float32), list(row["reference_tokens"]),
+                    row["prompt_utterance_id"], row["duration"], row["prompt_text_units"],
+                    {name: value for name, value in row.items() if name not in COLUMNS}) for row in dataset]
+
+
+def prompts_of(args: DCPOConfig, decoder: AnyDecoder, train: Sequence[PromptItem] | Dataset | None,
+               evaluated: Sequence[PromptItem] | Dataset | None) -> tuple[list[PromptItem], list[PromptItem] | None]:
+    """The training prompts of a run, and those of its evaluations where there are any: the data sets that are given, or
+    the splits train and dev of `args.data`."""
+    load = partial(load_prompts, base=decoder, prompt_tokens=args.prompt_tokens, seed=args.seed)
+    if train is None:
+        train = load(required(args, "data"), "train", limit=args.max_train_prompts, min_seconds=args.min_seconds)
+    if evaluated is None and args.eval_strategy != "no":
+        evaluated = load(required(args, "data"), "dev", limit=args.max_eval_prompts)
+    return items_of(train), None if evaluated is None else items_of(evaluated)
+
+
+Address = tuple[int, int, int]  # epoch, position of the batch, index of the prompt
+
+
+class Prompts(TorchDataset):
+    """Prompts addressed by epoch, position of the batch, and index."""
+
+    def __init__(self, items: Sequence[PromptItem]):
+        self.items = items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, address: Address) -> tuple[Address, PromptItem]:
+        return address, self.items[address[2]]
+
+
+class PromptBatches(Sampler[list[Address]]):
+    """This process's prompts of every micro-batch, as a pure function of (seed, epoch).
+
+    A window of `accumulation` micro-batches is repeated `iterations` times: the inner updates on the same rollouts.
+    The last window of an epoch is filled up from the beginning of the permutation.
+    """
+
+    def __init__(self, size: int, prompts: int, accumulation: int, iterations: int, seed: int, rank: int = 0,
+                 processes: int = 1):
+        self.size, self.prompts, self.accumulation, self.iterations = size, prompts, accumulation, iterations
+        self.seed, self.rank, self.processes = seed, rank, processes
+        self.epoch = 0
+        self.per_window = prompts * processes * accumulation
+        if size < self.per_window:
+            raise ConfigError(
+                f"{size} training prompts are fewer than the {self.per_window} of one update ({prompts} x {processes} "
+                f"processes x {accumulation} accumulated): lower per_device_train_batch_size or give more prompts")
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    @property
+    def windows(self) -> int:
+        return math.ceil(self.size / self.per_window)
+
+    def __len__(self) -> int:
+        return self.windows * self.accumulation * self.iterations
+
+    def __iter__(self) -> Iterator[list[Address]]:
+        order = np.resize(np.random.default_rng([self.seed, self.epoch]).permutation(self.size),
+                          self.windows * self.per_window)
+        position = 0
+        for window in range(self.windows):
+            for _ in range(self.iterations):
+                for micro in range(self.accumulation):
+                    first = (window * self.accumulation + micro) * self.prompts * self.processes
+                    mine = order[first + self.rank * self.prompts : first + (self.rank + 1) * self.prompts]
+                    yield [(self.epoch, position, int(i)) for i in mine]
+                    position += 1
+
+
+def collate(rows: list[tuple[Address, PromptItem]]) -> dict[str, Any]:
+    (epoch, position, _), _ = rows[0]
+    return {"epoch": epoch, "position": position, "indices": [a[2] for a, _ in rows], "items": [i for _, i in rows]}

@@ -1,0 +1,148 @@
+"""What a run tells while it trains: quantities merged over steps and processes, and one moving line on the terminal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from accelerate.utils import gather_object
+from torch import Tensor
+from tqdm import tqdm
+from transformers import TrainerCallback
+
+from rl import objective
+from rl.rewards import Reward, RolloutRecord, name_of
+
+if TYPE_CHECKING:
+    from rl.rollout import RolloutBatch
+
+
+class Meter:
+    """Counts and sums between two lines of the log: a mean is taken once, at the end."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, tuple[float, float]] = {}
+        self._maxima: dict[str, float] = {}
+        self._counts: dict[str, list[float]] = {}
+
+    def add(self, name: str, total: float, count: float = 1.0) -> None:
+        """A mean is logged: sum of totals / sum of counts."""
+        a, b = self._sums.get(name, (0.0, 0.0))
+        self._sums[name] = (a + float(total), b + float(count))
+
+    def add_values(self, name: str, values: Iterable[float]) -> None:
+        """The mean of the values that are finite is logged."""
+        finite = [float(v) for v in values if math.isfinite(v)]
+        self.add(name, sum(finite), len(finite))
+
+    def add_max(self, name: str, value: float) -> None:
+        self._maxima[name] = max(float(value), self._maxima.get(name, -math.inf))
+
+    def add_counts(self, name: str, counts: Iterable[float]) -> None:
+        """Shares of a total are logged, as a list."""
+        new = [float(c) for c in counts]
+        self._counts[name] = [a + b for a, b in zip(self._counts.get(name, [0.0] * len(new)), new, strict=True)]
+
+    def drain(self) -> dict[str, float | list[float]]:
+        """The quantities of all processes, and start anew. Every process has to call it."""
+        states = gather_object([(self._sums, self._maxima, self._counts)])
+        self._sums, self._maxima, self._counts = {}, {}, {}
+        merged = Meter()
+        for sums, maxima, counts in states:
+            for name, (total, count) in sums.items():
+                merged.add(name, total, count)
+            for name, value in maxima.items():
+                merged.add_max(name, value)
+            for name, values in counts.items():
+                merged.add_counts(name, values)
+        out: dict[str, float | list[float]] = {k: a / b for k, (a, b) in merged._sums.items() if b}
+        out.update(merged._maxima)
+        for name, values in merged._counts.items():
+            out[name] = [v / max(1.0, sum(values)) for v in values]
+        return out
+
+
+def scalars(logs: dict[str, Any]) -> dict[str, Any]:
+    """A list as one number an entry, name/1, name/2, …: trackers take numbers only."""
+    return {f"{name}/{i}" if isinstance(value, list) else name: number for name, value in logs.items()
+            for i, number in enumerate(value if isinstance(value, list) else [value], start=1)}
+
+
+def add_rollouts(meter: Meter, batch: RolloutBatch, zero_std: Tensor, rewards: Sequence[Reward],
+                 chunk_range: Sequence[int], num_actions: int) -> None:
+    """What the rollouts of a step are like and what they are worth; zero_std [groups] bool."""
+    records, totals = batch.records, batch.rewards.tolist()
+    sampled = [r for r in records if not r.forced]
+    meter.add_values("reward", totals)
+    meter.add_values("reward_std", [float(objective.reward_std(batch.rewards))])
+    meter.add_values("reward_forced", [v for r, v in zip(records, totals, strict=True) if r.forced])
+    meter.add_values("reward_sampled", [v for r, v in zip(records, totals, strict=True) if not r.forced])
+    for j, reward in enumerate(rewards):
+        meter.add_values(f"rewards/{name_of(reward)}/mean", batch.parts[:, j].tolist())
+    for name, rows in (("wer", records), ("wer_sampled", sampled)):
+        scored = [r.errors for r in rows if r.errors is not None]
+        meter.add(name, sum(e.errors for e in scored), sum(e.reference_words for e in scored))
+    meter.add("frac_reward_zero_std", float(zero_std.sum()), len(zero_std))
+    add_decisions(meter, sampled or records, chunk_range, num_actions)
+    meter.add("duration_ratio", sum(len(r.result.tokens) for r in sampled or records),
+              sum(len(r.item.reference_tokens) for r in sampled or records))
+    for name, value in batch.seconds.items():
+        meter.add(f"seconds_{name}", value)
+
+
+def add_decisions(meter: Meter, records: Sequence[RolloutRecord], chunk_range: Sequence[int],
+                  num_actions: int) -> None:
+    """Tokens per pass, truncation, share of chunk sizes outside the range, and how often each size was chosen."""
+    results = [r.result for r in records]
+    actions = np.array([a for r in results for a in r.actions], dtype=np.int64)  # a process may have no prompt
+    meter.add("tokens_per_pass", sum(len(r.tokens) for r in results), sum(r.target_passes for r in results))
+    meter.add("truncated", sum(r.truncated for r in results), len(results))
+    if chunk_range:
+        meter.add("out_of_range", float((~np.isin(actions, chunk_range)).sum()), len(actions))
+    meter.add_counts("action_histogram", np.bincount(actions - 1, minlength=num_actions))
+
+
+@torch.no_grad()
+def add_update(meter: Meter, out: objective.PolicyLoss, log_law: Tensor, mask: Tensor, beta: float) -> None:
+    """What an update is like: mask [R, M] of the decisions that count in the loss."""
+    decisions = float(mask.sum())
+    meter.add("entropy", float((objective.entropy(log_law) * mask).sum()), decisions)
+    meter.add("kl", float((out.kl * mask).sum()), decisions)
+    meter.add("clip_fraction", float((out.clipped * mask).sum()), decisions)
+    meter.add("beta", beta)
+    if decisions:
+        meter.add_max("ratio_max", float(out.ratio[mask > 0].max()))
+
+
+SHOWN = {"reward_sampled": "sampled", "reward_forced": "forced", "wer": "wer", "tokens_per_pass": "tok/pass",
+         "entropy": "entropy", "failed_rewards": "failed"}
+
+
+class Progress(TrainerCallback):
+    """One line that moves, with the few quantities that tell whether a run is well, and one line an evaluation."""
+
+    def __init__(self) -> None:
+        self.bar: tqdm | None = None
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        if state.is_world_process_zero:
+            self.bar = tqdm(total=state.max_steps, initial=state.global_step, desc="DCPO", dynamic_ncols=True)
+
+    def on_log(self, args, state, control, logs: dict[str, Any] | None = None, **kwargs):
+        if not state.is_world_process_zero or not logs:
+            return
+        if "loss" in logs and self.bar is not None:
+            self.bar.set_postfix({text: f"{logs[name]:.3f}" for name, text in SHOWN.items() if name in logs})
+            self.bar.update(state.global_step - self.bar.n)
+        elif "eval_wer" in logs:
+            tqdm.write(f"step {state.global_step}: WER {100 * logs['eval_wer']:.2f} % at "
+                       f"{logs['eval_tokens_per_pass']:.2f} tokens a pass (sampled "
+                       f"{100 * logs['eval_wer_sampled']:.2f} % at {logs['eval_tokens_per_pass_sampled']:.2f})")
+
+    def on_train_end(self, args, state, control, **kwargs):
+        if self.bar is not None:
+            self.bar.close()
+            self.bar = None

@@ -1,0 +1,136 @@
+"""What a user of TRL finds: arguments of `GRPOTrainer`, reward functions of one's own, trackers of transformers."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import sys
+import types
+
+import numpy as np
+import pytest
+import toy_world
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from test_dcpo import Listener, files, log_of  # noqa: F401  (fixture: decoder, vocoder and corpus on disk)
+from transformers import TrainingArguments
+from transformers.integrations import integration_utils
+from trl import GRPOConfig, GRPOTrainer
+
+from dcar.errors import ConfigError, DataError
+from dcar.model.load import load_decoder
+from heads.policy import ChunkPolicy, ChunkPolicyConfig
+from rl.config import NOT_OURS, DCPOConfig
+from rl.data import load_dataset
+from rl.trainer import DCPOTrainer
+
+SMALL = dict(use_cpu=True, disable_tqdm=True, seed=1, per_device_train_batch_size=8, num_generations=4, max_steps=2,
+             chunk_range=[2, 3], policy_width=16, policy_heads=2, max_completion_length=20, prompt_tokens=5,
+             eval_strategy="no", save_strategy="no", learning_rate=0.01)
+
+
+def trainer_of(files, rewards, **more) -> DCPOTrainer:  # noqa: F811
+    args = DCPOConfig(str(files / "run"), decoder=str(files / "base"), data=str(files / "data"),
+                      vocoder=str(files / "vocoder"), **{**SMALL, **more})
+    return DCPOTrainer(reward_funcs=rewards, args=args, recognizer=Listener())
+
+
+def test_a_reward_of_ones_own_trains(files):  # noqa: F811
+    """A function, one by its dotted path and a built-in one side by side, with a column of the data set."""
+    seen = []
+
+    def loud(completions, audio, emotion, transcripts, trainer_state, **columns):
+        seen.append((emotion, transcripts, columns["sample_rate"], trainer_state.global_step))
+        return [None if wave is None else float(len(wave) % 7) for wave in audio]
+
+    decoder = load_decoder(str(files / "base"))
+    dataset = load_dataset(str(files / "data"), decoder, prompt_tokens=5)
+    dataset = dataset.add_column("emotion", ["calm"] * len(dataset))
+    args = DCPOConfig(str(files / "run"), reward_weights=[1.0, 0.5, 2.0], **SMALL)
+    parts = dict(decoder=decoder, vocoder=trainer_of(files, "range_penalty").vocoder, recognizer=Listener())
+    trainer = DCPOTrainer(reward_funcs=[loud, "toy_world.faster", "range_penalty"], args=args, train_dataset=dataset,
+                          **parts)
+    before = trainer.policy.checksum()
+    trainer.train()
+    assert trainer.policy.checksum() != before
+    first = [line for line in log_of(files / "run") if "loss" in line][0]
+    parts_of_reward = [first[f"rewards/{name}/mean"] for name in ("loud", "faster", "range_penalty")]
+    assert first["reward"] == pytest.approx(np.dot(parts_of_reward, [1.0, 0.5, 2.0])) and first["failed_rewards"] == 0
+    assert {s for *_, s in seen} == {0, 1} and all(e == "calm" for emotions, *_ in seen for e in emotions)
+    assert {t for _, heard, *_ in seen for t in heard} <= {"a red house", "a red mouse"}
+    assert args.reward_funcs[1:] == ["toy_world.faster", "range_penalty"] and args.reward_funcs[0].endswith("loud")
+    trainer.save_model(str(files / "policy"))
+    args = DCPOConfig(str(files / "more"), **SMALL)
+    again = DCPOTrainer(str(files / "policy"), toy_world.faster, args, dataset, **parts)
+    assert again.policy.checksum() == trainer.policy.checksum()
+    with pytest.raises(DataError, match="no column text"):
+        DCPOTrainer(None, toy_world.faster, args, dataset.remove_columns("text"), **parts)
+    with pytest.raises(ConfigError, match="data is not set"):
+        args = DCPOConfig(str(files / "x"), **{**SMALL, "eval_strategy": "epoch", "save_strategy": "epoch"})
+        DCPOTrainer(None, toy_world.faster, args, dataset, **parts)
+
+
+def test_the_data_set_gives_the_prompts_of_the_command(files):  # noqa: F811
+    trainer = trainer_of(files, "range_penalty")
+    dataset = load_dataset(str(files / "data"), trainer.base, prompt_tokens=5, seed=1)
+    other = DCPOTrainer(None, "range_penalty", trainer.args, dataset, decoder=trainer.base, vocoder=trainer.vocoder,
+                        recognizer=Listener())
+    for a, b in zip(trainer.train_dataset.items, other.train_dataset.items, strict=True):
+        ours, theirs = vars(a), {k: v for k, v in vars(b).items() if k != "columns"}
+        assert np.array_equal(ours.pop("speaker_embedding"), theirs.pop("speaker_embedding")) and ours == theirs
+
+
+def test_names_are_those_of_trl():
+    ours, theirs = (list(inspect.signature(t.__init__).parameters) for t in (DCPOTrainer, GRPOTrainer))
+    shared = ["self", "model", "reward_funcs", "args", "train_dataset", "eval_dataset"]
+    assert ours[:6] == theirs[:6] == shared and "callbacks" in ours
+    grpo, own, base = ({f.name for f in dataclasses.fields(t)} for t in (GRPOConfig, DCPOConfig, TrainingArguments))
+    settings = own - base - set(NOT_OURS)
+    assert len(settings) <= 45 and settings & grpo >= {"num_generations", "beta", "epsilon", "loss_type"}
+    assert not own & set(DCPOConfig.REMOVED) - set(NOT_OURS)
+
+
+def test_tensorboard_is_that_of_transformers(files):  # noqa: F811
+    trainer_of(files, ["range_penalty"], report_to="tensorboard", logging_steps=1).train()
+    (event,) = (files / "run").rglob("events*")
+    board = EventAccumulator(str(event.parent))
+    board.Reload()
+    assert {"train/reward", "train/tokens_per_pass", "train/action_histogram/4"} <= set(board.Tags()["scalars"])
+    assert len(board.Scalars("train/reward")) == 2
+
+
+@pytest.mark.parametrize(("tracker", "callback"), [("wandb", "WandbCallback"), ("trackio", "TrackioCallback")])
+def test_trackers_are_those_of_transformers(files, monkeypatch, tracker, callback):  # noqa: F811
+    """A stand-in for the package takes what transformers' own callback sends; numbers only, and the policy's config."""
+    sent, told = [], {}
+
+    class Settings(dict):
+        def update(self, values, **_):
+            dict.update(self, values)
+
+    package = types.ModuleType(tracker)
+    package.__spec__ = None
+    package.run, package.config = None, Settings()
+    package.init = lambda **given: told.update(given) or setattr(package, "run", types.SimpleNamespace(
+        summary={}, _label=lambda **_: None, name="run"))
+    package.log = lambda values, **_: sent.append(values)
+    package.define_metric = lambda *_, **__: None
+    package.watch = lambda *_, **__: None
+    package.finish = lambda **_: None
+    package.context_vars = types.SimpleNamespace(current_space_id=types.SimpleNamespace(get=lambda: None))
+    monkeypatch.setitem(sys.modules, tracker, package)
+    monkeypatch.setattr(integration_utils, f"is_{tracker}_available", lambda: True)
+    trainer = trainer_of(files, ["range_penalty"], report_to=tracker, logging_steps=1)
+    assert [type(c).__name__ for c in trainer.callback_handler.callbacks].count(callback) == 1
+    trainer.train()
+    lines = [values for values in sent if "train/reward" in values]
+    assert len(lines) == 2 and "train/action_histogram/4" in lines[0]
+    assert all(isinstance(v, int | float | str) for values in sent for v in values.values())
+    assert package.config["num_actions"] == 4 and package.config["beta"] == trainer.args.beta
+
+
+def test_a_policy_in_hand_is_trained_for_its_own_decoder(files):  # noqa: F811
+    decoder = load_decoder(str(files / "base"))
+    policy = ChunkPolicy(ChunkPolicyConfig(decoder.config.hidden_size, 4, 16, 2, base_checksum=decoder.checksum()))
+    trainer = DCPOTrainer(model=policy, reward_funcs="range_penalty", decoder=decoder, args=DCPOConfig(
+        str(files / "run"), data=str(files / "data"), vocoder=str(files / "vocoder"), **SMALL), recognizer=Listener())
+    assert trainer.policy is policy and policy.config.chunk_range == (2, 3)

@@ -12,9 +12,13 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.text import Annotation
+from matplotlib.transforms import Bbox
 
 DOCS = Path(__file__).resolve().parents[1]
 INK, LINE, OURS = "#52514e", "#2a78d6", "#d6452a"
+LEADER = {"arrowstyle": "-", "color": "#b5b3ac", "linewidth": 0.6}
 NUMBER = re.compile(r"\**(\d+(?:\.\d+)?)\**")
 
 
@@ -41,29 +45,48 @@ def points(heading: str, across: str) -> list[tuple[str, float, float]]:
 def draw(heading: str, across: str, label: str, path: Path, size: tuple[float, float]) -> None:
     """One picture: fixed sizes as a line, DCAR in red, every point named."""
     found = points(heading, across)
-    figure, axes = plt.subplots(figsize=size)
+    figure, axes = plt.subplots(figsize=size, dpi=110)
     fixed = [(x, y) for name, x, y in found if name.startswith("CAR-")]
     axes.plot(*zip(*fixed, strict=True), "-", color=LINE, linewidth=2, zorder=1)
-    places: list[tuple[float, float]] = []
-    span = max(x for _, x, _ in found), max(y for _, _, y in found) - min(y for _, _, y in found)
-    for name, x, y in sorted(found, key=lambda row: row[1:]):
+    for name, x, y in found:
         ours, on_line = name.startswith("DCAR"), name.startswith("CAR-")
-        colour = OURS if ours else LINE if on_line else INK
-        axes.plot([x], [y], "*" if ours else "o", markersize=13 if ours else 6, color=colour)
-        below = any(abs(x - a) < 0.17 * span[0] and 0 <= y - b < 0.05 * span[1] for a, b in places)
-        left = x > 0.8 * span[0]
-        axes.annotate(name, (x, y), xytext=(-6 if left else 6, -11 if below else 5), textcoords="offset points",
-                      ha="right" if left else "left", fontsize=8, color=OURS if ours else INK)
-        places.append((x, y))
+        axes.plot([x], [y], "*" if ours else "o", markersize=13 if ours else 6,
+                  color=OURS if ours else LINE if on_line else INK)
     axes.set_xlabel(label, color=INK)
     axes.set_ylabel("word error rate, %", color=INK)
-    axes.set_ylim(bottom=0)
+    axes.margins(x=0.12, y=0.08)
     axes.set_xlim(left=0)
     axes.grid(color="#e1e0d9", linewidth=0.7)
     axes.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
+    taken = [axes.transData.transform((x, y)) for _, x, y in found]
+    boxes = [Bbox.from_extents(x - 6, y - 6, x + 6, y + 6) for x, y in taken]
+    for name, x, y in found:
+        boxes.append(place(axes, name, (x, y), boxes))
     figure.savefig(path, dpi=110)
     plt.close(figure)
+
+
+def place(axes: Axes, name: str, at: tuple[float, float], boxes: list[Bbox]) -> Bbox:
+    """Write a name beside its point where it covers least of what is there."""
+    best: tuple[float, Annotation | None, Bbox] = float("inf"), None, Bbox.null()
+    for distance in (8, 18, 30):
+        for across, up in ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (-1, 1), (1, -1), (-1, -1)):
+            text = axes.annotate(name, at, xytext=(across * distance, up * distance), textcoords="offset points",
+                                 ha=("right", "center", "left")[across + 1], va=("top", "center", "bottom")[up + 1],
+                                 fontsize=8, color=OURS if name.startswith("DCAR") else INK,
+                                 arrowprops=LEADER if distance > 8 else None)
+            box = text.get_window_extent()
+            cost = sum(hit.width * hit.height for other in boxes if (hit := Bbox.intersection(box, other))) + distance
+            if not axes.bbox.padded(20).contains(box.x0, box.y0) or not axes.bbox.padded(20).contains(box.x1, box.y1):
+                cost += 1e6
+            if cost < best[0]:
+                if best[1]:
+                    best[1].remove()
+                best = cost, text, box
+            else:
+                text.remove()
+    return best[2]
 
 
 PICTURES = {

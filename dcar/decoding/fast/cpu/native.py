@@ -115,7 +115,7 @@ class Kernels:
             library.run_coherence.argtypes = [*[ctypes.c_void_p] * 5, *[ctypes.c_long] * 3]
         self.dtype = dtype
         self.matrix_unit = bool(library.matrix_unit())
-        # With more rows PyTorch is faster (docs/decoding.md); not in bfloat16 on a processor that cannot multiply it.
+        # With more rows PyTorch is faster (docs/decode.md); not in bfloat16 on a processor that cannot multiply it.
         slow = dtype == torch.bfloat16 and "bf16" not in _processor()
         self.rows = 96 if self.matrix_unit or slow else 32 if dtype == torch.float32 else 8
 

@@ -1,6 +1,6 @@
 """What README, CONTRIBUTING and docs say is there: links, files, names, settings of commands; and their Python runs.
 
-docs/log is kept as it was written: its links must lead somewhere, its names need not exist any more.
+docs/history.md and CHANGELOG.md also name what is gone: their links must lead somewhere. Pages keep to their budgets.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from pathlib import Path
 
 import pytest
 
-from dcar.cli import COMMANDS
+from dcar.cli import COMMANDS, resolve
 from dcar.config import load_config, schema_of
 from dcar.config.schema import settings_of
 from dcar.errors import ConfigError
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-LOG = sorted((ROOT / "docs" / "log").glob("*.md"))
+HISTORY = ROOT / "docs/history.md"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md",
+         *sorted(p for p in (ROOT / "docs").glob("*.md") if p != HISTORY)]
 CARDS = sorted((ROOT / "dcar" / "assets").glob("*/README.md"))
 FLOORS = ("heads", "dcar", "rl", "eval", "launch")
 CODE = sorted(p for floor in (*FLOORS, "tests") for p in (ROOT / floor).rglob("*")
@@ -60,7 +61,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", t.lower()).replace(" ", "-") for t in titles}
 
 
-@pytest.mark.parametrize("page", ids([*PAGES, *LOG, *CARDS, ROOT / "CHANGELOG.md"]))
+@pytest.mark.parametrize("page", ids([*PAGES, HISTORY, *CARDS, ROOT / "CHANGELOG.md"]))
 def test_every_relative_link_leads_somewhere(page):
     text = FENCE.sub("", page.read_text())
     lost = []
@@ -74,22 +75,47 @@ def test_every_relative_link_leads_somewhere(page):
     assert not lost
 
 
-def test_the_index_of_the_log_lists_every_entry_and_nothing_else():
-    index = (ROOT / "docs/log/README.md").read_text()
-    listed = re.findall(r"^\| \d{4}-\d\d-\d\d \| \[[^\]]+\]\(([^)]+)\)", index, re.M)
-    assert sorted(listed) == [p.name for p in LOG if p.name != "README.md"]
-    assert [name[:10] for name in listed] == sorted((name[:10] for name in listed), reverse=True)
+# --- size and reading order -------------------------------------------------------------------------------------------
 
 
-# --- rooms ----------------------------------------------------------------------------------------------------------
+def words(*pages: Path) -> int:
+    return sum(len(page.read_text().split()) for page in pages)
+
+
+def test_pages_keep_to_their_budgets_of_words():
+    others = [p for p in PAGES if p.parent.name == "docs" and p.name not in ("index.md", "dependencies.md")]
+    assert words(ROOT / "README.md") <= 650
+    assert words(ROOT / "CONTRIBUTING.md") <= 400
+    assert words(ROOT / "CHANGELOG.md") <= 800
+    assert words(HISTORY) <= 4_000
+    assert words(ROOT / "docs/methods.md") <= 4_500
+    assert len(others) <= 14 and words(*others) <= 22_000
+    assert words(*PAGES, HISTORY, ROOT / "CHANGELOG.md", *CARDS) <= 27_000
+
+
+def test_every_page_says_what_to_read_next():
+    pages = [p for p in [*PAGES, HISTORY] if p.parent.name == "docs" and p.name != "index.md"]
+    for page in pages:
+        last = page.read_text().rstrip().rpartition("\n\n")[2]
+        assert re.match(r"\*?\*?Next:", last) and "](" in last, page.name
+
+
+def test_pictures_and_sounds_are_used_and_small():
+    text = "".join(p.read_text() for p in [*PAGES, HISTORY])
+    files = [p for kind in ("images", "audio") for p in (ROOT / "docs" / kind).iterdir()]
+    assert files and not [p.name for p in files if f"{p.parent.name}/{p.name}" not in text]
+    assert sum(p.stat().st_size for p in files if p.suffix == ".mp3") <= 250_000
+
+
+# --- packages -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("floor", ["dcar", "eval"])
-def test_the_table_of_rooms_is_the_contract(floor):
+def test_the_table_of_packages_is_the_contract(floor):
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     (layers,) = (c["layers"] for c in settings if c.get("containers") == [floor])
     page = (ROOT / "docs/architecture.md").read_text()
-    table = page.partition(f"| rooms of `{floor}/`")[2].partition("\n\n")[0].splitlines()[2:]
+    table = page.partition(f"| packages of `{floor}/`")[2].partition("\n\n")[0].splitlines()[2:]
     rooms = [re.findall(r"`([\w./]+)`", row.replace("\\|", "").split("|")[1]) for row in table]
     assert [[Path(r).stem for r in row] for row in rooms] == [layer.split(" | ") for layer in layers]
     assert all((ROOT / floor / r).exists() for row in rooms for r in row)
@@ -146,7 +172,7 @@ def dotted_names(text: str) -> set[str]:
     return {d for d in found if d.rpartition(".")[2] not in NOT_MODULES}
 
 
-@pytest.mark.parametrize("page", ids([*PAGES, *CARDS, ROOT / "CHANGELOG.md", ROOT / "pyproject.toml"]))
+@pytest.mark.parametrize("page", ids([*PAGES, *CARDS, ROOT / "pyproject.toml"]))
 def test_every_path_and_dotted_name_of_a_page_exists(page):
     text = page.read_text()
     lost = {p for p in PATH.findall(text) if not (ROOT / p).exists()}
@@ -214,7 +240,7 @@ def commands(page: Path) -> list[tuple[str, list[str]]]:
             at = words.index("-m") + 1
             found.append((words[at], words[at + 1:]))
         elif words[:1] == ["dcar"] and words[1:] and words[1] in COMMANDS:
-            found.append((COMMANDS[words[1]][0], words[2:]))
+            found.append(resolve(words[1:])[1:])
     return [(module, arguments) for module, arguments in found if module.partition(".")[0] in FLOORS]
 
 
@@ -262,7 +288,8 @@ def refused(page: Path) -> list[str]:
 def test_commands_with_unknown_settings_or_wrong_values_are_found(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     page = tmp_path / "page.md"
-    page.write_text("`dcar speed --quick sizes=[paper]` and `python -m eval.speed sises=[paper]`\n\n```bash\n"
+    page.write_text("`dcar analyse what=speed --quick sizes=[paper]` and `python -m eval.speed sises=[paper]`\n\n"
+                    "```bash\n"
                     "dcar train --config launch/recipes/car_paper.yaml \\\n  model.dropout=0 model.dropuot=0  # two\n"
                     "dcar train --config … batch_size=0   # none\n"
                     "dcar compare --config launch/recipes/compare_papers.yaml\n```\n")
@@ -285,7 +312,8 @@ def test_every_line_of_a_bash_block_is_a_command_that_is_known(page):
         program, *words = re.sub(r"^(?:[A-Z_]+=\S+ )+", "", line).split()
         ours = program in ("dcar", "accelerate", "python", "python3.11") or program in PROGRAMS
         script = program.startswith("./") and os.access(ROOT / program, os.X_OK)
-        if not (ours or script) or program == "dcar" and words[0] not in (*COMMANDS, "--help", "--print-completion"):
+        if not (ours or script) or program == "dcar" and words[0] not in (
+                    *COMMANDS, "--help", "--print-completion", "--recipes", "--version"):
             unknown.append(line)
         for extras in re.findall(r"(?:'\.|dcar)\[([\w,]+)\]", line):
             unknown += [line for extra in extras.split(",") if extra not in EXTRAS]

@@ -45,7 +45,7 @@ def points(heading: str, across: str) -> list[tuple[str, float, float]]:
 def draw(heading: str, across: str, label: str, path: Path, size: tuple[float, float]) -> None:
     """One picture: fixed sizes as a line, DCAR in red, every point named."""
     found = points(heading, across)
-    figure, axes = plt.subplots(figsize=size, dpi=110)
+    figure, axes = plt.subplots(figsize=size, dpi=125)
     fixed = [(x, y) for name, x, y in found if name.startswith("CAR-")]
     axes.plot(*zip(*fixed, strict=True), "-", color=LINE, linewidth=2, zorder=1)
     for name, x, y in found:
@@ -63,7 +63,7 @@ def draw(heading: str, across: str, label: str, path: Path, size: tuple[float, f
     boxes = [Bbox.from_extents(x - 6, y - 6, x + 6, y + 6) for x, y in taken]
     for name, x, y in found:
         boxes.append(place(axes, name, (x, y), boxes))
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=125)
     plt.close(figure)
 
 
@@ -91,8 +91,8 @@ def place(axes: Axes, name: str, at: tuple[float, float], boxes: list[Bbox]) -> 
 
 PICTURES = {
     "words.png": ("Does a policy beat fixed sizes? Temperature 1.0, no top-k", "tokens/pass", "tokens a pass",
-                  (8, 4.6)),
-    "every_method.png": ("How does every method do?", "× FAR", "times as fast as FAR, language model alone", (8, 6)),
+                  (6.8, 4.4)),
+    "every_method.png": ("How does every method do?", "× FAR", "times as fast as FAR, language model alone", (7, 5.6)),
 }
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ A picture shows the rows of the table under its heading that have words and spee
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import matplotlib
@@ -61,6 +62,10 @@ def draw(heading: str, across: str, label: str, path: Path, size: tuple[float, f
     figure.tight_layout()
     taken = [axes.transData.transform((x, y)) for _, x, y in found]
     boxes = [Bbox.from_extents(x - 6, y - 6, x + 6, y + 6) for x, y in taken]
+    for (a, b), (c, d) in pairwise(axes.transData.transform(point) for point in fixed):  # no name covers the line
+        steps = [i / 40 for i in range(41)]
+        boxes += [Bbox.from_extents(x - 2, y - 2, x + 2, y + 2)
+                  for x, y in ((a + (c - a) * t, b + (d - b) * t) for t in steps)]
     for name, x, y in found:
         boxes.append(place(axes, name, (x, y), boxes))
     figure.savefig(path, dpi=125)
@@ -70,14 +75,15 @@ def draw(heading: str, across: str, label: str, path: Path, size: tuple[float, f
 def place(axes: Axes, name: str, at: tuple[float, float], boxes: list[Bbox]) -> Bbox:
     """Write a name beside its point where it covers least of what is there."""
     best: tuple[float, Annotation | None, Bbox] = float("inf"), None, Bbox.null()
-    for distance in (8, 18, 30):
+    for distance in (8, 18, 30, 44):
         for across, up in ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (-1, 1), (1, -1), (-1, -1)):
             text = axes.annotate(name, at, xytext=(across * distance, up * distance), textcoords="offset points",
                                  ha=("right", "center", "left")[across + 1], va=("top", "center", "bottom")[up + 1],
                                  fontsize=8, color=OURS if name.startswith("DCAR") else INK,
                                  arrowprops=LEADER if distance > 8 else None)
             box = text.get_window_extent()
-            cost = sum(hit.width * hit.height for other in boxes if (hit := Bbox.intersection(box, other))) + distance
+            hits = [hit for other in boxes if (hit := Bbox.intersection(box, other))]
+            cost = 0.3 * distance + sum(hit.width * hit.height for hit in hits)
             if not axes.bbox.padded(20).contains(box.x0, box.y0) or not axes.bbox.padded(20).contains(box.x1, box.y1):
                 cost += 1e6
             if cost < best[0]:

@@ -152,8 +152,19 @@ def assigned(node: ast.stmt) -> list[str]:
     return []
 
 
+@functools.cache
+def entry_points() -> set[str]:
+    """Groups of entry points that the code asks for, as "dcar.methods"."""
+    return {group for file in CODE if file.suffix == ".py"
+            for line in file.read_text().splitlines() if "entry_points" in line or "GROUP" in line
+            for group in re.findall(r"\"(dcar\.\w+)\"", line)}
+
+
 def exists(dotted: str) -> bool:
-    """Whether a dotted name is a module of this project, or a name (of a class) in one."""
+    """Whether a dotted name is a module of this project, a name (of a class) in one, or a group of entry points."""
+    head, _, name = dotted.partition(".")
+    if dotted in entry_points() or head == "dcar" and name in dir(importlib.import_module("dcar")):
+        return True
     path, parts = ROOT, dotted.split(".")
     while parts and (path / parts[0]).is_dir():
         path /= parts.pop(0)

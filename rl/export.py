@@ -192,7 +192,7 @@ for row, size in enumerate(actions.argmax(-1) + 1):  # the greedy decision
     print("keep", {tokens}.tolist())
 ```
 
-A whole utterance, with the decoder: docs/training.md of the project.
+A whole utterance, with the decoder: docs/decode.md of the project.
 """
 
 

@@ -30,7 +30,8 @@ def wanted() -> list[str]:
 
 def rows() -> dict[str, list[str]]:
     """The table of the page: package -> asked for, tested, licence, for."""
-    lines = [line.strip("| ").split(" | ") for line in PAGE.splitlines() if line.startswith("| ")]
+    table = PAGE.partition("\n## ")[0]
+    lines = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| ")]
     return {cells[0]: cells[1:] for cells in lines if cells[0] not in ("package", "---")}
 
 

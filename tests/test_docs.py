@@ -1,6 +1,6 @@
 """What README, CONTRIBUTING and docs say is there: links, files, names, settings of commands; and their Python runs.
 
-docs/log is kept as it was written: its links must lead somewhere, its names need not exist any more.
+docs/history.md and CHANGELOG.md also name what is gone: their links must lead somewhere. Pages keep to their budgets.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from dcar.config.schema import settings_of
 from dcar.errors import ConfigError
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-LOG = sorted((ROOT / "docs" / "log").glob("*.md"))
+HISTORY = ROOT / "docs/history.md"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md",
+         *sorted(p for p in (ROOT / "docs").glob("*.md") if p != HISTORY)]
 CARDS = sorted((ROOT / "dcar" / "assets").glob("*/README.md"))
 FLOORS = ("heads", "dcar", "rl", "eval", "launch")
 CODE = sorted(p for floor in (*FLOORS, "tests") for p in (ROOT / floor).rglob("*")
@@ -60,7 +61,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", t.lower()).replace(" ", "-") for t in titles}
 
 
-@pytest.mark.parametrize("page", ids([*PAGES, *LOG, *CARDS, ROOT / "CHANGELOG.md"]))
+@pytest.mark.parametrize("page", ids([*PAGES, HISTORY, *CARDS, ROOT / "CHANGELOG.md"]))
 def test_every_relative_link_leads_somewhere(page):
     text = FENCE.sub("", page.read_text())
     lost = []
@@ -74,22 +75,47 @@ def test_every_relative_link_leads_somewhere(page):
     assert not lost
 
 
-def test_the_index_of_the_log_lists_every_entry_and_nothing_else():
-    index = (ROOT / "docs/log/README.md").read_text()
-    listed = re.findall(r"^\| \d{4}-\d\d-\d\d \| \[[^\]]+\]\(([^)]+)\)", index, re.M)
-    assert sorted(listed) == [p.name for p in LOG if p.name != "README.md"]
-    assert [name[:10] for name in listed] == sorted((name[:10] for name in listed), reverse=True)
+# --- size and reading order -------------------------------------------------------------------------------------------
 
 
-# --- rooms ----------------------------------------------------------------------------------------------------------
+def words(*pages: Path) -> int:
+    return sum(len(page.read_text().split()) for page in pages)
+
+
+def test_pages_keep_to_their_budgets_of_words():
+    others = [p for p in PAGES if p.parent.name == "docs" and p.name not in ("index.md", "dependencies.md")]
+    assert words(ROOT / "README.md") <= 650
+    assert words(ROOT / "CONTRIBUTING.md") <= 400
+    assert words(ROOT / "CHANGELOG.md") <= 800
+    assert words(HISTORY) <= 4_000
+    assert words(ROOT / "docs/methods.md") <= 4_500
+    assert len(others) <= 14 and words(*others) <= 22_000
+    assert words(*PAGES, HISTORY, ROOT / "CHANGELOG.md", *CARDS) <= 27_000
+
+
+def test_every_page_says_what_to_read_next():
+    pages = [p for p in [*PAGES, HISTORY] if p.parent.name == "docs" and p.name != "index.md"]
+    for page in pages:
+        last = page.read_text().rstrip().rpartition("\n\n")[2]
+        assert re.match(r"\*?\*?Next:", last) and "](" in last, page.name
+
+
+def test_pictures_and_sounds_are_used_and_small():
+    text = "".join(p.read_text() for p in [*PAGES, HISTORY])
+    files = [p for kind in ("images", "audio") for p in (ROOT / "docs" / kind).iterdir()]
+    assert files and not [p.name for p in files if f"{p.parent.name}/{p.name}" not in text]
+    assert sum(p.stat().st_size for p in files if p.suffix == ".mp3") <= 250_000
+
+
+# --- packages -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("floor", ["dcar", "eval"])
-def test_the_table_of_rooms_is_the_contract(floor):
+def test_the_table_of_packages_is_the_contract(floor):
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     (layers,) = (c["layers"] for c in settings if c.get("containers") == [floor])
     page = (ROOT / "docs/architecture.md").read_text()
-    table = page.partition(f"| rooms of `{floor}/`")[2].partition("\n\n")[0].splitlines()[2:]
+    table = page.partition(f"| packages of `{floor}/`")[2].partition("\n\n")[0].splitlines()[2:]
     rooms = [re.findall(r"`([\w./]+)`", row.replace("\\|", "").split("|")[1]) for row in table]
     assert [[Path(r).stem for r in row] for row in rooms] == [layer.split(" | ") for layer in layers]
     assert all((ROOT / floor / r).exists() for row in rooms for r in row)
@@ -126,8 +152,19 @@ def assigned(node: ast.stmt) -> list[str]:
     return []
 
 
+@functools.cache
+def entry_points() -> set[str]:
+    """Groups of entry points that the code asks for, as "dcar.methods"."""
+    return {group for file in CODE if file.suffix == ".py"
+            for line in file.read_text().splitlines() if "entry_points" in line or "GROUP" in line
+            for group in re.findall(r"\"(dcar\.\w+)\"", line)}
+
+
 def exists(dotted: str) -> bool:
-    """Whether a dotted name is a module of this project, or a name (of a class) in one."""
+    """Whether a dotted name is a module of this project, a name (of a class) in one, or a group of entry points."""
+    head, _, name = dotted.partition(".")
+    if dotted in entry_points() or head == "dcar" and name in dir(importlib.import_module("dcar")):
+        return True
     path, parts = ROOT, dotted.split(".")
     while parts and (path / parts[0]).is_dir():
         path /= parts.pop(0)
@@ -146,7 +183,7 @@ def dotted_names(text: str) -> set[str]:
     return {d for d in found if d.rpartition(".")[2] not in NOT_MODULES}
 
 
-@pytest.mark.parametrize("page", ids([*PAGES, *CARDS, ROOT / "CHANGELOG.md", ROOT / "pyproject.toml"]))
+@pytest.mark.parametrize("page", ids([*PAGES, *CARDS, ROOT / "pyproject.toml"]))
 def test_every_path_and_dotted_name_of_a_page_exists(page):
     text = page.read_text()
     lost = {p for p in PATH.findall(text) if not (ROOT / p).exists()}

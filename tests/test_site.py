@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import json
 import re
 from pathlib import Path
 
 import pytest
+import yaml
 from browser import DESKTOP, PHONE, needs_browser, opened, too_wide
 
-from dcar.cli import COMMANDS
+from dcar.cli import jobs
 from dcar.config import schema_of
 from dcar.config.schema import settings_of
 
@@ -35,21 +37,55 @@ def test_every_page_of_the_documentation_is_on_the_site_and_no_other_file(site):
     html = {"index.html" if p.as_posix() == "README.md" else p.with_suffix(".html").as_posix().replace(
         "README.html", "index.html") for p in pages}
     there = {p.relative_to(site).as_posix() for p in site.rglob("*.html")}
-    made = {"404.html", "CHANGELOG.html", "CONTRIBUTING.html", *(f"settings/{name}.html" for name in COMMANDS)}
+    made = {"404.html", "CHANGELOG.html", "CONTRIBUTING.html", "commands.html", "recipes.html", *map(page_of, jobs())}
     cards = {f"cards/{p.parent.name}.html" for p in (ROOT / "dcar/assets").glob("*/README.md")}
     assert there == html | made | cards
     assert not (site / "site").exists()
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_setting_of_a_command_is_on_its_page(name, site):
-    page = (site / f"settings/{name}.html").read_text()
+def page_of(job: str) -> str:
+    return f"settings/{re.sub(r' [a-z]+=', '-', job)}.html"
+
+
+@pytest.mark.parametrize("job", jobs())
+def test_every_setting_of_a_command_is_on_its_page(job, site):
+    page = (site / page_of(job)).read_text()
     shown = set(re.findall(r"<td><code>([^<]+)</code></td>", page.replace("&#95;", "_")))
-    schema = schema_of(importlib.import_module(COMMANDS[name][0]).main)
+    schema = schema_of(importlib.import_module(jobs()[job][0]).main)
     unused = getattr(schema, "UNUSED", frozenset())
     known = {s.key for s in settings_of(schema).values() if not s.group and s.path[-1] not in unused}
     assert known <= shown
-    assert f'settings/{name}.html">dcar {name}</a>' in (site / "settings.html").read_text()
+    assert f'{page_of(job)}">dcar {job}</a>' in (site / "commands.html").read_text()
+
+
+def test_every_recipe_and_variant_is_listed(site):
+    listed = (site / "recipes.html").read_text().replace("&#95;", "_")
+    for path in (ROOT / "launch/recipes").glob("*.yaml"):
+        variants = (yaml.safe_load(path.read_text()) or {}).get("variants", {})
+        for name in (path.stem, *(f"{path.stem}:{variant}" for variant in variants)):
+            assert f"<code>{name}</code>" in listed, name
+
+
+def test_formulas_are_drawn_and_sounds_played(site):
+    methods = (site / "methods.html").read_text()
+    assert methods.count("<math") > 40 and "arithmatex" not in methods and "$$" not in methods
+    assert (site / "index.html").read_text().count("<audio") == 5 and (site / "audio/dcar.mp3").is_file()
+
+
+def test_search_knows_every_page(site):
+    index = json.loads((site / "search/search_index.json").read_text())
+    found = {entry["location"].partition("#")[0] for entry in index["docs"]}
+    assert {"methods.html", "history.html", "recipes.html", *map(page_of, jobs())} <= found
+
+
+def test_pictures_are_drawn_from_the_tables_of_the_results(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "docs/site"))
+    pictures = importlib.import_module("pictures")
+    for name, (heading, across, label, size) in pictures.PICTURES.items():
+        rows = pictures.points(heading, across)
+        assert len(rows) > 8 and sum(row[0].startswith("DCAR") for row in rows) >= 2
+        pictures.draw(heading, across, label, tmp_path / name, size)
+        assert (tmp_path / name).stat().st_size > 10_000 and (ROOT / "docs/images" / name).is_file()
 
 
 def test_nothing_is_loaded_from_elsewhere(site):
@@ -72,7 +108,7 @@ def test_links_out_of_the_documentation_are_pages_or_names(site):
 def test_no_page_is_wider_than_the_screen(site, width):
     """Tables and blocks of code scroll by themselves; pages with the widest of them."""
     with opened(site / "index.html", width) as browser:
-        for name in ("index", "start", "report", "results", "your_voice", "settings/compare"):
+        for name in ("index", "start", "methods", "results", "your_voice", "recipes", "settings/compare"):
             browser.get((site / f"{name}.html").as_uri())
             assert not too_wide(browser), name
             pictures = browser.find_elements("css selector", ".md-content img")

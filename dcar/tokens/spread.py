@@ -1,7 +1,7 @@
 """A table of embeddings from a codebook: codes that sound alike begin alike (`dcar.tokens.codebook` finds it).
 
 A fresh table of random rows says that all codes differ equally, and two hours of speech are few to learn otherwise
-from. The k-means centroids say it from the start. What that is worth: docs/log/2026-11-21-codebook-start.md.
+from. The k-means centroids say it from the start. What that is worth: docs/history.md.
 """
 
 from __future__ import annotations

@@ -1,28 +1,31 @@
-"""What the site has beside docs/: settings from the schema, cards of models, changelog; and links that lead out of it.
+"""What the site has beside docs/: commands, settings and recipes from the code, cards of models, changelog.
 
 The pages of docs/ are written to be read in the repository, too. A link to a file that has no page here becomes its
-name.
+name, a link to a sound a player, a formula MathML.
 """
 
 from __future__ import annotations
 
+import html
 import os
 import re
 from pathlib import Path, PurePosixPath
 
+from latex2mathml.converter import convert
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
-from settings_pages import index, settings_page
+from settings_pages import commands_page, page_of, recipes_page, settings_page
 
-from dcar.cli import COMMANDS
+from dcar.cli import jobs
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXTS = ("CHANGELOG.md", "CONTRIBUTING.md")
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)\s]+)\)")
+SOUND = re.compile(r"\[play\]\((audio/[\w-]+\.mp3)\)")
 RANGE = re.compile(r"(?<=\d)–(?=\d)")  # of an interval, which no line shall divide
-DATE = re.compile(r"^\| (\d{4})-(\d\d)-(\d\d) \|", re.M)  # nor a date in a table
 FENCE = re.compile(r"(^```.*?^```$)", re.M | re.S)
+FORMULA = re.compile(r'<(span|div) class="arithmatex">(\\\(|\\\[)(.*?)(?:\\\)|\\\])</\1>', re.S)
 
 
 def pages() -> dict[str, str]:
@@ -33,38 +36,44 @@ def pages() -> dict[str, str]:
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Complete the navigation by what is listed nowhere else: log, cards, settings."""
-    entries = sorted((p.name for p in (ROOT / "docs/log").glob("2*.md")), reverse=True)
+    """Complete the navigation by what is made of the code."""
     cards = [page for page in pages() if page.startswith("cards/")]
-    config.nav = [
-        *config.nav,
-        {"Log": [{"Log of experiments": "log/README.md"}, {"Entries": [f"log/{name}" for name in entries]}]},
-        {"Models": [{Path(page).stem.replace("_", " "): page} for page in cards]},
-        {"Settings": [{"Settings": "settings.md"}, {"Commands": [{n: f"settings/{n}.md"} for n in COMMANDS]}]},
-    ]
+    settings = [{f"dcar {job}": page_of(job)} for job in jobs()]
+    config.nav = [*config.nav, {"Reference": [{"Commands": "commands.md"}, {"Recipes": "recipes.md"},
+                                              {"Settings": settings},
+                                              {"Models": [{Path(p).stem.replace("_", " "): p} for p in cards]}]}]
     return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages that are not in docs/."""
-    for page, source in pages().items():
-        files.append(File.generated(config, page, content=(ROOT / source).read_text(encoding="utf-8")))
-    for name in COMMANDS:
-        files.append(File.generated(config, f"settings/{name}.md", content=settings_page(name)))
-    files.append(File.generated(config, "extra.css", content=(Path(__file__).parent / "extra.css").read_text()))
+    made = {page: (ROOT / source).read_text(encoding="utf-8") for page, source in pages().items()}
+    made |= {"commands.md": commands_page(), "recipes.md": recipes_page(),
+             "extra.css": (Path(__file__).parent / "extra.css").read_text(encoding="utf-8")}
+    made |= {page_of(job): settings_page(job) for job in jobs()}
+    for name, text in made.items():
+        files.append(File.generated(config, name, content=text))
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Lead links of the repository to pages of the site."""
-    if page.file.src_uri == "settings.md":
-        markdown += index()
     source = pages().get(page.file.src_uri, f"docs/{page.file.src_uri}")
     parts = FENCE.split(markdown)
     for i in range(0, len(parts), 2):  # between the blocks of code
-        led = LINK.sub(lambda found: _led(found, source, page), parts[i])
-        parts[i] = RANGE.sub("\N{WORD JOINER}–\N{WORD JOINER}", DATE.sub("| <nobr>\\1-\\2-\\3</nobr> |", led))
+        text = SOUND.sub(r'<audio controls preload="none" src="\1"></audio>', parts[i])
+        parts[i] = RANGE.sub("\N{WORD JOINER}–\N{WORD JOINER}", LINK.sub(lambda m: _led(m, source, page), text))
     return "".join(parts)
+
+
+def on_page_content(text: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Formulas as MathML, which browsers draw without a script."""
+    return FORMULA.sub(lambda m: _formula(html.unescape(m[3]), m[1] == "div"), text)
+
+
+def _formula(latex: str, block: bool) -> str:
+    drawn = convert(latex.strip(), display="block" if block else "inline")
+    return f'<div class="formula">{drawn}</div>' if block else drawn
 
 
 def _led(found: re.Match, source: str, page: Page) -> str:

@@ -1,4 +1,4 @@
-"""Pages of settings, one a command, made of the dataclasses that the commands take their settings from."""
+"""Pages of commands, their settings and the recipes, made of what the commands themselves read."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import importlib
 import re
 from dataclasses import MISSING
 
-from dcar.cli import COMMANDS
-from dcar.config import schema_of
+from dcar.cli import RECIPES, TASKS, jobs, kind_of
+from dcar.config import recipes, schema_of
 from dcar.config.load import default_text
 from dcar.config.schema import Setting, allowed, settings_of
 
@@ -36,9 +36,14 @@ def row(s: Setting) -> str:
     return f"| {code(s.key)} | {default} | {cell(allowed(s.hint, s.meaning))} | {cell(meaning)} |\n"
 
 
+def page_of(job: str) -> str:
+    """Where the settings of a job stand: settings/prepare-retokenize.md of `prepare mode=retokenize`."""
+    return f"settings/{re.sub(r' [a-z]+=', '-', job)}.md"
+
+
 def settings_page(name: str) -> str:
-    """The page of a command: what it does, its settings, those of groups behind them, those of other projects last."""
-    module, summary = COMMANDS[name]
+    """The page of a job: what it does, its settings, those of groups behind them, those of other projects last."""
+    module, summary = jobs()[name]
     schema = schema_of(importlib.import_module(module).main)
     known = settings_of(schema).values()
     unused: frozenset[str] = getattr(schema, "UNUSED", frozenset())
@@ -57,7 +62,25 @@ def settings_page(name: str) -> str:
     return text
 
 
-def index() -> str:
-    """The table of commands, each with a link to its page."""
-    rows = [f"| [dcar {name}](settings/{name}.md) | {cell(summary)} |\n" for name, (_, summary) in COMMANDS.items()]
-    return f"\n## Every command\n\n| command | what it does |\n| --- | --- |\n{''.join(rows)}"
+def commands_page() -> str:
+    """Every command by task, each job with a link to its settings."""
+    text = "# Commands\n\nOne program, `dcar COMMAND`. Settings are `key=value`, from `--config RECIPE` or the line, "
+    text += "which counts more. `dcar COMMAND --help` lists them, and so do the pages here.\n"
+    for task, commands in TASKS.items():
+        text += f"\n## {task[0].upper() + task[1:]}\n\n| command | what it does |\n| --- | --- |\n"
+        rows = {job: what for job, (_, what) in jobs().items() if job.partition(" ")[0] in commands}
+        text += "".join(f"| [dcar {job}]({page_of(job)}) | {cell(what)} |\n" for job, what in rows.items())
+    return text
+
+
+def recipes_page() -> str:
+    """Every recipe and its variants by command."""
+    text = "# Recipes\n\n`--config NAME` or `--config NAME:VARIANT` takes one, from any folder.\n"
+    for kind, command in RECIPES.items():
+        rows = ""
+        for recipe in (r for r in recipes.shipped() if kind_of(r.name) == kind):
+            rows += f"| {code(recipe.name)} | {cell(recipe.summary)} |\n"
+            rows += "".join(f"| {code(f'{recipe.name}:{v}')} | {cell(what)} |\n" for v, what in recipe.variants.items())
+        if rows:
+            text += f"\n## {kind} (dcar {command})\n\n| recipe | what |\n| --- | --- |\n{rows}"
+    return text

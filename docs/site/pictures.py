@@ -1,0 +1,106 @@
+"""Pictures of the documentation, drawn from the tables of docs/results.md: python docs/site/pictures.py
+
+A picture shows the rows of the table under its heading that have words and speed, and no others.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.text import Annotation
+from matplotlib.transforms import Bbox
+
+DOCS = Path(__file__).resolve().parents[1]
+INK, LINE, OURS = "#52514e", "#2a78d6", "#d6452a"
+LEADER = {"arrowstyle": "-", "color": "#b5b3ac", "linewidth": 0.6}
+NUMBER = re.compile(r"\**(\d+(?:\.\d+)?)\**")
+
+
+def table(heading: str) -> list[dict[str, str]]:
+    """The first table under a heading of docs/results.md: a row is {column: cell}."""
+    text = (DOCS / "results.md").read_text(encoding="utf-8").partition(f"## {heading}\n")[2]
+    lines = re.search(r"(?:^\|.*\n)+", text, re.M)
+    if lines is None:
+        raise SystemExit(f"docs/results.md has no table under {heading!r}")
+    head, _, *rows = ([cell.strip() for cell in line.split("|")[1:-1]] for line in lines[0].splitlines())
+    return [dict(zip(head, row, strict=True)) for row in rows]
+
+
+def points(heading: str, across: str) -> list[tuple[str, float, float]]:
+    """(name, speed, WER in per cent) of every row that has both."""
+    found = []
+    for row in table(heading):
+        speed, words = NUMBER.fullmatch(row[across]), NUMBER.fullmatch(row["WER %"])
+        if speed and words:
+            found.append((re.sub(r"[*`]", "", row["method"]), float(speed[1]), float(words[1])))
+    return found
+
+
+def draw(heading: str, across: str, label: str, path: Path, size: tuple[float, float]) -> None:
+    """One picture: fixed sizes as a line, DCAR in red, every point named."""
+    found = points(heading, across)
+    figure, axes = plt.subplots(figsize=size, dpi=125)
+    fixed = [(x, y) for name, x, y in found if name.startswith("CAR-")]
+    axes.plot(*zip(*fixed, strict=True), "-", color=LINE, linewidth=2, zorder=1)
+    for name, x, y in found:
+        ours, on_line = name.startswith("DCAR"), name.startswith("CAR-")
+        axes.plot([x], [y], "*" if ours else "o", markersize=13 if ours else 6,
+                  color=OURS if ours else LINE if on_line else INK)
+    axes.set_xlabel(label, color=INK)
+    axes.set_ylabel("word error rate, %", color=INK)
+    axes.margins(x=0.12, y=0.08)
+    axes.set_xlim(left=0)
+    axes.grid(color="#e1e0d9", linewidth=0.7)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    taken = [axes.transData.transform((x, y)) for _, x, y in found]
+    boxes = [Bbox.from_extents(x - 6, y - 6, x + 6, y + 6) for x, y in taken]
+    for (a, b), (c, d) in pairwise(axes.transData.transform(point) for point in fixed):  # no name covers the line
+        steps = [i / 40 for i in range(41)]
+        boxes += [Bbox.from_extents(x - 2, y - 2, x + 2, y + 2)
+                  for x, y in ((a + (c - a) * t, b + (d - b) * t) for t in steps)]
+    for name, x, y in found:
+        boxes.append(place(axes, name, (x, y), boxes))
+    figure.savefig(path, dpi=125)
+    plt.close(figure)
+
+
+def place(axes: Axes, name: str, at: tuple[float, float], boxes: list[Bbox]) -> Bbox:
+    """Write a name beside its point where it covers least of what is there."""
+    best: tuple[float, Annotation | None, Bbox] = float("inf"), None, Bbox.null()
+    for distance in (8, 18, 30, 44):
+        for across, up in ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (-1, 1), (1, -1), (-1, -1)):
+            text = axes.annotate(name, at, xytext=(across * distance, up * distance), textcoords="offset points",
+                                 ha=("right", "center", "left")[across + 1], va=("top", "center", "bottom")[up + 1],
+                                 fontsize=8, color=OURS if name.startswith("DCAR") else INK,
+                                 arrowprops=LEADER if distance > 8 else None)
+            box = text.get_window_extent()
+            hits = [hit for other in boxes if (hit := Bbox.intersection(box, other))]
+            cost = 0.3 * distance + sum(hit.width * hit.height for hit in hits)
+            if not axes.bbox.padded(20).contains(box.x0, box.y0) or not axes.bbox.padded(20).contains(box.x1, box.y1):
+                cost += 1e6
+            if cost < best[0]:
+                if best[1]:
+                    best[1].remove()
+                best = cost, text, box
+            else:
+                text.remove()
+    return best[2]
+
+
+PICTURES = {
+    "words.png": ("Does a policy beat fixed sizes? Temperature 1.0, no top-k", "tokens/pass", "tokens a pass",
+                  (6.8, 4.4)),
+    "every_method.png": ("How does every method do?", "× FAR", "times as fast as FAR, language model alone", (7, 5.6)),
+}
+
+if __name__ == "__main__":
+    for name, (heading, across, label, size) in PICTURES.items():
+        draw(heading, across, label, DOCS / "images" / name, size)

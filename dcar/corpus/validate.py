@@ -47,7 +47,7 @@ def validate_corpus(
     if low := [rate for rate in rates if rate is not None and rate < ENCODER_SAMPLE_RATE]:
         logger.warning(
             "%d of %d recordings have fewer than %d samples a second (the lowest %d): what speech has above half of"
-            " that is missing, and their tokens may lose words; `dcar vocoder-quality` says how many",
+            " that is missing, and their tokens may lose words; `dcar analyse what=vocoder` says how many",
             len(low), len(utterances), ENCODER_SAMPLE_RATE, min(low))  # fmt: skip
     return [p for problems in found for p in problems]
 

@@ -1,6 +1,6 @@
 """The additional heads as a Medusa checkpoint, in the layout that vLLM reads.
 
-    dcar export-medusa decoder=runs/car out=runs/medusa
+    dcar export format=medusa decoder=runs/car out=runs/medusa
 
 vLLM's draft model (vllm/model_executor/models/medusa.py) is what our heads are: per head a stack of residual blocks
 z + SiLU(W z + b) and a bias-free output layer. Its files: config.json (num_heads, num_hidden_layers = blocks per head,
@@ -35,7 +35,7 @@ WEIGHTS, CONFIG = "model.safetensors", "config.json"
 
 @dataclass
 class MedusaConfig:
-    """Settings of `dcar export-medusa`."""
+    """Settings of `dcar export format=medusa`."""
 
     decoder: str = setting("", "Directory of a decoder with at least two heads; starter = the shipped one.",
                            names=("starter",))

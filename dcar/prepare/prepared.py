@@ -230,7 +230,7 @@ def load_prepared(directory: str | Path, split: str, *, tokenizer: SpeechTokeniz
         raise DataError(f"{directory}: no split {split!r}; it has {', '.join(info['counts'])}")
     if found := split_faults(Path(directory), info, split, digests=True):
         raise DataError(f"{directory}: {'; '.join(found)}: not as it was written; prepare again, or copy it again from "
-                        "where it came (`dcar verify` lists what differs)")
+                        "where it came (`dcar doctor` lists what differs)")
     try:
         rows = datasets.load_from_disk(str(folder))
         if not {f"{split}/{name}" for name in files_of(folder)} <= set(info.get("files") or ()):
@@ -260,13 +260,13 @@ def _from_format_2(rows: datasets.Dataset, info: Mapping[str, Any]) -> datasets.
     import datasets
 
     now = features(info["tokenizer"]["vocab_size"], info["phonemes"]["size"])
-    if "prompt_text_ids" in rows.column_names:  # `dcar retokenize` adds it
+    if "prompt_text_ids" in rows.column_names:  # `dcar prepare mode=retokenize` adds it
         now["prompt_text_ids"] = now["text_ids"]
     return datasets.Dataset(rows.data.table.select(list(now)).cast(now.arrow_schema))
 
 
 MOST_DIGESTED = 4 << 30
-"""Bytes of a file up to which loading recomputes its digest; larger ones are left to `dcar verify`."""
+"""Bytes of a file up to which loading recomputes its digest; larger ones are left to `dcar doctor`."""
 _digested: dict[tuple[str, int, int], dict[str, Any]] = {}  # (path, size, time of change) -> digest, of this process
 
 
@@ -284,7 +284,7 @@ def _digest_once(path: Path) -> dict[str, Any] | None:
     """The digest of a file, computed once a process; None for one that is too large to be read at every start."""
     state = path.stat()
     if state.st_size > MOST_DIGESTED:
-        logger.info("%s: %s; only its size was checked, `dcar verify` reads it all", path, gigabytes(state.st_size))
+        logger.info("%s: %s; only its size was checked, `dcar doctor` reads it all", path, gigabytes(state.st_size))
         return None
     key = (str(path.resolve()), state.st_size, state.st_mtime_ns)
     if key not in _digested:

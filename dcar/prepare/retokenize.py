@@ -1,6 +1,6 @@
-"""`dcar retokenize`: a prepared corpus with a language model's own text tokens in the place of phonemes.
+"""`dcar prepare mode=retokenize`: a prepared corpus with a language model's own text tokens in the place of phonemes.
 
-    dcar retokenize data=runs/prepared decoder=runs/cosyvoice2 out=runs/prepared_cosyvoice2
+    dcar prepare mode=retokenize data=runs/prepared decoder=runs/cosyvoice2 out=runs/prepared_cosyvoice2
 
 Everything behind it (training, DCPO, comparison) reads it as any other.
 """
@@ -24,7 +24,7 @@ from dcar.tracking import write_json
 
 @dataclass
 class RetokenizeConfig:
-    """Settings of `dcar retokenize`."""
+    """Settings of `dcar prepare mode=retokenize`."""
 
     data: str = setting("", "Folder written by `dcar prepare`.", place="folder")
     decoder: str = setting("", "Folder written by `dcar convert-backbone`.")

@@ -2,7 +2,7 @@
 
 A recogniser from nothing needs hundreds of hours of speech; on top of a trained encoder a few are enough. Whisper's
 decoder takes no part: texts get likelihoods and alignments, and cost follows the length of the audio. Trained by
-`dcar train-encoder-recognizer`. CTC: Graves et al. (2006).
+`dcar train-recognizer kind=encoder`. CTC: Graves et al. (2006).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class EncoderRecognizerConfig:
         check(self)
         if self.encoder not in ("", ENCODER):
             raise CheckpointError(f"reads the states of {self.encoder}, but the encoder here is {ENCODER}; train a "
-                                  "recogniser for it with `dcar train-encoder-recognizer`")
+                                  "recogniser for it with `dcar train-recognizer kind=encoder`")
 
 
 class EncoderRecognizer(WindowCTC, CTCRecognizer):
@@ -103,7 +103,7 @@ def encoder_states(encoder: WhisperEncoder, wave: np.ndarray, sample_rate: int) 
 
 def load_encoder_recognizer(folder: str | Path, name: str = "", threads: int = 1,
                             device: str = "cpu") -> EncoderRecognizer:
-    """A recogniser that `dcar train-encoder-recognizer` wrote, called by `name`, or its folder's, and its weights.
+    """A recogniser that `dcar train-recognizer kind=encoder` wrote, called by `name`, or its folder's, and its weights.
 
     Raises CheckpointError where the folder holds none.
     """

@@ -19,7 +19,7 @@ def load_recognizer(name: str, threads: int = 1, device: str = "cpu") -> Recogni
     """A recogniser by name:
 
     - `moonshine`, `whisper-base`; `starter`, `starter-nemo` (ship with the project)
-    - `encoder:FOLDER` of `dcar train-encoder-recognizer`
+    - `encoder:FOLDER` of `dcar train-recognizer kind=encoder`
     - `nemo:PATH_OR_NAME`: CTC or transducer, e.g. nemo:stt_en_fastconformer_transducer_large or nemo:model.nemo
     - `whisper:FOLDER_OR_NAME` through transformers, e.g. whisper:openai/whisper-large-v3
     - `faster-whisper:FOLDER_OR_NAME` through CTranslate2, e.g. faster-whisper:large-v3
@@ -54,7 +54,7 @@ def load_recognizer(name: str, threads: int = 1, device: str = "cpu") -> Recogni
 
 
 def load_token_recognizer(folder: str, device: str = "cpu") -> TokenRecognizer:
-    """A recogniser of speech tokens that `dcar train-token-recognizer` wrote; `starter` is the shipped one.
+    """A recogniser of speech tokens that `dcar train-recognizer kind=tokens` wrote; `starter` is the shipped one.
 
     Raises CheckpointError where the folder holds none, AssetError where the shipped one is missing.
     """

@@ -1,7 +1,7 @@
 """Manifests of recognisers: speech and what is said in it.
 
 A manifest has one JSON object a line: {"audio": "a.flac" | "waves.npz", "key": "utt1" (npz only), "text": "...",
-"tokens": [...] (optional, at 50 Hz)}; `dcar resynthesize` writes one.
+"tokens": [...] (optional, at 50 Hz)}; `dcar prepare mode=resynthesize` writes one.
 An npz holds one mono array per key, int16 or float32, and its `sample_rate`. Paths are relative to the manifest.
 """
 

@@ -1,7 +1,7 @@
 """Speech tokens → phonemes: a CTC model that reads the codes of an utterance, without sound.
 
 It scores how likely a decoder's tokens are for a sentence, without vocoder and audio: milliseconds an utterance.
-`dcar train-token-recognizer` trains one on a corpus. CTC: Graves et al. (2006).
+`dcar train-recognizer kind=tokens` trains one on a corpus. CTC: Graves et al. (2006).
 """
 
 from __future__ import annotations
@@ -68,14 +68,14 @@ class TokenRecognizer(WindowCTC):
         """CheckpointError where a prepared corpus (`prepared_info`) has other speech tokens or other phonemes than
         this recogniser was trained on; `where` names the corpus in the message."""
         config, made, phonemes = self.config, info["tokenizer"], info["phonemes"]["version"]
-        remedy = "train one on this corpus with `dcar train-token-recognizer`"
+        remedy = "train one on this corpus with `dcar train-recognizer kind=tokens`"
         if config.tokenizer.rpartition("@")[2] != made["checksum"] or config.speech_vocab_size != made["vocab_size"]:
             raise CheckpointError(f"{where}: has tokens of {made['name']}@{made['checksum']}, but the token recogniser "
                                   f"reads those of {config.tokenizer or 'a tokenizer not recorded'}; {remedy}")
         if config.phonemes != phonemes:
             raise CheckpointError(f"{where}: has text ids of {phonemes}, but the token recogniser knows those of "
                                   f"{config.phonemes or 'an inventory not recorded'}; {remedy}, as it was before "
-                                  "`dcar retokenize` if its text ids are a language model's")
+                                  "`dcar prepare mode=retokenize` if its text ids are a language model's")
 
     # --- scores ---------------------------------------------------------------------------------------------------
 

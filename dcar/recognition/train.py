@@ -5,7 +5,7 @@
 
 The model is restored and saved by NeMo. The loop is plain torch: the model's own pass (SpecAugment with it) and
 loss, AdamW with one cosine, batches of similar length, other playing speeds. Manifests: dcar/recognition/manifest.py;
-`dcar resynthesize` writes one. The result is used as `recognizer=nemo:FILE.nemo`.
+`dcar prepare mode=resynthesize` writes one. The result is used as `recognizer=nemo:FILE.nemo`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Train a recogniser of sound on the states of a frozen speech encoder: CTC over characters, minutes on one core.
 
-    dcar train-encoder-recognizer --config launch/recipes/recognizer_starter.yaml
+    dcar train-recognizer kind=encoder --config launch/recipes/recognizer_starter.yaml
     accelerate launch -m dcar.train.encoder_recognizer train_manifest=a.jsonl dev_manifest=b.jsonl out=runs/recognizer
 
 It serves the rewards `wer`, `cer` and `log_likelihood` of stage two, so it is trained on resynthesised speech
-(`dcar resynthesize`). The encoder runs once: its states are kept in out/states (184 MB an hour) until the training has
+(`dcar prepare mode=resynthesize`). The encoder runs once: its states are kept in out/states (184 MB an hour) until the training has
 ended. Leaves behind in out: weights, config.json, config.yaml, README.md, log.jsonl, provenance.json, checkpoints. Run
 again, it goes on from the states that are there and from the last checkpoint.
 """
@@ -57,9 +57,9 @@ SHARD = 256
 
 @dataclass(kw_only=True)
 class TrainEncoderRecognizerConfig(SmallSettings):
-    """Settings of `dcar train-encoder-recognizer`."""
+    """Settings of `dcar train-recognizer kind=encoder`."""
 
-    train_manifest: str = setting(meaning="JSONL manifest of the training speech (`dcar resynthesize`).", place="file")
+    train_manifest: str = setting(meaning="JSONL manifest of the training speech (`dcar prepare mode=resynthesize`).", place="file")
     dev_manifest: str = setting(meaning="JSONL manifest of held-out speech; its WER is reported.", place="file")
     out: str = setting("runs/recognizer", "Folder to write.", place="folder")
     max_steps: int = setting(2400, "Updates of the weights.", minimum=1)

@@ -1,6 +1,6 @@
 """Train a recogniser that reads speech tokens, not sound: CTC over the codes of a prepared corpus to its phonemes.
 
-    dcar train-token-recognizer --config launch/recipes/token_recognizer_starter.yaml
+    dcar train-recognizer kind=tokens --config launch/recipes/token_recognizer_starter.yaml
     accelerate launch -m dcar.train.token_recognizer data=runs/prepared out=runs/token_recognizer
 
 It serves the reward `token_likelihood` of stage two. Recordings have no errors of a decoder, so training makes some:
@@ -40,7 +40,7 @@ MAX_TOO_SHORT = 0.05
 
 @dataclass
 class TrainTokenRecognizerConfig(SmallSettings):
-    """Settings of `dcar train-token-recognizer`."""
+    """Settings of `dcar train-recognizer kind=tokens`."""
 
     data: str = setting("runs/prepared", "Folder written by `dcar prepare`.", place="folder")
     out: str = setting("runs/token_recognizer", "Folder to write.", place="folder")
@@ -103,7 +103,7 @@ def run(config: TrainTokenRecognizerConfig) -> TokenRecognizer:
     prepared = prepared_info(config.data)
     if prepared["phonemes"]["version"].startswith(TEXT_TOKENIZER):
         raise DataError(f"{config.data}: its text ids are those of a language model, not phonemes; give the corpus as "
-                        "it was before `dcar retokenize`")
+                        "it was before `dcar prepare mode=retokenize`")
     config = dataclasses.replace(config, model=dataclasses.replace(
         config.model, speech_vocab_size=prepared["tokenizer"]["vocab_size"], text_vocab_size=TEXT_VOCAB_SIZE,
         tokenizer=tokenizer_identity(prepared), phonemes=prepared["phonemes"]["version"]))

@@ -1,7 +1,7 @@
-"""`dcar resynthesize`: speak a prepared split from its own tokens through the vocoder, as training speech for the
+"""`dcar prepare mode=resynthesize`: speak a prepared split from its own tokens through the vocoder, as training speech for the
 reward recogniser (which must know the sound of the vocoder) and for measuring what tokens and vocoder lose.
 
-    dcar resynthesize data=runs/prepared split=train vocoder=runs/vocoder/export out=runs/resynthesis
+    dcar prepare mode=resynthesize data=runs/prepared split=train vocoder=runs/vocoder/export out=runs/resynthesis
 
 With `recordings=true` it writes the recordings themselves in the same form: speech to begin a recogniser on before
 there is a vocoder, and the upper bound of what it can hear. With `wavs=true` every utterance is a file to listen to as
@@ -35,7 +35,7 @@ RECORDING_RATE = 24_000
 
 @dataclass
 class ResynthesizeConfig:
-    """Settings of `dcar resynthesize`."""
+    """Settings of `dcar prepare mode=resynthesize`."""
 
     data: str = setting("runs/prepared", "Folder written by `dcar prepare`.", place="folder")
     split: str = setting("train", "Split that is spoken.")

@@ -1,6 +1,6 @@
 """The cheapest chunking of the true tokens: how much a perfect schedule could gain (DCAR paper, analyses; upper bound).
 
-    dcar oracle decoder=runs/car data=runs/prepared out=runs/oracle
+    dcar analyse what=oracle decoder=runs/car data=runs/prepared out=runs/oracle
 
 With ce_i(t) the cross entropy of head i at position t for the token i ahead, the cheapest way to cover j tokens in m
 passes is

@@ -1,6 +1,6 @@
-"""`dcar vocoder-quality`: what tokens and vocoder lose of words and voices, before any decoder adds errors of its own.
+"""`dcar analyse what=vocoder`: what tokens and vocoder lose of words and voices, before any decoder adds errors of its own.
 
-    dcar vocoder-quality data=runs/prepared vocoder=runs/vocoder/export split=test out=runs/vocoder_quality
+    dcar analyse what=vocoder data=runs/prepared vocoder=runs/vocoder/export split=test out=runs/vocoder_quality
 
 The split's recordings and their own tokens, spoken by the vocoder in the voice of another utterance of the speaker, are
 transcribed. A resynthesis is of the right voice if its speaker embedding is nearest to that voice's mean embedding over
@@ -47,7 +47,7 @@ from eval.results.stats import paired_test
 
 @dataclass
 class VocoderQualityConfig:
-    """Settings of `dcar vocoder-quality`."""
+    """Settings of `dcar analyse what=vocoder`."""
 
     data: str = setting("", "Folder written by `dcar prepare`.", place="folder")
     vocoder: str = setting("starter", "Folder, or a name that dcar.vocoder.load lists.")

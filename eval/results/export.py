@@ -1,6 +1,6 @@
-"""`dcar export-results`: a comparison in the formats of other toolkits, so that they can score the same audio.
+"""`dcar report format=versa`: a comparison in the formats of other toolkits, so that they can score the same audio.
 
-    dcar export-results run=runs/compare out=runs/export
+    dcar report format=versa run=runs/compare out=runs/export
 
 For every method `out/<method>/` holds, with the id of an utterance as its name,
 
@@ -38,7 +38,7 @@ Record = dict[str, Any]
 
 @dataclass
 class ExportConfig:
-    """Settings of `dcar export-results`."""
+    """Settings of `dcar report format=versa`."""
 
     run: str = setting("runs/compare", "Folder of a comparison.", place="folder")
     out: str = setting("runs/export", "Folder to write.", place="folder")

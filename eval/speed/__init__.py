@@ -1,1 +1,1 @@
-"""`dcar speed`: what a decoding step costs against what the machine allows."""
+"""`dcar analyse what=speed`: what a decoding step costs against what the machine allows."""

@@ -1,4 +1,4 @@
-"""Whole files, manifests, full disks; `dcar verify`."""
+"""Whole files, manifests, full disks; `dcar doctor`."""
 
 from __future__ import annotations
 

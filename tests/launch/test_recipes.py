@@ -100,7 +100,7 @@ def test_a_variant_of_a_paper_s_recipe_says_which_row_it_is(recipe):
 
 
 def test_the_index_lists_every_paper_recipe_and_nothing_that_is_not_there():
-    index = (ROOT / "docs" / "paper_index.md").read_text()
+    index = (ROOT / "docs" / "results.md").read_text()
     named = set(re.findall(r"`((?:[a-z0-9]+_)+[a-z0-9]+(?::[\w-]+)?)`", index)) & {n for n in NAMES} | {
         n for n in re.findall(r"`([\w]+:[\w-]+)`", index) if n.partition(":")[0] in {r.name for r in recipes.shipped()}}
     papers = {name for name in NAMES if name.partition(":")[0] in {r.name for r in PAPER}}
@@ -114,7 +114,7 @@ def test_paper_recipes_feed_each_other():
     config = {name: plain(settings(schema(name), ["--config", name], Path("runs/x"))) for name in names}
     made = {c["out"] for c in config.values()}
     texts = [(recipes.folder() / f"{name.partition(':')[0]}.yaml").read_text() for name in names]
-    said = {m for text in [*texts, (ROOT / "docs" / "paper_index.md").read_text()]
+    said = {m for text in [*texts, (ROOT / "docs" / "results.md").read_text()]
             for m in re.findall(r"(?:out=|export |… )(runs/\w+)", text)}
     wanted = {(name, found) for name, c in config.items()
               for found in re.findall(r"runs/\w+", str({k: v for k, v in c.items() if k != "out"}))}

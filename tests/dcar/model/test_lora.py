@@ -270,7 +270,7 @@ def test_settings_that_contradict_each_other_are_refused(qwen, data, tmp_path):
     decoder = load_decoder(qwen)
     decoder.config.phonemes = "text-tokenizer:abc"
     decoder.save_pretrained(tmp_path / "bpe")
-    with pytest.raises(DataError, match="run dcar retokenize"):
+    with pytest.raises(DataError, match="run dcar prepare mode=retokenize"):
         run(settings(tmp_path / "bpe", data, tmp_path / "x"))
     decoder.config.phonemes, decoder.config.tokenizer = "", "s3@1"
     decoder.save_pretrained(tmp_path / "s3")

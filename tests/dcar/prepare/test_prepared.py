@@ -90,7 +90,7 @@ def test_digests_are_computed_once_a_process(corpus: Path, tmp_path: Path, monke
     for _ in range(3):
         load_prepared(tmp_path / "p", "train")
     assert len(counted) == len(set(counted)) == 3
-    monkeypatch.setattr(prepared, "MOST_DIGESTED", 100)  # larger files are left to `dcar verify`
+    monkeypatch.setattr(prepared, "MOST_DIGESTED", 100)  # larger files are left to `dcar doctor`
     counted.clear()
     monkeypatch.setattr(prepared, "_digested", {})
     assert load_prepared(tmp_path / "p", "train").num_rows == 10 and not any(p.suffix == ".arrow" for p in counted)

@@ -119,7 +119,7 @@ def test_what_cannot_be_read_is_refused():
         model.check_reads({**INFO, "tokenizer": {**INFO["tokenizer"], "checksum": "xyz"}}, "here")
     with pytest.raises(CheckpointError, match="here: has tokens"):
         model.check_reads({**INFO, "tokenizer": {**INFO["tokenizer"], "vocab_size": 6}}, "here")
-    with pytest.raises(CheckpointError, match="text ids of text-tokenizer:x.*knows those of p1.*dcar retokenize"):
+    with pytest.raises(CheckpointError, match="text ids of text-tokenizer:x.*knows those of p1.*dcar prepare mode=retokenize"):
         model.check_reads({**INFO, "phonemes": {"version": "text-tokenizer:x"}}, "here")
 
 

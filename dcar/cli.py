@@ -25,7 +25,7 @@ TASKS = {
     "train": {
         "train": ("dcar.train.car", "stage one: CAR decoder with K heads, or FAR with one"),
         "train-draft": ("dcar.train.draft", "a shallow draft model from a decoder's own layers"),
-        "train-coherence": ("dcar.train.coherence", "joint score of the tokens of a chunk, for a policy to read"),
+        "train-chunk-scorer": ("dcar.train.chunk_scorer", "joint score of the tokens of a chunk, for a policy to read"),
         "profile": ("rl.profile", "WER of CAR-1 … CAR-K -> guidance range"),
         "train-policy": ("rl.train", "stage two: DCPO"),
         "train-recognizer": ("dcar.recognition.train", "recognisers, which are rewards"),
@@ -92,7 +92,7 @@ OLD = {
 # first words of a recipe's name -> its command
 RECIPES = {
     "tokenizer": "fit-tokenizer", "prepare": "prepare", "car": "train", "finetune": "train", "draft": "train-draft",
-    "coherence": "train-coherence", "profile": "profile", "dcpo": "train-policy",
+    "chunk_scorer": "train-chunk-scorer", "profile": "profile", "dcpo": "train-policy",
     "recognizer": "train-recognizer kind=encoder", "token_recognizer": "train-recognizer kind=tokens",
     "vocoder": "train-vocoder", "verifiers": "fit-verifiers", "tune": "tune", "compare": "compare",
 }

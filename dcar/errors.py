@@ -62,7 +62,7 @@ class ServiceError(DCARError):
     """A recognition or scoring service did not answer, or not as agreed; the message gives address and last cause."""
 
 
-class LawError(DCARError):
+class DistributionError(DCARError):
     """A model gave no distribution over the next token (NaN, or no mass anywhere): its weights are broken, or its
     number type is too small. The message names utterance and position; `finished` holds the results of the utterances
     that were complete."""

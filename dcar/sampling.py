@@ -26,9 +26,10 @@ STREAMS = {"token": 1, "accept": 2, "residual": 3, "group": 4, "policy": 5, "tau
 class SamplingConfig:
     """How the next token is drawn, and when an utterance must end."""
 
-    temperature: float = setting(1.0, "Of the law of the next token; 0 = always the likeliest token.", minimum=0)
+    temperature: float = setting(1.0, "Flattens (above 1) or sharpens the distribution; 0 = the likeliest token.",
+                                 minimum=0)
     top_k: int = setting(0, "Draw among so many tokens, the likeliest; 0 = all.", minimum=0)
-    top_p: float = setting(1.0, "Draw among the fewest tokens that have this share of the law; 1 = all.", above=0,
+    top_p: float = setting(1.0, "Draw among the fewest tokens that have this share of the mass; 1 = all.", above=0,
                            maximum=1)
     min_tokens: int = setting(1, "No end of speech before so many tokens.", minimum=0)
     max_tokens: int = setting(1500, "Most speech tokens of an utterance.", minimum=1)
@@ -46,7 +47,7 @@ class SamplingConfig:
     def __post_init__(self):
         check(self)
         if self.repetition_window and self.temperature == 0:
-            raise ConfigError("repetition-aware sampling draws twice, and temperature 0 draws nothing: set "
+            raise ConfigError("repetition-aware sampling draws twice, and temperature 0 candidates nothing: set "
                               "repetition_window=0 or a temperature above 0")
 
 
@@ -74,7 +75,7 @@ def group_keys(seed: int, utterance_ids: Sequence[str], members: Sequence[int],
                share_token_draws: bool = False) -> tuple[Tensor, Tensor]:
     """Keys of rows, each a member of its utterance's group: for draws of tokens [B], and for all others [B].
 
-    Member 0 draws as the utterance itself, the others by addresses of their own (`member_address`). With
+    Member 0 candidates as the utterance itself, the others by addresses of their own (`member_address`). With
     share_token_draws the members draw tokens with common random numbers and differ by their decisions only.
     """
     keys = utterance_keys(seed, utterance_ids, members)
@@ -189,14 +190,14 @@ def warp(logits: Tensor, config: SamplingConfig, forbidden: Tensor | None = None
     if 0 < config.top_k < logits.shape[-1]:
         values, indices = likeliest(logits, config.top_k, ordered=False)
         logits = torch.full_like(logits, -torch.inf).scatter(-1, indices, values)
-    law = logits.softmax(-1)
+    probs = logits.softmax(-1)
     if config.top_p < 1:
-        sorted_law, order = law.sort(dim=-1, descending=True, stable=True)
+        sorted_probs, order = probs.sort(dim=-1, descending=True, stable=True)
         # keep the smallest set that reaches top_p: a token stays while the mass before it is short of top_p
-        kept = sorted_law.cumsum(-1) - sorted_law < config.top_p
-        law = torch.zeros_like(law).scatter(-1, order, sorted_law * kept)
-        law = law / law.sum(-1, keepdim=True)
-    return law
+        kept = sorted_probs.cumsum(-1) - sorted_probs < config.top_p
+        probs = torch.zeros_like(probs).scatter(-1, order, sorted_probs * kept)
+        probs = probs / probs.sum(-1, keepdim=True)
+    return probs
 
 
 def repetition_aware(logits: Tensor, history: Tensor, config: SamplingConfig) -> Tensor:
@@ -232,10 +233,10 @@ def repetition_aware(logits: Tensor, history: Tensor, config: SamplingConfig) ->
         rest = (1 - full).scatter(-1, order[..., :1], ordered[..., 1:].sum(-1, keepdim=True))
         alone = rest <= 0
         again = torch.where(alone, 0, again / rest)
-        law = nucleus * (~repeated | alone) + full * (again.sum(-1, keepdim=True) - again).clamp(min=0)
+        probs = nucleus * (~repeated | alone) + full * (again.sum(-1, keepdim=True) - again).clamp(min=0)
     else:
-        law = nucleus * ~repeated + full * again.sum(-1, keepdim=True)
-    return (law / law.sum(-1, keepdim=True)).to(torch.float32)
+        probs = nucleus * ~repeated + full * again.sum(-1, keepdim=True)
+    return (probs / probs.sum(-1, keepdim=True)).to(torch.float32)
 
 
 def histories(history: Tensor, tokens: Tensor) -> Tensor:
@@ -243,21 +244,21 @@ def histories(history: Tensor, tokens: Tensor) -> Tensor:
     return torch.cat((history, tokens), dim=1).unfold(1, history.shape[1], 1)
 
 
-def sample(law: Tensor, u: Tensor) -> Tensor:
+def sample(probs: Tensor, u: Tensor) -> Tensor:
     """Inverse of the cumulative distribution at u: distribution [..., V], u [...] -> ids [...]. An id of zero mass is
     never drawn."""
-    shape = torch.broadcast_shapes(law.shape[:-1], u.shape)  # searchsorted does not broadcast
-    return sample_several(law.expand(*shape, -1), u.expand(shape).unsqueeze(-1)).squeeze(-1)
+    shape = torch.broadcast_shapes(probs.shape[:-1], u.shape)  # searchsorted does not broadcast
+    return sample_several(probs.expand(*shape, -1), u.expand(shape).unsqueeze(-1)).squeeze(-1)
 
 
-def sample_several(law: Tensor, u: Tensor) -> Tensor:
+def sample_several(probs: Tensor, u: Tensor) -> Tensor:
     """The same, several times from every distribution: distribution [..., V], u [..., N] -> ids [..., N]."""
-    cumulative = law.cumsum(-1, dtype=torch.float64)
+    cumulative = probs.cumsum(-1, dtype=torch.float64)
     total = cumulative[..., -1:].contiguous()
     index = torch.searchsorted(cumulative, u * total, right=True)  # ids whose cumulative distribution is <= u
     last = torch.searchsorted(cumulative, total)  # the last id with mass, should u * total round up to total
     # a distribution that is no distribution (NaN) must not lead out of the vocabulary: the caller's checks come later
-    return torch.minimum(index, last).clamp(max=law.shape[-1] - 1)
+    return torch.minimum(index, last).clamp(max=probs.shape[-1] - 1)
 
 
 def shifted(u: Tensor, several: int) -> Tensor:

@@ -1,10 +1,10 @@
 """What the heads proposed at a decision, as a policy after the draw sees it: how likely, how certain, and where.
 
 The heads' candidates x_1..x_K are drawn before the chunk's end is chosen. `candidate_features` describes them,
-`EndScores` scores every end, `joint_law` makes probabilities of chunk and end together. A chunk that ends on a likely
-token, before an unlikely one, is a better chunk: what follows is read from a hidden state that rests on its last token.
-Features are of the decoder's own distributions, before temperature and top-k, so that a policy says the same at every
-sampling, temperature 0 included.
+`EndScores` scores every end, `joint_log_probs` makes probabilities of chunk and end together. A chunk that ends on a
+likely token, before an unlikely one, is a better chunk: what follows is read from a hidden state that rests on its last
+token. Features are of the decoder's own distributions, before temperature and top-k, so that a policy says the same at
+every sampling, temperature 0 included.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 FEATURES = ("drawn", "best", "entropy")
 """Of each candidate: log-probability of the drawn token, of the likeliest one, and entropy of the distribution; all in
-nats. Behind them may stand what the token adds to the coherence of its chunk (heads/coherence.py)."""
-COHERENCE = len(FEATURES)
+nats. Behind them may stand what the token adds to the joint score of its chunk (heads/chunk_scorer.py)."""
+CHUNK_SCORE = len(FEATURES)
 """Where that stands."""
 UNLIKELY = -8.0  # log-probabilities below say the same
 GAIN = 8.0  # of the linear part: its dozen weights have to move far in a few hundred updates, each of a learning rate
@@ -23,23 +23,23 @@ GAIN = 8.0  # of the linear part: its dozen weights have to move far in a few hu
 
 def candidate_features(logits: Tensor, tokens: Tensor) -> Tensor:
     """logits [..., K, V] of the heads and the tokens [..., K] drawn from them -> [..., K, 3] float32: FEATURES. Of
-    several draws, tokens [..., N, K], -> [..., N, K, 3]."""
-    log_law = logits.float().log_softmax(-1)
+    several candidates, tokens [..., N, K], -> [..., N, K, 3]."""
+    log_probs = logits.float().log_softmax(-1)
     # 0 log 0 = 0, for distributions with impossible tokens
-    entropy = -torch.linalg.vecdot(log_law.exp(), log_law.clamp(min=torch.finfo(torch.float32).min))
-    law = torch.stack((log_law.amax(-1), entropy), -1)  # [..., K, 2], the same for all draws
+    entropy = -torch.linalg.vecdot(log_probs.exp(), log_probs.clamp(min=torch.finfo(torch.float32).min))
+    probs = torch.stack((log_probs.amax(-1), entropy), -1)  # [..., K, 2], the same for all draws
     several = tokens.dim() == logits.dim()
-    drawn = log_law.gather(-1, tokens.mT if several else tokens.unsqueeze(-1)).clamp(min=UNLIKELY)
+    drawn = log_probs.gather(-1, tokens.mT if several else tokens.unsqueeze(-1)).clamp(min=UNLIKELY)
     if not several:
-        return torch.cat((drawn, law), -1)
-    return torch.cat((drawn.mT.unsqueeze(-1), law.unsqueeze(-3).expand(*tokens.shape, 2)), -1)
+        return torch.cat((drawn, probs), -1)
+    return torch.cat((drawn.mT.unsqueeze(-1), probs.unsqueeze(-3).expand(*tokens.shape, 2)), -1)
 
 
 def end_features(candidates: Tensor) -> Tensor:
     """About every end a = 1..K: [..., K, F] -> [..., K, 4F + 3]. The F features of the last kept token and of the first
     one that is dropped (0 behind the last, and a flag that says so), means and sums (in eighths) over what is kept, and
     the length itself. Sums are what a longer chunk adds, so a weight on one is `Confidence` (dcar/decoding/chunks.py),
-    and the sum over the coherence is the log-ratio of the chunk."""
+    and the sum over the chunk scorer is the log-ratio of the chunk."""
     k = candidates.shape[-2]
     size = torch.arange(1, k + 1, device=candidates.device, dtype=candidates.dtype).view(k, 1)
     dropped = nn.functional.pad(candidates[..., 1:, :], (0, 0, 0, 1))
@@ -67,14 +67,15 @@ class EndScores(nn.Module):
             nn.init.zeros_(self.outer.weight)
 
     def end_on_likely(self, nats: float = 2.0) -> None:
-        """Begin as a soft `sure-last` (dcar/decoding/chunks.py): so many nats for each of the last kept token's."""
+        """Begin as a soft `end-on-confident` (dcar/decoding/chunks.py): so many nats for each of the last kept
+        token's."""
         with torch.no_grad():
             self.linear.weight[0, FEATURES.index("drawn")] = nats / GAIN
 
-    def end_on_coherent(self) -> None:
+    def end_on_scored(self) -> None:
         """Besides, a nat for each nat of the log-ratio of what is kept."""
         with torch.no_grad():
-            self.linear.weight[0, 3 * self.features + COHERENCE] = 8 / GAIN  # the sums are in eighths
+            self.linear.weight[0, 3 * self.features + CHUNK_SCORE] = 8 / GAIN  # the sums are in eighths
 
     def forward(self, candidates: Tensor, state: Tensor | None = None) -> Tensor:
         """candidates [..., K, F], state [..., width] of the hidden states so far (or none; one for all draws
@@ -90,9 +91,9 @@ class EndScores(nn.Module):
 
 
 def resampled(candidates: Tensor) -> Tensor:
-    """Log-share of each draw among those of its row, for every size: candidates [..., N, n, F] with their coherence ->
-    [..., N, n]. A chunk of a tokens weighs its density ratio, the exponential of its log-ratio r_a."""
-    return candidates[..., COHERENCE].cumsum(-1).log_softmax(-2)
+    """Log-share of each draw among those of its row, for every size: candidates [..., N, n, F] with their chunk scorer
+    -> [..., N, n]. A chunk of a tokens weighs its density ratio, the exponential of its log-ratio r_a."""
+    return candidates[..., CHUNK_SCORE].cumsum(-1).log_softmax(-2)
 
 
 def dialled(scores: Tensor, dial: float) -> Tensor:
@@ -100,7 +101,7 @@ def dialled(scores: Tensor, dial: float) -> Tensor:
     return scores + dial * torch.arange(1, scores.shape[-1] + 1, device=scores.device) if dial else scores
 
 
-def joint_law(scores: Tensor, candidates: Tensor) -> Tensor:
+def joint_log_probs(scores: Tensor, candidates: Tensor) -> Tensor:
     """Log-probs of draw and size together, [..., N K], column i K + a - 1 for a tokens of draw i: proportional to the
     exponential of the score times the draw's share among the chunks of a tokens. scores [..., N, K] of the sizes in
     each of N chunks that were drawn side by side, of which candidates [..., N, n, F] are known, n ≤ K. Of one chunk it
@@ -117,5 +118,6 @@ def of_draw(chunks: Tensor, draw: Tensor | None) -> Tensor:
 
 
 def over_draws(state: Tensor, candidates: Tensor) -> Tensor:
-    """A state [B, R] for candidates of several draws [B, N, K, F]: [B, 1, R]; as it is where it has their shape."""
+    """A state [B, R] for candidates of several candidates [B, N, K, F]: [B, 1, R]; as it is where it has their
+    shape."""
     return state.unsqueeze(-2) if state.dim() < candidates.dim() - 1 else state

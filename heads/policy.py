@@ -9,8 +9,8 @@ speech positions, then a linear layer over the actions 1..K; it decides before t
 the decoder (`width=None`); a bottleneck (for example 256) reads the same states through a projection at little cost.
 
 Not the paper's: a policy that decides after the draw, from the candidates alone ("candidates", heads/candidates.py), or
-from them and the hidden states ("both"). It may hold a chunk scorer (heads/coherence.py), trained before it, which says
-how well the candidates go together.
+from them and the hidden states ("both"). It may hold a chunk scorer (heads/chunk_scorer.py), trained before it, which
+says how well the candidates go together.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ import torch
 from torch import Tensor, nn
 
 from dcar.errors import CheckpointError
-from heads.candidates import FEATURES, EndScores, dialled, joint_law
+from heads.candidates import FEATURES, EndScores, dialled, joint_log_probs
 from heads.checkpoint import Checkpoint, check_trained_for
-from heads.coherence import Coherence, CoherenceConfig, coherent_features
+from heads.chunk_scorer import ChunkScorer, ChunkScorerConfig, scored_features
 from heads.layers import KVCache, RotaryTable, TransformerLayer, last_of
 
 READS = ("hidden", "candidates", "both")
@@ -48,9 +48,9 @@ class ChunkPolicyConfig:
     reads: str = "hidden"  # one of READS
     sizes: tuple[int, ...] = ()  # chunk sizes that it chooses among; empty = all of 1..K
     score_width: int = 32  # of the network that scores ends, where it reads candidates; 0 = linear
-    coherence_width: int = 0  # of the coherence that it holds; 0 = none
-    coherence_embedding: int = 0
-    coherence_ids: int = 0  # that the decoder's heads may draw
+    chunk_scorer_width: int = 0  # of the chunk scorer that it holds; 0 = none
+    chunk_scorer_embedding: int = 0
+    chunk_scorer_ids: int = 0  # that the decoder's heads may draw
 
     def __post_init__(self) -> None:
         if self.reads not in READS:
@@ -65,9 +65,9 @@ class ChunkPolicyConfig:
         if self.layer_width % self.num_attention_heads or self.layer_width // self.num_attention_heads % 2:
             raise CheckpointError(f"a policy's width {self.layer_width} must be num_attention_heads "
                                   f"{self.num_attention_heads} times an even number")
-        if self.coherence_width and not self.after_draw:
+        if self.chunk_scorer_width and not self.after_draw:
             raise CheckpointError("a policy that decides before the draw sees no candidates, so none go together: a "
-                                  "coherence is for one that reads candidates")
+                                  "chunk scorer is for one that reads candidates")
         if wrong := [str(size) for size in (*self.chunk_range, *self.sizes) if not 1 <= size <= self.num_actions]:
             raise CheckpointError(f"a policy of {self.num_actions} actions cannot keep {', '.join(wrong)} tokens")
 
@@ -90,7 +90,7 @@ class ChunkPolicyConfig:
     @property
     def features(self) -> int:
         """What it sees of each candidate."""
-        return len(FEATURES) + (self.coherence_width > 0)
+        return len(FEATURES) + (self.chunk_scorer_width > 0)
 
     @property
     def reach(self) -> int:
@@ -98,13 +98,13 @@ class ChunkPolicyConfig:
         return max(self.sizes, default=self.num_actions)
 
 
-def shape_of(coherence: Coherence | None) -> dict[str, int]:
-    """What a `ChunkPolicyConfig` says of the coherence that its policy holds."""
-    if coherence is None:
+def shape_of(chunk_scorer: ChunkScorer | None) -> dict[str, int]:
+    """What a `ChunkPolicyConfig` says of the chunk scorer that its policy holds."""
+    if chunk_scorer is None:
         return {}
-    shape = coherence.config
-    return {"coherence_width": shape.width, "coherence_embedding": shape.embedding_size,
-            "coherence_ids": shape.vocab_size}
+    shape = chunk_scorer.config
+    return {"chunk_scorer_width": shape.width, "chunk_scorer_embedding": shape.embedding_size,
+            "chunk_scorer_ids": shape.vocab_size}
 
 
 class ChunkPolicy(Checkpoint):
@@ -121,11 +121,11 @@ class ChunkPolicy(Checkpoint):
         super().__init__()
         self.config = config
         self.scores = EndScores(config.score_width, config.features) if config.after_draw else None
-        self.coherence: Coherence | None = None
-        if config.coherence_width:
-            self.coherence = Coherence(CoherenceConfig(config.hidden_size, config.num_actions, config.coherence_ids,
-                                                       config.coherence_embedding, config.coherence_width))
-            self.coherence.requires_grad_(False)  # it learns from recordings, not from rewards
+        self.chunk_scorer: ChunkScorer | None = None
+        if config.chunk_scorer_width:
+            self.chunk_scorer = ChunkScorer(ChunkScorerConfig(
+                config.hidden_size, config.num_actions, config.chunk_scorer_ids, config.chunk_scorer_embedding, config.chunk_scorer_width))
+            self.chunk_scorer.requires_grad_(False)  # it learns from recordings, not from rewards
         self.register_buffer("unused", torch.ones(config.num_actions, dtype=torch.bool), persistent=False)
         self.restore_buffers()
         self.layer: TransformerLayer | None = None
@@ -146,7 +146,7 @@ class ChunkPolicy(Checkpoint):
     def see(self, hidden: Tensor, logits: Tensor, tokens: Tensor) -> Tensor:
         """What it sees of the tokens [..., n] that were drawn from logits [..., n, V], behind the hidden states
         [..., D]: candidates [..., n, F]."""
-        return coherent_features(self.coherence, hidden, logits, tokens)
+        return scored_features(self.chunk_scorer, hidden, logits, tokens)
 
     def forward(self, hidden: Tensor, positions: Tensor | None = None, candidates: Tensor | None = None) -> Tensor:
         """Log-probs of the ends of a chunk, float32: column a - 1 keeps a tokens.
@@ -158,7 +158,7 @@ class ChunkPolicy(Checkpoint):
         """
         scores = self.end_scores(hidden, positions, candidates)
         several = candidates is not None and candidates.dim() == 5
-        return law_of_scores(scores, candidates if several else None).view_as(scores)
+        return log_probs_of_scores(scores, candidates if several else None).view_as(scores)
 
     def end_scores(self, hidden: Tensor, positions: Tensor | None = None, candidates: Tensor | None = None) -> Tensor:
         """The scores behind `forward`, of the same shape: without the chunk scorer's shares, not normalised."""
@@ -184,9 +184,9 @@ class ChunkPolicy(Checkpoint):
             scores = nn.functional.pad(scores, (0, self.config.num_actions - scores.shape[-1]), value=NEVER)
         return scores.masked_fill(self.unused, NEVER) if self.config.sizes else scores
 
-    def law(self, reading: Tensor | None, candidates: Tensor | None = None, dial: float = 0.0) -> Tensor:
-        """As `PolicyReader.law`."""
-        return law_of_scores(dialled(self.score(reading, candidates).float(), dial), candidates)
+    def log_probs(self, reading: Tensor | None, candidates: Tensor | None = None, dial: float = 0.0) -> Tensor:
+        """As `PolicyReader.log_probs`."""
+        return log_probs_of_scores(dialled(self.score(reading, candidates).float(), dial), candidates)
 
     def new_cache(self, batch: int, capacity: int, *, device=None, dtype=torch.float32) -> KVCache | None:
         """Room for the hidden states of `capacity` positions; None where it reads none."""
@@ -222,10 +222,10 @@ class ChunkPolicy(Checkpoint):
         check_trained_for(self.config.base_checksum, checksum, "policy", "dcar train-policy")
 
 
-def law_of_scores(scores: Tensor, candidates: Tensor | None) -> Tensor:
+def log_probs_of_scores(scores: Tensor, candidates: Tensor | None) -> Tensor:
     """Log-probs, float32, of sizes, scores [..., K] -> [..., K], or of draw and size together where candidates
     [..., N, n, F] were seen, scores [..., N, K] -> [..., N K]."""
-    return scores.float().log_softmax(-1) if candidates is None else joint_law(scores, candidates)
+    return scores.float().log_softmax(-1) if candidates is None else joint_log_probs(scores, candidates)
 
 
 class PolicyReader:
@@ -244,11 +244,11 @@ class PolicyReader:
         """As `ChunkPolicy.see`."""
         return self.policy.see(hidden, logits, tokens)
 
-    def law(self, reading: Tensor | None, candidates: Tensor | None = None, dial: float = 0.0) -> Tensor:
+    def log_probs(self, reading: Tensor | None, candidates: Tensor | None = None, dial: float = 0.0) -> Tensor:
         """Log-probs of the next size [B, K], float32, from a reading; after the draw, from the candidates [B, N, n, F]
-        of N chunks drawn side by side, too, and then of draw and size together [B, N K] (`joint_law`). `dial`: see
-        `dialled`."""
-        return self.policy.law(reading, candidates, dial)
+        of N chunks drawn side by side, too, and then of draw and size together [B, N K] (`joint_log_probs`). `dial`:
+        see `dialled`."""
+        return self.policy.log_probs(reading, candidates, dial)
 
     def select(self, rows: Tensor) -> None:
         """Only these rows go on."""

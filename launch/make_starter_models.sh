@@ -77,12 +77,12 @@ dcar train-recognizer kind=tokens --config token_recognizer_starter data="$out/p
 dcar profile --config profile_starter decoder="$out/car" data="$out/prepared" out="$out/profile" \
   vocoder="$out/vocoder/export"
 # The policy: first rewarded by what reads the tokens, in the end through speech and recogniser.
-dcar train-coherence --config coherence_starter decoder="$out/car" data="$out/prepared_more" \
-  out="$out/coherence"
+dcar train-chunk-scorer --config chunk_scorer_starter decoder="$out/car" data="$out/prepared_more" \
+  out="$out/chunk scorer"
 dcar train-policy --config dcpo_starter decoder="$out/car" data="$out/prepared_more" \
-  vocoder="$out/vocoder/export" token_recognizer="$out/token_recognizer" policy_coherence="$out/coherence" seed=1 \
+  vocoder="$out/vocoder/export" token_recognizer="$out/token_recognizer" chunk_scorer="$out/chunk scorer" seed=1 \
   out="$out/dcpo"
 dcar train-policy --config dcpo_starter_words decoder="$out/car" data="$out/prepared_more" \
-  vocoder="$out/vocoder/export" recognizer="encoder:$out/recognizer" policy="$out/dcpo/policy" policy_coherence= \
+  vocoder="$out/vocoder/export" recognizer="encoder:$out/recognizer" policy="$out/dcpo/policy" chunk_scorer= \
   reward_funcs=[wer,log_likelihood] max_steps=10 seed=1 out="$out/dcpo_words"
 dcar export run="$out/dcpo_words" decoder="$out/car" out="$out/policy"

@@ -1,5 +1,5 @@
-"""The whole pipeline on the embedded corpus, on two CPU cores: corpus -> CAR and FAR -> coherence of chunks, profile of
-their sizes -> DCPO -> exported policy -> comparison -> report, all under `runs/quickstart`.
+"""The whole pipeline on the embedded corpus, on two CPU cores: corpus -> CAR and FAR -> chunk scorer of chunks, profile
+of their sizes -> DCPO -> exported policy -> comparison -> report, all under `runs/quickstart`.
 
     ./launch/quickstart.sh [out=…] [start=scratch] [policy_steps=…] [utterances=…]
 
@@ -34,7 +34,7 @@ RECIPES = Path(__file__).parent / "recipes"
 PROFILED = [1, 2, 3, 4, 5, 6, 7]  # chunk sizes that decoders of either start have
 SIZES = list(range(4, 17))  # that the policy of dcpo_starter.yaml chooses among, on sixteen heads
 LONG = ["far", *(f"car-{k}" for k in (1, 3, 5, 7, 8, 10, 12, 14)), "random-" + "-".join(map(str, SIZES)),
-        "sure-last-6-16", "coherent-10-4", "dcar", "dcar@n4"]
+        "end-on-confident-6-16", "best-of-10-4", "dcar", "dcar@n4"]
 """What is compared on sixteen heads; compare_starter.yaml is for seven."""
 
 
@@ -48,7 +48,7 @@ class QuickstartConfig:
     train_steps: int = setting(0, "Of stage one, for CAR and for FAR alike; 0 = 60 from the starter, 300 from scratch.",
                                minimum=0)
     profile_utterances: int = setting(72, "Of the guidance profile; of 24 the best three sizes are chance.", minimum=1)
-    coherence_steps: int = setting(0, "Of what tells how well tokens go together; 0 = 60 from the starter, 150 from "
+    chunk_scorer_steps: int = setting(0, "Of what tells how well tokens go together; 0 = 60 from the starter, 150 from "
                                       "scratch.", minimum=0)
     policy_steps: int = setting(8, "Updates of DCPO, 512 rollouts each.", minimum=1)
     utterances: int = setting(40, "Of the comparison, from speakers that were never trained on.", minimum=1)
@@ -59,8 +59,8 @@ class QuickstartConfig:
         check(self)
         if self.train_steps <= 0:
             self.train_steps = 60 if self.start == "starter" else 300
-        if self.coherence_steps <= 0:
-            self.coherence_steps = 60 if self.start == "starter" else 150
+        if self.chunk_scorer_steps <= 0:
+            self.chunk_scorer_steps = 60 if self.start == "starter" else 150
 
 
 @dataclass
@@ -102,7 +102,7 @@ def pipeline(config: QuickstartConfig) -> list[list[Step]]:
     """Steps in order; the members of an inner list run side by side."""
     out = Path(config.out)
     data, car, far = shipped("prepared"), out / "car", out / "far"
-    coherence, profile, dcpo, policy = out / "coherence", out / "profile", out / "dcpo", out / "policy"
+    chunk_scorer, profile, dcpo, policy = out / "chunk_scorer", out / "profile", out / "dcpo", out / "policy"
     python = sys.executable
     if config.processes > 1:  # `accelerate launch --cpu` would silently run one process (docs/scaling.md)
         compare = [python, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", str(config.processes),
@@ -123,33 +123,34 @@ def pipeline(config: QuickstartConfig) -> list[list[Step]]:
             inputs.append(shipped(initial))
         return Step(name, command, [folder / "model.safetensors"], inputs, folder)
 
-    def train_coherence() -> Step:
-        recipe = RECIPES / "coherence_starter.yaml"
-        command = [python, "-m", "dcar.train.coherence", "--config", str(recipe), f"decoder={car}", f"data={data}",
-                   f"out={coherence}", f"max_steps={config.coherence_steps}", f"eval_steps={config.coherence_steps}"]
+    def train_chunk_scorer() -> Step:
+        recipe = RECIPES / "chunk_scorer_starter.yaml"
+        command = [python, "-m", "dcar.train.chunk_scorer", "--config", str(recipe), f"decoder={car}", f"data={data}",
+                   f"out={chunk_scorer}", f"max_steps={config.chunk_scorer_steps}",
+                   f"eval_steps={config.chunk_scorer_steps}"]
         if not computes_bfloat16():
             command.append("bf16=false")
         inputs = [car, data, recipe]
         if config.start == "starter":  # its decoder is close to the one that this was trained for
             command += ["init_from=starter", "learning_rate=0.0005", "warmup_steps=10"]
-            inputs.append(shipped("coherence"))
-        return Step("coherence", command, [coherence / "model.safetensors"], inputs, coherence)
+            inputs.append(shipped("chunk_scorer"))
+        return Step("chunk_scorer", command, [chunk_scorer / "model.safetensors"], inputs, chunk_scorer)
 
     return [
         [Step("check", [python, "-m", "launch.check_tokens", str(config.check_utterances)], [],
               [shipped("tokenizer"), shipped("corpus"), data])],
         [train("car", car, "decoder"), train("far", far, "far")],
         # a policy after the draw needs no profile: that is for people to read, and for the paper's DCPO
-        [train_coherence(),
+        [train_chunk_scorer(),
          Step("profile", [python, "-m", "rl.profile", "--config", str(RECIPES / "profile_starter.yaml"),
                           f"decoder={car}", f"data={data}", f"out={profile}",
                           f"utterances={config.profile_utterances}", f"sizes={PROFILED}"],
               [profile / "profile.json"], [car, RECIPES / "profile_starter.yaml"])],
         [Step("dcpo", [python, "-m", "rl.train", "--config", str(RECIPES / "dcpo_starter.yaml"), f"decoder={car}",
-                       f"data={data}", f"policy_coherence={coherence}", f"out={dcpo}",
+                       f"data={data}", f"chunk_scorer={chunk_scorer}", f"out={dcpo}",
                        f"max_steps={config.policy_steps}",
                        *(["policy_sizes=[4,5,6,7]", "tokens_per_pass=5.5"] if config.start == "scratch" else [])],
-              [dcpo / "policy" / "model.safetensors"], [car, coherence, RECIPES / "dcpo_starter.yaml"], dcpo)],
+              [dcpo / "policy" / "model.safetensors"], [car, chunk_scorer, RECIPES / "dcpo_starter.yaml"], dcpo)],
         [Step("export", [python, "-m", "rl.export", f"run={dcpo}", f"decoder={car}", f"out={policy}"],
               [policy / "model.safetensors"], [car, dcpo / "policy"])],
         [Step("compare", [*compare, "--config", str(RECIPES / "compare_starter.yaml"), f"data={data}",

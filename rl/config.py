@@ -39,7 +39,7 @@ class DCPOConfig(GRPOConfig):
     UNUSED: ClassVar[frozenset[str]] = frozenset(NOT_OURS)  # not listed by --help
     REMOVED: ClassVar[dict[str, str]] = {  # settings of earlier releases -> what to do in their place
         "policy_start": "a new policy that sees candidates begins at the rule-based one (end on likely tokens, and on "
-                        "those that go together where it has policy_coherence), any other uniform",
+                        "those that go together where it has chunk_scorer), any other uniform",
         "score_width": "a policy that sees candidates alone scores them linearly",
         "policy_ffn_size": "it is 4 x policy_width",
         "train_split": "the split train is trained on; in Python give train_dataset=…",
@@ -130,7 +130,7 @@ class DCPOConfig(GRPOConfig):
     policy_reads: str = setting("hidden", "What it decides from: hidden states (the paper's, before the draw), "
                                           "candidates (what the heads drew), or both.", choices=READS)
     policy_sizes: list[int] = setting([], "Chunk sizes that it chooses among; empty = all.", minimum=1)
-    policy_coherence: str = setting("", "A folder of `dcar train-coherence` that a new policy takes along, so that it "
+    chunk_scorer: str = setting("", "A folder of `dcar train-chunk-scorer` that a new policy takes along, so that it "
                                         "sees how well candidates go together; starter = the shipped one, empty = it "
                                         "does not.")
     policy_width: int | None = setting(256, "Width of the policy's layer; null = the decoder's, the paper's.",
@@ -143,7 +143,8 @@ class DCPOConfig(GRPOConfig):
     chunk_range: list[int] = setting([], "Guidance range, for example [2, 3]; empty = from `guidance`.", minimum=1)
     guidance: str = setting("", "JSON written by `dcar profile`, from which the range is taken.", place="file")
     forced_rows: str = setting("policy_ratio", "What the forced half does.", choices=FORCED_ROWS)
-    draws: int = setting(1, "Chunks drawn side by side at every decision; the policy, which needs a coherence, chooses "
+    num_candidates: int = setting(1, "Chunks drawn side by side at every decision; the policy, which needs a chunk "
+                                     "scorer, chooses "
                             "draw and size together.", minimum=1)
     common_random_numbers: bool = setting(False, "Members of a group share the draws of tokens (not of actions).")
     max_tokens_per_text_unit: float = setting(16.0, "Length limit of a rollout per phoneme.", above=0)
@@ -159,7 +160,7 @@ class DCPOConfig(GRPOConfig):
     alpha: float = setting(0.1, "Weight of the out-of-range penalty.", minimum=0)
     tokens_per_pass: float = setting(0.0, "Pay for longer or shorter chunks, so much that rollouts keep so many "
                                           "tokens a pass; 0 = pay nothing.", minimum=0)
-    price_gain: float = setting(1.0, "What an update pays for each token by which the chunks of the last one were "
+    length_reward_gain: float = setting(1.0, "What an update pays for each token by which the last chunks were "
                                      "too short, in deviations of the advantage per deviation of sizes. About 0.1 with "
                                      "optimizer=natural.", above=0)
     credit: str = setting("utterance", "What an advantage belongs to: the utterance (the paper's), or every decision "

@@ -91,7 +91,7 @@ MOST = 4.0
 
 
 @dataclass
-class Price:
+class LengthReward:
     """A proportional and integral controller of the tokens that a pass brings.
 
     value: standard deviations of advantage that one standard deviation of chunk size is worth; below 0 a long chunk

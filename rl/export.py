@@ -4,8 +4,8 @@
 
 The directory holds model.safetensors, config.json (action set, range, base checksum, tokenizer), a model card with the
 run's metrics, and provenance.json. The program (`serving.pt2`, torch.export, dynamic batch and length) maps the
-decoder's hidden states to the policy's decision and the laws of all heads; loading it needs torch alone. With draws=4
-it draws four chunks side by side and chooses among them, for a policy that holds a coherence.
+decoder's hidden states to the policy's decision and the distributions of all heads; loading it needs torch alone. With
+num_candidates=4 it draws four chunks side by side and chooses among them, for a policy that holds a chunk scorer.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from dcar.config import load_config, setting
-from dcar.decoding.chunks import check_draws
+from dcar.decoding.chunks import check_num_candidates
 from dcar.errors import CheckpointError, ConfigError
 from dcar.model.cards import model_card
 from dcar.model.draft import AnyDecoder
@@ -31,7 +31,7 @@ from dcar.model.load import load_decoder
 from dcar.process import run_command
 from dcar.tracking import write_json
 from heads.build import Heads
-from heads.candidates import joint_law, of_draw
+from heads.candidates import joint_log_probs, of_draw
 from heads.layers import last_of
 from heads.policy import ChunkPolicy
 
@@ -49,8 +49,9 @@ class ExportConfig:
     decoder: str = setting("", "Directory of the decoder; needed for the program, and checked against the policy.",
                            old=("base",))
     program: bool = setting(True, "Also write the torch.export program (needs decoder).")
-    draws: int = setting(1, "Chunks that the program draws side by side and chooses among; more than 1 needs a policy "
-                            "with a coherence (policy_coherence).", minimum=1)
+    num_candidates: int = setting(1, "Chunks that the program draws side by side and chooses among; more than 1 needs a "
+                                     "policy "
+                            "with a chunk scorer (chunk_scorer).", minimum=1)
     push_to_hub: str = setting("", "Repository to upload the directory to, with your own login.")
     private: bool = setting(True, "Of that repository.")
 
@@ -89,8 +90,8 @@ class ServingStepAfterDraw(nn.Module):
 
 class ServingStepAmongDraws(nn.Module):
     """The same with several chunks drawn side by side, of which the likeliest pair of draw and size is chosen
-    (`heads.candidates.joint_law`), as a greedy `PolicyChunk` does. Draws whose noise is independent are independent;
-    those of the loop stand at equal distances."""
+    (`heads.candidates.joint_log_probs`), as a greedy `PolicyChunk` does. Draws whose noise is independent are
+    independent; those of the loop stand at equal distances."""
 
     def __init__(self, policy: ChunkPolicy, heads: Heads):
         super().__init__()
@@ -105,33 +106,34 @@ class ServingStepAmongDraws(nn.Module):
         chunks = (logits.unsqueeze(1) + noise).argmax(-1)  # [B, N, n]
         candidates = self.policy.see(last, logits, chunks)
         scores = self.policy.end_scores(hidden, (lengths - 1)[:, None], candidates[:, None])[:, 0]  # [B, N, K]
-        both = joint_law(scores, candidates).view_as(scores)
+        both = joint_log_probs(scores, candidates).view_as(scores)
         draw = both.amax(-1).argmax(-1)
         return of_draw(both, draw), logits, of_draw(chunks, draw), draw
 
 
 def serving_step(policy: ChunkPolicy, heads: Heads,
-                 draws: int = 1) -> ServingStep | ServingStepAfterDraw | ServingStepAmongDraws:
-    """What the program of this policy computes. ConfigError where it cannot choose among so many draws."""
-    check_draws(policy, draws)
-    if draws > 1:
+                 num_candidates: int = 1) -> ServingStep | ServingStepAfterDraw | ServingStepAmongDraws:
+    """What the program of this policy computes. ConfigError where it cannot choose among so many candidates."""
+    check_num_candidates(policy, num_candidates)
+    if num_candidates > 1:
         return ServingStepAmongDraws(policy, heads)
     return (ServingStepAfterDraw if policy.config.after_draw else ServingStep)(policy, heads)
 
 
-def noise_shape(policy: ChunkPolicy, ids: int, draws: int) -> tuple[int, ...]:
+def noise_shape(policy: ChunkPolicy, ids: int, num_candidates: int) -> tuple[int, ...]:
     """Of the third input of a policy's program, behind the batch: [n, V + 1], or [N, n, V + 1]; ids: V + 1."""
-    return (*([draws] if draws > 1 else []), policy.config.reach, ids)
+    return (*([num_candidates] if num_candidates > 1 else []), policy.config.reach, ids)
 
 
-def export_program(policy: ChunkPolicy, base: AnyDecoder, path: Path, draws: int = 1) -> None:
-    """Write the serving program, which chooses among `draws` chunks; CheckpointError if the policy belongs to another
-    decoder, or if what was written does not compute the same; ConfigError as `serving_step`."""
+def export_program(policy: ChunkPolicy, base: AnyDecoder, path: Path, num_candidates: int = 1) -> None:
+    """Write the serving program, which chooses among `num_candidates` chunks; CheckpointError if the policy belongs to
+    another decoder, or if what was written does not compute the same; ConfigError as `serving_step`."""
     policy.check_base(base.checksum())
-    step, generator = serving_step(policy, base.heads, draws).eval(), torch.Generator().manual_seed(0)
+    step, generator = serving_step(policy, base.heads, num_candidates).eval(), torch.Generator().manual_seed(0)
     inputs = [torch.randn(2, 5, policy.config.hidden_size, generator=generator), torch.tensor([5, 3])]
     if policy.config.after_draw:
-        inputs.append(torch.randn(2, *noise_shape(policy, base.config.output_size, draws), generator=generator))
+        shape = noise_shape(policy, base.config.output_size, num_candidates)
+        inputs.append(torch.randn(2, *shape, generator=generator))
     with torch.no_grad():
         expected = step(*inputs)  # also builds the rotary table, outside the traced program
         batch, length = (torch.export.Dim("batch", min=1, max=MAX_BATCH),
@@ -148,7 +150,7 @@ def export_program(policy: ChunkPolicy, base: AnyDecoder, path: Path, draws: int
             raise CheckpointError(f"{path}: the program differs from the model by {float((a - b).abs().max())}")
 
 
-def program_card(policy: ChunkPolicy, codes: int, draws: int = 1) -> str:
+def program_card(policy: ChunkPolicy, codes: int, num_candidates: int = 1) -> str:
     """What goes into the serving program and what comes out, with a program that runs it; for the policy's card."""
     k, width, seen = policy.config.num_actions, policy.config.hidden_size, policy.config.reach
     inputs = outputs = made = ""
@@ -156,19 +158,19 @@ def program_card(policy: ChunkPolicy, codes: int, draws: int = 1) -> str:
     actions = "logits of the decision"
     if policy.config.after_draw:
         heads, call, answers, tokens = seen, call + ", noise", answers + ", tokens", "tokens[row, :size]"
-        shape = ", ".join(map(str, noise_shape(policy, codes + 1, draws)))
+        shape = ", ".join(map(str, noise_shape(policy, codes + 1, num_candidates)))
         cold, which = "the likeliest", "drawn"
         made = f"noise = torch.zeros(2, {shape})  # greedy; -T * log(-log(u)) to draw\n"
-        if draws > 1:
-            cold, which = f"the likeliest in all {draws} draws", "of the chosen draw"
+        if num_candidates > 1:
+            cold, which = f"the likeliest in all {num_candidates} draws", "of the chosen draw"
             made = f"noise = -0.8 * torch.log(-torch.log(torch.rand(2, {shape})))  # at temperature 0.8\n"
             actions, answers = "log-probabilities of the chosen draw and the decision", answers + ", draw"
         inputs = (f"| input 3 | `noise` | [B, {shape}] float32 | T times standard Gumbel noise: tokens are "
                   f"drawn at temperature T; 0: {cold} |\n")
         outputs = (f"| output 3 | tokens | [B, {seen}] int64 | the tokens {which}, of which the decision keeps the "
                    "first |\n")
-        if draws > 1:
-            outputs += f"| output 4 | draw | [B] int64 | which of the {draws} draws that is, from 0 |\n"
+        if num_candidates > 1:
+            outputs += f"| output 4 | draw | [B] int64 | which of the {num_candidates} draws that is, from 0 |\n"
     return f"""## Serving program
 
 `{PROGRAM}` is a `torch.export` program (float32, CPU; batch and length are dynamic): policy and heads, without the
@@ -201,7 +203,7 @@ READ = {"hidden": "the hidden states so far, before tokens are drawn",
         "both": "the hidden states so far, and likelihood and certainty of every candidate drawn"}
 
 
-def policy_card(policy: ChunkPolicy, source: dict[str, Any], codes: int = 0, draws: int = 1) -> str:
+def policy_card(policy: ChunkPolicy, source: dict[str, Any], codes: int = 0, num_candidates: int = 1) -> str:
     """README.md of an exported policy, with the metrics of its run; codes: those of the decoder whose heads are in the
     serving program beside it, 0 without one; draws: that this program chooses among."""
     config = policy.config
@@ -214,7 +216,7 @@ def policy_card(policy: ChunkPolicy, source: dict[str, Any], codes: int = 0, dra
                      f"{list(config.chunk_range)}"),
          ("decoder", f"checksum `{config.base_checksum or 'not bound'}`, hidden size {config.hidden_size}"),
          ("speech tokenizer", config.tokenizer or "not recorded"),
-         ("reads", READ[config.reads] + ("; how well they go together" if config.coherence_width else "")
+         ("reads", READ[config.reads] + ("; how well they go together" if config.chunk_scorer_width else "")
                   + (f"; chooses among {list(config.sizes)} tokens" if config.sizes else "")),
          ("size", f"{size:,} parameters" + (
              "" if config.reads == "candidates" else
@@ -222,10 +224,10 @@ def policy_card(policy: ChunkPolicy, source: dict[str, Any], codes: int = 0, dra
          ("policy checksum", f"`{policy.checksum()}`")],
         source, metrics_of=f"development prompts, reward recogniser {source.get('recognizer', '?')}",
         tags=("reinforcement-learning", "dcpo"),
-        settings=("forced_rows", "num_generations", "draws", "optimizer", "learning_rate", "beta", "alpha",
+        settings=("forced_rows", "num_generations", "num_candidates", "optimizer", "learning_rate", "beta", "alpha",
                   "speed_bonus", "num_train_epochs"),
         note="The reward recogniser was the training signal: judge with another one (`dcar compare`)."
-             + (f"\n\n{program_card(policy, codes, draws)}\n## The policy itself" if codes else ""),
+             + (f"\n\n{program_card(policy, codes, num_candidates)}\n## The policy itself" if codes else ""),
         code='from heads.policy import ChunkPolicy\n\npolicy = ChunkPolicy.from_pretrained("path/to/this/directory")\n'
              "policy.check_base(decoder.checksum())")
 
@@ -259,22 +261,23 @@ def export(config: ExportConfig) -> Path:
         raise ConfigError("run is not set: give run=<folder of a DCPO run>")
     if config.program and not config.decoder:
         raise ConfigError("the serving program holds the decoder's heads: give decoder=…, or program=false")
-    if config.draws > 1 and not config.program:
-        raise ConfigError(f"draws={config.draws} is of the serving program: set program=true, or leave draws out")
+    if config.num_candidates > 1 and not config.program:
+        raise ConfigError(f"num_candidates={config.num_candidates} is of the serving program: set program=true, or leave "
+                          "num_candidates out")
     source, out = find_policy(config.run), Path(config.out)
     policy, origin = ChunkPolicy.from_pretrained(source), read_provenance(source)
-    check_draws(policy, config.draws)
+    check_num_candidates(policy, config.num_candidates)
     base = load_decoder(config.decoder) if config.decoder else None
     if base is not None:
         policy.check_base(base.checksum())
     codes = base.config.speech_vocab_size if config.program and base is not None else 0
-    policy.save_pretrained(out, card=policy_card(policy, origin, codes, config.draws))
+    policy.save_pretrained(out, card=policy_card(policy, origin, codes, config.num_candidates))
     write_json(out / "provenance.json", origin)
     if log := next((p for p in (source / "log.jsonl", source.parent / "log.jsonl") if p.is_file()), None):
         if log.parent != out:
             shutil.copyfile(log, out / "log.jsonl")
     if config.program and base is not None:
-        export_program(policy, base, out / PROGRAM, config.draws)
+        export_program(policy, base, out / PROGRAM, config.num_candidates)
     if config.push_to_hub:
         logger.info("uploaded to %s", policy.push_to_hub(config.push_to_hub, out, config.private))
     return out

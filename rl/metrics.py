@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rl.rollout import RolloutBatch
 
 
-class Meter:
+class Metrics:
     """Counts and sums between two lines of the log: a mean is taken once, at the end."""
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Meter:
         """The quantities of all processes, and start anew. Every process has to call it."""
         states = gather_object([(self._sums, self._maxima, self._counts)])
         self._sums, self._maxima, self._counts = {}, {}, {}
-        merged = Meter()
+        merged = Metrics()
         for sums, maxima, counts in states:
             for name, (total, count) in sums.items():
                 merged.add(name, total, count)
@@ -71,50 +71,50 @@ def scalars(logs: dict[str, Any]) -> dict[str, Any]:
             for i, number in enumerate(value if isinstance(value, list) else [value], start=1)}
 
 
-def add_rollouts(meter: Meter, batch: RolloutBatch, zero_std: Tensor, rewards: Sequence[Reward],
+def add_rollouts(metrics: Metrics, batch: RolloutBatch, zero_std: Tensor, rewards: Sequence[Reward],
                  chunk_range: Sequence[int], num_actions: int) -> None:
     """What the rollouts of a step are like and what they are worth; zero_std [groups] bool."""
     records, totals = batch.records, batch.rewards.tolist()
     sampled = [r for r in records if not r.forced]
-    meter.add_values("reward", totals)
-    meter.add_values("reward_std", [float(objective.reward_std(batch.rewards))])
-    meter.add_values("reward_forced", [v for r, v in zip(records, totals, strict=True) if r.forced])
-    meter.add_values("reward_sampled", [v for r, v in zip(records, totals, strict=True) if not r.forced])
+    metrics.add_values("reward", totals)
+    metrics.add_values("reward_std", [float(objective.reward_std(batch.rewards))])
+    metrics.add_values("reward_forced", [v for r, v in zip(records, totals, strict=True) if r.forced])
+    metrics.add_values("reward_sampled", [v for r, v in zip(records, totals, strict=True) if not r.forced])
     for j, reward in enumerate(rewards):
-        meter.add_values(f"rewards/{name_of(reward)}/mean", batch.parts[:, j].tolist())
+        metrics.add_values(f"rewards/{name_of(reward)}/mean", batch.parts[:, j].tolist())
     for name, rows in (("wer", records), ("wer_sampled", sampled)):
         scored = [r.errors for r in rows if r.errors is not None]
-        meter.add(name, sum(e.errors for e in scored), sum(e.reference_words for e in scored))
-    meter.add("frac_reward_zero_std", float(zero_std.sum()), len(zero_std))
-    add_decisions(meter, sampled or records, chunk_range, num_actions)
-    meter.add("duration_ratio", sum(len(r.result.tokens) for r in sampled or records),
+        metrics.add(name, sum(e.errors for e in scored), sum(e.reference_words for e in scored))
+    metrics.add("frac_reward_zero_std", float(zero_std.sum()), len(zero_std))
+    add_decisions(metrics, sampled or records, chunk_range, num_actions)
+    metrics.add("duration_ratio", sum(len(r.result.tokens) for r in sampled or records),
               sum(len(r.item.reference_tokens) for r in sampled or records))
     for name, value in batch.seconds.items():
-        meter.add(f"seconds_{name}", value)
+        metrics.add(f"seconds_{name}", value)
 
 
-def add_decisions(meter: Meter, records: Sequence[RolloutRecord], chunk_range: Sequence[int],
+def add_decisions(metrics: Metrics, records: Sequence[RolloutRecord], chunk_range: Sequence[int],
                   num_actions: int) -> None:
     """Tokens per pass, truncation, share of chunk sizes outside the range, and how often each size was chosen."""
     results = [r.result for r in records]
     actions = np.array([a for r in results for a in r.actions], dtype=np.int64)  # a process may have no prompt
-    meter.add("tokens_per_pass", sum(len(r.tokens) for r in results), sum(r.target_passes for r in results))
-    meter.add("truncated", sum(r.truncated for r in results), len(results))
+    metrics.add("tokens_per_pass", sum(len(r.tokens) for r in results), sum(r.target_passes for r in results))
+    metrics.add("truncated", sum(r.truncated for r in results), len(results))
     if chunk_range:
-        meter.add("out_of_range", float((~np.isin(actions, chunk_range)).sum()), len(actions))
-    meter.add_counts("action_histogram", np.bincount(actions - 1, minlength=num_actions))
+        metrics.add("out_of_range", float((~np.isin(actions, chunk_range)).sum()), len(actions))
+    metrics.add_counts("action_histogram", np.bincount(actions - 1, minlength=num_actions))
 
 
 @torch.no_grad()
-def add_update(meter: Meter, out: objective.PolicyLoss, log_law: Tensor, mask: Tensor, beta: float) -> None:
+def add_update(metrics: Metrics, out: objective.PolicyLoss, log_probs: Tensor, mask: Tensor, beta: float) -> None:
     """What an update is like: mask [R, M] of the decisions that count in the loss."""
     decisions = float(mask.sum())
-    meter.add("entropy", float((objective.entropy(log_law) * mask).sum()), decisions)
-    meter.add("kl", float((out.kl * mask).sum()), decisions)
-    meter.add("clip_fraction", float((out.clipped * mask).sum()), decisions)
-    meter.add("beta", beta)
+    metrics.add("entropy", float((objective.entropy(log_probs) * mask).sum()), decisions)
+    metrics.add("kl", float((out.kl * mask).sum()), decisions)
+    metrics.add("clip_fraction", float((out.clipped * mask).sum()), decisions)
+    metrics.add("beta", beta)
     if decisions:
-        meter.add_max("ratio_max", float(out.ratio[mask > 0].max()))
+        metrics.add_max("ratio_max", float(out.ratio[mask > 0].max()))
 
 
 SHOWN = {"reward_sampled": "sampled", "reward_forced": "forced", "wer": "wer", "tokens_per_pass": "tok/pass",

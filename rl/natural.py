@@ -1,10 +1,10 @@
-"""Natural policy gradient: a step as long as the policy's law may move, in whatever weights it is written.
+"""Natural policy gradient: a step as long as the policy's distribution may move, in whatever weights it is written.
 
 Kakade, A Natural Policy Gradient, 2002; with steps of given length as in TRPO (Schulman et al., 2015). The gradient g
-of the loss is turned into x = (F + damping)^-1 g, F the Fisher information of the law at the decisions of a window, by
-conjugate gradients on products F v. What a policy after the draw sees differs a hundredfold in size and goes up and
-down together, and what one decision is worth drowns in what the others do: there Adam, which moves every weight alike,
-mostly follows noise. Not the paper's.
+of the loss is turned into x = (F + damping)^-1 g, F the Fisher information of the distribution at the decisions of a
+window, by conjugate gradients on products F v. What a policy after the draw sees differs a hundredfold in size and goes
+up and down together, and what one decision is worth drowns in what the others do: there Adam, which moves every weight
+alike, mostly follows noise. Not the paper's.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ Curvature = Callable[[], Product]
 
 
 class NaturalGradient(torch.optim.Optimizer):
-    """Every step moves the weights by -lr x / sqrt(x (F + damping) x): the law by about lr² / 2 nats of KL a decision.
+    """Every step moves the weights by -lr x / sqrt(x (F + damping) x): the distribution by about lr² / 2 nats of KL a
+    decision.
 
-    damping: share of the curvature along the gradient that is added to every direction, so that those in which the law
-    hardly changes are not taken far. It keeps no state.
+    damping: share of the curvature along the gradient that is added to every direction, so that those in which the
+    distribution hardly changes are not taken far. It keeps no state.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], curvature: Curvature, lr: float, damping: float = 1e-3,
@@ -55,7 +56,7 @@ class NaturalGradient(torch.optim.Optimizer):
             return flat(fisher(shaped(v, weights)))
 
         along = gradient @ product(gradient) / size**2
-        if not along > 0:  # the law does not depend on these weights
+        if not along > 0:  # the distribution does not depend on these weights
             return loss
 
         def damped(v: Tensor) -> Tensor:
@@ -99,10 +100,11 @@ def shaped(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     return [part.view_as(t).to(t) for part, t in zip(parts, like, strict=True)]
 
 
-def fisher_product(log_law: Tensor, per_decision: Callable[[Tensor], Tensor], weights: Sequence[Tensor]) -> Product:
-    """v -> F v: the second derivative of the mean KL from the present law along v. log_law [..., K] with its graph,
-    which lives as long as the product; per_decision makes one number of a KL by decision [...], as the loss does."""
-    divergence = per_decision(exact_kl(log_law.detach(), log_law))
+def fisher_product(log_probs: Tensor, per_decision: Callable[[Tensor], Tensor], weights: Sequence[Tensor]) -> Product:
+    """v -> F v: the second derivative of the mean KL from the present distribution along v. log_probs [..., K] with its
+    graph, which lives as long as the product; per_decision makes one number of a KL by decision [...], as the loss
+    does."""
+    divergence = per_decision(exact_kl(log_probs.detach(), log_probs))
     slope = torch.autograd.grad(divergence, weights, create_graph=True, allow_unused=True)
 
     @torch.enable_grad()  # an optimiser asks without

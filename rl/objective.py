@@ -59,19 +59,19 @@ def group_advantages(rewards: Tensor, group_size: int, scale: str = "group",
     return Advantages(values.view(-1).to(torch.float32), ~rewards.isnan(), zero_std)
 
 
-def taken(log_law: Tensor, actions: Tensor) -> Tensor:
+def taken(log_dist: Tensor, actions: Tensor) -> Tensor:
     """Log-probabilities [R, M] of the actions taken [R, M], from those of all actions [R, M, K]."""
-    return log_law.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
+    return log_dist.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
 
 
-def exact_kl(log_law: Tensor, reference: Tensor) -> Tensor:
+def exact_kl(log_dist: Tensor, reference: Tensor) -> Tensor:
     """KL(policy || reference) in nats, summed over the actions: [..., K] -> [...]."""
-    return (log_law.exp() * (log_law - reference)).sum(-1)
+    return (log_dist.exp() * (log_dist - reference)).sum(-1)
 
 
-def entropy(log_law: Tensor) -> Tensor:
+def entropy(log_dist: Tensor) -> Tensor:
     """Entropy in nats: [..., K] -> [...]."""
-    return -(log_law.exp() * log_law).sum(-1)
+    return -(log_dist.exp() * log_dist).sum(-1)
 
 
 def kl_weight(maximum: float, epoch: int, epochs: int) -> float:
@@ -131,19 +131,19 @@ class PolicyLoss:
     kl: Tensor  # [R, M]
 
 
-def policy_loss(log_law: Tensor, actions: Tensor, behaviour: Tensor, reference: Tensor, advantages: Tensor,
+def policy_loss(log_dist: Tensor, actions: Tensor, behaviour: Tensor, reference: Tensor, advantages: Tensor,
                 mask: Tensor, weights: Tensor, *, beta: float = 0.0, epsilon: float = 0.2, loss_type: str = "grpo",
                 normalizer: float | Tensor = 1.0) -> PolicyLoss:
     """The DCPO objective (eq. 4), negated: clipped surrogate + beta KL over the decisions.
 
-    log_law, reference [R, M, K]; actions [R, M] indices; behaviour [R, M] log-probabilities of the denominators;
-    advantages [R] or [R, M], weights [R]; mask [R, M]. The loss always depends on log_law, so that every process of a
+    log_dist, reference [R, M, K]; actions [R, M] indices; behaviour [R, M] log-probabilities of the denominators;
+    advantages [R] or [R, M], weights [R]; mask [R, M]. The loss always depends on log_dist, so that every process of a
     distributed run has a backward pass even if it has nothing to learn.
     """
-    log_probs = taken(log_law, actions)
+    log_probs = taken(log_dist, actions)
     # exp(20) is far outside every clip; it keeps 0 * inf from becoming NaN where a policy has collapsed
     ratio = (log_probs - behaviour).clamp(-20, 20).exp()
-    kl = exact_kl(log_law, reference)
+    kl = exact_kl(log_dist, reference)
     values = clipped_surrogate(ratio, advantages, epsilon) + beta * kl
     a = by_decision(advantages)
     clipped = ((ratio < 1 - epsilon) & (a < 0)) | ((ratio > 1 + epsilon) & (a > 0))

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import torch
 
-from dcar.decoding.chunks import check_draws
+from dcar.decoding.chunks import check_num_candidates
 from dcar.errors import CheckpointError, ConfigError
 from dcar.model.draft import AnyDecoder
 from dcar.model.load import load_policy
 from dcar.sources.shipped import resolve
-from heads.coherence import Coherence
+from heads.chunk_scorer import ChunkScorer
 from heads.policy import ChunkPolicy, ChunkPolicyConfig, shape_of
 from rl.config import DCPOConfig
 from rl.rewards import Reward, check_locate
@@ -40,7 +40,7 @@ def make_policy(config: DCPOConfig, base: AnyDecoder, checksum: str) -> ChunkPol
     """The policy to start from, or a new one for this decoder.
 
     A new policy that reads hidden states is uniform but for `range_prior`. One that sees candidates begins at the
-    rule-based policy: end on likely tokens, and on those that go together where it has `policy_coherence`.
+    rule-based policy: end on likely tokens, and on those that go together where it has `chunk_scorer`.
     """
     if config.range_prior and (config.policy or not config.chunk_range):
         raise ConfigError("range_prior is where a new policy starts inside the guidance range: give guidance=… or "
@@ -48,22 +48,22 @@ def make_policy(config: DCPOConfig, base: AnyDecoder, checksum: str) -> ChunkPol
     if config.range_prior and config.policy_reads != "hidden":
         raise ConfigError("range_prior is for policies that read hidden states; after the draw, policy_sizes says what "
                           "they choose among: leave range_prior out")
-    if config.policy_coherence and (config.policy or config.policy_reads == "hidden"):
-        raise ConfigError("policy_coherence is for a new policy that sees candidates: leave it out where `policy` is "
+    if config.chunk_scorer and (config.policy or config.policy_reads == "hidden"):
+        raise ConfigError("chunk_scorer is for a new policy that sees candidates: leave it out where `policy` is "
                           "given or policy_reads=hidden")
     if config.policy:
         return bound(load_policy(config.policy), config, checksum)
-    coherence = None
-    if config.policy_coherence:
-        coherence = Coherence.from_pretrained(resolve(config.policy_coherence, "coherence"))
-        coherence.check_base(checksum)
+    chunk_scorer = None
+    if config.chunk_scorer:
+        chunk_scorer = ChunkScorer.from_pretrained(resolve(config.chunk_scorer, "chunk_scorer"))
+        chunk_scorer.check_base(checksum)
     torch.manual_seed(config.seed)
     try:
         policy = ChunkPolicy(ChunkPolicyConfig(
             base.config.hidden_size, base.config.num_prediction_heads, config.policy_width, config.policy_heads,
             chunk_range=tuple(config.chunk_range), base_checksum=checksum, tokenizer=base.config.tokenizer,
             reads=config.policy_reads, sizes=tuple(config.policy_sizes),
-            score_width=32 if config.policy_reads == "both" else 0, **shape_of(coherence)))
+            score_width=32 if config.policy_reads == "both" else 0, **shape_of(chunk_scorer)))
     except (CheckpointError, ValueError) as error:
         raise ConfigError(f"policy_width, policy_heads, policy_sizes, chunk_range do not fit: {error}") from error
     if policy.scores is None:
@@ -71,9 +71,9 @@ def make_policy(config: DCPOConfig, base: AnyDecoder, checksum: str) -> ChunkPol
         policy.output.bias.data[torch.isin(sizes, torch.tensor(config.chunk_range))] = config.range_prior
         return policy
     policy.scores.end_on_likely()
-    if coherence is not None and policy.coherence is not None:
-        policy.coherence.load_state_dict(coherence.state_dict())
-        policy.scores.end_on_coherent()
+    if chunk_scorer is not None and policy.chunk_scorer is not None:
+        policy.chunk_scorer.load_state_dict(chunk_scorer.state_dict())
+        policy.scores.end_on_scored()
     return policy
 
 
@@ -96,7 +96,7 @@ def check_fits(policy: ChunkPolicy, config: DCPOConfig, rewards: Sequence[Reward
     if config.forced_rows != "none" and not set(config.chunk_range) <= set(policy.config.sizes or config.chunk_range):
         raise ConfigError(f"chunk_range {config.chunk_range} has sizes that are not among the policy's: "
                           f"policy_sizes={list(policy.config.sizes)}")
-    check_draws(policy, config.draws)
+    check_num_candidates(policy, config.num_candidates)
     if config.credit == "decision":
         check_locate(rewards)
     if config.reward_weights and len(config.reward_weights) != len(rewards):

@@ -58,7 +58,7 @@ class RolloutBatch:
     candidates: Tensor | None = None  # [R, M, N, n, F] what decisions after the draw saw, padded with 0
 
 
-def law_of(policy: nn.Module, batch: RolloutBatch) -> Tensor:
+def log_probs_of(policy: nn.Module, batch: RolloutBatch) -> Tensor:
     """Log-probabilities of a policy's actions at the decisions of rollouts [R, M, K], of N candidates [R, M, N K]."""
     return policy(batch.hidden.float(), batch.positions, batch.candidates).flatten(2)
 
@@ -80,12 +80,12 @@ class Roller:
 
     def __init__(self, base: AnyDecoder, vocoder: Vocoder, rewards: Sequence[Reward], weights: Sequence[float],
                  sampling: SamplingConfig, *, group_size: int, chunk_range: Sequence[int] = (),
-                 forced_rows: str = "policy_ratio", share_token_draws: bool = False, draws: int = 1,
+                 forced_rows: str = "policy_ratio", share_token_draws: bool = False, num_candidates: int = 1,
                  recognizer: Recognizer | None = None, microbatches: int = 1, overlap: bool = True,
                  hidden_dtype: torch.dtype = torch.float32, decoding: Decoding = "auto"):
         self.base, self.vocoder, self.rewards, self.weights = base, vocoder, list(rewards), list(weights)
         self.sampling, self.group_size, self.chunk_range = sampling, group_size, tuple(chunk_range)
-        self.forced_rows, self.share_token_draws, self.draws = forced_rows, share_token_draws, draws
+        self.forced_rows, self.share_token_draws, self.num_candidates = forced_rows, share_token_draws, num_candidates
         self.recognizer = recognizer  # for rewards that ask for transcripts
         self.microbatches, self.overlap, self.hidden_dtype = microbatches, overlap, hidden_dtype
         self.decoder = choose_decoder(decoding, base, sampling)
@@ -128,7 +128,7 @@ class Roller:
             item.prompt.utterance_id: forced_sizes(index, self.group_size, self.chunk_range, self.forced_rows)
             for item, index in zip(items, indices, strict=True)
         }
-        method = ChunkMethod(PolicyChunk(policy, "sample", forced=forced, draws=self.draws))
+        method = ChunkMethod(PolicyChunk(policy, "sample", forced=forced, num_candidates=self.num_candidates))
         results = self._speak(policy, [i.prompt for i in items], method, seed)
         return [
             RolloutRecord(items[i // self.group_size], i % self.group_size,
@@ -186,10 +186,10 @@ class Roller:
 
 
 def action_indices(result: DecodeResult, num_actions: int) -> Tensor:
-    """Columns of `heads.candidates.joint_law` that the decisions [M] of a rollout took: the size alone where one chunk
-    was drawn."""
+    """Columns of `heads.candidates.joint_log_probs` that the decisions [M] of a rollout took: the size alone where one
+    chunk was drawn."""
     sizes = torch.tensor(result.actions) - 1
-    return sizes if not result.draws else sizes + num_actions * torch.tensor(result.draws)
+    return sizes if not result.chosen else sizes + num_actions * torch.tensor(result.chosen)
 
 
 def choose_decoder(decoding: Decoding, base: AnyDecoder, sampling: SamplingConfig) -> Literal["engine", "fast", "loop"]:

@@ -46,14 +46,14 @@ from dcar.vocoder.base import Vocoder
 from heads.policy import ChunkPolicy
 from rl import objective
 from rl.config import DCPOConfig, required
-from rl.credit import Price, decision_advantages, decisions_of
+from rl.credit import LengthReward, decision_advantages, decisions_of
 from rl.data import PromptBatches, Prompts, collate, items_of, prompts_of
 from rl.hearing import HEARD_FOR_CHECK, GroundTruth, RolloutRecord, Unheard, check_hears, synthesise, transcribe
-from rl.metrics import Meter, Progress, add_decisions, add_rollouts, add_update, scalars
+from rl.metrics import Metrics, Progress, add_decisions, add_rollouts, add_update, scalars
 from rl.natural import NaturalGradient, Product, fisher_product
 from rl.policies import bound, check_fits, guidance_range, make_policy
 from rl.rewards import BUILT_IN, Reward, asks_recognizer, imported, locates, needs_sound, path_of, score
-from rl.rollout import Roller, RolloutBatch, law_of
+from rl.rollout import Roller, RolloutBatch, log_probs_of
 
 __all__ = ["DCPOConfig", "DCPOTrainer"]
 
@@ -131,11 +131,13 @@ class DCPOTrainer(ResilientTrainer):
         self.roller = Roller(
             self.base, self.vocoder, self.reward_funcs, self.reward_weights, args.sampling,
             group_size=args.num_generations, chunk_range=args.chunk_range, forced_rows=args.forced_rows,
-            share_token_draws=args.common_random_numbers, draws=args.draws, recognizer=self.recognizer, microbatches=2,
+            share_token_draws=args.common_random_numbers, num_candidates=args.num_candidates,
+            recognizer=self.recognizer, microbatches=2,
             hidden_dtype=getattr(torch, args.hidden_dtype))
-        self.price = Price(args.tokens_per_pass, args.price_gain) if args.tokens_per_pass else None
+        self.length_reward = (LengthReward(args.tokens_per_pass, args.length_reward_gain)
+                              if args.tokens_per_pass else None)
         self._buffer: dict[int, Prepared] = {}
-        self._meter = Meter()
+        self._metrics = Metrics()
         self._rollout_seconds = 0.0
         self._hear_recordings(named)
 
@@ -191,7 +193,7 @@ class DCPOTrainer(ResilientTrainer):
         """Products with the Fisher information of the policy at the decisions of this window, all processes."""
         weights = [p for p in self.policy.parameters() if p.requires_grad]
         with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):  # the other attentions have no second derivative
-            products = [fisher_product(law_of(self.policy, made.batch), partial(self._mean, made), weights)
+            products = [fisher_product(log_probs_of(self.policy, made.batch), partial(self._mean, made), weights)
                         for made in self._buffer.values()]
 
         def product(v: Sequence[Tensor]) -> list[Tensor]:
@@ -207,7 +209,7 @@ class DCPOTrainer(ResilientTrainer):
     def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch=None) -> Tensor:
         started, self._rollout_seconds = time.perf_counter(), 0.0
         loss = super().training_step(model, inputs, num_items_in_batch)
-        self._meter.add("seconds_update", time.perf_counter() - started - self._rollout_seconds)
+        self._metrics.add("seconds_update", time.perf_counter() - started - self._rollout_seconds)
         return loss
 
     def compute_loss(self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False,
@@ -216,14 +218,14 @@ class DCPOTrainer(ResilientTrainer):
         prepared = self._rollouts(inputs)
         batch = prepared.batch
         beta = objective.kl_weight(args.beta, inputs["epoch"], math.ceil(self.state.num_train_epochs))
-        log_law = law_of(model, batch)
-        old = objective.taken(log_law, batch.actions).detach() if prepared.old is None else prepared.old
+        log_probs = log_probs_of(model, batch)
+        old = objective.taken(log_probs, batch.actions).detach() if prepared.old is None else prepared.old
         out = objective.policy_loss(
-            log_law, batch.actions, objective.behaviour_log_probs(old, batch.forced, args.forced_rows),
+            log_probs, batch.actions, objective.behaviour_log_probs(old, batch.forced, args.forced_rows),
             prepared.reference, prepared.advantages, batch.mask, prepared.weights, beta=beta, epsilon=args.epsilon,
             loss_type=args.loss_type, normalizer=prepared.normalizer)
         counted = batch.mask * (prepared.weights > 0).unsqueeze(-1)
-        add_update(self._meter, out, log_law.detach(), counted, beta)
+        add_update(self._metrics, out, log_probs.detach(), counted, beta)
         return (out.loss, {}) if return_outputs else out.loss
 
     def _rollouts(self, inputs: dict[str, Any]) -> Prepared:
@@ -235,8 +237,8 @@ class DCPOTrainer(ResilientTrainer):
             for copy in (self.reference, self.rollout_policy) if inputs["position"] == 0 else (self.rollout_policy,):
                 copy.load_state_dict(state)
             self._buffer.clear()
-            if self.price is not None:
-                self.price.advance()
+            if self.length_reward is not None:
+                self.length_reward.advance()
         micro = inside % args.gradient_accumulation_steps
         if micro not in self._buffer:  # also after resuming inside a window: the same rollouts are made again
             self.check_weights()  # a policy that is broken has no distribution to draw from
@@ -245,10 +247,11 @@ class DCPOTrainer(ResilientTrainer):
             batch = self.roller.collect(self.rollout_policy, inputs["items"], inputs["indices"], seed,
                                         trainer_state=self.state)
             # made again after resuming: they stand in the log already
-            meter, self._meter = self._meter, Meter() if inside >= args.gradient_accumulation_steps else self._meter
+            metrics = self._metrics
+            self._metrics = Metrics() if inside >= args.gradient_accumulation_steps else metrics
             self._check_failures(batch)
             self._buffer[micro] = self._prepare(batch, micro)
-            self._meter = meter
+            self._metrics = metrics
             self._rollout_seconds += time.perf_counter() - started
         return self._buffer[micro]
 
@@ -258,29 +261,31 @@ class DCPOTrainer(ResilientTrainer):
         std = objective.reward_std(self.accelerator.gather(batch.rewards)) if args.scale_rewards == "batch" else None
         advantages = objective.group_advantages(batch.rewards, args.num_generations, args.scale_rewards, std)
         weights = objective.rollout_weights(batch.forced, advantages.valid, args.forced_rows)
-        reference = law_of(self.reference, batch)
-        old = objective.taken(law_of(self.rollout_policy, batch), batch.actions) if args.num_iterations > 1 else None
+        reference = log_probs_of(self.reference, batch)
+        old = None
+        if args.num_iterations > 1:
+            old = objective.taken(log_probs_of(self.rollout_policy, batch), batch.actions)
         normalizer: float | Tensor = float(args.max_completion_length)
         if args.loss_type == "dapo":
             decisions = (batch.mask * (weights > 0).unsqueeze(-1)).sum()
             normalizer = self.accelerator.reduce(decisions, "mean").clamp(min=1)
-        add_rollouts(self._meter, batch, advantages.zero_std, self.reward_funcs, args.chunk_range,
+        add_rollouts(self._metrics, batch, advantages.zero_std, self.reward_funcs, args.chunk_range,
                      self.policy.config.num_actions)
         values = self._credit(batch) if args.credit == "decision" else advantages.values
-        if self.price is not None:
+        if self.length_reward is not None:
             values = objective.by_decision(values) + self._pay(batch, micro)
         return Prepared(batch, values, weights, old, reference, normalizer)
 
     def _pay(self, batch: RolloutBatch, micro: int) -> Tensor:
         """What decisions [R, M] get for the length of their chunks, as this window pays it."""
-        assert self.price is not None
+        assert self.length_reward is not None
         sampled = [r.result for r in batch.records if not r.forced]
         kept = torch.tensor([sum(len(r.tokens) for r in sampled), sum(r.target_passes for r in sampled)],
                             dtype=torch.float64, device=self.args.device)
         tokens, passes = self.accelerator.reduce(kept, "sum").tolist()
-        self.price.seen[micro] = tokens, passes
-        self._meter.add("price", self.price.value)
-        return self.price.of_decisions(batch.actions % self.policy.config.num_actions, batch.mask)
+        self.length_reward.seen[micro] = tokens, passes
+        self._metrics.add("price", self.length_reward.value)
+        return self.length_reward.of_decisions(batch.actions % self.policy.config.num_actions, batch.mask)
 
     def _credit(self, batch: RolloutBatch) -> Tensor:
         """Advantages by decision [R, M]: of rewards that say where they were lost by what stands behind each decision,
@@ -294,7 +299,7 @@ class DCPOTrainer(ResilientTrainer):
         values = objective.group_advantages(rest, group, args.scale_rewards, std).values
         values = values[:, None].repeat(1, batch.actions.shape[1])
         # what every choice has in common: the first tokens of one chunk, nothing of several
-        shortest = min(self.policy.config.sizes, default=1) if args.draws == 1 else 0
+        shortest = min(self.policy.config.sizes, default=1) if args.num_candidates == 1 else 0
         asked = [(r, w) for r, w in zip(self.reward_funcs, self.reward_weights, strict=True) if locates(r)]
         decisions = decisions_of(batch.records, batch.rewards.isnan().tolist(), asked)
         for first in range(0, len(decisions), group):
@@ -305,7 +310,7 @@ class DCPOTrainer(ResilientTrainer):
 
     def _check_failures(self, batch: RolloutBatch) -> None:
         failed = [r.failure for r, value in zip(batch.records, batch.rewards.tolist(), strict=True) if value != value]
-        self._meter.add("failed_rewards", len(failed), len(batch.records))
+        self._metrics.add("failed_rewards", len(failed), len(batch.records))
         everywhere = gather_object([(len(failed), len(batch.records), failed[0] if failed else None)])
         share = sum(e[0] for e in everywhere) / sum(e[1] for e in everywhere)
         if share > self.args.max_failed_rewards:
@@ -319,7 +324,7 @@ class DCPOTrainer(ResilientTrainer):
 
     def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:
         if "loss" in logs:
-            logs.update(self._meter.drain())
+            logs.update(self._metrics.drain())
         super().log(scalars(logs), start_time)
 
     # --- evaluation ---------------------------------------------------------------------------------------------
@@ -338,7 +343,7 @@ class DCPOTrainer(ResilientTrainer):
         base, args = fast(self.base), self.args
         for mode, suffix in (("greedy", ""), ("sample", "_sampled")):
             mine = items[args.process_index :: args.world_size]
-            method = ChunkMethod(PolicyChunk(self.policy, mode, draws=args.draws))  # type: ignore[arg-type]
+            method = ChunkMethod(PolicyChunk(self.policy, mode, num_candidates=args.num_candidates))  # type: ignore[arg-type]
             results = decode(base, [i.prompt for i in mine], method, args.sampling, seed=args.seed * 1000,
                              batch_size=args.per_device_eval_batch_size)
             records = [RolloutRecord(item, 0, 0, result) for item, result in zip(mine, results, strict=True)]
@@ -351,11 +356,11 @@ class DCPOTrainer(ResilientTrainer):
         if heard:
             synthesise(records, self.vocoder)
         totals, _ = score(records, self.reward_funcs, self.reward_weights, self.recognizer, trainer_state=self.state)
-        meter = Meter()
-        meter.add_values("reward", totals.tolist())
-        add_decisions(meter, records, self.args.chunk_range, self.policy.config.num_actions)
+        metrics = Metrics()
+        metrics.add_values("reward", totals.tolist())
+        add_decisions(metrics, records, self.args.chunk_range, self.policy.config.num_actions)
         if not heard:
-            return meter.drain()
+            return metrics.drain()
         transcribe(records, self.recognizer)
         counts = [None if (e := r.errors) is None else (e.substitutions, e.deletions, e.insertions, e.reference_words)
                   for r in records]
@@ -364,7 +369,7 @@ class DCPOTrainer(ResilientTrainer):
         if 1 - wer.coverage > self.args.max_failed_rewards:
             raise RewardError(f"{1 - wer.coverage:.0%} of the evaluation utterances have no transcript; the first "
                               f"cause: {next((f for f in failures if f), 'unknown')}")
-        return {"wer": wer.wer, "coverage": wer.coverage, **meter.drain()}
+        return {"wer": wer.wer, "coverage": wer.coverage, **metrics.drain()}
 
     # --- checkpoints --------------------------------------------------------------------------------------------
 
@@ -378,8 +383,8 @@ class DCPOTrainer(ResilientTrainer):
             f"{name}.{key}": value.detach().cpu().contiguous()
             for name in ("reference", "rollout_policy") for key, value in getattr(self, name).state_dict().items()
         }
-        if self.price is not None:
-            tensors["price"] = self.price.state()
+        if self.length_reward is not None:
+            tensors["price"] = self.length_reward.state()
         save_file(tensors, path / STATE)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, trial=None, ignore_keys_for_eval=None, **kwargs):
@@ -436,9 +441,9 @@ class DCPOTrainer(ResilientTrainer):
             except RuntimeError as error:
                 raise CheckpointError(f"{checkpoint / STATE}: of another form of policy ({error}); choose another out "
                                       "folder, or resume=never to start again") from error
-        if self.price is not None:
+        if self.length_reward is not None:
             if "price" not in tensors:
                 raise CheckpointError(f"{checkpoint}: a checkpoint of a run without tokens_per_pass; choose another "
                                       "out folder, or resume=never to start again")
-            self.price.restore(tensors["price"])
+            self.length_reward.restore(tensors["price"])
         self._buffer.clear()

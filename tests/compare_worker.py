@@ -18,7 +18,7 @@ from eval.compare.run import CompareConfig, run
 from eval.methods.registry import Models
 from eval.results.store import Tools
 from eval.scorers.load import Scorer
-from heads.coherence import Coherence, CoherenceConfig
+from heads.chunk_scorer import ChunkScorer, ChunkScorerConfig
 from heads.policy import ChunkPolicy, ChunkPolicyConfig, shape_of
 
 WORDS = "ash birch cedar elm fir hazel larch maple oak pine rowan willow".split()
@@ -68,13 +68,13 @@ def tiny_policy(seed: int = 0, base: str = "") -> ChunkPolicy:
     return policy
 
 
-def coherent_policy(decoder: CARDecoder) -> ChunkPolicy:
+def scored_policy(decoder: CARDecoder) -> ChunkPolicy:
     """A random policy that can choose among several chunks drawn side by side."""
     torch.manual_seed(0)
     width, heads = decoder.config.hidden_size, decoder.config.num_prediction_heads
-    coherence = Coherence(CoherenceConfig(width, heads, decoder.config.output_size, 4, 8))
+    chunk_scorer = ChunkScorer(ChunkScorerConfig(width, heads, decoder.config.output_size, 4, 8))
     return ChunkPolicy(ChunkPolicyConfig(width, heads, reads="candidates", base_checksum=decoder.checksum(),
-                                         **shape_of(coherence))).eval()
+                                         **shape_of(chunk_scorer))).eval()
 
 
 def tiny_items(count: int = 6) -> list[PromptItem]:

@@ -28,7 +28,7 @@ def architecture(kind: str = "qwen2", vocab_size: int = 64, **changes) -> dict:
 
 def tiny_backbone(heads: int = 4, seed: int = 0, kind: str = "qwen2", sharpen: float = 6.0,
                   head_kind: str = "independent", **changes) -> BackboneDecoder:
-    """A random decoder on a random language model; sharpened so that its laws are far from uniform."""
+    """A random decoder on a random language model; sharpened so that its distributions are far from uniform."""
     torch.manual_seed(seed)
     settings = dict(architecture=architecture(kind), speech_vocab_size=CODES, num_prediction_heads=heads, head_blocks=2,
                     heads=head_kind, zero_init_heads=False, bos=True, sequence_start=True, text_prefix=(3, 4),

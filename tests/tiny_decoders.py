@@ -12,7 +12,7 @@ from heads.shared import SharedHeads
 
 
 def sharpen_heads(heads: Heads, factor: float) -> None:
-    """Laws that are far from uniform, and in shared heads offsets that are far from each other."""
+    """Distributions that are far from uniform, and in shared heads offsets that are far from each other."""
     with torch.no_grad():
         heads.base.weight.mul_(factor)
         if isinstance(heads, SharedHeads):
@@ -25,7 +25,7 @@ def sharpen_heads(heads: Heads, factor: float) -> None:
 
 
 def tiny_decoder(heads: int = 4, seed: int = 0, kind: str = "independent", **changes) -> CARDecoder:
-    """A random decoder of a few thousand parameters; sharpened so that its laws are far from uniform."""
+    """A random decoder of a few thousand parameters; sharpened so that its distributions are far from uniform."""
     torch.manual_seed(seed)
     settings = dict(
         text_vocab_size=20, speech_vocab_size=12, hidden_size=32, num_layers=2, num_attention_heads=2, ffn_size=64,
@@ -57,8 +57,8 @@ def reference_chunks(model: CARDecoder, prompt: Prompt, choose, sampling: Sampli
             position = torch.tensor([len(tokens)])
             logits = model.heads.single(hidden, head)[None]
             forbidden = position < sampling.min_tokens
-            law = warp(logits, sampling, forbidden, config.eos)
-            token = int(sample(law, uniform(key, "token", position)))
+            probs = warp(logits, sampling, forbidden, config.eos)
+            token = int(sample(probs, uniform(key, "token", position)))
             if token == config.eos:
                 return tokens, sizes
             tokens.append(token)

@@ -2,8 +2,8 @@
 
 Speech of N units: each unit is a start, zero to three mids, an end; code = 3 * unit + {start 0, mid 1, end 2}. After an
 end the next token is certain, elsewhere it is a choice, and heads sample independently, so a chunk that spans a choice
-can emit impossible pairs. The decoder is a table of the exact laws of its K heads; the vocoder is the identity; the
-recogniser reads a unit where start, mids and end stand together, and "junk" for each broken run.
+can emit impossible pairs. The decoder is a table of the exact distributions of its K heads; the vocoder is the
+identity; the recogniser reads a unit where start, mids and end stand together, and "junk" for each broken run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dcar.model.car import CARConfig
 from dcar.prompts.items import PromptItem
 from dcar.recognition.ctc import Alignment, viterbi
 from dcar.recognition.tokens import TokenRecognizer, TokenRecognizerConfig
-from heads.coherence import Coherence, LogRatios
+from heads.chunk_scorer import ChunkScorer, LogRatios
 from heads.policy import ChunkPolicy, PolicyReader
 
 UNITS = ("red", "blue", "green", "black", "white", "brown", "pink", "yellow")
@@ -45,7 +45,7 @@ def step(state: State, units: int) -> dict[State | None, float]:
 
 @lru_cache(None)
 def ahead(state: State, k: int, units: int) -> dict[State | None, float]:
-    """Law of the state k tokens later."""
+    """Distribution of the state k tokens later."""
     if k == 1:
         return step(state, units)
     out: dict[State | None, float] = {}
@@ -77,13 +77,13 @@ class ToyCache:
 
 
 class ToyHeads(nn.Module):
-    def __init__(self, features: Tensor, laws: Tensor):
+    def __init__(self, features: Tensor, probs: Tensor):
         super().__init__()
         self.register_buffer("features", features)  # [states, D], rows distinct
-        self.register_buffer("laws", laws.log())  # [states, K, V + 1]
+        self.register_buffer("laws", probs.log())  # [states, K, V + 1]
 
     def forward(self, hidden: Tensor, k: int) -> Tensor:
-        return self.laws[(hidden @ self.features.T).argmax(-1), :k]
+        return self.probs[(hidden @ self.features.T).argmax(-1), :k]
 
 
 class ToyDecoder(nn.Module):
@@ -98,19 +98,19 @@ class ToyDecoder(nn.Module):
                   [FIRST] + [(u, k, c) for u in range(n) for k, c in
                              ((START, 0), (MID, 1), (MID, 2), (MID, 3), (STOP, 0))]]
         self.number = {state: i for i, state in enumerate(states)}
-        features, laws = torch.zeros(len(states), FEATURES), torch.zeros(len(states), heads, CODES + 1)
+        features, probs = torch.zeros(len(states), FEATURES), torch.zeros(len(states), heads, CODES + 1)
         following = torch.zeros(len(states), CODES, dtype=torch.long)
         for i, (n, state) in enumerate(states):
             unit, kind, mids = state
             features[i, [kind, 3 + mids, 7 + unit + 1, 16 + n - 4]] = 1.0
             for k in range(1, heads + 1):
                 for after, p in ahead(state, k, n).items():
-                    laws[i, k - 1, END if after is None else 3 * after[0] + after[1]] += p
+                    probs[i, k - 1, END if after is None else 3 * after[0] + after[1]] += p
             for code in range(3 * n):
                 following[i, code] = self.number[n, consume(state, code)]
         self.register_buffer("features", features)
         self.register_buffer("following", following)
-        self.heads = ToyHeads(features, laws)
+        self.heads = ToyHeads(features, probs)
 
     def prefill(self, text_ids, text_lengths: Tensor, prompt_ids, prompt_lengths, capacity: int):
         states = torch.tensor([self.number[int(n), FIRST] for n in text_lengths])
@@ -128,8 +128,8 @@ class ToyDecoder(nn.Module):
     def policy_reader(self, policy: ChunkPolicy, hidden: Tensor, capacity: int) -> PolicyReader:
         return PolicyReader(policy, hidden, capacity)
 
-    def log_ratios(self, coherence: Coherence) -> LogRatios:
-        return coherence
+    def log_ratios(self, chunk_scorer: ChunkScorer) -> LogRatios:
+        return chunk_scorer
 
 
 

@@ -16,7 +16,7 @@ from dcar.config.schema import Setting
 from dcar.errors import ConfigError
 
 MOST_NODES = 10_000
-"""Values of a YAML file, aliases counted as often as they stand for something: nobody writes more by hand."""
+"""Values of a YAML file, aliases counted as often as they stand for something: nobody writes more rule-based."""
 MOST_BYTES = 1_000_000
 
 

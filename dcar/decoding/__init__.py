@@ -2,22 +2,22 @@
 
 from dcar.decoding.chunks import (
     AfterDraw,
+    BestOfChunk,
     Choice,
     ChunkMethod,
     ChunkSchedule,
-    CoherentChunk,
     Confidence,
+    EndOnConfident,
     FixedChunk,
     PolicyChunk,
     RandomChunk,
     ShuffledChunk,
-    SureLast,
 )
 from dcar.decoding.loop import Draft, Kept, Method, Session, decode
 from dcar.decoding.records import DecodeResult, Prompt
 
 __all__ = [
-    "AfterDraw", "Choice", "ChunkMethod", "ChunkSchedule", "CoherentChunk", "Confidence", "DecodeResult", "Draft",
+    "AfterDraw", "Choice", "ChunkMethod", "ChunkSchedule", "BestOfChunk", "Confidence", "DecodeResult", "Draft",
     "FixedChunk", "Kept", "Method", "PolicyChunk", "Prompt", "RandomChunk", "Session",
-    "ShuffledChunk", "SureLast", "decode",
+    "ShuffledChunk", "EndOnConfident", "decode",
 ]

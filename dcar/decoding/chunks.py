@@ -4,12 +4,12 @@ FAR and CAR-k keep a fixed number (DCAR paper §3.1), `RandomChunk` draws one fr
 DCAR asks the policy (§4.2). Nothing is verified: what is kept is emitted, and the next pass reads the whole chunk.
 
 Not the paper's: schedules after the draw see all candidates before they choose where the chunk ends: policies that
-read them (heads/candidates.py), and two rule-based ones, `SureLast` and `Confidence`. What is dropped is drawn again,
-from another distribution at the same random number. Such a choice favours some tokens over others, which is its
+read them (heads/candidates.py), and two rule-based ones, `EndOnConfident` and `Confidence`. What is dropped is drawn
+again, from another distribution at the same random number. Such a choice favours some tokens over others, which is its
 purpose: the distribution of what is spoken is not the heads'.
 
 Several chunks may be drawn side by side from the same distributions, of which the one that goes together best is spoken
-(heads/coherence.py): importance resampling from the product of the heads' distributions towards their joint
+(heads/chunk_scorer.py): importance resampling from the product of the heads' distributions towards their joint
 distribution.
 """
 
@@ -29,7 +29,7 @@ from dcar.decoding.loop import Draft, Kept, Session, decode
 from dcar.errors import ConfigError
 from dcar.sampling import sample
 from heads.candidates import candidate_features, of_draw, resampled
-from heads.coherence import Coherence, coherent_features
+from heads.chunk_scorer import ChunkScorer, scored_features
 from heads.policy import ChunkPolicy
 
 
@@ -58,7 +58,7 @@ class ChunkSchedule(Protocol):
 class AfterDraw(ChunkSchedule, Protocol):
     """Decides when the candidates are drawn."""
 
-    draws: int  # N, how many chunks are drawn side by side
+    num_candidates: int  # N, how many chunks are drawn side by side
 
     def see(self, session: Session, logits: Tensor, tokens: Tensor) -> Tensor:
         """What it sees of chunks [B, N, n] drawn from logits [B, n, V + 1]: candidates [B, N, n, F]."""
@@ -88,11 +88,11 @@ class ChunkMethod:
     @staticmethod
     def _keep_after_draw(schedule: AfterDraw, session: Session, hidden: Tensor, counts: Tensor) -> Kept:
         logits = session.model.heads(session.last_hidden, schedule.candidates)
-        chunks = draw_chunks(session, logits, schedule.draws)
+        chunks = draw_chunks(session, logits, schedule.num_candidates)
         candidates = schedule.see(session, logits, chunks)
         sizes, log_probs, draw = schedule.choose(session, hidden, counts, candidates)
         tokens = of_draw(chunks, draw)[:, : int(sizes.max())]
-        return Kept(tokens, sizes, actions=sizes, draws=draw, log_probs=log_probs, candidates=candidates)
+        return Kept(tokens, sizes, actions=sizes, chosen=draw, log_probs=log_probs, candidates=candidates)
 
     def select(self, rows: Tensor) -> None:
         self.schedule.select(rows)
@@ -105,31 +105,31 @@ def draw_chunk(session: Session, logits: Tensor) -> tuple[Tensor, Tensor]:
     u = session.uniform("token", position)
     if session.sampling.repetition_window:
         return _without_repetition(session, logits, position, u)
-    law = session.law(logits, position)
-    return sample(law, u), law
+    probs = session.probs(logits, position)
+    return sample(probs, u), probs
 
 
-def draw_chunks(session: Session, logits: Tensor, draws: int) -> Tensor:
+def draw_chunks(session: Session, logits: Tensor, num_candidates: int) -> Tensor:
     """Several chunks [B, N, k] from the same logits [B, k, V + 1]. The first is that of `draw_chunk`; the others stand
     at numbers at equal distances from its own (`shifted`), so each alone is drawn from the heads' distributions,
     too."""
     if not session.sampling.repetition_window:
-        return session.draw(logits, draws).mT
+        return session.draw(logits, num_candidates).mT
     k = logits.shape[1]
-    position, u = session.next_positions(k), session.next_numbers(k, draws)
+    position, u = session.next_positions(k), session.next_numbers(k, num_candidates)
     return torch.stack([_without_repetition(session, logits, position, one)[0] for one in u.unbind(-1)], 1)
 
 
 def _without_repetition(session: Session, logits: Tensor, position: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     """Tokens and distributions at numbers u [B, k], where what is a repetition depends on the tokens before in the
     chunk."""
-    tokens, laws = position[:, :0], []
+    tokens, probs = position[:, :0], []
     for j in range(logits.shape[1]):
         history = session.histories(tokens)
         assert history is not None
-        laws.append(session.law(logits[:, j], position[:, j], history[:, -1]))
-        tokens = torch.cat((tokens, sample(laws[-1], u[:, j])[:, None]), dim=1)
-    return tokens, torch.stack(laws, dim=1)
+        probs.append(session.probs(logits[:, j], position[:, j], history[:, -1]))
+        tokens = torch.cat((tokens, sample(probs[-1], u[:, j])[:, None]), dim=1)
+    return tokens, torch.stack(probs, dim=1)
 
 
 class FixedChunk:
@@ -184,7 +184,7 @@ class RandomChunk(_AmongSizes):
 class _Ruled(_AmongSizes):
     """After the draw, by a rule."""
 
-    draws = 1
+    num_candidates = 1
 
     def __init__(self, sizes: Sequence[int], name: str):
         if not sizes:
@@ -196,12 +196,12 @@ class _Ruled(_AmongSizes):
         return candidate_features(logits, tokens)
 
 
-class SureLast(_Ruled):
+class EndOnConfident(_Ruled):
     """End the chunk on the likeliest of the tokens drawn: argmax over the sizes a of log p_a(x_a). Rule-based, not a
     paper's; what a policy after the draw must beat."""
 
     def __init__(self, sizes: Sequence[int], name: str | None = None):
-        super().__init__(sizes, name or f"sure-last-{'-'.join(map(str, sizes))}")
+        super().__init__(sizes, name or f"end-on-confident-{'-'.join(map(str, sizes))}")
 
     def choose(self, session: Session, hidden: Tensor, counts: Tensor, candidates: Tensor | None) -> Choice:
         assert candidates is not None
@@ -224,25 +224,25 @@ class Confidence(_Ruled):
         return Choice(self._table[((sums >= -self.nats).sum(-1) - 1).clamp(min=0)])
 
 
-class CoherentChunk(_Ruled):
+class BestOfChunk(_Ruled):
     """Always k tokens, of the chunk that goes together best among several drawn: argmax over the draws of r_k. What a
-    policy with as many draws must beat; not a paper's."""
+    policy with as many candidates must beat; not a paper's."""
 
-    def __init__(self, size: int, draws: int, coherence: Coherence, name: str | None = None):
-        super().__init__((size,), name or f"coherent-{size}-{draws}")
-        if draws < 2:
-            raise ConfigError(f"{self.name}: the most coherent of {draws} draws is no choice; give at least 2")
-        self.draws, self.coherence = draws, coherence
+    def __init__(self, size: int, num_candidates: int, chunk_scorer: ChunkScorer, name: str | None = None):
+        super().__init__((size,), name or f"best-of-{size}-{num_candidates}")
+        if num_candidates < 2:
+            raise ConfigError(f"{self.name}: the best-scored of {num_candidates} draws is no choice; give at least 2")
+        self.num_candidates, self.chunk_scorer = num_candidates, chunk_scorer
 
     def begin(self, session: Session) -> None:
         super().begin(session)
-        if self.coherence.config.num_heads < self.candidates:
-            raise ConfigError(f"{self.name}: this coherence reads chunks of at most "
-                              f"{self.coherence.config.num_heads} tokens")
-        self._log_ratios = session.model.log_ratios(self.coherence)
+        if self.chunk_scorer.config.num_heads < self.candidates:
+            raise ConfigError(f"{self.name}: this chunk scorer reads chunks of at most "
+                              f"{self.chunk_scorer.config.num_heads} tokens")
+        self._log_ratios = session.model.log_ratios(self.chunk_scorer)
 
     def see(self, session: Session, logits: Tensor, tokens: Tensor) -> Tensor:
-        return coherent_features(self._log_ratios, session.last_hidden, logits, tokens)
+        return scored_features(self._log_ratios, session.last_hidden, logits, tokens)
 
     def choose(self, session: Session, hidden: Tensor, counts: Tensor, candidates: Tensor | None) -> Choice:
         assert candidates is not None
@@ -256,18 +256,18 @@ class PolicyChunk:
     `forced` gives a fixed size to some members of a group (utterance id -> a size for every member, 0 = ask the
     policy), as the chase half of DCPO needs; their log-probabilities under the policy are recorded all the same.
     Utterances that it does not name follow the policy. `dial` turns a trained policy to longer (above 0) or shorter
-    chunks: nats added to the score of a size for each of its tokens. `draws`: chunks drawn side by side, for a policy
-    that holds a coherence; draw and size are chosen together (`heads.candidates.joint_law`).
+    chunks: nats added to the score of a size for each of its tokens. `num_candidates`: chunks drawn side by side, for a
+    policy that holds a chunk scorer; draw and size are chosen together (`heads.candidates.joint_log_probs`).
     """
 
     def __init__(self, policy: ChunkPolicy, mode: Literal["greedy", "sample"] = "greedy", name: str | None = None,
-                 forced: Mapping[str, Sequence[int]] | None = None, dial: float = 0.0, draws: int = 1):
+                 forced: Mapping[str, Sequence[int]] | None = None, dial: float = 0.0, num_candidates: int = 1):
         if mode not in ("greedy", "sample"):
             raise ConfigError(f"policy mode must be 'greedy' or 'sample', not '{mode}'")
         if not math.isfinite(dial):
             raise ConfigError(f"the dial of a policy is a finite number, not {dial}")
-        check_draws(policy, draws)
-        self.policy, self.mode, self.forced, self.dial, self.draws = policy, mode, forced, dial, draws
+        check_num_candidates(policy, num_candidates)
+        self.policy, self.mode, self.forced, self.dial, self.num_candidates = policy, mode, forced, dial, num_candidates
         self.candidates = policy.config.reach if policy.config.after_draw else 0
         self.name = name or ("dcar" if mode == "greedy" else "dcar-sampled")
 
@@ -300,9 +300,9 @@ class PolicyChunk:
 
     def choose(self, session: Session, hidden: Tensor, counts: Tensor, candidates: Tensor | None) -> Choice:
         started = time.perf_counter()
-        law = self._reader.law(self._reader.read(hidden, counts), candidates, self.dial)
+        probs = self._reader.log_probs(self._reader.read(hidden, counts), candidates, self.dial)
         u = None if self.mode == "greedy" else session.uniform("policy", session.generated)
-        choice = Choice(*choose_end(law, u, self.ordered, self.policy.config.num_actions))
+        choice = Choice(*choose_end(probs, u, self.ordered, self.policy.config.num_actions))
         assert choice.log_probs is not None
         session.note(choice.log_probs.isnan())  # a distribution with one score that is no number has no other
         session.policy_seconds += time.perf_counter() - started
@@ -325,7 +325,7 @@ class ShuffledChunk:
 
     def __init__(self, schedule: PolicyChunk, name: str | None = None):
         self.schedule = schedule
-        self.candidates, self.draws = schedule.candidates, schedule.draws
+        self.candidates, self.num_candidates = schedule.candidates, schedule.num_candidates
         self.name = name or f"{schedule.name}-shuffled"
 
     def begin(self, session: Session) -> None:
@@ -356,40 +356,40 @@ class ShuffledChunk:
         self.schedule.select(rows)
 
 
-def _chosen(log_law: Tensor, draws: Tensor | None) -> Tensor:
-    """Columns [B] drawn from log_law [B, …] at draws [B], or the likeliest without draws."""
-    return log_law.argmax(-1) if draws is None else sample(log_law.exp(), draws)
+def _chosen(log_probs: Tensor, u: Tensor | None) -> Tensor:
+    """Columns [B] drawn from log_probs [B, …] at u [B], or the likeliest without them."""
+    return log_probs.argmax(-1) if u is None else sample(log_probs.exp(), u)
 
 
-def choose_size(log_law: Tensor, draws: Tensor | None, forced: Tensor | None) -> tuple[Tensor, Tensor]:
+def choose_size(log_probs: Tensor, u: Tensor | None, forced: Tensor | None) -> tuple[Tensor, Tensor]:
     """Sizes [B] in 1..K and their log-probabilities [B]: those that are `forced` [B] (0 = none), else drawn from
-    log_law [B, K] at draws [B], or the likeliest without draws."""
-    index = _chosen(log_law, draws)
+    log_probs [B, K] at u [B], or the likeliest without them."""
+    index = _chosen(log_probs, u)
     if forced is not None:
         index = torch.where(forced > 0, forced - 1, index)
-    return index + 1, log_law.gather(-1, index[:, None])[:, 0]
+    return index + 1, log_probs.gather(-1, index[:, None])[:, 0]
 
 
-def choose_end(log_law: Tensor, draws: Tensor | None, forced: Tensor | None,
+def choose_end(log_probs: Tensor, u: Tensor | None, forced: Tensor | None,
                k: int) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The same among several draws, and which draw [B], None of one: log_law [B, N K] of draw and size (`joint_law`),
-    sizes 1..k. Where a size is forced, the draw alone is chosen."""
-    if log_law.shape[1] == k:
-        return *choose_size(log_law, draws, forced), None
-    open_to = log_law
+    """The same among several candidates, and which draw [B], None of one: log_probs [B, N K] of draw and size
+    (`joint_log_probs`), sizes 1..k. Where a size is forced, the draw alone is chosen."""
+    if log_probs.shape[1] == k:
+        return *choose_size(log_probs, u, forced), None
+    open_to = log_probs
     if forced is not None:
-        size = torch.arange(log_law.shape[1], device=log_law.device) % k + 1
+        size = torch.arange(log_probs.shape[1], device=log_probs.device) % k + 1
         other = (forced[:, None] > 0) & (size != forced[:, None])
-        open_to = log_law.masked_fill(other, -math.inf).log_softmax(-1)
-    index = _chosen(open_to, draws)
-    return index % k + 1, log_law.gather(-1, index[:, None])[:, 0], index // k
+        open_to = log_probs.masked_fill(other, -math.inf).log_softmax(-1)
+    index = _chosen(open_to, u)
+    return index % k + 1, log_probs.gather(-1, index[:, None])[:, 0], index // k
 
 
-def head_laws(session: Session, logits: Tensor) -> tuple[Tensor, Tensor]:
+def head_distributions(session: Session, logits: Tensor) -> tuple[Tensor, Tensor]:
     """Warped distributions of the next k tokens from the heads' logits [B, k, V + 1], and the tokens' positions [B,
     k]."""
     position = session.next_positions(logits.shape[1])
-    return session.law(logits, position), position
+    return session.probs(logits, position), position
 
 
 def check_policy(policy: ChunkPolicy, heads: int) -> None:
@@ -399,13 +399,13 @@ def check_policy(policy: ChunkPolicy, heads: int) -> None:
                           f"{heads} heads; use the decoder that it was trained for")
 
 
-def check_draws(policy: ChunkPolicy, draws: int) -> None:
+def check_num_candidates(policy: ChunkPolicy, num_candidates: int) -> None:
     """ConfigError for a number of chunks that this policy cannot choose among."""
-    if draws < 1:
-        raise ConfigError(f"a policy chooses among 1 draw or more, not {draws}")
-    if draws > 1 and policy.coherence is None:
-        raise ConfigError(f"{draws} draws: this policy has nothing to choose among them by; train one with "
-                          "policy_coherence=…")
+    if num_candidates < 1:
+        raise ConfigError(f"a policy chooses among 1 draw or more, not {num_candidates}")
+    if num_candidates > 1 and policy.chunk_scorer is None:
+        raise ConfigError(f"{num_candidates} draws: this policy has nothing to choose among them by; train one with "
+                          "chunk_scorer=…")
 
 
 def check_size(size: int, session: Session) -> None:

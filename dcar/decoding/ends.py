@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dcar.decoding.records import Prompt
-from dcar.errors import LawError
+from dcar.errors import DistributionError
 from dcar.sampling import SamplingConfig
 
 
@@ -25,18 +25,19 @@ def up_to_end(tokens: Tensor, asked: Tensor, eos: int) -> tuple[Tensor, Tensor]:
     return torch.minimum(asked, first), first < asked
 
 
-def no_law(law: Tensor) -> Tensor:
+def no_distribution(probs: Tensor) -> Tensor:
     """Which rows of distributions [B, …, V] hold one that is none: NaN, or without mass. [B] bool; nothing waits for
     the device.
 
     `sample` draws something from such a distribution all the same, so whoever decodes notes these rows and looks at
     the note when it waits for the device anyway.
     """
-    return ~(law.sum(-1) > 0).flatten(1).all(1) if law.dim() > 2 else ~(law.sum(-1) > 0)
+    return ~(probs.sum(-1) > 0).flatten(1).all(1) if probs.dim() > 2 else ~(probs.sum(-1) > 0)
 
 
-def law_error(utterance_id: str, position: int) -> LawError:
+def distribution_error(utterance_id: str, position: int) -> DistributionError:
     """What to say of the first distribution that was none."""
-    return LawError(f"{utterance_id}: there is no law for token {position}, or for the size of the chunk that it "
+    return DistributionError(
+        f"{utterance_id}: there is no distribution for token {position}, or for the size of the chunk that it "
                     "begins (the scores are NaN, or all are minus infinity); check the weights of decoder, draft and "
                     "policy, and decode in float32 if they are sound")

@@ -20,11 +20,11 @@ import torch
 from torch import Tensor
 
 from dcar.decoding.batch import batch_of, check_prompt
-from dcar.decoding.ends import law_error, length_limit, no_law, up_to_end
-from dcar.decoding.fast.laws import draws_of, law_of
+from dcar.decoding.ends import distribution_error, length_limit, no_distribution, up_to_end
+from dcar.decoding.fast.distributions import probs_of, tokens_of
 from dcar.decoding.records import DecodeResult, Prompt
 from dcar.decoding.tree import DraftTree
-from dcar.errors import LawError
+from dcar.errors import DistributionError
 from dcar.model.base import Decoder
 from dcar.sampling import SamplingConfig, group_keys, histories, shifted, uniform
 from heads.layers import KVCache, last_of
@@ -38,7 +38,7 @@ class Draft:
 
     tokens: Tensor
     counts: Tensor
-    laws: Tensor | None = None
+    probs: Tensor | None = None
     passes: Tensor | int = 0  # [B] forward passes of a draft model that each row took
     tree: DraftTree | None = None
 
@@ -57,7 +57,7 @@ class Kept:
     counts: Tensor
     cached: Tensor | None = None
     actions: Tensor | None = None  # [B] chunk size asked for
-    draws: Tensor | None = None  # [B] which of several chunks drawn side by side
+    chosen: Tensor | None = None  # [B] which of several chunks drawn side by side
     log_probs: Tensor | None = None  # [B] of the action under the policy
     candidates: Tensor | None = None  # [B, N, n, F] what the decision saw of N chunks drawn side by side
     path: Tensor | None = None  # [B, L] of a tree: the nodes that were accepted, from the root on, padded with 0
@@ -115,7 +115,7 @@ class Session:
         self.lengths = torch.zeros(size, dtype=torch.long, device=device)
         self.truncated = torch.zeros(size, dtype=torch.bool, device=device)
         # first position that had no distribution
-        self.lawless = torch.full((size,), -1, dtype=torch.long, device=device)
+        self.undefined_at = torch.full((size,), -1, dtype=torch.long, device=device)
         self.passes = torch.zeros(size, dtype=torch.long, device=device)
         self.history: list[dict[str, Tensor | None]] = []
         self.hidden: Tensor | None = None
@@ -146,36 +146,37 @@ class Session:
         """Generated positions [B, k] of the next tokens."""
         return self.generated[:, None] + torch.arange(count, device=self.generated.device)
 
-    def law(self, logits: Tensor, positions: Tensor, history: Tensor | None = None) -> Tensor:
+    def probs(self, logits: Tensor, positions: Tensor, history: Tensor | None = None) -> Tensor:
         """The warped distributions of the tokens at generated positions [B] or [B, k]: logits [B, …, V] -> [B, …, V].
 
         Where the logits make no distribution, `decode` says so once it looks at the device.
         """
-        law = law_of(logits, self.sampling, self.forbid_eos(positions), self.model.config.eos, history)
-        self.check(law)
-        return law
+        probs = probs_of(logits, self.sampling, self.forbid_eos(positions), self.model.config.eos, history)
+        self.check(probs)
+        return probs
 
-    def draw(self, logits: Tensor, draws: int = 1) -> Tensor:
+    def draw(self, logits: Tensor, num_candidates: int = 1) -> Tensor:
         """The next tokens [B, k, N], each drawn so many times from its warped distribution, at the numbers of its
         position that `shifted` gives: logits [B, k, V]. No sampling that looks back."""
         k = logits.shape[1]
         forbidden = self.forbid_eos(self.next_positions(k)) if self._may_not_end else None
-        tokens, law = draws_of(logits, self.next_numbers(k, draws), self.sampling, forbidden, self.model.config.eos)
-        if law is not None:
-            self.check(law)
+        tokens, probs = tokens_of(logits, self.next_numbers(k, num_candidates), self.sampling, forbidden,
+                                  self.model.config.eos)
+        if probs is not None:
+            self.check(probs)
         return tokens
 
-    def check(self, law: Tensor) -> None:
+    def check(self, probs: Tensor) -> None:
         """Note the rows of distributions [B, …, V] that are none."""
-        if law.device.type != "cpu" or not bool((law.sum(-1) > 0).all()):  # to look costs nothing on the CPU
-            self.note(no_law(law))
+        if probs.device.type != "cpu" or not bool((probs.sum(-1) > 0).all()):  # to look costs nothing on the CPU
+            self.note(no_distribution(probs))
 
-    def note(self, lawless: Tensor) -> None:
+    def note(self, undefined_at: Tensor) -> None:
         """Note the rows [B] of which something has no distribution."""
-        if lawless.device.type == "cpu" and not bool(lawless.any()):
+        if undefined_at.device.type == "cpu" and not bool(undefined_at.any()):
             return
-        known = self.lawless[self.rows]
-        self.lawless[self.rows] = torch.where(lawless & self.alive & (known < 0), self.generated, known)
+        known = self.undefined_at[self.rows]
+        self.undefined_at[self.rows] = torch.where(undefined_at & self.alive & (known < 0), self.generated, known)
 
     def uniform(self, stream: str, positions: Tensor, rows: Tensor | None = None) -> Tensor:
         """`dcar.sampling.uniform` of the rows in flight (or of those of them in `rows` [R]) at generated positions [B]
@@ -194,18 +195,18 @@ class Session:
         index = (positions if positions.dim() == 2 else positions[:, None]).clamp(max=table.shape[1] - 1)
         return table.gather(1, index).view(positions.shape)
 
-    def next_numbers(self, count: int, draws: int) -> Tensor:
+    def next_numbers(self, count: int, num_candidates: int) -> Tensor:
         """`shifted` numbers [B, k, N] of the next tokens; those of all positions are made together, too."""
-        stream = f"token, {draws} draws"
+        stream = f"token, {num_candidates} draws"
         if stream not in self._uniforms:
             every = torch.arange(self.tokens.shape[1], device=self.rows.device).expand(self.live, -1)
-            self._uniforms[stream] = shifted(self.uniform("token", every), draws)
+            self._uniforms[stream] = shifted(self.uniform("token", every), num_candidates)
         table = self._uniforms[stream]
         if len(table) == 1 and table.device.type == "cpu":  # a view
             first = int(self.generated)
             return table[:, first : first + count]
         index = self.next_positions(count).clamp(max=table.shape[1] - 1)
-        return table.gather(1, index.unsqueeze(-1).expand(-1, -1, draws))
+        return table.gather(1, index.unsqueeze(-1).expand(-1, -1, num_candidates))
 
     def recent(self, window: int) -> Tensor:
         """The last `window` generated tokens of every row [B, window], -1 where there were none; no prompt tokens."""
@@ -258,7 +259,7 @@ class Session:
         self.history.append({
             "rows": torch.where(self.alive, self.rows, -1), "emitted": counts,
             "position": self.prompt_lengths + self.generated - 1, "actions": kept.actions,
-            "draws": kept.draws, "log_probs": kept.log_probs, "cached": cached, "proposed": proposed,
+            "chosen": kept.chosen, "log_probs": kept.log_probs, "cached": cached, "proposed": proposed,
         })
         if self.hidden is not None and kept.candidates is not None:
             self._record_candidates(kept.candidates)
@@ -334,7 +335,7 @@ def decode(model: Decoder, prompts: Sequence[Prompt], method: Method, sampling: 
         try:
             batch = list(_decode_batch(model, [prompts[i] for i in chosen], method, sampling, seed, group_size,
                                        share_token_draws, record_hidden))
-        except LawError as error:
+        except DistributionError as error:
             error.finished = [result for i in sorted(results) for result in results[i]]
             raise
         for j, i in enumerate(chosen):
@@ -367,10 +368,10 @@ def _decode_batch(model: Decoder, prompts: list[Prompt], method: Method, samplin
         if draft is not None:
             session.roll_back(kept, draft, hidden)
         session.emit(kept, None if draft is None else draft.proposed)
-        left, lawless = torch.stack((session.alive.sum(), session.lawless.max())).tolist()
-        if lawless >= 0:
-            row = int(session.lawless.argmax())
-            raise law_error(session.prompts[row].utterance_id, lawless)
+        left, undefined_at = torch.stack((session.alive.sum(), session.undefined_at.max())).tolist()
+        if undefined_at >= 0:
+            row = int(session.undefined_at.argmax())
+            raise distribution_error(session.prompts[row].utterance_id, undefined_at)
         if left == 0:
             break
         if left <= session.live // 2:  # shrink seldom: it copies the cache
@@ -407,7 +408,7 @@ def join(tokens: Tensor, counts: Tensor, draft: Draft) -> tuple[Tensor, Tensor]:
 
 def _results(session: Session, name: str, seconds: float) -> Iterator[DecodeResult]:
     size = len(session.prompts)
-    noted = ("emitted", "position", "actions", "draws", "log_probs", "cached", "proposed")
+    noted = ("emitted", "position", "actions", "chosen", "log_probs", "cached", "proposed")
     per_row: list[dict[str, list]] = [{k: [] for k in noted} for _ in range(size)]
     for step in session.history:
         columns = {k: v.tolist() for k, v in step.items() if v is not None}
@@ -430,5 +431,5 @@ def _results(session: Session, name: str, seconds: float) -> Iterator[DecodeResu
             sum(got["cached"]), got["emitted"], got["actions"], got["position"], got["log_probs"], hidden, length,
             {"lm": seconds / size, "policy": session.policy_seconds / size},
             [p for p, _ in verified], [a for _, a in verified],
-            None if session.candidates is None else session.candidates[row, : passes[row]], got["draws"],
+            None if session.candidates is None else session.candidates[row, : passes[row]], got["chosen"],
         )

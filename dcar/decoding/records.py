@@ -59,14 +59,14 @@ class DecodeResult:
     rounds_proposed: list[int] = field(default_factory=list)  # per pass that verified a draft: tokens drafted,
     rounds_accepted: list[int] = field(default_factory=list)  # and how many of them, from the first on, were accepted
     candidates: Tensor | None = None  # [decisions, N, n, F] what decisions after the draw saw, if `hidden` is recorded
-    draws: list[int] = field(default_factory=list)  # which of N > 1 chunks drawn side by side was spoken, by decision
+    chosen: list[int] = field(default_factory=list)  # which of N > 1 chunks drawn side by side was spoken, by decision
 
     @property
     def seen_of_spoken(self) -> Tensor | None:
-        """Of `candidates`, those of the draws that were spoken: [decisions, n, F]."""
+        """Of `candidates`, those of the chosen that were spoken: [decisions, n, F]."""
         if self.candidates is None:
             return None
-        return of_draw(self.candidates, torch.tensor(self.draws) if self.draws else None)
+        return of_draw(self.candidates, torch.tensor(self.chosen) if self.chosen else None)
 
     @property
     def tokens_per_pass(self) -> float:

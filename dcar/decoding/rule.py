@@ -17,7 +17,7 @@ class ChunkRule:
 
     name = "rule"
     candidates = 0
-    draws = 1
+    num_candidates = 1
 
     def begin(self, session: Session) -> None:
         """Called once before decoding. ConfigError where the decoder has fewer heads than `candidates`."""

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from heads.coherence import Coherence, LogRatios
+from heads.chunk_scorer import ChunkScorer, LogRatios
 from heads.layers import KVCache
 from heads.policy import ChunkPolicy
 
@@ -53,7 +53,7 @@ class PolicyReader(Protocol):
         """What it sees of chunks [B, N, n] drawn side by side from logits [B, n, V], behind the hidden states [B, D]:
         candidates [B, N, n, F]."""
 
-    def law(self, reading: Tensor | None, candidates: Tensor | None = None, dial: float = 0.0) -> Tensor:
+    def log_probs(self, reading: Tensor | None, candidates: Tensor | None = None, dial: float = 0.0) -> Tensor:
         """Log-probabilities of the next size [B, K], float32, from a reading; with candidates, of candidate and size
         together [B, N K]. `dial`: nats for each token of a size."""
 
@@ -93,7 +93,7 @@ class Decoder(Protocol):
     def policy_reader(self, policy: ChunkPolicy, hidden: Tensor, capacity: int) -> PolicyReader:
         """A policy for the batch whose hidden states [B, …] are given, of at most `capacity` positions a row."""
 
-    def log_ratios(self, coherence: Coherence) -> LogRatios:
-        """A coherence with the weights that it has now: the module, or what computes the same in fewer kernels."""
+    def log_ratios(self, chunk_scorer: ChunkScorer) -> LogRatios:
+        """A chunk scorer with the weights that it has now: the module, or what computes the same in fewer kernels."""
 
     def checksum(self) -> str: ...

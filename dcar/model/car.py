@@ -29,7 +29,7 @@ from dcar.model.own_tokens import hear_itself
 from dcar.tokens.spread import INPUT, OUTPUT, spread_out
 from heads.build import HEAD_KINDS, Heads, build_heads, check_kind
 from heads.checkpoint import Checkpoint
-from heads.coherence import Coherence, LogRatios
+from heads.chunk_scorer import ChunkScorer, LogRatios
 from heads.layers import KVCache, RotaryTable, TransformerLayer
 from heads.policy import ChunkPolicy, PolicyReader
 
@@ -199,9 +199,9 @@ class SpeechDecoder(Checkpoint):
         """A policy for the batch whose hidden states [B, …] are given, of at most `capacity` positions a row."""
         return PolicyReader(policy, hidden, capacity)
 
-    def log_ratios(self, coherence: Coherence) -> LogRatios:
+    def log_ratios(self, chunk_scorer: ChunkScorer) -> LogRatios:
         """See `dcar.model.base.Decoder`: the module itself."""
-        return coherence
+        return chunk_scorer
 
 
 class CARDecoder(SpeechDecoder):

@@ -56,7 +56,7 @@ def load_decoder_config(directory: str | Path, starter: Shipped = "decoder") -> 
 
 
 def load_policy(directory: str | Path, device: str | torch.device = "cpu") -> ChunkPolicy:
-    """A policy in eval mode; "starter" is the shipped one, "starter-cold" the one trained at temperature 0.4.
+    """A policy in eval mode; "starter" is the shipped one, "starter-t0.4" the one trained at temperature 0.4.
     CheckpointError if the folder holds none."""
     return ChunkPolicy.from_pretrained(resolve(str(directory), "policy"), device)
 

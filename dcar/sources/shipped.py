@@ -16,7 +16,7 @@ NAMES = {
     "far": "far",  # next-token decoder, trained alike with one head
     "policy": "policy",  # chunk policy for the decoder, trained at temperature 1.0
     "policy-cold": "policy_cold",  # another, trained at 0.4
-    "coherence": "coherence",  # joint score of a chunk's tokens; the policy holds the same
+    "chunk_scorer": "chunk_scorer",  # joint score of a chunk's tokens; the policy holds the same
     "recognizer": "recognizer",  # reward ASR
     "recognizer_nemo": "recognizer_nemo/starter.nemo",  # another, by NeMo
     "token_recognizer": "token_recognizer",  # the same of the speech tokens, without sound
@@ -32,8 +32,8 @@ def shipped(name: str) -> Path:
 
 
 def resolve(path_or_starter: str, name: str) -> Path:
-    """A path that a user gave, or the shipped asset for "starter"; "starter-cold": that for temperature 0.4, if any."""
+    """A path that a user gave, or the shipped asset for "starter"; "starter-t0.4": that for temperature 0.4, if any."""
     if path_or_starter == "starter":
         return shipped(name)
     cold = f"{name}-cold"
-    return shipped(cold) if path_or_starter == "starter-cold" and cold in NAMES else Path(path_or_starter)
+    return shipped(cold) if path_or_starter == "starter-t0.4" and cold in NAMES else Path(path_or_starter)

@@ -8,13 +8,13 @@ from dcar.sampling import SamplingConfig
 
 METHOD = "car-5"
 SAMPLING = SamplingConfig(temperature=0.4, top_k=10)
-POLICY = "starter-cold"
+POLICY = "starter-t0.4"
 """Of what ships the policy that was trained at this temperature."""
-DRAWS = 4
+NUM_CANDIDATES = 4
 """Chunks that are drawn side by side for a policy that can choose among them."""
 
 
-def method_for(policy: str, dial: float, draws: int = 0) -> str:
+def method_for(policy: str, dial: float, num_candidates: int = 0) -> str:
     """The method where none is named: who gives a policy of their own, turns one, or has it choose, means it to
     decide."""
-    return "dcar" if policy != POLICY or dial or draws else METHOD
+    return "dcar" if policy != POLICY or dial or num_candidates else METHOD

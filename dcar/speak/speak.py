@@ -13,7 +13,7 @@ from dcar.config.schema import seed_setting
 from dcar.errors import ConfigError
 from dcar.process import run_command
 from dcar.sampling import SamplingConfig
-from dcar.speak.defaults import DRAWS, METHOD, POLICY, SAMPLING
+from dcar.speak.defaults import METHOD, NUM_CANDIDATES, POLICY, SAMPLING
 from dcar.speak.phrases import phrases
 from dcar.speak.speaker import Piece, Speaker
 
@@ -36,8 +36,8 @@ class SpeakConfig:
     tokenizer: str = setting("starter", "Folder, or a name that dcar.tokens.load lists.")
     dial: float = setting(0.0, "Turns the policy: above 0 to longer chunks and less time, below 0 to shorter ones; "
                                "nats a token, -2 to 2 is far.")
-    draws: int = setting(0, "Chunks drawn side by side, of which the one that goes together best is spoken, for a "
-                            f"policy that can tell; 0 = {DRAWS} for such a policy, else 1.", minimum=0)
+    num_candidates: int = setting(0, "Chunks drawn side by side, of which the best-scored is spoken, for a "
+                            f"policy that can tell; 0 = {NUM_CANDIDATES} for such a policy, else 1.", minimum=0)
     seed: int = seed_setting(0, "Of the draws.")
     stream: bool = setting(False, "Also write 16-bit mono samples to standard output while speaking (… | aplay "
                                   "-r 24000 -f S16_LE); the timeline goes to standard error.")
@@ -54,7 +54,7 @@ def main(arguments: list[str] | None = None) -> None:
     check_suffix(options.out)
     speaker = Speaker.load(options.decoder, policy=options.policy, tokenizer=options.tokenizer, vocoder=options.vocoder,
                            method=options.method, sampling=options.sampling, seed=options.seed,
-                           dial=options.dial, draws=options.draws)
+                           dial=options.dial, num_candidates=options.num_candidates)
     voice = speaker.voice(options.prompt)
     started = time.perf_counter()
     if options.stream:

@@ -19,7 +19,7 @@ from dcar.model.draft import AnyDecoder
 from dcar.model.load import Shipped, load_decoder, load_policy, text_encoder
 from dcar.prompts.together import check_together, made_by
 from dcar.sampling import SamplingConfig
-from dcar.speak.defaults import DRAWS, POLICY, SAMPLING, method_for
+from dcar.speak.defaults import NUM_CANDIDATES, POLICY, SAMPLING, method_for
 from dcar.speak.phrases import Phrase, phrases
 from dcar.speak.voice import Voice, read_voice, starter_voice
 from dcar.text.phonemes import PHONEME_VERSION
@@ -108,25 +108,26 @@ class Speaker:
     def load(cls, decoder: str | Path = "starter", *, policy: Policy = POLICY,
              tokenizer: str | Path = "starter", vocoder: str | Path = "starter", method: AnyMethod = "",
              sampling: SamplingConfig = SAMPLING, seed: int = 0, dial: float = 0.0,
-             draws: int = 0) -> Speaker:
-        """Each by folder, or "starter" for what ships (of policies also "starter-cold", trained at temperature 0.4);
+             num_candidates: int = 0) -> Speaker:
+        """Each by folder, or "starter" for what ships (of policies also "starter-t0.4", trained at temperature 0.4);
         tokenizer and vocoder also by the names of `dcar.tokens.load` and `dcar.vocoder.load`.
 
         method: dcar, dcar-sampled (the policy's choice drawn), car-K, or far (with "starter" the shipped FAR decoder);
         a chunk rule of your own (`dcar.ChunkRule`) or a method of the loop; "" = `method_for`.
         dial: of the policy, above 0 for longer chunks and less time, below for shorter ones (`PolicyChunk`).
-        draws: candidates, chunks drawn side by side for the policy; 0 = `DRAWS` where it can choose among them, else 1.
-        AssetError, CheckpointError, ConfigError or DataError where something is missing or does not belong together.
+        draws: candidates, chunks drawn side by side for the policy; 0 = `NUM_CANDIDATES` where it can choose among
+        them, else 1. AssetError, CheckpointError, ConfigError or DataError where something is missing or does not
+        belong together.
         """
         if not method:
-            method = "dcar" if isinstance(policy, ChunkPolicy) else method_for(str(policy), dial, draws)
+            method = "dcar" if isinstance(policy, ChunkPolicy) else method_for(str(policy), dial, num_candidates)
         which: Shipped = "far" if method == "far" else "decoder"
         speech_tokenizer = load_tokenizer(str(tokenizer))
         car, encode = load_decoder(decoder, starter=which), text_encoder(decoder, which)
         made = made_by(speech_tokenizer, getattr(encode, "name", PHONEME_VERSION))
         recordings = PromptAudio([])
         spoken_by = load_vocoder(str(vocoder), prompts=recordings)
-        chunks = make_method(method, policy, car, dial, draws)
+        chunks = make_method(method, policy, car, dial, num_candidates)
         check_together(car, made, f"tokenizer {tokenizer}", spoken_by)
         speaker = cls(car, encode, chunks, speech_tokenizer, spoken_by, sampling, seed, recordings)
         speaker._policy = policy
@@ -237,10 +238,11 @@ class Speaker:
                       [p.pause for p in parts])
 
 
-def make_method(name: AnyMethod, policy: Policy, decoder: AnyDecoder, dial: float = 0.0, draws: int = 0) -> Method:
-    """far and car-K keep a fixed number of tokens a step; dcar asks the policy, turned by `dial`, about `draws`
-    candidates (0: as many as `Speaker.load` says). A chunk rule or a method is taken as it is."""
-    for setting, value in (("dial", dial), ("draws", draws)):
+def make_method(name: AnyMethod, policy: Policy, decoder: AnyDecoder, dial: float = 0.0,
+                num_candidates: int = 0) -> Method:
+    """far and car-K keep a fixed number of tokens a step; dcar asks the policy, turned by `dial`, about
+    `num_candidates` candidates (0: as many as `Speaker.load` says). A chunk rule or a method is taken as it is."""
+    for setting, value in (("dial", dial), ("num_candidates", num_candidates)):
         if value and not (isinstance(name, str) and name.startswith("dcar")):
             raise ConfigError(f"{setting}={value:g} is for a policy, and method '{getattr(name, 'name', name)}' asks "
                               "none: leave it out, or choose dcar")
@@ -253,8 +255,9 @@ def make_method(name: AnyMethod, policy: Policy, decoder: AnyDecoder, dial: floa
     if name in ("dcar", "dcar-sampled"):
         loaded = policy if isinstance(policy, ChunkPolicy) else load_policy(policy)
         loaded.check_base(decoder.checksum())
-        draws = draws or (1 if loaded.coherence is None else DRAWS)
-        return ChunkMethod(PolicyChunk(loaded, "greedy" if name == "dcar" else "sample", dial=dial, draws=draws))
+        num_candidates = num_candidates or (1 if loaded.chunk_scorer is None else NUM_CANDIDATES)
+        mode = "greedy" if name == "dcar" else "sample"
+        return ChunkMethod(PolicyChunk(loaded, mode, dial=dial, num_candidates=num_candidates))
     raise ConfigError(f"unknown method '{name}'; choose far, car-1 … car-{decoder.config.num_prediction_heads}, dcar "
                       "or dcar-sampled")
 

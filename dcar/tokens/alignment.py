@@ -1,7 +1,7 @@
 """Which phoneme is spoken when: a text laid along its speech tokens, without a recogniser.
 
 A discrete hidden Markov model: the states of an utterance are its phonemes, each emits the codes of p(code | phoneme).
-Those laws are learned from the utterances themselves, from a flat start, by a few rounds of Viterbi alignment.
+Those distributions are learned from the utterances themselves, from a flat start, by a few rounds of Viterbi alignment.
 """
 
 from __future__ import annotations

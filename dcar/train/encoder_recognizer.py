@@ -4,9 +4,9 @@
     accelerate launch -m dcar.train.encoder_recognizer train_manifest=a.jsonl dev_manifest=b.jsonl out=runs/recognizer
 
 It serves the rewards `wer`, `cer` and `log_likelihood` of stage two, so it is trained on resynthesised speech
-(`dcar prepare mode=resynthesize`). The encoder runs once: its states are kept in out/states (184 MB an hour) until the training has
-ended. Leaves behind in out: weights, config.json, config.yaml, README.md, log.jsonl, provenance.json, checkpoints. Run
-again, it goes on from the states that are there and from the last checkpoint.
+(`dcar prepare mode=resynthesize`). The encoder runs once: its states are kept in out/states (184 MB an hour) until the
+training has ended. Leaves behind in out: weights, config.json, config.yaml, README.md, log.jsonl, provenance.json,
+checkpoints. Run again, it goes on from the states that are there and from the last checkpoint.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ SHARD = 256
 class TrainEncoderRecognizerConfig(SmallSettings):
     """Settings of `dcar train-recognizer kind=encoder`."""
 
-    train_manifest: str = setting(meaning="JSONL manifest of the training speech (`dcar prepare mode=resynthesize`).", place="file")
+    train_manifest: str = setting(meaning="JSONL manifest of the training speech (`dcar prepare mode=resynthesize`).",
+                                  place="file")
     dev_manifest: str = setting(meaning="JSONL manifest of held-out speech; its WER is reported.", place="file")
     out: str = setting("runs/recognizer", "Folder to write.", place="folder")
     max_steps: int = setting(2400, "Updates of the weights.", minimum=1)

@@ -65,7 +65,8 @@ def plan_backbone(config: TrainConfig, identity: dict[str, Any]) -> tuple[TrainC
         ours = getattr(found, name)
         if ours and ours != identity[name]:
             raise DataError(f"{config.data}: {what} is {identity[name]}, but {settings.path} has {ours}; " + (
-                f"run dcar prepare mode=retokenize data={config.data} decoder={settings.path} out=…" if name == "phonemes"
+                f"run dcar prepare mode=retokenize data={config.data} decoder={settings.path} out=…"
+                if name == "phonemes"
                 else "prepare the corpus with the model's own speech tokenizer"))
     wanted = dataclasses.replace(found, tokenizer=identity["tokenizer"], phonemes=identity["phonemes"],
                                  lora=dataclasses.asdict(settings.lora) if settings.train == "lora" else None)

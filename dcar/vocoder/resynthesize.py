@@ -1,5 +1,5 @@
-"""`dcar prepare mode=resynthesize`: speak a prepared split from its own tokens through the vocoder, as training speech for the
-reward recogniser (which must know the sound of the vocoder) and for measuring what tokens and vocoder lose.
+"""`dcar prepare mode=resynthesize`: speak a prepared split from its own tokens through the vocoder, as training speech
+for the reward recogniser (which must know the sound of the vocoder) and for measuring what tokens and vocoder lose.
 
     dcar prepare mode=resynthesize data=runs/prepared split=train vocoder=runs/vocoder/export out=runs/resynthesis
 

@@ -70,11 +70,11 @@ def loss_matrix(model: AnyDecoder, hidden: Tensor, targets: Tensor) -> tuple[np.
     Row k - 1, column t: head k at hidden[t] for targets[t + k - 1]; infinite past the end of speech.
     """
     logits = model.heads(hidden)  # [n, K, V + 1]
-    log_law = logits.double().log_softmax(-1)
+    log_probs = logits.double().log_softmax(-1)
     n, heads = logits.shape[:2]
     index = torch.arange(n, device=targets.device)[:, None] + torch.arange(heads, device=targets.device)
     wanted = targets[index.clamp(max=n - 1)]  # [n, K]
-    loss = (-log_law.gather(-1, wanted[:, :, None])[:, :, 0]).masked_fill(index >= n, torch.inf)
+    loss = (-log_probs.gather(-1, wanted[:, :, None])[:, :, 0]).masked_fill(index >= n, torch.inf)
     return loss.T.cpu().numpy(), entropies(logits[:, 1:]).cpu().numpy()
 
 

@@ -26,7 +26,7 @@ class Watched:
 
     def __init__(self, schedule: ChunkSchedule, heads: int):
         self.schedule, self.candidates, self.name = schedule, heads, schedule.name
-        self.draws: int = schedule.draws if schedule.candidates else 1  # type: ignore[attr-defined]
+        self.num_candidates: int = schedule.num_candidates if schedule.candidates else 1  # type: ignore[attr-defined]
 
     def begin(self, session: Session) -> None:
         self.schedule.begin(session)

@@ -1,4 +1,5 @@
-"""`dcar analyse what=vocoder`: what tokens and vocoder lose of words and voices, before any decoder adds errors of its own.
+"""`dcar analyse what=vocoder`: what tokens and vocoder lose of words and voices, before any decoder adds errors of its
+own.
 
     dcar analyse what=vocoder data=runs/prepared vocoder=runs/vocoder/export split=test out=runs/vocoder_quality
 

@@ -24,7 +24,7 @@ from accelerate import PartialState
 from dcar.config import check, load_config, save_config, setting
 from dcar.errors import ConfigError
 from dcar.process import run_command
-from dcar.speak.defaults import DRAWS
+from dcar.speak.defaults import NUM_CANDIDATES
 from dcar.storage import writing
 from dcar.tracking import write_json
 from eval.compare.run import CompareConfig, load_tools, run, start
@@ -46,7 +46,7 @@ class TuneConfig(CompareConfig):
 
     split: str = setting("dev", "Split that is spoken; never the one on which the methods are compared.")
     methods: list[str] = setting([], "Methods without a sampling; empty = car-1 … car-K, dcar, and dcar@n4 where "
-                                     "a policy can choose among draws.")
+                                     "a policy can choose among candidates.")
     samplings: list[str] = setting(["t{0,0.2,0.4,0.6,0.8,1}", "t1-k0"], "As they stand behind @ in a name.")
     limit: int = setting(96, "Utterances; 0 = the whole split.", minimum=0)
     similarity: str = setting("", "Of voices; empty = none.")
@@ -87,7 +87,7 @@ def default_methods(models: Models) -> list[str]:
     side with as many of them as they speak with."""
     sizes = range(1, models.decoder.config.num_prediction_heads + 1)
     named = {f"dcar@{name}" if name else "dcar": policy for name, policy in models.policies.items()}
-    drawn = [f"{name}@n{DRAWS}" for name, policy in named.items() if policy.coherence is not None]
+    drawn = [f"{name}@n{NUM_CANDIDATES}" for name, policy in named.items() if policy.chunk_scorer is not None]
     return [*(f"car-{k}" for k in sizes), *named, *drawn]
 
 

@@ -20,7 +20,7 @@ from dcar.model.load import text_encoder
 from dcar.prepare.prepared import load_prepared
 from dcar.prompts.together import check_together, made_by
 from dcar.sources.shipped import shipped
-from dcar.speak.defaults import DRAWS, METHOD, POLICY, SAMPLING
+from dcar.speak.defaults import METHOD, NUM_CANDIDATES, POLICY, SAMPLING
 from dcar.speak.phrases import MAX_TEXT
 from dcar.speak.speaker import Speaker, Spoken
 from dcar.speak.voice import Voice, starter_voices
@@ -36,7 +36,7 @@ from eval.methods.registry import Models, load_models, make_methods, turned
 
 VERIFIERS = ("sd", "ssd-0.4", "pcg-0.42", "vadusa-2", "typical", "topk-verify-5", "entropy-1")
 """Rivals that need no more than the heads of the decoder."""
-POLICIES = ("dcar", f"dcar@n{DRAWS}", f"dcar@n{2 * DRAWS}", "dcar-sampled")
+POLICIES = ("dcar", f"dcar@n{NUM_CANDIDATES}", f"dcar@n{2 * NUM_CANDIDATES}", "dcar-sampled")
 """Uses of a policy; behind @n, chunks that it chooses among, where it can."""
 TEMPERATURES = (0.0, 1.5)
 DIALS = (-2.0, 2.0)

@@ -32,7 +32,7 @@ class MethodName:
     family: str
     settings: tuple[float | str, ...]
     sampling: str = ""
-    draws: int = 1
+    num_candidates: int = 1
 
     @property
     def entry(self) -> MethodKind | None:
@@ -42,7 +42,7 @@ class MethodName:
     @property
     def style(self) -> Style:
         """How it is drawn; families that differ by their sampling alone look alike."""
-        return (self.entry.style if self.entry else OTHER).of_draws(self.draws)
+        return (self.entry.style if self.entry else OTHER).of_draws(self.num_candidates)
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -55,8 +55,8 @@ class MethodName:
         """What a reader calls the family: SSD, SSD (heads), SSD (heads, T 0.4)."""
         label = self.style.label or self.kind
         words = list(self.words)
-        if self.draws > 1:
-            words[words.index(f"n{self.draws}")] = f"{self.draws} draws"
+        if self.num_candidates > 1:
+            words[words.index(f"n{self.num_candidates}")] = f"{self.num_candidates} draws"
         if self.sampling:
             words.append(split_label(f"@{self.sampling}")[2])
         return f"{label} ({', '.join(words)})" if words else label
@@ -76,10 +76,10 @@ def parse_method(name: str) -> MethodName:
     rest = name.removeprefix(kind)
     if kind in METHODS and METHODS[kind].policies:
         asked = turned(rest)
-        policy, drawn = asked["before"], f"@n{asked['draws']}" if asked["draws"] else ""
+        policy, drawn = asked["before"], f"@n{asked['num_candidates']}" if asked["num_candidates"] else ""
         return MethodName(kind, kind + drawn + behind, (*((policy[1:],) if policy else ()),
                                                         *((float(asked["dial"]),) if asked["dial"] else ())),
-                          sampling, int(asked["draws"] or 1))
+                          sampling, int(asked["num_candidates"] or 1))
     parts = _PART.findall(rest)
     numbers = tuple(float(p) for p in parts if _is_number(p))
     words = [p for p in parts if not _is_number(p)]
@@ -117,7 +117,7 @@ def group_families(rows: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, A
 
     def rank(family: str) -> tuple[int, int, str]:
         name = parse_method(family)
-        return (order.index(name.kind) if name.kind in order else len(order), name.draws, family)
+        return (order.index(name.kind) if name.kind in order else len(order), name.num_candidates, family)
 
     def setting(row: dict[str, Any]) -> tuple[tuple[int, float, str], ...]:
         name = parse_method(row["method"])

@@ -18,14 +18,14 @@ from functools import partial
 from pathlib import Path
 
 from dcar.decoding import (
+    BestOfChunk,
     ChunkMethod,
-    CoherentChunk,
+    EndOnConfident,
     FixedChunk,
     Method,
     PolicyChunk,
     RandomChunk,
     ShuffledChunk,
-    SureLast,
 )
 from dcar.decoding.fast.passes import fast
 from dcar.errors import ConfigError
@@ -138,9 +138,9 @@ def _random(name: str, rest: str, models: Models) -> list[Entry]:
                   {"decoder": models.decoder.checksum()})]
 
 
-def _sure_last(name: str, rest: str, models: Models) -> list[Entry]:
+def _end_on_confident(name: str, rest: str, models: Models) -> list[Entry]:
     sizes = _from_to(name, rest, models)
-    return [Entry(name, models.decoder, lambda: ChunkMethod(SureLast(sizes, name)),
+    return [Entry(name, models.decoder, lambda: ChunkMethod(EndOnConfident(sizes, name)),
                   {"decoder": models.decoder.checksum()})]
 
 
@@ -148,11 +148,12 @@ def _from_to(name: str, rest: str, models: Models) -> range:
     """-4-7: the sizes 4, 5, 6, 7."""
     ends = _sizes(name, rest, models)
     if len(ends) != 2 or ends[0] >= ends[1]:
-        raise ConfigError(f"method '{name}': write the shortest and the longest chunk at its end, as in sure-last-4-7")
+        raise ConfigError(f"method '{name}': write the shortest and the longest chunk at its end, as in "
+                          "end-on-confident-4-7")
     return range(ends[0], ends[1] + 1)
 
 
-TURNED = re.compile(r"(?P<before>.*?)(@n(?P<draws>[1-9]\d*))?(@d(?P<dial>-?\d+(?:\.\d+)?))?")
+TURNED = re.compile(r"(?P<before>.*?)(@n(?P<num_candidates>[1-9]\d*))?(@d(?P<dial>-?\d+(?:\.\d+)?))?")
 """What ends the name of a method that asks a policy: how many chunks are drawn side by side, and its dial, turned to
 longer or shorter chunks: dcar@n4, dcar@d0.3, dcar@name@n4@d-0.5."""
 
@@ -175,44 +176,44 @@ def _policy(mode: str, shuffled: bool = False) -> Factory:
             raise ConfigError(f"method '{name}': no such policy; known: {known} (behind it how many chunks are drawn, "
                               "as in @n4, and a dial, as in @d0.3)")
         base, behind = name.removesuffix(rest), rest[len(which):]
-        dial, draws = float(parts["dial"] or 0), int(parts["draws"] or 1)
+        dial, num_candidates = float(parts["dial"] or 0), int(parts["num_candidates"] or 1)
         chosen = [which[1:]] if which else list(models.policies)
-        return [_policy_entry((f"{base}@{n}" if n else base) + behind, models.policies[n], mode, dial, draws, models,
-                              shuffled) for n in chosen]
+        return [_policy_entry((f"{base}@{n}" if n else base) + behind, models.policies[n], mode, dial,
+                              num_candidates, models, shuffled) for n in chosen]
 
     return factory
 
 
-def _policy_entry(name: str, policy: ChunkPolicy, mode: str, dial: float, draws: int, models: Models,
+def _policy_entry(name: str, policy: ChunkPolicy, mode: str, dial: float, num_candidates: int, models: Models,
                   shuffled: bool) -> Entry:
     identity = {"decoder": models.decoder.checksum(), "policy": policy.checksum()}
     if dial:
         identity["dial"] = repr(dial)
-    if draws > 1:
-        identity["draws"] = str(draws)
+    if num_candidates > 1:
+        identity["num_candidates"] = str(num_candidates)
 
     def schedule() -> PolicyChunk | ShuffledChunk:
-        asked = PolicyChunk(policy, mode, name, dial=dial, draws=draws)  # type: ignore[arg-type]
+        asked = PolicyChunk(policy, mode, name, dial=dial, num_candidates=num_candidates)  # type: ignore[arg-type]
         return ShuffledChunk(asked, name) if shuffled else asked
 
-    schedule()  # a policy that cannot choose among draws is refused before anything is spoken
+    schedule()  # a policy that cannot choose among candidates is refused before anything is spoken
     return Entry(name, models.decoder, lambda: ChunkMethod(schedule()), identity)
 
 
-def _coherent(name: str, rest: str, models: Models) -> list[Entry]:
-    size, _, draws = rest.removeprefix("-").partition("-")
-    if not draws.isdigit():
+def _best_of(name: str, rest: str, models: Models) -> list[Entry]:
+    size, _, num_candidates = rest.removeprefix("-").partition("-")
+    if not num_candidates.isdigit():
         raise ConfigError(f"method '{name}': write the size of its chunks and how many are drawn at its end, as in "
-                          "coherent-10-4")
+                          "best-of-10-4")
     (chunk,) = _sizes(name, size, models, most=1)
-    coherence = next((p.coherence for p in models.policies.values() if p.coherence is not None), None)
-    if coherence is None:
+    chunk_scorer = next((p.chunk_scorer for p in models.policies.values() if p.chunk_scorer is not None), None)
+    if chunk_scorer is None:
         raise ConfigError(f"method '{name}' asks how well tokens go together: give in `policies` one that was trained "
-                          "with policy_coherence")
-    schedule = partial(CoherentChunk, chunk, int(draws), coherence, name)
+                          "with chunk_scorer")
+    schedule = partial(BestOfChunk, chunk, int(num_candidates), chunk_scorer, name)
     schedule()
     return [Entry(name, models.decoder, lambda: ChunkMethod(schedule()),
-                  {"decoder": models.decoder.checksum(), "coherence": coherence.checksum()})]
+                  {"decoder": models.decoder.checksum(), "chunk_scorer": chunk_scorer.checksum()})]
 
 
 def _by_heads(from_name: Callable[..., tuple[Callable[[], Method], dict[str, str]]]) -> Factory:
@@ -239,13 +240,13 @@ class Style:
         """Whether its marker fills less of its size than others."""
         return self.marker == "*" or isinstance(self.marker, tuple)
 
-    def of_draws(self, draws: int) -> Style:
-        """Of the method that chooses among so many draws: the same hue, darker, and a star of as many points."""
-        if draws == 1:
+    def of_draws(self, num_candidates: int) -> Style:
+        """Of the method that chooses among so many candidates: the same hue, darker, and a star of as many points."""
+        if num_candidates == 1:
             return self
-        strength = max(0.3, 1 - 0.15 * math.log2(draws))
+        strength = max(0.3, 1 - 0.15 * math.log2(num_candidates))
         shade = "".join(f"{round(strength * part):02x}" for part in bytes.fromhex(self.color[1:]))
-        return replace(self, color=f"#{shade}", marker=(draws, 1, 0))
+        return replace(self, color=f"#{shade}", marker=(num_candidates, 1, 0))
 
 
 @dataclass(frozen=True)
@@ -280,9 +281,10 @@ METHODS: dict[str, MethodKind] = {kind.prefix: kind for kind in (  # in the orde
     # a size drawn from these at every step; random-range draws from the guidance range of the policy
     MethodKind("random", _random, "random-2-3-4", Style("random size", "#8a8f98", "v")),
     # rule-based, after drawing: of the chunks of 4 to 7 tokens the one that ends on the likeliest
-    MethodKind("sure-last", _sure_last, "sure-last-4-7", Style("sure last token", "#6b8e23", "H")),
-    # of chunks of 10 tokens the one of 4 draws that goes together best
-    MethodKind("coherent", _coherent, "coherent-10-4", Style("most coherent draw", "#7a4b12", r"$\clubsuit$")),
+    MethodKind("end-on-confident", _end_on_confident, "end-on-confident-4-7",
+               Style("end on confident", "#6b8e23", "H")),
+    # of chunks of 10 tokens the one of 4 candidates that goes together best
+    MethodKind("well-scored", _best_of, "best-of-10-4", Style("best of several chunks", "#7a4b12", r"$\clubsuit$")),
     # the policy, greedy or sampled; dcar@name where several policies are compared, dcar@n4: 4 chunks are drawn side by
     # side, dcar@d0.3: turned to longer chunks
     MethodKind("dcar", _policy("greedy"), "dcar", Style("DCAR", "#d1361c", "D"), policies=True),

@@ -24,13 +24,13 @@ from heads.policy import ChunkPolicy
 
 
 def measure_dcar(model: AnyDecoder, engine: StaticEngine, policy: ChunkPolicy, load: Load,
-                 repeats: int, draws: int = 1) -> dict[str, Any]:
+                 repeats: int, num_candidates: int = 1) -> dict[str, Any]:
     """DCAR (actions drawn, so that an untrained policy too uses all sizes) against FAR in the same engine: tokens/s
     without the prefill, the mean chunk, the policy's share of a step of equal chunk size, and what such a step takes in
     times of one of CAR-k, with all that is drawn and dropped."""
     prompts, middle = load.prompts(model, 1), min(10 if policy.config.after_draw else 3, policy.config.num_actions)
-    dcar = ChunkMethod(PolicyChunk(policy, "sample", draws=draws))
-    forced = ChunkMethod(PolicyChunk(policy, forced={prompts[0].utterance_id: [middle]}, draws=draws))
+    dcar = ChunkMethod(PolicyChunk(policy, "sample", num_candidates=num_candidates))
+    forced = ChunkMethod(PolicyChunk(policy, forced={prompts[0].utterance_id: [middle]}, num_candidates=num_candidates))
     last: dict[str, DecodeResult] = {}
     timed: list[dict[str, float]] = []  # of the forced runs, warm-up first
 

@@ -46,7 +46,7 @@ class CausalLMPeer(PreTrainedModel, GenerationMixin):
     def __init__(self, decoder: AnyDecoder):
         """ConfigError for a decoder on a language model, which Hugging Face's loop decodes as it is."""
         if not isinstance(decoder, CARDecoder):
-            raise ConfigError(f"the peer of dcar analyse what=speed is made of a CARDecoder, not of a {type(decoder).__name__}; "
+            raise ConfigError(f"the peer of `what=speed` is made of a CARDecoder, not of a {type(decoder).__name__}; "
                               "leave peers out of `parts`")
         c = decoder.config
         shape: dict[str, Any] = dict(

@@ -34,7 +34,7 @@ from eval.results.timing import module_device
 from eval.speed import engine as measure
 from eval.speed.measure import CLOCKS, Load, chosen_clock, measure_car, memory_rates, print_card
 from heads.build import HEAD_KINDS, check_kind
-from heads.coherence import CoherenceConfig
+from heads.chunk_scorer import ChunkScorerConfig
 from heads.costs import head_costs
 from heads.policy import ChunkPolicy, ChunkPolicyConfig
 
@@ -74,7 +74,8 @@ class SpeedConfig:
     group: int = setting(8, "Rollouts of one utterance.", minimum=2)
     policy_reads: str = setting("hidden", "What the random policies see: hidden states (the paper's, before the draw), "
                                           "or candidates, with a chunk scorer.", choices=("hidden", "candidates"))
-    draws: int = setting(1, "Candidates that DCAR draws side by side, for policies with a chunk scorer.", minimum=1)
+    num_candidates: int = setting(1, "Candidates that DCAR draws side by side, for policies with a chunk scorer.",
+                                  minimum=1, old=("draws",))
     actions: int = setting(0, "Random policies choose among 1 … actions tokens (5: 3 on average); 0 = all heads.",
                            minimum=0)
     device: str = setting("cpu", "cpu or cuda.")
@@ -105,10 +106,10 @@ def random_policies(model: AnyDecoder, actions: int = 0, reads: str = "hidden") 
     actions, heads = min(actions or most, most), model.config.num_attention_heads
     shape = dict(hidden_size=width, num_actions=actions, num_attention_heads=heads)
     if reads == "candidates":
-        coherence = CoherenceConfig(width, most, model.config.output_size)
+        chunk_scorer = ChunkScorerConfig(width, most, model.config.output_size)
         made = {"after the draw": ChunkPolicyConfig(
-            **shape, width=None, reads=reads, score_width=0, coherence_width=coherence.width,
-            coherence_embedding=coherence.embedding_size, coherence_ids=coherence.vocab_size)}
+            **shape, width=None, reads=reads, score_width=0, chunk_scorer_width=chunk_scorer.width,
+            chunk_scorer_embedding=chunk_scorer.embedding_size, chunk_scorer_ids=chunk_scorer.vocab_size)}
     else:
         made = {"bottleneck": ChunkPolicyConfig(**shape, width=min(256, width // 2)),
                 "full": ChunkPolicyConfig(**shape, width=None)}
@@ -200,7 +201,7 @@ def _steps(m: Measurement) -> None:
 
     shares, over = {}, {}
     for name, policy in m.models.policies.items():
-        dcar = measure.measure_dcar(model, engines[name], policy, load, m.repeats, m.config.draws)
+        dcar = measure.measure_dcar(model, engines[name], policy, load, m.repeats, m.config.num_candidates)
         share, mean = dcar["policy_share"], dcar["mean_chunk"]
         print(f"DCAR ({name} policy): {mean:.2f} tokens a step, {dcar['tokens_per_second']} tokens/s, "
               f"{dcar['speedup'].median:.2f} × FAR; the policy adds {100 * share.median:.1f} % to a step "

@@ -95,11 +95,11 @@ class ChainVerifier:
         states = states_of(hidden, counts - drafted - 1, m + 1)
         position = session.generated[:, None] + torch.arange(m + 1, device=counts.device)
         history = session.histories(None if draft is None else draft.tokens)
-        q = session.law(session.model.heads(states, 1)[:, :, 0], position, history)  # [B, m + 1, V]
+        q = session.probs(session.model.heads(states, 1)[:, :, 0], position, history)  # [B, m + 1, V]
 
         accepted, last = torch.zeros_like(counts), torch.zeros_like(counts)
-        if draft is not None and draft.laws is not None:
-            passes = self.accept(q[:, :m], draft.laws, draft.tokens, eos,
+        if draft is not None and draft.probs is not None:
+            passes = self.accept(q[:, :m], draft.probs, draft.tokens, eos,
                                  Uniforms(session.token_keys, position[:, :m], session.uniform))
             real = torch.arange(m, device=counts.device) < drafted[:, None]
             accepted = (passes & real).cumprod(-1).sum(-1)
@@ -108,11 +108,11 @@ class ChainVerifier:
         following = session.generated + accepted
         token = sample(q[row, accepted], session.uniform("token", following))  # the bonus token
         refused = (accepted < drafted).nonzero()[:, 0]
-        if draft is not None and draft.laws is not None and len(refused):
+        if draft is not None and draft.probs is not None and len(refused):
             where = accepted[refused]
             numbers = Uniforms(session.token_keys[refused], following[refused],
                                partial(session.uniform, rows=refused))
-            token[refused] = self.replace(q[refused, where], draft.laws[refused, where], draft.tokens[refused, where],
+            token[refused] = self.replace(q[refused, where], draft.probs[refused, where], draft.tokens[refused, where],
                                           eos, numbers)
         ended = (accepted > 0) & (last == eos)
         tokens = token[:, None] if draft is None else torch.cat((draft.tokens, token[:, None]), 1)

@@ -1,8 +1,8 @@
 """Where the draft comes from: the decoder's own additional heads, or a small draft model.
 
-Both draw x_i from a law after `dcar.sampling.warp` with the run's sampling, EOS forbidden as for the target, and hand
-that law over; both stop behind a drafted EOS and leave room for the token that every pass adds (the last token that
-the length limit allows is never drafted).
+Both draw x_i from a distribution after `dcar.sampling.warp` with the run's sampling, EOS forbidden as for the target,
+and hand that distribution over; both stop behind a drafted EOS and leave room for the token that every pass adds (the
+last token that the length limit allows is never drafted).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Drafter(Protocol):
     def begin(self, session: Session) -> None: ...
 
     def propose(self, session: Session) -> Draft | None:
-        """Up to `length` tokens behind the emitted ones, with laws; None where no row has room for any."""
+        """Up to `length` tokens behind the emitted ones, with distributions; None where no row has room for any."""
 
     def keep(self, session: Session, state: Tensor, accepted: Tensor) -> None:
         """Of the draft, accepted [B] tokens were kept; state [B, D] is the target's hidden state of the last of them
@@ -48,7 +48,7 @@ class HeadDrafter:
     """Self-speculation: heads 2 … m + 1 of the hidden state that the last emitted token was drawn from.
 
     That token was drawn from the base head (or its residual), so head 1 + i predicts the i-th token behind it. The
-    heads do not see the token, nor each other: p_i is the law of head 1 + i given the state. Costs no pass.
+    heads do not see the token, nor each other: p_i is the distribution of head 1 + i given the state. Costs no pass.
     """
 
     def __init__(self, length: int):
@@ -66,10 +66,10 @@ class HeadDrafter:
         if m == 0:
             return None
         eos = session.model.config.eos
-        tokens, laws = draw_chunk(session, session.model.heads(self._state, m + 1)[:, 1:])  # heads 2 … m + 1
+        tokens, all_probs = draw_chunk(session, session.model.heads(self._state, m + 1)[:, 1:])  # heads 2 … m + 1
         is_eos = tokens == eos
         first = torch.where(is_eos.any(-1), is_eos.to(torch.uint8).argmax(-1) + 1, m)  # tokens up to the first EOS
-        return Draft(tokens, torch.minimum(counts, first), laws)
+        return Draft(tokens, torch.minimum(counts, first), all_probs)
 
     def keep(self, session: Session, state: Tensor, accepted: Tensor) -> None:
         self._state = state
@@ -107,21 +107,21 @@ class ModelDrafter:
         drafting = counts > 0  # rows whose chain goes on
         real = torch.zeros_like(counts)
         tokens: list[Tensor] = []
-        laws: list[Tensor] = []
+        all_probs: list[Tensor] = []
         for i in range(m):
             position = torch.minimum(session.generated + i, session.limits)  # of rows that have stopped: anything
             logits = self.draft.heads(state, 1)[:, 0]
             history = session.histories(torch.stack(tokens, 1) if tokens else None)
-            law = session.law(logits, position, None if history is None else history[:, -1])
-            token = sample(law, session.uniform("token", position))
+            probs = session.probs(logits, position, None if history is None else history[:, -1])
+            token = sample(probs, session.uniform("token", position))
             tokens.append(token)
-            laws.append(law)
+            all_probs.append(probs)
             real = real + drafting
             drafting = drafting & (token != eos) & (real < counts)
             if not bool(drafting.any()):
                 break
             state = self.draft.extend(self._cache, token[:, None], drafting.long())[:, 0]
-        return Draft(torch.stack(tokens, 1), real, torch.stack(laws, 1), passes=real)
+        return Draft(torch.stack(tokens, 1), real, torch.stack(all_probs, 1), passes=real)
 
     def _catch_up(self, session: Session, rows: Tensor) -> Tensor:
         """Read the emitted tokens that the draft model has not read, in these rows; its hidden states [B, D]."""

@@ -5,10 +5,11 @@
 The base head's token is always kept; the first head whose entropy exceeds the threshold ends the chunk. This is what a
 learned policy must beat: it, too, adapts the chunk to the context, and it needs neither rewards nor training.
 
-H is the entropy of the head's own law before warping. Temperature and top-k change what is drawn, not what the head
+H is the entropy of the head's own distribution before warping. Temperature and top-k change what is drawn, not what the
+head
 knows: the threshold then belongs to the decoder and not to the sampling, and it keeps its meaning at temperature 0,
-where every warped law has entropy 0. `entropy-0.8` names the threshold; `entropy@3.0` the tokens per pass that it shall
-give, and takes the threshold that gave them on development data (statistics.py).
+where every warped distribution has entropy 0. `entropy-0.8` names the threshold; `entropy@3.0` the tokens per pass that
+it shall give, and takes the threshold that gave them on development data (statistics.py).
 
 All heads are evaluated at every step, for the chunk's size depends on them; a policy decides before. That is the price
 of the rule, and timings contain it.
@@ -29,9 +30,9 @@ from eval.verifiers.statistics import VerifierStatistics, needed
 
 
 def entropies(logits: Tensor) -> Tensor:
-    """Entropy in nats of the laws before warping: logits [..., V + 1] -> [...]."""
-    log_law = logits.float().log_softmax(-1)
-    return -(log_law.exp() * log_law).sum(-1)
+    """Entropy in nats of the distributions before warping: logits [..., V + 1] -> [...]."""
+    log_probs = logits.float().log_softmax(-1)
+    return -(log_probs.exp() * log_probs).sum(-1)
 
 
 def chunk_sizes(entropy: Tensor, threshold: float) -> Tensor:

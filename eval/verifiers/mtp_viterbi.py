@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dcar.decoding import Draft, Kept, Method, Session
-from dcar.decoding.chunks import check_size, head_laws
+from dcar.decoding.chunks import check_size, head_distributions
 from dcar.errors import ConfigError, DataError
 from dcar.model.draft import AnyDecoder
 from dcar.sampling import likeliest
@@ -104,7 +104,7 @@ class MTPViterbi:
         return None
 
     def keep(self, session: Session, hidden: Tensor, counts: Tensor, draft: Draft | None) -> Kept:
-        probs, _ = head_laws(session, session.model.heads(session.last_hidden, self.heads))
+        probs, _ = head_distributions(session, session.model.heads(session.last_hidden, self.heads))
         tokens, _ = choose(probs, likeliest(probs, self.k)[1], self.transitions)
         return Kept(tokens, self._sizes, actions=self._sizes)
 

@@ -140,7 +140,7 @@ class Vadusa:
 
         The first is the one that plain decoding draws at this position; the others are independent between nodes.
         """
-        q = session.law(session.model.heads(states, 1)[:, :, 0], position)
+        q = session.probs(session.model.heads(states, 1)[:, :, 0], position)
         return draw_samples(q, session.token_keys, position, self.tau, session.model.config.eos)
 
     def select(self, rows: Tensor) -> None:

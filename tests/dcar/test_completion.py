@@ -160,8 +160,8 @@ def test_commands_of_dcar_itself(shell, tmp_path, capsys):
     assert print_completion([shell]) == 0
     (tmp_path / "take.wav").touch()
     with Terminal(shell, capsys.readouterr().out, tmp_path) as terminal:
-        assert sorted(terminal.offered("dcar train-c")) == ["train-coherence"]
-        assert terminal.offered("dcar speak policy=starter-") == ["starter-cold"]
+        assert sorted(terminal.offered("dcar train-c")) == ["train-chunk-scorer"]
+        assert terminal.offered("dcar speak policy=starter-") == ["starter-t0.4"]
         assert sorted(terminal.offered("dcar tune-voice recipe=fi")) == [
             "finetune_cosyvoice2_lora", "finetune_far_starter", "finetune_starter"]
         assert terminal.after_tab("dcar speak 'The tide.' prompt=ta") == "dcar speak 'The tide.' prompt=take.wav "

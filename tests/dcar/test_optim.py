@@ -1,4 +1,4 @@
-"""Eden at points computed by hand, ScaledAdam on a quadratic and through a state dict."""
+"""Eden at points computed rule-based, ScaledAdam on a quadratic and through a state dict."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Container files, read without an engine: what they copy exists, their shell parses, commands are known.
 
-How they were built by hand stands in docs/install.md.
+How they were built rule-based stands in docs/install.md.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from dcar.model.car import CARDecoder
 from dcar.prepare.prepared import prepared_info
 from dcar.sources.shipped import ASSETS
 from dcar.train.car import TrainConfig, data_identity, differing
-from dcar.train.coherence import TrainCoherenceConfig
+from dcar.train.chunk_scorer import TrainChunkScorerConfig
 from eval.compare.run import CompareConfig
 from launch import quickstart
 from launch.quickstart import QuickstartConfig, Step, content_digest, pipeline, run
@@ -38,7 +38,7 @@ def schema(recipe: str) -> type:
     return schema_of(importlib.import_module(module).main)
 
 
-MODULES = {"dcar.train": TrainConfig, "dcar.train.coherence": TrainCoherenceConfig,
+MODULES = {"dcar.train": TrainConfig, "dcar.train.chunk_scorer": TrainChunkScorerConfig,
            "rl.profile": ProfileConfig, "rl.train": DCPOConfig, "rl.export": ExportConfig,
            "eval.compare": CompareConfig}
 
@@ -277,7 +277,7 @@ def test_the_pipeline_s_commands_are_valid_and_feed_each_other(tmp_path, monkeyp
     out = tmp_path / "q"
     groups = pipeline(QuickstartConfig(out=str(out), start=start, train_steps=7, processes=processes))
     assert [[s.name for s in group] for group in groups] == [
-        ["check"], ["car", "far"], ["coherence", "profile"], ["dcpo"], ["export"], ["compare"]]
+        ["check"], ["car", "far"], ["chunk_scorer", "profile"], ["dcpo"], ["export"], ["compare"]]
     made: list[Path] = []
     for group in groups:
         for step in group:
@@ -292,7 +292,7 @@ def test_the_pipeline_s_commands_are_valid_and_feed_each_other(tmp_path, monkeyp
                     initial = str(shipped("decoder" if step.name == "car" else "far"))
                     assert config.init_from == (initial if start == "starter" else "")
                 if module == "rl.train":
-                    assert config.policy_coherence == str(out / "coherence")
+                    assert config.chunk_scorer == str(out / "chunk_scorer")
             for path in step.inputs:  # is there, or an earlier step writes it
                 assert path.exists() or any(m == path or path in m.parents for m in made), (step.name, path)
         made += [path for step in group for path in step.outputs]

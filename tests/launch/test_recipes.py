@@ -31,7 +31,7 @@ from dcar.sampling import SamplingConfig
 from dcar.sources.shipped import shipped
 from dcar.text.phonemes import PHONEME_VERSION
 from dcar.train.car import run as train
-from dcar.train.coherence import run as train_coherence
+from dcar.train.chunk_scorer import run as train_chunk_scorer
 from dcar.train.draft import run as train_draft
 from dcar.train.token_recognizer import run as train_token_recognizer
 from eval.analysis.fit_verifiers import fit
@@ -39,7 +39,7 @@ from eval.compare.run import CompareConfig
 from eval.compare.run import run as compare
 from eval.compare.sweeps import expand_names
 from eval.methods.registry import Models
-from heads.coherence import Coherence, CoherenceConfig
+from heads.chunk_scorer import ChunkScorer, ChunkScorerConfig
 from heads.policy import ChunkPolicy, ChunkPolicyConfig
 from rl.config import DCPOConfig
 from rl.profile import profile
@@ -247,11 +247,11 @@ def test_two_updates_of_a_token_recogniser(recipe, data, tmp_path):
     assert len(losses) == 2 and all(0 < loss < 1e3 for loss in losses)
 
 
-@pytest.mark.parametrize("recipe", of("coherence"))
-def test_two_updates_of_a_coherence(recipe, data, tmp_path):
+@pytest.mark.parametrize("recipe", of("chunk_scorer"))
+def test_two_updates_of_a_chunk_scorer(recipe, data, tmp_path):
     decoder = tiny_decoder(tokenizer="tiny@abc")
     decoder.save_pretrained(tmp_path / "decoder")
-    trained = train_coherence(read(recipe, f"data={data}", f"decoder={tmp_path / 'decoder'}", "max_steps=2",
+    trained = train_chunk_scorer(read(recipe, f"data={data}", f"decoder={tmp_path / 'decoder'}", "max_steps=2",
                                    f"out={tmp_path / 'out'}", "save_steps=1000", "eval_steps=1000", "log_steps=1"))
     assert trained.config.base_checksum == decoder.checksum() and trained.config.width == 128
     log = [json.loads(line) for line in (tmp_path / "out" / "log.jsonl").read_text().splitlines()]
@@ -278,8 +278,8 @@ def test_two_batches_of_dcpo(recipe, tmp_path):
                  "eval_strategy=no", "save_strategy='no'", "disable_tqdm=true",
                  "logging_steps=1", "policy=''"]
     config = settings(DCPOConfig, ["--config", recipe, *overrides], tmp_path)
-    if config.policy_coherence:
-        config.policy_coherence = str(tmp_path / "coherence")
+    if config.chunk_scorer:
+        config.chunk_scorer = str(tmp_path / "chunk_scorer")
     config.gradient_accumulation_steps = min(2, config.gradient_accumulation_steps)  # more take longer, no other way
     config.max_steps = 2 * config.num_iterations  # two batches of rollouts, each learned from num_iterations times
     if not config.chunk_range:
@@ -289,9 +289,9 @@ def test_two_batches_of_dcpo(recipe, tmp_path):
         config.data = str(shipped("prepared"))  # its tokens and phonemes
     heads = max(7, *config.policy_sizes, 0)
     base = tiny_decoder(heads)
-    if config.policy_coherence:  # another recipe trains it
-        shape = CoherenceConfig(base.config.hidden_size, heads, base.config.output_size, 4, 8, base.checksum())
-        Coherence(shape).save_pretrained(config.policy_coherence)
+    if config.chunk_scorer:  # another recipe trains it
+        shape = ChunkScorerConfig(base.config.hidden_size, heads, base.config.output_size, 4, 8, base.checksum())
+        ChunkScorer(shape).save_pretrained(config.chunk_scorer)
     prompts = 2 * config.prompts_per_step * config.gradient_accumulation_steps
     trainer = DCPOTrainer(args=config, decoder=base, vocoder=ToneVocoder(), recognizer=Judge(),
                           train_dataset=tiny_items(prompts))
@@ -319,7 +319,7 @@ def test_statistics_of_two_utterances(recipe):
 
 def models_for(config: CompareConfig, recipe: str) -> Models:
     """Tiny models of the kinds that the recipe names; a language model where the recipe has one."""
-    several = any("@n" in name for name in config.methods)  # draws, among which a policy with a coherence chooses
+    several = any("@n" in name for name in config.methods)  # draws, among which a policy with a chunk scorer chooses
     heads = 8 if "mtp" in recipe else 4 if "pcg" in recipe or "25hz" in recipe else 16 if several else 7
     language = any(word in recipe for word in ("cosyvoice2", "ssd", "pcg"))
     codes = {} if language else {"speech_vocab_size": 32}  # mtp-viterbi takes up to 25 candidates of a head
@@ -333,8 +333,8 @@ def models_for(config: CompareConfig, recipe: str) -> Models:
         shape = ChunkPolicyConfig(width, heads, width=16, num_attention_heads=2, chunk_range=(2, 3),
                                   base_checksum=decoder.checksum())
         if several:
-            shape = dataclasses.replace(shape, reads="candidates", coherence_width=8, coherence_embedding=4,
-                                        coherence_ids=decoder.config.output_size)
+            shape = dataclasses.replace(shape, reads="candidates", chunk_scorer_width=8, chunk_scorer_embedding=4,
+                                        chunk_scorer_ids=decoder.config.output_size)
         policies[name] = ChunkPolicy(shape).eval()
     items = tiny_items(2)
     sampling = SamplingConfig(min_tokens=30, max_tokens=40)

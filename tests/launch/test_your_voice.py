@@ -25,7 +25,7 @@ SMALLER = {  # of a command and what its line has → settings behind it
                 "audio_samples=1", "resamples=100"],
     "vocoder-quality": ["limit=1"],
     "resynthesize": [], "score": [], "speak": [], "export": [],
-    "train-coherence": TRAIN,
+    "train-chunk-scorer": TRAIN,
     "tune-voice": ["training=[max_steps=2,warmup_steps=1,eval_steps=2,save_steps=2,batch_size=2,spoken.sentences=1]",
                    "vocoder_training=[max_steps=2]", "sentences=1", "seeds=[0]", "resamples=100"],
     "train-policy": ["max_steps=1", "save_steps=1", "per_device_train_batch_size=8"],

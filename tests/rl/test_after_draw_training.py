@@ -10,13 +10,13 @@ from toy_world import ToyCTC, ToyDecoder, ToyRecognizer, ToyVocoder, faster, toy
 
 from dcar.errors import CheckpointError, ConfigError
 from dcar.text.wer import score_corpus
-from heads.coherence import Coherence, CoherenceConfig
+from heads.chunk_scorer import ChunkScorer, ChunkScorerConfig
 from heads.policy import ChunkPolicy, ChunkPolicyConfig
 from rl.config import DCPOConfig
-from rl.credit import Price
+from rl.credit import LengthReward
 from rl.policies import make_policy
 from rl.rewards import LikelihoodReward, RangePenalty, TokenLikelihoodReward, WERReward, needs_sound
-from rl.trainer import DCPOTrainer, law_of
+from rl.trainer import DCPOTrainer, log_probs_of
 
 RUN = {**TOY, "chunk_range": [], "forced_rows": "none", "save_strategy": "steps", "save_steps": 1,
        "eval_strategy": "steps", "eval_steps": 1, "metric_for_best_model": "eval_reward"}
@@ -37,15 +37,15 @@ def trainer_of(out, rewards, reads="both", vocoder=None, **changes) -> DCPOTrain
 
 @pytest.mark.parametrize("reads", ["candidates", "both"])
 def test_rollouts_say_what_the_policy_said(tmp_path, reads):
-    """The law recomputed from the recorded states and candidates is the one that the sizes were drawn from."""
+    """The distribution recomputed from the recorded states and candidates is the one that the sizes were drawn from."""
     trainer = trainer_of(tmp_path, [WERReward(ToyRecognizer())], reads, forced_rows="policy_ratio", chunk_range=[2, 3])
     torch.nn.init.normal_(trainer.policy.scores.outer.weight, std=2.0)
     batch = trainer._rollouts(next(iter(trainer.get_train_dataloader()))).batch
     assert batch.candidates.shape == (*batch.actions.shape, 1, 4, 3) and batch.forced.any()
-    law = law_of(trainer.rollout_policy, batch)
+    probs = log_probs_of(trainer.rollout_policy, batch)
     for row, record in enumerate(batch.records):
         said = record.result.action_log_probs
-        taken = law[row].gather(-1, batch.actions[row, :, None])[: len(said), 0]
+        taken = probs[row].gather(-1, batch.actions[row, :, None])[: len(said), 0]
         assert taken.tolist() == pytest.approx(said, abs=1e-4)
 
 
@@ -75,7 +75,8 @@ def test_tokens_alone_train_without_a_sound_and_resume_bit_for_bit(tmp_path, cre
     more = {"tokens_per_pass": price, "num_iterations": 2, "gradient_accumulation_steps": 2} if price else {}
     whole, again = stopped_and_whole(tmp_path, rewards, 1 if price else 2, vocoder=Deaf(), credit=credit, **more)
     if price:
-        assert whole.price.state().tolist() == again.price.state().tolist() and whole.price.value > 0
+        assert whole.length_reward.state().tolist() == again.length_reward.state().tolist()
+        assert whole.length_reward.value > 0
     lines = [line for line in log_of(tmp_path / "whole") if "eval_reward" in line]
     assert lines and all("eval_wer" not in line and line["eval_reward"] < 0.3 for line in lines)
 
@@ -139,7 +140,7 @@ def nothing(completions, **columns):
     return [0.0] * len(completions)
 
 
-def test_a_price_holds_chunks_at_a_length(tmp_path):
+def test_a_length_reward_holds_chunks_at_a_length(tmp_path):
     """The reward pays for nothing, so only the price moves sizes: from 2.5 tokens a pass up to 3.4, and down to 1.6."""
     for target in (3.4, 1.6):
         trainer = trainer_of(tmp_path / str(target), [nothing], "candidates", vocoder=Deaf(), max_steps=80,
@@ -151,22 +152,23 @@ def test_a_price_holds_chunks_at_a_length(tmp_path):
         assert {line["price"] > 0 for line in lines[1:5]} == {target > 2.5}
 
 
-def test_what_a_price_pays():
-    price = Price(3.0)
-    price.advance()
-    assert price.value == 0.0  # nothing was seen
-    price.seen = {0: (10.0, 5.0), 1: (10.0, 5.0)}
-    twin = Price(3.0)
-    twin.restore(price.state())
-    for p in (price, twin):
+def test_what_a_length_reward_pays():
+    length_reward = LengthReward(3.0)
+    length_reward.advance()
+    assert length_reward.value == 0.0  # nothing was seen
+    length_reward.seen = {0: (10.0, 5.0), 1: (10.0, 5.0)}
+    twin = LengthReward(3.0)
+    twin.restore(length_reward.state())
+    for p in (length_reward, twin):
         p.advance()
         assert p.value == pytest.approx(1.05) and p.kept == pytest.approx(0.05) and not p.seen
     actions, mask = torch.tensor([[0, 1, 3], [2, 0, 0]]), torch.tensor([[1.0, 1, 0], [1, 0, 0]])
-    assert torch.allclose(price.of_decisions(actions, mask), torch.tensor([[-1.05, 0, 0], [1.05, 0, 0]]))
-    low = Price(3.0, gain=0.1, seen={0: (10.0, 5.0)})
+    assert torch.allclose(length_reward.of_decisions(actions, mask), torch.tensor([[-1.05, 0, 0], [1.05, 0, 0]]))
+    low = LengthReward(3.0, gain=0.1, seen={0: (10.0, 5.0)})
     low.advance()
     assert low.value == pytest.approx(0.105) and low.kept == pytest.approx(0.005)
-    assert not price.of_decisions(torch.zeros(2, 3, dtype=torch.long), torch.ones(2, 3)).any()  # no size to prefer
+    # no size to prefer
+    assert not length_reward.of_decisions(torch.zeros(2, 3, dtype=torch.long), torch.ones(2, 3)).any()
 
 
 def test_impossible_together(tmp_path):
@@ -186,17 +188,17 @@ def test_impossible_together(tmp_path):
     assert not needs_sound([RangePenalty([2]), faster, located]) and needs_sound([located, WERReward(ToyRecognizer())])
 
 
-@pytest.mark.parametrize("draws", [1, 3])
-def test_a_coherence_is_taken_along_and_stays_as_it_is(tmp_path, draws):
+@pytest.mark.parametrize("num_candidates", [1, 3])
+def test_a_chunk_scorer_is_taken_along_and_stays_as_it_is(tmp_path, num_candidates):
     """It is read at every decision, comes back with checkpoints, and no reward changes it. Of several chunks drawn side
     by side draw and size are one action."""
     base, checksum = ToyDecoder(), "toy"
     base.checksum = lambda: checksum
     torch.manual_seed(0)
-    coherence = Coherence(CoherenceConfig(base.config.hidden_size, 4, base.config.output_size, 4, 8, checksum))
-    coherence.save_pretrained(tmp_path / "coherence")
-    settings = {**RUN, "max_steps": 2, "policy_reads": "candidates", "policy_coherence": str(tmp_path / "coherence"),
-                "draws": draws}
+    chunk_scorer = ChunkScorer(ChunkScorerConfig(base.config.hidden_size, 4, base.config.output_size, 4, 8, checksum))
+    chunk_scorer.save_pretrained(tmp_path / "chunk_scorer")
+    settings = {**RUN, "max_steps": 2, "policy_reads": "candidates", "chunk_scorer": str(tmp_path / "chunk_scorer"),
+                "num_candidates": num_candidates}
     config = DCPOConfig(output_dir=str(tmp_path / "out"), **settings)
     policy = make_policy(config, base, checksum)
     start = policy.score(None, torch.tensor([[[-1.0, 0, 0, 0.5], [-2.0, 0, 0, -3.0], [0, 0, 0, 0], [0, 0, 0, 0]]]))[0]
@@ -205,21 +207,21 @@ def test_a_coherence_is_taken_along_and_stays_as_it_is(tmp_path, draws):
                           decoder=base, vocoder=ToyVocoder(), recognizer=ToyRecognizer())
     scores = policy.scores.linear.weight.clone()
     batch = trainer._rollouts(next(iter(trainer.get_train_dataloader()))).batch
-    assert batch.candidates.shape[2:] == (draws, 4, 4) and batch.candidates[..., 3].abs().max() > 0
-    law = law_of(trainer.rollout_policy, batch)
-    assert law.shape[-1] == 4 * draws and bool((batch.actions >= 4).any()) == (draws > 1)
+    assert batch.candidates.shape[2:] == (num_candidates, 4, 4) and batch.candidates[..., 3].abs().max() > 0
+    probs = log_probs_of(trainer.rollout_policy, batch)
+    assert probs.shape[-1] == 4 * num_candidates and bool((batch.actions >= 4).any()) == (num_candidates > 1)
     for row, record in enumerate(batch.records):
         said = record.result.action_log_probs
-        taken = law[row].gather(-1, batch.actions[row, :, None])[: len(said), 0]
+        taken = probs[row].gather(-1, batch.actions[row, :, None])[: len(said), 0]
         assert taken.tolist() == pytest.approx(said, abs=1e-4)
     trainer.train()
     assert not torch.equal(policy.scores.linear.weight, scores)
     trained = ChunkPolicy.from_pretrained(tmp_path / "out" / "checkpoint-2")
-    assert trained.coherence.checksum() == coherence.checksum() and trained.config.features == 4
+    assert trained.chunk_scorer.checksum() == chunk_scorer.checksum() and trained.config.features == 4
     with pytest.raises(ConfigError, match="sees candidates"):
         make_policy(DCPOConfig(output_dir=str(tmp_path / "x"), **{**settings, "policy_reads": "hidden"}), base, "")
-    alone = make_policy(DCPOConfig(output_dir=str(tmp_path / "y"), **{**settings, "policy_coherence": ""}), base, "")
+    alone = make_policy(DCPOConfig(output_dir=str(tmp_path / "y"), **{**settings, "chunk_scorer": ""}), base, "")
     first = alone.score(None, torch.tensor([[[-1.0, 0, 0], [-2.0, 0, 0], [0, 0, 0], [0, 0, 0]]]))[0]
     assert first[:2].tolist() == pytest.approx([-2.0, -4.0])  # the rule-based policy
-    with pytest.raises(CheckpointError, match="train-coherence"):
+    with pytest.raises(CheckpointError, match="train-chunk-scorer"):
         make_policy(config, base, "another")

@@ -1,4 +1,4 @@
-"""Credit by decision: by hand, by statistics, and through the rewards that say where they were lost."""
+"""Credit by decision: rule-based, by statistics, and through the rewards that say where they were lost."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def test_a_run_begins_with_a_policy_that_is_given(tmp_path):
     assert all(torch.equal(a, b) for a, b in zip(begun.parameters(), policy.parameters(), strict=True))
     with pytest.raises(CheckpointError, match="was trained for the decoder"):
         make_policy(DCPOConfig(**settings), base, tiny_decoder(seed=1).checksum())
-    for name, value in (("range_prior", 1.0), ("policy_coherence", "starter")):
+    for name, value in (("range_prior", 1.0), ("chunk_scorer", "starter")):
         with pytest.raises(ConfigError, match=name):
             make_policy(DCPOConfig(**settings, **{name: value}), base, checksum)
 
@@ -112,8 +112,8 @@ def test_rollouts_follow_their_orders_and_keep_what_updates_need():
         assert record.wave is None and record.result.hidden is None  # nothing heavy outlives the step
     assert batch.forced.tolist() == [True, True, False, False] * 5
     # the incremental decisions of the rollout are those of one parallel pass over the stored states
-    law = policy(batch.hidden, batch.positions)
-    taken = objective.taken(law, batch.actions)
+    probs = policy(batch.hidden, batch.positions)
+    taken = objective.taken(probs, batch.actions)
     for i, record in enumerate(batch.records):
         count = len(record.result.actions)
         assert batch.mask[i].sum() == count and batch.mask[i, :count].all()
@@ -280,7 +280,7 @@ def test_dcpo_learns_a_schedule_that_beats_random_chunks(tmp_path):
 
 @pytest.mark.parametrize("switch", objective.FORCED_ROWS)
 def test_trainer_does_with_the_forced_half_what_it_is_told(tmp_path, switch):
-    """The loss of the first step, from its rollouts by hand (the ratio of a sampled decision is 1 there)."""
+    """The loss of the first step, from its rollouts rule-based (the ratio of a sampled decision is 1 there)."""
     trainer = toy_trainer(tmp_path, forced_rows=switch, num_train_epochs=1)
     trainer.state.num_train_epochs = 1
     inputs = next(iter(trainer.get_train_dataloader()))
@@ -693,8 +693,8 @@ def test_log_probabilities_of_rollouts_are_those_that_are_computed_again(tmp_pat
     inputs = next(iter(trainer.get_train_dataloader()))
     trainer.state.num_train_epochs = 1
     batch = trainer._rollouts(inputs).batch
-    law = trainer.rollout_policy(batch.hidden, batch.positions)
-    again = objective.taken(law, batch.actions)
+    probs = trainer.rollout_policy(batch.hidden, batch.positions)
+    again = objective.taken(probs, batch.actions)
     said = torch.zeros_like(again)
     for i, record in enumerate(batch.records):
         said[i, : len(record.result.action_log_probs)] = torch.tensor(record.result.action_log_probs)

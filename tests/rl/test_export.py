@@ -14,7 +14,7 @@ from tiny_decoders import tiny_decoder
 from dcar.decoding import ChunkMethod, PolicyChunk, Prompt, decode
 from dcar.errors import CheckpointError, ConfigError
 from dcar.sampling import SamplingConfig
-from heads.coherence import Coherence, CoherenceConfig
+from heads.chunk_scorer import ChunkScorer, ChunkScorerConfig
 from heads.policy import ChunkPolicy, ChunkPolicyConfig, shape_of
 from rl.export import ServingStep, export_program, main
 
@@ -77,10 +77,10 @@ def test_program_computes_the_same_with_torch_alone(run, tmp_path):
 import sys, torch
 torch.set_num_threads(1)
 program = torch.export.load(sys.argv[1]).module()
-for hidden, lengths, actions, laws in torch.load(sys.argv[2]):
+for hidden, lengths, actions, distributions in torch.load(sys.argv[2]):
     a, l = program(hidden, lengths)
-    assert a.shape == actions.shape and l.shape == laws.shape
-    assert torch.allclose(a, actions, atol=1e-5) and torch.allclose(l, laws, atol=1e-4)
+    assert a.shape == actions.shape and l.shape == distributions.shape
+    assert torch.allclose(a, actions, atol=1e-5) and torch.allclose(l, distributions, atol=1e-4)
 assert not any(name.split(".")[0] in ("dcar", "heads", "rl") for name in sys.modules)
 print("same")
 """
@@ -100,11 +100,11 @@ def test_a_program_of_shared_heads(tmp_path, tie):
         assert torch.allclose(got, wanted, atol=1e-4)
 
 
-@pytest.mark.parametrize(("reads", "coherent"), [("candidates", False), ("both", False), ("candidates", True)])
-def test_a_program_of_a_policy_after_the_draw_and_its_card(tmp_path, reads, coherent):
+@pytest.mark.parametrize(("reads", "well-scored"), [("candidates", False), ("both", False), ("candidates", True)])
+def test_a_program_of_a_policy_after_the_draw_and_its_card(tmp_path, reads, best_of):
     """Decisions and tokens are those of decoding; the card's example runs with torch alone."""
     base = tiny_decoder()
-    held = shape_of(Coherence(CoherenceConfig(32, 4, base.config.output_size, 4, 8))) if coherent else {}
+    held = shape_of(ChunkScorer(ChunkScorerConfig(32, 4, base.config.output_size, 4, 8))) if best_of else {}
     policy = ChunkPolicy(ChunkPolicyConfig(32, 4, 16, 2, None, (2, 3), base.checksum(), "tiny@abc", reads=reads,
                                            sizes=(1, 2, 3), **held)).eval()
     torch.nn.init.normal_(policy.scores.outer.weight, std=2.0)
@@ -132,38 +132,38 @@ def test_a_program_of_a_policy_after_the_draw_and_its_card(tmp_path, reads, cohe
 def test_a_program_that_chooses_among_draws(tmp_path, reads):
     """Given the chunks that decoding drew, it chooses the same draw and size; the card says what goes in and out."""
     base = tiny_decoder()
-    held = shape_of(Coherence(CoherenceConfig(32, 4, base.config.output_size, 4, 8)))
+    held = shape_of(ChunkScorer(ChunkScorerConfig(32, 4, base.config.output_size, 4, 8)))
     policy = ChunkPolicy(ChunkPolicyConfig(32, 4, 16, 2, None, (2, 3), base.checksum(), "tiny@abc", reads=reads,
                                            sizes=(1, 2, 3), **held)).eval()
     torch.nn.init.normal_(policy.scores.outer.weight, std=2.0)
-    torch.nn.init.normal_(policy.coherence.output.weight, std=8.0)
+    torch.nn.init.normal_(policy.chunk_scorer.output.weight, std=8.0)
     policy.save_pretrained(tmp_path / "policy")
     base.save_pretrained(tmp_path / "base")
     out = tmp_path / "out"
-    main([f"run={tmp_path / 'policy'}", f"decoder={tmp_path / 'base'}", f"out={out}", "draws=5"])
+    main([f"run={tmp_path / 'policy'}", f"decoder={tmp_path / 'base'}", f"out={out}", "num_candidates=5"])
     program = torch.export.load(str(out / "serving.pt2")).module()
-    schedule, drawn = PolicyChunk(policy, draws=5), []
+    schedule, drawn = PolicyChunk(policy, num_candidates=5), []
     schedule.see = lambda session, logits, tokens: (
         drawn.append(tokens), PolicyChunk.see(schedule, session, logits, tokens))[1]
     (result,) = decode(base, [Prompt("a", (1, 2, 3, 4, 5), (1, 2))], ChunkMethod(schedule),
                        SamplingConfig(min_tokens=30, max_tokens=60), record_hidden=True)
-    assert len(set(result.draws)) > 2 and len(set(result.actions)) > 1  # else there was nothing to choose
+    assert len(set(result.chosen)) > 2 and len(set(result.actions)) > 1  # else there was nothing to choose
     spoken, inputs = [], []
     for position, chunks in zip(result.decision_positions, drawn, strict=True):
         noise = 1e4 * torch.nn.functional.one_hot(chunks, 13).float()  # so that these are drawn
         inputs.append((result.hidden[None, : position + 1], noise))
         actions, logits, tokens, draw = program(inputs[-1][0], torch.tensor([position + 1]), noise)
         n = len(inputs) - 1
-        assert (int(draw), int(actions.argmax()) + 1) == (result.draws[n], result.actions[n])
+        assert (int(draw), int(actions.argmax()) + 1) == (result.chosen[n], result.actions[n])
         assert actions.amax().item() == pytest.approx(result.action_log_probs[n], abs=1e-4)
-        assert tokens.tolist() == chunks[:, result.draws[n]].tolist()
+        assert tokens.tolist() == chunks[:, result.chosen[n]].tolist()
         spoken += tokens[0, : result.emitted[n]].tolist()
     assert spoken == result.tokens
     rows = list(range(min(4, len(inputs))))  # side by side, of other lengths
     hidden = torch.nn.utils.rnn.pad_sequence([inputs[n][0][0] for n in rows], batch_first=True)
     lengths = torch.tensor([inputs[n][0].shape[1] for n in rows])
     answers = program(hidden, lengths, torch.cat([inputs[n][1] for n in rows]))
-    assert answers[3].tolist() == result.draws[:len(rows)]
+    assert answers[3].tolist() == result.chosen[:len(rows)]
     assert (answers[0].argmax(-1) + 1).tolist() == result.actions[:len(rows)]
 
     example, done = example_of(out)
@@ -177,7 +177,8 @@ def test_a_program_that_chooses_among_draws(tmp_path, reads):
 
 
 @pytest.mark.parametrize(("more", "said"), [
-    (["draws=4"], "policy_coherence"), (["draws=0"], "≥ 1"), (["draws=4", "program=false"], "program=true")])
+    (["num_candidates=4"], "chunk_scorer"), (["num_candidates=0"], "≥ 1"),
+    (["num_candidates=4", "program=false"], "program=true")])
 def test_refuses_draws_that_nothing_chooses_among(run, more, said):
     with pytest.raises(ConfigError, match=said):
         export(run, *more)

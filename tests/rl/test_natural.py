@@ -11,13 +11,13 @@ from toy_world import ToyRecognizer
 
 from rl.natural import NaturalGradient, conjugate_gradients, fisher_product, flat, shaped
 from rl.rewards import WERReward
-from rl.trainer import law_of
+from rl.trainer import log_probs_of
 
 NATURAL = {"optimizer": "natural", "learning_rate": 0.2, "gradient_accumulation_steps": 2}
 
 
 class Softmax(nn.Module):
-    """A law over K actions of every decision, linear in features [M, K, F] that differ by `scale` in size."""
+    """A distribution over K actions of every decision, linear in features [M, K, F] that differ by `scale` in size."""
 
     def __init__(self, features: torch.Tensor, scale: float = 1.0):
         super().__init__()
@@ -34,18 +34,18 @@ def features(decisions: int = 200, actions: int = 5, size: int = 4) -> torch.Ten
     return torch.randn(decisions, actions, size, generator=torch.Generator().manual_seed(0))
 
 
-def curvature_of(law: Softmax):
+def curvature_of(probs: Softmax):
     def curvature():
         with torch.enable_grad():
-            return fisher_product(law(), torch.mean, list(law.parameters()))
+            return fisher_product(probs(), torch.mean, list(probs.parameters()))
 
     return curvature
 
 
-def gradient(law: Softmax, advantages: torch.Tensor) -> None:
+def gradient(probs: Softmax, advantages: torch.Tensor) -> None:
     """Of minus the expected advantage [M, K]."""
-    law.zero_grad()
-    (-(law().exp() * advantages).sum(-1).mean()).backward()
+    probs.zero_grad()
+    (-(probs().exp() * advantages).sum(-1).mean()).backward()
 
 
 def test_conjugate_gradients_solve_a_system():
@@ -58,24 +58,24 @@ def test_conjugate_gradients_solve_a_system():
 
 
 def test_products_are_those_of_the_fisher_information():
-    law = Softmax(features())
-    present = law().detach().exp()
-    centred = law.features - (present.unsqueeze(-1) * law.features).sum(1, keepdim=True)  # gradient of log pi(a)
+    probs = Softmax(features())
+    present = probs().detach().exp()
+    centred = probs.features - (present.unsqueeze(-1) * probs.features).sum(1, keepdim=True)  # gradient of log pi(a)
     fisher = torch.einsum("ma,maf,mag->fg", present, centred, centred) / len(present)
-    product = curvature_of(law)()
+    product = curvature_of(probs)()
     for v in torch.eye(4):
         (found,) = product([v])
         assert torch.allclose(found, fisher @ v, atol=1e-5)
 
 
 @pytest.mark.parametrize("length", [0.05, 0.2])
-def test_a_step_moves_the_law_so_far_and_towards_the_advantages(length):
-    law = Softmax(features())
-    advantages = torch.randn(law().shape, generator=torch.Generator().manual_seed(1))
-    before = law().detach()
-    gradient(law, advantages)
-    NaturalGradient(law.parameters(), curvature_of(law), length, damping=1e-6).step()
-    after = law().detach()
+def test_a_step_moves_the_distribution_so_far_and_towards_the_advantages(length):
+    probs = Softmax(features())
+    advantages = torch.randn(probs().shape, generator=torch.Generator().manual_seed(1))
+    before = probs().detach()
+    gradient(probs, advantages)
+    NaturalGradient(probs.parameters(), curvature_of(probs), length, damping=1e-6).step()
+    after = probs().detach()
     kl = (before.exp() * (before - after)).sum(-1).mean()
     assert float(kl) == pytest.approx(length**2 / 2, rel=0.15)
     gained = ((after.exp() - before.exp()) * advantages).sum(-1).mean()
@@ -88,33 +88,34 @@ def test_a_step_moves_the_law_so_far_and_towards_the_advantages(length):
     assert gained > ((euclidean().exp() - before.exp()) * advantages).sum(-1).mean() > 0
 
 
-def test_weights_in_other_units_give_the_same_law():
+def test_weights_in_other_units_give_the_same_distribution():
     """Features up to a hundred times as large: the step of Adam would be another one."""
     advantages = torch.randn(200, 5, generator=torch.Generator().manual_seed(1))
-    laws = []
+    all_probs = []
     for scale in (1.0, 100.0):
-        law = Softmax(features(), scale).double()
-        law.features = law.features.double()
-        gradient(law, advantages.double())
-        NaturalGradient(law.parameters(), curvature_of(law), 0.2, damping=1e-12, iterations=200).step()
-        laws.append(law().detach())
-    assert torch.allclose(laws[0], laws[1], atol=2e-2) and (laws[0] - Softmax(features())()).abs().max() > 0.1
+        probs = Softmax(features(), scale).double()
+        probs.features = probs.features.double()
+        gradient(probs, advantages.double())
+        NaturalGradient(probs.parameters(), curvature_of(probs), 0.2, damping=1e-12, iterations=200).step()
+        all_probs.append(probs().detach())
+    assert torch.allclose(all_probs[0], all_probs[1], atol=2e-2)
+    assert (all_probs[0] - Softmax(features())()).abs().max() > 0.1
 
 
 def test_nothing_moves_where_nothing_is_learned():
-    law = Softmax(features())
-    before = law.weight.detach().clone()
-    optimizer = NaturalGradient(law.parameters(), curvature_of(law), 0.2)
+    probs = Softmax(features())
+    before = probs.weight.detach().clone()
+    optimizer = NaturalGradient(probs.parameters(), curvature_of(probs), 0.2)
     optimizer.step()  # no gradient
-    gradient(law, torch.zeros(200, 5))
+    gradient(probs, torch.zeros(200, 5))
     optimizer.step()  # all alike
-    assert torch.equal(law.weight, before)
+    assert torch.equal(probs.weight, before)
     two = [nn.Parameter(torch.zeros(2)), nn.Parameter(torch.ones(3, 1))]
     assert [t.tolist() for t in shaped(flat(two), two)] == [t.tolist() for t in two]
 
 
 @pytest.mark.parametrize("reads", ["hidden", "candidates", "both"])
-def test_stage_two_moves_the_law_by_what_was_asked(tmp_path, reads):
+def test_stage_two_moves_the_distribution_by_what_was_asked(tmp_path, reads):
     """One update, all micro-batches of a window together; the whole policy, attention and all."""
     trainer = trainer_of(tmp_path, [WERReward(ToyRecognizer())], reads, max_steps=1, **NATURAL)
     output = trainer.policy.scores.linear if reads == "candidates" else trainer.policy.output
@@ -126,7 +127,7 @@ def test_stage_two_moves_the_law_by_what_was_asked(tmp_path, reads):
     assert trainer.policy.checksum() != before and len(trainer._buffer) == 2
     kl = []
     for made in trainer._buffer.values():
-        old, new = law_of(trainer.rollout_policy, made.batch), law_of(trainer.policy, made.batch).detach()
+        old, new = log_probs_of(trainer.rollout_policy, made.batch), log_probs_of(trainer.policy, made.batch).detach()
         by_rollout = ((old.exp() * (old - new)).sum(-1) * made.batch.mask).sum(-1) / made.batch.mask.sum(-1)
         kl.append(float(by_rollout.mean()))
     assert sum(kl) / len(kl) == pytest.approx(NATURAL["learning_rate"] ** 2 / 2, rel=0.5)

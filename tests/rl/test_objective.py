@@ -10,20 +10,20 @@ import torch
 from accelerate import Accelerator
 from trl import GRPOTrainer
 
-from heads.policy import law_of_scores
+from heads.policy import log_probs_of_scores
 from rl import objective as o
 
 NAN = float("nan")
 
 
 def example(rollouts: int = 6, decisions: int = 5, actions: int = 4, seed: int = 0):
-    """Log-laws of a policy, the policy of the rollouts and a reference, actions, a ragged mask, advantages."""
+    """Log-probabilities of a policy, the policy of the rollouts and a reference, actions, a ragged mask, advantages."""
     g = torch.Generator().manual_seed(seed)
-    laws = [torch.randn(rollouts, decisions, actions, generator=g).double().log_softmax(-1) for _ in range(3)]
+    probs = [torch.randn(rollouts, decisions, actions, generator=g).double().log_softmax(-1) for _ in range(3)]
     taken = torch.randint(0, actions, (rollouts, decisions), generator=g)
     lengths = torch.randint(1, decisions + 1, (rollouts,), generator=g)
     mask = (torch.arange(decisions) < lengths[:, None]).double()
-    return laws[0].requires_grad_(), laws[1], laws[2], taken, mask, torch.randn(rollouts, generator=g).double()
+    return probs[0].requires_grad_(), probs[1], probs[2], taken, mask, torch.randn(rollouts, generator=g).double()
 
 
 def trl_loss(loss_type: str, log_probs, old, advantages, mask) -> torch.Tensor:
@@ -45,34 +45,34 @@ def trl_loss(loss_type: str, log_probs, old, advantages, mask) -> torch.Tensor:
 
 @pytest.mark.parametrize("loss_type", ["grpo", "bnpo", "dapo", "dr_grpo"])
 def test_loss_and_gradient_equal_those_of_trl(loss_type):
-    law, old_law, reference, actions, mask, advantages = example()
-    old = o.taken(old_law, actions)
+    probs, old_log_probs, reference, actions, mask, advantages = example()
+    old = o.taken(old_log_probs, actions)
     normalizer = {"dapo": mask.sum(), "dr_grpo": 50.0}.get(loss_type, 1.0)
-    ours = o.policy_loss(law, actions, old, reference, advantages, mask, torch.ones(6), epsilon=0.2,
+    ours = o.policy_loss(probs, actions, old, reference, advantages, mask, torch.ones(6), epsilon=0.2,
                          loss_type=loss_type, normalizer=normalizer).loss
-    mine = torch.autograd.grad(ours, law)[0]
-    theirs = trl_loss(loss_type, o.taken(law, actions), old, advantages, mask)
+    mine = torch.autograd.grad(ours, probs)[0]
+    theirs = trl_loss(loss_type, o.taken(probs, actions), old, advantages, mask)
     assert torch.allclose(ours, theirs) and ours.abs() > 1e-3
-    assert torch.allclose(mine, torch.autograd.grad(theirs, law)[0])
+    assert torch.allclose(mine, torch.autograd.grad(theirs, probs)[0])
 
 
 def test_exact_kl_is_the_expectation_of_the_sampled_estimator():
-    law, _, reference, *_ = example()
-    law = law.detach()
-    difference = reference - law
+    probs, _, reference, *_ = example()
+    probs = probs.detach()
+    difference = reference - probs
     k3 = difference.exp() - difference - 1  # the estimator that GRPO takes at the sampled action
-    assert torch.allclose(o.exact_kl(law, reference), (law.exp() * k3).sum(-1))
-    assert (o.exact_kl(law, reference) >= 0).all()
-    assert torch.allclose(o.exact_kl(law, law), torch.zeros(()).double())
+    assert torch.allclose(o.exact_kl(probs, reference), (probs.exp() * k3).sum(-1))
+    assert (o.exact_kl(probs, reference) >= 0).all()
+    assert torch.allclose(o.exact_kl(probs, probs), torch.zeros(()).double())
     assert torch.allclose(o.entropy(torch.zeros(4).log_softmax(-1)), torch.tensor(4.0).log())
 
 
 def test_kl_enters_with_its_weight_and_grows_from_zero():
-    law, _, reference, actions, mask, advantages = example()
-    old = o.taken(law, actions).detach()
-    plain, with_kl = (o.policy_loss(law, actions, old, reference, advantages, mask, torch.ones(6), beta=b)
+    probs, _, reference, actions, mask, advantages = example()
+    old = o.taken(probs, actions).detach()
+    plain, with_kl = (o.policy_loss(probs, actions, old, reference, advantages, mask, torch.ones(6), beta=b)
                       for b in (0.0, 0.3))
-    kl = o.aggregate(o.exact_kl(law, reference), mask, torch.ones(6))
+    kl = o.aggregate(o.exact_kl(probs, reference), mask, torch.ones(6))
     assert torch.allclose(with_kl.loss - plain.loss, 0.3 * kl)
     assert [o.kl_weight(0.04, e, 3) for e in range(3)] == [0, 0.02, 0.04]
     assert o.kl_weight(0.04, 0, 1) == 0
@@ -99,11 +99,11 @@ def test_missing_rewards_count_nowhere():
     assert out.values[[1, 4, 5, 6, 7, 8, 9, 10, 11]].tolist() == [0] * 9
     assert out.valid.tolist() == [True, False, True, True] + [False] * 7 + [True]
     assert out.zero_std.tolist() == [False, True, True]
-    law, _, reference, actions, mask, _ = example(12)
+    probs, _, reference, actions, mask, _ = example(12)
     weights = o.rollout_weights(torch.zeros(12, dtype=torch.bool), out.valid, "policy_ratio")
-    old = o.taken(law, actions).detach()
-    loss = o.policy_loss(law, actions, old, reference, out.values.double(), mask, weights).loss
-    gradient = torch.autograd.grad(loss, law)[0]
+    old = o.taken(probs, actions).detach()
+    loss = o.policy_loss(probs, actions, old, reference, out.values.double(), mask, weights).loss
+    gradient = torch.autograd.grad(loss, probs)[0]
     assert gradient.isfinite().all()
     assert gradient[~out.valid].abs().sum() == 0 and gradient[0].abs().sum() > 0
 
@@ -112,60 +112,62 @@ def test_a_group_without_spread_teaches_nothing():
     # the mean of 0.1 three times over is not 0.1 in floating point: the spread is tiny instead of zero
     out = o.group_advantages(torch.full((6,), 0.1), 3)
     assert out.zero_std.all() and out.values.abs().sum() == 0
-    law, _, reference, actions, mask, _ = example()
-    old = o.taken(law, actions).detach()
-    loss = o.policy_loss(law, actions, old, reference, out.values, mask, torch.ones(6)).loss
-    assert torch.autograd.grad(loss, law)[0].abs().sum() == 0  # a backward pass exists, and it is zero
+    probs, _, reference, actions, mask, _ = example()
+    old = o.taken(probs, actions).detach()
+    loss = o.policy_loss(probs, actions, old, reference, out.values, mask, torch.ones(6)).loss
+    assert torch.autograd.grad(loss, probs)[0].abs().sum() == 0  # a backward pass exists, and it is zero
 
 
 def test_nothing_left_to_learn_still_has_a_backward_pass():
-    law, _, reference, actions, mask, advantages = example()
+    probs, _, reference, actions, mask, advantages = example()
     for loss_type in o.LOSS_TYPES:
-        loss = o.policy_loss(law, actions, o.taken(law, actions).detach(), reference, advantages, mask, torch.zeros(6),
+        loss = o.policy_loss(probs, actions, o.taken(probs, actions).detach(), reference, advantages, mask,
+                             torch.zeros(6),
                              loss_type=loss_type, beta=0.1).loss
-        assert loss.item() == 0 and torch.autograd.grad(loss, law)[0].abs().sum() == 0
+        assert loss.item() == 0 and torch.autograd.grad(loss, probs)[0].abs().sum() == 0
 
 
 def test_first_inner_step_has_ratio_one_and_the_clip_bites_later():
-    law, old_law, reference, actions, mask, advantages = example()
-    first = o.policy_loss(law, actions, o.taken(law, actions).detach(), reference, advantages, mask, torch.ones(6))
+    probs, old_log_probs, reference, actions, mask, advantages = example()
+    first = o.policy_loss(probs, actions, o.taken(probs, actions).detach(), reference, advantages, mask, torch.ones(6))
     assert torch.allclose(first.ratio, torch.ones(()).double()) and not first.clipped.any()
-    later = o.policy_loss(law, actions, o.taken(old_law, actions), reference, advantages, mask, torch.ones(6))
+    later = o.policy_loss(probs, actions, o.taken(old_log_probs, actions), reference, advantages, mask, torch.ones(6))
     assert later.clipped.any()
-    ratio = (o.taken(law, actions) - o.taken(old_law, actions)).exp()
-    gradient = torch.autograd.grad(o.clipped_surrogate(ratio, advantages, 0.2).sum(), law)[0]
+    ratio = (o.taken(probs, actions) - o.taken(old_log_probs, actions)).exp()
+    gradient = torch.autograd.grad(o.clipped_surrogate(ratio, advantages, 0.2).sum(), probs)[0]
     assert gradient[later.clipped].abs().sum() == 0 and gradient[~later.clipped].abs().sum() > 0
     assert ratio.detach().allclose(later.ratio)
 
 
 @pytest.mark.parametrize("switch", o.FORCED_ROWS)
 def test_what_the_forced_half_does(switch):
-    law, old_law, reference, actions, mask, advantages = example()
+    probs, old_log_probs, reference, actions, mask, advantages = example()
     forced = torch.tensor([True, True, True, False, False, False])
     weights = o.rollout_weights(forced, torch.ones(6, dtype=torch.bool), switch)
-    old = o.taken(old_law, actions)
+    old = o.taken(old_log_probs, actions)
     behaviour = o.behaviour_log_probs(old, forced, switch)
-    out = o.policy_loss(law, actions, behaviour, reference, advantages, mask, weights, epsilon=100.0)
-    gradient = torch.autograd.grad(out.loss, law)[0].abs().sum((1, 2))
+    out = o.policy_loss(probs, actions, behaviour, reference, advantages, mask, weights, epsilon=100.0)
+    gradient = torch.autograd.grad(out.loss, probs)[0].abs().sum((1, 2))
     assert (gradient[3:] > 0).all()
     if switch == "baseline_only":
         assert gradient[:3].sum() == 0  # only in the group's mean and std
-        alone = o.policy_loss(law[3:], actions[3:], old[3:], reference[3:], advantages[3:], mask[3:], torch.ones(3),
+        alone = o.policy_loss(probs[3:], actions[3:], old[3:], reference[3:], advantages[3:], mask[3:], torch.ones(3),
                               epsilon=100.0)
         assert torch.allclose(out.loss, alone.loss)
     else:
         assert (gradient[:3] > 0).all()
-        expected = o.taken(law, actions).exp() if switch == "behaviour_one" else (o.taken(law, actions) - old).exp()
+        expected = o.taken(probs, actions).exp() if switch == "behaviour_one" else (o.taken(probs, actions) - old).exp()
         assert torch.allclose(out.ratio[:3], expected[:3].detach())
-    assert torch.allclose(out.ratio[3:], (o.taken(law, actions) - old).exp()[3:].detach())
+    assert torch.allclose(out.ratio[3:], (o.taken(probs, actions) - old).exp()[3:].detach())
 
 
 def test_a_collapsed_policy_gives_no_nan():
-    law = torch.tensor([[[0.0, -200.0]]]).log_softmax(-1).requires_grad_()
+    probs = torch.tensor([[[0.0, -200.0]]]).log_softmax(-1).requires_grad_()
     old = torch.tensor([[-200.0]])
-    out = o.policy_loss(law, torch.tensor([[0]]), old, law.detach(), torch.zeros(1), torch.ones(1, 1), torch.ones(1),
+    out = o.policy_loss(probs, torch.tensor([[0]]), old, probs.detach(), torch.zeros(1), torch.ones(1, 1),
+                        torch.ones(1),
                         beta=0.1)
-    assert torch.autograd.grad(out.loss, law)[0].isfinite().all() and out.loss.isfinite()
+    assert torch.autograd.grad(out.loss, probs)[0].isfinite().all() and out.loss.isfinite()
 
 
 def test_a_two_sided_toy_finds_the_best_action():
@@ -174,10 +176,10 @@ def test_a_two_sided_toy_finds_the_best_action():
     logits = torch.zeros(5, requires_grad=True)
     optimiser = torch.optim.Adam([logits], lr=0.1)
     for _ in range(60):
-        law = logits.log_softmax(-1).expand(16, 1, 5)
-        actions = torch.multinomial(law[:, 0].exp(), 1)
+        probs = logits.log_softmax(-1).expand(16, 1, 5)
+        actions = torch.multinomial(probs[:, 0].exp(), 1)
         rewards = -(actions[:, 0] + 1 - 3).abs().double()
-        out = o.policy_loss(law, actions, o.taken(law, actions).detach(), law.detach(),
+        out = o.policy_loss(probs, actions, o.taken(probs, actions).detach(), probs.detach(),
                             o.group_advantages(rewards, 8).values, torch.ones(16, 1), torch.ones(16))
         optimiser.zero_grad()
         out.loss.backward()
@@ -187,14 +189,14 @@ def test_a_two_sided_toy_finds_the_best_action():
 
 def test_advantages_of_decisions_equal_those_of_rollouts_where_they_are_alike():
     torch.manual_seed(0)
-    law, reference = torch.randn(4, 3, 5).log_softmax(-1), torch.randn(4, 3, 5).log_softmax(-1)
+    probs, reference = torch.randn(4, 3, 5).log_softmax(-1), torch.randn(4, 3, 5).log_softmax(-1)
     actions, mask, weights = torch.randint(5, (4, 3)), torch.ones(4, 3), torch.ones(4)
-    behaviour, advantages = o.taken(law, actions) + 0.3 * torch.randn(4, 3), torch.randn(4)
-    whole = o.policy_loss(law, actions, behaviour, reference, advantages, mask, weights)
-    each = o.policy_loss(law, actions, behaviour, reference, advantages[:, None].expand(4, 3), mask, weights)
+    behaviour, advantages = o.taken(probs, actions) + 0.3 * torch.randn(4, 3), torch.randn(4)
+    whole = o.policy_loss(probs, actions, behaviour, reference, advantages, mask, weights)
+    each = o.policy_loss(probs, actions, behaviour, reference, advantages[:, None].expand(4, 3), mask, weights)
     assert torch.equal(whole.loss, each.loss) and torch.equal(whole.clipped, each.clipped)
 
 
-def test_decision_law_is_a_law():
-    law = law_of_scores(torch.randn(2, 6, 3).half(), None)
-    assert law.dtype == torch.float32 and torch.allclose(law.exp().sum(-1), torch.ones(2, 6))
+def test_decision_distribution_is_a_distribution():
+    probs = log_probs_of_scores(torch.randn(2, 6, 3).half(), None)
+    assert probs.dtype == torch.float32 and torch.allclose(probs.exp().sum(-1), torch.ones(2, 6))

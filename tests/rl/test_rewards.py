@@ -19,7 +19,7 @@ from dcar.errors import AudioError, ConfigError, ServiceError
 from dcar.recognition.patient import Patience, PatientRecognizer
 from rl.data import RowItem
 from rl.hearing import GroundTruth, RolloutRecord, ground_truth_errors, synthesise
-from rl.metrics import Meter, add_decisions, scalars
+from rl.metrics import Metrics, add_decisions, scalars
 from rl.rewards import (
     CERReward,
     LikelihoodReward,
@@ -132,7 +132,7 @@ def test_vocoder_failures_and_bad_samples_are_missing_rewards():
 
 
 @pytest.mark.parametrize(("actions", "tokens", "expected"), [
-    ([1] * 10, 10, 0.1),  # worked by hand
+    ([1] * 10, 10, 0.1),  # worked rule-based
     ([7] * 10, 70, 0.1 * 4 / 7),
     ([2, 3, 2], 7, 0.0),
     ([1, 2, 5, 7], 15, 0.1 * (1 + 0 + 2 + 4) / 15),
@@ -222,25 +222,25 @@ def test_ground_truth_is_measured_once_and_kept(tmp_path):
 
 
 def test_meter_takes_means_once_at_the_end():
-    meter = Meter()
-    meter.add("wer", 1, 10)
-    meter.add("wer", 3, 10)
-    meter.add_values("reward", [1.0, float("nan"), 3.0])
-    meter.add_values("reward_forced", [float("nan")])
-    meter.add_max("ratio_max", 1.2)
-    meter.add_max("ratio_max", 1.1)
-    meter.add_counts("actions", [1, 3])
-    meter.add_counts("actions", [0, 4])
-    assert meter.drain() == {"wer": 0.2, "reward": 2.0, "ratio_max": 1.2, "actions": [0.125, 0.875]}
-    assert meter.drain() == {}
+    metrics = Metrics()
+    metrics.add("wer", 1, 10)
+    metrics.add("wer", 3, 10)
+    metrics.add_values("reward", [1.0, float("nan"), 3.0])
+    metrics.add_values("reward_forced", [float("nan")])
+    metrics.add_max("ratio_max", 1.2)
+    metrics.add_max("ratio_max", 1.1)
+    metrics.add_counts("actions", [1, 3])
+    metrics.add_counts("actions", [0, 4])
+    assert metrics.drain() == {"wer": 0.2, "reward": 2.0, "ratio_max": 1.2, "actions": [0.125, 0.875]}
+    assert metrics.drain() == {}
     assert scalars({"a": 1.0, "b": [0.25, 0.75]}) == {"a": 1.0, "b/1": 0.25, "b/2": 0.75}  # as trackers take them
 
 
 def test_a_process_without_prompts_has_no_decisions_to_add():
-    meter = Meter()
-    add_decisions(meter, [], [2, 3], 4)
-    meter.add_counts("action_histogram", [1, 0, 3, 0])  # of another process
-    assert meter.drain()["action_histogram"] == [0.25, 0, 0.75, 0]
+    metrics = Metrics()
+    add_decisions(metrics, [], [2, 3], 4)
+    metrics.add_counts("action_histogram", [1, 0, 3, 0])  # of another process
+    assert metrics.drain()["action_histogram"] == [0.25, 0, 0.75, 0]
 
 
 # --- rewards of a user's own ---------------------------------------------------------------------------------------

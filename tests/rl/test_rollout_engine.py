@@ -55,7 +55,7 @@ def roller(base=None, **changes) -> Roller:
 
 
 def same(got, expected) -> None:
-    """The whole record: tokens, decisions and where they were made, their law, hidden states."""
+    """The whole record: tokens, decisions and where they were made, their distribution, hidden states."""
     for a, b in zip(got.records, expected.records, strict=True):
         for name in ("tokens", "actions", "emitted", "decision_positions", "truncated", "target_passes", "method",
                      "prompt_length", "seed", "utterance_id"):
@@ -95,8 +95,8 @@ def test_every_rollout_is_made_with_the_policy_of_the_moment():
         rolling.load_state_dict(policy_of(seed + 5).state_dict())
         got = engine.collect(rolling, items, range(5), seed=1)
         same(got, loop.collect(rolling, items, range(5), seed=1))
-        law = rolling(got.hidden, got.positions)  # one pass over the stored states
-        taken = objective.taken(law, got.actions) * got.mask
+        probs = rolling(got.hidden, got.positions)  # one pass over the stored states
+        taken = objective.taken(probs, got.actions) * got.mask
         recorded = [torch.tensor(r.result.action_log_probs) for r in got.records]
         assert torch.allclose(taken, torch.nn.utils.rnn.pad_sequence(recorded, batch_first=True), atol=1e-4)
         actions.append([r.result.actions for r in got.records])

@@ -75,7 +75,7 @@ class Plan:
         if isinstance(schedule, FixedChunk):
             about: Hashable = schedule.size
         else:
-            about = schedule.mode, schedule.forced is not None, schedule.dial, schedule.draws
+            about = schedule.mode, schedule.forced is not None, schedule.dial, schedule.num_candidates
         return type(schedule), about, self.sampling, self.record_hidden
 
     def widths(self) -> tuple[int, ...]:

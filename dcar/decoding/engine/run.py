@@ -24,12 +24,12 @@ from torch import Tensor
 
 from dcar.decoding.batch import batch_of, check_prompt
 from dcar.decoding.chunks import ChunkMethod, FixedChunk, PolicyChunk, check_policy, choose_size
-from dcar.decoding.ends import law_error, length_limit
+from dcar.decoding.ends import distribution_error, length_limit
 from dcar.decoding.engine.plan import EngineConfig, Job, Plan, Progress
 from dcar.decoding.engine.steps import EngineSteps, Slot, no_memory, why_not
 from dcar.decoding.fast.graphs import StepGraphs
 from dcar.decoding.records import DecodeResult, Prompt
-from dcar.errors import ConfigError, EngineError, LawError
+from dcar.errors import ConfigError, DistributionError, EngineError
 from dcar.model.draft import AnyDecoder
 from dcar.sampling import SamplingConfig, group_keys, uniform
 from heads.policy import ChunkPolicy
@@ -101,7 +101,7 @@ class StaticEngine(EngineSteps):
                     yield progress
         except (torch.OutOfMemoryError, RuntimeError) as error:
             raise no_memory(error, self.config, finished) from error
-        except (EngineError, LawError) as error:
+        except (EngineError, DistributionError) as error:
             error.finished = finished
             raise
 
@@ -120,14 +120,14 @@ class StaticEngine(EngineSteps):
 
     def _prepare(self, plan: Plan) -> None:
         rows = self.rows
-        for tensor in (rows.generated, rows.limits, rows.pending_counts, rows.lengths, rows.lawless):
+        for tensor in (rows.generated, rows.limits, rows.pending_counts, rows.lengths, rows.undefined_at):
             tensor.zero_()
         if plan.record_hidden and self.hidden is None:
             width = self.model.config.hidden_size
             self.hidden = torch.zeros(self.config.batch, self.capacity, width, device=self.device, dtype=self.dtype)
         seen = plan.schedule.candidates if plan.record_hidden else 0
         if seen and isinstance(plan.schedule, PolicyChunk):
-            shape = (self.config.batch, rows.emitted.shape[1], plan.schedule.draws, seen,
+            shape = (self.config.batch, rows.emitted.shape[1], plan.schedule.num_candidates, seen,
                      plan.schedule.policy.config.features)
             if self.candidates is None or self.candidates.shape != shape:
                 if self.candidates is not None:  # graphs write to it where it was
@@ -150,7 +150,7 @@ class StaticEngine(EngineSteps):
         r, schedule, rows = self.rows, plan.schedule, free[: len(jobs)]
         where, origins = (torch.tensor(x, device=self.device) for x in (rows, [unique[id(j.prompt)] for j in jobs]))
         self.cache.copy_rows(where, reference, origins)
-        log_law: Tensor | None = None
+        log_probs: Tensor | None = None
         if isinstance(schedule, PolicyChunk):
             reader = self.model.policy_reader(schedule.policy, hidden, hidden.shape[1])
             reading = reader.read(hidden, lengths)
@@ -158,7 +158,7 @@ class StaticEngine(EngineSteps):
                 self.policy_cache.copy_rows(where, reader.cache, origins)
                 r.reading[where] = reading[origins]
             if not schedule.candidates:
-                log_law = reader.law(reading, None, schedule.dial)
+                log_probs = reader.log_probs(reading, None, schedule.dial)
         given = lengths[origins].tolist()
         for job, row, p in zip(jobs, rows, given, strict=True):
             slots[row] = Slot(job, p, p)
@@ -168,7 +168,7 @@ class StaticEngine(EngineSteps):
         r.origin[where] = reference.origin[origins]
         r.last_hidden[where] = hidden[origins, lengths[origins] - 1]
         r.limits[where] = torch.tensor([length_limit(j.prompt, plan.sampling) for j in jobs], device=self.device)
-        for tensor in (r.generated, r.passes, r.pending_counts, r.lawless):
+        for tensor in (r.generated, r.passes, r.pending_counts, r.undefined_at):
             tensor[where] = 0
         r.ended[where] = False
         self._draw(jobs, where, plan)
@@ -177,10 +177,10 @@ class StaticEngine(EngineSteps):
         else:
             r.forced[where] = torch.tensor([schedule.forced_size(j.prompt.utterance_id, j.member) for j in jobs],
                                            device=self.device)
-        if isinstance(schedule, PolicyChunk) and log_law is not None:
-            draws = None if schedule.mode == "greedy" else r.action_draws[where, 0]
+        if isinstance(schedule, PolicyChunk) and log_probs is not None:
+            u = None if schedule.mode == "greedy" else r.action_draws[where, 0]
             forced = None if schedule.forced is None else r.forced[where]
-            r.sizes[where], r.log_probs[where] = choose_size(log_law[origins], draws, forced)
+            r.sizes[where], r.log_probs[where] = choose_size(log_probs[origins], u, forced)
 
     def _check_room(self, prompt: Prompt, plan: Plan) -> None:
         check_prompt(prompt, self.model.config)
@@ -207,13 +207,13 @@ class StaticEngine(EngineSteps):
     def _look(self, slots: list[Slot | None], plan: Plan, stream: bool) -> Iterator[Progress]:
         """Which rows have finished, and what is new; tightens the bound on the columns."""
         r = self.rows
-        generated, limits, lengths, sizes, lawless = torch.stack(
-            (r.generated, r.limits, r.lengths, r.sizes, r.lawless)).tolist()
+        generated, limits, lengths, sizes, undefined_at = torch.stack(
+            (r.generated, r.limits, r.lengths, r.sizes, r.undefined_at)).tolist()
         for row, slot in enumerate(slots):
             if slot is None:
                 continue
-            if lawless[row]:
-                raise law_error(slot.job.prompt.utterance_id, lawless[row] - 1)
+            if undefined_at[row]:
+                raise distribution_error(slot.job.prompt.utterance_id, undefined_at[row] - 1)
             slot.length = lengths[row]
             slot.wanted = min(sizes[row], limits[row] - generated[row])
             done = generated[row] >= limits[row]
@@ -244,7 +244,8 @@ class StaticEngine(EngineSteps):
             hidden=hidden, prompt_length=slot.prompt_length,
             candidates=self.candidates[row, :passes].clone()
             if plan.record_hidden and schedule.candidates and self.candidates is not None else None,
-            draws=r.draws[row, :passes].tolist() if isinstance(schedule, PolicyChunk) and schedule.draws > 1 else [])
+            chosen=(r.chosen[row, :passes].tolist()
+                    if isinstance(schedule, PolicyChunk) and schedule.num_candidates > 1 else []))
 
     def _compact(self, slots: list[Slot | None], used: int) -> int:
         """Nothing waits any more: once half of the rows are empty, move the others together (not under graphs, whose

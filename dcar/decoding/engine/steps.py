@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from dcar.decoding.chunks import FixedChunk, PolicyChunk, choose_end, choose_size
-from dcar.decoding.ends import no_law, up_to_end
+from dcar.decoding.ends import no_distribution, up_to_end
 from dcar.decoding.engine.plan import EngineConfig, Job, Plan
 from dcar.decoding.fast.columns import real_positions, round_up
+from dcar.decoding.fast.distributions import tokens_of
 from dcar.decoding.fast.graphs import StepGraphs
-from dcar.decoding.fast.laws import draws_of
 from dcar.decoding.fast.passes import Passes
 from dcar.decoding.fast.policy import FusedPolicy
 from dcar.decoding.fast.stack import own_layers, weights_signature
@@ -46,8 +46,8 @@ class Rows:
         self.sizes = torch.ones(batch, dtype=torch.long, device=device)  # decided, not yet spoken
         self.draw = whole(batch)  # which of several chunks drawn side by side is spoken
         self.log_probs = torch.zeros(batch, device=device)
-        # lawless: 1 + the first position that had no distribution, or 0
-        self.forced, self.lawless = whole(batch), whole(batch)
+        # undefined: 1 + the first position that had no distribution, or 0
+        self.forced, self.undefined_at = whole(batch), whole(batch)
         self.ended = torch.zeros(batch, dtype=torch.bool, device=device)  # by EOS
         self.pending, self.pending_counts = whole(batch, heads), whole(batch)
         self.last_hidden = torch.zeros(batch, width, device=device, dtype=dtype)
@@ -56,7 +56,7 @@ class Rows:
         self.small = list(vars(self).values())
         self.tokens = whole(batch, room)
         # by pass
-        self.emitted, self.actions, self.draws = whole(batch, room + 1), whole(batch, room + 1), whole(batch, room + 1)
+        self.emitted, self.actions, self.chosen = whole(batch, room + 1), whole(batch, room + 1), whole(batch, room + 1)
         self.policy_log_probs = torch.zeros(batch, room + 1, device=device)
         self.token_draws = torch.zeros(batch, room, dtype=torch.float64, device=device)
         self.action_draws = torch.zeros(batch, room, dtype=torch.float64, device=device)
@@ -239,11 +239,11 @@ class EngineSteps:
         logits = self.passes.heads(r.last_hidden, width)  # [n, k, V + 1]
         schedule = plan.schedule
         deciding = schedule if isinstance(schedule, PolicyChunk) and schedule.candidates else None  # after the draw
-        u = shifted(r.token_draws.gather(1, position), 1 if deciding is None else deciding.draws)  # [n, k, N]
+        u = shifted(r.token_draws.gather(1, position), 1 if deciding is None else deciding.num_candidates)  # [n, k, N]
         forbidden = position < plan.sampling.min_tokens if forbid else None
-        drawn, law = draws_of(logits, u, plan.sampling, forbidden, eos)
-        if law is not None:
-            self._check_law(r, law, r.generated < r.limits)
+        drawn, probs = tokens_of(logits, u, plan.sampling, forbidden, eos)
+        if probs is not None:
+            self._check_distribution(r, probs, r.generated < r.limits)
         chunks = drawn.mT  # [n, N, k]
         if deciding is not None:
             started = self.clock()
@@ -260,7 +260,7 @@ class EngineSteps:
             r.actions.scatter_(1, step, r.sizes[:, None])
         if isinstance(plan.schedule, PolicyChunk):
             r.policy_log_probs.scatter_(1, step, r.log_probs[:, None])
-            r.draws.scatter_(1, step, r.draw[:, None])
+            r.chosen.scatter_(1, step, r.draw[:, None])
         r.passes += asked > 0
         r.generated += counts
         r.ended |= ended
@@ -291,9 +291,10 @@ class EngineSteps:
         r.lengths += counts
 
     @staticmethod
-    def _check_law(r: Rows, law: Tensor, alive: Tensor) -> None:
+    def _check_distribution(r: Rows, probs: Tensor, alive: Tensor) -> None:
         """Note the rows [n] of distributions [n, …, V] that are none, among those that are alive."""
-        r.lawless.copy_(torch.where(no_law(law) & alive & (r.lawless == 0), r.generated + 1, r.lawless))
+        first = no_distribution(probs) & alive & (r.undefined_at == 0)
+        r.undefined_at.copy_(torch.where(first, r.generated + 1, r.undefined_at))
 
     def _view(self, cache: KVCache, r: Rows, longest: int) -> KVCache:
         """The first rows of a cache, as the rows say that they are filled; `longest`: a bound on their lengths."""
@@ -314,9 +315,9 @@ class EngineSteps:
     def _decide(self, r: Rows, schedule: PolicyChunk) -> None:
         """Sizes of the next chunks, before they are drawn."""
         assert self.policy is not None
-        log_law = self.policy.law(r.reading, None, schedule.dial)
-        self._check_law(r, log_law.exp(), r.generated < r.limits)
-        sizes, log_probs = choose_size(log_law, self._draws(r, schedule), self._forced(r, schedule))
+        log_dist = self.policy.log_probs(r.reading, None, schedule.dial)
+        self._check_distribution(r, log_dist.exp(), r.generated < r.limits)
+        sizes, log_probs = choose_size(log_dist, self._numbers(r, schedule), self._forced(r, schedule))
         r.sizes.copy_(sizes)
         r.log_probs.copy_(log_probs)
 
@@ -327,9 +328,9 @@ class EngineSteps:
         assert self.policy is not None
         candidates = self.policy.see(r.last_hidden, logits, chunks)
         reading = None if self.policy_cache is None else r.reading
-        log_law = self.policy.law(reading, candidates, schedule.dial)
-        self._check_law(r, log_law.exp(), r.generated < r.limits)
-        sizes, log_probs, draw = choose_end(log_law, self._draws(r, schedule), self._forced(r, schedule), self.heads)
+        log_dist = self.policy.log_probs(reading, candidates, schedule.dial)
+        self._check_distribution(r, log_dist.exp(), r.generated < r.limits)
+        sizes, log_probs, draw = choose_end(log_dist, self._numbers(r, schedule), self._forced(r, schedule), self.heads)
         r.sizes.copy_(sizes)
         r.log_probs.copy_(log_probs)
         if draw is not None:
@@ -342,7 +343,7 @@ class EngineSteps:
         return draw
 
     @staticmethod
-    def _draws(r: Rows, schedule: PolicyChunk) -> Tensor | None:
+    def _numbers(r: Rows, schedule: PolicyChunk) -> Tensor | None:
         return None if schedule.mode == "greedy" else r.action_draws.gather(1, r.generated[:, None])[:, 0]
 
     @staticmethod

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dcar.decoding.fast.coherence import FusedCoherence
+from dcar.decoding.fast.chunk_scorer import FusedChunkScorer
 from dcar.decoding.fast.columns import CausalMask, Rotation, columns_of, real_positions, round_up
 from dcar.decoding.fast.graphs import StepGraphs
 from dcar.decoding.fast.policy import FastPolicyReader, FusedPolicy
@@ -30,7 +30,7 @@ from dcar.errors import ConfigError, EngineError
 from dcar.model.base import Decoder
 from dcar.model.car import CARDecoder
 from dcar.model.draft import AnyDecoder
-from heads.coherence import Coherence
+from heads.chunk_scorer import ChunkScorer
 from heads.layers import KVCache
 from heads.policy import ChunkPolicy
 
@@ -131,7 +131,7 @@ class FastDecoder:
         self._batch = 0  # number of the batch that they belong to
         self._inputs: dict[Hashable, _Inputs] = {}
         self._policies: dict[int, FusedPolicy] = {}  # by id of the policy, which they hold
-        self._coherences: dict[int, FusedCoherence] = {}  # by id of the coherence, of copies of them
+        self._coherences: dict[int, FusedChunkScorer] = {}  # by id of the chunk scorer, of copies of them
 
     def checksum(self) -> str:
         return self.model.checksum()
@@ -178,11 +178,11 @@ class FastDecoder:
             fused.load(policy)  # always: not every way of training moves the version counters of weights
         return FastPolicyReader(fused, hidden, capacity)
 
-    def log_ratios(self, coherence: Coherence) -> FusedCoherence:
-        """A coherence with the weights that it has now."""
-        fused = self._coherences.get(id(coherence))
-        if fused is None or not same_weights(fused.source, coherence):  # else as before, for every utterance
-            fused = self._coherences[id(coherence)] = FusedCoherence(copy.deepcopy(coherence))
+    def log_ratios(self, chunk_scorer: ChunkScorer) -> FusedChunkScorer:
+        """A chunk scorer with the weights that it has now."""
+        fused = self._coherences.get(id(chunk_scorer))
+        if fused is None or not same_weights(fused.source, chunk_scorer):  # else as before, for every utterance
+            fused = self._coherences[id(chunk_scorer)] = FusedChunkScorer(copy.deepcopy(chunk_scorer))
         return fused
 
     # --- graphs -------------------------------------------------------------------------------------------------

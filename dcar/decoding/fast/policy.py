@@ -11,18 +11,18 @@ from collections.abc import Hashable
 import torch
 from torch import Tensor, nn
 
-from dcar.decoding.fast.coherence import FusedCoherence
+from dcar.decoding.fast.chunk_scorer import FusedChunkScorer
 from dcar.decoding.fast.columns import CausalMask, Rotation, columns_of, real_positions
-from dcar.decoding.fast.laws import decision, features_of, kernels_of
+from dcar.decoding.fast.distributions import decision, features_of, kernels_of
 from dcar.decoding.fast.stack import Stack, same_weights, weights_signature
 from dcar.errors import ConfigError
-from heads.candidates import GAIN, EndScores, dialled, end_features, joint_law, over_draws
-from heads.coherence import coherent_features
+from heads.candidates import GAIN, EndScores, dialled, end_features, joint_log_probs, over_draws
+from heads.chunk_scorer import scored_features
 from heads.layers import KVCache
 from heads.policy import NEVER, ChunkPolicy, PolicyReader
 
 SHAPE = ("hidden_size", "num_actions", "layer_width", "num_attention_heads", "ffn_size", "reads", "sizes",
-         "score_width", "coherence_width", "coherence_embedding", "coherence_ids")
+         "score_width", "chunk_scorer_width", "chunk_scorer_embedding", "chunk_scorer_ids")
 
 
 class FusedEnds:
@@ -54,12 +54,12 @@ class FusedEnds:
             self._weight.copy_((self._linear @ weight).flatten(1))
             self._bias.copy_(bias.flatten())
 
-    def law(self, candidates: Tensor, reading: Tensor | None, dial: float) -> Tensor:
-        """Log-probs of draw and size [B, N K] as `heads.policy.PolicyReader.law` says it, of candidates
+    def log_probs(self, candidates: Tensor, reading: Tensor | None, dial: float) -> Tensor:
+        """Log-probs of draw and size [B, N K] as `heads.policy.PolicyReader.log_probs` says it, of candidates
         [B, N, reach, F]."""
         if reading is None and not len(self._outer) and (own := kernels_of(candidates)) is not None:
             return decision(own, candidates, self._weight, self._bias, self._actions, dial)
-        return joint_law(dialled(self(candidates, reading), dial), candidates)
+        return joint_log_probs(dialled(self(candidates, reading), dial), candidates)
 
     def __call__(self, candidates: Tensor, reading: Tensor | None) -> Tensor:
         """candidates [B, N, reach, F], reading [B, width] or none -> scores [B, N, K], float32."""
@@ -105,7 +105,7 @@ class FusedPolicy:
         self._loaded = True
         if self._ends is not None and own.scores is not None:
             self._ends.load(own.scores)
-        self._coherence = None if own.coherence is None else FusedCoherence(own.coherence)
+        self._chunk_scorer = None if own.chunk_scorer is None else FusedChunkScorer(own.chunk_scorer)
         if own.layer is not None:
             self._stack = Stack([own.layer], (own.output_norm, own.output), (own.input_norm, own.input))
 
@@ -143,13 +143,13 @@ class FusedPolicy:
 
     def see(self, hidden: Tensor, logits: Tensor, tokens: Tensor) -> Tensor:
         """As `ChunkPolicy.see`."""
-        return coherent_features(self._coherence, hidden, logits, tokens, features_of)
+        return scored_features(self._chunk_scorer, hidden, logits, tokens, features_of)
 
-    def law(self, reading: Tensor | None, candidates: Tensor | None = None, dial: float = 0.0) -> Tensor:
-        """As `heads.policy.PolicyReader.law`."""
+    def log_probs(self, reading: Tensor | None, candidates: Tensor | None = None, dial: float = 0.0) -> Tensor:
+        """As `heads.policy.PolicyReader.log_probs`."""
         if self._ends is None or candidates is None:
-            return self._own.law(reading, candidates, dial)
-        return self._ends.law(candidates, reading, dial)
+            return self._own.log_probs(reading, candidates, dial)
+        return self._ends.log_probs(candidates, reading, dial)
 
 
 class FastPolicyReader(PolicyReader):

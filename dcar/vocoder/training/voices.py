@@ -3,8 +3,8 @@
 A mean of absolute differences over frames hardly counts what makes a voice, and the model drifts to the nearest voices
 that it knows. The loss is the speaker consistency loss of YourTTS (Casanova et al. 2022, eq. 1) on spectrograms: one
 minus the cosine of the embeddings of what is said and of what was recorded. The same encoder measures similarity of
-voices, so that similarity is no independent figure for a vocoder trained so; `dcar analyse what=vocoder` has a second one.
-Training only: nothing of it is exported.
+voices, so that similarity is no independent figure for a vocoder trained so; `dcar analyse what=vocoder` has a second
+one. Training only: nothing of it is exported.
 """
 
 from __future__ import annotations

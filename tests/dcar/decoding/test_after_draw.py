@@ -7,7 +7,7 @@ import pytest
 import torch
 from tiny_decoders import tiny_decoder
 
-from dcar.decoding import ChunkMethod, Confidence, FixedChunk, PolicyChunk, SureLast, decode
+from dcar.decoding import ChunkMethod, Confidence, EndOnConfident, FixedChunk, PolicyChunk, decode
 from dcar.decoding.engine.run import engine_for
 from dcar.decoding.fast.passes import fast
 from dcar.decoding.fast.policy import FusedEnds
@@ -42,8 +42,8 @@ def reference(model, prompt, method, sampling, seed):
                                      torch.tensor([ids.shape[1]]), torch.tensor([len(speech)]))
         logits = model.heads(hidden[0, -1], policy.config.reach)[None]
         place = len(tokens) + torch.arange(policy.config.reach)[None]
-        law = warp(logits, sampling, place < sampling.min_tokens, config.eos)
-        drawn = sample(law, torch.stack([uniform(key, "token", p[None])[0] for p in place[0]])[None])
+        probs = warp(logits, sampling, place < sampling.min_tokens, config.eos)
+        drawn = sample(probs, torch.stack([uniform(key, "token", p[None])[0] for p in place[0]])[None])
         seen = candidate_features(logits, drawn)
         scores = policy(hidden, torch.tensor([[ids.shape[1] - 1]]), seen[:, None])[0, 0]
         scores = (scores + method.dial * torch.arange(1, policy.config.num_actions + 1)).log_softmax(-1)
@@ -95,11 +95,11 @@ def test_loop_fast_passes_and_engine_agree(decoder, prompts, reads, batch, chunk
         engine = engine_for(decoder, prompts, sampling, batch=batch, policy=policy, chunks=chunks)
         for _ in range(2):  # a used engine is as good as a new one
             same(engine.decode(prompts, method, sampling, **how), expected)
-        for result in expected:  # the law recorded with the rollout is the one that it was drawn from
+        for result in expected:  # the distribution recorded with the rollout is the one that it was drawn from
             positions = torch.tensor([result.decision_positions])
-            law = policy(result.hidden[None], positions, result.seen_of_spoken[None])[0]
-            law = (law + dial * torch.arange(1, 5)).log_softmax(-1)
-            taken = law[torch.arange(len(result.actions)), torch.tensor(result.actions) - 1]
+            probs = policy(result.hidden[None], positions, result.seen_of_spoken[None])[0]
+            probs = (probs + dial * torch.arange(1, 5)).log_softmax(-1)
+            taken = probs[torch.arange(len(result.actions)), torch.tensor(result.actions) - 1]
             assert taken.tolist() == pytest.approx(result.action_log_probs, abs=1e-4)
 
 
@@ -142,13 +142,13 @@ def test_rules_by_hand(decoder, prompts):
     def confident(seen):
         return max([a for a in (1, 3, 4) if sum(s[1] for s in seen[:a]) >= -4.0], default=1)
 
-    for schedule, rule in ((SureLast([2, 3, 4]), sure), (Confidence([1, 3, 4], 4.0), confident)):
+    for schedule, rule in ((EndOnConfident([2, 3, 4]), sure), (Confidence([1, 3, 4], 4.0), confident)):
         results = decode(decoder, prompts, ChunkMethod(schedule), SAMPLING, seed=4, record_hidden=True)
         for result in results:
             assert result.actions == [rule(seen) for seen in result.seen_of_spoken.tolist()]
         assert len({a for r in results for a in r.actions}) > 1
     with pytest.raises(ConfigError, match="needs 9 heads"):
-        decode(decoder, prompts, ChunkMethod(SureLast([2, 9])), SAMPLING)
+        decode(decoder, prompts, ChunkMethod(EndOnConfident([2, 9])), SAMPLING)
     with pytest.raises(ConfigError, match="nats"):
         Confidence([2], 0.0)
 
@@ -158,8 +158,8 @@ def test_features_by_hand():
     seen = candidate_features(logits, torch.tensor([1, 1]))
     half = torch.tensor(0.5).log()
     assert torch.allclose(seen[0], torch.stack((half, half, -half)))
-    law = logits[1].log_softmax(-1)
-    assert torch.allclose(seen[1], torch.stack((law[1], law[0], -(law.exp() * law).sum())))
+    probs = logits[1].log_softmax(-1)
+    assert torch.allclose(seen[1], torch.stack((probs[1], probs[0], -(probs.exp() * probs).sum())))
     assert candidate_features(logits, torch.tensor([2, 1]))[0, 0] == -8.0 and seen.isfinite().all()
     ends = end_features(seen)
     assert ends.shape == (2, 15) and torch.equal(ends[0, :3], seen[0]) and torch.equal(ends[0, 3:6], seen[1])
@@ -183,12 +183,12 @@ def test_scores_of_all_ends_in_one_product(sizes, state):
 
 
 def test_begins_as_a_soft_rule(decoder, prompts):
-    """Ever more certain of the rule, a greedy policy is `sure-last`."""
+    """Ever more certain of the rule, a greedy policy is `end-on-confident`."""
     policy = ChunkPolicy(ChunkPolicyConfig(32, 4, reads="candidates", sizes=(2, 3, 4))).eval()
     policy.scores.end_on_likely()
     ends = policy.score(None, torch.tensor([[[-1.0, 0, 0], [-2.0, 0, 0], [-0.5, 0, 0], [-3.0, 0, 0]]]))[0]
     assert ends[1:].tolist() == pytest.approx([-4.0, -1.0, -6.0])
-    ruled = decode(decoder, prompts, ChunkMethod(SureLast([2, 3, 4])), SAMPLING, seed=3)
+    ruled = decode(decoder, prompts, ChunkMethod(EndOnConfident([2, 3, 4])), SAMPLING, seed=3)
     own = decode(decoder, prompts, ChunkMethod(PolicyChunk(policy)), SAMPLING, seed=3)
     assert [(r.tokens, r.actions) for r in own] == [(r.tokens, r.actions) for r in ruled]
 

@@ -63,11 +63,11 @@ def test_policy_sees_the_same_states_incrementally_and_in_parallel(decoder, prom
     results = decode(decoder, prompts, ChunkMethod(PolicyChunk(policy, mode)), SAMPLING, seed=5, record_hidden=True)
     for result in results:
         assert result.hidden.shape[0] == result.decision_positions[-1] + 1
-        log_law = policy(result.hidden[None]).log_softmax(-1)[0]
-        taken = log_law[result.decision_positions, torch.tensor(result.actions) - 1]
+        log_probs = policy(result.hidden[None]).log_softmax(-1)[0]
+        taken = log_probs[result.decision_positions, torch.tensor(result.actions) - 1]
         assert torch.allclose(taken, torch.tensor(result.action_log_probs), atol=1e-5)
         if mode == "greedy":
-            assert [int(i) + 1 for i in log_law[result.decision_positions].argmax(-1)] == result.actions
+            assert [int(i) + 1 for i in log_probs[result.decision_positions].argmax(-1)] == result.actions
         steps = [b - a for a, b in zip(result.decision_positions, result.decision_positions[1:], strict=False)]
         assert steps == result.emitted[:-1]  # the next decision stands at the end of the chunk
         assert sum(result.emitted) == len(result.tokens)

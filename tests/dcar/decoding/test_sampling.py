@@ -1,4 +1,4 @@
-"""Warp and position-addressed randomness: laws checked against definitions, draws by statistics."""
+"""Warp and position-addressed randomness: distributions checked against definitions, draws by statistics."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ def test_temperature_zero_takes_the_lowest_of_the_best():
 
 
 def test_top_k_and_temperature():
-    law = warp(LOGITS, SamplingConfig(temperature=0.5, top_k=3))[0]
+    probs = warp(LOGITS, SamplingConfig(temperature=0.5, top_k=3))[0]
     expected = torch.tensor([math.exp(2), math.exp(6), math.exp(6), 0, 0])
-    assert torch.allclose(law, expected / expected.sum())
+    assert torch.allclose(probs, expected / expected.sum())
 
 
 def test_top_p_keeps_the_smallest_set_that_reaches_it():
-    law = torch.tensor([[0.5, 0.3, 0.15, 0.05]])
-    assert torch.allclose(warp(law.log(), SamplingConfig(top_p=0.5)), torch.tensor([[1.0, 0, 0, 0]]))
-    assert torch.allclose(warp(law.log(), SamplingConfig(top_p=0.6)), torch.tensor([[0.625, 0.375, 0, 0]]))
+    probs = torch.tensor([[0.5, 0.3, 0.15, 0.05]])
+    assert torch.allclose(warp(probs.log(), SamplingConfig(top_p=0.5)), torch.tensor([[1.0, 0, 0, 0]]))
+    assert torch.allclose(warp(probs.log(), SamplingConfig(top_p=0.6)), torch.tensor([[0.625, 0.375, 0, 0]]))
 
 
 def test_forbidden_eos_has_no_mass():
-    law = warp(LOGITS.expand(2, -1), SamplingConfig(), torch.tensor([True, False]), eos=1)
-    assert law[0, 1] == 0 and law[1, 1] > 0 and torch.allclose(law.sum(-1), torch.ones(2))
+    probs = warp(LOGITS.expand(2, -1), SamplingConfig(), torch.tensor([True, False]), eos=1)
+    assert probs[0, 1] == 0 and probs[1, 1] > 0 and torch.allclose(probs.sum(-1), torch.ones(2))
 
 
 def in_order(row: list[float]) -> list[int]:
@@ -82,7 +82,7 @@ def test_without_equals_the_likeliest_are_those_of_topk():
 
 
 def test_a_value_that_is_no_number_is_among_the_likeliest():
-    """So that a broken law stays broken, and is seen."""
+    """So that a broken distribution stays broken, and is seen."""
     for values in ([0.0, 1.0, math.nan, 2.0], [2.0, -math.nan, 2.0, 2.0]):
         assert likeliest(torch.tensor([values]), 2)[0].isnan().any()
         assert math.isnan(values[first_of_equals(torch.tensor(values), 2)[0]])
@@ -90,19 +90,19 @@ def test_a_value_that_is_no_number_is_among_the_likeliest():
 
 
 def test_top_k_keeps_the_lowest_of_equal_ids():
-    law = warp(torch.tensor([[0.0, 2.0, 1.0, 1.0, 1.0, 1.0]]), SamplingConfig(top_k=3))
-    assert law.nonzero()[:, 1].tolist() == [1, 2, 3]
+    probs = warp(torch.tensor([[0.0, 2.0, 1.0, 1.0, 1.0, 1.0]]), SamplingConfig(top_k=3))
+    assert probs.nonzero()[:, 1].tolist() == [1, 2, 3]
 
 
 @pytest.mark.parametrize("config", [SamplingConfig(), SamplingConfig(temperature=0), SamplingConfig(top_k=2),
                                     SamplingConfig(temperature=0.1, top_p=0.5)])
 def test_where_nothing_but_a_forbidden_end_is_possible_all_others_are_alike(config):
     logits = torch.tensor([[-torch.inf, -torch.inf, -torch.inf, 5.0]]).expand(2, -1)
-    law = warp(logits, config, torch.tensor([True, False]), eos=3)
+    probs = warp(logits, config, torch.tensor([True, False]), eos=3)
     count = {1.0: 3}.get(config.top_p, 2) if config.temperature else 1
     count = config.top_k or count
-    assert law[0].tolist() == pytest.approx([1 / count] * count + [0.0] * (4 - count))
-    assert law[1].tolist() == [0, 0, 0, 1]
+    assert probs[0].tolist() == pytest.approx([1 / count] * count + [0.0] * (4 - count))
+    assert probs[1].tolist() == [0, 0, 0, 1]
 
 
 @pytest.mark.parametrize("bad", [dict(temperature=-1.0), dict(top_p=0.0), dict(top_k=-1), dict(max_tokens=0)])
@@ -114,18 +114,18 @@ def test_impossible_settings_are_refused(bad):
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.floats(0, 1), min_size=2, max_size=9).filter(lambda x: sum(x) > 0.01),
        st.floats(0, 1, exclude_max=True))
-def test_sample_inverts_the_cumulative_law_and_never_draws_zero_mass(weights, u):
-    law = torch.tensor([weights], dtype=torch.float64)
-    index = int(sample(law, torch.tensor([u], dtype=torch.float64)))
+def test_sample_inverts_the_cumulative_distribution_and_never_draws_zero_mass(weights, u):
+    probs = torch.tensor([weights], dtype=torch.float64)
+    index = int(sample(probs, torch.tensor([u], dtype=torch.float64)))
     assert weights[index] > 0
     below, total = sum(weights[:index]), sum(weights)
     assert below <= u * total * (1 + 1e-12) + 1e-12
     assert u * total <= (below + weights[index]) * (1 + 1e-12) + 1e-12
 
 
-def test_sample_at_the_very_end_of_the_law():
-    law = torch.tensor([[0.3, 0.7, 0.0]])
-    assert int(sample(law, torch.tensor([1 - 2.0**-53], dtype=torch.float64))) == 1
+def test_sample_at_the_very_end_of_the_distribution():
+    probs = torch.tensor([[0.3, 0.7, 0.0]])
+    assert int(sample(probs, torch.tensor([1 - 2.0**-53], dtype=torch.float64))) == 1
 
 
 def test_draws_are_a_function_of_their_address_only():
@@ -181,8 +181,8 @@ def test_streams_seeds_positions_and_draws_are_independent_and_uniform():
 
 def cosyvoice_draw(logits: torch.Tensor, decoded: list[int], generator: torch.Generator, config: SamplingConfig) -> int:
     """The procedure of CosyVoice (ras_sampling, nucleus_sampling, random_sampling), token by token."""
-    law = logits.double().softmax(0)
-    values, indices = law.sort(descending=True, stable=True)
+    probs = logits.double().softmax(0)
+    values, indices = probs.sort(descending=True, stable=True)
     kept, ids, mass = [], [], 0.0
     for value, index in zip(values.tolist(), indices.tolist(), strict=True):
         if not (mass < config.top_p and len(kept) < config.top_k):
@@ -206,24 +206,25 @@ def ras(**changes) -> SamplingConfig:
 
 @pytest.mark.parametrize("mask", [False, True])
 @pytest.mark.parametrize("changes", [{}, {"top_k": 2}, {"repetition_share": 0.2}, {"top_p": 0.5}])
-def test_repetition_aware_law_is_that_of_cosyvoices_procedure(mask, changes):
-    """Chi-square of 20 000 draws of the procedure against the law written down; false alarm 1e-6 a case."""
+def test_repetition_aware_distribution_is_that_of_cosyvoices_procedure(mask, changes):
+    """Chi-square of 20 000 candidates of the procedure against the distribution written down; false alarm 1e-6 a
+    case."""
     config = ras(repetition_mask=mask, **changes)
     logits = torch.tensor([2.0, 1.5, 1.0, 0.3, -0.5, -1.0])
     decoded = [5, 5, 5, 5, 0, 3, 0, 1, 2, 2, 4, 0, 0]  # the first three have left the window of ten
-    law = warp(logits[None], config, history=torch.tensor([decoded[-10:]]))[0].double()
-    assert float(law.sum()) == pytest.approx(1, abs=1e-6)
+    probs = warp(logits[None], config, history=torch.tensor([decoded[-10:]]))[0].double()
+    assert float(probs.sum()) == pytest.approx(1, abs=1e-6)
     generator = torch.Generator().manual_seed(7)
     draws = torch.tensor([cosyvoice_draw(logits, decoded, generator, config) for _ in range(20_000)])
     counts = torch.bincount(draws, minlength=6).double()
-    expected = law * len(draws)
+    expected = probs * len(draws)
     assert counts[expected < 1e-6].sum() == 0
     real = expected > 1e-6
     statistic = float(((counts - expected)[real] ** 2 / expected[real]).sum())
     assert statistic < chi2.isf(1e-6, int(real.sum()) - 1)
 
 
-def test_without_repetition_the_law_is_the_nucleus():
+def test_without_repetition_the_distribution_is_the_nucleus():
     logits = torch.randn(4, 9, generator=torch.Generator().manual_seed(0))
     none = torch.full((4, 10), -1)
     assert torch.allclose(warp(logits, ras(top_k=0), history=none), warp(logits, SamplingConfig(top_p=0.8)), atol=1e-6)
@@ -233,7 +234,7 @@ def test_without_repetition_the_law_is_the_nucleus():
 
 
 def test_a_certain_repeated_token_is_left_where_it_is_masked():
-    """The whole law on one repeated token: with the mask the others share the draw, in proportion."""
+    """The whole distribution on one repeated token: with the mask the others share the draw, in proportion."""
     logits = torch.tensor([[200.0, 1.0, 0.0]])
     history = torch.tensor([[0] * 10])
     masked = warp(logits, ras(repetition_mask=True), history=history)[0]
@@ -241,7 +242,7 @@ def test_a_certain_repeated_token_is_left_where_it_is_masked():
     assert warp(logits, ras(), history=history)[0].tolist() == [1, 0, 0]
 
 
-def masked_law(f: list[float], n: list[float], repeated: set[int]) -> list[float]:
+def masked_probs(f: list[float], n: list[float], repeated: set[int]) -> list[float]:
     """The procedure with the mask, enumerated: u from the nucleus, then, if it is repeated, another one from f."""
     out = [0.0] * len(f)
     for u, p in enumerate(n):
@@ -259,9 +260,9 @@ def test_a_repeated_token_may_have_any_probability_where_it_is_masked(gap):
     logits = torch.tensor([[gap, 0.0, -1.0]]) if gap < torch.inf else torch.tensor([[0.0, -gap, -gap]])
     f = logits.double().softmax(-1)[0].tolist()
     n = [1.0, 0.0, 0.0] if f[0] >= 0.8 else [f[0] / (f[0] + f[1]), f[1] / (f[0] + f[1]), 0.0]
-    law = warp(logits, ras(repetition_mask=True), history=torch.tensor([[0] * 10]))[0]
-    assert law.tolist() == pytest.approx(masked_law(f, n, {0}), abs=1e-6)
-    assert float(law[0]) == (1.0 if gap == torch.inf else 0.0)
+    probs = warp(logits, ras(repetition_mask=True), history=torch.tensor([[0] * 10]))[0]
+    assert probs.tolist() == pytest.approx(masked_probs(f, n, {0}), abs=1e-6)
+    assert float(probs[0]) == (1.0 if gap == torch.inf else 0.0)
 
 
 def test_histories_are_windows_before_each_position():
@@ -270,22 +271,23 @@ def test_histories_are_windows_before_each_position():
     assert histories(window, drafts).tolist() == [[[-1, 3, 4], [3, 4, 8], [4, 8, 9]], [[5, 6, 7], [6, 7, 1], [7, 1, 2]]]
 
 
-def test_verification_against_the_law_is_lossless():
-    """Drafts of two tokens from another law, accepted with min(1, q/p) and the residual: enumerated, the sequences of
-    two tokens have exactly the law of drawing them one by one (Leviathan et al. 2023), repetitions and all."""
+def test_verification_against_the_distribution_is_lossless():
+    """Drafts of two tokens from another distribution, accepted with min(1, q/p) and the residual: enumerated, the
+    sequences of two tokens have exactly the distribution of drawing them one by one (Leviathan et al. 2023),
+    repetitions and all."""
     vocabulary, config = 4, ras(top_k=3, repetition_window=2, repetition_share=0.5, repetition_mask=True)
     generator = torch.Generator().manual_seed(1)
     target = torch.randn(vocabulary + 1, vocabulary, generator=generator)  # logits after each last token
     draft = torch.randn(vocabulary + 1, vocabulary, generator=generator).softmax(-1).double()
     start = torch.tensor([[2, 1]])
 
-    def law(last: int, history: torch.Tensor) -> torch.Tensor:
+    def probs(last: int, history: torch.Tensor) -> torch.Tensor:
         return warp(target[last][None], config, history=history)[0].double()
 
     ancestral, verified = torch.zeros(4, 4, dtype=torch.float64), torch.zeros(4, 4, dtype=torch.float64)
-    first, p = law(1, start), draft[1]
+    first, p = probs(1, start), draft[1]
     for a in range(vocabulary):
-        second = law(a, histories(start, torch.tensor([[a]]))[:, 1])
+        second = probs(a, histories(start, torch.tensor([[a]]))[:, 1])
         ancestral[a] += first[a] * second
         accepted = p[a] * min(1.0, float(first[a] / p[a]))
         q2, p2 = second, draft[a]
@@ -319,8 +321,9 @@ def test_the_loop_hands_over_what_was_generated(decoder, prompts):
                 logits = decoder.heads(result.hidden[place][None], 3)[0]
                 for j in range(emitted):
                     before = [-1] * 10 + result.tokens[:position]
-                    law = warp(logits[j][None], config, history=torch.tensor([before[-10:]]))
-                    assert int(sample(law, uniform(key, "token", torch.tensor([position])))) == result.tokens[position]
+                    probs = warp(logits[j][None], config, history=torch.tensor([before[-10:]]))
+                    u = uniform(key, "token", torch.tensor([position]))
+                    assert int(sample(probs, u)) == result.tokens[position]
                     position, checked = position + 1, checked + 1
     assert checked > 40 and different > 2
 
@@ -328,7 +331,7 @@ def test_the_loop_hands_over_what_was_generated(decoder, prompts):
 def test_a_method_without_histories_is_refused():
     with pytest.raises(ConfigError, match="does not pass on"):
         warp(torch.zeros(1, 4), ras())
-    with pytest.raises(ConfigError, match="temperature 0 draws nothing"):
+    with pytest.raises(ConfigError, match="temperature 0 candidates nothing"):
         ras(temperature=0)
     with pytest.raises(ConfigError, match="repetition_share"):
         ras(repetition_share=0)

@@ -121,7 +121,7 @@ def test_eos_of_one_offset_ends_the_utterance(prompts, head):
 
 
 def test_a_language_model_with_shared_heads():
-    """One row at a time and all at once; its laws do not need the fast passes."""
+    """One row at a time and all at once; its distributions do not need the fast passes."""
     decoder, prompts = tiny_backbone(6, head_kind="shared", head_width=24), tiny_prompts()
     assert isinstance(decoder.heads, SharedHeads) and fast(decoder) is decoder
     method = ChunkMethod(FixedChunk(5))

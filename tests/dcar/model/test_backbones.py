@@ -131,8 +131,8 @@ def test_loss_by_hand():
         for k in range(4):
             for t in range(prompt - 1, len(speech)):
                 target = speech[t + k + 1] if t + k + 1 < len(speech) else CODES
-                law = decoder.heads(hidden[t], k + 1)[k].log_softmax(-1)
-                sums[k] -= law[target].detach()
+                probs = decoder.heads(hidden[t], k + 1)[k].log_softmax(-1)
+                sums[k] -= probs[target].detach()
                 counts[k] += 1
     assert torch.allclose(output.head_losses, sums / counts, atol=1e-4)
     assert float(output.loss) == pytest.approx(float((sums / counts).sum()), abs=1e-3)
@@ -177,7 +177,7 @@ def test_checkpoint_round_trip_and_checksum(tmp_path):
 # --- CosyVoice 2 --------------------------------------------------------------------------------------------------
 
 
-def test_cosyvoice2_speaks_with_the_law_of_its_own_inference(tmp_path):
+def test_cosyvoice2_speaks_with_the_distribution_of_its_own_inference(tmp_path):
     """Against the computation of Qwen2LM.inference, written out: sos, text, task id, speech -> llm_decoder."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -248,7 +248,7 @@ def test_wrong_vocabulary_is_refused(tmp_path):
 # --- LLaSA and other causal models --------------------------------------------------------------------------------
 
 
-def test_llasa_speaks_with_the_law_of_its_own_prompt(tmp_path):
+def test_llasa_speaks_with_the_distribution_of_its_own_prompt(tmp_path):
     """Against transformers' own model on the chat that LLaSA's documentation builds."""
     model, tokenizer = write_llasa(tmp_path / "llasa")
     decoder = convert(ConvertConfig("llasa", str(tmp_path / "llasa"), str(tmp_path / "out"), heads=2))

@@ -159,7 +159,7 @@ def decoder(published):
     return made
 
 
-def test_it_speaks_with_the_law_of_the_source(decoder, published):
+def test_it_speaks_with_the_distribution_of_the_source(decoder, published):
     """Teacher-forced in a padded batch, and step by step in the ragged cache."""
     reference = Reference(published[1])
     texts, speech = [[7, 20, 33, 5], [9, 1]], [[3, 11, 0, 4, 4, 7], [2, 2, 9]]
@@ -174,10 +174,10 @@ def test_it_speaks_with_the_law_of_the_source(decoder, published):
     for prompt, result in zip(prompts, decode(decoder, prompts, ChunkMethod(FixedChunk(1)), greedy), strict=True):
         spoken = list(prompt.prompt_ids)
         for step, token in enumerate(result.tokens):
-            law = reference.logits(list(prompt.text_ids), spoken)[-1]
+            probs = reference.logits(list(prompt.text_ids), spoken)[-1]
             if step < 8:
-                law[CODES] = -torch.inf
-            assert token == int(law.argmax())
+                probs[CODES] = -torch.inf
+            assert token == int(probs.argmax())
             spoken.append(token)
 
 

@@ -23,11 +23,11 @@ def test_starter_is_what_ships():
     assert load_decoder_config("starter") == decoder.config
     assert load_decoder_config("starter", "far") == far.config
     assert text_encoder("starter") is text_to_ids
-    hot, cold = load_policy("starter"), load_policy("starter-cold")
+    hot, cold = load_policy("starter"), load_policy("starter-t0.4")
     assert hot.checksum() == ChunkPolicy.from_pretrained(shipped("policy")).checksum() != cold.checksum()
     assert cold.checksum() == ChunkPolicy.from_pretrained(shipped("policy-cold")).checksum()
-    with pytest.raises(CheckpointError, match="starter-cold"):  # of policies alone; elsewhere it is a folder
-        load_decoder("starter-cold")
+    with pytest.raises(CheckpointError, match="starter-t0.4"):  # of policies alone; elsewhere it is a folder
+        load_decoder("starter-t0.4")
 
 
 def test_a_comparison_of_the_starter_models():

@@ -98,13 +98,13 @@ def changed(before: dict, after: dict) -> set[str]:
 def test_each_mode_trains_its_share_and_nothing_else(mode):
     decoder = add_lora(plain(), SMALL) if mode == "lora" else plain()
     before = {k: v.clone() for k, v in decoder.state_dict().items()}
-    law = decoder.heads(states(decoder), 1)
+    probs = decoder.heads(states(decoder), 1)
     trained_by_hand(decoder, mode)
     moved = changed(before, decoder.state_dict())
     own = {k for k in before if k.startswith("heads.") and not k.startswith("heads.base.")}
     assert own <= moved
     if mode == "heads":  # what car-1 says is untouched
-        assert moved == own and torch.equal(law, decoder.heads(states(decoder), 1))
+        assert moved == own and torch.equal(probs, decoder.heads(states(decoder), 1))
     elif mode == "lora":
         assert moved == own | {"heads.base.weight"} | {k for k in before if "lora_" in k}
     else:

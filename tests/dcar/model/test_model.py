@@ -197,5 +197,5 @@ def test_a_policy_is_no_decoder_and_knows_its_base(decoder, tmp_path):
 
 def test_untrained_policy_is_uniform():
     policy = ChunkPolicy(ChunkPolicyConfig(32, 7, width=16, num_attention_heads=2))
-    law = policy(torch.randn(2, 5, 32)).softmax(-1)
-    assert torch.allclose(law, torch.full_like(law, 1 / 7))
+    probs = policy(torch.randn(2, 5, 32)).softmax(-1)
+    assert torch.allclose(probs, torch.full_like(probs, 1 / 7))

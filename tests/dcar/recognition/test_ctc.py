@@ -14,7 +14,7 @@ from dcar.recognition.ctc import viterbi
 BLANK = 2
 
 
-def law(frames: int, symbols: int, seed: int) -> np.ndarray:
+def probs(frames: int, symbols: int, seed: int) -> np.ndarray:
     logits = torch.randn(frames, symbols + 1, generator=torch.Generator().manual_seed(seed))
     return torch.log_softmax(2 * logits, -1).numpy()
 
@@ -29,7 +29,7 @@ def owners(path: tuple[int, ...]) -> list[int]:
 @pytest.mark.parametrize("frames", [1, 2, 5, 7])
 def test_the_alignment_is_the_best_of_all_paths(target, frames):
     for seed in range(5):
-        log_probs = law(frames, 2, 100 * frames + seed)
+        log_probs = probs(frames, 2, 100 * frames + seed)
         paths = [p for p in itertools.product(range(3), repeat=frames) if ctc_collapse(p, (BLANK,)) == target]
         costs, units = viterbi(log_probs, target, BLANK)
         assert len(costs) == len(target) and len(units) == frames
@@ -54,7 +54,7 @@ def test_blanks_belong_to_the_unit_before_them():
 
 
 def test_what_is_impossible_has_no_path():
-    log_probs = law(6, 2, 0)
+    log_probs = probs(6, 2, 0)
     log_probs[:, 1] = -np.inf
     costs, units = viterbi(log_probs, [0, 1], BLANK)
     assert np.isinf(costs).all() and units.tolist() == [0, 0, 0, 1, 1, 1]

@@ -32,7 +32,7 @@ RATE = 16_000
 
 
 def tiny(seed: int = 0, alphabet: str = " ab") -> EncoderRecognizer:
-    """Random, sharpened so that its laws are far from uniform."""
+    """Random, sharpened so that its distributions are far from uniform."""
     torch.manual_seed(seed)
     model = EncoderRecognizer(EncoderRecognizerConfig(hidden_size=8, dilations=(1, 2), alphabet=alphabet)).eval()
     with torch.no_grad():
@@ -50,16 +50,16 @@ def test_texts_are_as_likely_as_all_their_paths(text):
         model, wave = tiny(seed), noise(0.12, seed)  # six states
         states = torch.from_numpy(encoder_states(shared_encoder(0.5, 1), wave, RATE))
         assert states.shape == (6, 512) and state_count(len(wave)) == 6
-        law = model(states[None], torch.tensor([6]))[0].detach().double().numpy()
-        assert np.exp(law).sum(-1) == pytest.approx(1.0)
+        probs = model(states[None], torch.tensor([6]))[0].detach().double().numpy()
+        assert np.exp(probs).sum(-1) == pytest.approx(1.0)
         symbols = [1 + " ab".index(c) for c in text]
         paths = [p for p in itertools.product(range(4), repeat=6) if ctc_collapse(p, (0,)) == symbols]
-        scores = law[np.arange(6), np.array(paths)].sum(-1)
+        scores = probs[np.arange(6), np.array(paths)].sum(-1)
         assert model.log_likelihood([wave], RATE, [text])[0] * len(text) == pytest.approx(
             np.logaddexp.reduce(scores), rel=1e-4)
         [alignment] = model.align([wave], RATE, [text.upper() + "!"])  # as the words are spoken
         assert alignment.costs.sum() == pytest.approx(-scores.max(), rel=1e-4) and alignment.characters == len(text)
-        best = "".join(" ab"[s - 1] for s in ctc_collapse(law.argmax(-1).tolist(), (0,)))
+        best = "".join(" ab"[s - 1] for s in ctc_collapse(probs.argmax(-1).tolist(), (0,)))
         assert model.transcribe([wave], RATE) == [" ".join(best.split())]
 
 

@@ -21,7 +21,7 @@ INFO = {"tokenizer": {"name": "tiny", "checksum": "abc", "vocab_size": 5}, "phon
 
 
 def tiny(seed: int = 0, **changes) -> TokenRecognizer:
-    """Random, sharpened so that its laws are far from uniform."""
+    """Random, sharpened so that its distributions are far from uniform."""
     torch.manual_seed(seed)
     settings = dict(speech_vocab_size=5, text_vocab_size=3, hidden_size=8, dilations=(1, 2), tokenizer="tiny@abc",
                     phonemes="p1")
@@ -42,8 +42,8 @@ def test_likelihoods_and_alignments_are_those_of_all_paths(text, length):
     for seed in range(4):
         model = tiny(seed)
         speech = np.random.default_rng(seed).integers(0, 5, length).tolist()
-        law = model(torch.tensor([speech]), torch.tensor([length])).detach()[0].double().numpy()
-        assert np.exp(law).sum(-1) == pytest.approx(1.0)
+        probs = model(torch.tensor([speech]), torch.tensor([length])).detach()[0].double().numpy()
+        assert np.exp(probs).sum(-1) == pytest.approx(1.0)
         paths = [p for p in itertools.product(range(3), repeat=length) if ctc_collapse(p, (0,)) == text]
         assert bool(paths) == (length >= frames_needed(text))
         told = model.log_likelihood([speech], [text])[0]
@@ -53,12 +53,12 @@ def test_likelihoods_and_alignments_are_those_of_all_paths(text, length):
         if not paths:
             assert told == -np.inf and np.isinf(alignment.costs).all()
             continue
-        scores = law[np.arange(length), np.array(paths)].sum(-1)
+        scores = probs[np.arange(length), np.array(paths)].sum(-1)
         assert told * len(text) == pytest.approx(np.logaddexp.reduce(scores), rel=1e-5)
         assert alignment.costs.sum() == pytest.approx(-scores.max(), rel=1e-5)
         best = paths[int(scores.argmax())]
-        assert model.read([speech])[0] == ctc_collapse(law.argmax(-1).tolist(), (0,))
-        own = [-sum(law[t, best[t]] for t in range(length) if alignment.units[t] == u) for u in range(len(text))]
+        assert model.read([speech])[0] == ctc_collapse(probs.argmax(-1).tolist(), (0,))
+        own = [-sum(probs[t, best[t]] for t in range(length) if alignment.units[t] == u) for u in range(len(text))]
         assert alignment.costs == pytest.approx(own, rel=1e-5)
 
 
@@ -119,7 +119,7 @@ def test_what_cannot_be_read_is_refused():
         model.check_reads({**INFO, "tokenizer": {**INFO["tokenizer"], "checksum": "xyz"}}, "here")
     with pytest.raises(CheckpointError, match="here: has tokens"):
         model.check_reads({**INFO, "tokenizer": {**INFO["tokenizer"], "vocab_size": 6}}, "here")
-    with pytest.raises(CheckpointError, match="text ids of text-tokenizer:x.*knows those of p1.*dcar prepare mode=retokenize"):
+    with pytest.raises(CheckpointError, match="text ids of text-tokenizer:x.*knows those of p1.*mode=retokenize"):
         model.check_reads({**INFO, "phonemes": {"version": "text-tokenizer:x"}}, "here")
 
 

@@ -22,14 +22,14 @@ from dcar.cli import main as dcar_command
 from dcar.decoding import DecodeResult
 from dcar.errors import AudioError, CheckpointError, ConfigError, TextError
 from dcar.model.car import CARDecoder
-from dcar.speak.defaults import DRAWS, METHOD, POLICY, method_for
+from dcar.speak.defaults import METHOD, NUM_CANDIDATES, POLICY, method_for
 from dcar.speak.phrases import BREATH_SECONDS, MAX_PHONEMES, PAUSE_SECONDS, phrases, split_clauses, split_sentences
 from dcar.speak.speaker import Speaker, make_method, timeline
 from dcar.speak.voice import read_voice
 from dcar.text.phonemes import normalize_text, text_to_ids
 from dcar.tokens.whisper import WhisperKMeansTokenizer
 from dcar.vocoder.model import TokenVocoder, VocoderConfig, speaker_features
-from heads.coherence import Coherence, CoherenceConfig
+from heads.chunk_scorer import ChunkScorer, ChunkScorerConfig
 from heads.policy import ChunkPolicy, ChunkPolicyConfig, shape_of
 
 RATE = 24_000
@@ -358,8 +358,8 @@ def test_a_policy_of_another_decoder(speak, models, tmp_path):
     assert make_method("car-3", str(tmp_path / "nowhere"), decoder).name == "car-3"  # needs no policy
     with pytest.raises(ConfigError, match="asks none"):
         make_method("car-3", "", decoder, dial=0.5)
-    with pytest.raises(ConfigError, match="draws=4 is for a policy"):
-        make_method("car-3", "", decoder, draws=4)
+    with pytest.raises(ConfigError, match="num_candidates=4 is for a policy"):
+        make_method("car-3", "", decoder, num_candidates=4)
 
 
 def test_a_tokenizer_or_vocoder_of_another_decoder(speak, models, tmp_path):
@@ -394,19 +394,19 @@ def test_an_output_of_unknown_kind(speak, tmp_path):
 def test_a_policy_that_can_choose_among_draws_gets_several(models, tmp_path):
     decoder = CARDecoder.from_pretrained(models / "decoder")
     torch.manual_seed(0)
-    coherence = Coherence(CoherenceConfig(32, 4, decoder.config.output_size, 4, 8))
+    chunk_scorer = ChunkScorer(ChunkScorerConfig(32, 4, decoder.config.output_size, 4, 8))
     able = ChunkPolicy(ChunkPolicyConfig(32, 4, reads="candidates", base_checksum=decoder.checksum(),
-                                         **shape_of(coherence)))
+                                         **shape_of(chunk_scorer)))
     able.save_pretrained(tmp_path / "able")
-    drawn = {draws: make_method("dcar", str(tmp_path / "able"), decoder, draws=draws).schedule.draws
-             for draws in (0, 1, 9)}
-    assert drawn == {0: DRAWS, 1: 1, 9: 9} and DRAWS > 1
-    assert make_method("dcar", str(models / "policy"), decoder).schedule.draws == 1
-    with pytest.raises(ConfigError, match="policy_coherence"):
-        make_method("dcar", str(models / "policy"), decoder, draws=4)
+    able = str(tmp_path / "able")
+    drawn = {n: make_method("dcar", able, decoder, num_candidates=n).schedule.num_candidates for n in (0, 1, 9)}
+    assert drawn == {0: NUM_CANDIDATES, 1: 1, 9: 9} and NUM_CANDIDATES > 1
+    assert make_method("dcar", str(models / "policy"), decoder).schedule.num_candidates == 1
+    with pytest.raises(ConfigError, match="chunk_scorer"):
+        make_method("dcar", str(models / "policy"), decoder, num_candidates=4)
     said = [Speaker.load(models / "decoder", policy=tmp_path / "able", tokenizer=models / "tokenizer",
-                         vocoder=models / "vocoder", draws=draws).say("Good morning.", models / "voice.wav")
-            for draws in (0, DRAWS, 1)]
+                         vocoder=models / "vocoder", num_candidates=n).say("Good morning.", models / "voice.wav")
+            for n in (0, NUM_CANDIDATES, 1)]
     assert [r.tokens for r in said[0].results] == [r.tokens for r in said[1].results]
     assert all(r.tokens for spoken in said for r in spoken.results)
 
@@ -440,7 +440,7 @@ def test_generate_speaks_as_the_command_and_as_any_setting_says(models, tmp_path
     assert model.method.name == "car-2" and model.seed == 0  # what is given to one call stays there
     streamed = np.concatenate([piece.samples for piece in model.stream(text, voice, method="dcar", seed=3)])
     assert streamed.shape == spoken.audio.shape and np.abs(streamed - spoken.audio).max() < 1e-4
-    with pytest.raises(ConfigError, match="policy_coherence"):
+    with pytest.raises(ConfigError, match="chunk_scorer"):
         model.generate(text, voice, num_candidates=4)
 
 

@@ -163,7 +163,7 @@ def test_another_error_of_the_model_stays_what_it_is(data, tmp_path, monkeypatch
 
 
 def test_the_longest_batch_is_rehearsed_without_a_trace(data, tmp_path, monkeypatch):
-    """On a GPU before the first step; here by hand."""
+    """On a GPU before the first step; here rule-based."""
     whole = run(tiny_config(data, tmp_path / "plain")).checksum()
     seen = []
 

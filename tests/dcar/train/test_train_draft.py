@@ -183,8 +183,8 @@ def test_a_draft_of_all_layers_is_accepted_token_by_token(kind):
     assert 0 < sum(r.accepted for r in found) < sum(r.proposed for r in found)
 
 
-def test_the_law_of_sd_with_a_language_model_that_drafts():
-    """Another, smaller language model drafts; the third token, after a draft of two, has the law of car-1.
+def test_the_distribution_of_sd_with_a_language_model_that_drafts():
+    """Another, smaller language model drafts; the third token, after a draft of two, has the distribution of car-1.
 
     Chi-square of both samples at 1e-6.
     """

@@ -1,4 +1,4 @@
-"""Lengths of what methods speak against the recordings': counted by hand, and the command."""
+"""Lengths of what methods speak against the recordings': counted rule-based, and the command."""
 
 from __future__ import annotations
 

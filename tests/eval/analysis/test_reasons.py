@@ -9,7 +9,7 @@ import pytest
 import torch
 from tiny_decoders import tiny_decoder
 
-from dcar.decoding import ChunkMethod, DecodeResult, FixedChunk, PolicyChunk, SureLast, decode
+from dcar.decoding import ChunkMethod, DecodeResult, EndOnConfident, FixedChunk, PolicyChunk, decode
 from dcar.prompts.items import PromptItem
 from dcar.sampling import SamplingConfig
 from eval.analysis.losses import by_token, led_path, loss_maps
@@ -40,7 +40,7 @@ def items(prompts) -> list[PromptItem]:
     return found
 
 
-@pytest.mark.parametrize("schedule", [FixedChunk(3), SureLast([2, 3]), PolicyChunk(policy("hidden")),
+@pytest.mark.parametrize("schedule", [FixedChunk(3), EndOnConfident([2, 3]), PolicyChunk(policy("hidden")),
                                       PolicyChunk(policy("both"), "sample")])
 def test_watching_changes_nothing(decoder, prompts, schedule):
     plain = decode(decoder, prompts, ChunkMethod(schedule), SHORT, seed=3)
@@ -57,8 +57,8 @@ def test_what_is_noted_is_of_the_tokens_spoken(decoder, prompts):
     for at, size, emitted, seen in zip(result.decision_positions, result.actions, result.emitted,
                                        result.seen_of_spoken, strict=True):
         if emitted == size:
-            law = decoder.heads(result.hidden[at])[size - 1].log_softmax(-1)
-            expected = law[result.tokens[place + size - 1]].clamp(min=UNLIKELY)
+            probs = decoder.heads(result.hidden[at])[size - 1].log_softmax(-1)
+            expected = probs[result.tokens[place + size - 1]].clamp(min=UNLIKELY)
             assert float(seen[size - 1, 0]) == pytest.approx(float(expected), abs=1e-4)
         place += emitted
 
@@ -68,7 +68,7 @@ def test_summary_of_decisions_known_by_hand():
     seen[:, :, 0] = torch.tensor([[-1.0, -2.0, -3.0], [-5.0, -1.0, -4.0], [-1.0, -1.0, -1.0]])
     seen[:, :, 2] = torch.tensor([[0.1, 0.2, 0.3], [0.4, 0.5, 0.6], [0.0, 0.0, 0.0]])
     result = DecodeResult("x", "m", 0, [1] * 4, False, 3, emitted=[1, 2, 1], actions=[1, 2, 3],
-                          candidates=torch.stack((seen, seen + 1), 1), draws=[0, 0, 1])
+                          candidates=torch.stack((seen, seen + 1), 1), chosen=[0, 0, 1])
     found = summary([result])
     assert found["decisions"] == 2  # the last chunk was cut
     one, two = found["sizes"]
@@ -83,8 +83,8 @@ def test_summary_of_decisions_known_by_hand():
 
 def test_methods_that_choose_no_chunks_are_not_watched(decoder, prompts):
     models = Models(decoder, tiny_decoder(heads=1, seed=5), {"": policy("candidates")})
-    found = watch(make_methods(["far", "car-2", "sure-last-1-4", "dcar", "sd"], models, SHORT), prompts, 0)
-    assert list(found) == ["car-2", "sure-last-1-4", "dcar"]
+    found = watch(make_methods(["far", "car-2", "end-on-confident-1-4", "dcar", "sd"], models, SHORT), prompts, 0)
+    assert list(found) == ["car-2", "end-on-confident-1-4", "dcar"]
     assert found["car-2"]["sizes"][0]["share"] == 1.0
     assert sum(s["share"] for s in found["dcar"]["sizes"]) == pytest.approx(1)
 

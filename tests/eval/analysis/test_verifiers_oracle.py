@@ -87,8 +87,8 @@ def test_loss_matrix_is_the_cross_entropy_of_the_token_ahead(decoder):
         if t + k > 5:
             assert losses[k - 1, t] == np.inf
         else:
-            law = decoder.heads.single(hidden[t], k).double().log_softmax(-1)
-            assert losses[k - 1, t] == pytest.approx(-float(law[targets[t + k - 1]]), abs=1e-5)
+            probs = decoder.heads.single(hidden[t], k).double().log_softmax(-1)
+            assert losses[k - 1, t] == pytest.approx(-float(probs[targets[t + k - 1]]), abs=1e-5)
 
 
 def test_costs_of_a_decoder_that_knows_the_next_token_only():

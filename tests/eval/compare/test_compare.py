@@ -296,7 +296,8 @@ def test_full_disk_is_a_clear_error(tmp_path):
 @pytest.mark.parametrize(("name", "words"), [
     ("car-9", "1..4"), ("random-", "1..4"), ("speculative", "methods are written far, car-3"),
     ("dcar@x", "no such policy"), ("car", "1..4"), ("far-2", "alone"), ("random-4-2", "write random-2-4"),
-    ("random-3-2-2", "write random-2-2-3"), ("sure-last-3", "shortest and the longest"), ("sure-last-3-9", "1..4"),
+    ("random-3-2-2", "write random-2-2-3"), ("end-on-confident-3", "shortest and the longest"),
+    ("end-on-confident-3-9", "1..4"),
     ("dcar@x@d1", "no such policy"), ("dcar@d", "no such policy"),
 ])
 def test_impossible_methods_are_refused(name, words):
@@ -306,7 +307,7 @@ def test_impossible_methods_are_refused(name, words):
 
 def test_rules_and_dials_by_name():
     models = Models(tiny_decoder(), policies={"a": tiny_policy(), "b": tiny_policy(1)})
-    names = ["sure-last-2-4", "dcar@a@d0.5", "dcar@a", "dcar@b@d-1@t0.4", "dcar-sampled@d0.5"]
+    names = ["end-on-confident-2-4", "dcar@a@d0.5", "dcar@a", "dcar@b@d-1@t0.4", "dcar-sampled@d0.5"]
     entries = make_methods(names, models)
     assert [e.name for e in entries] == [*names[:-1], "dcar-sampled@a@d0.5", "dcar-sampled@b@d0.5"]
     sure, turned, plain, cold, *_ = (e.build().schedule for e in entries)
@@ -316,7 +317,7 @@ def test_rules_and_dials_by_name():
     (shuffled,) = make_methods(["dcar-shuffled@b@d-1"], models)
     assert parse_method(shuffled.name).family == "dcar-shuffled" and shuffled.build().schedule.schedule.dial == -1.0
     parsed = [parse_method(e.name) for e in entries]
-    assert [p.family for p in parsed] == ["sure-last", "dcar", "dcar", "dcar@t0.4", *["dcar-sampled"] * 2]
+    assert [p.family for p in parsed] == ["end-on-confident", "dcar", "dcar", "dcar@t0.4", *["dcar-sampled"] * 2]
     assert parsed[1].settings == ("a", 0.5) and parsed[2].settings == ("a",) and parsed[3].settings == ("b", -1.0)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from compare_worker import SHORT, LevelJudge, coherent_policy, tiny_config, tiny_items, tiny_policy, tiny_tools
+from compare_worker import SHORT, LevelJudge, scored_policy, tiny_config, tiny_items, tiny_policy, tiny_tools
 from tiny_decoders import tiny_decoder
 
 from dcar.config import load_config
@@ -294,14 +294,14 @@ def test_a_comparison_sets_every_method_beside_its_best(tuned, tmp_path):
 
 
 def test_draws_and_dials_are_tuned_and_taken_by_a_comparison(tmp_path):
-    """A policy that can choose among draws is tuned so without being asked; names with draws, a dial and a sampling go
-    through tune, tuned.json and the comparison."""
+    """A policy that can choose among candidates is tuned so without being asked; names with draws, a dial and a
+    sampling go through tune, tuned.json and the comparison."""
     tools = tiny_tools(count=3)
-    able = coherent_policy(tools.models.decoder)
+    able = scored_policy(tools.models.decoder)
     tools = dataclasses.replace(tools, models=Models(tools.models.decoder, policies={"": able}))
     found = tune(tiny_tune(tmp_path / "tune", methods=[], samplings=["t{0,1}"]), tools)["methods"]
     assert list(found) == ["car-1", "car-2", "car-3", "car-4", "dcar", "dcar@n4"]
-    assert found["dcar@n4"]["identity"] == {**found["dcar"]["identity"], "draws": "4"}
+    assert found["dcar@n4"]["identity"] == {**found["dcar"]["identity"], "num_candidates": "4"}
 
     asked = tiny_tune(tmp_path / "tune", methods=["dcar@n4", "dcar@n4@d-0.5"], samplings=["t{0,1}"])
     found = tune(asked, tools)["methods"]
@@ -324,7 +324,7 @@ def test_draws_and_dials_are_tuned_and_taken_by_a_comparison(tmp_path):
 
 def test_only_policies_that_can_choose_are_tuned_with_draws():
     models = tiny_tools().models
-    policies = {"plain": models.policies[""], "able": coherent_policy(models.decoder)}
+    policies = {"plain": models.policies[""], "able": scored_policy(models.decoder)}
     assert default_methods(Models(models.decoder, policies=policies))[4:] == ["dcar@plain", "dcar@able", "dcar@able@n4"]
     assert default_methods(Models(models.decoder)) == ["car-1", "car-2", "car-3", "car-4"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from compare_worker import coherent_policy, tiny_tools
+from compare_worker import scored_policy, tiny_tools
 from tiny_decoders import tiny_decoder
 
 from dcar.decoding import decode
@@ -80,23 +80,24 @@ def test_a_name_that_stands_for_several_rows_samples_them_all():
 def test_draws_stand_in_names_of_methods_that_can_tell_them_apart():
     models = tiny_tools().models
     plain, decoder = models.policies[""], models.decoder
-    able = coherent_policy(decoder)
+    able = scored_policy(decoder)
     both = Models(decoder, policies={"": able})
-    one, four, turned, fixed = make_methods(["dcar", "dcar@n4", "dcar-sampled@n4@d0.5", "coherent-2-4"], both, COMMON)
+    one, four, turned, fixed = make_methods(["dcar", "dcar@n4", "dcar-sampled@n4@d0.5", "best-of-2-4"], both, COMMON)
     schedules = [entry.build().schedule for entry in (one, four, turned, fixed)]
-    assert [(s.draws, getattr(s, "dial", None)) for s in schedules] == [(1, 0.0), (4, 0.0), (4, 0.5), (4, None)]
-    assert four.identity == {**one.identity, "draws": "4"} and turned.identity["dial"] == "0.5"
-    assert fixed.identity["coherence"] == able.coherence.checksum() and schedules[3].sizes == (2,)
+    seen = [(s.num_candidates, getattr(s, "dial", None)) for s in schedules]
+    assert seen == [(1, 0.0), (4, 0.0), (4, 0.5), (4, None)]
+    assert four.identity == {**one.identity, "num_candidates": "4"} and turned.identity["dial"] == "0.5"
+    assert fixed.identity["chunk_scorer"] == able.chunk_scorer.checksum() and schedules[3].sizes == (2,)
     results = decode(decoder, [i.prompt for i in tiny_tools().items[:2]], four.build(), COMMON)
     assert all(r.method == "dcar@n4" and r.tokens for r in results)
-    with pytest.raises(ConfigError, match="policy_coherence"):
+    with pytest.raises(ConfigError, match="chunk_scorer"):
         make_methods(["dcar@n4"], Models(decoder, policies={"": plain}), COMMON)
-    for wrong, message in (("coherent-2", "how many are drawn"), ("coherent-99-4", "chunk sizes"),
-                           ("coherent-2-1", "at least 2"), ("dcar@n0", "no such policy")):
+    for wrong, message in (("best-of-2", "how many are drawn"), ("best-of-99-4", "chunk sizes"),
+                           ("best-of-2-1", "at least 2"), ("dcar@n0", "no such policy")):
         with pytest.raises(ConfigError, match=message):
             make_methods([wrong], both, COMMON)
-    with pytest.raises(ConfigError, match="with policy_coherence"):
-        make_methods(["coherent-2-4"], Models(decoder, policies={"": plain}), COMMON)
+    with pytest.raises(ConfigError, match="with chunk_scorer"):
+        make_methods(["best-of-2-4"], Models(decoder, policies={"": plain}), COMMON)
 
 
 def test_policies_are_not_called_like_samplings(tmp_path):
@@ -120,9 +121,9 @@ def test_sweeps_reach_samplings():
 @pytest.mark.parametrize(("name", "family", "settings", "label"), [
     ("car-5@t0.4", "car@t0.4", (5.0,), "CAR-k (T 0.4)"), ("far@t0", "far@t0", (), "FAR (T 0)"),
     ("dcar@a@t0.8-k10", "dcar@t0.8-k10", ("a",), "DCAR (T 0.8, top-k 10)"),
-    ("dcar@a@n4@d-0.5", "dcar@n4", ("a", -0.5), "DCAR (4 draws)"), ("dcar@d0.3", "dcar", (0.3,), "DCAR"),
-    ("dcar@n8@t0.4", "dcar@n8@t0.4", (), "DCAR (8 draws, T 0.4)"),
-    ("coherent-10-4", "coherent", (10.0, 4.0), "most coherent draw"),
+    ("dcar@a@n4@d-0.5", "dcar@n4", ("a", -0.5), "DCAR (4 candidates)"), ("dcar@d0.3", "dcar", (0.3,), "DCAR"),
+    ("dcar@n8@t0.4", "dcar@n8@t0.4", (), "DCAR (8 candidates, T 0.4)"),
+    ("best-of-10-4", "well-scored", (10.0, 4.0), "best of several chunks"),
     ("ssd-0.4-eos@draft@t0.6-p0.9", "ssd@eos@draft@t0.6-p0.9", (0.4,), "SSD (eos, draft, T 0.6, top-p 0.9)"),
     ("random-2-3@tuned", "random@tuned", (2.0, 3.0), "random size (own best)"),
 ])
@@ -135,7 +136,7 @@ def test_families_hold_one_sampling(name, family, settings, label):
 
 @pytest.mark.parametrize(("name", "short"), [
     ("random-4-5-6-7-8", "random-4…8"), ("random-4-5-6-7@t0.4", "random-4…7@t0.4"), ("random-4-5-6", "random-4-5-6"),
-    ("random-4-6-8-10", "random-4-6-8-10"), ("coherent-10-4", "coherent-10-4"), ("dcar@n4@d-0.5", "dcar@n4@d-0.5"),
+    ("random-4-6-8-10", "random-4-6-8-10"), ("best-of-10-4", "best-of-10-4"), ("dcar@n4@d-0.5", "dcar@n4@d-0.5"),
 ])
 def test_names_in_sentences_are_short(name, short):
     assert short_name(name) == short
@@ -162,7 +163,7 @@ def test_verifiers_are_judged_against_sd_at_their_own_temperature():
     assert strict_baseline("ssd-0.4@draft@t0.6", methods) == "sd@t0.6"
     assert strict_baseline("ssd-0.4@draft@t0.4", methods) == "sd@draft@t0.4"
     assert strict_baseline("ssd-0.4@draft@t0.6", [*methods, "sd@draft@t0.6"]) == "sd@draft@t0.6"
-    assert strict_baseline("ssd-0.4@t0.2", methods) is None  # not the law of another temperature
+    assert strict_baseline("ssd-0.4@t0.2", methods) is None  # not the distribution of another temperature
     assert strict_baseline("ssd-0.4", methods) == "sd"
     assert strict_baseline("sd@t0.6", methods) is None
 

@@ -209,8 +209,8 @@ def test_the_names_are_explained_that_were_compared():
     said = names_sentence(rows)
     assert "far is next-token decoding" in said and "learned policy" in said and "car-k always" not in said
     assert names_sentence(rows[2:]).startswith("Word errors: of 100 words") and "@n" not in said
-    drawn = names_sentence([{"method": m, "kind": "method"} for m in ("random-3-4-5", "coherent-10-4", "dcar@n4")])
-    assert "random-… keeps" in drawn and "coherent-k-n draws" in drawn and "behind @n stands" in drawn
+    drawn = names_sentence([{"method": m, "kind": "method"} for m in ("random-3-4-5", "best-of-10-4", "dcar@n4")])
+    assert "random-… keeps" in drawn and "best-of-k-n draws" in drawn and "behind @n stands" in drawn
 
 
 def test_times_that_differ_from_sentence_to_sentence_are_said():

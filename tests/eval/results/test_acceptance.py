@@ -1,4 +1,4 @@
-"""Acceptance rates and histograms counted by hand; a method that miscounts is refused."""
+"""Acceptance rates and histograms counted rule-based; a method that miscounts is refused."""
 
 from __future__ import annotations
 

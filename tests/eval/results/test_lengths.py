@@ -1,4 +1,4 @@
-"""WER by length of the utterance: bins that share the utterances out, rates counted by hand."""
+"""WER by length of the utterance: bins that share the utterances out, rates counted rule-based."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def test_weights_interpolate_and_integrate():
         assert curve.weights_at(speed) @ values == pytest.approx(np.interp(speed, [1, 2, 4], values))
     fine = np.linspace(1.5, 3.7, 200_001)
     assert curve.mean_weights(1.5, 3.7) @ values == pytest.approx(np.interp(fine, [1, 2, 4], values).mean(), rel=1e-5)
-    assert curve.mean_weights(1, 4) @ values == pytest.approx((15 * 1 + 10 * 2) / 3)  # trapezoids by hand
+    assert curve.mean_weights(1, 4) @ values == pytest.approx((15 * 1 + 10 * 2) / 3)  # trapezoids rule-based
     assert curve.weights_at(2.5).sum() == pytest.approx(1)
     for outside in (0.9, 4.1):
         with pytest.raises(DataError, match="beyond"):

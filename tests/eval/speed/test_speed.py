@@ -54,15 +54,15 @@ def test_with_graphs_the_engine_is_measured_without_them_too(capsys, monkeypatch
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_decision_among_draws_is_measured_against_a_fixed_chunk(capsys, dtype):
     asked = ["sizes=[tiny]", "heads=shared", "num_prediction_heads=12", f"dtype={dtype}", "policy_reads=candidates"]
-    main([*asked, "--quick", "repeats=1", "clock=cpu", "parts=[steps]", "chunks=[1,10]", "draws=3"])
+    main([*asked, "--quick", "repeats=1", "clock=cpu", "parts=[steps]", "chunks=[1,10]", "num_candidates=3"])
     out = capsys.readouterr().out.splitlines()
     assert any(line.startswith("a step in which it keeps 10 tokens takes") for line in out)
     ratios = json.loads(out[-1])["ratios"]
     assert ratios["dcar_step_over_car_step"]["tiny"]["after the draw"] > 0.5
     (policy,) = random_policies(tiny_decoder().bfloat16(), reads="candidates").values()
-    assert policy.coherence.inner.weight.dtype == torch.float32  # as it is spoken with
-    with pytest.raises(ConfigError, match="3 draws"):
-        main([*asked[:3], "--quick", "repeats=1", "clock=cpu", "parts=[steps]", "chunks=[1]", "draws=3"])
+    assert policy.chunk_scorer.inner.weight.dtype == torch.float32  # as it is spoken with
+    with pytest.raises(ConfigError, match="3 candidates"):
+        main([*asked[:3], "--quick", "repeats=1", "clock=cpu", "parts=[steps]", "chunks=[1]", "num_candidates=3"])
 
 
 def test_every_run_speaks_the_same_number_of_tokens():

@@ -85,16 +85,17 @@ def test_perfect_draft_reproduces_next_token_decoding_token_by_token(decoder, pr
         assert all(r.rounds_proposed.count(length) > 1 for r in results)
 
 
-def sequence_law(target: CARDecoder, prompt: Prompt, sampling: SamplingConfig, length: int) -> dict[tuple, float]:
+def sequence_distribution(target: CARDecoder, prompt: Prompt, sampling: SamplingConfig,
+                          length: int) -> dict[tuple, float]:
     """Probabilities of all token sequences of next-token decoding, by enumeration; EOS is the last element."""
     config = target.config
-    law: dict[tuple, float] = {}
+    probs: dict[tuple, float] = {}
     text = torch.tensor([prompt.text_ids])
     front = [*prompt.prompt_ids, config.speech_vocab_size + 1]
 
     def walk(tokens: tuple, probability: float) -> None:
         if len(tokens) == length or (tokens and tokens[-1] == config.eos):
-            law[tokens] = probability
+            probs[tokens] = probability
             return
         ids = torch.tensor([[*front, *tokens]])
         hidden = target.speech_hidden(text, torch.tensor([text.shape[1]]), ids, torch.tensor([ids.shape[1]]),
@@ -109,17 +110,17 @@ def sequence_law(target: CARDecoder, prompt: Prompt, sampling: SamplingConfig, l
 
     with torch.no_grad():
         walk((), 1.0)
-    return law
+    return probs
 
 
-def goodness(results: list[DecodeResult], law: dict[tuple, float], eos: int) -> float:
-    """p-value of the drawn sequences under the law; rare ones are counted together, impossible ones give 0."""
+def goodness(results: list[DecodeResult], probs: dict[tuple, float], eos: int) -> float:
+    """p-value of the drawn sequences under the distribution; rare ones are counted together, impossible ones give 0."""
     drawn = Counter(tuple(r.tokens) + (() if r.truncated else (eos,)) for r in results)
-    if set(drawn) - set(law):
+    if set(drawn) - set(probs):
         return 0.0
-    often = [s for s, p in law.items() if p * len(results) >= 10]
+    often = [s for s, p in probs.items() if p * len(results) >= 10]
     observed = [drawn[s] for s in often]
-    expected = [law[s] * len(results) for s in often]
+    expected = [probs[s] * len(results) for s in often]
     rest = len(results) - sum(expected)
     if rest > 1e-6 * len(results):
         observed.append(len(results) - sum(observed))
@@ -131,29 +132,29 @@ def goodness(results: list[DecodeResult], law: dict[tuple, float], eos: int) -> 
 SHORT = SamplingConfig(temperature=0.9, top_p=0.97, max_tokens=4, max_tokens_per_text_unit=9)
 
 
-# Repetition-aware: a token that makes up a third of the last three is drawn again, from the whole law.
+# Repetition-aware: a token that makes up a third of the last three is drawn again, from the whole distribution.
 REPETITION = SamplingConfig(temperature=0.9, top_p=0.8, top_k=3, max_tokens=4, max_tokens_per_text_unit=9,
                             repetition_window=3, repetition_share=0.3)
 
 
 @pytest.mark.parametrize("sampling", [SHORT, REPETITION], ids=["plain", "repetition-aware"])
 @pytest.mark.parametrize("source", DRAFTERS)
-def test_sequences_of_sd_have_the_law_of_next_token_decoding(source, sampling):
+def test_sequences_of_sd_have_the_distribution_of_next_token_decoding(source, sampling):
     target = tiny_decoder(heads=3, seed=2, speech_vocab_size=3)
     prompt = Prompt("u", (1, 2, 3), (0, 1))
-    law = sequence_law(target, prompt, sampling, 4)
-    assert sum(law.values()) == pytest.approx(1, abs=1e-5)
+    probs = sequence_distribution(target, prompt, sampling, 4)
+    assert sum(probs.values()) == pytest.approx(1, abs=1e-5)
 
     def sample_with(method) -> list[DecodeResult]:
         return decode(target, [prompt], method, sampling, seed=3, group_size=6000)
 
     exact = sample_with(SpeculativeDecoding("sd", drafter_of(source, target, 2, noise=2.0)))
-    assert goodness(exact, law, 3) > FALSE_ALARM
+    assert goodness(exact, probs, 3) > FALSE_ALARM
     accepted, proposed = sum(r.accepted for r in exact), sum(r.proposed for r in exact)
     assert 0.05 < accepted / proposed < 0.95
     # the test has the power to see a tolerance of 0.4
     tolerant = sample_with(TolerantDecoding("ssd", drafter_of(source, target, 2, noise=2.0), 0.4, eos_strict=False))
-    assert goodness(tolerant, law, 3) < FALSE_ALARM
+    assert goodness(tolerant, probs, 3) < FALSE_ALARM
 
 
 @pytest.mark.parametrize("source", DRAFTERS)
@@ -178,7 +179,7 @@ def test_singletons_decide_as_sd_does_up_to_the_first_refusal(decoder, prompts, 
         refused = [p > k for p, k in zip(a.rounds_proposed, a.rounds_accepted, strict=True)]
         same = refused.index(True) + 1 if any(refused) else len(refused)
         assert a.rounds_accepted[:same] == b.rounds_accepted[:same]
-        until = 1 + sum(a.rounds_accepted[:same]) + same - 1  # the replacement is another draw of the same law
+        until = 1 + sum(a.rounds_accepted[:same]) + same - 1  # the replacement is another draw of the same distribution
         assert a.tokens[:until] == b.tokens[:until]
 
 
@@ -195,7 +196,7 @@ def test_wider_groups_accept_more(decoder, prompts):
 
 
 class CheckedHeads(HeadDrafter):
-    """Compares the laws of every draft with those of the whole prefix, recomputed without a cache."""
+    """Compares the distributions of every draft with those of the whole prefix, recomputed without a cache."""
 
     checked = 0
 
@@ -205,8 +206,8 @@ class CheckedHeads(HeadDrafter):
             emitted = session.tokens[session.rows[row], : session.generated[row]].tolist()
             hidden = recomputed(session.model, session.prompts[session.rows[row]], emitted[:-1])
             for i in range(count):
-                expected = law_at(session, session.model.heads.single(hidden, i + 2), len(emitted) + i)
-                assert torch.allclose(draft.laws[row, i], expected, atol=1e-5)
+                expected = distribution_at(session, session.model.heads.single(hidden, i + 2), len(emitted) + i)
+                assert torch.allclose(draft.probs[row, i], expected, atol=1e-5)
                 self.checked += 1
         return draft
 
@@ -221,7 +222,7 @@ class CheckedModel(ModelDrafter):
             for i in range(count):
                 before = emitted + draft.tokens[row, :i].tolist()
                 hidden = recomputed(self.draft, session.prompts[session.rows[row]], before)
-                assert torch.allclose(draft.laws[row, i], law_at(session, self.draft.heads.single(hidden, 1),
+                assert torch.allclose(draft.probs[row, i], distribution_at(session, self.draft.heads.single(hidden, 1),
                                                                  len(before)), atol=1e-5)
                 self.checked += 1
         return draft
@@ -234,16 +235,16 @@ def recomputed(model: CARDecoder, prompt: Prompt, tokens: list[int]) -> torch.Te
                                torch.tensor([ids]), torch.tensor([len(ids)]), torch.tensor([front]))[0, -1]
 
 
-def law_at(session, logits: torch.Tensor, position: int) -> torch.Tensor:
+def distribution_at(session, logits: torch.Tensor, position: int) -> torch.Tensor:
     forbidden = torch.tensor([position < session.sampling.min_tokens])
     return warp(logits[None], session.sampling, forbidden, session.model.config.eos)[0]
 
 
 class RandomVerifier(SpeculativeDecoding):
-    """Accepts and refuses at random, whatever the laws say."""
+    """Accepts and refuses at random, whatever the distributions say."""
 
     def accept(self, q, p, tokens, eos, draws):
-        self.target_laws = q
+        self.target_distributions = q
         return draws("accept") < 0.6
 
 
@@ -317,7 +318,7 @@ def test_eos_is_not_drafted_before_the_minimum(prompts, source):
     results = decode(target, prompts, SpeculativeDecoding("sd", drafter_of(source, target, noise=0)),
                      SamplingConfig(max_tokens=50, min_tokens=5))
     assert all(len(r.tokens) == 5 and not r.truncated for r in results)
-    if source == "draft":  # the base head's law drafts: what it proposes passes
+    if source == "draft":  # the base head's distribution drafts: what it proposes passes
         assert all(r.accepted == r.proposed > 0 for r in results)
 
 

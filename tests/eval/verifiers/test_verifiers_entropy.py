@@ -29,7 +29,7 @@ SAMPLING = SamplingConfig(max_tokens=60, max_tokens_per_text_unit=6)
 # ------------------------------------------------------------------------------------------------------------- the rule
 
 
-def test_entropy_is_that_of_the_law_before_warping():
+def test_entropy_is_that_of_the_distribution_before_warping():
     logits = torch.tensor([[0.0, 0.0, 0.0, 0.0], [100.0, 0.0, 0.0, 0.0], [math.log(3), 0.0, -1e9, -1e9]])
     expected = [math.log(4), 0.0, -(0.75 * math.log(0.75) + 0.25 * math.log(0.25))]
     assert entropies(logits).tolist() == pytest.approx(expected, abs=1e-6)
@@ -62,8 +62,8 @@ def test_sizes_and_tokens_equal_decoding_without_cache(decoder, prompts, samplin
                                            torch.tensor([len(prompt.prompt_ids) + 1]))[0, -1]
             size = 1
             for head in (2, 3, 4):
-                law = decoder.heads.single(hidden, head).detach().double().softmax(-1)
-                if float(-(law * law.log()).sum()) > threshold:
+                probs = decoder.heads.single(hidden, head).detach().double().softmax(-1)
+                if float(-(probs * probs.log()).sum()) > threshold:
                     break
                 size += 1
             return size

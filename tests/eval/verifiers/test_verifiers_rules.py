@@ -1,4 +1,4 @@
-"""One step of each acceptance rule: its law by enumeration, and what the code draws by statistics.
+"""One step of each acceptance rule: its distribution by enumeration, and what the code draws by statistics.
 
 A statistical test fails for correct code with probability 1e-6; the seeds are fixed.
 """
@@ -31,8 +31,10 @@ EOS = VOCABULARY - 1
 SAMPLINGS = [SamplingConfig(), SamplingConfig(temperature=0.6, top_k=4), SamplingConfig(top_p=0.8)]
 
 
-def random_laws(seed: int, sampling: SamplingConfig = SAMPLINGS[0], size: int = VOCABULARY) -> tuple[Tensor, Tensor]:
-    """Target law q and draft law p [V], float64; warped, so that some tokens are impossible in one or both."""
+def random_distributions(seed: int, sampling: SamplingConfig = SAMPLINGS[0], size: int = VOCABULARY,
+                         ) -> tuple[Tensor, Tensor]:
+    """Target distribution q and draft distribution p [V], float64; warped, so that some tokens are impossible in one or
+    both."""
     generator = torch.Generator().manual_seed(seed)
     q, p = (warp(1.5 * torch.randn(size, generator=generator), sampling).double() for _ in range(2))
     return q / q.sum(), p / p.sum()
@@ -43,12 +45,12 @@ def distance(a: Tensor, b: Tensor) -> float:
     return float((a - b).abs().sum() / 2)
 
 
-def assert_drawn_from(tokens: Tensor, law: Tensor) -> None:
-    """Chi-square of the tokens against the law; what is impossible must not occur."""
-    counts = tokens.bincount(minlength=len(law)).double()
-    assert counts[law <= 1e-12].sum() == 0
-    possible = law > 1e-12
-    assert stats.chisquare(counts[possible], len(tokens) * law[possible] / law[possible].sum()).pvalue > FALSE_ALARM
+def assert_drawn_from(tokens: Tensor, probs: Tensor) -> None:
+    """Chi-square of the tokens against the distribution; what is impossible must not occur."""
+    counts = tokens.bincount(minlength=len(probs)).double()
+    assert counts[probs <= 1e-12].sum() == 0
+    possible = probs > 1e-12
+    assert stats.chisquare(counts[possible], len(tokens) * probs[possible] / probs[possible].sum()).pvalue > FALSE_ALARM
 
 
 def random_keys(count: int, seed: int = 0) -> Tensor:
@@ -73,8 +75,8 @@ def first_tokens(method: ChainVerifier, q: Tensor, p: Tensor, count: int) -> tup
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("seed", range(20))
-def test_law_of_one_sd_step_is_the_targets(seed, sampling):
-    q, p = random_laws(seed, sampling)
+def test_distribution_of_one_sd_step_is_the_targets(seed, sampling):
+    q, p = random_distributions(seed, sampling)
     drawn = p > 0
     accepted = torch.zeros_like(p)
     accepted[drawn] = p[drawn] * sd.acceptance(q[drawn], p[drawn])
@@ -84,7 +86,7 @@ def test_law_of_one_sd_step_is_the_targets(seed, sampling):
 
 @pytest.mark.parametrize("seed", range(10))
 def test_tolerance_buys_acceptance_with_the_same_amount_of_total_variation(seed):
-    q, p = random_laws(seed)
+    q, p = random_distributions(seed)
     before = 0.0
     for beta in (0.0, 0.1, 0.25, 0.4, 0.8, 1.0, 1.7):
         accepted = p * ssd.acceptance(q, p, beta)
@@ -97,16 +99,17 @@ def test_tolerance_buys_acceptance_with_the_same_amount_of_total_variation(seed)
     assert torch.allclose(out, p, atol=1e-12)  # beta >= 1: the draft alone
 
 
-def test_equal_laws_leave_no_residual_but_a_law_to_draw_from():
-    q, _ = random_laws(0)
+def test_equal_distributions_leave_no_residual_but_a_distribution_to_draw_from():
+    q, _ = random_distributions(0)
     assert torch.equal(sd.residual(q, q), q)
 
 
-# --- what the methods draw, against their laws --------------------------------------------------------------------
+# --- what the methods draw, against their distributions
+# --------------------------------------------------------------------
 
 
-def expected_law(kind: str, q: Tensor, p: Tensor, groups: TokenGroups) -> Tensor:
-    """The law of the emitted token, in plain loops over the notes' formulas."""
+def expected_distribution(kind: str, q: Tensor, p: Tensor, groups: TokenGroups) -> Tensor:
+    """The distribution of the emitted token, in plain loops over the notes' formulas."""
     size = len(q)
     q, p = q.tolist(), p.tolist()
     excess = [max(0.0, a - b) for a, b in zip(q, p, strict=True)]
@@ -121,7 +124,7 @@ def expected_law(kind: str, q: Tensor, p: Tensor, groups: TokenGroups) -> Tensor
         members = [groups.group_tokens[a:b].tolist() for a, b in
                    zip(groups.group_start, groups.group_start[1:], strict=False)]
         of = [[k for k in range(len(members)) if t in members[k]] for t in range(size)]
-        q_c, p_c = ([sum(law[t] / len(of[t]) for t in ids) for ids in members] for law in (q, p))
+        q_c, p_c = ([sum(probs[t] / len(of[t]) for t in ids) for ids in members] for probs in (q, p))
         accept = [sum(min(1.0, q_c[k] / p_c[k]) if p_c[k] else 0.0 for k in of[x]) / len(of[x]) for x in range(size)]
         over = [max(0.0, a - b) for a, b in zip(q_c, p_c, strict=True)]
         behind = [[sum(over[k] / sum(over) * q[t] / len(of[t]) / q_c[k] for k in of[t] if q_c[k])
@@ -156,11 +159,11 @@ def method_of(kind: str, groups: TokenGroups) -> ChainVerifier:
 
 @pytest.mark.parametrize("kind", ["sd", "ssd", "ssd-eos", "pcg", "typical", "topk"])
 @pytest.mark.parametrize("seed", [1, 2, 5])
-def test_emitted_token_has_the_law_of_the_rule(kind, seed):
-    q, p = random_laws(seed, SAMPLINGS[seed % 3])
+def test_emitted_token_has_the_distribution_of_the_rule(kind, seed):
+    q, p = random_distributions(seed, SAMPLINGS[seed % 3])
     groups = small_groups()
     tokens, accepted = first_tokens(method_of(kind, groups), q, p, 60_000)
-    assert_drawn_from(tokens, expected_law(kind, q, p, groups))
+    assert_drawn_from(tokens, expected_distribution(kind, q, p, groups))
     assert 0 < accepted.sum() < len(accepted)
 
 
@@ -169,21 +172,21 @@ def test_emitted_token_has_the_law_of_the_rule(kind, seed):
     ("ssd", 0.075, 0.05), ("ssd-eos", 0.075, 0.17),  # starved where the draft ends late; the paper's rule rushes, too
     ("typical", 0.05, 0.05), ("topk", 0.05, 0.05)])
 def test_what_becomes_of_the_end_of_speech(kind, late, early):
-    """The figures of docs/methods.md: a draft that ends too seldom, and the same two laws exchanged."""
+    """The figures of docs/methods.md: a draft that ends too seldom, and the same two distributions exchanged."""
     often = torch.tensor([0.3875, 0.3125, 0, 0, 0, 0.3], dtype=torch.float64)
     seldom = torch.tensor([0.3875, 0.5625, 0, 0, 0, 0.05], dtype=torch.float64)
     groups = small_groups()
     for q, p, expected in ((often, seldom, late), (seldom, often, early)):
-        assert float(expected_law(kind, q, p, groups)[EOS]) == pytest.approx(expected, abs=1e-9)
+        assert float(expected_distribution(kind, q, p, groups)[EOS]) == pytest.approx(expected, abs=1e-9)
         tokens, _ = first_tokens(method_of(kind, groups), q, p, 20_000)
         assert float((tokens == EOS).double().mean()) == pytest.approx(expected, abs=0.02)
 
 
-def test_the_laws_of_the_rules_differ_enough_to_be_told_apart():
+def test_the_distributions_of_the_rules_differ_enough_to_be_told_apart():
     """The test above would see one rule in the place of another."""
-    q, p = random_laws(1, SAMPLINGS[1])
+    q, p = random_distributions(1, SAMPLINGS[1])
     kinds = ["sd", "ssd", "ssd-eos", "pcg", "typical", "topk"]
-    expected = {kind: expected_law(kind, q, p, small_groups()) for kind in kinds}
+    expected = {kind: expected_distribution(kind, q, p, small_groups()) for kind in kinds}
     for kind in kinds[1:]:
         assert distance(expected[kind], expected["sd"]) > 0.01
         assert float(expected[kind].sum()) == pytest.approx(1, abs=1e-9)
@@ -193,10 +196,10 @@ def test_the_laws_of_the_rules_differ_enough_to_be_told_apart():
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_group_law_is_the_targets_and_rejection_is_total_variation(seed):
-    q, p = random_laws(seed, SAMPLINGS[seed % 3])
+def test_group_distribution_is_the_targets_and_rejection_is_total_variation(seed):
+    q, p = random_distributions(seed, SAMPLINGS[seed % 3])
     groups = small_groups(seed)
-    q_c, p_c = (pcg.coarse(pcg.weighted(law[None], groups), groups)[0] for law in (q, p))
+    q_c, p_c = (pcg.coarse(pcg.weighted(probs[None], groups), groups)[0] for probs in (q, p))
     assert float(q_c.sum()) == pytest.approx(1, abs=1e-12) and float(p_c.sum()) == pytest.approx(1, abs=1e-12)
     all_groups = torch.arange(groups.count)
     by_pair = pcg.group_mass([q[None], p[None]], torch.zeros_like(all_groups), all_groups, groups)
@@ -205,22 +208,22 @@ def test_group_law_is_the_targets_and_rejection_is_total_variation(seed):
     refused = 1 - float(accepted.sum())
     assert refused == pytest.approx(distance(q_c, p_c), abs=1e-12)
     assert distance(q_c, p_c) <= distance(q, p) + 1e-12  # never accepts less than SD
-    law = pcg.enumerated_residual(q[None], p[None], groups)[0]
-    assert float(law.sum()) == pytest.approx(1, abs=1e-9)
+    probs = pcg.enumerated_residual(q[None], p[None], groups)[0]
+    assert float(probs.sum()) == pytest.approx(1, abs=1e-9)
     # the group of the emitted token: kept where accepted, drawn from the residual where not
     assert torch.allclose(accepted + refused * sd.residual(q_c, p_c), q_c, atol=1e-12)
 
 
 @pytest.mark.parametrize("seed", [1, 2, 4])
 def test_thinning_draws_from_the_enumerated_residual(seed):
-    q, p = random_laws(seed)
+    q, p = random_distributions(seed)
     groups = small_groups(seed)
     count = 40_000
     draws = Uniforms(random_keys(count), torch.zeros(count, dtype=torch.long))
     tokens, trials = pcg.thinned_residual(q.expand(count, -1), p.expand(count, -1), groups, draws)
     done = trials <= pcg.TRIALS
     assert_drawn_from(tokens[done], pcg.enumerated_residual(q[None], p[None], groups)[0])
-    q_c, p_c = (pcg.coarse(pcg.weighted(law[None], groups), groups)[0] for law in (q, p))
+    q_c, p_c = (pcg.coarse(pcg.weighted(probs[None], groups), groups)[0] for probs in (q, p))
     success = distance(q_c, p_c)  # of one trial
     for trial in (1, 2, 5):
         reached = int((trials >= trial).sum())
@@ -230,21 +233,22 @@ def test_thinning_draws_from_the_enumerated_residual(seed):
 
 
 def test_enumeration_takes_over_where_thinning_gives_up(monkeypatch):
-    q, p = random_laws(2)
+    q, p = random_distributions(2)
     groups = small_groups()
     monkeypatch.setattr(pcg, "TRIALS", 0)
     tokens, _ = first_tokens(GroupVerifier("pcg", HeadDrafter(1), groups), q, p, 60_000)
-    assert_drawn_from(tokens, expected_law("pcg", q, p, groups))
+    assert_drawn_from(tokens, expected_distribution("pcg", q, p, groups))
 
 
 def test_singletons_are_sd_and_one_group_is_the_draft():
-    q, p = random_laws(5)
+    q, p = random_distributions(5)
     embedding = torch.randn(EOS, 3, generator=torch.Generator().manual_seed(0))
     single, one = build_groups(embedding, 1.0), build_groups(embedding.abs(), -0.999)
     assert single.count == VOCABULARY and one.count == 2
     exact, accepted = first_tokens(SpeculativeDecoding("sd", HeadDrafter(1)), q, p, 40_000)
     tokens, same = first_tokens(GroupVerifier("pcg", HeadDrafter(1), single), q, p, 40_000)
-    assert torch.equal(accepted, same)  # decision by decision; the replacements are other draws of the same law
+    # decision by decision; the replacements are other draws of the same distribution
+    assert torch.equal(accepted, same)
     assert torch.equal(tokens[same], exact[same])
     assert_drawn_from(tokens, q)
     tokens, accepted = first_tokens(GroupVerifier("pcg", HeadDrafter(1), one), q, p, 40_000)

@@ -164,8 +164,8 @@ def test_a_candidate_is_accepted_iff_it_is_among_the_samples(tau):
     assert {len(p) for p in expected} == {0, 1, 2, 3}
 
 
-def one_node_law(q, children, tau, eos):
-    """Law of the token behind a node, by enumerating all draws."""
+def one_node_distribution(q, children, tau, eos):
+    """Distribution of the token behind a node, by enumerating all draws."""
     tree = DraftTree([-1] * len(children))
     draws = torch.tensor(list(itertools.product(range(len(q)), repeat=tau)))  # [N, tau]
     samples = draws[:, None].expand(-1, len(children) + 1, -1)
@@ -178,10 +178,11 @@ def one_node_law(q, children, tau, eos):
 
 @pytest.mark.parametrize("tau", [1, 2, 3, 4])
 @pytest.mark.parametrize("children", [[1, 3], [1, 4], [4, 1]])
-def test_law_of_one_node(tau, children):
-    """The closed form; tau = 1 is the base law whatever the candidates; the distance grows as the theory says."""
+def test_distribution_of_one_node(tau, children):
+    """The closed form; tau = 1 is the base distribution whatever the candidates; the distance grows as the theory
+    says."""
     q = torch.tensor([0.15, 0.3, 0.15, 0.02, 0.38], dtype=torch.float64)
-    out = one_node_law(q, children, tau, eos=4)
+    out = one_node_distribution(q, children, tau, eos=4)
     going = [c for c in children if c != 4]
     end, mass = float(q[4]), q[going].sum()
     expected = (1 - mass) ** (tau - 1) * q
@@ -196,10 +197,10 @@ def test_law_of_one_node(tau, children):
 
 @pytest.mark.parametrize("children", [[1, 3], [4, 1], [4]])
 @pytest.mark.parametrize("tau", [2, 3])
-def test_the_end_of_speech_keeps_its_law(children, tau):
+def test_the_end_of_speech_keeps_its_distribution(children, tau):
     q = torch.tensor([0.35, 0.3, 0.15, 0.12, 0.08], dtype=torch.float64)
-    assert float(one_node_law(q, children, tau, 4)[4]) == pytest.approx(0.08, abs=1e-12)
-    loose = float(one_node_law(q, children, tau, 99)[4])
+    assert float(one_node_distribution(q, children, tau, 4)[4]) == pytest.approx(0.08, abs=1e-12)
+    loose = float(one_node_distribution(q, children, tau, 99)[4])
     assert loose > 0.09 if 4 in children else loose < 0.06  # of a token like any other, tolerance moves the mass
 
 
@@ -207,18 +208,18 @@ DEEP = ((0,), (1,), (0, 0), (1, 0), (0, 0, 0), (0, 0, 1))
 OTHER_DEEP = ((0,), (1,), (2,), (0, 2), (0, 1), (1, 1))  # with the end, 2, among the candidates
 
 
-def ends_in_a_round(paths, laws, tau):
+def ends_in_a_round(paths, all_probs, tau):
     """Probability that each node of a tree of tokens is emitted, and that the end follows it, by enumerating all draws
-    of a round: two codes, end 2, laws by the tokens before."""
+    of a round: two codes, end 2, distributions by the tokens before."""
     tree = DraftTree([paths.index(p[:-1]) if p[:-1] else -1 for p in paths])
     nodes, options = [(), *paths], []
     for node in nodes:
-        law = laws[node]
+        probs = all_probs[node]
         if any(p[:-1] == node for p in paths):
-            rows = [(*s, u, law[list(s)].prod() * law[u] / law[:2].sum())
+            rows = [(*s, u, probs[list(s)].prod() * probs[u] / probs[:2].sum())
                     for s in itertools.product(range(3), repeat=tau) for u in range(2)]
         else:  # nothing is compared with its samples; the first is the next root
-            rows = [(*[s] * tau, 0, law[s]) for s in range(3)]
+            rows = [(*[s] * tau, 0, probs[s]) for s in range(3)]
         options.append(torch.tensor(rows, dtype=torch.float64))
     index = torch.cartesian_prod(*[torch.arange(len(o)) for o in options])
     draws = torch.stack([o[i] for o, i in zip(options, index.T, strict=True)], dim=1)  # [N, 1 + m, tau + 2]
@@ -237,40 +238,41 @@ def ends_in_a_round(paths, laws, tau):
 
 
 @pytest.mark.parametrize("paths", [DEEP, OTHER_DEEP])
-def test_the_end_keeps_its_law_behind_every_node_of_a_deep_tree(paths):
+def test_the_end_keeps_its_distribution_behind_every_node_of_a_deep_tree(paths):
     """The branch that leads furthest is chosen as if none ended: to prefer what goes on would starve the end."""
     rng = torch.Generator().manual_seed(0)
-    laws = {node: 0.1 + torch.rand(3, dtype=torch.float64, generator=rng) for node in [(), *paths]}
-    laws |= {(0, 0): torch.tensor([0.2, 0.2, 0.6], dtype=torch.float64)}
-    laws = {node: law / law.sum() for node, law in laws.items()}
-    found = ends_in_a_round(paths, laws, 2)
+    all_probs = {node: 0.1 + torch.rand(3, dtype=torch.float64, generator=rng) for node in [(), *paths]}
+    all_probs |= {(0, 0): torch.tensor([0.2, 0.2, 0.6], dtype=torch.float64)}
+    all_probs = {node: probs / probs.sum() for node, probs in all_probs.items()}
+    found = ends_in_a_round(paths, all_probs, 2)
     assert len(found) == sum(2 not in p for p in paths) + 1
     for node, (reached, ended) in found.items():
-        assert ended / reached == pytest.approx(float(laws[node][2]), abs=1e-12), node
+        assert ended / reached == pytest.approx(float(all_probs[node][2]), abs=1e-12), node
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_tau_one_is_lossless_for_any_tree(seed):
-    """Law of the next two tokens behind the root, by enumerating every draw at every node: the base law's."""
+    """Distribution of the next two tokens behind the root, by enumerating every draw at every node: the base
+    distribution's."""
     rng = torch.Generator().manual_seed(seed)
-    law = torch.rand(4, 3, dtype=torch.float64, generator=rng)  # behind the root, and behind each first token
-    law = law / law.sum(-1, keepdim=True)
+    probs = torch.rand(4, 3, dtype=torch.float64, generator=rng)  # behind the root, and behind each first token
+    probs = probs / probs.sum(-1, keepdim=True)
     tree = DraftTree([-1, -1, 0, 0, 1][: 3 + seed % 3])
     tokens = torch.tensor([seed % 3, (seed + 1) % 3, 1, 2, 0])[: len(tree)]
-    of_node = torch.tensor([0, 1 + seed % 3, 1 + (seed + 1) % 3])  # which law a node predicts with
+    of_node = torch.tensor([0, 1 + seed % 3, 1 + (seed + 1) % 3])  # which distribution a node predicts with
     got = torch.zeros(3, 3, dtype=torch.float64)
     for draws in itertools.product(range(3), repeat=3):
         samples = torch.zeros(1, 1 + len(tree), 1, dtype=torch.long)
         samples[0, :3, 0] = torch.tensor(draws)
-        weight = torch.stack([law[of_node[i], d] for i, d in enumerate(draws)]).prod()
+        weight = torch.stack([probs[of_node[i], d] for i, d in enumerate(draws)]).prod()
         path, counts = accept(tokens[None], samples, tree, eos=99)
-        if int(counts) == 0:  # the next root; what follows it comes from the next round, from the base law
+        if int(counts) == 0:  # the next root; what follows it comes from the next round, from the base distribution
             first = draws[0]
-            got[first] += weight * law[1 + first]
+            got[first] += weight * probs[1 + first]
         else:
             first = int(tokens[path[0, 0]])
             got[first, draws[int(path[0, 0]) + 1]] += weight
-    assert torch.allclose(got, law[0][:, None] * law[1:], atol=1e-12, rtol=0)
+    assert torch.allclose(got, probs[0][:, None] * probs[1:], atol=1e-12, rtol=0)
 
 
 # ------------------------------------------------------------------------------------------------------------- decoding
@@ -299,7 +301,7 @@ def test_tolerance_has_no_effect_at_temperature_zero(decoder, prompts):
 
 def test_a_right_draft_is_accepted_whole(decoder, prompts):
     """Heads that say what the base head will say at temperature 0 make every round as long as the tree is deep."""
-    with torch.no_grad():  # hidden states without content: all heads have one law each, all alike
+    with torch.no_grad():  # hidden states without content: all heads have one distribution each, all alike
         decoder.norm.weight.zero_()
         decoder.norm.bias.fill_(1.0)
         decoder.heads.block_weight.zero_()
@@ -352,7 +354,7 @@ def test_batch_size_and_order_change_nothing(decoder, prompts, batch_size):
     assert {r.utterance_id: (r.tokens, r.accepted, r.proposed) for r in got} == expected
 
 
-def test_tolerance_has_the_law_of_the_theory():
+def test_tolerance_has_the_distribution_of_the_theory():
     """tau = 3 on 6000 sampled pairs: chi-square against q(y1) out(y2 | y1), false alarms 1e-6."""
     model = tiny_decoder(heads=2, seed=3)
     prompt, sampling, tau = Prompt("u", (1, 2, 3), (4,)), SamplingConfig(max_tokens=2, temperature=1.5), 3

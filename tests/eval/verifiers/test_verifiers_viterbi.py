@@ -26,13 +26,13 @@ def lattice(n, m, seed, zeros=0.0):
     """Random S [1, n, m] and Q [1, m, m] with a share of zeros."""
     rng = torch.Generator().manual_seed(seed)
 
-    def law(*shape):
+    def probs(*shape):
         p = torch.rand(*shape, dtype=torch.float64, generator=rng)
         p = p * (torch.rand(*shape, generator=rng) >= zeros)
         p[..., 0] += 0.01  # no empty row
         return p / p.sum(-1, keepdim=True)
 
-    return law(1, n, m), law(1, m, m)
+    return probs(1, n, m), probs(1, m, m)
 
 
 def weights(s, q):
@@ -93,7 +93,7 @@ def test_bigrams_with_ends_and_starts_counted_by_hand():
     assert found == {(5, 0): 2, (5, 3): 1, (0, 1): 2, (1, 1): 1, (1, 2): 1, (1, 0): 1, (0, 4): 1, (2, 4): 1, (3, 4): 1}
 
 
-def test_smoothed_rows_are_laws_and_the_formula_holds():
+def test_smoothed_rows_are_distributions_and_the_formula_holds():
     alpha = 0.2
     q = matrix(transitions(alpha))
     assert torch.allclose(q.sum(-1), torch.ones(6), atol=1e-6)
@@ -118,23 +118,23 @@ def test_transitions_that_cannot_be_used():
 # ----------------------------------------------------------------------------------------------------------- the choice
 
 
-def laws(n, vocabulary, seed):
-    law = torch.rand(2, n, vocabulary, generator=torch.Generator().manual_seed(seed)) ** 3
-    return law / law.sum(-1, keepdim=True)
+def all_probs(n, vocabulary, seed):
+    probs = torch.rand(2, n, vocabulary, generator=torch.Generator().manual_seed(seed)) ** 3
+    return probs / probs.sum(-1, keepdim=True)
 
 
-def slow_choice(law, q, k):
+def slow_choice(probs, q, k):
     """The best path over the union of candidates of one row, by trying them all."""
-    tops = [row.topk(k).indices.tolist() for row in law]
+    tops = [row.topk(k).indices.tolist() for row in probs]
     union = sorted({i for top in tops for i in top})
     best = (-1.0, None)
-    for path in itertools.product(union, repeat=len(law)):
+    for path in itertools.product(union, repeat=len(probs)):
         weight = 1.0
         for t, j in enumerate(path):
             if 4 in path[:t]:  # has ended
-                weight *= float(law[: t + 1, 4].max()) * (j == 4)
+                weight *= float(probs[: t + 1, 4].max()) * (j == 4)
                 continue
-            weight *= float(law[t, j])
+            weight *= float(probs[t, j])
             weight *= float(q[path[t - 1], j]) if t else 1.0
         if weight > best[0]:
             best = (weight, list(path))
@@ -144,21 +144,21 @@ def slow_choice(law, q, k):
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(("n", "k"), [(1, 2), (3, 1), (3, 2), (2, 5)])
 def test_choice_equals_brute_force_over_the_union(n, k, seed):
-    table, law = transitions(0.3), laws(n, 5, seed)
-    law[:, :, 4] *= [0.02, 1, 3, 0][seed]  # ends: hardly, sometimes, often, never
-    tokens, score = choose(law, law.topk(k).indices, table)
+    table, probs = transitions(0.3), all_probs(n, 5, seed)
+    probs[:, :, 4] *= [0.02, 1, 3, 0][seed]  # ends: hardly, sometimes, often, never
+    tokens, score = choose(probs, probs.topk(k).indices, table)
     for b in range(2):
-        weight, path = slow_choice(law[b], matrix(table), k)
+        weight, path = slow_choice(probs[b], matrix(table), k)
         assert math.exp(float(score[b])) == pytest.approx(weight, rel=1e-4)
         assert tokens[b].tolist() == path
 
 
 def test_no_possible_path_is_an_error():
     table = Transitions(*count_bigrams([[0, 1, 2, 3]], 4), 6, alpha=0)  # 1 never follows 3
-    law = torch.zeros(1, 2, 5)
-    law[0, 0, 3] = law[0, 1, 1] = 1
+    probs = torch.zeros(1, 2, 5)
+    probs[0, 0, 3] = probs[0, 1, 1] = 1
     with pytest.raises(DataError, match="smooth the transitions"):
-        choose(law, law.topk(1).indices, table)
+        choose(probs, probs.topk(1).indices, table)
 
 
 # ------------------------------------------------------------------------------------------------------------- decoding
@@ -201,8 +201,8 @@ def test_decoding_follows_the_rule_step_by_step(decoder, prompts):
             logits = decoder.heads(hidden[None], n)
             if done == 0:
                 logits[:, 0, 12] = -torch.inf  # min_tokens
-            law = logits.softmax(-1)
-            tokens = choose(law, law.topk(k).indices, table)[0][0].tolist()
+            probs = logits.softmax(-1)
+            tokens = choose(probs, probs.topk(k).indices, table)[0][0].tolist()
             assert result.tokens[done : done + emitted] == tokens[:emitted]
             done += emitted
         assert done == len(result.tokens)
@@ -219,7 +219,8 @@ def test_batch_size_and_order_change_nothing(decoder, prompts, batch_size):
 
 @pytest.mark.parametrize("head", [1, 2, 3])
 def test_the_end_of_speech_cuts_the_path(prompts, head):
-    """One head says the end, those behind it do not: it has ended all the same, also where their laws exclude it."""
+    """One head says the end, those behind it do not: it has ended all the same, also where their distributions exclude
+    it."""
     for change in ({}, {"temperature": 0}, {"top_k": 1}):
         sampling = SamplingConfig(max_tokens=50, max_tokens_per_text_unit=50, min_tokens=0, **change)
         for result in decode(eos_decoder(head), prompts, MTPViterbi(4, spoken_table()), sampling):
@@ -235,9 +236,9 @@ def test_a_forbidden_end_is_no_end(prompts):
 def test_nothing_follows_an_end_in_any_path():
     table, ended = spoken_table(), 0
     for seed in range(200):
-        law = laws(4, 13, seed)
-        law[:, :, 12] *= 3
-        tokens, _ = choose(law, law.topk(6).indices, table)
+        probs = all_probs(4, 13, seed)
+        probs[:, :, 12] *= 3
+        tokens, _ = choose(probs, probs.topk(6).indices, table)
         for row in tokens.tolist():
             assert 12 not in row or set(row[row.index(12) :]) == {12}
             ended += 12 in row
@@ -282,8 +283,9 @@ def test_benchmark_case_is_the_real_work():
     assert tokens.shape == (1, 3) and torch.isfinite(score).all()
 
 
-def test_law_restricted_by_top_k_still_has_a_path(prompts):
-    """A head whose warped law knows few tokens leaves zeros in the lattice; its own best is always possible."""
+def test_distribution_restricted_by_top_k_still_has_a_path(prompts):
+    """A head whose warped distribution knows few tokens leaves zeros in the lattice; its own best is always
+    possible."""
     sampling = SamplingConfig(temperature=0.5, top_k=2, max_tokens=30)
     for result in decode(tiny_decoder(seed=5), prompts, MTPViterbi(4, spoken_table(), 5), sampling):
         assert len(result.tokens) > 0 or not result.truncated

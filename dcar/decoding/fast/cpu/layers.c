@@ -364,5 +364,5 @@ int run_layers(const Pass *given) {
 }
 
 #include "heads.c"
-#include "laws.c"
-#include "coherence.c"
+#include "distributions.c"
+#include "chunk_scorer.c"

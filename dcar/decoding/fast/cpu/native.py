@@ -32,7 +32,7 @@ from heads.layers import TransformerLayer
 logger = logging.getLogger(__name__)
 
 SOURCES = tuple(Path(__file__).with_name(name) for name in ("layers.c", "few_rows.c", "panels.c", "heads.c",
-                                                              "laws.c", "coherence.c"))
+                                                              "distributions.c", "chunk_scorer.c"))
 """The first one is compiled and includes the others."""
 
 # Tuned for some processors (AMD's Zen), gcc fuses multiplications and additions in one loop and not in its twin for
@@ -103,17 +103,17 @@ class Kernels:
         self._layers.argtypes = [ctypes.POINTER(_Pass)]
         for function in (self.run_heads, self.run_shared_heads):  # heads.py has their structures
             function.argtypes = [*[ctypes.c_void_p] * 3, *[ctypes.c_long] * 3]
-        # laws.py has what these three are given
-        self.run_laws, self.run_features, self.run_decision = (library.run_laws, library.run_features,
+        # distributions.py has what these three are given
+        self.run_distributions, self.run_features, self.run_decision = (library.run_distributions, library.run_features,
                                                                library.run_decision)
-        for function in (self.run_laws, self.run_features):
+        for function in (self.run_distributions, self.run_features):
             function.restype = ctypes.c_long
-        self.run_laws.argtypes = [*[ctypes.c_void_p] * 6, *[ctypes.c_long] * 4]
+        self.run_distributions.argtypes = [*[ctypes.c_void_p] * 6, *[ctypes.c_long] * 4]
         self.run_features.argtypes = [*[ctypes.c_void_p] * 3, *[ctypes.c_long] * 4, ctypes.c_float, ctypes.c_long]
         self.run_decision.argtypes = [*[ctypes.c_void_p] * 4, *[ctypes.c_long] * 6, *[ctypes.c_float] * 2]
         self.run_decision.restype = None
-        self.run_coherence = library.run_coherence  # coherence.py has its structure
-        self.run_coherence.argtypes = [*[ctypes.c_void_p] * 5, *[ctypes.c_long] * 3]
+        self.run_chunk_scorer = library.run_chunk_scorer  # chunk_scorer.py has its structure
+        self.run_chunk_scorer.argtypes = [*[ctypes.c_void_p] * 5, *[ctypes.c_long] * 3]
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> NativeLinear:
         """The product with a contiguous weight [out, in], which is used where it is, or copied if it is a small one."""

@@ -1,4 +1,4 @@
-"""Training of the coherence of chunks: it learns, resumes, and refuses what does not belong together."""
+"""Training of the joint score of chunks: it learns, resumes, and refuses what does not belong together."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from dcar.errors import CheckpointError, ConfigError, DataError
 from dcar.model.car import CARDecoder, head_targets
 from dcar.train import small
 from dcar.train.car import run as train_decoder
-from dcar.train.coherence import TrainCoherenceConfig, chunks_ahead, run
-from heads.coherence import Coherence
+from dcar.train.chunk_scorer import TrainChunkScorerConfig, chunks_ahead, run
+from heads.chunk_scorer import ChunkScorer
 
 
 @pytest.fixture(scope="module")
@@ -39,15 +39,15 @@ def settings(data, decoder, out, **changes) -> dict:
                 save_steps=4) | changes
 
 
-def config_of(*args, **changes) -> TrainCoherenceConfig:
-    return TrainCoherenceConfig(**settings(*args, **changes))
+def config_of(*args, **changes) -> TrainChunkScorerConfig:
+    return TrainChunkScorerConfig(**settings(*args, **changes))
 
 
 def test_the_command_learns_and_leaves_everything_behind(data, decoder, tmp_path):
     out = tmp_path / "out"
     options = settings(data, decoder, out, max_steps=80, eval_steps=40, save_steps=40)
-    main(["train-coherence", *(f"{k}={v}" for k, v in options.items())])
-    trained, base = Coherence.from_pretrained(out), CARDecoder.from_pretrained(decoder)
+    main(["train-chunk-scorer", *(f"{k}={v}" for k, v in options.items())])
+    trained, base = ChunkScorer.from_pretrained(out), CARDecoder.from_pretrained(decoder)
     assert trained.config.base_checksum == base.checksum() and trained.config.tokenizer == "tiny@abc"
     assert (trained.config.num_heads, trained.config.vocab_size) == (3, base.config.output_size)
     evaluations = [line for line in log_of(out) if "eval_loss" in line]
@@ -73,7 +73,7 @@ def test_resumed_training_equals_one_that_never_stopped(data, decoder, tmp_path)
     assert other.checksum() != whole.checksum()
 
 
-def test_begins_from_the_coherence_of_another_decoder(data, decoder, tmp_path):
+def test_begins_from_the_chunk_scorer_of_another_decoder(data, decoder, tmp_path):
     first = run(config_of(data, decoder, tmp_path / "first"))
     tuned = tmp_path / "tuned"
     train_decoder(tiny_config(data, tuned, init_from=str(decoder), max_steps=1))

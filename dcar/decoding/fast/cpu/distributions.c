@@ -1,10 +1,10 @@
-/* From logits: laws of the next tokens, tokens drawn from them, how likely these are, and which of them a policy keeps.
+/* From logits: distributions of the next tokens, tokens drawn from them, how likely these are, and which of them a policy keeps.
  *
- * The mathematics is that of dcar/sampling.py (warp, sample_several), heads/candidates.py (candidate_features, joint_law) and
+ * The mathematics is that of dcar/sampling.py (warp, sample_several), heads/candidates.py (candidate_features, joint_log_probs) and
  * heads/policy.py, which take some ninety operators for it. A row's result does not depend on the others. layers.c includes this file.
  */
 
-#define MOST_KEPT 64 /* of a law; a larger top-k is PyTorch's business */
+#define MOST_KEPT 64 /* of a distribution; a larger top-k is PyTorch's business */
 
 typedef struct {
   float temperature; /* 0 = the likeliest token alone */
@@ -34,14 +34,14 @@ static int widened(const float *logits, float *row, long size, long pad) {
 
 #define GROUP (4 * LANES)
 
-/* A law without its scale: weights in the order of ids, of all or of those few that are kept, and sums of GROUP of them, by which
+/* A distribution without its scale: weights in the order of ids, of all or of those few that are kept, and sums of GROUP of them, by which
  * a place in it is found. */
 typedef struct {
   float *weight;
   long count;                  /* a multiple of GROUP; weights behind the last are 0 */
   long kept, place[MOST_KEPT]; /* how many are kept, 0 = all, and their ids */
   double *sums, sum;
-} Law;
+} Distribution;
 
 typedef double doubles __attribute__((vector_size(8 * LANES)));
 
@@ -73,9 +73,9 @@ static void keep_largest(const float *row, long pad, long k, float *weight, long
   }
 }
 
-/* The warped law of a row of logits, of which `row` has room for a copy; its sum is not above 0 where there is no law. */
-static void warp(const float *logits, const Warping *how, int banned, float *row, Law *law, long size, long pad) {
-  law->sum = -1;
+/* The warped distribution of a row of logits, of which `row` has room for a copy; its sum is not above 0 where there is no distribution. */
+static void warp(const float *logits, const Warping *how, int banned, float *row, Distribution *distribution, long size, long pad) {
+  distribution->sum = -1;
   if (!widened(logits, row, size, pad)) return;
   if (banned) {
     for (long c = 0; c < pad; c += LANES) {
@@ -88,9 +88,9 @@ static void warp(const float *logits, const Warping *how, int banned, float *row
   }
   float largest = most_of(row, pad);
   if (how->temperature == 0) { /* one id, the first of the largest */
-    memset(law->weight, 0, GROUP * sizeof *law->weight);
-    for (law->place[0] = 0; row[law->place[0]] != largest; law->place[0]++) {}
-    law->weight[0] = 1, law->count = GROUP, law->kept = 1, law->sums[0] = law->sum = 1;
+    memset(distribution->weight, 0, GROUP * sizeof *distribution->weight);
+    for (distribution->place[0] = 0; row[distribution->place[0]] != largest; distribution->place[0]++) {}
+    distribution->weight[0] = 1, distribution->count = GROUP, distribution->kept = 1, distribution->sums[0] = distribution->sum = 1;
     return;
   }
   if (how->temperature != 1) {
@@ -101,85 +101,85 @@ static void warp(const float *logits, const Warping *how, int banned, float *row
     largest /= how->temperature;
   }
   const float *from = row;
-  law->kept = how->top_k > 0 && how->top_k < size ? how->top_k : 0;
-  law->count = pad;
-  if (law->kept) {
-    law->count = (law->kept + GROUP - 1) / GROUP * GROUP;
-    for (long c = 0; c < law->count; c++) law->weight[c] = -__builtin_inff();
-    keep_largest(row, pad, law->kept, law->weight, law->place);
-    from = law->weight;
+  distribution->kept = how->top_k > 0 && how->top_k < size ? how->top_k : 0;
+  distribution->count = pad;
+  if (distribution->kept) {
+    distribution->count = (distribution->kept + GROUP - 1) / GROUP * GROUP;
+    for (long c = 0; c < distribution->count; c++) distribution->weight[c] = -__builtin_inff();
+    keep_largest(row, pad, distribution->kept, distribution->weight, distribution->place);
+    from = distribution->weight;
   }
-  law->sum = 0;
-  for (long c = 0; c < law->count; c += GROUP) {
-    doubles some = {0}; /* as a cumulative law needs it: the last ids weigh little beside all others */
+  distribution->sum = 0;
+  for (long c = 0; c < distribution->count; c += GROUP) {
+    doubles some = {0}; /* as a cumulative distribution needs it: the last ids weigh little beside all others */
     UNROLL for (int i = 0; i < 4; i++) {
       vector v = exponential(load(from + c + i * LANES) - largest);
-      memcpy(law->weight + c + i * LANES, &v, sizeof v);
+      memcpy(distribution->weight + c + i * LANES, &v, sizeof v);
       some += __builtin_convertvector(v, doubles);
     }
-    law->sum += law->sums[c / GROUP] = total_of(some);
+    distribution->sum += distribution->sums[c / GROUP] = total_of(some);
   }
 }
 
 /* The first id whose cumulative weight exceeds u times all of it; the last one with mass, should rounding leave none. */
-static long drawn(const Law *law, double u) {
-  double before = 0, wanted = u * law->sum;
+static long drawn(const Distribution *distribution, double u) {
+  double before = 0, wanted = u * distribution->sum;
   long found = -1;
-  for (long c = 0; c < law->count && found < 0; before += law->sums[c / GROUP], c += GROUP) {
-    if (before + law->sums[c / GROUP] <= wanted) continue;
+  for (long c = 0; c < distribution->count && found < 0; before += distribution->sums[c / GROUP], c += GROUP) {
+    if (before + distribution->sums[c / GROUP] <= wanted) continue;
     double inside = before;
     for (long i = c; i < c + GROUP && found < 0; i++)
-      if ((inside += law->weight[i]) > wanted && law->weight[i] > 0) found = i;
+      if ((inside += distribution->weight[i]) > wanted && distribution->weight[i] > 0) found = i;
   }
   if (found < 0)
-    for (found = law->count - 1; found > 0 && !(law->weight[found] > 0);) found--;
-  return law->kept ? law->place[found] : found;
+    for (found = distribution->count - 1; found > 0 && !(distribution->weight[found] > 0);) found--;
+  return distribution->kept ? distribution->place[found] : found;
 }
 
-/* The law to its scale, [size]. */
-static void spread(const Law *law, float *to, long size) {
-  float sum = law->sum;
+/* The distribution to its scale, [size]. */
+static void spread(const Distribution *distribution, float *to, long size) {
+  float sum = distribution->sum;
   long c = 0;
-  if (law->kept) {
+  if (distribution->kept) {
     memset(to, 0, size * sizeof *to);
-    for (long j = 0; j < law->kept; j++) to[law->place[j]] = law->weight[j] / sum;
+    for (long j = 0; j < distribution->kept; j++) to[distribution->place[j]] = distribution->weight[j] / sum;
     return;
   }
   for (; c + LANES <= size; c += LANES) {
-    vector v = load(law->weight + c) / sum;
+    vector v = load(distribution->weight + c) / sum;
     memcpy(to + c, &v, sizeof v);
   }
-  for (; c < size; c++) to[c] = law->weight[c] / sum;
+  for (; c < size; c++) to[c] = distribution->weight[c] / sum;
 }
 
-/* Laws [rows, size], where they are asked for, and tokens [rows, several] at the numbers u [rows, several], where these are:
- * of logits [rows, size], the end of speech forbidden in rows that are `banned` (may be absent). How many rows have no law, whose
+/* Distributions [rows, size], where they are asked for, and tokens [rows, several] at the numbers u [rows, several], where these are:
+ * of logits [rows, size], the end of speech forbidden in rows that are `banned` (may be absent). How many rows have no distribution, whose
  * results mean nothing; -1 where there is no memory. */
-long run_laws(const float *logits, const Warping *how, const unsigned char *banned, float *laws, const double *u, long *tokens,
+long run_distributions(const float *logits, const Warping *how, const unsigned char *banned, float *distributions, const double *u, long *tokens,
               long rows, long size, long several, long threads) {
-  long pad = (size + GROUP - 1) / GROUP * GROUP, lawless = 0, failed = 0;
-#pragma omp parallel num_threads(threads) reduction(+ : lawless, failed) if (threads > 1 && rows * size > ALONE)
+  long pad = (size + GROUP - 1) / GROUP * GROUP, undefined = 0, failed = 0;
+#pragma omp parallel num_threads(threads) reduction(+ : undefined, failed) if (threads > 1 && rows * size > ALONE)
   {
     float *row = malloc(2 * pad * sizeof *row);
-    Law law = {.weight = row + pad, .sums = malloc(pad / GROUP * sizeof(double))};
-    int ready = row && law.sums;
+    Distribution distribution = {.weight = row + pad, .sums = malloc(pad / GROUP * sizeof(double))};
+    int ready = row && distribution.sums;
     failed += !ready;
 #pragma omp for schedule(static)
     for (long r = 0; r < rows; r++) {
       if (!ready) continue;
-      warp(logits + r * size, how, banned && banned[r], row, &law, size, pad);
-      if (!(law.sum > 0 && law.sum < __builtin_inf())) {
-        lawless++;
+      warp(logits + r * size, how, banned && banned[r], row, &distribution, size, pad);
+      if (!(distribution.sum > 0 && distribution.sum < __builtin_inf())) {
+        undefined++;
         continue;
       }
       if (u)
-        for (long i = 0; i < several; i++) tokens[r * several + i] = drawn(&law, u[r * several + i]);
-      if (laws) spread(&law, laws + r * size, size);
+        for (long i = 0; i < several; i++) tokens[r * several + i] = drawn(&distribution, u[r * several + i]);
+      if (distributions) spread(&distribution, distributions + r * size, size);
     }
     free(row);
-    free(law.sums);
+    free(distribution.sums);
   }
-  return failed ? -1 : lawless;
+  return failed ? -1 : undefined;
 }
 
 /* The log of the sum of exponentials; NaN where one of them is none. */
@@ -190,14 +190,14 @@ static float log_sum(const float *x, long count) {
   return largest + __builtin_logf(sum);
 }
 
-/* Log-law of draw and size together (joint_law of heads/candidates.py) [rows, several, actions], from what is seen of the
+/* Log-probabilities of draw and size together (joint_log_probs of heads/candidates.py) [rows, several, actions], from what is seen of the
  * candidates [rows, several, reach, features], by scores that are linear in it: weight [reach features, reach], bias [reach], and
- * `dial` for each token. Sizes behind the reach score `never`. `ratio`: which feature is the coherence, where draws are several. */
-void run_decision(const float *seen, const float *weight, const float *bias, float *law, long rows, long several, long reach,
+ * `dial` for each token. Sizes behind the reach score `never`. `ratio`: which feature is the chunk scorer, where draws are several. */
+void run_decision(const float *seen, const float *weight, const float *bias, float *distribution, long rows, long several, long reach,
                   long features, long actions, long ratio, float dial, float never) {
-  for (long r = 0; r < rows; r++, law += several * actions) {
+  for (long r = 0; r < rows; r++, distribution += several * actions) {
     for (long i = 0; i < several; i++, seen += reach * features) {
-      float *score = law + i * actions;
+      float *score = distribution + i * actions;
       for (long a = 0; a < actions; a++) score[a] = (a < reach ? bias[a] : never) + dial * (a + 1);
       for (long f = 0; f < reach * features; f++)
         for (long a = 0; a < reach; a++) score[a] += seen[f] * weight[f * reach + a];
@@ -209,11 +209,11 @@ void run_decision(const float *seen, const float *weight, const float *bias, flo
       for (long a = 0; a < reach; a++) {
         for (long i = 0; i < several; i++) share[i] += first[(i * reach + a) * features + ratio];
         float all_of = log_sum(share, several);
-        for (long i = 0; i < several; i++) law[i * actions + a] += share[i] - all_of;
+        for (long i = 0; i < several; i++) distribution[i * actions + a] += share[i] - all_of;
       }
     }
-    float all_of = log_sum(law, several * actions);
-    for (long c = 0; c < several * actions; c++) law[c] -= all_of;
+    float all_of = log_sum(distribution, several * actions);
+    for (long c = 0; c < several * actions; c++) distribution[c] -= all_of;
   }
 }
 

@@ -1,4 +1,5 @@
-"""How well the tokens of a chunk go together: the ratio that is learned, and what choosing by it does to the law."""
+"""How well the tokens of a chunk go together: the ratio that is learned, and what choosing by it does to the
+distribution."""
 
 from __future__ import annotations
 
@@ -10,64 +11,64 @@ import torch
 from dcar.decoding.chunks import choose_end
 from dcar.errors import CheckpointError
 from dcar.sampling import sample_several, shifted
-from heads.candidates import candidate_features, joint_law, of_draw, resampled
-from heads.coherence import Coherence, CoherenceConfig, before_end, coherent_features
+from heads.candidates import candidate_features, joint_log_probs, of_draw, resampled
+from heads.chunk_scorer import ChunkScorer, ChunkScorerConfig, before_end, scored_features
 from heads.policy import ChunkPolicy, ChunkPolicyConfig, shape_of
 
 CODES, LENGTH = 3, 3  # the end of speech is the id behind the codes
 
 
 def joint() -> torch.Tensor:
-    """A law over chunks of three codes, [3, 3, 3], far from the product of its margins."""
-    law = torch.rand(CODES, CODES, CODES, generator=torch.Generator().manual_seed(3)).double() ** 3 + 0.05
-    return law / law.sum()
+    """A distribution over chunks of three codes, [3, 3, 3], far from the product of its margins."""
+    probs = torch.rand(CODES, CODES, CODES, generator=torch.Generator().manual_seed(3)).double() ** 3 + 0.05
+    return probs / probs.sum()
 
 
-def margins(law: torch.Tensor) -> torch.Tensor:
+def margins(probs: torch.Tensor) -> torch.Tensor:
     """[3, 4] of every place; the end of speech has no mass."""
-    return torch.stack([torch.nn.functional.pad(law.sum([d for d in range(LENGTH) if d != place]), (0, 1))
+    return torch.stack([torch.nn.functional.pad(probs.sum([d for d in range(LENGTH) if d != place]), (0, 1))
                         for place in range(LENGTH)])
 
 
-def log_ratios(law: torch.Tensor, chunk: tuple[int, ...]) -> list[float]:
+def log_ratios(probs: torch.Tensor, chunk: tuple[int, ...]) -> list[float]:
     """r_1 … r_3 of a chunk, by enumeration."""
-    heads = margins(law)
+    heads = margins(probs)
     found = []
     for a in range(1, LENGTH + 1):
-        together = law[chunk[:a]].sum()
+        together = probs[chunk[:a]].sum()
         alone = torch.stack([heads[j, chunk[j]] for j in range(a)]).prod()
         found.append(float((together / alone).log()))
     return found
 
 
-def small(**changes) -> Coherence:
+def small(**changes) -> ChunkScorer:
     torch.manual_seed(0)
-    return Coherence(CoherenceConfig(**{"hidden_size": 4, "num_heads": LENGTH, "vocab_size": CODES + 1,
+    return ChunkScorer(ChunkScorerConfig(**{"hidden_size": 4, "num_heads": LENGTH, "vocab_size": CODES + 1,
                                         "embedding_size": 4, "width": 16} | changes))
 
 
 def test_logistic_regression_learns_the_log_ratio():
-    law, coherence = joint(), small()
-    heads = margins(law)
+    probs, chunk_scorer = joint(), small()
+    heads = margins(probs)
     chunks = torch.tensor(list(itertools.product(range(CODES), repeat=LENGTH)))
     generator = torch.Generator().manual_seed(1)
     logits = heads.clamp(min=1e-30).log().float()
-    optimizer = torch.optim.Adam(coherence.parameters(), 1e-2)
+    optimizer = torch.optim.Adam(chunk_scorer.parameters(), 1e-2)
     for _ in range(400):
-        real = chunks[torch.multinomial(law.flatten(), 1000, True, generator=generator)]
+        real = chunks[torch.multinomial(probs.flatten(), 1000, True, generator=generator)]
         drawn = torch.stack([torch.multinomial(heads[j], 1000, True, generator=generator) for j in range(LENGTH)], 1)
         loss = torch.zeros(())
         for sign, tokens in ((-1, real), (1, drawn)):
             seen = candidate_features(logits.expand(1000, -1, -1), tokens)
-            ratio = coherence(torch.zeros(1000, 4), tokens, seen).cumsum(-1)
+            ratio = chunk_scorer(torch.zeros(1000, 4), tokens, seen).cumsum(-1)
             loss = loss + torch.nn.functional.softplus(sign * ratio).mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
     with torch.no_grad():
         seen = candidate_features(logits.expand(len(chunks), -1, -1), chunks)
-        learned = coherence(torch.zeros(len(chunks), 4), chunks, seen).cumsum(-1).double()
-    wanted = torch.tensor([log_ratios(law, tuple(c)) for c in chunks.tolist()]).double()
+        learned = chunk_scorer(torch.zeros(len(chunks), 4), chunks, seen).cumsum(-1).double()
+    wanted = torch.tensor([log_ratios(probs, tuple(c)) for c in chunks.tolist()]).double()
     drawn_share = torch.stack([heads[j, chunks[:, j]] for j in range(LENGTH)]).prod(0)
     error = ((learned - wanted).abs() * drawn_share[:, None]).sum(0)  # nats, over what is drawn
     spread = ((wanted - (wanted * drawn_share[:, None]).sum(0)).abs() * drawn_share[:, None]).sum(0)
@@ -76,13 +77,14 @@ def test_logistic_regression_learns_the_log_ratio():
 
 
 @pytest.mark.parametrize("draws", [2, 8])
-def test_choosing_by_the_ratio_moves_the_law_of_chunks_towards_the_joint_law(draws):
-    """With the true ratio: the farther, the more chunks are drawn; one chunk alone has the law of the heads."""
-    law, many = joint(), 60_000
-    heads = margins(law)
+def test_choosing_by_the_ratio_moves_the_distribution_of_chunks_towards_the_joint_distribution(draws):
+    """With the true ratio: the farther, the more chunks are drawn; one chunk alone has the distribution of the
+    heads."""
+    probs, many = joint(), 60_000
+    heads = margins(probs)
     u = torch.rand(many, LENGTH, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
     chunks = sample_several(heads.expand(many, -1, -1), shifted(u, draws)).mT  # [many, N, 3]
-    table = torch.tensor([log_ratios(law, c) for c in itertools.product(range(CODES), repeat=LENGTH)])
+    table = torch.tensor([log_ratios(probs, c) for c in itertools.product(range(CODES), repeat=LENGTH)])
     index = (chunks * torch.tensor([9, 3, 1])).sum(-1)
     ratios = table[index]  # [many, N, 3]
     added = ratios.diff(dim=-1, prepend=0 * ratios[..., :1]).unsqueeze(-1)
@@ -90,17 +92,17 @@ def test_choosing_by_the_ratio_moves_the_law_of_chunks_towards_the_joint_law(dra
     third = torch.full((many, draws, LENGTH), -1e9)
     third[..., -1] = 0.0  # a policy that keeps all three
     u = torch.rand(many, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
-    sizes, log_probs, draw = choose_end(joint_law(third, candidates), u, None, LENGTH)
+    sizes, log_probs, draw = choose_end(joint_log_probs(third, candidates), u, None, LENGTH)
     assert (sizes == LENGTH).all()
     weights = of_draw(ratios[..., -1].softmax(1), draw)  # importance resampling: a chunk's share of the density ratios
     assert torch.allclose(log_probs.exp().double(), weights.double(), atol=1e-5)
 
     def far(which: torch.Tensor) -> float:
-        return float((torch.bincount(which, minlength=27) / many - law.flatten()).abs().sum() / 2)
+        return float((torch.bincount(which, minlength=27) / many - probs.flatten()).abs().sum() / 2)
 
     alone, chosen = far(index[:, 0]), far(of_draw(index, draw))
     product = float((torch.stack([heads[j, torch.tensor(c)[j]] for c in itertools.product(range(3), repeat=3)
-                                  for j in range(3)]).view(27, 3).prod(1) - law.flatten()).abs().sum() / 2)
+                                  for j in range(3)]).view(27, 3).prod(1) - probs.flatten()).abs().sum() / 2)
     assert alone == pytest.approx(product, abs=0.01)
     assert chosen < {2: 0.8, 8: 0.45}[draws] * alone
 
@@ -112,13 +114,13 @@ def test_shares_of_draws_compare_chunks_of_one_length():
     assert share.exp().sum(0).tolist() == pytest.approx([1, 1])
     assert (share[0] - share[1]).tolist() == pytest.approx([1.0, -2.0])
     scores = torch.tensor([[[0.6, 0.4], [0.4, 0.6]]]).log() + 1.7
-    law = joint_law(scores, candidates)
-    sizes, log_probs, draw = choose_end(law, None, None, 2)
+    probs = joint_log_probs(scores, candidates)
+    sizes, log_probs, draw = choose_end(probs, None, None, 2)
     weights = scores[0].exp() * share.exp()
     assert (sizes.tolist(), draw.tolist()) == ([2], [1])
     assert log_probs.exp().item() == pytest.approx((weights[1, 1] / weights.sum()).item())
-    assert law[0].exp().tolist() == pytest.approx((weights / weights.sum()).flatten().tolist())
-    sizes, log_probs, draw = choose_end(law, None, torch.tensor([1]), 2)
+    assert probs[0].exp().tolist() == pytest.approx((weights / weights.sum()).flatten().tolist())
+    sizes, log_probs, draw = choose_end(probs, None, torch.tensor([1]), 2)
     assert (sizes.tolist(), draw.tolist()) == ([1], [0])
     assert log_probs.exp().item() == pytest.approx((weights[0, 0] / weights.sum()).item())
 
@@ -131,16 +133,16 @@ def test_tokens_behind_the_end_of_speech_add_nothing():
 
 
 def test_several_draws_are_seen_as_each_alone():
-    coherence = small()
+    chunk_scorer = small()
     hidden, logits = torch.randn(5, 4), torch.randn(5, LENGTH, CODES + 1)
     chunks = torch.randint(0, CODES, (5, 4, LENGTH))
-    together = coherent_features(coherence, hidden, logits, chunks)
+    together = scored_features(chunk_scorer, hidden, logits, chunks)
     assert together.shape == (5, 4, LENGTH, 4)
     for n in range(4):
-        alone = coherent_features(coherence, hidden, logits, chunks[:, n])
+        alone = scored_features(chunk_scorer, hidden, logits, chunks[:, n])
         assert torch.allclose(together[:, n], alone, atol=1e-5)
         assert torch.equal(alone[..., :3], candidate_features(logits, chunks[:, n]))
-    shorter = coherent_features(coherence, hidden, logits[:, :2], chunks[:, 0, :2])
+    shorter = scored_features(chunk_scorer, hidden, logits[:, :2], chunks[:, 0, :2])
     assert torch.allclose(shorter, together[:, 0, :2], atol=1e-5)  # what stands behind a token does not matter to it
 
 
@@ -154,23 +156,23 @@ def test_shifted_numbers_are_uniform_and_lie_apart():
 
 
 def test_a_policy_takes_it_along(tmp_path):
-    coherence = small(base_checksum="aa", tokenizer="t")
-    policy = ChunkPolicy(ChunkPolicyConfig(4, LENGTH, reads="candidates", **shape_of(coherence)))
-    policy.coherence.load_state_dict(coherence.state_dict())
+    chunk_scorer = small(base_checksum="aa", tokenizer="t")
+    policy = ChunkPolicy(ChunkPolicyConfig(4, LENGTH, reads="candidates", **shape_of(chunk_scorer)))
+    policy.chunk_scorer.load_state_dict(chunk_scorer.state_dict())
     policy.save_pretrained(tmp_path)
     loaded = ChunkPolicy.from_pretrained(tmp_path)
     assert loaded.config.features == 4 and loaded.checksum() == policy.checksum()
     tokens = torch.tensor([[0, 1, 2]])
     hidden, logits = torch.randn(1, 4), torch.randn(1, LENGTH, CODES + 1)
-    assert torch.allclose(loaded.see(hidden, logits, tokens), coherent_features(coherence, hidden, logits, tokens))
-    policy.scores.end_on_coherent()
+    assert torch.allclose(loaded.see(hidden, logits, tokens), scored_features(chunk_scorer, hidden, logits, tokens))
+    policy.scores.end_on_scored()
     before = policy.scores(policy.see(hidden, logits, tokens))
     sums = policy.see(hidden, logits, tokens)[..., 3].cumsum(-1)
     assert torch.allclose(before, sums, atol=1e-4)  # a nat for a nat
     with pytest.raises(CheckpointError, match="before the draw"):
-        ChunkPolicyConfig(4, LENGTH, 8, 2, reads="hidden", **shape_of(coherence))
-    coherence.check_base("aa")
-    with pytest.raises(CheckpointError, match="train-coherence"):
-        coherence.check_base("bb")
+        ChunkPolicyConfig(4, LENGTH, 8, 2, reads="hidden", **shape_of(chunk_scorer))
+    chunk_scorer.check_base("aa")
+    with pytest.raises(CheckpointError, match="train-chunk-scorer"):
+        chunk_scorer.check_base("bb")
     with pytest.raises(CheckpointError, match="width 0"):
         small(width=0)

@@ -1,4 +1,4 @@
-"""The coherence of drawn chunks in C equals the module, whatever stands beside a chunk, and gives way to it
+"""The chunk scorer of drawn chunks in C equals the module, whatever stands beside a chunk, and gives way to it
 elsewhere."""
 
 from __future__ import annotations
@@ -6,22 +6,22 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dcar.decoding.fast import coherence as module
-from dcar.decoding.fast.coherence import FusedCoherence, native_coherence
+from dcar.decoding.fast import chunk_scorer as module
+from dcar.decoding.fast.chunk_scorer import FusedChunkScorer, native_chunk_scorer
 from dcar.decoding.fast.policy import FusedPolicy
 from dcar.errors import ConfigError
-from heads.coherence import Coherence, CoherenceConfig
-from heads.policy import ChunkPolicy, ChunkPolicyConfig, law_of_scores
+from heads.chunk_scorer import ChunkScorer, ChunkScorerConfig
+from heads.policy import ChunkPolicy, ChunkPolicyConfig, log_probs_of_scores
 
 SIZE, STEPS, IDS = 24, 16, 40
 
 
-def made(width: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Coherence:
+def made(width: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> ChunkScorer:
     torch.manual_seed(seed)
-    coherence = Coherence(CoherenceConfig(SIZE, STEPS, IDS, embedding_size=12, width=width))
-    for parameter in coherence.parameters():  # gates that open and close, and every bias and offset counts
+    chunk_scorer = ChunkScorer(ChunkScorerConfig(SIZE, STEPS, IDS, embedding_size=12, width=width))
+    for parameter in chunk_scorer.parameters():  # gates that open and close, and every bias and offset counts
         torch.nn.init.normal_(parameter, std=2 / parameter.shape[-1] ** 0.5 if parameter.dim() > 1 else 0.5)
-    return coherence.eval().requires_grad_(False).to(dtype)
+    return chunk_scorer.eval().requires_grad_(False).to(dtype)
 
 
 def chunks(rows: int, steps: int, seed: int = 1) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -37,46 +37,47 @@ def chunks(rows: int, steps: int, seed: int = 1) -> tuple[torch.Tensor, torch.Te
 
 @pytest.mark.parametrize("width", [16, 32, 128])
 def test_equals_the_module(own, width):
-    coherence = made(width)
-    fused = native_coherence(own, coherence)
+    chunk_scorer = made(width)
+    fused = native_chunk_scorer(own, chunk_scorer)
     for rows in (1, 2, 3, 4, 8, 12, 13, 16, 40):
         for steps in range(1, STEPS + 1) if rows in (1, 4) else (1, 2, 9, STEPS):
             given = chunks(rows, steps)
-            got, wanted = fused(*given), coherence(*given)
+            got, wanted = fused(*given), chunk_scorer(*given)
             assert wanted.abs().max() > 0.01 and got.shape == (rows, steps) and got.dtype == torch.float32
             assert torch.allclose(got, wanted, atol=1e-5, rtol=1e-5), (rows, steps)
             assert torch.equal(got == 0, wanted == 0)  # behind an end
 
 
 def test_saturated_gates(own):
-    coherence = made(32)
-    for layer in (coherence.layer.weight_ih_l0, coherence.layer.weight_hh_l0, coherence.start.weight):
+    chunk_scorer = made(32)
+    for layer in (chunk_scorer.layer.weight_ih_l0, chunk_scorer.layer.weight_hh_l0, chunk_scorer.start.weight):
         layer.mul_(1000.0)
     given = chunks(4, 6)
-    assert torch.allclose(native_coherence(own, coherence)(*given), coherence(*given), atol=1e-5, rtol=1e-5)
+    assert torch.allclose(native_chunk_scorer(own, chunk_scorer)(*given), chunk_scorer(*given), atol=1e-5, rtol=1e-5)
 
 
 def test_small_states_keep_their_digits(own):
     """tanh near 0, where 1 - 2 / (exp(2 x) + 1) would cancel: to 1e-6 of the value."""
-    coherence = made(16)
-    for parameter in coherence.layer.parameters():
+    chunk_scorer = made(16)
+    for parameter in chunk_scorer.layer.parameters():
         parameter.zero_()  # the state is halved in every step
-    coherence.start.weight.mul_(1e-5)
-    coherence.start.bias.zero_()
-    coherence.inner.bias.fill_(0.0)
-    coherence.output.bias.zero_()
-    coherence.output.weight.fill_(1.0)
-    coherence.inner.weight.copy_(torch.eye(16))
+    chunk_scorer.start.weight.mul_(1e-5)
+    chunk_scorer.start.bias.zero_()
+    chunk_scorer.inner.bias.fill_(0.0)
+    chunk_scorer.output.bias.zero_()
+    chunk_scorer.output.weight.fill_(1.0)
+    chunk_scorer.inner.weight.copy_(torch.eye(16))
     hidden, tokens, seen = chunks(4, 3)
-    got, wanted = native_coherence(own, coherence)(hidden, tokens, seen), coherence.double()(hidden, tokens, seen)
+    got = native_chunk_scorer(own, chunk_scorer)(hidden, tokens, seen)
+    wanted = chunk_scorer.double()(hidden, tokens, seen)
     assert 0 < wanted.abs().max() < 1e-3
-    terms = torch.tanh(coherence.start(hidden.double())).abs().sum(-1, keepdim=True)  # what the sums add up from
+    terms = torch.tanh(chunk_scorer.start(hidden.double())).abs().sum(-1, keepdim=True)  # what the sums add up from
     assert ((got - wanted).abs() <= 1e-6 * terms).all()
 
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_a_chunk_does_not_depend_on_the_others(own, threads):
-    fused = native_coherence(own, made(32))
+    fused = native_chunk_scorer(own, made(32))
     hidden, tokens, seen = chunks(30, STEPS)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -96,19 +97,19 @@ def test_a_chunk_does_not_depend_on_the_others(own, threads):
 
 
 def test_where_the_kernels_do_not_take_it_is_the_module(own, monkeypatch):
-    assert FusedCoherence(made(32)).own is not None  # else nothing here is tested
-    for coherence in (made(8), made(24), made(32, dtype=torch.float64), made(32, dtype=torch.bfloat16)):
+    assert FusedChunkScorer(made(32)).own is not None  # else nothing here is tested
+    for chunk_scorer in (made(8), made(24), made(32, dtype=torch.float64), made(32, dtype=torch.bfloat16)):
         hidden, tokens, seen = chunks(3, 5)
-        fused = FusedCoherence(coherence)
-        assert native_coherence(own, coherence) is None and fused.own is None
-        assert torch.equal(fused(hidden, tokens, seen), coherence(hidden, tokens, seen))
+        fused = FusedChunkScorer(chunk_scorer)
+        assert native_chunk_scorer(own, chunk_scorer) is None and fused.own is None
+        assert torch.equal(fused(hidden, tokens, seen), chunk_scorer(hidden, tokens, seen))
     monkeypatch.setattr(module, "kernels", lambda dtype: None)  # no compiler
-    coherence = made(32)
-    assert torch.equal(FusedCoherence(coherence)(*chunks(3, 5)), coherence(*chunks(3, 5)))
+    chunk_scorer = made(32)
+    assert torch.equal(FusedChunkScorer(chunk_scorer)(*chunks(3, 5)), chunk_scorer(*chunks(3, 5)))
 
 
 def test_refuses_what_would_be_read_beyond_its_weights(own):
-    fused = native_coherence(own, made(16))
+    fused = native_chunk_scorer(own, made(16))
     hidden, tokens, seen = chunks(2, 4)
     for wrong in (IDS, -1):
         tokens[1, 3] = wrong
@@ -125,9 +126,9 @@ def test_refuses_what_would_be_read_beyond_its_weights(own):
 def test_a_policy_sees_by_it_also_after_load(width):
     """Several draws of several rows, and the weights of another policy in place of the first's."""
     def policy(seed: int) -> ChunkPolicy:
-        made_of = ChunkPolicy(ChunkPolicyConfig(SIZE, STEPS, reads="candidates", coherence_width=width,
-                                                coherence_embedding=12, coherence_ids=IDS)).eval()
-        made_of.coherence.load_state_dict(made(width, seed).state_dict())
+        made_of = ChunkPolicy(ChunkPolicyConfig(SIZE, STEPS, reads="candidates", chunk_scorer_width=width,
+                                                chunk_scorer_embedding=12, chunk_scorer_ids=IDS)).eval()
+        made_of.chunk_scorer.load_state_dict(made(width, seed).state_dict())
         return made_of
 
     first, second = policy(0), policy(5)
@@ -145,7 +146,7 @@ def test_a_policy_sees_by_it_also_after_load(width):
         assert same(wanted) and fused.source is wanted and not fused.stale
     assert not same(second)
     with torch.no_grad():
-        first.coherence.output.bias.data.add_(1.0)  # which no version counter tells
+        first.chunk_scorer.output.bias.data.add_(1.0)  # which no version counter tells
     assert not same(first)
     fused.load(first)
     assert same(first) and fused.signature() == signature
@@ -153,8 +154,8 @@ def test_a_policy_sees_by_it_also_after_load(width):
         first.scores.linear.weight.data.add_(1.0)  # a policy that is loaded again has its scores anew, too
     fused.load(first)
     seen = first.see(hidden, logits, tokens)
-    assert torch.allclose(fused.law(None, seen), law_of_scores(first.score(None, seen), seen), atol=1e-5)
-    other = ChunkPolicy(ChunkPolicyConfig(SIZE, STEPS, reads="candidates", coherence_width=16, coherence_embedding=12,
-                                          coherence_ids=IDS))
-    with pytest.raises(ConfigError, match="coherence_width"):
+    assert torch.allclose(fused.probs(None, seen), log_probs_of_scores(first.score(None, seen), seen), atol=1e-5)
+    other = ChunkPolicy(ChunkPolicyConfig(SIZE, STEPS, reads="candidates", chunk_scorer_width=16,
+                                          chunk_scorer_embedding=12, chunk_scorer_ids=IDS))
+    with pytest.raises(ConfigError, match="chunk_scorer_width"):
         fused.load(other)

@@ -1,6 +1,6 @@
 """Probabilities of the next tokens, the tokens drawn from them, and what a policy makes of them, in few calls.
 
-The mathematics is that of dcar/sampling.py and heads/candidates.py. On the CPU laws.c does it in one call
+The mathematics is that of dcar/sampling.py and heads/candidates.py. On the CPU distributions.c does it in one call
 each. On a GPU, for samplings that the kernels do not know, and where a row has no probabilities, the reference does
 it, so that one place says what is wrong.
 """
@@ -15,11 +15,11 @@ from torch import Tensor
 
 from dcar.decoding.fast.cpu.native import Kernels, kernels
 from dcar.sampling import SamplingConfig, sample_several, warp
-from heads.candidates import COHERENCE, FEATURES, UNLIKELY, candidate_features
+from heads.candidates import CHUNK_SCORE, FEATURES, UNLIKELY, candidate_features
 from heads.policy import NEVER
 
 MOST_KEPT = 64
-"""Of a distribution; laws.c has the same number."""
+"""Of a distribution; distributions.c has the same number."""
 
 
 class _Warping(ctypes.Structure):
@@ -36,13 +36,14 @@ def takes(config: SamplingConfig, size: int) -> bool:
     return config.top_p >= 1 and not config.repetition_window and not MOST_KEPT < config.top_k < size
 
 
-def laws(own: Kernels, logits: Tensor, config: SamplingConfig, forbidden: Tensor | None, eos: int) -> Tensor | None:
+def native_probs(own: Kernels, logits: Tensor, config: SamplingConfig, forbidden: Tensor | None,
+                 eos: int) -> Tensor | None:
     """`dcar.sampling.warp` of logits [..., V] -> float32 [..., V]. None where a row has no distribution."""
-    law = logits.new_empty(logits.shape, dtype=torch.float32)
-    return law if _run(own, logits, config, forbidden, eos, law, None, None) else None
+    probs = logits.new_empty(logits.shape, dtype=torch.float32)
+    return probs if _run(own, logits, config, forbidden, eos, probs, None, None) else None
 
 
-def draws(own: Kernels, logits: Tensor, u: Tensor, config: SamplingConfig, forbidden: Tensor | None,
+def native_tokens(own: Kernels, logits: Tensor, u: Tensor, config: SamplingConfig, forbidden: Tensor | None,
           eos: int) -> Tensor | None:
     """The tokens that `dcar.sampling.sample_several` draws from these distributions at numbers u [..., N] -> [..., N].
     None where a row has no distribution."""
@@ -50,17 +51,18 @@ def draws(own: Kernels, logits: Tensor, u: Tensor, config: SamplingConfig, forbi
     return tokens if _run(own, logits, config, forbidden, eos, None, u.contiguous(), tokens) else None
 
 
-def _run(own: Kernels, logits: Tensor, config: SamplingConfig, forbidden: Tensor | None, eos: int, law: Tensor | None,
+def _run(own: Kernels, logits: Tensor, config: SamplingConfig, forbidden: Tensor | None, eos: int, probs: Tensor | None,
          u: Tensor | None, tokens: Tensor | None) -> bool:
     """Fill the distribution, or the tokens; whether every row has a distribution."""
     size, logits = logits.shape[-1], logits.contiguous()
     banned = None if forbidden is None else forbidden.contiguous()
-    read = [None if t is None else t.data_ptr() for t in (banned, law, u, tokens)]
-    lawless = own.run_laws(logits.data_ptr(), ctypes.addressof(_warping(config.temperature, config.top_k, eos)), *read,
-                           logits.numel() // size, size, 0 if u is None else u.shape[-1], torch.get_num_threads())
-    if lawless < 0:
-        raise RuntimeError(f"could not allocate memory for laws of {size} ids")
-    return not lawless
+    read = [None if t is None else t.data_ptr() for t in (banned, probs, u, tokens)]
+    how = ctypes.addressof(_warping(config.temperature, config.top_k, eos))
+    undefined = own.run_distributions(logits.data_ptr(), how, *read, logits.numel() // size, size,
+                                      0 if u is None else u.shape[-1], torch.get_num_threads())
+    if undefined < 0:
+        raise RuntimeError(f"could not allocate memory for distributions of {size} ids")
+    return not undefined
 
 
 def features(own: Kernels, logits: Tensor, tokens: Tensor) -> Tensor | None:
@@ -72,45 +74,46 @@ def features(own: Kernels, logits: Tensor, tokens: Tensor) -> Tensor | None:
     odd = own.run_features(logits.data_ptr(), tokens.data_ptr(), seen.data_ptr(), batch, several, steps, size, UNLIKELY,
                            torch.get_num_threads())
     if odd < 0:
-        raise RuntimeError(f"could not allocate memory for laws of {size} ids")
+        raise RuntimeError(f"could not allocate memory for distributions of {size} ids")
     return None if odd else seen
 
 
 def decision(own: Kernels, candidates: Tensor, weight: Tensor, bias: Tensor, actions: int, dial: float) -> Tensor:
-    """`heads.candidates.joint_law` of candidates [B, N, n, F] -> [B, N K] with K `actions`, by scores of the n sizes
-    that are linear in the candidates, weight [n F, n] and bias [n], and `dial` nats for each token; all float32."""
+    """`heads.candidates.joint_log_probs` of candidates [B, N, n, F] -> [B, N K] with K `actions`, by scores of the n
+    sizes that are linear in the candidates, weight [n F, n] and bias [n], and `dial` nats for each token; all
+    float32."""
     rows, several, reach, features = candidates.shape
     candidates = candidates.contiguous()
-    law = candidates.new_empty(rows, several * actions)
-    own.run_decision(candidates.data_ptr(), weight.data_ptr(), bias.data_ptr(), law.data_ptr(), rows, several, reach,
-                     features, actions, COHERENCE, dial, NEVER)
-    return law
+    probs = candidates.new_empty(rows, several * actions)
+    own.run_decision(candidates.data_ptr(), weight.data_ptr(), bias.data_ptr(), probs.data_ptr(), rows, several, reach,
+                     features, actions, CHUNK_SCORE, dial, NEVER)
+    return probs
 
 
-def law_of(logits: Tensor, config: SamplingConfig, forbidden: Tensor | None, eos: int,
+def probs_of(logits: Tensor, config: SamplingConfig, forbidden: Tensor | None, eos: int,
            history: Tensor | None = None) -> Tensor:
     """As `dcar.sampling.warp`."""
-    own, law = kernels_of(logits, config), None
+    own, probs = kernels_of(logits, config), None
     if own is not None:
-        law = laws(own, logits, config, forbidden, eos)
-    return warp(logits, config, forbidden, eos, history) if law is None else law
+        probs = native_probs(own, logits, config, forbidden, eos)
+    return warp(logits, config, forbidden, eos, history) if probs is None else probs
 
 
-def draws_of(logits: Tensor, u: Tensor, config: SamplingConfig, forbidden: Tensor | None,
+def tokens_of(logits: Tensor, u: Tensor, config: SamplingConfig, forbidden: Tensor | None,
              eos: int) -> tuple[Tensor, Tensor | None]:
     """Tokens [..., N] drawn from the warped distributions of logits [..., V] at numbers u [..., N], as
     `sample_several` draws them; and these distributions, where somebody should look whether they are any."""
     own, tokens = kernels_of(logits, config), None
     if own is not None:
-        tokens = draws(own, logits, u, config, forbidden, eos)
+        tokens = native_tokens(own, logits, u, config, forbidden, eos)
     if tokens is not None:
         return tokens, None
-    law = warp(logits, config, forbidden, eos)
-    return sample_several(law, u), law
+    probs = warp(logits, config, forbidden, eos)
+    return sample_several(probs, u), probs
 
 
 def features_of(logits: Tensor, tokens: Tensor) -> Tensor:
-    """As `heads.candidates.candidate_features`; in C of several draws, logits [B, n, V], tokens [B, N, n] ->
+    """As `heads.candidates.candidate_features`; in C of several candidates, logits [B, n, V], tokens [B, N, n] ->
     [B, N, n, 3]."""
     own, seen = kernels_of(logits), None
     if own is not None and tokens.dim() == logits.dim() == 3:

@@ -1,6 +1,6 @@
 /* How well the tokens of a chunk go together: a GRU over at most K tokens, whole chunks in one call.
  *
- * The mathematics is that of heads/coherence.py, with the embedding folded into the layer behind it. A chunk's result does not
+ * The mathematics is that of heads/chunk_scorer.py, with the embedding folded into the layer behind it. A chunk's result does not
  * depend on the others. layers.c includes this file, for float32; widths are multiples of the lanes.
  */
 
@@ -22,10 +22,10 @@ typedef struct {
   const float *output; /* [width] */
   float output_bias;
   long ids, features, width;
-} Coherence;
+} ChunkScorer;
 
 /* Inputs x [n, rows, width] of the GRU. */
-static void read_tokens(const Coherence *c, const float *context, const long *tokens, const float *candidates, float *x,
+static void read_tokens(const ChunkScorer *c, const float *context, const long *tokens, const float *candidates, float *x,
                         long rows, long n) {
   for (long i = 0; i < rows; i++)
     for (long j = 0; j < n; j++) {
@@ -51,7 +51,7 @@ static void gates(const float *input, const float *own, const float *before, flo
 
 /* What each of tokens [rows, n] adds to its chunk, `added` [rows, n], 0 behind the end of speech (the last id): hidden states
  * [rows, D], candidates [rows, n, features]. 0, 1 where there is no memory, or 2 for a token that is no id. */
-int run_coherence(const Coherence *c, const float *hidden, const long *tokens, const float *candidates, float *added,
+int run_chunk_scorer(const ChunkScorer *c, const float *hidden, const long *tokens, const float *candidates, float *added,
                   long rows, long n, long threads) {
   long width = c->width, all_rows = rows * n;
   for (long i = 0; i < all_rows; i++)

@@ -1,10 +1,10 @@
-"""Train a chunk scorer: how well the tokens of a chunk go together (heads/coherence.py), on a frozen decoder.
+"""Train a chunk scorer: how well the tokens of a chunk go together (heads/chunk_scorer.py), on a frozen decoder.
 
-    dcar train-coherence --config launch/recipes/coherence_starter.yaml decoder=runs/car out=runs/coherence
-    accelerate launch -m dcar.train.coherence --config launch/recipes/coherence_starter.yaml
+    dcar train-chunk-scorer --config launch/recipes/chunk_scorer_starter.yaml decoder=runs/car out=runs/chunk_scorer
+    accelerate launch -m dcar.train.chunk_scorer --config launch/recipes/chunk_scorer_starter.yaml
 
 At a share of the positions of every utterance the decoder's heads sample a chunk (temperature 1, new in every step).
-The network learns to tell it from what was recorded there. A policy takes it along (`policy_coherence` of `dcar
+The network learns to tell it from what was recorded there. A policy takes it along (`chunk_scorer` of `dcar
 train-policy`). Leaves behind in out: weights, config.json, config.yaml, README.md, log.jsonl, provenance.json,
 checkpoints. Run again, it goes on from the last checkpoint.
 """
@@ -37,19 +37,19 @@ from dcar.storage import digest
 from dcar.train.batches import SpeechDataset, collate
 from dcar.train.small import SmallSettings, SmallTrainer, last_of
 from heads.candidates import candidate_features
-from heads.coherence import Coherence, CoherenceConfig, before_end
+from heads.chunk_scorer import ChunkScorer, ChunkScorerConfig, before_end
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass
-class TrainCoherenceConfig(SmallSettings):
-    """Settings of `dcar train-coherence`."""
+class TrainChunkScorerConfig(SmallSettings):
+    """Settings of `dcar train-chunk-scorer`."""
 
     decoder: str = setting("runs/car", "The frozen decoder whose chunks are scored; starter = the shipped one.",
                            names=("starter",))
     data: str = setting("runs/prepared", "Folder of `dcar prepare`, with the decoder's tokenizer.", place="folder")
-    out: str = setting("runs/coherence", "Folder to write.", place="folder")
+    out: str = setting("runs/chunk_scorer", "Folder to write.", place="folder")
     init_from: str = setting("", "Start from this chunk scorer, of the same shape and codes, also of another decoder; "
                                  "a few steps are enough for one that was tuned; starter = the shipped one.",
                              names=("starter",))
@@ -70,13 +70,13 @@ def chunks_ahead(speech: Tensor, lengths: Tensor, heads: int, eos: int) -> Tenso
     return torch.where(ahead < lengths[:, None, None], padded, eos)
 
 
-class CoherenceTrainer(SmallTrainer):
+class ChunkScorerTrainer(SmallTrainer):
     """The Trainer with draws of a frozen decoder as the other class."""
 
-    model: Coherence
+    model: ChunkScorer
     eval_dataset: SpeechDataset
 
-    def __init__(self, config: TrainCoherenceConfig, model: Coherence, decoder: AnyDecoder, train: SpeechDataset,
+    def __init__(self, config: TrainChunkScorerConfig, model: ChunkScorer, decoder: AnyDecoder, train: SpeechDataset,
                  dev: SpeechDataset):
         super().__init__("a chunk scorer", config, model, train, dev, collate)
         self.decoder = decoder.to(self.args.device).eval().requires_grad_(False)  # type: ignore[arg-type]
@@ -135,7 +135,7 @@ class CoherenceTrainer(SmallTrainer):
             f"{metric_key_prefix}_accuracy_half": float(share[(len(share) - 1) // 2])})
 
 
-def run(config: TrainCoherenceConfig) -> Coherence:
+def run(config: TrainChunkScorerConfig) -> ChunkScorer:
     """Train (or go on training) and save the chunk scorer with its card, log and provenance into `config.out`.
 
     Raises ConfigError for a decoder with one head, DataError where the data is broken or has other tokens or phonemes
@@ -146,29 +146,29 @@ def run(config: TrainCoherenceConfig) -> Coherence:
     if decoder.config.num_prediction_heads < 2:
         raise ConfigError(f"decoder {config.decoder} predicts one token a pass, and that alone always goes together; "
                           "give one with several heads")
-    shape = CoherenceConfig(decoder.config.hidden_size, decoder.config.num_prediction_heads,
+    shape = ChunkScorerConfig(decoder.config.hidden_size, decoder.config.num_prediction_heads,
                             decoder.config.output_size, config.embedding_size, config.width, decoder.checksum(),
                             decoder.config.tokenizer)
-    last = last_of(config, Coherence, shape, "chunk scorer")
+    last = last_of(config, ChunkScorer, shape, "chunk scorer")
     train, dev = (SpeechDataset(load_prepared(config.data, split), decoder.config,  # type: ignore[arg-type]
                                 config.prompt_tokens, config.seed) for split in ("train", "dev"))
     torch.manual_seed(config.seed)
-    model = new_coherence(shape, decoder, config.init_from)
-    trainer = CoherenceTrainer(config, model, decoder, train, dev)
+    model = new_chunk_scorer(shape, decoder, config.init_from)
+    trainer = ChunkScorerTrainer(config, model, decoder, train, dev)
     data = {"path": config.data, "prepared.json": digest(Path(config.data) / "prepared.json")}
-    return trainer.make(last, config, data, coherence_card, base_checksum=shape.base_checksum)
+    return trainer.make(last, config, data, chunk_scorer_card, base_checksum=shape.base_checksum)
 
 
-def new_coherence(shape: CoherenceConfig, decoder: AnyDecoder, init_from: str) -> Coherence:
+def new_chunk_scorer(shape: ChunkScorerConfig, decoder: AnyDecoder, init_from: str) -> ChunkScorer:
     """A chunk scorer of this shape to train, from the decoder's embeddings or from where another one is.
 
     Raises CheckpointError where that has another shape, or other codes.
     """
-    model = Coherence(shape)
+    model = ChunkScorer(shape)
     if not init_from:
         model.start_embedding(decoder.speech_embedding.weight.detach())
         return model
-    start = Coherence.from_pretrained(resolve(init_from, "coherence"))
+    start = ChunkScorer.from_pretrained(resolve(init_from, "chunk_scorer"))
     if dataclasses.replace(start.config, base_checksum=shape.base_checksum) != shape:
         raise CheckpointError(f"init_from={init_from}: a chunk scorer of another shape or other codes ({start.config}, "
                               f"here {shape}); train one from nothing")
@@ -176,28 +176,28 @@ def new_coherence(shape: CoherenceConfig, decoder: AnyDecoder, init_from: str) -
     return model
 
 
-def coherence_card(coherence: Coherence, source: Mapping[str, Any]) -> str:
+def chunk_scorer_card(chunk_scorer: ChunkScorer, source: Mapping[str, Any]) -> str:
     """README.md of a chunk scorer."""
-    config = coherence.config
+    config = chunk_scorer.config
     return model_card(
         "Chunk scorer", "How much likelier the tokens of a chunk are together, in speech, than drawn by the "
         "decoder's heads one by one. A chunk policy reads it; it refuses any other decoder.",
-        [("size", f"{sum(p.numel() for p in coherence.parameters()):,} parameters, width {config.width}"),
+        [("size", f"{sum(p.numel() for p in chunk_scorer.parameters()):,} parameters, width {config.width}"),
          ("chunks", f"up to {config.num_heads} of {config.vocab_size} ids"),
          ("decoder", f"checksum `{config.base_checksum or 'not bound'}`, hidden size {config.hidden_size}"),
-         ("checksum", f"`{coherence.checksum()}`")],
+         ("checksum", f"`{chunk_scorer.checksum()}`")],
         source, metrics_of="dev split; loss in nats, share told right of whole and half chunks, chance 0.5",
         tags=("density-ratio",),
         settings=("learning_rate", "batch_size", "positions", "max_steps", "bf16", "seed"),
-        code="from heads.coherence import Coherence\n\n"
-             'coherence = Coherence.from_pretrained("path/to/this/directory")\n'
-             "coherence.check_base(decoder.checksum())")
+        code="from heads.chunk_scorer import ChunkScorer\n\n"
+             'chunk scorer = ChunkScorer.from_pretrained("path/to/this/directory")\n'
+             "chunk scorer.check_base(decoder.checksum())")
 
 
 def main(arguments: list[str] | None = None) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    run(load_config(TrainCoherenceConfig, arguments))
+    run(load_config(TrainChunkScorerConfig, arguments))
 
 
 if __name__ == "__main__":
-    sys.exit(run_command("dcar.train.coherence", main))
+    sys.exit(run_command("dcar.train.chunk_scorer", main))

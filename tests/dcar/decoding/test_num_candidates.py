@@ -10,57 +10,57 @@ import torch
 from replayed import Replayed
 from test_after_draw import SAMPLING, policy_of, same
 
-from dcar.decoding import ChunkMethod, CoherentChunk, FixedChunk, PolicyChunk, ShuffledChunk, decode
+from dcar.decoding import BestOfChunk, ChunkMethod, FixedChunk, PolicyChunk, ShuffledChunk, decode
 from dcar.decoding.engine.run import engine_for
-from dcar.decoding.fast.coherence import NativeCoherence
+from dcar.decoding.fast.chunk_scorer import NativeChunkScorer
 from dcar.decoding.fast.passes import fast
 from dcar.errors import ConfigError
 from dcar.sampling import SamplingConfig, sample, uniform, utterance_keys, warp
-from heads.candidates import COHERENCE, joint_law
-from heads.coherence import coherent_features
+from heads.candidates import CHUNK_SCORE, joint_log_probs
+from heads.chunk_scorer import scored_features
 
 REPEATED = SamplingConfig(max_tokens=40, repetition_window=8, repetition_share=0.2)
 
 
-def coherent_policy(reads: str = "candidates", decoder=None, **changes):
-    policy = policy_of(reads, **{"coherence_width": 8, "coherence_embedding": 4,
-                                 "coherence_ids": decoder.config.output_size, **changes})
-    torch.nn.init.normal_(policy.coherence.output.weight, std=8.0)  # so that draws differ by much
+def scored_policy(reads: str = "candidates", decoder=None, **changes):
+    policy = policy_of(reads, **{"chunk_scorer_width": 8, "chunk_scorer_embedding": 4,
+                                 "chunk_scorer_ids": decoder.config.output_size, **changes})
+    torch.nn.init.normal_(policy.chunk_scorer.output.weight, std=8.0)  # so that draws differ by much
     return policy.eval()
 
 
 @pytest.mark.parametrize("reads", ["candidates", "both"])
-@pytest.mark.parametrize("draws", [1, 3])
+@pytest.mark.parametrize("num_candidates", [1, 3])
 @pytest.mark.parametrize(("batch", "chunks"), [(1, "exact"), (3, "exact"), (8, "padded")])
-def test_loop_fast_passes_and_engine_agree(decoder, prompts, reads, draws, batch, chunks):
-    policy = coherent_policy(reads, decoder)
+def test_loop_fast_passes_and_engine_agree(decoder, prompts, reads, num_candidates, batch, chunks):
+    policy = scored_policy(reads, decoder)
     forced = {prompts[0].utterance_id: [2, 0], prompts[1].utterance_id: [0, 3]}
     for mode, sampling in (("greedy", SAMPLING), ("sample", SAMPLING), ("sample", SamplingConfig(temperature=0))):
-        method = ChunkMethod(PolicyChunk(policy, mode, forced=forced, dial=0.3, draws=draws))
+        method = ChunkMethod(PolicyChunk(policy, mode, forced=forced, dial=0.3, num_candidates=num_candidates))
         how = dict(seed=3, record_hidden=True, group_size=2)
         expected = decode(decoder, prompts, method, sampling, **how)
-        assert expected[0].candidates.shape[-1] == COHERENCE + 1
+        assert expected[0].candidates.shape[-1] == CHUNK_SCORE + 1
         same(decode(fast(decoder), prompts, method, sampling, batch_size=batch, **how), expected)
         engine = engine_for(decoder, prompts, sampling, batch=batch, policy=policy, chunks=chunks)
         for _ in range(2):  # a used engine is as good as a new one
             same(engine.decode(prompts, method, sampling, **how), expected)
         assert {tuple(set(r.actions)) for r in expected[:4:3]} == {(2,), (3,)}  # the forced ones
-        chosen = {n for r in expected[:4:3] for n in r.draws}
-        assert chosen == set() if draws == 1 else len(chosen) > 1 or sampling.temperature == 0
+        chosen = {n for r in expected[:4:3] for n in r.chosen}
+        assert chosen == set() if num_candidates == 1 else len(chosen) > 1 or sampling.temperature == 0
         for result in expected:  # the log-probabilities recorded are those of draw and size together
             given = result.hidden[None], torch.tensor([result.decision_positions]), result.candidates[None]
             scores = policy.end_scores(*given)[0]
-            assert scores.shape == (len(result.actions), draws, 4)
-            assert torch.allclose(policy(*given)[0].flatten(1), joint_law(scores, result.candidates))
-            spoken = 4 * torch.tensor(result.draws or [0])
-            law = joint_law(scores + 0.3 * torch.arange(1, 5), result.candidates)
-            taken = law[torch.arange(len(law)), spoken + torch.tensor(result.actions) - 1]
+            assert scores.shape == (len(result.actions), num_candidates, 4)
+            assert torch.allclose(policy(*given)[0].flatten(1), joint_log_probs(scores, result.candidates))
+            spoken = 4 * torch.tensor(result.chosen or [0])
+            probs = joint_log_probs(scores + 0.3 * torch.arange(1, 5), result.candidates)
+            taken = probs[torch.arange(len(probs)), spoken + torch.tensor(result.actions) - 1]
             assert taken.tolist() == pytest.approx(result.action_log_probs, abs=1e-4)
 
 
 def test_graphs_write_what_decisions_saw_where_it_is_read(decoder, prompts, monkeypatch):
-    """An engine that was asked for four draws, for one, and for four again: the graphs of the first wrote to a buffer
-    that was gone."""
+    """An engine that was asked for four candidates, for one, and for four again: the graphs of the first wrote to a
+    buffer that was gone."""
     where: dict[tuple, torch.Tensor] = {}
     run = Replayed.run
 
@@ -70,30 +70,31 @@ def test_graphs_write_what_decisions_saw_where_it_is_read(decoder, prompts, monk
 
     monkeypatch.setattr("dcar.decoding.engine.steps.StepGraphs", Replayed)
     monkeypatch.setattr(Replayed, "run", watched)
-    policy = coherent_policy(decoder=decoder)
+    policy = scored_policy(decoder=decoder)
     engine = engine_for(decoder, prompts, SAMPLING, batch=3, policy=policy)
-    for draws in (4, 4, 1, 4):
-        method = ChunkMethod(PolicyChunk(policy, "sample", draws=draws))
+    for num_candidates in (4, 4, 1, 4):
+        method = ChunkMethod(PolicyChunk(policy, "sample", num_candidates=num_candidates))
         same(engine.decode(prompts, method, SAMPLING, record_hidden=True),
              decode(decoder, prompts, method, SAMPLING, record_hidden=True))
-    assert len({graphs for graphs, _ in where}) == 3  # captured anew where the number of draws changes, and only there
+    # captured anew where the number of candidates changes, and only there
+    assert len({graphs for graphs, _ in where}) == 3
 
 
 def test_where_a_size_is_forced_the_draw_is_chosen(decoder, prompts):
-    policy = coherent_policy(decoder=decoder)
+    policy = scored_policy(decoder=decoder)
     forced = {p.utterance_id: [3] for p in prompts}
-    results = decode(decoder, prompts, ChunkMethod(PolicyChunk(policy, forced=forced, draws=3)), SAMPLING, seed=2,
-                     record_hidden=True)
-    assert {a for r in results for a in r.actions} == {3} and len({n for r in results for n in r.draws}) == 3
+    results = decode(decoder, prompts, ChunkMethod(PolicyChunk(policy, forced=forced, num_candidates=3)), SAMPLING,
+                     seed=2, record_hidden=True)
+    assert {a for r in results for a in r.actions} == {3} and len({n for r in results for n in r.chosen}) == 3
     for result in results:
         log_probs = policy(result.hidden[None], candidates=result.candidates[None])[0]
-        assert log_probs[..., 2].argmax(-1).tolist() == result.draws
+        assert log_probs[..., 2].argmax(-1).tolist() == result.chosen
 
 
-@pytest.mark.parametrize("draws", [1, 3])
-def test_shuffled_sizes_are_those_of_the_policy_in_another_order(decoder, prompts, draws):
-    policy = coherent_policy(decoder=decoder)
-    asked = PolicyChunk(policy, draws=draws)
+@pytest.mark.parametrize("num_candidates", [1, 3])
+def test_shuffled_sizes_are_those_of_the_policy_in_another_order(decoder, prompts, num_candidates):
+    policy = scored_policy(decoder=decoder)
+    asked = PolicyChunk(policy, num_candidates=num_candidates)
     spoken = decode(decoder, prompts, ChunkMethod(asked), SAMPLING, seed=3, record_hidden=True)
     again = decode(decoder, prompts, ChunkMethod(ShuffledChunk(asked)), SAMPLING, seed=3, record_hidden=True)
     for before, after in zip(spoken, again, strict=True):
@@ -101,10 +102,10 @@ def test_shuffled_sizes_are_those_of_the_policy_in_another_order(decoder, prompt
         for start in range(0, len(after.actions), rounds):
             part = after.actions[start : start + rounds]
             assert sorted(part) == sizes if len(part) == rounds else not Counter(part) - Counter(sizes)
-        if draws > 1:  # the policy chooses the draw, given the size
-            law = policy(after.hidden[None], candidates=after.candidates[None])[0]
-            at_size = law[torch.arange(len(law)), :, torch.tensor(after.actions) - 1]
-            assert at_size.argmax(-1).tolist() == after.draws
+        if num_candidates > 1:  # the policy chooses the draw, given the size
+            probs = policy(after.hidden[None], candidates=after.candidates[None])[0]
+            at_size = probs[torch.arange(len(probs)), :, torch.tensor(after.actions) - 1]
+            assert at_size.argmax(-1).tolist() == after.chosen
     assert any(a.actions[: len(b.actions)] != b.actions for a, b in zip(again, spoken, strict=True))
     for batch in (1, 2):
         same(decode(fast(decoder), prompts, ChunkMethod(ShuffledChunk(asked)), SAMPLING, seed=3, batch_size=batch,
@@ -116,7 +117,7 @@ def test_shuffled_sizes_are_those_of_the_policy_in_another_order(decoder, prompt
 
 
 def test_sizes_that_never_vary_are_not_changed_by_shuffling(decoder, prompts):
-    policy = coherent_policy(decoder=decoder, sizes=(3,))
+    policy = scored_policy(decoder=decoder, sizes=(3,))
     shuffled = ChunkMethod(ShuffledChunk(PolicyChunk(policy)))
     fixed = decode(decoder, prompts, ChunkMethod(FixedChunk(3)), SAMPLING, seed=1)
     assert [r.tokens for r in decode(decoder, prompts, shuffled, SAMPLING, seed=1)] == [r.tokens for r in fixed]
@@ -125,8 +126,8 @@ def test_sizes_that_never_vary_are_not_changed_by_shuffling(decoder, prompts):
 @pytest.mark.parametrize("sampling", [SAMPLING, REPEATED])
 def test_speaks_the_chunk_that_goes_together_best(decoder, prompts, sampling):
     """Every draw made by itself, at numbers a third of the circle apart, and the sums of what its tokens add."""
-    coherence, eos = coherent_policy(decoder=decoder).coherence, decoder.config.eos
-    results = decode(decoder, prompts, ChunkMethod(CoherentChunk(4, 3, coherence)), sampling, seed=5)
+    chunk_scorer, eos = scored_policy(decoder=decoder).chunk_scorer, decoder.config.eos
+    results = decode(decoder, prompts, ChunkMethod(BestOfChunk(4, 3, chunk_scorer)), sampling, seed=5)
     others = 0
     for prompt, result in zip(prompts, results, strict=True):
         key, spoken = utterance_keys(5, [prompt.utterance_id]), []
@@ -145,12 +146,12 @@ def test_speaks_the_chunk_that_goes_together_best(decoder, prompts, sampling):
                     if sampling.repetition_window:
                         window = ([-1] * 8 + spoken + chunk)[-8:]
                         history = torch.tensor([window])
-                    law = warp(logits[:, j], sampling, torch.tensor([place < sampling.min_tokens]), eos, history)
+                    probs = warp(logits[:, j], sampling, torch.tensor([place < sampling.min_tokens]), eos, history)
                     u = (uniform(key, "token", torch.tensor([[place]]))[0] + n / 3) % 1
-                    chunk.append(int(sample(law, u)))
+                    chunk.append(int(sample(probs, u)))
                 drawn.append(chunk)
-            seen = coherent_features(coherence, hidden, logits, torch.tensor([drawn]))
-            best = int(seen[0, ..., COHERENCE].sum(-1).argmax())
+            seen = scored_features(chunk_scorer, hidden, logits, torch.tensor([drawn]))
+            best = int(seen[0, ..., CHUNK_SCORE].sum(-1).argmax())
             others += best > 0
             assert result.tokens[len(spoken) : len(spoken) + emitted] == drawn[best][:emitted]
             spoken += drawn[best][:emitted]
@@ -158,51 +159,52 @@ def test_speaks_the_chunk_that_goes_together_best(decoder, prompts, sampling):
     assert others > 5
 
 
-def test_the_most_coherent_draw_by_kernels_and_by_the_module(decoder, prompts, monkeypatch):
+def test_the_most_best_of_draw_by_kernels_and_by_the_module(decoder, prompts, monkeypatch):
     """A fast decoder asks the kernels, with the weights of the moment; the plain one, the reference, the module."""
     asked = []
-    monkeypatch.setattr(NativeCoherence, "__call__", lambda self, *given, of=NativeCoherence.__call__: (
+    monkeypatch.setattr(NativeChunkScorer, "__call__", lambda self, *given, of=NativeChunkScorer.__call__: (
         asked.append(self), of(self, *given))[1])
-    coherence = coherent_policy(decoder=decoder, coherence_width=16).coherence
-    method, quick, spoken = ChunkMethod(CoherentChunk(4, 3, coherence)), fast(decoder), []
+    chunk_scorer = scored_policy(decoder=decoder, chunk_scorer_width=16).chunk_scorer
+    method, quick, spoken = ChunkMethod(BestOfChunk(4, 3, chunk_scorer)), fast(decoder), []
     for _ in range(2):
         expected = decode(decoder, prompts, method, SAMPLING, seed=5)
         assert not asked
         for batch in (1, 3):
             got = decode(quick, prompts, method, SAMPLING, seed=5, batch_size=batch)
-            assert [(r.tokens, r.draws) for r in got] == [(r.tokens, r.draws) for r in expected]
+            assert [(r.tokens, r.chosen) for r in got] == [(r.tokens, r.chosen) for r in expected]
         assert len(asked) >= max(r.target_passes for r in expected) and len(set(map(id, asked))) == 1
         asked.clear()
         spoken.append([r.tokens for r in expected])
-        coherence.output.weight.data.neg_()  # which no version counter tells: now the least coherent ones
+        chunk_scorer.output.weight.data.neg_()  # which no version counter tells: now the least well-scored ones
     assert spoken[0] != spoken[1]
 
 
 def test_one_draw_of_a_policy_of_one_size_is_car_k(decoder, prompts):
-    policy = coherent_policy(decoder=decoder, sizes=(3,))
+    policy = scored_policy(decoder=decoder, sizes=(3,))
     with torch.no_grad():
         for weight in policy.scores.parameters():
             weight.zero_()  # all draws alike but for their shares
-    one, three = (decode(decoder, prompts, ChunkMethod(PolicyChunk(policy, draws=n)), SAMPLING, seed=2) for n in (1, 3))
+    one, three = (decode(decoder, prompts, ChunkMethod(PolicyChunk(policy, num_candidates=n)), SAMPLING, seed=2)
+                  for n in (1, 3))
     expected = decode(decoder, prompts, ChunkMethod(FixedChunk(3)), SAMPLING, seed=2)
-    best = decode(decoder, prompts, ChunkMethod(CoherentChunk(3, 3, policy.coherence)), SAMPLING, seed=2)
+    best = decode(decoder, prompts, ChunkMethod(BestOfChunk(3, 3, policy.chunk_scorer)), SAMPLING, seed=2)
     assert [r.tokens for r in one] == [r.tokens for r in expected] != [r.tokens for r in three]
     assert [r.tokens for r in three] == [r.tokens for r in best]
 
 
 def test_nothing_to_choose_at_temperature_0(decoder, prompts):
-    policy, cold = coherent_policy(decoder=decoder), SamplingConfig(temperature=0, max_tokens=40)
-    one, five = (decode(decoder, prompts, ChunkMethod(PolicyChunk(policy, draws=n)), cold) for n in (1, 5))
+    policy, cold = scored_policy(decoder=decoder), SamplingConfig(temperature=0, max_tokens=40)
+    one, five = (decode(decoder, prompts, ChunkMethod(PolicyChunk(policy, num_candidates=n)), cold) for n in (1, 5))
     assert [(r.tokens, r.actions) for r in one] == [(r.tokens, r.actions) for r in five]
 
 
 def test_refuses_what_cannot_be_chosen_among(decoder, prompts):
-    with pytest.raises(ConfigError, match="policy_coherence"):
-        PolicyChunk(policy_of("candidates"), draws=4)
-    policy = coherent_policy(decoder=decoder)
+    with pytest.raises(ConfigError, match="chunk_scorer"):
+        PolicyChunk(policy_of("candidates"), num_candidates=4)
+    policy = scored_policy(decoder=decoder)
     with pytest.raises(ConfigError, match="not 0"):
-        PolicyChunk(policy, draws=0)
+        PolicyChunk(policy, num_candidates=0)
     with pytest.raises(ConfigError, match="at least 2"):
-        CoherentChunk(3, 1, policy.coherence)
+        BestOfChunk(3, 1, policy.chunk_scorer)
     with pytest.raises(ConfigError, match="needs 9 heads"):
-        decode(decoder, prompts, ChunkMethod(CoherentChunk(9, 2, policy.coherence)), SAMPLING)
+        decode(decoder, prompts, ChunkMethod(BestOfChunk(9, 2, policy.chunk_scorer)), SAMPLING)

@@ -27,8 +27,8 @@ from heads.checkpoint import Checkpoint, check_trained_for
 
 
 @dataclass
-class CoherenceConfig:
-    """Shape of a `Coherence` and the identity of the decoder that it was trained for."""
+class ChunkScorerConfig:
+    """Shape of a `ChunkScorer` and the identity of the decoder that it was trained for."""
 
     hidden_size: int  # of the decoder
     num_heads: int  # K: it reads chunks of at most K tokens
@@ -42,16 +42,16 @@ class CoherenceConfig:
         sizes = {name: getattr(self, name) for name in ("hidden_size", "num_heads", "vocab_size", "embedding_size",
                                                         "width")}
         if wrong := [f"{name} {size}" for name, size in sizes.items() if size < 1]:
-            raise CheckpointError(f"a coherence of {', '.join(wrong)}: must be at least 1")
+            raise CheckpointError(f"a chunk scorer of {', '.join(wrong)}: must be at least 1")
 
 
-class Coherence(Checkpoint):
+class ChunkScorer(Checkpoint):
     """Log-ratio r_a of every prefix of a chunk; a GRU over its tokens that begins from the hidden state."""
 
-    config_class, model_type = CoherenceConfig, "dcar-coherence"
-    config: CoherenceConfig
+    config_class, model_type = ChunkScorerConfig, "dcar-chunk-scorer"
+    config: ChunkScorerConfig
 
-    def __init__(self, config: CoherenceConfig):
+    def __init__(self, config: ChunkScorerConfig):
         super().__init__()
         self.config, width = config, config.width
         self.embedding = nn.Embedding(config.vocab_size, config.embedding_size)
@@ -85,7 +85,7 @@ class Coherence(Checkpoint):
 
     def check_base(self, checksum: str) -> None:
         """CheckpointError if it was trained for a decoder with another checksum."""
-        check_trained_for(self.config.base_checksum, checksum, "coherence", "dcar train-coherence")
+        check_trained_for(self.config.base_checksum, checksum, "chunk_scorer", "dcar train-chunk-scorer")
 
 
 def before_end(tokens: Tensor, eos: int) -> Tensor:
@@ -95,19 +95,19 @@ def before_end(tokens: Tensor, eos: int) -> Tensor:
 
 
 LogRatios = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""`Coherence.forward`, or what computes the same."""
+"""`ChunkScorer.forward`, or what computes the same."""
 
 
-def coherent_features(coherence: LogRatios | None, hidden: Tensor, logits: Tensor, tokens: Tensor,
+def scored_features(chunk_scorer: LogRatios | None, hidden: Tensor, logits: Tensor, tokens: Tensor,
                       features: Callable[[Tensor, Tensor], Tensor] = candidate_features) -> Tensor:
     """`candidate_features` (or `features`, what computes the same) of the tokens [..., n] drawn from logits
-    [..., n, V], and behind them, where there is a coherence, what each token adds to it: hidden [..., D] ->
-    [..., n, F] float32 with F = 3 or 4. Of several draws, tokens [..., N, n], -> [..., N, n, F]."""
+    [..., n, V], and behind them, where there is a chunk scorer, what each token adds to it: hidden [..., D] ->
+    [..., n, F] float32 with F = 3 or 4. Of several candidates, tokens [..., N, n], -> [..., N, n, F]."""
     seen = features(logits, tokens)
-    if coherence is None:
+    if chunk_scorer is None:
         return seen
     chunks = tokens.reshape(-1, tokens.shape[-1])
     if tokens.dim() == logits.dim():
         hidden = hidden.unsqueeze(-2).expand(*tokens.shape[:-1], -1)
-    added = coherence(hidden.reshape(-1, hidden.shape[-1]), chunks, seen.reshape(*chunks.shape, len(FEATURES)))
+    added = chunk_scorer(hidden.reshape(-1, hidden.shape[-1]), chunks, seen.reshape(*chunks.shape, len(FEATURES)))
     return torch.cat((seen, added.view(*tokens.shape, 1).float()), -1)

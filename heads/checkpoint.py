@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 import json
 import math
+import re
 import types
 import typing
 from pathlib import Path
@@ -85,7 +86,14 @@ class Checkpoint(nn.Module):
 
     config_class: ClassVar[type]
     model_type: ClassVar[str]
+    renamed: ClassVar[dict[str, str]] = {}  # what earlier versions called model type, settings or weights -> today
     config: Any
+
+    @classmethod
+    def _today(cls, name: str) -> str:
+        """Today's name of a setting or a weight: "coherence.offset" became "chunk_scorer.offset"."""
+        old = next((old for old in cls.renamed if re.match(rf"{old}(?=[._]|$)", name)), "")
+        return cls.renamed[old] + name[len(old):] if old else name
 
     def checksum(self) -> str:
         return tensors_checksum(self.state_dict())
@@ -127,6 +135,8 @@ class Checkpoint(nn.Module):
             raise CheckpointError(f"{path}: a model's configuration is a mapping, not {json.dumps(raw)[:40]}; give the "
                                   "directory that save_pretrained wrote")
         kind = raw.pop("model_type", None)
+        kind = cls.renamed.get(kind, kind) if isinstance(kind, str) else kind
+        raw = {cls._today(name): value for name, value in raw.items()}
         if kind != cls.model_type:
             raise CheckpointError(f"{path}: this is a '{kind}' checkpoint, but a '{cls.model_type}' is needed here")
         known = {f.name for f in dataclasses.fields(cls.config_class)}
@@ -146,7 +156,7 @@ class Checkpoint(nn.Module):
         path = Path(directory) / WEIGHTS
         config = cls.load_config(directory)
         try:
-            tensors = load_file(path)
+            tensors = {cls._today(name): tensor for name, tensor in load_file(path).items()}
         except (OSError, SafetensorError) as error:
             raise CheckpointError(
                 f"{path}: cannot read the weights ({error}); copy or train the model again") from error

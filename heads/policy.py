@@ -115,6 +115,7 @@ class ChunkPolicy(Checkpoint):
 
     config_class = ChunkPolicyConfig
     model_type = "dcar-chunk-policy"
+    renamed = {"coherence": "chunk_scorer"}
     unused: Tensor
 
     def __init__(self, config: ChunkPolicyConfig):
@@ -124,7 +125,8 @@ class ChunkPolicy(Checkpoint):
         self.chunk_scorer: ChunkScorer | None = None
         if config.chunk_scorer_width:
             self.chunk_scorer = ChunkScorer(ChunkScorerConfig(
-                config.hidden_size, config.num_actions, config.chunk_scorer_ids, config.chunk_scorer_embedding, config.chunk_scorer_width))
+                config.hidden_size, config.num_actions, config.chunk_scorer_ids, config.chunk_scorer_embedding,
+                config.chunk_scorer_width))
             self.chunk_scorer.requires_grad_(False)  # it learns from recordings, not from rewards
         self.register_buffer("unused", torch.ones(config.num_actions, dtype=torch.bool), persistent=False)
         self.restore_buffers()

@@ -132,7 +132,7 @@ class DCPOConfig(GRPOConfig):
     policy_sizes: list[int] = setting([], "Chunk sizes that it chooses among; empty = all.", minimum=1)
     chunk_scorer: str = setting("", "A folder of `dcar train-chunk-scorer` that a new policy takes along, so that it "
                                         "sees how well candidates go together; starter = the shipped one, empty = it "
-                                        "does not.")
+                                        "does not.", old=("policy_coherence",))
     policy_width: int | None = setting(256, "Width of the policy's layer; null = the decoder's, the paper's.",
                                        minimum=1)
     policy_heads: int = setting(8, "Attention heads of the policy's layer.", minimum=1)
@@ -145,7 +145,7 @@ class DCPOConfig(GRPOConfig):
     forced_rows: str = setting("policy_ratio", "What the forced half does.", choices=FORCED_ROWS)
     num_candidates: int = setting(1, "Chunks drawn side by side at every decision; the policy, which needs a chunk "
                                      "scorer, chooses "
-                            "draw and size together.", minimum=1)
+                            "draw and size together.", minimum=1, old=("draws",))
     common_random_numbers: bool = setting(False, "Members of a group share the draws of tokens (not of actions).")
     max_tokens_per_text_unit: float = setting(16.0, "Length limit of a rollout per phoneme.", above=0)
     repetition_window: int = setting(0, "Repetition-aware sampling over so many tokens (CosyVoice: 10); 0 = off.",
@@ -162,7 +162,7 @@ class DCPOConfig(GRPOConfig):
                                           "tokens a pass; 0 = pay nothing.", minimum=0)
     length_reward_gain: float = setting(1.0, "What an update pays for each token by which the last chunks were "
                                      "too short, in deviations of the advantage per deviation of sizes. About 0.1 with "
-                                     "optimizer=natural.", above=0)
+                                     "optimizer=natural.", above=0, old=("price_gain",))
     credit: str = setting("utterance", "What an advantage belongs to: the utterance (the paper's), or every decision "
                                        "by itself (by wer, log_likelihood or token_likelihood).",
                           choices=("utterance", "decision"))

@@ -49,9 +49,8 @@ class ExportConfig:
     decoder: str = setting("", "Directory of the decoder; needed for the program, and checked against the policy.",
                            old=("base",))
     program: bool = setting(True, "Also write the torch.export program (needs decoder).")
-    num_candidates: int = setting(1, "Chunks that the program draws side by side and chooses among; more than 1 needs a "
-                                     "policy "
-                            "with a chunk scorer (chunk_scorer).", minimum=1)
+    num_candidates: int = setting(1, "Chunks that the program draws side by side and chooses among; more than 1 needs "
+                                     "a policy with a chunk scorer.", minimum=1, old=("draws",))
     push_to_hub: str = setting("", "Repository to upload the directory to, with your own login.")
     private: bool = setting(True, "Of that repository.")
 
@@ -262,7 +261,8 @@ def export(config: ExportConfig) -> Path:
     if config.program and not config.decoder:
         raise ConfigError("the serving program holds the decoder's heads: give decoder=…, or program=false")
     if config.num_candidates > 1 and not config.program:
-        raise ConfigError(f"num_candidates={config.num_candidates} is of the serving program: set program=true, or leave "
+        raise ConfigError(f"num_candidates={config.num_candidates} is of the serving program: set program=true, or "
+                          "leave "
                           "num_candidates out")
     source, out = find_policy(config.run), Path(config.out)
     policy, origin = ChunkPolicy.from_pretrained(source), read_provenance(source)

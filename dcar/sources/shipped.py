@@ -15,7 +15,7 @@ NAMES = {
     "decoder": "decoder",  # CAR, 16 tokens from one light head
     "far": "far",  # next-token decoder, trained alike with one head
     "policy": "policy",  # chunk policy for the decoder, trained at temperature 1.0
-    "policy-cold": "policy_cold",  # another, trained at 0.4
+    "policy-t0.4": "policy_t0.4",  # another, trained at 0.4
     "chunk_scorer": "chunk_scorer",  # joint score of a chunk's tokens; the policy holds the same
     "recognizer": "recognizer",  # reward ASR
     "recognizer_nemo": "recognizer_nemo/starter.nemo",  # another, by NeMo
@@ -35,5 +35,6 @@ def resolve(path_or_starter: str, name: str) -> Path:
     """A path that a user gave, or the shipped asset for "starter"; "starter-t0.4": that for temperature 0.4, if any."""
     if path_or_starter == "starter":
         return shipped(name)
-    cold = f"{name}-cold"
-    return shipped(cold) if path_or_starter == "starter-t0.4" and cold in NAMES else Path(path_or_starter)
+    other = f"{name}-t0.4"
+    named = path_or_starter in ("starter-t0.4", "starter-cold")  # the second is its name of before
+    return shipped(other) if named and other in NAMES else Path(path_or_starter)

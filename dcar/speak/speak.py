@@ -37,7 +37,8 @@ class SpeakConfig:
     dial: float = setting(0.0, "Turns the policy: above 0 to longer chunks and less time, below 0 to shorter ones; "
                                "nats a token, -2 to 2 is far.")
     num_candidates: int = setting(0, "Chunks drawn side by side, of which the best-scored is spoken, for a "
-                            f"policy that can tell; 0 = {NUM_CANDIDATES} for such a policy, else 1.", minimum=0)
+                            f"policy that can tell; 0 = {NUM_CANDIDATES} for such a policy, else 1.",
+                                  minimum=0, old=("draws",))
     seed: int = seed_setting(0, "Of the draws.")
     stream: bool = setting(False, "Also write 16-bit mono samples to standard output while speaking (… | aplay "
                                   "-r 24000 -f S16_LE); the timeline goes to standard error.")

@@ -308,6 +308,16 @@ METHODS: dict[str, MethodKind] = {kind.prefix: kind for kind in (  # in the orde
 )}
 
 
+RENAMED = {"sure-last": "end-on-confident", "coherent": "best-of"}
+"""Names of before, read for one release."""
+
+
+def today(name: str) -> str:
+    """A method's name as it is written today."""
+    old = next((old for old in RENAMED if name.startswith(f"{old}-")), "")
+    return RENAMED[old] + name[len(old):] if old else name
+
+
 def find_kind(name: str) -> MethodKind | None:
     """The kind of a method by its name without a sampling: what ships, an installed one, or a class by its path.
 
@@ -332,8 +342,8 @@ def _sizes(name: str, rest: str, models: Models, most: int | None = None) -> lis
     heads = models.decoder.config.num_prediction_heads
     if not all(p.isdigit() and 1 <= int(p) <= heads for p in parts) or (most and len(parts) > most):
         if "@" in rest:
-            raise ConfigError(f"method '{name}': only methods that ask a policy take a dial, draws or a policy's name "
-                              f"(@d1, @n4, @policy); a sampling of its own is {name.partition('@')[0]}@t0.8")
+            raise ConfigError(f"method '{name}': only methods that ask a policy take a dial, candidates or a policy's "
+                              f"name (@d1, @n4, @policy); a sampling of its own is {name.partition('@')[0]}@t0.8")
         raise ConfigError(f"method '{name}': chunk sizes of this decoder are 1..{heads}; write car-3 or random-2-3")
     return [int(p) for p in parts]
 
@@ -345,7 +355,7 @@ def make_methods(names: Sequence[str], models: Models, sampling: SamplingConfig 
     """
     entries: list[Entry] = []
     for written in names:
-        name, own = split_sampling(written)
+        name, own = split_sampling(today(written))
         if name.endswith(f"@{TUNED}"):
             raise ConfigError(f"method '{written}': rows at a method's own best sampling are added by the setting "
                               f"tuned=FOLDER/tuned.json of a comparison; list '{name.removesuffix(f'@{TUNED}')}'")
@@ -376,7 +386,8 @@ def load_models(decoder: str, far_decoder: str, policies: Sequence[str], device:
         if name in loaded:
             raise ConfigError(f"two policies are called '{name}'; name them as name=folder")
         if names_sampling(name) or turned(f"@{name}")["before"] != f"@{name}":
-            raise ConfigError(f"policy '{name}': dcar@{name} would read as a sampling, draws or a dial; name it "
+            raise ConfigError(f"policy '{name}': dcar@{name} would read as a sampling, a number of candidates or a "
+                              "dial; name it "
                               f"otherwise, as policy-{name}={folder}")
         loaded[name] = load_policy(folder, device)
     far = load_decoder(far_decoder, device, starter="far") if far_decoder else None

@@ -23,9 +23,10 @@ def test_starter_is_what_ships():
     assert load_decoder_config("starter") == decoder.config
     assert load_decoder_config("starter", "far") == far.config
     assert text_encoder("starter") is text_to_ids
-    hot, cold = load_policy("starter"), load_policy("starter-t0.4")
+    hot, cold, old = (load_policy(name) for name in ("starter", "starter-t0.4", "starter-cold"))
+    assert old.checksum() == cold.checksum()  # its name of before
     assert hot.checksum() == ChunkPolicy.from_pretrained(shipped("policy")).checksum() != cold.checksum()
-    assert cold.checksum() == ChunkPolicy.from_pretrained(shipped("policy-cold")).checksum()
+    assert cold.checksum() == ChunkPolicy.from_pretrained(shipped("policy-t0.4")).checksum()
     with pytest.raises(CheckpointError, match="starter-t0.4"):  # of policies alone; elsewhere it is a folder
         load_decoder("starter-t0.4")
 

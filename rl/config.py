@@ -126,7 +126,7 @@ class DCPOConfig(GRPOConfig):
 
     # --- policy ---
     policy: str = setting("", "Start from this policy directory (starter = the shipped one), not from a new policy.",
-                          names=("starter",))
+                          names=("starter", "starter-t0.4"))
     policy_reads: str = setting("hidden", "What it decides from: hidden states (the paper's, before the draw), "
                                           "candidates (what the heads drew), or both.", choices=READS)
     policy_sizes: list[int] = setting([], "Chunk sizes that it chooses among; empty = all.", minimum=1)

@@ -1,7 +1,7 @@
 """Advantages of single decisions, where the paper has one number a rollout. Neither part is the paper's.
 
 Credit by place (`credit=decision`): errors lie in time. Some rewards say where they were lost: at which characters of
-the text a recogniser hears wrong words, or finds the text unlikely (dcar/recognition/ctc.py). Every place has a cost in
+the text a recogniser finds wrong words, or finds the text unlikely (dcar/recognition/ctc.py). Every place has a cost in
 each rollout of a group, whatever the rollouts' lengths. A decision answers for the places of a window behind it. Its
 advantage is the group's mean cost at these places minus its own: a baseline as in GRPO.
 

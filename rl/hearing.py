@@ -1,7 +1,7 @@
 """Recognisers in stage two: what they hear of rollouts and of the recordings, and whether they hear well enough.
 
 A recogniser is asked once about a rollout, however many rewards need the answer. The recordings, resynthesised from
-their own tokens, give WER_gt of the paper's reward; a recogniser that mishears them too often is refused.
+their own tokens, give WER_gt of the paper's reward; a recogniser with too many errors on them is refused.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class RolloutRecord:
 
 
 def transcripts(waves: Sequence[np.ndarray], sample_rate: int, recognizer: Recognizer) -> list[str | Exception]:
-    """What the recogniser hears; "" for a wave without samples, an exception where it failed."""
+    """Its transcript; "" for a wave without samples, an exception where it failed."""
     spoken = [i for i, wave in enumerate(waves) if len(wave)]
     heard: list[str | Exception] = [""] * len(waves)
     answers = isolate(lambda rows: recognizer.transcribe([waves[i] for i in rows], sample_rate), spoken)
@@ -169,8 +169,8 @@ def ground_truth_errors(items: Sequence[PromptItem], vocoder: Vocoder,
 
 
 def check_hears(recognizer: str, wer: float, limit: float) -> None:
-    """RewardError where a recogniser hears the recordings, resynthesised, with a corpus WER above `limit`: what it says
-    of rollouts would be noise. NaN, where nothing was transcribed, is left to those who count failed rewards."""
+    """RewardError where a recogniser transcribes the resynthesised recordings with a corpus WER above `limit`: what it
+    says of rollouts would be noise. NaN, where nothing was transcribed, is left to those who count failed rewards."""
     if not wer > limit:
         return
     raise RewardError(

@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 Tokens = Sequence[Sequence[int]]
 Rollouts = Sequence[RolloutRecord]
 Reward = Callable[..., Sequence[float | None]]
-"""A reward function. It may carry attributes: `name`, as it is logged (else its own name); `hears`, whether it needs
-sound (else whether it names `audio`, `sample_rate` or `transcripts` among its parameters); `locates`, whether it says
-in `rollouts[i].located` where it was lost, for credit=decision."""
+"""A reward function. It may carry attributes: `name`, as it is logged (else its own name); `needs_audio`, whether it
+needs sound (else whether it names `audio`, `sample_rate` or `transcripts` among its parameters); `locates`, whether it
+says in `rollouts[i].located` where it was lost, for credit=decision."""
 
 
 def columns_of(records: Rollouts) -> dict[str, Any]:
@@ -106,9 +106,9 @@ def named_by(reward: Any) -> frozenset[str]:
         return frozenset()
 
 
-def hears(reward: Any) -> bool:
+def needs_audio(reward: Any) -> bool:
     """Whether it needs the waveforms of rollouts."""
-    return bool(getattr(reward, "hears", named_by(reward) & {"audio", "sample_rate", "transcripts"}))
+    return bool(getattr(reward, "needs_audio", named_by(reward) & {"audio", "sample_rate", "transcripts"}))
 
 
 def locates(reward: Any) -> bool:
@@ -117,14 +117,14 @@ def locates(reward: Any) -> bool:
 
 
 def needs_sound(rewards: Sequence[Reward]) -> bool:
-    """Whether one of the rewards hears the rollouts; else they need no vocoder."""
-    return any(hears(reward) for reward in rewards)
+    """Whether one of the rewards needs audio; else rollouts need no vocoder."""
+    return any(needs_audio(reward) for reward in rewards)
 
 
 def check_locate(rewards: Sequence[Reward]) -> None:
     """ConfigError where credit by decision is asked of rewards that do not say where they were lost. Those that hear
     nothing (range_penalty) may stand beside one that does, and keep their credit by rollout."""
-    silent = [name_of(r) for r in rewards if not locates(r) and hears(r)]
+    silent = [name_of(r) for r in rewards if not locates(r) and needs_audio(r)]
     if silent or not any(locates(r) for r in rewards):
         what = f"{', '.join(silent)} judges utterances as a whole" if silent else "none of these does"
         raise ConfigError(f"credit=decision needs rewards that know where errors lie, and {what}: set "
@@ -146,7 +146,7 @@ class WERReward:
     """
 
     name = "wer"
-    hears = True
+    needs_audio = True
 
     def __init__(self, recognizer: Recognizer, ground_truth: Mapping[str, float] | None = None, cap: float = 1.0,
                  locate: bool = False):
@@ -177,7 +177,7 @@ class CERReward:
     taken from its mean."""
 
     name = "cer"
-    hears = True
+    needs_audio = True
 
     def __init__(self, recognizer: Recognizer, cap: float = 1.0):
         self.recognizer, self.cap = recognizer, cap
@@ -198,7 +198,7 @@ class LikelihoodReward:
     """
 
     name = "log_likelihood"
-    hears = True
+    needs_audio = True
 
     def __init__(self, recognizer: Any, scale: float = 0.1, floor: float = -10.0, locate: bool = False):
         if not hasattr(recognizer, "log_likelihood"):
@@ -261,7 +261,7 @@ class TokenLikelihoodReward:
     """
 
     name = "token_likelihood"
-    hears = False
+    needs_audio = False
 
     def __init__(self, recognizer: TokenRecognizer, scale: float = 0.2, floor: float = -10.0, locate: bool = False):
         self.recognizer, self.scale, self.floor, self.locates = recognizer, scale, floor, locate
@@ -281,7 +281,7 @@ class RangePenalty:
     """-(alpha / L) sum over decisions of the distance to the guidance range, L generated tokens (DCAR paper, eq. 5)."""
 
     name = "range_penalty"
-    hears = False
+    needs_audio = False
 
     def __init__(self, chunk_range: Sequence[int], alpha: float = 0.1):
         self.range, self.alpha = tuple(chunk_range), alpha

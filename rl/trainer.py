@@ -284,7 +284,7 @@ class DCPOTrainer(ResilientTrainer):
                             dtype=torch.float64, device=self.args.device)
         tokens, passes = self.accelerator.reduce(kept, "sum").tolist()
         self.length_reward.seen[micro] = tokens, passes
-        self._metrics.add("price", self.length_reward.value)
+        self._metrics.add("length_reward", self.length_reward.value)
         return self.length_reward.of_decisions(batch.actions % self.policy.config.num_actions, batch.mask)
 
     def _credit(self, batch: RolloutBatch) -> Tensor:

@@ -80,7 +80,7 @@ class ToyHeads(nn.Module):
     def __init__(self, features: Tensor, probs: Tensor):
         super().__init__()
         self.register_buffer("features", features)  # [states, D], rows distinct
-        self.register_buffer("laws", probs.log())  # [states, K, V + 1]
+        self.register_buffer("probs", probs.log())  # [states, K, V + 1]
 
     def forward(self, hidden: Tensor, k: int) -> Tensor:
         return self.probs[(hidden @ self.features.T).argmax(-1), :k]

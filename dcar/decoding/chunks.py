@@ -402,9 +402,9 @@ def check_policy(policy: ChunkPolicy, heads: int) -> None:
 def check_num_candidates(policy: ChunkPolicy, num_candidates: int) -> None:
     """ConfigError for a number of chunks that this policy cannot choose among."""
     if num_candidates < 1:
-        raise ConfigError(f"a policy chooses among 1 draw or more, not {num_candidates}")
+        raise ConfigError(f"a policy chooses among 1 candidate or more, not {num_candidates}")
     if num_candidates > 1 and policy.chunk_scorer is None:
-        raise ConfigError(f"{num_candidates} draws: this policy has nothing to choose among them by; train one with "
+        raise ConfigError(f"{num_candidates} candidates: this policy cannot choose among them; train one with "
                           "chunk_scorer=…")
 
 

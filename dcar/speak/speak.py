@@ -31,7 +31,7 @@ class SpeakConfig:
                               f"else {METHOD}.")
     decoder: str = setting("starter", "Directory of a decoder (far: of a FAR decoder).")
     policy: str = setting(POLICY, "Directory of an exported policy, or starter, which was trained at temperature 1.",
-                          names=("starter",))
+                          names=("starter", POLICY))
     vocoder: str = setting("starter", "Folder, or a name that dcar.vocoder.load lists.")
     tokenizer: str = setting("starter", "Folder, or a name that dcar.tokens.load lists.")
     dial: float = setting(0.0, "Turns the policy: above 0 to longer chunks and less time, below 0 to shorter ones; "

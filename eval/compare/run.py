@@ -4,8 +4,8 @@
     dcar compare --config compare_starter:all out=runs/all
 
 FAR, CAR-k, DCAR and their rivals speak the same held-out texts with the same prompts, sampling and seeds; one
-vocoder turns the tokens into sound and one recogniser that took no part in training judges the words. Two reference
-rows bound what the judge can see: the recordings themselves, and their tokens resynthesised by the same vocoder.
+vocoder turns the tokens into sound and one recogniser that took no part in training transcribes it. Two reference
+rows bound what the recogniser can tell: the recordings themselves, and their tokens resynthesised by the same vocoder.
 
 An interrupted comparison continues where it stopped, with any number of processes and with the same result.
 """

@@ -26,7 +26,7 @@ _PART = re.compile(r"[-@](-?\d+(?:\.\d+)?(?=[-@]|$)|[^-@]+)")
 @dataclass(frozen=True)
 class MethodName:
     """A method's name taken apart. family: ssd, ssd@heads, ssd@heads@t0.4; settings: what varies within it, numbers or
-    names; sampling: t0.4, tuned, or empty for the common one; draws: chunks that a policy chooses among."""
+    names; sampling: t0.4, tuned, or empty for the common one; num_candidates: that a policy chooses among."""
 
     kind: str
     family: str
@@ -42,7 +42,7 @@ class MethodName:
     @property
     def style(self) -> Style:
         """How it is drawn; families that differ by their sampling alone look alike."""
-        return (self.entry.style if self.entry else OTHER).of_draws(self.num_candidates)
+        return (self.entry.style if self.entry else OTHER).of_candidates(self.num_candidates)
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -56,7 +56,7 @@ class MethodName:
         label = self.style.label or self.kind
         words = list(self.words)
         if self.num_candidates > 1:
-            words[words.index(f"n{self.num_candidates}")] = f"{self.num_candidates} draws"
+            words[words.index(f"n{self.num_candidates}")] = f"{self.num_candidates} candidates"
         if self.sampling:
             words.append(split_label(f"@{self.sampling}")[2])
         return f"{label} ({', '.join(words)})" if words else label
@@ -107,7 +107,7 @@ def at_sampling(name: str, sampling: str) -> str:
 
 
 def group_families(rows: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """Rows of methods (no references) by family, in the order of METHODS and then of draws, each sorted by its
+    """Rows of methods (no references) by family, in the order of METHODS, then of candidates, each sorted by its
     setting."""
     grouped: dict[str, list[dict[str, Any]]] = {}
     for row in rows:

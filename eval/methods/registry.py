@@ -240,7 +240,7 @@ class Style:
         """Whether its marker fills less of its size than others."""
         return self.marker == "*" or isinstance(self.marker, tuple)
 
-    def of_draws(self, num_candidates: int) -> Style:
+    def of_candidates(self, num_candidates: int) -> Style:
         """Of the method that chooses among so many candidates: the same hue, darker, and a star of as many points."""
         if num_candidates == 1:
             return self
@@ -284,7 +284,7 @@ METHODS: dict[str, MethodKind] = {kind.prefix: kind for kind in (  # in the orde
     MethodKind("end-on-confident", _end_on_confident, "end-on-confident-4-7",
                Style("end on confident", "#6b8e23", "H")),
     # of chunks of 10 tokens the one of 4 candidates that goes together best
-    MethodKind("well-scored", _best_of, "best-of-10-4", Style("best of several chunks", "#7a4b12", r"$\clubsuit$")),
+    MethodKind("best-of", _best_of, "best-of-10-4", Style("best of several chunks", "#7a4b12", r"$\clubsuit$")),
     # the policy, greedy or sampled; dcar@name where several policies are compared, dcar@n4: 4 chunks are drawn side by
     # side, dcar@d0.3: turned to longer chunks
     MethodKind("dcar", _policy("greedy"), "dcar", Style("DCAR", "#d1361c", "D"), policies=True),

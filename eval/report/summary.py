@@ -22,7 +22,7 @@ UNSTEADY = 1.4  # the third quartile of a speed-up over the first, above which t
 NAMES = {"far": "far is next-token decoding, one token a pass, by a decoder of one head (FAR)",
          "car": "car-k always keeps k tokens of a pass",
          "random": "random-… keeps a number drawn at random from those in its name",
-         "well-scored": "best-of-k-n draws n candidates of k tokens and keeps the one with the best joint score",
+         "best-of": "best-of-k-n draws n candidates of k tokens and keeps the one with the best joint score",
          "dcar": "dcar lets a learned policy choose how many tokens it keeps, pass by pass"}
 NUM_CANDIDATES = "behind @n stands the number of candidates, drawn side by side, that the policy chooses among"
 
@@ -47,7 +47,7 @@ def names_sentence(rows: Sequence[Row]) -> str:
     names = [parse_method(r["method"]) for r in rows if r["kind"] == "method"]
     kinds = {name.kind for name in names}
     said = "; ".join([*(text for kind, text in NAMES.items() if kind in kinds),
-                      *([NUM_CANDIDATES] if any(name.draws > 1 for name in names) else [])])
+                      *([NUM_CANDIDATES] if any(name.num_candidates > 1 for name in names) else [])])
     return f"{said}. Word errors: of 100 words, how many a recogniser hears wrong, misses or adds.".lstrip(". ")
 
 

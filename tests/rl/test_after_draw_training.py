@@ -149,7 +149,7 @@ def test_a_length_reward_holds_chunks_at_a_length(tmp_path):
         trainer.train()
         lines = [line for line in log_of(tmp_path / str(target)) if "tokens_per_pass" in line]
         assert np.mean([line["tokens_per_pass"] for line in lines[-20:]]) == pytest.approx(target, abs=0.3)
-        assert {line["price"] > 0 for line in lines[1:5]} == {target > 2.5}
+        assert {line["length_reward"] > 0 for line in lines[1:5]} == {target > 2.5}
 
 
 def test_what_a_length_reward_pays():

@@ -100,11 +100,11 @@ def test_a_program_of_shared_heads(tmp_path, tie):
         assert torch.allclose(got, wanted, atol=1e-4)
 
 
-@pytest.mark.parametrize(("reads", "well-scored"), [("candidates", False), ("both", False), ("candidates", True)])
-def test_a_program_of_a_policy_after_the_draw_and_its_card(tmp_path, reads, best_of):
+@pytest.mark.parametrize(("reads", "scored"), [("candidates", False), ("both", False), ("candidates", True)])
+def test_a_program_of_a_policy_after_the_draw_and_its_card(tmp_path, reads, scored):
     """Decisions and tokens are those of decoding; the card's example runs with torch alone."""
     base = tiny_decoder()
-    held = shape_of(ChunkScorer(ChunkScorerConfig(32, 4, base.config.output_size, 4, 8))) if best_of else {}
+    held = shape_of(ChunkScorer(ChunkScorerConfig(32, 4, base.config.output_size, 4, 8))) if scored else {}
     policy = ChunkPolicy(ChunkPolicyConfig(32, 4, 16, 2, None, (2, 3), base.checksum(), "tiny@abc", reads=reads,
                                            sizes=(1, 2, 3), **held)).eval()
     torch.nn.init.normal_(policy.scores.outer.weight, std=2.0)
@@ -207,7 +207,7 @@ def test_greedy_decision_of_the_program_is_that_of_the_policy(run):
     policy = ChunkPolicy.from_pretrained(out)
     hidden = torch.randn(2, 9, 32)
     actions, _ = torch.export.load(str(out / "serving.pt2")).module()(hidden, torch.tensor([9, 4]))
-    full = policy(hidden)
+    full = policy.end_scores(hidden)
     assert torch.allclose(actions, torch.stack((full[0, 8], full[1, 3])), atol=1e-5)
 
 

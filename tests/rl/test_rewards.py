@@ -27,9 +27,9 @@ from rl.rewards import (
     TokenLikelihoodReward,
     WERReward,
     ask,
-    hears,
     imported,
     name_of,
+    needs_audio,
     needs_sound,
     path_of,
     score,
@@ -273,7 +273,8 @@ def test_a_function_gets_the_columns_that_it_names_and_none_is_missing():
     for reward, why in ((few, "gave 1 numbers for 2 rollouts"), (voiceless, "KeyError: 'audio'")):
         silent = [record(0), record(1)]
         assert np.isnan(score(silent, [reward], [1.0])[0]).all() and why in silent[0].failure
-    assert hears(loudness) and not hears(faster) and needs_sound([faster, loudness]) and not needs_sound([faster])
+    assert needs_audio(loudness) and not needs_audio(faster)
+    assert needs_sound([faster, loudness]) and not needs_sound([faster])
     assert name_of(loudness) == "loudness" and name_of(WERReward(ToyRecognizer())) == "wer"
 
 
@@ -283,7 +284,7 @@ def test_dotted_paths_name_functions(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # a module in the folder that the command is started in
     monkeypatch.setattr("sys.path", list(sys.path))
     found = imported(["wer", "toy_world.faster", faster, "mine_here.energy"])
-    assert found[:3] == ["wer", toy_world.faster, faster] and hears(found[3])
+    assert found[:3] == ["wer", toy_world.faster, faster] and needs_audio(found[3])
     assert [path_of(r) for r in found] == ["wer", "toy_world.faster", "toy_world.faster", "mine_here.energy"]
     for wrong, why in (("mos", "unknown 'mos'; known are wer"), ("toy_world.none", "cannot import toy_world.none"),
                        ("no_such_module.f", "No module named"), ("toy_world.UNITS", "cannot be called")):

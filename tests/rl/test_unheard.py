@@ -1,4 +1,4 @@
-"""A run with which nothing hears needs no recogniser, nor the packages that one would be loaded with."""
+"""A run with which nothing is transcribed needs no recogniser, nor the packages that one would be loaded with."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dcar.text.phonemes import PHONEME_VERSION
 from rl import trainer as module
 from rl.config import DCPOConfig
 from rl.hearing import Unheard
-from rl.rewards import ASKS, BUILT_IN, asks_recognizer, hears
+from rl.rewards import ASKS, BUILT_IN, asks_recognizer, needs_audio
 from rl.trainer import DCPOTrainer
 
 
@@ -53,7 +53,7 @@ def test_likelihood_of_tokens_is_by_a_recogniser_of_the_same_tokens(tmp_path):
         return BUILT_IN["token_likelihood"](config_of(tmp_path, *more), Unheard("a"))
 
     made = reward(f"data={shipped('prepared')}", "credit=decision")
-    assert made.locates and not made.hears and made.scale == 0.2
+    assert made.locates and not made.needs_audio and made.scale == 0.2
     assert made.recognizer.checksum() == load_token_recognizer("starter").checksum()
     other = write_prepared(tmp_path / "other")
     with pytest.raises(CheckpointError, match="other: has tokens of tiny@abc.*dcar train-recognizer kind=tokens"):
@@ -72,5 +72,5 @@ def test_rewards_that_hear_are_known_by_name(tmp_path):
 
     for name in ("wer", "cer", "log_likelihood", "range_penalty"):
         reward = BUILT_IN[name](config_of(tmp_path), Likely("a"))
-        assert hears(reward) == (name in ASKS) == asks_recognizer([name]) and reward.name == name
+        assert needs_audio(reward) == (name in ASKS) == asks_recognizer([name]) and reward.name == name
     assert asks_recognizer([lambda completions, transcripts, **columns: [0.0]])

@@ -154,7 +154,7 @@ def test_a_policy_sees_by_it_also_after_load(width):
         first.scores.linear.weight.data.add_(1.0)  # a policy that is loaded again has its scores anew, too
     fused.load(first)
     seen = first.see(hidden, logits, tokens)
-    assert torch.allclose(fused.probs(None, seen), log_probs_of_scores(first.score(None, seen), seen), atol=1e-5)
+    assert torch.allclose(fused.log_probs(None, seen), log_probs_of_scores(first.score(None, seen), seen), atol=1e-5)
     other = ChunkPolicy(ChunkPolicyConfig(SIZE, STEPS, reads="candidates", chunk_scorer_width=16,
                                           chunk_scorer_embedding=12, chunk_scorer_ids=IDS))
     with pytest.raises(ConfigError, match="chunk_scorer_width"):

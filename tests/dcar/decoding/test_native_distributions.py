@@ -118,7 +118,7 @@ def test_a_row_without_a_distribution_is_left_to_the_reference(own, wrong, monke
     monkeypatch.setattr(module, "kernels", lambda dtype: own)
     drawn, probs = module.tokens_of(logits, u, config, None, EOS)
     assert probs is not None and not probs[1, 3].sum() > 0 and torch.equal(drawn, sample_several(probs, u))
-    assert torch.equal(module.distribution_of(logits, config, None, EOS).isnan(), probs.isnan())
+    assert torch.equal(module.probs_of(logits, config, None, EOS).isnan(), probs.isnan())
     assert torch.equal(module.features_of(logits, tokens).isnan(), candidate_features(logits, tokens).isnan())
 
 
@@ -128,7 +128,7 @@ def test_samplings_that_are_left_to_the_reference(config):
     logits, forbidden, _ = given()
     assert not takes(config, IDS) and module.kernels_of(logits, config) is None
     history = torch.full((3, 16, 10), -1)
-    assert torch.equal(module.distribution_of(logits, config, forbidden, EOS, history),
+    assert torch.equal(module.probs_of(logits, config, forbidden, EOS, history),
                        warp(logits, config, forbidden, EOS, history))
     assert takes(SamplingConfig(1.0, MOST_KEPT + 1), MOST_KEPT)  # all are kept
 
@@ -151,7 +151,7 @@ def test_the_distribution_of_a_decision(own, several, reach, dial, monkeypatch):
     asked: list[int] = []
     monkeypatch.setattr("dcar.decoding.fast.policy.decision",
                         lambda *given: asked.append(1) or decision(*given))
-    assert torch.allclose(ends.probs(candidates, None, dial)[:, possible], wanted[:, possible], atol=2e-5) and asked
+    assert torch.allclose(ends.log_probs(candidates, None, dial)[:, possible], wanted[:, possible], atol=2e-5) and asked
     candidates[2, 0, 1, 0] = torch.nan  # one score that is no number leaves no distribution
     got = decision(own, candidates, ends._weight, ends._bias, actions, dial)
     assert bool(got[2].isnan().all()) and not bool(got[[0, 1, 3, 4]].isnan().any())

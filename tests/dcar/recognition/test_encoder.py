@@ -106,7 +106,7 @@ def test_a_folder_holds_it_whole_and_another_encoder_is_refused(tmp_path):
     assert again.log_likelihood([wave], RATE, ["ab"]) == model.log_likelihood([wave], RATE, ["ab"])
     settings = json.loads((tmp_path / "ear/config.json").read_text())
     (tmp_path / "ear/config.json").write_text(json.dumps(settings | {"encoder": "whisper-large 123 tail=0.5"}))
-    with pytest.raises(CheckpointError, match=r"reads the states of whisper-large.*train-encoder-recognizer"):
+    with pytest.raises(CheckpointError, match=r"reads the states of whisper-large.*kind=encoder"):
         load_encoder_recognizer(tmp_path / "ear")
     with pytest.raises(CheckpointError, match="config.json"):
         load_recognizer(f"encoder:{tmp_path / 'absent'}")

@@ -12,6 +12,7 @@ import torch
 from tiny_data import counting, write_prepared
 from tiny_training import log_of, tiny_config
 
+from dcar import storage
 from dcar.errors import CheckpointError
 from dcar.storage import MANIFEST
 from dcar.train.car import run
@@ -68,11 +69,11 @@ def test_the_log_is_replaced_in_one_go(whole, killed, data, monkeypatch):
     """Killed while it rewrites its log, a run has the old one."""
     before = (killed / "log.jsonl").read_bytes()
 
-    def dies(self, target):
+    def dies(source, target):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "replace", dies)
+        patch.setattr(storage.os, "replace", dies)
         with pytest.raises(KeyboardInterrupt):
             run(tiny_config(data, killed, **CHANGES))
     assert (killed / "log.jsonl").read_bytes() == before

@@ -138,7 +138,7 @@ def test_chunks_lie_where_they_sound(studio):
     assert all(b[0] >= a[1] - 1e-9 for a, b in zip(spans, spans[1:], strict=False))
     gaps = [b[0] - a[1] for a, b in zip(spans, spans[1:], strict=False)]
     assert max(gaps) == pytest.approx(spoken.pauses[0])  # between the sentences
-    assert picture(replace(spoken, wave=spoken.wave[:900])).shape[2] == 3  # shorter than a window
+    assert picture(replace(spoken, audio=spoken.audio[:900])).shape[2] == 3  # shorter than a window
 
 
 def test_phonemes_lie_where_they_sound(studio):

@@ -109,7 +109,7 @@ def test_policies_are_not_called_like_samplings(tmp_path):
     with pytest.raises(ConfigError, match="would read as a sampling"):
         load_models(str(tmp_path / "car"), "", [f"t0.4={tmp_path / 't0.4'}"])
     for name in ("n4", "d0.3", "a@n4"):
-        with pytest.raises(ConfigError, match="would read as a sampling, draws or a dial"):
+        with pytest.raises(ConfigError, match="would read as a sampling, a number of candidates or a dial"):
             load_models(str(tmp_path / "car"), "", [f"{name}={tmp_path / 't0.4'}"])
 
 
@@ -123,7 +123,7 @@ def test_sweeps_reach_samplings():
     ("dcar@a@t0.8-k10", "dcar@t0.8-k10", ("a",), "DCAR (T 0.8, top-k 10)"),
     ("dcar@a@n4@d-0.5", "dcar@n4", ("a", -0.5), "DCAR (4 candidates)"), ("dcar@d0.3", "dcar", (0.3,), "DCAR"),
     ("dcar@n8@t0.4", "dcar@n8@t0.4", (), "DCAR (8 candidates, T 0.4)"),
-    ("best-of-10-4", "well-scored", (10.0, 4.0), "best of several chunks"),
+    ("best-of-10-4", "best-of", (10.0, 4.0), "best of several chunks"),
     ("ssd-0.4-eos@draft@t0.6-p0.9", "ssd@eos@draft@t0.6-p0.9", (0.4,), "SSD (eos, draft, T 0.6, top-p 0.9)"),
     ("random-2-3@tuned", "random@tuned", (2.0, 3.0), "random size (own best)"),
 ])

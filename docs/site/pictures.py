@@ -55,7 +55,7 @@ def draw(heading: str, across: str, label: str, path: Path, size: tuple[float, f
                   color=OURS if ours else LINE if on_line else INK)
     axes.set_xlabel(label, color=INK)
     axes.set_ylabel("word error rate, %", color=INK)
-    axes.margins(x=0.12, y=0.08)
+    axes.margins(x=0.22, y=0.08)
     axes.set_xlim(left=0)
     axes.grid(color="#e1e0d9", linewidth=0.7)
     axes.spines[["top", "right"]].set_visible(False)
@@ -64,7 +64,7 @@ def draw(heading: str, across: str, label: str, path: Path, size: tuple[float, f
     boxes = [Bbox.from_extents(x - 6, y - 6, x + 6, y + 6) for x, y in taken]
     for (a, b), (c, d) in pairwise(axes.transData.transform(point) for point in fixed):  # no name covers the line
         steps = [i / 40 for i in range(41)]
-        boxes += [Bbox.from_extents(x - 2, y - 2, x + 2, y + 2)
+        boxes += [Bbox.from_extents(x - 4, y - 4, x + 4, y + 4)
                   for x, y in ((a + (c - a) * t, b + (d - b) * t) for t in steps)]
     for name, x, y in found:
         boxes.append(place(axes, name, (x, y), boxes))
@@ -84,7 +84,7 @@ def place(axes: Axes, name: str, at: tuple[float, float], boxes: list[Bbox]) -> 
             box = text.get_window_extent()
             hits = [hit for other in boxes if (hit := Bbox.intersection(box, other))]
             cost = 0.3 * distance + sum(hit.width * hit.height for hit in hits)
-            if not axes.bbox.padded(20).contains(box.x0, box.y0) or not axes.bbox.padded(20).contains(box.x1, box.y1):
+            if not axes.bbox.padded(2).contains(box.x0, box.y0) or not axes.bbox.padded(2).contains(box.x1, box.y1):
                 cost += 1e6
             if cost < best[0]:
                 if best[1]:

@@ -133,7 +133,7 @@ def usage() -> str:
     """Commands by task, one line each."""
     lines = ["usage: dcar COMMAND [--config RECIPE] [key=value …]   (dcar COMMAND --help lists its settings)"]
     for task, commands in TASKS.items():
-        lines += ["", f"{task}:", *(f"  {name:17} {text}" for name, (_, text) in commands.items())]
+        lines += ["", f"{task}:", *(f"  {name:18} {text}" for name, (_, text) in commands.items())]
     lines += ["", "  --recipes           recipes by command, for --config NAME or --config NAME:VARIANT",
               "  --print-completion bash|zsh|fish   completion of commands, settings and recipes",
               "  --version"]

@@ -72,6 +72,9 @@ class DistributionError(DCARError):
         self.finished = list(finished)
 
 
+LawError = DistributionError  # its name of before, for one release
+
+
 class EngineError(DCARError):
     """The static decoding engine cannot go on: wrong shape, dtype or device, a full cache, no memory left. `finished`
     holds the results of the utterances that were complete."""

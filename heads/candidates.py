@@ -102,8 +102,8 @@ def dialled(scores: Tensor, dial: float) -> Tensor:
 
 
 def joint_log_probs(scores: Tensor, candidates: Tensor) -> Tensor:
-    """Log-probs of draw and size together, [..., N K], column i K + a - 1 for a tokens of draw i: proportional to the
-    exponential of the score times the draw's share among the chunks of a tokens. scores [..., N, K] of the sizes in
+    """Log-probs of candidate and size together, [..., N K], column i K + a - 1 for a tokens of draw i: proportional to
+    the exponential of the score times the draw's share among the chunks of a tokens. scores [..., N, K] of the sizes in
     each of N chunks that were drawn side by side, of which candidates [..., N, n, F] are known, n ≤ K. Of one chunk it
     is the distribution of its sizes."""
     scores = scores.float()

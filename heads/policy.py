@@ -225,7 +225,7 @@ class ChunkPolicy(Checkpoint):
 
 
 def log_probs_of_scores(scores: Tensor, candidates: Tensor | None) -> Tensor:
-    """Log-probs, float32, of sizes, scores [..., K] -> [..., K], or of draw and size together where candidates
+    """Log-probs, float32, of sizes, scores [..., K] -> [..., K], or of candidate and size together where candidates
     [..., N, n, F] were seen, scores [..., N, K] -> [..., N K]."""
     return scores.float().log_softmax(-1) if candidates is None else joint_log_probs(scores, candidates)
 
@@ -248,8 +248,8 @@ class PolicyReader:
 
     def log_probs(self, reading: Tensor | None, candidates: Tensor | None = None, dial: float = 0.0) -> Tensor:
         """Log-probs of the next size [B, K], float32, from a reading; after the draw, from the candidates [B, N, n, F]
-        of N chunks drawn side by side, too, and then of draw and size together [B, N K] (`joint_log_probs`). `dial`:
-        see `dialled`."""
+        of N chunks drawn side by side, too, and then of candidate and size together [B, N K] (`joint_log_probs`).
+        `dial`: see `dialled`."""
         return self.policy.log_probs(reading, candidates, dial)
 
     def select(self, rows: Tensor) -> None:

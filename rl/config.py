@@ -145,7 +145,7 @@ class DCPOConfig(GRPOConfig):
     forced_rows: str = setting("policy_ratio", "What the forced half does.", choices=FORCED_ROWS)
     num_candidates: int = setting(1, "Chunks drawn side by side at every decision; the policy, which needs a chunk "
                                      "scorer, chooses "
-                            "draw and size together.", minimum=1, old=("draws",))
+                            "candidate and size together.", minimum=1, old=("draws",))
     common_random_numbers: bool = setting(False, "Members of a group share the draws of tokens (not of actions).")
     max_tokens_per_text_unit: float = setting(16.0, "Length limit of a rollout per phoneme.", above=0)
     repetition_window: int = setting(0, "Repetition-aware sampling over so many tokens (CosyVoice: 10); 0 = off.",

@@ -88,7 +88,7 @@ class ServingStepAfterDraw(nn.Module):
 
 
 class ServingStepAmongDraws(nn.Module):
-    """The same with several chunks drawn side by side, of which the likeliest pair of draw and size is chosen
+    """The same with several chunks drawn side by side, of which the likeliest pair of candidate and size is chosen
     (`heads.candidates.joint_log_probs`), as a greedy `PolicyChunk` does. Draws whose noise is independent are
     independent; those of the loop stand at equal distances."""
 

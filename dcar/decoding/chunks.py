@@ -257,7 +257,7 @@ class PolicyChunk:
     policy), as the chase half of DCPO needs; their log-probabilities under the policy are recorded all the same.
     Utterances that it does not name follow the policy. `dial` turns a trained policy to longer (above 0) or shorter
     chunks: nats added to the score of a size for each of its tokens. `num_candidates`: chunks drawn side by side, for a
-    policy that holds a chunk scorer; draw and size are chosen together (`heads.candidates.joint_log_probs`).
+    policy that holds a chunk scorer; candidate and size are chosen together (`heads.candidates.joint_log_probs`).
     """
 
     def __init__(self, policy: ChunkPolicy, mode: Literal["greedy", "sample"] = "greedy", name: str | None = None,
@@ -372,7 +372,7 @@ def choose_size(log_probs: Tensor, u: Tensor | None, forced: Tensor | None) -> t
 
 def choose_end(log_probs: Tensor, u: Tensor | None, forced: Tensor | None,
                k: int) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The same among several candidates, and which draw [B], None of one: log_probs [B, N K] of draw and size
+    """The same among several candidates, and which candidate [B], None of one: log_probs [B, N K] of candidate and size
     (`joint_log_probs`), sizes 1..k. Where a size is forced, the draw alone is chosen."""
     if log_probs.shape[1] == k:
         return *choose_size(log_probs, u, forced), None

@@ -7,6 +7,7 @@ import itertools
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from dcar.decoding.chunks import choose_end
 from dcar.errors import CheckpointError
@@ -176,3 +177,23 @@ def test_a_policy_takes_it_along(tmp_path):
         chunk_scorer.check_base("bb")
     with pytest.raises(CheckpointError, match="width 0"):
         small(width=0)
+
+
+def as_before(folder) -> None:
+    """Rewrites a saved model as earlier versions called its parts."""
+    path = folder / "config.json"
+    path.write_text(path.read_text().replace("chunk_scorer", "coherence").replace("chunk-scorer", "coherence"))
+    weights = load_file(folder / "model.safetensors")
+    save_file({name.replace("chunk_scorer", "coherence"): t for name, t in weights.items()},
+              folder / "model.safetensors")
+
+
+def test_checkpoints_of_before_are_read(tmp_path):
+    chunk_scorer = small()
+    policy = ChunkPolicy(ChunkPolicyConfig(4, LENGTH, reads="candidates", **shape_of(chunk_scorer)))
+    for model in (chunk_scorer, policy):
+        model.save_pretrained(tmp_path / model.model_type)
+        as_before(tmp_path / model.model_type)
+        assert "coherence" in (tmp_path / model.model_type / "config.json").read_text()
+        read = type(model).from_pretrained(tmp_path / model.model_type)
+        assert read.config == model.config and read.checksum() == model.checksum()

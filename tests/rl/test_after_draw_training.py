@@ -191,7 +191,7 @@ def test_impossible_together(tmp_path):
 @pytest.mark.parametrize("num_candidates", [1, 3])
 def test_a_chunk_scorer_is_taken_along_and_stays_as_it_is(tmp_path, num_candidates):
     """It is read at every decision, comes back with checkpoints, and no reward changes it. Of several chunks drawn side
-    by side draw and size are one action."""
+    by side candidate and size are one action."""
     base, checksum = ToyDecoder(), "toy"
     base.checksum = lambda: checksum
     torch.manual_seed(0)

@@ -130,7 +130,8 @@ def test_a_program_of_a_policy_after_the_draw_and_its_card(tmp_path, reads, scor
 
 @pytest.mark.parametrize("reads", ["candidates", "both"])
 def test_a_program_that_chooses_among_draws(tmp_path, reads):
-    """Given the chunks that decoding drew, it chooses the same draw and size; the card says what goes in and out."""
+    """Given the chunks that decoding drew, it chooses the same candidate and size; the card says what goes in and
+    out."""
     base = tiny_decoder()
     held = shape_of(ChunkScorer(ChunkScorerConfig(32, 4, base.config.output_size, 4, 8)))
     policy = ChunkPolicy(ChunkPolicyConfig(32, 4, 16, 2, None, (2, 3), base.checksum(), "tiny@abc", reads=reads,

@@ -55,7 +55,7 @@ class FusedEnds:
             self._bias.copy_(bias.flatten())
 
     def log_probs(self, candidates: Tensor, reading: Tensor | None, dial: float) -> Tensor:
-        """Log-probs of draw and size [B, N K] as `heads.policy.PolicyReader.log_probs` says it, of candidates
+        """Log-probs of candidate and size [B, N K] as `heads.policy.PolicyReader.log_probs` says it, of candidates
         [B, N, reach, F]."""
         if reading is None and not len(self._outer) and (own := kernels_of(candidates)) is not None:
             return decision(own, candidates, self._weight, self._bias, self._actions, dial)

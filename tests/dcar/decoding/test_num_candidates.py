@@ -47,7 +47,7 @@ def test_loop_fast_passes_and_engine_agree(decoder, prompts, reads, num_candidat
         assert {tuple(set(r.actions)) for r in expected[:4:3]} == {(2,), (3,)}  # the forced ones
         chosen = {n for r in expected[:4:3] for n in r.chosen}
         assert chosen == set() if num_candidates == 1 else len(chosen) > 1 or sampling.temperature == 0
-        for result in expected:  # the log-probabilities recorded are those of draw and size together
+        for result in expected:  # the log-probabilities recorded are those of candidate and size together
             given = result.hidden[None], torch.tensor([result.decision_positions]), result.candidates[None]
             scores = policy.end_scores(*given)[0]
             assert scores.shape == (len(result.actions), num_candidates, 4)

@@ -96,6 +96,8 @@ def test_draws_stand_in_names_of_methods_that_can_tell_them_apart():
                            ("best-of-2-1", "at least 2"), ("dcar@n0", "no such policy")):
         with pytest.raises(ConfigError, match=message):
             make_methods([wrong], both, COMMON)
+    old = make_methods(["coherent-2-4", "sure-last-2-3@t0.4"], both, COMMON)  # names of before
+    assert [entry.name for entry in old] == ["best-of-2-4", "end-on-confident-2-3@t0.4"]
     with pytest.raises(ConfigError, match="with chunk_scorer"):
         make_methods(["best-of-2-4"], Models(decoder, policies={"": plain}), COMMON)
 

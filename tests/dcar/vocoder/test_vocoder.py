@@ -20,7 +20,8 @@ from dcar.vocoder.model import Pitch, TokenVocoder, VocoderConfig, speaker_featu
 from dcar.vocoder.renderer import Renderer, mel_transform
 from dcar.vocoder.training.losses import Discriminators, MelDistance, discriminator_loss, generator_losses
 from dcar.vocoder.training.pack import PackRow, VocoderData, fit_length, pack_training_data, write_pack
-from dcar.vocoder.training.train import Trainer, acoustic_loss, main, run
+from dcar.vocoder.training.train import main, run
+from dcar.vocoder.training.trainer import Trainer, acoustic_loss
 from dcar.voices.features import SPEAKER_DIM, mel_filterbank, resample_speed, same_istft, same_stft, track_f0
 
 

@@ -19,7 +19,7 @@ from dcar.tokens.whisper import shared_encoder
 from dcar.vocoder.blocks import VocoderConfig
 from dcar.vocoder.renderer import mel_transform
 from dcar.vocoder.training.pack import VocoderData
-from dcar.vocoder.training.train import Trainer
+from dcar.vocoder.training.trainer import Trainer
 from dcar.vocoder.training.voices import VoiceLoss
 from dcar.vocoder.training.words import WhisperStates, WordLoss, ctranslate2_weights
 from dcar.voices.features import SAMPLE_RATE

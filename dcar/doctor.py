@@ -74,15 +74,17 @@ def _shipped() -> str:
 
 
 def _kernels() -> str:
+    import torch
+
     from dcar.decoding.fast.cpu.native import Kernels, NativeError, switched_off
 
     if switched_off():
         return "switched off by DCAR_NATIVE, decoding on the CPU is slower than it could be"
     try:
-        Kernels()
+        made = {str(dtype).removeprefix("torch."): Kernels(dtype) for dtype in (torch.float32, torch.bfloat16)}
     except NativeError as error:
         return f"none, decoding on the CPU is slower than it could be: {error}"
-    return "compiled for float32"
+    return "compiled for " + ", ".join(name + " (matrix unit)" * own.matrix_unit for name, own in made.items())
 
 
 CHECKS: dict[str, Callable[[], str]] = {

@@ -71,7 +71,7 @@ def native_chunk_scorer(own: Kernels, chunk_scorer: ChunkScorer) -> NativeChunkS
     or a layer is not as heads/chunk_scorer.py makes it."""
     linear = (chunk_scorer.token, chunk_scorer.state, chunk_scorer.start, chunk_scorer.inner, chunk_scorer.output)
     plain = type(chunk_scorer.layer) is nn.GRU and all(type(layer) is nn.Linear for layer in linear)
-    if not plain or chunk_scorer.config.width % LANES:
+    if not plain or own.run_chunk_scorer is None or chunk_scorer.config.width % LANES:
         return None
     if not all(own.reads(weight) for weight in chunk_scorer.parameters()):
         return None

@@ -3,17 +3,27 @@ elsewhere."""
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 
 from dcar.decoding.fast import chunk_scorer as module
 from dcar.decoding.fast.chunk_scorer import FusedChunkScorer, native_chunk_scorer
+from dcar.decoding.fast.cpu.native import Kernels
 from dcar.decoding.fast.policy import FusedPolicy
 from dcar.errors import ConfigError
 from heads.chunk_scorer import ChunkScorer, ChunkScorerConfig
 from heads.policy import ChunkPolicy, ChunkPolicyConfig, log_probs_of_scores
 
 SIZE, STEPS, IDS = 24, 16, 40
+# without AVX-512, too
+VARIANTS = [(), ("-mno-avx512f",)] if os.uname().machine == "x86_64" else [()]
+
+
+@pytest.fixture(params=VARIANTS, ids=lambda flags: " ".join(flags) or "native")
+def own(request) -> Kernels:
+    return Kernels(torch.float32, request.param)
 
 
 def made(width: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> ChunkScorer:

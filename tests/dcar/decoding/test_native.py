@@ -28,11 +28,21 @@ from heads.multi_token import MultiTokenHeads
 from heads.policy import ChunkPolicy, ChunkPolicyConfig
 
 SAMPLING = SamplingConfig(max_tokens=40, max_tokens_per_text_unit=6)
+VARIANTS = [(torch.float32, ()), (torch.bfloat16, ()), (torch.bfloat16, ("-DPORTABLE",))]
+if os.uname().machine == "x86_64":  # as on a processor without AVX-512
+    VARIANTS += [(torch.float32, ("-mno-avx512f",)), (torch.bfloat16, ("-mno-avx512f", "-DPORTABLE"))]
+
+
+@pytest.fixture(params=VARIANTS, ids=lambda v: " ".join((str(v[0]).removeprefix("torch."), *v[1])))
+def own(request) -> Kernels:
+    dtype, flags = request.param
+    return Kernels(dtype, flags)
 
 
 def close(got: torch.Tensor, wanted: torch.Tensor) -> bool:
-    """To the rounding of the sums."""
-    return torch.allclose(got, wanted, atol=1e-5, rtol=1e-5)
+    """To float32 rounding of the sums; a bfloat16 result to its last place."""
+    step = 2.0**-7 if got.dtype == torch.bfloat16 else 1e-5
+    return torch.allclose(got.float(), wanted, atol=1e-5, rtol=step)
 
 
 @pytest.mark.parametrize("size, out", [(64, 48), (1024, 50), (40, 16), (33, 7), (5, 3)])
@@ -40,14 +50,14 @@ def close(got: torch.Tensor, wanted: torch.Tensor) -> bool:
 def test_linear_layers(own, size, out, biased):
     """Widths that fill tiles and widths that leave a rest, from one row to more than the tiles hold."""
     torch.manual_seed(size)
-    weight = torch.randn(out, size) / size**0.5
-    bias = torch.randn(out) if biased else None
+    weight = (torch.randn(out, size) / size**0.5).to(own.dtype)
+    bias = torch.randn(out).to(own.dtype) if biased else None
     product = own.linear(weight, bias)
     for rows in (*range(1, 14), 16, 17, 40, 96, 97, 130):
-        x = torch.randn(rows, size)
-        wanted = F.linear(x, weight, bias)
+        x = torch.randn(rows, size).to(own.dtype)
+        wanted = F.linear(x.float(), weight.float(), None if bias is None else bias.float())
         got = product(x)
-        assert close(got, wanted), rows
+        assert got.dtype == own.dtype and close(got, wanted), rows
 
 
 @pytest.mark.parametrize("size, out", [(64, 48), (24, 1030), (33, 7)])
@@ -55,9 +65,9 @@ def test_linear_layers(own, size, out, biased):
 def test_products_of_stacked_weights(own, size, out, rows):
     """Blocks and projections of heads, whose weights are stored [in, out]: widths that fill vectors and that do not."""
     torch.manual_seed(out)
-    heads = MultiTokenHeads(size, out, 4, blocks=1, zero_init=False).requires_grad_(False)
-    x = torch.randn(rows, size)
-    assert near(native_heads(own, heads)(x, 4), heads(x, 4))
+    heads = MultiTokenHeads(size, out, 4, blocks=1, zero_init=False).requires_grad_(False).to(own.dtype)
+    x = torch.randn(rows, size).to(own.dtype)
+    assert near(native_heads(own, heads)(x, 4), copy.deepcopy(heads).float()(x.float(), 4))
 
 
 class Case:
@@ -72,11 +82,11 @@ class Case:
         self.first = [torch.nn.LayerNorm(24), torch.nn.Linear(24, width)] if ends else []
         self.last = [torch.nn.LayerNorm(width)] + [torch.nn.Linear(width, 6)] * ends
         for part in (*self.layers, *self.first, *self.last):
-            part.eval().requires_grad_(False)
+            part.eval().requires_grad_(False).to(own.dtype)
             for norm in (m for m in part.modules() if isinstance(m, torch.nn.LayerNorm)):
                 norm.weight.normal_(1, 0.3), norm.bias.normal_(0, 0.3)
         self.cache = KVCache(2, rows, heads, self.ROOM, size, prefix=self.PREFIX,
-                             prefix_lengths=torch.tensor([7, 5, 0]))
+                             prefix_lengths=torch.tensor([7, 5, 0]), dtype=own.dtype)
         self.cache.kv.normal_()
         self.cache.lengths = torch.tensor(self.PAST)
         self.cache.tighten()
@@ -85,17 +95,19 @@ class Case:
         self.angle = position.view(-1) - 3
         self.index = (torch.arange(rows)[:, None] * (self.PREFIX + self.ROOM) + self.PREFIX + position).view(-1)
         self.row = torch.arange(rows).repeat_interleave(new)
-        self.x = torch.randn(rows * new, 24 if ends else width)
+        self.x = torch.randn(rows * new, 24 if ends else width).to(own.dtype)
         self.stack = own.stack(self.layers, self.last, self.first)
 
     def reference(self, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """States [N, …] and the cache behind them, by heads/layers.py."""
-        cache, x = self.cache.over(self.cache.kv.clone()), self.x.view(len(self.PAST), self.new, -1)
-        for part in self.first:
+        """States [N, …] and the cache behind them, by heads/layers.py in float32."""
+        cache, x = self.cache.over(self.cache.kv.float()), self.x.float().view(len(self.PAST), self.new, -1)
+        first, layers, last = (copy.deepcopy(torch.nn.ModuleList(m)).float()
+                               for m in (self.first, self.layers, self.last))
+        for part in first:
             x = part(x)
-        for i, layer in enumerate(self.layers):
+        for i, layer in enumerate(layers):
             x = layer(x, self.table(self.angle.view(len(self.PAST), -1)), mask, cache, i)
-        for part in self.last:
+        for part in last:
             x = part(x)
         return x.flatten(0, 1), cache.kv
 
@@ -117,8 +129,8 @@ class Case:
 
 
 def near(got: torch.Tensor, wanted: torch.Tensor) -> bool:
-    """After two layers."""
-    return torch.allclose(got, wanted, atol=1e-5, rtol=0)
+    """After two layers: float32 to 1e-5, bfloat16 to the roundings between the operations."""
+    return torch.allclose(got.float(), wanted, atol=0.08 if got.dtype == torch.bfloat16 else 1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("shape", [{}, dict(width=36, heads=3, ffn=50), dict(new=11),
@@ -128,7 +140,7 @@ def test_stacks_of_layers(own, shape):
     case = Case(own, **shape)
     wanted, kv = case.reference(case.cache.mask(case.new))
     got, own_kv = case.own()
-    assert near(got, wanted)
+    assert got.dtype == own.dtype and near(got, wanted)
     assert near(own_kv, kv)  # what was written, and nothing else
     kept = torch.tensor([0, 0, 2, len(wanted) - 1])
     assert torch.equal(case.own(kept=kept)[0], got[kept])
@@ -148,7 +160,7 @@ def test_trees_in_a_stack(own):
     case = Case(own, new=4)
     tree = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 1, 1]]).bool().expand(3, -1, -1)
     seen = case.cache.mask(4, tree)
-    got, _ = case.own(mask=additive(seen, torch.float32))
+    got, _ = case.own(mask=additive(seen, own.dtype))
     assert near(got, case.reference(seen)[0])
 
 
@@ -187,7 +199,7 @@ def test_what_a_stack_cannot_read():
 
 
 def test_a_row_does_not_depend_on_the_others(own):
-    weight, x = torch.randn(70, 96), torch.randn(30, 96)
+    weight, x = torch.randn(70, 96).to(own.dtype), torch.randn(30, 96).to(own.dtype)
     product = own.linear(weight, None)
     alone = torch.cat([product(row[None]) for row in x])
     for rows in (2, 4, 7, 9, 12, 13, 30):
@@ -195,10 +207,11 @@ def test_a_row_does_not_depend_on_the_others(own):
 
 
 def test_no_rows_and_rows_of_another_kind(own):
-    weight = torch.ones(32, 64)
-    heads = native_heads(own, MultiTokenHeads(64, 32, 3).requires_grad_(False))
-    assert own.linear(weight, None)(torch.ones(0, 64)).shape == (0, 32)
-    for bad in (torch.ones(2, 64, dtype=torch.bfloat16), torch.ones(2, 63)):
+    weight = torch.ones(32, 64, dtype=own.dtype)
+    heads = native_heads(own, MultiTokenHeads(64, 32, 3).requires_grad_(False).to(own.dtype))
+    assert own.linear(weight, None)(torch.ones(0, 64, dtype=own.dtype)).shape == (0, 32)
+    other = torch.bfloat16 if own.dtype == torch.float32 else torch.float32
+    for bad in (torch.ones(2, 64, dtype=other), torch.ones(2, 63, dtype=own.dtype)):
         with pytest.raises(TypeError, match="cannot be multiplied by a weight"):
             own.linear(weight, None)(bad)
         with pytest.raises(TypeError, match="cannot be multiplied by a weight"):
@@ -206,19 +219,29 @@ def test_no_rows_and_rows_of_another_kind(own):
 
 
 def test_rows_that_are_no_number_stay_alone():
-    own, x = kernels(torch.float32), torch.ones(2, 64)
+    own, x = kernels(torch.bfloat16), torch.ones(2, 64, dtype=torch.bfloat16)
     x[1] = torch.nan
-    got = own.linear(torch.ones(32, 64), None)(x)
+    got = own.linear(torch.ones(32, 64, dtype=torch.bfloat16), None)(x)
     assert (got[0] == 64).all() and got[1].isnan().all()
 
 
 def test_threads_share_the_work(own, monkeypatch):
-    weight, x = torch.randn(640, 256), torch.randn(29, 256)
-    heads = native_heads(own, MultiTokenHeads(256, 1030, 3, zero_init=False).requires_grad_(False))
+    weight, x = torch.randn(640, 256).to(own.dtype), torch.randn(29, 256).to(own.dtype)
+    heads = native_heads(own, MultiTokenHeads(256, 1030, 3, zero_init=False).requires_grad_(False).to(own.dtype))
     alone = own.linear(weight, None)(x), heads(x[:5], 3)
     monkeypatch.setattr(module.torch, "get_num_threads", lambda: 3)
     assert torch.equal(own.linear(weight, None)(x), alone[0])
     assert torch.equal(heads(x[:5], 3), alone[1])
+
+
+def test_onednn_goes_on_as_if_nothing_had_happened():
+    """The matrix unit has one configuration, which oneDNN leaves in place between its calls."""
+    own = kernels(torch.bfloat16)
+    weight, x = torch.randn(512, 512).to(torch.bfloat16), torch.randn(200, 512).to(torch.bfloat16)
+    wanted, product = F.linear(x, weight), own.linear(weight, None)
+    for rows in (3, 16, 1, 90):
+        assert close(product(x[:rows]), F.linear(x[:rows].float(), weight.float()))
+        assert torch.equal(F.linear(x, weight), wanted)
 
 
 @pytest.mark.parametrize("biased", [False, True])
@@ -226,12 +249,12 @@ def test_threads_share_the_work(own, monkeypatch):
 def test_heads_of_each_kind(own, shared, biased):
     torch.manual_seed(0)
     heads = MultiTokenHeads(40, 70, 4, blocks=2, share_blocks=shared, zero_init=False, base_bias=biased)
-    heads = heads.requires_grad_(False)
-    logits, exact = native_heads(own, heads), copy.deepcopy(heads)
+    heads = heads.requires_grad_(False).to(own.dtype)
+    logits, exact = native_heads(own, heads), copy.deepcopy(heads).float()
     for rows in (1, 3, 8):
-        x = torch.randn(rows, 40)
+        x = torch.randn(rows, 40).to(own.dtype)
         for k in (1, 2, 4):
-            assert near(logits(x, k), exact(x, k))
+            assert near(logits(x, k), exact(x.float(), k))
     for k in (0, 5):
         with pytest.raises(ValueError, match=f"asked for {k} heads of a model that has 4"):
             logits(x, k)
@@ -357,7 +380,7 @@ def test_without_a_compiler_pytorch_multiplies_and_the_log_says_so(fresh, monkey
 
 def test_a_compiler_that_fails_is_quoted(fresh, monkeypatch):
     with pytest.raises(NativeError, match="could not compile layers.c: .*no-such-flag"):
-        Kernels(("-fno-such-flag",))
+        Kernels(torch.float32, ("-fno-such-flag",))
     monkeypatch.setenv("DCAR_NATIVE", "off")
     assert kernels(torch.float32) is None
 
@@ -366,7 +389,7 @@ def test_a_cache_that_cannot_be_written_is_named(fresh, monkeypatch):
     (fresh / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(fresh / "file"))
     with pytest.raises(NativeError, match="set XDG_CACHE_HOME"):
-        Kernels()
+        Kernels(torch.float32)
 
 
 @pytest.mark.parametrize("harm", ["content", "mode", "link"])

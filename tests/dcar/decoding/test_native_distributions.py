@@ -3,10 +3,13 @@ them, row by row alike, and given up where a row has no distribution."""
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 
 from dcar.decoding.fast import distributions as module
+from dcar.decoding.fast.cpu.native import Kernels
 from dcar.decoding.fast.distributions import MOST_KEPT, decision, features, native_probs, native_tokens, takes
 from dcar.decoding.fast.policy import FusedEnds
 from dcar.sampling import SamplingConfig, sample_several, warp
@@ -15,8 +18,15 @@ from heads.policy import NEVER
 
 IDS = 1025  # no multiple of the lanes
 EOS = IDS - 1
+# without AVX-512, too
+VARIANTS = [(), ("-mno-avx512f",)] if os.uname().machine == "x86_64" else [()]
 SAMPLINGS = [SamplingConfig(temperature, top_k) for temperature in (0.0, 0.4, 1.0, 1.3)
              for top_k in (0, 1, 10, MOST_KEPT, IDS, 4000)]
+
+
+@pytest.fixture(params=VARIANTS, ids=lambda flags: " ".join(flags) or "native")
+def own(request) -> Kernels:
+    return Kernels(torch.float32, request.param)
 
 
 def given(seed: int = 0, ties: bool = False) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -83,22 +93,23 @@ def test_a_row_does_not_depend_on_its_company(own, config, monkeypatch):
     assert torch.equal(features(own, many[0], tokens.repeat(8, 1, 1))[-3:], together[2])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("several", [1, 4])
-def test_what_is_seen_of_candidates(own, several):
+def test_what_is_seen_of_candidates(several, dtype):
     generator = torch.Generator().manual_seed(5)
-    logits = 4 * torch.randn(3, 16, IDS, generator=generator)
+    logits = (4 * torch.randn(3, 16, IDS, generator=generator)).to(dtype)
     logits[0, 0, 1:] = -torch.inf  # one token alone: no entropy
     logits[0, 1, ::3] = -torch.inf
     tokens = torch.randint(0, IDS, (3, several, 16), generator=generator)
-    seen = features(own, logits, tokens)
+    seen = features(Kernels(dtype), logits, tokens)
     assert seen.dtype == torch.float32
     assert torch.allclose(seen, candidate_features(logits, tokens), atol=5e-6, rtol=1e-5)
     assert seen[..., 0].min() == -8 and seen[0, 0, 0, 2].abs() < 1e-6  # unlikely ones say the same
 
 
-def test_distributions_with_many_equals(own):
-    logits, forbidden, u = given()
-    logits = logits.bfloat16().float()
+def test_distributions_of_bfloat16():
+    own, (logits, forbidden, u) = Kernels(torch.bfloat16), given()
+    logits = logits.bfloat16()  # which has many equals
     for config in SAMPLINGS[6:12]:
         wanted = warp(logits, config, forbidden, EOS)
         assert torch.allclose(native_probs(own, logits, config, forbidden, EOS), wanted, atol=1e-6, rtol=1e-6)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from test_static_engine import same
@@ -10,7 +12,7 @@ from tiny_decoders import tiny_decoder
 from dcar.decoding import ChunkMethod, FixedChunk, Prompt, decode
 from dcar.decoding.batch import PromptBatch, batch_of
 from dcar.decoding.engine.run import engine_for
-from dcar.decoding.fast.cpu.native import NativeStack
+from dcar.decoding.fast.cpu.native import NativeStack, kernels
 from dcar.decoding.fast.passes import FastDecoder
 from dcar.model.car import CARDecoder
 from dcar.sampling import SamplingConfig
@@ -25,6 +27,12 @@ def prompts_of(lengths: list[tuple[int, int]]) -> list[Prompt]:
 
 
 RAGGED = prompts_of([(9, 4), (3, 11), (14, 1), (6, 6)])
+
+
+@pytest.fixture(autouse=True)
+def matrix_unit(monkeypatch):
+    """As many rows in bfloat16 as a processor with one takes."""
+    monkeypatch.setattr(kernels(torch.bfloat16), "rows", 96)
 
 
 @pytest.fixture
@@ -60,13 +68,15 @@ def check(model: CARDecoder, exact: CARDecoder, batch: PromptBatch, reference, a
                           rtol=0)
 
 
+@pytest.mark.parametrize("dtype, atol", [(torch.float32, 1e-5), (torch.bfloat16, 0.1)])
 @pytest.mark.parametrize("bos", [True, False])
 @pytest.mark.parametrize("heads", [4, 1])
 @pytest.mark.parametrize("which", [slice(0, 1), slice(1, 2), slice(0, 4)])
-def test_reads_what_the_decoder_reads(bos, heads, which, kernels_alone):
+def test_reads_what_the_decoder_reads(dtype, atol, bos, heads, which, kernels_alone):
     """One row, whose text or whose prompt is the longer, and rows that are padded in both."""
-    model = tiny_decoder(heads, bos=bos)
-    check(model, model, batch_of(RAGGED[which], model.config, "cpu"), kernels_alone, 1e-5)
+    exact = tiny_decoder(heads, bos=bos)
+    model = copy.deepcopy(exact).to(dtype)
+    check(model, exact, batch_of(RAGGED[which], exact.config, "cpu"), kernels_alone, atol)
 
 
 def test_no_text_sees_speech_and_a_prompt_sees_all_text(kernels_alone):
@@ -94,11 +104,11 @@ def test_loop_and_engine_speak_the_same_tokens(kernels_alone, monkeypatch):
         same(engine, wanted)
 
 
-@pytest.mark.parametrize("large, where", [(1, "decoder"), (1 << 19, "kernels")])
-def test_weights_that_are_too_large_to_be_read_twice(large, where, monkeypatch):
-    """PyTorch multiplies as fast by these."""
-    monkeypatch.setattr("dcar.decoding.fast.cpu.native.LARGE", large)
-    model, asked = tiny_decoder(), []
+@pytest.mark.parametrize("dtype, where", [(torch.float32, "decoder"), (torch.bfloat16, "kernels")])
+def test_weights_that_are_too_large_to_be_read_twice(dtype, where, monkeypatch):
+    """In float32, where PyTorch multiplies as fast; and wherever the kernels do not take as many positions."""
+    monkeypatch.setattr("dcar.decoding.fast.cpu.native.LARGE", 1)
+    model, asked = tiny_decoder().to(dtype), []
 
     def note(owner, name: str, said: str) -> None:
         own = getattr(owner, name)
@@ -109,3 +119,6 @@ def test_weights_that_are_too_large_to_be_read_twice(large, where, monkeypatch):
     quick, few = FastDecoder(model), batch_of(RAGGED[:1], model.config, "cpu")
     quick.prefill(*few, 30)
     assert asked == {"decoder": ["decoder"], "kernels": ["kernels"] * 2}[where]
+    asked.clear()
+    quick.prefill(*batch_of(prompts_of([(97, 4)]), model.config, "cpu"), 30)
+    assert asked == ["decoder"]

@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from test_native import near
+from test_native import VARIANTS, near
 from tiny_backbones import tiny_backbone, tiny_prompts
 from tiny_decoders import reference_chunks, sharpen_heads, tiny_decoder
 
@@ -22,6 +22,13 @@ from heads.shared import SharedHeads
 
 SAMPLING = SamplingConfig(max_tokens=40, max_tokens_per_text_unit=6)
 
+
+@pytest.fixture(params=VARIANTS, ids=lambda v: " ".join((str(v[0]).removeprefix("torch."), *v[1])))
+def own(request) -> Kernels:
+    dtype, flags = request.param
+    return Kernels(dtype, flags)
+
+
 def shared(size: int, out: int, heads: int = 6, **changes) -> SharedHeads:
     torch.manual_seed(size)
     found = SharedHeads(size, out, heads, **{"blocks": 2, "zero_init": False, **changes}).requires_grad_(False)
@@ -35,12 +42,12 @@ def shared(size: int, out: int, heads: int = 6, **changes) -> SharedHeads:
 @pytest.mark.parametrize("size, out", [(64, 48), (40, 70), (33, 7), (24, 1030)])
 def test_c_equals_pytorch(own, size, out, changes):
     """Widths that fill vectors and that do not; a row's logits depend neither on other rows nor on how many heads."""
-    heads = shared(size, out, **changes)
-    logits, exact = native_heads(own, heads), copy.deepcopy(heads)
+    heads = shared(size, out, **changes).to(own.dtype)
+    logits, exact = native_heads(own, heads), copy.deepcopy(heads).float()
     for rows in (1, 3, 8, 20):
-        x = torch.randn(rows, size)
+        x = torch.randn(rows, size).to(own.dtype)
         for k in (1, 2, 6):
-            assert near(logits(x, k), exact(x, k)), (rows, k)
+            assert near(logits(x, k), exact(x.float(), k)), (rows, k)
     whole, alone = logits(x[:4], 6), torch.cat([logits(row[None], 6) for row in x[:4]])
     assert torch.equal(whole, alone)
     for k in (1, 2, 5):
@@ -53,15 +60,15 @@ def test_c_equals_pytorch(own, size, out, changes):
 
 
 def test_threads_share_the_heads(own, monkeypatch):
-    heads = native_heads(own, shared(256, 1030))
-    x = torch.randn(5, 256)
+    heads = native_heads(own, shared(256, 1030).to(own.dtype))
+    x = torch.randn(5, 256).to(own.dtype)
     alone = heads(x, 6)
     monkeypatch.setattr(module.torch, "get_num_threads", lambda: 3)
     assert torch.equal(heads(x, 6), alone)
 
 
 def test_what_the_kernels_cannot_read():
-    own = Kernels()
+    own = Kernels(torch.float32)
     assert native_heads(own, shared(32, 7)) is not None
     quantised, transposed, normed = shared(32, 7), shared(32, 7), shared(32, 7)
     quantised.up[1] = torch.nn.Sequential(quantised.up[1])

@@ -15,21 +15,21 @@ INLINE vector hyperbolic_tangent(vector v) { /* to 3e-7 of the value; near 0 by 
 }
 
 typedef struct {
-  const float *token, *seen, *offset; /* [ids][width] with all biases before SiLU, [features][width], [K][width] */
+  const element *token, *seen, *offset; /* [ids][width] with all biases before SiLU, [features][width], [K][width] */
   Linear context;                       /* of the hidden state: what is added before SiLU, and the start; [2 width, D] */
   Linear input, hidden;                 /* of the GRU: reset, update, new; [3 width, width] */
   Linear inner;
-  const float *output; /* [width] */
+  const element *output; /* [width] */
   float output_bias;
   long ids, features, width;
 } ChunkScorer;
 
 /* Inputs x [n, rows, width] of the GRU. */
-static void read_tokens(const ChunkScorer *c, const float *context, const long *tokens, const float *candidates, float *x,
+static void read_tokens(const ChunkScorer *c, const element *context, const long *tokens, const element *candidates, element *x,
                         long rows, long n) {
   for (long i = 0; i < rows; i++)
     for (long j = 0; j < n; j++) {
-      const float *token = c->token + tokens[i * n + j] * c->width, *f = candidates + (i * n + j) * c->features;
+      const element *token = c->token + tokens[i * n + j] * c->width, *f = candidates + (i * n + j) * c->features;
       for (long d = 0; d < c->width; d += LANES) {
         vector v = load(token + d) + load(context + 2 * i * c->width + d) + load(c->offset + j * c->width + d);
         for (long k = 0; k < c->features; k++) v += load(c->seen + k * c->width + d) * f[k];
@@ -39,7 +39,7 @@ static void read_tokens(const ChunkScorer *c, const float *context, const long *
 }
 
 /* The next states from the states before, all [rows, width], and what input and states make of the gates [rows, 3 width]. */
-static void gates(const float *input, const float *own, const float *before, float *states, long rows, long width) {
+static void gates(const element *input, const element *own, const element *before, element *states, long rows, long width) {
   for (long i = 0; i < rows; i++, input += 3 * width, own += 3 * width)
     for (long d = 0; d < width; d += LANES) {
       vector reset = logistic(load(input + d) + load(own + d)), h = load(before + i * width + d);
@@ -51,12 +51,12 @@ static void gates(const float *input, const float *own, const float *before, flo
 
 /* What each of tokens [rows, n] adds to its chunk, `added` [rows, n], 0 behind the end of speech (the last id): hidden states
  * [rows, D], candidates [rows, n, features]. 0, 1 where there is no memory, or 2 for a token that is no id. */
-int run_chunk_scorer(const ChunkScorer *c, const float *hidden, const long *tokens, const float *candidates, float *added,
+int run_chunk_scorer(const ChunkScorer *c, const element *hidden, const long *tokens, const element *candidates, element *added,
                   long rows, long n, long threads) {
   long width = c->width, all_rows = rows * n;
   for (long i = 0; i < all_rows; i++)
     if (tokens[i] < 0 || tokens[i] >= c->ids) return 2;
-  float *context = malloc(((6 * rows + 5 * all_rows) * width) * sizeof(float) + 1), *start = context + 2 * rows * width,
+  element *context = malloc(((6 * rows + 5 * all_rows) * width) * sizeof(element) + 1), *start = context + 2 * rows * width,
           *own = start + rows * width, *x = own + 3 * rows * width, *input = x + all_rows * width, *states = input + 3 * all_rows * width;
   if (!context) return 1;
   product(&c->context, hidden, context, rows, threads);
@@ -69,7 +69,7 @@ int run_chunk_scorer(const ChunkScorer *c, const float *hidden, const long *toke
   for (long first = 0; first < rows; first += PANEL_ROWS) /* step by step only rows that meet the weights together */
     for (long j = 0, some = rows - first < PANEL_ROWS ? rows - first : PANEL_ROWS; j < n; j++) {
       long at = j * rows + first;
-      const float *before = (j ? states + (at - rows) * width : start + first * width);
+      const element *before = (j ? states + (at - rows) * width : start + first * width);
       product(&c->hidden, before, own + 3 * first * width, some, 1);
       gates(input + 3 * at * width, own + 3 * first * width, before, states + at * width, some, width);
     }

@@ -22,7 +22,7 @@ INLINE int any(ints which) {
 }
 
 /* A row of logits in floats, -inf up to `pad`; whether all are numbers. */
-static int widened(const float *logits, float *row, long size, long pad) {
+static int widened(const element *logits, float *row, long size, long pad) {
   ints odd = {0};
   for (long c = 0; c < pad; c += LANES) {
     vector v = c < size ? load_some(logits + c, size - c, -__builtin_inff()) : all(-__builtin_inff());
@@ -58,7 +58,7 @@ static void keep_largest(const float *row, long pad, long k, float *weight, long
   float value[MOST_KEPT]; /* from the largest down */
   long from[MOST_KEPT], count = 0;
   for (long c = 0; c < pad; c += LANES) {
-    if (count == k && !any(load(row + c) > value[k - 1])) continue;
+    if (count == k && !any(load_float(row + c) > value[k - 1])) continue;
     for (long i = c; i < c + LANES; i++) {
       if (count == k && !(row[i] > value[k - 1])) continue;
       long at = count < k ? count++ : k - 1;
@@ -74,12 +74,12 @@ static void keep_largest(const float *row, long pad, long k, float *weight, long
 }
 
 /* The warped distribution of a row of logits, of which `row` has room for a copy; its sum is not above 0 where there is no distribution. */
-static void warp(const float *logits, const Warping *how, int banned, float *row, Distribution *distribution, long size, long pad) {
+static void warp(const element *logits, const Warping *how, int banned, float *row, Distribution *distribution, long size, long pad) {
   distribution->sum = -1;
   if (!widened(logits, row, size, pad)) return;
   if (banned) {
     for (long c = 0; c < pad; c += LANES) {
-      vector v = load(row + c);
+      vector v = load_float(row + c);
       v = choose(v > -1e30f, v, all(-1e30f));
       memcpy(row + c, &v, sizeof v);
     }
@@ -95,7 +95,7 @@ static void warp(const float *logits, const Warping *how, int banned, float *row
   }
   if (how->temperature != 1) {
     for (long c = 0; c < pad; c += LANES) {
-      vector v = load(row + c) / how->temperature;
+      vector v = load_float(row + c) / how->temperature;
       memcpy(row + c, &v, sizeof v);
     }
     largest /= how->temperature;
@@ -113,7 +113,7 @@ static void warp(const float *logits, const Warping *how, int banned, float *row
   for (long c = 0; c < distribution->count; c += GROUP) {
     doubles some = {0}; /* as a cumulative distribution needs it: the last ids weigh little beside all others */
     UNROLL for (int i = 0; i < 4; i++) {
-      vector v = exponential(load(from + c + i * LANES) - largest);
+      vector v = exponential(load_float(from + c + i * LANES) - largest);
       memcpy(distribution->weight + c + i * LANES, &v, sizeof v);
       some += __builtin_convertvector(v, doubles);
     }
@@ -146,7 +146,7 @@ static void spread(const Distribution *distribution, float *to, long size) {
     return;
   }
   for (; c + LANES <= size; c += LANES) {
-    vector v = load(distribution->weight + c) / sum;
+    vector v = load_float(distribution->weight + c) / sum;
     memcpy(to + c, &v, sizeof v);
   }
   for (; c < size; c++) to[c] = distribution->weight[c] / sum;
@@ -155,7 +155,7 @@ static void spread(const Distribution *distribution, float *to, long size) {
 /* Distributions [rows, size], where they are asked for, and tokens [rows, several] at the numbers u [rows, several], where these are:
  * of logits [rows, size], the end of speech forbidden in rows that are `banned` (may be absent). How many rows have no distribution, whose
  * results mean nothing; -1 where there is no memory. */
-long run_distributions(const float *logits, const Warping *how, const unsigned char *banned, float *distributions, const double *u, long *tokens,
+long run_distributions(const element *logits, const Warping *how, const unsigned char *banned, float *distributions, const double *u, long *tokens,
               long rows, long size, long several, long threads) {
   long pad = (size + GROUP - 1) / GROUP * GROUP, undefined = 0, failed = 0;
 #pragma omp parallel num_threads(threads) reduction(+ : undefined, failed) if (threads > 1 && rows * size > ALONE)
@@ -219,7 +219,7 @@ void run_decision(const float *seen, const float *weight, const float *bias, flo
 
 /* candidate_features of tokens [batch, several, steps] drawn from logits [batch, steps, size]: seen [batch, several, steps, 3].
  * How many rows of logits hold what is no number, or a token that is no id; -1 where there is no memory. */
-long run_features(const float *logits, const long *tokens, float *seen, long batch, long several, long steps, long size,
+long run_features(const element *logits, const long *tokens, float *seen, long batch, long several, long steps, long size,
                   float unlikely, long threads) {
   long pad = (size + LANES - 1) / LANES * LANES, odd = 0, failed = 0;
 #pragma omp parallel num_threads(threads) reduction(+ : odd, failed) if (threads > 1 && batch * steps * size > ALONE)
@@ -241,7 +241,7 @@ long run_features(const float *logits, const long *tokens, float *seen, long bat
       }
       vector sum = all(0), product = all(0);
       for (long c = 0; c < pad; c += LANES) {
-        vector v = load(row + c) - largest, p = exponential(v);
+        vector v = load_float(row + c) - largest, p = exponential(v);
         sum += p;
         product += p * choose(v > -100.0f, v, all(0)); /* 0 log 0 = 0 */
       }

@@ -10,33 +10,33 @@
 #include "few_rows.c"
 
 typedef struct {
-  const float *weight, *bias;
+  const element *weight, *bias;
   long out, in, panels; /* panels: the weight is a copy in panels, see multiply_panels */
 } Linear;
 
 typedef struct {
-  const float *attention_norm, *attention_bias, *ffn_norm, *ffn_bias;
+  const element *attention_norm, *attention_bias, *ffn_norm, *ffn_bias;
   Linear qkv, out, up, down;
 } Layer;
 
 typedef struct {
-  const float *first_norm, *first_bias; /* before the layers; may be absent, as the product behind it */
+  const element *first_norm, *first_bias; /* before the layers; may be absent, as the product behind it */
   Linear first;
   const Layer *layers;
-  const float *last_norm, *last_bias;
+  const element *last_norm, *last_bias;
   Linear last; /* may be absent */
   long count, heads;
   float epsilon;
-  float *keys, *values; /* of layer 0, row 0, column 0, head 0 */
+  element *keys, *values; /* of layer 0, row 0, column 0, head 0 */
   long layer_stride, row_stride, column_stride, head_stride;
-  const float *cos, *sin; /* of a rotation: sine signed, see heads/layers.py */
+  const element *cos, *sin; /* of a rotation: sine signed, see heads/layers.py */
   long angle_stride;
   long positions;
-  float *x, *result;               /* [positions, D], which is overwritten; where the result goes, or absent: to x */
+  element *x, *result;               /* [positions, D], which is overwritten; where the result goes, or absent: to x */
   const long *angle, *index;         /* [positions]: which rotation; row x row_columns + column of keys and values */
   long row_columns;
   const long *hole_from, *hole_to;   /* by row: columns that nobody sees; may be absent */
-  const float *mask;               /* [positions, mask_columns], added to the scores of the first columns; where it is */
+  const element *mask;               /* [positions, mask_columns], added to the scores of the first columns; where it is */
   long mask_columns;                 /* absent, a position sees every column up to its own */
   const long *kept;                  /* [kept_count]: only these go on behind the cache of the last layer; may be absent */
   long kept_count;
@@ -83,39 +83,50 @@ INLINE vector inverse(vector v) {
 
 /* The first `left` lanes; the others are `rest`, or stay as they are in memory. */
 #if defined(__AVX512BW__) && defined(__AVX512VL__)
-INLINE vector load_some(const float *p, long left, float rest) {
+INLINE vector load_some(const element *p, long left, float rest) {
   if (left >= LANES) return load(p);
   __mmask16 some = (1 << left) - 1;
+#ifdef BF16
+  __m512 v = (__m512)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(some, p)), 16);
+  return (vector)_mm512_mask_mov_ps((__m512)all(rest), some, v);
+#else
   return (vector)_mm512_mask_loadu_ps((__m512)all(rest), some, p);
+#endif
 }
-INLINE void store_some(float *p, long left, vector v) {
+INLINE void store_some(element *p, long left, vector v) {
   if (left >= LANES) {
     store(p, v);
     return;
   }
   __mmask16 some = (1 << left) - 1;
+#ifdef BF16
+  __m256i rounded;
+  store((element *)&rounded, v);
+  _mm256_mask_storeu_epi16(p, some, rounded);
+#else
   _mm512_mask_storeu_ps(p, some, (__m512)v);
+#endif
 }
 #else
-static __attribute__((noinline)) void load_part(const float *p, long left, float rest, float *part) {
-  for (long i = 0; i < LANES; i++) part[i] = i < left ? p[i] : rest;
+static __attribute__((noinline)) void load_part(const element *p, long left, float rest, float *part) {
+  for (long i = 0; i < LANES; i++) part[i] = i < left ? widen(p[i]) : rest;
 }
-static __attribute__((noinline)) void store_part(float *p, long left, const float *part) {
-  for (long i = 0; i < left; i++) p[i] = part[i];
+static __attribute__((noinline)) void store_part(element *p, long left, const float *part) {
+  for (long i = 0; i < left; i++) p[i] = narrow(part[i]);
 }
-INLINE vector load_some(const float *p, long left, float rest) {
+INLINE vector load_some(const element *p, long left, float rest) {
   if (left >= LANES) return load(p);
   float part[LANES];
   load_part(p, left, rest, part);
-  return load(part);
+  return load_float(part);
 }
-INLINE void store_some(float *p, long left, vector v) {
+INLINE void store_some(element *p, long left, vector v) {
   if (left >= LANES) store(p, v);
   else store_part(p, left, (const float *)&v);
 }
 #endif
 
-static void normalize(const float *x, const float *weight, const float *bias, float *y, long n, long d, float epsilon) {
+static void normalize(const element *x, const element *weight, const element *bias, element *y, long n, long d, float epsilon) {
   for (; n > 0; n--, x += d, y += d) {
     vector sum = all(0), squares = all(0);
     for (long c = 0; c < d; c += LANES) sum += load_some(x + c, d - c, 0);
@@ -131,19 +142,19 @@ static void normalize(const float *x, const float *weight, const float *bias, fl
   }
 }
 
-static void add(float *x, const float *y, long count) {
+static void add(element *x, const element *y, long count) {
   for (long c = 0; c < count; c += LANES)
     store_some(x + c, count - c, load_some(x + c, count - c, 0) + load_some(y + c, count - c, 0));
 }
 
-static void gelu(float *x, long count) { /* with tanh: x (1 + tanh u) / 2 = x / (1 + exp(-2 u)) */
+static void gelu(element *x, long count) { /* with tanh: x (1 + tanh u) / 2 = x / (1 + exp(-2 u)) */
   for (long c = 0; c < count; c += LANES) {
     vector v = load_some(x + c, count - c, 0), u = v * 0.7978845608f * (v * v * 0.044715f + 1.0f);
     store_some(x + c, count - c, v * inverse(exponential(u * -2.0f) + 1.0f));
   }
 }
 
-INLINE void turn(const float *x, const float *cos, const float *sin, float *y, long half) {
+INLINE void turn(const element *x, const element *cos, const element *sin, element *y, long half) {
   for (long c = 0; c < half; c += LANES) {
     long left = half - c, d = c + half;
     vector a = load_some(x + c, left, 0), b = load_some(x + d, left, 0);
@@ -156,25 +167,25 @@ INLINE long row_of(const Pass *p, long i) { return p->index[i] / p->row_columns;
 INLINE long column_of(const Pass *p, long i) { return p->index[i] % p->row_columns; }
 
 /* Rotate the query of position i where it is, and put its key and its value into the cache. */
-static void place(const Pass *p, long layer, long i, float *qkv, long width) {
+static void place(const Pass *p, long layer, long i, element *qkv, long width) {
   long size = width / p->heads;
-  const float *cos = p->cos + p->angle[i] * p->angle_stride, *sin = p->sin + p->angle[i] * p->angle_stride;
+  const element *cos = p->cos + p->angle[i] * p->angle_stride, *sin = p->sin + p->angle[i] * p->angle_stride;
   long at = layer * p->layer_stride + row_of(p, i) * p->row_stride + column_of(p, i) * p->column_stride;
   for (long h = 0; h < p->heads; h++, at += p->head_stride, qkv += size) {
     turn(qkv, cos, sin, qkv, size / 2);
     turn(qkv + width, cos, sin, p->keys + at, size / 2);
-    memcpy(p->values + at, qkv + 2 * width, size * sizeof(float));
+    memcpy(p->values + at, qkv + 2 * width, size * sizeof(element));
   }
 }
 
 #define VALUES 8 /* columns that are weighed at a time */
 
 /* `count` columns of values, weighed by M rows of `p`, are added to the sums of one head. */
-INLINE void weigh(const float *p, long pad, const float *v, long stride, float *sums, long size, long room, long count,
+INLINE void weigh(const float *p, long pad, const element *v, long stride, float *sums, long size, long room, long count,
                   const int M) {
   for (long c = 0; c < size; c += LANES) {
     vector sum[MAX_ROWS];
-    UNROLL for (int m = 0; m < M; m++) sum[m] = load(sums + m * room + c);
+    UNROLL for (int m = 0; m < M; m++) sum[m] = load_float(sums + m * room + c);
     for (long j = 0; j < count; j++) {
       vector a = load_some(v + j * stride + c, size - c, 0);
       __builtin_prefetch(v + (j + VALUES) * stride + c);
@@ -186,9 +197,9 @@ INLINE void weigh(const float *p, long pad, const float *v, long stride, float *
 
 /* The largest of floats, `pad` of them, a multiple of LANES. */
 static float most_of(const float *row, long pad) {
-  vector most = load(row);
+  vector most = load_float(row);
   for (long c = LANES; c < pad; c += LANES) {
-    vector v = load(row + c);
+    vector v = load_float(row + c);
     most = choose(v > most, v, most);
   }
   float largest = most[0];
@@ -201,7 +212,7 @@ static float soften(float *s, long pad) {
   vector sum = all(0);
   float largest = most_of(s, pad);
   for (long c = 0; c < pad; c += LANES) {
-    vector v = exponential(load(s + c) - largest);
+    vector v = exponential(load_float(s + c) - largest);
     memcpy(s + c, &v, sizeof v);
     sum += v;
   }
@@ -209,7 +220,7 @@ static float soften(float *s, long pad) {
 }
 
 /* Heads first..last of M positions from `i` on, which are of one row. */
-INLINE int attend(const Pass *p, long layer, long i, const float *qkv, float *y, long width, long first, long last,
+INLINE int attend(const Pass *p, long layer, long i, const element *qkv, element *y, long width, long first, long last,
                   const int M) {
   long row = row_of(p, i), size = width / p->heads, room = (size + LANES - 1) / LANES * LANES, heads = last - first;
   long from = p->hole_from ? p->hole_from[row] : 0, to = p->hole_to ? p->hole_to[row] : 0, start = 0, end = p->mask_columns;
@@ -232,20 +243,20 @@ INLINE int attend(const Pass *p, long layer, long i, const float *qkv, float *y,
         memcpy(queries + (h * M + m) * room + c, &q, sizeof q);
       }
   long base = layer * p->layer_stride + row * p->row_stride, stride = p->column_stride;
-  const float *keys = p->keys + base, *values = p->values + base;
+  const element *keys = p->keys + base, *values = p->values + base;
   /* Whatever lies side by side is read together: all heads of some columns, or all columns of a head. */
   long block = stride > p->head_stride ? VALUES : columns;
 
   for (long b = start; b < end; b += block)
     for (long h = first; h < last; h++) {
-      const float *k = keys + h * p->head_stride;
+      const element *k = keys + h * p->head_stride;
       const float *q = queries + (h - first) * M * room;
       float *s = scores + (h - first) * M * pad;
       long c = b, until = b + block < end ? b + block : end;
 #define DOTS(R)                                                                                                        \
   for (; c + R <= until; c += R) {                                                                                     \
     float dots[MAX_ROWS][4];                                                                                           \
-    products(q, room, k + c * stride, stride, size, VALUES * stride * sizeof(float), dots, M, R);                 \
+    products(q, room, k + c * stride, stride, size, VALUES * stride * sizeof(element), dots, M, R, 1);                 \
     UNROLL for (int m = 0; m < M; m++) memcpy(s + m * pad + c - start, dots[m], R * sizeof(float));                    \
   }
       DOTS(4)
@@ -258,7 +269,7 @@ INLINE int attend(const Pass *p, long layer, long i, const float *qkv, float *y,
     for (int m = 0; m < M; m++) {
       float *s = scores + (h * M + m) * pad;
       if (p->mask)
-        for (long c = 0; c < columns; c++) s[c] += p->mask[(i + m) * p->mask_columns + c];
+        for (long c = 0; c < columns; c++) s[c] += widen(p->mask[(i + m) * p->mask_columns + c]);
       else
         for (long c = column_of(p, i + m) + 1 - start; c < columns; c++) s[c] = -__builtin_inff();
       for (long c = from; c < to; c++)
@@ -276,7 +287,7 @@ INLINE int attend(const Pass *p, long layer, long i, const float *qkv, float *y,
   for (int m = 0; m < M; m++)
     for (long h = 0; h < heads; h++)
       for (long c = 0; c < size; c += LANES) {
-        vector v = load(sums + (h * M + m) * room + c) * shares[h * M + m];
+        vector v = load_float(sums + (h * M + m) * room + c) * shares[h * M + m];
         store_some(y + m * width + (first + h) * size + c, size - c, v);
       }
   free(scores);
@@ -286,7 +297,7 @@ INLINE int attend(const Pass *p, long layer, long i, const float *qkv, float *y,
 #define SCORES (1 << 17) /* as many fit the caches */
 
 /* Queries [positions, 3 D] -> y [positions, D]. */
-static int attention(const Pass *p, long layer, const float *qkv, float *y, long n, long width) {
+static int attention(const Pass *p, long layer, const element *qkv, element *y, long n, long width) {
   long longest = p->mask_columns, groups = 0, *group = malloc((n + 1) * sizeof(long));
   if (!group) return 1;
   for (long i = 0; i < n; i++) {
@@ -302,15 +313,15 @@ static int attention(const Pass *p, long layer, const float *qkv, float *y, long
   for (long g = 0; g < groups; g++)
     for (long h = 0; h < p->heads; h += heads) {
       long i = group[g], last = h + heads < p->heads ? h + heads : p->heads;
-      const float *q = qkv + 3 * i * width;
-      float *to = y + i * width;
+      const element *q = qkv + 3 * i * width;
+      element *to = y + i * width;
       WITH_ROWS(group[g + 1] - i, failed |= attend, p, layer, i, q, to, width, h, last)
     }
   free(group);
   return failed;
 }
 
-static void product(const Linear *l, const float *x, float *y, long n, long threads) {
+static void product(const Linear *l, const element *x, element *y, long n, long threads) {
   if (l->panels) multiply_panels(x, l->weight, l->bias, y, n, l->out, l->in, threads);
   else multiply(x, l->weight, l->bias, y, n, l->out, l->in, threads);
 }
@@ -320,7 +331,7 @@ int run_layers(const Pass *given) {
   Pass p = *given;
   long n = p.positions, width = p.layers->out.out, inner = p.layers->up.out, entry = p.first.weight ? p.first.in : width;
   long most = p.kept && p.kept_count > n ? p.kept_count : n;
-  float *normed = malloc(most * (entry + 10 * width + inner) * sizeof(float) + 1), *qkv = normed + most * (entry + width),
+  element *normed = malloc(most * (entry + 10 * width + inner) * sizeof(element) + 1), *qkv = normed + most * (entry + width),
           *kept = qkv + 3 * most * width, *y = kept + 3 * most * width, *x = y + most * width, *kept_x = x + most * width,
           *up = kept_x + most * width;
   long *index = malloc(most * sizeof(long) + 1);
@@ -339,8 +350,8 @@ int run_layers(const Pass *given) {
       for (long i = 0; i < n; i++) {
         long k = p.kept[i];
         index[i] = p.index[k];
-        memcpy(kept_x + i * width, x + k * width, width * sizeof(float));
-        memcpy(kept + 3 * i * width, qkv + 3 * k * width, 3 * width * sizeof(float));
+        memcpy(kept_x + i * width, x + k * width, width * sizeof(element));
+        memcpy(kept + 3 * i * width, qkv + 3 * k * width, 3 * width * sizeof(element));
       }
       p.index = index, x = kept_x, qkv = kept;
     }
@@ -354,7 +365,7 @@ int run_layers(const Pass *given) {
     add(x, normed, n * width);
   }
   if (!failed) {
-    float *to = p.last.weight ? normed : p.result ? p.result : p.x;
+    element *to = p.last.weight ? normed : p.result ? p.result : p.x;
     normalize(x, p.last_norm, p.last_bias, to, n, width, p.epsilon);
     if (p.last.weight) product(&p.last, normed, p.result, n, p.threads);
   }
@@ -365,4 +376,6 @@ int run_layers(const Pass *given) {
 
 #include "heads.c"
 #include "distributions.c"
+#ifndef BF16
 #include "chunk_scorer.c"
+#endif

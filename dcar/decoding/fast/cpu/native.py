@@ -39,6 +39,7 @@ SOURCES = tuple(Path(__file__).with_name(name) for name in ("layers.c", "few_row
 # another number of rows; then a row's result would depend on how many others there are.
 TUNE = ("-mtune=haswell",) if platform.machine() in ("x86_64", "AMD64") else ()
 FLAGS = ("-O2", "-march=native", *TUNE, "-fopenmp", "-shared", "-fPIC", "-Wno-psabi")
+TYPES = {torch.float32: (), torch.bfloat16: ("-DBF16",)}
 
 LARGE = 1 << 19
 """float32 weights of fewer elements are copied in panels of PANEL columns, which are read faster from a cache; larger
@@ -81,15 +82,11 @@ class NativeError(Exception):
 
 
 class Kernels:
-    """The compiled functions, for float32 tensors."""
+    """The compiled products of one number type."""
 
-    dtype = torch.float32
-    rows = 32
-    """With more rows at once PyTorch is faster at large weights."""
-
-    def __init__(self, flags: Sequence[str] = ()):
+    def __init__(self, dtype: torch.dtype, flags: Sequence[str] = ()):
         """NativeError where there is no C compiler, or it fails."""
-        path = _compiled((*FLAGS, *flags))
+        path = _compiled((*FLAGS, *TYPES[dtype], *flags))
         try:
             library = ctypes.CDLL(str(path))
         except OSError as error:
@@ -112,12 +109,19 @@ class Kernels:
         self.run_features.argtypes = [*[ctypes.c_void_p] * 3, *[ctypes.c_long] * 4, ctypes.c_float, ctypes.c_long]
         self.run_decision.argtypes = [*[ctypes.c_void_p] * 4, *[ctypes.c_long] * 6, *[ctypes.c_float] * 2]
         self.run_decision.restype = None
-        self.run_chunk_scorer = library.run_chunk_scorer  # chunk_scorer.py has its structure
-        self.run_chunk_scorer.argtypes = [*[ctypes.c_void_p] * 5, *[ctypes.c_long] * 3]
+        self.run_chunk_scorer: Callable[..., int] | None = None  # chunk_scorer.py has its structure
+        if dtype == torch.float32:
+            self.run_chunk_scorer = library.run_chunk_scorer
+            library.run_chunk_scorer.argtypes = [*[ctypes.c_void_p] * 5, *[ctypes.c_long] * 3]
+        self.dtype = dtype
+        self.matrix_unit = bool(library.matrix_unit())
+        # With more rows PyTorch is faster (docs/decode.md); not in bfloat16 on a processor that cannot multiply it.
+        slow = dtype == torch.bfloat16 and "bf16" not in _processor()
+        self.rows = 96 if self.matrix_unit or slow else 32 if dtype == torch.float32 else 8
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> NativeLinear:
         """The product with a contiguous weight [out, in], which is used where it is, or copied if it is a small one."""
-        small = weight.numel() < LARGE
+        small = self.dtype == torch.float32 and weight.numel() < LARGE
         return NativeLinear(self._panels if small else self._multiply, weight, bias, small)
 
     def stack(self, layers: Sequence[TransformerLayer], last: Sequence[nn.Module],
@@ -192,7 +196,7 @@ class NativeStack:
         small = all(product.panels for product in products)
         self.rows = 1 << 30 if small else own.rows
         # Text and prompt are two passes, which read large weights twice: too slow where PyTorch multiplies as fast.
-        self.prompt_rows = self.rows if small else 0
+        self.prompt_rows = self.rows if small or own.dtype == torch.bfloat16 else 0
         width = layers[0].out.out_features
         self.size, self.out = p.first.size or width, p.last.out or width
         self._apart = bool(first) or len(last) > 1  # the result is not written over x
@@ -238,11 +242,11 @@ def switched_off() -> bool:
 
 @functools.cache
 def kernels(dtype: torch.dtype) -> Kernels | None:
-    """The kernels for tensors of this type on the CPU, float32; None, with a line in the log, where there are none."""
-    if dtype != torch.float32 or switched_off():
+    """The kernels for tensors of this type on the CPU; None, with a line in the log, where they cannot be had."""
+    if dtype not in TYPES or switched_off():
         return None
     try:
-        return Kernels()
+        return Kernels(dtype)
     except NativeError as error:
         logger.warning("decoding on the CPU is slower than it could be: %s", error)
         return None

@@ -15,19 +15,19 @@
   }
 
 /* V vectors of columns with M rows of x, V and M constants; weights lie as [n / PANEL][k][PANEL]. */
-INLINE void panel(const float *x, const float *w, const float *bias, float *y, long n, long k, long width, const int M,
+INLINE void panel(const element *x, const element *w, const element *bias, element *y, long n, long k, long width, const int M,
                   const int V) {
   vector sum[8][PANEL_ROWS];
   UNROLL for (int v = 0; v < V; v++) UNROLL_ROWS for (int m = 0; m < M; m++) sum[v][m] = (vector){0};
   for (long d = 0; d < k; d++) {
     vector a[8];
     UNROLL for (int v = 0; v < V; v++) {
-      const float *at = w + v * LANES / PANEL * k * PANEL + d * PANEL + v * LANES % PANEL;
+      const element *at = w + v * LANES / PANEL * k * PANEL + d * PANEL + v * LANES % PANEL;
       a[v] = load(at);
       __builtin_prefetch(at + PANEL_AHEAD * PANEL);
     }
     UNROLL_ROWS for (int m = 0; m < M; m++) {
-      float s = x[m * k + d];
+      float s = widen(x[m * k + d]);
       UNROLL for (int v = 0; v < V; v++) sum[v][m] += a[v] * s;
     }
   }
@@ -37,16 +37,16 @@ INLINE void panel(const float *x, const float *w, const float *bias, float *y, l
     else {
       float part[LANES];
       memcpy(part, &sum[v][m], sizeof part);
-      for (long i = 0; i < left; i++) y[m * n + c + i] = (bias ? part[i] + bias[c + i] : part[i]);
+      for (long i = 0; i < left; i++) y[m * n + c + i] = narrow(bias ? part[i] + widen(bias[c + i]) : part[i]);
     }
   }
 }
 
-INLINE void panels(const float *x, const float *w, const float *bias, float *y, long n, long k, long first, long last,
+INLINE void panels(const element *x, const element *w, const element *bias, element *y, long n, long k, long first, long last,
                    const int M) {
   long padded = (n + PANEL - 1) / PANEL * PANEL;
   for (long c = first; c < last;) {
-    const float *from = w + c / PANEL * k * PANEL + c % PANEL, *b = bias ? bias + c : 0;
+    const element *from = w + c / PANEL * k * PANEL + c % PANEL, *b = bias ? bias + c : 0;
     if (VECTORS(M) * LANES <= PANEL || c + VECTORS(M) * LANES <= padded) {
       panel(x, from, b, y + c, n, k, n - c < VECTORS(M) * LANES ? n - c : VECTORS(M) * LANES, M, VECTORS(M));
       c += VECTORS(M) * LANES;
@@ -57,14 +57,14 @@ INLINE void panels(const float *x, const float *w, const float *bias, float *y, 
   }
 }
 
-void multiply_panels(const float *x, const float *w, const float *bias, float *y, long m, long n, long k, int threads) {
+void multiply_panels(const element *x, const element *w, const element *bias, element *y, long m, long n, long k, int threads) {
   threads = m * n * k < ALONE ? 1 : threads;
   long block = 4 * PANEL;
 #pragma omp parallel for collapse(2) schedule(static) num_threads(threads) if (threads > 1)
   for (long c = 0; c < n; c += block) /* four panels stay in the nearest caches until all rows have met them */
     for (long i = 0; i < m; i += PANEL_ROWS) {
-      const float *xs = x + i * k;
-      float *ys = y + i * n;
+      const element *xs = x + i * k;
+      element *ys = y + i * n;
       long last = c + block < n ? c + block : n;
       WITH_PANEL_ROWS(m - i < PANEL_ROWS ? m - i : PANEL_ROWS, panels, xs, w, bias, ys, n, k, c, last)
     }

@@ -78,9 +78,9 @@ dcar profile --config profile_starter decoder="$out/car" data="$out/prepared" ou
   vocoder="$out/vocoder/export"
 # The policy: first rewarded by what reads the tokens, in the end through speech and recogniser.
 dcar train-chunk-scorer --config chunk_scorer_starter decoder="$out/car" data="$out/prepared_more" \
-  out="$out/chunk scorer"
+  out="$out/chunk_scorer"
 dcar train-policy --config dcpo_starter decoder="$out/car" data="$out/prepared_more" \
-  vocoder="$out/vocoder/export" token_recognizer="$out/token_recognizer" chunk_scorer="$out/chunk scorer" seed=1 \
+  vocoder="$out/vocoder/export" token_recognizer="$out/token_recognizer" chunk_scorer="$out/chunk_scorer" seed=1 \
   out="$out/dcpo"
 dcar train-policy --config dcpo_starter_words decoder="$out/car" data="$out/prepared_more" \
   vocoder="$out/vocoder/export" recognizer="encoder:$out/recognizer" policy="$out/dcpo/policy" chunk_scorer= \

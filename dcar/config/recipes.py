@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
+import os
 import re
 from dataclasses import dataclass
 from functools import cache
@@ -34,9 +35,9 @@ def recipe_file(named: str | Path) -> tuple[Path, str]:
     front, _, behind = named.rpartition(":")
     for name, variant in ((named, ""), (front, behind)):
         for path in (Path(name), folder() / f"{name}.yaml", folder() / name.removeprefix(HEAD)):
-            if name and path.is_file():
+            if name and os.path.isfile(path):  # False for what can be no path, which Path.is_file raises for
                 return path, variant
-    if Path(named).exists() or "\0" in named:  # a folder, say
+    if os.path.exists(named) or "\0" in named:  # a folder, say
         return Path(named), ""
     known = [f"{r.name}{v and ':'}{v}" for r in shipped() for v in ("", *r.variants)]
     near = difflib.get_close_matches(Path(named).name.removesuffix(".yaml"), known, n=1, cutoff=0.5)

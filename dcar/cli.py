@@ -24,6 +24,7 @@ TASKS = {
     },
     "train": {
         "train": ("dcar.train.car", "stage one: CAR decoder with K heads, or FAR with one"),
+        "distil": ("launch.distil", "training sentences as a decoder speaks them, the best of several"),
         "train-draft": ("dcar.train.draft", "a shallow draft model from a decoder's own layers"),
         "train-chunk-scorer": ("dcar.train.chunk_scorer", "joint score of the tokens of a chunk, for a policy to read"),
         "profile": ("rl.profile", "WER of CAR-1 … CAR-K -> guidance range"),
@@ -92,7 +93,7 @@ OLD = {
 # first words of a recipe's name -> its command
 RECIPES = {
     "tokenizer": "fit-tokenizer", "prepare": "prepare", "car": "train", "finetune": "train", "draft": "train-draft",
-    "chunk_scorer": "train-chunk-scorer", "profile": "profile", "dcpo": "train-policy",
+    "distil": "distil", "chunk_scorer": "train-chunk-scorer", "profile": "profile", "dcpo": "train-policy",
     "recognizer": "train-recognizer kind=encoder", "token_recognizer": "train-recognizer kind=tokens",
     "vocoder": "train-vocoder", "verifiers": "fit-verifiers", "tune": "tune", "compare": "compare",
 }

@@ -44,7 +44,8 @@ class PromptChooser:
     """Picks, for every utterance, another utterance of the same speaker and a crop of it."""
 
     def __init__(self, dataset, prompt_tokens: int):
-        self.speech = dataset["speech"]
+        # a distilled corpus (launch/distil.py) has the recordings' tokens beside what a decoder spoke
+        self.speech = dataset["recorded" if "recorded" in dataset.column_names else "speech"]
         self.prompt_tokens = prompt_tokens
         self.speakers = list(dataset["speaker"])
         self.by_speaker: dict[str, list[int]] = defaultdict(list)
@@ -66,8 +67,10 @@ class PromptChooser:
         return tokens[start : start + self.prompt_tokens]
 
 
-def make_prompts(dataset, prompt_tokens: int, seed: int, bos: bool = True) -> list[PromptItem]:
-    """A prompt for every utterance of a prepared split, the same for every method and run with this seed.
+def make_prompts(dataset, prompt_tokens: int, seed: int, bos: bool = True,
+                 rows: Sequence[int] | None = None) -> list[PromptItem]:
+    """A prompt for every utterance of a prepared split, or of some `rows` of it; the same for every method and run
+    with this seed.
 
     A prompt that the corpus names (`prompt_audio`, `prompt_text` of a manifest) is taken; otherwise another utterance
     of the speaker. prompt_tokens: length of the crop in the speaker-prompt layout (`bos`); the continuation layout
@@ -75,7 +78,8 @@ def make_prompts(dataset, prompt_tokens: int, seed: int, bos: bool = True) -> li
     """
     chooser = PromptChooser(dataset, prompt_tokens)
     items = []
-    for i, row in enumerate(dataset):
+    for i in range(len(dataset)) if rows is None else rows:
+        row = dataset[i]
         rng = np.random.default_rng([seed, i])
         if row["prompt_speech"]:
             if not bos and not row["prompt_text"]:
@@ -85,8 +89,9 @@ def make_prompts(dataset, prompt_tokens: int, seed: int, bos: bool = True) -> li
             # a retokenized corpus brings the prompt's text ids along
             prompt_text_ids = [] if bos else row.get("prompt_text_ids") or text_to_ids(row["prompt_text"])
         else:
-            source = dataset[chooser.choose(i, rng)]
-            name, speech, voice = source["id"], source["speech"], source["voice"]
+            other = chooser.choose(i, rng)
+            source, speech = dataset[other], chooser.speech[other]
+            name, voice = source["id"], source["voice"]
             prompt_text_ids = [] if bos else source["text_ids"]
         text_ids = [*prompt_text_ids, *row["text_ids"]]
         prompt_ids = chooser.crop(speech, rng) if bos else list(speech)

@@ -42,7 +42,7 @@ class SpeechDataset(Dataset):
         prompt_length = 1
         if self.config.bos:
             rng = np.random.default_rng([self.seed, epoch, index])
-            source = self.speech[self.chooser.choose(index, rng)]
+            source = self.chooser.speech[self.chooser.choose(index, rng)]
             prompt = [*self.chooser.crop(source, rng), self.config.speech_vocab_size + 1]
             speech, prompt_length = prompt + speech, len(prompt)
         return {"text": list(self.texts[index]), "speech": speech, "prompt_length": prompt_length}

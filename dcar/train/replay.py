@@ -33,6 +33,8 @@ def with_replay(train: Any, replay: str, identity: dict[str, Any]) -> Any:
                         f"{info['phonemes']['version']}, the training data tokens of {wanted[:12]} and phonemes "
                         f"{identity['phonemes']}; prepare one of them like the other, or leave replay out")
     other = load_prepared(folder, "train")
+    if "recorded" in train.column_names and "recorded" not in other.column_names:  # prompts of both stay recordings
+        other = other.add_column("recorded", other.data.column("speech"), feature=other.features["speech"])
     shared = [name for name in train.column_names if name in other.column_names]
     return datasets.concatenate_datasets([train.select_columns(shared), other.select_columns(shared)])
 

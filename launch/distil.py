@@ -1,0 +1,300 @@
+"""`dcar distil`: training sentences as a decoder speaks them, to train a decoder on that predicts many tokens at once.
+
+    dcar distil --config distil_starter                    # the shipped corpus, spoken by the shipped decoder
+    dcar distil data=runs/prepared decoder=runs/car out=runs/distilled
+    accelerate launch -m launch.distil data=runs/prepared decoder=runs/car out=runs/distilled
+    dcar train --config car_starter:distilled data=runs/distilled init_from=runs/car
+
+The tokens of a recording are one way among many to say its sentence. Tokens that are predicted side by side cannot know
+which of these ways the others follow. What a decoder says varies less, so it is easier to predict side by side
+(sequence-level knowledge distillation: Kim and Rush 2016; Zhou et al. 2020 for parallel decoding).
+
+Every sentence is spoken several times, recogniser scores choose one, and the result is an ordinary prepared corpus.
+Three columns say where a row comes from: `spoken_by` (a method, or "recording"), `score`, and `recorded`, the tokens of
+the recording, from which prompts are still taken. Splits other than `train` stay recordings.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+import os
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import PartialState
+from datasets import Features, Value
+from tqdm import tqdm
+
+from dcar.config import check, load_config, setting
+from dcar.config.schema import seed_setting
+from dcar.decoding import decode
+from dcar.errors import ConfigError, DataError
+from dcar.prepare.prepared import (
+    FORMAT_VERSION,
+    check_out_dir,
+    clean_up,
+    load_prepared,
+    partial_folder,
+    prepared_info,
+    read_json,
+)
+from dcar.process import meeting_others, run_command
+from dcar.prompts.items import PromptItem, make_prompts
+from dcar.prompts.load import vocoder_for
+from dcar.prompts.together import check_together
+from dcar.recognition.base import Recognizer
+from dcar.recognition.load import load_recognizer
+from dcar.recognition.tokens import TokenRecognizer
+from dcar.sampling import SamplingConfig
+from dcar.storage import digest, files_of, writing
+from dcar.text.wer import word_errors
+from dcar.tracking import write_json
+from dcar.vocoder.base import Vocoder
+from dcar.vocoder.voicing import voice
+from eval.compare.meeting import Meeting
+from eval.compare.sweeps import expand_names
+from eval.methods.registry import Entry, load_models, make_methods
+from eval.scorers.load import Similarity, load_similarity
+from rl.rewards import corpus_token_recognizer
+
+logger = logging.getLogger(__name__)
+
+RECORDING = "recording"
+BLOCK = 128  # sentences between two files, which a run that was cut off goes on from
+
+
+@dataclass
+class DistilConfig:
+    """Settings of `dcar distil`."""
+
+    data: str = setting("runs/prepared", "Folder written by `dcar prepare`; its split train is spoken.",
+                        place="folder")
+    decoder: str = setting("runs/car", "Decoder that speaks; starter, here and below = the shipped one.",
+                           names=("starter",))
+    far_decoder: str = setting("", "FAR checkpoint, for method far.", names=("starter",))
+    policies: list[str] = setting([], "Policy folders, for method dcar.")
+    methods: list[str] = setting(["car-5@t0", "car-5@t0.4-k10"], "Who speaks: names of docs/methods.md.")
+    samples: int = setting(3, "Candidates of each method whose temperature is above 0; at 0 there is one.", minimum=1)
+    sampling: SamplingConfig = setting(SamplingConfig, "How tokens are drawn, where a method does not say.", flat=True)
+    prompt_tokens: int = setting(50, "Length of the speaker prompt, as in training.", minimum=1)
+    token_recognizer: str = setting("starter", "Recogniser of tokens (train-recognizer kind=tokens); empty = none.",
+                                    names=("starter",))
+    token_weight: float = setting(1.0, "Of its log-likelihood of the text, nats a phoneme.", minimum=0)
+    recognizer: str = setting("", "Recogniser of sound (dcar.recognition.load); empty = none.")
+    wer_weight: float = setting(1.0, "Of minus the word error rate that it hears, as a fraction.", minimum=0)
+    similarity: str = setting("", "Speaker encoder (eval/scorers/load.py), resemblyzer for one; empty = none.")
+    similarity_weight: float = setting(1.0, "Of the cosine between the voice and that of the prompt.", minimum=0)
+    voiced: int = setting(2, "Candidates of a sentence, the best by their tokens, that are voiced for recogniser and "
+                             "encoder; 0 = all.", minimum=0)
+    vocoder: str = setting("", "Folder, or a name that dcar.vocoder.load lists; empty = the shipped one.")
+    lowest_score: float = setting(-0.3, "A sentence whose best candidate scores less keeps its recording.")
+    recordings: float = setting(0.0, "Share of the sentences that keep their recording anyhow.", minimum=0, maximum=1)
+    batch_size: int = setting(64, "Sentences spoken at once.", minimum=1)
+    seed: int = seed_setting(0, "Of the first candidates; further ones have the seeds behind it.")
+    device: str = setting("", "cpu or cuda; empty = what accelerate chooses.")
+    wait_minutes: float = setting(180.0, "How long processes wait for each other.", above=0)
+    out: str = setting("runs/distilled", "Prepared corpus to write.", place="folder")
+
+    def __post_init__(self) -> None:
+        check(self)
+        if not (self.token_recognizer or self.recognizer):
+            raise ConfigError("nothing says which candidate is best: set token_recognizer, recognizer, or both")
+        if not self.methods:
+            raise ConfigError("methods is empty: name who speaks, as in methods=[car-5@t0]")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way in which a sentence was spoken."""
+
+    spoken_by: str
+    tokens: list[int]
+    truncated: bool = False  # by the length guard
+    read: float | None = None  # log-likelihood of the text given the tokens, nats a phoneme
+    wer: float | None = None  # of the sound, as a fraction
+    similarity: float | None = None  # of the sound's voice to the prompt's
+
+    def score(self, config: DistilConfig) -> float:
+        """The weighted sum of what is known. −inf where the length guard ended it, or it could not be judged."""
+        parts = [(config.token_weight, self.read), (-config.wer_weight, self.wer),
+                 (config.similarity_weight, self.similarity)]
+        known = [weight * value for weight, value in parts if value is not None]
+        total = sum(known) if known and self.tokens and not self.truncated else -math.inf
+        return total if math.isfinite(total) else -math.inf
+
+
+def best(candidates: Sequence[Candidate], config: DistilConfig) -> Candidate | None:
+    """The candidate of the highest score; of equals the first. Where some were voiced, it is one of them. None where
+    none reaches `lowest_score`."""
+    voiced = [c for c in candidates if c.wer is not None or c.similarity is not None]
+    chosen = max(voiced or candidates, key=lambda c: c.score(config), default=None)
+    return chosen if chosen is not None and chosen.score(config) >= config.lowest_score else None
+
+
+def keeps_recording(utterance_id: str, share: float, seed: int) -> bool:
+    """Whether a sentence is among the `share` that keep their recording: the same ones in every run."""
+    place = int.from_bytes(hashlib.sha256(f"{seed} {utterance_id}".encode()).digest()[:8], "big")
+    return place < share * 2**64
+
+
+class Teacher:
+    """Speaks sentences of a corpus in every way that is asked for, and has them judged."""
+
+    def __init__(self, config: DistilConfig, device: str):
+        """ConfigError, DataError or CheckpointError for parts that do not belong together."""
+        self.config, self.rows = config, load_prepared(config.data, "train")
+        models = load_models(config.decoder, config.far_decoder, config.policies, device, fast=True)
+        check_together(models.decoder, prepared_info(config.data), config.data, policies=models.policies.values())
+        self.bos = models.decoder.config.bos
+        self.ways: list[tuple[Entry, int]] = [  # a method, and the seed of its prompts and draws
+            (entry, config.seed + i) for entry in make_methods(expand_names(config.methods), models, config.sampling)
+            for i in range(config.samples if entry.sampling.temperature else 1)]
+        self.reader: TokenRecognizer | None = None
+        if config.token_recognizer:
+            self.reader = corpus_token_recognizer(config.token_recognizer, config.data, device)
+        self.vocoder: Vocoder | None = None
+        self.recognizer: Recognizer | None = None
+        self.similarity: Similarity | None = None
+        if config.recognizer or config.similarity:
+            everyone = make_prompts(self.rows, config.prompt_tokens, config.seed, self.bos)
+            self.vocoder = vocoder_for(models.decoder, config.data, everyone, config.vocoder, device)
+            self.recognizer = load_recognizer(config.recognizer, device=device) if config.recognizer else None
+            self.similarity = load_similarity(config.similarity, device=device) if config.similarity else None
+
+    @property
+    def identity(self) -> str:
+        """What candidates and their parts of a score depend on; not what is chosen among them."""
+        named = ("prompt_tokens", "token_recognizer", "recognizer", "similarity", "voiced", "vocoder")
+        made = [entry.identity | {"name": entry.name, "sampling": str(entry.sampling), "seed": str(seed)}
+                for entry, seed in self.ways]
+        weights = [getattr(part, "checksum", lambda: "")() for part in (self.reader, self.vocoder)]
+        said = [{name: getattr(self.config, name) for name in named}, made, weights,
+                digest(Path(self.config.data) / "prepared.json")]
+        return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
+
+    def speak(self, rows: Sequence[int]) -> list[list[Candidate]]:
+        """The candidates of the sentences in these rows of the split."""
+        candidates: list[list[Candidate]] = [[] for _ in rows]
+        items: list[list[PromptItem]] = [[] for _ in rows]  # of each candidate
+        for entry, seed in self.ways:
+            asked = make_prompts(self.rows, self.config.prompt_tokens, seed, self.bos, rows)
+            results = decode(entry.decoder, [i.prompt for i in asked], entry.build(), entry.sampling, seed=seed,
+                             batch_size=self.config.batch_size)
+            tokens = [list(r.tokens) for r in results]
+            read: Sequence[float | None] = [None] * len(rows)
+            if self.reader is not None:
+                read = self.reader.log_likelihood(tokens, [i.text_ids for i in asked])
+            for i, (item, result) in enumerate(zip(asked, results, strict=True)):
+                candidates[i].append(Candidate(f"{entry.name} seed {seed}", tokens[i], bool(result.truncated), read[i]))
+                items[i].append(item)
+        return candidates if self.vocoder is None else [
+            self._voiced(self.vocoder, c, i) for c, i in zip(candidates, items, strict=True)]
+
+    def _voiced(self, vocoder: Vocoder, candidates: list[Candidate], items: list[PromptItem]) -> list[Candidate]:
+        """The candidates of a sentence, the best of them with what is heard of their sound."""
+        whole = [i for i, c in enumerate(candidates) if c.tokens and not c.truncated]
+        whole.sort(key=lambda i: -(candidates[i].read or 0.0))
+        chosen = whole[: self.config.voiced or None]
+        waves = voice(vocoder, [candidates[i].tokens for i in chosen], [items[i].speaker_embedding for i in chosen])
+        for i, wave in zip(chosen, waves, strict=True):
+            wer = similarity = None
+            if self.recognizer is not None:
+                wer = word_errors(items[i].text, self.recognizer.transcribe([wave], vocoder.sample_rate)[0]).rate
+            if self.similarity is not None:
+                similarity = self.similarity(wave, vocoder.sample_rate, items[i].speaker_embedding)
+            candidates[i] = replace(candidates[i], wer=wer, similarity=similarity)
+        return candidates
+
+
+def run(config: DistilConfig) -> Path:
+    """Speak, judge, choose, and write the prepared corpus; what was finished before a run was cut off is used again.
+
+    Raises ConfigError, DataError, CheckpointError, StorageError; ProcessError where other processes do not come.
+    """
+    out = Path(config.out)
+    check_out_dir(out)
+    if out.exists() and out.resolve() == Path(config.data).resolve():
+        raise DataError(f"{out}: is the corpus that is read; choose another folder for out")
+    with meeting_others():
+        state = PartialState(cpu=config.device == "cpu" or not config.device and not torch.cuda.is_available(),
+                             timeout=timedelta(minutes=config.wait_minutes))
+        meeting = Meeting(config.wait_minutes)
+    teacher = Teacher(config, config.device or str(state.device))
+    done = partial_folder(out) / teacher.identity
+    order = np.argsort([len(ids) for ids in teacher.rows["text_ids"]], kind="stable").tolist()
+    blocks = {done / f"{i:06}.json": order[i : i + BLOCK] for i in range(0, len(order), BLOCK)}
+    with writing(out):
+        mine = list(blocks.items())[state.process_index :: state.num_processes]
+        for path, rows in tqdm(mine, desc="speak and judge", unit="block", disable=not state.is_main_process):
+            if read_json(path) is None:
+                said = zip(rows, teacher.speak(rows), strict=True)
+                write_json(path, {str(row): [asdict(c) for c in candidates] for row, candidates in said})
+        meeting.wait("speaking and judging")
+        if state.is_main_process:
+            write(config, teacher, list(blocks), out)
+    meeting.wait("writing the corpus")
+    return out
+
+
+def write(config: DistilConfig, teacher: Teacher, blocks: Sequence[Path], out: Path) -> None:
+    """Choose among the candidates in the files `blocks`, and write the corpus to `out`, whole or not at all."""
+    info = prepared_info(config.data)
+    chosen: dict[int, Candidate] = {}
+    for path in tqdm(blocks, desc="choose", unit="block"):
+        for row, candidates in (read_json(path) or {}).items():
+            found = best([Candidate(**c) for c in candidates], config)
+            if found and not keeps_recording(teacher.rows[int(row)]["id"], config.recordings, config.seed):
+                chosen[int(row)] = found
+
+    def spoken(row: dict[str, Any], index: int) -> dict[str, Any]:
+        recorded = row.get("recorded") or row["speech"]  # of a corpus that was distilled before
+        if index not in chosen:
+            return {"speech": recorded, "recorded": recorded, "spoken_by": RECORDING, "score": math.nan}
+        found = chosen[index]
+        return {"speech": found.tokens, "recorded": recorded, "spoken_by": found.spoken_by,
+                "score": found.score(config), "duration": len(found.tokens) / info["tokenizer"]["rate_hz"]}
+
+    building = partial_folder(out) / "building"
+    shutil.rmtree(building, ignore_errors=True)
+    counts = {split: dict(count) for split, count in info["counts"].items()}
+    for split in info["counts"]:
+        rows = load_prepared(config.data, split)
+        if split == "train":
+            columns = rows.features.copy()
+            columns |= {"recorded": columns["speech"], "spoken_by": Value("string"), "score": Value("float32")}
+            rows = rows.map(spoken, with_indices=True, features=Features(columns), new_fingerprint=teacher.identity,
+                            cache_file_name=str(partial_folder(out) / "train.arrow"), load_from_cache_file=False)
+            counts[split] |= {"tokens": sum(map(len, rows["speech"])), "seconds": round(sum(rows["duration"]), 2)}
+            sources = Counter(rows["spoken_by"])
+        rows.save_to_disk(str(building / split))
+    spoke = {"from": config.data, "prepared.json": digest(Path(config.data) / "prepared.json"),
+             "rows": dict(sources.most_common()), "settings": asdict(config)}
+    write_json(building / "prepared.json", {
+        **info, "format_version": FORMAT_VERSION, "counts": counts, "distilled": spoke,
+        "files": {name: digest(building / name) for name in files_of(building)}})
+    if out.exists():
+        os.rename(out, partial_folder(out) / "old")
+    os.rename(building, out)
+    clean_up(out)
+    logger.info("%s: %d of %d sentences are spoken by a decoder, %d keep their recording", out, len(chosen),
+                counts["train"]["utterances"], sources[RECORDING])
+
+
+def main(arguments: list[str] | None = None) -> None:
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    print(f"written to {run(load_config(DistilConfig, arguments))}")
+
+
+if __name__ == "__main__":
+    sys.exit(run_command("launch.distil", main))

@@ -1,0 +1,221 @@
+"""`dcar distil`: who speaks, who is chosen, where rows come from, and what a run that was cut off has left."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny_data import CODES, tiny_vocoder, write_prepared
+from tiny_decoders import tiny_decoder
+
+from dcar.errors import CheckpointError, ConfigError, DataError
+from dcar.prepare.prepared import load_prepared, prepared_info
+from dcar.process import run_command
+from dcar.prompts.items import PromptChooser, make_prompts
+from dcar.recognition.tokens import TokenRecognizer, TokenRecognizerConfig
+from dcar.sampling import SamplingConfig
+from dcar.text.phonemes import PHONEME_VERSION, TEXT_VOCAB_SIZE
+from dcar.train.batches import SpeechDataset
+from launch import distil
+from launch.distil import RECORDING, Candidate, DistilConfig, best, keeps_recording, run
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    return write_prepared(tmp_path / "prepared", train=10)
+
+
+@pytest.fixture
+def config(tmp_path: Path, corpus: Path) -> DistilConfig:
+    """A tiny decoder that speaks, and a token recogniser that has learned nothing: any candidate is good enough."""
+    decoder = tiny_decoder(text_vocab_size=TEXT_VOCAB_SIZE)
+    decoder.save_pretrained(tmp_path / "car")
+    TokenRecognizer(TokenRecognizerConfig(speech_vocab_size=CODES, text_vocab_size=TEXT_VOCAB_SIZE, hidden_size=8,
+                                          dilations=(1,), tokenizer="tiny@abc", phonemes=PHONEME_VERSION)
+                    ).save_pretrained(tmp_path / "reads")
+    return DistilConfig(data=str(corpus), decoder=str(tmp_path / "car"), methods=["car-2@t0", "car-2@t1"], samples=2,
+                        token_recognizer=str(tmp_path / "reads"), prompt_tokens=5, lowest_score=-1e6,
+                        sampling=SamplingConfig(min_tokens=10), out=str(tmp_path / "distilled"))
+
+
+def rows_of(folder: str | Path) -> list[dict]:
+    return list(load_prepared(folder, "train"))
+
+
+# ------------------------------------------------------------------------------------------------------------ choosing
+
+
+def test_scores_are_weighted_and_the_best_is_chosen():
+    config = DistilConfig(token_weight=2.0, wer_weight=1.0, similarity_weight=0.5, lowest_score=-1.0)
+    plain, said = Candidate("a", [1], read=-0.1), Candidate("b", [1], read=-0.2)
+    assert plain.score(config) == pytest.approx(-0.2) and best([said, plain], config) is plain
+    assert best([plain, Candidate("c", [2], read=-0.1)], config) is plain  # of equals the first
+    heard = Candidate("d", [1], read=-0.2, wer=0.25, similarity=0.8)
+    assert heard.score(config) == pytest.approx(-0.4 - 0.25 + 0.4)
+    assert best([plain, heard], config) is heard  # where some were voiced, it is one of them
+    assert best([heard, Candidate("e", [1], read=-0.2, wer=0.0, similarity=0.8)], config).spoken_by == "e"
+
+
+@pytest.mark.parametrize("candidate", [
+    Candidate("low", [1], read=-1.1), Candidate("cut", [1], truncated=True, read=0.0), Candidate("none", [], read=0.0),
+    Candidate("no path", [1], read=-math.inf), Candidate("unheard", [1])])
+def test_what_is_not_good_enough_is_not_chosen(candidate):
+    config = DistilConfig(lowest_score=-1.0)
+    assert best([candidate], config) is None and best([], config) is None
+    good = Candidate("good", [1], read=-0.9)
+    assert best([candidate, good], config) is good
+
+
+def test_a_share_keeps_its_recording_whatever_the_run():
+    ids = [f"u{i}" for i in range(4000)]
+    kept = [keeps_recording(i, 0.3, 0) for i in ids]
+    assert abs(np.mean(kept) - 0.3) < 0.03  # 4 standard errors
+    assert all(keeps_recording(i, 0.5, 0) for i, k in zip(ids, kept, strict=True) if k)
+    assert not any(keeps_recording(i, 0.0, 0) for i in ids) and all(keeps_recording(i, 1.0, 0) for i in ids)
+
+
+# ----------------------------------------------------------------------------------------------------------- a corpus
+
+
+def test_rows_say_who_spoke_them(config, corpus):
+    assert run(config) == Path(config.out)
+    before, after = rows_of(corpus), rows_of(config.out)
+    assert len(before) == len(after)
+    for old, new in zip(before, after, strict=True):
+        assert new["recorded"] == old["speech"] and new["speech"] != old["speech"]
+        assert new["spoken_by"] in ("car-2@t0 seed 0", "car-2@t1 seed 0", "car-2@t1 seed 1")
+        assert new["duration"] == pytest.approx(len(new["speech"]) / 50) and math.isfinite(new["score"])
+        assert all(new[name] == old[name] for name in old if name not in ("speech", "duration"))
+    assert list(load_prepared(corpus, "dev")) == list(load_prepared(config.out, "dev"))
+    info = prepared_info(config.out)
+    assert sum(info["distilled"]["rows"].values()) == len(after)
+    assert info["counts"]["train"]["tokens"] == sum(len(row["speech"]) for row in after)
+    assert not list(Path(config.out).parent.glob(".*partial"))
+
+
+def test_the_best_candidate_is_the_row(config):
+    """By hand: every way spoken alone, and its tokens judged."""
+    teacher = distil.Teacher(config, "cpu")
+    run(config)
+    for i, row in enumerate(rows_of(config.out)):
+        (candidates,) = teacher.speak([i])
+        assert len(candidates) == 3
+        chosen = max(candidates, key=lambda c: c.read)
+        assert row["speech"] == chosen.tokens and row["spoken_by"] == chosen.spoken_by
+        assert row["score"] == pytest.approx(chosen.read, rel=1e-5)
+
+
+def test_prompts_stay_recordings(config):
+    run(config)
+    train = load_prepared(config.out, "train")
+    recorded = {tuple(tokens) for tokens in train["recorded"]}
+    assert {tuple(tokens) for tokens in PromptChooser(train, 5).speech} == recorded
+    for item in make_prompts(train, 30, seed=3):
+        assert item.prompt.prompt_ids in recorded
+    dataset = SpeechDataset(train, tiny_decoder(text_vocab_size=TEXT_VOCAB_SIZE).config, 30, seed=0)
+    for i in range(len(dataset)):
+        example = dataset[0, i]
+        assert tuple(example["speech"][: example["prompt_length"] - 1]) in recorded
+        assert example["speech"][example["prompt_length"]:] == train[i]["speech"]
+
+
+def test_a_sentence_that_no_candidate_serves_keeps_its_recording(config, corpus):
+    config.lowest_score = 0.0  # a log-likelihood is below
+    run(config)
+    assert [r["speech"] for r in rows_of(config.out)] == [r["speech"] for r in rows_of(corpus)]
+    assert {r["spoken_by"] for r in rows_of(config.out)} == {RECORDING}
+    assert all(math.isnan(r["score"]) for r in rows_of(config.out))
+
+
+def test_a_second_round_keeps_the_recordings(config, tmp_path, corpus):
+    run(config)
+    config.data, config.out, config.seed = config.out, str(tmp_path / "second"), 5
+    run(config)
+    again = rows_of(config.out)
+    assert [r["recorded"] for r in again] == [r["speech"] for r in rows_of(corpus)]
+    assert all("seed 5" in r["spoken_by"] or "seed 6" in r["spoken_by"] for r in again)
+
+
+# ------------------------------------------------------------------------------------------------- cut off, and refused
+
+
+def test_what_was_finished_is_used_again(config, monkeypatch, tmp_path):
+    monkeypatch.setattr(distil, "BLOCK", 4)
+    run(config)
+    whole = rows_of(config.out)
+    config.out = str(tmp_path / "again")
+    speak, spoken = distil.Teacher.speak, []
+
+    def cut_off(self, rows):
+        if len(spoken) == 1:
+            raise KeyboardInterrupt
+        spoken.append(rows)
+        return speak(self, rows)
+
+    monkeypatch.setattr(distil.Teacher, "speak", cut_off)
+    with pytest.raises(KeyboardInterrupt):
+        run(config)
+    assert not Path(config.out).exists()
+    spoken.clear()
+    monkeypatch.setattr(distil.Teacher, "speak", lambda self, rows: spoken.append(rows) or speak(self, rows))
+    config.batch_size = 3  # no effect on what is said
+    run(config)
+    assert [len(rows) for rows in spoken] == [4, 2] and json.dumps(rows_of(config.out)) == json.dumps(whole)
+
+
+def test_sound_decides_among_the_best_by_tokens(config, tmp_path, monkeypatch):
+    vocoder = tiny_vocoder()
+    monkeypatch.setattr(distil, "vocoder_for", lambda *args: vocoder)
+
+    class Hears:
+        name = "hears"
+
+        def transcribe(self, waves, sample_rate):
+            return ["a red house" if len(waves[0]) % 3 else "a house" for _ in waves]
+
+    monkeypatch.setattr(distil, "load_recognizer", lambda name, device: Hears())
+    config.recognizer, config.voiced, config.token_weight = "hears", 2, 0.0
+    (candidates,) = distil.Teacher(config, "cpu").speak([0])
+    heard = [c for c in candidates if c.wer is not None]
+    assert len(heard) == 2 and min(c.read for c in heard) >= min(c.read for c in candidates)
+    assert all(c.wer in (0.0, pytest.approx(1 / 3)) for c in heard)
+    worst = min(heard, key=lambda c: c.score(config))
+    assert best(candidates, config).wer <= worst.wer
+
+
+@pytest.mark.parametrize(("change", "error", "says"), [
+    ({"token_recognizer": ""}, ConfigError, "which candidate is best"),
+    ({"methods": []}, ConfigError, "methods"),
+    ({"methods": ["car-9"]}, ConfigError, "car-9"),
+    ({"out": "DATA"}, DataError, "choose another folder"),
+])
+def test_refusals(config, corpus, change, error, says):
+    with pytest.raises(error, match=says):
+        for name, value in change.items():
+            setattr(config, name, str(corpus) if value == "DATA" else value)
+        config.__post_init__()
+        run(config)
+
+
+def test_a_teacher_of_another_tokenizer_is_refused(config, tmp_path):
+    decoder = tiny_decoder(text_vocab_size=TEXT_VOCAB_SIZE, tokenizer="other@123")
+    decoder.save_pretrained(tmp_path / "other")
+    config.decoder = str(tmp_path / "other")
+    with pytest.raises(DataError, match="other@123"):
+        run(config)
+    config.decoder = str(tmp_path / "car")
+    TokenRecognizer(TokenRecognizerConfig(speech_vocab_size=CODES, text_vocab_size=TEXT_VOCAB_SIZE, hidden_size=8,
+                                          dilations=(1,), tokenizer="other@123", phonemes=PHONEME_VERSION)
+                    ).save_pretrained(tmp_path / "reads")
+    with pytest.raises(CheckpointError, match="train one on this corpus"):
+        run(config)
+
+
+def test_the_command(config, capsys):
+    status = run_command("distil", lambda: distil.main([
+        f"{name}={json.dumps(getattr(config, name))}" for name in
+        ("data", "decoder", "methods", "samples", "token_recognizer", "prompt_tokens", "lowest_score", "out")]))
+    assert not status and "written to" in capsys.readouterr().out

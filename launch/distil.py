@@ -86,7 +86,7 @@ class DistilConfig:
     policies: list[str] = setting([], "Policy folders, for method dcar.")
     methods: list[str] = setting(["car-5@t0", "car-5@t0.4-k10"], "Who speaks: names of docs/methods.md.")
     samples: int = setting(3, "Candidates of each method whose temperature is above 0; at 0 there is one.", minimum=1)
-    sampling: SamplingConfig = setting(SamplingConfig, "How tokens are drawn, where a method does not say.", flat=True)
+    sampling: SamplingConfig = setting(SamplingConfig, "How tokens are drawn, where a method does not say.")
     prompt_tokens: int = setting(50, "Length of the speaker prompt, as in training.", minimum=1)
     token_recognizer: str = setting("starter", "Recogniser of tokens (train-recognizer kind=tokens); empty = none.",
                                     names=("starter",))

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -219,3 +222,18 @@ def test_the_command(config, capsys):
         f"{name}={json.dumps(getattr(config, name))}" for name in
         ("data", "decoder", "methods", "samples", "token_recognizer", "prompt_tokens", "lowest_score", "out")]))
     assert not status and "written to" in capsys.readouterr().out
+
+
+def test_two_processes_write_what_one_writes(config, monkeypatch, tmp_path):
+    """Real processes over gloo; a file of candidates holds the same sentences for any number of them."""
+    run(config)
+    settings = [f"{name}={json.dumps(getattr(config, name))}" for name in
+                ("data", "decoder", "methods", "samples", "token_recognizer", "prompt_tokens", "lowest_score")]
+    code = "import sys; from launch import distil; distil.BLOCK = 4; distil.main(sys.argv[1:])"
+    script = tmp_path / "main.py"
+    script.write_text(code)
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2",
+              "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
+    subprocess.run([*launch, str(script), *settings, "sampling.min_tokens=10", f"out={tmp_path / 'two'}"], check=True,
+                   env={**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}, timeout=300)
+    assert json.dumps(rows_of(tmp_path / "two")) == json.dumps(rows_of(config.out))

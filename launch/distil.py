@@ -11,7 +11,8 @@ which of these ways the others follow. What a decoder says varies less, so it is
 
 Every sentence is spoken several times, recogniser scores choose one, and the result is an ordinary prepared corpus.
 Three columns say where a row comes from: `spoken_by` (a method, or "recording"), `score`, and `recorded`, the tokens of
-the recording, from which prompts are still taken. Splits other than `train` stay recordings.
+the recording. A row names the prompt that was heard when it was spoken, so that training sees all that its tokens
+depend on. Splits other than `train` stay recordings.
 """
 
 from __future__ import annotations
@@ -120,6 +121,7 @@ class Candidate:
 
     spoken_by: str
     tokens: list[int]
+    seed: int = 0  # of its prompt and draws
     truncated: bool = False  # by the length guard
     read: float | None = None  # log-likelihood of the text given the tokens, nats a phoneme
     wer: float | None = None  # of the sound, as a fraction
@@ -196,7 +198,7 @@ class Teacher:
             if self.reader is not None:
                 read = self.reader.log_likelihood(tokens, [i.text_ids for i in asked])
             for i, (item, result) in enumerate(zip(asked, results, strict=True)):
-                candidates[i].append(Candidate(f"{entry.name} seed {seed}", tokens[i], bool(result.truncated), read[i]))
+                candidates[i].append(Candidate(entry.name, tokens[i], seed, bool(result.truncated), read[i]))
                 items[i].append(item)
         return candidates if self.vocoder is None else [
             self._voiced(self.vocoder, c, i) for c, i in zip(candidates, items, strict=True)]
@@ -226,6 +228,9 @@ def run(config: DistilConfig) -> Path:
     check_out_dir(out)
     if out.exists() and out.resolve() == Path(config.data).resolve():
         raise DataError(f"{out}: is the corpus that is read; choose another folder for out")
+    if made := prepared_info(config.data).get("distilled"):
+        raise DataError(f"{config.data}: is distilled; for another round give data={made['from']}, the corpus that it "
+                        "was made from, and the new decoder")
     with meeting_others():
         state = PartialState(cpu=config.device == "cpu" or not config.device and not torch.cuda.is_available(),
                              timeout=timedelta(minutes=config.wait_minutes))
@@ -257,13 +262,20 @@ def write(config: DistilConfig, teacher: Teacher, blocks: Sequence[Path], out: P
             if found and not keeps_recording(teacher.rows[int(row)]["id"], config.recordings, config.seed):
                 chosen[int(row)] = found
 
+    prompts: dict[int, PromptItem] = {}
+    for seed in sorted({c.seed for c in chosen.values()}) if teacher.bos else ():  # without BOS training has no prompt
+        rows = [row for row, c in chosen.items() if c.seed == seed]
+        asked = make_prompts(teacher.rows, config.prompt_tokens, seed, teacher.bos, rows)
+        prompts |= dict(zip(rows, asked, strict=True))
+
     def spoken(row: dict[str, Any], index: int) -> dict[str, Any]:
-        recorded = row.get("recorded") or row["speech"]  # of a corpus that was distilled before
         if index not in chosen:
-            return {"speech": recorded, "recorded": recorded, "spoken_by": RECORDING, "score": math.nan}
+            return {"recorded": row["speech"], "spoken_by": RECORDING, "score": math.nan}
         found = chosen[index]
-        return {"speech": found.tokens, "recorded": recorded, "spoken_by": found.spoken_by,
-                "score": found.score(config), "duration": len(found.tokens) / info["tokenizer"]["rate_hz"]}
+        named = {"prompt_speech": list(prompts[index].prompt.prompt_ids),
+                 "prompt_voice": prompts[index].speaker_embedding.tolist()} if prompts else {}
+        return {"speech": found.tokens, "recorded": row["speech"], "spoken_by": f"{found.spoken_by} seed {found.seed}",
+                "score": found.score(config), "duration": len(found.tokens) / info["tokenizer"]["rate_hz"], **named}
 
     building = partial_folder(out) / "building"
     shutil.rmtree(building, ignore_errors=True)

@@ -22,7 +22,7 @@ class SpeechDataset(Dataset):
     def __init__(self, dataset, config: CARConfig, prompt_tokens: int, seed: int):
         self.dataset, self.config, self.seed = dataset, config, seed
         self.chooser = PromptChooser(dataset, prompt_tokens)
-        self.texts, self.speech = dataset["text_ids"], dataset["speech"]
+        self.texts, self.speech, self.named = dataset["text_ids"], dataset["speech"], dataset["prompt_speech"]
         largest = max(max(tokens) for tokens in self.speech)
         if largest >= config.speech_vocab_size:
             raise DataError(f"the data has speech token {largest}, but the model's codebook has "
@@ -42,7 +42,7 @@ class SpeechDataset(Dataset):
         prompt_length = 1
         if self.config.bos:
             rng = np.random.default_rng([self.seed, epoch, index])
-            source = self.chooser.speech[self.chooser.choose(index, rng)]
+            source = self.named[index] or self.chooser.speech[self.chooser.choose(index, rng)]
             prompt = [*self.chooser.crop(source, rng), self.config.speech_vocab_size + 1]
             speech, prompt_length = prompt + speech, len(prompt)
         return {"text": list(self.texts[index]), "speech": speech, "prompt_length": prompt_length}

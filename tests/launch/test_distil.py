@@ -14,6 +14,7 @@ import pytest
 from tiny_data import CODES, tiny_vocoder, write_prepared
 from tiny_decoders import tiny_decoder
 
+from dcar.decoding import decode
 from dcar.errors import CheckpointError, ConfigError, DataError
 from dcar.prepare.prepared import load_prepared, prepared_info
 from dcar.process import run_command
@@ -42,6 +43,9 @@ def config(tmp_path: Path, corpus: Path) -> DistilConfig:
     return DistilConfig(data=str(corpus), decoder=str(tmp_path / "car"), methods=["car-2@t0", "car-2@t1"], samples=2,
                         token_recognizer=str(tmp_path / "reads"), prompt_tokens=5, lowest_score=-1e6,
                         sampling=SamplingConfig(min_tokens=10), out=str(tmp_path / "distilled"))
+
+
+CHANGED = ("speech", "duration", "prompt_speech", "prompt_voice")
 
 
 def rows_of(folder: str | Path) -> list[dict]:
@@ -91,7 +95,7 @@ def test_rows_say_who_spoke_them(config, corpus):
         assert new["recorded"] == old["speech"] and new["speech"] != old["speech"]
         assert new["spoken_by"] in ("car-2@t0 seed 0", "car-2@t1 seed 0", "car-2@t1 seed 1")
         assert new["duration"] == pytest.approx(len(new["speech"]) / 50) and math.isfinite(new["score"])
-        assert all(new[name] == old[name] for name in old if name not in ("speech", "duration"))
+        assert all(new[name] == old[name] for name in old if name not in CHANGED)
     assert list(load_prepared(corpus, "dev")) == list(load_prepared(config.out, "dev"))
     info = prepared_info(config.out)
     assert sum(info["distilled"]["rows"].values()) == len(after)
@@ -107,22 +111,36 @@ def test_the_best_candidate_is_the_row(config):
         (candidates,) = teacher.speak([i])
         assert len(candidates) == 3
         chosen = max(candidates, key=lambda c: c.read)
-        assert row["speech"] == chosen.tokens and row["spoken_by"] == chosen.spoken_by
+        assert row["speech"] == chosen.tokens and row["spoken_by"] == f"{chosen.spoken_by} seed {chosen.seed}"
         assert row["score"] == pytest.approx(chosen.read, rel=1e-5)
 
 
-def test_prompts_stay_recordings(config):
+def test_training_sees_the_prompt_that_was_heard(config):
+    """The tokens of a row are those that its method says behind the prompt that the row names."""
+    run(config)
+    train, teacher = load_prepared(config.out, "train"), distil.Teacher(config, "cpu")
+    dataset = SpeechDataset(train, teacher.ways[0][0].decoder.config, config.prompt_tokens, seed=0)
+    recordings = [list(tokens) for tokens in train["recorded"]]
+    for i, row in enumerate(train):
+        entry, seed = next((e, s) for e, s in teacher.ways if row["spoken_by"] == f"{e.name} seed {s}")
+        prompt = make_prompts(teacher.rows, config.prompt_tokens, seed, rows=[i])[0]
+        assert row["prompt_speech"] == list(prompt.prompt.prompt_ids)
+        assert row["prompt_voice"] == pytest.approx(prompt.speaker_embedding)
+        (said,) = decode(entry.decoder, [prompt.prompt], entry.build(), entry.sampling, seed=seed)
+        assert row["speech"] == list(said.tokens)
+        for epoch in (0, 1):
+            assert dataset[epoch, i]["speech"] == [*row["prompt_speech"], CODES + 1, *row["speech"]]
+    assert all(list(tokens) in recordings for tokens in PromptChooser(train, 5).speech)
+
+
+def test_rows_that_keep_a_recording_have_prompts_of_recordings(config):
+    config.recordings = 1.0
     run(config)
     train = load_prepared(config.out, "train")
     recorded = {tuple(tokens) for tokens in train["recorded"]}
-    assert {tuple(tokens) for tokens in PromptChooser(train, 5).speech} == recorded
+    assert not any(train["prompt_speech"])
     for item in make_prompts(train, 30, seed=3):
         assert item.prompt.prompt_ids in recorded
-    dataset = SpeechDataset(train, tiny_decoder(text_vocab_size=TEXT_VOCAB_SIZE).config, 30, seed=0)
-    for i in range(len(dataset)):
-        example = dataset[0, i]
-        assert tuple(example["speech"][: example["prompt_length"] - 1]) in recorded
-        assert example["speech"][example["prompt_length"]:] == train[i]["speech"]
 
 
 def test_a_sentence_that_no_candidate_serves_keeps_its_recording(config, corpus):
@@ -133,13 +151,11 @@ def test_a_sentence_that_no_candidate_serves_keeps_its_recording(config, corpus)
     assert all(math.isnan(r["score"]) for r in rows_of(config.out))
 
 
-def test_a_second_round_keeps_the_recordings(config, tmp_path, corpus):
+def test_a_distilled_corpus_is_not_distilled_again(config, tmp_path, corpus):
     run(config)
-    config.data, config.out, config.seed = config.out, str(tmp_path / "second"), 5
-    run(config)
-    again = rows_of(config.out)
-    assert [r["recorded"] for r in again] == [r["speech"] for r in rows_of(corpus)]
-    assert all("seed 5" in r["spoken_by"] or "seed 6" in r["spoken_by"] for r in again)
+    config.data, config.out = config.out, str(tmp_path / "second")
+    with pytest.raises(DataError, match=f"give data={corpus}"):
+        run(config)
 
 
 # ------------------------------------------------------------------------------------------------- cut off, and refused

@@ -135,7 +135,7 @@ def build(studio: Studio, votes: Votes) -> Any:
 
 
 def first_two(studio: Studio) -> list[str]:
-    """What the two sides start with: what `dcar speak` speaks with, and its slowest rival."""
+    """What the two sides start with: the policy against next-token decoding."""
     return [studio.start, "far" if "far" in studio.methods else "car-1"]
 
 

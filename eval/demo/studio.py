@@ -100,8 +100,8 @@ class Studio:
 
     @property
     def start(self) -> str:
-        """The method that `dcar speak` speaks with, or the first, where these models have no such one."""
-        return METHOD if METHOD in self.methods else self.methods[0]
+        """The policy, choosing among candidates where it can; else the method of `dcar speak`, or the first."""
+        return next((m for m in (f"dcar@n{NUM_CANDIDATES}", "dcar", METHOD) if m in self.methods), self.methods[0])
 
     def speak(self, text: str, voice: str = "", recording: str | Path | None = None, method: str = "",
               temperature: float = SAMPLING.temperature, top_k: int = SAMPLING.top_k, seed: int = 0) -> Take:
@@ -201,5 +201,5 @@ def facts(spoken: Spoken, method: str, seconds: float, waited: float | None = No
     passes = sum(r.target_passes for r in spoken.results)
     first = "" if waited is None else f" The first sound came after {waited:.2f} s."
     cut = " Cut off by the length limit." if any(r.truncated for r in spoken.results) else ""
-    return (f"{method}: {spoken.seconds:.2f} s of speech in {seconds:.2f} s ({seconds / spoken.seconds:.2f} of real "
-            f"time); {tokens} tokens in {passes} passes, {tokens / passes:.2f} a pass.{first}{cut}")
+    return (f"{method}: {spoken.seconds:.2f} s of speech in {seconds:.2f} s end to end (RTF "
+            f"{seconds / spoken.seconds:.2f}); {tokens} tokens in {passes} passes, {tokens / passes:.2f} a pass.{first}{cut}")

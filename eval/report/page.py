@@ -24,13 +24,12 @@ from dcar.process import run_command
 from eval.report.blocks import Section, Table, Text, tables_of, write_tables
 from eval.report.curves import curves_section, read_log
 from eval.report.listen import listening
-from eval.report.papers import papers_text
 from eval.report.sections import folded_sections, table_of
-from eval.report.summary import summary
+from eval.report.summary import summary, terminal_text
 from eval.report.table import MEANINGS, column_groups, notes
 
 ABOVE = ("rows", "samples", "equal_speed", "by_length", "reasons", "losses")  # of compare.json: in their own sections
-FORMAT_VERSION = 2  # of compare.json; 2: acceptance by position, families, comparison at equal speed
+FORMAT_VERSION = 3  # of compare.json; 3: speed-ups end to end, pairs as method − baseline
 
 
 @dataclass
@@ -109,7 +108,7 @@ def main(arguments: list[str] | None = None) -> None:
     if not config.compare:
         raise ConfigError("compare: give the folder of a comparison")
     path = write_report(config.compare, config.training_log, config.out)
-    print(f"{papers_text(read_comparison(Path(config.compare)))}\n\nwrote {path}")
+    print(f"{terminal_text(read_comparison(Path(config.compare)), Path(config.compare))}\n\nwrote {path}")
 
 
 if __name__ == "__main__":

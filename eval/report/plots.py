@@ -21,8 +21,8 @@ from eval.results.rows import Row
 from eval.results.store import RESYNTHESIS
 
 AXIS_LABELS = {
-    "speedup_vs_far": "speed-up of the language model against FAR (batch 1)",
-    "speedup_vs_car1": "speed-up of the language model against CAR-1 (batch 1)",
+    "speedup_vs_far": "× FAR, end to end (batch 1)",
+    "speedup_vs_car1": "× CAR-1, end to end (batch 1)",
     "tokens_per_pass": "tokens per forward pass of the decoder",
 }
 FRONT_COLOR = "#f2c94c"

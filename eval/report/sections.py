@@ -139,9 +139,9 @@ def equal_speed_section(result: dict[str, Any]) -> Section | None:
     blocks: list[Any] = [Text(SPEED_NOTE), Bullets(rival_sentences(result))]
     for axis in dict.fromkeys(p["axis"] for p in pairs):
         chosen = [p for p in pairs if p["axis"] == axis]
-        title = f"At equal {'speed-up' if axis != 'tokens_per_pass' else 'tokens a pass'}"
+        title = f"At equal {SPEED_AXES[axis][0]}"
         blocks += [matrix(title, chosen, list(group_families(result["rows"]))),
-                   Folded(f"All {len(chosen)} pairs in words ({SPEED_AXES[axis]})",
+                   Folded(f"All {len(chosen)} pairs in words, {title[0].lower()}{title[1:]}",
                           [Bullets([sentence(p) for p in chosen])])]
     return Section("Who wins at equal speed", [*blocks, Text(MATRIX_NOTE)])
 

@@ -48,7 +48,7 @@ def plot_tuned(found: dict[str, Any], path: Path) -> None:
     panels[0].set_ylabel("WER, %  (95 % interval)  ↓ better")
     if lively:
         panels[1].set_ylabel("variety of renderings (distance)  ↑ livelier")
-    panels[0].set_title(f"{found['utterances']} utterances of split {found['split']}, recogniser {found['judge']}; "
+    panels[0].set_title(f"{found['utterances']} utterances of split {found['split']}, recogniser {found['asr']}; "
                         "ringed: each method's best", fontsize=9)
     panels[0].legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
     figure.savefig(path)

@@ -79,7 +79,7 @@ def _export(config: ExportConfig, source: Path, out: Path, header: dict[str, Any
         kept = [(r, audio[method, r["id"]]) for r in records[method] if (method, r["id"]) in audio]
         wavs = {r["id"]: _wav(source / file, folder / "wavs" / f"{file_name(r['id'])}.wav") for r, file in kept}
         spoken = [r for r, _ in kept]
-        write_versa(folder, records[method], spoken, wavs, header["judge"])
+        write_versa(folder, records[method], spoken, wavs, header["asr"])
         truth = {r["id"]: source / audio[RECORDING, r["id"]] for r in spoken if (RECORDING, r["id"]) in audio}
         if truth and method != RECORDING:
             places = {i: _wav(file, folder / "gt" / f"{file_name(i)}.wav") for i, file in truth.items()}
@@ -121,16 +121,16 @@ def _lines(path: Path, lines: Iterable[str]) -> None:
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
-def write_versa(folder: Path, records: list[Record], spoken: list[Record], wavs: dict[str, Path], judge: str) -> None:
+def write_versa(folder: Path, records: list[Record], spoken: list[Record], wavs: dict[str, Path], asr: str) -> None:
     """`pred.scp`, `text` (of what has audio) and `versa.jsonl` (of every record): one JSON object an utterance with its
     `key`, WER and CER counts as VERSA's recognisers name them, `spk_similarity`, `dns_overall` and `utmos`."""
     _lines(folder / "pred.scp", (f"{r['id']} {wavs[r['id']]}" for r in spoken))
     _lines(folder / "text", (f"{r['id']} {' '.join(r['text'].split())}" for r in spoken))
-    _lines(folder / "versa.jsonl", (json.dumps(_versa_row(r, judge), ensure_ascii=False) for r in records))
+    _lines(folder / "versa.jsonl", (json.dumps(_versa_row(r, asr), ensure_ascii=False) for r in records))
 
 
-def _versa_row(record: Record, judge: str) -> dict[str, Any]:
-    prefix = re.split(r"[-:]", judge)[0]
+def _versa_row(record: Record, asr: str) -> dict[str, Any]:
+    prefix = re.split(r"[-:]", asr)[0]
     row = {"key": record["id"], f"{prefix}_hyp_text": record["hypothesis"], "ref_text": record["text"]}
     for unit, name in (("words", "wer"), ("characters", "cer")):
         replaced, deleted, inserted, total = record[unit]

@@ -33,7 +33,8 @@ def make_rows(records: Sequence[Record], methods: Sequence[str], timings: Sequen
     rows = [{**_row(m, grouped[m], timings, resamples, distances), "scores": _scores(grouped[m], scorers, resamples)}
             for m in methods]
     spoken = [r for r in rows if r["kind"] == "method"]
-    clocks = {b: next((r["method"] for r in spoken if split_label(r["method"])[0] == b), b) for b in ("far", "car-1")}
+    clocks = {label: next((r for r in spoken if split_label(r["method"])[0] == b), None)
+              for label, b in (("far", "far"), ("car1", "car-1"))}
     for row in spoken:
         name = parse_method(row["method"])
         alike = [r for r in spoken if parse_method(r["method"]).sampling == name.sampling]
@@ -52,10 +53,11 @@ def make_rows(records: Sequence[Record], methods: Sequence[str], timings: Sequen
             row[f"detectable_vs_{label}"] = test and test.detectable
         row["best_car"], row["sd_baseline"], row["random_baseline"] = best, strict, drawn
         row["detectable_difference"] = row["detectable_vs_best_car"] or row["detectable_vs_far"]
-        for label, baseline in (("far", clocks["far"]), ("car1", clocks["car-1"])):
-            for suffix, total in (("", False), ("_total", True)):
-                row[f"speedup_vs_{label}{suffix}"] = speedup(timings, row["method"], baseline, total)
-            row[f"speedup_vs_{label}_quartiles"] = speedup_quartiles(timings, row["method"], baseline)
+        for label, clock in clocks.items():
+            row[f"speedup_vs_{label}"] = speedup(row, clock, "rtf")
+            row[f"lm_speedup_vs_{label}"] = speedup(row, clock, "lm_rtf")
+            row[f"speedup_vs_{label}_quartiles"] = speedup_quartiles(timings, row["method"], clock["method"]
+                                                                     ) if clock else None
     return rows
 
 

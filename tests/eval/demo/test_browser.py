@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 from browser import PHONE, driver, needs_browser, shoot, too_wide
 
-from dcar.speak.defaults import METHOD, SAMPLING
+from dcar.speak.defaults import SAMPLING
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(
     not importlib.util.find_spec("gradio"), reason="no gradio (pip install '.[demo]')"), needs_browser]

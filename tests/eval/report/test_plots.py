@@ -73,7 +73,7 @@ def test_tuned_methods_of_several_draws_are_told_apart_too(drawn, tmp_path):
              "variety": None, "variety_ci": None}
     names = ["car-3", "car-5", "dcar", "dcar@n4"]
     found = {"methods": {name: {"grid": [point], "best": "t0.4"} for name in names}, "common": point, "utterances": 1,
-             "split": "dev", "judge": "none"}
+             "split": "dev", "asr": "none"}
     plot_tuned(found, tmp_path / "tune.png")
     looks = [(line["color"], line["marker"], line["alpha"]) for line in drawn]
     assert looks[0][:2] == looks[1][:2] and looks[0][2] < looks[1][2] == looks[2][2] == looks[3][2] == 1

@@ -226,8 +226,8 @@ def run(config: QuickstartConfig) -> None:
             write_json(records / f"{step.name}.json",
                        {"fingerprint": begun_with[step.name], "command": step.command[1:], "seconds": seconds})
     write_json(out / "provenance.json", provenance(config=vars(config)))
-    print(f"\n{(time.time() - started) / 60:.1f} minutes. Listen and look: {out / 'report.html'}. The policy: {out / 'policy'}")
-    print(f"The table once more: dcar report compare={out}")
+    print(f"\n{(time.time() - started) / 60:.1f} minutes. Listen and look: {out / 'report.html'}")
+    print(f"The policy: {out / 'policy'}. The table once more: dcar report compare={out}")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -264,8 +264,7 @@ def _make_records(config: CompareConfig, tools: Tools, entries: list[Entry], ref
             maker.adopt(earlier)
             for unit in units:
                 bar.set_postfix_str(unit.method)
-                maker.run(unit)
-                bar.update(len(unit.indices))
+                maker.run(unit, bar.update)
             earlier += maker.done.values()
     return makers
 

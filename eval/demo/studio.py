@@ -202,4 +202,5 @@ def facts(spoken: Spoken, method: str, seconds: float, waited: float | None = No
     first = "" if waited is None else f" The first sound came after {waited:.2f} s."
     cut = " Cut off by the length limit." if any(r.truncated for r in spoken.results) else ""
     return (f"{method}: {spoken.seconds:.2f} s of speech in {seconds:.2f} s end to end (RTF "
-            f"{seconds / spoken.seconds:.2f}); {tokens} tokens in {passes} passes, {tokens / passes:.2f} a pass.{first}{cut}")
+            f"{seconds / spoken.seconds:.2f}); {tokens} tokens in {passes} passes, {tokens / passes:.2f} a pass.{first}"
+            f"{cut}")

@@ -63,7 +63,7 @@ def terminal_text(result: dict[str, Any], folder: Path) -> str:
     axis = speed_axis(rows) or "tokens_per_pass"
     said = [*(verdict(result) or [best_sentence(rows, axis)]), unsteady_times(rows, axis), chance(result)]
     clock = f"Here: {result['device']}, {result['threads']} torch thread{'s' if result['threads'] > 1 else ''}."
-    paragraphs = [f"{CONVENTION} {clock}", " ".join(filter(None, said))]
+    paragraphs = [" ".join(filter(None, said)), f"{CONVENTION} {clock}"]
     more = (f"limit={3 * result['utterances']}" if config["limit"] == result["utterances"]
             else f"seeds=[{','.join(map(str, range(len(result['seeds']) + 1)))}]")
     demo = " ".join(["dcar demo", *(f"{key}={shlex.quote(value)}" for key, value in (
@@ -82,10 +82,10 @@ def terminal_text(result: dict[str, Any], folder: Path) -> str:
 
 
 def chance(result: dict[str, Any]) -> str:
-    """Which differences could be chance."""
+    """Which differences so many utterances cannot show."""
     power = result.get("power")
-    return (f"Differences below about {100 * power['absolute']:.1f} points of word errors could be chance "
-            f"({power['n']} utterances).") if power else ""
+    return (f"With {power['n']} utterances a true difference below about {100 * power['absolute']:.1f} points would "
+            "often be missed.") if power else ""
 
 
 def names_sentence(rows: Sequence[Row]) -> str:

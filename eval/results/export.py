@@ -25,6 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tqdm import tqdm
+
 from dcar.audio import load_audio, save_audio
 from dcar.config import load_config, setting
 from dcar.config.schema import seed_setting
@@ -73,13 +75,13 @@ def _export(config: ExportConfig, source: Path, out: Path, header: dict[str, Any
     if not audio:
         raise DataError(f"{source}: no audio was kept; compare again with audio_samples=N (records are reused)")
     folders = []
-    for method in config.methods or list(records):
+    for method in tqdm(config.methods or list(records), desc="export", unit="method", disable=None):
         folder = out / re.sub(r"[^\w.@-]+", "-", method)
         folder.mkdir(parents=True, exist_ok=True)
         kept = [(r, audio[method, r["id"]]) for r in records[method] if (method, r["id"]) in audio]
         wavs = {r["id"]: _wav(source / file, folder / "wavs" / f"{file_name(r['id'])}.wav") for r, file in kept}
         spoken = [r for r, _ in kept]
-        write_versa(folder, records[method], spoken, wavs, header["asr"])
+        write_versa(folder, records[method], spoken, wavs, header.get("asr") or header["judge"])
         truth = {r["id"]: source / audio[RECORDING, r["id"]] for r in spoken if (RECORDING, r["id"]) in audio}
         if truth and method != RECORDING:
             places = {i: _wav(file, folder / "gt" / f"{file_name(i)}.wav") for i, file in truth.items()}

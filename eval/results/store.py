@@ -254,9 +254,10 @@ class Maker:
     def missing(self, unit: Unit) -> list[int]:
         return [i for i in unit.indices if not self.finished(unit.method, unit.seed, i)]
 
-    def run(self, unit: Unit) -> int:
-        """Make the unit's missing records; returns how many."""
+    def run(self, unit: Unit, progress: Callable[[int], Any] = lambda made: None) -> int:
+        """Make the unit's missing records; returns how many. progress: told how many more are there."""
         missing = self.missing(unit)
+        progress(len(unit.indices) - len(missing))
         if not missing:
             return 0
         items = [self.tools.items[i] for i in unit.indices]
@@ -265,6 +266,7 @@ class Maker:
             for i in missing:
                 wave, rate = self.tools.recording(self.tools.items[i].prompt.utterance_id)
                 self._finish(unit, i, wave, rate, {}, {})
+                progress(1)
             return len(missing)
         # The whole batch is decoded even if a part is missing: always the same tensors, the same tokens.
         started = time.perf_counter()
@@ -294,6 +296,7 @@ class Maker:
                           "proposed": r.proposed, "accepted": r.accepted, "rounds_proposed": r.rounds_proposed,
                           "rounds_accepted": r.rounds_accepted, "emitted": r.emitted, "actions": r.actions}
             self._finish(unit, i, wave, self.tools.vocoder.sample_rate, facts, seconds)
+            progress(1)
         return len(missing)
 
     def _finish(self, unit: Unit, index: int, wave: np.ndarray, rate: int, facts: Record, seconds: dict) -> None:

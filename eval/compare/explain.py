@@ -17,7 +17,7 @@ from dcar.errors import DataError
 from eval.analysis.losses import loss_maps
 from eval.analysis.reasons import chooses_chunks, watch
 from eval.methods.registry import Entry
-from eval.report.reasons_plots import draw_reasons
+from eval.report.plots import draw_reasons
 from eval.report.spectrum import save_picture, spectrum_picture
 from eval.results.store import Maker, Record, RecordStore, Tools
 

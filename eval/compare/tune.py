@@ -32,7 +32,7 @@ from eval.compare.sweeps import expand_names
 from eval.compare.tuned import FORMAT_VERSION
 from eval.methods.registry import Models
 from eval.methods.samplings import parse_sampling, split_label, split_sampling
-from eval.report.tune_plot import plot_tuned
+from eval.report.plots import plot_tuned
 from eval.results.rows import compare_records
 from eval.results.store import Record, Tools, read_jsonl
 

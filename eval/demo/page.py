@@ -21,10 +21,9 @@ from dcar.config import check, load_config, setting
 from dcar.errors import AssetError, ConfigError, DCARError
 from dcar.process import run_command
 from dcar.speak.defaults import POLICY, SAMPLING
-from eval.demo.blind import blind_tab
 from eval.demo.player import SCRIPT, WAKE, Channel, pcm, taking
 from eval.demo.studio import DIALS, TEMPERATURES, Limits, Studio, Take, with_dial
-from eval.demo.votes import Votes
+from eval.demo.votes import Votes, blind_tab
 
 STYLE = """
 /* On a phone the letters of a picture would be too small: it keeps its size and scrolls in its box. */

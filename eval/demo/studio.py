@@ -31,8 +31,8 @@ from dcar.tokens.load import load_tokenizer
 from dcar.vocoder.base import Vocoder
 from dcar.vocoder.load import load_vocoder
 from dcar.vocoder.model import TokenVocoder
-from eval.demo.picture import picture
 from eval.methods.registry import Models, load_models, make_methods, turned
+from eval.report.spectrum import spectrum_picture
 
 VERIFIERS = ("sd", "ssd-0.4", "pcg-0.42", "vadusa-2", "typical", "topk-verify-5", "entropy-1")
 """Rivals that need no more than the heads of the decoder."""
@@ -182,6 +182,32 @@ class Studio:
             raise AudioError(f"the recording lasts {seconds:.0f} s, this page takes {self.limits.seconds:g} at most; "
                              "cut it, a few seconds of one voice are enough")
         return speaker.voice(path)
+
+
+def chunk_spans(spoken: Spoken) -> list[tuple[float, float, int]]:
+    """Start and end in seconds, and tokens, of every chunk in the wave; the pauses between phrases have none."""
+    spans, at = [], 0.0
+    for chunks, pause in zip(spoken.chunks, spoken.pauses, strict=True):
+        for tokens in chunks:
+            spans.append((at, at + tokens / spoken.token_rate, tokens))
+            at = spans[-1][1]
+        at += pause
+    return spans
+
+
+def phoneme_spans(spoken: Spoken, aligner: PhonemeAligner | None) -> list[tuple[float, float, str]]:
+    """Start and end in seconds of every phoneme; none without an aligner."""
+    spans, at = [], 0.0
+    for phrase, result, pause in zip(spoken.phrases, spoken.results, spoken.pauses, strict=True):
+        for span in aligner.align(result.tokens, phrase) if aligner else ():
+            spans.append((at + span.start / spoken.token_rate, at + span.end / spoken.token_rate, span.phoneme))
+        at += len(result.tokens) / spoken.token_rate + pause
+    return spans
+
+
+def picture(spoken: Spoken, aligner: PhonemeAligner | None = None) -> np.ndarray:
+    """[height, width, 3] uint8: spectrogram, phonemes where an aligner can tell them, and a block for every chunk."""
+    return spectrum_picture(spoken.wave, spoken.rate, chunk_spans(spoken), phoneme_spans(spoken, aligner), width=7.5)
 
 
 def with_dial(method: str, dial: float) -> str:

@@ -72,22 +72,10 @@ class Panels:
 
 @dataclass(frozen=True)
 class Bar:
-    """One line of blocks (weight of the width, colour, tooltip), between a name and a note."""
+    """One line of blocks (weight of the width, colour, tooltip)."""
 
-    name: str
     label: str
     blocks: Sequence[tuple[float, str, str]]
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class Bars:
-    """Bars below each other, and what their colours (colour, meaning) stand for."""
-
-    title: str
-    legend: Sequence[tuple[str, str]]
-    bars: Sequence[Bar]
-    kind: str = "bars"
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ ERRORS: list[Column] = [
     ("WER %", _of("wer", _percent)), ("95 % CI", _of("wer_ci", _interval)), ("CER %", _of("cer", _percent)),
     ("tok/pass", _of("tokens_per_pass")), ("RTF", _of("rtf", _number, 4)), ("× FAR", _of("speedup_vs_far")),
     ("× CAR-1", _of("speedup_vs_car1")), ("LM RTF", _of("lm_rtf", _number, 4)), ("LM × FAR", _of("lm_speedup_vs_far")),
-    ("n", lambda r: str(r["n"]))]
+    ("2nd WER %", _of("second_wer", _percent)), ("n", lambda r: str(r["n"]))]
 TESTS: list[Column] = [(f"p {title}", _of(f"p_vs_{key}", _p)) for title, key in (
     ("FAR", "far"), ("CAR-1", "car1"), ("bestCAR", "best_car"), ("SD", "sd"), ("random", "random"))]
 VOICE: list[Column] = [("voice", _of("speaker_similarity", _number, 3)), ("DNSMOS", _of("noise_quality_dnsmos"))]

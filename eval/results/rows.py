@@ -12,7 +12,7 @@ from dcar.text.bootstrap import corpus_interval
 from eval.methods.families import at_sampling, parse_method
 from eval.methods.samplings import split_label
 from eval.results.acceptance import acceptance
-from eval.results.stats import PairedTest, detectable_difference, paired_test, unpaired_detectable, utterances_needed
+from eval.results.stats import PairedTest, paired_test, utterances_needed
 from eval.results.store import RECORDING, RESYNTHESIS, Record
 from eval.results.timing import speedup, speedup_quartiles, summarize
 from eval.results.variety import variety
@@ -108,7 +108,6 @@ def _row(method: str, records: Sequence[Record], timings: Sequence[dict[str, Any
         "cer": cer.value, "cer_ci": [cer.low, cer.high],
         "substitutions": s, "deletions": d, "insertions": i, "reference_words": n,
         "empty_transcripts": sum(not r["hypothesis"].strip() for r in records),
-        "detectable_unpaired": unpaired_detectable(wer, wer),
         "speaker_similarity": _mean(records, "speaker_similarity"),
         "noise_quality_dnsmos": _mean(records, "noise_quality"),
         "noise_quality_n": sum("noise_quality" in r for r in records),
@@ -178,7 +177,6 @@ def power_statement(rows: Sequence[Row]) -> dict[str, Any] | None:
     return {
         "baseline": best["method"], "baseline_wer": best["wer"], "absolute": absolute,
         "relative": absolute / best["wer"], "power": 0.8, "significance": 0.05, "n": best["n"], "seeds": best["seeds"],
-        "unpaired_absolute": detectable_difference(float(np.hypot(best["wer_se"], best["wer_se"]))),
         "tests": sum(r.get("p_vs_best_car") is not None for r in rows),
         "utterances_for_10_percent": utterances_needed(best["n"], absolute, 0.1 * best["wer"]),
     }

@@ -40,7 +40,7 @@ ROOT = Path(__file__).parents[3]
 FIELDS = """method wer wer_ci cer wer_capped substitutions deletions insertions speaker_similarity noise_quality_dnsmos
 tokens_per_pass lm_rtf rtf speedup_vs_far speedup_vs_car1 n truncation_rate duration_ratio p_vs_far p_vs_best_car
 detectable_difference p_vs_car1 p_vs_sd family setting target_passes draft_passes acceptance_rate acceptance_rate_ci
-acceptance_by_position accepted_lengths speedup_vs_far_quartiles p_vs_random""".split()
+acceptance_by_position speedup_vs_far_quartiles p_vs_random""".split()
 
 
 def records_of(out: Path) -> list[dict]:
@@ -356,16 +356,21 @@ def test_a_new_method_is_one_registry_entry(tmp_path, monkeypatch):
     """Nothing else is edited, and it stands in the table, in the plots, at equal speed and in the report."""
     from matplotlib.axes import Axes
 
-    written, annotate = [], Axes.annotate
+    written, annotate, plot = [], Axes.annotate, Axes.plot
 
     def recorded(self, text, *arguments, **options):
         written.append((text, options.get("color")))
         return annotate(self, text, *arguments, **options)
 
+    def drawn(self, *arguments, **options):
+        written.append((options.get("label"), options.get("color")))
+        return plot(self, *arguments, **options)
+
     def factory(name: str, rest: str, models: Models) -> list[Entry]:
         return [Entry(name, models.decoder, lambda: ChunkMethod(FixedChunk(int(rest[1:]), name)), {"double": "yes"})]
 
     monkeypatch.setattr(Axes, "annotate", recorded)
+    monkeypatch.setattr(Axes, "plot", drawn)
     style = Style("Twofold", "#123456", "D", "t")
     monkeypatch.setitem(METHODS, "double", MethodKind("double", factory, "double-2", style))
     config = tiny_config(tmp_path, methods=["double-{2,3}", "car-{1,2,3}"], seeds=[0], references=False)
@@ -410,7 +415,6 @@ def test_verifying_methods_carry_their_accounting(tmp_path, monkeypatch):
     assert list(rows) == ["car-2", "sd", "ssd-0.2", "ssd-0.4"]
     assert rows["ssd-0.4"]["acceptance_by_position"][1] == {**rows["ssd-0.4"]["acceptance_by_position"][0],
                                                             "position": 2, "accepted": 0, "rate": 0.0}
-    assert rows["ssd-0.4"]["accepted_lengths"] == {"0": 0.0, "1": 1.0}
     assert (rows["sd"]["acceptance_rate"], rows["sd"]["draft_passes"]) == (0.5, 7.0)
     assert rows["ssd-0.2"]["p_vs_sd"] == 1.0  # the same tokens
     assert rows["sd"]["p_vs_sd"] is rows["car-2"]["p_vs_sd"] is None

@@ -10,8 +10,7 @@ import pytest
 
 from dcar.audio import save_audio
 from dcar.errors import AudioError, ConfigError, TextError
-from eval.demo.picture import chunk_spans, phoneme_spans, picture
-from eval.demo.studio import POLICIES, VERIFIERS, Limits, Studio, with_dial
+from eval.demo.studio import POLICIES, VERIFIERS, Limits, Studio, chunk_spans, phoneme_spans, picture, with_dial
 
 TEXT = "The tide came in. We left."
 

@@ -10,8 +10,7 @@ from test_report import parsed
 
 from eval.compare.sweeps import expand_names
 from eval.report.page import FORMAT_VERSION, write_report
-from eval.report.paper_results import SETUPS
-from eval.report.papers import beside_papers, verdict
+from eval.report.papers import SETUPS, beside_papers, verdict
 from eval.report.plots import PLOTS, draw_plots
 from eval.results.pareto import equal_speed, speed_axis
 from eval.results.rows import by_utterance, make_rows, power_statement
@@ -94,7 +93,7 @@ def test_report_of_many_methods_has_all_sections(comparison, tmp_path):
     assert [p.name for p in draw_plots(comparison["rows"], tmp_path)] == list(PLOTS)
     page = parsed(write_report(tmp_path))
     for heading in ("Errors and speed", "Fewest word errors", "Errors against chunk size",
-                    "Who wins at equal speed", "Passes and acceptance", "Acceptance by position", "Accepted lengths",
+                    "Who wins at equal speed", "Passes and acceptance", "Acceptance by position",
                     "Beside the papers"):
         assert heading in page.text
     for name in NAMES:

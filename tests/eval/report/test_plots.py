@@ -10,8 +10,7 @@ from matplotlib.colors import to_rgb
 
 from eval.methods.families import parse_method
 from eval.methods.registry import METHODS
-from eval.report.plots import plot_errors
-from eval.report.tune_plot import plot_tuned
+from eval.report.plots import plot_errors, plot_tuned
 from eval.results.store import RESYNTHESIS
 
 NAMES = ["dcar", "dcar@d0.5", "dcar@n2", "dcar@n4", "dcar@n4@d0.5", "dcar@n8", "dcar@n16", "dcar@t0.4", "dcar@n4@t0.4"]

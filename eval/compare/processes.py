@@ -57,8 +57,9 @@ def start(config: Any) -> tuple[PartialState, Meeting]:
 
 @contextmanager
 def threads_of(threads: int, parameters: int, processes: int) -> Iterator[None]:
-    """So many torch threads. 0: one on a small decoder, whose steps take several times as long where threads wait for a
-    core that another job has; else as many as there are idle cores."""
+    """So many torch threads. 0: one for a small decoder, whose steps take far longer where threads wait for a core that
+    another job has (the shipped decoder on two busy cores: 80 times as long with two threads as with one); else as many
+    as there are idle cores."""
     before = torch.get_num_threads()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     idle = max(1, int((cores - os.getloadavg()[0]) / processes))

@@ -117,7 +117,7 @@ class CompareConfig:
     references: bool = setting(True, "The rows of the recordings and of their resynthesis.")
     resamples: int = setting(4000, "Of the bootstrap.", minimum=100)
     device: str = setting("", "cpu or cuda; empty = what accelerate chooses.")
-    threads: int = setting(0, "Torch threads per process; 0 = one on CPUs below 100 M parameters, else the idle cores.",
+    threads: int = setting(0, "Torch threads per process; 0 = one below 100 M parameters, else the idle cores.",
                            minimum=0)
     training_log: str | None = setting(None, "log.jsonl of DCPO, for the curves in the report.")
     report: bool = setting(True, "Write report.html.")

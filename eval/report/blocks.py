@@ -38,20 +38,6 @@ def slug(title: str) -> str:
 
 
 @dataclass(frozen=True)
-class Text:
-    """A paragraph of small print."""
-
-    text: str
-    kind: str = "text"
-
-
-@dataclass(frozen=True)
-class Bullets:
-    items: Sequence[str]
-    kind: str = "bullets"
-
-
-@dataclass(frozen=True)
 class Picture:
     """A picture with its caption. One that would be too small on a phone is `wide`: it scrolls in a box there."""
 
@@ -60,14 +46,6 @@ class Picture:
     caption: str = ""
     wide: bool = True
     kind: str = "picture"
-
-
-@dataclass(frozen=True)
-class Panels:
-    """Small pictures side by side."""
-
-    pictures: Sequence[Picture]
-    kind: str = "panels"
 
 
 @dataclass(frozen=True)
@@ -127,7 +105,8 @@ class Table:
 
 @dataclass(frozen=True)
 class Section:
-    """Blocks under a heading, which the list of sections links to."""
+    """Blocks under a heading, which the list of sections links to. A text is a paragraph of small print, a list of
+    texts a list; pictures of a tuple stand side by side."""
 
     title: str
     blocks: Sequence[Any] = field(default_factory=list)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dcar.errors import DataError
-from eval.report.blocks import Panels, Picture, Section, Text, data_uri
+from eval.report.blocks import Picture, Section, data_uri
 from eval.report.plots import panels
 from eval.results.store import read_jsonl
 
@@ -23,10 +23,10 @@ def curves_section(log: Sequence[dict[str, Any]]) -> Section | None:
     """The panels that the log can fill; nothing without a log."""
     curves = training_plots(log)
     return Section("Training of the policy (DCPO)", [
-        Panels([Picture(title, data_uri(png, "image/png"), wide=False) for title, png in curves]),
-        Text("Thin: as logged; thick: running mean. Forced rollouts follow a fixed chunk size of the guidance range; "
+        tuple(Picture(title, data_uri(png, "image/png"), wide=False) for title, png in curves),
+        "Thin: as logged; thick: running mean. Forced rollouts follow a fixed chunk size of the guidance range; "
              "sampled ones follow the policy. The policy exceeds its guides where the sampled curve passes the forced "
-             "one.")]) if curves else None
+             "one."]) if curves else None
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:

@@ -21,7 +21,7 @@ import jinja2
 from dcar.config import load_config, setting
 from dcar.errors import ConfigError, DataError
 from dcar.process import run_command
-from eval.report.blocks import Section, Table, Text, tables_of, write_tables
+from eval.report.blocks import Section, Table, tables_of, write_tables
 from eval.report.curves import curves_section, read_log
 from eval.report.listen import listening
 from eval.report.sections import folded_sections, table_of
@@ -98,9 +98,9 @@ def _tables(result: dict[str, Any]) -> list[Section]:
     rows = result["rows"]
     kinds = ["reference" if r["kind"] == "reference" else "dcar" if r["method"].startswith("dcar") else "plain"
              for r in rows]
-    found = [Section(title, [Text(MEANINGS[title]), table_of(title, columns, rows, kinds)])
+    found = [Section(title, [MEANINGS[title], table_of(title, columns, rows, kinds)])
              for title, columns in column_groups(rows)]
-    return [*found, Section("What this experiment can and cannot show", list(map(Text, notes(rows, result))))]
+    return [*found, Section("What this experiment can and cannot show", notes(rows, result))]
 
 
 def main(arguments: list[str] | None = None) -> None:

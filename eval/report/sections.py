@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from eval.methods.families import family_label, group_families
-from eval.report.blocks import Bullets, Cell, Folded, Picture, Section, Table, Text, file_uri
+from eval.report.blocks import Cell, Folded, Picture, Section, Table, file_uri
 from eval.report.papers import HEAD, LEGEND, beside_papers, cells, conditions, general_remarks, setup_texts, verdict
 from eval.report.plots import LOSSES, REASONS
 from eval.report.table import Column, filled_columns, lively_columns, lively_rows, pass_columns, rival_sentences
@@ -83,9 +83,9 @@ def length_section(result: dict[str, Any]) -> Section | None:
     rows = [[method, *(cell for bin_ in bins for cell in (
         f"{100 * bin_['wer']:.1f}", "–".join(f"{100 * end:.1f}" for end in bin_["ci"])))]
         for method, bins in found["methods"].items()]
-    return Section(title, [Table(title, head, rows), Text(
+    return Section(title, [Table(title, head, rows),
         "WER in % of the utterances whose reference has so many words; n: how many those are. Intervals: bootstrap "
-        "over utterances.")])
+        "over utterances."])
 
 
 def verification(rows: Sequence[Row], folder: Path) -> list[Section]:
@@ -108,8 +108,8 @@ def lively_section(rows: Sequence[Row]) -> Section | None:
     spoken, title = lively_rows(rows), "What greediness costs"
     if not spoken:
         return None
-    return Section(title, [table_of(title, filled_columns(lively_columns(spoken), spoken), spoken), Text(
-        "Fewer errors at a low temperature are bought with sameness: choose by both figures.")])
+    return Section(title, [table_of(title, filled_columns(lively_columns(spoken), spoken), spoken),
+        "Fewer errors at a low temperature are bought with sameness: choose by both figures."])
 
 
 def equal_speed_section(result: dict[str, Any]) -> Section | None:
@@ -117,14 +117,14 @@ def equal_speed_section(result: dict[str, Any]) -> Section | None:
     pairs = result.get("equal_speed") or []
     if not pairs:
         return None
-    blocks: list[Any] = [Text(SPEED_NOTE), Bullets(rival_sentences(result))]
+    blocks: list[Any] = [SPEED_NOTE, rival_sentences(result)]
     for axis in dict.fromkeys(p["axis"] for p in pairs):
         chosen = [p for p in pairs if p["axis"] == axis]
         title = f"At equal {SPEED_AXES[axis][0]}"
         blocks += [matrix(title, chosen, list(group_families(result["rows"]))),
                    Folded(f"All {len(chosen)} pairs in words, {title[0].lower()}{title[1:]}",
-                          [Bullets([sentence(p) for p in chosen])])]
-    return Section("Who wins at equal speed", [*blocks, Text(MATRIX_NOTE)])
+                          [[sentence(p) for p in chosen]])]
+    return Section("Who wins at equal speed", [*blocks, MATRIX_NOTE])
 
 
 def matrix(title: str, pairs: Sequence[dict[str, Any]], families: Sequence[str]) -> Table:
@@ -172,7 +172,7 @@ def _reasons(found: Mapping[str, Any], folder: Path) -> Section:
     return Section("Why chunks end where they do", [
         Picture("Sizes of chunks, and the last kept and first dropped token", file_uri(folder / REASONS),
                 KEPT_CAPTION),
-        Folded("By size of the chunk", [Table("Last kept and first dropped token", head, rows), *map(Text, notes)])])
+        Folded("By size of the chunk", [Table("Last kept and first dropped token", head, rows), *notes])])
 
 
 def _losses(losses: Mapping[str, Any], folder: Path) -> Section:
@@ -185,7 +185,7 @@ def _losses(losses: Mapping[str, Any], folder: Path) -> Section:
         Picture("Loss by head and position, with paths", file_uri(folder / LOSSES),
                 f"“{losses['shown']['text']}” {LOSS_CAPTION}"),
         Table("Loss along the recordings", ["path", "tokens a pass", "nats a token"], rows),
-        Text(LOSS_NOTE.format(utterances=losses["utterances"]))])
+        LOSS_NOTE.format(utterances=losses["utterances"])])
 
 
 def papers_section(result: dict[str, Any]) -> Section | None:
@@ -194,9 +194,9 @@ def papers_section(result: dict[str, Any]) -> Section | None:
     if not blocks:
         return None
     return Section("Beside the papers", [
-        Text(f"Here: {conditions(result)}."), *map(Text, general_remarks(result)),
+        f"Here: {conditions(result)}.", *general_remarks(result),
         *(Folded(f"{block.setup.paper}, {block.setup.table}", [
-            Text(" ".join(f"{said[0].upper()}{said[1:]}." for said in setup_texts(block.setup))),
+            " ".join(f"{said[0].upper()}{said[1:]}." for said in setup_texts(block.setup)),
             Table(f"{block.setup.paper.split()[0]}, {block.setup.table}", HEAD, [cells(m) for m in block.matches]),
-            Bullets([*(f"{m.result.name}: {verdict(m)}." for m in block.matches), *block.setup.remarks])])
-          for block in blocks), Text(LEGEND)])
+            [*(f"{m.result.name}: {verdict(m)}." for m in block.matches), *block.setup.remarks]])
+          for block in blocks), LEGEND])

@@ -108,23 +108,19 @@ class Studio:
         """Speak a text with a voice of `voices`, or with that of a recording (a file), which goes first.
 
         method: of `methods`, with a dial behind it if wished (`with_dial`), by default `start`. TextError, AudioError,
-        ConfigError for what is wrong or beyond the limits; LawError of a broken model. One request at a time.
+        ConfigError for what is wrong or beyond the limits; DistributionError of a broken model. One request at a time.
         """
-        *_, take = self._takes(text, voice, recording, method, temperature, top_k, seed, streamed=False)
+        *_, take = self.stream(text, voice, recording, method, temperature, top_k, seed, streamed=False)
         assert isinstance(take, Take)
         return take
 
     def stream(self, text: str, voice: str = "", recording: str | Path | None = None, method: str = "",
-               temperature: float = SAMPLING.temperature, top_k: int = SAMPLING.top_k,
-               seed: int = 0) -> Iterator[np.ndarray | Take]:
+               temperature: float = SAMPLING.temperature, top_k: int = SAMPLING.top_k, seed: int = 0,
+               streamed: bool = True) -> Iterator[np.ndarray | Take]:
         """As `speak`: the samples [n] in pieces as they become certain, and last the `Take`.
 
         A method that verifies whole sentences, and a vocoder that cannot speak in pieces, give one piece.
         """
-        return self._takes(text, voice, recording, method, temperature, top_k, seed, streamed=True)
-
-    def _takes(self, text: str, voice: str, recording: str | Path | None, method: str, temperature: float, top_k: int,
-               seed: int, streamed: bool) -> Iterator[np.ndarray | Take]:
         method = method or self.start
         self._check(text, method, temperature)
         sampling = replace(SAMPLING, temperature=float(temperature), top_k=int(top_k))

@@ -71,7 +71,8 @@ def _export(config: ExportConfig, source: Path, out: Path, header: dict[str, Any
     absent = [m for m in config.methods if m not in records]
     if absent or not records:
         raise DataError(f"{source}: no records of {', '.join(absent) or f'seed {config.seed}'}; it has {[*records]}")
-    audio, prompts = _kept_audio(header)
+    audio = {(v["method"], s["id"]): v["audio"] for s in header["samples"] for v in s["voices"] if v["audio"]}
+    prompts = {s["id"]: s["prompt_audio"] for s in header["samples"] if s.get("prompt_audio")}
     if not audio:
         raise DataError(f"{source}: no audio was kept; compare again with audio_samples=N (records are reused)")
     folders = []
@@ -91,17 +92,6 @@ def _export(config: ExportConfig, source: Path, out: Path, header: dict[str, Any
         write_seed_tts_eval(folder, spoken, wavs, heard)
         folders.append(folder)
     return folders
-
-
-def _kept_audio(header: dict[str, Any]) -> tuple[dict[tuple[str, str], str], dict[str, str]]:
-    """(method, id) → file of its audio, and id → file of its prompt's, as compare.json lists them."""
-    audio = {
-        (voice["method"], sample["id"]): voice["audio"]
-        for sample in header["samples"]
-        for voice in sample["voices"]
-        if voice["audio"]
-    }
-    return audio, {s["id"]: s["prompt_audio"] for s in header["samples"] if s.get("prompt_audio")}
 
 
 def file_name(utterance_id: str) -> str:

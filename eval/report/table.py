@@ -220,13 +220,14 @@ def _sampling_notes(spoken: Sequence[Row], header: dict[str, Any]) -> list[str]:
 
 def notes(rows: Sequence[Row], header: dict[str, Any]) -> list[str]:
     """What the columns mean and what the experiment can and cannot show; also printed in the report."""
+    second = header.get("second_opinion")
     seeds = ", ".join(map(str, header["seeds"]))
     if len(prompts := header.get("prompt_seeds") or []) > 1:
         seeds += f" × prompts of seeds {', '.join(map(str, prompts))}"
     out = [
         f"WER, CER: corpus level, recogniser {header['asr']} (its transcripts are capped by duration), text "
-        f"normaliser {header['normalizer']}; n utterances × seeds {seeds}; intervals and p: bootstrap over "
-        "utterances, paired.",
+        f"normaliser {header['normalizer']}{f', 2nd WER by {second}' if second else ''}; n utterances × seeds {seeds}; "
+        "intervals and p: bootstrap over utterances, paired.",
         f"voice: cosine to the prompt's voice. {NOISE_QUALITY_LABEL}: not naturalness. length: audio / recording. "
         "cut: ended by the length limit. loop: the same tokens, up to half a second, three times or more in a row.",
         *_scorer_notes(rows, header),

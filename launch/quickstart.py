@@ -226,9 +226,8 @@ def run(config: QuickstartConfig) -> None:
             write_json(records / f"{step.name}.json",
                        {"fingerprint": begun_with[step.name], "command": step.command[1:], "seconds": seconds})
     write_json(out / "provenance.json", provenance(config=vars(config)))
-    print(f"\n{(out / 'compare.txt').read_text()}")
-    print(f"{(time.time() - started) / 60:.1f} minutes. Listen and look: {out / 'report.html'}")
-    print(f"The policy: {out / 'policy'}; the table as data: {out / 'compare.json'}")
+    print(f"\n{(time.time() - started) / 60:.1f} minutes. Listen and look: {out / 'report.html'}")
+    print(f"The policy: {out / 'policy'}. The table once more: dcar report compare={out}")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

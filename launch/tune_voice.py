@@ -327,7 +327,7 @@ def prepared_recordings(config: TuneVoiceConfig) -> str:
 
 
 def one_after_another() -> Callable[[CompareConfig], Tools]:
-    """What loads the tools of one comparison after the other; vocoder, judge and similarity of the first with a vocoder
+    """What loads the tools of one comparison after the other; vocoder, ASR and similarity of the first with a vocoder
     serve all that have it."""
     before: dict[str, Tools] = {}
 
@@ -346,7 +346,7 @@ def speak(config: TuneVoiceConfig, recipe: TrainConfig, voice: Voice, by: list[s
     said, out = recipe.spoken, Path(config.out) / f"{'dev' if split == 'dev' else 'spoken'}_{voice.name}"
     compared = CompareConfig(
         data=recipe.data, split=split, decoder=voice.decoder, seeds=config.seeds, limit=config.sentences, methods=by,
-        prompt_tokens=recipe.prompt_tokens, vocoder=voice.vocoder, judge=said.recognizer, noise_quality_utterances=0,
+        prompt_tokens=recipe.prompt_tokens, vocoder=voice.vocoder, asr=said.recognizer, noise_quality_utterances=0,
         timing_utterances=0, audio_samples=0, reasons_utterances=0, references=references, report=False,
         resamples=config.resamples, out=str(out), sampling=said.sampling)
     compare(compared, tools(compared))

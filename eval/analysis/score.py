@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tqdm import tqdm
 
 from dcar.audio import load_audio
 from dcar.config import check, load_config, setting
@@ -207,7 +208,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     config = load_config(ScoreConfig, arguments)
     lines = []
-    for row in run(config):
+    # a bar where the lines go elsewhere; a row a file, and the summary
+    for row in tqdm(run(config), desc="score", unit="file", total=len(items_of(config)) + 1,
+                    disable=True if sys.stdout.isatty() else None):
         lines.append(json.dumps(row, ensure_ascii=False))
         print(lines[-1], flush=True)
     if config.out:

@@ -17,7 +17,7 @@ from dcar.errors import DataError
 from eval.analysis.losses import loss_maps
 from eval.analysis.reasons import chooses_chunks, watch
 from eval.methods.registry import Entry
-from eval.report.reasons_plots import draw_reasons
+from eval.report.plots import draw_reasons
 from eval.report.spectrum import save_picture, spectrum_picture
 from eval.results.store import Maker, Record, RecordStore, Tools
 
@@ -70,7 +70,7 @@ class Explanations:
         self.store.open()
         mine = [(name, key, make) for i, (name, (key, make)) in enumerate(work.items())
                 if i % shares == share and (name, key) not in noted]
-        for name, key, make in tqdm(mine, desc="why chunks end", unit="method", disable=None if mine and not share
+        for name, key, make in tqdm(mine, desc="2/4 why chunks end", unit="method", disable=None if mine and not share
                                     else True):
             self.store.append({"of": name, "key": key, "found": make()})
 

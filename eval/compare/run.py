@@ -15,10 +15,8 @@ from __future__ import annotations
 import itertools
 import json
 import logging
-import os
 import sys
 from dataclasses import asdict, dataclass, replace
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +29,7 @@ from dcar.config import check, load_config, save_config, setting
 from dcar.config.schema import seed_setting
 from dcar.errors import ConfigError, DataError
 from dcar.prepare.prepared import prepared_info, tokenizer_identity
-from dcar.process import meeting_others, run_command
+from dcar.process import run_command
 from dcar.prompts.load import all_prompts, corpus_recordings, vocoder_for
 from dcar.prompts.together import check_together
 from dcar.recognition.load import load_recognizer
@@ -46,13 +44,14 @@ from dcar.vocoder.base import PromptAudio
 from dcar.vocoder.load import hears_prompts
 from dcar.vocoder.model import TokenVocoder
 from eval.compare.explain import Explanations, sample_picture
-from eval.compare.meeting import Meeting
+from eval.compare.processes import Meeting, start, threads_of
 from eval.compare.sweeps import expand_names
 from eval.compare.tuned import Tuned, load_tuned
 from eval.methods.registry import Entry, load_models, make_methods
 from eval.methods.samplings import split_label, split_sampling
 from eval.report.page import FORMAT_VERSION, write_report
 from eval.report.plots import draw_plots
+from eval.report.summary import terminal_text
 from eval.report.table import table_text
 from eval.results.lengths import by_length
 from eval.results.pareto import equal_speed, speed_axis
@@ -69,7 +68,7 @@ from eval.results.store import (
     save_opus,
 )
 from eval.results.timing import time_methods
-from eval.results.training import compare_training, training_note
+from eval.results.training import both_shipped, compare_training, training_note
 from eval.scorers.load import PromptSimilarity, load_scorers, load_similarity
 from eval.scorers.metrics import NOISE_QUALITY_LABEL, NoiseQuality
 from heads.checkpoint import tensors_checksum
@@ -102,7 +101,8 @@ class CompareConfig:
     prompt_seed: int = seed_setting(0, "Which prompts are drawn; the same for all methods and seeds.")
     prompt_seeds: list[int] = seed_setting([], "Several, instead of prompt_seed: replicates by prompts.")
     vocoder: str = setting("", "Folder, or a name that dcar.vocoder.load lists; empty = the shipped one.")
-    judge: str = setting("moonshine", "Recogniser; must not have made the speech tokens nor the reward.")
+    asr: str = setting("moonshine", "Evaluation ASR; must not have made the speech tokens nor the reward.",
+                       old=("judge",))
     second_opinion: str = setting("whisper-base", "Another recogniser, for second_opinion_utterances.")
     similarity: str = setting("resemblyzer", "Of voices; or wavlm:…, eres2net:… (eval/scorers/load.py); empty = none.")
     scorers: list[str] = setting([], "More columns: utmos:…, wavlm:…, dnsmos, pitch-spread, pauses, … "
@@ -117,7 +117,8 @@ class CompareConfig:
     references: bool = setting(True, "The rows of the recordings and of their resynthesis.")
     resamples: int = setting(4000, "Of the bootstrap.", minimum=100)
     device: str = setting("", "cpu or cuda; empty = what accelerate chooses.")
-    threads: int = setting(0, "Torch threads per process; 0 = leave as it is.", minimum=0)
+    threads: int = setting(0, "Torch threads per process; 0 = one below 100 M parameters, else the idle cores.",
+                           minimum=0)
     training_log: str | None = setting(None, "log.jsonl of DCPO, for the curves in the report.")
     report: bool = setting(True, "Write report.html.")
     wait_minutes: float = setting(180.0, "How long processes wait for each other before they name who is missing.",
@@ -149,7 +150,7 @@ class CompareConfig:
 def load_tools(config: CompareConfig, device: str, before: Tools | None = None) -> Tools:
     """Load data, models, vocoder and recognisers; refuses parts that do not belong together.
 
-    before: tools of an earlier comparison with the same vocoder, judge and similarity, which are used again where they
+    before: tools of an earlier comparison with the same vocoder, ASR and similarity, which are used again where they
     do not hold recordings of its prompts; decoder and data may be others.
     """
     info = prepared_info(config.data)
@@ -168,14 +169,14 @@ def load_tools(config: CompareConfig, device: str, before: Tools | None = None) 
     else:
         vocoder = vocoder_for(models.decoder, config.data, heard, config.vocoder, device, prompts,
                               models.policies.values())
-    judge = before.judge if before else load_recognizer(config.judge, device=device)
+    asr = before.asr if before else load_recognizer(config.asr, device=device)
     if before and not isinstance(before.similarity, PromptSimilarity):
         similarity = before.similarity
     else:
         similarity = load_similarity(config.similarity, prompts, device) if config.similarity else None
     second = load_recognizer(config.second_opinion) if config.second_opinion_utterances else None
     return Tools(
-        items, models, vocoder, judge, second, similarity,
+        items, models, vocoder, asr, second, similarity,
         NoiseQuality() if config.noise_quality_utterances else None, recordings,
         {"vocoder": _identity(vocoder, config.vocoder)},
         {"corpus": info["corpus"], "tokenizer": tokenizer_identity(info), "split": config.split},
@@ -194,21 +195,6 @@ def _identity(vocoder: Any, setting: str) -> str:
     return f"{setting} {getattr(vocoder, 'tokenizer_checksum', '')}".strip()
 
 
-def start(config: CompareConfig) -> tuple[PartialState, Meeting]:
-    """The processes of this run, where they meet, and their threads. ConfigError where Accelerate sees fewer processes
-    than were launched."""
-    on_cpu = config.device == "cpu" or not config.device and not torch.cuda.is_available()
-    with meeting_others():
-        state = PartialState(cpu=on_cpu, timeout=timedelta(minutes=config.wait_minutes))
-        meeting = Meeting(config.wait_minutes)
-    if (launched := int(os.environ.get("WORLD_SIZE", "1"))) != state.num_processes:
-        raise ConfigError(f"{launched} processes were launched but Accelerate sees {state.num_processes}: each would "
-                          "do all the work; on CPUs launch with --multi_gpu and ACCELERATE_USE_CPU=true")
-    if config.threads:
-        torch.set_num_threads(config.threads)
-    return state, meeting
-
-
 def run(config: CompareConfig, tools: Tools | None = None) -> dict[str, Any]:
     """Compare; returns what compare.json holds (on every process). `tools` replaces what the config would load.
 
@@ -216,6 +202,8 @@ def run(config: CompareConfig, tools: Tools | None = None) -> dict[str, Any]:
     """
     state, meeting = start(config)
     out = Path(config.out)
+    if state.is_main_process and tools is None:
+        logger.info("loading models")
     tools = tools or load_tools(config, config.device or str(state.device))
     tools.choose(config.limit, config.replicates)
     if not tools.items:
@@ -224,13 +212,15 @@ def run(config: CompareConfig, tools: Tools | None = None) -> dict[str, Any]:
     tuned = load_tuned(config.tuned) if config.tuned else None
     entries = tuned.beside(entries) if tuned else entries
     references = _references(config, tools)
-    if state.is_main_process and (said := training_note(_training(tools, entries))):
+    training = _training(tools, entries)
+    if state.is_main_process and not (training and both_shipped(training)) and (said := training_note(training)):
         logger.warning(said)  # before an hour of speaking, and again below the table
-    with writing(out):
+    parameters = sum(p.numel() for p in tools.models.decoder.parameters())
+    with writing(out), threads_of(config.threads, parameters, state.num_processes):
         makers = _make_records(config, tools, entries, references, out, meeting, state)
         explanations = Explanations(makers[config.replicates[0]], config.reasons_utterances, out, state.process_index)
         explanations.note(state.process_index, state.num_processes)
-        meeting.wait("speaking, judging and noting why chunks end")
+        meeting.wait("speaking, transcribing and noting why chunks end")
         result: dict[str, Any] = {}
         if state.is_main_process:
             result = _finish(config, tools, entries, references, makers, explanations, out, state, tuned)
@@ -268,14 +258,13 @@ def _make_records(config: CompareConfig, tools: Tools, entries: list[Entry], ref
     total = sum(len(u.indices) for units in mine for u in units)
     earlier: list[Record] = []  # an utterance may have the same prompt again
     # None: no bar where there is no terminal
-    with tqdm(total=total, desc="speak and judge", unit="utt", mininterval=1,
+    with tqdm(total=total, desc="1/4 speak, transcribe", unit="utt", mininterval=1,
               disable=None if state.is_main_process else True) as bar:
         for maker, units in zip(makers.values(), mine, strict=True):
             maker.adopt(earlier)
             for unit in units:
                 bar.set_postfix_str(unit.method)
-                maker.run(unit)
-                bar.update(len(unit.indices))
+                maker.run(unit, bar.update)
             earlier += maker.done.values()
     return makers
 
@@ -297,30 +286,36 @@ def _finish(config: CompareConfig, tools: Tools, entries: list[Entry], reference
     save_config(config, out / "config.yaml")
     timings: list[dict[str, Any]] = []
     if config.timing_utterances:
-        with tqdm(total=min(config.timing_utterances, len(tools.items)), desc="time at batch 1", unit="utt",
+        with tqdm(total=min(config.timing_utterances, len(tools.items)), desc="3/4 time at batch 1", unit="utt",
                   disable=None) as bar:
             timings = time_methods(tools, entries, config.seeds[0], config.timing_utterances, out,
                                    lambda: bar.update() and None)
-    distances = None if tools.codebook is None else code_distances(tools.codebook)
-    rows = make_rows(records, names, timings, config.resamples, list(tools.scorers), distances)
-    samplings = {e.name: e.sampling for e in entries}
-    for row in rows:
-        if sampling := samplings.get(row["method"]):
-            row |= {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
-    header = _header(config, tools, entries, rows, state)
-    header["tuned"] = tuned.about(entries, config.split) if tuned else None
-    result = {**header, "equal_speed": _equal_speed(records, rows, config.resamples), "rows": rows,
-              "by_length": by_length(records, names, config.resamples),
-              **explanations.told(out),
-              "samples": _samples(config, tools, names, makers[config.replicates[0]])}
-    heard = [voice["audio"] for sample in result["samples"] for voice in sample["voices"] if voice["audio"]]
-    result["files"] = {name: digest(out / name) for name in ("records.jsonl", "config.yaml", *heard)}
-    write_json(out / "compare.json", result)
-    write_text(out / "compare.txt", table_text(rows, result) + "\n")
-    draw_plots(rows, out)
-    if config.report:
-        write_report(out, training_log=config.training_log)
-    return result
+    with tqdm(total=5, desc="4/4 tables, pictures", unit="part", disable=None) as bar:
+        distances = None if tools.codebook is None else code_distances(tools.codebook)
+        rows = make_rows(records, names, timings, config.resamples, list(tools.scorers), distances)
+        bar.update()
+        samplings = {e.name: e.sampling for e in entries}
+        for row in rows:
+            if sampling := samplings.get(row["method"]):
+                row |= {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
+        header = _header(config, tools, entries, rows, state)
+        header["tuned"] = tuned.about(entries, config.split) if tuned else None
+        result = {**header, "equal_speed": _equal_speed(records, rows, config.resamples), "rows": rows,
+                  "by_length": by_length(records, names, config.resamples)}
+        bar.update()
+        result |= explanations.told(out)
+        bar.update()
+        result["samples"] = _samples(config, tools, names, makers[config.replicates[0]])
+        bar.update()
+        heard = [voice["audio"] for sample in result["samples"] for voice in sample["voices"] if voice["audio"]]
+        result["files"] = {name: digest(out / name) for name in ("records.jsonl", "config.yaml", *heard)}
+        write_json(out / "compare.json", result)
+        write_text(out / "compare.txt", table_text(rows, result) + "\n")
+        draw_plots(rows, out)
+        if config.report:
+            write_report(out, training_log=config.training_log)
+        bar.update()
+        return result
 
 
 def _equal_speed(records: list[Record], rows: list[Row], resamples: int) -> list[dict[str, Any]]:
@@ -357,8 +352,8 @@ def _header(config: CompareConfig, tools: Tools, entries: list[Entry], rows: lis
             state: PartialState) -> dict[str, Any]:
     decoder = tools.models.decoder
     return {
-        "format_version": FORMAT_VERSION, "judge": tools.judge.name,
-        "judge_note": "one waveform at a time; the length of a transcript is capped by the duration of the audio",
+        "format_version": FORMAT_VERSION, "asr": tools.asr.name,
+        "asr_note": "one waveform at a time; the length of a transcript is capped by the duration of the audio",
         "second_opinion": tools.second_opinion.name if tools.second_opinion else None, "normalizer": NORMALIZER,
         "speaker_similarity": getattr(tools.similarity, "name", None), "noise_quality": NOISE_QUALITY_LABEL,
         "scorers": {name: {"kind": s.kind, "setting": s.spec} for name, s in tools.scorers.items()},
@@ -368,8 +363,7 @@ def _header(config: CompareConfig, tools: Tools, entries: list[Entry], rows: lis
         "parameters": sum(p.numel() for p in decoder.parameters()), "heads": decoder.config.num_prediction_heads,
         "codes": decoder.config.speech_vocab_size,
         "models": tools.identity, "training": _training(tools, entries),
-        "speedup": "median over utterances of the baseline's RTF / the method's, batch 1, "
-        "LM only; *_total with the vocoder", "processes": state.num_processes, "device": str(state.device),
+        "threads": torch.get_num_threads(), "processes": state.num_processes, "device": str(state.device),
         "power": power_statement(rows), "provenance": provenance(), "config": asdict(config),
     }
 
@@ -402,15 +396,13 @@ def _samples(config: CompareConfig, tools: Tools, names: list[str], maker: Maker
 
 def main(arguments: list[str] | None = None) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    logging.getLogger("faster_whisper").setLevel(logging.WARNING)  # it logs a line per utterance
+    for talkative in ("faster_whisper", "matplotlib"):  # a line an utterance; a line about fonts
+        logging.getLogger(talkative).setLevel(logging.WARNING)
     config = load_config(CompareConfig, arguments)
     result = run(config)
     state = PartialState()
     if state.is_main_process:
-        print(table_text(result["rows"], result))
-        files = ["compare.json", "compare.txt", *(plot.name for plot in sorted(Path(config.out).glob("compare*.png"))),
-                 *(["report.html", "report_tables"] if config.report else [])]
-        print(f"\nwrote {', '.join(f'{config.out}/{name}' for name in files)}")
+        print(f"\n{terminal_text(result, Path(config.out))}")
     state.destroy_process_group()
 
 

@@ -5,9 +5,9 @@
 
 What holds at one temperature need not hold at another: CAR-5 loses a quarter of its word errors between temperature
 0.8 and 0.4 where next-token decoding hardly moves. So the sampling of a method is chosen for that method, on other
-sentences than it is judged by. Writes tuned.json (which `dcar compare tuned=…` takes) and tune.png. It is a comparison
-of `car-5@t0.4` and its like: the same records, so an interrupted run continues, and more methods, samplings, seeds or
-utterances only add what is missing.
+sentences than it is compared on. Writes tuned.json (which `dcar compare tuned=…` takes) and tune.png. It is a
+comparison of `car-5@t0.4` and its like: the same records, so an interrupted run continues, and more methods, samplings,
+seeds or utterances only add what is missing.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from eval.compare.sweeps import expand_names
 from eval.compare.tuned import FORMAT_VERSION
 from eval.methods.registry import Models
 from eval.methods.samplings import parse_sampling, split_label, split_sampling
-from eval.report.tune_plot import plot_tuned
+from eval.report.plots import plot_tuned
 from eval.results.rows import compare_records
 from eval.results.store import Record, Tools, read_jsonl
 
@@ -137,7 +137,7 @@ def summary(result: dict[str, Any], records: Sequence[Record], resamples: int) -
             "not_worse": [p["name"] for p in points if p["p_to_best"] > 0.05],  # what chance could have put first
             "identity": {k: v for k, v in result["methods"][best["method"]].items() if k != "sampling"}, "grid": points,
         }
-    kept = ("judge", "normalizer", "seeds", "prompt_seeds", "utterances", "corpus", "models", "provenance")
+    kept = ("asr", "normalizer", "seeds", "prompt_seeds", "utterances", "corpus", "models", "provenance")
     return {"format_version": FORMAT_VERSION, "methods": methods, "common": result["sampling"],
             "split": result["corpus"].get("split", result["config"]["split"]), **{k: result[k] for k in kept}}
 
@@ -155,7 +155,7 @@ def table(found: dict[str, Any]) -> str:
         lines.append(f"{method:{wide}}" + "".join(f"{wers.get(word, '–'):>9}" for word in words) + f"   {speed:.2f}")
     seeds, prompts = (", ".join(map(str, found[k])) for k in ("seeds", "prompt_seeds"))
     return "\n".join([*lines, f"* best, ' not worse beyond chance (p > 0.05). {found['utterances']} utterances of "
-                              f"split {found['split']} × seeds {seeds} × prompts {prompts}, judge {found['judge']}."])
+                              f"split {found['split']} × seeds {seeds} × prompts {prompts}, ASR {found['asr']}."])
 
 
 def main(arguments: list[str] | None = None) -> None:

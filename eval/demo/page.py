@@ -21,10 +21,9 @@ from dcar.config import check, load_config, setting
 from dcar.errors import AssetError, ConfigError, DCARError
 from dcar.process import run_command
 from dcar.speak.defaults import POLICY, SAMPLING
-from eval.demo.blind import blind_tab
 from eval.demo.player import SCRIPT, WAKE, Channel, pcm, taking
 from eval.demo.studio import DIALS, TEMPERATURES, Limits, Studio, Take, with_dial
-from eval.demo.votes import Votes
+from eval.demo.votes import Votes, blind_tab
 
 STYLE = """
 /* On a phone the letters of a picture would be too small: it keeps its size and scrolls in its box. */
@@ -135,7 +134,7 @@ def build(studio: Studio, votes: Votes) -> Any:
 
 
 def first_two(studio: Studio) -> list[str]:
-    """What the two sides start with: what `dcar speak` speaks with, and its slowest rival."""
+    """What the two sides start with: the policy against next-token decoding."""
     return [studio.start, "far" if "far" in studio.methods else "car-1"]
 
 

@@ -31,8 +31,8 @@ from dcar.tokens.load import load_tokenizer
 from dcar.vocoder.base import Vocoder
 from dcar.vocoder.load import load_vocoder
 from dcar.vocoder.model import TokenVocoder
-from eval.demo.picture import picture
 from eval.methods.registry import Models, load_models, make_methods, turned
+from eval.report.spectrum import spectrum_picture
 
 VERIFIERS = ("sd", "ssd-0.4", "pcg-0.42", "vadusa-2", "typical", "topk-verify-5", "entropy-1")
 """Rivals that need no more than the heads of the decoder."""
@@ -100,31 +100,27 @@ class Studio:
 
     @property
     def start(self) -> str:
-        """The method that `dcar speak` speaks with, or the first, where these models have no such one."""
-        return METHOD if METHOD in self.methods else self.methods[0]
+        """The policy, choosing among candidates where it can; else the method of `dcar speak`, or the first."""
+        return next((m for m in (f"dcar@n{NUM_CANDIDATES}", "dcar", METHOD) if m in self.methods), self.methods[0])
 
     def speak(self, text: str, voice: str = "", recording: str | Path | None = None, method: str = "",
               temperature: float = SAMPLING.temperature, top_k: int = SAMPLING.top_k, seed: int = 0) -> Take:
         """Speak a text with a voice of `voices`, or with that of a recording (a file), which goes first.
 
         method: of `methods`, with a dial behind it if wished (`with_dial`), by default `start`. TextError, AudioError,
-        ConfigError for what is wrong or beyond the limits; LawError of a broken model. One request at a time.
+        ConfigError for what is wrong or beyond the limits; DistributionError of a broken model. One request at a time.
         """
-        *_, take = self._takes(text, voice, recording, method, temperature, top_k, seed, streamed=False)
+        *_, take = self.stream(text, voice, recording, method, temperature, top_k, seed, streamed=False)
         assert isinstance(take, Take)
         return take
 
     def stream(self, text: str, voice: str = "", recording: str | Path | None = None, method: str = "",
-               temperature: float = SAMPLING.temperature, top_k: int = SAMPLING.top_k,
-               seed: int = 0) -> Iterator[np.ndarray | Take]:
+               temperature: float = SAMPLING.temperature, top_k: int = SAMPLING.top_k, seed: int = 0,
+               streamed: bool = True) -> Iterator[np.ndarray | Take]:
         """As `speak`: the samples [n] in pieces as they become certain, and last the `Take`.
 
         A method that verifies whole sentences, and a vocoder that cannot speak in pieces, give one piece.
         """
-        return self._takes(text, voice, recording, method, temperature, top_k, seed, streamed=True)
-
-    def _takes(self, text: str, voice: str, recording: str | Path | None, method: str, temperature: float, top_k: int,
-               seed: int, streamed: bool) -> Iterator[np.ndarray | Take]:
         method = method or self.start
         self._check(text, method, temperature)
         sampling = replace(SAMPLING, temperature=float(temperature), top_k=int(top_k))
@@ -184,6 +180,32 @@ class Studio:
         return speaker.voice(path)
 
 
+def chunk_spans(spoken: Spoken) -> list[tuple[float, float, int]]:
+    """Start and end in seconds, and tokens, of every chunk in the wave; the pauses between phrases have none."""
+    spans, at = [], 0.0
+    for chunks, pause in zip(spoken.chunks, spoken.pauses, strict=True):
+        for tokens in chunks:
+            spans.append((at, at + tokens / spoken.token_rate, tokens))
+            at = spans[-1][1]
+        at += pause
+    return spans
+
+
+def phoneme_spans(spoken: Spoken, aligner: PhonemeAligner | None) -> list[tuple[float, float, str]]:
+    """Start and end in seconds of every phoneme; none without an aligner."""
+    spans, at = [], 0.0
+    for phrase, result, pause in zip(spoken.phrases, spoken.results, spoken.pauses, strict=True):
+        for span in aligner.align(result.tokens, phrase) if aligner else ():
+            spans.append((at + span.start / spoken.token_rate, at + span.end / spoken.token_rate, span.phoneme))
+        at += len(result.tokens) / spoken.token_rate + pause
+    return spans
+
+
+def picture(spoken: Spoken, aligner: PhonemeAligner | None = None) -> np.ndarray:
+    """[height, width, 3] uint8: spectrogram, phonemes where an aligner can tell them, and a block for every chunk."""
+    return spectrum_picture(spoken.wave, spoken.rate, chunk_spans(spoken), phoneme_spans(spoken, aligner), width=7.5)
+
+
 def with_dial(method: str, dial: float) -> str:
     """The method with its policy turned, as a comparison calls it: dcar@n4@d0.5. Others have no dial: as they are."""
     return f"{method}@d{dial:g}" if dial and method.startswith("dcar") else method
@@ -201,5 +223,6 @@ def facts(spoken: Spoken, method: str, seconds: float, waited: float | None = No
     passes = sum(r.target_passes for r in spoken.results)
     first = "" if waited is None else f" The first sound came after {waited:.2f} s."
     cut = " Cut off by the length limit." if any(r.truncated for r in spoken.results) else ""
-    return (f"{method}: {spoken.seconds:.2f} s of speech in {seconds:.2f} s ({seconds / spoken.seconds:.2f} of real "
-            f"time); {tokens} tokens in {passes} passes, {tokens / passes:.2f} a pass.{first}{cut}")
+    return (f"{method}: {spoken.seconds:.2f} s of speech in {seconds:.2f} s end to end (RTF "
+            f"{seconds / spoken.seconds:.2f}); {tokens} tokens in {passes} passes, {tokens / passes:.2f} a pass.{first}"
+            f"{cut}")

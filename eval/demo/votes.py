@@ -1,4 +1,5 @@
-"""Blind votes: two settings heard without their names, what was preferred, and what chance would have to do with it.
+"""The blind part of the page: two settings heard in an order that nobody knows, what was preferred, and what chance
+would have to do with it.
 
 Every vote is a line of votes.jsonl in a folder that the user names, with everything that made the two sounds.
 """
@@ -10,16 +11,22 @@ import os
 import random
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from dcar.errors import ConfigError, DataError
+import numpy as np
+
+from dcar.errors import ConfigError, DataError, DCARError
+from eval.demo.player import HUSH, pcm
+from eval.demo.studio import Studio, with_dial
 from eval.results.store import read_jsonl
 
-CHOICES = ("first", "second", "none")
-"""What a listener can say of what was played first and second."""
+HOW = """The settings A and B of the first tab say the text above with one new seed, in an order drawn at random. Which
+is which is not shown until you have voted. Choose by ear; hear both to the end, as often as you like."""
+BUTTONS = {"first": "First is better", "none": "No difference", "second": "Second is better"}
+Sound = tuple[int, np.ndarray] | None
 
 
 @dataclass(frozen=True, order=True)
@@ -83,8 +90,8 @@ class Votes:
     def add(self, trial: Trial, choice: str) -> dict[str, Any]:
         """Append a vote; returns what was written. ConfigError for another choice, DataError where it cannot be
         kept."""
-        if choice not in CHOICES:
-            raise ConfigError(f"a vote is one of {', '.join(CHOICES)}; not '{choice[:40]}'")
+        if choice not in BUTTONS:
+            raise ConfigError(f"a vote is one of {', '.join(BUTTONS)}; not '{choice[:40]}'")
         preferred = None if choice == "none" else asdict(trial.first if choice == "first" else trial.second)
         vote = {"time": round(time.time(), 3), "choice": choice, "preferred": preferred, **asdict(trial)}
         line = (json.dumps(vote, ensure_ascii=False) + "\n").encode()
@@ -107,13 +114,9 @@ class Votes:
         """All votes. DataError for a line that is none; a last line that was cut off is left out."""
         return list(read_jsonl(self.path, "vote", _settings))
 
-    def tallies(self) -> list[Tally]:
-        """The votes by pair of settings, whichever was played first; pairs of most votes first."""
-        return tallies(self.read())
-
 
 def tallies(votes: Sequence[dict[str, Any]]) -> list[Tally]:
-    """See `Votes.tallies`."""
+    """The votes by pair of settings, whichever was played first; pairs of most votes first."""
     counts: dict[tuple[Setting, Setting], list[int]] = {}
     for vote in votes:
         first, second = _settings(vote)
@@ -125,7 +128,7 @@ def tallies(votes: Sequence[dict[str, Any]]) -> list[Tally]:
 
 
 def _settings(vote: dict[str, Any]) -> tuple[Setting, Setting]:
-    if vote["choice"] not in CHOICES:
+    if vote["choice"] not in BUTTONS:
         raise ValueError(f"choice {vote['choice']}")
     first, second = (Setting(str(vote[k]["method"]), float(vote[k]["temperature"])) for k in ("first", "second"))
     return first, second
@@ -139,3 +142,61 @@ def summary(found: Sequence[Tally]) -> str:
     return ("| setting | votes | equal | p |\n| --- | ---: | ---: | ---: |\n" + rows  # narrow enough for a phone
             + "\n\np: how often votes at least as uneven would come about if listeners tossed a coin (exact binomial "
               "test, both sides, without votes for no difference). Below 0.05 is usually taken as a preference.")
+
+
+def pairing(studio: Studio, said: Callable[[DCARError, str | None], Exception]) -> Callable[..., tuple]:
+    """What the button calls: (text, voice, recording; method, temperature, dial of A; those of B) → the two sounds, the
+    trial (kept on the server), what to do. said: makes of an error what the page shows."""
+    def pair(text: str, voice: str, recording: str | None, method_a: str, temperature_a: float, dial_a: float,
+             method_b: str, temperature_b: float, dial_b: float) -> tuple[Sound, Sound, Trial, str]:
+        try:
+            a, b = (Setting(with_dial(method, float(dial or 0)), float(temperature)) for method, temperature, dial in (
+                (method_a, temperature_a, dial_a), (method_b, temperature_b, dial_b)))
+            trial = shuffled(text or "", "recording" if recording else voice, a, b)
+            first, second = (studio.speak(trial.text, voice, recording, side.method, side.temperature, seed=trial.seed)
+                             for side in (trial.first, trial.second))
+        except DCARError as error:
+            raise said(error, recording) from error
+        return ((first.spoken.rate, pcm(first.spoken.wave)), (second.spoken.rate, pcm(second.spoken.wave)), trial,
+                "Which one sounds better?")
+
+    return pair
+
+
+def voting(votes: Votes, choice: str,
+           said: Callable[[DCARError, str | None], Exception]) -> Callable[[Trial | None], tuple[None, str, str]]:
+    """What a vote's button calls: the trial → no trial any more, what was what, and the counts."""
+    def vote(trial: Trial | None) -> tuple[None, str, str]:
+        try:
+            if trial is None:
+                told = "Nothing to vote on: speak a pair first. Every pair counts once."
+            else:
+                votes.add(trial, choice)
+                told = f"Counted. First: **{trial.first}**. Second: **{trial.second}**."
+            return None, told, summary(tallies(votes.read()))
+        except DCARError as error:
+            raise said(error, None) from error
+
+    return vote
+
+
+def blind_tab(gr: Any, studio: Studio, votes: Votes, inputs: list[Any],
+              said: Callable[[DCARError, str | None], Exception]) -> None:
+    """inputs: the components of text, voice, recording, and method, temperature and dial of both sides."""
+    gr.Markdown(HOW)
+    speak = gr.Button("Speak both, shuffled", variant="primary", elem_id="blind-speak")
+    sounds = []
+    with gr.Row():
+        for name in ("First", "Second"):
+            with gr.Column():  # one below the other on a phone
+                sounds.append(gr.Audio(label=name, interactive=False, buttons=[], elem_id=f"blind-{name.lower()}"))
+    trial = gr.State(None)
+    with gr.Row():
+        buttons = {choice: gr.Button(label, elem_id=f"vote-{choice}") for choice, label in BUTTONS.items()}
+    outcome = gr.Markdown(elem_id="outcome")
+    gr.Markdown("### Votes so far")
+    table = gr.Markdown(lambda: summary(tallies(votes.read())), elem_id="votes")
+    speak.click(pairing(studio, said), inputs, [*sounds, trial, outcome], js=HUSH, concurrency_limit=1,
+                concurrency_id="speak", api_visibility="private")
+    for choice, button in buttons.items():
+        button.click(voting(votes, choice, said), [trial], [trial, outcome, table], api_visibility="private")

@@ -38,20 +38,6 @@ def slug(title: str) -> str:
 
 
 @dataclass(frozen=True)
-class Text:
-    """A paragraph of small print."""
-
-    text: str
-    kind: str = "text"
-
-
-@dataclass(frozen=True)
-class Bullets:
-    items: Sequence[str]
-    kind: str = "bullets"
-
-
-@dataclass(frozen=True)
 class Picture:
     """A picture with its caption. One that would be too small on a phone is `wide`: it scrolls in a box there."""
 
@@ -63,31 +49,11 @@ class Picture:
 
 
 @dataclass(frozen=True)
-class Panels:
-    """Small pictures side by side."""
-
-    pictures: Sequence[Picture]
-    kind: str = "panels"
-
-
-@dataclass(frozen=True)
 class Bar:
-    """One line of blocks (weight of the width, colour, tooltip), between a name and a note."""
+    """One line of blocks (weight of the width, colour, tooltip)."""
 
-    name: str
     label: str
     blocks: Sequence[tuple[float, str, str]]
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class Bars:
-    """Bars below each other, and what their colours (colour, meaning) stand for."""
-
-    title: str
-    legend: Sequence[tuple[str, str]]
-    bars: Sequence[Bar]
-    kind: str = "bars"
 
 
 @dataclass(frozen=True)
@@ -139,7 +105,8 @@ class Table:
 
 @dataclass(frozen=True)
 class Section:
-    """Blocks under a heading, which the list of sections links to."""
+    """Blocks under a heading, which the list of sections links to. A text is a paragraph of small print, a list of
+    texts a list; pictures of a tuple stand side by side."""
 
     title: str
     blocks: Sequence[Any] = field(default_factory=list)

@@ -8,9 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from dcar.errors import DataError
-from eval.report.blocks import Panels, Picture, Section, Text, data_uri
+from eval.report.blocks import Picture, Section, data_uri
+from eval.report.plots import panels
 from eval.results.store import read_jsonl
 
+PANELS = {"reward": ("reward_forced", "reward_sampled"), "tokens a pass": ("tokens_per_pass",),
+          "entropy, nats": ("entropy",), "KL, nats": ("kl",), "share of actions outside the range": ("out_of_range",),
+          "dev WER (reward recogniser)": ("eval_wer", "eval_wer_sampled")}
 LABELS = {"reward_sampled": "sampled by the policy", "reward_forced": "forced sizes", "eval_wer": "greedy",
           "eval_wer_sampled": "sampled"}
 
@@ -19,10 +23,10 @@ def curves_section(log: Sequence[dict[str, Any]]) -> Section | None:
     """The panels that the log can fill; nothing without a log."""
     curves = training_plots(log)
     return Section("Training of the policy (DCPO)", [
-        Panels([Picture(title, data_uri(png, "image/png"), wide=False) for title, png in curves]),
-        Text("Thin: as logged; thick: running mean. Forced rollouts follow a fixed chunk size of the guidance range; "
+        tuple(Picture(title, data_uri(png, "image/png"), wide=False) for title, png in curves),
+        "Thin: as logged; thick: running mean. Forced rollouts follow a fixed chunk size of the guidance range; "
              "sampled ones follow the policy. The policy exceeds its guides where the sampled curve passes the forced "
-             "one.")]) if curves else None
+             "one."]) if curves else None
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
@@ -43,27 +47,17 @@ def series(log: Sequence[dict[str, Any]], key: str) -> tuple[list[float], list[f
 
 
 def curve_keys(log: Sequence[dict[str, Any]]) -> list[tuple[str, list[str]]]:
-    """Panels (title, keys) that this log can fill: rewards of sampled and forced rollouts first."""
-    keys = sorted({k for e in log for k in e})
-    train = [k for k in keys if not k.startswith("eval")]
-    reward = [k for k in train if "reward" in k and ("sampled" in k or "forced" in k) and "std" not in k]
-    panels = [("reward", reward)]
-    for title, word in (("tokens per pass", "tokens_per_pass"), ("entropy, nats", "entropy"), ("KL, nats", "kl")):
-        panels.append((title, [k for k in train if k == word or k.endswith(("/" + word, "_" + word)) or
-                               (word != "kl" and k.startswith(word))]))
-    panels.append(("share of actions outside the range", [k for k in train if k == "out_of_range"]))
-    panels.append(("dev WER (reward recogniser)", [k for k in keys if k in ("eval_wer", "eval_wer_sampled")]))
-    return [(title, found) for title, found in panels if found]
+    """Panels (title, keys) that this log can fill."""
+    logged = {key for entry in log for key in entry}
+    found = [(title, [key for key in keys if key in logged]) for title, keys in PANELS.items()]
+    return [(title, keys) for title, keys in found if keys]
 
 
 def training_plots(log: Sequence[dict[str, Any]]) -> list[tuple[str, bytes]]:
     """(title, PNG) of every panel that the log can fill. Thin: as logged; thick: running mean."""
-    from matplotlib.figure import Figure
-
     made = []
     for title, keys in curve_keys(log):
-        figure = Figure(figsize=(4.4, 3.0), dpi=170, layout="constrained")
-        axes = figure.subplots()
+        figure, [[axes]] = panels((4.4, 3.0))
         for key in keys:
             steps, values = series(log, key)
             color = "#3b6fb6" if len(keys) > 1 and "sampled" not in key else "#c8442b"
@@ -73,8 +67,6 @@ def training_plots(log: Sequence[dict[str, Any]]) -> list[tuple[str, bytes]]:
             axes.plot(steps, [sum(p) / len(p) for p in pieces], lw=1.8, color=color, label=LABELS.get(key, key))
         axes.set_title(title, fontsize=11)
         axes.set_xlabel("step")
-        axes.grid(alpha=0.25)
-        axes.spines[["top", "right"]].set_visible(False)
         if len(keys) > 1:
             axes.legend(frameon=False)
         buffer = io.BytesIO()

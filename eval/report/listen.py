@@ -32,7 +32,7 @@ def timeline(emitted: Sequence[int], actions: Sequence[int]) -> Bar:
 
     A method that verifies drafts asks for no size (`actions` is empty): there the shade is what was spoken.
     """
-    return Bar("", f"{len(emitted)} chunks", [
+    return Bar(f"{len(emitted)} chunks", [
         (int(n), shade(int(a)), f"{f'{int(a)} asked, ' if actions else ''}{int(n)} spoken")
         for n, a in zip(emitted, actions or emitted, strict=True) if n > 0])
 

@@ -21,16 +21,15 @@ import jinja2
 from dcar.config import load_config, setting
 from dcar.errors import ConfigError, DataError
 from dcar.process import run_command
-from eval.report.blocks import Section, Table, Text, tables_of, write_tables
+from eval.report.blocks import Section, Table, tables_of, write_tables
 from eval.report.curves import curves_section, read_log
 from eval.report.listen import listening
-from eval.report.papers import papers_text
 from eval.report.sections import folded_sections, table_of
-from eval.report.summary import summary
+from eval.report.summary import summary, terminal_text
 from eval.report.table import MEANINGS, column_groups, notes
 
 ABOVE = ("rows", "samples", "equal_speed", "by_length", "reasons", "losses")  # of compare.json: in their own sections
-FORMAT_VERSION = 2  # of compare.json; 2: acceptance by position, families, comparison at equal speed
+FORMAT_VERSION = 3  # of compare.json; 3: speed-ups end to end, pairs as method − baseline
 
 
 @dataclass
@@ -99,9 +98,9 @@ def _tables(result: dict[str, Any]) -> list[Section]:
     rows = result["rows"]
     kinds = ["reference" if r["kind"] == "reference" else "dcar" if r["method"].startswith("dcar") else "plain"
              for r in rows]
-    found = [Section(title, [Text(MEANINGS[title]), table_of(title, columns, rows, kinds)])
+    found = [Section(title, [MEANINGS[title], table_of(title, columns, rows, kinds)])
              for title, columns in column_groups(rows)]
-    return [*found, Section("What this experiment can and cannot show", list(map(Text, notes(rows, result))))]
+    return [*found, Section("What this experiment can and cannot show", notes(rows, result))]
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -109,7 +108,7 @@ def main(arguments: list[str] | None = None) -> None:
     if not config.compare:
         raise ConfigError("compare: give the folder of a comparison")
     path = write_report(config.compare, config.training_log, config.out)
-    print(f"{papers_text(read_comparison(Path(config.compare)))}\n\nwrote {path}")
+    print(f"{terminal_text(read_comparison(Path(config.compare)), Path(config.compare))}\n\nwrote {path}")
 
 
 if __name__ == "__main__":

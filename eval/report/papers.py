@@ -8,16 +8,62 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import itemgetter
+from importlib.resources import files
 from typing import Any
 
+import yaml
+
 from eval.methods.families import MethodName, parse_method
-from eval.report.paper_results import SETUPS, Result, Setup
-from eval.report.table import aligned
 from eval.results.rows import Row
 from eval.results.store import RESYNTHESIS
 
 MARGIN = 0.05  # speed-ups within 5 % of 1 count as no change
+
+
+@dataclass(frozen=True)
+class Result:
+    """A row of a paper's table. method: the row of a comparison that does the same, or only its family where the paper
+    does not give the setting; name: as the paper calls it."""
+
+    method: str
+    name: str
+    wer: float  # %
+    speedup: float | None = None  # against the setup's baseline
+    cer: float | None = None  # %
+    tokens_per_pass: float | None = None
+    derived: bool = False  # the speed-up is a ratio of printed times, computed here
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A table and what stands behind it. speed_baseline and wer_baseline name the rows of a comparison that play the
+    part of the paper's own baselines; baseline_wer is what the paper printed for the latter."""
+
+    paper: str
+    table: str
+    model: str
+    data: str
+    recognizer: str
+    machine: str
+    speed_baseline: str
+    wer_baseline: str
+    baseline_name: str
+    baseline_wer: float
+    results: tuple[Result, ...]
+    remarks: tuple[str, ...] = ()
+
+
+def _result(times: tuple[float, float] | None = None, **entry: Any) -> Result:
+    return Result(**entry, speedup=times[0] / times[1], derived=True) if times else Result(**entry)
+
+
+def _setup(results: list[dict[str, Any]], remarks: list[str] | None = None, **entry: Any) -> Setup:
+    return Setup(**entry, results=tuple(_result(**r) for r in results), remarks=tuple(remarks or ()))
+
+
+SETUPS = tuple(_setup(**entry) for entry in yaml.safe_load(
+    (files("eval.report") / "paper_results.yaml").read_text(encoding="utf-8")))
+"""What the papers report: `paper_results.yaml`, the only place of the project that holds these figures."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +119,7 @@ def _match(setup: Setup, result: Result, rows: Sequence[Row]) -> Match | None:
     if not candidates:
         return None
     row, how = _nearest(setup, result, wanted, candidates)
-    speed = f"speedup_vs_{setup.speed_baseline.replace('-', '')}"
+    speed = f"lm_speedup_vs_{setup.speed_baseline.replace('-', '')}"
     baseline = next((r for r in rows if r["method"] == setup.wer_baseline), None)
     test = f"p_vs_{setup.wer_baseline.replace('-', '')}"
     ours = Side(row["wer"], row["wer"] / baseline["wer"] if baseline and baseline["wer"] else None, row.get(speed),
@@ -98,7 +144,7 @@ def _nearest(setup: Setup, result: Result, wanted: MethodName, candidates: Seque
     if result.tokens_per_pass is not None:
         tokens = result.tokens_per_pass
         return min(candidates, key=lambda r: abs(r["tokens_per_pass"] - tokens)), "nearest in tokens a pass"
-    speed = f"speedup_vs_{setup.speed_baseline.replace('-', '')}"
+    speed = f"lm_speedup_vs_{setup.speed_baseline.replace('-', '')}"
     timed = [r for r in candidates if r.get(speed) is not None]
     if timed and result.speedup is not None:
         target = result.speedup
@@ -121,7 +167,7 @@ def conditions(result: dict[str, Any]) -> str:
     return (f"decoder of {result['parameters'] / 1e6:.1f} M parameters with {result['heads']} heads"
             + (f", {result['codes']} codes" if result.get("codes") else "")
             + f"; {data}, {result['utterances']} utterances, {seeds} seed{'s' if seeds > 1 else ''}; recogniser "
-              f"{result['judge']}; {result['device']}, batch 1")
+              f"{result['asr']}; {result['device']}, batch 1")
 
 
 def verdict(match: Match) -> str:
@@ -164,7 +210,7 @@ def general_remarks(result: dict[str, Any]) -> list[str]:
         out.append(f"The vocoder and the recogniser alone make {100 * floor['wer']:.1f} % here (recordings "
                    "resynthesised from their tokens), which no method can undercut by much and which pulls ratios of "
                    "error rates towards 1.")
-    timed = [r for r in result["rows"] if r.get("speedup_vs_car1") is not None]
+    timed = [r for r in result["rows"] if r.get("lm_speedup_vs_car1") is not None]
     if timed:
         out.append("Speed-ups depend on what a pass costs: on a small decoder the heads, the draft and the bookkeeping "
                    "weigh more beside the trunk than on the papers' models, and on a CPU a pass over several tokens "
@@ -173,8 +219,8 @@ def general_remarks(result: dict[str, Any]) -> list[str]:
 
 
 HEAD = ["there", "WER %", "÷ base", "×", "tok/pass", "here", "WER %", "÷ base", "×", "tok/pass", "why this row"]
-LEGEND = ("÷ base: WER divided by that of the baseline. ×: speed-up against the baseline; * ratio of times that the "
-          "paper prints, computed here. why this row: how a row of this comparison was found for the paper's.")
+LEGEND = ("÷ base: WER divided by that of the baseline. ×: speed-up of the language model against it; * ratio of times "
+          "that the paper prints, computed here. why this row: how a row of this comparison was found for the paper's.")
 
 
 def cells(match: Match) -> list[str]:
@@ -193,16 +239,3 @@ def setup_texts(setup: Setup) -> tuple[str, str]:
     return (f"there: {setup.model}; {setup.data}; WER by {setup.recognizer}; {setup.machine}",
             f"baseline: {setup.baseline_name} ({setup.baseline_wer} %); here {setup.wer_baseline} for WER, "
             f"{setup.speed_baseline} for speed")
-
-
-def papers_text(result: dict[str, Any]) -> str:
-    """The side-by-side as plain text."""
-    lines = ["Beside the papers", f"here: {conditions(result)}", *(f"- {r}" for r in general_remarks(result))]
-    for block in beside_papers(result["rows"]):
-        table = aligned([(title, itemgetter(i)) for i, title in enumerate(HEAD)], [cells(m) for m in block.matches],
-                        left=(0, 5, 10))
-        lines += ["", f"{block.setup.paper}, {block.setup.table}",
-                  *(f"  {line}" for line in (*setup_texts(block.setup), *table)),
-                  *(f"  - {m.result.name}: {verdict(m)}" for m in block.matches),
-                  *(f"  - {remark}" for remark in block.setup.remarks)]
-    return "\n".join([*lines, "", LEGEND])

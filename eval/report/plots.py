@@ -1,35 +1,52 @@
-"""The pictures of a comparison: WER against speed with the Pareto front, and acceptance by position.
+"""The pictures: WER against speed with the Pareto front, acceptance by position, why chunks end, losses by head; and
+WER against temperature of `dcar tune`.
 
-One family of methods is one line through its settings, labelled once. What lies on the Pareto front is ringed: no
-other method is as fast with fewer errors.
+One family of methods is one line through its settings. What lies on the Pareto front is ringed: no other method is as
+fast with fewer errors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from eval.methods.families import MethodName, group_families, parse_method
+from eval.methods.families import MethodName, group_families, parse_method, short_name
 from eval.methods.registry import Style
+from eval.report.listen import ink, shade
 from eval.results.pareto import pareto_front, speed_axis
 from eval.results.rows import Row
 from eval.results.store import RESYNTHESIS
 
 AXIS_LABELS = {
-    "speedup_vs_far": "speed-up of the language model against FAR (batch 1)",
-    "speedup_vs_car1": "speed-up of the language model against CAR-1 (batch 1)",
+    "speedup_vs_far": "× FAR, end to end (batch 1)",
+    "speedup_vs_car1": "× CAR-1, end to end (batch 1)",
     "tokens_per_pass": "tokens per forward pass of the decoder",
 }
 FRONT_COLOR = "#f2c94c"
 DASHES = ["-", (0, (4, 1.5)), (0, (1.5, 1.5))]  # variants of one look: ssd, ssd@heads
-SIDES = [(1, 0), (1, 1), (1, -1), (0, 1), (0, -1), (-1, 1), (-1, -1), (-1, 0)]  # of a point, where its name may stand
-ACROSS, ALONG = {1: "left", 0: "center", -1: "right"}, {1: "bottom", 0: "center", -1: "top"}
+KEPT, DROPPED = "#2f75b2", "#d9663a"
+LED, ORACLE = "#c8442b", "#111417"  # paths of the policy and of the oracle
+MOST = 5.0  # nats at which the map of losses is as light as it gets
+REASONS, LOSSES = "compare_reasons.png", "compare_losses.png"
 PLOTS = ("compare_speed.png", "compare.png", "compare_acceptance.png")
+
+
+def panels(size: tuple[float, float], rows: int = 1, columns: int = 1, **options: Any) -> tuple[Any, Any]:
+    """A figure of this size in inches, and its panels [rows, columns]."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size, dpi=170, layout="constrained")
+    panels = figure.subplots(rows, columns, squeeze=False, **options)
+    for panel in panels.ravel():
+        panel.grid(alpha=0.2, lw=0.6)
+        panel.set_axisbelow(True)
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.tick_params(labelsize=8)
+    return figure, panels
 
 
 def draw_plots(rows: Sequence[Row], folder: Path) -> list[Path]:
@@ -76,10 +93,7 @@ def _lines(rows: Sequence[Row], axis: str) -> list[_Line]:
 
 def plot_errors(rows: Sequence[Row], axis: str, path: Path) -> None:
     """WER with 95 % intervals against `axis` (a key of AXIS_LABELS), a line per family, the Pareto front behind."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7.4, 5.2), dpi=200, layout="constrained")
-    axes = figure.subplots()
+    figure, [[axes]] = panels((8.4, 5.2))
     lines = _lines(rows, axis)
     x, y = np.concatenate([line.x for line in lines]), np.concatenate([line.y for line in lines])
     front = pareto_front(x.tolist(), y.tolist())
@@ -90,7 +104,11 @@ def plot_errors(rows: Sequence[Row], axis: str, path: Path) -> None:
         style = line.name.style
         axes.vlines(line.x, line.low, line.high, color=style.color, lw=0.8, alpha=0.22, zorder=2)
         axes.plot(line.x, line.y, color=style.color, lw=1.4, ls=line.dashes, alpha=0.9, marker=style.marker,
-                  ms=8 if style.is_star else 5.5, mec="white", mew=0.5, zorder=4)
+                  ms=8 if style.is_star else 5.5, mec="white", mew=0.5, zorder=4, label=line.name.label)
+        for i in {0, len(line.x) - 1} if len(line.x) > 1 else ():  # the ends of a sweep
+            symbol = f"{style.symbol}=" if i == 0 and style.symbol else ""
+            axes.annotate(f"{symbol}{line.settings[i]}", (line.x[i], line.y[i]), xytext=(5, 4), fontsize=7,
+                          textcoords="offset points", color=style.color, zorder=6)
     axes.scatter(x[front], y[front], s=95, facecolors="none", edgecolors="#b8860b", linewidths=1.1, zorder=3)
     low, high = min(line.low.min() for line in lines), max(line.high.max() for line in lines)
     low, high = max(low, y.min() - 0.35 * np.ptp(y) - 1), min(high, y.max() + 0.25 * np.ptp(y) + 1)
@@ -109,73 +127,14 @@ def plot_errors(rows: Sequence[Row], axis: str, path: Path) -> None:
     axes.margins(x=0.1)
     axes.set_xlabel(AXIS_LABELS[axis] + "  → faster")
     axes.set_ylabel("WER, %  (95 % interval)  ↓ better")
-    axes.grid(alpha=0.2, lw=0.6)
-    axes.spines[["top", "right"]].set_visible(False)
     axes.plot([], [], color=FRONT_COLOR, lw=7, alpha=0.55, marker="o", ms=9, mfc="none", mec="#b8860b",
-              label="Pareto front: none is as fast with fewer errors")
-    axes.legend(frameon=False, fontsize=8, loc="lower left", bbox_to_anchor=(0, 1.0), borderaxespad=0.1)
-    _label(figure, axes, lines)
+              label="Pareto front: none is\nas fast with fewer errors")
+    figure.legend(frameon=False, fontsize=8, loc="outside right upper")
     figure.savefig(path)
-
-
-def _label(figure: Any, axes: Any, lines: Sequence[_Line]) -> None:
-    """Name each line once, and the ends of its sweep, where the text covers as little as possible."""
-    from matplotlib.patheffects import withStroke
-
-    halo = [withStroke(linewidth=2.2, foreground="white")]
-    figure.canvas.draw()
-    points = np.concatenate([axes.transData.transform(np.column_stack([line.x, line.y])) for line in lines])
-    # lines as dots, so that a name does not lie on a line either
-    dots = [axes.transData.transform(np.column_stack([
-        np.interp(np.linspace(0, len(line.x) - 1, 12 * len(line.x)), np.arange(len(line.x)), v)
-        for v in (line.x, line.y)])) for line in lines if len(line.x) > 1]
-    obstacles = np.concatenate([points, *dots])
-    weights = np.concatenate([np.full(len(points), 30.0), np.ones(len(obstacles) - len(points))])
-    taken: list[Any] = []
-
-    def cost(box: Any) -> float:
-        grown = box.expanded(1.04, 1.15)
-        inside = ((obstacles[:, 0] > grown.x0) & (obstacles[:, 0] < grown.x1)
-                  & (obstacles[:, 1] > grown.y0) & (obstacles[:, 1] < grown.y1))
-        frame = axes.bbox
-        outside = box.x0 < frame.x0 or box.x1 > frame.x1 + 40 or box.y0 < frame.y0 or box.y1 > frame.y1
-        return float((inside * weights).sum()) + 40 * sum(grown.overlaps(b) for b in taken) + 60 * outside
-
-    def place(text: str, anchors: Sequence[tuple[float, float]], color: str, size: float, reach: Sequence[int],
-              bold: bool) -> None:
-        note = axes.annotate(text, anchors[0], xytext=(0, 0), textcoords="offset points", fontsize=size, color=color,
-                             path_effects=halo, zorder=6, fontweight="bold" if bold else "normal")
-
-        def put(order: int, far: int, side: tuple[int, int]) -> float:
-            note.xy = anchors[order]
-            note.set(position=(far * side[0], far * side[1]), ha=ACROSS[side[0]], va=ALONG[side[1]])
-            return cost(note.get_window_extent()) + 0.15 * far + 0.5 * order
-
-        best = min(product(range(len(anchors)), reach, SIDES), key=lambda where: put(*where))
-        put(*best)
-        far = best[1]
-        taken.append(note.get_window_extent())
-        if far > reach[0]:  # a thin leader where the name stands away from its point
-            axes.annotate("", note.xy, xytext=note.get_position(), textcoords="offset points", zorder=5,
-                          arrowprops={"arrowstyle": "-", "color": color, "lw": 0.6, "alpha": 0.7, "shrinkA": 0,
-                                      "shrinkB": 3})
-
-    for line in sorted(lines, key=lambda each: len(each.x)):  # a point alone has the fewest places for a name
-        anchors = list(zip(line.x, line.y, strict=True))
-        order = [anchors[-1], anchors[0], *anchors[1:-1]]
-        place(line.name.label, order, line.name.style.color, 8.5, (6, 11, 17, 25, 35, 48), True)
-    for line in lines:
-        if len(line.x) > 1:
-            for i in (0, -1):
-                symbol = f"{line.name.style.symbol}=" if i == 0 and line.name.style.symbol else ""
-                place(f"{symbol}{line.settings[i]}", [(line.x[i], line.y[i])], line.name.style.color, 6.5,
-                      (4, 7, 10), False)
 
 
 def plot_acceptance(rows: Sequence[Row], path: Path) -> None:
     """Share of drafted tokens accepted, by position: a panel per verifying family, a line per setting."""
-    from matplotlib.figure import Figure
-
     families = {f: [r for r in members if r.get("acceptance_by_position")]
                 for f, members in group_families(rows).items()}
     families = {f: members for f, members in families.items() if members}
@@ -183,10 +142,9 @@ def plot_acceptance(rows: Sequence[Row], path: Path) -> None:
         return
     columns = min(3, len(families))
     height = -(-len(families) // columns)
-    figure = Figure(figsize=(2.6 * columns + 0.4, 2.2 * height + 0.2), dpi=200, layout="constrained")
-    panels = figure.subplots(height, columns, sharex=True, sharey=True, squeeze=False).ravel()
+    figure, drawn = panels((2.6 * columns + 0.4, 2.2 * height + 0.2), height, columns, sharex=True, sharey=True)
     longest = max(p["position"] for members in families.values() for r in members for p in r["acceptance_by_position"])
-    for panel, (family, members) in zip(panels, families.items(), strict=False):
+    for panel, (family, members) in zip(drawn.ravel(), families.items(), strict=False):
         name = parse_method(family)
         for i, row in enumerate(members):
             positions = [p["position"] for p in row["acceptance_by_position"]]
@@ -201,11 +159,141 @@ def plot_acceptance(rows: Sequence[Row], path: Path) -> None:
         panel.set_ylim(0, 103)
         panel.set_xlim(0.7, longest + 0.9)
         panel.set_xticks(range(1, longest + 1))
-        panel.grid(alpha=0.2, lw=0.6)
-        panel.spines[["top", "right"]].set_visible(False)
-        panel.tick_params(labelsize=8, labelbottom=True)
-    for panel in panels[len(families):]:
+        panel.tick_params(labelbottom=True)
+    for panel in drawn.ravel()[len(families):]:
         panel.set_visible(False)
     figure.supxlabel("position in the draft", fontsize=9)
     figure.supylabel("accepted of those judged, %", fontsize=9)
     figure.savefig(path)
+
+
+def plot_reasons(reasons: Mapping[str, Any], path: Path) -> None:
+    """A line a method: how often it kept how many tokens, and quartiles of log-probability and entropy of the last
+    token that it kept and the first that it dropped."""
+    found = {name: of for name, of in reasons.items() if of["decisions"]}
+    figure, [[shares, likely, sure]] = panels((9.6, 1.3 + 0.55 * len(found)), 1, 3, sharey=True,
+                                               width_ratios=(1.25, 1, 1))
+    for row, of in enumerate(found.values()):
+        left = 0.0
+        for entry in of["sizes"]:
+            width = 100 * entry["share"]
+            shares.barh(row, width, left=left, height=0.62, color=shade(entry["size"]), edgecolor="white", lw=0.6)
+            if width >= 7:
+                shares.text(left + width / 2, row, str(entry["size"]), ha="center", va="center", fontsize=8,
+                            color=ink(entry["size"]))
+            left += width
+        for panel, feature in ((likely, "drawn"), (sure, "entropy")):
+            for place, side, color in ((row - 0.15, "kept", KEPT), (row + 0.15, "dropped", DROPPED)):
+                if of[side]:
+                    low, middle, high = of[side][feature]
+                    panel.hlines(place, low, high, color=color, lw=5, alpha=0.4)
+                    panel.plot(middle, place, "o", color=color, ms=5)
+    shares.set(xlim=(0, 100), yticks=range(len(found)), yticklabels=list(map(short_name, found)),
+               ylim=(len(found) - 0.45, -0.55))
+    shares.set_xlabel("chunks of so many tokens, %")
+    likely.set_xlabel("log-probability of the token, nats\nlikelier →")
+    sure.set_xlabel("entropy of its head, nats\n← surer")
+    likely.plot([], [], "o", color=KEPT, label="last kept")
+    likely.plot([], [], "o", color=DROPPED, label="first dropped")
+    figure.legend(*likely.get_legend_handles_labels(), frameon=False, fontsize=8.5, loc="outside upper right", ncols=2)
+    for panel in (shares, likely, sure):
+        panel.spines["left"].set_visible(False)
+        panel.tick_params(axis="y", length=0)
+        panel.xaxis.label.set_fontsize(8.5)
+        panel.grid(visible=False, axis="y")
+    figure.savefig(path)
+
+
+def plot_losses(shown: Mapping[str, Any], path: Path) -> None:
+    """The loss of every head at every token of one utterance, a panel a path: a pass is a diagonal from head 1 at its
+    first token to head a at its last; a thin line stands where it ends."""
+    from matplotlib.patheffects import withStroke
+
+    halo = [withStroke(linewidth=3.4, foreground="white")]
+    losses = np.array(shown["losses"], float)  # [K, n], NaN where no head reaches
+    heads, n = losses.shape
+    paths = shown["paths"]
+    figure, drawn = panels((11, (0.9 + 0.11 * heads) * len(paths) + 0.75), len(paths), sharex=True)
+    drawn = drawn[:, 0]
+    image: Any = None
+    for panel, (name, sizes) in zip(drawn, paths.items(), strict=True):
+        color = ORACLE if name.startswith("oracle") else LED
+        image = panel.imshow(losses, origin="lower", aspect="auto", cmap="Blues_r", vmin=0, vmax=MOST,
+                             extent=(0, n, 0.5, heads + 0.5), interpolation="nearest")
+        start = 0
+        for size in sizes:
+            middles = np.arange(size)
+            panel.plot(start + middles + 0.5, middles + 1, "-o", color=color, ms=2.6, lw=1.6, path_effects=halo)
+            start += size
+            panel.axvline(start, color=color, lw=0.6, alpha=0.6)
+        panel.set_title(f"{name}: {len(sizes)} passes", fontsize=9.5, loc="left", color=color)
+        panel.set(ylim=(0.5, heads + 0.5), xlim=(0, n))
+        panel.set_yticks([1, *range(4, heads + 1, 4)] if heads > 7 else range(1, heads + 1))
+        panel.set_ylabel("head", fontsize=9)
+        panel.grid(visible=False)
+        panel.set_facecolor("#eeeeee")
+    drawn[-1].set_xlabel("token of the recording", fontsize=9)
+    bar = figure.colorbar(image, ax=list(drawn), extend="max", pad=0.01, aspect=25)
+    bar.set_label("loss, nats (strong blue: sure of it)", fontsize=8.5)
+    bar.ax.tick_params(labelsize=8)
+    figure.savefig(path)
+
+
+def draw_reasons(reasons: Mapping[str, Any], losses: Mapping[str, Any] | None, folder: Path) -> None:
+    """The pictures that there is something to draw for; those of an earlier comparison are removed."""
+    for name in (REASONS, LOSSES):
+        (folder / name).unlink(missing_ok=True)
+    if any(of["decisions"] for of in reasons.values()):
+        plot_reasons(reasons, folder / REASONS)
+    if losses:
+        plot_losses(losses["shown"], folder / LOSSES)
+
+
+def plot_tuned(found: dict[str, Any], path: Path) -> None:
+    """Lines through the samplings of equal top-k and top-p, with 95 % intervals; ringed: each method's best. Methods of
+    one look share its colour, the larger their setting the darker. A point of another top-k stands hollow beside."""
+    lively = any(p["variety"] is not None for m in found["methods"].values() for p in m["grid"])
+    figure, drawn = panels((7.4, 7.2 if lively else 4.8), 1 + lively, sharex=True)
+    drawn = drawn[:, 0]
+    alike: dict[Style, list[str]] = {}
+    for method in found["methods"]:
+        alike.setdefault(parse_method(method).style, []).append(method)
+    common = found["common"]["top_k"], found["common"]["top_p"]
+    count = len(found["methods"])
+    for i, (method, of) in enumerate(found["methods"].items()):
+        style = parse_method(method).style
+        mates = alike[style]
+        alpha = 1.0 if len(mates) == 1 else 0.3 + 0.7 * mates.index(method) / (len(mates) - 1)
+        shift = 0.012 * (i - (count - 1) / 2)  # so that intervals stand side by side
+        line = sorted((p for p in of["grid"] if (p["top_k"], p["top_p"]) == common), key=lambda p: p["temperature"])
+        apart = [p for p in of["grid"] if p not in line]
+        for panel, value, ends, scale in zip(drawn, ("wer", "variety"), ("wer_ci", "variety_ci"), (100, 1),
+                                             strict=False):
+            _draw_points(panel, line, (value, ends, scale), shift, color=style.color, alpha=alpha, marker=style.marker,
+                  ls="-", label=method)
+            _draw_points(panel, apart, (value, ends, scale), shift, color=style.color, alpha=alpha, marker=style.marker,
+                  ls="", mfc="white")
+        best = next(p for p in of["grid"] if p["name"] == of["best"])
+        drawn[0].scatter([best["temperature"] + shift], [100 * best["wer"]], s=95, facecolors="none",
+                          edgecolors="#b8860b", linewidths=1.1, zorder=5)
+    drawn[-1].set_xlabel(f"temperature (top-k {common[0] or 'off'}, top-p {common[1]:g}; hollow: another top-k or "
+                          "top-p)")
+    drawn[0].set_ylabel("WER, %  (95 % interval)  ↓ better")
+    if lively:
+        drawn[1].set_ylabel("variety of renderings (distance)  ↑ livelier")
+    drawn[0].set_title(f"{found['utterances']} utterances of split {found['split']}, recogniser {found['asr']}; "
+                        "ringed: each method's best", fontsize=9)
+    drawn[0].legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    figure.savefig(path)
+
+
+def _draw_points(panel: Any, points: list[dict[str, Any]], of: tuple[str, str, float], shift: float, color: str,
+                 alpha: float, **style: Any) -> None:
+    value, ends, scale = of
+    points = [p for p in points if p[value] is not None]
+    if not points:
+        return
+    x = [p["temperature"] + shift for p in points]
+    panel.vlines(x, [scale * p[ends][0] for p in points], [scale * p[ends][1] for p in points], color=color, lw=0.8,
+                 alpha=0.3 * alpha)
+    panel.plot(x, [scale * p[value] for p in points], color=color, alpha=alpha, ms=5, lw=1.4, **style)

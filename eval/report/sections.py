@@ -7,20 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from eval.methods.families import family_label, group_families
-from eval.report.blocks import Bar, Bars, Bullets, Cell, Folded, Picture, Section, Table, Text, file_uri
+from eval.report.blocks import Cell, Folded, Picture, Section, Table, file_uri
 from eval.report.papers import HEAD, LEGEND, beside_papers, cells, conditions, general_remarks, setup_texts, verdict
-from eval.report.reasons_plots import PICTURES
+from eval.report.plots import LOSSES, REASONS
 from eval.report.table import Column, filled_columns, lively_columns, lively_rows, pass_columns, rival_sentences
 from eval.results.pareto import SPEED_AXES, pareto_front, sentence, speed_axis
 from eval.results.rows import Row
 
-LENGTH_COLORS = ["#e3e6ea", "#b3cfe9", "#84b3da", "#5595c9", "#2f75b2", "#185593", "#0a386b", "#041f3d"]
 ACCEPTANCE_CAPTION = (
     "Of the drafted tokens that were judged at a position, because all before them had been accepted, the share that "
     "was accepted. Stronger colour: larger setting.")
-LENGTHS_CAPTION = (
-    "How many drafted tokens a verifying pass accepted: the width of a block is the share of passes; at the end of the "
-    "bar, the mean. A pass emits one token more than it accepts, unless the utterance ends.")
 SPEED_NOTE = (
     "Between its measured settings a family is read as a straight line. Two families are compared in the middle of the "
     "speeds that both reach and on average over them; intervals and p: paired bootstrap over utterances, the speeds "
@@ -87,9 +83,9 @@ def length_section(result: dict[str, Any]) -> Section | None:
     rows = [[method, *(cell for bin_ in bins for cell in (
         f"{100 * bin_['wer']:.1f}", "–".join(f"{100 * end:.1f}" for end in bin_["ci"])))]
         for method, bins in found["methods"].items()]
-    return Section(title, [Table(title, head, rows), Text(
+    return Section(title, [Table(title, head, rows),
         "WER in % of the utterances whose reference has so many words; n: how many those are. Intervals: bootstrap "
-        "over utterances.")])
+        "over utterances."])
 
 
 def verification(rows: Sequence[Row], folder: Path) -> list[Section]:
@@ -102,24 +98,9 @@ def verification(rows: Sequence[Row], folder: Path) -> list[Section]:
     found = [Section(title, [table_of(title, filled_columns(pass_columns(spoken), spoken), spoken)])]
     if any(r.get("acceptance_by_position") for r in verifying):
         title = "Acceptance by position"
-        found += [Section(title, [Picture(title, file_uri(folder / "compare_acceptance.png"), ACCEPTANCE_CAPTION,
-                                          wide=False)]), accepted_lengths(verifying)]
+        found.append(Section(title, [Picture(title, file_uri(folder / "compare_acceptance.png"), ACCEPTANCE_CAPTION,
+                                             wide=False)]))
     return found
-
-
-def accepted_lengths(rows: Sequence[Row]) -> Section:
-    """The histogram of accepted tokens of every verifying method, as one bar each."""
-    rows = [r for r in rows if r.get("accepted_lengths")]
-    longest = max(int(n) for r in rows for n in r["accepted_lengths"])
-    colors = [LENGTH_COLORS[min(n, len(LENGTH_COLORS) - 1)] for n in range(longest + 1)]
-    bars = []
-    for row in rows:
-        shares = {int(n): s for n, s in row["accepted_lengths"].items() if s > 0}
-        bars.append(Bar(row["method"], ", ".join(f"{n}: {100 * s:.0f} %" for n, s in shares.items()),
-                        [(round(s, 4), colors[n], f"{n} accepted: {100 * s:.1f} % of passes")
-                         for n, s in shares.items()], f"{row['mean_accepted']:.2f}"))
-    return Section("Accepted lengths", [Text(LENGTHS_CAPTION), Bars(
-        "accepted in a pass:", [(color, str(n)) for n, color in enumerate(colors)], bars)])
 
 
 def lively_section(rows: Sequence[Row]) -> Section | None:
@@ -127,8 +108,8 @@ def lively_section(rows: Sequence[Row]) -> Section | None:
     spoken, title = lively_rows(rows), "What greediness costs"
     if not spoken:
         return None
-    return Section(title, [table_of(title, filled_columns(lively_columns(spoken), spoken), spoken), Text(
-        "Fewer errors at a low temperature are bought with sameness: choose by both figures.")])
+    return Section(title, [table_of(title, filled_columns(lively_columns(spoken), spoken), spoken),
+        "Fewer errors at a low temperature are bought with sameness: choose by both figures."])
 
 
 def equal_speed_section(result: dict[str, Any]) -> Section | None:
@@ -136,14 +117,14 @@ def equal_speed_section(result: dict[str, Any]) -> Section | None:
     pairs = result.get("equal_speed") or []
     if not pairs:
         return None
-    blocks: list[Any] = [Text(SPEED_NOTE), Bullets(rival_sentences(result))]
+    blocks: list[Any] = [SPEED_NOTE, rival_sentences(result)]
     for axis in dict.fromkeys(p["axis"] for p in pairs):
         chosen = [p for p in pairs if p["axis"] == axis]
-        title = f"At equal {'speed-up' if axis != 'tokens_per_pass' else 'tokens a pass'}"
+        title = f"At equal {SPEED_AXES[axis][0]}"
         blocks += [matrix(title, chosen, list(group_families(result["rows"]))),
-                   Folded(f"All {len(chosen)} pairs in words ({SPEED_AXES[axis]})",
-                          [Bullets([sentence(p) for p in chosen])])]
-    return Section("Who wins at equal speed", [*blocks, Text(MATRIX_NOTE)])
+                   Folded(f"All {len(chosen)} pairs in words, {title[0].lower()}{title[1:]}",
+                          [[sentence(p) for p in chosen]])]
+    return Section("Who wins at equal speed", [*blocks, MATRIX_NOTE])
 
 
 def matrix(title: str, pairs: Sequence[dict[str, Any]], families: Sequence[str]) -> Table:
@@ -189,9 +170,9 @@ def _reasons(found: Mapping[str, Any], folder: Path) -> Section:
         notes.append("Chunks that end on the likeliest of the tokens that the method could end on, which is the whole "
                      f"rule of end-on-confident: {', '.join(agreed)}.")
     return Section("Why chunks end where they do", [
-        Picture("Sizes of chunks, and the last kept and first dropped token", file_uri(folder / PICTURES["reasons"]),
+        Picture("Sizes of chunks, and the last kept and first dropped token", file_uri(folder / REASONS),
                 KEPT_CAPTION),
-        Folded("By size of the chunk", [Table("Last kept and first dropped token", head, rows), *map(Text, notes)])])
+        Folded("By size of the chunk", [Table("Last kept and first dropped token", head, rows), *notes])])
 
 
 def _losses(losses: Mapping[str, Any], folder: Path) -> Section:
@@ -201,10 +182,10 @@ def _losses(losses: Mapping[str, Any], folder: Path) -> Section:
             and min(speeds) - 1.1 < row["tokens_per_pass"] < max(speeds) + 1.1]
     rows = [[row["path"], f"{row['tokens_per_pass']:.2f}", f"{row['nats_per_token']:.3f}"] for row in (*near, *led)]
     return Section("Loss by head and position", [
-        Picture("Loss by head and position, with paths", file_uri(folder / PICTURES["losses"]),
+        Picture("Loss by head and position, with paths", file_uri(folder / LOSSES),
                 f"“{losses['shown']['text']}” {LOSS_CAPTION}"),
         Table("Loss along the recordings", ["path", "tokens a pass", "nats a token"], rows),
-        Text(LOSS_NOTE.format(utterances=losses["utterances"]))])
+        LOSS_NOTE.format(utterances=losses["utterances"])])
 
 
 def papers_section(result: dict[str, Any]) -> Section | None:
@@ -213,9 +194,9 @@ def papers_section(result: dict[str, Any]) -> Section | None:
     if not blocks:
         return None
     return Section("Beside the papers", [
-        Text(f"Here: {conditions(result)}."), *map(Text, general_remarks(result)),
+        f"Here: {conditions(result)}.", *general_remarks(result),
         *(Folded(f"{block.setup.paper}, {block.setup.table}", [
-            Text(" ".join(f"{said[0].upper()}{said[1:]}." for said in setup_texts(block.setup))),
+            " ".join(f"{said[0].upper()}{said[1:]}." for said in setup_texts(block.setup)),
             Table(f"{block.setup.paper.split()[0]}, {block.setup.table}", HEAD, [cells(m) for m in block.matches]),
-            Bullets([*(f"{m.result.name}: {verdict(m)}." for m in block.matches), *block.setup.remarks])])
-          for block in blocks), Text(LEGEND)])
+            [*(f"{m.result.name}: {verdict(m)}." for m in block.matches), *block.setup.remarks]])
+          for block in blocks), LEGEND])

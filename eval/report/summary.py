@@ -1,23 +1,25 @@
-"""The head of the report: who is best at which speed, in one sentence and one picture, and what to beware of."""
+"""What a comparison says in a few sentences: the verdict, for the terminal and the head of the report; what to beware
+of; and what to try next."""
 
 from __future__ import annotations
 
+import shlex
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from eval.methods.families import parse_method, short_name
+from eval.methods.families import at_sampling, group_families, parse_method, short_name
 from eval.report.blocks import Picture, file_uri
-from eval.results.pareto import SPEED_AXES, pareto_front, speed_axis
+from eval.report.table import CONVENTION, short_table
+from eval.results.pareto import SPEED_AXES, pareto_front, sentence, speed_axis
 from eval.results.rows import Row
 from eval.results.training import both_shipped, training_note
 
 CAPTION = ("One line per method, through its settings; bars: 95 % intervals. Lower and further right is better. A "
            "policy or a verifier is worth its cost where it lies below the line of CAR-k, a fixed number of tokens a "
            "pass. The error axis need not start at 0.")
-UNITS = {"speedup_vs_far": " times as fast as FAR", "speedup_vs_car1": " times as fast as CAR-1",
-         "tokens_per_pass": " tokens a pass"}
-SHORT_UNITS = {"speedup_vs_far": " times", "speedup_vs_car1": " times", "tokens_per_pass": " tokens a pass"}
+WIDTH = 100  # columns of a terminal
 UNSTEADY = 1.4  # the third quartile of a speed-up over the first, above which times are called unsure
 NAMES = {"far": "far is next-token decoding, one token a pass, by a decoder of one head (FAR)",
          "car": "car-k always keeps k tokens of a pass",
@@ -31,15 +33,59 @@ def summary(result: dict[str, Any], folder: Path) -> dict[str, Any]:
     """What the template shows above the first table; `folder` holds the pictures."""
     rows = result["rows"]
     axis = speed_axis(rows) or "tokens_per_pass"
-    training, power = result.get("training"), result.get("power")
+    training = result.get("training")
     known = training and both_shipped(training)  # said among the notes instead
     name = "compare.png" if axis == "tokens_per_pass" else "compare_speed.png"
     return {
-        "best": best_sentence(rows, axis), "names": names_sentence(rows), "facts": " ".join(facts(result)),
-        "chance": f"Differences below about {100 * power['absolute']:.1f} points of word errors could be chance "
-                  f"({power['n']} utterances)." if power else "",
+        "verdict": verdict(result), "best": best_sentence(rows, axis), "names": names_sentence(rows),
+        "facts": " ".join(facts(result)), "chance": chance(result),
         "warnings": [said for said in ("" if known else training_note(training), unsteady_times(rows, axis)) if said],
-        "picture": Picture(f"Word errors against {SPEED_AXES[axis]}", file_uri(folder / name), CAPTION)}
+        "picture": Picture(f"Word errors at equal {SPEED_AXES[axis][0]}", file_uri(folder / name), CAPTION)}
+
+
+def verdict(result: dict[str, Any]) -> list[str]:
+    """DCAR against CAR-k at equal tokens a pass and at equal time, a sentence each; none where one of the two was not
+    compared. Of several policies the first that chooses among most candidates, whatever its errors."""
+    families = [parse_method(family) for family in group_families(result["rows"])]
+    policies = [name for name in families if name.kind == "dcar"
+                and at_sampling("car", name.sampling) in [f.family for f in families]]
+    if not policies:
+        return []
+    chosen = max(policies, key=lambda name: (not name.sampling, name.num_candidates))
+    sides = (chosen.family, at_sampling("car", chosen.sampling))
+    pairs = [p for p in result.get("equal_speed") or [] if (p["a"], p["b"]) == sides]
+    return [sentence(p) for p in sorted(pairs, key=lambda p: p["axis"] != "tokens_per_pass")]
+
+
+def terminal_text(result: dict[str, Any], folder: Path) -> str:
+    """What `dcar compare` ends with, in lines of at most WIDTH columns: a table, the verdict, commands to try next."""
+    rows, config = result["rows"], result["config"]
+    axis = speed_axis(rows) or "tokens_per_pass"
+    said = [*(verdict(result) or [best_sentence(rows, axis)]), unsteady_times(rows, axis), chance(result)]
+    clock = f"Here: {result['device']}, {result['threads']} torch thread{'s' if result['threads'] > 1 else ''}."
+    paragraphs = [" ".join(filter(None, said)), f"{CONVENTION} {clock}"]
+    more = (f"limit={3 * result['utterances']}" if config["limit"] == result["utterances"]
+            else f"seeds=[{','.join(map(str, range(len(result['seeds']) + 1)))}]")
+    demo = " ".join(["dcar demo", *(f"{key}={shlex.quote(value)}" for key, value in (
+        ("decoder", config["decoder"]), ("far_decoder", config["far_decoder"] or ""),
+        ("policy", config["policies"][0].rpartition("=")[2] if config["policies"] else "")))])
+    if result.get("corpus", {}).get("corpus", {}).get("kind") != "starter":  # the page knows the shipped tokens alone
+        demo = f"dcar report format=versa run={shlex.quote(str(folder))} out={shlex.quote(str(folder / 'export'))}"
+    tries = [(f"python -m webbrowser {shlex.quote(str(folder / 'report.html'))}", "listen, see why"),
+             (f"dcar compare --config {shlex.quote(str(folder / 'config.yaml'))} {more}", "goes on from here"),
+             (demo, "your own text" if demo.startswith("dcar demo") else "for other scorers")]
+    width = max(len(command) for command, _ in tries)
+    lines = [*short_table(rows), "", *(line for p in paragraphs for line in (*textwrap.wrap(p, WIDTH), "")),
+             f"The whole table: {folder / 'compare.txt'}", "", "Try next:",
+             *(f"  {command:{width}}  # {why}" if width < WIDTH - 25 else f"  {command}" for command, why in tries)]
+    return "\n".join(lines)
+
+
+def chance(result: dict[str, Any]) -> str:
+    """Which differences so many utterances cannot show."""
+    power = result.get("power")
+    return (f"With {power['n']} utterances a true difference below about {100 * power['absolute']:.1f} points would "
+            "often be missed.") if power else ""
 
 
 def names_sentence(rows: Sequence[Row]) -> str:
@@ -52,34 +98,13 @@ def names_sentence(rows: Sequence[Row]) -> str:
 
 
 def best_sentence(rows: Sequence[Row], axis: str) -> str:
-    """Which method makes the fewest word errors, how fast it is, and what faster ones cost.
-
-    The Pareto front as a sentence, from slow to fast; settings of one family that follow each other on it are one
-    entry.
-    """
+    """Which method makes the fewest word errors, how fast it is, and which are faster: the Pareto front in words."""
     points = [r for r in rows if r["kind"] == "method" and r.get(axis) is not None]
     front = [points[i] for i in pareto_front([r[axis] for r in points], [r["wer"] for r in points])]
-    first = front[0]
-    best = [r for r in points if (r["wer"], r[axis]) == (first["wer"], first[axis])]
-    said = (f"{' and '.join(short_name(r['method']) for r in best)} make{'s' if len(best) == 1 else ''} the fewest "
-            f"word errors ({100 * first['wer']:.1f} %), {first[axis]:.2f}{UNITS[axis]}")
-    groups: list[list[Row]] = []
-    for row in front[len(best):]:
-        family = parse_method(row["method"]).family
-        if groups and parse_method(groups[-1][0]["method"]).family == family:
-            groups[-1].append(row)
-        else:
-            groups.append([row])
-    if not groups:
-        return f"{said}; no method is faster."
-    faster = []
-    for group in groups:
-        ends = (group[0], group[-1])[: len(group)]
-        name, wer, speed = (" to ".join(texts) for texts in (
-            [short_name(r["method"]) for r in ends], [f"{100 * r['wer']:.1f}" for r in ends],
-            [f"{r[axis]:.2f}" for r in ends]))
-        faster.append(f"{name} ({wer} %), {speed}{SHORT_UNITS[axis]}")
-    return f"{said}. Faster, with more errors: {'; '.join(faster)}."
+    unit = SPEED_AXES[axis][1] or " tokens a pass"
+    said = [f"{short_name(r['method'])} ({100 * r['wer']:.1f} %, {r[axis]:.2f}{unit})" for r in front]
+    return f"Fewest word errors: {said[0]}. " + (f"Faster, with more errors: {', '.join(said[1:])}."
+                                                 if said[1:] else "No method is faster.")
 
 
 def unsteady_times(rows: Sequence[Row], axis: str) -> str:
@@ -91,26 +116,15 @@ def unsteady_times(rows: Sequence[Row], axis: str) -> str:
     worst = max(wild, key=lambda r: r[name][1] / r[name][0])
     return (f"The measured speeds are unsure: the machine was busy, or too few sentences were timed "
             f"({worst['timed_n']}). Half of the times of {short_name(worst['method'])} lie outside "
-            f"{worst[name][0]:.2f} to {worst[name][1]:.2f} times. Tokens a pass do not depend on the machine.")
+            f"{worst[name][0]:.2f} to {worst[name][1]:.2f}{SPEED_AXES[axis][1]}. Tokens a pass do not depend on the "
+            "machine.")
 
 
 def facts(result: dict[str, Any]) -> list[str]:
-    """What was spoken and judged, whether the policy beats a fixed size, and what is synthetic; sentences."""
-    rows = result["rows"]
-    methods, seeds = sum(r["kind"] == "method" for r in rows), len(result["seeds"])
+    """What was spoken and transcribed, and what is synthetic; sentences."""
+    methods, seeds = sum(r["kind"] == "method" for r in result["rows"]), len(result["seeds"])
     sentences = [f"{result['utterances']} held-out sentences, spoken by {methods} methods with {seeds} random "
-                 f"seed{'s' if seeds > 1 else ''}, judged by a speech recogniser."]
-    for row in (r for r in rows if r["method"].startswith("dcar")):
-        text = (f"{row['method']} makes {100 * row['wer']:.1f} % word errors at {row['tokens_per_pass']:.2f} tokens "
-                "a pass")
-        best = next((r for r in rows if r["method"] == row.get("best_car")), None)
-        if best and row.get("p_vs_best_car") is not None:
-            p = row["p_vs_best_car"]
-            better = "better" if row["wer"] < best["wer"] else "worse"
-            verdict = "a difference that could be chance" if p > 0.05 else f"the policy is significantly {better}"
-            text += (f"; the best fixed size, {best['method']}, {100 * best['wer']:.1f} % ({verdict}, "
-                     f"{'p < 0.001' if p < 0.001 else f'p = {p:.3f}'})")
-        sentences.append(text + ".")
+                 f"seed{'s' if seeds > 1 else ''}, transcribed by a speech recogniser."]
     corpus = result.get("corpus", {}).get("corpus", {})
     if corpus.get("kind") == "starter":
         sentences.append("The starter corpus is itself synthetic speech: the “recordings” here were made by a "

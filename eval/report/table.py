@@ -5,107 +5,88 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from eval.methods.families import at_sampling, family_label, parse_method
-from eval.results.pareto import SPEED_AXES, sentence, speed_range
+from eval.methods.families import parse_method, short_name
+from eval.results.pareto import sentence
 from eval.results.rows import Row
 from eval.results.training import training_note
 from eval.scorers.metrics import NOISE_QUALITY_LABEL
 
 Column = tuple[str, Callable[[Row], str]]
-RIVALS = ("car", "dcar")  # every family is set against these in compare.txt; all pairs are in compare.json
+RIVALS = ("car", "dcar")  # every family is set against these in words; all pairs are in compare.json
+CONVENTION = ("Differences are method − baseline: below 0 the method makes fewer word errors. RTF: seconds of "
+              "computing a second of speech, end to end (language model and vocoder), batch 1, median. × FAR: FAR's "
+              "RTF / the method's.")
+"""Stated once below every table, in every form of it."""
+
+
+def _number(value: float | None, digits: int = 2) -> str:
+    return "–" if value is None else f"{value:.{digits}f}"
 
 
 def _percent(value: float | None, digits: int = 2) -> str:
-    return "–" if value is None else f"{100 * value:.{digits}f}"
-
-
-def _number(value: float | None, digits: int = 2, unit: str = "") -> str:
-    return "–" if value is None else f"{value:.{digits}f}{unit}"
+    return _number(None if value is None else 100 * value, digits)
 
 
 def _p(value: float | None) -> str:
     return "–" if value is None else "<0.001" if value < 0.001 else f"{value:.3f}"
 
 
-def _interval(ends: Sequence[float] | None, digits: int = 2) -> str:
-    return "–" if ends is None else f"{_percent(ends[0], digits)}–{_percent(ends[1], digits)}"
+def _interval(ends: Sequence[float] | None, digits: int = 2, scale: float = 100) -> str:
+    return "–" if ends is None else "–".join(_number(scale * end, digits) for end in ends)
 
 
-COLUMNS: list[Column] = [
-    ("method", lambda r: r["method"]),
-    ("WER %", lambda r: _percent(r["wer"])),
-    ("95 % CI", lambda r: _interval(r["wer_ci"])),
-    ("CER %", lambda r: _percent(r["cer"])),
-    ("voice", lambda r: _number(r["speaker_similarity"], 3)),
-    ("DNSMOS", lambda r: _number(r["noise_quality_dnsmos"])),
-    ("tok/pass", lambda r: _number(r.get("tokens_per_pass"))),
-    ("LM RTF", lambda r: _number(r.get("lm_rtf"), 4)),
-    ("RTF", lambda r: _number(r.get("rtf"), 4)),
-    ("×FAR", lambda r: _number(r.get("speedup_vs_far"))),
-    ("×CAR-1", lambda r: _number(r.get("speedup_vs_car1"))),
-    ("p FAR", lambda r: _p(r.get("p_vs_far"))),
-    ("p CAR-1", lambda r: _p(r.get("p_vs_car1"))),
-    ("p bestCAR", lambda r: _p(r.get("p_vs_best_car"))),
-    ("p SD", lambda r: _p(r.get("p_vs_sd"))),
-    ("p random", lambda r: _p(r.get("p_vs_random"))),
-    ("length", lambda r: _number(r["duration_ratio"])),
-    ("cut %", lambda r: _percent(r.get("truncation_rate"), 1)),
-    ("loop %", lambda r: _percent(r.get("loop_rate"), 1)),
-    ("n", lambda r: str(r["n"])),
-]
+def _of(key: str, form: Callable[..., str] = _number, *more: Any) -> Callable[[Row], str]:
+    """The text of a row's field."""
+    return lambda r: form(r.get(key), *more)
 
 
-def main_columns(rows: Sequence[Row]) -> list[Column]:
-    """Columns of the first table: COLUMNS, behind the quality of the voice mean and interval of every scorer and the
-    variety, and behind the name the sampling, where rows differ in it."""
-    place = next(i for i, (title, _) in enumerate(COLUMNS) if title == "tok/pass")
-    return [COLUMNS[0], *sampling_columns(rows), *COLUMNS[1:place], *_extra_columns(rows), *COLUMNS[place:]]
-
-
-def _extra_columns(rows: Sequence[Row]) -> list[Column]:
-    def mean(name: str) -> Callable[[Row], str]:
-        return lambda r: _number(r["scores"][name]["mean"], 3)
-
-    def interval(name: str) -> Callable[[Row], str]:
-        return lambda r: "–".join(_number(end, 3) for end in r["scores"][name]["ci"] or [None])
-
-    names = list(rows[0].get("scores", {})) if rows else []
-    extra = [c for n in names for c in ((n, mean(n)), ("95 % CI", interval(n)))]
-    if any(r.get("variety") is not None for r in rows):
-        extra.append(("variety", lambda r: _number(r.get("variety"), 3)))
-    return extra
-
-
+METHOD: Column = ("method", lambda r: r["method"])
+ERRORS: list[Column] = [
+    ("WER %", _of("wer", _percent)), ("95 % CI", _of("wer_ci", _interval)), ("CER %", _of("cer", _percent)),
+    ("tok/pass", _of("tokens_per_pass")), ("RTF", _of("rtf", _number, 4)), ("× FAR", _of("speedup_vs_far")),
+    ("× CAR-1", _of("speedup_vs_car1")), ("LM RTF", _of("lm_rtf", _number, 4)), ("LM × FAR", _of("lm_speedup_vs_far")),
+    ("2nd WER %", _of("second_wer", _percent)), ("n", lambda r: str(r["n"]))]
+TESTS: list[Column] = [(f"p {title}", _of(f"p_vs_{key}", _p)) for title, key in (
+    ("FAR", "far"), ("CAR-1", "car1"), ("bestCAR", "best_car"), ("SD", "sd"), ("random", "random"))]
+VOICE: list[Column] = [("voice", _of("speaker_similarity", _number, 3)), ("DNSMOS", _of("noise_quality_dnsmos"))]
+SHAPE: list[Column] = [("length", _of("duration_ratio")), ("cut %", _of("truncation_rate", _percent, 1)),
+                       ("loop %", _of("loop_rate", _percent, 1))]
+VARIETY: Column = ("variety", _of("variety", _number, 3))
 MEANINGS = {
     "Errors and speed": "WER, CER: word and character errors, with the interval that 95 of 100 such experiments would "
-                        "hit; less is better. tok/pass: tokens of one forward pass. RTF: seconds of computing for a "
-                        "second of speech, LM RTF without the vocoder; ×FAR: so many times as fast as FAR.",
+                        f"hit; less is better. tok/pass: tokens of one forward pass. {CONVENTION} LM: of the language "
+                        "model alone.",
     "Could it be chance?": "p: how often chance alone would set a method so far apart from FAR, CAR-1, the best fixed "
                            "size or random sizes. Above 0.05 it could be chance.",
     "Voices, lengths and loops": "voice: likeness to the voice of the prompt, 1 at most. length: of the speech beside "
                                  "the recording's. cut %: speech that only the limit on length ended; loop %: that "
                                  "says a piece over and over.",
 }
-"""Below the titles of `column_groups`: what a reader needs to know of the columns first."""
+"""The tables of the report, and what a reader needs to know of their columns."""
+
+
+def main_columns(rows: Sequence[Row]) -> list[Column]:
+    """The whole table: name, sampling where rows differ in it, and every column that has a value."""
+    return [METHOD, *sampling_columns(rows),
+            *filled_columns([*ERRORS, *TESTS, *VOICE, *_scores(rows), VARIETY, *SHAPE], rows)]
 
 
 def column_groups(rows: Sequence[Row]) -> list[tuple[str, list[Column]]]:
-    """The first table in parts that fit on a screen: (title, columns). Columns without any value are left out."""
-    named = dict(COLUMNS)
-    tests = [title for title in named if title.startswith("p ")]
-    errors = ["WER %", "95 % CI", "CER %", "tok/pass", "LM RTF", "RTF", "×FAR", "×CAR-1", "n"]
-    quality = [title for title in named if title not in ("method", *errors, *tests)]
-    first = quality.index("length")
-    parts = [("Errors and speed", [(t, named[t]) for t in errors]),
-             ("Could it be chance?", [(t, named[t]) for t in ("WER %", "95 % CI", *tests)]),
-             ("Voices, lengths and loops", [*((t, named[t]) for t in quality[:first]), *_extra_columns(rows),
-                                            *((t, named[t]) for t in quality[first:])])]
-    groups = []
-    for title, columns in parts:
-        filled = filled_columns(columns, rows)
-        if title != "Could it be chance?" or any(t in tests for t, _ in filled):
-            groups.append((title, [COLUMNS[0], *sampling_columns(rows), *filled]))
-    return groups
+    """The whole table in parts that fit on a screen: (title, columns)."""
+    groups = zip(MEANINGS, (ERRORS, [*ERRORS[:2], *TESTS], [*VOICE, *_scores(rows), VARIETY, *SHAPE]), strict=True)
+    filled = [(title, filled_columns(columns, rows)) for title, columns in groups]
+    return [(title, [METHOD, *sampling_columns(rows), *columns]) for title, columns in filled
+            if title != "Could it be chance?" or len(columns) > 2]
+
+
+def _scores(rows: Sequence[Row]) -> list[Column]:
+    """Mean and interval of every scorer."""
+    def of(name: str, key: str) -> Callable[[Row], str]:
+        return lambda r: (_number(r["scores"][name][key], 3) if key == "mean"
+                          else _interval(r["scores"][name][key], 3, scale=1))
+
+    names = rows[0].get("scores", {}) if rows else ()
+    return [column for n in names for column in ((n, of(n, "mean")), ("95 % CI", of(n, "ci")))]
 
 
 def filled_columns(columns: Sequence[Column], rows: Sequence[Row]) -> list[Column]:
@@ -124,17 +105,9 @@ def sampling_columns(rows: Sequence[Row]) -> list[Column]:
 
 def lively_columns(rows: Sequence[Row]) -> list[Column]:
     """Columns of the table of what greediness costs: sameness, loops and cuts beside the errors."""
-    return [
-        COLUMNS[0], *sampling_columns(rows),
-        ("WER %", lambda r: _percent(r["wer"])),
-        ("variety", lambda r: _number(r.get("variety"), 3)),
-        ("95 % CI", lambda r: "–".join(_number(end, 3) for end in r.get("variety_ci") or [None])),
-        ("duration ± %", lambda r: _percent(r.get("duration_spread"), 1)),
-        ("run", lambda r: _number(r.get("longest_run"), 1)),
-        ("longest", lambda r: str(r.get("longest_run_max", "–"))),
-        ("loop %", lambda r: _percent(r.get("loop_rate"), 1)),
-        ("cut %", lambda r: _percent(r.get("truncation_rate"), 1)),
-    ]
+    return [METHOD, *sampling_columns(rows), ERRORS[0], VARIETY, ("95 % CI", _of("variety_ci", _interval, 3, 1)),
+            ("duration ± %", _of("duration_spread", _percent, 1)), ("run", _of("longest_run", _number, 1)),
+            ("longest", _of("longest_run_max", _number, 0)), *SHAPE[:0:-1]]
 
 
 def lively_rows(rows: Sequence[Row]) -> list[Row]:
@@ -150,69 +123,60 @@ def pass_columns(rows: Sequence[Row]) -> list[Column]:
                                if p["position"] == position), "–")
 
     reached = max((p["position"] for r in rows for p in r.get("acceptance_by_position") or ()), default=0)
-    return [
-        ("method", lambda r: r["method"]),
-        ("tok/pass", lambda r: _number(r.get("tokens_per_pass"))),
-        ("passes", lambda r: _number(r.get("target_passes"), 1)),
-        ("draft passes", lambda r: _number(r.get("draft_passes") or None, 1)),
-        ("accepted %", lambda r: _percent(r.get("acceptance_rate"), 1)),
-        ("95 % CI", lambda r: _interval(r.get("acceptance_rate_ci"), 1)),
-        ("accepted/pass", lambda r: _number(r.get("mean_accepted"))),
-        *((f"% at {i}", at(i)) for i in range(1, reached + 1)),
-    ]
+    return [METHOD, ("tok/pass", _of("tokens_per_pass")), ("passes", _of("target_passes", _number, 1)),
+            ("draft passes", lambda r: _number(r.get("draft_passes") or None, 1)),
+            ("accepted %", _of("acceptance_rate", _percent, 1)), ("95 % CI", _of("acceptance_rate_ci", _interval, 1)),
+            ("accepted/pass", _of("mean_accepted")), *((f"% at {i}", at(i)) for i in range(1, reached + 1))]
 
 
-def aligned(columns: Sequence[tuple[str, Callable[[Any], str]]], rows: Sequence[Any],
-            left: Sequence[int] = (0,)) -> list[str]:
-    """A table as lines of equal length; `left`: columns whose texts stand to the left, the others to the right."""
+def aligned(columns: Sequence[Column], rows: Sequence[Any]) -> list[str]:
+    """A table as lines of equal length; the first column stands to the left, the others to the right."""
     cells = [[title for title, _ in columns], *[[str(of(r)) for _, of in columns] for r in rows]]
     widths = [max(len(row[c]) for row in cells) for c in range(len(columns))]
-    lines = ["  ".join(v.ljust(w) if c in left else v.rjust(w)
-                       for c, (v, w) in enumerate(zip(row, widths, strict=True))) for row in cells]
+    lines = ["  ".join(v.rjust(w) if c else v.ljust(w) for c, (v, w) in enumerate(zip(row, widths, strict=True)))
+             for row in cells]
     lines.insert(1, "  ".join("-" * w for w in widths))
     return lines
 
 
+def short_table(rows: Sequence[Row]) -> list[str]:
+    """What a terminal of 100 columns shows: errors, tokens a pass, and speed end to end."""
+    def name(row: Row) -> str:
+        whole = short_name(row["method"])
+        return whole if len(whole) <= 40 else f"{whole[:39]}…"
+
+    clock = [ERRORS[5]] if any(r.get("speedup_vs_far") for r in rows) else [ERRORS[6]]
+    columns: list[Column] = [
+        ("method", name), ("WER %", _of("wer", _percent, 1)), ("95 % interval", _of("wer_ci", _interval, 1)),
+        ("tokens a pass", _of("tokens_per_pass")), ("RTF end to end", _of("rtf", _number, 3)), *clock]
+    return aligned(filled_columns(columns, rows), rows)
+
+
 def table_text(rows: Sequence[Row], header: dict[str, Any]) -> str:
-    """The tables, who wins at equal speed, and the notes."""
+    """compare.txt: the tables, who wins at equal speed, and the notes."""
     lines = [*aligned(main_columns(rows), rows), ""]
     spoken = [r for r in rows if r["kind"] == "method"]
     if any(r.get("acceptance_rate") is not None or r.get("draft_passes") for r in spoken):
         lines += [*aligned(pass_columns(spoken), spoken), ""]
     if lively := lively_rows(rows):
         lines += [*aligned(lively_columns(lively), lively), ""]
-    said = rival_sentences(header)
-    if said:
+    if said := rival_sentences(header):
         lines += ["At equal speed (straight lines between the settings of a family, paired bootstrap):",
                   *(f"- {s}" for s in said), ""]
-    return "\n".join([*lines, *notes(rows, header)])
+    said_once = f"{CONVENTION} LM: the same of the language model alone, draft and verification included."
+    return "\n".join([*lines, said_once, *notes(rows, header)])
 
 
 def rival_sentences(header: dict[str, Any]) -> list[str]:
     """What is said of every family against fixed chunks and against the policy of the same sampling, at equal measured
-    speed-up."""
+    time (else at equal tokens a pass), where both reach one."""
     pairs = header.get("equal_speed") or []
-    first = [p for p in pairs if p["axis"] == pairs[0]["axis"]]  # the measured speed-up, else tokens a pass
-    samplings = list(dict.fromkeys(parse_method(p[side]).sampling for p in first for side in ("a", "b")))
-    return [sentence for sampling in samplings for sentence in _against_rivals(
-        [p for p in first if {parse_method(p["a"]).sampling, parse_method(p["b"]).sampling} == {sampling}],
-        [at_sampling(rival, sampling) for rival in RIVALS])]
-
-
-def _against_rivals(pairs: Sequence[dict[str, Any]], rivals: Sequence[str]) -> list[str]:
-    said = []
-    for i, rival in enumerate(rivals):
-        mine = [p for p in pairs if rival in (p["a"], p["b"]) and not {p["a"], p["b"]} & set(rivals[:i])]
-        said += [sentence(p) for p in mine if p["shared"]]
-        apart = [p for p in mine if not p["shared"]]
-        if apart:
-            sides = [("b", "a") if p["b"] == rival else ("a", "b") for p in apart]
-            listed = ", ".join(f"{family_label(p[other])} ({speed_range(p[f'range_{other}'])})"
-                               for p, (_, other) in zip(apart, sides, strict=True))
-            ours = speed_range(apart[0][f"range_{sides[0][0]}"])
-            said.append(f"{family_label(rival)} ({ours} {SPEED_AXES[apart[0]['axis']]}) shares no speed with {listed}: "
-                        "nothing to compare.")
-    return said
+    found = []
+    for p in pairs:
+        a, b = parse_method(p["a"]), parse_method(p["b"])
+        if p["axis"] == pairs[0]["axis"] and p["shared"] and a.sampling == b.sampling and {a.kind, b.kind} & {*RIVALS}:
+            found.append(sentence(p))
+    return found
 
 
 def _scorer_notes(rows: Sequence[Row], header: dict[str, Any]) -> list[str]:
@@ -240,7 +204,7 @@ def _sampling_notes(spoken: Sequence[Row], header: dict[str, Any]) -> list[str]:
     if tuned := header.get("tuned"):
         same = ", the same as here, which favours it" if tuned["same_split"] else ""
         said.append(f"@tuned: the method at its own best sampling, chosen on {tuned['utterances']} utterances of split "
-                    f"{tuned['split']}{same} (recogniser {tuned['judge']}, {tuned['path']}).")
+                    f"{tuned['split']}{same} (recogniser {tuned['asr']}, {tuned['path']}).")
         if tuned["missing"]:
             said.append(f"Not tuned, so at the common sampling only: {', '.join(tuned['missing'])}.")
     if any(r.get("variety") is not None for r in spoken):
@@ -256,18 +220,17 @@ def _sampling_notes(spoken: Sequence[Row], header: dict[str, Any]) -> list[str]:
 
 def notes(rows: Sequence[Row], header: dict[str, Any]) -> list[str]:
     """What the columns mean and what the experiment can and cannot show; also printed in the report."""
+    second = header.get("second_opinion")
     seeds = ", ".join(map(str, header["seeds"]))
     if len(prompts := header.get("prompt_seeds") or []) > 1:
         seeds += f" × prompts of seeds {', '.join(map(str, prompts))}"
     out = [
-        f"WER, CER: corpus level, recogniser {header['judge']} (its transcripts are capped by duration), text "
-        f"normaliser {header['normalizer']}; n utterances × seeds {seeds}; intervals and p: bootstrap over "
-        "utterances, paired.",
+        f"WER, CER: corpus level, recogniser {header['asr']} (its transcripts are capped by duration), text "
+        f"normaliser {header['normalizer']}{f', 2nd WER by {second}' if second else ''}; n utterances × seeds {seeds}; "
+        "intervals and p: bootstrap over utterances, paired.",
         f"voice: cosine to the prompt's voice. {NOISE_QUALITY_LABEL}: not naturalness. length: audio / recording. "
         "cut: ended by the length limit. loop: the same tokens, up to half a second, three times or more in a row.",
         *_scorer_notes(rows, header),
-        "RTF: compute / audio time at batch 1, median; LM alone (draft model and verification included), and with the "
-        "vocoder. ×: speed-up of the LM (the total is in compare.json).",
     ]
     if said := training_note(header.get("training")):
         out.insert(0, said)
@@ -284,8 +247,8 @@ def notes(rows: Sequence[Row], header: dict[str, Any]) -> list[str]:
         if r.get("p_vs_random") is not None:
             low, high = r["difference_vs_random_ci"]
             out.append(f"{r['method']} against {r['random_baseline']}, what a policy must beat: "
-                       f"{100 * r['difference_vs_random']:+.2f} points of WER, 95 % interval {100 * low:+.2f} to "
-                       f"{100 * high:+.2f}, p = {r['p_vs_random']:.3f}.")
+                       f"{100 * r['difference_vs_random']:+.2f} points of WER (95 % interval {100 * low:+.2f} to "
+                       f"{100 * high:+.2f}), p = {r['p_vs_random']:.3f}.")
     power = header.get("power")
     if power:
         out.append(

@@ -29,7 +29,6 @@ def acceptance(records: Sequence[dict[str, Any]], resamples: int = RESAMPLES) ->
     """The fields of a table row that describe verification; None where the method verifies nothing.
 
     acceptance_rate and its interval: accepted / drafted tokens, bootstrap over utterances.
-    accepted_lengths: share of verifying passes that accepted 0, 1, … tokens (keys are text, for JSON).
     acceptance_by_position: dicts of position (from 1), judged, accepted (counts), rate; up to the last position that
     was ever judged.
     """
@@ -39,8 +38,8 @@ def acceptance(records: Sequence[dict[str, Any]], resamples: int = RESAMPLES) ->
         drafted[r["id"]] += r["proposed"]
         kept[r["id"]] += r["accepted"]
     ids = sorted(i for i in drafted if drafted[i])
-    empty = {"acceptance_rate": None, "acceptance_rate_ci": None, "mean_accepted": None, "accepted_lengths": None,
-             "acceptance_by_position": None, "verifying_passes": 0}
+    empty = {"acceptance_rate": None, "acceptance_rate_ci": None, "mean_accepted": None,
+             "acceptance_by_position": None}
     if not ids:
         return empty
     rate = corpus_interval([kept[i] for i in ids], [drafted[i] for i in ids], resamples=resamples)
@@ -49,7 +48,6 @@ def acceptance(records: Sequence[dict[str, Any]], resamples: int = RESAMPLES) ->
               for p, a in zip(r["rounds_proposed"], r["rounds_accepted"], strict=True) if p]
     if not rounds:
         return row
-    lengths = Counter(a for _, a in rounds)
     by_position = []
     for position in range(1, max(p for p, _ in rounds) + 1):
         judged = sum(p >= position and a >= position - 1 for p, a in rounds)
@@ -57,8 +55,4 @@ def acceptance(records: Sequence[dict[str, Any]], resamples: int = RESAMPLES) ->
             break
         accepted = sum(a >= position for _, a in rounds)
         by_position.append({"position": position, "judged": judged, "accepted": accepted, "rate": accepted / judged})
-    return {
-        **row, "verifying_passes": len(rounds), "mean_accepted": sum(a for _, a in rounds) / len(rounds),
-        "accepted_lengths": {str(n): lengths[n] / len(rounds) for n in range(max(lengths) + 1)},
-        "acceptance_by_position": by_position,
-    }
+    return {**row, "mean_accepted": sum(a for _, a in rounds) / len(rounds), "acceptance_by_position": by_position}

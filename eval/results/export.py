@@ -25,6 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tqdm import tqdm
+
 from dcar.audio import load_audio, save_audio
 from dcar.config import load_config, setting
 from dcar.config.schema import seed_setting
@@ -69,17 +71,18 @@ def _export(config: ExportConfig, source: Path, out: Path, header: dict[str, Any
     absent = [m for m in config.methods if m not in records]
     if absent or not records:
         raise DataError(f"{source}: no records of {', '.join(absent) or f'seed {config.seed}'}; it has {[*records]}")
-    audio, prompts = _kept_audio(header)
+    audio = {(v["method"], s["id"]): v["audio"] for s in header["samples"] for v in s["voices"] if v["audio"]}
+    prompts = {s["id"]: s["prompt_audio"] for s in header["samples"] if s.get("prompt_audio")}
     if not audio:
         raise DataError(f"{source}: no audio was kept; compare again with audio_samples=N (records are reused)")
     folders = []
-    for method in config.methods or list(records):
+    for method in tqdm(config.methods or list(records), desc="export", unit="method", disable=None):
         folder = out / re.sub(r"[^\w.@-]+", "-", method)
         folder.mkdir(parents=True, exist_ok=True)
         kept = [(r, audio[method, r["id"]]) for r in records[method] if (method, r["id"]) in audio]
         wavs = {r["id"]: _wav(source / file, folder / "wavs" / f"{file_name(r['id'])}.wav") for r, file in kept}
         spoken = [r for r, _ in kept]
-        write_versa(folder, records[method], spoken, wavs, header["judge"])
+        write_versa(folder, records[method], spoken, wavs, header.get("asr") or header["judge"])
         truth = {r["id"]: source / audio[RECORDING, r["id"]] for r in spoken if (RECORDING, r["id"]) in audio}
         if truth and method != RECORDING:
             places = {i: _wav(file, folder / "gt" / f"{file_name(i)}.wav") for i, file in truth.items()}
@@ -89,17 +92,6 @@ def _export(config: ExportConfig, source: Path, out: Path, header: dict[str, Any
         write_seed_tts_eval(folder, spoken, wavs, heard)
         folders.append(folder)
     return folders
-
-
-def _kept_audio(header: dict[str, Any]) -> tuple[dict[tuple[str, str], str], dict[str, str]]:
-    """(method, id) → file of its audio, and id → file of its prompt's, as compare.json lists them."""
-    audio = {
-        (voice["method"], sample["id"]): voice["audio"]
-        for sample in header["samples"]
-        for voice in sample["voices"]
-        if voice["audio"]
-    }
-    return audio, {s["id"]: s["prompt_audio"] for s in header["samples"] if s.get("prompt_audio")}
 
 
 def file_name(utterance_id: str) -> str:
@@ -121,16 +113,16 @@ def _lines(path: Path, lines: Iterable[str]) -> None:
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
-def write_versa(folder: Path, records: list[Record], spoken: list[Record], wavs: dict[str, Path], judge: str) -> None:
+def write_versa(folder: Path, records: list[Record], spoken: list[Record], wavs: dict[str, Path], asr: str) -> None:
     """`pred.scp`, `text` (of what has audio) and `versa.jsonl` (of every record): one JSON object an utterance with its
     `key`, WER and CER counts as VERSA's recognisers name them, `spk_similarity`, `dns_overall` and `utmos`."""
     _lines(folder / "pred.scp", (f"{r['id']} {wavs[r['id']]}" for r in spoken))
     _lines(folder / "text", (f"{r['id']} {' '.join(r['text'].split())}" for r in spoken))
-    _lines(folder / "versa.jsonl", (json.dumps(_versa_row(r, judge), ensure_ascii=False) for r in records))
+    _lines(folder / "versa.jsonl", (json.dumps(_versa_row(r, asr), ensure_ascii=False) for r in records))
 
 
-def _versa_row(record: Record, judge: str) -> dict[str, Any]:
-    prefix = re.split(r"[-:]", judge)[0]
+def _versa_row(record: Record, asr: str) -> dict[str, Any]:
+    prefix = re.split(r"[-:]", asr)[0]
     row = {"key": record["id"], f"{prefix}_hyp_text": record["hypothesis"], "ref_text": record["text"]}
     for unit, name in (("words", "wer"), ("characters", "cer")):
         replaced, deleted, inserted, total = record[unit]

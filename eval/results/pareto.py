@@ -23,8 +23,8 @@ from eval.results.stats import paired_contrast
 
 Counts = tuple[Sequence[float], Sequence[float]]  # errors and reference words of each utterance
 SAME_SPEED = 0.03  # ranges that miss each other by no more are compared at their nearest ends
-SPEED_AXES = {"speedup_vs_far": "times as fast as FAR", "speedup_vs_car1": "times as fast as CAR-1",
-              "tokens_per_pass": "tokens a pass"}
+SPEED_AXES = {"speedup_vs_far": ("time", " × FAR"), "speedup_vs_car1": ("time", " × CAR-1"),
+              "tokens_per_pass": ("tokens a pass", "")}  # what is equal, and the unit behind its number
 
 
 def pareto_front(speeds: Sequence[float], errors: Sequence[float]) -> list[int]:
@@ -82,7 +82,7 @@ class Curve:
 
 
 def compare_curves(a: Curve, b: Curve, counts: Mapping[str, Counts], resamples: int = RESAMPLES) -> dict[str, Any]:
-    """WER of two families at the same speed, a - b, with paired bootstrap intervals.
+    """WER of two families at the same speed, a - b (method - baseline), with paired bootstrap intervals.
 
     counts: per method, errors and reference words of the same utterances in the same order. Without a shared speed
     (SAME_SPEED, 3 %, is no difference: clocks do not agree better) the result holds the two ranges only.
@@ -111,17 +111,18 @@ def compare_curves(a: Curve, b: Curve, counts: Mapping[str, Counts], resamples: 
 
 def equal_speed(rows: Sequence[dict[str, Any]], counts: Mapping[str, Counts], axis: str,
                 resamples: int = RESAMPLES) -> list[dict[str, Any]]:
-    """Every pair of families compared at equal `axis` (a key of SPEED_AXES), in the order of the table."""
+    """Every pair of families compared at equal `axis` (a key of SPEED_AXES); of two the earlier in the order of METHODS
+    is the baseline b."""
     curves = []
     for family, members in group_families(rows).items():
         points = {r["method"]: float(r[axis]) for r in members if r.get(axis) is not None}
         if points:
             curves.append(Curve.of(family, points))
-    return [{"axis": axis, **compare_curves(a, b, counts, resamples)} for a, b in combinations(curves, 2)]
+    return [{"axis": axis, **compare_curves(b, a, counts, resamples)} for a, b in combinations(curves, 2)]
 
 
 def speed_axis(rows: Sequence[dict[str, Any]]) -> str | None:
-    """The measured speed-up that all timed methods have: against FAR, else against CAR-1; None without timings."""
+    """The measured speed-up, end to end, that all timed methods have: against FAR, else CAR-1; None without timings."""
     timed = [r for r in rows if r["kind"] == "method"]
     return next((axis for axis in ("speedup_vs_far", "speedup_vs_car1")
                  if any(r.get(axis) is not None for r in timed)), None)
@@ -129,17 +130,17 @@ def speed_axis(rows: Sequence[dict[str, Any]]) -> str | None:
 
 def sentence(pair: dict[str, Any]) -> str:
     """The comparison in words, whatever it says."""
-    a, b, unit = family_label(pair["a"]), family_label(pair["b"]), SPEED_AXES[pair["axis"]]
+    a, b, (equal, unit) = family_label(pair["a"]), family_label(pair["b"]), SPEED_AXES[pair["axis"]]
     if pair["shared"] is None:
-        ranges = " and ".join(f"{name} {speed_range(pair[key])}" for name, key in ((a, "range_a"), (b, "range_b")))
-        return f"{a} and {b} share no speed ({ranges} {unit}): nothing to compare."
+        ours, theirs = speed_range(pair["range_a"]), speed_range(pair["range_b"])
+        return f"{a} ({ours}{unit}) and {b} ({theirs}) have no {equal} in common: nothing to compare."
     low, high = pair["shared"]
-    where = "" if low == high else f", the middle of the range {speed_range([low, high])} that both reach"
-    text = (f"At {pair['at']:.2f} {unit}{where}, {a} makes {100 * pair['wer_a']:.1f} % word errors and {b} "
-            f"{100 * pair['wer_b']:.1f} %: {_verdict(a, pair)}.")
-    if low < high:
-        text += f" Averaged over the range: {_points(pair['average'])}."
-    return text
+    where = "" if low == high else f", the middle of {speed_range([low, high])}"
+    text = (f"At equal {equal} ({pair['at']:.2f}{unit}{where}) {a} makes {100 * pair['wer_a']:.1f} % word errors and "
+            f"{b} {100 * pair['wer_b']:.1f} %: {_points(pair)}")
+    if pair["p"] > 0.05:
+        text += f"; this could be chance (a true difference is seen from {100 * pair['detectable']:.1f} points on)"
+    return f"{text}." + (f" Averaged over that range: {_points(pair['average'])}." if low < high else "")
 
 
 def speed_range(ends: Sequence[float]) -> str:
@@ -148,13 +149,7 @@ def speed_range(ends: Sequence[float]) -> str:
 
 
 def _points(test: dict[str, Any]) -> str:
-    difference, low, high = (f"{100 * v:+.1f}".replace("-", "−") for v in (test["difference"], *test["ci"]))
+    difference, low, high = (f"{round(100 * v, 1) + 0:+.1f}".replace("-", "−")  # + 0: no −0.0
+                             for v in (test["difference"], *test["ci"]))
     p = "p < 0.001" if test["p"] < 0.001 else f"p = {test['p']:.3f}"
-    return f"{difference} points, 95 % interval {low} to {high}, {p}"
-
-
-def _verdict(name: str, pair: dict[str, Any]) -> str:
-    if pair["p"] > 0.05:
-        return (f"{_points(pair)}; this could be chance (a true difference is seen from about "
-                f"{100 * pair['detectable']:.1f} points on)")
-    return f"{_points(pair)}; {name} {'loses' if pair['difference'] > 0 else 'wins'}"
+    return f"{difference} points (95 % interval {low} to {high}, {p})"

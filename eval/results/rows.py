@@ -12,7 +12,7 @@ from dcar.text.bootstrap import corpus_interval
 from eval.methods.families import at_sampling, parse_method
 from eval.methods.samplings import split_label
 from eval.results.acceptance import acceptance
-from eval.results.stats import PairedTest, detectable_difference, paired_test, unpaired_detectable, utterances_needed
+from eval.results.stats import PairedTest, paired_test, utterances_needed
 from eval.results.store import RECORDING, RESYNTHESIS, Record
 from eval.results.timing import speedup, speedup_quartiles, summarize
 from eval.results.variety import variety
@@ -33,7 +33,8 @@ def make_rows(records: Sequence[Record], methods: Sequence[str], timings: Sequen
     rows = [{**_row(m, grouped[m], timings, resamples, distances), "scores": _scores(grouped[m], scorers, resamples)}
             for m in methods]
     spoken = [r for r in rows if r["kind"] == "method"]
-    clocks = {b: next((r["method"] for r in spoken if split_label(r["method"])[0] == b), b) for b in ("far", "car-1")}
+    clocks = {label: next((r for r in spoken if split_label(r["method"])[0] == b), None)
+              for label, b in (("far", "far"), ("car1", "car-1"))}
     for row in spoken:
         name = parse_method(row["method"])
         alike = [r for r in spoken if parse_method(r["method"]).sampling == name.sampling]
@@ -52,10 +53,11 @@ def make_rows(records: Sequence[Record], methods: Sequence[str], timings: Sequen
             row[f"detectable_vs_{label}"] = test and test.detectable
         row["best_car"], row["sd_baseline"], row["random_baseline"] = best, strict, drawn
         row["detectable_difference"] = row["detectable_vs_best_car"] or row["detectable_vs_far"]
-        for label, baseline in (("far", clocks["far"]), ("car1", clocks["car-1"])):
-            for suffix, total in (("", False), ("_total", True)):
-                row[f"speedup_vs_{label}{suffix}"] = speedup(timings, row["method"], baseline, total)
-            row[f"speedup_vs_{label}_quartiles"] = speedup_quartiles(timings, row["method"], baseline)
+        for label, clock in clocks.items():
+            row[f"speedup_vs_{label}"] = speedup(row, clock, "rtf")
+            row[f"lm_speedup_vs_{label}"] = speedup(row, clock, "lm_rtf")
+            row[f"speedup_vs_{label}_quartiles"] = speedup_quartiles(timings, row["method"], clock["method"]
+                                                                     ) if clock else None
     return rows
 
 
@@ -106,7 +108,6 @@ def _row(method: str, records: Sequence[Record], timings: Sequence[dict[str, Any
         "cer": cer.value, "cer_ci": [cer.low, cer.high],
         "substitutions": s, "deletions": d, "insertions": i, "reference_words": n,
         "empty_transcripts": sum(not r["hypothesis"].strip() for r in records),
-        "detectable_unpaired": unpaired_detectable(wer, wer),
         "speaker_similarity": _mean(records, "speaker_similarity"),
         "noise_quality_dnsmos": _mean(records, "noise_quality"),
         "noise_quality_n": sum("noise_quality" in r for r in records),
@@ -176,7 +177,6 @@ def power_statement(rows: Sequence[Row]) -> dict[str, Any] | None:
     return {
         "baseline": best["method"], "baseline_wer": best["wer"], "absolute": absolute,
         "relative": absolute / best["wer"], "power": 0.8, "significance": 0.05, "n": best["n"], "seeds": best["seeds"],
-        "unpaired_absolute": detectable_difference(float(np.hypot(best["wer_se"], best["wer_se"]))),
         "tests": sum(r.get("p_vs_best_car") is not None for r in rows),
         "utterances_for_10_percent": utterances_needed(best["n"], absolute, 0.1 * best["wer"]),
     }

@@ -10,7 +10,7 @@ from statistics import NormalDist
 import numpy as np
 
 from dcar.errors import DataError
-from dcar.text.bootstrap import LEVEL, RESAMPLES, Interval, checked, resampled_rates
+from dcar.text.bootstrap import LEVEL, RESAMPLES, checked, resampled_rates
 
 POWER = 0.8
 
@@ -61,11 +61,6 @@ def paired_contrast(errors: Sequence[Sequence[float]], words: Sequence[Sequence[
     reached = np.abs(differences - observed) >= abs(observed) - 1e-12
     p_value = (1 + int(reached.sum())) / (1 + resamples)
     return PairedTest(observed, float(low), float(high), error, p_value, detectable_difference(error, level=level))
-
-
-def unpaired_detectable(a: Interval, b: Interval, *, level: float = LEVEL, power: float = POWER) -> float:
-    """Detectable difference were the two rates measured on different utterances (what pairing saves)."""
-    return detectable_difference(float(np.hypot(a.standard_error, b.standard_error)), level=level, power=power)
 
 
 def detectable_difference(standard_error: float, *, level: float = LEVEL, power: float = POWER) -> float:

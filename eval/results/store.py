@@ -50,12 +50,12 @@ class Tools:
     items: list[PromptItem]
     models: Models
     vocoder: Vocoder
-    judge: Recognizer
+    asr: Recognizer
     second_opinion: Recognizer | None = None
     similarity: Callable[[np.ndarray, int, np.ndarray], float | None] | None = None
     noise_quality: Callable[[np.ndarray, int], float | None] | None = None
     recording: Callable[[str], tuple[np.ndarray, int]] | None = None  # utterance id -> waveform, rate in Hz
-    identity: dict[str, str] = field(default_factory=dict)  # names and checksums of vocoder, judge, …
+    identity: dict[str, str] = field(default_factory=dict)  # names and checksums of vocoder, ASR, …
     corpus: dict[str, Any] = field(default_factory=dict)  # what the report says about the data
     scorers: Mapping[str, Scorer] = field(default_factory=dict)  # by name; every record carries a score of each
     # prompt seed -> the same utterances with other prompts, for replicates; `items` have those of the first seed
@@ -186,7 +186,7 @@ class Maker:
         self.first_seed = seeds[0]
         self._items = [_digest(_describe(item)) for item in tools.items]
         self._methods = {name: _digest([name, e.identity, asdict(e.sampling)]) for name, e in self.entries.items()}
-        self._common = _digest([RECORD_VERSION, tools.identity, NORMALIZER, tools.judge.name])
+        self._common = _digest([RECORD_VERSION, tools.identity, NORMALIZER, tools.asr.name])
         self._index = {item.prompt.utterance_id: i for i, item in enumerate(tools.items)}
         self.done: dict[Key, Record] = {}
         self._warned = False
@@ -205,6 +205,8 @@ class Maker:
                                    RECORD_VERSION)
                 self._warned = True
                 continue
+            if "second_judge" in record:  # as it was called before
+                record = {**record, "second_asr": record["second_judge"]}
             if not is_record(record):
                 logger.warning("%s/records: a damaged record of %.60s, %.60s is not used; it is spoken again", self.out,
                                record.get("method"), record.get("id"))
@@ -225,14 +227,14 @@ class Maker:
         return self.out / "audio" / f"{name}-{slug}-{self.fingerprint(method, index)}.opus"
 
     def _extras(self, seed: int, index: int) -> dict[str, str]:
-        """Name of each judgement besides the words' that this record should carry."""
+        """What is measured besides the words, by what, that this record should carry."""
         extras = {}
         if self.tools.similarity is not None:
             extras["similarity_measure"] = getattr(self.tools.similarity, "name", "similarity")
         if seed != self.first_seed:
             return extras
         if self.tools.second_opinion is not None and index in self.scope.second_opinion:
-            extras["second_judge"] = self.tools.second_opinion.name
+            extras["second_asr"] = self.tools.second_opinion.name
         if self.tools.noise_quality is not None and index in self.scope.noise_quality:
             extras["noise_measure"] = getattr(self.tools.noise_quality, "name", "noise quality")
         return extras
@@ -252,9 +254,10 @@ class Maker:
     def missing(self, unit: Unit) -> list[int]:
         return [i for i in unit.indices if not self.finished(unit.method, unit.seed, i)]
 
-    def run(self, unit: Unit) -> int:
-        """Make the unit's missing records; returns how many."""
+    def run(self, unit: Unit, progress: Callable[[int], Any] = lambda made: None) -> int:
+        """Make the unit's missing records; returns how many. progress: told how many more are there."""
         missing = self.missing(unit)
+        progress(len(unit.indices) - len(missing))
         if not missing:
             return 0
         items = [self.tools.items[i] for i in unit.indices]
@@ -263,6 +266,7 @@ class Maker:
             for i in missing:
                 wave, rate = self.tools.recording(self.tools.items[i].prompt.utterance_id)
                 self._finish(unit, i, wave, rate, {}, {})
+                progress(1)
             return len(missing)
         # The whole batch is decoded even if a part is missing: always the same tensors, the same tokens.
         started = time.perf_counter()
@@ -292,12 +296,13 @@ class Maker:
                           "proposed": r.proposed, "accepted": r.accepted, "rounds_proposed": r.rounds_proposed,
                           "rounds_accepted": r.rounds_accepted, "emitted": r.emitted, "actions": r.actions}
             self._finish(unit, i, wave, self.tools.vocoder.sample_rate, facts, seconds)
+            progress(1)
         return len(missing)
 
     def _finish(self, unit: Unit, index: int, wave: np.ndarray, rate: int, facts: Record, seconds: dict) -> None:
         item = self.tools.items[index]
         started = time.perf_counter()
-        hypothesis = self.tools.judge.transcribe([wave], rate)[0] if len(wave) else ""
+        hypothesis = self.tools.asr.transcribe([wave], rate)[0] if len(wave) else ""
         record: Record = {
             "version": RECORD_VERSION, "method": unit.method, "seed": unit.seed, "id": item.prompt.utterance_id,
             "fingerprint": self.fingerprint(unit.method, index), "text": item.text, "hypothesis": hypothesis,
@@ -305,14 +310,14 @@ class Maker:
             "characters": counts(character_errors(item.text, hypothesis)),
             "duration": len(wave) / rate, "reference_duration": item.duration, **facts,
         }
-        seconds["judge"] = time.perf_counter() - started
+        seconds["asr"] = time.perf_counter() - started
         if self.tools.similarity is not None:
             similarity = self.tools.similarity(wave, rate, item.speaker_embedding) if len(wave) else None
             record["speaker_similarity"] = similarity
         if self.tools.scorers:
             record["scores"] = {n: s(wave, rate, item.speaker_embedding) for n, s in self.tools.scorers.items()}
         record |= self._extras(unit.seed, index)
-        if "second_judge" in record:
+        if "second_asr" in record:
             assert self.tools.second_opinion is not None
             second = self.tools.second_opinion.transcribe([wave], rate)[0] if len(wave) else ""
             record |= {"second_hypothesis": second, "second_words": counts(word_errors(item.text, second))}

@@ -1,6 +1,7 @@
 """Batch-1 timing of methods: one clock, methods interleaved, warm-up excluded, the vocoder measured beside the LM.
 
-RTF = compute time / audio time, lower is better. For every utterance all methods run one after the other, in an
+RTF = compute time / audio time, lower is better; end to end: language model (with policy, draft and verification) and
+vocoder. For every utterance all methods run one after the other, in an
 order that rotates, so that a machine that slows down slows all of them. On a GPU each speaks an utterance once before
 it is timed on it: new widths of text, columns and chunks are captured as graphs there, and DCAR meets the most of them.
 An interrupted timing goes on; if any method, its sampling or the machine changed, all of it is taken again, because
@@ -97,7 +98,7 @@ def summarize(records: Sequence[dict[str, Any]], method: str) -> dict[str, float
     """Medians over utterances of one method; None where it was not timed, as the policy's share on a GPU."""
     mine = [r for r in records if r["method"] == method and r["audio"] > 0]
     if not mine:
-        return {"lm_rtf": None, "rtf": None, "vocoder_rtf": None, "lm_ms_per_token": None, "policy_share": None}
+        return {"lm_rtf": None, "rtf": None, "lm_ms_per_token": None, "policy_share": None}
 
     def median(of: Callable[[dict[str, Any]], float]) -> float:
         return float(np.median([of(r) for r in mine]))
@@ -105,29 +106,23 @@ def summarize(records: Sequence[dict[str, Any]], method: str) -> dict[str, float
     return {
         "lm_rtf": median(lambda r: r["lm"] / r["audio"]),
         "rtf": median(lambda r: (r["lm"] + r["vocoder"]) / r["audio"]),
-        "vocoder_rtf": median(lambda r: r["vocoder"] / r["audio"]),
         "lm_ms_per_token": median(lambda r: 1e3 * r["lm"] / r["tokens"]),
         "policy_share": None if any(r["policy"] is None for r in mine) else median(lambda r: r["policy"] / r["lm"]),
     }
 
 
-def speedup(records: Sequence[dict[str, Any]], method: str, baseline: str, total: bool) -> float | None:
-    """Median over utterances of baseline RTF / method RTF on the same utterance; LM only, or with the vocoder."""
-    ratios = speed_ratios(records, method, baseline, total)
-    return float(np.median(ratios)) if ratios else None
+def speedup(row: dict[str, Any], baseline: dict[str, Any] | None, rtf: str) -> float | None:
+    """The baseline's `rtf` / the method's: the quotient of the two times that stand in the table."""
+    return baseline[rtf] / row[rtf] if baseline and baseline[rtf] and row[rtf] else None
 
 
 def speedup_quartiles(records: Sequence[dict[str, Any]], method: str, baseline: str) -> list[float] | None:
-    """First and third quartile over utterances of the same ratios, LM only: how far single utterances lie apart."""
-    ratios = speed_ratios(records, method, baseline, total=False)
-    return [float(q) for q in np.quantile(ratios, [0.25, 0.75])] if ratios else None
-
-
-def speed_ratios(records: Sequence[dict[str, Any]], method: str, baseline: str, total: bool) -> list[float]:
-    """Baseline RTF / method RTF of every utterance that both spoke, in the order of the ids."""
-    def rtf(name: str) -> dict[str, float]:
-        return {r["id"]: (r["lm"] + total * r["vocoder"]) / r["audio"] for r in records
+    """First and third quartile over utterances of the baseline's time / the method's, end to end: how far single
+    utterances lie apart."""
+    def seconds(name: str) -> dict[str, float]:
+        return {r["id"]: (r["lm"] + r["vocoder"]) / r["audio"] for r in records
                 if r["method"] == name and r["audio"] > 0}
 
-    mine, theirs = rtf(method), rtf(baseline)
-    return [theirs[i] / mine[i] for i in sorted(set(mine) & set(theirs))]
+    mine, theirs = seconds(method), seconds(baseline)
+    ratios = [theirs[i] / mine[i] for i in mine.keys() & theirs.keys()]
+    return [float(q) for q in np.quantile(ratios, [0.25, 0.75])] if ratios else None

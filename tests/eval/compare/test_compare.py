@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from compare_worker import SHORT, LevelJudge, ToneVocoder, loudness, tiny_config, tiny_policy, tiny_tools
 from tiny_decoders import tiny_decoder
 
@@ -24,13 +25,14 @@ from dcar.process import run_command
 from eval.analysis.losses import loss_maps
 from eval.analysis.reasons import watch
 from eval.compare.explain import Explanations
+from eval.compare.processes import threads_of
 from eval.compare.run import CompareConfig, main, run
 from eval.methods.families import group_families, parse_method
 from eval.methods.registry import METHODS, Entry, MethodKind, Models, Style, make_methods
 from eval.report.table import table_text
 from eval.results.rows import make_rows
 from eval.results.store import RECORDING, RESYNTHESIS, Maker, RecordStore, Scope, choose_items
-from eval.results.timing import speedup, speedup_quartiles
+from eval.results.timing import speedup, speedup_quartiles, summarize
 from eval.scorers.load import Scorer
 from eval.scorers.metrics import NoiseQuality
 
@@ -38,7 +40,7 @@ ROOT = Path(__file__).parents[3]
 FIELDS = """method wer wer_ci cer wer_capped substitutions deletions insertions speaker_similarity noise_quality_dnsmos
 tokens_per_pass lm_rtf rtf speedup_vs_far speedup_vs_car1 n truncation_rate duration_ratio p_vs_far p_vs_best_car
 detectable_difference p_vs_car1 p_vs_sd family setting target_passes draft_passes acceptance_rate acceptance_rate_ci
-acceptance_by_position accepted_lengths speedup_vs_far_quartiles p_vs_random""".split()
+acceptance_by_position speedup_vs_far_quartiles p_vs_random""".split()
 
 
 def records_of(out: Path) -> list[dict]:
@@ -219,8 +221,8 @@ def test_two_processes_give_the_same_result(tmp_path, compared):
     assert records_of(tmp_path) == records_of(compared[0])
 
     def timeless(result: dict) -> list[dict]:
-        untimed = ("lm_rtf", "rtf", "vocoder_rtf", "lm_ms_per_token", "policy_share", "timed_n")
-        return [{k: v for k, v in r.items() if k not in untimed and not k.startswith("speedup")}
+        untimed = ("lm_rtf", "rtf", "lm_ms_per_token", "policy_share", "timed_n")
+        return [{k: v for k, v in r.items() if k not in untimed and "speedup" not in k}
                 for r in result["rows"]]
 
     two, one = (json.loads((folder / "compare.json").read_text()) for folder in (tmp_path, compared[0]))
@@ -275,7 +277,7 @@ def test_processes_share_what_is_noted_and_a_missing_share_is_an_error(tmp_path)
 
 
 def test_unfinished_shards_are_an_error_not_a_result(tmp_path, monkeypatch):
-    monkeypatch.setattr("eval.results.store.Maker.run", lambda self, unit: 0)
+    monkeypatch.setattr("eval.results.store.Maker.run", lambda self, unit, progress: 0)
     with pytest.raises(DataError, match="run the comparison again"):
         run(tiny_config(tmp_path), tiny_tools())
 
@@ -354,16 +356,21 @@ def test_a_new_method_is_one_registry_entry(tmp_path, monkeypatch):
     """Nothing else is edited, and it stands in the table, in the plots, at equal speed and in the report."""
     from matplotlib.axes import Axes
 
-    written, annotate = [], Axes.annotate
+    written, annotate, plot = [], Axes.annotate, Axes.plot
 
     def recorded(self, text, *arguments, **options):
         written.append((text, options.get("color")))
         return annotate(self, text, *arguments, **options)
 
+    def drawn(self, *arguments, **options):
+        written.append((options.get("label"), options.get("color")))
+        return plot(self, *arguments, **options)
+
     def factory(name: str, rest: str, models: Models) -> list[Entry]:
         return [Entry(name, models.decoder, lambda: ChunkMethod(FixedChunk(int(rest[1:]), name)), {"double": "yes"})]
 
     monkeypatch.setattr(Axes, "annotate", recorded)
+    monkeypatch.setattr(Axes, "plot", drawn)
     style = Style("Twofold", "#123456", "D", "t")
     monkeypatch.setitem(METHODS, "double", MethodKind("double", factory, "double-2", style))
     config = tiny_config(tmp_path, methods=["double-{2,3}", "car-{1,2,3}"], seeds=[0], references=False)
@@ -373,7 +380,7 @@ def test_a_new_method_is_one_registry_entry(tmp_path, monkeypatch):
     assert (a["wer"], a["tokens_per_pass"]) == (b["wer"], b["tokens_per_pass"])
     assert (a["family"], a["setting"]) == ("double", "2") and list(group_families(result["rows"])) == ["car", "double"]
     assert {("Twofold", "#123456"), ("t=2", "#123456"), ("3", "#123456")} <= set(written)
-    assert ("car", "double") in {(p["a"], p["b"]) for p in result["equal_speed"]}
+    assert ("double", "car") in {(p["a"], p["b"]) for p in result["equal_speed"]}
     table = (tmp_path / "compare.txt").read_text()
     assert "double-2" in table and "Twofold" in table
     page = (tmp_path / "report.html").read_text()
@@ -408,7 +415,6 @@ def test_verifying_methods_carry_their_accounting(tmp_path, monkeypatch):
     assert list(rows) == ["car-2", "sd", "ssd-0.2", "ssd-0.4"]
     assert rows["ssd-0.4"]["acceptance_by_position"][1] == {**rows["ssd-0.4"]["acceptance_by_position"][0],
                                                             "position": 2, "accepted": 0, "rate": 0.0}
-    assert rows["ssd-0.4"]["accepted_lengths"] == {"0": 0.0, "1": 1.0}
     assert (rows["sd"]["acceptance_rate"], rows["sd"]["draft_passes"]) == (0.5, 7.0)
     assert rows["ssd-0.2"]["p_vs_sd"] == 1.0  # the same tokens
     assert rows["sd"]["p_vs_sd"] is rows["car-2"]["p_vs_sd"] is None
@@ -476,14 +482,38 @@ def test_command_reports_errors_with_a_status(tmp_path, capsys):
     assert "dcar prepare" in capsys.readouterr().err
 
 
-def test_speedup_is_the_median_of_paired_ratios():
-    times = [{"method": m, "id": str(i), "lm": lm, "vocoder": 1.0, "audio": 2.0}
+def test_speedup_is_the_quotient_of_the_times_in_the_table():
+    times = [{"method": m, "id": str(i), "lm": lm, "vocoder": 1.0, "audio": 2.0, "tokens": 9, "policy": None}
              for m, values in (("far", (4, 6, 100)), ("car-2", (2, 2, 4))) for i, lm in enumerate(values)]
-    assert speedup(times, "car-2", "far", total=False) == 3
-    assert speedup(times, "car-2", "far", total=True) == pytest.approx(7 / 3)
-    assert speedup(times, "car-2", "car-1", total=False) is None
-    assert speedup_quartiles(times, "car-2", "far") == [2.5, 14.0]  # of 2, 3 and 25
+    far, car = summarize(times, "far"), summarize(times, "car-2")
+    assert (far["rtf"], car["rtf"]) == (3.5, 1.5)
+    assert speedup(car, far, "rtf") == 3.5 / 1.5 and speedup(car, far, "lm_rtf") == 3
+    assert speedup(car, None, "rtf") is speedup(car, summarize(times, "car-1"), "rtf") is None
+    assert speedup_quartiles(times, "car-2", "far") == pytest.approx([2.0, 11.2667], abs=1e-3)  # of 5/3, 7/3, 101/5
     assert speedup_quartiles(times, "car-2", "car-1") is None
+
+
+@pytest.mark.parametrize(("set_", "parameters", "load", "processes", "used"), [
+    (0, 5_000_000, 0.0, 1, 1), (3, 5_000_000, 0.0, 1, 3), (0, 10**9, 0.1, 1, 7), (0, 10**9, 0.1, 3, 2),
+    (0, 10**9, 9.0, 1, 1)])
+def test_no_more_threads_than_pay(monkeypatch, set_, parameters, load, processes, used):
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: range(8), raising=False)
+    monkeypatch.setattr("os.getloadavg", lambda: (load, 0.0, 0.0))
+    before = torch.get_num_threads()
+    with threads_of(set_, parameters, processes):
+        assert torch.get_num_threads() == used
+    assert torch.get_num_threads() == before
+
+
+def test_the_evaluation_asr_is_read_by_its_old_name(tmp_path):
+    """In settings and in records: what was finished is not spoken again."""
+    assert load_config(CompareConfig, ["judge=whisper-base"]).asr == "whisper-base"
+    config = tiny_config(tmp_path, methods=["car-1"], seeds=[0], report=False, audio_samples=0, references=False)
+    run(config, tiny_tools())
+    (shard,) = (tmp_path / "records").glob("*.jsonl")
+    shard.write_text(shard.read_text().replace('"second_asr"', '"second_judge"'))
+    again = LevelJudge()
+    assert run(config, tiny_tools(again))["rows"][0]["second_n"] == 2 and again.calls == 0
 
 
 def test_corpus_counts_by_hand():
@@ -504,7 +534,7 @@ def test_corpus_counts_by_hand():
     assert (row["tokens_per_pass"], row["truncation_rate"], row["duration_ratio"]) == (2.0, 0.5, 2.0)
     assert (row["target_passes"], row["draft_passes"], row["acceptance_rate"]) == (5.0, 1.5, 0.5)
     assert [p["rate"] for p in row["acceptance_by_position"]] == [0.5, 1.0]
-    header = {"seeds": [0, 1], "judge": "j", "normalizer": "n", "power": None}
+    header = {"seeds": [0, 1], "asr": "j", "normalizer": "n", "power": None}
     lines = table_text([row], header).splitlines()
     assert lines[2].startswith("car-2")
     assert len({len(line) for line in lines[:3]}) == 1
@@ -523,7 +553,7 @@ def test_noise_quality_equals_the_package():
 
 def test_processes_that_do_not_see_each_other_are_refused(tmp_path, monkeypatch):
     """Each would do all the work and write the same shard, which once happened on CPUs without `device: cpu`."""
-    monkeypatch.setattr("eval.compare.run.PartialState", lambda **_: SimpleNamespace(num_processes=1))
+    monkeypatch.setattr("eval.compare.processes.PartialState", lambda **_: SimpleNamespace(num_processes=1))
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match="2 processes were launched but Accelerate sees 1"):
         run(CompareConfig(out=str(tmp_path)))

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 from browser import PHONE, driver, needs_browser, shoot, too_wide
 
-from dcar.speak.defaults import METHOD, SAMPLING
+from dcar.speak.defaults import NUM_CANDIDATES, SAMPLING
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(
     not importlib.util.find_spec("gradio"), reason="no gradio (pip install '.[demo]')"), needs_browser]
@@ -33,6 +33,7 @@ const image = document.querySelector("#picture-A img"), frame = image.parentElem
 frame.scrollLeft = 0;
 return [Math.abs(image.getBoundingClientRect().left - frame.getBoundingClientRect().left), frame.clientWidth,
   frame.scrollWidth];"""
+START = f"dcar@n{NUM_CANDIDATES}"  # what side A is set to
 LISTEN = """
 const players = root => [...root.querySelectorAll("*")].flatMap(e => [...(e.tagName == "AUDIO" && e.src ? [e] : []),
   ...(e.shadowRoot ? players(e.shadowRoot) : [])]);
@@ -185,9 +186,9 @@ def test_sound_comes_while_it_is_spoken(person):
     person.type(LONG)
     person.click("#speak-A")
     person.until(person.heard)
-    assert f"{METHOD}:" not in person.facts("A")  # the utterance is not finished
+    assert f"{START}:" not in person.facts("A")  # the utterance is not finished
     before = len(person.heard())
-    person.until(lambda: person.facts("A").startswith(f"{METHOD}:"))
+    person.until(lambda: person.facts("A").startswith(f"{START}:"))
     pieces = person.heard()
     assert len(pieces) > before and len({p["id"] for p in pieces}) == 1
     seconds = sum(p["seconds"] for p in pieces)
@@ -199,9 +200,10 @@ def test_sound_comes_while_it_is_spoken(person):
 
 
 @WIDTHS
-def test_it_begins_as_dcar_speak_does(person):
-    """One default for both; and nothing is wider than the screen before anything was done."""
-    assert person.until(lambda: person.one("#method-A input")).get_attribute("value") == METHOD
+def test_it_begins_with_the_policy_against_next_token_decoding(person):
+    """And nothing is wider than the screen before anything was done."""
+    assert person.until(lambda: person.one("#method-A input")).get_attribute("value") == START
+    assert person.one("#method-B input").get_attribute("value") == "far"
     assert float(person.one("#temperature-A input[type=number]").get_attribute("value")) == SAMPLING.temperature
     assert person.fits()
     person.shoot("start")
@@ -210,7 +212,7 @@ def test_it_begins_as_dcar_speak_does(person):
 @WIDTHS
 def test_type_speak_hear_switch_and_look(person):
     person.type("We went home, and the tide came in.")
-    person.speak("A", METHOD)
+    person.speak("A", START)
     seconds, loudest = person.kept("#sound-A")
     said = float(re.search(r"([\d.]+) s of speech", person.facts("A"))[1])
     assert seconds == pytest.approx(said, abs=0.01) and loudest > 0.05
@@ -268,7 +270,7 @@ def test_a_blind_vote_is_counted(person, votes):
     person.until(lambda: person.one("#outcome") and "Which one sounds better?" in person.one("#outcome").text)
     assert all(person.kept(f"#blind-{n}")[1] > 0.05 for n in ("first", "second"))
     shown = person.one("#blind-first").text + person.one("#blind-second").text + person.one("#outcome").text
-    assert METHOD not in shown and "far" not in shown
+    assert START not in shown and "far" not in shown
     assert person.fits()
     person.click("#vote-second")
     person.until(lambda: "Counted. First:" in person.one("#outcome").text)
@@ -297,7 +299,7 @@ def test_two_people_at_once(address):
         for person in people:
             person.click("#speak-A")
         for person in people:
-            person.until(lambda p=person: p.facts("A").startswith(f"{METHOD}:"))
+            person.until(lambda p=person: p.facts("A").startswith(f"{START}:"))
         first, second = (sum(p["seconds"] for p in person.heard()) for person in people)
         assert 0 < first < second
     finally:

@@ -10,8 +10,7 @@ from matplotlib.colors import to_rgb
 
 from eval.methods.families import parse_method
 from eval.methods.registry import METHODS
-from eval.report.plots import plot_errors
-from eval.report.tune_plot import plot_tuned
+from eval.report.plots import plot_errors, plot_tuned
 from eval.results.store import RESYNTHESIS
 
 NAMES = ["dcar", "dcar@d0.5", "dcar@n2", "dcar@n4", "dcar@n4@d0.5", "dcar@n8", "dcar@n16", "dcar@t0.4", "dcar@n4@t0.4"]
@@ -73,7 +72,7 @@ def test_tuned_methods_of_several_draws_are_told_apart_too(drawn, tmp_path):
              "variety": None, "variety_ci": None}
     names = ["car-3", "car-5", "dcar", "dcar@n4"]
     found = {"methods": {name: {"grid": [point], "best": "t0.4"} for name in names}, "common": point, "utterances": 1,
-             "split": "dev", "judge": "none"}
+             "split": "dev", "asr": "none"}
     plot_tuned(found, tmp_path / "tune.png")
     looks = [(line["color"], line["marker"], line["alpha"]) for line in drawn]
     assert looks[0][:2] == looks[1][:2] and looks[0][2] < looks[1][2] == looks[2][2] == looks[3][2] == 1

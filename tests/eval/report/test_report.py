@@ -9,6 +9,7 @@ import json
 import re
 from html.parser import HTMLParser
 from importlib.resources import files
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,8 +26,9 @@ from eval.report.curves import curve_keys, read_log, series
 from eval.report.listen import legend, marked, timeline
 from eval.report.page import FORMAT_VERSION, main, write_report
 from eval.report.sections import matrix
-from eval.report.summary import best_sentence, names_sentence, unsteady_times
+from eval.report.summary import best_sentence, names_sentence, terminal_text, unsteady_times, verdict
 from eval.report.table import column_groups, main_columns
+from eval.results.pareto import sentence
 
 TEMPLATES = files("eval.report") / "templates"
 SCRIPT, STYLE = ((TEMPLATES / name).read_text() for name in ("script.js", "style.css"))
@@ -128,8 +130,8 @@ def test_the_summary_comes_first(folder):
         row.pop("speedup_vs_far_quartiles", None)
     (folder / "compare.json").write_text(json.dumps(result))
     text = write_report(folder).read_text()
-    heard, image = text.index("<audio"), text.index("Word errors against")
-    assert text.index("the fewest word errors") < heard < image < text.index("<table") < text.index("class=section")
+    heard, image = text.index("<audio"), text.index("Word errors at equal")
+    assert text.index("<p class=best><strong>") < heard < image < text.index("<table") < text.index("class=section")
     assert text.index("class=section") < text.index('aria-label="Could it be chance?"')
     assert "class=warn" not in text
     bare = {"known": False, "checkpoint": "runs/far", "shipped": False}
@@ -137,7 +139,7 @@ def test_the_summary_comes_first(folder):
         {**result, "training": {"far": bare, "decoder": bare, "differences": []}}))
     warned = write_report(folder).read_text()
     (folder / "compare.json").write_text(json.dumps(result))
-    assert warned.index("the fewest word errors") < warned.index("<p class=warn>Whether FAR") < warned.index("<audio")
+    assert warned.index("<p class=best><strong>") < warned.index("<p class=warn>Whether FAR") < warned.index("<audio")
 
 
 def test_every_table_is_csv_too(folder):
@@ -147,7 +149,7 @@ def test_every_table_is_csv_too(folder):
     (beside / "old.csv").write_text("x")
     text = write_report(folder).read_text()
     tables = {path.stem: list(csv.reader(path.open(encoding="utf-8"))) for path in beside.iterdir()}
-    assert {"errors-and-speed", "could-it-be-chance", "voices-lengths-and-loops", "at-equal-speed-up"} <= set(tables)
+    assert {"errors-and-speed", "could-it-be-chance", "voices-lengths-and-loops", "at-equal-time"} <= set(tables)
     assert set(re.findall(r'download="([a-z0-9-]+)\.csv"', text)) == set(tables)
     rows = json.loads((folder / "compare.json").read_text())["rows"]
     assert [line[0] for line in tables["errors-and-speed"]] == ["method", *(r["method"] for r in rows)]
@@ -184,7 +186,7 @@ def test_columns_that_are_empty_everywhere_are_left_out(folder):
     assert "p random" not in [t for t, _ in titles["Could it be chance?"]]  # no random sizes in this comparison
     assert {"p FAR", "p bestCAR"} <= {t for t, _ in titles["Could it be chance?"]}
     shown = [t for columns in titles.values() for t, _ in columns]
-    assert set(shown) >= {t for t, of in main_columns(result["rows"]) if any(of(r) != "–" for r in result["rows"])}
+    assert set(shown) == {t for t, _ in main_columns(result["rows"])}
 
 
 def test_best_at_which_speed():
@@ -194,14 +196,49 @@ def test_best_at_which_speed():
     rows = [row("far", 0.3, 1.0), row("car-2", 0.1, 1.5), row("car-3", 0.15, 2.0), row("car-4", 0.18, 2.2),
             row("dcar", 0.2, 2.5), row("sd", 0.4, 0.9), {"method": "recording", "kind": "reference", "wer": 0.01}]
     assert best_sentence(rows, "speedup_vs_far") == (
-        "car-2 makes the fewest word errors (10.0 %), 1.50 times as fast as FAR. Faster, with more errors: car-3 to "
-        "car-4 (15.0 to 18.0 %), 2.00 to 2.20 times; dcar (20.0 %), 2.50 times.")
+        "Fewest word errors: car-2 (10.0 %, 1.50 × FAR). Faster, with more errors: car-3 (15.0 %, 2.00 × FAR), car-4 "
+        "(18.0 %, 2.20 × FAR), dcar (20.0 %, 2.50 × FAR).")
     assert best_sentence(rows[:1], "speedup_vs_far") == (
-        "far makes the fewest word errors (30.0 %), 1.00 times as fast as FAR; no method is faster.")
+        "Fewest word errors: far (30.0 %, 1.00 × FAR). No method is faster.")
     long = row("random-4-5-6-7-8-9-10-11-12-13-14-15-16", 0.25, 3.0)
-    assert best_sentence([rows[1], long], "speedup_vs_far").endswith("random-4…16 (25.0 %), 3.00 times.")
-    alike = [row("car-2", 0.1, 1.5), row("dcar", 0.1, 1.5), row("far", 0.1, 1.0)]
-    assert best_sentence(alike, "speedup_vs_far").startswith("car-2 and dcar make the fewest word errors (10.0 %), 1.5")
+    assert best_sentence([rows[1], long], "speedup_vs_far").endswith("random-4…16 (25.0 %, 3.00 × FAR).")
+
+
+def test_the_verdict_is_the_same_everywhere_and_says_method_minus_baseline(folder):
+    result = json.loads((folder / "compare.json").read_text())
+    said = verdict(result)
+    times, tokens = ({p["axis"]: p for p in result["equal_speed"] if (p["a"], p["b"]) == ("dcar", "car")}[axis]
+                     for axis in ("speedup_vs_far", "tokens_per_pass"))
+    assert len(said) == 2 and said[0] == sentence(tokens) and said[1] == sentence(times)
+    assert tokens["shared"] is None or tokens["difference"] == pytest.approx(tokens["wer_a"] - tokens["wer_b"])
+    page, text = parsed(write_report(folder)).text, terminal_text(result, folder)
+    assert all(s in page and s in " ".join(text.split()) for s in said)
+    assert not verdict({**result, "rows": [r for r in result["rows"] if r["method"] != "dcar"]})
+    more = [*result["rows"], {**result["rows"][-1], "method": "dcar@n4"}]
+    pairs = [*result["equal_speed"], {**tokens, "a": "dcar@n4"}]
+    assert verdict({**result, "rows": more, "equal_speed": pairs})[0].count("4 candidates") == 1
+
+
+def test_a_terminal_of_a_hundred_columns_shows_it_all(folder):
+    result = json.loads((folder / "compare.json").read_text())
+    wide = {**result["rows"][-1], "method": "dcar@" + "name" * 20 + "@n16@d-0.5"}
+    text = terminal_text({**result, "rows": [*result["rows"], wide]}, Path("runs/compare"))
+    assert max(map(len, text.splitlines())) <= 100
+    table = [re.split(r"  +", line) for line in text.splitlines()]
+    assert table[0] == ["method", "WER %", "95 % interval", "tokens a pass", "RTF end to end", "× FAR"]
+    rows = {cells[0]: cells for cells in table[2:] if len(cells) == 6}
+    assert {"far", "car-2", "dcar"} <= rows.keys()
+    for row in result["rows"]:
+        if row["kind"] == "method":  # the quotient of the very columns
+            far = next(r for r in result["rows"] if r["method"] == "far")
+            assert row["speedup_vs_far"] == far["rtf"] / row["rtf"]
+            assert row["lm_speedup_vs_far"] == far["lm_rtf"] / row["lm_rtf"]
+            assert rows[row["method"]][4:] == [f"{row['rtf']:.3f}", f"{row['speedup_vs_far']:.2f}"]
+    assert text.count("Differences are method − baseline") == 1 and "1 torch thread." in text
+    assert "The whole table: runs/compare/compare.txt" in text
+    commands = text.partition("Try next:\n")[2].splitlines()
+    assert len(commands) == 3
+    assert "runs/compare/report.html" in commands[0] and "runs/compare/config.yaml" in commands[1]
 
 
 def test_the_names_are_explained_that_were_compared():
@@ -218,7 +255,7 @@ def test_times_that_differ_from_sentence_to_sentence_are_said():
     assert not unsteady_times([row, {"method": "far", "speedup_vs_far_quartiles": None}], "speedup_vs_far")
     said = unsteady_times([row, {**row, "method": "car-6", "timed_n": 2, "speedup_vs_far_quartiles": [4.0, 6.3]}],
                           "speedup_vs_far")
-    assert "(2)" in said and "car-6 lie outside 4.00 to 6.30" in said
+    assert "(2)" in said and "car-6 lie outside 4.00 to 6.30 × FAR" in said
 
 
 def test_a_difference_that_is_written_as_nothing_is_neither_better_nor_worse():
@@ -272,10 +309,7 @@ def test_missing_pieces_are_named(tmp_path, folder, capsys):
     with pytest.raises(DataError, match=r"compare_speed\.png"):
         main([f"compare={tmp_path}"])
     main([f"compare={folder}", f"training_log={folder}/log.jsonl"])
-    said = capsys.readouterr().out
-    assert said.startswith("Beside the papers")
-    assert "CAR, 2 tokens" in said
-    assert "VADUSA" not in said.replace("DCAR", "").split("there:")[0]
+    assert "Try next:" in capsys.readouterr().out
 
 
 def test_reports_of_another_format_are_refused(tmp_path, folder):

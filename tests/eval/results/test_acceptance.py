@@ -1,4 +1,4 @@
-"""Acceptance rates and histograms counted rule-based; a method that miscounts is refused."""
+"""Acceptance rates counted rule-based; a method that miscounts is refused."""
 
 from __future__ import annotations
 
@@ -18,9 +18,7 @@ def test_counted_by_hand():
     got = acceptance([record("a", [(3, 3), (3, 0), (3, 1)]), record("b", [(3, 2), (0, 0), (1, 1)])], resamples=200)
     assert got["acceptance_rate"] == 7 / 13
     assert got["acceptance_rate_ci"][0] <= 7 / 13 <= got["acceptance_rate_ci"][1]
-    assert got["verifying_passes"] == 5
     assert got["mean_accepted"] == 7 / 5
-    assert got["accepted_lengths"] == {"0": 1 / 5, "1": 2 / 5, "2": 1 / 5, "3": 1 / 5}
     assert got["acceptance_by_position"] == [
         {"position": 1, "judged": 5, "accepted": 4, "rate": 4 / 5},
         # the last pass accepted its only token: it has no second one to judge
@@ -32,13 +30,11 @@ def test_counted_by_hand():
 def test_positions_that_were_never_judged_are_not_listed():
     got = acceptance([record("a", [(5, 1), (5, 0)])], resamples=100)
     assert [(p["position"], p["rate"]) for p in got["acceptance_by_position"]] == [(1, 0.5), (2, 0.0)]
-    assert got["accepted_lengths"] == {"0": 0.5, "1": 0.5}
 
 
 def test_nothing_verified_has_no_rate():
     got = acceptance([record("a", [])])
-    assert got["verifying_passes"] == 0
-    assert {v for k, v in got.items() if k != "verifying_passes"} == {None}
+    assert set(got.values()) == {None}
 
 
 @pytest.mark.parametrize(("proposed", "accepted"), [([3], [4]), ([3], [-1]), ([3, 3], [1])])

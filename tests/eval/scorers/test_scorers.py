@@ -228,7 +228,7 @@ def comparison(tmp_path: Path) -> Path:
     records.append({**records[-1], "seed": 1, "hypothesis": "another seed"})
     (out / "records.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
     voices = [{"method": "recording", "audio": "audio/rec.opus"}, {"method": "car-2", "audio": "audio/a.opus"}]
-    header = {"judge": "moonshine-tiny-en-0.1.0", "samples": [
+    header = {"asr": "moonshine-tiny-en-0.1.0", "samples": [
         {"id": "set/u 1", "prompt_audio": "audio/prompt.opus", "voices": voices}]}  # fmt: skip
     (out / "compare.json").write_text(json.dumps(header))
     return out

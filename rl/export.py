@@ -168,8 +168,7 @@ A whole utterance, with the decoder: docs/decode.md of the project.
 
 
 READ = {"hidden": "the hidden states so far, before tokens are drawn",
-        "candidates": "what the heads drew: likelihood and certainty of every candidate",
-        "both": "the hidden states so far, and likelihood and certainty of every candidate drawn"}
+        "candidates": "what the heads drew: likelihood and certainty of every candidate"}
 
 
 def policy_card(policy: ChunkPolicy, source: dict[str, Any], codes: int = 0, num_candidates: int = 1) -> str:

@@ -108,7 +108,7 @@ def random_policies(model: AnyDecoder, reads: str = "hidden") -> dict[str, Chunk
     if reads == "candidates":
         chunk_scorer = ChunkScorerConfig(width, most, model.config.output_size)
         made = {"after the draw": ChunkPolicyConfig(
-            **shape, width=None, reads=reads, score_width=0, chunk_scorer_width=chunk_scorer.width,
+            **shape, width=None, reads=reads, chunk_scorer_width=chunk_scorer.width,
             chunk_scorer_embedding=chunk_scorer.embedding_size, chunk_scorer_ids=chunk_scorer.vocab_size)}
     else:
         made = {"bottleneck": ChunkPolicyConfig(**shape, width=min(256, width // 2)),

@@ -274,7 +274,7 @@ def refused(page: Path) -> list[str]:
     """
     lost = []
     for module, given in commands(page):
-        if not given or {"--help", "-h"} & set(given) or main_of(module).__module__ == "launch.make_starter_corpus":
+        if not given or {"--help", "-h"} & set(given):
             continue
         arguments = [word for word in given if "…" not in word]
         if arguments and arguments[-1] == "--config":  # --config …

@@ -52,20 +52,7 @@ def read_sizes(model: AnyDecoder) -> dict[str, int]:
     return {"far": trunk + model.heads.base.weight.numel(), "heads": costs.once, "head": costs.each}
 
 
-def memory_rates(device: torch.device, dtype: torch.dtype, mebibytes: int = 128) -> dict[str, float]:
-    """GB/s of copying (read + write), GB/s of reading weights in a matrix-vector product, GFLOP/s of a matmul."""
-    source = torch.ones(mebibytes * 2**20 // dtype.itemsize, device=device, dtype=dtype)
-    target = torch.empty_like(source)
-    matrix, vector = source.view(-1, 4096), torch.ones(4096, device=device, dtype=dtype)
-    square = torch.ones(1024, 1024, device=device, dtype=dtype)
-    runs = {"copy": lambda: target.copy_(source), "matvec": lambda: matrix @ vector, "matmul": lambda: square @ square}
-    seconds = {name: min(times) for name, times in interleaved(runs, 5, device).items()}
-    size = source.nbytes / 1e9
-    return {"copy_gb_s": 2 * size / seconds["copy"], "read_gb_s": size / seconds["matvec"],
-            "matmul_gflop_s": 2 * 1024**3 / seconds["matmul"] / 1e9}
-
-
-def cached_read_rate(device: torch.device, dtype: torch.dtype, parameters: int) -> float:
+def read_rate(device: torch.device, dtype: torch.dtype, parameters: int) -> float:
     """GB/s of reading `parameters` weights again and again, as a small model that fits a cache does: by PyTorch or by
     the kernels of few rows, whichever is faster here."""
     matrix = torch.ones(max(1, parameters // 1024), 1024, device=device, dtype=dtype)
@@ -76,13 +63,13 @@ def cached_read_rate(device: torch.device, dtype: torch.dtype, parameters: int) 
     return matrix.nbytes / 1e9 / min(min(times) for times in interleaved(runs, 10, device).values())
 
 
-def print_card(name: str, model: AnyDecoder, policies: Mapping[str, ChunkPolicy], rates: Mapping[str, float],
+def print_card(name: str, model: AnyDecoder, policies: Mapping[str, ChunkPolicy],
                device: torch.device) -> dict[str, Any]:
     """What a step of this model reads, and the least time in which this machine reads it: `floor_ms` by k."""
     sizes, costs = read_sizes(model), head_costs(model.heads)
     total, k_max = sum(p.numel() for p in model.parameters()), model.config.num_prediction_heads
     dtype = model.norm.weight.dtype
-    rate = cached_read_rate(device, dtype, min(sizes["far"], 64 << 20))
+    rate = read_rate(device, dtype, min(sizes["far"], 64 << 20))
     policy_sizes = {n: sum(p.numel() for p in policy.parameters()) for n, policy in policies.items()}
     floor = {str(k): (sizes["far"] + costs.read(k)) * dtype.itemsize / rate / 1e6 for k in range(1, k_max + 1)}
     kv = 2 * model.config.num_layers * model.config.hidden_size * dtype.itemsize
@@ -92,8 +79,7 @@ def print_card(name: str, model: AnyDecoder, policies: Mapping[str, ChunkPolicy]
           f"read per step, M parameters: FAR {sizes['far'] / 1e6:.2f}; all {k_max} heads add "
           f"{costs.read(k_max) / 1e6:.2f} ({sizes['heads'] / 1e6:.2f} shared, {sizes['head'] / 1e6:.3f} each); "
           + "; ".join(f"policy ({n}) {size / 1e6:.2f}" for n, size in policy_sizes.items())
-          + f"\nweights of this size are read at {rate:.1f} GB/s (large memory: {rates['read_gb_s']:.1f}, copy "
-          f"{rates['copy_gb_s']:.1f} GB/s, matmul {rates['matmul_gflop_s']:.0f} GFLOP/s)\n"
+          + f"\nweights of this size are read at {rate:.1f} GB/s\n"
           "floor, ms a step: " + "  ".join(f"CAR-{k} {ms:.2f}" for k, ms in floor.items()))
     return {"parameters": total, "read_far": sizes["far"], "read_heads": sizes["heads"], "read_head": sizes["head"],
             "read_policy": policy_sizes, "read_gb_s": rate, "floor_ms": floor, "weight_bytes": dtype.itemsize * total,

@@ -4,10 +4,10 @@
     dcar analyse what=speed decoder=runs/car policy=runs/dcpo/export
 
 First a card of what each step has to read and what the machine can read, hence a floor; then the measurements, in the
-static engine unless said otherwise: CAR-k and DCAR at batch 1, a group's rollouts in one batch against one by one,
-batches, lengths, and Hugging Face's `generate` on the same weights. Repeats are interleaved, medians printed with their
-range; every run speaks a fixed number of tokens (EOS forbidden), so no method gains by stopping early. The last line is
-one JSON object. Methods by name are timed by `dcar compare`.
+static engine unless said otherwise: CAR-k and DCAR at batch 1, batches, lengths, and Hugging Face's `generate` on the
+same weights. Repeats are interleaved, medians printed with their range; every run speaks a fixed number of tokens (EOS
+forbidden), so no method gains by stopping early. The last line is one JSON object. Methods by name are timed by
+`dcar compare`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from dcar.tracking import machine
 from eval.methods.chains import DEFAULT_LENGTH
 from eval.methods.registry import Models, load_models
 from eval.results.timing import module_device
-from eval.speed.measure import CLOCKS, Load, interleaved, memory_rates, print_card, shown
+from eval.speed.measure import CLOCKS, Load, interleaved, print_card, shown
 from eval.verifiers.drafters import ModelDrafter
 from eval.verifiers.sd import SpeculativeDecoding
 from heads.build import HEAD_KINDS, check_kind
@@ -57,7 +57,6 @@ HEADS = ("heads", "num_prediction_heads", "head_width", "tie_heads")
 """Settings that say which heads random models have."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-GROUP = 8  # rollouts of one utterance
 
 
 @dataclass
@@ -82,8 +81,8 @@ class SpeedConfig:
     num_candidates: int = setting(1, "Candidates that DCAR draws side by side, for policies with a chunk scorer.",
                                   minimum=1, old=("draws",))
     device: str = setting("cpu", "cpu or cuda.")
-    parts: list[str] = setting(lambda: list(PARTS), "Of steps, rollouts, growth (batch and length) and peers (Hugging "
-                                                    "Face on the same weights).")
+    parts: list[str] = setting(lambda: list(PARTS), "Of steps, growth (batch and length) and peers (Hugging Face on "
+                                                    "the same weights).")
     tokens: int = setting(0, "Speech tokens of a run; 0 = 210, with quick 60 (paper size: 15).", minimum=0)
     clock: str = setting("wall", "cpu: processor time of this process, for a CPU on which other jobs run.",
                          choices=CLOCKS)
@@ -208,11 +207,6 @@ def _steps(m: Measurement) -> None:
     loop = m.steps([1], m.few, partial(decode, m.decoder))[1]
     m.ratio("static_over_loop", median(loop) / car[1])
     print(f"reference loop, CAR-1: {shown(loop)} ms a step")
-    if engine.graphs.enabled:
-        eager = {k: median(ms) for k, ms in m.steps(chosen, m.few, m.engine(graphs=False).decode).items()}
-        print("without graphs, ms a step: " + "  ".join(f"CAR-{k} {ms:.2f}" for k, ms in eager.items()))
-        m.ratio("graphed_over_eager", {str(k): ms / car[k] for k, ms in eager.items()})
-        card["ms_per_step_eager"] = {str(k): ms for k, ms in eager.items()}
 
 
 def _dcar(m: Measurement, engine: StaticEngine, name: str) -> float:
@@ -246,29 +240,6 @@ def _dcar(m: Measurement, engine: StaticEngine, name: str) -> float:
         m.ratio("dcar_over_own_bound", bound)
         print(f"that is {speedup / mean:.3f} of its chunk, {bound:.3f} of what its bytes allow")
     return median(over)
-
-
-def _rollouts(m: Measurement) -> None:
-    """A group's rollouts with hidden states kept: one by one (the way of a trainer that generates sequentially) in the
-    loop and in the engine, and in one batch that shares the prefill."""
-    policy = next(iter(m.models.policies.values()))
-    method, sampling = ChunkMethod(PolicyChunk(policy, "sample")), m.load.sampling()
-    one = m.engine(policy=policy)
-    many = engine_for(m.decoder, m.prompts, sampling, batch=GROUP, policy=policy)
-
-    def singly(speak: Callable[..., Any]) -> None:
-        for seed in range(GROUP):
-            speak(m.prompts, method, sampling, seed=seed, record_hidden=True)
-
-    seconds = m.time({
-        "loop one by one": partial(singly, partial(decode, m.decoder)),
-        "engine one by one": partial(singly, one.decode),
-        "engine batch": partial(many.decode, m.prompts, method, sampling, group_size=GROUP, record_hidden=True),
-    }, m.once)
-    together = median(seconds["engine batch"])
-    m.ratio("rollouts_over_sequential", median(seconds["loop one by one"]) / together)
-    m.ratio("rollouts_over_sequential_engine", median(seconds["engine one by one"]) / together)
-    print(f"{GROUP} rollouts, s: " + "; ".join(f"{name} {shown(s)}" for name, s in seconds.items()))
 
 
 def _growth(m: Measurement, window: int = 40) -> None:
@@ -339,7 +310,7 @@ def _peers(m: Measurement) -> None:
 
 
 PARTS: dict[str, Callable[[Measurement], None]] = {
-    "steps": _steps, "rollouts": _rollouts, "growth": _growth, "peers": _peers}
+    "steps": _steps, "growth": _growth, "peers": _peers}
 
 
 def run(config: SpeedConfig) -> dict[str, Any]:
@@ -352,20 +323,18 @@ def run(config: SpeedConfig) -> dict[str, Any]:
           f"repeats, medians, {config.clock} clock")
     if busy > cores / 2:
         print(f"NOTE: the machine is busy (load {busy:.1f} on {cores} cores); times are not those of an idle one")
-    rates = memory_rates(device, DTYPES[config.dtype], 64 if config.quick else 256)
     ratios: dict[str, Any] = {}
     cards: dict[str, Any] = {}
     for size in config.sizes:
         models = load_all(config, size)
-        cards[size] = print_card(size, models.decoder, models.policies, rates, device)
+        cards[size] = print_card(size, models.decoder, models.policies, device)
         measured = Measurement(config, size, models, cards[size], ratios)
         for part in ["steps"] if measured.brief else config.parts:
             PARTS[part](measured)
     spent = {"wall": time.perf_counter() - started, "cpu": time.process_time() - cpu_started}
     print(f"the benchmark took {spent['wall']:.0f} s, {spent['cpu']:.0f} s of the processor")
     result = {"machine": machine(), "device": config.device, "dtype": config.dtype, "clock": config.clock,
-              "quick": config.quick, "load": busy, "cores": cores, "seconds": spent, "rates": rates, "ratios": ratios,
-              "models": cards}
+              "quick": config.quick, "load": busy, "cores": cores, "seconds": spent, "ratios": ratios, "models": cards}
     print(json.dumps(result))
     return result
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any
 
 from dcar.errors import ConfigError
 from heads.multi_token import MultiTokenHeads
@@ -12,37 +12,6 @@ Heads = MultiTokenHeads | SharedHeads
 """`base`, `num_heads`, `blocks`, `forward(hidden, k, only)`, `single(hidden, head)`, `start_outputs(rows)`."""
 
 HEAD_KINDS = ("independent", "shared")
-
-
-class HeadSettings(Protocol):
-    """What the configuration of a decoder says of its heads: `CARConfig`, `BackboneConfig`."""
-
-    @property
-    def hidden_size(self) -> int: ...
-
-    @property
-    def output_size(self) -> int: ...
-
-    @property
-    def num_prediction_heads(self) -> int: ...
-
-    @property
-    def heads(self) -> str: ...
-
-    @property
-    def head_blocks(self) -> int: ...
-
-    @property
-    def zero_init_heads(self) -> bool: ...
-
-    @property
-    def share_head_blocks(self) -> bool: ...
-
-    @property
-    def head_width(self) -> int: ...
-
-    @property
-    def tie_heads(self) -> bool: ...
 
 
 def check_kind(heads: str, share_head_blocks: bool = False, head_width: int = 0, tie_heads: bool = False) -> None:
@@ -56,8 +25,9 @@ def check_kind(heads: str, share_head_blocks: bool = False, head_width: int = 0,
         raise ConfigError("share_head_blocks is of independent heads: with heads=shared set head_blocks=1")
 
 
-def build_heads(config: HeadSettings, base_bias: bool = False) -> Heads:
-    """New heads as `config` says; `base_bias` gives the base head a bias. Raises ConfigError."""
+def build_heads(config: Any, base_bias: bool = False) -> Heads:
+    """New heads as the configuration of a decoder says (`CARConfig`, `BackboneConfig`); `base_bias` gives the base head
+    a bias. Raises ConfigError."""
     check_kind(config.heads, config.share_head_blocks, config.head_width, config.tie_heads)
     size = config.hidden_size, config.output_size, config.num_prediction_heads, config.head_blocks
     if config.heads == "shared":

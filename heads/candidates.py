@@ -18,7 +18,7 @@ nats. Behind them may stand what the token adds to the joint score of its chunk 
 CHUNK_SCORE = len(FEATURES)
 """Where that stands."""
 UNLIKELY = -8.0  # log-probabilities below say the same
-GAIN = 8.0  # of the linear part: its dozen weights have to move far in a few hundred updates, each of a learning rate
+GAIN = 8.0  # the dozen weights have to move far in a few hundred updates, each of a learning rate
 
 
 def candidate_features(logits: Tensor, tokens: Tensor) -> Tensor:
@@ -49,22 +49,17 @@ def end_features(candidates: Tensor) -> Tensor:
 
 
 class EndScores(nn.Module):
-    """A score for every end of a chunk, by one small network for all ends: s_a = w f_a + v SiLU(U f_a + g(h)).
+    """A score for every end of a chunk, linear in what is seen of it: s_a = w f_a.
 
     No weight belongs to one end, so a policy reads decoders of any number of heads. It begins at 0: all ends alike.
     """
 
-    def __init__(self, width: int, features: int = len(FEATURES)):
-        """features: F, of every candidate. width: of what is not linear, U; 0 = all is."""
+    def __init__(self, features: int = len(FEATURES)):
+        """features: F, of every candidate."""
         super().__init__()
         self.features = features
-        of_an_end = 4 * features + 3
-        self.linear = nn.Linear(of_an_end, 1, bias=False)
+        self.linear = nn.Linear(4 * features + 3, 1, bias=False)
         nn.init.zeros_(self.linear.weight)
-        self.inner = self.outer = None
-        if width:
-            self.inner, self.outer = nn.Linear(of_an_end, width), nn.Linear(width, 1, bias=False)
-            nn.init.zeros_(self.outer.weight)
 
     def end_on_likely(self, nats: float = 2.0) -> None:
         """Begin as a soft `end-on-confident` (dcar/decoding/chunks.py): so many nats for each of the last kept
@@ -77,17 +72,9 @@ class EndScores(nn.Module):
         with torch.no_grad():
             self.linear.weight[0, 3 * self.features + CHUNK_SCORE] = 8 / GAIN  # the sums are in eighths
 
-    def forward(self, candidates: Tensor, state: Tensor | None = None) -> Tensor:
-        """candidates [..., K, F], state [..., width] of the hidden states so far (or none; one for all draws
-        [..., N, K, F]) -> scores [..., K]."""
-        ends = end_features(candidates)
-        scores = GAIN * self.linear(ends)
-        if self.inner is not None and self.outer is not None:
-            inner = self.inner(ends)
-            if state is not None:
-                inner = inner + over_draws(state, candidates).unsqueeze(-2)
-            scores = scores + self.outer(nn.functional.silu(inner))
-        return scores.squeeze(-1)
+    def forward(self, candidates: Tensor) -> Tensor:
+        """candidates [..., K, F] -> scores [..., K]."""
+        return GAIN * self.linear(end_features(candidates)).squeeze(-1)
 
 
 def resampled(candidates: Tensor) -> Tensor:
@@ -115,9 +102,3 @@ def joint_log_probs(scores: Tensor, candidates: Tensor) -> Tensor:
 def of_draw(chunks: Tensor, draw: Tensor | None) -> Tensor:
     """Of what belongs to chunks drawn side by side [B, N, …], that of the draw [B] that was chosen: [B, …]."""
     return chunks[:, 0] if draw is None else chunks[torch.arange(draw.shape[0], device=draw.device), draw]
-
-
-def over_draws(state: Tensor, candidates: Tensor) -> Tensor:
-    """A state [B, R] for candidates of several candidates [B, N, K, F]: [B, 1, R]; as it is where it has their
-    shape."""
-    return state.unsqueeze(-2) if state.dim() < candidates.dim() - 1 else state

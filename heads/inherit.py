@@ -6,32 +6,11 @@ layers (with the final norm) stay as they are in the target; the bottom layers a
 
 from __future__ import annotations
 
-from typing import Protocol
-
-from torch import nn
+from typing import Any
 
 from dcar.errors import ConfigError
-from heads.build import Heads
 
 BOTTOM_SHARE, TOP_SHARE = 2 / 24, 6 / 24
-
-
-class Layered(Protocol):
-    """What a target and its draft have in common: those modules of a decoder that are copied."""
-
-    @property
-    def inputs(self) -> tuple[nn.Module, ...]:
-        """What stands before the layers: embeddings, and whatever else makes their input."""
-        ...
-
-    @property
-    def layers(self) -> nn.ModuleList: ...
-
-    @property
-    def norm(self) -> nn.Module: ...
-
-    @property
-    def heads(self) -> Heads: ...
 
 
 def inherited_layers(depth: int, bottom: int = 0, top: int = 0) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -48,8 +27,9 @@ def inherited_layers(depth: int, bottom: int = 0, top: int = 0) -> tuple[tuple[i
     return tuple(range(bottom)), tuple(range(depth - top, depth))
 
 
-def inherit(draft: Layered, target: Layered, layers: tuple[int, ...], bottom: int) -> None:
-    """Copy embeddings, the named layers, the final norm and the base head; freeze all but `bottom` layers and head."""
+def inherit(draft: Any, target: Any, layers: tuple[int, ...], bottom: int) -> None:
+    """Copy what stands before the layers (`inputs`: embeddings), the named layers, the final norm and the base head;
+    freeze all but `bottom` layers and head."""
     for own, theirs in zip(draft.inputs, target.inputs, strict=True):
         own.load_state_dict(theirs.state_dict())
     for own, index in zip(draft.layers, layers, strict=True):

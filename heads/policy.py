@@ -8,9 +8,8 @@ The paper's policy (§4.2 and App. C.2, `reads` "hidden") is one causal Transfor
 speech positions, then a linear layer over the actions 1..K; it decides before tokens are drawn. Its layer is as wide as
 the decoder (`width=None`); a bottleneck (for example 256) reads the same states through a projection at little cost.
 
-Not the paper's: a policy that decides after the draw, from the candidates alone ("candidates", heads/candidates.py), or
-from them and the hidden states ("both"). It may hold a chunk scorer (heads/chunk_scorer.py), trained before it, which
-says how well the candidates go together.
+Not the paper's: a policy that decides after the draw, from the candidates ("candidates", heads/candidates.py). It may
+hold a chunk scorer (heads/chunk_scorer.py), trained before it, which says how well the candidates go together.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from heads.checkpoint import Checkpoint, check_trained_for
 from heads.chunk_scorer import ChunkScorer, ChunkScorerConfig, scored_features
 from heads.layers import KVCache, RotaryTable, TransformerLayer, last_of
 
-READS = ("hidden", "candidates", "both")
+READS = ("hidden", "candidates")
 # score of a size that is not among the policy's: probability 0, and finite, so that sums over distributions are
 NEVER = -1e9
 
@@ -47,21 +46,20 @@ class ChunkPolicyConfig:
     tokenizer: str = ""  # name of the speech tokenizer
     reads: str = "hidden"  # one of READS
     sizes: tuple[int, ...] = ()  # chunk sizes that it chooses among; empty = all of 1..K
-    score_width: int = 32  # of the network that scores ends, where it reads candidates; 0 = linear
+    score_width: int = 0  # of earlier policies, whose scores of candidates were not linear
     chunk_scorer_width: int = 0  # of the chunk scorer that it holds; 0 = none
     chunk_scorer_embedding: int = 0
     chunk_scorer_ids: int = 0  # that the decoder's heads may draw
 
     def __post_init__(self) -> None:
         if self.reads not in READS:
-            raise CheckpointError(f"a policy reads {', '.join(READS)}; not '{self.reads}'")
+            raise CheckpointError(f"a policy reads {' or '.join(READS)}, not '{self.reads}'; train one of these")
+        if self.after_draw and self.score_width:
+            raise CheckpointError("a policy of an earlier version, whose scores are not linear: train it again")
         sizes = {"hidden_size": self.hidden_size, "num_actions": self.num_actions, "width": self.layer_width,
                  "num_attention_heads": self.num_attention_heads, "ffn_size": self.ffn_size or 1}
         if wrong := [f"{name} {size}" for name, size in sizes.items() if size < 1]:
             raise CheckpointError(f"a policy of {', '.join(wrong)}: must be at least 1")
-        least = int(self.reads == "both")  # 0 = linear scores, which a reading has no way into
-        if self.score_width < least:
-            raise CheckpointError(f"a policy of score_width {self.score_width}: must be at least {least}")
         if self.layer_width % self.num_attention_heads or self.layer_width // self.num_attention_heads % 2:
             raise CheckpointError(f"a policy's width {self.layer_width} must be num_attention_heads "
                                   f"{self.num_attention_heads} times an even number")
@@ -108,10 +106,8 @@ def shape_of(chunk_scorer: ChunkScorer | None) -> dict[str, int]:
 
 
 class ChunkPolicy(Checkpoint):
-    """pi(a | h_1..h_t, candidates): scores of chunk sizes 1..K at every speech position; action a is column a - 1.
-
-    What it makes of the hidden states is its reading: the scores themselves, or what `EndScores` adds to candidates.
-    """
+    """pi(a | h_1..h_t) or pi(a | candidates): scores of chunk sizes 1..K at every speech position; action a is column
+    a - 1. What it makes of the hidden states, its reading, are the scores themselves."""
 
     config_class = ChunkPolicyConfig
     model_type = "dcar-chunk-policy"
@@ -121,7 +117,7 @@ class ChunkPolicy(Checkpoint):
     def __init__(self, config: ChunkPolicyConfig):
         super().__init__()
         self.config = config
-        self.scores = EndScores(config.score_width, config.features) if config.after_draw else None
+        self.scores = EndScores(config.features) if config.after_draw else None
         self.chunk_scorer: ChunkScorer | None = None
         if config.chunk_scorer_width:
             self.chunk_scorer = ChunkScorer(ChunkScorerConfig(
@@ -139,11 +135,10 @@ class ChunkPolicy(Checkpoint):
         self.layer = TransformerLayer(width, config.num_attention_heads, config.ffn_size or 4 * width)
         self.output_norm = nn.LayerNorm(width)
         self.rotary = RotaryTable(width // config.num_attention_heads)
-        self.output = nn.Linear(width, config.score_width if config.after_draw else config.num_actions)
-        if not config.after_draw:
-            # Zero output: the untrained policy is uniform over the actions (entropy ln K).
-            nn.init.zeros_(self.output.weight)
-            nn.init.zeros_(self.output.bias)
+        self.output = nn.Linear(width, config.num_actions)
+        # Zero output: the untrained policy is uniform over the actions (entropy ln K).
+        nn.init.zeros_(self.output.weight)
+        nn.init.zeros_(self.output.bias)
 
     def see(self, hidden: Tensor, logits: Tensor, tokens: Tensor) -> Tensor:
         """What it sees of the tokens [..., n] that were drawn from logits [..., n, V], behind the hidden states
@@ -174,15 +169,15 @@ class ChunkPolicy(Checkpoint):
         return self.score(reading, candidates)
 
     def score(self, reading: Tensor | None, candidates: Tensor | None = None) -> Tensor:
-        """Scores [..., K] from a reading of the hidden states [..., R] and the candidates [..., n, F], of which there
-        may be less than K: what is longer is not chosen."""
+        """Scores [..., K] from a reading of the hidden states [..., K], or from the candidates [..., n, F], of which
+        there may be less than K: what is longer is not chosen."""
         if self.scores is None:
             assert reading is not None
             scores = reading
         else:
             if candidates is None:
                 raise ValueError(f"a policy that reads {self.config.reads} needs the candidates")
-            scores = self.scores(candidates.to(self.scores.linear.weight.dtype), reading)
+            scores = self.scores(candidates.to(self.scores.linear.weight.dtype))
             scores = nn.functional.pad(scores, (0, self.config.num_actions - scores.shape[-1]), value=NEVER)
         return scores.masked_fill(self.unused, NEVER) if self.config.sizes else scores
 

@@ -7,7 +7,6 @@ once for the gradients of the activations and once for those of the weights.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -44,12 +43,6 @@ class Tokens:
         return self.text + self.speech
 
 
-@dataclass(frozen=True)
-class Count:
-    total: int
-    trained: int
-
-
 def on_meta(make: Callable[[], Any]) -> Any:
     """Build a model that has shapes and no memory."""
     with torch.device("meta"):
@@ -70,10 +63,9 @@ def meta_model(recipe: Any) -> Any:
     return decoder
 
 
-def count(model: nn.Module) -> Count:
-    """Parameters, and how many of them are trained; exact."""
-    sizes = [(p.numel(), p.requires_grad) for p in model.parameters()]
-    return Count(sum(n for n, _ in sizes), sum(n for n, trained in sizes if trained))
+def count(model: nn.Module, trained: bool = False) -> int:
+    """Parameters, or those that are trained; exact."""
+    return sum(p.numel() for p in model.parameters() if p.requires_grad or not trained)
 
 
 def template(config: CARConfig | BackboneConfig) -> int:
@@ -98,43 +90,42 @@ def training_bytes(model: nn.Module, optimizer: str, storage: str = "float32") -
 
 def kv_bytes(config: CARConfig | BackboneConfig, rows: float, columns: float, element: int = 4) -> float:
     """Bytes of the cache: keys and values of every layer; exact for whole rows and columns."""
-    if isinstance(config, CARConfig):
-        width = config.hidden_size
-    else:
-        width = config.num_kv_heads * config.head_dim
-    return 2 * config.num_layers * rows * columns * width * element
+    return 2 * config.num_layers * rows * columns * _keys(config) * element
 
 
-def _shape(model: Any) -> tuple[int, int, int, int, bool]:
-    """D, F, width of queries, width of keys, and whether the feed-forward is gated."""
-    config = model.config
-    if isinstance(config, CARConfig):
-        return config.hidden_size, config.ffn_size, config.hidden_size, config.hidden_size, False
-    return (config.hidden_size, config.ffn_size, config.num_attention_heads * config.head_dim,
-            config.num_kv_heads * config.head_dim, True)
+def _keys(config: CARConfig | BackboneConfig) -> int:
+    """Width of keys and values."""
+    return config.hidden_size if isinstance(config, CARConfig) else config.num_kv_heads * config.head_dim
+
+
+def _queries(config: CARConfig | BackboneConfig) -> int:
+    return config.hidden_size if isinstance(config, CARConfig) else config.num_attention_heads * config.head_dim
+
+
+def _matrices(model: nn.Module) -> list[nn.Parameter]:
+    """Weights of the layers, adapters left out."""
+    return [p for name, p in model.named_parameters() if name.startswith(("backbone.layers.", "layers."))
+            and p.dim() == 2 and "lora_" not in name]
 
 
 def activation_bytes(model: Any, tokens: Tokens, bf16: bool = False, recompute: bool = False,
                      head_positions: float = 1.0) -> float:
     """Bytes that the backward pass needs of the forward pass, with attention that keeps no weights (fused)."""
-    width, ffn, queries, keys, gated = _shape(model)
-    positions = tokens.rows * tokens.length
-    small = 2 if bf16 else 4
-    if gated:  # two norms of three float32 tensors, q k v o, gate, its activation, up and their product
-        layer = positions * (4 * 2 * 2 * width + small * (2 * width + 4 * queries + 2 * keys + 4 * ffn))
-    else:  # x and its norm twice; qkv, rotated q and k, attention twice; feed-forward before and behind its activation
-        dropout = 2 * width if getattr(model.config, "dropout", 0) else 0
-        layer = positions * (4 * 2 * width + small * (9 * width + 2 * ffn) + dropout)
-    layers = model.config.num_layers
-    trunk = layers * positions * width * 4 + layer if recompute else layers * layer
-    if not trunk_gradients(model):
-        trunk = 0.0
     config = model.config
-    heads = config.num_prediction_heads
-    targets = tokens.rows * tokens.trained
+    width, ffn, positions, small = config.hidden_size, config.ffn_size, tokens.rows * tokens.length, 2 if bf16 else 4
+    if isinstance(config, CARConfig):
+        # x and its norm twice; qkv, rotated q and k, attention twice; feed-forward before and behind its activation
+        layer = positions * (4 * 2 * width + small * (9 * width + 2 * ffn) + (2 * width if config.dropout else 0))
+    else:  # two norms of three float32 tensors, q k v o, gate, its activation, up and their product
+        layer = positions * (4 * 2 * 2 * width
+                             + small * (2 * width + 4 * _queries(config) + 2 * _keys(config) + 4 * ffn))
+    trunk = 0.0
+    if trunk_gradients(model):
+        trunk = config.num_layers * positions * width * 4 + layer if recompute else config.num_layers * layer
     per_head = small * head_costs(model.heads).kept + 4 * config.output_size
     base = small * width + 4 * config.output_size
-    return trunk + targets * (base + head_positions * (heads - 1) * per_head)
+    return trunk + tokens.rows * tokens.trained * (
+        base + head_positions * (config.num_prediction_heads - 1) * per_head)
 
 
 def trunk_gradients(model: Any) -> bool:
@@ -144,9 +135,8 @@ def trunk_gradients(model: Any) -> bool:
 
 def layer_flops(model: Any, positions: float, length: float) -> float:
     """Forward operations of all layers over `positions`, each of which attends to `length` columns."""
-    width, ffn, queries, keys, gated = _shape(model)
-    matrices = width * (queries + 2 * keys) + queries * width + (3 if gated else 2) * width * ffn
-    return model.config.num_layers * positions * (2 * matrices + 4 * length * queries)
+    matrices = sum(p.numel() for p in _matrices(model))
+    return positions * (2 * matrices + 4 * length * model.config.num_layers * _queries(model.config))
 
 
 def head_flops(model: Any, positions: float, heads: float) -> float:
@@ -158,10 +148,7 @@ def head_flops(model: Any, positions: float, heads: float) -> float:
 def training_flops(model: Any, tokens: Tokens, recompute: bool = False, head_positions: float = 1.0) -> float:
     """Operations of one forward and backward pass of a batch."""
     forward = layer_flops(model, tokens.rows * tokens.length, tokens.length)
-    matrices = [p.requires_grad for name, p in model.named_parameters()
-                if name.startswith(("backbone.layers.", "layers.")) and p.dim() == 2 and "lora_" not in name]
-    passes = 1 + (1 if trunk_gradients(model) else 0) + (1 if any(matrices) else 0)
-    passes += 1 if recompute and trunk_gradients(model) else 0
+    passes = 1 + trunk_gradients(model) * (1 + recompute) + any(p.requires_grad for p in _matrices(model))
     adapters = sum(p.numel() for name, p in model.named_parameters() if "lora_" in name)
     adapted = (4 if recompute else 3) * 2 * tokens.rows * tokens.length * adapters
     targets = tokens.rows * tokens.trained
@@ -185,32 +172,3 @@ def decode_seconds(model: Any, device: Device, rows: float, text: float, prompt:
     one = max(operations / device.flops, read / device.bandwidth) + device.overhead
     prefill = layer_flops(model, rows * (text + prompt), text + prompt) / device.flops
     return prefill + speech / chunk * one
-
-
-def measured_rate(hidden: int = 256, layers: int = 4, rows: int = 4, length: int = 160, repeats: int = 3) -> float:
-    """Operations a second that training achieves on this machine: the best of some steps of a small decoder."""
-    config = CARConfig(text_vocab_size=64, speech_vocab_size=256, hidden_size=hidden, num_layers=layers,
-                       num_attention_heads=4, ffn_size=4 * hidden, num_prediction_heads=4, head_blocks=1, dropout=0.0,
-                       bos=True)
-    torch.manual_seed(0)
-    model = CARDecoder(config)
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    tokens = Tokens(rows, 40, length, length - 20)
-    batch = {"text_ids": torch.zeros(rows, 40, dtype=torch.long), "text_lengths": torch.full((rows,), 40),
-             "speech_ids": torch.zeros(rows, length, dtype=torch.long), "speech_lengths": torch.full((rows,), length),
-             "prompt_lengths": torch.full((rows,), 21)}
-    return training_flops(model, tokens) / step_seconds(model, optimizer, batch, repeats)
-
-
-def step_seconds(model: nn.Module, optimizer: torch.optim.Optimizer, batch: dict[str, torch.Tensor],
-                 repeats: int = 3) -> float:
-    """Seconds of a training step, the fastest of `repeats` after one that is not counted."""
-    best = float("inf")
-    for i in range(repeats + 1):
-        started = time.perf_counter()
-        model(**batch).loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        if i:
-            best = min(best, time.perf_counter() - started)
-    return best

@@ -3,13 +3,11 @@
     dcar estimate --config car_paper device=rtx4090 processes=8
     dcar estimate --config dcpo_paper device=a100
     dcar estimate --config car_llasa_8b device=h100 processes=8 sharded=true  # once converted
-    dcar estimate --config car_starter device=cpu calibrate=true
 
 The recipe's own settings can be overridden as in its command (`batch_size=4`). Counts of parameters, gradients,
 optimiser state and cache are exact: the model is built without memory. Activations follow the formulas in
 `launch/cost.py`, held to measured bytes by a test. Time is arithmetic divided by what a device achieves: a share of
-its peak (`utilisation`), or with `calibrate=true` what a small model achieves on this machine now. What is assumed, and
-where it was found, is printed with the estimate.
+its peak (`utilisation`). What is assumed, and where it was found, is printed with the estimate.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ DEVICES = {
     "a100": (312e12, 2.04e12, 80e9),
     "h100": (989e12, 3.35e12, 80e9),
     "h200": (989e12, 4.8e12, 141e9),
-    "cpu": (60e9, 20e9, 16e9),  # one thread of a server core, float32; calibrate=true measures this machine
+    "cpu": (60e9, 20e9, 16e9),  # one thread of a server core, float32
 }
 
 
@@ -51,7 +49,6 @@ class EstimateConfig:
                                 "else 1.", minimum=0)
     sharded: bool = setting(False, "FSDP or ZeRO 3: the processes divide weights, gradients and optimiser state.")
     utilisation: float = setting(0.35, "Share of the peak that training achieves.", above=0, maximum=1)
-    calibrate: bool = setting(False, "Measure what this machine achieves instead (device=cpu).")
     utterances: int = setting(0, "0 = of the prepared corpus.", minimum=0)
     seconds: float = setting(0.0, "Mean length of an utterance; 0 = of the prepared corpus, else 6.", minimum=0)
     token_rate: float = setting(0.0, "Speech tokens a second; 0 = of the prepared corpus, else 50.", minimum=0)
@@ -66,8 +63,6 @@ class EstimateConfig:
 
     def __post_init__(self):
         check(self)
-        if self.calibrate and self.device != "cpu":
-            raise ConfigError("calibrate measures this machine's processor: give device=cpu with it")
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[EstimateConfig, str, list[str], str]:
@@ -164,14 +159,13 @@ def estimate(arguments: Sequence[str]) -> dict[str, Any]:
     if not config.processes:
         config.processes, source = processes_of(recipe)
     peak, bandwidth, memory = DEVICES[config.device]
-    rate = cost.measured_rate() if config.calibrate else peak * config.utilisation
+    rate = peak * config.utilisation
     device = cost.Device(rate, bandwidth, config.pass_overhead)
     result = {"train": _train, "dcpo": _dcpo, "compare": _compare}[job](config, rest, device)
     total = sum(result["bytes"].values())
-    arithmetic = ("measured on this machine now" if config.calibrate else
-                  f"utilisation {config.utilisation:g} of a peak of {peak / 1e12:g} TFLOP/s")
     assumptions = [f"{config.processes} process{'es' * (config.processes > 1)}: {source}",
-                   f"arithmetic: {arithmetic}", *result.pop("assumptions")]
+                   f"arithmetic: utilisation {config.utilisation:g} of a peak of {peak / 1e12:g} TFLOP/s",
+                   *result.pop("assumptions")]
     return {"job": job, "device": config.device, "processes": config.processes, **result, "bytes_total": total,
             "fits": total < 0.92 * memory, "device_bytes": memory, "flops_per_second": rate,
             "hours": result["seconds"] / 3600, "gpu_hours": result["seconds"] * config.processes / 3600,
@@ -187,8 +181,7 @@ def _train(config: EstimateConfig, rest: list[str], device: cost.Device) -> dict
         recipe.model.speech_vocab_size = work.codes or recipe.model.speech_vocab_size
         recipe.model.text_vocab_size = work.text_vocab or recipe.model.text_vocab_size
     model = cost.meta_model(recipe)
-    prompt = recipe.prompt_tokens if model.config.bos else work.speech
-    text = work.text * (1 if model.config.bos else 2) + cost.template(model.config)
+    text, prompt = layout(model.config, recipe.prompt_tokens, work)
     tokens = cost.Tokens(recipe.batch_size, text, work.speech + prompt, work.speech)
     sizes = cost.training_bytes(model, recipe.optimizer, storage=recipe.backbone.dtype)
     parts = config.processes if config.sharded else 1
@@ -197,15 +190,20 @@ def _train(config: EstimateConfig, rest: list[str], device: cost.Device) -> dict
                                                   recipe.head_positions)
     flops = cost.training_flops(model, tokens, recipe.gradient_checkpointing, recipe.head_positions)
     step = flops * recipe.gradient_accumulation / device.flops
-    counts = cost.count(model)
     return {
-        "parameters": counts.total, "trained": counts.trained, "bytes": layers,
+        "parameters": cost.count(model), "trained": cost.count(model, trained=True), "bytes": layers,
         "flops_per_step": flops * recipe.gradient_accumulation, "seconds_per_step": step,
         "seconds": step * recipe.max_steps, "steps": recipe.max_steps,
         "audio_hours": recipe.max_steps * recipe.batch_size * recipe.gradient_accumulation * config.processes
         * work.speech / work.token_rate / 3600,
         "assumptions": [codes_note(model, work), *work.assumptions],
     }
+
+
+def layout(config: Any, prompt_tokens: int, work: Workload) -> tuple[float, float]:
+    """Text positions, and speech positions of the prompt: a crop, or another utterance with its text."""
+    text = work.text * (1 if config.bos else 2) + cost.template(config)
+    return text, prompt_tokens if config.bos else work.speech
 
 
 def codes_note(model: Any, work: Workload) -> str:
@@ -243,22 +241,21 @@ def _dcpo(config: EstimateConfig, rest: list[str], device: cost.Device) -> dict[
     prompts = min(work.utterances or 10**9, recipe.max_train_prompts or 10**9)
     if prompts == 10**9:
         raise ConfigError(f"no prepared corpus in '{recipe.data}' and no max_train_prompts: give utterances=…")
-    rows, prompt = recipe.per_device_train_batch_size, recipe.prompt_tokens if base.config.bos else work.speech
-    text = work.text * (1 if base.config.bos else 2) + cost.template(base.config)
+    rows, (text, prompt) = recipe.per_device_train_batch_size, layout(base.config, recipe.prompt_tokens, work)
     rollout = cost.decode_seconds(base, device, rows, text, prompt, work.speech, config.chunk)
     tokens = rows * (prompt + work.speech)
-    update = 3 * 2 * cost.count(policy).total * tokens * recipe.num_iterations / device.flops
+    update = 3 * 2 * cost.count(policy) * tokens * recipe.num_iterations / device.flops
     score = rows * work.speech / work.token_rate / config.scoring
     steps = -(-prompts // (recipe.prompts_per_step * config.processes)) * recipe.num_train_epochs
     step = max(rollout, score) + update  # rewards are computed beside the rollouts
     size = 2 if recipe.hidden_dtype == "float16" else 4
     capacity = text + prompt + work.text * recipe.max_tokens_per_text_unit
-    memory = {"base": cost.count(base).total * 4, "kv_cache": cost.kv_bytes(base.config, rows, capacity),
+    memory = {"base": cost.count(base) * 4, "kv_cache": cost.kv_bytes(base.config, rows, capacity),
               "hidden": rows * capacity * base.config.hidden_size * 4 + tokens * base.config.hidden_size * size,
-              "policy": cost.count(policy).total * 4 * (4 + 2)}  # weights, gradients, two moments; two frozen copies
+              "policy": cost.count(policy) * 4 * (4 + 2)}  # weights, gradients, two moments; two frozen copies
     spoken = 2 * (recipe.max_eval_prompts or 0) * (recipe.num_train_epochs + 1) if recipe.eval_strategy != "no" else 0
     evaluation = -(-spoken // config.processes) * (rollout / rows + work.speech / work.token_rate / config.scoring)
-    return {"parameters": cost.count(base).total, "trained": cost.count(policy).total, "bytes": memory,
+    return {"parameters": cost.count(base), "trained": cost.count(policy), "bytes": memory,
             "steps": steps, "seconds_per_step": step, "seconds_rollout": rollout, "seconds_scoring": score,
             "seconds_update": update, "seconds_evaluation": evaluation, "seconds": steps * step + evaluation,
             "assumptions": [*notes, *work.assumptions, *decoding_notes(config)]}
@@ -275,8 +272,7 @@ def _compare(config: EstimateConfig, rest: list[str], device: cost.Device) -> di
     utterances = min(work.utterances or 10**9, recipe.limit or 10**9)
     if utterances == 10**9:
         raise ConfigError(f"no prepared corpus in '{recipe.data}' and no limit: give utterances=…")
-    prompt = recipe.prompt_tokens if base.config.bos else work.speech
-    text = work.text * (1 if base.config.bos else 2) + cost.template(base.config)
+    text, prompt = layout(base.config, recipe.prompt_tokens, work)
     audio = work.speech / work.token_rate
     spoken = utterances * len(recipe.seeds)
     seconds = timing = 0.0
@@ -288,9 +284,9 @@ def _compare(config: EstimateConfig, rest: list[str], device: cost.Device) -> di
         timing += 2 * min(recipe.timing_utterances, utterances) * cost.decode_seconds(
             base, device, 1, text, prompt, work.speech, size)
     capacity = text + prompt + min(recipe.sampling.max_tokens, work.text * recipe.sampling.max_tokens_per_text_unit)
-    memory = {"decoder": cost.count(base).total * 4 * (2 if recipe.far_decoder else 1),
+    memory = {"decoder": cost.count(base) * 4 * (2 if recipe.far_decoder else 1),
               "kv_cache": cost.kv_bytes(base.config, recipe.batch_size, capacity)}
-    return {"parameters": cost.count(base).total, "trained": 0, "bytes": memory, "utterances": spoken,
+    return {"parameters": cost.count(base), "trained": 0, "bytes": memory, "utterances": spoken,
             "seconds_timing": timing, "seconds": seconds / config.processes + timing,
             "assumptions": [*notes, *work.assumptions, *decoding_notes(config)]}
 

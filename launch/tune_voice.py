@@ -31,6 +31,7 @@ from accelerate import PartialState
 from torch import Tensor
 
 from dcar.config import check, load_config, save_config, setting
+from dcar.config.recipes import shipped
 from dcar.config.schema import seed_setting
 from dcar.errors import ConfigError, DataError
 from dcar.model.backbones.decoder import TEXT_TOKENIZER_FOLDER
@@ -56,7 +57,6 @@ from launch.voice_verdict import Spoken, bounds, deciding, length, nearness, rat
 
 logger = logging.getLogger(__name__)
 
-RECIPES = Path(__file__).parent / "recipes"
 MADE_OF = "made_of.json"
 UNLIKE = {"recordings": "recordings", "decoder": "settings of the decoder's training",
           "vocoder": "settings of the vocoder's training"}
@@ -64,8 +64,8 @@ FORMAT_VERSION = 5  # 5: vocoders on the way, too
 
 
 def recipes(kind: str) -> list[str]:
-    """Names of the recipes of a kind."""
-    return sorted(path.stem for path in RECIPES.glob(f"{kind}_*.yaml"))
+    """Names of the shipped recipes of a kind."""
+    return [recipe.name for recipe in shipped() if recipe.name.startswith(f"{kind}_")]
 
 
 @dataclass(frozen=True)
@@ -124,22 +124,13 @@ class TuneVoiceConfig:
                               "on sentences that did neither")
 
 
-def recipe_file(named: str, kind: str, name: str) -> Path:
-    """Where a recipe is: one of `kind` by its name, or any by its file. ConfigError where there is neither."""
-    path = RECIPES / f"{named}.yaml"
-    if not path.is_file() and not (path := Path(named)).is_file():
-        raise ConfigError(f"{name}={named}: neither a file nor one of {', '.join(recipes(kind))}")
-    return path
-
-
 def training_config(config: TuneVoiceConfig, data: str) -> TrainConfig:
     """The recipe with its data and place. ConfigError where it starts from no decoder, or there is no such recipe."""
-    path = recipe_file(config.recipe, "finetune", "recipe")
-    found = load_config(TrainConfig, ["--config", str(path), f"data={data}", f"out={Path(config.out) / 'car'}",
+    found = load_config(TrainConfig, ["--config", config.recipe, f"data={data}", f"out={Path(config.out) / 'car'}",
                                       *config.training])
     if not (found.init_from or found.backbone.path):
-        raise ConfigError(f"{path}: trains from scratch; a voice is tuned from a decoder that there is (init_from, or "
-                          "backbone.path)")
+        raise ConfigError(f"recipe={config.recipe}: trains from scratch; a voice is tuned from a decoder that there is "
+                          "(init_from, or backbone.path)")
     return found
 
 
@@ -147,11 +138,11 @@ def vocoder_config(config: TuneVoiceConfig, vocoder: str) -> TrainVocoderConfig 
     """The recipe of the vocoder, from the one that the decoder's recipe speaks with; None where that one stays."""
     if not config.vocoder_recipe:
         return None
-    path, out = recipe_file(config.vocoder_recipe, "vocoder", "vocoder_recipe"), Path(config.out)
     if ":" in vocoder:
         logger.info("the vocoder %s stays as it is: only this project's own can be trained", vocoder)
         return None
-    return load_config(TrainVocoderConfig, ["--config", str(path), f"data={out / 'pack.safetensors'}",
+    out = Path(config.out)
+    return load_config(TrainVocoderConfig, ["--config", config.vocoder_recipe, f"data={out / 'pack.safetensors'}",
                                             f"out={out / 'vocoder'}", f"init_from={vocoder}", *config.vocoder_training])
 
 
@@ -249,52 +240,41 @@ def tuned_vocoder(recipe: TrainVocoderConfig, data: str) -> str:
     return str(Path(recipe.out) / "export")
 
 
-def mixed_vocoders(config: TuneVoiceConfig, first: str, tuned: str) -> dict[float, str]:
-    """By share: the folder of a vocoder on the way from `first` to `tuned`, which is that of share 1 itself."""
-    folders: dict[float, str] = {}
-    state = PartialState()
-    for share in config.vocoder_shares:
-        folder = Path(config.out) / f"vocoder_{share:g}"
-        folders[share] = tuned if share == 1 else str(folder)
+def mixtures(config: TuneVoiceConfig, kind: str, shares: Sequence[float], first: Mapping[str, Tensor], model: Any,
+             tuned: str, more: Callable[[Path, float], None] = lambda folder, share: None) -> dict[float, str]:
+    """By share: the folder of a model whose weights are w0 + share (w1 - w0), w0 those of `first` and w1 those of
+    `model`, the tuned one; that of share 1 is `tuned` itself. more: writes what else belongs into such a folder."""
+    folders, state = {share: str(Path(config.out) / f"{kind}_{share:g}") for share in shares}, PartialState()
+    last = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    for share, folder in folders.items():
         if share != 1 and state.is_main_process:
-            start, model = (TokenVocoder.from_pretrained(f) for f in (resolve(first, "vocoder"), tuned))
-            model.load_state_dict(between(start.state_dict(), model.state_dict(), share))
+            model.load_state_dict({
+                name: first[name] + share * (tensor - first[name]) if tensor.is_floating_point() else tensor
+                for name, tensor in last.items()})
             with writing(folder):
                 model.save_pretrained(folder)
+                more(Path(folder), share)
     state.wait_for_everyone()
-    return folders
+    return {share: tuned if share == 1 else folder for share, folder in folders.items()}
 
 
-def between(first: Mapping[str, Tensor], last: Mapping[str, Tensor], share: float) -> dict[str, Tensor]:
-    """Weights so far on the way from `first` to `last`."""
-    return {name: first[name] + share * (tensor - first[name]) if tensor.is_floating_point() else tensor
-            for name, tensor in last.items()}
+def mixed_vocoders(config: TuneVoiceConfig, first: str, tuned: str) -> dict[float, str]:
+    """Vocoders on the way from `first` to `tuned`: `mixtures`."""
+    if min(config.vocoder_shares) == 1:
+        return {1.0: tuned}
+    start, model = (TokenVocoder.from_pretrained(folder) for folder in (resolve(first, "vocoder"), tuned))
+    return mixtures(config, "vocoder", config.vocoder_shares, start.state_dict(), model, tuned)
 
 
 def on_the_way(config: TuneVoiceConfig, origin: str, before: AnyDecoder, tuned: str) -> dict[float, str]:
-    """By share: the folder of a decoder whose weights are w0 + share (w1 - w0), w0 those of `before`, loaded from
-    `origin`, and w1 those of the folder `tuned`, which is that of share 1 itself. Each of the two is read once."""
-    folders: dict[float, str] = {}
-    state = PartialState()
-    model, first = load_decoder(tuned), before.state_dict()
-    last = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    for share in config.shares:
-        if share == 1:
-            folders[share] = tuned
-            continue
-        folder = Path(config.out) / f"car_{share:g}"
-        folders[share] = str(folder)
-        if not state.is_main_process:
-            continue
-        model.load_state_dict(between(first, last, share))
-        with writing(folder):
-            model.save_pretrained(folder)
-            if (tokenizer := Path(tuned) / TEXT_TOKENIZER_FOLDER).is_dir():
-                shutil.copytree(tokenizer, folder / TEXT_TOKENIZER_FOLDER, dirs_exist_ok=True)
-            write_json(folder / "provenance.json", {**provenance(), "mixture": {"start": origin, "tuned": tuned,
-                                                                                "share": share}})
-    state.wait_for_everyone()
-    return folders
+    """Decoders on the way from `before`, loaded from `origin`, to that of the folder `tuned`: `mixtures`."""
+    def more(folder: Path, share: float) -> None:
+        if (tokenizer := Path(tuned) / TEXT_TOKENIZER_FOLDER).is_dir():
+            shutil.copytree(tokenizer, folder / TEXT_TOKENIZER_FOLDER, dirs_exist_ok=True)
+        write_json(folder / "provenance.json", {**provenance(), "mixture": {"start": origin, "tuned": tuned,
+                                                                            "share": share}})
+
+    return mixtures(config, "car", config.shares, before.state_dict(), load_decoder(tuned), tuned, more)
 
 
 def trial(voice: Voice, records: Sequence[Record]) -> dict[str, Any]:

@@ -55,12 +55,6 @@ def deciding(records: Sequence[Record]) -> list[Record]:
     return one or several
 
 
-def similarity(record: Record) -> float | None:
-    """To the voice of the prompt; None where none was measured."""
-    found: float | None = record.get(SIMILARITY)
-    return found
-
-
 def off_pace(record: Record) -> float:
     """How far the length is from the recording's: |ln(length / its)|, at most that of a tenth of it, as of silence."""
     return abs(math.log(max(record["duration"] / record["reference_duration"], 0.1)))
@@ -89,8 +83,8 @@ def outcome(before: Sequence[Record], after: Sequence[Record] | None, resamples:
     row: dict[str, Any] = {"start": rate(before), "sentences": len({r["id"] for r in before}),
                            "start_similarity": nearness(before), "start_length": length(before)}
     if after is not None:
-        test, voice = compare_records(after, before, resamples), paired(similarity, after, before, resamples)
-        pace = paired(off_pace, after, before, resamples)
+        test, pace = compare_records(after, before, resamples), paired(off_pace, after, before, resamples)
+        voice = paired(lambda r: r.get(SIMILARITY), after, before, resamples)
         assert pace is not None  # every record has a length
         row |= {"tuned": rate(after), "difference": test.difference, "difference_ci": [test.low, test.high],
                 "p": test.p_value, "detectable": test.detectable, "tuned_similarity": nearness(after),
@@ -133,16 +127,16 @@ def is_better(row: dict[str, Any], margin: float) -> bool:
     return bool(high < 0 or high <= margin and gains(row) and not losses(row))
 
 
-def gains(row: dict[str, Any]) -> list[str]:
+def gains(row: dict[str, Any]) -> str:
     """What the tuned one is nearer to beyond chance."""
-    return [*(["the voice"] if row["nearer_ci"] and row["nearer_ci"][0] > 0 else []),
-            *(["its pace"] if row["off_pace_ci"][1] < 0 else [])]
+    return " and ".join(name for name, nearer in (("the voice", row["nearer_ci"] and row["nearer_ci"][0] > 0),
+                                                  ("its pace", row["off_pace_ci"][1] < 0)) if nearer)
 
 
-def losses(row: dict[str, Any]) -> list[str]:
+def losses(row: dict[str, Any]) -> str:
     """What it is farther from beyond chance."""
-    return [*(["the voice"] if row["nearer_ci"] and row["nearer_ci"][1] < 0 else []),
-            *(["its pace"] if row["off_pace_ci"][0] > 0 else [])]
+    return " and ".join(name for name, farther in (("the voice", row["nearer_ci"] and row["nearer_ci"][1] < 0),
+                                                   ("its pace", row["off_pace_ci"][0] > 0)) if farther)
 
 
 def advice(row: dict[str, Any], tuned: str, margin: float) -> str:
@@ -162,7 +156,7 @@ def advice(row: dict[str, Any], tuned: str, margin: float) -> str:
         return f"Take the tuned {tuned}: {found}"
     if low > 0:
         return f"Leave the tuned {tuned}, which makes more word errors: {found}"
-    near, far = " and ".join(gains(row)), " and ".join(losses(row))
+    near, far = gains(row), losses(row)
     if is_better(row, margin):
         return (f"Take the tuned {tuned}, nearer to {near} at no more than {100 * margin:g} points of word errors for "
                 f"sure: {found}{power}")

@@ -128,7 +128,7 @@ class DCPOConfig(GRPOConfig):
     policy: str = setting("", "Start from this policy directory (starter = the shipped one), not from a new policy.",
                           names=("starter", "starter-t0.4"))
     policy_reads: str = setting("hidden", "What it decides from: hidden states (the paper's, before the draw), "
-                                          "candidates (what the heads drew), or both.", choices=READS)
+                                          "or candidates (what the heads drew).", choices=READS)
     policy_sizes: list[int] = setting([], "Chunk sizes that it chooses among; empty = all.", minimum=1)
     chunk_scorer: str = setting("", "A folder of `dcar train-chunk-scorer` that a new policy takes along, so that it "
                                         "sees how well candidates go together; starter = the shipped one, empty = it "
@@ -142,10 +142,10 @@ class DCPOConfig(GRPOConfig):
     # --- rollouts ---
     chunk_range: list[int] = setting([], "Guidance range, for example [2, 3]; empty = from `guidance`.", minimum=1)
     guidance: str = setting("", "JSON written by `dcar profile`, from which the range is taken.", place="file")
-    forced_rows: str = setting("policy_ratio", "What the forced half does.", choices=FORCED_ROWS)
+    forced_rows: str = setting("policy_ratio", "policy_ratio: half of the rollouts keep to the guidance range (the "
+                                               "paper's); none: all are sampled.", choices=FORCED_ROWS)
     num_candidates: int = setting(1, "Chunks drawn side by side at every decision; the policy, which needs a chunk "
-                                     "scorer, chooses "
-                            "candidate and size together.", minimum=1, old=("draws",))
+                                     "scorer, chooses candidate and size together.", minimum=1, old=("draws",))
     common_random_numbers: bool = setting(False, "Members of a group share the draws of tokens (not of actions).")
     max_tokens_per_text_unit: float = setting(16.0, "Length limit of a rollout per phoneme.", above=0)
     repetition_window: int = setting(0, "Repetition-aware sampling over so many tokens (CosyVoice: 10); 0 = off.",

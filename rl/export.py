@@ -56,67 +56,39 @@ class ExportConfig:
 
 
 class ServingStep(nn.Module):
-    """One decision: hidden states so far -> how many tokens to keep, and the logits of all heads to draw them from."""
+    """One decision: hidden states so far -> how many tokens to keep, and the logits of the heads to draw them from.
+
+    A policy that sees the candidates needs them drawn inside: the likeliest of logits + noise. That is a draw at
+    temperature T where the noise is T times a standard Gumbel variable (the Gumbel-max trick), and greedy at 0. Of
+    several chunks drawn side by side the likeliest pair of candidate and size is chosen
+    (`heads.candidates.joint_log_probs`), as a greedy `PolicyChunk` does; draws of independent noise are independent,
+    those of the loop stand at equal distances.
+    """
 
     def __init__(self, policy: ChunkPolicy, heads: Heads):
         super().__init__()
         self.policy, self.heads = policy, heads
 
-    def forward(self, hidden: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, hidden: Tensor, lengths: Tensor, noise: Tensor | None = None) -> tuple[Tensor, ...]:
         """hidden [B, S, D] of the speech positions (prompt first), lengths [B] -> action logits [B, K] (column a - 1:
-        keep a tokens), head logits [B, K, V + 1] (row k - 1: the token k steps ahead)."""
-        return last_of(self.policy.end_scores(hidden), lengths), self.heads(last_of(hidden, lengths))
+        keep a tokens), head logits [B, K, V + 1] (row k - 1: the token k steps ahead).
 
-
-class ServingStepAfterDraw(nn.Module):
-    """The same with a policy that sees the candidates, which are drawn inside: the likeliest of logits + noise. That is
-    a draw at temperature T where the noise is T times a standard Gumbel variable (the Gumbel-max trick), and greedy at
-    0."""
-
-    def __init__(self, policy: ChunkPolicy, heads: Heads):
-        super().__init__()
-        self.policy, self.heads = policy, heads
-
-    def forward(self, hidden: Tensor, lengths: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """hidden [B, S, D], lengths [B], noise [B, n, V + 1] for the n tokens that the policy may keep -> action logits
-        [B, K], head logits [B, n, V + 1], and the tokens drawn [B, n]."""
-        logits = self.heads(last_of(hidden, lengths), self.policy.config.reach)
-        tokens = (logits + noise).argmax(-1)
-        candidates = self.policy.see(last_of(hidden, lengths), logits, tokens)
-        actions = self.policy.end_scores(hidden, (lengths - 1)[:, None], candidates[:, None])[:, 0]
-        return actions, logits, tokens
-
-
-class ServingStepAmongDraws(nn.Module):
-    """The same with several chunks drawn side by side, of which the likeliest pair of candidate and size is chosen
-    (`heads.candidates.joint_log_probs`), as a greedy `PolicyChunk` does. Draws whose noise is independent are
-    independent; those of the loop stand at equal distances."""
-
-    def __init__(self, policy: ChunkPolicy, heads: Heads):
-        super().__init__()
-        self.policy, self.heads = policy, heads
-
-    def forward(self, hidden: Tensor, lengths: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """hidden [B, S, D], lengths [B], noise [B, N, n, V + 1] for N chunks of the n tokens that the policy may keep
-        -> actions [B, K], log-probabilities of the chosen draw together with each size, head logits [B, n, V + 1], the
-        chosen draw's tokens [B, n], and which draw it is [B]."""
+        With noise [B, n, V + 1] for the n tokens that the policy may keep: head logits [B, n, V + 1], and the tokens
+        drawn [B, n]. With noise [B, N, n, V + 1] for N chunks: the actions are log-probabilities of the chosen draw
+        together with each size, the tokens are that draw's, and last comes which it is [B].
+        """
         last = last_of(hidden, lengths)
+        if noise is None:
+            return last_of(self.policy.end_scores(hidden), lengths), self.heads(last)
         logits = self.heads(last, self.policy.config.reach)
-        chunks = (logits.unsqueeze(1) + noise).argmax(-1)  # [B, N, n]
-        candidates = self.policy.see(last, logits, chunks)
-        scores = self.policy.end_scores(hidden, (lengths - 1)[:, None], candidates[:, None])[:, 0]  # [B, N, K]
-        both = joint_log_probs(scores, candidates).view_as(scores)
+        tokens = ((logits if noise.dim() == 3 else logits.unsqueeze(1)) + noise).argmax(-1)
+        candidates = self.policy.see(last, logits, tokens)
+        scores = self.policy.end_scores(hidden, (lengths - 1)[:, None], candidates[:, None])[:, 0]
+        if noise.dim() == 3:
+            return scores, logits, tokens
+        both = joint_log_probs(scores, candidates).view_as(scores)  # [B, N, K]
         draw = both.amax(-1).argmax(-1)
-        return of_draw(both, draw), logits, of_draw(chunks, draw), draw
-
-
-def serving_step(policy: ChunkPolicy, heads: Heads,
-                 num_candidates: int = 1) -> ServingStep | ServingStepAfterDraw | ServingStepAmongDraws:
-    """What the program of this policy computes. ConfigError where it cannot choose among so many candidates."""
-    check_num_candidates(policy, num_candidates)
-    if num_candidates > 1:
-        return ServingStepAmongDraws(policy, heads)
-    return (ServingStepAfterDraw if policy.config.after_draw else ServingStep)(policy, heads)
+        return of_draw(both, draw), logits, of_draw(tokens, draw), draw
 
 
 def noise_shape(policy: ChunkPolicy, ids: int, num_candidates: int) -> tuple[int, ...]:
@@ -125,21 +97,21 @@ def noise_shape(policy: ChunkPolicy, ids: int, num_candidates: int) -> tuple[int
 
 
 def export_program(policy: ChunkPolicy, base: AnyDecoder, path: Path, num_candidates: int = 1) -> None:
-    """Write the serving program, which chooses among `num_candidates` chunks; CheckpointError if the policy belongs to
-    another decoder, or if what was written does not compute the same; ConfigError as `serving_step`."""
+    """Write the serving program, which chooses among `num_candidates` chunks. CheckpointError if the policy belongs to
+    another decoder, or if what was written does not compute the same; ConfigError where it cannot choose among so many.
+    """
     policy.check_base(base.checksum())
-    step, generator = serving_step(policy, base.heads, num_candidates).eval(), torch.Generator().manual_seed(0)
+    check_num_candidates(policy, num_candidates)
+    step, generator = ServingStep(policy, base.heads).eval(), torch.Generator().manual_seed(0)
+    batch, length = (torch.export.Dim("batch", min=1, max=MAX_BATCH), torch.export.Dim("length", min=1, max=MAX_LENGTH))
     inputs = [torch.randn(2, 5, policy.config.hidden_size, generator=generator), torch.tensor([5, 3])]
+    shapes: dict[str, dict[int, Any]] = {"hidden": {0: batch, 1: length}, "lengths": {0: batch}}
     if policy.config.after_draw:
         shape = noise_shape(policy, base.config.output_size, num_candidates)
         inputs.append(torch.randn(2, *shape, generator=generator))
+        shapes["noise"] = {0: batch}
     with torch.no_grad():
         expected = step(*inputs)  # also builds the rotary table, outside the traced program
-        batch, length = (torch.export.Dim("batch", min=1, max=MAX_BATCH),
-                         torch.export.Dim("length", min=1, max=MAX_LENGTH))
-        shapes = {"hidden": {0: batch, 1: length}, "lengths": {0: batch}, "noise": {0: batch}}
-        if not policy.config.after_draw:
-            del shapes["noise"]
         program = torch.export.export(step, tuple(inputs), dynamic_shapes=shapes)
     path.parent.mkdir(parents=True, exist_ok=True)
     torch.export.save(program, str(path))
@@ -151,44 +123,42 @@ def export_program(policy: ChunkPolicy, base: AnyDecoder, path: Path, num_candid
 
 def program_card(policy: ChunkPolicy, codes: int, num_candidates: int = 1) -> str:
     """What goes into the serving program and what comes out, with a program that runs it; for the policy's card."""
-    k, width, seen = policy.config.num_actions, policy.config.hidden_size, policy.config.reach
-    inputs = outputs = made = ""
-    call, answers, heads, tokens = "hidden, lengths", "actions, logits", k, "logits[row, :size].argmax(-1)"
-    actions = "logits of the decision"
-    if policy.config.after_draw:
-        heads, call, answers, tokens = seen, call + ", noise", answers + ", tokens", "tokens[row, :size]"
+    config, several = policy.config, num_candidates > 1
+    k, width, made, tokens = config.num_actions, config.hidden_size, "", "logits[row, :size].argmax(-1)"
+    inputs = [("hidden", f"[B, S, {width}] float32", "hidden states at all speech positions so far, prompt first"),
+              ("lengths", "[B] int64", "positions of each row, 1 to S; what stands behind them is not read")]
+    outputs = [("actions", f"[B, {k}] float32", ("log-probabilities of the chosen draw and the decision" if several else
+                                                 "logits of the decision") + "; column a − 1: keep a tokens"),
+               ("logits", f"[B, {config.reach if config.after_draw else k}, {codes + 1}] float32",
+                f"row j − 1: of the token j steps ahead; id {codes} ends")]
+    if config.after_draw:
         shape = ", ".join(map(str, noise_shape(policy, codes + 1, num_candidates)))
-        cold, which = "the likeliest", "drawn"
-        made = f"noise = torch.zeros(2, {shape})  # greedy; -T * log(-log(u)) to draw\n"
-        if num_candidates > 1:
-            cold, which = f"the likeliest in all {num_candidates} draws", "of the chosen draw"
+        made, tokens = f"noise = torch.zeros(2, {shape})  # greedy; -T * log(-log(u)) to draw\n", "tokens[row, :size]"
+        if several:
             made = f"noise = -0.8 * torch.log(-torch.log(torch.rand(2, {shape})))  # at temperature 0.8\n"
-            actions, answers = "log-probabilities of the chosen draw and the decision", answers + ", draw"
-        inputs = (f"| input 3 | `noise` | [B, {shape}] float32 | T times standard Gumbel noise: tokens are "
-                  f"drawn at temperature T; 0: {cold} |\n")
-        outputs = (f"| output 3 | tokens | [B, {seen}] int64 | the tokens {which}, of which the decision keeps the "
-                   "first |\n")
-        if num_candidates > 1:
-            outputs += f"| output 4 | draw | [B] int64 | which of the {num_candidates} draws that is, from 0 |\n"
+        inputs.append(("noise", f"[B, {shape}] float32", "T times standard Gumbel noise: tokens are drawn at "
+                       "temperature T; 0: the likeliest" + (f" in all {num_candidates} draws" if several else "")))
+        outputs.append(("tokens", f"[B, {config.reach}] int64", "the tokens "
+                        f"{'of the chosen draw' if several else 'drawn'}, of which the decision keeps the first"))
+    if several:
+        outputs.append(("draw", "[B] int64", f"which of the {num_candidates} draws that is, from 0"))
+    rows = [f"| {kind} {i} | {name if kind == 'output' else f'`{name}`'} | {form} | {meaning} |"
+            for kind, of in (("input", inputs), ("output", outputs)) for i, (name, form, meaning) in enumerate(of, 1)]
+    table = "\n".join(["| | name | shape, dtype | meaning |", "| --- | --- | --- | --- |", *rows])
     return f"""## Serving program
 
 `{PROGRAM}` is a `torch.export` program (float32, CPU; batch and length are dynamic): policy and heads, without the
 decoder's layers. Loading and running it needs torch alone. B is at most {MAX_BATCH}, S at most {MAX_LENGTH}.
 
-| | name | shape, dtype | meaning |
-| --- | --- | --- | --- |
-| input 1 | `hidden` | [B, S, {width}] float32 | hidden states at all speech positions so far, prompt first |
-| input 2 | `lengths` | [B] int64 | positions of each row, 1 to S; what stands behind them is not read |
-{inputs}| output 1 | actions | [B, {k}] float32 | {actions}; column a − 1: keep a tokens |
-| output 2 | logits | [B, {heads}, {codes + 1}] float32 | row j − 1: of the token j steps ahead; id {codes} ends |
-{outputs}
+{table}
+
 ```python
 import torch
 
 program = torch.export.load("{PROGRAM}").module()
 hidden = torch.randn(2, 40, {width})  # of two utterances; yours come from the decoder
 lengths = torch.tensor([40, 25])
-{made}{answers} = program({call})  # by position
+{made}{", ".join(name for name, *_ in outputs)} = program({", ".join(name for name, *_ in inputs)})  # by position
 for row, size in enumerate(actions.argmax(-1) + 1):  # the greedy decision
     print("keep", {tokens}.tolist())
 ```
@@ -198,8 +168,7 @@ A whole utterance, with the decoder: docs/decode.md of the project.
 
 
 READ = {"hidden": "the hidden states so far, before tokens are drawn",
-        "candidates": "what the heads drew: likelihood and certainty of every candidate",
-        "both": "the hidden states so far, and likelihood and certainty of every candidate drawn"}
+        "candidates": "what the heads drew: likelihood and certainty of every candidate"}
 
 
 def policy_card(policy: ChunkPolicy, source: dict[str, Any], codes: int = 0, num_candidates: int = 1) -> str:
@@ -224,7 +193,7 @@ def policy_card(policy: ChunkPolicy, source: dict[str, Any], codes: int = 0, num
         source, metrics_of=f"development prompts, reward recogniser {source.get('recognizer', '?')}",
         tags=("reinforcement-learning", "dcpo"),
         settings=("forced_rows", "num_generations", "num_candidates", "optimizer", "learning_rate", "beta", "alpha",
-                  "speed_bonus", "num_train_epochs"),
+                  "num_train_epochs"),
         note="The reward recogniser was the training signal: judge with another one (`dcar compare`)."
              + (f"\n\n{program_card(policy, codes, num_candidates)}\n## The policy itself" if codes else ""),
         code='from heads.policy import ChunkPolicy\n\npolicy = ChunkPolicy.from_pretrained("path/to/this/directory")\n'
@@ -236,7 +205,7 @@ def find_policy(run: str | Path) -> Path:
     for path in (Path(run) / "policy", Path(run)):
         if (path / "model.safetensors").is_file():
             return path
-    raise CheckpointError(f"{run}: neither a finished DCPO run (with policy/) nor a policy directory; give the "
+    raise CheckpointError(f"{run}: neither a finished DCPO run (with policy/) nor a policy directory; give "
                           "the out folder of `dcar train-policy`, or one of its checkpoints")
 
 
@@ -262,8 +231,7 @@ def export(config: ExportConfig) -> Path:
         raise ConfigError("the serving program holds the decoder's heads: give decoder=…, or program=false")
     if config.num_candidates > 1 and not config.program:
         raise ConfigError(f"num_candidates={config.num_candidates} is of the serving program: set program=true, or "
-                          "leave "
-                          "num_candidates out")
+                          "leave num_candidates out")
     source, out = find_policy(config.run), Path(config.out)
     policy, origin = ChunkPolicy.from_pretrained(source), read_provenance(source)
     check_num_candidates(policy, config.num_candidates)

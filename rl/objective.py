@@ -20,7 +20,7 @@ from torch import Tensor
 ADVANTAGE_EPSILON = 1e-4  # added to the standard deviation, as in TRL
 LOSS_TYPES = ("grpo", "bnpo", "dapo", "dr_grpo")
 SCALES = ("group", "batch", "none")
-FORCED_ROWS = ("policy_ratio", "behaviour_one", "baseline_only", "none")
+FORCED_ROWS = ("policy_ratio", "none")
 
 
 @dataclass(frozen=True)
@@ -110,17 +110,6 @@ def aggregate(values: Tensor, mask: Tensor, weights: Tensor, loss_type: str = "g
     if loss_type == "dr_grpo":
         return (values * kept).sum() / (rollouts * normalizer)
     raise ValueError(f"loss_type must be one of {LOSS_TYPES}, not '{loss_type}'")
-
-
-def rollout_weights(forced: Tensor, valid: Tensor, forced_rows: str) -> Tensor:
-    """Weight of every rollout in the loss [R]: forced and valid are bool [R]; see `forced_rows` in DCPOConfig."""
-    return torch.where(forced, 0.0 if forced_rows == "baseline_only" else 1.0, 1.0) * valid
-
-
-def behaviour_log_probs(old: Tensor, forced: Tensor, forced_rows: str) -> Tensor:
-    """Denominator of the ratio [R, M]: pi_old of the action, or probability 1 for forced rollouts ("behaviour_one"),
-    whose actions were certain."""
-    return old.masked_fill(forced.unsqueeze(-1), 0.0) if forced_rows == "behaviour_one" else old
 
 
 @dataclass(frozen=True)

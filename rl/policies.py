@@ -62,8 +62,7 @@ def make_policy(config: DCPOConfig, base: AnyDecoder, checksum: str) -> ChunkPol
         policy = ChunkPolicy(ChunkPolicyConfig(
             base.config.hidden_size, base.config.num_prediction_heads, config.policy_width, config.policy_heads,
             chunk_range=tuple(config.chunk_range), base_checksum=checksum, tokenizer=base.config.tokenizer,
-            reads=config.policy_reads, sizes=tuple(config.policy_sizes),
-            score_width=32 if config.policy_reads == "both" else 0, **shape_of(chunk_scorer)))
+            reads=config.policy_reads, sizes=tuple(config.policy_sizes), **shape_of(chunk_scorer)))
     except (CheckpointError, ValueError) as error:
         raise ConfigError(f"policy_width, policy_heads, policy_sizes, chunk_range do not fit: {error}") from error
     if policy.scores is None:

@@ -26,7 +26,6 @@ from torch import Tensor, nn
 from dcar.decoding import ChunkMethod, DecodeResult, PolicyChunk, Prompt, decode
 from dcar.decoding.engine.run import EngineConfig, StaticEngine, room_for, why_not
 from dcar.decoding.fast.passes import fast
-from dcar.errors import ConfigError
 from dcar.model.draft import AnyDecoder
 from dcar.prompts.items import PromptItem
 from dcar.recognition.base import Recognizer
@@ -35,9 +34,6 @@ from dcar.vocoder.base import Vocoder
 from heads.policy import ChunkPolicy
 from rl.hearing import RolloutRecord, synthesise
 from rl.rewards import Reward, needs_sound, score
-
-Decoding = Literal["auto", "engine", "loop"]
-DECODING: tuple[Decoding, ...] = ("auto", "engine", "loop")
 
 logger = logging.getLogger(__name__)
 
@@ -73,21 +69,20 @@ def forced_sizes(prompt_index: int, group_size: int, chunk_range: Sequence[int],
 class Roller:
     """Makes rollouts with a frozen decoder and rewards them.
 
-    `decoding`: "engine" (ConfigError if it cannot decode with this base and sampling), "loop" (the reference), or
-    "auto": the engine where it can and else the loop with fast passes, with a line in the log that says why. `decoder`
-    names what was chosen.
+    decoding: "loop" (the reference), or "auto": the engine where it can and else the loop with fast passes, with a line
+    in the log that says why. `decoder` names what was chosen.
     """
 
     def __init__(self, base: AnyDecoder, vocoder: Vocoder, rewards: Sequence[Reward], weights: Sequence[float],
                  sampling: SamplingConfig, *, group_size: int, chunk_range: Sequence[int] = (),
                  forced_rows: str = "policy_ratio", share_token_draws: bool = False, num_candidates: int = 1,
-                 recognizer: Recognizer | None = None, microbatches: int = 1, overlap: bool = True,
-                 hidden_dtype: torch.dtype = torch.float32, decoding: Decoding = "auto"):
+                 recognizer: Recognizer | None = None, microbatches: int = 1,
+                 hidden_dtype: torch.dtype = torch.float32, decoding: Literal["auto", "loop"] = "auto"):
         self.base, self.vocoder, self.rewards, self.weights = base, vocoder, list(rewards), list(weights)
         self.sampling, self.group_size, self.chunk_range = sampling, group_size, tuple(chunk_range)
         self.forced_rows, self.share_token_draws, self.num_candidates = forced_rows, share_token_draws, num_candidates
         self.recognizer = recognizer  # for rewards that ask for transcripts
-        self.microbatches, self.overlap, self.hidden_dtype = microbatches, overlap, hidden_dtype
+        self.microbatches, self.hidden_dtype = microbatches, hidden_dtype
         self.decoder = choose_decoder(decoding, base, sampling)
         self._reader = fast(base) if self.decoder == "fast" else base
         self._engine: StaticEngine | None = None
@@ -96,14 +91,13 @@ class Roller:
                 seed: int, **columns: Any) -> RolloutBatch:
         """G rollouts of each prompt, drawn with `policy`; `indices` are the prompts' places in the training set.
 
-        The result depends on (policy, items, seed) only: neither on the overlap nor on the number of parts. `columns`:
+        The result depends on (policy, items, seed) only: not on the number of parts. `columns`:
         further keyword arguments of the reward functions.
         """
         parts = min(self.microbatches, len(items))
         bounds = [round(j * len(items) / parts) for j in range(parts + 1)]
         records: list[RolloutRecord] = []
         pending: list[Future] = []
-        scored: list[tuple[np.ndarray, np.ndarray, dict[str, float]]] = []
         seconds = {"rollout": 0.0}
         with ThreadPoolExecutor(1, thread_name_prefix="reward") as worker:
             for first, last in zip(bounds, bounds[1:], strict=False):
@@ -111,11 +105,8 @@ class Roller:
                 part = self._roll(policy, items[first:last], indices[first:last], seed)
                 seconds["rollout"] += time.perf_counter() - started
                 records += part
-                if self.overlap:
-                    pending.append(worker.submit(self._score, part, columns))
-                else:
-                    scored.append(self._score(part, columns))
-            scored += [p.result() for p in pending]
+                pending.append(worker.submit(self._score, part, columns))
+            scored = [p.result() for p in pending]
         for _, _, spent in scored:
             for name, value in spent.items():
                 seconds[name] = seconds.get(name, 0.0) + value
@@ -192,16 +183,11 @@ def action_indices(result: DecodeResult, num_actions: int) -> Tensor:
     return sizes if not result.chosen else sizes + num_actions * torch.tensor(result.chosen)
 
 
-def choose_decoder(decoding: Decoding, base: AnyDecoder, sampling: SamplingConfig) -> Literal["engine", "fast", "loop"]:
+def choose_decoder(decoding: str, base: AnyDecoder, sampling: SamplingConfig) -> Literal["engine", "fast", "loop"]:
     """What speaks the rollouts; see `Roller`."""
-    if decoding not in DECODING:
-        raise ConfigError(f"decoding must be one of {', '.join(DECODING)}; not '{decoding}'")
     if decoding == "loop":
         return "loop"
-    reason = why_not(base, sampling)
-    if reason is None:
+    if (reason := why_not(base, sampling)) is None:
         return "engine"
-    if decoding == "engine":
-        raise ConfigError(f"decoding=engine: {reason}; set decoding=auto or loop")
     logger.warning("rollouts are decoded in the loop: %s", reason)
     return "fast"

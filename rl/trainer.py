@@ -221,9 +221,8 @@ class DCPOTrainer(ResilientTrainer):
         log_probs = log_probs_of(model, batch)
         old = objective.taken(log_probs, batch.actions).detach() if prepared.old is None else prepared.old
         out = objective.policy_loss(
-            log_probs, batch.actions, objective.behaviour_log_probs(old, batch.forced, args.forced_rows),
-            prepared.reference, prepared.advantages, batch.mask, prepared.weights, beta=beta, epsilon=args.epsilon,
-            loss_type=args.loss_type, normalizer=prepared.normalizer)
+            log_probs, batch.actions, old, prepared.reference, prepared.advantages, batch.mask, prepared.weights,
+            beta=beta, epsilon=args.epsilon, loss_type=args.loss_type, normalizer=prepared.normalizer)
         counted = batch.mask * (prepared.weights > 0).unsqueeze(-1)
         add_update(self._metrics, out, log_probs.detach(), counted, beta)
         return (out.loss, {}) if return_outputs else out.loss
@@ -260,7 +259,7 @@ class DCPOTrainer(ResilientTrainer):
         args = self.args
         std = objective.reward_std(self.accelerator.gather(batch.rewards)) if args.scale_rewards == "batch" else None
         advantages = objective.group_advantages(batch.rewards, args.num_generations, args.scale_rewards, std)
-        weights = objective.rollout_weights(batch.forced, advantages.valid, args.forced_rows)
+        weights = advantages.valid.float()
         reference = log_probs_of(self.reference, batch)
         old = None
         if args.num_iterations > 1:

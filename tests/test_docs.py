@@ -274,7 +274,7 @@ def refused(page: Path) -> list[str]:
     """
     lost = []
     for module, given in commands(page):
-        if not given or {"--help", "-h"} & set(given) or main_of(module).__module__ == "launch.make_starter_corpus":
+        if not given or {"--help", "-h"} & set(given):
             continue
         arguments = [word for word in given if "…" not in word]
         if arguments and arguments[-1] == "--config":  # --config …
@@ -299,13 +299,13 @@ def refused(page: Path) -> list[str]:
 def test_commands_with_unknown_settings_or_wrong_values_are_found(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     page = tmp_path / "page.md"
-    page.write_text("`dcar analyse what=speed --quick sizes=[paper]` and `python -m eval.speed sises=[paper]`\n\n"
+    page.write_text("`dcar analyse what=speed --quick sizes=[paper]` and `python -m eval.speed.run sises=[paper]`\n\n"
                     "```bash\n"
                     "dcar train --config launch/recipes/car_paper.yaml \\\n  model.dropout=0 model.dropuot=0  # two\n"
                     "dcar train --config … batch_size=0   # none\n"
                     "dcar compare --config launch/recipes/compare_papers.yaml\n```\n")
     why = refused(page)
-    assert [line.split(" ", 1)[0] for line in why] == ["dcar.train.car"] * 2 + ["eval.compare.run", "eval.speed"]
+    assert [line.split(" ", 1)[0] for line in why] == ["dcar.train.car"] * 2 + ["eval.compare.run", "eval.speed.run"]
     wrong = ["dropuot", "batch_size", "compare_papers", "sises"]
     assert all(word in line for word, line in zip(wrong, why, strict=True))
 

@@ -40,6 +40,9 @@ from dcar.tracking import provenance, write_json
 from eval.analysis.teacher import teacher_forced
 from eval.verifiers.entropy import entropies
 
+RANDOM_DRAWS = 10  # schedules drawn per utterance
+ENTROPY_THRESHOLDS = 8  # points of the entropy rule
+
 
 @dataclass
 class OracleConfig:
@@ -53,8 +56,6 @@ class OracleConfig:
     utterances: int = setting(0, "Of the split; 0 = all.", minimum=0)
     prompt_tokens: int = setting(50, "As in training.", minimum=1)
     random_sizes: list[int] = setting([2, 3, 4], "Chunk sizes of the random schedules.", minimum=1)
-    random_draws: int = setting(10, "Schedules drawn per utterance.", minimum=1)
-    entropy_thresholds: int = setting(8, "Points of the entropy rule.", minimum=1)
     batch_size: int = setting(16, "Utterances read at once.", minimum=1)
     seed: int = seed_setting(0, "Of random schedules.")
     device: str = setting("cpu", "cpu or cuda.")
@@ -149,74 +150,58 @@ def head_ranks(losses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 # --------------------------------------------------------------------------------------------------------- the analysis
 
 
-@dataclass
-class _Utterance:
-    costs: np.ndarray  # [K, n]
-    entropy: np.ndarray  # [n, K - 1]
-    totals: np.ndarray  # [n + 1]
-
-
 def analyse(model: AnyDecoder, states: Sequence[tuple[Tensor, Tensor]], config: OracleConfig) -> dict[str, Any]:
     """All figures of oracle.json from hidden states and targets (teacher.py)."""
     heads = model.config.num_prediction_heads
     if not config.random_sizes or not all(1 <= size <= heads for size in config.random_sizes):
         raise ConfigError(f"random_sizes {config.random_sizes}: this decoder keeps 1..{heads} tokens a pass")
     best, worst, sums, counts = (np.zeros(heads) for _ in range(4))
-    utterances = []
+    costs, entropy, totals = list[np.ndarray](), list[np.ndarray](), list[np.ndarray]()  # of every utterance
     for hidden, targets in tqdm(states, desc="oracle", disable=None):
-        losses, entropy = loss_matrix(model, hidden, targets)
+        losses, uncertain = loss_matrix(model, hidden, targets)
         b, w = head_ranks(losses)
         best, worst = best + b, worst + w
         finite = np.isfinite(losses)
         sums, counts = sums + np.where(finite, losses, 0).sum(1), counts + finite.sum(1)
-        costs = chunk_costs(losses)
-        utterances.append(_Utterance(costs, entropy, cheapest(costs)))
-    rows = [_row(f"car-{k}", utterances, [[walk(u.costs, lambda t, k=k: k)] for u in utterances])  # type: ignore[misc]
-            for k in range(1, heads + 1)]
+        costs.append(chunk_costs(losses))
+        entropy.append(uncertain)
+        totals.append(cheapest(costs[-1]))
+    lengths = np.array([len(t) - 1 for t in totals])  # the end of speech is one of the tokens to predict
+
+    def point(passes: Sequence[float], cost: float) -> dict[str, Any]:
+        return {"tokens_per_pass": float((lengths - 1).sum() / sum(passes)),
+                "nats_per_token": float(cost / lengths.sum())}
+
+    def row(name: str, walks: Sequence[Sequence[tuple[float, int]]]) -> dict[str, Any]:
+        """A schedule and the oracle in as many passes for every utterance; several walks of one count alike."""
+        cost = sum(np.mean([c for c, _ in w]) for w in walks)
+        found = point([float(np.mean([m for _, m in w])) for w in walks], cost)
+        least = sum(np.mean([t[m] for _, m in w]) for t, w in zip(totals, walks, strict=True)) / lengths.sum()
+        return {"schedule": name, **found, "oracle_nats_per_token": float(least),
+                "gain": float(found["nats_per_token"] - least)}
+
+    def oracle(passes: Sequence[int]) -> dict[str, Any]:
+        return point(passes, sum(float(t[m]) for t, m in zip(totals, passes, strict=True)))
+
+    rows = [row(f"car-{k}", [[walk(c, lambda t, k=k: k)] for c in costs]) for k in range(1, heads + 1)]  # type: ignore[misc]
     rng = np.random.default_rng(config.seed)
-    drawn = [[walk(u.costs, lambda t: int(rng.choice(config.random_sizes))) for _ in range(config.random_draws)]
-             for u in utterances]
-    rows.append(_row("random-" + "-".join(map(str, config.random_sizes)), utterances, drawn))
+    rows.append(row("random-" + "-".join(map(str, config.random_sizes)), [
+        [walk(c, lambda t: int(rng.choice(config.random_sizes))) for _ in range(RANDOM_DRAWS)] for c in costs]))
     if heads > 1:
         # head k is kept where all of 2..k are below the threshold, so where their maximum is
-        levels = np.concatenate([np.maximum.accumulate(u.entropy, 1).ravel() for u in utterances])
-        for threshold in np.quantile(levels, np.linspace(0.05, 0.95, config.entropy_thresholds)):
-            walks = []
-            for u in utterances:
-                sizes = 1 + np.cumprod(u.entropy <= threshold, 1).sum(1)
-                walks.append([walk(u.costs, lambda t, sizes=sizes: int(sizes[t]))])  # type: ignore[misc]
-            rows.append(_row(f"entropy-{threshold:.3f}", utterances, walks))
-    frontier = [_point(utterances, [math.ceil((len(u.totals) - 1) / size) for u in utterances])
-                for size in np.arange(1, heads + 0.01, 0.25)]
-    free = _point(utterances, [int(u.totals.argmin()) for u in utterances])
+        levels = np.concatenate([np.maximum.accumulate(e, 1).ravel() for e in entropy])
+        for threshold in np.quantile(levels, np.linspace(0.05, 0.95, ENTROPY_THRESHOLDS)):
+            sizes = [1 + np.cumprod(e <= threshold, 1).sum(1) for e in entropy]
+            rows.append(row(f"entropy-{threshold:.3f}", [
+                [walk(c, lambda t, n=n: int(n[t]))] for c, n in zip(costs, sizes, strict=True)]))  # type: ignore[misc]
     return {
-        "heads": heads, "utterances": len(utterances), "tokens_all_heads_predict": int(best.sum()),
+        "heads": heads, "utterances": len(costs), "tokens_all_heads_predict": int(best.sum()),
         "best_share": (best / max(1, best.sum())).tolist(), "worst_share": (worst / max(1, worst.sum())).tolist(),
-        "head_nats": (sums / counts.clip(1)).tolist(), "rows": rows, "frontier": frontier, "unconstrained": free,
-        "decoder": model.checksum(), "teacher_forced": True,
+        "head_nats": (sums / counts.clip(1)).tolist(), "rows": rows,
+        "frontier": [oracle([math.ceil(n / size) for n in lengths]) for size in np.arange(1, heads + 0.01, 0.25)],
+        "unconstrained": oracle([int(t.argmin()) for t in totals]), "decoder": model.checksum(),
+        "teacher_forced": True,
     }
-
-
-def _tokens(utterances: Sequence[_Utterance]) -> np.ndarray:
-    return np.array([len(u.totals) - 1 for u in utterances])  # the end of speech is one of the tokens to predict
-
-
-def _row(name: str, utterances: Sequence[_Utterance], walks: Sequence[Sequence[tuple[float, int]]]) -> dict[str, Any]:
-    """A schedule and the oracle in as many passes for every utterance; several walks of an utterance count alike."""
-    cost = np.array([np.mean([c for c, _ in w]) for w in walks])
-    passes = np.array([np.mean([m for _, m in w]) for w in walks])
-    oracle = np.array([np.mean([u.totals[m] for _, m in w]) for u, w in zip(utterances, walks, strict=True)])
-    targets = _tokens(utterances)
-    return {"schedule": name, "tokens_per_pass": float((targets - 1).sum() / passes.sum()),
-            "nats_per_token": float(cost.sum() / targets.sum()),
-            "oracle_nats_per_token": float(oracle.sum() / targets.sum()),
-            "gain": float((cost.sum() - oracle.sum()) / targets.sum())}
-
-
-def _point(utterances: Sequence[_Utterance], passes: Sequence[int]) -> dict[str, float]:
-    targets = _tokens(utterances)
-    cost = sum(float(u.totals[m]) for u, m in zip(utterances, passes, strict=True))
-    return {"tokens_per_pass": float((targets - 1).sum() / sum(passes)), "nats_per_token": cost / float(targets.sum())}
 
 
 # --------------------------------------------------------------------------------------------------------------- output
@@ -231,16 +216,14 @@ def plot(result: dict[str, Any], path: Path) -> None:
 
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4), dpi=120)
 
-    def line(points: Sequence[dict[str, Any]], **style: Any) -> None:
-        left.plot([p["tokens_per_pass"] for p in points], [p["nats_per_token"] for p in points], **style)
-
-    rows = result["rows"]
-    kinds = (("car-", "CAR-k", "o-"), ("entropy-", "entropy rule", "s-"), ("random-", "random", "x"))
-    for prefix, label, style in kinds:
-        if points := [r for r in rows if r["schedule"].startswith(prefix)]:
-            line(points, marker=style[0], linestyle=style[1:] or "none", label=label)
-    line(result["frontier"], color="black", linestyle="--", label="oracle (sees the future)")
-    line([result["unconstrained"]], color="black", marker="*", linestyle="none", label="oracle, any number of passes")
+    lines = [([r for r in result["rows"] if r["schedule"].startswith(prefix)], label, style)
+             for prefix, label, style in (("car-", "CAR-k", "o-"), ("entropy-", "entropy rule", "s-"),
+                                          ("random-", "random", "x"))]
+    lines += [(result["frontier"], "oracle (sees the future)", "k--"),
+              ([result["unconstrained"]], "oracle, any number of passes", "k*")]
+    for points, label, style in lines:
+        if points:
+            left.plot([p["tokens_per_pass"] for p in points], [p["nats_per_token"] for p in points], style, label=label)
     left.set_xlabel("tokens per pass of the decoder")
     left.set_ylabel("cross entropy of the true tokens, nats a token")
     left.set_title(f"Teacher-forced chunking, {result['utterances']} utterances")

@@ -32,7 +32,7 @@ from dcar.config.schema import seed_setting
 from dcar.errors import ConfigError, DataError
 from dcar.prepare.prepared import load_prepared, prepared_info
 from dcar.process import run_command
-from dcar.prompts.items import PromptItem, make_prompts
+from dcar.prompts.items import make_prompts
 from dcar.prompts.load import corpus_recordings
 from dcar.recognition.load import load_recognizer
 from dcar.text.bootstrap import corpus_interval
@@ -43,7 +43,6 @@ from dcar.vocoder.load import load_vocoder
 from dcar.vocoder.voicing import voice
 from dcar.voices.encoder import SpeakerEncoder
 from dcar.voices.features import EMBEDDING_DIM
-from eval.results.stats import paired_test
 
 
 @dataclass
@@ -57,7 +56,6 @@ class VocoderQualityConfig:
     prompt_tokens: int = setting(50, "Length of the speaker prompt.", minimum=1)
     limit: int = setting(0, "Utterances at most; 0 = the whole split.", minimum=0)
     batch_size: int = setting(16, "Utterances spoken at once.", minimum=1)
-    against: str = setting("", "A second vocoder, for a paired test of word errors.")
     out: str = setting("runs/vocoder_quality", "Folder to write.", place="folder")
     seed: int = seed_setting(0, "Of prompts.")
 
@@ -78,13 +76,6 @@ def _voices(data: str) -> dict[str, np.ndarray]:
     return {name: np.mean(np.asarray(rows, np.float64), axis=0) for name, rows in found.items()}
 
 
-def _spoken(name: str, items: list[PromptItem], config: VocoderQualityConfig) -> tuple[list[np.ndarray], int]:
-    vocoder = load_vocoder(name)
-    check_speaks(vocoder, prepared_info(config.data))
-    tokens, speakers = [item.reference_tokens for item in items], [item.speaker_embedding for item in items]
-    return voice(vocoder, tokens, speakers, config.batch_size, f"speak with {name}"), int(vocoder.sample_rate)
-
-
 def run(config: VocoderQualityConfig) -> dict[str, Any]:
     """Measure and write vocoder_quality.json and config.yaml into `config.out`; DataError for an empty split."""
     if not config.data:
@@ -94,21 +85,21 @@ def run(config: VocoderQualityConfig) -> dict[str, Any]:
     if not items:
         raise DataError(f"{config.data}: split {config.split} has no utterances")
     recording, judge, encoder = corpus_recordings(config.data), load_recognizer(config.judge), SpeakerEncoder()
+    check_speaks(vocoder := load_vocoder(config.vocoder), prepared_info(config.data))
     texts = [item.text for item in items]
     voices = _voices(config.data)
     here = sorted({item.speaker for item in items})
-    errors: dict[str, list[Any]] = {}
     rows: list[dict[str, Any]] = [{"id": item.prompt.utterance_id, "text": item.text} for item in items]
     result: dict[str, Any] = {"n": len(items), "voices": len(here), "voices_of_corpus": len(voices)}
 
     def measure(name: str, waves: list[np.ndarray], rate: int) -> None:
         heard = judge.transcribe(waves, rate)
-        errors[name] = [word_errors(text, words or "") for text, words in zip(texts, heard, strict=True)]
-        for row, words, e in zip(rows, heard, errors[name], strict=True):
+        errors = [word_errors(text, words or "") for text, words in zip(texts, heard, strict=True)]
+        for row, words, e in zip(rows, heard, errors, strict=True):
             row[name] = {"heard": words, "errors": e.errors}
-        interval = corpus_interval([e.errors for e in errors[name]], [e.reference_words for e in errors[name]])
+        interval = corpus_interval([e.errors for e in errors], [e.reference_words for e in errors])
         measured: dict[str, Any] = {
-            "wer": corpus_wer(errors[name]).wer,
+            "wer": corpus_wer(errors).wer,
             "wer_ci": [interval.low, interval.high],
             "cer": corpus_cer([character_errors(t, h or "") for t, h in zip(texts, heard, strict=True)]).wer,
         }
@@ -125,13 +116,9 @@ def run(config: VocoderQualityConfig) -> dict[str, Any]:
     if len({rate for _, rate in recordings}) != 1:
         raise DataError(f"{config.data}: recordings of several rates; prepare a corpus of one rate to measure against")
     measure("recording", [wave for wave, _ in recordings], recordings[0][1])
-    measure("resynthesised", *_spoken(config.vocoder, items, config))
-    if config.against:
-        measure("against", *_spoken(config.against, items, config))
-        counts = [[[e.errors for e in errors[n]], [e.reference_words for e in errors[n]]]
-                  for n in ("resynthesised", "against")]
-        test = paired_test(*counts[0], *counts[1])
-        result["difference"] = {"wer": test.difference, "ci": [test.low, test.high], "p": test.p_value}
+    measure("resynthesised", voice(vocoder, [item.reference_tokens for item in items], [
+        item.speaker_embedding for item in items], config.batch_size, f"speak with {config.vocoder}"),
+        int(vocoder.sample_rate))
     result |= {"judge": config.judge, "utterances": rows}
     result["provenance"] = provenance(vocoder=config.vocoder, data=config.data, split=config.split)
     out = Path(config.out)
@@ -144,18 +131,13 @@ def table(result: dict[str, Any]) -> str:
     lines = [f"{result['n']} utterances, {result['voices']} voices; recogniser {result['judge']}",
              f"{'':14} {'WER %':>6} {'95 %':>11} {'CER %':>6} {'right voice %: here':>20} {'of all':>7} "
              f"{'similarity':>11}"]
-    for name in ("recording", "resynthesised", "against"):
-        if name in result:
-            row = result[name]
-            low, high = (100 * x for x in row["wer_ci"])
-            here, of_all = ("–" if row[key] is None else f"{100 * row[key]:.1f}"
-                            for key in ("right_voice", "right_voice_of_corpus"))
-            lines.append(f"{name:14} {100 * row['wer']:6.1f} {f'{low:.1f}–{high:.1f}':>11} {100 * row['cer']:6.1f} "
-                         f"{here:>20} {of_all:>7} {row['similarity']:11.3f}")
-    if "difference" in result:
-        d = result["difference"]
-        low, high = (100 * x for x in d["ci"])
-        lines.append(f"difference in WER {100 * d['wer']:+.1f} ({low:+.1f} to {high:+.1f}), p = {d['p']:.3f}")
+    for name in ("recording", "resynthesised"):
+        row = result[name]
+        low, high = (100 * x for x in row["wer_ci"])
+        here, of_all = ("–" if row[key] is None else f"{100 * row[key]:.1f}"
+                        for key in ("right_voice", "right_voice_of_corpus"))
+        lines.append(f"{name:14} {100 * row['wer']:6.1f} {f'{low:.1f}–{high:.1f}':>11} {100 * row['cer']:6.1f} "
+                     f"{here:>20} {of_all:>7} {row['similarity']:11.3f}")
     return "\n".join(lines)
 
 

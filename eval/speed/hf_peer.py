@@ -6,6 +6,7 @@ row, text then speech prompt. EOS is never generated, so that every run speaks t
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -25,16 +26,6 @@ CACHE = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "
 
 class PeerConfig(PretrainedConfig):
     model_type = "dcar-peer"
-
-
-class _Cache:
-    """What a TransformerLayer expects of a cache, on top of a Hugging Face one."""
-
-    def __init__(self, cache: Any):
-        self.cache = cache
-
-    def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        return self.cache.update(keys, values, layer)
 
 
 class CausalLMPeer(PreTrainedModel, GenerationMixin):
@@ -59,14 +50,6 @@ class CausalLMPeer(PreTrainedModel, GenerationMixin):
         self.text = self.prompt = 0
         # text ids follow behind every speech id
         self.offset = decoder.speech_embedding.num_embeddings
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.decoder.norm.weight.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.decoder.norm.weight.device
 
     def read(self, prompt: Prompt) -> Tensor:
         """Input ids [1, text + speech prompt]; the model remembers where the text ends."""
@@ -104,7 +87,7 @@ class CausalLMPeer(PreTrainedModel, GenerationMixin):
             if past == 0:
                 mask = mask | (column < self.text)  # every position sees all text
             mask = mask[None, None]
-        behind = _Cache(kept)
+        behind: Any = SimpleNamespace(write=lambda layer, keys, values: kept.update(keys, values, layer))
         for i, layer in enumerate(d.layers):
             x = layer(x, rotary, mask, behind, i)
         logits = d.heads.base(d.norm(x[:, -(logits_to_keep or 1) :])).float()

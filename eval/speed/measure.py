@@ -1,53 +1,31 @@
-"""What the speed benchmark measures with: its clock, repeats, equal work, the card of what a step has to read."""
+"""What the speed benchmark measures with: repeats, equal work, the card of what a step has to read."""
 
 from __future__ import annotations
 
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 
-from dcar.decoding import ChunkMethod, FixedChunk, Prompt, decode
+from dcar.decoding import Prompt
 from dcar.decoding.fast.cpu.native import kernels
 from dcar.model.draft import AnyDecoder
 from dcar.sampling import SamplingConfig
-from eval.results.timing import module_device, synchronize
+from eval.results.timing import synchronize
 from heads.costs import head_costs
 from heads.policy import ChunkPolicy
 
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
-chosen_clock: ContextVar[str] = ContextVar("clock", default="wall")
 
 
-def clock() -> Callable[[], float]:
-    """The clock of this benchmark, in seconds."""
-    return CLOCKS[chosen_clock.get()]
-
-
-@dataclass(frozen=True)
-class Spread:
-    """Median of repeats, with their range."""
-
-    median: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"{self.median:9.3f} ({self.low:.3f}–{self.high:.3f})"
-
-
-def spread(values: Sequence[float]) -> Spread:
-    return Spread(statistics.median(values), min(values), max(values))
-
-
-def interleaved(runs: Mapping[Any, Callable[[], Any]], repeats: int, device: torch.device) -> dict[Any, list[float]]:
+def interleaved(runs: Mapping[Any, Callable[[], Any]], repeats: int, device: torch.device,
+                now: Callable[[], float] = time.perf_counter) -> dict[Any, list[float]]:
     """Seconds of each run, `repeats` times, one after the other in rotating order; the first round is a warm-up."""
-    names, now = list(runs), clock()
+    names = list(runs)
     seconds: dict[Any, list[float]] = {name: [] for name in names}
     for turn in range(repeats + 1):
         shift = turn % len(names)
@@ -61,31 +39,20 @@ def interleaved(runs: Mapping[Any, Callable[[], Any]], repeats: int, device: tor
     return seconds
 
 
+def shown(values: Sequence[float]) -> str:
+    """Median of repeats, with their range."""
+    return f"{statistics.median(values):9.3f} ({min(values):.3f}–{max(values):.3f})"
+
+
 def read_sizes(model: AnyDecoder) -> dict[str, int]:
     """Parameters that one batch-1 step reads: the trunk with the base head; what additional heads share, where one of
-    them is kept; and each of them.
-
-    Of the embedding tables a step reads only the rows of its tokens, so they do not count.
-    """
+    them is kept; and each of them. Of the embedding tables it reads only rows, so they do not count."""
     trunk = sum(p.numel() for p in (*model.layers.parameters(), *model.norm.parameters()))
     costs = head_costs(model.heads)
     return {"far": trunk + model.heads.base.weight.numel(), "heads": costs.once, "head": costs.each}
 
 
-def memory_rates(device: torch.device, dtype: torch.dtype, mebibytes: int = 128) -> dict[str, float]:
-    """GB/s of copying (read + write), GB/s of reading weights in a matrix-vector product, GFLOP/s of a matmul."""
-    source = torch.ones(mebibytes * 2**20 // dtype.itemsize, device=device, dtype=dtype)
-    target = torch.empty_like(source)
-    matrix, vector = source.view(-1, 4096), torch.ones(4096, device=device, dtype=dtype)
-    square = torch.ones(1024, 1024, device=device, dtype=dtype)
-    runs = {"copy": lambda: target.copy_(source), "matvec": lambda: matrix @ vector, "matmul": lambda: square @ square}
-    seconds = {name: min(times) for name, times in interleaved(runs, 5, device).items()}
-    size = source.nbytes / 1e9
-    return {"copy_gb_s": 2 * size / seconds["copy"], "read_gb_s": size / seconds["matvec"],
-            "matmul_gflop_s": 2 * 1024**3 / seconds["matmul"] / 1e9}
-
-
-def cached_read_rate(device: torch.device, dtype: torch.dtype, parameters: int) -> float:
+def read_rate(device: torch.device, dtype: torch.dtype, parameters: int) -> float:
     """GB/s of reading `parameters` weights again and again, as a small model that fits a cache does: by PyTorch or by
     the kernels of few rows, whichever is faster here."""
     matrix = torch.ones(max(1, parameters // 1024), 1024, device=device, dtype=dtype)
@@ -93,32 +60,30 @@ def cached_read_rate(device: torch.device, dtype: torch.dtype, parameters: int) 
     runs: dict[str, Callable[[], Any]] = {"torch": lambda: matrix @ vector}
     if device.type == "cpu" and (own := kernels(dtype)) is not None:
         runs["own"] = partial(own.linear(matrix, None), vector[None])
-    seconds = min(min(times) for times in interleaved(runs, 10, device).values())
-    return matrix.nbytes / 1e9 / seconds
+    return matrix.nbytes / 1e9 / min(min(times) for times in interleaved(runs, 10, device).values())
 
 
-def print_card(name: str, model: AnyDecoder, policies: Mapping[str, ChunkPolicy], rates: Mapping[str, float],
+def print_card(name: str, model: AnyDecoder, policies: Mapping[str, ChunkPolicy],
                device: torch.device) -> dict[str, Any]:
+    """What a step of this model reads, and the least time in which this machine reads it: `floor_ms` by k."""
     sizes, costs = read_sizes(model), head_costs(model.heads)
     total, k_max = sum(p.numel() for p in model.parameters()), model.config.num_prediction_heads
     dtype = model.norm.weight.dtype
-    rate = cached_read_rate(device, dtype, min(sizes["far"], 64 << 20))
+    rate = read_rate(device, dtype, min(sizes["far"], 64 << 20))
     policy_sizes = {n: sum(p.numel() for p in policy.parameters()) for n, policy in policies.items()}
-    floor = {k: (sizes["far"] + costs.read(k)) * dtype.itemsize / rate / 1e6 for k in range(1, k_max + 1)}
-    print(f"\n== {name}: {total / 1e6:.2f} M parameters, {model.config.num_layers} layers × "
-          f"{model.config.hidden_size}, {k_max} heads, {str(dtype).removeprefix('torch.')}")
-    print(f"read per step, M parameters: FAR {sizes['far'] / 1e6:.2f}; all {k_max} heads add "
-          f"{costs.read(k_max) / 1e6:.2f} ({sizes['heads'] / 1e6:.2f} shared, {sizes['head'] / 1e6:.3f} each); "
-          + "; ".join(f"policy ({n}) {size / 1e6:.2f}" for n, size in policy_sizes.items()))
+    floor = {str(k): (sizes["far"] + costs.read(k)) * dtype.itemsize / rate / 1e6 for k in range(1, k_max + 1)}
     kv = 2 * model.config.num_layers * model.config.hidden_size * dtype.itemsize
-    print(f"weights {dtype.itemsize * total / 2**20:.1f} MiB, KV cache {kv} bytes a position "
-          f"(2,000 positions: {2000 * kv / 2**20:.1f} MiB)")
-    print(f"weights of this size are read at {rate:.1f} GB/s (large memory: {rates['read_gb_s']:.1f}, copy "
-          f"{rates['copy_gb_s']:.1f} GB/s, matmul {rates['matmul_gflop_s']:.0f} GFLOP/s)")
-    print("floor, ms a step: " + "  ".join(f"CAR-{k} {ms:.2f}" for k, ms in floor.items()))
+    print(f"\n== {name}: {total / 1e6:.2f} M parameters, {model.config.num_layers} layers × "
+          f"{model.config.hidden_size}, {k_max} heads, {str(dtype).removeprefix('torch.')}; weights "
+          f"{dtype.itemsize * total / 2**20:.1f} MiB, KV cache {kv} bytes a position\n"
+          f"read per step, M parameters: FAR {sizes['far'] / 1e6:.2f}; all {k_max} heads add "
+          f"{costs.read(k_max) / 1e6:.2f} ({sizes['heads'] / 1e6:.2f} shared, {sizes['head'] / 1e6:.3f} each); "
+          + "; ".join(f"policy ({n}) {size / 1e6:.2f}" for n, size in policy_sizes.items())
+          + f"\nweights of this size are read at {rate:.1f} GB/s\n"
+          "floor, ms a step: " + "  ".join(f"CAR-{k} {ms:.2f}" for k, ms in floor.items()))
     return {"parameters": total, "read_far": sizes["far"], "read_heads": sizes["heads"], "read_head": sizes["head"],
-            "read_policy": policy_sizes,
-            "read_gb_s": rate, "floor_ms": floor, "weight_bytes": dtype.itemsize * total, "kv_bytes_per_token": kv}
+            "read_policy": policy_sizes, "read_gb_s": rate, "floor_ms": floor, "weight_bytes": dtype.itemsize * total,
+            "kv_bytes_per_token": kv}
 
 
 @dataclass(frozen=True)
@@ -129,36 +94,16 @@ class Load:
     prompt: int
     tokens: int
 
-    def prompts(self, model: AnyDecoder, count: int) -> list[Prompt]:
+    def prompts(self, model: AnyDecoder, count: int = 1) -> list[Prompt]:
         c = model.config
         return [Prompt(f"u{i}", tuple((7 * i + 3 * j) % (c.text_vocab_size - 1) + 1 for j in range(self.text)),
                        tuple((5 * i + 11 * j) % c.speech_vocab_size for j in range(self.prompt))) for i in range(count)]
 
-    def sampling(self, tokens: int | None = None) -> SamplingConfig:
+    def sampling(self, tokens: int | None = None, temperature: float = 1.0) -> SamplingConfig:
         tokens = tokens or self.tokens
-        return SamplingConfig(min_tokens=tokens + 16, max_tokens=tokens, max_tokens_per_text_unit=float(tokens))
+        return SamplingConfig(temperature, min_tokens=tokens + 16, max_tokens=tokens,
+                              max_tokens_per_text_unit=float(tokens))
 
-
-def steps(tokens: int, k: int) -> int:
-    return -(-tokens // k)
-
-
-def measure_car(model: AnyDecoder, load: Load, sizes: Sequence[int], repeats: int,
-                speak: Callable[..., Any] | None = None) -> dict[int, dict[str, Spread]]:
-    """Per k: ms a step and tokens/s of steady decoding (the prefill, measured by itself, taken off), and with it.
-    `speak` is the `decode` of an engine; without it the reference loop is measured."""
-    prompts = load.prompts(model, 1)
-    speak = speak or partial(decode, model)
-    runs: dict[Any, Callable[[], Any]] = {
-        "prefill": partial(speak, prompts, ChunkMethod(FixedChunk(1)), load.sampling(1))}
-    for k in sizes:
-        runs[k] = partial(speak, prompts, ChunkMethod(FixedChunk(k)), load.sampling())
-    seconds = interleaved(runs, repeats, module_device(model))
-    prefill = statistics.median(seconds["prefill"])
-    out = {}
-    for k in sizes:
-        # the first chunk comes with the prefill
-        step = [(s - prefill) / max(1, steps(load.tokens, k) - 1) for s in seconds[k]]
-        out[k] = {"ms_per_step": spread([1e3 * s for s in step]), "tokens_per_second": spread([k / s for s in step]),
-                  "with_prefill": spread([load.tokens / s for s in seconds[k]])}
-    return out
+    def steps(self, k: int) -> int:
+        """Passes of CAR-k, the prefill included."""
+        return -(-self.tokens // k)

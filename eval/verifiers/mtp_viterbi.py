@@ -137,15 +137,3 @@ def from_name(name: str, rest: str, decoder: AnyDecoder,
     MTPViterbi(heads, transitions, k, name)  # refuses what is wrong now
     return lambda: MTPViterbi(heads, transitions, k, name), {
         "transitions": table.checksum("bigram_keys", "bigram_counts"), "alpha": str(ALPHA)}
-
-
-def bookkeeping_case(heads: int = 7, k: int = 10, vocabulary: int = 2049) -> Callable[[], tuple[Tensor, Tensor]]:
-    """For benchmarks, all that a round of `mtp-viterbi` does beyond a CAR step: a function without arguments. Its
-    probabilities and transitions are random and fixed."""
-    rng = torch.Generator().manual_seed(0)
-    probs = (3 * torch.randn(1, heads, vocabulary, generator=rng)).softmax(-1)
-    states = vocabulary + 1
-    keys = torch.randint(0, states * states, (50 * vocabulary,), generator=rng).unique()
-    keys = keys[keys % states < vocabulary]  # nothing leads to the start
-    transitions = Transitions(keys, torch.ones_like(keys), states, ALPHA)
-    return lambda: choose(probs, likeliest(probs, k)[1], transitions)

@@ -32,7 +32,7 @@ from dcar.decoding import Draft, Kept, Method, Session
 from dcar.decoding.tree import DraftTree
 from dcar.errors import ConfigError
 from dcar.model.draft import AnyDecoder
-from dcar.sampling import SamplingConfig, sample, uniform, utterance_keys, warp
+from dcar.sampling import sample, uniform
 from eval.verifiers.candidates import RankTree, build_tree, chain
 from eval.verifiers.chain import states_of
 from eval.verifiers.statistics import VerifierStatistics, needed
@@ -186,21 +186,3 @@ def from_name(name: str, rest: str, decoder: AnyDecoder,
     Vadusa(tau, tree, name)  # refuses an impossible tau before anything runs
     paths = " ".join(".".join(map(str, path)) for path in tree.paths)
     return lambda: Vadusa(tau, tree, name), {"tree": paths}
-
-
-def bookkeeping_case(nodes: int = NODES, tau: int = 2, vocabulary: int = 2049,
-                     heads: int = 7) -> Callable[[], tuple[Tensor, Tensor]]:
-    """For benchmarks, all that a round of `vadusa` does beyond the passes of trunk and heads: a function without
-    arguments. Its logits are random and fixed."""
-    rng = torch.Generator().manual_seed(0)
-    tree = build_tree(0.6 * 0.5 ** torch.arange(10.0).expand(heads - 1, -1), nodes)
-    shape = tree.shape()
-    draft = torch.randn(1, shape.depth, vocabulary, generator=rng)
-    base = 3 * torch.randn(1, 1 + len(shape), vocabulary, generator=rng)
-    keys, position = utterance_keys(0, ["u"]), torch.cat((shape.depths.new_zeros(1), shape.depths))[None]
-
-    def case() -> tuple[Tensor, Tensor]:
-        samples, unended = draw_samples(warp(base, SamplingConfig()), keys, position, tau, vocabulary - 1)
-        return accept(tree.tokens(draft), samples, shape, vocabulary - 1, unended)
-
-    return case

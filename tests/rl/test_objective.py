@@ -100,9 +100,8 @@ def test_missing_rewards_count_nowhere():
     assert out.valid.tolist() == [True, False, True, True] + [False] * 7 + [True]
     assert out.zero_std.tolist() == [False, True, True]
     probs, _, reference, actions, mask, _ = example(12)
-    weights = o.rollout_weights(torch.zeros(12, dtype=torch.bool), out.valid, "policy_ratio")
     old = o.taken(probs, actions).detach()
-    loss = o.policy_loss(probs, actions, old, reference, out.values.double(), mask, weights).loss
+    loss = o.policy_loss(probs, actions, old, reference, out.values.double(), mask, out.valid.float()).loss
     gradient = torch.autograd.grad(loss, probs)[0]
     assert gradient.isfinite().all()
     assert gradient[~out.valid].abs().sum() == 0 and gradient[0].abs().sum() > 0
@@ -137,28 +136,6 @@ def test_first_inner_step_has_ratio_one_and_the_clip_bites_later():
     gradient = torch.autograd.grad(o.clipped_surrogate(ratio, advantages, 0.2).sum(), probs)[0]
     assert gradient[later.clipped].abs().sum() == 0 and gradient[~later.clipped].abs().sum() > 0
     assert ratio.detach().allclose(later.ratio)
-
-
-@pytest.mark.parametrize("switch", o.FORCED_ROWS)
-def test_what_the_forced_half_does(switch):
-    probs, old_log_probs, reference, actions, mask, advantages = example()
-    forced = torch.tensor([True, True, True, False, False, False])
-    weights = o.rollout_weights(forced, torch.ones(6, dtype=torch.bool), switch)
-    old = o.taken(old_log_probs, actions)
-    behaviour = o.behaviour_log_probs(old, forced, switch)
-    out = o.policy_loss(probs, actions, behaviour, reference, advantages, mask, weights, epsilon=100.0)
-    gradient = torch.autograd.grad(out.loss, probs)[0].abs().sum((1, 2))
-    assert (gradient[3:] > 0).all()
-    if switch == "baseline_only":
-        assert gradient[:3].sum() == 0  # only in the group's mean and std
-        alone = o.policy_loss(probs[3:], actions[3:], old[3:], reference[3:], advantages[3:], mask[3:], torch.ones(3),
-                              epsilon=100.0)
-        assert torch.allclose(out.loss, alone.loss)
-    else:
-        assert (gradient[:3] > 0).all()
-        expected = o.taken(probs, actions).exp() if switch == "behaviour_one" else (o.taken(probs, actions) - old).exp()
-        assert torch.allclose(out.ratio[:3], expected[:3].detach())
-    assert torch.allclose(out.ratio[3:], (o.taken(probs, actions) - old).exp()[3:].detach())
 
 
 def test_a_collapsed_policy_gives_no_nan():

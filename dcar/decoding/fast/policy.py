@@ -16,19 +16,19 @@ from dcar.decoding.fast.columns import CausalMask, Rotation, columns_of, real_po
 from dcar.decoding.fast.distributions import decision, features_of, kernels_of
 from dcar.decoding.fast.stack import Stack, same_weights, weights_signature
 from dcar.errors import ConfigError
-from heads.candidates import GAIN, EndScores, dialled, end_features, joint_log_probs, over_draws
+from heads.candidates import GAIN, EndScores, dialled, end_features, joint_log_probs
 from heads.chunk_scorer import scored_features
 from heads.layers import KVCache
 from heads.policy import NEVER, ChunkPolicy, PolicyReader
 
 SHAPE = ("hidden_size", "num_actions", "layer_width", "num_attention_heads", "ffn_size", "reads", "sizes",
-         "score_width", "chunk_scorer_width", "chunk_scorer_embedding", "chunk_scorer_ids")
+         "chunk_scorer_width", "chunk_scorer_embedding", "chunk_scorer_ids")
 
 
 class FusedEnds:
-    """`ChunkPolicy.score` after the draw in one product: what `EndScores` makes of an end before SiLU is linear in all
-    candidates, so the features of the ends need not be made. Sizes that are never chosen stand in its constants. It
-    scores once weights were loaded."""
+    """`ChunkPolicy.score` after the draw in one product: what `EndScores` makes of an end is linear in all candidates,
+    so the features of the ends need not be made. Sizes that are never chosen stand in its constants. It scores once
+    weights were loaded."""
 
     def __init__(self, scores: EndScores, unused: Tensor, reach: int):
         """reach: candidates that it sees. unused [K]: sizes never chosen; those behind `reach` are, too."""
@@ -38,38 +38,27 @@ class FusedEnds:
         every = torch.eye(blank.numel(), device=unused.device).view(-1, *blank.shape)
         self._linear = end_features(every) - self._constant  # [F reach, reach, 4F + 3]
         self._never = torch.where(unused[:reach], NEVER, 0.0)
-        rows = 1 + (0 if scores.inner is None else scores.inner.out_features)
-        self._weight = blank.new_empty(blank.numel(), reach * rows)
-        self._bias, self._outer = blank.new_empty(reach * rows), blank.new_empty(rows - 1)
+        self._weight, self._bias = blank.new_empty(blank.numel(), reach), blank.new_empty(reach)
 
     def load(self, scores: EndScores) -> None:
         """The present weights, at the addresses that there are."""
         with torch.no_grad():
-            weight, bias = GAIN * scores.linear.weight.float().T, self._never.unsqueeze(-1)
-            if scores.inner is not None and scores.outer is not None:
-                weight = torch.cat((weight, scores.inner.weight.float().T), -1)  # [4F + 3, 1 + width]
-                bias = torch.cat((bias, scores.inner.bias.float().expand(self._ends, -1)), -1)  # [reach, 1 + width]
-                self._outer.copy_(scores.outer.weight[0])
-            bias = bias + self._constant @ weight
+            weight = GAIN * scores.linear.weight.float().T
             self._weight.copy_((self._linear @ weight).flatten(1))
-            self._bias.copy_(bias.flatten())
+            self._bias.copy_((self._never.unsqueeze(-1) + self._constant @ weight).flatten())
 
-    def log_probs(self, candidates: Tensor, reading: Tensor | None, dial: float) -> Tensor:
+    def log_probs(self, candidates: Tensor, dial: float) -> Tensor:
         """Log-probs of candidate and size [B, N K] as `heads.policy.PolicyReader.log_probs` says it, of candidates
         [B, N, reach, F]."""
-        if reading is None and not len(self._outer) and (own := kernels_of(candidates)) is not None:
+        if (own := kernels_of(candidates)) is not None:
             return decision(own, candidates, self._weight, self._bias, self._actions, dial)
-        return joint_log_probs(dialled(self(candidates, reading), dial), candidates)
+        return joint_log_probs(dialled(self(candidates), dial), candidates)
 
-    def __call__(self, candidates: Tensor, reading: Tensor | None) -> Tensor:
-        """candidates [B, N, reach, F], reading [B, width] or none -> scores [B, N, K], float32."""
+    def __call__(self, candidates: Tensor) -> Tensor:
+        """candidates [B, N, reach, F] -> scores [B, N, K], float32."""
         rows, several = candidates.shape[:2]
-        made = torch.addmm(self._bias, candidates.reshape(rows * several, -1), self._weight)
-        made = made.view(rows, several, self._ends, -1)
-        inner = made[..., 1:]
-        if reading is not None:
-            inner = inner + over_draws(reading.float(), candidates).unsqueeze(-2)
-        scores = made[..., 0] + nn.functional.silu(inner) @ self._outer
+        scores = torch.addmm(self._bias, candidates.reshape(rows * several, -1), self._weight)
+        scores = scores.view(rows, several, self._ends)
         return nn.functional.pad(scores, (0, self._actions - self._ends), value=NEVER)
 
 
@@ -149,7 +138,7 @@ class FusedPolicy:
         """As `heads.policy.PolicyReader.log_probs`."""
         if self._ends is None or candidates is None:
             return self._own.log_probs(reading, candidates, dial)
-        return self._ends.log_probs(candidates, reading, dial)
+        return self._ends.log_probs(candidates, dial)
 
 
 class FastPolicyReader(PolicyReader):

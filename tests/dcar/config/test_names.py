@@ -25,8 +25,6 @@ OLD = [
     ("dcar.recognition.train:TrainRecognizerConfig", "output", "out", "x.nemo"),
     ("rl.profile:ProfileConfig", "base", "decoder", "x"),
     ("rl.export:ExportConfig", "base", "decoder", "x"),
-    ("rl.benchmark:RolloutBenchmark", "base", "decoder", "x"),
-    ("rl.benchmark:RolloutBenchmark", "temperature", "sampling.temperature", "0.5"),
     ("rl.config:DCPOConfig", "base", "decoder", "x"),
     ("rl.config:DCPOConfig", "output_dir", "out", "x"),
     ("rl.config:DCPOConfig", "draws", "num_candidates", "4"),
@@ -44,7 +42,7 @@ OLD = [
 ]
 NEEDED = {"PrepareConfig": ["out=y"], "FitTokenizerConfig": ["out=y"], "SpeakConfig": ["hello"],
           "TrainRecognizerConfig": ["train_manifest=a", "dev_manifest=b", "out=y.nemo"],
-          "RolloutBenchmark": ["decoder=y", "policy=p", "data=d"], "DCPOConfig": ["use_cpu=true"]}
+          "DCPOConfig": ["use_cpu=true"]}
 
 
 def value_of(config, key: str):

@@ -148,7 +148,7 @@ def test_samplings_that_are_left_to_the_reference(config):
 @pytest.mark.parametrize(("several", "reach"), [(1, 16), (4, 16), (3, 9)])
 def test_the_distribution_of_a_decision(own, several, reach, dial, monkeypatch):
     torch.manual_seed(several)
-    actions, scores = 16, EndScores(0, 4)
+    actions, scores = 16, EndScores(4)
     torch.nn.init.normal_(scores.linear.weight, std=0.2)
     unused = torch.tensor([size < 3 or size > reach for size in range(1, actions + 1)])
     ends = FusedEnds(scores, unused, reach)
@@ -162,7 +162,7 @@ def test_the_distribution_of_a_decision(own, several, reach, dial, monkeypatch):
     asked: list[int] = []
     monkeypatch.setattr("dcar.decoding.fast.policy.decision",
                         lambda *given: asked.append(1) or decision(*given))
-    assert torch.allclose(ends.log_probs(candidates, None, dial)[:, possible], wanted[:, possible], atol=2e-5) and asked
+    assert torch.allclose(ends.log_probs(candidates, dial)[:, possible], wanted[:, possible], atol=2e-5) and asked
     candidates[2, 0, 1, 0] = torch.nan  # one score that is no number leaves no distribution
     got = decision(own, candidates, ends._weight, ends._bias, actions, dial)
     assert bool(got[2].isnan().all()) and not bool(got[[0, 1, 3, 4]].isnan().any())

@@ -194,14 +194,13 @@ def test_words_and_voices_of_a_split(tmp_path, monkeypatch):
         "eval.analysis.vocoder_quality._voices", lambda data: {"s0": np.eye(256)[0], "s1": np.eye(256)[1]}
     )
     settings = dict(data=str(data), split="dev", vocoder=str(tmp_path / "vocoder"), out=str(tmp_path / "out"))
-    result = run(VocoderQualityConfig(**settings, against=str(tmp_path / "vocoder")))
+    result = run(VocoderQualityConfig(**settings))
     assert json.loads((tmp_path / "out" / "vocoder_quality.json").read_text())["n"] == 4
     assert result["utterances"][0]["recording"] == {"heard": "a red mouse", "errors": 1}
-    for name in ("recording", "resynthesised", "against"):
+    for name in ("recording", "resynthesised"):
         assert result[name]["wer"] == pytest.approx(2 / 12)  # one word of three in two of four utterances
     assert result["recording"]["right_voice"] == 1.0
-    assert result["difference"]["wer"] == 0 and result["difference"]["p"] == 1
-    assert "resynthesised" in table(result) and "p = 1.000" in table(result)
+    assert "resynthesised" in table(result)
     with pytest.raises(ConfigError, match="data is not set"):
         run(VocoderQualityConfig())
 

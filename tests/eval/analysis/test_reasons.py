@@ -41,7 +41,7 @@ def items(prompts) -> list[PromptItem]:
 
 
 @pytest.mark.parametrize("schedule", [FixedChunk(3), EndOnConfident([2, 3]), PolicyChunk(policy("hidden")),
-                                      PolicyChunk(policy("both"), "sample")])
+                                      PolicyChunk(policy("candidates"), "sample")])
 def test_watching_changes_nothing(decoder, prompts, schedule):
     plain = decode(decoder, prompts, ChunkMethod(schedule), SHORT, seed=3)
     seen = decode(decoder, prompts, ChunkMethod(Watched(schedule, 4)), SHORT, seed=3, record_hidden=True)
@@ -102,7 +102,7 @@ def test_the_cheapest_path_is_the_cheapest_of_all():
         cheapest_path(costs, 2)
 
 
-@pytest.mark.parametrize("reads", ["hidden", "candidates", "both"])
+@pytest.mark.parametrize("reads", ["hidden", "candidates"])
 def test_the_led_path_asks_the_policy_along_the_recording(decoder, items, reads):
     asked = policy(reads)
     states, prompt_length, targets = list(along_recordings(decoder, items))[-1]

@@ -17,7 +17,7 @@ from dcar.errors import ConfigError
 from dcar.sampling import SamplingConfig, warp
 from eval.methods.registry import Models, make_methods
 from eval.verifiers.candidates import RankTree, build_tree, chain, expected_accepted
-from eval.verifiers.vadusa import Vadusa, accept, bookkeeping_case
+from eval.verifiers.vadusa import Vadusa, accept
 
 SAMPLING = SamplingConfig(max_tokens=60, max_tokens_per_text_unit=6)
 EOS = 12  # of tiny_decoder
@@ -443,8 +443,3 @@ def test_names_of_a_comparison(decoder):
             make_methods([wrong], models)
     with pytest.raises(ConfigError, match="base head only"):
         make_methods(["vadusa-2-chain"], Models(tiny_decoder(heads=1)))
-
-
-def test_benchmark_case_is_the_real_work():
-    path, counts = bookkeeping_case(nodes=8, tau=3, vocabulary=20, heads=4)()
-    assert path.shape[0] == 1 and 1 <= path.shape[1] <= 3 and 0 <= int(counts) <= path.shape[1]

@@ -14,7 +14,7 @@ from dcar.decoding import ChunkMethod, FixedChunk, decode
 from dcar.errors import ConfigError, DataError
 from dcar.sampling import SamplingConfig
 from eval.methods.registry import Models, make_methods
-from eval.verifiers.mtp_viterbi import MTPViterbi, best_path, bookkeeping_case, choose
+from eval.verifiers.mtp_viterbi import MTPViterbi, best_path, choose
 from eval.verifiers.statistics import VerifierStatistics
 from eval.verifiers.transitions import Transitions, count_bigrams
 
@@ -275,12 +275,6 @@ def test_names_of_a_comparison(decoder):
         make_methods(["mtp-viterbi-3-14"], models)
     with pytest.raises(ConfigError, match="`dcar fit-verifiers`"):
         make_methods(["mtp-viterbi-3"], Models(decoder))
-
-
-def test_benchmark_case_is_the_real_work():
-    case = bookkeeping_case(heads=3, k=2, vocabulary=20)
-    tokens, score = case()
-    assert tokens.shape == (1, 3) and torch.isfinite(score).all()
 
 
 def test_distribution_restricted_by_top_k_still_has_a_path(prompts):

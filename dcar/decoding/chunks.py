@@ -4,7 +4,7 @@ FAR and CAR-k keep a fixed number (DCAR paper §3.1), `RandomChunk` draws one fr
 DCAR asks the policy (§4.2). Nothing is verified: what is kept is emitted, and the next pass reads the whole chunk.
 
 Not the paper's: schedules after the draw see all candidates before they choose where the chunk ends: policies that
-read them (heads/candidates.py), and two rule-based ones, `EndOnConfident` and `Confidence`. What is dropped is drawn
+read them (heads/candidates.py), and rule-based ones, as `EndOnConfident`. What is dropped is drawn
 again, from another distribution at the same random number. Such a choice favours some tokens over others, which is its
 purpose: the distribution of what is spoken is not the heads'.
 
@@ -206,22 +206,6 @@ class EndOnConfident(_Ruled):
     def choose(self, session: Session, hidden: Tensor, counts: Tensor, candidates: Tensor | None) -> Choice:
         assert candidates is not None
         return Choice(self._table[candidates[:, 0, self._table - 1, 0].argmax(-1)])
-
-
-class Confidence(_Ruled):
-    """Keep while the heads are sure: the longest of the sizes whose summed log-probability of the best tokens,
-    sum_{j <= a} max log p_j, is at least -`nats`; the shortest where none is. Rule-based, not a paper's."""
-
-    def __init__(self, sizes: Sequence[int], nats: float, name: str | None = None):
-        super().__init__(sizes, name or f"confidence-{nats:g}")
-        if not nats > 0:
-            raise ConfigError(f"confidence is given in nats above 0, not {nats}")
-        self.nats = nats
-
-    def choose(self, session: Session, hidden: Tensor, counts: Tensor, candidates: Tensor | None) -> Choice:
-        assert candidates is not None
-        sums = candidates[:, 0, :, 1].cumsum(-1)[:, self._table - 1]  # it only falls
-        return Choice(self._table[((sums >= -self.nats).sum(-1) - 1).clamp(min=0)])
 
 
 class BestOfChunk(_Ruled):

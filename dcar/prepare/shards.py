@@ -9,7 +9,7 @@ several nodes need no coordination beyond a shared folder.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 
 from dcar.audio import ENCODER_SAMPLE_RATE, resample
-from dcar.corpus.rows import Utterance
+from dcar.corpus.rows import Problem, Utterance
 from dcar.errors import AudioError, DataError
 from dcar.prepare.prepared import RESUME, copy_name, features, read_json
 from dcar.sources.packages import file_sha256
@@ -80,6 +80,24 @@ class Loaded(NamedTuple):
 
     sound: Sound
     prompt: Sound | None
+
+
+class Contents(NamedTuple):
+    """What a chunk of the corpus holds: what is to be tokenised, by split, and what was found of its rows."""
+
+    jobs: dict[str, list[Job]]
+    loaded: dict[str, Loaded] | None = None  # recordings by `Utterance.source`, where they were decoded already
+    problems: Sequence[Problem] = ()
+    rows: int = 0
+    filtered: int = 0
+
+
+class Chunk(NamedTuple):
+    """A piece of the corpus of which shards are made: name, rows, and its contents, or what reads them."""
+
+    name: str
+    rows: int
+    contents: Contents | Callable[[ThreadPoolExecutor], Contents]
 
 
 def tokenise(

@@ -72,14 +72,8 @@ def run(config: FitTokenizerConfig) -> dict[str, Any]:
     utterances = _utterances(config, config.split or None)
     shuffled = [utterances[i] for i in order.permutation(len(utterances))]
     waves = (u.load() for u in shuffled)
-    settings: dict[str, Any] = {
-        "vocab_size": config.vocab_size,
-        "max_frames": config.max_frames,
-        "seed": config.seed,
-        "standardize": config.standardize,
-        "passes": config.passes,
-        "sample_hours": config.sample_hours,
-    }
+    settings = {name: getattr(config, name) for name in ("vocab_size", "max_frames", "seed", "standardize", "passes",
+                                                         "sample_hours")}
     tokenizer: KMeansTokenizer
     if config.encoder == "whisper-base":
         tokenizer = WhisperKMeansTokenizer.fit(waves, threads=config.threads, **settings)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from tiny_decoders import tiny_decoder
 
-from dcar.decoding import ChunkMethod, Confidence, EndOnConfident, FixedChunk, PolicyChunk, decode
+from dcar.decoding import ChunkMethod, EndOnConfident, FixedChunk, PolicyChunk, decode
 from dcar.decoding.engine.run import engine_for
 from dcar.decoding.fast.passes import fast
 from dcar.decoding.fast.policy import FusedEnds
@@ -136,21 +136,13 @@ def test_the_dial_lengthens_chunks(decoder, prompts):
 
 def test_rules_by_hand(decoder, prompts):
     """Against what the candidates say, decision by decision."""
-    def sure(seen):
-        return max((2, 3, 4), key=lambda a: seen[a - 1][0])
-
-    def confident(seen):
-        return max([a for a in (1, 3, 4) if sum(s[1] for s in seen[:a]) >= -4.0], default=1)
-
-    for schedule, rule in ((EndOnConfident([2, 3, 4]), sure), (Confidence([1, 3, 4], 4.0), confident)):
-        results = decode(decoder, prompts, ChunkMethod(schedule), SAMPLING, seed=4, record_hidden=True)
-        for result in results:
-            assert result.actions == [rule(seen) for seen in result.seen_of_spoken.tolist()]
-        assert len({a for r in results for a in r.actions}) > 1
+    for result in (results := decode(decoder, prompts, ChunkMethod(EndOnConfident([2, 3, 4])), SAMPLING, seed=4,
+                                     record_hidden=True)):
+        assert result.actions == [max((2, 3, 4), key=lambda a: seen[a - 1][0])
+                                  for seen in result.seen_of_spoken.tolist()]
+    assert len({a for r in results for a in r.actions}) > 1
     with pytest.raises(ConfigError, match="needs 9 heads"):
         decode(decoder, prompts, ChunkMethod(EndOnConfident([2, 9])), SAMPLING)
-    with pytest.raises(ConfigError, match="nats"):
-        Confidence([2], 0.0)
 
 
 def test_features_by_hand():

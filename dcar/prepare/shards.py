@@ -100,16 +100,9 @@ class Chunk(NamedTuple):
     contents: Contents | Callable[[ThreadPoolExecutor], Contents]
 
 
-def tokenise(
-    jobs: Sequence[Job],
-    tokenizer: SpeechTokenizer,
-    speaker_encoder: Encoder,
-    max_seconds: float,
-    batch_seconds: float,
-    pool: ThreadPoolExecutor,
-    bar: Any,
-    loaded: Mapping[str, Loaded] | None = None,
-) -> pa.Table:
+def tokenise(jobs: Sequence[Job], tokenizer: SpeechTokenizer, speaker_encoder: Encoder, max_seconds: float,
+             batch_seconds: float, pool: ThreadPoolExecutor, bar: Any,
+             loaded: Mapping[str, Loaded] | None = None) -> pa.Table:
     """The rows of one shard, in the order of `jobs`; audio goes through the tokenizer in batches of similar length.
 
     loaded: recordings by `Utterance.source`, where they were decoded already; else they are read here.
@@ -175,9 +168,8 @@ def _place(job: Job) -> str:
     return f"{job.utterance.source}: utterance {job.id}"
 
 
-def _encode(
-    waves: list[np.ndarray], places: list[str], tokenizer: SpeechTokenizer, batch_seconds: float, bar: Any = None
-) -> list[np.ndarray]:
+def _encode(waves: list[np.ndarray], places: list[str], tokenizer: SpeechTokenizer, batch_seconds: float,
+            bar: Any = None) -> list[np.ndarray]:
     """Tokens of every waveform, checked, in the given order."""
     out: list[np.ndarray] = [np.empty(0, np.int64)] * len(waves)
     order = sorted(range(len(waves)), key=lambda i: len(waves[i]))
@@ -214,10 +206,8 @@ def check_tokens(tokens: np.ndarray, seconds: float, tokenizer: SpeechTokenizer,
         )
     expected = seconds * tokenizer.rate_hz
     if abs(len(tokens) - expected) > 5 + 0.1 * expected:
-        raise DataError(
-            f"{where}: {len(tokens)} tokens for {seconds:.2f} s, expected about {expected:.0f} at "
-            f"{tokenizer.rate_hz:g} Hz; does {tokenizer.name} cut long audio? lower max_seconds"
-        )
+        raise DataError(f"{where}: {len(tokens)} tokens for {seconds:.2f} s, expected about {expected:.0f} at "
+                        f"{tokenizer.rate_hz:g} Hz; does {tokenizer.name} cut long audio? lower max_seconds")
     return tokens.astype(np.int64)
 
 

@@ -321,11 +321,8 @@ def _fold(text: str) -> str:
     text = re.sub("[¼-¾⅐-⅞]", lambda m: f" {unicodedata.normalize('NFKC', m[0])}", text)
     folded = unicodedata.normalize("NFKC", text.translate(_MARKS)).replace("⁄", "/").translate(_LATIN)
     folded = re.sub(r"μ(?=[mgL]\b)", "u", folded)  # 10 μm, 5 μg: found again in the table of units
-    folded = re.sub(
-        r"(?<![\u0370-\u03ff])[\u0370-\u03ff](?![\u0370-\u03ff])",
-        lambda m: f" {_LETTER_NAMES[m[0].lower()]} " if m[0].lower() in _LETTER_NAMES else m[0],
-        folded,
-    )
+    folded = re.sub(r"(?<![\u0370-\u03ff])[\u0370-\u03ff](?![\u0370-\u03ff])",
+                    lambda m: f" {_LETTER_NAMES[m[0].lower()]} " if m[0].lower() in _LETTER_NAMES else m[0], folded)
     out = []
     for c in folded:
         if c.isascii():

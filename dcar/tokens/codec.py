@@ -173,9 +173,8 @@ class XCodec2Tokenizer(_CodecTokenizer):
         wave = torch.nn.functional.pad(wave, (0, self.hop))  # transformers pads past the end by up to one token
         edges = torch.nn.functional.pad(wave, (self.hop // 2, self.hop // 2))
         features = self.extractor(edges.numpy(), sampling_rate=self.sample_rate, return_tensors="pt")
-        return self.model.encode(
-            wave[None, None].to(self.device), input_features=features.input_features.to(self.device)
-        ).audio_codes[0, 0]
+        return self.model.encode(wave[None, None].to(self.device),
+                                 input_features=features.input_features.to(self.device)).audio_codes[0, 0]
 
 
 class SpeechTokenizerFirstLayer(_CodecTokenizer):

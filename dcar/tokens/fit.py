@@ -158,9 +158,8 @@ def describe_codes(tokenizer: SpeechTokenizer, utterances: Sequence[Utterance]) 
     }
 
 
-def information(
-    codes: Sequence[np.ndarray], texts: Sequence[Sequence[int]], speakers: Sequence[str], vocab_size: int
-) -> dict[str, float]:
+def information(codes: Sequence[np.ndarray], texts: Sequence[Sequence[int]], speakers: Sequence[str],
+                vocab_size: int) -> dict[str, float]:
     """Bits per code that are predicted, on held-out utterances, by the phoneme spoken and by the speaker.
 
     For a label x with p(code | x) estimated on one half of the utterances, the mean over the other half of

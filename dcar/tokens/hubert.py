@@ -43,10 +43,8 @@ class HubertEncoder:
         model: Any = from_hub(HubertModel.from_pretrained, source, "a HuBERT model", dtype=torch.float32)
         self.model = model.to(device).eval()
         if extractor.sampling_rate != ENCODER_SAMPLE_RATE:
-            raise CheckpointError(
-                f"{source}: its feature extractor wants {extractor.sampling_rate} Hz, HuBERT hears "
-                f"{ENCODER_SAMPLE_RATE} Hz; correct sampling_rate in preprocessor_config.json"
-            )
+            raise CheckpointError(f"{source}: its feature extractor wants {extractor.sampling_rate} Hz, HuBERT hears "
+                                  f"{ENCODER_SAMPLE_RATE} Hz; correct sampling_rate in preprocessor_config.json")
         self.normalize = bool(extractor.do_normalize)
         layers = model.config.num_hidden_layers
         if not -layers - 1 <= layer <= layers:
@@ -130,9 +128,8 @@ class HubertKMeansTokenizer(KMeansTokenizer):
         return cls(encoder, **fit_states(waves, encoder, encoder.rate_hz, **settings))
 
     @classmethod
-    def from_pretrained(
-        cls, folder: str | Path, device: str = "cpu", encoder: str | Path | None = None
-    ) -> HubertKMeansTokenizer:
+    def from_pretrained(cls, folder: str | Path, device: str = "cpu",
+                        encoder: str | Path | None = None) -> HubertKMeansTokenizer:
         """Load what `save_pretrained` wrote, with the HuBERT model that it names, or the one in `encoder`.
 
         CheckpointError if the folder is incomplete or altered, or the HuBERT model is not the one of the k-means.

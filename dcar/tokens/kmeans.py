@@ -164,10 +164,8 @@ def read_kmeans(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
             raise ValueError(f"tensors {sorted(tensors)}")
         return card, tensors
     except (OSError, ValueError, RecursionError, KeyError, TypeError, SafetensorError) as error:
-        raise CheckpointError(
-            f"{folder}: not a complete speech tokenizer ({type(error).__name__}: {error}); "
-            "make one with `dcar fit-tokenizer` or give the folder that it wrote"
-        ) from error
+        raise CheckpointError(f"{folder}: not a complete speech tokenizer ({type(error).__name__}: {error}); "
+                              "make one with `dcar fit-tokenizer` or give the folder that it wrote") from error
 
 
 def fit_states(waves: Iterable[tuple[np.ndarray, int]], encoder: Any, rate_hz: float, *, vocab_size: int = 1024,
@@ -211,9 +209,8 @@ def collect_states(waves: Iterable[tuple[np.ndarray, int]], encoder: Callable[[n
     return np.concatenate(collected)[:max_frames] if collected else np.zeros((0, state_size), np.float32)
 
 
-def fit_centroids(
-    states: np.ndarray, vocab_size: int, seed: int, standardize: bool, passes: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def fit_centroids(states: np.ndarray, vocab_size: int, seed: int, standardize: bool,
+                  passes: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Seeded mini-batch k-means over encoder states [N, D] → centroids [V, D], mean [D], scale [D].
 
     A few dimensions of the states are ten times larger than the rest; without standardisation they alone decide.
@@ -228,14 +225,8 @@ def fit_centroids(
     dimensions = states.shape[1]
     mean = states.mean(0) if standardize else np.zeros(dimensions, np.float32)
     scale = states.std(0) + 1e-6 if standardize else np.ones(dimensions, np.float32)
-    kmeans = MiniBatchKMeans(
-        n_clusters=vocab_size,
-        batch_size=max(4096, 4 * vocab_size),
-        max_iter=passes,
-        max_no_improvement=None,
-        init_size=min(len(states), max(20 * vocab_size, 4096)),
-        n_init=1,
-        random_state=seed,
-    )
+    kmeans = MiniBatchKMeans(n_clusters=vocab_size, batch_size=max(4096, 4 * vocab_size), max_iter=passes,
+                             max_no_improvement=None, init_size=min(len(states), max(20 * vocab_size, 4096)), n_init=1,
+                             random_state=seed)
     kmeans.fit(((states - mean) / scale).astype(np.float32))
     return kmeans.cluster_centers_.astype(np.float32), mean.astype(np.float32), scale.astype(np.float32)

@@ -111,12 +111,7 @@ class WhisperKMeansTokenizer(KMeansTokenizer):
                 f"{folder}: made for encoder {card['type']} {card['encoder_sha256'][:12]}…, not whisper-kmeans on "
                 "whisper-base"
             )
-        tokenizer = cls(
-            **tensors,
-            name=card["name"],
-            tail_seconds=card["tail_seconds"],
-            threads=threads,
-            provenance=card.get("provenance"),
-        )
+        tokenizer = cls(**tensors, name=card["name"], tail_seconds=card["tail_seconds"], threads=threads,
+                        provenance=card.get("provenance"))
         tokenizer.check_stored(folder, card)
         return tokenizer

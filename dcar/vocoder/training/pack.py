@@ -55,14 +55,8 @@ class PackRow:
     rate: int = SAMPLE_RATE  # Hz of the recording as it came: it says nothing above half of it
 
 
-def write_pack(
-    out: str | Path,
-    recordings: Iterable[np.ndarray],
-    rows: Sequence[PackRow],
-    tokenizer_checksum: str,
-    token_rate: float = 50,
-    codebook: np.ndarray | None = None,
-) -> None:
+def write_pack(out: str | Path, recordings: Iterable[np.ndarray], rows: Sequence[PackRow], tokenizer_checksum: str,
+               token_rate: float = 50, codebook: np.ndarray | None = None) -> None:
     """Write a pack (safetensors). recordings: float32 waves at 24 kHz.
 
     token_rate: tokens a second. codebook: the tokenizer's centroids [V, P], which the embedding of tokens starts from.
@@ -163,10 +157,8 @@ class VocoderData:
                 header = file.metadata() or {}
                 pack = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a mapping)
         except (OSError, SafetensorError) as error:
-            raise DataError(
-                f"{path}: not a readable training pack: {error}; make one: python -m "
-                f"dcar.vocoder.training.pack prepared=runs/prepared out=pack.safetensors"
-            ) from error
+            raise DataError(f"{path}: not a readable training pack: {error}; make one: python -m "
+                            f"dcar.vocoder.training.pack prepared=runs/prepared out=pack.safetensors") from error
         if header.get("format") != FORMAT or header.get("encoded") == "true":
             raise DataError(f"{path}: not a {FORMAT} file; make one: python -m dcar.vocoder.training.pack "
                             "prepared=runs/prepared out=pack.safetensors")
@@ -203,22 +195,12 @@ class VocoderData:
             logger.warning("%s: %d rows left out, too short or without voice", path, len(offsets) - 1 - len(kept))
         index = torch.tensor(kept)
         lengths = (pack["token_offsets"][1:] - pack["token_offsets"][:-1])[index]
-        return cls(
-            waves=torch.cat(waves),
-            tokens=torch.cat(tokens),
-            log_f0=torch.cat(log_f0),
-            voiced=torch.cat(voiced),
-            starts=(lengths.cumsum(0) - lengths).to(device),
-            lengths=lengths.to(device),
-            speaker=torch.stack(speaker),
-            voice=pack["voice"][index].to(device),
-            validation=pack["validation"][index].to(device),
-            top=torch.tensor(tops, device=device),
-            tokenizer_checksum=header["tokenizer_checksum"],
-            codebook=pack.get("codebook"),
-            states=torch.cat(states) if states else None,
-            token_rate=token_rate,
-        )
+        return cls(waves=torch.cat(waves), tokens=torch.cat(tokens), log_f0=torch.cat(log_f0), voiced=torch.cat(voiced),
+                   starts=(lengths.cumsum(0) - lengths).to(device), lengths=lengths.to(device),
+                   speaker=torch.stack(speaker), voice=pack["voice"][index].to(device),
+                   validation=pack["validation"][index].to(device), top=torch.tensor(tops, device=device),
+                   tokenizer_checksum=header["tokenizer_checksum"], codebook=pack.get("codebook"),
+                   states=torch.cat(states) if states else None, token_rate=token_rate)
 
     @classmethod
     def join(cls, parts: Sequence[VocoderData]) -> VocoderData:
@@ -277,13 +259,8 @@ def fit_length(wave: Tensor, samples: int, tolerance: int) -> Tensor:
     return torch.nn.functional.pad(wave, (0, max(0, samples - len(wave))))[:samples]
 
 
-def pack_training_data(
-    prepared_dir: str | Path,
-    out: str | Path,
-    train_splits: Sequence[str] = ("train",),
-    validation_splits: Sequence[str] = ("dev",),
-    states: bool = False,
-) -> None:
+def pack_training_data(prepared_dir: str | Path, out: str | Path, train_splits: Sequence[str] = ("train",),
+                       validation_splits: Sequence[str] = ("dev",), states: bool = False) -> None:
     """Write a pack from a prepared corpus: its tokens, speeds and speaker embeddings, and the corpus' own audio.
 
     prepared_dir: what `dcar prepare` wrote; prepare it with several `speeds` where voices are few (rows played at

@@ -71,9 +71,8 @@ def _train(trainer: Trainer, out: Path) -> Iterator[dict[str, Any]]:
         "hours": speech,
         "size": parameters,
     }
-    bar = tqdm(
-        initial=trainer.step_index, total=config.max_steps if config.max_steps < 1_000_000 else None, unit="step"
-    )
+    bar = tqdm(initial=trainer.step_index, total=config.max_steps if config.max_steps < 1_000_000 else None,
+               unit="step")
     mark, mark_step = time.perf_counter(), trainer.step_index
     while trainer.progress() < 1.0:
         begin = time.perf_counter()

@@ -61,9 +61,8 @@ class TrainVocoderConfig:
     matching_weight: float = setting(2.0, "Weight of feature matching.", minimum=0)
     adversarial_weight: float = setting(1.0, "Weight of the adversarial loss.", minimum=0)
     ema_decay: float = setting(0.999, "Decay of the exported average of the generator's weights.", minimum=0, below=1)
-    speaker_noise: float = setting(
-        0.15, "Noise on speaker features, in units of their spread over the training rows.", minimum=0
-    )
+    speaker_noise: float = setting(0.15, "Noise on speaker features, in units of their spread over the training rows.",
+                                   minimum=0)
     bf16: bool = setting(True, "bf16 autocast (spectra, phases and losses stay in fp32).")
     log_every: int = setting(25, "Steps between log lines.", minimum=1)
     eval_every: int = setting(1000, "Steps between validations, checkpoints and exports.", minimum=1)

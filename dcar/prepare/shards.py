@@ -146,18 +146,10 @@ def tokenise(jobs: Sequence[Job], tokenizer: SpeechTokenizer, speaker_encoder: E
             speaker_encoder, prompt, prompt.for_encoders().wave, _place(job) + " (prompt)")
         rows.append(
             {
-                "id": job.id,
-                "text": u.text,
-                "speaker": job.speaker,
-                "text_ids": text_to_ids(u.text),
-                "speech": speech[i],
-                "voice": voice,
-                "duration": len(wave) / ENCODER_SAMPLE_RATE,
-                "speed": job.speed,
-                "audio": u.audio if isinstance(u.audio, str) else "",
-                "source": u.source,
-                "prompt_text": u.prompt_text or "",
-                "prompt_speech": prompt_speech.get(i, []),
+                "id": job.id, "text": u.text, "speaker": job.speaker, "text_ids": text_to_ids(u.text),
+                "speech": speech[i], "voice": voice, "duration": len(wave) / ENCODER_SAMPLE_RATE, "speed": job.speed,
+                "audio": u.audio if isinstance(u.audio, str) else "", "source": u.source,
+                "prompt_text": u.prompt_text or "", "prompt_speech": prompt_speech.get(i, []),
                 "prompt_voice": prompt_voice,
             }
         )
@@ -237,10 +229,7 @@ def write_shard(table: pa.Table, file: Path) -> dict[str, Any]:
     except OSError as error:
         raise DataError(f"{file}: cannot be written ({error}); {RESUME}") from error
     record = {
-        "file": file.name,
-        "sha256": file_sha256(file),
-        "bytes": file.stat().st_size,
-        "rows": table.num_rows,
+        "file": file.name, "sha256": file_sha256(file), "bytes": file.stat().st_size, "rows": table.num_rows,
         "seconds": pc.sum(table["duration"]).as_py() or 0.0,
         "tokens": pc.sum(pc.list_value_length(table["speech"])).as_py() or 0,
     }

@@ -109,9 +109,7 @@ class S3Tokenizer(_CodecTokenizer):
         try:
             size, mels = weights["encoder.conv1.weight"].shape[:2]
             sizes = {
-                "n_mels": mels,
-                "n_audio_state": size,
-                "n_audio_head": size // 64,
+                "n_mels": mels, "n_audio_state": size, "n_audio_head": size // 64,
                 "n_audio_layer": 1 + max(int(k.split(".")[2]) for k in weights if k.startswith("encoder.blocks.")),
             }
             if version2:

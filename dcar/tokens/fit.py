@@ -148,11 +148,8 @@ def describe_codes(tokenizer: SpeechTokenizer, utterances: Sequence[Utterance]) 
     repeats = sum(int((c[1:] == c[:-1]).sum()) for c in codes) / max(1, sum(len(c) - 1 for c in codes))
     texts = [text_to_ids(u.text) for u in utterances]
     return {
-        "utterances": len(codes),
-        "seconds": round(len(every) / tokenizer.rate_hz, 1),
-        "codes_used": int((counts > 0).sum()),
-        "perplexity": round(2**entropy, 1),
-        "repeat_share": round(repeats, 4),
+        "utterances": len(codes), "seconds": round(len(every) / tokenizer.rate_hz, 1),
+        "codes_used": int((counts > 0).sum()), "perplexity": round(2**entropy, 1), "repeat_share": round(repeats, 4),
         "code_entropy_bits": round(entropy, 3),
         **information(codes, texts, [u.speaker for u in utterances], tokenizer.vocab_size),
     }
@@ -175,10 +172,7 @@ def information(codes: Sequence[np.ndarray], texts: Sequence[Sequence[int]], spe
     ids = {name: n for n, name in enumerate(sorted(set(speakers)))}
     voices = [np.full(len(c), ids[s]) for c, s in zip(codes, speakers, strict=True)]
     totals = {
-        "phoneme_bits": 0.0,
-        "phoneme_bits_wrong_text": 0.0,
-        "speaker_bits": 0.0,
-        "speaker_bits_wrong_speaker": 0.0,
+        "phoneme_bits": 0.0, "phoneme_bits_wrong_text": 0.0, "speaker_bits": 0.0, "speaker_bits_wrong_speaker": 0.0,
     }
     for train, test in (halves, halves[::-1]):
         marginal = smoothed(np.concatenate([codes[i] for i in train]), None, vocab_size, 1)[0]

@@ -119,16 +119,9 @@ class KMeansTokenizer:
         """
         folder = Path(folder)
         card = {
-            "type": self.kind,
-            "name": self.name,
-            "vocab_size": self.vocab_size,
-            "rate_hz": self.rate_hz,
-            "sample_rate": ENCODER_SAMPLE_RATE,
-            "tokens_per_waveform": "ceil(seconds * rate_hz)",
-            **self.card(),
-            "encoder_sha256": self.encoder_sha256,
-            "checksum": self.checksum,
-            "provenance": self.provenance,
+            "type": self.kind, "name": self.name, "vocab_size": self.vocab_size, "rate_hz": self.rate_hz,
+            "sample_rate": ENCODER_SAMPLE_RATE, "tokens_per_waveform": "ceil(seconds * rate_hz)", **self.card(),
+            "encoder_sha256": self.encoder_sha256, "checksum": self.checksum, "provenance": self.provenance,
         }
         try:
             folder.mkdir(parents=True, exist_ok=True)

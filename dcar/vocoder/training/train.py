@@ -65,10 +65,7 @@ def _train(trainer: Trainer, out: Path) -> Iterator[dict[str, Any]]:
     speech = float(trainer.data.lengths.sum()) / trainer.data.token_rate / 3600
     parameters = sum(p.numel() for p in trainer.generator.parameters())
     yield {
-        "event": "start",
-        "step": trainer.step_index,
-        "rows": len(trainer.data.lengths),
-        "hours": speech,
+        "event": "start", "step": trainer.step_index, "rows": len(trainer.data.lengths), "hours": speech,
         "size": parameters,
     }
     bar = tqdm(initial=trainer.step_index, total=config.max_steps if config.max_steps < 1_000_000 else None,

@@ -84,8 +84,7 @@ class Trainer:
         self.config, self.data, self.device = config, data, device
         torch.manual_seed(config.seed)
         made_by: dict[str, Any] = {
-            "tokenizer_checksum": data.tokenizer_checksum,
-            "token_rate": data.token_rate,
+            "tokenizer_checksum": data.tokenizer_checksum, "token_rate": data.token_rate,
             "calibration_tokens": calibration_tokens(data),
         }
         start = started_from(config.init_from, data, device)
@@ -117,10 +116,7 @@ class Trainer:
         self.heard = (torch.arange(shape.mel_bands) < reach[:, None]).float().to(device)
         fused = device.type == "cuda"
         options: dict[str, Any] = {
-            "lr": config.learning_rate,
-            "betas": (0.8, 0.95),
-            "weight_decay": config.weight_decay,
-            "fused": fused,
+            "lr": config.learning_rate, "betas": (0.8, 0.95), "weight_decay": config.weight_decay, "fused": fused,
         }
         learned = [*self.generator.parameters(), *(self.listener.parameters() if self.listener else ())]
         self.generator_optimizer = torch.optim.AdamW(learned, **options)

@@ -38,7 +38,7 @@ class Choice(NamedTuple):
 
     sizes: Tensor  # [B] in 1..K
     log_probs: Tensor | None = None  # [B] of what was chosen, from a policy
-    draw: Tensor | None = None  # [B] which of the chunks drawn side by side, where there are several
+    draw: Tensor | None = None  # [B] which candidate is kept, where there are several
 
 
 class ChunkSchedule(Protocol):
@@ -209,13 +209,13 @@ class EndOnConfident(_Ruled):
 
 
 class BestOfChunk(_Ruled):
-    """Always k tokens, of the chunk that goes together best among several drawn: argmax over the draws of r_k. What a
+    """Always k tokens, of the chunk that goes together best among several candidates: argmax over them of r_k. What a
     policy with as many candidates must beat; not a paper's."""
 
     def __init__(self, size: int, num_candidates: int, chunk_scorer: ChunkScorer, name: str | None = None):
         super().__init__((size,), name or f"best-of-{size}-{num_candidates}")
         if num_candidates < 2:
-            raise ConfigError(f"{self.name}: the best-scored of {num_candidates} draws is no choice; give at least 2")
+            raise ConfigError(f"{self.name}: the best of {num_candidates} candidates is no choice; give at least 2")
         self.num_candidates, self.chunk_scorer = num_candidates, chunk_scorer
 
     def begin(self, session: Session) -> None:
@@ -357,7 +357,7 @@ def choose_size(log_probs: Tensor, u: Tensor | None, forced: Tensor | None) -> t
 def choose_end(log_probs: Tensor, u: Tensor | None, forced: Tensor | None,
                k: int) -> tuple[Tensor, Tensor, Tensor | None]:
     """The same among several candidates, and which candidate [B], None of one: log_probs [B, N K] of candidate and size
-    (`joint_log_probs`), sizes 1..k. Where a size is forced, the draw alone is chosen."""
+    (`joint_log_probs`), sizes 1..k. Where a size is forced, the candidate alone is chosen."""
     if log_probs.shape[1] == k:
         return *choose_size(log_probs, u, forced), None
     open_to = log_probs

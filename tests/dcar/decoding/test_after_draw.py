@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from test_static_engine import same
 from tiny_decoders import tiny_decoder
 
 from dcar.decoding import ChunkMethod, EndOnConfident, FixedChunk, PolicyChunk, decode
@@ -58,16 +59,6 @@ def reference(model, prompt, method, sampling, seed):
             tokens.append(token)
             if len(tokens) >= limit:
                 return tokens, sizes
-
-
-def same(got, expected) -> None:
-    for a, b in zip(got, expected, strict=True):
-        assert (a.tokens, a.actions, a.emitted, a.decision_positions) == (
-            b.tokens, b.actions, b.emitted, b.decision_positions)
-        assert a.action_log_probs == pytest.approx(b.action_log_probs, abs=1e-5)
-        assert torch.allclose(a.hidden, b.hidden, atol=1e-5)
-        assert a.candidates.shape == b.candidates.shape == (len(b.actions), *b.candidates.shape[1:])
-        assert torch.allclose(a.candidates, b.candidates, atol=1e-4)
 
 
 @pytest.mark.parametrize("reads", KINDS)

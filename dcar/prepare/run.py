@@ -114,8 +114,7 @@ def _write_chunks(corpus: WholeCorpus | StreamedCorpus, config: PrepareConfig, w
                   ) -> tuple[Throughput | None, list[str]]:
     """Make the chunks of this process that are not there yet; how fast that went, None if there was nothing to do, and
     the names of all of its own."""
-    mine, listed = [], work / f"done-{rank}-of-{world}.json"
-    listed.unlink(missing_ok=True)  # of a run before
+    mine: list[str] = []
     encoder = cache(lambda: speaker_encoder or make_speaker_encoder())
     started, seconds = time.monotonic(), 0.0
     with (tqdm(desc="tokenise", unit="utt", disable=not (progress and rank == 0)) as bar,
@@ -135,7 +134,7 @@ def _write_chunks(corpus: WholeCorpus | StreamedCorpus, config: PrepareConfig, w
                     shards[split] = file.name
             write_json(work / f"chunk-{name}.json", {"shards": shards, "rows": found.rows, "filtered": found.filtered,
                                                      "problems": [asdict(p) for p in found.problems]})
-    write_json(listed, {"chunks": mine})
+    write_json(work / f"done-{rank}-of-{world}.json", {"chunks": mine})
     return Throughput(seconds, time.monotonic() - started) if seconds else None, mine
 
 
@@ -155,12 +154,13 @@ def _all_chunks(work: Path, world: int, wait_seconds: float) -> list[str]:
     """The names of the chunks of all processes, in the order of the corpus, when they are there."""
     listed = [work / f"done-{rank}-of-{world}.json" for rank in range(world)]
 
-    def names() -> list[str]:
-        return sorted(itertools.chain.from_iterable((read_json(file) or {})["chunks"] for file in listed))
+    def names() -> list[str] | None:
+        lists: list[Any] = [(read_json(file) or {}).get("chunks") for file in listed]
+        return None if None in lists else sorted(itertools.chain(*lists))
 
-    wait(lambda: all(file.exists() for file in listed) and all(is_done(work, name) for name in names()), wait_seconds,
+    wait(lambda: (found := names()) is not None and all(is_done(work, name) for name in found), wait_seconds,
          f"the other processes in {work}")
-    return names()
+    return names() or []
 
 
 def _assemble(corpus: WholeCorpus | StreamedCorpus, config: PrepareConfig, work: Path, names: list[str],

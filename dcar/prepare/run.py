@@ -116,10 +116,11 @@ def _write_chunks(corpus: WholeCorpus | StreamedCorpus, config: PrepareConfig, w
     the names of all of its own."""
     mine: list[str] = []
     encoder = cache(lambda: speaker_encoder or make_speaker_encoder())
-    started, seconds = time.monotonic(), 0.0
-    with (tqdm(desc="tokenise", unit="utt", disable=not (progress and rank == 0)) as bar,
+    started, seconds, chunks = time.monotonic(), 0.0, corpus.chunks(rank, world)
+    total = sum(chunk.rows for chunk in chunks) if isinstance(chunks, list) else None
+    with (tqdm(desc="tokenise", total=total, unit="utt", disable=not (progress and rank == 0)) as bar,
           ThreadPoolExecutor(config.num_proc) as pool):
-        for name, rows, contents in corpus.chunks(rank, world):
+        for name, rows, contents in chunks:
             mine.append(name)
             if is_done(work, name):
                 bar.update(rows)

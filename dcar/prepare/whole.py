@@ -9,7 +9,7 @@ import hashlib
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -69,14 +69,13 @@ class WholeCorpus:
             raise DataError(f"{len(self.problems)} problems in the {self.config.corpus} corpus; repair them or set "
                             f"skip_bad:\n{describe(self.problems, 100)}")
 
-    def chunks(self, rank: int, world: int) -> Iterator[Chunk]:
+    def chunks(self, rank: int, world: int) -> list[Chunk]:
         """The chunks of this process: every n-th, of one split each."""
         size = self.config.shard_size
         shards = [(split, jobs[start : start + size])
                   for split, jobs in self._jobs().items() for start in range(0, len(jobs), size)]
-        for number in range(rank, len(shards), world):
-            split, jobs = shards[number]
-            yield Chunk(f"{number:06d}", len(jobs), Contents({split: jobs}))
+        return [Chunk(f"{number:06d}", len(jobs), Contents({split: jobs}))
+                for number, (split, jobs) in enumerate(shards) if number % world == rank]
 
     def _jobs(self) -> dict[str, list[Job]]:
         """What is to be tokenised, by split: good rows, and copies at other speeds. DataError where a split is

@@ -71,9 +71,8 @@ def _name(source: str | Path | bytes, where: str | None) -> str:
     return f"audio in memory ({len(source)} bytes)" if isinstance(source, bytes) else str(source)
 
 
-def load_audio(
-    source: str | Path | bytes, sample_rate: int | None = None, *, where: str | None = None
-) -> tuple[np.ndarray, int]:
+def load_audio(source: str | Path | bytes, sample_rate: int | None = None, *,
+               where: str | None = None) -> tuple[np.ndarray, int]:
     """Waveform [samples] float32 mono and its sample rate in Hz, from a path or from the bytes of an audio file.
 
     Resampled to `sample_rate` if given; channels are averaged. `where` names the audio in messages (a manifest line,
@@ -170,10 +169,8 @@ def audio_seconds(source: str | Path | bytes) -> float | None:
     return info.frames / info.samplerate if info.samplerate else None
 
 
-def load_segment(
-    path: str | Path, start: float, duration: float, channel: int = 0, sample_rate: int | None = None, *,
-    where: str | None = None,
-) -> tuple[np.ndarray, int]:  # fmt: skip
+def load_segment(path: str | Path, start: float, duration: float, channel: int = 0, sample_rate: int | None = None, *,
+                 where: str | None = None) -> tuple[np.ndarray, int]:
     """Waveform [samples] float32 of one stretch of a recording (seconds), of one channel, and its rate in Hz.
 
     Only the stretch is decoded where the format can seek (wav, flac, ogg). Raises AudioError as `load_audio`, and where

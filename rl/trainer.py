@@ -35,8 +35,9 @@ from dcar.model.load import load_decoder, load_policy
 from dcar.prompts.items import PromptItem
 from dcar.prompts.load import vocoder_for
 from dcar.recognition.base import Recognizer
+from dcar.recognition.http import Retry
 from dcar.recognition.load import load_recognizer
-from dcar.recognition.patient import Patience, PatientRecognizer
+from dcar.recognition.retrying import RetryingRecognizer
 from dcar.text.wer import WordErrors, corpus_wer
 from dcar.train.batches import EpochLoader
 from dcar.train.callbacks import JsonlLog
@@ -109,8 +110,8 @@ class DCPOTrainer(ResilientTrainer):
         args.reward_funcs = [path_of(reward) for reward in named]
         if recognizer is None and (asks_recognizer(named) or evaluated and args.metric_for_best_model == "eval_wer"):
             recognizer = load_recognizer(args.recognizer, device=str(args.device))
-        self.recognizer = PatientRecognizer(recognizer or Unheard(args.recognizer),
-                                            Patience(timeout=args.reward_timeout))
+        self.recognizer = RetryingRecognizer(recognizer or Unheard(args.recognizer),
+                                             Retry(attempts=3, timeout=args.reward_timeout, backoff=0.2))
         self.reward_funcs = [BUILT_IN[r](args, self.recognizer) if isinstance(r, str) else r for r in named]
         self.reward_weights = args.reward_weights or [1.0] * len(self.reward_funcs)
         policy = (make_policy(args, self.base, checksum) if model is None else

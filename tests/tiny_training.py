@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 from dcar.model.car import CARConfig
@@ -21,3 +23,18 @@ def tiny_config(data: Path, out: Path, model: dict | None = None, **changes) -> 
 
 def log_of(out: Path | str) -> list[dict]:
     return [json.loads(line) for line in (Path(out) / "log.jsonl").read_text().splitlines()]
+
+
+def check_resumption(run: Callable, config_of: Callable, folder: Path) -> None:
+    """A training of 8 steps with a checkpoint at 4 that was cut off ends in the weights of one that was not; a finished
+    one trains nothing; `resume=False` starts anew. config_of(out, **changes): settings of `run`."""
+    whole, out = run(config_of(folder / "whole")), folder / "halves"
+    run(config_of(out))
+    for name in ("model.safetensors", "log.jsonl"):
+        (out / name).unlink()
+    shutil.rmtree(out / "checkpoint-8")
+    assert run(config_of(out)).checksum() == whole.checksum()
+    lines = len(log_of(folder / "whole"))
+    assert run(config_of(folder / "whole")).checksum() == whole.checksum()
+    assert len(log_of(folder / "whole")) == lines
+    assert run(config_of(folder / "whole", seed=1, resume=False)).checksum() != whole.checksum()

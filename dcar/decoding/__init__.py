@@ -6,7 +6,6 @@ from dcar.decoding.chunks import (
     Choice,
     ChunkMethod,
     ChunkSchedule,
-    Confidence,
     EndOnConfident,
     FixedChunk,
     PolicyChunk,
@@ -17,7 +16,7 @@ from dcar.decoding.loop import Draft, Kept, Method, Session, decode
 from dcar.decoding.records import DecodeResult, Prompt
 
 __all__ = [
-    "AfterDraw", "Choice", "ChunkMethod", "ChunkSchedule", "BestOfChunk", "Confidence", "DecodeResult", "Draft",
+    "AfterDraw", "Choice", "ChunkMethod", "ChunkSchedule", "BestOfChunk", "DecodeResult", "Draft",
     "FixedChunk", "Kept", "Method", "PolicyChunk", "Prompt", "RandomChunk", "Session",
     "ShuffledChunk", "EndOnConfident", "decode",
 ]

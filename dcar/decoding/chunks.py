@@ -4,7 +4,7 @@ FAR and CAR-k keep a fixed number (DCAR paper §3.1), `RandomChunk` draws one fr
 DCAR asks the policy (§4.2). Nothing is verified: what is kept is emitted, and the next pass reads the whole chunk.
 
 Not the paper's: schedules after the draw see all candidates before they choose where the chunk ends: policies that
-read them (heads/candidates.py), and two rule-based ones, `EndOnConfident` and `Confidence`. What is dropped is drawn
+read them (heads/candidates.py), and rule-based ones, as `EndOnConfident`. What is dropped is drawn
 again, from another distribution at the same random number. Such a choice favours some tokens over others, which is its
 purpose: the distribution of what is spoken is not the heads'.
 
@@ -38,7 +38,7 @@ class Choice(NamedTuple):
 
     sizes: Tensor  # [B] in 1..K
     log_probs: Tensor | None = None  # [B] of what was chosen, from a policy
-    draw: Tensor | None = None  # [B] which of the chunks drawn side by side, where there are several
+    draw: Tensor | None = None  # [B] which candidate is kept, where there are several
 
 
 class ChunkSchedule(Protocol):
@@ -208,30 +208,14 @@ class EndOnConfident(_Ruled):
         return Choice(self._table[candidates[:, 0, self._table - 1, 0].argmax(-1)])
 
 
-class Confidence(_Ruled):
-    """Keep while the heads are sure: the longest of the sizes whose summed log-probability of the best tokens,
-    sum_{j <= a} max log p_j, is at least -`nats`; the shortest where none is. Rule-based, not a paper's."""
-
-    def __init__(self, sizes: Sequence[int], nats: float, name: str | None = None):
-        super().__init__(sizes, name or f"confidence-{nats:g}")
-        if not nats > 0:
-            raise ConfigError(f"confidence is given in nats above 0, not {nats}")
-        self.nats = nats
-
-    def choose(self, session: Session, hidden: Tensor, counts: Tensor, candidates: Tensor | None) -> Choice:
-        assert candidates is not None
-        sums = candidates[:, 0, :, 1].cumsum(-1)[:, self._table - 1]  # it only falls
-        return Choice(self._table[((sums >= -self.nats).sum(-1) - 1).clamp(min=0)])
-
-
 class BestOfChunk(_Ruled):
-    """Always k tokens, of the chunk that goes together best among several drawn: argmax over the draws of r_k. What a
+    """Always k tokens, of the chunk that goes together best among several candidates: argmax over them of r_k. What a
     policy with as many candidates must beat; not a paper's."""
 
     def __init__(self, size: int, num_candidates: int, chunk_scorer: ChunkScorer, name: str | None = None):
         super().__init__((size,), name or f"best-of-{size}-{num_candidates}")
         if num_candidates < 2:
-            raise ConfigError(f"{self.name}: the best-scored of {num_candidates} draws is no choice; give at least 2")
+            raise ConfigError(f"{self.name}: the best of {num_candidates} candidates is no choice; give at least 2")
         self.num_candidates, self.chunk_scorer = num_candidates, chunk_scorer
 
     def begin(self, session: Session) -> None:
@@ -373,7 +357,7 @@ def choose_size(log_probs: Tensor, u: Tensor | None, forced: Tensor | None) -> t
 def choose_end(log_probs: Tensor, u: Tensor | None, forced: Tensor | None,
                k: int) -> tuple[Tensor, Tensor, Tensor | None]:
     """The same among several candidates, and which candidate [B], None of one: log_probs [B, N K] of candidate and size
-    (`joint_log_probs`), sizes 1..k. Where a size is forced, the draw alone is chosen."""
+    (`joint_log_probs`), sizes 1..k. Where a size is forced, the candidate alone is chosen."""
     if log_probs.shape[1] == k:
         return *choose_size(log_probs, u, forced), None
     open_to = log_probs

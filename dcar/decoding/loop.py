@@ -180,7 +180,7 @@ class Session:
 
     def uniform(self, stream: str, positions: Tensor, rows: Tensor | None = None) -> Tensor:
         """`dcar.sampling.uniform` of the rows in flight (or of those of them in `rows` [R]) at generated positions [B]
-        or [B, k], for draw 0.
+        or [B, k], for the first number of a position.
 
         The numbers of all positions are drawn together when a stream is first asked for: that costs less than to draw
         those of one step. Decisions about chunks use `action_keys`, whatever is about tokens `token_keys`. What stands
@@ -323,8 +323,9 @@ def decode(model: Decoder, prompts: Sequence[Prompt], method: Method, sampling: 
             decisions after the draw saw: ordinary tensors that a policy can be trained on.
         batch_size: utterances decoded at once (times group_size rows); no effect on the tokens.
 
-    Raises TextError or DataError if a prompt cannot be decoded by this model; nothing has been decoded then. LawError
-    if the model gives no distribution for some token; its `finished` are the utterances of the batches before.
+    Raises TextError or DataError if a prompt cannot be decoded by this model; nothing has been decoded then.
+    DistributionError if the model gives no distribution for some token; its `finished` are the utterances of the
+    batches before.
     """
     for prompt in prompts:
         check_prompt(prompt, model.config)

@@ -87,9 +87,8 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def assemble(
-    out: Path, work: Path, shards: Mapping[str, Sequence[Path]], record: Mapping[str, Any], compress: bool = False
-) -> None:
+def assemble(out: Path, work: Path, shards: Mapping[str, Sequence[Path]], record: Mapping[str, Any],
+             compress: bool = False) -> None:
     """Shards of every split → datasets in a hidden folder → renamed to `out`; then the hidden folder goes.
 
     One shard is in memory at a time. `record` goes into prepared.json, with the format version, the phoneme inventory
@@ -303,7 +302,6 @@ def source_utterances(directory: str | Path, path: str | Path | None = None) -> 
         isinstance(place, str | None) for place in (corpus.get("path"), corpus.get("audio_root"))
     ) or not isinstance(subsets, list) or not all(isinstance(subset, str) for subset in subsets):
         raise DataError(f"{directory}: prepared.json does not say which corpus it was made from; prepare again")
-    utterances, _ = read_corpus(
-        corpus["kind"], path or corpus["path"], audio_root=corpus.get("audio_root"), subsets=corpus.get("subsets", ())
-    )
+    utterances, _ = read_corpus(corpus["kind"], path or corpus["path"], audio_root=corpus.get("audio_root"),
+                                subsets=corpus.get("subsets", ()))
     return {u.id: u for u in utterances}

@@ -1,31 +1,29 @@
 """`dcar prepare`: corpus → validated, phonemised, tokenised datasets on disk, one per split.
 
-The format is in `prepared.py`. The whole corpus is validated before anything is tokenised. Work is cut into shards of
-`shard_size` utterances, each one parquet file that appears complete or not at all: an interrupted run continues after
-its last shard. Several processes take every n-th shard each; the first one assembles the datasets in a hidden folder
-and renames it. Shards carry a fingerprint of corpus, tokenizer and settings: nothing stale is ever reused.
-
-With `stream=true` (`dcar.prepare.stream`) rows are checked and tokenised as they are read.
+The format is in `prepared.py`. A corpus gives chunks of `shard_size` utterances: read and validated whole (`whole.py`),
+or, with `stream=true`, as it is read (`stream.py`). Of every chunk there is one parquet file a split, and a record of
+what became of its rows, each complete or not there at all: an interrupted run continues after its last chunk. Processes
+share the chunks; the first one waits for the others, assembles the datasets in a hidden folder and renames it. What
+lies between carries a fingerprint of corpus, tokenizer and settings: nothing stale is ever reused, and nothing depends
+on the number of processes.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
+import itertools
 import logging
 import os
 import time
-from collections import Counter
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from tqdm import tqdm
 
 from dcar.config import load_config
-from dcar.corpus.read import AudioSegment, Problem, StoredAudio, Utterance, describe, read_corpus, validate_corpus
+from dcar.corpus.read import Problem, describe
 from dcar.errors import ConfigError, DataError
 from dcar.prepare.prepared import (
     assemble,
@@ -41,17 +39,16 @@ from dcar.prepare.settings import (
     PrepareConfig,
     PrepareReport,
     Throughput,
-    corpus_record,
     finished,
-    in_range,
     make_speaker_encoder,
     make_tokenizer,
     prepared_record,
-    sentence,
     settings_stamp,
     wait,
 )
-from dcar.prepare.shards import Encoder, Job, check_shard, check_tokens, shard_is_there, tokenise, write_shard
+from dcar.prepare.shards import Contents, Encoder, check_shard, check_tokens, shard_is_there, tokenise, write_shard
+from dcar.prepare.stream import StreamedCorpus, repeated_ids
+from dcar.prepare.whole import WholeCorpus
 from dcar.tracking import write_json
 
 if TYPE_CHECKING:
@@ -63,16 +60,10 @@ __all__ = ["PrepareConfig", "PrepareReport", "check_tokens", "load_prepared", "p
 logger = logging.getLogger(__name__)
 
 
-def run(
-    config: PrepareConfig,
-    *,
-    tokenizer: SpeechTokenizer | None = None,
-    speaker_encoder: Encoder | None = None,
-    process_index: int | None = None,
-    num_processes: int | None = None,
-    progress: bool = True,
-) -> PrepareReport:
-    """Prepare a corpus (or, with `config.validate`, report on it). Every process returns when the datasets are there.
+def run(config: PrepareConfig, *, tokenizer: SpeechTokenizer | None = None, speaker_encoder: Encoder | None = None,
+        process_index: int | None = None, num_processes: int | None = None, progress: bool = True) -> PrepareReport:
+    """Prepare a corpus (or, with `config.validate`, report on it). Every process returns when the datasets are there;
+    of a streamed corpus the others than the first when their own chunks are written.
 
     `process_index` and `num_processes` default to RANK and WORLD_SIZE of the launcher. Raises DataError for bad rows
     (unless skip_bad), tokens outside the vocabulary, or an out that holds something else.
@@ -81,25 +72,17 @@ def run(
     world = int(os.environ.get("WORLD_SIZE", "1")) if num_processes is None else num_processes
     if not 0 <= rank < world:
         raise ConfigError(f"prepare: process {rank} of {world}: the index must be below the number of processes")
-    progress = progress and rank == 0
-    if config.stream:
-        from dcar.prepare.stream import run_stream
-
-        return run_stream(config, tokenizer, speaker_encoder, rank, world, progress)
-    rows, problems, checked = _read(config)
-    filtered = checked - len(rows) - len(problems)
-    chosen = _choose(rows, config) if rows else {}
-    rows = [u for split_rows in chosen.values() for u in split_rows]
+    corpus = StreamedCorpus(config) if config.stream else WholeCorpus(config, progress and rank == 0)
     if config.validate:
-        return PrepareReport(problems + _validate(rows, config, progress), {}, None, checked, filtered)
-
+        assert isinstance(corpus, WholeCorpus)
+        return PrepareReport(corpus.validate(), {}, None, corpus.checked, corpus.filtered)
     out = Path(config.out)
     check_out_dir(out)
     tokenizer = tokenizer or make_tokenizer(config.tokenizer)
-    fingerprint = _fingerprint(config, rows, problems, tokenizer, speaker_encoder)
+    fingerprint = corpus.fingerprint(settings_stamp(config, tokenizer, speaker_encoder))
 
     def done() -> PrepareReport | None:
-        return finished(config, fingerprint, checked, filtered)
+        return finished(config, fingerprint, corpus.checked, corpus.filtered)
 
     if (report := done()) is not None:
         logger.info("%s: already prepared from the same corpus, tokenizer and settings", out)
@@ -108,25 +91,17 @@ def run(
         return report
     work = partial_folder(out) / fingerprint[:16]
     work.mkdir(parents=True, exist_ok=True)
-    verdict = work / "validated.json"
-    if rank == 0 and not verdict.exists():
-        write_json(verdict, {"problems": [asdict(p) for p in problems + _validate(rows, config, progress)]})
-    wait(lambda: verdict.exists() or done() is not None, config.wait_seconds, f"process 0 to validate ({verdict})")
+    corpus.begin(work, rank, done)
     if (report := done()) is not None:
         return report
-    problems = _accepted(verdict, config)
-    jobs = _jobs(chosen, problems, config, checked, filtered)
-    shards = {split: {work / f"{split}-{start // config.shard_size:06d}.parquet": js[start : start + config.shard_size]
-                      for start in range(0, len(js), config.shard_size)} for split, js in jobs.items()}
-    files = {file: shard_jobs for split in shards.values() for file, shard_jobs in split.items()}
-    mine = dict(list(files.items())[rank::world])
-    throughput = _write_shards(mine, config, tokenizer, speaker_encoder, progress)
+    throughput, mine = _write_chunks(corpus, config, work, tokenizer, speaker_encoder, rank, world, progress)
     if rank == 0:
-        wait(lambda: all(map(shard_is_there, files)), config.wait_seconds, f"shards of other processes in {work}")
-        for file in files:
-            check_shard(file)
-        record = prepared_record(config, tokenizer, fingerprint, problems, checked, filtered)
-        assemble(out, work, {split: list(of_split) for split, of_split in shards.items()}, record, config.compress)
+        names = _all_chunks(work, world, config.wait_seconds)
+        _assemble(corpus, config, work, names, tokenizer, fingerprint)
+    elif config.stream:
+        records = [read_json(work / f"chunk-{name}.json") or {} for name in mine]
+        checked, filtered = (sum(record[key] for record in records) for key in ("rows", "filtered"))
+        return PrepareReport([], {}, None, checked, filtered, throughput)
     wait(lambda: done() is not None, config.wait_seconds, f"process 0 to assemble {out}")
     report = done()
     assert report is not None
@@ -134,147 +109,88 @@ def run(
     return report
 
 
-def _read(config: PrepareConfig) -> tuple[list[Utterance], list[Problem], int]:
-    """Utterances that `filter_seconds` keeps, bad rows, and the number of all rows."""
-    utterances, problems = read_corpus(
-        config.corpus, corpus_record(config)["path"], audio_root=config.audio_root, subsets=config.subsets
-    )
-    return [u for u in utterances if in_range(u, config)], problems, len(utterances) + len(problems)
+def _write_chunks(corpus: WholeCorpus | StreamedCorpus, config: PrepareConfig, work: Path, tokenizer: SpeechTokenizer,
+                  speaker_encoder: Encoder | None, rank: int, world: int, progress: bool,
+                  ) -> tuple[Throughput | None, list[str]]:
+    """Make the chunks of this process that are not there yet; how fast that went, None if there was nothing to do, and
+    the names of all of its own."""
+    mine: list[str] = []
+    encoder = cache(lambda: speaker_encoder or make_speaker_encoder())
+    started, seconds, chunks = time.monotonic(), 0.0, corpus.chunks(rank, world)
+    total = sum(chunk.rows for chunk in chunks) if isinstance(chunks, list) else None
+    with (tqdm(desc="tokenise", total=total, unit="utt", disable=not (progress and rank == 0)) as bar,
+          ThreadPoolExecutor(config.num_proc) as pool):
+        for name, rows, contents in chunks:
+            mine.append(name)
+            if is_done(work, name):
+                bar.update(rows)
+                continue
+            found, shards = contents if isinstance(contents, Contents) else contents(pool), {}
+            for split, jobs in found.jobs.items():
+                if jobs:
+                    table = tokenise(jobs, tokenizer, encoder(), config.max_seconds, config.batch_seconds, pool, bar,
+                                     found.loaded)
+                    file = work / f"{split}-{name}.parquet"
+                    seconds += write_shard(table, file)["seconds"]
+                    shards[split] = file.name
+            write_json(work / f"chunk-{name}.json", {"shards": shards, "rows": found.rows, "filtered": found.filtered,
+                                                     "problems": [asdict(p) for p in found.problems]})
+    write_json(work / f"done-{rank}-of-{world}.json", {"chunks": mine})
+    return Throughput(seconds, time.monotonic() - started) if seconds else None, mine
 
 
-def _accepted(verdict: Path, config: PrepareConfig) -> list[Problem]:
-    """The bad rows that process 0 found; DataError where there are some and none may be skipped."""
-    try:
-        problems = [Problem(**p) for p in (read_json(verdict) or {})["problems"]]
-    except (KeyError, TypeError):
-        verdict.unlink(missing_ok=True)
-        raise DataError(f"{verdict}: damaged, and removed; run again, the corpus is validated anew") from None
-    if problems and not config.skip_bad:
-        raise DataError(
-            f"{len(problems)} problems in the {config.corpus} corpus; repair them or set skip_bad:\n"
-            f"{describe(problems, 100)}"
-        )
-    return problems
+def is_chunk(record: dict[str, Any] | None) -> TypeGuard[dict[str, Any]]:
+    """Whether a chunk's record is as `_write_chunks` writes it."""
+    kinds = {"shards": dict, "rows": int, "filtered": int, "problems": list}
+    return record is not None and all(isinstance(record.get(name), kind) for name, kind in kinds.items())
 
 
-def _jobs(
-    chosen: dict[str, list[Utterance]], problems: list[Problem], config: PrepareConfig, checked: int, filtered: int
-) -> dict[str, list[Job]]:
-    """What is to be tokenised, by split: good rows, and copies at other speeds. DataError where a split is empty."""
-    bad = {(p.id, p.source) for p in problems}
-    spoken = Counter(u.speaker for u in chosen.get("train", []))
-    copied = {speaker for speaker, n in spoken.items() if not config.copies_below or n < config.copies_below}
-    jobs = {
-        split: [
-            Job(u, split, speed)
-            for speed in (config.speeds if split == "train" else (1.0,))
-            for u in split_rows
-            if (u.id, u.source) not in bad and (speed == 1.0 or u.speaker in copied)
-        ]
-        for split, split_rows in chosen.items()
-    }
-    twice = [i for i, n in Counter(j.id for js in jobs.values() for j in js).items() if n > 1]
-    if twice:  # a copy of A at 0.9 is called A@0.9, and so may an utterance be
-        raise DataError(f"{len(twice)} ids are used twice, {twice[0]!r} among them, once for a copy at another speed; "
-                        "rename the utterances or leave out that speed")
-    empty = [split for split, split_jobs in jobs.items() if not split_jobs]
-    if empty or not jobs:
-        why = [f"{len(problems)} are bad"]
-        if filtered:
-            why.append(f"{filtered} last longer or shorter than filter_seconds says")
-        if {"dev", "test"} & set(empty):
-            why.append("dev_fraction and test_fraction say how many are held out")
-        raise DataError(
-            f"no usable utterance is left in {', '.join(empty) or 'the corpus'}: of {checked} rows {'; '.join(why)}\n"
-            f"{describe(problems, 20)}".rstrip()
-        )
-    return jobs
+def is_done(work: Path, name: str) -> bool:
+    """Whether the shards of a chunk and its record are there."""
+    record = read_json(work / f"chunk-{name}.json")
+    return is_chunk(record) and all(shard_is_there(work / file) for file in record["shards"].values())
 
 
-def _write_shards(
-    shards: dict[Path, list[Job]], config: PrepareConfig, tokenizer: SpeechTokenizer, speaker_encoder: Encoder | None,
-    progress: bool,
-) -> Throughput | None:
-    """Make the shards that are not there yet; how fast that went, None if there was nothing to do."""
-    todo = {file: jobs for file, jobs in shards.items() if not shard_is_there(file)}
-    if len(todo) < len(shards):
-        logger.info("%d of %d shards are there from an earlier run", len(shards) - len(todo), len(shards))
-    if not todo:
-        return None
-    encoder = speaker_encoder or make_speaker_encoder()
-    started, seconds = time.monotonic(), 0.0
-    with (
-        tqdm(total=sum(map(len, todo.values())), desc="tokenise", unit="utt", disable=not progress) as bar,
-        ThreadPoolExecutor(config.num_proc) as pool,
-    ):
-        for file, jobs in todo.items():
-            table = tokenise(jobs, tokenizer, encoder, config.max_seconds, config.batch_seconds, pool, bar)
-            seconds += write_shard(table, file)["seconds"]
-    return Throughput(seconds, time.monotonic() - started)
+def _all_chunks(work: Path, world: int, wait_seconds: float) -> list[str]:
+    """The names of the chunks of all processes, in the order of the corpus, when they are there."""
+    listed = [work / f"done-{rank}-of-{world}.json" for rank in range(world)]
+
+    def names() -> list[str] | None:
+        lists: list[Any] = [(read_json(file) or {}).get("chunks") for file in listed]
+        return None if None in lists else sorted(itertools.chain(*lists))
+
+    wait(lambda: (found := names()) is not None and all(is_done(work, name) for name in found), wait_seconds,
+         f"the other processes in {work}")
+    return names() or []
 
 
-def _choose(utterances: list[Utterance], config: PrepareConfig) -> dict[str, list[Utterance]]:
-    """Utterances of every wanted split, in corpus order, at most `limit` each.
-
-    A corpus without splits is divided by sentence (never by row: the same sentence must not stand in two splits),
-    ordered by a hash of the text, so that the division does not depend on the order of the files.
-    """
-    if all(u.split is None for u in utterances):
-        sentences = sorted({sentence(u) for u in utterances}, key=lambda t: hashlib.sha256(t.encode()).digest())
-        n = len(sentences)
-        fractions = (config.dev_fraction, config.test_fraction)
-        dev, test = (max(1, round(f * n)) if f > 0 and n >= 3 else 0 for f in fractions)
-        place = {t: "dev" if i < dev else "test" if i < dev + test else "train" for i, t in enumerate(sentences)}
-        split_of = [place[sentence(u)] for u in utterances]
-    else:
-        split_of = [u.split or "train" for u in utterances]
-    chosen: dict[str, list[Utterance]] = {s: [] for s in config.splits}
-    for u, split in zip(utterances, split_of, strict=True):
-        if split in chosen and (config.limit is None or len(chosen[split]) < config.limit):
-            chosen[split].append(u)
-    absent = [s for s, rows in chosen.items() if not rows]
-    if absent:
-        if len(absent) == len(chosen):
-            there = ", ".join(sorted(set(split_of))) or "no readable row"
-            raise DataError(f"none of the splits {', '.join(absent)} is in the corpus (it has {there})")
-        logger.warning("the corpus has no split %s; it is left out", ", ".join(absent))
-    return {s: rows for s, rows in chosen.items() if rows}
-
-
-def _validate(rows: list[Utterance], config: PrepareConfig, progress: bool) -> list[Problem]:
-    return validate_corpus(rows, config.min_seconds, config.max_seconds, num_workers=config.num_proc, progress=progress)
-
-
-def _fingerprint(
-    config: PrepareConfig,
-    rows: Sequence[Utterance],
-    problems: Sequence[Problem],
-    tokenizer: SpeechTokenizer,
-    speaker_encoder: Encoder | None,
-) -> str:
-    """SHA-256 over everything that decides the result; audio files count by path, size and time of change."""
-    head = settings_stamp(config, tokenizer, speaker_encoder)
-    digest = hashlib.sha256(json.dumps([head, [str(p) for p in problems]], sort_keys=True).encode())
-    for u in rows:
-        digest.update(json.dumps([u.id, u.text, u.speaker, u.split, u.duration, u.prompt_text, u.source]).encode())
-        for audio in (u.audio, u.prompt_audio):
-            digest.update(_audio_stamp(audio))
-    return digest.hexdigest()
-
-
-def _audio_stamp(audio: str | bytes | StoredAudio | AudioSegment | None) -> bytes:
-    if audio is None:
-        return b"-"
-    if isinstance(audio, AudioSegment):
-        return _audio_stamp(audio.path) + f":{audio.start}:{audio.duration}:{audio.channel}".encode()
-    if isinstance(audio, bytes):
-        return hashlib.sha256(audio).digest()
-    if isinstance(audio, StoredAudio):
-        rows = audio.rows
-        return f"{getattr(rows, '_fingerprint', '')}:{audio.index}".encode()
-    path = Path(audio)
-    stat = path.stat() if path.is_file() else None
-    return f"{audio}:{stat.st_size}:{stat.st_mtime_ns}".encode() if stat else f"{audio}:missing".encode()
+def _assemble(corpus: WholeCorpus | StreamedCorpus, config: PrepareConfig, work: Path, names: list[str],
+              tokenizer: SpeechTokenizer, fingerprint: str) -> None:
+    """The datasets of all chunks. DataError for a damaged shard, for bad rows of a streamed corpus that may not be
+    skipped, and where nothing is left."""
+    shards: dict[str, list[Path]] = {split: [] for split in config.splits}
+    problems, checked, filtered = list(corpus.problems), corpus.checked or 0, corpus.filtered or 0
+    for name in names:
+        record = read_json(work / f"chunk-{name}.json")
+        if not is_chunk(record):
+            raise DataError(f"{work}/chunk-{name}.json is missing or broken; run again, only its shards are made anew")
+        for split, file in record["shards"].items():
+            check_shard(work / file)
+            shards[split].append(work / file)
+        problems += [Problem(**p) for p in record["problems"]]
+        checked, filtered = checked + record["rows"], filtered + record["filtered"]
+    if config.stream:
+        # rows with a repeated id are in the shards already, so they cannot be left out
+        if repeated := repeated_ids([f for files in shards.values() for f in files]):
+            raise DataError(f"{len(repeated)} ids are used twice; make them unique:\n{describe(repeated, 100)}")
+        if problems and not config.skip_bad:
+            raise DataError(f"{len(problems)} problems in the {config.corpus} corpus; repair them or set skip_bad "
+                            f"(shards are kept):\n{describe(problems, 100)}")
+    shards = {split: files for split, files in shards.items() if files}
+    if not shards:
+        raise DataError(f"no usable utterance in the splits {', '.join(config.splits)}; {len(problems)} rows are bad")
+    record = prepared_record(config, tokenizer, fingerprint, problems, checked, filtered)
+    assemble(Path(config.out), work, shards, record, config.compress)
 
 
 def main(arguments: list[str] | None = None) -> int:

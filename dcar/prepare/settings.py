@@ -33,21 +33,18 @@ class PrepareConfig:
     audio_root: str | None = setting(None, "unicats: the LibriTTS folder; lhotse, libriheavy: where audio paths start.")
     subsets: tuple[str, ...] = setting((), "libritts: subsets to read; all if empty.")
     splits: tuple[str, ...] = setting(SPLITS, "Splits to prepare.")
-    dev_fraction: float = setting(
-        0.05, "Share of sentences held out for dev where the corpus has no splits.", minimum=0, below=1
-    )
-    test_fraction: float = setting(
-        0.05, "Share of sentences held out for test where the corpus has no splits.", minimum=0, below=1
-    )
+    dev_fraction: float = setting(0.05, "Share of sentences held out for dev where the corpus has no splits.",
+                                  minimum=0, below=1)
+    test_fraction: float = setting(0.05, "Share of sentences held out for test where the corpus has no splits.",
+                                   minimum=0, below=1)
     tokenizer: str = setting("starter", "Name or folder of the speech tokenizer (starter: the shipped one).")
     min_seconds: float = setting(0.3, "Shorter utterances are bad rows.", minimum=0)
     max_seconds: float = setting(28.0, "Longer utterances are bad rows.", above=0)
     filter_seconds: tuple[float, ...] = setting(
         (), "[3,20] leaves out what is shorter or longer, without calling it a bad row.", minimum=0
     )
-    stream: bool = setting(
-        False, "For corpora larger than memory or disk: rows are checked and tokenised as they are read."
-    )
+    stream: bool = setting(False,
+                           "For corpora larger than memory or disk: rows are checked and tokenised as they are read.")
     validate: bool = setting(False, "Only report every bad row; write nothing.")
     skip_bad: bool = setting(False, "Go on without the bad rows instead of stopping.")
     limit: int | None = setting(None, "At most this many utterances of each split.", minimum=1)
@@ -60,9 +57,8 @@ class PrepareConfig:
     )
     shard_size: int = setting(256, "Utterances tokenised between two saves.", minimum=1)
     batch_seconds: float = setting(120.0, "Audio in one tokenizer batch, in seconds.", above=0)
-    compress: bool = setting(
-        False, "Files of half the size, which are read into memory instead of being memory-mapped."
-    )
+    compress: bool = setting(False,
+                             "Files of half the size, which are read into memory instead of being memory-mapped.")
     num_proc: int = setting(1, "Threads that read and check audio.", minimum=1)
     wait_seconds: float = setting(3600.0, "How long to wait for other processes.", above=0)
 
@@ -197,14 +193,8 @@ def settings_stamp(config: PrepareConfig, tokenizer: SpeechTokenizer, speaker_en
     return [CONTENT_VERSION, settings, tokenizer.name, tokenizer.checksum, PHONEME_VERSION, encoder]
 
 
-def prepared_record(
-    config: PrepareConfig,
-    tokenizer: SpeechTokenizer,
-    fingerprint: str,
-    problems: Sequence[Problem],
-    checked: int,
-    filtered: int,
-) -> dict[str, Any]:
+def prepared_record(config: PrepareConfig, tokenizer: SpeechTokenizer, fingerprint: str, problems: Sequence[Problem],
+                    checked: int, filtered: int) -> dict[str, Any]:
     """What prepared.json says of how the corpus was made; `checked` rows were read, `filtered` left out by length."""
     made_by = {k: getattr(tokenizer, k) for k in ("name", "checksum", "vocab_size", "rate_hz")}
     return {
@@ -214,9 +204,8 @@ def prepared_record(
     }  # fmt: skip
 
 
-def finished(
-    config: PrepareConfig, fingerprint: str, checked: int | None = None, filtered: int | None = None
-) -> PrepareReport | None:
+def finished(config: PrepareConfig, fingerprint: str, checked: int | None = None,
+             filtered: int | None = None) -> PrepareReport | None:
     """The report of what stands in out, if it was made from the same (else None).
 
     checked, filtered: rows read and left out in this run, where it has read the corpus; else prepared.json says.

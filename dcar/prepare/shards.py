@@ -9,7 +9,7 @@ several nodes need no coordination beyond a shared folder.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 
 from dcar.audio import ENCODER_SAMPLE_RATE, resample
-from dcar.corpus.rows import Utterance
+from dcar.corpus.rows import Problem, Utterance
 from dcar.errors import AudioError, DataError
 from dcar.prepare.prepared import RESUME, copy_name, features, read_json
 from dcar.sources.packages import file_sha256
@@ -82,16 +82,27 @@ class Loaded(NamedTuple):
     prompt: Sound | None
 
 
-def tokenise(
-    jobs: Sequence[Job],
-    tokenizer: SpeechTokenizer,
-    speaker_encoder: Encoder,
-    max_seconds: float,
-    batch_seconds: float,
-    pool: ThreadPoolExecutor,
-    bar: Any,
-    loaded: Mapping[str, Loaded] | None = None,
-) -> pa.Table:
+class Contents(NamedTuple):
+    """What a chunk of the corpus holds: what is to be tokenised, by split, and what was found of its rows."""
+
+    jobs: dict[str, list[Job]]
+    loaded: dict[str, Loaded] | None = None  # recordings by `Utterance.source`, where they were decoded already
+    problems: Sequence[Problem] = ()
+    rows: int = 0
+    filtered: int = 0
+
+
+class Chunk(NamedTuple):
+    """A piece of the corpus of which shards are made: name, rows, and its contents, or what reads them."""
+
+    name: str
+    rows: int
+    contents: Contents | Callable[[ThreadPoolExecutor], Contents]
+
+
+def tokenise(jobs: Sequence[Job], tokenizer: SpeechTokenizer, speaker_encoder: Encoder, max_seconds: float,
+             batch_seconds: float, pool: ThreadPoolExecutor, bar: Any,
+             loaded: Mapping[str, Loaded] | None = None) -> pa.Table:
     """The rows of one shard, in the order of `jobs`; audio goes through the tokenizer in batches of similar length.
 
     loaded: recordings by `Utterance.source`, where they were decoded already; else they are read here.
@@ -135,18 +146,10 @@ def tokenise(
             speaker_encoder, prompt, prompt.for_encoders().wave, _place(job) + " (prompt)")
         rows.append(
             {
-                "id": job.id,
-                "text": u.text,
-                "speaker": job.speaker,
-                "text_ids": text_to_ids(u.text),
-                "speech": speech[i],
-                "voice": voice,
-                "duration": len(wave) / ENCODER_SAMPLE_RATE,
-                "speed": job.speed,
-                "audio": u.audio if isinstance(u.audio, str) else "",
-                "source": u.source,
-                "prompt_text": u.prompt_text or "",
-                "prompt_speech": prompt_speech.get(i, []),
+                "id": job.id, "text": u.text, "speaker": job.speaker, "text_ids": text_to_ids(u.text),
+                "speech": speech[i], "voice": voice, "duration": len(wave) / ENCODER_SAMPLE_RATE, "speed": job.speed,
+                "audio": u.audio if isinstance(u.audio, str) else "", "source": u.source,
+                "prompt_text": u.prompt_text or "", "prompt_speech": prompt_speech.get(i, []),
                 "prompt_voice": prompt_voice,
             }
         )
@@ -157,9 +160,8 @@ def _place(job: Job) -> str:
     return f"{job.utterance.source}: utterance {job.id}"
 
 
-def _encode(
-    waves: list[np.ndarray], places: list[str], tokenizer: SpeechTokenizer, batch_seconds: float, bar: Any = None
-) -> list[np.ndarray]:
+def _encode(waves: list[np.ndarray], places: list[str], tokenizer: SpeechTokenizer, batch_seconds: float,
+            bar: Any = None) -> list[np.ndarray]:
     """Tokens of every waveform, checked, in the given order."""
     out: list[np.ndarray] = [np.empty(0, np.int64)] * len(waves)
     order = sorted(range(len(waves)), key=lambda i: len(waves[i]))
@@ -196,10 +198,8 @@ def check_tokens(tokens: np.ndarray, seconds: float, tokenizer: SpeechTokenizer,
         )
     expected = seconds * tokenizer.rate_hz
     if abs(len(tokens) - expected) > 5 + 0.1 * expected:
-        raise DataError(
-            f"{where}: {len(tokens)} tokens for {seconds:.2f} s, expected about {expected:.0f} at "
-            f"{tokenizer.rate_hz:g} Hz; does {tokenizer.name} cut long audio? lower max_seconds"
-        )
+        raise DataError(f"{where}: {len(tokens)} tokens for {seconds:.2f} s, expected about {expected:.0f} at "
+                        f"{tokenizer.rate_hz:g} Hz; does {tokenizer.name} cut long audio? lower max_seconds")
     return tokens.astype(np.int64)
 
 
@@ -229,10 +229,7 @@ def write_shard(table: pa.Table, file: Path) -> dict[str, Any]:
     except OSError as error:
         raise DataError(f"{file}: cannot be written ({error}); {RESUME}") from error
     record = {
-        "file": file.name,
-        "sha256": file_sha256(file),
-        "bytes": file.stat().st_size,
-        "rows": table.num_rows,
+        "file": file.name, "sha256": file_sha256(file), "bytes": file.stat().st_size, "rows": table.num_rows,
         "seconds": pc.sum(table["duration"]).as_py() or 0.0,
         "tokens": pc.sum(pc.list_value_length(table["speech"])).as_py() or 0,
     }

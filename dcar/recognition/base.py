@@ -45,9 +45,8 @@ def ctc_collapse(best: Sequence[int], dropped: Container[int]) -> list[int]:
     return [s for i, s in enumerate(best) if (i == 0 or s != best[i - 1]) and s not in dropped]
 
 
-def sorted_batches(
-    waves: list[np.ndarray], sample_rate: int, batch_seconds: float
-) -> Iterator[tuple[list[int], torch.Tensor, torch.Tensor]]:
+def sorted_batches(waves: list[np.ndarray], sample_rate: int,
+                   batch_seconds: float) -> Iterator[tuple[list[int], torch.Tensor, torch.Tensor]]:
     """(indices, padded waveforms [B, samples] at 16 kHz, lengths [B]) in order of length; a batch holds at most
     `batch_seconds` of padded audio, or one waveform."""
     import torch

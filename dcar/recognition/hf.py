@@ -56,10 +56,8 @@ class WhisperHFRecognizer:
             options = {"language": "en", "task": "transcribe"}
         limit = self._model.config.max_target_positions - 8  # the start tokens count too
         with torch.inference_mode():
-            ids = self._model.generate(
-                features.to(self.device, self._model.dtype), do_sample=False, num_beams=1,
-                max_new_tokens=min(cap, limit), **options,
-            )  # fmt: skip
+            ids = self._model.generate(features.to(self.device, self._model.dtype), do_sample=False, num_beams=1,
+                                       max_new_tokens=min(cap, limit), **options)
         return str(self._processor.batch_decode(ids, skip_special_tokens=True)[0]).strip()
 
 

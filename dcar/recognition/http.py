@@ -31,7 +31,7 @@ logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs a line a request
 
 @dataclass(frozen=True)
 class Retry:
-    """Attempts, time limit and waits of a client; times in seconds."""
+    """Attempts, time limit and waits, in seconds, of one request or batch."""
 
     attempts: int = 5
     timeout: float = 60.0  # of one attempt

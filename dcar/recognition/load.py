@@ -39,8 +39,7 @@ def load_recognizer(name: str, threads: int = 1, device: str = "cpu") -> Recogni
     kind, _, rest = name.partition(":")
     makers: dict[str, Callable[[], Recognizer]] = {
         "encoder": lambda: load_encoder_recognizer(rest, threads=threads, device=device),
-        "nemo": lambda: load_nemo(rest, device),
-        "whisper": lambda: hf.WhisperHFRecognizer(rest, device),
+        "nemo": lambda: load_nemo(rest, device), "whisper": lambda: hf.WhisperHFRecognizer(rest, device),
         "ctc": lambda: hf.CTCHFRecognizer(rest, device),
         "faster-whisper": lambda: WhisperRecognizer(threads, rest, device),
         **dict.fromkeys(("http", "https", "openai"), lambda: HTTPRecognizer.from_spec(name)),

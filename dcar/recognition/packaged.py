@@ -117,13 +117,7 @@ class WhisperRecognizer:
 
     def _transcribe(self, wave: np.ndarray) -> str:
         cap = 8 + math.ceil(min(len(wave) / ENCODER_SAMPLE_RATE, 30.0) * self.tokens_per_second)
-        segments, _ = self._model.transcribe(
-            wave,
-            language="en",
-            beam_size=1,
-            temperature=0.0,
-            condition_on_previous_text=False,
-            without_timestamps=True,
-            max_new_tokens=min(cap, 220),
-        )
+        segments, _ = self._model.transcribe(wave, language="en", beam_size=1, temperature=0.0,
+                                             condition_on_previous_text=False, without_timestamps=True,
+                                             max_new_tokens=min(cap, 220))
         return " ".join(segment.text.strip() for segment in segments)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
 import sys
 import time
 from collections.abc import Iterator
@@ -36,6 +35,7 @@ from dcar.recognition.ctc import frames_needed
 from dcar.recognition.manifest import Recording, load_manifest
 from dcar.recognition.nemo import frame_seconds, load_nemo, quiet_nemo, recognizer_of, restore_nemo, text_symbols
 from dcar.sources.shipped import resolve
+from dcar.storage import replacing
 from dcar.text.wer import WERScore, score_corpus
 from dcar.tracking import write_json
 
@@ -234,16 +234,12 @@ def _save(model: Any, output: Path, half_weights: bool) -> None:
     for parameter, data in full.items():
         # matrices as float16; NeMo's strict load copies them back into float32
         parameter.data = data.half() if half_weights and data.ndim >= 2 else data
-    temporary = output.with_name(f".{output.stem}.{os.getpid()}.nemo")
     try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        with quiet_nemo():
-            model.save_to(str(temporary))
-        os.replace(temporary, output)
+        with replacing(output) as part, quiet_nemo():
+            model.save_to(str(part))
     except OSError as error:
         raise CheckpointError(f"{output}: the model cannot be written ({error}); free some space") from error
     finally:
-        temporary.unlink(missing_ok=True)
         for parameter, data in full.items():
             parameter.data = data
 

@@ -183,10 +183,8 @@ class Phonemizer:
     def __call__(self, text: str) -> list[str]:
         symbols = self.phonemize_normalized(normalize_text(text, self.max_characters))
         if len(symbols) > self.max_phonemes:
-            raise TextError(
-                f"text has {len(symbols)} phonemes, the limit is {self.max_phonemes}: {text[:40]!r}…; "
-                "split it into sentences"
-            )
+            raise TextError(f"text has {len(symbols)} phonemes, the limit is {self.max_phonemes}: {text[:40]!r}…; "
+                            "split it into sentences")
         return symbols
 
     def phonemize_normalized(self, spoken_text: str) -> list[str]:

@@ -118,15 +118,12 @@ def spoken_words(text: str) -> str:
     text = unicodedata.normalize("NFKC", text).translate(_APOSTROPHES).lower()
     text = "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c))
     text = re.sub(r"\b([ap])\.\s?m\b\.?", r"\1m", text)
-    text = re.sub(
-        r"([$£€])\s?(\d+(?:,\d{3})*)(?:\.(\d\d))?\b( hundred| thousand| million| billion| trillion)?", _money, text
-    )
+    text = re.sub(r"([$£€])\s?(\d+(?:,\d{3})*)(?:\.(\d\d))?\b( hundred| thousand| million| billion| trillion)?", _money,
+                  text)
     text = re.sub(r"(\d)\s?%", r"\1 percent", text)
-    text = re.sub(
-        r"\b(\d{1,3}(?:,\d{3})+)(?:\.(\d+))?\b",
-        lambda m: f" {_spell(m[1].replace(',', ''), cardinal)} {'point ' + digits(m[2]) if m[2] else ''} ",
-        text,
-    )
+    text = re.sub(r"\b(\d{1,3}(?:,\d{3})+)(?:\.(\d+))?\b",
+                  lambda m: f" {_spell(m[1].replace(',', ''), cardinal)} {'point ' + digits(m[2]) if m[2] else ''} ",
+                  text)
     text = re.sub(r"\b(\d{1,2}):(\d\d)\b", _clock, text)
     text = re.sub(r"\b(\d+)(st|nd|rd|th)\b", lambda m: f" {_spell(m[1], ordinal)} ", text)
     text = re.sub(r"\b(\d{3})0'?s\b", lambda m: f" {plural(year(int(m[1] + '0')))} ", text)
@@ -223,17 +220,11 @@ def corpus_wer(errors: Sequence[WordErrors | None]) -> WERScore:
     present = [e for e in errors if e is not None]
     reference = sum(e.reference_words for e in present)
     total = sum(e.errors for e in present)
-    return WERScore(
-        wer=total / reference if reference else float("nan"),
-        substitutions=sum(e.substitutions for e in present),
-        deletions=sum(e.deletions for e in present),
-        insertions=sum(e.insertions for e in present),
-        reference_words=reference,
-        coverage=len(present) / len(errors) if errors else float("nan"),
-        empty=sum(e.empty_hypothesis for e in present),
-        normalizer=NORMALIZER,
-        utterances=tuple(errors),
-    )
+    return WERScore(wer=total / reference if reference else float("nan"),
+                    substitutions=sum(e.substitutions for e in present), deletions=sum(e.deletions for e in present),
+                    insertions=sum(e.insertions for e in present), reference_words=reference,
+                    coverage=len(present) / len(errors) if errors else float("nan"),
+                    empty=sum(e.empty_hypothesis for e in present), normalizer=NORMALIZER, utterances=tuple(errors))
 
 
 corpus_cer = corpus_wer

@@ -87,9 +87,8 @@ def smoothed(codes: np.ndarray, labels: np.ndarray | None, vocab_size: int, num_
     return (table + strength * marginal) / (table.sum(1, keepdims=True) + strength)
 
 
-def fit_alignment(
-    codes: Sequence[np.ndarray], sequences: Sequence[np.ndarray], vocab_size: int, iterations: int = 6
-) -> np.ndarray:
+def fit_alignment(codes: Sequence[np.ndarray], sequences: Sequence[np.ndarray], vocab_size: int,
+                  iterations: int = 6) -> np.ndarray:
     """p(code | phoneme) from a flat start: equal shares of time first, then `iterations` Viterbi alignments."""
     labels = [s[np.arange(len(c)) * len(s) // len(c)] for c, s in zip(codes, sequences, strict=True)]
     every = np.concatenate(codes)

@@ -109,9 +109,7 @@ class S3Tokenizer(_CodecTokenizer):
         try:
             size, mels = weights["encoder.conv1.weight"].shape[:2]
             sizes = {
-                "n_mels": mels,
-                "n_audio_state": size,
-                "n_audio_head": size // 64,
+                "n_mels": mels, "n_audio_state": size, "n_audio_head": size // 64,
                 "n_audio_layer": 1 + max(int(k.split(".")[2]) for k in weights if k.startswith("encoder.blocks.")),
             }
             if version2:
@@ -173,9 +171,8 @@ class XCodec2Tokenizer(_CodecTokenizer):
         wave = torch.nn.functional.pad(wave, (0, self.hop))  # transformers pads past the end by up to one token
         edges = torch.nn.functional.pad(wave, (self.hop // 2, self.hop // 2))
         features = self.extractor(edges.numpy(), sampling_rate=self.sample_rate, return_tensors="pt")
-        return self.model.encode(
-            wave[None, None].to(self.device), input_features=features.input_features.to(self.device)
-        ).audio_codes[0, 0]
+        return self.model.encode(wave[None, None].to(self.device),
+                                 input_features=features.input_features.to(self.device)).audio_codes[0, 0]
 
 
 class SpeechTokenizerFirstLayer(_CodecTokenizer):

@@ -72,14 +72,8 @@ def run(config: FitTokenizerConfig) -> dict[str, Any]:
     utterances = _utterances(config, config.split or None)
     shuffled = [utterances[i] for i in order.permutation(len(utterances))]
     waves = (u.load() for u in shuffled)
-    settings: dict[str, Any] = {
-        "vocab_size": config.vocab_size,
-        "max_frames": config.max_frames,
-        "seed": config.seed,
-        "standardize": config.standardize,
-        "passes": config.passes,
-        "sample_hours": config.sample_hours,
-    }
+    settings = {name: getattr(config, name) for name in ("vocab_size", "max_frames", "seed", "standardize", "passes",
+                                                         "sample_hours")}
     tokenizer: KMeansTokenizer
     if config.encoder == "whisper-base":
         tokenizer = WhisperKMeansTokenizer.fit(waves, threads=config.threads, **settings)
@@ -154,19 +148,15 @@ def describe_codes(tokenizer: SpeechTokenizer, utterances: Sequence[Utterance]) 
     repeats = sum(int((c[1:] == c[:-1]).sum()) for c in codes) / max(1, sum(len(c) - 1 for c in codes))
     texts = [text_to_ids(u.text) for u in utterances]
     return {
-        "utterances": len(codes),
-        "seconds": round(len(every) / tokenizer.rate_hz, 1),
-        "codes_used": int((counts > 0).sum()),
-        "perplexity": round(2**entropy, 1),
-        "repeat_share": round(repeats, 4),
+        "utterances": len(codes), "seconds": round(len(every) / tokenizer.rate_hz, 1),
+        "codes_used": int((counts > 0).sum()), "perplexity": round(2**entropy, 1), "repeat_share": round(repeats, 4),
         "code_entropy_bits": round(entropy, 3),
         **information(codes, texts, [u.speaker for u in utterances], tokenizer.vocab_size),
     }
 
 
-def information(
-    codes: Sequence[np.ndarray], texts: Sequence[Sequence[int]], speakers: Sequence[str], vocab_size: int
-) -> dict[str, float]:
+def information(codes: Sequence[np.ndarray], texts: Sequence[Sequence[int]], speakers: Sequence[str],
+                vocab_size: int) -> dict[str, float]:
     """Bits per code that are predicted, on held-out utterances, by the phoneme spoken and by the speaker.
 
     For a label x with p(code | x) estimated on one half of the utterances, the mean over the other half of
@@ -182,10 +172,7 @@ def information(
     ids = {name: n for n, name in enumerate(sorted(set(speakers)))}
     voices = [np.full(len(c), ids[s]) for c, s in zip(codes, speakers, strict=True)]
     totals = {
-        "phoneme_bits": 0.0,
-        "phoneme_bits_wrong_text": 0.0,
-        "speaker_bits": 0.0,
-        "speaker_bits_wrong_speaker": 0.0,
+        "phoneme_bits": 0.0, "phoneme_bits_wrong_text": 0.0, "speaker_bits": 0.0, "speaker_bits_wrong_speaker": 0.0,
     }
     for train, test in (halves, halves[::-1]):
         marginal = smoothed(np.concatenate([codes[i] for i in train]), None, vocab_size, 1)[0]

@@ -21,7 +21,7 @@ from dcar.audio import ENCODER_SAMPLE_RATE, resample
 from dcar.errors import AudioError, CheckpointError, ConfigError
 from dcar.sources.hub import from_hub
 from dcar.tokens.base import check_waveform
-from dcar.tokens.kmeans import KMeansTokenizer, collect_states, fit_centroids, read_kmeans
+from dcar.tokens.kmeans import KMeansTokenizer, fit_states, read_kmeans
 
 MAX_SECONDS = 60.0
 """Attention is quadratic in the length; longer recordings are cut before they get here."""
@@ -43,10 +43,8 @@ class HubertEncoder:
         model: Any = from_hub(HubertModel.from_pretrained, source, "a HuBERT model", dtype=torch.float32)
         self.model = model.to(device).eval()
         if extractor.sampling_rate != ENCODER_SAMPLE_RATE:
-            raise CheckpointError(
-                f"{source}: its feature extractor wants {extractor.sampling_rate} Hz, HuBERT hears "
-                f"{ENCODER_SAMPLE_RATE} Hz; correct sampling_rate in preprocessor_config.json"
-            )
+            raise CheckpointError(f"{source}: its feature extractor wants {extractor.sampling_rate} Hz, HuBERT hears "
+                                  f"{ENCODER_SAMPLE_RATE} Hz; correct sampling_rate in preprocessor_config.json")
         self.normalize = bool(extractor.do_normalize)
         layers = model.config.num_hidden_layers
         if not -layers - 1 <= layer <= layers:
@@ -106,28 +104,12 @@ class HubertKMeansTokenizer(KMeansTokenizer):
 
     kind = "hubert-kmeans"
 
-    def __init__(
-        self,
-        encoder: HubertEncoder,
-        centroids: np.ndarray,
-        mean: np.ndarray,
-        scale: np.ndarray,
-        *,
-        name: str = "hubert-kmeans",
-        provenance: dict[str, Any] | None = None,
-        projection: np.ndarray | None = None,
-    ) -> None:
+    def __init__(self, encoder: HubertEncoder, centroids: np.ndarray, mean: np.ndarray, scale: np.ndarray, *,
+                 name: str = "hubert-kmeans", **made: Any) -> None:
+        """made: projection and provenance, where there are any."""
         self.encoder = encoder
         self.rate_hz, self.encoder_sha256 = encoder.rate_hz, encoder.sha256
-        super().__init__(
-            centroids,
-            mean,
-            scale,
-            state_size=encoder.state_size,
-            name=name,
-            provenance=provenance,
-            projection=projection,
-        )
+        super().__init__(centroids, mean, scale, state_size=encoder.state_size, name=name, **made)
 
     @property
     def encoder_identity(self) -> str:
@@ -140,30 +122,14 @@ class HubertKMeansTokenizer(KMeansTokenizer):
         return {"encoder": self.encoder.source, "layer": self.encoder.layer, "normalize": self.encoder.normalize}
 
     @classmethod
-    def fit(
-        cls,
-        waves: Iterable[tuple[np.ndarray, int]],
-        encoder: HubertEncoder,
-        *,
-        vocab_size: int = 2048,
-        max_frames: int = 1_000_000,
-        seed: int = 0,
-        standardize: bool = False,
-        passes: int = 10,
-        sample_hours: float | None = None,
-        name: str = "hubert-kmeans",
-    ) -> HubertKMeansTokenizer:
-        """Fit the codes on a stream of (waveform, sample rate in Hz); see `collect_states` for how much of it."""
-        states = collect_states(waves, encoder, encoder.state_size, encoder.rate_hz, max_frames, sample_hours, seed)
-        centroids, mean, scale = fit_centroids(states, vocab_size, seed, standardize, passes)
-        provenance = {"frames": len(states), "seed": seed, "standardize": standardize, "passes": passes,
-                      "sample_hours": sample_hours}  # fmt: skip
-        return cls(encoder, centroids, mean, scale, name=name, provenance=provenance)
+    def fit(cls, waves: Iterable[tuple[np.ndarray, int]], encoder: HubertEncoder,
+            **settings: Any) -> HubertKMeansTokenizer:
+        """Fit the codes on a stream of (waveform, sample rate in Hz); settings: of `fit_states`."""
+        return cls(encoder, **fit_states(waves, encoder, encoder.rate_hz, **settings))
 
     @classmethod
-    def from_pretrained(
-        cls, folder: str | Path, device: str = "cpu", encoder: str | Path | None = None
-    ) -> HubertKMeansTokenizer:
+    def from_pretrained(cls, folder: str | Path, device: str = "cpu",
+                        encoder: str | Path | None = None) -> HubertKMeansTokenizer:
         """Load what `save_pretrained` wrote, with the HuBERT model that it names, or the one in `encoder`.
 
         CheckpointError if the folder is incomplete or altered, or the HuBERT model is not the one of the k-means.

@@ -32,17 +32,8 @@ class KMeansTokenizer:
     rate_hz: float
     encoder_sha256: str
 
-    def __init__(
-        self,
-        centroids: np.ndarray,
-        mean: np.ndarray,
-        scale: np.ndarray,
-        *,
-        state_size: int,
-        name: str,
-        provenance: dict[str, Any] | None = None,
-        projection: np.ndarray | None = None,
-    ) -> None:
+    def __init__(self, centroids: np.ndarray, mean: np.ndarray, scale: np.ndarray, *, state_size: int, name: str,
+                 provenance: dict[str, Any] | None = None, projection: np.ndarray | None = None) -> None:
         """`mean`, `scale` [D] of the encoder states, D = `state_size`; `centroids` [V, D] in the standardised space, or
         [V, P] behind a `projection` [D, P]."""
         self.projection = None if projection is None else np.ascontiguousarray(projection, dtype=np.float32)
@@ -96,16 +87,8 @@ class KMeansTokenizer:
     def projected(self, projection: np.ndarray, centroids: np.ndarray) -> Self:
         """This tokenizer with other codes: centroids [V, P] of standardised states times projection [D, P]."""
         other = copy.copy(self)
-        KMeansTokenizer.__init__(
-            other,
-            centroids,
-            self.mean,
-            self.scale,
-            state_size=len(self.mean),
-            name=self.name,
-            provenance=self.provenance,
-            projection=projection,
-        )
+        KMeansTokenizer.__init__(other, centroids, self.mean, self.scale, state_size=len(self.mean), name=self.name,
+                                 provenance=self.provenance, projection=projection)
         return other
 
     def encode(self, waves: list[np.ndarray], sample_rate: int) -> list[np.ndarray]:
@@ -136,16 +119,9 @@ class KMeansTokenizer:
         """
         folder = Path(folder)
         card = {
-            "type": self.kind,
-            "name": self.name,
-            "vocab_size": self.vocab_size,
-            "rate_hz": self.rate_hz,
-            "sample_rate": ENCODER_SAMPLE_RATE,
-            "tokens_per_waveform": "ceil(seconds * rate_hz)",
-            **self.card(),
-            "encoder_sha256": self.encoder_sha256,
-            "checksum": self.checksum,
-            "provenance": self.provenance,
+            "type": self.kind, "name": self.name, "vocab_size": self.vocab_size, "rate_hz": self.rate_hz,
+            "sample_rate": ENCODER_SAMPLE_RATE, "tokens_per_waveform": "ceil(seconds * rate_hz)", **self.card(),
+            "encoder_sha256": self.encoder_sha256, "checksum": self.checksum, "provenance": self.provenance,
         }
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -181,21 +157,29 @@ def read_kmeans(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
             raise ValueError(f"tensors {sorted(tensors)}")
         return card, tensors
     except (OSError, ValueError, RecursionError, KeyError, TypeError, SafetensorError) as error:
-        raise CheckpointError(
-            f"{folder}: not a complete speech tokenizer ({type(error).__name__}: {error}); "
-            "make one with `dcar fit-tokenizer` or give the folder that it wrote"
-        ) from error
+        raise CheckpointError(f"{folder}: not a complete speech tokenizer ({type(error).__name__}: {error}); "
+                              "make one with `dcar fit-tokenizer` or give the folder that it wrote") from error
 
 
-def collect_states(
-    waves: Iterable[tuple[np.ndarray, int]],
-    encoder: Callable[[np.ndarray, int], np.ndarray],
-    state_size: int,
-    rate_hz: float,
-    max_frames: int,
-    sample_hours: float | None,
-    seed: int,
-) -> np.ndarray:
+def fit_states(waves: Iterable[tuple[np.ndarray, int]], encoder: Any, rate_hz: float, *, vocab_size: int = 1024,
+               max_frames: int = 200_000, seed: int = 0, standardize: bool = True, passes: int = 10,
+               sample_hours: float | None = None) -> dict[str, Any]:
+    """What a tokenizer is made of, fitted on a stream of (waveform, sample rate in Hz): centroids, mean, scale and
+    provenance. `encoder` gives the states [T, `state_size`] of a waveform; `collect_states` says how much is heard.
+
+    Mini-batch k-means with k-means++ starts, `passes` times over the states, seeded. Raises ConfigError if the stream
+    holds fewer than 4 states per code.
+    """
+    states = collect_states(waves, encoder, encoder.state_size, rate_hz, max_frames, sample_hours, seed)
+    centroids, mean, scale = fit_centroids(states, vocab_size, seed, standardize, passes)
+    return {"centroids": centroids, "mean": mean, "scale": scale,
+            "provenance": {"frames": len(states), "seed": seed, "standardize": standardize, "passes": passes,
+                           "sample_hours": sample_hours}}
+
+
+def collect_states(waves: Iterable[tuple[np.ndarray, int]], encoder: Callable[[np.ndarray, int], np.ndarray],
+                   state_size: int, rate_hz: float, max_frames: int, sample_hours: float | None,
+                   seed: int) -> np.ndarray:
     """At most `max_frames` encoder states [N, D] of a stream of (waveform, sample rate in Hz).
 
     Without `sample_hours` the first `max_frames` states. With it the stream is read for that many hours, and of every
@@ -218,9 +202,8 @@ def collect_states(
     return np.concatenate(collected)[:max_frames] if collected else np.zeros((0, state_size), np.float32)
 
 
-def fit_centroids(
-    states: np.ndarray, vocab_size: int, seed: int, standardize: bool, passes: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def fit_centroids(states: np.ndarray, vocab_size: int, seed: int, standardize: bool,
+                  passes: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Seeded mini-batch k-means over encoder states [N, D] → centroids [V, D], mean [D], scale [D].
 
     A few dimensions of the states are ten times larger than the rest; without standardisation they alone decide.
@@ -235,14 +218,8 @@ def fit_centroids(
     dimensions = states.shape[1]
     mean = states.mean(0) if standardize else np.zeros(dimensions, np.float32)
     scale = states.std(0) + 1e-6 if standardize else np.ones(dimensions, np.float32)
-    kmeans = MiniBatchKMeans(
-        n_clusters=vocab_size,
-        batch_size=max(4096, 4 * vocab_size),
-        max_iter=passes,
-        max_no_improvement=None,
-        init_size=min(len(states), max(20 * vocab_size, 4096)),
-        n_init=1,
-        random_state=seed,
-    )
+    kmeans = MiniBatchKMeans(n_clusters=vocab_size, batch_size=max(4096, 4 * vocab_size), max_iter=passes,
+                             max_no_improvement=None, init_size=min(len(states), max(20 * vocab_size, 4096)), n_init=1,
+                             random_state=seed)
     kmeans.fit(((states - mean) / scale).astype(np.float32))
     return kmeans.cluster_centers_.astype(np.float32), mean.astype(np.float32), scale.astype(np.float32)

@@ -1,4 +1,4 @@
-"""How far two lists of speech tokens lie apart, whatever their lengths, and where.
+"""How far two lists of speech tokens lie apart, whatever their lengths.
 
 Dynamic time warping over the distances d of the tokenizer's centroids, in the symmetric form of Sakoe & Chiba (1978):
 
@@ -10,8 +10,7 @@ different codes: 0 is the same speech, token by token but for their lengths; 1 i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -35,47 +34,20 @@ def code_distances(centroids: np.ndarray) -> np.ndarray:
 
 def warped_distances(pairs: Sequence[Pair], distances: np.ndarray) -> np.ndarray:
     """Distance [P] of every pair of token lists (none empty) after dynamic time warping; see above."""
+    if any(not len(a) or not len(b) for a, b in pairs):
+        raise DataError("dynamic time warping: an empty list of tokens has no distance to another")
     found = np.zeros(len(pairs))
-    for chosen in _batches(pairs):
-        part = [pairs[p] for p in chosen]
-        found[chosen] = _costs(part, distances, whole=False)[0] / [len(a) + len(b) for a, b in part]
+    order = sorted(range(len(pairs)), key=lambda p: (len(pairs[p][0]), len(pairs[p][1])))  # like lengths together
+    for start in range(0, len(order), BATCH):
+        chosen = order[start : start + BATCH]
+        found[chosen] = _warped([pairs[p] for p in chosen], distances)
     return found
 
 
-@dataclass(frozen=True)
-class Warping:
-    """The cheapest path of a pair. costs [m]: what it paid at every token of the second list; they add up to
-    distance × (n + m). places [n]: the first token of the second list that each of the first one stands for."""
-
-    costs: np.ndarray
-    places: np.ndarray
-
-
-def warpings(pairs: Sequence[Pair], distances: np.ndarray) -> list[Warping]:
-    """The path of every pair of token lists (none empty)."""
-    found: dict[int, Warping] = {}
-    for chosen in _batches(pairs):
-        part = [pairs[p] for p in chosen]
-        _, table = _costs(part, distances, whole=True)
-        assert table is not None
-        for p, (first, second), d in zip(chosen, part, table, strict=True):
-            found[p] = _path(first, second, d, distances)
-    return [found[p] for p in range(len(pairs))]
-
-
-def _batches(pairs: Sequence[Pair]) -> Iterator[list[int]]:
-    """Pairs of like lengths together."""
-    if any(not len(a) or not len(b) for a, b in pairs):
-        raise DataError("dynamic time warping: an empty list of tokens has no distance to another")
-    order = sorted(range(len(pairs)), key=lambda p: (len(pairs[p][0]), len(pairs[p][1])))
-    for start in range(0, len(order), BATCH):
-        yield order[start : start + BATCH]
-
-
-def _costs(pairs: Sequence[Pair], distances: np.ndarray, whole: bool) -> tuple[np.ndarray, np.ndarray | None]:
-    """D(n, m) of a batch [P], and with `whole` the table D [P, N + 1, M + 1]. A row of D at a time: in a row D(j) =
-    min(a(j), D(j−1) + d(j)), where a(j) comes from the row above; with c the running sum of d, D − c is the running
-    minimum of a − c, which needs no loop over columns."""
+def _warped(pairs: Sequence[Pair], distances: np.ndarray) -> np.ndarray:
+    """The distances [P] of a batch. A row of D at a time: in a row D(j) = min(a(j), D(j−1) + d(j)), where a(j) comes
+    from the row above; with c the running sum of d, D − c is the running minimum of a − c, which needs no loop over
+    columns."""
     sizes = np.array([(len(a), len(b)) for a, b in pairs])
     rows, columns = sizes.max(0)
     a, b = np.zeros((len(pairs), rows), np.int64), np.zeros((len(pairs), columns), np.int64)  # [P, N], [P, M]
@@ -84,10 +56,7 @@ def _costs(pairs: Sequence[Pair], distances: np.ndarray, whole: bool) -> tuple[n
     above = np.full((len(pairs), columns + 1), np.inf)  # D(i − 1, ·) behind its edge
     above[:, 0] = 0.0
     result = np.zeros(len(pairs))
-    table = np.full((len(pairs), rows + 1, columns + 1), np.inf) if whole else None
     for i in range(rows):
-        if table is not None:
-            table[:, i] = above
         d = distances[a[:, i, None], b].astype(np.float64)  # [P, M]
         entered = np.minimum(above[:, 1:] + d, above[:, :-1] + 2 * d)
         total = d.cumsum(1)
@@ -95,28 +64,4 @@ def _costs(pairs: Sequence[Pair], distances: np.ndarray, whole: bool) -> tuple[n
         above[:, 0] = np.inf
         ended = sizes[:, 0] == i + 1  # what lies behind a list's end is padding, and is never looked at
         result[ended] = above[ended, sizes[ended, 1]]
-    if table is not None:
-        table[:, rows] = above
-    return result, table
-
-
-def _path(first: Sequence[int], second: Sequence[int], table: np.ndarray, distances: np.ndarray) -> Warping:
-    """Back from the end of the table: steps of one pair."""
-    i, j = len(first), len(second)
-    costs, places = np.zeros(j), np.zeros(i, np.int64)
-    local = distances[np.asarray(first)[:, None], np.asarray(second)].tolist()
-    rows = table[: i + 1, : j + 1].tolist()
-    while i:
-        d = local[i - 1][j - 1]
-        places[i - 1] = j - 1
-        diagonal, up, left = rows[i - 1][j - 1] + 2 * d, rows[i - 1][j] + d, rows[i][j - 1] + d
-        if diagonal <= up and diagonal <= left:
-            costs[j - 1] += 2 * d
-            i, j = i - 1, j - 1
-        elif up <= left:
-            costs[j - 1] += d
-            i -= 1
-        else:
-            costs[j - 1] += d
-            j -= 1
-    return Warping(costs, places)
+    return result / sizes.sum(1)

@@ -17,7 +17,7 @@ from dcar.audio import ENCODER_SAMPLE_RATE, resample
 from dcar.errors import AudioError, CheckpointError
 from dcar.sources.packages import WHISPER_BASE_SHA256, whisper_base_dir
 from dcar.tokens.base import check_waveform, token_count
-from dcar.tokens.kmeans import KMeansTokenizer, collect_states, fit_centroids, read_kmeans
+from dcar.tokens.kmeans import KMeansTokenizer, fit_states, read_kmeans
 
 SAMPLES_PER_TOKEN = 320
 
@@ -73,28 +73,11 @@ class WhisperKMeansTokenizer(KMeansTokenizer):
     rate_hz = 50.0
     encoder_sha256 = WHISPER_BASE_SHA256
 
-    def __init__(
-        self,
-        centroids: np.ndarray,
-        mean: np.ndarray,
-        scale: np.ndarray,
-        *,
-        name: str = "whisper-base-kmeans",
-        tail_seconds: float = 0.5,
-        threads: int = 1,
-        provenance: dict[str, Any] | None = None,
-        projection: np.ndarray | None = None,
-    ) -> None:
-        """`mean`, `scale` [512] of the encoder states; `centroids` [V, 512], or [V, P] behind a projection [512, P]."""
-        super().__init__(
-            centroids,
-            mean,
-            scale,
-            state_size=WhisperEncoder.state_size,
-            name=name,
-            provenance=provenance,
-            projection=projection,
-        )
+    def __init__(self, centroids: np.ndarray, mean: np.ndarray, scale: np.ndarray, *,
+                 name: str = "whisper-base-kmeans", tail_seconds: float = 0.5, threads: int = 1, **made: Any) -> None:
+        """`mean`, `scale` [512] of the encoder states; `centroids` [V, 512], or [V, P] behind a projection [512, P].
+        made: projection and provenance, where there are any."""
+        super().__init__(centroids, mean, scale, state_size=WhisperEncoder.state_size, name=name, **made)
         self.tail_seconds = tail_seconds
         self.threads = threads
 
@@ -109,30 +92,11 @@ class WhisperKMeansTokenizer(KMeansTokenizer):
         return {"tail_seconds": self.tail_seconds, "encoder": "whisper-base, final encoder states (MIT)"}
 
     @classmethod
-    def fit(
-        cls,
-        waves: Iterable[tuple[np.ndarray, int]],
-        *,
-        vocab_size: int = 1024,
-        max_frames: int = 200_000,
-        seed: int = 0,
-        standardize: bool = True,
-        passes: int = 10,
-        tail_seconds: float = 0.5,
-        threads: int = 1,
-        name: str = "whisper-base-kmeans",
-        sample_hours: float | None = None,
-    ) -> WhisperKMeansTokenizer:
-        """Fit the codes on a stream of (waveform, sample rate in Hz); see `collect_states` for how much of it.
-
-        Mini-batch k-means with k-means++ starts, `passes` times over the states, seeded. Raises ConfigError if
-        the stream holds fewer than 4 states per code.
-        """
-        encoder = shared_encoder(tail_seconds, threads)
-        states = collect_states(waves, encoder, encoder.state_size, 50.0, max_frames, sample_hours, seed)
-        provenance = {"frames": len(states), "seed": seed, "standardize": standardize, "passes": passes}
-        centroids, mean, scale = fit_centroids(states, vocab_size, seed, standardize, passes)
-        return cls(centroids, mean, scale, name=name, tail_seconds=tail_seconds, threads=threads, provenance=provenance)
+    def fit(cls, waves: Iterable[tuple[np.ndarray, int]], *, tail_seconds: float = 0.5, threads: int = 1,
+            **settings: Any) -> WhisperKMeansTokenizer:
+        """Fit the codes on a stream of (waveform, sample rate in Hz); settings: of `fit_states`."""
+        fitted = fit_states(waves, shared_encoder(tail_seconds, threads), cls.rate_hz, **settings)
+        return cls(**fitted, tail_seconds=tail_seconds, threads=threads)
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, threads: int = 1) -> WhisperKMeansTokenizer:
@@ -147,12 +111,7 @@ class WhisperKMeansTokenizer(KMeansTokenizer):
                 f"{folder}: made for encoder {card['type']} {card['encoder_sha256'][:12]}…, not whisper-kmeans on "
                 "whisper-base"
             )
-        tokenizer = cls(
-            **tensors,
-            name=card["name"],
-            tail_seconds=card["tail_seconds"],
-            threads=threads,
-            provenance=card.get("provenance"),
-        )
+        tokenizer = cls(**tensors, name=card["name"], tail_seconds=card["tail_seconds"], threads=threads,
+                        provenance=card.get("provenance"))
         tokenizer.check_stored(folder, card)
         return tokenizer

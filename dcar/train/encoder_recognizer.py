@@ -14,7 +14,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import logging
-import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -44,7 +43,7 @@ from dcar.recognition.encoder import (
     state_count,
 )
 from dcar.recognition.manifest import Recording, load_manifest
-from dcar.storage import digest, writing
+from dcar.storage import digest, replacing, writing
 from dcar.text.wer import NORMALIZER, word_errors
 from dcar.tokens.whisper import shared_encoder
 from dcar.train.small import CTCTexts, CTCTrainer, SmallSettings, hidden_spans, last_of
@@ -89,7 +88,9 @@ def kept_states(recordings: Sequence[Recording], folder: Path) -> list[np.ndarra
                 for recording in shard:
                     rows.append(encoder_states(encoder, recording.samples(), ENCODER_SAMPLE_RATE).astype(np.float16))
                     bar.update()
-                _write(path, np.concatenate(rows))
+                found = np.concatenate(rows)
+                with writing(path, found.nbytes), replacing(path) as part, part.open("wb") as file:
+                    np.save(file, found)
     with meeting_others():
         state.wait_for_everyone()
     states: list[np.ndarray] = []
@@ -109,15 +110,6 @@ def _identity(recordings: Sequence[Recording]) -> str:
         name.update(len(recording.wave).to_bytes(8, "little"))
         name.update(recording.wave.data)
     return name.hexdigest()[:32]
-
-
-def _write(path: Path, states: np.ndarray) -> None:
-    """Whole, or not at all."""
-    with writing(path, states.nbytes):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f".{path.stem}.{os.getpid()}.npy")
-        np.save(part, states)
-        os.replace(part, path)
 
 
 class StateTexts(CTCTexts):

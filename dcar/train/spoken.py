@@ -28,7 +28,7 @@ from dcar.prompts.load import load_prompts, vocoder_for
 from dcar.recognition.base import Recognizer
 from dcar.recognition.load import load_recognizer
 from dcar.sampling import SamplingConfig
-from dcar.storage import sync, write_text, writing
+from dcar.storage import replacing, sync, write_text, writing
 from dcar.text.bootstrap import corpus_interval
 from dcar.text.wer import word_errors
 from dcar.vocoder.base import Vocoder
@@ -172,16 +172,14 @@ class SpokenChoice(TrainerCallback):
         return self.out / f"best-{step}.safetensors"
 
     def _save(self, model: CARDecoder, step: int) -> None:
-        part = self.out / f"best-{step}.part"
-        with writing(self.out):
+        with writing(self.out), replacing(self._weights(step)) as part:
             save_file({name: t.detach().cpu().clone().contiguous() for name, t in model.state_dict().items()}, part)
             sync(part)
-            part.replace(self._weights(step))
 
     def _remove_but(self, step: int | None = None) -> None:
         if not self.trainer.is_world_process_zero():
             return
-        for path in [*self.out.glob("best-*.safetensors"), *self.out.glob("best-*.part")]:
+        for path in [*self.out.glob("best-*.safetensors"), *self.out.glob(".best-*.part")]:
             if step is None or path != self._weights(step):
                 path.unlink()
         if step is None:

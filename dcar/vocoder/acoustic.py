@@ -40,14 +40,8 @@ class AcousticModel(nn.Module):
         self.condition = VoiceCondition(config)
         self.embedding = nn.Embedding(config.vocab_size, size)
         self.token_dropout = nn.Dropout1d(config.token_dropout)
-        self.blocks = blocks(
-            size,
-            config.acoustic_ffn_size,
-            config.condition_size,
-            config.kernel_size,
-            config.acoustic_dilations,
-            config.acoustic_dropout,
-        )
+        self.blocks = blocks(size, config.acoustic_ffn_size, config.condition_size, config.kernel_size,
+                             config.acoustic_dilations, config.acoustic_dropout)
         self.norm = nn.LayerNorm(size)
         self.output = nn.Linear(size, config.frames_per_token * (config.mel_bands + 2))
         nn.init.normal_(self.embedding.weight, std=EMBEDDING_SPREAD)

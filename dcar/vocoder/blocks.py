@@ -67,16 +67,8 @@ class ConvNeXtBlock(nn.Module):
     much as the matrix products around it.
     """
 
-    def __init__(
-        self,
-        size: int,
-        ffn_size: int,
-        condition_size: int,
-        kernel_size: int,
-        dilation: int,
-        layers: int,
-        dropout: float = 0.0,
-    ):
+    def __init__(self, size: int, ffn_size: int, condition_size: int, kernel_size: int, dilation: int, layers: int,
+                 dropout: float = 0.0):
         super().__init__()
         padding = (kernel_size - 1) // 2 * dilation
         self.conv = nn.Conv1d(size, size, kernel_size, padding=padding, dilation=dilation, groups=size)
@@ -97,9 +89,8 @@ class ConvNeXtBlock(nn.Module):
         return x + self.residual_scale * self.down(self.dropout(F.relu(self.up(h))))
 
 
-def blocks(
-    size: int, ffn_size: int, condition_size: int, kernel_size: int, dilations: Sequence[int], dropout: float = 0.0
-) -> nn.ModuleList:
+def blocks(size: int, ffn_size: int, condition_size: int, kernel_size: int, dilations: Sequence[int],
+           dropout: float = 0.0) -> nn.ModuleList:
     """One block per dilation."""
     layers = len(dilations)
     return nn.ModuleList(

@@ -46,8 +46,7 @@ def load_vocoder(spec: str = "", device: str = "cpu", prompts: PromptAudio | Non
         return prompted.CosyVoiceVocoder(rest, prompts)
     if kind in ("xcodec2", "speechtokenizer", "vocos"):
         return {
-            "xcodec2": codec.XCodec2Vocoder,
-            "speechtokenizer": codec.SpeechTokenizerVocoder,
+            "xcodec2": codec.XCodec2Vocoder, "speechtokenizer": codec.SpeechTokenizerVocoder,
             "vocos": codec.VocosVocoder,
         }[kind](rest, device)
     raise ConfigError(f"vocoder {spec!r}: choose a folder, starter, xcodec2:, speechtokenizer:, vocos:, vec2wav2: or "

@@ -84,17 +84,13 @@ class TokenVocoder(nn.Module):
         if tokens.dim() != 2 or lengths.shape != tokens.shape[:1]:
             raise DataError(f"vocoder: tokens {list(tokens.shape)} and lengths {list(lengths.shape)} do not agree")
         if speaker.shape != (len(tokens), config.speaker_dim) or not bool(torch.isfinite(speaker).all()):
-            raise DataError(
-                f"vocoder: expected finite speaker features [{len(tokens)}, {config.speaker_dim}], got "
-                f"{list(speaker.shape)}; make them with speaker_features(wave, sample_rate, embedding)"
-            )
+            raise DataError(f"vocoder: expected finite speaker features [{len(tokens)}, {config.speaker_dim}], got "
+                            f"{list(speaker.shape)}; make them with speaker_features(wave, sample_rate, embedding)")
         real = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
         wrong = real & ((tokens < 0) | (tokens >= config.vocab_size))
         if bool(wrong.any()):
-            raise DataError(
-                f"vocoder: token {int(tokens[wrong][0])} is outside 0..{config.vocab_size - 1}; "
-                "strip EOS and use the tokenizer that this vocoder was trained on"
-            )
+            raise DataError(f"vocoder: token {int(tokens[wrong][0])} is outside 0..{config.vocab_size - 1}; "
+                            "strip EOS and use the tokenizer that this vocoder was trained on")
         tokens, mask = tokens.masked_fill(~real, 0), real.float()
         log_mel, pitch = self.predict(tokens, mask, speaker)
         return self.renderer(log_mel, pitch, mask.repeat_interleave(config.frames_per_token, dim=1))

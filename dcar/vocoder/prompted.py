@@ -45,9 +45,8 @@ class Vec2Wav2Vocoder(CodecVocoder):
         config = yaml.safe_load((folder / "config.yml").read_text())
         try:
             generator = getattr(project, config.get("generator_type", "BigVGAN"))(**config["generator_params"])
-            frontend = project.CTXVEC2WAVFrontend(
-                config["prompt_net_type"], config["num_mels"], **config["frontend_params"]
-            )
+            frontend = project.CTXVEC2WAVFrontend(config["prompt_net_type"], config["num_mels"],
+                                                  **config["frontend_params"])
             model = project.VEC2WAV2Generator(frontend, generator)
             model.load_state_dict(read_weights(folder / "generator.ckpt", "the generator")["model"]["generator"])
         except (KeyError, TypeError, RuntimeError) as error:

@@ -58,9 +58,8 @@ class Renderer(nn.Module):
             pulse, phase, hiss = self.head.bias.chunk(3)
             pulse.fill_(-unit), phase.zero_(), hiss.fill_(-unit - 1.5)
 
-    def forward(
-        self, log_mel: Tensor, pitch: Pitch, mask: Tensor, noise: Tensor | None = None, phase: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, log_mel: Tensor, pitch: Pitch, mask: Tensor, noise: Tensor | None = None,
+                phase: Tensor | None = None) -> Tensor:
         """Waveform [B, F * hop] from log_mel [B, F, bands] and pitch [B, F].
 
         mask [B, F] float, 1 where a frame is real (zeros may stand on both sides); noise [B, F * hop] and phase [B, 1]

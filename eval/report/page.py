@@ -21,6 +21,7 @@ import jinja2
 from dcar.config import load_config, setting
 from dcar.errors import ConfigError, DataError
 from dcar.process import run_command
+from dcar.storage import replacing
 from eval.report.blocks import Section, Table, tables_of, write_tables
 from eval.report.curves import curves_section, read_log
 from eval.report.listen import listening
@@ -48,16 +49,14 @@ def write_report(compare: str | Path, training_log: str | Path | None = None, ou
     result = read_comparison(folder)
     log = read_log(Path(training_log)) if training_log else []
     path = Path(out) if out else folder / "report.html"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
     try:
         text, tables = page(result, folder, log)
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, jinja2.TemplateError) as error:
         raise DataError(f"{folder}: no report can be made of compare.json and what lies beside it "
                         f"({type(error).__name__}: {error}); run the comparison again, finished records are kept"
                         ) from error
-    part.write_text(text, encoding="utf-8", errors="backslashreplace")
-    part.replace(path)
+    with replacing(path) as part:
+        part.write_text(text, encoding="utf-8", errors="backslashreplace")
     write_tables(tables, path.with_name(f"{path.stem}_tables"))
     return path
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from dcar.storage import replacing
 from eval.report.listen import ink, shade
 
 WINDOW, STEP = 1024, 256  # samples of a frame of the spectrogram, and from one to the next
@@ -46,9 +47,8 @@ def save_picture(path: Path, picture: np.ndarray) -> None:
     """Write a picture [height, width, 3] as PNG of few colours, small enough to be embedded a dozen times."""
     from PIL import Image
 
-    part = path.with_name(f".{path.name}.part")
-    Image.fromarray(picture).quantize(48).save(part, format="png", optimize=True)
-    part.replace(path)
+    with replacing(path) as part:
+        Image.fromarray(picture).quantize(48).save(part, format="png", optimize=True)
 
 
 def _spectrogram(panel: Any, wave: np.ndarray, rate: int, colors: str) -> None:

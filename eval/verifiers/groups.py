@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from torch import Tensor
 
 from dcar.errors import CheckpointError, ConfigError
 from dcar.sources.packages import dcar_cache_dir
+from dcar.storage import replacing
 from heads.checkpoint import tensors_checksum
 
 logger = logging.getLogger(__name__)
@@ -61,12 +61,9 @@ class TokenGroups:
 
     def save(self, path: str | Path) -> None:
         """Write one safetensors file, complete or not at all."""
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f"{path.name}.{os.getpid()}.part")
-        save_file({name: getattr(self, name).cpu() for name in TABLES}, part,
-                  {"theta": repr(self.theta), "embedding_checksum": self.embedding_checksum})
-        part.replace(path)
+        with replacing(path) as part:
+            save_file({name: getattr(self, name).cpu() for name in TABLES}, part,
+                      {"theta": repr(self.theta), "embedding_checksum": self.embedding_checksum})
 
     @classmethod
     def load(cls, path: str | Path) -> TokenGroups:

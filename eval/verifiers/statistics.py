@@ -18,6 +18,7 @@ from torch import Tensor
 
 from dcar.errors import CheckpointError, ConfigError
 from dcar.model.car import CARConfig
+from dcar.storage import replacing
 from dcar.tracking import write_json
 from heads.checkpoint import STORED, tensors_checksum
 
@@ -61,10 +62,8 @@ class VerifierStatistics:
 
     def save_pretrained(self, directory: str | Path) -> None:
         path = Path(directory)
-        path.mkdir(parents=True, exist_ok=True)
-        part = path / (TENSORS + ".part")
-        save_file(self.tensors(), part)
-        part.replace(path / TENSORS)
+        with replacing(path / TENSORS) as part:
+            save_file(self.tensors(), part)
         write_json(path / INFO, {"format_version": FORMAT_VERSION, "decoder": self.decoder, "tokenizer": self.tokenizer,
                                  "states": self.states, "tensors": self.checksum(), "info": self.info})
 

@@ -16,7 +16,8 @@ from toy_world import ToyRecognizer, ToyVocoder, faster, toy_items, toy_token_re
 
 from dcar.decoding import DecodeResult
 from dcar.errors import AudioError, ConfigError, ServiceError
-from dcar.recognition.patient import Patience, PatientRecognizer
+from dcar.recognition.http import Retry
+from dcar.recognition.retrying import RetryingRecognizer
 from rl.data import RowItem
 from rl.hearing import GroundTruth, RolloutRecord, ground_truth_errors, synthesise
 from rl.metrics import Metrics, add_decisions, scalars
@@ -315,15 +316,15 @@ def good(waves):
     return ["red"] * len(waves)
 
 
-QUICK = Patience(attempts=3, timeout=0.3, backoff=0.01)
+QUICK = Retry(attempts=3, timeout=0.3, backoff=0.01)
 CRASH = RuntimeError("CUDA error: an illegal memory access")
 
 
 def test_a_recogniser_that_fails_is_asked_again_with_breaks(monkeypatch):
     breaks = []
-    monkeypatch.setattr("dcar.recognition.patient.time.sleep", breaks.append)
+    monkeypatch.setattr("dcar.recognition.retrying.time.sleep", breaks.append)
     faulty = Faulty(CRASH, lambda waves: ["red"], good)
-    assert PatientRecognizer(faulty, Patience(3, 5, 0.5)).transcribe([np.ones(3)] * 2, 50) == ["red", "red"]
+    assert RetryingRecognizer(faulty, Retry(3, 5, 0.5)).transcribe([np.ones(3)] * 2, 50) == ["red", "red"]
     assert faulty.asked == 3 and breaks == [0.5, 1.0]
 
 
@@ -337,7 +338,7 @@ def test_a_recogniser_that_fails_is_asked_again_with_breaks(monkeypatch):
     ([ServiceError("http://x: no usable answer, at last status 500")], "ServiceError: http://x: no usable answer"),
 ])
 def test_what_a_recogniser_cannot_answer_is_masked_and_counted(calls, message):
-    recognizer = PatientRecognizer(Faulty(*calls), QUICK)
+    recognizer = RetryingRecognizer(Faulty(*calls), QUICK)
     records = [replace(record(i), wave=np.ones(3, np.float32), sample_rate=50) for i in range(3)]
     totals, _ = score(records, [WERReward(recognizer), faster], [1.0, 1.0])
     assert np.isnan(totals).all()
@@ -351,13 +352,13 @@ def test_one_wave_that_cannot_be_heard_costs_one_reward():
         return good(waves)
 
     records = [replace(record(i), wave=np.full(3, i, np.float32), sample_rate=50) for i in range(4)]
-    totals, _ = score(records, [WERReward(PatientRecognizer(Faulty(partly), QUICK))], [1.0])
+    totals, _ = score(records, [WERReward(RetryingRecognizer(Faulty(partly), QUICK))], [1.0])
     assert np.isnan(totals).tolist() == [False, False, True, False]
 
 
 def test_a_recogniser_that_hangs_is_not_waited_for_twice():
     faulty = Faulty(lambda waves: time.sleep(1.0) or good(waves), good)
-    recognizer = PatientRecognizer(faulty, QUICK)
+    recognizer = RetryingRecognizer(faulty, QUICK)
     started = time.monotonic()
     for _ in range(3):
         with pytest.raises(TimeoutError):
@@ -373,11 +374,11 @@ def test_likelihoods_are_asked_for_with_the_same_patience():
             return self.transcribe(waves, sample_rate)
 
     faulty = Likely(CRASH, lambda waves: [-0.5] * len(waves))
-    reward = LikelihoodReward(PatientRecognizer(faulty, QUICK), scale=2.0)
+    reward = LikelihoodReward(RetryingRecognizer(faulty, QUICK), scale=2.0)
     records = [replace(record(i), wave=np.ones(3, np.float32), sample_rate=50) for i in range(2)]
     assert ask(reward, records) == [-1.0, -1.0] and faulty.asked == 2
     with pytest.raises(ConfigError, match="gives no likelihoods"):
-        LikelihoodReward(PatientRecognizer(Faulty(good), QUICK))
+        LikelihoodReward(RetryingRecognizer(Faulty(good), QUICK))
     nan = Likely(lambda waves: [float("nan")] * len(waves))
-    totals, _ = score(records, [LikelihoodReward(PatientRecognizer(nan, QUICK))], [1.0])
+    totals, _ = score(records, [LikelihoodReward(RetryingRecognizer(nan, QUICK))], [1.0])
     assert np.isnan(totals).all() and records[0].failure == "log_likelihood gave no finite number"

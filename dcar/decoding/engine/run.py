@@ -67,8 +67,8 @@ class StaticEngine(EngineSteps):
         `stream` also the new tokens of unfinished utterances at every look at the device.
 
         Raises TextError, DataError (a prompt that the model cannot read), ConfigError (schedule and model do not
-        fit), EngineError (an utterance exceeds the buffers, no memory, the model was changed) or LawError (the model
-        gives no distribution for some token): what had finished is in its `finished`.
+        fit), EngineError (an utterance exceeds the buffers, no memory, the model was changed) or DistributionError
+        (the model gives no distribution for some token): what had finished is in its `finished`.
         """
         self._check(plan)
         self._prepare(plan)

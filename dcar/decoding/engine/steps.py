@@ -44,7 +44,7 @@ class Rows:
         self.lengths, self.origin, self.texts = whole(batch), whole(batch), whole(batch)  # texts: phonemes
         self.generated, self.limits, self.passes = whole(batch), whole(batch), whole(batch)
         self.sizes = torch.ones(batch, dtype=torch.long, device=device)  # decided, not yet spoken
-        self.draw = whole(batch)  # which of several chunks drawn side by side is spoken
+        self.draw = whole(batch)  # which of several candidates is spoken
         self.log_probs = torch.zeros(batch, device=device)
         # undefined: 1 + the first position that had no distribution, or 0
         self.forced, self.undefined_at = whole(batch), whole(batch)

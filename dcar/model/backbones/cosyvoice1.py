@@ -103,8 +103,7 @@ def read_sizes(tensors: dict[str, Tensor]) -> dict[str, Any]:
         first = f"{prefix}.encoders.0."
         layers = {int(k.split(".")[2]) for k in tensors if k.startswith(f"{prefix}.encoders.")}
         return {
-            "hidden_size": tensors[f"{first}self_attn.linear_q.weight"].shape[0],
-            "num_hidden_layers": max(layers) + 1,
+            "hidden_size": tensors[f"{first}self_attn.linear_q.weight"].shape[0], "num_hidden_layers": max(layers) + 1,
             "num_attention_heads": tensors[f"{first}self_attn.pos_bias_u"].shape[0],
             "intermediate_size": tensors[f"{first}feed_forward.w_1.weight"].shape[0],
         }

@@ -71,13 +71,9 @@ class ResolutionDiscriminator(nn.Module):
 class Discriminators(nn.Module):
     """All of them on the same waves [N, samples] -> list of maps."""
 
-    def __init__(
-        self,
-        periods: Sequence[int] = (2, 3, 5, 7, 11),
-        period_channels: Sequence[int] = (32, 64, 128, 256, 256),
-        resolutions: Sequence[int] = (2048, 1024, 512),
-        resolution_channels: int = 32,
-    ):
+    def __init__(self, periods: Sequence[int] = (2, 3, 5, 7, 11),
+                 period_channels: Sequence[int] = (32, 64, 128, 256, 256),
+                 resolutions: Sequence[int] = (2048, 1024, 512), resolution_channels: int = 32):
         super().__init__()
         self.members = nn.ModuleList(
             [PeriodDiscriminator(p, period_channels) for p in periods]

@@ -7,13 +7,11 @@ few speakers gains more. Waves are resampled when the pack is unpacked. Tokens h
 
 from __future__ import annotations
 
-import io
 import itertools
 import json
 import logging
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -57,15 +55,9 @@ class PackRow:
     rate: int = SAMPLE_RATE  # Hz of the recording as it came: it says nothing above half of it
 
 
-def write_pack(
-    out: str | Path,
-    recordings: Iterable[np.ndarray | bytes],
-    rows: Sequence[PackRow],
-    tokenizer_checksum: str,
-    token_rate: float = 50,
-    codebook: np.ndarray | None = None,
-) -> None:
-    """Write a pack (safetensors). recordings: float32 waves at 24 kHz, or encoded files that soundfile can read.
+def write_pack(out: str | Path, recordings: Iterable[np.ndarray], rows: Sequence[PackRow], tokenizer_checksum: str,
+               token_rate: float = 50, codebook: np.ndarray | None = None) -> None:
+    """Write a pack (safetensors). recordings: float32 waves at 24 kHz.
 
     token_rate: tokens a second. codebook: the tokenizer's centroids [V, P], which the embedding of tokens starts from.
     DataError where a token would not be a whole number of frames, or nothing is packed.
@@ -73,11 +65,7 @@ def write_pack(
     recordings, token_rate = list(recordings), whole_rate(token_rate, out)
     if not rows or not recordings:
         raise DataError(f"{out}: nothing to pack; the prepared dataset has no rows")
-    encoded = isinstance(recordings[0], bytes)
-    if encoded:
-        parts = [torch.frombuffer(bytearray(r), dtype=torch.uint8) for r in recordings]
-    else:
-        parts = [torch.from_numpy((np.clip(r, -1, 1) * 32767).round().astype(np.int16)) for r in recordings]
+    parts = [torch.from_numpy((np.clip(r, -1, 1) * 32767).round().astype(np.int16)) for r in recordings]
     wide = max(int(np.max(r.tokens, initial=0)) for r in rows) > np.iinfo(np.int16).max
     voices = sorted({(r.voice, r.speed) for r in rows})
     number = {key: i for i, key in enumerate(voices)}
@@ -99,9 +87,8 @@ def write_pack(
         tensors["states"] = torch.cat([torch.from_numpy(np.asarray(r.states, dtype=np.float16)) for r in rows])
     if codebook is not None:
         tensors["codebook"] = torch.from_numpy(np.ascontiguousarray(codebook, dtype=np.float32))
-    header = {"format": FORMAT, "encoded": json.dumps(encoded), "tokenizer_checksum": tokenizer_checksum}
-    header["token_rate"] = str(token_rate)
-    header["voices"] = json.dumps([f"{voice} x{speed:g}" for voice, speed in voices])
+    header = {"format": FORMAT, "tokenizer_checksum": tokenizer_checksum, "token_rate": str(token_rate),
+              "voices": json.dumps([f"{voice} x{speed:g}" for voice, speed in voices])}
     Path(out).parent.mkdir(parents=True, exist_ok=True)
     save_file(tensors, out, metadata=header)
 
@@ -170,16 +157,14 @@ class VocoderData:
                 header = file.metadata() or {}
                 pack = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a mapping)
         except (OSError, SafetensorError) as error:
-            raise DataError(
-                f"{path}: not a readable training pack: {error}; make one: python -m "
-                f"dcar.vocoder.training.pack prepared=runs/prepared out=pack.safetensors"
-            ) from error
-        if header.get("format") != FORMAT:
+            raise DataError(f"{path}: not a readable training pack: {error}; make one: python -m "
+                            f"dcar.vocoder.training.pack prepared=runs/prepared out=pack.safetensors") from error
+        if header.get("format") != FORMAT or header.get("encoded") == "true":
             raise DataError(f"{path}: not a {FORMAT} file; make one: python -m dcar.vocoder.training.pack "
                             "prepared=runs/prepared out=pack.safetensors")
         token_rate = whole_rate(float(header.get("token_rate", 50)), path)  # earlier packs, all of 50 Hz, do not say
         samples_per_token = SAMPLE_RATE // token_rate
-        recordings = _decode(pack["audio"], pack["audio_offsets"].tolist(), json.loads(header["encoded"]))
+        recordings = [pack["audio"][a:b] for a, b in itertools.pairwise(pack["audio_offsets"].tolist())]
         offsets, kept = pack["token_offsets"].tolist(), []
         waves, tokens, log_f0, voiced, speaker, states, tops = [], [], [], [], [], [], []
         for row in tqdm(range(len(offsets) - 1), desc="unpack", unit="row"):
@@ -210,22 +195,12 @@ class VocoderData:
             logger.warning("%s: %d rows left out, too short or without voice", path, len(offsets) - 1 - len(kept))
         index = torch.tensor(kept)
         lengths = (pack["token_offsets"][1:] - pack["token_offsets"][:-1])[index]
-        return cls(
-            waves=torch.cat(waves),
-            tokens=torch.cat(tokens),
-            log_f0=torch.cat(log_f0),
-            voiced=torch.cat(voiced),
-            starts=(lengths.cumsum(0) - lengths).to(device),
-            lengths=lengths.to(device),
-            speaker=torch.stack(speaker),
-            voice=pack["voice"][index].to(device),
-            validation=pack["validation"][index].to(device),
-            top=torch.tensor(tops, device=device),
-            tokenizer_checksum=header["tokenizer_checksum"],
-            codebook=pack.get("codebook"),
-            states=torch.cat(states) if states else None,
-            token_rate=token_rate,
-        )
+        return cls(waves=torch.cat(waves), tokens=torch.cat(tokens), log_f0=torch.cat(log_f0), voiced=torch.cat(voiced),
+                   starts=(lengths.cumsum(0) - lengths).to(device), lengths=lengths.to(device),
+                   speaker=torch.stack(speaker), voice=pack["voice"][index].to(device),
+                   validation=pack["validation"][index].to(device), top=torch.tensor(tops, device=device),
+                   tokenizer_checksum=header["tokenizer_checksum"], codebook=pack.get("codebook"),
+                   states=torch.cat(states) if states else None, token_rate=token_rate)
 
     @classmethod
     def join(cls, parts: Sequence[VocoderData]) -> VocoderData:
@@ -234,7 +209,7 @@ class VocoderData:
         if len({(part.tokenizer_checksum, part.token_rate) for part in parts}) > 1:
             raise DataError("packs of different tokenizers cannot be trained on together; prepare all with one")
         if len({part.states is None for part in parts}) > 1:
-            raise DataError("some packs hold states and some do not; make all of them with --states, or none")
+            raise DataError("some packs hold states and some do not; make all of them with states=true, or none")
         if len(parts) == 1:
             return first
         before = np.cumsum([0, *(len(part.tokens) for part in parts)]).tolist()
@@ -284,49 +259,24 @@ def fit_length(wave: Tensor, samples: int, tolerance: int) -> Tensor:
     return torch.nn.functional.pad(wave, (0, max(0, samples - len(wave))))[:samples]
 
 
-def _decode(audio: Tensor, offsets: list[int], encoded: bool) -> list[Tensor]:
-    """Recordings as int16 [samples]; encoded ones are decoded in parallel (soundfile releases the GIL)."""
-    parts = [audio[a:b] for a, b in itertools.pairwise(offsets)]
-    if not encoded:
-        return parts
-    import soundfile  # only encoded packs need it
-
-    def read(part: Tensor) -> Tensor:
-        wave, rate = soundfile.read(io.BytesIO(part.numpy().tobytes()), dtype="float32", always_2d=True)
-        if rate != SAMPLE_RATE:
-            raise DataError(f"an encoded recording has {rate} Hz, expected {SAMPLE_RATE}; pack it with audio='int16'")
-        return torch.from_numpy((wave.mean(1).clip(-1, 1) * 32767).round().astype(np.int16))
-
-    with ThreadPoolExecutor() as pool:
-        return list(tqdm(pool.map(read, parts), total=len(parts), desc="decode", unit="file"))
-
-
-def pack_training_data(
-    prepared_dir: str | Path,
-    out: str | Path,
-    train_splits: Sequence[str] = ("train",),
-    validation_splits: Sequence[str] = ("dev",),
-    encoded: bool = False,
-    states: bool = False,
-) -> None:
+def pack_training_data(prepared_dir: str | Path, out: str | Path, train_splits: Sequence[str] = ("train",),
+                       validation_splits: Sequence[str] = ("dev",), states: bool = False) -> None:
     """Write a pack from a prepared corpus: its tokens, speeds and speaker embeddings, and the corpus' own audio.
 
     prepared_dir: what `dcar prepare` wrote; prepare it with several `speeds` where voices are few (rows played at
-    another speed are voices of their own). encoded: keep recordings as the corpus' own files (small; they must be
-    at 24 kHz, and unpacking needs soundfile) instead of int16 samples. states: also keep what the tokens were before
+    another speed are voices of their own). states: also keep what the tokens were before
     they were quantised, for the acoustic model to learn from; the k-means tokenizer hears the corpus again for that.
     Pitch and the rest of the speaker features are computed when the pack is unpacked. A corpus without validation
     splits is joined with one that has them (`VocoderData.join`). Raises AudioError or DataError with the id of an
     unusable utterance, DataError where no training split was prepared, ConfigError where `states` asks for those of
     another kind of tokenizer.
     """
-    from dcar.corpus.read import AudioSegment, StoredAudio
     from dcar.prepare.prepared import load_prepared, prepared_info, recording_of, source_utterances
 
     utterances, info = source_utterances(prepared_dir), prepared_info(prepared_dir)
     codebook = codebook_of(info["tokenizer"], prepared_dir)
     listener = _listener(info["tokenizer"], prepared_dir) if states else None
-    recordings: list[np.ndarray | bytes] = []
+    recordings: list[np.ndarray] = []
     rows: list[PackRow] = []
     known: dict[str, int] = {}
     rate_hz = float(info["tokenizer"]["rate_hz"])
@@ -345,15 +295,7 @@ def pack_training_data(
                                 "shipped corpus")
             if utterance.id not in known:
                 wave, rate = utterance.load()
-                if encoded and rate != SAMPLE_RATE:
-                    raise DataError(f"{utterance.source}: {rate} Hz; only {SAMPLE_RATE} Hz files can be packed encoded")
-                audio = utterance.audio.read() if isinstance(utterance.audio, StoredAudio) else utterance.audio
-                if encoded:
-                    if isinstance(audio, AudioSegment):
-                        raise DataError(f"{utterance.source}: a stretch of a longer file cannot be packed encoded")
-                    recordings.append(audio if isinstance(audio, bytes) else Path(audio).read_bytes())
-                else:
-                    recordings.append(wave if rate == SAMPLE_RATE else resample(wave, rate, SAMPLE_RATE))
+                recordings.append(wave if rate == SAMPLE_RATE else resample(wave, rate, SAMPLE_RATE))
                 known[utterance.id] = len(seconds)
                 seconds.append(len(wave) / rate)
                 rates.append(rate)
@@ -391,13 +333,12 @@ class PackConfig:
 
     prepared: str = setting(meaning="Folder written by `dcar prepare`.", place="folder")
     out: str = setting(meaning="Pack to write (.safetensors).", place="file")
-    encoded: bool = setting(False, "Keep the corpus' encoded files (small).")
     states: bool = setting(False, "Keep what the tokens were before they were quantised.")
 
 
 def main(arguments: list[str] | None = None) -> None:
     config = load_config(PackConfig, arguments)
-    pack_training_data(config.prepared, config.out, encoded=config.encoded, states=config.states)
+    pack_training_data(config.prepared, config.out, states=config.states)
 
 
 if __name__ == "__main__":

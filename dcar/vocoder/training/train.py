@@ -27,6 +27,7 @@ from dcar.audio import save_audio
 from dcar.config import load_config
 from dcar.errors import CheckpointError, DCARError
 from dcar.process import run_command
+from dcar.storage import replacing
 from dcar.tracking import write_json
 from dcar.vocoder.training.pack import VocoderData
 from dcar.vocoder.training.trainer import Trainer, TrainVocoderConfig
@@ -64,15 +65,11 @@ def _train(trainer: Trainer, out: Path) -> Iterator[dict[str, Any]]:
     speech = float(trainer.data.lengths.sum()) / trainer.data.token_rate / 3600
     parameters = sum(p.numel() for p in trainer.generator.parameters())
     yield {
-        "event": "start",
-        "step": trainer.step_index,
-        "rows": len(trainer.data.lengths),
-        "hours": speech,
+        "event": "start", "step": trainer.step_index, "rows": len(trainer.data.lengths), "hours": speech,
         "size": parameters,
     }
-    bar = tqdm(
-        initial=trainer.step_index, total=config.max_steps if config.max_steps < 1_000_000 else None, unit="step"
-    )
+    bar = tqdm(initial=trainer.step_index, total=config.max_steps if config.max_steps < 1_000_000 else None,
+               unit="step")
     mark, mark_step = time.perf_counter(), trainer.step_index
     while trainer.progress() < 1.0:
         begin = time.perf_counter()
@@ -100,9 +97,8 @@ def _train(trainer: Trainer, out: Path) -> Iterator[dict[str, Any]]:
 
 def _save(trainer: Trainer, out: Path) -> dict[str, Any]:
     values = trainer.validate()
-    temporary = out / "checkpoint.tmp"
-    torch.save(trainer.state(), temporary)
-    temporary.replace(out / "checkpoint.pt")  # a checkpoint is whole or absent
+    with replacing(out / "checkpoint.pt") as part:
+        torch.save(trainer.state(), part)
     trainer.average.save_pretrained(out / "export")
     return dict(event="validation", step=trainer.step_index, seconds=trainer.seconds, **values)
 

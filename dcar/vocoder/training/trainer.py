@@ -61,9 +61,8 @@ class TrainVocoderConfig:
     matching_weight: float = setting(2.0, "Weight of feature matching.", minimum=0)
     adversarial_weight: float = setting(1.0, "Weight of the adversarial loss.", minimum=0)
     ema_decay: float = setting(0.999, "Decay of the exported average of the generator's weights.", minimum=0, below=1)
-    speaker_noise: float = setting(
-        0.15, "Noise on speaker features, in units of their spread over the training rows.", minimum=0
-    )
+    speaker_noise: float = setting(0.15, "Noise on speaker features, in units of their spread over the training rows.",
+                                   minimum=0)
     bf16: bool = setting(True, "bf16 autocast (spectra, phases and losses stay in fp32).")
     log_every: int = setting(25, "Steps between log lines.", minimum=1)
     eval_every: int = setting(1000, "Steps between validations, checkpoints and exports.", minimum=1)
@@ -85,8 +84,7 @@ class Trainer:
         self.config, self.data, self.device = config, data, device
         torch.manual_seed(config.seed)
         made_by: dict[str, Any] = {
-            "tokenizer_checksum": data.tokenizer_checksum,
-            "token_rate": data.token_rate,
+            "tokenizer_checksum": data.tokenizer_checksum, "token_rate": data.token_rate,
             "calibration_tokens": calibration_tokens(data),
         }
         start = started_from(config.init_from, data, device)
@@ -118,10 +116,7 @@ class Trainer:
         self.heard = (torch.arange(shape.mel_bands) < reach[:, None]).float().to(device)
         fused = device.type == "cuda"
         options: dict[str, Any] = {
-            "lr": config.learning_rate,
-            "betas": (0.8, 0.95),
-            "weight_decay": config.weight_decay,
-            "fused": fused,
+            "lr": config.learning_rate, "betas": (0.8, 0.95), "weight_decay": config.weight_decay, "fused": fused,
         }
         learned = [*self.generator.parameters(), *(self.listener.parameters() if self.listener else ())]
         self.generator_optimizer = torch.optim.AdamW(learned, **options)

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from test_static_engine import same
 from tiny_decoders import tiny_decoder
 
-from dcar.decoding import ChunkMethod, Confidence, EndOnConfident, FixedChunk, PolicyChunk, decode
+from dcar.decoding import ChunkMethod, EndOnConfident, FixedChunk, PolicyChunk, decode
 from dcar.decoding.engine.run import engine_for
 from dcar.decoding.fast.passes import fast
 from dcar.decoding.fast.policy import FusedEnds
@@ -55,16 +56,6 @@ def reference(model, prompt, method, sampling, seed):
             tokens.append(token)
             if len(tokens) >= limit:
                 return tokens, sizes
-
-
-def same(got, expected) -> None:
-    for a, b in zip(got, expected, strict=True):
-        assert (a.tokens, a.actions, a.emitted, a.decision_positions) == (
-            b.tokens, b.actions, b.emitted, b.decision_positions)
-        assert a.action_log_probs == pytest.approx(b.action_log_probs, abs=1e-5)
-        assert torch.allclose(a.hidden, b.hidden, atol=1e-5)
-        assert a.candidates.shape == b.candidates.shape == (len(b.actions), *b.candidates.shape[1:])
-        assert torch.allclose(a.candidates, b.candidates, atol=1e-4)
 
 
 @pytest.mark.parametrize(("mode", "dial", "sizes"), [("greedy", 0.0, ()), ("sample", 0.0, (2, 3)), ("sample", 0.7, ())])
@@ -129,21 +120,13 @@ def test_the_dial_lengthens_chunks(decoder, prompts):
 
 def test_rules_by_hand(decoder, prompts):
     """Against what the candidates say, decision by decision."""
-    def sure(seen):
-        return max((2, 3, 4), key=lambda a: seen[a - 1][0])
-
-    def confident(seen):
-        return max([a for a in (1, 3, 4) if sum(s[1] for s in seen[:a]) >= -4.0], default=1)
-
-    for schedule, rule in ((EndOnConfident([2, 3, 4]), sure), (Confidence([1, 3, 4], 4.0), confident)):
-        results = decode(decoder, prompts, ChunkMethod(schedule), SAMPLING, seed=4, record_hidden=True)
-        for result in results:
-            assert result.actions == [rule(seen) for seen in result.seen_of_spoken.tolist()]
-        assert len({a for r in results for a in r.actions}) > 1
+    for result in (results := decode(decoder, prompts, ChunkMethod(EndOnConfident([2, 3, 4])), SAMPLING, seed=4,
+                                     record_hidden=True)):
+        assert result.actions == [max((2, 3, 4), key=lambda a: seen[a - 1][0])
+                                  for seen in result.seen_of_spoken.tolist()]
+    assert len({a for r in results for a in r.actions}) > 1
     with pytest.raises(ConfigError, match="needs 9 heads"):
         decode(decoder, prompts, ChunkMethod(EndOnConfident([2, 9])), SAMPLING)
-    with pytest.raises(ConfigError, match="nats"):
-        Confidence([2], 0.0)
 
 
 def test_features_by_hand():

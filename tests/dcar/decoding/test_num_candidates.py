@@ -8,7 +8,8 @@ from collections import Counter
 import pytest
 import torch
 from replayed import Replayed
-from test_after_draw import SAMPLING, policy_of, same
+from test_after_draw import SAMPLING, policy_of
+from test_static_engine import same
 
 from dcar.decoding import BestOfChunk, ChunkMethod, FixedChunk, PolicyChunk, ShuffledChunk, decode
 from dcar.decoding.engine.run import engine_for

@@ -39,6 +39,9 @@ def same(got, expected, hidden: bool = True) -> None:
             assert a.action_log_probs == pytest.approx(b.action_log_probs, abs=1e-5)
         if hidden:
             assert torch.allclose(a.hidden, b.hidden, atol=1e-5)
+        if b.candidates is not None:
+            assert a.candidates.shape == b.candidates.shape == (len(b.actions), *b.candidates.shape[1:])
+            assert torch.allclose(a.candidates, b.candidates, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["far", "car-3", "greedy", "sampled"])

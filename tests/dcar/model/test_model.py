@@ -157,23 +157,23 @@ def test_checkpoint_round_trip_and_checksum(decoder, tmp_path):
     assert loaded.checksum() != decoder.checksum()
 
 
+def edited(**changes):
+    """What changes settings in the config.json of a folder."""
+    return lambda p: (p / "config.json").write_text(json.dumps(json.loads((p / "config.json").read_text()) | changes))
+
+
 @pytest.mark.parametrize("damage, message", [
-    (lambda p: (p / "config.json").write_text(json.dumps({**json.loads((p / "config.json").read_text()),
-                                                          "num_layers": 3})), "missing"),
-    (lambda p: (p / "config.json").write_text(json.dumps({**json.loads((p / "config.json").read_text()),
-                                                          "hidden_size": 64})), "shapes"),
-    (lambda p: (p / "config.json").write_text(json.dumps({**json.loads((p / "config.json").read_text()),
-                                                          "colour": 1})), "unknown settings"),
+    (edited(num_layers=3), "missing"),
+    (edited(hidden_size=64), "shapes"),
+    (edited(colour=1), "unknown settings"),
     (lambda p: (p / "model.safetensors").write_bytes(b"\0" * 100), "cannot read the weights"),
     (lambda p: (p / "model.safetensors").unlink(), "cannot read the weights"),
     (lambda p: (p / "config.json").write_text("{"), "cannot read the model's configuration"),
     (lambda p: (p / "config.json").write_bytes(b'{"phonemes": "caf\xe9"}'), "cannot read the model's configuration"),
     (lambda p: (p / "config.json").write_text("[1, 2]"), "a model's configuration is a mapping, not \\[1, 2\\]"),
     (lambda p: (p / "config.json").write_text("null"), "a model's configuration is a mapping, not null"),
-    (lambda p: (p / "config.json").write_text(json.dumps({**json.loads((p / "config.json").read_text()),
-                                                          "dropout": 5})), "impossible settings \\(dropout must be"),
-    (lambda p: (p / "config.json").write_text(json.dumps({**json.loads((p / "config.json").read_text()),
-                                                          "hidden_size": "wide"})), "hidden_size must be a"),
+    (edited(dropout=5), "impossible settings \\(dropout must be"),
+    (edited(hidden_size="wide"), "hidden_size must be a"),
 ])
 def test_damaged_checkpoints_are_refused(decoder, tmp_path, damage, message):
     decoder.save_pretrained(tmp_path)

@@ -340,7 +340,8 @@ def test_a_folder_of_something_else_is_not_overwritten(corpus: Path, tmp_path: P
     "changes",
     [{"splits": ()}, {"splits": ("dev", "dev")}, {"speeds": ()}, {"speeds": (1, 1.0)}, {"speeds": (3,)},
      {"min_seconds": 5, "max_seconds": 1}, {"dev_fraction": 0.6, "test_fraction": 0.5}, {"limit": 0},
-     {"shard_size": 0}, {"copies_below": -1}, {"num_proc": 0}, {"batch_seconds": 0}],
+     {"filter_seconds": (3.0,)}, {"filter_seconds": (20.0, 3.0)}, {"shard_size": 0}, {"copies_below": -1},
+     {"num_proc": 0}, {"batch_seconds": 0}],
 )  # fmt: skip
 def test_impossible_settings(changes: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(changes))):

@@ -195,10 +195,3 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path: Path) -> None:
         assert result["utterances"] == rows
         peaks.append(result["peak_mb"])
     assert peaks[1] - peaks[0] < 12, peaks
-
-
-@pytest.mark.parametrize("changes", [{"limit": 3}, {"validate": True}, {"filter_seconds": (3.0,)},
-                                     {"filter_seconds": (20.0, 3.0)}])  # fmt: skip
-def test_impossible_settings(changes: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="prepare: "):
-        PrepareConfig(out="x", stream=True, **changes)

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from tiny_training import log_of
 
 from dcar.cli import main
 from dcar.errors import CheckpointError, ConfigError, DataError, TextError
@@ -60,10 +61,6 @@ def settings(speech, out, **changes) -> dict:
 def config_of(speech, out, **changes) -> TrainEncoderRecognizerConfig:
     return TrainEncoderRecognizerConfig(**settings(speech, out, **changes),
                                         model=EncoderRecognizerConfig(hidden_size=16, dilations=(1, 2)))
-
-
-def log_of(out) -> list[dict]:
-    return [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
 
 
 def test_the_command_learns_and_leaves_everything_behind(speech, tmp_path):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import shutil
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from tiny_data import CODES, counting, write_prepared
+from tiny_training import check_resumption, log_of
 
 from dcar.cli import main
 from dcar.errors import CheckpointError, ConfigError, DataError
@@ -40,10 +41,6 @@ def config_of(data, out, **changes) -> TrainTokenRecognizerConfig:
     return TrainTokenRecognizerConfig(**settings(data, out, **changes), model=TokenRecognizerConfig(**SHAPE))
 
 
-def log_of(out) -> list[dict]:
-    return [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
-
-
 def test_the_command_learns_and_leaves_everything_behind(data, tmp_path):
     out = tmp_path / "out"
     options = settings(data, out, max_steps=100, eval_steps=50, save_steps=50, half_weights="true")
@@ -65,16 +62,7 @@ def test_the_command_learns_and_leaves_everything_behind(data, tmp_path):
 
 
 def test_resumed_training_equals_one_that_never_stopped(data, tmp_path):
-    whole, out = run(config_of(data, tmp_path / "whole")), tmp_path / "halves"
-    run(config_of(data, out))
-    for name in ("model.safetensors", "log.jsonl"):
-        (out / name).unlink()
-    shutil.rmtree(out / "checkpoint-8")
-    assert run(config_of(data, out)).checksum() == whole.checksum()
-    lines = len(log_of(tmp_path / "whole"))
-    assert run(config_of(data, tmp_path / "whole")).checksum() == whole.checksum()  # finished: nothing is trained
-    assert len(log_of(tmp_path / "whole")) == lines
-    assert run(config_of(data, tmp_path / "whole", seed=1, resume=False)).checksum() != whole.checksum()
+    check_resumption(run, partial(config_of, data), tmp_path)
 
 
 def test_what_training_sees_of_an_utterance_is_its_address_alone(data):

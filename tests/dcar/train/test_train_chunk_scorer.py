@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from tiny_data import counting, write_prepared
-from tiny_training import log_of, tiny_config
+from tiny_training import check_resumption, log_of, tiny_config
 
 from dcar.cli import main
 from dcar.errors import CheckpointError, ConfigError, DataError
@@ -60,17 +60,7 @@ def test_the_command_learns_and_leaves_everything_behind(data, decoder, tmp_path
 
 
 def test_resumed_training_equals_one_that_never_stopped(data, decoder, tmp_path):
-    whole, out = run(config_of(data, decoder, tmp_path / "whole")), tmp_path / "halves"
-    run(config_of(data, decoder, out))
-    for name in ("model.safetensors", "log.jsonl"):
-        (out / name).unlink()
-    shutil.rmtree(out / "checkpoint-8")
-    assert run(config_of(data, decoder, out)).checksum() == whole.checksum()
-    lines = len(log_of(tmp_path / "whole"))
-    assert run(config_of(data, decoder, tmp_path / "whole")).checksum() == whole.checksum()  # nothing is trained
-    assert len(log_of(tmp_path / "whole")) == lines
-    other = run(config_of(data, decoder, tmp_path / "other", seed=1))
-    assert other.checksum() != whole.checksum()
+    check_resumption(run, partial(config_of, data, decoder), tmp_path)
 
 
 def test_begins_from_the_chunk_scorer_of_another_decoder(data, decoder, tmp_path):

@@ -385,8 +385,7 @@ def test_embeddings_start_from_the_codebook_and_learn_the_states_behind_the_toke
         Trainer(dataclasses.replace(config, vocoder={**TINY, "vocab_size": 17}), data, torch.device("cpu"))
 
 
-@pytest.mark.parametrize("encoded", [False, True])
-def test_a_prepared_corpus_becomes_a_pack(tmp_path, encoded):
+def test_a_prepared_corpus_becomes_a_pack(tmp_path):
     prepare = pytest.importorskip("dcar.prepare.run")
     from dcar.audio import save_audio
 
@@ -401,7 +400,7 @@ def test_a_prepared_corpus_becomes_a_pack(tmp_path, encoded):
         splits=("train", "dev"), tokenizer="toy:",
     )  # fmt: skip
     prepare.run(config, tokenizer=_Tokenizer(), speaker_encoder=_Encoder(), progress=False)
-    pack_training_data(tmp_path / "p", tmp_path / "pack.safetensors", encoded=encoded)
+    pack_training_data(tmp_path / "p", tmp_path / "pack.safetensors")
     data = VocoderData.load(tmp_path / "pack.safetensors", "cpu")
     assert len(data.lengths) == 7 and int(data.validation.sum()) == 1
     original = [i for i in range(7) if int(data.lengths[i]) == 50]

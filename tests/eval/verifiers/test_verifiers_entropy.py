@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import random
 
 import pytest
 import torch
 from tiny_data import CODES
 from tiny_decoders import reference_chunks, tiny_decoder
+from tiny_verifiers import check_batching
 
 from dcar.decoding import ChunkMethod, FixedChunk, decode
 from dcar.errors import CheckpointError, ConfigError, DataError
@@ -82,13 +82,9 @@ def test_schedule_and_method_are_the_same(decoder, prompts, sampling):
     assert [(r.tokens, r.actions) for r in one] == [(r.tokens, r.actions) for r in two]
 
 
-@pytest.mark.parametrize("batch_size", [1, 3, 8])
-def test_batch_size_and_order_change_nothing(decoder, prompts, batch_size):
-    method = EntropyMethod(EntropyChunk(1.9))
-    expected = {r.utterance_id: (r.tokens, r.actions) for r in decode(decoder, prompts, method, SAMPLING, seed=4)}
-    shuffled = random.Random(batch_size).sample(prompts, len(prompts))
-    got = decode(decoder, shuffled, method, SAMPLING, seed=4, batch_size=batch_size)
-    assert {r.utterance_id: (r.tokens, r.actions) for r in got} == expected
+def test_batch_size_and_order_change_nothing(decoder, prompts):
+    check_batching(decoder, prompts, lambda: EntropyMethod(EntropyChunk(1.9)), SAMPLING,
+                   lambda r: (r.tokens, r.actions))
 
 
 def test_impossible_thresholds_and_decoders(decoder, prompts):

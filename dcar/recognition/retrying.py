@@ -6,7 +6,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ import numpy as np
 from dcar.errors import ServiceError
 from dcar.recognition.base import Recognizer
 from dcar.recognition.ctc import Alignment
+from dcar.recognition.http import Retry
 
 logger = logging.getLogger(__name__)
 
@@ -21,24 +21,15 @@ ANSWERS: dict[str, tuple[type, ...]] = {"log_likelihood": (int, float, np.floati
 """What is asked of some recognisers besides transcripts: method -> kinds of an answer."""
 
 
-@dataclass(frozen=True)
-class Patience:
-    """Attempts and time limit of one batch; times in seconds."""
-
-    attempts: int = 3
-    timeout: float = 600.0  # of one batch
-    backoff: float = 0.2  # before the second attempt; doubles
-
-
-class PatientRecognizer:
+class RetryingRecognizer:
     """Another recogniser, tried again when it fails. Answers are checked: one text (number, alignment) a waveform.
 
     Raises what the last attempt raised. Raises TimeoutError where a batch takes too long, and at once while that batch
     still runs. A service behind HTTP retries by itself, so its ServiceError is final.
     """
 
-    def __init__(self, recognizer: Recognizer, patience: Patience | None = None):
-        self.recognizer, self.patience, self.name = recognizer, patience or Patience(), recognizer.name
+    def __init__(self, recognizer: Recognizer, retry: Retry):
+        self.recognizer, self.retry, self.name = recognizer, retry, recognizer.name
         self._busy: threading.Thread | None = None
 
     def __getattr__(self, name: str) -> Any:
@@ -54,7 +45,7 @@ class PatientRecognizer:
         return self._ask(lambda: self.recognizer.transcribe(waves, sample_rate), len(waves), (str,))
 
     def _ask(self, question: Callable[[], Sequence[Any]], count: int, kinds: tuple[type, ...]) -> list[Any]:
-        for attempt in range(1, self.patience.attempts + 1):
+        for attempt in range(1, self.retry.attempts + 1):
             try:
                 answers = list(self._within(question))
                 if len(answers) != count:
@@ -65,9 +56,9 @@ class PatientRecognizer:
             except (TimeoutError, ServiceError):
                 raise
             except Exception as error:  # whatever a recogniser raises
-                if attempt == self.patience.attempts:
+                if attempt == self.retry.attempts:
                     raise
-                wait = self.patience.backoff * 2 ** (attempt - 1)
+                wait = min(self.retry.backoff * 2 ** (attempt - 1), self.retry.longest_wait)
                 logger.warning("%s failed (%s: %s); tried again in %g s", self.name, type(error).__name__, error, wait)
                 time.sleep(wait)
         raise AssertionError("unreachable: attempts are at least one")
@@ -87,9 +78,9 @@ class PatientRecognizer:
 
         self._busy = threading.Thread(target=work, daemon=True, name=f"recogniser {self.name}")
         self._busy.start()
-        self._busy.join(self.patience.timeout)
+        self._busy.join(self.retry.timeout)
         if failed:
             raise failed[0]
         if not found:
-            raise TimeoutError(f"{self.name} did not answer within {self.patience.timeout:g} s (reward_timeout)")
+            raise TimeoutError(f"{self.name} did not answer within {self.retry.timeout:g} s (reward_timeout)")
         return found[0]

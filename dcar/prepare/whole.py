@@ -1,0 +1,144 @@
+"""A corpus that is read and checked whole before anything is tokenised: splits, `limit`, copies, every bad row first.
+
+Process 0 decodes all audio once and leaves its verdict in a file that the others wait for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+from dcar.corpus.read import AudioSegment, Problem, StoredAudio, Utterance, describe, read_corpus, validate_corpus
+from dcar.errors import DataError
+from dcar.prepare.prepared import read_json
+from dcar.prepare.settings import PrepareConfig, PrepareReport, corpus_record, in_range, sentence, wait
+from dcar.prepare.shards import Chunk, Contents, Job
+from dcar.tracking import write_json
+
+logger = logging.getLogger(__name__)
+
+
+class WholeCorpus:
+    """The chosen utterances of a corpus, and its bad rows."""
+
+    def __init__(self, config: PrepareConfig, progress: bool):
+        self.config, self.progress = config, progress
+        utterances, self.problems = read_corpus(config.corpus, corpus_record(config)["path"],
+                                                audio_root=config.audio_root, subsets=config.subsets)
+        kept = [u for u in utterances if in_range(u, config)]
+        self.checked, self.filtered = len(utterances) + len(self.problems), len(utterances) - len(kept)
+        self.chosen = choose(kept, config) if kept else {}
+        self.rows = [u for split_rows in self.chosen.values() for u in split_rows]
+
+    def fingerprint(self, head: list) -> str:
+        """SHA-256 over everything that decides the result; audio files count by path, size and time of change. head:
+        `settings_stamp`."""
+        digest = hashlib.sha256(json.dumps([head, [str(p) for p in self.problems]], sort_keys=True).encode())
+        for u in self.rows:
+            digest.update(json.dumps([u.id, u.text, u.speaker, u.split, u.duration, u.prompt_text, u.source]).encode())
+            for audio in (u.audio, u.prompt_audio):
+                digest.update(_audio_stamp(audio))
+        return digest.hexdigest()
+
+    def validate(self) -> list[Problem]:
+        """All bad rows."""
+        return self.problems + validate_corpus(self.rows, self.config.min_seconds, self.config.max_seconds,
+                                               num_workers=self.config.num_proc, progress=self.progress)
+
+    def begin(self, work: Path, rank: int, done: Callable[[], PrepareReport | None]) -> None:
+        """Validate, on process 0, unless that was done in `work`; the others wait, or until the result is there.
+        DataError where rows are bad and none may be skipped."""
+        verdict = work / "validated.json"
+        if rank == 0 and not verdict.exists():
+            write_json(verdict, {"problems": [asdict(p) for p in self.validate()]})
+        wait(lambda: verdict.exists() or done() is not None, self.config.wait_seconds,
+             f"process 0 to validate ({verdict})")
+        if done() is not None:
+            return
+        try:
+            self.problems = [Problem(**p) for p in (read_json(verdict) or {})["problems"]]
+        except (KeyError, TypeError):
+            verdict.unlink(missing_ok=True)
+            raise DataError(f"{verdict}: damaged, and removed; run again, the corpus is validated anew") from None
+        if self.problems and not self.config.skip_bad:
+            raise DataError(f"{len(self.problems)} problems in the {self.config.corpus} corpus; repair them or set "
+                            f"skip_bad:\n{describe(self.problems, 100)}")
+
+    def chunks(self, rank: int, world: int) -> list[Chunk]:
+        """The chunks of this process: every n-th, of one split each."""
+        size = self.config.shard_size
+        shards = [(split, jobs[start : start + size])
+                  for split, jobs in self._jobs().items() for start in range(0, len(jobs), size)]
+        return [Chunk(f"{number:06d}", len(jobs), Contents({split: jobs}))
+                for number, (split, jobs) in enumerate(shards) if number % world == rank]
+
+    def _jobs(self) -> dict[str, list[Job]]:
+        """What is to be tokenised, by split: good rows, and copies at other speeds. DataError where a split is
+        empty."""
+        config = self.config
+        bad = {(p.id, p.source) for p in self.problems}
+        spoken = Counter(u.speaker for u in self.chosen.get("train", []))
+        copied = {speaker for speaker, n in spoken.items() if not config.copies_below or n < config.copies_below}
+        jobs = {split: [Job(u, split, speed) for speed in (config.speeds if split == "train" else (1.0,))
+                        for u in rows if (u.id, u.source) not in bad and (speed == 1.0 or u.speaker in copied)]
+                for split, rows in self.chosen.items()}
+        twice = [i for i, n in Counter(j.id for js in jobs.values() for j in js).items() if n > 1]
+        if twice:  # a copy of A at 0.9 is called A@0.9, and so may an utterance be
+            raise DataError(f"{len(twice)} ids are used twice, {twice[0]!r} among them, once for a copy at another "
+                            "speed; rename the utterances or leave out that speed")
+        empty = [split for split, split_jobs in jobs.items() if not split_jobs]
+        if empty or not jobs:
+            why = [f"{len(self.problems)} are bad"]
+            if self.filtered:
+                why.append(f"{self.filtered} last longer or shorter than filter_seconds says")
+            if {"dev", "test"} & set(empty):
+                why.append("dev_fraction and test_fraction say how many are held out")
+            raise DataError(f"no usable utterance is left in {', '.join(empty) or 'the corpus'}: of {self.checked} "
+                            f"rows {'; '.join(why)}\n{describe(self.problems, 20)}".rstrip())
+        return jobs
+
+
+def choose(utterances: list[Utterance], config: PrepareConfig) -> dict[str, list[Utterance]]:
+    """Utterances of every wanted split, in corpus order, at most `limit` each.
+
+    A corpus without splits is divided by sentence (never by row: the same sentence must not stand in two splits),
+    ordered by a hash of the text, so that the division does not depend on the order of the files.
+    """
+    if all(u.split is None for u in utterances):
+        sentences = sorted({sentence(u) for u in utterances}, key=lambda t: hashlib.sha256(t.encode()).digest())
+        n = len(sentences)
+        fractions = (config.dev_fraction, config.test_fraction)
+        dev, test = (max(1, round(f * n)) if f > 0 and n >= 3 else 0 for f in fractions)
+        place = {t: "dev" if i < dev else "test" if i < dev + test else "train" for i, t in enumerate(sentences)}
+        split_of = [place[sentence(u)] for u in utterances]
+    else:
+        split_of = [u.split or "train" for u in utterances]
+    chosen: dict[str, list[Utterance]] = {s: [] for s in config.splits}
+    for u, split in zip(utterances, split_of, strict=True):
+        if split in chosen and (config.limit is None or len(chosen[split]) < config.limit):
+            chosen[split].append(u)
+    absent = [s for s, rows in chosen.items() if not rows]
+    if absent:
+        if len(absent) == len(chosen):
+            there = ", ".join(sorted(set(split_of))) or "no readable row"
+            raise DataError(f"none of the splits {', '.join(absent)} is in the corpus (it has {there})")
+        logger.warning("the corpus has no split %s; it is left out", ", ".join(absent))
+    return {s: rows for s, rows in chosen.items() if rows}
+
+
+def _audio_stamp(audio: str | bytes | StoredAudio | AudioSegment | None) -> bytes:
+    if audio is None:
+        return b"-"
+    if isinstance(audio, AudioSegment):
+        return _audio_stamp(audio.path) + f":{audio.start}:{audio.duration}:{audio.channel}".encode()
+    if isinstance(audio, bytes):
+        return hashlib.sha256(audio).digest()
+    if isinstance(audio, StoredAudio):
+        return f"{getattr(audio.rows, '_fingerprint', '')}:{audio.index}".encode()
+    stat = Path(audio).stat() if Path(audio).is_file() else None
+    return f"{audio}:{stat.st_size}:{stat.st_mtime_ns}".encode() if stat else f"{audio}:missing".encode()

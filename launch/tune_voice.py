@@ -36,7 +36,7 @@ from dcar.errors import ConfigError, DataError
 from dcar.model.backbones.decoder import TEXT_TOKENIZER_FOLDER
 from dcar.model.draft import AnyDecoder
 from dcar.model.load import load_decoder
-from dcar.prepare.prepared import prepared_info
+from dcar.prepare.prepared import prepared_folder, prepared_info
 from dcar.prepare.run import PrepareConfig
 from dcar.prepare.run import run as prepare
 from dcar.process import run_command
@@ -228,7 +228,7 @@ def same_as_before(out: Path, data: str, recipe: TrainConfig, vocoder_recipe: Tr
     path = out / MADE_OF
     how = {name: {k: v for k, v in asdict(settings).items() if k not in ("data", "out")} if settings else None
            for name, settings in (("decoder", recipe), ("vocoder", vocoder_recipe))}
-    now = json.loads(json.dumps({"recordings": digest(Path(data) / "prepared.json")["sha256"], **how}))
+    now = json.loads(json.dumps({"recordings": digest(prepared_folder(data) / "prepared.json")["sha256"], **how}))
     if not path.exists():
         if PartialState(cpu=not torch.cuda.is_available()).is_main_process:
             with writing(out):

@@ -52,6 +52,7 @@ from dcar.prepare.settings import (
     wait,
 )
 from dcar.prepare.shards import Encoder, Job, check_shard, check_tokens, shard_is_there, tokenise, write_shard
+from dcar.prepare.transcripts import with_transcripts
 from dcar.tracking import write_json
 
 if TYPE_CHECKING:
@@ -87,6 +88,7 @@ def run(
 
         return run_stream(config, tokenizer, speaker_encoder, rank, world, progress)
     rows, problems, checked = _read(config)
+    rows = with_transcripts(rows, config.transcribe, f"{config.out}.transcripts.jsonl" if config.out else "", world)
     filtered = checked - len(rows) - len(problems)
     chosen = _choose(rows, config) if rows else {}
     rows = [u for split_rows in chosen.values() for u in split_rows]

@@ -12,8 +12,8 @@ from tiny_corpora import tone
 from dcar.corpus.read import Problem, Utterance, read_corpus, validate_corpus
 from dcar.errors import DataError
 
-KINDS = (("anna/one.wav", 8_000, 1), ("anna/two.flac", 44_100, 2), ("bob/one.mp3", 22_050, 1), ("bob/two.ogg", 48_000, 2),
-         ("three.WAV", 11_025, 1))
+KINDS = (("anna/one.wav", 8_000, 1), ("anna/two.flac", 44_100, 2), ("bob/one.mp3", 22_050, 1),
+         ("bob/two.ogg", 48_000, 2), ("three.WAV", 11_025, 1))
 
 
 @pytest.fixture
@@ -74,13 +74,14 @@ def test_tables_with_a_header(folder: Path, table: str) -> None:
 
 def test_bad_rows_and_tables(folder: Path) -> None:
     file = folder / "list.csv"
-    file.write_text("id,audio,text,split\na,anna/one.wav,One.,validation\nb,anna/two.flac,Two, three.,train\nc,,x,train\n"
-                    "d,gone.wav,Four.,train\ne,call.m4a,Five.,\n")
+    file.write_text("id,audio,text,split\na,anna/one.wav,One.,validation\nb,anna/two.flac,Two, three.,train\n"
+                    "c,,x,train\nd,gone.wav,Four.,train\ne,call.m4a,Five.,\n")
     rows, problems = read_corpus("folder", folder)
     assert [(u.id, u.split) for u in rows if isinstance(u, Utterance)] == [("a", "dev"), ("d", "train")]
     assert [(p.id, p.source.rpartition(":")[2]) for p in problems if isinstance(p, Problem)] == [
         ("b", "3"), ("c", "4"), ("e", "6")]
-    assert "stand in quotes" in problems[0].message and "no such audio file" in validate_corpus(rows, 0.3, 20)[0].message
+    assert "stand in quotes" in problems[0].message
+    assert "no such audio file" in validate_corpus(rows, 0.3, 20)[0].message
     file.write_text("LJ001|Printing, in 1455\n")
     with pytest.raises(DataError, match="no column with recordings"):
         read_corpus("folder", folder)

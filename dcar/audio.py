@@ -9,6 +9,7 @@ the log.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import logging
 import math
@@ -16,6 +17,7 @@ import os
 import re
 import stat
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -274,6 +276,22 @@ def audio_bytes(wave: np.ndarray, sample_rate: int, suffix: str = ".wav", *, whe
     except (RuntimeError, ValueError) as error:
         raise AudioError(f"{where}: cannot be encoded ({error}); choose another format or sample rate") from error
     return buffer.getvalue()
+
+
+@contextlib.contextmanager
+def audio_writer(path: str | Path, sample_rate: int) -> Iterator[Callable[[np.ndarray], None]]:
+    """What adds samples [n] in −1…1 to an audio file, which is in memory at no time, as a whole or not at all.
+
+    AudioError where it cannot be written, or `path` ends as no format does.
+    """
+    check_suffix(path)
+    kind, subtype = _FORMATS[Path(path).suffix.lower()]
+    try:
+        with replacing(path) as part, sf.SoundFile(str(part), "w", sample_rate, 1, subtype, format=kind) as file:
+            yield file.write
+    except (OSError, sf.LibsndfileError, ValueError) as error:
+        raise AudioError(f"{path}: could not be written ({error}); free some space, or choose another folder or "
+                         "format") from error
 
 
 def save_audio(path: str | Path, wave: np.ndarray, sample_rate: int) -> None:

@@ -9,8 +9,10 @@ import re
 import select
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from dcar.errors import DCARError, ProcessError, StoppedError
@@ -86,11 +88,21 @@ def run_command(name: str, command: Callable[[], object]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what Python still flushes at its end
         return UNREAD
     except OSError as error:
-        if error.errno not in NO_RIGHT or not error.filename or os.environ.get("DCAR_TRACEBACK"):
+        known = error.filename and (error.errno in NO_RIGHT or _takes_no_files(Path(os.fsdecode(error.filename))))
+        if not known or os.environ.get("DCAR_TRACEBACK"):
             raise
         print(f"{name}: {error.filename}: {error.strerror}; give another folder, or the right to it", file=sys.stderr)
         return FAILED
     return status if isinstance(status, int) else 0
+
+
+def _takes_no_files(path: Path) -> bool:
+    """Whether no file can be made where one was to be written: below /proc, say."""
+    try:
+        tempfile.TemporaryFile(dir=next(p for p in path.absolute().parents if p.is_dir())).close()
+    except OSError:
+        return True
+    return False
 
 
 def _unread() -> bool:

@@ -25,7 +25,7 @@ from dcar.config import check, load_config, setting
 from dcar.config.read import file_settings, read_yaml
 from dcar.config.recipes import recipe_file
 from dcar.errors import ConfigError
-from dcar.prepare.prepared import prepared_info
+from dcar.prepare.prepared import prepared_folder, prepared_info
 from dcar.process import run_command
 from launch import cost
 
@@ -134,7 +134,7 @@ def workload(config: EstimateConfig, data: str, split: str) -> Workload:
     """From prepared.json where there is one, else from the settings."""
     seconds, count, rate, codes, text_vocab = config.seconds, config.utterances, config.token_rate, config.codes, 0
     notes = []
-    if (Path(data) / "prepared.json").is_file():
+    if (prepared_folder(data) / "prepared.json").is_file():
         info = prepared_info(data)
         counts = info["counts"].get(split) or next(iter(info["counts"].values()))
         count = count or counts["utterances"]

@@ -1,7 +1,7 @@
 """From recordings of one speaker to a voice: fine-tune vocoder and decoder, and say whether that made them better
 before anyone takes them.
 
-    dcar tune-voice recordings=my_voice out=runs/voice              # a folder with metadata.csv and wavs/
+    dcar tune-voice recordings=my_voice out=runs/voice              # NAME.wav beside NAME.txt, or LJSpeech
     dcar tune-voice data=runs/prepared recipe=finetune_far_starter out=runs/voice_far
     dcar tune-voice data=runs/prepared training=[max_steps=60,learning_rate=5e-5] vocoder_recipe= out=runs/voice
 
@@ -12,13 +12,15 @@ w0 + share (w1 - w0) of the weights (WiSE-FT, Wortsman et al. 2022); each time w
 those that come close to it what is nearest to the voice. Last, held-out sentences, which chose nothing, are spoken
 before and after each change that dev sentences chose, with the same prompts, draws and sampling: with the tuned vocoder
 beside what there was, then with the tuned decoder beside what was best so far. What decides is in
-`launch/voice_verdict.py`. `voice.json` keeps what was found.
+`launch/voice_verdict.py`. `voice.json` keeps what was found; beside it lie `decoder/` and `vocoder/`, which speak in
+`dcar speak --voice OUT`, and in `work/` all that led there.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -29,6 +31,7 @@ from typing import Any
 import torch
 from accelerate import PartialState
 from torch import Tensor
+from tqdm import tqdm
 
 from dcar.config import check, load_config, save_config, setting
 from dcar.config.recipes import shipped
@@ -37,11 +40,12 @@ from dcar.errors import ConfigError, DataError
 from dcar.model.backbones.decoder import TEXT_TOKENIZER_FOLDER
 from dcar.model.draft import AnyDecoder
 from dcar.model.load import load_decoder
-from dcar.prepare.prepared import prepared_info
+from dcar.prepare.prepared import load_prepared, prepared_folder, prepared_info
 from dcar.prepare.run import PrepareConfig
 from dcar.prepare.run import run as prepare
 from dcar.process import run_command
 from dcar.sources.shipped import resolve
+from dcar.speak.voice import VOICE_FILE, voice_of
 from dcar.storage import digest, writing
 from dcar.tracking import provenance, write_json
 from dcar.train.car import TrainConfig
@@ -60,7 +64,8 @@ logger = logging.getLogger(__name__)
 MADE_OF = "made_of.json"
 UNLIKE = {"recordings": "recordings", "decoder": "settings of the decoder's training",
           "vocoder": "settings of the vocoder's training"}
-FORMAT_VERSION = 5  # 5: vocoders on the way, too
+FORMAT_VERSION = 6  # 6: what `dcar speak --voice` reads
+PROMPT_TOKENS = 50  # of the prompt that is kept for it
 
 
 def recipes(kind: str) -> list[str]:
@@ -78,6 +83,11 @@ class Voice:
     vocoder_share: float = 0.0
 
     @property
+    def told(self) -> str:
+        """In words."""
+        return f"vocoder {self.vocoder_share:.0%} and decoder {self.share:.0%} of the way"
+
+    @property
     def name(self) -> str:
         return f"{self.share:g}" + (f"_vocoder_{self.vocoder_share:g}" if self.vocoder_share else "")
 
@@ -86,7 +96,9 @@ class Voice:
 class TuneVoiceConfig:
     """Settings of `dcar tune-voice`. How the decoder is trained, and how both speak, stands in the recipe."""
 
-    recordings: str = setting("", "LJSpeech folder of one speaker: metadata.csv and wavs/. Empty = `data`.")
+    recordings: str = setting("", "Folder of one speaker: NAME.wav beside NAME.txt, a table with a header, or "
+                                  "LJSpeech's metadata.csv and wavs/. Empty = `data`.")
+    transcribe: str = setting("", "Of `recordings`: what writes the text of those without one, as whisper-base.")
     data: str = setting("", "Folder written by `dcar prepare`, with train, dev and held-out split, instead.")
     recipe: str = setting("finetune_starter", "Of dcar train: a name in launch/recipes, or a YAML file.",
                          names=recipes("finetune"))
@@ -117,16 +129,43 @@ class TuneVoiceConfig:
         if not self.shares or not self.vocoder_shares:
             raise ConfigError("shares, vocoder_shares: give at least one; 1 is the tuned decoder or vocoder itself")
         if bool(self.recordings) == bool(self.data):
-            raise ConfigError("give the recordings (recordings=FOLDER with metadata.csv and wavs/) or a prepared "
+            raise ConfigError("give the recordings (recordings=FOLDER, each NAME.wav beside NAME.txt) or a prepared "
                               "corpus (data=FOLDER of dcar prepare), one of the two")
         if self.split in ("train", "dev"):
             raise ConfigError(f"split={self.split}: the tuned decoder was trained on train and chosen by dev; compare "
                               "on sentences that did neither")
 
+    @property
+    def work(self) -> Path:
+        """Folder of what leads to the result."""
+        return Path(self.out) / "work"
+
+
+class Stages:
+    """Names what is done now, and shows how much of the whole is done."""
+
+    def __init__(self, config: TuneVoiceConfig) -> None:
+        trials = 1 + len(config.shares) + len(config.vocoder_shares) * bool(config.vocoder_recipe)
+        total = bool(config.recordings) + bool(config.vocoder_recipe) + 1 + trials + 3  # at most three are held out
+        self.show, self.begun = os.environ.get("RANK", "0") == "0", 0
+        self.bar = tqdm(total=total, desc="tune-voice", unit="stage", disable=None if self.show else True)
+
+    def __call__(self, name: str) -> None:
+        """The stage before is done, this one begins."""
+        self.bar.update(self.begun > 0)
+        self.begun += 1
+        if self.show:
+            tqdm.write(f"[{self.begun} of {self.bar.total}] {name}", file=sys.stderr)
+
+    def done(self) -> None:
+        """Those that were not needed are done, too."""
+        self.bar.update(self.bar.total - self.bar.n)
+        self.bar.close()
+
 
 def training_config(config: TuneVoiceConfig, data: str) -> TrainConfig:
     """The recipe with its data and place. ConfigError where it starts from no decoder, or there is no such recipe."""
-    found = load_config(TrainConfig, ["--config", config.recipe, f"data={data}", f"out={Path(config.out) / 'car'}",
+    found = load_config(TrainConfig, ["--config", config.recipe, f"data={data}", f"out={config.work / 'car'}",
                                       *config.training])
     if not (found.init_from or found.backbone.path):
         raise ConfigError(f"recipe={config.recipe}: trains from scratch; a voice is tuned from a decoder that there is "
@@ -141,18 +180,18 @@ def vocoder_config(config: TuneVoiceConfig, vocoder: str) -> TrainVocoderConfig 
     if ":" in vocoder:
         logger.info("the vocoder %s stays as it is: only this project's own can be trained", vocoder)
         return None
-    out = Path(config.out)
-    return load_config(TrainVocoderConfig, ["--config", config.vocoder_recipe, f"data={out / 'pack.safetensors'}",
-                                            f"out={out / 'vocoder'}", f"init_from={vocoder}", *config.vocoder_training])
+    return load_config(TrainVocoderConfig, [
+        "--config", config.vocoder_recipe, f"data={config.work / 'pack.safetensors'}", f"out={config.work / 'vocoder'}",
+        f"init_from={vocoder}", *config.vocoder_training])
 
 
 def tune_voice(config: TuneVoiceConfig, tools: Callable[[CompareConfig], Tools] | None = None) -> dict[str, Any]:
     """Prepare, train, compare; returns what voice.json holds. `tools` replaces what the comparisons would load.
 
-    Raises what these three raise; ConfigError where `out` holds another voice; DataError where the
-    corpus lacks a split that is needed.
-    """
-    out = Path(config.out)
+    Raises what these raise; ConfigError where `out` holds another voice; DataError where a split is missing."""
+    stage = Stages(config)
+    if config.recordings:
+        stage(f"prepare the recordings in {config.recordings}")
     data = config.data or prepared_recordings(config)
     recipe = training_config(config, data)
     counts = prepared_info(data)["counts"]
@@ -162,11 +201,13 @@ def tune_voice(config: TuneVoiceConfig, tools: Callable[[CompareConfig], Tools] 
     origin = recipe.backbone.path or str(resolve(recipe.init_from, started_from(recipe)))
     was = Voice(origin, recipe.spoken.vocoder or "starter")
     vocoder_recipe = vocoder_config(config, was.vocoder)
-    same_as_before(out, data, recipe, vocoder_recipe)
+    same_as_before(config.work, data, recipe, vocoder_recipe)
     vocoders = [was]
     if vocoder_recipe:
+        stage("train the vocoder: the timbre")
         mixed = mixed_vocoders(config, vocoder_recipe.init_from, tuned_vocoder(vocoder_recipe, data))
         vocoders += [replace(was, vocoder=folder, vocoder_share=share) for share, folder in mixed.items()]
+    stage("train the decoder: the pace")
     tuned = train(recipe)
     tools = tools or one_after_another()
     before = load_decoder(origin)
@@ -181,6 +222,7 @@ def tune_voice(config: TuneVoiceConfig, tools: Callable[[CompareConfig], Tools] 
             return voices[0]
         for voice in voices:
             if voice not in tried:
+                stage(f"speak dev sentences, {voice.told}")
                 said = speak(config, recipe, voice, by[:1], tools, "dev")
                 tried[voice] = trial(voice, said[by[0]])
         return voices[choose([tried[voice] for voice in voices], config.close)]
@@ -193,24 +235,50 @@ def tune_voice(config: TuneVoiceConfig, tools: Callable[[CompareConfig], Tools] 
     if chosen.share:
         changes["decoder"] = {"decoder": chosen.decoder, "share": chosen.share}
     taken, steps = was, []
+    stage("speak held-out sentences as it was")
     spoken = first = speak(config, recipe, was, by, tools, config.split, references=True)
     for what, change in changes.items():
-        voice = replace(taken, **change)
-        after = speak(config, recipe, voice, by, tools, config.split)
+        stage(f"speak held-out sentences with the tuned {what}")
+        after = speak(config, recipe, replace(taken, **change), by, tools, config.split)
         steps.append(verdict(spoken, after, by, what, config.margin, config.resamples))
         if steps[-1]["better"]:
-            taken, spoken = voice, after
+            taken, spoken = replace(taken, **change), after
     found = {"format_version": FORMAT_VERSION, "recommended": taken.decoder, "recommended_vocoder": taken.vocoder,
              "tried": list(tried.values()), "share": chosen.share, "vocoder_share": chosen.vocoder_share,
              "start": was.decoder, "start_vocoder": was.vocoder, "tuned": chosen.decoder,
              "tuned_vocoder": chosen.vocoder, "steps": steps, "start_rows": rows_of(first, None, by, config.resamples),
              "bounds": bounds(first), "judge": recipe.spoken.recognizer, "split": config.split, "seeds": config.seeds,
-             "data": {"path": data, "counts": counts}, "provenance": provenance()}
+             "data": {"path": data, "counts": counts}, "provenance": provenance(),
+             "speak": speaks(taken, by[0].partition("@")[0], data)}
     if PartialState().is_main_process:
-        with writing(out):
-            write_json(out / "voice.json", found)
-            save_config(config, out / "tune_voice.yaml")
+        write_result(config, taken, found)
+    stage.done()
     return found
+
+
+def write_result(config: TuneVoiceConfig, taken: Voice, found: dict[str, Any]) -> None:
+    """voice.json, what speaks, and the settings, in `out`."""
+    out = Path(config.out)
+    with writing(out):
+        for part, named in (("decoder", taken.decoder), ("vocoder", taken.vocoder)):
+            shutil.rmtree(out / part, ignore_errors=True)
+            if found["speak"][part] == part:
+                shutil.copytree(resolve(named, part), out / part,
+                                ignore=shutil.ignore_patterns("checkpoint-*", "tensorboard", "log.jsonl"))
+        write_json(out / VOICE_FILE, found)
+        save_config(config, out / "tune_voice.yaml")
+
+
+def speaks(taken: Voice, method: str, data: str) -> dict[str, Any]:
+    """What `dcar speak --voice OUT` reads: decoder and vocoder, in `out` unless they are known by a name, the method,
+    and a training sentence of some seconds as prompt."""
+    rows = load_prepared(data, "train")
+    row = next((row for row in rows if len(row["speech"]) >= 2 * PROMPT_TOKENS), rows[0])
+    prompt = voice_of(row, max(0, (len(row["speech"]) - PROMPT_TOKENS) // 2), PROMPT_TOKENS)
+    parts: dict[str, Any] = {part: part if resolve(named, part).is_dir() else named
+                             for part, named in (("decoder", taken.decoder), ("vocoder", taken.vocoder))}
+    return {**parts, "method": method,
+            "prompt": {"id": row["id"], "speech": list(prompt.tokens), "voice": prompt.features.tolist()}}
 
 
 def same_as_before(out: Path, data: str, recipe: TrainConfig, vocoder_recipe: TrainVocoderConfig | None) -> None:
@@ -219,7 +287,7 @@ def same_as_before(out: Path, data: str, recipe: TrainConfig, vocoder_recipe: Tr
     path = out / MADE_OF
     how = {name: {k: v for k, v in asdict(settings).items() if k not in ("data", "out")} if settings else None
            for name, settings in (("decoder", recipe), ("vocoder", vocoder_recipe))}
-    now = json.loads(json.dumps({"recordings": digest(Path(data) / "prepared.json")["sha256"], **how}))
+    now = json.loads(json.dumps({"recordings": digest(prepared_folder(data) / "prepared.json")["sha256"], **how}))
     if not path.exists():
         if PartialState(cpu=not torch.cuda.is_available()).is_main_process:
             with writing(out):
@@ -244,7 +312,7 @@ def mixtures(config: TuneVoiceConfig, kind: str, shares: Sequence[float], first:
              tuned: str, more: Callable[[Path, float], None] = lambda folder, share: None) -> dict[float, str]:
     """By share: the folder of a model whose weights are w0 + share (w1 - w0), w0 those of `first` and w1 those of
     `model`, the tuned one; that of share 1 is `tuned` itself. more: writes what else belongs into such a folder."""
-    folders, state = {share: str(Path(config.out) / f"{kind}_{share:g}") for share in shares}, PartialState()
+    folders, state = {share: str(config.work / f"{kind}_{share:g}") for share in shares}, PartialState()
     last = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     for share, folder in folders.items():
         if share != 1 and state.is_main_process:
@@ -299,10 +367,16 @@ def started_from(recipe: TrainConfig) -> Any:
 
 def prepared_recordings(config: TuneVoiceConfig) -> str:
     """The recordings, prepared in `out`."""
-    folder = str(Path(config.out) / "prepared")
-    report = prepare(PrepareConfig(out=folder, corpus="ljspeech", path=config.recordings, skip_bad=config.skip_bad,
+    table = Path(config.recordings) / "metadata.csv"
+    bars = table.is_file() and b"|" in table.open("rb").readline()
+    folder = str(config.work / "prepared")
+    report = prepare(PrepareConfig(out=folder, corpus="ljspeech" if bars else "folder", path=config.recordings,
+                                   transcribe=config.transcribe, skip_bad=config.skip_bad,
                                    dev_fraction=config.dev_fraction, test_fraction=config.test_fraction))
-    logging.getLogger(__name__).info("%s", report.counts)
+    logger.info("%s", report.text())
+    if (speakers := max(c["speakers"] for c in report.counts.values())) > 1:
+        logger.warning("note: these are recordings of %d speakers, and one voice is tuned: give the folder of one",
+                       speakers)
     return folder
 
 
@@ -323,7 +397,7 @@ def one_after_another() -> Callable[[CompareConfig], Tools]:
 def speak(config: TuneVoiceConfig, recipe: TrainConfig, voice: Voice, by: list[str],
           tools: Callable[[CompareConfig], Tools], split: str, references: bool = False) -> Spoken:
     """Records of a split by method, those of `by`, spoken by one voice as the recipe says."""
-    said, out = recipe.spoken, Path(config.out) / f"{'dev' if split == 'dev' else 'spoken'}_{voice.name}"
+    said, out = recipe.spoken, config.work / f"{'dev' if split == 'dev' else 'spoken'}_{voice.name}"
     compared = CompareConfig(
         data=recipe.data, split=split, decoder=voice.decoder, seeds=config.seeds, limit=config.sentences, methods=by,
         prompt_tokens=recipe.prompt_tokens, vocoder=voice.vocoder, asr=said.recognizer, noise_quality_utterances=0,
@@ -348,9 +422,10 @@ def main(arguments: list[str] | None = None) -> None:
     if not PartialState().is_main_process:
         return
     print(table(found))
-    chunk = found["start_rows"][0]["method"].partition("@")[0]
-    print(f"\nwrote {config.out}/voice.json. To hear it: dcar speak \"…\" decoder={found['recommended']} "
-          f"vocoder={found['recommended_vocoder']} method={chunk} prompt=RECORDING.wav -o out.wav")
+    tokenizer = prepared_info(found["data"]["path"])["tokenizer"].get("spec", "starter")
+    other = f" --tokenizer {tokenizer}" if tokenizer != "starter" else ""
+    print(f"\nwrote {config.out}. To hear it:\n  dcar speak \"The tide came in.\" --voice {config.out}{other} -o "
+          "out.wav")
 
 
 if __name__ == "__main__":

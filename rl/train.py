@@ -19,6 +19,7 @@ from typing import Any
 
 from dcar.config import load_config
 from dcar.errors import CheckpointError
+from dcar.prepare.prepared import prepared_folder
 from dcar.process import meeting_others, run_command
 from dcar.storage import digest, files_of, writing
 from dcar.tracking import provenance, write_json
@@ -51,6 +52,7 @@ def run(config: DCPOConfig, **parts: Any) -> Path:
 
     `parts`: arguments of `DCPOTrainer`, in place of what would be loaded.
     """
+    checkpoint = resume_point(config)  # refused before anything is written
     trainer = DCPOTrainer(args=config, **parts)
     out = Path(config.output_dir)
     if trainer.is_world_process_zero():
@@ -61,12 +63,12 @@ def run(config: DCPOConfig, **parts: Any) -> Path:
         logger.info("%d training prompts, %d processes, range %s, policy of %s parameters, %s",
                     len(trainer.train_dataset), config.world_size, config.chunk_range,
                     f"{sum(p.numel() for p in trainer.policy.parameters()):,}", heard)
-    prepared = Path(config.data) / "prepared.json" if config.data else None
+    prepared = prepared_folder(config.data) / "prepared.json" if config.data else None
     trainer.origin = provenance(
         config=json.loads(json.dumps(config.to_dict(), default=str)), seed=config.seed,
         base_checksum=trainer.policy.config.base_checksum,
         data={"path": config.data, "prepared.json": digest(prepared) if prepared and prepared.is_file() else None})
-    trainer.train(resume_from_checkpoint=resume_point(config))
+    trainer.train(resume_from_checkpoint=checkpoint)
     with trainer.doing("evaluating and exporting the policy"), writing(out):
         return export(trainer)
 

@@ -190,7 +190,7 @@ def split_arguments(arguments: Sequence[str], names: Mapping[str, Setting]) -> t
             pairs.append((key, value))
         elif equals and (key in names or not bare):
             pairs.append((key, value))
-        elif bare and not argument.startswith("-"):
+        elif bare and (argument == "-" or not argument.startswith("-")):
             pairs.append((bare, argument))
             bare = ""
         else:

@@ -10,8 +10,8 @@ from typing import Any
 from dcar.corpus.rows import Part, Problem, Row, StoredAudio, Utterance, canonical_split
 from dcar.errors import DataError
 
-_TEXT_COLUMNS = ("text_normalized", "normalized_text", "text", "sentence", "transcription", "transcript")
-_SPEAKER_COLUMNS = ("speaker", "speaker_id", "client_id")
+TEXT_COLUMNS = ("text_normalized", "normalized_text", "text", "sentence", "transcription", "transcript")
+SPEAKER_COLUMNS = ("speaker", "speaker_id", "client_id")
 READ_AT_ONCE = 1000
 _ID_COLUMNS = ("id", "utterance_id", "segment_id")
 
@@ -51,16 +51,16 @@ def _columns(rows: Any, path: str) -> dict[str, str | None]:
     if features is None:  # a streamed dataset without a declared schema: its first row tells
         features = dict.fromkeys(next(iter(rows), {}))
     audio = next((c for c, f in features.items() if isinstance(f, datasets.Audio)), "audio")
-    text = next((c for c in _TEXT_COLUMNS if c in features), None)
+    text = next((c for c in TEXT_COLUMNS if c in features), None)
     if audio not in features or text is None:
         raise DataError(
-            f"{path}: needs an Audio column and a text column ({', '.join(_TEXT_COLUMNS)}); "
+            f"{path}: needs an Audio column and a text column ({', '.join(TEXT_COLUMNS)}); "
             f"it has {', '.join(features)}"
         )
     return {
         "audio": audio,
         "text": text,
-        "speaker": next((c for c in _SPEAKER_COLUMNS if c in features), None),
+        "speaker": next((c for c in SPEAKER_COLUMNS if c in features), None),
         "id": next((c for c in _ID_COLUMNS if c in features), None),
         "split": "split" if "split" in features else None,
     }

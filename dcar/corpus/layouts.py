@@ -76,7 +76,8 @@ def _ljspeech(root: Path, lists: Sequence[Path]) -> Iterator[Row]:
             continue
         parts = text.split("|")
         if len(parts) not in (2, 3):
-            yield Problem(parts[0], source, f"{len(parts)} fields, expected id|text or id|text|normalized")
+            yield Problem(parts[0], source, f"{len(parts)} fields, expected id|text or id|text|normalized (a table "
+                                            "with a header: corpus=folder)")
             continue
         name = parts[0].strip()
         if not name:

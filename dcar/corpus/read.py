@@ -2,6 +2,7 @@
 
 | kind | what is at `path` | split comes from |
 | --- | --- | --- |
+| folder | recordings, `NAME.wav` beside `NAME.txt`; or a table with a header (CSV, TSV) | folder or column, if there |
 | starter | the corpus shipped with the project (default), or a folder of parquet files like it | file name |
 | ljspeech | folder with `metadata.csv` (`id|text|normalized`) and `wavs/` | lists of ids, if there |
 | jsonl | manifest(s): `id, audio, text, speaker[, prompt_audio, prompt_text, split]` | row or file name |
@@ -22,7 +23,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from dcar.corpus import cuts, layouts, libritts, lists
+from dcar.corpus import cuts, folders, layouts, libritts, lists
 from dcar.corpus.checked import checked_rows
 from dcar.corpus.huggingface import dataset_parts
 from dcar.corpus.rows import AudioSegment, Part, Problem, Row, StoredAudio, Utterance, canonical_split, describe
@@ -33,7 +34,8 @@ from dcar.sources.shipped import shipped
 __all__ = ["KINDS", "MIN_PROMPT_SECONDS", "AudioSegment", "Part", "Problem", "Row", "StoredAudio", "Utterance",
            "canonical_split", "corpus_parts", "describe", "load_corpus", "read_corpus", "validate_corpus"]
 
-KINDS = ("starter", "ljspeech", "jsonl", "libritts", "libriheavy", "lhotse", "unicats", "seed-tts-eval", "datasets")
+KINDS = ("starter", "folder", "ljspeech", "jsonl", "libritts", "libriheavy", "lhotse", "unicats", "seed-tts-eval",
+         "datasets")
 
 
 def corpus_parts(
@@ -76,6 +78,8 @@ def _parts(
     match kind:
         case "starter":
             return layouts.starter_parts(root)
+        case "folder":
+            return folders.folder_parts(root)
         case "ljspeech":
             return layouts.ljspeech_parts(root)
         case "jsonl":

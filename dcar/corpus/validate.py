@@ -76,7 +76,8 @@ def examine(
             try:
                 text_to_ids(text)
             except TextError as error:
-                report(f"utterance {u.id}: {label}: {error}")
+                hint = "" if text.strip() else ", or have recordings heard: transcribe=whisper-base"
+                report(f"utterance {u.id}: {label}: {error}{hint}")
     try:
         decoded = u.load()
         seconds = len(decoded[0]) / decoded[1]

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from dcar.corpus.read import Utterance, read_corpus
 from dcar.errors import DataError
+from dcar.sources.shipped import resolve
 from dcar.storage import differing, digest, files_of, gigabytes
 from dcar.text.phonemes import PHONEME_VERSION, TEXT_TOKENIZER, TEXT_VOCAB_SIZE
 from dcar.tracking import write_json
@@ -179,12 +180,18 @@ NEEDED: dict[str, dict[str, type]] = {
 """What everything that reads a prepared corpus takes from prepared.json, besides the counts."""
 
 
+def prepared_folder(directory: str | Path) -> Path:
+    """Where a prepared corpus is: a folder, or "starter" for the one that ships."""
+    return resolve(str(directory), "prepared")
+
+
 def prepared_info(directory: str | Path) -> dict[str, Any]:
     """prepared.json of a prepared corpus; DataError if it is none or was made by another version of this project."""
-    directory = Path(directory)
+    directory = prepared_folder(directory)
     info = read_json(directory / "prepared.json")
     if info is None:
-        raise DataError(f"{directory}: no readable prepared.json; run `dcar prepare` with out={directory}")
+        raise DataError(f"{directory}: no readable prepared.json; run `dcar prepare` with out={directory}, or take "
+                        "starter, the corpus that ships")
     if (found := info.get("format_version")) not in READ_VERSIONS:
         raise DataError(f"{directory}: format version {found}, this program reads {FORMAT_VERSION}; prepare again")
     lacking = [f"{part}.{name}" for part, kinds in NEEDED.items() for name, kind in kinds.items()
@@ -224,10 +231,11 @@ def load_prepared(directory: str | Path, split: str, *, tokenizer: SpeechTokeniz
             f"{directory}: tokens of {made_by['name']} ({made_by['checksum'][:12]}), but the tokenizer in use is "
             f"{tokenizer.name} ({tokenizer.checksum[:12]}); load that one or prepare again"
         )
-    folder = Path(directory) / split
+    directory = prepared_folder(directory)
+    folder = directory / split
     if split not in info["counts"] or not folder.is_dir():
         raise DataError(f"{directory}: no split {split!r}; it has {', '.join(info['counts'])}")
-    if found := split_faults(Path(directory), info, split, digests=True):
+    if found := split_faults(directory, info, split, digests=True):
         raise DataError(f"{directory}: {'; '.join(found)}: not as it was written; prepare again, or copy it again from "
                         "where it came (`dcar doctor` lists what differs)")
     try:

@@ -72,7 +72,7 @@ def run(config: PrepareConfig, *, tokenizer: SpeechTokenizer | None = None, spea
     world = int(os.environ.get("WORLD_SIZE", "1")) if num_processes is None else num_processes
     if not 0 <= rank < world:
         raise ConfigError(f"prepare: process {rank} of {world}: the index must be below the number of processes")
-    corpus = StreamedCorpus(config) if config.stream else WholeCorpus(config, progress and rank == 0)
+    corpus = StreamedCorpus(config) if config.stream else WholeCorpus(config, progress and rank == 0, world)
     if config.validate:
         assert isinstance(corpus, WholeCorpus)
         return PrepareReport(corpus.validate(), {}, None, corpus.checked, corpus.filtered)

@@ -38,6 +38,8 @@ class PrepareConfig:
     test_fraction: float = setting(0.05, "Share of sentences held out for test where the corpus has no splits.",
                                    minimum=0, below=1)
     tokenizer: str = setting("starter", "Name or folder of the speech tokenizer (starter: the shipped one).")
+    transcribe: str = setting("", "What writes the text of recordings without one, by names that dcar.recognition.load "
+                                  "lists: whisper-base, say. OUT.transcripts.jsonl keeps it, to be corrected.")
     min_seconds: float = setting(0.3, "Shorter utterances are bad rows.", minimum=0)
     max_seconds: float = setting(28.0, "Longer utterances are bad rows.", above=0)
     filter_seconds: tuple[float, ...] = setting(
@@ -76,6 +78,7 @@ class PrepareConfig:
             or (len(self.filter_seconds) == 2 and self.filter_seconds[0] < self.filter_seconds[1]),
             "limit counts rows before they are read: set stream=false for it": not (self.stream and self.limit),
             "validate reads the whole corpus: set stream=false for it": not (self.stream and self.validate),
+            "transcribe listens before rows are read: set stream=false for it": not (self.stream and self.transcribe),
             "copies_below counts a speaker's utterances before any is read: set stream=false for it": not (
                 self.stream and self.copies_below
             ),
@@ -179,7 +182,7 @@ def sentence(u: Utterance) -> str:
 
 # where, whether and how fast to write; the tokenizer is in by its checksum
 NOT_IN_FINGERPRINT = frozenset(
-    "out tokenizer path validate skip_bad batch_seconds compress num_proc wait_seconds".split()
+    "out tokenizer path transcribe validate skip_bad batch_seconds compress num_proc wait_seconds".split()
 )
 
 

@@ -18,6 +18,7 @@ from dcar.errors import DataError
 from dcar.prepare.prepared import read_json
 from dcar.prepare.settings import PrepareConfig, PrepareReport, corpus_record, in_range, sentence, wait
 from dcar.prepare.shards import Chunk, Contents, Job
+from dcar.prepare.transcripts import with_transcripts
 from dcar.tracking import write_json
 
 logger = logging.getLogger(__name__)
@@ -26,11 +27,12 @@ logger = logging.getLogger(__name__)
 class WholeCorpus:
     """The chosen utterances of a corpus, and its bad rows."""
 
-    def __init__(self, config: PrepareConfig, progress: bool):
+    def __init__(self, config: PrepareConfig, progress: bool, processes: int = 1):
         self.config, self.progress = config, progress
         utterances, self.problems = read_corpus(config.corpus, corpus_record(config)["path"],
                                                 audio_root=config.audio_root, subsets=config.subsets)
-        kept = [u for u in utterances if in_range(u, config)]
+        heard = f"{config.out}.transcripts.jsonl" if config.out else ""
+        kept = with_transcripts([u for u in utterances if in_range(u, config)], config.transcribe, heard, processes)
         self.checked, self.filtered = len(utterances) + len(self.problems), len(utterances) - len(kept)
         self.chosen = choose(kept, config) if kept else {}
         self.rows = [u for split_rows in self.chosen.values() for u in split_rows]

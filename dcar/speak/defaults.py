@@ -12,6 +12,8 @@ POLICY = "starter-t0.4"
 """Of what ships the policy that was trained at this temperature."""
 NUM_CANDIDATES = 4
 """Chunks that are drawn side by side for a policy that can choose among them."""
+DIALS = (-2.0, 2.0)
+"""How far a policy may be turned, in nats a token; what was measured lies well within."""
 
 
 def method_for(policy: str, dial: float, num_candidates: int = 0) -> str:

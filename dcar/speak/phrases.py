@@ -1,25 +1,40 @@
 """What is decoded at a time: sentences, and the clauses of a sentence that is too long for the model.
 
 A long sentence is cut where a reader breathes: at a comma (semicolons, colons, dashes and brackets are commas in the
-spoken form), or, where none is near the middle, before a conjunction or a relative pronoun.
+spoken form), or, where none is near the middle, before a conjunction or a relative pronoun. Paragraphs, headings and
+items of a list stand for themselves, whether or not they end in a full stop.
 """
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dcar.errors import TextError
-from dcar.text.phonemes import MAX_CHARACTERS, Phonemizer, normalize_text
+from dcar.text.phonemes import MAX_CHARACTERS, Phonemizer, in_lexicon, normalize_text
+
+logger = logging.getLogger(__name__)
 
 MAX_TEXT = 100_000  # characters of a whole text; a sentence has MAX_CHARACTERS at most
 MAX_PHONEMES = 200  # of what is decoded at once; the starter decoder has seen about 100
 PAUSE_SECONDS = 0.15  # between sentences
 BREATH_SECONDS = 0.08  # between clauses of one sentence
+PARAGRAPH_SECONDS = 0.5  # behind a paragraph, a heading, an item of a list
 MIN_SHARE = 0.25  # of a sentence that a cut must leave on either side, if another kind of cut can
 
 _PARAGRAPH = re.compile(r"\n\s*\n")
+_MARKER = re.compile(r"\s*(?:#{1,6}\s+|[-*+•–>]\s+|(\d{1,3})[.)]\s+|\|)")  # of a heading, an item, a quotation, a row
+HEADING = 60  # characters of a first line that may be one
+_ENGLISH = frozenset("the and to that this with for you they have are from it my your not".split())
+# Frequent words of German, French, Spanish, Italian, Dutch and Portuguese that are hardly English ones.
+_FOREIGN = frozenset("""
+    und der das nicht ist ich sie wir mit ein eine einen auf für aber auch dem zu von sich wie haben wird sind
+    le les une est et dans pas que qui nous vous avec sur du des je il elle ce cette ne au mais ou sont
+    el los las por una para como pero más muy del es en lo su se yo está gli di che non sono della nel questo anche più
+    het een niet maar ook zijn wij naar voor dat uma não com você seu sua
+""".split())
 _MAY_END = re.compile(r"[.?!…]+[\"')\]”’»]*\s+")
 _COMMA = re.compile(r",\s+")
 _CONJUNCTION = re.compile(
@@ -42,24 +57,73 @@ def phrases(text: str) -> list[Phrase]:
     TextError if there is nothing to speak, or a sentence is too long for the model and has no place to breathe.
     """
     found: list[Phrase] = []
-    for sentence in split_sentences(text):
-        clauses = split_clauses(sentence)
-        found += [Phrase(clause, BREATH_SECONDS) for clause in clauses[:-1]] + [Phrase(clauses[-1], PAUSE_SECONDS)]
+    for block in _sentences_by_block(text):
+        for i, sentence in enumerate(block, 1):
+            *clauses, last = split_clauses(sentence)
+            found += [Phrase(clause, BREATH_SECONDS) for clause in clauses]
+            found.append(Phrase(last, PAUSE_SECONDS if i < len(block) else PARAGRAPH_SECONDS))
     return [*found[:-1], Phrase(found[-1].text, 0.0)]
 
 
+def note_other_language(text: str) -> None:
+    """A warning where a text does not look English: it is read as if it were, and sounds accordingly."""
+    words = [word.lower() for word in re.findall(r"[^\W\d_]+", text[:5000])]
+    foreign = sum(word in _FOREIGN for word in words)
+    unknown = sum(not in_lexicon(word) for word in words)
+    english = sum(word in _ENGLISH for word in words)
+    if len(words) >= 3 and english < 0.1 * len(words) and (
+            unknown > 0.5 * len(words) or foreign >= 2 and foreign + unknown > 0.35 * len(words)):
+        logger.warning("note: this text does not look English (%d of its first %d words); only English is spoken, so "
+                       "it is read with English sounds", max(foreign, unknown), len(words))
+
+
 def split_sentences(text: str) -> list[str]:
-    """Sentences of a text in spoken form; an empty line ends one, a line break does not.
+    """Sentences of a text in spoken form. An empty line ends one, and so do headings and items of a list; other line
+    breaks do not.
 
     TextError if there is nothing to speak, if the text has more than MAX_TEXT characters, or a sentence more than
     MAX_CHARACTERS.
     """
+    return [sentence for block in _sentences_by_block(text) for sentence in block]
+
+
+def _sentences_by_block(text: str) -> list[list[str]]:
+    """By paragraph, heading and item."""
     if not isinstance(text, str) or not _sayable(text):
-        return _sentences(text)
+        return [_sentences(text)]
     if len(text) > MAX_TEXT:
         raise TextError(f"text has {len(text)} characters, the limit is {MAX_TEXT}; speak it part by part")
-    return [sentence for paragraph in _PARAGRAPH.split(text) if _sayable(paragraph)
-            for piece in _pieces(paragraph) for sentence in _sentences(piece)]
+    return [[sentence for piece in _pieces(block) for sentence in _sentences(piece)]
+            for paragraph in _PARAGRAPH.split(text) for block in _blocks(paragraph) if _sayable(block)]
+
+
+def _blocks(paragraph: str) -> Iterator[str]:
+    """A paragraph, its headings and items by themselves and without their marks; lines without a word end a block."""
+    lines = paragraph.splitlines()
+    marks = [_MARKER.match(line) for line in lines]
+    listed = len([m for m in marks if m]) > 1 or any(marks[:1])
+    block: list[str] = []
+    for i, line in enumerate(lines):
+        mark = marks[i] if listed else None
+        if block and (mark or not _sayable(line)):
+            yield "\n".join(block)
+            block = []
+        if mark:
+            line = (f"{mark[1]}, " if mark[1] else "") + line[mark.end() :]
+        if _sayable(line):
+            block.append(line)
+        if block and (mark and "#" in mark[0] or i == 0 and _is_heading(lines)):
+            yield "\n".join(block)
+            block = []
+    yield "\n".join(block)
+
+
+def _is_heading(lines: list[str]) -> bool:
+    """Whether the first line of a paragraph is one: short beside the others, without a mark at its end, and what
+    follows begins anew."""
+    first, *rest = (line.strip() for line in lines)
+    return bool(rest) and len(first) <= min(HEADING, 0.6 * max(map(len, rest))) and first[-1:].isalnum() and bool(
+        re.match(r"[\"'“‘(]*[A-Z0-9]", rest[0]))
 
 
 def _sayable(text: str) -> bool:

@@ -1,86 +1,136 @@
-"""`dcar speak`: text and a prompt voice in, a waveform and the timeline of its chunks out."""
+"""`dcar speak`: text and a voice in, a waveform and the timeline of its chunks out, written as it is spoken."""
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
-from dcar.audio import check_suffix
+import numpy as np
+from tqdm import tqdm
+
+from dcar.audio import audio_writer, check_suffix
 from dcar.config import load_config, setting
 from dcar.config.schema import seed_setting
-from dcar.errors import ConfigError
+from dcar.decoding import DecodeResult
+from dcar.errors import ConfigError, TextError
 from dcar.process import run_command
 from dcar.sampling import SamplingConfig
-from dcar.speak.defaults import METHOD, NUM_CANDIDATES, POLICY, SAMPLING
-from dcar.speak.phrases import phrases
-from dcar.speak.speaker import Piece, Speaker
+from dcar.speak.defaults import DIALS, METHOD, NUM_CANDIDATES, POLICY, SAMPLING
+from dcar.speak.phrases import MAX_TEXT, phrases
+from dcar.speak.speaker import Speaker, timeline_of
+from dcar.speak.voice import tuned_voice, voices_text
+from dcar.storage import writing
+
+SHOWN = 20  # phrases whose chunks are printed; of more only the sums
 
 
 @dataclass
 class SpeakConfig:
-    """`dcar speak`: text and a prompt voice in, a waveform and the timeline of its chunks out."""
+    """`dcar speak`: text and a voice in, a waveform and the timeline of its chunks out."""
 
-    text: str = setting(meaning="What is said; several sentences are spoken one by one.", positional=True)
-    prompt: str | None = setting(None, "Recording of the voice to speak with, 1 s or more; null = a starter voice.",
-                                 place="file")
-    out: str = setting("out.wav", "File to write; the suffix chooses the format.", old=("output",), short="-o",
-                       place="file")
+    text: str = setting("", "What is said; several sentences are spoken one by one. - = from standard input.",
+                        positional=True)
+    file: str = setting("", "Text file to read aloud instead (UTF-8).", place="file")
+    voice: str = setting("", "A shipped voice by its name, a recording of 1 s or more, or a folder of dcar tune-voice; "
+                             "empty = the first shipped voice.", old=("prompt",))
+    voices: bool = setting(False, "List the shipped voices, and speak nothing.")
+    out: str = setting("", "File to write; the suffix chooses the format. Empty = out.wav, and none with stream.",
+                       old=("output",), short="-o", place="file")
     method: str = setting("", "dcar, dcar-sampled, car-K, or far; empty = dcar with a policy, a dial or draws, "
                               f"else {METHOD}.")
-    decoder: str = setting("starter", "Directory of a decoder (far: of a FAR decoder).")
+    decoder: str = setting("", "Directory of a decoder (far: of a FAR decoder); empty = that of a tuned voice, else "
+                               "starter.")
     policy: str = setting(POLICY, "Directory of an exported policy, or starter, which was trained at temperature 1.",
                           names=("starter", POLICY))
-    vocoder: str = setting("starter", "Folder, or a name that dcar.vocoder.load lists.")
+    vocoder: str = setting("", "Folder, or a name that dcar.vocoder.load lists; empty = as with decoder.")
     tokenizer: str = setting("starter", "Folder, or a name that dcar.tokens.load lists.")
     dial: float = setting(0.0, "Turns the policy: above 0 to longer chunks and less time, below 0 to shorter ones; "
-                               "nats a token, -2 to 2 is far.")
+                               "nats a token.", minimum=DIALS[0], maximum=DIALS[1])
     num_candidates: int = setting(0, "Chunks drawn side by side, of which the best-scored is spoken, for a "
                             f"policy that can tell; 0 = {NUM_CANDIDATES} for such a policy, else 1.",
                                   minimum=0, old=("draws",))
     seed: int = seed_setting(0, "Of the draws.")
-    stream: bool = setting(False, "Also write 16-bit mono samples to standard output while speaking (… | aplay "
+    stream: bool = setting(False, "Write 16-bit mono samples to standard output while speaking (… | aplay "
                                   "-r 24000 -f S16_LE); the timeline goes to standard error.")
     sampling: SamplingConfig = setting(lambda: SAMPLING, "How tokens are drawn.", flat=True)
 
 
+def read_text(options: SpeakConfig) -> str:
+    """What is to be said. ConfigError where it is given twice or not at all, TextError where it cannot be read."""
+    if bool(options.text) == bool(options.file):
+        raise ConfigError("give what to say, one of: dcar speak \"a text\", dcar speak --file FILE.txt, or … | dcar "
+                          "speak -")
+    if not options.file and options.text != "-":
+        return options.text
+    name = options.file or "standard input"
+    try:
+        with open(options.file, "rb") if options.file else contextlib.nullcontext(sys.stdin.buffer) as source:
+            return source.read(4 * MAX_TEXT + 1).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise TextError(f"{name}: not UTF-8 text (byte {error.start + 1}); save it as UTF-8") from None
+    except OSError as error:
+        raise TextError(f"{name}: cannot be read ({error.strerror}); check the path") from None
+
+
 def main(arguments: list[str] | None = None) -> None:
     options = load_config(SpeakConfig, arguments)
+    if options.voices:
+        print(voices_text())
+        return
     if options.stream and sys.stdout.isatty():
         raise ConfigError("--stream writes raw samples, and standard output is a terminal; pipe them into a player "
                           "(… --stream | aplay -r 24000 -f S16_LE) or a file (… --stream > out.raw), or leave --stream "
                           "out")
-    phrases(options.text)  # what cannot be spoken or written is refused before models are loaded
-    check_suffix(options.out)
-    speaker = Speaker.load(options.decoder, policy=options.policy, tokenizer=options.tokenizer, vocoder=options.vocoder,
-                           method=options.method, sampling=options.sampling, seed=options.seed,
-                           dial=options.dial, num_candidates=options.num_candidates)
-    voice = speaker.voice(options.prompt)
-    started = time.perf_counter()
-    if options.stream:
-        spoken = speaker.join(options.text, write_samples(speaker.stream(options.text, voice)))
+    text = read_text(options)
+    parts = phrases(text)  # what cannot be spoken or written is refused before models are loaded
+    out = options.out or ("" if options.stream else "out.wav")
+    if out:
+        check_suffix(out)
+    tuned = options.voice if options.voice and tuned_voice(options.voice) else ""
+    speaker = Speaker.load(options.decoder or tuned or "starter", policy=options.policy, tokenizer=options.tokenizer,
+                           vocoder=options.vocoder, method=options.method, sampling=options.sampling,
+                           seed=options.seed, dial=options.dial, num_candidates=options.num_candidates)
+    voice = speaker.voice(options.voice or None)
+    notes, started = sys.stderr if options.stream else sys.stdout, time.perf_counter()
+    pieces = speaker.stream(text, voice) if options.stream else speaker.sentences(text, voice)
+    if out and not (folder := Path(out).parent).exists():
+        with writing(folder):
+            folder.mkdir(parents=True)
+        print(f"made the folder {folder}", file=sys.stderr)
+    results: list[DecodeResult] = []
+    samples = 0
+    with (
+        audio_writer(out, speaker.vocoder.sample_rate) if out else contextlib.nullcontext(_nowhere) as write,
+        tqdm(total=len(parts), desc="speaking", unit="phrase", disable=None if len(parts) > 3 else True) as bar,
+    ):
+        for piece in pieces:
+            if options.stream:
+                if not samples and len(piece.samples):
+                    print(f"first audio after {time.perf_counter() - started:.3f} s", file=sys.stderr)
+                sys.stdout.buffer.write((piece.samples * 32767).astype("<i2").tobytes())
+                sys.stdout.buffer.flush()
+            write(piece.samples)
+            samples += len(piece.samples)
+            if piece.result is not None:
+                results.append(piece.result)
+                bar.update()
+    seconds, spoken = time.perf_counter() - started, samples / speaker.vocoder.sample_rate
+    if len(parts) <= SHOWN:
+        print(timeline_of([p.text for p in parts], results, speaker.tokenizer.rate_hz), file=notes)
     else:
-        spoken = speaker.say(options.text, voice)
-    seconds = time.perf_counter() - started
-    spoken.save(options.out)
-    notes = sys.stderr if options.stream else sys.stdout
-    print(spoken.timeline(), file=notes)
-    print(f"{options.out}: {spoken.seconds:.2f} s by {speaker.method.name}, in {seconds:.2f} s "
-          f"({seconds / spoken.seconds:.2f} of real time)", file=notes)
+        tokens, passes = (sum(counts) for counts in zip(*((len(r.tokens), r.target_passes) for r in results),
+                                                        strict=True))
+        print(f"{len(parts)} phrases, {tokens} tokens in {passes} passes ({tokens / passes:.2f} a pass), "
+              f"{sum(r.truncated for r in results)} cut by the length guard", file=notes)
+    print(f"{out or 'spoken'}: {spoken:.2f} s by {speaker.method.name}, in {seconds:.2f} s "
+          f"({seconds / spoken:.2f} of real time)", file=notes)
 
 
-def write_samples(pieces: Iterable[Piece]) -> list[Piece]:
-    """Write the samples of a stream to standard output as they come; returns the pieces."""
-    started = time.perf_counter()
-    heard: list[Piece] = []
-    for piece in pieces:
-        if not heard:
-            print(f"first audio after {time.perf_counter() - started:.3f} s", file=sys.stderr)
-        heard.append(piece)
-        sys.stdout.buffer.write((piece.samples * 32767).astype("<i2").tobytes())
-        sys.stdout.buffer.flush()
-    return heard
+def _nowhere(samples: np.ndarray) -> None:
+    """Where the samples of a stream go that no file was asked for."""
 
 
 if __name__ == "__main__":

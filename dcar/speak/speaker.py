@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,9 +19,9 @@ from dcar.model.draft import AnyDecoder
 from dcar.model.load import Shipped, load_decoder, load_policy, text_encoder
 from dcar.prompts.together import check_together, made_by
 from dcar.sampling import SamplingConfig
-from dcar.speak.defaults import NUM_CANDIDATES, POLICY, SAMPLING, method_for
-from dcar.speak.phrases import Phrase, phrases
-from dcar.speak.voice import Voice, read_voice, starter_voice
+from dcar.speak.defaults import DIALS, NUM_CANDIDATES, POLICY, SAMPLING, method_for
+from dcar.speak.phrases import Phrase, note_other_language, phrases
+from dcar.speak.voice import Voice, find_voice, shipped_voice, tuned_voice
 from dcar.text.phonemes import PHONEME_VERSION
 from dcar.tokens.base import SpeechTokenizer
 from dcar.tokens.load import load_tokenizer
@@ -32,6 +32,7 @@ from heads.policy import ChunkPolicy
 
 Policy = str | Path | ChunkPolicy
 AnyMethod = str | Method | ChunkSchedule
+TOGETHER = 16  # phrases that are decoded and voiced before their sound is given out
 
 
 @dataclass(frozen=True)
@@ -68,10 +69,7 @@ class Spoken:
 
     def timeline(self) -> str:
         """Every phrase with its chunks, to be printed."""
-        return "\n".join(
-            f"{phrase}\n{timeline(result, self.token_rate)}" + ("  (cut by the length guard)" * result.truncated)
-            for phrase, result in zip(self.phrases, self.results, strict=True)
-        )
+        return timeline_of(self.phrases, self.results, self.token_rate)
 
 
 @dataclass(frozen=True)
@@ -102,24 +100,32 @@ class Speaker:
         self.tokenizer, self.vocoder, self.sampling, self.seed = tokenizer, vocoder, sampling, seed
         self._recordings = PromptAudio([]) if recordings is None else recordings
         self._policy: Policy = POLICY
+        self._own: Voice | None = None  # of a folder of `dcar tune-voice`
         self._far: Callable[[], AnyDecoder] = lambda: self.decoder
 
     @classmethod
     def load(cls, decoder: str | Path = "starter", *, policy: Policy = POLICY,
-             tokenizer: str | Path = "starter", vocoder: str | Path = "starter", method: AnyMethod = "",
+             tokenizer: str | Path = "starter", vocoder: str | Path = "", method: AnyMethod = "",
              sampling: SamplingConfig = SAMPLING, seed: int = 0, dial: float = 0.0,
              num_candidates: int = 0) -> Speaker:
         """Each by folder, or "starter" for what ships (of policies also "starter-t0.4", trained at temperature 0.4);
-        tokenizer and vocoder also by the names of `dcar.tokens.load` and `dcar.vocoder.load`.
+        tokenizer and vocoder also by the names of `dcar.tokens.load` and `dcar.vocoder.load`. A folder of `dcar
+        tune-voice` as decoder brings its vocoder, method and voice along.
 
         method: dcar, dcar-sampled (the policy's choice drawn), car-K, or far (with "starter" the shipped FAR decoder);
         a chunk rule of your own (`dcar.ChunkRule`) or a method of the loop; "" = `method_for`.
         dial: of the policy, above 0 for longer chunks and less time, below for shorter ones (`PolicyChunk`).
-        draws: candidates, chunks drawn side by side for the policy; 0 = `NUM_CANDIDATES` where it can choose among
+        num_candidates: chunks drawn side by side for the policy; 0 = `NUM_CANDIDATES` where it can choose among
         them, else 1. AssetError, CheckpointError, ConfigError or DataError where something is missing or does not
         belong together.
         """
-        if not method:
+        tuned = tuned_voice(decoder)
+        if tuned is not None:
+            decoder, vocoder = tuned.decoder, vocoder or tuned.vocoder
+        vocoder = vocoder or "starter"
+        if not method and tuned is not None and policy == POLICY and not (dial or num_candidates):
+            method = tuned.method
+        elif not method:
             method = "dcar" if isinstance(policy, ChunkPolicy) else method_for(str(policy), dial, num_candidates)
         which: Shipped = "far" if method == "far" else "decoder"
         speech_tokenizer = load_tokenizer(str(tokenizer))
@@ -130,7 +136,7 @@ class Speaker:
         chunks = make_method(method, policy, car, dial, num_candidates)
         check_together(car, made, f"tokenizer {tokenizer}", spoken_by)
         speaker = cls(car, encode, chunks, speech_tokenizer, spoken_by, sampling, seed, recordings)
-        speaker._policy = policy
+        speaker._policy, speaker._own = policy, tuned.prompt if tuned is not None else None
         if str(decoder) == "starter":
             speaker._far = lambda: load_decoder(decoder, starter="far")
         return speaker
@@ -154,21 +160,22 @@ class Speaker:
         return other
 
     def generate(self, text: str, prompt: str | Path | Voice | None = None, **settings: Any) -> Spoken:
-        """Speak a text with the voice of `prompt` (a recording of a second or more; None = a shipped voice).
+        """Speak a text with the voice of `prompt`: a recording of a second or more, a folder of `dcar tune-voice`, or a
+        shipped voice by its name; None = the model's own, else a shipped one.
 
         Sentences are spoken one by one, long ones clause by clause. settings: policy ("starter", a folder or a
         `ChunkPolicy`), method, temperature, top_k, seed, num_candidates, dial, as in `using`.
         TextError, AudioError, DataError; LawError of a broken model.
         """
-        return self.using(**settings)._say(text, prompt)
+        return self.join(text, list(self.sentences(text, prompt, **settings)))
 
     def voice(self, prompt: str | Path | Voice | None) -> Voice:
-        """The voice of a recording of a second or more, None for a shipped one; give it back to `say` to spare the
-        reading. AudioError where the recording cannot be used."""
-        if isinstance(prompt, Voice):
-            voice = prompt
+        """What `prompt` of `generate` means; give it back to `generate` to spare the reading. AudioError where the
+        recording cannot be used, ConfigError for a name that is none."""
+        if prompt is None:
+            voice = self._own or shipped_voice("", self.tokenizer)
         else:
-            voice = starter_voice() if prompt is None else read_voice(prompt, self.tokenizer)
+            voice = prompt if isinstance(prompt, Voice) else find_voice(prompt, self.tokenizer)
         if voice.recording is not None:
             self._recordings.add(voice.features, voice.recording)
         return voice
@@ -177,14 +184,26 @@ class Speaker:
         """`generate` under its old name."""
         return self.generate(text, prompt, seed=seed)
 
-    def _say(self, text: str, prompt: str | Path | Voice | None) -> Spoken:
-        parts = phrases(text)
-        voice = self.voice(prompt)
-        results = decode(fast(self.decoder), self._prompts(parts, voice), self.method, self.sampling,
-                         seed=self.seed, batch_size=1)
-        waves = self.vocoder.synthesize([r.tokens for r in results], np.stack([voice.features] * len(results)))
-        pieces = [piece for part, wave in zip(parts, waves, strict=True) for piece in (wave, self._pause(part))]
-        return self._spoken(parts, results, np.concatenate(pieces))
+    def sentences(self, text: str, prompt: str | Path | Voice | None = None, **settings: Any) -> Iterator[Piece]:
+        """As `generate`, one piece a phrase: of a long text only some phrases are in memory. Text and prompt are
+        checked before the first piece is asked for."""
+        model = self.using(**settings)
+        parts = model._phrases(text)
+        return model._by_phrase(parts, model.voice(prompt))
+
+    def _phrases(self, text: str) -> list[Phrase]:
+        if not hasattr(self.encode, "name"):  # a text tokenizer of a language model's own
+            note_other_language(text)
+        return phrases(text)
+
+    def _by_phrase(self, parts: list[Phrase], voice: Voice) -> Iterator[Piece]:
+        prompts, decoder = self._prompts(parts, voice), fast(self.decoder)
+        for start in range(0, len(parts), TOGETHER):
+            now = slice(start, start + TOGETHER)
+            results = decode(decoder, prompts[now], self.method, self.sampling, seed=self.seed, batch_size=1)
+            waves = self.vocoder.synthesize([r.tokens for r in results], np.stack([voice.features] * len(results)))
+            for i, (part, wave, result) in enumerate(zip(parts[now], waves, results, strict=True), start):
+                yield Piece(np.concatenate((wave, self._pause(part))), self.vocoder.sample_rate, i, result)
 
     def stream(self, text: str, prompt: str | Path | Voice | None = None, **settings: Any) -> Iterator[Piece]:
         """As `generate`, in pieces as they become certain; together they are its waveform (up to rounding).
@@ -200,13 +219,14 @@ class Speaker:
         if not isinstance(method, ChunkMethod) or not isinstance(method.schedule, FixedChunk | PolicyChunk):
             raise ConfigError(f"'{method.name}' is spoken in whole sentences; use Speaker.generate, or stream with "
                               "dcar, car-K or far")
-        parts = phrases(text)
+        parts = model._phrases(text)
         return model._stream(parts, model.voice(prompt), model.vocoder, method, model.seed)
 
     def join(self, text: str, pieces: list[Piece]) -> Spoken:
-        """All pieces of a stream of `text` as one."""
-        results = [piece.result for piece in pieces if piece.result is not None]
-        return self._spoken(phrases(text), results, np.concatenate([piece.samples for piece in pieces]))
+        """All pieces of `text` (of `sentences` or `stream`) as one."""
+        parts, results = phrases(text), [piece.result for piece in pieces if piece.result is not None]
+        return Spoken(np.concatenate([piece.samples for piece in pieces]), self.vocoder.sample_rate,
+                      [p.text for p in parts], results, self.tokenizer.rate_hz, [p.pause for p in parts])
 
     def _stream(self, parts: list[Phrase], voice: Voice, vocoder: TokenVocoder, method: ChunkMethod,
                 seed: int) -> Iterator[Piece]:
@@ -233,10 +253,6 @@ class Speaker:
     def _pause(self, part: Phrase) -> np.ndarray:
         return np.zeros(int(part.pause * self.vocoder.sample_rate), np.float32)
 
-    def _spoken(self, parts: list[Phrase], results: list[DecodeResult], wave: np.ndarray) -> Spoken:
-        return Spoken(wave, self.vocoder.sample_rate, [p.text for p in parts], results, self.tokenizer.rate_hz,
-                      [p.pause for p in parts])
-
 
 def make_method(name: AnyMethod, policy: Policy, decoder: AnyDecoder, dial: float = 0.0,
                 num_candidates: int = 0) -> Method:
@@ -246,6 +262,9 @@ def make_method(name: AnyMethod, policy: Policy, decoder: AnyDecoder, dial: floa
         if value and not (isinstance(name, str) and name.startswith("dcar")):
             raise ConfigError(f"{setting}={value:g} is for a policy, and method '{getattr(name, 'name', name)}' asks "
                               "none: leave it out, or choose dcar")
+    if not DIALS[0] <= dial <= DIALS[1]:
+        raise ConfigError(f"dial={dial:g}: a policy can be turned from {DIALS[0]:g} to {DIALS[1]:g}; for chunks of one "
+                          "size choose car-K")
     if not isinstance(name, str):
         return ChunkMethod(name) if hasattr(name, "choose") else name
     if name == "far":
@@ -264,6 +283,12 @@ def make_method(name: AnyMethod, policy: Policy, decoder: AnyDecoder, dial: floa
 
 load = Speaker.load
 """`dcar.load`: the models by folder or name, ready to speak."""
+
+
+def timeline_of(said: Sequence[str], results: Sequence[DecodeResult], rate: float) -> str:
+    """Every phrase with its chunks."""
+    return "\n".join(f"{phrase}\n{timeline(result, rate)}" + "  (cut by the length guard)" * result.truncated
+                     for phrase, result in zip(said, results, strict=True))
 
 
 def timeline(result: DecodeResult, rate: float) -> str:

@@ -1,7 +1,9 @@
-"""The voice to speak with: read from a recording, or one that ships."""
+"""The voice to speak with: read from a recording, one that ships, or one of `dcar tune-voice`."""
 
 from __future__ import annotations
 
+import difflib
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -11,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from dcar.audio import ENCODER_SAMPLE_RATE, load_audio
-from dcar.errors import AudioError
+from dcar.errors import AudioError, ConfigError, DataError
 from dcar.sources.shipped import shipped
 from dcar.vocoder.base import Recorded
 from dcar.vocoder.model import speaker_features
@@ -45,26 +47,94 @@ def read_voice(path: str | Path, tokenizer, prompt_tokens: int = 50) -> Voice:
     return Voice(tuple(int(t) for t in tokens[start : start + prompt_tokens]), features, partial(load_audio, path))
 
 
-def starter_voice() -> Voice:
-    """The first unseen voice of the starter corpus."""
-    return _voice_of(_unseen()[0])
+def starter_voices(split: str = "test") -> dict[str, Voice]:
+    """Voices of the starter corpus by the names of their speakers, each from its first utterance. Those of "test" were
+    never trained on, those of "dev" were."""
+    from dcar.prepare.prepared import load_prepared
 
-
-def starter_voices() -> dict[str, Voice]:
-    """The unseen voices of the starter corpus by the names of their speakers, each from its first utterance."""
     voices: dict[str, Voice] = {}
-    for row in _unseen():
+    for row in load_prepared(shipped("prepared"), split):
         if row["speaker"] not in voices:
-            voices[row["speaker"]] = _voice_of(row)
+            voices[row["speaker"]] = voice_of(row, 20)
     return voices
 
 
-def _unseen() -> Any:
-    """The rows of the starter corpus whose voices were never trained on."""
-    from dcar.prepare.run import load_prepared
-
-    return load_prepared(shipped("prepared"), "test")
+def voice_of(row: Mapping[str, Any], start: int, prompt_tokens: int = 50) -> Voice:
+    """The voice of a row of a prepared corpus, with its tokens from `start` on as prompt."""
+    return Voice(tuple(row["speech"][start : start + prompt_tokens]), np.asarray(row["voice"], np.float32))
 
 
-def _voice_of(row: Mapping[str, Any]) -> Voice:
-    return Voice(tuple(row["speech"][20:70]), np.asarray(row["voice"], np.float32))
+def voices_text() -> str:
+    """The shipped voices, one a line. Their names say the accent (a, American; b, British) and f or m."""
+    lines = []
+    for split, what in (("test", "the models were never trained on it"), ("dev", "trained on")):
+        for name in starter_voices(split):
+            accent, kind = {"a": "American", "b": "British"}[name[0]], {"f": "woman", "m": "man"}[name[1]]
+            lines.append(f"  {name:14} {accent + ' ' + kind:16} {what}")
+    return "\n".join(["voices that ship, for --voice NAME (the first is the default):", *lines,
+                      "or --voice RECORDING, or --voice FOLDER of dcar tune-voice"])
+
+
+def find_voice(named: str | Path, tokenizer) -> Voice:
+    """The voice of a recording, of a folder of `dcar tune-voice`, or a shipped one by its name. ConfigError or
+    AudioError where there is none."""
+    path = Path(named)
+    if (tuned := tuned_voice(path)) is not None:
+        return tuned.prompt
+    if path.is_dir():
+        raise ConfigError(f"voice {named}: a folder without {VOICE_FILE}; give a recording, or a folder that `dcar "
+                          "tune-voice` has finished")
+    if path.exists() or path.suffix or len(path.parts) > 1:
+        return read_voice(path, tokenizer)
+    return shipped_voice(str(named), tokenizer)
+
+
+def shipped_voice(name: str, tokenizer) -> Voice:
+    """A voice that ships, "" = the first. ConfigError where there is none of that name, or its tokens are those of
+    another tokenizer."""
+    from dcar.prepare.prepared import prepared_info
+
+    if tokenizer.checksum != prepared_info(shipped("prepared"))["tokenizer"]["checksum"]:
+        raise ConfigError("the shipped voices are tokens of the shipped tokenizer, and this model has another: give "
+                          "--voice RECORDING.wav (in Python prompt=)")
+    return next(iter(starter_voices().values())) if name == "" else named_voice(name)
+
+
+def named_voice(name: str) -> Voice:
+    """A shipped voice. ConfigError where there is none of that name."""
+    found = {**starter_voices(), **starter_voices("dev")}
+    if name not in found:
+        near = difflib.get_close_matches(name, found, n=1)
+        hint = f"did you mean {near[0]}? " * bool(near)
+        raise ConfigError(f"voice {name}: no shipped voice, recording or folder of dcar tune-voice; {hint}`dcar speak "
+                          "--voices` lists those that ship")
+    return found[name]
+
+
+@dataclass(frozen=True)
+class TunedVoice:
+    """What `dcar tune-voice` recommends: decoder and vocoder (folders or "starter"), method, and a prompt."""
+
+    decoder: str
+    vocoder: str
+    method: str
+    prompt: Voice
+
+
+VOICE_FILE = "voice.json"
+
+
+def tuned_voice(folder: str | Path) -> TunedVoice | None:
+    """What a folder of `dcar tune-voice` recommends; None where it is no such folder. DataError where it is damaged."""
+    file = Path(folder) / VOICE_FILE
+    if not file.is_file():
+        return None
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))["speak"]
+        prompt = Voice(tuple(int(t) for t in found["prompt"]["speech"]), np.array(found["prompt"]["voice"], np.float32))
+        decoder, vocoder = (str(file.parent / found[part]) if (file.parent / found[part]).is_dir() else found[part]
+                            for part in ("decoder", "vocoder"))
+        return TunedVoice(decoder, vocoder, str(found["method"]), prompt)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise DataError(f"{file}: not as `dcar tune-voice` writes it ({type(error).__name__}: {error}); run that "
+                        "command again") from error

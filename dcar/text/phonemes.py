@@ -145,6 +145,11 @@ def _shared_pronouncer() -> _Pronouncer:
         return _pronouncer
 
 
+def in_lexicon(word: str) -> bool:
+    """Whether an English pronunciation of a word, in small letters, is known, not guessed."""
+    return word in _shared_pronouncer()
+
+
 def _forget_locks() -> None:
     """A forked child may inherit a lock that another thread of the parent held: give it fresh ones."""
     global _pronouncer_lock

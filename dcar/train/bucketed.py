@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import TrainerCallback, TrainingArguments
+from transformers.trainer_callback import ProgressCallback
 
 from dcar.optim import adamw, cosine
 from dcar.storage import digest, write_text
 from dcar.tracking import write_json
 from dcar.train.batches import BucketBatchSampler, EpochLoader
-from dcar.train.callbacks import JsonlLog
+from dcar.train.callbacks import JsonlLog, LossBar
 from dcar.train.checkpoints import check_same_data, step_of
 from dcar.train.resilient import ResilientTrainer
 
@@ -67,6 +68,8 @@ class BucketedTrainer(ResilientTrainer):
         self.jsonl = JsonlLog(Path(config.out) / "log.jsonl")
         super().__init__(model, arguments, train_dataset=train, eval_dataset=dev, data_collator=collate,
                          callbacks=[self.jsonl, *callbacks])
+        if self.pop_callback(ProgressCallback) is not None:
+            self.add_callback(LossBar)
 
     def sampler(self, lengths: Sequence[int], shuffle: bool) -> BucketBatchSampler:
         """This process's batches of utterances of these lengths."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback, TrainerState
+from transformers.trainer_callback import ProgressCallback
 
 from dcar.storage import write_text, writing
 
@@ -77,6 +78,14 @@ class JsonlLog(TrainerCallback):
     def _rewrite(self, lines: list[dict[str, Any]]) -> None:
         with writing(self.path):
             write_text(self.path, "".join(json.dumps(line) + "\n" for line in lines))
+
+
+class LossBar(ProgressCallback):
+    """Trainer's bar with the loss beside it, instead of a line of raw numbers under it at every log."""
+
+    def on_log(self, args, state, control, logs: dict[str, Any] | None = None, **kwargs):
+        if self.training_bar is not None and logs and "loss" in logs:
+            self.training_bar.set_postfix_str(f"loss {logs['loss']:.3g}")
 
 
 class TensorBoardLog(TrainerCallback):

@@ -35,7 +35,7 @@ from dcar.model.car import CARDecoder, CAROutput
 from dcar.model.cards import decoder_card
 from dcar.model.load import load_decoder_config
 from dcar.optim import ScaledAdam, eden
-from dcar.prepare.prepared import load_prepared, prepared_info
+from dcar.prepare.prepared import load_prepared, prepared_folder, prepared_info
 from dcar.process import meeting_others, run_command
 from dcar.storage import digest, sync, writing
 from dcar.tracking import provenance
@@ -203,7 +203,7 @@ def fit(config: TrainConfig, model: CARDecoder, train, dev, prepared: dict[str, 
                     len(rows) - len(train), trainer.args.world_size)
     trainer.origin = provenance(
         config=dataclasses.asdict(config), seed=config.seed,
-        data={"path": config.data, "prepared.json": digest(Path(config.data) / "prepared.json")})
+        data={"path": config.data, "prepared.json": digest(prepared_folder(config.data) / "prepared.json")})
     trainer.train_from(last)
     with trainer.doing("evaluating and exporting the trained model"), writing(out):
         return export(config, model, trainer, prepared)

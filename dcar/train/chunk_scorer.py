@@ -16,7 +16,6 @@ import logging
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,7 +27,7 @@ from dcar.errors import CheckpointError, ConfigError
 from dcar.model.cards import model_card
 from dcar.model.draft import AnyDecoder
 from dcar.model.load import load_decoder
-from dcar.prepare.prepared import load_prepared, prepared_info
+from dcar.prepare.prepared import load_prepared, prepared_folder, prepared_info
 from dcar.process import run_command
 from dcar.prompts.together import check_together
 from dcar.sampling import sample
@@ -155,7 +154,7 @@ def run(config: TrainChunkScorerConfig) -> ChunkScorer:
     torch.manual_seed(config.seed)
     model = new_chunk_scorer(shape, decoder, config.init_from)
     trainer = ChunkScorerTrainer(config, model, decoder, train, dev)
-    data = {"path": config.data, "prepared.json": digest(Path(config.data) / "prepared.json")}
+    data = {"path": config.data, "prepared.json": digest(prepared_folder(config.data) / "prepared.json")}
     return trainer.make(last, config, data, chunk_scorer_card, base_checksum=shape.base_checksum)
 
 

@@ -15,7 +15,6 @@ import logging
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ import torch
 from dcar.config import load_config, setting
 from dcar.errors import DataError
 from dcar.model.cards import model_card
-from dcar.prepare.prepared import load_prepared, prepared_info, tokenizer_identity
+from dcar.prepare.prepared import load_prepared, prepared_folder, prepared_info, tokenizer_identity
 from dcar.process import run_command
 from dcar.recognition.ctc import frames_needed
 from dcar.recognition.tokens import TokenRecognizer, TokenRecognizerConfig
@@ -113,7 +112,7 @@ def run(config: TrainTokenRecognizerConfig) -> TokenRecognizer:
     torch.manual_seed(config.seed)
     model = TokenRecognizer(config.model)
     trainer = TokenRecognizerTrainer("a token recogniser", config, model, train, dev)
-    data = {"path": config.data, "prepared.json": digest(Path(config.data) / "prepared.json")}
+    data = {"path": config.data, "prepared.json": digest(prepared_folder(config.data) / "prepared.json")}
     return trainer.make(last, given, data, token_recognizer_card, known={"data": prepared})
 
 

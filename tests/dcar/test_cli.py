@@ -167,7 +167,7 @@ def test_an_error_is_a_message_not_a_traceback(tmp_path, monkeypatch, capsys):
         main(wrong)
 
 
-def test_a_folder_that_may_not_be_written_is_a_message(monkeypatch, capsys):
+def test_a_folder_that_may_not_be_written_is_a_message(monkeypatch, capsys, tmp_path):
     """Root may write everywhere, so the system's answer is played."""
     def refused(arguments):
         raise PermissionError(errno.EACCES, "Permission denied", "/data/out")
@@ -176,6 +176,20 @@ def test_a_folder_that_may_not_be_written_is_a_message(monkeypatch, capsys):
     assert status_of(["doctor"]) == 1
     told = "dcar doctor: /data/out: Permission denied; give another folder, or the right to it\n"
     assert capsys.readouterr().err == told
+
+    def nowhere(arguments):
+        Path("/proc/out").mkdir()
+
+    monkeypatch.setattr(doctor, "main", nowhere)
+    assert status_of(["doctor"]) == 1
+    assert capsys.readouterr().err.startswith("dcar doctor: /proc/out: ")
+
+    def lost(arguments):
+        (tmp_path / "no" / "file").read_text()
+
+    monkeypatch.setattr(doctor, "main", lost)
+    with pytest.raises(FileNotFoundError):  # there files can be made, so this is a fault of ours
+        main(["doctor"])
 
     def broken(arguments):
         raise OSError(errno.EIO, "Input/output error", "/data/out")

@@ -23,7 +23,9 @@ from dcar.errors import ConfigError, DataError
 from dcar.model.car import CARDecoder
 from dcar.model.load import load_decoder
 from dcar.prepare.prepared import features
+from dcar.prepare.settings import PrepareReport
 from dcar.prompts.load import all_prompts, load_prompts
+from dcar.speak.voice import tuned_voice
 from dcar.train import spoken
 from dcar.train.car import run as train
 from dcar.vocoder.model import TokenVocoder
@@ -127,7 +129,7 @@ def test_a_tuned_decoder_that_is_better_is_recommended(data, untrained, tmp_path
     settings = config(tmp_path, data, untrained, temperatures=[0.8], shares=[0.1, 1.0])
     found = tune_voice(settings, tools)
     [step] = found["steps"]
-    assert step["better"] and found["recommended"] == str(tmp_path / "voice" / "car") and found["share"] == 1
+    assert step["better"] and found["recommended"] == str(tmp_path / "voice" / "work" / "car") and found["share"] == 1
     assert [t["share"] for t in found["tried"]] == [0, 0.1, 1] and found["tried"][2]["wer"] < found["tried"][0]["wer"]
     row = step["rows"][0]
     assert row["method"] == "car-2@t0.4" and row["tuned"] < row["start"] and row["difference_ci"][1] < 0
@@ -135,6 +137,12 @@ def test_a_tuned_decoder_that_is_better_is_recommended(data, untrained, tmp_path
     assert found["bounds"] == {"ground truth resynthesised": {"wer": 0.0, "similarity": None}}
     assert "Take the tuned decoder" in table(found)
     assert json.loads((tmp_path / "voice" / "voice.json").read_text()) == json.loads(json.dumps(found))
+    speaks = tuned_voice(tmp_path / "voice")  # as dcar speak --voice reads it
+    assert (speaks.decoder, speaks.method) == (str(tmp_path / "voice" / "decoder"), "car-2")
+    assert load_decoder(speaks.decoder).checksum() == load_decoder(found["recommended"]).checksum()
+    assert speaks.prompt.tokens and (tmp_path / "voice/vocoder/config.json").exists()
+    assert {p.name for p in (tmp_path / "voice").iterdir()} == {"decoder", "vocoder", "work", "voice.json",
+                                                                "tune_voice.yaml"}
     again = tune_voice(settings, tools)  # everything is there: nothing is trained or spoken
     assert again["steps"] == found["steps"]
     with pytest.raises(ConfigError, match=r"voice was begun with other settings of the decoder's training .*made_of"):
@@ -151,7 +159,8 @@ def test_the_decoder_as_it_was_stays_where_no_step_is_better(data, trained, tmp_
     assert found["recommended"] == str(trained) and found["recommended_vocoder"] == "starter"
     assert "dev sentences chose it" in table(found) and not found["steps"] and found["start_rows"]
     assert not found["tried"]
-    assert CARDecoder.from_pretrained(tmp_path / "voice" / "car").checksum() == load_decoder(trained).checksum()
+    kept = CARDecoder.from_pretrained(tmp_path / "voice" / "work" / "car")
+    assert kept.checksum() == load_decoder(trained).checksum()
 
 
 def test_a_tuned_decoder_that_is_worse_on_dev_goes_no_further(data, trained, tmp_path):
@@ -254,7 +263,7 @@ def test_decoders_speak_through_the_vocoder_that_dev_chose(data, untrained, tmp_
                          ("car", "tuned", "dev")]
     assert asked[4:] == [(first, "starter", "test"), (first, "tuned", "test"), ("car", "tuned", "test")]
     assert [(step["tuned"], step["better"]) for step in found["steps"]] == [("vocoder", True), ("decoder", True)]
-    assert found["recommended"] == str(tmp_path / "voice" / "car") and found["recommended_vocoder"] == "tuned"
+    assert found["recommended"] == str(tmp_path / "voice" / "work" / "car") and found["recommended_vocoder"] == "tuned"
     shown = table(found)
     assert "held out, tuned vocoder" in shown and "held out, tuned decoder" in shown
 
@@ -276,7 +285,8 @@ def test_what_the_vocoder_lost_is_not_laid_to_the_decoder(data, untrained, tmp_p
     assert asked == [(untrained.name, "starter"), (untrained.name, "tuned"), ("car", "starter")]
     assert [(step["tuned"], step["better"]) for step in found["steps"]] == [("vocoder", False), ("decoder", True)]
     assert "Leave the tuned vocoder, which is farther from the voice" in table(found)
-    assert found["recommended"] == str(tmp_path / "voice" / "car") and found["recommended_vocoder"] == "starter"
+    assert found["recommended"] == str(tmp_path / "voice" / "work" / "car")
+    assert found["recommended_vocoder"] == "starter"
 
 
 def test_the_vocoder_is_really_trained_from_the_one_that_speaks(tmp_path, data):
@@ -365,6 +375,30 @@ def test_a_difference_within_chance_says_what_could_have_been_seen():
     said = advice(row, "decoder", 0.03)
     assert "better in nothing beyond chance" in said and "5.7 points" in said and "few" not in said
     assert "12 sentences are few" in advice({**row, "sentences": 12}, "decoder", 0.03)
+
+
+def test_stages_are_named_and_counted(tmp_path, capsys):
+    stage = tune.Stages(TuneVoiceConfig(data="x", vocoder_recipe="", shares=[0.5, 1.0]))
+    stage("train")
+    stage("speak")
+    stage.done()
+    assert capsys.readouterr().err.splitlines() == ["[1 of 7] train", "[2 of 7] speak"] and stage.bar.n == 7
+
+
+@pytest.mark.parametrize(("first", "kind"), [("s1|Hello.", "ljspeech"), ("file,text", "folder"), ("", "folder")])
+def test_recordings_are_read_as_they_lie_there(tmp_path, monkeypatch, first, kind, caplog):
+    asked = []
+
+    def prepare(settings):
+        asked.append((settings.corpus, settings.out, settings.transcribe))
+        return PrepareReport([], {"train": {"utterances": 2, "seconds": 4, "speakers": 2, "tokens": 200}}, None, 2)
+
+    monkeypatch.setattr(tune, "prepare", prepare)
+    if first:
+        (tmp_path / "metadata.csv").write_text(first)
+    made = tune.prepared_recordings(TuneVoiceConfig(recordings=str(tmp_path), out="v", transcribe="whisper-base"))
+    assert asked == [(kind, made, "whisper-base")] and made == "v/work/prepared"
+    assert "recordings of 2 speakers" in caplog.text
 
 
 def test_what_cannot_be_tuned_is_refused(data, tmp_path):

@@ -40,17 +40,17 @@ def lines() -> list[list[str]]:
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory) -> Path:
-    """Where the reader stands: the recipes, and the recordings as an LJSpeech folder."""
+    """Where the reader stands: the recipes, and the recordings with their texts beside them."""
     folder = tmp_path_factory.mktemp("home")
     (folder / "launch").symlink_to(ROOT / "launch")
-    wavs = folder / "recordings" / "wavs"
-    wavs.mkdir(parents=True)
+    recordings = folder / "recordings"
+    recordings.mkdir(parents=True)
     spoken = load_corpus("starter", None, "test")
     mine = [u for u in spoken if u.speaker == spoken[0].speaker][:12]
     for i, utterance in enumerate(mine):
-        soundfile.write(wavs / f"s{i:02}.wav", *utterance.load())
-    (folder / "recordings/metadata.csv").write_text("".join(f"s{i:02}|{u.text}\n" for i, u in enumerate(mine)))
-    (folder / "recordings/one.wav").write_bytes((wavs / "s00.wav").read_bytes())
+        name = f"s{i:02}" if i else "one"
+        soundfile.write(recordings / f"{name}.wav", *utterance.load())
+        (recordings / f"{name}.txt").write_text(utterance.text)
     return folder
 
 
@@ -71,8 +71,8 @@ def test_every_command_of_the_page_runs(home):
                              env=environment, capture_output=True, text=True)
         assert ran.returncode == 0, f"dcar {name} {shlex.join(given)}\n{ran.stdout[-1500:]}\n{ran.stderr[-3000:]}"
     for made in ("out.wav", "runs/prepared/prepared.json", "runs/resynthesis", "runs/shipped/report.html",
-                 "runs/voice/voice.json", "runs/voice/car/config.json",
-                 "runs/voice/vocoder/export/config.json", "runs/policy/config.json"):
+                 "tuned.wav", "runs/voice/voice.json", "runs/voice/decoder/config.json",
+                 "runs/voice/vocoder/config.json", "runs/policy/config.json"):
         assert (home / made).exists(), made
 
 
@@ -86,7 +86,7 @@ def test_two_processes_tune_one_voice(home):
          "seeds=[0]", "resamples=100"], cwd=home, capture_output=True, text=True, timeout=400,
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""})
     assert ran.returncode == 0, ran.stderr[-3000:]
-    assert ran.stdout.count("wrote runs/two/voice.json") == 1
+    assert ran.stdout.count("--voice runs/two") == 1
     assert "2 processes" in ran.stderr + ran.stdout
     found = json.loads((home / "runs/two/voice.json").read_text())
     assert [(t["share"], t["vocoder_share"]) for t in found["tried"]][:3] == [(0, 0), (0, 0.5), (0, 1)]

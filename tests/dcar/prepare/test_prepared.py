@@ -30,6 +30,13 @@ def config(path: Path, out: Path, **changes: Any) -> PrepareConfig:
     return PrepareConfig(out=str(out), path=str(path), shard_size=4, **changes)
 
 
+def test_the_corpus_that_ships_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert prepared.prepared_info("starter") == prepared.prepared_info(shipped("prepared"))
+    assert load_prepared("starter", "dev")["id"] == load_prepared(shipped("prepared"), "dev")["id"]
+    assert prepared.source_utterances("starter")
+
+
 @pytest.mark.parametrize(("name", "speed"), [("a", 1.0), ("a", 0.85), ("a@1", 1.0), ("a@0.9", 1.17), ("a@0.9", 1.0)])
 def test_a_row_names_its_recording(name: str, speed: float) -> None:
     """Ids of a corpus may look like those of copies."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -23,9 +25,18 @@ from dcar.decoding import DecodeResult
 from dcar.errors import AudioError, CheckpointError, ConfigError, TextError
 from dcar.model.car import CARDecoder
 from dcar.speak.defaults import METHOD, NUM_CANDIDATES, POLICY, method_for
-from dcar.speak.phrases import BREATH_SECONDS, MAX_PHONEMES, PAUSE_SECONDS, phrases, split_clauses, split_sentences
+from dcar.speak.phrases import (
+    BREATH_SECONDS,
+    MAX_PHONEMES,
+    PARAGRAPH_SECONDS,
+    PAUSE_SECONDS,
+    note_other_language,
+    phrases,
+    split_clauses,
+    split_sentences,
+)
 from dcar.speak.speaker import Speaker, make_method, timeline
-from dcar.speak.voice import read_voice
+from dcar.speak.voice import read_voice, starter_voices
 from dcar.text.phonemes import normalize_text, text_to_ids
 from dcar.tokens.whisper import WhisperKMeansTokenizer
 from dcar.vocoder.model import TokenVocoder, VocoderConfig, speaker_features
@@ -295,7 +306,7 @@ def test_a_voice_is_the_middle_of_the_prompt(models, tmp_path):
 
 
 @pytest.mark.parametrize(("text", "message"), [
-    ("", "text is empty"), ("   \n", "text is empty"), ("\U0001f600 \U0001f680", "no letter or digit"),
+    ("   \n", "text is empty"), ("\U0001f600 \U0001f680", "no letter or digit"),
     ("?!", "no letter or digit that can be spoken"), ("你好", "letters that English phonemes cannot say"),
     ("a very long walk " * 40, f"more than {MAX_PHONEMES}; split it with full stops"),
     ("word " * 400, "a sentence has more than 1000 characters"), ("你好. " * 400, "English phonemes cannot say"),
@@ -325,6 +336,98 @@ def test_a_long_text_is_cut_where_its_sentences_end():
     assert len(said) == 18 and said == split_sentences(" ".join(written[:9])) + split_sentences(" ".join(written[9:]))
     assert [phrase.text for phrase in phrases(" ".join(written))] == said
     assert len(split_sentences("word. " * 400)) == 400
+
+
+def test_headings_and_items_stand_for_themselves():
+    assert split_sentences("Chapter 1\nIt was a dark night, and\nPeter was alone.") == [
+        "Chapter one", "It was a dark night, and Peter was alone."]
+    assert split_sentences("# To buy\nSoon.\n- bread\n- milk\n\n1. Open it\n   slowly\n2) Close it") == [
+        "To buy", "Soon.", "bread", "milk", "one, Open it slowly", "two, Close it"]
+    assert split_sentences("It was 5\n- no, 6 - o'clock.") == ["It was five, no, six, o'clock."]
+    assert [p.pause for p in phrases("One\n\nTwo. Three.")] == [PARAGRAPH_SECONDS, PAUSE_SECONDS, 0]
+
+
+@pytest.mark.parametrize(("text", "noted"), [
+    ("Ich habe heute keine Zeit, aber morgen gehen wir in die Stadt.", True), ("Je ne sais pas pourquoi.", True),
+    ("El perro es muy grande.", True), ("Wij zijn naar huis gegaan.", True),
+    ("The tide came in.", False), ("The Sri Lankan cricketer Muttiah Muralitharan bowled.", False), ("Hello.", False),
+    ("Dr. Schmidt and Mrs. van der Berg met in the old den.", False), ("No man was in, so he left.", False),
+])
+def test_a_text_in_another_language_is_read_with_a_note(text, noted, caplog):
+    note_other_language(text)
+    assert ("does not look English" in caplog.text) == noted
+
+
+def test_text_comes_from_a_file_or_from_standard_input(speak, tmp_path, monkeypatch):
+    file = tmp_path / "page.txt"
+    file.write_bytes("\ufeffOne.\n\nTwo.".encode())
+    spoken = [speak("", "car-2", file=file)]
+    monkeypatch.setattr(sys, "stdin", file.open(encoding="utf-8"))
+    spoken.append(speak("-", "car-2"))
+    assert all(status == 0 and shown.startswith("One.\n") and "\nTwo.\n" in shown for status, shown, _, _ in spoken)
+    file.write_bytes(b"caf\xe9")
+    for options, message in (({"file": file}, "page.txt: not UTF-8 text (byte 4); save it as UTF-8"),
+                             ({"file": tmp_path / "none.txt"}, "none.txt: cannot be read (No such file"),
+                             ({}, "give what to say, one of")):
+        status, _, complaint, _ = speak("", "car-2", **options)
+        assert status == 1 and message in complaint
+    assert "give what to say, one of" in speak("Twice.", file=file)[2]
+
+
+def test_a_long_text_is_written_as_it_is_spoken(speak, models, monkeypatch):
+    """In groups of phrases, which do not change the tokens; of many phrases the sums are printed."""
+    text = " ".join(f"Number {n}." for n in range(1, 26))
+    monkeypatch.setattr("dcar.speak.speaker.TOGETHER", 4)
+    status, shown, complaint, out = speak(text, "car-3")
+    assert status == 0 and shown.splitlines()[0].startswith("25 phrases, ") and len(shown.splitlines()) == 2
+    parts = {name: models / name for name in ("policy", "tokenizer", "vocoder")}
+    monkeypatch.setattr("dcar.speak.speaker.TOGETHER", 100)
+    spoken = dcar.load(models / "decoder", **parts, method="car-3").generate(text, models / "voice.wav")
+    wave = sf.read(out)[0]
+    assert f"25 phrases, {sum(map(len, spoken.tokens))} tokens" in shown
+    assert wave.shape == spoken.audio.shape and np.abs(wave - spoken.audio).max() < 1e-3
+
+
+def test_a_new_folder_is_named_and_a_stream_writes_no_file(speak, models, tmp_path):
+    status, _, complaint, _ = speak("Good morning.", "car-3", out=tmp_path / "new" / "a.flac")
+    assert status == 0 and f"made the folder {tmp_path / 'new'}" in complaint and (tmp_path / "new/a.flac").exists()
+    options = [f"--{k}={models / k}" for k in ("decoder", "policy", "vocoder", "tokenizer")]
+    done = subprocess.run([sys.executable, "-m", "dcar.cli", "speak", "Good morning.", "--stream",
+                           f"--voice={models / 'voice.wav'}", *options], capture_output=True, cwd=tmp_path)
+    assert done.returncode == 0 and done.stdout and not list(tmp_path.glob("*.wav"))
+
+
+# --- voices -------------------------------------------------------------------------------------------------------
+
+
+def test_shipped_voices_by_name(capsys):
+    dcar_command(["speak", "--voices"])
+    names = re.findall(r"^  ([ab][fm]_\w+) ", capsys.readouterr().out, re.M)
+    assert len(names) == len(set(names)) == 28 and names[:4] == list(starter_voices())
+    model = dcar.load()
+    first = model.voice(None)
+    assert model.voice("af_sarah").tokens == first.tokens != model.voice("bm_lewis").tokens
+    with pytest.raises(ConfigError, match=r"no shipped voice.*did you mean af_sarah\?"):
+        model.voice("af_sara")
+
+
+def test_a_folder_of_tune_voice_brings_all_that_speaks(models, speak, tmp_path):
+    folder = tmp_path / "tuned"
+    shutil.copytree(models / "decoder", folder / "decoder")
+    voice = read_voice(models / "voice.wav", WhisperKMeansTokenizer.from_pretrained(models / "tokenizer"))
+    (folder / "voice.json").write_text(json.dumps({"speak": {
+        "decoder": "decoder", "vocoder": str(models / "vocoder"), "method": "car-3",
+        "prompt": {"speech": list(voice.tokens), "voice": voice.features.tolist()}}}))
+    _, _, _, out = speak(method="car-3")
+    expected = out.read_bytes()
+    status, _, _, out = speak(method="", prompt=None, voice=folder, decoder=None, vocoder=None, policy=None)
+    assert status == 0 and out.read_bytes() == expected
+    model = dcar.load(folder, tokenizer=models / "tokenizer")
+    assert model.method.name == "car-3" and model.voice(None).tokens == voice.tokens
+    (folder / "voice.json").write_text("{}")
+    assert "voice.json: not as `dcar tune-voice` writes it" in speak(prompt=folder)[2]
+    (folder / "voice.json").unlink()
+    assert "a folder without voice.json" in speak(prompt=folder)[2]
 
 
 # --- models that do not fit -----------------------------------------------------------------------------------------
@@ -383,7 +486,7 @@ def test_missing_models(speak, tmp_path, missing):
 
 def test_the_starter_voice_needs_the_starter_tokens(speak):
     status, _, complaint, _ = speak(prompt=None)
-    assert status == 1 and "outside the codebook of 12" in complaint
+    assert status == 1 and "tokens of the shipped tokenizer, and this model has another" in complaint
 
 
 def test_an_output_of_unknown_kind(speak, tmp_path):
@@ -434,7 +537,8 @@ def test_generate_speaks_as_the_command_and_as_any_setting_says(models, tmp_path
     loaded = ChunkPolicy.from_pretrained(models / "policy")
     for settings in ({"policy": loaded}, {"policy": models / "policy", "method": "dcar"}):
         assert model.generate(text, voice, seed=3, **settings).tokens == spoken.tokens
-    assert set(model.generate(text, voice, dial=-50.0).chunks[0]) == {1}
+    with pytest.raises(ConfigError, match="dial=-50: a policy can be turned from -2 to 2"):
+        model.generate(text, voice, dial=-50.0)
     cold = model.generate(text, voice, temperature=0, seed=1).tokens
     assert cold == model.generate(text, voice, top_k=1, seed=2).tokens != model.generate(text, voice, seed=1).tokens
     assert model.method.name == "car-2" and model.seed == 0  # what is given to one call stays there

@@ -1,0 +1,61 @@
+"""Recordings without a text: heard once, marked, kept where they can be corrected."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import soundfile as sf
+from tiny_corpora import RATE, tone, toy_prepare
+
+from dcar.errors import ConfigError, DataError
+from dcar.prepare.run import PrepareConfig, load_prepared
+from dcar.recognition import load
+
+
+class Listener:
+    heard = 0
+
+    def transcribe(self, waves, sample_rate):
+        Listener.heard += len(waves)
+        return [" This was heard. " for _ in waves]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("one", "two", "three"):
+        sf.write(tmp_path / f"{name}.wav", tone(1.2), RATE)
+    (tmp_path / "one.txt").write_text("This was written.")
+    (tmp_path / "two.wav").write_bytes(b"no audio")
+    monkeypatch.setattr(load, "load_recognizer", lambda name: Listener())
+    Listener.heard = 0
+    return tmp_path
+
+
+def test_what_was_heard_is_marked_and_can_be_corrected(folder: Path) -> None:
+    out = folder / "out" / "prepared"
+    settings = {"out": str(out), "corpus": "folder", "path": str(folder), "transcribe": "any", "skip_bad": True,
+                "splits": ["train"], "dev_fraction": 0, "test_fraction": 0}
+    report = toy_prepare(PrepareConfig(**settings))
+    assert [p.id for p in report.problems] == ["two", "two"]  # neither audio nor text
+    rows = {row["id"]: row for row in load_prepared(out, "train")}
+    assert (rows["one"]["text"], rows["three"]["text"]) == ("This was written.", "This was heard.")
+    assert rows["three"]["source"] == f"{folder / 'three.wav'} (transcribed by any)" and Listener.heard == 1
+    kept = out.with_name("prepared.transcripts.jsonl")
+    assert json.loads(kept.read_text()) == {"id": "three", "text": "This was heard.", "by": "any"}
+    kept.write_text(kept.read_text().replace("heard.", "corrected."))
+    toy_prepare(PrepareConfig(**settings))
+    assert {r["text"] for r in load_prepared(out, "train")} == {"This was written.", "This was corrected."}
+    assert Listener.heard == 1
+    kept.write_text('{"id": 1}')
+    with pytest.raises(DataError, match="not a list of transcripts"):
+        toy_prepare(PrepareConfig(**settings))
+
+
+def test_where_nothing_can_listen(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="set stream=false"):
+        PrepareConfig(out="x", transcribe="any", stream=True)
+    with pytest.raises(ConfigError, match="2 recordings are to be heard first"):
+        toy_prepare(PrepareConfig(out=str(folder / "p"), corpus="folder", path=str(folder), transcribe="any"),
+                    process_index=0, num_processes=2)

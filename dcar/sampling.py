@@ -47,7 +47,7 @@ class SamplingConfig:
     def __post_init__(self):
         check(self)
         if self.repetition_window and self.temperature == 0:
-            raise ConfigError("repetition-aware sampling draws twice, and temperature 0 candidates nothing: set "
+            raise ConfigError("repetition-aware sampling draws twice, and temperature 0 draws nothing: set "
                               "repetition_window=0 or a temperature above 0")
 
 
@@ -75,7 +75,7 @@ def group_keys(seed: int, utterance_ids: Sequence[str], members: Sequence[int],
                share_token_draws: bool = False) -> tuple[Tensor, Tensor]:
     """Keys of rows, each a member of its utterance's group: for draws of tokens [B], and for all others [B].
 
-    Member 0 candidates as the utterance itself, the others by addresses of their own (`member_address`). With
+    Member 0 draws as the utterance itself, the others by addresses of their own (`member_address`). With
     share_token_draws the members draw tokens with common random numbers and differ by their decisions only.
     """
     keys = utterance_keys(seed, utterance_ids, members)

@@ -44,6 +44,7 @@ from dcar.prepare.prepared import (
     clean_up,
     load_prepared,
     partial_folder,
+    prepared_folder,
     prepared_info,
     read_json,
 )
@@ -180,7 +181,7 @@ class Teacher:
                 for entry, seed in self.ways]
         weights = [getattr(part, "checksum", lambda: "")() for part in (self.reader, self.vocoder)]
         said = [{name: getattr(self.config, name) for name in named}, made, weights,
-                digest(Path(self.config.data) / "prepared.json")]
+                digest(prepared_folder(self.config.data) / "prepared.json")]
         return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
 
     def speak(self, rows: Sequence[int]) -> list[list[Candidate]]:
@@ -224,7 +225,7 @@ def run(config: DistilConfig) -> Path:
     """
     out = Path(config.out)
     check_out_dir(out)
-    if out.exists() and out.resolve() == Path(config.data).resolve():
+    if out.exists() and out.resolve() == prepared_folder(config.data).resolve():
         raise DataError(f"{out}: is the corpus that is read; choose another folder for out")
     if made := prepared_info(config.data).get("distilled"):
         raise DataError(f"{config.data}: is distilled; for another round give data={made['from']}, the corpus that it "
@@ -285,7 +286,7 @@ def write(config: DistilConfig, teacher: Teacher, blocks: Sequence[Path], out: P
             counts[split] |= {"tokens": sum(map(len, rows["speech"])), "seconds": round(sum(rows["duration"]), 2)}
             sources = Counter(rows["spoken_by"])
         rows.save_to_disk(str(building / split))
-    spoke = {"from": config.data, "prepared.json": digest(Path(config.data) / "prepared.json"),
+    spoke = {"from": config.data, "prepared.json": digest(prepared_folder(config.data) / "prepared.json"),
              "rows": dict(sources.most_common()), "settings": asdict(config)}
     write_json(building / "prepared.json", {
         **info, "format_version": FORMAT_VERSION, "counts": counts, "distilled": spoke,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, cast
 
 import numpy as np
 
@@ -165,7 +165,7 @@ class Speaker:
 
         Sentences are spoken one by one, long ones clause by clause. settings: policy ("starter", a folder or a
         `ChunkPolicy`), method, temperature, top_k, seed, num_candidates, dial, as in `using`.
-        TextError, AudioError, DataError; LawError of a broken model.
+        TextError, AudioError, DataError; DistributionError of a broken model.
         """
         return self.join(text, list(self.sentences(text, prompt, **settings)))
 
@@ -266,7 +266,7 @@ def make_method(name: AnyMethod, policy: Policy, decoder: AnyDecoder, dial: floa
         raise ConfigError(f"dial={dial:g}: a policy can be turned from {DIALS[0]:g} to {DIALS[1]:g}; for chunks of one "
                           "size choose car-K")
     if not isinstance(name, str):
-        return ChunkMethod(name) if hasattr(name, "choose") else name
+        return ChunkMethod(cast(ChunkSchedule, name)) if hasattr(name, "choose") else cast(Method, name)
     if name == "far":
         return ChunkMethod(FixedChunk(1, "far"))
     if found := re.fullmatch(r"car-(\d+)", name):
@@ -275,7 +275,7 @@ def make_method(name: AnyMethod, policy: Policy, decoder: AnyDecoder, dial: floa
         loaded = policy if isinstance(policy, ChunkPolicy) else load_policy(policy)
         loaded.check_base(decoder.checksum())
         num_candidates = num_candidates or (1 if loaded.chunk_scorer is None else NUM_CANDIDATES)
-        mode = "greedy" if name == "dcar" else "sample"
+        mode: Literal["greedy", "sample"] = "greedy" if name == "dcar" else "sample"
         return ChunkMethod(PolicyChunk(loaded, mode, dial=dial, num_candidates=num_candidates))
     raise ConfigError(f"unknown method '{name}'; choose far, car-1 … car-{decoder.config.num_prediction_heads}, dcar "
                       "or dcar-sampled")

@@ -144,7 +144,8 @@ class EncoderRecognizerTrainer(CTCTrainer):
             heard = word_errors(dev.texts[index], self.model.read(log_probs))
             nats = -likelihood(log_probs, dev.symbols[index], BLANK)
             sums += (nats, len(dev.texts[index]), heard.errors, heard.reference_words)
-        return tuple(sums.tolist())
+        nats, characters, errors, words = sums.tolist()
+        return nats, characters, errors, words
 
 
 def run(config: TrainEncoderRecognizerConfig) -> EncoderRecognizer:

@@ -174,7 +174,7 @@ def analyse(model: AnyDecoder, states: Sequence[tuple[Tensor, Tensor]], config: 
 
     def row(name: str, walks: Sequence[Sequence[tuple[float, int]]]) -> dict[str, Any]:
         """A schedule and the oracle in as many passes for every utterance; several walks of one count alike."""
-        cost = sum(np.mean([c for c, _ in w]) for w in walks)
+        cost = float(sum(np.mean([c for c, _ in w]) for w in walks))
         found = point([float(np.mean([m for _, m in w])) for w in walks], cost)
         least = sum(np.mean([t[m] for _, m in w]) for t, w in zip(totals, walks, strict=True)) / lengths.sum()
         return {"schedule": name, **found, "oracle_nats_per_token": float(least),

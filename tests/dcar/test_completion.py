@@ -164,7 +164,7 @@ def test_commands_of_dcar_itself(shell, tmp_path, capsys):
         assert terminal.offered("dcar speak policy=starter-") == ["starter-t0.4"]
         assert sorted(terminal.offered("dcar tune-voice recipe=fi")) == [
             "finetune_cosyvoice2_lora", "finetune_far_starter", "finetune_starter"]
-        assert terminal.after_tab("dcar speak 'The tide.' prompt=ta") == "dcar speak 'The tide.' prompt=take.wav "
+        assert terminal.after_tab("dcar speak 'The tide.' voice=ta") == "dcar speak 'The tide.' voice=take.wav "
         assert terminal.offered("dcar train --config car_smo") == ["car_smollm2_lora"]
         assert sorted(terminal.offered("dcar prepare mode=re")) == ["resynthesize", "retokenize"]
         assert sorted(terminal.offered("dcar analyse 'sizes=[tiny,")) == ["[tiny,paper", "[tiny,starter", "[tiny,tiny"]

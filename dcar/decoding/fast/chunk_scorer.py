@@ -57,6 +57,7 @@ class NativeChunkScorer:
                              f"{rows} chunks of {n} tokens, of at most {most}")
         hidden, tokens, candidates = hidden.float().contiguous(), tokens.contiguous(), candidates.float().contiguous()
         added = hidden.new_empty(rows, n)
+        assert self._run is not None
         failed = self._run(ctypes.addressof(self._part), hidden.data_ptr(), tokens.data_ptr(), candidates.data_ptr(),
                            added.data_ptr(), rows, n, torch.get_num_threads())
         if failed == 1:

@@ -299,7 +299,7 @@ def test_hugging_face_unusable(tmp_path: Path) -> None:
 
 def test_unusable_corpora_say_so(tmp_path: Path) -> None:
     for kind, path, message in [
-        ("csv", tmp_path, "unknown corpus kind 'csv'; one of starter, ljspeech"),
+        ("csv", tmp_path, "unknown corpus kind 'csv'; one of starter, folder, ljspeech"),
         ("jsonl", None, "needs a path"),
         ("datasets", None, "needs a path"),
         ("jsonl", tmp_path / "none", "there is no such jsonl corpus"),

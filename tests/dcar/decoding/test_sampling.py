@@ -331,7 +331,7 @@ def test_the_loop_hands_over_what_was_generated(decoder, prompts):
 def test_a_method_without_histories_is_refused():
     with pytest.raises(ConfigError, match="does not pass on"):
         warp(torch.zeros(1, 4), ras())
-    with pytest.raises(ConfigError, match="temperature 0 candidates nothing"):
+    with pytest.raises(ConfigError, match="temperature 0 draws nothing"):
         ras(temperature=0)
     with pytest.raises(ConfigError, match="repetition_share"):
         ras(repetition_share=0)

@@ -58,7 +58,7 @@ def launch(world: int, *settings: str) -> list[dict[str, Any]]:
     ]  # fmt: skip
     results = []
     for process in processes:
-        output, _ = process.communicate(timeout=120)
+        output, _ = process.communicate(timeout=300)
         assert process.returncode == 0
         results.append(json.loads(output.splitlines()[-1]))
     return results

@@ -106,7 +106,8 @@ class CARTrainer(BucketedTrainer):
     def create_scheduler(self, num_training_steps: int, optimizer=None):
         if self.lr_scheduler is None and self.config.optimizer == "scaled_adam":
             per_epoch = math.ceil(len(self.get_train_dataloader()) / self.config.gradient_accumulation)
-            self.lr_scheduler = eden(optimizer or self.create_optimizer(), per_epoch, warmup_batches=self.config.warmup_steps)
+            optimizer = optimizer or self.create_optimizer()
+            self.lr_scheduler = eden(optimizer, per_epoch, warmup_batches=self.config.warmup_steps)
         return super().create_scheduler(num_training_steps, optimizer)
 
     def prepare_data(self) -> None:

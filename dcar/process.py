@@ -22,6 +22,9 @@ REQUEUE = 75  # EX_TEMPFAIL: asked to stop, everything that was finished is kept
 INTERRUPTED = 130  # Ctrl-C, as a shell counts SIGINT
 UNREAD = 141  # nobody reads the output any more, as a shell counts SIGPIPE
 NO_RIGHT = (errno.EACCES, errno.EPERM, errno.EROFS)
+# How torch says that a device is not there, or is none.
+NO_DEVICE = re.compile(r"not compiled with CUDA|No CUDA GPUs|Found no NVIDIA driver|[Ii]nvalid device|"
+                       r"Expected one of cpu, cuda")
 # How gloo, NCCL and torch's stores say that another process is gone or does not answer.
 GONE = re.compile(
     r"gloo|nccl|connection (closed|reset|refused|was)|failed to (recv|send|connect)|timed? ?out|socket|"
@@ -87,6 +90,12 @@ def run_command(name: str, command: Callable[[], object]) -> int:
             raise  # another pipe: that of a worker or of a service
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what Python still flushes at its end
         return UNREAD
+    except (AssertionError, RuntimeError) as error:
+        if not NO_DEVICE.search(str(error)) or os.environ.get("DCAR_TRACEBACK"):
+            raise
+        print(f"{name}: PyTorch cannot compute on this device ({str(error).splitlines()[0]}); set device=cpu, or see "
+              "`dcar doctor` for what this machine has", file=sys.stderr)
+        return FAILED
     except OSError as error:
         known = error.filename and (error.errno in NO_RIGHT or _takes_no_files(Path(os.fsdecode(error.filename))))
         if not known or os.environ.get("DCAR_TRACEBACK"):

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 import yaml
 
 from dcar.config.read import COMMAND_LINE, Given, file_settings, split_arguments, spread, typed
-from dcar.config.schema import Setting, allowed, check_device, check_place, fitting, old_names, settings_of
+from dcar.config.schema import Setting, allowed, check_place, fitting, old_names, settings_of
 from dcar.errors import ConfigError
 from dcar.storage import write_text
 
@@ -85,8 +85,6 @@ def load_config(schema: type[T], arguments: Sequence[str] | None = None) -> T:
             found[key] = fitting(key, given.value, known[key].hint, known[key].meaning)
             if known[key].meaning.place and found[key] == "" and known[key].default not in ("", None):
                 raise ConfigError(f"{key} is empty: give a {known[key].meaning.place}, or leave it out")
-            if key.rpartition(".")[2] == "device" and not known[key].meaning.choices:
-                check_device(key, found[key])
             check_place(key, found[key] if known[key].meaning.place else None, known[key].meaning.place)
         except ConfigError as error:
             raise ConfigError(f"{given.where}: {error}") from error

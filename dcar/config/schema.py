@@ -249,19 +249,6 @@ def check(config: Any) -> None:
             fitting(meaning.name or f.name, getattr(config, f.name), hints[f.name], meaning)
 
 
-def check_device(key: str, value: str) -> None:
-    """ConfigError where PyTorch cannot compute on a device. "", auto and cpu always do."""
-    if value in ("", "auto", "cpu"):
-        return
-    import torch
-
-    try:
-        torch.empty(1, device=value)
-    except (AssertionError, RuntimeError, NotImplementedError) as error:
-        raise ConfigError(f"{key}={value}: PyTorch cannot compute there ({str(error).splitlines()[0]}); give cpu, or "
-                          "see `dcar doctor` for what this machine has") from error
-
-
 def check_place(key: str, value: Any, place: str) -> None:
     """A folder must not be a file, a file no folder, and nothing above them a file. ConfigError."""
     if not value:

@@ -112,7 +112,7 @@ def test_overview_lists_the_commands_and_imports_nothing_heavy(capsys):
 
 def test_help_as_a_process():
     done = command("speak", "--help")
-    assert done.returncode == 0 and "prompt=" in done.stdout and done.stderr == ""
+    assert done.returncode == 0 and "voice=" in done.stdout and done.stderr == ""
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["speak", "--help"], ["doctor"], ["sing"]])
@@ -297,3 +297,10 @@ def test_shipped_tokens_are_those_of_the_shipped_tokenizer(monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["check_tokens", "1"])
     check_tokens.main()
     assert "tokens made again from 1 recordings" in capsys.readouterr().out
+
+
+def test_a_device_that_is_not_there_is_said(capsys):
+    with pytest.raises(SystemExit) as left:
+        main(["compare", "data=starter", "decoder=starter", "methods=[car-2]", "limit=1", "device=nowhere", "out=x"])
+    said = capsys.readouterr().err
+    assert left.value.code == 1 and "PyTorch cannot compute on this device" in said and "Traceback" not in said

@@ -293,6 +293,8 @@ def test_the_vocoder_is_really_trained_from_the_one_that_speaks(tmp_path, data):
     """By its recipe, on a pack; the one of another project stays."""
     write_toy_pack(tmp_path / "pack.safetensors")
     first = run_vocoder(toy_config(tmp_path, max_steps=2))
+    (tmp_path / "work").mkdir()
+    (tmp_path / "pack.safetensors").rename(tmp_path / "work" / "pack.safetensors")
     recipe = tmp_path / "vocoder.yaml"
     recipe.write_text("{renderer_every: 0, max_steps: 3, acoustic_batch_size: 2, acoustic_tokens: 20, samples: 0}")
     settings = TuneVoiceConfig(data=str(data), out=str(tmp_path), vocoder_recipe=str(recipe),
@@ -302,7 +304,7 @@ def test_the_vocoder_is_really_trained_from_the_one_that_speaks(tmp_path, data):
     before, after = (TokenVocoder.from_pretrained(f) for f in (first, tuned_vocoder(found, "not read")))
     assert after.config == before.config
     mixed = mixed_vocoders(replace(settings, vocoder_shares=[0.25, 1.0]), str(first), found.out + "/export")
-    assert mixed == {0.25: str(tmp_path / "vocoder_0.25"), 1.0: found.out + "/export"}
+    assert mixed == {0.25: str(tmp_path / "work" / "vocoder_0.25"), 1.0: found.out + "/export"}
     weights = [v.state_dict() for v in (before, TokenVocoder.from_pretrained(mixed[0.25]), after)]
     for name, start in weights[0].items():
         assert torch.allclose(weights[1][name], 0.75 * start + 0.25 * weights[2][name], atol=1e-3), name

@@ -7,12 +7,15 @@ import random
 
 import pytest
 import torch
+from hypothesis import settings
 from tiny_decoders import tiny_decoder
 
 from dcar.decoding import Prompt
 from dcar.model.car import CARDecoder
 
 torch.set_num_threads(1)
+settings.register_profile("the same examples in every run", derandomize=True)
+settings.load_profile("the same examples in every run")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

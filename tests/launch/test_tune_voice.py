@@ -145,7 +145,7 @@ def test_a_tuned_decoder_that_is_better_is_recommended(data, untrained, tmp_path
                                                                 "tune_voice.yaml"}
     again = tune_voice(settings, tools)  # everything is there: nothing is trained or spoken
     assert again["steps"] == found["steps"]
-    with pytest.raises(ConfigError, match=r"voice/work was begun with other settings of the decoder's training .*made_of"):
+    with pytest.raises(ConfigError, match=r"work was begun with other settings of the decoder's training .*made_of"):
         tune_voice(replace(settings, training=["learning_rate=1e-3"]), tools)
     more = shutil.copytree(data, tmp_path / "more")
     info = json.loads((more / "prepared.json").read_text())

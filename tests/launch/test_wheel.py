@@ -93,7 +93,7 @@ def test_what_ships_is_found_and_the_missing_extra_is_named(environment, tmp_pat
         "from dcar.decoding.fast.cpu.native import Kernels\nfrom dcar.sources.shipped import NAMES, shipped\n"
         "import torch\n[shipped(name) for name in NAMES]\n"
         "inside = Path(launch.__file__).parent\nassert (inside / 'recipes/car_starter.yaml').is_file()\n"
-        "assert 'site-packages' in dcar.__file__, dcar.__file__\nKernels()\n"
+        "assert 'site-packages' in dcar.__file__, dcar.__file__\nKernels(torch.float32)\n"
         "from dcar.errors import AssetError\nfrom dcar.recognition.load import load_recognizer\n"
         "load_recognizer('starter')\n"
         "try:\n    load_recognizer('starter-nemo')\nexcept AssetError as error:\n    print(error)\n")

@@ -70,12 +70,16 @@ def sync(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def replacing(path: str | Path) -> Iterator[Path]:
+def replacing(path: str | Path, by_several: bool = False) -> Iterator[Path]:
     """A temporary path beside `path`. What is written there takes the place of `path` at the end of the block; where
-    the block fails it is removed, and `path` is as it was. The folder is made where it is missing."""
+    the block fails it is removed, and `path` is as it was. The folder is made where it is missing.
+
+    A killed process leaves it; the same path is taken when the command is run again, so nothing stays. by_several:
+    processes may write this file at the same time, and each has a path of its own."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.part")
+    own = f".{os.getpid()}-{threading.get_ident()}" * by_several
+    part = path.with_name(f".{path.name}{own}.part")
     try:
         yield part
         os.replace(part, path)

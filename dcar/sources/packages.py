@@ -132,7 +132,7 @@ def join_files(parts: Sequence[Path], target: Path, sha256: str, remedy: str) ->
         return target
     digest = hashlib.sha256()
     try:
-        with replacing(target) as part:
+        with replacing(target, by_several=True) as part:
             with part.open("wb") as out:
                 for source in parts:
                     with open(source, "rb") as stream:

@@ -89,7 +89,7 @@ def kept_states(recordings: Sequence[Recording], folder: Path) -> list[np.ndarra
                     rows.append(encoder_states(encoder, recording.samples(), ENCODER_SAMPLE_RATE).astype(np.float16))
                     bar.update()
                 found = np.concatenate(rows)
-                with writing(path, found.nbytes), replacing(path) as part, part.open("wb") as file:
+                with writing(path, found.nbytes), replacing(path, by_several=True) as part, part.open("wb") as file:
                     np.save(file, found)
     with meeting_others():
         state.wait_for_everyone()

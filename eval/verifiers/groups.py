@@ -61,7 +61,7 @@ class TokenGroups:
 
     def save(self, path: str | Path) -> None:
         """Write one safetensors file, complete or not at all."""
-        with replacing(path) as part:
+        with replacing(path, by_several=True) as part:
             save_file({name: getattr(self, name).cpu() for name in TABLES}, part,
                       {"theta": repr(self.theta), "embedding_checksum": self.embedding_checksum})
 

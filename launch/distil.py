@@ -21,7 +21,6 @@ import hashlib
 import json
 import logging
 import math
-import os
 import shutil
 import sys
 from collections import Counter
@@ -39,37 +38,37 @@ from dcar.config.schema import seed_setting
 from dcar.decoding import decode
 from dcar.errors import ConfigError, DataError
 from dcar.prepare.prepared import (
-    FORMAT_VERSION,
     check_out_dir,
-    clean_up,
     load_prepared,
     partial_folder,
     prepared_folder,
     prepared_info,
+    put_in_place,
     read_json,
 )
 from dcar.process import run_command
-from dcar.prompts.items import PromptItem, make_prompts
+from dcar.prompts.items import PromptChooser, PromptItem, make_prompts
 from dcar.prompts.load import vocoder_for
 from dcar.prompts.together import check_together
 from dcar.recognition.base import Recognizer
 from dcar.recognition.load import load_recognizer
 from dcar.recognition.tokens import TokenRecognizer
 from dcar.sampling import SamplingConfig
-from dcar.storage import digest, files_of, writing
+from dcar.storage import digest, writing
 from dcar.text.wer import word_errors
 from dcar.tracking import write_json
 from dcar.vocoder.base import Vocoder
+from dcar.vocoder.load import hears_prompts, vocoder_identity
 from dcar.vocoder.voicing import voice
 from eval.compare.processes import start, threads_of
 from eval.compare.sweeps import expand_names
 from eval.methods.registry import Entry, load_models, make_methods
+from eval.results.store import RECORDING
 from eval.scorers.load import Similarity, load_similarity
 from rl.rewards import corpus_token_recognizer
 
 logger = logging.getLogger(__name__)
 
-RECORDING = "recording"
 BLOCK = 128  # sentences between two files, which a run that was cut off goes on from
 
 
@@ -157,6 +156,7 @@ class Teacher:
         models = load_models(config.decoder, config.far_decoder, config.policies, device, fast=True)
         check_together(models.decoder, prepared_info(config.data), config.data, policies=models.policies.values())
         self.bos = models.decoder.config.bos
+        self.chooser = PromptChooser(self.rows, config.prompt_tokens)
         self.parameters = sum(p.numel() for p in models.decoder.parameters())
         self.ways: list[tuple[Entry, int]] = [  # a method, and the seed of its prompts and draws
             (entry, config.seed + i) for entry in make_methods(expand_names(config.methods), models, config.sampling)
@@ -168,10 +168,15 @@ class Teacher:
         self.recognizer: Recognizer | None = None
         self.similarity: Similarity | None = None
         if config.recognizer or config.similarity:
-            everyone = make_prompts(self.rows, config.prompt_tokens, config.seed, self.bos)
-            self.vocoder = vocoder_for(models.decoder, config.data, everyone, config.vocoder, device)
+            heard = sorted({seed for _, seed in self.ways}) if hears_prompts(config.vocoder) else []
+            items = [item for seed in heard for item in self.prompts(seed)]
+            self.vocoder = vocoder_for(models.decoder, config.data, items, config.vocoder, device)
             self.recognizer = load_recognizer(config.recognizer, device=device) if config.recognizer else None
             self.similarity = load_similarity(config.similarity, device=device) if config.similarity else None
+
+    def prompts(self, seed: int, rows: Sequence[int] | None = None) -> list[PromptItem]:
+        """Of these rows of the split, or of all."""
+        return make_prompts(self.rows, self.config.prompt_tokens, seed, self.bos, rows, self.chooser)
 
     @property
     def identity(self) -> str:
@@ -179,7 +184,8 @@ class Teacher:
         named = ("prompt_tokens", "token_recognizer", "recognizer", "similarity", "voiced", "vocoder")
         made = [entry.identity | {"name": entry.name, "sampling": str(entry.sampling), "seed": str(seed)}
                 for entry, seed in self.ways]
-        weights = [getattr(part, "checksum", lambda: "")() for part in (self.reader, self.vocoder)]
+        weights = [self.reader and self.reader.checksum(),
+                   self.vocoder and vocoder_identity(self.vocoder, self.config.vocoder)]
         said = [{name: getattr(self.config, name) for name in named}, made, weights,
                 digest(prepared_folder(self.config.data) / "prepared.json")]
         return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
@@ -189,7 +195,7 @@ class Teacher:
         candidates: list[list[Candidate]] = [[] for _ in rows]
         items: list[list[PromptItem]] = [[] for _ in rows]  # of each candidate
         for entry, seed in self.ways:
-            asked = make_prompts(self.rows, self.config.prompt_tokens, seed, self.bos, rows)
+            asked = self.prompts(seed, rows)
             results = decode(entry.decoder, [i.prompt for i in asked], entry.build(), entry.sampling, seed=seed,
                              batch_size=self.config.batch_size)
             tokens = [list(r.tokens) for r in results]
@@ -261,8 +267,7 @@ def write(config: DistilConfig, teacher: Teacher, blocks: Sequence[Path], out: P
     prompts: dict[int, PromptItem] = {}
     for seed in sorted({c.seed for c in chosen.values()}) if teacher.bos else ():  # without BOS training has no prompt
         rows = [row for row, c in chosen.items() if c.seed == seed]
-        asked = make_prompts(teacher.rows, config.prompt_tokens, seed, teacher.bos, rows)
-        prompts |= dict(zip(rows, asked, strict=True))
+        prompts |= dict(zip(rows, teacher.prompts(seed, rows), strict=True))
 
     def spoken(row: dict[str, Any], index: int) -> dict[str, Any]:
         if index not in chosen:
@@ -288,13 +293,7 @@ def write(config: DistilConfig, teacher: Teacher, blocks: Sequence[Path], out: P
         rows.save_to_disk(str(building / split))
     spoke = {"from": config.data, "prepared.json": digest(prepared_folder(config.data) / "prepared.json"),
              "rows": dict(sources.most_common()), "settings": asdict(config)}
-    write_json(building / "prepared.json", {
-        **info, "format_version": FORMAT_VERSION, "counts": counts, "distilled": spoke,
-        "files": {name: digest(building / name) for name in files_of(building)}})
-    if out.exists():
-        os.rename(out, partial_folder(out) / "old")
-    os.rename(building, out)
-    clean_up(out)
+    put_in_place(building, out, {**info, "counts": counts, "distilled": spoke})
     logger.info("%s: %d of %d sentences are spoken by a decoder, %d keep their recording", out, len(chosen),
                 counts["train"]["utterances"], sources[RECORDING])
 

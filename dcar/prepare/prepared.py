@@ -95,7 +95,7 @@ def assemble(out: Path, work: Path, shards: Mapping[str, Sequence[Path]], record
     One shard is in memory at a time. `record` goes into prepared.json, with the format version, the phoneme inventory
     and the counts of each split. compress: smaller files that are read into memory, not memory-mapped.
     """
-    building, old = (work / f"{name}.{os.getpid()}" for name in ("building", "old"))
+    building = work / f"building.{os.getpid()}"
     shutil.rmtree(building, ignore_errors=True)
     columns = features(record["tokenizer"]["vocab_size"])
     counts: dict[str, dict[str, float]] = {}
@@ -105,14 +105,19 @@ def assemble(out: Path, work: Path, shards: Mapping[str, Sequence[Path]], record
             counts[split] = _join(files, building / split / TABLE, columns, compress)
             _describe_dataset(building / split, columns, f"{record['fingerprint']}/{split}")
         phonemes = {"version": PHONEME_VERSION, "size": TEXT_VOCAB_SIZE}
-        digests = {name: digest(building / name) for name in files_of(building)}
-        info = {"format_version": FORMAT_VERSION, "phonemes": phonemes, "counts": counts, **record, "files": digests}
-        write_json(building / "prepared.json", info)
-        if out.exists():
-            os.rename(out, old)
-        os.rename(building, out)
+        put_in_place(building, out, {"phonemes": phonemes, "counts": counts, **record})
     except OSError as error:
         raise DataError(f"{out}: cannot be written ({error}); {RESUME}") from error
+
+
+def put_in_place(building: Path, out: Path, info: Mapping[str, Any]) -> None:
+    """The splits in the folder `building`, with their prepared.json, become the corpus `out`; what was there, and the
+    shards, go. info: of prepared.json all but the version and the digests."""
+    digests = {name: digest(building / name) for name in files_of(building)}
+    write_json(building / "prepared.json", {**info, "format_version": FORMAT_VERSION, "files": digests})
+    if out.exists():
+        os.rename(out, building.with_name(f"old.{os.getpid()}"))
+    os.rename(building, out)
     clean_up(out)
 
 

@@ -68,18 +68,17 @@ class PromptChooser:
 
 
 def make_prompts(dataset, prompt_tokens: int, seed: int, bos: bool = True,
-                 rows: Sequence[int] | None = None) -> list[PromptItem]:
+                 rows: Sequence[int] | None = None, chooser: PromptChooser | None = None) -> list[PromptItem]:
     """A prompt for every utterance of a prepared split, or of some `rows` of it; the same for every method and run
-    with this seed.
+    with this seed. chooser: that of the split, made once by who asks for rows many times.
 
     A prompt that the corpus names (`prompt_audio`, `prompt_text` of a manifest) is taken; otherwise another utterance
     of the speaker. prompt_tokens: length of the crop in the speaker-prompt layout (`bos`); the continuation layout
     takes the prompt whole, and DataError where a named prompt lacks the text that this layout needs.
     """
-    chooser = PromptChooser(dataset, prompt_tokens)
+    chooser = chooser or PromptChooser(dataset, prompt_tokens)
     items = []
-    for i in range(len(dataset)) if rows is None else rows:
-        row = dataset[i]
+    for i, row in enumerate(dataset) if rows is None else ((i, dataset[i]) for i in rows):
         rng = np.random.default_rng([seed, i])
         if row["prompt_speech"]:
             if not bos and not row["prompt_text"]:

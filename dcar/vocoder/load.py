@@ -23,6 +23,7 @@ from dcar.sources.shipped import resolve
 from dcar.vocoder import codec, prompted
 from dcar.vocoder.base import PromptAudio
 from dcar.vocoder.model import TokenVocoder
+from heads.checkpoint import tensors_checksum
 
 
 def hears_prompts(spec: str) -> bool:
@@ -51,3 +52,10 @@ def load_vocoder(spec: str = "", device: str = "cpu", prompts: PromptAudio | Non
         }[kind](rest, device)
     raise ConfigError(f"vocoder {spec!r}: choose a folder, starter, xcodec2:, speechtokenizer:, vocos:, vec2wav2: or "
                       "cosyvoice:")  # fmt: skip
+
+
+def vocoder_identity(vocoder: Any, spec: str) -> str:
+    """What sound depends on: the weights of our own vocoder, of others their setting and their own checksum."""
+    if isinstance(vocoder, TokenVocoder):
+        return tensors_checksum(vocoder.state_dict())
+    return f"{spec} {getattr(vocoder, 'tokenizer_checksum', '')}".strip()

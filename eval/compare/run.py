@@ -41,8 +41,7 @@ from dcar.tokens.codebook import codebook_of
 from dcar.tokens.warping import code_distances
 from dcar.tracking import provenance, write_json
 from dcar.vocoder.base import PromptAudio
-from dcar.vocoder.load import hears_prompts
-from dcar.vocoder.model import TokenVocoder
+from dcar.vocoder.load import hears_prompts, vocoder_identity
 from eval.compare.explain import Explanations, sample_picture
 from eval.compare.processes import Meeting, start, threads_of
 from eval.compare.sweeps import expand_names
@@ -71,7 +70,6 @@ from eval.results.timing import time_methods
 from eval.results.training import both_shipped, compare_training, training_note
 from eval.scorers.load import PromptSimilarity, load_scorers, load_similarity
 from eval.scorers.metrics import NOISE_QUALITY_LABEL, NoiseQuality
-from heads.checkpoint import tensors_checksum
 
 logger = logging.getLogger(__name__)
 
@@ -178,7 +176,7 @@ def load_tools(config: CompareConfig, device: str, before: Tools | None = None) 
     return Tools(
         items, models, vocoder, asr, second, similarity,
         NoiseQuality() if config.noise_quality_utterances else None, recordings,
-        {"vocoder": _identity(vocoder, config.vocoder)},
+        {"vocoder": vocoder_identity(vocoder, config.vocoder)},
         {"corpus": info["corpus"], "tokenizer": tokenizer_identity(info), "split": config.split},
         load_scorers(config.scorers, prompts, device), dict(zip(config.replicates[1:], others, strict=True)),
         codebook_of(info["tokenizer"], config.data) if len(config.replicates) * len(config.seeds) > 1 else None,
@@ -186,13 +184,6 @@ def load_tools(config: CompareConfig, device: str, before: Tools | None = None) 
                            models.decoder.config.speech_vocab_size) if config.audio_samples else None,
         compare_training(config.decoder, config.far_decoder) if config.far_decoder else None,
     )
-
-
-def _identity(vocoder: Any, setting: str) -> str:
-    """What records depend on: the weights of our own vocoder, of others their setting and their own checksum."""
-    if isinstance(vocoder, TokenVocoder):
-        return tensors_checksum(vocoder.state_dict())
-    return f"{setting} {getattr(vocoder, 'tokenizer_checksum', '')}".strip()
 
 
 def run(config: CompareConfig, tools: Tools | None = None) -> dict[str, Any]:

@@ -197,7 +197,11 @@ def test_sound_decides_among_the_best_by_tokens(config, tmp_path, monkeypatch):
 
     monkeypatch.setattr(distil, "load_recognizer", lambda name, device: Hears())
     config.recognizer, config.voiced, config.token_weight = "hears", 2, 0.0
-    (candidates,) = distil.Teacher(config, "cpu").speak([0])
+    teacher = distil.Teacher(config, "cpu")
+    (candidates,) = teacher.speak([0])
+    judged = teacher.identity
+    next(iter(vocoder.parameters())).data += 1
+    assert teacher.identity != judged  # what another vocoder's sound was given is not used again
     heard = [c for c in candidates if c.wer is not None]
     assert len(heard) == 2 and min(c.read for c in heard) >= min(c.read for c in candidates)
     assert all(c.wer in (0.0, pytest.approx(1 / 3)) for c in heard)

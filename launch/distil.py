@@ -98,6 +98,7 @@ class DistilConfig:
     vocoder: str = setting("", "Folder, or a name that dcar.vocoder.load lists; empty = the shipped one.")
     lowest_score: float = setting(-0.3, "A sentence whose best candidate scores less keeps its recording.")
     recordings: float = setting(0.0, "Share of the sentences that keep their recording anyhow.", minimum=0, maximum=1)
+    limit: int = setting(0, "Sentences, drawn at random; 0 = all. The corpus that is written has no others.", minimum=0)
     batch_size: int = setting(64, "Sentences spoken at once.", minimum=1)
     seed: int = seed_setting(0, "Of the first candidates; further ones have the seeds behind it.")
     device: str = setting("", "cpu or cuda; empty = what accelerate chooses.")
@@ -153,6 +154,9 @@ class Teacher:
     def __init__(self, config: DistilConfig, device: str):
         """ConfigError, DataError or CheckpointError for parts that do not belong together."""
         self.config, self.rows = config, load_prepared(config.data, "train")
+        if 0 < config.limit < len(self.rows):
+            drawn = np.random.default_rng(config.seed).permutation(len(self.rows))[: config.limit]
+            self.rows = self.rows.select(np.sort(drawn))
         models = load_models(config.decoder, config.far_decoder, config.policies, device, fast=True)
         check_together(models.decoder, prepared_info(config.data), config.data, policies=models.policies.values())
         self.bos = models.decoder.config.bos
@@ -181,7 +185,7 @@ class Teacher:
     @property
     def identity(self) -> str:
         """What candidates and their parts of a score depend on; not what is chosen among them."""
-        named = ("prompt_tokens", "token_recognizer", "recognizer", "similarity", "voiced", "vocoder")
+        named = ("limit", "prompt_tokens", "token_recognizer", "recognizer", "similarity", "voiced", "vocoder")
         made = [entry.identity | {"name": entry.name, "sampling": str(entry.sampling), "seed": str(seed)}
                 for entry, seed in self.ways]
         weights = [self.reader and self.reader.checksum(),
@@ -282,13 +286,14 @@ def write(config: DistilConfig, teacher: Teacher, blocks: Sequence[Path], out: P
     shutil.rmtree(building, ignore_errors=True)
     counts = {split: dict(count) for split, count in info["counts"].items()}
     for split in info["counts"]:
-        rows = load_prepared(config.data, split)
+        rows = teacher.rows if split == "train" else load_prepared(config.data, split)
         if split == "train":
             columns = rows.features.copy()
             columns |= {"recorded": columns["speech"], "spoken_by": Value("string"), "score": Value("float32")}
             rows = rows.map(spoken, with_indices=True, features=Features(columns), new_fingerprint=teacher.identity,
                             cache_file_name=str(partial_folder(out) / "train.arrow"), load_from_cache_file=False)
-            counts[split] |= {"tokens": sum(map(len, rows["speech"])), "seconds": round(sum(rows["duration"]), 2)}
+            counts[split] |= {"utterances": len(rows), "speakers": len(set(rows["speaker"])),
+                              "tokens": sum(map(len, rows["speech"])), "seconds": round(sum(rows["duration"]), 2)}
             sources = Counter(rows["spoken_by"])
         rows.save_to_disk(str(building / split))
     spoke = {"from": config.data, "prepared.json": digest(prepared_folder(config.data) / "prepared.json"),

@@ -151,6 +151,17 @@ def test_a_sentence_that_no_candidate_serves_keeps_its_recording(config, corpus)
     assert all(math.isnan(r["score"]) for r in rows_of(config.out))
 
 
+def test_limit_speaks_some_sentences_and_writes_no_others(config, corpus, tmp_path):
+    config.limit = 4
+    run(config)
+    chosen = {r["id"] for r in rows_of(config.out)}
+    assert len(chosen) == 4 < len(rows_of(corpus))
+    assert prepared_info(config.out)["counts"]["train"]["utterances"] == 4
+    config.seed, config.out = 1, str(tmp_path / "others")
+    run(config)
+    assert chosen != {r["id"] for r in rows_of(config.out)}
+
+
 def test_a_distilled_corpus_is_not_distilled_again(config, tmp_path, corpus):
     run(config)
     config.data, config.out = config.out, str(tmp_path / "second")

@@ -74,15 +74,34 @@ dcar train-recognizer kind=encoder --config recognizer_starter train_manifest="$
 dcar train-recognizer kind=tokens --config token_recognizer_starter data="$out/prepared_more" \
   out="$out/token_recognizer"
 
-dcar profile --config profile_starter decoder="$out/car" data="$out/prepared" out="$out/profile" \
-  vocoder="$out/vocoder/export"
-# The policy: first rewarded by what reads the tokens, in the end through speech and recogniser.
+# The decoders learn on from what they say: the training sentences as CAR speaks them, the best of four by the recogniser of
+# tokens; then once more, as the decoder speaks them that learned from those. FAR gets the same sentences.
+distil() {  # name, decoder that speaks, settings
+  dcar distil --config distil_starter data="$out/prepared_more" decoder="$2" \
+    token_recognizer="$out/token_recognizer" out="$out/$1" "${@:3}"
+}
+half() {  # Weights in float16, half the file; everything behind knows the decoder by these.
+  python -c "import sys; from dcar.model.load import load_decoder as load; load(sys.argv[1]).save_pretrained(sys.argv[2], half=True)" \
+    "$1" "$2"
+}
+distil distilled_first "$out/car"
+dcar train --config car_starter:distilled data="$out/distilled_first" init_from="$out/car" out="$out/car_distilled_first"
+distil distilled "$out/car_distilled_first" methods=[car-5@t0,car-10@t0,car-5@t0.4-k10]
+dcar train --config car_starter:distilled data="$out/distilled" init_from="$out/car_distilled_first" \
+  out="$out/car_distilled"
+dcar train --config car_starter:far_distilled data="$out/distilled" init_from="$out/far" out="$out/far_distilled"
+half "$out/car_distilled" "$out/decoder"
+half "$out/far_distilled" "$out/far_decoder"
+
+# The policies, each for a temperature, rewarded by what reads the tokens.
 dcar train-chunk-scorer --config chunk_scorer_starter decoder="$out/car" data="$out/prepared_more" \
-  out="$out/chunk_scorer"
-dcar train-policy --config dcpo_starter decoder="$out/car" data="$out/prepared_more" \
-  vocoder="$out/vocoder/export" token_recognizer="$out/token_recognizer" chunk_scorer="$out/chunk_scorer" seed=1 \
-  out="$out/dcpo"
-dcar train-policy --config dcpo_starter_words decoder="$out/car" data="$out/prepared_more" \
-  vocoder="$out/vocoder/export" recognizer="encoder:$out/recognizer" policy="$out/dcpo/policy" chunk_scorer= \
-  reward_funcs=[wer,log_likelihood] max_steps=10 seed=1 out="$out/dcpo_words"
-dcar export run="$out/dcpo_words" decoder="$out/car" out="$out/policy"
+  out="$out/chunk_scorer_first"
+dcar train-chunk-scorer --config chunk_scorer_starter decoder="$out/decoder" data="$out/distilled" \
+  init_from="$out/chunk_scorer_first" max_steps=300 half_weights=true out="$out/chunk_scorer"
+dcpo() {  # name, settings
+  dcar train-policy --config dcpo_starter decoder="$out/decoder" data="$out/prepared_more" vocoder="$out/vocoder/export" \
+    token_recognizer="$out/token_recognizer" chunk_scorer="$out/chunk_scorer" seed=1 out="$out/dcpo_$1" "${@:2}"
+  dcar export run="$out/dcpo_$1" decoder="$out/decoder" out="$out/$1"
+}
+dcpo policy
+dcpo policy_t0.4 temperature=0.4 top_k=10

@@ -1,10 +1,10 @@
-"""The whole pipeline on the embedded corpus, on two CPU cores: corpus -> CAR and FAR -> chunk scorer of chunks, profile
-of their sizes -> DCPO -> exported policy -> comparison -> report, all under `runs/quickstart`.
+"""The whole pipeline on the embedded corpus, on two CPU cores: corpus -> distilled corpus -> CAR and FAR -> chunk scorer
+-> DCPO -> exported policy -> comparison -> report, all under `runs/quickstart`.
 
     ./launch/quickstart.sh [out=…] [start=scratch] [policy_steps=…] [utterances=…]
 
 Stage one goes on from the shipped decoders, by their last recipe, for a few gentle steps, because a decoder that
-speaks clearly takes more than an hour on two cores; `start=scratch` trains both from nothing instead.
+speaks clearly takes hours on two cores; `start=scratch` trains both from nothing, on the recordings.
 
 Every step is the same command that a user would type (it is printed), and resumes by itself when interrupted. A
 finished step is recognised by its command and the content of its inputs, and is not run again; what a training left
@@ -31,11 +31,9 @@ from dcar.sources.shipped import shipped
 from dcar.tracking import provenance, write_json
 
 RECIPES = Path(__file__).parent / "recipes"
-PROFILED = [1, 2, 3, 4, 5, 6, 7]  # chunk sizes that decoders of either start have
-SIZES = list(range(4, 17))  # that the policy of dcpo_starter.yaml chooses among, on sixteen heads
-LONG = ["far", *(f"car-{k}" for k in (1, 3, 5, 7, 8, 10, 12, 14)), "random-" + "-".join(map(str, SIZES)),
-        "end-on-confident-6-16", "best-of-10-4", "dcar", "dcar@n4"]
-"""What is compared on sixteen heads; compare_starter.yaml is for seven."""
+SEVEN_HEADS = ["far", "car-1", "car-3", "car-5", "car-7", "random-4-5-6-7", "dcar@n4", "sd", "ssd-0.4", "vadusa-2",
+               "mtp-viterbi-5"]
+"""What is compared from scratch; compare_starter.yaml is for sixteen heads."""
 
 
 @dataclass
@@ -45,20 +43,19 @@ class QuickstartConfig:
     out: str = setting("runs/quickstart", "Folder to write.", old=("out_dir",), place="folder")
     start: str = setting("starter", "Stage one from the shipped decoders, or from scratch.",
                          choices=("starter", "scratch"))
-    train_steps: int = setting(0, "Of stage one, for CAR and for FAR alike; 0 = 60 from the starter, 300 from scratch.",
+    train_steps: int = setting(0, "Of stage one, for CAR and for FAR alike; 0 = 40 from the starter, 300 from scratch.",
                                minimum=0)
-    profile_utterances: int = setting(72, "Of the guidance profile; of 24 the best three sizes are chance.", minimum=1)
     chunk_scorer_steps: int = setting(0, "Of what tells how well tokens go together; 0 = 60 from the starter, 150 from "
                                       "scratch.", minimum=0)
     policy_steps: int = setting(8, "Updates of DCPO, 512 rollouts each.", minimum=1)
-    utterances: int = setting(40, "Of the comparison, from speakers that were never trained on.", minimum=1)
+    utterances: int = setting(96, "Of the comparison, from speakers that were never trained on.", minimum=1)
     processes: int = setting(2, "Of the comparison.", minimum=1)
     check_utterances: int = setting(12, "Re-tokenised to check the shipped tokens against this machine.", minimum=1)
 
     def __post_init__(self):
         check(self)
         if self.train_steps <= 0:
-            self.train_steps = 60 if self.start == "starter" else 300
+            self.train_steps = 40 if self.start == "starter" else 300
         if self.chunk_scorer_steps <= 0:
             self.chunk_scorer_steps = 60 if self.start == "starter" else 150
 
@@ -102,7 +99,8 @@ def pipeline(config: QuickstartConfig) -> list[list[Step]]:
     """Steps in order; the members of an inner list run side by side."""
     out = Path(config.out)
     data, car, far = shipped("prepared"), out / "car", out / "far"
-    chunk_scorer, profile, dcpo, policy = out / "chunk_scorer", out / "profile", out / "dcpo", out / "policy"
+    distilled, chunk_scorer, verifiers = out / "distilled", out / "chunk_scorer", out / "verifiers"
+    dcpo, policy, from_starter = out / "dcpo", out / "policy", config.start == "starter"
     python = sys.executable
     if config.processes > 1:  # `accelerate launch --cpu` would silently run one process (docs/scaling.md)
         compare = [python, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", str(config.processes),
@@ -111,14 +109,14 @@ def pipeline(config: QuickstartConfig) -> list[list[Step]]:
         compare = [python, "-m", "eval.compare"]
 
     def train(name: str, folder: Path, initial: str) -> Step:
-        recipe = RECIPES / "car_starter.yaml"
-        variant = {"starter": {"car": ":more", "far": ":far_more"}, "scratch": {"car": "", "far": ":far"}}
-        command = [python, "-m", "dcar.train", "--config", f"{recipe}{variant[config.start][name]}", f"data={data}",
+        recipe, spoken = RECIPES / "car_starter.yaml", distilled if from_starter else data
+        variant = {"car": ":distilled", "far": ":far_distilled"} if from_starter else {"car": "", "far": ":far"}
+        command = [python, "-m", "dcar.train", "--config", f"{recipe}{variant[name]}", f"data={spoken}",
                    f"out={folder}", f"max_steps={config.train_steps}", f"eval_steps={config.train_steps}"]
         if not computes_bfloat16():
             command.append("bf16=false")  # without instructions for it a step takes ten times as long
-        inputs = [data, recipe]
-        if config.start == "starter":  # gently, so as not to undo what the end of the first schedule gained
+        inputs = [spoken, recipe]
+        if from_starter:  # gently, so as not to undo what the end of the first schedule gained
             command += [f"init_from={shipped(initial)}", "learning_rate=0.0002", "warmup_steps=10"]
             inputs.append(shipped(initial))
         return Step(name, command, [folder / "model.safetensors"], inputs, folder)
@@ -131,34 +129,38 @@ def pipeline(config: QuickstartConfig) -> list[list[Step]]:
         if not computes_bfloat16():
             command.append("bf16=false")
         inputs = [car, data, recipe]
-        if config.start == "starter":  # its decoder is close to the one that this was trained for
+        if from_starter:  # its decoder is close to the one that this was trained for
             command += ["init_from=starter", "learning_rate=0.0005", "warmup_steps=10"]
             inputs.append(shipped("chunk_scorer"))
         return Step("chunk_scorer", command, [chunk_scorer / "model.safetensors"], inputs, chunk_scorer)
 
     return [
-        [Step("check", [python, "-m", "launch.check_tokens", str(config.check_utterances)], [],
+        [*([Step("distil", [python, "-m", "launch.distil", "--config", str(RECIPES / "distil_starter.yaml"),
+                            f"data={data}", f"decoder={shipped('decoder')}", "methods=[car-5@t0]",
+                            f"limit={16 * config.train_steps}", f"out={distilled}"],
+                 [distilled / "prepared.json"], [data, shipped("decoder"), RECIPES / "distil_starter.yaml"])]
+           if from_starter else []),
+         Step("check", [python, "-m", "launch.check_tokens", str(config.check_utterances)], [],
               [shipped("tokenizer"), shipped("corpus"), data])],
         [train("car", car, "decoder"), train("far", far, "far")],
-        # a policy after the draw needs no profile: that is for people to read, and for the paper's DCPO
         [train_chunk_scorer(),
-         Step("profile", [python, "-m", "rl.profile", "--config", str(RECIPES / "profile_starter.yaml"),
-                          f"decoder={car}", f"data={data}", f"out={profile}",
-                          f"utterances={config.profile_utterances}", f"sizes={PROFILED}"],
-              [profile / "profile.json"], [car, RECIPES / "profile_starter.yaml"])],
+         Step("verifiers", [python, "-m", "eval.analysis.fit_verifiers", "--config",
+                            str(RECIPES / "verifiers_starter.yaml"), f"decoder={car}", f"data={data}",
+                            f"out={verifiers}"],
+              [verifiers / "statistics.json"], [car, RECIPES / "verifiers_starter.yaml"])],
         [Step("dcpo", [python, "-m", "rl.train", "--config", str(RECIPES / "dcpo_starter.yaml"), f"decoder={car}",
                        f"data={data}", f"chunk_scorer={chunk_scorer}", f"out={dcpo}",
                        f"max_steps={config.policy_steps}",
-                       *(["policy_sizes=[4,5,6,7]", "tokens_per_pass=5.5"] if config.start == "scratch" else [])],
+                       *([] if from_starter else ["policy_sizes=[4,5,6,7]", "tokens_per_pass=5.5"])],
               [dcpo / "policy" / "model.safetensors"], [car, chunk_scorer, RECIPES / "dcpo_starter.yaml"], dcpo)],
         [Step("export", [python, "-m", "rl.export", f"run={dcpo}", f"decoder={car}", f"out={policy}"],
               [policy / "model.safetensors"], [car, dcpo / "policy"])],
         [Step("compare", [*compare, "--config", str(RECIPES / "compare_starter.yaml"), f"data={data}",
-                          f"decoder={car}", f"far_decoder={far}", f"policies=[{policy}]", f"out={out}",
-                          f"limit={config.utterances}", f"training_log={dcpo / 'log.jsonl'}",
-                          *([f"methods=[{','.join(LONG)}]"] if config.start == "starter" else [])],
+                          f"decoder={car}", f"far_decoder={far}", f"policies=[{policy}]", f"statistics={verifiers}",
+                          f"out={out}", f"limit={config.utterances}", f"training_log={dcpo / 'log.jsonl'}",
+                          *([] if from_starter else [f"methods=[{','.join(SEVEN_HEADS)}]"])],
               [out / "compare.json", out / "report.html"],
-              [car, far, policy, RECIPES / "compare_starter.yaml"])],
+              [car, far, policy, verifiers, RECIPES / "compare_starter.yaml"])],
     ]
 
 

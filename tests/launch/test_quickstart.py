@@ -21,12 +21,13 @@ from dcar.prepare.prepared import prepared_info
 from dcar.sources.shipped import ASSETS
 from dcar.train.car import TrainConfig, data_identity, differing
 from dcar.train.chunk_scorer import TrainChunkScorerConfig
+from eval.analysis.fit_verifiers import FitConfig
 from eval.compare.run import CompareConfig
 from launch import quickstart
+from launch.distil import DistilConfig
 from launch.quickstart import QuickstartConfig, Step, content_digest, pipeline, run
 from rl.config import DCPOConfig
 from rl.export import ExportConfig
-from rl.profile import ProfileConfig
 
 ROOT = Path(__file__).parents[2]
 NAMES = [f"{r.name}{v and ':'}{v}" for r in shipped() for v in ("", *r.variants)]
@@ -39,7 +40,7 @@ def schema(recipe: str) -> type:
 
 
 MODULES = {"dcar.train": TrainConfig, "dcar.train.chunk_scorer": TrainChunkScorerConfig,
-           "rl.profile": ProfileConfig, "rl.train": DCPOConfig, "rl.export": ExportConfig,
+           "launch.distil": DistilConfig, "eval.analysis.fit_verifiers": FitConfig, "rl.train": DCPOConfig, "rl.export": ExportConfig,
            "eval.compare": CompareConfig}
 
 COPY = "import sys; s, t, log = sys.argv[1:]; open(log, 'a').write('x'); open(t, 'w').write(open(s).read() + '!')"
@@ -278,7 +279,8 @@ def test_the_pipeline_s_commands_are_valid_and_feed_each_other(tmp_path, monkeyp
     out = tmp_path / "q"
     groups = pipeline(QuickstartConfig(out=str(out), start=start, train_steps=7, processes=processes))
     assert [[s.name for s in group] for group in groups] == [
-        ["check"], ["car", "far"], ["chunk_scorer", "profile"], ["dcpo"], ["export"], ["compare"]]
+        ["distil", "check"] if start == "starter" else ["check"], ["car", "far"], ["chunk_scorer", "verifiers"], ["dcpo"],
+        ["export"], ["compare"]]
     made: list[Path] = []
     for group in groups:
         for step in group:
@@ -289,7 +291,8 @@ def test_the_pipeline_s_commands_are_valid_and_feed_each_other(tmp_path, monkeyp
             if module in MODULES:
                 config = settings(MODULES[module], words[words.index(module) + 1 :], tmp_path)
                 if module == "dcar.train":
-                    assert config.max_steps == 7 and config.data == str(shipped("prepared"))
+                    assert config.max_steps == 7
+                    assert config.data == str(out / "distilled" if start == "starter" else shipped("prepared"))
                     initial = str(shipped("decoder" if step.name == "car" else "far"))
                     assert config.init_from == (initial if start == "starter" else "")
                 if module == "rl.train":

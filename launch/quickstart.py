@@ -1,5 +1,5 @@
-"""The whole pipeline on the embedded corpus, on two CPU cores: corpus -> distilled corpus -> CAR and FAR -> chunk scorer
--> DCPO -> exported policy -> comparison -> report, all under `runs/quickstart`.
+"""The whole pipeline on the embedded corpus, on two CPU cores: corpus -> distilled corpus -> CAR and FAR -> chunk
+scorer -> DCPO -> exported policy -> comparison -> report, all under `runs/quickstart`.
 
     ./launch/quickstart.sh [out=…] [start=scratch] [policy_steps=…] [utterances=…]
 

@@ -8,6 +8,7 @@ Everything behind it (training, DCPO, comparison) reads it as any other.
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +18,15 @@ from dcar.config import load_config, setting
 from dcar.errors import ConfigError, DataError, TextError
 from dcar.model.backbones.text_tokens import TextTokenizer
 from dcar.model.load import text_encoder
-from dcar.prepare.prepared import FORMAT_VERSION, check_out_dir, features, load_prepared, prepared_info
-from dcar.storage import digest, files_of
-from dcar.tracking import write_json
+from dcar.prepare.prepared import (
+    check_out_dir,
+    features,
+    load_prepared,
+    partial_folder,
+    prepared_info,
+    put_in_place,
+)
+from dcar.storage import writing
 
 
 @dataclass
@@ -52,14 +59,16 @@ def retokenize(config: RetokenizeConfig) -> Path:
         except TextError as error:
             raise TextError(f"{row['source']}: utterance {row['id']}: {error}") from error
 
-    for split in info["counts"]:
-        rows = load_prepared(config.data, split)
-        columns = features(info["tokenizer"]["vocab_size"], tokenizer.size)
-        columns["prompt_text_ids"] = columns["text_ids"]
-        rows.map(ids, features=columns, desc=f"text of {split}").save_to_disk(str(out / split))
-    files = {name: digest(out / name) for name in files_of(out) if name != "prepared.json"}
-    phonemes = {"version": tokenizer.name, "size": tokenizer.size}
-    write_json(out / "prepared.json", {**info, "format_version": FORMAT_VERSION, "phonemes": phonemes, "files": files})
+    building = partial_folder(out) / "building"
+    shutil.rmtree(building, ignore_errors=True)
+    with writing(out):
+        for split in info["counts"]:
+            rows = load_prepared(config.data, split)
+            columns = rows.features.copy()
+            text = features(info["tokenizer"]["vocab_size"], tokenizer.size)["text_ids"]
+            columns |= {"text_ids": text, "prompt_text_ids": text}
+            rows.map(ids, features=columns, desc=f"text of {split}").save_to_disk(str(building / split))
+        put_in_place(building, out, {**info, "phonemes": {"version": tokenizer.name, "size": tokenizer.size}})
     return out
 
 

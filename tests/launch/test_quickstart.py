@@ -40,8 +40,8 @@ def schema(recipe: str) -> type:
 
 
 MODULES = {"dcar.train": TrainConfig, "dcar.train.chunk_scorer": TrainChunkScorerConfig,
-           "launch.distil": DistilConfig, "eval.analysis.fit_verifiers": FitConfig, "rl.train": DCPOConfig, "rl.export": ExportConfig,
-           "eval.compare": CompareConfig}
+           "launch.distil": DistilConfig, "eval.analysis.fit_verifiers": FitConfig, "rl.train": DCPOConfig,
+           "rl.export": ExportConfig, "eval.compare": CompareConfig}
 
 COPY = "import sys; s, t, log = sys.argv[1:]; open(log, 'a').write('x'); open(t, 'w').write(open(s).read() + '!')"
 
@@ -279,8 +279,8 @@ def test_the_pipeline_s_commands_are_valid_and_feed_each_other(tmp_path, monkeyp
     out = tmp_path / "q"
     groups = pipeline(QuickstartConfig(out=str(out), start=start, train_steps=7, processes=processes))
     assert [[s.name for s in group] for group in groups] == [
-        ["distil", "check"] if start == "starter" else ["check"], ["car", "far"], ["chunk_scorer", "verifiers"], ["dcpo"],
-        ["export"], ["compare"]]
+        ["distil", "check"] if start == "starter" else ["check"], ["car", "far"], ["chunk_scorer", "verifiers"],
+        ["dcpo"], ["export"], ["compare"]]
     made: list[Path] = []
     for group in groups:
         for step in group:

@@ -335,6 +335,22 @@ def test_a_corpus_with_the_models_own_text(tmp_path):
         text_encoder(tmp_path / "out")
 
 
+def test_a_retokenized_corpus_is_written_whole_with_all_its_columns(tmp_path, monkeypatch):
+    data = write_prepared(tmp_path / "data", train=4, dev=2)
+    write_cosyvoice2(tmp_path)
+    convert(ConvertConfig("cosyvoice2", str(tmp_path), str(tmp_path / "out")))
+    monkeypatch.setattr("dcar.prepare.retokenize.load_prepared", lambda folder, split: load_prepared(
+        folder, split).add_column("spoken_by", ["car-5"] * (4 if split == "train" else 2)))
+    config = RetokenizeConfig(str(data), str(tmp_path / "out"), str(tmp_path / "own"))
+    with monkeypatch.context() as patch:
+        patch.setattr("dcar.prepare.retokenize.put_in_place", lambda *args: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            retokenize(config)
+    assert not (tmp_path / "own").exists()
+    retokenize(config)
+    assert load_prepared(tmp_path / "own", "train")["spoken_by"][:] == ["car-5"] * 4
+
+
 def test_named_prompts_bring_their_own_text_ids(tmp_path):
     """A retokenized corpus with prompts: the continuation layout reads the ids of the text tokenizer, not phonemes."""
     data = write_prepared(tmp_path / "data", train=2, dev=1)

@@ -3,13 +3,13 @@
     python -m launch.gpu_rows                            # device=cpu rehearses it with tiny sizes
 
 Weights of paper size are random: times do not need others. Each part is a command of its own, which is printed; its
-output is <out>/<part>.log. What a part measured is in <out>/rows.md as soon as it ends, and stays there: the same
-command does again what failed or is missing.
+output is <out>/<part>.log. What it measured is in <out>/rows.md as soon as it ends; run again, what is missing is done.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -72,21 +72,24 @@ def speed_rows(size: str, out: Path) -> Rows:
 
 
 def training_rows(rollouts: int, out: Path) -> Rows:
-    """Of the log of a training; rollouts of a step, 0 in stage one."""
+    """Of what a training showed and wrote; rollouts of a step, 0 in stage one."""
+    if not rollouts:  # where the bar was full for the first time, before it was evaluated and saved
+        shown = re.search(r"(\d+)/\1 \[.*?([\d.]+)(s/it|it/s)", out.with_suffix(".log").read_text())
+        if shown is None:
+            raise DCARError(f"{out.with_suffix('.log')} shows no rate of steps")
+        ms = 1e3 * float(shown[2]) if shown[3] == "s/it" else 1e3 / float(shown[2])
+        return [("stage one, ms a step of 16 utterances", f"{ms:.0f}", "")]
     lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
-    if not rollouts:
-        steps = next(line["train_steps_per_second"] for line in lines if "train_steps_per_second" in line)
-        return [("stage one, ms a step, warm-up included", f"{1e3 / steps:.0f}", "`dcar estimate --config car_paper`")]
     last = [line for line in lines if "seconds_rollout" in line][-1]  # the first ones capture graphs
     spent = {name.removeprefix("seconds_"): s for name, s in last.items() if name.startswith("seconds_")}
     parts = ", ".join(f"{name} {s:.2f}" for name, s in spent.items())
     heard = max(spent["rollout"], spent.get("vocoder", 0) + spent.get("asr", 0))  # these run side by side
-    return [("stage two, seconds of a step", parts, "`dcar estimate --config dcpo_paper`"),
+    return [("stage two, seconds of a step", parts, ""),
             ("rollouts with rewards, a second", f"{rollouts / heard:.1f}", f"{rollouts} a step")]
 
 
 def tested_rows(out: Path) -> Rows:
-    return [("the same tokens on GPU and CPU", out.with_suffix(".log").read_text().splitlines()[-1].strip("= "), "")]
+    return [("tests of GPU code", out.with_suffix(".log").read_text().splitlines()[-1].strip("= "), "same tokens as CPU")]
 
 
 def parts(config: RowsConfig) -> dict[str, tuple[list[str], Callable[[Path], Rows]]]:
@@ -123,12 +126,11 @@ def parts(config: RowsConfig) -> dict[str, tuple[list[str], Callable[[Path], Row
 
 def start(arguments: Sequence[str], log: Path, seconds: float) -> None:
     """Run a module; its output is in `log`. DCARError where it fails or takes longer."""
-    print(f"== {log.stem}: python -m {' '.join(arguments)}", flush=True)
     with log.open("w") as file:
         try:
             status = subprocess.run([sys.executable, "-m", *arguments], stdout=file, stderr=file, timeout=seconds)
         except subprocess.TimeoutExpired as error:
-            raise DCARError(f"stopped after {seconds:.0f} s") from error
+            raise DCARError(f"stopped after {seconds:.0f} s; the same command does it again") from error
     if status.returncode:
         last = (log.read_text().strip() or "no output").splitlines()[-1]
         raise DCARError(f"failed with status {status.returncode}: {last[:200]}; see {log}")
@@ -158,6 +160,7 @@ def run(config: RowsConfig) -> int:
         try:
             if left <= 0:
                 raise DCARError("the time is up; the same command goes on here")
+            print(f"== {name}: python -m {' '.join(arguments)}", flush=True)
             start(arguments, out / f"{name}.log", left)
             rows = read(out / name)
         except DCARError as error:

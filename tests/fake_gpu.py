@@ -47,10 +47,20 @@ class OnGPU(Tensor):
     def item(self) -> Any:
         return aten._local_scalar_dense.default(self)
 
-    __int__ = __index__ = lambda self: int(self.item())
-    __bool__ = lambda self: bool(self.item())
-    __float__ = lambda self: float(self.item())
-    __invert__ = lambda self: torch.bitwise_not(self)
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def __index__(self) -> int:
+        return int(self.item())
+
+    def __bool__(self) -> bool:
+        return bool(self.item())
+
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def __invert__(self) -> Tensor:
+        return torch.bitwise_not(self)
 
     def contiguous(self, **_: Any) -> Tensor:
         return self if self.is_contiguous() else aten.clone.default(self, memory_format=torch.contiguous_format)

@@ -176,8 +176,8 @@ class Measurement:
         return interleaved(runs, repeats, module_device(self.decoder), CLOCKS[self.config.clock])
 
     def engine(self, batch: int = 1, prompts: Sequence[Prompt] = (), **how: Any) -> StaticEngine:
-        graphs = None if self.config.graphs else False
-        return engine_for(self.decoder, prompts or self.prompts, self.load.sampling(), batch=batch, graphs=graphs, **how)
+        return engine_for(self.decoder, prompts or self.prompts, self.load.sampling(), batch=batch,
+                          graphs=None if self.config.graphs else False, **how)
 
     def reader(self, decoder: AnyDecoder) -> FastDecoder:
         return FastDecoder(decoder, graphs=None if self.config.graphs else False)

@@ -1,5 +1,5 @@
-"""What a GPU says is what the CPU says: on a GPU where there is one, else on the stand-in of tests/fake_gpu.py, on which
-whoever mixes devices or waits within a captured step gets an error, as on a GPU."""
+"""What a GPU says is what the CPU says: on a GPU where there is one, else on the stand-in of tests/fake_gpu.py, on
+which whoever mixes devices or waits within a captured step gets an error, as on a GPU."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def device(monkeypatch):
 
 def after_draw() -> ChunkPolicy:
     torch.manual_seed(1)
-    policy = ChunkPolicy(ChunkPolicyConfig(32, 4, None, num_attention_heads=2, reads="candidates", chunk_scorer_width=16,
-                                           chunk_scorer_embedding=8, chunk_scorer_ids=13)).eval()
+    policy = ChunkPolicy(ChunkPolicyConfig(32, 4, None, num_attention_heads=2, reads="candidates",
+                                           chunk_scorer_width=16, chunk_scorer_embedding=8, chunk_scorer_ids=13)).eval()
     torch.nn.init.normal_(policy.scores.linear.weight)
     return policy
 

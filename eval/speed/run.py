@@ -59,6 +59,9 @@ SIZES: dict[str, dict[str, Any]] = {
 HEADS = ("heads", "num_prediction_heads", "head_width", "tie_heads")
 """Settings that say which heads random models have."""
 
+USUAL = ("steps", "growth", "peers")
+"""Of the parts that are measured (`PARTS`), those that nobody has to ask for."""
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -362,7 +365,6 @@ def _methods(m: Measurement) -> None:
 
 PARTS: dict[str, Callable[[Measurement], None]] = {
     "steps": _steps, "growth": _growth, "peers": _peers, "methods": _methods}
-USUAL = ("steps", "growth", "peers")
 
 
 def run(config: SpeedConfig) -> dict[str, Any]:

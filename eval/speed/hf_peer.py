@@ -10,7 +10,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
@@ -91,7 +90,7 @@ class CausalLMPeer(PreTrainedModel, GenerationMixin):
         for i, layer in enumerate(d.layers):
             x = layer(x, rotary, mask, behind, i)
         logits = d.heads.base(d.norm(x[:, -(logits_to_keep or 1) :])).float()
-        logits = logits + F.one_hot(torch.tensor(d.config.eos, device=device), logits.shape[-1]) * -1e9
+        logits[..., d.config.eos] = -1e9  # in place, of what was just made: a mask would wait for a GPU
         return CausalLMOutputWithPast(logits=logits, **{CACHE: kept})
 
 
@@ -101,7 +100,8 @@ def generate(peer: CausalLMPeer, prompt: Prompt, tokens: int, static: bool = Fal
     """Speak exactly `tokens` tokens greedily with Hugging Face's loop; an assistant drafts `draft_length` tokens for
     every pass, however sure it is."""
     ids = peer.read(prompt)
-    settings: dict[str, Any] = {"cache_implementation": "static"} if static else {}
+    # not compiled, which transformers would do with a static cache on a GPU: this forward asks for lengths as numbers
+    settings: dict[str, Any] = {"cache_implementation": "static", "disable_compile": True} if static else {}
     if assistant is not None:
         assistant.read(prompt)
         drafting = assistant.generation_config

@@ -6,8 +6,7 @@
 First a card of what each step has to read and what the machine can read, hence a floor; then the measurements, in the
 static engine unless said otherwise: CAR-k and DCAR at batch 1, batches, lengths, and Hugging Face's `generate` on the
 same weights. Repeats are interleaved, medians printed with their range; every run speaks a fixed number of tokens (EOS
-forbidden), so no method gains by stopping early. The last line is one JSON object. Methods by name are timed by
-`dcar compare`.
+forbidden), so no method gains by stopping early. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from typing import Any, cast
 import torch
 
 from dcar.config import check, load_config, setting
-from dcar.decoding import ChunkMethod, DecodeResult, FixedChunk, PolicyChunk, decode
+from dcar.decoding import ChunkMethod, DecodeResult, FixedChunk, Method, PolicyChunk, Prompt, decode
 from dcar.decoding.engine.run import StaticEngine, engine_for
 from dcar.decoding.fast.passes import FastDecoder
 from dcar.errors import ConfigError
@@ -33,12 +32,16 @@ from dcar.model.car import CARConfig, CARDecoder
 from dcar.model.draft import AnyDecoder, build_draft
 from dcar.process import run_command
 from dcar.tracking import machine
-from eval.methods.chains import DEFAULT_LENGTH
+from eval.methods.chains import DEFAULT_LENGTH, chain_method
 from eval.methods.registry import Models, load_models
 from eval.results.timing import module_device
 from eval.speed.measure import CLOCKS, Load, interleaved, print_card, shown
 from eval.verifiers.drafters import ModelDrafter
+from eval.verifiers.pcg import GroupVerifier
 from eval.verifiers.sd import SpeculativeDecoding
+from eval.verifiers.ssd import TolerantDecoding
+from eval.verifiers.topk_verify import TopKVerify
+from eval.verifiers.typical import TypicalAcceptance
 from heads.build import HEAD_KINDS, check_kind
 from heads.chunk_scorer import ChunkScorerConfig
 from heads.costs import head_costs
@@ -55,6 +58,9 @@ SIZES: dict[str, dict[str, Any]] = {
 
 HEADS = ("heads", "num_prediction_heads", "head_width", "tie_heads")
 """Settings that say which heads random models have."""
+
+USUAL = ("steps", "growth", "peers")
+"""Of the parts that are measured (`PARTS`), those that nobody has to ask for."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -81,9 +87,10 @@ class SpeedConfig:
     num_candidates: int = setting(1, "Candidates that DCAR draws side by side, for policies with a chunk scorer.",
                                   minimum=1, old=("draws",))
     device: str = setting("cpu", "cpu or cuda.")
-    parts: list[str] = setting(lambda: list(PARTS), "Of steps, growth (batch and length) and peers (Hugging Face on "
-                                                    "the same weights).")
+    parts: list[str] = setting(lambda: list(USUAL), "Of steps, growth (batch and length), peers (Hugging Face on the "
+                                                    "same weights) and methods (verifiers too, at batch 1 and 32).")
     tokens: int = setting(0, "Speech tokens of a run; 0 = 210, with quick 60 (paper size: 15).", minimum=0)
+    graphs: bool = setting(True, "CUDA graphs, on a GPU.")
     clock: str = setting("wall", "cpu: processor time of this process, for a CPU on which other jobs run.",
                          choices=CLOCKS)
     threads: int = setting(1, "Of torch; with more, whatever else runs decides the times of small models.", minimum=1)
@@ -171,82 +178,99 @@ class Measurement:
     def time(self, runs: Mapping[Any, Callable[[], Any]], repeats: int) -> dict[Any, list[float]]:
         return interleaved(runs, repeats, module_device(self.decoder), CLOCKS[self.config.clock])
 
-    def engine(self, **how: Any) -> StaticEngine:
-        return engine_for(self.decoder, self.prompts, self.load.sampling(), batch=1, **how)
+    def engine(self, batch: int = 1, prompts: Sequence[Prompt] = (), **how: Any) -> StaticEngine:
+        return engine_for(self.decoder, prompts or self.prompts, self.load.sampling(), batch=batch,
+                          graphs=None if self.config.graphs else False, **how)
 
-    def steps(self, sizes: Sequence[int], repeats: int, speak: Callable[..., Any]) -> dict[int, list[float]]:
-        """ms a step of CAR-k, the prefill, measured by itself, taken off; `speak`: an engine's `decode`, or the loop's.
-        """
-        runs = {k: partial(speak, self.prompts, ChunkMethod(FixedChunk(k)), self.load.sampling()) for k in sizes}
-        runs[0] = partial(speak, self.prompts, ChunkMethod(FixedChunk(1)), self.load.sampling(1))
+    def reader(self, decoder: AnyDecoder) -> FastDecoder:
+        return FastDecoder(decoder, graphs=None if self.config.graphs else False)
+
+    def steps(self, sizes: Sequence[int], repeats: int, ways: Mapping[str, Way]) -> dict[str, dict[int, list[float]]]:
+        """ms a step that keeps k tokens, of each way, interleaved; its prefill, measured by itself, is taken off."""
+        runs = {(name, k): partial(speak, self.prompts, method(k or 1), self.load.sampling(None if k else 1))
+                for name, (speak, method) in ways.items() for k in (0, *sizes)}
         seconds = self.time(runs, repeats)
-        prefill = median(seconds.pop(0))
-        return {k: [1e3 * (s - prefill) / max(1, self.load.steps(k) - 1) for s in times] for k, times in
-                seconds.items()}
+        prefill = {name: median(seconds[name, 0]) for name in ways}
+        return {name: {k: [1e3 * (s - prefill[name]) / max(1, self.load.steps(k) - 1) for s in seconds[name, k]]
+                       for k in sizes} for name in ways}
+
+
+Way = tuple[Callable[..., Any], Callable[[int], ChunkMethod]]
+"""What speaks, an engine's `decode` or the loop's, and how k tokens a step are asked for."""
+
+
+def _car(k: int) -> ChunkMethod:
+    return ChunkMethod(FixedChunk(k))
 
 
 def _steps(m: Measurement) -> None:
-    """CAR-k and DCAR at batch 1, in the engine."""
+    """CAR-k at batch 1 in the engine, without a policy and where one decides on every chunk; DCAR."""
     card, heads = m.card, m.decoder.config.num_prediction_heads
     engines = {name: m.engine(policy=policy) for name, policy in m.models.policies.items()}
     engine = next(iter(engines.values()))
     asked = sorted({1, *m.config.chunks}) if m.config.chunks else [1, 3, 7] if m.brief else range(1, heads + 1)
     chosen = [k for k in asked if k <= heads]
-    found = m.steps(chosen, m.repeats, engine.decode)
-    car, floor = {k: median(ms) for k, ms in found.items()}, card["floor_ms"]
-    print("method     ms a step                 tokens/s    % of floor")
+
+    def forced(policy: ChunkPolicy, k: int) -> ChunkMethod:
+        """It decides, and k tokens are kept whatever it says."""
+        return ChunkMethod(PolicyChunk(policy, forced={m.prompts[0].utterance_id: [k]},
+                                       num_candidates=m.config.num_candidates))
+
+    found = m.steps(chosen, m.repeats, {"": (engine.decode, _car)} | {
+        name: (engines[name].decode, partial(forced, policy)) for name, policy in m.models.policies.items()})
+    car, floor = {k: median(ms) for k, ms in found.pop("").items()}, card["floor_ms"]
+    print("keeps k    ms a step  tokens/s  % of floor" + "".join(f"; {name} decides: ms, × CAR-k" for name in found))
+    shares = {name: {str(k): median(ms[k]) / car[k] - 1 for k in chosen} for name, ms in found.items()}
     for k, ms in car.items():
-        print(f"CAR-{k}  {shown(found[k]):28} {1e3 * k / ms:9.1f} {100 * floor[str(k)] / ms:9.0f}")
+        print(f"CAR-{k:<2} {ms:13.3f} {1e3 * k / ms:9.1f} {100 * floor[str(k)] / ms:11.0f}" + "".join(
+            f"{median(of[k]):14.3f} {1 + shares[name][str(k)]:5.2f}" for name, of in found.items()))
     m.ratio("car_k_over_k_times_car_1", {str(k): car[1] / car[k] for k in car if k > 1})
     m.ratio("car_k_bound", {str(k): floor["1"] / floor[str(k)] for k in car if k > 1})
     m.ratio("floor_share_far", floor["1"] / car[1])
+    m.ratio("decision_over_pass", shares)
     card["ms_per_step"] = {str(k): ms for k, ms in car.items()}
-    m.ratio("dcar_step_over_car_step", {name: _dcar(m, engines[name], name) for name in engines})
+    card["ms_per_decided_step"] = {name: {str(k): median(ms[k]) for k in chosen} for name, ms in found.items()}
+    for name in engines:
+        _dcar(m, engines[name], name)
     if m.brief:
         return
-    loop = m.steps([1], m.few, partial(decode, m.decoder))[1]
+    loop = m.steps([1], m.few, {"": (partial(decode, m.decoder), _car)})[""][1]
     m.ratio("static_over_loop", median(loop) / car[1])
     print(f"reference loop, CAR-1: {shown(loop)} ms a step")
 
 
-def _dcar(m: Measurement, engine: StaticEngine, name: str) -> float:
+def _dcar(m: Measurement, engine: StaticEngine, name: str) -> None:
     """DCAR (actions drawn, so that an untrained policy too uses all sizes) against FAR in the same engine, without the
-    prefill; returns what a step in which it keeps so many tokens takes in times of one of CAR-k."""
-    policy, candidates, t = m.models.policies[name], m.config.num_candidates, m.load.tokens
-    middle = min(10 if policy.config.after_draw else 3, policy.config.num_actions)
-    far, dcar = ChunkMethod(FixedChunk(1)), ChunkMethod(PolicyChunk(policy, "sample", num_candidates=candidates))
-    forced = PolicyChunk(policy, forced={m.prompts[0].utterance_id: [middle]}, num_candidates=candidates)
+    prefill."""
+    policy, t = m.models.policies[name], m.load.tokens
+    dcar = ChunkMethod(PolicyChunk(policy, "sample", num_candidates=m.config.num_candidates))
     spoken: dict[str, DecodeResult] = {}
 
     def speak(what: str, method: ChunkMethod, tokens: int = t) -> None:
         spoken[what] = engine.decode(m.prompts, method, m.load.sampling(tokens))[0]
 
     seconds = m.time({
-        "prefill": partial(speak, "prefill", far, 1), "prefill dcar": partial(speak, "prefill dcar", dcar, 1),
-        "far": partial(speak, "far", far), "middle": partial(speak, "middle", ChunkMethod(FixedChunk(middle))),
-        "forced": partial(speak, "forced", ChunkMethod(forced)), "dcar": partial(speak, "dcar", dcar)}, m.repeats)
+        "prefill": partial(speak, "prefill", _car(1), 1), "prefill dcar": partial(speak, "prefill dcar", dcar, 1),
+        "far": partial(speak, "far", _car(1)), "dcar": partial(speak, "dcar", dcar)}, m.repeats)
     plain, prefill = median(seconds["prefill"]), median(seconds["prefill dcar"])
     rest = t - spoken["dcar"].emitted[0]  # the first chunk comes with the prefill
     mean = rest / (spoken["dcar"].target_passes - 1)
     speedup = median([(a - plain) / (t - 1) * rest / (b - prefill)
                       for a, b in zip(seconds["far"], seconds["dcar"], strict=True)])
-    over = [(a - prefill) / (b - plain) for a, b in zip(seconds["forced"], seconds["middle"], strict=True)]
-    print(f"DCAR ({name} policy): {mean:.2f} tokens a step, {speedup:.2f} × FAR\n"
-          f"a step in which it keeps {middle} tokens takes {shown(over)} times one of CAR-{middle}")
+    print(f"DCAR ({name} policy): {mean:.2f} tokens a step, {speedup:.2f} × FAR")
     if "dcar_speedup_over_mean_chunk" not in m.ratios or m.size not in m.ratios["dcar_speedup_over_mean_chunk"]:
         read = m.card["read_far"] + head_costs(m.decoder.heads).read(mean) + m.card["read_policy"][name]
         bound = speedup / mean * read / m.card["read_far"]
         m.ratio("dcar_speedup_over_mean_chunk", speedup / mean)
         m.ratio("dcar_over_own_bound", bound)
         print(f"that is {speedup / mean:.3f} of its chunk, {bound:.3f} of what its bytes allow")
-    return median(over)
 
 
 def _growth(m: Measurement, window: int = 40) -> None:
     """Cost against batch, and against length: the prompt makes the length, `window` tokens are spoken behind it."""
     model, card, quick, far = m.decoder, m.card, m.config.quick, ChunkMethod(FixedChunk(1))
     batches = {b: m.load.prompts(model, b) for b in ([1, 8, 32] if quick else [1, 8, 32, 128])}
-    engines = {b: engine_for(model, prompts, m.load.sampling(), batch=b) for b, prompts in batches.items()}
+    engines = {b: m.engine(b, prompts) for b, prompts in batches.items()}
     seconds = m.time({b: partial(engines[b].decode, prompts, ChunkMethod(FixedChunk(2)), m.load.sampling())
                       for b, prompts in batches.items()}, m.once)
     rate = {b: b * m.load.tokens / median(s) for b, s in seconds.items()}
@@ -279,9 +303,9 @@ def _peers(m: Measurement) -> None:
     draft = m.models.draft
     assert draft is not None
     greedy, far = m.load.sampling(temperature=0.0), ChunkMethod(FixedChunk(1))
-    peer, assistant, reader = CausalLMPeer(model), CausalLMPeer(draft), FastDecoder(model)
-    verifier = SpeculativeDecoding("sd@draft", ModelDrafter(FastDecoder(draft), DEFAULT_LENGTH))
-    engine, spoken = engine_for(model, m.prompts, greedy, batch=1), dict[str, list[int]]()
+    peer, assistant, reader = CausalLMPeer(model), CausalLMPeer(draft), m.reader(model)
+    verifier = SpeculativeDecoding("sd@draft", ModelDrafter(m.reader(draft), DEFAULT_LENGTH))
+    engine, spoken = m.engine(), dict[str, list[int]]()
     verified: list[DecodeResult] = []
 
     def speculate() -> list[int]:
@@ -309,8 +333,38 @@ def _peers(m: Measurement) -> None:
     m.card |= {"peers": speed, "peers_same_tokens": same, "draft_accepted": kept}
 
 
+FAMILIES = {"sd": SpeculativeDecoding, "ssd-0.4": TolerantDecoding, "pcg-0.42": GroupVerifier,
+            "typical": TypicalAcceptance, "topk-verify-50": TopKVerify}
+
+
+def _methods(m: Measurement) -> None:
+    """The families of methods in the loop with fast passes, which all of them can use, at batch 1 and 32. Of random
+    weights it is the time that says something, not how much of a draft is accepted."""
+    model, heads, draft = m.decoder, m.decoder.config.num_prediction_heads, m.models.draft
+    assert draft is not None
+    reader, drafter, policy = m.reader(model), m.reader(draft), next(iter(m.models.policies.values()))
+    built: dict[str, Callable[[], Method]] = {f"car-{k}": partial(_car, k) for k in sorted({1, min(3, heads), heads})}
+    built["dcar"] = lambda: ChunkMethod(PolicyChunk(policy, "sample", num_candidates=m.config.num_candidates))
+    built["sd@draft"] = chain_method("sd@draft", "sd", "sd", SpeculativeDecoding, model, drafter)[0]
+    for name, verifier in FAMILIES.items():
+        built[name] = chain_method(name, name.rpartition("-")[0] or name, name, verifier, model, None)[0]
+    batches = {b: m.load.prompts(model, b) for b in (1, 32)}
+    passes: dict[tuple[str, int], float] = {}
+
+    def speak(name: str, batch: int) -> None:
+        spoken = decode(reader, batches[batch], built[name](), m.load.sampling(), batch_size=batch)
+        passes[name, batch] = sum(len(r.tokens) for r in spoken) / sum(r.target_passes for r in spoken)
+
+    seconds = m.time({key: partial(speak, *key) for key in ((name, b) for name in built for b in batches)}, m.once)
+    card = m.card["methods"] = {name: {str(b): {"tokens_per_second": b * m.load.tokens / median(seconds[name, b]),
+                                               "tokens_per_pass": passes[name, b]} for b in batches} for name in built}
+    for name, of in card.items():
+        print(f"{name:16}" + "".join(f"  batch {b}: {x['tokens_per_second']:9.1f} tokens/s, "
+                                     f"{x['tokens_per_pass']:.2f} a pass" for b, x in of.items()))
+
+
 PARTS: dict[str, Callable[[Measurement], None]] = {
-    "steps": _steps, "growth": _growth, "peers": _peers}
+    "steps": _steps, "growth": _growth, "peers": _peers, "methods": _methods}
 
 
 def run(config: SpeedConfig) -> dict[str, Any]:

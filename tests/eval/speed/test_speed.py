@@ -25,7 +25,8 @@ def test_last_line_is_one_json(capsys):
         i for i, line in enumerate(out) if line.startswith("CAR-1"))
     ratios = json.loads(out[-1])["ratios"]
     assert set(ratios["car_k_over_k_times_car_1"]["tiny"]) == {str(k) for k in range(2, 8)}
-    assert set(ratios["dcar_step_over_car_step"]["tiny"]) == {"bottleneck", "full"}
+    shares = ratios["decision_over_pass"]["tiny"]
+    assert set(shares) == {"bottleneck", "full"} and set(shares["full"]) == {str(k) for k in range(1, 8)}
     for name in ("batch8_over_batch1", "batch32_over_batch1", "floor_share_far", "dcar_speedup_over_mean_chunk",
                  "dcar_over_own_bound", "far_over_hf_generate", "sd_over_hf_assisted", "static_over_loop",
                  "growth_over_kv_model"):
@@ -42,13 +43,25 @@ def test_a_decision_among_draws_is_measured_against_a_fixed_chunk(capsys, dtype)
     asked = ["sizes=[tiny]", "heads=shared", "num_prediction_heads=12", f"dtype={dtype}", "policy_reads=candidates"]
     main([*asked, "--quick", "repeats=1", "clock=cpu", "parts=[steps]", "chunks=[1,10]", "num_candidates=3"])
     out = capsys.readouterr().out.splitlines()
-    assert any(line.startswith("a step in which it keeps 10 tokens takes") for line in out)
-    ratios = json.loads(out[-1])["ratios"]
-    assert ratios["dcar_step_over_car_step"]["tiny"]["after the draw"] > 0.5
+    result = json.loads(out[-1])
+    card = result["models"]["tiny"]
+    decided, plain = card["ms_per_decided_step"]["after the draw"], card["ms_per_step"]
+    share = result["ratios"]["decision_over_pass"]["tiny"]["after the draw"]
+    assert share == {k: pytest.approx(decided[k] / plain[k] - 1) for k in ("1", "10")} and share["10"] > -0.5
+    (row,) = (line for line in out if line.startswith("CAR-10"))
+    assert f"{decided['10']:.3f}" in row
     (policy,) = random_policies(tiny_decoder().bfloat16(), reads="candidates").values()
     assert policy.chunk_scorer.inner.weight.dtype == torch.float32  # as it is spoken with
     with pytest.raises(ConfigError, match="3 candidates"):
         main([*asked[:3], "--quick", "repeats=1", "clock=cpu", "parts=[steps]", "chunks=[1]", "num_candidates=3"])
+
+
+def test_methods_are_timed_at_two_batches(capsys):
+    main(["--quick", "sizes=[tiny]", "repeats=1", "tokens=12", "clock=cpu", "parts=[methods]"])
+    methods = json.loads(capsys.readouterr().out.splitlines()[-1])["models"]["tiny"]["methods"]
+    assert {"car-1", "car-7", "dcar", "sd@draft", "sd", "ssd-0.4", "pcg-0.42", "typical"} <= set(methods)
+    assert all(of[batch]["tokens_per_second"] > 0 for of in methods.values() for batch in ("1", "32"))
+    assert methods["car-1"]["32"]["tokens_per_pass"] == 1 < methods["car-7"]["1"]["tokens_per_pass"]
 
 
 def test_every_run_speaks_the_same_number_of_tokens():

@@ -1,0 +1,117 @@
+"""What a GPU says is what the CPU says: on a GPU where there is one, else on the stand-in of tests/fake_gpu.py, on
+which whoever mixes devices or waits within a captured step gets an error, as on a GPU."""
+
+from __future__ import annotations
+
+import fake_gpu
+import pytest
+import torch
+from test_fast import method
+from test_static_engine import policy_of, same, schedules
+from tiny_decoders import tiny_decoder
+from tiny_verifiers import imperfect_draft
+
+from dcar.decoding import ChunkMethod, PolicyChunk, Prompt, decode
+from dcar.decoding.engine.run import engine_for
+from dcar.decoding.fast.passes import FastDecoder
+from dcar.model.load import load_decoder, load_policy
+from dcar.sampling import SamplingConfig
+from eval.methods.registry import Models, make_methods
+from eval.speed.measure import Load
+from heads.policy import ChunkPolicy, ChunkPolicyConfig
+
+PROMPTS = [Prompt(f"u{i}", tuple(range(1, 4 + i)), tuple(range(1, 3 + i))) for i in (2, 3, 4)]
+SAMPLING = SamplingConfig(temperature=0.9, top_k=8, max_tokens=16, max_tokens_per_text_unit=6, min_tokens=8)
+
+
+@pytest.fixture
+def device(monkeypatch):
+    if torch.cuda.is_available():
+        yield torch.device("cuda")
+        return
+    with fake_gpu.fake_gpu(monkeypatch) as device:
+        yield device
+
+
+def after_draw() -> ChunkPolicy:
+    torch.manual_seed(1)
+    policy = ChunkPolicy(ChunkPolicyConfig(32, 4, None, num_attention_heads=2, reads="candidates",
+                                           chunk_scorer_width=16, chunk_scorer_embedding=8, chunk_scorer_ids=13)).eval()
+    torch.nn.init.normal_(policy.scores.linear.weight)
+    return policy
+
+
+def here(results: list) -> list:
+    for result in results:
+        result.hidden = result.hidden.cpu()
+        result.candidates = None if result.candidates is None else result.candidates.cpu()
+    return results
+
+
+def replayed() -> bool:
+    return torch.cuda.is_available() or len(fake_gpu.replays) > 3
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize("name", ["car-3", "sampled", "after the draw"])
+def test_the_engine(device, name, graphs):
+    """Rows are replaced, and buffers used again by another seed."""
+    def asked(policy):
+        drawn = PolicyChunk(policy, "sample", num_candidates=3) if policy.config.after_draw else None
+        return ChunkMethod(drawn or schedules(policy)[name])
+
+    policy = after_draw() if name == "after the draw" else policy_of()
+    model = tiny_decoder()
+    expected = [decode(model, PROMPTS, asked(policy), SAMPLING, seed=s, record_hidden=True) for s in (3, 4)]
+    policy = policy.to(device)
+    engine = engine_for(tiny_decoder().to(device), PROMPTS, SAMPLING, batch=2, policy=policy, graphs=graphs,
+                        sync_every=3, column_block=16)
+    for seed, spoken in zip((3, 4), expected, strict=True):
+        same(here(engine.decode(PROMPTS, asked(policy), SAMPLING, seed=seed, record_hidden=True)), spoken)
+    assert replayed() or not graphs
+
+
+@pytest.mark.parametrize("name", ["car-3", "dcar", "sd", "sd@draft", "ssd", "typical", "vadusa", "mtp-viterbi"])
+def test_fast_passes_in_the_loop(device, name):
+    model, there = tiny_decoder(), tiny_decoder().to(device)
+    draft, drafter = imperfect_draft(model), FastDecoder(imperfect_draft(tiny_decoder()).to(device), graphs=True)
+
+    def asked(target, small, where=None):
+        if name == "dcar":
+            return ChunkMethod(PolicyChunk(policy_of().to(where), "sample"))
+        return method(name, target, small)
+
+    quick = FastDecoder(there, graphs=True)
+    for chosen in (PROMPTS[:1], PROMPTS):
+        same(here(decode(quick, chosen, asked(there, drafter, device), SAMPLING, seed=3, record_hidden=True)),
+             decode(model, chosen, asked(model, draft), SAMPLING, seed=3, record_hidden=True))
+    assert replayed()
+
+
+def test_the_stand_in_refuses_what_a_gpu_refuses(device):
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    there, graph = torch.arange(4.0).to(device), fake_gpu.Graph()
+    with pytest.raises(RuntimeError, match="same device"):
+        there + torch.ones(4)
+    with pytest.raises(RuntimeError, match="capturing"), torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        bool(there.sum() > 0)
+    with torch.cuda.graph(graph := fake_gpu.Graph(), capture_error_mode="thread_local"):
+        there.add_(1)
+        made = there * 2
+    assert there.tolist() == [0, 1, 2, 3]  # nothing is computed while it is captured
+    graph.replay()
+    assert there.tolist() == [1, 2, 3, 4] and made.isnan().all()  # and nothing that was made within stays
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", ["car-1", "car-10", "dcar", "dcar@n4", "sd@heads", "ssd-0.4", "pcg-0.42", "typical"])
+def test_shipped_models_say_the_same_tokens(name):
+    spoken = []
+    for device in ("cpu", "cuda"):
+        model = load_decoder("starter", device)
+        models = Models(model, policies={"": load_policy("starter", device)}, fast=True)
+        (entry,), load = make_methods([name], models), Load(40, 25, 120)
+        results = decode(models.reader(model), load.prompts(model, 4), entry.build(), load.sampling(temperature=0.8))
+        spoken.append([result.tokens for result in results])
+    assert spoken[0] == spoken[1]

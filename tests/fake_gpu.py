@@ -1,0 +1,259 @@
+"""A GPU without a GPU, for tests: tensors that say they are on one and are computed on the CPU.
+
+Who mixes devices, or waits for the device while a step is captured, gets an error as on a GPU. A captured graph is the
+list of operators that were called: a replay does them again on the same memory, and what was made inside of it holds
+nothing afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+aten = torch.ops.aten
+DEVICE = torch.device("cuda:0")
+WAITS = (aten._local_scalar_dense, aten.nonzero, aten.masked_select, aten.equal, aten._unique2, aten.bincount)
+COPIES = (aten.copy_, aten._to_copy)
+INDEXES = (aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_)
+
+
+class OnGPU(Tensor):
+    """A tensor that says it is on the GPU."""
+
+    inner: Tensor
+
+    @staticmethod
+    def __new__(cls, inner: Tensor) -> OnGPU:
+        same = torch.is_inference_mode_enabled() == inner.is_inference()
+        with nullcontext() if same else torch.inference_mode(inner.is_inference()):
+            made = Tensor._make_wrapper_subclass(
+                cls, inner.shape, strides=inner.stride(), storage_offset=inner.storage_offset(), dtype=inner.dtype,
+                device=DEVICE)
+        made.inner = inner
+        return made
+
+    def data_ptr(self) -> int:
+        return self.inner.data_ptr()
+
+    # What PyTorch's Python methods would do on the device itself.
+    def copy_(self, source: Tensor, non_blocking: bool = False) -> Tensor:
+        return aten.copy_.default(self, source, non_blocking)
+
+    def item(self) -> Any:
+        return aten._local_scalar_dense.default(self)
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def __index__(self) -> int:
+        return int(self.item())
+
+    def __bool__(self) -> bool:
+        return bool(self.item())
+
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def __invert__(self) -> Tensor:
+        return torch.bitwise_not(self)
+
+    def contiguous(self, **_: Any) -> Tensor:
+        return self if self.is_contiguous() else aten.clone.default(self, memory_format=torch.contiguous_format)
+
+    def nonzero(self) -> Tensor:
+        return aten.nonzero.default(self)
+
+    def tolist(self) -> Any:
+        return aten._to_copy.default(self, device=torch.device("cpu")).tolist()
+
+    def __getitem__(self, index: Any) -> Tensor:
+        return current.index(aten.index, lambda inner, index: inner[index], self, index)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        current.index(aten.index_put_, Tensor.__setitem__, self, index, value)
+
+    def __deepcopy__(self, memo: dict) -> Tensor:
+        made = OnGPU(self.inner.clone())
+        return torch.nn.Parameter(made, self.requires_grad) if isinstance(self, torch.nn.Parameter) else made
+
+    def __repr__(self, **_: Any) -> str:
+        return f"OnGPU({self.inner!r})"
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        raise RuntimeError("used outside of fake_gpu()")
+
+
+class Graph:
+    """As torch.cuda.CUDAGraph."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, Any, Any, list[Tensor]]] = []
+        self.made: list[Tensor] = []  # inside of it
+        self.before: dict[int, tuple[Any, Any]] = {}  # storages that it writes, as they were
+
+    def replay(self) -> None:
+        replays.append(self)
+        with torch._C._DisableTorchDispatch(), torch.inference_mode():
+            for func, args, kwargs, outs in self.calls:
+                for new, out in zip(tensors_of(func(*args, **kwargs)), outs, strict=True):
+                    if new.untyped_storage().data_ptr() != out.untyped_storage().data_ptr():
+                        out.copy_(new)
+        self.forget()
+
+    def forget(self) -> None:
+        """Another graph of the pool may write there."""
+        with torch._C._DisableTorchDispatch(), torch.inference_mode():
+            for tensor in self.made:
+                tensor.fill_(torch.nan if tensor.is_floating_point() else 0)
+
+
+replays: list[Graph] = []
+current: GPU
+
+
+def tensors_of(tree: Any) -> list[Tensor]:
+    if isinstance(tree, Tensor):
+        return [tree]
+    parts = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, tuple | list) else ()
+    return [leaf for part in parts for leaf in tensors_of(part)]
+
+
+def tree_map(change: Callable[[Any], Any], tree: Any) -> Any:
+    if isinstance(tree, dict):
+        return {name: tree_map(change, part) for name, part in tree.items()}
+    return type(tree)(tree_map(change, part) for part in tree) if type(tree) in (tuple, list) else change(tree)
+
+
+class GPU(TorchDispatchMode):
+    """Runs operators of tensors on the GPU."""
+
+    graph: Graph | None = None
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs, packet = dict(kwargs or {}), func.overloadpacket
+        given = tensors_of((args, kwargs))
+        mine = [t for t in given if isinstance(t, OnGPU)]
+        asked = kwargs.get("device")
+        there = bool(mine) if asked is None else torch.device(asked).type == "cuda"
+        if not there and not mine:
+            return func(*args, **kwargs)
+        self.check(func, packet, args, given, mine, there)
+        if asked is not None:
+            kwargs["device"] = torch.device("cpu")
+        if packet is aten._fused_sdp_choice:
+            return 0  # in plain operators
+        wrappers = {id(t.inner): t for t in mine}
+        args, kwargs = tree_map(lambda t: t.inner if isinstance(t, OnGPU) else t, (args, kwargs))
+        if self.graph is not None:
+            self.keep_written(func, args, kwargs)
+        run = gru_cell if packet is aten._thnn_fused_gru_cell else func
+        out = run(*args, **kwargs)
+        if self.graph is not None and (there or mine):
+            self.note(run, args, kwargs, out)
+        if not there:
+            return out
+        return tree_map(lambda t: wrappers[id(t)] if id(t) in wrappers else OnGPU(t) if isinstance(t, Tensor) else t,
+                        out)
+
+    def index(self, packet, run, target: OnGPU, index: Any, *value: Any) -> Any:
+        by = tensors_of(index)
+        given = [target, *by, *tensors_of(value)]
+        self.check(packet, packet if by else aten.copy_, (target, index, *value), given, [target], True)
+        args = tree_map(lambda t: t.inner if isinstance(t, OnGPU) else t, (target, index, *value))
+        if self.graph is not None and value:
+            storage = target.inner.untyped_storage()
+            self.graph.before.setdefault(storage.data_ptr(), (storage, storage.clone()))
+        out = run(*args)
+        if self.graph is not None:
+            self.note(run, args, {}, out)
+        return out if out is None else OnGPU(out)
+
+    def check(self, func, packet, args, given: list[Tensor], mine: list[OnGPU], there: bool) -> None:
+        others = [t for t in given if not isinstance(t, OnGPU) and t.dim()]
+        indexed = packet in INDEXES and isinstance(args[0], OnGPU) and all(
+            isinstance(t, OnGPU) or not t.dim() for t in tensors_of(args[2:]))
+        if mine and others and packet not in COPIES and not indexed:
+            raise RuntimeError(f"{func}: expected all tensors to be on the same device, found cuda:0 and cpu")
+        if self.graph is None:
+            return
+        moves = packet in COPIES and (others or not there) or packet is aten.lift_fresh
+        masks = packet in INDEXES and any(t.dtype == torch.bool for t in tensors_of(args[1]))
+        if packet in WAITS or moves or masks or (packet in INDEXES and others):
+            raise RuntimeError(f"{func}: operation not permitted when stream is capturing")
+
+    def keep_written(self, func, args, kwargs) -> None:
+        """Nothing is computed while it is captured, so what is written is put back."""
+        assert self.graph is not None
+        for i, argument in enumerate(func._schema.arguments):
+            value = args[i] if i < len(args) else kwargs.get(argument.name)
+            if argument.alias_info is not None and argument.alias_info.is_write and isinstance(value, Tensor):
+                storage = value.untyped_storage()
+                self.graph.before.setdefault(storage.data_ptr(), (storage, storage.clone()))
+
+    def note(self, run, args, kwargs, out) -> None:
+        assert self.graph is not None
+        outs = tensors_of(out)
+        self.graph.calls.append((run, args, kwargs, outs))
+        read = {t.untyped_storage().data_ptr() for t in tensors_of((args, kwargs))}
+        self.graph.made += [t for t in outs if t.untyped_storage().data_ptr() not in read and t.numel()]
+
+    @contextmanager
+    def capture(self, graph: Graph, **settings: Any) -> Iterator[None]:
+        assert self.graph is None and settings["capture_error_mode"] == "thread_local"
+        self.graph = graph
+        try:
+            yield
+        finally:
+            self.graph = None
+        made = {t.untyped_storage().data_ptr() for t in graph.made}
+        for address, (storage, before) in graph.before.items():
+            if address not in made:
+                storage.copy_(before)
+        graph.forget()
+
+
+def gru_cell(of_input: Tensor, of_state: Tensor, state: Tensor, input_bias: Tensor | None = None,
+             state_bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """As aten::_thnn_fused_gru_cell, which there is on GPUs only."""
+    if input_bias is not None and state_bias is not None:
+        of_input, of_state = of_input + input_bias, of_state + state_bias
+    (r, z, n), (hr, hz, hn) = of_input.chunk(3, -1), of_state.chunk(3, -1)
+    r, z = torch.sigmoid(r + hr), torch.sigmoid(z + hz)
+    n = torch.tanh(n + r * hn)
+    return n + z * (state - n), torch.zeros(0)
+
+
+class Stream:
+    def __init__(self, device: Any = None):
+        pass
+
+    def wait_stream(self, other: Stream) -> None:
+        pass
+
+
+@contextmanager
+def fake_gpu(monkeypatch) -> Iterator[torch.device]:
+    """A GPU, within."""
+    global current
+    gpu, cuda = GPU(), torch.cuda
+    current = gpu
+    replays.clear()
+    for name, value in {"_lazy_init": lambda: None, "Stream": Stream, "current_stream": Stream, "CUDAGraph": Graph,
+                        "graph_pool_handle": object, "graph": gpu.capture, "synchronize": lambda device=None: None,
+                        "stream": lambda stream: torch.no_grad()}.items():
+        monkeypatch.setattr(cuda, name, value)
+    lifted = torch._C._only_lift_cpu_tensors()
+    torch._C._set_only_lift_cpu_tensors(True)
+    torch.__future__.set_overwrite_module_params_on_conversion(True)
+    try:
+        with gpu:
+            yield DEVICE
+    finally:
+        torch._C._set_only_lift_cpu_tensors(lifted)
+        torch.__future__.set_overwrite_module_params_on_conversion(False)

@@ -95,7 +95,10 @@ def find_voice(named: str | Path, tokenizer) -> Voice:
         raise ConfigError(f"voice {named}: a folder without {VOICE_FILE}; give a recording, or a folder that `dcar "
                           "tune-voice` has finished")
     if path.exists() or path.suffix or len(path.parts) > 1:
-        return read_voice(path, tokenizer)
+        try:
+            return read_voice(path, tokenizer)
+        except AudioError as error:
+            raise AudioError(f"voice {error}") from error
     return shipped_voice(str(named), tokenizer)
 
 

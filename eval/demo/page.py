@@ -8,6 +8,7 @@ chunks under its spectrogram and phonemes.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import socket
@@ -33,6 +34,8 @@ STYLE = """
   .picture .image-frame { overflow-x: auto; justify-content: flex-start !important; }
   .picture img { width: 46rem !important; max-width: none !important; height: auto !important; }
 }"""
+logger = logging.getLogger(__name__)
+
 EXAMPLE = "The tide came in before the boats were ready."
 INTRODUCTION = """# DCAR: how many tokens a step?
 Say the same sentence with two methods and hear what speed costs. All of it is synthetic speech; use your own voice, or
@@ -172,6 +175,7 @@ def main(arguments: list[str] | None = None) -> None:
     load_gradio()  # before models are loaded, as is what follows
     check_free(config.host, config.port)
     Votes(config.votes).check()
+    logger.info("loading models; votes go to %s", config.votes)
     studio = Studio.load(config.decoder, config.far_decoder, config.policy, config.tokenizer, config.vocoder,
                          config.limits)
     for method in first_two(studio):  # compiles and allocates, so that the first to come need not wait

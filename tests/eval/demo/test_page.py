@@ -54,7 +54,7 @@ def test_a_button_gives_sound_while_it_is_spoken_then_picture_and_facts(studio):
 def test_a_mistake_is_shown_and_nothing_else_is_hidden(studio, monkeypatch, tmp_path):
     bad = tmp_path / "bad.wav"
     bad.write_text("no sound")
-    with pytest.raises(Shown, match=r"^bad\.wav: not readable"):
+    with pytest.raises(Shown, match=r"^voice bad\.wav: not readable"):
         list(handler(studio, Shown)("Yes.", "", str(bad), "car-2", 0.8, 0, 0))
     with pytest.raises(Shown, match="text is empty"):
         list(handler(studio, Shown)(None, "", None, "car-2", 0.8, None, None))

@@ -266,7 +266,7 @@ def test_doctor_names_what_is_missing(tmp_path, monkeypatch, capsys):
 
 
 def test_what_is_missing_comes_by_a_command_that_works(monkeypatch):
-    """pip takes an installed project by its name, on an index or not; a checkout that is not installed by its folder."""
+    """pip takes an installed project by its name, on an index or not; another checkout by its folder."""
     assert packages.pip_extra("demo") == "pip install 'dcar[demo]'"
     monkeypatch.setattr(packages.metadata, "distributions", lambda name: [])
     assert packages.pip_extra("demo") == f"pip install '{ROOT}[demo]'"

@@ -196,9 +196,12 @@ def serve(studio: Studio, config: DemoConfig, block: bool = True) -> Any:
     """Serve the page; returns it, at once unless `block`. Nothing leaves this machine: no share link, no analytics."""
     page = build(studio, Votes(config.votes))
     plain = load_gradio().themes.Default(font=["system-ui", "sans-serif"])  # the fonts that Gradio brings lack letters
-    page.launch(server_name=config.host, server_port=config.port, share=False, prevent_thread_lock=not block,
-                max_file_size=f"{math.ceil(config.megabytes)}mb", head=SCRIPT, css=STYLE,
-                theme=plain)
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # gradio asks itself whether it is there
+    page.launch(server_name=config.host, server_port=config.port, share=False, prevent_thread_lock=True, quiet=True,
+                max_file_size=f"{math.ceil(config.megabytes)}mb", head=SCRIPT, css=STYLE, theme=plain)
+    logger.info("http://%s:%d (Ctrl-C ends it)", config.host, config.port)
+    if block:
+        page.block_thread()
     return page
 
 

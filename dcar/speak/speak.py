@@ -65,7 +65,7 @@ def read_text(options: SpeakConfig) -> str:
                           "speak -")
     if not options.file and options.text != "-":
         return options.text
-    name = options.file or "standard input"
+    name = f"file {options.file}" if options.file else "standard input"
     try:
         with open(options.file, "rb") if options.file else contextlib.nullcontext(sys.stdin.buffer) as source:
             return source.read(4 * MAX_TEXT + 1).decode("utf-8-sig")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +19,10 @@ from dcar.sources.shipped import shipped
 from dcar.vocoder.base import Recorded
 from dcar.vocoder.model import speaker_features
 
+logger = logging.getLogger(__name__)
+
 MIN_PROMPT_SECONDS = 1.0
+MAX_PROMPT_SECONDS = 20  # more of a voice is not better
 
 
 @dataclass
@@ -31,7 +35,8 @@ class Voice:
 
 
 def read_voice(path: str | Path, tokenizer, prompt_tokens: int = 50) -> Voice:
-    """Load a prompt recording (any format and rate) and describe its voice. AudioError if it is under a second."""
+    """Load a prompt recording (any format and rate) and describe its voice. AudioError if it is under a second; of more
+    than MAX_PROMPT_SECONDS the first are read, with a note."""
     from dcar.voices.encoder import SpeakerEncoder
 
     heard, _ = load_audio(path, ENCODER_SAMPLE_RATE)
@@ -39,11 +44,16 @@ def read_voice(path: str | Path, tokenizer, prompt_tokens: int = 50) -> Voice:
     seconds = len(wave) / rate
     if seconds < MIN_PROMPT_SECONDS:
         raise AudioError(f"{path}: the prompt lasts {seconds:.2f} s; give at least {MIN_PROMPT_SECONDS:g} s of speech")
-    wave, heard = wave[: 20 * rate], heard[: 20 * ENCODER_SAMPLE_RATE]
+    if seconds > MAX_PROMPT_SECONDS:
+        logger.warning("note: voice %s lasts %.1f s, and only its first %d s are read; cut it to the part that is to "
+                       "be heard", path, seconds, MAX_PROMPT_SECONDS)
+    wave, heard = (w[: MAX_PROMPT_SECONDS * hz] for w, hz in ((wave, rate), (heard, ENCODER_SAMPLE_RATE)))
     tokens = tokenizer.encode([heard], ENCODER_SAMPLE_RATE)[0]
     start = max(0, (len(tokens) - prompt_tokens) // 2)
-    # of the recording as it is: a voice has more than what encoders hear of it
-    features = speaker_features(wave, rate, SpeakerEncoder().embed(heard, ENCODER_SAMPLE_RATE))
+    try:  # of the recording as it is: a voice has more than what encoders hear of it
+        features = speaker_features(wave, rate, SpeakerEncoder().embed(heard, ENCODER_SAMPLE_RATE))
+    except AudioError as error:
+        raise AudioError(f"{path}: {error}") from error
     return Voice(tuple(int(t) for t in tokens[start : start + prompt_tokens]), features, partial(load_audio, path))
 
 
@@ -85,7 +95,10 @@ def find_voice(named: str | Path, tokenizer) -> Voice:
         raise ConfigError(f"voice {named}: a folder without {VOICE_FILE}; give a recording, or a folder that `dcar "
                           "tune-voice` has finished")
     if path.exists() or path.suffix or len(path.parts) > 1:
-        return read_voice(path, tokenizer)
+        try:
+            return read_voice(path, tokenizer)
+        except AudioError as error:
+            raise AudioError(f"voice {error}") from error
     return shipped_voice(str(named), tokenizer)
 
 

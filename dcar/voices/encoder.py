@@ -28,12 +28,13 @@ class SpeakerEncoder:
     size = 256
 
     def __init__(self, device: str = "cpu") -> None:
+        weights = resemblyzer_weights()  # says how to get the package where it is missing
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # resemblyzer imports names that scipy and pkg_resources deprecate
             import resemblyzer.audio
             from resemblyzer import VoiceEncoder
         self._audio: Any = resemblyzer.audio
-        self.network: Any = VoiceEncoder(device=device, verbose=False, weights_fpath=resemblyzer_weights())
+        self.network: Any = VoiceEncoder(device=device, verbose=False, weights_fpath=weights)
 
     def embed(self, wave: np.ndarray, sample_rate: int) -> np.ndarray:
         """Embedding [256] float32, unit L2 norm, entries ≥ 0, of a float32 mono waveform [samples].

@@ -8,6 +8,7 @@ chunks under its spectrogram and phonemes.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import socket
@@ -20,7 +21,9 @@ from typing import Any
 from dcar.config import check, load_config, setting
 from dcar.errors import AssetError, ConfigError, DCARError
 from dcar.process import run_command
+from dcar.sources.packages import pip_extra
 from dcar.speak.defaults import POLICY, SAMPLING
+from dcar.speak.voice import MAX_PROMPT_SECONDS
 from eval.demo.player import SCRIPT, WAKE, Channel, pcm, taking
 from eval.demo.studio import DIALS, TEMPERATURES, Limits, Studio, Take, with_dial
 from eval.demo.votes import Votes, blind_tab
@@ -31,6 +34,8 @@ STYLE = """
   .picture .image-frame { overflow-x: auto; justify-content: flex-start !important; }
   .picture img { width: 46rem !important; max-width: none !important; height: auto !important; }
 }"""
+logger = logging.getLogger(__name__)
+
 EXAMPLE = "The tide came in before the boats were ready."
 INTRODUCTION = """# DCAR: how many tokens a step?
 Say the same sentence with two methods and hear what speed costs. All of it is synthetic speech; use your own voice, or
@@ -49,7 +54,8 @@ class DemoConfig:
     host: str = setting("127.0.0.1", "Address to listen on; 0.0.0.0 lets everyone in who can reach this machine.")
     port: int = setting(7860, "Port to listen on.", minimum=1, maximum=65535)
     characters: int = setting(600, "Longest text that is spoken.", minimum=1)
-    seconds: float = setting(30.0, "Longest recording of a voice.", above=1)
+    seconds: float = setting(float(MAX_PROMPT_SECONDS), "Longest recording of a voice.", above=1,
+                             maximum=MAX_PROMPT_SECONDS)
     megabytes: float = setting(10.0, "Largest recording of a voice.", above=0)
     votes: str = setting("runs/votes", "Folder that takes the blind votes (votes.jsonl).", place="folder")
     waiting: int = setting(8, "Requests that may wait; one is spoken at a time.", minimum=1)
@@ -68,8 +74,7 @@ def load_gradio() -> Any:
     try:
         import gradio
     except ImportError as error:
-        raise AssetError(f"dcar demo needs gradio ({error}); run: pip install 'dcar[demo]' (from a checkout: pip "
-                         "install '.[demo]')") from error
+        raise AssetError(f"dcar demo needs gradio ({error}); run: {pip_extra('demo')}") from error
     return gradio
 
 
@@ -169,6 +174,8 @@ def main(arguments: list[str] | None = None) -> None:
     config = load_config(DemoConfig, arguments)
     load_gradio()  # before models are loaded, as is what follows
     check_free(config.host, config.port)
+    Votes(config.votes).check()
+    logger.info("loading models; votes go to %s", config.votes)
     studio = Studio.load(config.decoder, config.far_decoder, config.policy, config.tokenizer, config.vocoder,
                          config.limits)
     for method in first_two(studio):  # compiles and allocates, so that the first to come need not wait
@@ -189,9 +196,12 @@ def serve(studio: Studio, config: DemoConfig, block: bool = True) -> Any:
     """Serve the page; returns it, at once unless `block`. Nothing leaves this machine: no share link, no analytics."""
     page = build(studio, Votes(config.votes))
     plain = load_gradio().themes.Default(font=["system-ui", "sans-serif"])  # the fonts that Gradio brings lack letters
-    page.launch(server_name=config.host, server_port=config.port, share=False, prevent_thread_lock=not block,
-                max_file_size=f"{math.ceil(config.megabytes)}mb", head=SCRIPT, css=STYLE,
-                theme=plain)
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # gradio asks itself whether it is there
+    page.launch(server_name=config.host, server_port=config.port, share=False, prevent_thread_lock=True, quiet=True,
+                max_file_size=f"{math.ceil(config.megabytes)}mb", head=SCRIPT, css=STYLE, theme=plain)
+    logger.info("http://%s:%d (Ctrl-C ends it)", config.host, config.port)
+    if block:
+        page.block_thread()
     return page
 
 

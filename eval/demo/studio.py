@@ -23,7 +23,7 @@ from dcar.sources.shipped import shipped
 from dcar.speak.defaults import METHOD, NUM_CANDIDATES, POLICY, SAMPLING
 from dcar.speak.phrases import MAX_TEXT
 from dcar.speak.speaker import Speaker, Spoken
-from dcar.speak.voice import Voice, starter_voices
+from dcar.speak.voice import MAX_PROMPT_SECONDS, Voice, starter_voices
 from dcar.text.phonemes import PHONEME_VERSION
 from dcar.tokens.alignment import ENOUGH, PhonemeAligner
 from dcar.tokens.base import SpeechTokenizer
@@ -47,7 +47,7 @@ class Limits:
     """What one request may ask for, and how many may wait."""
 
     characters: int = 600
-    seconds: float = 30.0  # of an uploaded voice
+    seconds: float = MAX_PROMPT_SECONDS  # of an uploaded voice
     megabytes: float = 10.0
     waiting: int = 8  # requests in the queue; one is spoken at a time
 

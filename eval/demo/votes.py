@@ -94,21 +94,29 @@ class Votes:
             raise ConfigError(f"a vote is one of {', '.join(BUTTONS)}; not '{choice[:40]}'")
         preferred = None if choice == "none" else asdict(trial.first if choice == "first" else trial.second)
         vote = {"time": round(time.time(), 3), "choice": choice, "preferred": preferred, **asdict(trial)}
-        line = (json.dumps(vote, ensure_ascii=False) + "\n").encode()
-        try:
-            with self._lock:
-                self.path.parent.mkdir(parents=True, exist_ok=True)
-                # One write to a file opened for appending: lines of several processes do not mix.
-                file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-                try:
-                    if os.write(file, line) != len(line):
-                        raise OSError("it was written in part")
-                    os.fsync(file)
-                finally:
-                    os.close(file)
-        except OSError as error:
-            raise DataError(f"{self.path}: the vote could not be written ({error}); choose another `votes`") from error
+        with self._lock:
+            self._append((json.dumps(vote, ensure_ascii=False) + "\n").encode())
         return vote
+
+    def check(self) -> None:
+        """DataError where votes cannot be kept, or what is there are none; makes the folder."""
+        self._append(b"")
+        self.read()
+
+    def _append(self, line: bytes) -> None:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            # One write to a file opened for appending: lines of several processes do not mix.
+            file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            try:
+                if os.write(file, line) != len(line):
+                    raise OSError("it was written in part")
+                os.fsync(file)
+            finally:
+                os.close(file)
+        except OSError as error:
+            raise DataError(f"{self.path}: votes cannot be written ({error.strerror or error}); give another folder as "
+                            "votes") from error
 
     def read(self) -> list[dict[str, Any]]:
         """All votes. DataError for a line that is none; a last line that was cut off is left out."""

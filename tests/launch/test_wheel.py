@@ -6,14 +6,18 @@ The environment borrows the packages of this one (nothing is downloaded), but ne
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import subprocess
 import sys
 import sysconfig
 import tarfile
 import zipfile
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from test_docs import FENCE, bash_lines
 
 from dcar.speak.defaults import METHOD
 
@@ -73,10 +77,11 @@ def environment(built, tmp_path_factory) -> Path:
     return folder / "bin"
 
 
-def run(folder: Path, *command: str) -> subprocess.CompletedProcess:
+def run(folder: Path, *command: str, programs: str = "") -> subprocess.CompletedProcess:
+    """programs: folders that are searched first, each with a colon behind it."""
     variables = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
-    return subprocess.run(command, cwd=folder, env=variables | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
-                          timeout=600)
+    variables |= {"OMP_NUM_THREADS": "1", "PATH": programs + os.environ["PATH"]}
+    return subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, timeout=600)
 
 
 def test_it_speaks_without_nemo_and_without_the_checkout(environment, tmp_path):
@@ -85,6 +90,43 @@ def test_it_speaks_without_nemo_and_without_the_checkout(environment, tmp_path):
     spoken = run(tmp_path, str(environment / "dcar"), "speak", "The tide came in.", "-o", "out.wav")
     assert spoken.returncode == 0, spoken.stderr
     assert (tmp_path / "out.wav").stat().st_size > 20_000 and f"by {METHOD}" in spoken.stdout
+
+
+INSTALLS = ("python3.11 -m venv", "pip install")
+"""How lines begin that need the network; the environment has what they bring, apart from the extra `demo`."""
+ASKED = """… & page=$!
+until python -c 'from urllib.request import urlopen; urlopen("http://127.0.0.1:7860/")' 2>/dev/null
+do kill -0 $page || exit 1; sleep 1; done
+kill $page"""
+SOUND = {"aplay": 'test "$(wc -c)" -gt 20000', "arecord": f'for name; do :; done; cp {ROOT}/docs/audio/far.mp3 "$name"'}
+"""What stands for programs that need a loudspeaker or a microphone."""
+
+
+def test_the_first_hour_of_docs_start_in_an_empty_folder(environment, tmp_path):
+    """Every command and program in order, as it is printed, but what installs; the demo's page is asked for once."""
+    folder, programs = tmp_path / "empty", tmp_path / "sound"
+    folder.mkdir()
+    programs.mkdir()
+    for name, does in SOUND.items():
+        (programs / name).write_text(f"#!/bin/sh\n{does}\n")
+        (programs / name).chmod(0o755)
+    page = (ROOT / "docs/start.md").read_text()
+    for line in (line for block in FENCE.finditer(page) for line in (
+            [f"python -c {shlex.quote(block[2])}"] if block[1] == "python" else bash_lines(block[0]))):
+        if line.startswith(INSTALLS):
+            continue
+        demo = line.startswith("dcar demo")
+        done = run(folder, "bash", "-o", "pipefail", "-c", ASKED.replace("…", line) if demo else line,
+                   programs=f"{programs}:{environment}:")
+        if demo and find_spec("gradio") is None:
+            assert done.returncode != 0 and "run: pip install 'dcar[demo]'" in done.stderr
+            continue
+        assert done.returncode == 0 and "Traceback" not in done.stderr, f"{line}\n{done.stdout}\n{done.stderr}"
+        for file in re.findall(r"(?:-o|>) (\S+)", line):
+            assert (folder / file).stat().st_size > 0, line
+        if line.startswith("dcar score"):  # the sound of the sentence that is asked for, which nothing has written over
+            assert float(re.search(r'"wer": {"moonshine": ([\d.]+)', done.stdout)[1]) < 0.4
+    assert "<audio" in (folder / "runs/first_comparison/report.html").read_text()
 
 
 def test_what_ships_is_found_and_the_missing_extra_is_named(environment, tmp_path):

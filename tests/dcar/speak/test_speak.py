@@ -264,13 +264,15 @@ def write_wave(path: Path, kind: str) -> Path:
         sf.write(path, np.stack([wave, 0.5 * wave], 1), RATE)
     elif kind == "8 kHz":
         sf.write(path, chirp(1.6, 3, 8_000), 8_000)
+    elif kind == "long":
+        sf.write(path, np.tile(wave, 14), RATE)
     return path
 
 
 @pytest.mark.parametrize(("kind", "message"), [
     ("missing", "there is no such audio file"), ("no bytes", "has 0 bytes"), ("no audio", "not readable as audio"),
     ("short", "the prompt lasts 0.40 s; give at least 1 s"), ("nan", "1 of 38400 samples are NaN"),
-    ("silent", "the audio is silent"), ("unvoiced", "of voiced speech"),
+    ("silent", "the audio is silent"), ("unvoiced", "bad.wav: prompt of 1.6 s: only 0 ms of voiced speech"),
 ])
 def test_bad_prompts_are_refused(speak, tmp_path, kind, message):
     status, shown, complaint, out = speak(prompt=write_wave(tmp_path / "bad.wav", kind))
@@ -281,6 +283,7 @@ def test_bad_prompts_are_refused(speak, tmp_path, kind, message):
 
 @pytest.mark.parametrize(("kind", "note"), [
     ("stereo", "2 channels averaged to one"), ("8 kHz", "resampled from 8000 Hz to 16000 Hz"),
+    ("long", "odd.wav lasts 22.4 s, and only its first 20 s are read"),
 ])
 def test_prompts_that_can_be_repaired_are_noted(speak, tmp_path, monkeypatch, caplog, kind, note):
     monkeypatch.setattr(audio, "_noted", set())

@@ -15,7 +15,7 @@ import pytest
 import soundfile
 from test_studio import tone
 
-from dcar.errors import AssetError, ConfigError
+from dcar.errors import AssetError, ConfigError, DataError
 from eval.demo.page import DemoConfig, handler, load_gradio, main, serve
 from eval.demo.studio import Limits, Studio
 
@@ -54,7 +54,7 @@ def test_a_button_gives_sound_while_it_is_spoken_then_picture_and_facts(studio):
 def test_a_mistake_is_shown_and_nothing_else_is_hidden(studio, monkeypatch, tmp_path):
     bad = tmp_path / "bad.wav"
     bad.write_text("no sound")
-    with pytest.raises(Shown, match=r"^bad\.wav: not readable"):
+    with pytest.raises(Shown, match=r"^voice bad\.wav: not readable"):
         list(handler(studio, Shown)("Yes.", "", str(bad), "car-2", 0.8, 0, 0))
     with pytest.raises(Shown, match="text is empty"):
         list(handler(studio, Shown)(None, "", None, "car-2", 0.8, None, None))
@@ -75,14 +75,22 @@ def test_without_gradio_the_extra_is_named(monkeypatch):
 def test_it_listens_on_this_machine_alone_unless_told():
     assert DemoConfig().host == "127.0.0.1"
     assert DemoConfig(characters=5).limits == Limits(characters=5)
-    with pytest.raises(ConfigError, match="port"):
-        DemoConfig(port=0)
+    for wrong in ({"port": 0}, {"seconds": 21.0}):
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
+            DemoConfig(**wrong)
 
 
-def test_a_port_that_is_taken_is_refused_before_models_are_loaded(monkeypatch):
+def test_what_cannot_be_served_or_kept_is_refused_before_models_are_loaded(monkeypatch, tmp_path):
     monkeypatch.setattr("eval.demo.page.load_gradio", lambda: None)
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ConfigError, match="give another port"):
-        main([f"port={taken.getsockname()[1]}", "decoder=nowhere"])
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        taken = server.getsockname()[1]
+        with pytest.raises(ConfigError, match="give another port"):
+            main([f"port={taken}", "decoder=nowhere"])
+    with pytest.raises(DataError, match=r"/proc/votes/votes\.jsonl: votes cannot be written"):
+        main([f"port={taken}", "votes=/proc/votes", "decoder=nowhere"])
+    (tmp_path / "votes.jsonl").write_text("{}\n{}\n")
+    with pytest.raises(DataError, match=r"votes\.jsonl:1: not a vote"):
+        main([f"port={taken}", f"votes={tmp_path}", "decoder=nowhere"])
 
 
 @pytest.fixture(scope="module")

@@ -80,7 +80,7 @@ def test_a_line_that_was_cut_off_is_left_out_and_a_broken_one_is_named(tmp_path)
     with pytest.raises(DataError, match=r"votes\.jsonl:1: not a vote"):
         votes.read()
     (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match="choose another `votes`"):
+    with pytest.raises(DataError, match="give another folder as votes"):
         Votes(tmp_path / "file").add(Trial("Yes.", "x", 1, A, B), "first")
 
 

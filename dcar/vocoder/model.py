@@ -131,9 +131,9 @@ class TokenVocoder(nn.Module):
         training = self.training
         self.eval()
         if device.type == "cpu":
-            waves = [StreamingVocoder(self, row).push(ids, last=True) for ids, row in zip(token_lists, speaker, strict=True)]
+            alone = [StreamingVocoder(self, row).push(t, last=True) for t, row in zip(token_lists, speaker, strict=True)]
             self.train(training)
-            return waves
+            return alone
         tokens = torch.zeros(len(lengths), max(lengths), dtype=torch.int64)
         for row, ids in zip(tokens, token_lists, strict=True):
             row[: len(ids)] = torch.as_tensor(ids, dtype=torch.int64)

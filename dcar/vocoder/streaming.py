@@ -1,4 +1,4 @@
-"""One utterance through the vocoder, whole or piece by piece as its tokens come: the same sound, nothing computed twice.
+"""One utterance through the vocoder, whole or piece by piece as its tokens come; nothing is computed twice.
 
 The mathematics is that of `TokenVocoder.forward`, which stays the reference; sums may be rounded in another order. The
 vocoder is a chain of convolutions, so each keeps the few rows of input that its next outputs need. Rows are [frames,
@@ -10,7 +10,6 @@ convolutions and signals stay float32.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
@@ -77,9 +76,10 @@ class _Weights:
     """What a vocoder's products read, ready for them."""
 
     def __init__(self, vocoder: TokenVocoder):
-        acoustic, renderer = vocoder.acoustic, vocoder.renderer
+        renderer = vocoder.renderer
         dtype = product_type(renderer.window.device)
-        self.acoustic, self.renderer = ([_Block(block, dtype) for block in part.blocks] for part in (acoustic, renderer))
+        self.acoustic = [_Block(block, dtype) for block in vocoder.acoustic.blocks]
+        self.renderer = [_Block(block, dtype) for block in renderer.blocks]
         self.head = _affine(renderer.head.weight, renderer.head.bias, dtype)
 
 
@@ -109,6 +109,14 @@ class _Convolutions:
                 return x[:0]
             x = block(x, norm)
         return x
+
+
+def reach(vocoder: TokenVocoder) -> int:
+    """Tokens that must be known behind one before its sound is certain."""
+    c = vocoder.config
+    half = (c.kernel_size - 1) // 2
+    frames = half * sum(c.renderer_dilations) + c.window // c.hop // 2
+    return half * sum(c.acoustic_dilations) + -(-frames // c.frames_per_token)
 
 
 class StreamingVocoder:

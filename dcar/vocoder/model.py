@@ -129,17 +129,19 @@ class TokenVocoder(nn.Module):
         if not any(lengths):
             return [np.zeros(0, np.float32) for _ in lengths]
         training = self.training
-        self.eval()
         if device.type == "cpu":
-            alone = [StreamingVocoder(self, row).push(t, last=True) for t, row in zip(token_lists, speaker, strict=True)]
-            self.train(training)
-            return alone
-        tokens = torch.zeros(len(lengths), max(lengths), dtype=torch.int64)
-        for row, ids in zip(tokens, token_lists, strict=True):
-            row[: len(ids)] = torch.as_tensor(ids, dtype=torch.int64)
-        waves = self(tokens.to(device), torch.tensor(lengths, device=device), speaker).clamp(-1.0, 1.0).cpu().numpy()
-        self.train(training)
-        return [wave[: n * self.config.samples_per_token].copy() for wave, n in zip(waves, lengths, strict=True)]
+            alone = zip(token_lists, speaker, strict=True)
+            spoken = [StreamingVocoder(self, row).push(ids, last=True) for ids, row in alone]
+        else:
+            tokens = torch.zeros(len(lengths), max(lengths), dtype=torch.int64)
+            for row, ids in zip(tokens, token_lists, strict=True):
+                row[: len(ids)] = torch.as_tensor(ids, dtype=torch.int64)
+            waves = self.eval()(tokens.to(device), torch.tensor(lengths, device=device), speaker).clamp(-1.0, 1.0)
+            samples = [n * self.config.samples_per_token for n in lengths]
+            spoken = [wave[:n].copy() for wave, n in zip(waves.cpu().numpy(), samples, strict=True)]
+        if training:
+            self.train()
+        return spoken
 
     def save_pretrained(self, folder: str | Path, dtype: torch.dtype = torch.float16) -> None:
         """Write config.json and model.safetensors (fp16 by default: half the size, no audible difference)."""

@@ -125,7 +125,7 @@ class StreamingVocoder:
     @torch.inference_mode()
     def __init__(self, vocoder: TokenVocoder, speaker: np.ndarray | Tensor):
         """speaker [F]: voice features. DataError where they are none."""
-        self.vocoder, c = vocoder.eval(), vocoder.config
+        self.vocoder, c = vocoder.eval() if vocoder.training else vocoder, vocoder.config
         acoustic, renderer = vocoder.acoustic, vocoder.renderer
         like = renderer.window
         self._speaker = torch.as_tensor(speaker, dtype=torch.float32, device=like.device)[None]
@@ -190,8 +190,9 @@ class StreamingVocoder:
         envelope = self._log_mel[:n] @ renderer.interpolation
         pulse_gain, phase, noise_gain = self._head(renderer.norm(x)).float().chunk(3, dim=1)
         # Where a window starts among the points of the transform does not matter: it is turned back afterwards.
-        windows = self._signals.unfold(1, c.window, c.hop)[:, :n] * self._window
-        pulses, noise = torch.fft.rfft(windows, c.n_fft)
+        missing = (0, c.n_fft - c.window)
+        windows = F.pad(self._signals, missing).unfold(1, c.n_fft, c.hop)[:, :n] * F.pad(self._window, missing)
+        pulses, noise = torch.fft.rfft(windows)
         self._signals, self._log_mel = self._signals[:, n * c.hop :], self._log_mel[n:]
         gain = (envelope + pulse_gain).clamp_(-20.0, 3.0).exp_()
         pulses *= torch.complex(gain * phase.cos(), gain * phase.sin())  # torch.polar takes three times as long
@@ -207,5 +208,6 @@ class StreamingVocoder:
         for i in range(pieces.shape[1]):
             wave[i : i + n] += pieces[:, i]
         self._overlap = wave[n:]
-        skip, self._skip = self._skip, 0
+        skip = min(self._skip, n * c.hop)
+        self._skip -= skip
         return wave.flatten()[skip : n * c.hop + self._before * last]

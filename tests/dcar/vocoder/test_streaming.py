@@ -19,8 +19,9 @@ SHAPES = {"shipped hops": {}, "window of four": {"window": 960}, "odd hop": {"ho
 def vocoder(**shape) -> TokenVocoder:
     torch.manual_seed(0)
     made = TokenVocoder(VocoderConfig(
-        vocab_size=12, condition_size=8, mel_bands=20, acoustic_size=16, acoustic_ffn_size=16, acoustic_dilations=(1, 2),
-        renderer_size=16, renderer_ffn_size=16, renderer_dilations=(2, 1), calibration_tokens=tuple(range(12)), **shape))
+        vocab_size=12, condition_size=8, mel_bands=20, acoustic_size=16, acoustic_ffn_size=16, renderer_size=16,
+        renderer_ffn_size=16, acoustic_dilations=(1, 2), renderer_dilations=(2, 1), calibration_tokens=tuple(range(12)),
+        **shape))
     torch.nn.init.normal_(made.acoustic.output.weight, std=0.3)  # a pitch that moves
     return made.eval()
 
@@ -53,18 +54,18 @@ def test_it_is_the_reference(exact, shape):
         expected = reference(model, ids(n))
         (got,) = model.synthesize([ids(n)], features()[None])
         assert got.shape == expected.shape == (n * model.config.samples_per_token,)
-        assert np.abs(expected).max() > 1e-3 and np.abs(got - expected).max() < 1e-3 * np.abs(expected).max()
+        assert np.abs(expected).max() > 1e-3 and np.abs(got - expected).max() < 5e-3 * np.abs(expected).max()
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("piece", [1, 7, 40])
-def test_pieces_are_the_whole(shape, piece):
+def test_pieces_are_the_whole(exact, shape, piece):
     model, tokens = vocoder(**SHAPES[shape]), ids(173)
     (whole,) = model.synthesize([tokens], features()[None])
     stream = StreamingVocoder(model, features())
     pieces = [stream.push(tokens[i : i + piece], last=i + piece >= len(tokens)) for i in range(0, len(tokens), piece)]
     got = np.concatenate(pieces)
-    assert len(got) == len(whole) and np.abs(got - whole).max() < 1e-3 * np.abs(whole).max()
+    assert len(got) == len(whole) and np.abs(got - whole).max() < 5e-3 * np.abs(whole).max()
     assert len(pieces) > 4 and sum(len(p) > 0 for p in pieces) > 2
 
 

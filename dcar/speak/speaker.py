@@ -249,7 +249,7 @@ class Speaker:
     def _pieces(self, parts: list[Phrase], voice: Voice) -> Iterator[Piece]:
         prompts, plan = self._prompts(parts, voice), Plan(cast(ChunkMethod, self.method), self.sampling, self.seed)
         policy: ChunkPolicy | None = getattr(plan.schedule, "policy", None)
-        models = (self.decoder, policy) if policy is not None else (self.decoder,)
+        models = [model for model in (self.decoder, policy) if model is not None]
         key = tuple((id(model), weights_signature(model)) for model in models)
         engine = next((engine for used, engine in self._idle if used == key), None)
         self._idle.clear()  # an engine serves one stream at a time

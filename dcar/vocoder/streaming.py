@@ -51,7 +51,7 @@ class _Block:
     def __init__(self, block: ConvNeXtBlock, dtype: torch.dtype):
         conv, scale = block.conv, block.residual_scale.detach()
         self.size, self.pad, self.dilation = conv.in_channels, int(conv.padding[0]), conv.dilation[0]
-        self.taps, self.bias = conv.weight.detach()[:, 0].T.contiguous(), conv.bias
+        self.taps, self.bias = conv.weight.detach()[:, 0].T.contiguous(), conv.get_parameter("bias")
         self.norm, self.modulation = block.norm, block.modulation
         self.up = _affine(block.up.weight, block.up.bias, dtype, "relu")
         self.down = _affine(block.down.weight * scale[:, None], block.down.bias * scale, dtype)

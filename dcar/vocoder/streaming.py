@@ -104,7 +104,7 @@ class _Convolutions:
     def __call__(self, x: Tensor, last: bool) -> Tensor:
         for i, (block, norm) in enumerate(self.blocks):
             x = torch.cat((self.held[i], x, x.new_zeros(block.pad * last, block.size)))
-            self.held[i] = x[-2 * block.pad :]
+            self.held[i] = x[max(0, len(x) - 2 * block.pad) :]
             if len(x) <= 2 * block.pad:
                 return x[:0]
             x = block(x, norm)
@@ -141,14 +141,16 @@ class StreamingVocoder:
         self._f0: Tensor | None = None  # of the newest frame
         self._cycles, self._made = 0.0, 0  # phase of the pulses, and samples, so far
         self._signals = like.new_zeros(2, self._before)  # pulses and noise that windows still need
-        self._log_mel = like.new_zeros(0, c.mel_bands)  # of frames that the renderer has not given yet
+        self._rows = like.new_zeros(0, c.renderer_size)  # of the renderer, for windows that are not whole yet
+        self._log_mel = like.new_zeros(0, c.mel_bands)  # of frames whose windows are not
         self._overlap = like.new_zeros(c.window // c.hop - 1, c.hop)
         self._skip = self._before  # samples before the first
 
     @torch.inference_mode()
     def push(self, tokens: Sequence[int], last: bool = False) -> np.ndarray:
         """Samples [n] that are certain now, or all with `last`. DataError for ids outside the vocabulary."""
-        v, bands = self.vocoder, self.vocoder.config.mel_bands
+        v, config = self.vocoder, self.vocoder.config
+        bands = config.mel_bands
         ids = torch.as_tensor(tokens, dtype=torch.int64, device=self._speaker.device)
         v.check_ids(ids)
         x = self._acoustic(v.acoustic.embedding(ids), last)
@@ -160,10 +162,13 @@ class StreamingVocoder:
         self._excite(pitch.log_f0[0].exp(), last)
         self._log_mel = torch.cat((self._log_mel, log_mel))
         level = (log_mel - MEL_MEAN) / MEL_SPREAD
-        x = self._renderer(v.renderer.input(torch.cat((level, pitch_features(pitch)[0]), dim=1)), last)
-        if not len(x):
+        new = self._renderer(v.renderer.input(torch.cat((level, pitch_features(pitch)[0]), dim=1)), last)
+        self._rows = torch.cat((self._rows, new))
+        n = min(len(self._rows), max(0, (self._signals.shape[1] - config.window) // config.hop + 1))
+        if not n:
             return np.zeros(0, np.float32)
-        return self._overlap_add(self._spectra(x), last).clamp(-1.0, 1.0).cpu().numpy()
+        now, self._rows = self._rows[:n], self._rows[n:]
+        return self._overlap_add(self._spectra(now), last).clamp(-1.0, 1.0).cpu().numpy()
 
     def _excite(self, f0: Tensor, last: bool) -> None:
         """Pulses and noise up to the centre of the newest frame, or its end; see `Renderer.pulses`."""

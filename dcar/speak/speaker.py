@@ -194,7 +194,7 @@ class Speaker:
         model = self.using(**settings)
         parts, voice = model._phrases(text), model.voice(prompt)
         if cores() > 1 and model._why_whole() is None and model._is_small():  # voiced while the decoder goes on
-            return whole_phrases(model._stream(parts, voice))
+            return whole_phrases(model._stream(parts, voice, every=64))  # fewer calls than who listens waits for
         return model._by_phrase(parts, voice)
 
     def _phrases(self, text: str) -> list[Phrase]:
@@ -242,11 +242,11 @@ class Speaker:
         return Spoken(np.concatenate([piece.samples for piece in pieces]), self.vocoder.sample_rate,
                       [p.text for p in parts], results, self.tokenizer.rate_hz, [p.pause for p in parts])
 
-    def _stream(self, parts: list[Phrase], voice: Voice) -> Iterator[Piece]:
-        pieces = self._pieces(parts, voice)
+    def _stream(self, parts: list[Phrase], voice: Voice, every: int = 25) -> Iterator[Piece]:
+        pieces = self._pieces(parts, voice, every)
         return in_one_thread(pieces) if self._is_small() else pieces
 
-    def _pieces(self, parts: list[Phrase], voice: Voice) -> Iterator[Piece]:
+    def _pieces(self, parts: list[Phrase], voice: Voice, every: int) -> Iterator[Piece]:
         prompts, plan = self._prompts(parts, voice), Plan(cast(ChunkMethod, self.method), self.sampling, self.seed)
         policy: ChunkPolicy | None = getattr(plan.schedule, "policy", None)
         models = [model for model in (self.decoder, policy) if model is not None]
@@ -257,8 +257,8 @@ class Speaker:
             engine = engine_for(self.decoder, prompts, self.sampling, batch=1, policy=policy)
         engine.fit(1, *room_for(prompts, self.sampling))
         jobs = [Job(i, p) for i, p in enumerate(prompts)]
-        vocoder = cast(TokenVocoder, self.vocoder)
-        for chunk in stream_audio(engine, jobs, plan, vocoder, dict.fromkeys(range(len(jobs)), voice.features)):
+        vocoder, voices = cast(TokenVocoder, self.vocoder), dict.fromkeys(range(len(jobs)), voice.features)
+        for chunk in stream_audio(engine, jobs, plan, vocoder, voices, every):
             samples = chunk.samples
             if chunk.result is not None:
                 samples = np.concatenate((samples, self._pause(parts[chunk.index])))

@@ -93,9 +93,9 @@ def test_what_was_trained_is_heard():
     model = tiny_vocoder()
     (before,) = model.synthesize([ids(30)], features()[None])
     with torch.no_grad():
-        model.renderer.blocks[0].down.weight.add_(1.0)
+        model.renderer.head.bias.add_(0.5)  # louder by half
     (after,) = model.synthesize([ids(30)], features()[None])
-    assert np.abs(after - before).max() > 1e-3
+    assert np.abs(after).max() > 1.3 * np.abs(before).max()
 
 
 def test_bad_input_is_refused():

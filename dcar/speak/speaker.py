@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
@@ -104,7 +105,7 @@ class Speaker:
         self._recordings = PromptAudio([]) if recordings is None else recordings
         self._policy: Policy = POLICY
         self._own: Voice | None = None  # of a folder of `dcar tune-voice`
-        self._idle: list[tuple[Hashable, StaticEngine]] = []  # of the last stream, for the next; copies share it
+        self._idle: dict[Hashable, StaticEngine] = {}  # of the last text, for the next one; copies share it
         self._far: Callable[[], AnyDecoder] = lambda: self.decoder
 
     @classmethod
@@ -193,8 +194,9 @@ class Speaker:
         checked before the first piece is asked for."""
         model = self.using(**settings)
         parts, voice = model._phrases(text), model.voice(prompt)
-        if cores() > 1 and model._why_whole() is None and model._is_small():  # voiced while the decoder goes on
-            return whole_phrases(model._stream(parts, voice, every=64))  # fewer calls than who listens waits for
+        if model._why_whole() is None and model._is_small():
+            # Longer pieces than for a listener cost less; where there is no second core, a phrase is one.
+            return whole_phrases(model._stream(parts, voice, every=64 if cores() > 1 else sys.maxsize))
         return model._by_phrase(parts, voice)
 
     def _phrases(self, text: str) -> list[Phrase]:
@@ -251,10 +253,8 @@ class Speaker:
         policy: ChunkPolicy | None = getattr(plan.schedule, "policy", None)
         models = [model for model in (self.decoder, policy) if model is not None]
         key = tuple((id(model), weights_signature(model)) for model in models)
-        engine = next((engine for used, engine in self._idle if used == key), None)
-        self._idle.clear()  # an engine serves one stream at a time
-        if engine is None:
-            engine = engine_for(self.decoder, prompts, self.sampling, batch=1, policy=policy)
+        # An engine speaks one text at a time: who finds none makes one.
+        engine = self._idle.pop(key, None) or engine_for(self.decoder, prompts, self.sampling, batch=1, policy=policy)
         engine.fit(1, *room_for(prompts, self.sampling))
         jobs = [Job(i, p) for i, p in enumerate(prompts)]
         vocoder, voices = cast(TokenVocoder, self.vocoder), dict.fromkeys(range(len(jobs)), voice.features)
@@ -263,7 +263,8 @@ class Speaker:
             if chunk.result is not None:
                 samples = np.concatenate((samples, self._pause(parts[chunk.index])))
             yield Piece(samples, vocoder.sample_rate, chunk.index, chunk.result)
-        self._idle[:] = [(key, engine)]
+        self._idle.clear()
+        self._idle[key] = engine
 
     def _prompts(self, parts: list[Phrase], voice: Voice) -> list[Prompt]:
         return [Prompt(f"sentence-{i}", tuple(self.encode(p.text)), voice.tokens) for i, p in enumerate(parts)]

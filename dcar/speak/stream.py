@@ -68,7 +68,7 @@ def stream_audio(engine: StaticEngine, jobs: Iterable[Job], plan: Plan, vocoder:
     """
     if every < 1:
         raise ConfigError(f"every counts tokens and must be at least 1, not {every}")
-    started, first = time.perf_counter(), reach(vocoder) + FIRST
+    started, first = time.perf_counter(), max(reach(vocoder) + FIRST, every)
     voices: dict[int, StreamingVocoder] = {}  # of the second thread
     held: dict[int, list[int]] = {}
     wanted: dict[int, int] = {}  # tokens of a job before the vocoder runs

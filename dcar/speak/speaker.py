@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +14,9 @@ import numpy as np
 
 from dcar.audio import save_audio
 from dcar.decoding import ChunkMethod, ChunkSchedule, DecodeResult, FixedChunk, Method, PolicyChunk, Prompt, decode
+from dcar.decoding.engine.run import Job, Plan, StaticEngine, engine_for, room_for, why_not
 from dcar.decoding.fast.passes import fast
+from dcar.decoding.fast.stack import weights_signature
 from dcar.errors import ConfigError
 from dcar.model.draft import AnyDecoder
 from dcar.model.load import Shipped, load_decoder, load_policy, text_encoder
@@ -21,6 +24,7 @@ from dcar.prompts.together import check_together, made_by
 from dcar.sampling import SamplingConfig
 from dcar.speak.defaults import DIALS, NUM_CANDIDATES, POLICY, SAMPLING, method_for
 from dcar.speak.phrases import Phrase, note_other_language, phrases
+from dcar.speak.stream import SMALL, cores, in_one_thread, stream_audio
 from dcar.speak.voice import Voice, find_voice, shipped_voice, tuned_voice
 from dcar.text.phonemes import PHONEME_VERSION
 from dcar.tokens.base import SpeechTokenizer
@@ -101,6 +105,7 @@ class Speaker:
         self._recordings = PromptAudio([]) if recordings is None else recordings
         self._policy: Policy = POLICY
         self._own: Voice | None = None  # of a folder of `dcar tune-voice`
+        self._idle: dict[Hashable, StaticEngine] = {}  # of the last text, for the next one; copies share it
         self._far: Callable[[], AnyDecoder] = lambda: self.decoder
 
     @classmethod
@@ -188,8 +193,11 @@ class Speaker:
         """As `generate`, one piece a phrase: of a long text only some phrases are in memory. Text and prompt are
         checked before the first piece is asked for."""
         model = self.using(**settings)
-        parts = model._phrases(text)
-        return model._by_phrase(parts, model.voice(prompt))
+        parts, voice = model._phrases(text), model.voice(prompt)
+        if model._why_whole() is None and model._is_small():
+            # Longer pieces than for a listener cost less; where there is no second core, a phrase is one.
+            return whole_phrases(model._stream(parts, voice, every=64 if cores() > 1 else sys.maxsize))
+        return model._by_phrase(parts, voice)
 
     def _phrases(self, text: str) -> list[Phrase]:
         if not hasattr(self.encode, "name"):  # a text tokenizer of a language model's own
@@ -212,15 +220,23 @@ class Speaker:
         or the method cannot speak in pieces.
         """
         model = self.using(**settings)
-        if not isinstance(model.vocoder, TokenVocoder):
-            raise ConfigError("a stream needs this project's own vocoder, which can be asked for a piece at a time; "
-                              "speak without --stream (Speaker.generate) with another one")
-        method = model.method
+        if reason := model._why_whole():
+            raise ConfigError(reason)
+        return model._stream(model._phrases(text), model.voice(prompt))
+
+    def _why_whole(self) -> str | None:
+        """Why phrases are spoken whole, not in pieces; None where both is possible."""
+        if not isinstance(self.vocoder, TokenVocoder):
+            return ("a stream needs this project's own vocoder, which can be asked for a piece at a time; "
+                    "speak without --stream (Speaker.generate) with another one")
+        method = self.method
         if not isinstance(method, ChunkMethod) or not isinstance(method.schedule, FixedChunk | PolicyChunk):
-            raise ConfigError(f"'{method.name}' is spoken in whole sentences; use Speaker.generate, or stream with "
-                              "dcar, car-K or far")
-        parts = model._phrases(text)
-        return model._stream(parts, model.voice(prompt), model.vocoder, method, model.seed)
+            return (f"'{method.name}' is spoken in whole sentences; use Speaker.generate, or stream with dcar, car-K "
+                    "or far")
+        return why_not(self.decoder, self.sampling)
+
+    def _is_small(self) -> bool:
+        return sum(p.numel() for p in self.decoder.parameters()) < SMALL
 
     def join(self, text: str, pieces: list[Piece]) -> Spoken:
         """All pieces of `text` (of `sentences` or `stream`) as one."""
@@ -228,21 +244,27 @@ class Speaker:
         return Spoken(np.concatenate([piece.samples for piece in pieces]), self.vocoder.sample_rate,
                       [p.text for p in parts], results, self.tokenizer.rate_hz, [p.pause for p in parts])
 
-    def _stream(self, parts: list[Phrase], voice: Voice, vocoder: TokenVocoder, method: ChunkMethod,
-                seed: int) -> Iterator[Piece]:
-        from dcar.decoding.engine.run import Job, Plan, engine_for
-        from dcar.speak.stream import stream_audio
+    def _stream(self, parts: list[Phrase], voice: Voice, every: int = 25) -> Iterator[Piece]:
+        pieces = self._pieces(parts, voice, every)
+        return in_one_thread(pieces) if self._is_small() else pieces
 
-        prompts = self._prompts(parts, voice)
-        plan = Plan(method, self.sampling, seed)
-        engine = engine_for(self.decoder, prompts, self.sampling, batch=1,
-                            policy=getattr(plan.schedule, "policy", None))
+    def _pieces(self, parts: list[Phrase], voice: Voice, every: int) -> Iterator[Piece]:
+        prompts, plan = self._prompts(parts, voice), Plan(cast(ChunkMethod, self.method), self.sampling, self.seed)
+        policy: ChunkPolicy | None = getattr(plan.schedule, "policy", None)
+        models = [model for model in (self.decoder, policy) if model is not None]
+        key = tuple((id(model), weights_signature(model)) for model in models)
+        # An engine speaks one text at a time: who finds none makes one.
+        engine = self._idle.pop(key, None) or engine_for(self.decoder, prompts, self.sampling, batch=1, policy=policy)
+        engine.fit(1, *room_for(prompts, self.sampling))
         jobs = [Job(i, p) for i, p in enumerate(prompts)]
-        for chunk in stream_audio(engine, jobs, plan, vocoder, dict.fromkeys(range(len(jobs)), voice.features)):
+        vocoder, voices = cast(TokenVocoder, self.vocoder), dict.fromkeys(range(len(jobs)), voice.features)
+        for chunk in stream_audio(engine, jobs, plan, vocoder, voices, every):
             samples = chunk.samples
             if chunk.result is not None:
                 samples = np.concatenate((samples, self._pause(parts[chunk.index])))
             yield Piece(samples, vocoder.sample_rate, chunk.index, chunk.result)
+        self._idle.clear()
+        self._idle[key] = engine
 
     def _prompts(self, parts: list[Phrase], voice: Voice) -> list[Prompt]:
         return [Prompt(f"sentence-{i}", tuple(self.encode(p.text)), voice.tokens) for i, p in enumerate(parts)]
@@ -252,6 +274,16 @@ class Speaker:
 
     def _pause(self, part: Phrase) -> np.ndarray:
         return np.zeros(int(part.pause * self.vocoder.sample_rate), np.float32)
+
+
+def whole_phrases(pieces: Iterator[Piece]) -> Iterator[Piece]:
+    """One piece a phrase."""
+    held: list[np.ndarray] = []
+    for piece in pieces:
+        held.append(piece.samples)
+        if piece.result is not None:
+            yield replace(piece, samples=np.concatenate(held))
+            held = []
 
 
 def make_method(name: AnyMethod, policy: Policy, decoder: AnyDecoder, dial: float = 0.0,

@@ -1,25 +1,31 @@
-"""Speaking while decoding: audio of an utterance as its tokens come, and many utterances through one engine.
-
-The vocoder is a stack of convolutions between tokens and waveform, so a sample depends on tokens near it only. A window
-is therefore synthesised again with CONTEXT tokens on each side, and just its middle is given out: the pieces put
-together are the waveform of the whole utterance (up to rounding), which a test holds them to. Two things reach further
-and are carried along: the phase of the pulses, and the noise, which is addressed by sample.
-"""
+"""Speaking while decoding: audio of utterances as their tokens come, made on a second core where there is one."""
 
 from __future__ import annotations
 
+import os
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from dcar.decoding.engine.run import Job, Plan, StaticEngine
 from dcar.decoding.records import DecodeResult
 from dcar.errors import ConfigError
 from dcar.vocoder.model import TokenVocoder
+from dcar.vocoder.streaming import StreamingVocoder, reach
+
+T = TypeVar("T")
+
+SMALL = 100_000_000
+"""Parameters of a decoder, below which its steps are made `in_one_thread`."""
+
+FIRST = 8
+"""Tokens whose sound comes first: 0.16 s, enough until there is more."""
 
 
 @dataclass(frozen=True)
@@ -32,82 +38,64 @@ class AudioChunk:
     result: DecodeResult | None = None  # with the last piece
 
 
-def reach(vocoder: TokenVocoder) -> int:
-    """Tokens on each side that a sample can depend on."""
-    c = vocoder.config
-    half = (c.kernel_size - 1) // 2
-    tokens = half * sum(c.acoustic_dilations)
-    frames = half * sum(c.renderer_dilations) + 2 + -(-c.n_fft // c.hop)  # convolutions, pitch lines, spectra both ways
-    return tokens + -(-frames // c.frames_per_token) + 1
+def cores() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-class StreamingVocoder:
-    """Tokens of one utterance in, pieces of waveform out."""
-
-    def __init__(self, vocoder: TokenVocoder, speaker: np.ndarray, context: int | None = None):
-        """speaker [F]: voice features; context: tokens on each side of a window, by default all that matter."""
-        self.vocoder, self.context = vocoder.eval(), reach(vocoder) if context is None else context
-        if self.context < 0:
-            raise ConfigError(f"context counts tokens and cannot be {context}")
-        device = vocoder.renderer.noise.device
-        self.speaker = torch.as_tensor(speaker, dtype=torch.float32, device=device)[None]
-        self.tokens: list[int] = []
-        self.given = 0  # tokens whose audio was given out
-        self._start = 0  # first token of the next window
-        # The pitch at a window's start lacks its left neighbours, so the phase of the pulses (cycles) is carried at a
-        # token further in, where this window and the next both know it.
-        self._anchor, self._cycles = 0, 0.0
-
-    @torch.inference_mode()
-    def push(self, tokens: Iterable[int], last: bool = False) -> np.ndarray:
-        """Samples that are certain now: those `context` tokens behind the newest token, or all with `last`."""
-        self.tokens += tokens
-        end = len(self.tokens)
-        ready = end if last else max(self.given, end - self.context)
-        if ready == self.given:
-            return np.zeros(0, np.float32)
-        config, v = self.vocoder.config, self.vocoder
-        per, renderer = config.samples_per_token, v.renderer
-        start = self._start
-        window = torch.tensor(self.tokens[start:end], device=self.speaker.device)[None]
-        mask = torch.ones(1, end - start, device=window.device)
-        log_mel, pitch = v.predict(window, mask, self.speaker)
-        noise = renderer.noise.repeat(-(-end * per // len(renderer.noise)))[start * per : end * per][None]
-        cycles = F.pad(renderer.cycles(pitch.log_f0)[0], (1, 0))  # before each sample of the window
-        phase = self._cycles - cycles[(self._anchor - start) * per]
-        frames = mask.repeat_interleave(config.frames_per_token, dim=1)
-        wave = renderer(log_mel, pitch, frames, noise, phase.view(1, 1))[0].clamp(-1.0, 1.0)
-        out = wave[(self.given - start) * per : (ready - start) * per].cpu().numpy().copy()
-        self.given = ready
-        if ready > 2 * self.context:  # until then windows start with the utterance
-            self._start, self._anchor = ready - 2 * self.context, ready - self.context
-            self._cycles = float(phase + cycles[(self._anchor - start) * per]) % 1.0
-        return out
+def in_one_thread(made: Iterator[T]) -> Iterator[T]:
+    """What an iterator makes, made with one thread of torch: decoder and vocoder have a core each, and the steps of a
+    small decoder are too short to be shared."""
+    while True:
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            one = next(made)
+        except StopIteration:
+            return
+        finally:
+            torch.set_num_threads(before)
+        yield one
 
 
 def stream_audio(engine: StaticEngine, jobs: Iterable[Job], plan: Plan, vocoder: TokenVocoder,
                  speakers: dict[int, np.ndarray], every: int = 25) -> Iterator[AudioChunk]:
     """Speak the jobs, rows being replaced as they finish, and give out audio as it becomes certain.
 
-    speakers: voice features [F] by job index; every: tokens gathered before the vocoder runs (25 = half a second).
-    The pieces of a job come in order; those of several jobs are interleaved. Errors: those of `StaticEngine.run`.
+    speakers: voice features [F] by job index; every: tokens gathered before the vocoder runs (25 = half a second), at
+    first as many as it needs for some sound. The pieces of a job come in order; those of several jobs are interleaved.
+    Errors: those of `StaticEngine.run`.
     """
     if every < 1:
         raise ConfigError(f"every counts tokens and must be at least 1, not {every}")
-    started = time.perf_counter()
-    voices: dict[int, StreamingVocoder] = {}
+    started, first = time.perf_counter(), max(reach(vocoder) + FIRST, every)
+    voices: dict[int, StreamingVocoder] = {}  # of the second thread
     held: dict[int, list[int]] = {}
-    for progress in engine.run(jobs, plan, stream=True):
-        index, done = progress.job.index, progress.result is not None
+    wanted: dict[int, int] = {}  # tokens of a job before the vocoder runs
+    waiting: deque[tuple[int, Future[np.ndarray], DecodeResult | None]] = deque()
+
+    def push(index: int, tokens: list[int], last: bool) -> np.ndarray:
         if index not in voices:
             voices[index] = StreamingVocoder(vocoder, speakers[index])
-            held[index] = []
-        held[index] += progress.tokens
-        if len(held[index]) < every and not done:
-            continue
-        samples = voices[index].push(held[index], last=done)
-        held[index] = []
-        if done:
-            del voices[index], held[index]
-        if len(samples) or done:
-            yield AudioChunk(index, samples, time.perf_counter() - started, progress.result)
+        return (voices.pop(index) if last else voices[index]).push(tokens, last)
+
+    def ready(wait: bool) -> Iterator[AudioChunk]:
+        while waiting and (wait or waiting[0][1].done()):
+            index, future, result = waiting.popleft()
+            samples = future.result()
+            if len(samples) or result is not None:
+                yield AudioChunk(index, samples, time.perf_counter() - started, result)
+
+    with ThreadPoolExecutor(1) as second:
+        for progress in engine.run(jobs, plan, stream=True):
+            index, done = progress.job.index, progress.result is not None
+            if index not in held:
+                held[index], wanted[index] = [], first
+                waiting.append((index, second.submit(push, index, [], False), None))  # a new voice takes some time
+            held[index] += progress.tokens
+            if done or len(held[index]) >= wanted[index]:
+                waiting.append((index, second.submit(push, index, held.pop(index), done), progress.result))
+                if not done:
+                    held[index], wanted[index] = [], every
+            yield from ready(wait=cores() == 1)
+        yield from ready(wait=True)

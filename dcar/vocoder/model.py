@@ -28,6 +28,7 @@ from dcar.vocoder.acoustic import AcousticModel, absolute_pitch
 from dcar.vocoder.blocks import VocoderConfig
 from dcar.vocoder.equalizer import Equalizer
 from dcar.vocoder.renderer import Pitch, Renderer
+from dcar.vocoder.streaming import StreamingVocoder
 from dcar.voices.features import speaker_features
 from heads.checkpoint import STORED, wrong_types
 
@@ -83,17 +84,25 @@ class TokenVocoder(nn.Module):
         config = self.config
         if tokens.dim() != 2 or lengths.shape != tokens.shape[:1]:
             raise DataError(f"vocoder: tokens {list(tokens.shape)} and lengths {list(lengths.shape)} do not agree")
-        if speaker.shape != (len(tokens), config.speaker_dim) or not bool(torch.isfinite(speaker).all()):
-            raise DataError(f"vocoder: expected finite speaker features [{len(tokens)}, {config.speaker_dim}], got "
-                            f"{list(speaker.shape)}; make them with speaker_features(wave, sample_rate, embedding)")
+        self.check_speaker(speaker, len(tokens))
         real = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
-        wrong = real & ((tokens < 0) | (tokens >= config.vocab_size))
-        if bool(wrong.any()):
-            raise DataError(f"vocoder: token {int(tokens[wrong][0])} is outside 0..{config.vocab_size - 1}; "
-                            "strip EOS and use the tokenizer that this vocoder was trained on")
+        self.check_ids(tokens[real])
         tokens, mask = tokens.masked_fill(~real, 0), real.float()
         log_mel, pitch = self.predict(tokens, mask, speaker)
         return self.renderer(log_mel, pitch, mask.repeat_interleave(config.frames_per_token, dim=1))
+
+    def check_speaker(self, speaker: Tensor, rows: int) -> None:
+        """DataError if these are no voice features of so many utterances."""
+        if speaker.shape != (rows, self.config.speaker_dim) or not bool(torch.isfinite(speaker).all()):
+            raise DataError(f"vocoder: expected finite speaker features [{rows}, {self.config.speaker_dim}], got "
+                            f"{list(speaker.shape)}; make them with speaker_features(wave, sample_rate, embedding)")
+
+    def check_ids(self, tokens: Tensor) -> None:
+        """DataError for ids outside the vocabulary: tokens [N]."""
+        wrong = tokens[(tokens < 0) | (tokens >= self.config.vocab_size)]
+        if len(wrong):
+            raise DataError(f"vocoder: token {int(wrong[0])} is outside 0..{self.config.vocab_size - 1}; "
+                            "strip EOS and use the tokenizer that this vocoder was trained on")
 
     def check_tokenizer(self, identity: str) -> None:
         """CheckpointError if the weights were trained on another tokenizer than `identity` ("name@checksum", as a
@@ -109,7 +118,8 @@ class TokenVocoder(nn.Module):
     def synthesize(self, token_lists: Sequence[Sequence[int]], speaker: Tensor | np.ndarray) -> list[np.ndarray]:
         """One float32 wave per utterance, samples_per_token samples a token (none for an empty list); speaker [B, 298].
 
-        Utterances are padded to the longest of the call: pass utterances of similar length together.
+        On a CPU each is spoken by itself, which is faster there (dcar/vocoder/streaming.py). On other devices they are
+        padded to the longest of the call: pass utterances of similar length together.
         """
         device = self.renderer.head.weight.device
         speaker = torch.as_tensor(speaker, dtype=torch.float32, device=device)
@@ -118,14 +128,20 @@ class TokenVocoder(nn.Module):
             raise DataError(f"vocoder: {len(lengths)} utterances but speaker features {list(speaker.shape)}")
         if not any(lengths):
             return [np.zeros(0, np.float32) for _ in lengths]
-        tokens = torch.zeros(len(lengths), max(lengths), dtype=torch.int64)
-        for row, ids in zip(tokens, token_lists, strict=True):
-            row[: len(ids)] = torch.as_tensor(ids, dtype=torch.int64)
         training = self.training
-        self.eval()
-        waves = self(tokens.to(device), torch.tensor(lengths, device=device), speaker).clamp(-1.0, 1.0).cpu().numpy()
-        self.train(training)
-        return [wave[: n * self.config.samples_per_token].copy() for wave, n in zip(waves, lengths, strict=True)]
+        if device.type == "cpu":
+            alone = zip(token_lists, speaker, strict=True)
+            spoken = [StreamingVocoder(self, row).push(ids, last=True) for ids, row in alone]
+        else:
+            tokens = torch.zeros(len(lengths), max(lengths), dtype=torch.int64)
+            for row, ids in zip(tokens, token_lists, strict=True):
+                row[: len(ids)] = torch.as_tensor(ids, dtype=torch.int64)
+            waves = self.eval()(tokens.to(device), torch.tensor(lengths, device=device), speaker).clamp(-1.0, 1.0)
+            samples = [n * self.config.samples_per_token for n in lengths]
+            spoken = [wave[:n].copy() for wave, n in zip(waves.cpu().numpy(), samples, strict=True)]
+        if training:
+            self.train()
+        return spoken
 
     def save_pretrained(self, folder: str | Path, dtype: torch.dtype = torch.float16) -> None:
         """Write config.json and model.safetensors (fp16 by default: half the size, no audible difference)."""

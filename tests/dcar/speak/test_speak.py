@@ -24,6 +24,7 @@ from dcar.cli import main as dcar_command
 from dcar.decoding import DecodeResult
 from dcar.errors import AudioError, CheckpointError, ConfigError, TextError
 from dcar.model.car import CARDecoder
+from dcar.speak import speaker as speaker_module
 from dcar.speak.defaults import METHOD, NUM_CANDIDATES, POLICY, method_for
 from dcar.speak.phrases import (
     BREATH_SECONDS,
@@ -169,7 +170,13 @@ def test_clauses_without_commas_end_before_conjunctions():
     assert split_clauses("Short, and sweet.") == ["Short, and sweet."]
 
 
-def test_a_speaker_says_and_streams_the_same(models):
+@pytest.mark.parametrize("cores", [1, 2])
+def test_a_speaker_says_and_streams_the_same(models, monkeypatch, cores):
+    """By the loop and voiced whole, as large decoders are; by the engine, on two cores in pieces."""
+    for module in ("stream", "speaker"):
+        monkeypatch.setattr(f"dcar.speak.{module}.cores", lambda: cores)
+    small = speaker_module.SMALL
+    monkeypatch.setattr(speaker_module, "SMALL", 0)
     speaker = Speaker.load(models / "decoder", policy=models / "policy", tokenizer=models / "tokenizer",
                            vocoder=models / "vocoder", seed=3)
     voice = speaker.voice(models / "voice.wav")
@@ -184,6 +191,11 @@ def test_a_speaker_says_and_streams_the_same(models):
     assert [sum(c) for c in spoken.chunks] == [len(r.tokens) for r in spoken.results]
     assert not np.array_equal(speaker.say(text, voice, seed=4).wave[:2000], spoken.wave[:2000])
     assert np.array_equal(speaker.say(text, voice).wave, spoken.wave)
+    monkeypatch.setattr(speaker_module, "SMALL", small)
+    beside = [speaker.say(text, voice) for _ in range(2)]  # the second by the engine of the first
+    for said in beside:
+        assert [r.tokens for r in said.results] == [r.tokens for r in spoken.results]
+        assert said.wave.shape == spoken.wave.shape and np.abs(said.wave - spoken.wave).max() < 1e-4
     with pytest.raises(TextError):
         speaker.stream("?!")  # at once, not at the first piece
 
@@ -380,6 +392,7 @@ def test_text_comes_from_a_file_or_from_standard_input(speak, tmp_path, monkeypa
 def test_a_long_text_is_written_as_it_is_spoken(speak, models, monkeypatch):
     """In groups of phrases, which do not change the tokens; of many phrases the sums are printed."""
     text = " ".join(f"Number {n}." for n in range(1, 26))
+    monkeypatch.setattr("dcar.speak.speaker.SMALL", 0)  # decoded by the loop
     monkeypatch.setattr("dcar.speak.speaker.TOGETHER", 4)
     status, shown, complaint, out = speak(text, "car-3")
     assert status == 0 and shown.splitlines()[0].startswith("25 phrases, ") and len(shown.splitlines()) == 2

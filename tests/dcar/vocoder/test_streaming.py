@@ -1,0 +1,105 @@
+"""An utterance in pieces is the utterance, and what speaks it is the reference in another order of sums."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from tiny_data import tiny_vocoder
+
+from dcar.errors import DataError
+from dcar.vocoder import streaming
+from dcar.vocoder.model import TokenVocoder, VocoderConfig
+from dcar.vocoder.streaming import StreamingVocoder, product_type, reach
+
+SHAPES = {"shipped hops": {}, "window of four": {"window": 960}, "odd hop": {"hop": 15, "window": 45, "n_fft": 65},
+          "25 tokens a second": {"token_rate": 25}}
+
+
+def vocoder(**shape) -> TokenVocoder:
+    torch.manual_seed(0)
+    made = TokenVocoder(VocoderConfig(
+        vocab_size=12, condition_size=8, mel_bands=20, acoustic_size=16, acoustic_ffn_size=16, renderer_size=16,
+        renderer_ffn_size=16, acoustic_dilations=(1, 2), renderer_dilations=(2, 1), calibration_tokens=tuple(range(12)),
+        **shape))
+    torch.nn.init.normal_(made.acoustic.output.weight, std=0.3)  # a pitch that moves
+    return made.eval()
+
+
+def features(seed: int = 0) -> np.ndarray:
+    voice = np.random.default_rng(seed).normal(size=298).astype(np.float32)
+    voice[256:258] = 5.1, 0.2  # mean and spread of log F0
+    return voice
+
+
+def ids(n: int) -> list[int]:
+    return np.random.default_rng(1).integers(0, 12, n).tolist()
+
+
+@torch.inference_mode()
+def reference(model: TokenVocoder, tokens: list[int]) -> np.ndarray:
+    voice = torch.as_tensor(features())[None]
+    return model(torch.tensor([tokens]), torch.tensor([len(tokens)]), voice)[0].clamp(-1, 1).numpy()
+
+
+@pytest.fixture
+def exact(monkeypatch):
+    monkeypatch.setattr(streaming, "product_type", lambda device: torch.float32)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_it_is_the_reference(exact, shape):
+    model = vocoder(**SHAPES[shape])
+    for n in (1, 2, 70):
+        expected = reference(model, ids(n))
+        (got,) = model.synthesize([ids(n)], features()[None])
+        assert got.shape == expected.shape == (n * model.config.samples_per_token,)
+        assert np.abs(expected).max() > 1e-3 and np.abs(got - expected).max() < 5e-3 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("piece", [1, 7, 40])
+def test_pieces_are_the_whole(exact, shape, piece):
+    model, tokens = vocoder(**SHAPES[shape]), ids(173)
+    (whole,) = model.synthesize([tokens], features()[None])
+    stream = StreamingVocoder(model, features())
+    pieces = [stream.push(tokens[i : i + piece], last=i + piece >= len(tokens)) for i in range(0, len(tokens), piece)]
+    got = np.concatenate(pieces)
+    assert len(got) == len(whole) and np.abs(got - whole).max() < 5e-3 * np.abs(whole).max()
+    assert len(pieces) > 4 and sum(len(p) > 0 for p in pieces) > 2
+
+
+def test_sound_is_there_as_soon_as_it_is_certain():
+    model = tiny_vocoder()
+    stream, behind = StreamingVocoder(model, features()), reach(model)
+    assert len(stream.push(ids(behind))) == 0
+    assert len(stream.push([3])) >= model.config.samples_per_token
+    changed = [np.concatenate((s.push([1] * 20 + [token]), s.push([], last=True)))
+               for token in (1, 5) for s in [StreamingVocoder(model, features())]]
+    first = int(np.flatnonzero(np.abs(changed[0] - changed[1]) > 1e-6)[0])
+    assert (20 - behind) * model.config.samples_per_token <= first  # no later token is heard before
+
+
+@pytest.mark.skipif(product_type(torch.device("cpu")) == torch.float32, reason="no bfloat16 on this processor")
+def test_products_in_bfloat16_sound_alike(monkeypatch):
+    model, tokens = tiny_vocoder(), ids(100)
+    (low,) = model.synthesize([tokens], features()[None])
+    high = reference(model, tokens)
+    levels = [np.log(np.square(wave.reshape(100, -1)).mean(1)) for wave in (low, high)]
+    assert 0 < np.abs(low - high).max() and np.abs(levels[0] - levels[1]).mean() < 0.1
+
+
+def test_what_was_trained_is_heard():
+    model = tiny_vocoder()
+    (before,) = model.synthesize([ids(30)], features()[None])
+    with torch.no_grad():
+        model.renderer.head.bias.add_(0.5)  # louder by half
+    (after,) = model.synthesize([ids(30)], features()[None])
+    assert np.abs(after).max() > 1.3 * np.abs(before).max()
+
+
+def test_bad_input_is_refused():
+    with pytest.raises(DataError, match="outside 0..11"):
+        StreamingVocoder(tiny_vocoder(), features()).push([3, 12])
+    with pytest.raises(DataError, match="speaker features"):
+        StreamingVocoder(tiny_vocoder(), features()[:7])

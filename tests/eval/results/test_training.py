@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from copy import deepcopy
 from pathlib import Path
 
@@ -111,10 +112,12 @@ def test_what_is_not_known_is_said(tmp_path):
     found = compare_training(str(tmp_path / "bare"), checkpoint(tmp_path / "far"))
     assert found["differences"] == []
     assert "not known" in training_note(found) and "bare" in training_note(found)
-    assert "shipped decoders: trained alike by their cards" in training_note(compare_training("starter", "starter"))
-    for kind in ("decoder", "far"):
+    note = training_note(compare_training("starter", "starter"))
+    assert "shipped decoders: trained alike by their cards" in note and "CAR" in note.partition("in two rounds")[0]
+    for kind, distilled in (("decoder", 2), ("far", 1)):
         card = (shipped(kind) / "README.md").read_text()
         assert all(said in card for said in ("1878 utterances", "1000 updates of 16", "5478", "1400 updates of 16"))
+        assert len(re.findall(r"`car_starter:(?:far_)?distilled`", card)) == distilled
     assert "FAR decoder (starter)" in training_note(compare_training(str(tmp_path / "bare"), "starter"))
     (tmp_path / "bare" / "provenance.json").write_text('{"steps": 3}')
     with pytest.raises(CheckpointError, match="does not say what"):

@@ -241,9 +241,9 @@ class EngineSteps:
         deciding = schedule if isinstance(schedule, PolicyChunk) and schedule.candidates else None  # after the draw
         u = shifted(r.token_draws.gather(1, position), 1 if deciding is None else deciding.num_candidates)  # [n, k, N]
         forbidden = position < plan.sampling.min_tokens if forbid else None
-        started, made = self.clock(), None
-        if deciding is not None and self.policy is not None:  # the whole decision at once, where there is a call for it
-            made = self.policy.decide(r.last_hidden, logits, u, plan.sampling, forbidden, eos, deciding.dial)
+        started = self.clock()
+        made = None if deciding is None or self.policy is None else self.policy.decide(  # at once, where it can be
+            r.last_hidden, logits, u, plan.sampling, forbidden, eos, deciding.dial)
         if made is None:
             drawn, probs = tokens_of(logits, u, plan.sampling, forbidden, eos)
             if probs is not None:

@@ -110,9 +110,10 @@ class FusedPolicy:
         if self._ends is not None and own.scores is not None:
             self._ends.load(own.scores)
         self._chunk_scorer = scorer = None if own.chunk_scorer is None else FusedChunkScorer(own.chunk_scorer)
+        native = None if scorer is None else scorer.own
         self._decision: _Decision | None = None
-        if self._ends is not None and (scorer is None or scorer.own is not None):
-            shape, addresses = policy.config, (None, None) if scorer is None else scorer.own.addresses()
+        if self._ends is not None and (scorer is None) == (native is None):
+            shape, addresses = policy.config, (None, None) if native is None else native.addresses()
             self._decision = _Decision(
                 self._ends.weight.data_ptr(), self._ends.bias.data_ptr(), *addresses, shape.hidden_size, shape.reach,
                 shape.features, shape.num_actions, UNLIKELY, NEVER)

@@ -99,12 +99,11 @@ LogRatios = Callable[[Tensor, Tensor, Tensor], Tensor]
 """`ChunkScorer.forward`, or what computes the same."""
 
 
-def scored_features(chunk_scorer: LogRatios | None, hidden: Tensor, logits: Tensor, tokens: Tensor,
-                      features: Callable[[Tensor, Tensor], Tensor] = candidate_features) -> Tensor:
-    """`candidate_features` (or `features`, what computes the same) of the tokens [..., n] drawn from logits
-    [..., n, V], and behind them, where there is a chunk scorer, what each token adds to it: hidden [..., D] ->
-    [..., n, F] float32 with F = 3 or 4. Of several candidates, tokens [..., N, n], -> [..., N, n, F]."""
-    seen = features(logits, tokens)
+def scored_features(chunk_scorer: LogRatios | None, hidden: Tensor, logits: Tensor, tokens: Tensor) -> Tensor:
+    """`candidate_features` of the tokens [..., n] drawn from logits [..., n, V], and behind them, where there is a
+    chunk scorer, what each token adds to it: hidden [..., D] -> [..., n, F] float32 with F = 3 or 4. Of several
+    candidates, tokens [..., N, n], -> [..., N, n, F]."""
+    seen = candidate_features(logits, tokens)
     if chunk_scorer is None:
         return seen
     chunks = tokens.reshape(-1, tokens.shape[-1])

@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from dcar.decoding.batch import batch_of
+from dcar.decoding.fast.policy import FastPolicyReader
 from dcar.decoding.loop import Draft, Kept, Session, decode
 from dcar.errors import ConfigError
 from dcar.sampling import sample
@@ -88,6 +89,8 @@ class ChunkMethod:
     @staticmethod
     def _keep_after_draw(schedule: AfterDraw, session: Session, hidden: Tensor, counts: Tensor) -> Kept:
         logits = session.model.heads(session.last_hidden, schedule.candidates)
+        if type(schedule) is PolicyChunk and (kept := schedule.at_once(session, logits)) is not None:
+            return kept
         chunks = draw_chunks(session, logits, schedule.num_candidates)
         candidates = schedule.see(session, logits, chunks)
         sizes, log_probs, draw = schedule.choose(session, hidden, counts, candidates)
@@ -276,6 +279,28 @@ class PolicyChunk:
             raise ConfigError(f"{utterance_id}: {len(sizes)} forced sizes for a larger group; give one per member")
         return sizes[member]
 
+    def at_once(self, session: Session, logits: Tensor) -> Kept | None:
+        """Chunks drawn from logits [B, n, V + 1] and the choice among them, in one call where there is one for them."""
+        if not isinstance(self._reader, FastPolicyReader):
+            return None
+        started = time.perf_counter()
+        several, n = self.num_candidates, logits.shape[1]
+        made = self._reader.policy.decide(session.last_hidden, logits, session.next_numbers(n, several),
+                                          session.sampling, session.next_forbidden(n), session.model.config.eos,
+                                          self.dial)
+        if made is None:
+            return None
+        sizes, taken, tokens, draws = made.sizes, made.taken, made.spoken, made.draws if several > 1 else None
+        if self.mode == "sample" or self.ordered is not None:
+            sizes, taken, draws = self._choice(session, made.log_probs)
+            tokens = of_draw(made.tokens, draws)[:, : int(sizes.max())]
+        session.policy_seconds += time.perf_counter() - started
+        return Kept(tokens, sizes, actions=sizes, chosen=draws, log_probs=taken, candidates=made.candidates)
+
+    def _choice(self, session: Session, log_probs: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        u = None if self.mode == "greedy" else session.uniform("policy", session.generated)
+        return choose_end(log_probs, u, self.ordered, self.policy.config.num_actions)
+
     def see(self, session: Session, logits: Tensor, tokens: Tensor) -> Tensor:
         started = time.perf_counter()
         candidates = self._reader.see(session.last_hidden, logits, tokens)
@@ -285,8 +310,7 @@ class PolicyChunk:
     def choose(self, session: Session, hidden: Tensor, counts: Tensor, candidates: Tensor | None) -> Choice:
         started = time.perf_counter()
         probs = self._reader.log_probs(self._reader.read(hidden, counts), candidates, self.dial)
-        u = None if self.mode == "greedy" else session.uniform("policy", session.generated)
-        choice = Choice(*choose_end(probs, u, self.ordered, self.policy.config.num_actions))
+        choice = Choice(*self._choice(session, probs))
         assert choice.log_probs is not None
         session.note(choice.log_probs.isnan())  # a distribution with one score that is no number has no other
         session.policy_seconds += time.perf_counter() - started

@@ -146,6 +146,10 @@ class Session:
         """Generated positions [B, k] of the next tokens."""
         return self.generated[:, None] + torch.arange(count, device=self.generated.device)
 
+    def next_forbidden(self, count: int) -> Tensor | None:
+        """Where EOS is masked among the next tokens [B, k]."""
+        return self.forbid_eos(self.next_positions(count)) if self._may_not_end else None
+
     def probs(self, logits: Tensor, positions: Tensor, history: Tensor | None = None) -> Tensor:
         """The warped distributions of the tokens at generated positions [B] or [B, k]: logits [B, …, V] -> [B, …, V].
 
@@ -159,8 +163,7 @@ class Session:
         """The next tokens [B, k, N], each drawn so many times from its warped distribution, at the numbers of its
         position that `shifted` gives: logits [B, k, V]. No sampling that looks back."""
         k = logits.shape[1]
-        forbidden = self.forbid_eos(self.next_positions(k)) if self._may_not_end else None
-        tokens, probs = tokens_of(logits, self.next_numbers(k, num_candidates), self.sampling, forbidden,
+        tokens, probs = tokens_of(logits, self.next_numbers(k, num_candidates), self.sampling, self.next_forbidden(k),
                                   self.model.config.eos)
         if probs is not None:
             self.check(probs)

@@ -55,7 +55,8 @@ class DecodeResult:
     hidden: Tensor | None = None  # [S, D] of all consumed speech positions, prompt first, if recorded
     prompt_length: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
-    """lm, policy; a batch's time is split evenly. That of the policy is the host's: on a GPU the time of launches."""
+    """lm, policy; a batch's time is split evenly. That of the policy is the host's: on a GPU the time of launches.
+    Where a decision after the draw is one call, the draw counts as the policy's."""
     rounds_proposed: list[int] = field(default_factory=list)  # per pass that verified a draft: tokens drafted,
     rounds_accepted: list[int] = field(default_factory=list)  # and how many of them, from the first on, were accepted
     candidates: Tensor | None = None  # [decisions, N, n, F] what decisions after the draw saw, if `hidden` is recorded

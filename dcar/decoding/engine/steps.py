@@ -21,7 +21,7 @@ from dcar.decoding.fast.columns import real_positions, round_up
 from dcar.decoding.fast.distributions import tokens_of
 from dcar.decoding.fast.graphs import StepGraphs
 from dcar.decoding.fast.passes import Passes
-from dcar.decoding.fast.policy import FusedPolicy
+from dcar.decoding.fast.policy import Decided, FusedPolicy
 from dcar.decoding.fast.stack import own_layers, weights_signature
 from dcar.decoding.records import DecodeResult
 from dcar.errors import ConfigError, EngineError
@@ -241,13 +241,18 @@ class EngineSteps:
         deciding = schedule if isinstance(schedule, PolicyChunk) and schedule.candidates else None  # after the draw
         u = shifted(r.token_draws.gather(1, position), 1 if deciding is None else deciding.num_candidates)  # [n, k, N]
         forbidden = position < plan.sampling.min_tokens if forbid else None
-        drawn, probs = tokens_of(logits, u, plan.sampling, forbidden, eos)
-        if probs is not None:
-            self._check_distribution(r, probs, r.generated < r.limits)
-        chunks = drawn.mT  # [n, N, k]
+        started = self.clock()
+        made = None if deciding is None or self.policy is None else self.policy.decide(  # at once, where it can be
+            r.last_hidden, logits, u, plan.sampling, forbidden, eos, deciding.dial)
+        if made is None:
+            drawn, probs = tokens_of(logits, u, plan.sampling, forbidden, eos)
+            if probs is not None:
+                self._check_distribution(r, probs, r.generated < r.limits)
+            chunks, started = drawn.mT, self.clock()  # [n, N, k]
+        else:
+            chunks = made.tokens
         if deciding is not None:
-            started = self.clock()
-            tokens = of_draw(chunks, self._decide_after_draw(r, logits, chunks, deciding, plan.record_hidden))
+            tokens = of_draw(chunks, self._decide_after_draw(r, logits, chunks, deciding, plan.record_hidden, made))
             self.policy_seconds += self.clock() - started
         else:
             tokens = chunks[:, 0]
@@ -321,15 +326,17 @@ class EngineSteps:
         r.sizes.copy_(sizes)
         r.log_probs.copy_(log_probs)
 
-    def _decide_after_draw(self, r: Rows, logits: Tensor, chunks: Tensor, schedule: PolicyChunk,
-                           record: bool) -> Tensor | None:
+    def _decide_after_draw(self, r: Rows, logits: Tensor, chunks: Tensor, schedule: PolicyChunk, record: bool,
+                           made: Decided | None) -> Tensor | None:
         """Sizes of the chunks [n, N, k] that were drawn side by side from logits [n, k, V + 1], and which of them is
         spoken [n], None where there is one."""
         assert self.policy is not None
-        candidates = self.policy.see(r.last_hidden, logits, chunks)
-        reading = None if self.policy_cache is None else r.reading
-        log_dist = self.policy.log_probs(reading, candidates, schedule.dial)
-        self._check_distribution(r, log_dist.exp(), r.generated < r.limits)
+        if made is None:
+            candidates = self.policy.see(r.last_hidden, logits, chunks)
+            log_dist = self.policy.log_probs(None, candidates, schedule.dial)
+            self._check_distribution(r, log_dist.exp(), r.generated < r.limits)
+        else:
+            candidates, log_dist = made.candidates, made.log_probs
         sizes, log_probs, draw = choose_end(log_dist, self._numbers(r, schedule), self._forced(r, schedule), self.heads)
         r.sizes.copy_(sizes)
         r.log_probs.copy_(log_probs)

@@ -48,6 +48,10 @@ class NativeChunkScorer:
                                     float(chunk_scorer.output.bias), len(token), seen.shape[1], config.width)
         self._sizes, self._run = (config.num_heads, config.hidden_size, seen.shape[1]), own.run_chunk_scorer
 
+    def addresses(self) -> tuple[int | None, int]:
+        """Of the function and of its weights, for what calls it in C."""
+        return ctypes.cast(self._run, ctypes.c_void_p).value, ctypes.addressof(self._part)
+
     def __call__(self, hidden: Tensor, tokens: Tensor, candidates: Tensor) -> Tensor:
         """As `ChunkScorer.forward`; float32. IndexError for a token that is no id."""
         rows, n = tokens.shape
@@ -57,9 +61,8 @@ class NativeChunkScorer:
                              f"{rows} chunks of {n} tokens, of at most {most}")
         hidden, tokens, candidates = hidden.float().contiguous(), tokens.contiguous(), candidates.float().contiguous()
         added = hidden.new_empty(rows, n)
-        assert self._run is not None
         failed = self._run(ctypes.addressof(self._part), hidden.data_ptr(), tokens.data_ptr(), candidates.data_ptr(),
-                           added.data_ptr(), rows, n, torch.get_num_threads())
+                           added.data_ptr(), rows, 1, n, features, 1, torch.get_num_threads())
         if failed == 1:
             raise RuntimeError(f"could not allocate memory for the joint score of {rows} chunks")
         if failed:

@@ -1,8 +1,8 @@
-"""Probabilities of the next tokens, the tokens drawn from them, and what a policy makes of them, in few calls.
+"""Probabilities of the next tokens and the tokens drawn from them, in few calls.
 
-The mathematics is that of dcar/sampling.py and heads/candidates.py. On the CPU distributions.c does it in one call
-each. On a GPU, for samplings that the kernels do not know, and where a row has no probabilities, the reference does
-it, so that one place says what is wrong.
+The mathematics is that of dcar/sampling.py. On the CPU distributions.c does it in one call each. On a GPU, for
+samplings that the kernels do not know, and where a row has no probabilities, the reference does it, so that one place
+says what is wrong.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from torch import Tensor
 
 from dcar.decoding.fast.cpu.native import Kernels, kernels
 from dcar.sampling import SamplingConfig, sample_several, warp
-from heads.candidates import CHUNK_SCORE, FEATURES, UNLIKELY, candidate_features
-from heads.policy import NEVER
 
 MOST_KEPT = 64
 """Of a distribution; distributions.c has the same number."""
@@ -27,7 +25,8 @@ class _Warping(ctypes.Structure):
 
 
 @functools.cache
-def _warping(temperature: float, top_k: int, eos: int) -> _Warping:
+def warping(temperature: float, top_k: int, eos: int) -> _Warping:
+    """How distributions are warped, for the kernels."""
     return _Warping(temperature, top_k, eos)
 
 
@@ -57,37 +56,12 @@ def _run(own: Kernels, logits: Tensor, config: SamplingConfig, forbidden: Tensor
     size, logits = logits.shape[-1], logits.contiguous()
     banned = None if forbidden is None else forbidden.contiguous()
     read = [None if t is None else t.data_ptr() for t in (banned, probs, u, tokens)]
-    how = ctypes.addressof(_warping(config.temperature, config.top_k, eos))
+    how = ctypes.addressof(warping(config.temperature, config.top_k, eos))
     undefined = own.run_distributions(logits.data_ptr(), how, *read, logits.numel() // size, size,
                                       0 if u is None else u.shape[-1], torch.get_num_threads())
     if undefined < 0:
         raise RuntimeError(f"could not allocate memory for distributions of {size} ids")
     return not undefined
-
-
-def features(own: Kernels, logits: Tensor, tokens: Tensor) -> Tensor | None:
-    """`heads.candidates.candidate_features` of tokens [B, N, n] drawn from logits [B, n, V] -> [B, N, n, 3]. None where
-    a logit is no number, or a token no id."""
-    (batch, several, steps), size = tokens.shape, logits.shape[-1]
-    logits, tokens = logits.contiguous(), tokens.contiguous()
-    seen = logits.new_empty(batch, several, steps, len(FEATURES), dtype=torch.float32)
-    odd = own.run_features(logits.data_ptr(), tokens.data_ptr(), seen.data_ptr(), batch, several, steps, size, UNLIKELY,
-                           torch.get_num_threads())
-    if odd < 0:
-        raise RuntimeError(f"could not allocate memory for distributions of {size} ids")
-    return None if odd else seen
-
-
-def decision(own: Kernels, candidates: Tensor, weight: Tensor, bias: Tensor, actions: int, dial: float) -> Tensor:
-    """`heads.candidates.joint_log_probs` of candidates [B, N, n, F] -> [B, N K] with K `actions`, by scores of the n
-    sizes that are linear in the candidates, weight [n F, n] and bias [n], and `dial` nats for each token; all
-    float32."""
-    rows, several, reach, features = candidates.shape
-    candidates = candidates.contiguous()
-    probs = candidates.new_empty(rows, several * actions)
-    own.run_decision(candidates.data_ptr(), weight.data_ptr(), bias.data_ptr(), probs.data_ptr(), rows, several, reach,
-                     features, actions, CHUNK_SCORE, dial, NEVER)
-    return probs
 
 
 def probs_of(logits: Tensor, config: SamplingConfig, forbidden: Tensor | None, eos: int,
@@ -110,15 +84,6 @@ def tokens_of(logits: Tensor, u: Tensor, config: SamplingConfig, forbidden: Tens
         return tokens, None
     probs = warp(logits, config, forbidden, eos)
     return sample_several(probs, u), probs
-
-
-def features_of(logits: Tensor, tokens: Tensor) -> Tensor:
-    """As `heads.candidates.candidate_features`; in C of several candidates, logits [B, n, V], tokens [B, N, n] ->
-    [B, N, n, 3]."""
-    own, seen = kernels_of(logits), None
-    if own is not None and tokens.dim() == logits.dim() == 3:
-        seen = features(own, logits, tokens)
-    return candidate_features(logits, tokens) if seen is None else seen
 
 
 def kernels_of(logits: Tensor, config: SamplingConfig | None = None) -> Kernels | None:

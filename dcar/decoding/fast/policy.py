@@ -1,4 +1,5 @@
-"""The chunk policy in a decoding step: weights of its own, the query of the last position only.
+"""The chunk policy in a decoding step: weights of its own, the query of the last position only, and on the CPU a whole
+decision after the draw in one call.
 
 The mathematics is that of heads/policy.py, which stays the reference.
 """
@@ -6,23 +7,44 @@ The mathematics is that of heads/policy.py, which stays the reference.
 from __future__ import annotations
 
 import copy
+import ctypes
 from collections.abc import Hashable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from dcar.decoding.fast.chunk_scorer import FusedChunkScorer
 from dcar.decoding.fast.columns import CausalMask, Rotation, columns_of, real_positions
-from dcar.decoding.fast.distributions import decision, features_of, kernels_of
+from dcar.decoding.fast.distributions import kernels_of, warping
 from dcar.decoding.fast.stack import Stack, same_weights, weights_signature
 from dcar.errors import ConfigError
-from heads.candidates import GAIN, EndScores, dialled, end_features, joint_log_probs
+from dcar.sampling import SamplingConfig
+from heads.candidates import GAIN, UNLIKELY, EndScores, dialled, end_features, joint_log_probs
 from heads.chunk_scorer import scored_features
 from heads.layers import KVCache
 from heads.policy import NEVER, ChunkPolicy, PolicyReader
 
 SHAPE = ("hidden_size", "num_actions", "layer_width", "num_attention_heads", "ffn_size", "reads", "sizes",
          "chunk_scorer_width", "chunk_scorer_embedding", "chunk_scorer_ids")
+
+
+class Decided(NamedTuple):
+    """Candidates, and what a policy makes of them."""
+
+    tokens: Tensor  # [B, N, n]
+    candidates: Tensor  # [B, N, n, F], as `ChunkPolicy.see`
+    log_probs: Tensor  # [B, N K], as `PolicyReader.log_probs`
+    sizes: Tensor  # of the likeliest [B]
+    draws: Tensor  # [B]
+    taken: Tensor  # their log-probs [B]
+    spoken: Tensor  # [B, longest of the sizes]
+
+
+class _Decision(ctypes.Structure):
+    _fields_ = [*((name, ctypes.c_void_p) for name in ("weight", "bias", "scorer", "scorer_weights")),
+                *((name, ctypes.c_long) for name in ("width", "reach", "features", "actions")),
+                ("unlikely", ctypes.c_float), ("never", ctypes.c_float)]
 
 
 class FusedEnds:
@@ -38,26 +60,19 @@ class FusedEnds:
         every = torch.eye(blank.numel(), device=unused.device).view(-1, *blank.shape)
         self._linear = end_features(every) - self._constant  # [F reach, reach, 4F + 3]
         self._never = torch.where(unused[:reach], NEVER, 0.0)
-        self._weight, self._bias = blank.new_empty(blank.numel(), reach), blank.new_empty(reach)
+        self.weight, self.bias = blank.new_empty(blank.numel(), reach), blank.new_empty(reach)
 
     def load(self, scores: EndScores) -> None:
         """The present weights, at the addresses that there are."""
         with torch.no_grad():
             weight = GAIN * scores.linear.weight.float().T
-            self._weight.copy_((self._linear @ weight).flatten(1))
-            self._bias.copy_((self._never.unsqueeze(-1) + self._constant @ weight).flatten())
-
-    def log_probs(self, candidates: Tensor, dial: float) -> Tensor:
-        """Log-probs of candidate and size [B, N K] as `heads.policy.PolicyReader.log_probs` says it, of candidates
-        [B, N, reach, F]."""
-        if (own := kernels_of(candidates)) is not None:
-            return decision(own, candidates, self._weight, self._bias, self._actions, dial)
-        return joint_log_probs(dialled(self(candidates), dial), candidates)
+            self.weight.copy_((self._linear @ weight).flatten(1))
+            self.bias.copy_((self._never.unsqueeze(-1) + self._constant @ weight).flatten())
 
     def __call__(self, candidates: Tensor) -> Tensor:
         """candidates [B, N, reach, F] -> scores [B, N, K], float32."""
         rows, several = candidates.shape[:2]
-        scores = torch.addmm(self._bias, candidates.reshape(rows * several, -1), self._weight)
+        scores = torch.addmm(self.bias, candidates.reshape(rows * several, -1), self.weight)
         scores = scores.view(rows, several, self._ends)
         return nn.functional.pad(scores, (0, self._actions - self._ends), value=NEVER)
 
@@ -94,7 +109,14 @@ class FusedPolicy:
         self._loaded = True
         if self._ends is not None and own.scores is not None:
             self._ends.load(own.scores)
-        self._chunk_scorer = None if own.chunk_scorer is None else FusedChunkScorer(own.chunk_scorer)
+        self._chunk_scorer = scorer = None if own.chunk_scorer is None else FusedChunkScorer(own.chunk_scorer)
+        native = None if scorer is None else scorer.own
+        self._decision: _Decision | None = None
+        if self._ends is not None and (scorer is None) == (native is None):
+            shape, addresses = policy.config, (None, None) if native is None else native.addresses()
+            self._decision = _Decision(
+                self._ends.weight.data_ptr(), self._ends.bias.data_ptr(), *addresses, shape.hidden_size, shape.reach,
+                shape.features, shape.num_actions, UNLIKELY, NEVER)
         if own.layer is not None:
             self._stack = Stack([own.layer], (own.output_norm, own.output), (own.input_norm, own.input))
 
@@ -132,13 +154,44 @@ class FusedPolicy:
 
     def see(self, hidden: Tensor, logits: Tensor, tokens: Tensor) -> Tensor:
         """As `ChunkPolicy.see`."""
-        return scored_features(self._chunk_scorer, hidden, logits, tokens, features_of)
+        return scored_features(self._chunk_scorer, hidden, logits, tokens)
 
     def log_probs(self, reading: Tensor | None, candidates: Tensor | None = None, dial: float = 0.0) -> Tensor:
         """As `heads.policy.PolicyReader.log_probs`."""
         if self._ends is None or candidates is None:
             return self._own.log_probs(reading, candidates, dial)
-        return self._ends.log_probs(candidates, dial)
+        return joint_log_probs(dialled(self._ends(candidates), dial), candidates)
+
+    def decide(self, hidden: Tensor, logits: Tensor, u: Tensor, config: SamplingConfig, forbidden: Tensor | None,
+               eos: int, dial: float) -> Decided | None:
+        """A whole decision after the draw in one call: tokens drawn from logits [B, n, V + 1] at numbers u [B, n, N] as
+        `tokens_of` draws them, what `see` and `log_probs` say of them, and the likeliest end.
+
+        None where `tokens_of`, `see` and `log_probs` are to be asked: elsewhere than on the CPU, for samplings and
+        chunk scorers that the kernels do not take, and where something is no distribution.
+        """
+        own, about = kernels_of(logits, config), self._decision
+        if own is None or about is None:
+            return None
+        (rows, n, size), several = logits.shape, u.shape[-1]
+        if n != about.reach or hidden.shape != (rows, about.width) or hidden.dtype != logits.dtype:
+            raise ValueError(f"hidden states {tuple(hidden.shape)} and logits {tuple(logits.shape)} do not fit a "
+                             f"policy of {about.reach} ends")
+        hidden, logits, u = hidden.contiguous(), logits.contiguous(), u.contiguous()
+        banned = None if forbidden is None else forbidden.contiguous()
+        tokens, spoken = u.new_empty(rows, several, n, dtype=torch.long), u.new_empty(rows, n, dtype=torch.long)
+        seen = u.new_empty(rows, several, n, about.features, dtype=torch.float32)
+        log_probs, taken = seen.new_empty(rows, several * about.actions), seen.new_empty(rows)
+        sizes, draws = tokens.new_empty(rows), tokens.new_empty(rows)
+        longest = own.run_decision(
+            ctypes.addressof(about), logits.data_ptr(), hidden.data_ptr(),
+            ctypes.addressof(warping(config.temperature, config.top_k, eos)),
+            None if banned is None else banned.data_ptr(), u.data_ptr(),
+            *(t.data_ptr() for t in (tokens, seen, log_probs, sizes, draws, taken, spoken)), rows, several, size,
+            torch.get_num_threads(), dial)
+        if longest < 0:
+            raise RuntimeError(f"could not allocate memory for a decision among {rows * several} chunks")
+        return Decided(tokens, seen, log_probs, sizes, draws, taken, spoken[:, :longest]) if longest else None
 
 
 class FastPolicyReader(PolicyReader):

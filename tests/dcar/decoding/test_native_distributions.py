@@ -1,5 +1,5 @@
-"""Distributions, draws, what is seen of candidates, and the distribution of a decision, in C: as the reference has
-them, row by row alike, and given up where a row has no distribution."""
+"""Distributions, draws and whole decisions in C: as the reference has them, row by row alike, and given up where a row
+has no distribution."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ import torch
 
 from dcar.decoding.fast import distributions as module
 from dcar.decoding.fast.cpu.native import Kernels
-from dcar.decoding.fast.distributions import MOST_KEPT, decision, features, native_probs, native_tokens, takes
-from dcar.decoding.fast.policy import FusedEnds
+from dcar.decoding.fast.distributions import MOST_KEPT, native_probs, native_tokens, takes
+from dcar.decoding.fast.policy import Decided, FusedPolicy
 from dcar.sampling import SamplingConfig, sample_several, warp
-from heads.candidates import EndScores, candidate_features, dialled, joint_log_probs
-from heads.policy import NEVER
+from heads.policy import ChunkPolicy, ChunkPolicyConfig
 
 IDS = 1025  # no multiple of the lanes
 EOS = IDS - 1
@@ -80,31 +79,15 @@ def test_draws_have_the_distribution(own):
                          ids=lambda c: f"{c.temperature}-{c.top_k}")
 def test_a_row_does_not_depend_on_its_company(own, config, monkeypatch):
     logits, forbidden, u = given()
-    tokens = native_tokens(own, logits, u, config, forbidden, EOS).mT.contiguous()
-    together = native_probs(own, logits, config, forbidden, EOS), tokens.mT, features(own, logits, tokens)
+    together = [native_probs(own, logits, config, forbidden, EOS),
+                native_tokens(own, logits, u, config, forbidden, EOS)]
     for b in range(3):
         one, banned = logits[b : b + 1], forbidden[b : b + 1]
         assert torch.equal(native_probs(own, one, config, banned, EOS)[0], together[0][b])
         assert torch.equal(native_tokens(own, one, u[b : b + 1], config, banned, EOS)[0], together[1][b])
-        assert torch.equal(features(own, one, tokens[b : b + 1])[0], together[2][b])
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     many = logits.repeat(8, 1, 1), forbidden.repeat(8, 1), u.repeat(8, 1, 1)  # more than stays on one thread
     assert torch.equal(native_tokens(own, many[0], many[2], config, many[1], EOS)[-3:], together[1])
-    assert torch.equal(features(own, many[0], tokens.repeat(8, 1, 1))[-3:], together[2])
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("several", [1, 4])
-def test_what_is_seen_of_candidates(several, dtype):
-    generator = torch.Generator().manual_seed(5)
-    logits = (4 * torch.randn(3, 16, IDS, generator=generator)).to(dtype)
-    logits[0, 0, 1:] = -torch.inf  # one token alone: no entropy
-    logits[0, 1, ::3] = -torch.inf
-    tokens = torch.randint(0, IDS, (3, several, 16), generator=generator)
-    seen = features(Kernels(dtype), logits, tokens)
-    assert seen.dtype == torch.float32
-    assert torch.allclose(seen, candidate_features(logits, tokens), atol=5e-6, rtol=1e-5)
-    assert seen[..., 0].min() == -8 and seen[0, 0, 0, 2].abs() < 1e-6  # unlikely ones say the same
 
 
 def test_distributions_of_bfloat16():
@@ -120,17 +103,20 @@ def test_distributions_of_bfloat16():
 def test_a_row_without_a_distribution_is_left_to_the_reference(own, wrong, monkeypatch):
     logits, _, u = given()
     logits[1, 3, 7] = wrong
-    tokens = torch.zeros(3, 4, 16, dtype=torch.long)
     config = SamplingConfig(0.4, 10)
     assert native_probs(own, logits, config, None, EOS) is None
     assert native_tokens(own, logits, u, config, None, EOS) is None
-    assert features(own, logits, tokens) is None
-    assert features(own, torch.zeros(3, 16, IDS), tokens + IDS) is None  # no id
     monkeypatch.setattr(module, "kernels", lambda dtype: own)
     drawn, probs = module.tokens_of(logits, u, config, None, EOS)
     assert probs is not None and not probs[1, 3].sum() > 0 and torch.equal(drawn, sample_several(probs, u))
     assert torch.equal(module.probs_of(logits, config, None, EOS).isnan(), probs.isnan())
-    assert torch.equal(module.features_of(logits, tokens).isnan(), candidate_features(logits, tokens).isnan())
+    policy = policy_of(4, 16)
+    hidden = torch.randn(3, SIZE)
+    assert policy.decide(hidden, logits, u, config, None, EOS, 0.0) is None
+    logits[1, 3, 7] = 0.0
+    assert policy.decide(hidden, logits, u, config, None, EOS, 0.0) is not None
+    hidden[1, 0] = wrong  # and what the chunk scorer makes of it
+    assert policy.decide(hidden, logits, u, config, None, EOS, 0.0) is None
 
 
 @pytest.mark.parametrize("config", [SamplingConfig(1.0, 0, 0.9), SamplingConfig(1.0, MOST_KEPT + 1),
@@ -144,25 +130,50 @@ def test_samplings_that_are_left_to_the_reference(config):
     assert takes(SamplingConfig(1.0, MOST_KEPT + 1), MOST_KEPT)  # all are kept
 
 
-@pytest.mark.parametrize("dial", [0.0, -0.7])
-@pytest.mark.parametrize(("several", "reach"), [(1, 16), (4, 16), (3, 9)])
-def test_the_distribution_of_a_decision(own, several, reach, dial, monkeypatch):
+SIZE = 24
+
+
+def policy_of(several: int, reach: int) -> FusedPolicy:
+    """Several candidates need a chunk scorer, which is float32 beside a decoder of any type."""
     torch.manual_seed(several)
-    actions, scores = 16, EndScores(4)
-    torch.nn.init.normal_(scores.linear.weight, std=0.2)
-    unused = torch.tensor([size < 3 or size > reach for size in range(1, actions + 1)])
-    ends = FusedEnds(scores, unused, reach)
-    ends.load(scores)
-    candidates = torch.randn(5, several, reach, 4)
-    made = torch.nn.functional.pad(scores(candidates), (0, actions - reach), value=NEVER).masked_fill(unused, NEVER)
-    wanted = joint_log_probs(dialled(made, dial), candidates)
-    got = decision(own, candidates, ends._weight, ends._bias, actions, dial)
-    possible = ~unused.repeat(several)
-    assert torch.allclose(got[:, possible], wanted[:, possible], atol=2e-5) and bool((got[:, ~possible] < -1e8).all())
-    asked: list[int] = []
-    monkeypatch.setattr("dcar.decoding.fast.policy.decision",
-                        lambda *given: asked.append(1) or decision(*given))
-    assert torch.allclose(ends.log_probs(candidates, dial)[:, possible], wanted[:, possible], atol=2e-5) and asked
-    candidates[2, 0, 1, 0] = torch.nan  # one score that is no number leaves no distribution
-    got = decision(own, candidates, ends._weight, ends._bias, actions, dial)
-    assert bool(got[2].isnan().all()) and not bool(got[[0, 1, 3, 4]].isnan().any())
+    scorer = dict(chunk_scorer_width=16, chunk_scorer_embedding=8, chunk_scorer_ids=IDS) if several > 1 else {}
+    policy = ChunkPolicy(ChunkPolicyConfig(SIZE, 16, reads="candidates", sizes=tuple(range(3, reach + 1)), **scorer))
+    torch.nn.init.normal_(policy.scores.linear.weight, std=0.2)
+    return FusedPolicy(policy.eval(), torch.device("cpu"), torch.float32)
+
+
+@pytest.mark.parametrize("flags", VARIANTS, ids=lambda flags: " ".join(flags) or "native")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("several", "reach", "dial"), [(1, 16, 0.0), (4, 16, -0.7), (3, 9, 0.0)])
+def test_a_decision_is_that_of_the_reference(flags, dtype, several, reach, dial, monkeypatch):
+    monkeypatch.setattr(module, "kernels", lambda dtype: Kernels(dtype, flags))
+    logits, forbidden, u = given()
+    logits, forbidden, u = logits[:, :reach].to(dtype), forbidden[:, :reach], u[:, :reach, :several]
+    logits[0, 1, 1:] = -torch.inf  # one token alone: no entropy
+    u[1, 4:6] = 0.5  # the same token in all candidates
+    hidden, fused = torch.randn(3, SIZE).to(dtype), policy_of(several, reach)
+    policy = fused.source
+    for config in (SamplingConfig(1.0), SamplingConfig(0.4, 10), SamplingConfig(0.0)):
+        for where in (None, forbidden):
+            made = fused.decide(hidden, logits, u, config, where, EOS, dial)
+            assert made is not None
+            tokens = sample_several(warp(logits, config, where, EOS), u).mT
+            seen = policy.see(hidden, logits, tokens)
+            wanted = policy.log_probs(None, seen, dial)
+            assert torch.equal(made.tokens, tokens) and made.candidates.dtype == torch.float32
+            assert torch.allclose(made.candidates, seen, atol=1e-5, rtol=1e-5) and seen[0, 0, 1, 2].abs() < 1e-6
+            possible = wanted > -1e6
+            assert torch.equal(possible[0].view(several, 16).any(0), ~policy.unused)
+            assert torch.allclose(made.log_probs[possible], wanted[possible], atol=1e-4)
+            assert bool((made.log_probs[~possible] < -1e8).all())
+            best = made.log_probs.argmax(-1)
+            assert torch.equal(made.draws * 16 + made.sizes - 1, best)
+            assert torch.equal(made.taken, made.log_probs.gather(1, best[:, None])[:, 0])
+            assert torch.equal(made.spoken, tokens[torch.arange(3), made.draws][:, : int(made.sizes.max())])
+            one = Decided(*(t[1:2] for t in made))  # a row does not depend on its company
+            alone = fused.decide(hidden[1:2], logits[1:2], u[1:2], config, None if where is None else where[1:2], EOS,
+                                 dial)
+            assert torch.equal(alone.spoken, one.spoken[:, : int(one.sizes)])
+            assert all(torch.equal(a, b) for a, b in zip(alone[:-1], one[:-1], strict=True))
+    with pytest.raises(ValueError, match="do not fit"):
+        fused.decide(hidden, logits[:, 1:], u[:, 1:], config, None, EOS, dial)

@@ -24,63 +24,77 @@ typedef struct {
   long ids, features, width;
 } ChunkScorer;
 
-/* Inputs x [n, rows, width] of the GRU. */
-static void read_tokens(const ChunkScorer *c, const element *context, const long *tokens, const element *candidates, element *x,
-                        long rows, long n) {
-  for (long i = 0; i < rows; i++)
-    for (long j = 0; j < n; j++) {
-      const element *token = c->token + tokens[i * n + j] * c->width, *f = candidates + (i * n + j) * c->features;
+/* Inputs x [.., width] of the GRU, one for all chunks of a hidden state that have the same token at the same place, and `which` [n, rows]
+ * of them; how many there are. */
+static long read_tokens(const ChunkScorer *c, const element *context, const long *tokens, const element *candidates, element *x,
+                        long *which, long rows, long several, long n, long stride) {
+  long count = 0;
+  for (long j = 0; j < n; j++)
+    for (long i = 0; i < rows; i++) {
+      long id = tokens[i * n + j], first = i / several * several;
+      while (tokens[first * n + j] != id) first++;
+      which[j * rows + i] = first < i ? which[j * rows + first] : count;
+      if (first < i) continue;
+      const element *token = c->token + id * c->width, *f = candidates + (i * n + j) * stride, *of = context + 2 * (i / several) * c->width;
       for (long d = 0; d < c->width; d += LANES) {
-        vector v = load(token + d) + load(context + 2 * i * c->width + d) + load(c->offset + j * c->width + d);
+        vector v = load(token + d) + load(of + d) + load(c->offset + j * c->width + d);
         for (long k = 0; k < c->features; k++) v += load(c->seen + k * c->width + d) * f[k];
-        store(x + (j * rows + i) * c->width + d, silu(v));
+        store(x + count * c->width + d, silu(v));
       }
+      count++;
     }
+  return count;
 }
 
-/* The next states from the states before, all [rows, width], and what input and states make of the gates [rows, 3 width]. */
-static void gates(const element *input, const element *own, const element *before, element *states, long rows, long width) {
-  for (long i = 0; i < rows; i++, input += 3 * width, own += 3 * width)
+/* The next states from the states before, all [rows, width], and what inputs, `which` [rows] of them, and states make of the gates
+ * [rows, 3 width]. */
+static void gates(const element *inputs, const long *which, const element *own, const element *before, element *states, long rows,
+                  long width) {
+  for (long i = 0; i < rows; i++, own += 3 * width) {
+    const element *input = inputs + 3 * width * which[i];
     for (long d = 0; d < width; d += LANES) {
       vector reset = logistic(load(input + d) + load(own + d)), h = load(before + i * width + d);
       vector update = logistic(load(input + width + d) + load(own + width + d));
       vector new = hyperbolic_tangent(load(input + 2 * width + d) + reset * load(own + 2 * width + d));
       store(states + i * width + d, new + update * (h - new));
     }
+  }
 }
 
-/* What each of tokens [rows, n] adds to its chunk, `added` [rows, n], 0 behind the end of speech (the last id): hidden states
- * [rows, D], candidates [rows, n, features]. 0, 1 where there is no memory, or 2 for a token that is no id. */
+/* What each of tokens [rows, n] adds to its chunk, 0 behind the end of speech (the last id): hidden states [rows / several, D], each of
+ * which `several` chunks follow, and what is seen of the tokens. Of a token this begins `stride` further than of the one before, and
+ * what it adds is written to `added`, `step` further. 0, 1 where there is no memory, or 2 for a token that is no id. */
 int run_chunk_scorer(const ChunkScorer *c, const element *hidden, const long *tokens, const element *candidates, element *added,
-                  long rows, long n, long threads) {
-  long width = c->width, all_rows = rows * n;
+                     long rows, long several, long n, long stride, long step, long threads) {
+  long width = c->width, all_rows = rows * n, groups = rows / several;
   for (long i = 0; i < all_rows; i++)
     if (tokens[i] < 0 || tokens[i] >= c->ids) return 2;
-  element *context = malloc(((6 * rows + 5 * all_rows) * width) * sizeof(element) + 1), *start = context + 2 * rows * width,
-          *own = start + rows * width, *x = own + 3 * rows * width, *input = x + all_rows * width, *states = input + 3 * all_rows * width;
-  if (!context) return 1;
-  product(&c->context, hidden, context, rows, threads);
-  read_tokens(c, context, tokens, candidates, x, rows, n);
+  long *which = malloc(all_rows * sizeof(long) + (2 * groups + 4 * rows + 5 * all_rows) * width * sizeof(element) + 1);
+  element *context = (element *)(which + all_rows), *start = context + 2 * groups * width, *own = start + rows * width,
+          *x = own + 3 * rows * width, *input = x + all_rows * width, *states = input + 3 * all_rows * width;
+  if (!which) return 1;
+  product(&c->context, hidden, context, groups, threads);
+  long inputs = read_tokens(c, context, tokens, candidates, x, which, rows, several, n, stride);
   for (long i = 0; i < rows; i++)
     for (long d = 0; d < width; d += LANES)
-      store(start + i * width + d, hyperbolic_tangent(load(context + (2 * i + 1) * width + d)));
-  product(&c->input, x, input, all_rows, threads);
+      store(start + i * width + d, hyperbolic_tangent(load(context + (2 * (i / several) + 1) * width + d)));
+  product(&c->input, x, input, inputs, threads);
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1 && rows > PANEL_ROWS)
   for (long first = 0; first < rows; first += PANEL_ROWS) /* step by step only rows that meet the weights together */
     for (long j = 0, some = rows - first < PANEL_ROWS ? rows - first : PANEL_ROWS; j < n; j++) {
       long at = j * rows + first;
       const element *before = (j ? states + (at - rows) * width : start + first * width);
       product(&c->hidden, before, own + 3 * first * width, some, 1);
-      gates(input + 3 * at * width, own + 3 * first * width, before, states + at * width, some, width);
+      gates(input, which + at, own + 3 * first * width, before, states + at * width, some, width);
     }
   product(&c->inner, states, x, all_rows, threads);
   for (long i = 0; i < rows; i++)
     for (long j = 0, ended = 0; j < n; j++) {
       vector sum = all(0);
       for (long d = 0; d < width && !ended; d += LANES) sum += silu(load(x + (j * rows + i) * width + d)) * load(c->output + d);
-      added[i * n + j] = ended ? 0 : total(sum) + c->output_bias;
+      added[(i * n + j) * step] = ended ? 0 : total(sum) + c->output_bias;
       ended |= tokens[i * n + j] == c->ids - 1;
     }
-  free(context);
+  free(which);
   return 0;
 }

@@ -37,11 +37,18 @@ static int widened(const element *logits, float *row, long size, long pad) {
 /* A distribution without its scale: weights in the order of ids, of all or of those few that are kept, and sums of GROUP of them, by which
  * a place in it is found. */
 typedef struct {
-  float *weight;
-  long count;                  /* a multiple of GROUP; weights behind the last are 0 */
+  float *row, *weight;         /* the logits, widened; weights behind the last are 0 */
+  long count;                  /* a multiple of GROUP */
   long kept, place[MOST_KEPT]; /* how many are kept, 0 = all, and their ids */
   double *sums, sum;
 } Distribution;
+
+/* Room for `pad` ids, to be given back by free(sums); 0 where there is no memory. */
+static int make_room(Distribution *distribution, long pad) {
+  distribution->sums = malloc(pad / GROUP * sizeof(double) + 2 * pad * sizeof(float));
+  distribution->row = (float *)(distribution->sums + pad / GROUP), distribution->weight = distribution->row + pad;
+  return distribution->sums != 0;
+}
 
 typedef double doubles __attribute__((vector_size(8 * LANES)));
 
@@ -73,10 +80,10 @@ static void keep_largest(const float *row, long pad, long k, float *weight, long
   }
 }
 
-/* The warped distribution of a row of logits, of which `row` has room for a copy; its sum is not above 0 where there is no distribution. */
-static void warp(const element *logits, const Warping *how, int banned, float *row, Distribution *distribution, long size, long pad) {
-  distribution->sum = -1;
-  if (!widened(logits, row, size, pad)) return;
+/* The warped distribution of its row of numbers, which is overwritten; its sum is not above 0 where there is none. `known`: the weights
+ * are the exponentials of the row, without its largest, already. */
+static void warp(const Warping *how, int banned, int known, Distribution *distribution, long size, long pad) {
+  float *row = distribution->row;
   if (banned) {
     for (long c = 0; c < pad; c += LANES) {
       vector v = load_float(row + c);
@@ -103,17 +110,18 @@ static void warp(const element *logits, const Warping *how, int banned, float *r
   const float *from = row;
   distribution->kept = how->top_k > 0 && how->top_k < size ? how->top_k : 0;
   distribution->count = pad;
+  known &= !banned && how->temperature == 1 && !distribution->kept;
   if (distribution->kept) {
     distribution->count = (distribution->kept + GROUP - 1) / GROUP * GROUP;
     for (long c = 0; c < distribution->count; c++) distribution->weight[c] = -__builtin_inff();
     keep_largest(row, pad, distribution->kept, distribution->weight, distribution->place);
-    from = distribution->weight;
   }
+  if (distribution->kept || known) from = distribution->weight;
   distribution->sum = 0;
   for (long c = 0; c < distribution->count; c += GROUP) {
     doubles some = {0}; /* as a cumulative distribution needs it: the last ids weigh little beside all others */
     UNROLL for (int i = 0; i < 4; i++) {
-      vector v = exponential(load_float(from + c + i * LANES) - largest);
+      vector v = known ? load_float(from + c + i * LANES) : exponential(load_float(from + c + i * LANES) - largest);
       memcpy(distribution->weight + c + i * LANES, &v, sizeof v);
       some += __builtin_convertvector(v, doubles);
     }
@@ -160,14 +168,14 @@ long run_distributions(const element *logits, const Warping *how, const unsigned
   long pad = (size + GROUP - 1) / GROUP * GROUP, undefined = 0, failed = 0;
 #pragma omp parallel num_threads(threads) reduction(+ : undefined, failed) if (threads > 1 && rows * size > ALONE)
   {
-    float *row = malloc(2 * pad * sizeof *row);
-    Distribution distribution = {.weight = row + pad, .sums = malloc(pad / GROUP * sizeof(double))};
-    int ready = row && distribution.sums;
+    Distribution distribution;
+    int ready = make_room(&distribution, pad);
     failed += !ready;
 #pragma omp for schedule(static)
     for (long r = 0; r < rows; r++) {
       if (!ready) continue;
-      warp(logits + r * size, how, banned && banned[r], row, &distribution, size, pad);
+      distribution.sum = -1;
+      if (widened(logits + r * size, distribution.row, size, pad)) warp(how, banned && banned[r], 0, &distribution, size, pad);
       if (!(distribution.sum > 0 && distribution.sum < __builtin_inf())) {
         undefined++;
         continue;
@@ -176,7 +184,6 @@ long run_distributions(const element *logits, const Warping *how, const unsigned
         for (long i = 0; i < several; i++) tokens[r * several + i] = drawn(&distribution, u[r * several + i]);
       if (distributions) spread(&distribution, distributions + r * size, size);
     }
-    free(row);
     free(distribution.sums);
   }
   return failed ? -1 : undefined;
@@ -190,69 +197,108 @@ static float log_sum(const float *x, long count) {
   return largest + __builtin_logf(sum);
 }
 
-/* Log-probabilities of draw and size together (joint_log_probs of heads/candidates.py) [rows, several, actions], from what is seen of the
- * candidates [rows, several, reach, features], by scores that are linear in it: weight [reach features, reach], bias [reach], and
- * `dial` for each token. Sizes behind the reach score `never`. `ratio`: which feature is the chunk scorer, where draws are several. */
-void run_decision(const float *seen, const float *weight, const float *bias, float *distribution, long rows, long several, long reach,
-                  long features, long actions, long ratio, float dial, float never) {
-  for (long r = 0; r < rows; r++, distribution += several * actions) {
-    for (long i = 0; i < several; i++, seen += reach * features) {
-      float *score = distribution + i * actions;
-      for (long a = 0; a < actions; a++) score[a] = (a < reach ? bias[a] : never) + dial * (a + 1);
-      for (long f = 0; f < reach * features; f++)
-        for (long a = 0; a < reach; a++) score[a] += seen[f] * weight[f * reach + a];
-    }
-    if (several > 1) {
-      const float *first = seen - several * reach * features;
-      float share[several];
-      for (long i = 0; i < several; i++) share[i] = 0;
-      for (long a = 0; a < reach; a++) {
-        for (long i = 0; i < several; i++) share[i] += first[(i * reach + a) * features + ratio];
-        float all_of = log_sum(share, several);
-        for (long i = 0; i < several; i++) distribution[i * actions + a] += share[i] - all_of;
-      }
-    }
-    float all_of = log_sum(distribution, several * actions);
-    for (long c = 0; c < several * actions; c++) distribution[c] -= all_of;
+#define PLAIN 3 /* of what is seen of a token comes from its distribution; the chunk scorer stands behind it */
+
+typedef struct {
+  const float *weight, *bias; /* scores of the ends are linear in all that is seen: [reach features, reach], [reach] */
+  int (*scorer)(const void *, const float *, const long *, const float *, float *, long, long, long, long, long, long);
+  const void *scorer_weights; /* run_chunk_scorer for float32; may be absent, where there is one candidate */
+  long width, reach, features, actions; /* of a hidden state; of a chunk; of a token; sizes, those behind the reach score `never` */
+  float unlikely, never;
+} Decision;
+
+/* Tokens drawn from a row of logits at numbers u [several], and what candidate_features says of them; those of the next candidate
+ * stand a whole chunk further. Whether there is a distribution. */
+static int see(const Decision *d, const element *logits, const Warping *how, int banned, const double *u, long several, long *tokens,
+               float *seen, Distribution *distribution, long size, long pad) {
+  if (!widened(logits, distribution->row, size, pad)) return 0;
+  float largest = most_of(distribution->row, pad);
+  if (largest - largest != 0) return 0;
+  vector sum = all(0), product = all(0);
+  for (long c = 0; c < pad; c += LANES) {
+    vector v = load_float(distribution->row + c) - largest, p = exponential(v);
+    memcpy(distribution->weight + c, &p, sizeof p);
+    sum += p;
+    product += p * choose(v > -100.0f, v, all(0)); /* 0 log 0 = 0 */
   }
+  float norm = __builtin_logf(total(sum)), entropy = norm - total(product) / total(sum);
+  warp(how, banned, 1, distribution, size, pad);
+  if (!(distribution->sum > 0)) return 0;
+  for (long i = 0; i < several; i++, tokens += d->reach, seen += d->reach * d->features) {
+    *tokens = drawn(distribution, u[i]);
+    float likely = widen(logits[*tokens]) - largest - norm;
+    seen[0] = likely > d->unlikely ? likely : d->unlikely, seen[1] = -norm, seen[2] = entropy;
+  }
+  return 1;
 }
 
-/* candidate_features of tokens [batch, several, steps] drawn from logits [batch, steps, size]: seen [batch, several, steps, 3].
- * How many rows of logits hold what is no number, or a token that is no id; -1 where there is no memory. */
-long run_features(const element *logits, const long *tokens, float *seen, long batch, long several, long steps, long size,
-                  float unlikely, long threads) {
-  long pad = (size + LANES - 1) / LANES * LANES, odd = 0, failed = 0;
-#pragma omp parallel num_threads(threads) reduction(+ : odd, failed) if (threads > 1 && batch * steps * size > ALONE)
-  {
-    float *row = malloc(pad * sizeof *row);
-    if (!row) failed++;
-#pragma omp for schedule(static)
-    for (long r = 0; r < batch * steps; r++) {
-      if (!row) continue;
-      int fine = widened(logits + r * size, row, size, pad);
-      for (long i = 0; i < several; i++) {
-        long token = tokens[(r / steps * several + i) * steps + r % steps];
-        fine &= token >= 0 && token < size;
-      }
-      float largest = most_of(row, pad);
-      if (!fine || largest - largest != 0) {
-        odd++;
-        continue;
-      }
-      vector sum = all(0), product = all(0);
-      for (long c = 0; c < pad; c += LANES) {
-        vector v = load_float(row + c) - largest, p = exponential(v);
-        sum += p;
-        product += p * choose(v > -100.0f, v, all(0)); /* 0 log 0 = 0 */
-      }
-      float norm = __builtin_logf(total(sum)), entropy = norm - total(product) / total(sum);
-      for (long i = 0; i < several; i++) {
-        long at = (r / steps * several + i) * steps + r % steps;
-        float likely = row[tokens[at]] - largest - norm, *to = seen + 3 * at;
-        to[0] = likely > unlikely ? likely : unlikely, to[1] = -norm, to[2] = entropy;
-      }
-    }
-    free(row);
+/* joint_log_probs of heads/candidates.py [several, actions] of what is seen of a hidden state's candidates [several, reach, features],
+ * with `dial` for each token. Which is the largest; -1 where one is no number. */
+static long decide(const Decision *d, const float *seen, float *log_probs, long several, float dial) {
+  long reach = d->reach, features = d->features, best = 0, count = several * d->actions;
+  for (long i = 0; i < several; i++) {
+    float *score = log_probs + i * d->actions;
+    const float *of = seen + i * reach * features;
+    for (long a = 0; a < d->actions; a++) score[a] = (a < reach ? d->bias[a] : d->never) + dial * (a + 1);
+    for (long f = 0; f < reach * features; f++)
+      for (long a = 0; a < reach; a++) score[a] += of[f] * d->weight[f * reach + a];
   }
-  return failed ? -1 : odd;
+  if (several > 1) { /* shares of the candidates */
+    float share[several];
+    for (long i = 0; i < several; i++) share[i] = 0;
+    for (long a = 0; a < reach; a++) {
+      for (long i = 0; i < several; i++) share[i] += seen[(i * reach + a) * features + PLAIN];
+      float all_of = log_sum(share, several);
+      for (long i = 0; i < several; i++) log_probs[i * d->actions + a] += share[i] - all_of;
+    }
+  }
+  float all_of = log_sum(log_probs, count);
+  for (long c = 0; c < count; c++) {
+    log_probs[c] -= all_of;
+    if (log_probs[c] > log_probs[best]) best = c;
+  }
+  return all_of == all_of ? best : -1;
+}
+
+/* A whole decision after the draw: candidates drawn side by side at numbers u [batch, reach, several] from logits [batch, reach, size]
+ * behind hidden states [batch, width], tokens [batch, several, reach]; what is `seen` of them [batch, several, reach, features];
+ * log-probabilities of candidate and size together [batch, several, actions]; and the likeliest: sizes, draws and their log-probabilities
+ * `taken` [batch], tokens `spoken` [batch, reach]. The longest of these sizes; 0 where a row has no distribution, -1 where there is no
+ * memory. */
+long run_decision(const Decision *d, const element *logits, const element *hidden, const Warping *how, const unsigned char *banned,
+                  const double *u, long *tokens, float *seen, float *log_probs, long *sizes, long *draws, float *taken, long *spoken,
+                  long batch, long several, long size, long threads, float dial) {
+  long pad = (size + GROUP - 1) / GROUP * GROUP, reach = d->reach, chunk = reach * d->features, undefined = 0, failed = 0, longest = 0;
+#pragma omp parallel num_threads(threads) reduction(+ : undefined, failed) if (threads > 1 && batch * reach * size > ALONE)
+  {
+    Distribution distribution;
+    int ready = make_room(&distribution, pad);
+    failed += !ready;
+#pragma omp for schedule(static)
+    for (long r = 0; r < batch * reach; r++) {
+      long at = r / reach * several * reach + r % reach;
+      if (ready)
+        undefined += !see(d, logits + r * size, how, banned && banned[r], u + r * several, several, tokens + at,
+                          seen + at * d->features, &distribution, size, pad);
+    }
+    free(distribution.sums);
+  }
+  if (failed || undefined) return failed ? -1 : 0;
+  if (d->scorer) {
+    float *wide = malloc(batch * d->width * sizeof *wide);
+    if (!wide) return -1;
+    for (long i = 0; i < batch * d->width; i++) wide[i] = widen(hidden[i]);
+    failed = d->scorer(d->scorer_weights, wide, tokens, seen, seen + PLAIN, batch * several, several, reach, d->features, d->features,
+                       threads);
+    free(wide);
+    if (failed) return failed == 1 ? -1 : 0;
+  }
+  for (long b = 0; b < batch; b++) {
+    long best = decide(d, seen + b * several * chunk, log_probs + b * several * d->actions, several, dial);
+    if (best < 0) return 0;
+    draws[b] = best / d->actions, sizes[b] = best % d->actions + 1, taken[b] = log_probs[b * several * d->actions + best];
+    memcpy(spoken + b * reach, tokens + (b * several + draws[b]) * reach, reach * sizeof *spoken);
+    longest = sizes[b] > longest ? sizes[b] : longest;
+  }
+  return longest;
 }

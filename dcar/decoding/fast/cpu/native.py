@@ -21,6 +21,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -100,19 +101,16 @@ class Kernels:
         self._layers.argtypes = [ctypes.POINTER(_Pass)]
         for function in (self.run_heads, self.run_shared_heads):  # heads.py has their structures
             function.argtypes = [*[ctypes.c_void_p] * 3, *[ctypes.c_long] * 3]
-        # distributions.py has what these three are given
-        self.run_distributions, self.run_features, self.run_decision = (library.run_distributions, library.run_features,
-                                                               library.run_decision)
-        for function in (self.run_distributions, self.run_features):
+        # distributions.py and policy.py have what these are given
+        self.run_distributions, self.run_decision = library.run_distributions, library.run_decision
+        for function in (self.run_distributions, self.run_decision):
             function.restype = ctypes.c_long
         self.run_distributions.argtypes = [*[ctypes.c_void_p] * 6, *[ctypes.c_long] * 4]
-        self.run_features.argtypes = [*[ctypes.c_void_p] * 3, *[ctypes.c_long] * 4, ctypes.c_float, ctypes.c_long]
-        self.run_decision.argtypes = [*[ctypes.c_void_p] * 4, *[ctypes.c_long] * 6, *[ctypes.c_float] * 2]
-        self.run_decision.restype = None
-        self.run_chunk_scorer: Callable[..., int] | None = None  # chunk_scorer.py has its structure
+        self.run_decision.argtypes = [*[ctypes.c_void_p] * 13, *[ctypes.c_long] * 4, ctypes.c_float]
+        self.run_chunk_scorer: Any = None  # chunk_scorer.py has its structure
         if dtype == torch.float32:
             self.run_chunk_scorer = library.run_chunk_scorer
-            library.run_chunk_scorer.argtypes = [*[ctypes.c_void_p] * 5, *[ctypes.c_long] * 3]
+            library.run_chunk_scorer.argtypes = [*[ctypes.c_void_p] * 5, *[ctypes.c_long] * 6]
         self.dtype = dtype
         self.matrix_unit = bool(library.matrix_unit())
         # With more rows PyTorch is faster (docs/decode.md); not in bfloat16 on a processor that cannot multiply it.

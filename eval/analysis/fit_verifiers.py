@@ -14,8 +14,6 @@ Writes statistics.safetensors, statistics.json and config.yaml; the folder is th
 
 from __future__ import annotations
 
-import logging
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +30,6 @@ from dcar.errors import ConfigError
 from dcar.model.draft import AnyDecoder
 from dcar.model.load import load_decoder
 from dcar.prepare.prepared import load_prepared
-from dcar.process import run_command
 from dcar.prompts.items import PromptItem
 from dcar.prompts.load import load_prompts
 from dcar.sampling import SamplingConfig, likeliest, warp
@@ -157,9 +154,4 @@ def summary(statistics: VerifierStatistics) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
     print(summary(run(load_config(FitConfig, arguments))))
-
-
-if __name__ == "__main__":
-    sys.exit(run_command("eval.analysis.fit_verifiers", main))

@@ -16,9 +16,7 @@ Writes oracle.json and oracle.png: the comparison, and how often each head is th
 
 from __future__ import annotations
 
-import logging
 import math
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +32,6 @@ from dcar.config.schema import seed_setting
 from dcar.errors import ConfigError
 from dcar.model.draft import AnyDecoder
 from dcar.model.load import load_decoder
-from dcar.process import run_command
 from dcar.prompts.load import load_prompts
 from dcar.tracking import provenance, write_json
 from eval.analysis.teacher import teacher_forced
@@ -267,9 +264,4 @@ def run(config: OracleConfig) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
     print(table(run(load_config(OracleConfig, arguments))))
-
-
-if __name__ == "__main__":
-    sys.exit(run_command("eval.analysis.oracle", main))

@@ -17,8 +17,6 @@ null (– in the table), and the similarity to the voice's mean embedding is wha
 
 from __future__ import annotations
 
-import logging
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +29,6 @@ from dcar.config import load_config, save_config, setting
 from dcar.config.schema import seed_setting
 from dcar.errors import ConfigError, DataError
 from dcar.prepare.prepared import load_prepared, prepared_info
-from dcar.process import run_command
 from dcar.prompts.items import make_prompts
 from dcar.prompts.load import corpus_recordings
 from dcar.recognition.load import load_recognizer
@@ -142,9 +139,4 @@ def table(result: dict[str, Any]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
     print(table(run(load_config(VocoderQualityConfig, arguments))))
-
-
-if __name__ == "__main__":
-    sys.exit(run_command("eval.analysis.vocoder_quality", main))

@@ -44,7 +44,7 @@ MAX_BATCH, MAX_LENGTH = 1024, 8192  # of the serving program
 class ExportConfig:
     """Settings of `dcar export`."""
 
-    run: str = setting("", "Folder of a DCPO run, one of its checkpoints, or a policy directory.", place="folder")
+    run: str = setting(meaning="Folder of a DCPO run, one of its checkpoints, or a policy directory.", place="folder")
     out: str = setting("runs/policy", "Folder to write.", place="folder")
     decoder: str = setting("", "Directory of the decoder; needed for the program, and checked against the policy.",
                            old=("base",))
@@ -225,8 +225,6 @@ def read_provenance(source: Path) -> dict[str, Any]:
 
 def export(config: ExportConfig) -> Path:
     """Write the policy directory; returns it."""
-    if not config.run:
-        raise ConfigError("run is not set: give run=<folder of a DCPO run>")
     if config.program and not config.decoder:
         raise ConfigError("the serving program holds the decoder's heads: give decoder=…, or program=false")
     if config.num_candidates > 1 and not config.program:

@@ -34,7 +34,7 @@ WEIGHTS, CONFIG = "model.safetensors", "config.json"
 class MedusaConfig:
     """Settings of `dcar export format=medusa`."""
 
-    decoder: str = setting("", "Directory of a decoder with at least two heads; starter = the shipped one.",
+    decoder: str = setting(meaning="Directory of a decoder with at least two heads; starter = the shipped one.",
                            names=("starter",))
     out: str = setting("runs/medusa", "Folder to write.", place="folder")
 
@@ -76,8 +76,6 @@ def export_medusa(heads: Heads, out: str | Path, checksum: str = "") -> Path:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     config = load_config(MedusaConfig, arguments)
-    if not config.decoder:
-        raise ConfigError("decoder is not set: give decoder=<directory of a decoder>")
     decoder = load_decoder(config.decoder)
     out = export_medusa(decoder.heads, config.out, decoder.checksum())
     print(f"{out}: {decoder.config.num_prediction_heads - 1} Medusa heads of {decoder.heads.blocks} blocks, "

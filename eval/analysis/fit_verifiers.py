@@ -45,9 +45,9 @@ from eval.verifiers.transitions import count_bigrams
 class FitConfig:
     """Settings of `dcar fit-verifiers`."""
 
-    decoder: str = setting("", "Directory of a decoder of either kind; starter = the shipped one.",
+    decoder: str = setting(meaning="Directory of a decoder of either kind; starter = the shipped one.",
                            names=("starter",))
-    data: str = setting("", "Folder written by `dcar prepare`.", place="folder")
+    data: str = setting(meaning="Folder written by `dcar prepare`.", place="folder")
     out: str = setting("runs/verifiers", "Folder to write.", place="folder")
     train_split: str = setting("train", "For token transitions.")
     split: str = setting("dev", "For rank accuracies and entropy thresholds.")
@@ -124,9 +124,6 @@ def fit(model: AnyDecoder, items: Sequence[PromptItem], train_tokens: Sequence[S
 
 def run(config: FitConfig) -> VerifierStatistics:
     """Measure and save into `config.out`."""
-    for name in ("decoder", "data"):
-        if not getattr(config, name):
-            raise ConfigError(f"{name} is not set: give {name}=…")
     model = load_decoder(config.decoder, config.device)
     items = load_prompts(config.data, config.split, model, config.prompt_tokens, config.seed, config.utterances)
     train = load_prepared(config.data, config.train_split)["speech"]

@@ -45,9 +45,9 @@ ENTROPY_THRESHOLDS = 8  # points of the entropy rule
 class OracleConfig:
     """Settings of the oracle analysis."""
 
-    decoder: str = setting("", "Directory of a decoder of either kind; starter = the shipped one.",
+    decoder: str = setting(meaning="Directory of a decoder of either kind; starter = the shipped one.",
                            names=("starter",))
-    data: str = setting("", "Folder written by `dcar prepare`.", place="folder")
+    data: str = setting(meaning="Folder written by `dcar prepare`.", place="folder")
     out: str = setting("runs/oracle", "Folder to write.", place="folder")
     split: str = setting("dev", "Split that is read.")
     utterances: int = setting(0, "Of the split; 0 = all.", minimum=0)
@@ -249,9 +249,6 @@ def table(result: dict[str, Any]) -> str:
 
 def run(config: OracleConfig) -> dict[str, Any]:
     """Analyse and write oracle.json, oracle.png and config.yaml into `config.out`."""
-    for name in ("decoder", "data"):
-        if not getattr(config, name):
-            raise ConfigError(f"{name} is not set: give {name}=…")
     model = load_decoder(config.decoder, config.device)
     items = load_prompts(config.data, config.split, model, config.prompt_tokens, config.seed, config.utterances)
     result = analyse(model, list(teacher_forced(model, items, config.batch_size)), config)

@@ -27,7 +27,7 @@ from tqdm import tqdm
 
 from dcar.config import load_config, save_config, setting
 from dcar.config.schema import seed_setting
-from dcar.errors import ConfigError, DataError
+from dcar.errors import DataError
 from dcar.prepare.prepared import load_prepared, prepared_info
 from dcar.prompts.items import make_prompts
 from dcar.prompts.load import corpus_recordings
@@ -46,7 +46,7 @@ from dcar.voices.features import EMBEDDING_DIM
 class VocoderQualityConfig:
     """Settings of `dcar analyse what=vocoder`."""
 
-    data: str = setting("", "Folder written by `dcar prepare`.", place="folder")
+    data: str = setting(meaning="Folder written by `dcar prepare`.", place="folder")
     vocoder: str = setting("starter", "Folder, or a name that dcar.vocoder.load lists.")
     split: str = setting("test", "Split that is resynthesised.")
     judge: str = setting("moonshine", "Recogniser.")
@@ -75,8 +75,6 @@ def _voices(data: str) -> dict[str, np.ndarray]:
 
 def run(config: VocoderQualityConfig) -> dict[str, Any]:
     """Measure and write vocoder_quality.json and config.yaml into `config.out`; DataError for an empty split."""
-    if not config.data:
-        raise ConfigError("data is not set: give data=FOLDER, written by `dcar prepare`")
     items = make_prompts(load_prepared(config.data, config.split), config.prompt_tokens, config.seed)
     items = items[: config.limit or len(items)]
     if not items:

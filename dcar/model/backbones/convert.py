@@ -40,9 +40,9 @@ KINDS = ("cosyvoice2", "cosyvoice", "llasa", "causal-lm")
 class ConvertConfig:
     """Settings of `dcar convert-backbone`."""
 
-    kind: str = setting("", "What the source is; cosyvoice is CosyVoice-300M.", choices=KINDS)
-    source: str = setting("", "Folder of the published model (causal-lm and llasa: or its name on the Hub).")
-    out: str = setting("", "Folder to write.", place="folder")
+    kind: str = setting(meaning="What the source is; cosyvoice is CosyVoice-300M.", choices=KINDS)
+    source: str = setting(meaning="Folder of the published model (causal-lm and llasa: or its name on the Hub).")
+    out: str = setting(meaning="Folder to write.", place="folder")
     heads: int = setting(7, "K, base head included.", minimum=1)
     head_kind: str = setting("independent", "Of the decoder's `heads`: independent, or shared, one stack for all "
                                             "offsets.", choices=HEAD_KINDS)
@@ -65,9 +65,6 @@ class ConvertConfig:
     def __post_init__(self):
         check(self)
         check_kind(self.head_kind, head_width=self.head_width, tie_heads=self.tie_heads)
-        for name in ("source", "out"):
-            if not getattr(self, name):
-                raise ConfigError(f"{name} is not set: give {name}=…")
 
 
 def convert(config: ConvertConfig) -> BackboneDecoder:

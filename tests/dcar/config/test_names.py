@@ -43,7 +43,7 @@ OLD = [
 ]
 NEEDED = {"PrepareConfig": ["out=y"], "FitTokenizerConfig": ["out=y"], "SpeakConfig": ["hello"],
           "TrainRecognizerConfig": ["train_manifest=a", "dev_manifest=b", "out=y.nemo"],
-          "DCPOConfig": ["use_cpu=true"]}
+          "DCPOConfig": ["use_cpu=true"], "ProfileConfig": ["decoder=d", "data=d"], "ExportConfig": ["run=r"]}
 
 
 def value_of(config, key: str):
@@ -82,8 +82,6 @@ def test_the_later_of_both_names_counts():
 
 
 def test_a_typing_error_is_told_todays_name():
-    from dcar.errors import ConfigError
-
     with pytest.raises(ConfigError, match="unknown setting 'out_dri'; did you mean 'out'"):
         load_config(TrainConfig, ["out_dri=x"])
     with pytest.raises(ConfigError, match="did you mean 'sampling.temperature'"):

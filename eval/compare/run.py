@@ -76,7 +76,10 @@ logger = logging.getLogger(__name__)
 class CompareConfig:
     """Settings of a comparison."""
 
-    REMOVED: ClassVar[dict[str, Any]] = {"prompt_seeds": ([], "compare once with each prompt_seed")}
+    # settings of earlier releases -> the value that they have now, and what to do for another
+    REMOVED: ClassVar[dict[str, Any]] = {
+        "prompt_seeds": ([], "compare once with each prompt_seed"),
+        "decoding": ("auto", "the fastest way that serves the decoder is taken")}
 
     data: str = setting("runs/prepared", "Folder written by `dcar prepare`.", place="folder")
     split: str = setting("test", "Split that is spoken.")
@@ -93,8 +96,6 @@ class CompareConfig:
     seeds: list[int] = seed_setting([0], "Every utterance is spoken once with each.")
     limit: int = setting(0, "Utterances; 0 = the whole split.", minimum=0)
     batch_size: int = setting(16, "Utterances decoded at once; no effect on draws and words.", minimum=1)
-    decoding: str = setting("auto", "auto: few kernels a pass, CUDA graphs on a GPU; loop: the decoder as it is.",
-                            choices=("auto", "loop"))
     prompt_tokens: int = setting(50, "Length of the speaker prompt, as in training.", minimum=1)
     prompt_seed: int = seed_setting(0, "Which prompts are drawn; the same for all methods and seeds.")
     vocoder: str = setting("", "Folder, or a name that dcar.vocoder.load lists; empty = the shipped one.")
@@ -144,8 +145,7 @@ def load_tools(config: CompareConfig, device: str, before: Tools | None = None) 
     info = prepared_info(config.data)
     folders = {"draft": config.draft, "statistics": config.statistics}
     models = load_models(config.decoder, config.far_decoder or "", config.policies, device,
-                         **{name: folder for name, folder in folders.items() if folder},
-                         fast=config.decoding == "auto")
+                         **{name: folder for name, folder in folders.items() if folder}, fast=True)
     items = all_prompts(config.data, config.split, models.decoder, config.prompt_tokens, config.prompt_seed)
     recordings = corpus_recordings(config.data)
     prompts = PromptAudio.of_items(items, recordings)

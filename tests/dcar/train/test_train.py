@@ -369,11 +369,3 @@ def test_starting_weights_of_another_model(trained, data, tmp_path):
         run(tiny_config(other, tmp_path, {"dropout": 0.0}, init_from=str(out)))
     with pytest.raises(CheckpointError, match="cannot read the model's configuration"):
         run(tiny_config(data, tmp_path, init_from=str(tmp_path / "nothing")))
-
-
-@pytest.mark.parametrize("bad", [
-    {"optimizer": "sgd"}, {"head_weight_decay": 0.0}, {"input_corruption": 1.0},
-])
-def test_impossible_settings(bad):
-    with pytest.raises(ConfigError):
-        TrainConfig(**bad)

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +35,6 @@ from heads.candidates import joint_log_probs, of_draw
 from heads.layers import last_of
 from heads.policy import ChunkPolicy
 
-logger = logging.getLogger(__name__)
 PROGRAM = "serving.pt2"
 MAX_BATCH, MAX_LENGTH = 1024, 8192  # of the serving program
 
@@ -44,6 +43,9 @@ MAX_BATCH, MAX_LENGTH = 1024, 8192  # of the serving program
 class ExportConfig:
     """Settings of `dcar export`."""
 
+    REMOVED: ClassVar[dict[str, Any]] = {name: (value, "upload the folder by `hf upload REPOSITORY FOLDER --private`")
+                                         for name, value in (("push_to_hub", ""), ("private", True))}
+
     run: str = setting(meaning="Folder of a DCPO run, one of its checkpoints, or a policy directory.", place="folder")
     out: str = setting("runs/policy", "Folder to write.", place="folder")
     decoder: str = setting("", "Directory of the decoder; needed for the program, and checked against the policy.",
@@ -51,8 +53,6 @@ class ExportConfig:
     program: bool = setting(True, "Also write the torch.export program (needs decoder).")
     num_candidates: int = setting(1, "Chunks that the program draws side by side and chooses among; more than 1 needs "
                                      "a policy with a chunk scorer.", minimum=1, old=("draws",))
-    push_to_hub: str = setting("", "Repository to upload the directory to, with your own login.")
-    private: bool = setting(True, "Of that repository.")
 
 
 class ServingStep(nn.Module):
@@ -244,8 +244,6 @@ def export(config: ExportConfig) -> Path:
             shutil.copyfile(log, out / "log.jsonl")
     if config.program and base is not None:
         export_program(policy, base, out / PROGRAM, config.num_candidates)
-    if config.push_to_hub:
-        logger.info("uploaded to %s", policy.push_to_hub(config.push_to_hub, out, config.private))
     return out
 
 

@@ -8,14 +8,12 @@ Every manifest.json, provenance.json, prepared.json and compare.json under the f
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from dcar.config import load_config, setting
 from dcar.errors import DataError
-from dcar.process import run_command
 from dcar.storage import MANIFEST, faults
 
 LISTS = (MANIFEST, "provenance.json", "prepared.json", "compare.json")
@@ -69,7 +67,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
     verdicts = verify(load_config(VerifyConfig, arguments).folder)
     print("\n".join(map(str, verdicts)))
     return int(any(verdict.faults for verdict in verdicts))
-
-
-if __name__ == "__main__":
-    sys.exit(run_command("dcar.verify", main))

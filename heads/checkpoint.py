@@ -191,11 +191,3 @@ class Checkpoint(nn.Module):
 
     def restore_buffers(self) -> None:
         """Compute again what `state_dict` does not hold; models that have such buffers override it."""
-
-    def push_to_hub(self, repository: str, directory: str | Path, private: bool = True) -> str:
-        """Upload a saved directory to the Hugging Face Hub (the user's own login); returns its address."""
-        from huggingface_hub import HfApi
-
-        api = HfApi()
-        api.create_repo(repository, private=private, exist_ok=True)
-        return str(api.upload_folder(repo_id=repository, folder_path=str(directory)))

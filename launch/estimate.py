@@ -13,7 +13,6 @@ its peak (`utilisation`). What is assumed, and where it was found, is printed wi
 from __future__ import annotations
 
 import json
-import logging
 import re
 import sys
 from collections.abc import Sequence
@@ -26,7 +25,6 @@ from dcar.config.read import file_settings, read_yaml
 from dcar.config.recipes import recipe_file
 from dcar.errors import ConfigError
 from dcar.prepare.prepared import prepared_folder, prepared_info
-from dcar.process import run_command
 from launch import cost
 
 # Dense bfloat16 tensor-core peak (FLOP/s), memory bandwidth (bytes/s), memory (bytes): the makers' data sheets.
@@ -318,12 +316,7 @@ def table(result: dict[str, Any]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
     arguments = sys.argv[1:] if arguments is None else arguments
     result = estimate(arguments)
     wanted = split_arguments(arguments)[0].json
     print(json.dumps(result) if wanted else table(result))
-
-
-if __name__ == "__main__":
-    sys.exit(run_command("launch.estimate", main))

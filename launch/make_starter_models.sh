@@ -15,8 +15,8 @@ dcar fit-tokenizer out="$out/tokenizer" vocab_size=1024 max_frames=200000 projec
 dcar prepare out="$out/prepared" tokenizer="$out/tokenizer"
 
 # Vocoder: voices with little speech are also heard slower and faster, as other voices. Its renderer knows spectra and no
-# tokens, so it is the shipped one's; to train one as well: no renderer_from, renderer_every=4 warm_steps=1000000
-# renderer_batch_size=6 segment_tokens=40, and 32 minutes. The adversarial losses need a GPU.
+# tokens, so it is the shipped one's; to train one as well: no renderer_from, renderer_every=4 renderer_batch_size=6
+# segment_tokens=40, and 32 minutes.
 dcar prepare out="$out/copies" tokenizer="$out/tokenizer" splits=[train,dev] copies_below=200 \
   speeds=[1.0,0.85,0.92,1.08,1.17]
 python -m dcar.vocoder.training.pack prepared="$out/copies" out="$out/vocoder.safetensors" states=true

@@ -264,7 +264,7 @@ def write_result(config: TuneVoiceConfig, taken: Voice, found: dict[str, Any]) -
             shutil.rmtree(out / part, ignore_errors=True)
             if found["speak"][part] == part:
                 shutil.copytree(resolve(named, part), out / part,
-                                ignore=shutil.ignore_patterns("checkpoint-*", "tensorboard", "log.jsonl"))
+                                ignore=shutil.ignore_patterns("checkpoint-*", "log.jsonl"))
         write_json(out / VOICE_FILE, found)
         save_config(config, out / "tune_voice.yaml")
 

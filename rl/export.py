@@ -17,7 +17,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +35,6 @@ from heads.candidates import joint_log_probs, of_draw
 from heads.layers import last_of
 from heads.policy import ChunkPolicy
 
-logger = logging.getLogger(__name__)
 PROGRAM = "serving.pt2"
 MAX_BATCH, MAX_LENGTH = 1024, 8192  # of the serving program
 
@@ -44,15 +43,16 @@ MAX_BATCH, MAX_LENGTH = 1024, 8192  # of the serving program
 class ExportConfig:
     """Settings of `dcar export`."""
 
-    run: str = setting("", "Folder of a DCPO run, one of its checkpoints, or a policy directory.", place="folder")
+    REMOVED: ClassVar[dict[str, Any]] = {name: (value, "upload the folder by `hf upload REPOSITORY FOLDER --private`")
+                                         for name, value in (("push_to_hub", ""), ("private", True))}
+
+    run: str = setting(meaning="Folder of a DCPO run, one of its checkpoints, or a policy directory.", place="folder")
     out: str = setting("runs/policy", "Folder to write.", place="folder")
     decoder: str = setting("", "Directory of the decoder; needed for the program, and checked against the policy.",
                            old=("base",))
     program: bool = setting(True, "Also write the torch.export program (needs decoder).")
     num_candidates: int = setting(1, "Chunks that the program draws side by side and chooses among; more than 1 needs "
                                      "a policy with a chunk scorer.", minimum=1, old=("draws",))
-    push_to_hub: str = setting("", "Repository to upload the directory to, with your own login.")
-    private: bool = setting(True, "Of that repository.")
 
 
 class ServingStep(nn.Module):
@@ -225,8 +225,6 @@ def read_provenance(source: Path) -> dict[str, Any]:
 
 def export(config: ExportConfig) -> Path:
     """Write the policy directory; returns it."""
-    if not config.run:
-        raise ConfigError("run is not set: give run=<folder of a DCPO run>")
     if config.program and not config.decoder:
         raise ConfigError("the serving program holds the decoder's heads: give decoder=…, or program=false")
     if config.num_candidates > 1 and not config.program:
@@ -246,8 +244,6 @@ def export(config: ExportConfig) -> Path:
             shutil.copyfile(log, out / "log.jsonl")
     if config.program and base is not None:
         export_program(policy, base, out / PROGRAM, config.num_candidates)
-    if config.push_to_hub:
-        logger.info("uploaded to %s", policy.push_to_hub(config.push_to_hub, out, config.private))
     return out
 
 

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+import numpy as np
 import torch
+from scipy.sparse.linalg import LinearOperator, cg
 from torch import Tensor, nn
 
 from rl.objective import exact_kl
@@ -21,6 +23,8 @@ Product = Callable[[Sequence[Tensor]], list[Tensor]]
 
 Curvature = Callable[[], Product]
 """Measures F at the present weights; asked once a step."""
+
+TOLERANCE = 1e-6  # share of the gradient, below which what conjugate gradients have left is enough
 
 
 class NaturalGradient(torch.optim.Optimizer):
@@ -62,31 +66,14 @@ class NaturalGradient(torch.optim.Optimizer):
         def damped(v: Tensor) -> Tensor:
             return product(v) + self.damping * along * v
 
-        x = conjugate_gradients(damped, gradient, self.iterations)
+        operator = LinearOperator((len(gradient),) * 2, dtype=np.float64,
+                                  matvec=lambda v: damped(torch.from_numpy(v).to(gradient)).cpu().numpy())
+        found, _ = cg(operator, gradient.cpu().numpy(), rtol=TOLERANCE, maxiter=self.iterations)
+        x = torch.from_numpy(found).to(gradient)
         step = group["lr"] / (x @ damped(x)).sqrt() * x
         for weight, change in zip(weights, shaped(step, weights), strict=True):
             weight.sub_(change)
         return loss
-
-
-def conjugate_gradients(product: Callable[[Tensor], Tensor], wanted: Tensor, iterations: int,
-                        tolerance: float = 1e-6) -> Tensor:
-    """x with product(x) = wanted [n], for a symmetric positive product, by at most so many iterations; less where the
-    remainder is below `tolerance` of what is wanted."""
-    x = torch.zeros_like(wanted)
-    left = wanted.clone()
-    direction, size = left.clone(), left @ left
-    enough = tolerance**2 * size
-    for _ in range(iterations):
-        image = product(direction)
-        along = size / (direction @ image)
-        x += along * direction
-        left -= along * image
-        before, size = size, left @ left
-        if size <= enough:
-            break
-        direction = left + size / before * direction
-    return x
 
 
 def flat(tensors: Sequence[Tensor]) -> Tensor:

@@ -43,9 +43,9 @@ from rl.hearing import RolloutRecord, check_hears, ground_truth_errors, synthesi
 class ProfileConfig:
     """Settings of the guidance profile."""
 
-    decoder: str = setting("", "Directory of the decoder; starter = the shipped one.",
+    decoder: str = setting(meaning="Directory of the decoder; starter = the shipped one.",
                            names=("starter",), old=("base",))
-    data: str = setting("", "Folder written by `dcar prepare`.", place="folder")
+    data: str = setting(meaning="Folder written by `dcar prepare`.", place="folder")
     out: str = setting("runs/profile", "Folder to write.", place="folder")
     split: str = setting("dev", "Split that is spoken.")
     utterances: int = setting(100, "At most; the paper's ranges rest on 500.", minimum=1)
@@ -145,9 +145,6 @@ def plot(result: dict[str, Any], path: Path) -> None:
 
 def run(config: ProfileConfig) -> dict[str, Any]:
     """Measure and write profile.json, profile.png and config.yaml into `config.out`."""
-    for name in ("decoder", "data"):
-        if not getattr(config, name):
-            raise ConfigError(f"{name} is not set: give {name}=…")
     base = load_decoder(config.decoder, config.device)
     items = load_prompts(config.data, config.split, base, config.prompt_tokens, config.seed, config.utterances)
     vocoder = vocoder_for(base, config.data, items, config.vocoder, config.device)

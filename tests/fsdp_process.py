@@ -36,7 +36,7 @@ def main(kind: str, out: Path) -> None:
     for _ in range(3):
         rows = {k: v[dist.get_rank() : dist.get_rank() + 1] for k, v in batch().items()}
         rows = {k: v[:, : int(rows[f"{k[:-4]}_lengths"])] if k.endswith("_ids") else v for k, v in rows.items()}
-        loss = model(**rows, reduction="token_sum").loss
+        loss = model(**rows).loss
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -24,12 +24,6 @@ TINY = {
     "renderer_ffn_size": 48,
     "renderer_dilations": (1, 2),
 }
-TINY_DISCRIMINATORS = {
-    "periods": (2, 5),
-    "period_channels": (4, 8, 8),
-    "resolutions": (512,),
-    "resolution_channels": 4,
-}
 RATE = 24_000
 
 
@@ -80,11 +74,9 @@ def toy_config(tmp_path: Path, **changes) -> TrainVocoderConfig:
         "acoustic_tokens": 40,
         "renderer_batch_size": 4,
         "segment_tokens": 20,
-        "context_tokens": 4,
         "log_every": 1,
         "eval_every": 1000,
         "samples": 1,
         "vocoder": TINY,
-        "discriminators": TINY_DISCRIMINATORS,
     }
     return TrainVocoderConfig(**{**values, **changes})

@@ -25,7 +25,6 @@ from torch.utils.checkpoint import checkpoint
 
 from dcar.config import check, setting
 from dcar.errors import ConfigError
-from dcar.model.own_tokens import hear_itself
 from dcar.tokens.spread import INPUT, OUTPUT, spread_out
 from heads.build import HEAD_KINDS, Heads, build_heads, check_kind
 from heads.checkpoint import Checkpoint
@@ -108,26 +107,23 @@ class CAROutput:
     targets: Tensor  # [K] valid targets per head
 
 
-def head_targets(speech: Tensor, lengths: Tensor, head: int, eos: int, tail: str = "fill") -> Tensor:
+def head_targets(speech: Tensor, lengths: Tensor, head: int, eos: int) -> Tensor:
     """Targets of one head (head k at position t predicts y_{t+k}).
 
     speech [B, S] ids, lengths [B] tokens without EOS. The result [B, S] holds the token at t + head, EOS at the
-    position behind the last token, and past that EOS (`tail` "fill": a far head that missed EOS should still stop)
-    or IGNORE (`tail` "ignore"). Rows of padding, t >= length, are IGNORE.
+    position behind the last token and past that: a far head that missed EOS should still stop. Rows of padding,
+    t >= length, are IGNORE.
     """
     size = speech.shape[1]
     position = torch.arange(size, device=speech.device)
     padded = F.pad(speech, (0, head), value=eos)[:, head:]
     ahead = position + head
     targets = torch.where(ahead < lengths[:, None], padded, eos)
-    if tail == "ignore":
-        targets = targets.masked_fill(ahead > lengths[:, None], IGNORE)
     return targets.masked_fill(position >= lengths[:, None], IGNORE)
 
 
 def multi_head_loss(heads: Heads, hidden: Tensor, speech_ids: Tensor, speech_lengths: Tensor,
                     prompt_lengths: Tensor, eos: int, head_weights: Sequence[float] | None = None,
-                    reduction: str = "per_head_mean", eos_tail: str = "fill",
                     head_positions: float = 1.0) -> CAROutput:
     """Cross entropy of every head on the hidden states [B, S, D] of the speech positions; see `CARDecoder.forward`."""
     position = torch.arange(speech_ids.shape[1], device=speech_ids.device)
@@ -137,7 +133,7 @@ def multi_head_loss(heads: Heads, hidden: Tensor, speech_ids: Tensor, speech_len
         raise ConfigError(f"{len(weights)} head weights for {heads.num_heads} heads")
     losses, accuracies, counts = [], [], []
     for head in range(1, heads.num_heads + 1):
-        targets = head_targets(speech_ids, speech_lengths, head, eos, eos_tail)
+        targets = head_targets(speech_ids, speech_lengths, head, eos)
         keep = trained & (targets != IGNORE)
         if head > 1 and head_positions < 1:
             keep = keep & (torch.rand(keep.shape, device=keep.device) < head_positions)
@@ -148,12 +144,7 @@ def multi_head_loss(heads: Heads, hidden: Tensor, speech_ids: Tensor, speech_len
         counts.append(keep.sum())
     total, count = torch.stack(losses), torch.stack(counts)
     mean = total / count.clamp(min=1)
-    weight = torch.tensor(weights, device=total.device)
-    if reduction == "per_head_mean":
-        loss = (weight * mean).sum()
-    else:  # what was left out at random counts as what was kept
-        share = torch.tensor([1.0, *[head_positions] * (len(weights) - 1)], device=total.device)
-        loss = (weight * total / share).sum()
+    loss = (torch.tensor(weights, device=total.device) * mean).sum()
     return CAROutput(loss, mean.detach(), torch.stack(accuracies) / count.clamp(min=1), count)
 
 
@@ -171,29 +162,24 @@ class SpeechDecoder(Checkpoint):
 
     def forward(self, text_ids: Tensor, text_lengths: Tensor, speech_ids: Tensor, speech_lengths: Tensor,
                 prompt_lengths: Tensor, head_weights: Sequence[float] | None = None,
-                reduction: str = "per_head_mean", eos_tail: str = "fill",
                 speech_inputs: Tensor | None = None, head_positions: float = 1.0,
-                own_tokens: float = 0.0, states: Tensor | None = None) -> CAROutput:
+                states: Tensor | None = None) -> CAROutput:
         """Teacher-forced loss of all heads (paper eq. 1): sum_k lambda_k * mean_t CE(head k at t, y_{t+k}).
 
         text_ids [B, N]; speech_ids [B, S] = prompt (closed by BOS where the config has it) + target, no EOS;
         speech_lengths [B] with prompt; prompt_lengths [B]: positions before prompt_lengths - 1 carry no loss.
-        `reduction` "token_sum" weighs every target alike instead of every head. `speech_inputs` [B, S] is read in
-        place of speech_ids where the input is noisy; the targets stay clean. `head_positions` < 1 trains the additional
-        heads on a random share of the positions: an unbiased estimate of their means at less cost. `own_tokens`: share
-        of the input's chunks that the decoder draws itself, in a pass before (dcar.model.own_tokens). `states`
-        [B, S, D]: a frozen trunk's hidden states, where they were computed before.
+        `speech_inputs` [B, S] is read in place of speech_ids where the input is noisy; the targets stay clean.
+        `head_positions` < 1 trains the additional heads on a random share of the positions: an unbiased estimate of
+        their means at less cost. `states` [B, S, D]: a frozen trunk's hidden states, where they were computed before.
         """
         hidden = states
         if hidden is None:
             inputs = speech_ids if speech_inputs is None else speech_inputs
-            if own_tokens:
-                inputs = hear_itself(self, text_ids, text_lengths, inputs, speech_lengths, prompt_lengths, own_tokens)
             hidden = self.speech_hidden(text_ids, text_lengths, inputs, speech_lengths, prompt_lengths)
         if self.trunk_is_frozen:
             hidden = F.dropout(hidden, self.config.dropout, self.training)
         return multi_head_loss(self.heads, hidden, speech_ids, speech_lengths, prompt_lengths, self.config.eos,
-                               head_weights, reduction, eos_tail, head_positions)
+                               head_weights, head_positions)
 
     def policy_reader(self, policy: ChunkPolicy, hidden: Tensor, capacity: int) -> PolicyReader:
         """A policy for the batch whose hidden states [B, …] are given, of at most `capacity` positions a row."""

@@ -13,8 +13,6 @@ The target that vLLM runs beside them must be a model of its own that has the sa
 
 from __future__ import annotations
 
-import logging
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +23,6 @@ from torch import Tensor
 from dcar.config import load_config, setting
 from dcar.errors import ConfigError
 from dcar.model.load import load_decoder
-from dcar.process import run_command
 from dcar.tracking import write_json
 from heads.build import Heads
 from heads.multi_token import MultiTokenHeads
@@ -37,7 +34,7 @@ WEIGHTS, CONFIG = "model.safetensors", "config.json"
 class MedusaConfig:
     """Settings of `dcar export format=medusa`."""
 
-    decoder: str = setting("", "Directory of a decoder with at least two heads; starter = the shipped one.",
+    decoder: str = setting(meaning="Directory of a decoder with at least two heads; starter = the shipped one.",
                            names=("starter",))
     out: str = setting("runs/medusa", "Folder to write.", place="folder")
 
@@ -78,15 +75,8 @@ def export_medusa(heads: Heads, out: str | Path, checksum: str = "") -> Path:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
     config = load_config(MedusaConfig, arguments)
-    if not config.decoder:
-        raise ConfigError("decoder is not set: give decoder=<directory of a decoder>")
     decoder = load_decoder(config.decoder)
     out = export_medusa(decoder.heads, config.out, decoder.checksum())
     print(f"{out}: {decoder.config.num_prediction_heads - 1} Medusa heads of {decoder.heads.blocks} blocks, "
           f"{decoder.config.output_size} ids")
-
-
-if __name__ == "__main__":
-    sys.exit(run_command("dcar.model.medusa", main))

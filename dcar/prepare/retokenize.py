@@ -33,16 +33,13 @@ from dcar.storage import writing
 class RetokenizeConfig:
     """Settings of `dcar prepare mode=retokenize`."""
 
-    data: str = setting("", "Folder written by `dcar prepare`.", place="folder")
-    decoder: str = setting("", "Folder written by `dcar convert-backbone`.")
-    out: str = setting("", "Prepared corpus to write.", place="folder")
+    data: str = setting(meaning="Folder written by `dcar prepare`.", place="folder")
+    decoder: str = setting(meaning="Folder written by `dcar convert-backbone`.")
+    out: str = setting(meaning="Prepared corpus to write.", place="folder")
 
 
 def retokenize(config: RetokenizeConfig) -> Path:
     """Write the corpus with the decoder's own text ids. ConfigError, DataError, CheckpointError, TextError."""
-    for name in ("data", "decoder", "out"):
-        if not getattr(config, name):
-            raise ConfigError(f"{name} is not set: give {name}=…")
     out = Path(config.out)
     check_out_dir(out)
     if out.exists() and out.resolve() == Path(config.data).resolve():

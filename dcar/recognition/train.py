@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -29,7 +28,6 @@ from dcar.config import check, load_config, setting
 from dcar.config.schema import seed_setting
 from dcar.errors import CheckpointError, ConfigError
 from dcar.optim import adamw
-from dcar.process import run_command
 from dcar.recognition.base import Recognizer
 from dcar.recognition.ctc import frames_needed
 from dcar.recognition.manifest import Recording, load_manifest
@@ -265,7 +263,3 @@ is no judge of what was trained by it. The licence of the model that it was made
 def main(arguments: list[str] | None = None) -> None:
     """Command line: `[--config FILE.yaml] [key=value …]`."""
     run(load_config(TrainRecognizerConfig, arguments))
-
-
-if __name__ == "__main__":
-    sys.exit(run_command("dcar.recognition.train", main))

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import logging
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,7 +24,6 @@ from dcar.config import load_config, setting
 from dcar.config.schema import seed_setting
 from dcar.corpus.read import KINDS, Utterance, load_corpus
 from dcar.errors import DataError
-from dcar.process import run_command
 from dcar.text.phonemes import text_to_ids
 from dcar.tokens.alignment import fit_alignment, phoneme_states, smoothed, viterbi
 from dcar.tokens.base import SpeechTokenizer
@@ -207,7 +205,3 @@ def information(codes: Sequence[np.ndarray], texts: Sequence[Sequence[int]], spe
 def main(arguments: list[str] | None = None) -> None:
     """Command line: `[--config FILE.yaml] [key=value …]`."""
     run(load_config(FitTokenizerConfig, arguments))
-
-
-if __name__ == "__main__":
-    sys.exit(run_command("dcar.tokens.fit", main))

@@ -16,7 +16,6 @@ import numpy as np
 
 from dcar.errors import DataError
 
-BATCH = 64  # pairs warped at once
 Pair = tuple[Sequence[int], Sequence[int]]
 
 
@@ -34,34 +33,13 @@ def code_distances(centroids: np.ndarray) -> np.ndarray:
 
 def warped_distances(pairs: Sequence[Pair], distances: np.ndarray) -> np.ndarray:
     """Distance [P] of every pair of token lists (none empty) after dynamic time warping; see above."""
+    from librosa.sequence import dtw
+
     if any(not len(a) or not len(b) for a, b in pairs):
         raise DataError("dynamic time warping: an empty list of tokens has no distance to another")
     found = np.zeros(len(pairs))
-    order = sorted(range(len(pairs)), key=lambda p: (len(pairs[p][0]), len(pairs[p][1])))  # like lengths together
-    for start in range(0, len(order), BATCH):
-        chosen = order[start : start + BATCH]
-        found[chosen] = _warped([pairs[p] for p in chosen], distances)
+    for p, (a, b) in enumerate(pairs):
+        d = distances[np.ix_(a, b)].astype(np.float64)
+        total = dtw(C=d, weights_mul=np.array([2.0, 1.0, 1.0]), backtrack=False)  # of the steps (1, 1), (0, 1), (1, 0)
+        found[p] = (total[-1, -1] + d[0, 0]) / (len(a) + len(b))  # librosa weighs the first cell once
     return found
-
-
-def _warped(pairs: Sequence[Pair], distances: np.ndarray) -> np.ndarray:
-    """The distances [P] of a batch. A row of D at a time: in a row D(j) = min(a(j), D(j−1) + d(j)), where a(j) comes
-    from the row above; with c the running sum of d, D − c is the running minimum of a − c, which needs no loop over
-    columns."""
-    sizes = np.array([(len(a), len(b)) for a, b in pairs])
-    rows, columns = sizes.max(0)
-    a, b = np.zeros((len(pairs), rows), np.int64), np.zeros((len(pairs), columns), np.int64)  # [P, N], [P, M]
-    for p, (first, second) in enumerate(pairs):
-        a[p, : len(first)], b[p, : len(second)] = first, second
-    above = np.full((len(pairs), columns + 1), np.inf)  # D(i − 1, ·) behind its edge
-    above[:, 0] = 0.0
-    result = np.zeros(len(pairs))
-    for i in range(rows):
-        d = distances[a[:, i, None], b].astype(np.float64)  # [P, M]
-        entered = np.minimum(above[:, 1:] + d, above[:, :-1] + 2 * d)
-        total = d.cumsum(1)
-        above[:, 1:] = np.minimum.accumulate(entered - total, axis=1) + total
-        above[:, 0] = np.inf
-        ended = sizes[:, 0] == i + 1  # what lies behind a list's end is padding, and is never looked at
-        result[ended] = above[ended, sizes[ended, 1]]
-    return result / sizes.sum(1)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
-from transformers import TrainerCallback, TrainingArguments
+from transformers import TrainingArguments
 from transformers.trainer_callback import ProgressCallback
 
 from dcar.optim import adamw, cosine
@@ -63,11 +63,11 @@ class BucketedTrainer(ResilientTrainer):
     workers = 0
 
     def __init__(self, config: Any, arguments: TrainingArguments, model: Any, train: Any, dev: Any,
-                 collate: Callable[[Sequence[Any]], dict[str, Tensor]], callbacks: Sequence[TrainerCallback] = ()):
+                 collate: Callable[[Sequence[Any]], dict[str, Tensor]]):
         self.config, self._collate = config, collate
         self.jsonl = JsonlLog(Path(config.out) / "log.jsonl")
         super().__init__(model, arguments, train_dataset=train, eval_dataset=dev, data_collator=collate,
-                         callbacks=[self.jsonl, *callbacks])
+                         callbacks=[self.jsonl])
         if self.pop_callback(ProgressCallback) is not None:
             self.add_callback(LossBar)
 

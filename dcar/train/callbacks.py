@@ -86,32 +86,3 @@ class LossBar(ProgressCallback):
     def on_log(self, args, state, control, logs: dict[str, Any] | None = None, **kwargs):
         if self.training_bar is not None and logs and "loss" in logs:
             self.training_bar.set_postfix_str(f"loss {logs['loss']:.3g}")
-
-
-class TensorBoardLog(TrainerCallback):
-    """Scalars of a run for TensorBoard, in `<directory>`; a list becomes one scalar per entry (name/1, name/2, …).
-
-    transformers' own callback needs a `PreTrainedConfig` and complains about lists.
-    """
-
-    def __init__(self, directory: str | Path):
-        self.directory = Path(directory)
-        self.writer: Any = None  # a SummaryWriter from the first line on
-
-    def on_log(self, args, state, control, logs: dict[str, Any] | None = None, **kwargs):
-        if not state.is_world_process_zero or not logs:
-            return
-        if self.writer is None:
-            from torch.utils.tensorboard import SummaryWriter
-
-            self.writer = SummaryWriter(log_dir=str(self.directory))
-        for name, value in logs.items():
-            for i, number in enumerate(value if isinstance(value, list) else [value], start=1):
-                tag = f"{name}/{i}" if isinstance(value, list) else name
-                self.writer.add_scalar(tag, float(number), state.global_step)
-        self.writer.flush()
-
-    def on_train_end(self, args, state, control, **kwargs):
-        if self.writer is not None:
-            self.writer.close()
-            self.writer = None

@@ -17,7 +17,6 @@ import dataclasses
 import logging
 import math
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -36,12 +35,11 @@ from dcar.model.cards import decoder_card
 from dcar.model.load import load_decoder_config
 from dcar.optim import ScaledAdam, eden
 from dcar.prepare.prepared import load_prepared, prepared_folder, prepared_info
-from dcar.process import meeting_others, run_command
+from dcar.process import meeting_others
 from dcar.storage import digest, sync, writing
 from dcar.tracking import provenance
 from dcar.train.batches import BucketBatchSampler, SpeechDataset, collate
 from dcar.train.bucketed import BucketedTrainer, arguments, asked_for, is_sharded, write_record
-from dcar.train.callbacks import TensorBoardLog
 from dcar.train.checkpoints import latest_checkpoint
 from dcar.train.frozen import FrozenStates
 from dcar.train.plan import data_identity, differing, finish_backbone, plan
@@ -79,10 +77,9 @@ class CARTrainer(BucketedTrainer):
                 dataloader_num_workers=config.workers, disable_tqdm=None,
                 # Accelerate shards on its default device only, which is the CPU where there is no other
                 use_cpu=not torch.cuda.is_available() and not is_sharded(), ddp_timeout=round(60 * config.wait_minutes))
-        callbacks = [TensorBoardLog(Path(config.out) / "tensorboard")] if config.tensorboard else []
         if config.gradient_checkpointing:
             model.gradient_checkpointing_enable()
-        super().__init__(config, made, model, train, dev, collate, callbacks)
+        super().__init__(config, made, model, train, dev, collate)
         alone = self.args.world_size < int(os.environ.get("WORLD_SIZE", 1))  # DeepSpeed that found no backend
         if is_sharded() and (alone or not (self.is_fsdp_enabled or self.is_deepspeed_enabled)):
             raise ConfigError(f"{'FSDP' if asked_for('FSDP') else 'DeepSpeed'} was asked for, but Accelerate does not "
@@ -123,10 +120,8 @@ class CARTrainer(BucketedTrainer):
         config = self.config
         if config.input_corruption and model.training:
             inputs = {**inputs, "speech_inputs": self._corrupt(inputs["speech_ids"])}
-        own = {"own_tokens": config.own_tokens} if config.own_tokens and model.training else {}
-        output: CAROutput = model(
-            **inputs, **own, head_weights=config.head_weights, reduction=config.loss_reduction,
-            eos_tail=config.eos_tail, head_positions=config.head_positions if model.training else 1)
+        output: CAROutput = model(**inputs, head_weights=config.head_weights,
+                                  head_positions=config.head_positions if model.training else 1)
         return (output.loss, output) if return_outputs else output.loss  # Trainer divides by accumulated batches
 
     def _corrupt(self, speech_ids: Tensor) -> Tensor:
@@ -242,7 +237,3 @@ def export(config: TrainConfig, model: CARDecoder, trainer: CARTrainer, prepared
 def main(arguments: list[str] | None = None) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     run(load_config(TrainConfig, arguments))
-
-
-if __name__ == "__main__":
-    sys.exit(run_command("dcar.train", main))

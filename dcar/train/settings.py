@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from dcar.config import check, setting
 from dcar.config.schema import seed_setting
@@ -15,6 +16,13 @@ from dcar.train.spoken import SpokenSettings
 @dataclass
 class RunSettings:
     """Data, optimiser and rhythm of a run."""
+
+    # settings of earlier releases -> the value that they have now, and what to do for another
+    REMOVED: ClassVar[dict[str, Any]] = {
+        "own_tokens": (0.0, "the input is that of recordings; corrupt it by input_corruption"),
+        "tensorboard": (False, "set report_to=[tensorboard]"),
+        "loss_reduction": ("per_head_mean", "every head's loss is a mean over positions, as in the paper"),
+        "eos_tail": ("fill", "targets behind the end are the end of speech again")}
 
     data: str = setting("runs/prepared", "Folder written by `dcar prepare`.", place="folder")
     out: str = setting("runs/car", "Folder to write.", old=("out_dir",), place="folder")
@@ -31,16 +39,13 @@ class RunSettings:
                                    minimum=0)
     input_corruption: float = setting(0.0, "Share of input speech tokens replaced at random while training.",
                                       minimum=0, below=1)
-    own_tokens: float = setting(0.0, "Share of input chunks that the decoder draws itself while training, from the "
-                                     "true past; a pass more a step.", minimum=0, below=1)
     bf16: bool = setting(False, "bfloat16 autocast.")
     seed: int = seed_setting(0, "Of weights, order and corruption.")
     eval_steps: int = setting(250, "Steps between evaluations on the dev split.", minimum=1)
     save_steps: int = setting(250, "Steps between checkpoints.", minimum=1)
     log_steps: int = setting(25, "Steps between lines of the log.", minimum=1)
     workers: int = setting(0, "Processes that load data.", minimum=0)
-    tensorboard: bool = setting(False, "Also write out/tensorboard.")
-    report_to: list[str] = setting([], "Trackers of transformers that get the log: wandb, trackio, mlflow, …")
+    report_to: list[str] = setting([], "Trackers of transformers that get the log: tensorboard, wandb, trackio, …")
     resume: bool = setting(True, "Go on from the last checkpoint in out, bit for bit.")
     wait_minutes: float = setting(30.0, "How long processes wait for each other before they give up.", above=0)
 
@@ -71,9 +76,6 @@ class TrainConfig(RunSettings):
 
     head_weight_decay: float = setting(1.0, "Lambda of eq. 1: head k counts lambda^(k-1); 1 = uniform, the paper's.",
                                        above=0, maximum=1)
-    loss_reduction: str = setting("per_head_mean", "How positions are averaged.",
-                                 choices=("per_head_mean", "token_sum"))
-    eos_tail: str = setting("fill", "Targets behind the end: end of speech again, or none.", choices=("fill", "ignore"))
     head_positions: float = setting(1.0, "Share of positions that the additional heads are trained on; less is faster.",
                                     above=0, maximum=1)
     gradient_checkpointing: bool = setting(False, "Recompute activations: less memory, about a third more time.")
@@ -100,9 +102,9 @@ class TrainConfig(RunSettings):
         if self.freeze_trunk and (not self.init_from or self.model.num_prediction_heads == 1):
             raise ConfigError("freeze_trunk trains additional heads on a decoder that there is: give init_from=… and "
                               "model.num_prediction_heads of at least 2 (on a language model: backbone.train=heads)")
-        if self.keep_states and (not self.freeze_trunk or self.input_corruption or self.own_tokens):
+        if self.keep_states and (not self.freeze_trunk or self.input_corruption):
             raise ConfigError("keep_states keeps what a trunk that does not change says of its data: set "
-                              "freeze_trunk=true, input_corruption=0 and own_tokens=0")
+                              "freeze_trunk=true and input_corruption=0")
         if self.codebook_init and (self.init_from or self.backbone.path):
             raise ConfigError("codebook_init is a start from scratch; init_from and backbone.path name other weights")
         if self.replay and self.batch_size < 2:

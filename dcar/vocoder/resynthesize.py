@@ -11,7 +11,6 @@ well, `<out>/<split>/ID.wav`, with its text beside it in `ID.txt`, as `dcar scor
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +24,6 @@ from dcar.config import load_config, setting
 from dcar.config.schema import seed_setting
 from dcar.errors import ConfigError
 from dcar.prepare.prepared import load_prepared, prepared_info, recording_of, source_utterances
-from dcar.process import run_command
 from dcar.vocoder.base import check_speaks
 from dcar.vocoder.load import load_vocoder
 
@@ -109,7 +107,3 @@ def _recordings(config: ResynthesizeConfig) -> tuple[Speak, int]:
 
 def main(arguments: list[str] | None = None) -> None:
     print(run(load_config(ResynthesizeConfig, arguments)))
-
-
-if __name__ == "__main__":
-    sys.exit(run_command("dcar.vocoder.resynthesize", main))

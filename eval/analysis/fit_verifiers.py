@@ -14,8 +14,6 @@ Writes statistics.safetensors, statistics.json and config.yaml; the folder is th
 
 from __future__ import annotations
 
-import logging
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +30,6 @@ from dcar.errors import ConfigError
 from dcar.model.draft import AnyDecoder
 from dcar.model.load import load_decoder
 from dcar.prepare.prepared import load_prepared
-from dcar.process import run_command
 from dcar.prompts.items import PromptItem
 from dcar.prompts.load import load_prompts
 from dcar.sampling import SamplingConfig, likeliest, warp
@@ -48,9 +45,9 @@ from eval.verifiers.transitions import count_bigrams
 class FitConfig:
     """Settings of `dcar fit-verifiers`."""
 
-    decoder: str = setting("", "Directory of a decoder of either kind; starter = the shipped one.",
+    decoder: str = setting(meaning="Directory of a decoder of either kind; starter = the shipped one.",
                            names=("starter",))
-    data: str = setting("", "Folder written by `dcar prepare`.", place="folder")
+    data: str = setting(meaning="Folder written by `dcar prepare`.", place="folder")
     out: str = setting("runs/verifiers", "Folder to write.", place="folder")
     train_split: str = setting("train", "For token transitions.")
     split: str = setting("dev", "For rank accuracies and entropy thresholds.")
@@ -127,9 +124,6 @@ def fit(model: AnyDecoder, items: Sequence[PromptItem], train_tokens: Sequence[S
 
 def run(config: FitConfig) -> VerifierStatistics:
     """Measure and save into `config.out`."""
-    for name in ("decoder", "data"):
-        if not getattr(config, name):
-            raise ConfigError(f"{name} is not set: give {name}=…")
     model = load_decoder(config.decoder, config.device)
     items = load_prompts(config.data, config.split, model, config.prompt_tokens, config.seed, config.utterances)
     train = load_prepared(config.data, config.train_split)["speech"]
@@ -157,9 +151,4 @@ def summary(statistics: VerifierStatistics) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
     print(summary(run(load_config(FitConfig, arguments))))
-
-
-if __name__ == "__main__":
-    sys.exit(run_command("eval.analysis.fit_verifiers", main))

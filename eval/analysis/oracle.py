@@ -16,9 +16,7 @@ Writes oracle.json and oracle.png: the comparison, and how often each head is th
 
 from __future__ import annotations
 
-import logging
 import math
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +32,6 @@ from dcar.config.schema import seed_setting
 from dcar.errors import ConfigError
 from dcar.model.draft import AnyDecoder
 from dcar.model.load import load_decoder
-from dcar.process import run_command
 from dcar.prompts.load import load_prompts
 from dcar.tracking import provenance, write_json
 from eval.analysis.teacher import teacher_forced
@@ -48,9 +45,9 @@ ENTROPY_THRESHOLDS = 8  # points of the entropy rule
 class OracleConfig:
     """Settings of the oracle analysis."""
 
-    decoder: str = setting("", "Directory of a decoder of either kind; starter = the shipped one.",
+    decoder: str = setting(meaning="Directory of a decoder of either kind; starter = the shipped one.",
                            names=("starter",))
-    data: str = setting("", "Folder written by `dcar prepare`.", place="folder")
+    data: str = setting(meaning="Folder written by `dcar prepare`.", place="folder")
     out: str = setting("runs/oracle", "Folder to write.", place="folder")
     split: str = setting("dev", "Split that is read.")
     utterances: int = setting(0, "Of the split; 0 = all.", minimum=0)
@@ -252,9 +249,6 @@ def table(result: dict[str, Any]) -> str:
 
 def run(config: OracleConfig) -> dict[str, Any]:
     """Analyse and write oracle.json, oracle.png and config.yaml into `config.out`."""
-    for name in ("decoder", "data"):
-        if not getattr(config, name):
-            raise ConfigError(f"{name} is not set: give {name}=…")
     model = load_decoder(config.decoder, config.device)
     items = load_prompts(config.data, config.split, model, config.prompt_tokens, config.seed, config.utterances)
     result = analyse(model, list(teacher_forced(model, items, config.batch_size)), config)
@@ -267,9 +261,4 @@ def run(config: OracleConfig) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
     print(table(run(load_config(OracleConfig, arguments))))
-
-
-if __name__ == "__main__":
-    sys.exit(run_command("eval.analysis.oracle", main))

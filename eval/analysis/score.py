@@ -13,7 +13,6 @@ recogniser, mean of every scorer and how many were scored.
 from __future__ import annotations
 
 import json
-import logging
 import math
 import sys
 from collections.abc import Iterator, Sequence
@@ -29,7 +28,6 @@ from dcar.audio import load_audio
 from dcar.config import check, load_config, setting
 from dcar.corpus.read import load_corpus
 from dcar.errors import ConfigError, DataError, TextError
-from dcar.process import run_command
 from dcar.recognition.base import Recognizer
 from dcar.recognition.load import load_recognizer
 from dcar.storage import write_text
@@ -205,7 +203,6 @@ def summary(rows: Sequence[dict[str, Any]], errors: dict[str, list[WordErrors]],
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
     config = load_config(ScoreConfig, arguments)
     lines = []
     # a bar where the lines go elsewhere; a row a file, and the summary
@@ -215,7 +212,3 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(lines[-1], flush=True)
     if config.out:
         write_text(config.out, "".join(line + "\n" for line in lines))
-
-
-if __name__ == "__main__":
-    sys.exit(run_command("eval.analysis.score", main))

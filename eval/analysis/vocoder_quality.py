@@ -17,8 +17,6 @@ null (– in the table), and the similarity to the voice's mean embedding is wha
 
 from __future__ import annotations
 
-import logging
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,9 +27,8 @@ from tqdm import tqdm
 
 from dcar.config import load_config, save_config, setting
 from dcar.config.schema import seed_setting
-from dcar.errors import ConfigError, DataError
+from dcar.errors import DataError
 from dcar.prepare.prepared import load_prepared, prepared_info
-from dcar.process import run_command
 from dcar.prompts.items import make_prompts
 from dcar.prompts.load import corpus_recordings
 from dcar.recognition.load import load_recognizer
@@ -49,7 +46,7 @@ from dcar.voices.features import EMBEDDING_DIM
 class VocoderQualityConfig:
     """Settings of `dcar analyse what=vocoder`."""
 
-    data: str = setting("", "Folder written by `dcar prepare`.", place="folder")
+    data: str = setting(meaning="Folder written by `dcar prepare`.", place="folder")
     vocoder: str = setting("starter", "Folder, or a name that dcar.vocoder.load lists.")
     split: str = setting("test", "Split that is resynthesised.")
     judge: str = setting("moonshine", "Recogniser.")
@@ -78,8 +75,6 @@ def _voices(data: str) -> dict[str, np.ndarray]:
 
 def run(config: VocoderQualityConfig) -> dict[str, Any]:
     """Measure and write vocoder_quality.json and config.yaml into `config.out`; DataError for an empty split."""
-    if not config.data:
-        raise ConfigError("data is not set: give data=FOLDER, written by `dcar prepare`")
     items = make_prompts(load_prepared(config.data, config.split), config.prompt_tokens, config.seed)
     items = items[: config.limit or len(items)]
     if not items:
@@ -142,9 +137,4 @@ def table(result: dict[str, Any]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
     print(table(run(load_config(VocoderQualityConfig, arguments))))
-
-
-if __name__ == "__main__":
-    sys.exit(run_command("eval.analysis.vocoder_quality", main))

@@ -10,7 +10,6 @@ on a phone.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,6 @@ import jinja2
 
 from dcar.config import load_config, setting
 from dcar.errors import ConfigError, DataError
-from dcar.process import run_command
 from dcar.storage import replacing
 from eval.report.blocks import Section, Table, tables_of, write_tables
 from eval.report.curves import curves_section, read_log
@@ -108,7 +106,3 @@ def main(arguments: list[str] | None = None) -> None:
         raise ConfigError("compare: give the folder of a comparison")
     path = write_report(config.compare, config.training_log, config.out)
     print(f"{terminal_text(read_comparison(Path(config.compare)), Path(config.compare))}\n\nwrote {path}")
-
-
-if __name__ == "__main__":
-    sys.exit(run_command("eval.report.page", main))

@@ -18,7 +18,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import sys
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -31,7 +30,6 @@ from dcar.audio import load_audio, save_audio
 from dcar.config import load_config, setting
 from dcar.config.schema import seed_setting
 from dcar.errors import DataError
-from dcar.process import run_command
 from dcar.text.wer import normalize_transcript
 from eval.results.store import RECORDING, read_jsonl
 
@@ -66,7 +64,7 @@ def run(config: ExportConfig) -> list[Path]:
 def _export(config: ExportConfig, source: Path, out: Path, header: dict[str, Any]) -> list[Path]:
     records: dict[str, list[Record]] = defaultdict(list)
     for record in read_jsonl(source / "records.jsonl"):
-        if record["seed"] == config.seed and "prompt_seed" not in record:  # audio is kept with the first prompts only
+        if record["seed"] == config.seed and "prompt_seed" not in record:  # as earlier versions marked other prompts
             records[record["method"]].append(record)
     absent = [m for m in config.methods if m not in records]
     if absent or not records:
@@ -155,7 +153,3 @@ def main(arguments: list[str] | None = None) -> None:
     """The command: prints the folders that it wrote."""
     for folder in run(load_config(ExportConfig, arguments)):
         print(folder)
-
-
-if __name__ == "__main__":
-    sys.exit(run_command("eval.results.export", main))

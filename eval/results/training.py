@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import MISSING
 from typing import Any
 
 from dcar.errors import CheckpointError
 from dcar.model.load import Shipped
 from dcar.sources.shipped import resolve, shipped
 from dcar.train.checkpoints import step_of
+from dcar.train.settings import RunSettings
 
 FILE = "provenance.json"
-NO_EFFECT = {"data", "out", "seed", "eval_steps", "save_steps", "log_steps", "workers", "tensorboard", "resume",
-             "wait_minutes", "gradient_checkpointing", "max_steps", "init_from"}
+NO_EFFECT = {"data", "out", "seed", "eval_steps", "save_steps", "log_steps", "workers", "resume", "wait_minutes",
+             "gradient_checkpointing", "max_steps", "init_from"}
 """Settings of a run that do not change what is learned, but for chance; max_steps, for which the steps taken stand; and
 init_from, for which stands what that decoder was trained on: CAR and FAR cannot start from the same weights."""
 
@@ -48,7 +50,8 @@ def training_summary(checkpoint: str, starter: Shipped, deep: int = 4) -> Summar
                  "processes": said.get("processes", 1), "corpus": _corpus(corpus),
                  "trained on": f"{train['utterances']} utterances of {train.get('seconds', 0.0) / 3600:.2f} h",
                  **{name: "none" if value == "" else value for name, value in settings.items()
-                    if name not in NO_EFFECT and not _of_heads(name)}}
+                    if name not in NO_EFFECT and not _of_heads(name)
+                    and RunSettings.REMOVED.get(name, (MISSING,))[0] != value}}
         # a fingerprint counts times of files too, so a copied corpus has another one: the same rows are enough; their
         # tables alone, for what datasets writes beside them has names by chance
         tables = sorted(f"{name} {value}" for name, value in (data.get("files") or {}).items()
@@ -73,7 +76,7 @@ def _flat(settings: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 def _of_heads(name: str) -> bool:
     """Whether a setting concerns the additional heads, which is what CAR and FAR are meant to differ in."""
     last = name.rsplit(".", 1)[-1]
-    return "head" in last and last != "num_attention_heads" or last == "eos_tail"
+    return "head" in last and last != "num_attention_heads"
 
 
 def _corpus(corpus: Any) -> str:

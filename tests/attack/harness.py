@@ -274,7 +274,7 @@ def outcome(job: Job, out: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for path in sorted(p for p in out.rglob("*") if p.is_file()):
         name = str(path.relative_to(out))
-        if path.suffix in job.ignored or name.startswith(("records/", "tensorboard/")) or path.name == "compare.txt":
+        if path.suffix in job.ignored or name.startswith("records/") or path.name == "compare.txt":
             continue  # records: in whose shard a record stands is chance; records.jsonl has them all
         found[name] = _content(path, str(out))
     last = max((int(n) for name in found for n in re.findall(r"^checkpoint-(\d+)/", name)), default=0)

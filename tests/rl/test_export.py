@@ -217,10 +217,3 @@ def test_export_refuses_what_does_not_fit(run):
         main([f"run={run / 'base'}", "program=false", f"out={run / 'out'}"])
     with pytest.raises(ConfigError, match="run is not set"):
         main(["program=false"])
-
-
-def test_push_uploads_the_exported_directory(run, monkeypatch):
-    calls = []
-    monkeypatch.setattr(ChunkPolicy, "push_to_hub", lambda self, *a: calls.append(a) or "https://hub")
-    out = export(run, "program=false", "push_to_hub=someone/policy")
-    assert calls == [("someone/policy", out, True)]

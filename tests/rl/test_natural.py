@@ -9,7 +9,7 @@ from test_after_draw_training import stopped_and_whole, trainer_of
 from torch import nn
 from toy_world import ToyRecognizer
 
-from rl.natural import NaturalGradient, conjugate_gradients, fisher_product, flat, shaped
+from rl.natural import NaturalGradient, fisher_product, flat, shaped
 from rl.rewards import WERReward
 from rl.trainer import log_probs_of
 
@@ -46,15 +46,6 @@ def gradient(probs: Softmax, advantages: torch.Tensor) -> None:
     """Of minus the expected advantage [M, K]."""
     probs.zero_grad()
     (-(probs().exp() * advantages).sum(-1).mean()).backward()
-
-
-def test_conjugate_gradients_solve_a_system():
-    torch.manual_seed(0)
-    a = torch.randn(9, 6, dtype=torch.float64)
-    a, wanted = a.T @ a, torch.randn(6, dtype=torch.float64)
-    found = conjugate_gradients(lambda v: a @ v, wanted, 6, tolerance=1e-12)
-    assert torch.allclose(a @ found, wanted, atol=1e-8)
-    assert (a @ conjugate_gradients(lambda v: a @ v, wanted, 2) - wanted).norm() > 1e-3
 
 
 def test_products_are_those_of_the_fisher_information():

@@ -13,8 +13,6 @@ backbone.path=…`. Leaves behind: the decoder, its text tokenizer, and a model 
 
 from __future__ import annotations
 
-import logging
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +29,6 @@ from dcar.model.backbones.cosyvoice1 import load_cosyvoice1
 from dcar.model.backbones.decoder import TEXT_TOKENIZER_FOLDER, BackboneDecoder, check_ragged
 from dcar.model.backbones.text_tokens import TextTokenizer
 from dcar.model.cards import decoder_card
-from dcar.process import run_command
 from dcar.text.phonemes import TEXT_VOCAB_SIZE
 from dcar.tracking import provenance, write_json
 from heads.build import HEAD_KINDS, check_kind
@@ -43,9 +40,9 @@ KINDS = ("cosyvoice2", "cosyvoice", "llasa", "causal-lm")
 class ConvertConfig:
     """Settings of `dcar convert-backbone`."""
 
-    kind: str = setting("", "What the source is; cosyvoice is CosyVoice-300M.", choices=KINDS)
-    source: str = setting("", "Folder of the published model (causal-lm and llasa: or its name on the Hub).")
-    out: str = setting("", "Folder to write.", place="folder")
+    kind: str = setting(meaning="What the source is; cosyvoice is CosyVoice-300M.", choices=KINDS)
+    source: str = setting(meaning="Folder of the published model (causal-lm and llasa: or its name on the Hub).")
+    out: str = setting(meaning="Folder to write.", place="folder")
     heads: int = setting(7, "K, base head included.", minimum=1)
     head_kind: str = setting("independent", "Of the decoder's `heads`: independent, or shared, one stack for all "
                                             "offsets.", choices=HEAD_KINDS)
@@ -68,9 +65,6 @@ class ConvertConfig:
     def __post_init__(self):
         check(self)
         check_kind(self.head_kind, head_width=self.head_width, tie_heads=self.tie_heads)
-        for name in ("source", "out"):
-            if not getattr(self, name):
-                raise ConfigError(f"{name} is not set: give {name}=…")
 
 
 def convert(config: ConvertConfig) -> BackboneDecoder:
@@ -122,13 +116,8 @@ def convert(config: ConvertConfig) -> BackboneDecoder:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
     config = load_config(ConvertConfig, arguments)
     decoder = convert(config)
     size = sum(p.numel() for p in decoder.parameters())
     print(f"{config.out}: {size / 1e6:.1f} M parameters, {decoder.config.speech_vocab_size} speech codes, "
           f"{decoder.config.num_prediction_heads} heads, checksum {decoder.checksum()[:12]}")
-
-
-if __name__ == "__main__":
-    sys.exit(run_command("dcar.model.backbones.convert", main))

@@ -1,19 +1,17 @@
-"""Train the vocoder on one device from a pack: acoustic model and renderer side by side, the renderer later as a GAN.
+"""Train the vocoder on one device from a pack: acoustic model and renderer side by side.
 
     dcar train-vocoder data=vocoder_pack.safetensors out=runs/vocoder max_minutes=20
 
 All data lies on the device as flat tensors and crops are cut there, so no loader stands in the loop. The acoustic
 model learns true log-mels and pitch from tokens at every step; the renderer learns waves from true log-mels and true
-pitch at every `renderer_every`-th step, and after `warm_steps` of its own also against discriminators (Vocos / HiFi-GAN
-losses; departures: least-squares scores, relative feature matching, mel distance at three resolutions). An average
-(EMA) of the weights is what is exported.
+pitch at every `renderer_every`-th step, by a mel distance at three resolutions. An average (EMA) of the weights is what
+is exported.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -26,7 +24,6 @@ from tqdm import tqdm
 from dcar.audio import save_audio
 from dcar.config import load_config
 from dcar.errors import CheckpointError, DCARError
-from dcar.process import run_command
 from dcar.storage import replacing
 from dcar.tracking import write_json
 from dcar.vocoder.training.pack import VocoderData
@@ -117,7 +114,3 @@ def write_samples(trainer: Trainer, folder: Path) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     run(load_config(TrainVocoderConfig, arguments))
-
-
-if __name__ == "__main__":
-    sys.exit(run_command("dcar.vocoder.training.train", main))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -19,16 +19,30 @@ from dcar.vocoder.acoustic import EMBEDDING_SPREAD, Acoustics, pitch_statistics
 from dcar.vocoder.equalizer import CALIBRATION_SECONDS
 from dcar.vocoder.model import Pitch, TokenVocoder, VocoderConfig
 from dcar.vocoder.renderer import mel_transform
-from dcar.vocoder.training.losses import Discriminators, MelDistance, discriminator_loss, generator_losses
 from dcar.vocoder.training.pack import Crop, VocoderData
 from dcar.vocoder.training.voices import VoiceLoss
 from dcar.vocoder.training.words import WordLoss
-from dcar.voices.features import bands_below
+from dcar.voices.features import LogMel, bands_below
+
+CONTEXT_TOKENS = 8  # that the renderer reads on both sides of a crop
+LARGEST_NORM = 10.0  # of the gradients of a network
+STATE_WEIGHT = 0.5  # of guessing the states behind the tokens (a pack made with states=true)
+SPEAKER_NOISE = 0.15  # on speaker features, in units of their spread over the training rows
+MEL_WEIGHT = 15.0  # of the renderer's mel distance
+STATE = ("generator", "average", "generator_optimizer")  # of a run, to go on from
+MEL_RESOLUTIONS = ((512, 40), (1024, 80), (2048, 100))  # window and bands
 
 
 @dataclass
 class TrainVocoderConfig:
     """Settings of `dcar train-vocoder`."""
+
+    # settings of earlier releases -> the value that they have now, and what to do for another
+    REMOVED: ClassVar[dict[str, Any]] = {
+        **dict.fromkeys(("warm_steps", "matching_weight", "adversarial_weight", "discriminators"),
+                        "the renderer learns by its mel distance alone, as the shipped one did; leave it out"),
+        "context_tokens": (8, "it is 8"), "clip_norm": (10.0, "it is 10"), "state_weight": (0.5, "it is 0.5"),
+        "mel_weight": (15.0, "it is 15"), "speaker_noise": (0.15, "it is 0.15")}
 
     data: str = setting("", "Training packs (safetensors) written by dcar.vocoder.training.pack, separated by commas.")
     out: str = setting("runs/vocoder", "Folder for export/, checkpoint.pt, log.jsonl, samples/.", place="folder")
@@ -44,31 +58,19 @@ class TrainVocoderConfig:
     renderer_every: int = setting(1, "Steps between two steps of the renderer; 0 = it stays as it is.", minimum=0)
     renderer_batch_size: int = setting(16, "Crops a step of the renderer.", minimum=1)
     segment_tokens: int = setting(50, "Length of a crop that the renderer's losses see (50: 1 s).", minimum=1)
-    context_tokens: int = setting(8, "More tokens on both sides that the renderer reads.", minimum=0)
-    warm_steps: int = setting(1500, "First steps of the renderer without discriminators.", minimum=0)
     learning_rate: float = setting(
         1e-3, "Peak, of all networks; linear rise over 100 steps, cosine fall to a fiftieth.", above=0
     )
     voice_balance: float = setting(0.5, "0 = every second of speech is equally likely, 1 = every voice is.", minimum=0)
     weight_decay: float = setting(0.01, "Of AdamW.", minimum=0)
-    clip_norm: float = setting(10.0, "Largest gradient norm of the generator and of the discriminators.", above=0)
-    state_weight: float = setting(
-        0.5, "Weight of guessing the states behind the tokens (a pack made with states=true).", minimum=0
-    )
     words_weight: float = setting(0.0, "Weight of sounding like the words to whisper-base (words.py).", minimum=0)
     voice_weight: float = setting(0.0, "Weight of sounding like the voice to Resemblyzer (voices.py).", minimum=0)
-    mel_weight: float = setting(15.0, "Weight of the renderer's mel distance.", minimum=0)
-    matching_weight: float = setting(2.0, "Weight of feature matching.", minimum=0)
-    adversarial_weight: float = setting(1.0, "Weight of the adversarial loss.", minimum=0)
     ema_decay: float = setting(0.999, "Decay of the exported average of the generator's weights.", minimum=0, below=1)
-    speaker_noise: float = setting(0.15, "Noise on speaker features, in units of their spread over the training rows.",
-                                   minimum=0)
     bf16: bool = setting(True, "bf16 autocast (spectra, phases and losses stay in fp32).")
     log_every: int = setting(25, "Steps between log lines.", minimum=1)
     eval_every: int = setting(1000, "Steps between validations, checkpoints and exports.", minimum=1)
     samples: int = setting(4, "Validation utterances written as wav at the end.", minimum=0)
     vocoder: dict[str, Any] = setting({}, "Fields of VocoderConfig, {acoustic_dropout: 0.1}.")
-    discriminators: dict[str, Any] = setting({}, "Arguments of Discriminators.")
 
     def __post_init__(self) -> None:
         check(self)
@@ -78,7 +80,7 @@ class TrainVocoderConfig:
 
 
 class Trainer:
-    """Networks, optimisers and random state of one run; `step()` is one update of everything."""
+    """Networks, optimiser and random state of one run; `step()` is one update of everything."""
 
     def __init__(self, config: TrainVocoderConfig, data: VocoderData, device: torch.device):
         self.config, self.data, self.device = config, data, device
@@ -108,19 +110,15 @@ class Trainer:
             self.state_mean, self.state_spread = data.states.float().mean(0), data.states.float().std()
         self.average = TokenVocoder(shape).to(device).eval().requires_grad_(False)
         self.average.load_state_dict(self.generator.state_dict())
-        self.discriminators = Discriminators(**config.discriminators).to(device)
-        self.mel_distance = MelDistance(shape.sample_rate).to(device)
+        self.mels = nn.ModuleList(LogMel(shape.sample_rate, n_fft, n_fft // 4, bands)
+                                  for n_fft, bands in MEL_RESOLUTIONS).to(device)
         self.mel = mel_transform(shape).to(device)
         reach = torch.tensor([bands_below(self.mel.filters, shape.sample_rate, top) for top in data.top.tolist()])
         # [R, bands], 1 where the recording's rate reaches: what it does not hold is not taken for silence
         self.heard = (torch.arange(shape.mel_bands) < reach[:, None]).float().to(device)
-        fused = device.type == "cuda"
-        options: dict[str, Any] = {
-            "lr": config.learning_rate, "betas": (0.8, 0.95), "weight_decay": config.weight_decay, "fused": fused,
-        }
         learned = [*self.generator.parameters(), *(self.listener.parameters() if self.listener else ())]
-        self.generator_optimizer = torch.optim.AdamW(learned, **options)
-        self.discriminator_optimizer = torch.optim.AdamW(self.discriminators.parameters(), **options)
+        self.generator_optimizer = torch.optim.AdamW(learned, lr=config.learning_rate, betas=(0.8, 0.95),
+                                                     weight_decay=config.weight_decay, fused=device.type == "cuda")
         if int(data.tokens.max()) >= shape.vocab_size:
             raise ConfigError(f"{config.data}: token {int(data.tokens.max())}, but vocab_size is {shape.vocab_size}")
         self.random = torch.Generator(device).manual_seed(config.seed)
@@ -204,14 +202,13 @@ class Trainer:
         other = self.by_voice[self.voice_start[voice] + pick.long().minimum(self.voice_count[voice] - 1)]
         features = self.data.speaker[other]
         noise = torch.randn(features.shape, device=self.device, generator=self.random)
-        return rows, first, features + self.config.speaker_noise * self.speaker_spread * noise
+        return rows, first, features + SPEAKER_NOISE * self.speaker_spread * noise
 
     def step(self) -> dict[str, Tensor]:
         """One update; returns losses as tensors (no synchronisation with the device)."""
         torch.manual_seed(self.config.seed + self.step_index)  # of dropout: a resumed run drops the same
-        for optimizer in (self.generator_optimizer, self.discriminator_optimizer):
-            for group in optimizer.param_groups:
-                group["lr"] = self._learning_rate()
+        for group in self.generator_optimizer.param_groups:
+            group["lr"] = self._learning_rate()
         total, logs = self._acoustic_loss()
         if self.config.renderer_every and self.step_index % self.config.renderer_every == 0:
             loss, more = self._renderer_loss()
@@ -221,7 +218,7 @@ class Trainer:
         for name in ("acoustic", "renderer"):  # apart, since either would shrink the other's step
             parameters = [p for p in getattr(self.generator, name).parameters() if p.grad is not None]
             if parameters:
-                logs[f"{name}_norm"] = nn.utils.clip_grad_norm_(parameters, self.config.clip_norm)
+                logs[f"{name}_norm"] = nn.utils.clip_grad_norm_(parameters, LARGEST_NORM)
         self.generator_optimizer.step()
         # The average forgets its random start quickly, then slows down to its nominal decay.
         decay = min(self.config.ema_decay, (1 + self.step_index) / (10 + self.step_index))
@@ -254,40 +251,26 @@ class Trainer:
             return total, logs
         truth = (self.data.states[crop.positions].float() - self.state_mean) / self.state_spread
         error = ((guess.float() - truth).square().mean(-1) * crop.mask).sum() / crop.mask.sum()
-        return total + config.state_weight * error, logs | {"states": error.detach()}
+        return total + STATE_WEIGHT * error, logs | {"states": error.detach()}
 
     def _renderer_loss(self) -> tuple[Tensor, dict[str, Tensor]]:
-        """Mel distance of rendered true spectrograms and, after the warm steps, the adversarial losses."""
-        config, margin = self.config, self.config.context_tokens * self.data.samples_per_token
+        """Mel distance of rendered true spectrograms."""
+        config, margin = self.config, CONTEXT_TOKENS * self.data.samples_per_token
         rows, first, _ = self._draw(config.renderer_batch_size, config.segment_tokens)
-        span = config.segment_tokens + 2 * config.context_tokens
-        crop = self.data.crop(rows, first - config.context_tokens, span)
+        crop = self.data.crop(rows, first - CONTEXT_TOKENS, config.segment_tokens + 2 * CONTEXT_TOKENS)
         whole = self.data.wave(crop)
         real = whole[:, margin : whole.shape[1] - margin]
         noise = torch.randn(whole.shape, device=self.device, generator=self.random)
         phase = torch.rand(len(rows), 1, device=self.device, generator=self.random)
-        autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=config.bf16)
-        mask = crop.frame_mask
-        with autocast:
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=config.bf16):
             log_mel = self.mel(whole).transpose(1, 2)
-            fake = self.generator.renderer(log_mel, Pitch(crop.log_f0, crop.voiced), mask, noise, phase)
-        fake = fake[:, margin : fake.shape[1] - margin]
-        mel = self.mel_distance(fake, real)
-        total, logs = config.mel_weight * mel, {"mel": mel.detach()}
-        if self.step_index // config.renderer_every < config.warm_steps:
-            return total, logs
-        with autocast:
-            score = discriminator_loss(self.discriminators(torch.cat([real, fake.detach()])))
-        self.discriminator_optimizer.zero_grad(set_to_none=True)
-        score.backward()
-        logs["discriminator_norm"] = nn.utils.clip_grad_norm_(self.discriminators.parameters(), config.clip_norm)
-        self.discriminator_optimizer.step()
-        self.discriminators.requires_grad_(False)
-        with autocast:
-            adversarial, matching = generator_losses(self.discriminators(torch.cat([real, fake])))
-        self.discriminators.requires_grad_(True)
-        logs |= {"discriminator": score.detach(), "adversarial": adversarial.detach(), "matching": matching.detach()}
-        return total + config.adversarial_weight * adversarial + config.matching_weight * matching, logs
+            fake = self.generator.renderer(log_mel, Pitch(crop.log_f0, crop.voiced), crop.frame_mask, noise, phase)
+        mel = self.mel_distance(fake[:, margin : fake.shape[1] - margin], real)
+        return MEL_WEIGHT * mel, {"mel": mel.detach()}
+
+    def mel_distance(self, fake: Tensor, real: Tensor) -> Tensor:
+        """Mean absolute difference of the log-mels of waves [B, samples] at MEL_RESOLUTIONS (natural log)."""
+        return torch.stack([F.l1_loss(mel(fake), mel(real)) for mel in self.mels]).mean()
 
     @torch.no_grad()
     def validate(self, limit: int = 64) -> dict[str, float]:
@@ -315,14 +298,13 @@ class Trainer:
         return sums
 
     def state(self) -> dict[str, Any]:
-        names = ("generator", "average", "discriminators", "generator_optimizer", "discriminator_optimizer")
-        state: dict[str, Any] = {name: getattr(self, name).state_dict() for name in names}
+        state: dict[str, Any] = {name: getattr(self, name).state_dict() for name in STATE}
         if self.listener is not None:
             state["listener"] = self.listener.state_dict()
         return state | {"random": self.random.get_state(), "step": self.step_index, "seconds": self.seconds}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        for name in ("generator", "average", "discriminators", "generator_optimizer", "discriminator_optimizer"):
+        for name in STATE:
             getattr(self, name).load_state_dict(state[name])
         if self.listener is not None:
             self.listener.load_state_dict(state["listener"])

@@ -19,6 +19,7 @@ CONVERT, PREPARE = "dcar.model.backbones.convert:ConvertConfig", "dcar.prepare.s
 NEEDED = {
     SPEAK: ["text=a"], TOKENIZER: ["out=x"], PREPARE: ["out=x"], CONVERT: ["kind=llasa", "source=a", "out=b"],
     RECOGNIZER: ["train_manifest=a", "dev_manifest=b", "out=c.nemo"], DCPO: ["use_cpu=true"],
+    PROFILE: ["decoder=d", "data=d"],
 }
 
 IMPOSSIBLE = [
@@ -32,8 +33,8 @@ IMPOSSIBLE = [
         "learning_rate=inf", "learning_rate=.inf", "learning_rate=-1", "learning_rate=nan", "learning_rate=.nan",
         "learning_rate=0", "learning_rate=1e999", "learning_rate=fast", "learning_rate=true",
         "batch_size=0", "batch_size=-1", "gradient_accumulation=0", "workers=-1", "seed=-1", "seed=4294967296",
-        "seed=1" + 30 * "0", "warmup_steps=-1", "max_grad_norm=-1", "input_corruption=1", "own_tokens=1",
-        "head_weight_decay=0", "optimizer=sgd", "loss_reduction=sum", "eos_tail=cut", "bf16=maybe",
+        "seed=1" + 30 * "0", "warmup_steps=-1", "max_grad_norm=-1", "input_corruption=1",
+        "head_weight_decay=0", "optimizer=sgd", "bf16=maybe",
         "backbone.train=all", "backbone.dtype=int8", "backbone.lora.rank=0", "backbone.lora.dropout=1",
         "model=3", "model=null",
     )),
@@ -44,8 +45,8 @@ IMPOSSIBLE = [
         "sampling.top_p=0", "sampling.top_p=1.1", "top_p=nan", "sampling.top_k=-1", "sampling.max_tokens=0",
         "sampling.max_tokens_per_text_unit=0", "seeds=[-1]", "seeds=[0,0]", "seeds=[]", "seeds=[a]", "limit=-1",
         "batch_size=0", "resamples=10", "prompt_tokens=0", "prompt_seed=-1", "threads=-1", "audio_samples=-1",
-        "decoding=fast", "methods=[]", "methods={a: 1}", "sampling.repetition_share=0", "sampling={heat: 1}",
-        "out=", "data=",
+        "methods=[]", "methods={a: 1}", "scorers=[dnsmos,dnsmos]", "sampling.repetition_share=0",
+        "sampling={heat: 1}", "out=", "data=",
     )),
     *((PROFILE, text) for text in ("utterances=0", "seeds=0", "range_size=0", "sizes=[0]", "seed=-1",
                                    "sampling.temperature=nan")),
@@ -59,7 +60,7 @@ IMPOSSIBLE = [
         "scale_rewards=half", "lr_scheduler_type=zigzag", "eval_strategy=sometimes",
     )),
     *((VOCODER, text) for text in ("max_steps=0", "learning_rate=nan", "ema_decay=1", "segment_tokens=0", "samples=-1",
-                                   "mel_weight=-1", "vocoder=3", "bf16=2")),
+                                   "renderer_every=-1", "vocoder=3", "bf16=2")),
     *((RECOGNIZER, text) for text in ("batch_seconds=0", "warmup_share=2", "max_steps=0", "speeds=[0]", "speeds=[]",
                                       "max_minutes=0", "learning_rate=-1")),
     *((SPEAK, text) for text in ("sampling.temperature=nan", "--temperature=-1", "--top-k=-1", "seed=-1",

@@ -11,6 +11,7 @@ from trl import TrlParser
 
 from dcar.config import load_config, save_config
 from dcar.config.schema import old_names, settings_of
+from dcar.errors import ConfigError
 from dcar.sampling import SamplingConfig
 from dcar.train.car import TrainConfig
 from eval.compare.run import CompareConfig
@@ -42,7 +43,7 @@ OLD = [
 ]
 NEEDED = {"PrepareConfig": ["out=y"], "FitTokenizerConfig": ["out=y"], "SpeakConfig": ["hello"],
           "TrainRecognizerConfig": ["train_manifest=a", "dev_manifest=b", "out=y.nemo"],
-          "DCPOConfig": ["use_cpu=true"]}
+          "DCPOConfig": ["use_cpu=true"], "ProfileConfig": ["decoder=d", "data=d"], "ExportConfig": ["run=r"]}
 
 
 def value_of(config, key: str):
@@ -69,14 +70,18 @@ def test_an_old_name_means_the_new_one_and_is_noted_once(name, old, new, text, c
     assert f"note: {old} is called {new} now ({recipe}:1)" in caplog.text
 
 
+def test_a_setting_that_was_removed_is_passed_over_at_the_value_that_it_has_now():
+    assert load_config(TrainConfig, ["own_tokens=0", "tensorboard=false", "eos_tail=fill"]) == TrainConfig()
+    with pytest.raises(ConfigError, match=r"own_tokens was removed: .*input_corruption"):
+        load_config(TrainConfig, ["own_tokens=0.3"])
+
+
 def test_the_later_of_both_names_counts():
     assert load_config(TrainConfig, ["out=a", "out_dir=b"]).out == "b"
     assert load_config(TrainConfig, ["out_dir=b", "out=a"]).out == "a"
 
 
 def test_a_typing_error_is_told_todays_name():
-    from dcar.errors import ConfigError
-
     with pytest.raises(ConfigError, match="unknown setting 'out_dri'; did you mean 'out'"):
         load_config(TrainConfig, ["out_dri=x"])
     with pytest.raises(ConfigError, match="did you mean 'sampling.temperature'"):

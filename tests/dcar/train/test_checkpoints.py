@@ -19,7 +19,7 @@ from dcar.train.car import run
 from dcar.train.checkpoints import latest_checkpoint, remove_old, why_incomplete
 
 NEEDED = ["model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json", "config.json"]
-CHANGES = dict(max_steps=6, save_steps=2, eval_steps=2, input_corruption=0.2, own_tokens=0.3)
+CHANGES = dict(max_steps=6, save_steps=2, eval_steps=2, input_corruption=0.2)
 
 
 @pytest.fixture(scope="module")

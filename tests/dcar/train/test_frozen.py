@@ -122,7 +122,7 @@ def test_settings_that_contradict_each_other_are_refused(base, data, tmp_path):
     for changes in (dict(init_from=""), dict(model={"num_prediction_heads": 1})):
         with pytest.raises(ConfigError, match="freeze_trunk trains additional heads"):
             config(**changes)
-    for changes in (dict(freeze_trunk=False), dict(input_corruption=0.1), dict(own_tokens=0.1)):
+    for changes in (dict(freeze_trunk=False), dict(input_corruption=0.1)):
         with pytest.raises(ConfigError, match="keep_states keeps"):
             config(keep_states=True, **changes)
     with pytest.raises(ConfigError, match="num_layers is 2, here 3"):

@@ -201,8 +201,6 @@ def test_words_and_voices_of_a_split(tmp_path, monkeypatch):
         assert result[name]["wer"] == pytest.approx(2 / 12)  # one word of three in two of four utterances
     assert result["recording"]["right_voice"] == 1.0
     assert "resynthesised" in table(result)
-    with pytest.raises(ConfigError, match="data is not set"):
-        run(VocoderQualityConfig())
 
 
 def test_a_corpus_of_one_speaker_has_no_wrong_voice(tmp_path, monkeypatch):

@@ -101,7 +101,7 @@ def test_costs_of_a_decoder_that_knows_the_next_token_only():
             model.heads.base.weight[token, token] = 50.0
     targets = torch.tensor([1, 2, 3, 4, 5, 6, 7])
     hidden = torch.eye(32)[targets]
-    result = oracle.analyse(model, [(hidden, targets)], oracle.OracleConfig(random_sizes=[1, 2]))
+    result = oracle.analyse(model, [(hidden, targets)], oracle.OracleConfig("", "", random_sizes=[1, 2]))
     assert result["best_share"] == [1, 0, 0] and result["worst_share"][0] == 0
     rows = {r["schedule"]: r for r in result["rows"]}
     assert rows["car-1"]["nats_per_token"] == pytest.approx(0, abs=1e-4)

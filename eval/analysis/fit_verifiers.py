@@ -14,6 +14,7 @@ Writes statistics.safetensors, statistics.json and config.yaml; the folder is th
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ from dcar.errors import ConfigError
 from dcar.model.draft import AnyDecoder
 from dcar.model.load import load_decoder
 from dcar.prepare.prepared import load_prepared
+from dcar.process import run_command
 from dcar.prompts.items import PromptItem
 from dcar.prompts.load import load_prompts
 from dcar.sampling import SamplingConfig, likeliest, warp
@@ -152,3 +154,7 @@ def summary(statistics: VerifierStatistics) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     print(summary(run(load_config(FitConfig, arguments))))
+
+
+if __name__ == "__main__":
+    sys.exit(run_command("eval.analysis.fit_verifiers", main))

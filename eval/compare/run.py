@@ -12,11 +12,13 @@ An interrupted comparison continues where it stopped, with any number of process
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
-from dataclasses import asdict, dataclass
+import sys
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,6 +29,7 @@ from dcar.config import check, load_config, save_config, setting
 from dcar.config.schema import seed_setting
 from dcar.errors import ConfigError, DataError
 from dcar.prepare.prepared import prepared_info, tokenizer_identity
+from dcar.process import run_command
 from dcar.prompts.load import all_prompts, corpus_recordings, vocoder_for
 from dcar.prompts.together import check_together
 from dcar.recognition.load import load_recognizer
@@ -60,7 +63,6 @@ from eval.results.store import (
     RecordStore,
     Scope,
     Tools,
-    choose_items,
     plan,
     save_opus,
 )
@@ -77,9 +79,7 @@ class CompareConfig:
     """Settings of a comparison."""
 
     # settings of earlier releases -> the value that they have now, and what to do for another
-    REMOVED: ClassVar[dict[str, Any]] = {
-        "prompt_seeds": ([], "compare once with each prompt_seed"),
-        "decoding": ("auto", "the fastest way that serves the decoder is taken")}
+    REMOVED: ClassVar[dict[str, Any]] = {"decoding": ("auto", "the fastest way that serves the decoder is taken")}
 
     data: str = setting("runs/prepared", "Folder written by `dcar prepare`.", place="folder")
     split: str = setting("test", "Split that is spoken.")
@@ -98,6 +98,7 @@ class CompareConfig:
     batch_size: int = setting(16, "Utterances decoded at once; no effect on draws and words.", minimum=1)
     prompt_tokens: int = setting(50, "Length of the speaker prompt, as in training.", minimum=1)
     prompt_seed: int = seed_setting(0, "Which prompts are drawn; the same for all methods and seeds.")
+    prompt_seeds: list[int] = seed_setting([], "Several, instead of prompt_seed: replicates by prompts.")
     vocoder: str = setting("", "Folder, or a name that dcar.vocoder.load lists; empty = the shipped one.")
     asr: str = setting("moonshine", "Evaluation ASR; must not have made the speech tokens nor the reward.",
                        old=("judge",))
@@ -130,10 +131,19 @@ class CompareConfig:
             raise ConfigError("a comparison needs methods and seeds, at least one of each")
         if len(set(self.seeds)) != len(self.seeds):
             raise ConfigError(f"seeds must differ: {self.seeds}")
+        if len(set(self.prompt_seeds)) != len(self.prompt_seeds):
+            raise ConfigError(f"prompt_seeds must differ: {self.prompt_seeds}")
+        if self.prompt_seeds and self.prompt_seed and self.prompt_seed != self.prompt_seeds[0]:
+            raise ConfigError("give prompt_seed or prompt_seeds, not both")
         if len(set(self.scorers)) != len(self.scorers):
             raise ConfigError(f"scorers must differ: {self.scorers}")
         for name in expand_names(self.methods):  # refuses broken sweeps and samplings before anything is loaded
             split_sampling(name)
+
+    @property
+    def replicates(self) -> list[int]:
+        """Seeds of the prompts; the first is that of the references, of the audio kept and of the times."""
+        return self.prompt_seeds or [self.prompt_seed]
 
 
 def load_tools(config: CompareConfig, device: str, before: Tools | None = None) -> Tools:
@@ -146,14 +156,16 @@ def load_tools(config: CompareConfig, device: str, before: Tools | None = None) 
     folders = {"draft": config.draft, "statistics": config.statistics}
     models = load_models(config.decoder, config.far_decoder or "", config.policies, device,
                          **{name: folder for name, folder in folders.items() if folder}, fast=True)
-    items = all_prompts(config.data, config.split, models.decoder, config.prompt_tokens, config.prompt_seed)
+    items, *others = (all_prompts(config.data, config.split, models.decoder, config.prompt_tokens, seed)
+                      for seed in config.replicates)
+    heard = list(itertools.chain(items, *others))
     recordings = corpus_recordings(config.data)
-    prompts = PromptAudio.of_items(items, recordings)
+    prompts = PromptAudio.of_items(heard, recordings)
     if before and not hears_prompts(config.vocoder):
         vocoder = before.vocoder
         check_together(models.decoder, info, config.data, vocoder, models.policies.values())
     else:
-        vocoder = vocoder_for(models.decoder, config.data, items, config.vocoder, device, prompts,
+        vocoder = vocoder_for(models.decoder, config.data, heard, config.vocoder, device, prompts,
                               models.policies.values())
     asr = before.asr if before else load_recognizer(config.asr, device=device)
     if before and not isinstance(before.similarity, PromptSimilarity):
@@ -166,8 +178,8 @@ def load_tools(config: CompareConfig, device: str, before: Tools | None = None) 
         NoiseQuality() if config.noise_quality_utterances else None, recordings,
         {"vocoder": vocoder_identity(vocoder, config.vocoder)},
         {"corpus": info["corpus"], "tokenizer": tokenizer_identity(info), "split": config.split},
-        load_scorers(config.scorers, prompts, device),
-        codebook_of(info["tokenizer"], config.data) if len(config.seeds) > 1 else None,
+        load_scorers(config.scorers, prompts, device), dict(zip(config.replicates[1:], others, strict=True)),
+        codebook_of(info["tokenizer"], config.data) if len(config.replicates) * len(config.seeds) > 1 else None,
         PhonemeAligner.fit([i.reference_tokens for i in items[:ENOUGH]], [i.text for i in items[:ENOUGH]],
                            models.decoder.config.speech_vocab_size) if config.audio_samples else None,
         compare_training(config.decoder, config.far_decoder) if config.far_decoder else None,
@@ -184,7 +196,7 @@ def run(config: CompareConfig, tools: Tools | None = None) -> dict[str, Any]:
     if state.is_main_process and tools is None:
         logger.info("loading models")
     tools = tools or load_tools(config, config.device or str(state.device))
-    tools.items = choose_items(tools.items, config.limit)
+    tools.choose(config.limit, config.replicates)
     if not tools.items:
         raise DataError(f"split '{config.split}' of {config.data} has no utterances to compare on")
     entries = make_methods(expand_names(config.methods), tools.models, config.sampling)
@@ -196,13 +208,13 @@ def run(config: CompareConfig, tools: Tools | None = None) -> dict[str, Any]:
         logger.warning(said)  # before an hour of speaking, and again below the table
     parameters = sum(p.numel() for p in tools.models.decoder.parameters())
     with writing(out), threads_of(config.threads, parameters, state.num_processes):
-        maker = _make_records(config, tools, entries, references, out, meeting, state)
-        explanations = Explanations(maker, config.reasons_utterances, out, state.process_index)
+        makers = _make_records(config, tools, entries, references, out, meeting, state)
+        explanations = Explanations(makers[config.replicates[0]], config.reasons_utterances, out, state.process_index)
         explanations.note(state.process_index, state.num_processes)
         meeting.wait("speaking, transcribing and noting why chunks end")
         result: dict[str, Any] = {}
         if state.is_main_process:
-            result = _finish(config, tools, entries, references, maker, explanations, out, state, tuned)
+            result = _finish(config, tools, entries, references, makers, explanations, out, state, tuned)
     meeting.wait("writing the table and the report")
     return result or json.loads((out / "compare.json").read_text())
 
@@ -219,8 +231,8 @@ def _references(config: CompareConfig, tools: Tools) -> list[str]:
 
 
 def _make_records(config: CompareConfig, tools: Tools, entries: list[Entry], references: list[str], out: Path,
-                  meeting: Meeting, state: PartialState) -> Maker:
-    """The maker, this process's share of its records made."""
+                  meeting: Meeting, state: PartialState) -> dict[int, Maker]:
+    """The makers by prompt seed, their records made. Prompts behind the first have no references and no audio."""
     store = RecordStore(out / "records", state.process_index)
     done = store.read()
     if state.is_main_process:  # pieces of sound that a kill has left
@@ -228,16 +240,24 @@ def _make_records(config: CompareConfig, tools: Tools, entries: list[Entry], ref
             part.unlink()
     meeting.wait("reading the records of earlier runs")  # everyone has read before anyone writes
     store.open()
-    maker = Maker(tools, entries, config.seeds, _scope(config, len(tools.items)), out, store, done)
-    mine = [u for u in plan(tools.items, entries, config.seeds, config.batch_size, references)
-            if u.owner % state.num_processes == state.process_index]
+    scope = _scope(config, len(tools.items))
+    makers = {config.replicates[0]: Maker(tools, entries, config.seeds, scope, out, store, done)}
+    for prompt_seed, items in tools.other_prompts.items():
+        makers[prompt_seed] = Maker(replace(tools, items=items), entries, config.seeds, Scope(), out, store, done)
+    mine = [[u for u in plan(maker.tools.items, entries, config.seeds, config.batch_size, () if i else references)
+             if u.owner % state.num_processes == state.process_index] for i, maker in enumerate(makers.values())]
+    total = sum(len(u.indices) for units in mine for u in units)
+    earlier: list[Record] = []  # an utterance may have the same prompt again
     # None: no bar where there is no terminal
-    with tqdm(total=sum(len(u.indices) for u in mine), desc="1/4 speak, transcribe", unit="utt", mininterval=1,
+    with tqdm(total=total, desc="1/4 speak, transcribe", unit="utt", mininterval=1,
               disable=None if state.is_main_process else True) as bar:
-        for unit in mine:
-            bar.set_postfix_str(unit.method)
-            maker.run(unit, bar.update)
-    return maker
+        for maker, units in zip(makers.values(), mine, strict=True):
+            maker.adopt(earlier)
+            for unit in units:
+                bar.set_postfix_str(unit.method)
+                maker.run(unit, bar.update)
+            earlier += maker.done.values()
+    return makers
 
 
 def _scope(config: CompareConfig, size: int) -> Scope:
@@ -250,10 +270,10 @@ def _scope(config: CompareConfig, size: int) -> Scope:
 
 
 def _finish(config: CompareConfig, tools: Tools, entries: list[Entry], references: list[str],
-            maker: Maker, explanations: Explanations, out: Path, state: PartialState,
+            makers: dict[int, Maker], explanations: Explanations, out: Path, state: PartialState,
             tuned: Tuned | None) -> dict[str, Any]:
     names = [*references, *(e.name for e in entries)]
-    records = _gather(config, names, maker)
+    records = _gather(config, names, makers)
     save_config(config, out / "config.yaml")
     timings: list[dict[str, Any]] = []
     if config.timing_utterances:
@@ -276,7 +296,7 @@ def _finish(config: CompareConfig, tools: Tools, entries: list[Entry], reference
         bar.update()
         result |= explanations.told(out)
         bar.update()
-        result["samples"] = _samples(config, tools, names, maker)
+        result["samples"] = _samples(config, tools, names, makers[config.replicates[0]])
         bar.update()
         heard = [voice["audio"] for sample in result["samples"] for voice in sample["voices"] if voice["audio"]]
         result["files"] = {name: digest(out / name) for name in ("records.jsonl", "config.yaml", *heard)}
@@ -297,19 +317,25 @@ def _equal_speed(records: list[Record], rows: list[Row], resamples: int) -> list
     return [pair for axis in axes for pair in equal_speed(rows, counts, axis, resamples)]
 
 
-def _gather(config: CompareConfig, names: list[str], maker: Maker) -> list[Record]:
-    """The records of this comparison out of all shards: one per (method, seed, utterance), sorted; in
-    records.jsonl."""
+def _gather(config: CompareConfig, names: list[str], makers: dict[int, Maker]) -> list[Record]:
+    """The records of this comparison out of all shards: one per (method, seed, prompts, utterance), sorted; in
+    records.jsonl. Those of other prompts than the first say of which (`prompt_seed`)."""
     records = []
-    maker.adopt(maker.store.read())
-    for name in names:
-        for seed in config.seeds[:1] if name in (RECORDING, RESYNTHESIS) else config.seeds:
-            for i, item in enumerate(maker.tools.items):
-                if not maker.finished(name, seed, i):
-                    raise DataError(f"{config.out}: no record of {name}, seed {seed}, {item.prompt.utterance_id}; "
-                                    "a process stopped early; run the comparison again, it continues")
-                records.append(maker.done[name, seed, item.prompt.utterance_id])
-    write_text(maker.out / "records.jsonl", "".join(json.dumps(r) + "\n" for r in records))
+    for prompt_seed, maker in makers.items():
+        maker.adopt(maker.store.read())
+        first = prompt_seed == config.replicates[0]
+        for name in names:
+            reference = name in (RECORDING, RESYNTHESIS)
+            if reference and not first:
+                continue
+            for seed in config.seeds[:1] if reference else config.seeds:
+                for i, item in enumerate(maker.tools.items):
+                    if not maker.finished(name, seed, i):
+                        raise DataError(f"{config.out}: no record of {name}, seed {seed}, {item.prompt.utterance_id}; "
+                                        "a process stopped early; run the comparison again, it continues")
+                    record = maker.done[name, seed, item.prompt.utterance_id]
+                    records.append(record if first else {**record, "prompt_seed": prompt_seed})
+    write_text(makers[config.replicates[0]].out / "records.jsonl", "".join(json.dumps(r) + "\n" for r in records))
     return records
 
 
@@ -323,7 +349,7 @@ def _header(config: CompareConfig, tools: Tools, entries: list[Entry], rows: lis
         "speaker_similarity": getattr(tools.similarity, "name", None), "noise_quality": NOISE_QUALITY_LABEL,
         "scorers": {name: {"kind": s.kind, "setting": s.spec} for name, s in tools.scorers.items()},
         "sampling": asdict(config.sampling), "seeds": list(config.seeds),
-        "utterances": len(tools.items), "corpus": tools.corpus,
+        "prompt_seeds": config.replicates, "utterances": len(tools.items), "corpus": tools.corpus,
         "methods": {e.name: e.identity for e in entries},
         "parameters": sum(p.numel() for p in decoder.parameters()), "heads": decoder.config.num_prediction_heads,
         "codes": decoder.config.speech_vocab_size,
@@ -369,3 +395,7 @@ def main(arguments: list[str] | None = None) -> None:
     if state.is_main_process:
         print(f"\n{terminal_text(result, Path(config.out))}")
     state.destroy_process_group()
+
+
+if __name__ == "__main__":
+    sys.exit(run_command("eval.compare.run", main))

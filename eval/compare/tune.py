@@ -137,7 +137,7 @@ def summary(result: dict[str, Any], records: Sequence[Record], resamples: int) -
             "not_worse": [p["name"] for p in points if p["p_to_best"] > 0.05],  # what chance could have put first
             "identity": {k: v for k, v in result["methods"][best["method"]].items() if k != "sampling"}, "grid": points,
         }
-    kept = ("asr", "normalizer", "seeds", "utterances", "corpus", "models", "provenance")
+    kept = ("asr", "normalizer", "seeds", "prompt_seeds", "utterances", "corpus", "models", "provenance")
     return {"format_version": FORMAT_VERSION, "methods": methods, "common": result["sampling"],
             "split": result["corpus"].get("split", result["config"]["split"]), **{k: result[k] for k in kept}}
 
@@ -153,9 +153,9 @@ def table(found: dict[str, Any]) -> str:
         wers = {p["name"]: f"{100 * p['wer']:8.2f}{marks[p['name']]}" for p in of["grid"]}
         speed = next(p["tokens_per_pass"] for p in of["grid"] if p["name"] == of["best"])
         lines.append(f"{method:{wide}}" + "".join(f"{wers.get(word, '–'):>9}" for word in words) + f"   {speed:.2f}")
-    seeds = ", ".join(map(str, found["seeds"]))
+    seeds, prompts = (", ".join(map(str, found[k])) for k in ("seeds", "prompt_seeds"))
     return "\n".join([*lines, f"* best, ' not worse beyond chance (p > 0.05). {found['utterances']} utterances of "
-                              f"split {found['split']} × seeds {seeds}, ASR {found['asr']}."])
+                              f"split {found['split']} × seeds {seeds} × prompts {prompts}, ASR {found['asr']}."])
 
 
 def main(arguments: list[str] | None = None) -> None:

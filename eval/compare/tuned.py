@@ -60,7 +60,7 @@ class Tuned:
         own = {e.name for e in entries}
         common = [e.name for e in entries if "sampling" not in e.identity]
         return {"path": str(self.path), "same_split": self.header["split"] == split,
-                **{k: self.header[k] for k in ("split", "utterances", "seeds", "asr")},
+                **{k: self.header[k] for k in ("split", "utterances", "seeds", "prompt_seeds", "asr")},
                 "missing": [n for n in common if f"{n}@{TUNED}" not in own]}
 
 
@@ -75,7 +75,7 @@ def load_tuned(path: str | Path) -> Tuned:
         raise DataError(f"{path}: no tuned.json of format {FORMAT_VERSION}; run `dcar tune` again")
     if "judge" in header:  # as it was called before
         header.setdefault("asr", header["judge"])
-    kinds = {"split": str, "utterances": int, "seeds": list, "asr": str, "methods": dict}
+    kinds = {"split": str, "utterances": int, "seeds": list, "prompt_seeds": list, "asr": str, "methods": dict}
     wrong = [name for name, kind in kinds.items() if not isinstance(header.get(name), kind)]
     methods = header["methods"] if "methods" not in wrong else {}
     wrong += [f"methods.{name}" for name, found in methods.items() if not _is_method(found)]

@@ -208,12 +208,13 @@ def _sampling_notes(spoken: Sequence[Row], header: dict[str, Any]) -> list[str]:
         if tuned["missing"]:
             said.append(f"Not tuned, so at the common sampling only: {', '.join(tuned['missing'])}.")
     if any(r.get("variety") is not None for r in spoken):
-        said.append("variety: mean distance of two renderings of a sentence (other seeds) by dynamic time "
+        said.append("variety: mean distance of two renderings of a sentence (other seeds or prompts) by dynamic time "
                     "warping over the tokenizer's centroids; 0 the same speech, 1 as far as codes at random. duration "
                     "±: standard deviation over renderings, of the mean. run: longest run of one token, mean and "
                     "longest of all.")
         if alike := [r["method"] for r in spoken if r.get("variety") == 0]:
-            said.append(f"Spoken alike every time, so more seeds say nothing more: {', '.join(alike)}.")
+            said.append(f"Spoken alike every time, so more seeds say nothing more (prompt_seeds would): "
+                        f"{', '.join(alike)}.")
     return said
 
 
@@ -221,6 +222,8 @@ def notes(rows: Sequence[Row], header: dict[str, Any]) -> list[str]:
     """What the columns mean and what the experiment can and cannot show; also printed in the report."""
     second = header.get("second_opinion")
     seeds = ", ".join(map(str, header["seeds"]))
+    if len(prompts := header.get("prompt_seeds") or []) > 1:
+        seeds += f" × prompts of seeds {', '.join(map(str, prompts))}"
     out = [
         f"WER, CER: corpus level, recogniser {header['asr']} (its transcripts are capped by duration), text "
         f"normaliser {header['normalizer']}{f', 2nd WER by {second}' if second else ''}; n utterances × seeds {seeds}; "

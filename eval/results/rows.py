@@ -26,7 +26,7 @@ def make_rows(records: Sequence[Record], methods: Sequence[str], timings: Sequen
 
     Errors are tested against baselines of the same sampling (FAR, CAR-1, the best CAR-k, …; none where it was not
     spoken), times against one FAR and one CAR-1 for all rows, those of the common sampling where they are there.
-    Error counts of an utterance are summed over its seeds before anything is resampled. scorers: names of
+    Error counts of an utterance are summed over its seeds and prompts before anything is resampled. scorers: names of
     the scores that the records carry, for `row["scores"]`. distances: of the codes [V, V], for `row["variety"]`.
     """
     grouped = {m: [r for r in records if r["method"] == m] for m in methods}
@@ -73,7 +73,7 @@ def strict_baseline(method: str, methods: Sequence[str]) -> str | None:
 
 
 def by_utterance(records: Sequence[Record], field: str = "words") -> tuple[list[int], list[int], list[str]]:
-    """Errors and reference units summed over the seeds of each utterance, and the ids, sorted."""
+    """Errors and reference units summed over the seeds and prompts of each utterance, and the ids, sorted."""
     errors: Counter[str] = Counter()
     units: Counter[str] = Counter()
     for r in records:
@@ -113,6 +113,7 @@ def _row(method: str, records: Sequence[Record], timings: Sequence[dict[str, Any
         "noise_quality_n": sum("noise_quality" in r for r in records),
         "duration_ratio": sum(r["duration"] for r in records) / sum(r["reference_duration"] for r in records),
         "n": len(ids), "seeds": len({r["seed"] for r in records}), "records": len(records),
+        "prompts": len({r.get("prompt_seed") for r in records}),
     }
     second = [r for r in records if "second_words" in r]
     if second:

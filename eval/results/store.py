@@ -21,7 +21,7 @@ import numpy as np
 
 from dcar.audio import OPUS_RATES, resample, save_audio
 from dcar.decoding import DecodeResult, decode
-from dcar.errors import DataError
+from dcar.errors import ConfigError, DataError
 from dcar.prompts.items import PromptItem
 from dcar.recognition.base import Recognizer
 from dcar.text.wer import NORMALIZER, WordErrors, character_errors, word_errors
@@ -58,9 +58,25 @@ class Tools:
     identity: dict[str, str] = field(default_factory=dict)  # names and checksums of vocoder, ASR, …
     corpus: dict[str, Any] = field(default_factory=dict)  # what the report says about the data
     scorers: Mapping[str, Scorer] = field(default_factory=dict)  # by name; every record carries a score of each
+    # prompt seed -> the same utterances with other prompts, for replicates; `items` have those of the first seed
+    other_prompts: Mapping[int, list[PromptItem]] = field(default_factory=dict)
     codebook: np.ndarray | None = None  # [V, P] centroids of the tokenizer, by which renderings are compared
     aligner: PhonemeAligner | None = None  # lays texts along the tokens, for pictures of samples
     training: dict[str, Any] | None = None  # what FAR and CAR were trained on (eval/results/training.py)
+
+    def choose(self, limit: int, prompt_seeds: Sequence[int]) -> None:
+        """Keep `limit` utterances (`choose_items`), the same of every prompt seed; the first seed is that of `items`.
+
+        ConfigError for prompt seeds without prompts, or with those of the first.
+        """
+        self.items = choose_items(self.items, limit)
+        if absent := [seed for seed in prompt_seeds[1:] if seed not in self.other_prompts]:
+            raise ConfigError(f"prompt_seeds {absent}: no prompts were loaded for them; give them in `other_prompts`")
+        self.other_prompts = {seed: choose_items(self.other_prompts[seed], limit) for seed in prompt_seeds[1:]}
+        for seed, items in self.other_prompts.items():
+            if all(a.prompt == b.prompt for a, b in zip(self.items, items, strict=True)):
+                raise ConfigError(f"prompt_seeds: {seed} gives the prompts of {prompt_seeds[0]}, for the corpus names "
+                                  "them or has one utterance a speaker; leave prompt_seeds out")
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """What greediness costs: how far the renderings of one sentence lie apart, and whether speech loops.
 
 Fewer word errors at a low temperature are bought with sameness, which no word error rate shows. Renderings are what a
-method makes of one utterance with other seeds. Two are compared by dynamic time warping of their
+method makes of one utterance with other seeds or other prompts. Two are compared by dynamic time warping of their
 tokens over the distances of the tokenizer's centroids (dcar/tokens/warping.py): 0 is the same speech, token by token
 but for their lengths; 1 is as far as two codes taken at random.
 """

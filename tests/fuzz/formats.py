@@ -293,7 +293,7 @@ def _tuned(folder: Path) -> list[str]:
     [entry] = make_methods(["car-1"], TOOLS.models, SHORT)
     best = {"temperature": 0.5, "top_k": 3, "top_p": 1.0}
     (folder / "tuned.json").write_text(json.dumps({
-        "format_version": 1, "split": "dev", "utterances": 6, "seeds": [0], "asr": "j",
+        "format_version": 1, "split": "dev", "utterances": 6, "seeds": [0], "prompt_seeds": [0], "asr": "j",
         "methods": {"car-1": {"identity": entry.identity, "sampling": best, "rows": []}}}))
     (folder / "profile.json").write_text(json.dumps({
         "rows": [{"k": 1, "wer": 0.1, "ci": [0, 1]}], "range": [2, 3], "recognizer": "r", "base_checksum": "abc"}))

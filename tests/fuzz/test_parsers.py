@@ -140,7 +140,7 @@ CONFIG = {"model_type": "dcar-decoder", "hidden_size": 32, "num_layers": 2, "dro
 POLICY = {"model_type": "dcar-chunk-policy", "hidden_size": 32, "num_actions": 4, "width": 16,
           "num_attention_heads": 2, "chunk_range": [2, 3]}
 BEST = {"identity": {}, "sampling": {"temperature": 0.5, "top_k": 3, "top_p": 1.0}}
-TUNED: dict[str, Any] = {"format_version": 1, "split": "dev", "utterances": 6, "seeds": [0],
+TUNED: dict[str, Any] = {"format_version": 1, "split": "dev", "utterances": 6, "seeds": [0], "prompt_seeds": [0],
                          "asr": "j", "methods": {"car-1": BEST}}
 PROFILE = {"range": [2, 3], "base_checksum": "abc", "rows": []}
 

@@ -1,4 +1,4 @@
-"""Own samplings, renderings of other seeds and `dcar tune`, end to end on a random tiny decoder."""
+"""Own samplings, replicates by prompts and `dcar tune`, end to end on a random tiny decoder."""
 
 from __future__ import annotations
 
@@ -6,22 +6,23 @@ import dataclasses
 import json
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
-from compare_worker import SHORT, LevelJudge, scored_policy, tiny_config, tiny_policy, tiny_tools
+from compare_worker import SHORT, LevelJudge, scored_policy, tiny_config, tiny_items, tiny_policy, tiny_tools
 from tiny_decoders import tiny_decoder
 
 from dcar.config import load_config
-from dcar.decoding import ChunkMethod, FixedChunk, decode
+from dcar.decoding import ChunkMethod, FixedChunk, Prompt, decode
 from dcar.errors import CheckpointError, ConfigError, DataError
 from dcar.sampling import SamplingConfig
 from eval.compare.run import run
 from eval.compare.tune import TuneConfig, default_methods, main, table, tune
 from eval.compare.tuned import load_tuned
 from eval.methods.registry import Models
-from eval.results.store import Tools
+from eval.results.store import RECORDING, RESYNTHESIS, Tools
 
 ROOT = Path(__file__).parents[3]
 WARM = dataclasses.replace(SHORT, temperature=0.9)
@@ -33,9 +34,16 @@ def gathered(out: Path) -> list[dict]:
     return [json.loads(line) for line in (out / "records.jsonl").read_text().splitlines()]
 
 
-def replicated() -> Tools:
-    """Tools that can compare two renderings."""
-    return dataclasses.replace(tiny_tools(), codebook=np.random.default_rng(0).normal(size=(12, 4)))
+def other_voices(count: int = 6, shift: int = 1) -> list:
+    """The tiny utterances with other prompts."""
+    return [dataclasses.replace(item, prompt=Prompt(item.prompt.utterance_id, item.prompt.text_ids,
+                                                    tuple((t + shift) % 12 for t in item.prompt.prompt_ids)))
+            for item in tiny_items(count)]
+
+
+def replicated(judge: LevelJudge | None = None) -> Tools:
+    codebook = np.random.default_rng(0).normal(size=(12, 4))
+    return dataclasses.replace(tiny_tools(judge), other_prompts={7: other_voices()}, codebook=codebook)
 
 
 def tiny_tune(out: Path | str, **changes) -> TuneConfig:
@@ -101,24 +109,88 @@ def test_own_samplings_are_timed_and_drawn(tmp_path):
     assert len({json.loads(line)["session"] for line in timings}) == 2  # times of two sets of methods do not compare
 
 
-# ---------------------------------------------------------------------------------------------------------- renderings
+# ------------------------------------------------------------------------------------------------------- prompt_seeds
+
+
+def test_prompts_replicate_where_seeds_are_one(tmp_path):
+    judge = LevelJudge()
+    config = tiny_config(tmp_path, methods=["car-2@t0", "car-2"], prompt_seeds=[0, 7], seeds=[0, 1],
+                         **{**QUIET, "references": True, "report": True, "audio_samples": 2})
+    result = run(config, replicated(judge))
+    records = gathered(tmp_path)
+    counted = Counter((r["method"], r["seed"], r.get("prompt_seed")) for r in records)
+    assert counted == {(RECORDING, 0, None): 6, (RESYNTHESIS, 0, None): 6,
+                       **{(m, s, p): 6 for m in ("car-2@t0", "car-2") for s in (0, 1) for p in (None, 7)}}
+    spoken = {(r["seed"], r.get("prompt_seed"), r["id"]): r["tokens"] for r in records if r["method"] == "car-2@t0"}
+    ids = [i.prompt.utterance_id for i in tiny_items()]
+    assert all(spoken[0, p, i] == spoken[1, p, i] for p in (None, 7) for i in ids)  # seeds are one
+    assert any(spoken[0, None, i] != spoken[0, 7, i] for i in ids)  # prompts are not
+    direct = decode(tiny_tools().models.decoder, [i.prompt for i in other_voices()], ChunkMethod(FixedChunk(2)),
+                    SamplingConfig(0.0, max_tokens=20, max_tokens_per_text_unit=4))
+    assert {r.utterance_id: r.tokens for r in direct} == {i: spoken[0, 7, i] for i in ids}
+    row = next(r for r in result["rows"] if r["method"] == "car-2@t0")
+    assert (row["n"], row["seeds"], row["prompts"], row["records"]) == (6, 2, 2, 24)  # intervals: 6 utterances, not 24
+    assert row["variety"] > 0 and result["prompt_seeds"] == [0, 7]
+    text = (tmp_path / "compare.txt").read_text()
+    assert "× prompts of seeds 0, 7" in text and "variety" in text
+    assert "What greediness costs" in (tmp_path / "report.html").read_text()
+    again = LevelJudge()
+    run(config, replicated(again))
+    assert again.calls == 0 < judge.calls
+    alone = LevelJudge()  # the prompts of today are the first of two
+    run(dataclasses.replace(config, prompt_seeds=[]), tiny_tools(alone))
+    assert alone.calls == 0
 
 
 def test_replicates_of_an_utterance_stay_together(tmp_path):
     """Repeating every utterance with the same outcome must not narrow an interval."""
     config = tiny_config(tmp_path, methods=["car-2@t0"], seeds=[0], **QUIET)
     one = run(config, tiny_tools())["rows"][0]
-    three = run(dataclasses.replace(config, seeds=[0, 1, 2]), replicated())["rows"][0]
+    three = run(dataclasses.replace(config, seeds=[0, 1, 2]), replicated())["rows"][0]  # and no prompts but the first
     assert three["records"] == 18 and three["wer_ci"] == one["wer_ci"]
 
 
 def test_renderings_that_are_one_are_said(tmp_path):
-    config = tiny_config(tmp_path, methods=["car-2@t0", "car-2"], seeds=[0, 1], **{**QUIET, "report": True})
-    same, other = run(config, replicated())["rows"]
-    assert same["variety"] == 0 and same["variety_ci"] == [0, 0] and other["variety"] > 0
-    text = (tmp_path / "compare.txt").read_text()
-    assert "Spoken alike every time, so more seeds say nothing more: car-2@t0." in text and "variety" in text
-    assert "What greediness costs" in (tmp_path / "report.html").read_text()
+    tools = dataclasses.replace(replicated(), other_prompts={})
+    row = run(tiny_config(tmp_path, methods=["car-2@t0"], seeds=[0, 1], **QUIET), tools)["rows"][0]
+    assert row["variety"] == 0 and row["variety_ci"] == [0, 0]
+    assert "Spoken alike every time" in (tmp_path / "compare.txt").read_text()
+
+
+def test_an_utterance_with_the_same_prompt_again_is_spoken_once(tmp_path):
+    judge, alone = LevelJudge(), LevelJudge()
+    others = [*tiny_items()[:3], *other_voices()[3:]]
+    config = tiny_config(tmp_path, methods=["car-2"], seeds=[0], prompt_seeds=[0, 7], **QUIET)
+    run(config, dataclasses.replace(tiny_tools(judge), other_prompts={7: others}))
+    (shard,) = (tmp_path / "records").glob("*.jsonl")
+    assert len(shard.read_text().splitlines()) == 6 + 3 and len(gathered(tmp_path)) == 12
+    with pytest.raises(ConfigError, match="gives the prompts of 0"):
+        run(config, dataclasses.replace(tiny_tools(alone), other_prompts={7: tiny_items()}))
+    with pytest.raises(ConfigError, match="no prompts were loaded"):
+        run(config, tiny_tools(alone))
+    assert alone.calls == 0
+
+
+def test_prompt_seeds_are_checked_and_loaded(monkeypatch, tmp_path):
+    for bad in ({"prompt_seeds": [1, 1]}, {"prompt_seeds": [1, 2], "prompt_seed": 3}):
+        with pytest.raises(ConfigError, match="prompt_seed"):
+            tiny_config(tmp_path, **bad)
+    assert tiny_config(tmp_path, prompt_seed=3).replicates == [3]
+    assert tiny_config(tmp_path, prompt_seeds=[3, 4], prompt_seed=3).replicates == [3, 4]
+    asked = []
+
+    def spy(data, split, decoder, prompt_tokens, seed):
+        asked.append(seed)
+        if len(asked) == 2:
+            raise DataError("far enough")
+        return []
+
+    monkeypatch.setattr("eval.compare.run.load_models", lambda *a, **o: Models(tiny_decoder()))
+    monkeypatch.setattr("eval.compare.run.prepared_info", lambda path: {})
+    monkeypatch.setattr("eval.compare.run.all_prompts", spy)
+    with pytest.raises(DataError, match="far enough"):
+        run(tiny_config(tmp_path, prompt_seeds=[5, 2]))
+    assert asked == [5, 2]
 
 
 # --------------------------------------------------------------------------------------------------------------- tune
@@ -127,7 +199,7 @@ def test_renderings_that_are_one_are_said(tmp_path):
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory):
     out = tmp_path_factory.mktemp("tune")
-    return out, tune(tiny_tune(out, methods=[], seeds=[0, 1]), replicated())
+    return out, tune(tiny_tune(out, methods=[], prompt_seeds=[0, 7]), replicated())
 
 
 def test_tune_speaks_the_grid_and_keeps_the_best(tuned):
@@ -146,7 +218,7 @@ def test_tune_speaks_the_grid_and_keeps_the_best(tuned):
         assert of["best"] in of["not_worse"] and of["identity"]["decoder"] == decoder
         assert all(p["variety"] is not None and p["wer_ci"][0] <= p["wer"] <= p["wer_ci"][1] for p in of["grid"])
     assert "policy" in found["methods"]["dcar"]["identity"] and "sampling" not in found["methods"]["dcar"]["identity"]
-    assert (found["common"]["top_k"], found["seeds"]) == (5, [0, 1])
+    assert (found["common"]["top_k"], found["seeds"], found["prompt_seeds"]) == (5, [0], [0, 7])
     assert (out / "tune.png").stat().st_size > 0
     text = table(found)
     assert text.count("*") == 5 + 1 and "t1-k2" in text.splitlines()[0]

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dcar.decoding.fast.stack import weights_signature
@@ -48,7 +48,8 @@ def _affine(weight: Tensor, bias: Tensor, dtype: torch.dtype, then: str = "none"
 class _Block:
     """A `ConvNeXtBlock` without padding: x [n + 2 pad, C] -> [n, C]."""
 
-    def __init__(self, block: ConvNeXtBlock, dtype: torch.dtype):
+    def __init__(self, block: nn.Module, dtype: torch.dtype):
+        assert isinstance(block, ConvNeXtBlock)
         conv, scale = block.conv, block.residual_scale.detach()
         self.size, self.pad, self.dilation = conv.in_channels, int(conv.padding[0]), conv.dilation[0]
         self.taps, self.bias = conv.weight.detach()[:, 0].T.contiguous(), conv.get_parameter("bias")

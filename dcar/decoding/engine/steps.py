@@ -343,10 +343,10 @@ class EngineSteps:
         if draw is not None:
             r.draw.copy_(draw)
         if record and self.candidates is not None:
-            rows, made = torch.arange(len(r.passes), device=self.device), self.candidates.shape[1]
+            rows, passes = torch.arange(len(r.passes), device=self.device), self.candidates.shape[1]
             flat = self.candidates.view(-1, *self.candidates.shape[2:])
             # a finished row writes behind its last
-            flat.index_copy_(0, rows * made + r.passes, candidates)
+            flat.index_copy_(0, rows * passes + r.passes, candidates)
         return draw
 
     @staticmethod

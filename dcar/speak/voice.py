@@ -7,7 +7,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,7 @@ def read_voice(path: str | Path, tokenizer, prompt_tokens: int = 50) -> Voice:
     return Voice(tuple(int(t) for t in tokens[start : start + prompt_tokens]), features, partial(load_audio, path))
 
 
+@cache
 def starter_voices(split: str = "test") -> dict[str, Voice]:
     """Voices of the starter corpus by the names of their speakers, each from its first utterance. Those of "test" were
     never trained on, those of "dev" were."""

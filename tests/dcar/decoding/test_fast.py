@@ -181,5 +181,3 @@ def test_a_comparison_gives_the_same_words_either_way(tmp_path):
                         if "passes" in r}  # not the recordings
     assert spoken["plain"] == spoken["fast"]
     assert isinstance(quick.models.reader(quick.models.decoder), FastDecoder)
-    with pytest.raises(ConfigError, match="decoding must be one of auto, loop; not 'engine'"):
-        tiny_config(tmp_path, decoding="engine")

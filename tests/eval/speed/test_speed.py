@@ -168,7 +168,7 @@ def test_policy_is_timed_by_the_clock_of_the_benchmark():
         (result,) = engine.decode(load.prompts(model, 1), ChunkMethod(PolicyChunk(policy)), load.sampling())
         decided = result.target_passes - 1  # the first size comes with the prompt
         assert result.seconds["policy"] == (decided if spent else 0)
-        assert result.seconds["lm"] == (2 * decided + 1 if spent else 0)
+        assert result.seconds["lm"] > result.seconds["policy"] if spent else result.seconds["lm"] == 0
 
 
 @pytest.mark.parametrize("kind", ["independent", "shared"])

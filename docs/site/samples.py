@@ -35,6 +35,6 @@ if __name__ == "__main__":
         prompt, out = Path(folder) / "prompt.wav", Path(folder) / "out.wav"
         soundfile.write(prompt, *soundfile.read(io.BytesIO(found[PROMPT]["audio"]["bytes"])))
         for name, settings in METHODS.items():
-            subprocess.run(["dcar", "speak", found[SENTENCE]["text"], f"prompt={prompt}", f"out={out}", *settings,
+            subprocess.run(["dcar", "speak", found[SENTENCE]["text"], f"voice={prompt}", f"out={out}", *settings,
                             "sampling.temperature=1.0", "sampling.top_k=0", "seed=0"], check=True)
             write(name, *soundfile.read(out))

@@ -61,7 +61,7 @@ def draw(heading: str, across: str, label: str, path: Path, size: tuple[float, f
     axes.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
     taken = [axes.transData.transform((x, y)) for _, x, y in found]
-    boxes = [Bbox.from_extents(x - 6, y - 6, x + 6, y + 6) for x, y in taken]
+    boxes = [Bbox.from_extents(x - 12, y - 12, x + 12, y + 12) for x, y in taken]
     for (a, b), (c, d) in pairwise(axes.transData.transform(point) for point in fixed):  # no name covers the line
         steps = [i / 40 for i in range(41)]
         boxes += [Bbox.from_extents(x - 4, y - 4, x + 4, y + 4)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# How the shipped models were made, on two CPU cores in about seven hours (docs/history.md says what each step gave). Each
+# How the shipped models were made, on two CPU cores in about ten hours (docs/history.md says what each step gave). Each
 # command is one that a user runs on a corpus of their own. Usage:
 #   ./launch/make_starter_models.sh runs/starter [BLENDS [MORE_BLENDS]]
 # BLENDS, MORE_BLENDS: corpora of blended voices for the vocoder, which do not ship (launch/make_starter_corpus.py blend, as

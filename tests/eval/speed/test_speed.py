@@ -41,13 +41,13 @@ def test_last_line_is_one_json(capsys):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_decision_among_draws_is_measured_against_a_fixed_chunk(capsys, dtype):
     asked = ["sizes=[tiny]", "heads=shared", "num_prediction_heads=12", f"dtype={dtype}", "policy_reads=candidates"]
-    main([*asked, "--quick", "repeats=1", "clock=cpu", "parts=[steps]", "chunks=[1,10]", "num_candidates=3"])
+    main([*asked, "--quick", "repeats=5", "clock=cpu", "parts=[steps]", "chunks=[1,10]", "num_candidates=3"])
     out = capsys.readouterr().out.splitlines()
     result = json.loads(out[-1])
     card = result["models"]["tiny"]
     decided, plain = card["ms_per_decided_step"]["after the draw"], card["ms_per_step"]
     share = result["ratios"]["decision_over_pass"]["tiny"]["after the draw"]
-    assert share == {k: pytest.approx(decided[k] / plain[k] - 1) for k in ("1", "10")}
+    assert share == {k: pytest.approx(decided[k] / plain[k] - 1) for k in ("1", "10")} and share["10"] > -0.5
     (row,) = (line for line in out if line.startswith("CAR-10"))
     assert f"{decided['10']:.3f}" in row
     (policy,) = random_policies(tiny_decoder().bfloat16(), reads="candidates").values()
@@ -168,7 +168,7 @@ def test_policy_is_timed_by_the_clock_of_the_benchmark():
         (result,) = engine.decode(load.prompts(model, 1), ChunkMethod(PolicyChunk(policy)), load.sampling())
         decided = result.target_passes - 1  # the first size comes with the prompt
         assert result.seconds["policy"] == (decided if spent else 0)
-        assert result.seconds["lm"] > result.seconds["policy"] if spent else result.seconds["lm"] == 0
+        assert result.seconds["lm"] == (2 * decided + 1 if spent else 0)
 
 
 @pytest.mark.parametrize("kind", ["independent", "shared"])

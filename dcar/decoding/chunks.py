@@ -290,12 +290,13 @@ class PolicyChunk:
                                           self.dial)
         if made is None:
             return None
-        sizes, taken, tokens, draws = made.sizes, made.taken, made.spoken, made.draws if several > 1 else None
         if self.mode == "sample" or self.ordered is not None:
-            sizes, taken, draws = self._choice(session, made.log_probs)
-            tokens = of_draw(made.tokens, draws)[:, : int(sizes.max())]
+            sizes, log_probs, chosen = self._choice(session, made.log_probs)
+            tokens = of_draw(made.tokens, chosen)[:, : int(sizes.max())]
+        else:  # the likeliest, which came along
+            sizes, log_probs, tokens, chosen = made.sizes, made.taken, made.spoken, made.chosen if several > 1 else None
         session.policy_seconds += time.perf_counter() - started
-        return Kept(tokens, sizes, actions=sizes, chosen=draws, log_probs=taken, candidates=made.candidates)
+        return Kept(tokens, sizes, actions=sizes, chosen=chosen, log_probs=log_probs, candidates=made.candidates)
 
     def _choice(self, session: Session, log_probs: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         u = None if self.mode == "greedy" else session.uniform("policy", session.generated)

@@ -36,7 +36,7 @@ class Decided(NamedTuple):
     candidates: Tensor  # [B, N, n, F], as `ChunkPolicy.see`
     log_probs: Tensor  # [B, N K], as `PolicyReader.log_probs`
     sizes: Tensor  # of the likeliest [B]
-    draws: Tensor  # [B]
+    chosen: Tensor  # of the candidates [B]
     taken: Tensor  # their log-probs [B]
     spoken: Tensor  # [B, longest of the sizes]
 
@@ -182,16 +182,16 @@ class FusedPolicy:
         tokens, spoken = u.new_empty(rows, several, n, dtype=torch.long), u.new_empty(rows, n, dtype=torch.long)
         seen = u.new_empty(rows, several, n, about.features, dtype=torch.float32)
         log_probs, taken = seen.new_empty(rows, several * about.actions), seen.new_empty(rows)
-        sizes, draws = tokens.new_empty(rows), tokens.new_empty(rows)
+        sizes, chosen = tokens.new_empty(rows), tokens.new_empty(rows)
         longest = own.run_decision(
             ctypes.addressof(about), logits.data_ptr(), hidden.data_ptr(),
             ctypes.addressof(warping(config.temperature, config.top_k, eos)),
             None if banned is None else banned.data_ptr(), u.data_ptr(),
-            *(t.data_ptr() for t in (tokens, seen, log_probs, sizes, draws, taken, spoken)), rows, several, size,
+            *(t.data_ptr() for t in (tokens, seen, log_probs, sizes, chosen, taken, spoken)), rows, several, size,
             torch.get_num_threads(), dial)
         if longest < 0:
             raise RuntimeError(f"could not allocate memory for a decision among {rows * several} chunks")
-        return Decided(tokens, seen, log_probs, sizes, draws, taken, spoken[:, :longest]) if longest else None
+        return Decided(tokens, seen, log_probs, sizes, chosen, taken, spoken[:, :longest]) if longest else None
 
 
 class FastPolicyReader(PolicyReader):

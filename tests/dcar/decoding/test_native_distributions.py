@@ -167,9 +167,9 @@ def test_a_decision_is_that_of_the_reference(flags, dtype, several, reach, dial,
             assert torch.allclose(made.log_probs[possible], wanted[possible], atol=1e-4)
             assert bool((made.log_probs[~possible] < -1e8).all())
             best = made.log_probs.argmax(-1)
-            assert torch.equal(made.draws * 16 + made.sizes - 1, best)
+            assert torch.equal(made.chosen * 16 + made.sizes - 1, best)
             assert torch.equal(made.taken, made.log_probs.gather(1, best[:, None])[:, 0])
-            assert torch.equal(made.spoken, tokens[torch.arange(3), made.draws][:, : int(made.sizes.max())])
+            assert torch.equal(made.spoken, tokens[torch.arange(3), made.chosen][:, : int(made.sizes.max())])
             one = Decided(*(t[1:2] for t in made))  # a row does not depend on its company
             alone = fused.decide(hidden[1:2], logits[1:2], u[1:2], config, None if where is None else where[1:2], EOS,
                                  dial)

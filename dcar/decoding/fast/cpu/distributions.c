@@ -262,11 +262,11 @@ static long decide(const Decision *d, const float *seen, float *log_probs, long 
 
 /* A whole decision after the draw: candidates drawn side by side at numbers u [batch, reach, several] from logits [batch, reach, size]
  * behind hidden states [batch, width], tokens [batch, several, reach]; what is `seen` of them [batch, several, reach, features];
- * log-probabilities of candidate and size together [batch, several, actions]; and the likeliest: sizes, draws and their log-probabilities
- * `taken` [batch], tokens `spoken` [batch, reach]. The longest of these sizes; 0 where a row has no distribution, -1 where there is no
- * memory. */
+ * log-probabilities of candidate and size together [batch, several, actions]; and the likeliest: sizes, candidates `chosen`, their
+ * log-probabilities `taken` [batch], tokens `spoken` [batch, reach]. The longest of these sizes; 0 where a row has no distribution, -1
+ * where there is no memory. */
 long run_decision(const Decision *d, const element *logits, const element *hidden, const Warping *how, const unsigned char *banned,
-                  const double *u, long *tokens, float *seen, float *log_probs, long *sizes, long *draws, float *taken, long *spoken,
+                  const double *u, long *tokens, float *seen, float *log_probs, long *sizes, long *chosen, float *taken, long *spoken,
                   long batch, long several, long size, long threads, float dial) {
   long pad = (size + GROUP - 1) / GROUP * GROUP, reach = d->reach, chunk = reach * d->features, undefined = 0, failed = 0, longest = 0;
 #pragma omp parallel num_threads(threads) reduction(+ : undefined, failed) if (threads > 1 && batch * reach * size > ALONE)
@@ -296,8 +296,8 @@ long run_decision(const Decision *d, const element *logits, const element *hidde
   for (long b = 0; b < batch; b++) {
     long best = decide(d, seen + b * several * chunk, log_probs + b * several * d->actions, several, dial);
     if (best < 0) return 0;
-    draws[b] = best / d->actions, sizes[b] = best % d->actions + 1, taken[b] = log_probs[b * several * d->actions + best];
-    memcpy(spoken + b * reach, tokens + (b * several + draws[b]) * reach, reach * sizeof *spoken);
+    chosen[b] = best / d->actions, sizes[b] = best % d->actions + 1, taken[b] = log_probs[b * several * d->actions + best];
+    memcpy(spoken + b * reach, tokens + (b * several + chosen[b]) * reach, reach * sizeof *spoken);
     longest = sizes[b] > longest ? sizes[b] : longest;
   }
   return longest;

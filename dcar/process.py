@@ -31,6 +31,15 @@ GONE = re.compile(
     r"monitoredBarrier|broken pipe", re.IGNORECASE)
 
 
+SMALL = 100_000_000
+"""Parameters of a decoder, below which its steps are too short to be shared among threads."""
+
+
+def cores() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 @contextlib.contextmanager
 def hearing(name: str) -> Iterator[None]:
     """Ctrl-C raises KeyboardInterrupt, a second one leaves at once; SIGTERM leaves with REQUEUE. Only this process

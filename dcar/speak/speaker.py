@@ -20,11 +20,12 @@ from dcar.decoding.fast.stack import weights_signature
 from dcar.errors import ConfigError
 from dcar.model.draft import AnyDecoder
 from dcar.model.load import Shipped, load_decoder, load_policy, text_encoder
+from dcar.process import SMALL, cores
 from dcar.prompts.together import check_together, made_by
 from dcar.sampling import SamplingConfig
 from dcar.speak.defaults import DIALS, NUM_CANDIDATES, POLICY, SAMPLING, method_for
 from dcar.speak.phrases import Phrase, note_other_language, phrases
-from dcar.speak.stream import SMALL, cores, in_one_thread, stream_audio
+from dcar.speak.stream import in_one_thread, stream_audio
 from dcar.speak.voice import Voice, find_voice, shipped_voice, tuned_voice
 from dcar.text.phonemes import PHONEME_VERSION
 from dcar.tokens.base import SpeechTokenizer

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -16,13 +15,11 @@ import torch
 from dcar.decoding.engine.run import Job, Plan, StaticEngine
 from dcar.decoding.records import DecodeResult
 from dcar.errors import ConfigError
+from dcar.process import cores
 from dcar.vocoder.model import TokenVocoder
 from dcar.vocoder.streaming import StreamingVocoder, reach
 
 T = TypeVar("T")
-
-SMALL = 100_000_000
-"""Parameters of a decoder, below which its steps are made `in_one_thread`."""
 
 FIRST = 8
 """Tokens whose sound comes first: 0.16 s, enough until there is more."""
@@ -36,11 +33,6 @@ class AudioChunk:
     samples: np.ndarray
     seconds: float  # from the start of the stream
     result: DecodeResult | None = None  # with the last piece
-
-
-def cores() -> int:
-    """That this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def in_one_thread(made: Iterator[T]) -> Iterator[T]:

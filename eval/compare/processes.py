@@ -14,9 +14,7 @@ import torch.distributed as dist
 from accelerate import PartialState
 
 from dcar.errors import ConfigError, ProcessError
-from dcar.process import meeting_others
-
-SMALL = 100_000_000  # parameters, below which a step is too short to be shared among threads
+from dcar.process import SMALL, cores, meeting_others
 
 
 class Meeting:
@@ -67,8 +65,7 @@ def threads_of(threads: int, parameters: int, processes: int) -> Iterator[None]:
     another job has (the shipped decoder on two busy cores: 80 times as long with two threads as with one); else as many
     as there are idle cores."""
     before = torch.get_num_threads()
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    idle = max(1, int((cores - os.getloadavg()[0]) / processes))
+    idle = max(1, int((cores() - os.getloadavg()[0]) / processes))
     torch.set_num_threads(threads or (1 if parameters < SMALL else idle))
     try:
         yield

@@ -64,7 +64,7 @@ def run(config: ExportConfig) -> list[Path]:
 def _export(config: ExportConfig, source: Path, out: Path, header: dict[str, Any]) -> list[Path]:
     records: dict[str, list[Record]] = defaultdict(list)
     for record in read_jsonl(source / "records.jsonl"):
-        if record["seed"] == config.seed and "prompt_seed" not in record:  # as earlier versions marked other prompts
+        if record["seed"] == config.seed and "prompt_seed" not in record:  # audio is kept with the first prompts only
             records[record["method"]].append(record)
     absent = [m for m in config.methods if m not in records]
     if absent or not records:

@@ -101,6 +101,7 @@ def pipeline(config: QuickstartConfig) -> list[list[Step]]:
     data, car, far = shipped("prepared"), out / "car", out / "far"
     distilled, chunk_scorer, verifiers = out / "distilled", out / "chunk_scorer", out / "verifiers"
     dcpo, policy, from_starter = out / "dcpo", out / "policy", config.start == "starter"
+    spoken = distilled if from_starter else data  # what decoders and chunk scorer learn
     python = sys.executable
     if config.processes > 1:  # `accelerate launch --cpu` would silently run one process (docs/scaling.md)
         compare = [python, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", str(config.processes),
@@ -109,7 +110,7 @@ def pipeline(config: QuickstartConfig) -> list[list[Step]]:
         compare = [python, "-m", "eval.compare"]
 
     def train(name: str, folder: Path, initial: str) -> Step:
-        recipe, spoken = RECIPES / "car_starter.yaml", distilled if from_starter else data
+        recipe = RECIPES / "car_starter.yaml"
         variant = {"car": ":distilled", "far": ":far_distilled"} if from_starter else {"car": "", "far": ":far"}
         command = [python, "-m", "dcar.train", "--config", f"{recipe}{variant[name]}", f"data={spoken}",
                    f"out={folder}", f"max_steps={config.train_steps}", f"eval_steps={config.train_steps}"]
@@ -123,12 +124,12 @@ def pipeline(config: QuickstartConfig) -> list[list[Step]]:
 
     def train_chunk_scorer() -> Step:
         recipe = RECIPES / "chunk_scorer_starter.yaml"
-        command = [python, "-m", "dcar.train.chunk_scorer", "--config", str(recipe), f"decoder={car}", f"data={data}",
+        command = [python, "-m", "dcar.train.chunk_scorer", "--config", str(recipe), f"decoder={car}", f"data={spoken}",
                    f"out={chunk_scorer}", f"max_steps={config.chunk_scorer_steps}",
                    f"eval_steps={config.chunk_scorer_steps}"]
         if not computes_bfloat16():
             command.append("bf16=false")
-        inputs = [car, data, recipe]
+        inputs = [car, spoken, recipe]
         if from_starter:  # its decoder is close to the one that this was trained for
             command += ["init_from=starter", "learning_rate=0.0005", "warmup_steps=10"]
             inputs.append(shipped("chunk_scorer"))
@@ -146,7 +147,7 @@ def pipeline(config: QuickstartConfig) -> list[list[Step]]:
         [train_chunk_scorer(),
          Step("verifiers", [python, "-m", "eval.analysis.fit_verifiers", "--config",
                             str(RECIPES / "verifiers_starter.yaml"), f"decoder={car}", f"data={data}",
-                            f"out={verifiers}"],
+                            "sampling.temperature=1.0", "sampling.top_k=0", f"out={verifiers}"],
               [verifiers / "statistics.json"], [car, RECIPES / "verifiers_starter.yaml"])],
         [Step("dcpo", [python, "-m", "rl.train", "--config", str(RECIPES / "dcpo_starter.yaml"), f"decoder={car}",
                        f"data={data}", f"chunk_scorer={chunk_scorer}", f"out={dcpo}",

@@ -251,7 +251,14 @@ class EngineSteps:
                 chunks, started = self._chunks(r, logits, u, plan, forbidden), self.clock()
             else:
                 chunks = made.tokens
-            tokens = of_draw(chunks, self._decide_after_draw(r, logits, chunks, deciding, plan.record_hidden, made))
+            if made is not None and deciding.mode == "greedy" and deciding.forced is None and not plan.record_hidden:
+                r.sizes.copy_(made.sizes)
+                r.log_probs.copy_(made.taken)
+                r.draw.copy_(made.chosen)
+                tokens, width = made.spoken, made.spoken.shape[1]
+                position = position[:, :width]
+            else:
+                tokens = of_draw(chunks, self._decide_after_draw(r, logits, chunks, deciding, plan.record_hidden, made))
             self.policy_seconds += self.clock() - started
         asked = torch.minimum(r.sizes, r.limits - r.generated)  # 0 where a row is finished
         counts, ended = up_to_end(tokens, asked, eos)

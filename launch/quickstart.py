@@ -47,9 +47,9 @@ class QuickstartConfig:
                                minimum=0)
     chunk_scorer_steps: int = setting(0, "Of what tells how well tokens go together; 0 = 60 from the starter, 150 from "
                                       "scratch.", minimum=0)
-    policy_steps: int = setting(8, "Updates of DCPO, 512 rollouts each.", minimum=1)
+    policy_steps: int = setting(16, "Updates of DCPO, some 512 rollouts each.", minimum=1)
     utterances: int = setting(96, "Of the comparison, from speakers that were never trained on.", minimum=1)
-    processes: int = setting(2, "Of the comparison.", minimum=1)
+    processes: int = setting(2, "Of DCPO and of the comparison.", minimum=1)
     check_utterances: int = setting(12, "Re-tokenised to check the shipped tokens against this machine.", minimum=1)
 
     def __post_init__(self):
@@ -95,6 +95,15 @@ def computes_bfloat16() -> bool:
     return found["architecture"] != "x86_64" or bool(found.get("avx512_bf16") or found.get("amx_bf16"))
 
 
+def launched(module: str, processes: int) -> list[str]:
+    """The command that runs a module in several processes."""
+    if processes == 1:
+        return [sys.executable, "-m", module]
+    # `accelerate launch --cpu` would silently run one process (docs/scaling.md)
+    return [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", str(processes),
+            "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "-m", module]
+
+
 def pipeline(config: QuickstartConfig) -> list[list[Step]]:
     """Steps in order; the members of an inner list run side by side."""
     out = Path(config.out)
@@ -103,11 +112,6 @@ def pipeline(config: QuickstartConfig) -> list[list[Step]]:
     dcpo, policy, from_starter = out / "dcpo", out / "policy", config.start == "starter"
     spoken = distilled if from_starter else data  # what decoders and chunk scorer learn
     python = sys.executable
-    if config.processes > 1:  # `accelerate launch --cpu` would silently run one process (docs/scaling.md)
-        compare = [python, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", str(config.processes),
-                   "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "-m", "eval.compare"]
-    else:
-        compare = [python, "-m", "eval.compare"]
 
     def train(name: str, folder: Path, initial: str) -> Step:
         recipe = RECIPES / "car_starter.yaml"
@@ -149,15 +153,17 @@ def pipeline(config: QuickstartConfig) -> list[list[Step]]:
                             str(RECIPES / "verifiers_starter.yaml"), f"decoder={car}", f"data={data}",
                             "sampling.temperature=1.0", "sampling.top_k=0", f"out={verifiers}"],
               [verifiers / "statistics.json"], [car, RECIPES / "verifiers_starter.yaml"])],
-        [Step("dcpo", [python, "-m", "rl.train", "--config", str(RECIPES / "dcpo_starter.yaml"), f"decoder={car}",
-                       f"data={data}", f"chunk_scorer={chunk_scorer}", f"out={dcpo}",
+        [Step("dcpo", [*launched("rl.train", config.processes), "--config", str(RECIPES / "dcpo_starter.yaml"),
+                       f"decoder={car}", f"data={data}", f"chunk_scorer={chunk_scorer}", f"out={dcpo}",
                        f"max_steps={config.policy_steps}",
+                       f"gradient_accumulation_steps={max(1, 8 // config.processes)}",
                        *([] if from_starter else ["policy_sizes=[4,5,6,7]", "tokens_per_pass=5.5"])],
               [dcpo / "policy" / "model.safetensors"], [car, chunk_scorer, RECIPES / "dcpo_starter.yaml"], dcpo)],
         [Step("export", [python, "-m", "rl.export", f"run={dcpo}", f"decoder={car}", f"out={policy}"],
               [policy / "model.safetensors"], [car, dcpo / "policy"])],
-        [Step("compare", [*compare, "--config", str(RECIPES / "compare_starter.yaml"), f"data={data}",
-                          f"decoder={car}", f"far_decoder={far}", f"policies=[{policy}]", f"statistics={verifiers}",
+        [Step("compare", [*launched("eval.compare", config.processes), "--config",
+                          str(RECIPES / "compare_starter.yaml"), f"data={data}", f"decoder={car}",
+                          f"far_decoder={far}", f"policies=[{policy}]", f"statistics={verifiers}",
                           f"out={out}", f"limit={config.utterances}", f"training_log={dcpo / 'log.jsonl'}",
                           *([] if from_starter else [f"methods=[{','.join(SEVEN_HEADS)}]"])],
               [out / "compare.json", out / "report.html"],

@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 from tiny_decoders import tiny_decoder
 
 from dcar.decoding.batch import pad
@@ -150,6 +151,18 @@ def test_checkpoint_round_trip_and_checksum(decoder, tmp_path):
     with torch.no_grad():
         loaded.norm.bias[0] += 1e-3
     assert loaded.checksum() != decoder.checksum()
+
+
+def test_weights_are_stored_in_half_where_that_loses_nothing(decoder, tmp_path):
+    """A part that came from such a file, as a policy's chunk scorer, stays small; the model stays the same."""
+    weight = decoder.speech_embedding.weight
+    weight.data = weight.data.half().float()
+    decoder.save_pretrained(tmp_path)
+    kinds = {name: value.dtype for name, value in load_file(tmp_path / "model.safetensors").items()}
+    assert kinds["speech_embedding.weight"] == torch.float16 != kinds["text_embedding.weight"]
+    assert CARDecoder.from_pretrained(tmp_path).checksum() == decoder.checksum()
+    decoder.save_pretrained(tmp_path, half=True)
+    assert {value.dtype for value in load_file(tmp_path / "model.safetensors").values()} == {torch.float16}
 
 
 def edited(**changes):

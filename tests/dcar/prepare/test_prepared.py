@@ -16,7 +16,7 @@ from dcar.errors import DataError
 from dcar.prepare import prepared
 from dcar.prepare.prepared import copy_name, load_prepared, recording_of
 from dcar.prepare.run import PrepareConfig
-from dcar.sources.shipped import shipped
+from dcar.sources.shipped import ASSETS, shipped
 from dcar.text.phonemes import PHONEME_VERSION
 from dcar.verify import verify
 
@@ -115,9 +115,10 @@ def test_a_broken_list_of_files_is_not_finished_work(files: Any, corpus: Path, t
     assert load_prepared(out, "train").num_rows == 10
 
 
-def test_the_shipped_corpus_lists_its_digests() -> None:
-    [verdict] = verify(shipped("prepared"))
-    assert verdict.files == 9 and not verdict.faults
+def test_the_shipped_corpus_and_models_list_their_digests() -> None:
+    verdicts = {verdict.path.parent.name: verdict for verdict in verify(ASSETS)}
+    assert verdicts["starter_prepared"].files == 9 and {"policy", "policy_t0.4", "recognizer"} <= set(verdicts)
+    assert not [str(verdict) for verdict in verdicts.values() if verdict.faults]
 
 
 def test_a_corpus_of_the_format_before_is_read_as_one_of_now(corpus: Path, tmp_path: Path) -> None:

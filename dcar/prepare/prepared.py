@@ -32,8 +32,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-FORMAT_VERSION = 3  # 2: ids as int32, and the embedding in a column of its own; 1: voice features of 16 kHz audio
-READ_VERSIONS = (2, FORMAT_VERSION)
+FORMAT_VERSION = 3
 RESUME = "free some space and run again, finished shards are kept"
 
 TEXT_ID, SPEECH_TOKEN = "text id", "speech token"
@@ -197,7 +196,7 @@ def prepared_info(directory: str | Path) -> dict[str, Any]:
     if info is None:
         raise DataError(f"{directory}: no readable prepared.json; run `dcar prepare` with out={directory}, or take "
                         "starter, the corpus that ships")
-    if (found := info.get("format_version")) not in READ_VERSIONS:
+    if (found := info.get("format_version")) != FORMAT_VERSION:
         raise DataError(f"{directory}: format version {found}, this program reads {FORMAT_VERSION}; prepare again")
     lacking = [f"{part}.{name}" for part, kinds in NEEDED.items() for name, kind in kinds.items()
                if not isinstance(info.get(part), dict) or not isinstance(info[part].get(name), kind)]
@@ -246,7 +245,7 @@ def load_prepared(directory: str | Path, split: str, *, tokenizer: SpeechTokeniz
     try:
         rows = datasets.load_from_disk(str(folder))
         if not {f"{split}/{name}" for name in files_of(folder)} <= set(info.get("files") or ()):
-            # earlier versions listed no digests: what Arrow would follow beyond the file is looked for instead
+            # what Arrow would follow beyond the file is looked for instead
             logger.info("%s: prepared.json lists no digests of it; its table is examined instead", folder)
             rows.data.table.validate(full=True)
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:  # whatever broken JSON leads to
@@ -256,25 +255,10 @@ def load_prepared(directory: str | Path, split: str, *, tokenizer: SpeechTokeniz
     rows = rows.with_format(None)  # all columns as Python values, whatever state.json says
     if absent := set(COLUMNS) - set(rows.column_names):
         raise DataError(f"{folder}: it lacks the columns {', '.join(sorted(absent))}; prepare again")
-    if info["format_version"] == 2:
-        try:
-            rows = _from_format_2(rows, info)
-        except (ValueError, LookupError) as error:  # pyarrow's errors are among them
-            raise DataError(f"{folder}: holds ids beyond its vocabularies ({error}); prepare again") from error
     expected = info["counts"][split]["utterances"]
     if len(rows) != expected:
         raise DataError(f"{folder}: {len(rows)} rows, prepared.json says {expected}; prepare again")
     return rows
-
-
-def _from_format_2(rows: datasets.Dataset, info: Mapping[str, Any]) -> datasets.Dataset:
-    """The rows of an earlier corpus with the columns of now, in memory."""
-    import datasets
-
-    now = features(info["tokenizer"]["vocab_size"], info["phonemes"]["size"])
-    if "prompt_text_ids" in rows.column_names:  # `dcar prepare mode=retokenize` adds it
-        now["prompt_text_ids"] = now["text_ids"]
-    return datasets.Dataset(rows.data.table.select(list(now)).cast(now.arrow_schema))
 
 
 MOST_DIGESTED = 4 << 30
@@ -284,7 +268,7 @@ _digested: dict[tuple[str, int, int], dict[str, Any]] = {}  # (path, size, time 
 
 def split_faults(directory: Path, info: Mapping[str, Any], split: str, digests: bool = False) -> list[str]:
     """What differs between the files of a split and the list in prepared.json: sizes, and digests if asked for. Nothing
-    differs where there is no list (earlier versions wrote none)."""
+    differs where there is no list."""
     listed = info.get("files") or {}
     if not isinstance(listed, dict):
         return ["the list of files in prepared.json is none"]

@@ -1,23 +1,18 @@
 """Which checkpoint a run goes on from: the newest one that is complete, by its manifest of sizes and digests.
 
 A folder is marked as incomplete before anything is written into it, and sealed when every process has written its part.
-Checkpoints of earlier versions have no manifest; they are taken, with a warning, if all their files are there and can
-be read.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
-import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from accelerate import PartialState
 from accelerate.utils import gather_object
-from safetensors import SafetensorError, safe_open
 
 from dcar.errors import CheckpointError
 from dcar.storage import MANIFEST, digest, faults, files_of, read_manifest, seal, sync, unseal
@@ -25,7 +20,6 @@ from dcar.storage import MANIFEST, digest, faults, files_of, read_manifest, seal
 logger = logging.getLogger(__name__)
 
 STATE = "trainer_state.json"
-NEEDED = ("config.json", "model.safetensors", "optimizer.pt", "scheduler.pt", STATE)
 
 
 def step_of(folder: Path) -> int:
@@ -44,7 +38,7 @@ def why_incomplete(folder: Path) -> str:
     if not folder.is_dir():
         return "it is not there"
     manifest = read_manifest(folder)
-    found = _faults_without_manifest(folder) if manifest is None else faults(folder, manifest)
+    found = [f"{MANIFEST} is missing"] if manifest is None else faults(folder, manifest)
     return ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
 
 
@@ -52,9 +46,6 @@ def latest_checkpoint(output_dir: str | Path) -> Path | None:
     """The newest complete checkpoint; a line of the log says which newer ones were passed over, and why."""
     for folder in checkpoints(output_dir):
         if not (why := why_incomplete(folder)):
-            if not (folder / MANIFEST).exists():
-                logger.warning("%s is of an earlier version and has no manifest; its files are there and can be read",
-                               folder)
             return folder
         logger.warning("%s is passed over: %s", folder, why)
     return None
@@ -62,35 +53,13 @@ def latest_checkpoint(output_dir: str | Path) -> Path | None:
 
 def check_same_data(checkpoint: Path, origin: Mapping[str, Any]) -> None:
     """CheckpointError where a checkpoint was trained on other data than those of `origin`, the provenance of the run
-    that would go on from it. One of an earlier version does not say, and passes."""
+    that would go on from it."""
     manifest = read_manifest(checkpoint) or {}
     before, now = (run.get("data") or {} for run in (manifest.get("run") or {}, origin))
     if differing := [name for name in before.keys() & now.keys() - {"path"} if before[name] != now[name]]:
         raise CheckpointError(f"{checkpoint}: trained on other data than there are now in {now.get('path', 'place')} "
                               f"({', '.join(sorted(differing))} changed); choose another out, or start again with "
                               "resume=false (DCPO: resume=never)")
-
-
-def _faults_without_manifest(folder: Path) -> list[str]:
-    """What is missing or broken in a checkpoint that was written before there were manifests."""
-    sharded = any(p.is_dir() for p in folder.iterdir())  # FSDP or DeepSpeed, which name their parts otherwise
-    found = [f"{name} is missing" for name in ((STATE,) if sharded else NEEDED) if not (folder / name).is_file()]
-    if not list(folder.glob("rng_state*.pth")):
-        found.append("rng_state.pth is missing")
-    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
-        try:
-            if path.suffix == ".json":
-                json.loads(path.read_text(encoding="utf-8"))
-            elif path.suffix == ".safetensors":
-                with safe_open(path, "pt") as file:  # reads the header, and holds it against the file's size
-                    file.keys()
-            elif path.suffix in (".pt", ".pth"):
-                with zipfile.ZipFile(path) as archive:
-                    if broken := archive.testzip():
-                        raise ValueError(f"{broken} is damaged")
-        except (OSError, ValueError, RecursionError, SafetensorError, zipfile.BadZipFile) as error:
-            found.append(f"{path.relative_to(folder)} cannot be read ({error})")
-    return found
 
 
 def begin_checkpoint(folder: Path) -> None:
@@ -126,7 +95,7 @@ def remove_old(output_dir: str | Path, keep: int | None, spared: Sequence[str | 
     """Remove all but the newest `keep` complete checkpoints (None = all) and the `spared` ones, and every incomplete
     one that is older than a complete one."""
     found = checkpoints(output_dir)
-    complete = [f for f in found if (manifest := read_manifest(f)) is None or manifest.get("complete")]
+    complete = [f for f in found if (read_manifest(f) or {}).get("complete")]
     kept = {p.name for p in complete[: keep or None]} | {Path(p).name for p in spared if p}
     for folder in found:
         if folder.name not in kept and complete and step_of(folder) < step_of(complete[0]):

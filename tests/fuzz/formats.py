@@ -147,12 +147,12 @@ def _prepared(folder: Path) -> list[str]:
         str(f.relative_to(folder)) for f in (folder / "p").glob("*/*.arrow")]
 
 
-def _prepared_before(folder: Path) -> list[str]:
-    """Format 2, as versions without digests have written it."""
+def _prepared_bare(folder: Path) -> list[str]:
+    """Without a list of digests."""
     files = _prepared(folder)
     info = json.loads((folder / "p/prepared.json").read_text())
     del info["files"]
-    (folder / "p/prepared.json").write_text(json.dumps({**info, "format_version": 2}))
+    (folder / "p/prepared.json").write_text(json.dumps(info))
     return files
 
 
@@ -349,7 +349,7 @@ FORMATS = [
     Format("datasets", _starter, _corpus(("datasets", "train.parquet")), cost=0.3),
     Format("audio", _audio, _read_audio),
     Format("prepared", _prepared, _read_prepared),
-    Format("prepared-before", _prepared_before, _read_prepared),
+    Format("prepared-before", _prepared_bare, _read_prepared),
     Format("decoder", _decoder, _read_decoder),
     Format("policy", _policy, _read_policy),
     Format("vocoder-tokenizer", _vocoder, _read_vocoder),

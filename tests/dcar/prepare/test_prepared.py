@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -119,31 +118,6 @@ def test_the_shipped_corpus_and_models_list_their_digests() -> None:
     verdicts = {verdict.path.parent.name: verdict for verdict in verify(ASSETS)}
     assert verdicts["starter_prepared"].files == 9 and {"policy", "policy_t0.4", "recognizer"} <= set(verdicts)
     assert not [str(verdict) for verdict in verdicts.values() if verdict.faults]
-
-
-def test_a_corpus_of_the_format_before_is_read_as_one_of_now(corpus: Path, tmp_path: Path) -> None:
-    """Format 2 had ids of 32 bits and the speaker embedding twice; fingerprint and rows are the same."""
-    new, old = tmp_path / "new", tmp_path / "old"
-    toy_prepare(config(corpus, new))
-    info = json.loads((new / "prepared.json").read_text())
-    for split in info["counts"]:
-        rows = load_prepared(new, split)
-        assert (rows.features["speech"].feature.dtype, rows.features["text_ids"].feature.dtype) == ("uint8", "uint8")
-        wide = rows.features.copy()
-        wide["speech"] = wide["text_ids"] = wide["prompt_speech"] = datasets.List(datasets.Value("int32"))
-        embeddings = [voice[:256] for voice in rows["voice"]]
-        rows.cast(wide).add_column("speaker_embedding", embeddings).save_to_disk(str(old / split))
-    (old / "prepared.json").write_text(json.dumps({**info, "format_version": 2, "files": {}}))
-    for split in info["counts"]:
-        read, now = load_prepared(old, split), load_prepared(new, split)
-        assert read.features == now.features and read.to_list() == now.to_list()
-    assert toy_prepare(config(corpus, old)).throughput is None  # the same fingerprint: nothing is made again
-    info["tokenizer"]["vocab_size"] = 2
-    shutil.rmtree(old / "dev")
-    rows.cast(wide).map(lambda row: {"speech": [-1, *row["speech"]]}).save_to_disk(str(old / "dev"))
-    (old / "prepared.json").write_text(json.dumps({**info, "format_version": 2, "files": {}}))
-    with pytest.raises(DataError, match="dev: holds ids beyond its vocabularies .*prepare again"):
-        load_prepared(old, "dev")
 
 
 def test_compressed_is_smaller_and_the_same(corpus: Path, tmp_path: Path) -> None:

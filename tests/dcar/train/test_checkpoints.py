@@ -151,27 +151,12 @@ def test_one_that_was_being_written_is_passed_over_and_written_anew(whole, data,
     assert not (out / "checkpoint-6" / "of_another_run.bin").exists()
 
 
-@pytest.mark.parametrize("manifest", ["", "[]", "null", '{"complete": true, "files": 3}', '{"files": {}}'])
+@pytest.mark.parametrize("manifest", [None, "", "[]", "null", '{"complete": true, "files": 3}', '{"files": {}}'])
 def test_a_broken_manifest_is_that_of_a_broken_checkpoint(manifest, whole, tmp_path):
     out = shutil.copytree(whole[0], tmp_path / "out")
-    (out / "checkpoint-6" / MANIFEST).write_text(manifest)
+    path = out / "checkpoint-6" / MANIFEST
+    path.unlink() if manifest is None else path.write_text(manifest)
     assert latest_checkpoint(out) == out / "checkpoint-4"
-
-
-def test_checkpoints_of_earlier_versions(whole, tmp_path, caplog):
-    """Without a manifest: taken, with a warning, if all files are there and can be read."""
-    out = shutil.copytree(whole[0], tmp_path / "out")
-    for folder in out.glob("checkpoint-*"):
-        (folder / MANIFEST).unlink()
-    assert latest_checkpoint(out) == out / "checkpoint-6"
-    assert "checkpoint-6 is of an earlier version and has no manifest" in caplog.text
-    (out / "checkpoint-6" / "scheduler.pt").unlink()
-    assert why_incomplete(out / "checkpoint-6") == "scheduler.pt is missing"
-    whole_file = (out / "checkpoint-4" / "optimizer.pt").read_bytes()
-    for content in (whole_file[:-100], b"", whole_file[:5000] + b"x" + whole_file[5001:]):
-        (out / "checkpoint-4" / "optimizer.pt").write_bytes(content)
-        assert why_incomplete(out / "checkpoint-4").startswith("optimizer.pt cannot be read")
-    assert latest_checkpoint(out) is None
 
 
 def test_old_checkpoints_go_when_the_new_one_is_sealed(whole, tmp_path):

@@ -81,7 +81,6 @@ def load_config(schema: type[T], arguments: Sequence[str] | None = None) -> T:
         if known[key].group:
             raise ConfigError(f"{given.where}: {key} is a group of settings: give {key}.…, not a value")
         values[key] = dataclasses.replace(given, key=key)
-    _interpolate(schema, values)
     found = {}
     for key, given in values.items():
         try:
@@ -121,35 +120,6 @@ def _nearest(key: str, known: dict[str, Any], old: dict[str, str]) -> str:
     if near:
         return f"; did you mean '{old.get(near[0], near[0])}'?"
     return f"; known keys: {', '.join(k for k, s in known.items() if not s.group)}"
-
-
-def _interpolate(schema: type, values: dict[str, Given]) -> None:
-    """Fill in OmegaConf's `${other.key}` in values. ConfigError for one that leads nowhere or in circles."""
-    known = settings_of(schema)
-    open_keys = [key for key, given in values.items() if "${" in str(given.value) and not known[key].meaning.positional]
-    if not open_keys:
-        return
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    tree: dict[str, Any] = {}
-    for s in known.values():
-        if not s.group and (s.key in values or s.default is not MISSING):
-            *above, last = s.key.split(".")
-            at = tree
-            for name in above:
-                at = at.setdefault(name, {})
-            value = values[s.key].value if s.key in values else s.default
-            at[last] = value if isinstance(value, str | int | float | bool | list | dict | None) else str(value)
-    for key in open_keys:
-        try:
-            value = OmegaConf.select(OmegaConf.create(tree), key, throw_on_missing=True)
-            value = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
-        except (OmegaConfBaseException, RecursionError) as error:
-            circle = isinstance(error, RecursionError) or isinstance(error.__cause__, RecursionError)
-            why = "it leads back to itself" if circle else str(error).splitlines()[0]
-            raise ConfigError(f"{values[key].where}: {key}={values[key].value}: cannot be filled in ({why})") from error
-        values[key] = dataclasses.replace(values[key], value=value)
 
 
 def _build(schema: type, instance: Any, prefix: str, found: dict[str, Any], top: type) -> Any:

@@ -5,7 +5,6 @@
 | `starter` or a folder | tokens of the tokenizer it was trained on (`dcar.vocoder.model.TokenVocoder`) | – |
 | `xcodec2:FOLDER` | X-codec2 codes | transformers |
 | `speechtokenizer:FOLDER` | first layer of SpeechTokenizer | package speechtokenizer |
-| `vocos:FOLDER` | first codebook of EnCodec 24 kHz | packages vocos, encodec |
 | `vec2wav2:FOLDER#CODEBOOK.npy#WAVLM` | k-means units, in the voice of a prompt | vec2wav 2.0 on PYTHONPATH |
 | `cosyvoice:FOLDER` | S³ tokens, in the voice of a prompt | CosyVoice on PYTHONPATH |
 
@@ -45,12 +44,9 @@ def load_vocoder(spec: str = "", device: str = "cpu", prompts: PromptAudio | Non
         if kind == "vec2wav2":
             return prompted.Vec2Wav2Vocoder.from_spec(rest, device, prompts)
         return prompted.CosyVoiceVocoder(rest, prompts)
-    if kind in ("xcodec2", "speechtokenizer", "vocos"):
-        return {
-            "xcodec2": codec.XCodec2Vocoder, "speechtokenizer": codec.SpeechTokenizerVocoder,
-            "vocos": codec.VocosVocoder,
-        }[kind](rest, device)
-    raise ConfigError(f"vocoder {spec!r}: choose a folder, starter, xcodec2:, speechtokenizer:, vocos:, vec2wav2: or "
+    if kind in ("xcodec2", "speechtokenizer"):
+        return {"xcodec2": codec.XCodec2Vocoder, "speechtokenizer": codec.SpeechTokenizerVocoder}[kind](rest, device)
+    raise ConfigError(f"vocoder {spec!r}: choose a folder, starter, xcodec2:, speechtokenizer:, vec2wav2: or "
                       "cosyvoice:")  # fmt: skip
 
 

@@ -75,53 +75,6 @@ def test_speechtokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     check_codec(load_vocoder(f"speechtokenizer:{folder}"), load_tokenizer(f"speechtokenizer:{folder}"), 16_000, 320)
 
 
-VOCOS = """
-feature_extractor:
-  class_path: vocos.feature_extractors.EncodecFeatures
-  init_args: {encodec_model: encodec_24khz, bandwidths: [1.5, 3.0, 6.0, 12.0]}
-backbone:
-  class_path: vocos.models.VocosBackbone
-  init_args: {input_channels: 128, dim: 16, intermediate_dim: 16, num_layers: 1, adanorm_num_embeddings: 4}
-head:
-  class_path: vocos.heads.ISTFTHead
-  init_args: {dim: 16, n_fft: 1280, hop_length: 320, padding: same}
-"""
-
-
-def test_vocos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    needs("encodec", monkeypatch)
-    needs("vocos", monkeypatch)
-    from vocos.pretrained import Vocos
-
-    from dcar.vocoder.codec import _encodec_without_download
-
-    torch.manual_seed(0)
-    (tmp_path / "config.yaml").write_text(VOCOS)
-    with _encodec_without_download():
-        model = Vocos.from_hparams(str(tmp_path / "config.yaml")).eval()
-    torch.nn.init.normal_(model.feature_extractor.codebook_weights)
-    # as published: without EnCodec itself
-    weights = {k: v for k, v in model.state_dict().items() if not k.startswith("feature_extractor.encodec.")}
-    torch.save(weights, tmp_path / "pytorch_model.bin")
-    vocoder = load_vocoder(f"vocos:{tmp_path}")
-    assert (vocoder.sample_rate, vocoder.token_rate, vocoder.vocab_size) == (24_000, 75, 1024)
-    tokens = np.random.default_rng(0).integers(0, 1024, 30)
-    [wave] = vocoder.synthesize([tokens.tolist()], VOICES[:1])
-    features = model.feature_extractor.codebook_weights[torch.from_numpy(tokens)].T[None]
-    expected = model.decode(features, bandwidth_id=torch.tensor([0]))[0].clamp(-1, 1)
-    np.testing.assert_allclose(wave, expected.detach().numpy(), atol=1e-5)
-    with pytest.raises(DataError, match="token 1024 is outside"):
-        vocoder.synthesize([[1024]], VOICES[:1])
-    with pytest.raises(CheckpointError, match="not of toy"):
-        vocoder.check_tokenizer("toy@1")
-    del weights["head.out.weight"]
-    torch.save(weights, tmp_path / "pytorch_model.bin")
-    with pytest.raises(CheckpointError, match="tensors missing"):
-        load_vocoder(f"vocos:{tmp_path}")
-    with pytest.raises(AssetError, match="hf download charactr/vocos-encodec-24khz"):
-        load_vocoder(f"vocos:{tmp_path / 'absent'}")
-
-
 # ------------------------------------------------------------------------ vocoders that hear a prompt: signatures only
 
 

@@ -136,7 +136,6 @@ def usage() -> str:
     for task, commands in TASKS.items():
         lines += ["", f"{task}:", *(f"  {name:18} {text}" for name, (_, text) in commands.items())]
     lines += ["", "  --recipes           recipes by command, for --config NAME or --config NAME:VARIANT",
-              "  --print-completion bash|zsh|fish   completion of commands, settings and recipes",
               "  --version"]
     return "\n".join(lines)
 
@@ -167,26 +166,9 @@ def choices_text(name: str) -> str:
                      ) if rows else ""
 
 
-def print_completion(shells: list[str]) -> int:
-    """The completion script for one shell, which holds the settings of every command; imports all of them."""
-    from dcar.completion import SHELLS, script, shipped_commands
-
-    if len(shells) != 1 or shells[0] not in SHELLS:
-        print(f"dcar: --print-completion needs one of {', '.join(SHELLS)}", file=sys.stderr)
-        return NO_COMMAND
-    names: dict[str, list[str]] = {}
-    for r in recipes.shipped():
-        command = RECIPES[kind_of(r.name)].partition(" ")[0]
-        names.setdefault(command, []).extend([r.name, *(f"{r.name}:{variant}" for variant in r.variants)])
-    print(script(shells[0], shipped_commands(COMMANDS, CHOICES, names)), end="")
-    return 0
-
-
 def call(arguments: list[str]) -> object:
     """Import the module of a command and run it; its exit status, or None."""
     first, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
-    if first == "--print-completion":
-        return print_completion(rest)
     shown = {"-h": usage, "--help": usage, "help": usage, "--recipes": recipes_text,
              "--version": lambda: f"dcar {version('dcar')}"}
     if first in shown:

@@ -34,7 +34,6 @@ from torch import Tensor
 from tqdm import tqdm
 
 from dcar.config import check, load_config, save_config, setting
-from dcar.config.recipes import shipped
 from dcar.config.schema import seed_setting
 from dcar.errors import ConfigError, DataError
 from dcar.model.backbones.decoder import TEXT_TOKENIZER_FOLDER
@@ -68,11 +67,6 @@ FORMAT_VERSION = 6  # 6: what `dcar speak --voice` reads
 PROMPT_TOKENS = 50  # of the prompt that is kept for it
 
 
-def recipes(kind: str) -> list[str]:
-    """Names of the shipped recipes of a kind."""
-    return [recipe.name for recipe in shipped() if recipe.name.startswith(f"{kind}_")]
-
-
 @dataclass(frozen=True)
 class Voice:
     """What speaks. vocoder: as `dcar.vocoder.load` lists it. The shares: of the way to the tuned ones."""
@@ -100,11 +94,10 @@ class TuneVoiceConfig:
                                   "LJSpeech's metadata.csv and wavs/. Empty = `data`.")
     transcribe: str = setting("", "Of `recordings`: what writes the text of those without one, as whisper-base.")
     data: str = setting("", "Folder written by `dcar prepare`, with train, dev and held-out split, instead.")
-    recipe: str = setting("finetune_starter", "Of dcar train: a name in launch/recipes, or a YAML file.",
-                         names=recipes("finetune"))
+    recipe: str = setting("finetune_starter", "Of dcar train: a name in launch/recipes, or a YAML file.")
     training: list[str] = setting([], "Settings of the recipe that differ, as [max_steps=30,learning_rate=5e-5].")
     vocoder_recipe: str = setting("vocoder_voice", "Of dcar train-vocoder, alike; empty = the vocoder stays. One that "
-                                  "is not this project's own stays, too.", names=recipes("vocoder"))
+                                  "is not this project's own stays, too.")
     vocoder_training: list[str] = setting([], "Settings of that recipe that differ.")
     out: str = setting("runs/voice", "Folder to write.", place="folder")
     shares: list[float] = setting([0.25, 0.5, 0.75, 1.0], "Of the way from the decoder as it was to the tuned one: "

@@ -111,8 +111,7 @@ class DCPOConfig(GRPOConfig):
         "auto", "auto (go on from the last complete checkpoint), never, or a checkpoint directory.", old=("resume",))
 
     # --- what is trained on what ---
-    decoder: str = setting("", "Directory of the frozen decoder (stage one); starter = the shipped one.",
-                           names=("starter",), old=("base",))
+    decoder: str = setting("", "Directory of the frozen decoder (stage one); starter = the shipped one.", old=("base",))
     data: str = setting("", "Folder written by `dcar prepare`.", place="folder")
     max_train_prompts: int | None = setting(None, "Use the first so many prompts of the shuffled split.", minimum=1)
     max_eval_prompts: int | None = setting(100, "Use the first so many evaluation prompts of the shuffled split.",
@@ -125,8 +124,7 @@ class DCPOConfig(GRPOConfig):
                                                "`dcar train-recognizer kind=tokens`, or 'starter' for the shipped one.")
 
     # --- policy ---
-    policy: str = setting("", "Start from this policy directory (starter = the shipped one), not from a new policy.",
-                          names=("starter", "starter-t0.4"))
+    policy: str = setting("", "Start from this policy directory (starter = the shipped one), not from a new policy.")
     policy_reads: str = setting("hidden", "What it decides from: hidden states (the paper's, before the draw), "
                                           "or candidates (what the heads drew).", choices=READS)
     policy_sizes: list[int] = setting([], "Chunk sizes that it chooses among; empty = all.", minimum=1)

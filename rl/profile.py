@@ -43,8 +43,7 @@ from rl.hearing import RolloutRecord, check_hears, ground_truth_errors, synthesi
 class ProfileConfig:
     """Settings of the guidance profile."""
 
-    decoder: str = setting(meaning="Directory of the decoder; starter = the shipped one.",
-                           names=("starter",), old=("base",))
+    decoder: str = setting(meaning="Directory of the decoder; starter = the shipped one.", old=("base",))
     data: str = setting(meaning="Folder written by `dcar prepare`.", place="folder")
     out: str = setting("runs/profile", "Folder to write.", place="folder")
     split: str = setting("dev", "Split that is spoken.")

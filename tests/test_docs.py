@@ -335,7 +335,7 @@ def test_every_line_of_a_bash_block_is_a_command_that_is_known(page):
         ours = program in ("dcar", "accelerate", "python", "python3.11") or program in PROGRAMS
         script = program.startswith("./") and os.access(ROOT / program, os.X_OK)
         if not (ours or script) or program == "dcar" and words[0] not in (
-                    *COMMANDS, "--help", "--print-completion", "--recipes", "--version"):
+                    *COMMANDS, "--help", "--recipes", "--version"):
             unknown.append(line)
         for extras in re.findall(r"(?:'\.|dcar)\[([\w,]+)\]", line):
             unknown += [line for extra in extras.split(",") if extra not in EXTRAS]

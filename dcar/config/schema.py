@@ -36,7 +36,6 @@ class Meaning(str):
     declared: bool = False  # by `setting`, not by another project
     limits: tuple[tuple[str, float], ...] = ()  # ("≥", 1), …; of a list, every one of its members
     choices: tuple[str, ...] = ()
-    names: tuple[str, ...] = ()  # words that stand for something that ships; a path is as good
     old: tuple[str, ...] = ()  # names that it had before
     name: str = ""  # what it is called, where that is not the name of its field
     flat: bool = False  # a group whose members once stood outside of it
@@ -54,7 +53,7 @@ HOLDS = {"≥": lambda a, b: a >= b, ">": lambda a, b: a > b, "≤": lambda a, b
 
 def setting(default: Any = MISSING, meaning: str = "", *, minimum: float | None = None, above: float | None = None,
             maximum: float | None = None, below: float | None = None, choices: Iterable[str] = (),
-            names: Iterable[str] = (), **more: Any) -> Any:
+            **more: Any) -> Any:
     """A field of a schema. Without a default it has to be given; for other keywords see `Meaning`.
 
     default: a value, a list or dict (copied), or the dataclass (or function) that makes a group of settings.
@@ -63,7 +62,7 @@ def setting(default: Any = MISSING, meaning: str = "", *, minimum: float | None 
         raise TypeError(f"setting() does not know {', '.join(unknown)}")
     signs = (("≥", minimum), (">", above), ("≤", maximum), ("<", below))
     text = Meaning(meaning)
-    vars(text).update(more, declared=True, choices=tuple(choices), names=tuple(names),
+    vars(text).update(more, declared=True, choices=tuple(choices),
                       limits=tuple((sign, limit) for sign, limit in signs if limit is not None))
     if isinstance(default, list | dict):
         return field(default_factory=lambda: type(default)(default), metadata={"help": text})

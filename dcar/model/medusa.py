@@ -34,8 +34,7 @@ WEIGHTS, CONFIG = "model.safetensors", "config.json"
 class MedusaConfig:
     """Settings of `dcar export format=medusa`."""
 
-    decoder: str = setting(meaning="Directory of a decoder with at least two heads; starter = the shipped one.",
-                           names=("starter",))
+    decoder: str = setting(meaning="Directory of a decoder with at least two heads; starter = the shipped one.")
     out: str = setting("runs/medusa", "Folder to write.", place="folder")
 
 

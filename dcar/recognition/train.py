@@ -49,7 +49,7 @@ class TrainRecognizerConfig:
     out: str = setting(meaning="The .nemo file to write; a card (.md) and metrics (.json) go beside it.",
                        old=("output",), place="file")
     init_from: str = setting("starter", "The model to go on from: a .nemo file, or a name that NeMo can download; "
-                                        "starter = the shipped one.", names=("starter",))
+                                        "starter = the shipped one.")
     batch_seconds: float = setting(240.0, "Padded audio in one batch, in seconds.", above=0)
     learning_rate: float = setting(2e-4, "Peak learning rate of AdamW.", above=0)
     weight_decay: float = setting(1e-2, "Weight decay of matrices.", minimum=0)

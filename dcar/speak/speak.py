@@ -43,8 +43,7 @@ class SpeakConfig:
                               f"else {METHOD}.")
     decoder: str = setting("", "Directory of a decoder (far: of a FAR decoder); empty = that of a tuned voice, else "
                                "starter.")
-    policy: str = setting(POLICY, "Directory of an exported policy, or starter, which was trained at temperature 1.",
-                          names=("starter", POLICY))
+    policy: str = setting(POLICY, "Directory of an exported policy, or starter, which was trained at temperature 1.")
     vocoder: str = setting("", "Folder, or a name that dcar.vocoder.load lists; empty = as with decoder.")
     tokenizer: str = setting("starter", "Folder, or a name that dcar.tokens.load lists.")
     dial: float = setting(0.0, "Turns the policy: above 0 to longer chunks and less time, below 0 to shorter ones; "

@@ -45,13 +45,11 @@ logger = logging.getLogger(__name__)
 class TrainChunkScorerConfig(SmallSettings):
     """Settings of `dcar train-chunk-scorer`."""
 
-    decoder: str = setting("runs/car", "The frozen decoder whose chunks are scored; starter = the shipped one.",
-                           names=("starter",))
+    decoder: str = setting("runs/car", "The frozen decoder whose chunks are scored; starter = the shipped one.")
     data: str = setting("runs/prepared", "Folder of `dcar prepare`, with the decoder's tokenizer.", place="folder")
     out: str = setting("runs/chunk_scorer", "Folder to write.", place="folder")
     init_from: str = setting("", "Start from this chunk scorer, of the same shape and codes, also of another decoder; "
-                                 "a few steps are enough for one that was tuned; starter = the shipped one.",
-                             names=("starter",))
+                                 "a few steps are enough for one that was tuned; starter = the shipped one.")
     prompt_tokens: int = setting(50, "Speaker prompt in training (bos layout only), as in the decoder's.", minimum=1)
     batch_size: int = setting(16, "Utterances of a process per step.", minimum=1)
     positions: float = setting(0.3, "Share of their positions at which a chunk is sampled.", above=0, maximum=1)

@@ -79,16 +79,14 @@ class TrainConfig(RunSettings):
     head_positions: float = setting(1.0, "Share of positions that the additional heads are trained on; less is faster.",
                                     above=0, maximum=1)
     gradient_checkpointing: bool = setting(False, "Recompute activations: less memory, about a third more time.")
-    init_from: str = setting("", "Start from the weights of this decoder, not from scratch; starter = the shipped one.",
-                             names=("starter",))
+    init_from: str = setting("", "Start from the weights of this decoder, not from scratch; starter = the shipped one.")
     freeze_trunk: bool = setting(False, "Train the additional heads alone, on the decoder of init_from, which may have "
                                         "heads of another number or kind: those of `model` are then made anew.")
     codebook_init: bool = setting(False, "From scratch: speech embeddings start from the tokenizer's centroids.")
     keep_states: bool = setting(False, "Of a frozen trunk: compute the hidden states of the training split once, each "
                                        "utterance behind one prompt, and keep them (2 bytes a value).")
     replay: str = setting("", "Another prepared corpus, rows of which fill every batch, so that a small one does not "
-                              "make the decoder forget; starter = the shipped one.",
-                          names=("starter",))
+                              "make the decoder forget; starter = the shipped one.")
     replay_share: float = setting(0.5, "Share of a batch that is replayed; an epoch is one of `data` alone.", above=0,
                                   below=1)
     spoken: SpokenSettings = setting(SpokenSettings, "The best step by what it says, not by its loss.")

@@ -47,8 +47,7 @@ from eval.verifiers.transitions import count_bigrams
 class FitConfig:
     """Settings of `dcar fit-verifiers`."""
 
-    decoder: str = setting(meaning="Directory of a decoder of either kind; starter = the shipped one.",
-                           names=("starter",))
+    decoder: str = setting(meaning="Directory of a decoder of either kind; starter = the shipped one.")
     data: str = setting(meaning="Folder written by `dcar prepare`.", place="folder")
     out: str = setting("runs/verifiers", "Folder to write.", place="folder")
     train_split: str = setting("train", "For token transitions.")

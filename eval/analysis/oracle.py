@@ -45,8 +45,7 @@ ENTROPY_THRESHOLDS = 8  # points of the entropy rule
 class OracleConfig:
     """Settings of the oracle analysis."""
 
-    decoder: str = setting(meaning="Directory of a decoder of either kind; starter = the shipped one.",
-                           names=("starter",))
+    decoder: str = setting(meaning="Directory of a decoder of either kind; starter = the shipped one.")
     data: str = setting(meaning="Folder written by `dcar prepare`.", place="folder")
     out: str = setting("runs/oracle", "Folder to write.", place="folder")
     split: str = setting("dev", "Split that is read.")

@@ -83,10 +83,8 @@ class CompareConfig:
 
     data: str = setting("runs/prepared", "Folder written by `dcar prepare`.", place="folder")
     split: str = setting("test", "Split that is spoken.")
-    decoder: str = setting("runs/car", "CAR checkpoint; starter, here and below = the shipped one.",
-                           names=("starter",))
-    far_decoder: str | None = setting(None, "FAR checkpoint (one head); needed by method far.",
-                                      names=("starter",))
+    decoder: str = setting("runs/car", "CAR checkpoint; starter, here and below = the shipped one.")
+    far_decoder: str | None = setting(None, "FAR checkpoint (one head); needed by method far.")
     policies: list[str] = setting([], "Policy folders, or name=folder where there are several.")
     draft: str | None = setting(None, "Draft model of this decoder, for sd, ssd and pcg.")
     statistics: str | None = setting(None, "Measured statistics that some methods need (docs/methods.md).")

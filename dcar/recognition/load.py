@@ -18,7 +18,7 @@ from dcar.sources.shipped import resolve, shipped
 def load_recognizer(name: str, threads: int = 1, device: str = "cpu") -> Recognizer:
     """A recogniser by name:
 
-    - `moonshine`, `whisper-base`; `starter`, `starter-nemo` (ship with the project)
+    - `moonshine`, `whisper-base`; `starter` (ships with the project)
     - `encoder:FOLDER` of `dcar train-recognizer kind=encoder`
     - `nemo:PATH_OR_NAME`: CTC or transducer, e.g. nemo:stt_en_fastconformer_transducer_large or nemo:model.nemo
     - `whisper:FOLDER_OR_NAME` through transformers, e.g. whisper:openai/whisper-large-v3
@@ -34,8 +34,6 @@ def load_recognizer(name: str, threads: int = 1, device: str = "cpu") -> Recogni
         return WhisperRecognizer(threads=threads)
     if name == "starter":
         return load_encoder_recognizer(shipped("recognizer"), name, threads, device)
-    if name == "starter-nemo":
-        return load_nemo(shipped("recognizer_nemo"), device)
     kind, _, rest = name.partition(":")
     makers: dict[str, Callable[[], Recognizer]] = {
         "encoder": lambda: load_encoder_recognizer(rest, threads=threads, device=device),
@@ -47,8 +45,8 @@ def load_recognizer(name: str, threads: int = 1, device: str = "cpu") -> Recogni
     if rest and kind in makers:
         return makers[kind]()
     raise AssetError(
-        f"unknown recogniser {name!r}; choose moonshine, whisper-base, starter, starter-nemo, encoder:…, nemo:…, "
-        "whisper:…, faster-whisper:…, ctc:…, http://… or openai:URL#MODEL"
+        f"unknown recogniser {name!r}; choose moonshine, whisper-base, starter, encoder:…, nemo:…, whisper:…, "
+        "faster-whisper:…, ctc:…, http://… or openai:URL#MODEL"
     )
 
 

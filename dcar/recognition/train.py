@@ -32,7 +32,6 @@ from dcar.recognition.base import Recognizer
 from dcar.recognition.ctc import frames_needed
 from dcar.recognition.manifest import Recording, load_manifest
 from dcar.recognition.nemo import frame_seconds, load_nemo, quiet_nemo, recognizer_of, restore_nemo, text_symbols
-from dcar.sources.shipped import resolve
 from dcar.storage import replacing
 from dcar.text.wer import WERScore, score_corpus
 from dcar.tracking import write_json
@@ -48,8 +47,7 @@ class TrainRecognizerConfig:
     dev_manifest: str = setting(meaning="JSONL manifest of held-out speech; its WER is reported.", place="file")
     out: str = setting(meaning="The .nemo file to write; a card (.md) and metrics (.json) go beside it.",
                        old=("output",), place="file")
-    init_from: str = setting("starter", "The model to go on from: a .nemo file, or a name that NeMo can download; "
-                                        "starter = the shipped one.")
+    init_from: str = setting(meaning="The model to go on from: a .nemo file, or a name that NeMo can download.")
     batch_seconds: float = setting(240.0, "Padded audio in one batch, in seconds.", above=0)
     learning_rate: float = setting(2e-4, "Peak learning rate of AdamW.", above=0)
     weight_decay: float = setting(1e-2, "Weight decay of matrices.", minimum=0)
@@ -137,7 +135,7 @@ def run(config: TrainRecognizerConfig) -> dict[str, Any]:
     output = Path(config.out)
     device = config.device if config.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(config.seed)
-    model, name = restore_nemo(resolve(config.init_from, "recognizer_nemo"), device)
+    model, name = restore_nemo(config.init_from, device)
     recognizer = recognizer_of(model, name, device)
     train, dev = (load_manifest(path, frame_seconds(model)) for path in (config.train_manifest, config.dev_manifest))
     hours = sum(len(r.wave) for r in train) / ENCODER_SAMPLE_RATE / 3600

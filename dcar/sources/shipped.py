@@ -18,7 +18,6 @@ NAMES = {
     "policy-t0.4": "policy_t0.4",  # another, trained at 0.4
     "chunk_scorer": "chunk_scorer",  # joint score of a chunk's tokens; the policy holds the same
     "recognizer": "recognizer",  # reward ASR
-    "recognizer_nemo": "recognizer_nemo/starter.nemo",  # another, by NeMo
     "token_recognizer": "token_recognizer",  # the same of the speech tokens, without sound
 }
 

@@ -138,7 +138,7 @@ def test_what_ships_is_found_and_the_missing_extra_is_named(environment, tmp_pat
         "assert 'site-packages' in dcar.__file__, dcar.__file__\nKernels(torch.float32)\n"
         "from dcar.errors import AssetError\nfrom dcar.recognition.load import load_recognizer\n"
         "load_recognizer('starter')\n"
-        "try:\n    load_recognizer('starter-nemo')\nexcept AssetError as error:\n    print(error)\n")
+        "try:\n    load_recognizer('nemo:stt_en_conformer_ctc_small')\nexcept AssetError as error:\n    print(error)\n")
     done = run(tmp_path, str(environment / "python"), "look.py")
     assert done.returncode == 0, done.stderr
     assert "pip install 'dcar[nemo]'" in done.stdout

@@ -18,7 +18,7 @@ CONVERT, PREPARE = "dcar.model.backbones.convert:ConvertConfig", "dcar.prepare.s
 
 NEEDED = {
     SPEAK: ["text=a"], TOKENIZER: ["out=x"], PREPARE: ["out=x"], CONVERT: ["kind=llasa", "source=a", "out=b"],
-    RECOGNIZER: ["train_manifest=a", "dev_manifest=b", "out=c.nemo"], DCPO: ["use_cpu=true"],
+    RECOGNIZER: ["train_manifest=a", "dev_manifest=b", "out=c.nemo", "init_from=d"], DCPO: ["use_cpu=true"],
     PROFILE: ["decoder=d", "data=d"],
 }
 

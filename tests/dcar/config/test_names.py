@@ -42,7 +42,7 @@ OLD = [
     ("launch.quickstart:QuickstartConfig", "out_dir", "out", "x"),
 ]
 NEEDED = {"PrepareConfig": ["out=y"], "FitTokenizerConfig": ["out=y"], "SpeakConfig": ["hello"],
-          "TrainRecognizerConfig": ["train_manifest=a", "dev_manifest=b", "out=y.nemo"],
+          "TrainRecognizerConfig": ["train_manifest=a", "dev_manifest=b", "out=y.nemo", "init_from=a"],
           "DCPOConfig": ["use_cpu=true"], "ProfileConfig": ["decoder=d", "data=d"], "ExportConfig": ["run=r"]}
 
 

@@ -220,12 +220,12 @@ def test_broken_manifest_lines_are_named(manifest: Path, tmp_path: Path) -> None
     with pytest.raises(DataError, match=r"(?s)cannot be aligned.*bad\.jsonl:1: .*too short"):
         load_manifest(path, 0.04)
     with pytest.raises(ConfigError, match=r"\.nemo"):
-        run(TrainRecognizerConfig(str(manifest), str(manifest), "model.bin"))
+        run(TrainRecognizerConfig(str(manifest), str(manifest), "model.bin", "first.nemo"))
 
 
 def test_batches_are_a_function_of_seed_and_epoch(nemo: NemoCTCRecognizer) -> None:
     recordings = [Recording((noise(0.5 + i / 10, i) * 32767).astype(np.int16), "ab c") for i in range(9)]
-    config = TrainRecognizerConfig("", "", "x.nemo", batch_seconds=3, seed=4)
+    config = TrainRecognizerConfig("", "", "x.nemo", "first.nemo", batch_seconds=3, seed=4)
     one, two = (iter(Batches(recordings, nemo._model, config)) for _ in range(2))
     for _ in range(8):
         (epoch, a), (epoch_b, b) = next(one), next(two)

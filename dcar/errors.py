@@ -58,10 +58,6 @@ class RewardError(DCARError):
     """Too many rewards could not be computed; the message gives the share and the first cause."""
 
 
-class ServiceError(DCARError):
-    """A recognition or scoring service did not answer, or not as agreed; the message gives address and last cause."""
-
-
 class DistributionError(DCARError):
     """A model gave no distribution over the next token (NaN, or no mass anywhere): its weights are broken, or its
     number type is too small. The message names utterance and position; `finished` holds the results of the utterances

@@ -35,9 +35,8 @@ from dcar.model.load import load_decoder, load_policy
 from dcar.prompts.items import PromptItem
 from dcar.prompts.load import vocoder_for
 from dcar.recognition.base import Recognizer
-from dcar.recognition.http import Retry
 from dcar.recognition.load import load_recognizer
-from dcar.recognition.retrying import RetryingRecognizer
+from dcar.recognition.retrying import Retry, RetryingRecognizer
 from dcar.text.wer import WordErrors, corpus_wer
 from dcar.train.batches import EpochLoader
 from dcar.train.callbacks import JsonlLog

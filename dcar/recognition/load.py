@@ -8,7 +8,6 @@ from dcar.errors import AssetError
 from dcar.recognition import hf
 from dcar.recognition.base import Recognizer
 from dcar.recognition.encoder import load_encoder_recognizer
-from dcar.recognition.http import HTTPRecognizer
 from dcar.recognition.nemo import load_nemo
 from dcar.recognition.packaged import MoonshineRecognizer, WhisperRecognizer
 from dcar.recognition.tokens import TokenRecognizer
@@ -24,7 +23,6 @@ def load_recognizer(name: str, threads: int = 1, device: str = "cpu") -> Recogni
     - `whisper:FOLDER_OR_NAME` through transformers, e.g. whisper:openai/whisper-large-v3
     - `faster-whisper:FOLDER_OR_NAME` through CTranslate2, e.g. faster-whisper:large-v3
     - `ctc:FOLDER_OR_NAME`: wav2vec 2.0 or HuBERT with a CTC head, e.g. ctc:facebook/hubert-large-ls960-ft
-    - `http://…`, `https://…`: a service (see `dcar.recognition.http`); `openai:URL#MODEL`: one with OpenAI's interface
 
     Raises AssetError for an unknown name or a missing model.
     """
@@ -40,13 +38,12 @@ def load_recognizer(name: str, threads: int = 1, device: str = "cpu") -> Recogni
         "nemo": lambda: load_nemo(rest, device), "whisper": lambda: hf.WhisperHFRecognizer(rest, device),
         "ctc": lambda: hf.CTCHFRecognizer(rest, device),
         "faster-whisper": lambda: WhisperRecognizer(threads, rest, device),
-        **dict.fromkeys(("http", "https", "openai"), lambda: HTTPRecognizer.from_spec(name)),
     }
     if rest and kind in makers:
         return makers[kind]()
     raise AssetError(
         f"unknown recogniser {name!r}; choose moonshine, whisper-base, starter, encoder:…, nemo:…, whisper:…, "
-        "faster-whisper:…, ctc:…, http://… or openai:URL#MODEL"
+        "faster-whisper:… or ctc:…"
     )
 
 

@@ -6,14 +6,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from dcar.errors import ServiceError
 from dcar.recognition.base import Recognizer
 from dcar.recognition.ctc import Alignment
-from dcar.recognition.http import Retry
 
 logger = logging.getLogger(__name__)
 
@@ -21,11 +20,21 @@ ANSWERS: dict[str, tuple[type, ...]] = {"log_likelihood": (int, float, np.floati
 """What is asked of some recognisers besides transcripts: method -> kinds of an answer."""
 
 
+@dataclass(frozen=True)
+class Retry:
+    """Attempts, time limit and waits, in seconds, of one batch."""
+
+    attempts: int = 5
+    timeout: float = 60.0  # of one attempt
+    backoff: float = 0.5  # before the second attempt; doubles
+    longest_wait: float = 30.0
+
+
 class RetryingRecognizer:
     """Another recogniser, tried again when it fails. Answers are checked: one text (number, alignment) a waveform.
 
     Raises what the last attempt raised. Raises TimeoutError where a batch takes too long, and at once while that batch
-    still runs. A service behind HTTP retries by itself, so its ServiceError is final.
+    still runs.
     """
 
     def __init__(self, recognizer: Recognizer, retry: Retry):
@@ -53,7 +62,7 @@ class RetryingRecognizer:
                 if wrong := [a for a in answers if not isinstance(a, kinds)]:
                     raise ValueError(f"{self.name} answered {wrong[0]!r:.60}, which is no {kinds[0].__name__}")
                 return answers
-            except (TimeoutError, ServiceError):
+            except TimeoutError:
                 raise
             except Exception as error:  # whatever a recogniser raises
                 if attempt == self.retry.attempts:

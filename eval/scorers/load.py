@@ -1,4 +1,4 @@
-"""Scorers by name: speaker similarity (Resemblyzer, WavLM, ERes2Net), predicted quality (DNSMOS, UTMOS, a service), and
+"""Scorers by name: speaker similarity (Resemblyzer, WavLM, ERes2Net), predicted quality (DNSMOS, UTMOS), and
 prosody (spread of the pitch, pauses).
 
 | similarity | what is loaded |
@@ -11,7 +11,6 @@ prosody (spread of the pitch, pauses).
 | --- | --- |
 | `dnsmos` | the packaged network |
 | `utmos:CLONE#WEIGHTS.pt` | UTMOS22 strong learner of tarepan/SpeechMOS |
-| `http://…` | a service that answers `{"score": …}` |
 
 | prosody | what is measured |
 | --- | --- |
@@ -239,11 +238,7 @@ def load_quality(spec: str, device: str = "cpu") -> Quality:
     if kind == "utmos" and rest.count("#") == 1:
         clone, weights = rest.split("#")
         return UTMOS(clone, weights, device)
-    if kind in ("http", "https"):
-        from dcar.recognition.http import HTTPScorer
-
-        return HTTPScorer(spec)
-    raise ConfigError(f"quality {spec!r}: choose dnsmos, utmos:CLONE#WEIGHTS.pt, http://HOST/PATH, "
+    raise ConfigError(f"quality {spec!r}: choose dnsmos, utmos:CLONE#WEIGHTS.pt, "
                       f"or as a scorer {', '.join(PROSODY)}")
 
 

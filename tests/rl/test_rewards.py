@@ -15,9 +15,8 @@ import toy_world
 from toy_world import ToyRecognizer, ToyVocoder, faster, toy_items, toy_token_recognizer
 
 from dcar.decoding import DecodeResult
-from dcar.errors import AudioError, ConfigError, ServiceError
-from dcar.recognition.http import Retry
-from dcar.recognition.retrying import RetryingRecognizer
+from dcar.errors import AudioError, ConfigError
+from dcar.recognition.retrying import Retry, RetryingRecognizer
 from rl.data import RowItem
 from rl.hearing import GroundTruth, RolloutRecord, ground_truth_errors, synthesise
 from rl.metrics import Metrics, add_decisions, scalars
@@ -335,7 +334,6 @@ def test_a_recogniser_that_fails_is_asked_again_with_breaks(monkeypatch):
     ([lambda waves: [None] * len(waves)], "faulty answered None, which is no str"),
     ([lambda waves: [float("nan")] * len(waves)], "faulty answered nan, which is no str"),
     ([lambda waves: time.sleep(1)], "faulty did not answer within 0.3 s"),
-    ([ServiceError("http://x: no usable answer, at last status 500")], "ServiceError: http://x: no usable answer"),
 ])
 def test_what_a_recogniser_cannot_answer_is_masked_and_counted(calls, message):
     recognizer = RetryingRecognizer(Faulty(*calls), QUICK)

@@ -1,25 +1,18 @@
-"""Recognisers on tiny random models saved in the real formats, and on a real local HTTP server."""
+"""Recognisers on tiny random models saved in the real formats."""
 
 from __future__ import annotations
 
-import io
 import json
-import threading
-import time
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import soundfile as sf
 import torch
 from tiny_nemo import save_transducer
 
-from dcar.errors import AssetError, AudioError, CheckpointError, ServiceError, TextError
+from dcar.errors import AssetError, AudioError, CheckpointError, TextError
 from dcar.recognition.base import Recognizer
-from dcar.recognition.http import HTTPRecognizer, HTTPScorer, Retry, post
 from dcar.recognition.load import load_recognizer
 from dcar.recognition.nemo import NemoTransducerRecognizer
 from dcar.sources.packages import whisper_base_dir
@@ -194,122 +187,3 @@ def test_models_that_cannot_be_had_say_what_to_run(tmp_path: Path, monkeypatch: 
         load_recognizer(f"faster-whisper:{tmp_path}")
     with pytest.raises(CheckpointError, match="not a CTC processor"):
         load_recognizer(f"ctc:{tmp_path}")
-    with pytest.raises(AssetError, match="name the model"):
-        load_recognizer("openai:http://localhost:1/v1")
-    with pytest.raises(AssetError, match="not an address"):
-        HTTPScorer("localhost:80")
-
-
-# -------------------------------------------------------------------------------------------------------------- HTTP
-
-Answer = Callable[[BaseHTTPRequestHandler, bytes], tuple[int, bytes, dict[str, str]]]
-FAST = Retry(attempts=4, timeout=0.5, backoff=0.02, longest_wait=1.0)
-
-
-@pytest.fixture
-def serve() -> Iterator[Callable[[Answer], tuple[str, list[tuple[float, str, bytes]]]]]:
-    """Starts a server that answers with the given function; returns its address and what it was sent."""
-    servers = []
-
-    def start(answer: Answer) -> tuple[str, list[tuple[float, str, bytes]]]:
-        seen: list[tuple[float, str, bytes]] = []
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                seen.append((time.monotonic(), self.headers["Content-Type"], body))
-                status, content, headers = answer(self, body)
-                self.send_response(status)
-                for name, value in headers.items():
-                    self.send_header(name, value)
-                self.send_header("Content-Length", str(len(content)))
-                self.end_headers()
-                self.wfile.write(content)
-
-            def log_message(self, *args: Any) -> None:
-                pass
-
-        server = HTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        servers.append(server)
-        return f"http://127.0.0.1:{server.server_port}/asr", seen
-
-    yield start
-    for server in servers:
-        server.shutdown()
-        server.server_close()
-
-
-def test_http_recognizer_sends_wav_and_hears_text(serve) -> None:
-    def answer(_, body: bytes):
-        wave, rate = sf.read(io.BytesIO(body))
-        return 200, json.dumps({"text": f" {rate} {len(wave)} "}).encode(), {}
-
-    url, seen = serve(answer)
-    recognizer = load_recognizer(url)
-    assert isinstance(recognizer, Recognizer)
-    assert recognizer.transcribe([noise(0.5), noise(0.5, 1, 24_000)], RATE) == ["16000 8000", "16000 12000"]
-    assert [kind for _, kind, _ in seen] == ["audio/wav"] * 2
-    sent, _ = sf.read(io.BytesIO(seen[0][2]))
-    np.testing.assert_allclose(sent, noise(0.5), atol=1e-4)
-    with pytest.raises(AudioError):
-        recognizer.transcribe([np.full(100, np.nan, np.float32)], RATE)
-
-
-def test_http_retries_with_growing_waits_then_succeeds(serve) -> None:
-    replies = iter([(503, b"busy", {}), (200, b"not json", {}), (200, b'{"score": 3.5}', {})])
-    url, seen = serve(lambda *_: next(replies))
-    assert HTTPScorer(url, Retry(4, 2.0, backoff=0.1))(noise(0.3), RATE) == 3.5
-    gaps = np.diff([t for t, _, _ in seen])
-    assert len(seen) == 3 and gaps[0] >= 0.1 and gaps[1] >= 0.2
-
-
-def test_http_waits_as_long_as_the_service_asks(serve) -> None:
-    replies = iter([(429, b"", {"Retry-After": "1"}), (200, b'{"text": "hi"}', {})])
-    url, seen = serve(lambda *_: next(replies))
-    assert HTTPRecognizer(url, retry=Retry(2, 2.0, backoff=0.01)).transcribe([noise(0.3)], RATE) == ["hi"]
-    assert np.diff([t for t, _, _ in seen])[0] >= 1.0
-
-
-def test_http_gives_up_and_does_not_repeat_what_is_refused(serve) -> None:
-    url, seen = serve(lambda *_: (500, b"out of memory", {}))
-    with pytest.raises(ServiceError, match=r"no usable answer in 4 attempts, at last status 500: out of memory"):
-        HTTPRecognizer(url, retry=FAST).transcribe([noise(0.3)], RATE)
-    assert len(seen) == 4
-    url, seen = serve(lambda *_: (401, b"who are you", {}))
-    with pytest.raises(ServiceError, match="refused the request .*401: who are you"):
-        HTTPRecognizer(url, retry=FAST).transcribe([noise(0.3)], RATE)
-    assert len(seen) == 1
-    url, _ = serve(lambda *_: (200, b'{"words": []}', {}))
-    with pytest.raises(ServiceError, match="no string `text`"):
-        HTTPRecognizer(url, retry=FAST).transcribe([noise(0.3)], RATE)
-    url, _ = serve(lambda *_: (200, b'{"score": NaN}', {}))
-    with pytest.raises(ServiceError, match="no finite number"):
-        HTTPScorer(url, FAST)(noise(0.3), RATE)
-
-
-def test_http_time_out_and_no_server(serve) -> None:
-    def slow(*_: Any):
-        time.sleep(0.6)
-        return 200, b"{}", {}
-
-    url, _ = serve(slow)
-    with pytest.raises(ServiceError, match="in 1 attempts, at last ReadTimeout"):
-        post(url, Retry(1, timeout=0.2), content=b"")
-    started = time.monotonic()
-    with pytest.raises(ServiceError, match="ConnectionRefused|refused"):
-        post("http://127.0.0.1:9/x", FAST, content=b"")
-    assert time.monotonic() - started < 5
-
-
-def test_openai_form(serve) -> None:
-    url, seen = serve(lambda *_: (200, b'{"text": "hello"}', {}))
-    recognizer = load_recognizer(f"openai:{url}#whisper-large-v3")
-    assert recognizer.transcribe([noise(0.3)], RATE) == ["hello"]
-    from email.parser import BytesParser
-
-    message = BytesParser().parsebytes(b"Content-Type: " + seen[0][1].encode() + b"\r\n\r\n" + seen[0][2])
-    fields = {part.get_param("name", header="content-disposition"): part.get_payload(decode=True)
-              for part in message.get_payload()}  # fmt: skip
-    assert fields["model"] == b"whisper-large-v3" and fields["response_format"] == b"json"
-    assert sf.info(io.BytesIO(fields["file"])).samplerate == RATE

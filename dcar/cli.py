@@ -77,10 +77,6 @@ CHOICES = {
         "oracle": ("eval.analysis.oracle", "cheapest chunks of the true tokens: what a perfect schedule could gain"),
         "vocoder": ("eval.analysis.vocoder_quality", "what tokens and vocoder lose of words and voices"),
     }),
-    "export": ("format", {
-        "policy": COMMANDS["export"],
-        "medusa": ("dcar.model.medusa", "the heads as a Medusa checkpoint, which vLLM reads"),
-    }),
 }
 # names of before, read for one release
 OLD = {

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -100,10 +99,6 @@ class BucketedTrainer(ResilientTrainer):
             optimizer = optimizer or self.create_optimizer()
             self.lr_scheduler = cosine(optimizer, num_training_steps, self.config.warmup_steps)
         return self.lr_scheduler
-
-    def longest_batch(self) -> dict[str, Any]:
-        longest = np.argsort(self.train_dataset.lengths)[::-1][: self.config.batch_size]
-        return self._collate([self.train_dataset[0, int(i)] for i in longest])
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """A directory that the model's `from_pretrained` loads; every process calls it (FSDP gathers the weights)."""

@@ -78,10 +78,6 @@ class Watch(TrainerCallback):
     def __init__(self, trainer: ResilientTrainer):
         self.trainer = trainer
 
-    def on_train_begin(self, args, state, control, **kwargs):
-        if args.device.type == "cuda":
-            self.trainer.rehearse()
-
     def on_pre_optimizer_step(self, args, state, control, **kwargs):
         self.trainer.look()
 
@@ -132,27 +128,11 @@ class ResilientTrainer(Trainer):
         self._losses.append(loss)
         return loss
 
-    def longest_batch(self) -> dict[str, Any] | None:
-        """The batch that takes the most memory, where that is known before; see `rehearse`."""
-        return None
-
     def evaluated(self, metrics: dict[str, Any]) -> dict[str, Any]:
         """What an evaluation of a trainer's own found: logged, and told to the callbacks as `Trainer.evaluate` does."""
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
-
-    def rehearse(self) -> None:
-        """Gradients of the longest batch, which are thrown away: a memory that is too small shows in the first minute
-        and not on the third day. Draws and weights stay as they are."""
-        if (inputs := self.longest_batch()) is None:
-            return
-        devices = [self.args.device.index or 0] if self.args.device.type == "cuda" else []
-        self._update, self._updated, self._doing = [inputs], True, "rehearsing the longest batch"
-        self.current_gradient_accumulation_steps = 1
-        with torch.random.fork_rng(devices):
-            super().training_step(self.model_wrapped, inputs, None)
-        self.model_wrapped.zero_grad()
 
     def look(self) -> None:
         """Between gradients and update, on all processes alike: TrainingError where a loss or gradient is not finite;

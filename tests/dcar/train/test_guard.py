@@ -162,32 +162,6 @@ def test_another_error_of_the_model_stays_what_it_is(data, tmp_path, monkeypatch
         run(tiny_config(data, tmp_path))
 
 
-def test_the_longest_batch_is_rehearsed_without_a_trace(data, tmp_path, monkeypatch):
-    """On a GPU before the first step; here rule-based."""
-    whole = run(tiny_config(data, tmp_path / "plain")).checksum()
-    seen = []
-
-    class Rehearsed(TrainerCallback):
-        def on_train_begin(self, args, state, control, **kwargs):
-            self.trainer.rehearse()
-            seen.append(max(self.trainer.train_dataset.lengths))
-
-    class Trainer(CARTrainer):
-        def __init__(self, *arguments, **keywords):
-            super().__init__(*arguments, **keywords)
-            self.add_callback(callback := Rehearsed())
-            callback.trainer = self
-
-        def compute_loss(self, model, inputs, *rest, **keywords):
-            seen.append(int(inputs["speech_lengths"].max()))
-            return super().compute_loss(model, inputs, *rest, **keywords)
-
-    monkeypatch.setattr(car, "CARTrainer", Trainer)
-    assert run(tiny_config(data, tmp_path / "rehearsed")).checksum() == whole
-    assert seen[0] >= seen[1]  # the longest utterance, and its prompt
-    assert [line["step"] for line in log_of(tmp_path / "rehearsed") if "loss" in line] == [1, 2, 3, 4, 5, 6]
-
-
 # --- numbers ----------------------------------------------------------------------------------------------------------
 
 

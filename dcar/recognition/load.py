@@ -21,7 +21,6 @@ def load_recognizer(name: str, threads: int = 1, device: str = "cpu") -> Recogni
     - `encoder:FOLDER` of `dcar train-recognizer kind=encoder`
     - `nemo:PATH_OR_NAME`: CTC or transducer, e.g. nemo:stt_en_fastconformer_transducer_large or nemo:model.nemo
     - `whisper:FOLDER_OR_NAME` through transformers, e.g. whisper:openai/whisper-large-v3
-    - `faster-whisper:FOLDER_OR_NAME` through CTranslate2, e.g. faster-whisper:large-v3
     - `ctc:FOLDER_OR_NAME`: wav2vec 2.0 or HuBERT with a CTC head, e.g. ctc:facebook/hubert-large-ls960-ft
 
     Raises AssetError for an unknown name or a missing model.
@@ -37,13 +36,12 @@ def load_recognizer(name: str, threads: int = 1, device: str = "cpu") -> Recogni
         "encoder": lambda: load_encoder_recognizer(rest, threads=threads, device=device),
         "nemo": lambda: load_nemo(rest, device), "whisper": lambda: hf.WhisperHFRecognizer(rest, device),
         "ctc": lambda: hf.CTCHFRecognizer(rest, device),
-        "faster-whisper": lambda: WhisperRecognizer(threads, rest, device),
     }
     if rest and kind in makers:
         return makers[kind]()
     raise AssetError(
-        f"unknown recogniser {name!r}; choose moonshine, whisper-base, starter, encoder:…, nemo:…, whisper:…, "
-        "faster-whisper:… or ctc:…"
+        f"unknown recogniser {name!r}; choose moonshine, whisper-base, starter, encoder:…, nemo:…, whisper:… "
+        "or ctc:…"
     )
 
 

@@ -6,12 +6,10 @@ Whisper's encoder makes the speech tokens, so Whisper alone never evaluates them
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import numpy as np
 
 from dcar.audio import ENCODER_SAMPLE_RATE
-from dcar.errors import AssetError
 from dcar.recognition.base import to_recognizer_rate
 from dcar.sources.packages import moonshine_files, whisper_base_dir
 
@@ -83,33 +81,10 @@ class WhisperRecognizer:
     name = "whisper-base-int8"
     tokens_per_second = 8
 
-    def __init__(self, threads: int = 1, model_dir: str | Path | None = None, device: str = "cpu") -> None:
-        """`model_dir`: another CTranslate2 Whisper model: a folder, or a name that faster-whisper downloads
-        (`large-v3`); None for the packaged whisper-base. int8 on a CPU, float16 on a GPU."""
+    def __init__(self, threads: int = 1) -> None:
         from faster_whisper import WhisperModel
-        from faster_whisper.utils import available_models
 
-        downloadable = isinstance(model_dir, str) and (model_dir in available_models() or model_dir.count("/") == 1)
-        folder = whisper_base_dir() if model_dir is None else Path(model_dir)
-        if not (folder / "model.bin").is_file() and (folder.is_dir() or not downloadable):
-            raise AssetError(
-                f"{folder}: no CTranslate2 Whisper model (model.bin); convert one: `ct2-transformers-converter --model "
-                "NAME --output_dir FOLDER`, or give a name like large-v3"
-            )
-        kind = "int8" if device == "cpu" else "float16"
-        if model_dir is not None:
-            self.name = f"whisper-{kind}:{folder.name}"
-        source = str(folder) if folder.is_dir() else str(model_dir)
-        place, _, index = device.partition(":")
-        try:
-            self._model = WhisperModel(source, device=place, device_index=int(index or 0), compute_type=kind,
-                                       cpu_threads=threads)
-        except Exception as error:  # whatever the hub client or CTranslate2 raises
-            raise AssetError(
-                f"faster-whisper cannot load {source} ({type(error).__name__}: {str(error).splitlines()[0][:150]}); "
-                f"without network run `hf download Systran/faster-whisper-{folder.name} --local-dir FOLDER` elsewhere "
-                "and give faster-whisper:FOLDER"
-            ) from error
+        self._model = WhisperModel(str(whisper_base_dir()), device="cpu", compute_type="int8", cpu_threads=threads)
 
     def transcribe(self, waves: list[np.ndarray], sample_rate: int) -> list[str]:
         """See `Recognizer.transcribe`. Costs the same for every waveform up to 30 s."""

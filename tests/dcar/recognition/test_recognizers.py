@@ -22,7 +22,7 @@ from dcar.recognition.ctc import viterbi
 from dcar.recognition.load import load_recognizer
 from dcar.recognition.manifest import CHARACTERS, Recording, load_manifest
 from dcar.recognition.nemo import NemoCTCRecognizer, quiet_nemo
-from dcar.recognition.packaged import MoonshineRecognizer, WhisperRecognizer
+from dcar.recognition.packaged import MoonshineRecognizer
 from dcar.recognition.train import Batches, TrainRecognizerConfig, run
 from dcar.text.wer import spoken_words
 from dcar.voices.encoder import SpeakerEncoder
@@ -190,8 +190,6 @@ def test_missing_or_broken_models_name_the_way_out(tmp_path: Path) -> None:
         load_recognizer(f"nemo:{tmp_path / 'broken.nemo'}")
     with pytest.raises(AssetError, match="choose moonshine"):
         load_recognizer("siri")
-    with pytest.raises(AssetError, match=r"model\.bin"):
-        WhisperRecognizer(model_dir=tmp_path)
 
 
 def test_a_row_spoken_too_fast_for_ctc_is_left_out_with_a_warning(manifest: Path, tmp_path: Path, caplog) -> None:

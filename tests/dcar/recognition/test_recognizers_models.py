@@ -15,7 +15,6 @@ from dcar.errors import AssetError, AudioError, CheckpointError, TextError
 from dcar.recognition.base import Recognizer
 from dcar.recognition.load import load_recognizer
 from dcar.recognition.nemo import NemoTransducerRecognizer
-from dcar.sources.packages import whisper_base_dir
 
 torch.set_num_threads(1)
 RATE = 16_000
@@ -166,24 +165,11 @@ def test_ctc_of_transformers(family: str, tmp_path: Path) -> None:
         recognizer.align(waves[:1], RATE, ["ax"])
 
 
-def test_faster_whisper_goes_to_the_gpu_of_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-    monkeypatch.setattr("faster_whisper.WhisperModel", lambda source, **options: asked.append(options))
-    for device in ("cuda:3", "cuda", "cpu"):
-        load_recognizer(f"faster-whisper:{whisper_base_dir()}", device=device)
-    assert [(o["device"], o["device_index"], o["compute_type"]) for o in asked] == [
-        ("cuda", 3, "float16"), ("cuda", 0, "float16"), ("cpu", 0, "int8")]
-
-
 def test_models_that_cannot_be_had_say_what_to_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(AssetError, match="hf download openai/whisper-large-v9 --local-dir FOLDER"):
         load_recognizer("whisper:openai/whisper-large-v9")
     with pytest.raises(AssetError, match="hf download facebook/nothing-ft"):
         load_recognizer("ctc:facebook/nothing-ft")
-    with pytest.raises(AssetError, match="hf download Systran/faster-whisper-large-v3"):
-        load_recognizer("faster-whisper:large-v3")
-    with pytest.raises(AssetError, match="ct2-transformers-converter"):
-        load_recognizer(f"faster-whisper:{tmp_path}")
     with pytest.raises(CheckpointError, match="not a CTC processor"):
         load_recognizer(f"ctc:{tmp_path}")

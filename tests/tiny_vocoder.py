@@ -76,7 +76,6 @@ def toy_config(tmp_path: Path, **changes) -> TrainVocoderConfig:
         "segment_tokens": 20,
         "log_every": 1,
         "eval_every": 1000,
-        "samples": 1,
         "vocoder": TINY,
     }
     return TrainVocoderConfig(**{**values, **changes})

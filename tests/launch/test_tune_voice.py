@@ -296,7 +296,7 @@ def test_the_vocoder_is_really_trained_from_the_one_that_speaks(tmp_path, data):
     (tmp_path / "work").mkdir()
     (tmp_path / "pack.safetensors").rename(tmp_path / "work" / "pack.safetensors")
     recipe = tmp_path / "vocoder.yaml"
-    recipe.write_text("{renderer_every: 0, max_steps: 3, acoustic_batch_size: 2, acoustic_tokens: 20, samples: 0}")
+    recipe.write_text("{renderer_every: 0, max_steps: 3, acoustic_batch_size: 2, acoustic_tokens: 20}")
     settings = TuneVoiceConfig(data=str(data), out=str(tmp_path), vocoder_recipe=str(recipe),
                                vocoder_training=["max_steps=4"])
     found = vocoder_config(settings, str(first))

@@ -21,7 +21,6 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from dcar.audio import save_audio
 from dcar.config import load_config
 from dcar.errors import CheckpointError, DCARError
 from dcar.storage import replacing
@@ -52,7 +51,6 @@ def run(config: TrainVocoderConfig) -> Path:
         for record in _train(trainer, out):
             log.write(json.dumps(record) + "\n")
             log.flush()
-    write_samples(trainer, out / "samples")
     return out / "export"
 
 
@@ -98,18 +96,6 @@ def _save(trainer: Trainer, out: Path) -> dict[str, Any]:
         torch.save(trainer.state(), part)
     trainer.average.save_pretrained(out / "export")
     return dict(event="validation", step=trainer.step_index, seconds=trainer.seconds, **values)
-
-
-def write_samples(trainer: Trainer, folder: Path) -> None:
-    """Validation utterances as 16-bit wav: the recording, and its tokens spoken with predicted pitch."""
-    for i, row in enumerate(trainer.validation_rows[: trainer.config.samples].tolist()):
-        start, length = int(trainer.data.starts[row]), int(trainer.data.lengths[row])
-        tokens = trainer.data.tokens[start : start + length].tolist()
-        spoken = trainer.average.synthesize([tokens], trainer.data.speaker[row][None])[0]
-        samples = trainer.data.samples_per_token
-        real = trainer.data.waves[start * samples : (start + length) * samples].cpu().numpy()
-        for name, wave in (("real", real / 32767), ("vocoder", spoken)):
-            save_audio(folder / f"{i}_{name}.wav", wave, trainer.average.sample_rate)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -45,7 +45,7 @@ class TrainVocoderConfig:
         "mel_weight": (15.0, "it is 15"), "speaker_noise": (0.15, "it is 0.15")}
 
     data: str = setting("", "Training packs (safetensors) written by dcar.vocoder.training.pack, separated by commas.")
-    out: str = setting("runs/vocoder", "Folder for export/, checkpoint.pt, log.jsonl, samples/.", place="folder")
+    out: str = setting("runs/vocoder", "Folder for export/, checkpoint.pt, log.jsonl.", place="folder")
     device: str = setting("auto", "cuda, cpu, or auto.")
     init_from: str = setting("", "Start from this exported vocoder, its weights and sizes: a folder, or starter.")
     renderer_from: str = setting("", "Start from an exported vocoder's renderer only, which knows spectra, not tokens: "
@@ -69,7 +69,6 @@ class TrainVocoderConfig:
     bf16: bool = setting(True, "bf16 autocast (spectra, phases and losses stay in fp32).")
     log_every: int = setting(25, "Steps between log lines.", minimum=1)
     eval_every: int = setting(1000, "Steps between validations, checkpoints and exports.", minimum=1)
-    samples: int = setting(4, "Validation utterances written as wav at the end.", minimum=0)
     vocoder: dict[str, Any] = setting({}, "Fields of VocoderConfig, {acoustic_dropout: 0.1}.")
 
     def __post_init__(self) -> None:

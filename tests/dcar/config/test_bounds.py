@@ -59,7 +59,7 @@ IMPOSSIBLE = [
         "num_iterations=0", "beta=-1", "hidden_dtype=int8", "alpha=nan",
         "scale_rewards=half", "lr_scheduler_type=zigzag", "eval_strategy=sometimes",
     )),
-    *((VOCODER, text) for text in ("max_steps=0", "learning_rate=nan", "ema_decay=1", "segment_tokens=0", "samples=-1",
+    *((VOCODER, text) for text in ("max_steps=0", "learning_rate=nan", "ema_decay=1", "segment_tokens=0",
                                    "renderer_every=-1", "vocoder=3", "bf16=2")),
     *((RECOGNIZER, text) for text in ("batch_seconds=0", "warmup_share=2", "max_steps=0", "speeds=[0]", "speeds=[]",
                                       "max_minutes=0", "learning_rate=-1")),

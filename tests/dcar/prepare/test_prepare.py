@@ -311,6 +311,13 @@ def test_tokens_are_checked(tokens: np.ndarray, message: str) -> None:
         check_tokens(tokens, 1.0, ToyTokenizer(), "a.wav")
 
 
+def test_the_tokenizer_says_how_many_tokens_a_second_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ToyTokenizer, "rate_hz", 25.0)
+    assert check_tokens(np.full(25, 3), 1.0, ToyTokenizer(), "a.wav").tolist() == [3] * 25
+    with pytest.raises(DataError, match="50 tokens for 1.00 s, expected about 25 at 25 Hz"):
+        check_tokens(np.full(50, 3), 1.0, ToyTokenizer(), "a.wav")
+
+
 def test_a_tokenizer_or_encoder_that_misbehaves(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ToyTokenizer, "_codes", lambda self, wave: np.full(-(-len(wave) // 320), 64))
     with pytest.raises(DataError, match=r"train.parquet:\d+: utterance train_\d+: tokens 64"):

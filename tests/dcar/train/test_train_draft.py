@@ -102,19 +102,6 @@ def test_bottom_and_head_learn_and_the_rest_stays(data, target, tmp_path):
     assert "decoder:" in (tmp_path / "draft" / "config.yaml").read_text()
 
 
-def test_resumed_training_equals_one_that_never_stopped(data, target, tmp_path):
-    whole = run(TrainDraftConfig(**settings(data, target, tmp_path / "whole")))
-    out = tmp_path / "halves"
-    run(TrainDraftConfig(**settings(data, target, out)))
-    for name in ("model.safetensors", "log.jsonl"):
-        (out / name).unlink()
-    for file in (out / "checkpoint-12").iterdir():
-        file.unlink()
-    (out / "checkpoint-12").rmdir()
-    again = run(TrainDraftConfig(**settings(data, target, out)))
-    assert again.checksum() == whole.checksum()
-
-
 def test_what_does_not_belong_together_is_refused(data, target, tmp_path):
     run(TrainDraftConfig(**settings(data, target, tmp_path / "draft", max_steps=1)))
     draft = DraftDecoder.from_pretrained(tmp_path / "draft")

@@ -84,7 +84,7 @@ OLD = {
     "train-encoder-recognizer": "train-recognizer kind=encoder",
     "train-token-recognizer": "train-recognizer kind=tokens", "export-results": "report format=versa",
     "speed": "analyse what=speed", "oracle": "analyse what=oracle", "vocoder-quality": "analyse what=vocoder",
-    "export-medusa": "export format=medusa", "verify": "doctor",
+    "verify": "doctor",
 }
 # first words of a recipe's name -> its command
 RECIPES = {

@@ -33,6 +33,7 @@ class PromptItem:
     prompt_utterance_id: str
     duration: float  # seconds of the recording
     prompt_text_units: int = 0  # of prompt.text_ids, which begin with the prompt's own text in the continuation layout
+    category: str = ""  # of a listed text (dcar/prompts/texts.py)
 
     @property
     def text_ids(self) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ ASSETS = Path(__file__).parents[1] / "assets"
 NAMES = {
     "corpus": "starter_corpus",  # the speech itself, parquet with Ogg Opus
     "prepared": "starter_prepared",  # the same as tokens, written by `dcar prepare`
+    "hard_texts": "hard_texts.tsv",  # texts without recordings that are hard to speak; nothing is tuned on them
     "tokenizer": "tokenizer",
     "vocoder": "vocoder",
     "decoder": "decoder",  # CAR, 16 tokens from one light head

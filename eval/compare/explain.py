@@ -50,7 +50,7 @@ class Explanations:
             return lambda: watch([entry], prompts, seed)[entry.name]
 
         work = {e.name: (self._key(e.name), reasons(e)) for e in self.watched}
-        if self.policies:
+        if self.policies and all(item.reference_tokens for item in items):
             work[LOSSES] = (self._key(*self.policies),
                             lambda: loss_maps(self.tools.models.decoder, self.policies, items))
         return work

@@ -28,9 +28,11 @@ from tqdm import tqdm
 from dcar.config import check, load_config, save_config, setting
 from dcar.config.schema import seed_setting
 from dcar.errors import ConfigError, DataError
+from dcar.model.load import text_encoder
 from dcar.prepare.prepared import prepared_info, tokenizer_identity
 from dcar.process import run_command
 from dcar.prompts.load import all_prompts, corpus_recordings, vocoder_for
+from dcar.prompts.texts import read_texts, text_list, text_prompts
 from dcar.prompts.together import check_together
 from dcar.recognition.load import load_recognizer
 from dcar.sampling import SamplingConfig
@@ -52,7 +54,7 @@ from eval.report.page import FORMAT_VERSION, write_report
 from eval.report.plots import draw_plots
 from eval.report.summary import terminal_text
 from eval.report.table import table_text
-from eval.results.lengths import by_length
+from eval.results.lengths import by_category, by_length
 from eval.results.pareto import equal_speed, speed_axis
 from eval.results.rows import Row, by_utterance, make_rows, power_statement
 from eval.results.store import (
@@ -83,6 +85,8 @@ class CompareConfig:
 
     data: str = setting("runs/prepared", "Folder written by `dcar prepare`.", place="folder")
     split: str = setting("test", "Split that is spoken.")
+    texts: str = setting("", "Spoken instead of the split's own, with its prompts in turn: a file with one text a line, "
+                             "or hard, which ships.")
     decoder: str = setting("runs/car", "CAR checkpoint; starter, here and below = the shipped one.")
     far_decoder: str | None = setting(None, "FAR checkpoint (one head); needed by method far.")
     policies: list[str] = setting([], "Policy folders, or name=folder where there are several.")
@@ -156,6 +160,10 @@ def load_tools(config: CompareConfig, device: str, before: Tools | None = None) 
                          **{name: folder for name, folder in folders.items() if folder}, fast=True)
     items, *others = (all_prompts(config.data, config.split, models.decoder, config.prompt_tokens, seed)
                       for seed in config.replicates)
+    recorded = items[:ENOUGH]
+    if config.texts:
+        texts = read_texts(config.texts, text_encoder(config.decoder))
+        items, *others = (text_prompts(texts, some) for some in (items, *others))
     heard = list(itertools.chain(items, *others))
     recordings = corpus_recordings(config.data)
     prompts = PromptAudio.of_items(heard, recordings)
@@ -175,10 +183,11 @@ def load_tools(config: CompareConfig, device: str, before: Tools | None = None) 
         items, models, vocoder, asr, second, similarity,
         NoiseQuality() if config.noise_quality_utterances else None, recordings,
         {"vocoder": vocoder_identity(vocoder, config.vocoder)},
-        {"corpus": info["corpus"], "tokenizer": tokenizer_identity(info), "split": config.split},
+        {"corpus": info["corpus"], "tokenizer": tokenizer_identity(info), "split": config.split,
+         **({"texts": {"name": config.texts, **digest(text_list(config.texts))}} if config.texts else {})},
         load_scorers(config.scorers, prompts, device), dict(zip(config.replicates[1:], others, strict=True)),
         codebook_of(info["tokenizer"], config.data) if len(config.replicates) * len(config.seeds) > 1 else None,
-        PhonemeAligner.fit([i.reference_tokens for i in items[:ENOUGH]], [i.text for i in items[:ENOUGH]],
+        PhonemeAligner.fit([i.reference_tokens for i in recorded], [i.text for i in recorded],
                            models.decoder.config.speech_vocab_size) if config.audio_samples else None,
         compare_training(config.decoder, config.far_decoder) if config.far_decoder else None,
     )
@@ -223,7 +232,7 @@ def _training(tools: Tools, entries: list[Entry]) -> dict[str, Any] | None:
 
 
 def _references(config: CompareConfig, tools: Tools) -> list[str]:
-    if not config.references:
+    if not config.references or config.texts:  # texts of a list have no recordings
         return []
     return [*([RECORDING] if tools.recording is not None else []), RESYNTHESIS]
 
@@ -290,7 +299,9 @@ def _finish(config: CompareConfig, tools: Tools, entries: list[Entry], reference
         header = _header(config, tools, entries, rows, state)
         header["tuned"] = tuned.about(entries, config.split) if tuned else None
         result = {**header, "equal_speed": _equal_speed(records, rows, config.resamples), "rows": rows,
-                  "by_length": by_length(records, names, config.resamples)}
+                  "by_length": by_length(records, names, config.resamples),
+                  "by_category": by_category(records, names, {i.prompt.utterance_id: i.category for i in tools.items},
+                                             config.resamples)}
         bar.update()
         result |= explanations.told(out)
         bar.update()

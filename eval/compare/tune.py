@@ -68,6 +68,9 @@ class TuneConfig(CompareConfig):
             raise ConfigError(f"samplings must differ: {words}")
         if said := [m for m in expand_names(self.methods) if split_sampling(m)[1]]:
             raise ConfigError(f"methods {said}: tuning gives them their samplings; write them without")
+        if self.texts:
+            raise ConfigError("texts is a setting of `dcar compare`; tune on a split, never on texts that methods are "
+                              "compared on")
         if self.tuned:
             raise ConfigError("tuned is a setting of `dcar compare`; `dcar tune` writes that file")
         CompareConfig(**self.compared([f"car-1@{words[0]}"]))  # refuses what no comparison can run

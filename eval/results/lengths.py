@@ -1,8 +1,8 @@
-"""Word error rate by length of the utterance: which method breaks on long sentences, and which on short ones."""
+"""Word error rate by length of the utterance and by kind of text: which method breaks on what."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dcar.text.bootstrap import RESAMPLES, corpus_interval
@@ -47,6 +47,25 @@ def by_length(records: Sequence[dict[str, Any]], methods: Sequence[str],
     if len(bins) < 2:
         return None
     chosen = [sorted(i for i, n in words.items() if low <= n <= high) for low, high in bins]
+    return {"bins": [{"words": list(b), "n": len(ids)} for b, ids in zip(bins, chosen, strict=True)],
+            "methods": _rates(records, methods, chosen, resamples)}
+
+
+def by_category(records: Sequence[dict[str, Any]], methods: Sequence[str], categories: Mapping[str, str],
+                resamples: int = RESAMPLES) -> dict[str, Any] | None:
+    """The same by kind of text: `bins` (category, n: utterances), in order of their names. categories: by utterance id.
+    None where there are not two."""
+    names = sorted(set(categories.values()))
+    if len(names) < 2:
+        return None
+    chosen = [sorted(i for i, category in categories.items() if category == name) for name in names]
+    return {"bins": [{"category": name or "none", "n": len(ids)} for name, ids in zip(names, chosen, strict=True)],
+            "methods": _rates(records, methods, chosen, resamples)}
+
+
+def _rates(records: Sequence[dict[str, Any]], methods: Sequence[str], chosen: Sequence[Sequence[str]],
+           resamples: int) -> dict[str, list[dict[str, Any]]]:
+    """By method: corpus WER and interval of every group of utterance ids."""
     found: dict[str, list[dict[str, Any]]] = {}
     for method in methods:
         errors, units, ids = by_utterance([r for r in records if r["method"] == method])
@@ -55,5 +74,4 @@ def by_length(records: Sequence[dict[str, Any]], methods: Sequence[str],
         for some in chosen:
             rate = corpus_interval(*zip(*(counts[name] for name in some), strict=True), resamples=resamples)
             found[method].append({"wer": rate.value, "ci": [rate.low, rate.high]})
-    return {"bins": [{"words": list(b), "n": len(ids)} for b, ids in zip(bins, chosen, strict=True)],
-            "methods": found}
+    return found

@@ -102,6 +102,7 @@ def _row(method: str, records: Sequence[Record], timings: Sequence[dict[str, Any
     cer = corpus_interval(character, characters, resamples=resamples)
     s, d, i, n = (sum(r["words"][k] for r in records) for k in range(4))
     capped = sum(min(sum(r["words"][:3]), r["words"][3]) for r in records)
+    recorded = sum(r["reference_duration"] for r in records)  # 0 where texts have no recordings
     row: Row = {
         "method": method, "kind": "reference" if method in (RECORDING, RESYNTHESIS) else "method",
         "wer": wer.value, "wer_ci": [wer.low, wer.high], "wer_se": wer.standard_error, "wer_capped": capped / n,
@@ -111,7 +112,7 @@ def _row(method: str, records: Sequence[Record], timings: Sequence[dict[str, Any
         "speaker_similarity": _mean(records, "speaker_similarity"),
         "noise_quality_dnsmos": _mean(records, "noise_quality"),
         "noise_quality_n": sum("noise_quality" in r for r in records),
-        "duration_ratio": sum(r["duration"] for r in records) / sum(r["reference_duration"] for r in records),
+        "duration_ratio": sum(r["duration"] for r in records) / recorded if recorded else None,
         "n": len(ids), "seeds": len({r["seed"] for r in records}), "records": len(records),
         "prompts": len({r.get("prompt_seed") for r in records}),
     }

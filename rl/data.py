@@ -56,7 +56,7 @@ def items_of(dataset: Sequence[PromptItem] | Dataset) -> list[PromptItem]:
     return [RowItem(Prompt(row["utterance_id"], tuple(row["text_ids"]), tuple(row["prompt_ids"])), row["text"],
                     row["speaker"], np.asarray(row["speaker_embedding"], np.float32), list(row["reference_tokens"]),
                     row["prompt_utterance_id"], row["duration"], row["prompt_text_units"],
-                    {name: value for name, value in row.items() if name not in COLUMNS}) for row in dataset]
+                    columns={name: value for name, value in row.items() if name not in COLUMNS}) for row in dataset]
 
 
 def prompts_of(args: DCPOConfig, decoder: AnyDecoder, train: Sequence[PromptItem] | Dataset | None,

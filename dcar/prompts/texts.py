@@ -36,8 +36,10 @@ def text_list(source: str | Path) -> Path:
 
 
 def read_texts(source: str | Path, encode: Callable[[str], list[int]] = text_to_ids) -> list[ListedText]:
-    """The texts of a list, in order. encode: text → ids that a decoder reads. DataError where it cannot be read or is empty; where lines are wrong or cannot be
-    spoken, all of them with their numbers."""
+    """The texts of a list, in order. encode: text → ids that a decoder reads.
+
+    DataError where it cannot be read or is empty; where lines are wrong or cannot be spoken, with their numbers.
+    """
     path = text_list(source)
     try:
         lines = path.read_text(encoding="utf-8").split("\n")

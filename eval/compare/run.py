@@ -32,7 +32,7 @@ from dcar.model.load import text_encoder
 from dcar.prepare.prepared import prepared_info, tokenizer_identity
 from dcar.process import run_command
 from dcar.prompts.load import all_prompts, corpus_recordings, vocoder_for
-from dcar.prompts.texts import read_texts, text_list, text_prompts
+from dcar.prompts.texts import HARD, read_texts, text_list, text_prompts
 from dcar.prompts.together import check_together
 from dcar.recognition.load import load_recognizer
 from dcar.sampling import SamplingConfig
@@ -85,8 +85,8 @@ class CompareConfig:
 
     data: str = setting("runs/prepared", "Folder written by `dcar prepare`.", place="folder")
     split: str = setting("test", "Split that is spoken.")
-    texts: str = setting("", "Spoken instead of the split's own, with its prompts in turn: a file with one text a line, "
-                             "or hard, which ships.")
+    texts: str = setting("", "Texts without recordings, spoken with the prompts of the split in turn: a file with one "
+                             "a line; hard = the shipped ones.")
     decoder: str = setting("runs/car", "CAR checkpoint; starter, here and below = the shipped one.")
     far_decoder: str | None = setting(None, "FAR checkpoint (one head); needed by method far.")
     policies: list[str] = setting([], "Policy folders, or name=folder where there are several.")

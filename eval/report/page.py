@@ -27,7 +27,8 @@ from eval.report.sections import folded_sections, table_of
 from eval.report.summary import summary, terminal_text
 from eval.report.table import MEANINGS, column_groups, notes
 
-ABOVE = ("rows", "samples", "equal_speed", "by_length", "reasons", "losses")  # of compare.json: in their own sections
+# of compare.json: in their own sections
+ABOVE = ("rows", "samples", "equal_speed", "by_length", "by_category", "reasons", "losses")
 FORMAT_VERSION = 3  # of compare.json; 3: speed-ups end to end, pairs as method − baseline
 
 

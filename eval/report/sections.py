@@ -53,7 +53,7 @@ def table_of(title: str, columns: Sequence[Column], rows: Sequence[Row], classes
 def folded_sections(result: dict[str, Any], folder: Path) -> list[Section]:
     """All sections that this comparison has something for; `folder` holds its pictures."""
     rows = result["rows"]
-    made = (equal_speed_section(result), length_section(result), chunk_section(rows, folder),
+    made = (equal_speed_section(result), length_section(result), category_section(result), chunk_section(rows, folder),
             *reasons_sections(result, folder), *verification(rows, folder), lively_section(rows),
             papers_section(result))
     return [section for section in made if section]
@@ -73,19 +73,29 @@ def chunk_section(rows: Sequence[Row], folder: Path) -> Section | None:
 
 def length_section(result: dict[str, Any]) -> Section | None:
     """WER by length of the utterance; nothing where the utterances are too few or alike."""
-    found, title = result.get("by_length"), "Errors by length of the utterance"
-    if not found:
-        return None
+    found = result.get("by_length")
+    return _binned("Errors by length of the utterance", found, [
+        f"{low} words" if low == high else f"{low}–{high} words" for low, high in (b["words"] for b in found["bins"])],
+        "of the utterances whose reference has so many words") if found else None
+
+
+def category_section(result: dict[str, Any]) -> Section | None:
+    """WER by category of a list of texts; nothing where it names none."""
+    found = result.get("by_category")
+    return _binned("Errors by category", found, [b["category"] for b in found["bins"]],
+                   "of the texts of a category") if found else None
+
+
+def _binned(title: str, found: dict[str, Any], names: Sequence[str], which: str) -> Section:
+    """A table of error rates with a column a bin, called `names`."""
     head = ["method"]
-    for b in found["bins"]:
-        low, high = b["words"]
-        head += [f"{low} words" if low == high else f"{low}–{high} words", f"95 % CI (n = {b['n']})"]
+    for name, b in zip(names, found["bins"], strict=True):
+        head += [name, f"95 % CI (n = {b['n']})"]
     rows = [[method, *(cell for bin_ in bins for cell in (
         f"{100 * bin_['wer']:.1f}", "–".join(f"{100 * end:.1f}" for end in bin_["ci"])))]
         for method, bins in found["methods"].items()]
     return Section(title, [Table(title, head, rows),
-        "WER in % of the utterances whose reference has so many words; n: how many those are. Intervals: bootstrap "
-        "over utterances."])
+        f"WER in % {which}; n: how many those are. Intervals: bootstrap over utterances."])
 
 
 def verification(rows: Sequence[Row], folder: Path) -> list[Section]:

@@ -123,7 +123,9 @@ def unsteady_times(rows: Sequence[Row], axis: str) -> str:
 def facts(result: dict[str, Any]) -> list[str]:
     """What was spoken and transcribed, and what is synthetic; sentences."""
     methods, seeds = sum(r["kind"] == "method" for r in result["rows"]), len(result["seeds"])
-    sentences = [f"{result['utterances']} held-out sentences, spoken by {methods} methods with {seeds} random "
+    texts = result.get("corpus", {}).get("texts")
+    which = f"texts of the list {texts['name']}" if texts else "held-out sentences"
+    sentences = [f"{result['utterances']} {which}, spoken by {methods} methods with {seeds} random "
                  f"seed{'s' if seeds > 1 else ''}, transcribed by a speech recogniser."]
     corpus = result.get("corpus", {}).get("corpus", {})
     if corpus.get("kind") == "starter":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from eval.methods.families import parse_method, short_name
@@ -160,11 +161,20 @@ def table_text(rows: Sequence[Row], header: dict[str, Any]) -> str:
         lines += [*aligned(pass_columns(spoken), spoken), ""]
     if lively := lively_rows(rows):
         lines += [*aligned(lively_columns(lively), lively), ""]
+    if found := header.get("by_category"):
+        kinds: list[tuple[str, Callable[[Any], str]]] = [("WER %", lambda r: r[0])]
+        kinds += [(f"{b['category']} (n = {b['n']})", partial(_rate, at=i)) for i, b in enumerate(found["bins"], 1)]
+        lines += [*aligned(kinds, [(name, *bins) for name, bins in found["methods"].items()]), ""]
     if said := rival_sentences(header):
         lines += ["At equal speed (straight lines between the settings of a family, paired bootstrap):",
                   *(f"- {s}" for s in said), ""]
     said_once = f"{CONVENTION} LM: the same of the language model alone, draft and verification included."
     return "\n".join([*lines, said_once, *notes(rows, header)])
+
+
+def _rate(row: Sequence[Any], at: int) -> str:
+    """An error rate with its interval."""
+    return f"{_percent(row[at]['wer'], 1)} ({_interval(row[at]['ci'], 1)})"
 
 
 def rival_sentences(header: dict[str, Any]) -> list[str]:
@@ -232,6 +242,10 @@ def notes(rows: Sequence[Row], header: dict[str, Any]) -> list[str]:
         "cut: ended by the length limit. loop: the same tokens, up to half a second, three times or more in a row.",
         *_scorer_notes(rows, header),
     ]
+    if texts := header.get("corpus", {}).get("texts"):
+        out.append(f"Texts: {texts['name']}, with the prompts of the split in turn, the same for every method. Nobody "
+                   "recorded them, so there are no rows of recordings, no length beside them and no losses along them. "
+                   "The words are those of the spoken form; what the recogniser writes otherwise is an error of all.")
     if said := training_note(header.get("training")):
         out.insert(0, said)
     spoken = [r for r in rows if r["kind"] == "method"]

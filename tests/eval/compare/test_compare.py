@@ -22,6 +22,7 @@ from dcar.config import load_config
 from dcar.decoding import ChunkMethod, FixedChunk, decode
 from dcar.errors import CheckpointError, ConfigError, DataError
 from dcar.process import run_command
+from dcar.prompts.texts import read_texts, text_prompts
 from eval.analysis.losses import loss_maps
 from eval.analysis.reasons import watch
 from eval.compare.explain import Explanations
@@ -101,6 +102,33 @@ def test_extras_only_where_asked(compared):
     assert all(r["seed"] == 0 for r in records if "noise_quality" in r)
     assert [len(s["voices"]) for s in result["samples"]] == [8, 8]
     assert all((out / v["audio"]).exists() for s in result["samples"] for v in s["voices"] if v["audio"])
+
+
+def test_a_list_of_texts_is_spoken_alike_by_every_method(tmp_path, monkeypatch):
+    """Two texts without recordings: the same prompts for all, errors by category, and no rows that need a recording."""
+    path, asked = tmp_path / "my.tsv", {}
+    path.write_text("easy\tThe tide came in.\nhard\tSix sick sheep.\n")
+    tools = tiny_tools()
+    texts = read_texts(path, lambda text: [1 + len(word) for word in text.split()])
+    tools.items, tools.corpus = text_prompts(texts, tools.items), {"texts": {"name": str(path)}}
+
+    def listening(decoder, prompts, method, *more, **settings):
+        asked.setdefault(method.name, []).extend(prompts)
+        return decode(decoder, prompts, method, *more, **settings)
+
+    monkeypatch.setattr("eval.results.store.decode", listening)
+    result = run(tiny_config(tmp_path / "out", texts=str(path), reasons_utterances=2, seeds=[0]), tools)
+    assert len(asked) == 6  # within a batch the shorter text is first
+    assert all(set(prompts) == {i.prompt for i in tools.items} and len(prompts) == 2 for prompts in asked.values())
+    rows = {r["method"]: r for r in result["rows"]}
+    assert RECORDING not in rows and RESYNTHESIS not in rows and rows["dcar"]["duration_ratio"] is None
+    assert result["losses"] is None and set(result["reasons"]) >= {"car-3", "dcar"}
+    assert result["by_category"]["bins"] == [{"category": "easy", "n": 1}, {"category": "hard", "n": 1}]
+    easy = next(r for r in records_of(tmp_path / "out") if r["method"] == "dcar" and r["id"] == "easy-0001")
+    assert result["by_category"]["methods"]["dcar"][0]["wer"] == sum(easy["words"][:3]) / 4
+    assert "easy (n = 1)" in (tmp_path / "out" / "compare.txt").read_text()
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "Errors by category" in page and "Nobody recorded them" in page
 
 
 def test_interrupted_run_goes_on(tmp_path, compared):

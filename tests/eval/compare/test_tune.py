@@ -249,7 +249,8 @@ def test_at_equal_errors_the_livelier_sampling_is_taken(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("bad", "words"), [
     ({"samplings": []}, "nothing to choose"), ({"samplings": ["t0.4", "t0.40"]}, "must differ"),
     ({"samplings": ["0.4"]}, "write temperature"), ({"methods": ["car-1@t0"]}, "without"),
-    ({"tuned": "x"}, "writes that file"), ({"limit": -1}, "limit"), ({"samplings": ["t{0"]}, "brace"),
+    ({"tuned": "x"}, "writes that file"), ({"texts": "hard"}, "never on texts that"),
+    ({"limit": -1}, "limit"), ({"samplings": ["t{0"]}, "brace"),
 ])
 def test_bad_searches_are_refused(bad, words, tmp_path):
     with pytest.raises(ConfigError, match=words):

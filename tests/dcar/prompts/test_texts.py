@@ -1,0 +1,56 @@
+"""Lists of texts: the shipped one, wrong lines, whose prompts they are spoken with."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from tiny_data import counting, tiny_split
+
+from dcar.errors import DataError
+from dcar.prompts.items import make_prompts
+from dcar.prompts.texts import HARD, read_texts, text_list, text_prompts
+from dcar.text.phonemes import text_to_ids
+
+
+def test_the_shipped_list_is_what_its_description_says():
+    texts = read_texts(HARD)
+    assert Counter(t.category for t in texts) == {"repeated": 40, "twister": 40, "names": 40, "long": 80}
+    lines = text_list(HARD).read_text().splitlines()
+    assert all(line.isascii() for line in lines) and len(set(lines)) == len({t.id for t in texts}) == 200
+    lengths = [len(line.split("\t")[1].split()) for line in lines if line.startswith("long")]
+    assert 30 <= min(lengths) < 35 and 55 < max(lengths) <= 60
+    assert not any(c.isdigit() for t in texts for c in t.text)  # numbers are measured as they are said
+
+
+def test_wrong_lines_are_named_with_their_numbers(tmp_path):
+    path = tmp_path / "my.txt"
+    path.write_text("The tide came in.\n\nnames\tDr. No\textra\nкошка\n\tno category\n")
+    with pytest.raises(DataError) as caught:
+        read_texts(path)
+    said = str(caught.value)
+    assert all(f"{path}:{number}: " in said for number in (3, 4, 5)) and "3 wrong lines" in said
+    path.write_text("\n")
+    with pytest.raises(DataError, match="holds no text"):
+        read_texts(path)
+    with pytest.raises(DataError, match="cannot be read as a list of texts"):
+        read_texts(tmp_path / "missing.txt")
+
+
+@pytest.mark.parametrize("bos", [True, False])
+def test_speakers_take_turns_with_the_prompts_of_the_split(tmp_path, bos):
+    path = tmp_path / "my.tsv"
+    path.write_text("".join(f"numbers\tChapter {i}.\n" for i in range(1, 8)))
+    items = make_prompts(tiny_split("test", 5, counting), 6, seed=0, bos=bos)
+    spoken = text_prompts(read_texts(path), items)
+    assert [s.speaker for s in spoken] == ["s0", "s1", "s0", "s1", "s0", "s0", "s1"]  # s0 has three utterances
+    assert spoken == text_prompts(read_texts(path), items[::-1])
+    own = {(i.prompt.prompt_ids, i.prompt_utterance_id): i for i in items}
+    for number, item in enumerate(spoken, 1):
+        source = own[item.prompt.prompt_ids, item.prompt_utterance_id]
+        assert item.speaker_embedding is source.speaker_embedding
+        assert list(item.text_ids) == text_to_ids(f"Chapter {number}.")
+        assert item.prompt.text_ids[: item.prompt_text_units] == source.prompt.text_ids[: source.prompt_text_units]
+        assert (item.prompt.utterance_id, item.category) == (f"numbers-{number:04d}", "numbers")
+        assert item.reference_tokens == [] and item.duration == 0
+    assert spoken[0].text == "Chapter one."

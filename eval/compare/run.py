@@ -32,7 +32,7 @@ from dcar.model.load import text_encoder
 from dcar.prepare.prepared import prepared_info, tokenizer_identity
 from dcar.process import run_command
 from dcar.prompts.load import all_prompts, corpus_recordings, vocoder_for
-from dcar.prompts.texts import HARD, read_texts, text_list, text_prompts
+from dcar.prompts.texts import read_texts, text_list, text_prompts
 from dcar.prompts.together import check_together
 from dcar.recognition.load import load_recognizer
 from dcar.sampling import SamplingConfig

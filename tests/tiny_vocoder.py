@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from dcar.audio import resample
 from dcar.vocoder.model import speaker_features
 from dcar.vocoder.training.pack import PackRow, write_pack
 from dcar.vocoder.training.train import TrainVocoderConfig
-from dcar.voices.features import resample_speed
 
 TINY = {
     "vocab_size": 16,
@@ -57,7 +57,7 @@ def write_toy_pack(path: Path, speeds: tuple[float, ...] = (1.0,), token_rate: i
         wave = harmonic(f0, 1.2, seed=i) * np.repeat(tokens != 0, size)
         recordings.append(wave.astype(np.float32))
         for speed in speeds:
-            played = resample_speed(torch.from_numpy(recordings[-1]), speed).numpy()
+            played = resample(recordings[-1], RATE * speed, RATE)
             count = math.ceil(len(played) / size)
             spoken = tokens[np.minimum((np.arange(count) * speed).astype(int), len(tokens) - 1)]
             heard = None if codebook is None else codebook[spoken] + 0.1 * random.standard_normal((count, 3))

@@ -1,4 +1,4 @@
-"""Signal features of the vocoder in plain torch: mel spectra, pitch tracks, speaker features, speed change.
+"""Signal features of the vocoder in plain torch: mel spectra, pitch tracks, speaker features.
 
 Frames are "same"-padded: a wave of F·hop samples has exactly F frames and frame f is centred on sample
 hop·f + hop/2. So two 100 Hz frames belong to one 50 Hz speech token, four to one of 25 Hz, without a half-frame shift.
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dcar.audio import resample
 from dcar.errors import AudioError
 
 SAMPLE_RATE = 24_000
@@ -80,25 +81,6 @@ def same_istft(spectra: Tensor, window: Tensor, hop: int) -> Tensor:
     wave = F.fold(pieces, (1, total), (1, n_fft), stride=(1, hop))[:, 0, 0]
     pad = (n_fft - hop) // 2
     return wave[:, pad : pad + frames * hop] * (hop / window.square().sum())
-
-
-def resample_speed(wave: Tensor, speed: float) -> Tensor:
-    """Play wave [samples] `speed` times faster (pitch and formants move with it): [floor(samples / speed)].
-
-    Windowed-sinc interpolation, 24 zero crossings each side, cut-off below the lower Nyquist frequency.
-    """
-    if speed == 1.0:
-        return wave
-    length, cutoff = int(len(wave) / speed), 0.97 * min(1.0, 1.0 / speed)
-    half = math.ceil(24 / cutoff)
-    position = torch.arange(length, device=wave.device, dtype=torch.float64) * speed
-    first = position.floor().long()
-    fraction = (position - first).float()[:, None]
-    taps = torch.arange(-half + 1, half + 1, device=wave.device)
-    distance = taps - fraction  # [length, 2 half]
-    kernel = cutoff * torch.sinc(cutoff * distance) * torch.cos(math.pi / 2 * (distance / half).clamp(-1, 1)).square()
-    padded = F.pad(wave.float(), (half, 2 * half))
-    return (padded[first[:, None] + taps + half] * kernel).sum(1)
 
 
 def track_f0(wave: Tensor) -> tuple[Tensor, Tensor]:
@@ -177,10 +159,9 @@ def speaker_features(wave: np.ndarray, sample_rate: int, embedding: np.ndarray) 
             f"speaker embedding: expected a unit-norm vector of {EMBEDDING_DIM}, got shape {embedding.shape} and norm "
             f"{np.linalg.norm(embedding):.3f}; embed the prompt with dcar.voices.encoder.SpeakerEncoder"
         )
-    signal = torch.from_numpy(np.ascontiguousarray(wave, dtype=np.float32))
-    if signal.dim() != 1 or not torch.isfinite(signal).all():
+    if wave.ndim != 1 or not np.isfinite(wave).all():
         raise AudioError("prompt: expected one channel of finite samples; load it with dcar.audio.load_audio")
-    signal = resample_speed(signal, sample_rate / SAMPLE_RATE)
+    signal = torch.from_numpy(np.ascontiguousarray(resample(wave, sample_rate, SAMPLE_RATE)))
     log_f0, voiced = track_f0(signal)
     if int(voiced.sum()) < MIN_VOICED_FRAMES:
         raise AudioError(

@@ -159,10 +159,10 @@ class VocoderData:
         except (OSError, SafetensorError) as error:
             raise DataError(f"{path}: not a readable training pack: {error}; make one: python -m "
                             f"dcar.vocoder.training.pack prepared=runs/prepared out=pack.safetensors") from error
-        if header.get("format") != FORMAT or header.get("encoded") == "true":
+        if header.get("format") != FORMAT:
             raise DataError(f"{path}: not a {FORMAT} file; make one: python -m dcar.vocoder.training.pack "
                             "prepared=runs/prepared out=pack.safetensors")
-        token_rate = whole_rate(float(header.get("token_rate", 50)), path)  # earlier packs, all of 50 Hz, do not say
+        token_rate = whole_rate(float(header["token_rate"]), path)
         samples_per_token = SAMPLE_RATE // token_rate
         recordings = [pack["audio"][a:b] for a, b in itertools.pairwise(pack["audio_offsets"].tolist())]
         offsets, kept = pack["token_offsets"].tolist(), []
@@ -172,7 +172,7 @@ class VocoderData:
             if len(ids) < min_seconds * token_rate:
                 continue
             recording = recordings[int(pack["recording"][row])].numpy() / np.float32(32767)
-            speed, rate = float(pack["speed"][row]), int(pack["rate"][row]) if "rate" in pack else SAMPLE_RATE
+            speed, rate = float(pack["speed"][row]), int(pack["rate"][row])
             top = min(rate, SAMPLE_RATE) / 2  # at every speed, as the features of a prompt and of `dcar prepare`
             played = resample(recording, SAMPLE_RATE * speed, SAMPLE_RATE)
             wave = fit_length(torch.from_numpy(played).to(device), len(ids) * samples_per_token, 3 * samples_per_token)

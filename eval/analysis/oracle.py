@@ -83,46 +83,15 @@ def chunk_costs(losses: np.ndarray) -> np.ndarray:
 def cheapest(costs: np.ndarray) -> np.ndarray:
     """The recurrence above. costs [K, n] -> totals [n + 1]: least cost of all n tokens in m passes, infinite where m
     passes cannot do it."""
-    n = costs.shape[1]
-    totals, reached = np.full(n + 1, np.inf), _before_any_pass(n)
+    heads, n = costs.shape
+    totals, reached = np.full(n + 1, np.inf), np.concatenate(([0.0], np.full(n, np.inf)))  # of the first 0 … n tokens
     for m in range(1, n + 1):
-        reached = _another_pass(reached, costs).min(0)
+        options = np.full((heads, n + 1), np.inf)  # with one pass more, by the size of its chunk
+        for k in range(1, min(heads, n) + 1):
+            options[k - 1, k:] = reached[: n + 1 - k] + costs[k - 1, : n + 1 - k]
+        reached = options.min(0)
         totals[m] = reached[n]
     return totals
-
-
-def _before_any_pass(n: int) -> np.ndarray:
-    """Least cost [n + 1] of the first 0, 1, … n tokens in no pass."""
-    return np.concatenate(([0.0], np.full(n, np.inf)))
-
-
-def _another_pass(reached: np.ndarray, costs: np.ndarray) -> np.ndarray:
-    """One step of the recurrence: least cost reached [n + 1] of the first tokens -> [K, n + 1] with a pass more, by the
-    size of its chunk."""
-    heads, n = costs.shape
-    options = np.full((heads, n + 1), np.inf)
-    for k in range(1, min(heads, n) + 1):
-        options[k - 1, k:] = reached[: n + 1 - k] + costs[k - 1, : n + 1 - k]
-    return options
-
-
-def cheapest_path(costs: np.ndarray, passes: int) -> list[int]:
-    """Sizes of the chunks of a cheapest way through all n tokens in exactly so many passes. ValueError where there is
-    none: passes must lie between n / K and n."""
-    heads, n = costs.shape
-    reached = _before_any_pass(n)
-    came: list[np.ndarray] = []  # of every pass: the size of its chunk, by where it ends
-    for _ in range(passes):
-        options = _another_pass(reached, costs)
-        came.append(options.argmin(0) + 1)
-        reached = options.min(0)
-    if not np.isfinite(reached[n]):
-        raise ValueError(f"{n} tokens cannot be covered by {passes} chunks of 1 to {heads}")
-    sizes, end = [], n
-    for sized in reversed(came):
-        sizes.append(int(sized[end]))
-        end -= sizes[-1]
-    return sizes[::-1]
 
 
 def walk(costs: np.ndarray, size_at: Callable[[int], int]) -> tuple[float, int]:

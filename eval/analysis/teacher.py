@@ -21,15 +21,6 @@ def teacher_forced(model: AnyDecoder, items: Sequence[PromptItem],
     hidden[t] predicts targets[t + k - 1] by head k. The prompts are those of decoding. DataError for an utterance
     whose tokens lie outside the codebook.
     """
-    for states, prompt_length, targets in along_recordings(model, items, batch_size):
-        yield states[prompt_length - 1 :], targets
-
-
-@torch.no_grad()
-def along_recordings(model: AnyDecoder, items: Sequence[PromptItem],
-                     batch_size: int = 16) -> Iterator[tuple[Tensor, int, Tensor]]:
-    """As `teacher_forced`, the hidden states [P + n - 1, D] of all speech positions, the prompt's P among them: states,
-    P, targets [n]. A policy reads the prompt too."""
     device, config = model.norm.weight.device, model.config
     bos = (config.speech_vocab_size + 1,) if config.bos else ()
     for start in range(0, len(items), batch_size):
@@ -44,4 +35,4 @@ def along_recordings(model: AnyDecoder, items: Sequence[PromptItem],
         hidden = model.speech_hidden(text, text_lengths, speech, lengths, prompt_lengths)
         for row, item in enumerate(chosen):
             targets = torch.tensor([*item.reference_tokens, config.eos], device=device)
-            yield hidden[row, : int(lengths[row])], int(prompt_lengths[row]), targets
+            yield hidden[row, int(prompt_lengths[row]) - 1 : int(lengths[row])], targets

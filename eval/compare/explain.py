@@ -1,5 +1,4 @@
-"""What a comparison says of the chunks themselves: why they end where they do, where an oracle would end them, and what
-is heard there."""
+"""What a comparison says of the chunks themselves: why they end where they do, and what is heard there."""
 
 from __future__ import annotations
 
@@ -14,7 +13,6 @@ from tqdm import tqdm
 
 from dcar.audio import load_audio
 from dcar.errors import DataError
-from eval.analysis.losses import loss_maps
 from eval.analysis.reasons import chooses_chunks, watch
 from eval.methods.registry import Entry
 from eval.report.plots import draw_reasons
@@ -22,13 +20,12 @@ from eval.report.spectrum import save_picture, spectrum_picture
 from eval.results.store import Maker, Record, RecordStore, Tools
 
 REASONS_VERSION = 1  # of what is noted; another one is noted again
-LOSSES = "losses"  # what stands in the place of a method's name
 
 
 class Explanations:
-    """Why chunks end, method by method (`eval.analysis.reasons.watch`), and the losses of the heads
-    (`eval.analysis.losses.loss_maps`), of `utterances` spread over all of a maker's. Kept in reasons/ beside the
-    records, found again by the fingerprints of what was spoken: like records they are made once, by any process."""
+    """Why chunks end, method by method (`eval.analysis.reasons.watch`), of `utterances` spread over all of a maker's.
+    Kept in reasons/ beside the records, found again by the fingerprints of what was spoken: like records they are made
+    once, by any process."""
 
     def __init__(self, maker: Maker, utterances: int, out: Path, process_index: int = 0):
         self.maker, self.tools = maker, maker.tools
@@ -37,27 +34,18 @@ class Explanations:
         self.store = RecordStore(out / "reasons", process_index)
         entries = maker.entries.values() if self.chosen else ()
         self.watched = [e for e in entries if chooses_chunks(e)]
-        spoken = {e.name for e in entries}
-        policies = {"dcar" + (f"@{n}" if n else ""): policy for n, policy in self.tools.models.policies.items()}
-        self.policies = {name: policy for name, policy in policies.items() if name in spoken}
 
     def _work(self) -> dict[str, tuple[str, Callable[[], Any]]]:
         """What is to be noted: name → (what it depends on, as a digest, and what makes it)."""
-        items = [self.tools.items[i] for i in self.chosen]
-        prompts, seed = [item.prompt for item in items], self.maker.first_seed
+        prompts, seed = [self.tools.items[i].prompt for i in self.chosen], self.maker.first_seed
 
         def reasons(entry: Entry) -> Callable[[], Any]:
             return lambda: watch([entry], prompts, seed)[entry.name]
 
-        work = {e.name: (self._key(e.name), reasons(e)) for e in self.watched}
-        if self.policies and all(item.reference_tokens for item in items):
-            work[LOSSES] = (self._key(*self.policies),
-                            lambda: loss_maps(self.tools.models.decoder, self.policies, items))
-        return work
+        return {e.name: (self._key(e.name), reasons(e)) for e in self.watched}
 
-    def _key(self, *names: str) -> str:
-        said = [REASONS_VERSION, len(names), self.maker.first_seed,
-                *(self.maker.fingerprint(name, i) for name in names for i in self.chosen)]
+    def _key(self, name: str) -> str:
+        said = [REASONS_VERSION, self.maker.first_seed, *(self.maker.fingerprint(name, i) for i in self.chosen)]
         return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:16]
 
     def _noted(self) -> dict[tuple[str, str], Any]:
@@ -75,16 +63,15 @@ class Explanations:
             self.store.append({"of": name, "key": key, "found": make()})
 
     def told(self, out: Path) -> dict[str, Any]:
-        """reasons and losses for compare.json, and their pictures in `out`. DataError where a process stopped early."""
+        """reasons for compare.json, and their picture in `out`. DataError where a process stopped early."""
         noted, found = self._noted(), {}
         for name, (key, _) in self._work().items():
             if (name, key) not in noted:
                 raise DataError(f"{out}/reasons: nothing was noted of {name}; a process stopped early; run the "
                                 "comparison again, it continues")
             found[name] = noted[name, key]
-        losses = found.pop(LOSSES, None)
-        draw_reasons(found, losses, out)
-        return {"reasons": found, "losses": losses}
+        draw_reasons(found, out)
+        return {"reasons": found}
 
 
 def sample_picture(tools: Tools, record: Record, text: str, audio: Path) -> Path | None:

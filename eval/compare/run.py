@@ -113,8 +113,8 @@ class CompareConfig:
                                             minimum=0)
     timing_utterances: int = setting(10, "Spoken by every method at batch 1; 0 = no timings.", minimum=0)
     audio_samples: int = setting(4, "Utterances whose audio is kept for the report.", minimum=0)
-    reasons_utterances: int = setting(10, "Spoken once more, watched, for why chunks end where they do, and led along "
-                                          "their recordings for the losses of the heads; 0 = off.", minimum=0)
+    reasons_utterances: int = setting(10, "Spoken once more, watched, for why chunks end where they do; 0 = off.",
+                                      minimum=0)
     references: bool = setting(True, "The rows of the recordings and of their resynthesis.")
     resamples: int = setting(4000, "Of the bootstrap.", minimum=100)
     device: str = setting("", "cpu or cuda; empty = what accelerate chooses.")

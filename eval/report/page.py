@@ -28,7 +28,7 @@ from eval.report.summary import summary, terminal_text
 from eval.report.table import MEANINGS, column_groups, notes
 
 # of compare.json: in their own sections
-ABOVE = ("rows", "samples", "equal_speed", "by_length", "by_category", "reasons", "losses")
+ABOVE = ("rows", "samples", "equal_speed", "by_length", "by_category", "reasons")
 FORMAT_VERSION = 3  # of compare.json; 3: speed-ups end to end, pairs as method − baseline
 
 

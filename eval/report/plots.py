@@ -1,5 +1,5 @@
-"""The pictures: WER against speed with the Pareto front, acceptance by position, why chunks end, losses by head; and
-WER against temperature of `dcar tune`.
+"""The pictures: WER against speed with the Pareto front, acceptance by position, why chunks end; and WER against
+temperature of `dcar tune`.
 
 One family of methods is one line through its settings. What lies on the Pareto front is ringed: no other method is as
 fast with fewer errors.
@@ -29,9 +29,7 @@ AXIS_LABELS = {
 FRONT_COLOR = "#f2c94c"
 DASHES = ["-", (0, (4, 1.5)), (0, (1.5, 1.5))]  # variants of one look: ssd, ssd@heads
 KEPT, DROPPED = "#2f75b2", "#d9663a"
-LED, ORACLE = "#c8442b", "#111417"  # paths of the policy and of the oracle
-MOST = 5.0  # nats at which the map of losses is as light as it gets
-REASONS, LOSSES = "compare_reasons.png", "compare_losses.png"
+REASONS = "compare_reasons.png"
 PLOTS = ("compare_speed.png", "compare.png", "compare_acceptance.png")
 
 
@@ -204,49 +202,11 @@ def plot_reasons(reasons: Mapping[str, Any], path: Path) -> None:
     figure.savefig(path)
 
 
-def plot_losses(shown: Mapping[str, Any], path: Path) -> None:
-    """The loss of every head at every token of one utterance, a panel a path: a pass is a diagonal from head 1 at its
-    first token to head a at its last; a thin line stands where it ends."""
-    from matplotlib.patheffects import withStroke
-
-    halo = [withStroke(linewidth=3.4, foreground="white")]
-    losses = np.array(shown["losses"], float)  # [K, n], NaN where no head reaches
-    heads, n = losses.shape
-    paths = shown["paths"]
-    figure, drawn = panels((11, (0.9 + 0.11 * heads) * len(paths) + 0.75), len(paths), sharex=True)
-    drawn = drawn[:, 0]
-    image: Any = None
-    for panel, (name, sizes) in zip(drawn, paths.items(), strict=True):
-        color = ORACLE if name.startswith("oracle") else LED
-        image = panel.imshow(losses, origin="lower", aspect="auto", cmap="Blues_r", vmin=0, vmax=MOST,
-                             extent=(0, n, 0.5, heads + 0.5), interpolation="nearest")
-        start = 0
-        for size in sizes:
-            middles = np.arange(size)
-            panel.plot(start + middles + 0.5, middles + 1, "-o", color=color, ms=2.6, lw=1.6, path_effects=halo)
-            start += size
-            panel.axvline(start, color=color, lw=0.6, alpha=0.6)
-        panel.set_title(f"{name}: {len(sizes)} passes", fontsize=9.5, loc="left", color=color)
-        panel.set(ylim=(0.5, heads + 0.5), xlim=(0, n))
-        panel.set_yticks([1, *range(4, heads + 1, 4)] if heads > 7 else range(1, heads + 1))
-        panel.set_ylabel("head", fontsize=9)
-        panel.grid(visible=False)
-        panel.set_facecolor("#eeeeee")
-    drawn[-1].set_xlabel("token of the recording", fontsize=9)
-    bar = figure.colorbar(image, ax=list(drawn), extend="max", pad=0.01, aspect=25)
-    bar.set_label("loss, nats (strong blue: sure of it)", fontsize=8.5)
-    bar.ax.tick_params(labelsize=8)
-    figure.savefig(path)
-
-
-def draw_reasons(reasons: Mapping[str, Any], losses: Mapping[str, Any] | None, folder: Path) -> None:
-    """The pictures that there is something to draw for; those of an earlier comparison are removed."""
-    for name in (REASONS, LOSSES):
-        (folder / name).unlink(missing_ok=True)
+def draw_reasons(reasons: Mapping[str, Any], folder: Path) -> None:
+    """The picture where there is something to draw; that of an earlier comparison is removed."""
+    (folder / REASONS).unlink(missing_ok=True)
     if any(of["decisions"] for of in reasons.values()):
         plot_reasons(reasons, folder / REASONS)
-    if losses:
-        plot_losses(losses["shown"], folder / LOSSES)
 
 
 def plot_tuned(found: dict[str, Any], path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The folded sections of the report: equal speed, length, acceptance, sameness, reasons, losses, the papers."""
+"""The folded sections of the report: equal speed, length, acceptance, sameness, reasons, the papers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from eval.methods.families import family_label, group_families
 from eval.report.blocks import Cell, Folded, Picture, Section, Table, file_uri
 from eval.report.papers import HEAD, LEGEND, beside_papers, cells, conditions, general_remarks, setup_texts, verdict
-from eval.report.plots import LOSSES, REASONS
+from eval.report.plots import REASONS
 from eval.report.table import Column, filled_columns, lively_columns, lively_rows, pass_columns, rival_sentences
 from eval.results.pareto import SPEED_AXES, pareto_front, sentence, speed_axis
 from eval.results.rows import Row
@@ -34,15 +34,6 @@ KEPT_NOTE = (
     "Means over the decisions whose chunk was spoken whole ({decisions}), in nats; log p: log-probability of the token "
     "drawn, by its head before temperature and top-k, those below -8 counted as -8. The first dropped token is the one "
     "that the next head drew; where all heads were kept there is none.")
-LOSS_CAPTION = (
-    "How surprised each head is by each token of the recording: strong blue, it knew; faint, it did not. One pass is a "
-    "line that climbs from head 1 at its first token to the head of its last; a thin line stands where it ends. In red "
-    "the path of the policy; below it the path of least loss that as many passes can have. That oracle sees the tokens "
-    "to come, so nothing that speaks can follow it: it shows how much could be gained at most.")
-LOSS_NOTE = (
-    "{utterances} recordings, followed token by token (teacher forcing), with the fixed sizes next to the policy's. "
-    "Less loss along recordings need not mean fewer word errors: a decoder that speaks follows its own tokens, and the "
-    "policy was trained on those.")
 
 
 def table_of(title: str, columns: Sequence[Column], rows: Sequence[Row], classes: Sequence[str] = ()) -> Table:
@@ -54,7 +45,7 @@ def folded_sections(result: dict[str, Any], folder: Path) -> list[Section]:
     """All sections that this comparison has something for; `folder` holds its pictures."""
     rows = result["rows"]
     made = (equal_speed_section(result), length_section(result), category_section(result), chunk_section(rows, folder),
-            *reasons_sections(result, folder), *verification(rows, folder), lively_section(rows),
+            reasons_section(result, folder), *verification(rows, folder), lively_section(rows),
             papers_section(result))
     return [section for section in made if section]
 
@@ -162,14 +153,11 @@ def _difference(found: dict[tuple[str, str], dict[str, Any]], row: str, column: 
                    f"{ends[0]:+.1f} to {ends[1]:+.1f}, p = {mean['p']:.3f}".replace("-", "−"))
 
 
-def reasons_sections(result: Mapping[str, Any], folder: Path) -> list[Section]:
-    """Why chunks end, and the map of losses; nothing of comparisons that did not note them."""
+def reasons_section(result: Mapping[str, Any], folder: Path) -> Section | None:
+    """Why chunks end; nothing of comparisons that did not note it."""
     found = {name: of for name, of in (result.get("reasons") or {}).items() if of["decisions"]}
-    losses = result.get("losses")
-    return [*([_reasons(found, folder)] if found else []), *([_losses(losses, folder)] if losses else [])]
-
-
-def _reasons(found: Mapping[str, Any], folder: Path) -> Section:
+    if not found:
+        return None
     rows = [[name, str(entry["size"]), f"{100 * entry['share']:.1f}",
              *(f"{side[key]:.2f}" if side else "–" for key in ("drawn", "entropy")
                for side in (entry["kept"], entry["dropped"]))] for name, of in found.items() for entry in of["sizes"]]
@@ -183,19 +171,6 @@ def _reasons(found: Mapping[str, Any], folder: Path) -> Section:
         Picture("Sizes of chunks, and the last kept and first dropped token", file_uri(folder / REASONS),
                 KEPT_CAPTION),
         Folded("By size of the chunk", [Table("Last kept and first dropped token", head, rows), *notes])])
-
-
-def _losses(losses: Mapping[str, Any], folder: Path) -> Section:
-    led = [row for row in losses["table"] if not row["path"].startswith("car-")]
-    speeds = [row["tokens_per_pass"] for row in led]
-    near = [row for row in losses["table"] if row["path"].startswith("car-")
-            and min(speeds) - 1.1 < row["tokens_per_pass"] < max(speeds) + 1.1]
-    rows = [[row["path"], f"{row['tokens_per_pass']:.2f}", f"{row['nats_per_token']:.3f}"] for row in (*near, *led)]
-    return Section("Loss by head and position", [
-        Picture("Loss by head and position, with paths", file_uri(folder / LOSSES),
-                f"“{losses['shown']['text']}” {LOSS_CAPTION}"),
-        Table("Loss along the recordings", ["path", "tokens a pass", "nats a token"], rows),
-        LOSS_NOTE.format(utterances=losses["utterances"])])
 
 
 def papers_section(result: dict[str, Any]) -> Section | None:

@@ -1,23 +1,16 @@
-"""Why chunks end: watching changes nothing, and what is noted is what was kept and dropped. Losses and their paths."""
+"""Why chunks end: watching changes nothing, and what is noted is what was kept and dropped."""
 
 from __future__ import annotations
 
-from itertools import product
-
-import numpy as np
 import pytest
 import torch
 from tiny_decoders import tiny_decoder
 
 from dcar.decoding import ChunkMethod, DecodeResult, EndOnConfident, FixedChunk, PolicyChunk, decode
-from dcar.prompts.items import PromptItem
 from dcar.sampling import SamplingConfig
-from eval.analysis.losses import by_token, led_path, loss_maps
-from eval.analysis.oracle import cheapest, cheapest_path, chunk_costs, loss_matrix
 from eval.analysis.reasons import Watched, summary, watch
-from eval.analysis.teacher import along_recordings, teacher_forced
 from eval.methods.registry import Models, make_methods
-from heads.candidates import UNLIKELY, candidate_features
+from heads.candidates import UNLIKELY
 from heads.policy import ChunkPolicy, ChunkPolicyConfig
 
 SHORT = SamplingConfig(max_tokens=30, max_tokens_per_text_unit=8)
@@ -29,15 +22,6 @@ def policy(reads: str) -> ChunkPolicy:
     for weight in made.parameters():
         torch.nn.init.normal_(weight, std=1.0)
     return made
-
-
-@pytest.fixture
-def items(prompts) -> list[PromptItem]:
-    found = []
-    for i, prompt in enumerate(prompts[1:]):
-        tokens = np.random.default_rng(i).integers(0, 12, 9 + 2 * i).tolist()
-        found.append(PromptItem(prompt, "word", "x", np.zeros(3, np.float32), tokens, "y", len(tokens) / 50))
-    return found
 
 
 @pytest.mark.parametrize("schedule", [FixedChunk(3), EndOnConfident([2, 3]), PolicyChunk(policy("hidden")),
@@ -87,52 +71,3 @@ def test_methods_that_choose_no_chunks_are_not_watched(decoder, prompts):
     assert list(found) == ["car-2", "end-on-confident-1-4", "dcar"]
     assert found["car-2"]["sizes"][0]["share"] == 1.0
     assert sum(s["share"] for s in found["dcar"]["sizes"]) == pytest.approx(1)
-
-
-def test_the_cheapest_path_is_the_cheapest_of_all():
-    costs = chunk_costs(np.random.default_rng(0).exponential(size=(3, 7)))
-    for k in range(3):
-        costs[k, 7 - k:] = np.inf  # past the end
-    for passes in range(3, 8):
-        every = [s for s in product((1, 2, 3), repeat=passes) if sum(s) == 7]
-        cost = {s: sum(costs[a - 1, sum(s[:i])] for i, a in enumerate(s)) for s in every}
-        assert tuple(cheapest_path(costs, passes)) == min(cost, key=cost.get)
-        assert cheapest(costs)[passes] == pytest.approx(min(cost.values()))
-    with pytest.raises(ValueError, match="7 tokens cannot be covered by 2 chunks"):
-        cheapest_path(costs, 2)
-
-
-@pytest.mark.parametrize("reads", ["hidden", "candidates"])
-def test_the_led_path_asks_the_policy_along_the_recording(decoder, items, reads):
-    asked = policy(reads)
-    states, prompt_length, targets = list(along_recordings(decoder, items))[-1]
-    sizes = led_path(decoder, asked, states, prompt_length, targets)
-    assert sum(sizes) == len(targets)
-    place = 0
-    for size in sizes:
-        at = prompt_length - 1 + place
-        candidates = None
-        if reads != "hidden":
-            logits = decoder.heads(states[at])
-            tokens = [int(targets[place + k]) if place + k < len(targets) else int(logits[k].argmax())
-                      for k in range(4)]
-            candidates = candidate_features(logits, torch.tensor(tokens))[None, None]
-        scores = asked(states[None, : at + 1], torch.tensor([[at]]), candidates)[0, 0]
-        assert size == min(int(scores.argmax()) + 1, len(targets) - place)
-        place += size
-
-
-def test_loss_maps_stand_by_the_token(decoder, items):
-    (hidden, targets), *_ = teacher_forced(decoder, items)
-    losses, _ = loss_matrix(decoder, hidden, targets)
-    found = by_token(losses)
-    assert found[2][:2] == [None, None] and found[2][2] == pytest.approx(losses[2, 0], abs=1e-3)
-    maps = loss_maps(decoder, {"dcar": policy("hidden")}, items)
-    table = {row["path"]: row for row in maps["table"]}
-    mine, oracle = table["dcar"], table["oracle for dcar"]
-    assert oracle["tokens_per_pass"] == mine["tokens_per_pass"]
-    assert oracle["nats_per_token"] <= mine["nats_per_token"]
-    shown = maps["shown"]
-    assert len(shown["losses"]) == 4 and all(sum(s) == len(shown["losses"][0]) for s in shown["paths"].values())
-    assert shown["id"] == items[-1].prompt.utterance_id  # the one nearest to what can be drawn
-    assert loss_maps(decoder, {}, items) is None

@@ -23,7 +23,6 @@ from dcar.decoding import ChunkMethod, FixedChunk, decode
 from dcar.errors import CheckpointError, ConfigError, DataError
 from dcar.process import run_command
 from dcar.prompts.texts import read_texts, text_prompts
-from eval.analysis.losses import loss_maps
 from eval.analysis.reasons import watch
 from eval.compare.explain import Explanations
 from eval.compare.processes import threads_of
@@ -266,19 +265,13 @@ def test_why_chunks_end_is_noted_once(tmp_path, monkeypatch):
         asked.extend(e.name for e in entries)
         return watch(entries, *rest)
 
-    def leading(*given):
-        asked.append("losses")
-        return loss_maps(*given)
-
     monkeypatch.setattr("eval.compare.explain.watch", watching)
-    monkeypatch.setattr("eval.compare.explain.loss_maps", leading)
     config = {"seeds": [0], "report": False, "audio_samples": 0, "references": False, "reasons_utterances": 3}
     first = run(tiny_config(tmp_path, methods=["far", "car-2", "dcar"], **config), tiny_tools())
-    assert asked == ["car-2", "dcar", "losses"]
-    assert first["reasons"]["dcar"]["decisions"] and first["losses"]["shown"]["paths"]["dcar"]
+    assert asked == ["car-2", "dcar"]
+    assert first["reasons"]["dcar"]["decisions"]
     again = run(tiny_config(tmp_path, methods=["far", "car-2", "dcar"], **config), tiny_tools())
-    assert asked == ["car-2", "dcar", "losses"]
-    assert [again[name] for name in ("reasons", "losses")] == [first[name] for name in ("reasons", "losses")]
+    assert asked == ["car-2", "dcar"] and again["reasons"] == first["reasons"]
     asked.clear()
     run(tiny_config(tmp_path, methods=["far", "car-2", "car-3", "dcar"], **config), tiny_tools())
     assert asked == ["car-3"]
@@ -300,7 +293,7 @@ def test_processes_share_what_is_noted_and_a_missing_share_is_an_error(tmp_path)
         one.told(tmp_path / "two")
     two.note(1, 2)
     both.note(0, 1)
-    assert [len(path.read_text().splitlines()) for path in sorted((tmp_path / "two/reasons").iterdir())] == [2, 2]
+    assert [len(path.read_text().splitlines()) for path in sorted((tmp_path / "two/reasons").iterdir())] == [2, 1]
     assert two.told(tmp_path / "two") == both.told(tmp_path / "one")
 
 

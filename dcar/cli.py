@@ -43,7 +43,7 @@ TASKS = {
         "report": ("eval.report.page", "one HTML page of a comparison with tables, plots and audio"),
         "score": ("eval.analysis.score", "any audio and its text: WER, similarity to a prompt, quality"),
         "fit-verifiers": ("eval.analysis.fit_verifiers", "what verifiers need of a decoder: ranks, transitions"),
-        "analyse": ("eval.speed.run", "speed of a step, best schedule, losses of the vocoder"),
+        "analyse": ("eval.speed.run", "speed of a step, losses of tokens and vocoder"),
     },
     "serve": {
         "demo": ("eval.demo.page", "a page that plays two methods side by side (needs the extra dcar[demo])"),
@@ -74,7 +74,6 @@ CHOICES = {
     }),
     "analyse": ("what", {
         "speed": (COMMANDS["analyse"][0], "cost of a decoding step against its lower bound"),
-        "oracle": ("eval.analysis.oracle", "cheapest chunks of the true tokens: what a perfect schedule could gain"),
         "vocoder": ("eval.analysis.vocoder_quality", "what tokens and vocoder lose of words and voices"),
     }),
 }
@@ -83,7 +82,7 @@ OLD = {
     "retokenize": "prepare mode=retokenize", "resynthesize": "prepare mode=resynthesize",
     "train-encoder-recognizer": "train-recognizer kind=encoder",
     "train-token-recognizer": "train-recognizer kind=tokens", "export-results": "report format=versa",
-    "speed": "analyse what=speed", "oracle": "analyse what=oracle", "vocoder-quality": "analyse what=vocoder",
+    "speed": "analyse what=speed", "vocoder-quality": "analyse what=vocoder",
     "verify": "doctor",
 }
 # first words of a recipe's name -> its command

@@ -15,7 +15,7 @@ Writes statistics.safetensors, statistics.json and config.yaml; the folder is th
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,8 +26,9 @@ from tqdm import tqdm
 from dcar.config import check, load_config, save_config, setting
 from dcar.config.schema import seed_setting
 from dcar.decoding import decode
+from dcar.decoding.batch import pad
 from dcar.decoding.fast.passes import fast
-from dcar.errors import ConfigError
+from dcar.errors import ConfigError, DataError
 from dcar.model.draft import AnyDecoder
 from dcar.model.load import load_decoder
 from dcar.prepare.prepared import load_prepared
@@ -36,7 +37,6 @@ from dcar.prompts.items import PromptItem
 from dcar.prompts.load import load_prompts
 from dcar.sampling import SamplingConfig, likeliest, warp
 from dcar.tracking import provenance
-from eval.analysis.teacher import teacher_forced
 from eval.verifiers.candidates import build_tree, expected_accepted
 from eval.verifiers.entropy import EntropyChunk, EntropyMethod, entropies
 from eval.verifiers.statistics import VerifierStatistics
@@ -66,13 +66,38 @@ class FitConfig:
 
 
 @torch.no_grad()
+def teacher_forced(model: AnyDecoder, items: Sequence[PromptItem],
+                   batch_size: int = 16) -> Iterator[tuple[Tensor, Tensor]]:
+    """For every item: hidden [n, D] of the last prompt position and all tokens, targets [n]: the tokens, then the end.
+
+    hidden[t] predicts targets[t + k - 1] by head k. The prompts are those of decoding. DataError for an utterance
+    whose tokens lie outside the codebook.
+    """
+    device, config = model.norm.weight.device, model.config
+    bos = (config.speech_vocab_size + 1,) if config.bos else ()
+    for start in range(0, len(items), batch_size):
+        chosen = items[start : start + batch_size]
+        for item in chosen:
+            if any(not 0 <= token < config.eos for token in item.reference_tokens):
+                raise DataError(f"{item.prompt.utterance_id}: a token lies outside the codebook of {config.eos}; "
+                                "prepare the corpus with the decoder's tokenizer")
+        text, text_lengths = pad([i.prompt.text_ids for i in chosen], device)
+        speech, lengths = pad([(*i.prompt.prompt_ids, *bos, *i.reference_tokens) for i in chosen], device)
+        prompt_lengths = torch.tensor([len(i.prompt.prompt_ids) + len(bos) for i in chosen], device=device)
+        hidden = model.speech_hidden(text, text_lengths, speech, lengths, prompt_lengths)
+        for row, item in enumerate(chosen):
+            targets = torch.tensor([*item.reference_tokens, config.eos], device=device)
+            yield hidden[row, int(prompt_lengths[row]) - 1 : int(lengths[row])], targets
+
+
+@torch.no_grad()
 def rank_accuracy(model: AnyDecoder, states: Sequence[tuple[Tensor, Tensor]], sampling: SamplingConfig,
                   ranks: int) -> Tensor:
     """acc[d - 1, i] = E_t[ q(i-th best id of head d + 1 at t | hidden at t + d) ], q the warped probabilities of the
     base head: [K - 1, R].
 
-    states: hidden states and targets of every utterance (teacher.py). The mean runs over positions whose d true tokens
-    behind the root still belong to the utterance.
+    states: those of every utterance (`teacher_forced`). The mean runs over positions whose d true tokens behind the
+    root still belong to the utterance.
     """
     heads = model.config.num_prediction_heads
     ranks = min(ranks, model.config.output_size)

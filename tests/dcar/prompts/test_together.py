@@ -14,7 +14,7 @@ from dcar.prepare.prepared import prepared_info
 from dcar.prompts.load import all_prompts, load_prompts, vocoder_for
 from dcar.prompts.together import check_together, made_by
 from dcar.text.phonemes import PHONEME_VERSION
-from eval.analysis import fit_verifiers, oracle
+from eval.analysis import fit_verifiers
 from eval.compare.run import CompareConfig, load_tools
 from rl import profile
 from rl.config import DCPOConfig
@@ -50,7 +50,6 @@ def test_ids_of_another_origin_are_refused_by_every_command(data, tmp_path, chan
         lambda: DCPOTrainer(args=DCPOConfig(str(tmp_path / "dcpo"), use_cpu=True, decoder=folder, data=data)),
         lambda: profile.run(profile.ProfileConfig(decoder=folder, data=data)),
         lambda: fit_verifiers.run(fit_verifiers.FitConfig(decoder=folder, data=data)),
-        lambda: oracle.run(oracle.OracleConfig(decoder=folder, data=data)),
     ]
     for command in commands:
         with pytest.raises(DataError, match=message):

@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+from tiny_backbones import tiny_backbone, tiny_prompts
 from tiny_data import CODES
 from tiny_decoders import reference_chunks, tiny_decoder
 from tiny_verifiers import check_batching
@@ -18,7 +19,6 @@ from dcar.prompts.load import load_prompts
 from dcar.sampling import SamplingConfig, warp
 from dcar.text.phonemes import PHONEME_VERSION, TEXT_VOCAB_SIZE
 from eval.analysis import fit_verifiers as fitting
-from eval.analysis.teacher import teacher_forced
 from eval.methods.registry import Models, load_models, make_methods
 from eval.verifiers.entropy import EntropyChunk, EntropyMethod, chunk_sizes, entropies
 from eval.verifiers.statistics import INFO, TENSORS, VerifierStatistics
@@ -109,6 +109,20 @@ def test_command_writes_and_shows(files, capsys):
     assert (files / "stats" / "config.yaml").exists()
 
 
+def test_decoders_on_language_models_are_fitted_alike(files, tmp_path, capsys):
+    """The statistics of a backbone serve its methods."""
+    model = tiny_backbone(tokenizer="tiny@abc", phonemes=PHONEME_VERSION)
+    model.save_pretrained(tmp_path / "decoder")
+    arguments = [f"decoder={tmp_path / 'decoder'}", f"data={files / 'data'}", "prompt_tokens=5"]
+    fitting.main([*arguments, f"out={tmp_path / 'stats'}", "thresholds=3", "ranks=4", "sampling.max_tokens=20"])
+    assert "head 4:" in capsys.readouterr().out
+    models = load_models(str(tmp_path / "decoder"), "", [], statistics=str(tmp_path / "stats"))
+    names = ["vadusa-2", "mtp-viterbi-3", "entropy@2.0"]
+    for entry in make_methods(names, models):
+        spoken = decode(entry.decoder, tiny_prompts(), entry.build(), SamplingConfig(max_tokens=20))
+        assert sum(len(r.tokens) for r in spoken) > 0
+
+
 def test_bigrams_are_those_of_the_training_split(files):
     found = VerifierStatistics.from_pretrained(files / "stats")
     previous, following = found.bigram_keys // found.states, found.bigram_keys % found.states
@@ -141,16 +155,16 @@ def test_rank_accuracy_equals_its_definition(files):
 def test_teacher_forcing_yields_the_states_of_decoding(files):
     model = load_decoder(files / "decoder")
     items = load_prompts(files / "data", "dev", model, 5, 0)
-    for (hidden, targets), item in zip(teacher_forced(model, items, 2), items, strict=True):
+    for (hidden, targets), item in zip(fitting.teacher_forced(model, items, 2), items, strict=True):
         assert targets.tolist() == [*item.reference_tokens, CODES] and len(hidden) == len(targets)
     spoken = decode(model, [items[0].prompt], ChunkMethod(FixedChunk(2)), SAMPLING, record_hidden=True)[0]
     items[0].reference_tokens[:] = spoken.tokens
-    hidden, _ = next(iter(teacher_forced(model, items, 2)))
+    hidden, _ = next(iter(fitting.teacher_forced(model, items, 2)))
     wanted = spoken.hidden[spoken.prompt_length - 1 :]
     assert torch.allclose(hidden[: len(wanted)], wanted, atol=1e-5)
     items[0].reference_tokens[0] = CODES
     with pytest.raises(DataError, match="outside the codebook"):
-        next(iter(teacher_forced(model, items)))
+        next(iter(fitting.teacher_forced(model, items)))
 
 
 def test_a_wished_length_is_met_on_the_data_it_was_fitted_on(files):

@@ -50,7 +50,6 @@ TASKS = {
         "export": ("rl.export", "policy directory and serving program from a DCPO run"),
     },
     "check": {
-        "estimate": ("launch.estimate", "GPU-hours and memory of a recipe, before it runs"),
         "doctor": ("dcar.doctor", "this installation; with a folder, the digests of the files below it"),
     },
 }

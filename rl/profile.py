@@ -3,8 +3,8 @@
     dcar profile decoder=runs/car data=runs/prepared out=runs/profile
 
 CAR-1..K speak development utterances; the reward recogniser transcribes them. The n sizes of lowest corpus WER are the
-guidance range of DCPO. Measured on sampled speech, not on teacher-forced loss, which misleads. Writes profile.json
-(which `rl.train guidance=` reads) and profile.png.
+guidance range of DCPO. Measured on sampled speech, not on teacher-forced loss, which misleads. Writes profile.json,
+which `rl.train guidance=` reads.
 """
 
 from __future__ import annotations
@@ -113,37 +113,8 @@ def measure(base: Decoder, items: Sequence[PromptItem], vocoder: Vocoder, recogn
     }
 
 
-def plot(result: dict[str, Any], path: Path) -> None:
-    """WER against tokens per pass with intervals; the range is marked."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(6, 4), dpi=120)
-    rows = sorted(result["rows"], key=lambda row: row["k"])
-    x, y = [r["tokens_per_pass"] for r in rows], [100 * r["wer"] for r in rows]
-    below = [max(0.0, 100 * (r["wer"] - r["ci"][0])) for r in rows]
-    above = [max(0.0, 100 * (r["ci"][1] - r["wer"])) for r in rows]
-    axes.errorbar(x, y, yerr=[below, above], marker="o", capsize=3, color="tab:blue", label="CAR-k")
-    chosen = [r for r in rows if r["k"] in result["range"]]
-    axes.scatter([r["tokens_per_pass"] for r in chosen], [100 * r["wer"] for r in chosen], s=160, facecolors="none",
-                 edgecolors="tab:red", label=f"guidance range {result['range']}", zorder=3)
-    for r in rows:
-        place = (r["tokens_per_pass"], 100 * r["wer"])
-        axes.annotate(f"k = {r['k']}", place, xytext=(6, 6), textcoords="offset points")
-    axes.margins(x=0.15)  # room for the last label
-    axes.set_xlabel("tokens per pass of the decoder")
-    axes.set_ylabel(f"WER % ({result['recognizer']})")
-    axes.set_title(f"Fixed chunk sizes, {result['utterances']} utterances, 95 % intervals")
-    axes.legend()
-    figure.tight_layout()
-    figure.savefig(path)
-    pyplot.close(figure)
-
-
 def run(config: ProfileConfig) -> dict[str, Any]:
-    """Measure and write profile.json, profile.png and config.yaml into `config.out`."""
+    """Measure and write profile.json and config.yaml into `config.out`."""
     base = load_decoder(config.decoder, config.device)
     items = load_prompts(config.data, config.split, base, config.prompt_tokens, config.seed, config.utterances)
     vocoder = vocoder_for(base, config.data, items, config.vocoder, config.device)
@@ -160,7 +131,6 @@ def write(result: dict[str, Any], config: ProfileConfig) -> dict[str, Any]:
     out = Path(config.out)
     result = {**result, "provenance": provenance(decoder=config.decoder, data=config.data, split=config.split)}
     write_json(out / "profile.json", result)
-    plot(result, out / "profile.png")
     save_config(config, out / "config.yaml")
     return result
 

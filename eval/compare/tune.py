@@ -5,7 +5,7 @@
 
 What holds at one temperature need not hold at another: CAR-5 loses a quarter of its word errors between temperature
 0.8 and 0.4 where next-token decoding hardly moves. So the sampling of a method is chosen for that method, on other
-sentences than it is compared on. Writes tuned.json (which `dcar compare tuned=…` takes) and tune.png. It is a
+sentences than it is compared on. Writes tuned.json (which `dcar compare tuned=…` takes). It is a
 comparison of `car-5@t0.4` and its like: the same records, so an interrupted run continues, and more methods, samplings,
 seeds or utterances only add what is missing.
 """
@@ -32,7 +32,6 @@ from eval.compare.sweeps import expand_names
 from eval.compare.tuned import FORMAT_VERSION
 from eval.methods.registry import Models
 from eval.methods.samplings import parse_sampling, split_label, split_sampling
-from eval.report.plots import plot_tuned
 from eval.results.rows import compare_records
 from eval.results.store import Record, Tools, read_jsonl
 
@@ -110,7 +109,6 @@ def tune(config: TuneConfig, tools: Tools | None = None) -> dict[str, Any]:
     if state.is_main_process:
         with writing(out):
             write_json(out / "tuned.json", found)
-            plot_tuned(found, out / "tune.png")
             save_config(config, out / "tune.yaml")
     meeting.wait("writing tuned.json")
     return found
@@ -168,7 +166,7 @@ def main(arguments: list[str] | None = None) -> None:
     state = PartialState()
     if state.is_main_process:
         print(table(found))
-        print(f"\nwrote {config.out}/tuned.json, {config.out}/tune.png")
+        print(f"\nwrote {config.out}/tuned.json")
     state.destroy_process_group()
 
 

@@ -1,5 +1,4 @@
-"""The pictures: WER against speed with the Pareto front, acceptance by position, why chunks end; and WER against
-temperature of `dcar tune`.
+"""The pictures: WER against speed with the Pareto front, and why chunks end.
 
 One family of methods is one line through its settings. What lies on the Pareto front is ringed: no other method is as
 fast with fewer errors.
@@ -30,7 +29,7 @@ FRONT_COLOR = "#f2c94c"
 DASHES = ["-", (0, (4, 1.5)), (0, (1.5, 1.5))]  # variants of one look: ssd, ssd@heads
 KEPT, DROPPED = "#2f75b2", "#d9663a"
 REASONS = "compare_reasons.png"
-PLOTS = ("compare_speed.png", "compare.png", "compare_acceptance.png")
+PLOTS = ("compare_speed.png", "compare.png")
 
 
 def panels(size: tuple[float, float], rows: int = 1, columns: int = 1, **options: Any) -> tuple[Any, Any]:
@@ -56,7 +55,6 @@ def draw_plots(rows: Sequence[Row], folder: Path) -> list[Path]:
     if axis:
         plot_errors(rows, axis, folder / "compare_speed.png")
     plot_errors(rows, "tokens_per_pass", folder / "compare.png")
-    plot_acceptance(rows, folder / "compare_acceptance.png")
     return [folder / name for name in PLOTS if (folder / name).exists()]
 
 
@@ -131,40 +129,6 @@ def plot_errors(rows: Sequence[Row], axis: str, path: Path) -> None:
     figure.savefig(path)
 
 
-def plot_acceptance(rows: Sequence[Row], path: Path) -> None:
-    """Share of drafted tokens accepted, by position: a panel per verifying family, a line per setting."""
-    families = {f: [r for r in members if r.get("acceptance_by_position")]
-                for f, members in group_families(rows).items()}
-    families = {f: members for f, members in families.items() if members}
-    if not families:
-        return
-    columns = min(3, len(families))
-    height = -(-len(families) // columns)
-    figure, drawn = panels((2.6 * columns + 0.4, 2.2 * height + 0.2), height, columns, sharex=True, sharey=True)
-    longest = max(p["position"] for members in families.values() for r in members for p in r["acceptance_by_position"])
-    for panel, (family, members) in zip(drawn.ravel(), families.items(), strict=False):
-        name = parse_method(family)
-        for i, row in enumerate(members):
-            positions = [p["position"] for p in row["acceptance_by_position"]]
-            rates = [100 * p["rate"] for p in row["acceptance_by_position"]]
-            strength = 1.0 if len(members) == 1 else 0.35 + 0.65 * i / (len(members) - 1)
-            panel.plot(positions, rates, color=name.style.color, alpha=strength, marker="o", ms=3.5, lw=1.5)
-            if len(members) > 1 and i in (0, len(members) - 1):
-                panel.annotate(f"{name.style.symbol}={parse_method(row['method']).setting}", (positions[-1], rates[-1]),
-                               xytext=(5, 0), textcoords="offset points", va="center", fontsize=7,
-                               color=name.style.color)
-        panel.set_title(name.label, fontsize=9.5, color=name.style.color, fontweight="bold")
-        panel.set_ylim(0, 103)
-        panel.set_xlim(0.7, longest + 0.9)
-        panel.set_xticks(range(1, longest + 1))
-        panel.tick_params(labelbottom=True)
-    for panel in drawn.ravel()[len(families):]:
-        panel.set_visible(False)
-    figure.supxlabel("position in the draft", fontsize=9)
-    figure.supylabel("accepted of those judged, %", fontsize=9)
-    figure.savefig(path)
-
-
 def plot_reasons(reasons: Mapping[str, Any], path: Path) -> None:
     """A line a method: how often it kept how many tokens, and quartiles of log-probability and entropy of the last
     token that it kept and the first that it dropped."""
@@ -207,53 +171,3 @@ def draw_reasons(reasons: Mapping[str, Any], folder: Path) -> None:
     (folder / REASONS).unlink(missing_ok=True)
     if any(of["decisions"] for of in reasons.values()):
         plot_reasons(reasons, folder / REASONS)
-
-
-def plot_tuned(found: dict[str, Any], path: Path) -> None:
-    """Lines through the samplings of equal top-k and top-p, with 95 % intervals; ringed: each method's best. Methods of
-    one look share its colour, the larger their setting the darker. A point of another top-k stands hollow beside."""
-    lively = any(p["variety"] is not None for m in found["methods"].values() for p in m["grid"])
-    figure, drawn = panels((7.4, 7.2 if lively else 4.8), 1 + lively, sharex=True)
-    drawn = drawn[:, 0]
-    alike: dict[Style, list[str]] = {}
-    for method in found["methods"]:
-        alike.setdefault(parse_method(method).style, []).append(method)
-    common = found["common"]["top_k"], found["common"]["top_p"]
-    count = len(found["methods"])
-    for i, (method, of) in enumerate(found["methods"].items()):
-        style = parse_method(method).style
-        mates = alike[style]
-        alpha = 1.0 if len(mates) == 1 else 0.3 + 0.7 * mates.index(method) / (len(mates) - 1)
-        shift = 0.012 * (i - (count - 1) / 2)  # so that intervals stand side by side
-        line = sorted((p for p in of["grid"] if (p["top_k"], p["top_p"]) == common), key=lambda p: p["temperature"])
-        apart = [p for p in of["grid"] if p not in line]
-        for panel, value, ends, scale in zip(drawn, ("wer", "variety"), ("wer_ci", "variety_ci"), (100, 1),
-                                             strict=False):
-            _draw_points(panel, line, (value, ends, scale), shift, color=style.color, alpha=alpha, marker=style.marker,
-                  ls="-", label=method)
-            _draw_points(panel, apart, (value, ends, scale), shift, color=style.color, alpha=alpha, marker=style.marker,
-                  ls="", mfc="white")
-        best = next(p for p in of["grid"] if p["name"] == of["best"])
-        drawn[0].scatter([best["temperature"] + shift], [100 * best["wer"]], s=95, facecolors="none",
-                          edgecolors="#b8860b", linewidths=1.1, zorder=5)
-    drawn[-1].set_xlabel(f"temperature (top-k {common[0] or 'off'}, top-p {common[1]:g}; hollow: another top-k or "
-                          "top-p)")
-    drawn[0].set_ylabel("WER, %  (95 % interval)  ↓ better")
-    if lively:
-        drawn[1].set_ylabel("variety of renderings (distance)  ↑ livelier")
-    drawn[0].set_title(f"{found['utterances']} utterances of split {found['split']}, recogniser {found['asr']}; "
-                        "ringed: each method's best", fontsize=9)
-    drawn[0].legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    figure.savefig(path)
-
-
-def _draw_points(panel: Any, points: list[dict[str, Any]], of: tuple[str, str, float], shift: float, color: str,
-                 alpha: float, **style: Any) -> None:
-    value, ends, scale = of
-    points = [p for p in points if p[value] is not None]
-    if not points:
-        return
-    x = [p["temperature"] + shift for p in points]
-    panel.vlines(x, [scale * p[ends][0] for p in points], [scale * p[ends][1] for p in points], color=color, lw=0.8,
-                 alpha=0.3 * alpha)
-    panel.plot(x, [scale * p[value] for p in points], color=color, alpha=alpha, ms=5, lw=1.4, **style)

@@ -14,9 +14,6 @@ from eval.report.table import Column, filled_columns, lively_columns, lively_row
 from eval.results.pareto import SPEED_AXES, pareto_front, sentence, speed_axis
 from eval.results.rows import Row
 
-ACCEPTANCE_CAPTION = (
-    "Of the drafted tokens that were judged at a position, because all before them had been accepted, the share that "
-    "was accepted. Stronger colour: larger setting.")
 SPEED_NOTE = (
     "Between its measured settings a family is read as a straight line. Two families are compared in the middle of the "
     "speeds that both reach and on average over them; intervals and p: paired bootstrap over utterances, the speeds "
@@ -45,7 +42,7 @@ def folded_sections(result: dict[str, Any], folder: Path) -> list[Section]:
     """All sections that this comparison has something for; `folder` holds its pictures."""
     rows = result["rows"]
     made = (equal_speed_section(result), length_section(result), category_section(result), chunk_section(rows, folder),
-            reasons_section(result, folder), *verification(rows, folder), lively_section(rows),
+            reasons_section(result, folder), verification(rows), lively_section(rows),
             papers_section(result))
     return [section for section in made if section]
 
@@ -89,19 +86,12 @@ def _binned(title: str, found: dict[str, Any], names: Sequence[str], which: str)
         f"WER in % {which}; n: how many those are. Intervals: bootstrap over utterances."])
 
 
-def verification(rows: Sequence[Row], folder: Path) -> list[Section]:
-    """Passes and acceptance; nothing where no method verifies."""
-    spoken = [r for r in rows if r["kind"] == "method"]
-    verifying = [r for r in spoken if r.get("acceptance_rate") is not None]
-    if not verifying:
-        return []
-    title = "Passes and acceptance"
-    found = [Section(title, [table_of(title, filled_columns(pass_columns(spoken), spoken), spoken)])]
-    if any(r.get("acceptance_by_position") for r in verifying):
-        title = "Acceptance by position"
-        found.append(Section(title, [Picture(title, file_uri(folder / "compare_acceptance.png"), ACCEPTANCE_CAPTION,
-                                             wide=False)]))
-    return found
+def verification(rows: Sequence[Row]) -> Section | None:
+    """Passes and acceptance, overall and by position; nothing where no method verifies."""
+    spoken, title = [r for r in rows if r["kind"] == "method"], "Passes and acceptance"
+    if all(r.get("acceptance_rate") is None for r in spoken):
+        return None
+    return Section(title, [table_of(title, filled_columns(pass_columns(spoken), spoken), spoken)])
 
 
 def lively_section(rows: Sequence[Row]) -> Section | None:

@@ -440,7 +440,6 @@ def test_verifying_methods_carry_their_accounting(tmp_path, monkeypatch):
     assert rows["ssd-0.2"]["p_vs_sd"] == 1.0  # the same tokens
     assert rows["sd"]["p_vs_sd"] is rows["car-2"]["p_vs_sd"] is None
     assert "accepted %" in (tmp_path / "compare.txt").read_text()
-    assert (tmp_path / "compare_acceptance.png").exists()
     verifying(monkeypatch, accepted=3)
     with pytest.raises(DataError, match="counts wrongly"):
         run(tiny_config(tmp_path / "b", methods=["sd"], seeds=[0], report=False), tiny_tools())

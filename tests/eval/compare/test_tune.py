@@ -219,7 +219,6 @@ def test_tune_speaks_the_grid_and_keeps_the_best(tuned):
         assert all(p["variety"] is not None and p["wer_ci"][0] <= p["wer"] <= p["wer_ci"][1] for p in of["grid"])
     assert "policy" in found["methods"]["dcar"]["identity"] and "sampling" not in found["methods"]["dcar"]["identity"]
     assert (found["common"]["top_k"], found["seeds"], found["prompt_seeds"]) == (5, [0], [0, 7])
-    assert (out / "tune.png").stat().st_size > 0
     text = table(found)
     assert text.count("*") == 5 + 1 and "t1-k2" in text.splitlines()[0]
     assert load_config(TuneConfig, ["--config", str(out / "tune.yaml")]).samplings == ["t{0,0.5,1}", "t1-k2"]

@@ -93,17 +93,16 @@ def test_report_of_many_methods_has_all_sections(comparison, tmp_path):
     assert [p.name for p in draw_plots(comparison["rows"], tmp_path)] == list(PLOTS)
     page = parsed(write_report(tmp_path))
     for heading in ("Errors and speed", "Fewest word errors", "Errors against chunk size",
-                    "Who wins at equal speed", "Passes and acceptance", "Acceptance by position",
-                    "Beside the papers"):
+                    "Who wins at equal speed", "Passes and acceptance", "Beside the papers"):
         assert heading in page.text
     for name in NAMES:
         assert name in page.text
     assert (tmp_path / "report_tables" / "ssd-tables-1-and-3.csv").exists()
-    assert sum(tag == "img" for tag, _ in page.sources) == 3
+    assert sum(tag == "img" for tag, _ in page.sources) == 2
     assert "On the Pareto front" in page.text
     assert page.text.count("Differences are method − baseline") == 1
     assert "CosyVoice 2" in page.text
     assert "Whisper-large-v3" in page.text
     untimed = [{**r, "speedup_vs_far": None, "speedup_vs_car1": None} for r in comparison["rows"]]
-    assert [p.name for p in draw_plots(untimed, tmp_path)] == ["compare.png", "compare_acceptance.png"]
+    assert [p.name for p in draw_plots(untimed, tmp_path)] == ["compare.png"]
     assert not (tmp_path / "compare_speed.png").exists()

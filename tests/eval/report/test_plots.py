@@ -10,7 +10,7 @@ from matplotlib.colors import to_rgb
 
 from eval.methods.families import parse_method
 from eval.methods.registry import METHODS
-from eval.report.plots import plot_errors, plot_tuned
+from eval.report.plots import plot_errors
 from eval.results.store import RESYNTHESIS
 
 NAMES = ["dcar", "dcar@d0.5", "dcar@n2", "dcar@n4", "dcar@n4@d0.5", "dcar@n8", "dcar@n16", "dcar@t0.4", "dcar@n4@t0.4"]
@@ -65,15 +65,3 @@ def test_other_methods_have_another_hue_or_mark_than_those_of_several_draws():
     assert len({*looks, *others}) == len(looks) + len(others)
     assert parse_method("vadusa-2-n4").style == METHODS["vadusa"].style  # its nodes
     assert parse_method("vadusa-2-n4").label == "VADUSA (n4)"
-
-
-def test_tuned_methods_of_several_draws_are_told_apart_too(drawn, tmp_path):
-    point = {"temperature": 0.4, "top_k": 0, "top_p": 1.0, "name": "t0.4", "wer": 0.1, "wer_ci": [0.09, 0.11],
-             "variety": None, "variety_ci": None}
-    names = ["car-3", "car-5", "dcar", "dcar@n4"]
-    found = {"methods": {name: {"grid": [point], "best": "t0.4"} for name in names}, "common": point, "utterances": 1,
-             "split": "dev", "asr": "none"}
-    plot_tuned(found, tmp_path / "tune.png")
-    looks = [(line["color"], line["marker"], line["alpha"]) for line in drawn]
-    assert looks[0][:2] == looks[1][:2] and looks[0][2] < looks[1][2] == looks[2][2] == looks[3][2] == 1
-    assert looks[3][:2] == ((style := parse_method("dcar@n4").style).color, style.marker) != looks[2][:2]

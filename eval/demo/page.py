@@ -1,5 +1,5 @@
-"""`dcar demo`: a page to play with. Text, a voice, two settings side by side or blind; sound while it is spoken, and
-chunks under its spectrogram and phonemes.
+"""`dcar demo`: a page to play with. Text, a voice, two settings side by side or blind; sound, and chunks under its
+spectrogram and phonemes.
 
     pip install 'dcar[demo]'
     dcar demo                # http://127.0.0.1:7860, seen from this machine alone
@@ -13,7 +13,7 @@ import math
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,7 @@ from dcar.process import run_command
 from dcar.sources.packages import pip_extra
 from dcar.speak.defaults import POLICY, SAMPLING
 from dcar.speak.voice import MAX_PROMPT_SECONDS
-from eval.demo.player import SCRIPT, WAKE, Channel, pcm, taking
-from eval.demo.studio import DIALS, TEMPERATURES, Limits, Studio, Take, with_dial
+from eval.demo.studio import DIALS, TEMPERATURES, Limits, Studio, sound, with_dial
 from eval.demo.votes import Votes, blind_tab
 
 STYLE = """
@@ -78,26 +77,17 @@ def load_gradio() -> Any:
     return gradio
 
 
-def handler(studio: Studio, failure: Callable[[str], Exception],
-            skip: Any = None) -> Callable[..., Iterator[tuple[Any, Any, Any, Any]]]:
-    """What a button calls: (text, voice, recording, method, temperature, dial, seed) → (rate, samples), picture, facts,
-    and the text of the player; first as often as there is new sound, then once with everything.
+def handler(studio: Studio, failure: Callable[[str], Exception]) -> Callable[..., tuple[Any, Any, str]]:
+    """What a button calls: (text, voice, recording, method, temperature, dial, seed) → (rate, samples), picture, facts.
 
-    failure: makes, of an error that a user can act on, what the page shows. skip: leaves what is shown as it is.
+    failure: makes, of an error that a user can act on, what the page shows.
     """
     def speak(text: str, voice: str, recording: str | None, method: str, temperature: float, dial: float,
-              seed: float) -> Iterator[tuple[Any, Any, Any, Any]]:
-        channel, begun = Channel(studio.vocoder.sample_rate), False
+              seed: float) -> tuple[Any, Any, str]:
         try:
-            for given in studio.stream(text or "", voice, recording, with_dial(method, float(dial or 0)), temperature,
-                                       seed=int(seed or 0)):
-                if isinstance(given, Take):
-                    sound = given.spoken.rate, pcm(given.spoken.wave)
-                    yield sound, studio.picture(given.spoken), given.facts, skip
-                else:  # what stands there of an utterance before goes with the first sound, not with a mistake
-                    before = (skip, skip, skip) if begun else (None, None, "Speaking …")
-                    yield *before, channel.add(given)
-                    begun = True
+            take = studio.speak(text or "", voice, recording, with_dial(method, float(dial or 0)), temperature,
+                                seed=int(seed or 0))
+            return sound(take.spoken), studio.picture(take.spoken), take.facts
         except DCARError as error:
             raise shown(failure, error, recording) from error
 
@@ -117,7 +107,7 @@ def build(studio: Studio, votes: Votes) -> Any:
     def failure(said: str) -> Exception:
         return gr.Error(said, print_exception=False)
 
-    speak, limits = handler(studio, failure, gr.skip()), studio.limits
+    speak, limits = handler(studio, failure), studio.limits
     with gr.Blocks(title="DCAR", analytics_enabled=False) as page:
         gr.Markdown(INTRODUCTION.format(**vars(limits)))
         text = gr.Textbox(EXAMPLE, label="Text (English)", lines=3, max_length=limits.characters, elem_id="text")
@@ -159,13 +149,11 @@ def _side(gr: Any, side: str, method: str, methods: list[str], common: list[Any]
     button = gr.Button(f"Speak {side}", variant="primary", elem_id=f"speak-{side}")
     facts = gr.Markdown(elem_id=f"facts-{side}")
     kept = ["download"]  # and no button that would put the speech on a hub
-    sound = gr.Audio(label="Speech, to hear again", interactive=False, buttons=kept, elem_id=f"sound-{side}")
+    played = gr.Audio(label="Speech", interactive=False, autoplay=True, buttons=kept, elem_id=f"sound-{side}")
     image = gr.Image(label="Chunks under spectrogram and phonemes", show_label=False, interactive=False,
                      buttons=["fullscreen", *kept], elem_id=f"picture-{side}", elem_classes="picture")
-    playing = gr.Textbox(visible="hidden", elem_id=f"playing-{side}", max_lines=1)
-    playing.change(None, [playing], None, js=taking(side), api_visibility="private")
-    button.click(speak, [*common, chosen, temperature, dial, seed], [sound, image, facts, playing], js=WAKE,
-                 concurrency_limit=1, concurrency_id="speak", api_name=f"speak_{side.lower()}")
+    button.click(speak, [*common, chosen, temperature, dial, seed], [played, image, facts], concurrency_limit=1,
+                 concurrency_id="speak", api_name=f"speak_{side.lower()}")
     return [chosen, temperature, dial]
 
 
@@ -198,7 +186,7 @@ def serve(studio: Studio, config: DemoConfig, block: bool = True) -> Any:
     plain = load_gradio().themes.Default(font=["system-ui", "sans-serif"])  # the fonts that Gradio brings lack letters
     logging.getLogger("httpx").setLevel(logging.WARNING)  # gradio asks itself whether it is there
     page.launch(server_name=config.host, server_port=config.port, share=False, prevent_thread_lock=True, quiet=True,
-                max_file_size=f"{math.ceil(config.megabytes)}mb", head=SCRIPT, css=STYLE, theme=plain)
+                max_file_size=f"{math.ceil(config.megabytes)}mb", css=STYLE, theme=plain)
     logger.info("http://%s:%d (Ctrl-C ends it)", config.host, config.port)
     if block:
         page.block_thread()

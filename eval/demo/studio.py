@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from dcar.audio import audio_seconds
-from dcar.decoding import ChunkMethod
 from dcar.errors import AudioError, ConfigError, DCARError, TextError
 from dcar.model.load import text_encoder
 from dcar.prepare.prepared import load_prepared
@@ -30,7 +29,6 @@ from dcar.tokens.base import SpeechTokenizer
 from dcar.tokens.load import load_tokenizer
 from dcar.vocoder.base import Vocoder
 from dcar.vocoder.load import load_vocoder
-from dcar.vocoder.model import TokenVocoder
 from eval.methods.registry import Models, load_models, make_methods, turned
 from eval.report.spectrum import spectrum_picture
 
@@ -110,17 +108,6 @@ class Studio:
         method: of `methods`, with a dial behind it if wished (`with_dial`), by default `start`. TextError, AudioError,
         ConfigError for what is wrong or beyond the limits; DistributionError of a broken model. One request at a time.
         """
-        *_, take = self.stream(text, voice, recording, method, temperature, top_k, seed, streamed=False)
-        assert isinstance(take, Take)
-        return take
-
-    def stream(self, text: str, voice: str = "", recording: str | Path | None = None, method: str = "",
-               temperature: float = SAMPLING.temperature, top_k: int = SAMPLING.top_k, seed: int = 0,
-               streamed: bool = True) -> Iterator[np.ndarray | Take]:
-        """As `speak`: the samples [n] in pieces as they become certain, and last the `Take`.
-
-        A method that verifies whole sentences, and a vocoder that cannot speak in pieces, give one piece.
-        """
         method = method or self.start
         self._check(text, method, temperature)
         sampling = replace(SAMPLING, temperature=float(temperature), top_k=int(top_k))
@@ -131,20 +118,9 @@ class Studio:
             speaker = Speaker(decoder, self.encode, entry.build(), self.tokenizer, self.vocoder, sampling, seed)
             chosen = self._voice(speaker, voice, recording)
             started = time.perf_counter()
-            waited: float | None = None
-            if streamed and isinstance(speaker.method, ChunkMethod) and isinstance(self.vocoder, TokenVocoder):
-                pieces = []
-                for piece in speaker.stream(text, chosen):
-                    pieces.append(piece)
-                    if len(piece.samples):
-                        waited = time.perf_counter() - started if waited is None else waited
-                        yield piece.samples
-                spoken = speaker.join(text, pieces)
-            else:
-                spoken = speaker.say(text, chosen)
-                yield spoken.wave
+            spoken = speaker.generate(text, chosen)
             seconds = time.perf_counter() - started
-        yield Take(spoken, facts(spoken, method, seconds, waited))
+        return Take(spoken, facts(spoken, method, seconds))
 
     def picture(self, spoken: Spoken) -> np.ndarray:
         """Chunks and phonemes under the spectrogram, [height, width, 3] uint8."""
@@ -217,12 +193,15 @@ def _starter_aligner(codes: int) -> PhonemeAligner | None:
     return PhonemeAligner.fit(rows["speech"], rows["text"], codes)
 
 
-def facts(spoken: Spoken, method: str, seconds: float, waited: float | None = None) -> str:
-    """What was spoken and at which speed, a sentence or two. waited: seconds until the first sound."""
+def sound(spoken: Spoken) -> tuple[int, np.ndarray]:
+    """What an audio element of the page plays: rate in Hz, samples [n] int16."""
+    return spoken.rate, (np.clip(spoken.wave, -1.0, 1.0) * 32767).astype(np.int16)
+
+
+def facts(spoken: Spoken, method: str, seconds: float) -> str:
+    """What was spoken and at which speed, a sentence or two."""
     tokens = sum(len(r.tokens) for r in spoken.results)
     passes = sum(r.target_passes for r in spoken.results)
-    first = "" if waited is None else f" The first sound came after {waited:.2f} s."
     cut = " Cut off by the length limit." if any(r.truncated for r in spoken.results) else ""
     return (f"{method}: {spoken.seconds:.2f} s of speech in {seconds:.2f} s end to end (RTF "
-            f"{seconds / spoken.seconds:.2f}); {tokens} tokens in {passes} passes, {tokens / passes:.2f} a pass.{first}"
-            f"{cut}")
+            f"{seconds / spoken.seconds:.2f}); {tokens} tokens in {passes} passes, {tokens / passes:.2f} a pass.{cut}")

@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 
 from dcar.errors import ConfigError, DataError, DCARError
-from eval.demo.player import HUSH, pcm
-from eval.demo.studio import Studio, with_dial
+from eval.demo.studio import Studio, sound, with_dial
 from eval.results.store import read_jsonl
 
 HOW = """The settings A and B of the first tab say the text above with one new seed, in an order drawn at random. Which
@@ -165,8 +164,7 @@ def pairing(studio: Studio, said: Callable[[DCARError, str | None], Exception]) 
                              for side in (trial.first, trial.second))
         except DCARError as error:
             raise said(error, recording) from error
-        return ((first.spoken.rate, pcm(first.spoken.wave)), (second.spoken.rate, pcm(second.spoken.wave)), trial,
-                "Which one sounds better?")
+        return sound(first.spoken), sound(second.spoken), trial, "Which one sounds better?"
 
     return pair
 
@@ -204,7 +202,7 @@ def blind_tab(gr: Any, studio: Studio, votes: Votes, inputs: list[Any],
     outcome = gr.Markdown(elem_id="outcome")
     gr.Markdown("### Votes so far")
     table = gr.Markdown(lambda: summary(tallies(votes.read())), elem_id="votes")
-    speak.click(pairing(studio, said), inputs, [*sounds, trial, outcome], js=HUSH, concurrency_limit=1,
+    speak.click(pairing(studio, said), inputs, [*sounds, trial, outcome], concurrency_limit=1,
                 concurrency_id="speak", api_visibility="private")
     for choice, button in buttons.items():
         button.click(voting(votes, choice, said), [trial], [trial, outcome, table], api_visibility="private")

@@ -53,25 +53,6 @@ def test_the_same_request_is_the_same_speech(studio):
     assert not np.array_equal(first, studio.speak(TEXT, temperature=0.8, seed=5).spoken.wave)
 
 
-def test_a_stream_is_the_same_speech_in_pieces(studio):
-    """Several pieces before the end where the method can; verifiers give the whole at once."""
-    text = "The tide came in before the boats were ready, so we left."
-    *pieces, take = studio.stream(text, method="car-3", seed=4)
-    whole = studio.speak(text, method="car-3", seed=4).spoken.wave
-    assert len(pieces) >= 3 and "The first sound came after" in take.facts
-    np.testing.assert_allclose(np.concatenate(pieces), whole, atol=2e-3)
-    np.testing.assert_array_equal(np.concatenate(pieces), take.spoken.wave)
-    *pieces, take = studio.stream("Yes.", method="sd")
-    assert len(pieces) == 1 and "first sound" not in take.facts
-
-
-def test_a_stream_that_nobody_hears_to_the_end_does_not_block(studio):
-    stream = studio.stream("The tide came in late.", method="car-3")
-    next(stream)
-    stream.close()
-    assert studio.speak("Yes.", method="car-3").spoken.seconds > 0
-
-
 def test_voices_are_different_people(studio, tmp_path):
     assert len(studio.voices) == 4
     names = list(studio.voices)

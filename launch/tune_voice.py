@@ -393,7 +393,7 @@ def speak(config: TuneVoiceConfig, recipe: TrainConfig, voice: Voice, by: list[s
     said, out = recipe.spoken, config.work / f"{'dev' if split == 'dev' else 'spoken'}_{voice.name}"
     compared = CompareConfig(
         data=recipe.data, split=split, decoder=voice.decoder, seeds=config.seeds, limit=config.sentences, methods=by,
-        prompt_tokens=recipe.prompt_tokens, vocoder=voice.vocoder, asr=said.recognizer, noise_quality_utterances=0,
+        prompt_tokens=recipe.prompt_tokens, vocoder=voice.vocoder, asr=said.recognizer,
         timing_utterances=0, audio_samples=0, reasons_utterances=0, references=references, report=False,
         resamples=config.resamples, out=str(out), sampling=said.sampling)
     compare(compared, tools(compared))

@@ -95,9 +95,8 @@ def tiny_tools(judge: LevelJudge | None = None, count: int = 6) -> Tools:
     tokens = {i.prompt.utterance_id: i.reference_tokens for i in items}
     models = Models(decoder, tiny_decoder(heads=1, seed=5), {"": tiny_policy(base=decoder.checksum())})
     return Tools(
-        items, models, vocoder, judge or LevelJudge(), LevelJudge("second"),
+        items, models, vocoder, judge or LevelJudge(),
         similarity=lambda wave, rate, speaker: float(np.abs(wave).mean()),
-        noise_quality=lambda wave, rate: 3.0,
         recording=lambda uid: (vocoder.synthesize([tokens[uid]], [0])[0], 24_000),
         identity={"vocoder": "tone"},
         scorers={"loudness": Scorer("loudness", "quality", "loudness", loudness)},
@@ -110,8 +109,8 @@ SHORT = SamplingConfig(max_tokens=20, max_tokens_per_text_unit=4)
 def tiny_config(out: Path | str, **changes) -> CompareConfig:
     settings = dict(
         methods=["far", "car-1", "car-3", "random-2-3", "dcar", "dcar-sampled"], seeds=[0, 1], batch_size=3,
-        sampling=SHORT, resamples=200, timing_utterances=0, audio_samples=2,
-        second_opinion_utterances=2, noise_quality_utterances=2, reasons_utterances=0, device="cpu", out=str(out),
+        sampling=SHORT, resamples=200, timing_utterances=0, audio_samples=2, reasons_utterances=0,
+        device="cpu", out=str(out),
     )
     return CompareConfig(**{**settings, **changes})
 

@@ -63,7 +63,6 @@ from eval.results.store import (
     Maker,
     Record,
     RecordStore,
-    Scope,
     Tools,
     plan,
     save_opus,
@@ -71,7 +70,6 @@ from eval.results.store import (
 from eval.results.timing import time_methods
 from eval.results.training import both_shipped, compare_training, training_note
 from eval.scorers.load import PromptSimilarity, load_scorers, load_similarity
-from eval.scorers.metrics import NOISE_QUALITY_LABEL, NoiseQuality
 
 logger = logging.getLogger(__name__)
 
@@ -104,13 +102,9 @@ class CompareConfig:
     vocoder: str = setting("", "Folder, or a name that dcar.vocoder.load lists; empty = the shipped one.")
     asr: str = setting("moonshine", "Evaluation ASR; must not have made the speech tokens nor the reward.",
                        old=("judge",))
-    second_opinion: str = setting("whisper-base", "Another recogniser, for second_opinion_utterances.")
     similarity: str = setting("resemblyzer", "Of voices; or wavlm:…, eres2net:… (eval/scorers/load.py); empty = none.")
     scorers: list[str] = setting([], "More columns: utmos:…, wavlm:…, dnsmos, pitch-spread, pauses, … "
                                     "(eval/scorers/load.py).")
-    second_opinion_utterances: int = setting(0, "With the first seed; 0 = off.", minimum=0)
-    noise_quality_utterances: int = setting(20, "DNSMOS, with the first seed; 0 = off (about half a second each).",
-                                            minimum=0)
     timing_utterances: int = setting(10, "Spoken by every method at batch 1; 0 = no timings.", minimum=0)
     audio_samples: int = setting(4, "Utterances whose audio is kept for the report.", minimum=0)
     reasons_utterances: int = setting(10, "Spoken once more, watched, for why chunks end where they do; 0 = off.",
@@ -178,10 +172,8 @@ def load_tools(config: CompareConfig, device: str, before: Tools | None = None) 
         similarity = before.similarity
     else:
         similarity = load_similarity(config.similarity, prompts, device) if config.similarity else None
-    second = load_recognizer(config.second_opinion) if config.second_opinion_utterances else None
     return Tools(
-        items, models, vocoder, asr, second, similarity,
-        NoiseQuality() if config.noise_quality_utterances else None, recordings,
+        items, models, vocoder, asr, similarity, recordings,
         {"vocoder": vocoder_identity(vocoder, config.vocoder)},
         {"corpus": info["corpus"], "tokenizer": tokenizer_identity(info), "split": config.split,
          **({"texts": {"name": config.texts, **digest(text_list(config.texts))}} if config.texts else {})},
@@ -247,10 +239,12 @@ def _make_records(config: CompareConfig, tools: Tools, entries: list[Entry], ref
             part.unlink()
     meeting.wait("reading the records of earlier runs")  # everyone has read before anyone writes
     store.open()
-    scope = _scope(config, len(tools.items))
-    makers = {config.replicates[0]: Maker(tools, entries, config.seeds, scope, out, store, done)}
+    # spread over all utterances: ids are sorted, so over speakers as well
+    size = len(tools.items)
+    kept = np.linspace(0, size - 1, min(config.audio_samples, size)).round().astype(int).tolist()
+    makers = {config.replicates[0]: Maker(tools, entries, config.seeds, kept, out, store, done)}
     for prompt_seed, items in tools.other_prompts.items():
-        makers[prompt_seed] = Maker(replace(tools, items=items), entries, config.seeds, Scope(), out, store, done)
+        makers[prompt_seed] = Maker(replace(tools, items=items), entries, config.seeds, (), out, store, done)
     mine = [[u for u in plan(maker.tools.items, entries, config.seeds, config.batch_size, () if i else references)
              if u.owner % state.num_processes == state.process_index] for i, maker in enumerate(makers.values())]
     total = sum(len(u.indices) for units in mine for u in units)
@@ -265,15 +259,6 @@ def _make_records(config: CompareConfig, tools: Tools, entries: list[Entry], ref
                 maker.run(unit, bar.update)
             earlier += maker.done.values()
     return makers
-
-
-def _scope(config: CompareConfig, size: int) -> Scope:
-    def spread(count: int) -> frozenset[int]:
-        """`count` indices spread over all utterances (ids are sorted, so over speakers as well)."""
-        return frozenset(np.linspace(0, size - 1, min(count, size)).round().astype(int).tolist())
-
-    return Scope(spread(config.second_opinion_utterances), spread(config.noise_quality_utterances),
-                 spread(config.audio_samples))
 
 
 def _finish(config: CompareConfig, tools: Tools, entries: list[Entry], references: list[str],
@@ -354,8 +339,7 @@ def _header(config: CompareConfig, tools: Tools, entries: list[Entry], rows: lis
     return {
         "format_version": FORMAT_VERSION, "asr": tools.asr.name,
         "asr_note": "one waveform at a time; the length of a transcript is capped by the duration of the audio",
-        "second_opinion": tools.second_opinion.name if tools.second_opinion else None, "normalizer": NORMALIZER,
-        "speaker_similarity": getattr(tools.similarity, "name", None), "noise_quality": NOISE_QUALITY_LABEL,
+        "normalizer": NORMALIZER, "speaker_similarity": getattr(tools.similarity, "name", None),
         "scorers": {name: {"kind": s.kind, "setting": s.spec} for name, s in tools.scorers.items()},
         "sampling": asdict(config.sampling), "seeds": list(config.seeds),
         "prompt_seeds": config.replicates, "utterances": len(tools.items), "corpus": tools.corpus,
@@ -372,7 +356,7 @@ def _samples(config: CompareConfig, tools: Tools, names: list[str], maker: Maker
     """The utterances whose audio was kept: text, and per method the file, the transcript and the chunks."""
     samples: list[dict[str, Any]] = []
     seed = config.seeds[0]
-    for i in sorted(maker.scope.audio):
+    for i in maker.audio:
         item = tools.items[i]
         voices = []
         for name in names:

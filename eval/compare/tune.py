@@ -49,7 +49,6 @@ class TuneConfig(CompareConfig):
     samplings: list[str] = setting(["t{0,0.2,0.4,0.6,0.8,1}", "t1-k0"], "As they stand behind @ in a name.")
     limit: int = setting(96, "Utterances; 0 = the whole split.", minimum=0)
     similarity: str = setting("", "Of voices; empty = none.")
-    noise_quality_utterances: int = setting(0, "DNSMOS, with the first seed; 0 = off.", minimum=0)
     timing_utterances: int = setting(0, "Spoken by every method at batch 1; 0 = no timings.", minimum=0)
     audio_samples: int = setting(0, "Utterances whose audio is kept.", minimum=0)
     reasons_utterances: int = setting(0, "Spoken once more, watched, for why chunks end where they do; 0 = off.",

@@ -10,7 +10,6 @@ from eval.methods.families import parse_method, short_name
 from eval.results.pareto import sentence
 from eval.results.rows import Row
 from eval.results.training import training_note
-from eval.scorers.metrics import NOISE_QUALITY_LABEL
 
 Column = tuple[str, Callable[[Row], str]]
 RIVALS = ("car", "dcar")  # every family is set against these in words; all pairs are in compare.json
@@ -46,10 +45,10 @@ ERRORS: list[Column] = [
     ("WER %", _of("wer", _percent)), ("95 % CI", _of("wer_ci", _interval)), ("CER %", _of("cer", _percent)),
     ("tok/pass", _of("tokens_per_pass")), ("RTF", _of("rtf", _number, 4)), ("× FAR", _of("speedup_vs_far")),
     ("× CAR-1", _of("speedup_vs_car1")), ("LM RTF", _of("lm_rtf", _number, 4)), ("LM × FAR", _of("lm_speedup_vs_far")),
-    ("2nd WER %", _of("second_wer", _percent)), ("n", lambda r: str(r["n"]))]
+    ("n", lambda r: str(r["n"]))]
 TESTS: list[Column] = [(f"p {title}", _of(f"p_vs_{key}", _p)) for title, key in (
     ("FAR", "far"), ("CAR-1", "car1"), ("bestCAR", "best_car"), ("SD", "sd"), ("random", "random"))]
-VOICE: list[Column] = [("voice", _of("speaker_similarity", _number, 3)), ("DNSMOS", _of("noise_quality_dnsmos"))]
+VOICE: list[Column] = [("voice", _of("speaker_similarity", _number, 3))]
 SHAPE: list[Column] = [("length", _of("duration_ratio")), ("cut %", _of("truncation_rate", _percent, 1)),
                        ("loop %", _of("loop_rate", _percent, 1))]
 VARIETY: Column = ("variety", _of("variety", _number, 3))
@@ -230,15 +229,14 @@ def _sampling_notes(spoken: Sequence[Row], header: dict[str, Any]) -> list[str]:
 
 def notes(rows: Sequence[Row], header: dict[str, Any]) -> list[str]:
     """What the columns mean and what the experiment can and cannot show; also printed in the report."""
-    second = header.get("second_opinion")
     seeds = ", ".join(map(str, header["seeds"]))
     if len(prompts := header.get("prompt_seeds") or []) > 1:
         seeds += f" × prompts of seeds {', '.join(map(str, prompts))}"
     out = [
         f"WER, CER: corpus level, recogniser {header['asr']} (its transcripts are capped by duration), text "
-        f"normaliser {header['normalizer']}{f', 2nd WER by {second}' if second else ''}; n utterances × seeds {seeds}; "
+        f"normaliser {header['normalizer']}; n utterances × seeds {seeds}; "
         "intervals and p: bootstrap over utterances, paired.",
-        f"voice: cosine to the prompt's voice. {NOISE_QUALITY_LABEL}: not naturalness. length: audio / recording. "
+        "voice: cosine to the prompt's voice. length: audio / recording. "
         "cut: ended by the length limit. loop: the same tokens, up to half a second, three times or more in a row.",
         *_scorer_notes(rows, header),
     ]

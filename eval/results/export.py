@@ -126,11 +126,13 @@ def _versa_row(record: Record, asr: str) -> dict[str, Any]:
         replaced, deleted, inserted, total = record[unit]
         row |= {f"{prefix}_{name}_delete": deleted, f"{prefix}_{name}_insert": inserted,
                 f"{prefix}_{name}_replace": replaced, f"{prefix}_{name}_equal": total - replaced - deleted}  # fmt: skip
-    for ours, theirs in (("speaker_similarity", "spk_similarity"), ("noise_quality", "dns_overall")):
-        if record.get(ours) is not None:
-            row[theirs] = record[ours]
-    utmos = next((score for name, score in record.get("scores", {}).items() if name.startswith("utmos")), None)
-    return row if utmos is None else {**row, "utmos": utmos}
+    if record.get("speaker_similarity") is not None:
+        row["spk_similarity"] = record["speaker_similarity"]
+    for ours, theirs in (("dnsmos", "dns_overall"), ("utmos", "utmos")):
+        scores = (score for name, score in record.get("scores", {}).items() if name.startswith(ours))
+        if (score := next(scores, None)) is not None:
+            row[theirs] = score
+    return row
 
 
 def write_seed_tts_eval(folder: Path, spoken: list[Record], wavs: dict[str, Path], prompts: dict[str, Path]) -> None:

@@ -110,18 +110,10 @@ def _row(method: str, records: Sequence[Record], timings: Sequence[dict[str, Any
         "substitutions": s, "deletions": d, "insertions": i, "reference_words": n,
         "empty_transcripts": sum(not r["hypothesis"].strip() for r in records),
         "speaker_similarity": _mean(records, "speaker_similarity"),
-        "noise_quality_dnsmos": _mean(records, "noise_quality"),
-        "noise_quality_n": sum("noise_quality" in r for r in records),
         "duration_ratio": sum(r["duration"] for r in records) / recorded if recorded else None,
         "n": len(ids), "seeds": len({r["seed"] for r in records}), "records": len(records),
         "prompts": len({r.get("prompt_seed") for r in records}),
     }
-    second = [r for r in records if "second_words" in r]
-    if second:
-        e, w, second_ids = by_utterance(second, "second_words")
-        interval = corpus_interval(e, w, resamples=resamples)
-        row |= {"second_wer": interval.value, "second_wer_ci": [interval.low, interval.high],
-                "second_n": len(second_ids)}
     if row["kind"] == "method":
         passes, tokens = sum(r["passes"] for r in records), sum(len(r["tokens"]) for r in records)
         actions = Counter(a for r in records for a in r["actions"])

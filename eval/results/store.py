@@ -12,7 +12,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,9 +51,7 @@ class Tools:
     models: Models
     vocoder: Vocoder
     asr: Recognizer
-    second_opinion: Recognizer | None = None
     similarity: Callable[[np.ndarray, int, np.ndarray], float | None] | None = None
-    noise_quality: Callable[[np.ndarray, int], float | None] | None = None
     recording: Callable[[str], tuple[np.ndarray, int]] | None = None  # utterance id -> waveform, rate in Hz
     identity: dict[str, str] = field(default_factory=dict)  # names and checksums of vocoder, ASR, …
     corpus: dict[str, Any] = field(default_factory=dict)  # what the report says about the data
@@ -77,15 +75,6 @@ class Tools:
             if all(a.prompt == b.prompt for a, b in zip(self.items, items, strict=True)):
                 raise ConfigError(f"prompt_seeds: {seed} gives the prompts of {prompt_seeds[0]}, for the corpus names "
                                   "them or has one utterance a speaker; leave prompt_seeds out")
-
-
-@dataclass(frozen=True)
-class Scope:
-    """Which utterances (by index into items) get the costlier treatment; only with the first seed."""
-
-    second_opinion: frozenset[int] = frozenset()
-    noise_quality: frozenset[int] = frozenset()
-    audio: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -179,9 +168,10 @@ def plan(items: Sequence[PromptItem], entries: Sequence[Entry], seeds: Sequence[
 class Maker:
     """Makes the missing records of units: decode, vocode, transcribe, score."""
 
-    def __init__(self, tools: Tools, entries: Sequence[Entry], seeds: Sequence[int], scope: Scope,
+    def __init__(self, tools: Tools, entries: Sequence[Entry], seeds: Sequence[int], audio: Collection[int],
                  out: Path, store: RecordStore, done: Iterable[Record]):
-        self.tools, self.scope, self.out, self.store = tools, scope, out, store
+        """audio: the utterances (by index into items) whose sound is kept, with the first seed."""
+        self.tools, self.audio, self.out, self.store = tools, audio, out, store
         self.entries = {e.name: e for e in entries}
         self.first_seed = seeds[0]
         self._items = [_digest(_describe(item)) for item in tools.items]
@@ -205,8 +195,6 @@ class Maker:
                                    RECORD_VERSION)
                 self._warned = True
                 continue
-            if "second_judge" in record:  # as it was called before
-                record = {**record, "second_asr": record["second_judge"]}
             if not is_record(record):
                 logger.warning("%s/records: a damaged record of %.60s, %.60s is not used; it is spoken again", self.out,
                                record.get("method"), record.get("id"))
@@ -226,25 +214,17 @@ class Maker:
         name = hashlib.sha256(self.tools.items[index].prompt.utterance_id.encode()).hexdigest()[:8]
         return self.out / "audio" / f"{name}-{slug}-{self.fingerprint(method, index)}.opus"
 
-    def _extras(self, seed: int, index: int) -> dict[str, str]:
-        """What is measured besides the words, by what, that this record should carry."""
-        extras = {}
-        if self.tools.similarity is not None:
-            extras["similarity_measure"] = getattr(self.tools.similarity, "name", "similarity")
-        if seed != self.first_seed:
-            return extras
-        if self.tools.second_opinion is not None and index in self.scope.second_opinion:
-            extras["second_asr"] = self.tools.second_opinion.name
-        if self.tools.noise_quality is not None and index in self.scope.noise_quality:
-            extras["noise_measure"] = getattr(self.tools.noise_quality, "name", "noise quality")
-        return extras
+    @property
+    def _measure(self) -> str | None:
+        """What measures similarities of voices, as a record says it."""
+        return getattr(self.tools.similarity, "name", "similarity") if self.tools.similarity else None
 
     def keeps_audio(self, seed: int, index: int) -> bool:
-        return seed == self.first_seed and index in self.scope.audio
+        return seed == self.first_seed and index in self.audio
 
     def finished(self, method: str, seed: int, index: int) -> bool:
         record = self.done.get((method, seed, self.tools.items[index].prompt.utterance_id))
-        if record is None or any(record.get(k) != v for k, v in self._extras(seed, index).items()):
+        if record is None or self._measure and record.get("similarity_measure") != self._measure:
             return False
         if not self.tools.scorers.keys() <= record.get("scores", {}).keys():
             return False
@@ -313,17 +293,9 @@ class Maker:
         seconds["asr"] = time.perf_counter() - started
         if self.tools.similarity is not None:
             similarity = self.tools.similarity(wave, rate, item.speaker_embedding) if len(wave) else None
-            record["speaker_similarity"] = similarity
+            record |= {"speaker_similarity": similarity, "similarity_measure": self._measure}
         if self.tools.scorers:
             record["scores"] = {n: s(wave, rate, item.speaker_embedding) for n, s in self.tools.scorers.items()}
-        record |= self._extras(unit.seed, index)
-        if "second_asr" in record:
-            assert self.tools.second_opinion is not None
-            second = self.tools.second_opinion.transcribe([wave], rate)[0] if len(wave) else ""
-            record |= {"second_hypothesis": second, "second_words": counts(word_errors(item.text, second))}
-        if "noise_measure" in record:
-            assert self.tools.noise_quality is not None
-            record["noise_quality"] = self.tools.noise_quality(wave, rate)
         if self.keeps_audio(unit.seed, index) and len(wave):
             save_opus(self.audio_path(unit.method, index), wave, rate)
         record["seconds"] = seconds
@@ -338,12 +310,12 @@ _RECORD: dict[str, Any] = {
 _OPTIONAL: dict[str, Any] = {
     "tokens": list, "truncated": bool, "passes": int, "draft_passes": int, "proposed": int, "accepted": int,
     "rounds_proposed": list, "rounds_accepted": list, "emitted": list, "actions": list, "scores": dict,
-    "second_words": list, "speaker_similarity": _NUMBER | None, "noise_quality": _NUMBER | None}
+    "speaker_similarity": _NUMBER | None}
 
 
 def is_record(record: Record) -> bool:
     """Whether a record that was read has everything that tables are made of, each of its type."""
-    counted = [record.get(name, [0, 0, 0, 0]) for name in ("words", "characters", "second_words")]
+    counted = [record.get(name, [0, 0, 0, 0]) for name in ("words", "characters")]
     numbers = [record[n] for n in ("tokens", "rounds_proposed", "rounds_accepted", "emitted", "actions") if n in record]
     return (
         all(isinstance(record.get(name), kind) for name, kind in _RECORD.items())

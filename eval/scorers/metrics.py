@@ -2,7 +2,7 @@
 
 Speaker similarity: cosine of Resemblyzer embeddings of the waveform and of the prompt (SECS).
 Noise quality: DNSMOS P.835 overall (Reddy et al. 2022). It predicts how listeners rate *noise-suppressed recordings*;
-it is no measure of naturalness, and the label says so.
+it is no measure of naturalness.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from dcar.audio import ENCODER_SAMPLE_RATE, resample
 from dcar.errors import AssetError, AudioError
 from dcar.sources.packages import package_dir
 from dcar.voices.encoder import SpeakerEncoder, speaker_similarity
-
-NOISE_QUALITY_LABEL = "noise quality (DNSMOS)"
 
 
 class SpeakerSimilarity:

@@ -43,7 +43,7 @@ from eval.methods.registry import make_methods
 from eval.report.page import read_log, write_report
 from eval.results.export import ExportConfig
 from eval.results.export import run as export
-from eval.results.store import Maker, RecordStore, Scope
+from eval.results.store import Maker, RecordStore
 from eval.verifiers.statistics import VerifierStatistics
 from rl.config import DCPOConfig
 from rl.export import read_provenance
@@ -286,7 +286,7 @@ def _read_records(folder: Path) -> None:
     store = RecordStore(folder / "c" / "records")
     store.open()
     entries = make_methods(["car-1", "car-3"], TOOLS.models, SHORT)
-    Maker(TOOLS, entries, [0], Scope(), folder / "c", store, store.read())
+    Maker(TOOLS, entries, [0], (), folder / "c", store, store.read())
 
 
 def _tuned(folder: Path) -> list[str]:

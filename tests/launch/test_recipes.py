@@ -347,7 +347,7 @@ def models_for(config: CompareConfig, recipe: str) -> Models:
 @pytest.mark.parametrize("recipe", of("compare"))
 def test_a_comparison_of_two_utterances(recipe, tmp_path):
     config = read(recipe, f"out={tmp_path}", "limit=2", "max_tokens=12", "timing_utterances=0", "audio_samples=0",
-                  "noise_quality_utterances=0", "second_opinion_utterances=0", "resamples=100", "device=cpu",
+                  "resamples=100", "device=cpu",
                   "seeds=[0]", "report=false", "references=false")
     tools = tiny_tools(Judge(), count=2)
     tools.models = models_for(config, recipe)

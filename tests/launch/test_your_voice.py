@@ -21,8 +21,7 @@ PAGE = ROOT / "docs/your_voice.md"
 TRAIN = ["max_steps=2", "warmup_steps=1", "eval_steps=2", "save_steps=2", "batch_size=2"]
 SMALLER = {  # of a command and what its line has → settings behind it
     "prepare": [],
-    "compare": ["limit=1", "timing_utterances=0", "reasons_utterances=1", "noise_quality_utterances=1",
-                "audio_samples=1", "resamples=100"],
+    "compare": ["limit=1", "timing_utterances=0", "reasons_utterances=1", "audio_samples=1", "resamples=100"],
     "analyse": ["limit=1"],
     "score": [], "speak": [], "export": [],
     "train-chunk-scorer": TRAIN,

@@ -213,12 +213,12 @@ def test_one_lora_run_to_the_end(qwen, data, tmp_path, monkeypatch):
     assert (out / "serving.pt2").is_file() and (out / "README.md").is_file() and policy.is_dir()
 
     tools = Tools(items[:4], load_models(str(tmp_path / "car"), "", [str(out)]), vocoder, judge, None,
-                  similarity=lambda wave, rate, speaker: 0.0, noise_quality=None, recording=None,
+                  similarity=lambda wave, rate, speaker: 0.0, recording=None,
                   identity={"v": "tone"})
     result = compare(CompareConfig(
         methods=["car-1", "car-3", "random-2-3", "dcar"], seeds=[0], batch_size=2, resamples=100,
         sampling=SamplingConfig(max_tokens=40),
-        timing_utterances=1, audio_samples=0, noise_quality_utterances=0, references=False, report=False, device="cpu",
+        timing_utterances=1, audio_samples=0, references=False, report=False, device="cpu",
         out=str(tmp_path / "compare")), tools)
     rows = {r["method"]: r for r in result["rows"]}
     assert rows["car-1"]["tokens_per_pass"] <= 1 < rows["car-3"]["tokens_per_pass"]

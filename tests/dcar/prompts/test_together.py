@@ -45,7 +45,7 @@ def test_ids_of_another_origin_are_refused_by_every_command(data, tmp_path, chan
     decoder.save_pretrained(tmp_path / "car")
     folder = str(tmp_path / "car")
     commands = [
-        lambda: load_tools(CompareConfig(data=data, split="dev", decoder=folder, noise_quality_utterances=0), "cpu"),
+        lambda: load_tools(CompareConfig(data=data, split="dev", decoder=folder), "cpu"),
         lambda: load_prompts(data, "dev", decoder, 5, 0),
         lambda: DCPOTrainer(args=DCPOConfig(str(tmp_path / "dcpo"), use_cpu=True, decoder=folder, data=data)),
         lambda: profile.run(profile.ProfileConfig(decoder=folder, data=data)),

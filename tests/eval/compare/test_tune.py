@@ -26,8 +26,7 @@ from eval.results.store import RECORDING, RESYNTHESIS, Tools
 
 ROOT = Path(__file__).parents[3]
 WARM = dataclasses.replace(SHORT, temperature=0.9)
-QUIET = {"report": False, "audio_samples": 0, "references": False, "noise_quality_utterances": 0,
-         "second_opinion_utterances": 0}
+QUIET = {"report": False, "audio_samples": 0, "references": False}
 
 
 def gathered(out: Path) -> list[dict]:

@@ -85,7 +85,7 @@ NAMES = ["calm-1.5", "plugged.rules.Calm-1.5@t0.4", "at-least-0.1", "plugged.rul
 def test_a_comparison_runs_them(tmp_path):
     tools = tiny_tools()
     result = run(CompareConfig(methods=["car-1", *NAMES[:3]], limit=2, resamples=100, timing_utterances=1,
-                               audio_samples=1, noise_quality_utterances=0, out=str(tmp_path / "out"), device="cpu",
+                               audio_samples=1, out=str(tmp_path / "out"), device="cpu",
                                reasons_utterances=1), tools)
     assert [r["method"] for r in result["rows"] if r["kind"] == "method"] == ["car-1", *NAMES[:3]]
     assert result["methods"]["calm-1.5"]["class"].startswith("plugged.rules.Calm ")

@@ -136,7 +136,7 @@ def test_what_training_writes_is_understood(tmp_path):
 def test_table_json_and_report_say_it(tmp_path, caplog):
     tools = tiny_tools(count=2)
     tools.training = compare_training(checkpoint(tmp_path / "car"), checkpoint(tmp_path / "far", ("steps", 400)))
-    settings = {"seeds": [0], "audio_samples": 0, "second_opinion_utterances": 0, "noise_quality_utterances": 0}
+    settings = {"seeds": [0], "audio_samples": 0}
     result = run(tiny_config(tmp_path / "out", methods=["far", "car-2"], **settings), tools)
     assert result["training"]["differences"] == ["steps 400 against 1000"]
     assert "steps 400 against 1000" in caplog.text

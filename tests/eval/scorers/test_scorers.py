@@ -222,8 +222,8 @@ def comparison(tmp_path: Path) -> Path:
             records.append({
                 "method": method, "seed": 0, "id": uid, "text": "The red | house fell.", "hypothesis": "the read house",
                 "words": words, "characters": [2, 3, 1, 20], "speaker_similarity": 0.8, "duration": 0.6,
-                "scores": {"wavlm:sv": 0.7, "utmos22-strong": 3.9},
-                **({"noise_quality": 3.1} if uid == "u2" else {}),
+                "scores": {"wavlm:sv": 0.7, "utmos22-strong": 3.9,
+                           "dnsmos-p835-overall (speechmos)": 3.1 if uid == "u2" else None},
             })  # fmt: skip
     records.append({**records[-1], "seed": 1, "hypothesis": "another seed"})
     (out / "records.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))

@@ -8,7 +8,7 @@ from typing import Any
 
 from eval.methods.families import family_label, group_families
 from eval.report.blocks import Cell, Folded, Picture, Section, Table, file_uri
-from eval.report.papers import HEAD, LEGEND, beside_papers, cells, conditions, general_remarks, setup_texts, verdict
+from eval.report.papers import HEAD, LEGEND, beside_papers, cells, conditions, general_remarks, setup_texts
 from eval.report.plots import REASONS
 from eval.report.table import Column, filled_columns, lively_columns, lively_rows, pass_columns, rival_sentences
 from eval.results.pareto import SPEED_AXES, pareto_front, sentence, speed_axis
@@ -170,8 +170,8 @@ def papers_section(result: dict[str, Any]) -> Section | None:
         return None
     return Section("Beside the papers", [
         f"Here: {conditions(result)}.", *general_remarks(result),
-        *(Folded(f"{block.setup.paper}, {block.setup.table}", [
-            " ".join(f"{said[0].upper()}{said[1:]}." for said in setup_texts(block.setup)),
-            Table(f"{block.setup.paper.split()[0]}, {block.setup.table}", HEAD, [cells(m) for m in block.matches]),
-            [*(f"{m.result.name}: {verdict(m)}." for m in block.matches), *block.setup.remarks]])
-          for block in blocks), LEGEND])
+        *(Folded(f"{setup.paper}, {setup.table}", [
+            " ".join(f"{said[0].upper()}{said[1:]}." for said in setup_texts(setup)),
+            Table(f"{setup.paper.split()[0]}, {setup.table}", HEAD,
+                  [cells(setup, theirs, ours, result["rows"]) for theirs, ours in pairs]),
+            *([list(setup.remarks)] if setup.remarks else [])]) for setup, pairs in blocks), LEGEND])

@@ -10,7 +10,7 @@ from test_report import parsed
 
 from eval.compare.sweeps import expand_names
 from eval.report.page import FORMAT_VERSION, write_report
-from eval.report.papers import SETUPS, beside_papers, verdict
+from eval.report.papers import SETUPS, beside_papers, cells
 from eval.report.plots import PLOTS, draw_plots
 from eval.results.pareto import equal_speed, speed_axis
 from eval.results.rows import by_utterance, make_rows, power_statement
@@ -57,35 +57,21 @@ def test_derived_speedups_follow_from_printed_times():
         assert all(1 < r.wer < 20 for r in s.results)
 
 
-def test_rows_are_matched_by_setting_then_by_nearness(comparison):
-    blocks = beside_papers(comparison["rows"])
-    matched = {(b.setup.table, m.result.name): m for b in blocks for m in b.matches}
-    assert len(blocks) == len(SETUPS)
+def test_rows_stand_beside_results_of_the_same_setting(comparison):
+    rows = comparison["rows"]
+    matched = {(s.table, theirs.name): (s, theirs, ours) for s, pairs in beside_papers(rows) for theirs, ours in pairs}
     exact = matched["Tables 1 and 3", "β = 0.4"]
-    assert (exact.row["method"], exact.how) == ("ssd-0.4", "same setting, without -eos")
-    as_in_the_paper = [{**r, "method": r["method"] + "-eos"} if r["method"] == "ssd-0.4" else r
-                       for r in comparison["rows"]]
-    rows = [*comparison["rows"], *(r for r in as_in_the_paper if r["method"].endswith("-eos"))]
-    same = next(m for b in beside_papers(rows) for m in b.matches if m.result.name == "β = 0.4")
-    assert (same.row["method"], same.how) == ("ssd-0.4-eos", "same setting")
-    near = matched["Tables 1 and 3", "β = 0.1"]
-    assert (near.row["method"], near.how) == ("ssd-0", "nearest setting")
-    assert matched["Tables 1 and 3", "VADUSA, tolerance 2"].row["method"] == "vadusa-2"
-    assert matched["Table 1", "target + PCG"].how == "nearest in speed-up"
-    car1 = next(r for r in comparison["rows"] if r["method"] == "car-1")
-    assert exact.ours.relative_wer == pytest.approx(exact.row["wer"] / car1["wer"])
-    assert exact.theirs.relative_wer == pytest.approx(5.70 / 3.67)
-    assert exact.ours.pass_cost == pytest.approx(exact.row["tokens_per_pass"] / exact.row["lm_speedup_vs_car1"])
-    assert "faster (1.40×) there" in verdict(exact)
-    assert "50 % of drafted tokens accepted" in verdict(exact)
-
-
-def test_only_methods_of_the_comparison_are_set_beside(comparison):
-    rows = [r for r in comparison["rows"] if r["method"] in ("car-2", "dcar")]
-    names = {m.result.method for b in beside_papers(rows) for m in b.matches}
-    assert names == {"car-2", "car-3", "car-4", "dcar"}
-    assert all(m.ours.relative_wer is None for b in beside_papers(rows) for m in b.matches)  # no far, no baseline
-    assert beside_papers([]) == []
+    assert exact[2]["method"] == "ssd-0.4" and ("Tables 1 and 3", "β = 0.1") not in matched  # not spoken here
+    strict = [*rows, {**exact[2], "method": "ssd-0.4-eos"}, {**exact[2], "method": "ssd-0.4-eos@t0.4"}]
+    same = {theirs.name: ours for _, pairs in beside_papers(strict) for theirs, ours in pairs}
+    assert same["β = 0.4"]["method"] == "ssd-0.4-eos"  # its whole name, at the common sampling
+    car1 = next(r for r in rows if r["method"] == "car-1")
+    shown = cells(*exact, rows)
+    assert shown[:4] == ["β = 0.4", "5.70", f"{5.70 / 3.67:.2f}", "1.40*"]
+    assert shown[7:9] == [f"{exact[2]['wer'] / car1['wer']:.2f}", f"{exact[2]['lm_speedup_vs_car1']:.2f}"]
+    few = [r for r in rows if r["method"] in ("car-2", "dcar")]
+    assert {ours["method"] for _, pairs in beside_papers(few) for _, ours in pairs} == {"car-2", "dcar"}
+    assert cells(exact[0], exact[1], few[0], few)[7] == "–" and beside_papers([]) == []  # no baseline here
 
 
 def test_report_of_many_methods_has_all_sections(comparison, tmp_path):

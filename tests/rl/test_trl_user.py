@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import sys
-import types
 
 import numpy as np
 import pytest
@@ -13,7 +11,6 @@ import toy_world
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from test_dcpo import Listener, files, log_of  # noqa: F401  (fixture: decoder, vocoder and corpus on disk)
 from transformers import TrainingArguments
-from transformers.integrations import integration_utils
 from trl import GRPOConfig, GRPOTrainer
 
 from dcar.errors import ConfigError, DataError
@@ -96,36 +93,6 @@ def test_tensorboard_is_that_of_transformers(files):  # noqa: F811
     board.Reload()
     assert {"train/reward", "train/tokens_per_pass", "train/action_histogram/4"} <= set(board.Tags()["scalars"])
     assert len(board.Scalars("train/reward")) == 2
-
-
-@pytest.mark.parametrize(("tracker", "callback"), [("wandb", "WandbCallback"), ("trackio", "TrackioCallback")])
-def test_trackers_are_those_of_transformers(files, monkeypatch, tracker, callback):  # noqa: F811
-    """A stand-in for the package takes what transformers' own callback sends; numbers only, and the policy's config."""
-    sent, told = [], {}
-
-    class Settings(dict):
-        def update(self, values, **_):
-            dict.update(self, values)
-
-    package = types.ModuleType(tracker)
-    package.__spec__ = None
-    package.run, package.config = None, Settings()
-    package.init = lambda **given: told.update(given) or setattr(package, "run", types.SimpleNamespace(
-        summary={}, _label=lambda **_: None, name="run"))
-    package.log = lambda values, **_: sent.append(values)
-    package.define_metric = lambda *_, **__: None
-    package.watch = lambda *_, **__: None
-    package.finish = lambda **_: None
-    package.context_vars = types.SimpleNamespace(current_space_id=types.SimpleNamespace(get=lambda: None))
-    monkeypatch.setitem(sys.modules, tracker, package)
-    monkeypatch.setattr(integration_utils, f"is_{tracker}_available", lambda: True)
-    trainer = trainer_of(files, ["range_penalty"], report_to=tracker, logging_steps=1)
-    assert [type(c).__name__ for c in trainer.callback_handler.callbacks].count(callback) == 1
-    trainer.train()
-    lines = [values for values in sent if "train/reward" in values]
-    assert len(lines) == 2 and "train/action_histogram/4" in lines[0]
-    assert all(isinstance(v, int | float | str) for values in sent for v in values.values())
-    assert package.config["num_actions"] == 4 and package.config["beta"] == trainer.args.beta
 
 
 def test_a_policy_in_hand_is_trained_for_its_own_decoder(files):  # noqa: F811

@@ -26,8 +26,8 @@ from eval.analysis.reasons import watch
 from eval.compare.explain import Explanations
 from eval.compare.processes import threads_of
 from eval.compare.run import CompareConfig, main, run
-from eval.methods.families import group_families, parse_method
-from eval.methods.registry import METHODS, Entry, MethodKind, Models, Style, make_methods
+from eval.methods.families import parse_method
+from eval.methods.registry import METHODS, Entry, Models, make_methods
 from eval.report.table import table_text
 from eval.results.rows import make_rows
 from eval.results.store import RECORDING, RESYNTHESIS, Maker, RecordStore, choose_items
@@ -368,43 +368,6 @@ def test_several_policies_have_a_row_each():
     assert [e.name for e in make_methods(["dcar", "dcar-sampled@b"], models)] == ["dcar@a", "dcar@b", "dcar-sampled@b"]
 
 
-def test_a_new_method_is_one_registry_entry(tmp_path, monkeypatch):
-    """Nothing else is edited, and it stands in the table, in the plots, at equal speed and in the report."""
-    from matplotlib.axes import Axes
-
-    written, annotate, plot = [], Axes.annotate, Axes.plot
-
-    def recorded(self, text, *arguments, **options):
-        written.append((text, options.get("color")))
-        return annotate(self, text, *arguments, **options)
-
-    def drawn(self, *arguments, **options):
-        written.append((options.get("label"), options.get("color")))
-        return plot(self, *arguments, **options)
-
-    def factory(name: str, rest: str, models: Models) -> list[Entry]:
-        return [Entry(name, models.decoder, lambda: ChunkMethod(FixedChunk(int(rest[1:]), name)), {"double": "yes"})]
-
-    monkeypatch.setattr(Axes, "annotate", recorded)
-    monkeypatch.setattr(Axes, "plot", drawn)
-    style = Style("Twofold", "#123456", "D", "t")
-    monkeypatch.setitem(METHODS, "double", MethodKind("double", factory, "double-2", style))
-    config = tiny_config(tmp_path, methods=["double-{2,3}", "car-{1,2,3}"], seeds=[0], references=False)
-    result = run(config, tiny_tools())
-    rows = {r["method"]: r for r in result["rows"]}
-    a, b = rows["double-2"], rows["car-2"]
-    assert (a["wer"], a["tokens_per_pass"]) == (b["wer"], b["tokens_per_pass"])
-    assert (a["family"], a["setting"]) == ("double", "2") and list(group_families(result["rows"])) == ["car", "double"]
-    assert {("Twofold", "#123456"), ("t=2", "#123456"), ("3", "#123456")} <= set(written)
-    assert ("double", "car") in {(p["a"], p["b"]) for p in result["equal_speed"]}
-    table = (tmp_path / "compare.txt").read_text()
-    assert "double-2" in table and "Twofold" in table
-    page = (tmp_path / "report.html").read_text()
-    assert "double-2" in page and "<th scope=col>Twofold</th>" in page
-    with pytest.raises(ConfigError, match="written far, car-3, .*double-2"):
-        make_methods(["triple-2"], Models(tiny_decoder()))
-
-
 def verifying(monkeypatch, accepted: int) -> None:
     """Register `sd` and `ssd-β`, whose results report verifying passes of two drafted tokens each."""
     def factory(name: str, rest: str, models: Models) -> list[Entry]:
@@ -450,21 +413,6 @@ def test_records_of_an_older_version_are_made_again_and_said(tmp_path, caplog):
     run(config, tiny_tools(judge))
     assert judge.calls >= 5
     assert "records of version 1" in caplog.text
-
-
-def test_draft_and_statistics_are_loaded_only_where_named(monkeypatch, tmp_path):
-    seen = []
-
-    def spy(*arguments, **options):
-        seen.append(options)
-        raise CheckpointError("far enough")
-
-    monkeypatch.setattr("eval.compare.run.load_models", spy)
-    monkeypatch.setattr("eval.compare.run.prepared_info", lambda path: {})
-    for named in ({}, {"draft": "d"}, {"draft": "d", "statistics": "s"}):
-        with pytest.raises(CheckpointError):
-            run(tiny_config(tmp_path, **named))
-        assert seen.pop() == {"fast": True, **named}
 
 
 def test_limits_are_nested_and_ids_unique():

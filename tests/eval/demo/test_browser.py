@@ -146,15 +146,6 @@ class Person:
         box.send_keys(Keys.CONTROL, "a")
         box.send_keys(method, Keys.ENTER)
 
-    def turn(self, slider: str, value: float) -> None:
-        """Type a number beside a slider."""
-        from selenium.webdriver.common.keys import Keys
-
-        box = self.one(f"{slider} input[type=number]")
-        box.click()
-        box.send_keys(Keys.CONTROL, "a")
-        box.send_keys(f"{value:g}", Keys.TAB)
-
     def kept(self, css: str) -> tuple[float, float]:
         """Seconds and loudest sample of what an audio element would play."""
         return tuple(self.until(lambda: self.driver.execute_async_script(LISTEN, css)))
@@ -209,18 +200,6 @@ def test_type_speak_hear_switch_and_look(person):
     assert person.fits()
 
 
-def test_the_speed_of_a_policy_is_turned(person):
-    """More tokens a pass above 0; the facts name the setting as a comparison would."""
-    person.type("We went home, and the tide came in.")
-    person.choose("A", "dcar@n4")
-    rates = []
-    for dial, method in ((-1.5, "dcar@n4@d-1.5"), (1, "dcar@n4@d1")):
-        person.turn("#dial-A", dial)
-        person.speak("A", method)
-        rates.append(float(re.search(r"([\d.]+) a pass", person.facts("A"))[1]))
-    assert rates[0] < rates[1]
-
-
 @WIDTHS
 def test_a_long_text_and_a_bad_recording(person, tmp_path):
     person.type("word " * 50)  # the box takes what is allowed
@@ -265,20 +244,3 @@ def test_a_blind_vote_is_counted(person, votes):
 def counted(votes: Path) -> list[dict]:
     file = votes / "votes.jsonl"
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-
-
-def test_two_people_at_once(address):
-    """Both are served, each with the own text and sound."""
-    people = [Person(address, DESK), Person(address, PHONE)]
-    try:
-        for person, text in zip(people, ("Yes, we do.", "The tide came in before the boats."), strict=True):
-            person.type(text)
-        for person in people:
-            person.click("#speak-A")
-        for person in people:
-            person.until(lambda p=person: p.facts("A").startswith(f"{START}:"))
-        first, second = (person.kept("#sound-A")[0] for person in people)
-        assert 0 < first < second
-    finally:
-        for person in people:
-            person.driver.quit()

@@ -122,13 +122,6 @@ def _car(name: str, rest: str, models: Models) -> list[Entry]:
 
 
 def _random(name: str, rest: str, models: Models) -> list[Entry]:
-    if rest == "-range":
-        ranges = sorted({tuple(policy.config.chunk_range) for policy in models.policies.values()} - {()})
-        if not ranges:
-            raise ConfigError(f"method '{name}' draws from the guidance range of the policies, and none is given that "
-                              "knows one: give `policies`, or write the sizes, as in random-2-3")
-        written = ["".join(f"-{size}" for size in sizes) for sizes in ranges]
-        return [entry for sizes in written for entry in _random(f"random{sizes}", sizes, models)]
     sizes = _sizes(name, rest, models)
     if sizes != sorted(sizes):
         ordered = "-".join(map(str, sorted(sizes)))
@@ -278,7 +271,7 @@ METHODS: dict[str, MethodKind] = {kind.prefix: kind for kind in (  # in the orde
     MethodKind("far", _far, "far", Style("FAR", "#222222", "s")),
     # always three tokens a step; car-1 is next-token decoding with the CAR weights
     MethodKind("car", _car, "car-3", Style("CAR-k", "#1f5fa8", "o", "k")),
-    # a size drawn from these at every step; random-range draws from the guidance range of the policy
+    # a size drawn from these at every step
     MethodKind("random", _random, "random-2-3-4", Style("random size", "#8a8f98", "v")),
     # rule-based, after drawing: of the chunks of 4 to 7 tokens the one that ends on the likeliest
     MethodKind("end-on-confident", _end_on_confident, "end-on-confident-4-7",

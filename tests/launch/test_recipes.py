@@ -353,7 +353,7 @@ def test_a_comparison_of_two_utterances(recipe, tmp_path):
     tools.models = models_for(config, recipe)
     result = compare(config, tools)
     rows = [r["method"] for r in result["rows"]]
-    names = ["random-2-3" if n == "random-range" else n for n in expand_names(config.methods)]
+    names = expand_names(config.methods)
     policies = [p.rpartition("=")[0] for p in config.policies]
     expected = [f"{n}@{p}" if p else n for n in names
                 for p in (policies if n in ("dcar", "dcar-sampled") else [""])]

@@ -339,17 +339,6 @@ def test_rules_and_dials_by_name():
     assert parsed[1].settings == ("a", 0.5) and parsed[2].settings == ("a",) and parsed[3].settings == ("b", -1.0)
 
 
-def test_random_range_is_the_range_of_each_policy():
-    policies = {"a": tiny_policy(), "b": tiny_policy(), "c": tiny_policy(), "": tiny_policy()}
-    for name, sizes in (("a", (2, 3)), ("b", (1, 4)), ("c", (2, 3)), ("", ())):
-        policies[name].config = dataclasses.replace(policies[name].config, chunk_range=sizes)
-    entries = make_methods(["random-range"], Models(tiny_decoder(), policies=policies))
-    assert [e.name for e in entries] == ["random-1-4", "random-2-3"]
-    assert [e.build().schedule.sizes for e in entries] == [(1, 4), (2, 3)]
-    with pytest.raises(ConfigError, match="none is given that knows one"):
-        make_methods(["random-range"], Models(tiny_decoder(), policies={"": policies[""]}))
-
-
 def test_methods_need_their_models():
     with pytest.raises(ConfigError, match="far_decoder"):
         make_methods(["far"], Models(tiny_decoder()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import torch
@@ -18,6 +19,26 @@ LLASA_MARKS = ["<|TEXT_GENERATION_START|>", "<|TEXT_GENERATION_END|>", "<|TEXT_U
                "<|TEXT_UNDERSTANDING_END|>", "<|SPEECH_GENERATION_START|>", "<|SPEECH_GENERATION_END|>",
                "<|SPEECH_UNDERSTANDING_START|>", "<|SPEECH_UNDERSTANDING_END|>"]
 CHAT = ("{% for m in messages %}<|head|>{{ m['role'] }}<|eoh|>\n\n{{ m['content'] | trim }}<|eot|>{% endfor %}")
+
+YAML = """sample_rate: 22050
+llm: !new:cosyvoice.llm.llm.TransformerLM
+    text_encoder: !new:cosyvoice.transformer.encoder.ConformerEncoder
+        input_layer: 'linear'
+        pos_enc_layer_type: 'rel_pos_espnet'
+        selfattention_layer_type: 'rel_selfattn'
+        use_cnn_module: False
+        static_chunk_size: 1
+    llm: !new:cosyvoice.transformer.encoder.TransformerEncoder
+        input_layer: 'linear_legacy'
+        pos_enc_layer_type: 'rel_pos_espnet'
+        selfattention_layer_type: 'rel_selfattn'
+        static_chunk_size: 1
+
+flow: !new:cosyvoice.flow.flow.MaskedDiffWithXvec
+    input_layer: 'linear'
+"""
+TEXT = dict(size=24, heads=2, ffn=40, layers=2, inputs=20)
+SPEECH = dict(size=32, heads=4, ffn=48, layers=3, inputs=32)
 
 
 def architecture(kind: str = "qwen2", vocab_size: int = 64, **changes) -> dict:
@@ -87,6 +108,52 @@ def write_cosyvoice2(folder: Path, codes: int = CODES, drop: tuple[str, ...] = (
     torch.save({**{k: v for k, v in tensors.items() if k not in drop}, "epoch": 3, "step": 7, **extra},
                folder / "llm.pt")
     return tensors
+
+
+def write_cosyvoice1(folder: Path, vocabulary: int = 0, **extra) -> dict[str, torch.Tensor]:
+    """CosyVoice-300M in small: llm.pt with the names and shapes of the published one, cosyvoice.yaml, and Whisper's
+    place taken by a tokenizer of another size in whisper/; returns the tensors."""
+    torch.manual_seed(0)
+    tokenizer = tiny_text_tokenizer()
+    tokenizer.save_pretrained(str(folder / "whisper"))
+    t: dict[str, torch.Tensor] = {}
+
+    def linear(name: str, inputs: int, outputs: int, bias: bool = True, scale: float = 2.0) -> None:
+        t[f"{name}.weight"] = scale * torch.randn(outputs, inputs) / math.sqrt(inputs)
+        if bias:
+            t[f"{name}.bias"] = 0.3 * torch.randn(outputs)
+
+    def norm(name: str, size: int) -> None:
+        t[f"{name}.weight"], t[f"{name}.bias"] = 1 + 0.2 * torch.randn(size), 0.2 * torch.randn(size)
+
+    def encoder(name: str, shape: dict[str, int], norms: tuple[str, str]) -> None:
+        size = shape["size"]
+        linear(f"{name}.embed.out.0", shape["inputs"], size)
+        norm(f"{name}.embed.out.1", size)
+        norm(f"{name}.after_norm", size)
+        for i in range(shape["layers"]):
+            at = f"{name}.encoders.{i}"
+            for which in ("q", "k", "v", "out"):
+                linear(f"{at}.self_attn.linear_{which}", size, size)
+            linear(f"{at}.self_attn.linear_pos", size, size, bias=False)
+            for which in "uv":
+                t[f"{at}.self_attn.pos_bias_{which}"] = torch.randn(shape["heads"], size // shape["heads"])
+            linear(f"{at}.feed_forward.w_1", size, shape["ffn"])
+            linear(f"{at}.feed_forward.w_2", shape["ffn"], size)
+            for which in norms:
+                norm(f"{at}.{which}", size)
+
+    width = SPEECH["size"]
+    t["text_embedding.weight"] = torch.randn(vocabulary or len(tokenizer), TEXT["inputs"])
+    encoder("text_encoder", TEXT, ("norm_ff", "norm_mha"))
+    linear("text_encoder_affine_layer", TEXT["size"], width)
+    t["llm_embedding.weight"], t["speech_embedding.weight"] = torch.randn(2, width), torch.randn(CODES, width)
+    encoder("llm", SPEECH, ("norm1", "norm2"))
+    linear("llm_decoder", width, CODES + 1)
+    linear("spk_embed_affine_layer", 192, width)
+    torch.save({**t, "epoch": 3, "step": 7, **extra}, folder / "llm.pt")
+    (folder / "cosyvoice.yaml").write_text(YAML)
+    return t
 
 
 def write_llasa(folder: Path, codes: int = CODES):

@@ -18,6 +18,7 @@ from dcar.errors import CheckpointError, DataError, TextError
 from dcar.recognition.base import ctc_collapse
 from dcar.recognition.ctc import Alignment, Told, alignments, likelihoods
 from dcar.recognition.windows import WindowCTC
+from dcar.text.phonemes import TEXT_TOKENIZER
 from dcar.text.wer import WERScore, corpus_wer, id_errors
 
 BLANK = 0
@@ -74,8 +75,9 @@ class TokenRecognizer(WindowCTC):
                                   f"reads those of {config.tokenizer or 'a tokenizer not recorded'}; {remedy}")
         if config.phonemes != phonemes:
             raise CheckpointError(f"{where}: has text ids of {phonemes}, but the token recogniser knows those of "
-                                  f"{config.phonemes or 'an inventory not recorded'}; {remedy}, as it was before "
-                                  "`dcar prepare mode=retokenize` if its text ids are a language model's")
+                                  f"{config.phonemes or 'an inventory not recorded'}; " + (
+                                      "it reads no text ids of a language model: take a recogniser of sound instead"
+                                      if phonemes.startswith(TEXT_TOKENIZER) else remedy))
 
     # --- scores ---------------------------------------------------------------------------------------------------
 

@@ -16,8 +16,8 @@ from dcar.errors import ConfigError, DataError
 from dcar.model.backbones.decoder import TEXT_TOKENIZER_FOLDER, BackboneConfig, BackboneDecoder, cast_backbone
 from dcar.model.backbones.lora import add_lora, merge, save_adapter, set_trainable
 from dcar.model.car import CARConfig, CARDecoder
+from dcar.model.load import Shipped, load_decoder
 from dcar.prepare.prepared import prepared_info, tokenizer_identity
-from dcar.sources.shipped import resolve
 from dcar.tokens.codebook import codebook_of
 from dcar.train.frozen import on_frozen_trunk
 from dcar.train.settings import TrainConfig
@@ -36,8 +36,12 @@ def plan(config: TrainConfig, identity: dict[str, Any]) -> tuple[TrainConfig, CA
             if config.codebook_init:
                 model.start_from_codebook(require_codebook(config.data))
             return model
-        starter = "far" if wanted.num_prediction_heads == 1 else "decoder"
-        model = CARDecoder.from_pretrained(resolve(config.init_from, starter))
+        starter: Shipped = "far" if wanted.num_prediction_heads == 1 else "decoder"
+        model = load_decoder(config.init_from, starter=starter)
+        if not isinstance(model, CARDecoder):
+            raise ConfigError(f"init_from {config.init_from}: is a {model.model_type}, which has a shape of its own; a "
+                              "decoder on a language model is trained on by backbone.path=…, without init_from and "
+                              "`model`")
         if config.freeze_trunk:
             model = on_frozen_trunk(model, wanted)
         if differences := differing(model.config, wanted):

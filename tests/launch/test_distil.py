@@ -11,18 +11,24 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_data import CODES, tiny_vocoder, write_prepared
+import torch
+from tiny_backbones import write_cosyvoice1, write_cosyvoice2, write_llasa
+from tiny_data import CODES, counting, tiny_vocoder, write_prepared
 from tiny_decoders import tiny_decoder
 
-from dcar.decoding import decode
+from dcar.decoding import ChunkMethod, FixedChunk, decode
 from dcar.errors import CheckpointError, ConfigError, DataError
+from dcar.model.backbones import convert
+from dcar.model.load import load_decoder, text_encoder
+from dcar.prepare import retokenize
 from dcar.prepare.prepared import load_prepared, prepared_info
 from dcar.process import run_command
 from dcar.prompts.items import PromptChooser, make_prompts
 from dcar.recognition.tokens import TokenRecognizer, TokenRecognizerConfig
 from dcar.sampling import SamplingConfig
 from dcar.text.phonemes import PHONEME_VERSION, TEXT_VOCAB_SIZE
-from dcar.train.batches import SpeechDataset
+from dcar.train import car
+from dcar.train.batches import SpeechDataset, collate
 from launch import distil
 from launch.distil import RECORDING, Candidate, DistilConfig, best, keeps_recording, run
 
@@ -253,6 +259,55 @@ def test_the_command(config, capsys):
         f"{name}={json.dumps(getattr(config, name))}" for name in
         ("data", "decoder", "methods", "samples", "token_recognizer", "prompt_tokens", "lowest_score", "out")]))
     assert not status and "written to" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("kind", "write", "targets"), [
+    ("cosyvoice2", write_cosyvoice2, ["q_proj", "v_proj", "down_proj"]),
+    ("cosyvoice", write_cosyvoice1, ["linear_q", "linear_v", "w_2"]),
+    ("llasa", write_llasa, ["q_proj", "v_proj", "down_proj"])])
+def test_a_language_model_with_lora_speaks_and_is_trained_on(kind, write, targets, tmp_path, monkeypatch):
+    """Converted, trained with adapters, distilled, trained on with new ones: each command on what was written."""
+    monkeypatch.chdir(tmp_path)
+    Path("published").mkdir()
+    write(Path("published"))
+    write_prepared(Path("phonemes"), train=12, speech=counting)
+    tiny_vocoder().save_pretrained("vocoder")
+    whisper = ["text_tokenizer=published/whisper"] if kind == "cosyvoice" else []
+    convert.main([f"kind={kind}", "source=published", "heads=3", "head_blocks=1", "out=host", *whisper])
+    retokenize.main(["data=phonemes", "decoder=host", "out=data"])
+    training = ["batch_size=6", "max_steps=12", "warmup_steps=1", "learning_rate=0.02", "save_steps=12",
+                f"backbone.lora.targets={json.dumps(targets)}"]
+    car.main(["data=data", "backbone.path=host", "out=car", *training])
+
+    heard: list[str] = []
+
+    class Hears:
+        name = "hears"
+
+        def transcribe(self, waves, sample_rate):
+            heard.append("a red house" if len(heard) % 2 else "a house")
+            return heard[-1:]
+
+    monkeypatch.setattr(distil, "load_recognizer", lambda name, device: Hears())
+    distil.main(["data=data", "decoder=car", "methods=[car-2@t0,car-3@t1]", "samples=1", "token_recognizer=",
+                 "recognizer=hears", "vocoder=vocoder", "lowest_score=-1", "sampling.min_tokens=10", "out=spoken"])
+    rows, recorded = load_prepared("spoken", "train"), load_prepared("data", "train")
+    adapted = load_decoder("car/checkpoint-12")
+    assert adapted.config.lora and not load_decoder("car").config.lora
+    for item, row, recording in zip(make_prompts(recorded, 50, 0, bos=False), rows, recorded, strict=True):
+        assert row["recorded"] == recording["speech"] and row["text_ids"] == recording["text_ids"]
+        chunk, temperature = {"car-2@t0 seed 0": (2, 0.0), "car-3@t1 seed 0": (3, 1.0)}[row["spoken_by"]]
+        (said,) = decode(adapted, [item.prompt], ChunkMethod(FixedChunk(chunk)),
+                         SamplingConfig(temperature=temperature, min_tokens=10))
+        assert row["speech"] == list(said.tokens)  # behind text and tokens of its prompt; merged or not
+
+    car.main(["data=spoken", "backbone.path=car", "out=again", *training])
+    batch = collate([SpeechDataset(rows, adapted.config, 50, seed=0)[0, i] for i in range(len(rows))])
+    with torch.no_grad():
+        before, after = (float(load_decoder(folder)(**batch).loss) for folder in ("car", "again"))
+    assert after < before and text_encoder("again")("a red house") == rows[0]["text_ids"]
+    with pytest.raises(ConfigError, match="init_from car: .*backbone.path"):
+        car.main(["data=spoken", "init_from=car", "out=other"])
 
 
 def test_two_processes_write_what_one_writes(config, monkeypatch, tmp_path):

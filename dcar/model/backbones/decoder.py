@@ -11,6 +11,7 @@ the one method that it calls, `update`. So rows of a batch advance, roll back an
 
 from __future__ import annotations
 
+import inspect
 import json
 from dataclasses import dataclass, field
 from typing import Any
@@ -158,6 +159,8 @@ class BackboneDecoder(SpeechDecoder):
         nn.init.normal_(self.speech_embedding.weight, std=0.02)
         if config.lora:
             inject(self.backbone, config.lora)
+        named = inspect.signature(self.backbone.forward).parameters
+        self._cache_name = "cache" if "cache" in named else "past_key_values"  # the first from transformers 5.24 on
 
     @property
     def norm(self) -> Any:
@@ -225,8 +228,8 @@ class BackboneDecoder(SpeechDecoder):
 
     def _pass(self, x: Tensor, positions: Tensor, mask: Tensor, cache: KVCache | None) -> Tensor:
         view = None if cache is None else LayerCache(cache)
-        out = self.backbone(inputs_embeds=x, position_ids=positions, attention_mask=mask, past_key_values=view,
-                            use_cache=view is not None)
+        out = self.backbone(inputs_embeds=x, position_ids=positions, attention_mask=mask,
+                            use_cache=view is not None, **{self._cache_name: view})
         return out.last_hidden_state.to(self.heads.base.weight.dtype)  # the heads may be of higher precision
 
     # --- decoding -----------------------------------------------------------------------------------------------

@@ -43,6 +43,7 @@ def plain_hidden(decoder: BackboneDecoder, text: list[int], speech: list[int]) -
 
 @pytest.mark.parametrize("kind", ["qwen2", "llama", "mistral", "qwen3"])
 @pytest.mark.parametrize("bos", [True, False])
+@pytest.mark.filterwarnings("error:.*is deprecated and will be removed")  # transformers renames what it is given
 def test_recorded_states_are_those_of_the_plain_model(kind, bos):
     """Every row of a ragged batch, rows leaving on the way, against the model's own forward pass of that row."""
     changes = {"architecture": architecture(kind, sliding_window=None)} if kind == "mistral" else {}

@@ -119,8 +119,10 @@ def test_what_cannot_be_read_is_refused():
         model.check_reads({**INFO, "tokenizer": {**INFO["tokenizer"], "checksum": "xyz"}}, "here")
     with pytest.raises(CheckpointError, match="here: has tokens"):
         model.check_reads({**INFO, "tokenizer": {**INFO["tokenizer"], "vocab_size": 6}}, "here")
-    with pytest.raises(CheckpointError, match="text ids of text-tokenizer:x.*knows those of p1.*mode=retokenize"):
+    with pytest.raises(CheckpointError, match="text ids of text-tokenizer:x.*knows those of p1.*recogniser of sound"):
         model.check_reads({**INFO, "phonemes": {"version": "text-tokenizer:x"}}, "here")
+    with pytest.raises(CheckpointError, match="text ids of p2.*knows those of p1.*train-recognizer kind=tokens"):
+        model.check_reads({**INFO, "phonemes": {"version": "p2"}}, "here")
 
 
 def test_a_folder_holds_it_whole(tmp_path):

@@ -242,7 +242,7 @@ def notes(rows: Sequence[Row], header: dict[str, Any]) -> list[str]:
     ]
     if texts := header.get("corpus", {}).get("texts"):
         out.append(f"Texts: {texts['name']}, with the prompts of the split in turn, the same for every method. Nobody "
-                   "recorded them, so there are no rows of recordings, no length beside them and no losses along them. "
+                   "recorded them, so there are no rows of recordings and no length beside them. "
                    "The words are those of the spoken form; what the recogniser writes otherwise is an error of all.")
     if said := training_note(header.get("training")):
         out.insert(0, said)

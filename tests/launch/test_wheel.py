@@ -126,6 +126,8 @@ def test_the_first_hour_of_docs_start_in_an_empty_folder(environment, tmp_path):
             assert (folder / file).stat().st_size > 0, line
         if line.startswith("dcar score"):  # the sound of the sentence that is asked for, which nothing has written over
             assert float(re.search(r'"wer": {"moonshine": ([\d.]+)', done.stdout)[1]) < 0.4
+        if line.startswith("dcar compare"):  # as the page says behind it
+            assert all(f"At equal {what}" in done.stdout for what in ("tokens a pass", "time")), done.stdout
     assert "<audio" in (folder / "runs/first_comparison/report.html").read_text()
 
 

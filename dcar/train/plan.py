@@ -37,13 +37,12 @@ def plan(config: TrainConfig, identity: dict[str, Any]) -> tuple[TrainConfig, CA
                 model.start_from_codebook(require_codebook(config.data))
             return model
         starter: Shipped = "far" if wanted.num_prediction_heads == 1 else "decoder"
-        model = load_decoder(config.init_from, starter=starter)
-        if not isinstance(model, CARDecoder):
-            raise ConfigError(f"init_from {config.init_from}: is a {model.model_type}, which has a shape of its own; a "
+        loaded = load_decoder(config.init_from, starter=starter)
+        if not isinstance(loaded, CARDecoder):
+            raise ConfigError(f"init_from {config.init_from}: is a {loaded.model_type}, which has a shape of its own; a "
                               "decoder on a language model is trained on by backbone.path=…, without init_from and "
                               "`model`")
-        if config.freeze_trunk:
-            model = on_frozen_trunk(model, wanted)
+        model = on_frozen_trunk(loaded, wanted) if config.freeze_trunk else loaded
         if differences := differing(model.config, wanted):
             raise ConfigError(f"init_from {config.init_from} does not fit the configured model and data: {differences}")
         return model

@@ -212,7 +212,7 @@ def test_one_lora_run_to_the_end(qwen, data, tmp_path, monkeypatch):
     out = export(ExportConfig(str(tmp_path / "dcpo"), str(tmp_path / "policy"), str(tmp_path / "car")))
     assert (out / "serving.pt2").is_file() and (out / "README.md").is_file() and policy.is_dir()
 
-    tools = Tools(items[:4], load_models(str(tmp_path / "car"), "", [str(out)]), vocoder, judge, None,
+    tools = Tools(items[:4], load_models(str(tmp_path / "car"), "", [str(out)]), vocoder, judge,
                   similarity=lambda wave, rate, speaker: 0.0, recording=None,
                   identity={"v": "tone"})
     result = compare(CompareConfig(

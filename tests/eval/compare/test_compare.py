@@ -117,7 +117,7 @@ def test_a_list_of_texts_is_spoken_alike_by_every_method(tmp_path, monkeypatch):
     assert all(set(prompts) == {i.prompt for i in tools.items} and len(prompts) == 2 for prompts in asked.values())
     rows = {r["method"]: r for r in result["rows"]}
     assert RECORDING not in rows and RESYNTHESIS not in rows and rows["dcar"]["duration_ratio"] is None
-    assert result["losses"] is None and set(result["reasons"]) >= {"car-3", "dcar"}
+    assert set(result["reasons"]) >= {"car-3", "dcar"}
     assert result["by_category"]["bins"] == [{"category": "easy", "n": 1}, {"category": "hard", "n": 1}]
     easy = next(r for r in records_of(tmp_path / "out") if r["method"] == "dcar" and r["id"] == "easy-0001")
     assert result["by_category"]["methods"]["dcar"][0]["wer"] == sum(easy["words"][:3]) / 4

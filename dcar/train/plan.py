@@ -39,8 +39,8 @@ def plan(config: TrainConfig, identity: dict[str, Any]) -> tuple[TrainConfig, CA
         starter: Shipped = "far" if wanted.num_prediction_heads == 1 else "decoder"
         loaded = load_decoder(config.init_from, starter=starter)
         if not isinstance(loaded, CARDecoder):
-            raise ConfigError(f"init_from {config.init_from}: is a {loaded.model_type}, which has a shape of its own; a "
-                              "decoder on a language model is trained on by backbone.path=…, without init_from and "
+            raise ConfigError(f"init_from {config.init_from}: is a {loaded.model_type}, which has a shape of its own; "
+                              "a decoder on a language model is trained on by backbone.path=…, without init_from and "
                               "`model`")
         model = on_frozen_trunk(loaded, wanted) if config.freeze_trunk else loaded
         if differences := differing(model.config, wanted):

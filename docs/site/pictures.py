@@ -98,7 +98,7 @@ def place(axes: Axes, name: str, at: tuple[float, float], boxes: list[Bbox]) -> 
 PICTURES = {
     "words.png": ("Does a policy beat fixed sizes? Temperature 1.0, no top-k", "tokens/pass", "tokens a pass",
                   (6.8, 4.4)),
-    "every_method.png": ("How does every method do?", "× FAR", "times as fast as FAR, language model alone", (7, 5.6)),
+    "every_method.png": ("How does every method do?", "× FAR", "times as fast as FAR, end to end", (7, 5.6)),
 }
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ def hearing(name: str) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    process, pressed = os.getpid(), list[int]()
+    process, pressed, told = os.getpid(), list[int](), list[int]()
 
     def hear(number: int, frame: Any) -> None:
         if os.getpid() != process:  # a worker: it goes as it would have gone
@@ -59,6 +59,7 @@ def hearing(name: str) -> Iterator[None]:
         if number == signal.SIGINT:
             pressed.append(number)
             raise KeyboardInterrupt
+        told.append(number)
         if number == signal.SIGTERM:
             os.write(2, f"{name}: SIGTERM; what is on the disk is kept, run the same command again\n".encode())
         signal.setitimer(signal.ITIMER_REAL, 5.0)  # once more: what is raised in an object's __del__ is dropped
@@ -67,6 +68,10 @@ def hearing(name: str) -> Iterator[None]:
     before = {number: signal.signal(number, hear) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)}
     try:
         yield
+    except Exception as error:  # the first import of a C extension makes an ImportError of what was raised in it
+        if pressed or told:
+            raise (KeyboardInterrupt if pressed else SystemExit(REQUEUE)) from error
+        raise
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         if not pressed:  # after Ctrl-C a second one has to be heard until the very end

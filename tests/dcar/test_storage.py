@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import signal
 from pathlib import Path
 
 import pytest
@@ -95,7 +96,6 @@ def test_statuses_of_commands(capsys):
 
 def test_a_signal_that_python_drops_is_raised_again(monkeypatch):
     """What is raised in __del__ is only printed."""
-    import signal
     import sys
     import time
 
@@ -117,6 +117,23 @@ def test_a_signal_that_python_drops_is_raised_again(monkeypatch):
     with pytest.raises(SystemExit) as end:  # else the work goes on to its end
         run_command("x", work)
     assert end.value.code == 75 and dropped[0] is SystemExit
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_of_which_an_extension_makes_an_import_error_still_stops(number):
+    """As matplotlib's does while it is imported for the first time."""
+    def work():
+        try:
+            signal.raise_signal(number)
+        except BaseException as caught:
+            raise ImportError("initialization failed") from caught
+
+    if number == signal.SIGINT:
+        assert run_command("x", work) == 130
+    else:
+        with pytest.raises(SystemExit) as end:
+            run_command("x", work)
+        assert end.value.code == 75
 
 
 def test_a_process_that_others_do_not_meet_says_which_it_is(monkeypatch):

@@ -251,14 +251,9 @@ class EngineSteps:
                 chunks, started = self._chunks(r, logits, u, plan, forbidden), self.clock()
             else:
                 chunks = made.tokens
-            if made is not None and deciding.mode == "greedy" and deciding.forced is None and not plan.record_hidden:
-                r.sizes.copy_(made.sizes)
-                r.log_probs.copy_(made.taken)
-                r.draw.copy_(made.chosen)
-                tokens, width = made.spoken, made.spoken.shape[1]
-                position = position[:, :width]
-            else:
-                tokens = of_draw(chunks, self._decide_after_draw(r, logits, chunks, deciding, plan.record_hidden, made))
+            tokens = self._decide_after_draw(r, logits, chunks, deciding, plan.record_hidden, made)
+            width = tokens.shape[1]
+            position = position[:, :width]
             self.policy_seconds += self.clock() - started
         asked = torch.minimum(r.sizes, r.limits - r.generated)  # 0 where a row is finished
         counts, ended = up_to_end(tokens, asked, eos)
@@ -338,9 +333,9 @@ class EngineSteps:
         r.log_probs.copy_(log_probs)
 
     def _decide_after_draw(self, r: Rows, logits: Tensor, chunks: Tensor, schedule: PolicyChunk, record: bool,
-                           made: Decided | None) -> Tensor | None:
-        """Sizes of the chunks [n, N, k] that were drawn side by side from logits [n, k, V + 1], and which of them is
-        spoken [n], None where there is one."""
+                           made: Decided | None) -> Tensor:
+        """Sizes of the chunks [n, N, k] that were drawn side by side from logits [n, k, V + 1], and the one of them
+        that is spoken [n, k or the longest of the sizes]."""
         assert self.policy is not None
         if made is None:
             candidates = self.policy.see(r.last_hidden, logits, chunks)
@@ -348,7 +343,13 @@ class EngineSteps:
             self._check_distribution(r, log_dist.exp(), r.generated < r.limits)
         else:
             candidates, log_dist = made.candidates, made.log_probs
-        sizes, log_probs, draw = choose_end(log_dist, self._numbers(r, schedule), self._forced(r, schedule), self.heads)
+        draw: Tensor | None
+        if made is not None and schedule.mode == "greedy" and schedule.forced is None:  # the likeliest came along
+            sizes, log_probs, draw, spoken = made.sizes, made.taken, made.chosen, made.spoken
+        else:
+            sizes, log_probs, draw = choose_end(log_dist, self._numbers(r, schedule), self._forced(r, schedule),
+                                                self.heads)
+            spoken = of_draw(chunks, draw)
         r.sizes.copy_(sizes)
         r.log_probs.copy_(log_probs)
         if draw is not None:
@@ -358,7 +359,7 @@ class EngineSteps:
             flat = self.candidates.view(-1, *self.candidates.shape[2:])
             # a finished row writes behind its last
             flat.index_copy_(0, rows * passes + r.passes, candidates)
-        return draw
+        return spoken
 
     @staticmethod
     def _numbers(r: Rows, schedule: PolicyChunk) -> Tensor | None:

@@ -1,4 +1,4 @@
-"""How a command ends: its exit status, and what it says and does when it is asked to stop."""
+"""How a command ends: its exit status, and what it says and does when it is asked to stop; the cores that it has."""
 
 from __future__ import annotations
 
@@ -47,19 +47,18 @@ def hearing(name: str) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    process, pressed, told = os.getpid(), list[int](), list[int]()
+    process, heard = os.getpid(), list[int]()
 
     def hear(number: int, frame: Any) -> None:
         if os.getpid() != process:  # a worker: it goes as it would have gone
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
             return
-        if number == signal.SIGINT and pressed:
+        if number == signal.SIGINT and number in heard:
             os._exit(INTERRUPTED)
+        heard.append(number)
         if number == signal.SIGINT:
-            pressed.append(number)
             raise KeyboardInterrupt
-        told.append(number)
         if number == signal.SIGTERM:
             os.write(2, f"{name}: SIGTERM; what is on the disk is kept, run the same command again\n".encode())
         signal.setitimer(signal.ITIMER_REAL, 5.0)  # once more: what is raised in an object's __del__ is dropped
@@ -69,12 +68,12 @@ def hearing(name: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # the first import of a C extension makes an ImportError of what was raised in it
-        if pressed or told:
-            raise (KeyboardInterrupt if pressed else SystemExit(REQUEUE)) from error
+        if heard:
+            raise (KeyboardInterrupt if signal.SIGINT in heard else SystemExit(REQUEUE)) from error
         raise
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        if not pressed:  # after Ctrl-C a second one has to be heard until the very end
+        if signal.SIGINT not in heard:  # after Ctrl-C a second one has to be heard until the very end
             for number, handler in before.items():
                 signal.signal(number, handler)
 

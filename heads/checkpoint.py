@@ -99,14 +99,14 @@ class Checkpoint(nn.Module):
         return tensors_checksum(self.state_dict())
 
     def save_pretrained(self, directory: str | Path, *, half: bool = False, card: str | None = None) -> None:
-        """Write config, weights and, if given, the model card README.md. Weights are stored in float16 where that loses
-        nothing, as of a part that came from such a file; half: all of them.
+        """Write config, weights and, if given, the model card README.md. float32 weights are stored in float16 where
+        that loses nothing, as of a part that came from such a file; half: all of them.
 
         CheckpointError, and nothing is written, where a weight is not finite."""
         path = Path(directory)
         tensors = {k: v.detach().cpu().contiguous() for k, v in self.state_dict().items()}
-        tensors = {k: v.half() if v.dtype.is_floating_point and (half or torch.equal(v.half().to(v.dtype), v)) else v
-                   for k, v in tensors.items()}
+        tensors = {k: v.half() if v.dtype.is_floating_point and half or v.dtype == torch.float32 and
+                   torch.equal(v.half().float(), v) else v for k, v in tensors.items()}
         if bad := not_finite(tensors):
             raise CheckpointError(f"{path}: {', '.join(bad[:3])} {'is' if len(bad) == 1 else 'are'} not finite, and "
                                   "such a model is not saved; train it again from the last good checkpoint")

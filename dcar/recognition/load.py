@@ -40,8 +40,7 @@ def load_recognizer(name: str, threads: int = 1, device: str = "cpu") -> Recogni
     if rest and kind in makers:
         return makers[kind]()
     raise AssetError(
-        f"unknown recogniser {name!r}; choose moonshine, whisper-base, starter, encoder:…, nemo:…, whisper:… "
-        "or ctc:…"
+        f"unknown recogniser {name!r}; choose moonshine, whisper-base, starter, encoder:…, nemo:…, whisper:… or ctc:…"
     )
 
 

@@ -38,6 +38,7 @@ from heads.policy import ChunkPolicy
 Policy = str | Path | ChunkPolicy
 AnyMethod = str | Method | ChunkSchedule
 TOGETHER = 16  # phrases that are decoded and voiced before their sound is given out
+MOST_IDLE = 2  # engines that are kept, with a policy and without: who compares the two makes neither anew
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ class Speaker:
         self._recordings = PromptAudio([]) if recordings is None else recordings
         self._policy: Policy = POLICY
         self._own: Voice | None = None  # of a folder of `dcar tune-voice`
-        self._idle: dict[Hashable, StaticEngine] = {}  # of the last text, for the next one; copies share it
+        self._idle: dict[Hashable, StaticEngine] = {}  # of the last texts, for the next ones; copies share it
         self._far: Callable[[], AnyDecoder] = lambda: self.decoder
 
     @classmethod
@@ -264,8 +265,9 @@ class Speaker:
             if chunk.result is not None:
                 samples = np.concatenate((samples, self._pause(parts[chunk.index])))
             yield Piece(samples, vocoder.sample_rate, chunk.index, chunk.result)
-        self._idle.clear()
         self._idle[key] = engine
+        if len(self._idle) > MOST_IDLE:
+            del self._idle[next(iter(self._idle))]
 
     def _prompts(self, parts: list[Phrase], voice: Voice) -> list[Prompt]:
         return [Prompt(f"sentence-{i}", tuple(self.encode(p.text)), voice.tokens) for i, p in enumerate(parts)]

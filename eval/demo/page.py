@@ -73,7 +73,7 @@ def load_gradio() -> Any:
     try:
         import gradio
     except ImportError as error:
-        raise AssetError(f"dcar demo needs gradio ({error}); run: {pip_extra('demo')}") from error
+        raise AssetError(f"the page needs gradio ({error}); run: {pip_extra('demo')}") from error
     return gradio
 
 

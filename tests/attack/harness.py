@@ -1,7 +1,5 @@
 """Kill a job again and again, run it again by the same command, and hold what it leaves against a run that never died.
 
-    python tests/attack/harness.py kills=60 seed=0 [jobs=train,dcpo,prepare,compare,train2,compare2] [out=FOLDER]
-
 A job runs in a process that is forked from this one, which has imported everything: a second each. It dies by SIGKILL
 - at a random moment of its uninterrupted duration (`time`), or
 - at a write point: the n-th of the calls that open a file for writing, rename, remove or make a folder (`write`), or
@@ -31,32 +29,28 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-TESTS = Path(__file__).parents[1]
-sys.path[:0] = [str(TESTS), str(TESTS.parent)]
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+import numpy as np
+import soundfile as sf
+import torch
+from accelerate import PartialState
+from compare_worker import tiny_config as compare_config
+from compare_worker import tiny_tools
+from tiny_corpora import wav_bytes
+from tiny_data import ToyEncoder, ToyTokenizer, counting, write_prepared
+from tiny_training import tiny_config as train_config
+from toy_world import ToyDecoder, ToyRecognizer, ToyVocoder, toy_items
 
-import numpy as np  # noqa: E402
-import soundfile as sf  # noqa: E402
-import torch  # noqa: E402
-from accelerate import PartialState  # noqa: E402
-from compare_worker import tiny_config as compare_config  # noqa: E402
-from compare_worker import tiny_tools  # noqa: E402
-from tiny_corpora import wav_bytes  # noqa: E402
-from tiny_data import ToyEncoder, ToyTokenizer, counting, write_prepared  # noqa: E402
-from tiny_training import tiny_config as train_config  # noqa: E402
-from toy_world import ToyDecoder, ToyRecognizer, ToyVocoder, toy_items  # noqa: E402
-
-import eval.compare.run as compare  # noqa: E402
-from dcar.prepare.run import PrepareConfig  # noqa: E402
-from dcar.prepare.run import run as run_prepare  # noqa: E402
-from dcar.process import run_command  # noqa: E402
-from dcar.train.car import run as run_train  # noqa: E402
-from rl.config import DCPOConfig  # noqa: E402
-from rl.train import run as run_dcpo  # noqa: E402
+import eval.compare.run as compare
+from dcar.prepare.run import PrepareConfig
+from dcar.prepare.run import run as run_prepare
+from dcar.process import run_command
+from dcar.train.car import run as run_train
+from rl.config import DCPOConfig
+from rl.train import run as run_dcpo
 
 # What a clock says, where a temporary folder was, and what the command line was. Everything else is compared.
 TIMED = re.compile(r"seconds|runtime|per_second|created|^out$|out_dir|output_dir|logging_dir|command|revision|machine"
@@ -269,121 +263,99 @@ def _tear(number: int) -> None:
 # --- what is left -----------------------------------------------------------------------------------------------------
 
 
-def outcome(job: Job, out: Path) -> dict[str, Any]:
-    """Everything under a folder, comparable: path -> content, without times and the places of folders."""
-    found: dict[str, Any] = {}
-    for path in sorted(p for p in out.rglob("*") if p.is_file()):
-        name = str(path.relative_to(out))
+def outcome(job: Job, out: Path) -> dict[str, str]:
+    """Everything under a folder by its place, without times and the places of folders."""
+    names = {path: str(path.relative_to(out)) for path in sorted(out.rglob("*")) if path.is_file()}
+    last = max((int(n) for name in names.values() for n in re.findall(r"^checkpoint-(\d+)/", name)), default=0)
+    found: dict[str, str] = {}
+    for path, name in names.items():
         if path.suffix in job.ignored or name.startswith("records/") or path.name == "compare.txt":
             continue  # records: in whose shard a record stands is chance; records.jsonl has them all
-        found[name] = _content(path, str(out))
-    last = max((int(n) for name in found for n in re.findall(r"^checkpoint-(\d+)/", name)), default=0)
-    # which older ones are kept depends on where a signal had one written; the exported model is compared by itself
-    return {name: content for name, content in found.items()
-            if not name.startswith("checkpoint-") or name.startswith(f"checkpoint-{last}/")}
+        if name.startswith("checkpoint-") and not name.startswith(f"checkpoint-{last}/"):
+            continue  # which are kept depends on where a signal had one written; the exported model is there by itself
+        found |= leaves(content(path, str(out)), name)
+    return {place: value.replace(str(out), "") for place, value in found.items()}
 
 
-def _content(path: Path, place: str) -> Any:
+def content(path: Path, out: str) -> Any:
+    """What a file says; its bytes where that is not known."""
     if path.suffix in (".pt", ".pth"):
-        return _hash_tensors(torch.load(path, weights_only=False))
+        return torch.load(path, weights_only=False)
     if path.suffix == ".json":
-        return _untimed(json.loads(path.read_text()), place)
+        return json.loads(path.read_text())
     if path.suffix == ".jsonl":
-        return [_untimed(json.loads(line), place) for line in path.read_text().splitlines()]
+        return [json.loads(line) for line in path.read_text().splitlines()]
     if path.suffix in (".md", ".yaml"):
-        timed = (place, "Z,", "seconds", "- run: ")  # the last has the state of git
-        return "\n".join(x for x in path.read_text().splitlines() if not any(word in x for word in timed))
+        timed = (out, "Z,", "seconds", "- run: ")  # the last has the state of git
+        return [line for line in path.read_text().splitlines() if not any(word in line for word in timed)]
     if path.suffix == ".opus":  # every Ogg file has a serial number of its own
-        return hashlib.sha256(sf.read(path)[0].tobytes()).hexdigest()
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+        return sf.read(path)[0]
+    return np.frombuffer(path.read_bytes(), np.uint8)
 
 
-def _untimed(value: Any, place: str) -> Any:
-    """JSON without times; the summary of training counts the last process's steps only, and manifests hold digests of
-    files that hold times (trainer_state.json)."""
+def leaves(value: Any, where: str) -> dict[str, str]:
+    """Nested data as place → value: arrays by their digests, dictionaries without times."""
+    if isinstance(value, torch.Tensor | np.ndarray):
+        return {where: hashlib.sha256(np.asarray(value).tobytes()).hexdigest()}
+    if isinstance(value, dict) and "train_runtime" in value:  # counts the last process's steps only
+        value = {"summary": value["step"]}
+    if isinstance(value, dict) and "sha256" in value:  # of files that hold times (trainer_state.json)
+        value = "digest"
     if isinstance(value, dict):
-        if "train_runtime" in value:
-            return {"summary": value["step"]}
-        if "sha256" in value:
-            return "digest"
-        return {k: _untimed(v, place) for k, v in value.items() if not TIMED.search(str(k))}
-    if isinstance(value, list):
-        return [_untimed(v, place) for v in value]
-    return value.replace(place, "") if isinstance(value, str) else value
+        parts = {name: part for name, part in value.items() if not TIMED.search(str(name))}
+    elif isinstance(value, list | tuple):
+        parts = dict(enumerate(value))
+    else:
+        return {where: repr(value)}
+    found = {where: f"{len(parts)} parts"}
+    for name, part in parts.items():
+        found |= leaves(part, f"{where}/{name}")
+    return found
 
 
-def _hash_tensors(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return hashlib.sha256(value.contiguous().flatten().view(torch.uint8).numpy().tobytes()).hexdigest()
-    if isinstance(value, np.ndarray):
-        return hashlib.sha256(value.tobytes()).hexdigest()
-    if isinstance(value, dict):
-        return {str(k): _hash_tensors(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_hash_tensors(v) for v in value]
-    return repr(value)
-
-
-def differences(expected: Any, found: Any, where: str = "") -> list[str]:
+def differences(expected: dict[str, str], found: dict[str, str]) -> list[str]:
     """The places where two outcomes differ."""
-    if isinstance(expected, dict) and isinstance(found, dict):
-        lost = [f"{where}/{k}: is missing" for k in expected if k not in found]
-        new = [f"{where}/{k}: is left over" for k in found if k not in expected]
-        return lost + new + [d for k in expected if k in found for d in differences(expected[k], found[k],
-                                                                                  f"{where}/{k}")]
-    if isinstance(expected, list) and isinstance(found, list) and len(expected) == len(found):
-        return [d for i, (a, b) in enumerate(zip(expected, found, strict=True)) for d in differences(a, b,
-                                                                                                   f"{where}[{i}]")]
-    return [] if expected == found or (expected != expected and found != found) else [
-        f"{where}: {str(expected)[:80]} became {str(found)[:80]}"]
+    return [f"{place}: {expected.get(place, 'nothing')[:80]} became {found.get(place, 'nothing')[:80]}"
+            for place in sorted({*expected, *found}) if expected.get(place) != found.get(place)]
 
 
 # --- the attack -------------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class Result:
-    """What became of the kills of one job."""
+def attack(job: Job, folder: Path, kills: int, rng: random.Random) -> tuple[Counter[str], list[str]]:
+    """Kill a job `kills` times in all, one to three times a run, and compare every run's end.
 
-    kills: Counter = field(default_factory=Counter)  # by way
-    late: int = 0  # it had finished before
-    resumed: int = 0
-    lost: list[str] = field(default_factory=list)  # everything that went wrong
-
-
-def attack(job: Job, folder: Path, kills: int, random_source: random.Random) -> Result:
-    """Kill a job `kills` times in all, one to three times a run, and compare every run's end."""
-    result = Result()
+    Returns how many kills there were by way ("late" where it had finished before), how many runs "resumed", and
+    everything that went wrong.
+    """
     whole = run(job, folder / "whole" / "out")
-    if any(whole.status):
-        raise AssertionError(f"{job.name} fails by itself:\n{whole.said[-3000:]}")
+    assert not any(whole.status), f"{job.name} fails by itself:\n{whole.said[-3000:]}"
     expected, points = outcome(job, folder / "whole" / "out"), max(1, whole.points)
-    number = 0
-    while sum(result.kills.values()) < kills:
-        number += 1
-        place = folder / f"run{number}"
+    ends: Counter[str] = Counter()
+    lost: list[str] = []
+    while not lost and sum(ends[way] for way in job.ways) < kills:
+        place = folder / "again"
         story = []
-        for _ in range(random_source.choice((1, 1, 2, 3))):
-            way = random_source.choice(job.ways)
-            at = {"time": random_source.uniform(0, whole.seconds), "term": random_source.uniform(0, whole.seconds),
-                  "write": random_source.randint(1, points), "torn": random_source.randint(1, 20)}[way]
-            kill = Kill(way, at, random_source.randrange(job.processes))
+        for _ in range(rng.choice((1, 1, 2, 3))):
+            way = rng.choice(job.ways)
+            at = {"time": rng.uniform(0, whole.seconds), "term": rng.uniform(0, whole.seconds),
+                  "write": rng.randint(1, points), "torn": rng.randint(1, 20)}[way]
+            kill = Kill(way, at, rng.randrange(job.processes))
             end = run(job, place / "out", kill)
             died = end.status[kill.rank] == -signal.SIGKILL or (way == "term" and any(end.status))
-            result.kills[way] += died
-            result.late += not died
+            ends[way if died else "late"] += 1
             story.append(f"{way} {at:.3g} of process {kill.rank}: {end.status}")
-            result.lost += judge(job, kill, end, story)
+            lost += judge(job, kill, end, story)
         end = run(job, place / "out")
         if any(end.status):
-            result.lost.append(f"{job.name} after {story}: does not go on:\n{end.said[-1500:]}")
+            lost.append(f"{job.name} after {story}: does not go on:\n{end.said[-1500:]}")
         else:
-            result.resumed += 1
+            ends["resumed"] += 1
             found = differences(expected, outcome(job, place / "out"))
-            result.lost += [f"{job.name} after {story}: {difference}" for difference in found[:5]]
-        if not result.lost:
+            lost += [f"{job.name} after {story}: {difference}" for difference in found[:5]]
+        if not lost:  # else it stays, to be looked at
             shutil.rmtree(place)
-    return result
+    return ends, lost
 
 
 def judge(job: Job, kill: Kill, end: End, story: list[str]) -> list[str]:
@@ -401,29 +373,3 @@ def judge(job: Job, kill: Kill, end: End, story: list[str]) -> list[str]:
     if not set(end.status) <= allowed:
         wrong.append(f"{job.name}, {story[-1]}: status {end.status}\n{end.said[-1500:]}")
     return wrong
-
-
-def main(arguments: list[str]) -> int:
-    """The attack from the command line; status 1 where anything was lost."""
-    given = dict(argument.split("=", 1) for argument in arguments)
-    kills, seed = int(given.get("kills", 60)), int(given.get("seed", 0))
-    names = given.get("jobs", "train,dcpo,prepare,compare,train2,compare2").split(",")
-    folder = Path(given["out"]) if "out" in given else Path(tempfile.mkdtemp(prefix="attack-"))
-    print(f"seed {seed}, in {folder}")
-    listed = jobs(make_data(folder / "data"))
-    lost = 0
-    for i, name in enumerate(names):
-        share = kills // len(names) + (i < kills % len(names))
-        started = time.monotonic()
-        result = attack(listed[name], folder / name, share, random.Random(f"{seed} {name}"))
-        lost += len(result.lost)
-        ways = ", ".join(f"{n} {way}" for way, n in sorted(result.kills.items()))
-        print(f"{name:9} {sum(result.kills.values()):4} kills ({ways}), {result.late} too late, {result.resumed} runs "
-              f"gone on, {len(result.lost)} lost, {time.monotonic() - started:.0f} s", flush=True)
-        for line in result.lost:
-            print(f"          {line}")
-    return int(bool(lost))
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -6,17 +6,13 @@ A small tmpfs where this user may mount one (root); elsewhere the calls that wri
 from __future__ import annotations
 
 import errno
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import harness
 import pytest
-
-
-@pytest.fixture(scope="module")
-def jobs(tmp_path_factory) -> dict[str, harness.Job]:
-    return harness.jobs(harness.make_data(tmp_path_factory.mktemp("attack")))
 
 
 @pytest.fixture
@@ -30,14 +26,6 @@ def disk(tmp_path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", place], check=True)
 
 
-def resize(disk: Path, size: int) -> None:
-    subprocess.run(["mount", "-o", f"remount,size={size}", disk], check=True)
-
-
-def used(folder: Path) -> int:
-    return sum(-(-p.stat().st_size // 4096) * 4096 for p in folder.rglob("*") if p.is_file())
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("share", [0.1, 0.3, 0.5, 0.7, 0.9, 0.97])
 @pytest.mark.parametrize("name", ["train", "dcpo", "compare", "prepare"])
@@ -45,14 +33,15 @@ def test_a_full_disk_is_said_and_survived(name, share, jobs, disk):
     job = jobs[name]
     whole = harness.run(job, disk / "whole" / "out")
     assert whole.status == [0], whole.said[-2000:]
-    expected, size = harness.outcome(job, disk / "whole" / "out"), used(disk / "whole")
+    expected = harness.outcome(job, disk / "whole" / "out")
+    size = sum(-(-p.stat().st_size // 4096) * 4096 for p in (disk / "whole").rglob("*") if p.is_file())
     subprocess.run(["rm", "-r", disk / "whole"], check=True)
-    resize(disk, int(size * share) // 4096 * 4096 + 4096)
+    subprocess.run(["mount", "-o", f"remount,size={int(size * share) // 4096 * 4096 + 4096}", disk], check=True)
     end = harness.run(job, disk / "run" / "out")
     assert end.status == [1] and "Traceback" not in end.said, end.said[-2000:]
     assert " be written (" in end.said, end.said[-1000:]
     assert any(way in end.said for way in ("same command", "run again", "free some space")), end.said[-1000:]
-    resize(disk, 64 << 20)
+    subprocess.run(["mount", "-o", "remount,size=64m", disk], check=True)
     again = harness.run(job, disk / "run" / "out")
     assert again.status == [0], again.said[-2000:]
     assert not harness.differences(expected, harness.outcome(job, disk / "run" / "out"))
@@ -61,8 +50,6 @@ def test_a_full_disk_is_said_and_survived(name, share, jobs, disk):
 @pytest.mark.parametrize("name", ["train", "dcpo", "compare"])
 def test_writes_that_fail_end_in_one_line(name, jobs, tmp_path, monkeypatch):
     """Without a file system of one's own: the third flush to the disk fails, as all after it."""
-    import os
-
     sync, calls = os.fsync, []
 
     def full(descriptor: int) -> None:

@@ -1,0 +1,11 @@
+"""The jobs that are attacked."""
+
+from __future__ import annotations
+
+import harness
+import pytest
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory) -> dict[str, harness.Job]:
+    return harness.jobs(harness.make_data(tmp_path_factory.mktemp("attack")))

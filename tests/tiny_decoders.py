@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
+from torch import Tensor
 
 from dcar.decoding import Prompt
 from dcar.model.car import CARConfig, CARDecoder
@@ -37,20 +40,24 @@ def tiny_decoder(heads: int = 4, seed: int = 0, kind: str = "independent", **cha
     return model
 
 
+@torch.no_grad()
+def states(model, prompt: Prompt, tokens: Sequence[int] = ()) -> Tensor:
+    """Hidden states [S, D] of a prompt and tokens behind it, computed without a cache."""
+    front = [*prompt.prompt_ids, *([model.config.speech_vocab_size + 1] if model.config.bos else [])]
+    ids, text = torch.tensor([[*front, *tokens]]), torch.tensor([prompt.text_ids])
+    return model.speech_hidden(text, torch.tensor([text.shape[1]]), ids, torch.tensor([ids.shape[1]]),
+                               torch.tensor([len(front)]))[0]
+
+
 def reference_chunks(model: CARDecoder, prompt: Prompt, choose, sampling: SamplingConfig, seed: int):
     """The same decoding, slow and obvious: one utterance, no cache, the whole sequence recomputed at every step."""
     config = model.config
-    speech = [*prompt.prompt_ids, config.speech_vocab_size + 1]
     key = utterance_keys(seed, [prompt.utterance_id])
-    text = torch.tensor([prompt.text_ids])
     limit = min(sampling.max_tokens, -(-int(sampling.max_tokens_per_text_unit * len(prompt.text_ids)) // 1))
     tokens: list[int] = []
     sizes = []
     while True:
-        ids = torch.tensor([speech + tokens])
-        prompt_length = torch.tensor([len(speech)])
-        hidden = model.speech_hidden(text, torch.tensor([text.shape[1]]), ids, torch.tensor([ids.shape[1]]),
-                                     prompt_length)[0, -1]
+        hidden = states(model, prompt, tokens)[-1]
         size = choose(len(tokens), key)
         sizes.append(size)
         for head in range(1, size + 1):

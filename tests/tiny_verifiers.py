@@ -1,24 +1,30 @@
-"""Verifying methods and drafts for `tiny_decoder`."""
+"""Verifying methods, drafters and statistics for `tiny_decoder`; distributions to hold them against."""
 
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from scipy import stats
+from tiny_decoders import states
 
-from dcar.decoding import DecodeResult, Method, decode
+from dcar.decoding import ChunkMethod, DecodeResult, FixedChunk, Method, Prompt, decode
 from dcar.model.car import CARDecoder
 from dcar.model.draft import DraftDecoder, build_draft
-from dcar.sampling import SamplingConfig
+from dcar.sampling import SamplingConfig, warp
 from eval.verifiers.chain import ChainVerifier
-from eval.verifiers.groups import build_groups
+from eval.verifiers.groups import TokenGroups, build_groups
 from eval.verifiers.pcg import GroupVerifier
 from eval.verifiers.sd import SpeculativeDecoding
 from eval.verifiers.ssd import TolerantDecoding
+from eval.verifiers.statistics import VerifierStatistics
 from eval.verifiers.topk_verify import TopKVerify
 from eval.verifiers.typical import TypicalAcceptance
+
+FALSE_ALARM = 1e-6  # a statistical test fails for correct code with this probability; the seeds are fixed
 
 
 def imperfect_draft(target: CARDecoder, noise: float = 0.4) -> DraftDecoder:
@@ -30,13 +36,35 @@ def imperfect_draft(target: CARDecoder, noise: float = 0.4) -> DraftDecoder:
     return draft
 
 
-def method_of(kind: str, target: CARDecoder, drafter, theta: float = 0.1) -> ChainVerifier:
-    codes = target.config.speech_vocab_size
+def rule_of(kind: str, drafter, groups: TokenGroups) -> ChainVerifier:
+    """A verifier by a short name; `groups` are those of PCG."""
     return {
         "sd": lambda: SpeculativeDecoding("sd", drafter), "ssd": lambda: TolerantDecoding("ssd-0.4", drafter, 0.4),
-        "pcg": lambda: GroupVerifier("pcg", drafter, build_groups(target.speech_embedding.weight[:codes], theta)),
-        "typical": lambda: TypicalAcceptance("typical", drafter), "topk": lambda: TopKVerify("topk", drafter, 4),
+        "ssd-0": lambda: TolerantDecoding("ssd-0", drafter, 0.0),
+        "ssd-eos": lambda: TolerantDecoding("ssd-0.4-eos", drafter, 0.4, eos_strict=False),
+        "pcg": lambda: GroupVerifier("pcg", drafter, groups), "typical": lambda: TypicalAcceptance("typical", drafter),
+        "topk": lambda: TopKVerify("topk-verify-2", drafter, 2),
     }[kind]()
+
+
+def method_of(kind: str, target: CARDecoder, drafter, theta: float = 0.1) -> ChainVerifier:
+    """The same with the groups of a decoder's codes."""
+    codes = target.speech_embedding.weight[: target.config.speech_vocab_size]
+    return rule_of(kind, drafter, build_groups(codes, theta))
+
+
+def tiny_statistics(**changes) -> VerifierStatistics:
+    """Statistics of a decoder of twelve codes and four heads."""
+    settings = dict(decoder="a" * 64, tokenizer="t", states=14, rank_accuracy=torch.full((3, 4), 0.2),
+                    bigram_keys=torch.tensor([1, 16]), bigram_counts=torch.tensor([2, 1]),
+                    entropy_thresholds=torch.tensor([0.0, 1.0, 2.0, 3.0]),
+                    entropy_lengths=torch.tensor([1.0, 2.0, 1.9, 4.0]))
+    return VerifierStatistics(**{**settings, **changes})
+
+
+def plain(target: CARDecoder, prompts: list[Prompt], sampling: SamplingConfig, **options) -> list[DecodeResult]:
+    """Next-token decoding."""
+    return decode(target, prompts, ChunkMethod(FixedChunk(1)), sampling, **options)
 
 
 def check_batching(decoder: CARDecoder, prompts, make: Callable[[], Method], sampling: SamplingConfig,
@@ -48,3 +76,44 @@ def check_batching(decoder: CARDecoder, prompts, make: Callable[[], Method], sam
         got = decode(decoder, shuffled, make(), sampling, seed=4, batch_size=batch_size)
         assert {r.utterance_id: facts(r) for r in got} == {r.utterance_id: facts(r) for r in results}
     return results
+
+
+def sequence_distribution(target: CARDecoder, prompt: Prompt, sampling: SamplingConfig, length: int,
+                          change: Callable = lambda probs, prompt, tokens: probs) -> dict[tuple, float]:
+    """Probabilities of all token sequences of next-token decoding, by enumeration; EOS is the last element.
+
+    change(probs [V + 1], prompt, tokens so far) may put another distribution in the place of a position's.
+    """
+    eos, probs = target.config.eos, {}
+
+    def walk(tokens: tuple, probability: float) -> None:
+        if len(tokens) == length or eos in tokens:
+            probs[tokens] = probability
+            return
+        window = [-1] * sampling.repetition_window + list(tokens)
+        history = torch.tensor([window[-sampling.repetition_window :]]) if sampling.repetition_window else None
+        logits = target.heads.single(states(target, prompt, tokens)[-1:], 1)
+        step = warp(logits, sampling, torch.tensor([len(tokens) < sampling.min_tokens]), eos, history)[0].double()
+        for token, p in enumerate(change(step, prompt, tokens).tolist()):
+            if p:
+                walk((*tokens, token), probability * p)
+
+    with torch.no_grad():
+        walk((), 1.0)
+    return probs
+
+
+def goodness(results: list[DecodeResult], probs: dict[tuple, float], eos: int) -> float:
+    """p-value of the drawn sequences under the distribution; rare ones are counted together, impossible ones give 0."""
+    drawn = Counter(tuple(r.tokens) + (() if r.truncated else (eos,)) for r in results)
+    if set(drawn) - set(probs):
+        return 0.0
+    often = [s for s, p in probs.items() if p * len(results) >= 10]
+    observed = [drawn[s] for s in often]
+    expected = [probs[s] * len(results) for s in often]
+    rest = len(results) - sum(expected)
+    if rest > 1e-6 * len(results):
+        observed.append(len(results) - sum(observed))
+        expected.append(rest)
+    scale = len(results) / sum(expected)
+    return stats.chisquare(observed, [e * scale for e in expected]).pvalue

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import dataclasses
+import gzip
 import io
 import json
 from collections.abc import Callable
@@ -19,11 +22,13 @@ from tiny_corpora import tone, wav_bytes
 from tiny_data import CODES, ToyEncoder, ToyTokenizer, tiny_tokenizer, tiny_vocoder
 from tiny_decoders import tiny_decoder
 from tiny_verifiers import imperfect_draft
+from transformers import TrainerState
 
 from dcar.audio import audio_seconds, load_audio, load_segment
 from dcar.config import load_config
 from dcar.corpus.read import describe, read_corpus, validate_corpus
 from dcar.decoding import ChunkMethod, FixedChunk, Prompt, decode
+from dcar.errors import DCARError
 from dcar.model.load import load_decoder, load_policy
 from dcar.prepare.prepared import load_prepared, prepared_info, source_utterances
 from dcar.prepare.run import PrepareConfig
@@ -64,18 +69,19 @@ class Format:
 # ----------------------------------------------------------------------------------------------------------- corpora
 
 
+def _lines(path: Path, rows: list[dict[str, Any]]) -> list[str]:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return [path.name]
+
+
 def _jsonl(folder: Path) -> list[str]:
     sf.write(folder / "a.wav", tone(1.1), 16_000)
-    rows = [{"id": f"u{i}", "audio": "a.wav", "text": f"The {i}th day, $3.50 & more.", "speaker": i % 2,
-             "split": "train", "prompt_audio": "a.wav", "prompt_text": "Oh."} for i in range(4)]  # fmt: skip
-    (folder / "m.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return ["m.jsonl"]
+    return _lines(folder / "m.jsonl", [
+        {"id": f"u{i}", "audio": "a.wav", "text": f"The {i}th day, $3.50 & more.", "speaker": i % 2, "split": "train",
+         "prompt_audio": "a.wav", "prompt_text": "Oh."} for i in range(4)])
 
 
 def _cuts(folder: Path) -> list[str]:
-    import base64
-    import gzip
-
     sf.write(folder / "a.wav", tone(0.8), 16_000)
     recording = {"sampling_rate": 16_000, "duration": 0.8, "sources": [
         {"type": "file", "channels": [0], "source": "a.wav"}]}  # fmt: skip
@@ -85,9 +91,8 @@ def _cuts(folder: Path) -> list[str]:
              "supervisions": [{"start": 0, "text": "A day.", "speaker": "s"},
                               {"start": 1, "custom": {"texts": ["Hi."]}, "speaker": "s"}],
              "recording": memory if i == 2 else recording} for i in range(4)]
-    data = "".join(json.dumps(row) + "\n" for row in rows).encode()
-    (folder / "cuts_dev.jsonl").write_bytes(data)
-    (folder / "cuts_train.jsonl.gz").write_bytes(gzip.compress(data))
+    _lines(folder / "cuts_dev.jsonl", rows)
+    (folder / "cuts_train.jsonl.gz").write_bytes(gzip.compress((folder / "cuts_dev.jsonl").read_bytes()))
     return ["cuts_dev.jsonl", "cuts_train.jsonl.gz"]
 
 
@@ -224,13 +229,10 @@ def _statistics(folder: Path) -> list[str]:
 def _log(folder: Path) -> list[str]:
     rows = [{"step": i, "epoch": 0.1 * i, "loss": 1 / (i + 1), "head_losses": [0.1, 0.2]} for i in range(6)]
     rows += [{"step": 5, "epoch": 0.5, "eval_loss": 1.0}, {"step": 5, "epoch": 0.5, "train_runtime": 1.0}]
-    (folder / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return ["log.jsonl"]
+    return _lines(folder / "log.jsonl", rows)
 
 
 def _read_run_log(folder: Path) -> None:
-    from transformers import TrainerState
-
     attempt(lambda: read_log(folder / "log.jsonl"))
     log, state = JsonlLog(folder / "log.jsonl"), TrainerState(global_step=5, is_world_process_zero=True)
     log.finished(state)
@@ -333,32 +335,28 @@ def _read_recipes(folder: Path) -> None:
 
 def attempt(action: Callable[[], Any]) -> None:
     """Run one of several readers; an error of the project is as good as a result, and the next one follows."""
-    import contextlib
-
-    from dcar.errors import DCARError
-
     with contextlib.suppress(DCARError):
         action()
 
 
 FORMATS = [
-    Format("jsonl", _jsonl, _corpus(("jsonl", "m.jsonl"))),
-    Format("lhotse", _cuts, _corpus(("lhotse", "cuts_dev.jsonl"), ("lhotse", "cuts_train.jsonl.gz"))),
+    Format("jsonl", _jsonl, _corpus(("jsonl", "m.jsonl")), cost=2),
+    Format("lhotse", _cuts, _corpus(("lhotse", "cuts_dev.jsonl"), ("lhotse", "cuts_train.jsonl.gz")), cost=2),
     Format("ljspeech", _ljspeech, _corpus(("seed-tts-eval", "meta.lst"), ("ljspeech", "."))),
     Format("starter", _starter, _corpus(("starter", "."))),
     Format("datasets", _starter, _corpus(("datasets", "train.parquet")), cost=0.3),
     Format("audio", _audio, _read_audio),
     Format("prepared", _prepared, _read_prepared),
     Format("prepared-before", _prepared_bare, _read_prepared),
-    Format("decoder", _decoder, _read_decoder),
-    Format("policy", _policy, _read_policy),
+    Format("decoder", _decoder, _read_decoder, cost=2),
+    Format("policy", _policy, _read_policy, cost=2),
     Format("vocoder-tokenizer", _vocoder, _read_vocoder),
     Format("statistics", _statistics, VerifierStatistics.from_pretrained),
     Format("log", _log, _read_run_log),
     Format("checkpoint", _checkpoint, _read_checkpoint),
     Format("batch", _batch, lambda folder: load_batch(folder / "batch.safetensors")),
     Format("comparison", _comparison, _read_comparison, cost=0.3),
-    Format("records", _records, _read_records),
-    Format("tuned-profile", _tuned, _read_tuned),
+    Format("records", _records, _read_records, cost=2),
+    Format("tuned-profile", _tuned, _read_tuned, cost=2),
     Format("recipes", _recipes, _read_recipes),
 ]

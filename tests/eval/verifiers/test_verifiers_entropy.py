@@ -9,8 +9,8 @@ import pytest
 import torch
 from tiny_backbones import tiny_backbone, tiny_prompts
 from tiny_data import CODES
-from tiny_decoders import reference_chunks, tiny_decoder
-from tiny_verifiers import check_batching
+from tiny_decoders import reference_chunks, states, tiny_decoder
+from tiny_verifiers import check_batching, tiny_statistics
 
 from dcar.decoding import ChunkMethod, FixedChunk, decode
 from dcar.errors import CheckpointError, ConfigError, DataError
@@ -56,10 +56,7 @@ def test_sizes_and_tokens_equal_decoding_without_cache(decoder, prompts, samplin
     results = decode(decoder, prompts, EntropyMethod(EntropyChunk(threshold)), sampling, seed=1)
     for prompt, result in zip(prompts, results, strict=True):
         def choose(n, key, prompt=prompt, result=result):
-            speech = torch.tensor([[*prompt.prompt_ids, 13, *result.tokens[:n]]])
-            hidden = decoder.speech_hidden(torch.tensor([prompt.text_ids]), torch.tensor([len(prompt.text_ids)]),
-                                           speech, torch.tensor([speech.shape[1]]),
-                                           torch.tensor([len(prompt.prompt_ids) + 1]))[0, -1]
+            hidden = states(decoder, prompt, result.tokens[:n])[-1]
             size = 1
             for head in (2, 3, 4):
                 probs = decoder.heads.single(hidden, head).detach().double().softmax(-1)
@@ -141,11 +138,7 @@ def test_rank_accuracy_equals_its_definition(files):
     for depth in (1, 2, 3):
         hits = []
         for item in items:
-            speech = [*item.prompt.prompt_ids, CODES + 1, *item.reference_tokens]
-            length = torch.tensor([len(item.prompt.prompt_ids) + 1])
-            text = torch.tensor([item.prompt.text_ids])
-            hidden = model.speech_hidden(text, torch.tensor([4]), torch.tensor([speech]), torch.tensor([len(speech)]),
-                                         length)[0, int(length) - 1 :]
+            hidden = states(model, item.prompt, item.reference_tokens)[len(item.prompt.prompt_ids) :]
             for t in range(len(hidden) - depth):
                 ids = model.heads.single(hidden[t], depth + 1).argsort(descending=True)[:4]
                 hits.append(warp(model.heads.single(hidden[t + depth], 1), sampling)[ids])
@@ -182,16 +175,8 @@ def test_a_wished_length_is_met_on_the_data_it_was_fitted_on(files):
     assert float(curve[0]) == pytest.approx(1.0, abs=0.06) and float(curve[-1]) > 3.2
 
 
-def statistics(**changes) -> VerifierStatistics:
-    settings = dict(decoder="a" * 64, tokenizer="t", states=14, rank_accuracy=torch.full((3, 4), 0.2),
-                    bigram_keys=torch.tensor([1, 16]), bigram_counts=torch.tensor([2, 1]),
-                    entropy_thresholds=torch.tensor([0.0, 1.0, 2.0, 3.0]),
-                    entropy_lengths=torch.tensor([1.0, 2.0, 1.9, 4.0]))
-    return VerifierStatistics(**{**settings, **changes})
-
-
 def test_threshold_by_interpolation():
-    found = statistics()
+    found = tiny_statistics()
     assert [found.threshold_for(n) for n in (1.0, 1.5, 2.0, 3.0, 4.0)] == pytest.approx([0.0, 0.5, 1.0, 2.5, 3.0])
     for wrong in (0.5, 4.1):
         with pytest.raises(ConfigError, match="range from 1.00 to 4.00"):
@@ -199,7 +184,7 @@ def test_threshold_by_interpolation():
 
 
 def test_saved_statistics_are_loaded_strictly(tmp_path):
-    found = statistics()
+    found = tiny_statistics()
     found.save_pretrained(tmp_path)
     loaded = VerifierStatistics.from_pretrained(tmp_path)
     assert loaded.checksum() == found.checksum() and (loaded.decoder, loaded.states) == (found.decoder, 14)
@@ -224,7 +209,7 @@ def test_saved_statistics_are_loaded_strictly(tmp_path):
     {"entropy_thresholds": torch.tensor([0.0, 1.0, 1.0, 3.0])}, {"rank_accuracy": torch.rand(3)}])
 def test_broken_statistics_are_refused(changes):
     with pytest.raises(CheckpointError, match="fit them again"):
-        statistics(**changes)
+        tiny_statistics(**changes)
 
 
 def test_statistics_of_another_decoder_are_refused(files):
@@ -232,25 +217,8 @@ def test_statistics_of_another_decoder_are_refused(files):
         Models(tiny_decoder(seed=1), statistics=VerifierStatistics.from_pretrained(files / "stats"))
     decoder = tiny_decoder()
     with pytest.raises(CheckpointError, match="14 token states and 2 draft heads"):
-        Models(decoder, statistics=statistics(decoder=decoder.checksum(), tokenizer="",
+        Models(decoder, statistics=tiny_statistics(decoder=decoder.checksum(), tokenizer="",
                                               rank_accuracy=torch.rand(2, 4)))
-
-
-def test_names_of_a_comparison(files, decoder):
-    (entry,) = make_methods(["entropy-0.8"], Models(decoder))
-    assert entry.build().schedule.threshold == 0.8 and entry.build().name == "entropy-0.8"
-    with pytest.raises(ConfigError, match="'entropy@2' needs statistics .* `dcar fit-verifiers`"):
-        make_methods(["entropy@2"], Models(decoder))
-    for wrong in ("entropy", "entropy-x", "entropy--1", "entropy@", "entropy-nan"):
-        with pytest.raises(ConfigError, match="write entropy-0.8"):
-            make_methods([wrong], Models(decoder))
-    with pytest.raises(ConfigError, match="base head only"):
-        make_methods(["entropy-1"], Models(tiny_decoder(heads=1)))
-    models = load_models(str(files / "decoder"), "", [], statistics=str(files / "stats"))
-    names = ["vadusa-1", "vadusa-2-n4", "mtp-viterbi-3", "entropy@2"]
-    entries = make_methods(names, models)
-    assert [e.name for e in entries] == names and all(e.build().name == e.name for e in entries)
-    assert len(entries[1].build().tree.paths) == 4
 
 
 def test_wrong_settings_of_the_fit(files, tmp_path):

@@ -1,7 +1,4 @@
-"""One step of each acceptance rule: its distribution by enumeration, and what the code draws by statistics.
-
-A statistical test fails for correct code with probability 1e-6; the seeds are fixed.
-"""
+"""One step of each acceptance rule: its distribution by enumeration, and what the code draws by statistics."""
 
 from __future__ import annotations
 
@@ -11,21 +8,19 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
+from tiny_verifiers import FALSE_ALARM, rule_of
 from torch import Tensor
 
 from dcar.errors import ConfigError
 from dcar.sampling import SamplingConfig, sample, uniform, warp
 from eval.verifiers import pcg, sd, ssd
-from eval.verifiers.chain import ChainVerifier, Uniforms
+from eval.verifiers.chain import Uniforms
 from eval.verifiers.drafters import HeadDrafter
 from eval.verifiers.groups import TokenGroups, build_groups
-from eval.verifiers.pcg import GroupVerifier
-from eval.verifiers.sd import SpeculativeDecoding
 from eval.verifiers.ssd import TolerantDecoding
 from eval.verifiers.topk_verify import TopKVerify, among_likeliest
 from eval.verifiers.typical import TypicalAcceptance, threshold
 
-FALSE_ALARM = 1e-6
 VOCABULARY = 6
 EOS = VOCABULARY - 1
 SAMPLINGS = [SamplingConfig(), SamplingConfig(temperature=0.6, top_k=4), SamplingConfig(top_p=0.8)]
@@ -57,8 +52,9 @@ def random_keys(count: int, seed: int = 0) -> Tensor:
     return torch.randint(-(2**62), 2**62, (count,), generator=torch.Generator().manual_seed(seed))
 
 
-def first_tokens(method: ChainVerifier, q: Tensor, p: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def first_tokens(kind: str, groups: TokenGroups, q: Tensor, p: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The token that a draft of one leaves at its position, and whether the draft was accepted, `count` times."""
+    method = rule_of(kind, HeadDrafter(1), groups)
     draws = Uniforms(random_keys(count), torch.full((count,), 7))
     x = sample(p.expand(count, -1), draws("token"))
     many = (q.expand(count, 1, -1), p.expand(count, 1, -1))
@@ -104,8 +100,7 @@ def test_equal_distributions_leave_no_residual_but_a_distribution_to_draw_from()
     assert torch.equal(sd.residual(q, q), q)
 
 
-# --- what the methods draw, against their distributions
-# --------------------------------------------------------------------
+# --- what the methods draw, against their distributions -------------------------------------------------------------
 
 
 def expected_distribution(kind: str, q: Tensor, p: Tensor, groups: TokenGroups) -> Tensor:
@@ -147,22 +142,15 @@ def small_groups(seed: int = 3) -> TokenGroups:
     return build_groups(embedding, 0.2)
 
 
-def method_of(kind: str, groups: TokenGroups) -> ChainVerifier:
-    drafter = HeadDrafter(1)
-    return {
-        "sd": lambda: SpeculativeDecoding("sd", drafter), "ssd": lambda: TolerantDecoding("ssd-0.4", drafter, 0.4),
-        "ssd-eos": lambda: TolerantDecoding("ssd-0.4-eos", drafter, 0.4, eos_strict=False),
-        "pcg": lambda: GroupVerifier("pcg", drafter, groups), "typical": lambda: TypicalAcceptance("typical", drafter),
-        "topk": lambda: TopKVerify("topk-verify-2", drafter, 2),
-    }[kind]()
+KINDS = ["sd", "ssd", "ssd-eos", "pcg", "typical", "topk"]
 
 
-@pytest.mark.parametrize("kind", ["sd", "ssd", "ssd-eos", "pcg", "typical", "topk"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", [1, 2, 5])
 def test_emitted_token_has_the_distribution_of_the_rule(kind, seed):
     q, p = random_distributions(seed, SAMPLINGS[seed % 3])
     groups = small_groups()
-    tokens, accepted = first_tokens(method_of(kind, groups), q, p, 60_000)
+    tokens, accepted = first_tokens(kind, groups, q, p, 60_000)
     assert_drawn_from(tokens, expected_distribution(kind, q, p, groups))
     assert 0 < accepted.sum() < len(accepted)
 
@@ -178,16 +166,15 @@ def test_what_becomes_of_the_end_of_speech(kind, late, early):
     groups = small_groups()
     for q, p, expected in ((often, seldom, late), (seldom, often, early)):
         assert float(expected_distribution(kind, q, p, groups)[EOS]) == pytest.approx(expected, abs=1e-9)
-        tokens, _ = first_tokens(method_of(kind, groups), q, p, 20_000)
+        tokens, _ = first_tokens(kind, groups, q, p, 20_000)
         assert float((tokens == EOS).double().mean()) == pytest.approx(expected, abs=0.02)
 
 
 def test_the_distributions_of_the_rules_differ_enough_to_be_told_apart():
     """The test above would see one rule in the place of another."""
     q, p = random_distributions(1, SAMPLINGS[1])
-    kinds = ["sd", "ssd", "ssd-eos", "pcg", "typical", "topk"]
-    expected = {kind: expected_distribution(kind, q, p, small_groups()) for kind in kinds}
-    for kind in kinds[1:]:
+    expected = {kind: expected_distribution(kind, q, p, small_groups()) for kind in KINDS}
+    for kind in KINDS[1:]:
         assert distance(expected[kind], expected["sd"]) > 0.01
         assert float(expected[kind].sum()) == pytest.approx(1, abs=1e-9)
 
@@ -236,22 +223,23 @@ def test_enumeration_takes_over_where_thinning_gives_up(monkeypatch):
     q, p = random_distributions(2)
     groups = small_groups()
     monkeypatch.setattr(pcg, "TRIALS", 0)
-    tokens, _ = first_tokens(GroupVerifier("pcg", HeadDrafter(1), groups), q, p, 60_000)
+    tokens, _ = first_tokens("pcg", groups, q, p, 60_000)
     assert_drawn_from(tokens, expected_distribution("pcg", q, p, groups))
 
 
-def test_singletons_are_sd_and_one_group_is_the_draft():
+def test_singletons_and_zero_tolerance_are_sd_and_one_group_is_the_draft():
     q, p = random_distributions(5)
     embedding = torch.randn(EOS, 3, generator=torch.Generator().manual_seed(0))
     single, one = build_groups(embedding, 1.0), build_groups(embedding.abs(), -0.999)
     assert single.count == VOCABULARY and one.count == 2
-    exact, accepted = first_tokens(SpeculativeDecoding("sd", HeadDrafter(1)), q, p, 40_000)
-    tokens, same = first_tokens(GroupVerifier("pcg", HeadDrafter(1), single), q, p, 40_000)
+    exact, accepted = first_tokens("sd", single, q, p, 40_000)
+    tokens, same = first_tokens("ssd-0", single, q, p, 40_000)
+    assert torch.equal(accepted, same) and torch.equal(tokens, exact)
+    tokens, same = first_tokens("pcg", single, q, p, 40_000)
     # decision by decision; the replacements are other draws of the same distribution
-    assert torch.equal(accepted, same)
-    assert torch.equal(tokens[same], exact[same])
+    assert torch.equal(accepted, same) and torch.equal(tokens[same], exact[same])
     assert_drawn_from(tokens, q)
-    tokens, accepted = first_tokens(GroupVerifier("pcg", HeadDrafter(1), one), q, p, 40_000)
+    tokens, accepted = first_tokens("pcg", one, q, p, 40_000)
     refused = int((~accepted).sum())  # only EOS tells the two groups apart
     assert stats.binomtest(refused, 40_000, abs(float(q[EOS] - p[EOS]))).pvalue > FALSE_ALARM
     codes = tokens[accepted & (tokens != EOS)]

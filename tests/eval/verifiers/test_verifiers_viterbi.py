@@ -8,15 +8,13 @@ import random
 
 import pytest
 import torch
-from tiny_decoders import eos_decoder, tiny_decoder
-from tiny_verifiers import check_batching
+from tiny_decoders import eos_decoder, states, tiny_decoder
+from tiny_verifiers import check_batching, plain
 
-from dcar.decoding import ChunkMethod, FixedChunk, decode
+from dcar.decoding import decode
 from dcar.errors import ConfigError, DataError
 from dcar.sampling import SamplingConfig
-from eval.methods.registry import Models, make_methods
 from eval.verifiers.mtp_viterbi import MTPViterbi, best_path, choose
-from eval.verifiers.statistics import VerifierStatistics
 from eval.verifiers.transitions import Transitions, count_bigrams
 
 SAMPLING = SamplingConfig(max_tokens=60, max_tokens_per_text_unit=6)
@@ -184,8 +182,7 @@ def test_candidates_of_equal_probability_are_those_of_lowest_id(decoder, prompts
 def test_one_head_with_one_candidate_is_greedy_decoding(decoder, prompts):
     got = decode(decoder, prompts, MTPViterbi(1, spoken_table(), k=1), SAMPLING)
     greedy = SamplingConfig(temperature=0, max_tokens=60, max_tokens_per_text_unit=6)
-    plain = decode(decoder, prompts, ChunkMethod(FixedChunk(1)), greedy)
-    assert [r.tokens for r in got] == [r.tokens for r in plain]
+    assert [r.tokens for r in got] == [r.tokens for r in plain(decoder, prompts, greedy)]
 
 
 def test_decoding_follows_the_rule_step_by_step(decoder, prompts):
@@ -195,11 +192,7 @@ def test_decoding_follows_the_rule_step_by_step(decoder, prompts):
                               strict=True):
         done = 0
         for emitted in result.emitted:
-            speech = torch.tensor([[*prompt.prompt_ids, 13, *result.tokens[:done]]])
-            length = torch.tensor([len(prompt.prompt_ids) + 1])
-            text, text_length = torch.tensor([prompt.text_ids]), torch.tensor([len(prompt.text_ids)])
-            hidden = decoder.speech_hidden(text, text_length, speech, torch.tensor([speech.shape[1]]), length)[0, -1]
-            logits = decoder.heads(hidden[None], n)
+            logits = decoder.heads(states(decoder, prompt, result.tokens[:done])[-1:], n)
             if done == 0:
                 logits[:, 0, 12] = -torch.inf  # min_tokens
             probs = logits.softmax(-1)
@@ -250,27 +243,6 @@ def test_impossible_settings_say_what_to_do(decoder, prompts):
         decode(decoder, prompts, MTPViterbi(2, transitions()), SAMPLING)
     with pytest.raises(ConfigError, match="at least one"):
         MTPViterbi(2, spoken_table(), k=0)
-
-
-def statistics_of(decoder):
-    keys, counts = count_bigrams([[0, 1, 2], [2, 1]], CODES)
-    return VerifierStatistics(decoder.checksum(), decoder.config.tokenizer, CODES + 2, torch.full((3, 4), 0.2), keys,
-                              counts, torch.tensor([0.0, 2.0]), torch.tensor([1.0, 4.0]))
-
-
-def test_names_of_a_comparison(decoder):
-    models = Models(decoder, statistics=statistics_of(decoder))
-    built = [e.build() for e in make_methods(["mtp-viterbi-3", "mtp-viterbi-4-5"], models)]
-    assert [(m.heads, m.k) for m in built] == [(3, 3), (4, 5)]
-    for wrong in ("mtp-viterbi", "mtp-viterbi-3-beam", "mtp-viterbi-3-2-1", "mtp-viterbi-3-prev"):
-        with pytest.raises(ConfigError, match="write mtp-viterbi-4"):
-            make_methods([wrong], models)
-    with pytest.raises(ConfigError, match="1..4 heads"):
-        make_methods(["mtp-viterbi-5"], models)
-    with pytest.raises(ConfigError, match="vocabulary has 13"):
-        make_methods(["mtp-viterbi-3-14"], models)
-    with pytest.raises(ConfigError, match="`dcar fit-verifiers`"):
-        make_methods(["mtp-viterbi-3"], Models(decoder))
 
 
 def test_distribution_restricted_by_top_k_still_has_a_path(prompts):

@@ -1,0 +1,208 @@
+"""Methods by name: what a name means, what cannot be, and the models that a method needs."""
+
+from __future__ import annotations
+
+from operator import attrgetter
+
+import pytest
+import torch
+from compare_worker import scored_policy, tiny_policy
+from tiny_decoders import tiny_decoder
+from tiny_verifiers import tiny_statistics
+
+from dcar.decoding import decode
+from dcar.errors import CheckpointError, ConfigError
+from dcar.model.draft import build_draft
+from dcar.sampling import SamplingConfig
+from eval.methods.families import parse_method
+from eval.methods.registry import Models, load_models, make_methods
+from eval.verifiers.candidates import chain
+from eval.verifiers.drafters import HeadDrafter, ModelDrafter
+from eval.verifiers.entropy import EntropyMethod
+from eval.verifiers.mtp_viterbi import MTPViterbi
+from eval.verifiers.pcg import GroupVerifier
+from eval.verifiers.sd import SpeculativeDecoding
+from eval.verifiers.ssd import TolerantDecoding
+from eval.verifiers.topk_verify import TopKVerify
+from eval.verifiers.typical import TypicalAcceptance
+from eval.verifiers.vadusa import Vadusa
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("DCAR_CACHE", str(tmp_path))
+
+
+@pytest.fixture(scope="module")
+def models() -> dict[str, Models]:
+    decoder = tiny_decoder()
+    statistics = tiny_statistics(decoder=decoder.checksum(), tokenizer=decoder.config.tokenizer)
+    return {
+        "all": Models(decoder, tiny_decoder(heads=1, seed=5), {"": tiny_policy()}, build_draft(decoder).eval(),
+                      statistics),
+        "bare": Models(decoder), "one head": Models(tiny_decoder(heads=1)),
+        "two heads": Models(tiny_decoder(heads=2)), "scored": Models(decoder, policies={"": scored_policy(decoder)}),
+        "two policies": Models(decoder, policies={"a": tiny_policy(), "b": tiny_policy(1)}),
+    }
+
+
+STRICT, LOOSE = {"eos_strict": True}, {"eos_strict": False}
+
+
+@pytest.mark.parametrize("name, kind, drafter, length, settings", [
+    ("sd", SpeculativeDecoding, HeadDrafter, 3, {}), ("sd:2", SpeculativeDecoding, HeadDrafter, 2, {}),
+    ("ssd-0.4@draft:4", TolerantDecoding, ModelDrafter, 4, {"beta": 0.4, **STRICT}),
+    ("ssd-0.4-eos", TolerantDecoding, HeadDrafter, 3, {"beta": 0.4, **LOOSE}),
+    ("ssd-1e-3@heads", TolerantDecoding, HeadDrafter, 3, {"beta": 0.001, **STRICT}),
+    ("pcg--0.2", GroupVerifier, HeadDrafter, 3, {"groups.theta": -0.2}),
+    ("typical", TypicalAcceptance, HeadDrafter, 3, {"epsilon": 0.09, "delta": 0.3, **STRICT}),
+    ("typical-0.1-0.4-eos@draft", TypicalAcceptance, ModelDrafter, 3, {"epsilon": 0.1, "delta": 0.4, **LOOSE}),
+    ("topk-verify-50", TopKVerify, HeadDrafter, 3, {"k": 50, **STRICT}),
+    ("vadusa-2-chain", Vadusa, None, 0, {"tau": 2, "tree": chain(3)}),
+    ("mtp-viterbi-3", MTPViterbi, None, 0, {"heads": 3, "k": 3}),
+    ("mtp-viterbi-4-5", MTPViterbi, None, 0, {"heads": 4, "k": 5}),
+    ("entropy-0.8", EntropyMethod, None, 0, {"schedule.threshold": 0.8}),
+])
+def test_names_say_what_they_mean(models, name, kind, drafter, length, settings):
+    (entry,) = make_methods([name], models["all"])
+    method = entry.build()
+    assert type(method) is kind and method.name == name
+    assert {setting: attrgetter(setting)(method) for setting in settings} == settings
+    if drafter:
+        assert type(method.drafter) is drafter and method.draft_length == length
+
+
+@pytest.mark.parametrize("name, message", [
+    ("sd-0.1", "0 parameters|1 parameters"), ("sd@model", "@heads or @draft"), ("sd:0", "at least 1 token"),
+    ("sd:x", "write sd"), ("ssd", "0 parameters instead of 1; write ssd-0.4"), ("ssd-a", "write ssd-0.4"),
+    ("ssd--0.1", "must be a number >= 0"), ("pcg-1.5", "cosine in"), ("pcg--1", "cosine in"), ("pcg-0.4-eos", "-eos"),
+    ("typical-0.09", "1 parameters"), ("typical-0-0.3", "epsilon"), ("topk-verify", "write topk-verify-50"),
+    ("topk-verify-2.5", "whole number"), ("topk-verify-0", "at least 1"), ("sd:4", "3 additional heads"),
+    ("topk-50", "unknown method"), ("ssd-nan", "write ssd-0.4"),
+    ("car-2@d1", "only methods that ask a policy take a dial"), ("car-99", "chunk sizes of this decoder are"),
+    ("random-2-3@n4", "only methods that ask a policy take a dial"),
+    ("car-9", "1..4"), ("random-", "1..4"), ("speculative", "methods are written far, car-3"), ("car", "1..4"),
+    ("dcar@x", "no such policy"), ("dcar@x@d1", "no such policy"), ("dcar@d", "no such policy"), ("far-2", "alone"),
+    ("random-4-2", "write random-2-4"), ("random-3-2-2", "write random-2-2-3"),
+    ("end-on-confident-3", "shortest and the longest"), ("end-on-confident-3-9", "1..4"),
+    *((wrong, "write entropy-0.8") for wrong in ("entropy", "entropy-x", "entropy--1", "entropy@", "entropy-nan")),
+    *((wrong, "write vadusa-2") for wrong in ("vadusa", "vadusa-x", "vadusa-2-n", "vadusa@2")),
+    *((f"mtp-viterbi{rest}", "write mtp-viterbi-4") for rest in ("", "-3-beam", "-3-2-1", "-3-prev")),
+    ("vadusa-0-chain", "tau >= 1"), ("mtp-viterbi-5", "1..4 heads"), ("mtp-viterbi-3-14", "vocabulary has 13"),
+    ("dcar@n4", "chunk_scorer"), ("best-of-2-4", "with chunk_scorer"),
+])
+def test_names_that_cannot_be_are_refused(models, name, message):
+    with pytest.raises(ConfigError, match=message):
+        make_methods([name], models["all"])
+
+
+@pytest.mark.parametrize("which, name, message", [
+    ("bare", "far", "far_decoder"), ("bare", "dcar", "policies"), ("bare", "sd@draft", "needs a draft model"),
+    ("bare", "vadusa-2", "`dcar fit-verifiers`"), ("bare", "mtp-viterbi-3", "`dcar fit-verifiers`"),
+    ("bare", "entropy@2", "'entropy@2' needs statistics .* `dcar fit-verifiers`"),
+    ("one head", "sd", "0 additional heads"), ("one head", "entropy-1", "base head only"),
+    ("one head", "vadusa-2-chain", "base head only"), ("scored", "best-of-2", "how many are drawn"),
+    ("scored", "best-of-99-4", "chunk sizes"), ("scored", "best-of-2-1", "at least 2"),
+    ("scored", "dcar@n0", "no such policy"),
+])
+def test_methods_without_their_models_are_refused(models, which, name, message):
+    with pytest.raises(ConfigError, match=message):
+        make_methods([name], models[which])
+
+
+def test_models_belong_together():
+    with pytest.raises(ConfigError, match="twice"):
+        make_methods(["car-1", "car-1"], Models(tiny_decoder()))
+    with pytest.raises(CheckpointError, match="trained for"):
+        Models(tiny_decoder(), policies={"": tiny_policy(base="0" * 64)})
+    with pytest.raises(ConfigError, match="speech_vocab_size"):
+        Models(tiny_decoder(), tiny_decoder(heads=1, speech_vocab_size=13))
+
+
+def test_every_verifier_runs_under_its_name(models, prompts):
+    names = ["sd", "sd@draft", "ssd-0.4", "ssd-0.4@draft:2", "pcg-0.42", "pcg-0.42@draft", "typical", "topk-verify-50",
+             "vadusa-1-chain", "vadusa-2-n4", "mtp-viterbi-3", "entropy@2"]
+    entries = make_methods(names, models["all"])
+    assert [e.name for e in entries] == names
+    assert len({tuple(sorted(e.identity.items())) + (e.name,) for e in entries}) == len(names)
+    assert entries[8].identity == {"decoder": models["all"].decoder.checksum(), "tree": "0 0.0 0.0.0"}
+    assert len(entries[9].build().tree.paths) == 4
+    for entry in entries:
+        assert entry.identity["decoder"] == models["all"].decoder.checksum()
+        assert ("draft_model" in entry.identity) == ("@draft" in entry.name)
+        results = decode(entry.decoder, prompts, entry.build(), SamplingConfig(max_tokens=20))
+        assert {r.method for r in results} == {entry.name}
+        if entry in entries[:8]:
+            most = 2 if ":2" in entry.name else 3
+            assert max(p for r in results for p in r.rounds_proposed) == most
+
+
+def test_default_length_is_what_few_heads_allow(models):
+    (entry,) = make_methods(["sd"], models["two heads"])
+    assert entry.build().draft_length == 1
+
+
+def test_rules_and_dials_by_name(models):
+    names = ["end-on-confident-2-4", "dcar@a@d0.5", "dcar@a", "dcar@b@d-1@t0.4", "dcar-sampled@d0.5"]
+    entries = make_methods(names, models["two policies"])
+    assert [e.name for e in entries] == [*names[:-1], "dcar-sampled@a@d0.5", "dcar-sampled@b@d0.5"]
+    sure, turned, plain, cold, *_ = (e.build().schedule for e in entries)
+    assert sure.sizes == (2, 3, 4)
+    assert (turned.dial, plain.dial, cold.dial) == (0.5, 0.0, -1.0) and entries[3].sampling.temperature == 0.4
+    assert entries[1].identity == {**entries[2].identity, "dial": "0.5"}
+    (shuffled,) = make_methods(["dcar-shuffled@b@d-1"], models["two policies"])
+    assert parse_method(shuffled.name).family == "dcar-shuffled" and shuffled.build().schedule.schedule.dial == -1.0
+    several = make_methods(["dcar", "dcar-sampled@b"], models["two policies"])
+    assert [e.name for e in several] == ["dcar@a", "dcar@b", "dcar-sampled@b"]
+
+
+def test_draws_stand_in_names_of_methods_that_can_tell_them_apart(models, prompts):
+    both = models["scored"]
+    entries = make_methods(["dcar", "dcar@n4", "dcar-sampled@n4@d0.5", "best-of-2-4"], both)
+    one, four, turned, fixed = entries
+    schedules = [entry.build().schedule for entry in entries]
+    seen = [(s.num_candidates, getattr(s, "dial", None)) for s in schedules]
+    assert seen == [(1, 0.0), (4, 0.0), (4, 0.5), (4, None)]
+    assert four.identity == {**one.identity, "num_candidates": "4"} and turned.identity["dial"] == "0.5"
+    assert fixed.identity["chunk_scorer"] == both.policies[""].chunk_scorer.checksum() and schedules[3].sizes == (2,)
+    results = decode(both.decoder, prompts[:2], four.build(), SamplingConfig(max_tokens=20))
+    assert all(r.method == "dcar@n4" and r.tokens for r in results)
+    old = make_methods(["coherent-2-4", "sure-last-2-3@t0.4"], both)  # names of before
+    assert [entry.name for entry in old] == ["best-of-2-4", "end-on-confident-2-3@t0.4"]
+
+
+def test_draft_of_another_decoder_is_refused(tmp_path):
+    mine, other = tiny_decoder(), tiny_decoder(seed=1)
+    with pytest.raises(CheckpointError, match="was made for the decoder"):
+        Models(mine, draft=build_draft(other))
+    with pytest.raises(ConfigError, match="text_vocab_size 21, the target 20"):
+        Models(mine, draft=build_draft(tiny_decoder(text_vocab_size=21)))
+    with pytest.raises(ConfigError, match="bos False, the target True"):
+        Models(mine, draft=tiny_decoder(bos=False))
+    mine.save_pretrained(tmp_path / "decoder")
+    build_draft(mine).save_pretrained(tmp_path / "draft")
+    loaded = load_models(str(tmp_path / "decoder"), "", [], draft=str(tmp_path / "draft"))
+    assert loaded.draft is not None and loaded.draft.config.inherited_layers == (0, 1)
+    assert load_models(str(tmp_path / "decoder"), "", []).draft is None
+
+
+def test_any_decoder_of_the_same_ids_may_draft(tmp_path):
+    target, small = tiny_decoder(num_layers=3), tiny_decoder(heads=1, seed=5, num_layers=1, hidden_size=16)
+    target.save_pretrained(tmp_path / "target")
+    small.save_pretrained(tmp_path / "small")
+    models = load_models(str(tmp_path / "target"), "", [], draft=str(tmp_path / "small"))
+    (entry,) = make_methods(["sd@draft:2"], models)
+    assert entry.identity["draft_model"] == small.checksum()
+    build_draft(target, 1, 1).save_pretrained(tmp_path / "draft")
+    alone = load_models(str(tmp_path / "draft"), "", [])  # "draft only" is a row of the papers' tables
+    assert alone.decoder.config.num_layers == 2 and len(make_methods(["car-1"], alone)) == 1
+
+
+def test_groups_are_built_once_and_bound_to_the_decoder(tmp_path):
+    decoder = tiny_decoder()
+    make_methods(["pcg-0.1", "pcg-0.1@draft"], Models(decoder, draft=build_draft(decoder)))
+    assert len(list((tmp_path / "groups").iterdir())) == 1
+    with torch.no_grad():
+        decoder.speech_embedding.weight.mul_(1.5)
+    make_methods(["pcg-0.1"], Models(decoder))
+    assert len(list((tmp_path / "groups").iterdir())) == 2

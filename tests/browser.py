@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import importlib.util
 import shutil
 from collections.abc import Iterator
@@ -59,11 +58,3 @@ def too_wide(browser: Any) -> list[str]:
     found = browser.execute_script(TOO_WIDE)
     wide = browser.execute_script("return document.documentElement.scrollWidth - innerWidth")
     return [*found, *([f"the page, by {wide} pixels"] if wide > 0 else [])]
-
-
-def shoot(browser: Any, path: Path, height: int | None = None) -> None:
-    """A picture of the page from its top, of so many pixels of CSS or to its end."""
-    width, full = browser.execute_script("return [innerWidth, document.documentElement.scrollHeight]")
-    shot = browser.execute_cdp_cmd("Page.captureScreenshot", {"captureBeyondViewport": True, "clip": {
-        "x": 0, "y": 0, "width": width, "height": min(full, height or full), "scale": 1}})
-    path.write_bytes(base64.b64decode(shot["data"]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -113,6 +114,26 @@ def tiny_config(out: Path | str, **changes) -> CompareConfig:
         device="cpu", out=str(out),
     )
     return CompareConfig(**{**settings, **changes})
+
+
+def spoken(out: Path | str, tools: Tools | None = None, **changes) -> dict:
+    """A comparison of one seed without report, sounds and references, unless `changes` ask for them."""
+    quiet = {"seeds": [0], "report": False, "audio_samples": 0, "references": False}
+    return run(tiny_config(out, **{**quiet, **changes}), tools or tiny_tools())
+
+
+def records_of(out: Path) -> list[dict]:
+    """The gathered records without timings."""
+    found = [json.loads(line) for line in (out / "records.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in record.items() if k != "seconds"} for record in found]
+
+
+def made_record(method: str, uid: str, errors: int = 0, **changes) -> dict:
+    """A record as a comparison stores it: ten words in two seconds, ten tokens in five passes."""
+    return {"method": method, "id": uid, "seed": 0, "words": [errors, 0, 0, 10], "characters": [errors, 0, 0, 50],
+            "hypothesis": "x", "duration": 2.0, "reference_duration": 2.0, "passes": 5, "tokens": [1] * 10,
+            "actions": [2] * 5, "emitted": [2] * 5, "truncated": False, "draft_passes": 0, "proposed": 0, "accepted": 0,
+            "rounds_proposed": [], "rounds_accepted": [], **changes}
 
 
 if __name__ == "__main__":

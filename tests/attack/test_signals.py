@@ -10,14 +10,13 @@ import time
 from pathlib import Path
 
 import pytest
+from launched import LAUNCH, ROOT, environment
 from tiny_data import counting, write_prepared
 from tiny_training import MODEL, log_of
 
 from dcar.train.checkpoints import latest_checkpoint, why_incomplete
 
-ROOT = Path(__file__).parents[2]
-TWO = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1",
-       "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0", "-m", "dcar.train"]
+TWO = [*LAUNCH[1:], "-m", "dcar.train"]
 
 
 @pytest.fixture(scope="module")
@@ -31,8 +30,7 @@ def start(data: Path, out: Path, program: list[str]) -> subprocess.Popen:
     settings = ["prompt_tokens=5", "batch_size=4", "max_steps=100000", "log_steps=1", "save_steps=100000"]
     process = subprocess.Popen(
         [sys.executable, *program, *model, f"data={data}", f"out_dir={out}", *settings],
-        env={**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}, cwd=ROOT,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        env=environment(), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     end = time.monotonic() + 120
     while not (out / "log.jsonl").exists() or len((out / "log.jsonl").read_text().splitlines()) < 3:
         assert time.monotonic() < end and process.poll() is None, process.communicate()[0][-3000:]

@@ -5,21 +5,21 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from test_dcpo import TOY, log_of
+from tiny_training import log_of
+from toy_training import EVERY_STEP, NEVER, check_said, toy_config, toy_parts, toy_trainer
 from toy_world import ToyCTC, ToyDecoder, ToyRecognizer, ToyVocoder, faster, toy_items, toy_token_recognizer
 
 from dcar.errors import CheckpointError, ConfigError
 from dcar.text.wer import score_corpus
 from heads.chunk_scorer import ChunkScorer, ChunkScorerConfig
 from heads.policy import ChunkPolicy, ChunkPolicyConfig
-from rl.config import DCPOConfig
 from rl.credit import LengthReward
 from rl.policies import make_policy
 from rl.rewards import LikelihoodReward, RangePenalty, TokenLikelihoodReward, WERReward, needs_sound
-from rl.trainer import DCPOTrainer, log_probs_of
+from rl.trainer import DCPOTrainer
 
-RUN = {**TOY, "chunk_range": [], "forced_rows": "none", "save_strategy": "steps", "save_steps": 1,
-       "eval_strategy": "steps", "eval_steps": 1, "metric_for_best_model": "eval_reward"}
+RUN = {"chunk_range": [], "forced_rows": "none", **EVERY_STEP, "metric_for_best_model": "eval_reward"}
+LEARN = {"learning_rate": 0.02, "per_device_train_batch_size": 64, "num_generations": 8, "beta": 0.0, **NEVER}
 
 
 class Deaf(ToyVocoder):
@@ -30,9 +30,8 @@ class Deaf(ToyVocoder):
 def trainer_of(out, rewards, reads="candidates", vocoder=None, **changes) -> DCPOTrainer:
     torch.manual_seed(1)
     policy = ChunkPolicy(ChunkPolicyConfig(24, 4, 16, 2, reads=reads))
-    config = DCPOConfig(output_dir=str(out), **{**RUN, **changes})
-    return DCPOTrainer(policy, rewards, config, toy_items(16), toy_items(5, 5, "dev"), decoder=ToyDecoder(),
-                       vocoder=vocoder or ToyVocoder(), recognizer=ToyRecognizer())
+    parts = toy_parts(16, 5, model=policy, reward_funcs=rewards, vocoder=vocoder or ToyVocoder())
+    return toy_trainer(out, parts, **{**RUN, **changes})
 
 
 def test_rollouts_say_what_the_policy_said(tmp_path):
@@ -41,11 +40,7 @@ def test_rollouts_say_what_the_policy_said(tmp_path):
     torch.nn.init.normal_(trainer.policy.scores.linear.weight, std=0.2)
     batch = trainer._rollouts(next(iter(trainer.get_train_dataloader()))).batch
     assert batch.candidates.shape == (*batch.actions.shape, 1, 4, 3) and batch.forced.any()
-    probs = log_probs_of(trainer.rollout_policy, batch)
-    for row, record in enumerate(batch.records):
-        said = record.result.action_log_probs
-        taken = probs[row].gather(-1, batch.actions[row, :, None])[: len(said), 0]
-        assert taken.tolist() == pytest.approx(said, abs=1e-4)
+    check_said(trainer.rollout_policy, batch)
 
 
 def stopped_and_whole(tmp_path, rewards, stop, **changes) -> tuple[DCPOTrainer, DCPOTrainer]:
@@ -108,10 +103,8 @@ def test_credit_by_likelihood_masks_what_failed(tmp_path):
 
 def test_credit_by_likelihood_learns(tmp_path):
     """The reward hears no words; fewer of them are wrong."""
-    trainer = trainer_of(tmp_path, [LikelihoodReward(ToyCTC(), locate=True)], credit="decision",
-                         credit_window=4, max_steps=40, per_device_train_batch_size=64, num_generations=8,
-                         learning_rate=0.02, eval_strategy="no", save_strategy="no", load_best_model_at_end=False,
-                         beta=0.0)
+    trainer = trainer_of(tmp_path, [LikelihoodReward(ToyCTC(), locate=True)], credit="decision", credit_window=4,
+                         max_steps=40, **LEARN)
     items = toy_items(30, 9, "heard")
 
     def errors() -> float:
@@ -127,10 +120,7 @@ def test_credit_by_likelihood_learns(tmp_path):
 def test_a_policy_after_the_draw_learns_to_end_on_what_is_certain(tmp_path):
     """In the toy world a unit's end makes the next token certain; tokens across a choice are drawn independently. A
     policy that sees the candidates beats every constant size in the toy's word error rate."""
-    trainer = trainer_of(tmp_path, [WERReward(ToyRecognizer())], per_device_train_batch_size=64,
-                         num_generations=8, learning_rate=0.02, max_steps=60, eval_strategy="no", save_strategy="no",
-                         load_best_model_at_end=False, beta=0.0)
-    trainer.train()
+    trainer_of(tmp_path, [WERReward(ToyRecognizer())], max_steps=60, **LEARN).train()
     losses = [line["wer"] for line in log_of(tmp_path) if "wer" in line]
     assert np.mean(losses[-5:]) < 0.6 * np.mean(losses[:5])
 
@@ -142,10 +132,8 @@ def nothing(completions, **columns):
 def test_a_length_reward_holds_chunks_at_a_length(tmp_path):
     """The reward pays for nothing, so only the price moves sizes: from 2.5 tokens a pass up to 3.4, and down to 1.6."""
     for target in (3.4, 1.6):
-        trainer = trainer_of(tmp_path / str(target), [nothing], vocoder=Deaf(), max_steps=80,
-                             learning_rate=0.02, per_device_train_batch_size=32, eval_strategy="no",
-                             save_strategy="no", load_best_model_at_end=False, beta=0.0, tokens_per_pass=target)
-        trainer.train()
+        settings = {**LEARN, "per_device_train_batch_size": 32, "num_generations": 4, "tokens_per_pass": target}
+        trainer_of(tmp_path / str(target), [nothing], vocoder=Deaf(), max_steps=80, **settings).train()
         lines = [line for line in log_of(tmp_path / str(target)) if "tokens_per_pass" in line]
         assert np.mean([line["tokens_per_pass"] for line in lines[-20:]]) == pytest.approx(target, abs=0.3)
         assert {line["length_reward"] > 0 for line in lines[1:5]} == {target > 2.5}
@@ -180,10 +168,7 @@ def test_impossible_together(tmp_path):
             trainer_of(tmp_path, rewards, credit="decision")
     with pytest.raises(ConfigError, match="not among the policy's"):
         policy = ChunkPolicy(ChunkPolicyConfig(24, 4, 16, 2, reads="candidates", sizes=(2, 3)))
-        DCPOTrainer(policy, [WERReward(ToyRecognizer())],
-                    DCPOConfig(output_dir=str(tmp_path), **{**RUN, "chunk_range": [1, 2],
-                                                            "forced_rows": "policy_ratio"}), toy_items(16),
-                    toy_items(4), decoder=ToyDecoder(), vocoder=ToyVocoder(), recognizer=ToyRecognizer())
+        toy_trainer(tmp_path, {"model": policy}, chunk_range=[1, 2], forced_rows="policy_ratio")
     assert not needs_sound([RangePenalty([2]), faster, located]) and needs_sound([located, WERReward(ToyRecognizer())])
 
 
@@ -196,31 +181,28 @@ def test_a_chunk_scorer_is_taken_along_and_stays_as_it_is(tmp_path, num_candidat
     torch.manual_seed(0)
     chunk_scorer = ChunkScorer(ChunkScorerConfig(base.config.hidden_size, 4, base.config.output_size, 4, 8, checksum))
     chunk_scorer.save_pretrained(tmp_path / "chunk_scorer")
-    settings = {**RUN, "max_steps": 2, "policy_reads": "candidates", "chunk_scorer": str(tmp_path / "chunk_scorer"),
-                "num_candidates": num_candidates}
-    config = DCPOConfig(output_dir=str(tmp_path / "out"), **settings)
-    policy = make_policy(config, base, checksum)
+    def config(**changes):
+        settings = {**RUN, "max_steps": 2, "policy_reads": "candidates", "num_candidates": num_candidates,
+                    "chunk_scorer": str(tmp_path / "chunk_scorer")}
+        return toy_config(tmp_path / "out", **{**settings, **changes})
+
+    policy = make_policy(config(), base, checksum)
     start = policy.score(None, torch.tensor([[[-1.0, 0, 0, 0.5], [-2.0, 0, 0, -3.0], [0, 0, 0, 0], [0, 0, 0, 0]]]))[0]
     assert start[:2].tolist() == pytest.approx([2 * -1.0 + 0.5, 2 * -2.0 - 2.5])
-    trainer = DCPOTrainer(policy, [WERReward(ToyRecognizer())], config, toy_items(16), toy_items(5, 5, "dev"),
-                          decoder=base, vocoder=ToyVocoder(), recognizer=ToyRecognizer())
+    trainer = DCPOTrainer(policy, [WERReward(ToyRecognizer())], config(), **toy_parts(16, 5, decoder=base))
     scores = policy.scores.linear.weight.clone()
     batch = trainer._rollouts(next(iter(trainer.get_train_dataloader()))).batch
     assert batch.candidates.shape[2:] == (num_candidates, 4, 4) and batch.candidates[..., 3].abs().max() > 0
-    probs = log_probs_of(trainer.rollout_policy, batch)
+    probs = check_said(trainer.rollout_policy, batch)
     assert probs.shape[-1] == 4 * num_candidates and bool((batch.actions >= 4).any()) == (num_candidates > 1)
-    for row, record in enumerate(batch.records):
-        said = record.result.action_log_probs
-        taken = probs[row].gather(-1, batch.actions[row, :, None])[: len(said), 0]
-        assert taken.tolist() == pytest.approx(said, abs=1e-4)
     trainer.train()
     assert not torch.equal(policy.scores.linear.weight, scores)
     trained = ChunkPolicy.from_pretrained(tmp_path / "out" / "checkpoint-2")
     assert trained.chunk_scorer.checksum() == chunk_scorer.checksum() and trained.config.features == 4
     with pytest.raises(ConfigError, match="sees candidates"):
-        make_policy(DCPOConfig(output_dir=str(tmp_path / "x"), **{**settings, "policy_reads": "hidden"}), base, "")
-    alone = make_policy(DCPOConfig(output_dir=str(tmp_path / "y"), **{**settings, "chunk_scorer": ""}), base, "")
+        make_policy(config(policy_reads="hidden"), base, "")
+    alone = make_policy(config(chunk_scorer=""), base, "")
     first = alone.score(None, torch.tensor([[[-1.0, 0, 0], [-2.0, 0, 0], [0, 0, 0], [0, 0, 0]]]))[0]
     assert first[:2].tolist() == pytest.approx([-2.0, -4.0])  # the rule-based policy
     with pytest.raises(CheckpointError, match="train-chunk-scorer"):
-        make_policy(config, base, "another")
+        make_policy(config(), base, "another")

@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from tiny_data import tiny_vocoder, write_prepared
-from tiny_decoders import tiny_decoder
+from launched import ROOT, two_processes
+from tiny_data import write_prepared
+from tiny_decoders import states, tiny_decoder
+from tiny_training import log_of
+from toy_training import EVERY_STEP, TOY, Listener, toy_config, toy_parts, toy_trainer
 from toy_world import FEATURES, ToyDecoder, ToyRecognizer, ToyVocoder, faster, toy_items
 from transformers import TrainerCallback
 
@@ -35,11 +37,6 @@ from rl.rollout import Roller, forced_sizes
 from rl.train import main, run
 from rl.trainer import DCPOTrainer
 
-TOY = dict(
-    use_cpu=True, disable_tqdm=True, seed=1, per_device_train_batch_size=16, num_generations=4, num_train_epochs=2,
-    chunk_range=[1, 2], learning_rate=3e-3, policy_width=32, policy_heads=2, max_completion_length=300,
-    save_total_limit=None,
-)
 QUANTITIES = {  # logged by every step
     "loss", "reward", "reward_std", "wer", "frac_reward_zero_std", "out_of_range", "action_histogram/1",
     "entropy", "kl", "beta", "clip_fraction", "ratio_max", "reward_forced", "reward_sampled", "tokens_per_pass",
@@ -48,15 +45,8 @@ QUANTITIES = {  # logged by every step
 }
 
 
-def toy_trainer(out, train: int = 24, dev: int = 9, vocoder=None, rewards=None, **changes) -> DCPOTrainer:
-    config = DCPOConfig(output_dir=str(out), **{**TOY, **changes})
-    return DCPOTrainer(args=config, reward_funcs=rewards, decoder=ToyDecoder(), vocoder=vocoder or ToyVocoder(),
-                       recognizer=ToyRecognizer(), train_dataset=toy_items(train),
-                       eval_dataset=toy_items(dev, 5, "dev"))
-
-
-def log_of(out) -> list[dict]:
-    return [json.loads(line) for line in (Path(out) / "log.jsonl").read_text().splitlines()]
+def checksum_of(folder: Path) -> str:
+    return ChunkPolicy.from_pretrained(folder).checksum()
 
 
 def random_policy(features: int = FEATURES, actions: int = 4) -> ChunkPolicy:
@@ -70,6 +60,19 @@ def toy_roller(**changes) -> Roller:
     rewards = [WERReward(ToyRecognizer()), RangePenalty([2, 3]), faster]
     settings = dict(group_size=4, chunk_range=[2, 3])
     return Roller(ToyDecoder(), ToyVocoder(), rewards, [1, 1, 1], SamplingConfig(), **{**settings, **changes})
+
+
+class Deaf(ToyRecognizer):
+    """Hears one word, whatever is said; it counts what it was asked."""
+
+    heard = 0
+
+    def transcribe(self, waves, sample_rate):
+        self.heard += len(waves)
+        return ["red"] * len(waves)
+
+    def log_likelihood(self, waves, sample_rate, texts):
+        return [-1.0] * len(waves)
 
 
 def test_a_run_begins_with_a_policy_that_is_given(tmp_path):
@@ -137,8 +140,6 @@ def test_parts_do_not_change_rollouts(parts):
 
 def test_scoring_runs_beside_the_next_part():
     """Part 1 is scored in another thread: the vocoder of part 1 waits until part 2 has been rolled out."""
-    import threading
-
     second_rolled, here = threading.Event(), threading.get_ident()
 
     class Waiting(ToyVocoder):
@@ -175,44 +176,23 @@ def test_rollouts_of_a_transformer_need_no_second_pass_of_it():
     base = tiny_decoder()
     items = [replace(i, prompt=replace(i.prompt, prompt_ids=(1, 2))) for i in toy_items(3)]
 
-    class Silent(ToyRecognizer):
-        def transcribe(self, waves, sample_rate):
-            return ["red"] * len(waves)
-
-    roller = Roller(base, ToyVocoder(), [WERReward(Silent())], [1.0], SamplingConfig(max_tokens=30), group_size=2,
+    roller = Roller(base, ToyVocoder(), [WERReward(Deaf())], [1.0], SamplingConfig(max_tokens=30), group_size=2,
                     chunk_range=[3], hidden_dtype=torch.float16)
     batch = roller.collect(random_policy(32), items, range(3), seed=0)
     assert batch.hidden.dtype == torch.float16
     for i, record in enumerate(batch.records):
-        speech = [1, 2, 13, *record.result.tokens][: record.result.decision_positions[-1] + 1]
-        text = torch.tensor([record.item.prompt.text_ids])
-        full = base.speech_hidden(text, torch.tensor([text.shape[1]]), torch.tensor([speech]),
-                                  torch.tensor([len(speech)]), torch.tensor([3]))[0]
-        assert torch.allclose(batch.hidden[i, : len(speech)].float(), full, atol=5e-3)
+        last = record.result.decision_positions[-1] + 1
+        full = states(base, record.item.prompt, record.result.tokens)[:last]
+        assert torch.allclose(batch.hidden[i, :last].float(), full, atol=5e-3)
 
 
 # --- a recogniser that hears ---------------------------------------------------------------------------------------
 
 
-class Deaf(ToyRecognizer):
-    """Hears one word, whatever is said; it counts what it was asked."""
-
-    heard = 0
-
-    def transcribe(self, waves, sample_rate):
-        self.heard += len(waves)
-        return ["red"] * len(waves)
-
-    def log_likelihood(self, waves, sample_rate, texts):
-        return [-1.0] * len(waves)
-
-
 @pytest.mark.parametrize("rewards", [["wer"], ["cer"], ["log_likelihood", "range_penalty"]])
 def test_a_recogniser_that_does_not_hear_the_recordings_is_refused(tmp_path, rewards):
     def start(**changes):
-        config = DCPOConfig(output_dir=str(tmp_path), **{**TOY, "reward_funcs": rewards, **changes})
-        return DCPOTrainer(args=config, decoder=ToyDecoder(), vocoder=ToyVocoder(), recognizer=Deaf(),
-                           train_dataset=toy_items(120), eval_dataset=toy_items(3, 5, "dev"))
+        return toy_trainer(tmp_path, toy_parts(120, 3, recognizer=Deaf()), reward_funcs=rewards, **changes)
 
     with pytest.raises(RewardError) as refused:
         start()
@@ -221,9 +201,7 @@ def test_a_recogniser_that_does_not_hear_the_recordings_is_refused(tmp_path, rew
         assert way_out in str(refused.value)
     trainer = start(max_reward_wer=1)
     assert trainer.recognizer.heard <= 120
-    silent = DCPOTrainer(reward_funcs=["range_penalty", faster], args=DCPOConfig(output_dir=str(tmp_path / "b"), **TOY),
-                         decoder=ToyDecoder(), vocoder=ToyVocoder(), recognizer=Deaf(), train_dataset=toy_items(4),
-                         eval_dataset=toy_items(3, 5, "dev"))
+    silent = toy_trainer(tmp_path / "b", toy_parts(4, 3, recognizer=Deaf(), reward_funcs=["range_penalty", faster]))
     assert silent.recognizer.heard == 0
 
 
@@ -255,8 +233,8 @@ def test_prompt_batches_cover_every_epoch_and_repeat_windows():
 
 def test_dcpo_learns_a_schedule_that_beats_random_chunks(tmp_path):
     """WER far below random-in-range, at more tokens per pass than the perfect CAR-1 by a margin."""
-    trainer = toy_trainer(tmp_path, train=480, dev=120, num_train_epochs=1, per_device_train_batch_size=128,
-                          num_generations=8, forced_rows="none", rewards=["wer", faster])
+    trainer = toy_trainer(tmp_path, toy_parts(480, 120, reward_funcs=["wer", faster]), num_train_epochs=1,
+                          per_device_train_batch_size=128, num_generations=8, forced_rows="none")
     trainer.train()
     metrics = trainer.evaluate()
     items = trainer.eval_dataset.items
@@ -295,9 +273,7 @@ def test_trainer_does_with_the_forced_half_what_it_is_told(tmp_path, switch):
 def test_run_logs_everything_and_writes_the_policy(tmp_path):
     config = load_config(DCPOConfig, [f"output_dir={tmp_path}", *(f"{k}={json.dumps(v)}" for k, v in TOY.items()),
                                 "num_iterations=2"])
-    parts = dict(decoder=ToyDecoder(), vocoder=ToyVocoder(), recognizer=ToyRecognizer(), train_dataset=toy_items(12),
-                 eval_dataset=toy_items(5, 5, "dev"))
-    directory = run(config, **parts)
+    directory = run(config, **toy_parts(12, 5))
     lines = log_of(tmp_path)
     updates = [line for line in lines if "loss" in line]
     assert len(updates) == 2 * 3 * 2  # epochs x windows x inner updates
@@ -317,8 +293,7 @@ def test_run_logs_everything_and_writes_the_policy(tmp_path):
     policy = ChunkPolicy.from_pretrained(directory)
     assert policy.config.chunk_range == (1, 2) and "guidance range of the training: [1, 2]" in (
         directory / "README.md").read_text()
-    weights = ChunkPolicy.from_pretrained(tmp_path / source["best_checkpoint"])
-    assert policy.checksum() == weights.checksum()
+    assert policy.checksum() == checksum_of(tmp_path / source["best_checkpoint"])
     assert load_config(DCPOConfig, ["--config", str(tmp_path / "config.yaml")]).to_dict() == config.to_dict()
 
 
@@ -330,32 +305,36 @@ class StopAt(TrainerCallback):
         control.should_training_stop |= state.global_step == self.step
 
 
+RESUMED = dict(num_iterations=2, gradient_accumulation_steps=2, per_device_train_batch_size=8, save_strategy="steps",
+               save_steps=1, eval_strategy="no", load_best_model_at_end=False, beta=1.0)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> DCPOTrainer:
+    """A run that never stopped."""
+    trainer = toy_trainer(tmp_path_factory.mktemp("whole"), toy_parts(12), **RESUMED)
+    trainer.train()
+    return trainer
+
+
 @pytest.mark.parametrize("stop", [1, 3, 6, 7])  # inside a window (1, 3, 7), at the end of an epoch (6)
-def test_resumed_run_equals_one_that_never_stopped(tmp_path, stop):
-    """T15, bit for bit, with two inner updates, two accumulated micro-batches, and a KL to the epoch's reference."""
-    changes = dict(num_iterations=2, gradient_accumulation_steps=2, per_device_train_batch_size=8, num_generations=4,
-                   save_strategy="steps", save_steps=1, eval_strategy="no", load_best_model_at_end=False, beta=1.0)
-    if not hasattr(test_resumed_run_equals_one_that_never_stopped, "whole"):
-        whole = toy_trainer(tmp_path / "whole", train=12, **changes)
-        whole.train()
-        test_resumed_run_equals_one_that_never_stopped.whole = (whole.policy.checksum(), whole.state.log_history)
-    checksum, history = test_resumed_run_equals_one_that_never_stopped.whole
-    first = toy_trainer(tmp_path / "stopped", train=12, **changes)
+def test_resumed_run_equals_one_that_never_stopped(tmp_path, whole, stop):
+    """Bit for bit, with two inner updates, two accumulated micro-batches, and a KL to the epoch's reference."""
+    first = toy_trainer(tmp_path, toy_parts(12), **RESUMED)
     first.add_callback(StopAt(stop))
     first.train()
-    assert first.state.global_step == stop and first.policy.checksum() != checksum
-    (tmp_path / "stopped" / f"checkpoint-{stop + 9}").mkdir()  # killed while a checkpoint was written
-    second = toy_trainer(tmp_path / "stopped", train=12, **changes)
+    assert first.state.global_step == stop and first.policy.checksum() != whole.policy.checksum()
+    (tmp_path / f"checkpoint-{stop + 9}").mkdir()  # killed while a checkpoint was written
+    second = toy_trainer(tmp_path, toy_parts(12), **RESUMED)
     second.train(resume_from_checkpoint=True)
-    assert second.state.global_step == 12
-    assert second.policy.checksum() == checksum
+    assert second.state.global_step == 12 and second.policy.checksum() == whole.policy.checksum()
 
-    def figures(log):
-        return [{k: v for k, v in line.items() if not k.startswith(("seconds", "train_"))} for line in log
-                if "loss" in line]
+    def figures(trainer):
+        return [{k: v for k, v in line.items() if not k.startswith(("seconds", "train_"))}
+                for line in trainer.state.log_history if "loss" in line]
 
-    assert figures(second.state.log_history) == figures(history)  # rollouts that are made again are not logged again
-    assert [line["step"] for line in log_of(tmp_path / "stopped") if "loss" in line] == list(range(1, 13))
+    assert figures(second) == figures(whole)  # rollouts that are made again are not logged again
+    assert [line["step"] for line in log_of(tmp_path) if "loss" in line] == list(range(1, 13))
 
 
 def test_checkpoint_of_another_policy_is_refused(tmp_path):
@@ -375,14 +354,14 @@ def test_failed_rewards_are_counted_and_stop_the_run_past_a_threshold(tmp_path):
     def breaks(tokens):
         return 0 < len(tokens) and tokens[-1] % 3 != 2 and len(tokens) % 4 == 0
 
-    trainer = toy_trainer(tmp_path / "a", vocoder=ToyVocoder(breaks), max_failed_rewards=1.0, num_train_epochs=1,
+    trainer = toy_trainer(tmp_path / "a", {"vocoder": ToyVocoder(breaks)}, max_failed_rewards=1.0, num_train_epochs=1,
                           eval_strategy="no", load_best_model_at_end=False)
     trainer.train()
     shares = [line["failed_rewards"] for line in log_of(tmp_path / "a") if "loss" in line]
     assert max(shares) > 0
     assert all(p.isfinite().all() for p in trainer.policy.parameters())
     with pytest.raises(RewardError, match="the first: RuntimeError: the toy vocoder broke"):
-        toy_trainer(tmp_path / "b", vocoder=ToyVocoder(lambda tokens: True)).train()
+        toy_trainer(tmp_path / "b", {"vocoder": ToyVocoder(lambda tokens: True)}).train()
 
 
 @pytest.mark.parametrize(("setting", "message"), [
@@ -438,15 +417,14 @@ def test_guidance_profile_gives_the_range_and_must_fit_the_decoder(tmp_path):
     profile.write_text(json.dumps({"range": [3, 2], "base_checksum": "another"}))
     with pytest.raises(CheckpointError, match="of another decoder"):
         toy_trainer(tmp_path, chunk_range=[], guidance=str(profile))
-    with pytest.raises(ConfigError, match="run `dcar profile` first"):
-        toy_trainer(tmp_path, chunk_range=[], guidance=str(tmp_path / "none.json"))
 
 
-@pytest.mark.parametrize("content", [b"{}", b"[]", b"null", b"3", b'{"range": []}', b'{"range": 2}',
-                                     b'{"range": ["a"]}',
-                                     b'{"range": [0]}', b"{", b"caf\xe9", b"[" * 100_000])
+@pytest.mark.parametrize("content", [None, b"{}", b"[]", b"null", b"3", b'{"range": []}', b'{"range": 2}',
+                                     b'{"range": ["a"]}', b'{"range": [0]}', b"{", b"caf\xe9", b"[" * 100_000])
 def test_what_is_no_guidance_profile_is_refused(tmp_path, content):
-    (profile := tmp_path / "profile.json").write_bytes(content)
+    profile = tmp_path / "profile.json"
+    if content is not None:
+        profile.write_bytes(content)
     with pytest.raises(ConfigError, match=f"guidance {profile}: .*run `dcar profile` first"):
         toy_trainer(tmp_path, chunk_range=[], guidance=str(profile))
 
@@ -463,25 +441,9 @@ def test_range_prior_is_where_a_new_policy_starts(tmp_path):
 # --- the entry point, with files and processes -----------------------------------------------------------------------
 
 
-@pytest.fixture
-def files(tmp_path):
-    """Decoder, vocoder and prepared corpus on disk, as the entry point reads them."""
-    tiny_decoder(tokenizer="tiny@abc").save_pretrained(tmp_path / "base")
-    tiny_vocoder().save_pretrained(tmp_path / "vocoder")
-    write_prepared(tmp_path / "data")
-    return tmp_path
-
-
-class Listener:
-    """Mishears waves of an even number of tokens, so that rewards differ."""
-
-    name = "listener"
-
-    def transcribe(self, waves, sample_rate):
-        return ["a red house" if len(w) % 960 else "a red mouse" for w in waves]
-
-
 def test_entry_point_reads_files(files):
+    """And leaves the decoder as it is."""
+    weights = (files / "base" / "model.safetensors").read_bytes()
     arguments = [
         f"decoder={files / 'base'}", f"data={files / 'data'}", f"vocoder={files / 'vocoder'}",
         f"output_dir={files / 'run'}", "use_cpu=true", "per_device_train_batch_size=16", "num_generations=4",
@@ -490,17 +452,16 @@ def test_entry_point_reads_files(files):
         "disable_tqdm=true", "report_to=tensorboard",
     ]
     main(arguments, recognizer=Listener())
+    assert (files / "base" / "model.safetensors").read_bytes() == weights
+    source, checksum = json.loads((files / "run" / "provenance.json").read_text()), tiny_decoder().checksum()
     policy = ChunkPolicy.from_pretrained(files / "run" / "policy")
-    assert policy.config.tokenizer == "tiny@abc" and policy.config.base_checksum == tiny_decoder().checksum()
+    assert policy.config.tokenizer == "tiny@abc" and policy.config.base_checksum == checksum == source["base_checksum"]
     log = [line for line in log_of(files / "run") if "loss" in line]
     assert len(log) == 2 and set(log[0]) >= QUANTITIES
     assert list((files / "run").rglob("events*"))
+    write_prepared(files / "other", checksum="def")
     with pytest.raises(DataError, match="tokenizer"):
-        write_prepared(files / "other", checksum="def")
         main([*arguments, f"data={files / 'other'}"], recognizer=Listener())
-
-
-RECIPES = sorted(Path(__file__).parents[2].glob("launch/recipes/dcpo_*.yaml"))
 
 
 @pytest.mark.parametrize(("optimizer", "rounding"), [
@@ -510,16 +471,9 @@ def test_two_processes_learn_what_one_learns(tmp_path, optimizer, rounding):
     Conjugate gradients make so much of it that on some processors the second step draws otherwise: there the first."""
     settings = {**TOY, "num_train_epochs": 1, "num_iterations": 2, **optimizer}
     arguments = [f"{k}={json.dumps(v)}" for k, v in settings.items()]
-    done = subprocess.run(
-        [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2",
-         "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0",
-         Path(__file__).parents[1] / "dcpo_process.py", *arguments, "per_device_train_batch_size=8",
-         f"output_dir={tmp_path / 'two'}"],
-        env={**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
-        timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
-    main([*arguments, f"output_dir={tmp_path / 'one'}"], decoder=ToyDecoder(), vocoder=ToyVocoder(),
-         recognizer=ToyRecognizer(), train_dataset=toy_items(24), eval_dataset=toy_items(9, 5, "dev"))
+    two_processes(ROOT / "tests" / "dcpo_process.py", *arguments, "per_device_train_batch_size=8",
+                  f"output_dir={tmp_path / 'two'}")
+    main([*arguments, f"output_dir={tmp_path / 'one'}"], **toy_parts())
     two, one = (json.loads((tmp_path / n / "provenance.json").read_text()) for n in ("two", "one"))
     assert (two["processes"], one["processes"]) == (2, 1) and two["steps"] == one["steps"]
     first, second = (ChunkPolicy.from_pretrained(tmp_path / n / "policy").state_dict() for n in ("two", "one"))
@@ -534,44 +488,36 @@ def test_two_processes_learn_what_one_learns(tmp_path, optimizer, rounding):
 # --- what a run of days meets -------------------------------------------------------------------------------------
 
 
-def parts_of(train: int = 12, **changes) -> dict:
-    return {**dict(decoder=ToyDecoder(), vocoder=ToyVocoder(), recognizer=ToyRecognizer(),
-                   train_dataset=toy_items(train), eval_dataset=toy_items(5, 5, "dev")), **changes}
-
-
-def toy_config(out, **changes) -> DCPOConfig:
-    steps = {"save_strategy": "steps", "save_steps": 1, "eval_strategy": "steps", "eval_steps": 1}
-    return DCPOConfig(output_dir=str(out), **{**TOY, **steps, **changes})
+def trained(out: Path, parts: dict | None = None, **changes) -> Path:
+    """The folder of the policy after a run that saves and evaluates at every step, six steps unless told otherwise."""
+    return run(toy_config(out, **{**EVERY_STEP, **changes}), **toy_parts(12, 5, **(parts or {})))
 
 
 @pytest.mark.parametrize("changes", [{"max_steps": 4}, {"max_steps": 4, "load_best_model_at_end": False}, {}], ids=str)
 def test_a_finished_run_repeated_trains_no_step_and_logs_nothing_twice(tmp_path, changes):
     """Three updates an epoch: four of them end within one, which Trainer would go on with."""
-    directory = run(toy_config(tmp_path, **changes), **parts_of())
+    def untimed() -> list[dict]:
+        return [{k: v for k, v in line.items() if k != "eval_seconds"} for line in log_of(tmp_path)]
+
+    directory = trained(tmp_path, **changes)
     steps = changes.get("max_steps", 6)
-    checksum, log = ChunkPolicy.from_pretrained(directory).checksum(), (tmp_path / "log.jsonl").read_text()
-    run(toy_config(tmp_path, **changes), **parts_of())
+    checksum, text, log = checksum_of(directory), (tmp_path / "log.jsonl").read_text(), untimed()
+    trained(tmp_path, **changes)
     source = json.loads((tmp_path / "provenance.json").read_text())
     assert source["steps"] == steps and latest_checkpoint(tmp_path).name == f"checkpoint-{steps}"
-    assert ChunkPolicy.from_pretrained(directory).checksum() == checksum
-
-    def untimed(text: str) -> list[dict]:
-        return [{k: v for k, v in json.loads(line).items() if k != "eval_seconds"} for line in text.splitlines()]
-
-    again = (tmp_path / "log.jsonl").read_text()
-    assert untimed(again) == untimed(log)
-    (tmp_path / "log.jsonl").write_text("".join(log.splitlines(keepends=True)[:-2]) + '{"st')  # killed at its end
-    run(toy_config(tmp_path, **changes), **parts_of())
-    cut = untimed((tmp_path / "log.jsonl").read_text())
-    assert cut[:-2] == untimed(log)[:-2] and cut[-1] == untimed(log)[-1] and "train_loss" in cut[-2]
+    assert checksum_of(directory) == checksum and untimed() == log
+    (tmp_path / "log.jsonl").write_text("".join(text.splitlines(keepends=True)[:-2]) + '{"st')  # killed at its end
+    trained(tmp_path, **changes)
+    cut = untimed()
+    assert cut[:-2] == log[:-2] and cut[-1] == log[-1] and "train_loss" in cut[-2]
 
 
-def test_a_policy_that_is_not_finite_stops_the_run_and_is_not_exported(tmp_path, monkeypatch):
+@pytest.mark.parametrize("save_steps", [1, 2])
+def test_a_policy_that_is_not_finite_stops_the_run_and_is_not_exported(tmp_path, monkeypatch, save_steps):
     monkeypatch.setattr("rl.config.check", lambda config: None)  # such settings are refused by now
-    for out, settings in ((tmp_path / "a", {}), (tmp_path / "b", {"save_steps": 2})):
-        with pytest.raises(TrainingError, match="step 1: the weights are not finite .* and are not saved"):
-            run(toy_config(out, learning_rate=float("inf"), **settings), **parts_of())
-        assert latest_checkpoint(out) is None and not (out / "policy").exists()
+    with pytest.raises(TrainingError, match="step 1: the weights are not finite .* and are not saved"):
+        trained(tmp_path, learning_rate=float("inf"), save_steps=save_steps)
+    assert latest_checkpoint(tmp_path) is None and not (tmp_path / "policy").exists()
 
 
 class Poison(TrainerCallback):
@@ -590,7 +536,7 @@ def test_the_rollouts_of_a_broken_update_are_kept(tmp_path, monkeypatch):
 
     monkeypatch.setattr("rl.train.DCPOTrainer", Poisoned)
     with pytest.raises(TrainingError, match="step 2: the gradient is not finite .output.weight") as caught:
-        run(toy_config(tmp_path), **parts_of())
+        trained(tmp_path)
     kept = tmp_path / "offending-step-2-rank-0.safetensors"
     assert str(kept) in str(caught.value)
     (batch,), facts = load_batch(kept)
@@ -599,79 +545,55 @@ def test_the_rollouts_of_a_broken_update_are_kept(tmp_path, monkeypatch):
 
 
 def test_dcpo_goes_on_from_the_next_older_checkpoint(tmp_path, caplog):
-    directory = run(toy_config(tmp_path), **parts_of())
-    checksum = ChunkPolicy.from_pretrained(directory).checksum()
+    directory = trained(tmp_path)
+    checksum = checksum_of(directory)
     (tmp_path / "checkpoint-6" / "dcpo.safetensors").write_bytes(b"cut")
     (tmp_path / "checkpoint-5" / "rng_state.pth").unlink()
-    run(toy_config(tmp_path), **parts_of())
+    trained(tmp_path)
     assert "checkpoint-6 is passed over: dcpo.safetensors has 3 of" in caplog.text
     assert "checkpoint-5 is passed over: rng_state.pth is missing" in caplog.text
-    assert ChunkPolicy.from_pretrained(directory).checksum() == checksum
+    assert checksum_of(directory) == checksum
+    (tmp_path / "checkpoint-3" / "optimizer.pt").unlink()
     with pytest.raises(CheckpointError, match="not complete: optimizer.pt is missing"):
-        (tmp_path / "checkpoint-3" / "optimizer.pt").unlink()
-        run(toy_config(tmp_path, resume_from_checkpoint=str(tmp_path / "checkpoint-3")), **parts_of())
+        trained(tmp_path, resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
 
 
-def test_a_signal_in_a_dcpo_step_saves_and_leaves(tmp_path, monkeypatch):
-    whole = ChunkPolicy.from_pretrained(run(toy_config(tmp_path / "whole"), **parts_of())).checksum()
+class Fails(ToyRecognizer):
+    """At some of its calls it does something else first."""
 
-    class Signals(ToyRecognizer):
-        calls = 0
+    def __init__(self, at: range, what):
+        self.calls, self.at, self.what = 0, at, what
 
-        def transcribe(self, waves, sample_rate):
-            Signals.calls += 1
-            if Signals.calls == 6:  # in the rollouts of some step
-                os.kill(os.getpid(), signal.SIGTERM)
-            return super().transcribe(waves, sample_rate)
+    def transcribe(self, waves, sample_rate):
+        self.calls += 1
+        if self.calls in self.at:
+            self.what()
+        return super().transcribe(waves, sample_rate)
 
-    config = toy_config(tmp_path / "stopped", save_steps=4)
+
+def test_a_signal_in_a_dcpo_step_saves_and_leaves(tmp_path):
+    trained(tmp_path / "whole")
+    stopped = tmp_path / "stopped"
+    signals = Fails(range(6, 7), lambda: os.kill(os.getpid(), signal.SIGTERM))  # in the rollouts of some step
     with pytest.raises(StoppedError, match="SIGTERM: .* is saved; the same command goes on from it") as caught:
-        run(config, **parts_of(recognizer=Signals()))
-    assert caught.value.status == 75 and latest_checkpoint(tmp_path / "stopped") is not None
-    directory = run(toy_config(tmp_path / "stopped", save_steps=4), **parts_of())
-    assert [line["step"] for line in log_of(tmp_path / "stopped") if "loss" in line] == [1, 2, 3, 4, 5, 6]
-    last = ChunkPolicy.from_pretrained(tmp_path / "stopped" / "checkpoint-6").checksum()
-    assert last == ChunkPolicy.from_pretrained(tmp_path / "whole" / "checkpoint-6").checksum()
-    assert directory.is_dir() and whole
+        trained(stopped, {"recognizer": signals}, save_steps=4)
+    assert caught.value.status == 75 and latest_checkpoint(stopped) is not None
+    assert trained(stopped, save_steps=4).is_dir()
+    assert [line["step"] for line in log_of(stopped) if "loss" in line] == [1, 2, 3, 4, 5, 6]
+    assert checksum_of(stopped / "checkpoint-6") == checksum_of(tmp_path / "whole" / "checkpoint-6")
 
 
 def test_past_the_threshold_the_state_is_saved_and_the_same_command_goes_on(tmp_path):
     """The recogniser dies in the fourth step; repaired, the run ends as one that it never failed in."""
+    def dies():
+        raise OSError("the recogniser's GPU fell off the bus")
+
     settings = dict(save_steps=5, eval_strategy="no")
-    whole = run(toy_config(tmp_path / "whole", **settings), **parts_of())
-
-    class Dies(ToyRecognizer):
-        dead = True
-
-        def __init__(self):
-            self.calls = 0
-
-        def transcribe(self, waves, sample_rate):
-            self.calls += 1
-            if Dies.dead and self.calls > 8:
-                raise OSError("the recogniser's GPU fell off the bus")
-            return super().transcribe(waves, sample_rate)
-
+    trained(tmp_path / "whole", **settings)
+    broken = tmp_path / "broken"
     with pytest.raises(RewardError, match="fell off the bus.*The last good checkpoint is .*checkpoint-[1-4]"):
-        run(toy_config(tmp_path / "broken", **settings), **parts_of(recognizer=Dies()))
-    saved = latest_checkpoint(tmp_path / "broken")
+        trained(broken, {"recognizer": Fails(range(9, 99), dies)}, **settings)
+    saved = latest_checkpoint(broken)
     assert saved is not None and 0 < int(saved.name[11:]) < 5
-    Dies.dead = False
-    run(toy_config(tmp_path / "broken", **settings), **parts_of(recognizer=Dies()))
-    last = [ChunkPolicy.from_pretrained(tmp_path / n / "checkpoint-6").checksum() for n in ("whole", "broken")]
-    assert last[0] == last[1] and whole.is_dir()
-
-
-def test_dcpo_leaves_the_base_as_it_is(files):
-    from dcar.model.load import load_decoder
-
-    base = load_decoder(str(files / "base"))
-    checksum, on_disk = base.checksum(), (files / "base" / "model.safetensors").read_bytes()
-    main([f"data={files / 'data'}", f"base={files / 'base'}", f"vocoder={files / 'vocoder'}",
-          f"output_dir={files / 'run'}", "use_cpu=true", "per_device_train_batch_size=16", "num_generations=4",
-          "chunk_range=[2,3]", "policy_width=16", "policy_heads=2", "num_train_epochs=1", "max_completion_length=20",
-          "prompt_tokens=5", "disable_tqdm=true", "eval_strategy=no", "learning_rate=0.01"],
-         recognizer=Listener(), decoder=base)
-    assert base.checksum() == checksum and (files / "base" / "model.safetensors").read_bytes() == on_disk
-    source = json.loads((files / "run" / "provenance.json").read_text())
-    assert source["base_checksum"] == checksum == ChunkPolicy.from_pretrained(files / "run/policy").config.base_checksum
+    trained(broken, **settings)
+    assert checksum_of(broken / "checkpoint-6") == checksum_of(tmp_path / "whole" / "checkpoint-6")

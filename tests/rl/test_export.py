@@ -102,18 +102,25 @@ def test_a_program_of_shared_heads(tmp_path, tie):
         assert torch.allclose(got, wanted, atol=1e-4)
 
 
-@pytest.mark.parametrize("scored", [False, True])
-def test_a_program_of_a_policy_after_the_draw_and_its_card(tmp_path, scored):
-    """Decisions and tokens are those of decoding; the card's example runs with torch alone."""
+def exported_after_the_draw(folder, scored: bool, *more: str):
+    """A decoder and a policy that looks at candidates, exported: (decoder, policy, folder)."""
     base = tiny_decoder()
     held = shape_of(ChunkScorer(ChunkScorerConfig(32, 4, base.config.output_size, 4, 8))) if scored else {}
     policy = ChunkPolicy(ChunkPolicyConfig(32, 4, 16, 2, None, (2, 3), base.checksum(), "tiny@abc", reads="candidates",
                                            sizes=(1, 2, 3), **held)).eval()
     torch.nn.init.normal_(policy.scores.linear.weight, std=0.2)
-    policy.save_pretrained(tmp_path / "policy")
-    base.save_pretrained(tmp_path / "base")
-    out = tmp_path / "out"
-    main([f"run={tmp_path / 'policy'}", f"decoder={tmp_path / 'base'}", f"out={out}"])
+    if scored:
+        torch.nn.init.normal_(policy.chunk_scorer.output.weight, std=8.0)
+    policy.save_pretrained(folder / "policy")
+    base.save_pretrained(folder / "base")
+    main([f"run={folder / 'policy'}", f"decoder={folder / 'base'}", f"out={folder / 'out'}", *more])
+    return base, policy, folder / "out"
+
+
+@pytest.mark.parametrize("scored", [False, True])
+def test_a_program_of_a_policy_after_the_draw_and_its_card(tmp_path, scored):
+    """Decisions and tokens are those of decoding; the card's example runs with torch alone."""
+    base, policy, out = exported_after_the_draw(tmp_path, scored)
     _, done = example_of(out)
     assert done.stdout.count("keep [") == 2, done.stderr[-2000:]
     program = torch.export.load(str(out / "serving.pt2")).module()
@@ -133,16 +140,7 @@ def test_a_program_of_a_policy_after_the_draw_and_its_card(tmp_path, scored):
 def test_a_program_that_chooses_among_draws(tmp_path):
     """Given the chunks that decoding drew, it chooses the same candidate and size; the card says what goes in and
     out."""
-    base = tiny_decoder()
-    held = shape_of(ChunkScorer(ChunkScorerConfig(32, 4, base.config.output_size, 4, 8)))
-    policy = ChunkPolicy(ChunkPolicyConfig(32, 4, 16, 2, None, (2, 3), base.checksum(), "tiny@abc", reads="candidates",
-                                           sizes=(1, 2, 3), **held)).eval()
-    torch.nn.init.normal_(policy.scores.linear.weight, std=0.2)
-    torch.nn.init.normal_(policy.chunk_scorer.output.weight, std=8.0)
-    policy.save_pretrained(tmp_path / "policy")
-    base.save_pretrained(tmp_path / "base")
-    out = tmp_path / "out"
-    main([f"run={tmp_path / 'policy'}", f"decoder={tmp_path / 'base'}", f"out={out}", "num_candidates=5"])
+    base, policy, out = exported_after_the_draw(tmp_path, True, "num_candidates=5")
     program = torch.export.load(str(out / "serving.pt2")).module()
     schedule, drawn = PolicyChunk(policy, num_candidates=5), []
     schedule.see = lambda session, logits, tokens: (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from test_dcpo import files  # noqa: F401  (fixture: decoder, vocoder and corpus on disk)
+from toy_training import Listener
 from toy_world import ToyDecoder, ToyRecognizer, ToyVocoder, toy_items
 
 from dcar.errors import ConfigError, RewardError
@@ -59,25 +59,22 @@ def test_profile_refuses_nonsense():
         guidance.main([])
 
 
-def test_command_writes_json(files, monkeypatch, capsys):  # noqa: F811
-    class Listener:
-        name = "listener"
+def settings_of(files) -> list[str]:
+    return [f"base={files / 'base'}", f"data={files / 'data'}", f"vocoder={files / 'vocoder'}", "prompt_tokens=5",
+            "sampling.max_tokens=20"]
 
-        def transcribe(self, waves, sample_rate):
-            return ["a red house" if len(w) % 960 else "a red mouse" for w in waves]
 
+def test_command_writes_json(files, monkeypatch, capsys):
     monkeypatch.setattr(guidance, "load_recognizer", lambda name, device: Listener())
-    guidance.main([f"decoder={files / 'base'}", f"data={files / 'data'}", f"vocoder={files / 'vocoder'}",
-                   "prompt_tokens=5", f"out={files / 'profile'}", "sampling.max_tokens=20", "range_size=3"])
+    guidance.main([*settings_of(files), f"out={files / 'profile'}", "range_size=3"])
     result = json.loads((files / "profile" / "profile.json").read_text())
     assert len(result["rows"]) == 4 and len(result["range"]) == 3 and len(result["base_checksum"]) == 64
     assert "guidance range:" in capsys.readouterr().out
 
 
-def test_command_refuses_a_recogniser_that_does_not_hear_the_recordings(files, monkeypatch):  # noqa: F811
+def test_command_refuses_a_recogniser_that_does_not_hear_the_recordings(files, monkeypatch):
     monkeypatch.setattr(guidance, "load_recognizer", lambda name, device: Deaf())
-    settings = [f"base={files / 'base'}", f"data={files / 'data'}", f"vocoder={files / 'vocoder'}", "prompt_tokens=5",
-                f"out={files / 'deaf'}", "sampling.max_tokens=20", "sizes=[2]", "range_size=1"]
+    settings = [*settings_of(files), f"out={files / 'deaf'}", "sizes=[2]", "range_size=1"]
     with pytest.raises(RewardError, match=r"recogniser toy makes \d+ % word errors .* max_reward_wer=0.5: .*moonshine"):
         guidance.main(settings)
     assert not (files / "deaf").exists()

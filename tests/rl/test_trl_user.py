@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import toy_world
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from test_dcpo import Listener, files, log_of  # noqa: F401  (fixture: decoder, vocoder and corpus on disk)
+from tiny_training import log_of
+from toy_training import Listener
 from transformers import TrainingArguments
 from trl import GRPOConfig, GRPOTrainer
 
@@ -25,13 +26,13 @@ SMALL = dict(use_cpu=True, disable_tqdm=True, seed=1, per_device_train_batch_siz
              eval_strategy="no", save_strategy="no", learning_rate=0.01)
 
 
-def trainer_of(files, rewards, **more) -> DCPOTrainer:  # noqa: F811
+def trainer_of(files, rewards, **more) -> DCPOTrainer:
     args = DCPOConfig(str(files / "run"), decoder=str(files / "base"), data=str(files / "data"),
                       vocoder=str(files / "vocoder"), **{**SMALL, **more})
     return DCPOTrainer(reward_funcs=rewards, args=args, recognizer=Listener())
 
 
-def test_a_reward_of_ones_own_trains(files):  # noqa: F811
+def test_a_reward_of_ones_own_trains(files):
     """A function, one by its dotted path and a built-in one side by side, with a column of the data set."""
     seen = []
 
@@ -46,9 +47,9 @@ def test_a_reward_of_ones_own_trains(files):  # noqa: F811
     parts = dict(decoder=decoder, vocoder=trainer_of(files, "range_penalty").vocoder, recognizer=Listener())
     trainer = DCPOTrainer(reward_funcs=[loud, "toy_world.faster", "range_penalty"], args=args, train_dataset=dataset,
                           **parts)
-    before = trainer.policy.checksum()
+    before, frozen = trainer.policy.checksum(), decoder.checksum()
     trainer.train()
-    assert trainer.policy.checksum() != before
+    assert trainer.policy.checksum() != before and decoder.checksum() == frozen
     first = [line for line in log_of(files / "run") if "loss" in line][0]
     parts_of_reward = [first[f"rewards/{name}/mean"] for name in ("loud", "faster", "range_penalty")]
     assert first["reward"] == pytest.approx(np.dot(parts_of_reward, [1.0, 0.5, 2.0])) and first["failed_rewards"] == 0
@@ -66,7 +67,7 @@ def test_a_reward_of_ones_own_trains(files):  # noqa: F811
         DCPOTrainer(None, toy_world.faster, args, dataset, **parts)
 
 
-def test_the_data_set_gives_the_prompts_of_the_command(files):  # noqa: F811
+def test_the_data_set_gives_the_prompts_of_the_command(files):
     trainer = trainer_of(files, "range_penalty")
     dataset = load_dataset(str(files / "data"), trainer.base, prompt_tokens=5, seed=1)
     other = DCPOTrainer(None, "range_penalty", trainer.args, dataset, decoder=trainer.base, vocoder=trainer.vocoder,
@@ -86,7 +87,7 @@ def test_names_are_those_of_trl():
     assert not own & set(DCPOConfig.REMOVED) - set(NOT_OURS)
 
 
-def test_tensorboard_is_that_of_transformers(files):  # noqa: F811
+def test_tensorboard_is_that_of_transformers(files):
     trainer_of(files, ["range_penalty"], report_to="tensorboard", logging_steps=1).train()
     (event,) = (files / "run").rglob("events*")
     board = EventAccumulator(str(event.parent))
@@ -95,7 +96,7 @@ def test_tensorboard_is_that_of_transformers(files):  # noqa: F811
     assert len(board.Scalars("train/reward")) == 2
 
 
-def test_a_policy_in_hand_is_trained_for_its_own_decoder(files):  # noqa: F811
+def test_a_policy_in_hand_is_trained_for_its_own_decoder(files):
     decoder = load_decoder(str(files / "base"))
     policy = ChunkPolicy(ChunkPolicyConfig(decoder.config.hidden_size, 4, 16, 2, base_checksum=decoder.checksum()))
     trainer = DCPOTrainer(model=policy, reward_funcs="range_penalty", decoder=decoder, args=DCPOConfig(

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,37 +11,25 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from compare_worker import SHORT, LevelJudge, ToneVocoder, loudness, tiny_config, tiny_policy, tiny_tools
-from tiny_decoders import tiny_decoder
+from compare_worker import SHORT, LevelJudge, ToneVocoder, loudness, records_of, spoken, tiny_config, tiny_tools
+from launched import ROOT, two_processes
 
 from dcar.decoding import ChunkMethod, FixedChunk, decode
-from dcar.errors import CheckpointError, ConfigError, DataError
+from dcar.errors import ConfigError, DataError
 from dcar.process import run_command
 from dcar.prompts.texts import read_texts, text_prompts
 from eval.analysis.reasons import watch
 from eval.compare.explain import Explanations
 from eval.compare.processes import threads_of
 from eval.compare.run import CompareConfig, main, run
-from eval.methods.families import parse_method
 from eval.methods.registry import METHODS, Entry, Models, make_methods
-from eval.report.table import table_text
-from eval.results.rows import make_rows
 from eval.results.store import RECORDING, RESYNTHESIS, Maker, RecordStore, choose_items
-from eval.results.timing import speedup, speedup_quartiles, summarize
 from eval.scorers.load import Scorer
-from eval.scorers.metrics import NoiseQuality
 
-ROOT = Path(__file__).parents[3]
 FIELDS = """method wer wer_ci cer wer_capped substitutions deletions insertions speaker_similarity
 tokens_per_pass lm_rtf rtf speedup_vs_far speedup_vs_car1 n truncation_rate duration_ratio p_vs_far p_vs_best_car
 detectable_difference p_vs_car1 p_vs_sd family setting target_passes draft_passes acceptance_rate acceptance_rate_ci
 acceptance_by_position speedup_vs_far_quartiles p_vs_random""".split()
-
-
-def records_of(out: Path) -> list[dict]:
-    """The gathered records without timings."""
-    found = [json.loads(line) for line in (out / "records.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in r.items() if k != "seconds"} for r in found]
 
 
 @pytest.fixture(scope="module")
@@ -81,16 +65,13 @@ def test_rows_have_the_promised_fields(compared):
     assert len(pairs) == 2 * 10  # far, car, random, dcar, dcar-sampled
 
 
-def test_records_are_what_the_decoder_says(compared):
-    out, _ = compared
-    tools = tiny_tools()
-    prompts = [i.prompt for i in tools.items]
-    direct = decode(tools.models.decoder, prompts, ChunkMethod(FixedChunk(3)), tiny_config(out).sampling, seed=1)
-    stored = {r["id"]: r for r in records_of(out) if r["method"] == "car-3" and r["seed"] == 1}
-    assert {r.utterance_id: r.tokens for r in direct} == {i: r["tokens"] for i, r in stored.items()}
-    far = decode(tools.models.far_decoder, prompts, ChunkMethod(FixedChunk(1)), tiny_config(out).sampling, seed=0)
-    assert {r.utterance_id: r.tokens for r in far} == {
-        r["id"]: r["tokens"] for r in records_of(out) if r["method"] == "far" and r["seed"] == 0}
+@pytest.mark.parametrize(("method", "which", "size", "seed"), [
+    ("car-3", "decoder", 3, 1), ("far", "far_decoder", 1, 0)])
+def test_records_are_what_the_decoder_says(compared, method, which, size, seed):
+    models, prompts = tiny_tools().models, [i.prompt for i in tiny_tools().items]
+    direct = decode(getattr(models, which), prompts, ChunkMethod(FixedChunk(size)), SHORT, seed=seed)
+    assert {r.utterance_id: r.tokens for r in direct} == {
+        r["id"]: r["tokens"] for r in records_of(compared[0]) if r["method"] == method and r["seed"] == seed}
 
 
 def test_audio_is_kept_only_where_asked(compared):
@@ -147,10 +128,10 @@ def test_interrupted_run_goes_on(tmp_path, compared):
 
 
 def test_a_larger_comparison_reuses_a_smaller_one(tmp_path):
-    small = LevelJudge()
-    run(tiny_config(tmp_path, methods=["car-1"], seeds=[0], limit=3, report=False), tiny_tools(small))
+    more = {"references": True, "audio_samples": 2}
+    spoken(tmp_path, methods=["car-1"], limit=3, **more)
     large = LevelJudge()
-    run(tiny_config(tmp_path, methods=["car-1", "car-2"], seeds=[0], limit=5, report=False), tiny_tools(large))
+    spoken(tmp_path, tiny_tools(large), methods=["car-1", "car-2"], limit=5, **more)
     assert 0 < large.calls <= 5 * 4 - 3 * 3 + 2  # two more utterances may now carry audio
     assert {r["method"] for r in records_of(tmp_path)} == {RECORDING, RESYNTHESIS, "car-1", "car-2"}
 
@@ -168,27 +149,11 @@ def test_what_is_heard_of_tokens_does_not_depend_on_their_company(tmp_path):
     found = []
     for name, batch_size, limits in (("alone", 1, [6]), ("together", 6, [6]), ("in pieces", 3, [2, 5, 6])):
         for limit in limits:
-            config = tiny_config(tmp_path / name, methods=["car-1", "car-2"], seeds=[0], batch_size=batch_size,
-                                 limit=limit, report=False, audio_samples=0)
-            run(config, dataclasses.replace(tiny_tools(), vocoder=RoundingVocoder()))
+            spoken(tmp_path / name, replace(tiny_tools(), vocoder=RoundingVocoder()), methods=["car-1", "car-2"],
+                   batch_size=batch_size, limit=limit, references=True)
         found.append(records_of(tmp_path / name))
     assert found[0] == found[1] == found[2]
     assert len({r["hypothesis"] for r in found[0]}) > 6
-
-
-@pytest.mark.parametrize("change", [{"sampling": dataclasses.replace(SHORT, temperature=0.5)}, {"prompt": True},
-                                    {"judge": True}])
-def test_changed_settings_make_new_records(tmp_path, change):
-    config = {"methods": ["car-1"], "seeds": [0], "report": False, "audio_samples": 0, "references": False}
-    run(tiny_config(tmp_path, **config), tiny_tools())
-    judge = LevelJudge("other" if "judge" in change else "level-judge")
-    tools = tiny_tools(judge)
-    if "prompt" in change:
-        tools.items = [tools.items[0].__class__(**{**vars(i), "speaker_embedding": i.speaker_embedding * 2})
-                       for i in tools.items]
-    run(tiny_config(tmp_path, **config, **{k: v for k, v in change.items() if k == "sampling"}), tools)
-    assert judge.calls >= 5  # all six, less an empty one
-    assert len(records_of(tmp_path)) == 6
 
 
 def test_every_scorer_is_a_column(compared):
@@ -210,33 +175,34 @@ def test_every_scorer_is_a_column(compared):
     assert "<th scope=col>loudness</th>" in page and f"{car['mean']:.3f}" in page
 
 
-def test_another_similarity_or_scorer_makes_new_records(tmp_path):
+def named(similarity):
+    similarity.name = "another encoder"
+    return similarity
+
+
+AGAIN = {"again": Scorer("again", "quality", "again", loudness)}
+
+
+@pytest.mark.parametrize(("change", "settings", "all_again"), [
+    (lambda tools: {}, {}, False), (lambda tools: {"scorers": {}}, {}, False),
+    (lambda tools: {}, {"sampling": replace(SHORT, temperature=0.5)}, True),
+    (lambda tools: {"items": [replace(i, speaker_embedding=2 * i.speaker_embedding) for i in tools.items]}, {}, True),
+    (lambda tools: {"asr": LevelJudge("other")}, {}, True),
+    (lambda tools: {"scorers": tools.scorers | AGAIN}, {}, True),
+    (lambda tools: {"similarity": named(partial(loudness))}, {}, True),
+], ids=["nothing", "fewer scorers", "sampling", "prompt", "judge", "more scorers", "similarity"])
+def test_what_makes_new_records(tmp_path, change, settings, all_again):
     """Similarities of one encoder once stood in the column of another."""
-    config = {"methods": ["car-1"], "seeds": [0, 1], "report": False, "audio_samples": 0, "references": False}
-    run(tiny_config(tmp_path, **config), tiny_tools())
-    fewer, same, voice, more = (LevelJudge() for _ in range(4))
-    without = replace(tiny_tools(fewer), scorers={})
-    rows = run(tiny_config(tmp_path, **config), without)["rows"]
-    assert fewer.calls == 0 and rows[0]["scores"] == {}
-    run(tiny_config(tmp_path, **config), tiny_tools(same))
-    assert same.calls == 0
-    second = {**tiny_tools().scorers, "again": Scorer("again", "quality", "again", loudness)}
-    run(tiny_config(tmp_path, **config), replace(tiny_tools(more), scorers=second))
-    assert more.calls >= 10  # all twelve, less empty ones
-    named = partial(loudness)
-    named.name = "another encoder"
-    run(tiny_config(tmp_path, **config), replace(tiny_tools(voice), similarity=named))
-    assert voice.calls >= 10
+    spoken(tmp_path, methods=["car-1"], seeds=[0, 1])
+    tools = tiny_tools()
+    tools = replace(tools, **change(tools))
+    (row,) = spoken(tmp_path, tools, methods=["car-1"], seeds=[0, 1], **settings)["rows"]
+    assert (10 <= tools.asr.calls <= 12) if all_again else tools.asr.calls == 0  # all twelve, less empty ones
+    assert len(records_of(tmp_path)) == 12 and set(row["scores"]) == set(tools.scorers)
 
 
 def test_two_processes_give_the_same_result(tmp_path, compared):
-    """Two real gloo processes; accelerate's `--cpu --num_processes 2` would silently run one."""
-    launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2",
-              "--main_process_port", "0", str(ROOT / "tests" / "compare_worker.py"), str(tmp_path)]
-    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(launch, env=environment, capture_output=True, text=True, timeout=240, cwd=ROOT)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count("processes 2") == 2
+    assert two_processes(ROOT / "tests" / "compare_worker.py", tmp_path).count("processes 2") == 2
     shards = sorted((tmp_path / "records").glob("*.jsonl"))
     assert len(shards) == 2
     assert all(s.stat().st_size for s in shards)
@@ -261,20 +227,13 @@ def test_why_chunks_end_is_noted_once(tmp_path, monkeypatch):
         return watch(entries, *rest)
 
     monkeypatch.setattr("eval.compare.explain.watch", watching)
-    config = {"seeds": [0], "report": False, "audio_samples": 0, "references": False, "reasons_utterances": 3}
-    first = run(tiny_config(tmp_path, methods=["far", "car-2", "dcar"], **config), tiny_tools())
-    assert asked == ["car-2", "dcar"]
-    assert first["reasons"]["dcar"]["decisions"]
-    again = run(tiny_config(tmp_path, methods=["far", "car-2", "dcar"], **config), tiny_tools())
-    assert asked == ["car-2", "dcar"] and again["reasons"] == first["reasons"]
-    asked.clear()
-    run(tiny_config(tmp_path, methods=["far", "car-2", "car-3", "dcar"], **config), tiny_tools())
-    assert asked == ["car-3"]
-    asked.clear()
-    colder = {"sampling": dataclasses.replace(SHORT, temperature=0.5)}
-    for change in ({"seeds": [1]}, {"reasons_utterances": 2}, colder):
-        run(tiny_config(tmp_path, methods=["car-2"], **{**config, **change}), tiny_tools())
-    assert asked == ["car-2"] * 3
+    first, again = (spoken(tmp_path, methods=["far", "car-2", "dcar"], reasons_utterances=3) for _ in range(2))
+    assert asked == ["car-2", "dcar"] and first["reasons"]["dcar"]["decisions"] and again["reasons"] == first["reasons"]
+    spoken(tmp_path, methods=["far", "car-2", "car-3", "dcar"], reasons_utterances=3)
+    assert asked[2:] == ["car-3"]
+    for change in ({"seeds": [1]}, {"reasons_utterances": 2}, {"sampling": replace(SHORT, temperature=0.5)}):
+        spoken(tmp_path, methods=["car-2"], **{"reasons_utterances": 3, **change})
+    assert asked[3:] == ["car-2"] * 3
 
 
 def test_processes_share_what_is_noted_and_a_missing_share_is_an_error(tmp_path):
@@ -311,52 +270,6 @@ def test_full_disk_is_a_clear_error(tmp_path):
         store.append({"a": 1})
 
 
-@pytest.mark.parametrize(("name", "words"), [
-    ("car-9", "1..4"), ("random-", "1..4"), ("speculative", "methods are written far, car-3"),
-    ("dcar@x", "no such policy"), ("car", "1..4"), ("far-2", "alone"), ("random-4-2", "write random-2-4"),
-    ("random-3-2-2", "write random-2-2-3"), ("end-on-confident-3", "shortest and the longest"),
-    ("end-on-confident-3-9", "1..4"),
-    ("dcar@x@d1", "no such policy"), ("dcar@d", "no such policy"),
-])
-def test_impossible_methods_are_refused(name, words):
-    with pytest.raises(ConfigError, match=words):
-        make_methods([name], tiny_tools().models)
-
-
-def test_rules_and_dials_by_name():
-    models = Models(tiny_decoder(), policies={"a": tiny_policy(), "b": tiny_policy(1)})
-    names = ["end-on-confident-2-4", "dcar@a@d0.5", "dcar@a", "dcar@b@d-1@t0.4", "dcar-sampled@d0.5"]
-    entries = make_methods(names, models)
-    assert [e.name for e in entries] == [*names[:-1], "dcar-sampled@a@d0.5", "dcar-sampled@b@d0.5"]
-    sure, turned, plain, cold, *_ = (e.build().schedule for e in entries)
-    assert sure.sizes == (2, 3, 4)
-    assert (turned.dial, plain.dial, cold.dial) == (0.5, 0.0, -1.0) and entries[3].sampling.temperature == 0.4
-    assert entries[1].identity == {**entries[2].identity, "dial": "0.5"}
-    (shuffled,) = make_methods(["dcar-shuffled@b@d-1"], models)
-    assert parse_method(shuffled.name).family == "dcar-shuffled" and shuffled.build().schedule.schedule.dial == -1.0
-    parsed = [parse_method(e.name) for e in entries]
-    assert [p.family for p in parsed] == ["end-on-confident", "dcar", "dcar", "dcar@t0.4", *["dcar-sampled"] * 2]
-    assert parsed[1].settings == ("a", 0.5) and parsed[2].settings == ("a",) and parsed[3].settings == ("b", -1.0)
-
-
-def test_methods_need_their_models():
-    with pytest.raises(ConfigError, match="far_decoder"):
-        make_methods(["far"], Models(tiny_decoder()))
-    with pytest.raises(ConfigError, match="policies"):
-        make_methods(["dcar"], Models(tiny_decoder()))
-    with pytest.raises(ConfigError, match="twice"):
-        make_methods(["car-1", "car-1"], Models(tiny_decoder()))
-    with pytest.raises(CheckpointError, match="trained for"):
-        Models(tiny_decoder(), policies={"": tiny_policy(base="0" * 64)})
-    with pytest.raises(ConfigError, match="speech_vocab_size"):
-        Models(tiny_decoder(), tiny_decoder(heads=1, speech_vocab_size=13))
-
-
-def test_several_policies_have_a_row_each():
-    models = Models(tiny_decoder(), policies={"a": tiny_policy(0), "b": tiny_policy(1)})
-    assert [e.name for e in make_methods(["dcar", "dcar-sampled@b"], models)] == ["dcar@a", "dcar@b", "dcar-sampled@b"]
-
-
 def verifying(monkeypatch, accepted: int) -> None:
     """Register `sd` and `ssd-β`, whose results report verifying passes of two drafted tokens each."""
     def factory(name: str, rest: str, models: Models) -> list[Entry]:
@@ -377,8 +290,7 @@ def verifying(monkeypatch, accepted: int) -> None:
 
 def test_verifying_methods_carry_their_accounting(tmp_path, monkeypatch):
     verifying(monkeypatch, accepted=1)
-    config = tiny_config(tmp_path, methods=["car-2", "sd", "ssd-{0.2,0.4}"], seeds=[0], references=False)
-    result = run(config, tiny_tools())
+    result = spoken(tmp_path, methods=["car-2", "sd", "ssd-{0.2,0.4}"])
     rows = {r["method"]: r for r in result["rows"]}
     assert list(rows) == ["car-2", "sd", "ssd-0.2", "ssd-0.4"]
     assert rows["ssd-0.4"]["acceptance_by_position"][1] == {**rows["ssd-0.4"]["acceptance_by_position"][0],
@@ -389,17 +301,16 @@ def test_verifying_methods_carry_their_accounting(tmp_path, monkeypatch):
     assert "accepted %" in (tmp_path / "compare.txt").read_text()
     verifying(monkeypatch, accepted=3)
     with pytest.raises(DataError, match="counts wrongly"):
-        run(tiny_config(tmp_path / "b", methods=["sd"], seeds=[0], report=False), tiny_tools())
+        spoken(tmp_path / "b", methods=["sd"])
 
 
 def test_records_of_an_older_version_are_made_again_and_said(tmp_path, caplog):
-    config = tiny_config(tmp_path, methods=["car-1"], seeds=[0], report=False, audio_samples=0, references=False)
-    run(config, tiny_tools())
+    spoken(tmp_path, methods=["car-1"])
     (shard,) = (tmp_path / "records").glob("*.jsonl")
     old = [{k: v for k, v in json.loads(line).items() if k != "version"} for line in shard.read_text().splitlines()]
     shard.write_text("".join(json.dumps(r) + "\n" for r in old))
     judge = LevelJudge()
-    run(config, tiny_tools(judge))
+    spoken(tmp_path, tiny_tools(judge), methods=["car-1"])
     assert judge.calls >= 5
     assert "records of version 1" in caplog.text
 
@@ -420,17 +331,6 @@ def test_command_reports_errors_with_a_status(tmp_path, capsys):
     assert "dcar prepare" in capsys.readouterr().err
 
 
-def test_speedup_is_the_quotient_of_the_times_in_the_table():
-    times = [{"method": m, "id": str(i), "lm": lm, "vocoder": 1.0, "audio": 2.0, "tokens": 9, "policy": None}
-             for m, values in (("far", (4, 6, 100)), ("car-2", (2, 2, 4))) for i, lm in enumerate(values)]
-    far, car = summarize(times, "far"), summarize(times, "car-2")
-    assert (far["rtf"], car["rtf"]) == (3.5, 1.5)
-    assert speedup(car, far, "rtf") == 3.5 / 1.5 and speedup(car, far, "lm_rtf") == 3
-    assert speedup(car, None, "rtf") is speedup(car, summarize(times, "car-1"), "rtf") is None
-    assert speedup_quartiles(times, "car-2", "far") == pytest.approx([2.0, 11.2667], abs=1e-3)  # of 5/3, 7/3, 101/5
-    assert speedup_quartiles(times, "car-2", "car-1") is None
-
-
 @pytest.mark.parametrize(("set_", "parameters", "load", "processes", "used"), [
     (0, 5_000_000, 0.0, 1, 1), (3, 5_000_000, 0.0, 1, 3), (0, 10**9, 0.1, 1, 7), (0, 10**9, 0.1, 3, 2),
     (0, 10**9, 9.0, 1, 1)])
@@ -441,41 +341,6 @@ def test_no_more_threads_than_pay(monkeypatch, set_, parameters, load, processes
     with threads_of(set_, parameters, processes):
         assert torch.get_num_threads() == used
     assert torch.get_num_threads() == before
-
-
-def test_corpus_counts_by_hand():
-    def record(method, uid, seed, words, hypothesis="x"):
-        return {"method": method, "id": uid, "seed": seed, "words": words, "characters": words,
-                "hypothesis": hypothesis, "duration": 2.0, "reference_duration": 1.0, "passes": 5,
-                "tokens": [1] * 10, "actions": [2] * 5, "draft_passes": 3 if uid == "a" else 0,
-                "rounds_proposed": [2, 2] if uid == "a" else [], "rounds_accepted": [2, 0] if uid == "a" else [],
-                "truncated": uid == "a", "accepted": 2 * (uid == "a"), "proposed": 4 * (uid == "a"),
-                "emitted": [2] * 5}
-
-    records = [record("car-2", "a", 0, [1, 1, 0, 4]), record("car-2", "a", 1, [0, 0, 0, 4]),
-               record("car-2", "b", 0, [0, 0, 9, 6], ""), record("car-2", "b", 1, [1, 0, 0, 6])]
-    (row,) = make_rows(records, ["car-2"], resamples=200)
-    assert row["wer"] == 12 / 20
-    assert row["wer_capped"] == (2 + 0 + 6 + 1) / 20
-    assert (row["n"], row["seeds"], row["empty_transcripts"]) == (2, 2, 1)
-    assert (row["tokens_per_pass"], row["truncation_rate"], row["duration_ratio"]) == (2.0, 0.5, 2.0)
-    assert (row["target_passes"], row["draft_passes"], row["acceptance_rate"]) == (5.0, 1.5, 0.5)
-    assert [p["rate"] for p in row["acceptance_by_position"]] == [0.5, 1.0]
-    header = {"seeds": [0, 1], "asr": "j", "normalizer": "n", "power": None}
-    lines = table_text([row], header).splitlines()
-    assert lines[2].startswith("car-2")
-    assert len({len(line) for line in lines[:3]}) == 1
-
-
-def test_noise_quality_equals_the_package():
-    dnsmos = pytest.importorskip("speechmos.dnsmos")
-    import numpy as np
-
-    rng = np.random.default_rng(0)
-    wave = (0.1 * rng.standard_normal(40_000)).astype(np.float32)
-    theirs = dnsmos.run(wave, 16_000)["ovrl_mos"]
-    assert NoiseQuality()(wave, 16_000) == pytest.approx(float(theirs), abs=1e-3)
-    assert NoiseQuality()(wave[:0], 16_000) is None
 
 
 def test_processes_that_do_not_see_each_other_are_refused(tmp_path, monkeypatch):

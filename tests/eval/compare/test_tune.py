@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from compare_worker import SHORT, LevelJudge, scored_policy, tiny_config, tiny_items, tiny_policy, tiny_tools
+from compare_worker import (
+    SHORT,
+    LevelJudge,
+    records_of,
+    scored_policy,
+    spoken,
+    tiny_config,
+    tiny_items,
+    tiny_policy,
+    tiny_tools,
+)
 from tiny_decoders import tiny_decoder
 
 from dcar.config import load_config
@@ -25,29 +35,24 @@ from eval.methods.registry import Models
 from eval.results.store import RECORDING, RESYNTHESIS, Tools
 
 ROOT = Path(__file__).parents[3]
-WARM = dataclasses.replace(SHORT, temperature=0.9)
-QUIET = {"report": False, "audio_samples": 0, "references": False}
-
-
-def gathered(out: Path) -> list[dict]:
-    return [json.loads(line) for line in (out / "records.jsonl").read_text().splitlines()]
+WARM = replace(SHORT, temperature=0.9)
 
 
 def other_voices(count: int = 6, shift: int = 1) -> list:
     """The tiny utterances with other prompts."""
-    return [dataclasses.replace(item, prompt=Prompt(item.prompt.utterance_id, item.prompt.text_ids,
+    return [replace(item, prompt=Prompt(item.prompt.utterance_id, item.prompt.text_ids,
                                                     tuple((t + shift) % 12 for t in item.prompt.prompt_ids)))
             for item in tiny_items(count)]
 
 
 def replicated(judge: LevelJudge | None = None) -> Tools:
     codebook = np.random.default_rng(0).normal(size=(12, 4))
-    return dataclasses.replace(tiny_tools(judge), other_prompts={7: other_voices()}, codebook=codebook)
+    return replace(tiny_tools(judge), other_prompts={7: other_voices()}, codebook=codebook)
 
 
 def tiny_tune(out: Path | str, **changes) -> TuneConfig:
     settings = {"methods": ["car-1", "car-3"], "samplings": ["t{0,0.5,1}", "t1-k2"], "batch_size": 3, "resamples": 200,
-                "sampling": dataclasses.replace(SHORT, top_k=5), "device": "cpu", "out": str(out), **changes}
+                "sampling": replace(SHORT, top_k=5), "device": "cpu", "out": str(out), **changes}
     return TuneConfig(**settings)
 
 
@@ -55,15 +60,14 @@ def tiny_tune(out: Path | str, **changes) -> TuneConfig:
 
 
 def test_records_of_samplings_are_never_mixed(tmp_path):
-    config = tiny_config(tmp_path, methods=["car-2", "car-2@t0.5", "car-2@t0"], seeds=[0], sampling=WARM, **QUIET)
-    result = run(config, tiny_tools())
+    result = spoken(tmp_path, methods=["car-2", "car-2@t0.5", "car-2@t0"], sampling=WARM)
     tools = tiny_tools()
     prompts = [i.prompt for i in tools.items]
     prints = {}
     for name, temperature in (("car-2", 0.9), ("car-2@t0.5", 0.5), ("car-2@t0", 0.0)):
         sampling = SamplingConfig(temperature, max_tokens=20, max_tokens_per_text_unit=4)
         direct = decode(tools.models.decoder, prompts, ChunkMethod(FixedChunk(2)), sampling, seed=0)
-        mine = [r for r in gathered(tmp_path) if r["method"] == name]
+        mine = [r for r in records_of(tmp_path) if r["method"] == name]
         assert {r["id"]: r["tokens"] for r in mine} == {r.utterance_id: r.tokens for r in direct}
         prints[name] = {r["fingerprint"] for r in mine}
     assert sum(map(len, prints.values())) == len(set().union(*prints.values())) == 3 * 6
@@ -78,34 +82,34 @@ def test_records_of_samplings_are_never_mixed(tmp_path):
 
 def test_records_without_a_sampling_of_their_own_stay_as_they_are(tmp_path):
     """A comparison that grows by car-2@t0 speaks car-2 no second time, and the other way round."""
-    first, second, third = LevelJudge(), LevelJudge(), LevelJudge()
-    run(tiny_config(tmp_path, methods=["car-2"], seeds=[0], **QUIET), tiny_tools(first))
-    run(tiny_config(tmp_path, methods=["car-2", "car-2@t0"], seeds=[0], **QUIET), tiny_tools(second))
+    second, third = LevelJudge(), LevelJudge()
+    spoken(tmp_path, methods=["car-2"])
+    spoken(tmp_path, tiny_tools(second), methods=["car-2", "car-2@t0"])
     assert 0 < second.calls <= 6
     # the common sampling changes: what the name says stays, what it leaves open does not
-    run(tiny_config(tmp_path, methods=["car-2@t0"], seeds=[0], sampling=dataclasses.replace(SHORT, temperature=0.3),
-                    **QUIET), tiny_tools(third))
+    spoken(tmp_path, tiny_tools(third), methods=["car-2@t0"], sampling=replace(SHORT, temperature=0.3))
     assert third.calls == 0
-    run(tiny_config(tmp_path, methods=["car-2@t0"], seeds=[0],
-                    sampling=dataclasses.replace(SHORT, top_k=3), **QUIET), tiny_tools(third))
+    spoken(tmp_path, tiny_tools(third), methods=["car-2@t0"], sampling=replace(SHORT, top_k=3))
     assert third.calls > 0
 
 
 def test_own_samplings_are_timed_and_drawn(tmp_path):
     names = ["far", "car-{1,2}", "car-{1,2}@t0.5"]
-    config = tiny_config(tmp_path, methods=names, seeds=[0], timing_utterances=2, **{**QUIET, "report": True})
-    result = run(config, tiny_tools())
+    result = spoken(tmp_path, methods=names, timing_utterances=2, report=True)
     rows = {r["method"]: r for r in result["rows"]}
     assert all(r["timed_n"] == 2 and r["speedup_vs_far"] > 0 for r in rows.values())
     assert (tmp_path / "compare_speed.png").exists()
     page = (tmp_path / "report.html").read_text()
     assert "CAR-k (T 0.5)" in page and "<th scope=col>T</th>" in page
-    timings = (tmp_path / "timings" / "shard-0000.jsonl").read_text().splitlines()
-    assert len({json.loads(line)["session"] for line in timings}) == 1
-    run(tiny_config(tmp_path, methods=[*names[:2], "car-{1,2}@t0.6"], seeds=[0], timing_utterances=2, **QUIET),
-        tiny_tools())
-    timings = (tmp_path / "timings" / "shard-0000.jsonl").read_text().splitlines()
-    assert len({json.loads(line)["session"] for line in timings}) == 2  # times of two sets of methods do not compare
+
+
+    def sessions() -> int:
+        timings = (tmp_path / "timings" / "shard-0000.jsonl").read_text().splitlines()
+        return len({json.loads(line)["session"] for line in timings})
+
+    assert sessions() == 1
+    spoken(tmp_path, methods=[*names[:2], "car-{1,2}@t0.6"], timing_utterances=2)
+    assert sessions() == 2  # times of two sets of methods do not compare
 
 
 # ------------------------------------------------------------------------------------------------------- prompt_seeds
@@ -113,20 +117,19 @@ def test_own_samplings_are_timed_and_drawn(tmp_path):
 
 def test_prompts_replicate_where_seeds_are_one(tmp_path):
     judge = LevelJudge()
-    config = tiny_config(tmp_path, methods=["car-2@t0", "car-2"], prompt_seeds=[0, 7], seeds=[0, 1],
-                         **{**QUIET, "references": True, "report": True, "audio_samples": 2})
-    result = run(config, replicated(judge))
-    records = gathered(tmp_path)
+    asked = dict(methods=["car-2@t0", "car-2"], seeds=[0, 1], references=True, report=True, audio_samples=2)
+    result = spoken(tmp_path, replicated(judge), prompt_seeds=[0, 7], **asked)
+    records = records_of(tmp_path)
     counted = Counter((r["method"], r["seed"], r.get("prompt_seed")) for r in records)
     assert counted == {(RECORDING, 0, None): 6, (RESYNTHESIS, 0, None): 6,
                        **{(m, s, p): 6 for m in ("car-2@t0", "car-2") for s in (0, 1) for p in (None, 7)}}
-    spoken = {(r["seed"], r.get("prompt_seed"), r["id"]): r["tokens"] for r in records if r["method"] == "car-2@t0"}
+    said = {(r["seed"], r.get("prompt_seed"), r["id"]): r["tokens"] for r in records if r["method"] == "car-2@t0"}
     ids = [i.prompt.utterance_id for i in tiny_items()]
-    assert all(spoken[0, p, i] == spoken[1, p, i] for p in (None, 7) for i in ids)  # seeds are one
-    assert any(spoken[0, None, i] != spoken[0, 7, i] for i in ids)  # prompts are not
+    assert all(said[0, p, i] == said[1, p, i] for p in (None, 7) for i in ids)  # seeds are one
+    assert any(said[0, None, i] != said[0, 7, i] for i in ids)  # prompts are not
     direct = decode(tiny_tools().models.decoder, [i.prompt for i in other_voices()], ChunkMethod(FixedChunk(2)),
                     SamplingConfig(0.0, max_tokens=20, max_tokens_per_text_unit=4))
-    assert {r.utterance_id: r.tokens for r in direct} == {i: spoken[0, 7, i] for i in ids}
+    assert {r.utterance_id: r.tokens for r in direct} == {i: said[0, 7, i] for i in ids}
     row = next(r for r in result["rows"] if r["method"] == "car-2@t0")
     assert (row["n"], row["seeds"], row["prompts"], row["records"]) == (6, 2, 2, 24)  # intervals: 6 utterances, not 24
     assert row["variety"] > 0 and result["prompt_seeds"] == [0, 7]
@@ -134,39 +137,36 @@ def test_prompts_replicate_where_seeds_are_one(tmp_path):
     assert "× prompts of seeds 0, 7" in text and "variety" in text
     assert "What greediness costs" in (tmp_path / "report.html").read_text()
     again = LevelJudge()
-    run(config, replicated(again))
+    spoken(tmp_path, replicated(again), prompt_seeds=[0, 7], **asked)
     assert again.calls == 0 < judge.calls
-    alone = LevelJudge()  # the prompts of today are the first of two
-    run(dataclasses.replace(config, prompt_seeds=[]), tiny_tools(alone))
-    assert alone.calls == 0
+    spoken(tmp_path, tiny_tools(again), **asked)  # the prompts of today are the first of two
+    assert again.calls == 0
 
 
 def test_replicates_of_an_utterance_stay_together(tmp_path):
     """Repeating every utterance with the same outcome must not narrow an interval."""
-    config = tiny_config(tmp_path, methods=["car-2@t0"], seeds=[0], **QUIET)
-    one = run(config, tiny_tools())["rows"][0]
-    three = run(dataclasses.replace(config, seeds=[0, 1, 2]), replicated())["rows"][0]  # and no prompts but the first
+    (one,) = spoken(tmp_path, methods=["car-2@t0"])["rows"]
+    (three,) = spoken(tmp_path, replicated(), methods=["car-2@t0"], seeds=[0, 1, 2])["rows"]  # the first prompts alone
     assert three["records"] == 18 and three["wer_ci"] == one["wer_ci"]
 
 
 def test_renderings_that_are_one_are_said(tmp_path):
-    tools = dataclasses.replace(replicated(), other_prompts={})
-    row = run(tiny_config(tmp_path, methods=["car-2@t0"], seeds=[0, 1], **QUIET), tools)["rows"][0]
+    tools = replace(replicated(), other_prompts={})
+    (row,) = spoken(tmp_path, tools, methods=["car-2@t0"], seeds=[0, 1])["rows"]
     assert row["variety"] == 0 and row["variety_ci"] == [0, 0]
     assert "Spoken alike every time" in (tmp_path / "compare.txt").read_text()
 
 
 def test_an_utterance_with_the_same_prompt_again_is_spoken_once(tmp_path):
-    judge, alone = LevelJudge(), LevelJudge()
+    alone, asked = LevelJudge(), dict(methods=["car-2"], prompt_seeds=[0, 7])
     others = [*tiny_items()[:3], *other_voices()[3:]]
-    config = tiny_config(tmp_path, methods=["car-2"], seeds=[0], prompt_seeds=[0, 7], **QUIET)
-    run(config, dataclasses.replace(tiny_tools(judge), other_prompts={7: others}))
+    spoken(tmp_path, replace(tiny_tools(), other_prompts={7: others}), **asked)
     (shard,) = (tmp_path / "records").glob("*.jsonl")
-    assert len(shard.read_text().splitlines()) == 6 + 3 and len(gathered(tmp_path)) == 12
+    assert len(shard.read_text().splitlines()) == 6 + 3 and len(records_of(tmp_path)) == 12
     with pytest.raises(ConfigError, match="gives the prompts of 0"):
-        run(config, dataclasses.replace(tiny_tools(alone), other_prompts={7: tiny_items()}))
+        spoken(tmp_path, replace(tiny_tools(alone), other_prompts={7: tiny_items()}), **asked)
     with pytest.raises(ConfigError, match="no prompts were loaded"):
-        run(config, tiny_tools(alone))
+        spoken(tmp_path, tiny_tools(alone), **asked)
     assert alone.calls == 0
 
 
@@ -224,17 +224,17 @@ def test_tune_speaks_the_grid_and_keeps_the_best(tuned):
 
 
 def test_tune_is_resumed_and_grows(tmp_path):
-    judge = LevelJudge(fail_after=20)
     with pytest.raises(KeyboardInterrupt):
-        tune(tiny_tune(tmp_path), tiny_tools(judge))
+        tune(tiny_tune(tmp_path), tiny_tools(LevelJudge(fail_after=20)))
     finished = len((tmp_path / "records" / "shard-0000.jsonl").read_text().splitlines())
     assert finished >= 18 and not (tmp_path / "tuned.json").exists()
-    second, third, fourth = LevelJudge(), LevelJudge(), LevelJudge()
-    whole = tune(tiny_tune(tmp_path), tiny_tools(second))
-    assert second.calls <= 2 * 4 * 6 - finished
-    assert tune(tiny_tune(tmp_path), tiny_tools(third))["methods"] == whole["methods"] and third.calls == 0
-    more = tune(tiny_tune(tmp_path, samplings=["t{0,0.5,0.7,1}", "t1-k2"]), tiny_tools(fourth))
-    assert 0 < fourth.calls <= 2 * 6 and len(more["methods"]["car-1"]["grid"]) == 5
+    judge = LevelJudge()
+    whole = tune(tiny_tune(tmp_path), tiny_tools(judge))
+    resumed = judge.calls
+    assert resumed <= 2 * 4 * 6 - finished
+    assert tune(tiny_tune(tmp_path), tiny_tools(judge))["methods"] == whole["methods"] and judge.calls == resumed
+    more = tune(tiny_tune(tmp_path, samplings=["t{0,0.5,0.7,1}", "t1-k2"]), tiny_tools(judge))
+    assert 0 < judge.calls - resumed <= 2 * 6 and len(more["methods"]["car-1"]["grid"]) == 5
 
 
 def test_at_equal_errors_the_livelier_sampling_is_taken(tmp_path, monkeypatch):
@@ -271,10 +271,8 @@ def test_the_command(tmp_path):
 
 def test_a_comparison_sets_every_method_beside_its_best(tuned, tmp_path):
     source, found = tuned
-    names = ["far", "car-{1,3}", "car-3@t0", "dcar"]
-    config = tiny_config(tmp_path, methods=names, seeds=[0], tuned=str(source / "tuned.json"),
-                         sampling=WARM, **{**QUIET, "report": True})
-    result = run(config, tiny_tools())
+    result = spoken(tmp_path, methods=["far", "car-{1,3}", "car-3@t0", "dcar"], tuned=str(source / "tuned.json"),
+                    sampling=WARM, report=True)
     rows = {r["method"]: r for r in result["rows"]}
     assert list(rows) == ["far", "car-1", "car-1@tuned", "car-3", "car-3@tuned", "car-3@t0", "dcar", "dcar@tuned"]
     for method in ("car-1", "car-3", "dcar"):
@@ -287,8 +285,7 @@ def test_a_comparison_sets_every_method_beside_its_best(tuned, tmp_path):
     text = (tmp_path / "compare.txt").read_text()
     assert "Not tuned, so at the common sampling only: far." in text and "@tuned: the method at its own best" in text
     assert "CAR-k (own best)" in (tmp_path / "report.html").read_text()
-    same = run(tiny_config(tmp_path, methods=["car-1"], seeds=[0], tuned=str(source / "tuned.json"), split="dev",
-                           **QUIET), tiny_tools())
+    same = spoken(tmp_path, methods=["car-1"], tuned=str(source / "tuned.json"), split="dev")
     assert same["tuned"]["same_split"] and "which favours it" in (tmp_path / "compare.txt").read_text()
 
 
@@ -297,7 +294,7 @@ def test_draws_and_dials_are_tuned_and_taken_by_a_comparison(tmp_path):
     sampling go through tune, tuned.json and the comparison."""
     tools = tiny_tools(count=3)
     able = scored_policy(tools.models.decoder)
-    tools = dataclasses.replace(tools, models=Models(tools.models.decoder, policies={"": able}))
+    tools = replace(tools, models=Models(tools.models.decoder, policies={"": able}))
     found = tune(tiny_tune(tmp_path / "tune", methods=[], samplings=["t{0,1}"]), tools)["methods"]
     assert list(found) == ["car-1", "car-2", "car-3", "car-4", "dcar", "dcar@n4"]
     assert found["dcar@n4"]["identity"] == {**found["dcar"]["identity"], "num_candidates": "4"}
@@ -307,13 +304,12 @@ def test_draws_and_dials_are_tuned_and_taken_by_a_comparison(tmp_path):
     assert list(found) == ["dcar@n4", "dcar@n4@d-0.5"]
     assert found["dcar@n4@d-0.5"]["identity"] == {**found["dcar@n4"]["identity"], "dial": "-0.5"}
     names = ["dcar", "dcar@n4", "dcar@n4@d-0.5", "dcar@n4@d-0.5@t0", "dcar@n4@d-0.5@t1"]
-    config = tiny_config(tmp_path / "compare", methods=names, seeds=[0], tuned=str(tmp_path / "tune" / "tuned.json"),
-                         sampling=dataclasses.replace(SHORT, temperature=0.9, top_k=5), **QUIET)
-    result = run(config, tools)
+    result = spoken(tmp_path / "compare", tools, methods=names, tuned=str(tmp_path / "tune" / "tuned.json"),
+                    sampling=replace(WARM, top_k=5))
     rows = {r["method"]: r for r in result["rows"]}
     assert list(rows) == ["dcar", "dcar@n4", "dcar@n4@tuned", "dcar@n4@d-0.5", "dcar@n4@d-0.5@tuned", *names[3:]]
     assert result["tuned"]["missing"] == ["dcar"]
-    said = {(r["method"], r["id"]): r["tokens"] for r in gathered(tmp_path / "compare")}
+    said = {(r["method"], r["id"]): r["tokens"] for r in records_of(tmp_path / "compare")}
     best = found["dcar@n4@d-0.5"]["best"]
     assert rows["dcar@n4@d-0.5@tuned"]["temperature"] == {"t0": 0, "t1": 1}[best]
     for item in tools.items:  # the tuned row speaks what its sampling speaks by name
@@ -332,15 +328,15 @@ def test_tuned_of_other_models_is_refused(tuned, tmp_path):
     source = str(tuned[0] / "tuned.json")
     tools = tiny_tools()
     other = tiny_decoder(seed=9)
-    decoder = dataclasses.replace(tools, models=Models(other, policies={"": tiny_policy(base=other.checksum())}))
+    decoder = replace(tools, models=Models(other, policies={"": tiny_policy(base=other.checksum())}))
     with pytest.raises(CheckpointError, match="'car-1' was tuned with other models.*decoder"):
-        run(tiny_config(tmp_path, methods=["car-1"], tuned=source, **QUIET), decoder)
+        spoken(tmp_path, decoder, methods=["car-1"], tuned=source)
     base = tools.models.decoder
-    policy = dataclasses.replace(tools, models=Models(base, policies={"": tiny_policy(3, base.checksum())}))
+    policy = replace(tools, models=Models(base, policies={"": tiny_policy(3, base.checksum())}))
     with pytest.raises(CheckpointError, match="'dcar' was tuned with other models.*policy"):
-        run(tiny_config(tmp_path, methods=["car-1", "dcar"], tuned=source, **QUIET), policy)
+        spoken(tmp_path, policy, methods=["car-1", "dcar"], tuned=source)
     with pytest.raises(ConfigError, match="none of the methods"):
-        run(tiny_config(tmp_path, methods=["far"], tuned=source, **QUIET), tiny_tools())
+        spoken(tmp_path, methods=["far"], tuned=source)
     assert not (tmp_path / "records").exists()  # before anything was spoken
 
 

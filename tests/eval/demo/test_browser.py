@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import re
 import socket
 import subprocess
@@ -17,14 +16,13 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from browser import PHONE, driver, needs_browser, shoot, too_wide
+from browser import PHONE, driver, needs_browser, too_wide
 
 from dcar.speak.defaults import NUM_CANDIDATES, SAMPLING
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(
     not importlib.util.find_spec("gradio"), reason="no gradio (pip install '.[demo]')"), needs_browser]
 
-SHOTS = os.environ.get("DEMO_SHOTS")  # a folder: pictures of the page are left there
 DESK = 1440
 WIDTHS = pytest.mark.parametrize("person", [DESK, PHONE], indirect=True)
 FRAME = """
@@ -80,7 +78,6 @@ class Person:
     """A browser of its own, and what a person does with it."""
 
     def __init__(self, address: str, width: int):
-        self.width = width
         self.driver = driver(width, 1500, False, "--autoplay-policy=user-gesture-required")
         self.driver.get(address)
         self.box = self.until(lambda: self.one("#text textarea"))
@@ -150,12 +147,6 @@ class Person:
         """Seconds and loudest sample of what an audio element would play."""
         return tuple(self.until(lambda: self.driver.execute_async_script(LISTEN, css)))
 
-    def shoot(self, name: str) -> None:
-        if SHOTS:
-            time.sleep(1)  # what fades in has done so
-            self.driver.execute_script("scrollTo(0, 0)")
-            shoot(self.driver, Path(SHOTS, f"{name}-{self.width}.png"))
-
     def fits(self) -> bool:
         """Nothing is wider than the screen."""
         return not too_wide(self.driver)
@@ -175,7 +166,6 @@ def test_it_begins_with_the_policy_against_next_token_decoding(person):
     assert person.one("#method-B input").get_attribute("value") == "far"
     assert float(person.one("#temperature-A input[type=number]").get_attribute("value")) == SAMPLING.temperature
     assert person.fits()
-    person.shoot("start")
 
 
 @WIDTHS
@@ -192,7 +182,6 @@ def test_type_speak_hear_switch_and_look(person):
     person.speak("B", "far")
     person.until(lambda: person.one("#picture-B img"))
     assert person.fits()
-    person.shoot("page")
     person.choose("A", "car-7")
     person.speak("A", "car-7")
     said = float(re.search(r"([\d.]+) s of speech", person.facts("A"))[1])
@@ -211,7 +200,6 @@ def test_a_long_text_and_a_bad_recording(person, tmp_path):
     person.click("#speak-B")
     person.until(lambda: "bad.wav: not readable" in person.body)
     assert person.fits()
-    person.shoot("bad")
     labels = [b.get_attribute("aria-label") for b in person.driver.find_elements("css selector", "#recording button")]
     assert labels and not any("hub" in (name or "").lower() or "share" in (name or "").lower() for name in labels)
 
@@ -235,7 +223,6 @@ def test_a_blind_vote_is_counted(person, votes):
     assert f"Second: {vote['second']['method']} at {SAMPLING.temperature:g}" in person.one("#outcome").text
     person.until(lambda: "exact binomial" in person.one("#votes").text)
     assert person.fits()
-    person.shoot("blind")
     person.click("#vote-first")
     person.until(lambda: "Nothing to vote on" in person.one("#outcome").text)
     assert len(counted(votes)) == len(before) + 1

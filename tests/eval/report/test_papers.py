@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+from compare_worker import made_record
 from test_report import parsed
 
 from eval.compare.sweeps import expand_names
@@ -28,13 +29,10 @@ def comparison() -> dict:
     for m, name in enumerate([RESYNTHESIS, *NAMES]):
         checks = name.startswith(("sd", "ssd", "pcg", "vadusa", "typical", "topk"))
         for u in range(10):
-            wrong = int(rng.integers(0, 8))
-            records.append({
-                "method": name, "seed": 0, "id": f"u{u}", "words": [wrong, 0, 0, 10], "hypothesis": "x",
-                "characters": [wrong, 0, 0, 50], "duration": 2.0, "reference_duration": 2.0, "passes": 10,
-                "tokens": [1] * (20 + m), "actions": [], "draft_passes": 0, "truncated": False,
-                "proposed": 20 * checks, "accepted": 10 * checks, "rounds_proposed": [2] * 10 * checks,
-                "rounds_accepted": [1] * 10 * checks, "emitted": []})
+            records.append(made_record(
+                name, f"u{u}", int(rng.integers(0, 8)), passes=10, tokens=[1] * (20 + m), actions=[], emitted=[],
+                proposed=20 * checks, accepted=10 * checks, rounds_proposed=[2] * 10 * checks,
+                rounds_accepted=[1] * 10 * checks))
             timings.append({"method": name, "id": f"u{u}", "lm": 1 / (1 + 0.1 * m), "vocoder": 0.1, "policy": 0.0,
                             "audio": 1.0, "tokens": 20})
     rows = make_rows(records, [RESYNTHESIS, *NAMES], timings, resamples=200)

@@ -14,20 +14,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
-from compare_worker import tiny_config, tiny_tools
+from compare_worker import spoken, tiny_tools
 from PIL import Image
 
 from dcar.errors import DataError
 from dcar.text.phonemes import TEXT_VOCAB_SIZE
 from dcar.tokens.alignment import PhonemeAligner
-from eval.compare.run import run
 from eval.report.blocks import Table
 from eval.report.curves import curve_keys, read_log, series
 from eval.report.listen import legend, marked, timeline
 from eval.report.page import FORMAT_VERSION, main, write_report
 from eval.report.sections import matrix
 from eval.report.summary import best_sentence, names_sentence, terminal_text, unsteady_times, verdict
-from eval.report.table import column_groups, main_columns
+from eval.report.table import column_groups, main_columns, rival_sentences
 from eval.results.pareto import sentence
 
 TEMPLATES = files("eval.report") / "templates"
@@ -77,12 +76,17 @@ def folder(tmp_path_factory):
     tools = tiny_tools()
     tools.aligner = PhonemeAligner(np.full((TEXT_VOCAB_SIZE, 12), 1 / 12))
     object.__setattr__(tools.items[0], "text", "ash <script>alert(1)</script> & \"birch\" 'elm'")
-    run(tiny_config(out, methods=["far", "car-2", "dcar"], seeds=[0], timing_utterances=1,
-                    reasons_utterances=6, report=False), tools)
+    spoken(out, tools, methods=["far", "car-2", "dcar"], timing_utterances=1, reasons_utterances=6, audio_samples=2,
+           references=True)
     (out / "log.jsonl").write_text("".join(json.dumps({
         "step": s, "reward_sampled": s / 10, "reward_forced": 0.5, "entropy": 1.0, "kl": 0.1, "loss": 2.0,
     }) + "\n" for s in range(10)) + json.dumps({"step": 10, "eval_wer": 0.2}) + "\n" + '{"step": 11, "rew')
     return out
+
+
+@pytest.fixture
+def result(folder) -> dict:
+    return json.loads((folder / "compare.json").read_text())
 
 
 def parsed(path) -> Strict:
@@ -93,7 +97,7 @@ def parsed(path) -> Strict:
     return parser
 
 
-def test_report_is_one_file_that_opens(folder):
+def test_report_is_one_file_that_opens(folder, result):
     page = parsed(write_report(folder, folder / "log.jsonl"))
     assert {"table", "audio", "img", "details", "nav", "main"} <= page.tags
     assert not page.tags & {"link", "iframe", "object"}
@@ -111,7 +115,7 @@ def test_report_is_one_file_that_opens(folder):
             assert len(list(csv.reader(io.StringIO(raw.decode())))) > 1
         else:
             Image.open(io.BytesIO(raw)).verify()
-    voices = json.loads((folder / "compare.json").read_text())["samples"][0]["voices"]
+    voices = result["samples"][0]["voices"]
     heard = sum(voice["picture"] is not None for voice in voices)
     spoken = sum(bool(voice["emitted"] and voice["duration"]) for voice in voices)
     assert heard == spoken >= 1  # of the first sentence, where a method spoke
@@ -123,9 +127,8 @@ def test_report_is_one_file_that_opens(folder):
     assert {"errors-and-speed", "who-wins-at-equal-speed", "listen", "could-it-be-chance"} <= set(page.links)
 
 
-def test_the_summary_comes_first(folder):
+def test_the_summary_comes_first(folder, result):
     """The verdict, warnings, what can be heard, the picture, one table; all else is folded."""
-    result = json.loads((folder / "compare.json").read_text())
     for row in result["rows"]:  # a machine that is busy during the tests is not what is tested here
         row.pop("speedup_vs_far_quartiles", None)
     (folder / "compare.json").write_text(json.dumps(result))
@@ -142,7 +145,7 @@ def test_the_summary_comes_first(folder):
     assert warned.index("<p class=best><strong>") < warned.index("<p class=warn>Whether FAR") < warned.index("<audio")
 
 
-def test_every_table_is_csv_too(folder):
+def test_every_table_is_csv_too(folder, result):
     """In the page and as files beside it, with the cells that the page shows; those of an earlier page are gone."""
     beside = folder / "report_tables"
     beside.mkdir(exist_ok=True)
@@ -151,13 +154,13 @@ def test_every_table_is_csv_too(folder):
     tables = {path.stem: list(csv.reader(path.open(encoding="utf-8"))) for path in beside.iterdir()}
     assert {"errors-and-speed", "could-it-be-chance", "voices-lengths-and-loops", "at-equal-time"} <= set(tables)
     assert set(re.findall(r'download="([a-z0-9-]+)\.csv"', text)) == set(tables)
-    rows = json.loads((folder / "compare.json").read_text())["rows"]
+    rows = result["rows"]
     assert [line[0] for line in tables["errors-and-speed"]] == ["method", *(r["method"] for r in rows)]
     assert tables["errors-and-speed"][3][1] == f"{100 * rows[2]['wer']:.2f}"
     assert text.count("<table") == len(tables)
 
 
-def test_why_chunks_end(folder, tmp_path):
+def test_why_chunks_end(folder, result, tmp_path):
     """Every new picture has a sentence that says what it means; an older comparison goes without."""
     text = write_report(folder).read_text()
     page = parsed(folder / "report.html")
@@ -167,7 +170,6 @@ def test_why_chunks_end(folder, tmp_path):
     kept = tables["last-kept-and-first-dropped-token"]
     assert {row[0] for row in kept[1:]} == {"car-2", "dcar"}  # FAR has one head, so it can drop none
     assert sum(float(row[2]) for row in kept[1:] if row[0] == "dcar") == pytest.approx(100, abs=0.3)
-    result = json.loads((folder / "compare.json").read_text())
     old = {k: v for k, v in result.items() if k != "reasons"}
     for sample in old["samples"]:
         for voice in sample["voices"]:
@@ -178,8 +180,7 @@ def test_why_chunks_end(folder, tmp_path):
     assert "Why chunks end" in text and "Why chunks end" not in write_report(tmp_path).read_text()
 
 
-def test_columns_that_are_empty_everywhere_are_left_out(folder):
-    result = json.loads((folder / "compare.json").read_text())
+def test_columns_that_are_empty_everywhere_are_left_out(result):
     titles = dict(column_groups(result["rows"]))
     assert "p random" not in [t for t, _ in titles["Could it be chance?"]]  # no random sizes in this comparison
     assert {"p FAR", "p bestCAR"} <= {t for t, _ in titles["Could it be chance?"]}
@@ -202,8 +203,7 @@ def test_best_at_which_speed():
     assert best_sentence([rows[1], long], "speedup_vs_far").endswith("random-4…16 (25.0 %, 3.00 × FAR).")
 
 
-def test_the_verdict_is_the_same_everywhere_and_says_method_minus_baseline(folder):
-    result = json.loads((folder / "compare.json").read_text())
+def test_the_verdict_is_the_same_everywhere_and_says_method_minus_baseline(folder, result):
     said = verdict(result)
     times, tokens = ({p["axis"]: p for p in result["equal_speed"] if (p["a"], p["b"]) == ("dcar", "car")}[axis]
                      for axis in ("speedup_vs_far", "tokens_per_pass"))
@@ -217,8 +217,7 @@ def test_the_verdict_is_the_same_everywhere_and_says_method_minus_baseline(folde
     assert verdict({**result, "rows": more, "equal_speed": pairs})[0].count("4 candidates") == 1
 
 
-def test_a_terminal_of_a_hundred_columns_shows_it_all(folder):
-    result = json.loads((folder / "compare.json").read_text())
+def test_a_terminal_of_a_hundred_columns_shows_it_all(result):
     wide = {**result["rows"][-1], "method": "dcar@" + "name" * 20 + "@n16@d-0.5"}
     text = terminal_text({**result, "rows": [*result["rows"], wide]}, Path("runs/compare"))
     assert max(map(len, text.splitlines())) <= 100
@@ -237,6 +236,19 @@ def test_a_terminal_of_a_hundred_columns_shows_it_all(folder):
     commands = text.partition("Try next:\n")[2].splitlines()
     assert len(commands) == 3
     assert "runs/compare/report.html" in commands[0] and "runs/compare/config.yaml" in commands[1]
+
+
+def test_rivals_meet_at_the_same_sampling():
+    def pair(a: str, b: str) -> dict:
+        test = {"difference": 0.1, "ci": [0.05, 0.15], "p": 0.01}
+        return {"axis": "tokens_per_pass", "a": a, "b": b, "shared": [2.0, 2.0], "at": 2.0, "wer_a": 0.3, "wer_b": 0.2,
+                "detectable": 0.1, "average": test, "range_a": [1, 2], "range_b": [2, 3], **test}
+
+    said = rival_sentences({"equal_speed": [pair("car", "dcar"), pair("car", "dcar@t0"), pair("car@t0", "dcar@t0"),
+                                            pair("dcar@t0", "sd@t0"), pair("far", "sd@t0")]})
+    assert len(said) == 3
+    assert "CAR-k makes 30.0 % word errors and DCAR 20.0 %" in said[0]
+    assert "CAR-k (T 0) makes 30.0 % word errors and DCAR (T 0) 20.0 %" in said[1] and "SD (T 0)" in said[2]
 
 
 def test_the_names_are_explained_that_were_compared():
@@ -288,8 +300,7 @@ def test_text_is_escaped(folder):
     assert "speaker & 0" in page.text
 
 
-def test_report_without_log_or_samples(folder, tmp_path):
-    result = json.loads((folder / "compare.json").read_text())
+def test_report_without_log_or_samples(folder, result, tmp_path):
     (tmp_path / "compare.json").write_text(json.dumps({**result, "samples": []}))
     for path in folder.glob("compare*.png"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
@@ -310,8 +321,7 @@ def test_missing_pieces_are_named(tmp_path, folder, capsys):
     assert "Try next:" in capsys.readouterr().out
 
 
-def test_reports_of_another_format_are_refused(tmp_path, folder):
-    result = json.loads((folder / "compare.json").read_text())
+def test_reports_of_another_format_are_refused(tmp_path, result):
     for version in (1, FORMAT_VERSION + 1, None):
         (tmp_path / "compare.json").write_text(json.dumps({**result, "format_version": version}))
         with pytest.raises(DataError, match="run the comparison again"):

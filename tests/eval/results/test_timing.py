@@ -58,3 +58,15 @@ def test_the_cpu_warms_up_once(tmp_path, clock):
     records = timing.time_methods(tools, make_methods(METHODS, tools.models, SHORT), 0, 6, tmp_path)
     assert len(records) == 18 and len(clock) == 3 + 18
     assert 0 < timing.summarize(records, "dcar-sampled")["policy_share"] < 1
+
+
+def test_speedup_is_the_quotient_of_the_times_in_the_table():
+    times = [{"method": m, "id": str(i), "lm": lm, "vocoder": 1.0, "audio": 2.0, "tokens": 9, "policy": None}
+             for m, values in (("far", (4, 6, 100)), ("car-2", (2, 2, 4))) for i, lm in enumerate(values)]
+    far, car = timing.summarize(times, "far"), timing.summarize(times, "car-2")
+    assert (far["rtf"], car["rtf"]) == (3.5, 1.5)
+    assert timing.speedup(car, far, "rtf") == 3.5 / 1.5 and timing.speedup(car, far, "lm_rtf") == 3
+    assert timing.speedup(car, None, "rtf") is timing.speedup(car, timing.summarize(times, "car-1"), "rtf") is None
+    quartiles = timing.speedup_quartiles(times, "car-2", "far")
+    assert quartiles == pytest.approx([2.0, 11.2667], abs=1e-3)  # of 5/3, 7/3, 101/5
+    assert timing.speedup_quartiles(times, "car-2", "car-1") is None

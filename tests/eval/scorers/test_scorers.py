@@ -27,6 +27,7 @@ from eval.scorers.load import (
     load_scorers,
     load_similarity,
 )
+from eval.scorers.metrics import NoiseQuality
 
 RATE = 16_000
 
@@ -274,6 +275,13 @@ def test_export_of_nothing(comparison: Path, tmp_path: Path) -> None:
     names = ["a/b", "a_b", "a b", "é" * 300, "é" * 301, "../..", ".."]
     assert len({file_name(name) for name in names}) == len(names)
     assert all(len(file_name(name).encode()) < 250 and "/" not in file_name(name) for name in names)
+
+
+def test_noise_quality_equals_the_package() -> None:
+    dnsmos = pytest.importorskip("speechmos.dnsmos")
+    wave = (0.1 * np.random.default_rng(0).standard_normal(40_000)).astype(np.float32)
+    assert NoiseQuality()(wave, RATE) == pytest.approx(float(dnsmos.run(wave, RATE)["ovrl_mos"]), abs=1e-3)
+    assert NoiseQuality()(wave[:0], RATE) is None
 
 
 def test_prosody_of_known_glides_and_gaps() -> None:

@@ -1,0 +1,56 @@
+"""Stage two in the toy world, in seconds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from toy_world import ToyDecoder, ToyRecognizer, ToyVocoder, toy_items
+
+from heads.policy import ChunkPolicy
+from rl.config import DCPOConfig
+from rl.rollout import RolloutBatch
+from rl.trainer import DCPOTrainer, log_probs_of
+
+TOY = dict(
+    use_cpu=True, disable_tqdm=True, seed=1, per_device_train_batch_size=16, num_generations=4, num_train_epochs=2,
+    chunk_range=[1, 2], learning_rate=3e-3, policy_width=32, policy_heads=2, max_completion_length=300,
+    save_total_limit=None)
+EVERY_STEP = {"save_strategy": "steps", "save_steps": 1, "eval_strategy": "steps", "eval_steps": 1}
+NEVER = {"save_strategy": "no", "eval_strategy": "no", "load_best_model_at_end": False}
+
+
+def toy_parts(train: int = 24, dev: int = 9, **changes: Any) -> dict[str, Any]:
+    """What `rl.train.run` and `DCPOTrainer` would load."""
+    return {"decoder": ToyDecoder(), "vocoder": ToyVocoder(), "recognizer": ToyRecognizer(),
+            "train_dataset": toy_items(train), "eval_dataset": toy_items(dev, 5, "dev"), **changes}
+
+
+def toy_config(out: Path, **changes: Any) -> DCPOConfig:
+    return DCPOConfig(output_dir=str(out), **{**TOY, **changes})
+
+
+def toy_trainer(out: Path, parts: dict[str, Any] | None = None, **changes: Any) -> DCPOTrainer:
+    """parts: of `toy_parts`, or other arguments of the trainer; changes: of settings."""
+    return DCPOTrainer(args=toy_config(out, **changes), **{**toy_parts(), **(parts or {})})
+
+
+def check_said(policy: ChunkPolicy, batch: RolloutBatch) -> torch.Tensor:
+    """The distributions [B, S, A] recomputed from what was recorded are those that the actions were drawn from."""
+    probs = log_probs_of(policy, batch)
+    for row, record in enumerate(batch.records):
+        said = record.result.action_log_probs
+        taken = probs[row].gather(-1, batch.actions[row, :, None])[: len(said), 0]
+        assert taken.tolist() == pytest.approx(said, abs=1e-4)
+    return probs
+
+
+class Listener:
+    """Mishears waves of an even number of tokens, so that rewards differ."""
+
+    name = "listener"
+
+    def transcribe(self, waves, sample_rate):
+        return ["a red house" if len(w) % 960 else "a red mouse" for w in waves]

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from toy_world import ToyDecoder, ToyRecognizer, ToyVocoder, toy_items
+from toy_world import FEATURES, ToyDecoder, ToyRecognizer, ToyVocoder, toy_items
 
-from heads.policy import ChunkPolicy
+from heads.policy import ChunkPolicy, ChunkPolicyConfig
 from rl.config import DCPOConfig
 from rl.rollout import RolloutBatch
 from rl.trainer import DCPOTrainer, log_probs_of
@@ -45,6 +45,26 @@ def check_said(policy: ChunkPolicy, batch: RolloutBatch) -> torch.Tensor:
         taken = probs[row].gather(-1, batch.actions[row, :, None])[: len(said), 0]
         assert taken.tolist() == pytest.approx(said, abs=1e-4)
     return probs
+
+
+def random_policy(features: int = FEATURES, seed: int = 0, width: int | None = 16, std: float = 2.0) -> ChunkPolicy:
+    torch.manual_seed(seed)
+    policy = ChunkPolicy(ChunkPolicyConfig(features, 4, width, num_attention_heads=2)).eval()
+    torch.nn.init.normal_(policy.output.weight, std=std)
+    return policy
+
+
+class Deaf(ToyRecognizer):
+    """Hears one word, whatever is said; it counts what it was asked."""
+
+    heard = 0
+
+    def transcribe(self, waves, sample_rate):
+        self.heard += len(waves)
+        return ["red"] * len(waves)
+
+    def log_likelihood(self, waves, sample_rate, texts):
+        return [-1.0] * len(waves)
 
 
 class Listener:

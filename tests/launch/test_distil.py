@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from launched import two_processes
 from tiny_backbones import write_cosyvoice1, write_cosyvoice2, write_llasa
 from tiny_data import CODES, counting, tiny_vocoder, write_prepared
 from tiny_decoders import tiny_decoder
@@ -38,14 +36,24 @@ def corpus(tmp_path: Path) -> Path:
     return write_prepared(tmp_path / "prepared", train=10)
 
 
+def save_reader(folder: Path, tokenizer: str) -> None:
+    TokenRecognizer(TokenRecognizerConfig(speech_vocab_size=CODES, text_vocab_size=TEXT_VOCAB_SIZE, hidden_size=8,
+                                          dilations=(1,), tokenizer=tokenizer, phonemes=PHONEME_VERSION)
+                    ).save_pretrained(folder)
+
+
+def arguments(config: DistilConfig) -> list[str]:
+    """What the fixture has set but `out` and `sampling`."""
+    return [f"{name}={json.dumps(getattr(config, name))}" for name in
+            ("data", "decoder", "methods", "samples", "token_recognizer", "prompt_tokens", "lowest_score")]
+
+
 @pytest.fixture
 def config(tmp_path: Path, corpus: Path) -> DistilConfig:
     """A tiny decoder that speaks, and a token recogniser that has learned nothing: any candidate is good enough."""
     decoder = tiny_decoder(text_vocab_size=TEXT_VOCAB_SIZE)
     decoder.save_pretrained(tmp_path / "car")
-    TokenRecognizer(TokenRecognizerConfig(speech_vocab_size=CODES, text_vocab_size=TEXT_VOCAB_SIZE, hidden_size=8,
-                                          dilations=(1,), tokenizer="tiny@abc", phonemes=PHONEME_VERSION)
-                    ).save_pretrained(tmp_path / "reads")
+    save_reader(tmp_path / "reads", "tiny@abc")
     return DistilConfig(data=str(corpus), decoder=str(tmp_path / "car"), methods=["car-2@t0", "car-2@t1"], samples=2,
                         token_recognizer=str(tmp_path / "reads"), prompt_tokens=5, lowest_score=-1e6,
                         sampling=SamplingConfig(min_tokens=10), out=str(tmp_path / "distilled"))
@@ -247,17 +255,13 @@ def test_a_teacher_of_another_tokenizer_is_refused(config, tmp_path):
     with pytest.raises(DataError, match="other@123"):
         run(config)
     config.decoder = str(tmp_path / "car")
-    TokenRecognizer(TokenRecognizerConfig(speech_vocab_size=CODES, text_vocab_size=TEXT_VOCAB_SIZE, hidden_size=8,
-                                          dilations=(1,), tokenizer="other@123", phonemes=PHONEME_VERSION)
-                    ).save_pretrained(tmp_path / "reads")
+    save_reader(tmp_path / "reads", "other@123")
     with pytest.raises(CheckpointError, match="train one on this corpus"):
         run(config)
 
 
 def test_the_command(config, capsys):
-    status = run_command("distil", lambda: distil.main([
-        f"{name}={json.dumps(getattr(config, name))}" for name in
-        ("data", "decoder", "methods", "samples", "token_recognizer", "prompt_tokens", "lowest_score", "out")]))
+    status = run_command("distil", lambda: distil.main([*arguments(config), f"out={config.out}"]))
     assert not status and "written to" in capsys.readouterr().out
 
 
@@ -310,16 +314,10 @@ def test_a_language_model_with_lora_speaks_and_is_trained_on(kind, write, target
         car.main(["data=spoken", "init_from=car", "out=other"])
 
 
-def test_two_processes_write_what_one_writes(config, monkeypatch, tmp_path):
-    """Real processes over gloo; a file of candidates holds the same sentences for any number of them."""
+def test_two_processes_write_what_one_writes(config, tmp_path):
+    """A file of candidates holds the same sentences for any number of them."""
     run(config)
-    settings = [f"{name}={json.dumps(getattr(config, name))}" for name in
-                ("data", "decoder", "methods", "samples", "token_recognizer", "prompt_tokens", "lowest_score")]
-    code = "import sys; from launch import distil; distil.BLOCK = 4; distil.main(sys.argv[1:])"
     script = tmp_path / "main.py"
-    script.write_text(code)
-    launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2",
-              "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
-    subprocess.run([*launch, str(script), *settings, "sampling.min_tokens=10", f"out={tmp_path / 'two'}"], check=True,
-                   env={**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}, timeout=300)
+    script.write_text("import sys; from launch import distil; distil.BLOCK = 4; distil.main(sys.argv[1:])")
+    two_processes(script, *arguments(config), "sampling.min_tokens=10", f"out={tmp_path / 'two'}")
     assert json.dumps(rows_of(tmp_path / "two")) == json.dumps(rows_of(config.out))

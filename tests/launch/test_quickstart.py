@@ -257,18 +257,6 @@ def test_recipes_fit_their_schema(recipe, tmp_path):
     assert isinstance(settings(schema(recipe), ["--config", recipe], tmp_path), schema(recipe))
 
 
-def test_recipes_of_a_size_agree(tmp_path):
-    """FAR differs from CAR by its heads and folder alone; whatever speaks a decoder prompts it as in training."""
-    for size in ("tiny", "starter", "paper"):
-        car, far = (load_config(TrainConfig, ["--config", f"car_{size}{far}"]) for far in ("", ":far"))
-        assert far.model.num_prediction_heads == 1 and car.model.num_prediction_heads == 7
-        far.model.num_prediction_heads, far.out, far.head_positions = 7, car.out, car.head_positions
-        assert far == car
-        for kind in ("profile", "dcpo", "compare") if car.model.bos else ():
-            found = settings(schema(f"{kind}_{size}"), ["--config", f"{kind}_{size}"], tmp_path)
-            assert found.prompt_tokens == car.prompt_tokens
-
-
 @pytest.mark.parametrize(("processes", "start"), [(1, "scratch"), (2, "starter")])
 def test_the_pipeline_s_commands_are_valid_and_feed_each_other(tmp_path, monkeypatch, processes, start):
     def shipped(name: str) -> Path:

@@ -7,7 +7,6 @@ are the recipe's. The schemas are in test_quickstart.py.
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from test_quickstart import NAMES, ROOT, schema, settings
 from tiny_backbones import CODES, architecture, tiny_backbone
 from tiny_data import counting, tiny_tokenizer, write_prepared
 from tiny_decoders import tiny_decoder
+from tiny_training import log_of
 
 from dcar.cli import kind_of
 from dcar.config import load_config, recipes
@@ -47,7 +47,9 @@ from rl.trainer import DCPOTrainer
 
 PAPERS = r"arXiv \d{4}\.\d{5}|Interspeech 2025"
 PAPER = [r for r in recipes.shipped() if re.search(PAPERS, r.summary)]
-SMALL = ["hidden_size=32", "num_layers=2", "num_attention_heads=2", "ffn_size=64", "text_vocab_size=64"]
+SMALL = dict(hidden_size=32, num_layers=2, num_attention_heads=2, ffn_size=64, text_vocab_size=64)
+NAMED = dict(speech_vocab_size=CODES, tokenizer="tiny@abc", phonemes=PHONEME_VERSION)
+TWO_UPDATES = ["max_steps=2", "log_steps=1", "save_steps=1000", "eval_steps=1000", "workers=0", "prompt_tokens=5"]
 
 
 def of(*kinds: str) -> list[str]:
@@ -57,6 +59,13 @@ def of(*kinds: str) -> list[str]:
 
 def read(recipe: str, *overrides: str):
     return load_config(schema(recipe), ["--config", recipe, *overrides])
+
+
+def losses(out: Path) -> list[float]:
+    """Of the two updates."""
+    found = [line["loss"] for line in log_of(out) if "loss" in line]
+    assert len(found) == 2 and all(0 < loss < 1e3 for loss in found)
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -140,13 +149,23 @@ def test_a_row_of_an_ablation_differs_by_what_it_is_called_after(variant, differ
 
 
 @pytest.mark.parametrize(("car", "far"), [
+    *((f"car_{size}", f"car_{size}:far") for size in ("tiny", "starter", "paper")),
     ("car_paper:s3_50hz", "car_paper:far_s3_50hz"), ("car_paper:s3_25hz", "car_paper:far_s3_25hz"),
     ("car_paper:libriheavy", "car_paper:far_libriheavy"), ("car_mtp", "car_mtp:far")])
 def test_far_differs_from_car_by_its_heads(car, far):
     car, far = read(car), read(far)
     assert far.model.num_prediction_heads == 1 < car.model.num_prediction_heads
-    far.model.num_prediction_heads, far.out = car.model.num_prediction_heads, car.out
-    assert far == car
+    far.model.num_prediction_heads = car.model.num_prediction_heads
+    assert dataclasses.replace(far, out=car.out, head_positions=car.head_positions) == car
+
+
+@pytest.mark.parametrize("size", ["tiny", "starter", "paper"])
+def test_whatever_speaks_a_decoder_prompts_it_as_in_training(size, tmp_path):
+    car = read(f"car_{size}")
+    assert car.model.num_prediction_heads == 7
+    for kind in ("profile", "dcpo", "compare") if car.model.bos else ():
+        found = settings(schema(f"{kind}_{size}"), ["--config", f"{kind}_{size}"], tmp_path)
+        assert found.prompt_tokens == car.prompt_tokens
 
 
 # --- stage one ----------------------------------------------------------------------------------------------------
@@ -163,74 +182,50 @@ def language_models(tmp_path_factory) -> dict[int, Path]:
     return folders
 
 
-@pytest.mark.parametrize("recipe", of("car"))
+@pytest.mark.parametrize("recipe", of("car", "finetune"))
 def test_two_updates_of_stage_one(recipe, data, language_models, tmp_path):
-    wanted = read(recipe)
-    short = [f"data={data}", f"out={tmp_path}", "max_steps=2", "workers=0", "log_steps=1", "save_steps=1000",
-             "eval_steps=1000", "prompt_tokens=5"]
-    if wanted.backbone.path:
-        short.append(f"backbone.path={language_models[4 if 'llasa' in recipe else 7]}")
-    else:
-        short += [f"model.{size}" for size in SMALL]
+    """From nothing or from a decoder; fine-tuning has rows of another corpus in every batch."""
+    wanted, start = read(recipe), None
+    short = [f"data={data}", f"out={tmp_path}", *TWO_UPDATES]
+    if kind_of(recipe) == "finetune":
+        short += [f"replay={data}", "spoken.sentences=0"]
     if wanted.codebook_init:
         tokenizer = tiny_tokenizer(tmp_path / "tokenizer")
         write_prepared(tmp_path / "data", train=18, speech=counting, checksum=tokenizer.checksum,
                        spec=str(tmp_path / "tokenizer"))
         short[0] = f"data={tmp_path / 'data'}"
-    if wanted.init_from:  # new heads on a decoder that there is, or the same decoder trained further
-        sizes = {name: int(size) for name, size in (s.split("=") for s in SMALL)}
-        model = wanted.model
-        same = {} if wanted.freeze_trunk else dict(heads=model.num_prediction_heads, kind=model.heads,
-                                                   head_blocks=model.head_blocks, zero_init_heads=model.zero_init_heads)
-        trunk = tiny_decoder(**{"heads": 7, **same}, speech_vocab_size=CODES, tokenizer="tiny@abc",
-                             phonemes=PHONEME_VERSION, dropout=0.1,
-                             speech_position_scale=model.speech_position_scale, **sizes)
-        trunk.save_pretrained(tmp_path / "trunk")
-        short.append(f"init_from={tmp_path / 'trunk'}")
+    if wanted.backbone.path:
+        start = language_models[4 if "llasa" in recipe else 7]
+        short += [f"backbone.path={start}", "bf16=false"]
+    else:
+        short += [f"model.{name}={size}" for name, size in SMALL.items()]
+    if wanted.init_from:  # the same decoder trained further, or new heads on a decoder that there is
+        start = tmp_path / "start"
+        old = {"heads": "independent", "num_prediction_heads": 7, "head_blocks": 2} if wanted.freeze_trunk else {}
+        CARDecoder(dataclasses.replace(wanted.model, **SMALL, **NAMED, **old)).save_pretrained(start)
+        short.append(f"init_from={start}")
     trained = train(read(recipe, *short))
-    log = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
-    losses = [line["loss"] for line in log if "loss" in line]
-    assert len(losses) == 2 and all(0 < loss < 1e3 for loss in losses)
-    if isinstance(trained, CARDecoder) and not wanted.backbone.path:
+    losses(tmp_path)
+    if start:
+        assert trained.checksum() != load_decoder(start).checksum()
+    if isinstance(trained, CARDecoder):
         assert trained.config.num_prediction_heads == wanted.model.num_prediction_heads
         assert trained.config.head_blocks == wanted.model.head_blocks and trained.config.bos == wanted.model.bos
         assert CARDecoder.from_pretrained(tmp_path).checksum() == trained.checksum()
 
 
-@pytest.mark.parametrize("recipe", of("finetune"))
-def test_two_updates_of_a_fine_tuning(recipe, data, language_models, tmp_path):
-    """From a decoder of the recipe's own shape, with rows of another corpus in every batch."""
-    wanted = read(recipe)
-    short = [f"data={data}", f"replay={data}", f"out={tmp_path / 'out'}", "max_steps=2", "log_steps=1", "save_steps=9",
-             "eval_steps=9", "prompt_tokens=5", "spoken.sentences=0"]
-    if wanted.backbone.path:
-        start = language_models[7]
-        short += [f"backbone.path={start}", "bf16=false"]
-    else:
-        start = tmp_path / "start"
-        sizes = {name: int(size) for name, size in (s.split("=") for s in SMALL)}
-        CARDecoder(dataclasses.replace(wanted.model, **sizes, speech_vocab_size=CODES, tokenizer="tiny@abc",
-                                       phonemes=PHONEME_VERSION)).save_pretrained(start)
-        short += [f"init_from={start}", *(f"model.{size}" for size in SMALL)]
-    trained = train(read(recipe, *short))
-    assert trained.checksum() != load_decoder(start).checksum()
-    log = [json.loads(line) for line in (tmp_path / "out" / "log.jsonl").read_text().splitlines()]
-    assert sum("loss" in line for line in log) == 2
-
-
 @pytest.mark.parametrize("recipe", of("draft"))
 def test_two_updates_of_a_draft(recipe, data, tmp_path):
-    model = {name: int(size) for name, size in (s.split("=") for s in SMALL)} | {"speech_vocab_size": CODES}
-    names = dict(tokenizer="tiny@abc", phonemes=PHONEME_VERSION)
     wanted = read(recipe)
     if "llasa" in recipe or "cosyvoice2" in recipe:
         layers = wanted.bottom_layers + wanted.top_layers
-        target = tiny_backbone(4, architecture=architecture(vocab_size=80, num_hidden_layers=layers), **names)
+        target = tiny_backbone(4, architecture=architecture(vocab_size=80, num_hidden_layers=layers),
+                               tokenizer="tiny@abc", phonemes=PHONEME_VERSION)
     else:
-        target = tiny_decoder(**model, **names)
+        target = tiny_decoder(**SMALL, **NAMED)
     target.save_pretrained(tmp_path / "target")
     draft = train_draft(read(recipe, f"decoder={tmp_path / 'target'}", f"data={data}", f"out={tmp_path / 'draft'}",
-                             "max_steps=2", "prompt_tokens=5", "save_steps=1000", "eval_steps=1000", "workers=0"))
+                             *TWO_UPDATES))
     assert draft.config.target_checksum == target.checksum()
     start = build_draft(target, wanted.bottom_layers, wanted.top_layers)
     moved = [n for n, p in draft.named_parameters() if not torch.equal(p, start.get_parameter(n))]
@@ -239,24 +234,20 @@ def test_two_updates_of_a_draft(recipe, data, tmp_path):
 
 @pytest.mark.parametrize("recipe", of("token_recognizer"))
 def test_two_updates_of_a_token_recogniser(recipe, data, tmp_path):
-    trained = train_token_recognizer(read(recipe, f"data={data}", f"out={tmp_path}", "max_steps=2", "save_steps=1000",
-                                          "eval_steps=1000", "log_steps=1", "model.hidden_size=16"))
+    trained = train_token_recognizer(read(recipe, f"data={data}", f"out={tmp_path}", *TWO_UPDATES[:4],
+                                          "model.hidden_size=16"))
     assert trained.config.speech_vocab_size == CODES and trained.config.dilations == (1, 2, 4, 1, 2, 4)
-    log = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
-    losses = [line["loss"] for line in log if "loss" in line]
-    assert len(losses) == 2 and all(0 < loss < 1e3 for loss in losses)
+    losses(tmp_path)
 
 
 @pytest.mark.parametrize("recipe", of("chunk_scorer"))
 def test_two_updates_of_a_chunk_scorer(recipe, data, tmp_path):
     decoder = tiny_decoder(tokenizer="tiny@abc")
     decoder.save_pretrained(tmp_path / "decoder")
-    trained = train_chunk_scorer(read(recipe, f"data={data}", f"decoder={tmp_path / 'decoder'}", "max_steps=2",
-                                   f"out={tmp_path / 'out'}", "save_steps=1000", "eval_steps=1000", "log_steps=1"))
+    trained = train_chunk_scorer(read(recipe, f"data={data}", f"decoder={tmp_path / 'decoder'}",
+                                      f"out={tmp_path / 'out'}", *TWO_UPDATES[:4]))
     assert trained.config.base_checksum == decoder.checksum() and trained.config.width == 128
-    log = [json.loads(line) for line in (tmp_path / "out" / "log.jsonl").read_text().splitlines()]
-    losses = [line["loss"] for line in log if "loss" in line]
-    assert len(losses) == 2 and all(0.5 < loss < 1 for loss in losses)  # chance is 0.69
+    assert all(0.5 < loss < 1 for loss in losses(tmp_path / "out"))  # chance is 0.69
 
 
 # --- profile, DCPO, statistics ------------------------------------------------------------------------------------

@@ -14,10 +14,10 @@ import pytest
 import torch
 from launched import ROOT, two_processes
 from tiny_data import write_prepared
-from tiny_decoders import states, tiny_decoder
+from tiny_decoders import tiny_decoder
 from tiny_training import log_of
-from toy_training import EVERY_STEP, TOY, Listener, toy_config, toy_parts, toy_trainer
-from toy_world import FEATURES, ToyDecoder, ToyRecognizer, ToyVocoder, faster, toy_items
+from toy_training import EVERY_STEP, TOY, Deaf, Listener, random_policy, toy_config, toy_parts, toy_trainer
+from toy_world import ToyDecoder, ToyRecognizer, ToyVocoder, faster, toy_items
 from transformers import TrainerCallback
 
 from dcar.config import load_config
@@ -49,30 +49,10 @@ def checksum_of(folder: Path) -> str:
     return ChunkPolicy.from_pretrained(folder).checksum()
 
 
-def random_policy(features: int = FEATURES, actions: int = 4) -> ChunkPolicy:
-    torch.manual_seed(0)
-    policy = ChunkPolicy(ChunkPolicyConfig(features, actions, width=16, num_attention_heads=2)).eval()
-    torch.nn.init.normal_(policy.output.weight, std=2.0)
-    return policy
-
-
 def toy_roller(**changes) -> Roller:
     rewards = [WERReward(ToyRecognizer()), RangePenalty([2, 3]), faster]
     settings = dict(group_size=4, chunk_range=[2, 3])
     return Roller(ToyDecoder(), ToyVocoder(), rewards, [1, 1, 1], SamplingConfig(), **{**settings, **changes})
-
-
-class Deaf(ToyRecognizer):
-    """Hears one word, whatever is said; it counts what it was asked."""
-
-    heard = 0
-
-    def transcribe(self, waves, sample_rate):
-        self.heard += len(waves)
-        return ["red"] * len(waves)
-
-    def log_likelihood(self, waves, sample_rate, texts):
-        return [-1.0] * len(waves)
 
 
 def test_a_run_begins_with_a_policy_that_is_given(tmp_path):
@@ -127,17 +107,6 @@ def test_rollouts_follow_their_orders_and_keep_what_updates_need():
     assert np.allclose(batch.rewards.numpy(), recomputed)
 
 
-@pytest.mark.parametrize("parts", [3, 50])
-def test_parts_do_not_change_rollouts(parts):
-    policy, items = random_policy(), toy_items(7)
-    plain = toy_roller().collect(policy, items, range(7), seed=3)
-    other = toy_roller(microbatches=parts).collect(policy, items, range(7), seed=3)
-    assert [r.result.tokens for r in plain.records] == [r.result.tokens for r in other.records]
-    assert [r.transcript for r in plain.records] == [r.transcript for r in other.records]
-    assert torch.equal(plain.rewards, other.rewards) and torch.equal(plain.actions, other.actions)
-    assert torch.equal(plain.hidden, other.hidden) and np.array_equal(plain.parts, other.parts)
-
-
 def test_scoring_runs_beside_the_next_part():
     """Part 1 is scored in another thread: the vocoder of part 1 waits until part 2 has been rolled out."""
     second_rolled, here = threading.Event(), threading.get_ident()
@@ -169,21 +138,6 @@ def test_common_random_numbers_share_tokens_not_actions():
     shared = toy_roller(forced_rows="none", share_token_draws=True).collect(policy, items, range(3), seed=0)
     assert [r.result.actions[0] for r in own.records] == [r.result.actions[0] for r in shared.records]
     assert own.records[1].result.tokens != shared.records[1].result.tokens
-
-
-def test_rollouts_of_a_transformer_need_no_second_pass_of_it():
-    """The stored states of a real decoder are those of a fresh pass over prompt and tokens."""
-    base = tiny_decoder()
-    items = [replace(i, prompt=replace(i.prompt, prompt_ids=(1, 2))) for i in toy_items(3)]
-
-    roller = Roller(base, ToyVocoder(), [WERReward(Deaf())], [1.0], SamplingConfig(max_tokens=30), group_size=2,
-                    chunk_range=[3], hidden_dtype=torch.float16)
-    batch = roller.collect(random_policy(32), items, range(3), seed=0)
-    assert batch.hidden.dtype == torch.float16
-    for i, record in enumerate(batch.records):
-        last = record.result.decision_positions[-1] + 1
-        full = states(base, record.item.prompt, record.result.tokens)[:last]
-        assert torch.allclose(batch.hidden[i, :last].float(), full, atol=5e-3)
 
 
 # --- a recogniser that hears ---------------------------------------------------------------------------------------

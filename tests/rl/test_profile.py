@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from toy_training import Listener
+from toy_training import Deaf, Listener
 from toy_world import ToyDecoder, ToyRecognizer, ToyVocoder, toy_items
 
 from dcar.errors import ConfigError, RewardError
@@ -31,11 +31,6 @@ def test_profile_measures_every_chunk_size(measured):
         assert r["N"] == words and r["wer"] == pytest.approx((r["S"] + r["D"] + r["I"]) / words)
         assert r["ci"][0] <= r["wer"] <= r["ci"][1] and r["ci"][1] - r["ci"][0] < 0.15
     assert measured["recognizer"] == "toy" and measured["utterances"] == 60
-
-
-class Deaf(ToyRecognizer):
-    def transcribe(self, waves, sample_rate):
-        return ["red"] * len(waves)
 
 
 def test_at_equal_wer_the_faster_size_is_taken():

@@ -5,34 +5,21 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from tiny_backbones import tiny_backbone
 from tiny_decoders import tiny_decoder
-from toy_world import ToyRecognizer, ToyVocoder, toy_items
+from toy_training import Deaf, random_policy
+from toy_world import ToyVocoder, toy_items
 
 from dcar.decoding.fast.passes import Passes
 from dcar.sampling import SamplingConfig
-from heads.policy import ChunkPolicy, ChunkPolicyConfig
 from rl import objective
 from rl.rewards import WERReward
 from rl.rollout import Roller
 
 SAMPLING = SamplingConfig(max_tokens=40, max_tokens_per_text_unit=5)
-
-
-class Heard(ToyRecognizer):
-    """Hears the same word in everything, so that rewards are about the machinery only."""
-
-    def transcribe(self, waves, sample_rate):
-        return ["red" for _ in waves]
-
-
-def policy_of(seed: int = 0, width: int | None = 16) -> ChunkPolicy:
-    torch.manual_seed(seed)
-    policy = ChunkPolicy(ChunkPolicyConfig(32, 4, width, num_attention_heads=2)).eval()
-    torch.nn.init.normal_(policy.output.weight, std=0.5)
-    return policy
 
 
 def ragged_items(count: int = 5) -> list:
@@ -43,10 +30,8 @@ def ragged_items(count: int = 5) -> list:
 
 
 def roller(base=None, **changes) -> Roller:
-    settings = dict(group_size=4, chunk_range=[2, 3], sampling=SAMPLING)
-    settings.update(changes)
-    return Roller(tiny_decoder() if base is None else base, ToyVocoder(), [WERReward(Heard())], [1.0],
-                  settings.pop("sampling"), **settings)
+    settings = {"group_size": 4, "chunk_range": [2, 3], "sampling": SAMPLING, **changes}
+    return Roller(tiny_decoder() if base is None else base, ToyVocoder(), [WERReward(Deaf())], [1.0], **settings)
 
 
 def same(got, expected) -> None:
@@ -56,10 +41,10 @@ def same(got, expected) -> None:
                      "prompt_length", "seed", "utterance_id"):
             assert getattr(a.result, name) == getattr(b.result, name), name
         assert a.result.action_log_probs == pytest.approx(b.result.action_log_probs, abs=1e-5)
-        assert (a.item, a.member, a.forced) == (b.item, b.member, b.forced)
+        assert (a.item, a.member, a.forced, a.transcript) == (b.item, b.member, b.forced, b.transcript)
     for name in ("positions", "actions", "mask", "forced", "rewards"):
         assert torch.equal(getattr(got, name), getattr(expected, name)), name
-    assert got.hidden.dtype == expected.hidden.dtype
+    assert got.hidden.dtype == expected.hidden.dtype and np.array_equal(got.parts, expected.parts)
     assert torch.allclose(got.hidden.float(), expected.hidden.float(), atol=1e-5 if got.hidden.dtype == torch.float32
                           else 2e-3)
 
@@ -67,13 +52,14 @@ def same(got, expected) -> None:
 @pytest.mark.parametrize("width", [16, None], ids=["bottleneck", "full"])
 @pytest.mark.parametrize("bos", [True, False])
 @pytest.mark.parametrize("changes", [
-    {}, {"forced_rows": "none"}, {"share_token_draws": True}, {"microbatches": 3}, {"group_size": 6},
+    {}, {"forced_rows": "none"}, {"share_token_draws": True}, {"group_size": 6},
+    {"microbatches": 3}, {"microbatches": 50},  # against one part
     {"sampling": SamplingConfig(temperature=0.8, top_k=5, top_p=0.9, min_tokens=4, max_tokens=30)},
     {"hidden_dtype": torch.float16}, {"share_token_draws": True, "forced_rows": "none", "microbatches": 2}], ids=str)
 def test_rollouts_equal_those_of_the_loop(width, bos, changes):
-    base, policy, items = tiny_decoder(bos=bos), policy_of(width=width), ragged_items()
+    base, policy, items = tiny_decoder(bos=bos), random_policy(32, width=width, std=0.5), ragged_items()
     items.append(items[1])  # an epoch is filled up from its beginning, so a step can hold an utterance twice
-    engine, loop = (roller(base, decoding=d, **changes) for d in ("auto", "loop"))
+    engine, loop = roller(base, **changes), roller(base, decoding="loop", **{**changes, "microbatches": 1})
     for seed in (1, 2):  # a used engine is as good as a new one
         got = engine.collect(policy, items, range(6), seed)
         same(got, loop.collect(policy, items, range(6), seed))
@@ -85,9 +71,9 @@ def test_every_rollout_is_made_with_the_policy_of_the_moment():
     """As the trainer does it: one rollout policy, which takes the trained weights before every step."""
     base, items = tiny_decoder(), ragged_items()
     engine, loop = roller(base), roller(base, decoding="loop")
-    rolling, actions = policy_of(), []
+    rolling, actions = random_policy(32, std=0.5), []
     for seed in range(3):
-        rolling.load_state_dict(policy_of(seed + 5).state_dict())
+        rolling.load_state_dict(random_policy(32, seed + 5, std=0.5).state_dict())
         got = engine.collect(rolling, items, range(5), seed=1)
         same(got, loop.collect(rolling, items, range(5), seed=1))
         probs = rolling(got.hidden, got.positions)  # one pass over the stored states
@@ -104,7 +90,7 @@ def test_every_rollout_is_made_with_the_policy_of_the_moment():
 def test_the_group_shares_one_prefill(monkeypatch):
     base, items, calls, prefill = tiny_decoder(), ragged_items(), [], Passes.prefill
     monkeypatch.setattr(Passes, "prefill", lambda own, *given: calls.append(len(given[0])) or prefill(own, *given))
-    roller(base, group_size=6).collect(policy_of(), items, range(5), seed=0)
+    roller(base, group_size=6).collect(random_policy(32, std=0.5), items, range(5), seed=0)
     assert calls == [5]
 
 
@@ -112,8 +98,8 @@ def test_steps_of_growing_and_shrinking_utterances():
     base, items = tiny_decoder(), ragged_items(8)
     engine, loop = roller(base), roller(base, decoding="loop")
     for chosen in (items[:2], items[4:8], items[:1], items[1:7]):
-        same(engine.collect(policy_of(), chosen, range(len(chosen)), 3),
-             loop.collect(policy_of(), chosen, range(len(chosen)), 3))
+        same(engine.collect(random_policy(32, std=0.5), chosen, range(len(chosen)), 3),
+             loop.collect(random_policy(32, std=0.5), chosen, range(len(chosen)), 3))
 
 
 def test_what_the_engine_cannot_serve_is_decoded_in_the_loop_and_said(caplog):
@@ -126,5 +112,5 @@ def test_what_the_engine_cannot_serve_is_decoded_in_the_loop_and_said(caplog):
         assert roller(sampling=repeating).decoder == "fast"
         assert "repetition_window" in caplog.records[-1].getMessage()
     items = ragged_items(2)
-    same(roller(sampling=repeating).collect(policy_of(), items, range(2), 0),
-         roller(sampling=repeating, decoding="loop").collect(policy_of(), items, range(2), 0))
+    same(roller(sampling=repeating).collect(random_policy(32, std=0.5), items, range(2), 0),
+         roller(sampling=repeating, decoding="loop").collect(random_policy(32, std=0.5), items, range(2), 0))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 import torch
 from scipy import stats
@@ -12,7 +11,7 @@ from tiny_verifiers import FALSE_ALARM, rule_of
 from torch import Tensor
 
 from dcar.errors import ConfigError
-from dcar.sampling import SamplingConfig, sample, uniform, warp
+from dcar.sampling import SamplingConfig, sample, warp
 from eval.verifiers import pcg, sd, ssd
 from eval.verifiers.chain import Uniforms
 from eval.verifiers.drafters import HeadDrafter
@@ -268,12 +267,3 @@ def test_among_likeliest_prefers_lower_ids_among_equals_and_refuses_the_impossib
 def test_impossible_parameters_are_refused(make):
     with pytest.raises(ConfigError):
         make()
-
-
-def test_streams_of_a_position_are_independent():
-    """Accept, group and residual draws of the same position must not follow the token's: correlation below 5 sigma."""
-    keys, position = random_keys(40_000), torch.full((40_000,), 3)
-    u = np.stack([uniform(keys, s, position, d).numpy() for s, d in
-                  (("token", 0), ("accept", 0), ("group", 0), ("residual", 0), ("residual", 1), ("residual", 2))])
-    correlation = np.corrcoef(u) - np.eye(len(u))
-    assert np.abs(correlation).max() < 5 / math.sqrt(40_000)

@@ -194,7 +194,7 @@ def test_distribution_of_one_node(tau, children):
         assert torch.allclose(out, q, atol=1e-12, rtol=0)
 
 
-DEEP = ((0,), (1,), (0, 0), (1, 0), (0, 0, 0), (0, 0, 1))
+DEEP = ((0,), (1,), (0, 0), (0, 0, 0), (0, 0, 1))
 OTHER_DEEP = ((0,), (1,), (2,), (0, 2), (0, 1), (1, 1))  # with the end, 2, among the candidates
 
 

@@ -11,7 +11,6 @@ from tiny_decoders import eos_decoder, states, tiny_decoder
 from tiny_verifiers import FALSE_ALARM, check_batching, goodness, plain, sequence_distribution
 
 from dcar.decoding import Prompt, decode
-from dcar.decoding.batch import pad
 from dcar.decoding.tree import DraftTree
 from dcar.errors import ConfigError
 from dcar.sampling import SamplingConfig
@@ -35,38 +34,6 @@ def random_tree(seed: int, nodes: int = 12, depth: int = 3, ranks: int = 4) -> R
 
 
 # ---------------------------------------------------------------------------------------------------------------- trees
-
-
-def test_layout_is_the_ancestor_relation_behind_ragged_pending_tokens():
-    tree = DraftTree([-1, -1, 0, 0, 1, 2])
-    parents = {0: None, 1: None, 2: 0, 3: 0, 4: 1, 5: 2}
-    pending, width = torch.tensor([1, 3, 0]), 9
-    mask, offsets = tree.layout(pending, width)
-
-    def lineage(node):
-        return [] if node is None else [node, *lineage(parents[node])]
-
-    for b, p in enumerate(pending.tolist()):
-        for row in range(p + 6):
-            if row < p:
-                seen, place = set(range(row + 1)), row
-            else:
-                path = lineage(row - p)
-                seen, place = {*range(p), *(p + n for n in path)}, p + len(path) - 1
-            assert {c for c in range(width) if mask[b, row, c]} == seen
-            assert int(offsets[b, row]) == place
-    assert mask.diagonal(dim1=1, dim2=2).all()
-
-
-def test_a_chain_shaped_tree_is_a_chain(decoder):
-    text, text_lengths = pad([[1, 2, 3], [4, 5]], "cpu")
-    speech, prompt_lengths = pad([[1, 13], [2, 3, 13]], "cpu")
-    tokens, counts = torch.randint(0, 12, (2, 4)), torch.tensor([4, 4])
-    hidden = []
-    for layout in (None, DraftTree([-1, 0, 1]).layout(torch.tensor([1, 1]), 4)):
-        cache, _ = decoder.prefill(text, text_lengths, speech, prompt_lengths, 20)
-        hidden.append(decoder.extend(cache, tokens, counts, layout))
-    assert torch.allclose(hidden[0], hidden[1], atol=1e-6)
 
 
 def test_tree_shapes_that_cannot_be():

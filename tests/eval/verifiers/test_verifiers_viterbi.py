@@ -14,62 +14,11 @@ from tiny_verifiers import check_batching, plain
 from dcar.decoding import decode
 from dcar.errors import ConfigError, DataError
 from dcar.sampling import SamplingConfig
-from eval.verifiers.mtp_viterbi import MTPViterbi, best_path, choose
+from eval.verifiers.mtp_viterbi import MTPViterbi, choose
 from eval.verifiers.transitions import Transitions, count_bigrams
 
 SAMPLING = SamplingConfig(max_tokens=60, max_tokens_per_text_unit=6)
 CODES = 12
-
-
-def lattice(n, m, seed, zeros=0.0):
-    """Random S [1, n, m] and Q [1, m, m] with a share of zeros."""
-    rng = torch.Generator().manual_seed(seed)
-
-    def probs(*shape):
-        p = torch.rand(*shape, dtype=torch.float64, generator=rng)
-        p = p * (torch.rand(*shape, generator=rng) >= zeros)
-        p[..., 0] += 0.01  # no empty row
-        return p / p.sum(-1, keepdim=True)
-
-    return probs(1, n, m), probs(1, m, m)
-
-
-def weights(s, q):
-    """Every path and its product, slow and obvious."""
-    n, m = s.shape[1:]
-    found = {}
-    for path in itertools.product(range(m), repeat=n):
-        weight = float(s[0, 0, path[0]])
-        for t in range(1, n):
-            weight *= float(q[0, path[t - 1], path[t]]) * float(s[0, t, path[t]])
-        found[path] = weight
-    return found
-
-
-@pytest.mark.parametrize("seed", range(10))
-@pytest.mark.parametrize(("n", "m", "zeros"), [(1, 5, 0), (2, 3, 0), (3, 4, 0.3), (4, 5, 0), (4, 5, 0.5)])
-def test_the_best_path_is_the_best_of_all_paths(n, m, zeros, seed):
-    s, q = lattice(n, m, seed, zeros)
-    path, score = best_path(s.log(), q.log())
-    every = weights(s, q)
-    assert every[tuple(path[0].tolist())] == pytest.approx(max(every.values()), rel=1e-12)
-    assert math.exp(float(score)) == pytest.approx(max(every.values()), rel=1e-12)
-
-
-def test_rows_of_a_batch_do_not_touch_each_other():
-    rows = [lattice(4, 5, seed) for seed in range(6)]
-    together = best_path(torch.cat([r[0] for r in rows]).log(), torch.cat([r[1] for r in rows]).log())[0]
-    assert together.tolist() == [best_path(r[0].log(), r[1].log())[0][0].tolist() for r in rows]
-
-
-def test_ties_go_to_the_lowest_state():
-    s, q = torch.full((1, 3, 4), 0.25).log(), torch.full((1, 4, 4), 0.25).log()
-    assert best_path(s, q)[0].tolist() == [[0, 0, 0]]
-
-
-def test_uniform_transitions_leave_every_head_its_own_best():
-    s, _ = lattice(4, 6, 0)
-    assert torch.equal(best_path(s.log(), torch.full((1, 6, 6), 1 / 6).log())[0], s.argmax(-1))
 
 
 # ---------------------------------------------------------------------------------------------------------- transitions
@@ -140,11 +89,11 @@ def slow_choice(probs, q, k):
     return best
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize(("n", "k"), [(1, 2), (3, 1), (3, 2), (2, 5)])
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize(("n", "k"), [(1, 2), (3, 1), (3, 2), (2, 5), (4, 3)])
 def test_choice_equals_brute_force_over_the_union(n, k, seed):
     table, probs = transitions(0.3), all_probs(n, 5, seed)
-    probs[:, :, 4] *= [0.02, 1, 3, 0][seed]  # ends: hardly, sometimes, often, never
+    probs[:, :, 4] *= [0.02, 1, 3, 0][seed % 4]  # ends: hardly, sometimes, often, never
     tokens, score = choose(probs, probs.topk(k).indices, table)
     for b in range(2):
         weight, path = slow_choice(probs[b], matrix(table), k)

@@ -6,6 +6,7 @@ import pytest
 from compare_worker import tiny_tools
 from tiny_decoders import tiny_decoder
 
+from dcar.config import load_config
 from dcar.decoding import decode
 from dcar.errors import ConfigError
 from dcar.sampling import SamplingConfig
@@ -98,3 +99,28 @@ def test_the_sampling_is_what_is_decoded():
     (greedy,) = make_methods(["car-2@t0"], tools.models, COMMON)
     a, b = (decode(greedy.decoder, prompts, greedy.build(), greedy.sampling, seed=seed) for seed in (0, 1))
     assert [r.tokens for r in a] == [r.tokens for r in b]
+
+
+# --- sweeps in braces -----------------------------------------------------------------------------------------------
+
+
+def test_braces_expand_in_order():
+    assert expand_names(["far", "ssd-{0,0.1, 0.4}", "car-1"]) == ["far", "ssd-0", "ssd-0.1", "ssd-0.4", "car-1"]
+    assert expand_names(["{ssd,pcg}-{0,1}@heads"]) == ["ssd-0@heads", "ssd-1@heads", "pcg-0@heads", "pcg-1@heads"]
+    assert expand_names([]) == []
+
+
+@pytest.mark.parametrize("bad", ["ssd-{0,1", "ssd-0,1}", "ssd-{0,{1,2}}", "ssd-{}", "ssd-{0}", "ssd-{0,}", "ssd-{,1}",
+                                 "ssd-{0,1}}", "ssd-}0,1{"])
+def test_broken_braces_are_refused_and_named(bad):
+    with pytest.raises(ConfigError) as error:
+        expand_names(["far", bad])
+    assert bad in str(error.value)
+    with pytest.raises(ConfigError):
+        CompareConfig(methods=[bad])
+
+
+def test_braces_on_the_command_line():
+    config = load_config(CompareConfig, ['methods=[far,"ssd-{0,0.4}"]', "draft=d", "statistics=s"])
+    assert expand_names(config.methods) == ["far", "ssd-0", "ssd-0.4"]
+    assert (config.draft, config.statistics) == ("d", "s")

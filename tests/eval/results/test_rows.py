@@ -1,12 +1,20 @@
-"""Rows of a comparison: counts by hand, and what each method is measured against."""
+"""Rows of a comparison: counts by hand, what each method is measured against, acceptance, lengths, variety."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from compare_worker import made_record
+from hypothesis import given
+from hypothesis import strategies as st
 
+from dcar.errors import DataError
+from dcar.tokens.warping import code_distances, warped_distances
 from eval.report.table import table_text
+from eval.results.acceptance import acceptance, check_rounds
+from eval.results.lengths import FEWEST, MOST_BINS, by_length, length_bins
 from eval.results.rows import make_rows, strict_baseline
+from eval.results.variety import longest_run, loops, repeated_stretch, variety
 
 
 def test_corpus_counts_by_hand():
@@ -60,3 +68,126 @@ COLD = ["sd", "sd@draft", "sd@t0.6", "sd@draft@t0.4", "ssd-0.4@t0.6", "ssd-0.4@d
 ])
 def test_relaxed_verifiers_are_measured_against_their_own_sd(method, methods, baseline):
     assert strict_baseline(method, methods) == baseline
+
+
+# --- acceptance: counted by hand; a method that miscounts is refused --------------------------------------------------
+
+
+def rounds_of(uid: str, rounds: list[tuple[int, int]]) -> dict:
+    return {"id": uid, "proposed": sum(p for p, _ in rounds), "accepted": sum(a for _, a in rounds),
+            "rounds_proposed": [p for p, _ in rounds], "rounds_accepted": [a for _, a in rounds]}
+
+
+def test_counted_by_hand():
+    # (drafted, accepted) of six passes, one of which had no room for a draft
+    records = [rounds_of("a", [(3, 3), (3, 0), (3, 1)]), rounds_of("b", [(3, 2), (0, 0), (1, 1)])]
+    got = acceptance(records, resamples=200)
+    assert got["acceptance_rate"] == 7 / 13
+    assert got["acceptance_rate_ci"][0] <= 7 / 13 <= got["acceptance_rate_ci"][1]
+    assert got["mean_accepted"] == 7 / 5
+    assert got["acceptance_by_position"] == [
+        {"position": 1, "judged": 5, "accepted": 4, "rate": 4 / 5},
+        # the last pass accepted its only token: it has no second one to judge
+        {"position": 2, "judged": 3, "accepted": 2, "rate": 2 / 3},
+        {"position": 3, "judged": 2, "accepted": 1, "rate": 1 / 2},
+    ]
+
+
+def test_positions_that_were_never_judged_are_not_listed():
+    got = acceptance([rounds_of("a", [(5, 1), (5, 0)])], resamples=100)
+    assert [(p["position"], p["rate"]) for p in got["acceptance_by_position"]] == [(1, 0.5), (2, 0.0)]
+
+
+def test_nothing_verified_has_no_rate():
+    got = acceptance([rounds_of("a", [])])
+    assert set(got.values()) == {None}
+
+
+@pytest.mark.parametrize(("proposed", "accepted"), [([3], [4]), ([3], [-1]), ([3, 3], [1])])
+def test_miscounting_methods_are_named(proposed, accepted):
+    with pytest.raises(DataError, match="utt-1: ssd-0.4 .* counts wrongly"):
+        check_rounds("utt-1", "ssd-0.4", proposed, accepted)
+    check_rounds("utt-1", "ssd-0.4", [3, 2], [3, 0])
+
+
+# --- errors by length of the utterance --------------------------------------------------------------------------------
+
+
+def counted(method: str, uid: str, wrong: int, words: int, seed: int = 0) -> dict:
+    return {"method": method, "id": uid, "seed": seed, "words": [wrong, 0, 0, words]}
+
+
+@given(st.lists(st.integers(1, 30), max_size=60))
+def test_bins_cover_every_length_once_and_are_not_small(lengths):
+    bins = length_bins(lengths)
+    assert len(bins) <= MOST_BINS
+    assert all(low <= high for low, high in bins)
+    assert all(a[1] < b[0] for a, b in zip(bins, bins[1:], strict=False))
+    if len(lengths) >= FEWEST:
+        assert all(sum(low <= n <= high for low, high in bins) == 1 for n in lengths)
+        assert all(sum(low <= n <= high for n in lengths) >= FEWEST for low, high in bins)
+    else:
+        assert bins == []
+
+
+def test_bins_share_evenly():
+    assert length_bins(range(1, 13)) == [(1, 3), (4, 6), (7, 9), (10, 12)]
+    assert length_bins([5] * 20) == [(5, 5)]
+
+
+def test_rates_of_bins_are_corpus_rates_over_seeds():
+    records = [counted("a", f"u{i}", wrong, words, seed) for seed in (0, 1)
+               for i, (wrong, words) in enumerate([(1, 4), (0, 5), (0, 5), (3, 20), (2, 22), (seed, 30)])]
+    found = by_length(records, ["a"], resamples=200)
+    assert found["bins"] == [{"words": [4, 5], "n": 3}, {"words": [20, 30], "n": 3}]
+    short, long = found["methods"]["a"]
+    assert short["wer"] == pytest.approx(2 / 28) and long["wer"] == pytest.approx(11 / 144)
+    assert short["ci"][0] <= short["wer"] <= short["ci"][1]
+
+
+def test_nothing_to_set_apart():
+    assert by_length([counted("a", f"u{i}", 0, 5) for i in range(9)], ["a"]) is None
+    assert by_length([counted("a", "u", 0, 5)], ["a"]) is None
+
+
+# --- runs, loops, and how lively a method speaks ----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def distances():
+    return code_distances(np.random.default_rng(0).normal(size=(30, 5)))
+
+
+def test_runs_and_loops_by_hand():
+    assert longest_run([]) == 0 and longest_run([5]) == 1 and longest_run([1, 2, 2, 2, 3, 3]) == 3
+    assert repeated_stretch([1, 2, 1, 2, 1, 9], 2) == 5 and repeated_stretch([1, 2, 3], 2) == 2
+    phrase = list(range(10))
+    assert loops(phrase * 3) and not loops(phrase * 2 + phrase[:9]) and not loops(list(range(60)))
+    assert loops([7] * 25) and not loops([7] * 24)  # half a second of one token
+    assert loops([99] + list(range(25)) * 3 + [98]) and not loops(list(range(26)) * 3)
+    assert not loops([]) and not loops([1])
+
+
+def said(uid: str, tokens: list[int], seed: int = 0) -> dict:
+    return {"id": uid, "seed": seed, "tokens": tokens, "duration": len(tokens) / 50}
+
+
+def test_fields_of_a_row_by_hand(distances):
+    records = [said("a", [1, 2]), said("a", [3, 2], 1), said("a", [1, 2], 2), said("b", [4, 4, 4]),
+               said("b", [4], 1), said("b", [], 2), said("c", [7] * 30), said("c", [], 1), said("c", [], 2)]
+    row = variety(records, distances, resamples=200)
+    between = warped_distances([([1, 2], [3, 2])], distances)[0]
+    assert row["variety"] == pytest.approx((2 * between / 3 + 0.0) / 2)  # c has no pair: all but one are silent
+    assert row["variety_ci"][0] <= row["variety"] <= row["variety_ci"][1]
+    assert row["duration_spread"] == pytest.approx((0.0 + np.std([3, 1], ddof=1) / 2) / 2)
+    assert row["longest_run_max"] == 30 and row["longest_run"] == pytest.approx((1 + 1 + 1 + 3 + 1 + 0 + 30) / 9)
+    assert row["loop_rate"] == pytest.approx(1 / 9)
+
+
+def test_what_cannot_be_computed_is_none(distances):
+    once = variety([said("a", [1, 2]), said("b", [3])], distances)
+    assert once["variety"] is once["variety_ci"] is once["duration_spread"] is None and once["loop_rate"] == 0
+    twice = variety([said("a", [1, 2]), said("a", [3])], None)
+    assert twice["variety"] is None and twice["duration_spread"] is not None
+    alike = variety([said("a", [1, 2]), said("a", [1, 2], 1)], distances)
+    assert alike["variety"] == 0 and alike["duration_spread"] == 0

@@ -1,4 +1,5 @@
-"""What can be said of dependencies without a network.
+"""What holds of the project as a whole: style and types, launch/ included; contracts of imports (pyproject.toml) and
+what importing a decoder costs; the citation; dependencies.
 
 docs/dependencies.md names what pyproject.toml asks for; everything that is needed, and needed in turn, is installed, in
 a version that all accept, under a licence that the page names. Known vulnerabilities cannot be looked up offline; the
@@ -9,22 +10,67 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
+import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PAGE = (ROOT / "docs/dependencies.md").read_text()
 COPYLEFT = {"num2words", "soxr", "tqdm", "hypothesis", "certifi", "pathspec", "text-unidecode"}
 
 
+def run(*command: str) -> str:
+    """What a program of this environment prints at the root of the project; it must end well."""
+    done = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_style() -> None:
+    run("-m", "ruff", "check", "--no-cache", ".")
+
+
+@pytest.mark.slow
+def test_types() -> None:
+    """A minute and a half where mypy has no cache yet, some seconds afterwards."""
+    run("-m", "mypy")
+
+
+def test_contracts_of_imports_are_kept():
+    """In a process of its own: import-linter switches the loggers off that exist, and later tests listen to them."""
+    said = run("-c", "from importlinter.cli import lint_imports\n"
+                     "raise SystemExit(lint_imports(config_filename='pyproject.toml', no_cache=True))")
+    assert "0 broken" in said, said
+
+
+def test_importing_the_decoder_imports_no_audio_library():
+    audio = {"soundfile", "soxr", "librosa", "faster_whisper", "onnxruntime", "nemo", "datasets", "dcar.audio"}
+    found = run("-c", "import sys\n"
+                      "import dcar.model.load, dcar.decoding, dcar.decoding.fast.passes, dcar.decoding.engine.run\n"
+                      f"print(sorted({audio} & set(sys.modules)))")
+    assert found.strip() == "[]"
+
+
+def test_the_citation_is_of_this_project_and_its_paper():
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert {"cff-version", "message", "title", "authors", "type"} <= set(cited)  # the first four are required
+    assert (cited["version"], cited["license"]) == (PROJECT["version"], PROJECT["license"])
+    paper = cited["preferred-citation"]
+    assert {"type", "title", "authors"} <= set(paper) and len(paper["authors"]) == 8
+    assert paper["title"] in " ".join((ROOT / "README.md").read_text().split()) and "2506.22023" in paper["url"]
+
+
 def wanted() -> list[str]:
     """What pyproject.toml asks for, as it stands there."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = project["optional-dependencies"]
-    every = [*project["dependencies"], *(text for name in ("nemo", "docs", "dev") for text in extras[name])]
+    extras = PROJECT["optional-dependencies"]
+    every = [*PROJECT["dependencies"], *(text for name in ("nemo", "docs", "dev") for text in extras[name])]
     return [text for text in every if not text.startswith("dcar[")]
 
 

@@ -1,7 +1,5 @@
 """A headless browser for tests: a page at the width of a desktop or of a phone, light or dark."""
 
-from __future__ import annotations
-
 import importlib.util
 import shutil
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A comparison on a random tiny decoder with a fake vocoder and judge; run as a script by the two-process test."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

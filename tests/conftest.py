@@ -1,7 +1,5 @@
 """Shared fixtures: one thread per test process (thread thrashing costs up to 100x on two cores), tiny models."""
 
-from __future__ import annotations
-
 import os
 import random
 

@@ -3,8 +3,6 @@
     accelerate launch --multi_gpu --num_processes 2 tests/dcpo_process.py key=value …
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -3,8 +3,6 @@
     torchrun --standalone --nproc_per_node 2 tests/fsdp_process.py car|backbone OUT
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

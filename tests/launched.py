@@ -1,7 +1,5 @@
 """Two real processes over gloo; accelerate's `--cpu --num_processes 2` would silently run one."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -9,8 +9,6 @@ measures itself, whoever started it, and leaves its lines in `.coverage-lines` w
     python tests/lines.py combine                        # -> .coverage, for `coverage report`
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

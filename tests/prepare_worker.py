@@ -3,8 +3,6 @@
 Prints one line of JSON: chunks tokenised, peak memory in MB.
 """
 
-from __future__ import annotations
-
 import json
 import resource
 import sys

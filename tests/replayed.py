@@ -1,7 +1,5 @@
 """CUDA graphs without CUDA, for tests of what is captured."""
 
-from __future__ import annotations
-
 import torch
 
 

@@ -4,8 +4,6 @@ torch's FSDP and DeepSpeed know gloo, but Accelerate 1.15 looks for a backend an
 takes CPU processes for those of several GPUs; all else, the Trainer's saving and resuming among it, is as on GPUs.
 """
 
-from __future__ import annotations
-
 import torch
 from accelerate.state import PartialState
 from accelerate.utils import DistributedType

@@ -3,8 +3,6 @@
 docs/history.md and CHANGELOG.md also name what is gone: their links must lead somewhere. Pages keep to their budgets.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import inspect

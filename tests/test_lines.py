@@ -1,7 +1,5 @@
 """The measurement of lines that `launch/test.sh --coverage` uses, on a core of one file."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -6,8 +6,6 @@ a version that all accept, under a licence that the page names. Known vulnerabil
 page has the command for a machine that can.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import re
 import subprocess

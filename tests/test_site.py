@@ -1,7 +1,5 @@
 """The documentation as a site: built strictly, every page of settings current, nothing loaded from elsewhere."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import re

@@ -1,7 +1,5 @@
 """Language models and checkpoints in miniature, on disk in the formats in which they are published."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

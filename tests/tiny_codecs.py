@@ -1,7 +1,5 @@
 """Tiny codecs in the published formats."""
 
-from __future__ import annotations
-
 import importlib.machinery
 import importlib.util
 import json

@@ -1,7 +1,5 @@
 """Small corpora on disk, in the layouts of the wild."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Prepared corpora and a vocoder in miniature, on disk in the real format."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Decoders with known ends, and slow references."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Models of NeMo with a few thousand parameters: a FastConformer over characters, CTC or transducer."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

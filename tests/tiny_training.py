@@ -1,7 +1,5 @@
 """Stage one in miniature: a model and settings that train in a second."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

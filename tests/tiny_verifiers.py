@@ -1,7 +1,5 @@
 """Verifying methods, drafters and statistics for `tiny_decoder`; distributions to hold them against."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A vocoder of tiny sizes and the pack that it learns from: two voices that buzz."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Waveforms for tests."""
 
-from __future__ import annotations
-
 import numpy as np
 
 

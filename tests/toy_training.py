@@ -1,7 +1,5 @@
 """Stage two in the toy world, in seconds."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The jobs that are attacked."""
 
-from __future__ import annotations
-
 import harness
 import pytest
 

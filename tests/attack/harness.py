@@ -11,8 +11,6 @@ Some are killed several times before they may finish. Then everything on the dis
 scheduler, random states, records, logs, tables and data bit for bit; of JSON all but times.
 """
 
-from __future__ import annotations
-
 import contextlib
 import faulthandler
 import hashlib

@@ -3,8 +3,6 @@
 A small tmpfs where this user may mount one (root); elsewhere the calls that write fail from some moment on.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import subprocess

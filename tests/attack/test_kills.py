@@ -3,8 +3,6 @@
 ATTACK_KILLS sets the kills of each job (10), ATTACK_SEED the seed.
 """
 
-from __future__ import annotations
-
 import os
 import random
 

@@ -1,7 +1,5 @@
 """What the optimiser sees does not depend on the number of processes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import harness

@@ -1,7 +1,5 @@
 """Signals from outside: to one process, to a launcher of two, from the batch scripts; a second Ctrl-C."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Fixtures of several rooms of `eval`."""
 
-from __future__ import annotations
-
 import pytest
 from tiny_data import counting, write_prepared
 from tiny_decoders import tiny_decoder

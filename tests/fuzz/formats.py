@@ -1,7 +1,5 @@
 """Every format that this project reads, in miniature: what makes a good folder of it, and what reads it to the end."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import dataclasses

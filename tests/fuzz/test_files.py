@@ -5,8 +5,6 @@ The default run takes some cases of each format, `-m slow` at least 10 000 over 
 the number a format. The message of a failure names seed and case: the same come again.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import json

@@ -3,8 +3,6 @@
 The default run is of the same examples every time, `-m slow` of FUZZ_EXAMPLES (300) new ones a parser.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable

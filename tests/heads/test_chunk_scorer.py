@@ -1,8 +1,6 @@
 """How well the tokens of a chunk go together: the ratio that is learned, and what choosing by it does to the
 distribution."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

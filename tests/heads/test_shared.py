@@ -1,7 +1,5 @@
 """Shared heads: the formula, one offset at a time, what belongs to an offset, settings that contradict each other."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

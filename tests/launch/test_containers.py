@@ -3,8 +3,6 @@
 How they were built rule-based stands in docs/install.md.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """`dcar distil`: who speaks, who is chosen, where rows come from, and what a run that was cut off has left."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The command for GPU rows, rehearsed on the CPU: every part runs, and its figures come into the table."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import runpy

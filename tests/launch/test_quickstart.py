@@ -1,7 +1,5 @@
 """The quickstart's bookkeeping with commands of milliseconds, and every recipe against its schema."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import json

@@ -4,8 +4,6 @@ Only paths, sizes of models and lengths of runs are overridden; method names, ra
 are the recipe's. The schemas are in test_quickstart.py.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`dcar tune-voice` on a toy speaker: really trained, really spoken; the decoder as it was stays where it is better."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil

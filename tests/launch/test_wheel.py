@@ -3,8 +3,6 @@
 The environment borrows the packages of this one (nothing is downloaded), but neither this checkout nor NeMo.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

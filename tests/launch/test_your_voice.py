@@ -1,8 +1,6 @@
 """docs/your_voice.md, walked from a folder of recordings to a tuned voice with a policy: every command of its blocks,
 in order, as printed but for the sizes of runs. On a dozen sentences of one speaker of the starter corpus."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Fixtures of stage two."""
 
-from __future__ import annotations
-
 import pytest
 from tiny_data import tiny_vocoder, write_prepared
 from tiny_decoders import tiny_decoder

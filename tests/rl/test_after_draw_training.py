@@ -1,7 +1,5 @@
 """DCPO with policies that see the candidates, the token reward, and credit by decision."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Credit by decision: rule-based, by statistics, and through the rewards that say where they were lost."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from toy_world import ToyCTC, ToyRecognizer, toy_items, toy_token_recognizer

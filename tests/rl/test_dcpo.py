@@ -1,7 +1,5 @@
 """DCPO end to end in the toy world: rollouts, updates, learning, resuming, processes, bad input."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

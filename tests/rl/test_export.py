@@ -1,7 +1,5 @@
 """Export: the policy directory, the serving program, refusals."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

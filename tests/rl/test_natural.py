@@ -1,8 +1,6 @@
 """Natural policy gradient: a step of known length, the same in whatever weights a policy is written, and stage two
 with it."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from test_after_draw_training import stopped_and_whole, trainer_of

@@ -1,7 +1,5 @@
 """The maths of DCPO: advantages, clipping, KL, agreement with TRL."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """The guidance profile: rows, range, intervals, files."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

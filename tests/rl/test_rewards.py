@@ -1,7 +1,5 @@
 """Rewards: WER, penalties, failures, the ground truth's WER."""
 
-from __future__ import annotations
-
 import math
 import re
 import sys

@@ -1,7 +1,5 @@
 """Rollouts in the static engine are those of the reference loop, with the policy of the moment."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import replace
 

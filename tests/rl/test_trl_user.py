@@ -1,7 +1,5 @@
 """What a user of TRL finds: arguments of `GRPOTrainer`, reward functions of one's own, trackers of transformers."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 

@@ -1,7 +1,5 @@
 """A run with which nothing is transcribed needs no recogniser, nor the packages that one would be loaded with."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from compare_worker import ToneVocoder, tiny_items

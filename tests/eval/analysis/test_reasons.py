@@ -1,7 +1,5 @@
 """Why chunks end: watching changes nothing, and what is noted is what was kept and dropped."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tiny_decoders import tiny_decoder

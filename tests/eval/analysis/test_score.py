@@ -1,7 +1,5 @@
 """`dcar score`: files, folders and lists of any audio, measured; what is missing is said with its file."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The comparison end to end on a random tiny decoder: rows, resuming, number of processes, refusals."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from functools import partial

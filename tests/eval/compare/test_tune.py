@@ -1,7 +1,5 @@
 """Own samplings, replicates by prompts and `dcar tune`, end to end on a random tiny decoder."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

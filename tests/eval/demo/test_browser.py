@@ -2,8 +2,6 @@
 switch, vote blindly, a bad recording, a long text, two people at once. Skipped without
 gradio, selenium and chromium."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import re

@@ -2,8 +2,6 @@
 
 What a person sees and hears of it is held by test_browser.py."""
 
-from __future__ import annotations
-
 import importlib.util
 import socket
 import sys

@@ -1,7 +1,5 @@
 """What the page does, without the page: every method speaks, limits hold whoever asks, chunks lie where they sound."""
 
-from __future__ import annotations
-
 import threading
 from dataclasses import replace
 

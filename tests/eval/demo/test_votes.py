@@ -1,8 +1,6 @@
 """Blind votes: shuffled and counted by setting, appended whole, with the p value of a coin; the buttons that cast
 them."""
 
-from __future__ import annotations
-
 import json
 import random
 import threading

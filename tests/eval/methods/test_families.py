@@ -1,7 +1,5 @@
 """Names taken apart: which rows of a comparison are one method at several settings, and what a reader calls them."""
 
-from __future__ import annotations
-
 import pytest
 
 from eval.compare.sweeps import expand_names

@@ -1,7 +1,5 @@
 """Chunk rules, verifiers and scorers of another package: installed with entry points, or by their dotted path."""
 
-from __future__ import annotations
-
 import sys
 
 import numpy as np

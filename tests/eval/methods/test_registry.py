@@ -1,7 +1,5 @@
 """Methods by name: what a name means, what cannot be, and the models that a method needs."""
 
-from __future__ import annotations
-
 from operator import attrgetter
 
 import pytest

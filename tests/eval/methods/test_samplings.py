@@ -1,7 +1,5 @@
 """Sampling in the names of methods: every kind takes one, sweeps reach it."""
 
-from __future__ import annotations
-
 import pytest
 from compare_worker import tiny_tools
 from tiny_decoders import tiny_decoder

@@ -1,7 +1,5 @@
 """Our rows beside the papers': transcription, matching, and a whole report of many verifying methods."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Families of a picture are told apart, and what belongs together looks related."""
 
-from __future__ import annotations
-
 from colorsys import rgb_to_hsv
 
 import pytest

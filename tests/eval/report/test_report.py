@@ -1,7 +1,5 @@
 """The report is one file that opens: well-formed, self-contained, escaped, every embedded sound and picture decodes."""
 
-from __future__ import annotations
-
 import base64
 import csv
 import io

@@ -1,8 +1,6 @@
 """The report in a real browser: nothing is cut off on a desktop or a phone, buttons sort tables, light and dark, keys.
 Skipped without a browser."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

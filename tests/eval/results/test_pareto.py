@@ -1,7 +1,5 @@
 """Pareto front by brute force; families at equal speed on curves whose difference is known."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Rows of a comparison: counts by hand, what each method is measured against, acceptance, lengths, variety."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from compare_worker import made_record

@@ -1,7 +1,5 @@
 """Bootstrap intervals, paired tests and detectable differences against closed forms and known cases."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

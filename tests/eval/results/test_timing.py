@@ -1,7 +1,5 @@
 """What is inside the clock of a comparison: everything that a method needs, and no capture of a graph."""
 
-from __future__ import annotations
-
 import pytest
 from compare_worker import SHORT, tiny_tools
 from replayed import Replayed

@@ -1,7 +1,5 @@
 """A comparison says where FAR was trained otherwise than CAR, from what stands beside the checkpoints."""
 
-from __future__ import annotations
-
 import json
 import re
 from copy import deepcopy

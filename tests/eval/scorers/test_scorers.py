@@ -1,7 +1,5 @@
 """Speaker similarity and quality by name, on tiny models in the real formats; export of a comparison."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

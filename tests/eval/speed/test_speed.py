@@ -1,7 +1,5 @@
 """The speed benchmark runs, forces equal work, and ends with one JSON object."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Verifying methods in the decoding loop: exact output, both caches, EOS, limits, randomness."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

@@ -1,7 +1,5 @@
 """Entropy chunking, and the statistics that thresholds, trees and transitions come from."""
 
-from __future__ import annotations
-
 import json
 import math
 

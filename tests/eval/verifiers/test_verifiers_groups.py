@@ -1,7 +1,5 @@
 """Similarity groups of PCG: against brute force, by blocks, both ways, on disk, refused where they do not belong."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """One step of each acceptance rule: its distribution by enumeration, and what the code draws by statistics."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """VADUSA: trees of drafts, acceptance among tau samples, losslessness at tau = 1."""
 
-from __future__ import annotations
-
 import itertools
 import random
 

@@ -1,7 +1,5 @@
 """MTP with Viterbi: the best path against all paths, transitions, end of speech."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import random

@@ -11,17 +11,9 @@ from dcar.vocoder.model import speaker_features
 from dcar.vocoder.training.pack import PackRow, write_pack
 from dcar.vocoder.training.train import TrainVocoderConfig
 
-TINY = {
-    "vocab_size": 16,
-    "mel_bands": 40,
-    "condition_size": 16,
-    "acoustic_size": 32,
-    "acoustic_ffn_size": 48,
-    "acoustic_dilations": (1, 2),
-    "renderer_size": 32,
-    "renderer_ffn_size": 48,
-    "renderer_dilations": (1, 2),
-}
+TINY = {"vocab_size": 16, "mel_bands": 40, "condition_size": 16,
+        "acoustic_size": 32, "acoustic_ffn_size": 48, "acoustic_dilations": (1, 2),
+        "renderer_size": 32, "renderer_ffn_size": 48, "renderer_dilations": (1, 2)}
 RATE = 24_000
 
 
@@ -64,16 +56,7 @@ def write_toy_pack(path: Path, speeds: tuple[float, ...] = (1.0,), token_rate: i
 
 
 def toy_config(tmp_path: Path, **changes) -> TrainVocoderConfig:
-    values = {
-        "data": str(tmp_path / "pack.safetensors"),
-        "out": str(tmp_path / "run"),
-        "device": "cpu",
-        "acoustic_batch_size": 4,
-        "acoustic_tokens": 40,
-        "renderer_batch_size": 4,
-        "segment_tokens": 20,
-        "log_every": 1,
-        "eval_every": 1000,
-        "vocoder": TINY,
-    }
+    values = dict(data=str(tmp_path / "pack.safetensors"), out=str(tmp_path / "run"), device="cpu",
+                  acoustic_batch_size=4, acoustic_tokens=40, renderer_batch_size=4, segment_tokens=20, log_every=1,
+                  eval_every=1000, vocoder=TINY)
     return TrainVocoderConfig(**{**values, **changes})

@@ -1,8 +1,6 @@
 """Own samplings, replicates by prompts and `dcar tune`, end to end on a random tiny decoder."""
 
 import json
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +30,6 @@ from eval.compare.tuned import load_tuned
 from eval.methods.registry import Models
 from eval.results.store import RECORDING, RESYNTHESIS, Tools
 
-ROOT = Path(__file__).parents[3]
 WARM = replace(SHORT, temperature=0.9)
 
 
@@ -258,10 +255,8 @@ def test_the_command(tmp_path):
         main(["samplings=[t-1]"])
     with pytest.raises(DataError, match="dcar prepare"):
         main([f"data={tmp_path}/nowhere", f"out={tmp_path}"])
-    config = load_config(TuneConfig, ["--config", str(ROOT / "launch/recipes/tune_starter.yaml")])
+    config = load_config(TuneConfig, ["--config", "tune_starter"])
     assert (config.split, config.sampling.top_k, config.methods) == ("dev", 10, [])
-    listed = subprocess.run([sys.executable, "-m", "dcar.cli", "--help"], cwd=ROOT, capture_output=True, text=True)
-    assert "  tune " in listed.stdout
 
 
 # -------------------------------------------------------------------------------------------------------------- tuned

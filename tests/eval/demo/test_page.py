@@ -14,7 +14,7 @@ from test_studio import tone
 
 from dcar.errors import AssetError, ConfigError, DataError
 from eval.demo.page import DemoConfig, handler, load_gradio, main, serve
-from eval.demo.studio import Limits, Studio
+from eval.demo.studio import Limits
 
 
 def has(module: str) -> bool:
@@ -26,11 +26,6 @@ needs_gradio = pytest.mark.skipif(not has("gradio"), reason="no gradio (pip inst
 
 class Shown(Exception):
     """Stands for gradio.Error."""
-
-
-@pytest.fixture(scope="module")
-def studio() -> Studio:
-    return Studio.load(limits=Limits(characters=200, seconds=5.0, megabytes=1.0))
 
 
 def test_a_button_gives_sound_picture_and_facts(studio):

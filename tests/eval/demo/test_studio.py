@@ -8,14 +8,9 @@ import pytest
 
 from dcar.audio import save_audio
 from dcar.errors import AudioError, ConfigError, TextError
-from eval.demo.studio import POLICIES, VERIFIERS, Limits, Studio, chunk_spans, phoneme_spans, picture, with_dial
+from eval.demo.studio import POLICIES, VERIFIERS, Studio, chunk_spans, phoneme_spans, picture, with_dial
 
 TEXT = "The tide came in. We left."
-
-
-@pytest.fixture(scope="module")
-def studio() -> Studio:
-    return Studio.load(limits=Limits(characters=60, seconds=3.0, megabytes=1.0))
 
 
 def tone(path, seconds: float):

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from launched import ROOT, two_processes
+from launched import two_processes
 from tiny_data import write_prepared
 from tiny_decoders import tiny_decoder
 from tiny_training import log_of
@@ -423,8 +423,10 @@ def test_two_processes_learn_what_one_learns(tmp_path, optimizer, rounding):
     Conjugate gradients make so much of it that on some processors the second step draws otherwise: there the first."""
     settings = {**TOY, "num_train_epochs": 1, "num_iterations": 2, **optimizer}
     arguments = [f"{k}={json.dumps(v)}" for k, v in settings.items()]
-    two_processes(ROOT / "tests" / "dcpo_process.py", *arguments, "per_device_train_batch_size=8",
-                  f"output_dir={tmp_path / 'two'}")
+    program = tmp_path / "program.py"
+    program.write_text("import sys\nfrom rl.train import main\nfrom toy_training import toy_parts\n"
+                       "main(sys.argv[1:], **toy_parts())\n")
+    two_processes(program, *arguments, "per_device_train_batch_size=8", f"output_dir={tmp_path / 'two'}")
     main([*arguments, f"output_dir={tmp_path / 'one'}"], **toy_parts())
     two, one = (json.loads((tmp_path / n / "provenance.json").read_text()) for n in ("two", "one"))
     assert (two["processes"], one["processes"]) == (2, 1) and two["steps"] == one["steps"]

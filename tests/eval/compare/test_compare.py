@@ -20,9 +20,11 @@ from eval.analysis.reasons import watch
 from eval.compare.explain import Explanations
 from eval.compare.processes import threads_of
 from eval.compare.run import CompareConfig, main, run
-from eval.methods.registry import METHODS, Entry, Models, make_methods
+from eval.methods.registry import make_methods
 from eval.results.store import RECORDING, RESYNTHESIS, Maker, RecordStore, choose_items
 from eval.scorers.load import Scorer
+from eval.verifiers.drafters import HeadDrafter
+from eval.verifiers.sd import SpeculativeDecoding
 
 FIELDS = """method wer wer_ci cer wer_capped substitutions deletions insertions speaker_similarity
 tokens_per_pass lm_rtf rtf speedup_vs_far speedup_vs_car1 n truncation_rate duration_ratio p_vs_far p_vs_best_car
@@ -268,36 +270,25 @@ def test_full_disk_is_a_clear_error(tmp_path):
         store.append({"a": 1})
 
 
-def verifying(monkeypatch, accepted: int) -> None:
-    """Register `sd` and `ssd-β`, whose results report verifying passes of two drafted tokens each."""
-    def factory(name: str, rest: str, models: Models) -> list[Entry]:
-        return [Entry(name, models.decoder, lambda: ChunkMethod(FixedChunk(2, name)), {"fake": name})]
-
-    def reporting(*arguments, **options):
-        results = decode(*arguments, **options)
-        for r in results:
-            if r.method.startswith(("sd", "ssd")):
-                r.rounds_proposed, r.rounds_accepted = [2] * r.target_passes, [accepted] * r.target_passes
-                r.proposed, r.accepted, r.draft_passes = 2 * r.target_passes, r.target_passes, 7
-        return results
-
-    for kind in ("sd", "ssd"):
-        monkeypatch.setitem(METHODS, kind, replace(METHODS[kind], make=factory))
-    monkeypatch.setattr("eval.results.store.decode", reporting)
-
-
 def test_verifying_methods_carry_their_accounting(tmp_path, monkeypatch):
-    verifying(monkeypatch, accepted=1)
-    result = spoken(tmp_path, methods=["car-2", "sd", "ssd-{0.2,0.4}"])
+    result = spoken(tmp_path, methods=["car-2", "sd", "ssd-{0,0.4}"])
     rows = {r["method"]: r for r in result["rows"]}
-    assert list(rows) == ["car-2", "sd", "ssd-0.2", "ssd-0.4"]
-    assert rows["ssd-0.4"]["acceptance_by_position"][1] == {**rows["ssd-0.4"]["acceptance_by_position"][0],
-                                                            "position": 2, "accepted": 0, "rate": 0.0}
-    assert (rows["sd"]["acceptance_rate"], rows["sd"]["draft_passes"]) == (0.5, 7.0)
-    assert rows["ssd-0.2"]["p_vs_sd"] == 1.0  # the same tokens
+    assert list(rows) == ["car-2", "sd", "ssd-0", "ssd-0.4"]
+    tools = tiny_tools()
+    direct = decode(tools.models.decoder, [i.prompt for i in tools.items], SpeculativeDecoding("sd", HeadDrafter(3)),
+                    SHORT, seed=0)
+    accepted, proposed = sum(r.accepted for r in direct), sum(r.proposed for r in direct)
+    assert 0 < accepted < proposed and rows["sd"]["acceptance_rate"] == accepted / proposed
+    assert rows["sd"]["acceptance_by_position"][1]["position"] == 2 and rows["sd"]["draft_passes"] == 0
+    assert rows["ssd-0"]["p_vs_sd"] == 1.0  # the same tokens
     assert rows["sd"]["p_vs_sd"] is rows["car-2"]["p_vs_sd"] is None
     assert "accepted %" in (tmp_path / "compare.txt").read_text()
-    verifying(monkeypatch, accepted=3)
+
+    def miscounting(*arguments, **options):
+        return [replace(r, rounds_accepted=[n + 1 for n in r.rounds_proposed])
+                for r in decode(*arguments, **options)]
+
+    monkeypatch.setattr("eval.results.store.decode", miscounting)
     with pytest.raises(DataError, match="counts wrongly"):
         spoken(tmp_path / "b", methods=["sd"])
 

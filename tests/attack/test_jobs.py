@@ -1,0 +1,154 @@
+"""Jobs that are killed, whose disk fills up, or that run on two processes end as if nothing had been
+(docs/reliability.md).
+
+ATTACK_KILLS sets the kills of each job (10), ATTACK_SEED the seed.
+"""
+
+import errno
+import os
+import random
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import harness
+import pytest
+import torch
+from tiny_data import write_prepared
+from tiny_training import log_of, tiny_config
+from transformers import TrainerCallback
+
+from dcar.train import car
+
+KILLS, SEED = int(os.environ.get("ATTACK_KILLS", "10")), int(os.environ.get("ATTACK_SEED", "0"))
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory) -> dict[str, harness.Job]:
+    return harness.jobs(harness.make_data(tmp_path_factory.mktemp("attack")))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["train", "dcpo", "prepare", "compare", "train2", "compare2"])
+def test_nothing_is_lost(name, jobs, tmp_path, capsys):
+    ends, lost = harness.attack(jobs[name], tmp_path, KILLS, random.Random(f"{SEED} {name}"))
+    with capsys.disabled():
+        print(f"\n{name}: {dict(ends)}, {len(lost)} lost")
+    assert not lost, "\n".join(lost)
+    assert ends["resumed"]
+
+
+@pytest.mark.slow
+def test_the_attack_sees_what_is_lost(jobs, tmp_path):
+    """A bit of the weights, a line of the log and a piece left behind are differences."""
+    out = tmp_path / "whole"
+    assert harness.run(jobs["train"], out).status == [0]
+    expected = harness.outcome(jobs["train"], out)
+    assert not harness.differences(expected, harness.outcome(jobs["train"], out))
+    weights = bytearray((out / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (out / "model.safetensors").write_bytes(weights)
+    with (out / "log.jsonl").open("a") as log:
+        log.write('{"step": 6, "eval_loss": 1}\n')
+    (out / "left.part").write_text("")
+    found = harness.differences(expected, harness.outcome(jobs["train"], out))
+    assert {line.partition(":")[0].partition("/")[0] for line in found} == {
+        "model.safetensors", "log.jsonl", "left.part"}
+    killed = harness.run(jobs["train"], tmp_path / "killed", harness.Kill("write", 30))
+    assert killed.status == [-9]
+
+
+# --- a full disk ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def disk(tmp_path) -> Iterator[Path]:
+    """A file system of its own: a small tmpfs where this user may mount one (root)."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", place], capture_output=True).returncode:
+        pytest.skip("mounting a tmpfs needs root")
+    yield place
+    subprocess.run(["umount", "-l", place], check=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("share", [0.1, 0.3, 0.5, 0.7, 0.9, 0.97])
+@pytest.mark.parametrize("name", ["train", "dcpo", "compare", "prepare"])
+def test_a_full_disk_is_said_and_survived(name, share, jobs, disk):
+    job = jobs[name]
+    whole = harness.run(job, disk / "whole" / "out")
+    assert whole.status == [0], whole.said[-2000:]
+    expected = harness.outcome(job, disk / "whole" / "out")
+    size = sum(-(-p.stat().st_size // 4096) * 4096 for p in (disk / "whole").rglob("*") if p.is_file())
+    subprocess.run(["rm", "-r", disk / "whole"], check=True)
+    subprocess.run(["mount", "-o", f"remount,size={int(size * share) // 4096 * 4096 + 4096}", disk], check=True)
+    end = harness.run(job, disk / "run" / "out")
+    assert end.status == [1] and "Traceback" not in end.said, end.said[-2000:]
+    assert " be written (" in end.said, end.said[-1000:]
+    assert any(way in end.said for way in ("same command", "run again", "free some space")), end.said[-1000:]
+    subprocess.run(["mount", "-o", "remount,size=64m", disk], check=True)
+    again = harness.run(job, disk / "run" / "out")
+    assert again.status == [0], again.said[-2000:]
+    assert not harness.differences(expected, harness.outcome(job, disk / "run" / "out"))
+
+
+@pytest.mark.parametrize("name", ["train", "dcpo", "compare"])
+def test_writes_that_fail_end_in_one_line(name, jobs, tmp_path, monkeypatch):
+    """Without a file system of one's own: the third flush to the disk fails, as all after it."""
+    sync, calls = os.fsync, []
+
+    def full(descriptor: int) -> None:
+        calls.append(descriptor)
+        if len(calls) >= 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        sync(descriptor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        end = harness.run(jobs[name], tmp_path / "out")
+    assert end.status == [1] and "Traceback" not in end.said, end.said[-2000:]
+    assert "could not be written (" in end.said and "the same command" in end.said and " are free in " in end.said
+    assert harness.run(jobs[name], tmp_path / "out").status == [0]
+
+
+# --- processes --------------------------------------------------------------------------------------------------------
+
+
+class Gradients(TrainerCallback):
+    """Writes what the optimiser sees at the first update."""
+
+    def __init__(self, out: Path):
+        self.out = out
+
+    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
+        if state.global_step == 0 and state.is_world_process_zero:
+            found = {name.removeprefix("module."): p.grad.clone() for name, p in model.named_parameters()}
+            torch.save(found, self.out / "gradients.pt")
+
+
+@pytest.mark.parametrize(("batch", "accumulation"), [(4, 1), (2, 2)])
+def test_gradients_of_two_processes_are_those_of_one(batch, accumulation, tmp_path):
+    """Eight utterances of equal length on one process, or as twice four: deviations are those of rounding."""
+    data = write_prepared(tmp_path / "data", train=8)
+
+    def job(name: str, processes: int, batch: int, accumulation: int) -> dict[str, torch.Tensor]:
+        def train(out: Path) -> None:
+            class Watched(car.CARTrainer):
+                def __init__(self, *arguments, **keywords):
+                    super().__init__(*arguments, **keywords)
+                    self.add_callback(Gradients(out))
+
+            car.CARTrainer = Watched  # in the forked process alone
+            car.run(tiny_config(data, out, {"dropout": 0.0}, batch_size=batch, gradient_accumulation=accumulation,
+                                max_steps=1, max_grad_norm=0.0, wait_minutes=1))
+
+        end = harness.run(harness.Job(name, train, processes), tmp_path / name)
+        assert set(end.status) == {0}, end.said[-3000:]
+        return torch.load(tmp_path / name / "gradients.pt")
+
+    one, two = job("one", 1, 8, 1), job("two", 2, batch, accumulation)
+    largest = max(float(g.abs().max()) for g in one.values() if g.numel())
+    deviations = torch.cat([(one[name] - two[name]).flatten().abs() for name in one]) / largest
+    assert deviations.max() < 1e-5 and deviations.mean() < 1e-7, (float(deviations.max()), float(deviations.mean()))
+    assert log_of(tmp_path / "two")[0]["loss"] == pytest.approx(log_of(tmp_path / "one")[0]["loss"], rel=1e-5)

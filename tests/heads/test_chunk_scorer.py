@@ -175,6 +175,8 @@ def test_a_policy_takes_it_along(tmp_path):
         chunk_scorer.check_base("bb")
     with pytest.raises(CheckpointError, match="width 0"):
         small(width=0)
+    with pytest.raises(CheckpointError, match="a policy of num_actions 0: must be at least 1"):
+        ChunkPolicyConfig(4, 0)
 
 
 def as_before(folder) -> None:

@@ -126,6 +126,7 @@ def test_cuts_that_would_have_to_be_computed_are_bad_rows(tmp_path: Path) -> Non
         ({**good, "recording": None}, "features only"),
         ({**good, "recording": {**recording, "transforms": [{"name": "Speed"}]}}, "transforms"),
         ({**good, "recording": {**recording, "sources": url}}, "type 'url'"),
+        ({**good, "channel": 3}, "channel 3 is in none of the recording's sources"),
         ({**good, "supervisions": []}, "no supervision"),
         ({**good, "supervisions": [supervision, {**supervision, "speaker": "7"}]}, "2 speakers"),
         ({**good, "supervisions": [{**supervision, "custom": None}]}, "neither text nor custom.texts"),

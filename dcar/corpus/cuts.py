@@ -12,22 +12,11 @@ import base64
 import json
 import math
 import re
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dcar.corpus.rows import (
-    AudioSegment,
-    Part,
-    Problem,
-    Row,
-    Utterance,
-    canonical_split,
-    file_stamp,
-    is_file,
-    text_lines,
-)
+from dcar.corpus.rows import AudioSegment, BadRow, Part, Utterance, canonical_split, file_part, is_file, line_rows
 from dcar.errors import DataError
 
 
@@ -37,7 +26,8 @@ def cut_parts(root: Path, audio_root: Path | None = None) -> list[Part]:
     files = [root] if root.is_file() else sorted([*root.glob("*.jsonl"), *root.glob("*.jsonl.gz")])
     if not files:
         raise DataError(f"{root}: no cut manifest (*.jsonl, *.jsonl.gz) in this folder")
-    return [Part(f.name, partial(_cuts, f, audio_root), file_stamp(f)) for f in files]
+    return [file_part(f, line_rows, partial(cut_utterance, _AudioRoots(f, audio_root), split_of_manifest(f.name)))
+            for f in files]
 
 
 def split_of_manifest(name: str) -> str | None:
@@ -73,45 +63,30 @@ class _AudioRoots:
         return self.places[0][0] / path
 
 
-def _cuts(file: Path, audio_root: Path | None) -> Iterator[Row]:
-    roots, split = _AudioRoots(file, audio_root), split_of_manifest(file.name)
-    for line, text, error in text_lines(file):
-        source = f"{file}:{line}"
-        if error is not None:
-            yield Problem("", source, error)
-            continue
-        try:
-            cut = json.loads(text)
-        except (ValueError, RecursionError) as broken:
-            yield Problem("", source, f"not valid JSON ({broken}); one cut a line")
-            continue
-        yield _row(cut, source, split, roots)
-
-
-def _row(cut: Any, source: str, split: str | None, roots: _AudioRoots) -> Row:
+def cut_utterance(roots: _AudioRoots, split: str | None, text: str, source: str) -> Utterance:
+    """Of a line of a manifest; BadRow for everything that is not read."""
+    try:
+        cut = json.loads(text)
+    except (ValueError, RecursionError) as broken:
+        raise BadRow(f"not valid JSON ({broken}); one cut a line") from broken
     name = cut.get("id") if isinstance(cut, dict) else None
     if not isinstance(name, str) or not name:
-        return Problem("", source, "no cut: an object with id, start, duration, recording and supervisions is needed")
+        raise BadRow("no cut: an object with id, start, duration, recording and supervisions is needed")
     try:
-        text, speaker = _words(cut)
-        audio = _audio(cut, roots)
-        duration, rate = float(cut["duration"]), int(cut["recording"]["sampling_rate"])
-    except _BadCut as bad:
-        return Problem(name, source, f"cut {name}: {bad}")
+        spoken, speaker = _words(cut)
+        return Utterance(name, spoken, speaker, _audio(cut, roots), split=split, duration=float(cut["duration"]),
+                         source=source, sample_rate=int(cut["recording"]["sampling_rate"]))
+    except BadRow as bad:
+        raise BadRow(f"cut {name}: {bad}", name) from None
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as broken:
-        return Problem(name, source, f"cut {name}: not the documented format ({type(broken).__name__}: {broken})")
-    return Utterance(name, text, speaker, audio, split=split, duration=duration, source=source, sample_rate=rate)
-
-
-class _BadCut(Exception):
-    pass
+        raise BadRow(f"cut {name}: not the documented format ({type(broken).__name__}: {broken})", name) from broken
 
 
 def _words(cut: dict[str, Any]) -> tuple[str, str]:
     """Text and speaker of the cut's supervisions, in the order in which they are spoken."""
     supervisions = sorted(cut.get("supervisions") or [], key=lambda s: float(s["start"]))
     if not supervisions:
-        raise _BadCut("has no supervision, so no text; trim cuts to supervisions first")
+        raise BadRow("has no supervision, so no text; trim cuts to supervisions first")
     texts = []
     for supervision in supervisions:
         text = supervision.get("text")
@@ -119,37 +94,37 @@ def _words(cut: dict[str, Any]) -> tuple[str, str]:
             versions = (supervision.get("custom") or {}).get("texts")
             text = versions[0] if versions else None
         if not isinstance(text, str):
-            raise _BadCut("a supervision has neither text nor custom.texts")
+            raise BadRow("a supervision has neither text nor custom.texts")
         texts.append(text.strip())
     speakers = {s.get("speaker") for s in supervisions}
     if len(speakers) > 1:
-        raise _BadCut(f"has {len(speakers)} speakers; trim cuts to supervisions first")
+        raise BadRow(f"has {len(speakers)} speakers; trim cuts to supervisions first")
     [speaker] = speakers
     return " ".join(texts), "unknown" if speaker is None else str(speaker)
 
 
 def _audio(cut: dict[str, Any], roots: _AudioRoots) -> str | bytes | AudioSegment:
     if (kind := cut.get("type", "MonoCut")) != "MonoCut":
-        raise _BadCut(f"is a {kind}; only MonoCuts are read: save the audio of others with lhotse's save_audios first")
+        raise BadRow(f"is a {kind}; only MonoCuts are read: save the audio of others with lhotse's save_audios first")
     recording = cut.get("recording")
     if not recording:
-        raise _BadCut("has no recording (features only); speech tokens are made from audio")
+        raise BadRow("has no recording (features only); speech tokens are made from audio")
     if recording.get("transforms"):
-        raise _BadCut("its recording has transforms (speed, volume, …); save the audio with lhotse's save_audios first")
+        raise BadRow("its recording has transforms (speed, volume, …); save the audio with lhotse's save_audios first")
     channel = int(cut.get("channel") or 0)
     sources = [s for s in recording["sources"] if channel in s["channels"]]
     if not sources:
-        raise _BadCut(f"channel {channel} is in none of the recording's sources")
+        raise BadRow(f"channel {channel} is in none of the recording's sources")
     kind, place = sources[0]["type"], sources[0]["source"]
     start, duration, whole = float(cut["start"]), float(cut["duration"]), float(recording["duration"])
     if not all(math.isfinite(seconds) and seconds >= 0 for seconds in (start, duration, whole)):
-        raise _BadCut(f"start {start}, duration {duration} of a recording of {whole} s; correct the manifest")
+        raise BadRow(f"start {start}, duration {duration} of a recording of {whole} s; correct the manifest")
     if kind == "memory":
         if start > 0 or abs(duration - whole) > 0.01:
-            raise _BadCut("is a stretch of a recording stored in the manifest; save the audio with save_audios first")
+            raise BadRow("is a stretch of a recording stored in the manifest; save the audio with save_audios first")
         return base64.b64decode(place) if isinstance(place, str) else bytes(list(place))
     if kind != "file":
-        raise _BadCut(f"its audio is of type {kind!r}; download it and refer to files")
+        raise BadRow(f"its audio is of type {kind!r}; download it and refer to files")
     path = str(roots(place))
     if start == 0 and abs(duration - whole) < 0.005 and sources[0]["channels"] == [0]:
         return path

@@ -12,7 +12,19 @@ from functools import partial
 from pathlib import Path
 
 from dcar.corpus.huggingface import SPEAKER_COLUMNS, TEXT_COLUMNS
-from dcar.corpus.rows import Part, Problem, Row, Utterance, canonical_split, file_stamp, is_file
+from dcar.corpus.rows import (
+    BadRow,
+    Part,
+    Problem,
+    Row,
+    Utterance,
+    canonical_split,
+    file_part,
+    file_stamp,
+    first_file,
+    is_file,
+    row_of,
+)
 from dcar.errors import DataError
 
 READ = (".wav", ".flac", ".ogg", ".opus", ".mp3", ".aiff", ".aif", ".au")
@@ -28,7 +40,7 @@ def folder_parts(root: Path) -> list[Part]:
         raise DataError(f"{root}: holds {len(tables)} tables ({', '.join(t.name for t in tables[:5])}); give one as "
                         "path")
     if tables:
-        return [Part(tables[0].name, partial(_table, tables[0]), file_stamp(tables[0]))]
+        return [file_part(tables[0], _table)]
     files = sorted(f for f in root.rglob("*") if f.suffix.lower() in (*READ, *NOT_READ, ".txt") and f.is_file())
     if not any(f.suffix.lower() != ".txt" for f in files):
         raise DataError(f"{root}: no recordings in it ({', '.join(READ)}) and no table (.csv, .tsv)")
@@ -38,30 +50,37 @@ def folder_parts(root: Path) -> list[Part]:
 def _recordings(root: Path, files: list[Path]) -> Iterator[Row]:
     spoken = {f.with_suffix("") for f in files if f.suffix.lower() != ".txt"}
     for file in files:
-        folders = list(file.relative_to(root).parts[:-1])
-        name = "-".join([*folders, file.stem])
-        if file.suffix.lower() == ".txt":
-            whose = file.with_name(file.name.removesuffix(".txt").removesuffix(".normalized"))
-            if whose not in spoken and file.stem.lower() not in ("readme", "license", "licence"):
-                yield Problem(name, str(file), "a text without a recording of that name beside it")
+        if file.suffix.lower() != ".txt":
+            yield row_of(str(file), _recording, root, file)
             continue
-        split = canonical_split(folders[0]) if folders else ""
-        if split in SPLITS:
-            folders = folders[1:]
-        try:
-            text = next((f.read_text(encoding="utf-8-sig") for f in (
-                file.with_suffix(".normalized.txt"), file.with_suffix(".txt")) if is_file(f)), "")
-        except UnicodeDecodeError as error:
-            yield Problem(name, str(file), f"its text is not UTF-8 (byte {error.start + 1}); save it as UTF-8")
-            continue
-        yield _row(name, text, folders[0] if folders else root.name, file, split if split in SPLITS else None,
-                   str(file))
+        whose = file.with_name(file.name.removesuffix(".txt").removesuffix(".normalized"))
+        if whose not in spoken and file.stem.lower() not in ("readme", "license", "licence"):
+            yield Problem(_name(root, file), str(file), "a text without a recording of that name beside it")
 
 
-def _row(name: str, text: str, speaker: str, file: Path, split: str | None, source: str) -> Row:
+def _name(root: Path, file: Path) -> str:
+    return "-".join([*file.relative_to(root).parts[:-1], file.stem])
+
+
+def _recording(root: Path, file: Path, source: str) -> Utterance:
+    name, folders = _name(root, file), list(file.relative_to(root).parts[:-1])
+    split = canonical_split(folders[0]) if folders else None
+    if split in SPLITS:
+        folders = folders[1:]
+    else:
+        split = None
+    try:
+        text = next((f.read_text(encoding="utf-8-sig") for f in (
+            file.with_suffix(".normalized.txt"), file.with_suffix(".txt")) if is_file(f)), "")
+    except UnicodeDecodeError as error:
+        raise BadRow(f"its text is not UTF-8 (byte {error.start + 1}); save it as UTF-8", name) from error
+    return _utterance(name, text, folders[0] if folders else root.name, file, split, source)
+
+
+def _utterance(name: str, text: str, speaker: str, file: Path, split: str | None, source: str) -> Utterance:
     if file.suffix.lower() in NOT_READ:
-        return Problem(name, source, f"{file.suffix} is not read; convert it: ffmpeg -i \"{file}\" "
-                                     f"\"{file.with_suffix('.wav')}\"")
+        wav = file.with_suffix(".wav")
+        raise BadRow(f'{file.suffix} is not read; convert it: ffmpeg -i "{file}" "{wav}"', name)
     return Utterance(name, " ".join(text.split()), speaker, str(file), split=split, source=source)
 
 
@@ -80,30 +99,22 @@ def _table(file: Path) -> Iterator[Row]:
         if audio is None:
             raise DataError(f"{file}:1: no column with recordings ({', '.join(AUDIO_COLUMNS)}); the first line is a "
                             f"header, and it says {', '.join(header)[:100]}")
+
+        def utterance(cells: list[str], source: str) -> Utterance:
+            if len(cells) != len(header):
+                raise BadRow(f"{len(cells)} fields, the header has {len(header)}; fields with a comma stand in quotes",
+                             cells[0])
+            name, said, who, recording, of = (
+                "" if at is None else cells[at].strip() for at in (own, text, speaker, audio, split))
+            if not recording:
+                raise BadRow(f"no recording in the column {header[audio or 0]}", name)
+            # beside the table, or in the folder where such corpora keep them
+            found = first_file([file.parent / folder / f"{recording}{end}" for end in ("", ".wav", ".flac", ".mp3")
+                                for folder in ("", "wavs", "clips")])
+            return _utterance(name or Path(recording).stem, said, who or file.parent.name, found,
+                              canonical_split(of) if of else None, source)
+
         try:
-            for cells in rows:
-                source = f"{file}:{rows.line_num}"
-                if not any(cells):
-                    continue
-                if len(cells) != len(header):
-                    yield Problem(cells[0], source, f"{len(cells)} fields, the header has {len(header)}; fields with "
-                                                    "a comma stand in quotes")
-                    continue
-
-                def cell(at: int | None, cells: list[str] = cells) -> str:
-                    return "" if at is None else cells[at].strip()
-
-                if not cell(audio):
-                    yield Problem(cell(own), source, f"no recording in the column {header[audio]}")
-                    continue
-                found = _found(file.parent, cell(audio))
-                yield _row(cell(own) or Path(cell(audio)).stem, cell(text), cell(speaker) or file.parent.name, found,
-                           canonical_split(cell(split)) if cell(split) else None, source)
+            yield from (row_of(f"{file}:{rows.line_num}", utterance, cells) for cells in rows if any(cells))
         except csv.Error as error:
             yield Problem("", f"{file}:{rows.line_num}", f"not a table ({error}); save it as CSV with a header")
-
-
-def _found(folder: Path, name: str) -> Path:
-    """A recording as a table names it: beside the table, or in the folder where such corpora keep them."""
-    places = [folder / sub / f"{name}{end}" for end in ("", ".wav", ".flac", ".mp3") for sub in ("", "wavs", "clips")]
-    return next((place for place in places if is_file(place)), places[0])

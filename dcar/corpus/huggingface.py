@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dcar.corpus.rows import Part, Problem, Row, StoredAudio, Utterance, canonical_split
+from dcar.corpus.rows import Part, Problem, Row, StoredAudio, Utterance, canonical_split, encoded_audio
 from dcar.errors import DataError
 
 TEXT_COLUMNS = ("text_normalized", "normalized_text", "text", "sentence", "transcription", "transcript")
@@ -39,50 +39,33 @@ def dataset_parts(path: str, streaming: bool = False) -> list[Part]:
     return parts
 
 
-def _is_saved(path: Path) -> bool:
-    return (path / "dataset_info.json").exists() or (path / "dataset_dict.json").exists()
-
-
-def _columns(rows: Any, path: str) -> dict[str, str | None]:
-    """Which column is audio, text, speaker, id and split."""
+def _columns(rows: Any, path: str) -> dict[str, str]:
+    """Which column is audio, text, speaker, id and split; "" = none of the last three."""
     import datasets
 
     features = rows.features
     if features is None:  # a streamed dataset without a declared schema: its first row tells
         features = dict.fromkeys(next(iter(rows), {}))
+
+    def first(names: tuple[str, ...]) -> str:
+        return next((c for c in names if c in features), "")
+
     audio = next((c for c, f in features.items() if isinstance(f, datasets.Audio)), "audio")
-    text = next((c for c in TEXT_COLUMNS if c in features), None)
-    if audio not in features or text is None:
-        raise DataError(
-            f"{path}: needs an Audio column and a text column ({', '.join(TEXT_COLUMNS)}); "
-            f"it has {', '.join(features)}"
-        )
-    return {
-        "audio": audio,
-        "text": text,
-        "speaker": next((c for c in SPEAKER_COLUMNS if c in features), None),
-        "id": next((c for c in _ID_COLUMNS if c in features), None),
-        "split": "split" if "split" in features else None,
-    }
+    if audio not in features or not first(TEXT_COLUMNS):
+        raise DataError(f"{path}: needs an Audio column and a text column ({', '.join(TEXT_COLUMNS)}); it has "
+                        f"{', '.join(features)}")
+    return {"audio": audio, "text": first(TEXT_COLUMNS), "speaker": first(SPEAKER_COLUMNS), "id": first(_ID_COLUMNS),
+            "split": first(("split",))}
 
 
-def _utterance(
-    row: Mapping[str, Any], columns: Mapping[str, str | None], audio: str | bytes | StoredAudio, default_id: str,
-    split: str | None, source: str,
-) -> Row:  # fmt: skip
+def _utterance(row: Mapping[str, Any], columns: Mapping[str, str], audio: str | bytes | StoredAudio, default_id: str,
+               split: str | None, source: str) -> Row:
     key, text, speaker, own = (columns[c] for c in ("id", "text", "speaker", "split"))
-    assert text is not None
     uid = str(row[key]) if key and row[key] is not None else default_id
     if not isinstance(row[text], str):
         return Problem(uid, source, f"column {text!r} holds {type(row[text]).__name__}, expected a string")
-    return Utterance(
-        id=uid,
-        text=row[text],
-        speaker=str(row[speaker]) if speaker and row[speaker] is not None else "unknown",
-        audio=audio,
-        split=canonical_split(str(row[own])) if own and row[own] else split,
-        source=source,
-    )
+    return Utterance(uid, row[text], str(row[speaker]) if speaker and row[speaker] is not None else "unknown", audio,
+                     split=canonical_split(str(row[own])) if own and row[own] else split, source=source)
 
 
 def _stored(rows: Any, path: str, name: str | None, label: str) -> Iterator[Row]:
@@ -90,11 +73,10 @@ def _stored(rows: Any, path: str, name: str | None, label: str) -> Iterator[Row]
 
     columns = _columns(rows, path)
     audio = columns["audio"]
-    assert audio is not None
     # decode=False leaves the encoded bytes to our own reader: no torchcodec, and every bad row can be named
     rows = rows.cast_column(audio, datasets.Audio(decode=False))
     split = canonical_split(name) if name else None
-    wanted = [c for k, c in columns.items() if c is not None and k != "audio"]
+    wanted = [c for k, c in columns.items() if c and k != "audio"]
     for index, row in enumerate(_each(rows.select_columns(wanted))):
         default = f"{name or Path(path).stem}_{index:07d}"
         if isinstance(row, str):
@@ -120,11 +102,10 @@ def _each(rows: Any) -> Iterator[Mapping[str, Any] | str]:
             yield row
 
 
-def _streamed(rows: Any, columns: dict[str, str | None], path: str, name: str | None, shard: int) -> Iterator[Row]:
+def _streamed(rows: Any, columns: dict[str, str], path: str, name: str | None, shard: int) -> Iterator[Row]:
     import datasets
 
     audio = columns["audio"]
-    assert audio is not None
     if rows.features is not None:
         rows = rows.cast_column(audio, datasets.Audio(decode=False))
     split = canonical_split(name) if name else None
@@ -132,9 +113,7 @@ def _streamed(rows: Any, columns: dict[str, str | None], path: str, name: str | 
     try:
         for index, row in enumerate(rows):
             source, default = f"{label}:{index + 1}", f"{name or Path(path).stem}_{shard:05d}_{index:07d}"
-            value = row[audio]
-            found = (value.get("bytes") or value.get("path")) if isinstance(value, Mapping) else None
-            if not isinstance(found, str | bytes):
+            if (found := encoded_audio(row[audio])) is None:
                 yield Problem(default, source, f"column {audio!r} holds neither audio bytes nor a path")
                 continue
             yield _utterance(row, columns, found, default, split, source)
@@ -149,7 +128,7 @@ def _open(path: str, streaming: bool) -> Any:
 
     local = Path(path)
     try:
-        if _is_saved(local):
+        if (local / "dataset_info.json").exists() or (local / "dataset_dict.json").exists():
             return datasets.load_from_disk(path)
         if not local.exists():
             name, _, config = path.partition(":")
@@ -163,7 +142,11 @@ def _open(path: str, streaming: bool) -> Any:
     except DataError:
         raise
     except Exception as error:  # datasets raises from many libraries; the cause is kept in the message
-        raise DataError(_advice(path, error)) from error
+        name, hint = path.partition(":")[0], ""
+        if not local.exists():
+            hint = (f"; there is no such folder. If {name} is on the hub and this machine has no network, run "
+                    f"`hf download {name} --repo-type dataset --local-dir FOLDER` on one that has, and give FOLDER")
+        raise DataError(f"{path}: datasets cannot open it ({type(error).__name__}: {error}){hint}") from error
 
 
 def _parquet_by_split(local: Path) -> dict[str, list[str]]:
@@ -175,14 +158,3 @@ def _parquet_by_split(local: Path) -> dict[str, list[str]]:
         # train-00000-of-00002.parquet belongs to train, as on the hub; a lone data.parquet to no split
         splits.setdefault(file.stem.split("-0")[0], []).append(str(file))
     return splits
-
-
-def _advice(path: str, error: Exception) -> str:
-    message = f"{path}: datasets cannot open it ({type(error).__name__}: {error})"
-    if not Path(path).exists():
-        name = path.partition(":")[0]
-        message += (
-            f"; there is no such folder. If {name} is on the hub and this machine has no network, run "
-            f"`hf download {name} --repo-type dataset --local-dir FOLDER` on one that has, and give FOLDER"
-        )
-    return message

@@ -1,4 +1,4 @@
-"""Layouts read from a folder of files: the starter corpus, LJSpeech, JSONL manifests."""
+"""Layouts read from files: the starter corpus, LJSpeech, JSONL manifests, the lists of seed-tts-eval."""
 
 from __future__ import annotations
 
@@ -6,8 +6,24 @@ import json
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from dcar.corpus.rows import Part, Problem, Row, Utterance, canonical_split, file_stamp, is_file, missing, text_lines
+from dcar.corpus.rows import (
+    BadRow,
+    Part,
+    Problem,
+    Row,
+    Utterance,
+    canonical_split,
+    file_part,
+    file_stamp,
+    first_file,
+    is_file,
+    line_rows,
+    require_strings,
+    row_of,
+    text_lines,
+)
 from dcar.errors import DataError
 
 SPLIT_LISTS = ("train", "dev", "val", "valid", "validation", "test")
@@ -18,7 +34,7 @@ def starter_parts(root: Path) -> list[Part]:
     files = [root / f"{s}.parquet" for s in ("train", "dev", "test") if (root / f"{s}.parquet").is_file()]
     if not files:
         raise DataError(f"{root}: no train.parquet, dev.parquet or test.parquet; reinstall the package or fix the path")
-    return [Part(file.name, partial(_starter, file), file_stamp(file)) for file in files]
+    return [file_part(file, _starter) for file in files]
 
 
 def _starter(file: Path) -> Iterator[Row]:
@@ -32,25 +48,24 @@ def _starter(file: Path) -> Iterator[Row]:
     absent = {"id", "text", "speaker", "duration", "audio"} - set(table.column_names)
     if absent:
         raise DataError(f"{file}: columns missing: {', '.join(sorted(absent))}")
-    for index in range(table.num_rows):
-        source = f"{file.name}:{index + 1}"
+
+    def utterance(index: int, source: str) -> Utterance:
         try:
             row = {name: table[name][index].as_py() for name in table.column_names}
         except (pa.ArrowException, ValueError) as error:  # a string that is not UTF-8
-            yield Problem("", source, f"cannot be read ({error}); make the corpus again")
-            continue
-        if (bad := missing(row, ("id", "text", "speaker"), source)) is not None:
-            yield bad
-            continue
+            raise BadRow(f"cannot be read ({error}); make the corpus again") from error
+        require_strings(row, ("id", "text", "speaker"))
         audio, duration = row["audio"], row["duration"]
         encoded = audio.get("bytes") if isinstance(audio, dict) else None
         if not isinstance(encoded, bytes) or not encoded:
-            yield Problem(row["id"], source, f"utterance {row['id']} has no audio bytes; make the corpus again")
-        elif duration is not None and not isinstance(duration, int | float):
-            yield Problem(row["id"], source, f"a duration of type {type(duration).__name__}, expected seconds")
-        else:
-            yield Utterance(row["id"], row["text"], row["speaker"], encoded, split=file.stem, duration=duration,
-                            source=source)  # fmt: skip
+            raise BadRow(f"utterance {row['id']} has no audio bytes; make the corpus again", row["id"])
+        if duration is not None and not isinstance(duration, int | float):
+            raise BadRow(f"a duration of type {type(duration).__name__}, expected seconds", row["id"])
+        return Utterance(row["id"], row["text"], row["speaker"], encoded, split=file.stem, duration=duration,
+                         source=source)
+
+    for index in range(table.num_rows):
+        yield row_of(f"{file.name}:{index + 1}", utterance, index)
 
 
 def ljspeech_parts(root: Path) -> list[Part]:
@@ -61,36 +76,31 @@ def ljspeech_parts(root: Path) -> list[Part]:
         raise DataError(f"{root}: no metadata.csv; an LJSpeech folder has metadata.csv and wavs/")
     lists = [root / f"{name}.txt" for name in SPLIT_LISTS if (root / f"{name}.txt").is_file()]
     stamp = " ".join(file_stamp(file) for file in (metadata, *lists))
-    return [Part(metadata.name, partial(_ljspeech, root, lists), stamp)]
+    return [Part(metadata.name, partial(_ljspeech, metadata, lists), stamp)]
 
 
-def _ljspeech(root: Path, lists: Sequence[Path]) -> Iterator[Row]:
-    metadata = root / "metadata.csv"
-    listed = _listed_ids(lists)
+def _ljspeech(metadata: Path, lists: Sequence[Path]) -> Iterator[Row]:
+    root, listed = metadata.parent, _listed_ids(lists)
     rest = None if any(split == "train" for split, _ in listed.values()) else "train"
     seen: set[str] = set()
-    for line, text, error in text_lines(metadata):
-        source = f"{metadata}:{line}"
-        if error is not None:
-            yield Problem("", source, error)
-            continue
+
+    def utterance(text: str, source: str) -> Utterance:
         parts = text.split("|")
         if len(parts) not in (2, 3):
-            yield Problem(parts[0], source, f"{len(parts)} fields, expected id|text or id|text|normalized (a table "
-                                            "with a header: corpus=folder)")
-            continue
+            raise BadRow(f"{len(parts)} fields, expected id|text or id|text|normalized (a table with a header: "
+                         "corpus=folder)", parts[0])
         name = parts[0].strip()
         if not name:
-            yield Problem("", source, "the id is empty; the first field names the file in wavs/")
-            continue
+            raise BadRow("the id is empty; the first field names the file in wavs/")
         seen.add(name)
         split = listed[name][0] if name in listed else rest if lists else None
         if lists and split is None:
-            yield Problem(name, source, f"in none of {', '.join(file.name for file in lists)}; add it to one, or "
-                                        "remove train.txt: then all that is in no other list is for training")
-            continue
-        spoken = parts[-1].strip() or parts[1].strip()
-        yield Utterance(name, spoken, root.name, str(_ljspeech_audio(root / "wavs", name)), split=split, source=source)
+            raise BadRow(f"in none of {', '.join(file.name for file in lists)}; add it to one, or remove train.txt: "
+                         "then all that is in no other list is for training", name)
+        audio = first_file([root / "wavs" / file for file in (f"{name}.wav", name, f"{name}.flac")])
+        return Utterance(name, parts[-1].strip() or parts[1].strip(), root.name, str(audio), split=split, source=source)
+
+    yield from line_rows(metadata, utterance)
     for name, (_, source) in listed.items():
         if name not in seen:
             yield Problem(name, source, "not in metadata.csv; a list of ids has one of its first fields a line")
@@ -113,59 +123,62 @@ def _listed_ids(lists: Sequence[Path]) -> dict[str, tuple[str, str]]:
     return found
 
 
-def _ljspeech_audio(folder: Path, name: str) -> Path:
-    for candidate in (folder / f"{name}.wav", folder / name, folder / f"{name}.flac"):
-        if is_file(candidate):
-            return candidate
-    return folder / f"{name}.wav"
-
-
 def jsonl_parts(root: Path) -> list[Part]:
     """One manifest, or every `*.jsonl` of a folder."""
     files = sorted(root.glob("*.jsonl")) if root.is_dir() else [root]
     if not files:
         raise DataError(f"{root}: no .jsonl manifest in this folder")
-    return [Part(file.name, partial(_jsonl, file), file_stamp(file)) for file in files]
+    return [file_part(file, line_rows, partial(jsonl_utterance, file)) for file in files]
 
 
-def _jsonl(file: Path) -> Iterator[Row]:
-    file_split = canonical_split(file.stem)
-    default = file_split if file_split in ("train", "dev", "test") else None
-    for line, text, error in text_lines(file):
-        yield _jsonl_row(file, line, text, error, default)
-
-
-def _jsonl_row(file: Path, line: int, text: str, error: str | None, split: str | None) -> Row:
-    source = f"{file}:{line}"
-    if error is not None:
-        return Problem("", source, error)
+def jsonl_utterance(file: Path, text: str, source: str) -> Utterance:
+    """Of a line of the manifest `file`, which paths are relative to and which may name the split. BadRow."""
     try:
-        row = json.loads(text)
+        row: Any = json.loads(text)
     except json.JSONDecodeError as broken:
-        return Problem("", source, f"not valid JSON ({broken.msg} at column {broken.colno}); one object a line")
-    except ValueError:  # Python reads whole numbers of at most 4300 digits
-        return Problem("", source, "holds a number of thousands of digits; numbers that name something are strings")
-    except RecursionError:
-        return Problem("", source, "JSON nested too deeply; one flat object a line")
+        raise BadRow(f"not valid JSON ({broken.msg} at column {broken.colno}); one object a line") from broken
+    except ValueError as error:  # Python reads whole numbers of at most 4300 digits
+        raise BadRow("holds a number of thousands of digits; numbers that name something are strings") from error
+    except RecursionError as error:
+        raise BadRow("JSON nested too deeply; one flat object a line") from error
     if not isinstance(row, dict):
-        return Problem("", source, f"a JSON {type(row).__name__}, expected an object with id, audio, text, speaker")
-    if isinstance(row.get("id"), int) and not isinstance(row["id"], bool):
-        row["id"] = str(row["id"])
-    if isinstance(row.get("speaker"), int) and not isinstance(row["speaker"], bool):
-        row["speaker"] = str(row["speaker"])
-    if (bad := missing(row, ("id", "audio", "text", "speaker"), source)) is not None:
-        return bad
+        raise BadRow(f"a JSON {type(row).__name__}, expected an object with id, audio, text, speaker")
+    for key in ("id", "speaker"):
+        if isinstance(row.get(key), int) and not isinstance(row[key], bool):
+            row[key] = str(row[key])
+    require_strings(row, ("id", "audio", "text", "speaker"))
     for key in ("prompt_audio", "prompt_text", "split"):
         if row.get(key) is not None and not isinstance(row[key], str):
-            return Problem(row["id"], source, f"{key!r} must be a string, got {json.dumps(row[key])[:40]}")
+            raise BadRow(f"{key!r} must be a string, got {json.dumps(row[key])[:40]}", row["id"])
+    split: str | None = canonical_split(row.get("split") or file.stem)
+    if not row.get("split") and split not in ("train", "dev", "test"):
+        split = None
     prompt = row.get("prompt_audio")
-    return Utterance(
-        id=row["id"],
-        text=row["text"],
-        speaker=row["speaker"],
-        audio=str(file.parent / row["audio"]),
-        split=canonical_split(row["split"]) if row.get("split") else split,
-        prompt_audio=str(file.parent / prompt) if prompt else None,
-        prompt_text=row.get("prompt_text"),
-        source=source,
-    )
+    return Utterance(row["id"], row["text"], row["speaker"], str(file.parent / row["audio"]), split=split,
+                     prompt_audio=str(file.parent / prompt) if prompt else None, prompt_text=row.get("prompt_text"),
+                     source=source)
+
+
+def seed_tts_parts(list_file: Path) -> list[Part]:
+    """seed-tts-eval `meta.lst`: `id|prompt text|prompt wav|text[|wav]`, paths relative to the list.
+
+    Without the fifth field the recording is `wavs/<id>.wav` beside the list, as the published test sets have it.
+    """
+    if not list_file.is_file():
+        raise DataError(f"{list_file}: not a file; give the list (meta.lst) of seed-tts-eval")
+    return [file_part(list_file, line_rows, partial(_seed_tts, list_file.parent))]
+
+
+def _seed_tts(folder: Path, text: str, source: str) -> Utterance:
+    fields = [f.strip() for f in text.split("|")]
+    if len(fields) not in (4, 5):
+        raise BadRow(f"{len(fields)} fields, expected id|prompt text|prompt wav|text[|wav]")
+    name, prompt_text, prompt_wav, spoken = fields[:4]
+    if not name or not prompt_wav:
+        raise BadRow("id and prompt wav must not be empty", name)
+    wav = folder / fields[4] if len(fields) == 5 else folder / "wavs" / f"{name}.wav"
+    if not is_file(wav):
+        raise BadRow(f"utterance {name} has no recording {wav}; the reference rows need it: unpack the wavs of the "
+                     "test set, or name them in a fifth field", name)
+    return Utterance(name, spoken, Path(prompt_wav).stem, str(wav), split="test", prompt_audio=str(folder / prompt_wav),
+                     prompt_text=prompt_text, source=source)

@@ -1,4 +1,5 @@
-"""LibriTTS (and LibriTTS-R, which has the same layout): `subset/speaker/chapter/ID.wav` with `ID.normalized.txt`."""
+"""LibriTTS (and LibriTTS-R, which has the same layout): `subset/speaker/chapter/ID.wav` with `ID.normalized.txt`; and
+UniCATS test set B, a list of its ids."""
 
 from __future__ import annotations
 
@@ -6,18 +7,11 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from dcar.corpus.rows import Part, Problem, Row, Utterance, canonical_split
+from dcar.corpus.rows import BadRow, Part, Row, Utterance, canonical_split, file_part, line_rows, row_of
 from dcar.errors import DataError
 
-SUBSETS = (
-    "train-clean-100",
-    "train-clean-360",
-    "train-other-500",
-    "dev-clean",
-    "dev-other",
-    "test-clean",
-    "test-other",
-)
+SUBSETS = ("train-clean-100", "train-clean-360", "train-other-500", "dev-clean", "dev-other", "test-clean",
+           "test-other")
 TEXT = ".normalized.txt"
 
 
@@ -26,21 +20,22 @@ def libritts_parts(root: Path, subsets: Sequence[str] = ()) -> list[Part]:
 
     DataError where a subset that was asked for is not there, or nothing has this layout.
     """
-    if _is_subset(root):
-        if subsets and list(subsets) != [root.name]:
-            raise DataError(f"{root}: is the subset {root.name}; give the folder above it to choose subsets")
-        found = [root]
-    else:
-        found = sorted(p for p in root.iterdir() if p.is_dir() and _is_subset(p))
-    if not found:
-        raise DataError(f"{root}: not the LibriTTS layout; expected subset/speaker/chapter/*.wav with {TEXT}")
+    found = _subsets(root)
+    if found == [root] and subsets and list(subsets) != [root.name]:
+        raise DataError(f"{root}: is the subset {root.name}; give the folder above it to choose subsets")
     absent = sorted(set(subsets) - {p.name for p in found})
     if absent:
-        raise DataError(
-            f"{root}: no subset {', '.join(absent)} (there: {', '.join(p.name for p in found)}); LibriTTS has "
-            f"{', '.join(SUBSETS)}: unpack them from https://www.openslr.org/60"
-        )
+        raise DataError(f"{root}: no subset {', '.join(absent)} (there: {', '.join(p.name for p in found)}); LibriTTS "
+                        f"has {', '.join(SUBSETS)}: unpack them from https://www.openslr.org/60")
     return [Part(p.name, partial(_subset, p)) for p in found if not subsets or p.name in subsets]
+
+
+def _subsets(root: Path) -> list[Path]:
+    """The subsets in a corpus folder, or the folder itself if it is one."""
+    found = [root] if _is_subset(root) else [p for p in sorted(root.iterdir()) if _is_subset(p)]
+    if not found:
+        raise DataError(f"{root}: not the LibriTTS layout; expected subset/speaker/chapter/*.wav with {TEXT}")
+    return found
 
 
 def _is_subset(folder: Path) -> bool:
@@ -55,45 +50,62 @@ def _subset(subset: Path) -> Iterator[Row]:
             wavs = {p.with_suffix("") for p in chapter.glob("*.wav")}
             texts = {p.with_name(p.name.removesuffix(TEXT)) for p in chapter.glob(f"*{TEXT}")}
             for stem in sorted(wavs | texts):
-                yield _utterance(stem, speaker.name, split, stem in texts)
+                source = f"{stem}{TEXT}:1" if stem in texts else f"{stem}.wav"
+                yield row_of(source, _utterance, stem, speaker.name, split)
 
 
-def _utterance(stem: Path, speaker: str, split: str, has_text: bool) -> Row:
-    wav, txt = Path(f"{stem}.wav"), Path(f"{stem}{TEXT}")
-    if not has_text:
-        return Problem(stem.name, str(wav), f"no transcript {txt.name} beside it")
+def _utterance(stem: Path, speaker: str, split: str, source: str) -> Utterance:
+    wav, text = Path(f"{stem}.wav"), Path(f"{stem}{TEXT}")
+    if source == str(wav):
+        raise BadRow(f"no transcript {text.name} beside it", stem.name)
     try:
-        text = read_transcript(txt)
+        return Utterance(stem.name, _transcript(text), speaker, str(wav), split=split, source=source)
     except (UnicodeDecodeError, OSError) as error:
-        return Problem(stem.name, f"{txt}:1", f"transcript not readable ({error})")
-    return Utterance(stem.name, text, speaker, str(wav), split=split, source=f"{txt}:1")
+        raise BadRow(f"transcript not readable ({error})", stem.name) from error
 
 
-def read_transcript(path: Path) -> str:
-    """The text of one `.normalized.txt`."""
+def _transcript(path: Path) -> str:
     return path.read_text(encoding="utf-8-sig").strip()
 
 
-class LibriTTSIndex:
-    """Finds utterances of a LibriTTS folder by id: `SPEAKER_CHAPTER_PARAGRAPH_SENTENCE` names its own folders."""
+def unicats_parts(list_file: Path, libritts: Path | None) -> list[Part]:
+    """Test set B of UniCATS: lines `utterance-id prompt-id`; both are LibriTTS ids, found below `libritts`.
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.subsets = [root] if _is_subset(root) else sorted(p for p in root.iterdir() if p.is_dir() and _is_subset(p))
-        if not self.subsets:
-            raise DataError(f"{root}: not the LibriTTS layout; expected subset/speaker/chapter/*.wav with {TEXT}")
+    The list is https://cpdu.github.io/unicats/resources/testsetB_utt2prompt (500 utterances, 37 speakers).
+    """
+    if libritts is None:
+        raise DataError(f"{list_file}: a UniCATS list names LibriTTS utterances; set audio_root to the LibriTTS folder")
+    if not list_file.is_file():
+        raise DataError(f"{list_file}: not a file; give the list testsetB_utt2prompt")
+    if not libritts.is_dir():
+        raise DataError(f"{libritts}: there is no such LibriTTS folder; correct audio_root")
+    return [file_part(list_file, line_rows, partial(_unicats, libritts, _subsets(libritts)))]
 
-    def find(self, utterance_id: str) -> tuple[Path, Path]:
-        """(wav, transcript) of an utterance; LookupError with the reason if it is not there."""
-        names = utterance_id.split("_")
-        if len(names) < 3:
-            raise LookupError(f"{utterance_id!r} is no LibriTTS id (SPEAKER_CHAPTER_PARAGRAPH_SENTENCE)")
-        for subset in self.subsets:
-            wav = subset / names[0] / names[1] / f"{utterance_id}.wav"
-            if wav.is_file():
-                txt = wav.with_name(f"{utterance_id}{TEXT}")
-                if not txt.is_file():
-                    raise LookupError(f"{utterance_id} has no {txt.name} beside it in {subset.name}")
-                return wav, txt
-        there = ", ".join(p.name for p in self.subsets)
-        raise LookupError(f"{utterance_id} is in none of the subsets {there} of {self.root}; unpack the one it is in")
+
+def _unicats(root: Path, subsets: Sequence[Path], text: str, source: str) -> Utterance:
+    fields = text.split()
+    if len(fields) != 2:
+        raise BadRow(f"{len(fields)} fields, expected: utterance-id prompt-id")
+    try:
+        (wav, spoken), (prompt_wav, prompt_text) = (_by_id(root, subsets, name) for name in fields)
+    except (LookupError, OSError, UnicodeDecodeError) as missing:
+        raise BadRow(str(missing), fields[0]) from missing
+    return Utterance(fields[0], spoken, fields[0].split("_")[0], str(wav), split="test", prompt_audio=str(prompt_wav),
+                     prompt_text=prompt_text, source=source)
+
+
+def _by_id(root: Path, subsets: Sequence[Path], name: str) -> tuple[Path, str]:
+    """(wav, transcript) of an utterance, whose id SPEAKER_CHAPTER_PARAGRAPH_SENTENCE names its own folders; LookupError
+    with the reason if it is not there."""
+    names = name.split("_")
+    if len(names) < 3:
+        raise LookupError(f"{name!r} is no LibriTTS id (SPEAKER_CHAPTER_PARAGRAPH_SENTENCE)")
+    for subset in subsets:
+        wav = subset / names[0] / names[1] / f"{name}.wav"
+        if wav.is_file():
+            text = wav.with_name(f"{name}{TEXT}")
+            if not text.is_file():
+                raise LookupError(f"{name} has no {text.name} beside it in {subset.name}")
+            return wav, _transcript(text)
+    there = ", ".join(p.name for p in subsets)
+    raise LookupError(f"{name} is in none of the subsets {there} of {root}; unpack the one it is in")

@@ -12,19 +12,22 @@
 | seed-tts-eval | `meta.lst`: `id|prompt text|prompt wav|text[|wav]` | test |
 | datasets | Hugging Face `save_to_disk` folder, parquet file(s), or hub name (`org/name[:config]`) | split |
 
-Reading never stops at a bad row: `read_corpus` returns utterances and problems, `load_corpus` raises one error that
-lists them all, `corpus_parts` gives the pieces of a corpus to be read one row at a time.
+Reading never stops at a bad row: what no row may hold, whatever its format, is found here, behind every reader, and a
+reader that cannot go on ends with a bad row as well. `read_corpus` returns utterances and problems, `load_corpus`
+raises one error that lists them all, `corpus_parts` gives the pieces of a corpus to be read one row at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePath
 
-from dcar.corpus import cuts, folders, layouts, libritts, lists
-from dcar.corpus.checked import checked_rows
+from dcar.corpus import cuts, folders, layouts, libritts
 from dcar.corpus.huggingface import dataset_parts
 from dcar.corpus.rows import AudioSegment, Part, Problem, Row, StoredAudio, Utterance, canonical_split, describe
 from dcar.corpus.validate import MIN_PROMPT_SECONDS, validate_corpus
@@ -36,72 +39,59 @@ __all__ = ["KINDS", "MIN_PROMPT_SECONDS", "AudioSegment", "Part", "Problem", "Ro
 
 KINDS = ("starter", "folder", "ljspeech", "jsonl", "libritts", "libriheavy", "lhotse", "unicats", "seed-tts-eval",
          "datasets")
+LONGEST_NAME = 1000
+"""Characters of an id or a speaker."""
+LONGEST_PATH, LONGEST_PART = 4095, 255
+"""Bytes of a path and of one folder or file in it, as Linux allows them."""
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
-def corpus_parts(
-    kind: str,
-    path: str | Path | None = None,
-    *,
-    audio_root: str | Path | None = None,
-    subsets: Sequence[str] = (),
-    streaming: bool = False,
-) -> list[Part]:
+def corpus_parts(kind: str, path: str | Path | None = None, *, audio_root: str | Path | None = None,
+                 subsets: Sequence[str] = (), streaming: bool = False) -> list[Part]:
     """The pieces of a corpus in a fixed order; nothing is read before a piece's rows are asked for.
 
     audio_root: the LibriTTS folder of a `unicats` list; what relative paths of cut manifests are relative to.
     subsets: of `libritts`, all if empty. streaming: do not keep a `datasets` corpus on disk. Raises DataError if the
     corpus as a whole is unusable: unknown kind, no such path, not this layout, a setting that the kind does not have.
     """
-    parts = _parts(kind, path, audio_root, subsets, streaming)
-    return [replace(part, rows=partial(checked_rows, part.rows, part.name)) for part in parts]
-
-
-def _parts(
-    kind: str, path: str | Path | None, audio_root: str | Path | None, subsets: Sequence[str], streaming: bool
-) -> list[Part]:
     if kind not in KINDS:
         raise DataError(f"unknown corpus kind {kind!r}; one of {', '.join(KINDS)}")
     if audio_root is not None and kind not in ("unicats", "libriheavy", "lhotse"):
         raise DataError(f"audio_root is for unicats, libriheavy and lhotse; a {kind} corpus says where its audio is")
     if subsets and kind != "libritts":
         raise DataError(f"subsets are those of libritts, not of a {kind} corpus")
-    if kind == "datasets":
-        if path is None:
-            raise DataError("a corpus of kind 'datasets' needs a path: a save_to_disk folder, parquet, or a hub name")
-        return dataset_parts(str(path), streaming)
     if path is None and kind != "starter":
-        raise DataError(f"a corpus of kind {kind!r} needs a path")
+        raise DataError(f"a corpus of kind {kind!r} needs a path" + (
+            ": a save_to_disk folder, parquet, or a hub name" if kind == "datasets" else ""))
     root = Path(path) if path is not None else shipped("corpus")
-    if not root.exists():
+    if kind != "datasets" and not root.exists():
         raise DataError(f"{root}: there is no such {kind} corpus; check the path")
     audio = Path(audio_root) if audio_root is not None else None
     match kind:
+        case "datasets":
+            parts = dataset_parts(str(path), streaming)
         case "starter":
-            return layouts.starter_parts(root)
+            parts = layouts.starter_parts(root)
         case "folder":
-            return folders.folder_parts(root)
+            parts = folders.folder_parts(root)
         case "ljspeech":
-            return layouts.ljspeech_parts(root)
+            parts = layouts.ljspeech_parts(root)
         case "jsonl":
-            return layouts.jsonl_parts(root)
+            parts = layouts.jsonl_parts(root)
         case "libritts":
-            return libritts.libritts_parts(root, subsets)
+            parts = libritts.libritts_parts(root, subsets)
         case "unicats":
-            return lists.unicats_parts(root, audio)
+            parts = libritts.unicats_parts(root, audio)
         case "seed-tts-eval":
-            return lists.seed_tts_parts(root)
+            parts = layouts.seed_tts_parts(root)
         case _:
-            return cuts.cut_parts(root, audio)
+            parts = cuts.cut_parts(root, audio)
+    return [replace(part, rows=partial(checked_rows, part.rows, part.name)) for part in parts]
 
 
-def read_corpus(
-    kind: str,
-    path: str | Path | None = None,
-    split: str | None = None,
-    *,
-    audio_root: str | Path | None = None,
-    subsets: Sequence[str] = (),
-) -> tuple[list[Utterance], list[Problem]]:
+def read_corpus(kind: str, path: str | Path | None = None, split: str | None = None, *,
+                audio_root: str | Path | None = None,
+                subsets: Sequence[str] = ()) -> tuple[list[Utterance], list[Problem]]:
     """All utterances of a corpus (of one split, if given) and the rows that could not be read.
 
     Raises DataError if the corpus as a whole is unusable (see `corpus_parts`) or empty.
@@ -125,3 +115,59 @@ def load_corpus(kind: str, path: str | Path | None = None, split: str | None = N
     if problems:
         raise DataError(f"{len(problems)} rows of the {kind} corpus {path} cannot be read:\n{describe(problems, 50)}")
     return utterances
+
+
+def checked_rows(read: Callable[[], Iterator[Row]], name: str) -> Iterator[Row]:
+    """The rows of a reader, those that cannot be used as problems; a reader that breaks off (a folder without
+    permission, a file that is gone) ends with a problem."""
+    try:
+        for row in read():
+            fault = _fault(row) if isinstance(row, Utterance) else None
+            yield row if fault is None else Problem(row.id[:LONGEST_NAME], row.source, fault)
+    except OSError as error:
+        yield Problem("", str(error.filename or name), f"reading broke off ({error.strerror or error}); check the file "
+                      "and its permissions")  # fmt: skip
+
+
+def _fault(u: Utterance) -> str | None:
+    """What makes an utterance unusable before its audio and its text are looked at."""
+    for label in ("id", "speaker", "split", "text", "prompt_text"):
+        value = getattr(u, label) or ""
+        if "text" not in label and len(value) > LONGEST_NAME:
+            return f"the {label} has {len(value)} characters ({value[:20]}…), the limit is {LONGEST_NAME}; shorten it"
+        if "text" not in label and (found := _CONTROL.search(value)):
+            return f"the {label} holds the control character U+{ord(found[0]):04X}; remove it"
+        if (place := half_character(value)) is not None:
+            return (f"the {label} holds half a character (U+{ord(value[place]):04X}, a lone surrogate, at character "
+                    f"{place + 1}); write it again")
+    audio = u.audio.path if isinstance(u.audio, AudioSegment) else u.audio if isinstance(u.audio, str) else None
+    if half_character(u.source) is not None:
+        return "the path of the corpus is not UTF-8; rename its folder"
+    for label, path in (("audio", audio), ("prompt_audio", u.prompt_audio)):
+        if path is not None and (fault := _path_fault(path)):
+            return f"{label}: {fault}"
+    if u.duration is not None and not (math.isfinite(u.duration) and u.duration > 0):
+        return f"a duration of {u.duration} s; correct it"
+    return None
+
+
+def half_character(text: str) -> int | None:
+    """Where a string holds a lone surrogate, which no file can store; None if nowhere."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        return error.start
+    return None
+
+
+def _path_fault(path: str) -> str | None:
+    if half_character(path) is not None:
+        return "the path is not UTF-8; rename the file or folder"
+    if "\0" in path:
+        return "the path holds a NUL; correct it"
+    size = len(os.fsencode(path))
+    part = max((len(os.fsencode(part)) for part in PurePath(path).parts), default=0)
+    if size > LONGEST_PATH or part > LONGEST_PART:
+        return (f"the path has {size} bytes, its longest part {part} (…{path[-20:]}); a file system takes "
+                f"{LONGEST_PATH} and {LONGEST_PART}")
+    return None

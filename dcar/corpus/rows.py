@@ -5,8 +5,9 @@ from __future__ import annotations
 import gzip
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,6 +19,12 @@ from dcar.errors import AudioError
 LONGEST_LINE = 1 << 26
 """Bytes of a line of a manifest; cuts may hold their audio."""
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+
+
+def encoded_audio(value: Any) -> str | bytes | None:
+    """What a cell of an Audio column of `datasets` holds: encoded bytes, or else a path; None where it has neither."""
+    found = (value.get("bytes") or value.get("path")) if isinstance(value, Mapping) else None
+    return found if isinstance(found, str | bytes) else None
 
 
 class _Rows(Protocol):
@@ -38,10 +45,9 @@ class StoredAudio:
             value = self.rows[self.index][self.column]
         except (OSError, ValueError, LookupError) as error:  # pyarrow's errors are among them
             raise AudioError(f"row {self.index}: cannot be read from the dataset ({error}); copy it again") from None
-        found = (value.get("bytes") or value.get("path")) if isinstance(value, Mapping) else None
-        if isinstance(found, str | bytes):
-            return found
-        raise AudioError(f"row {self.index}: column {self.column!r} holds neither audio bytes nor a path")
+        if (found := encoded_audio(value)) is None:
+            raise AudioError(f"row {self.index}: column {self.column!r} holds neither audio bytes nor a path")
+        return found
 
 
 @dataclass(frozen=True)
@@ -81,9 +87,8 @@ class Utterance:
         except AudioError as error:
             raise AudioError(f"{where}: {error}") from None
         if isinstance(audio, AudioSegment):
-            return load_segment(
-                audio.path, audio.start, audio.duration, audio.channel, sample_rate, where=f"{where}: {audio.path}"
-            )
+            return load_segment(audio.path, audio.start, audio.duration, audio.channel, sample_rate,
+                                where=f"{where}: {audio.path}")
         return load_audio(audio, sample_rate, where=f"{where}: {audio}" if isinstance(audio, str) else where)
 
     def seconds(self) -> float | None:
@@ -156,12 +161,45 @@ def file_stamp(path: Path) -> str:
     return f"{state.st_size}:{state.st_mtime_ns}"
 
 
+def file_part(file: Path, read: Callable[..., Iterator[Row]], *rest: Any) -> Part:
+    """A file that `read(file, *rest)` gives the rows of."""
+    return Part(file.name, partial(read, file, *rest), file_stamp(file))
+
+
 def is_file(path: Path) -> bool:
     """Whether a path that a row names is a file; no for one that cannot be one (too long, without permission)."""
     try:
         return path.is_file()
     except OSError:
         return False
+
+
+def first_file(places: Sequence[Path]) -> Path:
+    """The first place where a file is; the first of all, for messages, where there is none."""
+    return next((place for place in places if is_file(place)), places[0])
+
+
+class BadRow(Exception):
+    """A reader finds that a row cannot be used: why and what to do, and the row's id where it has one."""
+
+    def __init__(self, message: str, id: str = ""):
+        super().__init__(message)
+        self.id = id
+
+
+def row_of(source: str, make: Callable[..., Utterance], *given: Any) -> Row:
+    """What `make(*given, source)` gives; a problem where it raises BadRow."""
+    try:
+        return make(*given, source)
+    except BadRow as bad:
+        return Problem(bad.id, source, str(bad))
+
+
+def line_rows(file: Path, make: Callable[[str, str], Utterance]) -> Iterator[Row]:
+    """A row for every line of a list or manifest, as `make(text, source)` reads it (see `row_of`)."""
+    for line, text, error in text_lines(file):
+        source = f"{file}:{line}"
+        yield row_of(source, make, text) if error is None else Problem("", source, error)
 
 
 def text_lines(file: Path) -> Iterator[tuple[int, str, str | None]]:
@@ -194,16 +232,12 @@ def text_lines(file: Path) -> Iterator[tuple[int, str, str | None]]:
                                "wrong; copy it again")
 
 
-def missing(row: Mapping[str, Any], keys: Iterable[str], source: str) -> Problem | None:
-    """The problem of a row whose required strings are absent, of another type, or (all but text) empty."""
-    name = row.get("id") if isinstance(row.get("id"), str) else ""
-    absent = [k for k in keys if row.get(k) is None]
-    if absent:
-        return Problem(str(name), source, f"fields missing: {', '.join(absent)}")
-    wrong = [k for k in keys if not isinstance(row[k], str)]
-    if wrong:
-        return Problem(str(name), source, f"fields that must be strings: {', '.join(wrong)}")
-    empty = [k for k in keys if k != "text" and not row[k].strip()]
-    if empty:
-        return Problem(str(name), source, f"fields that must not be empty: {', '.join(empty)}")
-    return None
+def require_strings(row: Mapping[str, Any], keys: Iterable[str]) -> None:
+    """BadRow where strings that a row must have are absent, of another type, or (all but text) empty."""
+    name = row["id"] if isinstance(row.get("id"), str) else ""
+    if absent := [k for k in keys if row.get(k) is None]:
+        raise BadRow(f"fields missing: {', '.join(absent)}", name)
+    if wrong := [k for k in keys if not isinstance(row[k], str)]:
+        raise BadRow(f"fields that must be strings: {', '.join(wrong)}", name)
+    if empty := [k for k in keys if k != "text" and not row[k].strip()]:
+        raise BadRow(f"fields that must not be empty: {', '.join(empty)}", name)

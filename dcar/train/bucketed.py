@@ -5,6 +5,9 @@ Stage one, recognisers and the chunk scorer are subclasses, which have the loss 
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,13 +19,19 @@ from torch.utils.data import DataLoader
 from transformers import TrainingArguments
 from transformers.trainer_callback import ProgressCallback
 
+from dcar.config import save_config
 from dcar.optim import adamw, cosine
-from dcar.storage import digest, write_text
-from dcar.tracking import write_json
+from dcar.storage import digest, write_text, writing
+from dcar.tracking import provenance, write_json
 from dcar.train.batches import BucketBatchSampler, EpochLoader
 from dcar.train.callbacks import JsonlLog, LossBar
 from dcar.train.checkpoints import check_same_data, step_of
 from dcar.train.resilient import ResilientTrainer
+
+logger = logging.getLogger(__name__)
+
+Card = Callable[[Any, Mapping[str, Any]], str]
+"""Makes README.md of a model and its provenance."""
 
 
 def asked_for(what: str) -> bool:
@@ -43,13 +52,6 @@ def arguments(config: Any, **more: Any) -> TrainingArguments:
         logging_steps=config.log_steps, eval_strategy="steps", eval_steps=config.eval_steps,
         save_steps=config.save_steps, save_total_limit=2, remove_unused_columns=False, label_names=[], report_to=[],
         logging_nan_inf_filter=False, use_cpu=not torch.cuda.is_available()), **more})
-
-
-def write_record(out: Path, card: str, source: Mapping[str, Any]) -> None:
-    """README.md and provenance.json, with digests of what belongs to the model, beside its weights."""
-    write_text(out / "README.md", card)
-    names = ("config.json", "model.safetensors", "config.yaml", "README.md")
-    write_json(out / "provenance.json", {**source, "files": {name: digest(out / name) for name in names}})
 
 
 class BucketedTrainer(ResilientTrainer):
@@ -123,3 +125,46 @@ class BucketedTrainer(ResilientTrainer):
         else:
             self.prepare_data()
             self.train(resume_from_checkpoint=str(last) if last else None)
+
+    def make(self, last: Path | None, given: Any, card: Card, known: Mapping[str, Any], *,
+             finished: Callable[[], None] | None = None, **origin: Any) -> Any:
+        """Train, from the checkpoint `last` on where there is one; evaluate, and write the model with its card, its
+        settings and its provenance. Returns it as it was written.
+
+        given: the settings as the user gave them. known: what card and provenance say besides. origin: what checkpoints
+        record of where they come from. finished: called on the main process at the end. CheckpointError where the
+        checkpoint was trained on other data.
+        """
+        out, config, kind = self.out, dataclasses.asdict(self.config), type(self.model)
+        if self.is_world_process_zero():
+            with writing(out):
+                save_config(given, out / "config.yaml")
+            sizes = [(p.numel(), p.requires_grad) for p in self.model.parameters()]
+            logger.info("%.2f M parameters, %.2f M of them trained, %d training utterances, %d processes",
+                        sum(n for n, _ in sizes) / 1e6, sum(n for n, trained in sizes if trained) / 1e6,
+                        len(self.train_dataset), self.args.world_size)
+        self.origin = provenance(config=config, seed=self.config.seed, **origin)
+        self.train_from(last)
+        with self.doing("evaluating and exporting the trained model"), writing(out):
+            metrics, step = self.final_metrics()
+            self.check_weights()
+            self.write_model()
+            if self.is_world_process_zero():
+                model = kind.from_pretrained(out)
+                source = provenance(metrics=metrics, steps=step, processes=self.args.world_size,
+                                    checksum=model.checksum(), config=json.loads(json.dumps(config)), **known)
+                write_text(out / "README.md", card(model, source))
+                names = ("config.json", "model.safetensors", "config.yaml", "README.md")
+                write_json(out / "provenance.json", {**source, "files": {name: digest(out / name) for name in names}})
+                if finished:
+                    finished()
+            self.accelerator.wait_for_everyone()
+            return kind.from_pretrained(out)
+
+    def final_metrics(self) -> tuple[dict[str, float], int]:
+        """The last evaluation, and the step that it is of."""
+        return self.evaluate(), self.state.global_step
+
+    def write_model(self) -> None:
+        """Weights and config.json into `out`; every process calls it."""
+        raise NotImplementedError

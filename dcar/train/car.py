@@ -13,7 +13,6 @@ schedule, which learns faster than ScaledAdam with Eden in the few minutes of a 
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import math
 import os
@@ -27,7 +26,7 @@ import torch.distributed as dist
 from torch import Tensor
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
-from dcar.config import load_config, save_config
+from dcar.config import load_config
 from dcar.errors import CheckpointError, ConfigError
 from dcar.model.backbones.decoder import BackboneDecoder
 from dcar.model.car import CARDecoder, CAROutput
@@ -36,14 +35,12 @@ from dcar.model.load import load_decoder_config
 from dcar.optim import ScaledAdam, eden
 from dcar.prepare.prepared import load_prepared, prepared_folder, prepared_info
 from dcar.process import meeting_others
-from dcar.storage import digest, sync, writing
-from dcar.tracking import provenance
-from dcar.train.batches import BucketBatchSampler, SpeechDataset, collate
-from dcar.train.bucketed import BucketedTrainer, arguments, asked_for, is_sharded, write_record
+from dcar.storage import digest, sync
+from dcar.train.batches import BucketBatchSampler, ReplayBatchSampler, SpeechDataset, collate, with_replay
+from dcar.train.bucketed import BucketedTrainer, arguments, asked_for, is_sharded
 from dcar.train.checkpoints import latest_checkpoint
 from dcar.train.frozen import FrozenStates
 from dcar.train.plan import data_identity, differing, finish_backbone, plan
-from dcar.train.replay import ReplayBatchSampler, with_replay
 from dcar.train.settings import TrainConfig
 from dcar.train.spoken import SpokenChoice, SpokenJudge
 
@@ -151,6 +148,29 @@ class CARTrainer(BucketedTrainer):
             metrics[f"{metric_key_prefix}_head{k}_accuracy"] = share
         return self.evaluated(metrics)
 
+    def final_metrics(self) -> tuple[dict[str, float], int]:
+        """Of the weights that are written: those of the step that spoke best, where that was asked for."""
+        metrics, step = super().final_metrics()
+        if self.choice and (best := self.choice.agreed()) != step:
+            logger.info("step %d said the dev sentences best and is what is written", best)
+            self.model.load_state_dict(self.choice.best_weights(best))
+            metrics, step = self.evaluate(), best
+        return metrics, step
+
+    def write_model(self) -> None:
+        part = self.out / EXPORT
+        self.save_model(str(part))
+        self.accelerator.wait_for_everyone()
+        unset_hf_deepspeed_config()  # ZeRO-3 would shard the next language model, which one process alone loads, too
+        if self.is_world_process_zero():
+            for path in sorted(part.iterdir()):  # whole files take the places of older ones
+                sync(path)
+                path.replace(self.out / path.name)
+            part.rmdir()
+            if isinstance(self.model, BackboneDecoder):
+                decoder = type(self.model).from_pretrained(self.out)
+                finish_backbone(decoder, Path(self.config.backbone.path), self.out)
+
     def describe(self, inputs: Mapping[str, Any]) -> str:
         rows, longest = inputs["speech_ids"].shape
         phonemes = inputs["text_ids"].shape[1]
@@ -190,48 +210,10 @@ def fit(config: TrainConfig, model: CARDecoder, train, dev, prepared: dict[str, 
         judge = SpokenJudge.load(config.spoken, model, config.data, config.prompt_tokens, config.seed)
         trainer.choice = SpokenChoice(trainer, judge, out)
         trainer.add_callback(trainer.choice)
-    if trainer.is_world_process_zero():
-        with writing(out):
-            save_config(saved, out / "config.yaml")
-        trained = [p.numel() for p in model.parameters() if p.requires_grad]
-        logger.info("%.2f M parameters, %.2f M of them trained, %d training utterances, %d replayed, %d processes",
-                    sum(p.numel() for p in model.parameters()) / 1e6, sum(trained) / 1e6, len(train),
-                    len(rows) - len(train), trainer.args.world_size)
-    trainer.origin = provenance(
-        config=dataclasses.asdict(config), seed=config.seed,
-        data={"path": config.data, "prepared.json": digest(prepared_folder(config.data) / "prepared.json")})
-    trainer.train_from(last)
-    with trainer.doing("evaluating and exporting the trained model"), writing(out):
-        return export(config, model, trainer, prepared)
-
-
-def export(config: TrainConfig, model: CARDecoder, trainer: CARTrainer, prepared: dict[str, Any]) -> CARDecoder:
-    """The last evaluation, and the decoder with its card and provenance in `config.out`."""
-    out = Path(config.out)
-    metrics, step = trainer.evaluate(), trainer.state.global_step
-    if trainer.choice and (best := trainer.choice.agreed()) != step:
-        logger.info("step %d said the dev sentences best and is what is written", best)
-        model.load_state_dict(trainer.choice.best_weights(best))
-        metrics, step = trainer.evaluate(), best
-    trainer.check_weights()
-    trainer.save_model(str(out / EXPORT))
-    trainer.accelerator.wait_for_everyone()
-    unset_hf_deepspeed_config()  # ZeRO-3 would shard the next language model too, which one process alone loads here
-    if trainer.is_world_process_zero():
-        for path in sorted((out / EXPORT).iterdir()):  # whole files take the places of older ones
-            sync(path)
-            path.replace(out / path.name)
-        (out / EXPORT).rmdir()
-        decoder = type(model).from_pretrained(out)
-        if isinstance(decoder, BackboneDecoder):
-            finish_backbone(decoder, Path(config.backbone.path), out)
-            decoder = type(model).from_pretrained(out)
-        source = provenance(
-            data=prepared, metrics=metrics, steps=step, processes=trainer.args.world_size,
-            checksum=decoder.checksum(), config=dataclasses.asdict(config), backbone=config.backbone.path)
-        write_record(out, decoder_card(decoder, source), source)
-    trainer.accelerator.wait_for_everyone()
-    return type(model).from_pretrained(out)
+    if config.replay:
+        logger.info("%d of the training utterances are replayed", len(rows) - len(train))
+    data = {"path": config.data, "prepared.json": digest(prepared_folder(config.data) / "prepared.json")}
+    return trainer.make(last, saved, decoder_card, {"data": prepared, "backbone": config.backbone.path}, data=data)
 
 
 def main(arguments: list[str] | None = None) -> None:

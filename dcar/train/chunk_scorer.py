@@ -153,7 +153,7 @@ def run(config: TrainChunkScorerConfig) -> ChunkScorer:
     model = new_chunk_scorer(shape, decoder, config.init_from)
     trainer = ChunkScorerTrainer(config, model, decoder, train, dev)
     data = {"path": config.data, "prepared.json": digest(prepared_folder(config.data) / "prepared.json")}
-    return trainer.make(last, config, data, chunk_scorer_card, base_checksum=shape.base_checksum)
+    return trainer.make(last, config, chunk_scorer_card, {}, data=data, base_checksum=shape.base_checksum)
 
 
 def new_chunk_scorer(shape: ChunkScorerConfig, decoder: AnyDecoder, init_from: str) -> ChunkScorer:

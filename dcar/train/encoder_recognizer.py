@@ -168,7 +168,8 @@ def run(config: TrainEncoderRecognizerConfig) -> EncoderRecognizer:
     data = {"train": Path(config.train_manifest).name, "dev": Path(config.dev_manifest).name,
             "digests": [digest(Path(path)) for path in (config.train_manifest, config.dev_manifest)],
             "train_hours": round(hours, 3), "train_utterances": utterances, "normalizer": NORMALIZER}
-    return trainer.make(last, given, data, encoder_recognizer_card, lambda: shutil.rmtree(kept), {"data": data})
+    return trainer.make(last, given, encoder_recognizer_card, {"data": data}, finished=lambda: shutil.rmtree(kept),
+                        data=data)
 
 
 def encoder_recognizer_card(recognizer: EncoderRecognizer, source: Mapping[str, Any]) -> str:

@@ -5,9 +5,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,20 +17,13 @@ from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
-from dcar.config import check, save_config, setting
+from dcar.config import check, setting
 from dcar.config.schema import seed_setting
 from dcar.errors import CheckpointError, ConfigError
 from dcar.process import meeting_others
-from dcar.storage import writing
-from dcar.tracking import provenance
-from dcar.train.bucketed import BucketedTrainer, arguments, is_sharded, write_record
+from dcar.train.bucketed import BucketedTrainer, arguments, is_sharded
 from dcar.train.checkpoints import latest_checkpoint
 from heads.checkpoint import Checkpoint
-
-logger = logging.getLogger(__name__)
-
-Card = Callable[[Any, Mapping[str, Any]], str]
-"""Makes README.md of a model and its provenance."""
 
 
 @dataclass
@@ -98,44 +88,9 @@ class SmallTrainer(BucketedTrainer):
         rows, longest = next(iter(inputs.values())).shape[:2]
         return f"a batch of {rows} utterances of up to {longest} positions"
 
-    def make(self, last: Path | None, given: Any, data: Mapping[str, Any], card: Card,
-             finished: Callable[[], None] | None = None, known: Mapping[str, Any] | None = None, **origin: Any) -> Any:
-        """Train, from the checkpoint `last` on where there is one; evaluate and export. Returns the written model.
-
-        given: the settings as the user gave them. data, origin: what checkpoints record of where they come from. known:
-        what the card and the provenance say besides. finished: called on the main process at the end. CheckpointError
-        where the checkpoint was trained on other data.
-        """
-        config = self.config
+    def write_model(self) -> None:
         if self.is_world_process_zero():
-            with writing(self.out):
-                save_config(given, self.out / "config.yaml")
-            logger.info("%.2f M parameters, %d training utterances, %d processes",
-                        sum(p.numel() for p in self.model.parameters()) / 1e6, len(self.train_dataset),
-                        self.args.world_size)
-        self.origin = provenance(config=dataclasses.asdict(config), seed=config.seed, data=data, **origin)
-        self.train_from(last)
-        with self.doing("evaluating and exporting the trained model"), writing(self.out):
-            model = self.export(card, half=config.half_weights, **(known or {}))
-            if finished and self.is_world_process_zero():
-                finished()
-        return model
-
-    def export(self, card: Card, *, half: bool = False, **known: Any) -> Any:
-        """The last evaluation, and the model with its card and provenance (with what else is `known`) in `out`; half:
-        weights in float16. Returns it as it was written."""
-        out, kind = self.out, type(self.model)
-        metrics = self.evaluate()
-        self.check_weights()
-        if self.is_world_process_zero():
-            self.model.save_pretrained(out, half=half)
-            written = kind.from_pretrained(out)
-            source = provenance(metrics=metrics, steps=self.state.global_step, processes=self.args.world_size,
-                                checksum=written.checksum(),
-                                config=json.loads(json.dumps(dataclasses.asdict(self.config))), **known)
-            write_record(out, card(written, source), source)
-        self.accelerator.wait_for_everyone()
-        return kind.from_pretrained(out)
+            self.model.save_pretrained(self.out, half=self.config.half_weights)
 
 
 def last_of(config: Any, kind: type[Checkpoint], wanted: Any, what: str) -> Path | None:

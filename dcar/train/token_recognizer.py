@@ -113,7 +113,7 @@ def run(config: TrainTokenRecognizerConfig) -> TokenRecognizer:
     model = TokenRecognizer(config.model)
     trainer = TokenRecognizerTrainer("a token recogniser", config, model, train, dev)
     data = {"path": config.data, "prepared.json": digest(prepared_folder(config.data) / "prepared.json")}
-    return trainer.make(last, given, data, token_recognizer_card, known={"data": prepared})
+    return trainer.make(last, given, token_recognizer_card, {"data": prepared}, data=data)
 
 
 def token_recognizer_card(recognizer: TokenRecognizer, source: Mapping[str, Any]) -> str:

@@ -15,8 +15,8 @@ from dcar.model.car import CARDecoder
 from dcar.prompts.load import load_prompts
 from dcar.sampling import SamplingConfig
 from dcar.train import spoken
+from dcar.train.batches import ReplayBatchSampler
 from dcar.train.car import run
-from dcar.train.replay import ReplayBatchSampler
 from dcar.train.spoken import RECORD, SpokenJudge, SpokenSettings
 
 ERRORS = {"rising": [3, 4, 5, 6], "between": [6, 5, 3, 4]}

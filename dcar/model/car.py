@@ -219,7 +219,7 @@ class CARDecoder(SpeechDecoder):
     @torch.no_grad()
     def start_from_codebook(self, codebook: np.ndarray) -> None:
         """Speech embeddings and output layers from the tokenizer's centroids [V, P] instead of random rows, at the same
-        spread (dcar.tokens.codebook); BOS and EOS stay as drawn. Raises ConfigError where there are not V codes."""
+        spread (`dcar.tokens.kmeans`); BOS and EOS stay as drawn. Raises ConfigError where there are not V codes."""
         codes, width = len(codebook), self.config.hidden_size
         if codes != self.config.speech_vocab_size:
             raise ConfigError(f"a codebook of {codes} codes for a decoder of {self.config.speech_vocab_size}")

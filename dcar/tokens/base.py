@@ -6,6 +6,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
+from dcar.audio import ENCODER_SAMPLE_RATE, resample
 from dcar.errors import AudioError
 
 
@@ -42,3 +43,18 @@ def check_waveform(wave: np.ndarray, where: str) -> np.ndarray:
     if not np.isfinite(array).all():
         raise AudioError(f"{where}: the waveform holds NaN or infinite samples; check how it was made")
     return array
+
+
+def heard_by(where: str, wave: np.ndarray, sample_rate: int, max_seconds: float, hop: int,
+             rate: int = ENCODER_SAMPLE_RATE) -> tuple[np.ndarray, int]:
+    """A waveform [samples] at the `rate` that an encoder hears, and how many tokens of `hop` samples it has,
+    ceil(seconds · rate / hop). Raises AudioError as `check_waveform`, and for more than max_seconds."""
+    wave = check_waveform(wave, where)
+    if (seconds := len(wave) / sample_rate) > max_seconds:
+        raise AudioError(f"{where}: {seconds:.1f} s of audio; cut it to at most {max_seconds:g} s")
+    return resample(wave, sample_rate, rate), -(-len(wave) * rate // (sample_rate * hop))
+
+
+def fitted(wave: np.ndarray, samples: int) -> np.ndarray:
+    """`wave` cut, or filled with zeros, to so many samples."""
+    return np.pad(wave[:samples], (0, max(0, samples - len(wave))))

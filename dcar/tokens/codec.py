@@ -12,22 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from dcar.audio import ENCODER_SAMPLE_RATE, resample
+from dcar.audio import ENCODER_SAMPLE_RATE
 from dcar.errors import AssetError, AudioError, CheckpointError, ConfigError
 from dcar.sources.hub import from_hub, read_weights
-from dcar.tokens.base import SpeechTokenizer, check_waveform
+from dcar.tokens.base import fitted, heard_by
 from heads.checkpoint import tensors_checksum
 
 S3_PIP = "pip install s3tokenizer==0.3.0 torchaudio"
 SPEECHTOKENIZER_PIP = "pip install speechtokenizer==1.0.1 torchaudio"
-
-
-def load(kind: str, spec: str, device: str = "cpu") -> SpeechTokenizer:
-    """`kind` s3, xcodec2 or speechtokenizer; `spec` what follows it in a tokenizer setting."""
-    if kind == "s3":
-        name, _, file = spec.partition("@")
-        return S3Tokenizer(name, file or None, device)
-    return {"xcodec2": XCodec2Tokenizer, "speechtokenizer": SpeechTokenizerFirstLayer}[kind](spec, device)
 
 
 class _CodecTokenizer:
@@ -41,12 +33,7 @@ class _CodecTokenizer:
     def __init__(self, model: Any, device: str, sample_rate: int = ENCODER_SAMPLE_RATE) -> None:
         self.model = model.to(device).eval()
         self.device, self.sample_rate = device, sample_rate
-        self._sha256 = tensors_checksum(self.model.state_dict())
-
-    @property
-    def checksum(self) -> str:
-        """SHA-256 of the model's tensors."""
-        return self._sha256
+        self.checksum = tensors_checksum(self.model.state_dict())
 
     def encode(self, waves: list[np.ndarray], sample_rate: int) -> list[np.ndarray]:
         """Codes [T] int64 of every waveform [samples] float32 mono; T = ceil(seconds · rate_hz)."""
@@ -55,16 +42,10 @@ class _CodecTokenizer:
     def _encode(self, wave: np.ndarray, sample_rate: int) -> np.ndarray:
         import torch
 
-        wave = check_waveform(wave, self.name)
-        if (seconds := len(wave) / sample_rate) > self.max_seconds:
-            raise AudioError(f"{self.name}: {seconds:.1f} s of audio; cut it to at most {self.max_seconds:g} s")
         hop = round(self.sample_rate / self.rate_hz)
-        count = -(-len(wave) * self.sample_rate // (sample_rate * hop))
-        if sample_rate != self.sample_rate:
-            wave = resample(wave, sample_rate, self.sample_rate)
-        wave = np.pad(wave[: count * hop], (0, max(0, count * hop - len(wave))))
+        wave, count = heard_by(self.name, wave, sample_rate, self.max_seconds, hop, self.sample_rate)
         with torch.inference_mode():
-            codes = self.codes(torch.from_numpy(wave), count)
+            codes = self.codes(torch.from_numpy(fitted(wave, count * hop)), count)
         if len(codes) < count:
             raise AudioError(f"{self.name}: {len(codes)} tokens, expected {count}; is it the right model file?")
         return codes[:count].cpu().numpy().astype(np.int64)
@@ -83,9 +64,10 @@ class S3Tokenizer(_CodecTokenizer):
 
     max_seconds = 30.0
 
-    def __init__(self, name: str, file: str | Path | None = None, device: str = "cpu") -> None:
-        """name: see S3_RATES. file: its `.onnx` as CosyVoice publishes it, or a `.pt` of the package's state dict;
-        without it the package's own cache, or its download. Sizes are read off the weights."""
+    def __init__(self, spec: str, device: str = "cpu") -> None:
+        """spec: NAME[@FILE]; NAME of S3_RATES, FILE its `.onnx` as CosyVoice publishes it, or a `.pt` of the package's
+        state dict; without it the package's own cache, or its download. Sizes are read off the weights."""
+        name, _, file = spec.partition("@")
         if name not in S3_RATES:
             raise ConfigError(f"s3:{name}: no such S³ tokenizer; choose {', '.join(S3_RATES)}")
         try:
@@ -96,25 +78,22 @@ class S3Tokenizer(_CodecTokenizer):
             from s3tokenizer.model_v2 import S3TokenizerV2 as V2
         except ImportError as error:
             raise AssetError(f"s3:{name} needs the package s3tokenizer ({error}); run: {S3_PIP}") from error
-        path = Path(file) if file is not None else self._cached(s3tokenizer, name)
+        path = Path(file) if file else self._cached(s3tokenizer, name)
         if not path.is_file():
-            raise AssetError(
-                f"{path}: no S³ model; download {s3tokenizer._MODELS[name]} and write tokenizer=s3:{name}@FILE"
-            )
+            raise AssetError(f"{path}: no S³ model; download {s3tokenizer._MODELS[name]} and write "
+                             f"tokenizer=s3:{name}@FILE")
         if path.suffix == ".onnx":
             weights = s3tokenizer.onnx2torch(str(path), None, False)
         else:
             weights = read_weights(path, f"the state dict of {name}")
-        version2 = name.startswith("speech_tokenizer_v2")
         try:
             size, mels = weights["encoder.conv1.weight"].shape[:2]
             sizes = {
                 "n_mels": mels, "n_audio_state": size, "n_audio_head": size // 64,
                 "n_audio_layer": 1 + max(int(k.split(".")[2]) for k in weights if k.startswith("encoder.blocks.")),
             }
-            if version2:
-                model = V2(name, ModelConfigV2(**sizes))
-                self.vocab_size = 3**8
+            if name.startswith("speech_tokenizer_v2"):
+                model, self.vocab_size = V2(name, ModelConfigV2(**sizes)), 3**8
             else:
                 self.vocab_size = weights["quantizer._codebook.embed"].shape[0]
                 model = V1(name, ModelConfig(**sizes, n_codebook_size=self.vocab_size))

@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from dcar.audio import ENCODER_SAMPLE_RATE, resample
-from dcar.errors import AudioError, CheckpointError, ConfigError
+from dcar.audio import ENCODER_SAMPLE_RATE
+from dcar.errors import CheckpointError, ConfigError
 from dcar.sources.hub import from_hub
-from dcar.tokens.base import check_waveform
+from dcar.tokens.base import fitted, heard_by
 from dcar.tokens.kmeans import KMeansTokenizer, fit_states, read_kmeans
 
 MAX_SECONDS = 60.0
@@ -67,16 +67,10 @@ class HubertEncoder:
         """States [T, D] float32, T = ceil(seconds · rate_hz). AudioError for bad audio or more than MAX_SECONDS."""
         import torch
 
-        wave = check_waveform(wave, "hubert")
-        if (seconds := len(wave) / sample_rate) > MAX_SECONDS:
-            raise AudioError(f"hubert: {seconds:.1f} s of audio; cut it to at most {MAX_SECONDS:.0f} s")
-        frames = -(-len(wave) * ENCODER_SAMPLE_RATE // (sample_rate * self.stride))
-        if sample_rate != ENCODER_SAMPLE_RATE:
-            wave = resample(wave, sample_rate, ENCODER_SAMPLE_RATE)
+        wave, frames = heard_by("hubert", wave, sample_rate, MAX_SECONDS, self.stride)
         if self.normalize:
             wave = (wave - wave.mean()) / np.sqrt(wave.var() + 1e-7)
-        length = frames * self.stride + self.padding
-        wave = np.pad(wave[:length], (0, max(0, length - len(wave))))
+        wave = fitted(wave, frames * self.stride + self.padding)
         with torch.inference_mode():
             inputs = torch.from_numpy(wave.astype(np.float32))[None].to(self.device)
             states = self.model(inputs, output_hidden_states=True).hidden_states[self.layer][0]
@@ -146,6 +140,4 @@ class HubertKMeansTokenizer(KMeansTokenizer):
                 f"{source} has {model.sha256[:12]}…; put the right encoder's place into `encoder` of "
                 f"{folder}/tokenizer.json, or run `dcar fit-tokenizer` with this one"
             )
-        tokenizer = cls(model, **tensors, name=card["name"], provenance=card.get("provenance"))
-        tokenizer.check_stored(folder, card)
-        return tokenizer
+        return cls(model, **tensors, name=card["name"], provenance=card.get("provenance")).as_stored(folder, card)

@@ -6,7 +6,7 @@ import copy
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,7 +15,8 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from dcar.audio import ENCODER_SAMPLE_RATE
-from dcar.errors import CheckpointError, ConfigError
+from dcar.errors import CheckpointError, ConfigError, DataError
+from dcar.sources.shipped import resolve
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +25,7 @@ class KMeansTokenizer:
     """k-means codes of an encoder's standardised states.
 
     code = argmin_v || (state - mean) / scale - centroid_v ||², first index on ties; with a projection, the standardised
-    state times it takes the state's place (`discriminant.py`). Subclasses name the encoder: its `kind`, `rate_hz`,
+    state times it takes the state's place (`dcar.tokens.fit`). Subclasses name the encoder: its `kind`, `rate_hz`,
     `encoder_sha256`, `encoder_identity` (everything about it that decides the codes) and `states`.
     """
 
@@ -60,7 +61,7 @@ class KMeansTokenizer:
     @property
     def encoder_identity(self) -> str:
         """What the checksum says about the encoder."""
-        return self.encoder_sha256
+        raise NotImplementedError
 
     def states(self, wave: np.ndarray, sample_rate: int) -> np.ndarray:
         """Encoder states [T, D] float32 of one waveform, T = ceil(seconds · rate_hz)."""
@@ -130,12 +131,12 @@ class KMeansTokenizer:
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"{folder}: the tokenizer cannot be written ({error}); free some space") from error
 
-    def check_stored(self, folder: Path, card: dict[str, Any]) -> None:
-        """CheckpointError if this tokenizer, loaded from `folder`, is not the one that was saved there."""
+    def as_stored(self, folder: Path, card: dict[str, Any]) -> Self:
+        """This tokenizer, loaded from `folder`; CheckpointError if it is not the one that was saved there."""
         if self.checksum != card["checksum"]:
-            raise CheckpointError(
-                f"{folder}: the centroids do not match the checksum in tokenizer.json; restore the folder"
-            )
+            raise CheckpointError(f"{folder}: the centroids do not match the checksum in tokenizer.json; restore the "
+                                  "folder")
+        return self
 
 
 def read_kmeans(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -159,6 +160,25 @@ def read_kmeans(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     except (OSError, ValueError, RecursionError, KeyError, TypeError, SafetensorError) as error:
         raise CheckpointError(f"{folder}: not a complete speech tokenizer ({type(error).__name__}: {error}); "
                               "make one with `dcar fit-tokenizer` or give the folder that it wrote") from error
+
+
+def codebook_of(tokenizer: Mapping[str, Any], source: str | Path) -> np.ndarray | None:
+    """Centroids [V, P] of the tokenizer that a prepared corpus names (`prepared.json`, "tokenizer"); None if it is of a
+    kind that has none (S3, codecs).
+
+    source: the prepared corpus, for messages. Raises DataError where the tokenizer is gone or no longer the one that
+    made the tokens.
+    """
+    spec = str(tokenizer["spec"])
+    if ":" in spec and not Path(spec).exists():
+        return None
+    folder = resolve(spec, "tokenizer")
+    if not (folder / "tokenizer.json").is_file():
+        raise DataError(f"{source}: its tokenizer {folder} is not there any more; put it back: its codebook is needed")
+    card, tensors = read_kmeans(folder)
+    if card["checksum"] != tokenizer["checksum"]:
+        raise DataError(f"{source}: {folder} is not the tokenizer that made its tokens; prepare the corpus again")
+    return tensors["centroids"]
 
 
 def fit_states(waves: Iterable[tuple[np.ndarray, int]], encoder: Any, rate_hz: float, *, vocab_size: int = 1024,

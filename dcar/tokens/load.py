@@ -26,8 +26,10 @@ def load_tokenizer(name_or_dir: str | Path = "starter", threads: int = 1, device
     if spec == "starter":
         return WhisperKMeansTokenizer.from_pretrained(shipped("tokenizer"), threads=threads)
     kind, _, rest = spec.partition(":")
-    if rest and kind in ("s3", "xcodec2", "speechtokenizer"):
-        return codec.load(kind, rest, device)
+    codecs = {"s3": codec.S3Tokenizer, "xcodec2": codec.XCodec2Tokenizer,
+              "speechtokenizer": codec.SpeechTokenizerFirstLayer}
+    if rest and kind in codecs:
+        return codecs[kind](rest, device)
     folder = Path(spec)
     if read_kmeans(folder)[0]["type"] == "hubert-kmeans":
         return HubertKMeansTokenizer.from_pretrained(folder, device=device)

@@ -13,15 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from dcar.audio import ENCODER_SAMPLE_RATE, resample
-from dcar.errors import AudioError, CheckpointError
+from dcar.errors import CheckpointError
 from dcar.sources.packages import WHISPER_BASE_SHA256, whisper_base_dir
-from dcar.tokens.base import check_waveform, token_count
+from dcar.tokens.base import fitted, heard_by
 from dcar.tokens.kmeans import KMeansTokenizer, fit_states, read_kmeans
 
 SAMPLES_PER_TOKEN = 320
-
-
 MAX_SECONDS = 29.0
 """Longest waveform that the encoder's 30 s of positions hold, with its trailing silence."""
 
@@ -46,15 +43,8 @@ class WhisperEncoder:
 
         Raises AudioError for an empty, non-finite or non-mono waveform and for one longer than MAX_SECONDS.
         """
-        wave = check_waveform(wave, "speech tokenizer")
-        seconds = len(wave) / sample_rate
-        if seconds > MAX_SECONDS:
-            raise AudioError(f"speech tokenizer: {seconds:.1f} s of audio; cut it to at most {MAX_SECONDS:.0f} s")
-        tokens = token_count(len(wave), sample_rate)
-        if sample_rate != ENCODER_SAMPLE_RATE:
-            wave = resample(wave, sample_rate, ENCODER_SAMPLE_RATE)
-        length = (tokens + self.tail_tokens) * SAMPLES_PER_TOKEN
-        wave = np.pad(wave[:length], (0, max(0, length - len(wave))))
+        wave, tokens = heard_by("speech tokenizer", wave, sample_rate, MAX_SECONDS, SAMPLES_PER_TOKEN)
+        wave = fitted(wave, (tokens + self.tail_tokens) * SAMPLES_PER_TOKEN)
         features = self.model.feature_extractor(wave, padding=0)
         states = np.asarray(self.model.encode(np.ascontiguousarray(features, dtype=np.float32)))
         return states[0, :tokens]
@@ -78,8 +68,7 @@ class WhisperKMeansTokenizer(KMeansTokenizer):
         """`mean`, `scale` [512] of the encoder states; `centroids` [V, 512], or [V, P] behind a projection [512, P].
         made: projection and provenance, where there are any."""
         super().__init__(centroids, mean, scale, state_size=WhisperEncoder.state_size, name=name, **made)
-        self.tail_seconds = tail_seconds
-        self.threads = threads
+        self.tail_seconds, self.threads = tail_seconds, threads
 
     @property
     def encoder_identity(self) -> str:
@@ -111,7 +100,5 @@ class WhisperKMeansTokenizer(KMeansTokenizer):
                 f"{folder}: made for encoder {card['type']} {card['encoder_sha256'][:12]}…, not whisper-kmeans on "
                 "whisper-base"
             )
-        tokenizer = cls(**tensors, name=card["name"], tail_seconds=card["tail_seconds"], threads=threads,
-                        provenance=card.get("provenance"))
-        tokenizer.check_stored(folder, card)
-        return tokenizer
+        return cls(**tensors, name=card["name"], tail_seconds=card["tail_seconds"], threads=threads,
+                   provenance=card.get("provenance")).as_stored(folder, card)

@@ -18,7 +18,7 @@ from dcar.model.backbones.lora import add_lora, merge, save_adapter, set_trainab
 from dcar.model.car import CARConfig, CARDecoder
 from dcar.model.load import Shipped, load_decoder
 from dcar.prepare.prepared import prepared_info, tokenizer_identity
-from dcar.tokens.codebook import codebook_of
+from dcar.tokens.kmeans import codebook_of
 from dcar.train.frozen import on_frozen_trunk
 from dcar.train.settings import TrainConfig
 

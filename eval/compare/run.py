@@ -39,7 +39,7 @@ from dcar.sampling import SamplingConfig
 from dcar.storage import digest, write_text, writing
 from dcar.text.wer import NORMALIZER
 from dcar.tokens.alignment import ENOUGH, PhonemeAligner
-from dcar.tokens.codebook import codebook_of
+from dcar.tokens.kmeans import codebook_of
 from dcar.tokens.warping import code_distances
 from dcar.tracking import provenance, write_json
 from dcar.vocoder.base import PromptAudio

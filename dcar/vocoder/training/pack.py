@@ -27,8 +27,7 @@ from dcar.audio import ENCODER_SAMPLE_RATE, resample
 from dcar.config import load_config, setting
 from dcar.errors import ConfigError, DataError
 from dcar.process import run_command
-from dcar.tokens.codebook import codebook_of
-from dcar.tokens.kmeans import KMeansTokenizer
+from dcar.tokens.kmeans import KMeansTokenizer, codebook_of
 from dcar.tokens.load import load_tokenizer
 from dcar.voices.features import EMBEDDING_DIM, FRAME_HOP, MIN_VOICED_FRAMES, SAMPLE_RATE, track_f0, voice_statistics
 

@@ -18,8 +18,14 @@ from dcar.sources.packages import PackagedFile, join_files, package_dir, verify_
 from dcar.text.phonemes import text_to_ids
 from dcar.tokens.alignment import viterbi
 from dcar.tokens.base import SpeechTokenizer, token_count
-from dcar.tokens.discriminant import discriminant_projection, in_turn, parts_of_phonemes
-from dcar.tokens.fit import FitTokenizerConfig, information, sharpen
+from dcar.tokens.fit import (
+    FitTokenizerConfig,
+    discriminant_projection,
+    in_turn,
+    information,
+    parts_of_phonemes,
+    sharpen,
+)
 from dcar.tokens.kmeans import fit_centroids
 from dcar.tokens.load import load_tokenizer
 from dcar.tokens.whisper import WhisperKMeansTokenizer

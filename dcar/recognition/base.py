@@ -34,9 +34,7 @@ class Recognizer(Protocol):
 
 def to_recognizer_rate(wave: np.ndarray, sample_rate: int) -> np.ndarray:
     """The waveform [samples] float32 at 16 kHz, at least one analysis window long. Raises AudioError."""
-    wave = check_waveform(wave, "recognizer")
-    if sample_rate != ENCODER_SAMPLE_RATE:
-        wave = resample(wave, sample_rate, ENCODER_SAMPLE_RATE)
+    wave = resample(check_waveform(wave, "recognizer"), sample_rate, ENCODER_SAMPLE_RATE)
     return np.pad(wave, (0, SHORTEST - len(wave))) if len(wave) < SHORTEST else wave
 
 

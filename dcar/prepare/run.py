@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
@@ -46,7 +46,7 @@ from dcar.prepare.settings import (
     settings_stamp,
     wait,
 )
-from dcar.prepare.shards import Contents, Encoder, check_shard, check_tokens, shard_is_there, tokenise, write_shard
+from dcar.prepare.shards import Contents, Encoder, check_chunk, check_tokens, read_chunk, tokenise, write_shard
 from dcar.prepare.stream import StreamedCorpus, repeated_ids
 from dcar.prepare.whole import WholeCorpus
 from dcar.tracking import write_json
@@ -122,33 +122,22 @@ def _write_chunks(corpus: WholeCorpus | StreamedCorpus, config: PrepareConfig, w
           ThreadPoolExecutor(config.num_proc) as pool):
         for name, rows, contents in chunks:
             mine.append(name)
-            if is_done(work, name):
+            if read_chunk(work, name):
                 bar.update(rows)
                 continue
-            found, shards = contents if isinstance(contents, Contents) else contents(pool), {}
-            for split, jobs in found.jobs.items():
-                if jobs:
-                    table = tokenise(jobs, tokenizer, encoder(), config.max_seconds, config.batch_seconds, pool, bar,
-                                     found.loaded)
-                    file = work / f"{split}-{name}.parquet"
-                    seconds += write_shard(table, file)["seconds"]
-                    shards[split] = file.name
-            write_json(work / f"chunk-{name}.json", {"shards": shards, "rows": found.rows, "filtered": found.filtered,
-                                                     "problems": [asdict(p) for p in found.problems]})
+            found = contents if isinstance(contents, Contents) else contents(pool)
+            shards = {split: f"{split}-{name}.parquet" for split, jobs in found.jobs.items() if jobs}
+            files = {}
+            for split, file in shards.items():
+                table = tokenise(found.jobs[split], tokenizer, encoder(), config.max_seconds, config.batch_seconds,
+                                 pool, bar, found.loaded)
+                files[file] = write_shard(table, work / file)
+                seconds += sum(table["duration"].to_pylist())
+            write_json(work / f"chunk-{name}.json", {
+                "shards": shards, "files": files, "rows": found.rows, "filtered": found.filtered,
+                "problems": [asdict(p) for p in found.problems]})
     write_json(work / f"done-{rank}-of-{world}.json", {"chunks": mine})
     return Throughput(seconds, time.monotonic() - started) if seconds else None, mine
-
-
-def is_chunk(record: dict[str, Any] | None) -> TypeGuard[dict[str, Any]]:
-    """Whether a chunk's record is as `_write_chunks` writes it."""
-    kinds = {"shards": dict, "rows": int, "filtered": int, "problems": list}
-    return record is not None and all(isinstance(record.get(name), kind) for name, kind in kinds.items())
-
-
-def is_done(work: Path, name: str) -> bool:
-    """Whether the shards of a chunk and its record are there."""
-    record = read_json(work / f"chunk-{name}.json")
-    return is_chunk(record) and all(shard_is_there(work / file) for file in record["shards"].values())
 
 
 def _all_chunks(work: Path, world: int, wait_seconds: float) -> list[str]:
@@ -159,7 +148,7 @@ def _all_chunks(work: Path, world: int, wait_seconds: float) -> list[str]:
         lists: list[Any] = [(read_json(file) or {}).get("chunks") for file in listed]
         return None if None in lists else sorted(itertools.chain(*lists))
 
-    wait(lambda: (found := names()) is not None and all(is_done(work, name) for name in found), wait_seconds,
+    wait(lambda: (found := names()) is not None and all(read_chunk(work, name) for name in found), wait_seconds,
          f"the other processes in {work}")
     return names() or []
 
@@ -171,11 +160,8 @@ def _assemble(corpus: WholeCorpus | StreamedCorpus, config: PrepareConfig, work:
     shards: dict[str, list[Path]] = {split: [] for split in config.splits}
     problems, checked, filtered = list(corpus.problems), corpus.checked or 0, corpus.filtered or 0
     for name in names:
-        record = read_json(work / f"chunk-{name}.json")
-        if not is_chunk(record):
-            raise DataError(f"{work}/chunk-{name}.json is missing or broken; run again, only its shards are made anew")
+        record = check_chunk(work, name)
         for split, file in record["shards"].items():
-            check_shard(work / file)
             shards[split].append(work / file)
         problems += [Problem(**p) for p in record["problems"]]
         checked, filtered = checked + record["rows"], filtered + record["filtered"]

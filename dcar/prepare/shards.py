@@ -1,9 +1,9 @@
-"""Token shards: utterances → checked rows of speech tokens, written whole with a checksum beside them.
+"""Token shards: utterances → checked rows of speech tokens, written whole, with their digests in the chunk's record.
 
-A shard is one parquet file and a JSON file of the same stem, written after it, with the SHA-256, size, rows, seconds
-and tokens of the parquet file. A shard without its JSON file was interrupted and is made again; one whose bytes do not
-give the checksum is refused. Names come from what a shard holds, never from the process that wrote it, so processes on
-several nodes need no coordination beyond a shared folder.
+A chunk of the corpus gives one parquet file a split, and then a JSON file: what became of its rows, size and SHA-256 of
+its shards. A chunk without that record was interrupted and is made again; a shard whose bytes do not give the digest is
+refused. Names come from what a shard holds, never from the process that wrote it, so processes on several nodes need no
+coordination beyond a shared folder.
 """
 
 from __future__ import annotations
@@ -21,10 +21,8 @@ from dcar.audio import ENCODER_SAMPLE_RATE, resample
 from dcar.corpus.rows import Problem, Utterance
 from dcar.errors import AudioError, DataError
 from dcar.prepare.prepared import RESUME, copy_name, features, read_json
-from dcar.sources.packages import file_sha256
-from dcar.storage import replacing
+from dcar.storage import differing, digest, replacing
 from dcar.text.phonemes import text_to_ids
-from dcar.tracking import write_json
 from dcar.voices.features import speaker_features
 
 if TYPE_CHECKING:
@@ -81,6 +79,11 @@ class Loaded(NamedTuple):
     sound: Sound
     prompt: Sound | None
 
+    @classmethod
+    def of(cls, audio: tuple[np.ndarray, int], prompt: tuple[np.ndarray, int] | None) -> Loaded:
+        """From waveforms and their rates, as a corpus gives them."""
+        return cls(Sound(*audio), None if prompt is None else Sound(*prompt))
+
 
 class Contents(NamedTuple):
     """What a chunk of the corpus holds: what is to be tokenised, by split, and what was found of its rows."""
@@ -109,50 +112,35 @@ def tokenise(jobs: Sequence[Job], tokenizer: SpeechTokenizer, speaker_encoder: E
     """
     import pyarrow as pa
 
-    def sounds_of(job: Job) -> tuple[Sound, np.ndarray]:
-        """The recording at the job's speed, and its waveform [samples] for encoders."""
-        sound = Sound(*job.utterance.load()) if loaded is None else loaded[job.utterance.source].sound
-        return sound.at_speed(job.speed), sound.for_encoders().at_speed(job.speed).wave
+    def hear(job: Job) -> tuple[Job, Sound, np.ndarray, Sound | None]:
+        """The recording at the job's speed, its waveform [samples] for encoders, and the prompt's recording."""
+        u = job.utterance
+        found = Loaded.of(u.load(), u.load_prompt()) if loaded is None else loaded[u.source]
+        return job, found.sound.at_speed(job.speed), found.sound.for_encoders().at_speed(job.speed).wave, found.prompt
 
-    def prompt_of(job: Job) -> Sound | None:
-        if loaded is not None:
-            return loaded[job.utterance.source].prompt
-        prompt = job.utterance.load_prompt()
-        return None if prompt is None else Sound(*prompt)
-
-    sounds, waves = map(list, zip(*pool.map(sounds_of, jobs), strict=True))
+    heard = list(pool.map(hear, jobs))
     # a slowed copy may be longer than the limit that its original keeps: it is left out
     longest = max_seconds * ENCODER_SAMPLE_RATE
-    fits = [j.speed == 1.0 or len(w) <= longest for j, w in zip(jobs, waves, strict=True)]
-    if not all(fits):
-        logger.info("%d slowed copies are longer than %g s and left out", fits.count(False), max_seconds)
-        bar.update(fits.count(False))
-        waves = [w for w, fit in zip(waves, fits, strict=True) if fit]
-        sounds = [sound for sound, fit in zip(sounds, fits, strict=True) if fit]
-        jobs = [j for j, fit in zip(jobs, fits, strict=True) if fit]
-    prompts = list(pool.map(prompt_of, jobs))
-    speech = _encode(waves, [_place(j) for j in jobs], tokenizer, batch_seconds, bar)
-    prompted = [i for i, p in enumerate(prompts) if p is not None]
-    prompt_waves = [p.for_encoders().wave for p in prompts if p is not None]
-    prompt_speech = dict(
-        zip(prompted, _encode(prompt_waves, [_place(jobs[i]) + " (prompt)" for i in prompted], tokenizer,
-                              batch_seconds), strict=True)
-    )  # fmt: skip
+    kept = [(job, sound, wave, prompt) for job, sound, wave, prompt in heard
+            if job.speed == 1.0 or len(wave) <= longest]
+    if left_out := len(heard) - len(kept):
+        logger.info("%d slowed copies are longer than %g s and left out", left_out, max_seconds)
+        bar.update(left_out)
+    speech = _encode([wave for _, _, wave, _ in kept], [_place(job) for job, *_ in kept], tokenizer, batch_seconds, bar)
+    prompted = [(f"{_place(job)} (prompt)", p.for_encoders().wave) for job, _, _, p in kept if p is not None]
+    prompt_speech = iter(_encode([wave for _, wave in prompted], [place for place, _ in prompted], tokenizer,
+                                 batch_seconds))
     rows: list[dict[str, Any]] = []
-    for i, (job, sound, wave, prompt) in enumerate(zip(jobs, sounds, waves, prompts, strict=True)):
+    for (job, sound, wave, prompt), tokens in zip(kept, speech, strict=True):
         u = job.utterance
-        voice = _voice(speaker_encoder, sound, wave, _place(job))
-        prompt_voice: Any = [] if prompt is None else _voice(
-            speaker_encoder, prompt, prompt.for_encoders().wave, _place(job) + " (prompt)")
-        rows.append(
-            {
-                "id": job.id, "text": u.text, "speaker": job.speaker, "text_ids": text_to_ids(u.text),
-                "speech": speech[i], "voice": voice, "duration": len(wave) / ENCODER_SAMPLE_RATE, "speed": job.speed,
-                "audio": u.audio if isinstance(u.audio, str) else "", "source": u.source,
-                "prompt_text": u.prompt_text or "", "prompt_speech": prompt_speech.get(i, []),
-                "prompt_voice": prompt_voice,
-            }
-        )
+        rows.append({
+            "id": job.id, "text": u.text, "speaker": job.speaker, "text_ids": text_to_ids(u.text), "speech": tokens,
+            "voice": _voice(speaker_encoder, sound, wave, _place(job)), "duration": len(wave) / ENCODER_SAMPLE_RATE,
+            "speed": job.speed, "audio": u.audio if isinstance(u.audio, str) else "", "source": u.source,
+            "prompt_text": u.prompt_text or "", "prompt_speech": [] if prompt is None else next(prompt_speech),
+            "prompt_voice": [] if prompt is None else _voice(
+                speaker_encoder, prompt, prompt.for_encoders().wave, f"{_place(job)} (prompt)"),
+        })
     return pa.Table.from_pylist(rows, schema=features(tokenizer.vocab_size).arrow_schema)
 
 
@@ -215,12 +203,8 @@ def _voice(speaker_encoder: Encoder, sound: Sound, wave: np.ndarray, where: str)
         raise AudioError(f"{where}: {error}") from error
 
 
-# ------------------------------------------------------------------------------------------------------------ on disk
-
-
 def write_shard(table: pa.Table, file: Path) -> dict[str, Any]:
-    """Write a parquet file and then its JSON file; returns what that holds."""
-    import pyarrow.compute as pc
+    """Write a parquet file; returns its digest."""
     import pyarrow.parquet as pq
 
     try:
@@ -228,26 +212,27 @@ def write_shard(table: pa.Table, file: Path) -> dict[str, Any]:
             pq.write_table(table, part)
     except OSError as error:
         raise DataError(f"{file}: cannot be written ({error}); {RESUME}") from error
-    record = {
-        "file": file.name, "sha256": file_sha256(file), "bytes": file.stat().st_size, "rows": table.num_rows,
-        "seconds": pc.sum(table["duration"]).as_py() or 0.0,
-        "tokens": pc.sum(pc.list_value_length(table["speech"])).as_py() or 0,
-    }
-    write_json(file.with_suffix(".json"), record)
-    return record
+    return digest(file)
 
 
-def shard_is_there(file: Path) -> bool:
-    """Whether a shard was written whole: its JSON file is there and the parquet file has the size that it says."""
-    record = read_json(file.with_suffix(".json"))
-    return record is not None and file.is_file() and file.stat().st_size == record.get("bytes")
+def read_chunk(work: Path, name: str) -> dict[str, Any] | None:
+    """The record of a chunk; None where it or one of its shards is not there whole."""
+    record = read_json(work / f"chunk-{name}.json")
+    kinds = {"shards": dict, "files": dict, "rows": int, "filtered": int, "problems": list}
+    if record is None or not all(isinstance(record.get(key), kind) for key, kind in kinds.items()):
+        return None
+    return None if differing(work, record["files"], lambda path: None) else record
 
 
-def check_shard(file: Path) -> dict[str, Any]:
-    """What the shard's JSON file says; DataError, and the shard is removed, where its bytes are not those written."""
-    record = read_json(file.with_suffix(".json"))
-    if record is None or not file.is_file() or file_sha256(file) != record.get("sha256"):
-        file.with_suffix(".json").unlink(missing_ok=True)
-        raise DataError(f"{file}: the shard is damaged (its SHA-256 differs) and was discarded; run again, only this "
-                        "shard is made anew")  # fmt: skip
+def check_chunk(work: Path, name: str) -> dict[str, Any]:
+    """The record of a chunk; DataError, and it is removed, where its shards are not those that were written."""
+    file = work / f"chunk-{name}.json"
+    record = read_chunk(work, name)
+    if record is None:
+        raise DataError(f"{file} is missing or broken; run again, only its shards are made anew")
+    for shard, written in record["files"].items():
+        if differing(work, {shard: written}):
+            file.unlink()
+            raise DataError(f"{work / shard}: the shard is damaged (its SHA-256 differs) and was discarded; run again, "
+                            "only the shards of this chunk are made anew")
     return record

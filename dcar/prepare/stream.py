@@ -23,7 +23,7 @@ import numpy as np
 from dcar.corpus.read import Problem, Row, Utterance, corpus_parts
 from dcar.corpus.validate import examine
 from dcar.prepare.settings import PrepareConfig, PrepareReport, in_range, sentence
-from dcar.prepare.shards import Chunk, Contents, Job, Loaded, Sound
+from dcar.prepare.shards import Chunk, Contents, Job, Loaded
 
 
 class StreamedCorpus:
@@ -70,7 +70,7 @@ class StreamedCorpus:
             problems += found
             if found or audio is None:
                 continue
-            loaded[u.source] = Loaded(Sound(*audio), None if prompt is None else Sound(*prompt))
+            loaded[u.source] = Loaded.of(audio, prompt)
             jobs[split] += [Job(u, split, speed) for speed in (config.speeds if split == "train" else (1.0,))]
         return Contents(jobs, loaded, problems, len(rows), len(chosen) - len(kept))
 

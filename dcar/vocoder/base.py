@@ -1,16 +1,15 @@
-"""What every vocoder offers, and what adapters of other projects' vocoders share."""
+"""What every vocoder offers, and what is checked of it."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from dcar.errors import AssetError, CheckpointError, DataError
+from dcar.errors import CheckpointError, DataError
 from dcar.prepare.prepared import tokenizer_identity
 
 Recorded = tuple[np.ndarray, int]
@@ -81,63 +80,3 @@ def check_speaks(vocoder: Vocoder, info: Mapping[str, Any]) -> None:
     another speed."""
     vocoder.check_tokenizer(tokenizer_identity(info))
     check_rates(vocoder, info["tokenizer"]["rate_hz"], info["tokenizer"]["name"])
-
-
-class CodecVocoder:
-    """What adapters share: checks of tokens and identity, one utterance at a time, clipping."""
-
-    name: str
-    vocab_size: int
-    sample_rate: int
-    token_rate: int
-    tokenizer_names: tuple[str, ...] = ()
-    tokenizer_checksum = ""
-
-    def check_tokenizer(self, identity: str) -> None:
-        """CheckpointError if the tokens are not this codec's: of another kind, or of another checkpoint."""
-        name, _, checksum = identity.rpartition("@")
-        wrong_kind = bool(name) and bool(self.tokenizer_names) and not name.startswith(self.tokenizer_names)
-        if wrong_kind or (self.tokenizer_checksum and checksum and checksum != self.tokenizer_checksum):
-            raise CheckpointError(
-                f"the vocoder {self.name} speaks tokens of {' or '.join(self.tokenizer_names) or 'its own tokenizer'} "
-                f"({self.tokenizer_checksum[:12] or 'any checkpoint'}), not of {identity[:60]}; take the decoder's"
-            )
-
-    def synthesize(self, token_lists: Sequence[Sequence[int]], speaker: np.ndarray) -> list[np.ndarray]:
-        """One float32 waveform in −1…1 per utterance, empty without tokens. DataError for ids outside the codebook."""
-        if len(speaker) != len(token_lists):
-            raise DataError(f"{self.name}: {len(token_lists)} utterances but {len(speaker)} voices")
-        return [self._one(list(tokens), row) for tokens, row in zip(token_lists, np.asarray(speaker), strict=True)]
-
-    def _one(self, tokens: list[int], speaker: np.ndarray) -> np.ndarray:
-        import torch
-
-        if not tokens:
-            return np.zeros(0, np.float32)
-        if min(tokens) < 0 or max(tokens) >= self.vocab_size:
-            worst = min(tokens) if min(tokens) < 0 else max(tokens)
-            raise DataError(
-                f"{self.name}: token {worst} is outside 0..{self.vocab_size - 1}; strip EOS and use the vocoder of the "
-                "decoder's tokenizer"
-            )
-        with torch.inference_mode():
-            wave = self.speak(torch.tensor(tokens, dtype=torch.int64), speaker)
-        return np.clip(wave.reshape(-1).float().cpu().numpy(), -1.0, 1.0).astype(np.float32)
-
-    def speak(self, tokens: Any, speaker: np.ndarray) -> Any:
-        """Waveform tensor of token ids [T] int64 in the voice of `speaker` [F]."""
-        raise NotImplementedError
-
-
-def on_path(what: str, path: str) -> AssetError:
-    """What to do about another project's code that is not installed."""
-    return AssetError(f"{what} is not installed: clone {path} and put the clone on PYTHONPATH (see docs/data.md)")
-
-
-def folder_of(path: str | Path, files: Sequence[str], what: str, hint: str) -> Path:
-    """`path` as a folder that holds `files`; AssetError names the first that is missing and how to get it."""
-    folder = Path(path)
-    for file in files:
-        if not (folder / file).is_file():
-            raise AssetError(f"{folder / file}: missing; {what}: {hint}")
-    return folder

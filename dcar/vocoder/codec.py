@@ -1,20 +1,74 @@
-"""Codecs that turn their own tokens into sound: X-codec2, SpeechTokenizer's first layer.
+"""Other projects' vocoders: X-codec2, SpeechTokenizer's first layer, CosyVoice.
 
-Both carry the voice in their tokens (SpeechTokenizer's first layer hardly: it sounds like one voice), so the
-speaker features are not used.
+The first two carry the voice in their tokens (SpeechTokenizer's first layer hardly: it sounds like one voice), so the
+speaker features are not used. CosyVoice takes the voice from a recording. It is no package on an index: its code is
+found on PYTHONPATH. The calls follow its own inference (`cosyvoice.cli.cosyvoice.CosyVoice.inference_vc`). Tests here
+run them against modules of the same signatures, not against the project itself.
 """
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
-from dcar.sources.hub import from_hub
+from dcar.audio import save_audio
+from dcar.errors import AssetError, CheckpointError, DataError
+from dcar.sources.hub import from_hub, read_weights
 from dcar.tokens.codec import load_speechtokenizer
-from dcar.vocoder.base import CodecVocoder
+from dcar.vocoder.base import PromptAudio
 from heads.checkpoint import tensors_checksum
+
+
+class CodecVocoder:
+    """What the adapters share: checks of tokens and identity, one utterance at a time, clipping."""
+
+    name: str
+    vocab_size: int
+    sample_rate: int
+    token_rate: int
+    tokenizer_names: tuple[str, ...] = ()
+    tokenizer_checksum = ""
+
+    def hold(self, model: Any, device: str) -> None:
+        """Keep the model of a codec, whose encoder makes the tokens: they are those of these weights."""
+        self.model, self.device = model.to(device).eval(), device
+        self.tokenizer_checksum = tensors_checksum(self.model.state_dict())
+
+    def check_tokenizer(self, identity: str) -> None:
+        """CheckpointError if the tokens are not this codec's: of another kind, or of another checkpoint."""
+        name, _, checksum = identity.rpartition("@")
+        wrong_kind = bool(name) and bool(self.tokenizer_names) and not name.startswith(self.tokenizer_names)
+        if wrong_kind or (self.tokenizer_checksum and checksum and checksum != self.tokenizer_checksum):
+            raise CheckpointError(
+                f"the vocoder {self.name} speaks tokens of {' or '.join(self.tokenizer_names) or 'its own tokenizer'} "
+                f"({self.tokenizer_checksum[:12] or 'any checkpoint'}), not of {identity[:60]}; take the decoder's"
+            )
+
+    def synthesize(self, token_lists: Sequence[Sequence[int]], speaker: np.ndarray) -> list[np.ndarray]:
+        """One float32 waveform in −1…1 per utterance, empty without tokens. DataError for ids outside the codebook."""
+        if len(speaker) != len(token_lists):
+            raise DataError(f"{self.name}: {len(token_lists)} utterances but {len(speaker)} voices")
+        return [self._one(list(tokens), row) for tokens, row in zip(token_lists, np.asarray(speaker), strict=True)]
+
+    def _one(self, tokens: list[int], speaker: np.ndarray) -> np.ndarray:
+        if not tokens:
+            return np.zeros(0, np.float32)
+        if min(tokens) < 0 or max(tokens) >= self.vocab_size:
+            worst = min(tokens) if min(tokens) < 0 else max(tokens)
+            raise DataError(f"{self.name}: token {worst} is outside 0..{self.vocab_size - 1}; strip EOS and use the "
+                            "vocoder of the decoder's tokenizer")
+        with torch.inference_mode():
+            wave = self.speak(torch.tensor(tokens, dtype=torch.int64), speaker)
+        return np.clip(wave.reshape(-1).float().cpu().numpy(), -1.0, 1.0).astype(np.float32)
+
+    def speak(self, tokens: Any, speaker: np.ndarray) -> Any:
+        """Waveform tensor of token ids [T] int64 in the voice of `speaker` [F]."""
+        raise NotImplementedError
 
 
 class XCodec2Vocoder(CodecVocoder):
@@ -26,11 +80,10 @@ class XCodec2Vocoder(CodecVocoder):
         from transformers import Xcodec2Model
 
         model: Any = from_hub(Xcodec2Model.from_pretrained, source, "an X-codec2 model")
-        self.model, self.device = model.to(device).eval(), device
+        self.hold(model, device)
         self.sample_rate = int(model.config.sampling_rate)
         self.token_rate = self.sample_rate // int(model.config.hop_length)
         self.vocab_size = int(np.prod(model.config.quantization_levels))
-        self.tokenizer_checksum = tensors_checksum(self.model.state_dict())
 
     def speak(self, tokens: Any, speaker: np.ndarray) -> Any:
         return self.model.decode(audio_codes=tokens[None, None].to(self.device)).audio_values
@@ -43,11 +96,50 @@ class SpeechTokenizerVocoder(CodecVocoder):
 
     def __init__(self, folder: str | Path, device: str = "cpu") -> None:
         model, config = load_speechtokenizer(folder)
-        self.model, self.device = model.to(device).eval(), device
+        self.hold(model, device)
         self.sample_rate = int(config["sample_rate"])
         self.token_rate = self.sample_rate // int(np.prod(config["strides"]))
         self.vocab_size = int(config["codebook_size"])
-        self.tokenizer_checksum = tensors_checksum(self.model.state_dict())
 
     def speak(self, tokens: Any, speaker: np.ndarray) -> Any:
         return self.model.decode(tokens[None, None].to(self.device))
+
+
+class CosyVoiceVocoder(CodecVocoder):
+    """Flow matching and HiFT of CosyVoice 1 or 2, through the project's own voice conversion with our tokens."""
+
+    name, tokenizer_names = "cosyvoice", ("s3",)
+
+    def __init__(self, folder: str | Path, prompts: PromptAudio) -> None:
+        """folder: a model of CosyVoice (cosyvoice2.yaml or cosyvoice.yaml, flow.pt, hift.pt, campplus.onnx, …). The
+        project chooses its device itself."""
+        try:
+            from cosyvoice.cli import cosyvoice as project
+        except ImportError as error:
+            raise AssetError(f"CosyVoice ({error}) is not installed: clone https://github.com/FunAudioLLM/CosyVoice "
+                             "and put the clone on PYTHONPATH (see docs/data.md)") from error
+        path = Path(folder)
+        second = (path / "cosyvoice2.yaml").is_file()
+        for name in ("cosyvoice2.yaml" if second else "cosyvoice.yaml", "flow.pt", "hift.pt"):
+            if not (path / name).is_file():
+                raise AssetError(f"{path / name}: missing; a CosyVoice model: run `modelscope download "
+                                 "iic/CosyVoice2-0.5B --local_dir FOLDER`")
+        for name in ("flow.pt", "hift.pt"):
+            read_weights(path / name, name)  # refused here if it is more than tensors: the project itself does not look
+        self.model = (project.CosyVoice2 if second else project.CosyVoice)(str(path))
+        self.prompts = prompts
+        self.sample_rate = int(self.model.sample_rate)
+        self.token_rate = int(getattr(self.model.model.flow, "input_frame_rate", 25 if second else 50))
+        self.vocab_size = int(getattr(self.model.model.flow, "vocab_size", 6561 if second else 4096))
+
+    def speak(self, tokens: Any, speaker: np.ndarray) -> Any:
+        wave, rate = self.prompts(speaker)
+        with tempfile.TemporaryDirectory() as folder:  # the front end reads files
+            file = Path(folder) / "prompt.wav"
+            save_audio(file, wave, rate)
+            inputs = self.model.frontend.frontend_vc(str(file), str(file), self.sample_rate)
+        inputs["source_speech_token"] = tokens[None].to(torch.int32)
+        inputs["source_speech_token_len"] = torch.tensor([len(tokens)], dtype=torch.int32)
+        inner = self.model.model
+        speak = inner.vc if hasattr(inner, "vc") else inner.tts  # later versions merged the two
+        return torch.cat([piece["tts_speech"] for piece in speak(**inputs, stream=False, speed=1.0)], dim=1)

@@ -18,7 +18,7 @@ from typing import Any
 
 from dcar.errors import ConfigError
 from dcar.sources.shipped import resolve
-from dcar.vocoder import codec, prompted
+from dcar.vocoder import codec
 from dcar.vocoder.base import PromptAudio
 from dcar.vocoder.model import TokenVocoder
 from heads.checkpoint import tensors_checksum
@@ -40,9 +40,10 @@ def load_vocoder(spec: str = "", device: str = "cpu", prompts: PromptAudio | Non
     if hears_prompts(spec):
         if prompts is None:
             raise ConfigError(f"{spec}: this vocoder takes the voice from a recording; give the prompts' audio")
-        return prompted.CosyVoiceVocoder(rest, prompts)
-    if kind in ("xcodec2", "speechtokenizer"):
-        return {"xcodec2": codec.XCodec2Vocoder, "speechtokenizer": codec.SpeechTokenizerVocoder}[kind](rest, device)
+        return codec.CosyVoiceVocoder(rest, prompts)
+    codecs = {"xcodec2": codec.XCodec2Vocoder, "speechtokenizer": codec.SpeechTokenizerVocoder}
+    if kind in codecs:
+        return codecs[kind](rest, device)
     raise ConfigError(f"vocoder {spec!r}: choose a folder, starter, xcodec2:, speechtokenizer: or cosyvoice:")
 
 

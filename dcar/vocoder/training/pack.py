@@ -12,7 +12,7 @@ import json
 import logging
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 FORMAT = "dcar-vocoder-pack-1"
+MAKE = "make one: python -m dcar.vocoder.training.pack prepared=runs/prepared out=pack.safetensors"
 FRAME_RATE = SAMPLE_RATE // FRAME_HOP
 
 
@@ -71,9 +72,7 @@ def write_pack(out: str | Path, recordings: Iterable[np.ndarray], rows: Sequence
     tensors = {
         "audio": torch.cat(parts),
         "audio_offsets": _offsets([len(p) for p in parts]),
-        "tokens": torch.cat(
-            [torch.from_numpy(np.asarray(r.tokens, dtype=np.int32 if wide else np.int16)) for r in rows]
-        ),
+        "tokens": torch.cat([torch.from_numpy(np.asarray(r.tokens, np.int32 if wide else np.int16)) for r in rows]),
         "token_offsets": _offsets([len(r.tokens) for r in rows]),
         "recording": torch.tensor([r.recording for r in rows]),
         "speed": torch.tensor([r.speed for r in rows], dtype=torch.float64),
@@ -156,18 +155,18 @@ class VocoderData:
                 header = file.metadata() or {}
                 pack = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a mapping)
         except (OSError, SafetensorError) as error:
-            raise DataError(f"{path}: not a readable training pack: {error}; make one: python -m "
-                            f"dcar.vocoder.training.pack prepared=runs/prepared out=pack.safetensors") from error
+            raise DataError(f"{path}: not a readable training pack: {error}; {MAKE}") from error
         if header.get("format") != FORMAT:
-            raise DataError(f"{path}: not a {FORMAT} file; make one: python -m dcar.vocoder.training.pack "
-                            "prepared=runs/prepared out=pack.safetensors")
+            raise DataError(f"{path}: not a {FORMAT} file; {MAKE}")
         token_rate = whole_rate(float(header["token_rate"]), path)
         samples_per_token = SAMPLE_RATE // token_rate
         recordings = [pack["audio"][a:b] for a, b in itertools.pairwise(pack["audio_offsets"].tolist())]
-        offsets, kept = pack["token_offsets"].tolist(), []
-        waves, tokens, log_f0, voiced, speaker, states, tops = [], [], [], [], [], [], []
+        offsets = pack["token_offsets"].tolist()
+        kept: list[int] = []
+        rows: list[dict[str, Tensor]] = []
         for row in tqdm(range(len(offsets) - 1), desc="unpack", unit="row"):
-            ids = pack["tokens"][offsets[row] : offsets[row + 1]].to(device, torch.int64)
+            part = slice(offsets[row], offsets[row + 1])
+            ids = pack["tokens"][part].to(device, torch.int64)
             if len(ids) < min_seconds * token_rate:
                 continue
             recording = recordings[int(pack["recording"][row])].numpy() / np.float32(32767)
@@ -175,31 +174,26 @@ class VocoderData:
             top = min(rate, SAMPLE_RATE) / 2  # at every speed, as the features of a prompt and of `dcar prepare`
             played = resample(recording, SAMPLE_RATE * speed, SAMPLE_RATE)
             wave = fit_length(torch.from_numpy(played).to(device), len(ids) * samples_per_token, 3 * samples_per_token)
-            row_f0, row_voiced = track_f0(wave)
-            if int(row_voiced.sum()) < MIN_VOICED_FRAMES:
+            log_f0, voiced = track_f0(wave)
+            if int(voiced.sum()) < MIN_VOICED_FRAMES:
                 continue
             kept.append(row)
             embedding = pack["embedding"][row].to(device, torch.float32)
-            speaker.append(torch.cat([embedding, voice_statistics(wave, row_f0, row_voiced, top)]))
-            tops.append(top)
-            waves.append((wave.clamp(-1, 1) * 32767).round().to(torch.int16))
-            tokens.append(ids)
-            if "states" in pack:
-                states.append(pack["states"][offsets[row] : offsets[row + 1]].to(device))
-            log_f0.append(row_f0)
-            voiced.append(row_voiced.float())
+            speaker = torch.cat([embedding, voice_statistics(wave, log_f0, voiced, top)])
+            found = {"waves": (wave.clamp(-1, 1) * 32767).round().to(torch.int16), "tokens": ids, "log_f0": log_f0,
+                     "voiced": voiced.float(), "speaker": speaker[None], "top": torch.tensor([top], device=device)}
+            rows.append(found | ({"states": pack["states"][part].to(device)} if "states" in pack else {}))
         if not kept:
             raise DataError(f"{path}: no row has {min_seconds} s or more and {MIN_VOICED_FRAMES} voiced frames")
         if len(kept) < len(offsets) - 1:
             logger.warning("%s: %d rows left out, too short or without voice", path, len(offsets) - 1 - len(kept))
         index = torch.tensor(kept)
         lengths = (pack["token_offsets"][1:] - pack["token_offsets"][:-1])[index]
-        return cls(waves=torch.cat(waves), tokens=torch.cat(tokens), log_f0=torch.cat(log_f0), voiced=torch.cat(voiced),
+        return cls(**{name: torch.cat([row.pop(name) for row in rows]) for name in list(rows[0])},
                    starts=(lengths.cumsum(0) - lengths).to(device), lengths=lengths.to(device),
-                   speaker=torch.stack(speaker), voice=pack["voice"][index].to(device),
-                   validation=pack["validation"][index].to(device), top=torch.tensor(tops, device=device),
-                   tokenizer_checksum=header["tokenizer_checksum"], codebook=pack.get("codebook"),
-                   states=torch.cat(states) if states else None, token_rate=token_rate)
+                   voice=pack["voice"][index].to(device), validation=pack["validation"][index].to(device),
+                   tokenizer_checksum=header["tokenizer_checksum"], token_rate=token_rate,
+                   codebook=pack.get("codebook"))
 
     @classmethod
     def join(cls, parts: Sequence[VocoderData]) -> VocoderData:
@@ -217,15 +211,12 @@ class VocoderData:
         def whole(name: str) -> Tensor:
             return torch.cat([getattr(part, name) for part in parts])
 
-        return cls(
+        return replace(
+            first,
             **{n: whole(n) for n in ("waves", "tokens", "log_f0", "voiced", "lengths", "speaker", "validation", "top")},
             starts=torch.cat([part.starts + shift for part, shift in zip(parts, before, strict=False)]),
             voice=torch.cat([part.voice + shift for part, shift in zip(parts, voices, strict=False)]),
-            tokenizer_checksum=first.tokenizer_checksum,
-            token_rate=first.token_rate,
-            codebook=first.codebook,
-            states=None if first.states is None else whole("states"),
-        )
+            states=None if first.states is None else whole("states"))
 
     def crop(self, rows: Tensor, first: Tensor, tokens: int) -> Crop:
         """Crops of `tokens` tokens from token `first` [B] of `rows` [B]; both ends may hang over the row."""
@@ -294,7 +285,7 @@ def pack_training_data(prepared_dir: str | Path, out: str | Path, train_splits: 
                                 "shipped corpus")
             if utterance.id not in known:
                 wave, rate = utterance.load()
-                recordings.append(wave if rate == SAMPLE_RATE else resample(wave, rate, SAMPLE_RATE))
+                recordings.append(resample(wave, rate, SAMPLE_RATE))
                 known[utterance.id] = len(seconds)
                 seconds.append(len(wave) / rate)
                 rates.append(rate)

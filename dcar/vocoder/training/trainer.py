@@ -19,9 +19,8 @@ from dcar.vocoder.acoustic import EMBEDDING_SPREAD, Acoustics, pitch_statistics
 from dcar.vocoder.equalizer import CALIBRATION_SECONDS
 from dcar.vocoder.model import Pitch, TokenVocoder, VocoderConfig
 from dcar.vocoder.renderer import mel_transform
+from dcar.vocoder.training.losses import VoiceLoss, WordLoss
 from dcar.vocoder.training.pack import Crop, VocoderData
-from dcar.vocoder.training.voices import VoiceLoss
-from dcar.vocoder.training.words import WordLoss
 from dcar.voices.features import LogMel, bands_below
 
 CONTEXT_TOKENS = 8  # that the renderer reads on both sides of a crop
@@ -63,8 +62,8 @@ class TrainVocoderConfig:
     )
     voice_balance: float = setting(0.5, "0 = every second of speech is equally likely, 1 = every voice is.", minimum=0)
     weight_decay: float = setting(0.01, "Of AdamW.", minimum=0)
-    words_weight: float = setting(0.0, "Weight of sounding like the words to whisper-base (words.py).", minimum=0)
-    voice_weight: float = setting(0.0, "Weight of sounding like the voice to Resemblyzer (voices.py).", minimum=0)
+    words_weight: float = setting(0.0, "Weight of sounding like the words to whisper-base (losses.py).", minimum=0)
+    voice_weight: float = setting(0.0, "Weight of sounding like the voice to Resemblyzer (losses.py).", minimum=0)
     ema_decay: float = setting(0.999, "Decay of the exported average of the generator's weights.", minimum=0, below=1)
     bf16: bool = setting(True, "bf16 autocast (spectra, phases and losses stay in fp32).")
     log_every: int = setting(25, "Steps between log lines.", minimum=1)

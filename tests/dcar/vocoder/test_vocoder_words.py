@@ -18,10 +18,9 @@ from dcar.sources.packages import whisper_base_dir
 from dcar.tokens.whisper import shared_encoder
 from dcar.vocoder.blocks import VocoderConfig
 from dcar.vocoder.renderer import mel_transform
+from dcar.vocoder.training.losses import VoiceLoss, WhisperStates, WordLoss, ctranslate2_weights
 from dcar.vocoder.training.pack import VocoderData
 from dcar.vocoder.training.trainer import Trainer
-from dcar.vocoder.training.voices import VoiceLoss
-from dcar.vocoder.training.words import WhisperStates, WordLoss, ctranslate2_weights
 from dcar.voices.features import SAMPLE_RATE
 from eval.analysis.vocoder_quality import VocoderQualityConfig, nearest_voice, run, table
 

@@ -1,4 +1,5 @@
-"""CTC: how likely a text is, and which unit of it each frame speaks at what cost.
+"""CTC: how likely a text is, and which unit of it each frame speaks at what cost; and the network of the two
+recognisers that are trained here.
 
 Frames are of sound (units: characters or subwords) or speech tokens (units: phonemes, dcar/recognition/tokens.py).
 
@@ -13,16 +14,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from dcar.errors import TextError
 from dcar.recognition.base import ctc_collapse
 from dcar.text.wer import spoken_words
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from heads.checkpoint import Checkpoint
 
 
 @dataclass(frozen=True)
@@ -88,11 +89,9 @@ class Told:
 
 def likelihood(log_probs: Tensor, target: Sequence[int], blank: int) -> float:
     """Of the symbols over all their paths through log-probabilities [T, symbols], nats; −inf without one."""
-    import torch
-
     if not len(log_probs):
         return -torch.inf
-    return -float(torch.nn.functional.ctc_loss(
+    return -float(F.ctc_loss(
         log_probs[:, None], torch.tensor([list(target)]), torch.tensor([len(log_probs)]), torch.tensor([len(target)]),
         blank=blank, reduction="sum"))
 
@@ -177,3 +176,49 @@ def spelled(text: str, vocabulary: Sequence[str], name: str) -> list[int]:
     if unknown := sorted(set(text) - set(vocabulary)):
         raise TextError(f"{name} does not know the characters {unknown} of {text!r}")
     return [vocabulary.index(character) for character in text]
+
+
+class WindowLayer(nn.Module):
+    """A residual layer over a dilated window of three frames, as in WaveNet and Conv-TasNet: x + W₂ gelu(W₁ [y(t − d),
+    y(t), y(t + d)]) with y = LayerNorm(x), and 0 outside of the utterance."""
+
+    def __init__(self, size: int, dilation: int):
+        super().__init__()
+        self.dilation = dilation
+        self.norm = nn.LayerNorm(size)
+        self.up, self.down = nn.Linear(3 * size, 2 * size), nn.Linear(2 * size, size)
+
+    def forward(self, x: Tensor, real: Tensor) -> Tensor:
+        """x [B, T, D]; real [B, T, 1], whether a position is inside its utterance."""
+        d, steps = self.dilation, x.shape[1]
+        y = F.pad(self.norm(x) * real, (0, 0, d, d))
+        window = torch.cat([y[:, shift : shift + steps] for shift in (0, d, 2 * d)], -1)
+        return x + self.down(F.gelu(self.up(window), approximate="tanh"))
+
+
+class WindowCTC(Checkpoint):
+    """Frames → log-probabilities of CTC's symbols; subclasses make the frames' vectors. Utterances of a batch do not
+    influence each other."""
+
+    def __init__(self, size: int, dilations: Sequence[int], symbols: int):
+        super().__init__()
+        self.layers = nn.ModuleList(WindowLayer(size, d) for d in dilations)
+        self.norm = nn.LayerNorm(size)
+        self.output = nn.Linear(size, symbols)
+
+    def vectors(self, frames: Tensor) -> Tensor:
+        """Vectors [B, T, size] of the frames [B, T, …] that this model reads."""
+        raise NotImplementedError
+
+    def forward(self, frames: Tensor, lengths: Tensor) -> Tensor:
+        """Log-probabilities [B, T, symbols] float32 (0: none) of frames [B, T, …]. What stands behind a row's
+        length [B] is garbage."""
+        return self.frames(frames, lengths)
+
+    def frames(self, frames: Tensor, lengths: Tensor) -> Tensor:
+        """`forward`, in the type of the weights even where Accelerate wraps that in an autocast."""
+        x = self.vectors(frames)
+        real = (torch.arange(x.shape[1], device=x.device) < lengths[:, None])[..., None]
+        for layer in self.layers:
+            x = layer(x, real)
+        return self.output(self.norm(x)).float().log_softmax(-1)

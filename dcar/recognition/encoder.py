@@ -19,9 +19,8 @@ from dcar.audio import ENCODER_SAMPLE_RATE
 from dcar.config import check, setting
 from dcar.errors import CheckpointError
 from dcar.recognition.base import SHORTEST, to_recognizer_rate
-from dcar.recognition.ctc import CTCRecognizer, spelled
+from dcar.recognition.ctc import CTCRecognizer, WindowCTC, spelled
 from dcar.recognition.manifest import CHARACTERS
-from dcar.recognition.windows import WindowCTC
 from dcar.sources.packages import WHISPER_BASE_SHA256
 from dcar.tokens.base import token_count
 from dcar.tokens.whisper import MAX_SECONDS, SAMPLES_PER_TOKEN, WhisperEncoder, shared_encoder

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dcar.errors import AssetError
-from dcar.recognition import hf
 from dcar.recognition.base import Recognizer
 from dcar.recognition.encoder import load_encoder_recognizer
 from dcar.recognition.nemo import load_nemo
-from dcar.recognition.packaged import MoonshineRecognizer, WhisperRecognizer
+from dcar.recognition.pretrained import CTCHFRecognizer, MoonshineRecognizer, WhisperHFRecognizer, WhisperRecognizer
 from dcar.recognition.tokens import TokenRecognizer
 from dcar.sources.shipped import resolve, shipped
 
@@ -34,8 +33,8 @@ def load_recognizer(name: str, threads: int = 1, device: str = "cpu") -> Recogni
     kind, _, rest = name.partition(":")
     makers: dict[str, Callable[[], Recognizer]] = {
         "encoder": lambda: load_encoder_recognizer(rest, threads=threads, device=device),
-        "nemo": lambda: load_nemo(rest, device), "whisper": lambda: hf.WhisperHFRecognizer(rest, device),
-        "ctc": lambda: hf.CTCHFRecognizer(rest, device),
+        "nemo": lambda: load_nemo(rest, device), "whisper": lambda: WhisperHFRecognizer(rest, device),
+        "ctc": lambda: CTCHFRecognizer(rest, device),
     }
     if rest and kind in makers:
         return makers[kind]()

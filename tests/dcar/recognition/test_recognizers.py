@@ -22,7 +22,7 @@ from dcar.recognition.ctc import viterbi
 from dcar.recognition.load import load_recognizer
 from dcar.recognition.manifest import CHARACTERS, Recording, load_manifest
 from dcar.recognition.nemo import NemoCTCRecognizer, quiet_nemo
-from dcar.recognition.packaged import MoonshineRecognizer
+from dcar.recognition.pretrained import MoonshineRecognizer
 from dcar.recognition.train import Batches, TrainRecognizerConfig, run
 from dcar.text.wer import spoken_words
 from dcar.voices.encoder import SpeakerEncoder

@@ -1,0 +1,181 @@
+"""Recognisers that others trained.
+
+Weights in Python packages: moonshine (the evaluation ASR) and whisper-base. Whisper's encoder makes the speech tokens,
+so Whisper alone never evaluates them. Models of `transformers`, from a folder or a hub name: Whisper, and wav2vec 2.0
+or HuBERT with a CTC head.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dcar.audio import ENCODER_SAMPLE_RATE
+from dcar.recognition.base import to_recognizer_rate
+from dcar.recognition.ctc import CTCRecognizer, spelled
+from dcar.sources.hub import from_hub
+from dcar.sources.packages import moonshine_files, whisper_base_dir
+
+
+class _OneByOne(ABC):
+    """Transcribes one waveform at a time."""
+
+    def transcribe(self, waves: list[np.ndarray], sample_rate: int) -> list[str]:
+        """See `Recognizer.transcribe`."""
+        return [self._transcribe(to_recognizer_rate(wave, sample_rate)) for wave in waves]
+
+    @abstractmethod
+    def _transcribe(self, wave: np.ndarray) -> str:
+        """The text of a waveform [samples] at 16 kHz."""
+
+
+def _most_tokens(wave: np.ndarray) -> int:
+    """Of Whisper's text for a waveform: 8 a second, and 8. On noise the model would go on inventing."""
+    return 8 + math.ceil(len(wave) / ENCODER_SAMPLE_RATE * 8)
+
+
+class MoonshineRecognizer(_OneByOne):
+    """moonshine tiny-en (MIT) on ONNX Runtime, greedy, one waveform at a time.
+
+    The number of text tokens is capped by duration (6.5 per second + 4): on noise the model would go on inventing.
+    """
+
+    name = "moonshine-tiny-en-0.1.0"
+    tokens_per_second = 6.5
+    _start, _end = 1, 2
+
+    def __init__(self, threads: int = 1) -> None:
+        import onnxruntime
+        from tokenizers import Tokenizer
+
+        files = moonshine_files()
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.inter_op_num_threads = 1
+        providers = ["CPUExecutionProvider"]
+        self._encoder = onnxruntime.InferenceSession(str(files.encoder), options, providers=providers)
+        self._decoder = onnxruntime.InferenceSession(str(files.decoder), options, providers=providers)
+        self._tokenizer = Tokenizer.from_file(str(files.tokenizer))
+        self._encoder_masked = any(i.name == "attention_mask" for i in self._encoder.get_inputs())
+        inputs = self._decoder.get_inputs()
+        self._decoder_masked = any(i.name == "encoder_attention_mask" for i in inputs)
+        # [1, heads, length, head size]; the heads and sizes are fixed in the graph.
+        self._empty_past = {
+            i.name: np.zeros((1, int(i.shape[1]), 0, int(i.shape[3])), np.float32)
+            for i in inputs
+            if i.name.startswith("past_key_values")
+        }
+        self._present = [o.name.replace("present", "past_key_values") for o in self._decoder.get_outputs()[1:]]
+
+    def _transcribe(self, wave: np.ndarray) -> str:
+        mask = np.ones((1, len(wave)), np.int64)
+        feed: dict[str, np.ndarray] = {"input_values": wave[None]}
+        if self._encoder_masked:
+            feed["attention_mask"] = mask
+        fixed: dict[str, np.ndarray] = {"encoder_hidden_states": self._encoder.run(None, feed)[0]}
+        if self._decoder_masked:
+            fixed["encoder_attention_mask"] = mask
+        past = dict(self._empty_past)
+        tokens, last = [], self._start
+        cap = max(8, int(len(wave) / ENCODER_SAMPLE_RATE * self.tokens_per_second) + 4)
+        for step in range(cap):
+            step_feed = {"input_ids": np.array([[last]], np.int64), "use_cache_branch": np.array([step > 0])}
+            logits, *present = self._decoder.run(None, step_feed | fixed | past)
+            last = int(logits[0, -1].argmax())
+            if last == self._end:
+                break
+            tokens.append(last)
+            for name, value in zip(self._present, present, strict=True):
+                if step == 0 or ".decoder." in name:  # cross-attention keys are computed once
+                    past[name] = value
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=True)).strip()
+
+
+class WhisperRecognizer(_OneByOne):
+    """whisper-base (MIT) through faster-whisper: int8, beam 1, temperature 0, no timestamps, no history. Costs the same
+    for every waveform up to 30 s."""
+
+    name = "whisper-base-int8"
+
+    def __init__(self, threads: int = 1) -> None:
+        from faster_whisper import WhisperModel
+
+        self._model = WhisperModel(str(whisper_base_dir()), device="cpu", compute_type="int8", cpu_threads=threads)
+
+    def _transcribe(self, wave: np.ndarray) -> str:
+        segments, _ = self._model.transcribe(wave, language="en", beam_size=1, temperature=0.0,
+                                             condition_on_previous_text=False, without_timestamps=True,
+                                             max_new_tokens=min(_most_tokens(wave[: 30 * ENCODER_SAMPLE_RATE]), 220))
+        return " ".join(segment.text.strip() for segment in segments)
+
+
+class WhisperHFRecognizer(_OneByOne):
+    """Whisper, greedy, English, without timestamps, one waveform at a time; audio over 30 s is cut every 30 s.
+
+    The number of text tokens is capped by duration (8 per second + 8): on noise the model would go on inventing.
+    """
+
+    window_seconds = 30
+
+    def __init__(self, source: str | Path, device: str = "cpu") -> None:
+        from transformers import WhisperForConditionalGeneration, WhisperProcessor
+
+        self.name, self.device = f"whisper-hf:{Path(str(source)).name}", device
+        self._processor: Any = from_hub(WhisperProcessor.from_pretrained, source, "a Whisper processor")
+        dtype = torch.float32 if device == "cpu" else torch.float16
+        model: Any = from_hub(WhisperForConditionalGeneration.from_pretrained, source, "a Whisper model", dtype=dtype)
+        self._model = model.to(device).eval()
+
+    def _transcribe(self, wave: np.ndarray) -> str:
+        size = self.window_seconds * ENCODER_SAMPLE_RATE
+        texts = [self._window(wave[start : start + size]) for start in range(0, len(wave), size)]
+        return " ".join(text for text in texts if text)
+
+    def _window(self, wave: np.ndarray) -> str:
+        features = self._processor(wave, sampling_rate=ENCODER_SAMPLE_RATE, return_tensors="pt").input_features
+        options: dict[str, Any] = {}
+        if getattr(self._model.generation_config, "is_multilingual", False):
+            options = {"language": "en", "task": "transcribe"}
+        limit = self._model.config.max_target_positions - 8  # the start tokens count too
+        with torch.inference_mode():
+            ids = self._model.generate(features.to(self.device, self._model.dtype), do_sample=False, num_beams=1,
+                                       max_new_tokens=min(_most_tokens(wave), limit), **options)
+        return str(self._processor.batch_decode(ids, skip_special_tokens=True)[0]).strip()
+
+
+class CTCHFRecognizer(CTCRecognizer):
+    """A CTC model of transformers (`HubertForCTC`, `Wav2Vec2ForCTC`, `WavLMForCTC`), one waveform at a time."""
+
+    def __init__(self, source: str | Path, device: str = "cpu") -> None:
+        from transformers import AutoModelForCTC, Wav2Vec2Processor
+
+        self.name, self.device = f"ctc:{Path(str(source)).name}", device
+        self._processor: Any = from_hub(Wav2Vec2Processor.from_pretrained, source, "a CTC processor")
+        model: Any = from_hub(AutoModelForCTC.from_pretrained, source, "a CTC model", dtype=torch.float32)
+        self._model = model.to(device).eval()
+        tokenizer = self._processor.tokenizer
+        self.blank = int(tokenizer.pad_token_id)  # the blank is the padding symbol
+        self._marks = set(tokenizer.all_special_ids) - {tokenizer.word_delimiter_token_id}
+        symbols = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+        self._vocabulary = [" " if s == tokenizer.word_delimiter_token else str(s) for s in symbols]
+        self._capitals = "A" in symbols and "a" not in symbols
+
+    def _log_probs(self, waves: list[np.ndarray], sample_rate: int) -> Iterator[tuple[int, Tensor]]:
+        for index, wave in enumerate(waves):
+            wave = to_recognizer_rate(wave, sample_rate)
+            inputs = self._processor(wave, sampling_rate=ENCODER_SAMPLE_RATE, return_tensors="pt").input_values
+            with torch.inference_mode():
+                yield index, self._model(inputs.to(self.device)).logits[0].float().log_softmax(-1).cpu()
+
+    def spell(self, symbols: list[int]) -> str:
+        return " ".join("".join(self._vocabulary[s] for s in symbols if s not in self._marks).split())
+
+    def symbols(self, text: str) -> list[int]:
+        return spelled(text.upper() if self._capitals else text, self._vocabulary, self.name)

@@ -6,6 +6,7 @@ many voices; minutes of one would teach it their few sentences.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -16,10 +17,12 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from dcar.decoding.batch import pad
 from dcar.errors import DataError
-from dcar.model.car import CARConfig
+from dcar.model.car import CARConfig, CARDecoder
 from dcar.prepare.prepared import load_prepared, prepared_info
 from dcar.prompts.items import PromptChooser
 from dcar.sources.shipped import resolve
+
+logger = logging.getLogger(__name__)
 
 
 class SpeechDataset(Dataset):
@@ -54,6 +57,33 @@ class SpeechDataset(Dataset):
         return {"text": list(self.texts[index]), "speech": speech, "prompt_length": prompt_length}
 
 
+class FrozenStates(SpeechDataset):
+    """The examples of the first epoch, in every epoch, with the hidden states of a frozen trunk (float16, on the CPU).
+
+    They are computed once, in batches that do not depend on the order of training, so a resumed run repeats itself.
+    """
+
+    def __init__(self, data: SpeechDataset, model: CARDecoder, batch_size: int):
+        vars(self).update(vars(data))
+        self.states: list[torch.Tensor] = [torch.empty(0)] * len(data)
+        device, training = model.norm.weight.device, model.training
+        model.eval()
+        order = np.argsort(self.lengths, kind="stable")
+        logger.info("computing the hidden states of %d utterances", len(order))
+        with torch.no_grad():
+            for start in range(0, len(order), batch_size):
+                which = [int(i) for i in order[start : start + batch_size]]
+                batch = {name: part.to(device) for name, part in collate([data[0, i] for i in which]).items()}
+                hidden = model.speech_hidden(**batch)
+                for index, row, length in zip(which, hidden, batch["speech_lengths"].tolist(), strict=True):
+                    self.states[index] = row[:length].half().cpu()
+        model.train(training)
+        logger.info("they are kept in %.0f MB", sum(s.nbytes for s in self.states) / 1e6)
+
+    def __getitem__(self, address: tuple[int, int]) -> dict[str, Any]:
+        return {**super().__getitem__((0, address[1])), "states": self.states[address[1]]}
+
+
 def collate(examples: Sequence[dict]) -> dict[str, Tensor]:
     """Pad a batch of examples to the arguments of CARDecoder.forward."""
     text_ids, text_lengths = pad([e["text"] for e in examples], "cpu")
@@ -62,7 +92,7 @@ def collate(examples: Sequence[dict]) -> dict[str, Tensor]:
         "text_ids": text_ids, "text_lengths": text_lengths, "speech_ids": speech_ids,
         "speech_lengths": speech_lengths, "prompt_lengths": torch.tensor([e["prompt_length"] for e in examples]),
     }
-    if "states" in examples[0]:  # dcar.train.frozen.FrozenStates
+    if "states" in examples[0]:  # of FrozenStates
         batch["states"] = torch.nn.utils.rnn.pad_sequence([e["states"].float() for e in examples], batch_first=True)
     return batch
 

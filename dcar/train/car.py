@@ -36,10 +36,16 @@ from dcar.optim import ScaledAdam, eden
 from dcar.prepare.prepared import load_prepared, prepared_folder, prepared_info
 from dcar.process import meeting_others
 from dcar.storage import digest, sync
-from dcar.train.batches import BucketBatchSampler, ReplayBatchSampler, SpeechDataset, collate, with_replay
+from dcar.train.batches import (
+    BucketBatchSampler,
+    FrozenStates,
+    ReplayBatchSampler,
+    SpeechDataset,
+    collate,
+    with_replay,
+)
 from dcar.train.bucketed import BucketedTrainer, arguments, asked_for, is_sharded
 from dcar.train.checkpoints import latest_checkpoint
-from dcar.train.frozen import FrozenStates
 from dcar.train.plan import data_identity, differing, finish_backbone, plan
 from dcar.train.settings import TrainConfig
 from dcar.train.spoken import SpokenChoice, SpokenJudge

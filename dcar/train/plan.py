@@ -1,9 +1,19 @@
-"""From settings to the model that stage one trains: from scratch, from another decoder, or on a language model."""
+"""From settings to the model that stage one trains: from scratch, from another decoder, or on a language model.
+
+Additional heads on a decoder that stays as it is (Medusa-1) are `freeze_trunk` of `dcar train`:
+
+    dcar train --config car_starter:shared out=runs/car_shared
+
+What the base head says, and so CAR-1 and every lossless verifier's target, does not change. A step costs one pass
+without gradients, and the heads of a share of its positions (`head_positions`); with `keep_states` the heads alone. On
+language models: `backbone.train=heads`.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -19,8 +29,13 @@ from dcar.model.car import CARConfig, CARDecoder
 from dcar.model.load import Shipped, load_decoder
 from dcar.prepare.prepared import prepared_info, tokenizer_identity
 from dcar.tokens.kmeans import codebook_of
-from dcar.train.frozen import on_frozen_trunk
 from dcar.train.settings import TrainConfig
+
+logger = logging.getLogger(__name__)
+
+HEADS = ("num_prediction_heads", "heads", "head_blocks", "share_head_blocks", "zero_init_heads", "head_width",
+         "tie_heads")
+"""What a configuration says of its heads."""
 
 
 def plan(config: TrainConfig, identity: dict[str, Any]) -> tuple[TrainConfig, CARConfig | BackboneConfig,
@@ -48,6 +63,28 @@ def plan(config: TrainConfig, identity: dict[str, Any]) -> tuple[TrainConfig, CA
         return model
 
     return dataclasses.replace(config, model=wanted), wanted, make
+
+
+def head_settings(config: CARConfig) -> dict[str, Any]:
+    """Those of its settings that are of its heads."""
+    return {name: getattr(config, name) for name in HEADS}
+
+
+def on_frozen_trunk(trunk: CARDecoder, wanted: CARConfig) -> CARDecoder:
+    """`trunk` with the heads that are `wanted`, ready to train them alone.
+
+    Heads of another number or kind than its own are new, and their output layers start from the base head; heads of the
+    same shape go on from where they are.
+    """
+    if head_settings(trunk.config) != head_settings(wanted):
+        kept = {name: tensor for name, tensor in trunk.state_dict().items()
+                if not name.startswith("heads.") or name.startswith("heads.base.")}
+        trunk = CARDecoder(dataclasses.replace(trunk.config, **head_settings(wanted)))
+        trunk.load_state_dict(kept, strict=False)
+        trunk.heads.start_outputs(trunk.heads.base.weight)
+        logger.info("the %d additional heads (%s) are new", wanted.num_prediction_heads - 1, wanted.heads)
+    trunk.freeze_trunk()
+    return trunk
 
 
 def require_codebook(data: str) -> np.ndarray:

@@ -1,4 +1,5 @@
-"""The acoustic model of the vocoder: speech tokens of an utterance + a voice -> log-mel, F0 and voicing.
+"""The acoustic model of the vocoder: speech tokens of an utterance + a voice -> log-mel, F0 and voicing; and what both
+networks of the vocoder are made of: its config, ConvNeXt blocks, the voice's condition.
 
 Speech tokens carry words but hardly any pitch or voice, so both come from the prompt: every block is modulated by the
 voice (`speaker_features`), smoothly, so that unseen voices interpolate, and F0 is predicted relative to the prompt's
@@ -8,17 +9,122 @@ own mean and spread.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from dcar.vocoder.blocks import VocoderConfig, VoiceCondition, blocks
+from dcar.errors import CheckpointError
+from dcar.voices.features import EMBEDDING_DIM, SPEAKER_DIM
 
 MEL_MEAN, MEL_SPREAD = -6.0, 2.0
 """Speech at its usual level lies around here (natural log of a magnitude)."""
 
 EMBEDDING_SPREAD = 0.5
 """Standard deviation of the token embeddings at the start, whether drawn or taken from a codebook."""
+
+
+@dataclass(frozen=True)
+class VocoderConfig:
+    """Shape of a `TokenVocoder`; saved beside its weights."""
+
+    vocab_size: int = 1024  # speech token ids 0 .. vocab_size - 1
+    sample_rate: int = 24_000
+    token_rate: int = 50
+    hop: int = 240  # samples per frame; frames run at sample_rate / hop, a multiple of token_rate
+    n_fft: int = 1024
+    window: int = 720  # Hann window, a multiple of hop, at least 3 hops so that its square overlap-adds to a constant
+    mel_bands: int = 100
+    speaker_dim: int = SPEAKER_DIM
+    condition_size: int = 128
+    acoustic_size: int = 256
+    acoustic_ffn_size: int = 768
+    acoustic_dilations: tuple[int, ...] = (1, 2, 4, 1, 2, 4, 1, 1)  # one ConvNeXt block each, at token rate
+    acoustic_dropout: float = 0.0  # of the blocks' inner layer, while training
+    token_dropout: float = 0.0  # share of tokens that the acoustic model must guess from their neighbours, in training
+    renderer_size: int = 256
+    renderer_ffn_size: int = 768
+    renderer_dilations: tuple[int, ...] = (1, 2, 1, 2)  # one ConvNeXt block each, at frame rate
+    kernel_size: int = 7
+    # speech that the equaliser of a voice is set by (dcar/vocoder/equalizer.py); () = none
+    calibration_tokens: tuple[int, ...] = ()
+    tokenizer_checksum: str = ""  # of the tokenizer whose ids the weights were trained on; "" = not recorded
+
+    def __post_init__(self) -> None:
+        for name in ("acoustic_dilations", "renderer_dilations", "calibration_tokens"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        if wrong := [f.name for f in fields(self) if f.type == "int" and getattr(self, f.name) < 1]:
+            raise CheckpointError(f"vocoder config: {', '.join(wrong)} must be at least 1")
+        if not all(0 <= token < self.vocab_size for token in self.calibration_tokens):
+            raise CheckpointError(f"vocoder config: calibration_tokens outside 0..{self.vocab_size - 1}")
+        if self.sample_rate % (self.token_rate * self.hop):
+            raise CheckpointError(f"vocoder config: hop {self.hop} does not divide the samples of one token")
+        if self.window % self.hop or self.window < 3 * self.hop or self.window > self.n_fft:
+            raise CheckpointError(f"vocoder config: window {self.window} must be ≥ 3 hops, a multiple of it, ≤ n_fft")
+
+    @property
+    def frames_per_token(self) -> int:
+        return self.sample_rate // (self.token_rate * self.hop)
+
+    @property
+    def samples_per_token(self) -> int:
+        return self.sample_rate // self.token_rate
+
+
+class ConvNeXtBlock(nn.Module):
+    """Depth-wise convolution, norm, two-layer MLP, scaled residual: [B, T, C] -> [B, T, C].
+
+    With a condition [B, condition_size] the norm is scaled and shifted by it. ReLU, because on a CPU GELU costs as
+    much as the matrix products around it.
+    """
+
+    def __init__(self, size: int, ffn_size: int, condition_size: int, kernel_size: int, dilation: int, layers: int,
+                 dropout: float = 0.0):
+        super().__init__()
+        padding = (kernel_size - 1) // 2 * dilation
+        self.conv = nn.Conv1d(size, size, kernel_size, padding=padding, dilation=dilation, groups=size)
+        self.norm = nn.LayerNorm(size, elementwise_affine=condition_size == 0, eps=1e-5)
+        self.modulation = nn.Linear(condition_size, 2 * size) if condition_size else None
+        self.up, self.down = nn.Linear(size, ffn_size), nn.Linear(ffn_size, size)
+        self.dropout = nn.Dropout(dropout)
+        self.residual_scale = nn.Parameter(torch.full((size,), 1.0 / layers))
+        if self.modulation is not None:
+            nn.init.normal_(self.modulation.weight, std=0.02)
+            nn.init.zeros_(self.modulation.bias)
+
+    def forward(self, x: Tensor, mask: Tensor, condition: Tensor | None = None) -> Tensor:
+        h = self.norm(self.conv((x * mask).transpose(1, 2)).transpose(1, 2))
+        if self.modulation is not None:
+            scale, shift = self.modulation(condition)[:, None].chunk(2, dim=-1)  # [B, 1, C] each
+            h = h * (1 + scale) + shift
+        return x + self.residual_scale * self.down(self.dropout(F.relu(self.up(h))))
+
+
+def blocks(size: int, ffn_size: int, condition_size: int, kernel_size: int, dilations: Sequence[int],
+           dropout: float = 0.0) -> nn.ModuleList:
+    """One block per dilation."""
+    layers = len(dilations)
+    return nn.ModuleList(
+        ConvNeXtBlock(size, ffn_size, condition_size, kernel_size, d, layers, dropout) for d in dilations
+    )
+
+
+class VoiceCondition(nn.Module):
+    """Speaker features [B, 298] -> condition [B, condition_size] (bounded, so an odd prompt cannot derail it)."""
+
+    def __init__(self, config: VocoderConfig):
+        super().__init__()
+        size = config.condition_size
+        self.layers = nn.Sequential(nn.Linear(config.speaker_dim, size), nn.SiLU(), nn.Linear(size, size), nn.Tanh())
+
+    def forward(self, speaker: Tensor) -> Tensor:
+        embedding = speaker[:, :EMBEDDING_DIM] * 16.0  # unit norm over 256 values -> unit variance
+        mean, spread = (speaker[:, 256:257] - 5.1) / 0.4, (speaker[:, 257:258] - 0.2) / 0.1
+        envelope = speaker[:, 258:] / 2.0
+        return self.layers(torch.cat([embedding, mean, spread, envelope], dim=1).clamp(-5.0, 5.0))
 
 
 class Acoustics(NamedTuple):

@@ -12,8 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from dcar.vocoder.acoustic import AcousticModel
-from dcar.vocoder.blocks import VocoderConfig
+from dcar.vocoder.acoustic import AcousticModel, VocoderConfig
 from dcar.voices.features import EMBEDDING_DIM, ENVELOPE_BANDS
 
 CALIBRATION_SECONDS = 8

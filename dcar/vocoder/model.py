@@ -24,8 +24,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from dcar.errors import CheckpointError, DataError
-from dcar.vocoder.acoustic import AcousticModel, absolute_pitch
-from dcar.vocoder.blocks import VocoderConfig
+from dcar.vocoder.acoustic import AcousticModel, VocoderConfig, absolute_pitch
 from dcar.vocoder.equalizer import Equalizer
 from dcar.vocoder.renderer import Pitch, Renderer
 from dcar.vocoder.streaming import StreamingVocoder

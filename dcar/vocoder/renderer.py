@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dcar.vocoder.acoustic import MEL_MEAN, MEL_SPREAD
-from dcar.vocoder.blocks import VocoderConfig, blocks
+from dcar.vocoder.acoustic import MEL_MEAN, MEL_SPREAD, VocoderConfig, blocks
 from dcar.voices.features import LogMel, mel_filterbank, same_istft, same_stft
 
 PITCH_OCTAVES = 6

@@ -20,8 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dcar.decoding.fast.stack import weights_signature
-from dcar.vocoder.acoustic import MEL_MEAN, MEL_SPREAD, absolute_pitch
-from dcar.vocoder.blocks import ConvNeXtBlock
+from dcar.vocoder.acoustic import MEL_MEAN, MEL_SPREAD, ConvNeXtBlock, absolute_pitch
 from dcar.vocoder.renderer import Pitch, pitch_features, pulse_train
 
 if TYPE_CHECKING:

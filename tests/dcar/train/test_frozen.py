@@ -14,9 +14,8 @@ from tiny_training import log_of, tiny_config
 from dcar.errors import ConfigError
 from dcar.model.car import CARDecoder
 from dcar.prepare.run import load_prepared
-from dcar.train.batches import SpeechDataset, collate
+from dcar.train.batches import FrozenStates, SpeechDataset, collate
 from dcar.train.car import data_identity, plan, run
-from dcar.train.frozen import FrozenStates
 from heads.shared import SharedHeads
 
 SHARED = dict(heads="shared", num_prediction_heads=6)

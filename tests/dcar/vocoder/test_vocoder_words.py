@@ -16,7 +16,7 @@ from dcar.errors import CheckpointError, ConfigError
 from dcar.prepare.prepared import load_prepared
 from dcar.sources.packages import whisper_base_dir
 from dcar.tokens.whisper import shared_encoder
-from dcar.vocoder.blocks import VocoderConfig
+from dcar.vocoder.acoustic import VocoderConfig
 from dcar.vocoder.renderer import mel_transform
 from dcar.vocoder.training.losses import VoiceLoss, WhisperStates, WordLoss, ctranslate2_weights
 from dcar.vocoder.training.pack import VocoderData

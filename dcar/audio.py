@@ -48,13 +48,8 @@ _REPAIRED = re.compile(r"^ *(?:data|SSND|Data Size|Riff size|riff) *: (\d+) \(sh
 file promises."""
 _OGG_PAGE = 27 + 255 + 255 * 255  # bytes of the longest page
 
-_FORMATS = {
-    ".wav": ("WAV", "PCM_16"),
-    ".flac": ("FLAC", "PCM_16"),
-    ".ogg": ("OGG", "VORBIS"),
-    ".opus": ("OGG", "OPUS"),
-    ".mp3": ("MP3", "MPEG_LAYER_III"),
-}
+_FORMATS = {".wav": ("WAV", "PCM_16"), ".flac": ("FLAC", "PCM_16"), ".ogg": ("OGG", "VORBIS"),
+            ".opus": ("OGG", "OPUS"), ".mp3": ("MP3", "MPEG_LAYER_III")}
 OPUS_RATES = (8_000, 12_000, 16_000, 24_000, 48_000)
 _noted: set[str] = set()
 _noted_lock = threading.Lock()
@@ -82,19 +77,11 @@ def load_audio(source: str | Path | bytes, sample_rate: int | None = None, *,
     NaN or infinity, samples far beyond full scale, silence.
     """
     name = _name(source, where)
-    file: io.BytesIO | str
-    if isinstance(source, bytes):
-        size, file = len(source), io.BytesIO(source)
-    else:
-        size, file = _file_size(source, name), str(source)
-    if size == 0:
+    if (len(source) if isinstance(source, bytes) else _file_size(source, name)) == 0:
         raise AudioError(f"{name}: the audio file has 0 bytes; copy or record it again")
-    try:
-        with sf.SoundFile(file) as opened:
-            samples, rate = _decode(opened), opened.samplerate
-            promised = _promised_frames(opened, len(samples), source)
-    except (sf.LibsndfileError, RuntimeError, OSError, ValueError, MemoryError) as error:
-        raise AudioError(f"{name}: not readable as audio ({error}); convert it to wav, flac or ogg") from None
+    with _opened(source, name) as file:
+        samples, rate = _decode(file), file.samplerate
+        promised = _promised_frames(file, len(samples), source)
     if promised is None:
         raise AudioError(f"{name}: is cut off: the last page of the Ogg file is missing or incomplete; copy it again, "
                          "or convert it if it was recorded from a stream")
@@ -117,6 +104,16 @@ def _file_size(path: str | Path, name: str) -> int:
     if not stat.S_ISREG(state.st_mode):
         raise AudioError(f"{name}: is a pipe or a device, not an audio file; save the audio to a file first")
     return state.st_size
+
+
+@contextlib.contextmanager
+def _opened(source: str | Path | bytes, name: str) -> Iterator[sf.SoundFile]:
+    """An audio file to read from; AudioError for whatever libsndfile or soundfile raise meanwhile."""
+    try:
+        with sf.SoundFile(io.BytesIO(source) if isinstance(source, bytes) else str(source)) as file:
+            yield file
+    except (sf.LibsndfileError, RuntimeError, OSError, ValueError, OverflowError, MemoryError) as error:
+        raise AudioError(f"{name}: not readable as audio ({error}); convert it to wav, flac or ogg") from None
 
 
 def _decode(file: sf.SoundFile) -> np.ndarray:
@@ -182,25 +179,20 @@ def load_segment(path: str | Path, start: float, duration: float, channel: int =
     _file_size(path, name)
     if not (math.isfinite(start) and math.isfinite(duration)):
         raise AudioError(f"{name}: a stretch from {start} of {duration} s; correct the manifest")
-    try:
-        with sf.SoundFile(str(path)) as file:
-            rate, first = file.samplerate, round(start * file.samplerate)
-            count, channels = round(duration * rate), file.channels
-            # manifests round times: a few milliseconds past the end are the end
-            if start < 0 or duration <= 0 or first + count > file.frames + CUT_TOLERANCE * rate:
-                raise AudioError(
-                    f"{name}: {start:g}…{start + duration:g} s is not in the recording of {file.frames / rate:.2f} s; "
-                    "does the manifest belong to this file?"
-                )
-            if not 0 <= channel < channels:
-                raise AudioError(f"{name}: channel {channel} of a recording with {channels}; correct the manifest")
-            file.seek(min(first, file.frames))
-            samples = file.read(count, dtype="float32", always_2d=True)[:, channel : channel + 1]
-            if min(first + count, file.frames) - first - len(samples) > CUT_TOLERANCE * rate:
-                raise AudioError(f"{name}: is cut off: {len(samples) / rate:.2f} s of a stretch of {duration:.2f} s "
-                                 "are there; copy it again")
-    except (sf.LibsndfileError, RuntimeError, OSError, ValueError, OverflowError) as error:
-        raise AudioError(f"{name}: not readable as audio ({error}); convert it to wav, flac or ogg") from None
+    with _opened(str(path), name) as file:
+        rate, first = file.samplerate, round(start * file.samplerate)
+        count, channels = round(duration * rate), file.channels
+        # manifests round times: a few milliseconds past the end are the end
+        if start < 0 or duration <= 0 or first + count > file.frames + CUT_TOLERANCE * rate:
+            raise AudioError(f"{name}: {start:g}…{start + duration:g} s is not in the recording of "
+                             f"{file.frames / rate:.2f} s; does the manifest belong to this file?")
+        if not 0 <= channel < channels:
+            raise AudioError(f"{name}: channel {channel} of a recording with {channels}; correct the manifest")
+        file.seek(min(first, file.frames))
+        samples = file.read(count, dtype="float32", always_2d=True)[:, channel : channel + 1]
+        if min(first + count, file.frames) - first - len(samples) > CUT_TOLERANCE * rate:
+            raise AudioError(f"{name}: is cut off: {len(samples) / rate:.2f} s of a stretch of {duration:.2f} s are "
+                             "there; copy it again")
     return _checked(samples, rate, sample_rate, name)
 
 

@@ -18,9 +18,8 @@ logger = logging.getLogger(__name__)
 MIN_PROMPT_SECONDS = 1.0
 
 
-def validate_corpus(
-    utterances: list[Utterance], min_seconds: float, max_seconds: float, *, num_workers: int = 1, progress: bool = False
-) -> list[Problem]:
+def validate_corpus(utterances: list[Utterance], min_seconds: float, max_seconds: float, *, num_workers: int = 1,
+                    progress: bool = False) -> list[Problem]:
     """Every bad row in corpus order: repeated id, text that cannot be spoken, audio that is missing, unreadable, not
     finite or silent, duration outside min_seconds…max_seconds, a prompt that is unreadable or shorter than 1 s.
 
@@ -37,33 +36,28 @@ def validate_corpus(
         else:
             first[u.id] = u.source
     with ThreadPoolExecutor(max(1, num_workers)) as pool:
-        rows = pool.map(lambda u: validate_row(u, min_seconds, max_seconds), utterances)
-        rates = []
-        for problems, (more, rate) in zip(
-            found, tqdm(rows, "validate", total=len(utterances), unit="utt", disable=not progress), strict=True
-        ):
+        def look(u: Utterance) -> tuple[list[Problem], int | None]:
+            problems, decoded, _ = examine(u, min_seconds, max_seconds)
+            return problems, decoded[1] if decoded else None  # of the audio its rate alone, or all would be in memory
+
+        looked = tqdm(pool.map(look, utterances), "validate", len(utterances), unit="utt", disable=not progress)
+        low = []
+        for problems, (more, rate) in zip(found, looked, strict=True):
             problems += more
-            rates.append(rate)
-    if low := [rate for rate in rates if rate is not None and rate < ENCODER_SAMPLE_RATE]:
-        logger.warning(
-            "%d of %d recordings have fewer than %d samples a second (the lowest %d): what speech has above half of"
-            " that is missing, and their tokens may lose words; `dcar analyse what=vocoder` says how many",
-            len(low), len(utterances), ENCODER_SAMPLE_RATE, min(low))  # fmt: skip
+            if rate is not None and rate < ENCODER_SAMPLE_RATE:
+                low.append(rate)
+    if low:
+        logger.warning("%d of %d recordings have fewer than %d samples a second (the lowest %d): what speech has above "
+                       "half of that is missing, and their tokens may lose words; `dcar analyse what=vocoder` says how "
+                       "many", len(low), len(utterances), ENCODER_SAMPLE_RATE, min(low))
     return [p for problems in found for p in problems]
-
-
-def validate_row(u: Utterance, min_seconds: float, max_seconds: float) -> tuple[list[Problem], int | None]:
-    """What is wrong with one utterance, empty if nothing is, and the rate of its audio in Hz, None if there is none."""
-    problems, decoded, _ = examine(u, min_seconds, max_seconds)
-    return problems, None if decoded is None else decoded[1]
 
 
 Decoded = tuple[np.ndarray, int]
 
 
-def examine(
-    u: Utterance, min_seconds: float, max_seconds: float
-) -> tuple[list[Problem], Decoded | None, Decoded | None]:
+def examine(u: Utterance, min_seconds: float,
+            max_seconds: float) -> tuple[list[Problem], Decoded | None, Decoded | None]:
     """Problems of an utterance, and its audio and its prompt's as decoded (waveform, rate), None if there is none."""
     problems = []
     decoded = prompt = None

@@ -231,10 +231,8 @@ def load_prepared(directory: str | Path, split: str, *, tokenizer: SpeechTokeniz
     info = prepared_info(directory)
     made_by = info["tokenizer"]
     if tokenizer is not None and tokenizer.checksum != made_by["checksum"]:
-        raise DataError(
-            f"{directory}: tokens of {made_by['name']} ({made_by['checksum'][:12]}), but the tokenizer in use is "
-            f"{tokenizer.name} ({tokenizer.checksum[:12]}); load that one or prepare again"
-        )
+        raise DataError(f"{directory}: tokens of {made_by['name']} ({made_by['checksum'][:12]}), but the tokenizer in "
+                        f"use is {tokenizer.name} ({tokenizer.checksum[:12]}); load that one or prepare again")
     directory = prepared_folder(directory)
     folder = directory / split
     if split not in info["counts"] or not folder.is_dir():
@@ -294,11 +292,11 @@ def source_utterances(directory: str | Path, path: str | Path | None = None) -> 
     `path` says where the corpus is now, if it was moved.
     """
     corpus = prepared_info(directory).get("corpus")
-    subsets = corpus.get("subsets", []) if isinstance(corpus, dict) else None
-    if not isinstance(corpus, dict) or "path" not in corpus or not isinstance(corpus.get("kind"), str) or not all(
-        isinstance(place, str | None) for place in (corpus.get("path"), corpus.get("audio_root"))
-    ) or not isinstance(subsets, list) or not all(isinstance(subset, str) for subset in subsets):
+    corpus = {"audio_root": None, "subsets": [], **corpus} if isinstance(corpus, dict) else {}
+    kinds: dict[str, Any] = {"kind": str, "path": str | None, "audio_root": str | None, "subsets": list}
+    if not all(name in corpus and isinstance(corpus[name], kind) for name, kind in kinds.items()) or not all(
+            isinstance(subset, str) for subset in corpus["subsets"]):
         raise DataError(f"{directory}: prepared.json does not say which corpus it was made from; prepare again")
-    utterances, _ = read_corpus(corpus["kind"], path or corpus["path"], audio_root=corpus.get("audio_root"),
-                                subsets=corpus.get("subsets", ()))
+    utterances, _ = read_corpus(corpus["kind"], path or corpus["path"], audio_root=corpus["audio_root"],
+                                subsets=corpus["subsets"])
     return {u.id: u for u in utterances}

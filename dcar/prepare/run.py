@@ -40,8 +40,6 @@ from dcar.prepare.settings import (
     PrepareReport,
     Throughput,
     finished,
-    make_speaker_encoder,
-    make_tokenizer,
     prepared_record,
     settings_stamp,
     wait,
@@ -78,7 +76,10 @@ def run(config: PrepareConfig, *, tokenizer: SpeechTokenizer | None = None, spea
         return PrepareReport(corpus.validate(), {}, None, corpus.checked, corpus.filtered)
     out = Path(config.out)
     check_out_dir(out)
-    tokenizer = tokenizer or make_tokenizer(config.tokenizer)
+    if tokenizer is None:
+        from dcar.tokens.load import load_tokenizer  # its packages are heavy
+
+        tokenizer = load_tokenizer(config.tokenizer)
     fingerprint = corpus.fingerprint(settings_stamp(config, tokenizer, speaker_encoder))
 
     def done() -> PrepareReport | None:
@@ -115,7 +116,13 @@ def _write_chunks(corpus: WholeCorpus | StreamedCorpus, config: PrepareConfig, w
     """Make the chunks of this process that are not there yet; how fast that went, None if there was nothing to do, and
     the names of all of its own."""
     mine: list[str] = []
-    encoder = cache(lambda: speaker_encoder or make_speaker_encoder())
+
+    @cache
+    def encoder() -> Encoder:
+        from dcar.voices.encoder import SpeakerEncoder  # as heavy
+
+        return speaker_encoder or SpeakerEncoder()
+
     started, seconds, chunks = time.monotonic(), 0.0, corpus.chunks(rank, world)
     total = sum(chunk.rows for chunk in chunks) if isinstance(chunks, list) else None
     with (tqdm(desc="tokenise", total=total, unit="utt", disable=not (progress and rank == 0)) as bar,

@@ -42,21 +42,17 @@ class PrepareConfig:
                                   "lists: whisper-base, say. OUT.transcripts.jsonl keeps it, to be corrected.")
     min_seconds: float = setting(0.3, "Shorter utterances are bad rows.", minimum=0)
     max_seconds: float = setting(28.0, "Longer utterances are bad rows.", above=0)
-    filter_seconds: tuple[float, ...] = setting(
-        (), "[3,20] leaves out what is shorter or longer, without calling it a bad row.", minimum=0
-    )
+    filter_seconds: tuple[float, ...] = setting((), "[3,20] leaves out what is shorter or longer, without calling it a "
+                                                    "bad row.", minimum=0)
     stream: bool = setting(False,
                            "For corpora larger than memory or disk: rows are checked and tokenised as they are read.")
     validate: bool = setting(False, "Only report every bad row; write nothing.")
     skip_bad: bool = setting(False, "Go on without the bad rows instead of stopping.")
     limit: int | None = setting(None, "At most this many utterances of each split.", minimum=1)
-    speeds: tuple[float, ...] = setting(
-        (1.0,), "Copies of the training split at these speeds (resampled: pitch changes, so new speakers).",
-        minimum=0.5, maximum=2,
-    )
-    copies_below: int = setting(
-        0, "Copies only of speakers with fewer training utterances than this; 0 = of all speakers.", minimum=0
-    )
+    speeds: tuple[float, ...] = setting((1.0,), "Copies of the training split at these speeds (resampled: pitch "
+                                                "changes, so new speakers).", minimum=0.5, maximum=2)
+    copies_below: int = setting(0, "Copies only of speakers with fewer training utterances than this; 0 = of all "
+                                   "speakers.", minimum=0)
     shard_size: int = setting(256, "Utterances tokenised between two saves.", minimum=1)
     batch_seconds: float = setting(120.0, "Audio in one tokenizer batch, in seconds.", above=0)
     compress: bool = setting(False,
@@ -79,9 +75,8 @@ class PrepareConfig:
             "limit counts rows before they are read: set stream=false for it": not (self.stream and self.limit),
             "validate reads the whole corpus: set stream=false for it": not (self.stream and self.validate),
             "transcribe listens before rows are read: set stream=false for it": not (self.stream and self.transcribe),
-            "copies_below counts a speaker's utterances before any is read: set stream=false for it": not (
-                self.stream and self.copies_below
-            ),
+            "copies_below counts a speaker's utterances before any is read: set stream=false for it":
+                not (self.stream and self.copies_below),
         }
         for rule, holds in checks.items():
             if not holds:
@@ -95,16 +90,9 @@ class Throughput:
     audio: float
     wall: float
 
-    @property
-    def hours_per_hour(self) -> float:
-        """Hours of audio in one hour of one process."""
-        return self.audio / self.wall
-
     def __str__(self) -> str:
-        return (
-            f"{self.audio / 3600:.3f} h of audio tokenised by this process in {self.wall:.1f} s: "
-            f"{self.hours_per_hour:.0f} h of audio per hour"
-        )
+        return (f"{self.audio / 3600:.3f} h of audio tokenised by this process in {self.wall:.1f} s: "
+                f"{self.audio / self.wall:.0f} h of audio per hour")
 
 
 @dataclass
@@ -130,11 +118,8 @@ class PrepareReport:
             lines.append(f"{self.filtered} rows left out by filter_seconds")
         if self.problems:
             lines.append(describe(self.problems))
-        lines += [
-            f"{split}: {c['utterances']:.0f} utterances, {c['seconds'] / 3600:.2f} h, {c['speakers']:.0f} speakers, "
-            f"{c['tokens']:.0f} tokens"
-            for split, c in self.counts.items()
-        ]
+        lines += [f"{split}: {c['utterances']:.0f} utterances, {c['seconds'] / 3600:.2f} h, {c['speakers']:.0f} "
+                  f"speakers, {c['tokens']:.0f} tokens" for split, c in self.counts.items()]
         if self.throughput is not None:
             lines.append(str(self.throughput))
         return "\n".join(lines)
@@ -161,31 +146,14 @@ def corpus_record(config: PrepareConfig) -> dict[str, Any]:
     return record
 
 
-def make_tokenizer(name_or_dir: str) -> SpeechTokenizer:
-    """The tokenizer of a setting; imported here, because its packages are heavy."""
-    from dcar.tokens.load import load_tokenizer
-
-    return load_tokenizer(name_or_dir)
-
-
-def make_speaker_encoder() -> Encoder:
-    """The speaker encoder that ships; imported here for the same reason."""
-    from dcar.voices.encoder import SpeakerEncoder
-
-    return SpeakerEncoder()
-
-
 def sentence(u: Utterance) -> str:
     """The text as corpora without splits are divided by: the same sentence must not stand in two splits."""
     return " ".join(u.text.lower().split())
 
 
 # where, whether and how fast to write; the tokenizer is in by its checksum
-NOT_IN_FINGERPRINT = frozenset(
-    "out tokenizer path transcribe validate skip_bad batch_seconds compress num_proc wait_seconds".split()
-)
-
-
+NOT_IN_FINGERPRINT = ("out", "tokenizer", "path", "transcribe", "validate", "skip_bad", "batch_seconds", "compress",
+                      "num_proc", "wait_seconds")
 CONTENT_VERSION = 2  # of what is computed; how it is stored (FORMAT_VERSION) leaves fingerprints as they are
 
 
@@ -200,11 +168,9 @@ def prepared_record(config: PrepareConfig, tokenizer: SpeechTokenizer, fingerpri
                     checked: int, filtered: int) -> dict[str, Any]:
     """What prepared.json says of how the corpus was made; `checked` rows were read, `filtered` left out by length."""
     made_by = {k: getattr(tokenizer, k) for k in ("name", "checksum", "vocab_size", "rate_hz")}
-    return {
-        "fingerprint": fingerprint, "corpus": corpus_record(config), "config": asdict(config), "checked": checked,
-        "tokenizer": {**made_by, "spec": config.tokenizer}, "filtered": filtered,
-        "skipped": [asdict(p) for p in problems],
-    }  # fmt: skip
+    return {"fingerprint": fingerprint, "corpus": corpus_record(config), "config": asdict(config), "checked": checked,
+            "tokenizer": {**made_by, "spec": config.tokenizer}, "filtered": filtered,
+            "skipped": [asdict(p) for p in problems]}
 
 
 def finished(config: PrepareConfig, fingerprint: str, checked: int | None = None,

@@ -14,7 +14,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -286,7 +286,20 @@ def _digest_once(path: Path) -> dict[str, Any] | None:
     return _digested[key]
 
 
-def source_utterances(directory: str | Path, path: str | Path | None = None) -> dict[str, Utterance]:
+class Sources(dict[str, Utterance]):
+    """The utterances of a corpus by id. DataError for one that a prepared corpus has tokens of, and it no recording."""
+
+    def __init__(self, utterances: Iterable[Utterance], prepared: str | Path):
+        super().__init__((u.id, u) for u in utterances)
+        self.prepared = prepared
+
+    def __missing__(self, utterance_id: str) -> Utterance:
+        raise DataError(f"{self.prepared}: {utterance_id} has tokens but no recording in the corpus: it was removed "
+                        "there since (prepare it again), or never had one (3,600 training sentences of the shipped "
+                        "corpus are tokens alone: take split=dev or split=test)")
+
+
+def source_utterances(directory: str | Path, path: str | Path | None = None) -> Sources:
     """The corpus that a prepared folder was made from, by utterance id: for the original audio of a row.
 
     `path` says where the corpus is now, if it was moved.
@@ -299,4 +312,4 @@ def source_utterances(directory: str | Path, path: str | Path | None = None) -> 
         raise DataError(f"{directory}: prepared.json does not say which corpus it was made from; prepare again")
     utterances, _ = read_corpus(corpus["kind"], path or corpus["path"], audio_root=corpus["audio_root"],
                                 subsets=corpus["subsets"])
-    return {u.id: u for u in utterances}
+    return Sources(utterances, directory)

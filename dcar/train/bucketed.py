@@ -116,9 +116,8 @@ class BucketedTrainer(ResilientTrainer):
     def train_from(self, last: Path | None) -> None:
         """Train, from the checkpoint `last` on where there is one; a run that finished there only loads it.
         CheckpointError where it was trained on other data."""
-        if last:
-            check_same_data(last, self.origin)
         if last and step_of(last) >= self.config.max_steps:  # Trainer would add a step
+            check_same_data(last, self.origin)
             self.finish_from(last)
             self.model.load_state_dict(type(self.model).from_pretrained(last).state_dict())
             self.model.to(self.args.device)

@@ -27,7 +27,7 @@ from torch import Tensor
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from dcar.config import load_config
-from dcar.errors import CheckpointError, ConfigError
+from dcar.errors import ConfigError
 from dcar.model.backbones.decoder import BackboneDecoder
 from dcar.model.car import CARDecoder, CAROutput
 from dcar.model.cards import decoder_card
@@ -45,8 +45,8 @@ from dcar.train.batches import (
     with_replay,
 )
 from dcar.train.bucketed import BucketedTrainer, arguments, asked_for, is_sharded
-from dcar.train.checkpoints import latest_checkpoint
-from dcar.train.plan import data_identity, differing, finish_backbone, plan
+from dcar.train.checkpoints import last_of
+from dcar.train.plan import data_identity, finish_backbone, plan
 from dcar.train.settings import TrainConfig
 from dcar.train.spoken import SpokenChoice, SpokenJudge
 
@@ -189,14 +189,10 @@ def run(config: TrainConfig) -> CARDecoder:
     Raises DataError for data that is missing, broken, or of another phoneme inventory than this program's,
     CheckpointError for an out folder that holds another model's run, ConfigError where `init_from` is another model.
     """
-    out = Path(config.out)
     prepared = prepared_info(config.data)
     train, dev = load_prepared(config.data, "train"), load_prepared(config.data, "dev")
     config, wanted, make = plan(config, data_identity(prepared))
-    last = latest_checkpoint(out) if config.resume else None
-    if last and (differences := differing(load_decoder_config(last), wanted)):
-        raise CheckpointError(f"{last}: a checkpoint of another model: {differences}; choose another out, or "
-                              "resume=false to start again")
+    last = last_of(config, load_decoder_config, wanted, "model")
     torch.manual_seed(config.seed)
     return fit(config, make(), train, dev, prepared, config, last)
 

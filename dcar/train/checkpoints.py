@@ -5,9 +5,11 @@ A folder is marked as incomplete before anything is written into it, and sealed 
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import logging
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,14 +53,31 @@ def latest_checkpoint(output_dir: str | Path) -> Path | None:
     return None
 
 
+def last_of(config: Any, load_config: Callable[[Path], Any], wanted: Any, what: str) -> Path | None:
+    """The checkpoint in `config.out` to go on from, if `config.resume`. CheckpointError where its model is another."""
+    last = latest_checkpoint(config.out) if config.resume else None
+    if last and (differences := differing(load_config(last), wanted)):
+        raise CheckpointError(f"{last}: a checkpoint of another {what}: {differences}; choose another out, or "
+                              "resume=false to start again")
+    return last
+
+
+def differing(found: Any, wanted: Any) -> str:
+    """The fields in which the configurations of two models differ, for a message; empty if there are none."""
+    if type(found) is not type(wanted):
+        return "one is on a pretrained language model, the other is not"
+    ours, theirs = (json.loads(json.dumps(dataclasses.asdict(c))) for c in (wanted, found))
+    return ", ".join(f"{k} is {theirs[k]!r}, here {ours[k]!r}" for k in ours if ours[k] != theirs[k])
+
+
 def check_same_data(checkpoint: Path, origin: Mapping[str, Any]) -> None:
     """CheckpointError where a checkpoint was trained on other data than those of `origin`, the provenance of the run
     that would go on from it."""
     manifest = read_manifest(checkpoint) or {}
     before, now = (run.get("data") or {} for run in (manifest.get("run") or {}, origin))
-    if differing := [name for name in before.keys() & now.keys() - {"path"} if before[name] != now[name]]:
+    if changed := [name for name in before.keys() & now.keys() - {"path"} if before[name] != now[name]]:
         raise CheckpointError(f"{checkpoint}: trained on other data than there are now in {now.get('path', 'place')} "
-                              f"({', '.join(sorted(differing))} changed); choose another out, or start again with "
+                              f"({', '.join(sorted(changed))} changed); choose another out, or start again with "
                               "resume=false (DCPO: resume=never)")
 
 

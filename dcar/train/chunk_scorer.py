@@ -34,7 +34,8 @@ from dcar.sampling import sample
 from dcar.sources.shipped import resolve
 from dcar.storage import digest
 from dcar.train.batches import SpeechDataset, collate
-from dcar.train.small import SmallSettings, SmallTrainer, last_of
+from dcar.train.checkpoints import last_of
+from dcar.train.small import SmallSettings, SmallTrainer
 from heads.candidates import candidate_features
 from heads.chunk_scorer import ChunkScorer, ChunkScorerConfig, before_end
 
@@ -146,7 +147,7 @@ def run(config: TrainChunkScorerConfig) -> ChunkScorer:
     shape = ChunkScorerConfig(decoder.config.hidden_size, decoder.config.num_prediction_heads,
                             decoder.config.output_size, config.embedding_size, config.width, decoder.checksum(),
                             decoder.config.tokenizer)
-    last = last_of(config, ChunkScorer, shape, "chunk scorer")
+    last = last_of(config, ChunkScorer.load_config, shape, "chunk scorer")
     train, dev = (SpeechDataset(load_prepared(config.data, split), decoder.config,  # type: ignore[arg-type]
                                 config.prompt_tokens, config.seed) for split in ("train", "dev"))
     torch.manual_seed(config.seed)

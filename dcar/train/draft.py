@@ -15,13 +15,11 @@ import dataclasses
 import logging
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import cast
 
 import torch
 
 from dcar.config import load_config, setting
-from dcar.errors import CheckpointError
 from dcar.model.backbones.decoder import BackboneDecoder
 from dcar.model.car import CARDecoder
 from dcar.model.draft import BackboneDraft, DraftDecoder, build_draft
@@ -31,8 +29,8 @@ from dcar.process import run_command
 from dcar.prompts.together import check_together
 from dcar.sources.shipped import resolve
 from dcar.train.car import fit
-from dcar.train.checkpoints import latest_checkpoint
-from dcar.train.plan import decoder_shape, differing
+from dcar.train.checkpoints import last_of
+from dcar.train.plan import decoder_shape
 from dcar.train.settings import BackboneTraining, RunSettings, TrainConfig
 
 
@@ -59,10 +57,7 @@ def run(config: TrainDraftConfig) -> DraftDecoder | BackboneDraft:
     check_together(target, prepared, config.data)
     torch.manual_seed(config.seed)
     draft = build_draft(target, config.bottom_layers, config.top_layers)
-    last = latest_checkpoint(Path(config.out)) if config.resume else None
-    if last and (differences := differing(type(draft).load_config(last), draft.config)):
-        raise CheckpointError(f"{last}: a checkpoint of another draft: {differences}; choose another out, or "
-                              "resume=false to start again")
+    last = last_of(config, type(draft).load_config, draft.config, "draft")
     ours = {f.name for f in dataclasses.fields(TrainConfig)} - {"model", "backbone"}
     settings = {name: value for name, value in dataclasses.asdict(config).items() if name in ours}
     backbone = BackboneTraining()

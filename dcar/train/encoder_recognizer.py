@@ -46,7 +46,8 @@ from dcar.recognition.manifest import Recording, load_manifest
 from dcar.storage import digest, replacing, writing
 from dcar.text.wer import NORMALIZER, word_errors
 from dcar.tokens.whisper import shared_encoder
-from dcar.train.small import CTCTexts, CTCTrainer, SmallSettings, hidden_spans, last_of
+from dcar.train.checkpoints import last_of
+from dcar.train.small import CTCTexts, CTCTrainer, SmallSettings, hidden_spans
 
 logger = logging.getLogger(__name__)
 
@@ -155,7 +156,7 @@ def run(config: TrainEncoderRecognizerConfig) -> EncoderRecognizer:
     """
     given = config
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, encoder=ENCODER))
-    last = last_of(config, EncoderRecognizer, config.model, "recogniser")
+    last = last_of(config, EncoderRecognizer.load_config, config.model, "recogniser")
     train, dev = (load_manifest(path, FRAME_SECONDS) for path in (config.train_manifest, config.dev_manifest))
     hours = sum(len(r.wave) for r in train) / ENCODER_SAMPLE_RATE / 3600
     kept = Path(config.out) / "states"

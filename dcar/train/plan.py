@@ -12,7 +12,6 @@ language models: `backbone.train=heads`.
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 import shutil
 from collections.abc import Callable
@@ -29,6 +28,7 @@ from dcar.model.car import CARConfig, CARDecoder
 from dcar.model.load import Shipped, load_decoder
 from dcar.prepare.prepared import prepared_info, tokenizer_identity
 from dcar.tokens.kmeans import codebook_of
+from dcar.train.checkpoints import differing
 from dcar.train.settings import TrainConfig
 
 logger = logging.getLogger(__name__)
@@ -151,11 +151,3 @@ def data_identity(prepared: dict) -> dict[str, Any]:
         "speech_vocab_size": prepared["tokenizer"]["vocab_size"], "tokenizer": tokenizer_identity(prepared),
         "phonemes": prepared["phonemes"]["version"],
     }
-
-
-def differing(found: CARConfig | BackboneConfig, wanted: CARConfig | BackboneConfig) -> str:
-    """The fields in which two decoders differ, for a message; empty if there are none."""
-    if type(found) is not type(wanted):
-        return "one is on a pretrained language model, the other is not"
-    ours, theirs = (json.loads(json.dumps(dataclasses.asdict(c))) for c in (wanted, found))
-    return ", ".join(f"{k} is {theirs[k]!r}, here {ours[k]!r}" for k in ours if ours[k] != theirs[k])

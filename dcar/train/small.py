@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,10 +18,9 @@ from torch.utils.data import Dataset
 
 from dcar.config import check, setting
 from dcar.config.schema import seed_setting
-from dcar.errors import CheckpointError, ConfigError
+from dcar.errors import ConfigError
 from dcar.process import meeting_others
 from dcar.train.bucketed import BucketedTrainer, arguments, is_sharded
-from dcar.train.checkpoints import latest_checkpoint
 from heads.checkpoint import Checkpoint
 
 
@@ -91,15 +89,6 @@ class SmallTrainer(BucketedTrainer):
     def write_model(self) -> None:
         if self.is_world_process_zero():
             self.model.save_pretrained(self.out, half=self.config.half_weights)
-
-
-def last_of(config: Any, kind: type[Checkpoint], wanted: Any, what: str) -> Path | None:
-    """The checkpoint in `config.out` to go on from. CheckpointError where it is of another shape than `wanted`."""
-    last = latest_checkpoint(Path(config.out)) if config.resume else None
-    if last and (found := kind.load_config(last)) != wanted:
-        raise CheckpointError(f"{last}: a checkpoint of another {what} ({found}, here {wanted}); choose another out, "
-                              "or resume=false to start again")
-    return last
 
 
 class CTCTexts(Dataset):

@@ -29,7 +29,8 @@ from dcar.recognition.ctc import frames_needed
 from dcar.recognition.tokens import TokenRecognizer, TokenRecognizerConfig
 from dcar.storage import digest
 from dcar.text.phonemes import TEXT_TOKENIZER, TEXT_VOCAB_SIZE
-from dcar.train.small import CTCTexts, CTCTrainer, SmallSettings, hidden_spans, last_of
+from dcar.train.checkpoints import last_of
+from dcar.train.small import CTCTexts, CTCTrainer, SmallSettings, hidden_spans
 
 logger = logging.getLogger(__name__)
 
@@ -106,7 +107,7 @@ def run(config: TrainTokenRecognizerConfig) -> TokenRecognizer:
     config = dataclasses.replace(config, model=dataclasses.replace(
         config.model, speech_vocab_size=prepared["tokenizer"]["vocab_size"], text_vocab_size=TEXT_VOCAB_SIZE,
         tokenizer=tokenizer_identity(prepared), phonemes=prepared["phonemes"]["version"]))
-    last = last_of(config, TokenRecognizer, config.model, "token recogniser")
+    last = last_of(config, TokenRecognizer.load_config, config.model, "token recogniser")
     train, dev = (TokenTexts(load_prepared(config.data, split), config, f"{config.data}: split {split}")
                   for split in ("train", "dev"))
     torch.manual_seed(config.seed)

@@ -11,7 +11,6 @@ well, `<out>/<split>/ID.wav`, with its text beside it in `ID.txt`, as `dcar scor
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,7 +58,21 @@ def run(config: ResynthesizeConfig) -> Path:
     out = Path(config.out)
     (out / config.split if config.wavs else out).mkdir(parents=True, exist_ok=True)
     voices = np.asarray(dataset["voice"], np.float32)
-    speak, rate = _recordings(config) if config.recordings else _vocoder(config, voices)
+    sources = source_utterances(config.data) if config.recordings else None
+    vocoder = None if config.recordings else load_vocoder(config.vocoder)
+    if vocoder is not None:
+        check_speaks(vocoder, prepared_info(config.data))
+    if config.other_voices:
+        voices = voices[np.random.default_rng(config.seed).permutation(len(voices))]
+    rate = RECORDING_RATE if vocoder is None else int(vocoder.sample_rate)
+
+    def speak(rows: list[dict[str, Any]], indices: list[int]) -> list[np.ndarray]:
+        """The waves of rows of the dataset, which stand at these places in it."""
+        if sources is None:
+            return vocoder.synthesize([row["speech"] for row in rows], voices[indices])
+        heard = [(sources[name].load(), speed) for name, speed in map(recording_of, rows)]
+        return [resample(wave, hertz * speed, RECORDING_RATE) for (wave, hertz), speed in heard]
+
     order = np.argsort([len(tokens) for tokens in dataset["speech"]])
     waves: dict[str, Any] = {}
     rows = []
@@ -78,31 +91,6 @@ def run(config: ResynthesizeConfig) -> Path:
     manifest = out / f"{config.split}.jsonl"
     manifest.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return manifest
-
-
-Speak = Callable[[list[dict[str, Any]], list[int]], list[np.ndarray]]
-"""Rows of the dataset and their indices -> their waves."""
-
-
-def _vocoder(config: ResynthesizeConfig, voices: np.ndarray) -> tuple[Speak, int]:
-    vocoder = load_vocoder(config.vocoder)
-    check_speaks(vocoder, prepared_info(config.data))
-    if config.other_voices:
-        voices = voices[np.random.default_rng(config.seed).permutation(len(voices))]
-    return lambda rows, indices: vocoder.synthesize([row["speech"] for row in rows], voices[indices]), int(
-        vocoder.sample_rate
-    )
-
-
-def _recordings(config: ResynthesizeConfig) -> tuple[Speak, int]:
-    sources = source_utterances(config.data)
-
-    def recording(row: dict[str, Any]) -> np.ndarray:
-        utterance_id, speed = recording_of(row)
-        wave, rate = sources[utterance_id].load()
-        return resample(wave, rate * speed, RECORDING_RATE)
-
-    return lambda rows, _: [recording(row) for row in rows], RECORDING_RATE
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -17,7 +17,8 @@ from dcar.errors import ConfigError, DCARError
 from dcar.model.car import CARDecoder
 from dcar.prepare.prepared import prepared_info
 from dcar.sources.shipped import ASSETS
-from dcar.train.car import TrainConfig, data_identity, differing
+from dcar.train.car import TrainConfig, data_identity
+from dcar.train.checkpoints import differing
 from dcar.train.chunk_scorer import TrainChunkScorerConfig
 from eval.analysis.fit_verifiers import FitConfig
 from eval.compare.run import CompareConfig

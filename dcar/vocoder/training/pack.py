@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,14 +25,13 @@ from tqdm import tqdm
 
 from dcar.audio import ENCODER_SAMPLE_RATE, resample
 from dcar.config import load_config, setting
+from dcar.corpus.rows import Utterance
 from dcar.errors import ConfigError, DataError
+from dcar.prepare.prepared import load_prepared, prepared_info, recording_of, source_utterances
 from dcar.process import run_command
 from dcar.tokens.kmeans import KMeansTokenizer, codebook_of
 from dcar.tokens.load import load_tokenizer
 from dcar.voices.features import EMBEDDING_DIM, FRAME_HOP, MIN_VOICED_FRAMES, SAMPLE_RATE, track_f0, voice_statistics
-
-if TYPE_CHECKING:
-    from dcar.corpus.read import Utterance
 
 logger = logging.getLogger(__name__)
 
@@ -261,8 +260,6 @@ def pack_training_data(prepared_dir: str | Path, out: str | Path, train_splits: 
     unusable utterance, DataError where no training split was prepared, ConfigError where `states` asks for those of
     another kind of tokenizer.
     """
-    from dcar.prepare.prepared import load_prepared, prepared_info, recording_of, source_utterances
-
     utterances, info = source_utterances(prepared_dir), prepared_info(prepared_dir)
     codebook = codebook_of(info["tokenizer"], prepared_dir)
     listener = _listener(info["tokenizer"], prepared_dir) if states else None
@@ -278,11 +275,7 @@ def pack_training_data(prepared_dir: str | Path, out: str | Path, train_splits: 
     for split in present:
         for row in tqdm(load_prepared(prepared_dir, split, tokenizer=listener), desc=f"pack {split}", unit="row"):
             utterance_id, speed = recording_of(row)
-            utterance = utterances.get(utterance_id)
-            if utterance is None:
-                raise DataError(f"{prepared_dir}: {row['id']} has tokens but no recording in the corpus: it was "
-                                "removed there since (prepare it again), or never had one, as 3,600 sentences of the "
-                                "shipped corpus")
+            utterance = utterances[utterance_id]
             if utterance.id not in known:
                 wave, rate = utterance.load()
                 recordings.append(resample(wave, rate, SAMPLE_RATE))
@@ -291,9 +284,8 @@ def pack_training_data(prepared_dir: str | Path, out: str | Path, train_splits: 
                 rates.append(rate)
             tokens, recording = np.asarray(row["speech"], dtype=np.int64), known[utterance.id]
             if abs(seconds[recording] / speed - len(tokens) / rate_hz) > 3 / rate_hz:
-                raise DataError(
-                    f"{row['id']}: tokens and audio differ in length by over three tokens; prepare the corpus again"
-                )
+                raise DataError(f"{row['id']}: tokens and audio differ in length by over three tokens; prepare the "
+                                "corpus again")
             embedding = np.asarray(row["voice"][:EMBEDDING_DIM], dtype=np.float32)
             heard = None if listener is None else _states(listener, utterance, speed, tokens)
             rows.append(PackRow(recording, speed, tokens, embedding, row["speaker"], split in validation_splits, heard,

@@ -37,8 +37,10 @@ from dcar.sources.shipped import shipped
 __all__ = ["KINDS", "MIN_PROMPT_SECONDS", "AudioSegment", "Part", "Problem", "Row", "StoredAudio", "Utterance",
            "canonical_split", "corpus_parts", "describe", "load_corpus", "read_corpus", "validate_corpus"]
 
-KINDS = ("starter", "folder", "ljspeech", "jsonl", "libritts", "libriheavy", "lhotse", "unicats", "seed-tts-eval",
-         "datasets")
+READERS = {"starter": layouts.starter_parts, "folder": folders.folder_parts, "ljspeech": layouts.ljspeech_parts,
+           "jsonl": layouts.jsonl_parts, "seed-tts-eval": layouts.seed_tts_parts}
+WITH_AUDIO_ROOT = {"libriheavy": cuts.cut_parts, "lhotse": cuts.cut_parts, "unicats": libritts.unicats_parts}
+KINDS = (*READERS, "libritts", *WITH_AUDIO_ROOT, "datasets")
 LONGEST_NAME = 1000
 """Characters of an id or a speaker."""
 LONGEST_PATH, LONGEST_PART = 4095, 255
@@ -56,7 +58,7 @@ def corpus_parts(kind: str, path: str | Path | None = None, *, audio_root: str |
     """
     if kind not in KINDS:
         raise DataError(f"unknown corpus kind {kind!r}; one of {', '.join(KINDS)}")
-    if audio_root is not None and kind not in ("unicats", "libriheavy", "lhotse"):
+    if audio_root is not None and kind not in WITH_AUDIO_ROOT:
         raise DataError(f"audio_root is for unicats, libriheavy and lhotse; a {kind} corpus says where its audio is")
     if subsets and kind != "libritts":
         raise DataError(f"subsets are those of libritts, not of a {kind} corpus")
@@ -66,26 +68,14 @@ def corpus_parts(kind: str, path: str | Path | None = None, *, audio_root: str |
     root = Path(path) if path is not None else shipped("corpus")
     if kind != "datasets" and not root.exists():
         raise DataError(f"{root}: there is no such {kind} corpus; check the path")
-    audio = Path(audio_root) if audio_root is not None else None
-    match kind:
-        case "datasets":
-            parts = dataset_parts(str(path), streaming)
-        case "starter":
-            parts = layouts.starter_parts(root)
-        case "folder":
-            parts = folders.folder_parts(root)
-        case "ljspeech":
-            parts = layouts.ljspeech_parts(root)
-        case "jsonl":
-            parts = layouts.jsonl_parts(root)
-        case "libritts":
-            parts = libritts.libritts_parts(root, subsets)
-        case "unicats":
-            parts = libritts.unicats_parts(root, audio)
-        case "seed-tts-eval":
-            parts = layouts.seed_tts_parts(root)
-        case _:
-            parts = cuts.cut_parts(root, audio)
+    if kind == "datasets":
+        parts = dataset_parts(str(path), streaming)
+    elif kind == "libritts":
+        parts = libritts.libritts_parts(root, subsets)
+    elif kind in WITH_AUDIO_ROOT:
+        parts = WITH_AUDIO_ROOT[kind](root, Path(audio_root) if audio_root is not None else None)
+    else:
+        parts = READERS[kind](root)
     return [replace(part, rows=partial(checked_rows, part.rows, part.name)) for part in parts]
 
 

@@ -78,7 +78,11 @@ class S3Tokenizer(_CodecTokenizer):
             from s3tokenizer.model_v2 import S3TokenizerV2 as V2
         except ImportError as error:
             raise AssetError(f"s3:{name} needs the package s3tokenizer ({error}); run: {S3_PIP}") from error
-        path = Path(file) if file else self._cached(s3tokenizer, name)
+        try:  # without a file the package's own download, SHA-256 checked by it
+            path = Path(file or s3tokenizer._download(name, str(Path.home() / ".cache" / "s3tokenizer")))
+        except (OSError, RuntimeError) as error:
+            raise AssetError(f"s3:{name}: cannot be downloaded ({error}); get {s3tokenizer._MODELS[name]} on a machine "
+                             f"with network and write tokenizer=s3:{name}@FILE") from error
         if not path.is_file():
             raise AssetError(f"{path}: no S³ model; download {s3tokenizer._MODELS[name]} and write "
                              f"tokenizer=s3:{name}@FILE")
@@ -105,18 +109,6 @@ class S3Tokenizer(_CodecTokenizer):
         super().__init__(model, device)
         self.name, self.rate_hz, self.mels = name.replace("speech_tokenizer", "s3"), S3_RATES[name], mels
         self._mel = s3tokenizer.log_mel_spectrogram
-
-    @staticmethod
-    def _cached(package: Any, name: str) -> Path:
-        """The package's own download, SHA-256 checked by it."""
-        root = Path.home() / ".cache" / "s3tokenizer"
-        try:
-            return Path(package._download(name, str(root)))
-        except (OSError, RuntimeError) as error:
-            raise AssetError(
-                f"s3:{name}: cannot be downloaded ({error}); get {package._MODELS[name]} on a machine with network and "
-                f"write tokenizer=s3:{name}@FILE"
-            ) from error
 
     def codes(self, wave: Any, count: int) -> Any:
         import torch

@@ -202,12 +202,10 @@ def describe_codes(tokenizer: SpeechTokenizer, utterances: Sequence[Utterance]) 
     entropy = float(-(share * np.log2(share)).sum())
     repeats = sum(int((c[1:] == c[:-1]).sum()) for c in codes) / max(1, sum(len(c) - 1 for c in codes))
     texts = [text_to_ids(u.text) for u in utterances]
-    return {
-        "utterances": len(codes), "seconds": round(len(every) / tokenizer.rate_hz, 1),
-        "codes_used": int((counts > 0).sum()), "perplexity": round(2**entropy, 1), "repeat_share": round(repeats, 4),
-        "code_entropy_bits": round(entropy, 3),
-        **information(codes, texts, [u.speaker for u in utterances], tokenizer.vocab_size),
-    }
+    return {"utterances": len(codes), "seconds": round(len(every) / tokenizer.rate_hz, 1),
+            "codes_used": int((counts > 0).sum()), "perplexity": round(2**entropy, 1),
+            "repeat_share": round(repeats, 4), "code_entropy_bits": round(entropy, 3),
+            **information(codes, texts, [u.speaker for u in utterances], tokenizer.vocab_size)}
 
 
 def information(codes: Sequence[np.ndarray], texts: Sequence[Sequence[int]], speakers: Sequence[str],
@@ -226,33 +224,27 @@ def information(codes: Sequence[np.ndarray], texts: Sequence[Sequence[int]], spe
     halves = keep[::2], keep[1::2]
     ids = {name: n for n, name in enumerate(sorted(set(speakers)))}
     voices = [np.full(len(c), ids[s]) for c, s in zip(codes, speakers, strict=True)]
-    totals = {
-        "phoneme_bits": 0.0, "phoneme_bits_wrong_text": 0.0, "speaker_bits": 0.0, "speaker_bits_wrong_speaker": 0.0,
-    }
+    names = ("phoneme_bits", "phoneme_bits_wrong_text", "speaker_bits", "speaker_bits_wrong_speaker")
+    totals = dict.fromkeys(names, 0.0)
     for train, test in (halves, halves[::-1]):
-        marginal = smoothed(np.concatenate([codes[i] for i in train]), None, vocab_size, 1)[0]
+        every = np.concatenate([codes[i] for i in train])
+        marginal = smoothed(every, None, vocab_size, 1)[0]
         emission = fit_alignment([codes[i] for i in train], [sequences[i] for i in train], vocab_size)
         gain = np.log2(emission / marginal)  # [labels, codes]
         # Wrong texts are those of utterances of similar length, so that only the words differ.
         by_length = sorted(test, key=lambda i: len(sequences[i]))
         wrong = dict(zip(by_length, by_length[1:] + by_length[:1], strict=True))
         by_voice = np.concatenate([voices[i] for i in train])
-        voice_gain = np.log2(
-            smoothed(np.concatenate([codes[i] for i in train]), by_voice, vocab_size, len(ids)) / marginal
-        )
-        heard = set(by_voice.tolist())
-        other = {voice: sorted(heard)[(n + 1) % len(heard)] for n, voice in enumerate(sorted(heard))}
+        voice_gain = np.log2(smoothed(every, by_voice, vocab_size, len(ids)) / marginal)
+        heard = sorted(set(by_voice.tolist()))
+        other = dict(zip(heard, heard[1:] + heard[:1], strict=True))
+        known = [i for i in test if int(voices[i][0]) in other]
         pairs = {
             "phoneme_bits": [gain[viterbi(gain, codes[i], sequences[i]), codes[i]] for i in test],
-            "phoneme_bits_wrong_text": [
-                gain[viterbi(gain, codes[i], sequences[wrong[i]]), codes[i]]
-                for i in test
-                if len(sequences[wrong[i]]) <= len(codes[i])
-            ],
-            "speaker_bits": [voice_gain[voices[i], codes[i]] for i in test if int(voices[i][0]) in heard],
-            "speaker_bits_wrong_speaker": [
-                voice_gain[other[int(voices[i][0])], codes[i]] for i in test if int(voices[i][0]) in heard
-            ],
+            "phoneme_bits_wrong_text": [gain[viterbi(gain, codes[i], sequences[wrong[i]]), codes[i]] for i in test
+                                        if len(sequences[wrong[i]]) <= len(codes[i])],
+            "speaker_bits": [voice_gain[voices[i], codes[i]] for i in known],
+            "speaker_bits_wrong_speaker": [voice_gain[other[int(voices[i][0])], codes[i]] for i in known],
         }
         for name, values in pairs.items():
             totals[name] += float(np.concatenate(values).mean()) / 2 if values else float("nan")

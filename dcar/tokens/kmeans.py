@@ -6,7 +6,7 @@ import copy
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -45,10 +45,9 @@ class KMeansTokenizer:
         self.mean = np.ascontiguousarray(mean, dtype=np.float32)
         self.scale = np.ascontiguousarray(scale, dtype=np.float32)
         if self.centroids.ndim != 2 or self.centroids.shape[1] != width:
-            raise CheckpointError(
-                f"tokenizer centroids have shape {self.centroids.shape}, but the states of this {self.kind} encoder "
-                f"have {width} dimensions; use the encoder that they were fitted on, or run `dcar fit-tokenizer`"
-            )
+            raise CheckpointError(f"tokenizer centroids have shape {self.centroids.shape}, but the states of this "
+                                  f"{self.kind} encoder have {width} dimensions; use the encoder that they were fitted "
+                                  "on, or run `dcar fit-tokenizer`")
         if self.mean.shape != (state_size,) or self.scale.shape != (state_size,):
             raise CheckpointError(f"tokenizer mean and scale have shapes {self.mean.shape}, {self.scale.shape}")
         if not all(np.isfinite(array).all() for array in self.tensors.values()) or not (self.scale > 0).all():
@@ -185,26 +184,14 @@ def fit_states(waves: Iterable[tuple[np.ndarray, int]], encoder: Any, rate_hz: f
                max_frames: int = 200_000, seed: int = 0, standardize: bool = True, passes: int = 10,
                sample_hours: float | None = None) -> dict[str, Any]:
     """What a tokenizer is made of, fitted on a stream of (waveform, sample rate in Hz): centroids, mean, scale and
-    provenance. `encoder` gives the states [T, `state_size`] of a waveform; `collect_states` says how much is heard.
+    provenance. `encoder` gives the states [T, `state_size`] of a waveform.
+
+    At most `max_frames` states are taken. Without `sample_hours` they are the first of the stream. With it the stream
+    is read for that many hours, and of every waveform the same share of its states is kept, drawn by `seed`: many
+    voices and little memory (the states of the papers' 73 hours of HuBERT-Large would take 54 GB).
 
     Mini-batch k-means with k-means++ starts, `passes` times over the states, seeded. Raises ConfigError if the stream
     holds fewer than 4 states per code.
-    """
-    states = collect_states(waves, encoder, encoder.state_size, rate_hz, max_frames, sample_hours, seed)
-    centroids, mean, scale = fit_centroids(states, vocab_size, seed, standardize, passes)
-    return {"centroids": centroids, "mean": mean, "scale": scale,
-            "provenance": {"frames": len(states), "seed": seed, "standardize": standardize, "passes": passes,
-                           "sample_hours": sample_hours}}
-
-
-def collect_states(waves: Iterable[tuple[np.ndarray, int]], encoder: Callable[[np.ndarray, int], np.ndarray],
-                   state_size: int, rate_hz: float, max_frames: int, sample_hours: float | None,
-                   seed: int) -> np.ndarray:
-    """At most `max_frames` encoder states [N, D] of a stream of (waveform, sample rate in Hz).
-
-    Without `sample_hours` the first `max_frames` states. With it the stream is read for that many hours, and of every
-    waveform the same share of its states is kept, drawn by `seed`: many voices and little memory (the states of the
-    papers' 73 hours of HuBERT-Large would take 54 GB).
     """
     draw = np.random.default_rng([seed, 1])
     share = 1.0 if sample_hours is None else min(1.0, max_frames / (sample_hours * 3600 * rate_hz))
@@ -219,7 +206,11 @@ def collect_states(waves: Iterable[tuple[np.ndarray, int]], encoder: Callable[[n
         if frames >= max_frames or (sample_hours is not None and seconds >= sample_hours * 3600):
             break
     logger.info("tokenizer: %d encoder states of %.1f minutes", frames, seconds / 60)
-    return np.concatenate(collected)[:max_frames] if collected else np.zeros((0, state_size), np.float32)
+    states = np.concatenate([np.zeros((0, encoder.state_size), np.float32), *collected])[:max_frames]
+    centroids, mean, scale = fit_centroids(states, vocab_size, seed, standardize, passes)
+    return {"centroids": centroids, "mean": mean, "scale": scale,
+            "provenance": {"frames": len(states), "seed": seed, "standardize": standardize, "passes": passes,
+                           "sample_hours": sample_hours}}
 
 
 def fit_centroids(states: np.ndarray, vocab_size: int, seed: int, standardize: bool,

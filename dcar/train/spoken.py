@@ -11,7 +11,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from accelerate.utils import broadcast_object_list
@@ -55,12 +55,6 @@ class SpokenSettings:
         check(self)
 
 
-class Judge(Protocol):
-    """Errors and reference words of every dev sentence that a decoder speaks; `SpokenChoice` asks for them."""
-
-    def __call__(self, model: CARDecoder) -> tuple[list[int], list[int]]: ...
-
-
 class SpokenJudge:
     """Speaks the same dev sentences, with the same prompts and draws, by whatever decoder it is given."""
 
@@ -80,6 +74,7 @@ class SpokenJudge:
 
     @torch.no_grad()
     def __call__(self, model: CARDecoder) -> tuple[list[int], list[int]]:
+        """Errors and reference words of every dev sentence that a decoder speaks."""
         size = min(self.settings.chunk, model.config.num_prediction_heads)
         training = model.training
         model.eval()
@@ -102,7 +97,7 @@ class SpokenChoice(TrainerCallback):
     `spoken.json` has the errors of every step. A resumed run reads it and measures no step twice.
     """
 
-    def __init__(self, trainer: Any, judge: Judge, out: str | Path):
+    def __init__(self, trainer: Any, judge: SpokenJudge, out: str | Path):
         self.trainer, self.judge, self.out = trainer, judge, Path(out)
         self.steps: dict[int, dict[str, Any]] = {}  # of the main process, and of all what a resumed run has read
         self.seen: set[int] = set()  # the same steps on every process, so that all wait or none does

@@ -42,6 +42,7 @@ class TokenVocoder(nn.Module):
     def __init__(self, config: VocoderConfig | None = None):
         super().__init__()
         self.config = config = config or VocoderConfig()
+        self.sample_rate, self.token_rate, self.vocab_size = config.sample_rate, config.token_rate, config.vocab_size
         self.acoustic = AcousticModel(config)
         self.renderer = Renderer(config)
         self.equalizer = Equalizer(config)
@@ -50,18 +51,6 @@ class TokenVocoder(nn.Module):
         if mode:
             self.equalizer.forget()
         return super().train(mode)
-
-    @property
-    def sample_rate(self) -> int:
-        return self.config.sample_rate
-
-    @property
-    def token_rate(self) -> int:
-        return self.config.token_rate
-
-    @property
-    def vocab_size(self) -> int:
-        return self.config.vocab_size
 
     def predict(self, tokens: Tensor, mask: Tensor, speaker: Tensor) -> tuple[Tensor, Pitch]:
         """Log-mel [B, F, bands] and pitch [B, F] of utterances: tokens [B, T], mask [B, T] (1 = real token), speaker
@@ -108,10 +97,9 @@ class TokenVocoder(nn.Module):
         decoder's config holds it). Tokens of another tokenizer would be spoken as noise, without an error."""
         trained, given = self.config.tokenizer_checksum, identity.rpartition("@")[2]
         if trained and given and trained != given:
-            raise CheckpointError(
-                f"this vocoder was trained on the tokenizer {trained[:12]}…, the decoder on {given[:12]}…: use the "
-                "vocoder of the decoder's tokenizer, or train one with `dcar train-vocoder`"
-            )
+            raise CheckpointError(f"this vocoder was trained on the tokenizer {trained[:12]}…, the decoder on "
+                                  f"{given[:12]}…: use the vocoder of the decoder's tokenizer, or train one with `dcar "
+                                  "train-vocoder`")
 
     @torch.inference_mode()
     def synthesize(self, token_lists: Sequence[Sequence[int]], speaker: Tensor | np.ndarray) -> list[np.ndarray]:
@@ -160,9 +148,8 @@ class TokenVocoder(nn.Module):
             config = json.loads((folder / "config.json").read_text())
             weights = load_file(folder / "model.safetensors")
         except (OSError, ValueError, RecursionError, SafetensorError) as error:
-            raise CheckpointError(
-                f"{folder}: no readable vocoder (config.json + model.safetensors): {error}"
-            ) from error
+            raise CheckpointError(f"{folder}: no readable vocoder (config.json and model.safetensors): "
+                                  f"{error}") from error
         if not isinstance(config, dict) or config.pop("format", None) != FORMAT:
             raise CheckpointError(f"{folder}/config.json: not a {FORMAT} config; is this another model's folder?")
         config.setdefault("calibration_tokens", [])  # vocoders from before it
@@ -170,10 +157,10 @@ class TokenVocoder(nn.Module):
         if unknown:
             raise CheckpointError(f"{folder}/config.json: unknown or missing keys {sorted(unknown)}")
         widest = max((max(value.shape, default=0) for value in weights.values()), default=0)
-        if wrong := wrong_types(VocoderConfig, config) or [
+        wrong = wrong_types(VocoderConfig, config) or [
             f"{name}: {size}" for name, size in config.items() if name.endswith(("_size", "_fft", "_bands", "_dim"))
-            and size > 2 * widest  # would take memory for what the weights do not hold
-        ]:
+            and size > 2 * widest]  # would take memory for what the weights do not hold
+        if wrong:
             raise CheckpointError(f"{folder}/config.json: impossible settings ({', '.join(wrong)[:200]}); copy it "
                                   "again")
         if odd := [f"{n} as {t.dtype}" for n, t in weights.items() if t.dtype not in STORED]:

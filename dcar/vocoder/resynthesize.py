@@ -59,7 +59,7 @@ def run(config: ResynthesizeConfig) -> Path:
     (out / config.split if config.wavs else out).mkdir(parents=True, exist_ok=True)
     voices = np.asarray(dataset["voice"], np.float32)
     sources = source_utterances(config.data) if config.recordings else None
-    vocoder = None if config.recordings else load_vocoder(config.vocoder)
+    vocoder: Any = None if config.recordings else load_vocoder(config.vocoder)
     if vocoder is not None:
         check_speaks(vocoder, prepared_info(config.data))
     if config.other_voices:

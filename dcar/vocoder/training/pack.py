@@ -207,15 +207,12 @@ class VocoderData:
         before = np.cumsum([0, *(len(part.tokens) for part in parts)]).tolist()
         voices = np.cumsum([0, *(int(part.voice.max()) + 1 for part in parts)]).tolist()
 
-        def whole(name: str) -> Tensor:
-            return torch.cat([getattr(part, name) for part in parts])
-
-        return replace(
-            first,
-            **{n: whole(n) for n in ("waves", "tokens", "log_f0", "voiced", "lengths", "speaker", "validation", "top")},
-            starts=torch.cat([part.starts + shift for part, shift in zip(parts, before, strict=False)]),
-            voice=torch.cat([part.voice + shift for part, shift in zip(parts, voices, strict=False)]),
-            states=None if first.states is None else whole("states"))
+        columns = ["waves", "tokens", "log_f0", "voiced", "lengths", "speaker", "validation", "top"]
+        columns += [] if first.states is None else ["states"]
+        whole: dict[str, Any] = {name: torch.cat([getattr(part, name) for part in parts]) for name in columns}
+        return replace(first, **whole,
+                       starts=torch.cat([part.starts + shift for part, shift in zip(parts, before, strict=False)]),
+                       voice=torch.cat([part.voice + shift for part, shift in zip(parts, voices, strict=False)]))
 
     def crop(self, rows: Tensor, first: Tensor, tokens: int) -> Crop:
         """Crops of `tokens` tokens from token `first` [B] of `rows` [B]; both ends may hang over the row."""

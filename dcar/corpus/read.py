@@ -39,7 +39,8 @@ __all__ = ["KINDS", "MIN_PROMPT_SECONDS", "AudioSegment", "Part", "Problem", "Ro
 
 READERS = {"starter": layouts.starter_parts, "folder": folders.folder_parts, "ljspeech": layouts.ljspeech_parts,
            "jsonl": layouts.jsonl_parts, "seed-tts-eval": layouts.seed_tts_parts}
-WITH_AUDIO_ROOT = {"libriheavy": cuts.cut_parts, "lhotse": cuts.cut_parts, "unicats": libritts.unicats_parts}
+WITH_AUDIO_ROOT: dict[str, Callable[[Path, Path | None], list[Part]]] = {
+    "libriheavy": cuts.cut_parts, "lhotse": cuts.cut_parts, "unicats": libritts.unicats_parts}
 KINDS = (*READERS, "libritts", *WITH_AUDIO_ROOT, "datasets")
 LONGEST_NAME = 1000
 """Characters of an id or a speaker."""

@@ -79,11 +79,14 @@ class Utterance:
     source: str = ""
     sample_rate: int | None = None  # Hz, if the corpus says
 
+    def _audio(self) -> str | bytes | AudioSegment:
+        return self.audio.read() if isinstance(self.audio, StoredAudio) else self.audio
+
     def load(self, sample_rate: int | None = None) -> tuple[np.ndarray, int]:
         """Waveform [samples] float32 and its rate; AudioError names the row."""
         where = f"{self.source}: utterance {self.id}"
         try:
-            audio = self.audio.read() if isinstance(self.audio, StoredAudio) else self.audio
+            audio = self._audio()
         except AudioError as error:
             raise AudioError(f"{where}: {error}") from None
         if isinstance(audio, AudioSegment):
@@ -97,7 +100,7 @@ class Utterance:
         if self.duration is not None:
             return self.duration
         try:
-            audio = self.audio.read() if isinstance(self.audio, StoredAudio) else self.audio
+            audio = self._audio()
         except AudioError:
             return None
         return audio.duration if isinstance(audio, AudioSegment) else audio_seconds(audio)

@@ -27,10 +27,9 @@ def from_hub(load: Callable[..., T], source: str | Path, what: str, **options: A
         cause = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
         if looks_local:
             raise CheckpointError(f"{source}: not {what} as save_pretrained writes it ({cause})") from error
-        raise AssetError(
-            f"{source}: {what} cannot be loaded from the hub ({cause}). Without network: run `hf download {source} "
-            "--local-dir FOLDER` on a machine that has one, copy FOLDER here and give it instead of the name"
-        ) from error
+        raise AssetError(f"{source}: {what} cannot be loaded from the hub ({cause}). Without network: run `hf download "
+                         f"{source} --local-dir FOLDER` on a machine that has one, copy FOLDER here and give it "
+                         "instead of the name") from error
 
 
 def read_weights(path: Path, what: str) -> dict[str, Any]:
@@ -51,10 +50,9 @@ def read_weights(path: Path, what: str) -> dict[str, Any]:
             return load_file(path)
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, OSError, ValueError, EOFError) as error:
-        raise CheckpointError(
-            f"{path}: holds more than tensors, or is damaged ({str(error).splitlines()[0][:120]}); only weights are "
-            "loaded: on a machine that trusts the file, save its state_dict with safetensors"
-        ) from error
+        raise CheckpointError(f"{path}: holds more than tensors, or is damaged ({str(error).splitlines()[0][:120]}); "
+                              "only weights are loaded: on a machine that trusts the file, save its state_dict with "
+                              "safetensors") from error
     if not isinstance(loaded, dict):
         raise CheckpointError(f"{path}: holds a {type(loaded).__name__}, expected a dictionary of tensors ({what})")
     return loaded

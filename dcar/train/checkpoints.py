@@ -18,6 +18,7 @@ from accelerate.utils import gather_object
 
 from dcar.errors import CheckpointError
 from dcar.storage import MANIFEST, digest, faults, files_of, read_manifest, seal, sync, unseal
+from dcar.train.guard import some
 
 logger = logging.getLogger(__name__)
 
@@ -40,8 +41,7 @@ def why_incomplete(folder: Path) -> str:
     if not folder.is_dir():
         return "it is not there"
     manifest = read_manifest(folder)
-    found = [f"{MANIFEST} is missing"] if manifest is None else faults(folder, manifest)
-    return ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
+    return some([f"{MANIFEST} is missing"] if manifest is None else faults(folder, manifest))
 
 
 def latest_checkpoint(output_dir: str | Path) -> Path | None:

@@ -64,9 +64,8 @@ class LogMel(nn.Module):
 def same_stft(wave: Tensor, window: Tensor, hop: int) -> Tensor:
     """Complex spectra [B, n_fft // 2 + 1, samples // hop] of wave [B, samples]; n_fft = len(window)."""
     pad = (len(window) - hop) // 2
-    return torch.stft(
-        F.pad(wave, (pad, len(window) - hop - pad)), len(window), hop, window=window, center=False, return_complex=True
-    )
+    wave = F.pad(wave, (pad, len(window) - hop - pad))
+    return torch.stft(wave, len(window), hop, window=window, center=False, return_complex=True)
 
 
 def same_istft(spectra: Tensor, window: Tensor, hop: int) -> Tensor:
@@ -155,19 +154,16 @@ def speaker_features(wave: np.ndarray, sample_rate: int, embedding: np.ndarray) 
     """
     embedding = np.asarray(embedding, dtype=np.float32)
     if embedding.shape != (EMBEDDING_DIM,) or abs(float(np.linalg.norm(embedding)) - 1) > 0.02:
-        raise AudioError(
-            f"speaker embedding: expected a unit-norm vector of {EMBEDDING_DIM}, got shape {embedding.shape} and norm "
-            f"{np.linalg.norm(embedding):.3f}; embed the prompt with dcar.voices.encoder.SpeakerEncoder"
-        )
+        raise AudioError(f"speaker embedding: expected a unit-norm vector of {EMBEDDING_DIM}, got shape "
+                         f"{embedding.shape} and norm {np.linalg.norm(embedding):.3f}; embed the prompt with "
+                         "dcar.voices.encoder.SpeakerEncoder")
     if wave.ndim != 1 or not np.isfinite(wave).all():
         raise AudioError("prompt: expected one channel of finite samples; load it with dcar.audio.load_audio")
     signal = torch.from_numpy(np.ascontiguousarray(resample(wave, sample_rate, SAMPLE_RATE)))
     log_f0, voiced = track_f0(signal)
     if int(voiced.sum()) < MIN_VOICED_FRAMES:
-        raise AudioError(
-            f"prompt of {len(wave) / sample_rate:.1f} s: only {int(voiced.sum()) * 10} ms of voiced speech; "
-            "use a prompt with at least a second of clear speech"
-        )
+        raise AudioError(f"prompt of {len(wave) / sample_rate:.1f} s: only {int(voiced.sum()) * 10} ms of voiced "
+                         "speech; use a prompt with at least a second of clear speech")
     statistics = voice_statistics(signal, log_f0, voiced, sample_rate / 2)
     return np.concatenate([embedding, statistics.numpy()]).astype(np.float32)
 

@@ -57,9 +57,8 @@ class TrainVocoderConfig:
     renderer_every: int = setting(1, "Steps between two steps of the renderer; 0 = it stays as it is.", minimum=0)
     renderer_batch_size: int = setting(16, "Crops a step of the renderer.", minimum=1)
     segment_tokens: int = setting(50, "Length of a crop that the renderer's losses see (50: 1 s).", minimum=1)
-    learning_rate: float = setting(
-        1e-3, "Peak, of all networks; linear rise over 100 steps, cosine fall to a fiftieth.", above=0
-    )
+    learning_rate: float = setting(1e-3, "Peak, of all networks; linear rise over 100 steps, cosine fall to a "
+                                         "fiftieth.", above=0)
     voice_balance: float = setting(0.5, "0 = every second of speech is equally likely, 1 = every voice is.", minimum=0)
     weight_decay: float = setting(0.01, "Of AdamW.", minimum=0)
     words_weight: float = setting(0.0, "Weight of sounding like the words to whisper-base (losses.py).", minimum=0)
@@ -83,10 +82,8 @@ class Trainer:
     def __init__(self, config: TrainVocoderConfig, data: VocoderData, device: torch.device):
         self.config, self.data, self.device = config, data, device
         torch.manual_seed(config.seed)
-        made_by: dict[str, Any] = {
-            "tokenizer_checksum": data.tokenizer_checksum, "token_rate": data.token_rate,
-            "calibration_tokens": calibration_tokens(data),
-        }
+        made_by: dict[str, Any] = {"tokenizer_checksum": data.tokenizer_checksum, "token_rate": data.token_rate,
+                                   "calibration_tokens": calibration_tokens(data)}
         start = started_from(config.init_from, data, device)
         if start is not None:
             made_by = asdict(start.config) | made_by
@@ -94,11 +91,10 @@ class Trainer:
                 made_by["calibration_tokens"] = start.config.calibration_tokens  # of more voices than are added here
         shape = VocoderConfig(**{**made_by, **config.vocoder})
         if (shape.token_rate, shape.frames_per_token) != (data.token_rate, data.frames_per_token):
-            raise ConfigError(
-                f"{config.data}: {data.token_rate} tokens a second of {data.frames_per_token} frames, but the vocoder "
-                f"is to have {shape.token_rate} of {shape.frames_per_token}: leave token_rate, sample_rate and hop out "
-                "of vocoder (the pack says them), or pack a corpus of that rate"
-            )
+            raise ConfigError(f"{config.data}: {data.token_rate} tokens a second of {data.frames_per_token} frames, "
+                              f"but the vocoder is to have {shape.token_rate} of {shape.frames_per_token}: leave "
+                              "token_rate, sample_rate and hop out of vocoder (the pack says them), or pack a corpus "
+                              "of that rate")
         self.generator = self._generator(shape, start)
         # While training, the acoustic model also says what the tokens were before they were quantised: much of the mel
         # is the voice's business, and this is about the words. Nothing of it is exported.
@@ -136,9 +132,8 @@ class Trainer:
         generator = TokenVocoder(shape).to(self.device)
         if data.codebook is not None:
             if len(data.codebook) != shape.vocab_size:
-                raise ConfigError(
-                    f"{config.data}: tokens of {len(data.codebook)} codes, but vocab_size is {shape.vocab_size}"
-                )
+                raise ConfigError(f"{config.data}: tokens of {len(data.codebook)} codes, but vocab_size is "
+                                  f"{shape.vocab_size}")
             embedding = generator.acoustic.embedding.weight
             embedding.data.copy_(spread_out(data.codebook, embedding.shape[1], EMBEDDING_SPREAD))
         renderer = TokenVocoder.from_pretrained(resolve(config.renderer_from, "vocoder"), self.device) if (
@@ -316,10 +311,8 @@ def started_from(source: str, data: VocoderData, device: torch.device) -> TokenV
         return None
     start = TokenVocoder.from_pretrained(resolve(source, "vocoder"), device)
     if start.token_rate != data.token_rate:
-        raise ConfigError(
-            f"init_from {source}: speaks {start.token_rate} tokens a second, the pack has {data.token_rate}; "
-            "leave init_from out, or start from a vocoder of that rate"
-        )
+        raise ConfigError(f"init_from {source}: speaks {start.token_rate} tokens a second, the pack has "
+                          f"{data.token_rate}; leave init_from out, or start from a vocoder of that rate")
     return start
 
 

@@ -1,8 +1,8 @@
 """`dcar prepare`: corpus → validated, phonemised, tokenised datasets on disk, one per split.
 
-The format is in `prepared.py`. A corpus gives chunks of `shard_size` utterances: read and validated whole (`whole.py`),
-or, with `stream=true`, as it is read (`stream.py`). Of every chunk there is one parquet file a split, and a record of
-what became of its rows, each complete or not there at all: an interrupted run continues after its last chunk. Processes
+The format is in `prepared.py`. A corpus gives chunks of `shard_size` utterances (`chunks.py`): it is read and validated
+whole, or, with `stream=true`, as it is read. Of every chunk there is one parquet file a split, and a record of what
+became of its rows, each complete or not there at all: an interrupted run continues after its last chunk. Processes
 share the chunks; the first one waits for the others, assembles the datasets in a hidden folder and renames it. What
 lies between carries a fingerprint of corpus, tokenizer and settings: nothing stale is ever reused, and nothing depends
 on the number of processes.
@@ -25,6 +25,7 @@ from tqdm import tqdm
 from dcar.config import load_config
 from dcar.corpus.read import Problem, describe
 from dcar.errors import ConfigError, DataError
+from dcar.prepare.chunks import StreamedCorpus, WholeCorpus, repeated_ids
 from dcar.prepare.prepared import (
     assemble,
     check_out_dir,
@@ -45,8 +46,6 @@ from dcar.prepare.settings import (
     wait,
 )
 from dcar.prepare.shards import Contents, Encoder, check_chunk, check_tokens, read_chunk, tokenise, write_shard
-from dcar.prepare.stream import StreamedCorpus, repeated_ids
-from dcar.prepare.whole import WholeCorpus
 from dcar.tracking import write_json
 
 if TYPE_CHECKING:

@@ -1,5 +1,5 @@
-"""Settings and report of `dcar prepare`, and what its two ways share (`dcar.prepare.run`, `dcar.prepare.stream`): which
-utterances count, what identifies a result, what prepared.json says, and how processes wait for each other."""
+"""Settings and report of `dcar prepare`: what identifies a result, what prepared.json says, and how processes wait for
+each other."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dcar.config import check, setting
-from dcar.corpus.read import KINDS, Problem, Utterance, describe
+from dcar.corpus.read import KINDS, Problem, describe
 from dcar.errors import ConfigError, DataError
 from dcar.prepare.prepared import read_json, split_faults
 from dcar.prepare.shards import Encoder
@@ -125,13 +125,6 @@ class PrepareReport:
         return "\n".join(lines)
 
 
-def in_range(u: Utterance, config: PrepareConfig) -> bool:
-    """Whether `filter_seconds` keeps an utterance; one without a readable duration is kept, for validation to name."""
-    if not config.filter_seconds or (seconds := u.seconds()) is None:
-        return True
-    return config.filter_seconds[0] <= seconds <= config.filter_seconds[1]
-
-
 def corpus_record(config: PrepareConfig) -> dict[str, Any]:
     """Where the corpus is, for prepared.json: absolute paths (a hub name stays as it is)."""
 
@@ -144,11 +137,6 @@ def corpus_record(config: PrepareConfig) -> dict[str, Any]:
     if config.subsets:
         record["subsets"] = list(config.subsets)
     return record
-
-
-def sentence(u: Utterance) -> str:
-    """The text as corpora without splits are divided by: the same sentence must not stand in two splits."""
-    return " ".join(u.text.lower().split())
 
 
 # where, whether and how fast to write; the tokenizer is in by its checksum

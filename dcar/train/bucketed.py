@@ -66,6 +66,7 @@ class BucketedTrainer(ResilientTrainer):
     def __init__(self, config: Any, arguments: TrainingArguments, model: Any, train: Any, dev: Any,
                  collate: Callable[[Sequence[Any]], dict[str, Tensor]]):
         self.config, self._collate = config, collate
+        self.kind = type(model)  # FSDP may put a class of its own in its place
         self.jsonl = JsonlLog(Path(config.out) / "log.jsonl")
         super().__init__(model, arguments, train_dataset=train, eval_dataset=dev, data_collator=collate,
                          callbacks=[self.jsonl])
@@ -119,7 +120,7 @@ class BucketedTrainer(ResilientTrainer):
         if last and step_of(last) >= self.config.max_steps:  # Trainer would add a step
             check_same_data(last, self.origin)
             self.finish_from(last)
-            self.model.load_state_dict(type(self.model).from_pretrained(last).state_dict())
+            self.model.load_state_dict(self.kind.from_pretrained(last).state_dict())
             self.model.to(self.args.device)
         else:
             self.prepare_data()
@@ -134,7 +135,7 @@ class BucketedTrainer(ResilientTrainer):
         record of where they come from. finished: called on the main process at the end. CheckpointError where the
         checkpoint was trained on other data.
         """
-        out, config, kind = self.out, dataclasses.asdict(self.config), type(self.model)
+        out, config = self.out, dataclasses.asdict(self.config)
         if self.is_world_process_zero():
             with writing(out):
                 save_config(given, out / "config.yaml")
@@ -149,7 +150,7 @@ class BucketedTrainer(ResilientTrainer):
             self.check_weights()
             self.write_model()
             if self.is_world_process_zero():
-                model = kind.from_pretrained(out)
+                model = self.kind.from_pretrained(out)
                 source = provenance(metrics=metrics, steps=step, processes=self.args.world_size,
                                     checksum=model.checksum(), config=json.loads(json.dumps(config)), **known)
                 write_text(out / "README.md", card(model, source))
@@ -158,7 +159,7 @@ class BucketedTrainer(ResilientTrainer):
                 if finished:
                     finished()
             self.accelerator.wait_for_everyone()
-            return kind.from_pretrained(out)
+            return self.kind.from_pretrained(out)
 
     def final_metrics(self) -> tuple[dict[str, float], int]:
         """The last evaluation, and the step that it is of."""

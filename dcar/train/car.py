@@ -173,9 +173,8 @@ class CARTrainer(BucketedTrainer):
                 sync(path)
                 path.replace(self.out / path.name)
             part.rmdir()
-            if isinstance(self.model, BackboneDecoder):
-                decoder = type(self.model).from_pretrained(self.out)
-                finish_backbone(decoder, Path(self.config.backbone.path), self.out)
+            if issubclass(self.kind, BackboneDecoder):
+                finish_backbone(self.kind.from_pretrained(self.out), Path(self.config.backbone.path), self.out)
 
     def describe(self, inputs: Mapping[str, Any]) -> str:
         rows, longest = inputs["speech_ids"].shape

@@ -117,8 +117,9 @@ class BucketedTrainer(ResilientTrainer):
     def train_from(self, last: Path | None) -> None:
         """Train, from the checkpoint `last` on where there is one; a run that finished there only loads it.
         CheckpointError where it was trained on other data."""
-        if last and step_of(last) >= self.config.max_steps:  # Trainer would add a step
+        if last:
             check_same_data(last, self.origin)
+        if last and step_of(last) >= self.config.max_steps:  # Trainer would add a step
             self.finish_from(last)
             self.model.load_state_dict(self.kind.from_pretrained(last).state_dict())
             self.model.to(self.args.device)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import logging
 import sys
 import textwrap
 from importlib.metadata import version
@@ -173,7 +172,6 @@ def call(arguments: list[str]) -> object:
     except ConfigError as error:
         print(f"dcar: {error}\n\n{usage()}", file=sys.stderr)
         return NO_COMMAND
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
     if first in OLD:
         print(f"note: `dcar {first}` is called `dcar {OLD[first]}` now", file=sys.stderr)
     sys.argv = [f"dcar {job}", *rest]

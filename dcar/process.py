@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import re
 import select
@@ -81,7 +82,8 @@ def hearing(name: str) -> Iterator[None]:
 def run_command(name: str, command: Callable[[], object]) -> int:
     """Run a command: its own status, FAILED after a DCARError or for want of rights to a file, which is printed without
     a traceback (DCAR_TRACEBACK=1 shows it), REQUEUE where it was asked to stop, INTERRUPTED after Ctrl-C,
-    UNREAD without a word where the reader of its output has gone (`dcar doctor | head -1`)."""
+    UNREAD without a word where the reader of its output has gone (`dcar doctor | head -1`). What it logs is shown."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
         with hearing(name):
             try:

@@ -7,7 +7,6 @@ Everything behind it (training, DCPO, comparison) reads it as any other.
 
 from __future__ import annotations
 
-import logging
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -70,5 +69,4 @@ def retokenize(config: RetokenizeConfig) -> Path:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
     print(f"written to {retokenize(load_config(RetokenizeConfig, arguments))}")

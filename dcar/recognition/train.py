@@ -70,14 +70,8 @@ class TrainRecognizerConfig:
             raise ConfigError(f"out {self.out}: must end in .nemo")
 
 
-@dataclass
-class Batch:
-    """Padded, on the CPU: waves [B, samples] float32, texts [B, symbols] int64, and how much of each row is real."""
-
-    waves: torch.Tensor
-    samples: torch.Tensor
-    texts: torch.Tensor
-    symbols: torch.Tensor
+Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+"""Padded, on the CPU: waves [B, samples] float32, samples [B], texts [B, symbols] int64, symbols [B]."""
 
 
 class Batches:
@@ -106,8 +100,8 @@ class Batches:
         waves = [torch.from_numpy(self._at_speed(self.recordings[i], float(rng.choice(self.config.speeds))))
                  for i in indices]
         texts = [self.texts[i] for i in indices]
-        return Batch(pad_sequence(waves, batch_first=True), torch.tensor([len(w) for w in waves]),
-                     pad_sequence(texts, batch_first=True), torch.tensor([len(t) for t in texts]))
+        return (pad_sequence(waves, batch_first=True), torch.tensor([len(w) for w in waves]),
+                pad_sequence(texts, batch_first=True), torch.tensor([len(t) for t in texts]))
 
     def __iter__(self) -> Iterator[tuple[int, Batch]]:
         """(epoch, batch) without end."""
@@ -174,7 +168,7 @@ def dev_wer(recognizer: Recognizer, recordings: list[Recording]) -> WERScore:
 
 def loss_of(model: Any, batch: Batch, device: str) -> torch.Tensor:
     """The model's own loss of a batch, CTC or transducer (of a hybrid model the transducer's)."""
-    waves, samples, texts, symbols = (part.to(device) for part in vars(batch).values())
+    waves, samples, texts, symbols = (part.to(device) for part in batch)
     encoded, frames, *_ = model(input_signal=waves, input_signal_length=samples)
     if not hasattr(model, "joint"):
         return model.loss(log_probs=encoded.float(), targets=texts, input_lengths=frames, target_lengths=symbols)

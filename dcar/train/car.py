@@ -218,5 +218,4 @@ def fit(config: TrainConfig, model: CARDecoder, train, dev, prepared: dict[str, 
 
 
 def main(arguments: list[str] | None = None) -> None:
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
     run(load_config(TrainConfig, arguments))

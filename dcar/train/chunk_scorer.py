@@ -12,7 +12,6 @@ checkpoints. Run again, it goes on from the last checkpoint.
 from __future__ import annotations
 
 import dataclasses
-import logging
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -38,8 +37,6 @@ from dcar.train.checkpoints import last_of
 from dcar.train.small import SmallSettings, SmallTrainer
 from heads.candidates import candidate_features
 from heads.chunk_scorer import ChunkScorer, ChunkScorerConfig, before_end
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -193,7 +190,6 @@ def chunk_scorer_card(chunk_scorer: ChunkScorer, source: Mapping[str, Any]) -> s
 
 
 def main(arguments: list[str] | None = None) -> None:
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
     run(load_config(TrainChunkScorerConfig, arguments))
 
 

@@ -12,7 +12,6 @@ and data are those of stage one (dcar/train/car.py).
 from __future__ import annotations
 
 import dataclasses
-import logging
 import sys
 from dataclasses import dataclass
 from typing import cast
@@ -71,7 +70,6 @@ def run(config: TrainDraftConfig) -> DraftDecoder | BackboneDraft:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
     run(load_config(TrainDraftConfig, arguments))
 
 

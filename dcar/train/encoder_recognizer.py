@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import logging
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -48,8 +47,6 @@ from dcar.text.wer import NORMALIZER, word_errors
 from dcar.tokens.whisper import shared_encoder
 from dcar.train.checkpoints import last_of
 from dcar.train.small import CTCTexts, CTCTrainer, SmallSettings, hidden_spans
-
-logger = logging.getLogger(__name__)
 
 SHARD = 256
 """Utterances whose states are one file."""
@@ -193,7 +190,6 @@ def encoder_recognizer_card(recognizer: EncoderRecognizer, source: Mapping[str, 
 
 
 def main(arguments: list[str] | None = None) -> None:
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
     run(load_config(TrainEncoderRecognizerConfig, arguments))
 
 

@@ -135,7 +135,6 @@ def token_recognizer_card(recognizer: TokenRecognizer, source: Mapping[str, Any]
 
 
 def main(arguments: list[str] | None = None) -> None:
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
     run(load_config(TrainTokenRecognizerConfig, arguments))
 
 

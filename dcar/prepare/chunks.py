@@ -36,10 +36,10 @@ from dcar.corpus.read import (
     Utterance,
     corpus_parts,
     describe,
+    examine,
     read_corpus,
     validate_corpus,
 )
-from dcar.corpus.validate import examine
 from dcar.errors import AudioError, ConfigError, DataError
 from dcar.prepare.prepared import read_json
 from dcar.prepare.settings import PrepareConfig, PrepareReport, corpus_record, wait

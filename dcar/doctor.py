@@ -57,7 +57,7 @@ def _packaged() -> str:
 
 def _shipped() -> str:
     from dcar.model.car import CARDecoder
-    from dcar.prompts.together import check_together, made_by
+    from dcar.prompts.load import check_together, made_by
     from dcar.recognition.load import load_token_recognizer
     from dcar.sources.shipped import shipped
     from dcar.text.phonemes import PHONEME_VERSION

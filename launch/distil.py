@@ -48,8 +48,7 @@ from dcar.prepare.prepared import (
 )
 from dcar.process import run_command
 from dcar.prompts.items import PromptChooser, PromptItem, make_prompts
-from dcar.prompts.load import vocoder_for
-from dcar.prompts.together import check_together
+from dcar.prompts.load import check_together, vocoder_for
 from dcar.recognition.base import Recognizer
 from dcar.recognition.load import load_recognizer
 from dcar.recognition.tokens import TokenRecognizer

@@ -63,25 +63,15 @@ class MoonshineRecognizer(_OneByOne):
         self._encoder = onnxruntime.InferenceSession(str(files.encoder), options, providers=providers)
         self._decoder = onnxruntime.InferenceSession(str(files.decoder), options, providers=providers)
         self._tokenizer = Tokenizer.from_file(str(files.tokenizer))
-        self._encoder_masked = any(i.name == "attention_mask" for i in self._encoder.get_inputs())
-        inputs = self._decoder.get_inputs()
-        self._decoder_masked = any(i.name == "encoder_attention_mask" for i in inputs)
         # [1, heads, length, head size]; the heads and sizes are fixed in the graph.
-        self._empty_past = {
-            i.name: np.zeros((1, int(i.shape[1]), 0, int(i.shape[3])), np.float32)
-            for i in inputs
-            if i.name.startswith("past_key_values")
-        }
+        self._empty_past = {i.name: np.zeros((1, int(i.shape[1]), 0, int(i.shape[3])), np.float32)
+                            for i in self._decoder.get_inputs() if i.name.startswith("past_key_values")}
         self._present = [o.name.replace("present", "past_key_values") for o in self._decoder.get_outputs()[1:]]
 
     def _transcribe(self, wave: np.ndarray) -> str:
         mask = np.ones((1, len(wave)), np.int64)
-        feed: dict[str, np.ndarray] = {"input_values": wave[None]}
-        if self._encoder_masked:
-            feed["attention_mask"] = mask
-        fixed: dict[str, np.ndarray] = {"encoder_hidden_states": self._encoder.run(None, feed)[0]}
-        if self._decoder_masked:
-            fixed["encoder_attention_mask"] = mask
+        states = self._encoder.run(None, {"input_values": wave[None], "attention_mask": mask})[0]
+        fixed = {"encoder_hidden_states": states, "encoder_attention_mask": mask}
         past = dict(self._empty_past)
         tokens, last = [], self._start
         cap = max(8, int(len(wave) / ENCODER_SAMPLE_RATE * self.tokens_per_second) + 4)

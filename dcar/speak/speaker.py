@@ -21,7 +21,7 @@ from dcar.errors import ConfigError
 from dcar.model.draft import AnyDecoder
 from dcar.model.load import Shipped, load_decoder, load_policy, text_encoder
 from dcar.process import SMALL, cores
-from dcar.prompts.together import check_together, made_by
+from dcar.prompts.load import check_together, made_by
 from dcar.sampling import SamplingConfig
 from dcar.speak.defaults import DIALS, NUM_CANDIDATES, POLICY, SAMPLING, method_for
 from dcar.speak.phrases import Phrase, note_other_language, phrases

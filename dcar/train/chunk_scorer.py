@@ -28,7 +28,7 @@ from dcar.model.draft import AnyDecoder
 from dcar.model.load import load_decoder
 from dcar.prepare.prepared import load_prepared, prepared_folder, prepared_info
 from dcar.process import run_command
-from dcar.prompts.together import check_together
+from dcar.prompts.load import check_together
 from dcar.sampling import sample
 from dcar.sources.shipped import resolve
 from dcar.storage import digest
@@ -185,8 +185,8 @@ def chunk_scorer_card(chunk_scorer: ChunkScorer, source: Mapping[str, Any]) -> s
         tags=("density-ratio",),
         settings=("learning_rate", "batch_size", "positions", "max_steps", "bf16", "seed"),
         code="from heads.chunk_scorer import ChunkScorer\n\n"
-             'chunk scorer = ChunkScorer.from_pretrained("path/to/this/directory")\n'
-             "chunk scorer.check_base(decoder.checksum())")
+             'chunk_scorer = ChunkScorer.from_pretrained("path/to/this/directory")\n'
+             "chunk_scorer.check_base(decoder.checksum())")
 
 
 def main(arguments: list[str] | None = None) -> None:

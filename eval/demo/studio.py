@@ -17,7 +17,7 @@ from dcar.audio import audio_seconds
 from dcar.errors import AudioError, ConfigError, DCARError, TextError
 from dcar.model.load import text_encoder
 from dcar.prepare.prepared import load_prepared
-from dcar.prompts.together import check_together, made_by
+from dcar.prompts.load import check_together, made_by
 from dcar.sources.shipped import shipped
 from dcar.speak.defaults import METHOD, NUM_CANDIDATES, POLICY, SAMPLING
 from dcar.speak.phrases import MAX_TEXT

@@ -262,10 +262,8 @@ def pack_training_data(prepared_dir: str | Path, out: str | Path, train_splits: 
     listener = _listener(info["tokenizer"], prepared_dir) if states else None
     recordings: list[np.ndarray] = []
     rows: list[PackRow] = []
-    known: dict[str, int] = {}
+    known: dict[str, tuple[int, float, int]] = {}  # place of a recording, its seconds, and the rate that it came with
     rate_hz = float(info["tokenizer"]["rate_hz"])
-    seconds: list[float] = []
-    rates: list[int] = []
     present = [split for split in (*train_splits, *validation_splits) if split in info["counts"]]
     if not set(present) & set(train_splits):
         raise DataError(f"{prepared_dir}: has no split {', '.join(train_splits)}; prepare it with splits=[train,…]")
@@ -275,18 +273,16 @@ def pack_training_data(prepared_dir: str | Path, out: str | Path, train_splits: 
             utterance = utterances[utterance_id]
             if utterance.id not in known:
                 wave, rate = utterance.load()
+                known[utterance.id] = len(recordings), len(wave) / rate, rate
                 recordings.append(resample(wave, rate, SAMPLE_RATE))
-                known[utterance.id] = len(seconds)
-                seconds.append(len(wave) / rate)
-                rates.append(rate)
-            tokens, recording = np.asarray(row["speech"], dtype=np.int64), known[utterance.id]
-            if abs(seconds[recording] / speed - len(tokens) / rate_hz) > 3 / rate_hz:
+            tokens, (recording, seconds, rate) = np.asarray(row["speech"], dtype=np.int64), known[utterance.id]
+            if abs(seconds / speed - len(tokens) / rate_hz) > 3 / rate_hz:
                 raise DataError(f"{row['id']}: tokens and audio differ in length by over three tokens; prepare the "
                                 "corpus again")
             embedding = np.asarray(row["voice"][:EMBEDDING_DIM], dtype=np.float32)
             heard = None if listener is None else _states(listener, utterance, speed, tokens)
             rows.append(PackRow(recording, speed, tokens, embedding, row["speaker"], split in validation_splits, heard,
-                                rates[recording]))
+                                rate))
     write_pack(out, recordings, rows, info["tokenizer"]["checksum"], rate_hz, codebook)
 
 

@@ -181,9 +181,8 @@ def check_tokens(tokens: np.ndarray, seconds: float, tokenizer: SpeechTokenizer,
         raise DataError(f"{where}: tokenizer {tokenizer.name} gave no token for {seconds:.2f} s of audio")
     low, high = int(tokens.min()), int(tokens.max())
     if low < 0 or high >= tokenizer.vocab_size:
-        raise DataError(
-            f"{where}: tokens {low}…{high} are outside the vocabulary 0…{tokenizer.vocab_size - 1} of {tokenizer.name}"
-        )
+        raise DataError(f"{where}: tokens {low}…{high} are outside the vocabulary 0…{tokenizer.vocab_size - 1} of "
+                        f"{tokenizer.name}")
     expected = seconds * tokenizer.rate_hz
     if abs(len(tokens) - expected) > 5 + 0.1 * expected:
         raise DataError(f"{where}: {len(tokens)} tokens for {seconds:.2f} s, expected about {expected:.0f} at "

@@ -38,9 +38,8 @@ def load_recognizer(name: str, threads: int = 1, device: str = "cpu") -> Recogni
     }
     if rest and kind in makers:
         return makers[kind]()
-    raise AssetError(
-        f"unknown recogniser {name!r}; choose moonshine, whisper-base, starter, encoder:…, nemo:…, whisper:… or ctc:…"
-    )
+    raise AssetError(f"unknown recogniser {name!r}; choose moonshine, whisper-base, starter, encoder:…, nemo:…, "
+                     "whisper:… or ctc:…")
 
 
 def load_token_recognizer(folder: str, device: str = "cpu") -> TokenRecognizer:

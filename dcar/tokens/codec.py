@@ -103,9 +103,8 @@ class S3Tokenizer(_CodecTokenizer):
                 model = V1(name, ModelConfig(**sizes, n_codebook_size=self.vocab_size))
             model.load_state_dict(weights, strict=True)
         except (KeyError, RuntimeError, ValueError) as error:
-            raise CheckpointError(
-                f"{path}: not the weights of {name} ({str(error).splitlines()[0][:120]}); is it another version's file?"
-            ) from error
+            raise CheckpointError(f"{path}: not the weights of {name} ({str(error).splitlines()[0][:120]}); is it "
+                                  "another version's file?") from error
         super().__init__(model, device)
         self.name, self.rate_hz, self.mels = name.replace("speech_tokenizer", "s3"), S3_RATES[name], mels
         self._mel = s3tokenizer.log_mel_spectrogram
@@ -167,10 +166,8 @@ def load_speechtokenizer(folder: str | Path) -> tuple[Any, dict[str, Any]]:
     """(model, config) of a SpeechTokenizer folder; AssetError without the package or the files."""
     folder = Path(folder)
     if not (folder / "config.json").is_file():
-        raise AssetError(
-            f"{folder}: no config.json of SpeechTokenizer; run `hf download fnlp/SpeechTokenizer --local-dir FOLDER` "
-            "and give the folder that holds config.json and SpeechTokenizer.pt"
-        )
+        raise AssetError(f"{folder}: no config.json of SpeechTokenizer; run `hf download fnlp/SpeechTokenizer "
+                         "--local-dir FOLDER` and give the folder that holds config.json and SpeechTokenizer.pt")
     try:
         from speechtokenizer.model import SpeechTokenizer as Model
     except ImportError as error:
@@ -181,7 +178,6 @@ def load_speechtokenizer(folder: str | Path) -> tuple[Any, dict[str, Any]]:
         model = Model(config)
         model.load_state_dict(weights)
     except (RuntimeError, TypeError, KeyError) as error:
-        raise CheckpointError(
-            f"{folder}: the weights do not fit config.json ({str(error).splitlines()[0][:120]}); copy both files again"
-        ) from error
+        raise CheckpointError(f"{folder}: the weights do not fit config.json ({str(error).splitlines()[0][:120]}); "
+                              "copy both files again") from error
     return model.eval(), config

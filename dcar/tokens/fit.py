@@ -159,10 +159,8 @@ def discriminant_projection(states: np.ndarray, classes: np.ndarray, size: int, 
     found, index = np.unique(classes, return_inverse=True)
     dimensions = states.shape[1]
     if not 0 < size <= min(dimensions, len(found) - 1):
-        raise ConfigError(
-            f"projection_size={size}: {len(found)} parts of phonemes in the speech and {dimensions} dimensions allow "
-            f"1 to {min(dimensions, len(found) - 1)}"
-        )
+        raise ConfigError(f"projection_size={size}: {len(found)} parts of phonemes in the speech and {dimensions} "
+                          f"dimensions allow 1 to {min(dimensions, len(found) - 1)}")
     counts = np.bincount(index).astype(np.float64)
     sums = np.zeros((len(found), dimensions))
     np.add.at(sums, index, states.astype(np.float64))

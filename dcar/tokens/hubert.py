@@ -135,9 +135,8 @@ class HubertKMeansTokenizer(KMeansTokenizer):
         source = str(encoder or card["encoder"])
         model = shared_hubert(source, int(card["layer"]), device)
         if model.sha256 != card["encoder_sha256"]:
-            raise CheckpointError(
-                f"{folder}: its k-means was fitted on a HuBERT with SHA-256 {card['encoder_sha256'][:12]}…, but "
-                f"{source} has {model.sha256[:12]}…; put the right encoder's place into `encoder` of "
-                f"{folder}/tokenizer.json, or run `dcar fit-tokenizer` with this one"
-            )
+            raise CheckpointError(f"{folder}: its k-means was fitted on a HuBERT with SHA-256 "
+                                  f"{card['encoder_sha256'][:12]}…, but {source} has {model.sha256[:12]}…; put the "
+                                  f"right encoder's place into `encoder` of {folder}/tokenizer.json, or run `dcar "
+                                  "fit-tokenizer` with this one")
         return cls(model, **tensors, name=card["name"], provenance=card.get("provenance")).as_stored(folder, card)

@@ -222,10 +222,8 @@ def fit_centroids(states: np.ndarray, vocab_size: int, seed: int, standardize: b
     from sklearn.cluster import MiniBatchKMeans
 
     if len(states) < 4 * vocab_size:
-        raise ConfigError(
-            f"fit-tokenizer: {len(states)} encoder states ({len(states) / 50:.0f} s at 50 Hz) are too few for "
-            f"{vocab_size} codes; give at least {4 * vocab_size // 50} s or fewer codes"
-        )
+        raise ConfigError(f"fit-tokenizer: {len(states)} encoder states ({len(states) / 50:.0f} s at 50 Hz) are too "
+                          f"few for {vocab_size} codes; give at least {4 * vocab_size // 50} s or fewer codes")
     dimensions = states.shape[1]
     mean = states.mean(0) if standardize else np.zeros(dimensions, np.float32)
     scale = states.std(0) + 1e-6 if standardize else np.ones(dimensions, np.float32)

@@ -96,9 +96,7 @@ class WhisperKMeansTokenizer(KMeansTokenizer):
         folder = Path(folder)
         card, tensors = read_kmeans(folder)
         if card["type"] != cls.kind or card["encoder_sha256"] != WHISPER_BASE_SHA256 or "tail_seconds" not in card:
-            raise CheckpointError(
-                f"{folder}: made for encoder {card['type']} {card['encoder_sha256'][:12]}…, not whisper-kmeans on "
-                "whisper-base"
-            )
+            raise CheckpointError(f"{folder}: made for encoder {card['type']} {card['encoder_sha256'][:12]}…, not "
+                                  "whisper-kmeans on whisper-base")
         return cls(**tensors, name=card["name"], tail_seconds=card["tail_seconds"], threads=threads,
                    provenance=card.get("provenance")).as_stored(folder, card)

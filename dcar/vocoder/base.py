@@ -69,10 +69,9 @@ class PromptAudio:
 def check_rates(vocoder: Vocoder, rate_hz: float, tokenizer: str) -> None:
     """CheckpointError where a vocoder would speak the tokens of a tokenizer at another speed."""
     if abs(vocoder.token_rate - rate_hz) > 1e-6:
-        raise CheckpointError(
-            f"the vocoder speaks {vocoder.token_rate:g} tokens a second, {tokenizer} makes {rate_hz:g}: use the "
-            "vocoder of the decoder's tokenizer, or train one with `dcar train-vocoder`"
-        )
+        raise CheckpointError(f"the vocoder speaks {vocoder.token_rate:g} tokens a second, {tokenizer} makes "
+                              f"{rate_hz:g}: use the vocoder of the decoder's tokenizer, or train one with `dcar "
+                              "train-vocoder`")
 
 
 def check_speaks(vocoder: Vocoder, info: Mapping[str, Any]) -> None:

@@ -93,10 +93,8 @@ def write_pack(out: str | Path, recordings: Iterable[np.ndarray], rows: Sequence
 def whole_rate(token_rate: float, where: str | Path) -> int:
     """`token_rate` as an int; DataError where a token is not a whole number of the vocoder's frames of 10 ms."""
     if token_rate <= 0 or token_rate != int(token_rate) or FRAME_RATE % int(token_rate):
-        raise DataError(
-            f"{where}: tokens of {token_rate:g} Hz; the vocoder's frames run at {FRAME_RATE} Hz, so rates of 100, 50, "
-            "25, 20, 10 … can be trained; choose a tokenizer of such a rate"
-        )
+        raise DataError(f"{where}: tokens of {token_rate:g} Hz; the vocoder's frames run at {FRAME_RATE} Hz, so rates "
+                        "of 100, 50, 25, 20, 10 … can be trained; choose a tokenizer of such a rate")
     return int(token_rate)
 
 
@@ -238,10 +236,8 @@ def fit_length(wave: Tensor, samples: int, tolerance: int) -> Tensor:
     """Cut or zero-pad wave [n] to `samples`; DataError for a difference beyond `tolerance` samples (three tokens):
     tokens and audio do not belong together."""
     if abs(len(wave) - samples) > tolerance:
-        raise DataError(
-            f"{len(wave)} samples of audio but tokens for {samples}: the pack's tokens belong to other audio; "
-            "prepare the corpus again"
-        )
+        raise DataError(f"{len(wave)} samples of audio but tokens for {samples}: the pack's tokens belong to other "
+                        "audio; prepare the corpus again")
     return torch.nn.functional.pad(wave, (0, max(0, samples - len(wave))))[:samples]
 
 

@@ -44,9 +44,8 @@ def run(config: TrainVocoderConfig) -> Path:
         try:
             trainer.load_state(torch.load(checkpoint, map_location=device, weights_only=True))
         except (RuntimeError, KeyError, ValueError) as error:
-            raise CheckpointError(
-                f"{checkpoint}: belongs to another configuration; choose another out: {error}"
-            ) from error
+            raise CheckpointError(f"{checkpoint}: belongs to another configuration; choose another out: "
+                                  f"{error}") from error
     with (out / "log.jsonl").open("a") as log:
         for record in _train(trainer, out):
             log.write(json.dumps(record) + "\n")
@@ -73,10 +72,8 @@ def _train(trainer: Trainer, out: Path) -> Iterator[dict[str, Any]]:
         if trainer.step_index % config.log_every == 0:
             values = {key: float(value) for key, value in logs.items()}  # waits for the device
             if not all(math.isfinite(v) for v in values.values()):
-                raise DCARError(
-                    f"vocoder training diverged at step {trainer.step_index}: {values}; the checkpoint in {out} is "
-                    "intact: run again with a lower learning_rate or bf16=false"
-                )
+                raise DCARError(f"vocoder training diverged at step {trainer.step_index}: {values}; the checkpoint in "
+                                f"{out} is intact: run again with a lower learning_rate or bf16=false")
             rate = (trainer.step_index - mark_step) / (time.perf_counter() - mark)
             mark, mark_step = time.perf_counter(), trainer.step_index
             bar.set_postfix_str(" ".join(f"{k} {v:.3g}" for k, v in values.items() if "norm" not in k))

@@ -25,7 +25,7 @@ from tqdm import tqdm
 
 from dcar.config import check, load_config, save_config, setting
 from dcar.config.schema import seed_setting
-from dcar.decoding import decode
+from dcar.decoding import ChunkMethod, decode
 from dcar.decoding.batch import pad
 from dcar.decoding.fast.passes import fast
 from dcar.errors import ConfigError, DataError
@@ -37,10 +37,10 @@ from dcar.prompts.items import PromptItem
 from dcar.prompts.load import load_prompts
 from dcar.sampling import SamplingConfig, likeliest, warp
 from dcar.tracking import provenance
-from eval.verifiers.candidates import build_tree, expected_accepted
-from eval.verifiers.entropy import EntropyChunk, EntropyMethod, entropies
+from eval.verifiers.entropy import EntropyChunk, entropies
+from eval.verifiers.mtp_viterbi import count_bigrams
 from eval.verifiers.statistics import VerifierStatistics
-from eval.verifiers.transitions import count_bigrams
+from eval.verifiers.vadusa import build_tree, expected_accepted
 
 
 @dataclass
@@ -128,7 +128,7 @@ def entropy_curve(model: AnyDecoder, states: Sequence[tuple[Tensor, Tensor]], it
     thresholds = torch.cat((torch.zeros(1), inner.float(), ceiling[None])).unique()
     lengths, reader = [], fast(model)
     for threshold in tqdm(thresholds.tolist(), desc="entropy thresholds", disable=None):
-        results = decode(reader, [i.prompt for i in items], EntropyMethod(EntropyChunk(threshold)), sampling, seed=seed,
+        results = decode(reader, [i.prompt for i in items], ChunkMethod(EntropyChunk(threshold)), sampling, seed=seed,
                          batch_size=batch_size)
         lengths.append(sum(len(r.tokens) for r in results) / sum(r.target_passes for r in results))
     return thresholds, torch.tensor(lengths)

@@ -39,11 +39,9 @@ from eval.methods.samplings import TUNED, names_sampling, split_sampling
 from eval.verifiers import entropy, mtp_viterbi, vadusa
 from eval.verifiers.chain import ChainVerifier
 from eval.verifiers.pcg import GroupVerifier
+from eval.verifiers.relaxed import TolerantDecoding, TopKVerify, TypicalAcceptance
 from eval.verifiers.sd import SpeculativeDecoding
-from eval.verifiers.ssd import TolerantDecoding
 from eval.verifiers.statistics import VerifierStatistics
-from eval.verifiers.topk_verify import TopKVerify
-from eval.verifiers.typical import TypicalAcceptance
 from heads.policy import ChunkPolicy
 
 

@@ -38,10 +38,8 @@ from eval.results.timing import module_device
 from eval.speed.measure import CLOCKS, Load, interleaved, print_card, shown
 from eval.verifiers.drafters import ModelDrafter
 from eval.verifiers.pcg import GroupVerifier
+from eval.verifiers.relaxed import TolerantDecoding, TopKVerify, TypicalAcceptance
 from eval.verifiers.sd import SpeculativeDecoding
-from eval.verifiers.ssd import TolerantDecoding
-from eval.verifiers.topk_verify import TopKVerify
-from eval.verifiers.typical import TypicalAcceptance
 from heads.build import HEAD_KINDS, check_kind
 from heads.chunk_scorer import ChunkScorerConfig
 from heads.costs import head_costs

@@ -1,22 +1,75 @@
-"""What typical acceptance and top-k verification share: a rule on the target's probabilities alone."""
+"""Relaxed rules: SSD's tolerance, Medusa's typical acceptance, top-k verification of Llasa+. None is lossless.
+
+An end of speech is judged by SD's rule unless asked otherwise (`eos_strict`). Its probability is still not kept: a
+token that passes where the target would have ended delays it.
+
+SSD (Interspeech 2025, Algorithm 1): accept x_i iff r < min(1, q(x_i) / p(x_i)) + beta; the rest as in SD. beta = 0 is
+SD, beta >= 1 is the draft alone. The total variation of one step from the target equals the acceptance that beta adds.
+The paper makes no exception for EOS: its rule is `ssd-β-eos`. Without tolerance for EOS, where q(EOS) > p(EOS), EOS
+needs the residual, and the other tokens' tolerance leaves less of it:
+out(EOS) = min(p, q)(EOS) + refused mass * residual(EOS) <= q(EOS).
+
+Typical acceptance (Cai et al. 2024, arXiv 2401.10774, section 2.3.1), on a chain: accept x iff
+q(x) > min(epsilon, delta * exp(-H(q))), H the entropy of q in nats. So the threshold falls where the target itself is
+undecided. A refused token gives way to a draw from q.
+
+Top-k verification (arXiv 2508.06262): accept x iff it is among the k likeliest tokens of the base head; a refused token
+gives way to a draw from it. The k likeliest are those after sampling's top-k and top-p: a token that could not have
+been sampled is never accepted.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from dcar.sampling import sample
+from dcar.errors import ConfigError
+from dcar.sampling import rank, sample
 from eval.verifiers import sd
-from eval.verifiers.chain import ChainVerifier, Uniforms
+from eval.verifiers.chain import Uniforms
 from eval.verifiers.drafters import Drafter
 
+EPSILON, DELTA = 0.09, 0.3  # of Medusa's code; 0.3 is the square root of 0.09
 
-class RelaxedVerifier(ChainVerifier):
+
+def tolerant(q_x: Tensor, p_x: Tensor, beta: float | Tensor) -> Tensor:
+    """SSD's probability of accepting x: min(1, min(1, q(x) / p(x)) + beta)."""
+    return (sd.acceptance(q_x, p_x) + beta).clamp(max=1)
+
+
+def threshold(q: Tensor, epsilon: float, delta: float) -> Tensor:
+    """Of typical acceptance, min(epsilon, delta * exp(-H(q))): q [..., V] -> [...]."""
+    entropy = torch.special.entr(q).sum(-1)
+    return (delta * torch.exp(-entropy)).clamp(max=epsilon)
+
+
+def among_likeliest(q: Tensor, tokens: Tensor, k: int) -> Tensor:
+    """Whether x is one of the k likeliest (of equals the lowest ids) and possible: q [..., V], tokens [...] -> bool."""
+    return (rank(q, tokens) < k) & (sd.of(q, tokens) > 0)
+
+
+class TolerantDecoding(sd.SpeculativeDecoding):
+    """`ssd-β`: no tolerance for EOS; `ssd-β-eos`: the paper's rule."""
+
+    numbers, relaxes_end = (1,), True
+
+    def __init__(self, name: str, drafter: Drafter, beta: float, eos_strict: bool = True):
+        super().__init__(name, drafter)
+        if not 0 <= beta < float("inf"):
+            raise ConfigError(f"{name}: the tolerance beta must be a number >= 0, not {beta}; the paper "
+                              "sweeps 0 to 0.4")
+        self.beta, self.eos_strict = beta, eos_strict
+
+    def accept(self, q: Tensor, p: Tensor, tokens: Tensor, eos: int, uniform: Uniforms) -> Tensor:
+        beta = torch.where((tokens == eos) & self.eos_strict, 0.0, self.beta)
+        return uniform("accept") < tolerant(sd.of(q, tokens), sd.of(p, tokens), beta)
+
+
+class RelaxedVerifier(sd.SpeculativeDecoding):
     """Accept by a yes-or-no rule on q; a refused token gives way to a draw from q.
 
-    EOS is judged by SD's rule (`eos_strict`), residual included: a rule that says "plausible" would end utterances
-    whenever the draft does. The probability of the end is still not kept: a token that passes where the target would
-    have ended delays it, and behind a refused one it may be drawn from q once more.
+    Such a rule would end utterances whenever the draft does, so EOS is judged by SD's, residual included. Behind a
+    refused EOS it may still be drawn from q once more.
     """
 
     relaxes_end = True
@@ -30,9 +83,41 @@ class RelaxedVerifier(ChainVerifier):
         raise NotImplementedError
 
     def accept(self, q: Tensor, p: Tensor, tokens: Tensor, eos: int, uniform: Uniforms) -> Tensor:
-        exact = uniform("accept") < sd.acceptance(sd.of(q, tokens), sd.of(p, tokens))
+        exact = super().accept(q, p, tokens, eos, uniform)
         return torch.where((tokens == eos) & self.eos_strict, exact, self.plausible(q, tokens))
 
     def replace(self, q: Tensor, p: Tensor, tokens: Tensor, eos: int, uniform: Uniforms) -> Tensor:
         strict = ((tokens == eos) & self.eos_strict)[:, None]
         return sample(torch.where(strict, sd.residual(q, p), q), uniform("residual"))
+
+
+class TypicalAcceptance(RelaxedVerifier):
+    """`typical`, `typical-ε-δ`."""
+
+    numbers = (0, 2)
+
+    def __init__(self, name: str, drafter: Drafter, epsilon: float = EPSILON, delta: float = DELTA,
+                 eos_strict: bool = True):
+        super().__init__(name, drafter, eos_strict)
+        if not 0 < epsilon <= 1 or not 0 < delta < float("inf"):
+            raise ConfigError(f"{name}: typical acceptance needs 0 < epsilon <= 1 and delta > 0, not {epsilon} and "
+                              f"{delta}; Medusa uses {EPSILON} and {DELTA}")
+        self.epsilon, self.delta = epsilon, delta
+
+    def plausible(self, q: Tensor, tokens: Tensor) -> Tensor:
+        return sd.of(q, tokens) > threshold(q, self.epsilon, self.delta)
+
+
+class TopKVerify(RelaxedVerifier):
+    """`topk-verify-k`."""
+
+    numbers = (1,)
+
+    def __init__(self, name: str, drafter: Drafter, k: float, eos_strict: bool = True):
+        super().__init__(name, drafter, eos_strict)
+        if k < 1 or k != int(k):
+            raise ConfigError(f"{name}: k is a whole number, at least 1, not {k:g}; write topk-verify-50, as in Llasa+")
+        self.k = int(k)
+
+    def plausible(self, q: Tensor, tokens: Tensor) -> Tensor:
+        return among_likeliest(q, tokens, self.k)

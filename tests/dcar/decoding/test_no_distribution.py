@@ -13,9 +13,8 @@ from dcar.decoding.engine.run import engine_for
 from dcar.decoding.fast.passes import fast
 from dcar.errors import DistributionError
 from dcar.sampling import SamplingConfig
-from eval.verifiers.candidates import chain
 from eval.verifiers.drafters import HeadDrafter, ModelDrafter
-from eval.verifiers.vadusa import Vadusa
+from eval.verifiers.vadusa import Vadusa, chain
 
 SAMPLING = SamplingConfig(temperature=0.9, max_tokens=40, max_tokens_per_text_unit=6, min_tokens=12)
 GREEDY = SamplingConfig(temperature=0, max_tokens=40, max_tokens_per_text_unit=6, min_tokens=12)

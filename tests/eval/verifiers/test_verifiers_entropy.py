@@ -18,7 +18,7 @@ from dcar.sampling import SamplingConfig, warp
 from dcar.text.phonemes import PHONEME_VERSION, TEXT_VOCAB_SIZE
 from eval.analysis import fit_verifiers as fitting
 from eval.methods.registry import Models, load_models, make_methods
-from eval.verifiers.entropy import EntropyChunk, EntropyMethod, chunk_sizes, entropies
+from eval.verifiers.entropy import EntropyChunk, chunk_sizes, entropies
 from eval.verifiers.statistics import INFO, TENSORS, VerifierStatistics
 
 SAMPLING = SamplingConfig(max_tokens=60, max_tokens_per_text_unit=6)
@@ -41,7 +41,7 @@ def test_the_first_uncertain_head_ends_the_chunk():
 
 @pytest.mark.parametrize(("threshold", "size"), [(0.0, 1), (math.inf, 4)])
 def test_extreme_thresholds_are_fixed_chunks(decoder, prompts, threshold, size):
-    got = decode(decoder, prompts, EntropyMethod(EntropyChunk(threshold)), SAMPLING, seed=3)
+    got = decode(decoder, prompts, ChunkMethod(EntropyChunk(threshold)), SAMPLING, seed=3)
     fixed = decode(decoder, prompts, ChunkMethod(FixedChunk(size)), SAMPLING, seed=3)
     assert [(r.tokens, r.actions) for r in got] == [(r.tokens, r.actions) for r in fixed]
 
@@ -51,7 +51,7 @@ def test_extreme_thresholds_are_fixed_chunks(decoder, prompts, threshold, size):
 def test_sizes_and_tokens_equal_decoding_without_cache(decoder, prompts, sampling):
     threshold, seen = 1.9, set()
 
-    results = decode(decoder, prompts, EntropyMethod(EntropyChunk(threshold)), sampling, seed=1)
+    results = decode(decoder, prompts, ChunkMethod(EntropyChunk(threshold)), sampling, seed=1)
     for prompt, result in zip(prompts, results, strict=True):
         def choose(n, key, prompt=prompt, result=result):
             hidden = states(decoder, prompt, result.tokens[:n])[-1]
@@ -68,17 +68,8 @@ def test_sizes_and_tokens_equal_decoding_without_cache(decoder, prompts, samplin
     assert len(seen) > 2
 
 
-@pytest.mark.parametrize("sampling", [SAMPLING, SamplingConfig(max_tokens=40, top_p=0.8, repetition_window=6,
-                                                               repetition_share=0.2)], ids=["plain", "repetition"])
-def test_schedule_and_method_are_the_same(decoder, prompts, sampling):
-    """`EntropyMethod` only saves the second evaluation of the heads."""
-    one = decode(decoder, prompts, EntropyMethod(EntropyChunk(1.9)), sampling, seed=1)
-    two = decode(decoder, prompts, ChunkMethod(EntropyChunk(1.9)), sampling, seed=1)
-    assert [(r.tokens, r.actions) for r in one] == [(r.tokens, r.actions) for r in two]
-
-
 def test_batch_size_and_order_change_nothing(decoder, prompts):
-    check_batching(decoder, prompts, lambda: EntropyMethod(EntropyChunk(1.9)), SAMPLING,
+    check_batching(decoder, prompts, lambda: ChunkMethod(EntropyChunk(1.9)), SAMPLING,
                    lambda r: (r.tokens, r.actions))
 
 
@@ -87,7 +78,7 @@ def test_impossible_thresholds_and_decoders(decoder, prompts):
         with pytest.raises(ConfigError, match="at least 0"):
             EntropyChunk(wrong)
     with pytest.raises(ConfigError, match="base head only"):
-        decode(tiny_decoder(heads=1), prompts, EntropyMethod(EntropyChunk(1.0)), SAMPLING)
+        decode(tiny_decoder(heads=1), prompts, ChunkMethod(EntropyChunk(1.0)), SAMPLING)
 
 
 # ------------------------------------------------------------------------------------------------------- the statistics

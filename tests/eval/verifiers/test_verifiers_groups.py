@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from dcar.errors import CheckpointError, ConfigError
-from eval.verifiers import groups as groups_module
-from eval.verifiers.groups import TokenGroups, build_groups, cached_groups
+from eval.verifiers import pcg as groups_module
+from eval.verifiers.pcg import TokenGroups, build_groups, cached_groups
 
 
 def embedding_of(codes: int = 40, width: int = 6, seed: int = 0) -> torch.Tensor:

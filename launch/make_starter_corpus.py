@@ -35,6 +35,7 @@ import math
 import random
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import resources
 from multiprocessing import Pool
@@ -61,48 +62,62 @@ LONGEST_BLEND = 110  # phonemes
 MODEL_SHA256_PREFIX = "6e742170"
 
 
-def english_voices(folder: Path) -> list[str]:
-    """The 28 English voices (American and British, female and male) of kokoro-js, sorted by name."""
-    voices = sorted(p.stem for p in folder.glob("[ab][fm]_*.bin"))
-    if len(voices) != 28:
-        raise SystemExit(f"{folder}: expected the 28 English voices of kokoro-js@1.2.1, found {len(voices)}")
-    return voices
+def lines_of(file: Path) -> list[str]:
+    return [line.strip() for line in file.read_text().splitlines() if line.strip()]
+
+
+def jobs_of(work: Path) -> list[dict]:
+    """What `plan`, `blend` or `add` planned: of every utterance id, split, voice, text, phonemes and their ids."""
+    return [json.loads(line) for line in (work / "jobs.jsonl").open()]
+
+
+def write_jobs(out: Path, jobs: list[dict], styles: dict[str, np.ndarray]) -> None:
+    """`jobs.jsonl`, and the style vectors [phonemes, 256] of the voices that are spoken with."""
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "jobs.jsonl").write_text("".join(json.dumps(job) + "\n" for job in jobs))
+    np.savez_compressed(out / "styles.npz", **styles)  # type: ignore[arg-type]
+
+
+def phonemiser(vocabulary: Path | None = None) -> Callable[[str], dict[str, Any]]:
+    """Text -> its phonemes and, with a vocabulary, Kokoro's ids of them."""
+    from hibari import Hibari
+
+    speaker, vocab = Hibari(), json.loads(vocabulary.read_text())["vocab"] if vocabulary else {}
+
+    def phonemise(text: str) -> dict[str, Any]:
+        phonemes = "".join(speaker.phonemize(text))
+        return dict(text=text, phonemes=phonemes, ids=[vocab[c] for c in phonemes if c in vocab])
+
+    return phonemise
 
 
 def plan(sentences: Path, voices_dir: Path, vocabulary: Path, out: Path) -> None:
     """Assign sentences to splits and voices, phonemise them, and write `jobs.jsonl` and `styles.npz`."""
-    from hibari import Hibari
-
-    out.mkdir(parents=True, exist_ok=True)
-    lines = [line.strip() for line in sentences.read_text().splitlines() if line.strip()]
+    lines = lines_of(sentences)
     if len(set(lines)) != len(lines):
         raise SystemExit(f"{sentences}: repeated sentences; every sentence may stand in one split only")
     random.Random(20261121).shuffle(lines)
-    voices = english_voices(voices_dir)
+    voices = sorted(p.stem for p in voices_dir.glob("[ab][fm]_*.bin"))  # American and British, female and male
+    if len(voices) != 28:
+        raise SystemExit(f"{voices_dir}: expected the 28 English voices of kokoro-js@1.2.1, found {len(voices)}")
     seen = [v for v in voices if v not in UNSEEN_VOICES]
     readers = [("test", v) for v in UNSEEN_VOICES] * TEST_PER_VOICE
     readers += [("dev", v) for v in seen] * DEV_PER_VOICE
     readers += [("train", v) for v in seen if v != FAST_VOICE] * TRAIN_PER_VOICE
     readers += [("train", FAST_VOICE)] * (len(lines) - len(readers))
-    vocab = json.loads(vocabulary.read_text())["vocab"]
-    phonemise = Hibari().phonemize
-    jobs, longest = [], 0
-    for i, (text, (split, voice)) in enumerate(zip(lines, readers, strict=True)):
-        phonemes = "".join(phonemise(text))
-        ids = [vocab[c] for c in phonemes if c in vocab]
-        longest = max(longest, len(ids))
-        jobs.append(dict(id=f"{voice}_{i:04d}", split=split, voice=voice, text=text, phonemes=phonemes, ids=ids))
+    phonemise = phonemiser(vocabulary)
+    jobs: list[dict] = [dict(id=f"{voice}_{i:04d}", split=split, voice=voice, **phonemise(text))
+                        for i, (text, (split, voice)) in enumerate(zip(lines, readers, strict=True))]
+    longest = max(len(job["ids"]) for job in jobs)
     random.Random(0).shuffle(jobs)  # so that any first part of the work is a small corpus of the same shape
-    (out / "jobs.jsonl").write_text("".join(json.dumps(j) + "\n" for j in jobs))
     # Kokoro picks the style vector by phoneme count, so rows past the longest sentence are never read.
     styles = {v: np.fromfile(voices_dir / f"{v}.bin", np.float32).reshape(-1, 256)[: longest + 1] for v in voices}
-    np.savez_compressed(out / "styles.npz", **styles)  # type: ignore[arg-type]
+    write_jobs(out, jobs, styles)
     print({split: sum(j["split"] == split for j in jobs) for split in ("train", "dev", "test")}, longest, "phonemes")
 
 
-def blend(
-    planned: Path, voices_dir: Path | None, vocabulary: Path, count: int, each: int, seed: int, out: Path
-) -> None:
+def blend(planned: Path, voices_dir: Path | None, vocabulary: Path, count: int, each: int, seed: int,
+          out: Path) -> None:
     """Plan `count` training utterances, `each` of them in a voice of its own: a random mixture of three voices, at a
     random speed. Unseen voices and held-out sentences have no part in it.
 
@@ -113,14 +128,11 @@ def blend(
     A text is a training sentence in which about half of the longer words became other words of the lexicon: it makes
     no sense, but brings sounds together that the corpus' few sentences do not.
     """
-    from hibari import Hibari
-
-    out.mkdir(parents=True, exist_ok=True)
-    speaker = Hibari()
-    vocab = json.loads(vocabulary.read_text())["vocab"]
-    words = _lexicon()
-    jobs = [json.loads(line) for line in (planned / "jobs.jsonl").open()]
-    sentences = sorted(job["text"] for job in jobs if job["split"] == "train")
+    with gzip.open(resources.files("hibari") / "assets" / "lexicon_us_gold.json.gz", "rt") as file:  # type: ignore[call-overload]
+        # words of hibari's American lexicon
+        words = sorted(word for word in json.load(file) if re.fullmatch("[a-z]{4,12}", word))
+    phonemise = phonemiser(vocabulary)
+    sentences = sorted(job["text"] for job in jobs_of(planned) if job["split"] == "train")
     if voices_dir is None:
         styles = dict(np.load(planned / "styles.npz"))
     else:
@@ -132,33 +144,23 @@ def blend(
         text = re.sub(
             r"\b[a-z]{4,}\b", lambda m: rng.choice(words) if rng.random() < 0.5 else m.group(), rng.choice(sentences)
         )
-        phonemes = "".join(speaker.phonemize(text))
-        ids = [vocab[c] for c in phonemes if c in vocab]
-        if len(ids) > LONGEST_BLEND:
+        said = phonemise(text)
+        if len(said["ids"]) > LONGEST_BLEND:
             continue
         if len(blends) % each == 0:
             weights, speed = _mixture(voices, rng, away=0.4 if voices_dir else 0.0), rng.uniform(0.85, 1.15)
         job = dict(id=f"blend{seed}_{len(blends):04d}", split="train", voice=f"blend{seed}_{len(blends) // each:04d}")
-        blends.append(job | dict(text=text, phonemes=phonemes, ids=ids, blend=weights, speed=speed))
-    (out / "jobs.jsonl").write_text("".join(json.dumps(job) + "\n" for job in blends))
-    np.savez_compressed(out / "styles.npz", **{voice: styles[voice][: LONGEST_BLEND + 1] for voice in voices})
+        blends.append(job | said | dict(blend=weights, speed=speed))
+    write_jobs(out, blends, {voice: styles[voice][: LONGEST_BLEND + 1] for voice in voices})
 
 
 def add(sentences: Path, seed: int, speeds: tuple[float, float], out: Path) -> None:
     """Plan further training utterances: every sentence once, in the fast voice, at a random speed (log-uniform)."""
-    from hibari import Hibari
-
-    out.mkdir(parents=True, exist_ok=True)
-    phonemise = Hibari().phonemize
-    lines = [line.strip() for line in sentences.read_text().splitlines() if line.strip()]
-    rng = random.Random(seed)
+    phonemise, rng = phonemiser(), random.Random(seed)
     slow, fast = (math.log(speed) for speed in speeds)
-    with (out / "jobs.jsonl").open("w") as file:
-        for i, text in enumerate(lines):
-            job = dict(id=f"{FAST_VOICE}_more_{i:04d}", split="train", voice=FAST_VOICE, text=text,
-                       phonemes="".join(phonemise(text)), ids=[], speed=round(math.exp(rng.uniform(slow, fast)), 3))
-            file.write(json.dumps(job) + "\n")
-    np.savez_compressed(out / "styles.npz")  # the fast voice has its own network
+    jobs = [dict(id=f"{FAST_VOICE}_more_{i:04d}", split="train", voice=FAST_VOICE, **phonemise(text),
+                 speed=round(math.exp(rng.uniform(slow, fast)), 3)) for i, text in enumerate(lines_of(sentences))]
+    write_jobs(out, jobs, {})  # the fast voice has its own network
 
 
 def join(corpora: list[Path], out: Path) -> None:
@@ -187,13 +189,6 @@ def _mixture(voices: list[str], rng: random.Random, away: float) -> dict[str, fl
     return weights | {voice: -push for voice in parts[3:]}
 
 
-def _lexicon() -> list[str]:
-    """Words of 4 to 12 letters of hibari's American lexicon, sorted."""
-    with gzip.open(resources.files("hibari") / "assets" / "lexicon_us_gold.json.gz", "rt") as file:  # type: ignore[call-overload]
-        entries = json.load(file)
-    return sorted(word for word in entries if re.fullmatch("[a-z]{4,12}", word))
-
-
 _session: Any  # what `_start` makes once a process: Kokoro's network, its voices, the fast voice
 _styles: dict[str, np.ndarray]
 _hibari: Any
@@ -202,9 +197,8 @@ _hibari: Any
 def _style(job: dict) -> np.ndarray:
     """Kokoro's style vector [1, 256] of a job; the row is picked by the number of phonemes."""
     parts = job.get("blend", {job["voice"]: 1.0})
-    return sum(
-        share * _styles[voice][min(len(job["ids"]), len(_styles[voice]) - 1)] for voice, share in parts.items()
-    ).reshape(1, 256)
+    row = len(job["ids"])
+    return sum(share * _styles[voice][min(row, len(_styles[voice]) - 1)] for voice, share in parts.items())[None]
 
 
 def _start(model: str, styles: str) -> None:
@@ -225,11 +219,8 @@ def _speak(job: dict) -> tuple[str, bytes]:
     if job["voice"] == FAST_VOICE:
         audio = _hibari.from_phonemes(job["phonemes"], speed=job.get("speed", 1.0), seed=0)
     else:
-        feed = {
-            "tokens": np.array([[0, *job["ids"], 0]], np.int64),
-            "style": _style(job).astype(np.float32),
-            "speed": np.array([job.get("speed", 1.0)], np.float32),
-        }
+        feed = {"tokens": np.array([[0, *job["ids"], 0]], np.int64), "style": _style(job).astype(np.float32),
+                "speed": np.array([job.get("speed", 1.0)], np.float32)}
         audio = _session.run(None, feed)[0].ravel()
     loud = np.flatnonzero(np.abs(audio) > 0.01)  # trim the model's long pauses, keep 0.1 s on both sides
     margin = SAMPLE_RATE // 10
@@ -241,7 +232,7 @@ def _speak(job: dict) -> tuple[str, bytes]:
 
 def speak(model: Path | None, work: Path, processes: int) -> None:
     """Speak every job that has no file yet into `work/speech/<id>.ogg`; stop and start it as you like."""
-    jobs = [json.loads(line) for line in (work / "jobs.jsonl").open()]
+    jobs = jobs_of(work)
     if model is None and any(job["voice"] != FAST_VOICE for job in jobs):
         raise ConfigError(f"{work}: voices other than {FAST_VOICE} are read by Kokoro: give model=")
     if model and not (digest := hashlib.sha256(model.read_bytes()).hexdigest()).startswith(MODEL_SHA256_PREFIX):
@@ -268,7 +259,7 @@ def pack(work: Path, out: Path, partial: bool) -> None:
     import soundfile as sf
 
     out.mkdir(parents=True, exist_ok=True)
-    jobs = [json.loads(line) for line in (work / "jobs.jsonl").open()]
+    jobs = jobs_of(work)
     missing = [j["id"] for j in jobs if not (work / "speech" / f"{j['id']}.ogg").exists()]
     if partial:
         jobs = [j for j in jobs if j["split"] != "train" or j["id"] not in missing]

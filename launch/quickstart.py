@@ -113,31 +113,20 @@ def pipeline(config: QuickstartConfig) -> list[list[Step]]:
     spoken = distilled if from_starter else data  # what decoders and chunk scorer learn
     python = sys.executable
 
-    def train(name: str, folder: Path, initial: str) -> Step:
-        recipe = RECIPES / "car_starter.yaml"
-        variant = {"car": ":distilled", "far": ":far_distilled"} if from_starter else {"car": "", "far": ":far"}
-        command = [python, "-m", "dcar.train", "--config", f"{recipe}{variant[name]}", f"data={spoken}",
-                   f"out={folder}", f"max_steps={config.train_steps}", f"eval_steps={config.train_steps}"]
+    def train(name: str, module: str, config_of: str, folder: Path, steps: int, initial: str, gently: list[str],
+              *read: Path) -> Step:
+        """A training. From the starter it goes on gently, so as not to undo what the end of the first one gained."""
+        recipe = RECIPES / config_of.partition(":")[0]
+        command = [python, "-m", module, "--config", str(RECIPES / config_of), *(f"decoder={path}" for path in read),
+                   f"data={spoken}", f"out={folder}", f"max_steps={steps}", f"eval_steps={steps}"]
         if not computes_bfloat16():
             command.append("bf16=false")  # without instructions for it a step takes ten times as long
-        inputs = [spoken, recipe]
-        if from_starter:  # gently, so as not to undo what the end of the first schedule gained
-            command += [f"init_from={shipped(initial)}", "learning_rate=0.0002", "warmup_steps=10"]
-            inputs.append(shipped(initial))
-        return Step(name, command, [folder / "model.safetensors"], inputs, folder)
+        return Step(name, [*command, *(gently if from_starter else [])], [folder / "model.safetensors"],
+                    [*read, spoken, recipe, *([shipped(initial)] if from_starter else [])], folder)
 
-    def train_chunk_scorer() -> Step:
-        recipe = RECIPES / "chunk_scorer_starter.yaml"
-        command = [python, "-m", "dcar.train.chunk_scorer", "--config", str(recipe), f"decoder={car}", f"data={spoken}",
-                   f"out={chunk_scorer}", f"max_steps={config.chunk_scorer_steps}",
-                   f"eval_steps={config.chunk_scorer_steps}"]
-        if not computes_bfloat16():
-            command.append("bf16=false")
-        inputs = [car, spoken, recipe]
-        if from_starter:  # its decoder is close to the one that this was trained for
-            command += ["init_from=starter", "learning_rate=0.0005", "warmup_steps=10"]
-            inputs.append(shipped("chunk_scorer"))
-        return Step("chunk_scorer", command, [chunk_scorer / "model.safetensors"], inputs, chunk_scorer)
+    def stage_one(name: str, folder: Path, initial: str, variant: str) -> Step:
+        return train(name, "dcar.train", f"car_starter.yaml{variant}", folder, config.train_steps, initial,
+                     [f"init_from={shipped(initial)}", "learning_rate=0.0002", "warmup_steps=10"])
 
     return [
         [*([Step("distil", [python, "-m", "launch.distil", "--config", str(RECIPES / "distil_starter.yaml"),
@@ -147,8 +136,11 @@ def pipeline(config: QuickstartConfig) -> list[list[Step]]:
            if from_starter else []),
          Step("check", [python, "-m", "launch.check_tokens", str(config.check_utterances)], [],
               [shipped("tokenizer"), shipped("corpus"), data])],
-        [train("car", car, "decoder"), train("far", far, "far")],
-        [train_chunk_scorer(),
+        [stage_one("car", car, "decoder", ":distilled" if from_starter else ""),
+         stage_one("far", far, "far", ":far_distilled" if from_starter else ":far")],
+        [train("chunk_scorer", "dcar.train.chunk_scorer", "chunk_scorer_starter.yaml", chunk_scorer,
+               config.chunk_scorer_steps, "chunk_scorer",
+               ["init_from=starter", "learning_rate=0.0005", "warmup_steps=10"], car),
          Step("verifiers", [python, "-m", "eval.analysis.fit_verifiers", "--config",
                             str(RECIPES / "verifiers_starter.yaml"), f"decoder={car}", f"data={data}",
                             "sampling.temperature=1.0", "sampling.top_k=0", f"out={verifiers}"],

@@ -38,7 +38,7 @@ from dcar.config.schema import seed_setting
 from dcar.errors import ConfigError, DataError
 from dcar.model.backbones.decoder import TEXT_TOKENIZER_FOLDER
 from dcar.model.draft import AnyDecoder
-from dcar.model.load import load_decoder
+from dcar.model.load import Shipped, load_decoder
 from dcar.prepare.prepared import load_prepared, prepared_folder, prepared_info
 from dcar.prepare.run import PrepareConfig
 from dcar.prepare.run import run as prepare
@@ -55,7 +55,7 @@ from dcar.vocoder.training.train import TrainVocoderConfig
 from dcar.vocoder.training.train import run as train_vocoder
 from eval.compare.run import CompareConfig, load_tools, start
 from eval.compare.run import run as compare
-from eval.results.store import Record, Tools, read_jsonl
+from eval.results.store import Record, Tools, by_method, read_jsonl
 from launch.voice_verdict import Spoken, bounds, deciding, length, nearness, rate, rows_of, table, verdict
 
 logger = logging.getLogger(__name__)
@@ -75,11 +75,6 @@ class Voice:
     vocoder: str
     share: float = 0.0
     vocoder_share: float = 0.0
-
-    @property
-    def told(self) -> str:
-        """In words."""
-        return f"vocoder {self.vocoder_share:.0%} and decoder {self.share:.0%} of the way"
 
     @property
     def name(self) -> str:
@@ -191,7 +186,8 @@ def tune_voice(config: TuneVoiceConfig, tools: Callable[[CompareConfig], Tools] 
     if missing := [s for s in ("train", "dev", config.split) if not counts.get(s, {}).get("utterances")]:
         raise DataError(f"{data}: nothing in split {', '.join(missing)}; a voice needs sentences to train on, to "
                         "choose by and to judge by: record more, or give the splits as docs/data.md says")
-    origin = recipe.backbone.path or str(resolve(recipe.init_from, started_from(recipe)))
+    shipped: Shipped = "far" if recipe.model.num_prediction_heads == 1 else "decoder"  # what `init_from=starter` means
+    origin = recipe.backbone.path or str(resolve(recipe.init_from, shipped))
     was = Voice(origin, recipe.spoken.vocoder or "starter")
     vocoder_recipe = vocoder_config(config, was.vocoder)
     same_as_before(config.work, data, recipe, vocoder_recipe)
@@ -207,7 +203,8 @@ def tune_voice(config: TuneVoiceConfig, tools: Callable[[CompareConfig], Tools] 
     unlike = tuned.checksum() != before.checksum()  # the recipe may have chosen the step before the first
     decoders = on_the_way(config, origin, before, recipe.out) if unlike else {}
     size = min(recipe.spoken.chunk, before.config.num_prediction_heads)
-    by = methods(config, recipe, size)
+    temperatures = dict.fromkeys([recipe.spoken.sampling.temperature, *config.temperatures])
+    by = [f"car-{size}@t{t:g}" for t in temperatures]  # the first decides
     tried: dict[Voice, dict[str, Any]] = {}
 
     def best(voices: Sequence[Voice]) -> Voice:
@@ -215,7 +212,8 @@ def tune_voice(config: TuneVoiceConfig, tools: Callable[[CompareConfig], Tools] 
             return voices[0]
         for voice in voices:
             if voice not in tried:
-                stage(f"speak dev sentences, {voice.told}")
+                stage(f"speak dev sentences, vocoder {voice.vocoder_share:.0%} and decoder {voice.share:.0%} of the "
+                      "way")
                 said = speak(config, recipe, voice, by[:1], tools, "dev")
                 tried[voice] = trial(voice, said[by[0]])
         return voices[choose([tried[voice] for voice in voices], config.close)]
@@ -353,11 +351,6 @@ def choose(tried: Sequence[dict[str, Any]], close: float) -> int:
     return max(near, key=lambda i: (tried[i]["similarity"] or 0.0, -i))
 
 
-def started_from(recipe: TrainConfig) -> Any:
-    """Which of the shipped decoders `init_from=starter` means."""
-    return "far" if recipe.model.num_prediction_heads == 1 else "decoder"
-
-
 def prepared_recordings(config: TuneVoiceConfig) -> str:
     """The recordings, prepared in `out`."""
     table = Path(config.recordings) / "metadata.csv"
@@ -397,15 +390,7 @@ def speak(config: TuneVoiceConfig, recipe: TrainConfig, voice: Voice, by: list[s
         timing_utterances=0, audio_samples=0, reasons_utterances=0, references=references, report=False,
         resamples=config.resamples, out=str(out), sampling=said.sampling)
     compare(compared, tools(compared))
-    found: Spoken = {}
-    for record in read_jsonl(out / "records.jsonl"):
-        found.setdefault(record["method"], []).append(record)
-    return found
-
-
-def methods(config: TuneVoiceConfig, recipe: TrainConfig, size: int) -> list[str]:
-    """car-5@t0.4, and the same at the other temperatures; the first decides."""
-    return [f"car-{size}@t{t:g}" for t in dict.fromkeys([recipe.spoken.sampling.temperature, *config.temperatures])]
+    return by_method(read_jsonl(out / "records.jsonl"))
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -9,12 +9,11 @@ its pace beyond chance, farther from neither beyond chance, and the interval of 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from dcar.speak.phrases import split_sentences
 from eval.results.rows import compare_records
-from eval.results.stats import PairedTest, paired_test
 from eval.results.store import RECORDING, RESYNTHESIS, Record
 
 Spoken = dict[str, list[Record]]  # method, or reference -> its records
@@ -60,32 +59,18 @@ def off_pace(record: Record) -> float:
     return abs(math.log(max(record["duration"] / record["reference_duration"], 0.1)))
 
 
-def paired(measure: Callable[[Record], float | None], after: Sequence[Record], before: Sequence[Record],
-           resamples: int) -> PairedTest | None:
-    """The paired test of a measure, after - before, over the sentences; None where it was never taken."""
-    sums: list[dict[str, list[float]]] = []
-    for records in (after, before):
-        found: dict[str, list[float]] = {}
-        for r in records:
-            if (value := measure(r)) is not None:
-                found.setdefault(r["id"], []).append(value)
-        sums.append(found)
-    shared = sorted(set(sums[0]) & set(sums[1]))
-    if not shared:
-        return None
-    a, b = (([sum(found[i]) for i in shared], [len(found[i]) for i in shared]) for found in sums)
-    return paired_test(*a, *b, resamples=resamples)
-
-
 def outcome(before: Sequence[Record], after: Sequence[Record] | None, resamples: int) -> dict[str, Any]:
     """Word errors, nearness and length of the decoder as it was, and of the tuned one with the paired differences, of
     `off_pace` too."""
     row: dict[str, Any] = {"start": rate(before), "sentences": len({r["id"] for r in before}),
                            "start_similarity": nearness(before), "start_length": length(before)}
     if after is not None:
-        test, pace = compare_records(after, before, resamples), paired(off_pace, after, before, resamples)
-        voice = paired(lambda r: r.get(SIMILARITY), after, before, resamples)
-        assert pace is not None  # every record has a length
+        test = compare_records(after, before, resamples)
+        pace = compare_records(after, before, resamples, lambda r: (off_pace(r), 1))
+        voice = None
+        if nearness(before) is not None and nearness(after) is not None:
+            voice = compare_records(after, before, resamples,
+                                    lambda r: None if r.get(SIMILARITY) is None else (r[SIMILARITY], 1))
         row |= {"tuned": rate(after), "difference": test.difference, "difference_ci": [test.low, test.high],
                 "p": test.p_value, "detectable": test.detectable, "tuned_similarity": nearness(after),
                 "tuned_length": length(after), "nearer": voice and voice.difference,
@@ -123,20 +108,16 @@ def bounds(spoken: Spoken) -> dict[str, dict[str, float | None]]:
 def is_better(row: dict[str, Any], margin: float) -> bool:
     """Fewer word errors beyond chance, or nearer to voice or pace beyond chance, and farther from neither, at no more
     than `margin` more of them."""
-    high = row["difference_ci"][1]
-    return bool(high < 0 or high <= margin and gains(row) and not losses(row))
+    high, (near, far) = row["difference_ci"][1], moved(row)
+    return bool(high < 0 or high <= margin and near and not far)
 
 
-def gains(row: dict[str, Any]) -> str:
-    """What the tuned one is nearer to beyond chance."""
-    return " and ".join(name for name, nearer in (("the voice", row["nearer_ci"] and row["nearer_ci"][0] > 0),
-                                                  ("its pace", row["off_pace_ci"][1] < 0)) if nearer)
-
-
-def losses(row: dict[str, Any]) -> str:
-    """What it is farther from beyond chance."""
-    return " and ".join(name for name, farther in (("the voice", row["nearer_ci"] and row["nearer_ci"][1] < 0),
-                                                   ("its pace", row["off_pace_ci"][0] > 0)) if farther)
+def moved(row: dict[str, Any]) -> tuple[str, str]:
+    """What the tuned one is nearer to beyond chance, and what it is farther from."""
+    voice, pace = row["nearer_ci"] or [0.0, 0.0], row["off_pace_ci"]
+    near = (("the voice", voice[0] > 0), ("its pace", pace[1] < 0))
+    far = (("the voice", voice[1] < 0), ("its pace", pace[0] > 0))
+    return " and ".join(name for name, so in near if so), " and ".join(name for name, so in far if so)
 
 
 def advice(row: dict[str, Any], tuned: str, margin: float) -> str:
@@ -156,7 +137,7 @@ def advice(row: dict[str, Any], tuned: str, margin: float) -> str:
         return f"Take the tuned {tuned}: {found}"
     if low > 0:
         return f"Leave the tuned {tuned}, which makes more word errors: {found}"
-    near, far = gains(row), losses(row)
+    near, far = moved(row)
     if is_better(row, margin):
         return (f"Take the tuned {tuned}, nearer to {near} at no more than {100 * margin:g} points of word errors for "
                 f"sure: {found}{power}")

@@ -10,10 +10,10 @@ import hashlib
 import json
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from accelerate.utils import gather_object
@@ -24,7 +24,7 @@ from dcar.errors import ConfigError, RewardError
 from dcar.prompts.items import PromptItem
 from dcar.recognition.base import Recognizer
 from dcar.recognition.ctc import Alignment
-from dcar.text.wer import NORMALIZER, WordErrors, corpus_wer, word_errors
+from dcar.text.wer import NORMALIZER, WERScore, WordErrors, corpus_wer, word_errors
 from dcar.tracking import write_json
 from dcar.vocoder.base import Vocoder
 from dcar.vocoder.voicing import isolate, voice_each
@@ -33,6 +33,7 @@ from rl.credit import Located
 logger = logging.getLogger(__name__)
 
 NAN = float("nan")
+T = TypeVar("T")
 
 
 @dataclass
@@ -56,15 +57,18 @@ class RolloutRecord:
         """Whether there is speech to say where something was lost, and a recording to measure it by."""
         return bool(self.result.tokens) and len(self.item.reference_tokens) > 0
 
+    @property
+    def is_silent(self) -> bool:
+        """Whether its waveform has no samples, so that nobody need be asked what it says."""
+        return self.wave is not None and not len(self.wave)
 
-def transcripts(waves: Sequence[np.ndarray], sample_rate: int, recognizer: Recognizer) -> list[str | Exception]:
-    """Its transcript; "" for a wave without samples, an exception where it failed."""
-    spoken = [i for i, wave in enumerate(waves) if len(wave)]
-    heard: list[str | Exception] = [""] * len(waves)
-    answers = isolate(lambda rows: recognizer.transcribe([waves[i] for i in rows], sample_rate), spoken)
-    for i, text in zip(spoken, answers, strict=True):
-        heard[i] = text
-    return heard
+    def hear(self, transcript: str) -> None:
+        """Note what was heard, and the word errors."""
+        self.transcript, self.errors = transcript, word_errors(self.item.text, transcript)
+
+    def fail(self, cause: str) -> None:
+        """Note why a reward is missing; the first cause stays."""
+        self.failure = self.failure or cause
 
 
 def synthesise(records: Sequence[RolloutRecord], vocoder: Vocoder) -> None:
@@ -73,9 +77,9 @@ def synthesise(records: Sequence[RolloutRecord], vocoder: Vocoder) -> None:
     for record, wave in zip(records, waves, strict=True):
         record.sample_rate = vocoder.sample_rate
         if isinstance(wave, Exception):
-            record.failure = record.failure or cause(wave)
+            record.fail(cause(wave))
         elif not np.isfinite(wave).all():
-            record.failure = record.failure or "the vocoder gave samples that are not finite"
+            record.fail("the vocoder gave samples that are not finite")
         else:
             record.wave = wave
 
@@ -84,42 +88,46 @@ def cause(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
+def told(records: Sequence[RolloutRecord],
+         ask: Callable[[list[RolloutRecord]], Sequence[T]]) -> Iterator[tuple[RolloutRecord, T]]:
+    """The rollouts with what a recogniser says of them, but for those on which it failed, which have the cause."""
+    for record, answer in zip(records, isolate(ask, list(records)), strict=True):
+        if isinstance(answer, Exception):
+            record.fail(cause(answer))
+        else:
+            yield record, answer
+
+
+def of_texts(method: Callable[..., Sequence[T]]) -> Callable[[list[RolloutRecord]], Sequence[T]]:
+    """Asks a method of a recogniser that takes waveforms, their rate and their texts."""
+    return lambda rows: method([r.wave for r in rows], rows[0].sample_rate, [r.item.text for r in rows])
+
+
 def transcribe(records: Sequence[RolloutRecord], recognizer: Recognizer) -> None:
     """Fill in transcript and word errors of the rollouts that have a waveform and were not transcribed yet."""
     ready = [r for r in records if r.wave is not None and r.transcript is None and r.failure is None]
-    if not ready:
-        return
-    rate = max(r.sample_rate for r in ready)
-    for record, text in zip(ready, transcripts([r.wave for r in ready], rate, recognizer), strict=True):  # type: ignore[misc]
-        if isinstance(text, Exception):
-            record.failure = record.failure or cause(text)
-        else:
-            record.transcript, record.errors = text, word_errors(record.item.text, text)
+
+    def ask(rows: list[RolloutRecord]) -> Sequence[str]:
+        return recognizer.transcribe([r.wave for r in rows if r.wave is not None], rows[0].sample_rate)
+
+    for record, text in told([r for r in ready if not r.is_silent], ask):
+        record.hear(text)
+    for record in ready:
+        if record.is_silent:
+            record.hear("")
 
 
 def align(records: Sequence[RolloutRecord], recognizer: Any) -> None:
     """Fill in alignment, transcript and word errors of the rollouts that have a waveform and were not aligned by this
     recogniser yet, from one pass of it."""
     ready = [r for r in records if r.wave is not None and r.failure is None and recognizer not in r.alignments]
-    spoken = [r for r in ready if len(r.wave)]  # type: ignore[arg-type]
-    for record, alignment in zip(spoken, told(spoken, recognizer.align), strict=True):
-        if alignment is not None:
-            record.alignments[recognizer] = alignment
+    for record, alignment in told([r for r in ready if not r.is_silent], of_texts(recognizer.align)):
+        record.alignments[recognizer] = alignment
+        if record.transcript is None:
+            record.hear(alignment.heard)
     for record in ready:
-        if record.failure is None and record.transcript is None:
-            record.transcript = record.alignments[recognizer].heard if len(record.wave) else ""  # type: ignore[arg-type]
-            record.errors = word_errors(record.item.text, record.transcript)
-
-
-def told(records: Sequence[RolloutRecord], ask: Callable[..., Sequence[Any]]) -> list[Any]:
-    """What a method of a recogniser says of the sound and the text of every rollout; None, and the rollout has the
-    cause, where it failed."""
-    answers = isolate(lambda rows: ask([r.wave for r in rows], rows[0].sample_rate, [r.item.text for r in rows]),
-                      list(records))
-    for record, answer in zip(records, answers, strict=True):
-        if isinstance(answer, Exception):
-            record.failure = record.failure or cause(answer)
-    return [None if isinstance(answer, Exception) else answer for answer in answers]
+        if record.is_silent and record.transcript is None:
+            record.hear("")
 
 
 def check_aligns(reward: str, recognizer: Any) -> None:
@@ -154,18 +162,18 @@ def ground_truth_errors(items: Sequence[PromptItem], vocoder: Vocoder,
     """Word errors of every recording, resynthesised from its own tokens: id -> [S, D, I, N], None where it failed."""
     found: dict[str, list[int] | None] = {}
     for start in range(0, len(items), HEARD_AT_ONCE):
-        part = items[start : start + HEARD_AT_ONCE]
-        waves = voice_each(vocoder, [i.reference_tokens for i in part], [i.speaker_embedding for i in part])
-        good = [j for j, wave in enumerate(waves) if not isinstance(wave, Exception)]
-        texts = dict(zip(good, transcripts([waves[j] for j in good], vocoder.sample_rate, recognizer), strict=True))  # type: ignore[misc]
-        for j, item in enumerate(part):
-            text = texts.get(j)
-            entry = None
-            if isinstance(text, str):
-                e = word_errors(item.text, text)
-                entry = [e.substitutions, e.deletions, e.insertions, e.reference_words]
-            found[item.prompt.utterance_id] = entry
+        spoken = [RolloutRecord(item, 0, 0, DecodeResult(item.prompt.utterance_id, "recording", 0,
+                                                         list(item.reference_tokens), False, 0))
+                  for item in items[start : start + HEARD_AT_ONCE]]
+        synthesise(spoken, vocoder)
+        transcribe(spoken, recognizer)
+        found |= {r.item.prompt.utterance_id: r.errors and list(astuple(r.errors)[:4]) for r in spoken}
     return found
+
+
+def counted(errors: Iterable[Sequence[int] | None]) -> WERScore:
+    """The corpus' score of counts [S, D, I, N]; None where an utterance has no transcript."""
+    return corpus_wer([None if e is None else WordErrors(*e) for e in errors])
 
 
 def check_hears(recognizer: str, wer: float, limit: float) -> None:
@@ -185,8 +193,8 @@ def check_hears(recognizer: str, wer: float, limit: float) -> None:
         f"max_reward_wer={math.ceil(10 * wer) / 10:g} to use it nevertheless")
 
 
-def _stored_errors(path: Path) -> tuple[Any, dict[str, list[int] | None]] | None:
-    """Fingerprint and errors by utterance that `GroundTruth.add` wrote; None, with a line, where they are damaged."""
+def _stored_errors(path: Path) -> tuple[Any, dict[str, list[int] | None]]:
+    """Fingerprint and errors by utterance that `GroundTruth.add` wrote; none, with a line, where they are damaged."""
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
         errors = stored["errors"]
@@ -197,7 +205,7 @@ def _stored_errors(path: Path) -> tuple[Any, dict[str, list[int] | None]] | None
         return stored["fingerprint"], errors
     except (OSError, ValueError, RecursionError, TypeError, LookupError, AttributeError) as error:
         logger.warning("%s: damaged (%s); the recordings are heard again", path, error)
-        return None
+        return "", {}
 
 
 class GroundTruth:
@@ -210,11 +218,8 @@ class GroundTruth:
             digest.update(json.dumps([item.prompt.utterance_id, item.text, list(map(int, item.reference_tokens)),
                                       item.prompt_utterance_id]).encode())
         self.fingerprint = digest.hexdigest()
-        self.errors: dict[str, list[int] | None] = {}
-        if path.is_file():
-            stored = _stored_errors(path)
-            if stored is not None and stored[0] == self.fingerprint:
-                self.errors = stored[1]
+        stored, errors = _stored_errors(path) if path.is_file() else ("", {})
+        self.errors: dict[str, list[int] | None] = errors if stored == self.fingerprint else {}
 
     def missing(self, rank: int = 0, processes: int = 1) -> list[PromptItem]:
         """This process's share of what is not in the file."""
@@ -242,5 +247,4 @@ class GroundTruth:
 
     def corpus(self) -> float:
         """Corpus WER of the resynthesised recordings."""
-        score = corpus_wer([None if e is None else WordErrors(e[0], e[1], e[2], e[3]) for e in self.errors.values()])
-        return score.wer if math.isfinite(score.wer) else NAN
+        return counted(self.errors.values()).wer

@@ -33,10 +33,10 @@ from dcar.recognition.base import Recognizer
 from dcar.recognition.load import load_recognizer
 from dcar.sampling import SamplingConfig
 from dcar.text.bootstrap import corpus_interval
-from dcar.text.wer import NORMALIZER, WordErrors, corpus_wer
+from dcar.text.wer import NORMALIZER, corpus_wer
 from dcar.tracking import provenance, write_json
 from dcar.vocoder.base import Vocoder
-from rl.hearing import RolloutRecord, check_hears, ground_truth_errors, synthesise, transcribe
+from rl.hearing import RolloutRecord, check_hears, counted, ground_truth_errors, synthesise, transcribe
 
 
 @dataclass
@@ -119,8 +119,7 @@ def run(config: ProfileConfig) -> dict[str, Any]:
     items = load_prompts(config.data, config.split, base, config.prompt_tokens, config.seed, config.utterances)
     vocoder = vocoder_for(base, config.data, items, config.vocoder, config.device)
     recognizer = load_recognizer(config.recognizer, device=config.device)
-    heard = ground_truth_errors(items, vocoder, recognizer).values()
-    recordings = corpus_wer([None if e is None else WordErrors(e[0], e[1], e[2], e[3]) for e in heard]).wer
+    recordings = counted(ground_truth_errors(items, vocoder, recognizer).values()).wer
     check_hears(recognizer.name, recordings, config.max_reward_wer)
     result = profile(base, items, vocoder, recognizer, config.sampling, sizes=config.sizes, seeds=config.seeds,
                      range_size=config.range_size, seed=config.seed, batch_size=config.batch_size, progress=True)

@@ -25,7 +25,7 @@ from dcar.recognition.load import load_token_recognizer
 from dcar.recognition.tokens import TokenRecognizer
 from dcar.text.wer import character_errors, spoken_words, word_costs
 from rl.credit import Located
-from rl.hearing import NAN, RolloutRecord, align, cause, check_aligns, told, transcribe
+from rl.hearing import NAN, RolloutRecord, align, cause, check_aligns, of_texts, told, transcribe
 
 if TYPE_CHECKING:
     from rl.config import DCPOConfig
@@ -82,11 +82,11 @@ def score(records: Rollouts, rewards: Sequence[Reward], weights: Sequence[float]
             parts[:, j] = ask(reward, records, **more)
         except Exception as error:  # a reward of the user's own; its failure is counted, not hidden
             for record in records:
-                record.failure = record.failure or f"reward {name_of(reward)}: {cause(error)}"
+                record.fail(f"reward {name_of(reward)}: {cause(error)}")
     parts[np.isinf(parts)] = NAN
     for i in np.isnan(parts).any(1).nonzero()[0]:
-        record, missing = records[i], rewards[int(np.isnan(parts[i]).argmax())]
-        record.failure = record.failure or f"{name_of(missing)} gave no finite number"
+        missing = rewards[int(np.isnan(parts[i]).argmax())]
+        records[i].fail(f"{name_of(missing)} gave no finite number")
     return parts @ np.asarray(weights, dtype=np.float64), parts
 
 
@@ -157,10 +157,8 @@ class WERReward:
     def __call__(self, completions: Tokens, *, rollouts: Rollouts, **columns: Any) -> list[float]:
         if self.locates:
             align(rollouts, self.recognizer)
-            for record in rollouts:
-                alignment = record.alignments.get(self.recognizer)
-                if alignment and record.has_places:
-                    record.located[self] = located_words(alignment, record, self.cap)
+            for record, alignment in aligned(rollouts, self.recognizer):
+                record.located[self] = located_words(alignment, record, self.cap)
         else:
             transcribe(rollouts, self.recognizer)
         return [
@@ -211,22 +209,21 @@ class LikelihoodReward:
         self.recognizer, self.scale, self.floor, self.locates = recognizer, scale, floor, locate
 
     def __call__(self, completions: Tokens, *, rollouts: Rollouts, **columns: Any) -> list[float]:
-        values = {id(r): NAN if r.wave is None else self.scale * self.floor for r in rollouts}
-        spoken = [r for r in rollouts if r.wave is not None and len(r.wave)]
-        for record, answer in zip(spoken, self._ask(spoken), strict=True):
-            values[id(record)] = NAN if answer is None else self.scale * max(answer, self.floor)
-        return [values[id(r)] for r in rollouts]
-
-    def _ask(self, spoken: list[RolloutRecord]) -> list[float | None]:
-        """Nats per character of every rollout, None where the recogniser failed; where they are lost, if wanted."""
-        if not self.locates:
-            return told(spoken, self.recognizer.log_likelihood)
-        align(spoken, self.recognizer)
-        found = [r.alignments.get(self.recognizer) for r in spoken]
-        for record, alignment in zip(spoken, found, strict=True):
-            if alignment and record.has_places:
+        spoken = [r for r in rollouts if r.wave is not None and not r.is_silent]
+        if self.locates:
+            align(spoken, self.recognizer)
+            values = {id(r): a.log_likelihood for r in spoken if (a := r.alignments.get(self.recognizer))}
+            for record, alignment in aligned(spoken, self.recognizer):
                 record.located[self] = located_by(alignment, record, self.scale, self.floor)
-        return [None if alignment is None else alignment.log_likelihood for alignment in found]
+        else:
+            values = {id(r): value for r, value in told(spoken, of_texts(self.recognizer.log_likelihood))}
+        values |= {id(r): self.floor for r in rollouts if r.is_silent}
+        return [self.scale * max(values[id(r)], self.floor) if id(r) in values else NAN for r in rollouts]
+
+
+def aligned(records: Rollouts, recognizer: Any) -> list[tuple[RolloutRecord, Alignment]]:
+    """The rollouts of which a recogniser can say where something was lost, with its alignment."""
+    return [(r, r.alignments[recognizer]) for r in records if recognizer in r.alignments and r.has_places]
 
 
 def located_by(alignment: Alignment, record: RolloutRecord, scale: float, floor: float) -> Located:

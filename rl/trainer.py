@@ -37,7 +37,7 @@ from dcar.prompts.load import vocoder_for
 from dcar.recognition.base import Recognizer
 from dcar.recognition.load import load_recognizer
 from dcar.recognition.retrying import Retry, RetryingRecognizer
-from dcar.text.wer import WordErrors, corpus_wer
+from dcar.text.wer import corpus_wer
 from dcar.train.batches import EpochLoader
 from dcar.train.callbacks import JsonlLog
 from dcar.train.checkpoints import latest_checkpoint, why_incomplete
@@ -361,10 +361,8 @@ class DCPOTrainer(ResilientTrainer):
         if not heard:
             return metrics.drain()
         transcribe(records, self.recognizer)
-        counts = [None if (e := r.errors) is None else (e.substitutions, e.deletions, e.insertions, e.reference_words)
-                  for r in records]
         failures = gather_object([next((r.failure for r in records if r.failure), None)])
-        wer = corpus_wer([None if c is None else WordErrors(*c) for c in gather_object(counts)])
+        wer = corpus_wer(gather_object([r.errors for r in records]))
         if 1 - wer.coverage > self.args.max_failed_rewards:
             raise RewardError(f"{1 - wer.coverage:.0%} of the evaluation utterances have no transcript; the first "
                               f"cause: {next((f for f in failures if f), 'unknown')}")

@@ -35,7 +35,7 @@ from dcar.text.bootstrap import corpus_interval
 from dcar.text.wer import NORMALIZER, WordErrors, corpus_wer, word_errors
 from dcar.vocoder.base import PromptAudio
 from dcar.voices.encoder import SpeakerEncoder
-from eval.scorers.load import Scorer, load_scorers
+from eval.scorers.load import load_scorers
 
 SUFFIXES = (".wav", ".flac", ".ogg", ".mp3")
 
@@ -139,7 +139,7 @@ class Voices:
 
 def run(config: ScoreConfig) -> Iterator[dict[str, Any]]:
     """One row a file, then the summary. DataError, ConfigError; AudioError for a file that cannot be heard."""
-    items, voices = items_of(config), Voices()
+    items, voices, silence = items_of(config), Voices(), np.zeros(0, np.float32)
     scorers = load_scorers(config.scorers, voices.recordings, config.device)
     alone = [str(item.audio) for item in items if not item.prompt]
     if alone and (compared := [s.spec for s in scorers.values() if s.kind == "similarity"]):
@@ -159,7 +159,8 @@ def run(config: ScoreConfig) -> Iterator[dict[str, Any]]:
                 errors[name].append(found)
                 row.setdefault("heard", {})[name] = heard[name][i]
                 row.setdefault("wer", {})[name] = found.rate
-            row["scores"] = {name: _score(scorer, wave, rate, item, voices) for name, scorer in scorers.items()}
+            row["scores"] = {name: s(wave, rate, voices.of(item.prompt) if s.kind == "similarity" else silence)
+                             for name, s in scorers.items()}
             rows.append(row)
             yield row
     yield {"summary": summary(rows, errors, list(scorers))}
@@ -180,11 +181,6 @@ def _errors(item: Item, heard: str) -> WordErrors:
         return word_errors(item.text, heard)
     except TextError as error:
         raise TextError(f"{item.audio}: {error}") from error
-
-
-def _score(scorer: Scorer, wave: np.ndarray, rate: int, item: Item, voices: Voices) -> float | None:
-    features = voices.of(item.prompt) if scorer.kind == "similarity" else np.zeros(0, np.float32)
-    return scorer(wave, rate, features)
 
 
 def summary(rows: Sequence[dict[str, Any]], errors: dict[str, list[WordErrors]],

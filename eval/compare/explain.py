@@ -1,52 +1,122 @@
-"""What a comparison says of the chunks themselves: why they end where they do, and what is heard there."""
+"""Why a chunk ended where it did: the last token that was kept and the first that was dropped, over many decisions.
+
+Methods that choose their chunks, by a fixed size, a rule or a policy, speak some utterances once more, watched: at
+every decision all heads draw, and what `heads.candidates` says of the tokens is noted, also where the schedule itself
+does not look. Draws are addressed, so the speech is the same as unwatched.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 from tqdm import tqdm
 
 from dcar.audio import load_audio
+from dcar.decoding import Choice, ChunkMethod, ChunkSchedule, DecodeResult, Prompt, Session, decode
 from dcar.errors import DataError
-from eval.analysis.reasons import chooses_chunks, watch
 from eval.methods.registry import Entry
 from eval.report.plots import draw_reasons
 from eval.report.spectrum import save_picture, spectrum_picture
 from eval.results.store import Maker, Record, RecordStore, Tools
+from heads.candidates import FEATURES, candidate_features
 
+QUARTILES = (0.25, 0.5, 0.75)
 REASONS_VERSION = 1  # of what is noted; another one is noted again
 
 
+class Watched:
+    """A schedule that decides as it does, while all candidates are drawn and noted."""
+
+    def __init__(self, schedule: ChunkSchedule, heads: int):
+        self.schedule, self.candidates, self.name = schedule, heads, schedule.name
+        self.num_candidates: int = schedule.num_candidates if schedule.candidates else 1  # type: ignore[attr-defined]
+
+    def begin(self, session: Session) -> None:
+        self.schedule.begin(session)
+
+    def see(self, session: Session, logits: Tensor, tokens: Tensor) -> Tensor:
+        if not self.schedule.candidates:
+            return candidate_features(logits, tokens)
+        return self.schedule.see(session, logits, tokens)  # type: ignore[attr-defined]
+
+    def choose(self, session: Session, hidden: Tensor, counts: Tensor, candidates: Tensor | None) -> Choice:
+        assert candidates is not None
+        seen = self.schedule.candidates
+        return self.schedule.choose(session, hidden, counts, candidates[:, :, :seen] if seen else None)
+
+    def select(self, rows: Tensor) -> None:
+        self.schedule.select(rows)
+
+
+def chooses_chunks(entry: Entry) -> bool:
+    """Whether there is something to watch: a method of chunks, not of drafts, on a decoder of more than one head."""
+    return isinstance(entry.build(), ChunkMethod) and entry.decoder.config.num_prediction_heads > 1
+
+
+def watch(entry: Entry, prompts: Sequence[Prompt], seed: int) -> dict[str, Any]:
+    """What the decisions of a method of chunks saw (`summary`)."""
+    method = entry.build()
+    assert isinstance(method, ChunkMethod)
+    watched = Watched(method.schedule, entry.decoder.config.num_prediction_heads)
+    return summary(decode(entry.decoder, prompts, ChunkMethod(watched), entry.sampling, seed=seed, record_hidden=True,
+                          batch_size=16))
+
+
+def summary(results: Sequence[DecodeResult]) -> dict[str, Any]:
+    """What the decisions of watched utterances have in common.
+
+    decisions: those whose chunk was spoken whole; sizes: by size, share of them and the means of the features of the
+    last kept and the first dropped token (None where all heads were kept); kept, dropped: quartiles over all of them;
+    likeliest: share that end on the likeliest of the tokens that some decision ended on.
+    """
+    whole = torch.cat([torch.tensor(r.emitted) == torch.tensor(r.actions) for r in results])
+    size = torch.cat([torch.tensor(r.actions) for r in results])[whole].numpy()
+    if not len(size):
+        return {"decisions": 0, "sizes": [], "kept": None, "dropped": None, "likeliest": None}
+    spoken = torch.cat([r.seen_of_spoken for r in results])  # type: ignore[misc]
+    seen = spoken[whole][..., : len(FEATURES)].float().cpu().numpy()  # [N, K, 3]
+    kept = seen[np.arange(len(size)), size - 1]
+    some = size < seen.shape[1]
+    dropped = seen[some, size[some]]
+    ends = np.unique(size)
+    likeliest = ends[seen[:, ends - 1, 0].argmax(1)] == size
+
+    def means(rows: np.ndarray) -> dict[str, float] | None:
+        return dict(zip(FEATURES, rows.mean(0).tolist(), strict=True)) if len(rows) else None
+
+    def quartiles(rows: np.ndarray) -> dict[str, list[float]] | None:
+        return dict(zip(FEATURES, np.quantile(rows, QUARTILES, axis=0).T.tolist(), strict=True)) if len(rows) else None
+
+    return {
+        "decisions": len(size),
+        "sizes": [{"size": int(a), "share": float((size == a).mean()), "kept": means(kept[size == a]),
+                   "dropped": means(dropped[size[some] == a])} for a in ends],
+        "kept": quartiles(kept), "dropped": quartiles(dropped),
+        "likeliest": float(likeliest.mean()) if len(ends) > 1 else None,
+    }
+
+
 class Explanations:
-    """Why chunks end, method by method (`eval.analysis.reasons.watch`), of `utterances` spread over all of a maker's.
-    Kept in reasons/ beside the records, found again by the fingerprints of what was spoken: like records they are made
-    once, by any process."""
+    """Why chunks end, method by method (`watch`), of `utterances` spread over all of a maker's. Kept in reasons/ beside
+    the records, found again by the fingerprints of what was spoken: like records they are made once, by any process."""
 
     def __init__(self, maker: Maker, utterances: int, out: Path, process_index: int = 0):
-        self.maker, self.tools = maker, maker.tools
-        size = len(self.tools.items)
-        self.chosen = np.linspace(0, size - 1, min(utterances, size)).round().astype(int).tolist()
+        self.maker = maker
+        self.chosen = spread(len(maker.tools.items), utterances)
         self.store = RecordStore(out / "reasons", process_index)
-        entries = maker.entries.values() if self.chosen else ()
-        self.watched = [e for e in entries if chooses_chunks(e)]
+        self.watched = [e for e in maker.entries.values() if chooses_chunks(e)] if self.chosen else []
 
-    def _work(self) -> dict[str, tuple[str, Callable[[], Any]]]:
-        """What is to be noted: name → (what it depends on, as a digest, and what makes it)."""
-        prompts, seed = [self.tools.items[i].prompt for i in self.chosen], self.maker.first_seed
-
-        def reasons(entry: Entry) -> Callable[[], Any]:
-            return lambda: watch([entry], prompts, seed)[entry.name]
-
-        return {e.name: (self._key(e.name), reasons(e)) for e in self.watched}
-
-    def _key(self, name: str) -> str:
-        said = [REASONS_VERSION, self.maker.first_seed, *(self.maker.fingerprint(name, i) for i in self.chosen)]
-        return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:16]
+    def _key(self, entry: Entry) -> tuple[str, str]:
+        """The name of a method, and a digest of what its reasons depend on."""
+        said = [REASONS_VERSION, self.maker.first_seed, *(self.maker.fingerprint(entry.name, i) for i in self.chosen)]
+        return entry.name, hashlib.sha256(json.dumps(said).encode()).hexdigest()[:16]
 
     def _noted(self) -> dict[tuple[str, str], Any]:
         return {(r["of"], r["key"]): r["found"] for r in self.store.read()
@@ -54,24 +124,27 @@ class Explanations:
 
     def note(self, share: int, shares: int) -> None:
         """Make what no process has noted before: of all that there is to note every `shares`-th, from `share` on."""
-        noted, work = self._noted(), self._work()
+        noted, prompts = self._noted(), [self.maker.tools.items[i].prompt for i in self.chosen]
         self.store.open()
-        mine = [(name, key, make) for i, (name, (key, make)) in enumerate(work.items())
-                if i % shares == share and (name, key) not in noted]
-        for name, key, make in tqdm(mine, desc="2/4 why chunks end", unit="method", disable=None if mine and not share
-                                    else True):
-            self.store.append({"of": name, "key": key, "found": make()})
+        mine = [e for e in self.watched[share::shares] if self._key(e) not in noted]
+        for entry in tqdm(mine, desc="2/4 why chunks end", unit="method", disable=None if mine and not share else True):
+            name, key = self._key(entry)
+            self.store.append({"of": name, "key": key, "found": watch(entry, prompts, self.maker.first_seed)})
 
     def told(self, out: Path) -> dict[str, Any]:
         """reasons for compare.json, and their picture in `out`. DataError where a process stopped early."""
-        noted, found = self._noted(), {}
-        for name, (key, _) in self._work().items():
-            if (name, key) not in noted:
-                raise DataError(f"{out}/reasons: nothing was noted of {name}; a process stopped early; run the "
-                                "comparison again, it continues")
-            found[name] = noted[name, key]
+        noted = self._noted()
+        if absent := [e.name for e in self.watched if self._key(e) not in noted]:
+            raise DataError(f"{out}/reasons: nothing was noted of {absent[0]}; a process stopped early; run the "
+                            "comparison again, it continues")
+        found = {e.name: noted[self._key(e)] for e in self.watched}
         draw_reasons(found, out)
         return {"reasons": found}
+
+
+def spread(size: int, count: int) -> list[int]:
+    """`count` of the indices below `size`, or all, at equal distances: ids are sorted, so over speakers as well."""
+    return np.linspace(0, size - 1, min(count, size)).round().astype(int).tolist()
 
 
 def sample_picture(tools: Tools, record: Record, text: str, audio: Path) -> Path | None:

@@ -15,12 +15,10 @@ from __future__ import annotations
 import itertools
 import json
 import logging
-import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from accelerate import PartialState
 from tqdm import tqdm
@@ -43,29 +41,19 @@ from dcar.tokens.warping import code_distances
 from dcar.tracking import provenance, write_json
 from dcar.vocoder.base import PromptAudio
 from dcar.vocoder.load import hears_prompts, vocoder_identity
-from eval.compare.explain import Explanations, sample_picture
+from eval.compare.explain import Explanations, sample_picture, spread
 from eval.compare.processes import Meeting, start, threads_of
 from eval.compare.sweeps import expand_names
-from eval.compare.tuned import Tuned, load_tuned
-from eval.methods.registry import Entry, load_models, make_methods
+from eval.compare.tuned import load_tuned
+from eval.methods.registry import load_models, make_methods
 from eval.methods.samplings import split_label, split_sampling
 from eval.report.page import FORMAT_VERSION, write_report
 from eval.report.plots import draw_plots
 from eval.report.summary import terminal_text
 from eval.report.table import table_text
-from eval.results.lengths import by_category, by_length
 from eval.results.pareto import equal_speed, speed_axis
-from eval.results.rows import Row, by_utterance, make_rows, power_statement
-from eval.results.store import (
-    RECORDING,
-    RESYNTHESIS,
-    Maker,
-    Record,
-    RecordStore,
-    Tools,
-    plan,
-    save_opus,
-)
+from eval.results.rows import Row, by_category, by_length, by_utterance, make_rows, power_statement
+from eval.results.store import RECORDING, RESYNTHESIS, Maker, Record, RecordStore, Tools, by_method, plan, save_opus
 from eval.results.timing import time_methods
 from eval.results.training import both_shipped, compare_training, training_note
 from eval.scorers.load import PromptSimilarity, load_scorers, load_similarity
@@ -194,187 +182,174 @@ def run(config: CompareConfig, tools: Tools | None = None) -> dict[str, Any]:
     if state.is_main_process and tools is None:
         logger.info("loading models")
     tools = tools or load_tools(config, config.device or str(state.device))
-    tools.choose(config.limit, config.replicates)
-    if not tools.items:
-        raise DataError(f"split '{config.split}' of {config.data} has no utterances to compare on")
-    entries = make_methods(expand_names(config.methods), tools.models, config.sampling)
-    tuned = load_tuned(config.tuned) if config.tuned else None
-    entries = tuned.beside(entries) if tuned else entries
-    references = _references(config, tools)
-    training = _training(tools, entries)
+    comparison = Comparison(config, tools, state, meeting)
+    training = comparison.training
     if state.is_main_process and not (training and both_shipped(training)) and (said := training_note(training)):
         logger.warning(said)  # before an hour of speaking, and again below the table
-    parameters = sum(p.numel() for p in tools.models.decoder.parameters())
-    with writing(out), threads_of(config.threads, parameters, state.num_processes):
-        makers = _make_records(config, tools, entries, references, out, meeting, state)
+    with writing(out), threads_of(config.threads, comparison.parameters, state.num_processes):
+        makers = comparison.make_records()
         explanations = Explanations(makers[config.replicates[0]], config.reasons_utterances, out, state.process_index)
         explanations.note(state.process_index, state.num_processes)
         meeting.wait("speaking, transcribing and noting why chunks end")
         result: dict[str, Any] = {}
         if state.is_main_process:
-            result = _finish(config, tools, entries, references, makers, explanations, out, state, tuned)
+            result = comparison.finish(makers, explanations)
     meeting.wait("writing the table and the report")
     return result or json.loads((out / "compare.json").read_text())
 
 
-def _training(tools: Tools, entries: list[Entry]) -> dict[str, Any] | None:
-    """What FAR and CAR were trained on, where FAR takes part."""
-    return tools.training if any(split_label(e.name)[0] == "far" for e in entries) else None
+class Comparison:
+    """Who speaks what, and what became of it."""
 
+    def __init__(self, config: CompareConfig, tools: Tools, state: PartialState, meeting: Meeting):
+        self.config, self.tools, self.state, self.meeting, self.out = config, tools, state, meeting, Path(config.out)
+        tools.choose(config.limit, config.replicates)
+        if not tools.items:
+            raise DataError(f"split '{config.split}' of {config.data} has no utterances to compare on")
+        self.entries = make_methods(expand_names(config.methods), tools.models, config.sampling)
+        self.tuned = load_tuned(config.tuned) if config.tuned else None
+        if self.tuned:
+            self.entries = self.tuned.beside(self.entries)
+        bounded = config.references and not config.texts  # texts of a list have no recordings
+        self.references = [RECORDING] if bounded and tools.recording is not None else []
+        self.references += [RESYNTHESIS] if bounded else []
+        self.names = [*self.references, *(e.name for e in self.entries)]
+        # what FAR and CAR were trained on, where FAR takes part
+        self.training = tools.training if any(split_label(name)[0] == "far" for name in self.names) else None
+        self.parameters = sum(p.numel() for p in tools.models.decoder.parameters())
 
-def _references(config: CompareConfig, tools: Tools) -> list[str]:
-    if not config.references or config.texts:  # texts of a list have no recordings
-        return []
-    return [*([RECORDING] if tools.recording is not None else []), RESYNTHESIS]
+    def make_records(self) -> dict[int, Maker]:
+        """The makers by prompt seed, their records made. Prompts behind the first have no references and no audio."""
+        config, tools, state = self.config, self.tools, self.state
+        store = RecordStore(self.out / "records", state.process_index)
+        done = store.read()
+        if state.is_main_process:  # pieces of sound that a kill has left
+            for part in (self.out / "audio").glob(".*"):
+                part.unlink()
+        self.meeting.wait("reading the records of earlier runs")  # everyone has read before anyone writes
+        store.open()
+        first, kept = config.replicates[0], spread(len(tools.items), config.audio_samples)
+        makers = {seed: Maker(replace(tools, items=items), self.entries, config.seeds, kept if seed == first else (),
+                              self.out, store, done)
+                  for seed, items in {first: tools.items, **tools.other_prompts}.items()}
+        mine = [[u for u in plan(maker.tools.items, self.entries, config.seeds, config.batch_size,
+                                 self.references if seed == first else ())
+                 if u.owner % state.num_processes == state.process_index] for seed, maker in makers.items()]
+        total = sum(len(u.indices) for units in mine for u in units)
+        earlier: list[Record] = []  # an utterance may have the same prompt again
+        # None: no bar where there is no terminal
+        with tqdm(total=total, desc="1/4 speak, transcribe", unit="utt", mininterval=1,
+                  disable=None if state.is_main_process else True) as bar:
+            for maker, units in zip(makers.values(), mine, strict=True):
+                maker.adopt(earlier)
+                for unit in units:
+                    bar.set_postfix_str(unit.method)
+                    maker.run(unit, bar.update)
+                earlier += maker.done.values()
+        return makers
 
+    def finish(self, makers: dict[int, Maker], explanations: Explanations) -> dict[str, Any]:
+        """Time the methods, and write tables, pictures and the report; returns what compare.json holds."""
+        config, tools, out, names = self.config, self.tools, self.out, self.names
+        records = self._gather(makers)
+        save_config(config, out / "config.yaml")
+        timings: list[dict[str, Any]] = []
+        if config.timing_utterances:
+            with tqdm(total=min(config.timing_utterances, len(tools.items)), desc="3/4 time at batch 1", unit="utt",
+                      disable=None) as bar:
+                timings = time_methods(tools, self.entries, config.seeds[0], config.timing_utterances, out,
+                                       lambda: bar.update() and None)
+        with tqdm(total=5, desc="4/4 tables, pictures", unit="part", disable=None) as bar:
+            distances = None if tools.codebook is None else code_distances(tools.codebook)
+            rows = make_rows(records, names, timings, config.resamples, list(tools.scorers), distances)
+            bar.update()
+            samplings = {e.name: e.sampling for e in self.entries}
+            for row in rows:
+                if sampling := samplings.get(row["method"]):
+                    row |= {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
+            counts = {name: tuple(zip(*by_utterance(spoken).values(), strict=True))
+                      for name, spoken in by_method(records).items()}
+            axes = [axis for axis in (speed_axis(rows), "tokens_per_pass") if axis]
+            categories = {i.prompt.utterance_id: i.category for i in tools.items}
+            result = {**self._header(rows), "rows": rows,
+                      "equal_speed": [p for axis in axes for p in equal_speed(rows, counts, axis, config.resamples)],
+                      "by_length": by_length(records, names, config.resamples),
+                      "by_category": by_category(records, names, categories, config.resamples)}
+            bar.update()
+            result |= explanations.told(out)
+            bar.update()
+            result["samples"] = self._samples(makers[config.replicates[0]])
+            bar.update()
+            heard = [voice["audio"] for sample in result["samples"] for voice in sample["voices"] if voice["audio"]]
+            result["files"] = {name: digest(out / name) for name in ("records.jsonl", "config.yaml", *heard)}
+            write_json(out / "compare.json", result)
+            write_text(out / "compare.txt", table_text(rows, result) + "\n")
+            draw_plots(rows, out)
+            if config.report:
+                write_report(out, training_log=config.training_log)
+            bar.update()
+            return result
 
-def _make_records(config: CompareConfig, tools: Tools, entries: list[Entry], references: list[str], out: Path,
-                  meeting: Meeting, state: PartialState) -> dict[int, Maker]:
-    """The makers by prompt seed, their records made. Prompts behind the first have no references and no audio."""
-    store = RecordStore(out / "records", state.process_index)
-    done = store.read()
-    if state.is_main_process:  # pieces of sound that a kill has left
-        for part in (out / "audio").glob(".*"):
-            part.unlink()
-    meeting.wait("reading the records of earlier runs")  # everyone has read before anyone writes
-    store.open()
-    # spread over all utterances: ids are sorted, so over speakers as well
-    size = len(tools.items)
-    kept = np.linspace(0, size - 1, min(config.audio_samples, size)).round().astype(int).tolist()
-    makers = {config.replicates[0]: Maker(tools, entries, config.seeds, kept, out, store, done)}
-    for prompt_seed, items in tools.other_prompts.items():
-        makers[prompt_seed] = Maker(replace(tools, items=items), entries, config.seeds, (), out, store, done)
-    mine = [[u for u in plan(maker.tools.items, entries, config.seeds, config.batch_size, () if i else references)
-             if u.owner % state.num_processes == state.process_index] for i, maker in enumerate(makers.values())]
-    total = sum(len(u.indices) for units in mine for u in units)
-    earlier: list[Record] = []  # an utterance may have the same prompt again
-    # None: no bar where there is no terminal
-    with tqdm(total=total, desc="1/4 speak, transcribe", unit="utt", mininterval=1,
-              disable=None if state.is_main_process else True) as bar:
-        for maker, units in zip(makers.values(), mine, strict=True):
-            maker.adopt(earlier)
-            for unit in units:
-                bar.set_postfix_str(unit.method)
-                maker.run(unit, bar.update)
-            earlier += maker.done.values()
-    return makers
+    def _gather(self, makers: dict[int, Maker]) -> list[Record]:
+        """The records of this comparison out of all shards: one per (method, seed, prompts, utterance), sorted; in
+        records.jsonl. Those of other prompts than the first say of which (`prompt_seed`)."""
+        records = []
+        for prompt_seed, maker in makers.items():
+            maker.adopt(maker.store.read())
+            first = prompt_seed == self.config.replicates[0]
+            for name in self.names if first else self.names[len(self.references) :]:
+                for seed in self.config.seeds[:1] if name in self.references else self.config.seeds:
+                    for i, item in enumerate(maker.tools.items):
+                        if not maker.finished(name, seed, i):
+                            raise DataError(f"{self.out}: no record of {name}, seed {seed}, {item.prompt.utterance_id};"
+                                            " a process stopped early; run the comparison again, it continues")
+                        record = maker.done[name, seed, item.prompt.utterance_id]
+                        records.append(record if first else {**record, "prompt_seed": prompt_seed})
+        write_text(self.out / "records.jsonl", "".join(json.dumps(r) + "\n" for r in records))
+        return records
 
+    def _header(self, rows: list[Row]) -> dict[str, Any]:
+        config, tools, decoder = self.config, self.tools, self.tools.models.decoder
+        return {
+            "format_version": FORMAT_VERSION, "asr": tools.asr.name,
+            "asr_note": "one waveform at a time; the length of a transcript is capped by the duration of the audio",
+            "normalizer": NORMALIZER, "speaker_similarity": getattr(tools.similarity, "name", None),
+            "scorers": {name: {"kind": s.kind, "setting": s.spec} for name, s in tools.scorers.items()},
+            "sampling": asdict(config.sampling), "seeds": list(config.seeds),
+            "prompt_seeds": config.replicates, "utterances": len(tools.items), "corpus": tools.corpus,
+            "methods": {e.name: e.identity for e in self.entries},
+            "parameters": self.parameters, "heads": decoder.config.num_prediction_heads,
+            "codes": decoder.config.speech_vocab_size,
+            "models": tools.identity, "training": self.training,
+            "threads": torch.get_num_threads(), "processes": self.state.num_processes, "device": str(self.state.device),
+            "power": power_statement(rows), "provenance": provenance(), "config": asdict(config),
+            "tuned": self.tuned.about(self.entries, config.split) if self.tuned else None,
+        }
 
-def _finish(config: CompareConfig, tools: Tools, entries: list[Entry], references: list[str],
-            makers: dict[int, Maker], explanations: Explanations, out: Path, state: PartialState,
-            tuned: Tuned | None) -> dict[str, Any]:
-    names = [*references, *(e.name for e in entries)]
-    records = _gather(config, names, makers)
-    save_config(config, out / "config.yaml")
-    timings: list[dict[str, Any]] = []
-    if config.timing_utterances:
-        with tqdm(total=min(config.timing_utterances, len(tools.items)), desc="3/4 time at batch 1", unit="utt",
-                  disable=None) as bar:
-            timings = time_methods(tools, entries, config.seeds[0], config.timing_utterances, out,
-                                   lambda: bar.update() and None)
-    with tqdm(total=5, desc="4/4 tables, pictures", unit="part", disable=None) as bar:
-        distances = None if tools.codebook is None else code_distances(tools.codebook)
-        rows = make_rows(records, names, timings, config.resamples, list(tools.scorers), distances)
-        bar.update()
-        samplings = {e.name: e.sampling for e in entries}
-        for row in rows:
-            if sampling := samplings.get(row["method"]):
-                row |= {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
-        header = _header(config, tools, entries, rows, state)
-        header["tuned"] = tuned.about(entries, config.split) if tuned else None
-        result = {**header, "equal_speed": _equal_speed(records, rows, config.resamples), "rows": rows,
-                  "by_length": by_length(records, names, config.resamples),
-                  "by_category": by_category(records, names, {i.prompt.utterance_id: i.category for i in tools.items},
-                                             config.resamples)}
-        bar.update()
-        result |= explanations.told(out)
-        bar.update()
-        result["samples"] = _samples(config, tools, names, makers[config.replicates[0]])
-        bar.update()
-        heard = [voice["audio"] for sample in result["samples"] for voice in sample["voices"] if voice["audio"]]
-        result["files"] = {name: digest(out / name) for name in ("records.jsonl", "config.yaml", *heard)}
-        write_json(out / "compare.json", result)
-        write_text(out / "compare.txt", table_text(rows, result) + "\n")
-        draw_plots(rows, out)
-        if config.report:
-            write_report(out, training_log=config.training_log)
-        bar.update()
-        return result
-
-
-def _equal_speed(records: list[Record], rows: list[Row], resamples: int) -> list[dict[str, Any]]:
-    """All pairs of families at equal measured speed-up (where there are timings) and at equal tokens a pass."""
-    spoken = [r["method"] for r in rows if r["kind"] == "method"]
-    counts = {m: by_utterance([r for r in records if r["method"] == m])[:2] for m in spoken}
-    axes = [axis for axis in (speed_axis(rows), "tokens_per_pass") if axis]
-    return [pair for axis in axes for pair in equal_speed(rows, counts, axis, resamples)]
-
-
-def _gather(config: CompareConfig, names: list[str], makers: dict[int, Maker]) -> list[Record]:
-    """The records of this comparison out of all shards: one per (method, seed, prompts, utterance), sorted; in
-    records.jsonl. Those of other prompts than the first say of which (`prompt_seed`)."""
-    records = []
-    for prompt_seed, maker in makers.items():
-        maker.adopt(maker.store.read())
-        first = prompt_seed == config.replicates[0]
-        for name in names:
-            reference = name in (RECORDING, RESYNTHESIS)
-            if reference and not first:
-                continue
-            for seed in config.seeds[:1] if reference else config.seeds:
-                for i, item in enumerate(maker.tools.items):
-                    if not maker.finished(name, seed, i):
-                        raise DataError(f"{config.out}: no record of {name}, seed {seed}, {item.prompt.utterance_id}; "
-                                        "a process stopped early; run the comparison again, it continues")
-                    record = maker.done[name, seed, item.prompt.utterance_id]
-                    records.append(record if first else {**record, "prompt_seed": prompt_seed})
-    write_text(makers[config.replicates[0]].out / "records.jsonl", "".join(json.dumps(r) + "\n" for r in records))
-    return records
-
-
-def _header(config: CompareConfig, tools: Tools, entries: list[Entry], rows: list[Row],
-            state: PartialState) -> dict[str, Any]:
-    decoder = tools.models.decoder
-    return {
-        "format_version": FORMAT_VERSION, "asr": tools.asr.name,
-        "asr_note": "one waveform at a time; the length of a transcript is capped by the duration of the audio",
-        "normalizer": NORMALIZER, "speaker_similarity": getattr(tools.similarity, "name", None),
-        "scorers": {name: {"kind": s.kind, "setting": s.spec} for name, s in tools.scorers.items()},
-        "sampling": asdict(config.sampling), "seeds": list(config.seeds),
-        "prompt_seeds": config.replicates, "utterances": len(tools.items), "corpus": tools.corpus,
-        "methods": {e.name: e.identity for e in entries},
-        "parameters": sum(p.numel() for p in decoder.parameters()), "heads": decoder.config.num_prediction_heads,
-        "codes": decoder.config.speech_vocab_size,
-        "models": tools.identity, "training": _training(tools, entries),
-        "threads": torch.get_num_threads(), "processes": state.num_processes, "device": str(state.device),
-        "power": power_statement(rows), "provenance": provenance(), "config": asdict(config),
-    }
-
-
-def _samples(config: CompareConfig, tools: Tools, names: list[str], maker: Maker) -> list[dict[str, Any]]:
-    """The utterances whose audio was kept: text, and per method the file, the transcript and the chunks."""
-    samples: list[dict[str, Any]] = []
-    seed = config.seeds[0]
-    for i in maker.audio:
-        item = tools.items[i]
-        voices = []
-        for name in names:
-            record, audio = maker.done[name, seed, item.prompt.utterance_id], maker.audio_path(name, i)
-            # one sentence is enough to learn from, and pictures are large
-            picture = None if samples else sample_picture(tools, record, item.text, audio)
-            voices.append({
-                "method": name, "audio": str(audio.relative_to(maker.out)) if record["duration"] else None,
-                "picture": picture and str(picture.relative_to(maker.out)),
-                **{k: record.get(k) for k in ("hypothesis", "words", "duration", "emitted", "actions", "truncated",
-                                              "speaker_similarity")},
-            })
-        prompt_audio = None
-        if tools.recording is not None:
-            prompt_audio = maker.audio_path("prompt", i)
-            save_opus(prompt_audio, *tools.recording(item.prompt_utterance_id))
-        samples.append({"id": item.prompt.utterance_id, "text": item.text, "speaker": item.speaker,
-                        "prompt_audio": prompt_audio and str(prompt_audio.relative_to(maker.out)), "voices": voices})
-    return samples
+    def _samples(self, maker: Maker) -> list[dict[str, Any]]:
+        """The utterances whose audio was kept: text, and per method the file, the transcript and the chunks."""
+        tools, samples = self.tools, list[dict[str, Any]]()
+        for i in maker.audio:
+            item = tools.items[i]
+            voices = []
+            for name in self.names:
+                record, audio = maker.done[name, maker.first_seed, item.prompt.utterance_id], maker.audio_path(name, i)
+                # one sentence is enough to learn from, and pictures are large
+                picture = None if samples else sample_picture(tools, record, item.text, audio)
+                voices.append({
+                    "method": name, "audio": str(audio.relative_to(maker.out)) if record["duration"] else None,
+                    "picture": picture and str(picture.relative_to(maker.out)),
+                    **{k: record.get(k) for k in ("hypothesis", "words", "duration", "emitted", "actions", "truncated",
+                                                  "speaker_similarity")},
+                })
+            prompt_audio = None
+            if tools.recording is not None:
+                prompt_audio = maker.audio_path("prompt", i)
+                save_opus(prompt_audio, *tools.recording(item.prompt_utterance_id))
+            samples.append({"id": item.prompt.utterance_id, "text": item.text, "speaker": item.speaker,
+                            "prompt_audio": prompt_audio and str(prompt_audio.relative_to(maker.out)),
+                            "voices": voices})
+        return samples
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -387,7 +362,3 @@ def main(arguments: list[str] | None = None) -> None:
     if state.is_main_process:
         print(f"\n{terminal_text(result, Path(config.out))}")
     state.destroy_process_group()
-
-
-if __name__ == "__main__":
-    sys.exit(run_command("eval.compare.run", main))

@@ -33,7 +33,7 @@ from eval.compare.tuned import FORMAT_VERSION
 from eval.methods.registry import Models
 from eval.methods.samplings import parse_sampling, split_label, split_sampling
 from eval.results.rows import compare_records
-from eval.results.store import Record, Tools, read_jsonl
+from eval.results.store import Record, Tools, by_method, read_jsonl
 
 
 @dataclass
@@ -115,9 +115,7 @@ def tune(config: TuneConfig, tools: Tools | None = None) -> dict[str, Any]:
 
 def summary(result: dict[str, Any], records: Sequence[Record], resamples: int) -> dict[str, Any]:
     """tuned.json of a comparison over methods × samplings: of every method the grid, and the point of fewest errors."""
-    spoken: dict[str, list[Record]] = {}
-    for record in records:
-        spoken.setdefault(record["method"], []).append(record)
+    spoken = by_method(records)
     grids: dict[str, list[dict[str, Any]]] = {}
     for row in result["rows"]:
         if row["kind"] == "method":

@@ -12,7 +12,6 @@ import logging
 import math
 import os
 import socket
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,6 @@ from typing import Any
 
 from dcar.config import check, load_config, setting
 from dcar.errors import AssetError, ConfigError, DCARError
-from dcar.process import run_command
 from dcar.sources.packages import pip_extra
 from dcar.speak.defaults import POLICY, SAMPLING
 from dcar.speak.voice import MAX_PROMPT_SECONDS
@@ -191,7 +189,3 @@ def serve(studio: Studio, config: DemoConfig, block: bool = True) -> Any:
     if block:
         page.block_thread()
     return page
-
-
-if __name__ == "__main__":
-    sys.exit(run_command("eval.demo.page", main))

@@ -19,6 +19,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from dcar.errors import ConfigError
@@ -70,7 +71,20 @@ def chain_method(name: str, kind: str, example: str, verifier: type[ChainVerifie
     ConfigError for a malformed name, parameters out of range, too few heads, or a missing draft model.
     """
     parsed = parse(name, kind, example, verifier)
-    make_drafter, length = _drafter(name, parsed, decoder, draft)
+    make_drafter: Callable[[], Drafter]
+    if parsed.drafter == "draft":
+        if draft is None:
+            raise ConfigError(f"method '{name}' needs a draft model: give its folder in `draft` (made by `dcar "
+                              "train-draft`, or a smaller decoder of the same ids), or draft by the heads: @heads")
+        length = parsed.length or DEFAULT_LENGTH
+        make_drafter = partial(ModelDrafter, draft, length)
+    else:
+        most = decoder.config.num_prediction_heads - 1
+        length = parsed.length or min(DEFAULT_LENGTH, most)
+        if not 1 <= length <= most:
+            raise ConfigError(f"method '{name}': this decoder has {most} additional heads to draft with; draft at most "
+                              "that many tokens, or use a draft model: @draft")
+        make_drafter = partial(HeadDrafter, length)
     about = {"draft": f"{parsed.drafter}:{length}", "eos_strict": str(parsed.eos_strict)}
     if parsed.drafter == "draft" and draft is not None:
         about["draft_model"] = draft.checksum()
@@ -81,19 +95,3 @@ def chain_method(name: str, kind: str, example: str, verifier: type[ChainVerifie
         return verifier(name, make_drafter(), *arguments, **loose)
 
     return made, {**about, **made().identity}  # impossible parameters are refused now
-
-
-def _drafter(name: str, parsed: ChainName, decoder: AnyDecoder, draft: Decoder | None,
-             ) -> tuple[Callable[[], Drafter], int]:
-    if parsed.drafter == "draft":
-        if draft is None:
-            raise ConfigError(f"method '{name}' needs a draft model: give its folder in `draft` (made by `dcar "
-                              "train-draft`, or a smaller decoder of the same ids), or draft by the heads: @heads")
-        model, length = draft, parsed.length or DEFAULT_LENGTH
-        return lambda: ModelDrafter(model, length), length
-    most = decoder.config.num_prediction_heads - 1
-    length = parsed.length or min(DEFAULT_LENGTH, most)
-    if not 1 <= length <= most:
-        raise ConfigError(f"method '{name}': this decoder has {most} additional heads to draft with; draft at most "
-                          "that many tokens, or use a draft model: @draft")
-    return lambda: HeadDrafter(length), length

@@ -81,13 +81,9 @@ def parse_method(name: str) -> MethodName:
                                                         *((float(asked["dial"]),) if asked["dial"] else ())),
                           sampling, int(asked["num_candidates"] or 1))
     parts = _PART.findall(rest)
-    numbers = tuple(float(p) for p in parts if _is_number(p))
-    words = [p for p in parts if not _is_number(p)]
-    return MethodName(kind, "@".join([kind, *words]) + behind, numbers, sampling)
-
-
-def _is_number(text: str) -> bool:
-    return re.fullmatch(r"-?\d+(\.\d+)?", text) is not None
+    numbers = [p for p in parts if re.fullmatch(r"-?\d+(\.\d+)?", p)]
+    words = [p for p in parts if p not in numbers]
+    return MethodName(kind, "@".join([kind, *words]) + behind, tuple(map(float, numbers)), sampling)
 
 
 def short_name(name: str) -> str:
@@ -122,13 +118,8 @@ def group_families(rows: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, A
     def setting(row: dict[str, Any]) -> tuple[tuple[int, float, str], ...]:
         name = parse_method(row["method"])
         settings = name.settings
-        if name.entry is not None and name.entry.policies and not any(isinstance(s, float) for s in settings):
+        if name.entry and name.entry.policies and not any(isinstance(s, float) for s in settings):
             settings = (*settings, 0.0)  # a policy without a dial stands at 0
         return tuple((0, s, "") if isinstance(s, float) else (1, 0.0, s) for s in settings)
 
     return {family: sorted(grouped[family], key=setting) for family in sorted(grouped, key=rank)}
-
-
-def family_label(family: str) -> str:
-    """The label of a family key (the key itself is a valid method name)."""
-    return parse_method(family).label

@@ -81,11 +81,7 @@ def rule_from_name(made: type[Any], name: str, rest: str, *models: Any) -> tuple
     except TypeError as error:
         raise ConfigError(f"method '{name}': {made.__name__} does not take {len(numbers)} numbers ({error})") from error
     build()  # refuses what is impossible before anything runs
-    return build, code_identity(made)
-
-
-def code_identity(made: type[Any]) -> dict[str, str]:
-    """Names a class and the text of its module: records of another version are not used again."""
+    # with the text of its module: records of another version are not used again
     file = getattr(sys.modules[made.__module__], "__file__", None)
     text = Path(file).read_bytes() if file else b""
-    return {"class": f"{made.__module__}.{made.__qualname__} {hashlib.sha256(text).hexdigest()[:16]}"}
+    return build, {"class": f"{made.__module__}.{made.__qualname__} {hashlib.sha256(text).hexdigest()[:16]}"}

@@ -16,10 +16,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 from dcar.decoding import (
     BestOfChunk,
     ChunkMethod,
+    ChunkSchedule,
     EndOnConfident,
     FixedChunk,
     Method,
@@ -113,10 +115,16 @@ def _far(name: str, rest: str, models: Models) -> list[Entry]:
                   {"decoder": models.far_decoder.checksum()})]
 
 
+def _chunks(name: str, models: Models, schedule: Callable[[], ChunkSchedule], **identity: str) -> list[Entry]:
+    """The row of a chunk schedule. One that is impossible is refused now, before anything is spoken."""
+    schedule()
+    return [Entry(name, models.decoder, lambda: ChunkMethod(schedule()),
+                  {"decoder": models.decoder.checksum(), **identity})]
+
+
 def _car(name: str, rest: str, models: Models) -> list[Entry]:
     (size,) = _sizes(name, rest, models, most=1)
-    return [Entry(name, models.decoder, lambda: ChunkMethod(FixedChunk(size, name)),
-                  {"decoder": models.decoder.checksum()})]
+    return _chunks(name, models, lambda: FixedChunk(size, name))
 
 
 def _random(name: str, rest: str, models: Models) -> list[Entry]:
@@ -125,23 +133,15 @@ def _random(name: str, rest: str, models: Models) -> list[Entry]:
         ordered = "-".join(map(str, sorted(sizes)))
         raise ConfigError(f"method '{name}': sizes stand in order, twice where they are drawn twice as often: write "
                           f"random-{ordered}")
-    return [Entry(name, models.decoder, lambda: ChunkMethod(RandomChunk(sizes, name)),
-                  {"decoder": models.decoder.checksum()})]
+    return _chunks(name, models, lambda: RandomChunk(sizes, name))
 
 
 def _end_on_confident(name: str, rest: str, models: Models) -> list[Entry]:
-    sizes = _from_to(name, rest, models)
-    return [Entry(name, models.decoder, lambda: ChunkMethod(EndOnConfident(sizes, name)),
-                  {"decoder": models.decoder.checksum()})]
-
-
-def _from_to(name: str, rest: str, models: Models) -> range:
-    """-4-7: the sizes 4, 5, 6, 7."""
     ends = _sizes(name, rest, models)
     if len(ends) != 2 or ends[0] >= ends[1]:
         raise ConfigError(f"method '{name}': write the shortest and the longest chunk at its end, as in "
                           "end-on-confident-4-7")
-    return range(ends[0], ends[1] + 1)
+    return _chunks(name, models, lambda: EndOnConfident(range(ends[0], ends[1] + 1), name))
 
 
 TURNED = re.compile(r"(?P<before>.*?)(@n(?P<num_candidates>[1-9]\d*))?(@d(?P<dial>-?\d+(?:\.\d+)?))?")
@@ -156,39 +156,33 @@ def turned(rest: str) -> re.Match[str]:
     return found
 
 
-def _policy(mode: str, shuffled: bool = False) -> Factory:
+def _policy(mode: Literal["greedy", "sample"], shuffled: bool = False) -> Factory:
     def factory(name: str, rest: str, models: Models) -> list[Entry]:
         if not models.policies:
             raise ConfigError(f"method '{name}' needs a policy: give its folder in `policies`")
-        parts = turned(rest)
+        parts, base = turned(rest), name.removesuffix(rest)
         which = parts["before"]
         if which and not (which.startswith("@") and which[1:] in models.policies):
-            known = ", ".join(f"{name.removesuffix(rest)}@{n}" for n in models.policies if n) or "only 'dcar' itself"
+            known = ", ".join(f"{base}@{n}" for n in models.policies if n) or "only 'dcar' itself"
             raise ConfigError(f"method '{name}': no such policy; known: {known} (behind it how many chunks are drawn, "
                               "as in @n4, and a dial, as in @d0.3)")
-        base, behind = name.removesuffix(rest), rest[len(which):]
         dial, num_candidates = float(parts["dial"] or 0), int(parts["num_candidates"] or 1)
-        chosen = [which[1:]] if which else list(models.policies)
-        return [_policy_entry((f"{base}@{n}" if n else base) + behind, models.policies[n], mode, dial,
-                              num_candidates, models, shuffled) for n in chosen]
+        identity = {"dial": repr(dial)} if dial else {}
+        if num_candidates > 1:
+            identity["num_candidates"] = str(num_candidates)
+
+        def row(policy: str) -> list[Entry]:
+            own, full = models.policies[policy], (f"{base}@{policy}" if policy else base) + rest[len(which):]
+
+            def schedule() -> PolicyChunk | ShuffledChunk:
+                asked = PolicyChunk(own, mode, full, dial=dial, num_candidates=num_candidates)
+                return ShuffledChunk(asked, full) if shuffled else asked
+
+            return _chunks(full, models, schedule, policy=own.checksum(), **identity)
+
+        return [entry for policy in ([which[1:]] if which else models.policies) for entry in row(policy)]
 
     return factory
-
-
-def _policy_entry(name: str, policy: ChunkPolicy, mode: str, dial: float, num_candidates: int, models: Models,
-                  shuffled: bool) -> Entry:
-    identity = {"decoder": models.decoder.checksum(), "policy": policy.checksum()}
-    if dial:
-        identity["dial"] = repr(dial)
-    if num_candidates > 1:
-        identity["num_candidates"] = str(num_candidates)
-
-    def schedule() -> PolicyChunk | ShuffledChunk:
-        asked = PolicyChunk(policy, mode, name, dial=dial, num_candidates=num_candidates)  # type: ignore[arg-type]
-        return ShuffledChunk(asked, name) if shuffled else asked
-
-    schedule()  # a policy that cannot choose among candidates is refused before anything is spoken
-    return Entry(name, models.decoder, lambda: ChunkMethod(schedule()), identity)
 
 
 def _best_of(name: str, rest: str, models: Models) -> list[Entry]:
@@ -197,14 +191,12 @@ def _best_of(name: str, rest: str, models: Models) -> list[Entry]:
         raise ConfigError(f"method '{name}': write the size of its chunks and how many are drawn at its end, as in "
                           "best-of-10-4")
     (chunk,) = _sizes(name, size, models, most=1)
-    chunk_scorer = next((p.chunk_scorer for p in models.policies.values() if p.chunk_scorer is not None), None)
-    if chunk_scorer is None:
+    scorer = next((p.chunk_scorer for p in models.policies.values() if p.chunk_scorer is not None), None)
+    if scorer is None:
         raise ConfigError(f"method '{name}' asks how well tokens go together: give in `policies` one that was trained "
                           "with chunk_scorer")
-    schedule = partial(BestOfChunk, chunk, int(num_candidates), chunk_scorer, name)
-    schedule()
-    return [Entry(name, models.decoder, lambda: ChunkMethod(schedule()),
-                  {"decoder": models.decoder.checksum(), "chunk_scorer": chunk_scorer.checksum()})]
+    return _chunks(name, models, partial(BestOfChunk, chunk, int(num_candidates), scorer, name),
+                   chunk_scorer=scorer.checksum())
 
 
 def _by_heads(from_name: Callable[..., tuple[Callable[[], Method], dict[str, str]]]) -> Factory:

@@ -19,16 +19,6 @@ LABELS = {"reward_sampled": "sampled by the policy", "reward_forced": "forced si
           "eval_wer_sampled": "sampled"}
 
 
-def curves_section(log: Sequence[dict[str, Any]]) -> Section | None:
-    """The panels that the log can fill; nothing without a log."""
-    curves = training_plots(log)
-    return Section("Training of the policy (DCPO)", [
-        tuple(Picture(title, data_uri(png, "image/png"), wide=False) for title, png in curves),
-        "Thin: as logged; thick: running mean. Forced rollouts follow a fixed chunk size of the guidance range; "
-             "sampled ones follow the policy. The policy exceeds its guides where the sampled curve passes the forced "
-             "one."]) if curves else None
-
-
 def read_log(path: Path) -> list[dict[str, Any]]:
     """Lines of a trainer's log.jsonl; an incomplete last line of a running job is left out. DataError without a log."""
     if not path.is_file():
@@ -53,9 +43,9 @@ def curve_keys(log: Sequence[dict[str, Any]]) -> list[tuple[str, list[str]]]:
     return [(title, keys) for title, keys in found if keys]
 
 
-def training_plots(log: Sequence[dict[str, Any]]) -> list[tuple[str, bytes]]:
-    """(title, PNG) of every panel that the log can fill. Thin: as logged; thick: running mean."""
-    made = []
+def curves_section(log: Sequence[dict[str, Any]]) -> Section | None:
+    """The panels that the log can fill; nothing without a log."""
+    pictures = []
     for title, keys in curve_keys(log):
         figure, [[axes]] = panels((4.4, 3.0))
         for key in keys:
@@ -71,5 +61,9 @@ def training_plots(log: Sequence[dict[str, Any]]) -> list[tuple[str, bytes]]:
             axes.legend(frameon=False)
         buffer = io.BytesIO()
         figure.savefig(buffer, format="png")
-        made.append((title, buffer.getvalue()))
-    return made
+        pictures.append(Picture(title, data_uri(buffer.getvalue(), "image/png"), wide=False))
+    return Section("Training of the policy (DCPO)", [
+        tuple(pictures),
+        "Thin: as logged; thick: running mean. Forced rollouts follow a fixed chunk size of the guidance range; "
+        "sampled ones follow the policy. The policy exceeds its guides where the sampled curve passes the forced one."
+    ]) if pictures else None

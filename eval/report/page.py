@@ -25,7 +25,7 @@ from eval.report.curves import curves_section, read_log
 from eval.report.listen import listening
 from eval.report.sections import folded_sections, table_of
 from eval.report.summary import summary, terminal_text
-from eval.report.table import MEANINGS, column_groups, notes
+from eval.report.table import MEANINGS, column_groups, notes, templates
 
 # of compare.json: in their own sections
 ABOVE = ("rows", "samples", "equal_speed", "by_length", "by_category", "reasons")
@@ -82,10 +82,7 @@ def page(result: dict[str, Any], folder: Path, log: Sequence[dict[str, Any]] = (
     if len({table.name for table in tables}) < len(tables):
         raise ValueError(f"two tables have one title: {sorted(table.name for table in tables)}")
     shown = {k: v for k, v in result.items() if k not in ABOVE}
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("eval.report"), autoescape=True, trim_blocks=True, lstrip_blocks=True,
-        keep_trailing_newline=True, undefined=jinja2.StrictUndefined)
-    text = environment.get_template("page.html").render(
+    text = templates(autoescape=True).get_template("page.html").render(
         summary=head, listen=listening(result, folder), sections=sections,
         details=json.dumps(shown, indent=1, ensure_ascii=False))
     return text.lstrip(), tables

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from eval.methods.families import family_label, group_families
+from eval.methods.families import group_families, parse_method
 from eval.report.blocks import Cell, Folded, Picture, Section, Table, file_uri
 from eval.report.papers import HEAD, LEGEND, beside_papers, cells, conditions, general_remarks, setup_texts
 from eval.report.plots import REASONS
@@ -41,10 +41,44 @@ def table_of(title: str, columns: Sequence[Column], rows: Sequence[Row], classes
 def folded_sections(result: dict[str, Any], folder: Path) -> list[Section]:
     """All sections that this comparison has something for; `folder` holds its pictures."""
     rows = result["rows"]
-    made = (equal_speed_section(result), length_section(result), category_section(result), chunk_section(rows, folder),
-            reasons_section(result, folder), verification(rows), lively_section(rows),
+    spoken = [r for r in rows if r["kind"] == "method"]
+    verifying = spoken if any(r.get("acceptance_rate") is not None for r in spoken) else []
+    made = (equal_speed_section(result),
+            binned("Errors by length of the utterance", result.get("by_length"), _words,
+                   "of the utterances whose reference has so many words"),
+            binned("Errors by category", result.get("by_category"), lambda b: b["category"],
+                   "of the texts of a category"),
+            chunk_section(rows, folder), reasons_section(result, folder),
+            rows_section("Passes and acceptance", pass_columns(spoken), verifying),
+            rows_section("What greediness costs", lively_columns(spoken), lively_rows(rows),
+                         "Fewer errors at a low temperature are bought with sameness: choose by both figures."),
             papers_section(result))
     return [section for section in made if section]
+
+
+def rows_section(title: str, columns: Sequence[Column], rows: Sequence[Row], *texts: str) -> Section | None:
+    """A table of the columns that have values, with texts under it; nothing without rows."""
+    return Section(title, [table_of(title, filled_columns(columns, rows), rows), *texts]) if rows else None
+
+
+def binned(title: str, found: dict[str, Any] | None, name: Callable[[dict[str, Any]], str],
+           which: str) -> Section | None:
+    """Error rates with a column a bin, which has a name; nothing where there are not two."""
+    if not found:
+        return None
+    head = ["method"]
+    for b in found["bins"]:
+        head += [name(b), f"95 % CI (n = {b['n']})"]
+    rows = [[method, *(cell for rate in rates for cell in (
+        f"{100 * rate['wer']:.1f}", "–".join(f"{100 * end:.1f}" for end in rate["ci"])))]
+        for method, rates in found["methods"].items()]
+    return Section(title, [Table(title, head, rows),
+        f"WER in % {which}; n: how many those are. Intervals: bootstrap over utterances."])
+
+
+def _words(b: dict[str, Any]) -> str:
+    low, high = b["words"]
+    return f"{low} words" if low == high else f"{low}–{high} words"
 
 
 def chunk_section(rows: Sequence[Row], folder: Path) -> Section | None:
@@ -57,50 +91,6 @@ def chunk_section(rows: Sequence[Row], folder: Path) -> Section | None:
     return Section(title, [Picture(title, file_uri(folder / "compare.png"), (
         "Against tokens a pass, which no machine distorts and which leave out what drafting and verifying cost. On the "
         f"Pareto front, from slow to fast: {front}."))])
-
-
-def length_section(result: dict[str, Any]) -> Section | None:
-    """WER by length of the utterance; nothing where the utterances are too few or alike."""
-    found = result.get("by_length")
-    return _binned("Errors by length of the utterance", found, [
-        f"{low} words" if low == high else f"{low}–{high} words" for low, high in (b["words"] for b in found["bins"])],
-        "of the utterances whose reference has so many words") if found else None
-
-
-def category_section(result: dict[str, Any]) -> Section | None:
-    """WER by category of a list of texts; nothing where it names none."""
-    found = result.get("by_category")
-    return _binned("Errors by category", found, [b["category"] for b in found["bins"]],
-                   "of the texts of a category") if found else None
-
-
-def _binned(title: str, found: dict[str, Any], names: Sequence[str], which: str) -> Section:
-    """A table of error rates with a column a bin, called `names`."""
-    head = ["method"]
-    for name, b in zip(names, found["bins"], strict=True):
-        head += [name, f"95 % CI (n = {b['n']})"]
-    rows = [[method, *(cell for bin_ in bins for cell in (
-        f"{100 * bin_['wer']:.1f}", "–".join(f"{100 * end:.1f}" for end in bin_["ci"])))]
-        for method, bins in found["methods"].items()]
-    return Section(title, [Table(title, head, rows),
-        f"WER in % {which}; n: how many those are. Intervals: bootstrap over utterances."])
-
-
-def verification(rows: Sequence[Row]) -> Section | None:
-    """Passes and acceptance, overall and by position; nothing where no method verifies."""
-    spoken, title = [r for r in rows if r["kind"] == "method"], "Passes and acceptance"
-    if all(r.get("acceptance_rate") is None for r in spoken):
-        return None
-    return Section(title, [table_of(title, filled_columns(pass_columns(spoken), spoken), spoken)])
-
-
-def lively_section(rows: Sequence[Row]) -> Section | None:
-    """Variety, loops and cuts beside the errors, where sentences were spoken more than once."""
-    spoken, title = lively_rows(rows), "What greediness costs"
-    if not spoken:
-        return None
-    return Section(title, [table_of(title, filled_columns(lively_columns(spoken), spoken), spoken),
-        "Fewer errors at a low temperature are bought with sameness: choose by both figures."])
 
 
 def equal_speed_section(result: dict[str, Any]) -> Section | None:
@@ -122,7 +112,7 @@ def matrix(title: str, pairs: Sequence[dict[str, Any]], families: Sequence[str])
     """Mean WER differences of all pairs of families, row minus column."""
     found = {(p["a"], p["b"]): p for p in pairs}
     present = [f for f in families if any(f in key for key in found)]
-    labels = [family_label(f) for f in present]
+    labels = [parse_method(f).label for f in present]
     return Table(title, ["row − column", *labels],
                  [[label, *(_difference(found, a, b) for b in present)]
                   for label, a in zip(labels, present, strict=True)], look="matrix")

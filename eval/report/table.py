@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import jinja2
+
 from eval.methods.families import parse_method, short_name
 from eval.results.pareto import sentence
 from eval.results.rows import Row
@@ -188,90 +190,26 @@ def rival_sentences(header: dict[str, Any]) -> list[str]:
     return found
 
 
-def _scorer_notes(rows: Sequence[Row], header: dict[str, Any]) -> list[str]:
-    """What the columns of the scorers are, and what they could not score."""
-    said = []
-    meaning = {"similarity": "cosine to the voice of the prompt", "quality": "predicted rating",
-               "prosody": "neither more nor less is better; to be read against the recordings"}
-    for name, scorer in (header.get("scorers") or {}).items():
-        gaps = [f"{r['method']} {r['records'] - r['scores'][name]['records']}" for r in rows
-                if r["scores"][name]["records"] < r["records"]]
-        left_out = f"; not scored (silent or empty), records of {', '.join(gaps)}" if gaps else ""
-        said.append(f"{name}: {meaning[scorer['kind']]}, mean over utterances and seeds; interval: bootstrap over "
-                    f"utterances{left_out}.")
-    return said
-
-
-def _sampling_notes(spoken: Sequence[Row], header: dict[str, Any]) -> list[str]:
-    """What stands behind names with a sampling, and what variety is."""
-    said = []
-    if sampling_columns(spoken):
-        common = header["sampling"]
-        said.append(f"Common sampling: temperature {common['temperature']:g}, top-k {common['top_k']}, top-p "
-                    f"{common['top_p']:g}; @t… in a name: the method's own. p values: against methods of the same "
-                    "sampling.")
-    if tuned := header.get("tuned"):
-        same = ", the same as here, which favours it" if tuned["same_split"] else ""
-        said.append(f"@tuned: the method at its own best sampling, chosen on {tuned['utterances']} utterances of split "
-                    f"{tuned['split']}{same} (recogniser {tuned['asr']}, {tuned['path']}).")
-        if tuned["missing"]:
-            said.append(f"Not tuned, so at the common sampling only: {', '.join(tuned['missing'])}.")
-    if any(r.get("variety") is not None for r in spoken):
-        said.append("variety: mean distance of two renderings of a sentence (other seeds or prompts) by dynamic time "
-                    "warping over the tokenizer's centroids; 0 the same speech, 1 as far as codes at random. duration "
-                    "±: standard deviation over renderings, of the mean. run: longest run of one token, mean and "
-                    "longest of all.")
-        if alike := [r["method"] for r in spoken if r.get("variety") == 0]:
-            said.append(f"Spoken alike every time, so more seeds say nothing more (prompt_seeds would): "
-                        f"{', '.join(alike)}.")
-    return said
-
-
 def notes(rows: Sequence[Row], header: dict[str, Any]) -> list[str]:
     """What the columns mean and what the experiment can and cannot show; also printed in the report."""
-    seeds = ", ".join(map(str, header["seeds"]))
-    if len(prompts := header.get("prompt_seeds") or []) > 1:
-        seeds += f" × prompts of seeds {', '.join(map(str, prompts))}"
-    out = [
-        f"WER, CER: corpus level, recogniser {header['asr']} (its transcripts are capped by duration), text "
-        f"normaliser {header['normalizer']}; n utterances × seeds {seeds}; "
-        "intervals and p: bootstrap over utterances, paired.",
-        "voice: cosine to the prompt's voice. length: audio / recording. "
-        "cut: ended by the length limit. loop: the same tokens, up to half a second, three times or more in a row.",
-        *_scorer_notes(rows, header),
-    ]
-    if texts := header.get("corpus", {}).get("texts"):
-        out.append(f"Texts: {texts['name']}, with the prompts of the split in turn, the same for every method. Nobody "
-                   "recorded them, so there are no rows of recordings and no length beside them. "
-                   "The words are those of the spoken form; what the recogniser writes otherwise is an error of all.")
-    if said := training_note(header.get("training")):
-        out.insert(0, said)
     spoken = [r for r in rows if r["kind"] == "method"]
-    out += _sampling_notes(spoken, header)
-    if any(r.get("acceptance_rate") is not None for r in spoken):
-        out.append("passes, draft passes: forward passes of the decoder and of the draft model per utterance. "
-                   "accepted: of all drafted tokens; “% at i”: of the i-th drafted tokens whose predecessors were all "
-                   "accepted; of a tree: of the passes that came to depth i. Tokens a pass leave out what drafting "
-                   "costs, the speed-up does not.")
-    if any(r.get("p_vs_sd") is not None for r in spoken):
-        out.append("p SD: against lossless speculative decoding with the same draft, that is, what relaxing costs.")
-    for r in spoken:
-        if r.get("p_vs_random") is not None:
-            low, high = r["difference_vs_random_ci"]
-            out.append(f"{r['method']} against {r['random_baseline']}, what a policy must beat: "
-                       f"{100 * r['difference_vs_random']:+.2f} points of WER (95 % interval {100 * low:+.2f} to "
-                       f"{100 * high:+.2f}), p = {r['p_vs_random']:.3f}.")
-    power = header.get("power")
-    if power:
-        out.append(
-            f"Detectable difference (80 % power, 5 % significance): {100 * power['absolute']:.2f} points of WER "
-            f"against {power['baseline']}, {100 * power['relative']:.0f} % relative; 10 % relative needs about "
-            f"{power['utterances_for_10_percent']} utterances.")
-        if power["tests"] > 10:
-            out.append(f"{power['tests']} methods are tested against {power['baseline']}: about "
-                       f"{0.05 * power['tests']:.1f} of them would have p < 0.05 if none differed. p below "
-                       f"{0.05 / power['tests']:.4f} holds for all tests together (Bonferroni).")
-    best = next((r["best_car"] for r in rows if r.get("best_car")), None)
-    if best:
-        out.append(f"The best CAR-k ({best}) was chosen on these same utterances, which favours it.")
-    return out
+    meanings = {"similarity": "cosine to the voice of the prompt", "quality": "predicted rating",
+                "prosody": "neither more nor less is better; to be read against the recordings"}
+    scorers = [(name, meanings[scorer["kind"]],
+                [f"{r['method']} {r['records'] - r['scores'][name]['records']}" for r in rows
+                 if r["scores"][name]["records"] < r["records"]])
+               for name, scorer in (header.get("scorers") or {}).items()]
+    text = templates().get_template("notes.txt").render(
+        header=header, spoken=spoken, scorers=scorers, training=training_note(header.get("training")) or "",
+        prompts=header.get("prompt_seeds") or [], texts=header.get("corpus", {}).get("texts"),
+        own_samplings=sampling_columns(spoken), tuned=header.get("tuned"), power=header.get("power"),
+        has=lambda key: any(r.get(key) is not None for r in spoken),
+        alike=[r["method"] for r in spoken if r.get("variety") == 0],
+        best=next((r["best_car"] for r in rows if r.get("best_car")), None))
+    return [" ".join(paragraph.split()) for paragraph in text.split("\n\n") if paragraph.strip()]
+
+
+def templates(**options: Any) -> jinja2.Environment:
+    """The texts that stand in eval/report/templates/."""
+    return jinja2.Environment(loader=jinja2.PackageLoader("eval.report"), trim_blocks=True, lstrip_blocks=True,
+                              keep_trailing_newline=True, undefined=jinja2.StrictUndefined, **options)

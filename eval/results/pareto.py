@@ -18,7 +18,7 @@ import numpy as np
 
 from dcar.errors import DataError
 from dcar.text.bootstrap import RESAMPLES
-from eval.methods.families import family_label, group_families
+from eval.methods.families import group_families, parse_method
 from eval.results.stats import paired_contrast
 
 Counts = tuple[Sequence[float], Sequence[float]]  # errors and reference words of each utterance
@@ -130,7 +130,8 @@ def speed_axis(rows: Sequence[dict[str, Any]]) -> str | None:
 
 def sentence(pair: dict[str, Any]) -> str:
     """The comparison in words, whatever it says."""
-    a, b, (equal, unit) = family_label(pair["a"]), family_label(pair["b"]), SPEED_AXES[pair["axis"]]
+    a, b = (parse_method(pair[side]).label for side in "ab")
+    equal, unit = SPEED_AXES[pair["axis"]]
     if pair["shared"] is None:
         ours, theirs = speed_range(pair["range_a"]), speed_range(pair["range_b"])
         return f"{a} ({ours}{unit}) and {b} ({theirs}) have no {equal} in common: nothing to compare."

@@ -1,23 +1,59 @@
-"""From records to the rows of a comparison: error rates and tests, passes and acceptance, speed, one row a method."""
+"""From records to the rows of a comparison, one a method: error rates and tests, passes and acceptance, speed. And to
+word error rates by length of the utterance and by kind of text: which method breaks on what."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from dcar.text.bootstrap import corpus_interval
+from dcar.text.bootstrap import RESAMPLES, Interval, corpus_interval
 from eval.methods.families import at_sampling, parse_method
 from eval.methods.samplings import split_label
-from eval.results.acceptance import acceptance
 from eval.results.stats import PairedTest, paired_test, utterances_needed
-from eval.results.store import RECORDING, RESYNTHESIS, Record
+from eval.results.store import RECORDING, RESYNTHESIS, Record, by_method
 from eval.results.timing import speedup, speedup_quartiles, summarize
 from eval.results.variety import variety
 
 Row = dict[str, Any]
+Sums = Mapping[str, tuple[float, float]]
+Measure = Callable[[Record], tuple[float, float] | None]
+"""What a record counts, and of how many; None where there is nothing to count."""
+
+MOST_BINS = 4
+FEWEST = 3  # utterances of a bin
+
+
+def wrong(record: Record, field: str = "words") -> tuple[float, float]:
+    """Wrong words, or characters, and those of the reference."""
+    s, d, i, n = record[field]
+    return s + d + i, n
+
+
+def by_utterance(records: Sequence[Record], of: Measure = wrong) -> dict[str, tuple[float, float]]:
+    """What is counted, summed over the seeds and prompts of each utterance, in the order of their ids."""
+    sums: dict[str, tuple[float, float]] = {}
+    for r in records:
+        if (counted := of(r)) is not None:
+            count, total = sums.get(r["id"], (0, 0))
+            sums[r["id"]] = count + counted[0], total + counted[1]
+    return dict(sorted(sums.items()))
+
+
+def corpus_rate(sums: Sums, resamples: int) -> Interval:
+    """All that was counted / all there was, with its interval by the bootstrap over utterances."""
+    return corpus_interval(*zip(*sums.values(), strict=True), resamples=resamples)
+
+
+def compare_records(a: Sequence[Record], b: Sequence[Record], resamples: int, of: Measure = wrong) -> PairedTest:
+    """The paired test of two methods' records, a - b, on the utterances that both spoke."""
+    mine, theirs = by_utterance(a, of), by_utterance(b, of)
+    shared = [i for i in mine if i in theirs]
+    return paired_test([mine[i][0] for i in shared], [mine[i][1] for i in shared],
+                       [theirs[i][0] for i in shared], [theirs[i][1] for i in shared], resamples=resamples)
 
 
 def make_rows(records: Sequence[Record], methods: Sequence[str], timings: Sequence[dict[str, Any]] = (),
@@ -29,7 +65,7 @@ def make_rows(records: Sequence[Record], methods: Sequence[str], timings: Sequen
     Error counts of an utterance are summed over its seeds and prompts before anything is resampled. scorers: names of
     the scores that the records carry, for `row["scores"]`. distances: of the codes [V, V], for `row["variety"]`.
     """
-    grouped = {m: [r for r in records if r["method"] == m] for m in methods}
+    grouped = by_method(records)
     rows = [{**_row(m, grouped[m], timings, resamples, distances), "scores": _scores(grouped[m], scorers, resamples)}
             for m in methods]
     spoken = [r for r in rows if r["kind"] == "method"]
@@ -41,11 +77,11 @@ def make_rows(records: Sequence[Record], methods: Sequence[str], timings: Sequen
         cars = [r for r in alike if parse_method(r["method"]).kind == "car"]
         best = min(cars, key=lambda r: r["wer"])["method"] if cars else None
         random = next((r["method"] for r in alike if parse_method(r["method"]).kind == "random"), None)
-        strict = strict_baseline(row["method"], list(grouped))
+        strict = strict_baseline(row["method"], methods)
         drawn = random if name.entry and name.entry.policies else None  # what a policy must beat
         far, one = (at_sampling(b, name.sampling) for b in ("far", "car-1"))
         for label, baseline in (("far", far), ("car1", one), ("best_car", best), ("sd", strict), ("random", drawn)):
-            other = None if baseline == row["method"] or baseline not in grouped else baseline
+            other = baseline if baseline != row["method"] and baseline in methods else None
             test = compare_records(grouped[row["method"]], grouped[other], resamples) if other else None
             row[f"difference_vs_{label}"] = test and test.difference
             row[f"difference_vs_{label}_ci"] = test and [test.low, test.high]
@@ -72,34 +108,11 @@ def strict_baseline(method: str, methods: Sequence[str]) -> str | None:
     return next((m for m in methods if parse_method(m).family == draft), plain if plain in methods else None)
 
 
-def by_utterance(records: Sequence[Record], field: str = "words") -> tuple[list[int], list[int], list[str]]:
-    """Errors and reference units summed over the seeds and prompts of each utterance, and the ids, sorted."""
-    errors: Counter[str] = Counter()
-    units: Counter[str] = Counter()
-    for r in records:
-        s, d, i, n = r[field]
-        errors[r["id"]] += s + d + i
-        units[r["id"]] += n
-    ids = sorted(units)
-    return [errors[i] for i in ids], [units[i] for i in ids], ids
-
-
-def compare_records(a: Sequence[Record], b: Sequence[Record], resamples: int) -> PairedTest:
-    """The paired test of two methods' records, a - b, on the utterances that both spoke."""
-    ea, wa, ids_a = by_utterance(a)
-    eb, wb, ids_b = by_utterance(b)
-    shared = sorted(set(ids_a) & set(ids_b))
-    pick_a, pick_b = [ids_a.index(i) for i in shared], [ids_b.index(i) for i in shared]
-    return paired_test([ea[i] for i in pick_a], [wa[i] for i in pick_a], [eb[i] for i in pick_b],
-                       [wb[i] for i in pick_b], resamples=resamples)
-
-
 def _row(method: str, records: Sequence[Record], timings: Sequence[dict[str, Any]], resamples: int,
          distances: np.ndarray | None) -> Row:
-    errors, words, ids = by_utterance(records)
-    wer = corpus_interval(errors, words, resamples=resamples)
-    character, characters, _ = by_utterance(records, "characters")
-    cer = corpus_interval(character, characters, resamples=resamples)
+    words = by_utterance(records)
+    wer = corpus_rate(words, resamples)
+    cer = corpus_rate(by_utterance(records, partial(wrong, field="characters")), resamples)
     s, d, i, n = (sum(r["words"][k] for r in records) for k in range(4))
     capped = sum(min(sum(r["words"][:3]), r["words"][3]) for r in records)
     recorded = sum(r["reference_duration"] for r in records)  # 0 where texts have no recordings
@@ -111,7 +124,7 @@ def _row(method: str, records: Sequence[Record], timings: Sequence[dict[str, Any
         "empty_transcripts": sum(not r["hypothesis"].strip() for r in records),
         "speaker_similarity": _mean(records, "speaker_similarity"),
         "duration_ratio": sum(r["duration"] for r in records) / recorded if recorded else None,
-        "n": len(ids), "seeds": len({r["seed"] for r in records}), "records": len(records),
+        "n": len(words), "seeds": len({r["seed"] for r in records}), "records": len(records),
         "prompts": len({r.get("prompt_seed") for r in records}),
     }
     if row["kind"] == "method":
@@ -140,19 +153,43 @@ def _scores(records: Sequence[Record], scorers: Sequence[str], resamples: int) -
     together), and how many utterances and records that are."""
     found = {}
     for name in scorers:
-        totals: dict[str, list[float]] = {}
-        for r in records:
-            if (score := r["scores"][name]) is not None:
-                total = totals.setdefault(r["id"], [0.0, 0.0])
-                total[0], total[1] = total[0] + score, total[1] + 1
-        count = int(sum(t[1] for t in totals.values()))
-        entry: dict[str, Any] = {"mean": None, "ci": None, "n": len(totals), "records": count}
-        if totals:
-            sums = [totals[i] for i in sorted(totals)]
-            mean = corpus_interval([s for s, _ in sums], [n for _, n in sums], resamples=resamples)
-            entry |= {"mean": mean.value, "ci": [mean.low, mean.high]}
-        found[name] = entry
+        sums = by_utterance(records, lambda r, name=name: None if (s := r["scores"][name]) is None else (s, 1))
+        mean = corpus_rate(sums, resamples) if sums else None
+        found[name] = {"mean": mean and mean.value, "ci": mean and [mean.low, mean.high], "n": len(sums),
+                       "records": sum(count for _, count in sums.values())}
     return found
+
+
+def acceptance(records: Sequence[dict[str, Any]], resamples: int = RESAMPLES) -> dict[str, Any]:
+    """The fields of a table row that describe verification; None where the method verifies nothing.
+
+    acceptance_rate and its interval: accepted / drafted tokens, bootstrap over utterances.
+    acceptance_by_position: dicts of position (from 1), judged, accepted (counts), rate; up to the last position that
+    was ever judged. Every verifying pass checks drafted tokens in order and stops at the first that it rejects, so the
+    i-th is judged only where the i - 1 before it were accepted. The rate at i = accepted at i / judged at i; it falls
+    with i where the drafter's guesses get worse, and says how long a draft is worth its cost. A tree of candidates
+    offers several tokens a position and a pass counts as one: its rate at depth i is the share of passes that got past
+    depth i of those that reached it.
+    """
+    empty = {"acceptance_rate": None, "acceptance_rate_ci": None, "mean_accepted": None,
+             "acceptance_by_position": None}
+    sums = by_utterance(records, lambda r: (r["accepted"], r["proposed"]) if r["proposed"] else None)
+    if not sums:
+        return empty
+    rate = corpus_rate(sums, resamples)
+    row = {**empty, "acceptance_rate": rate.value, "acceptance_rate_ci": [rate.low, rate.high]}
+    rounds = [(p, a) for r in records
+              for p, a in zip(r["rounds_proposed"], r["rounds_accepted"], strict=True) if p]
+    if not rounds:
+        return row
+    by_position = []
+    for position in range(1, max(p for p, _ in rounds) + 1):
+        judged = sum(p >= position and a >= position - 1 for p, a in rounds)
+        if not judged:
+            break
+        accepted = sum(a >= position for _, a in rounds)
+        by_position.append({"position": position, "judged": judged, "accepted": accepted, "rate": accepted / judged})
+    return {**row, "mean_accepted": sum(a for _, a in rounds) / len(rounds), "acceptance_by_position": by_position}
 
 
 def _mean(records: Sequence[Record], field: str) -> float | None:
@@ -173,3 +210,66 @@ def power_statement(rows: Sequence[Row]) -> dict[str, Any] | None:
         "tests": sum(r.get("p_vs_best_car") is not None for r in rows),
         "utterances_for_10_percent": utterances_needed(best["n"], absolute, 0.1 * best["wer"]),
     }
+
+
+def length_bins(lengths: Sequence[int]) -> list[tuple[int, int]]:
+    """Ranges of words, shortest and longest included, that share the utterances out about evenly.
+
+    At most MOST_BINS, each of at least FEWEST utterances; those of one length are never parted. One bin or none where
+    there is nothing to set apart.
+    """
+    ordered = sorted(lengths)
+    count = min(MOST_BINS, len(ordered) // FEWEST)
+    bins: list[tuple[int, int]] = []
+    start = 0
+    for left in range(count, 0, -1):
+        end = start + max(FEWEST, round((len(ordered) - start) / left))
+        while end < len(ordered) and ordered[end] == ordered[end - 1]:
+            end += 1
+        if left == 1 or len(ordered) - end < FEWEST:
+            end = len(ordered)
+        bins.append((ordered[start], ordered[end - 1]))
+        start = end
+        if start == len(ordered):
+            break
+    return bins
+
+
+def by_length(records: Sequence[dict[str, Any]], methods: Sequence[str],
+              resamples: int = RESAMPLES) -> dict[str, Any] | None:
+    """`bins` (words: shortest and longest, n: utterances) and, by method, corpus WER and its 95 % interval in each.
+
+    The length is that of the reference, in words as the normaliser of WER counts them. None where the utterances are
+    too few, or too alike, for two bins.
+    """
+    words = {r["id"]: r["words"][3] for r in records}
+    bins = length_bins(list(words.values()))
+    if len(bins) < 2:
+        return None
+    chosen = [sorted(i for i, n in words.items() if low <= n <= high) for low, high in bins]
+    return {"bins": [{"words": list(b), "n": len(ids)} for b, ids in zip(bins, chosen, strict=True)],
+            "methods": _rates(records, methods, chosen, resamples)}
+
+
+def by_category(records: Sequence[dict[str, Any]], methods: Sequence[str], categories: Mapping[str, str],
+                resamples: int = RESAMPLES) -> dict[str, Any] | None:
+    """The same by kind of text: `bins` (category, n: utterances), in order of their names. categories: by utterance id.
+    None where there are not two."""
+    names = sorted(set(categories.values()))
+    if len(names) < 2:
+        return None
+    chosen = [sorted(i for i, category in categories.items() if category == name) for name in names]
+    return {"bins": [{"category": name or "none", "n": len(ids)} for name, ids in zip(names, chosen, strict=True)],
+            "methods": _rates(records, methods, chosen, resamples)}
+
+
+def _rates(records: Sequence[dict[str, Any]], methods: Sequence[str], chosen: Sequence[Sequence[str]],
+           resamples: int) -> dict[str, list[dict[str, Any]]]:
+    """By method: corpus WER and interval of every group of utterance ids."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    spoken = by_method(records)
+    for method in methods:
+        sums = by_utterance(spoken[method])
+        rates = [corpus_rate({i: sums[i] for i in some}, resamples) for some in chosen]
+        found[method] = [{"wer": rate.value, "ci": [rate.low, rate.high]} for rate in rates]
+    return found

@@ -29,7 +29,6 @@ from dcar.tokens.alignment import PhonemeAligner
 from dcar.vocoder.base import Vocoder
 from dcar.vocoder.voicing import voice
 from eval.methods.registry import Entry, Models
-from eval.results.acceptance import check_rounds
 
 if TYPE_CHECKING:
     from eval.scorers.load import Scorer
@@ -137,6 +136,22 @@ def read_jsonl(path: Path, what: str = "record", check: Callable[[Record], Any] 
                 raise DataError(f"{path}:{number}: not a {what} ({error}); delete this line and run again") from error
             return
         yield record
+
+
+def by_method(records: Iterable[Record]) -> dict[str, list[Record]]:
+    """The records of each method, in order."""
+    found: dict[str, list[Record]] = {}
+    for record in records:
+        found.setdefault(record["method"], []).append(record)
+    return found
+
+
+def check_rounds(utterance_id: str, method: str, proposed: Sequence[int], accepted: Sequence[int]) -> None:
+    """DataError unless every verifying pass has both counts and accepted no more than was drafted."""
+    if len(proposed) != len(accepted) or any(not 0 <= a <= p for p, a in zip(proposed, accepted, strict=False)):
+        raise DataError(f"{utterance_id}: {method} reports {len(proposed)} verifying passes with drafted tokens and "
+                        f"{len(accepted)} with accepted ones, each accepting at most what was drafted; the method "
+                        "counts wrongly: its `rounds_proposed` and `rounds_accepted` must describe the same passes")
 
 
 def choose_items(items: Sequence[PromptItem], limit: int) -> list[PromptItem]:

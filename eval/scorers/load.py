@@ -41,8 +41,7 @@ from dcar.errors import AssetError, AudioError, CheckpointError, ConfigError, Da
 from dcar.sources.hub import from_hub, read_weights
 from dcar.tokens.base import check_waveform
 from dcar.vocoder.base import PromptAudio
-from eval.scorers.metrics import NoiseQuality, SpeakerSimilarity
-from eval.scorers.prosody import Pauses, PitchSpread
+from eval.scorers.metrics import NoiseQuality, Pauses, PitchSpread, SpeakerSimilarity, onnx_session
 
 SIMILARITIES = ("resemblyzer", "wavlm", "eres2net")
 Similarity = Callable[[np.ndarray, int, np.ndarray], float | None]
@@ -129,17 +128,13 @@ def kaldi_fbank(wave: np.ndarray, mels: int = 80) -> np.ndarray:
 class ERes2NetEncoder:
     """A 3D-Speaker model (ERes2Net, CAM++) in ONNX: filter bank [1, T, 80] with its mean removed → embedding."""
 
-    def __init__(self, file: str | Path, threads: int = 1) -> None:
-        import onnxruntime
-
+    def __init__(self, file: str | Path) -> None:
         path = Path(file)
         if not path.is_file():
             raise AssetError(f"{path}: no such file; get a 3dspeaker_*eres2net*.onnx from the sherpa-onnx releases "
                              "(speaker-recongition-models) and give eres2net:FILE")  # fmt: skip
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
         try:
-            self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+            self._session = onnx_session(path)
         except Exception as error:  # onnxruntime has its own family of errors
             raise CheckpointError(f"{path}: not an ONNX model ({str(error)[:120]}); download it again") from error
         facts = self._session.get_modelmeta().custom_metadata_map

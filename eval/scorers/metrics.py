@@ -1,13 +1,16 @@
-"""What a synthesised waveform is measured by, besides the words: voice, noise, length.
+"""What a synthesised waveform is measured by, besides the words: voice, noise, and how lively it is.
 
 Speaker similarity: cosine of Resemblyzer embeddings of the waveform and of the prompt (SECS).
 Noise quality: DNSMOS P.835 overall (Reddy et al. 2022). It predicts how listeners rate *noise-suppressed recordings*;
 it is no measure of naturalness.
+Liveliness: spread of the pitch, and pauses. Fewer word errors may be bought with monotony, which no recogniser hears.
+Neither number is better when it is larger: read them against those of the recordings.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.polynomial import Polynomial
@@ -16,6 +19,21 @@ from dcar.audio import ENCODER_SAMPLE_RATE, resample
 from dcar.errors import AssetError, AudioError
 from dcar.sources.packages import package_dir
 from dcar.voices.encoder import SpeakerEncoder, speaker_similarity
+
+LOWEST, HIGHEST = 60.0, 500.0  # Hz, of voices
+FRAME, HOP = 1024, 256  # samples at 16 kHz: 64 ms, 16 ms
+FEWEST_VOICED = 10  # frames without which a spread is none
+SILENT = 35.0  # dB below the loudest frame
+SHORTEST_PAUSE = 0.2  # seconds; shorter silences are closures of consonants
+
+
+def onnx_session(path: Path) -> Any:
+    """A network on one core of the CPU."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = 1, 1
+    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
 class SpeakerSimilarity:
@@ -46,15 +64,11 @@ class NoiseQuality:
     # P.835 overall raw score -> calibrated score (speechmos.dnsmos.DNSMOS.get_polyfit_val)
     calibration = Polynomial([0.04602535, 1.11546468, -0.06766283])
 
-    def __init__(self, threads: int = 1) -> None:
-        import onnxruntime
-
+    def __init__(self) -> None:
         path = Path(package_dir("speechmos", "pip install speechmos==0.0.1.1")) / "dnsmos_models" / "sig_bak_ovr.onnx"
         if not path.is_file():
             raise AssetError(f"{path}: the DNSMOS network is missing; run `pip install --force-reinstall speechmos`")
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-        self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        self._session = onnx_session(path)
 
     def __call__(self, wave: np.ndarray, sample_rate: int) -> float | None:
         """Score of a float32 mono waveform [samples]; None for an empty one. Short waveforms are repeated."""
@@ -69,3 +83,37 @@ class NoiseQuality:
         pieces = [audio[s : int((s / self.sample_rate + self.window_seconds) * self.sample_rate)] for s in starts]
         raw = [self._session.run(None, {"input_1": p[None]})[0][0][2] for p in pieces if len(p) >= window]
         return float(np.mean([self.calibration(float(r)) for r in raw]))
+
+
+class PitchSpread:
+    """Standard deviation of the pitch in semitones over voiced frames, by librosa's pYIN (Mauch and Dixon 2014)."""
+
+    name = "pitch spread"
+
+    def __call__(self, wave: np.ndarray, sample_rate: int) -> float | None:
+        """Of a float32 mono waveform [samples]; None where next to nothing is voiced."""
+        import librosa
+
+        audio = resample(wave, sample_rate, ENCODER_SAMPLE_RATE)
+        if len(audio) < FRAME:
+            return None
+        pitch, voiced, _ = librosa.pyin(audio, fmin=LOWEST, fmax=HIGHEST, sr=ENCODER_SAMPLE_RATE, frame_length=FRAME,
+                                        hop_length=HOP, resolution=0.25)
+        heard = pitch[voiced]
+        return None if len(heard) < FEWEST_VOICED else float(12 * np.log2(heard).std())
+
+
+class Pauses:
+    """Share of the time between the first and the last sound that is silent for 0.2 s or longer."""
+
+    name = "pauses"
+
+    def __call__(self, wave: np.ndarray, sample_rate: int) -> float | None:
+        """Of a float32 mono waveform [samples], 0 to 1; None where nothing sounds."""
+        import librosa
+
+        if not np.abs(wave).max(initial=0.0) > 0:
+            return None
+        sounds = librosa.effects.split(wave, top_db=SILENT, frame_length=FRAME, hop_length=HOP)
+        gaps = (sounds[1:, 0] - sounds[:-1, 1]) / sample_rate
+        return float(gaps[gaps >= SHORTEST_PAUSE].sum() * sample_rate / (sounds[-1, 1] - sounds[0, 0]))

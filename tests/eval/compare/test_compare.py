@@ -16,8 +16,7 @@ from dcar.decoding import ChunkMethod, FixedChunk, decode
 from dcar.errors import ConfigError, DataError
 from dcar.process import run_command
 from dcar.prompts.texts import read_texts, text_prompts
-from eval.analysis.reasons import watch
-from eval.compare.explain import Explanations
+from eval.compare.explain import Explanations, watch
 from eval.compare.processes import threads_of
 from eval.compare.run import CompareConfig, main, run
 from eval.methods.registry import make_methods
@@ -222,9 +221,9 @@ def test_why_chunks_end_is_noted_once(tmp_path, monkeypatch):
     """A finished comparison started again watches nothing and leads nobody; a new method alone is watched."""
     asked: list[str] = []
 
-    def watching(entries, *rest):
-        asked.extend(e.name for e in entries)
-        return watch(entries, *rest)
+    def watching(entry, *rest):
+        asked.append(entry.name)
+        return watch(entry, *rest)
 
     monkeypatch.setattr("eval.compare.explain.watch", watching)
     first, again = (spoken(tmp_path, methods=["far", "car-2", "dcar"], reasons_utterances=3) for _ in range(2))

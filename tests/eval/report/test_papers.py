@@ -34,7 +34,8 @@ def comparison() -> dict:
             timings.append({"method": name, "id": f"u{u}", "lm": 1 / (1 + 0.1 * m), "vocoder": 0.1, "policy": 0.0,
                             "audio": 1.0, "tokens": 20})
     rows = make_rows(records, [RESYNTHESIS, *NAMES], timings, resamples=200)
-    counts = {n: by_utterance([r for r in records if r["method"] == n])[:2] for n in NAMES}
+    counts = {n: tuple(zip(*by_utterance([r for r in records if r["method"] == n]).values(), strict=True))
+              for n in NAMES}
     pairs = [p for axis in (speed_axis(rows), "tokens_per_pass") for p in equal_speed(rows, counts, axis, 200)]
     return {"format_version": FORMAT_VERSION, "rows": rows, "equal_speed": pairs, "asr": "j", "normalizer": "n",
             "seeds": [0], "utterances": 10, "power": power_statement(rows), "parameters": 5_000_000, "heads": 7,

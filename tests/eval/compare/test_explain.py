@@ -6,7 +6,7 @@ from tiny_decoders import tiny_decoder
 
 from dcar.decoding import ChunkMethod, DecodeResult, EndOnConfident, FixedChunk, PolicyChunk, decode
 from dcar.sampling import SamplingConfig
-from eval.analysis.reasons import Watched, summary, watch
+from eval.compare.explain import Watched, chooses_chunks, summary, watch
 from eval.methods.registry import Models, make_methods
 from heads.candidates import UNLIKELY
 from heads.policy import ChunkPolicy, ChunkPolicyConfig
@@ -65,7 +65,8 @@ def test_summary_of_decisions_known_by_hand():
 
 def test_methods_that_choose_no_chunks_are_not_watched(decoder, prompts):
     models = Models(decoder, tiny_decoder(heads=1, seed=5), {"": policy("candidates")})
-    found = watch(make_methods(["far", "car-2", "end-on-confident-1-4", "dcar", "sd"], models, SHORT), prompts, 0)
+    entries = make_methods(["far", "car-2", "end-on-confident-1-4", "dcar", "sd"], models, SHORT)
+    found = {e.name: watch(e, prompts, 0) for e in entries if chooses_chunks(e)}
     assert list(found) == ["car-2", "end-on-confident-1-4", "dcar"]
     assert found["car-2"]["sizes"][0]["share"] == 1.0
     assert sum(s["share"] for s in found["dcar"]["sizes"]) == pytest.approx(1)

@@ -18,7 +18,6 @@ depend on. Splits other than `train` stay recordings.
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import math
 import shutil
@@ -60,9 +59,9 @@ from dcar.vocoder.base import Vocoder
 from dcar.vocoder.load import hears_prompts, vocoder_identity
 from dcar.vocoder.voicing import voice
 from eval.compare.processes import start, threads_of
-from eval.compare.sweeps import expand_names
+from eval.methods.families import expand_names
 from eval.methods.registry import Entry, load_models, make_methods
-from eval.results.store import RECORDING
+from eval.results.store import RECORDING, digest_of
 from eval.scorers.load import Similarity, load_similarity
 from rl.rewards import corpus_token_recognizer
 
@@ -189,7 +188,7 @@ class Teacher:
                    self.vocoder and vocoder_identity(self.vocoder, self.config.vocoder)]
         said = [{name: getattr(self.config, name) for name in named}, made, weights,
                 digest(prepared_folder(self.config.data) / "prepared.json")]
-        return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
+        return digest_of(said)[:16]
 
     def speak(self, rows: Sequence[int]) -> list[list[Candidate]]:
         """The candidates of the sentences in these rows of the split."""

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import jinja2
 import torch
 from torch import Tensor, nn
 
@@ -123,48 +124,12 @@ def export_program(policy: ChunkPolicy, base: AnyDecoder, path: Path, num_candid
 
 def program_card(policy: ChunkPolicy, codes: int, num_candidates: int = 1) -> str:
     """What goes into the serving program and what comes out, with a program that runs it; for the policy's card."""
-    config, several = policy.config, num_candidates > 1
-    k, width, made, tokens = config.num_actions, config.hidden_size, "", "logits[row, :size].argmax(-1)"
-    inputs = [("hidden", f"[B, S, {width}] float32", "hidden states at all speech positions so far, prompt first"),
-              ("lengths", "[B] int64", "positions of each row, 1 to S; what stands behind them is not read")]
-    outputs = [("actions", f"[B, {k}] float32", ("log-probabilities of the chosen draw and the decision" if several else
-                                                 "logits of the decision") + "; column a − 1: keep a tokens"),
-               ("logits", f"[B, {config.reach if config.after_draw else k}, {codes + 1}] float32",
-                f"row j − 1: of the token j steps ahead; id {codes} ends")]
-    if config.after_draw:
-        shape = ", ".join(map(str, noise_shape(policy, codes + 1, num_candidates)))
-        made, tokens = f"noise = torch.zeros(2, {shape})  # greedy; -T * log(-log(u)) to draw\n", "tokens[row, :size]"
-        if several:
-            made = f"noise = -0.8 * torch.log(-torch.log(torch.rand(2, {shape})))  # at temperature 0.8\n"
-        inputs.append(("noise", f"[B, {shape}] float32", "T times standard Gumbel noise: tokens are drawn at "
-                       "temperature T; 0: the likeliest" + (f" in all {num_candidates} draws" if several else "")))
-        outputs.append(("tokens", f"[B, {config.reach}] int64", "the tokens "
-                        f"{'of the chosen draw' if several else 'drawn'}, of which the decision keeps the first"))
-    if several:
-        outputs.append(("draw", "[B] int64", f"which of the {num_candidates} draws that is, from 0"))
-    rows = [f"| {kind} {i} | {name if kind == 'output' else f'`{name}`'} | {form} | {meaning} |"
-            for kind, of in (("input", inputs), ("output", outputs)) for i, (name, form, meaning) in enumerate(of, 1)]
-    table = "\n".join(["| | name | shape, dtype | meaning |", "| --- | --- | --- | --- |", *rows])
-    return f"""## Serving program
-
-`{PROGRAM}` is a `torch.export` program (float32, CPU; batch and length are dynamic): policy and heads, without the
-decoder's layers. Loading and running it needs torch alone. B is at most {MAX_BATCH}, S at most {MAX_LENGTH}.
-
-{table}
-
-```python
-import torch
-
-program = torch.export.load("{PROGRAM}").module()
-hidden = torch.randn(2, 40, {width})  # of two utterances; yours come from the decoder
-lengths = torch.tensor([40, 25])
-{made}{", ".join(name for name, *_ in outputs)} = program({", ".join(name for name, *_ in inputs)})  # by position
-for row, size in enumerate(actions.argmax(-1) + 1):  # the greedy decision
-    print("keep", {tokens}.tolist())
-```
-
-A whole utterance, with the decoder: docs/decode.md of the project.
-"""
+    cards = jinja2.Environment(loader=jinja2.PackageLoader("rl"), trim_blocks=True, lstrip_blocks=True,
+                               keep_trailing_newline=True, undefined=jinja2.StrictUndefined)
+    shape = ", ".join(map(str, noise_shape(policy, codes + 1, num_candidates))) if policy.config.after_draw else ""
+    return cards.get_template("program_card.md").render(
+        program=PROGRAM, max_batch=MAX_BATCH, max_length=MAX_LENGTH, config=policy.config, codes=codes, noise=shape,
+        num_candidates=num_candidates, several=num_candidates > 1)
 
 
 READ = {"hidden": "the hidden states so far, before tokens are drawn",

@@ -123,12 +123,9 @@ def run(config: ProfileConfig) -> dict[str, Any]:
     check_hears(recognizer.name, recordings, config.max_reward_wer)
     result = profile(base, items, vocoder, recognizer, config.sampling, sizes=config.sizes, seeds=config.seeds,
                      range_size=config.range_size, seed=config.seed, batch_size=config.batch_size, progress=True)
-    return write({**result, "wer_of_recordings": recordings}, config)
-
-
-def write(result: dict[str, Any], config: ProfileConfig) -> dict[str, Any]:
     out = Path(config.out)
-    result = {**result, "provenance": provenance(decoder=config.decoder, data=config.data, split=config.split)}
+    result |= {"wer_of_recordings": recordings,
+               "provenance": provenance(decoder=config.decoder, data=config.data, split=config.split)}
     write_json(out / "profile.json", result)
     save_config(config, out / "config.yaml")
     return result

@@ -83,7 +83,12 @@ class Roller:
         self.forced_rows, self.share_token_draws, self.num_candidates = forced_rows, share_token_draws, num_candidates
         self.recognizer = recognizer  # for rewards that ask for transcripts
         self.microbatches, self.hidden_dtype = microbatches, hidden_dtype
-        self.decoder = choose_decoder(decoding, base, sampling)
+        self.decoder: Literal["engine", "fast", "loop"] = "loop"
+        if decoding == "auto":
+            reason = why_not(base, sampling)
+            self.decoder = "engine" if reason is None else "fast"
+            if reason is not None:
+                logger.warning("rollouts are decoded in the loop: %s", reason)
         self._reader = fast(base) if self.decoder == "fast" else base
         self._engine: StaticEngine | None = None
 
@@ -165,7 +170,9 @@ class Roller:
         for i, record in enumerate(records):
             count = len(record.result.actions)
             positions[i, :count] = torch.tensor(record.result.decision_positions)
-            actions[i, :count] = action_indices(record.result, num_actions)
+            actions[i, :count] = torch.tensor(record.result.actions) - 1
+            if record.result.chosen:  # columns of `heads.candidates.joint_log_probs`
+                actions[i, :count] += num_actions * torch.tensor(record.result.chosen)
             mask[i, :count] = 1
         forced = torch.tensor([r.forced > 0 for r in records])
         seen = [r.result.candidates for r in records]
@@ -174,20 +181,3 @@ class Roller:
             record.result.candidates = None
         return RolloutBatch(records, hidden, positions.to(device), actions.to(device), mask.to(device),
                             forced.to(device), totals.to(device), parts, seconds, candidates)
-
-
-def action_indices(result: DecodeResult, num_actions: int) -> Tensor:
-    """Columns of `heads.candidates.joint_log_probs` that the decisions [M] of a rollout took: the size alone where one
-    chunk was drawn."""
-    sizes = torch.tensor(result.actions) - 1
-    return sizes if not result.chosen else sizes + num_actions * torch.tensor(result.chosen)
-
-
-def choose_decoder(decoding: str, base: AnyDecoder, sampling: SamplingConfig) -> Literal["engine", "fast", "loop"]:
-    """What speaks the rollouts; see `Roller`."""
-    if decoding == "loop":
-        return "loop"
-    if (reason := why_not(base, sampling)) is None:
-        return "engine"
-    logger.warning("rollouts are decoded in the loop: %s", reason)
-    return "fast"

@@ -179,13 +179,11 @@ class DCPOTrainer(ResilientTrainer):
     # --- one update ---------------------------------------------------------------------------------------------
 
     def create_optimizer(self, model=None) -> torch.optim.Optimizer:
-        if self.optimizer is None:
-            assert self.model is not None
-            args = self.args
-            if args.optimizer == "natural":
-                self.optimizer = NaturalGradient(self.model.parameters(), self._curvature, args.learning_rate)
-                return self.optimizer
-            self.optimizer = torch.optim.Adam(self.model.parameters(), lr=args.learning_rate, eps=args.adam_epsilon,
+        args, weights = self.args, self.policy.parameters()
+        if self.optimizer is None and args.optimizer == "natural":
+            self.optimizer = NaturalGradient(weights, self._curvature, args.learning_rate)
+        elif self.optimizer is None:
+            self.optimizer = torch.optim.Adam(weights, lr=args.learning_rate, eps=args.adam_epsilon,
                                               betas=(args.adam_beta1, args.adam_beta2))
         return self.optimizer
 
@@ -392,18 +390,14 @@ class DCPOTrainer(ResilientTrainer):
             resume_from_checkpoint = str(found)
         if resume_from_checkpoint:
             self._load_copies(Path(resume_from_checkpoint))
-            if self.is_finished(resume_from_checkpoint):
-                return self._finished(Path(resume_from_checkpoint))
+            if self.is_finished(resume_from_checkpoint):  # nothing is trained, nor logged twice
+                self.finish_from(checkpoint := Path(resume_from_checkpoint))
+                best = Path(self.args.output_dir) / Path(self.state.best_model_checkpoint or checkpoint).name
+                if not self.args.load_best_model_at_end or not best.is_dir():
+                    best = checkpoint
+                self.policy.load_state_dict(ChunkPolicy.from_pretrained(best).state_dict())
+                return TrainOutput(self.state.global_step, 0.0, {})
         return super().train(resume_from_checkpoint or None, trial, ignore_keys_for_eval, **kwargs)
-
-    def _finished(self, checkpoint: Path) -> TrainOutput:
-        """The policy and the state of a run that has all its steps; nothing is trained, nor logged twice."""
-        self.finish_from(checkpoint)
-        best = Path(self.args.output_dir) / Path(self.state.best_model_checkpoint or checkpoint).name
-        if not self.args.load_best_model_at_end or not best.is_dir():
-            best = checkpoint
-        self.policy.load_state_dict(ChunkPolicy.from_pretrained(best).state_dict())
-        return TrainOutput(self.state.global_step, 0.0, {})
 
     def describe(self, inputs: Mapping[str, Any]) -> str:
         units = max(len(item.prompt.text_ids) for item in inputs["items"])

@@ -7,8 +7,6 @@ does not look. Draws are addressed, so the speech is the same as unwatched.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,9 +20,9 @@ from dcar.audio import load_audio
 from dcar.decoding import Choice, ChunkMethod, ChunkSchedule, DecodeResult, Prompt, Session, decode
 from dcar.errors import DataError
 from eval.methods.registry import Entry
+from eval.report.listen import save_picture, spectrum_picture
 from eval.report.plots import draw_reasons
-from eval.report.spectrum import save_picture, spectrum_picture
-from eval.results.store import Maker, Record, RecordStore, Tools
+from eval.results.store import Maker, Record, RecordStore, Tools, digest_of
 from heads.candidates import FEATURES, candidate_features
 
 QUARTILES = (0.25, 0.5, 0.75)
@@ -116,7 +114,7 @@ class Explanations:
     def _key(self, entry: Entry) -> tuple[str, str]:
         """The name of a method, and a digest of what its reasons depend on."""
         said = [REASONS_VERSION, self.maker.first_seed, *(self.maker.fingerprint(entry.name, i) for i in self.chosen)]
-        return entry.name, hashlib.sha256(json.dumps(said).encode()).hexdigest()[:16]
+        return entry.name, digest_of(said)[:16]
 
     def _noted(self) -> dict[tuple[str, str], Any]:
         return {(r["of"], r["key"]): r["found"] for r in self.store.read()

@@ -43,8 +43,8 @@ from dcar.vocoder.base import PromptAudio
 from dcar.vocoder.load import hears_prompts, vocoder_identity
 from eval.compare.explain import Explanations, sample_picture, spread
 from eval.compare.processes import Meeting, start, threads_of
-from eval.compare.sweeps import expand_names
 from eval.compare.tuned import load_tuned
+from eval.methods.families import expand_names
 from eval.methods.registry import load_models, make_methods
 from eval.methods.samplings import split_label, split_sampling
 from eval.report.page import FORMAT_VERSION, write_report

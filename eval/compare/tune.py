@@ -28,8 +28,8 @@ from dcar.speak.defaults import NUM_CANDIDATES
 from dcar.storage import writing
 from dcar.tracking import write_json
 from eval.compare.run import CompareConfig, load_tools, run, start
-from eval.compare.sweeps import expand_names
 from eval.compare.tuned import FORMAT_VERSION
+from eval.methods.families import expand_names
 from eval.methods.registry import Models
 from eval.methods.samplings import parse_sampling, split_label, split_sampling
 from eval.results.rows import compare_records

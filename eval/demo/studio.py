@@ -30,7 +30,7 @@ from dcar.tokens.load import load_tokenizer
 from dcar.vocoder.base import Vocoder
 from dcar.vocoder.load import load_vocoder
 from eval.methods.registry import Models, load_models, make_methods, turned
-from eval.report.spectrum import spectrum_picture
+from eval.report.listen import spectrum_picture
 
 VERIFIERS = ("sd", "ssd-0.4", "pcg-0.42", "vadusa-2", "typical", "topk-verify-5", "entropy-1")
 """Rivals that need no more than the heads of the decoder."""
@@ -86,7 +86,10 @@ class Studio:
         encode, speech_tokenizer, spoken_by = text_encoder(decoder), load_tokenizer(tokenizer), load_vocoder(vocoder)
         made = made_by(speech_tokenizer, getattr(encode, "name", PHONEME_VERSION))
         check_together(models.decoder, made, f"tokenizer {tokenizer}", spoken_by)
-        aligner = _starter_aligner(speech_tokenizer.vocab_size) if tokenizer == "starter" else None
+        aligner = None
+        if tokenizer == "starter":  # lays texts along its tokens, as the shipped corpus teaches it
+            rows = load_prepared(shipped("prepared"), "test").select(range(ENOUGH))
+            aligner = PhonemeAligner.fit(rows["speech"], rows["text"], speech_tokenizer.vocab_size)
         return cls(models, encode, speech_tokenizer, spoken_by, starter_voices(), limits, aligner)
 
     def _methods(self) -> list[str]:
@@ -193,12 +196,6 @@ def picture(spoken: Spoken, aligner: PhonemeAligner | None = None) -> np.ndarray
 def with_dial(method: str, dial: float) -> str:
     """The method with its policy turned, as a comparison calls it: dcar@n4@d0.5. Others have no dial: as they are."""
     return f"{method}@d{dial:g}" if dial and method.startswith("dcar") else method
-
-
-def _starter_aligner(codes: int) -> PhonemeAligner | None:
-    """Lays texts along the shipped tokenizer's tokens, as the shipped corpus teaches it."""
-    rows = load_prepared(shipped("prepared"), "test").select(range(ENOUGH))
-    return PhonemeAligner.fit(rows["speech"], rows["text"], codes)
 
 
 def sound(spoken: Spoken) -> tuple[int, np.ndarray]:

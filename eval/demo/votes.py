@@ -106,13 +106,10 @@ class Votes:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             # One write to a file opened for appending: lines of several processes do not mix.
-            file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-            try:
-                if os.write(file, line) != len(line):
+            with self.path.open("ab", buffering=0) as file:
+                if file.write(line) != len(line):
                     raise OSError("it was written in part")
-                os.fsync(file)
-            finally:
-                os.close(file)
+                os.fsync(file.fileno())
         except OSError as error:
             raise DataError(f"{self.path}: votes cannot be written ({error.strerror or error}); give another folder as "
                             "votes") from error

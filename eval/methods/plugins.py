@@ -41,22 +41,25 @@ def installed() -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=GROUP)}
 
 
+def imported(what: str, path: str, point: EntryPoint | None) -> Any:
+    """What an entry point or else a dotted path names. ConfigError that says of `what` that it cannot be imported."""
+    module, _, attribute = path.rpartition(".")
+    try:
+        return point.load() if point else getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"{what} cannot be imported ({error}); install its package, or put its folder on PYTHONPATH"
+                          ) from error
+
+
 def find_class(name: str, prefix: str = "") -> tuple[str, type[Any]] | None:
     """The class behind a method's name, and what of the name stands for it; None where it is neither the entry point
     `prefix` nor a dotted path. ConfigError for one that cannot be imported or is no method."""
     dotted = _PATH.match(name)
-    try:
-        if prefix:
-            made = installed()[prefix].load()
-        elif dotted:
-            prefix = dotted[1]
-            module, _, attribute = prefix.rpartition(".")
-            made = getattr(importlib.import_module(module), attribute)
-        else:
-            return None
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"method '{name}': {prefix} cannot be imported ({error}); install its package, or put its "
-                          "folder on PYTHONPATH") from error
+    if not (prefix or dotted):
+        return None
+    point = installed()[prefix] if prefix else None
+    prefix = prefix or dotted[1]  # type: ignore[index]
+    made = imported(f"method '{name}': {prefix}", prefix, point)
     is_method = isinstance(made, type) and (issubclass(made, ChainVerifier) or hasattr(made, "choose")
                                             or hasattr(made, "propose") and hasattr(made, "keep"))
     if not is_method:

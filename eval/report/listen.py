@@ -1,4 +1,5 @@
-"""The part of the report to listen to: every sample with its players, its chunks, and what the recogniser heard."""
+"""The part of the report to listen to: every sample with its players, its chunks, and what the recogniser heard; and a
+spectrogram with what was spoken in it: where each pass ended, how many tokens it gave, and the phonemes."""
 
 from __future__ import annotations
 
@@ -7,6 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from dcar.storage import replacing
 from dcar.text.wer import normalize_transcript
 from eval.report.blocks import Bar, Picture, file_uri
 from eval.results.store import RECORDING, RESYNTHESIS
@@ -14,6 +18,11 @@ from eval.results.store import RECORDING, RESYNTHESIS
 # one hue, light to dark: chunk sizes are ordered
 CHUNK_COLORS = ["#dbe7f5", "#b3cfe9", "#84b3da", "#5595c9", "#2f75b2", "#185593", "#0a386b"]
 PICTURE = "Spectrogram, phonemes and chunk ends"
+WINDOW, STEP = 1024, 256  # samples of a frame of the spectrogram, and from one to the next
+NAMED = 80  # chunks, above which their sizes are not written: they would cover each other
+CLOSE = 8.0  # ends of chunks in an inch, above which their lines are faint: they would cover the sound
+Span = tuple[float, float, int]  # start and end in seconds, tokens
+Sound = tuple[float, float, str]  # start and end in seconds, phoneme (empty: silence)
 HINTS = {RECORDING: "as recorded", RESYNTHESIS: "the recording's own tokens through the vocoder"}
 
 
@@ -81,3 +90,76 @@ def _voice(voice: dict[str, Any], text: str, folder: Path) -> dict[str, Any]:
             "audio": file_uri(folder / voice["audio"]) if voice["audio"] else "",
             "bar": timeline(voice["emitted"], voice["actions"]) if voice["emitted"] else None,
             "picture": Picture(f"{PICTURE}: {voice['method']}", file_uri(folder / seen)) if seen else None}
+
+
+def spectrum_picture(wave: np.ndarray, rate: int, chunks: Sequence[Span], phonemes: Sequence[Sound] = (), *,
+                     colors: str = "magma", width: float = 10.0) -> np.ndarray:
+    """[height, width, 3] uint8: the spectrogram up to 8 kHz with a line where every chunk ends; under it the phonemes,
+    where there are any, and a block for every chunk, as wide as it lasts and darker the more tokens it has."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    rows = 3 if phonemes else 2
+    figure = Figure(figsize=(width, 3.1 + 0.3 * rows), dpi=110, layout="constrained")
+    canvas = FigureCanvasAgg(figure)
+    heard, *below = figure.subplots(rows, 1, sharex=True, height_ratios=(6, *[0.9] * (rows - 1)))
+    dark, ends = colors == "magma", [end for _, end, _ in chunks]
+    strength = 0.6 if len(ends) <= CLOSE * width else 0.15
+    _spectrogram(heard, wave, rate, colors)
+    line = "white" if dark else "#c8442b"
+    heard.vlines(ends, *heard.get_ylim(), color=line, lw=0.6, alpha=strength)
+    if phonemes:
+        _phonemes(below[0], phonemes, ends, width / max(1e-3, len(wave) / rate), strength)
+    _blocks(below[-1], chunks)
+    below[-1].set(xlim=(0, len(wave) / rate))
+    below[-1].set_xlabel("seconds")
+    canvas.draw()
+    return np.asarray(canvas.buffer_rgba())[..., :3].copy()
+
+
+def save_picture(path: Path, picture: np.ndarray) -> None:
+    """Write a picture [height, width, 3] as PNG of few colours, small enough to be embedded a dozen times."""
+    from PIL import Image
+
+    with replacing(path) as part:
+        Image.fromarray(picture).quantize(48).save(part, format="png", optimize=True)
+
+
+def _spectrogram(panel: Any, wave: np.ndarray, rate: int, colors: str) -> None:
+    padded = np.concatenate((wave, np.zeros(max(0, WINDOW - len(wave)), np.float32)))
+    frames = np.lib.stride_tricks.sliding_window_view(padded, WINDOW)[::STEP] * np.hanning(WINDOW)
+    power = 20 * np.log10(np.abs(np.fft.rfft(frames, axis=1)) + 1e-5).T  # dB [bins, frames]
+    panel.imshow(power, origin="lower", aspect="auto", cmap=colors, vmin=power.max() - 80, vmax=power.max(),
+                 extent=(0, len(padded) / rate, 0, rate / 2000))
+    panel.set_ylim(0, min(8, rate / 2000))
+    panel.set_ylabel("kHz")
+
+
+def _phonemes(panel: Any, phonemes: Sequence[Sound], ends: Sequence[float], inches: float, strength: float) -> None:
+    """inches: of a second; strength: of the lines where chunks end. What has no room for its letters is written a line
+    lower than what stands before it."""
+    low, before = False, -1.0
+    for start, end, phoneme in phonemes:
+        middle = (start + end) / 2
+        panel.axvline(start, color="#9aa3ab", lw=0.4, ymin=0.86)
+        if not phoneme:
+            continue
+        low = not low if (middle - before) * inches < 0.02 + 0.075 * len(phoneme) else False
+        panel.text(middle, 0.24 if low else 0.66, phoneme, ha="center", va="center", fontsize=7.5)
+        before = middle
+    panel.vlines(ends, 0, 1, color="#c8442b", lw=0.6, alpha=strength)
+    panel.set(ylim=(0, 1), yticks=[])
+    panel.set_ylabel("phonemes", fontsize=8, rotation=0, ha="right", va="center")
+    panel.spines[["top", "right", "bottom", "left"]].set_visible(False)
+    panel.tick_params(axis="x", length=0)
+
+
+def _blocks(panel: Any, chunks: Sequence[Span]) -> None:
+    for start, end, tokens in chunks:
+        panel.axvspan(start, end, color=shade(tokens), lw=0)
+        if len(chunks) <= NAMED:
+            panel.text((start + end) / 2, 0.5, str(tokens), ha="center", va="center", fontsize=6.5,
+                       color=ink(tokens))
+    panel.vlines([end for _, end, _ in chunks], 0, 1, color="white", lw=0.6)
+    panel.set(ylim=(0, 1), yticks=[])
+    panel.set_ylabel("tokens\na pass", fontsize=8, rotation=0, ha="right", va="center")

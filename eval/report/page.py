@@ -21,8 +21,8 @@ from dcar.config import load_config, setting
 from dcar.errors import ConfigError, DataError
 from dcar.storage import replacing
 from eval.report.blocks import Section, Table, tables_of, write_tables
-from eval.report.curves import curves_section, read_log
 from eval.report.listen import listening
+from eval.report.plots import curves_section, read_log
 from eval.report.sections import folded_sections, table_of
 from eval.report.summary import summary, terminal_text
 from eval.report.table import MEANINGS, column_groups, notes, templates

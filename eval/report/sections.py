@@ -11,7 +11,7 @@ from eval.report.blocks import Cell, Folded, Picture, Section, Table, file_uri
 from eval.report.papers import HEAD, LEGEND, beside_papers, cells, conditions, general_remarks, setup_texts
 from eval.report.plots import REASONS
 from eval.report.table import Column, filled_columns, lively_columns, lively_rows, pass_columns, rival_sentences
-from eval.results.pareto import SPEED_AXES, pareto_front, sentence, speed_axis
+from eval.results.pareto import SPEED_AXES, front_rows, sentence, speed_axis
 from eval.results.rows import Row
 
 SPEED_NOTE = (
@@ -85,9 +85,7 @@ def chunk_section(rows: Sequence[Row], folder: Path) -> Section | None:
     """WER against tokens a pass, where the picture of the summary is against the measured speed."""
     if not speed_axis(rows):
         return None
-    title, axis = "Errors against chunk size", "tokens_per_pass"
-    points = [r for r in rows if r["kind"] == "method" and r.get(axis) is not None]
-    front = ", ".join(points[i]["method"] for i in pareto_front([r[axis] for r in points], [r["wer"] for r in points]))
+    title, front = "Errors against chunk size", ", ".join(r["method"] for r in front_rows(rows, "tokens_per_pass"))
     return Section(title, [Picture(title, file_uri(folder / "compare.png"), (
         "Against tokens a pass, which no machine distorts and which leave out what drafting and verifying cost. On the "
         f"Pareto front, from slow to fast: {front}."))])

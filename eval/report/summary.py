@@ -12,7 +12,7 @@ from typing import Any
 from eval.methods.families import at_sampling, group_families, parse_method, short_name
 from eval.report.blocks import Picture, file_uri
 from eval.report.table import CONVENTION, short_table
-from eval.results.pareto import SPEED_AXES, pareto_front, sentence, speed_axis
+from eval.results.pareto import SPEED_AXES, front_rows, sentence, speed_axis
 from eval.results.rows import Row
 from eval.results.training import both_shipped, training_note
 
@@ -99,10 +99,8 @@ def names_sentence(rows: Sequence[Row]) -> str:
 
 def best_sentence(rows: Sequence[Row], axis: str) -> str:
     """Which method makes the fewest word errors, how fast it is, and which are faster: the Pareto front in words."""
-    points = [r for r in rows if r["kind"] == "method" and r.get(axis) is not None]
-    front = [points[i] for i in pareto_front([r[axis] for r in points], [r["wer"] for r in points])]
     unit = SPEED_AXES[axis][1] or " tokens a pass"
-    said = [f"{short_name(r['method'])} ({100 * r['wer']:.1f} %, {r[axis]:.2f}{unit})" for r in front]
+    said = [f"{short_name(r['method'])} ({100 * r['wer']:.1f} %, {r[axis]:.2f}{unit})" for r in front_rows(rows, axis)]
     return f"Fewest word errors: {said[0]}. " + (f"Faster, with more errors: {', '.join(said[1:])}."
                                                  if said[1:] else "No method is faster.")
 

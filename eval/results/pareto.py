@@ -42,6 +42,12 @@ def pareto_front(speeds: Sequence[float], errors: Sequence[float]) -> list[int]:
     return front[::-1]
 
 
+def front_rows(rows: Sequence[dict[str, Any]], axis: str) -> list[dict[str, Any]]:
+    """Methods on the Pareto front of word errors against `axis` (a key of SPEED_AXES), from slow to fast."""
+    points = [r for r in rows if r["kind"] == "method" and r.get(axis) is not None]
+    return [points[i] for i in pareto_front([r[axis] for r in points], [r["wer"] for r in points])]
+
+
 @dataclass(frozen=True)
 class Curve:
     """A family as a function of speed: settings sorted by speed [M], those of equal speed averaged."""

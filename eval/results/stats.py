@@ -32,15 +32,13 @@ class PairedTest:
 
 
 def paired_test(errors_a: Sequence[float], words_a: Sequence[float], errors_b: Sequence[float],
-                words_b: Sequence[float], *, level: float = LEVEL, resamples: int = RESAMPLES,
-                seed: int = 0) -> PairedTest:
+                words_b: Sequence[float], *, resamples: int = RESAMPLES) -> PairedTest:
     """Is method a's corpus rate different from b's? Entry i of all four lists [U] is the same utterance."""
-    return paired_contrast([errors_a, errors_b], [words_a, words_b], [1.0, -1.0], level=level, resamples=resamples,
-                           seed=seed)
+    return paired_contrast([errors_a, errors_b], [words_a, words_b], [1.0, -1.0], resamples=resamples)
 
 
 def paired_contrast(errors: Sequence[Sequence[float]], words: Sequence[Sequence[float]], weights: Sequence[float], *,
-                    level: float = LEVEL, resamples: int = RESAMPLES, seed: int = 0) -> PairedTest:
+                    resamples: int = RESAMPLES) -> PairedTest:
     """Is the weighted sum of several methods' corpus rates, sum_m weights[m] · rate_m, different from zero?
 
     errors, words [M, U]: entry [m][u] is method m on utterance u. Every resample draws the same utterances for all
@@ -54,22 +52,20 @@ def paired_contrast(errors: Sequence[Sequence[float]], words: Sequence[Sequence[
     differences = np.zeros(resamples)
     for c, (e, w) in zip(weights, counts, strict=True):
         if c:
-            differences += c * resampled_rates(e, w, resamples, seed)
-    low, high = np.quantile(differences, [(1 - level) / 2, (1 + level) / 2])
+            differences += c * resampled_rates(e, w, resamples, seed=0)
+    low, high = np.quantile(differences, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     error = float(differences.std(ddof=1))
     # Under the null the centred differences are what chance gives; the observed sample counts as one of them.
     reached = np.abs(differences - observed) >= abs(observed) - 1e-12
     p_value = (1 + int(reached.sum())) / (1 + resamples)
-    return PairedTest(observed, float(low), float(high), error, p_value, detectable_difference(error, level=level))
+    return PairedTest(observed, float(low), float(high), error, p_value, detectable_difference(error))
 
 
-def detectable_difference(standard_error: float, *, level: float = LEVEL, power: float = POWER) -> float:
-    """Smallest true difference found at significance 1 - level (two-sided) with probability `power`.
-
-    (z_{(1+level)/2} + z_power) · SE, 2.80 SE at 95 % and 80 %.
-    """
+def detectable_difference(standard_error: float) -> float:
+    """Smallest true difference found at significance 5 % (two-sided) with probability 80 %: (z_0.975 + z_0.8) · SE =
+    2.80 SE."""
     normal = NormalDist()
-    return (normal.inv_cdf((1 + level) / 2) + normal.inv_cdf(power)) * standard_error
+    return (normal.inv_cdf((1 + LEVEL) / 2) + normal.inv_cdf(POWER)) * standard_error
 
 
 def utterances_needed(utterances: int, detectable: float, wanted: float) -> int:

@@ -189,9 +189,9 @@ class Maker:
         self.tools, self.audio, self.out, self.store = tools, audio, out, store
         self.entries = {e.name: e for e in entries}
         self.first_seed = seeds[0]
-        self._items = [_digest(_describe(item)) for item in tools.items]
-        self._methods = {name: _digest([name, e.identity, asdict(e.sampling)]) for name, e in self.entries.items()}
-        self._common = _digest([RECORD_VERSION, tools.identity, NORMALIZER, tools.asr.name])
+        self._items = [digest_of(_describe(item)) for item in tools.items]
+        self._methods = {name: digest_of([name, e.identity, asdict(e.sampling)]) for name, e in self.entries.items()}
+        self._common = digest_of([RECORD_VERSION, tools.identity, NORMALIZER, tools.asr.name])
         self._index = {item.prompt.utterance_id: i for i, item in enumerate(tools.items)}
         self.done: dict[Key, Record] = {}
         self._warned = False
@@ -222,7 +222,7 @@ class Maker:
 
     def fingerprint(self, method: str, index: int) -> str:
         """All that a record depends on besides its seed."""
-        return _digest([self._methods.get(method, method), self._items[index], self._common])[:16]
+        return digest_of([self._methods.get(method, method), self._items[index], self._common])[:16]
 
     def audio_path(self, method: str, index: int) -> Path:
         slug = "".join(c if c.isalnum() or c in "-@" else "-" for c in method)
@@ -361,5 +361,6 @@ def _describe(item: PromptItem) -> list[Any]:
             list(map(int, item.reference_tokens))]
 
 
-def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+def digest_of(value: Any) -> str:
+    """SHA-256 of what JSON can hold."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()

@@ -10,8 +10,6 @@ times of two sessions do not compare.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,22 +17,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from dcar.decoding import decode
 from dcar.tracking import machine
 from eval.methods.registry import Entry
-from eval.results.store import RECORD_VERSION, RecordStore, Tools, read_jsonl
+from eval.results.store import RECORD_VERSION, RecordStore, Tools, digest_of, read_jsonl
 
 
 def synchronize(device: torch.device) -> None:
     """Wait until the device has done what it was given."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def module_device(module: nn.Module) -> torch.device:
-    return next(module.parameters()).device
 
 
 def on_gpu(entry: Entry) -> bool:
@@ -46,13 +39,12 @@ def time_methods(tools: Tools, entries: Sequence[Entry], seed: int, utterances: 
                  progress: Callable[[], None] = lambda: None) -> list[dict[str, Any]]:
     """One record per (utterance, method): seconds of lm and vocoder, of audio, and tokens. Kept in timings/."""
     timed = [[e.name, e.identity, type(e.decoder).__name__, vars(e.sampling)] for e in entries]
-    settings = RECORD_VERSION, timed, seed, machine(), tools.identity
-    session = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    session = digest_of([RECORD_VERSION, timed, seed, machine(), tools.identity])[:16]
     store = RecordStore(out / "timings")
     chosen = tools.items[:: max(1, len(tools.items) // max(1, utterances))][:utterances]
     done = {(r["method"], r["id"]): r for r in read_jsonl(store.shard) if r["session"] == session}
     store.open()
-    records = []
+    records: list[dict[str, Any]] = []
     warm = False
     for turn, item in enumerate(chosen):
         uid = item.prompt.utterance_id
@@ -67,10 +59,8 @@ def time_methods(tools: Tools, entries: Sequence[Entry], seed: int, utterances: 
         for entry in [*entries[shift:], *entries[:shift]]:
             if on_gpu(entry):
                 _measure(tools, entry, item, seed)  # captures what this utterance needs
-            record = {"session": session, "method": entry.name, "id": uid,
-                      **_measure(tools, entry, item, seed)}
-            store.append(record)
-            records.append(record)
+            records.append({"session": session, "method": entry.name, "id": uid, **_measure(tools, entry, item, seed)})
+            store.append(records[-1])
         progress()
     return records
 

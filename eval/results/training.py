@@ -111,11 +111,11 @@ def training_note(training: dict[str, Any] | None) -> str | None:
     """
     if not training:
         return None
-    if both_shipped(training) and not (training["far"]["known"] and training["decoder"]["known"]):
-        return ("FAR and CAR are the shipped decoders: trained alike by their cards (README.md), but CAR learned from "
-                f"distilled sentences in two rounds and FAR in one; without a {FILE}.")
     unknown = [f"the {name} decoder ({side['checkpoint']})" for name, side in
                (("CAR", training["decoder"]), ("FAR", training["far"])) if not side["known"]]
+    if unknown and both_shipped(training):
+        return ("FAR and CAR are the shipped decoders: trained alike by their cards (README.md), but CAR learned from "
+                f"distilled sentences in two rounds and FAR in one; without a {FILE}.")
     if unknown:
         return (f"Whether FAR and CAR were trained on the same data is not known: no {FILE} beside "
                 f"{' and '.join(unknown)}.")

@@ -41,6 +41,7 @@ from dcar.errors import AssetError, AudioError, CheckpointError, ConfigError, Da
 from dcar.sources.hub import from_hub, read_weights
 from dcar.tokens.base import check_waveform
 from dcar.vocoder.base import PromptAudio
+from eval.methods.plugins import imported
 from eval.scorers.metrics import NoiseQuality, Pauses, PitchSpread, SpeakerSimilarity, onnx_session
 
 SIMILARITIES = ("resemblyzer", "wavlm", "eres2net")
@@ -263,15 +264,10 @@ def load_scorers(specs: Sequence[str], prompts: PromptAudio | None = None, devic
 
 def _own_scorer(spec: str) -> Quality | None:
     """A scorer from outside: an entry point of the group "dcar.scorers", or a class or function by its dotted path."""
-    points = entry_points(group="dcar.scorers", name=spec)
-    if not points and not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", spec):
+    point = next(iter(entry_points(group="dcar.scorers", name=spec)), None)
+    if point is None and not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", spec):
         return None
-    module, _, attribute = spec.rpartition(".")
-    try:
-        made = next(iter(points)).load() if points else getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"scorer {spec!r} cannot be imported ({error}); install its package, or put its folder on "
-                          "PYTHONPATH") from error
+    made = imported(f"scorer {spec!r}", spec, point)
     score = made() if isinstance(made, type) else made
     if not callable(score):
         raise ConfigError(f"scorer {spec!r}: {made!r} is no callable of a waveform [samples] and its sample rate")

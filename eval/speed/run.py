@@ -34,7 +34,6 @@ from dcar.process import run_command
 from dcar.tracking import machine
 from eval.methods.chains import DEFAULT_LENGTH, chain_method
 from eval.methods.registry import Models, load_models
-from eval.results.timing import module_device
 from eval.speed.measure import CLOCKS, Load, interleaved, print_card, shown
 from eval.verifiers.drafters import ModelDrafter
 from eval.verifiers.pcg import GroupVerifier
@@ -123,7 +122,7 @@ def random_policies(model: AnyDecoder, reads: str = "hidden") -> dict[str, Chunk
 def placed(policy: ChunkPolicy, model: AnyDecoder) -> ChunkPolicy:
     """A policy on the decoder's device, and in its type where it reads hidden states; scores of candidates and a
     chunk scorer are small, and computed in float32."""
-    policy = policy.to(module_device(model))
+    policy = policy.to(model.norm.weight.device)
     return policy if policy.layer is None else policy.to(model.norm.weight.dtype)
 
 
@@ -174,7 +173,7 @@ class Measurement:
         self.ratios.setdefault(name, {})[self.size] = value
 
     def time(self, runs: Mapping[Any, Callable[[], Any]], repeats: int) -> dict[Any, list[float]]:
-        return interleaved(runs, repeats, module_device(self.decoder), CLOCKS[self.config.clock])
+        return interleaved(runs, repeats, self.decoder.norm.weight.device, CLOCKS[self.config.clock])
 
     def engine(self, batch: int = 1, prompts: Sequence[Prompt] = (), **how: Any) -> StaticEngine:
         return engine_for(self.decoder, prompts or self.prompts, self.load.sampling(), batch=batch,

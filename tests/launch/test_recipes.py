@@ -35,7 +35,7 @@ from dcar.train.token_recognizer import run as train_token_recognizer
 from eval.analysis.fit_verifiers import fit
 from eval.compare.run import CompareConfig
 from eval.compare.run import run as compare
-from eval.compare.sweeps import expand_names
+from eval.methods.families import expand_names
 from eval.methods.registry import Models
 from heads.chunk_scorer import ChunkScorer, ChunkScorerConfig
 from heads.policy import ChunkPolicy, ChunkPolicyConfig

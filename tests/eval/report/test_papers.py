@@ -7,7 +7,7 @@ import pytest
 from compare_worker import made_record
 from test_report import parsed
 
-from eval.compare.sweeps import expand_names
+from eval.methods.families import expand_names
 from eval.report.page import FORMAT_VERSION, write_report
 from eval.report.papers import SETUPS, beside_papers, cells
 from eval.report.plots import PLOTS, draw_plots

@@ -19,9 +19,9 @@ from dcar.errors import DataError
 from dcar.text.phonemes import TEXT_VOCAB_SIZE
 from dcar.tokens.alignment import PhonemeAligner
 from eval.report.blocks import Table
-from eval.report.curves import curve_keys, read_log, series
 from eval.report.listen import legend, marked, timeline
 from eval.report.page import FORMAT_VERSION, main, write_report
+from eval.report.plots import curve_keys, read_log, series
 from eval.report.sections import matrix
 from eval.report.summary import best_sentence, names_sentence, terminal_text, unsteady_times, verdict
 from eval.report.table import column_groups, main_columns, rival_sentences

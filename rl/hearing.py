@@ -90,8 +90,10 @@ def cause(error: Exception) -> str:
 
 def told(records: Sequence[RolloutRecord],
          ask: Callable[[list[RolloutRecord]], Sequence[T]]) -> Iterator[tuple[RolloutRecord, T]]:
-    """The rollouts with what a recogniser says of them, but for those on which it failed, which have the cause."""
-    for record, answer in zip(records, isolate(ask, list(records)), strict=True):
+    """The rollouts that have sound with what a recogniser says of them, but for those on which it failed, which have
+    the cause."""
+    spoken = [r for r in records if r.wave is not None and not r.is_silent]
+    for record, answer in zip(spoken, isolate(ask, spoken), strict=True):
         if isinstance(answer, Exception):
             record.fail(cause(answer))
         else:
@@ -106,11 +108,8 @@ def of_texts(method: Callable[..., Sequence[T]]) -> Callable[[list[RolloutRecord
 def transcribe(records: Sequence[RolloutRecord], recognizer: Recognizer) -> None:
     """Fill in transcript and word errors of the rollouts that have a waveform and were not transcribed yet."""
     ready = [r for r in records if r.wave is not None and r.transcript is None and r.failure is None]
-
-    def ask(rows: list[RolloutRecord]) -> Sequence[str]:
-        return recognizer.transcribe([r.wave for r in rows if r.wave is not None], rows[0].sample_rate)
-
-    for record, text in told([r for r in ready if not r.is_silent], ask):
+    for record, text in told(ready, lambda rows: recognizer.transcribe(
+            [r.wave for r in rows], rows[0].sample_rate)):  # type: ignore[misc]
         record.hear(text)
     for record in ready:
         if record.is_silent:
@@ -121,7 +120,7 @@ def align(records: Sequence[RolloutRecord], recognizer: Any) -> None:
     """Fill in alignment, transcript and word errors of the rollouts that have a waveform and were not aligned by this
     recogniser yet, from one pass of it."""
     ready = [r for r in records if r.wave is not None and r.failure is None and recognizer not in r.alignments]
-    for record, alignment in told([r for r in ready if not r.is_silent], of_texts(recognizer.align)):
+    for record, alignment in told(ready, of_texts(recognizer.align)):
         record.alignments[recognizer] = alignment
         if record.transcript is None:
             record.hear(alignment.heard)
@@ -167,13 +166,13 @@ def ground_truth_errors(items: Sequence[PromptItem], vocoder: Vocoder,
                   for item in items[start : start + HEARD_AT_ONCE]]
         synthesise(spoken, vocoder)
         transcribe(spoken, recognizer)
-        found |= {r.item.prompt.utterance_id: r.errors and list(astuple(r.errors)[:4]) for r in spoken}
+        found |= {r.item.prompt.utterance_id: None if r.errors is None else list(astuple(r.errors)[:4]) for r in spoken}
     return found
 
 
 def counted(errors: Iterable[Sequence[int] | None]) -> WERScore:
     """The corpus' score of counts [S, D, I, N]; None where an utterance has no transcript."""
-    return corpus_wer([None if e is None else WordErrors(*e) for e in errors])
+    return corpus_wer([None if e is None else WordErrors(e[0], e[1], e[2], e[3]) for e in errors])
 
 
 def check_hears(recognizer: str, wer: float, limit: float) -> None:

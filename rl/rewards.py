@@ -209,14 +209,13 @@ class LikelihoodReward:
         self.recognizer, self.scale, self.floor, self.locates = recognizer, scale, floor, locate
 
     def __call__(self, completions: Tokens, *, rollouts: Rollouts, **columns: Any) -> list[float]:
-        spoken = [r for r in rollouts if r.wave is not None and not r.is_silent]
         if self.locates:
-            align(spoken, self.recognizer)
-            values = {id(r): a.log_likelihood for r in spoken if (a := r.alignments.get(self.recognizer))}
-            for record, alignment in aligned(spoken, self.recognizer):
+            align(rollouts, self.recognizer)
+            values = {id(r): a.log_likelihood for r in rollouts if (a := r.alignments.get(self.recognizer))}
+            for record, alignment in aligned(rollouts, self.recognizer):
                 record.located[self] = located_by(alignment, record, self.scale, self.floor)
         else:
-            values = {id(r): value for r, value in told(spoken, of_texts(self.recognizer.log_likelihood))}
+            values = {id(r): value for r, value in told(rollouts, of_texts(self.recognizer.log_likelihood))}
         values |= {id(r): self.floor for r in rollouts if r.is_silent}
         return [self.scale * max(values[id(r)], self.floor) if id(r) in values else NAN for r in rollouts]
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -22,6 +22,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from dcar.decoding import ChunkMethod, DecodeResult, PolicyChunk, Prompt, decode
 from dcar.decoding.engine.run import EngineConfig, StaticEngine, room_for, why_not
@@ -159,25 +160,20 @@ class Roller:
 
     def _pack(self, records: list[RolloutRecord], num_actions: int, totals: Tensor, parts: np.ndarray,
               seconds: dict[str, float]) -> RolloutBatch:
+        def padded(of: Callable[[DecodeResult], Any]) -> Tensor:
+            return pad_sequence([of(r.result) for r in records], batch_first=True)
+
+        def columns(result: DecodeResult) -> Tensor:
+            """Of `heads.candidates.joint_log_probs`: the size alone where one chunk was drawn."""
+            sizes = torch.tensor(result.actions) - 1
+            return sizes + num_actions * torch.tensor(result.chosen) if result.chosen else sizes
+
         device = self.base.norm.weight.device
-        hidden = torch.nn.utils.rnn.pad_sequence(
-            [r.result.hidden.to(self.hidden_dtype) for r in records], batch_first=True)  # type: ignore[union-attr]
-        for record in records:
-            record.result.hidden = None
-        longest = max(len(r.result.actions) for r in records)
-        positions = torch.zeros(len(records), longest, dtype=torch.long)
-        actions, mask = torch.zeros_like(positions), torch.zeros(len(records), longest)
-        for i, record in enumerate(records):
-            count = len(record.result.actions)
-            positions[i, :count] = torch.tensor(record.result.decision_positions)
-            actions[i, :count] = torch.tensor(record.result.actions) - 1
-            if record.result.chosen:  # columns of `heads.candidates.joint_log_probs`
-                actions[i, :count] += num_actions * torch.tensor(record.result.chosen)
-            mask[i, :count] = 1
-        forced = torch.tensor([r.forced > 0 for r in records])
-        seen = [r.result.candidates for r in records]
-        candidates = None if seen[0] is None else torch.nn.utils.rnn.pad_sequence(seen, batch_first=True)  # type: ignore[arg-type]
-        for record in records:
-            record.result.candidates = None
-        return RolloutBatch(records, hidden, positions.to(device), actions.to(device), mask.to(device),
-                            forced.to(device), totals.to(device), parts, seconds, candidates)
+        hidden = padded(lambda r: r.hidden.to(self.hidden_dtype))  # type: ignore[union-attr]
+        candidates = None if records[0].result.candidates is None else padded(lambda r: r.candidates)
+        for record in records:  # they are large
+            record.result.hidden = record.result.candidates = None
+        return RolloutBatch(
+            records, hidden, padded(lambda r: torch.tensor(r.decision_positions)).to(device),
+            padded(columns).to(device), padded(lambda r: torch.ones(len(r.actions))).to(device),
+            torch.tensor([r.forced > 0 for r in records], device=device), totals.to(device), parts, seconds, candidates)

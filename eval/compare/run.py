@@ -52,7 +52,7 @@ from eval.report.plots import draw_plots
 from eval.report.summary import terminal_text
 from eval.report.table import table_text
 from eval.results.pareto import equal_speed, speed_axis
-from eval.results.rows import Row, by_category, by_length, by_utterance, make_rows, power_statement
+from eval.results.rows import Row, by_category, by_length, counts_of, make_rows, power_statement
 from eval.results.store import RECORDING, RESYNTHESIS, Maker, Record, RecordStore, Tools, by_method, plan, save_opus
 from eval.results.timing import time_methods
 from eval.results.training import both_shipped, compare_training, training_note
@@ -267,8 +267,7 @@ class Comparison:
             for row in rows:
                 if sampling := samplings.get(row["method"]):
                     row |= {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
-            counts = {name: tuple(zip(*by_utterance(spoken).values(), strict=True))
-                      for name, spoken in by_method(records).items()}
+            counts = {name: counts_of(spoken) for name, spoken in by_method(records).items()}
             axes = [axis for axis in (speed_axis(rows), "tokens_per_pass") if axis]
             categories = {i.prompt.utterance_id: i.category for i in tools.items}
             result = {**self._header(rows), "rows": rows,

@@ -32,14 +32,20 @@ _PART = re.compile(r"[-@](-?\d+(?:\.\d+)?(?=[-@]|$)|[^-@]+)")
 
 @dataclass(frozen=True)
 class MethodName:
-    """A method's name taken apart. family: ssd, ssd@heads, ssd@heads@t0.4; settings: what varies within it, numbers or
-    names; sampling: t0.4, tuned, or empty for the common one; num_candidates: that a policy chooses among."""
+    """A method's name taken apart. words: what makes it a family of its own within its kind, ("eos", "draft") of
+    ssd-0.4-eos@draft; settings: what varies within the family, numbers or names; sampling: t0.4, tuned, or empty for
+    the common one; num_candidates: that a policy chooses among."""
 
     kind: str
-    family: str
+    words: tuple[str, ...]
     settings: tuple[float | str, ...]
     sampling: str = ""
     num_candidates: int = 1
+
+    @property
+    def family(self) -> str:
+        """ssd, ssd@heads, ssd@heads@t0.4: itself the name of a method."""
+        return at_sampling("@".join([self.kind, *self.words]), self.sampling)
 
     @property
     def entry(self) -> MethodKind | None:
@@ -52,20 +58,12 @@ class MethodName:
         return (self.entry.style if self.entry else OTHER).of_candidates(self.num_candidates)
 
     @property
-    def words(self) -> tuple[str, ...]:
-        """What makes it a family of its own within its kind, besides its sampling: ("eos", "draft") of
-        ssd-0.4-eos@draft."""
-        return tuple(self.family.removesuffix(f"@{self.sampling}").removeprefix(self.kind).split("@")[1:])
-
-    @property
     def label(self) -> str:
         """What a reader calls the family: SSD, SSD (heads), SSD (heads, T 0.4)."""
-        label = self.style.label or self.kind
-        words = list(self.words)
-        if self.num_candidates > 1:
-            words[words.index(f"n{self.num_candidates}")] = f"{self.num_candidates} candidates"
+        words = [f"{self.num_candidates} candidates"] if self.num_candidates > 1 else list(self.words)
         if self.sampling:
             words.append(split_label(f"@{self.sampling}")[2])
+        label = self.style.label or self.kind
         return f"{label} ({', '.join(words)})" if words else label
 
     @property
@@ -77,20 +75,18 @@ class MethodName:
 def parse_method(name: str) -> MethodName:
     """Take a method's name apart; a kind that METHODS does not know is what stands before the first number."""
     name, sampling, _ = split_label(name)
-    behind = f"@{sampling}" if sampling else ""
     kinds = [k for k in (*METHODS, *installed()) if name == k or name.startswith((f"{k}-", f"{k}@"))]
     kind = max(kinds, key=len) if kinds else re.split(r"[-@](?=\d)|@", name, maxsplit=1)[0]
     rest = name.removeprefix(kind)
     if kind in METHODS and METHODS[kind].policies:
         asked = turned(rest)
-        policy, drawn = asked["before"], f"@n{asked['num_candidates']}" if asked["num_candidates"] else ""
-        return MethodName(kind, kind + drawn + behind, (*((policy[1:],) if policy else ()),
-                                                        *((float(asked["dial"]),) if asked["dial"] else ())),
-                          sampling, int(asked["num_candidates"] or 1))
+        policy, candidates, dial = asked["before"], asked["num_candidates"], asked["dial"]
+        settings = [*([policy[1:]] if policy else []), *([float(dial)] if dial else [])]
+        return MethodName(kind, (f"n{candidates}",) if candidates else (), tuple(settings), sampling,
+                          int(candidates or 1))
     parts = _PART.findall(rest)
     numbers = [p for p in parts if re.fullmatch(r"-?\d+(\.\d+)?", p)]
-    words = [p for p in parts if p not in numbers]
-    return MethodName(kind, "@".join([kind, *words]) + behind, tuple(map(float, numbers)), sampling)
+    return MethodName(kind, tuple(p for p in parts if p not in numbers), tuple(map(float, numbers)), sampling)
 
 
 def short_name(name: str) -> str:

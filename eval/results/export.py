@@ -18,7 +18,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,9 +30,7 @@ from dcar.config import load_config, setting
 from dcar.config.schema import seed_setting
 from dcar.errors import DataError
 from dcar.text.wer import normalize_transcript
-from eval.results.store import RECORDING, read_jsonl
-
-Record = dict[str, Any]
+from eval.results.store import RECORDING, Record, by_method, read_jsonl
 
 
 @dataclass
@@ -62,10 +59,8 @@ def run(config: ExportConfig) -> list[Path]:
 
 
 def _export(config: ExportConfig, source: Path, out: Path, header: dict[str, Any]) -> list[Path]:
-    records: dict[str, list[Record]] = defaultdict(list)
-    for record in read_jsonl(source / "records.jsonl"):
-        if record["seed"] == config.seed and "prompt_seed" not in record:  # audio is kept with the first prompts only
-            records[record["method"]].append(record)
+    records = by_method(r for r in read_jsonl(source / "records.jsonl")  # audio is kept with the first prompts only
+                        if r["seed"] == config.seed and "prompt_seed" not in r)
     absent = [m for m in config.methods if m not in records]
     if absent or not records:
         raise DataError(f"{source}: no records of {', '.join(absent) or f'seed {config.seed}'}; it has {[*records]}")

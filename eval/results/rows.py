@@ -33,6 +33,12 @@ def wrong(record: Record, field: str = "words") -> tuple[float, float]:
     return s + d + i, n
 
 
+def scored(record: Record, name: str) -> tuple[float, float] | None:
+    """What a scorer gave, once; None where it had nothing to score."""
+    score = record["scores"][name]
+    return None if score is None else (score, 1)
+
+
 def by_utterance(records: Sequence[Record], of: Measure = wrong) -> dict[str, tuple[float, float]]:
     """What is counted, summed over the seeds and prompts of each utterance, in the order of their ids."""
     sums: dict[str, tuple[float, float]] = {}
@@ -41,6 +47,12 @@ def by_utterance(records: Sequence[Record], of: Measure = wrong) -> dict[str, tu
             count, total = sums.get(r["id"], (0, 0))
             sums[r["id"]] = count + counted[0], total + counted[1]
     return dict(sorted(sums.items()))
+
+
+def counts_of(records: Sequence[Record]) -> tuple[list[float], list[float]]:
+    """Wrong words and reference words of each utterance, in the order of their ids."""
+    sums = by_utterance(records).values()
+    return [count for count, _ in sums], [total for _, total in sums]
 
 
 def corpus_rate(sums: Sums, resamples: int) -> Interval:
@@ -153,7 +165,7 @@ def _scores(records: Sequence[Record], scorers: Sequence[str], resamples: int) -
     together), and how many utterances and records that are."""
     found = {}
     for name in scorers:
-        sums = by_utterance(records, lambda r, name=name: None if (s := r["scores"][name]) is None else (s, 1))
+        sums = by_utterance(records, partial(scored, name=name))
         mean = corpus_rate(sums, resamples) if sums else None
         found[name] = {"mean": mean and mean.value, "ci": mean and [mean.low, mean.high], "n": len(sums),
                        "records": sum(count for _, count in sums.values())}

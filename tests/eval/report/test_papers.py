@@ -12,7 +12,7 @@ from eval.report.page import FORMAT_VERSION, write_report
 from eval.report.papers import SETUPS, beside_papers, cells
 from eval.report.plots import PLOTS, draw_plots
 from eval.results.pareto import equal_speed, speed_axis
-from eval.results.rows import by_utterance, make_rows, power_statement
+from eval.results.rows import counts_of, make_rows, power_statement
 from eval.results.store import RESYNTHESIS
 
 NAMES = expand_names(["far", "car-{1,2,3}", "dcar", "entropy-{1,2}", "mtp-viterbi-{2,3}", "sd", "ssd-{0,0.4}",
@@ -34,8 +34,7 @@ def comparison() -> dict:
             timings.append({"method": name, "id": f"u{u}", "lm": 1 / (1 + 0.1 * m), "vocoder": 0.1, "policy": 0.0,
                             "audio": 1.0, "tokens": 20})
     rows = make_rows(records, [RESYNTHESIS, *NAMES], timings, resamples=200)
-    counts = {n: tuple(zip(*by_utterance([r for r in records if r["method"] == n]).values(), strict=True))
-              for n in NAMES}
+    counts = {n: counts_of([r for r in records if r["method"] == n]) for n in NAMES}
     pairs = [p for axis in (speed_axis(rows), "tokens_per_pass") for p in equal_speed(rows, counts, axis, 200)]
     return {"format_version": FORMAT_VERSION, "rows": rows, "equal_speed": pairs, "asr": "j", "normalizer": "n",
             "seeds": [0], "utterances": 10, "power": power_statement(rows), "parameters": 5_000_000, "heads": 7,

@@ -13,16 +13,14 @@ import math
 import os
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dcar.config import check, load_config, setting
+from dcar.config import load_config
 from dcar.errors import AssetError, ConfigError, DCARError
 from dcar.sources.packages import pip_extra
-from dcar.speak.defaults import POLICY, SAMPLING
-from dcar.speak.voice import MAX_PROMPT_SECONDS
-from eval.demo.studio import DIALS, TEMPERATURES, Limits, Studio, sound, with_dial
+from dcar.speak.defaults import SAMPLING
+from eval.demo.studio import DIALS, TEMPERATURES, DemoConfig, Studio, sound, with_dial
 from eval.demo.votes import Votes, blind_tab
 
 STYLE = """
@@ -37,32 +35,6 @@ EXAMPLE = "The tide came in before the boats were ready."
 INTRODUCTION = """# DCAR: how many tokens a step?
 Say the same sentence with two methods and hear what speed costs. All of it is synthetic speech; use your own voice, or
 one whose owner agrees. {characters} characters, {seconds:g} s of a recorded voice and {megabytes:g} MB at most."""
-
-
-@dataclass
-class DemoConfig:
-    """Settings of `dcar demo`."""
-
-    decoder: str = setting("starter", "Directory of a decoder.")
-    far_decoder: str = setting("starter", "Directory of a FAR decoder of the same tokens; empty = none.")
-    policy: str = setting(POLICY, "Directory of an exported policy of the decoder; empty = none.")
-    tokenizer: str = setting("starter", "Folder, or a name that dcar.tokens.load lists.")
-    vocoder: str = setting("starter", "Folder of this project's own vocoder.")
-    host: str = setting("127.0.0.1", "Address to listen on; 0.0.0.0 lets everyone in who can reach this machine.")
-    port: int = setting(7860, "Port to listen on.", minimum=1, maximum=65535)
-    characters: int = setting(600, "Longest text that is spoken.", minimum=1)
-    seconds: float = setting(float(MAX_PROMPT_SECONDS), "Longest recording of a voice.", above=1,
-                             maximum=MAX_PROMPT_SECONDS)
-    megabytes: float = setting(10.0, "Largest recording of a voice.", above=0)
-    votes: str = setting("runs/votes", "Folder that takes the blind votes (votes.jsonl).", place="folder")
-    waiting: int = setting(8, "Requests that may wait; one is spoken at a time.", minimum=1)
-
-    def __post_init__(self) -> None:
-        check(self)
-
-    @property
-    def limits(self) -> Limits:
-        return Limits(self.characters, self.seconds, self.megabytes, self.waiting)
 
 
 def load_gradio() -> Any:
@@ -105,7 +77,7 @@ def build(studio: Studio, votes: Votes) -> Any:
     def failure(said: str) -> Exception:
         return gr.Error(said, print_exception=False)
 
-    speak, limits = handler(studio, failure), studio.limits
+    speak, limits = handler(studio, failure), studio.config
     with gr.Blocks(title="DCAR", analytics_enabled=False) as page:
         gr.Markdown(INTRODUCTION.format(**vars(limits)))
         text = gr.Textbox(EXAMPLE, label="Text (English)", lines=3, max_length=limits.characters, elem_id="text")
@@ -162,8 +134,7 @@ def main(arguments: list[str] | None = None) -> None:
     check_free(config.host, config.port)
     Votes(config.votes).check()
     logger.info("loading models; votes go to %s", config.votes)
-    studio = Studio.load(config.decoder, config.far_decoder, config.policy, config.tokenizer, config.vocoder,
-                         config.limits)
+    studio = Studio.load(config)
     for method in first_two(studio):  # compiles and allocates, so that the first to come need not wait
         studio.speak("Yes.", method=method)
     serve(studio, config)

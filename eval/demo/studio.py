@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from dcar.audio import audio_seconds
+from dcar.config import check, setting
 from dcar.errors import AudioError, ConfigError, DCARError, TextError
 from dcar.model.load import text_encoder
 from dcar.prepare.prepared import load_prepared
@@ -42,14 +43,26 @@ WARM_UP = "One, two, three."
 """What a method speaks once before it is timed, as whoever compares two of them would have it."""
 
 
-@dataclass(frozen=True)
-class Limits:
-    """What one request may ask for, and how many may wait."""
+@dataclass
+class DemoConfig:
+    """Settings of `dcar demo`."""
 
-    characters: int = 600
-    seconds: float = MAX_PROMPT_SECONDS  # of an uploaded voice
-    megabytes: float = 10.0
-    waiting: int = 8  # requests in the queue; one is spoken at a time
+    decoder: str = setting("starter", "Directory of a decoder.")
+    far_decoder: str = setting("starter", "Directory of a FAR decoder of the same tokens; empty = none.")
+    policy: str = setting(POLICY, "Directory of an exported policy of the decoder; empty = none.")
+    tokenizer: str = setting("starter", "Folder, or a name that dcar.tokens.load lists.")
+    vocoder: str = setting("starter", "Folder of this project's own vocoder.")
+    host: str = setting("127.0.0.1", "Address to listen on; 0.0.0.0 lets everyone in who can reach this machine.")
+    port: int = setting(7860, "Port to listen on.", minimum=1, maximum=65535)
+    characters: int = setting(600, "Longest text that is spoken.", minimum=1)
+    seconds: float = setting(float(MAX_PROMPT_SECONDS), "Longest recording of a voice.", above=1,
+                             maximum=MAX_PROMPT_SECONDS)
+    megabytes: float = setting(10.0, "Largest recording of a voice.", above=0)
+    votes: str = setting("runs/votes", "Folder that takes the blind votes (votes.jsonl).", place="folder")
+    waiting: int = setting(8, "Requests that may wait; one is spoken at a time.", minimum=1)
+
+    def __post_init__(self) -> None:
+        check(self)
 
 
 @dataclass(frozen=True)
@@ -64,12 +77,11 @@ class Studio:
     """Models that belong together, and the voices and methods that can be chosen."""
 
     def __init__(self, models: Models, encode, tokenizer: SpeechTokenizer, vocoder: Vocoder,
-                 voices: Mapping[str, Voice], limits: Limits | None = None,
-                 aligner: PhonemeAligner | None = None) -> None:
-        """encode: text → ids that the decoders read; voices: by the name that is shown; aligner: for phonemes in the
-        pictures."""
+                 voices: Mapping[str, Voice], config: DemoConfig, aligner: PhonemeAligner | None = None) -> None:
+        """encode: text → ids that the decoders read; voices: by the name that is shown; config: of its limits; aligner:
+        for phonemes in the pictures."""
         self.models, self.encode, self.tokenizer, self.vocoder = models, encode, tokenizer, vocoder
-        self.voices, self.limits = dict(voices), limits or Limits()
+        self.voices, self.config = dict(voices), config
         self.aligner, self.methods = aligner, self._methods()
         decoders = [models.decoder, *([models.far_decoder] if models.far_decoder else [])]
         self._speakers = [Speaker(decoder, encode, make_method("car-1", "", decoder), tokenizer, vocoder, SAMPLING)
@@ -78,19 +90,19 @@ class Studio:
         self._lock = threading.Lock()
 
     @classmethod
-    def load(cls, decoder: str = "starter", far_decoder: str = "starter", policy: str = POLICY,
-             tokenizer: str = "starter", vocoder: str = "starter", limits: Limits | None = None) -> Studio:
-        """Each by folder, "starter" for what ships, far_decoder and policy also "" for none. AssetError,
-        CheckpointError or DataError where something is missing or does not belong together."""
-        models = load_models(decoder, far_decoder, [policy] if policy else [])
-        encode, speech_tokenizer, spoken_by = text_encoder(decoder), load_tokenizer(tokenizer), load_vocoder(vocoder)
-        made = made_by(speech_tokenizer, getattr(encode, "name", PHONEME_VERSION))
-        check_together(models.decoder, made, f"tokenizer {tokenizer}", spoken_by)
+    def load(cls, config: DemoConfig) -> Studio:
+        """What the settings name. AssetError, CheckpointError or DataError where something is missing or does not
+        belong together."""
+        models = load_models(config.decoder, config.far_decoder, [config.policy] if config.policy else [])
+        encode, tokenizer = text_encoder(config.decoder), load_tokenizer(config.tokenizer)
+        vocoder = load_vocoder(config.vocoder)
+        made = made_by(tokenizer, getattr(encode, "name", PHONEME_VERSION))
+        check_together(models.decoder, made, f"tokenizer {config.tokenizer}", vocoder)
         aligner = None
-        if tokenizer == "starter":  # lays texts along its tokens, as the shipped corpus teaches it
+        if config.tokenizer == "starter":  # lays texts along its tokens, as the shipped corpus teaches it
             rows = load_prepared(shipped("prepared"), "test").select(range(ENOUGH))
-            aligner = PhonemeAligner.fit(rows["speech"], rows["text"], speech_tokenizer.vocab_size)
-        return cls(models, encode, speech_tokenizer, spoken_by, starter_voices(), limits, aligner)
+            aligner = PhonemeAligner.fit(rows["speech"], rows["text"], tokenizer.vocab_size)
+        return cls(models, encode, tokenizer, vocoder, starter_voices(), config, aligner)
 
     def _methods(self) -> list[str]:
         """The names that these models can speak with, the policy first."""
@@ -138,8 +150,8 @@ class Studio:
         return picture(spoken, self.aligner)
 
     def _check(self, text: str, method: str, temperature: float) -> None:
-        if len(text) > self.limits.characters:
-            raise TextError(f"the text has {len(text)} characters, this page speaks {self.limits.characters} at most; "
+        if len(text) > self.config.characters:
+            raise TextError(f"the text has {len(text)} characters, this page speaks {self.config.characters} at most; "
                             f"shorten it, or use `dcar speak`, which speaks {MAX_TEXT}")
         dial = turned(method)["dial"] if method.startswith("dcar") else None  # others have none: with_dial
         if len(method) > 40 or (method.removesuffix(f"@d{dial}") if dial else method) not in self.methods:
@@ -158,11 +170,11 @@ class Studio:
             return self.voices[name]
         path = Path(recording)
         size = path.stat().st_size / 1e6 if path.is_file() else 0.0  # a missing one is refused where it is read
-        if size > self.limits.megabytes:
-            raise AudioError(f"the recording has {size:.1f} MB, this page takes {self.limits.megabytes:g} at most; "
+        if size > self.config.megabytes:
+            raise AudioError(f"the recording has {size:.1f} MB, this page takes {self.config.megabytes:g} at most; "
                              "cut it, a few seconds of one voice are enough")
-        if (seconds := audio_seconds(path) or 0.0) > self.limits.seconds:
-            raise AudioError(f"the recording lasts {seconds:.0f} s, this page takes {self.limits.seconds:g} at most; "
+        if (seconds := audio_seconds(path) or 0.0) > self.config.seconds:
+            raise AudioError(f"the recording lasts {seconds:.0f} s, this page takes {self.config.seconds:g} at most; "
                              "cut it, a few seconds of one voice are enough")
         return speaker.voice(path)
 

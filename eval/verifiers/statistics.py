@@ -81,16 +81,16 @@ class VerifierStatistics:
         if about.get("format_version") != FORMAT_VERSION:
             raise CheckpointError(f"{path}: statistics of format {about.get('format_version')}, this program reads "
                                   f"{FORMAT_VERSION}; fit them again with `dcar fit-verifiers`")
-        if set(tensors) != set(NAMES):
-            raise CheckpointError(f"{path}: the tensors are {sorted(tensors)}, not {sorted(NAMES)}; fit them again")
         kinds = {"decoder": str, "tokenizer": str, "states": int, "tensors": str, "info": dict}
-        if wrong := [name for name, kind in kinds.items() if not isinstance(about.get(name), kind)]:
-            raise CheckpointError(f"{path}: {INFO} lacks {', '.join(wrong)}; fit them again with `dcar fit-verifiers`")
-        if wrong := [f"{n} as {t.dtype}" for n, t in tensors.items()
-                     if (t.dtype != torch.int64 if n.startswith("bigram") else t.dtype not in STORED)]:
+        wrong = [f"{INFO} lacks {name}" for name, kind in kinds.items() if not isinstance(about.get(name), kind)]
+        if set(tensors) != set(NAMES):
+            wrong.append(f"the tensors are {sorted(tensors)}, not {sorted(NAMES)}")
+        wrong += [f"{n} as {t.dtype}" for n, t in tensors.items()
+                  if (t.dtype != torch.int64 if n.startswith("bigram") else t.dtype not in STORED)]
+        if not wrong and tensors_checksum(tensors) != about["tensors"]:
+            wrong = [f"{TENSORS} is not the file that {INFO} was written with"]
+        if wrong:
             raise CheckpointError(f"{path}: {', '.join(wrong)}; fit them again with `dcar fit-verifiers`")
-        if tensors_checksum(tensors) != about["tensors"]:
-            raise CheckpointError(f"{path}: {TENSORS} is not the file that {INFO} was written with; fit them again")
         return cls(about["decoder"], about["tokenizer"], about["states"], info=about["info"], **tensors)
 
     def check_decoder(self, checksum: str, config: CARConfig) -> None:

@@ -125,6 +125,6 @@ def test_phonemes_lie_where_they_sound(studio):
 
 
 def test_models_without_far_and_policy():
-    studio = Studio.load(far_decoder="", policy="")
+    studio = Studio.load(DemoConfig(far_decoder="", policy=""))
     assert "far" not in studio.methods and "dcar" not in studio.methods and studio.methods[0] == "car-1"
-    assert Studio.load(decoder="starter", policy="").methods.count("far") == 1
+    assert Studio.load(DemoConfig(decoder="starter", policy="")).methods.count("far") == 1

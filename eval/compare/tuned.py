@@ -39,21 +39,18 @@ class Tuned:
             found = None if "sampling" in entry.identity else self.methods.get(entry.name)
             if found is None:
                 continue
-            self._check(entry, found["identity"])
+            said = found["identity"]
+            if wrong := [k for k in sorted({*entry.identity, *said}) if entry.identity.get(k) != said.get(k)]:
+                sides = "; ".join(f"{k} {str(said.get(k))[:12]} there, {str(entry.identity.get(k))[:12]} here"
+                                  for k in wrong)
+                raise CheckpointError(f"{self.path}: '{entry.name}' was tuned with other models ({sides}); run `dcar "
+                                      "tune` with those of this comparison")
             best = {k: found["sampling"][k] for k in ("temperature", "top_k", "top_p")}
             made.append(entry.sampled(TUNED, replace(entry.sampling, **best)))
         if len(made) == len(entries):
             raise ConfigError(f"{self.path} has none of the methods of this comparison, it has "
                               f"{', '.join(self.methods)}; tune them (`dcar tune methods=[…]`), or leave `tuned` out")
         return made
-
-    def _check(self, entry: Entry, tuned: dict[str, str]) -> None:
-        wrong = [k for k in sorted({*entry.identity, *tuned}) if entry.identity.get(k) != tuned.get(k)]
-        if wrong:
-            sides = "; ".join(f"{k} {str(tuned.get(k))[:12]} there, {str(entry.identity.get(k))[:12]} here"
-                              for k in wrong)
-            raise CheckpointError(f"{self.path}: '{entry.name}' was tuned with other models ({sides}); run `dcar tune` "
-                                  "with those of this comparison")
 
     def about(self, entries: Sequence[Entry], split: str) -> dict[str, Any]:
         """For the head of a comparison: where the samplings come from, and which methods have none."""

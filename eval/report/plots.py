@@ -137,10 +137,13 @@ def plot_errors(rows: Sequence[Row], axis: str, path: Path) -> None:
     figure.savefig(path)
 
 
-def plot_reasons(reasons: Mapping[str, Any], path: Path) -> None:
+def draw_reasons(reasons: Mapping[str, Any], folder: Path) -> None:
     """A line a method: how often it kept how many tokens, and quartiles of log-probability and entropy of the last
-    token that it kept and the first that it dropped."""
+    token that it kept and the first that it dropped. The picture of an earlier comparison is removed."""
+    (folder / REASONS).unlink(missing_ok=True)
     found = {name: of for name, of in reasons.items() if of["decisions"]}
+    if not found:
+        return
     figure, [[shares, likely, sure]] = panels((9.6, 1.3 + 0.55 * len(found)), 1, 3, sharey=True,
                                                width_ratios=(1.25, 1, 1))
     for row, of in enumerate(found.values()):
@@ -171,14 +174,7 @@ def plot_reasons(reasons: Mapping[str, Any], path: Path) -> None:
         panel.tick_params(axis="y", length=0)
         panel.xaxis.label.set_fontsize(8.5)
         panel.grid(visible=False, axis="y")
-    figure.savefig(path)
-
-
-def draw_reasons(reasons: Mapping[str, Any], folder: Path) -> None:
-    """The picture where there is something to draw; that of an earlier comparison is removed."""
-    (folder / REASONS).unlink(missing_ok=True)
-    if any(of["decisions"] for of in reasons.values()):
-        plot_reasons(reasons, folder / REASONS)
+    figure.savefig(folder / REASONS)
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:

@@ -46,8 +46,11 @@ def training_summary(checkpoint: str, starter: Shipped, deep: int = 4) -> Summar
         said = json.loads(path.read_text(encoding="utf-8"))
         data, settings = said["data"], dict(_flat(said["config"]))
         corpus, train = data["corpus"], data["counts"]["train"]
+        if isinstance(corpus, dict):
+            place = corpus.get("path")
+            corpus = f"{corpus.get('kind', 'unknown')}{f' ({place})' if place else ''}"
         facts = {"steps": said["steps"] if path.parent == folder else step_of(folder),
-                 "processes": said.get("processes", 1), "corpus": _corpus(corpus),
+                 "processes": said.get("processes", 1), "corpus": str(corpus),
                  "trained on": f"{train['utterances']} utterances of {train.get('seconds', 0.0) / 3600:.2f} h",
                  **{name: "none" if value == "" else value for name, value in settings.items()
                     if name not in NO_EFFECT and not _of_heads(name)
@@ -77,12 +80,6 @@ def _of_heads(name: str) -> bool:
     """Whether a setting concerns the additional heads, which is what CAR and FAR are meant to differ in."""
     last = name.rsplit(".", 1)[-1]
     return "head" in last and last != "num_attention_heads"
-
-
-def _corpus(corpus: Any) -> str:
-    if not isinstance(corpus, dict):
-        return str(corpus)
-    return f"{corpus.get('kind', 'unknown')}{f' ({place})' if (place := corpus.get('path')) else ''}"
 
 
 def differences(far: Summary | None, car: Summary | None) -> list[str]:

@@ -39,8 +39,8 @@ def onnx_session(path: Path) -> Any:
 class SpeakerSimilarity:
     """Cosine between the voice of a waveform and the voice of its prompt."""
 
-    def __init__(self, encoder: SpeakerEncoder | None = None) -> None:
-        self.encoder = encoder or SpeakerEncoder()
+    def __init__(self) -> None:
+        self.encoder = SpeakerEncoder()
         self.name = self.encoder.name
 
     def __call__(self, wave: np.ndarray, sample_rate: int, speaker: np.ndarray) -> float | None:

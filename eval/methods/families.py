@@ -75,6 +75,8 @@ class MethodName:
 def parse_method(name: str) -> MethodName:
     """Take a method's name apart; a kind that METHODS does not know is what stands before the first number."""
     name, sampling, _ = split_label(name)
+    if "@" not in name:
+        name = name.replace(":", "@heads:")  # a draft of so many tokens by the heads, which are the default
     kinds = [k for k in (*METHODS, *installed()) if name == k or name.startswith((f"{k}-", f"{k}@"))]
     kind = max(kinds, key=len) if kinds else re.split(r"[-@](?=\d)|@", name, maxsplit=1)[0]
     rest = name.removeprefix(kind)

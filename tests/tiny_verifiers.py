@@ -14,13 +14,10 @@ from dcar.model.car import CARDecoder
 from dcar.model.draft import DraftDecoder, build_draft
 from dcar.sampling import SamplingConfig, warp
 from eval.verifiers.chain import ChainVerifier
-from eval.verifiers.groups import TokenGroups, build_groups
-from eval.verifiers.pcg import GroupVerifier
+from eval.verifiers.pcg import GroupVerifier, TokenGroups, build_groups
+from eval.verifiers.relaxed import TolerantDecoding, TopKVerify, TypicalAcceptance
 from eval.verifiers.sd import SpeculativeDecoding
-from eval.verifiers.ssd import TolerantDecoding
 from eval.verifiers.statistics import VerifierStatistics
-from eval.verifiers.topk_verify import TopKVerify
-from eval.verifiers.typical import TypicalAcceptance
 
 FALSE_ALARM = 1e-6  # a statistical test fails for correct code with this probability; the seeds are fixed
 

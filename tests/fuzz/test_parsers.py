@@ -24,7 +24,7 @@ from dcar.text.phonemes import PHONEMES, normalize_text, text_to_ids
 from dcar.text.wer import normalize_transcript, spoken_words, word_errors
 from dcar.train.car import TrainConfig
 from eval.compare.run import CompareConfig
-from eval.compare.sweeps import expand_names
+from eval.methods.families import expand_names
 from eval.methods.registry import METHODS, Models, make_methods
 from eval.methods.samplings import parse_sampling, split_label, split_sampling
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from eval.demo.studio import Limits, Studio
+from eval.demo.studio import DemoConfig, Studio
 
 
 @pytest.fixture(scope="session")
 def studio() -> Studio:
-    return Studio.load(limits=Limits(characters=60, seconds=3.0, megabytes=1.0))
+    return Studio.load(DemoConfig(characters=60, seconds=3.0, megabytes=1.0))

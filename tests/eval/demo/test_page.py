@@ -14,7 +14,6 @@ from test_studio import tone
 
 from dcar.errors import AssetError, ConfigError, DataError
 from eval.demo.page import DemoConfig, handler, load_gradio, main, serve
-from eval.demo.studio import Limits
 
 
 def has(module: str) -> bool:

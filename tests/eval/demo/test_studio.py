@@ -8,7 +8,7 @@ import pytest
 
 from dcar.audio import save_audio
 from dcar.errors import AudioError, ConfigError, TextError
-from eval.demo.studio import POLICIES, VERIFIERS, Studio, chunk_spans, phoneme_spans, picture, with_dial
+from eval.demo.studio import POLICIES, VERIFIERS, DemoConfig, Studio, chunk_spans, phoneme_spans, picture, with_dial
 
 TEXT = "The tide came in. We left."
 

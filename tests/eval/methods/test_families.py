@@ -2,8 +2,7 @@
 
 import pytest
 
-from eval.compare.sweeps import expand_names
-from eval.methods.families import group_families, parse_method, short_name
+from eval.methods.families import expand_names, group_families, parse_method, short_name
 from eval.methods.registry import METHODS
 
 
@@ -14,6 +13,7 @@ from eval.methods.registry import METHODS
     ("dcar-sampled@a", "dcar-sampled", "dcar-sampled", ("a",), "DCAR sampled"),
     ("ssd-0.4", "ssd", "ssd", (0.4,), "SSD"), ("ssd-0.4@heads", "ssd", "ssd@heads", (0.4,), "SSD (heads)"),
     ("sd@heads", "sd", "sd@heads", (), "SD (heads)"), ("pcg--0.5", "pcg", "pcg", (-0.5,), "PCG"),
+    ("sd:4", "sd", "sd@heads:4", (), "SD (heads:4)"), ("ssd-0.4:2", "ssd", "ssd@heads:2", (0.4,), "SSD (heads:2)"),
     ("mtp-viterbi-5", "mtp-viterbi", "mtp-viterbi", (5.0,), "MTP-Viterbi"),
     ("mtp-viterbi-ffbs-5", "mtp-viterbi", "mtp-viterbi@ffbs", (5.0,), "MTP-Viterbi (ffbs)"),
     ("topk-verify-5", "topk-verify", "topk-verify", (5.0,), "top-k verify"),

@@ -8,22 +8,18 @@ from compare_worker import scored_policy, tiny_policy
 from tiny_decoders import tiny_decoder
 from tiny_verifiers import tiny_statistics
 
-from dcar.decoding import decode
+from dcar.decoding import ChunkMethod, decode
 from dcar.errors import CheckpointError, ConfigError
 from dcar.model.draft import build_draft
 from dcar.sampling import SamplingConfig
 from eval.methods.families import parse_method
 from eval.methods.registry import Models, load_models, make_methods
-from eval.verifiers.candidates import chain
 from eval.verifiers.drafters import HeadDrafter, ModelDrafter
-from eval.verifiers.entropy import EntropyMethod
 from eval.verifiers.mtp_viterbi import MTPViterbi
 from eval.verifiers.pcg import GroupVerifier
+from eval.verifiers.relaxed import TolerantDecoding, TopKVerify, TypicalAcceptance
 from eval.verifiers.sd import SpeculativeDecoding
-from eval.verifiers.ssd import TolerantDecoding
-from eval.verifiers.topk_verify import TopKVerify
-from eval.verifiers.typical import TypicalAcceptance
-from eval.verifiers.vadusa import Vadusa
+from eval.verifiers.vadusa import Vadusa, chain
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +55,7 @@ STRICT, LOOSE = {"eos_strict": True}, {"eos_strict": False}
     ("vadusa-2-chain", Vadusa, None, 0, {"tau": 2, "tree": chain(3)}),
     ("mtp-viterbi-3", MTPViterbi, None, 0, {"heads": 3, "k": 3}),
     ("mtp-viterbi-4-5", MTPViterbi, None, 0, {"heads": 4, "k": 5}),
-    ("entropy-0.8", EntropyMethod, None, 0, {"schedule.threshold": 0.8}),
+    ("entropy-0.8", ChunkMethod, None, 0, {"schedule.threshold": 0.8}),
 ])
 def test_names_say_what_they_mean(models, name, kind, drafter, length, settings):
     (entry,) = make_methods([name], models["all"])

@@ -9,7 +9,7 @@ from dcar.decoding import decode
 from dcar.errors import ConfigError
 from dcar.sampling import SamplingConfig
 from eval.compare.run import CompareConfig
-from eval.compare.sweeps import expand_names
+from eval.methods.families import expand_names
 from eval.methods.registry import Models, load_models, make_methods
 from eval.methods.samplings import OwnSampling, names_sampling, parse_sampling, split_sampling
 

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from dcar.errors import DataError
 from dcar.tokens.warping import code_distances, warped_distances
 from eval.report.table import table_text
-from eval.results.acceptance import acceptance, check_rounds
-from eval.results.lengths import FEWEST, MOST_BINS, by_length, length_bins
-from eval.results.rows import make_rows, strict_baseline
+from eval.results.rows import FEWEST, MOST_BINS, acceptance, by_length, length_bins, make_rows, strict_baseline
+from eval.results.store import check_rounds
 from eval.results.variety import longest_run, loops, repeated_stretch, variety
 
 

@@ -10,13 +10,11 @@ from torch import Tensor
 
 from dcar.errors import ConfigError
 from dcar.sampling import SamplingConfig, sample, warp
-from eval.verifiers import pcg, sd, ssd
+from eval.verifiers import pcg, relaxed, sd
 from eval.verifiers.chain import Uniforms
 from eval.verifiers.drafters import HeadDrafter
-from eval.verifiers.groups import TokenGroups, build_groups
-from eval.verifiers.ssd import TolerantDecoding
-from eval.verifiers.topk_verify import TopKVerify, among_likeliest
-from eval.verifiers.typical import TypicalAcceptance, threshold
+from eval.verifiers.pcg import TokenGroups, build_groups
+from eval.verifiers.relaxed import TolerantDecoding, TopKVerify, TypicalAcceptance, among_likeliest, threshold
 
 VOCABULARY = 6
 EOS = VOCABULARY - 1

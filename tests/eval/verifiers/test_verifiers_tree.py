@@ -12,8 +12,7 @@ from dcar.decoding import Prompt, decode
 from dcar.decoding.tree import DraftTree
 from dcar.errors import ConfigError
 from dcar.sampling import SamplingConfig
-from eval.verifiers.candidates import RankTree, build_tree, chain, expected_accepted
-from eval.verifiers.vadusa import Vadusa, accept
+from eval.verifiers.vadusa import RankTree, Vadusa, accept, build_tree, chain, expected_accepted
 
 SAMPLING = SamplingConfig(max_tokens=60, max_tokens_per_text_unit=6)
 EOS = 12  # of tiny_decoder

@@ -12,8 +12,7 @@ from tiny_verifiers import check_batching, plain
 from dcar.decoding import decode
 from dcar.errors import ConfigError, DataError
 from dcar.sampling import SamplingConfig
-from eval.verifiers.mtp_viterbi import MTPViterbi, choose
-from eval.verifiers.transitions import Transitions, count_bigrams
+from eval.verifiers.mtp_viterbi import MTPViterbi, Transitions, choose, count_bigrams
 
 SAMPLING = SamplingConfig(max_tokens=60, max_tokens_per_text_unit=6)
 CODES = 12

@@ -28,7 +28,6 @@ from dcar.config.schema import seed_setting
 from dcar.errors import ConfigError, DataError
 from dcar.model.load import text_encoder
 from dcar.prepare.prepared import prepared_info, tokenizer_identity
-from dcar.process import run_command
 from dcar.prompts.load import all_prompts, check_together, corpus_recordings, vocoder_for
 from dcar.prompts.texts import read_texts, text_list, text_prompts
 from dcar.recognition.load import load_recognizer

@@ -1,7 +1,8 @@
-"""The multi-token heads that a configuration describes: independent ones, which are the paper's, or shared ones."""
+"""The multi-token heads that a configuration describes, independent (the paper's) or shared, and what they cost."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from dcar.errors import ConfigError
@@ -9,7 +10,7 @@ from heads.multi_token import MultiTokenHeads
 from heads.shared import SharedHeads
 
 Heads = MultiTokenHeads | SharedHeads
-"""`base`, `num_heads`, `blocks`, `forward(hidden, k, only)`, `single(hidden, head)`, `start_outputs(rows)`."""
+"""`base`, `num_heads`, `blocks`, `forward(hidden, k, only)`, `start_outputs(rows)`."""
 
 HEAD_KINDS = ("independent", "shared")
 
@@ -30,8 +31,30 @@ def build_heads(config: Any, base_bias: bool = False) -> Heads:
     a bias. Raises ConfigError."""
     check_kind(config.heads, config.share_head_blocks, config.head_width, config.tie_heads)
     size = config.hidden_size, config.output_size, config.num_prediction_heads, config.head_blocks
+    start = {"zero_init": config.zero_init_heads, "base_bias": base_bias}
     if config.heads == "shared":
-        return SharedHeads(*size, width=config.head_width, tie=config.tie_heads, zero_init=config.zero_init_heads,
-                           base_bias=base_bias)
-    return MultiTokenHeads(*size, share_blocks=config.share_head_blocks, zero_init=config.zero_init_heads,
-                           base_bias=base_bias)
+        return SharedHeads(*size, width=config.head_width, tie=config.tie_heads, **start)
+    return MultiTokenHeads(*size, share_blocks=config.share_head_blocks, **start)
+
+
+@dataclass(frozen=True)
+class HeadCosts:
+    """Parameters of the additional heads that a step with k heads reads: `once` where k > 1, and k - 1 times `each`."""
+
+    once: int
+    each: int
+
+    def read(self, k: float) -> float:
+        """Parameters that a step with k heads reads beside the base head; k may be a mean above 1."""
+        return (self.once if k > 1 else 0) + max(k - 1, 0) * self.each
+
+
+def head_costs(heads: Heads) -> HeadCosts:
+    """Costs of these heads, which may be on the meta device."""
+    out, width = heads.base.weight.shape
+    if isinstance(heads, SharedHeads):
+        w, blocks = heads.width, heads.blocks
+        stack = (heads.up, heads.down, heads.norm, heads.out)
+        once = sum(p.numel() for part in stack if part is not None for p in part.parameters())
+        return HeadCosts(once, width + 2 * blocks * w)
+    return HeadCosts(0, heads.blocks * (width * width + width) + width * out)

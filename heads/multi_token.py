@@ -2,7 +2,8 @@
 
 Head 1 (the base head) is a linear layer. Each of the K - 1 additional heads has its own stack of residual blocks
 z <- z + SiLU(W z + b) and a bias-free projection. The heads share no parameter: they are slices of stacked tensors,
-so that evaluating the first k heads costs as many kernel launches as evaluating one.
+so that evaluating the first k heads costs as many kernel launches as evaluating one. Additional heads that share one
+stack are in heads/shared.py.
 """
 
 from __future__ import annotations
@@ -13,7 +14,36 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from heads.base import PredictionHeads
+
+class PredictionHeads(nn.Module):
+    """Distributions of the next K tokens from one hidden state: a linear base head, and K - 1 additional heads."""
+
+    def __init__(self, hidden_size: int, vocab_size: int, num_heads: int, base_bias: bool):
+        super().__init__()
+        if num_heads < 1:
+            raise ValueError(f"num_heads counts the base head too and must be at least 1, not {num_heads}")
+        self.num_heads = num_heads
+        self.base = nn.Linear(hidden_size, vocab_size, bias=base_bias)
+
+    def forward(self, hidden: Tensor, k: int | None = None, only: int | None = None) -> Tensor:
+        """Logits of heads 1..k (default all): hidden [..., D] -> [..., k, vocabulary]. With `only`, those of that head
+        (1-based) alone, [..., vocabulary]: it keeps training memory low, and ZeRO-3 gathers the parameters of modules
+        that are called."""
+        if only is not None:
+            return self.base(hidden) if only == 1 else self._single_additional(hidden, only)
+        k = self.num_heads if k is None else k
+        if not 1 <= k <= self.num_heads:
+            raise ValueError(f"asked for {k} heads of a model that has {self.num_heads}")
+        base = self.base(hidden).unsqueeze(-2)
+        return base if k == 1 else torch.cat((base, self._additional(hidden, k)), dim=-2)
+
+    def _additional(self, hidden: Tensor, k: int) -> Tensor:
+        """Logits of heads 2..k, k > 1: hidden [..., D] -> [..., k - 1, vocabulary]."""
+        raise NotImplementedError
+
+    def _single_additional(self, hidden: Tensor, head: int) -> Tensor:
+        """Logits of one additional head: hidden [..., D] -> [..., vocabulary]."""
+        raise NotImplementedError
 
 
 class MultiTokenHeads(PredictionHeads):
@@ -54,7 +84,7 @@ class MultiTokenHeads(PredictionHeads):
         """Start every additional head's projection from these output rows [n, D], of the ids 0 … n - 1."""
         self.projection[:, :, : len(rows)] = rows.T
 
-    def _further(self, hidden: Tensor, k: int) -> Tensor:
+    def _additional(self, hidden: Tensor, k: int) -> Tensor:
         flat = hidden.reshape(1, -1, hidden.shape[-1])
         z = flat.expand(k - 1, -1, -1)  # [head, rows, D]
         for block in range(self.blocks):
@@ -63,7 +93,7 @@ class MultiTokenHeads(PredictionHeads):
         extra = torch.bmm(z, self.projection[: k - 1])  # [head, rows, vocabulary]
         return extra.transpose(0, 1).reshape(*hidden.shape[:-1], k - 1, -1)
 
-    def _one(self, hidden: Tensor, head: int) -> Tensor:
+    def _single_additional(self, hidden: Tensor, head: int) -> Tensor:
         z = hidden
         for block in range(self.blocks):
             own = 0 if self.share_blocks else block

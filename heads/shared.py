@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from heads.base import PredictionHeads
+from heads.multi_token import PredictionHeads
 
 
 class SharedHeads(PredictionHeads):
@@ -74,10 +74,10 @@ class SharedHeads(PredictionHeads):
         if self.out is not None:
             self.out.weight[: len(rows)] = rows
 
-    def _further(self, hidden: Tensor, k: int) -> Tensor:
+    def _additional(self, hidden: Tensor, k: int) -> Tensor:
         return self._stack(hidden.unsqueeze(-2), slice(k - 1))
 
-    def _one(self, hidden: Tensor, head: int) -> Tensor:
+    def _single_additional(self, hidden: Tensor, head: int) -> Tensor:
         return self._stack(hidden, head - 2)
 
     def _stack(self, hidden: Tensor, which: int | slice) -> Tensor:

@@ -1,8 +1,9 @@
-"""Draft models for speculative decoding: a smaller decoder that speaks about the same ids as its target.
+"""Draft models for speculative decoding: a smaller decoder with the vocabulary of its target.
 
-Two kinds. A draft that `dcar train-draft` makes of the target's own layers (SSD, section 3) belongs to that target and
-is refused by any other. Any other decoder with the same text ids, speech ids and layout of the prompt may draft as
-well: LLaSA-1B for LLaSA-8B, a small CAR for a large one. Both are decoders: alone they decode like any with one head.
+Two kinds. `dcar train-draft` makes a draft of the target's own layers (SSD, Interspeech 2025, section 3: the bottom two
+and the top six of 24). It consumes the target's embeddings and belongs to that target; any other refuses it. Any other
+decoder with the same text ids, speech ids and prompt layout may draft as well: LLaSA-1B for LLaSA-8B, a small CAR for a
+large one. Both are decoders: alone they decode like any with one head.
 """
 
 from __future__ import annotations
@@ -16,18 +17,20 @@ from dcar.model.backbones.decoder import BackboneConfig, BackboneDecoder
 from dcar.model.base import DecoderConfig
 from dcar.model.car import CARConfig, CARDecoder
 from dcar.text.phonemes import TEXT_TOKENIZER
-from heads.inherit import inherit, inherited_layers
 
 AnyDecoder = CARDecoder | BackboneDecoder
 """A decoder with weights of its own, drafts included; `dcar.model.base.Decoder` is what decoding asks of it."""
+
+BOTTOM_SHARE, TOP_SHARE = 2 / 24, 6 / 24
+"""The paper's shares of the target's depth."""
 
 SHARED = ("speech_vocab_size", "text_vocab_size", "bos", "tokenizer", "phonemes")
 """What draft and target must have in common: their ids and the layout of the prompt."""
 
 
 @dataclass
-class DraftConfig(CARConfig):
-    """Shape of a draft model, and the target that it was made for."""
+class InheritedConfig:
+    """What the configuration of a draft says of the target that it was made for."""
 
     num_prediction_heads: int = 1
     target_checksum: str = ""  # of the decoder whose layers and embeddings it inherited
@@ -36,31 +39,16 @@ class DraftConfig(CARConfig):
 
 
 @dataclass
-class BackboneDraftConfig(BackboneConfig):
-    """The same for a draft made of a pretrained language model."""
-
-    num_prediction_heads: int = 1
-    target_checksum: str = ""
-    inherited_layers: tuple[int, ...] = ()
-    bottom_layers: int = 1
+class DraftConfig(InheritedConfig, CARConfig):
+    """Shape of a draft model made of a CAR decoder."""
 
 
-class Inherited:
-    """Mixin of drafts that belong to one target."""
-
-    config: Any
-
-    def check_target(self, target: AnyDecoder) -> None:
-        """CheckpointError if the draft was made for another decoder, ConfigError if their vocabularies differ."""
-        check_vocabulary(self.config, target.config)
-        found = target.checksum()
-        if self.config.target_checksum != found:
-            raise CheckpointError(
-                f"this draft model was made for the decoder {self.config.target_checksum[:12]}…, not for "
-                f"{found[:12]}…: load its own decoder, or train a draft for this one with `dcar train-draft`")
+@dataclass
+class BackboneDraftConfig(InheritedConfig, BackboneConfig):
+    """Shape of a draft model made of a pretrained language model."""
 
 
-class DraftDecoder(Inherited, CARDecoder):
+class DraftDecoder(CARDecoder):
     """p(y_{t+1} | y_1..y_t, x) at a fraction of the target's cost. Decodes like any CARDecoder with one head."""
 
     config_class = DraftConfig
@@ -68,7 +56,7 @@ class DraftDecoder(Inherited, CARDecoder):
     config: DraftConfig
 
 
-class BackboneDraft(Inherited, BackboneDecoder):
+class BackboneDraft(BackboneDecoder):
     """The same of a pretrained language model. Decodes like any BackboneDecoder with one head."""
 
     config_class = BackboneDraftConfig
@@ -77,27 +65,28 @@ class BackboneDraft(Inherited, BackboneDecoder):
 
 
 def check_draft(draft: AnyDecoder, target: AnyDecoder) -> None:
-    """ConfigError where draft and target do not speak about the same ids, CheckpointError where the draft was made of
+    """ConfigError where the vocabularies of draft and target differ, CheckpointError where the draft was made of
     another decoder's layers."""
-    if isinstance(draft, Inherited):
-        draft.check_target(target)
     check_vocabulary(draft.config, target.config)
+    if isinstance(draft, DraftDecoder | BackboneDraft) and draft.config.target_checksum != target.checksum():
+        raise CheckpointError(
+            f"this draft model was made for the decoder {draft.config.target_checksum[:12]}…, not for "
+            f"{target.checksum()[:12]}…: load its own decoder, or train a draft for this one with `dcar train-draft`")
 
 
 def check_vocabulary(other: DecoderConfig, target: DecoderConfig, what: str = "draft model",
                      remedy: str = "train a draft for this target with `dcar train-draft`") -> None:
-    """ConfigError where another decoder and the target do not speak about the same ids; `what` the other is."""
+    """ConfigError where another decoder (`what` it is called) and the target have different vocabularies."""
     for name in SHARED:
         if name == "text_vocab_size" and target.phonemes.startswith(TEXT_TOKENIZER):
             continue  # the tokenizer is the same; tables of models of one family are padded to different sizes
-        ours, theirs = getattr(target, name), getattr(other, name)
-        if ours != theirs:
-            raise ConfigError(f"the {what} has {name} {theirs!r}, the target {ours!r}: both must speak about the same "
-                              f"ids; {remedy}")
+        expected, found = getattr(target, name), getattr(other, name)
+        if found != expected:
+            raise ConfigError(f"the {what} has {name} {found!r}, the target {expected!r}: both must speak about the "
+                              f"same ids; {remedy}")
 
 
-def build_draft(target: AnyDecoder, bottom: int = 0,
-                top: int = 0) -> DraftDecoder | BackboneDraft:
+def build_draft(target: AnyDecoder, bottom: int = 0, top: int = 0) -> DraftDecoder | BackboneDraft:
     """An untrained draft of the target's first `bottom` and last `top` layers (0 = the paper's shares of the depth).
 
     Its embeddings, top layers and final norm are frozen copies; its bottom layers and head start as copies and are
@@ -105,20 +94,47 @@ def build_draft(target: AnyDecoder, bottom: int = 0,
     """
     trained, frozen = inherited_layers(target.config.num_layers, bottom, top)
     layers = trained + frozen
-    own = {"num_prediction_heads": 1, "target_checksum": target.checksum(), "inherited_layers": layers,
-           "bottom_layers": len(trained)}
-    draft: Any
+    draft_class, base_config = ((BackboneDraft, BackboneConfig) if isinstance(target, BackboneDecoder)
+                                else (DraftDecoder, CARConfig))
+    shape = {f.name: getattr(target.config, f.name) for f in dataclasses.fields(base_config)}
+    shape |= {"num_prediction_heads": 1, "target_checksum": target.checksum(), "inherited_layers": layers,
+              "bottom_layers": len(trained)}
     if isinstance(target, BackboneDecoder):
         if target.config.lora:
             raise ConfigError("the target has adapters that are not merged: give the decoder that `dcar train` left in "
                               "its folder, not a checkpoint of the run")
-        shape = {f.name: getattr(target.config, f.name) for f in dataclasses.fields(BackboneConfig)}
         # transformers fills in the kinds of the layers again; a list of the target's length would not fit
         architecture = {k: v for k, v in target.config.architecture.items() if k != "layer_types"}
-        draft = BackboneDraft(BackboneDraftConfig(
-            **{**shape, **own, "architecture": {**architecture, "num_hidden_layers": len(layers)}}))
+        shape["architecture"] = {**architecture, "num_hidden_layers": len(layers)}
     else:
-        shape = {f.name: getattr(target.config, f.name) for f in dataclasses.fields(CARConfig)}
-        draft = DraftDecoder(DraftConfig(**{**shape, **own, "num_layers": len(layers)}))
+        shape["num_layers"] = len(layers)
+    draft: Any = draft_class(draft_class.config_class(**shape))
     inherit(draft, target, layers, len(trained))
     return draft.to(target.speech_embedding.weight.device)
+
+
+def inherited_layers(depth: int, bottom: int = 0, top: int = 0) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Indices of the target's layers that a draft inherits: its first `bottom` and its last `top` of `depth`.
+
+    0 stands for the paper's share of the depth, rounded, at least one: 2 + 6 of 24, 1 + 3 of 12, 1 + 2 of 8.
+    ConfigError where that is more than the target has.
+    """
+    bottom = bottom or max(1, round(BOTTOM_SHARE * depth))
+    top = top or max(1, round(TOP_SHARE * depth))
+    if bottom < 1 or top < 1 or bottom + top > depth:
+        raise ConfigError(f"a draft of {bottom} bottom and {top} top layers cannot be taken from {depth} layers; "
+                          "choose at least one of each and no more than there are")
+    return tuple(range(bottom)), tuple(range(depth - top, depth))
+
+
+def inherit(draft: Any, target: Any, layers: tuple[int, ...], bottom: int) -> None:
+    """Copy what stands before the layers (`inputs`: embeddings), the named layers, the final norm and the base head;
+    freeze all but `bottom` layers and head."""
+    for module, source in zip(draft.inputs, target.inputs, strict=True):
+        module.load_state_dict(source.state_dict())
+    for layer, index in zip(draft.layers, layers, strict=True):
+        layer.load_state_dict(target.layers[index].state_dict())
+    draft.norm.load_state_dict(target.norm.state_dict())
+    draft.heads.base.load_state_dict(target.heads.base.state_dict())
+    for module in (*draft.inputs, *draft.layers[bottom:], draft.norm):
+        module.requires_grad_(False)

@@ -16,7 +16,7 @@ from dcar.decoding.fast.cpu.native import kernels
 from dcar.model.draft import AnyDecoder
 from dcar.sampling import SamplingConfig
 from eval.results.timing import synchronize
-from heads.costs import head_costs
+from heads.build import head_costs
 from heads.policy import ChunkPolicy
 
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}

@@ -39,9 +39,8 @@ from eval.verifiers.drafters import ModelDrafter
 from eval.verifiers.pcg import GroupVerifier
 from eval.verifiers.relaxed import TolerantDecoding, TopKVerify, TypicalAcceptance
 from eval.verifiers.sd import SpeculativeDecoding
-from heads.build import HEAD_KINDS, check_kind
+from heads.build import HEAD_KINDS, check_kind, head_costs
 from heads.chunk_scorer import ChunkScorerConfig
-from heads.costs import head_costs
 from heads.policy import ChunkPolicy, ChunkPolicyConfig
 
 SIZES: dict[str, dict[str, Any]] = {

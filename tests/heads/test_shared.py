@@ -7,8 +7,7 @@ from tiny_decoders import sharpen_heads
 
 from dcar.errors import ConfigError
 from dcar.model.car import CARConfig, CARDecoder
-from heads.build import build_heads
-from heads.costs import head_costs
+from heads.build import build_heads, head_costs
 from heads.multi_token import MultiTokenHeads
 from heads.shared import SharedHeads
 
@@ -28,8 +27,7 @@ def test_the_formula_and_that_no_offset_depends_on_how_many_are_asked_for(change
     assert torch.equal(heads(hidden, 1)[..., 0, :], heads.base(hidden))  # k = 1 is the base head
     for k in range(1, 6):
         assert torch.allclose(heads(hidden, k), full[..., :k, :], atol=1e-5)
-        assert torch.allclose(heads.single(hidden, k), full[..., k - 1, :], atol=1e-5)
-        assert torch.equal(heads(hidden, only=k), heads.single(hidden, k))
+        assert torch.allclose(heads(hidden, only=k), full[..., k - 1, :], atol=1e-5)
     for k in (0, 6):
         with pytest.raises(ValueError, match=f"asked for {k} heads of a model that has 5"):
             heads(hidden, k)
@@ -47,7 +45,7 @@ def test_the_stack_begins_as_the_identity_and_its_output_as_the_base_head():
     heads, hidden = made(zero_init=True), torch.randn(4, 16)
     for k in (2, 5):
         plain = F.layer_norm(hidden + heads.offset[k - 2], (16,))
-        assert torch.allclose(heads.single(hidden, k), heads.base(plain), atol=1e-5)
+        assert torch.allclose(heads(hidden, only=k), heads.base(plain), atol=1e-5)
     heads.start_outputs(torch.ones(4, 16))
     assert (heads.out.weight[:4] == 1).all() and torch.equal(heads.out.weight[4:], heads.base.weight[4:])
     tied = made(tie=True)

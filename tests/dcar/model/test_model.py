@@ -116,7 +116,7 @@ def test_first_k_heads_do_not_depend_on_the_others():
     assert full.shape == (2, 3, 5, 11)
     for k in range(1, 6):
         assert torch.allclose(heads(hidden, k), full[..., :k, :], atol=1e-6)
-        assert torch.allclose(heads.single(hidden, k), full[..., k - 1, :], atol=1e-5)
+        assert torch.allclose(heads(hidden, only=k), full[..., k - 1, :], atol=1e-5)
     with pytest.raises(ValueError, match="asked for 6 heads"):
         heads(hidden, 6)
     # as if each were a module of its own: residual blocks and a bias-free projection
@@ -140,7 +140,7 @@ def test_zero_initialised_blocks_start_as_a_constant_shift():
     heads = MultiTokenHeads(16, 11, 3, blocks=1)
     hidden = torch.randn(5, 16)
     shift = F.silu(heads.block_bias[0, 0, 0])
-    assert torch.allclose(heads.single(hidden, 2), (hidden + shift) @ heads.projection[0], atol=1e-6)
+    assert torch.allclose(heads(hidden, only=2), (hidden + shift) @ heads.projection[0], atol=1e-6)
 
 
 def test_checkpoint_round_trip_and_checksum(decoder, tmp_path):

@@ -17,14 +17,13 @@ from dcar.decoding import ChunkMethod, FixedChunk, Prompt, decode
 from dcar.errors import CheckpointError, ConfigError, DataError
 from dcar.model.backbones.lora import LoraSettings, add_lora
 from dcar.model.car import CARConfig, CARDecoder
-from dcar.model.draft import BackboneDraft, DraftDecoder, build_draft, check_draft
+from dcar.model.draft import BackboneDraft, DraftDecoder, build_draft, check_draft, inherited_layers
 from dcar.model.load import load_decoder
 from dcar.sampling import SamplingConfig
 from dcar.text.phonemes import PHONEME_VERSION
 from dcar.train.draft import TrainDraftConfig, run
 from eval.verifiers.drafters import ModelDrafter
 from eval.verifiers.sd import SpeculativeDecoding
-from heads.inherit import inherited_layers
 
 
 @pytest.mark.parametrize("depth, expected", [
@@ -47,7 +46,7 @@ def test_whole_depth_is_the_target_itself(decoder, prompts):
     arguments = (torch.tensor([[1, 2, 3]]), torch.tensor([3]), ids, torch.tensor([5]), torch.tensor([3]))
     with torch.no_grad():
         a, b = decoder.speech_hidden(*arguments), draft.speech_hidden(*arguments)
-        assert torch.equal(a, b) and torch.equal(decoder.heads.single(a, 1), draft.heads.single(b, 1))
+        assert torch.equal(a, b) and torch.equal(decoder.heads(a, only=1), draft.heads(b, only=1))
 
 
 def test_middle_layers_are_left_out():
@@ -86,7 +85,7 @@ def test_bottom_and_head_learn_and_the_rest_stays(data, target, tmp_path):
     options = [f"{k}={v}" for k, v in settings(data, target, tmp_path / "draft", max_steps=40, eval_steps=20).items()]
     main(["train-draft", *options])
     draft, base = DraftDecoder.from_pretrained(tmp_path / "draft"), CARDecoder.from_pretrained(target)
-    draft.check_target(base)
+    check_draft(draft, base)
     start = build_draft(base)
     trained = {name for name, p in start.named_parameters() if p.requires_grad and p.numel()}  # no additional heads
     assert trained == {n for n, _ in start.named_parameters() if n.startswith(("layers.0.", "heads.base"))}
@@ -109,7 +108,7 @@ def test_what_does_not_belong_together_is_refused(data, target, tmp_path):
     with torch.no_grad():
         other.norm.weight[0] += 1
     with pytest.raises(CheckpointError, match="dcar train-draft"):
-        draft.check_target(other)
+        check_draft(draft, other)
     other.save_pretrained(tmp_path / "other")
     with pytest.raises(CheckpointError, match="another draft: target_checksum"):
         run(TrainDraftConfig(**settings(data, tmp_path / "other", tmp_path / "draft", max_steps=6, save_steps=1)) if

@@ -10,7 +10,7 @@ from typing import Any
 __version__ = "0.1.0"
 
 _WHERE = {"load": "dcar.speak.speaker", "Speaker": "dcar.speak.speaker", "Spoken": "dcar.speak.speaker",
-          "ChunkRule": "dcar.decoding.rule", "Choice": "dcar.decoding", "SamplingConfig": "dcar.sampling"}
+          "ChunkRule": "dcar.decoding", "Choice": "dcar.decoding", "SamplingConfig": "dcar.sampling"}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,10 +1,9 @@
-"""What the heads proposed at a decision, as a policy after the draw sees it: how likely, how certain, and where.
+"""Features of the drawn candidates, from which a policy after the draw chooses where the chunk ends.
 
 The heads' candidates x_1..x_K are drawn before the chunk's end is chosen. `candidate_features` describes them,
-`EndScores` scores every end, `joint_log_probs` makes probabilities of chunk and end together. A chunk that ends on a
-likely token, before an unlikely one, is a better chunk: what follows is read from a hidden state that rests on its last
-token. Features are of the decoder's own distributions, before temperature and top-k, so that a policy says the same at
-every sampling, temperature 0 included.
+`EndScores` scores every end, `joint_log_probs` gives the distribution over chunk and end. It is better to end a chunk on
+a likely token, before an unlikely one: the next hidden state is computed from its last token. Features are of the
+decoder's distributions before temperature and top-k, so that they do not depend on the sampling.
 """
 
 from __future__ import annotations
@@ -14,32 +13,31 @@ from torch import Tensor, nn
 
 FEATURES = ("drawn", "best", "entropy")
 """Of each candidate: log-probability of the drawn token, of the likeliest one, and entropy of the distribution; all in
-nats. Behind them may stand what the token adds to the joint score of its chunk (heads/chunk_scorer.py)."""
+nats. A policy with a chunk scorer has one more: what the token adds to the joint score (heads/chunk_scorer.py)."""
 CHUNK_SCORE = len(FEATURES)
-"""Where that stands."""
-UNLIKELY = -8.0  # log-probabilities below say the same
-GAIN = 8.0  # the dozen weights have to move far in a few hundred updates, each of a learning rate
+"""Index of that feature."""
+MIN_LOG_PROB = -8.0  # lower log-probabilities are clamped
+GAIN = 8.0  # scale of the scores: the dozen weights have to move far in a few hundred updates
 
 
 def candidate_features(logits: Tensor, tokens: Tensor) -> Tensor:
-    """logits [..., K, V] of the heads and the tokens [..., K] drawn from them -> [..., K, 3] float32: FEATURES. Of
+    """logits [..., K, V] of the heads and the tokens [..., K] drawn from them -> FEATURES [..., K, 3], float32. With
     several candidates, tokens [..., N, K], -> [..., N, K, 3]."""
     log_probs = logits.float().log_softmax(-1)
     # 0 log 0 = 0, for distributions with impossible tokens
     entropy = -torch.linalg.vecdot(log_probs.exp(), log_probs.clamp(min=torch.finfo(torch.float32).min))
     probs = torch.stack((log_probs.amax(-1), entropy), -1)  # [..., K, 2], the same for all draws
     several = tokens.dim() == logits.dim()
-    drawn = log_probs.gather(-1, tokens.mT if several else tokens.unsqueeze(-1)).clamp(min=UNLIKELY)
+    drawn = log_probs.gather(-1, tokens.mT if several else tokens.unsqueeze(-1)).clamp(min=MIN_LOG_PROB)
     if not several:
         return torch.cat((drawn, probs), -1)
     return torch.cat((drawn.mT.unsqueeze(-1), probs.unsqueeze(-3).expand(*tokens.shape, 2)), -1)
 
 
 def end_features(candidates: Tensor) -> Tensor:
-    """About every end a = 1..K: [..., K, F] -> [..., K, 4F + 3]. The F features of the last kept token and of the first
-    one that is dropped (0 behind the last, and a flag that says so), means and sums (in eighths) over what is kept, and
-    the length itself. Sums are what a longer chunk adds, so a weight on one is `Confidence` (dcar/decoding/chunks.py),
-    and the sum over the chunk scorer is the log-ratio of the chunk."""
+    """Features of every end a = 1..K: [..., K, F] -> [..., K, 4F + 3]. The F features of the last kept token and of the
+    first dropped one (0 after the last, with a flag), means and sums (in eighths) over the kept tokens, and the length.
+    The sum of the chunk scorer's feature is the log-ratio of the chunk."""
     k = candidates.shape[-2]
     size = torch.arange(1, k + 1, device=candidates.device, dtype=candidates.dtype).view(k, 1)
     dropped = nn.functional.pad(candidates[..., 1:, :], (0, 0, 0, 1))
@@ -49,9 +47,9 @@ def end_features(candidates: Tensor) -> Tensor:
 
 
 class EndScores(nn.Module):
-    """A score for every end of a chunk, linear in what is seen of it: s_a = w f_a.
+    """A score for every end of a chunk, linear in its features: s_a = w f_a.
 
-    No weight belongs to one end, so a policy reads decoders of any number of heads. It begins at 0: all ends alike.
+    All ends share the weights, so a policy works for any number of heads. They start at 0: a uniform distribution.
     """
 
     def __init__(self, features: int = len(FEATURES)):
@@ -62,13 +60,13 @@ class EndScores(nn.Module):
         nn.init.zeros_(self.linear.weight)
 
     def end_on_likely(self, nats: float = 2.0) -> None:
-        """Begin as a soft `end-on-confident` (dcar/decoding/chunks.py): so many nats for each of the last kept
-        token's."""
+        """Initialise as a soft `end-on-confident` (dcar/decoding/chunks.py): weight of the last kept token's
+        log-probability."""
         with torch.no_grad():
             self.linear.weight[0, FEATURES.index("drawn")] = nats / GAIN
 
     def end_on_scored(self) -> None:
-        """Besides, a nat for each nat of the log-ratio of what is kept."""
+        """Initialise the weight of the chunk's log-ratio as 1."""
         with torch.no_grad():
             self.linear.weight[0, 3 * self.features + CHUNK_SCORE] = 8 / GAIN  # the sums are in eighths
 
@@ -77,28 +75,28 @@ class EndScores(nn.Module):
         return GAIN * self.linear(end_features(candidates)).squeeze(-1)
 
 
-def resampled(candidates: Tensor) -> Tensor:
-    """Log-share of each draw among those of its row, for every size: candidates [..., N, n, F] with their chunk scorer
-    -> [..., N, n]. A chunk of a tokens weighs its density ratio, the exponential of its log-ratio r_a."""
+def resampling_log_weights(candidates: Tensor) -> Tensor:
+    """Log-weights of importance resampling among the N draws, for every size: candidates [..., N, n, F] with a chunk
+    scorer -> [..., N, n]. The weight of a chunk of a tokens is its density ratio exp(r_a), normalised over the draws."""
     return candidates[..., CHUNK_SCORE].cumsum(-1).log_softmax(-2)
 
 
-def dialled(scores: Tensor, dial: float) -> Tensor:
-    """Scores [..., K] with `dial` nats added for each token of a size: the same policy, faster or more careful."""
+def with_dial(scores: Tensor, dial: float) -> Tensor:
+    """Scores [..., K] with `dial` nats added for each token of a size: longer chunks (above 0) or shorter ones."""
     return scores + dial * torch.arange(1, scores.shape[-1] + 1, device=scores.device) if dial else scores
 
 
 def joint_log_probs(scores: Tensor, candidates: Tensor) -> Tensor:
-    """Log-probs of candidate and size together, [..., N K], column i K + a - 1 for a tokens of draw i: proportional to
-    the exponential of the score times the draw's share among the chunks of a tokens. scores [..., N, K] of the sizes in
-    each of N chunks that were drawn side by side, of which candidates [..., N, n, F] are known, n ≤ K. Of one chunk it
-    is the distribution of its sizes."""
+    """Joint log-probs of draw and size [..., N K], column i K + a - 1 for a tokens of draw i: proportional to exp(score)
+    times the resampling weight of the draw among chunks of a tokens. scores [..., N, K] of the sizes in each of N draws,
+    candidates [..., N, n, F] their features, n ≤ K. With one draw it is the distribution over sizes."""
     scores = scores.float()
     if scores.shape[-2] > 1:
-        scores = scores + nn.functional.pad(resampled(candidates), (0, scores.shape[-1] - candidates.shape[-2]))
+        weights = resampling_log_weights(candidates)
+        scores = scores + nn.functional.pad(weights, (0, scores.shape[-1] - weights.shape[-1]))
     return scores.flatten(-2).log_softmax(-1)
 
 
-def of_draw(chunks: Tensor, draw: Tensor | None) -> Tensor:
-    """Of what belongs to chunks drawn side by side [B, N, …], that of the draw [B] that was chosen: [B, …]."""
+def select_draw(chunks: Tensor, draw: Tensor | None) -> Tensor:
+    """The entries of the chosen draw [B] (None: the first) out of N draws: [B, N, …] -> [B, …]."""
     return chunks[:, 0] if draw is None else chunks[torch.arange(draw.shape[0], device=draw.device), draw]

@@ -1,8 +1,8 @@
 """The chunk policy of DCAR: how many of the heads' tokens to keep.
 
 `forward(hidden, candidates=…)` gives the log-probs of the ends of the next chunk, for every position at once, as
-training needs them. `PolicyReader` gives the same step by step, while utterances are spoken. `save_pretrained` and
-`from_pretrained` write and read a policy.
+training needs them. `PolicyReader` and `log_probs` give the same step by step, while utterances are decoded.
+`save_pretrained` and `from_pretrained` write and read a policy.
 
 The paper's policy (§4.2 and App. C.2, `reads` "hidden") is one causal Transformer layer over the hidden states of the
 speech positions, then a linear layer over the actions 1..K; it decides before tokens are drawn. Its layer is as wide as
@@ -22,14 +22,14 @@ import torch
 from torch import Tensor, nn
 
 from dcar.errors import CheckpointError
-from heads.candidates import FEATURES, EndScores, dialled, joint_log_probs
+from heads.candidates import FEATURES, EndScores, joint_log_probs, with_dial
 from heads.checkpoint import Checkpoint, check_trained_for
 from heads.chunk_scorer import ChunkScorer, ChunkScorerConfig, scored_features
 from heads.layers import KVCache, RotaryTable, TransformerLayer, last_of
 
 READS = ("hidden", "candidates")
-# score of a size that is not among the policy's: probability 0, and finite, so that sums over distributions are
 NEVER = -1e9
+"""Score of a size that is masked out: probability 0, and finite, so that sums over distributions are."""
 
 
 @dataclass
@@ -106,8 +106,8 @@ def shape_of(chunk_scorer: ChunkScorer | None) -> dict[str, int]:
 
 
 class ChunkPolicy(Checkpoint):
-    """pi(a | h_1..h_t) or pi(a | candidates): scores of chunk sizes 1..K at every speech position; action a is column
-    a - 1. What it makes of the hidden states, its reading, are the scores themselves."""
+    """pi(a | h_1..h_t) or pi(a | candidates): logits of chunk sizes 1..K at every speech position; action a is column
+    a - 1."""
 
     config_class = ChunkPolicyConfig
     model_type = "dcar-chunk-policy"
@@ -140,18 +140,18 @@ class ChunkPolicy(Checkpoint):
         nn.init.zeros_(self.output.weight)
         nn.init.zeros_(self.output.bias)
 
-    def see(self, hidden: Tensor, logits: Tensor, tokens: Tensor) -> Tensor:
-        """What it sees of the tokens [..., n] that were drawn from logits [..., n, V], behind the hidden states
-        [..., D]: candidates [..., n, F]."""
+    def candidate_features(self, hidden: Tensor, logits: Tensor, tokens: Tensor) -> Tensor:
+        """Its features [..., n, F] of the tokens [..., n] that were drawn from logits [..., n, V] after the hidden
+        states [..., D]."""
         return scored_features(self.chunk_scorer, hidden, logits, tokens)
 
     def forward(self, hidden: Tensor, positions: Tensor | None = None, candidates: Tensor | None = None) -> Tensor:
         """Log-probs of the ends of a chunk, float32: column a - 1 keeps a tokens.
 
         hidden [B, S, D] of the speech positions -> [B, S, K], each position seeing those before it; with the
-        positions [B, M] of decisions -> [B, M, K]. A policy that reads candidates needs those of every decision (see
-        `see`): [B, M, n, F], or [B, M, N, n, F] of N chunks drawn side by side -> [B, M, N, K], probabilities of chunk
-        and end together. Padding may stand at the end. ValueError where candidates are missing.
+        positions [B, M] of decisions -> [B, M, K]. A policy that reads candidates needs their
+        `candidate_features` at every decision: [B, M, n, F], or [B, M, N, n, F] of N chunks drawn side by side -> [B,
+        M, N, K], joint log-probs of chunk and end. Padding may stand at the end. ValueError where candidates are missing.
         """
         scores = self.end_scores(hidden, positions, candidates)
         several = candidates is not None and candidates.dim() == 5
@@ -159,21 +159,22 @@ class ChunkPolicy(Checkpoint):
 
     def end_scores(self, hidden: Tensor, positions: Tensor | None = None, candidates: Tensor | None = None) -> Tensor:
         """The scores behind `forward`, of the same shape: without the chunk scorer's shares, not normalised."""
-        reading = None
+        action_logits = None
         if self.layer is not None:
             x = self.input(self.input_norm(hidden))
             every = torch.arange(x.shape[1], device=x.device).expand(x.shape[0], -1)
-            reading = self.output(self.output_norm(self.layer(x, self.rotary(every), None)))
+            action_logits = self.output(self.output_norm(self.layer(x, self.rotary(every), None)))
             if positions is not None:
-                reading = reading.gather(1, positions.unsqueeze(-1).expand(-1, -1, reading.shape[-1]))
-        return self.score(reading, candidates)
+                action_logits = action_logits.gather(
+                    1, positions.unsqueeze(-1).expand(-1, -1, action_logits.shape[-1]))
+        return self.score(action_logits, candidates)
 
-    def score(self, reading: Tensor | None, candidates: Tensor | None = None) -> Tensor:
-        """Scores [..., K] from a reading of the hidden states [..., K], or from the candidates [..., n, F], of which
-        there may be less than K: what is longer is not chosen."""
+    def score(self, action_logits: Tensor | None, candidates: Tensor | None = None) -> Tensor:
+        """Scores [..., K]: the layer's own action logits [..., K], or those of the candidates [..., n, F], of which
+        there may be less than K (longer chunks are never chosen)."""
         if self.scores is None:
-            assert reading is not None
-            scores = reading
+            assert action_logits is not None
+            scores = action_logits
         else:
             if candidates is None:
                 raise ValueError(f"a policy that reads {self.config.reads} needs the candidates")
@@ -181,9 +182,11 @@ class ChunkPolicy(Checkpoint):
             scores = nn.functional.pad(scores, (0, self.config.num_actions - scores.shape[-1]), value=NEVER)
         return scores.masked_fill(self.unused, NEVER) if self.config.sizes else scores
 
-    def log_probs(self, reading: Tensor | None, candidates: Tensor | None = None, dial: float = 0.0) -> Tensor:
-        """As `PolicyReader.log_probs`."""
-        return log_probs_of_scores(dialled(self.score(reading, candidates).float(), dial), candidates)
+    def log_probs(self, action_logits: Tensor | None, candidates: Tensor | None = None, dial: float = 0.0) -> Tensor:
+        """Log-probs of the next size [B, K], float32, from the action logits of a `PolicyReader`; with candidates
+        [B, N, n, F] of N chunks drawn side by side, of candidate and size together [B, N K] (`joint_log_probs`).
+        `dial`: see `with_dial`."""
+        return log_probs_of_scores(with_dial(self.score(action_logits, candidates).float(), dial), candidates)
 
     def new_cache(self, batch: int, capacity: int, *, device=None, dtype=torch.float32) -> KVCache | None:
         """Room for the hidden states of `capacity` positions; None where it reads none."""
@@ -194,9 +197,9 @@ class ChunkPolicy(Checkpoint):
 
     @torch.no_grad()
     def extend(self, cache: KVCache, hidden: Tensor, counts: Tensor) -> Tensor:
-        """Read the next counts[b] hidden states of each row, hidden [B, m, D] -> readings [B, m, R].
+        """Read the next counts[b] hidden states of each row, hidden [B, m, D] -> action logits [B, m, K].
 
-        The incremental twin of `forward`: the same readings, position by position.
+        `forward` with a KV cache: the same logits, position by position.
         """
         assert self.layer is not None
         new = hidden.shape[1]
@@ -226,7 +229,7 @@ def log_probs_of_scores(scores: Tensor, candidates: Tensor | None) -> Tensor:
 
 
 class PolicyReader:
-    """A policy that follows a batch of utterances as they are spoken: hidden states in, scores of the next size out."""
+    """A policy and its KV cache while a batch of utterances is decoded."""
 
     def __init__(self, policy: ChunkPolicy, hidden: Tensor, capacity: int):
         """hidden [B, …]: whose rows, device and dtype are used; capacity: most positions of a row, padding included."""
@@ -234,20 +237,11 @@ class PolicyReader:
         self.cache = policy.new_cache(len(hidden), capacity, device=hidden.device, dtype=hidden.dtype)
 
     def read(self, hidden: Tensor, counts: Tensor) -> Tensor | None:
-        """hidden [B, m, D], of which counts [B] are new -> reading [B, R] of the last one; None where it reads none."""
+        """hidden [B, m, D], of which counts [B] are new -> action logits [B, K] of the last one; None for a policy that
+        reads no hidden states."""
         return None if self.cache is None else last_of(self.policy.extend(self.cache, hidden, counts), counts)
 
-    def see(self, hidden: Tensor, logits: Tensor, tokens: Tensor) -> Tensor:
-        """As `ChunkPolicy.see`."""
-        return self.policy.see(hidden, logits, tokens)
-
-    def log_probs(self, reading: Tensor | None, candidates: Tensor | None = None, dial: float = 0.0) -> Tensor:
-        """Log-probs of the next size [B, K], float32, from a reading; after the draw, from the candidates [B, N, n, F]
-        of N chunks drawn side by side, too, and then of candidate and size together [B, N K] (`joint_log_probs`).
-        `dial`: see `dialled`."""
-        return self.policy.log_probs(reading, candidates, dial)
-
     def select(self, rows: Tensor) -> None:
-        """Only these rows go on."""
+        """Keep only these rows."""
         if self.cache is not None:
             self.cache = self.cache.select(rows)

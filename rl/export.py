@@ -32,7 +32,7 @@ from dcar.model.load import load_decoder
 from dcar.process import run_command
 from dcar.tracking import write_json
 from heads.build import Heads
-from heads.candidates import joint_log_probs, of_draw
+from heads.candidates import joint_log_probs, select_draw
 from heads.layers import last_of
 from heads.policy import ChunkPolicy
 
@@ -83,13 +83,13 @@ class ServingStep(nn.Module):
             return last_of(self.policy.end_scores(hidden), lengths), self.heads(last)
         logits = self.heads(last, self.policy.config.reach)
         tokens = ((logits if noise.dim() == 3 else logits.unsqueeze(1)) + noise).argmax(-1)
-        candidates = self.policy.see(last, logits, tokens)
+        candidates = self.policy.candidate_features(last, logits, tokens)
         scores = self.policy.end_scores(hidden, (lengths - 1)[:, None], candidates[:, None])[:, 0]
         if noise.dim() == 3:
             return scores, logits, tokens
         both = joint_log_probs(scores, candidates).view_as(scores)  # [B, N, K]
         draw = both.amax(-1).argmax(-1)
-        return of_draw(both, draw), logits, of_draw(tokens, draw), draw
+        return select_draw(both, draw), logits, select_draw(tokens, draw), draw
 
 
 def noise_shape(policy: ChunkPolicy, ids: int, num_candidates: int) -> tuple[int, ...]:

@@ -1,11 +1,10 @@
 """The one decoding loop, and the chunk-wise methods that need no verification."""
 
 from dcar.decoding.chunks import (
-    AfterDraw,
     BestOfChunk,
     Choice,
     ChunkMethod,
-    ChunkSchedule,
+    ChunkRule,
     EndOnConfident,
     FixedChunk,
     PolicyChunk,
@@ -16,7 +15,6 @@ from dcar.decoding.loop import Draft, Kept, Method, Session, decode
 from dcar.decoding.records import DecodeResult, Prompt
 
 __all__ = [
-    "AfterDraw", "Choice", "ChunkMethod", "ChunkSchedule", "BestOfChunk", "DecodeResult", "Draft",
-    "FixedChunk", "Kept", "Method", "PolicyChunk", "Prompt", "RandomChunk", "Session",
-    "ShuffledChunk", "EndOnConfident", "decode",
+    "BestOfChunk", "Choice", "ChunkMethod", "ChunkRule", "DecodeResult", "Draft", "EndOnConfident", "FixedChunk",
+    "Kept", "Method", "PolicyChunk", "Prompt", "RandomChunk", "Session", "ShuffledChunk", "decode",
 ]

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,7 +29,7 @@ from dcar.decoding.fast.policy import FastPolicyReader
 from dcar.decoding.loop import Draft, Kept, Session, decode
 from dcar.errors import ConfigError
 from dcar.sampling import sample
-from heads.candidates import candidate_features, of_draw, resampled
+from heads.candidates import candidate_features, resampling_log_weights, select_draw
 from heads.chunk_scorer import ChunkScorer, scored_features
 from heads.policy import ChunkPolicy
 
@@ -42,33 +42,42 @@ class Choice(NamedTuple):
     draw: Tensor | None = None  # [B] which candidate is kept, where there are several
 
 
-class ChunkSchedule(Protocol):
-    """Decides the size of the next chunk of every row."""
+class ChunkRule:
+    """Decides how many of the heads' next tokens are kept: the schedule of a `ChunkMethod`. Override `choose`.
 
-    name: str
-    candidates: int  # how many it sees before it decides; 0 = it decides before the draw
+    `candidates`: tokens that are drawn before it decides; 0 = it decides first, and only the kept ones are drawn.
+    `num_candidates`: N, chunks drawn side by side.
+    """
 
-    def begin(self, session: Session) -> None: ...
+    name = "rule"
+    candidates = 0
+    num_candidates = 1
+
+    def begin(self, session: Session) -> None:
+        """Called once before decoding. ConfigError where the decoder has fewer heads than `candidates`."""
+        if self.candidates:
+            check_size(self.candidates, session)
+
+    def candidate_features(self, session: Session, logits: Tensor, tokens: Tensor) -> Tensor:
+        """The features [B, N, n, F] that `choose` gets of chunks [B, N, n] drawn from logits [B, n, V + 1]."""
+        return candidate_features(logits, tokens)
 
     def choose(self, session: Session, hidden: Tensor, counts: Tensor, candidates: Tensor | None) -> Choice:
-        """candidates [B, N, n, F]: what `see` says of the chunks drawn, for schedules `AfterDraw`."""
+        """Sizes [B] in 1..K of the next chunk of every row.
 
-    def select(self, rows: Tensor) -> None: ...
+        candidates [B, N, n, 3]: of each drawn token its log-probability, that of the likeliest token, and the entropy
+        in nats, all at temperature 1; None where it decides first. session.last_hidden [B, D]: the decoder's state.
+        """
+        raise NotImplementedError
 
-
-class AfterDraw(ChunkSchedule, Protocol):
-    """Decides when the candidates are drawn."""
-
-    num_candidates: int  # N, how many chunks are drawn side by side
-
-    def see(self, session: Session, logits: Tensor, tokens: Tensor) -> Tensor:
-        """What it sees of chunks [B, N, n] drawn from logits [B, n, V + 1]: candidates [B, N, n, F]."""
+    def select(self, rows: Tensor) -> None:
+        """Keep only these rows of the rule's state; others have finished."""
 
 
 class ChunkMethod:
     """Emit the tokens of heads 1..a for the size a that the schedule gives; heads sample independently given h."""
 
-    def __init__(self, schedule: ChunkSchedule | AfterDraw):
+    def __init__(self, schedule: ChunkRule):
         self.schedule = schedule
         self.name = schedule.name
 
@@ -80,21 +89,21 @@ class ChunkMethod:
 
     def keep(self, session: Session, hidden: Tensor, counts: Tensor, draft: Draft | None) -> Kept:
         if self.schedule.candidates:
-            return self._keep_after_draw(self.schedule, session, hidden, counts)  # type: ignore[arg-type]
+            return self._keep_after_draw(session, hidden, counts)
         sizes, log_probs, _ = self.schedule.choose(session, hidden, counts, None)
         widest = int(sizes.max())  # only the heads that are kept are evaluated
         tokens = draw_chunks(session, session.model.heads(session.last_hidden, widest), 1)[:, 0]
         return Kept(tokens, sizes, actions=sizes, log_probs=log_probs)
 
-    @staticmethod
-    def _keep_after_draw(schedule: AfterDraw, session: Session, hidden: Tensor, counts: Tensor) -> Kept:
+    def _keep_after_draw(self, session: Session, hidden: Tensor, counts: Tensor) -> Kept:
+        schedule = self.schedule
         logits = session.model.heads(session.last_hidden, schedule.candidates)
-        if type(schedule) is PolicyChunk and (kept := schedule.at_once(session, logits)) is not None:
+        if type(schedule) is PolicyChunk and (kept := schedule.fused_choice(session, logits)) is not None:
             return kept
         chunks = draw_chunks(session, logits, schedule.num_candidates)
-        candidates = schedule.see(session, logits, chunks)
+        candidates = schedule.candidate_features(session, logits, chunks)
         sizes, log_probs, draw = schedule.choose(session, hidden, counts, candidates)
-        tokens = of_draw(chunks, draw)[:, : int(sizes.max())]
+        tokens = select_draw(chunks, draw)[:, : int(sizes.max())]
         return Kept(tokens, sizes, actions=sizes, chosen=draw, log_probs=log_probs, candidates=candidates)
 
     def select(self, rows: Tensor) -> None:
@@ -135,10 +144,8 @@ def _without_repetition(session: Session, logits: Tensor, position: Tensor, u: T
     return tokens, torch.stack(probs, dim=1)
 
 
-class FixedChunk:
+class FixedChunk(ChunkRule):
     """Always k tokens: CAR-k; k = 1 is next-token decoding (on a model trained with one head, FAR)."""
-
-    candidates = 0
 
     def __init__(self, size: int, name: str | None = None):
         self.size = size
@@ -155,8 +162,8 @@ class FixedChunk:
         self._sizes = self._sizes[rows]
 
 
-class _AmongSizes:
-    """A schedule that chooses among certain sizes and keeps nothing of a row."""
+class _ListedSizes(ChunkRule):
+    """A rule that chooses among the sizes of a list."""
 
     def __init__(self, sizes: Sequence[int], name: str):
         self.sizes, self.name = tuple(sizes), name
@@ -166,15 +173,10 @@ class _AmongSizes:
             check_size(size, session)
         self._table = torch.tensor(self.sizes, device=session.rows.device)
 
-    def select(self, rows: Tensor) -> None:
-        pass
 
-
-class RandomChunk(_AmongSizes):
-    """A size drawn uniformly from a list at every step: what a policy must beat. A size that stands there twice is
-    drawn twice as often, so that the shares can be those of a policy."""
-
-    candidates = 0
+class RandomChunk(_ListedSizes):
+    """A size drawn uniformly from a list at every step: what a policy must beat. A size that is listed twice is drawn
+    twice as often, so that the shares can be those of a policy."""
 
     def __init__(self, sizes: Sequence[int], name: str | None = None):
         super().__init__(sizes, name or f"random-{'-'.join(map(str, sizes))}")
@@ -184,42 +186,30 @@ class RandomChunk(_AmongSizes):
         return Choice(self._table[(u * len(self.sizes)).long()])
 
 
-class _Ruled(_AmongSizes):
-    """After the draw, by a rule."""
-
-    num_candidates = 1
-
-    def __init__(self, sizes: Sequence[int], name: str):
-        if not sizes:
-            raise ConfigError("a schedule by rule needs the sizes that it chooses among")
-        super().__init__(sorted(set(sizes)), name)
-        self.candidates = max(sizes)
-
-    def see(self, session: Session, logits: Tensor, tokens: Tensor) -> Tensor:
-        return candidate_features(logits, tokens)
-
-
-class EndOnConfident(_Ruled):
+class EndOnConfident(_ListedSizes):
     """End the chunk on the likeliest of the tokens drawn: argmax over the sizes a of log p_a(x_a). Rule-based, not a
     paper's; what a policy after the draw must beat."""
 
     def __init__(self, sizes: Sequence[int], name: str | None = None):
-        super().__init__(sizes, name or f"end-on-confident-{'-'.join(map(str, sizes))}")
+        if not sizes:
+            raise ConfigError("a schedule by rule needs the sizes that it chooses among")
+        super().__init__(sorted(set(sizes)), name or f"end-on-confident-{'-'.join(map(str, sizes))}")
+        self.candidates = max(sizes)
 
     def choose(self, session: Session, hidden: Tensor, counts: Tensor, candidates: Tensor | None) -> Choice:
         assert candidates is not None
         return Choice(self._table[candidates[:, 0, self._table - 1, 0].argmax(-1)])
 
 
-class BestOfChunk(_Ruled):
-    """Always k tokens, of the chunk that goes together best among several candidates: argmax over them of r_k. What a
-    policy with as many candidates must beat; not a paper's."""
+class BestOfChunk(ChunkRule):
+    """Always k tokens, of the candidate chunk with the highest joint score: argmax over them of r_k. What a policy with
+    as many candidates must beat; not a paper's."""
 
     def __init__(self, size: int, num_candidates: int, chunk_scorer: ChunkScorer, name: str | None = None):
-        super().__init__((size,), name or f"best-of-{size}-{num_candidates}")
+        self.name = name or f"best-of-{size}-{num_candidates}"
         if num_candidates < 2:
             raise ConfigError(f"{self.name}: the best of {num_candidates} candidates is no choice; give at least 2")
-        self.num_candidates, self.chunk_scorer = num_candidates, chunk_scorer
+        self.candidates, self.num_candidates, self.chunk_scorer = size, num_candidates, chunk_scorer
 
     def begin(self, session: Session) -> None:
         super().begin(session)
@@ -228,16 +218,16 @@ class BestOfChunk(_Ruled):
                               f"{self.chunk_scorer.config.num_heads} tokens")
         self._log_ratios = session.model.log_ratios(self.chunk_scorer)
 
-    def see(self, session: Session, logits: Tensor, tokens: Tensor) -> Tensor:
+    def candidate_features(self, session: Session, logits: Tensor, tokens: Tensor) -> Tensor:
         return scored_features(self._log_ratios, session.last_hidden, logits, tokens)
 
     def choose(self, session: Session, hidden: Tensor, counts: Tensor, candidates: Tensor | None) -> Choice:
         assert candidates is not None
-        draw = resampled(candidates)[..., -1].argmax(1)
-        return Choice(self._table.expand(len(draw)), None, draw)
+        draw = resampling_log_weights(candidates)[..., -1].argmax(1)
+        return Choice(torch.full_like(draw, self.candidates), None, draw)
 
 
-class PolicyChunk:
+class PolicyChunk(ChunkRule):
     """The learned policy of DCAR: argmax ("greedy") or drawn ("sample").
 
     `forced` gives a fixed size to some members of a group (utterance id -> a size for every member, 0 = ask the
@@ -262,13 +252,13 @@ class PolicyChunk:
         check_policy(self.policy, session.model.config.num_prediction_heads)
         hidden = session.last_hidden
         self._reader = session.model.policy_reader(self.policy, hidden, session.cache.capacity)
-        self.ordered: Tensor | None = None  # [B] the size that a row must take next, 0 where the policy is asked
+        self.next_sizes: Tensor | None = None  # [B] the size that a row must take next, 0 where the policy is asked
         if self.forced is not None:
             rows = zip(session.prompts, session.members, strict=True)
             table = [self.forced_size(prompt.utterance_id, member) for prompt, member in rows]
             for size in set(table) - {0}:
                 check_size(size, session)
-            self.ordered = torch.tensor(table, device=hidden.device)
+            self.next_sizes = torch.tensor(table, device=hidden.device)
 
     def forced_size(self, utterance_id: str, member: int) -> int:
         """The size that a member of a group must take, 0 where it may ask the policy."""
@@ -279,51 +269,52 @@ class PolicyChunk:
             raise ConfigError(f"{utterance_id}: {len(sizes)} forced sizes for a larger group; give one per member")
         return sizes[member]
 
-    def at_once(self, session: Session, logits: Tensor) -> Kept | None:
-        """Chunks drawn from logits [B, n, V + 1] and the choice among them, in one call where there is one for them."""
+    def fused_choice(self, session: Session, logits: Tensor) -> Kept | None:
+        """Draw chunks from logits [B, n, V + 1] and choose among them in one call; None where there is no kernel."""
         if not isinstance(self._reader, FastPolicyReader):
             return None
         started = time.perf_counter()
-        several, n = self.num_candidates, logits.shape[1]
-        made = self._reader.policy.decide(session.last_hidden, logits, session.next_numbers(n, several),
-                                          session.sampling, session.next_forbidden(n), session.model.config.eos,
-                                          self.dial)
-        if made is None:
+        num_candidates, n = self.num_candidates, logits.shape[1]
+        fused = self._reader.policy.decide(session.last_hidden, logits, session.next_numbers(n, num_candidates),
+                                           session.sampling, session.next_forbidden(n), session.model.config.eos,
+                                           self.dial)
+        if fused is None:
             return None
-        if self.mode == "sample" or self.ordered is not None:
-            sizes, log_probs, chosen = self._choice(session, made.log_probs)
-            tokens = of_draw(made.tokens, chosen)[:, : int(sizes.max())]
-        else:  # the likeliest, which came along
-            sizes, log_probs, tokens, chosen = made.sizes, made.taken, made.spoken, made.chosen if several > 1 else None
+        if self.mode == "sample" or self.next_sizes is not None:
+            sizes, log_probs, chosen = self._choice(session, fused.log_probs)
+            tokens = select_draw(fused.tokens, chosen)[:, : int(sizes.max())]
+        else:  # the decision holds the likeliest end
+            sizes, log_probs, tokens = fused.sizes, fused.best_log_probs, fused.best_tokens
+            chosen = fused.chosen if num_candidates > 1 else None
         session.policy_seconds += time.perf_counter() - started
-        return Kept(tokens, sizes, actions=sizes, chosen=chosen, log_probs=log_probs, candidates=made.candidates)
+        return Kept(tokens, sizes, actions=sizes, chosen=chosen, log_probs=log_probs, candidates=fused.candidates)
 
     def _choice(self, session: Session, log_probs: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         u = None if self.mode == "greedy" else session.uniform("policy", session.generated)
-        return choose_end(log_probs, u, self.ordered, self.policy.config.num_actions)
+        return choose_end(log_probs, u, self.next_sizes, self.policy.config.num_actions)
 
-    def see(self, session: Session, logits: Tensor, tokens: Tensor) -> Tensor:
+    def candidate_features(self, session: Session, logits: Tensor, tokens: Tensor) -> Tensor:
         started = time.perf_counter()
-        candidates = self._reader.see(session.last_hidden, logits, tokens)
+        candidates = self._reader.policy.candidate_features(session.last_hidden, logits, tokens)
         session.policy_seconds += time.perf_counter() - started
         return candidates
 
     def choose(self, session: Session, hidden: Tensor, counts: Tensor, candidates: Tensor | None) -> Choice:
         started = time.perf_counter()
-        probs = self._reader.log_probs(self._reader.read(hidden, counts), candidates, self.dial)
-        choice = Choice(*self._choice(session, probs))
+        log_probs = self._reader.policy.log_probs(self._reader.read(hidden, counts), candidates, self.dial)
+        choice = Choice(*self._choice(session, log_probs))
         assert choice.log_probs is not None
-        session.note(choice.log_probs.isnan())  # a distribution with one score that is no number has no other
+        session.note(choice.log_probs.isnan())  # one NaN score makes the whole distribution NaN
         session.policy_seconds += time.perf_counter() - started
         return choice
 
     def select(self, rows: Tensor) -> None:
         self._reader.select(rows)
-        if self.ordered is not None:
-            self.ordered = self.ordered[rows]
+        if self.next_sizes is not None:
+            self.next_sizes = self.next_sizes[rows]
 
 
-class ShuffledChunk:
+class ShuffledChunk(ChunkRule):
     """The sizes that a policy chose, shuffled in time: a control. What a policy gains by *when* a chunk is long, and
     not by how often, is lost.
 
@@ -353,12 +344,12 @@ class ShuffledChunk:
         self._sizes = sizes.gather(1, drawn.argsort(-1))
         self.schedule.begin(session)
 
-    def see(self, session: Session, logits: Tensor, tokens: Tensor) -> Tensor:
-        return self.schedule.see(session, logits, tokens)
+    def candidate_features(self, session: Session, logits: Tensor, tokens: Tensor) -> Tensor:
+        return self.schedule.candidate_features(session, logits, tokens)
 
     def choose(self, session: Session, hidden: Tensor, counts: Tensor, candidates: Tensor | None) -> Choice:
         made = session.passes[session.rows]
-        self.schedule.ordered = self._sizes[session.rows, made % self._counts[session.rows]]
+        self.schedule.next_sizes = self._sizes[session.rows, made % self._counts[session.rows]]
         return self.schedule.choose(session, hidden, counts, candidates)
 
     def select(self, rows: Tensor) -> None:

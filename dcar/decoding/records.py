@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from heads.candidates import of_draw
+from heads.candidates import select_draw
 
 
 @dataclass(frozen=True)
@@ -63,11 +63,11 @@ class DecodeResult:
     chosen: list[int] = field(default_factory=list)  # which of N > 1 chunks drawn side by side was spoken, by decision
 
     @property
-    def seen_of_spoken(self) -> Tensor | None:
+    def chosen_candidates(self) -> Tensor | None:
         """Of `candidates`, those of the chosen that were spoken: [decisions, n, F]."""
         if self.candidates is None:
             return None
-        return of_draw(self.candidates, torch.tensor(self.chosen) if self.chosen else None)
+        return select_draw(self.candidates, torch.tensor(self.chosen) if self.chosen else None)
 
     @property
     def tokens_per_pass(self) -> float:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from heads.chunk_scorer import ChunkScorer, LogRatios
 from heads.layers import KVCache
-from heads.policy import ChunkPolicy
+from heads.policy import ChunkPolicy, PolicyReader
 
 
 class DecoderConfig(Protocol):
@@ -41,24 +41,6 @@ class DecoderConfig(Protocol):
 
     @property
     def phonemes(self) -> str: ...
-
-
-class PolicyReader(Protocol):
-    """A policy that follows a batch as it is spoken: `heads.policy.PolicyReader`, or the one of fast passes."""
-
-    def read(self, hidden: Tensor, counts: Tensor) -> Tensor | None:
-        """hidden [B, m, D], of which counts [B] are new -> reading [B, R] of the last one; None where it reads none."""
-
-    def see(self, hidden: Tensor, logits: Tensor, tokens: Tensor) -> Tensor:
-        """What it sees of chunks [B, N, n] drawn side by side from logits [B, n, V], behind the hidden states [B, D]:
-        candidates [B, N, n, F]."""
-
-    def log_probs(self, reading: Tensor | None, candidates: Tensor | None = None, dial: float = 0.0) -> Tensor:
-        """Log-probabilities of the next size [B, K], float32, from a reading; with candidates, of candidate and size
-        together [B, N K]. `dial`: nats for each token of a size."""
-
-    def select(self, rows: Tensor) -> None:
-        """Only these rows go on."""
 
 
 class Norm(Protocol):

@@ -13,7 +13,7 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from dcar.audio import save_audio
-from dcar.decoding import ChunkMethod, ChunkSchedule, DecodeResult, FixedChunk, Method, PolicyChunk, Prompt, decode
+from dcar.decoding import ChunkMethod, ChunkRule, DecodeResult, FixedChunk, Method, PolicyChunk, Prompt, decode
 from dcar.decoding.engine.run import Job, Plan, StaticEngine, engine_for, room_for, why_not
 from dcar.decoding.fast.passes import fast
 from dcar.decoding.fast.stack import weights_signature
@@ -36,7 +36,7 @@ from dcar.vocoder.model import TokenVocoder
 from heads.policy import ChunkPolicy
 
 Policy = str | Path | ChunkPolicy
-AnyMethod = str | Method | ChunkSchedule
+AnyMethod = str | Method | ChunkRule
 TOGETHER = 16  # phrases that are decoded and voiced before their sound is given out
 MOST_IDLE = 2  # engines that are kept, with a policy and without: who compares the two makes neither anew
 
@@ -301,7 +301,7 @@ def make_method(name: AnyMethod, policy: Policy, decoder: AnyDecoder, dial: floa
         raise ConfigError(f"dial={dial:g}: a policy can be turned from {DIALS[0]:g} to {DIALS[1]:g}; for chunks of one "
                           "size choose car-K")
     if not isinstance(name, str):
-        return ChunkMethod(cast(ChunkSchedule, name)) if hasattr(name, "choose") else cast(Method, name)
+        return ChunkMethod(cast(ChunkRule, name)) if hasattr(name, "choose") else cast(Method, name)
     if name == "far":
         return ChunkMethod(FixedChunk(1, "far"))
     if found := re.fullmatch(r"car-(\d+)", name):

@@ -17,7 +17,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from dcar.audio import load_audio
-from dcar.decoding import Choice, ChunkMethod, ChunkSchedule, DecodeResult, Prompt, Session, decode
+from dcar.decoding import Choice, ChunkMethod, ChunkRule, DecodeResult, Prompt, Session, decode
 from dcar.errors import DataError
 from eval.methods.registry import Entry
 from eval.report.listen import save_picture, spectrum_picture
@@ -29,20 +29,20 @@ QUARTILES = (0.25, 0.5, 0.75)
 REASONS_VERSION = 1  # of what is noted; another one is noted again
 
 
-class Watched:
+class Watched(ChunkRule):
     """A schedule that decides as it does, while all candidates are drawn and noted."""
 
-    def __init__(self, schedule: ChunkSchedule, heads: int):
+    def __init__(self, schedule: ChunkRule, heads: int):
         self.schedule, self.candidates, self.name = schedule, heads, schedule.name
-        self.num_candidates: int = schedule.num_candidates if schedule.candidates else 1  # type: ignore[attr-defined]
+        self.num_candidates = schedule.num_candidates if schedule.candidates else 1
 
     def begin(self, session: Session) -> None:
         self.schedule.begin(session)
 
-    def see(self, session: Session, logits: Tensor, tokens: Tensor) -> Tensor:
+    def candidate_features(self, session: Session, logits: Tensor, tokens: Tensor) -> Tensor:
         if not self.schedule.candidates:
             return candidate_features(logits, tokens)
-        return self.schedule.see(session, logits, tokens)  # type: ignore[attr-defined]
+        return self.schedule.candidate_features(session, logits, tokens)
 
     def choose(self, session: Session, hidden: Tensor, counts: Tensor, candidates: Tensor | None) -> Choice:
         assert candidates is not None
@@ -78,7 +78,7 @@ def summary(results: Sequence[DecodeResult]) -> dict[str, Any]:
     size = torch.cat([torch.tensor(r.actions) for r in results])[whole].numpy()
     if not len(size):
         return {"decisions": 0, "sizes": [], "kept": None, "dropped": None, "likeliest": None}
-    spoken = torch.cat([r.seen_of_spoken for r in results])  # type: ignore[misc]
+    spoken = torch.cat([r.chosen_candidates for r in results])  # type: ignore[misc]
     seen = spoken[whole][..., : len(FEATURES)].float().cpu().numpy()  # [N, K, 3]
     kept = seen[np.arange(len(size)), size - 1]
     some = size < seen.shape[1]

@@ -21,8 +21,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from dcar.decoding import Choice, ChunkMethod, Method, Session
-from dcar.decoding.rule import ChunkRule
+from dcar.decoding import Choice, ChunkMethod, ChunkRule, Method, Session
 from dcar.errors import ConfigError
 from dcar.model.draft import AnyDecoder
 from eval.verifiers.statistics import VerifierStatistics, needed

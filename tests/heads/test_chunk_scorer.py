@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from dcar.decoding.chunks import choose_end
 from dcar.errors import CheckpointError
 from dcar.sampling import sample_several, shifted
-from heads.candidates import candidate_features, joint_log_probs, of_draw, resampled
+from heads.candidates import candidate_features, joint_log_probs, resampling_log_weights, select_draw
 from heads.chunk_scorer import ChunkScorer, ChunkScorerConfig, before_end, scored_features
 from heads.policy import ChunkPolicy, ChunkPolicyConfig, shape_of
 
@@ -93,13 +93,13 @@ def test_choosing_by_the_ratio_moves_the_distribution_of_chunks_towards_the_join
     u = torch.rand(many, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
     sizes, log_probs, draw = choose_end(joint_log_probs(third, candidates), u, None, LENGTH)
     assert (sizes == LENGTH).all()
-    weights = of_draw(ratios[..., -1].softmax(1), draw)  # importance resampling: a chunk's share of the density ratios
+    weights = select_draw(ratios[..., -1].softmax(1), draw)  # a chunk's share of the density ratios
     assert torch.allclose(log_probs.exp().double(), weights.double(), atol=1e-5)
 
     def far(which: torch.Tensor) -> float:
         return float((torch.bincount(which, minlength=27) / many - probs.flatten()).abs().sum() / 2)
 
-    alone, chosen = far(index[:, 0]), far(of_draw(index, draw))
+    alone, chosen = far(index[:, 0]), far(select_draw(index, draw))
     product = float((torch.stack([heads[j, torch.tensor(c)[j]] for c in itertools.product(range(3), repeat=3)
                                   for j in range(3)]).view(27, 3).prod(1) - probs.flatten()).abs().sum() / 2)
     assert alone == pytest.approx(product, abs=0.01)
@@ -109,7 +109,7 @@ def test_choosing_by_the_ratio_moves_the_distribution_of_chunks_towards_the_join
 def test_shares_of_draws_compare_chunks_of_one_length():
     candidates = torch.zeros(1, 2, 2, 4)
     candidates[0, :, :, 3] = torch.tensor([[1.0, -3.0], [0.0, 0.0]])
-    share = resampled(candidates)[0]
+    share = resampling_log_weights(candidates)[0]
     assert share.exp().sum(0).tolist() == pytest.approx([1, 1])
     assert (share[0] - share[1]).tolist() == pytest.approx([1.0, -2.0])
     scores = torch.tensor([[[0.6, 0.4], [0.4, 0.6]]]).log() + 1.7
@@ -163,10 +163,11 @@ def test_a_policy_takes_it_along(tmp_path):
     assert loaded.config.features == 4 and loaded.checksum() == policy.checksum()
     tokens = torch.tensor([[0, 1, 2]])
     hidden, logits = torch.randn(1, 4), torch.randn(1, LENGTH, CODES + 1)
-    assert torch.allclose(loaded.see(hidden, logits, tokens), scored_features(chunk_scorer, hidden, logits, tokens))
+    features = scored_features(chunk_scorer, hidden, logits, tokens)
+    assert torch.allclose(loaded.candidate_features(hidden, logits, tokens), features)
     policy.scores.end_on_scored()
-    before = policy.scores(policy.see(hidden, logits, tokens))
-    sums = policy.see(hidden, logits, tokens)[..., 3].cumsum(-1)
+    before = policy.scores(policy.candidate_features(hidden, logits, tokens))
+    sums = policy.candidate_features(hidden, logits, tokens)[..., 3].cumsum(-1)
     assert torch.allclose(before, sums, atol=1e-4)  # a nat for a nat
     with pytest.raises(CheckpointError, match="before the draw"):
         ChunkPolicyConfig(4, LENGTH, 8, 2, reads="hidden", **shape_of(chunk_scorer))

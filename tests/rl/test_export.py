@@ -141,8 +141,8 @@ def test_a_program_that_chooses_among_draws(tmp_path):
     base, policy, out = exported_after_the_draw(tmp_path, True, "num_candidates=5")
     program = torch.export.load(str(out / "serving.pt2")).module()
     schedule, drawn = PolicyChunk(policy, num_candidates=5), []
-    schedule.see = lambda session, logits, tokens: (
-        drawn.append(tokens), PolicyChunk.see(schedule, session, logits, tokens))[1]
+    schedule.candidate_features = lambda session, logits, tokens: (
+        drawn.append(tokens), PolicyChunk.candidate_features(schedule, session, logits, tokens))[1]
     (result,) = decode(base, [Prompt("a", (1, 2, 3, 4, 5), (1, 2))], ChunkMethod(schedule),
                        SamplingConfig(min_tokens=30, max_tokens=60), record_hidden=True)
     assert len(set(result.chosen)) > 2 and len(set(result.actions)) > 1  # else there was nothing to choose

@@ -1,4 +1,4 @@
-"""What an engine is asked: its sizes, the utterances, and what a run does at every step."""
+"""The static engine's configuration, and what it is asked to decode."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from dcar.sampling import SamplingConfig
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """Sizes and switches of an engine."""
+    """Sizes and options of an engine."""
 
     batch: int = 1  # rows decoded at once
     capacity: int = 2048  # speech positions of a row, prompt and generated tokens
     text: int = 256  # phonemes of a row
     chunks: Literal["auto", "exact", "padded"] = "auto"  # auto: padded on CUDA, exact elsewhere
     graphs: bool | None = None  # CUDA graphs; None = on CUDA
-    sync_every: int = 8  # steps between two looks at the device (1 on the CPU, where looking is free)
+    sync_every: int = 8  # steps between two synchronisations with the device (1 on the CPU, where they are free)
     column_block: int = 128  # with graphs, attention reads a multiple of so many columns: one graph per multiple
 
     def __post_init__(self) -> None:
@@ -52,7 +52,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Plan:
-    """What one run does at every step; part of the key of its graphs."""
+    """The method and options of one run."""
 
     method: ChunkMethod
     sampling: SamplingConfig
@@ -70,13 +70,13 @@ class Plan:
 
     @cached_property
     def step(self) -> Hashable:
-        """What a step does, as opposed to what it finds in the buffers."""
+        """What identifies the computation of a step: part of the key of its graph."""
         schedule = self.schedule
         if isinstance(schedule, FixedChunk):
-            about: Hashable = schedule.size
+            options: Hashable = schedule.size
         else:
-            about = schedule.mode, schedule.forced is not None, schedule.dial, schedule.num_candidates
-        return type(schedule), about, self.sampling, self.record_hidden
+            options = schedule.mode, schedule.forced is not None, schedule.dial, schedule.num_candidates
+        return type(schedule), options, self.sampling, self.record_hidden
 
     def widths(self) -> tuple[int, ...]:
         """Chunk sizes that the schedule asks for without a policy."""

@@ -1,13 +1,13 @@
-"""The static engine: chunk-wise decoding with buffers that never move and no wait for the device.
+"""The static engine: continuous batching of chunk-wise decoding on fixed buffers, seldom synchronised.
 
-The loop in dcar/decoding/loop.py is the reference and serves every method. This engine serves those that verify nothing
-(FAR, CAR-k, DCAR) and gives the same tokens, actions and hidden states. It exists for rollouts of training, where its
-standing buffers save a quarter of the time of the loop with fast passes, and for streaming. What differs:
+The loop in dcar/decoding/loop.py is the reference and serves every method. This engine serves those without
+verification (FAR, CAR-k, DCAR) and gives the same tokens, actions and hidden states. It exists for rollouts, where it
+saves a quarter of the time of the loop with fast passes, and for streaming. What differs:
 
 - keys, values, tokens, draws and history live in buffers that are allocated once (`KVCache`, `Rows`);
 - a step is a fixed sequence of kernels over (rows, chunk width, columns), so that it can be captured as a CUDA graph
   (dcar/decoding/engine/steps.py);
-- EOS, limits and chunk decisions stay on the device; the host looks every `sync_every` steps;
+- EOS, limits and chunk decisions stay on the device; the host synchronises every `sync_every` steps;
 - rows that finish are replaced by waiting utterances (continuous batching) without touching their neighbours.
 
 Chunk width, for a policy: "exact" reads the decision back and evaluates the kept heads only, one shape per length;
@@ -38,9 +38,9 @@ __all__ = ["EngineConfig", "Job", "Plan", "Progress", "StaticEngine", "engine_fo
 
 
 class StaticEngine(EngineSteps):
-    """Speaks utterances with one decoder, and a policy where the schedule asks one. Not for several threads.
+    """Decodes utterances with one decoder and, where the schedule has one, a policy. Not thread-safe.
 
-    The decoder must stay as it is. The policy's weights are copied; `load_policy` takes new ones, `fit` makes room for
+    The decoder must not change. The policy's weights are copied; `load_policy` copies new ones, `fit` makes room for
     longer utterances or more rows.
     Raises ConfigError for an impossible combination and EngineError if the buffers do not fit in memory.
     """
@@ -63,8 +63,8 @@ class StaticEngine(EngineSteps):
         return [results[j.index] for j in jobs]
 
     def run(self, jobs: Iterable[Job], plan: Plan, stream: bool = False) -> Iterator[Progress]:
-        """Speak the jobs, which are taken as rows become free; yields each result when it is there, and with
-        `stream` also the new tokens of unfinished utterances at every look at the device.
+        """Decode the jobs, which are admitted as rows become free; yields each result when it is complete, and with
+        `stream` also the new tokens of unfinished utterances at every synchronisation.
 
         Raises TextError, DataError (a prompt that the model cannot read), ConfigError (schedule and model do not
         fit), EngineError (an utterance exceeds the buffers, no memory, the model was changed) or DistributionError
@@ -74,7 +74,7 @@ class StaticEngine(EngineSteps):
         self._prepare(plan)
         waiting, finished = iter(jobs), []
         slots: list[Slot | None] = [None] * self.config.batch
-        used, fresh, since = 0, 0, 0  # rows in use; steps since an admission; steps since a look
+        used, since_admission, since_sync = 0, 0, 0  # rows in use; steps since the last of each
         exhausted = False
         try:
             while True:
@@ -85,17 +85,17 @@ class StaticEngine(EngineSteps):
                     if not taken:
                         break
                     self._admit(taken, free, slots, plan)
-                    fresh = 0
+                    since_admission = 0
                     used = max(i for i, slot in enumerate(slots) if slot is not None) + 1
                 if not any(slots):
                     return
                 used = self._compact(slots, used) if exhausted else used
-                self._step(used, slots, plan, fresh < plan.sampling.min_tokens)
-                fresh, since = fresh + 1, since + 1
-                if since < self.sync_every:
+                self._step(used, slots, plan, since_admission < plan.sampling.min_tokens)
+                since_admission, since_sync = since_admission + 1, since_sync + 1
+                if since_sync < self.sync_every:
                     continue
-                since = 0
-                for progress in self._look(slots, plan, stream):
+                since_sync = 0
+                for progress in self._synchronise(slots, plan, stream):
                     if progress.result is not None:
                         finished.append(progress.result)
                     yield progress
@@ -125,18 +125,18 @@ class StaticEngine(EngineSteps):
         if plan.record_hidden and self.hidden is None:
             width = self.model.config.hidden_size
             self.hidden = torch.zeros(self.config.batch, self.capacity, width, device=self.device, dtype=self.dtype)
-        seen = plan.schedule.candidates if plan.record_hidden else 0
-        if seen and isinstance(plan.schedule, PolicyChunk):
-            shape = (self.config.batch, rows.emitted.shape[1], plan.schedule.num_candidates, seen,
-                     plan.schedule.policy.config.features)
+        schedule = plan.schedule
+        if plan.record_hidden and isinstance(schedule, PolicyChunk) and schedule.candidates:
+            shape = (self.config.batch, rows.emitted.shape[1], schedule.num_candidates, schedule.candidates,
+                     schedule.policy.config.features)
             if self.candidates is None or self.candidates.shape != shape:
-                if self.candidates is not None:  # graphs write to it where it was
+                if self.candidates is not None:  # graphs write to its old address
                     self.candidates = None
-                    self._forget_graphs()
+                    self._reset_graphs()
                 self.candidates = torch.zeros(shape, device=self.device)
 
     def _admit(self, jobs: Sequence[Job], free: Sequence[int], slots: list[Slot | None], plan: Plan) -> None:
-        """Read prompts, each once for its whole group, and put them into free rows."""
+        """Prefill prompts, each once for its whole group, into free rows."""
         unique: dict[int, int] = {}
         prompts: list[Prompt] = []
         for job in jobs:
@@ -153,15 +153,14 @@ class StaticEngine(EngineSteps):
         log_probs: Tensor | None = None
         if isinstance(schedule, PolicyChunk):
             reader = self.model.policy_reader(schedule.policy, hidden, hidden.shape[1])
-            reading = reader.read(hidden, lengths)
-            if reading is not None and reader.cache is not None and self.policy_cache is not None:
+            action_logits = reader.read(hidden, lengths)
+            if action_logits is not None and reader.cache is not None and self.policy_cache is not None:
                 self.policy_cache.copy_rows(where, reader.cache, origins)
-                r.reading[where] = reading[origins]
+                r.action_logits[where] = action_logits[origins]
             if not schedule.candidates:
-                log_probs = reader.log_probs(reading, None, schedule.dial)
-        given = lengths[origins].tolist()
-        for job, row, p in zip(jobs, rows, given, strict=True):
-            slots[row] = Slot(job, p, p)
+                log_probs = reader.policy.log_probs(action_logits, None, schedule.dial)
+        for job, row, prompt_length in zip(jobs, rows, lengths[origins].tolist(), strict=True):
+            slots[row] = Slot(job, prompt_length, prompt_length)
         if plan.record_hidden and self.hidden is not None:
             self.hidden[where, : hidden.shape[1]] = hidden[origins]  # what is padding is overwritten
         r.lengths[where], r.texts[where] = lengths[origins], batch.text_lengths[origins]
@@ -204,8 +203,8 @@ class StaticEngine(EngineSteps):
 
     # --- results ------------------------------------------------------------------------------------------------
 
-    def _look(self, slots: list[Slot | None], plan: Plan, stream: bool) -> Iterator[Progress]:
-        """Which rows have finished, and what is new; tightens the bound on the columns."""
+    def _synchronise(self, slots: list[Slot | None], plan: Plan, stream: bool) -> Iterator[Progress]:
+        """Read lengths and ends back from the device: finished rows and, for a stream, new tokens."""
         r = self.rows
         generated, limits, lengths, sizes, undefined_at = torch.stack(
             (r.generated, r.limits, r.lengths, r.sizes, r.undefined_at)).tolist()
@@ -215,41 +214,40 @@ class StaticEngine(EngineSteps):
             if undefined_at[row]:
                 raise distribution_error(slot.job.prompt.utterance_id, undefined_at[row] - 1)
             slot.length = lengths[row]
-            slot.wanted = min(sizes[row], limits[row] - generated[row])
+            slot.next_size = min(sizes[row], limits[row] - generated[row])
             done = generated[row] >= limits[row]
-            if not done and not (stream and generated[row] > slot.given):
+            if not done and not (stream and generated[row] > slot.returned):
                 continue
-            new = r.tokens[row, slot.given : generated[row]].tolist()
-            slot.given = generated[row]
+            new = r.tokens[row, slot.returned : generated[row]].tolist()
+            slot.returned = generated[row]
             if done:
                 slots[row] = None
             yield Progress(slot.job, new, self._result(row, slot, plan) if done else None)
 
     def _result(self, row: int, slot: Slot, plan: Plan) -> DecodeResult:
-        r = self.rows
+        r, schedule = self.rows, plan.schedule
         passes = int(r.passes[row])
         emitted = r.emitted[row, :passes].tolist()
-        schedule = plan.schedule
-        fixed = isinstance(schedule, FixedChunk)
         positions = [slot.prompt_length - 1 + sum(emitted[:i]) for i in range(passes)]
-        hidden = None
-        if plan.record_hidden and self.hidden is not None:
-            hidden = self.hidden[row, : positions[-1] + 1].clone()
-        return DecodeResult(
+        result = DecodeResult(
             slot.job.prompt.utterance_id, plan.method.name, plan.seed, r.tokens[row, : int(r.generated[row])].tolist(),
-            truncated=not bool(r.ended[row]), target_passes=passes, emitted=emitted,
-            actions=[schedule.size] * passes if fixed else r.actions[row, :passes].tolist(),  # type: ignore[union-attr]
-            decision_positions=positions,
-            action_log_probs=r.policy_log_probs[row, :passes].tolist() if isinstance(schedule, PolicyChunk) else [],
-            hidden=hidden, prompt_length=slot.prompt_length,
-            candidates=self.candidates[row, :passes].clone()
-            if plan.record_hidden and schedule.candidates and self.candidates is not None else None,
-            chosen=(r.chosen[row, :passes].tolist()
-                    if isinstance(schedule, PolicyChunk) and schedule.num_candidates > 1 else []))
+            truncated=not bool(r.ended[row]), target_passes=passes, emitted=emitted, decision_positions=positions,
+            prompt_length=slot.prompt_length)
+        if isinstance(schedule, FixedChunk):
+            result.actions = [schedule.size] * passes
+        else:
+            result.actions = r.actions[row, :passes].tolist()
+            result.action_log_probs = r.policy_log_probs[row, :passes].tolist()
+            result.chosen = r.chosen[row, :passes].tolist() if schedule.num_candidates > 1 else []
+        if plan.record_hidden and self.hidden is not None:
+            result.hidden = self.hidden[row, : positions[-1] + 1].clone()
+        if plan.record_hidden and schedule.candidates and self.candidates is not None:
+            result.candidates = self.candidates[row, :passes].clone()
+        return result
 
     def _compact(self, slots: list[Slot | None], used: int) -> int:
-        """Nothing waits any more: once half of the rows are empty, move the others together (not under graphs, whose
-        shapes are fixed). Returns the rows in use."""
+        """When no job waits and half of the rows are empty, move the others together (not under graphs, which fix the
+        shapes). Returns the rows in use."""
         alive = [i for i, slot in enumerate(slots) if slot is not None]
         if self.graphs.enabled or len(alive) > used // 2:
             return used

@@ -1,6 +1,6 @@
-"""A step of the static engine: the decided chunk is spoken, read, and the next one decided, in buffers that never move.
+"""A step of the static engine on fixed buffers: emit the decided chunk, run the decoder on it, decide the next one.
 
-Which utterance a row belongs to is the business of `StaticEngine` (dcar/decoding/engine/run.py).
+`StaticEngine` (dcar/decoding/engine/run.py) assigns utterances to rows.
 """
 
 from __future__ import annotations
@@ -14,44 +14,43 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from dcar.decoding.chunks import FixedChunk, PolicyChunk, choose_end, choose_size
+from dcar.decoding.chunks import FixedChunk, PolicyChunk, choose_end
 from dcar.decoding.ends import no_distribution, up_to_end
 from dcar.decoding.engine.plan import EngineConfig, Job, Plan
 from dcar.decoding.fast.columns import real_positions, round_up
 from dcar.decoding.fast.distributions import tokens_of
 from dcar.decoding.fast.graphs import StepGraphs
 from dcar.decoding.fast.passes import Passes
-from dcar.decoding.fast.policy import Decided, FusedPolicy
+from dcar.decoding.fast.policy import FusedDecision, FusedPolicy
 from dcar.decoding.fast.stack import own_layers, weights_signature
 from dcar.decoding.records import DecodeResult
 from dcar.errors import ConfigError, EngineError
 from dcar.model.car import CARDecoder
 from dcar.model.draft import AnyDecoder
 from dcar.sampling import SamplingConfig, shifted
-from heads.candidates import of_draw
+from heads.candidates import select_draw
 from heads.layers import KVCache
 from heads.policy import ChunkPolicy
 
 
 class Rows:
-    """Everything that belongs to a row, [B] or [B, …], on the device."""
+    """The state of every row, [B] or [B, …], on the device."""
 
-    def __init__(self, batch: int, capacity: int, heads: int, width: int, reading: int, device: torch.device,
+    def __init__(self, batch: int, capacity: int, heads: int, width: int, num_action_logits: int, device: torch.device,
                  dtype: torch.dtype):
-        """reading: numbers that the policy makes of hidden states, 0 without one."""
         room = capacity + heads
         whole = partial(torch.zeros, dtype=torch.long, device=device)
         self.lengths, self.origin, self.texts = whole(batch), whole(batch), whole(batch)  # texts: phonemes
         self.generated, self.limits, self.passes = whole(batch), whole(batch), whole(batch)
-        self.sizes = torch.ones(batch, dtype=torch.long, device=device)  # decided, not yet spoken
-        self.draw = whole(batch)  # which of several candidates is spoken
+        self.sizes = torch.ones(batch, dtype=torch.long, device=device)  # decided, not yet emitted
+        self.draw = whole(batch)  # which of several candidates is emitted
         self.log_probs = torch.zeros(batch, device=device)
-        # undefined: 1 + the first position that had no distribution, or 0
+        # undefined_at: 1 + the first position that had no distribution, or 0
         self.forced, self.undefined_at = whole(batch), whole(batch)
         self.ended = torch.zeros(batch, dtype=torch.bool, device=device)  # by EOS
         self.pending, self.pending_counts = whole(batch, heads), whole(batch)
         self.last_hidden = torch.zeros(batch, width, device=device, dtype=dtype)
-        self.reading = torch.zeros(batch, reading, device=device, dtype=dtype)  # for a decision after the draw
+        self.action_logits = torch.zeros(batch, num_action_logits, device=device, dtype=dtype)  # of the policy
         # A row is alive while generated < limits; EOS lowers the limit to what was generated.
         self.small = list(vars(self).values())
         self.tokens = whole(batch, room)
@@ -73,7 +72,7 @@ class Rows:
         return self._views[n]
 
     def move(self, source: int, target: int) -> None:
-        """Row `source` takes the place of row `target`."""
+        """Copy row `source` to row `target`."""
         for tensor in vars(self).values():
             if isinstance(tensor, Tensor):
                 tensor[target] = tensor[source]
@@ -81,17 +80,17 @@ class Rows:
 
 @dataclass
 class Slot:
-    """Who occupies a row."""
+    """The utterance in a row, as far as the host knows it since the last synchronisation."""
 
     job: Job
     prompt_length: int
-    length: int  # bound on its speech positions in the cache, tightened at every look
-    given: int = 0  # tokens handed out
-    wanted: int | None = None  # size of its next chunk, where a look has told it since
+    length: int  # upper bound on its speech positions in the cache
+    returned: int = 0  # tokens handed out
+    next_size: int | None = None  # of its next chunk, if known
 
 
 def why_not(model: object, sampling: SamplingConfig | None = None) -> str | None:
-    """Why the engine cannot decode with this model and sampling; None where it can."""
+    """Why the engine does not support this model or sampling; None if it does."""
     if own_layers(model) is None or not isinstance(model, CARDecoder):
         return f"the static engine needs a CARDecoder of TransformerLayers, not a {type(model).__name__}"
     if sampling is not None and sampling.repetition_window:
@@ -109,7 +108,7 @@ class EngineSteps:
         self.device, self.dtype = model.norm.weight.device, model.norm.weight.dtype
         self.heads = model.config.num_prediction_heads
         on_cpu = self.device.type == "cpu"
-        self._forget_graphs()
+        self._reset_graphs()
         mode = self.config.chunks
         self.padded = mode == "padded" or (mode == "auto" and not on_cpu)
         self.sync_every = 1 if on_cpu else self.config.sync_every
@@ -123,30 +122,28 @@ class EngineSteps:
         self.policy_seconds = 0.0
 
     def load_policy(self, policy: ChunkPolicy) -> None:
-        """Decide with the present weights of this policy from the next `run` on: a copy of a few megabytes, nothing is
-        built or captured anew. ConfigError if the engine has no policy, or one of another shape."""
+        """Copy the present weights of this policy for the next `run`; no graph is captured again. ConfigError if the
+        engine has no policy, or one of another shape."""
         if self.policy is None:
             raise ConfigError("this engine was built without a policy; give one to StaticEngine(policy=…)")
         self.policy.load(policy)
 
     def fit(self, batch: int, capacity: int, text: int) -> None:
-        """Make the buffers at least so large (see EngineConfig); nothing happens where they are. Not during a `run`.
-
-        Sizes grow in steps, so that utterances of many lengths ask seldom. Graphs are captured anew afterwards.
-        """
+        """Grow the buffers to at least these sizes (see EngineConfig), in steps, so that it happens seldom. Not during
+        a `run`. Graphs are captured again afterwards."""
         c = self.config
         if batch <= c.batch and capacity <= c.capacity and text <= c.text:
             return
         most = self.model.speech_rotary.reach - self.heads
         self.config = replace(c, batch=max(batch, c.batch), text=max(round_up(text, 32), c.text),
                               capacity=max(min(round_up(capacity, 128), most), capacity, c.capacity))
-        self._forget_graphs()
+        self._reset_graphs()
         # the old and the new ones need not fit side by side
         del self.cache, self.policy_cache, self.rows, self.hidden, self.candidates
         self._allocate()
 
-    def _forget_graphs(self) -> None:
-        """Capture anew what was captured: a buffer moves."""
+    def _reset_graphs(self) -> None:
+        """Drop the captured graphs: a buffer moves."""
         self.graphs = StepGraphs(self.config.graphs, self.device)
 
     def _allocate(self) -> None:
@@ -166,22 +163,22 @@ class EngineSteps:
         heads = model.config.num_attention_heads
         self.cache = KVCache(len(self.passes.stack.layers), b, heads, self.capacity, model.config.hidden_size // heads,
                              prefix=self.config.text, device=device, dtype=dtype)
-        self.passes.turns.reach(-self.capacity if model.config.bos else 0, self.capacity - 1)
+        self.passes.rotary.cover(-self.capacity if model.config.bos else 0, self.capacity - 1)
         self.policy_cache: KVCache | None = None
         if self.policy is not None:
             self.policy_cache = self.policy.source.new_cache(b, self.capacity, device=device, dtype=dtype)
-            if self.policy.turns is not None:
-                self.policy.turns.reach(0, self.capacity - 1)
+            if self.policy.rotary is not None:
+                self.policy.rotary.cover(0, self.capacity - 1)
         self._views: dict[tuple[int, int], KVCache] = {}
         self.rows = Rows(b, self.config.capacity, self.heads, model.config.hidden_size,
-                         0 if self.policy is None else self.policy.reading_width, device, dtype)
+                         0 if self.policy is None else self.policy.num_action_logits, device, dtype)
         self.hidden: Tensor | None = None
         self.candidates: Tensor | None = None  # [B, decision, N, n, F] what decisions after the draw saw
         self._offsets = torch.arange(max(self.heads, 1), device=device)
 
     def signature(self) -> Hashable:
-        """What graphs and fused weights were made for; it changes when a weight of the decoder is replaced, moved or
-        trained, but not by `load_policy`, which writes to the addresses that graphs read."""
+        """What graphs were captured for; it changes when a weight of the decoder is replaced, moved or trained, but not
+        by `load_policy`, which writes to the addresses that graphs read."""
         weights = weights_signature(self.model), None if self.policy is None else self.policy.signature()
         parameter = self.model.norm.weight
         return (self.config.batch, self.config.capacity, self.config.text, str(parameter.dtype),
@@ -190,7 +187,7 @@ class EngineSteps:
     # --- one step -----------------------------------------------------------------------------------------------
 
     def _step(self, used: int, slots: Sequence[Slot | None], plan: Plan, forbid: bool) -> None:
-        """Speak the decided chunk, read it, decide the next one."""
+        """Emit the decided chunk, run the decoder on it, decide the next one."""
         n = self.config.batch if self.graphs.enabled else used
         schedule, busy = plan.schedule, [slot for slot in slots if slot is not None]
         if isinstance(schedule, FixedChunk):
@@ -199,7 +196,7 @@ class EngineSteps:
             width = schedule.candidates
         elif self.padded:
             width = self.heads
-        else:  # the only value that is read back
+        else:  # the only value that is read back from the device
             width = self._widest(n, busy)
         longest = max(slot.length for slot in busy)
         if self.graphs.enabled:  # one graph for a multiple of so many columns
@@ -213,45 +210,45 @@ class EngineSteps:
             slot.length = min(slot.length + width, self.config.capacity)
 
     def _widest(self, n: int, busy: Sequence[Slot]) -> int:
-        """The longest chunk that is asked for; a finished row asks for nothing."""
-        wanted = [slot.wanted for slot in busy if slot.wanted is not None]
+        """The longest next chunk of the rows that have not finished."""
+        sizes = [slot.next_size for slot in busy if slot.next_size is not None]
         for slot in busy:
-            slot.wanted = None
-        if len(wanted) == len(busy):
-            return max(wanted)
+            slot.next_size = None
+        if len(sizes) == len(busy):
+            return max(sizes)
         r = self.rows.first(n)
         return max(1, int(torch.minimum(r.sizes, r.limits - r.generated).max()))
 
     def _whole_step(self, n: int, width: int, longest: int, plan: Plan, forbid: bool) -> None:
         rows = self.rows.first(n)
-        self._speak(rows, width, plan, forbid)
+        self._emit(rows, width, plan, forbid)
         if self.device.type == "cpu" and not self.graphs.enabled:
             if not bool((rows.generated < rows.limits).any()):
                 return  # the last chunk is never read
             if plan.schedule.candidates and not self.padded:
                 width = max(1, int(rows.pending_counts.max()))  # what is kept of the candidates
-        self._read(rows, n, width, longest, plan)
+        self._forward(rows, n, width, longest, plan)
 
-    def _speak(self, r: Rows, width: int, plan: Plan, forbid: bool) -> None:
+    def _emit(self, r: Rows, width: int, plan: Plan, forbid: bool) -> None:
         """Heads 1..width of the last hidden states -> tokens, kept up to EOS and the limit."""
         eos = self.model.config.eos
         position = r.generated[:, None] + self._offsets[:width]
         logits = self.passes.heads(r.last_hidden, width)  # [n, k, V + 1]
         schedule = plan.schedule
-        deciding = schedule if isinstance(schedule, PolicyChunk) and schedule.candidates else None  # after the draw
-        u = shifted(r.token_draws.gather(1, position), 1 if deciding is None else deciding.num_candidates)  # [n, k, N]
+        after_draw = schedule if isinstance(schedule, PolicyChunk) and schedule.candidates else None
+        u = shifted(r.token_draws.gather(1, position), after_draw.num_candidates if after_draw else 1)  # [n, k, N]
         forbidden = position < plan.sampling.min_tokens if forbid else None
-        if deciding is None:
-            tokens = self._chunks(r, logits, u, plan, forbidden)[:, 0]
+        if after_draw is None:
+            tokens = self._draw_chunks(r, logits, u, plan, forbidden)[:, 0]
         else:
             assert self.policy is not None
             started = self.clock()
-            made = self.policy.decide(r.last_hidden, logits, u, plan.sampling, forbidden, eos, deciding.dial)
-            if made is None:  # not at once
-                chunks, started = self._chunks(r, logits, u, plan, forbidden), self.clock()
+            fused = self.policy.decide(r.last_hidden, logits, u, plan.sampling, forbidden, eos, after_draw.dial)
+            if fused is None:
+                chunks, started = self._draw_chunks(r, logits, u, plan, forbidden), self.clock()
             else:
-                chunks = made.tokens
-            tokens = self._decide_after_draw(r, logits, chunks, deciding, plan.record_hidden, made)
+                chunks = fused.tokens
+            tokens = self._decide_after_draw(r, logits, chunks, after_draw, plan.record_hidden, fused)
             width = tokens.shape[1]
             position = position[:, :width]
             self.policy_seconds += self.clock() - started
@@ -272,14 +269,14 @@ class EngineSteps:
         r.pending[:, :width] = tokens
         torch.mul(counts, r.generated < r.limits, out=r.pending_counts)
 
-    def _chunks(self, r: Rows, logits: Tensor, u: Tensor, plan: Plan, forbidden: Tensor | None) -> Tensor:
+    def _draw_chunks(self, r: Rows, logits: Tensor, u: Tensor, plan: Plan, forbidden: Tensor | None) -> Tensor:
         """Chunks [n, N, k] drawn from logits [n, k, V + 1] at numbers u [n, k, N]."""
         drawn, probs = tokens_of(logits, u, plan.sampling, forbidden, self.model.config.eos)
         if probs is not None:
             self._check_distribution(r, probs, r.generated < r.limits)
         return drawn.mT
 
-    def _read(self, r: Rows, n: int, width: int, longest: int, plan: Plan) -> None:
+    def _forward(self, r: Rows, n: int, width: int, longest: int, plan: Plan) -> None:
         """The pending tokens through the decoder, behind each row's past; then the next decision."""
         counts = r.pending_counts
         ragged = not self.graphs.enabled and not self.padded  # then the padding is left out of all but the attention
@@ -294,8 +291,9 @@ class EngineSteps:
             self.hidden.view(-1, flat.shape[1]).index_copy_(0, position.view(-1), flat)
         if isinstance(plan.schedule, PolicyChunk):
             started = self.clock()
-            if self.policy_cache is not None:
-                self._read_policy(r, hidden, real, longest)
+            if self.policy is not None and self.policy_cache is not None:
+                view = self._view(self.policy_cache, r, longest)
+                r.action_logits.copy_(self.policy.read(view, hidden, counts, real))
             if not plan.schedule.candidates:
                 self._decide(r, plan.schedule)
             self.policy_seconds += self.clock() - started
@@ -303,12 +301,12 @@ class EngineSteps:
 
     @staticmethod
     def _check_distribution(r: Rows, probs: Tensor, alive: Tensor) -> None:
-        """Note the rows [n] of distributions [n, …, V] that are none, among those that are alive."""
+        """Record the live rows [n] whose distributions [n, …, V] are none (see `no_distribution`)."""
         first = no_distribution(probs) & alive & (r.undefined_at == 0)
         r.undefined_at.copy_(torch.where(first, r.generated + 1, r.undefined_at))
 
     def _view(self, cache: KVCache, r: Rows, longest: int) -> KVCache:
-        """The first rows of a cache, as the rows say that they are filled; `longest`: a bound on their lengths."""
+        """A view of the first rows of a cache with the lengths of `r`; `longest`: a bound on these."""
         n = len(r.lengths)
         if (n, id(cache)) not in self._views:
             view = self._views[n, id(cache)] = cache.over(cache.kv[:, :n])
@@ -318,38 +316,32 @@ class EngineSteps:
         view.longest = longest
         return view
 
-    def _read_policy(self, r: Rows, hidden: Tensor, real: Tensor | None, longest: int) -> None:
-        """What the policy makes of the hidden states [n, k, D] just read."""
-        assert self.policy is not None and self.policy_cache is not None
-        r.reading.copy_(self.policy.read(self._view(self.policy_cache, r, longest), hidden, r.pending_counts, real))
-
     def _decide(self, r: Rows, schedule: PolicyChunk) -> None:
         """Sizes of the next chunks, before they are drawn."""
         assert self.policy is not None
-        log_dist = self.policy.log_probs(r.reading, None, schedule.dial)
+        log_dist = self.policy.log_probs(r.action_logits, None, schedule.dial)
         self._check_distribution(r, log_dist.exp(), r.generated < r.limits)
-        sizes, log_probs = choose_size(log_dist, self._numbers(r, schedule), self._forced(r, schedule))
+        sizes, log_probs, _ = self._choose(r, log_dist, schedule)
         r.sizes.copy_(sizes)
         r.log_probs.copy_(log_probs)
 
     def _decide_after_draw(self, r: Rows, logits: Tensor, chunks: Tensor, schedule: PolicyChunk, record: bool,
-                           made: Decided | None) -> Tensor:
-        """Sizes of the chunks [n, N, k] that were drawn side by side from logits [n, k, V + 1], and the one of them
-        that is spoken [n, k or the longest of the sizes]."""
+                           fused: FusedDecision | None) -> Tensor:
+        """Choose among the chunks [n, N, k] that were drawn side by side from logits [n, k, V + 1]; returns the chosen
+        ones [n, k or the longest size]. fused: the decision, if it was made together with the draw."""
         assert self.policy is not None
-        if made is None:
-            candidates = self.policy.see(r.last_hidden, logits, chunks)
+        if fused is None:
+            candidates = self.policy.candidate_features(r.last_hidden, logits, chunks)
             log_dist = self.policy.log_probs(None, candidates, schedule.dial)
             self._check_distribution(r, log_dist.exp(), r.generated < r.limits)
         else:
-            candidates, log_dist = made.candidates, made.log_probs
+            candidates, log_dist = fused.candidates, fused.log_probs
         draw: Tensor | None
-        if made is not None and schedule.mode == "greedy" and schedule.forced is None:  # the likeliest came along
-            sizes, log_probs, draw, spoken = made.sizes, made.taken, made.chosen, made.spoken
+        if fused is not None and schedule.mode == "greedy" and schedule.forced is None:
+            sizes, log_probs, draw, tokens = fused.sizes, fused.best_log_probs, fused.chosen, fused.best_tokens
         else:
-            sizes, log_probs, draw = choose_end(log_dist, self._numbers(r, schedule), self._forced(r, schedule),
-                                                self.heads)
-            spoken = of_draw(chunks, draw)
+            sizes, log_probs, draw = self._choose(r, log_dist, schedule)
+            tokens = select_draw(chunks, draw)
         r.sizes.copy_(sizes)
         r.log_probs.copy_(log_probs)
         if draw is not None:
@@ -357,17 +349,16 @@ class EngineSteps:
         if record and self.candidates is not None:
             rows, passes = torch.arange(len(r.passes), device=self.device), self.candidates.shape[1]
             flat = self.candidates.view(-1, *self.candidates.shape[2:])
-            # a finished row writes behind its last
+            # a finished row writes after its last decision
             flat.index_copy_(0, rows * passes + r.passes, candidates)
-        return spoken
+        return tokens
 
     @staticmethod
-    def _numbers(r: Rows, schedule: PolicyChunk) -> Tensor | None:
-        return None if schedule.mode == "greedy" else r.action_draws.gather(1, r.generated[:, None])[:, 0]
-
-    @staticmethod
-    def _forced(r: Rows, schedule: PolicyChunk) -> Tensor | None:
-        return None if schedule.forced is None else r.forced
+    def _choose(r: Rows, log_dist: Tensor, schedule: PolicyChunk) -> tuple[Tensor, Tensor, Tensor | None]:
+        """`choose_end` at the random numbers and forced sizes of the rows."""
+        u = None if schedule.mode == "greedy" else r.action_draws.gather(1, r.generated[:, None])[:, 0]
+        forced = None if schedule.forced is None else r.forced
+        return choose_end(log_dist, u, forced, schedule.policy.config.num_actions)
 
 
 def no_memory(error: BaseException, config: EngineConfig, finished: Sequence[DecodeResult]) -> BaseException:

@@ -1,7 +1,6 @@
 """The chunk scorer in a decoding step: on the CPU a GRU over at most K tokens in one call of C (chunk_scorer.c).
 
-The mathematics is that of heads/chunk_scorer.py, which stays the reference. Where the kernels do not take its weights,
-the module itself is asked.
+It computes what heads/chunk_scorer.py does, which stays the reference.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from dcar.decoding.fast.cpu.native import Kernels, LinearPart, kernels
-from heads.chunk_scorer import ChunkScorer
+from heads.chunk_scorer import ChunkScorer, LogRatios
 
 LANES = 16
 """Widths that are a multiple of it fill the vectors of every processor."""
@@ -27,29 +26,29 @@ class _ChunkScorer(ctypes.Structure):
 
 class NativeChunkScorer:
     """`ChunkScorer.forward` without the calls of some 250 operators; it holds the weights, copied where they are folded
-    or lie in panels."""
+    or packed in panels."""
 
-    def __init__(self, own: Kernels, chunk_scorer: ChunkScorer):
-        """As `native_chunk_scorer` has checked it."""
+    def __init__(self, native: Kernels, chunk_scorer: ChunkScorer):
+        """chunk_scorer: one that `native_chunk_scorer` accepts."""
         config = chunk_scorer.config
         with torch.no_grad():
-            # What stands before SiLU is a sum over the parts, and that of a token is always the same.
+            # The input of SiLU is a sum over parts, and the part of a token is constant.
             embedding, seen = chunk_scorer.token.weight.tensor_split((config.embedding_size,), 1)
             token = torch.addmm(chunk_scorer.token.bias, chunk_scorer.embedding.weight, embedding.T)
             state, start, inner = chunk_scorer.state, chunk_scorer.start, chunk_scorer.inner
             of_input, of_state, input_bias, state_bias = chunk_scorer.layer.all_weights[0]
             context = torch.cat((state.weight, start.weight)), torch.cat((state.bias, start.bias))
-            products = [own.linear(weight.detach(), bias.detach()) for weight, bias in (
+            products = [native.linear(weight.detach(), bias.detach()) for weight, bias in (
                 context, (of_input, input_bias), (of_state, state_bias), (inner.weight, inner.bias))]
             tables = [token, seen.T.contiguous(), chunk_scorer.offset.detach()]
             output = chunk_scorer.output.weight.detach()
             self._held = *products, *tables, output
             self._part = _ChunkScorer(*(t.data_ptr() for t in tables), *(p.part() for p in products), output.data_ptr(),
                                     float(chunk_scorer.output.bias), len(token), seen.shape[1], config.width)
-        self._sizes, self._run = (config.num_heads, config.hidden_size, seen.shape[1]), own.run_chunk_scorer
+        self._sizes, self._run = (config.num_heads, config.hidden_size, seen.shape[1]), native.run_chunk_scorer
 
     def addresses(self) -> tuple[int | None, int]:
-        """Of the function and of its weights, for what calls it in C."""
+        """Of the C function and of its weights."""
         return ctypes.cast(self._run, ctypes.c_void_p).value, ctypes.addressof(self._part)
 
     def __call__(self, hidden: Tensor, tokens: Tensor, candidates: Tensor) -> Tensor:
@@ -70,32 +69,20 @@ class NativeChunkScorer:
         return added
 
 
-def native_chunk_scorer(own: Kernels, chunk_scorer: ChunkScorer) -> NativeChunkScorer | None:
-    """This chunk scorer; None where its weights are of another type or lie otherwise, its width does not fill vectors,
-    or a layer is not as heads/chunk_scorer.py makes it."""
+def native_chunk_scorer(native: Kernels, chunk_scorer: ChunkScorer) -> NativeChunkScorer | None:
+    """This chunk scorer in C; None where its dtype, memory layout or width is not supported, or a layer is not as
+    heads/chunk_scorer.py makes it."""
     linear = (chunk_scorer.token, chunk_scorer.state, chunk_scorer.start, chunk_scorer.inner, chunk_scorer.output)
     plain = type(chunk_scorer.layer) is nn.GRU and all(type(layer) is nn.Linear for layer in linear)
-    if not plain or own.run_chunk_scorer is None or chunk_scorer.config.width % LANES:
+    if not plain or native.run_chunk_scorer is None or chunk_scorer.config.width % LANES:
         return None
-    if not all(own.reads(weight) for weight in chunk_scorer.parameters()):
+    if not all(native.reads(weight) for weight in chunk_scorer.parameters()):
         return None
-    return NativeChunkScorer(own, chunk_scorer)
+    return NativeChunkScorer(native, chunk_scorer)
 
 
-class FusedChunkScorer:
-    """A chunk scorer for a few chunks on the CPU: hidden [B, D], tokens [B, n], candidates [B, n, 3] -> [B, n],
-    float32.
-
-    It reads the present weights and copies some, so it is made anew where they change. Elsewhere than on the CPU, and
-    where the kernels do not take it (other types than float32, odd widths), it is the module itself.
-    """
-
-    def __init__(self, chunk_scorer: ChunkScorer):
-        weight = chunk_scorer.inner.weight
-        found = kernels(weight.dtype) if weight.device.type == "cpu" else None
-        self.own = None if found is None else native_chunk_scorer(found, chunk_scorer)
-        self.source = chunk_scorer
-
-    def __call__(self, hidden: Tensor, tokens: Tensor, candidates: Tensor) -> Tensor:
-        """As `ChunkScorer.forward`."""
-        return (self.source if self.own is None else self.own)(hidden, tokens, candidates)
+def fused_chunk_scorer(chunk_scorer: ChunkScorer) -> LogRatios:
+    """The chunk scorer in C with the weights that it has now, or the module itself where C does not support it."""
+    weight = chunk_scorer.inner.weight
+    native = kernels(weight.dtype) if weight.device.type == "cpu" else None
+    return (native and native_chunk_scorer(native, chunk_scorer)) or chunk_scorer

@@ -1,7 +1,7 @@
-"""What a pass writes and sees of a ragged cache, and the angles of its positions, however it is read.
+"""Where a pass writes in a ragged KV cache, what its positions attend to, and their rotary embeddings.
 
-`Columns` says it flat, N = rows × new positions, so that a stack of layers can go through it layer by layer or in one
-call of C, whether the rows are those of the decoding loop, of the static engine, or of a policy.
+`Columns` is flat, N = rows × new positions, so that layers can be run one by one or as one call of C, for rows of the
+decoding loop, of the static engine, or of a policy.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 from heads.layers import KVCache, RotaryTable
 
 STEP = 512
-"""Tables of angles and masks grow by so many positions, so that they are made anew seldom."""
+"""Rotary and mask tables grow by so many positions, so that they are seldom rebuilt."""
 
 
 def round_up(number: int, multiple: int) -> int:
@@ -23,20 +23,20 @@ def round_up(number: int, multiple: int) -> int:
 
 
 def additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
-    """A boolean mask (True = may attend) as what is added to the scores: made once, not by every layer's attention."""
+    """A boolean mask (True = may attend) as an additive one: converted once, not in every layer's attention."""
     return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, -torch.inf)
 
 
-class Rotation:
-    """Rotary angles of queries and keys, with the identity for values, so that all three are turned in one go."""
+class RotaryCache:
+    """Cosines and sines for queries and keys, with the identity for values, so that all three are rotated at once."""
 
     def __init__(self, table: RotaryTable, device: torch.device, dtype: torch.dtype):
-        self.first, self.last = 0, -1  # positions that there are angles for
+        self.first, self.last = 0, -1  # positions covered
         self._table, self._device, self._dtype = table, device, dtype
 
-    def reach(self, first: int, last: int) -> bool:
-        """Have angles for positions first..last, which may be negative (a prompt before BOS); whether they had to be
-        made, at other addresses. ValueError for positions that the rotary table does not know."""
+    def cover(self, first: int, last: int) -> bool:
+        """Extend the table to positions first..last, which may be negative (a prompt before BOS). True if it moved to
+        another address. ValueError for positions beyond the rotary table."""
         if self.first <= first and last <= self.last:
             return False
         most = self._table.reach
@@ -57,14 +57,14 @@ class Rotation:
 
 
 class CausalMask:
-    """What one row without padding may see, as a view of one table: new position i of `new` does not see the last
-    new - 1 - i columns. Nothing is computed in a step."""
+    """The causal mask of one row without padding, as a view of one table, so that nothing is computed in a step: new
+    position i of `new` does not see the last new - 1 - i columns."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype):
         self._table = torch.zeros(0, 0, device=device, dtype=dtype)
 
     def __call__(self, new: int, columns: int) -> Tensor | None:
-        """Added to the scores of `new` positions: [1, 1, new, columns]; None where a single one sees everything."""
+        """Additive mask [1, 1, new, columns]; None for a single position, which sees everything."""
         if new == 1:
             return None
         rows, width = self._table.shape
@@ -77,10 +77,10 @@ class CausalMask:
 
 @dataclass
 class Columns:
-    """Where the keys and values of N new positions belong in a cache, and what these positions see.
+    """Where the keys and values of N new positions are written in a cache, and what these positions attend to.
 
     They are `new` positions of each of `rows` rows, or the `real` ones among these. A position sees its row's columns
-    up to its own, but for those from hole_from to hole_to (the padding of its text); in a tree, what `tree` says.
+    up to its own, except padding_from to padding_to (the padding of its text); in a tree, what `tree` allows.
     """
 
     kv: Tensor  # [layers, rows or more, columns, 2, H, D/H]: the whole storage
@@ -88,12 +88,12 @@ class Columns:
     rows: int
     new: int
     last: int  # columns that attention reads
-    mask: Callable[[], Tensor | None]  # for attention layer by layer, added to the scores: [B or 1, 1, new, last]
-    hole_from: Tensor | None = None  # [B]
-    hole_to: Tensor | None = None  # [B]; None: no holes
-    tree: Tensor | None = None  # [N, last], added to the scores
+    mask: Callable[[], Tensor | None]  # for attention layer by layer, additive: [B or 1, 1, new, last]
+    padding_from: Tensor | None = None  # [B]
+    padding_to: Tensor | None = None  # [B]; None: no padding
+    tree: Tensor | None = None  # [N, last], additive
     real: Tensor | None = None  # [N] which of the rows × new positions these are; None: all
-    ends: Tensor | None = None  # [B] of the N: behind the keys and values of the last layer only these go on
+    ends: Tensor | None = None  # [B] of the N: the only positions with a query in the last layer
 
     def write(self, layer: int, keys_values: Tensor) -> None:
         """Store [N, 2, H, D/H]."""
@@ -121,8 +121,8 @@ class Columns:
 
 
 def real_positions(counts: Tensor, new: int) -> Tensor | None:
-    """Which of the rows × new positions are real ones, counts [B] of each row; None where there is no padding to leave
-    out, or where asking would wait for a device."""
+    """Which of the rows × new positions are not padding, counts [B] of each row; None where there is no padding to
+    skip, or where asking would synchronise with a GPU."""
     if counts.device.type != "cpu" or len(counts) == 1 or new == 1:
         return None
     return (torch.arange(new) < counts[:, None]).view(-1).nonzero()[:, 0]
@@ -130,9 +130,9 @@ def real_positions(counts: Tensor, new: int) -> Tensor | None:
 
 def columns_of(cache: KVCache, new: int, causal: CausalMask, *, tree: Tensor | None = None, real: Tensor | None = None,
                ends: Tensor | None = None, counts: Tensor | None = None) -> Columns:
-    """`new` positions behind each row's past. tree [B or 1, new, new]: who sees whom, in place of a chain.
+    """`new` positions behind each row's past. tree [B or 1, new, new]: attention among them, in place of a chain.
 
-    `ends` [B] with `counts` [B]: of the positions counts[b] are real, and only each row's last one asks what it sees.
+    `ends` [B] with `counts` [B]: counts[b] positions are real, and only each row's last one has a query.
     """
     kv, total, width = cache.kv, cache.columns(new), cache.kv.shape[2]
     index = cache.lengths[:, None] + torch.arange(cache.prefix, cache.prefix + new, device=kv.device)
@@ -143,12 +143,12 @@ def columns_of(cache: KVCache, new: int, causal: CausalMask, *, tree: Tensor | N
 
     def mask() -> Tensor | None:
         if ends is not None and counts is not None:
-            own = torch.arange(total, device=kv.device) < (cache.prefix + cache.lengths + counts)[:, None]
-            return additive(own[:, None, None], dtype)
+            seen = torch.arange(total, device=kv.device) < (cache.prefix + cache.lengths + counts)[:, None]
+            return additive(seen[:, None, None], dtype)
         if whole and tree is None:
             return causal(new, total)
-        seen = cache.mask(new, tree)
-        return None if seen is None else additive(seen, dtype)
+        allowed = cache.mask(new, tree)
+        return None if allowed is None else additive(allowed, dtype)
 
     out = Columns(kv, index, cache.batch, new, total, mask, real=real, ends=ends)
     if tree is not None:
@@ -158,5 +158,5 @@ def columns_of(cache: KVCache, new: int, causal: CausalMask, *, tree: Tensor | N
         if out.tree is not None and real is not None:
             out.tree = out.tree.index_select(0, real)
     elif cache.prefix and not whole:
-        out.hole_from, out.hole_to = cache.prefix_lengths, torch.full_like(cache.prefix_lengths, cache.prefix)
+        out.padding_from, out.padding_to = cache.prefix_lengths, torch.full_like(cache.prefix_lengths, cache.prefix)
     return out

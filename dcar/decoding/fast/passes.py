@@ -21,8 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dcar.decoding.fast.chunk_scorer import FusedChunkScorer
-from dcar.decoding.fast.columns import CausalMask, Rotation, columns_of, real_positions, round_up
+from dcar.decoding.fast.chunk_scorer import fused_chunk_scorer
+from dcar.decoding.fast.columns import CausalMask, RotaryCache, columns_of, real_positions, round_up
 from dcar.decoding.fast.graphs import StepGraphs
 from dcar.decoding.fast.policy import FastPolicyReader, FusedPolicy
 from dcar.decoding.fast.stack import FusedHeads, Stack, own_layers, same_weights, weights_signature
@@ -30,7 +30,7 @@ from dcar.errors import ConfigError, EngineError
 from dcar.model.base import Decoder
 from dcar.model.car import CARDecoder
 from dcar.model.draft import AnyDecoder
-from heads.chunk_scorer import ChunkScorer
+from heads.chunk_scorer import ChunkScorer, LogRatios
 from heads.layers import KVCache
 from heads.policy import ChunkPolicy
 
@@ -48,8 +48,8 @@ class Passes:
                               "it as it is")
         self.device, self.dtype = model.norm.weight.device, model.norm.weight.dtype
         self.stack, self.heads = Stack(layers, [model.norm]), FusedHeads(model.heads)
-        self.turns = Rotation(model.speech_rotary, self.device, self.dtype)
-        self._text_turns = Rotation(model.text_rotary, self.device, self.dtype)
+        self.rotary = RotaryCache(model.speech_rotary, self.device, self.dtype)
+        self._text_rotary = RotaryCache(model.text_rotary, self.device, self.dtype)
         self._text_embedding, self._embedding = (
             table.weight.detach() for table in (model.text_embedding, model.speech_embedding))
         self._model, self._causal = model, CausalMask(self.device, self.dtype)
@@ -57,10 +57,10 @@ class Passes:
     @torch.no_grad()
     def prefill(self, text_ids: Tensor, text_lengths: Tensor, prompt_ids: Tensor, prompt_lengths: Tensor,
                 capacity: int) -> tuple[KVCache, Tensor]:
-        """As `CARDecoder.prefill`, for positions within `turns.reach`. The kernels for the CPU read the text in a pass
+        """As `CARDecoder.prefill`, for positions that `rotary` covers. The kernels for the CPU read the text in a pass
         and the prompt in another: no text position sees speech. Where they take fewer positions, the decoder does."""
         (rows, text), prompt = text_ids.shape, prompt_ids.shape[1]
-        if self.stack.own is None or rows * max(text, prompt) > self.stack.own.prompt_rows:
+        if self.stack.native is None or rows * max(text, prompt) > self.stack.native.prompt_rows:
             return self._model.prefill(text_ids, text_lengths, prompt_ids, prompt_lengths, capacity)
         cache = self._model.new_cache(text, text_lengths, prompt_lengths, max(capacity, prompt))
         self._read_text(cache, text_ids)
@@ -72,32 +72,32 @@ class Passes:
         """Keys and values of text_ids [B, N], each of which sees all of its row's, into an empty cache."""
         rows, text = text_ids.shape
         lengths, position = cache.prefix_lengths, torch.arange(text)
-        flat, angle, real = text_ids.reshape(-1), position.repeat(rows), real_positions(lengths, text)
+        flat, positions, real = text_ids.reshape(-1), position.repeat(rows), real_positions(lengths, text)
         if real is not None:
-            flat, angle = flat.index_select(0, real), angle.index_select(0, real)
-        self._text_turns.reach(0, text - 1)
+            flat, positions = flat.index_select(0, real), positions.index_select(0, real)
+        self._text_rotary.cover(0, text - 1)
         as_speech = cache.over(cache.kv, 0)
         as_speech.prefix_lengths = torch.zeros_like(lengths)
         # Behind the keys and values of the last layer nothing of a text is asked for; one position goes on, not none.
         columns = columns_of(as_speech, text, self._causal, real=real, ends=torch.zeros(1, dtype=torch.long),
                              tree=(position < lengths[:, None])[:, None].expand(-1, text, -1))
-        self.stack.read(F.embedding(flat, self._text_embedding), self._text_turns, angle, columns)
+        self.stack.read(F.embedding(flat, self._text_embedding), self._text_rotary, positions, columns)
 
     def read(self, cache: KVCache, tokens: Tensor, layout: tuple[Tensor, Tensor] | None = None,
              real: Tensor | None = None) -> Tensor:
         """tokens [B, m] behind each row's past -> hidden states [B, m, D]; keys and values are written. Advancing the
-        cache is left to the caller, as are angles: positions within `turns.reach`.
+        cache is left to the caller; `rotary` must cover the positions.
 
         `layout` as for `CARDecoder.extend`. `real` (`real_positions`): what of a chain is not padding; the rest is left
         out, its hidden states are 0.
         """
         rows, new = tokens.shape
         tree, offsets = (None, torch.arange(new, device=tokens.device)) if layout is None else layout
-        flat, angle = tokens.reshape(-1), (cache.lengths[:, None] + offsets - cache.origin[:, None]).view(-1)
+        flat, positions = tokens.reshape(-1), (cache.lengths[:, None] + offsets - cache.origin[:, None]).view(-1)
         if real is not None:
-            flat, angle = flat.index_select(0, real), angle.index_select(0, real)
+            flat, positions = flat.index_select(0, real), positions.index_select(0, real)
         columns = columns_of(cache, new, self._causal, tree=tree, real=real)
-        x = self.stack.read(F.embedding(flat, self._embedding), self.turns, angle, columns)
+        x = self.stack.read(F.embedding(flat, self._embedding), self.rotary, positions, columns)
         if real is not None:
             x = x.new_zeros(rows * new, x.shape[1]).index_copy_(0, real, x)
         return x.view(rows, new, -1)
@@ -131,7 +131,8 @@ class FastDecoder:
         self._batch = 0  # number of the batch that they belong to
         self._inputs: dict[Hashable, _Inputs] = {}
         self._policies: dict[int, FusedPolicy] = {}  # by id of the policy, which they hold
-        self._coherences: dict[int, FusedChunkScorer] = {}  # by id of the chunk scorer, of copies of them
+        # by id of the chunk scorer: a copy of it, and what computes with that copy
+        self._chunk_scorers: dict[int, tuple[ChunkScorer, LogRatios]] = {}
 
     def checksum(self) -> str:
         return self.model.checksum()
@@ -149,7 +150,7 @@ class FastDecoder:
         prompt = prompt_ids.shape[1]
         capacity = max(capacity, prompt)
         try:
-            moved = self._passes.turns.reach(-prompt if self.config.bos else 0, capacity)
+            moved = self._passes.rotary.cover(-prompt if self.config.bos else 0, capacity)
         except ValueError as error:
             raise EngineError(f"{error}; lower max_tokens") from error
         if moved:
@@ -178,12 +179,13 @@ class FastDecoder:
             fused.load(policy)  # always: not every way of training moves the version counters of weights
         return FastPolicyReader(fused, hidden, capacity)
 
-    def log_ratios(self, chunk_scorer: ChunkScorer) -> FusedChunkScorer:
+    def log_ratios(self, chunk_scorer: ChunkScorer) -> LogRatios:
         """A chunk scorer with the weights that it has now."""
-        fused = self._coherences.get(id(chunk_scorer))
-        if fused is None or not same_weights(fused.source, chunk_scorer):  # else as before, for every utterance
-            fused = self._coherences[id(chunk_scorer)] = FusedChunkScorer(copy.deepcopy(chunk_scorer))
-        return fused
+        known = self._chunk_scorers.get(id(chunk_scorer))
+        if known is None or not same_weights(known[0], chunk_scorer):
+            frozen = copy.deepcopy(chunk_scorer)
+            known = self._chunk_scorers[id(chunk_scorer)] = frozen, fused_chunk_scorer(frozen)
+        return known[1]
 
     # --- graphs -------------------------------------------------------------------------------------------------
 

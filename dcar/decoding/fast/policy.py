@@ -1,8 +1,5 @@
-"""The chunk policy in a decoding step: weights of its own, the query of the last position only, and on the CPU a whole
-decision after the draw in one call.
-
-The mathematics is that of heads/policy.py, which stays the reference.
-"""
+"""The chunk policy in a decoding step: a copy of its weights, the query of the last position only, and on the CPU a
+whole decision after the draw in one call. It computes what heads/policy.py does, which stays the reference."""
 
 from __future__ import annotations
 
@@ -14,13 +11,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dcar.decoding.fast.chunk_scorer import FusedChunkScorer
-from dcar.decoding.fast.columns import CausalMask, Rotation, columns_of, real_positions
+from dcar.decoding.fast.chunk_scorer import NativeChunkScorer, fused_chunk_scorer
+from dcar.decoding.fast.columns import CausalMask, RotaryCache, columns_of, real_positions
 from dcar.decoding.fast.distributions import kernels_of, warping
 from dcar.decoding.fast.stack import Stack, same_weights, weights_signature
 from dcar.errors import ConfigError
 from dcar.sampling import SamplingConfig
-from heads.candidates import GAIN, UNLIKELY, EndScores, dialled, end_features, joint_log_probs
+from heads.candidates import GAIN, MIN_LOG_PROB, EndScores, end_features, joint_log_probs, with_dial
 from heads.chunk_scorer import scored_features
 from heads.layers import KVCache
 from heads.policy import NEVER, ChunkPolicy, PolicyReader
@@ -29,16 +26,16 @@ SHAPE = ("hidden_size", "num_actions", "layer_width", "num_attention_heads", "ff
          "chunk_scorer_width", "chunk_scorer_embedding", "chunk_scorer_ids")
 
 
-class Decided(NamedTuple):
-    """Candidates, and what a policy makes of them."""
+class FusedDecision(NamedTuple):
+    """Chunks drawn side by side, the policy's distribution over their ends, and its likeliest end."""
 
     tokens: Tensor  # [B, N, n]
-    candidates: Tensor  # [B, N, n, F], as `ChunkPolicy.see`
-    log_probs: Tensor  # [B, N K], as `PolicyReader.log_probs`
-    sizes: Tensor  # of the likeliest [B]
-    chosen: Tensor  # of the candidates [B]
-    taken: Tensor  # their log-probs [B]
-    spoken: Tensor  # [B, longest of the sizes]
+    candidates: Tensor  # [B, N, n, F], as `ChunkPolicy.candidate_features`
+    log_probs: Tensor  # [B, N K], as `ChunkPolicy.log_probs`
+    sizes: Tensor  # [B] of the likeliest end
+    chosen: Tensor  # [B] its chunk, 0..N-1
+    best_log_probs: Tensor  # [B] its log-probability
+    best_tokens: Tensor  # [B, longest of the sizes]
 
 
 class _Decision(ctypes.Structure):
@@ -48,12 +45,11 @@ class _Decision(ctypes.Structure):
 
 
 class FusedEnds:
-    """`ChunkPolicy.score` after the draw in one product: what `EndScores` makes of an end is linear in all candidates,
-    so the features of the ends need not be made. Sizes that are never chosen stand in its constants. It scores once
-    weights were loaded."""
+    """`ChunkPolicy.score` after the draw as one matrix product: `EndScores` is linear in the features of all
+    candidates, so the features of the ends need not be computed. Masked sizes are part of the bias. Call `load` first."""
 
     def __init__(self, scores: EndScores, unused: Tensor, reach: int):
-        """reach: candidates that it sees. unused [K]: sizes never chosen; those behind `reach` are, too."""
+        """reach: candidates that it reads. unused [K]: masked sizes; those above `reach` are masked, too."""
         self._ends, self._actions = reach, len(unused)
         blank = torch.zeros(reach, scores.features, device=unused.device)
         self._constant = end_features(blank)  # [reach, 4F + 3]
@@ -63,7 +59,7 @@ class FusedEnds:
         self.weight, self.bias = blank.new_empty(blank.numel(), reach), blank.new_empty(reach)
 
     def load(self, scores: EndScores) -> None:
-        """The present weights, at the addresses that there are."""
+        """Copy the present weights, in place."""
         with torch.no_grad():
             weight = GAIN * scores.linear.weight.float().T
             self.weight.copy_((self._linear @ weight).flatten(1))
@@ -86,39 +82,39 @@ class FusedPolicy:
 
     def __init__(self, policy: ChunkPolicy, device: torch.device, dtype: torch.dtype):
         shared = {} if policy.layer is None else {id(policy.rotary): policy.rotary}  # the tables are only read
-        self._own = copy.deepcopy(policy, shared).eval().requires_grad_(False)
-        self.turns: Rotation | None = None
+        self._copy = copy.deepcopy(policy, shared).eval().requires_grad_(False)
+        self.rotary: RotaryCache | None = None
         if policy.layer is not None:
-            self.turns, self._causal = Rotation(policy.rotary, device, dtype), CausalMask(device, dtype)
+            self.rotary, self._causal = RotaryCache(policy.rotary, device, dtype), CausalMask(device, dtype)
         self._ends: FusedEnds | None = None
-        if self._own.scores is not None:
-            self._ends = FusedEnds(self._own.scores, self._own.unused, policy.config.reach)
+        if self._copy.scores is not None:
+            self._ends = FusedEnds(self._copy.scores, self._copy.unused, policy.config.reach)
         self._loaded = False
         self.load(policy)
 
     def load(self, policy: ChunkPolicy) -> None:
         """Decide with the present weights of this policy. ConfigError for another shape."""
         for name in SHAPE:
-            if (new := getattr(policy.config, name)) != (own := getattr(self._own.config, name)):
-                raise ConfigError(f"a policy with {name}={new} cannot take the place of one with {own}; build an "
+            if (new := getattr(policy.config, name)) != (old := getattr(self._copy.config, name)):
+                raise ConfigError(f"a policy with {name}={new} cannot take the place of one with {old}; build an "
                                   "engine for it")
-        own, self.source, self._signature = self._own, policy, weights_signature(policy)
-        if self._loaded and same_weights(own, policy):  # as for every utterance that is spoken alone
+        loaded, self.source, self._signature = self._copy, policy, weights_signature(policy)
+        if self._loaded and same_weights(loaded, policy):  # as for every utterance that is spoken alone
             return
-        own.load_state_dict(policy.state_dict())
+        loaded.load_state_dict(policy.state_dict())
         self._loaded = True
-        if self._ends is not None and own.scores is not None:
-            self._ends.load(own.scores)
-        self._chunk_scorer = scorer = None if own.chunk_scorer is None else FusedChunkScorer(own.chunk_scorer)
-        native = None if scorer is None else scorer.own
+        if self._ends is not None and loaded.scores is not None:
+            self._ends.load(loaded.scores)
+        self._chunk_scorer = scorer = None if loaded.chunk_scorer is None else fused_chunk_scorer(loaded.chunk_scorer)
+        native = scorer if isinstance(scorer, NativeChunkScorer) else None
         self._decision: _Decision | None = None
         if self._ends is not None and (scorer is None) == (native is None):
             shape, addresses = policy.config, (None, None) if native is None else native.addresses()
             self._decision = _Decision(
                 self._ends.weight.data_ptr(), self._ends.bias.data_ptr(), *addresses, shape.hidden_size, shape.reach,
-                shape.features, shape.num_actions, UNLIKELY, NEVER)
-        if own.layer is not None:
-            self._stack = Stack([own.layer], (own.output_norm, own.output), (own.input_norm, own.input))
+                shape.features, shape.num_actions, MIN_LOG_PROB, NEVER)
+        if loaded.layer is not None:
+            self._stack = Stack([loaded.layer], (loaded.output_norm, loaded.output), (loaded.input_norm, loaded.input))
 
     @property
     def stale(self) -> bool:
@@ -127,90 +123,91 @@ class FusedPolicy:
         return weights_signature(self.source) != self._signature
 
     def signature(self) -> Hashable:
-        """Addresses of the own weights; they are the same after `load`."""
-        return tuple(p.data_ptr() for p in self._own.parameters())
+        """Addresses of the copied weights; `load` does not change them."""
+        return tuple(p.data_ptr() for p in self._copy.parameters())
 
     @property
-    def reading_width(self) -> int:
-        """Numbers of a reading; 0 where it reads no hidden states."""
-        return 0 if self._own.layer is None else self._own.output.out_features
+    def num_action_logits(self) -> int:
+        """K; 0 where it reads no hidden states."""
+        return 0 if self._copy.layer is None else self._copy.output.out_features
 
     def read(self, cache: KVCache, hidden: Tensor, counts: Tensor, real: Tensor | None) -> Tensor:
         """hidden [B, m, D] behind each row's past, of which counts [B] are new (where `real_positions` leaves padding
-        out, the `real` ones) -> reading [B, R], see `ChunkPolicy`.
+        out, the `real` ones) -> action logits [B, K] of the last.
 
-        Keys and values are written; advancing the cache is left to the caller. Positions within `turns.reach`.
+        Keys and values are written; advancing the cache is left to the caller. `rotary` must cover the positions.
         """
-        assert self.turns is not None
+        assert self.rotary is not None
         rows, new, width = hidden.shape
         offsets = torch.arange(new, device=hidden.device)
-        x, angle = hidden.reshape(-1, width), (cache.lengths[:, None] + offsets).view(-1)
+        x, positions = hidden.reshape(-1, width), (cache.lengths[:, None] + offsets).view(-1)
         if real is None:  # only the last real position decides, so only its query is needed
             ends = torch.arange(0, rows * new, new, device=hidden.device) + (counts - 1).clamp(min=0)
         else:
-            x, angle, ends = x.index_select(0, real), angle.index_select(0, real), (counts.cumsum(0) - 1).clamp(min=0)
+            x, positions = x.index_select(0, real), positions.index_select(0, real)
+            ends = (counts.cumsum(0) - 1).clamp(min=0)
         columns = columns_of(cache, new, self._causal, real=real, ends=ends, counts=counts)
-        return self._stack.read(x, self.turns, angle, columns)
+        return self._stack.read(x, self.rotary, positions, columns)
 
-    def see(self, hidden: Tensor, logits: Tensor, tokens: Tensor) -> Tensor:
-        """As `ChunkPolicy.see`."""
+    def candidate_features(self, hidden: Tensor, logits: Tensor, tokens: Tensor) -> Tensor:
+        """As `ChunkPolicy.candidate_features`."""
         return scored_features(self._chunk_scorer, hidden, logits, tokens)
 
-    def log_probs(self, reading: Tensor | None, candidates: Tensor | None = None, dial: float = 0.0) -> Tensor:
-        """As `heads.policy.PolicyReader.log_probs`."""
+    def log_probs(self, action_logits: Tensor | None, candidates: Tensor | None = None, dial: float = 0.0) -> Tensor:
+        """As `ChunkPolicy.log_probs`."""
         if self._ends is None or candidates is None:
-            return self._own.log_probs(reading, candidates, dial)
-        return joint_log_probs(dialled(self._ends(candidates), dial), candidates)
+            return self._copy.log_probs(action_logits, candidates, dial)
+        return joint_log_probs(with_dial(self._ends(candidates), dial), candidates)
 
     def decide(self, hidden: Tensor, logits: Tensor, u: Tensor, config: SamplingConfig, forbidden: Tensor | None,
-               eos: int, dial: float) -> Decided | None:
+               eos: int, dial: float) -> FusedDecision | None:
         """A whole decision after the draw in one call: tokens drawn from logits [B, n, V + 1] at numbers u [B, n, N] as
-        `tokens_of` draws them, what `see` and `log_probs` say of them, and the likeliest end.
+        `tokens_of` draws them, their `candidate_features` and `log_probs`, and the likeliest end.
 
-        None where `tokens_of`, `see` and `log_probs` are to be asked: elsewhere than on the CPU, for samplings and
-        chunk scorers that the kernels do not take, and where something is no distribution.
+        None where these have to be called one by one: elsewhere than on the CPU, for samplings and chunk scorers that
+        the kernels do not support, and where a row has no distribution.
         """
-        own, about = kernels_of(logits, config), self._decision
-        if own is None or about is None:
+        native, decision = kernels_of(logits, config), self._decision
+        if native is None or decision is None:
             return None
         (rows, n, size), several = logits.shape, u.shape[-1]
-        if n != about.reach or hidden.shape != (rows, about.width) or hidden.dtype != logits.dtype:
+        if n != decision.reach or hidden.shape != (rows, decision.width) or hidden.dtype != logits.dtype:
             raise ValueError(f"hidden states {tuple(hidden.shape)} and logits {tuple(logits.shape)} do not fit a "
-                             f"policy of {about.reach} ends")
+                             f"policy of {decision.reach} ends")
         hidden, logits, u = hidden.contiguous(), logits.contiguous(), u.contiguous()
         banned = None if forbidden is None else forbidden.contiguous()
-        tokens, spoken = u.new_empty(rows, several, n, dtype=torch.long), u.new_empty(rows, n, dtype=torch.long)
-        seen = u.new_empty(rows, several, n, about.features, dtype=torch.float32)
-        log_probs, taken = seen.new_empty(rows, several * about.actions), seen.new_empty(rows)
+        tokens, best = u.new_empty(rows, several, n, dtype=torch.long), u.new_empty(rows, n, dtype=torch.long)
+        features = u.new_empty(rows, several, n, decision.features, dtype=torch.float32)
+        log_probs, best_log_probs = (features.new_empty(rows, several * decision.actions), features.new_empty(rows))
         sizes, chosen = tokens.new_empty(rows), tokens.new_empty(rows)
-        longest = own.run_decision(
-            ctypes.addressof(about), logits.data_ptr(), hidden.data_ptr(),
+        longest = native.run_decision(
+            ctypes.addressof(decision), logits.data_ptr(), hidden.data_ptr(),
             ctypes.addressof(warping(config.temperature, config.top_k, eos)),
             None if banned is None else banned.data_ptr(), u.data_ptr(),
-            *(t.data_ptr() for t in (tokens, seen, log_probs, sizes, chosen, taken, spoken)), rows, several, size,
-            torch.get_num_threads(), dial)
+            *(t.data_ptr() for t in (tokens, features, log_probs, sizes, chosen, best_log_probs, best)), rows, several,
+            size, torch.get_num_threads(), dial)
         if longest < 0:
             raise RuntimeError(f"could not allocate memory for a decision among {rows * several} chunks")
-        return Decided(tokens, seen, log_probs, sizes, chosen, taken, spoken[:, :longest]) if longest else None
+        if not longest:
+            return None
+        return FusedDecision(tokens, features, log_probs, sizes, chosen, best_log_probs, best[:, :longest])
 
 
 class FastPolicyReader(PolicyReader):
-    """`heads.policy.PolicyReader` on a `FusedPolicy`: without the queries of all but the last positions."""
+    """`heads.policy.PolicyReader` of a `FusedPolicy`: only the last position of each row has a query."""
 
     policy: FusedPolicy  # type: ignore[assignment]
 
     def __init__(self, policy: FusedPolicy, hidden: Tensor, capacity: int):
-        """As `heads.policy.PolicyReader`."""
         self.policy = policy
-        if policy.turns is not None:
-            policy.turns.reach(0, capacity - 1)
+        if policy.rotary is not None:
+            policy.rotary.cover(0, capacity - 1)
         self.cache = policy.source.new_cache(len(hidden), capacity, device=hidden.device, dtype=hidden.dtype)
 
     def read(self, hidden: Tensor, counts: Tensor) -> Tensor | None:
-        """As `heads.policy.PolicyReader.read`."""
         if self.cache is None:
             return None
         new = hidden.shape[1]
-        reading = self.policy.read(self.cache, hidden, counts, real_positions(counts, new))
+        action_logits = self.policy.read(self.cache, hidden, counts, real_positions(counts, new))
         self.cache.advance(counts, new)
-        return reading
+        return action_logits

@@ -1,7 +1,7 @@
-"""Transformer layers and heads for decoding alone: few kernels, made for a handful of rows, one write to the cache.
+"""Transformer layers and heads for decoding: few kernels, made for a handful of rows, one write to the cache.
 
-The mathematics is that of heads/layers.py, which stays the reference; sums may be rounded in another order. Rows are
-flat here: N = batch × new positions.
+They compute what heads/layers.py does, which stays the reference; sums may be rounded in another order. Rows are flat:
+N = batch × new positions.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dcar.decoding.fast.columns import Columns, Rotation
+from dcar.decoding.fast.columns import Columns, RotaryCache
 from dcar.decoding.fast.cpu.heads import native_heads
 from dcar.decoding.fast.cpu.native import NativeStack, kernels
 from heads.build import Heads
@@ -25,8 +25,8 @@ Affine = Callable[[Tensor], Tensor]
 def affine(module: nn.Module, native: bool = True) -> Affine:
     """x [N, in] -> [N, out], as `module` computes it; on the CPU by kernels for few rows (`dcar.decoding.fast.cpu`).
 
-    These read weights where they are, but small float32 ones are copied: later changes of the module do not reach such
-    a copy. Whatever is no linear layer is used as it is.
+    These read weights in place, except small float32 ones, which are copied: later changes of the module do not reach
+    such a copy. A module that is not a linear layer is returned unchanged.
     """
     if not isinstance(module, nn.Linear):
         return module
@@ -35,11 +35,11 @@ def affine(module: nn.Module, native: bool = True) -> Affine:
     def plain(x: Tensor) -> Tensor:
         return F.linear(x, weight, bias)
 
-    own = kernels(weight.dtype) if native and weight.device.type == "cpu" and weight.is_contiguous() else None
-    if own is None:
+    few_rows = kernels(weight.dtype) if native and weight.device.type == "cpu" and weight.is_contiguous() else None
+    if few_rows is None:
         return plain
-    few = own.linear(weight, bias)
-    return few if few.panels else lambda x: few(x) if len(x) <= own.rows else plain(x)
+    product, most = few_rows.linear(weight, bias), few_rows.rows
+    return product if product.panels else lambda x: product(x) if len(x) <= most else plain(x)
 
 
 def own_layers(model: object) -> list[TransformerLayer] | None:
@@ -50,15 +50,13 @@ def own_layers(model: object) -> list[TransformerLayer] | None:
 
 
 def weights_signature(module: nn.Module) -> Hashable:
-    """Where a module's weights are and how often they were written; it changes when one is replaced, moved or trained.
-
-    It goes by version counters, which writes through `.data` do not move.
-    """
+    """Addresses and version counters of a module's weights; it changes when one is replaced, moved or trained (but not
+    when one is written through `.data`)."""
     return tuple((p.data_ptr(), p._version) for p in module.parameters())
 
 
 def same_weights(one: nn.Module, other: nn.Module) -> bool:
-    """Whether two modules of one kind hold equal weights; False on a GPU, where a look would wait for it."""
+    """Whether two modules of one kind hold equal weights; False on a GPU, where comparing would synchronise."""
     return all(p.device.type == q.device.type == "cpu" and p.dtype == q.dtype and torch.equal(p, q)
                for p, q in zip(one.parameters(), other.parameters(), strict=True))
 
@@ -89,27 +87,27 @@ class FusedLayer:
 
 
 class Stack:
-    """Layers, the norm behind them and perhaps a linear layer behind that; before them perhaps a norm and a linear
-    layer: everything that a pass of a decoder or of a policy computes between embeddings and heads."""
+    """Layers with the final norm (and linear layer) after them and, in a policy, the norm and linear layer before them:
+    everything between embeddings and heads."""
 
     def __init__(self, layers: Sequence[TransformerLayer], last: Sequence[nn.Module], first: Sequence[nn.Module] = ()):
         weight = layers[0].attention_norm.weight
-        found = kernels(weight.dtype) if weight.device.type == "cpu" else None
-        self.own: NativeStack | None = None if found is None else found.stack(layers, last, first)
-        native = self.own is None  # nothing is copied twice
+        library = kernels(weight.dtype) if weight.device.type == "cpu" else None
+        self.native: NativeStack | None = None if library is None else library.stack(layers, last, first)
+        native = self.native is None  # else small weights would be copied twice
         self.layers = [FusedLayer(layer, native) for layer in layers]
-        self._before, self._behind = ([norm(part) if isinstance(part, nn.LayerNorm) else affine(part, native)
-                                       for part in parts] for parts in (first, last))
+        self._before, self._after = ([norm(part) if isinstance(part, nn.LayerNorm) else affine(part, native)
+                                      for part in parts] for parts in (first, last))
 
-    def read(self, x: Tensor, turns: Rotation, angle: Tensor, columns: Columns) -> Tensor:
+    def read(self, x: Tensor, rotary: RotaryCache, positions: Tensor, columns: Columns) -> Tensor:
         """New positions behind each row's past: x [N, in] -> [N, out], or [B, out] of the columns' `ends`. Keys and
-        values are written. The result may be in the memory of x.
+        values are written. The result may share the memory of x.
 
-        angle [N]: position of each for its rotation. A stack of several layers has no `ends` but in one call of C.
+        positions [N]: for the rotary embedding. `ends` of several layers are supported in C only.
         """
-        if self.own is not None and len(x) <= self.own.rows:  # a handful of positions on a CPU
-            return self.own(x, turns, angle, columns)
-        cos, sin = turns(angle)
+        if self.native is not None and len(x) <= self.native.rows:  # a handful of positions on a CPU
+            return self.native(x, rotary, positions, columns)
+        cos, sin = rotary(positions)
         mask = columns.mask()
         x = functools.reduce(lambda x, part: part(x), self._before, x)
         for i, layer in enumerate(self.layers):
@@ -121,7 +119,7 @@ class Stack:
             keys, values = columns.read(i)
             y = F.scaled_dot_product_attention(columns.fold(queries), keys, values, attn_mask=mask)
             x = layer.finish(x, columns.flat(y))
-        return functools.reduce(lambda x, part: part(x), self._behind, x)
+        return functools.reduce(lambda x, part: part(x), self._after, x)
 
 
 class FusedHeads:
@@ -129,11 +127,11 @@ class FusedHeads:
 
     def __init__(self, heads: Heads):
         weight = heads.base.weight
-        found = kernels(weight.dtype) if weight.device.type == "cpu" else None
-        self.heads, self._own = heads, None if found is None else native_heads(found, heads)
+        library = kernels(weight.dtype) if weight.device.type == "cpu" else None
+        self.heads, self._native = heads, None if library is None else native_heads(library, heads)
 
     def __call__(self, hidden: Tensor, k: int | None = None) -> Tensor:
         flat, k = hidden.reshape(-1, hidden.shape[-1]), self.heads.num_heads if k is None else k
-        if self._own is None or not self._own.takes(len(flat), k):
+        if self._native is None or not self._native.takes(len(flat), k):
             return self.heads(hidden, k)
-        return self._own(flat, k).view(*hidden.shape[:-1], k, -1)
+        return self._native(flat, k).view(*hidden.shape[:-1], k, -1)

@@ -83,7 +83,7 @@ def test_loop_fast_passes_and_engine_agree(decoder, prompts, batch, chunks):
             same(engine.decode(prompts, method, sampling, **how), expected)
         for result in expected:  # the distribution recorded with the rollout is the one that it was drawn from
             positions = torch.tensor([result.decision_positions])
-            probs = policy(result.hidden[None], positions, result.seen_of_spoken[None])[0]
+            probs = policy(result.hidden[None], positions, result.chosen_candidates[None])[0]
             probs = (probs + dial * torch.arange(1, 5)).log_softmax(-1)
             taken = probs[torch.arange(len(result.actions)), torch.tensor(result.actions) - 1]
             assert taken.tolist() == pytest.approx(result.action_log_probs, abs=1e-4)
@@ -123,7 +123,7 @@ def test_rules_by_hand(decoder, prompts):
     for result in (results := decode(decoder, prompts, ChunkMethod(EndOnConfident([2, 3, 4])), SAMPLING, seed=4,
                                      record_hidden=True)):
         assert result.actions == [max((2, 3, 4), key=lambda a: seen[a - 1][0])
-                                  for seen in result.seen_of_spoken.tolist()]
+                                  for seen in result.chosen_candidates.tolist()]
     assert len({a for r in results for a in r.actions}) > 1
     with pytest.raises(ConfigError, match="needs 9 heads"):
         decode(decoder, prompts, ChunkMethod(EndOnConfident([2, 9])), SAMPLING)

@@ -97,7 +97,7 @@ def test_a_batch_that_is_spoken_within_another_leaves_it_whole(decoder, prompts,
 def test_a_captured_pass_reads_no_value_back(tree, replayed):
     """On the device "meta" tensors have no values: whoever waits for one, or mixes devices, gets an error."""
     quick = FastDecoder(tiny_decoder().to("meta"), graphs=True)
-    quick._passes.turns.reach(-10, 100)
+    quick._passes.rotary.cover(-10, 100)
     cache = KVCache(2, 3, 2, 100, 16, prefix=32, device="meta")
     cache.longest = 20
     tokens = torch.zeros(3, 5, dtype=torch.long, device="meta")

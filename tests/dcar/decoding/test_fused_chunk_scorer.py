@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dcar.decoding.fast import chunk_scorer as module
-from dcar.decoding.fast.chunk_scorer import FusedChunkScorer, native_chunk_scorer
+from dcar.decoding.fast.chunk_scorer import NativeChunkScorer, fused_chunk_scorer, native_chunk_scorer
 from dcar.decoding.fast.cpu.native import Kernels
 from dcar.decoding.fast.policy import FusedPolicy
 from dcar.errors import ConfigError
@@ -107,15 +107,15 @@ def test_a_chunk_does_not_depend_on_the_others(own, threads):
 
 
 def test_where_the_kernels_do_not_take_it_is_the_module(own, monkeypatch):
-    assert FusedChunkScorer(made(32)).own is not None  # else nothing here is tested
+    assert isinstance(fused_chunk_scorer(made(32)), NativeChunkScorer)  # else nothing here is tested
     for chunk_scorer in (made(8), made(24), made(32, dtype=torch.float64), made(32, dtype=torch.bfloat16)):
         hidden, tokens, seen = chunks(3, 5)
-        fused = FusedChunkScorer(chunk_scorer)
-        assert native_chunk_scorer(own, chunk_scorer) is None and fused.own is None
+        fused = fused_chunk_scorer(chunk_scorer)
+        assert native_chunk_scorer(own, chunk_scorer) is None and fused is chunk_scorer
         assert torch.equal(fused(hidden, tokens, seen), chunk_scorer(hidden, tokens, seen))
     monkeypatch.setattr(module, "kernels", lambda dtype: None)  # no compiler
     chunk_scorer = made(32)
-    assert torch.equal(FusedChunkScorer(chunk_scorer)(*chunks(3, 5)), chunk_scorer(*chunks(3, 5)))
+    assert torch.equal(fused_chunk_scorer(chunk_scorer)(*chunks(3, 5)), chunk_scorer(*chunks(3, 5)))
 
 
 def test_refuses_what_would_be_read_beyond_its_weights(own):
@@ -148,8 +148,8 @@ def test_a_policy_sees_by_it_also_after_load(width):
     tokens = torch.randint(0, IDS, (3, 4, STEPS))
 
     def same(wanted: ChunkPolicy) -> bool:
-        return all(torch.allclose(fused.see(hidden, logits, t), wanted.see(hidden, logits, t), atol=1e-5, rtol=1e-5)
-                   for t in (tokens, tokens[:, 0]))
+        return all(torch.allclose(*(policy.candidate_features(hidden, logits, t) for policy in (fused, wanted)),
+                                  atol=1e-5, rtol=1e-5) for t in (tokens, tokens[:, 0]))
 
     for wanted in (first, second, first):
         fused.load(wanted)
@@ -163,7 +163,7 @@ def test_a_policy_sees_by_it_also_after_load(width):
     with torch.no_grad():
         first.scores.linear.weight.data.add_(1.0)  # a policy that is loaded again has its scores anew, too
     fused.load(first)
-    seen = first.see(hidden, logits, tokens)
+    seen = first.candidate_features(hidden, logits, tokens)
     assert torch.allclose(fused.log_probs(None, seen), log_probs_of_scores(first.score(None, seen), seen), atol=1e-5)
     other = ChunkPolicy(ChunkPolicyConfig(SIZE, STEPS, reads="candidates", chunk_scorer_width=16,
                                           chunk_scorer_embedding=12, chunk_scorer_ids=IDS))

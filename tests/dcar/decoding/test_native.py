@@ -16,7 +16,7 @@ from tiny_decoders import tiny_decoder
 
 from dcar.decoding import ChunkMethod, FixedChunk, PolicyChunk, decode
 from dcar.decoding.engine.run import engine_for
-from dcar.decoding.fast.columns import Columns, Rotation, additive
+from dcar.decoding.fast.columns import Columns, RotaryCache, additive
 from dcar.decoding.fast.cpu import native as module
 from dcar.decoding.fast.cpu.heads import native_heads
 from dcar.decoding.fast.cpu.native import Kernels, NativeError, kernels
@@ -119,13 +119,13 @@ class Case:
         total = self.cache.columns(self.new)
         columns = Columns(kv, index, len(self.PAST), self.new, total, lambda: None, ends=kept)
         if mask is None:
-            columns.hole_from = self.cache.prefix_lengths
-            columns.hole_to = torch.full_like(columns.hole_from, self.PREFIX)
+            columns.padding_from = self.cache.prefix_lengths
+            columns.padding_to = torch.full_like(columns.padding_from, self.PREFIX)
         else:
             columns.tree = mask.flatten(0, 2)
-        turns = Rotation(self.table, x.device, x.dtype)
-        turns.reach(-10, 100)
-        return self.stack(x.clone(), turns, angle, columns), kv
+        rotary = RotaryCache(self.table, x.device, x.dtype)
+        rotary.cover(-10, 100)
+        return self.stack(x.clone(), rotary, angle, columns), kv
 
 
 def near(got: torch.Tensor, wanted: torch.Tensor) -> bool:

@@ -11,7 +11,7 @@ import torch
 from dcar.decoding.fast import distributions as module
 from dcar.decoding.fast.cpu.native import Kernels
 from dcar.decoding.fast.distributions import MOST_KEPT, native_probs, native_tokens, takes
-from dcar.decoding.fast.policy import Decided, FusedPolicy
+from dcar.decoding.fast.policy import FusedDecision, FusedPolicy
 from dcar.sampling import SamplingConfig, sample_several, warp
 from heads.policy import ChunkPolicy, ChunkPolicyConfig
 
@@ -158,7 +158,7 @@ def test_a_decision_is_that_of_the_reference(flags, dtype, several, reach, dial,
             made = fused.decide(hidden, logits, u, config, where, EOS, dial)
             assert made is not None
             tokens = sample_several(warp(logits, config, where, EOS), u).mT
-            seen = policy.see(hidden, logits, tokens)
+            seen = policy.candidate_features(hidden, logits, tokens)
             wanted = policy.log_probs(None, seen, dial)
             assert torch.equal(made.tokens, tokens) and made.candidates.dtype == torch.float32
             assert torch.allclose(made.candidates, seen, atol=1e-5, rtol=1e-5) and seen[0, 0, 1, 2].abs() < 1e-6
@@ -168,12 +168,12 @@ def test_a_decision_is_that_of_the_reference(flags, dtype, several, reach, dial,
             assert bool((made.log_probs[~possible] < -1e8).all())
             best = made.log_probs.argmax(-1)
             assert torch.equal(made.chosen * 16 + made.sizes - 1, best)
-            assert torch.equal(made.taken, made.log_probs.gather(1, best[:, None])[:, 0])
-            assert torch.equal(made.spoken, tokens[torch.arange(3), made.chosen][:, : int(made.sizes.max())])
-            one = Decided(*(t[1:2] for t in made))  # a row does not depend on its company
+            assert torch.equal(made.best_log_probs, made.log_probs.gather(1, best[:, None])[:, 0])
+            assert torch.equal(made.best_tokens, tokens[torch.arange(3), made.chosen][:, : int(made.sizes.max())])
+            one = FusedDecision(*(t[1:2] for t in made))  # a row does not depend on its company
             alone = fused.decide(hidden[1:2], logits[1:2], u[1:2], config, None if where is None else where[1:2], EOS,
                                  dial)
-            assert torch.equal(alone.spoken, one.spoken[:, : int(one.sizes)])
+            assert torch.equal(alone.best_tokens, one.best_tokens[:, : int(one.sizes)])
             assert all(torch.equal(a, b) for a, b in zip(alone[:-1], one[:-1], strict=True))
     with pytest.raises(ValueError, match="do not fit"):
         fused.decide(hidden, logits[:, 1:], u[:, 1:], config, None, EOS, dial)

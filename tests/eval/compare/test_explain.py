@@ -8,7 +8,7 @@ from dcar.decoding import ChunkMethod, DecodeResult, EndOnConfident, FixedChunk,
 from dcar.sampling import SamplingConfig
 from eval.compare.explain import Watched, chooses_chunks, summary, watch
 from eval.methods.registry import Models, make_methods
-from heads.candidates import UNLIKELY
+from heads.candidates import MIN_LOG_PROB
 from heads.policy import ChunkPolicy, ChunkPolicyConfig
 
 SHORT = SamplingConfig(max_tokens=30, max_tokens_per_text_unit=8)
@@ -28,7 +28,7 @@ def test_watching_changes_nothing(decoder, prompts, schedule):
     plain = decode(decoder, prompts, ChunkMethod(schedule), SHORT, seed=3)
     seen = decode(decoder, prompts, ChunkMethod(Watched(schedule, 4)), SHORT, seed=3, record_hidden=True)
     assert [(r.tokens, r.actions) for r in plain] == [(r.tokens, r.actions) for r in seen]
-    assert all(r.seen_of_spoken.shape == (r.target_passes, 4, 3) for r in seen)
+    assert all(r.chosen_candidates.shape == (r.target_passes, 4, 3) for r in seen)
 
 
 @torch.no_grad()
@@ -37,10 +37,10 @@ def test_what_is_noted_is_of_the_tokens_spoken(decoder, prompts):
     (result,) = decode(decoder, prompts[2:3], ChunkMethod(Watched(FixedChunk(2), 4)), SHORT, seed=1, record_hidden=True)
     place = 0
     for at, size, emitted, seen in zip(result.decision_positions, result.actions, result.emitted,
-                                       result.seen_of_spoken, strict=True):
+                                       result.chosen_candidates, strict=True):
         if emitted == size:
             probs = decoder.heads(result.hidden[at])[size - 1].log_softmax(-1)
-            expected = probs[result.tokens[place + size - 1]].clamp(min=UNLIKELY)
+            expected = probs[result.tokens[place + size - 1]].clamp(min=MIN_LOG_PROB)
             assert float(seen[size - 1, 0]) == pytest.approx(float(expected), abs=1e-4)
         place += emitted
 

@@ -37,9 +37,9 @@ class NativeHeads:
     _run: Callable[..., int]
     _part: _Heads | _SharedHeads
 
-    def __init__(self, own: Kernels, heads: Heads):
+    def __init__(self, native: Kernels, heads: Heads):
         """As `native_heads` has checked them."""
-        self._own = own
+        self._native = native
         self._base = self._linear(heads.base)
 
     def takes(self, rows: int, k: int) -> bool:
@@ -58,25 +58,25 @@ class NativeHeads:
         return y
 
     def _linear(self, layer: nn.Linear) -> NativeLinear:
-        return self._own.linear(layer.weight.detach(), None if layer.bias is None else layer.bias.detach())
+        return self._native.linear(layer.weight.detach(), None if layer.bias is None else layer.bias.detach())
 
 
 class NativeIndependentHeads(NativeHeads):
     """`MultiTokenHeads`."""
 
-    def __init__(self, own: Kernels, heads: MultiTokenHeads):
-        super().__init__(own, heads)
+    def __init__(self, native: Kernels, heads: MultiTokenHeads):
+        super().__init__(native, heads)
         self._held = [p.detach() for p in (heads.block_weight, heads.block_bias, heads.projection)]
         self._part = _Heads(self._base.part(), *(p.data_ptr() for p in self._held), heads.blocks, heads.num_heads - 1,
                             int(heads.share_blocks))
-        self._run = own.run_heads
+        self._run = native.run_heads
 
 
 class NativeSharedHeads(NativeHeads):
     """`SharedHeads`: the rows of all offsets go through every product together."""
 
-    def __init__(self, own: Kernels, heads: SharedHeads):
-        super().__init__(own, heads)
+    def __init__(self, native: Kernels, heads: SharedHeads):
+        super().__init__(native, heads)
         up, down = ([self._linear(cast(nn.Linear, layer)) for layer in layers] for layers in (heads.up, heads.down))
         out = [] if heads.out is None else [self._linear(heads.out)]
         norm = [torch.empty(0)] * 2 if heads.norm is None else [heads.norm.weight.detach(), heads.norm.bias.detach()]
@@ -87,14 +87,14 @@ class NativeSharedHeads(NativeHeads):
             self._base.part(), out[0].part() if out else LinearPart(), many(*(part.part() for part in up)),
             many(*(part.part() for part in down)), *(p.data_ptr() for p in held), heads.blocks, heads.num_heads - 1,
             1e-5 if heads.norm is None else heads.norm.eps)
-        self._run = own.run_shared_heads
-        self._most = 1 << 30 if all(part.panels for part in (self._base, *up, *down, *out)) else own.rows
+        self._run = native.run_shared_heads
+        self._most = 1 << 30 if all(part.panels for part in (self._base, *up, *down, *out)) else native.rows
 
     def takes(self, rows: int, k: int) -> bool:
         return rows * k <= self._most
 
 
-def native_heads(own: Kernels, heads: Heads) -> NativeHeads | None:
+def native_heads(native: Kernels, heads: Heads) -> NativeHeads | None:
     """These heads; None where they are not as heads/multi_token.py or heads/shared.py makes them, or lie otherwise."""
     linear: list[nn.Module | None] = [heads.base]
     if isinstance(heads, SharedHeads):
@@ -104,6 +104,6 @@ def native_heads(own: Kernels, heads: Heads) -> NativeHeads | None:
         plain = isinstance(heads, MultiTokenHeads)
     if not plain or not all(type(layer) is nn.Linear for layer in linear):
         return None
-    if not all(own.reads(weight) for weight in heads.parameters()):
+    if not all(native.reads(weight) for weight in heads.parameters()):
         return None
-    return NativeSharedHeads(own, heads) if isinstance(heads, SharedHeads) else NativeIndependentHeads(own, heads)
+    return NativeSharedHeads(native, heads) if isinstance(heads, SharedHeads) else NativeIndependentHeads(native, heads)

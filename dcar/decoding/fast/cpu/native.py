@@ -27,7 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dcar.decoding.fast.columns import Columns, Rotation
+from dcar.decoding.fast.columns import Columns, RotaryCache
 from heads.layers import TransformerLayer
 
 logger = logging.getLogger(__name__)
@@ -167,10 +167,10 @@ class NativeStack:
     """Transformer layers with what stands around them, for few new positions; it holds the weights, whose memory it
     reads (small float32 ones are copied)."""
 
-    def __init__(self, own: Kernels, run: Callable[..., int], layers: Sequence[TransformerLayer],
+    def __init__(self, native: Kernels, run: Callable[..., int], layers: Sequence[TransformerLayer],
                  last: Sequence[nn.Module], first: Sequence[nn.Module]):
         """As `Kernels.stack` has checked them."""
-        self._run, self._held, self.dtype = run, list[object](), own.dtype
+        self._run, self._held, self.dtype = run, list[object](), native.dtype
         products: list[NativeLinear] = []
 
         def norm(part: nn.Module) -> tuple[int, int]:
@@ -180,7 +180,7 @@ class NativeStack:
         def linear(parts: Sequence[nn.Module]) -> LinearPart:
             if not parts or isinstance(parts[0], nn.Identity):
                 return LinearPart()
-            products.append(own.linear(*(p.detach() for p in parts[0].parameters())))
+            products.append(native.linear(*(p.detach() for p in parts[0].parameters())))
             return products[-1].part()
 
         made = [_Layer(*norm(layer.attention_norm), *norm(layer.ffn_norm),
@@ -192,28 +192,28 @@ class NativeStack:
             p.first_norm, p.first_bias = norm(first[0])
         self._held += products
         small = all(product.panels for product in products)
-        self.rows = 1 << 30 if small else own.rows
+        self.rows = 1 << 30 if small else native.rows
         # Text and prompt are two passes, which read large weights twice: too slow where PyTorch multiplies as fast.
-        self.prompt_rows = self.rows if small or own.dtype == torch.bfloat16 else 0
+        self.prompt_rows = self.rows if small or native.dtype == torch.bfloat16 else 0
         width = layers[0].out.out_features
         self.size, self.out = p.first.size or width, p.last.out or width
         self._apart = bool(first) or len(last) > 1  # the result is not written over x
         self._memory: tuple[Tensor, Tensor, Tensor] | None = None
 
-    def __call__(self, x: Tensor, turns: Rotation, angle: Tensor, columns: Columns) -> Tensor:
+    def __call__(self, x: Tensor, rotary: RotaryCache, positions: Tensor, columns: Columns) -> Tensor:
         """As `Stack.read`."""
         p = self._pass
         if x.dtype != self.dtype or x.shape[1] != self.size:
             raise TypeError(f"rows {tuple(x.shape)} of {x.dtype} cannot be read by layers for {self.size} in "
                             f"{self.dtype}")
-        if self._memory is None or columns.kv is not self._memory[0] or turns.cos is not self._memory[1]:
-            self._set_memory(columns.kv, turns)
+        if self._memory is None or columns.kv is not self._memory[0] or rotary.cos is not self._memory[1]:
+            self._set_memory(columns.kv, rotary)
         x, kept = x.contiguous(), columns.ends
         y = x.new_empty(len(x) if kept is None else len(kept), self.out) if self._apart or kept is not None else x
         p.positions, p.x, p.result, p.threads = len(x), x.data_ptr(), y.data_ptr(), torch.get_num_threads()
         read = [None if t is None else t.contiguous()  # held until the end of the call
-                for t in (angle, columns.index, columns.hole_from, columns.hole_to, columns.tree, kept)]
-        p.angle, p.index, p.hole_from, p.hole_to, p.mask, p.kept = (
+                for t in (positions, columns.index, columns.padding_from, columns.padding_to, columns.tree, kept)]
+        p.angle, p.index, p.hole_from, p.hole_to, p.mask, p.kept = (  # as layers.c calls them
             None if t is None else t.data_ptr() for t in read)
         p.mask_columns = 0 if columns.tree is None else columns.last
         p.kept_count = 0 if kept is None else len(kept)
@@ -221,16 +221,16 @@ class NativeStack:
             raise RuntimeError(f"could not allocate memory for {len(x)} positions through {p.count} layers")
         return y
 
-    def _set_memory(self, kv: Tensor, turns: Rotation) -> None:
+    def _set_memory(self, kv: Tensor, rotary: RotaryCache) -> None:
         """Where the cache and the rotations are, which seldom changes."""
-        if kv.dtype != self.dtype or turns.cos.dtype != self.dtype or kv.stride(5) != 1:
+        if kv.dtype != self.dtype or rotary.cos.dtype != self.dtype or kv.stride(5) != 1:
             raise TypeError(f"keys and values must be {self.dtype} as the rotations, heads contiguous")
         p, size = self._pass, kv.itemsize
         p.keys, p.values, p.row_columns = kv.data_ptr(), kv.data_ptr() + kv.stride(3) * size, kv.shape[2]
         p.layer_stride, p.row_stride, p.column_stride, p.head_stride = (kv.stride(i) for i in (0, 1, 2, 4))
-        p.angle_stride = turns.cos.stride(0)
-        p.cos, p.sin = (t.data_ptr() - turns.first * p.angle_stride * size for t in (turns.cos, turns.sin))
-        self._memory = kv, turns.cos, turns.sin  # held, so that the addresses stay theirs
+        p.angle_stride = rotary.cos.stride(0)
+        p.cos, p.sin = (t.data_ptr() - rotary.first * p.angle_stride * size for t in (rotary.cos, rotary.sin))
+        self._memory = kv, rotary.cos, rotary.sin  # held, so that the addresses stay theirs
 
 
 def switched_off() -> bool:

@@ -1,8 +1,8 @@
 """Features of the drawn candidates, from which a policy after the draw chooses where the chunk ends.
 
 The heads' candidates x_1..x_K are drawn before the chunk's end is chosen. `candidate_features` describes them,
-`EndScores` scores every end, `joint_log_probs` gives the distribution over chunk and end. It is better to end a chunk on
-a likely token, before an unlikely one: the next hidden state is computed from its last token. Features are of the
+`EndScores` scores every end, `joint_log_probs` gives the distribution over chunk and end. A chunk should end on a
+likely token, before an unlikely one: the next hidden state is computed from its last token. Features are of the
 decoder's distributions before temperature and top-k, so that they do not depend on the sampling.
 """
 
@@ -77,7 +77,7 @@ class EndScores(nn.Module):
 
 def resampling_log_weights(candidates: Tensor) -> Tensor:
     """Log-weights of importance resampling among the N draws, for every size: candidates [..., N, n, F] with a chunk
-    scorer -> [..., N, n]. The weight of a chunk of a tokens is its density ratio exp(r_a), normalised over the draws."""
+    scorer -> [..., N, n]. The weight of a chunk of a tokens is its density ratio exp(r_a), normalised over draws."""
     return candidates[..., CHUNK_SCORE].cumsum(-1).log_softmax(-2)
 
 
@@ -87,9 +87,9 @@ def with_dial(scores: Tensor, dial: float) -> Tensor:
 
 
 def joint_log_probs(scores: Tensor, candidates: Tensor) -> Tensor:
-    """Joint log-probs of draw and size [..., N K], column i K + a - 1 for a tokens of draw i: proportional to exp(score)
-    times the resampling weight of the draw among chunks of a tokens. scores [..., N, K] of the sizes in each of N draws,
-    candidates [..., N, n, F] their features, n ≤ K. With one draw it is the distribution over sizes."""
+    """Joint log-probs of draw and size [..., N K], column i K + a - 1 for a tokens of draw i: proportional to
+    exp(score) times the resampling weight of the draw among chunks of a tokens. scores [..., N, K] of the sizes in each
+    of N draws, candidates [..., N, n, F] their features, n ≤ K. With one draw: the distribution over sizes."""
     scores = scores.float()
     if scores.shape[-2] > 1:
         weights = resampling_log_weights(candidates)

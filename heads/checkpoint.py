@@ -45,9 +45,19 @@ def not_finite(tensors: dict[str, Tensor]) -> list[str]:
             and not all(bool(end.isfinite()) for end in t.detach().aminmax())]
 
 
+def misfit(expected: dict[str, Tensor], found: dict[str, Tensor]) -> str:
+    """How the tensors found differ from those of a model: missing, unexpected and misshapen ones; "" if they fit."""
+    missing, extra = sorted(set(expected) - set(found)), sorted(set(found) - set(expected))
+    shapes = [f"{name} {tuple(found[name].shape)} instead of {tuple(tensor.shape)}"
+              for name, tensor in expected.items() if name in found and found[name].shape != tensor.shape]
+    if not (missing or extra or shapes):
+        return ""
+    return f"missing {missing[:3]}, unexpected {extra[:3]}, shapes {shapes[:3]}"
+
+
 def check_trained_for(bound: str, checksum: str, what: str, command: str) -> None:
-    """CheckpointError where a model that is `bound` to the decoder with this checksum ("" = to none) meets another;
-    what: it is called, command: trains one."""
+    """CheckpointError where a model was trained for the decoder with checksum `bound` ("" = for any), not this one.
+    what: the model is called; command: trains one."""
     if bound and bound != checksum:
         raise CheckpointError(
             f"this {what} was trained for the decoder {bound[:12]}…, not for {checksum[:12]}…: load its own "
@@ -57,11 +67,11 @@ def check_trained_for(bound: str, checksum: str, what: str, command: str) -> Non
 STORED = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 """Types in which weights may be stored."""
 LARGEST = 2**24
-"""No size of a model, and no number of parts, is larger: a damaged number would build layers without end."""
+"""Upper bound of all sizes in a configuration, so that a damaged number cannot build layers without end."""
 
 
 def wrong_types(config_class: type, values: dict[str, Any]) -> list[str]:
-    """What in a configuration that was read is not of the type that its dataclass declares, as "name: value"."""
+    """The values of a configuration that are not of the type that its dataclass declares, as "name: value"."""
     hints = typing.get_type_hints(config_class)
     return [f"{name}: {str(value)[:40]!r}" for name, value in values.items() if not _fits(value, hints[name])]
 
@@ -86,12 +96,12 @@ class Checkpoint(nn.Module):
 
     config_class: ClassVar[type]
     model_type: ClassVar[str]
-    renamed: ClassVar[dict[str, str]] = {}  # what earlier versions called model type, settings or weights -> today
+    renamed: ClassVar[dict[str, str]] = {}  # old name of a model type, setting or weight -> present name
     config: Any
 
     @classmethod
-    def _today(cls, name: str) -> str:
-        """Today's name of a setting or a weight: "coherence.offset" became "chunk_scorer.offset"."""
+    def _current_name(cls, name: str) -> str:
+        """The present name of a setting or a weight: "coherence.offset" became "chunk_scorer.offset"."""
         old = next((old for old in cls.renamed if re.match(rf"{old}(?=[._]|$)", name)), "")
         return cls.renamed[old] + name[len(old):] if old else name
 
@@ -137,7 +147,7 @@ class Checkpoint(nn.Module):
                                   "directory that save_pretrained wrote")
         kind = raw.pop("model_type", None)
         kind = cls.renamed.get(kind, kind) if isinstance(kind, str) else kind
-        raw = {cls._today(name): value for name, value in raw.items()}
+        raw = {cls._current_name(name): value for name, value in raw.items()}
         if kind != cls.model_type:
             raise CheckpointError(f"{path}: this is a '{kind}' checkpoint, but a '{cls.model_type}' is needed here")
         known = {f.name for f in dataclasses.fields(cls.config_class)}
@@ -157,7 +167,7 @@ class Checkpoint(nn.Module):
         path = Path(directory) / WEIGHTS
         config = cls.load_config(directory)
         try:
-            tensors = {cls._today(name): tensor for name, tensor in load_file(path).items()}
+            tensors = {cls._current_name(name): tensor for name, tensor in load_file(path).items()}
         except (OSError, SafetensorError) as error:
             raise CheckpointError(
                 f"{path}: cannot read the weights ({error}); copy or train the model again") from error
@@ -170,14 +180,9 @@ class Checkpoint(nn.Module):
                                   f"({str(error).splitlines()[0] if str(error) else type(error).__name__}); copy the "
                                   "model again") from error
         expected = model.state_dict()
-        missing, extra = sorted(set(expected) - set(tensors)), sorted(set(tensors) - set(expected))
-        shapes = [f"{n} {tuple(tensors[n].shape)} instead of {tuple(expected[n].shape)}"
-                  for n in expected if n in tensors and tensors[n].shape != expected[n].shape]
-        if missing or extra or shapes:
-            raise CheckpointError(
-                f"{path}: the weights do not fit {CONFIG}: missing {missing[:3]}, unexpected {extra[:3]}, "
-                f"shapes {shapes[:3]}; the two files belong to different models"
-            )
+        if differences := misfit(expected, tensors):
+            raise CheckpointError(f"{path}: the weights do not fit {CONFIG}: {differences}; the two files belong to "
+                                  "different models")
         if odd := [f"{n} as {t.dtype}" for n, t in tensors.items()
                    if expected[n].is_floating_point() and t.dtype not in STORED]:
             raise CheckpointError(f"{path}: weights that are no numbers of a model ({', '.join(odd[:3])}); copy it "
@@ -191,4 +196,4 @@ class Checkpoint(nn.Module):
         return model.to(device).eval()
 
     def restore_buffers(self) -> None:
-        """Compute again what `state_dict` does not hold; models that have such buffers override it."""
+        """Recompute non-persistent buffers after loading; models that have such buffers override it."""

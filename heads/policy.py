@@ -151,7 +151,7 @@ class ChunkPolicy(Checkpoint):
         hidden [B, S, D] of the speech positions -> [B, S, K], each position seeing those before it; with the
         positions [B, M] of decisions -> [B, M, K]. A policy that reads candidates needs their
         `candidate_features` at every decision: [B, M, n, F], or [B, M, N, n, F] of N chunks drawn side by side -> [B,
-        M, N, K], joint log-probs of chunk and end. Padding may stand at the end. ValueError where candidates are missing.
+        M, N, K], joint log-probs of chunk and end. Padding may stand at the end. ValueError without candidates.
         """
         scores = self.end_scores(hidden, positions, candidates)
         several = candidates is not None and candidates.dim() == 5

@@ -15,8 +15,7 @@ from typing import Any
 
 from dcar.config import load_config, setting
 from dcar.errors import ConfigError, DataError, TextError
-from dcar.model.backbones.text_tokens import TextTokenizer
-from dcar.model.load import text_encoder
+from dcar.model.load import TextTokenizer, text_encoder
 from dcar.prepare.prepared import (
     check_out_dir,
     features,

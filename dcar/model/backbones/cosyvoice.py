@@ -1,15 +1,21 @@
-"""CosyVoice 2's language model from its `llm.pt` (FunAudioLLM/CosyVoice, cosyvoice/llm/llm.py, class Qwen2LM).
+"""Language models of CosyVoice from their `llm.pt` (FunAudioLLM/CosyVoice, cosyvoice/llm/llm.py).
 
-Its sequence is sos, text (prompt text first), task id, speech. Here the task id is the start symbol of speech, which
-closes the prefix (`bos` false), and sos its first vector. Of the V + 3 outputs the first V + 1 are kept: codes and
-end of speech. The other two (one unused, one that asks for more text in streaming) are never right where the text is
-complete; leaving them out conditions the distribution on that.
+CosyVoice 2 (class Qwen2LM): sos, text (prompt text first), task id, speech. Here the task id is the start symbol of
+speech, which closes the prefix (`bos` false), and sos its first vector. Of the V + 3 outputs the first V + 1 are kept:
+codes and end of speech. The other two (one unused, one that asks for more text in streaming) are never right where the
+text is complete; leaving them out conditions the distribution on that.
+
+CosyVoice-300M (class TransformerLM): sos, speaker vector, text, task id, speech. The speaker vector is left out, as
+CosyVoice itself does in instruct mode: the voice comes from the prompt's speech. The layer that made it of an x-vector
+is dropped.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +23,29 @@ import torch
 from torch import Tensor
 
 from dcar.errors import CheckpointError
+from dcar.model.backbones.cosyvoice_lm import MODEL_TYPE
 from dcar.model.backbones.decoder import BackboneConfig, BackboneDecoder
+from heads.checkpoint import misfit
 
-TRUNK, OUTPUT = "llm.model.model.", "llm.model.lm_head.weight"
-OWN = ("llm_embedding.weight", "speech_embedding.weight", "llm_decoder.weight", "llm_decoder.bias")
+logger = logging.getLogger(__name__)
+
+TRUNK = "llm.model.model."
+SPEECH = ("llm_embedding.weight", "speech_embedding.weight", "llm_decoder.weight", "llm_decoder.bias")
 BLANK = "CosyVoice-BlankEN"  # folder beside llm.pt with the configuration and text tokenizer of Qwen2
 FIX = "download FunAudioLLM/CosyVoice2-0.5B and give its folder, which holds llm.pt and CosyVoice-BlankEN/"
+FIX_300M = "download FunAudioLLM/CosyVoice-300M and give its folder, which holds llm.pt and cosyvoice.yaml"
+NAMES = (  # tensors of CosyVoice-300M -> of `CosyVoiceLM`
+    (r"^text_embedding\.", "embed_tokens.embedding."),
+    (r"^text_encoder_affine_layer\.", "embed_tokens.output."),
+    (r"^text_encoder\.", "embed_tokens."),
+    (r"^llm\.", ""),
+    (r"(^|\.)embed\.out\.0\.", r"\1input."),
+    (r"(^|\.)embed\.out\.1\.", r"\1input_norm."),
+    (r"(^|\.)after_norm\.", r"\1norm."),
+    (r"(^|\.)encoders\.", r"\1layers."),
+    (r"\.norm_mha\.", ".norm1."),
+    (r"\.norm_ff\.", ".norm2."),
+)
 
 
 def read_tensors(path: Path, fix: str) -> dict[str, Tensor]:
@@ -41,26 +64,35 @@ def read_tensors(path: Path, fix: str) -> dict[str, Tensor]:
     return {k: v for k, v in loaded.items() if isinstance(v, Tensor)}  # training adds `epoch` and `step`
 
 
-def check_version(path: Path, tensors: dict[str, Tensor]) -> None:
-    """CheckpointError that names the version found, unless it is the second."""
+def check_cosyvoice2(path: Path, tensors: dict[str, Tensor]) -> None:
+    """CheckpointError that names the version found, unless it is CosyVoice 2."""
     if any(k.startswith(("text_encoder.", "llm.encoders.")) for k in tensors):
         raise CheckpointError(
             f"{path}: expected CosyVoice 2 (keys {TRUNK}*), found CosyVoice 1 (CosyVoice-300M: keys text_encoder.*, "
             f"llm.encoders.*): convert it with kind=cosyvoice, or {FIX}")
-    if any(k.startswith(TRUNK) for k in tensors) and OWN[0] not in tensors and OWN[1] in tensors:
-        raise CheckpointError(f"{path}: expected CosyVoice 2, found CosyVoice 3 (no {OWN[0]}; its special symbols are "
-                              f"rows of speech_embedding and are numbered differently); {FIX}")
-    missing = [k for k in (*OWN, f"{TRUNK}embed_tokens.weight", f"{TRUNK}norm.weight") if k not in tensors]
-    if missing:
-        raise CheckpointError(f"{path}: expected the tensors of CosyVoice 2, missing {missing}; found "
-                              f"{sorted(tensors)[:3]} …; {FIX}")
-    width = tensors[OWN[0]].shape[1]
-    rows = tensors[OWN[1]].shape[0]
-    expected = {OWN[0]: (2, width), OWN[1]: (rows, width), OWN[2]: (rows, width), OWN[3]: (rows,)}
-    wrong = [f"{k} {tuple(tensors[k].shape)} instead of {v}" for k, v in expected.items()
-             if tuple(tensors[k].shape) != v]
-    if wrong or rows <= 3:
-        raise CheckpointError(f"{path}: shapes do not fit together: {'; '.join(wrong)}; {FIX}")
+    if any(k.startswith(TRUNK) for k in tensors) and SPEECH[0] not in tensors and SPEECH[1] in tensors:
+        raise CheckpointError(f"{path}: expected CosyVoice 2, found CosyVoice 3 (no {SPEECH[0]}; its special symbols "
+                              f"are rows of speech_embedding and are numbered differently); {FIX}")
+    check_tensors(path, tensors, "CosyVoice 2", (f"{TRUNK}embed_tokens.weight", f"{TRUNK}norm.weight"), FIX)
+    check_shapes(path, tensors, len(tensors[SPEECH[1]]), FIX)
+    if len(tensors[SPEECH[1]]) <= 3:
+        raise CheckpointError(f"{path}: shapes do not fit together: no speech codes; {FIX}")
+
+
+def check_tensors(path: Path, tensors: dict[str, Tensor], version: str, needed: tuple[str, ...], fix: str) -> None:
+    """CheckpointError where tensors of speech or other `needed` ones are missing."""
+    if missing := [k for k in (*SPEECH, *needed) if k not in tensors]:
+        raise CheckpointError(f"{path}: expected the tensors of {version}, missing {missing[:4]}; found "
+                              f"{sorted(tensors)[:3]} …; {fix}")
+
+
+def check_shapes(path: Path, tensors: dict[str, Tensor], outputs: int, fix: str) -> None:
+    """CheckpointError where the speech tensors do not fit together."""
+    width = tensors[SPEECH[1]].shape[1]
+    expected = {SPEECH[0]: (2, width), SPEECH[2]: (outputs, width), SPEECH[3]: (outputs,)}
+    if wrong := [f"{k} {tuple(tensors[k].shape)} instead of {v}" for k, v in expected.items()
+                 if tuple(tensors[k].shape) != v]:
+        raise CheckpointError(f"{path}: shapes do not fit together: {'; '.join(wrong)}; {fix}")
 
 
 def read_architecture(folder: Path, embeddings: Tensor) -> dict[str, Any]:
@@ -89,7 +121,7 @@ def load_cosyvoice2(source: Path, architecture: Path | None = None, speech_vocab
     """
     path = source / "llm.pt" if source.is_dir() else source
     tensors = read_tensors(path, FIX)
-    check_version(path, tensors)
+    check_cosyvoice2(path, tensors)
     shape = read_architecture(architecture or path.parent / BLANK, tensors[f"{TRUNK}embed_tokens.weight"])
     trunk = {k.removeprefix(TRUNK): v for k, v in tensors.items() if k.startswith(TRUNK)}
     codes = len(tensors["speech_embedding.weight"]) - 3
@@ -122,11 +154,78 @@ def decoder_of(path: Path, tensors: dict[str, Tensor], trunk: dict[str, Tensor],
 
 def load_trunk(decoder: BackboneDecoder, trunk: dict[str, Tensor], where: str) -> None:
     """Fill the language model; CheckpointError for anything missing, left over or misshapen."""
-    expected = decoder.backbone.state_dict()
-    missing, extra = sorted(set(expected) - set(trunk)), sorted(set(trunk) - set(expected))
-    shapes = [f"{k} {tuple(trunk[k].shape)} instead of {tuple(v.shape)}" for k, v in expected.items()
-              if k in trunk and trunk[k].shape != v.shape]
-    if missing or extra or shapes:
-        raise CheckpointError(f"{where}: the weights do not fit their configuration: missing {missing[:3]}, unexpected "
-                              f"{extra[:3]}, shapes {shapes[:3]}; give the config.json of this very checkpoint")
+    if differences := misfit(decoder.backbone.state_dict(), trunk):
+        raise CheckpointError(f"{where}: the weights do not fit their configuration: {differences}; give the "
+                              "config.json of this very checkpoint")
     decoder.backbone.load_state_dict({k: v.float() for k, v in trunk.items()})
+
+
+def load_cosyvoice1(source: Path, speech_vocab_size: int = 0, **settings: Any) -> BackboneDecoder:
+    """A decoder with the weights of CosyVoice-300M (-SFT, -Instruct); its additional heads are new.
+
+    source: its folder, or an llm.pt. speech_vocab_size: if given, what the checkpoint must have. `settings` go into
+    BackboneConfig. Raises CheckpointError.
+    """
+    path = source / "llm.pt" if source.is_dir() else source
+    tensors = read_tensors(path, FIX_300M)
+    check_cosyvoice1(path, tensors)
+    check_yaml(path.parent / "cosyvoice.yaml")
+    trunk = {current_name(k): v for k, v in tensors.items() if k not in SPEECH and not k.startswith("spk_embed_affine_layer.")}
+    return decoder_of(path, tensors, trunk, len(tensors["speech_embedding.weight"]), speech_vocab_size,
+                      architecture=read_sizes(tensors), source="cosyvoice", **settings)
+
+
+def current_name(name: str) -> str:
+    """The name of a tensor of `llm.pt` in `CosyVoiceLM`."""
+    for pattern, replacement in NAMES:
+        name = re.sub(pattern, replacement, name)
+    return name
+
+
+def check_cosyvoice1(path: Path, tensors: dict[str, Tensor]) -> None:
+    """CheckpointError that says what was found, unless it is the language model of CosyVoice-300M."""
+    if any(k.startswith("llm.model.") for k in tensors):
+        raise CheckpointError(f"{path}: expected CosyVoice 1 (keys llm.encoders.*), found CosyVoice 2 or 3 (keys "
+                              f"llm.model.*): convert it with kind=cosyvoice2, or {FIX_300M}")
+    layer = ("self_attn.pos_bias_u", "feed_forward.w_1.weight")
+    check_tensors(path, tensors, "CosyVoice-300M", (
+        "text_embedding.weight", "text_encoder.embed.out.0.weight", "text_encoder_affine_layer.weight",
+        "llm.embed.out.0.weight", *(f"{part}.encoders.0.{k}" for part in ("text_encoder", "llm") for k in layer)),
+        FIX_300M)
+    check_shapes(path, tensors, len(tensors[SPEECH[1]]) + 1, FIX_300M)
+
+
+def check_yaml(path: Path) -> None:
+    """CheckpointError where cosyvoice.yaml says what the weights do not show and `CosyVoiceLM` does not do; a warning
+    where the file is not there."""
+    try:
+        text = path.read_text()
+    except OSError:
+        logger.warning("%s is not there: taken as of CosyVoice-300M (causal text encoder, ReLU in the language model)",
+                       path)
+        return
+    model = text.partition("\nflow:")[0]  # text encoder and language model come first
+    found = {"static_chunk_size": ["1", "1"], "input_layer": ["linear", "linear_legacy"],
+             "pos_enc_layer_type": ["rel_pos_espnet"] * 2, "selfattention_layer_type": ["rel_selfattn"] * 2,
+             "activation_type": []}
+    for key, wanted in found.items():
+        values = [v.strip("'\"") for v in re.findall(rf"^\s+{key}:\s*(\S+)", model, re.M)]
+        if values != wanted:
+            raise CheckpointError(f"{path}: expected {key} {wanted or 'not to be set'} for text encoder and language "
+                                  f"model, found {values}: a model of another kind; {FIX_300M}")
+
+
+def read_sizes(tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """The architecture, from the shapes of the weights."""
+    def stack(prefix: str) -> dict[str, int]:
+        first = f"{prefix}.encoders.0."
+        layers = {int(k.split(".")[2]) for k in tensors if k.startswith(f"{prefix}.encoders.")}
+        return {
+            "hidden_size": tensors[f"{first}self_attn.linear_q.weight"].shape[0], "num_hidden_layers": max(layers) + 1,
+            "num_attention_heads": tensors[f"{first}self_attn.pos_bias_u"].shape[0],
+            "intermediate_size": tensors[f"{first}feed_forward.w_1.weight"].shape[0],
+        }
+
+    vocab_size, input_size = tensors["text_embedding.weight"].shape
+    return {"model_type": MODEL_TYPE, "vocab_size": vocab_size, **stack("llm"),
+            "text_encoder": {"input_size": input_size, **stack("text_encoder")}}

@@ -19,8 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dcar.errors import CheckpointError
-from dcar.model.backbones.adapters import inject
+from dcar.errors import CheckpointError, ConfigError
 from dcar.model.backbones.cosyvoice_lm import MODEL_TYPE, CosyVoiceLM
 from dcar.model.car import SpeechDecoder, SpeechVocabulary
 from heads.build import build_heads
@@ -51,12 +50,12 @@ class BackboneConfig(SpeechVocabulary):
     sequence_start: bool = False  # the prefix begins with a vector of its own (CosyVoice's sos)
     text_prefix: tuple[int, ...] = ()  # ids before and
     text_suffix: tuple[int, ...] = ()  # behind the text: the model's template
-    lora: dict[str, Any] | None = None  # adapters on the language model, see adapters.py
+    lora: dict[str, Any] | None = None  # adapters on the language model, see lora.py
     tokenizer: str = ""
     phonemes: str = ""  # the text tokenizer's name and checksum, see dcar/prepare/retokenize.py
 
     def __post_init__(self):
-        # what says nothing of the weights, and would not come back the same from a file
+        # without entries that do not describe the weights or do not survive JSON
         kept = {k: v for k, v in self.architecture.items() if k not in UNUSED and not k.startswith("_")}
         self.architecture = json.loads(json.dumps(kept))
 
@@ -95,7 +94,7 @@ class BackboneConfig(SpeechVocabulary):
 
 
 class LayerCache:
-    """What an attention layer of `transformers` sees of a KVCache: `update` stores and returns all columns so far."""
+    """The cache interface of `transformers` over a KVCache: `update` writes and returns all columns so far."""
 
     is_compileable = False
 
@@ -109,8 +108,8 @@ class LayerCache:
         return self.cache.prefix + self.cache.longest
 
     def positions(self, new: Tensor) -> Tensor:
-        """Positions of all columns so far, with those of the columns that are about to be written, `new` [B, m], in
-        their places: [B, C]. Columns that hold nothing have some position."""
+        """Positions of all columns, those that are about to be written, `new` [B, m], included: [B, C]. Empty columns
+        have some position."""
         cache, count = self.cache, new.shape[1]
         column = torch.arange(cache.columns(count), device=new.device)
         known = torch.where(column < cache.prefix, column, column - cache.prefix + cache.prefix_lengths[:, None])
@@ -267,6 +266,25 @@ class BackboneDecoder(SpeechDecoder):
         hidden = self._pass(x, positions, mask, cache)
         cache.advance(counts, new)
         return hidden
+
+
+def peft_config(settings: dict[str, Any]):
+    """The `LoraConfig` of peft for `LoraSettings` (dcar/model/backbones/lora.py)."""
+    from peft import LoraConfig
+
+    return LoraConfig(r=settings["rank"], lora_alpha=settings["alpha"], lora_dropout=settings["dropout"],
+                      target_modules=list(settings["targets"]), bias="none")
+
+
+def inject(backbone: nn.Module, settings: dict[str, Any]) -> None:
+    """Put LoRA adapters into the language model, in place. ConfigError where no layer has a target's name."""
+    from peft import inject_adapter_in_model
+
+    names = {name.rpartition(".")[2] for name, _ in backbone.named_modules()}
+    if unknown := sorted(set(settings["targets"]) - names):
+        linear = {n.rpartition(".")[2] for n, m in backbone.named_modules() if isinstance(m, nn.Linear)}
+        raise ConfigError(f"lora targets {unknown} are no layers of this model; it has {sorted(linear)}")
+    inject_adapter_in_model(peft_config(settings), backbone)
 
 
 def check_ragged(decoder: BackboneDecoder, tolerance: float = 1e-3) -> None:

@@ -14,19 +14,30 @@ published causal model, with the heads in a file of their own.
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from safetensors.torch import save_file
 from torch import Tensor
 
+from dcar.config import setting
 from dcar.errors import ConfigError
-from dcar.model.backbones.adapters import LoraSettings, inject, peft_config
-from dcar.model.backbones.decoder import BackboneConfig, BackboneDecoder
+from dcar.model.backbones.decoder import BackboneConfig, BackboneDecoder, inject, peft_config
 
 MODES = ("joint", "lora", "heads")
 PREFIX = "base_model.model.model."  # where peft finds the trunk of a causal language model
 ADAPTER, HEADS = "adapter_model.safetensors", "heads.safetensors"
+
+
+@dataclass
+class LoraSettings:
+    """Adapters: y = W x + (alpha / rank) B A dropout(x)."""
+
+    rank: int = setting(16, "Rank of B A.", minimum=1)
+    alpha: float = setting(32.0, "Scale: alpha / rank.", above=0)
+    dropout: float = setting(0.0, "Share of inputs dropped while training.", minimum=0, below=1)
+    targets: list[str] = setting(["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+                                 "Layers of the language model that get adapters.")
 
 
 def add_lora(decoder: BackboneDecoder, settings: LoraSettings) -> BackboneDecoder:
@@ -63,12 +74,6 @@ def set_trainable(decoder: BackboneDecoder, mode: str) -> None:
         parameter.requires_grad_(trained)
 
 
-def adapter_tensors(decoder: BackboneDecoder) -> dict[str, Tensor]:
-    """The adapters' tensors by the names that peft gives them."""
-    return {PREFIX + name.replace(".default", ""): p.detach().cpu().contiguous()
-            for name, p in decoder.backbone.state_dict().items() if "lora_" in name}
-
-
 def save_adapter(decoder: BackboneDecoder, directory: str | Path) -> None:
     """Write adapter_config.json and adapter_model.safetensors as peft does (PeftModel.from_pretrained on the published
     causal model reads them), and heads and speech embedding in heads.safetensors."""
@@ -79,9 +84,12 @@ def save_adapter(decoder: BackboneDecoder, directory: str | Path) -> None:
     config = peft_config(decoder.config.lora)
     config.inference_mode = True
     config.save_pretrained(str(path))
-    save_file(adapter_tensors(decoder), path / ADAPTER, metadata={"format": "pt"})
-    own = {k: v.detach().cpu().contiguous() for k, v in decoder.state_dict().items() if not k.startswith("backbone.")}
-    save_file(own, path / HEADS, metadata={"format": "pt"})
+    tensors = {k: v.detach().cpu().contiguous() for k, v in decoder.state_dict().items()}
+    adapter = {PREFIX + k.removeprefix("backbone.").replace(".default", ""): v for k, v in tensors.items()
+               if "lora_" in k}
+    save_file(adapter, path / ADAPTER, metadata={"format": "pt"})
+    rest = {k: v for k, v in tensors.items() if not k.startswith("backbone.")}
+    save_file(rest, path / HEADS, metadata={"format": "pt"})
 
 
 def merge(decoder: BackboneDecoder) -> BackboneDecoder:

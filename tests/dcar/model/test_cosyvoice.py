@@ -19,7 +19,7 @@ from dcar.decoding import ChunkMethod, FixedChunk, Prompt, RandomChunk, decode
 from dcar.decoding.batch import pad
 from dcar.errors import CheckpointError
 from dcar.model.backbones.convert import ConvertConfig, convert
-from dcar.model.backbones.cosyvoice1 import load_cosyvoice1
+from dcar.model.backbones.cosyvoice import load_cosyvoice1
 from dcar.model.backbones.decoder import check_ragged
 from dcar.model.draft import build_draft
 from dcar.model.load import load_decoder, text_encoder

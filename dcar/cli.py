@@ -111,8 +111,6 @@ def resolve(words: list[str]) -> tuple[str, str, list[str]]:
         near = difflib.get_close_matches(name, [*COMMANDS, *OLD], n=1)
         hint = f"; did you mean '{OLD.get(near[0], near[0])}'?" if near else ""
         raise ConfigError(f"unknown command '{name}'{hint}")
-    if name == "doctor" and any(not word.startswith("-") for word in rest):
-        return "doctor", "dcar.verify", rest
     key, values = CHOICES.get(name, ("", {"": COMMANDS[name]}))
     chosen = [word for word in rest if key and word.removeprefix("--").startswith(f"{key}=")]
     if not chosen:

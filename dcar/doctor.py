@@ -1,16 +1,22 @@
-"""`dcar doctor`: is this installation able to run the main job? One line a check; exit status 1 if any fails."""
+"""`dcar doctor`: is this installation able to run the main job? `dcar doctor FOLDER`: are its files as written?
+
+One line a check; exit status 1 if any fails. Of a folder, every manifest.json, provenance.json, prepared.json and
+compare.json below it that lists digests is recomputed.
+"""
 
 from __future__ import annotations
 
+import json
 import shutil
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
+from pathlib import Path
 
-from dcar.config import load_config
-from dcar.errors import DCARError
+from dcar.config import load_config, setting
+from dcar.errors import DataError, DCARError
 from dcar.sources.packages import pip_extra
+from dcar.storage import MANIFEST, faults
 
 EXTRAS = {"nemo": ("nemo_toolkit", "recognisers of NeMo"),
           "demo": ("gradio", "dcar demo")}
@@ -23,13 +29,13 @@ def _versions() -> str:
 
 def _extras() -> str:
     """Optional packages: what they are for, and how to get the absent ones."""
-    said = []
+    lines = []
     for extra, (package, purpose) in EXTRAS.items():
         try:
-            said.append(f"{package} {metadata.version(package)}")
+            lines.append(f"{package} {metadata.version(package)}")
         except metadata.PackageNotFoundError:
-            said.append(f"no {package}, for {purpose}: {pip_extra(extra)}")
-    return "; ".join(said)
+            lines.append(f"no {package}, for {purpose}: {pip_extra(extra)}")
+    return "; ".join(lines)
 
 
 def _device() -> str:
@@ -82,10 +88,10 @@ def _kernels() -> str:
     if switched_off():
         return "switched off by DCAR_NATIVE, decoding on the CPU is slower than it could be"
     try:
-        made = {str(dtype).removeprefix("torch."): Kernels(dtype) for dtype in (torch.float32, torch.bfloat16)}
+        compiled = {str(dtype).removeprefix("torch."): Kernels(dtype) for dtype in (torch.float32, torch.bfloat16)}
     except NativeError as error:
         return f"none, decoding on the CPU is slower than it could be: {error}"
-    return "compiled for " + ", ".join(name + " (matrix unit)" * own.matrix_unit for name, own in made.items())
+    return "compiled for " + ", ".join(name + " (matrix unit)" * lib.matrix_unit for name, lib in compiled.items())
 
 
 CHECKS: dict[str, Callable[[], str]] = {
@@ -94,19 +100,63 @@ CHECKS: dict[str, Callable[[], str]] = {
 }
 
 
+LISTS = (MANIFEST, "provenance.json", "prepared.json", "compare.json")
+
+
+@dataclass
+class Verdict:
+    """What became of one list of digests."""
+
+    path: Path
+    files: int
+    faults: list[str]
+
+    def __str__(self) -> str:
+        if self.faults:
+            return "\n".join([f"BAD   {self.path}", *(f"      {fault}" for fault in self.faults)])
+        return f"ok    {self.path}: {self.files} files are as they were written"
+
+
+def verify(folder: str | Path) -> list[Verdict]:
+    """The verdicts on all lists of digests under a folder. DataError where there are none."""
+    folder = Path(folder)
+    verdicts = []
+    for path in sorted(p for name in LISTS for p in folder.rglob(name)):
+        try:
+            listed = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            verdicts.append(Verdict(path, 0, [f"cannot be read ({error})"]))
+            continue
+        if isinstance(listed, dict) and (path.name == MANIFEST or isinstance(listed.get("files"), dict)):
+            complete = {"complete": True} if path.name != MANIFEST else {}
+            files = listed.get("files")
+            count = len(files) if isinstance(files, dict) else 0
+            verdicts.append(Verdict(path, count, faults(path.parent, {**listed, **complete})))
+    if not verdicts:
+        raise DataError(f"{folder}: no list of digests here ({', '.join(LISTS)}); give the folder of a run, of a "
+                        "prepared corpus or of a comparison that this version has written")
+    return verdicts
+
+
 @dataclass
 class DoctorConfig:
-    """Whether this installation is able to run the main job: one line a check; it has no settings."""
+    """Whether this installation is able to run the main job, or the files of a folder are as they were written."""
+
+    folder: str = setting("", "Folder of a run, of a prepared corpus or of a comparison, whose digests are recomputed; "
+                              "empty = check the installation.", positional=True, place="folder")
 
 
-def main(arguments: list[str] | None = None) -> None:
-    load_config(DoctorConfig, arguments)
-    failed = 0
+def main(arguments: list[str] | None = None) -> int:
+    """`dcar doctor [FOLDER]`; status 1 where something is wrong."""
+    if folder := load_config(DoctorConfig, arguments).folder:
+        verdicts = verify(folder)
+        print("\n".join(map(str, verdicts)))
+        return int(any(verdict.faults for verdict in verdicts))
+    failed = False
     for name, check in CHECKS.items():
         try:
             print(f"ok    {name}: {check()}")
         except (DCARError, metadata.PackageNotFoundError, ImportError, OSError) as error:
-            failed += 1
+            failed = True
             print(f"FAIL  {name}: {type(error).__name__}: {error}")
-    if failed:
-        sys.exit(1)
+    return int(failed)

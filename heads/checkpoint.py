@@ -91,6 +91,16 @@ def _fits(value: Any, hint: Any) -> bool:
     return isinstance(value, origin)
 
 
+class CheckpointConfig:
+    """What trackers of transformers (`report_to`) ask of a model's configuration, a dataclass."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)  # type: ignore[call-overload]
+
+    def to_json_string(self) -> str:
+        return json.dumps(self.to_dict(), indent=2)
+
+
 class Checkpoint(nn.Module):
     """Mixin of a module that is built from one dataclass config and saved as a directory."""
 

@@ -14,16 +14,14 @@ hold a chunk scorer (heads/chunk_scorer.py), trained before it, which says how w
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from dcar.errors import CheckpointError
 from heads.candidates import FEATURES, EndScores, joint_log_probs, with_dial
-from heads.checkpoint import Checkpoint, check_trained_for
+from heads.checkpoint import Checkpoint, CheckpointConfig, check_trained_for
 from heads.chunk_scorer import ChunkScorer, ChunkScorerConfig, scored_features
 from heads.layers import KVCache, RotaryTable, TransformerLayer, last_of
 
@@ -33,7 +31,7 @@ NEVER = -1e9
 
 
 @dataclass
-class ChunkPolicyConfig:
+class ChunkPolicyConfig(CheckpointConfig):
     """Shape of a policy and the identity of the base model that it was trained for."""
 
     hidden_size: int  # of the decoder
@@ -68,13 +66,6 @@ class ChunkPolicyConfig:
                                   "chunk scorer is for one that reads candidates")
         if wrong := [str(size) for size in (*self.chunk_range, *self.sizes) if not 1 <= size <= self.num_actions]:
             raise CheckpointError(f"a policy of {self.num_actions} actions cannot keep {', '.join(wrong)} tokens")
-
-    def to_dict(self) -> dict[str, Any]:
-        """For trackers, which read a model's config."""
-        return asdict(self)
-
-    def to_json_string(self) -> str:
-        return json.dumps(self.to_dict(), indent=2)
 
     @property
     def layer_width(self) -> int:

@@ -142,8 +142,8 @@ class Roller:
             return decode(self._reader, prompts, method, self.sampling, batch_size=len(prompts), **how)
         rows, room = len(prompts) * self.group_size, room_for(prompts, self.sampling)
         if self._engine is None:
-            self._engine = StaticEngine(self.base, EngineConfig(rows, room.capacity, room.text), policy)
-        self._engine.fit(rows, room.capacity, room.text)
+            self._engine = StaticEngine(self.base, EngineConfig(rows, *room), policy)
+        self._engine.fit(rows, *room)
         self._engine.load_policy(policy)  # always: not every way of training moves the version counters of weights
         return self._engine.decode(prompts, method, self.sampling, **how)
 

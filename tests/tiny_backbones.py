@@ -7,7 +7,7 @@ import torch
 from tiny_decoders import sharpen_heads
 
 from dcar.decoding import Prompt
-from dcar.decoding.batch import pad
+from dcar.decoding.records import pad
 from dcar.model.backbones.decoder import BackboneConfig, BackboneDecoder
 
 CODES = 12

@@ -24,9 +24,9 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from dcar.decoding.batch import batch_of
 from dcar.decoding.fast.policy import FastPolicyReader
 from dcar.decoding.loop import Draft, Kept, Session, decode
+from dcar.decoding.records import batch_of
 from dcar.errors import ConfigError
 from dcar.sampling import sample
 from heads.candidates import candidate_features, resampling_log_weights, select_draw

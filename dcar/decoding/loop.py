@@ -19,10 +19,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from dcar.decoding.batch import batch_of, check_prompt
 from dcar.decoding.ends import distribution_error, length_limit, no_distribution, up_to_end
 from dcar.decoding.fast.distributions import probs_of, tokens_of
-from dcar.decoding.records import DecodeResult, Prompt
+from dcar.decoding.records import DecodeResult, Prompt, batch_of, check_prompt
 from dcar.decoding.tree import DraftTree
 from dcar.errors import DistributionError
 from dcar.model.base import Decoder

@@ -11,8 +11,6 @@ that the diagonal of the alignment is near from the first step. It learns to ali
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -27,7 +25,7 @@ from dcar.config import check, setting
 from dcar.errors import ConfigError
 from dcar.tokens.spread import INPUT, OUTPUT, spread_out
 from heads.build import HEAD_KINDS, Heads, build_heads, check_kind
-from heads.checkpoint import Checkpoint
+from heads.checkpoint import Checkpoint, CheckpointConfig
 from heads.chunk_scorer import ChunkScorer, LogRatios
 from heads.layers import KVCache, RotaryTable, TransformerLayer
 from heads.policy import ChunkPolicy, PolicyReader
@@ -35,7 +33,7 @@ from heads.policy import ChunkPolicy, PolicyReader
 IGNORE = -100
 
 
-class SpeechVocabulary:
+class SpeechVocabulary(CheckpointConfig):
     """Ids of speech that every decoder's configuration has: V codes 0 … V − 1, then EOS, all of which heads predict."""
 
     speech_vocab_size: int
@@ -47,14 +45,6 @@ class SpeechVocabulary:
     @property
     def output_size(self) -> int:
         return self.speech_vocab_size + 1
-
-    def to_dict(self) -> dict[str, Any]:
-        """As trackers of transformers (`report_to`) ask for it."""
-        return dataclasses.asdict(self)  # type: ignore[call-overload]
-
-    def to_json_string(self) -> str:
-        """The same as JSON."""
-        return json.dumps(self.to_dict())
 
 
 @dataclass

@@ -111,18 +111,14 @@ def shipped_voice(name: str, tokenizer) -> Voice:
     if tokenizer.checksum != prepared_info(shipped("prepared"))["tokenizer"]["checksum"]:
         raise ConfigError("the shipped voices are tokens of the shipped tokenizer, and this model has another: give "
                           "--voice RECORDING.wav (in Python prompt=)")
-    return next(iter(starter_voices().values())) if name == "" else named_voice(name)
-
-
-def named_voice(name: str) -> Voice:
-    """A shipped voice. ConfigError where there is none of that name."""
-    found = {**starter_voices(), **starter_voices("dev")}
-    if name not in found:
-        near = difflib.get_close_matches(name, found, n=1)
+    voices = {**starter_voices(), **starter_voices("dev")}
+    name = name or next(iter(voices))
+    if name not in voices:
+        near = difflib.get_close_matches(name, voices, n=1)
         hint = f"did you mean {near[0]}? " * bool(near)
         raise ConfigError(f"voice {name}: no shipped voice, recording or folder of dcar tune-voice; {hint}`dcar speak "
                           "--voices` lists those that ship")
-    return found[name]
+    return voices[name]
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,8 @@ from __future__ import annotations
 import re
 
 from dcar.text.addresses import LETTER
-from dcar.text.numbers import words_of
 
-MONTHS = words_of("January February March April May June July August September October November December")
+MONTHS = "January February March April May June July August September October November December".split()
 MONTH_SHORT = {m[:3].lower(): m for m in MONTHS} | {"sept": "September"}
 # Read with or without the full stop that follows; "dr" and "st" depend on their neighbours and are handled apart.
 _ABBREVIATIONS = {

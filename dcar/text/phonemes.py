@@ -67,19 +67,16 @@ class _Pronouncer:
         finally:
             rows.close()
         self._folder = folder
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
         self._tagger: Any = None
         self._guesser: Any = None
-
-    def renew_lock(self) -> None:
-        self._lock = threading.Lock()
 
     def __contains__(self, word: str) -> bool:
         return word in self._lexicon
 
     def tags(self, words: list[str]) -> list[str]:
         """Penn part-of-speech tags of the words and marks of one sentence."""
-        with self._lock:
+        with self.lock:
             if self._tagger is None:
                 from gruut.pos import PartOfSpeechTagger
 
@@ -112,7 +109,7 @@ class _Pronouncer:
 
     @functools.lru_cache(maxsize=65536)  # noqa: B019  (one pronouncer lives as long as the process)
     def _guess(self, word: str) -> list[str]:
-        with self._lock:
+        with self.lock:
             if self._guesser is None:
                 from gruut.g2p import GraphemesToPhonemes
 
@@ -155,7 +152,7 @@ def _forget_locks() -> None:
     global _pronouncer_lock
     _pronouncer_lock = threading.Lock()
     if _pronouncer is not None:
-        _pronouncer.renew_lock()
+        _pronouncer.lock = threading.Lock()
 
 
 def _check(text: str, max_characters: int) -> str:
@@ -212,8 +209,7 @@ class Phonemizer:
 
 def _symbol(gruut_phoneme: str) -> str:
     symbol = gruut_phoneme.replace("ˌ", "")
-    if symbol not in _IDS:
-        symbol = {"ˈə": "ˈʌ", "g": "ɡ", "r": "ɹ"}.get(symbol, symbol)
+    symbol = {"ˈə": "ˈʌ", "g": "ɡ", "r": "ɹ"}.get(symbol, symbol)
     if symbol not in _IDS:
         raise TextError(f"gruut gave the phoneme {gruut_phoneme!r}, which is not in the inventory {PHONEME_VERSION}")
     return symbol

@@ -9,7 +9,7 @@ import re
 
 from dcar.text.abbreviations import MONTH_SHORT, MONTHS
 from dcar.text.measures import SAID_AS_PAIR, attributive, per, so_many
-from dcar.text.numbers import TENS, cardinal, digits, number, ordinal, plural, roman, whole, words_of, year
+from dcar.text.numbers import TENS, cardinal, digits, number, ordinal, plural, roman, whole, year
 
 MONTH = "(?P<month>" + "|".join(MONTHS) + r"|(?:Jan|Feb|Mar|Apr|Jun|Jul|Aug|Sept|Sep|Oct|Nov|Dec)\b\.?)"
 ZONE = r"(?:[ECMP] ?T|[ECMP][SD]T|GMT|UTC|BST|CES?T|IST|JST|Eastern|Central|Mountain|Pacific)\b"  # behind a time of day
@@ -36,15 +36,15 @@ CODES = {
 _SCALE_WORDS = {"k": "thousand", "m": "million", "mn": "million", "bn": "billion", "b": "billion", "t": "trillion",
                 "tn": "trillion"}
 _NOTES = re.compile(r"\s(?:bills?|notes?|coins?|banknotes?|stamps?|vouchers?|coupons?|tickets?)\b")
-REGNAL = words_of(
+REGNAL = (
     "Henry Louis Elizabeth George Charles Edward James Richard William John Paul Napoleon Catherine Philip Frederick "
     "Francis Leo Pius Benedict Gregory Alexander Nicholas Peter Ivan Ferdinand Ramses Innocent Clement Urban Otto "
     "Mary Sixtus Robert Harald Olaf Christian Gustav Rameses Ptolemy Xerxes Darius"
-)
-COUNTED = words_of(
+).split()
+COUNTED = (
     "Chapter Part Parts War Volume Section Act Scene Book Phase Type Level Bowl Class Grade Stage Article Title Table "
     "Figure Appendix Apollo Gemini Saturn Rocky Episode Round Group Division Tier Canto Fantasy Mark Schedule Lesson"
-)
+).split()
 
 
 def pieces_of_money(m: re.Match[str]) -> str:

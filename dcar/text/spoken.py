@@ -18,9 +18,8 @@ from dcar.errors import TextError
 from dcar.text import measures as ms
 from dcar.text import quantities as q
 from dcar.text.abbreviations import OPENERS, abbreviations
-from dcar.text.addresses import LETTER, addresses
+from dcar.text.addresses import LETTER, addresses, places
 from dcar.text.numbers import cardinal, digits, number, ordinal, plural, whole, year
-from dcar.text.places import places
 
 NORMALIZATION_VERSION = "1"
 
@@ -311,26 +310,24 @@ def _fold(text: str) -> str:
     folded = re.sub(r"μ(?=[mgL]\b)", "u", folded)  # 10 μm, 5 μg: found again in the table of units
     folded = re.sub(r"(?<![\u0370-\u03ff])[\u0370-\u03ff](?![\u0370-\u03ff])",
                     lambda m: f" {_LETTER_NAMES[m[0].lower()]} " if m[0].lower() in _LETTER_NAMES else m[0], folded)
-    out = []
-    for c in folded:
-        if c.isascii():
-            out.append(c)
-        elif (value := unicodedata.decimal(c, None)) is not None:
-            out.append(str(value))
-        elif c in "–—£€¥₹₩¢°":
-            out.append(c)
-        elif c.isalpha():
-            base = "".join(b for b in unicodedata.normalize("NFD", c) if not unicodedata.combining(b))
-            out.append(base if base.isascii() else c)
-        elif not unicodedata.combining(c):
-            out.append(" ")
-    foreign = sorted({c for c in out if c.isalpha() and not c.isascii()})
-    if foreign:
-        raise TextError(
-            f"text holds letters that English phonemes cannot say ({' '.join(foreign[:8])}): {_quote(text)}; "
-            "transliterate them or remove the utterance"
-        )
-    return "".join(out)
+    out = "".join(map(_ascii, folded))
+    if foreign := sorted({c for c in out if c.isalpha() and not c.isascii()}):
+        shown = repr(text if len(text) <= 60 else text[:57] + "...")
+        raise TextError(f"text holds letters that English phonemes cannot say ({' '.join(foreign[:8])}): {shown}; "
+                        "transliterate them or remove the utterance")
+    return out
+
+
+def _ascii(c: str) -> str:
+    """A character as ASCII if it is a digit or an accented letter; signs without a reading become spaces."""
+    if c.isascii() or c in "–—£€¥₹₩¢°":
+        return c
+    if (value := unicodedata.decimal(c, None)) is not None:
+        return str(value)
+    if c.isalpha():
+        base = "".join(b for b in unicodedata.normalize("NFD", c) if not unicodedata.combining(b))
+        return base if base.isascii() else c
+    return "" if unicodedata.combining(c) else " "
 
 
 def _phrase_marks(text: str) -> str:
@@ -340,18 +337,10 @@ def _phrase_marks(text: str) -> str:
     text = re.sub(r"(?<![A-Za-z])'|'(?![A-Za-z])", " ", text)
     text = re.sub(r"[^A-Za-z',.?! ]+", " ", text)
 
-    def strongest(m: re.Match[str]) -> str:
-        marks = m[0]
-        return next(mark for mark in "?!.," if mark in marks) + " "
-
-    text = re.sub(r"\s*[,.?!][\s,.?!]*", strongest, text)
+    # of several marks the strongest
+    text = re.sub(r"\s*[,.?!][\s,.?!]*", lambda m: next(mark for mark in "?!.," if mark in m[0]) + " ", text)
     text = re.sub(r"^[\s,.?!]+", "", text)
     return re.sub(r",\s*$", "", " ".join(text.split()))
-
-
-def _quote(text: str) -> str:
-    short = text if len(text) <= 60 else text[:57] + "..."
-    return repr(short)
 
 
 def expand(text: str, is_word: Callable[[str], bool]) -> str:

@@ -15,7 +15,7 @@ import jiwer
 import numpy as np
 
 from dcar.errors import TextError
-from dcar.text.numbers import cardinal, digits, ordinal, plural, year
+from dcar.text.numbers import cardinal, digits, ordinal, plural, whole, year
 
 NORMALIZER = "dcar-english-1"
 
@@ -27,6 +27,7 @@ _NUMBER_WORDS = set(
     "eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety first second third fourth fifth sixth "
     "seventh eighth ninth tenth eleventh twelfth".split()
 )
+_BEFORE_AND = {"hundred", "thousand", "million"}
 # "is" after these is far commoner than the possessive or "has"; both sides of a comparison get the same reading.
 _IS_HOSTS = "he she it that this there here what where who how when why everything everyone nothing something".split()
 _CONTRACTIONS = {
@@ -152,17 +153,9 @@ def normalize_transcript(text: str) -> str:
                 word = word[: -len(ending)] + expansion
         word = _TITLES.get(word, word)
         words.extend(_SPELLINGS.get(part, part) for part in word.split())
-    kept: list[str] = []
-    for i, word in enumerate(words):
-        inside_number = (
-            word == "and"
-            and 0 < i < len(words) - 1
-            and words[i - 1] in {"hundred", "thousand", "million"}
-            and words[i + 1] in _NUMBER_WORDS
-        )
-        if not inside_number:
-            kept.append(word.replace("'", ""))
-    text = " ".join(kept)
+    around = zip(["", *words], words, [*words[1:], ""], strict=False)
+    text = " ".join(word.replace("'", "") for before, word, after in around
+                    if not (word == "and" and before in _BEFORE_AND and after in _NUMBER_WORDS))
     text = _OUR.sub(r"\1or", text)
     text = _RE.sub(r"\1er\2", text)
     text = _ISE.sub(r"\1iz\2", text)
@@ -172,7 +165,7 @@ def normalize_transcript(text: str) -> str:
 
 def word_errors(reference: str, hypothesis: str) -> WordErrors:
     """Word edit counts between the normalised texts. Raises TextError if the reference has no words."""
-    return _edit_counts(reference, hypothesis, characters=False)
+    return _edit_counts(*_normalized(reference, hypothesis))
 
 
 def word_costs(reference: str, hypothesis: str) -> np.ndarray:
@@ -201,7 +194,7 @@ def word_costs(reference: str, hypothesis: str) -> np.ndarray:
 
 def character_errors(reference: str, hypothesis: str) -> WordErrors:
     """Character edit counts (spaces included) between the normalised texts; `reference_words` counts characters."""
-    return _edit_counts(reference, hypothesis, characters=True)
+    return _edit_counts(*_normalized(reference, hypothesis), characters=True)
 
 
 def id_errors(reference: Sequence[int], hypothesis: Sequence[int]) -> WordErrors:
@@ -209,7 +202,7 @@ def id_errors(reference: Sequence[int], hypothesis: Sequence[int]) -> WordErrors
     Raises TextError if it has none."""
     if not len(reference):
         raise TextError("a reference without ids has no error rate; remove the utterance")
-    return _aligned(" ".join(map(str, reference)), " ".join(map(str, hypothesis)), characters=False)
+    return _edit_counts(" ".join(map(str, reference)), " ".join(map(str, hypothesis)))
 
 
 def corpus_wer(errors: Sequence[WordErrors | None]) -> WERScore:
@@ -218,11 +211,10 @@ def corpus_wer(errors: Sequence[WordErrors | None]) -> WERScore:
     The rate is NaN if no utterance has a transcript. With the results of `character_errors` it is the CER.
     """
     present = [e for e in errors if e is not None]
-    reference = sum(e.reference_words for e in present)
-    total = sum(e.errors for e in present)
-    return WERScore(wer=total / reference if reference else float("nan"),
-                    substitutions=sum(e.substitutions for e in present), deletions=sum(e.deletions for e in present),
-                    insertions=sum(e.insertions for e in present), reference_words=reference,
+    names = ("substitutions", "deletions", "insertions", "reference_words")
+    totals = {name: sum(getattr(e, name) for e in present) for name in names}
+    reference = totals["reference_words"]
+    return WERScore(wer=sum(e.errors for e in present) / reference if reference else float("nan"), **totals,
                     coverage=len(present) / len(errors) if errors else float("nan"),
                     empty=sum(e.empty_hypothesis for e in present), normalizer=NORMALIZER, utterances=tuple(errors))
 
@@ -237,15 +229,15 @@ def score_corpus(references: Sequence[str], hypotheses: Sequence[str | None]) ->
     return corpus_wer([None if hyp is None else word_errors(ref, hyp) for ref, hyp in pairs])
 
 
-def _edit_counts(reference: str, hypothesis: str, characters: bool) -> WordErrors:
+def _normalized(reference: str, hypothesis: str) -> tuple[str, str]:
     ref, hyp = normalize_transcript(reference), normalize_transcript(hypothesis)
     if not ref:
         raise TextError(f"reference {reference!r} has no words, so it has no error rate; remove the utterance")
-    return _aligned(ref, hyp, characters)
+    return ref, hyp
 
 
-def _aligned(ref: str, hyp: str, characters: bool) -> WordErrors:
-    """Edit counts of two texts as they stand, the reference not empty."""
+def _edit_counts(ref: str, hyp: str, characters: bool = False) -> WordErrors:
+    """Edit counts of two texts as they are, the reference not empty."""
     units = len(ref) if characters else len(ref.split())
     if not hyp:
         return WordErrors(0, units, 0, units, empty_hypothesis=True)
@@ -258,11 +250,9 @@ def _spell(number: str, speak: Callable[[int], str]) -> str:
 
 
 def _whole(number: str) -> str:
-    """A whole number: four digits from 1100 to 2099 are read as a year, long or zero-led ones digit by digit."""
-    if (len(number) > 1 and number.startswith("0")) or len(number) > 15:
-        return digits(number)
-    value = int(number)
-    return year(value) if 1100 <= value <= 2099 else cardinal(value)
+    """A whole number; four digits from 1100 to 2099 are read as a year."""
+    is_year = len(number) == 4 and 1100 <= int(number) <= 2099
+    return year(int(number)) if is_year else whole(number)
 
 
 def _money(match: re.Match[str]) -> str:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from dcar.decoding.batch import pad
+from dcar.decoding.records import pad
 from dcar.errors import DataError
 from dcar.model.car import CARConfig, CARDecoder
 from dcar.prepare.prepared import load_prepared, prepared_info

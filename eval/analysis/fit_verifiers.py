@@ -26,8 +26,8 @@ from tqdm import tqdm
 from dcar.config import check, load_config, save_config, setting
 from dcar.config.schema import seed_setting
 from dcar.decoding import ChunkMethod, decode
-from dcar.decoding.batch import pad
 from dcar.decoding.fast.passes import fast
+from dcar.decoding.records import pad
 from dcar.errors import ConfigError, DataError
 from dcar.model.draft import AnyDecoder
 from dcar.model.load import load_decoder

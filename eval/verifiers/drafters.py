@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from dcar.decoding import Draft, Session
-from dcar.decoding.batch import batch_of
 from dcar.decoding.chunks import draw_chunk
+from dcar.decoding.records import batch_of
 from dcar.errors import ConfigError
 from dcar.model.base import Decoder
 from dcar.model.draft import check_vocabulary

@@ -26,6 +26,7 @@ from dcar.audio import audio_seconds, load_audio, load_segment
 from dcar.config import load_config
 from dcar.corpus.read import describe, read_corpus, validate_corpus
 from dcar.decoding import ChunkMethod, FixedChunk, Prompt, decode
+from dcar.doctor import verify
 from dcar.errors import DCARError
 from dcar.model.load import load_decoder, load_policy
 from dcar.prepare.prepared import load_prepared, prepared_info, source_utterances
@@ -38,7 +39,6 @@ from dcar.train.callbacks import JsonlLog
 from dcar.train.car import TrainConfig
 from dcar.train.checkpoints import latest_checkpoint
 from dcar.train.guard import load_batch, save_batch
-from dcar.verify import verify
 from dcar.vocoder.model import TokenVocoder
 from eval.compare.run import run as compare
 from eval.compare.tuned import load_tuned

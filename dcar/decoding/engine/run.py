@@ -17,18 +17,16 @@ Chunk width, for a policy: "exact" reads the decision back and evaluates the kep
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from dcar.decoding.batch import batch_of, check_prompt
 from dcar.decoding.chunks import ChunkMethod, FixedChunk, PolicyChunk, check_policy, choose_size
 from dcar.decoding.ends import distribution_error, length_limit
 from dcar.decoding.engine.plan import EngineConfig, Job, Plan, Progress
 from dcar.decoding.engine.steps import EngineSteps, Slot, no_memory, why_not
 from dcar.decoding.fast.graphs import StepGraphs
-from dcar.decoding.records import DecodeResult, Prompt
+from dcar.decoding.records import DecodeResult, Prompt, batch_of, check_prompt
 from dcar.errors import ConfigError, DistributionError, EngineError
 from dcar.model.draft import AnyDecoder
 from dcar.sampling import SamplingConfig, group_keys, uniform
@@ -264,21 +262,13 @@ class StaticEngine(EngineSteps):
         return len(alive)
 
 
-class Room(NamedTuple):
-    """Sizes of an engine's buffers, as in EngineConfig."""
-
-    capacity: int
-    text: int
-
-
-def room_for(prompts: Sequence[Prompt], sampling: SamplingConfig) -> Room:
-    """What these prompts need."""
+def room_for(prompts: Sequence[Prompt], sampling: SamplingConfig) -> tuple[int, int]:
+    """The `capacity` and `text` of an EngineConfig that these prompts need."""
     longest = max((len(p.prompt_ids) + 1 + length_limit(p, sampling) for p in prompts), default=1)
-    return Room(longest, max((len(p.text_ids) for p in prompts), default=1) or 1)
+    return longest, max((len(p.text_ids) for p in prompts), default=1) or 1
 
 
 def engine_for(model: AnyDecoder, prompts: Sequence[Prompt], sampling: SamplingConfig, *, batch: int = 32,
                policy: ChunkPolicy | None = None, **settings) -> StaticEngine:
     """An engine whose buffers fit these prompts; `settings` are those of EngineConfig."""
-    room = room_for(prompts, sampling)
-    return StaticEngine(model, EngineConfig(batch, room.capacity, room.text, **settings), policy)
+    return StaticEngine(model, EngineConfig(batch, *room_for(prompts, sampling), **settings), policy)

@@ -46,7 +46,7 @@ class _Decision(ctypes.Structure):
 
 class FusedEnds:
     """`ChunkPolicy.score` after the draw as one matrix product: `EndScores` is linear in the features of all
-    candidates, so the features of the ends need not be computed. Masked sizes are part of the bias. Call `load` first."""
+    candidates, so the features of the ends need not be computed. The bias masks sizes. Call `load` first."""
 
     def __init__(self, scores: EndScores, unused: Tensor, reach: int):
         """reach: candidates that it reads. unused [K]: masked sizes; those above `reach` are masked, too."""

@@ -170,7 +170,8 @@ def load_cosyvoice1(source: Path, speech_vocab_size: int = 0, **settings: Any) -
     tensors = read_tensors(path, FIX_300M)
     check_cosyvoice1(path, tensors)
     check_yaml(path.parent / "cosyvoice.yaml")
-    trunk = {current_name(k): v for k, v in tensors.items() if k not in SPEECH and not k.startswith("spk_embed_affine_layer.")}
+    trunk = {current_name(k): v for k, v in tensors.items()
+             if k not in SPEECH and not k.startswith("spk_embed_affine_layer.")}
     return decoder_of(path, tensors, trunk, len(tensors["speech_embedding.weight"]), speech_vocab_size,
                       architecture=read_sizes(tensors), source="cosyvoice", **settings)
 

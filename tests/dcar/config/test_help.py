@@ -15,9 +15,8 @@ from dcar.config.load import help_text
 from dcar.config.schema import allowed, settings_of
 from dcar.errors import DCARError
 
-MODULES = {**{name: module for name, (module, _) in jobs().items()}, "doctor FOLDER": "dcar.verify",
-           "pack": "dcar.vocoder.training.pack", "quickstart": "launch.quickstart",
-           "tokens": "launch.check_tokens"}
+MODULES = {**{name: module for name, (module, _) in jobs().items()},
+           "pack": "dcar.vocoder.training.pack", "quickstart": "launch.quickstart", "tokens": "launch.check_tokens"}
 
 
 def schema_of(module: str) -> type:

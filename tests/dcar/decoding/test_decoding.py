@@ -11,8 +11,8 @@ from tiny_backbones import tiny_backbone
 from tiny_decoders import eos_decoder, reference_chunks, tiny_decoder
 
 from dcar.decoding import ChunkMethod, Draft, FixedChunk, Kept, PolicyChunk, Prompt, RandomChunk, decode
-from dcar.decoding.batch import pad
 from dcar.decoding.fast.passes import FastDecoder
+from dcar.decoding.records import pad
 from dcar.errors import ConfigError, DataError, TextError
 from dcar.sampling import SamplingConfig, uniform
 from heads.layers import KVCache, last_of

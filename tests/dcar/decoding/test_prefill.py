@@ -10,10 +10,10 @@ from test_static_engine import same
 from tiny_decoders import tiny_decoder
 
 from dcar.decoding import ChunkMethod, FixedChunk, Prompt, decode
-from dcar.decoding.batch import PromptBatch, batch_of
 from dcar.decoding.engine.run import engine_for
 from dcar.decoding.fast.cpu.native import NativeStack, kernels
 from dcar.decoding.fast.passes import FastDecoder
+from dcar.decoding.records import PromptBatch, batch_of
 from dcar.model.car import CARDecoder
 from dcar.sampling import SamplingConfig
 

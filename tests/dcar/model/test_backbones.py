@@ -11,7 +11,7 @@ from tiny_backbones import CODES, SIZES, architecture, batch, tiny_backbone, tin
 from tiny_data import write_prepared
 
 from dcar.decoding import ChunkMethod, FixedChunk, PolicyChunk, Prompt, RandomChunk, decode
-from dcar.decoding.batch import pad
+from dcar.decoding.records import pad
 from dcar.errors import CheckpointError, ConfigError, DataError, TextError
 from dcar.model.backbones.convert import ConvertConfig, convert, main
 from dcar.model.backbones.decoder import BackboneConfig, BackboneDecoder, check_ragged

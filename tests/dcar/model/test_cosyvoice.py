@@ -16,7 +16,7 @@ from test_backbones import SAMPLING, plain_hidden
 from tiny_backbones import CODES, SPEECH, TEXT, YAML, batch, tiny_prompts, tiny_text_tokenizer, write_cosyvoice1
 
 from dcar.decoding import ChunkMethod, FixedChunk, Prompt, RandomChunk, decode
-from dcar.decoding.batch import pad
+from dcar.decoding.records import pad
 from dcar.errors import CheckpointError
 from dcar.model.backbones.convert import ConvertConfig, convert
 from dcar.model.backbones.cosyvoice import load_cosyvoice1

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from tiny_decoders import tiny_decoder
 
-from dcar.decoding.batch import pad
+from dcar.decoding.records import pad
 from dcar.errors import CheckpointError, ConfigError
 from dcar.model.car import IGNORE, CARDecoder, head_targets
 from dcar.model.load import load_decoder

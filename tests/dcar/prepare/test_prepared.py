@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from tiny_corpora import toy_prepare, write_starter
 
+from dcar.doctor import verify
 from dcar.errors import DataError
 from dcar.prepare import prepared
 from dcar.prepare.prepared import copy_name, load_prepared, recording_of
 from dcar.prepare.run import PrepareConfig
 from dcar.sources.shipped import ASSETS, shipped
 from dcar.text.phonemes import PHONEME_VERSION
-from dcar.verify import verify
 
 
 @pytest.fixture(scope="module")

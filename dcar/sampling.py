@@ -51,16 +51,16 @@ class SamplingConfig:
                               "repetition_window=0 or a temperature above 0")
 
 
-LIKE_A_MEMBER = re.compile(r".*#[0-9]+", re.DOTALL)
+MEMBER_ADDRESS = re.compile(r".*#[0-9]+", re.DOTALL)
 
 
 def member_address(utterance_id: str, member: int = 0) -> str:
-    """What names a member of an utterance's group: `utterance#g`, member 0 by the id alone.
+    """The address of a member of an utterance's group: `utterance#g`, for member 0 the id alone.
 
-    Where the id itself ends like a member's address ("x#1"), the number is written for member 0 too ("x#1#0"), so that
-    no two members of any utterances share an address.
+    If the id itself ends like a member's address ("x#1"), member 0 gets its number too ("x#1#0"), so that addresses are
+    unique.
     """
-    return f"{utterance_id}#{member}" if member or LIKE_A_MEMBER.fullmatch(utterance_id) else utterance_id
+    return f"{utterance_id}#{member}" if member or MEMBER_ADDRESS.fullmatch(utterance_id) else utterance_id
 
 
 def utterance_keys(seed: int, utterance_ids: Sequence[str], members: Sequence[int] | None = None) -> Tensor:
@@ -117,14 +117,13 @@ def uniform(keys: Tensor, stream: str, position: Tensor, draw: int | Tensor = 0)
 
 
 def likeliest(values: Tensor, k: int, ordered: bool = True) -> tuple[Tensor, Tensor]:
-    """The k largest of values [..., V] and their ids, both [..., k], from the largest down; among equals the lowest id
-    comes first. The one order of ids, for distributions, logits and scores alike; what is not a number counts as
-    largest. Without `ordered` the same ids, but equals among them may stand in any order.
+    """A stable top-k: the k largest of values [..., V] and their ids, both [..., k], descending; among ties the lowest
+    id comes first, and NaN counts as largest. Without `ordered` the same ids, but ties among them in any order.
 
-    torch.topk says nothing about equals, so it is asked for keys that have none; on the CPU only in rows with equals
-    among their largest (that decide anything), elsewhere in all, for a look at the values would wait for the device.
+    torch.topk does not define the order of ties, so it gets keys without ties: on the CPU only for rows with ties among
+    their largest values, on a GPU for all, because looking for ties would synchronise.
     """
-    size = min(k + 1, values.shape[-1])  # one more: whether the last one has equals that were left out
+    size = min(k + 1, values.shape[-1])  # one more, to see a tie at the cut
     if values.dtype == torch.float64:
         best, ids = values.sort(dim=-1, descending=True, stable=True)
     elif values.device.type == "cpu":
@@ -142,7 +141,7 @@ def likeliest(values: Tensor, k: int, ordered: bool = True) -> tuple[Tensor, Ten
 
 def first_of_equals(values: Tensor, size: int) -> Tensor:
     """Ids [..., size] of the largest of values [..., V] of at most 32 bits, in the order of `likeliest`: value and id
-    make one whole number, so no two are equal."""
+    are packed into one integer, so there are no ties."""
     values = values.to(torch.float32)
     bits = (values.masked_fill(values.isnan(), torch.nan) + 0.0).view(torch.int32)  # one NaN, one zero
     ordered = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(torch.int64)  # whole numbers in the order of the values
@@ -152,7 +151,7 @@ def first_of_equals(values: Tensor, size: int) -> Tensor:
 
 
 def rank(values: Tensor, ids: Tensor) -> Tensor:
-    """How many ids stand before these in the order of `likeliest`: values [..., V], ids [...] -> [...]."""
+    """The ranks of ids in the order of `likeliest`: values [..., V], ids [...] -> [...]."""
     mine = values.gather(-1, ids[..., None])
     earlier = torch.arange(values.shape[-1], device=values.device) < ids[..., None]
     return ((values > mine) | (values == mine) & earlier).sum(-1)
@@ -169,8 +168,7 @@ def warp(logits: Tensor, config: SamplingConfig, forbidden: Tensor | None = None
     lowest ids are kept; temperature 0 is a one-hot at the argmax, likewise. Where EOS is forbidden and nothing else is
     possible (all other logits are -inf), all other ids count as equally likely: an utterance that must not end goes on.
     With a repetition_window the distribution depends on the tokens before, `history` [..., repetition_window] (-1 =
-    none; see `Session.recent`, `histories`). Logits that are not numbers give a distribution that is none; the caller
-    looks.
+    none; see `Session.recent`, `histories`). NaN logits give NaN; the caller checks.
     """
     logits = logits.to(torch.float32)
     if forbidden is not None:
@@ -240,7 +238,8 @@ def repetition_aware(logits: Tensor, history: Tensor, config: SamplingConfig) ->
 
 
 def histories(history: Tensor, tokens: Tensor) -> Tensor:
-    """What stands before each of the tokens [B, m] and behind them, given the window [B, W] before: [B, m + 1, W]."""
+    """The window of W tokens before each of the tokens [B, m] and after the last, given the first window [B, W]:
+    [B, m + 1, W]."""
     return torch.cat((history, tokens), dim=1).unfold(1, history.shape[1], 1)
 
 
@@ -257,13 +256,13 @@ def sample_several(probs: Tensor, u: Tensor) -> Tensor:
     total = cumulative[..., -1:].contiguous()
     index = torch.searchsorted(cumulative, u * total, right=True)  # ids whose cumulative distribution is <= u
     last = torch.searchsorted(cumulative, total)  # the last id with mass, should u * total round up to total
-    # a distribution that is no distribution (NaN) must not lead out of the vocabulary: the caller's checks come later
+    # NaN must not lead out of the vocabulary: the caller's checks come later
     return torch.minimum(index, last).clamp(max=probs.shape[-1] - 1)
 
 
 def shifted(u: Tensor, several: int) -> Tensor:
-    """Numbers u [...] in [0, 1), and `several` - 1 more at equal distances around the circle: [..., N]. Each alone is
-    as uniform as u; together they lie apart, so that chunks drawn at them differ. The first is u itself."""
+    """N = `several` numbers from each u [...] in [0, 1), at equal distances around the circle: [..., N]. The first is
+    u; each is uniform by itself, and together they are spread, so that the chunks drawn at them differ."""
     if several == 1:
         return u.unsqueeze(-1)
     return (u.unsqueeze(-1) + torch.arange(several, device=u.device, dtype=u.dtype) / several) % 1

@@ -1,4 +1,4 @@
-"""Pre-norm Transformer layer with rotary positions, and the ragged KV cache that decoding rests on.
+"""Pre-norm Transformer layer with rotary positions, and the ragged KV cache.
 
 Both the CAR decoder (dcar/model/car.py) and the chunk policy (heads/policy.py) are stacks of these layers. The cache
 follows one protocol: `extend` writes the new rows behind each sequence's length, `truncate` moves lengths back
@@ -80,7 +80,7 @@ class KVCache:
         self._columns: tuple[Tensor, int, Tensor] | None = None  # (lengths, new, index) of the last scatter
 
     def over(self, kv: Tensor, prefix: int | None = None) -> KVCache:
-        """These rows and lengths over other storage, [layers, B, columns, 2, H, D]; nothing is copied to it."""
+        """The same rows and lengths with other storage, [layers, B, columns, 2, H, D]; no keys or values are copied."""
         out = copy.copy(self)
         out.kv, out.prefix, out._columns = kv, self.prefix if prefix is None else prefix, None
         return out
@@ -91,7 +91,7 @@ class KVCache:
 
     @property
     def on_host(self) -> bool:
-        """In host memory, where lengths can be read for nothing."""
+        """In host memory, where reading lengths is free."""
         return self.kv.device.type == "cpu"
 
     @property
@@ -105,9 +105,9 @@ class KVCache:
         return self.kv.shape[2] - self.prefix
 
     def columns(self, new: int) -> int:
-        """Columns that attention has to read when `new` positions are appended; ValueError past the capacity."""
+        """Columns that attention reads when `new` positions are appended; ValueError past the capacity."""
         if self.longest + new > self.capacity:
-            self.tighten()  # rows of unequal chunks are shorter than the bound; seldom, so waiting is cheap
+            self.tighten()  # rows of unequal chunks are shorter than the bound
         if self.longest + new > self.capacity:
             raise ValueError(
                 f"KV cache full: {self.longest} + {new} positions exceed its capacity of {self.capacity}; "
@@ -194,8 +194,8 @@ class KVCache:
         self.kv[:, rows, self.prefix : self.prefix + other.longest] = other.kv[:, sources, text:speech]
 
     def take(self, rows: Tensor) -> Tensor:
-        """Storage that holds these rows [R] in this order. In host memory rows that only leave gaps move together in
-        place, as the cache is not used any more: a copy of mostly empty columns took a third of a rollout's time."""
+        """Storage with these rows [R] in this order. In host memory ascending rows are moved in place, as this cache is
+        not used any more: a copy of mostly empty columns took a third of a rollout's time."""
         used = self.prefix + self.longest
         if self.on_host and bool((rows.diff() > 0).all()):
             for to, row in enumerate(rows.tolist()):

@@ -4,11 +4,10 @@ FAR and CAR-k keep a fixed number (DCAR paper §3.1), `RandomChunk` draws one fr
 DCAR asks the policy (§4.2). Nothing is verified: what is kept is emitted, and the next pass reads the whole chunk.
 
 Not the paper's: schedules after the draw see all candidates before they choose where the chunk ends: policies that
-read them (heads/candidates.py), and rule-based ones, as `EndOnConfident`. What is dropped is drawn
-again, from another distribution at the same random number. Such a choice favours some tokens over others, which is its
-purpose: the distribution of what is spoken is not the heads'.
+read them (heads/candidates.py), and rule-based ones such as `EndOnConfident`. Dropped tokens are drawn again from
+another distribution at the same random number. So the emitted tokens do not follow the heads' distribution, on purpose.
 
-Several chunks may be drawn side by side from the same distributions, of which the one that goes together best is spoken
+Several chunks may be drawn side by side from the same distributions, of which the one with the best joint score is kept
 (heads/chunk_scorer.py): importance resampling from the product of the heads' distributions towards their joint
 distribution.
 """
@@ -111,8 +110,8 @@ class ChunkMethod:
 
 
 def draw_chunk(session: Session, logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Draw the next tokens [B, k] from the heads' logits [B, k, V + 1]; also the distributions [B, k, V + 1] they came
-    from."""
+    """Draw the next tokens [B, k] from the heads' logits [B, k, V + 1]; also returns their distributions [B, k, V +
+    1]."""
     position = session.next_positions(logits.shape[1])
     u = session.uniform("token", position)
     if session.sampling.repetition_window:
@@ -122,9 +121,8 @@ def draw_chunk(session: Session, logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def draw_chunks(session: Session, logits: Tensor, num_candidates: int) -> Tensor:
-    """Several chunks [B, N, k] from the same logits [B, k, V + 1]. The first is that of `draw_chunk`; the others stand
-    at numbers at equal distances from its own (`shifted`), so each alone is drawn from the heads' distributions,
-    too."""
+    """Several chunks [B, N, k] from the same logits [B, k, V + 1]. The first is that of `draw_chunk`; the others use
+    random numbers `shifted` from its own, so the marginal distribution of each is the heads', too."""
     if not session.sampling.repetition_window:
         return session.draw(logits, num_candidates).mT
     k = logits.shape[1]
@@ -133,8 +131,8 @@ def draw_chunks(session: Session, logits: Tensor, num_candidates: int) -> Tensor
 
 
 def _without_repetition(session: Session, logits: Tensor, position: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-    """Tokens and distributions at numbers u [B, k], where what is a repetition depends on the tokens before in the
-    chunk."""
+    """Tokens and distributions at random numbers u [B, k] in repetition-aware sampling, where the distribution of a
+    token depends on those before it in the chunk."""
     tokens, probs = position[:, :0], []
     for j in range(logits.shape[1]):
         history = session.histories(tokens)
@@ -230,10 +228,10 @@ class BestOfChunk(ChunkRule):
 class PolicyChunk(ChunkRule):
     """The learned policy of DCAR: argmax ("greedy") or drawn ("sample").
 
-    `forced` gives a fixed size to some members of a group (utterance id -> a size for every member, 0 = ask the
-    policy), as the chase half of DCPO needs; their log-probabilities under the policy are recorded all the same.
-    Utterances that it does not name follow the policy. `dial` turns a trained policy to longer (above 0) or shorter
-    chunks: nats added to the score of a size for each of its tokens. `num_candidates`: chunks drawn side by side, for a
+    `forced` fixes the size of some members of a group (utterance id -> a size for every member, 0 = the policy
+    decides), as the chase half of DCPO needs; their log-probabilities under the policy are recorded all the same. Other
+    utterances follow the policy. `dial` shifts a trained policy to longer (above 0) or shorter chunks: nats added to
+    the score of a size for each of its tokens. `num_candidates`: chunks drawn side by side, for a
     policy that holds a chunk scorer; candidate and size are chosen together (`heads.candidates.joint_log_probs`).
     """
 
@@ -252,7 +250,7 @@ class PolicyChunk(ChunkRule):
         check_policy(self.policy, session.model.config.num_prediction_heads)
         hidden = session.last_hidden
         self._reader = session.model.policy_reader(self.policy, hidden, session.cache.capacity)
-        self.next_sizes: Tensor | None = None  # [B] the size that a row must take next, 0 where the policy is asked
+        self.next_sizes: Tensor | None = None  # [B] the size that a row must take next, 0 where the policy decides
         if self.forced is not None:
             rows = zip(session.prompts, session.members, strict=True)
             table = [self.forced_size(prompt.utterance_id, member) for prompt, member in rows]
@@ -261,7 +259,7 @@ class PolicyChunk(ChunkRule):
             self.next_sizes = torch.tensor(table, device=hidden.device)
 
     def forced_size(self, utterance_id: str, member: int) -> int:
-        """The size that a member of a group must take, 0 where it may ask the policy."""
+        """The forced size of a member of a group, 0 where the policy decides."""
         sizes = self.forced.get(utterance_id) if self.forced is not None else None
         if sizes is None:
             return 0
@@ -315,12 +313,11 @@ class PolicyChunk(ChunkRule):
 
 
 class ShuffledChunk(ChunkRule):
-    """The sizes that a policy chose, shuffled in time: a control. What a policy gains by *when* a chunk is long, and
-    not by how often, is lost.
+    """The sizes that a policy chose, in random order: a control that keeps how often chunks are long, but not when.
 
-    Every utterance is spoken as the policy has it, then again with the same sizes in an order drawn at random (from the
-    first once more where it has become longer); which of several chunks drawn side by side is spoken, the policy says,
-    given the size. Takes twice the passes that are counted.
+    Every utterance is decoded with the policy, then again with the same sizes shuffled (starting over if it has become
+    longer); the policy still chooses among several chunks drawn side by side, given the size. It takes twice the passes
+    that are counted.
     """
 
     def __init__(self, schedule: PolicyChunk, name: str | None = None):
@@ -331,25 +328,25 @@ class ShuffledChunk(ChunkRule):
     def begin(self, session: Session) -> None:
         if any(session.members):
             raise ConfigError(f"{self.name}: speaks every utterance once; groups are for policies")
-        spoken = decode(session.model, session.prompts, ChunkMethod(self.schedule), session.sampling,
+        results = decode(session.model, session.prompts, ChunkMethod(self.schedule), session.sampling,
                         seed=session.seed, batch_size=len(session.prompts))
         device = session.rows.device
-        # A FastDecoder with graphs holds one batch at a time, so that of this session is read again.
+        # A FastDecoder with graphs holds one batch at a time, so this session's batch is prefilled again.
         batch = batch_of(session.prompts, session.model.config, device)
         session.cache, _ = session.model.prefill(*batch, session.cache.capacity)
-        sizes = pad_sequence([torch.tensor(result.actions, device=device) for result in spoken], batch_first=True)
-        self._counts = torch.tensor([len(result.actions) for result in spoken], device=device)
+        sizes = pad_sequence([torch.tensor(result.actions, device=device) for result in results], batch_first=True)
+        self._counts = torch.tensor([len(result.actions) for result in results], device=device)
         place = torch.arange(sizes.shape[1], device=device).expand_as(sizes)
-        drawn = session.uniform("shuffle", place).masked_fill(place >= self._counts[:, None], 2.0)  # padding stays last
-        self._sizes = sizes.gather(1, drawn.argsort(-1))
+        order = session.uniform("shuffle", place).masked_fill(place >= self._counts[:, None], 2.0)  # padding stays last
+        self._sizes = sizes.gather(1, order.argsort(-1))
         self.schedule.begin(session)
 
     def candidate_features(self, session: Session, logits: Tensor, tokens: Tensor) -> Tensor:
         return self.schedule.candidate_features(session, logits, tokens)
 
     def choose(self, session: Session, hidden: Tensor, counts: Tensor, candidates: Tensor | None) -> Choice:
-        made = session.passes[session.rows]
-        self.schedule.next_sizes = self._sizes[session.rows, made % self._counts[session.rows]]
+        step = session.passes[session.rows]
+        self.schedule.next_sizes = self._sizes[session.rows, step % self._counts[session.rows]]
         return self.schedule.choose(session, hidden, counts, candidates)
 
     def select(self, rows: Tensor) -> None:

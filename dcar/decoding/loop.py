@@ -49,7 +49,7 @@ class Draft:
 
 @dataclass
 class Kept:
-    """The answer of a method after a pass: emit tokens[b, :counts[b]]; the first `cached` [B] of them were drafted
+    """What a method keeps after a pass: tokens[b, :counts[b]] are emitted; the first `cached` [B] of them were drafted
     and accepted, so their keys and values are in the cache already."""
 
     tokens: Tensor
@@ -58,36 +58,36 @@ class Kept:
     actions: Tensor | None = None  # [B] chunk size asked for
     chosen: Tensor | None = None  # [B] which of several chunks drawn side by side
     log_probs: Tensor | None = None  # [B] of the action under the policy
-    candidates: Tensor | None = None  # [B, N, n, F] what the decision saw of N chunks drawn side by side
+    candidates: Tensor | None = None  # [B, N, n, F] candidate features of N chunks drawn side by side
     path: Tensor | None = None  # [B, L] of a tree: the nodes that were accepted, from the root on, padded with 0
 
 
 class Method(Protocol):
     """A way of decoding. One object serves one `decode` call at a time.
 
-    A method that drafts says in an attribute `draft_length` how many positions `propose` returns at most: the caches
-    are made with room for them.
+    A method that drafts has an attribute `draft_length`, the most positions that `propose` returns, so that the caches
+    have room for them.
     """
 
     name: str
 
     def begin(self, session: Session) -> None:
-        """A batch was prefilled; allocate what the method keeps per row."""
+        """Called after the prefill of a batch; allocate state per row."""
 
     def propose(self, session: Session) -> Draft | None:
         """Tokens to verify in the next pass, or None."""
 
     def keep(self, session: Session, hidden: Tensor, counts: Tensor, draft: Draft | None) -> Kept:
-        """What is emitted, given the hidden states [B, m, D] of the counts [B] positions just consumed: the pending
+        """The tokens to emit, given the hidden states [B, m, D] of the counts [B] positions just consumed: the pending
         tokens (on the first call the prompt), then the draft."""
 
     def select(self, rows: Tensor) -> None:
-        """Only these rows of the batch go on."""
+        """Keep only these rows of the state."""
 
 
 class Session:
-    """A batch in flight. Tensors named per row have one entry for each row still decoding; `rows` maps them to the
-    batch that was started, in whose order the results are stored."""
+    """The state of a batch while it is decoded. Tensors of rows have one entry for each row still decoding; `rows` maps
+    them to the batch that was started, in whose order the results are stored."""
 
     def __init__(self, model: Decoder, prompts: Sequence[Prompt], members: Sequence[int], sampling: SamplingConfig,
                  seed: int, share_token_draws: bool, record_hidden: bool, cache: KVCache, hidden: Tensor,
@@ -101,7 +101,7 @@ class Session:
             keys.to(device) for keys in group_keys(seed, names, members, share_token_draws))
         self.member = torch.tensor(members, device=device)  # [B] index within the group
         self.rows = torch.arange(size, device=device)
-        self.alive = torch.ones(size, dtype=torch.bool, device=device)  # a finished row idles until the batch shrinks
+        self.alive = torch.ones(size, dtype=torch.bool, device=device)  # a finished row stays until the batch shrinks
         self.prompt_lengths = self.prompt_lengths_started = prompt_lengths
         self.generated = torch.zeros(size, dtype=torch.long, device=device)  # [B] tokens emitted so far
         self.limits = torch.tensor([length_limit(p, sampling) for p in prompts], device=device)
@@ -125,8 +125,8 @@ class Session:
                                           dtype=hidden.dtype)
         self.draft_passes = torch.zeros(size, dtype=torch.long, device=device)
         self.policy_seconds = 0.0
-        self._rounds = 0  # every row that is alive has emitted at least so many tokens
-        self._uniforms: dict[str, Tensor] = {}  # stream -> [B, room], drawn at once, looked up step by step
+        self._steps = 0  # a lower bound on the tokens of every live row
+        self._uniforms: dict[str, Tensor] = {}  # stream -> [B, room], drawn once for all positions
 
     @property
     def live(self) -> int:
@@ -134,12 +134,12 @@ class Session:
 
     def forbid_eos(self, positions: Tensor) -> Tensor | None:
         """Where EOS is masked: positions [B] or [B, k], counted from the first generated token."""
-        return positions < self.sampling.min_tokens if self._may_not_end else None
+        return positions < self.sampling.min_tokens if self._some_eos_forbidden else None
 
     @property
-    def _may_not_end(self) -> bool:
-        """Whether some row may be too short for EOS."""
-        return self._rounds < self.sampling.min_tokens
+    def _some_eos_forbidden(self) -> bool:
+        """Whether some row may have less than `min_tokens`."""
+        return self._steps < self.sampling.min_tokens
 
     def next_positions(self, count: int) -> Tensor:
         """Generated positions [B, k] of the next tokens."""
@@ -147,20 +147,20 @@ class Session:
 
     def next_forbidden(self, count: int) -> Tensor | None:
         """Where EOS is masked among the next tokens [B, k]."""
-        return self.forbid_eos(self.next_positions(count)) if self._may_not_end else None
+        return self.forbid_eos(self.next_positions(count)) if self._some_eos_forbidden else None
 
     def probs(self, logits: Tensor, positions: Tensor, history: Tensor | None = None) -> Tensor:
         """The warped distributions of the tokens at generated positions [B] or [B, k]: logits [B, …, V] -> [B, …, V].
 
-        Where the logits make no distribution, `decode` says so once it looks at the device.
+        Where the logits give no distribution, `decode` raises when it next synchronises.
         """
         probs = probs_of(logits, self.sampling, self.forbid_eos(positions), self.model.config.eos, history)
         self.check(probs)
         return probs
 
     def draw(self, logits: Tensor, num_candidates: int = 1) -> Tensor:
-        """The next tokens [B, k, N], each drawn so many times from its warped distribution, at the numbers of its
-        position that `shifted` gives: logits [B, k, V]. No sampling that looks back."""
+        """The next tokens [B, k, N], N draws of each from its warped distribution, at the `shifted` random numbers of
+        its position: logits [B, k, V]. Not for repetition-aware sampling."""
         k = logits.shape[1]
         tokens, probs = tokens_of(logits, self.next_numbers(k, num_candidates), self.sampling, self.next_forbidden(k),
                                   self.model.config.eos)
@@ -169,12 +169,12 @@ class Session:
         return tokens
 
     def check(self, probs: Tensor) -> None:
-        """Note the rows of distributions [B, …, V] that are none."""
-        if probs.device.type != "cpu" or not bool((probs.sum(-1) > 0).all()):  # to look costs nothing on the CPU
+        """Record the rows whose distributions [B, …, V] are none (see `no_distribution`)."""
+        if probs.device.type != "cpu" or not bool((probs.sum(-1) > 0).all()):  # reading is free on the CPU
             self.note(no_distribution(probs))
 
     def note(self, undefined_at: Tensor) -> None:
-        """Note the rows [B] of which something has no distribution."""
+        """Record the present position of the rows [B] that have no distribution."""
         if undefined_at.device.type == "cpu" and not bool(undefined_at.any()):
             return
         known = self.undefined_at[self.rows]
@@ -184,9 +184,9 @@ class Session:
         """`dcar.sampling.uniform` of the rows in flight (or of those of them in `rows` [R]) at generated positions [B]
         or [B, k], for the first number of a position.
 
-        The numbers of all positions are drawn together when a stream is first asked for: that costs less than to draw
-        those of one step. Decisions about chunks use `action_keys`, whatever is about tokens `token_keys`. What stands
-        behind the last position of the batch is padding and may be any number.
+        The numbers of all positions are drawn when a stream is first used, which is cheaper than drawing them step by
+        step. Chunk decisions use `action_keys`, tokens `token_keys`. Positions beyond the last one are padding and may
+        get any number.
         """
         if stream not in self._uniforms:
             keys = self.action_keys if stream in ("policy", "chunk", "shuffle") else self.token_keys
@@ -198,7 +198,7 @@ class Session:
         return table.gather(1, index).view(positions.shape)
 
     def next_numbers(self, count: int, num_candidates: int) -> Tensor:
-        """`shifted` numbers [B, k, N] of the next tokens; those of all positions are made together, too."""
+        """`shifted` numbers [B, k, N] of the next tokens; computed once for all positions, too."""
         stream = f"token, {num_candidates} draws"
         if stream not in self._uniforms:
             every = torch.arange(self.tokens.shape[1], device=self.rows.device).expand(self.live, -1)
@@ -216,28 +216,28 @@ class Session:
         return torch.where(index >= 0, self.tokens[self.rows].gather(1, index.clamp(min=0)), -1)
 
     def histories(self, tokens: Tensor | None = None) -> Tensor | None:
-        """What a repetition-aware distribution depends on, for `warp`: the window before the next token and behind
-        each of the drafted tokens [B, m], [B, m + 1, W]. None where the sampling asks for no window."""
+        """The `history` argument of `warp`: the window of tokens before the next token and after each of the drafted
+        tokens [B, m], [B, m + 1, W]. None without a repetition_window."""
         if not self.sampling.repetition_window:
             return None
         recent = self.recent(self.sampling.repetition_window)
         return recent[:, None] if tokens is None else histories(recent, tokens)
 
     def consumed(self, hidden: Tensor, counts: Tensor, start: Tensor) -> None:
-        """Note the hidden states of counts[b] positions from speech position start[b] on."""
+        """Store the hidden states of counts[b] positions from speech position start[b] on."""
         self.last_hidden = last_of(hidden, counts)
         self.record(hidden, start)
 
     def record(self, hidden: Tensor, start: Tensor) -> None:
-        """Write hidden states [B, m, D] from speech position start[b] on, if they are asked for; what stands behind a
-        row's real positions is overwritten by its next ones."""
+        """Write hidden states [B, m, D] from speech position start[b] on, if they are recorded; padding after a row's
+        real positions is overwritten by its next ones."""
         if self.hidden is not None:
-            put(self.hidden, self.rows, start, hidden)
+            scatter_rows(self.hidden, self.rows, start, hidden)
 
     def roll_back(self, kept: Kept, draft: Draft, hidden: Tensor) -> None:
-        """Forget the drafted positions that were not accepted; hidden [B, m, D] of the pass that read them."""
+        """Drop the drafted positions that were not accepted; hidden [B, m, D] of the pass that read them."""
         accepted = torch.zeros_like(draft.counts) if kept.cached is None else kept.cached
-        accepted = accepted * self.alive  # a finished row that idles in the batch must not grow
+        accepted = accepted * self.alive  # a finished row must not grow
         first = self.cache.lengths - draft.counts
         if draft.tree is None:
             self.cache.truncate(first + accepted)
@@ -249,7 +249,7 @@ class Session:
             self.record(hidden.gather(1, column), first)
 
     def emit(self, kept: Kept, proposed: Tensor | None) -> None:
-        """Store what was kept, up to EOS and the length limit, and retire the rows that end there."""
+        """Store the kept tokens up to EOS and the length limit, and mark the rows that end there as finished."""
         asked = torch.minimum(kept.counts, self.limits - self.generated) * self.alive
         cached = kept.cached
         if proposed is None:
@@ -257,7 +257,7 @@ class Session:
         elif cached is None:
             cached = torch.zeros_like(proposed)
         counts, ended = up_to_end(kept.tokens, asked, self.model.config.eos)
-        put(self.tokens, self.rows, self.generated, kept.tokens)
+        scatter_rows(self.tokens, self.rows, self.generated, kept.tokens)
         self.history.append({
             "rows": torch.where(self.alive, self.rows, -1), "emitted": counts,
             "position": self.prompt_lengths + self.generated - 1, "actions": kept.actions,
@@ -266,13 +266,13 @@ class Session:
         if self.hidden is not None and kept.candidates is not None:
             self._record_candidates(kept.candidates)
         self.passes[self.rows] += self.alive
-        self._rounds += 1
+        self._steps += 1
         self.generated = self.generated + counts
         full = self.alive & ~ended & (self.generated >= self.limits)
         self.lengths[self.rows] = self.generated
         self.truncated[self.rows] |= full
         self.alive = self.alive & ~ended & ~full
-        # What was emitted and is not in the cache is read by the next pass.
+        # The next pass reads the emitted tokens that are not in the cache.
         if cached is None:
             self.pending, self.pending_counts = kept.tokens, counts * self.alive
             return
@@ -281,7 +281,7 @@ class Session:
         self.pending, self.pending_counts = kept.tokens.gather(1, shift), (counts - cached) * self.alive
 
     def _record_candidates(self, candidates: Tensor) -> None:
-        """Note what the decisions of this pass saw [B, N, n, F]. A finished row that idles writes behind its last."""
+        """Store the candidate features [B, N, n, F] of this pass. A finished row writes after its last decision."""
         if self.candidates is None:
             with torch.inference_mode(False):  # a policy is trained on these
                 self.candidates = candidates.new_zeros(self.tokens.shape[0], self.tokens.shape[1] + 1,
@@ -297,10 +297,10 @@ class Session:
         self._uniforms = {stream: table[rows] for stream, table in self._uniforms.items()}
 
 
-def put(target: Tensor, rows: Tensor, start: Tensor, values: Tensor) -> None:
-    """Write values [B, m, …] to target[rows[b], start[b] : start[b] + m]. What stands past a row's real values is
-    overwritten by the next write, or lies beyond what is read in the end; past the target's end it is put in the last
-    column, which no row reaches."""
+def scatter_rows(target: Tensor, rows: Tensor, start: Tensor, values: Tensor) -> None:
+    """Write values [B, m, …] to target[rows[b], start[b] : start[b] + m]. Padding after a row's real values is
+    overwritten by the next write or never read; beyond the target's end it goes to the last column, which no row
+    reaches."""
     new, last = values.shape[1], target.shape[1] - 1
     if len(rows) == 1 and target.device.type == "cpu":
         first = int(start)
@@ -386,7 +386,7 @@ def _decode_batch(model: Decoder, prompts: list[Prompt], method: Method, samplin
         tokens, counts = session.pending[:, : int(pending.max())], pending
         if draft is not None:
             session.draft_passes[session.rows] += draft.passes
-            tokens, counts = join(tokens, pending, draft)
+            tokens, counts = append_draft(tokens, pending, draft)
         start = session.cache.lengths
         if draft is None or draft.tree is None:
             hidden = model.extend(session.cache, tokens, counts)
@@ -397,8 +397,8 @@ def _decode_batch(model: Decoder, prompts: list[Prompt], method: Method, samplin
     yield from _results(session, method.name, time.perf_counter() - started)
 
 
-def join(tokens: Tensor, counts: Tensor, draft: Draft) -> tuple[Tensor, Tensor]:
-    """Put the draft right behind each row's pending tokens: [B, m], [B]."""
+def append_draft(tokens: Tensor, counts: Tensor, draft: Draft) -> tuple[Tensor, Tensor]:
+    """Concatenate each row's pending tokens and its draft: [B, m], [B]."""
     total = counts + draft.counts
     out = tokens.new_zeros(len(tokens), int(total.max()))
     column = torch.arange(out.shape[1], device=tokens.device)
@@ -411,28 +411,29 @@ def join(tokens: Tensor, counts: Tensor, draft: Draft) -> tuple[Tensor, Tensor]:
 
 def _results(session: Session, name: str, seconds: float) -> Iterator[DecodeResult]:
     size = len(session.prompts)
-    noted = ("emitted", "position", "actions", "chosen", "log_probs", "cached", "proposed")
-    per_row: list[dict[str, list]] = [{k: [] for k in noted} for _ in range(size)]
+    fields = ("emitted", "position", "actions", "chosen", "log_probs", "cached", "proposed")
+    by_row: list[dict[str, list]] = [{k: [] for k in fields} for _ in range(size)]
     for step in session.history:
         columns = {k: v.tolist() for k, v in step.items() if v is not None}
         for i, row in enumerate(columns.pop("rows")):
             if row >= 0:
                 for key, values in columns.items():
-                    per_row[row][key].append(values[i])
-    totals, passes, drafting = (x.tolist() for x in (session.lengths, session.passes, session.draft_passes))
+                    by_row[row][key].append(values[i])
+    totals, passes, draft_passes = (x.tolist() for x in (session.lengths, session.passes, session.draft_passes))
     for row, prompt in enumerate(session.prompts):
-        got = per_row[row]
+        steps = by_row[row]
         length = int(session.prompt_lengths_started[row])
         hidden = None
         if session.hidden is not None:
             # The last chunk was emitted but never read, so its positions have no hidden state.
-            hidden = session.hidden[row, : got["position"][-1] + 1]
-        verified = [(p, a) for p, a in zip(got["proposed"], got["cached"], strict=True) if p]
+            hidden = session.hidden[row, : steps["position"][-1] + 1]
+        verified = [(p, a) for p, a in zip(steps["proposed"], steps["cached"], strict=True) if p]
         yield DecodeResult(
             prompt.utterance_id, name, session.seed, session.tokens[row, : totals[row]].tolist(),
-            bool(session.truncated[row]), passes[row], drafting[row], sum(got["proposed"]),
-            sum(got["cached"]), got["emitted"], got["actions"], got["position"], got["log_probs"], hidden, length,
-            {"lm": seconds / size, "policy": session.policy_seconds / size},
-            [p for p, _ in verified], [a for _, a in verified],
-            None if session.candidates is None else session.candidates[row, : passes[row]], got["chosen"],
+            bool(session.truncated[row]), passes[row], draft_passes[row], sum(steps["proposed"]), sum(steps["cached"]),
+            steps["emitted"], steps["actions"], steps["position"], steps["log_probs"], hidden, length,
+            seconds={"lm": seconds / size, "policy": session.policy_seconds / size},
+            rounds_proposed=[p for p, _ in verified], rounds_accepted=[a for _, a in verified],
+            candidates=None if session.candidates is None else session.candidates[row, : passes[row]],
+            chosen=steps["chosen"],
         )

@@ -36,7 +36,7 @@ class Prompt:
 
 
 class PromptBatch(NamedTuple):
-    """What `prefill` reads."""
+    """The arguments of `prefill`."""
 
     text_ids: Tensor  # [B, N]
     text_lengths: Tensor  # [B]
@@ -45,7 +45,7 @@ class PromptBatch(NamedTuple):
 
 
 def batch_of(prompts: Sequence[Prompt], config: DecoderConfig, device: torch.device | str) -> PromptBatch:
-    """The prompts side by side, as a model of this configuration reads them."""
+    """The prompts as a batch for a model of this configuration."""
     bos = (config.speech_vocab_size + 1,) if config.bos else ()
     return PromptBatch(*pad([p.text_ids for p in prompts], device), *pad([p.prompt_ids + bos for p in prompts], device))
 
@@ -75,7 +75,7 @@ def check_prompt(prompt: Prompt, config: DecoderConfig) -> None:
 
 @dataclass
 class DecodeResult:
-    """What one utterance's decoding produced, and what it cost.
+    """The outcome of decoding one utterance, and what it cost.
 
     A chunk is one decision: actions[m] tokens were asked for at speech position decision_positions[m] (0-based, the
     prompt included), emitted[m] were kept before EOS or the length limit.
@@ -106,7 +106,7 @@ class DecodeResult:
 
     @property
     def chosen_candidates(self) -> Tensor | None:
-        """Of `candidates`, those of the chosen that were spoken: [decisions, n, F]."""
+        """The `candidates` of the chunks that were chosen: [decisions, n, F]."""
         if self.candidates is None:
             return None
         return select_draw(self.candidates, torch.tensor(self.chosen) if self.chosen else None)

@@ -1,16 +1,15 @@
-"""How well the tokens of a chunk go together: the ratio of their joint distribution to the product of the heads'
-distributions.
+"""The chunk scorer: density ratio of a chunk's joint distribution to the product of the heads' distributions.
 
-The heads draw the tokens of a chunk independently of each other, given the hidden state, so what they draw may be no
-speech: a phoneme twice, another one skipped. For every prefix x_1..x_a of a chunk that was drawn,
+The heads draw the tokens of a chunk independently given the hidden state, so a chunk may not be speech: a phoneme
+twice, another one skipped. For every prefix x_1..x_a of a drawn chunk,
 
     r_a = log p(x_1..x_a | h) - sum_{j <= a} log q_j(x_j | h)
 
-says how much likelier it is in speech (p) than in what the heads q draw. A network that tells chunks of recordings from
-chunks that were drawn learns just this number as its logit: logistic regression on two equally frequent classes is an
-estimate of the ratio of their densities (Sugiyama et al., Density Ratio Estimation in Machine Learning, 2012; as a
-judge of replaced tokens, ELECTRA, 2020). It reads embeddings of the drawn tokens, which the heads do not, and costs a
-recurrent layer over at most K tokens where verification by the decoder costs a pass. Not the papers' of CAR and DCAR.
+is the log-ratio of its probability in speech (p) and under the heads (q). A binary classifier of recorded against drawn
+chunks learns this number as its logit: logistic regression on two equally frequent classes estimates the ratio of their
+densities (Sugiyama et al., Density Ratio Estimation in Machine Learning, 2012; for replaced tokens, ELECTRA, 2020). It
+reads embeddings of the drawn tokens, which the heads do not, and costs a recurrent layer over at most K tokens, while
+verification by the decoder costs a pass. It is not from the papers on CAR and DCAR.
 """
 
 from __future__ import annotations
@@ -64,8 +63,7 @@ class ChunkScorer(Checkpoint):
 
     @torch.no_grad()
     def start_embedding(self, embedding: Tensor) -> None:
-        """Begin from the directions in which the decoder's embeddings [≥ V, D] of the tokens differ most, at unit
-        deviation."""
+        """Initialise with the principal components of the decoder's token embeddings [≥ V, D], at unit deviation."""
         rows = embedding[: self.config.vocab_size].float()
         left, scales, _ = torch.linalg.svd(rows - rows.mean(0), full_matrices=False)
         size = min(self.config.embedding_size, left.shape[1])
@@ -77,9 +75,9 @@ class ChunkScorer(Checkpoint):
         candidates [B, n, 3] (`candidate_features`) -> [B, n] nats; r_a is the sum of the first a. Tokens behind the end
         of speech add nothing."""
         n = tokens.shape[1]
-        seen = torch.cat((self.embedding(tokens), candidates.to(self.offset.dtype)), -1)
+        inputs = torch.cat((self.embedding(tokens), candidates.to(self.offset.dtype)), -1)
         hidden = hidden.to(self.offset.dtype)
-        x = nn.functional.silu(self.token(seen) + self.state(hidden).unsqueeze(1) + self.offset[:n])
+        x = nn.functional.silu(self.token(inputs) + self.state(hidden).unsqueeze(1) + self.offset[:n])
         y, _ = self.layer(x, torch.tanh(self.start(hidden)).unsqueeze(0))
         added = self.output(nn.functional.silu(self.inner(y))).squeeze(-1)
         return added * before_end(tokens, self.config.vocab_size - 1)
@@ -90,7 +88,7 @@ class ChunkScorer(Checkpoint):
 
 
 def before_end(tokens: Tensor, eos: int) -> Tensor:
-    """Which tokens [..., n] stand before an end of speech, or are the first: float [..., n], 1 or 0."""
+    """Mask [..., n], 1 or 0, of the tokens [..., n] up to and including the first end of speech."""
     ends = (tokens == eos).to(torch.int32)
     return (ends.cumsum(-1) - ends == 0).float()
 
@@ -100,14 +98,14 @@ LogRatios = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def scored_features(chunk_scorer: LogRatios | None, hidden: Tensor, logits: Tensor, tokens: Tensor) -> Tensor:
-    """`candidate_features` of the tokens [..., n] drawn from logits [..., n, V], and behind them, where there is a
-    chunk scorer, what each token adds to it: hidden [..., D] -> [..., n, F] float32 with F = 3 or 4. Of several
-    candidates, tokens [..., N, n], -> [..., N, n, F]."""
-    seen = candidate_features(logits, tokens)
+    """`candidate_features` of the tokens [..., n] drawn from logits [..., n, V] and, with a chunk scorer, the score
+    that each token adds: hidden [..., D] -> [..., n, F] float32, F = 3 or 4. With several candidates, tokens [..., N,
+    n], -> [..., N, n, F]."""
+    features = candidate_features(logits, tokens)
     if chunk_scorer is None:
-        return seen
+        return features
     chunks = tokens.reshape(-1, tokens.shape[-1])
     if tokens.dim() == logits.dim():
         hidden = hidden.unsqueeze(-2).expand(*tokens.shape[:-1], -1)
-    added = chunk_scorer(hidden.reshape(-1, hidden.shape[-1]), chunks, seen.reshape(*chunks.shape, len(FEATURES)))
-    return torch.cat((seen, added.view(*tokens.shape, 1).float()), -1)
+    added = chunk_scorer(hidden.reshape(-1, hidden.shape[-1]), chunks, features.reshape(*chunks.shape, len(FEATURES)))
+    return torch.cat((features, added.view(*tokens.shape, 1).float()), -1)

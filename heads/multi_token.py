@@ -62,10 +62,10 @@ class MultiTokenHeads(PredictionHeads):
     def __init__(self, hidden_size: int, vocab_size: int, num_heads: int, blocks: int = 4, *,
                  share_blocks: bool = False, zero_init: bool = True, base_bias: bool = False):
         super().__init__(hidden_size, vocab_size, num_heads, base_bias)
-        extra, own = num_heads - 1, 1 if share_blocks else blocks
+        extra, stored = num_heads - 1, 1 if share_blocks else blocks
         self.blocks, self.share_blocks, self.zero_init = blocks, share_blocks, zero_init
-        self.block_weight = nn.Parameter(torch.empty(own, extra, hidden_size, hidden_size))  # [block, head, in, out]
-        self.block_bias = nn.Parameter(torch.empty(own, extra, 1, hidden_size))
+        self.block_weight = nn.Parameter(torch.empty(stored, extra, hidden_size, hidden_size))  # [block, head, in, out]
+        self.block_bias = nn.Parameter(torch.empty(stored, extra, 1, hidden_size))
         self.projection = nn.Parameter(torch.empty(extra, hidden_size, vocab_size))  # [head, in, out]
         self.reset_parameters()
 
@@ -81,21 +81,21 @@ class MultiTokenHeads(PredictionHeads):
 
     @torch.no_grad()
     def start_outputs(self, rows: Tensor) -> None:
-        """Start every additional head's projection from these output rows [n, D], of the ids 0 … n - 1."""
+        """Initialise every additional head's projection with these output rows [n, D] of the ids 0 … n - 1."""
         self.projection[:, :, : len(rows)] = rows.T
 
     def _additional(self, hidden: Tensor, k: int) -> Tensor:
         flat = hidden.reshape(1, -1, hidden.shape[-1])
         z = flat.expand(k - 1, -1, -1)  # [head, rows, D]
         for block in range(self.blocks):
-            own = 0 if self.share_blocks else block
-            z = z + F.silu(torch.baddbmm(self.block_bias[own, : k - 1], z, self.block_weight[own, : k - 1]))
+            i = 0 if self.share_blocks else block
+            z = z + F.silu(torch.baddbmm(self.block_bias[i, : k - 1], z, self.block_weight[i, : k - 1]))
         extra = torch.bmm(z, self.projection[: k - 1])  # [head, rows, vocabulary]
         return extra.transpose(0, 1).reshape(*hidden.shape[:-1], k - 1, -1)
 
     def _single_additional(self, hidden: Tensor, head: int) -> Tensor:
         z = hidden
         for block in range(self.blocks):
-            own = 0 if self.share_blocks else block
-            z = z + F.silu(z @ self.block_weight[own, head - 2] + self.block_bias[own, head - 2, 0])
+            i = 0 if self.share_blocks else block
+            z = z + F.silu(z @ self.block_weight[i, head - 2] + self.block_bias[i, head - 2, 0])
         return z @ self.projection[head - 2]

@@ -1,11 +1,11 @@
-"""One light head for all offsets: a stack that all additional heads share and that is told how far ahead it predicts.
+"""Shared heads: one stack of residual blocks for all offsets, conditioned on how far ahead it predicts.
 
     z_k = h + e_k;   for each block  z_k <- z_k + Down(SiLU(Up(z_k) (1 + s_k) + b_k));   logits_k = Out(LayerNorm(z_k))
 
-Head 1 (the base head) is a linear layer, as in `heads.multi_token`. Of what stands behind it, only e_k [D] and, in
-every block, s_k and b_k [w] belong to one offset; whatever else a step reads, it reads once for all k tokens, where
-independent heads are read one after the other. Out is a layer of its own, which begins as the base head, or the base
-head itself. The blocks begin as the identity.
+Head 1 (the base head) is a linear layer, as in `heads.multi_token`. Only e_k [D] and, in every block, s_k and b_k [w]
+belong to one offset; a step reads all other weights once for all k tokens, while independent heads have weights each.
+Out is a separate layer, initialised from the base head, or the base head itself (`tie`). The blocks start as the
+identity.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ class SharedHeads(PredictionHeads):
                  tie: bool = False, zero_init: bool = True, base_bias: bool = False):
         super().__init__(hidden_size, vocab_size, num_heads, base_bias)
         extra, width = num_heads - 1, width or 2 * hidden_size
-        own = blocks if extra else 0  # a base head alone needs no stack
-        self.blocks, self.width, self.zero_init = own, width, zero_init
+        blocks = blocks if extra else 0  # a base head alone needs no stack
+        self.blocks, self.width, self.zero_init = blocks, width, zero_init
         self.offset = nn.Parameter(torch.empty(extra, hidden_size))  # e: [head, D]
-        self.scale = nn.Parameter(torch.empty(own, extra, width))  # s: [block, head, w]
-        self.shift = nn.Parameter(torch.empty(own, extra, width))  # b: [block, head, w], the bias of Up too
-        self.up = nn.ModuleList([nn.Linear(hidden_size, width, bias=False) for _ in range(own)])
-        self.down = nn.ModuleList([nn.Linear(width, hidden_size) for _ in range(own)])
+        self.scale = nn.Parameter(torch.empty(blocks, extra, width))  # s: [block, head, w]
+        self.shift = nn.Parameter(torch.empty(blocks, extra, width))  # b: [block, head, w], the bias of Up too
+        self.up = nn.ModuleList([nn.Linear(hidden_size, width, bias=False) for _ in range(blocks)])
+        self.down = nn.ModuleList([nn.Linear(width, hidden_size) for _ in range(blocks)])
         self.norm = nn.LayerNorm(hidden_size) if extra else None
         self.out = nn.Linear(hidden_size, vocab_size, bias=False) if extra and not tie else None  # None: the base head
         self.reset_parameters()
@@ -69,8 +69,8 @@ class SharedHeads(PredictionHeads):
 
     @torch.no_grad()
     def start_outputs(self, rows: Tensor) -> None:
-        """Start the output layer of the additional heads from these rows [n, D], of the ids 0 … n - 1; one that is tied
-        to the base head is the base head's already."""
+        """Initialise the output layer of the additional heads with these rows [n, D] of the ids 0 … n - 1, unless it is
+        tied to the base head."""
         if self.out is not None:
             self.out.weight[: len(rows)] = rows
 
@@ -81,7 +81,7 @@ class SharedHeads(PredictionHeads):
         return self._stack(hidden, head - 2)
 
     def _stack(self, hidden: Tensor, which: int | slice) -> Tensor:
-        """Of additional heads: `which` of the parameters by offset, broadcast against the hidden states."""
+        """Logits of additional heads; `which`: indices into the parameters by offset."""
         assert self.norm is not None
         z = hidden + self.offset[which]
         for i, (up, down) in enumerate(zip(self.up, self.down, strict=True)):

@@ -1,1 +1,1 @@
-"""Continuous batching from buffers that never move."""
+"""Continuous batching on fixed buffers."""

@@ -1,1 +1,1 @@
-"""The same tokens as the reference, in fewer kernels."""
+"""Fused forward passes: the same tokens as the reference in fewer kernels."""

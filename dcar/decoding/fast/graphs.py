@@ -12,11 +12,11 @@ from dcar.errors import EngineError
 
 
 class StepGraphs:
-    """Runs steps, each a function of tensors that stay where they are.
+    """Runs steps, each a function of tensors at fixed addresses.
 
-    Off (the default away from CUDA): a step is simply called. On: at the first call with a key the step is warmed up
-    and captured, later calls replay it. `state` are the tensors that a step changes and that matter afterwards: the
-    warm-up runs the step for real, so they are put back before the capture.
+    Disabled (the default away from CUDA): a step is simply called. Enabled: the first call with a key warms the step up
+    and captures it, later calls replay it. `state`: tensors that a step changes; the warm-up executes the step, so they
+    are restored before the capture.
     """
 
     def __init__(self, enabled: bool | None, device: torch.device, warmups: int = 2):
@@ -26,14 +26,14 @@ class StepGraphs:
         self.enabled = device.type == "cuda" if enabled is None else enabled
         self.device, self.warmups = device, warmups
         self._graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, Hashable]] = {}
-        self._pool: Any = None  # memory that the graphs share; they may because they are captured on one stream
+        self._pool: Any = None  # memory pool shared by the graphs, which are captured on one stream
         self._stream: torch.cuda.Stream | None = None
 
     def __len__(self) -> int:
         return len(self._graphs)
 
     def run(self, key: Hashable, step: Callable[[], None], state: Sequence[Tensor], signature: Hashable) -> None:
-        """Do the step. `signature` says for what it was captured: shapes, dtype, device, the weights' addresses.
+        """Run the step. `signature`: what a capture depends on, such as shapes, dtype, device, addresses of weights.
 
         Raises EngineError if a graph with this key was captured for another signature: replaying it would read freed
         memory or compute with old weights.

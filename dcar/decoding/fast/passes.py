@@ -1,8 +1,8 @@
-"""Fast passes for the decoding loop: the same decoder, read by few kernels and, on a GPU, by CUDA graphs.
+"""`FastDecoder`: a decoder for the decoding loop with few kernels a pass and, on a GPU, CUDA graphs.
 
-The static engine (dcar/decoding/engine) is for methods that verify nothing. What verifies decides on the host after
-every pass, so it stays in the loop; but its passes, and those of its draft model, need not be launched one kernel at
-a time. `FastDecoder` stands in for a `CARDecoder` wherever the loop, a method or a draft asks for one:
+The static engine (dcar/decoding/engine) is for methods without verification. Verifiers decide on the host after every
+pass, so they stay in the loop, but their passes and those of a draft model can be fast, too. A `FastDecoder` replaces a
+`CARDecoder` in the loop, in a method or as a draft:
 
     decode(FastDecoder(decoder), prompts, method, sampling)
 
@@ -35,12 +35,12 @@ from heads.layers import KVCache
 from heads.policy import ChunkPolicy
 
 BLOCK = 128
-"""With graphs, attention reads a multiple of so many columns: one graph for each multiple, rows, and tokens a row."""
+"""With graphs, attention reads a multiple of so many columns: one graph for each multiple, rows and tokens a row."""
 
 
 class Passes:
-    """How a decoder of Transformer layers reads new positions in few kernels: what the loop's `FastDecoder` and the
-    static engine have in common. ConfigError for a decoder of other layers."""
+    """Forward passes of a `CARDecoder` in few kernels, for `FastDecoder` and the static engine. ConfigError for a
+    decoder of other layers."""
 
     def __init__(self, model: AnyDecoder):
         if (layers := own_layers(model)) is None or not isinstance(model, CARDecoder):
@@ -57,8 +57,8 @@ class Passes:
     @torch.no_grad()
     def prefill(self, text_ids: Tensor, text_lengths: Tensor, prompt_ids: Tensor, prompt_lengths: Tensor,
                 capacity: int) -> tuple[KVCache, Tensor]:
-        """As `CARDecoder.prefill`, for positions that `rotary` covers. The kernels for the CPU read the text in a pass
-        and the prompt in another: no text position sees speech. Where they take fewer positions, the decoder does."""
+        """As `CARDecoder.prefill`, for positions that `rotary` covers. The CPU kernels read the text in one pass and
+        the prompt in another, as no text position sees speech; long prompts are left to the decoder."""
         (rows, text), prompt = text_ids.shape, prompt_ids.shape[1]
         if self.stack.native is None or rows * max(text, prompt) > self.stack.native.prompt_rows:
             return self._model.prefill(text_ids, text_lengths, prompt_ids, prompt_lengths, capacity)
@@ -69,7 +69,7 @@ class Passes:
         return cache, hidden
 
     def _read_text(self, cache: KVCache, text_ids: Tensor) -> None:
-        """Keys and values of text_ids [B, N], each of which sees all of its row's, into an empty cache."""
+        """Write keys and values of text_ids [B, N], with full attention within a row, to an empty cache."""
         rows, text = text_ids.shape
         lengths, position = cache.prefix_lengths, torch.arange(text)
         flat, positions, real = text_ids.reshape(-1), position.repeat(rows), real_positions(lengths, text)
@@ -78,18 +78,18 @@ class Passes:
         self._text_rotary.cover(0, text - 1)
         as_speech = cache.over(cache.kv, 0)
         as_speech.prefix_lengths = torch.zeros_like(lengths)
-        # Behind the keys and values of the last layer nothing of a text is asked for; one position goes on, not none.
+        # Only keys and values of the text are needed, so one position (not none) has a query in the last layer.
         columns = columns_of(as_speech, text, self._causal, real=real, ends=torch.zeros(1, dtype=torch.long),
                              tree=(position < lengths[:, None])[:, None].expand(-1, text, -1))
         self.stack.read(F.embedding(flat, self._text_embedding), self._text_rotary, positions, columns)
 
     def read(self, cache: KVCache, tokens: Tensor, layout: tuple[Tensor, Tensor] | None = None,
              real: Tensor | None = None) -> Tensor:
-        """tokens [B, m] behind each row's past -> hidden states [B, m, D]; keys and values are written. Advancing the
-        cache is left to the caller; `rotary` must cover the positions.
+        """tokens [B, m] behind each row's past -> hidden states [B, m, D]; keys and values are written. The caller
+        advances the cache; `rotary` must cover the positions.
 
-        `layout` as for `CARDecoder.extend`. `real` (`real_positions`): what of a chain is not padding; the rest is left
-        out, its hidden states are 0.
+        `layout` as for `CARDecoder.extend`. `real` (`real_positions`): the positions of a chain that are not padding;
+        the others are skipped, their hidden states are 0.
         """
         rows, new = tokens.shape
         tree, offsets = (None, torch.arange(new, device=tokens.device)) if layout is None else layout
@@ -105,7 +105,7 @@ class Passes:
 
 @dataclass
 class _Inputs:
-    """What a captured pass reads and writes, at addresses that stay."""
+    """The fixed buffers of a captured pass."""
 
     cache: KVCache  # its storage and lengths
     tokens: Tensor  # [B, m]
@@ -114,11 +114,11 @@ class _Inputs:
 
 
 class FastDecoder:
-    """A decoder of Transformer layers for `decode`, in eval mode; it must stay as it is. Not for several threads.
+    """A `CARDecoder` in eval mode for `decode`; its weights must not change. Not thread-safe.
 
-    `graphs`: None = on CUDA. With graphs all batches live in one store of keys and values, which grows as needed, so
+    `graphs`: None = on CUDA. With graphs all batches share one buffer of keys and values, which grows as needed, so
     only the last batch that was prefilled can be extended.
-    Raises ConfigError for a decoder of other layers (`fast` gives such a one back as it is).
+    Raises ConfigError for a decoder of other layers (`fast` returns such a decoder unchanged).
     """
 
     def __init__(self, model: AnyDecoder, graphs: bool | None = None):
@@ -127,10 +127,10 @@ class FastDecoder:
         self.device, self.dtype = self._passes.device, self._passes.dtype
         self._weights = weights_signature(model)
         self.graphs = StepGraphs(graphs, self.device)
-        self._store: Tensor | None = None  # keys and values of whatever is in flight
-        self._batch = 0  # number of the batch that they belong to
+        self._store: Tensor | None = None  # keys and values of the present batch
+        self._batch = 0  # number of that batch
         self._inputs: dict[Hashable, _Inputs] = {}
-        self._policies: dict[int, FusedPolicy] = {}  # by id of the policy, which they hold
+        self._policies: dict[int, FusedPolicy] = {}  # by id of the policy
         # by id of the chunk scorer: a copy of it, and what computes with that copy
         self._chunk_scorers: dict[int, tuple[ChunkScorer, LogRatios]] = {}
 
@@ -141,12 +141,12 @@ class FastDecoder:
 
     def prefill(self, text_ids: Tensor, text_lengths: Tensor, prompt_ids: Tensor, prompt_lengths: Tensor,
                 capacity: int) -> tuple[KVCache, Tensor]:
-        """As `CARDecoder.prefill`. EngineError if a weight of the decoder was changed since, or for more positions than
-        its rotary table has."""
+        """As `CARDecoder.prefill`. EngineError if a weight of the decoder was changed, or for more positions than its
+        rotary table has."""
         if weights_signature(self.model) != self._weights:
             raise EngineError("the decoder was trained, moved or replaced after FastDecoder read its weights; build a "
                               "new FastDecoder")
-        stored = self.graphs.enabled  # then the cache is only passed through
+        stored = self.graphs.enabled  # then `_store_cache` copies the cache
         prompt = prompt_ids.shape[1]
         capacity = max(capacity, prompt)
         try:
@@ -154,10 +154,10 @@ class FastDecoder:
         except ValueError as error:
             raise EngineError(f"{error}; lower max_tokens") from error
         if moved:
-            self._forget()
+            self._reset_graphs()
         cache, hidden = self._passes.prefill(text_ids, text_lengths, prompt_ids, prompt_lengths,
                                              0 if stored else capacity)
-        return (self._adopt(cache, capacity) if stored else cache), hidden
+        return (self._store_cache(cache, capacity) if stored else cache), hidden
 
     @torch.no_grad()
     def extend(self, cache: KVCache, tokens: Tensor, counts: Tensor,
@@ -189,28 +189,28 @@ class FastDecoder:
 
     # --- graphs -------------------------------------------------------------------------------------------------
 
-    def _forget(self) -> None:
+    def _reset_graphs(self) -> None:
         self.graphs, self._inputs = StepGraphs(self.graphs.enabled, self.device), {}
 
-    def _adopt(self, cache: KVCache, capacity: int) -> KVCache:
-        """The same cache in the store with room for `capacity` speech positions, its text padded to a multiple of 32
-        columns, all of it to one of BLOCK."""
+    def _store_cache(self, cache: KVCache, capacity: int) -> KVCache:
+        """Copy the cache to the store with room for `capacity` speech positions, the text padded to a multiple of 32
+        columns, the whole to one of BLOCK."""
         layers, rows, _, _, heads, head_dim = cache.kv.shape
         prefix = round_up(cache.prefix, 32)
         self._batch += 1
-        store = self.room(layers, rows, round_up(prefix + capacity, BLOCK), heads, head_dim)
-        adopted = _StoredCache(cache.over(store[:, :rows], prefix), self, self._batch)
+        store = self.reserve(layers, rows, round_up(prefix + capacity, BLOCK), heads, head_dim)
+        stored = _StoredCache(cache.over(store[:, :rows], prefix), self, self._batch)
         every = torch.arange(rows, device=self.device)
-        adopted.copy_rows(every, cache, every)
-        return adopted
+        stored.copy_rows(every, cache, every)
+        return stored
 
-    def room(self, layers: int, rows: int, width: int, heads: int, head_dim: int) -> Tensor:
-        """The store, with at least these rows and columns; what was in a smaller one is lost, and so are graphs."""
+    def reserve(self, layers: int, rows: int, width: int, heads: int, head_dim: int) -> Tensor:
+        """The store, with at least these rows and columns; growing it drops its content and the graphs."""
         if self._store is not None:
             if rows <= self._store.shape[1] and width <= self._store.shape[2]:
                 return self._store
             rows, width = max(rows, self._store.shape[1]), max(width, self._store.shape[2])
-        self._forget()
+        self._reset_graphs()
         self._store = None  # the old and the new one need not fit side by side
         try:
             self._store = torch.zeros(layers, rows, width, 2, heads, head_dim, device=self.device, dtype=self.dtype)
@@ -235,32 +235,32 @@ class FastDecoder:
         if layout is not None and inputs.layout is not None:
             for target, source in zip(inputs.layout, layout, strict=True):
                 target.copy_(source)
-        # A warm-up writes what the pass itself writes again, so there is no state to put back.
+        # A warm-up writes what the pass itself writes again, so there is no state to restore.
         self.graphs.run(key, partial(self._static_pass, inputs), (), self._weights)
         return inputs.hidden.clone()
 
     def _make_inputs(self, cache: _StoredCache, tokens: Tensor, layout: tuple[Tensor, Tensor] | None,
                      columns: int) -> _Inputs:
-        view = cache.still(columns - cache.prefix - tokens.shape[1])
-        still = None if layout is None else (layout[0].clone(), layout[1].clone())
+        view = cache.static_view(columns - cache.prefix - tokens.shape[1])
+        static = None if layout is None else (layout[0].clone(), layout[1].clone())
         hidden = torch.zeros(*tokens.shape, self.config.hidden_size, device=self.device, dtype=self.dtype)
-        return _Inputs(view, tokens.clone(), still, hidden)
+        return _Inputs(view, tokens.clone(), static, hidden)
 
     def _static_pass(self, inputs: _Inputs) -> None:
-        cache = inputs.cache.over(inputs.cache.kv)  # which knows nothing of the lengths of the pass before
+        cache = inputs.cache.over(inputs.cache.kv)  # without the scatter index of the previous pass
         inputs.hidden.copy_(self._passes.read(cache, inputs.tokens, inputs.layout))
 
 
 class _StoredCache(KVCache):
-    """A cache in the store of a FastDecoder: rows are selected in place, so that addresses stay."""
+    """A cache in the store of a FastDecoder: rows are selected in place, so that its address does not change."""
 
     def __init__(self, cache: KVCache, owner: FastDecoder, number: int):
         """cache: over the first rows of the owner's store. number: of the batch; a later one overwrites its rows."""
         vars(self).update(vars(cache))
         self.owner, self.number = owner, number
 
-    def still(self, longest: int) -> KVCache:
-        """A view for a captured pass: lengths at addresses of their own, `longest` as the bound that it is made for."""
+    def static_view(self, longest: int) -> KVCache:
+        """A view for a captured pass: a copy of the lengths at a fixed address, `longest` as their bound."""
         out = self.over(self.kv)
         out.lengths, out.origin, out.prefix_lengths = (
             x.clone() for x in (self.lengths, self.origin, self.prefix_lengths))
@@ -270,12 +270,11 @@ class _StoredCache(KVCache):
     def take(self, rows: Tensor) -> Tensor:
         layers, _, width, _, heads, head_dim = self.kv.shape
         kept = self.kv.index_select(1, rows)
-        out = self.owner.room(layers, len(rows), width, heads, head_dim)[:, : len(rows)]
+        out = self.owner.reserve(layers, len(rows), width, heads, head_dim)[:, : len(rows)]
         out[:, :, :width] = kept
         return out
 
 
 def fast(model: Decoder) -> Decoder:
-    """A FastDecoder of the model; the model itself where it is none of a CARDecoder's layers (a language model of
-    `transformers`) or was made fast already."""
+    """A FastDecoder of the model; other models (a language model of `transformers`, a FastDecoder) unchanged."""
     return FastDecoder(model) if isinstance(model, CARDecoder) and own_layers(model) is not None else model

@@ -1,1 +1,1 @@
-"""Stacks of layers as one call of our own kernels."""
+"""Kernels in C for decoding on the CPU."""

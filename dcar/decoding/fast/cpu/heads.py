@@ -1,4 +1,4 @@
-"""Heads in C: all that a step keeps, of either kind, in one call (heads.c)."""
+"""Multi-token heads of either kind in C: the logits of a step in one call (heads.c)."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class _SharedHeads(ctypes.Structure):
 
 
 class NativeHeads:
-    """Logits of heads 1..k for few rows; it holds the weights, whose memory it reads (small float32 linear layers are
+    """Logits of heads 1..k for few rows; it reads the memory of the weights (small float32 linear layers are
     copied)."""
 
     _run: Callable[..., int]
     _part: _Heads | _SharedHeads
 
     def __init__(self, native: Kernels, heads: Heads):
-        """As `native_heads` has checked them."""
+        """heads: ones that `native_heads` accepts."""
         self._native = native
         self._base = self._linear(heads.base)
 
@@ -95,7 +95,8 @@ class NativeSharedHeads(NativeHeads):
 
 
 def native_heads(native: Kernels, heads: Heads) -> NativeHeads | None:
-    """These heads; None where they are not as heads/multi_token.py or heads/shared.py makes them, or lie otherwise."""
+    """These heads in C; None where they are not as heads/multi_token.py or heads/shared.py makes them, or where the
+    dtype or memory layout is not supported."""
     linear: list[nn.Module | None] = [heads.base]
     if isinstance(heads, SharedHeads):
         linear += [*heads.up, *heads.down, *([] if heads.out is None else [heads.out])]

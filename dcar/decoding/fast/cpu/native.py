@@ -1,10 +1,10 @@
-"""Decoding steps on the CPU, in C: products of few rows, and whole stacks of Transformer layers for few positions.
+"""Decoding steps on the CPU, in C: matrix products of few rows, and stacks of Transformer layers for few positions.
 
-Matrix libraries are made for many rows. Five rows through a large weight cost them up to twice what one row costs,
-where the bytes that are read are the same; chunk-wise decoding lives on that difference. And a small model's step
-consists of hundreds of operators that take longer to call than to compute; a stack is one call. `layers.c` (which
-includes the other files) is compiled with the machine's own compiler when it is first needed (some seconds) and kept in
-the cache folder of the user. Without a compiler, or with DCAR_NATIVE=off, PyTorch's kernels do the same, more slowly.
+Matrix libraries are optimised for many rows: with five rows they take up to twice the time of one row, although they
+read the same weights, and chunk-wise decoding needs that to be cheap. And a step of a small model consists of hundreds
+of operators whose calls take longer than their arithmetic; a stack is one call. `layers.c` (which includes the other
+files) is compiled with the system's compiler at the first use (some seconds) and cached in the user's cache folder.
+Without a compiler, or with DCAR_NATIVE=off, PyTorch computes the same more slowly.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ FLAGS = ("-O2", "-march=native", *TUNE, "-fopenmp", "-shared", "-fPIC", "-Wno-ps
 TYPES = {torch.float32: (), torch.bfloat16: ("-DBF16",)}
 
 LARGE = 1 << 19
-"""float32 weights of fewer elements are copied in panels of PANEL columns, which are read faster from a cache; larger
-ones come from the memory, whose rate decides."""
+"""float32 weights of fewer elements are packed in panels of PANEL columns, which are faster from a CPU cache; larger
+ones are limited by the memory bandwidth."""
 
 PANEL = 32
 
@@ -79,11 +79,11 @@ class _Pass(ctypes.Structure):
 
 
 class NativeError(Exception):
-    """The kernels cannot be had here; the message says why."""
+    """The kernels are not available; the message says why."""
 
 
 class Kernels:
-    """The compiled products of one number type."""
+    """The compiled kernels of one dtype."""
 
     def __init__(self, dtype: torch.dtype, flags: Sequence[str] = ()):
         """NativeError where there is no C compiler, or it fails."""
@@ -124,25 +124,25 @@ class Kernels:
 
     def stack(self, layers: Sequence[TransformerLayer], last: Sequence[nn.Module],
               first: Sequence[nn.Module] = ()) -> NativeStack | None:
-        """These layers, the norm that is `last` and the linear layer that may follow it, and what comes `first` in the
-        same way. None if one of them is not as heads/layers.py makes it (a quantised one), or lies otherwise."""
+        """These layers, the `last` norm and an optional linear layer after them, and likewise a `first` norm and linear
+        layer before them. None if one is not as heads/layers.py makes it (quantised, say) or not contiguous."""
         norms = [norm for layer in layers for norm in (layer.attention_norm, layer.ffn_norm)] + [last[0], *first[:1]]
         linear: list[nn.Module] = [part for layer in layers for part in (layer.qkv, layer.out, layer.up, layer.down)]
         linear += [part for part in (*last[1:], *first[1:]) if not isinstance(part, nn.Identity)]
-        kinds = [type(part) is nn.LayerNorm and part.eps == norms[0].eps for part in norms]
-        kinds += [type(part) is nn.Linear for part in linear]
+        plain = [type(part) is nn.LayerNorm and part.eps == norms[0].eps for part in norms]
+        plain += [type(part) is nn.Linear for part in linear]
         weights = [p for part in (*norms, *linear) for p in part.parameters()]
-        if not all(kinds) or len(weights) < 2 * len(kinds) or not all(self.reads(w) for w in weights):
+        if not all(plain) or len(weights) < 2 * len(plain) or not all(self.reads(w) for w in weights):
             return None
         return NativeStack(self, self._layers, layers, last, first)
 
     def reads(self, weight: Tensor) -> bool:
-        """Whether a weight is of this type and lies as the kernels read it."""
+        """Whether the kernels can read a weight: its dtype, device and layout."""
         return weight.dtype == self.dtype and weight.device.type == "cpu" and weight.is_contiguous()
 
 
 class NativeLinear:
-    """x [N, in] -> [N, out]; it holds the weight (or its copy in panels) and the bias, whose memory it reads."""
+    """x [N, in] -> [N, out]; it reads the memory of the weight (or of a copy in panels) and of the bias."""
 
     def __init__(self, multiply: Callable[..., None], weight: Tensor, bias: Tensor | None, panels: bool = False):
         out, size = self.shape = weight.shape
@@ -164,12 +164,12 @@ class NativeLinear:
 
 
 class NativeStack:
-    """Transformer layers with what stands around them, for few new positions; it holds the weights, whose memory it
-    reads (small float32 ones are copied)."""
+    """Transformer layers with the norms and linear layers around them, for few new positions; it reads the memory of
+    the weights (small float32 ones are copied)."""
 
     def __init__(self, native: Kernels, run: Callable[..., int], layers: Sequence[TransformerLayer],
                  last: Sequence[nn.Module], first: Sequence[nn.Module]):
-        """As `Kernels.stack` has checked them."""
+        """Layers that `Kernels.stack` accepts."""
         self._run, self._held, self.dtype = run, list[object](), native.dtype
         products: list[NativeLinear] = []
 
@@ -193,7 +193,7 @@ class NativeStack:
         self._held += products
         small = all(product.panels for product in products)
         self.rows = 1 << 30 if small else native.rows
-        # Text and prompt are two passes, which read large weights twice: too slow where PyTorch multiplies as fast.
+        # Text and prompt are two passes, which read large weights twice: slower than PyTorch in float32.
         self.prompt_rows = self.rows if small or native.dtype == torch.bfloat16 else 0
         width = layers[0].out.out_features
         self.size, self.out = p.first.size or width, p.last.out or width
@@ -211,7 +211,7 @@ class NativeStack:
         x, kept = x.contiguous(), columns.ends
         y = x.new_empty(len(x) if kept is None else len(kept), self.out) if self._apart or kept is not None else x
         p.positions, p.x, p.result, p.threads = len(x), x.data_ptr(), y.data_ptr(), torch.get_num_threads()
-        read = [None if t is None else t.contiguous()  # held until the end of the call
+        read = [None if t is None else t.contiguous()  # kept alive until the end of the call
                 for t in (positions, columns.index, columns.padding_from, columns.padding_to, columns.tree, kept)]
         p.angle, p.index, p.hole_from, p.hole_to, p.mask, p.kept = (  # as layers.c calls them
             None if t is None else t.data_ptr() for t in read)
@@ -222,7 +222,7 @@ class NativeStack:
         return y
 
     def _set_memory(self, kv: Tensor, rotary: RotaryCache) -> None:
-        """Where the cache and the rotations are, which seldom changes."""
+        """Set the addresses of the cache and of the rotary table, which seldom change."""
         if kv.dtype != self.dtype or rotary.cos.dtype != self.dtype or kv.stride(5) != 1:
             raise TypeError(f"keys and values must be {self.dtype} as the rotations, heads contiguous")
         p, size = self._pass, kv.itemsize
@@ -230,17 +230,17 @@ class NativeStack:
         p.layer_stride, p.row_stride, p.column_stride, p.head_stride = (kv.stride(i) for i in (0, 1, 2, 4))
         p.angle_stride = rotary.cos.stride(0)
         p.cos, p.sin = (t.data_ptr() - rotary.first * p.angle_stride * size for t in (rotary.cos, rotary.sin))
-        self._memory = kv, rotary.cos, rotary.sin  # held, so that the addresses stay theirs
+        self._memory = kv, rotary.cos, rotary.sin  # keeps them alive
 
 
 def switched_off() -> bool:
-    """Whether DCAR_NATIVE says so."""
+    """Whether DCAR_NATIVE is off."""
     return os.environ.get("DCAR_NATIVE", "").lower() in ("off", "0", "false")
 
 
 @functools.cache
 def kernels(dtype: torch.dtype) -> Kernels | None:
-    """The kernels for tensors of this type on the CPU; None, with a line in the log, where they cannot be had."""
+    """The CPU kernels for this dtype; None, with a warning, where they are not available."""
     if dtype not in TYPES or switched_off():
         return None
     try:
@@ -259,8 +259,8 @@ def check_rows(x: Tensor, weight: Tensor, size: int) -> None:
 def _compiled(flags: Sequence[str]) -> Path:
     """The shared library of SOURCES for this processor and compiler, built if it is not in the cache.
 
-    Its name ends in the digest of its content. What somebody else owns or may write, or whose digest differs, is not
-    loaded but built anew; a folder of somebody else's is refused (NativeError).
+    Its name ends in the digest of its content. A file that another user owns or may write, or whose digest differs, is
+    rebuilt, not loaded; a folder of another user is refused (NativeError).
     """
     compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc")
     if compiler is None:
@@ -294,8 +294,8 @@ def _compiled(flags: Sequence[str]) -> Path:
 
 
 def _is_ours(library: Path) -> bool:
-    """Whether a compiled library is this user's own, no link, writable by nobody else, and as it was when it was
-    built."""
+    """Whether a compiled library is a regular file of this user, writable by nobody else, with the digest in its
+    name."""
     found = library.lstat()
     if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
         return False

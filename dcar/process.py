@@ -1,4 +1,4 @@
-"""How a command ends: its exit status, and what it says and does when it is asked to stop; the cores that it has."""
+"""Exit statuses of commands, signal handling, errors between processes, and the number of cores."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from typing import Any
 from dcar.errors import DCARError, ProcessError, StoppedError
 
 FAILED = 1  # a DCARError, or files that may not be read or written
-REQUEUE = 75  # EX_TEMPFAIL: asked to stop, everything that was finished is kept, the same command goes on
+REQUEUE = 75  # EX_TEMPFAIL: stopped by a signal; finished work is kept, and the same command resumes
 INTERRUPTED = 130  # Ctrl-C, as a shell counts SIGINT
-UNREAD = 141  # nobody reads the output any more, as a shell counts SIGPIPE
-NO_RIGHT = (errno.EACCES, errno.EPERM, errno.EROFS)
-# How torch says that a device is not there, or is none.
+BROKEN_PIPE = 141  # the reader of the output is gone, as a shell counts SIGPIPE
+NO_PERMISSION = (errno.EACCES, errno.EPERM, errno.EROFS)
+# Messages of torch for a device that is missing or unknown.
 NO_DEVICE = re.compile(r"not compiled with CUDA|No CUDA GPUs|Found no NVIDIA driver|[Ii]nvalid device|"
                        r"Expected one of cpu, cuda")
-# How gloo, NCCL and torch's stores say that another process is gone or does not answer.
+# Messages of gloo, NCCL and torch's stores for another process that is gone or does not answer.
 GONE = re.compile(
     r"gloo|nccl|connection (closed|reset|refused|was)|failed to (recv|send|connect)|timed? ?out|socket|"
     r"monitoredBarrier|broken pipe", re.IGNORECASE)
@@ -37,55 +37,56 @@ SMALL = 100_000_000
 
 
 def cores() -> int:
-    """That this process may use."""
+    """Number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextlib.contextmanager
-def hearing(name: str) -> Iterator[None]:
-    """Ctrl-C raises KeyboardInterrupt, a second one leaves at once; SIGTERM leaves with REQUEUE. Only this process
-    hears them, none that it forks; only the main thread can listen."""
+def handling_signals(name: str) -> Iterator[None]:
+    """Ctrl-C raises KeyboardInterrupt, a second one exits at once; SIGTERM exits with REQUEUE. Forked processes keep
+    the default handlers; outside of the main thread this does nothing."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    process, heard = os.getpid(), list[int]()
+    process, received = os.getpid(), list[int]()
 
-    def hear(number: int, frame: Any) -> None:
-        if os.getpid() != process:  # a worker: it goes as it would have gone
+    def handle(number: int, frame: Any) -> None:
+        if os.getpid() != process:  # a forked worker: the default action
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
             return
-        if number == signal.SIGINT and number in heard:
+        if number == signal.SIGINT and number in received:
             os._exit(INTERRUPTED)
-        heard.append(number)
+        received.append(number)
         if number == signal.SIGINT:
             raise KeyboardInterrupt
         if number == signal.SIGTERM:
             os.write(2, f"{name}: SIGTERM; what is on the disk is kept, run the same command again\n".encode())
-        signal.setitimer(signal.ITIMER_REAL, 5.0)  # once more: what is raised in an object's __del__ is dropped
-        raise SystemExit(REQUEUE)  # no Exception, which a reward or a recogniser's isolation would count and go on
+        signal.setitimer(signal.ITIMER_REAL, 5.0)  # again: an exception in an object's __del__ is ignored
+        raise SystemExit(REQUEUE)  # not an Exception, which the isolation of rewards and recognisers would catch
 
-    before = {number: signal.signal(number, hear) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)}
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)}
     try:
         yield
     except Exception as error:  # the first import of a C extension makes an ImportError of what was raised in it
-        if heard:
-            raise (KeyboardInterrupt if signal.SIGINT in heard else SystemExit(REQUEUE)) from error
+        if received:
+            raise (KeyboardInterrupt if signal.SIGINT in received else SystemExit(REQUEUE)) from error
         raise
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        if signal.SIGINT not in heard:  # after Ctrl-C a second one has to be heard until the very end
+        if signal.SIGINT not in received:  # after Ctrl-C a second one must work until the very end
             for number, handler in before.items():
                 signal.signal(number, handler)
 
 
 def run_command(name: str, command: Callable[[], object]) -> int:
-    """Run a command: its own status, FAILED after a DCARError or for want of rights to a file, which is printed without
-    a traceback (DCAR_TRACEBACK=1 shows it), REQUEUE where it was asked to stop, INTERRUPTED after Ctrl-C,
-    UNREAD without a word where the reader of its output has gone (`dcar doctor | head -1`). What it logs is shown."""
+    """Run a command and return its exit status: its own, FAILED after a DCARError or a missing file permission (printed
+    without a traceback; DCAR_TRACEBACK=1 shows it), REQUEUE after SIGTERM, INTERRUPTED after Ctrl-C, BROKEN_PIPE
+    silently where the reader of its output is gone (`dcar doctor | head -1`). What it logs is
+    shown."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
-        with hearing(name):
+        with handling_signals(name):
             try:
                 status = command()
             except SystemExit:  # --help, or SIGTERM
@@ -101,10 +102,10 @@ def run_command(name: str, command: Callable[[], object]) -> int:
         print(f"{name}: interrupted; what is on the disk is kept, run the same command again", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        if not _unread():
+        if not _stdout_is_closed():
             raise  # another pipe: that of a worker or of a service
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what Python still flushes at its end
-        return UNREAD
+        return BROKEN_PIPE
     except (AssertionError, RuntimeError) as error:
         if not NO_DEVICE.search(str(error)) or os.environ.get("DCAR_TRACEBACK"):
             raise
@@ -112,7 +113,8 @@ def run_command(name: str, command: Callable[[], object]) -> int:
               "`dcar doctor` for what this machine has", file=sys.stderr)
         return FAILED
     except OSError as error:
-        known = error.filename and (error.errno in NO_RIGHT or _takes_no_files(Path(os.fsdecode(error.filename))))
+        known = error.filename and (error.errno in NO_PERMISSION
+                                    or _cannot_hold_files(Path(os.fsdecode(error.filename))))
         if not known or os.environ.get("DCAR_TRACEBACK"):
             raise
         print(f"{name}: {error.filename}: {error.strerror}; give another folder, or the right to it", file=sys.stderr)
@@ -120,8 +122,8 @@ def run_command(name: str, command: Callable[[], object]) -> int:
     return status if isinstance(status, int) else 0
 
 
-def _takes_no_files(path: Path) -> bool:
-    """Whether no file can be made where one was to be written: below /proc, say."""
+def _cannot_hold_files(path: Path) -> bool:
+    """Whether no file can be created in a file's folder: below /proc, say."""
     try:
         tempfile.TemporaryFile(dir=next(p for p in path.absolute().parents if p.is_dir())).close()
     except OSError:
@@ -129,7 +131,7 @@ def _takes_no_files(path: Path) -> bool:
     return False
 
 
-def _unread() -> bool:
+def _stdout_is_closed() -> bool:
     """Whether standard output is a pipe that nobody reads."""
     try:
         descriptor = sys.stdout.fileno()
@@ -142,7 +144,7 @@ def _unread() -> bool:
 
 @contextlib.contextmanager
 def meeting_others() -> Iterator[None]:
-    """Around what makes the processes of a launch meet: ProcessError where one of them does not come."""
+    """Wraps what synchronises the processes of a launch: ProcessError where one of them is missing."""
     try:
         yield
     except RuntimeError as error:

@@ -1,7 +1,7 @@
 """Settings of a command: `load_config` builds its dataclass from YAML files and `key=value`, `save_config` keeps it.
 
-An unknown key, a wrong type or a value outside its bounds is an error that says where it stands and what would do; the
-resolved configuration is saved beside what a run produces, and running it again needs nothing else.
+An unknown key, a wrong type or a value outside its bounds is an error that says where it is and what is allowed. The
+resolved configuration is saved with the results of a run, which it reproduces.
 """
 
 from __future__ import annotations
@@ -53,10 +53,9 @@ def schema_of(main: Callable[[list[str]], object]) -> type:
 def load_config(schema: type[T], arguments: Sequence[str] | None = None) -> T:
     """Build `schema` (a dataclass) from `[--config RECIPE] [key=value …]`; nested keys are written a.b=value.
 
-    What is given later counts, and the command line more than any file. `--help` prints the settings and exits. Raises
-    ConfigError for an unreadable file, an unknown key (naming the nearest one), a wrong type, a value outside the
-    bounds that its field declares, or one that the schema's own `__post_init__` refuses. A name that a setting had
-    before is understood, with a note.
+    Later values override earlier ones, and the command line overrides files. `--help` prints the settings and exits.
+    Raises ConfigError for an unreadable file, an unknown key (naming the nearest one), a wrong type, a value outside
+    its bounds, or one that the schema's `__post_init__` refuses. An old name of a setting is accepted with a note.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if "-h" in arguments or "--help" in arguments:
@@ -81,38 +80,40 @@ def load_config(schema: type[T], arguments: Sequence[str] | None = None) -> T:
         if known[key].group:
             raise ConfigError(f"{given.where}: {key} is a group of settings: give {key}.…, not a value")
         values[key] = dataclasses.replace(given, key=key)
-    found = {}
+    converted = {}
     for key, given in values.items():
+        s = known[key]
         try:
-            found[key] = fitting(key, given.value, known[key].hint, known[key].meaning)
-            if known[key].meaning.place and found[key] == "" and known[key].default not in ("", None):
-                raise ConfigError(f"{key} is empty: give a {known[key].meaning.place}, or leave it out")
-            check_place(key, found[key] if known[key].meaning.place else None, known[key].meaning.place)
+            converted[key] = fitting(key, given.value, s.hint, s.meaning)
+            if s.meaning.place:
+                if converted[key] == "" and s.default not in ("", None):
+                    raise ConfigError(f"{key} is empty: give a {s.meaning.place}, or leave it out")
+                check_place(key, converted[key], s.meaning.place)
         except ConfigError as error:
             raise ConfigError(f"{given.where}: {error}") from error
-    if absent := [s.key for s in known.values() if s.default is MISSING and s.key not in found]:
-        raise ConfigError(f"{absent[0]} is not set: give {absent[0]}=…")
+    if missing := [s.key for s in known.values() if s.default is MISSING and s.key not in converted]:
+        raise ConfigError(f"{missing[0]} is not set: give {missing[0]}=…")
     try:
-        return _build(top, None, "", found, top)
+        return _build(top, None, "", converted, top)
     except ConfigError as error:
         raise ConfigError(_located(str(error), values)) from error
 
 
 def _given(schema: type, arguments: Sequence[str]) -> list[Given]:
-    """Everything that files and command line give, in the order in which it counts."""
+    """All settings of files and command line, in increasing priority."""
     known = settings_of(schema)
     names = {**known, **{name: known[key] for name, key in old_names(schema).items()}}
     groups = frozenset(key for key, s in known.items() if s.group)
     files, pairs = split_arguments(arguments, names)
-    found = [given for path in files for given in file_settings(path, groups)]
+    settings = [given for path in files for given in file_settings(path, groups)]
     for key, text in pairs:
         is_text = key in names and names[key].hint in (str, str | None)
         try:
             value = text if key in names and names[key].meaning.positional else typed(text, is_text)
         except ConfigError as error:
             raise ConfigError(f"{COMMAND_LINE}: {key}: {error}") from error
-        found += spread(Given(key, value, COMMAND_LINE), groups)
-    return found
+        settings += spread(Given(key, value, COMMAND_LINE), groups)
+    return settings
 
 
 def _nearest(key: str, known: dict[str, Any], old: dict[str, str]) -> str:
@@ -122,26 +123,26 @@ def _nearest(key: str, known: dict[str, Any], old: dict[str, str]) -> str:
     return f"; known keys: {', '.join(k for k, s in known.items() if not s.group)}"
 
 
-def _build(schema: type, instance: Any, prefix: str, found: dict[str, Any], top: type) -> Any:
-    """`schema` with the values of `found`, the rest from `instance` (defaults of a group) or its own defaults."""
+def _build(schema: type, instance: Any, prefix: str, values: dict[str, Any], top: type) -> Any:
+    """`schema` with these values, the rest from `instance` (defaults of a group) or its own defaults."""
     given: dict[str, Any] = {}
     for s in settings_of(top).values():
         if s.key.rpartition(".")[0] == prefix and s.group:
-            given[s.path[-1]] = _build(s.hint, s.default, s.key, found, top)
-        elif s.key.rpartition(".")[0] == prefix and s.key in found:
-            given[s.path[-1]] = found[s.key]
+            given[s.path[-1]] = _build(s.hint, s.default, s.key, values, top)
+        elif s.key.rpartition(".")[0] == prefix and s.key in values:
+            given[s.path[-1]] = values[s.key]
     return schema(**given) if instance is None else dataclasses.replace(copy.deepcopy(instance), **given)
 
 
 def _located(message: str, values: dict[str, Given]) -> str:
-    """A schema's own complaint, behind the places where the settings stand that it names."""
+    """The message of a schema's own check, after the places of the settings that it names."""
     places = [given.where for key, given in values.items()
               if re.search(rf"\b{re.escape(key.rpartition('.')[2])}\b", message)]
     return f"{', '.join(dict.fromkeys(places))}: {message}" if places else message
 
 
 def plain(value: Any) -> Any:
-    """A configuration, or a part of one, in the types of YAML, every setting by the name that users write."""
+    """A configuration, or a part of one, in YAML's types, with the keys that users write."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         known = settings_of(type(value))
         return {s.key: plain(getattr(value, s.path[0])) for s in known.values() if len(s.path) == 1}
@@ -176,7 +177,7 @@ def program() -> str:
 
 
 def default_text(value: Any) -> str:
-    """A default as one would type it; … where a setting has none."""
+    """A default as a user would type it; … where a setting has none."""
     if value is MISSING or value == "":
         return "…" if value is MISSING else ""
     shown = yaml.safe_dump(plain(value), default_flow_style=True, width=10**6, allow_unicode=True)
@@ -184,7 +185,7 @@ def default_text(value: Any) -> str:
 
 
 def _rows(settings: list[Setting]) -> list[str]:
-    """`key=default`, and beside it the meaning and what is allowed."""
+    """`key=default`, the help text and the allowed values."""
     names = [f"{s.key}={default_text(s.default)}" for s in settings]
     left = min(LEFT, max(map(len, names), default=0))
     lines = []
@@ -201,7 +202,7 @@ def _rows(settings: list[Setting]) -> list[str]:
 
 
 def help_text(schema: type) -> str:
-    """Usage, what the command does, and its settings: key=default, what it may be, meaning; groups with a heading.
+    """Usage, what the command does, and its settings: key=default, help text, allowed values; groups with a heading.
 
     Settings of another project's dataclass come last, one line each: the first sentence of their help."""
     known = settings_of(schema)

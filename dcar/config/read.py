@@ -1,4 +1,4 @@
-"""What a user has written: YAML files and command lines, as settings with the place where each of them stands."""
+"""Parse YAML files and command lines into settings, each with its place (file and line, or the command line)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dcar.config.schema import Setting
 from dcar.errors import ConfigError
 
 MOST_NODES = 10_000
-"""Values of a YAML file, aliases counted as often as they stand for something: nobody writes more rule-based."""
+"""Most values of a YAML file with its aliases expanded, against files that expand without end."""
 MOST_BYTES = 1_000_000
 
 
@@ -30,7 +30,7 @@ class Given:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.1 but for three things: 1e-3 is a number, a date is text, and a key stands once."""
+    """YAML 1.1 with three differences: 1e-3 is a number, a date is text, and a repeated key is an error."""
 
     yaml_implicit_resolvers = {
         first: [(tag, pattern) for tag, pattern in resolvers
@@ -49,21 +49,21 @@ _Loader.add_implicit_resolver(
 
 
 def _size(node: Node, sizes: dict[int, int], above: frozenset[int]) -> int:
-    """Values below a node, aliases expanded. ConfigError for one that contains itself, or a key that stands twice."""
+    """Number of values below a node, aliases expanded. ConfigError for a recursive alias or a repeated key."""
     if id(node) in above:
         raise ConfigError(f"line {node.start_mark.line + 1}: an alias that contains itself")
     if id(node) not in sizes:
-        inside: list[Node] = []
+        children: list[Node] = []
         if isinstance(node, SequenceNode):
-            inside = node.value
+            children = node.value
         elif isinstance(node, MappingNode):
-            inside = [part for pair in node.value for part in pair]
+            children = [part for pair in node.value for part in pair]
             names = [key.value for key, _ in node.value if isinstance(key, ScalarNode)]
             if twice := [name for name in names if names.count(name) > 1 and name != "<<"]:
                 raise ConfigError(f"line {node.start_mark.line + 1}: '{twice[0]}' stands twice")
-        if len(inside) > 2 * MOST_NODES:
+        if len(children) > 2 * MOST_NODES:
             raise ConfigError(f"more than {MOST_NODES} values: this is no recipe")
-        sizes[id(node)] = 1 + sum(_size(part, sizes, above | {id(node)}) for part in inside)
+        sizes[id(node)] = 1 + sum(_size(part, sizes, above | {id(node)}) for part in children)
     if sizes[id(node)] > MOST_NODES:
         raise ConfigError(f"line {node.start_mark.line + 1}: its aliases stand for more than {MOST_NODES} values")
     return sizes[id(node)]
@@ -79,7 +79,7 @@ def _lines(node: Node, prefix: str, found: dict[str, int]) -> dict[str, int]:
 
 
 def parse_yaml(text: str) -> tuple[Any, dict[str, int]]:
-    """A YAML document and the line of every key, nested ones as a.b. ConfigError that says what is wrong with it."""
+    """A YAML document and the line of every key, nested ones as a.b. ConfigError where it is not valid."""
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
@@ -118,8 +118,8 @@ def read_yaml(path: str | Path) -> tuple[dict[str, Any], dict[str, int]]:
 
 
 def file_settings(named: str | Path, groups: frozenset[str] = frozenset()) -> list[Given]:
-    """The settings of a recipe, those of its variant last; mappings under one of `groups` (keys, a.b) are settings of
-    their own. ConfigError for a variant that there is not."""
+    """The settings of a recipe, those of its variant last; mappings under one of `groups` (keys, a.b) are flattened.
+    ConfigError for an unknown variant."""
     path, variant = recipe_file(named)
     loaded, lines = read_yaml(path)
     variants = loaded.pop("variants", {})
@@ -128,11 +128,11 @@ def file_settings(named: str | Path, groups: frozenset[str] = frozenset()) -> li
     if variant and variant not in variants:
         raise ConfigError(f"{path}: no variant '{variant}'; there are: {', '.join(map(str, variants)) or 'none'}")
 
-    def found(mapping: dict[Any, Any], within: str) -> Iterator[Given]:
-        return _leaves(mapping, "", groups, lambda key: ":".join(
-            [str(path), *([str(lines[within + key])] if within + key in lines else [])]))
+    def flat(mapping: dict[Any, Any], within: str) -> Iterator[Given]:
+        return _leaves(mapping, "", groups, lambda key: f"{path}:{lines[within + key]}" if within + key in lines
+                       else str(path))
 
-    return [*found(loaded, ""), *(found(variants[variant], f"variants.{variant}.") if variant else ())]
+    return [*flat(loaded, ""), *(flat(variants[variant], f"variants.{variant}.") if variant else ())]
 
 
 def _leaves(mapping: dict[Any, Any], prefix: str, groups: frozenset[str],
@@ -146,7 +146,7 @@ def _leaves(mapping: dict[Any, Any], prefix: str, groups: frozenset[str],
 
 
 def spread(given: Given, groups: frozenset[str]) -> list[Given]:
-    """A mapping that was given to a group of settings, as its settings; anything else as it is."""
+    """A mapping for a group of settings, flattened; anything else unchanged."""
     if given.key in groups and isinstance(given.value, dict):
         return list(_leaves(given.value, f"{given.key}.", groups, lambda key: given.where))
     return [given]
@@ -158,8 +158,8 @@ COMMAND_LINE = "the command line"
 def split_arguments(arguments: Sequence[str], names: Mapping[str, Setting]) -> tuple[list[str], list[tuple[str, str]]]:
     """The files of --config, and (key, text) of everything else, both in order. ConfigError for what is neither.
 
-    names: settings and groups by today's and by old names. key=value, --key=value and --key value are the same, with
-    - for _ in the key; a switch (a bool) may stand alone.
+    names: settings and groups by present and old names. key=value, --key=value and --key value are the same, with - for
+    _ in the key; the value of a bool may be left out.
     """
     files: list[str] = []
     pairs: list[tuple[str, str]] = []
@@ -184,8 +184,8 @@ def split_arguments(arguments: Sequence[str], names: Mapping[str, Setting]) -> t
             files.append(value if equals else next_value(name))
         elif argument.startswith("--") and len(argument) > 2:
             if not equals:
-                switch = key in names and names[key].hint is bool
-                alone = switch and (not queue or queue[0].lower() not in ("true", "false"))
+                is_flag = key in names and names[key].hint is bool
+                alone = is_flag and (not queue or queue[0].lower() not in ("true", "false"))
                 value = "true" if alone else next_value(argument)
             pairs.append((key, value))
         elif equals and (key in names or not bare):
@@ -201,7 +201,7 @@ def split_arguments(arguments: Sequence[str], names: Mapping[str, Setting]) -> t
 
 
 def typed(text: str, is_text: bool) -> Any:
-    """A value of the command line as YAML reads it; for a setting that is text, numbers stay as they were typed."""
+    """A value of the command line as YAML parses it; text settings keep numbers as they were typed."""
     try:
         value, _ = parse_yaml(text)
     except ConfigError:

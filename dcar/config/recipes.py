@@ -19,12 +19,12 @@ from pathlib import Path
 
 from dcar.errors import ConfigError
 
-HEAD = "launch/recipes/"
+PREFIX = "launch/recipes/"
 
 
 @cache
 def folder() -> Path:
-    """Where the shipped recipes are; `launch` is looked up by name, because it stands above this package."""
+    """The folder of the shipped recipes; `launch` is found by name, because this package may not import it."""
     spec = importlib.util.find_spec("launch")
     return Path((spec and spec.submodule_search_locations or [""])[0]) / "recipes"
 
@@ -34,7 +34,7 @@ def recipe_file(named: str | Path) -> tuple[Path, str]:
     named = str(named)
     front, _, behind = named.rpartition(":")
     for name, variant in ((named, ""), (front, behind)):
-        for path in (Path(name), folder() / f"{name}.yaml", folder() / name.removeprefix(HEAD)):
+        for path in (Path(name), folder() / f"{name}.yaml", folder() / name.removeprefix(PREFIX)):
             if name and os.path.isfile(path):  # False for what can be no path, which Path.is_file raises for
                 return path, variant
     if os.path.exists(named) or "\0" in named:  # a folder, say
@@ -47,7 +47,7 @@ def recipe_file(named: str | Path) -> tuple[Path, str]:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A recipe that ships: its name, the first sentence on top of it, and variant -> the comment beside it."""
+    """A shipped recipe: its name, the first sentence of its head comment, and variant -> its comment."""
 
     name: str
     summary: str

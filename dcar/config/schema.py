@@ -1,4 +1,4 @@
-"""What a setting is: a field of a dataclass that declares its default, meaning, bounds, choices and old names once.
+"""Settings are fields of a dataclass that declare default, help text, bounds, choices and old names once.
 
     @dataclass
     class TrainConfig:
@@ -6,8 +6,8 @@
         model: CARConfig = setting(CARConfig, "Shape of the decoder.")
         max_steps: int = setting(1000, "Updates of the weights.", minimum=1)
 
-A class as default is a group of settings: its fields are set as `model.hidden_size=192`. Values come as YAML reads
-them; `fitting` makes them the type of their setting, or raises ConfigError in plain words.
+A class as default is a group of settings: its fields are set as `model.hidden_size=192`. Values come from YAML;
+`fitting` converts them to the type of their setting, or raises ConfigError.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
+import operator
 import types
 import typing
 from collections.abc import Iterable, Iterator
 from dataclasses import MISSING, dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -27,28 +28,28 @@ from dcar.errors import ConfigError
 
 
 class Meaning(str):
-    """The meaning of a setting, one line of --help, with everything else that its field declares.
+    """The help text of a setting, with everything else that its field declares.
 
-    It is a text, under the key "help" of a field's metadata, because transformers.HfArgumentParser and trl.TrlParser
-    hand that metadata to argparse as it is: they read our dataclasses too.
+    It is a str, under the key "help" of a field's metadata, because transformers.HfArgumentParser and trl.TrlParser,
+    which read our dataclasses too, pass that metadata to argparse.
     """
 
     declared: bool = False  # by `setting`, not by another project
-    limits: tuple[tuple[str, float], ...] = ()  # ("≥", 1), …; of a list, every one of its members
+    limits: tuple[tuple[str, float], ...] = ()  # ("≥", 1), …; for every item of a list
     choices: tuple[str, ...] = ()
     old: tuple[str, ...] = ()  # names that it had before
-    name: str = ""  # what it is called, where that is not the name of its field
-    flat: bool = False  # a group whose members once stood outside of it
+    name: str = ""  # its key, where that is not the name of the field
+    flat: bool = False  # a group whose members were once settings outside of it
     short: str = ""  # option of one letter
     positional: bool = False  # given as a bare word
-    place: str = ""  # "folder" or "file" that is written or read; nothing else may stand there
+    place: str = ""  # "folder" or "file": what kind of path it is
 
     @property
     def bounds(self) -> str:
         return " and ".join(f"{sign} {limit:.15g}" for sign, limit in self.limits)
 
 
-HOLDS = {"≥": lambda a, b: a >= b, ">": lambda a, b: a > b, "≤": lambda a, b: a <= b, "<": lambda a, b: a < b}
+COMPARE = {"≥": operator.ge, ">": operator.gt, "≤": operator.le, "<": operator.lt}
 
 
 def setting(default: Any = MISSING, meaning: str = "", *, minimum: float | None = None, above: float | None = None,
@@ -65,9 +66,8 @@ def setting(default: Any = MISSING, meaning: str = "", *, minimum: float | None 
     vars(text).update(more, declared=True, choices=tuple(choices),
                       limits=tuple((sign, limit) for sign, limit in signs if limit is not None))
     if isinstance(default, list | dict):
-        return field(default_factory=lambda: type(default)(default), metadata={"help": text})
-    kind = {"default_factory": default} if callable(default) else {"default": default}
-    return field(**kind, metadata={"help": text})
+        return field(default_factory=partial(type(default), default), metadata={"help": text})
+    return field(**{"default_factory" if callable(default) else "default": default}, metadata={"help": text})
 
 
 def seed_setting(default: Any, meaning: str) -> Any:
@@ -80,7 +80,7 @@ class Setting:
     """One setting of a schema, wherever it is nested."""
 
     key: str  # as users write it, "model.hidden_size"
-    path: tuple[str, ...]  # attributes that lead to it
+    path: tuple[str, ...]  # its attributes, from the schema on
     hint: Any  # its type
     meaning: Meaning
     default: Any  # MISSING where it has to be given
@@ -88,7 +88,7 @@ class Setting:
 
 
 def meaning_of(given: dataclasses.Field) -> Meaning:
-    """What a field declares; fields of other projects' dataclasses declare a help text at most."""
+    """What a field declares; fields of other projects' dataclasses have a help text at most."""
     text = given.metadata.get("help", "")
     return text if isinstance(text, Meaning) else Meaning(text)
 
@@ -121,13 +121,13 @@ def settings_of(schema: Any) -> dict[str, Setting]:
 
 @cache
 def old_names(schema: Any) -> dict[str, str]:
-    """Names that settings had before -> their keys today."""
+    """Old names of settings -> their present keys."""
     found: dict[str, str] = {}
     known = settings_of(schema)
     for s in known.values():
         prefix = s.key[: s.key.rfind(".") + 1]
-        own = (*s.meaning.old, *([s.path[-1]] if s.meaning.name else ()))
-        found |= {prefix + name: s.key for name in own}
+        old = (*s.meaning.old, *([s.path[-1]] if s.meaning.name else ()))
+        found |= {prefix + name: s.key for name in old}
         if s.group and s.meaning.flat:
             found |= {other.rpartition(".")[2]: other for other in known if other.startswith(f"{s.key}.")}
     return found
@@ -135,13 +135,13 @@ def old_names(schema: Any) -> dict[str, str]:
 
 # --- values ---------------------------------------------------------------------------------------------------------
 
-SWITCH = {word: b for b, words in ((True, "true yes on y 1"), (False, "false no off n 0")) for word in words.split()}
+BOOLEANS = {word: b for b, words in ((True, "true yes on y 1"), (False, "false no off n 0")) for word in words.split()}
 KINDS = {int: "whole number", float: "number", bool: "true or false", str: "text", dict: "mapping", type(None): "null",
          Any: "anything"}
 
 
 class Mismatch(Exception):
-    """A value is of another type than its setting."""
+    """A value does not have the type of its setting."""
 
 
 def kind(hint: Any) -> str:
@@ -155,7 +155,7 @@ def kind(hint: Any) -> str:
 
 
 def allowed(hint: Any, meaning: Meaning) -> str:
-    """What a setting may be, for --help: its type with bounds, or its choices."""
+    """The allowed values of a setting, for --help: its type with bounds, or its choices."""
     if meaning.choices:
         return "list of " * (typing.get_origin(hint) in (list, tuple)) + " | ".join(meaning.choices)
     first, *others = kind(hint).split(" or ") if meaning.bounds else [kind(hint)]
@@ -163,9 +163,9 @@ def allowed(hint: Any, meaning: Meaning) -> str:
 
 
 def convert(value: Any, hint: Any) -> Any:
-    """`value`, as YAML gives it, as the type `hint`; Mismatch if it is of another one.
+    """Convert `value`, as YAML gives it, to the type `hint`; Mismatch where that is not possible.
 
-    A whole number is not cut to fit: 2.5 is no int. A single value stands for a list of one.
+    Numbers are not truncated: 2.5 is no int. A single value is accepted for a list of one.
     """
     origin, members = typing.get_origin(hint) or hint, typing.get_args(hint)
     if hint is Any:
@@ -176,8 +176,8 @@ def convert(value: Any, hint: Any) -> Any:
         return origin(convert(v, members[0]) for v in (value if isinstance(value, list | tuple) else [value]))
     if origin is dict and isinstance(value, dict):
         return dict(value)
-    if hint is bool and str(value).lower() in SWITCH:
-        return SWITCH[str(value).lower()]
+    if hint is bool and str(value).lower() in BOOLEANS:
+        return BOOLEANS[str(value).lower()]
     if hint in (int, float):
         return _number(value, hint)
     if hint is str or isinstance(hint, type) and issubclass(hint, enum.Enum):
@@ -189,7 +189,7 @@ def convert(value: Any, hint: Any) -> Any:
 
 
 def _one_of(value: Any, members: tuple[Any, ...]) -> Any:
-    if type(value) in members or value is None and type(None) in members:  # is of one of the types already
+    if type(value) in members or value is None and type(None) in members:  # has one of the types already
         return value
     for member in members if value is not None else ():
         try:
@@ -215,21 +215,21 @@ def _number(value: Any, hint: type) -> Any:
 
 
 def fitting(key: str, value: Any, hint: Any, meaning: Meaning) -> Any:
-    """`value` converted and within what the setting declares. ConfigError that says what it must be."""
-    wanted = f"one of {', '.join(meaning.choices)}" if meaning.choices else allowed(hint, meaning)
-    wanted = "a " * wanted.startswith(("whole", "number", "list", "mapping")) + wanted
+    """`value` converted to the type of its setting and checked. ConfigError that says what it must be."""
+    expected = f"one of {', '.join(meaning.choices)}" if meaning.choices else allowed(hint, meaning)
+    expected = "a " * expected.startswith(("whole", "number", "list", "mapping")) + expected
     try:
-        found = convert(value, hint)
+        converted = convert(value, hint)
     except (Mismatch, ValueError) as error:
-        raise ConfigError(f"{key} must be {wanted}; not {_shown(value)}") from error
-    for one in found if isinstance(found, list | tuple) else [found]:
-        if isinstance(one, float) and not math.isfinite(one):
+        raise ConfigError(f"{key} must be {expected}; not {_shown(value)}") from error
+    for item in converted if isinstance(converted, list | tuple) else [converted]:
+        if isinstance(item, float) and not math.isfinite(item):
             raise ConfigError(f"{key} must be finite; not {_shown(value)}")
-        inside = not isinstance(one, int | float) or isinstance(one, bool) or all(
-            HOLDS[sign](one, limit) for sign, limit in meaning.limits)
-        if not inside or meaning.choices and one is not None and one not in meaning.choices:
-            raise ConfigError(f"{key} must be {wanted}; not {_shown(value)}")
-    return found
+        is_number = isinstance(item, int | float) and not isinstance(item, bool)
+        inside = not is_number or all(COMPARE[sign](item, limit) for sign, limit in meaning.limits)
+        if not inside or meaning.choices and item is not None and item not in meaning.choices:
+            raise ConfigError(f"{key} must be {expected}; not {_shown(value)}")
+    return converted
 
 
 def _shown(value: Any) -> str:
@@ -238,8 +238,8 @@ def _shown(value: Any) -> str:
 
 
 def check(config: Any) -> None:
-    """Hold every field of a schema to what it declares; ConfigError. For `__post_init__` of schemas that programs build
-    without `load_config`; groups inside have checked themselves."""
+    """Check every field of a schema against its declaration; ConfigError. For `__post_init__` of schemas that are also
+    built without `load_config`; groups inside check themselves."""
     schema: Any = type(config)
     hints = hints_of(schema)
     for f in dataclasses.fields(config):
@@ -249,7 +249,7 @@ def check(config: Any) -> None:
 
 
 def check_place(key: str, value: Any, place: str) -> None:
-    """A folder must not be a file, a file no folder, and nothing above them a file. ConfigError."""
+    """ConfigError where a folder is a file, a file is a folder, or something above them is a file."""
     if not value:
         return
     path = Path(value)

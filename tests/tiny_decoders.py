@@ -60,7 +60,7 @@ def reference_chunks(model: CARDecoder, prompt: Prompt, choose, sampling: Sampli
         sizes.append(size)
         for head in range(1, size + 1):
             position = torch.tensor([len(tokens)])
-            logits = model.heads.single(hidden, head)[None]
+            logits = model.heads(hidden, only=head)[None]
             forbidden = position < sampling.min_tokens
             probs = warp(logits, sampling, forbidden, config.eos)
             token = int(sample(probs, uniform(key, "token", position)))

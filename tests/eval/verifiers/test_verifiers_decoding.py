@@ -118,12 +118,12 @@ class Checked:
 
 class CheckedHeads(Checked, HeadDrafter):
     def expected(self, target, prompt, emitted, drafted):
-        return target.heads.single(states(target, prompt, emitted[:-1])[-1], len(drafted) + 2)
+        return target.heads(states(target, prompt, emitted[:-1])[-1], only=len(drafted) + 2)
 
 
 class CheckedModel(Checked, ModelDrafter):
     def expected(self, target, prompt, emitted, drafted):
-        return self.draft.heads.single(states(self.draft, prompt, emitted + drafted)[-1], 1)
+        return self.draft.heads(states(self.draft, prompt, emitted + drafted)[-1], only=1)
 
 
 class RandomVerifier(SpeculativeDecoding):

@@ -57,7 +57,7 @@ def test_sizes_and_tokens_equal_decoding_without_cache(decoder, prompts, samplin
             hidden = states(decoder, prompt, result.tokens[:n])[-1]
             size = 1
             for head in (2, 3, 4):
-                probs = decoder.heads.single(hidden, head).detach().double().softmax(-1)
+                probs = decoder.heads(hidden, only=head).detach().double().softmax(-1)
                 if float(-(probs * probs.log()).sum()) > threshold:
                     break
                 size += 1
@@ -129,8 +129,8 @@ def test_rank_accuracy_equals_its_definition(files):
         for item in items:
             hidden = states(model, item.prompt, item.reference_tokens)[len(item.prompt.prompt_ids) :]
             for t in range(len(hidden) - depth):
-                ids = model.heads.single(hidden[t], depth + 1).argsort(descending=True)[:4]
-                hits.append(warp(model.heads.single(hidden[t + depth], 1), sampling)[ids])
+                ids = model.heads(hidden[t], only=depth + 1).argsort(descending=True)[:4]
+                hits.append(warp(model.heads(hidden[t + depth], only=1), sampling)[ids])
         assert torch.allclose(found.rank_accuracy[depth - 1], torch.stack(hits).mean(0), atol=1e-5)
 
 

@@ -75,7 +75,7 @@ CHOICES = {
         "vocoder": ("eval.analysis.vocoder_quality", "what tokens and vocoder lose of words and voices"),
     }),
 }
-# names of before, read for one release
+# old names, accepted for one release
 OLD = {
     "retokenize": "prepare mode=retokenize", "resynthesize": "prepare mode=resynthesize",
     "train-encoder-recognizer": "train-recognizer kind=encoder",
@@ -145,12 +145,12 @@ def recipes_text() -> str:
 
 
 def kind_of(recipe: str) -> str:
-    """First words of a recipe's name that say its command; the longest of RECIPES."""
+    """The longest prefix of a recipe's name that is in RECIPES."""
     return max((kind for kind in RECIPES if recipe.startswith(f"{kind}_")), key=len)
 
 
 def choices_text(name: str) -> str:
-    """What --help adds for a command that does several jobs."""
+    """The part of --help about the jobs of a command that has several."""
     key, values = CHOICES.get(name, ("", {}))
     rows = [f"  {key}={value:13} {text}" for value, (_, text) in values.items()]
     return "\n".join([f"\nOne of several jobs, each with settings of its own (dcar {name} {key}=… --help):", *rows]

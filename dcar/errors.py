@@ -68,7 +68,7 @@ class DistributionError(DCARError):
         self.finished = list(finished)
 
 
-LawError = DistributionError  # its name of before, for one release
+LawError = DistributionError  # old name, for one release
 
 
 class EngineError(DCARError):

@@ -1,4 +1,4 @@
-"""Files that survive: written whole or not at all, sealed by a manifest of digests, and a full disk that says so."""
+"""Atomic file writes, manifests of digests, and errors of a full disk."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dcar.errors import StorageError
 
 MANIFEST = "manifest.json"
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM}
-# How torch and safetensors, which write through streams of their own, speak of a write that failed.
+# Messages of torch and safetensors, which have their own streams, for a failed write.
 STREAMS = ("No space left", "os error 28", "Disk quota", "iostream error", "unexpected pos", "file write failed",
            "PytorchStreamWriter failed")
 
@@ -61,7 +61,7 @@ def writing(what: str | Path, needed: int = 0) -> Iterator[None]:
 
 
 def sync(path: Path) -> None:
-    """Have a file, or the entries of a folder, reach the disk."""
+    """fsync a file or a folder."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -78,8 +78,8 @@ def replacing(path: str | Path, by_several: bool = False) -> Iterator[Path]:
     processes may write this file at the same time, and each has a path of its own."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    own = f".{os.getpid()}-{threading.get_ident()}" * by_several
-    part = path.with_name(f".{path.name}{own}.part")
+    writer = f".{os.getpid()}-{threading.get_ident()}" * by_several
+    part = path.with_name(f".{path.name}{writer}.part")
     try:
         yield part
         os.replace(part, path)
@@ -121,7 +121,7 @@ def seal(folder: Path, files: Mapping[str, Any], **facts: Any) -> None:
 
 
 def unseal(folder: Path) -> None:
-    """Say that a folder is about to be written: until it is sealed, it is not complete."""
+    """Mark a folder as incomplete until it is sealed."""
     write_text(folder / MANIFEST, json.dumps({"complete": False}) + "\n")
 
 

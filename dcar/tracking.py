@@ -1,4 +1,4 @@
-"""Where everything came from: versions, machine, command, for the file beside what a run made."""
+"""Provenance of results: versions, machine, command."""
 
 from __future__ import annotations
 

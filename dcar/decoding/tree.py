@@ -1,7 +1,7 @@
 """Trees of drafted tokens: several continuations of one token are read in a single pass (Medusa, Cai et al. 2024).
 
-The nodes stand behind the pending tokens as if they were a longer draft, but each sees only the past, the pending
-tokens, its ancestors and itself, and is numbered by its depth: siblings share a position. `KVCache.gather` then keeps
+The nodes follow the pending tokens like a longer draft, but each attends only to the past, the pending tokens, its
+ancestors and itself, and its position is its depth: siblings share a position. `KVCache.gather` then keeps
 the accepted path.
 """
 
@@ -40,11 +40,11 @@ class DraftTree:
         return len(self.parents)
 
     def layout(self, pending: Tensor, width: int) -> tuple[Tensor, Tensor]:
-        """Who sees whom, and where each stands, among pending[b] pending tokens and the nodes behind them.
+        """Attention mask and positions of pending[b] pending tokens and the nodes after them.
 
         pending [B], width: columns of the pass. Returns a mask [B, width, width] (row sees column) and offsets
-        [B, width] from the position of the first column. Columns behind the last node see the pending tokens and
-        themselves; nobody reads them.
+        [B, width] from the position of the first column. Columns after the last node are padding: they see the pending
+        tokens and themselves.
         """
         column = torch.arange(width, device=pending.device)
         node = column - pending[:, None]  # [B, width] index of the node; negative: a pending token

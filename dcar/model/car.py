@@ -34,7 +34,7 @@ IGNORE = -100
 
 
 class SpeechVocabulary(CheckpointConfig):
-    """Ids of speech that every decoder's configuration has: V codes 0 … V − 1, then EOS, all of which heads predict."""
+    """The speech vocabulary of every decoder's configuration: V codes 0 … V − 1, then EOS; heads predict both."""
 
     speech_vocab_size: int
 
@@ -81,7 +81,7 @@ class CARConfig(SpeechVocabulary):
         check_kind(self.heads, self.share_head_blocks, self.head_width, self.tie_heads)
 
     def check_heads(self) -> None:
-        """ConfigError where the width cannot be shared out among the heads of attention (a language model's can)."""
+        """ConfigError where hidden_size does not fit num_attention_heads."""
         if self.hidden_size % self.num_attention_heads or self.hidden_size // self.num_attention_heads % 2:
             raise ConfigError(f"hidden_size {self.hidden_size} must be num_attention_heads {self.num_attention_heads} "
                               "times an even number: rotary positions turn pairs of dimensions")
@@ -139,7 +139,7 @@ def multi_head_loss(heads: Heads, hidden: Tensor, speech_ids: Tensor, speech_len
 
 
 class SpeechDecoder(Checkpoint):
-    """What decoders of all kinds have in common: the loss of their heads, and what a chunk policy asks of them."""
+    """Base class of decoders: the loss of their heads, and the interface for chunk policies."""
 
     config: Any
     heads: Any
@@ -226,8 +226,8 @@ class CARDecoder(SpeechDecoder):
     # --- training -----------------------------------------------------------------------------------------------
 
     def freeze_trunk(self) -> None:
-        """From here on only the additional heads are trained (Medusa-1): the base head and what stands before it stay
-        as they are and run without dropout, of which the hidden states get their share instead."""
+        """Train only the additional heads from now on (Medusa-1): the base head and everything before it are frozen and
+        run without dropout; the hidden states get dropout instead."""
         self.trunk_is_frozen = True
         for name, parameter in self.named_parameters():
             parameter.requires_grad_(name.startswith("heads.") and not name.startswith("heads.base."))
@@ -247,7 +247,7 @@ class CARDecoder(SpeechDecoder):
 
     @property
     def inputs(self) -> tuple[nn.Module, ...]:
-        """What stands before the layers."""
+        """The modules before the layers."""
         return self.text_embedding, self.speech_embedding
 
     def _origin(self, prompt_lengths: Tensor) -> Tensor:
@@ -287,8 +287,8 @@ class CARDecoder(SpeechDecoder):
         return cache, hidden
 
     def new_cache(self, text: int, text_lengths: Tensor, prompt_lengths: Tensor, capacity: int) -> KVCache:
-        """An empty cache with room for `text` units, of which text_lengths [B] are real, and `capacity` speech
-        positions; prompt_lengths [B] says which of these is numbered 0."""
+        """An empty cache for `text` units, of which text_lengths [B] are real, and `capacity` speech positions;
+        prompt_lengths [B] determines which of these has rotary position 0."""
         heads = self.config.num_attention_heads
         cache = KVCache(len(self.layers), len(text_lengths), heads, capacity, self.config.hidden_size // heads,
                         prefix=text, prefix_lengths=text_lengths, device=text_lengths.device,
@@ -301,8 +301,8 @@ class CARDecoder(SpeechDecoder):
                layout: tuple[Tensor, Tensor] | None = None) -> Tensor:
         """Consume tokens[b, :counts[b]] behind each row's past in one pass: tokens [B, m] -> hidden [B, m, D].
 
-        `layout` (DraftTree.layout) makes the tokens a tree: who sees whom [B, m, m] and positions [B, m] from the
-        end of the past on. Without it they are a chain.
+        `layout` (DraftTree.layout) makes the tokens a tree: attention mask [B, m, m] and positions [B, m] from the end
+        of the past on. Without it they are a chain.
         """
         new = tokens.shape[1]
         tree, offsets = (None, torch.arange(new, device=tokens.device)) if layout is None else layout

@@ -1,8 +1,8 @@
-"""What is decoded at a time: sentences, and the clauses of a sentence that is too long for the model.
+"""Split a text into phrases that are decoded one by one: sentences, and clauses of too long sentences.
 
-A long sentence is cut where a reader breathes: at a comma (semicolons, colons, dashes and brackets are commas in the
-spoken form), or, where none is near the middle, before a conjunction or a relative pronoun. Paragraphs, headings and
-items of a list stand for themselves, whether or not they end in a full stop.
+A long sentence is split at a comma (semicolons, colons, dashes and brackets are commas in the spoken form) or, if none
+is near the middle, before a conjunction or a relative pronoun. Paragraphs, headings and list items are separate,
+whether or not they end in a full stop.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _CONJUNCTION = re.compile(
 
 @dataclass(frozen=True)
 class Phrase:
-    """Words to be spoken in one breath, and the silence after them in seconds (0 after the last)."""
+    """A text that is decoded at once, and the silence after it in seconds (0 after the last)."""
 
     text: str
     pause: float
@@ -66,7 +66,7 @@ def phrases(text: str) -> list[Phrase]:
 
 
 def note_other_language(text: str) -> None:
-    """A warning where a text does not look English: it is read as if it were, and sounds accordingly."""
+    """Warn where a text does not look English, because it is read with English pronunciation."""
     words = [word.lower() for word in re.findall(r"[^\W\d_]+", text[:5000])]
     foreign = sum(word in _FOREIGN for word in words)
     unknown = sum(not in_lexicon(word) for word in words)
@@ -98,7 +98,8 @@ def _sentences_by_block(text: str) -> list[list[str]]:
 
 
 def _blocks(paragraph: str) -> Iterator[str]:
-    """A paragraph, its headings and items by themselves and without their marks; lines without a word end a block."""
+    """The blocks of a paragraph: headings and list items apart, without their markers; lines without a word end a
+    block."""
     lines = paragraph.splitlines()
     marks = [_MARKER.match(line) for line in lines]
     listed = len([m for m in marks if m]) > 1 or any(marks[:1])
@@ -119,15 +120,15 @@ def _blocks(paragraph: str) -> Iterator[str]:
 
 
 def _is_heading(lines: list[str]) -> bool:
-    """Whether the first line of a paragraph is one: short beside the others, without a mark at its end, and what
-    follows begins anew."""
+    """Whether the first line of a paragraph is a heading: shorter than the others, without punctuation at its end, and
+    the next line starts like a sentence."""
     first, *rest = (line.strip() for line in lines)
     return bool(rest) and len(first) <= min(HEADING, 0.6 * max(map(len, rest))) and first[-1:].isalnum() and bool(
         re.match(r"[\"'“‘(]*[A-Z0-9]", rest[0]))
 
 
 def _sayable(text: str) -> bool:
-    """Whether there is a letter or digit: a line of stars between paragraphs has none."""
+    """Whether there is a letter or digit (a line of asterisks has none)."""
     return any(c.isalnum() for c in text)
 
 
@@ -140,14 +141,14 @@ def _sentences(text: str) -> list[str]:
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """A long paragraph in pieces of at most MAX_CHARACTERS, cut where a sentence ends, as long as they can be."""
+    """Split a long paragraph at sentence ends into pieces as long as possible, at most MAX_CHARACTERS."""
     while len(text) > MAX_CHARACTERS:
         ends = [0, *(m.end() for m in _MAY_END.finditer(text[: 2 * MAX_CHARACTERS])), len(text)]
         cuts = zip(ends, ends[1:], ends[2:], strict=False)
         cut = next((at for start, at, stop in reversed([c for c in cuts if c[1] <= MAX_CHARACTERS])
                     if _is_end(text[start:at], text[at:stop])), None)
         if cut is None:
-            _sentences(text[:MAX_CHARACTERS])  # what cannot be spoken at all says so
+            _sentences(text[:MAX_CHARACTERS])  # raises for text that cannot be spoken at all
             raise TextError(f"a sentence has more than {MAX_CHARACTERS} characters, which is the limit: "
                             f"{text[:40]!r}…; split it with full stops")
         yield text[:cut]
@@ -156,7 +157,7 @@ def _pieces(text: str) -> Iterator[str]:
 
 
 def _is_end(before: str, after: str) -> bool:
-    """Whether a sentence ends between two neighbours: "Dr." and "Smith came." are read otherwise when apart."""
+    """Whether a sentence ends between two parts: "Dr." and "Smith came." read differently apart and together."""
     before, after = before[-MAX_CHARACTERS // 2 :], after[: MAX_CHARACTERS // 2]
     try:
         return _sentences(before + after) == _sentences(before) + _sentences(after)
@@ -177,8 +178,8 @@ def split_clauses(sentence: str) -> list[str]:
 
 
 def _cut(sentence: str) -> re.Match[str] | None:
-    """Where to breathe: at the comma nearest to the middle, else before a conjunction; far from it only if there is
-    nothing nearer."""
+    """Where to split: at the comma nearest to the middle, else before a conjunction; far from the middle only if there
+    is nothing nearer."""
     middle = len(sentence) / 2
     nearest = [min(kind.finditer(sentence), key=lambda m: abs(m.start() - middle), default=None)
                for kind in (_COMMA, _CONJUNCTION)]

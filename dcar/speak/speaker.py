@@ -1,4 +1,4 @@
-"""`Speaker`: from text to a waveform with models that belong together, whole or as it comes."""
+"""`Speaker`: text to a waveform with a decoder, policy, tokenizer and vocoder, whole or streamed."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ from heads.policy import ChunkPolicy
 
 Policy = str | Path | ChunkPolicy
 AnyMethod = str | Method | ChunkRule
-TOGETHER = 16  # phrases that are decoded and voiced before their sound is given out
-MOST_IDLE = 2  # engines that are kept, with a policy and without: who compares the two makes neither anew
+PHRASES_AT_ONCE = 16  # decoded and synthesised before their audio is returned
+CACHED_ENGINES = 2  # one with a policy and one without, for comparisons of the two
 
 
 @dataclass(frozen=True)
 class Spoken:
-    """What was spoken: the waveform, and how every phrase of it was decoded."""
+    """A waveform, and how each of its phrases was decoded."""
 
     audio: np.ndarray  # [samples] float32, pauses included
     sample_rate: int
@@ -80,7 +80,7 @@ class Spoken:
 
 @dataclass(frozen=True)
 class Piece:
-    """Samples [n] that follow what was given before; with the last piece of a phrase its result, and its pause."""
+    """The next samples [n] of a stream; the last piece of a phrase has its result, and ends with its pause."""
 
     samples: np.ndarray
     rate: int
@@ -89,25 +89,25 @@ class Piece:
 
 
 class Speaker:
-    """Decoder, policy, tokenizer and vocoder that belong together: text in, speech out.
+    """Text-to-speech with a decoder, policy, tokenizer and vocoder that belong together.
 
         model = dcar.load("starter")                          # or your own: "runs/car", policy="runs/policy"
         model.generate("The tide came in.", prompt="voice.wav").save("out.wav")
         model.generate("Longer chunks.", policy="starter", dial=0.5, temperature=0.8, seed=1)
-        for piece in model.stream("The tide came in."):       # samples as they become certain
+        for piece in model.stream("The tide came in."):       # samples as they become available
             play(piece.samples, piece.rate)
     """
 
     def __init__(self, decoder: AnyDecoder, encode: Callable[[str], list[int]], method: Method,
                  tokenizer: SpeechTokenizer, vocoder: Vocoder, sampling: SamplingConfig, seed: int = 0,
                  recordings: PromptAudio | None = None) -> None:
-        """encode: text → ids that the decoder reads. recordings: what a vocoder that hears prompts was given."""
+        """encode: text → ids that the decoder reads. recordings: audio of voices, for vocoders that read prompts."""
         self.decoder, self.encode, self.method = decoder, encode, method
         self.tokenizer, self.vocoder, self.sampling, self.seed = tokenizer, vocoder, sampling, seed
         self._recordings = PromptAudio([]) if recordings is None else recordings
         self._policy: Policy = POLICY
-        self._own: Voice | None = None  # of a folder of `dcar tune-voice`
-        self._idle: dict[Hashable, StaticEngine] = {}  # of the last texts, for the next ones; copies share it
+        self._tuned_voice: Voice | None = None  # of a folder of `dcar tune-voice`
+        self._engines: dict[Hashable, StaticEngine] = {}  # idle ones for the next texts; shared by copies
         self._far: Callable[[], AnyDecoder] = lambda: self.decoder
 
     @classmethod
@@ -143,7 +143,7 @@ class Speaker:
         chunks = make_method(method, policy, car, dial, num_candidates)
         check_together(car, made, f"tokenizer {tokenizer}", spoken_by)
         speaker = cls(car, encode, chunks, speech_tokenizer, spoken_by, sampling, seed, recordings)
-        speaker._policy, speaker._own = policy, tuned.prompt if tuned is not None else None
+        speaker._policy, speaker._tuned_voice = policy, tuned.prompt if tuned is not None else None
         if str(decoder) == "starter":
             speaker._far = lambda: load_decoder(decoder, starter="far")
         return speaker
@@ -151,8 +151,8 @@ class Speaker:
     def using(self, *, policy: Policy | None = None, method: AnyMethod = "", temperature: float | None = None,
               top_k: int | None = None, seed: int | None = None, num_candidates: int = 0,
               dial: float = 0.0) -> Speaker:
-        """The same models with other settings; what is not given stays. Who gives a policy, a dial or a number of
-        candidates means the policy to decide. ConfigError or CheckpointError for what does not belong together."""
+        """The same models with other settings; the others stay. A policy, a dial or a number of candidates implies
+        method dcar. ConfigError or CheckpointError for what does not belong together."""
         other = copy(self)
         policy = self._policy if policy is None else policy
         if policy is not self._policy or dial or num_candidates:
@@ -163,7 +163,7 @@ class Speaker:
             other.method = make_method(method, policy, other.decoder, dial, num_candidates)
         changed = {"temperature": temperature, "top_k": top_k}
         other.sampling = replace(self.sampling, **{k: v for k, v in changed.items() if v is not None})  # type: ignore
-        other.seed = self._seed(seed)
+        other.seed = self.seed if seed is None else seed
         return other
 
     def generate(self, text: str, prompt: str | Path | Voice | None = None, **settings: Any) -> Spoken:
@@ -177,10 +177,10 @@ class Speaker:
         return self.join(text, list(self.sentences(text, prompt, **settings)))
 
     def voice(self, prompt: str | Path | Voice | None) -> Voice:
-        """What `prompt` of `generate` means; give it back to `generate` to spare the reading. AudioError where the
-        recording cannot be used, ConfigError for a name that is none."""
+        """The voice of a `prompt` of `generate`, which also takes the result, so that a recording is read once.
+        AudioError where the recording cannot be used, ConfigError for an unknown name."""
         if prompt is None:
-            voice = self._own or shipped_voice("", self.tokenizer)
+            voice = self._tuned_voice or shipped_voice("", self.tokenizer)
         else:
             voice = prompt if isinstance(prompt, Voice) else find_voice(prompt, self.tokenizer)
         if voice.recording is not None:
@@ -192,12 +192,12 @@ class Speaker:
         return self.generate(text, prompt, seed=seed)
 
     def sentences(self, text: str, prompt: str | Path | Voice | None = None, **settings: Any) -> Iterator[Piece]:
-        """As `generate`, one piece a phrase: of a long text only some phrases are in memory. Text and prompt are
-        checked before the first piece is asked for."""
+        """As `generate`, one piece a phrase, so that a long text is never in memory as a whole. Text and prompt are
+        checked at the call, before the first piece."""
         model = self.using(**settings)
         parts, voice = model._phrases(text), model.voice(prompt)
-        if model._why_whole() is None and model._is_small():
-            # Longer pieces than for a listener cost less; where there is no second core, a phrase is one.
+        if model._why_no_stream() is None and model._is_small():
+            # Longer pieces than for a listener are cheaper; without a second core, whole phrases.
             return whole_phrases(model._stream(parts, voice, every=64 if cores() > 1 else sys.maxsize))
         return model._by_phrase(parts, voice)
 
@@ -208,26 +208,26 @@ class Speaker:
 
     def _by_phrase(self, parts: list[Phrase], voice: Voice) -> Iterator[Piece]:
         prompts, decoder = self._prompts(parts, voice), fast(self.decoder)
-        for start in range(0, len(parts), TOGETHER):
-            now = slice(start, start + TOGETHER)
+        for start in range(0, len(parts), PHRASES_AT_ONCE):
+            now = slice(start, start + PHRASES_AT_ONCE)
             results = decode(decoder, prompts[now], self.method, self.sampling, seed=self.seed, batch_size=1)
             waves = self.vocoder.synthesize([r.tokens for r in results], np.stack([voice.features] * len(results)))
             for i, (part, wave, result) in enumerate(zip(parts[now], waves, results, strict=True), start):
                 yield Piece(np.concatenate((wave, self._pause(part))), self.vocoder.sample_rate, i, result)
 
     def stream(self, text: str, prompt: str | Path | Voice | None = None, **settings: Any) -> Iterator[Piece]:
-        """As `generate`, in pieces as they become certain; together they are its waveform (up to rounding).
+        """As `generate`, in pieces as soon as they are final; concatenated they are its waveform (up to rounding).
 
-        Text, prompt and models are checked at once, before the first piece is asked for. ConfigError where the vocoder
-        or the method cannot speak in pieces.
+        Text, prompt and models are checked at the call, before the first piece. ConfigError where the vocoder or the
+        method cannot stream.
         """
         model = self.using(**settings)
-        if reason := model._why_whole():
+        if reason := model._why_no_stream():
             raise ConfigError(reason)
         return model._stream(model._phrases(text), model.voice(prompt))
 
-    def _why_whole(self) -> str | None:
-        """Why phrases are spoken whole, not in pieces; None where both is possible."""
+    def _why_no_stream(self) -> str | None:
+        """Why phrases cannot be streamed; None where they can."""
         if not isinstance(self.vocoder, TokenVocoder):
             return ("a stream needs this project's own vocoder, which can be asked for a piece at a time; "
                     "speak without --stream (Speaker.generate) with another one")
@@ -255,8 +255,10 @@ class Speaker:
         policy: ChunkPolicy | None = getattr(plan.schedule, "policy", None)
         models = [model for model in (self.decoder, policy) if model is not None]
         key = tuple((id(model), weights_signature(model)) for model in models)
-        # An engine speaks one text at a time: who finds none makes one.
-        engine = self._idle.pop(key, None) or engine_for(self.decoder, prompts, self.sampling, batch=1, policy=policy)
+        # An engine decodes one text at a time, so another thread makes its own.
+        engine = self._engines.pop(key, None)
+        if engine is None:
+            engine = engine_for(self.decoder, prompts, self.sampling, batch=1, policy=policy)
         engine.fit(1, *room_for(prompts, self.sampling))
         jobs = [Job(i, p) for i, p in enumerate(prompts)]
         vocoder, voices = cast(TokenVocoder, self.vocoder), dict.fromkeys(range(len(jobs)), voice.features)
@@ -265,15 +267,12 @@ class Speaker:
             if chunk.result is not None:
                 samples = np.concatenate((samples, self._pause(parts[chunk.index])))
             yield Piece(samples, vocoder.sample_rate, chunk.index, chunk.result)
-        self._idle[key] = engine
-        if len(self._idle) > MOST_IDLE:
-            del self._idle[next(iter(self._idle))]
+        self._engines[key] = engine
+        if len(self._engines) > CACHED_ENGINES:
+            del self._engines[next(iter(self._engines))]
 
     def _prompts(self, parts: list[Phrase], voice: Voice) -> list[Prompt]:
         return [Prompt(f"sentence-{i}", tuple(self.encode(p.text)), voice.tokens) for i, p in enumerate(parts)]
-
-    def _seed(self, seed: int | None) -> int:
-        return self.seed if seed is None else seed
 
     def _pause(self, part: Phrase) -> np.ndarray:
         return np.zeros(int(part.pause * self.vocoder.sample_rate), np.float32)
@@ -291,8 +290,8 @@ def whole_phrases(pieces: Iterator[Piece]) -> Iterator[Piece]:
 
 def make_method(name: AnyMethod, policy: Policy, decoder: AnyDecoder, dial: float = 0.0,
                 num_candidates: int = 0) -> Method:
-    """far and car-K keep a fixed number of tokens a step; dcar asks the policy, turned by `dial`, about
-    `num_candidates` candidates (0: as many as `Speaker.load` says). A chunk rule or a method is taken as it is."""
+    """The method of a name: far and car-K keep a fixed number of tokens a step; dcar asks the policy with this `dial`
+    and `num_candidates` (0: as in `Speaker.load`). A chunk rule or a method is used as it is."""
     for setting, value in (("dial", dial), ("num_candidates", num_candidates)):
         if value and not (isinstance(name, str) and name.startswith("dcar")):
             raise ConfigError(f"{setting}={value:g} is for a policy, and method '{getattr(name, 'name', name)}' asks "
@@ -320,10 +319,10 @@ load = Speaker.load
 """`dcar.load`: the models by folder or name, ready to speak."""
 
 
-def timeline_of(said: Sequence[str], results: Sequence[DecodeResult], rate: float) -> str:
+def timeline_of(texts: Sequence[str], results: Sequence[DecodeResult], rate: float) -> str:
     """Every phrase with its chunks."""
     return "\n".join(f"{phrase}\n{timeline(result, rate)}" + "  (cut by the length guard)" * result.truncated
-                     for phrase, result in zip(said, results, strict=True))
+                     for phrase, result in zip(texts, results, strict=True))
 
 
 def timeline(result: DecodeResult, rate: float) -> str:

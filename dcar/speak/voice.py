@@ -1,4 +1,4 @@
-"""The voice to speak with: read from a recording, one that ships, or one of `dcar tune-voice`."""
+"""Voices: from a recording, shipped ones, and those of `dcar tune-voice`."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from dcar.vocoder.model import speaker_features
 logger = logging.getLogger(__name__)
 
 MIN_PROMPT_SECONDS = 1.0
-MAX_PROMPT_SECONDS = 20  # more of a voice is not better
+MAX_PROMPT_SECONDS = 20  # longer prompts are not better
 
 
 @dataclass
 class Voice:
-    """A prompt ready for decoder and vocoder: speech tokens, voice features [F], and what reads its recording."""
+    """A prompt for decoder and vocoder: speech tokens, voice features [F], and a function that loads the recording."""
 
     tokens: tuple[int, ...]
     features: np.ndarray
@@ -35,11 +35,11 @@ class Voice:
 
 
 def read_voice(path: str | Path, tokenizer, prompt_tokens: int = 50) -> Voice:
-    """Load a prompt recording (any format and rate) and describe its voice. AudioError if it is under a second; of more
-    than MAX_PROMPT_SECONDS the first are read, with a note."""
+    """Load a prompt recording (any format and rate) and compute its voice features. AudioError if it is under a second;
+    of more than MAX_PROMPT_SECONDS the first are read, with a note."""
     from dcar.voices.encoder import SpeakerEncoder
 
-    heard, _ = load_audio(path, ENCODER_SAMPLE_RATE)
+    resampled, _ = load_audio(path, ENCODER_SAMPLE_RATE)
     wave, rate = load_audio(path)
     seconds = len(wave) / rate
     if seconds < MIN_PROMPT_SECONDS:
@@ -47,11 +47,11 @@ def read_voice(path: str | Path, tokenizer, prompt_tokens: int = 50) -> Voice:
     if seconds > MAX_PROMPT_SECONDS:
         logger.warning("note: voice %s lasts %.1f s, and only its first %d s are read; cut it to the part that is to "
                        "be heard", path, seconds, MAX_PROMPT_SECONDS)
-    wave, heard = (w[: MAX_PROMPT_SECONDS * hz] for w, hz in ((wave, rate), (heard, ENCODER_SAMPLE_RATE)))
-    tokens = tokenizer.encode([heard], ENCODER_SAMPLE_RATE)[0]
+    wave, resampled = (w[: MAX_PROMPT_SECONDS * hz] for w, hz in ((wave, rate), (resampled, ENCODER_SAMPLE_RATE)))
+    tokens = tokenizer.encode([resampled], ENCODER_SAMPLE_RATE)[0]
     start = max(0, (len(tokens) - prompt_tokens) // 2)
-    try:  # of the recording as it is: a voice has more than what encoders hear of it
-        features = speaker_features(wave, rate, SpeakerEncoder().embed(heard, ENCODER_SAMPLE_RATE))
+    try:  # at its own rate: a voice has higher frequencies than encoders read
+        features = speaker_features(wave, rate, SpeakerEncoder().embed(resampled, ENCODER_SAMPLE_RATE))
     except AudioError as error:
         raise AudioError(f"{path}: {error}") from error
     return Voice(tuple(int(t) for t in tokens[start : start + prompt_tokens]), features, partial(load_audio, path))

@@ -171,9 +171,9 @@ class BackboneDecoder(SpeechDecoder):
 
     @property
     def inputs(self) -> tuple[nn.Module, ...]:
-        """What stands before the layers: text embedding, whatever else the model has there, speech embedding."""
-        own = [module for name, module in self.backbone.named_children() if name not in ("layers", "norm")]
-        return (*own, self.speech_embedding)
+        """The modules before the layers: text embedding, others of the model, speech embedding."""
+        before = [module for name, module in self.backbone.named_children() if name not in ("layers", "norm")]
+        return (*before, self.speech_embedding)
 
     def restore_buffers(self) -> None:
         """Rotary frequencies are not part of a checkpoint; compute them again after loading."""
@@ -253,7 +253,7 @@ class BackboneDecoder(SpeechDecoder):
                layout: tuple[Tensor, Tensor] | None = None) -> Tensor:
         """Consume tokens[b, :counts[b]] behind each row's past in one pass: tokens [B, m] -> hidden [B, m, D].
 
-        `layout` makes the tokens a tree: who sees whom [B or 1, m, m] and positions [B or 1, m] from the end of the
+        `layout` makes the tokens a tree: attention mask [B or 1, m, m] and positions [B or 1, m] from the end of the
         past on. Without it they are a chain.
         """
         new = tokens.shape[1]

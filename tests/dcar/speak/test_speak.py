@@ -393,11 +393,11 @@ def test_a_long_text_is_written_as_it_is_spoken(speak, models, monkeypatch):
     """In groups of phrases, which do not change the tokens; of many phrases the sums are printed."""
     text = " ".join(f"Number {n}." for n in range(1, 26))
     monkeypatch.setattr("dcar.speak.speaker.SMALL", 0)  # decoded by the loop
-    monkeypatch.setattr("dcar.speak.speaker.TOGETHER", 4)
+    monkeypatch.setattr("dcar.speak.speaker.PHRASES_AT_ONCE", 4)
     status, shown, complaint, out = speak(text, "car-3")
     assert status == 0 and shown.splitlines()[0].startswith("25 phrases, ") and len(shown.splitlines()) == 2
     parts = {name: models / name for name in ("policy", "tokenizer", "vocoder")}
-    monkeypatch.setattr("dcar.speak.speaker.TOGETHER", 100)
+    monkeypatch.setattr("dcar.speak.speaker.PHRASES_AT_ONCE", 100)
     spoken = dcar.load(models / "decoder", **parts, method="car-3").generate(text, models / "voice.wav")
     wave = sf.read(out)[0]
     assert f"25 phrases, {sum(map(len, spoken.tokens))} tokens" in shown

@@ -193,7 +193,7 @@ def _in_child(sentence: str) -> list[int]:
 def test_works_in_a_forked_child_even_if_a_lock_was_held() -> None:
     expected = text_to_ids("A forked child speaks.")
     pronouncer = text_module._shared_pronouncer()
-    with pronouncer._lock, multiprocessing.get_context("fork").Pool(1) as pool:
+    with pronouncer.lock, multiprocessing.get_context("fork").Pool(1) as pool:
         said = pool.apply_async(_in_child, ("A forked child speaks zorblaxian.",)).get(timeout=20)
     assert said[: len(expected) - 1] == expected[:-1]
 

@@ -20,9 +20,9 @@ from heads.policy import ChunkPolicy, ChunkPolicyConfig
 SAMPLING = SamplingConfig(max_tokens=60, max_tokens_per_text_unit=6)
 
 
-def policy_of(seed: int = 0, **changes) -> ChunkPolicy:
+def policy_of(seed: int = 0, num_actions: int = 4, **changes) -> ChunkPolicy:
     torch.manual_seed(seed)
-    policy = ChunkPolicy(ChunkPolicyConfig(32, 4, reads="candidates", **changes)).eval()
+    policy = ChunkPolicy(ChunkPolicyConfig(32, num_actions, reads="candidates", **changes)).eval()
     torch.nn.init.normal_(policy.scores.linear.weight, std=0.1)
     policy.scores.linear.weight.data[:, 9:] = 0.0  # tokens decide, not lengths
     return policy

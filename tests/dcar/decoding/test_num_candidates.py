@@ -80,6 +80,15 @@ def test_graphs_write_what_decisions_saw_where_it_is_read(decoder, prompts, monk
     assert len({graphs for graphs, _ in where}) == 3
 
 
+def test_the_engine_and_a_policy_of_fewer_sizes_than_heads(decoder, prompts):
+    policy = scored_policy(decoder, num_actions=3)
+    method = ChunkMethod(PolicyChunk(policy, "sample", num_candidates=3))
+    engine = engine_for(decoder, prompts, SAMPLING, batch=3, policy=policy)
+    expected = decode(decoder, prompts, method, SAMPLING, seed=3, record_hidden=True)
+    assert decoder.config.num_prediction_heads > 3 and {a for r in expected for a in r.actions} == {1, 2, 3}
+    same(engine.decode(prompts, method, SAMPLING, seed=3, record_hidden=True), expected)
+
+
 def test_where_a_size_is_forced_the_draw_is_chosen(decoder, prompts):
     policy = scored_policy(decoder=decoder)
     forced = {p.utterance_id: [3] for p in prompts}

@@ -94,9 +94,8 @@ def build_draft(target: AnyDecoder, bottom: int = 0, top: int = 0) -> DraftDecod
     """
     trained, frozen = inherited_layers(target.config.num_layers, bottom, top)
     layers = trained + frozen
-    draft_class, base_config = ((BackboneDraft, BackboneConfig) if isinstance(target, BackboneDecoder)
-                                else (DraftDecoder, CARConfig))
-    shape = {f.name: getattr(target.config, f.name) for f in dataclasses.fields(base_config)}
+    draft_class: Any = BackboneDraft if isinstance(target, BackboneDecoder) else DraftDecoder
+    shape = {f.name: getattr(target.config, f.name) for f in dataclasses.fields(target.config)}
     shape |= {"num_prediction_heads": 1, "target_checksum": target.checksum(), "inherited_layers": layers,
               "bottom_layers": len(trained)}
     if isinstance(target, BackboneDecoder):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +9,8 @@ from typing import Any, Literal
 
 import torch
 
-from dcar.errors import CheckpointError, TextError
+from dcar.errors import CheckpointError
+from dcar.model.backbones.causal_lm import TextTokenizer
 from dcar.model.backbones.decoder import TEXT_TOKENIZER_FOLDER, BackboneConfig, BackboneDecoder
 from dcar.model.car import CARConfig, CARDecoder
 from dcar.model.draft import AnyDecoder, BackboneDraft, DraftDecoder
@@ -59,36 +59,6 @@ def load_policy(directory: str | Path, device: str | torch.device = "cpu") -> Ch
     """A policy in eval mode; "starter" is the shipped one, "starter-t0.4" the one trained at temperature 0.4.
     CheckpointError if the folder holds none."""
     return ChunkPolicy.from_pretrained(resolve(str(directory), "policy"), device)
-
-
-class TextTokenizer:
-    """Byte-pair ids of a text; `name` identifies tokenizer and version, for `config.phonemes`."""
-
-    def __init__(self, tokenizer: Any):
-        self.tokenizer = tokenizer
-        backend = getattr(tokenizer, "backend_tokenizer", None)
-        if backend is None:
-            raise CheckpointError("the model's tokenizer has no tokenizer.json (a slow tokenizer); convert it with "
-                                  "transformers' AutoTokenizer(...).save_pretrained first")
-        digest = hashlib.sha256(backend.to_str().encode()).hexdigest()[:16]
-        self.name, self.size = f"{TEXT_TOKENIZER}{digest}", len(tokenizer)
-
-    @classmethod
-    def from_pretrained(cls, source: str | Path) -> TextTokenizer:
-        from transformers import AutoTokenizer
-
-        try:
-            return cls(AutoTokenizer.from_pretrained(str(source)))
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"{source}: no text tokenizer ({str(error).splitlines()[0]}); give the folder of the "
-                                  "published model, with tokenizer.json") from error
-
-    def __call__(self, text: str) -> list[int]:
-        """Ids of a text without special tokens around it. TextError if there are none."""
-        ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-        if not ids:
-            raise TextError("there is nothing to speak in this text; give some words")
-        return list(ids)
 
 
 def text_encoder(directory: str | Path, starter: Shipped = "decoder") -> Callable[[str], list[int]]:

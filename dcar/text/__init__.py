@@ -1,1 +1,1 @@
-"""Text as it is spoken: numbers and abbreviations, phonemes, and what a recogniser got wrong of it."""
+"""Text normalisation, phonemes, and word error rates."""

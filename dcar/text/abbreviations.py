@@ -1,6 +1,6 @@
 """Abbreviations with and without a full stop: titles, streets, companies, weekdays, "p. 12", initials.
 
-Whether the full stop also ends the sentence is told by what follows: a capital, or one of the words that begin
+Whether the full stop also ends the sentence depends on what follows: a capital, or one of the words that begin
 sentences where a name could follow as well ("J. Then" is no initial).
 """
 
@@ -40,7 +40,7 @@ _BEFORE_NUMBERS = {  # "p. 12", "Fig. IV"; a capital is kept
     "tel": "telephone", "apt": "apartment", "art": "article", "para": "paragraph", "est": "established", "op": "opus",
     "tab": "table", "app": "appendix", "hwy": "highway", "rte": "route", "chs": "chapters", "ver": "version",
 }  # fmt: skip
-_STREETS = {  # behind a name, with or without the full stop: "Pennsylvania Ave NW"
+_STREETS = {  # after a name, with or without the full stop: "Pennsylvania Ave NW"
     "ave": "Avenue", "blvd": "Boulevard", "rd": "Road", "ln": "Lane", "hwy": "Highway", "pkwy": "Parkway",
     "sq": "Square", "terr": "Terrace",
 }  # fmt: skip
@@ -58,7 +58,7 @@ OPENERS = (
 
 
 def abbreviations(text: str) -> str:
-    """Titles, streets, companies, weekdays, months: by table; "St." and "Dr." by their neighbours."""
+    """Expand titles, streets, companies, weekdays, months; "St." and "Dr." depend on their neighbours."""
     numbered = rf"(?<![\w.'])((?i:{'|'.join(_BEFORE_NUMBERS)}))\.\s?(?=\d|(?:[IVXL]{{2,}}|[VX])\b)"
     text = re.sub(numbered, _before_number, text)
     text = re.sub(r"(?<![\w.'])(?:ca\.\s?(?=\d)|c\.\s?(?=\d{3,4}\b))", "circa ", text)

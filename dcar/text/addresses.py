@@ -11,13 +11,13 @@ from collections.abc import Callable
 
 from dcar.text.numbers import cardinal, digits, year
 
-LETTER = "\ue000"  # behind a capital: it is a letter, whatever stands around it, never an initial or the article "a"
+LETTER = "\ue000"  # after a capital: it is read as a letter, never as an initial or the article "a"
 
 _SIGNS = {
     ".": "dot", "-": "dash", "_": "underscore", "+": "plus", "/": "slash", "?": "question mark", "=": "equals",
     "&": "ampersand", "%": "percent", "#": "hash", "~": "tilde", ":": "colon", "@": "at", "\\": "backslash",
 }  # fmt: skip
-# Ends of names that are bare of https:// or www.: those which no sentence without a space after its stop imitates.
+# Top-level domains of addresses without https:// or www. that do not look like a missing space after a full stop.
 _ENDINGS = ("com|org|net|edu|gov|info|io|ai|dev|app|co\\.uk|ac\\.uk|uk|de|fr|nl|eu|ch|jp|cn|ca|au")
 _FILES = ("pdf|txt|jpe?g|png|gif|html?|csv|docx?|xlsx?|pptx?|zip|mp3|mp4|wav|flac|exe|md|js|ts|jsx|tsx|py|json|ya?ml|"
           "toml|cfg|ini|sh|cpp|rs|php|css|xml|svg|sql|log|tar|gz|rtf|odt|epub|avi|mov|mkv|ogg|bmp|tiff?|ipynb")
@@ -40,33 +40,28 @@ _IP = re.compile(r"(?<![\w.])((?:25[0-5]|2[0-4]\d|1?\d?\d)(?:\.(?:25[0-5]|2[0-4]
 
 
 def addresses(text: str, is_word: Callable[[str], bool]) -> str:
-    """`text` with its addresses in words; `is_word` says what the lexicon knows. Single letters carry LETTER."""
+    """`text` with its addresses in words; `is_word`: whether the lexicon has a word. Single letters get LETTER."""
     text = re.sub(r"<((?:https?://|mailto:|ftp://|[\w.+-]+@)[^\s<>]+)>", r" \1 ", text)
     text = _EMAIL.sub(lambda m: f" {_dictated(m[1], is_word)} ", text)
-    text = _URL.sub(lambda m: f" {_dictated(_bare(m['address'] or m['bare']), is_word)} ", text)
+    text = _URL.sub(lambda m: f" {_dictated((m['address'] or m['bare']).removesuffix('/'), is_word)} ", text)
     if re.search(r"(?i)(?<!\d)(?:v|version )\d+(?:\.\d+){3}", text) is None:  # 1.2.3.4 is a version there
         text = _IP.sub(lambda m: f" {' dot '.join(map(digits, m[1].split('.')))} ", text)
     text = _PATH.sub(lambda m: f" {_dictated(m[1], is_word)} ", text)
     return _FILE.sub(lambda m: f" {_dictated(m[1], is_word)} ", text)
 
 
-def _bare(address: str) -> str:
-    """Nobody says the slash at the end."""
-    return address.removesuffix("/")
-
-
 def _dictated(address: str, is_word: Callable[[str], bool]) -> str:
-    said = []
+    words = []
     for m in re.finditer(r"(?P<port>:\d+)|(?P<letters>[A-Za-z]+)|(?P<digits>\d+)|(?P<sign>.)", address):
         if m["port"]:
-            said.append(f"colon {digits(m['port'])}")
+            words.append(f"colon {digits(m['port'])}")
         elif m["letters"]:
-            said.append(_letters(m["letters"], is_word))
+            words.append(_letters(m["letters"], is_word))
         elif m["digits"]:
-            said.append(_digits(m["digits"]))
+            words.append(_digits(m["digits"]))
         else:
-            said.append(_SIGNS.get(m["sign"], ""))
-    return " ".join(" ".join(said).split())
+            words.append(_SIGNS.get(m["sign"], ""))
+    return " ".join(" ".join(words).split())
 
 
 def _letters(run: str, is_word: Callable[[str], bool]) -> str:
@@ -106,9 +101,9 @@ _STREET = r"(?:St|Ave|Rd|Blvd|Dr|Ln|Pl|Ct|Street|Avenue|Road|Boulevard|Drive|Lan
 
 
 def places(text: str) -> str:
-    """`text` with states, ZIP codes and sides of the compass in words, where their neighbours say what they are.
+    """`text` with states, ZIP codes and compass directions in words, where the context shows what they are.
 
-    A ZIP code is read digit by digit behind a state. "MD", "OK" and others that mean more are states before one only.
+    A ZIP code is read digit by digit after a state. Ambiguous ones such as "MD" and "OK" are states only before one.
     """
     text = re.sub(rf"(?<=[a-z]), ({_STATE}) (\d{{5}})(?:-(\d{{4}}))?(?![\w-])",
                   lambda m: f", {_STATES[m[1]]} {digits(m[2])}{f', {digits(m[3])}' if m[3] else ''}", text)
@@ -118,14 +113,15 @@ def places(text: str) -> str:
     text = re.sub(rf"(?<=\d )([NSEW])\.?(?= (?:[A-Z][a-z]+ ){{1,3}}{_STREET})", _side, text)
     text = re.sub(r"(?<![\w.'])([NSEW])\.(?= \d+(?:st|nd|rd|th)\b)", _side, text)
     text = re.sub(rf"({_STREET}\.?) ([NS][EW])(?![\w'])", lambda m: f"{m[1]} {_SIDES[m[2]]}", text)
-    return re.sub(r"(?<=[a-z] )([NS][EW]?|[EW])(?= of\b)", lambda m: _SIDES[m[1]].lower() if _far(m) else m[0], text)
+    return re.sub(r"(?<=[a-z] )([NS][EW]?|[EW])(?= of\b)",
+                  lambda m: _SIDES[m[1]].lower() if _after_distance(m) else m[0], text)
 
 
 def _side(m: re.Match[str]) -> str:
     return _SIDES[m[1]]
 
 
-def _far(m: re.Match[str]) -> bool:
-    """Whether a distance stands before: "20 km SE of the town", not "a letter E of hers"."""
+def _after_distance(m: re.Match[str]) -> bool:
+    """Whether a distance precedes: "20 km SE of the town", not "a letter E of hers"."""
     distance = r"\d\s?(?:km|m|mi|miles?|kilometers|kilometres|meters|metres|yards) $"
     return re.search(distance, m.string[: m.start()]) is not None

@@ -1,6 +1,6 @@
 """Measures: units of one letter or more, one unit per another, fractions of them, durations, feet and inches.
 
-Patterns and what they say, like `dcar.text.quantities`; `dcar.text.spoken` applies them in its order.
+Patterns and functions of their matches, like `dcar.text.quantities`; `dcar.text.spoken` applies them in order.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ UNITS = {
     "bpm": "beat per minute", "fps": "frame per second", "dpi": "dot per inch", "ppm": "part per million",
     "pts": "point", "°C": "degree Celsius", "°F": "degree Fahrenheit", "°": "degree",
 }  # fmt: skip
-# A single letter is a unit only where it can be little else: behind a space or a decimal ("16 A", "9.58s"; "seat 16A"),
-# and before words that go on with a sentence. "K" stays a letter: nobody knows whether "300 K" is heat, a run or money.
+# A single letter is a unit only in clear contexts: after a space or a decimal ("16 A", "9.58s", not "seat 16A") and
+# before function words. "K" stays a letter: "300 K" may be a temperature, a file size or money.
 _APART = r"(?:(?<=[\s-])|(?<=\.\d)|(?<=\.\d\d)|(?<=\.\d\d\d))"
-_GOES_ON = r"and|or|to|of|at|in|on|for|from|with|by|is|was|are|were|but|as|per|than|then|while|after|before|until"
-_END = rf"(?=\s(?:{_GOES_ON})\b|[.,;:!?)]|/|\s?$|\s[^\w\s])"
+_JOINING = r"and|or|to|of|at|in|on|for|from|with|by|is|was|are|were|but|as|per|than|then|while|after|before|until"
+_END = rf"(?=\s(?:{_JOINING})\b|[.,;:!?)]|/|\s?$|\s[^\w\s])"
 _HEAT = r"(?=\s(?:today|tonight|tomorrow|outside|inside|all|this|last|next|oven|day|heat|water|weather|below|above)\b)"
 _LETTERS = {
     "t": ("tonne", r"t(?!-)"),
@@ -61,7 +61,7 @@ _LETTERS = {
     "F": ("degree Fahrenheit", rf"(?:(?<=\d)F(?!-)|F(?:{_END}|{_HEAT}))"),
     "c.": ("cup", r"c\.(?=\s[a-z])"),
 }  # fmt: skip
-# What counts or names with a number and a letter: "gate 22 C", "seat 16 A", "size 34C", "I-95 N".
+# Words before a number and a letter that are a name, not a measure: "gate 22 C", "seat 16 A", "size 34C", "I-95 N".
 _NAMES_WITH_LETTERS = re.compile(
     r"\b(?:room|gate|seat|apt|apartment|flat|unit|suite|section|row|flight|bus|platform|part|form|figure|fig|table|group|"
     r"grade|class|level|building|block|route|rte|highway|hwy|interstate|US|line|version|chapter|page|number|no|type|step|"
@@ -109,7 +109,7 @@ def _units(name: str, single: bool) -> str:
 def measure(m: re.Match[str]) -> str:
     """ "5 km" → "five kilometers", "5 mg/kg" → "five milligrams per kilogram", "a 5-km run" → "a five kilometer run".
 
-    What names rather than counts ("seat 16 A", "I-95 N", a single digit and "C") stays as it is."""
+    Names ("seat 16 A", "I-95 N", a single digit and "C") stay as they are."""
     unit, before = m["unit"], m.string[: m.start()]
     if unit in _LETTERS and _NAMES_WITH_LETTERS.search(before):
         return m[0]
@@ -123,7 +123,7 @@ def measure(m: re.Match[str]) -> str:
 
 
 _FRACTIONS = {2: "half", 4: "quarter"}
-SAID_AS_PAIR = {(24, 7), (9, 11), (20, 20), (50, 50)}
+PAIRS = {(24, 7), (9, 11), (20, 20), (50, 50)}
 
 
 def fraction_in_words(m: re.Match[str]) -> str:
@@ -131,7 +131,7 @@ def fraction_in_words(m: re.Match[str]) -> str:
     before, top, bottom = m["whole"], int(m["top"]), int(m["bottom"].replace(",", ""))
     proper = (2 <= bottom <= 20 or bottom in (100, 1000)) and 1 <= top < bottom
     unit = f" {_units(_NAMES[m['unit']], proper and not before)}" if m["unit"] else ""
-    if (top, bottom) in SAID_AS_PAIR and not before:
+    if (top, bottom) in PAIRS and not before:
         return f" {cardinal(top)} {cardinal(bottom)}{unit} "
     if proper:
         name = _FRACTIONS.get(bottom) or ordinal(bottom).removeprefix("one ")
@@ -146,11 +146,11 @@ def divided(m: re.Match[str]) -> str:
     """ "100 / 4" → "100 divided by 4", but "24 / 7" stays a pair."""
     bottom = re.match(r"\d+", m.string[m.end() :])
     assert bottom is not None
-    pair = m[1].isdigit() and (int(m[1]), int(bottom[0])) in SAID_AS_PAIR
+    pair = m[1].isdigit() and (int(m[1]), int(bottom[0])) in PAIRS
     return f"{m[1]}/" if pair else f"{m[1]} divided by "
 
 
-def so_many(count: int, unit: str) -> str:
+def count_of(count: int, unit: str) -> str:
     """`one minute`, `two minutes`."""
     return f"{cardinal(count)} {unit}{'' if count == 1 else 's'}"
 
@@ -158,27 +158,27 @@ def so_many(count: int, unit: str) -> str:
 def duration(m: re.Match[str]) -> str:
     """`3h 5m 10s`: letters that stand side by side are hours, minutes and seconds, alone an m is a meter."""
     parts = [(m[key], name) for key, name in (("h", "hour"), ("m", "minute"), ("s", "second")) if m[key]]
-    return " ".join(so_many(int(n), name) for n, name in parts)
+    return " ".join(count_of(int(n), name) for n, name in parts)
 
 
 def feet_and_inches(m: re.Match[str]) -> str:
     return f" {cardinal(int(m[1]))} foot {cardinal(int(m[2]))} "
 
 
-# What follows an amount of inches that is no thing of that size: "27 inches wide", "5 inches off".
-_NO_THING = (rf"{_GOES_ON}|wide|tall|long|deep|high|thick|across|apart|away|off|up|down|out|over|under|above|below|"
-             r"into|around|along|back|ahead|forward|each|per|more|less|total|here|there|it|he|she|they|we|you|the|an?|"
-             r"this|that|his|her|its|my|our|your|their|if|so|because|which|who|not|only|too|also|now|just|will|would|"
-             r"can|has|have|had|fits?|diagonal|(?:tall|long|short|deep|high|thick|small|low|narrow)er|wider|larger|\w+ly")
-_THING = re.compile(rf"\s+(?!(?:{_NO_THING})\b)(?:[a-z]|[A-Z]{{2}})")
+# Words after an amount of inches that are no noun of that size: "27 inches wide", "5 inches off".
+_NO_NOUN = (rf"{_JOINING}|wide|tall|long|deep|high|thick|across|apart|away|off|up|down|out|over|under|above|below|"
+            r"into|around|along|back|ahead|forward|each|per|more|less|total|here|there|it|he|she|they|we|you|the|an?|"
+            r"this|that|his|her|its|my|our|your|their|if|so|because|which|who|not|only|too|also|now|just|will|would|"
+            r"can|has|have|had|fits?|diagonal|(?:tall|long|short|deep|high|thick|small|low|narrow)er|wider|larger|\w+ly")
+_NOUN = re.compile(rf"\s+(?!(?:{_NO_NOUN})\b)(?:[a-z]|[A-Z]{{2}})")
 
 
 def inches(m: re.Match[str]) -> str:
     """`12"` or `12 in.`, unless the sign closes a quotation that was opened before; one `27" monitor` is "inch"."""
     if m[0].endswith('"') and _closes(m):
         return m[0]
-    of_a_thing = m[0].endswith('"') and _THING.match(m.string, m.end()) is not None
-    single = m["n"] == "1" or attributive(m) or of_a_thing
+    before_noun = m[0].endswith('"') and _NOUN.match(m.string, m.end()) is not None
+    single = m["n"] == "1" or attributive(m) or before_noun
     return f" {number(m['n'])} {'inch' if single else 'inches'} "
 
 
@@ -186,12 +186,12 @@ def parts_of_an_inch(m: re.Match[str]) -> str:
     """`3/4" pipe` → "3/4 inch pipe", for the rule of fractions."""
     if _closes(m):
         return m[0]
-    single = re.match(r"\d+/", m["n"]) is not None or _THING.match(m.string, m.end()) is not None
+    single = re.match(r"\d+/", m["n"]) is not None or _NOUN.match(m.string, m.end()) is not None
     return f"{m['n']} {'inch' if single else 'inches'} "
 
 
 def _closes(m: re.Match[str]) -> bool:
-    """Whether a quotation mark behind a number closes what was opened before."""
+    """Whether a quotation mark after a number closes a quotation."""
     return len(re.findall(r'(?<!\d)"', m.string[: m.start()])) % 2 == 1
 
 
@@ -212,8 +212,8 @@ _SIDES = {"N": "north", "S": "south", "E": "east", "W": "west"}
 
 def latitude(m: re.Match[str]) -> str:
     """ "40.7° N", "40°42'46"N" → degrees, minutes and seconds, and the side of the globe."""
-    said = f"{number(m['degrees'])} degree{'' if m['degrees'] == '1' else 's'}"
+    words = f"{number(m['degrees'])} degree{'' if m['degrees'] == '1' else 's'}"
     for key in ("minute", "second"):
         if m[key]:
-            said += f" {number(m[key])} {key}{'' if m[key] == '1' else 's'}"
-    return f" {said} {_SIDES[m['side']]} "
+            words += f" {number(m[key])} {key}{'' if m[key] == '1' else 's'}"
+    return f" {words} {_SIDES[m['side']]} "

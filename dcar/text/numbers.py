@@ -12,22 +12,22 @@ _ROMAN = {"I": 1, "V": 5, "X": 10, "L": 50, "C": 100, "D": 500, "M": 1000}
 _ROMAN_FORM = re.compile("(?=.)M{0,3}(?:CM|CD|D?C{0,3})(?:XC|XL|L?X{0,3})(?:IX|IV|V?I{0,3})")
 
 
-def _said(number: int, kind: str) -> str:
+def _words(number: int, kind: str) -> str:
     return " ".join(re.sub(r"\band\b|[,-]", " ", num2words(number, to=kind)).split())
 
 
 def cardinal(number: int) -> str:
     """The words of a whole number: 1234 → "one thousand two hundred thirty four"."""
-    return _said(number, "cardinal")
+    return _words(number, "cardinal")
 
 
 def ordinal(number: int) -> str:
     """The ordinal of a whole number: 23 → "twenty third"."""
-    return _said(number, "ordinal")
+    return _words(number, "ordinal")
 
 
 def year(number: int) -> str:
-    """A year as it is said: 1905 → "nineteen oh five", 2001 → "two thousand one", 2024 → "twenty twenty four"."""
+    """A year in words: 1905 → "nineteen oh five", 2001 → "two thousand one", 2024 → "twenty twenty four"."""
     century, rest = divmod(number, 100)
     if number % 1000 < 10:
         return cardinal(number)
@@ -61,7 +61,7 @@ def plural(words: str) -> str:
 
 
 def roman(text: str) -> int | None:
-    """The value of a Roman numeral in its proper form ("XIV", "xiv"), None for all else ("IIX", "MIXER")."""
+    """The value of a well-formed Roman numeral ("XIV", "xiv"), None for anything else ("IIX", "MIXER")."""
     letters = text.upper()
     if not _ROMAN_FORM.fullmatch(letters):
         return None

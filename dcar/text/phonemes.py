@@ -52,7 +52,8 @@ _VOICELESS = frozenset({"p", "t", "k", "f", "θ"})
 
 
 class _Pronouncer:
-    """gruut's lexicon, part-of-speech tagger and grapheme-to-phoneme model, in memory; calls are serialised."""
+    """gruut's lexicon, part-of-speech tagger and grapheme-to-phoneme model, in memory, with a lock around the
+    models."""
 
     def __init__(self) -> None:
         folder = _gruut_data()
@@ -143,7 +144,7 @@ def _shared_pronouncer() -> _Pronouncer:
 
 
 def in_lexicon(word: str) -> bool:
-    """Whether an English pronunciation of a word, in small letters, is known, not guessed."""
+    """Whether the lexicon has a lower-case word; other words get a predicted pronunciation."""
     return word in _shared_pronouncer()
 
 

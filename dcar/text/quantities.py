@@ -1,4 +1,4 @@
-"""Money, dates, times, telephone numbers and numerals of kings: patterns and what they say.
+"""Money, dates, times, telephone numbers and Roman numerals in words.
 
 Each rule is a pattern and a function of its match; `dcar.text.spoken` applies them in its order.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 from dcar.text.abbreviations import MONTH_SHORT, MONTHS
-from dcar.text.measures import SAID_AS_PAIR, attributive, per, so_many
+from dcar.text.measures import PAIRS, attributive, count_of, per
 from dcar.text.numbers import TENS, cardinal, digits, number, ordinal, plural, roman, whole, year
 
 MONTH = "(?P<month>" + "|".join(MONTHS) + r"|(?:Jan|Feb|Mar|Apr|Jun|Jul|Aug|Sept|Sep|Oct|Nov|Dec)\b\.?)"
@@ -123,8 +123,8 @@ def numeric_date(m: re.Match[str]) -> str:
 def day_and_month(m: re.Match[str]) -> str:
     """ "on 5/6" → "on May sixth", in US order unless that is no month."""
     first, second = int(m["a"]), int(m["b"])
-    said = None if (first, second) in SAID_AS_PAIR else _in_numbers(*_american(first, second), None)
-    return f"{m['before']}{said}" if said else m[0]
+    words = None if (first, second) in PAIRS else _in_numbers(*_american(first, second), None)
+    return f"{m['before']}{words}" if words else m[0]
 
 
 def iso_date(m: re.Match[str]) -> str:
@@ -148,7 +148,7 @@ def time_of_day(m: re.Match[str]) -> str:
     return f" {words}{f' {half[0].upper()} M' if half else ''}{stop} "
 
 
-def moment(m: re.Match[str]) -> str:
+def iso_timestamp(m: re.Match[str]) -> str:
     """ "2024-03-15T10:30:00Z" → the date, the time and the zone, each in the form that later rules read."""
     zone = ""
     if m[3]:
@@ -157,8 +157,8 @@ def moment(m: re.Match[str]) -> str:
     return f"{m[1]}, {m[2]}{zone}"
 
 
-def result(m: re.Match[str]) -> str:
-    """A time that was taken with a watch: "1:45.32" → "one forty five point three two"."""
+def stopwatch_time(m: re.Match[str]) -> str:
+    """A stopwatch time: "1:45.32" → "one forty five point three two"."""
     minute = int(m["min"])
     return f" {cardinal(int(m['h']))} {'oh ' if minute < 10 else ''}{cardinal(minute)} point {digits(m['part'])} "
 
@@ -168,22 +168,22 @@ def time_with_seconds(m: re.Match[str]) -> str:
     if hour > 23:
         return m[0]
     minutes = f" {'oh ' if minute < 10 else ''}{cardinal(minute)}" if minute else ""
-    seconds = f" and {so_many(second, 'second')}" if second or not minute else ""
+    seconds = f" and {count_of(second, 'second')}" if second or not minute else ""
     return f" {cardinal(hour)}{minutes}{seconds} "
 
 
-def free_call(m: re.Match[str]) -> str:
-    """What stands before a word to dial: "1-800-FLOWERS" → "one eight hundred FLOWERS"."""
+def toll_free(m: re.Match[str]) -> str:
+    """A toll-free number with a word: "1-800-FLOWERS" → "one eight hundred FLOWERS"."""
     code = f"{cardinal(int(m[1][0]))} hundred" if m[1].endswith("00") else digits(m[1])
     return f"one {code} "
 
 
 def telephone(m: re.Match[str]) -> str:
-    """Digit by digit, a plus in front said, and "one eight hundred" as it is dialled."""
-    said = digits(m[0])
+    """Digit by digit, with a leading "plus", and 1-800 as "one eight hundred"."""
+    words = digits(m[0])
     if free := re.match(r"1[-. ](800|900)[-. ]", m[0]):
-        said = f"one {cardinal(int(free[1][0]))} hundred {digits(m[0][free.end() :])}"
-    return f" {'plus ' if m[0].startswith('+') else ''}{said} "
+        words = f"one {cardinal(int(free[1][0]))} hundred {digits(m[0][free.end() :])}"
+    return f" {'plus ' if m[0].startswith('+') else ''}{words} "
 
 
 def international(m: re.Match[str]) -> str:
@@ -191,7 +191,7 @@ def international(m: re.Match[str]) -> str:
 
 
 def counted(m: re.Match[str]) -> str:
-    """ "Chapter IV" → "Chapter four"; in small letters a noun takes only what can be no letter or pronoun."""
+    """ "Chapter IV" → "Chapter four"; after a lower-case noun only numerals that cannot be a letter or pronoun."""
     noun, text = m["n"], m["r"]
     value = roman(text)
     if value is None or noun[0].islower() and text == "I" or len(text) == 1 and text not in "IVX":

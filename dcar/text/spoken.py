@@ -42,11 +42,11 @@ _MARKS = str.maketrans({
     "№": " number ", "™": " ", "®": " ", "©": " ", "€": "€", "µ": "μ",
     "Ω": "Ω", "⁄": "/", "。": ". ", "、": ", ", "\u00ad": None, "\u200b": None, "\u200d": None, "\ufeff": None,
 })  # fmt: skip
-_SPELLED = frozenset(
+_INITIALISMS = frozenset(
     "US USA UK EU UN TV PC IT AI ID CEO CFO CTO PM AM HQ FBI CIA DNA RNA BBC CNN NBA NFL GDP GPS USB VIP DIY FAQ OK "
     "OT PR HR IQ MP ER ICU UFO AP PE PI EP LA DC NY ASAP MIT ETA EST LED SAT NGO AKA LAX RAF IP POW CT".split()
 )
-_SAID_AS_WORDS = frozenset(
+_ACRONYMS = frozenset(
     "COVID NATO NASA UNESCO UNICEF NAFTA OPEC SARS AIDS ASEAN FIFA UEFA NASDAQ FEMA OSHA BAFTA IKEA LEGO JPEG GIF "
     "JSON YAML".split()
 )
@@ -79,7 +79,7 @@ _RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻", "0123456789+-")
 _RULES: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (r"(?<!\w)#(?=[A-Za-z])", "hashtag "),
     (r"(?<=\w)@(?=\w)", " at "),
-    # what is written with a slash and is no alternative
+    # abbreviations with a slash
     (r"\bw/o\b", "without"),
     (r"\bw/(?=\s)", "with"),
     (r"\bc/o\b", "care of"),
@@ -114,22 +114,22 @@ _RULES: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (r"(?<=[\w)\]\s])===?(?=[\w\"'(\[\s.-])", "="),
     (r"~\s?(?=[$£€]?\.?\d)", " about "),
     (r"(?<![<\w])>\s?(?=[$£€]?\.?\d)", " greater than "),
-    (r"(?<![<\w/])(\w)>(?=\.?\d)", r"\1 greater than "),  # and no end of a tag
+    (r"(?<![<\w/])(\w)>(?=\.?\d)", r"\1 greater than "),  # not the end of a tag
     (r"(?<!<)<\s?(?=[$£€]?\.?\d)", " less than "),
     (r"(?<=\d)\s?\*\s?(?=\d)", " times "),
     (r"(?<=\d)\s?x\s?(?=[\d.,]+(?:\s?x\s?[\d.,]+)*\s?=)", " times "),
     (rf"(?<![\w.,/])(?<!/\s)({ms.NUM})\s/\s(?=(?:{ms.NUM})(?!\d|[.,]\d|\s?[/%]))", ms.divided),
     (r"(?<![\w.,/])(\d+\.\d+)/(?=\d{1,3}(?:\.0)?(?![\w/]|[.,]\d))", r"\1 out of "),
     (r"(?<=\d)\s?[-–]\s?(?=\d+(?:\.\d+)?\s?=)", " minus "),
-    (r"\b([12]\d{3}-\d\d-\d\d)T(\d\d:\d\d(?::\d\d)?)(?:\.\d+)?(Z\b|([+-])(\d\d):?00\b)?(?![\w:])", q.moment),
+    (r"\b([12]\d{3}-\d\d-\d\d)T(\d\d:\d\d(?::\d\d)?)(?:\.\d+)?(Z\b|([+-])(\d\d):?00\b)?(?![\w:])", q.iso_timestamp),
     # telephones
-    (r"(?<![\w.-])1-(8\d\d|900)-(?=[A-Z]{2})", q.free_call),
+    (r"(?<![\w.-])1-(8\d\d|900)-(?=[A-Z]{2})", q.toll_free),
     (r"(?<![\w+])\+\d{1,3}(?:[\s.-]?\(?\d{1,6}\)?){1,5}(?![\w-]|\.\d)", q.international),
     (r"(?<![\w.-])1[-. ]\(?\d{3}\)?[-. ]\d{3}[-. ]\d{4}(?![\w-])", q.telephone),
     (r"(?<![\w.-])0\d{4} \d{6}(?![\w-]|[.,]\d)", q.telephone),
     (r"(?<![\w.-])0\d{2,4}[ -]\d{3,4}[ -]\d{3,4}(?![\w-])", q.telephone),
     (r"\b([Cc]all|[Dd]ial|[Pp]hone|[Rr]ing)\s(\d11|999|112|000)\b(?![-.,]?\d)", lambda m: f"{m[1]} {digits(m[2])}"),
-    # ranges: an en dash between quantities is "to", and so is a hyphen where a unit or a clock shows that it must be
+    # ranges: an en dash between quantities is "to", and so is a hyphen next to a unit or a time of day
     (rf"\b{q.MONTH}\s+(?P<d>\d{{1,2}})\s?[-–]\s?(?P<e>\d{{1,2}})(?![\w:/-]|\.\d)", q.days),
     (rf"(?<![\w.,:/-])(\d{{1,2}})\s?[-–]\s?(?=\d{{1,2}}\s{q.MONTH})",
      lambda m: f" the {ordinal(int(m[1]))} to " if 1 <= int(m[1]) <= 31 else m[0]),
@@ -181,13 +181,13 @@ _RULES: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
      lambda m: f"{m['the'] or 'the '}{ordinal(int(m['d']))} of {q.date(m['month'], '1', None).split()[0]} "
                + (f"{q.year_of_date(m['y'])} " if m["y"] else "") if 1 <= int(m["d"]) <= 31 else m[0]),
     (r"\b(\d{3,4})\s?(AD|BC|BCE|CE)\b", lambda m: f" {year(int(m[1]))} {' '.join(m[2])}"),
-    # places on the globe
+    # coordinates
     (rf"(?<![\w.,])(?P<degrees>{ms.NUM})°\s?(?:(?P<minute>{ms.NUM})'\s?(?:(?P<second>{ms.NUM})(?:\"|'')\s?)?)?"
      r"(?P<side>[NSEW])\b", ms.latitude),
     # times and ratios
     (r"((?i:\d:\d\d|\d\s?[ap]m|\d\s?[ap]\.m\.|\d:\d\d\s?[ap]\.?m\.?))\s([ECMP])T\b", r"\1 \2 T"),
     (r"(?<![\d:])(\d{1,2}):([0-5]\d):([0-5]\d)(?![\d:]|\.\d)", q.time_with_seconds),
-    (r"(?<![\d:])(?P<h>\d{1,2}):(?P<min>[0-5]\d)\.(?P<part>\d{1,3})(?!\d)", q.result),
+    (r"(?<![\d:])(?P<h>\d{1,2}):(?P<min>[0-5]\d)\.(?P<part>\d{1,3})(?!\d)", q.stopwatch_time),
     (r"(?i)\b(?P<h>\d{1,2}):(?P<min>[0-5]\d)(?!:?\d)\s?(?P<half>[ap]\.m\.|[ap]m\b)?", q.time_of_day),
     (r"(?i)\b(?P<h>\d{1,2})(?P<min>)\s?(?P<half>[ap]\.m\.|[ap]m\b)", q.time_of_day),
     (r"(?<![\w:.,])(\d{1,3}):(?=\d{1,3}(?![\w:]))", r"\1 to "),
@@ -225,7 +225,7 @@ _RULES: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (rf"(?<=\d)(\s[a-z]{{3,}})/(?P<per>{ms.PER})(?![\w/'])", lambda m: f"{m[1]}{ms.per(m)}"),
     (r"(?<=\d)[\s-]?y/?o\b(?!-)", " year old"),
     (rf"({ms.NUM})\s?(?:pct|p\.c\.)(?!\w)", lambda m: f" {number(m[1])} percent "),
-    (r"\b(\d{1,3}) bps\b", lambda m: f" {ms.so_many(int(m[1]), 'basis point')} "),
+    (r"\b(\d{1,3}) bps\b", lambda m: f" {ms.count_of(int(m[1]), 'basis point')} "),
     (rf"({ms.NUM})\s?%", lambda m: f" {number(m[1])} percent "),
     (rf"(?:#|\b[Nn][Oo]s?\.)\s?(?={ms.NUM})", " number "),
     (r"\b(\d{1,4})\s?[-–]\s?(?=\d{1,4}\b)", r"\1 to "),
@@ -233,7 +233,7 @@ _RULES: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (r"(?<![\w.])-(?=\.?\d)", " minus "),
     (r"(?<=\w)\s>\s(?=\w)", " greater than "),
     (r"(?<=\w)\s<\s(?=\w)", " less than "),
-    # Roman numerals, where what stands before them says that they are some
+    # Roman numerals, in contexts that show that they are numerals
     (rf"\b(?P<n>(?i:{'|'.join(q.COUNTED)}))\s+(?P<r>[IVXLCDM]+|[ivx]{{2,}})\b(?!{LETTER})", q.counted),
     (rf"\b(?P<n>{'|'.join(q.REGNAL)})\s+(?P<r>(?=[VX]|II|I[VX])[IVX]{{1,5}})\b", q.regnal),
     (rf"\b(?P<n>(?:King|Queen|Pope|Emperor|Empress|Tsar|Czar) (?:{'|'.join(q.REGNAL)}))\s+(?P<r>I)\b", q.regnal),
@@ -281,13 +281,13 @@ def _initialisms(text: str, is_word: Callable[[str], bool]) -> str:
 
     def capitals(m: re.Match[str]) -> str:
         word, tail = m["word"], m["tail"].lower()
-        if word in _SAID_AS_WORDS:
+        if word in _ACRONYMS:
             return word.lower() + tail
-        if is_word(word.lower()) and (shouting or word not in _SPELLED):
+        if is_word(word.lower()) and (shouting or word not in _INITIALISMS):
             return word.lower() + tail
-        sayable = len(word) > 5 and bool(_VOWELS & set(word))
+        pronounceable = len(word) > 5 and bool(_VOWELS & set(word))
         # a plural of letters keeps an apostrophe, so that "V's" is not taken for a word
-        return word.lower() + tail if sayable else " ".join(word) + ("'s" if tail else "")
+        return word.lower() + tail if pronounceable else " ".join(word) + ("'s" if tail else "")
 
     text = re.sub(r"(?<![A-Za-z'])(?P<word>[A-Z]{2,})(?P<tail>'[sS]|s|)(?![A-Za-z'])", capitals, text)
     # Sentence-initial "A" before a word is the article; anywhere else a lone "A" is the letter.

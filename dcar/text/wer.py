@@ -169,11 +169,12 @@ def word_errors(reference: str, hypothesis: str) -> WordErrors:
 
 
 def word_costs(reference: str, hypothesis: str) -> np.ndarray:
-    """Where words are wrong: the share of the word errors of every character of `spoken_words(reference)` [characters].
+    """Word errors by position: the share of every character of `spoken_words(reference)` in the word errors
+    [characters].
 
     A deleted or substituted word costs 1, spread over its letters; an inserted word costs 1 at the
-    letter before it, or at the first. They add up to the word errors between the spoken words; `word_errors` forgives
-    other spellings besides. Raises TextError if the reference has no words.
+    letter before it, or at the first. They add up to the word errors between the spoken words; `word_errors` also
+    accepts other spellings. Raises TextError if the reference has no words.
     """
     ref, hyp = spoken_words(reference), spoken_words(hypothesis)
     if not ref:

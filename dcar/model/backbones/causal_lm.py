@@ -8,6 +8,7 @@ become tables of their own, and the chat around the text becomes a fixed prefix 
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dcar.errors import CheckpointError, ConfigError
+from dcar.errors import CheckpointError, ConfigError, TextError
 from dcar.model.backbones.cosyvoice import load_trunk
 from dcar.model.backbones.decoder import BackboneConfig, BackboneDecoder
+from dcar.text.phonemes import TEXT_TOKENIZER
 
 SPEECH = "<|s_{}|>"
 TEXT_START, TEXT_END = "<|TEXT_UNDERSTANDING_START|>", "<|TEXT_UNDERSTANDING_END|>"
@@ -32,6 +34,36 @@ class SpeechIds:
     codes: list[int]
     end: int
     start: int
+
+
+class TextTokenizer:
+    """Byte-pair ids of a text; `name` identifies tokenizer and version, for `config.phonemes`."""
+
+    def __init__(self, tokenizer: Any):
+        self.tokenizer = tokenizer
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            raise CheckpointError("the model's tokenizer has no tokenizer.json (a slow tokenizer); convert it with "
+                                  "transformers' AutoTokenizer(...).save_pretrained first")
+        digest = hashlib.sha256(backend.to_str().encode()).hexdigest()[:16]
+        self.name, self.size = f"{TEXT_TOKENIZER}{digest}", len(tokenizer)
+
+    @classmethod
+    def from_pretrained(cls, source: str | Path) -> TextTokenizer:
+        from transformers import AutoTokenizer
+
+        try:
+            return cls(AutoTokenizer.from_pretrained(str(source)))
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{source}: no text tokenizer ({str(error).splitlines()[0]}); give the folder of the "
+                                  "published model, with tokenizer.json") from error
+
+    def __call__(self, text: str) -> list[int]:
+        """Ids of a text without special tokens around it. TextError if there are none."""
+        ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        if not ids:
+            raise TextError("there is nothing to speak in this text; give some words")
+        return list(ids)
 
 
 def read_model(source: str | Path) -> tuple[dict[str, Any], dict[str, Tensor], Tensor]:

@@ -23,11 +23,10 @@ import torch
 from dcar.config import check, load_config, setting
 from dcar.config.schema import seed_setting
 from dcar.errors import CheckpointError, ConfigError
-from dcar.model.backbones.causal_lm import llasa_ids, llasa_template, load_causal_lm, offset_ids
+from dcar.model.backbones.causal_lm import TextTokenizer, llasa_ids, llasa_template, load_causal_lm, offset_ids
 from dcar.model.backbones.cosyvoice import BLANK, load_cosyvoice1, load_cosyvoice2
 from dcar.model.backbones.decoder import TEXT_TOKENIZER_FOLDER, BackboneDecoder, check_ragged
 from dcar.model.cards import decoder_card
-from dcar.model.load import TextTokenizer
 from dcar.text.phonemes import TEXT_VOCAB_SIZE
 from dcar.tracking import provenance, write_json
 from heads.build import HEAD_KINDS, check_kind

@@ -21,7 +21,7 @@ from typing import Literal
 from dcar.decoding import (
     BestOfChunk,
     ChunkMethod,
-    ChunkSchedule,
+    ChunkRule,
     EndOnConfident,
     FixedChunk,
     Method,
@@ -115,7 +115,7 @@ def _far(name: str, rest: str, models: Models) -> list[Entry]:
                   {"decoder": models.far_decoder.checksum()})]
 
 
-def _chunks(name: str, models: Models, schedule: Callable[[], ChunkSchedule], **identity: str) -> list[Entry]:
+def _chunks(name: str, models: Models, schedule: Callable[[], ChunkRule], **identity: str) -> list[Entry]:
     """The row of a chunk schedule. One that is impossible is refused now, before anything is spoken."""
     schedule()
     return [Entry(name, models.decoder, lambda: ChunkMethod(schedule()),

@@ -1,6 +1,8 @@
 """Small corpora on disk, in the layouts of the wild."""
 
 import io
+import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ def tone(seconds: float, hz: float = 220.0, rate: int = RATE) -> np.ndarray:
 
 
 def encoded(seconds: float = 1.2, hz: float = 220.0, kind: str = "OGG", subtype: str = "OPUS",
-            rate: int = 24_000) -> bytes:  # fmt: skip
+            rate: int = 24_000) -> bytes:
     buffer = io.BytesIO()
     sf.write(buffer, tone(seconds, hz, rate), rate, format=kind, subtype=subtype)
     return buffer.getvalue()
@@ -29,6 +31,22 @@ def encoded(seconds: float = 1.2, hz: float = 220.0, kind: str = "OGG", subtype:
 
 def wav_bytes(seconds: float, hz: float) -> bytes:
     return encoded(seconds, hz, "WAV", "PCM_16", RATE)
+
+
+def write_manifest(folder: Path, rows: Sequence[dict], waves: Sequence[np.ndarray] = (), rate: int = RATE,
+                   name: str = "m.jsonl") -> Path:
+    """A manifest whose row i has the id ui, the text "Line i." and the speaker s, but for what rows[i] says.
+
+    waves: recordings, written as 0.wav, 1.wav …; the rows name them in turn.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for i, wave in enumerate(waves):
+        sf.write(folder / f"{i}.wav", wave, rate)
+    count = len(waves) or len(rows)
+    lines = [{"id": f"u{i}", "audio": f"{i % count}.wav", "text": f"Line {i}.", "speaker": "s"} | row
+             for i, row in enumerate(rows)]
+    (folder / name).write_text("\n".join(map(json.dumps, lines)) + "\n")
+    return folder / name
 
 
 def write_starter(folder: Path, train: int = 10, dev: int = 3, test: int = 2, **first_train_row: Any) -> Path:
@@ -39,7 +57,7 @@ def write_starter(folder: Path, train: int = 10, dev: int = 3, test: int = 2, **
         for i in range(n):
             seconds = 0.6 + 0.1 * ((7 * i) % 5)
             row = {"id": f"{split}_{i}", "text": f"Number {i} of {split}.", "speaker": f"v{i % 3}", "duration": seconds,
-                   "audio": {"bytes": encoded(seconds, 200 + 50 * i), "path": f"{i}.ogg"}}  # fmt: skip
+                   "audio": {"bytes": encoded(seconds, 200 + 50 * i), "path": f"{i}.ogg"}}
             rows.append({**row, **(first_train_row if split == "train" and i == 0 else {})})
         if rows:
             pq.write_table(pa.Table.from_pylist(rows), folder / f"{split}.parquet")
@@ -73,10 +91,10 @@ def write_parquets(folder: Path, files: int = 3, rows: int = 2) -> Path:
 
     folder.mkdir(parents=True, exist_ok=True)
     schema = datasets.Features({"id": datasets.Value("string"), "text": datasets.Value("string"),
-                                "speaker_id": datasets.Value("int64"), "audio": datasets.Audio(RATE)})  # fmt: skip
+                                "speaker_id": datasets.Value("int64"), "audio": datasets.Audio(RATE)})
     for f in range(files):
         table = [{"id": f"u{f}{i}", "text": f"Row {i} of file {f}.", "speaker_id": f,
                   "audio": {"bytes": wav_bytes(0.6 + 0.1 * i, 200 + 50 * f), "path": None}} for i in range(rows)]
         pq.write_table(pa.Table.from_pylist(table, schema=schema.arrow_schema),
-                       folder / f"train-{f:05d}-of-{files:05d}.parquet")  # fmt: skip
+                       folder / f"train-{f:05d}-of-{files:05d}.parquet")
     return folder

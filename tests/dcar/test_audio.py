@@ -25,14 +25,14 @@ def tone(seconds: float = 0.5, rate: int = RATE, hz: float = 440.0) -> np.ndarra
 
 
 @pytest.fixture(autouse=True)
-def fresh_notes(monkeypatch: pytest.MonkeyPatch) -> None:
+def fresh_notes(monkeypatch) -> None:
     monkeypatch.setattr(audio, "_noted", set())
 
 
 @pytest.mark.parametrize(
     ("suffix", "close"), [("wav", 1e-4), ("flac", 1e-4), ("ogg", 0.1), ("opus", 0.1), ("mp3", 0.1)]
 )
-def test_save_and_load_round_trip(tmp_path: Path, suffix: str, close: float) -> None:
+def test_save_and_load_round_trip(tmp_path, suffix: str, close: float):
     wave = tone()
     save_audio(tmp_path / f"a.{suffix}", wave, RATE)
     back, rate = load_audio(tmp_path / f"a.{suffix}")
@@ -43,14 +43,14 @@ def test_save_and_load_round_trip(tmp_path: Path, suffix: str, close: float) -> 
     assert [p.name for p in tmp_path.iterdir()] == [f"a.{suffix}"]  # no temporary file is left
 
 
-def test_bytes_and_paths_agree(tmp_path: Path) -> None:
+def test_bytes_and_paths_agree(tmp_path):
     save_audio(tmp_path / "a.opus", tone(rate=24_000), 24_000)
     from_path, _ = load_audio(tmp_path / "a.opus", RATE)
     from_bytes, _ = load_audio((tmp_path / "a.opus").read_bytes(), RATE)
     np.testing.assert_array_equal(from_path, from_bytes)
 
 
-def test_stereo_is_averaged_with_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_stereo_is_averaged_with_one_warning(tmp_path, caplog):
     left, right = tone(hz=300), tone(hz=500)
     for name in ("a.wav", "b.wav"):
         sf.write(tmp_path / name, np.stack([left, right], 1), RATE, subtype="FLOAT")
@@ -62,7 +62,7 @@ def test_stereo_is_averaged_with_one_warning(tmp_path: Path, caplog: pytest.LogC
     assert "a.wav: 2 channels averaged" in caplog.text
 
 
-def test_8_khz_is_resampled_with_a_note(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_8_khz_is_resampled_with_a_note(tmp_path, caplog):
     save_audio(tmp_path / "a.wav", tone(rate=8_000), 8_000)
     wave, rate = load_audio(tmp_path / "a.wav", RATE)
     assert rate == RATE
@@ -71,7 +71,7 @@ def test_8_khz_is_resampled_with_a_note(tmp_path: Path, caplog: pytest.LogCaptur
     assert "8000 Hz to 16000 Hz" in caplog.text
 
 
-def _broken(tmp_path: Path) -> dict[str, tuple[Path, str]]:
+def _broken(tmp_path) -> dict[str, tuple[Path, str]]:
     def written(name: str, wave: np.ndarray, rate: int = RATE) -> Path:
         sf.write(tmp_path / name, wave, rate, subtype="FLOAT")
         return tmp_path / name
@@ -101,14 +101,14 @@ def _broken(tmp_path: Path) -> dict[str, tuple[Path, str]]:
     }
 
 
-def test_every_broken_file_is_named_with_its_fault(tmp_path: Path) -> None:
+def test_every_broken_file_is_named_with_its_fault(tmp_path):
     for path, message in _broken(tmp_path).values():
         with pytest.raises(AudioError, match=message) as error:
             load_audio(path)
         assert str(path) in str(error.value)
 
 
-def test_broken_bytes_and_where(tmp_path: Path) -> None:
+def test_broken_bytes_and_where(tmp_path):
     with pytest.raises(AudioError, match="manifest.jsonl:7: the audio file has 0 bytes"):
         load_audio(b"", where="manifest.jsonl:7")
     with pytest.raises(AudioError, match=r"audio in memory \(5 bytes\): not readable"):
@@ -123,7 +123,7 @@ def test_broken_bytes_and_where(tmp_path: Path) -> None:
     pair=st.sampled_from([(16_000, 24_000), (24_000, 16_000), (22_050, 16_000), (14_400.0, 16_000)]),
 )
 @settings(max_examples=40, deadline=None)
-def test_resample_length_and_finiteness(n: int, pair: tuple[float, float]) -> None:
+def test_resample_length_and_finiteness(n: int, pair: tuple[float, float]):
     wave = np.random.default_rng(n).uniform(-0.5, 0.5, n).astype(np.float32)
     out = resample(wave, *pair)
     assert abs(len(out) - n * pair[1] / pair[0]) <= 1
@@ -131,14 +131,14 @@ def test_resample_length_and_finiteness(n: int, pair: tuple[float, float]) -> No
     assert out.dtype == np.float32
 
 
-def test_resample_rejects_nonsense() -> None:
+def test_resample_rejects_nonsense():
     with pytest.raises(AudioError, match="positive"):
         resample(tone(), 0, RATE)
     with pytest.raises(AudioError, match="mono"):
         resample(np.zeros((2, 10)), RATE, 8_000)
 
 
-def test_save_rejects_and_leaves_nothing(tmp_path: Path) -> None:
+def test_save_rejects_and_leaves_nothing(tmp_path):
     cases = [
         ("a.xyz", tone(), RATE, "unknown audio suffix"),
         ("a.wav", np.full(10, np.nan), RATE, "NaN"),
@@ -152,7 +152,7 @@ def test_save_rejects_and_leaves_nothing(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_full_disk_keeps_the_earlier_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_keeps_the_earlier_file(tmp_path, monkeypatch):
     path = tmp_path / "a.wav"
     save_audio(path, tone(), RATE)
     before = path.read_bytes()
@@ -167,7 +167,7 @@ def test_full_disk_keeps_the_earlier_file(tmp_path: Path, monkeypatch: pytest.Mo
     assert [p.name for p in tmp_path.iterdir()] == ["a.wav"]
 
 
-def test_loud_samples_are_clipped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_loud_samples_are_clipped(tmp_path, caplog):
     save_audio(tmp_path / "a.wav", tone() * 5, RATE)
     assert np.abs(load_audio(tmp_path / "a.wav")[0]).max() <= 1.0
     assert "clipped" in caplog.text
@@ -177,8 +177,8 @@ def test_loud_samples_are_clipped(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     ("WAV", "PCM_16"), ("WAV", "PCM_24"), ("WAV", "FLOAT"), ("RF64", "PCM_16"), ("W64", "PCM_16"), ("AIFF", "PCM_16"),
     ("AU", "PCM_16"), ("CAF", "PCM_16"), ("FLAC", "PCM_16"), ("OGG", "VORBIS"), ("OGG", "OPUS"),
     ("MP3", "MPEG_LAYER_III"),
-])  # fmt: skip
-def test_a_recording_that_was_cut_off_is_no_shorter_one(kind: str, subtype: str, tmp_path: Path) -> None:
+])
+def test_a_recording_that_was_cut_off_is_no_shorter_one(kind: str, subtype: str, tmp_path):
     buffer = io.BytesIO()
     sf.write(buffer, tone(2.0), RATE, format=kind, subtype=subtype)
     whole = buffer.getvalue()
@@ -191,7 +191,7 @@ def test_a_recording_that_was_cut_off_is_no_shorter_one(kind: str, subtype: str,
                 load_audio(source)
 
 
-def test_headers_that_are_a_little_off_or_do_not_know_are_read(tmp_path: Path) -> None:
+def test_headers_that_are_a_little_off_or_do_not_know_are_read(tmp_path):
     buffer = io.BytesIO()
     sf.write(buffer, tone(1.0), RATE, format="WAV", subtype="PCM_16")
     whole = buffer.getvalue()
@@ -204,7 +204,7 @@ def test_headers_that_are_a_little_off_or_do_not_know_are_read(tmp_path: Path) -
         load_audio(whole[:place] + (size * 3 // 2).to_bytes(4, "little") + whole[place + 4 :])
 
 
-def test_what_is_no_file(tmp_path: Path) -> None:
+def test_what_is_no_file(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for path, message in [(tmp_path / "pipe", "a pipe or a device"), (Path("/dev/zero"), "a pipe or a device"),
                           (tmp_path / ("x" * 10_000), "File name too long"), (tmp_path / "a\0b", "no such audio"),
@@ -216,7 +216,7 @@ def test_what_is_no_file(tmp_path: Path) -> None:
         assert audio_seconds(path) is None
 
 
-def test_float_files_may_hold_anything() -> None:
+def test_float_files_may_hold_anything():
     for peak in (3e38, 32_767):
         buffer = io.BytesIO()
         sf.write(buffer, (tone() * peak).astype(np.float32), RATE, format="WAV", subtype="FLOAT")

@@ -36,7 +36,7 @@ def line(changes: str = "", **fields: Any) -> str:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path) -> Path:
     sf.write(tmp_path / "good.wav", tone(1.2), RATE)
     sf.write(tmp_path / "whole.flac", tone(3.0), RATE)
     for name in ("good.wav", "whole.flac"):
@@ -69,7 +69,7 @@ ROWS = {
 }
 
 
-def test_every_bad_row_is_listed_and_left_out(folder: Path) -> None:
+def test_every_bad_row_is_listed_and_left_out(folder: Path):
     os.mkfifo(folder / "pipe")
     manifest = folder / "m.jsonl"
     manifest.write_text("\n".join([line(id="g1"), *map(line, ROWS), line(id="g2")]) + "\n")
@@ -89,7 +89,7 @@ def test_every_bad_row_is_listed_and_left_out(folder: Path) -> None:
         assert load_prepared(folder / f"out{stream}", "train")["id"] == ["g1", "g2"]
 
 
-def test_ids_that_no_file_system_would_take_are_prepared(folder: Path) -> None:
+def test_ids_that_no_file_system_would_take_are_prepared(folder: Path):
     ids = ["../../x", "..", "/", "e\u0301", "\u00e9", "a b", "CON", "-rf", "x" * 1000, "%s{}"]
     (folder / "m.jsonl").write_text("".join(line(id=i) + "\n" for i in ids))
     toy_prepare(PrepareConfig(out=str(folder / "out"), corpus="jsonl", path=str(folder / "m.jsonl"), splits=("train",)))
@@ -97,7 +97,7 @@ def test_ids_that_no_file_system_would_take_are_prepared(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["lhotse", "jsonl"])
-def test_a_manifest_that_breaks_off(kind: str, tmp_path: Path) -> None:
+def test_a_manifest_that_breaks_off(kind: str, tmp_path):
     """The rows before the break are read; the break itself has a line."""
     row = CUT if kind == "lhotse" else {**GOOD, "id": "c"}
     raw = gzip.compress("".join(json.dumps({**row, "id": f"c{i}"}) + "\n" for i in range(5000)).encode())
@@ -113,7 +113,7 @@ def test_a_manifest_that_breaks_off(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz"])
-def test_a_line_without_end_is_passed_over(kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_without_end_is_passed_over(kind: str, folder: Path, monkeypatch):
     """It is never held in memory as a whole, and the row behind it keeps its number."""
     monkeypatch.setattr(rows, "LONGEST_LINE", 500)
     lines = [line(id="a"), line(id="b", note="x" * 1300), line(id="c"), "[" * 501, line(id="d")]
@@ -127,7 +127,7 @@ def test_a_line_without_end_is_passed_over(kind: str, folder: Path, monkeypatch:
     assert [text for _, text, why in found if not why] == [lines[0], lines[2], lines[4]]
 
 
-def test_cuts_of_the_wrong_types(tmp_path: Path) -> None:
+def test_cuts_of_the_wrong_types(tmp_path):
     memory = {**RECORDING, "sources": [{"type": "memory", "channels": [0], "source": 10**12}]}
     changes: list[dict[str, Any]] = [
         {"recording": "x"}, {"recording": [1]}, {"supervisions": ["x"]}, {"supervisions": 5},
@@ -142,7 +142,7 @@ def test_cuts_of_the_wrong_types(tmp_path: Path) -> None:
     assert [u.id for u in rows] == ["c"]
 
 
-def test_ljspeech_ids_and_lists_with_long_paths(tmp_path: Path) -> None:
+def test_ljspeech_ids_and_lists_with_long_paths(tmp_path):
     (tmp_path / "metadata.csv").write_text(f"{'x' * 5000}|Hi.\na|Hi.\n")
     rows, problems = read_corpus("ljspeech", tmp_path)
     assert [u.id for u in rows] == ["a"] and problems[0].source.endswith("metadata.csv:1")
@@ -151,7 +151,7 @@ def test_ljspeech_ids_and_lists_with_long_paths(tmp_path: Path) -> None:
     assert not rows and problems[0].source.endswith("meta.lst:1")
 
 
-def test_a_folder_without_permission_or_names_of_another_encoding(tmp_path: Path) -> None:
+def test_a_folder_without_permission_or_names_of_another_encoding(tmp_path):
     write_libritts(tmp_path, {"dev-clean": 2})
     [chapter] = {p.parent for p in tmp_path.glob("dev-clean/100/*/*.wav")}
     wav = next(chapter.glob("*.wav"))
@@ -175,27 +175,27 @@ def _datasets(file: Path, table: pa.Table) -> tuple[str, Path]:
 
 @pytest.mark.parametrize("make", [_starter, _datasets])
 def test_a_string_that_is_not_utf8_in_a_table(
-    make: Callable[[Path, pa.Table], tuple[str, Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    make: Callable[[Path, pa.Table], tuple[str, Path]], tmp_path, monkeypatch
+):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     count = 1500  # rows are read in batches
     raw = [b"Hi."] * count
     raw[1200] = b"caf\xe9"
     text = pa.Array.from_buffers(pa.string(), count, pa.array(raw, pa.binary()).buffers())
     table = pa.table({"id": [f"u{i}" for i in range(count)], "text": text, "speaker": ["s"] * count,
-                      "duration": [0.5] * count, "audio": [{"bytes": wav_bytes(0.5, 200)}] * count})  # fmt: skip
+                      "duration": [0.5] * count, "audio": [{"bytes": wav_bytes(0.5, 200)}] * count})
     rows, problems = read_corpus(*make(tmp_path, table))
     assert len(rows) == count - 1 and [p.source.rpartition(":")[2] for p in problems] == ["1201"]
     assert "cannot be read" in problems[0].message and rows[1200].id == "u1201"
 
 
-def test_the_command_lists_and_returns_one(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_lists_and_returns_one(folder: Path, capsys):
     (folder / "m.jsonl").write_text(line(id="g") + "\n" + line('"id": "\\ud800"') + "\n")
     status = prepare(["corpus=jsonl", f"path={folder / 'm.jsonl'}", "validate=true", "splits=[train]"])
     assert status == 1 and f"{folder / 'm.jsonl'}:2: the id holds half a character" in capsys.readouterr().out
 
 
-def test_a_copy_is_not_called_as_another_utterance(folder: Path) -> None:
+def test_a_copy_is_not_called_as_another_utterance(folder: Path):
     (folder / "m.jsonl").write_text(line(id="g") + "\n" + line(id="g@0.9") + "\n")
     config = PrepareConfig(out=str(folder / "out"), corpus="jsonl", path=str(folder / "m.jsonl"), splits=("train",),
                            speeds=(1.0, 0.9))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,16 +17,18 @@ from dcar.errors import AudioError, DataError
 
 
 @pytest.fixture(scope="module")
-def libritts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def libritts(tmp_path_factory) -> Path:
     subsets = {"train-clean-100": 4, "train-clean-360": 2, "train-other-500": 2, "dev-clean": 2, "dev-other": 2,
-               "test-clean": 4, "test-other": 2}  # fmt: skip
+               "test-clean": 4, "test-other": 2}
     return write_libritts(tmp_path_factory.mktemp("LibriTTS"), subsets)
 
 
-def test_libritts_reads_all_seven_subsets_and_those_asked_for(libritts: Path) -> None:
+def test_libritts_reads_all_seven_subsets_and_those_asked_for(libritts):
     rows, problems = read_corpus("libritts", libritts)
     assert problems == []
     assert {s: sum(u.split == s for u in rows) for s in ("train", "dev", "test")} == {"train": 8, "dev": 4, "test": 6}
+    assert {u.speaker for u in rows if u.split == "train"} == {"100", "101", "200", "201", "300", "301"}
+    assert {u.split for u in read_corpus("libritts", libritts / "dev-clean")[0]} == {"dev"}
     chosen, _ = read_corpus("libritts", libritts, subsets=["train-clean-100", "dev-other"])
     assert {Path(u.audio).parts[-4] for u in chosen} == {"train-clean-100", "dev-other"} and len(chosen) == 6
     with pytest.raises(DataError, match=r"no subset train-clean-960 .*openslr"):
@@ -36,50 +37,49 @@ def test_libritts_reads_all_seven_subsets_and_those_asked_for(libritts: Path) ->
         read_corpus("ljspeech", libritts, subsets=["train-clean-100"])
 
 
+def test_audio_without_text_and_text_without_audio_in_libritts(tmp_path):
+    [chapter] = write_libritts(tmp_path, {"dev-clean": 1}).glob("dev-clean/100/*")
+    sf.write(chapter / "100_orphan.wav", tone(1.2), RATE)
+    (chapter / "100_mute.normalized.txt").write_text("No audio for this.")
+    (chapter / "100.trans.tsv").write_text("other files lie here too\n")
+    rows, [problem] = read_corpus("libritts", tmp_path)
+    assert (problem.id, problem.message) == ("100_orphan", "no transcript 100_orphan.normalized.txt beside it")
+    [found] = validate_corpus(rows, 0.3, 5)
+    assert found.id == "100_mute" and "no such audio file" in found.message
+
+
 # ------------------------------------------------------------------------------------------------------ lhotse cuts
 
 
-def write_cuts(folder: Path) -> tuple[Path, Any]:
+def test_lhotse_cuts_give_the_samples_that_lhotse_gives(tmp_path):
     """A manifest that lhotse itself wrote: three stretches of one recording, and one whole recording."""
     lhotse = pytest.importorskip("lhotse")
-    folder.mkdir(parents=True, exist_ok=True)
-    wave = np.concatenate([tone(1.0, 200), tone(1.5, 400), tone(1.0, 300)])
-    sf.write(folder / "long.flac", wave, RATE)
-    sf.write(folder / "short.wav", tone(0.8, 250), RATE)
-    long = lhotse.Recording.from_file(folder / "long.flac", recording_id="long")
-    short = lhotse.Recording.from_file(folder / "short.wav", recording_id="short")
+    sf.write(tmp_path / "long.flac", np.concatenate([tone(1.0, 200), tone(1.5, 400), tone(1.0, 300)]), RATE)
+    sf.write(tmp_path / "short.wav", tone(0.8, 250), RATE)
     cuts = []
-    for i, (start, duration) in enumerate(((0.0, 1.0), (1.0, 1.5), (2.5, 1.0))):
-        supervision = lhotse.SupervisionSegment(
-            id=f"s{i}", recording_id="long", start=0, duration=duration, channel=0, text=f"Part {i}.", speaker="anna"
-        )
-        cuts.append(lhotse.MonoCut(id=f"c{i}", start=start, duration=duration, channel=0, recording=long,
-                                   supervisions=[supervision]))  # fmt: skip
-    supervision = lhotse.SupervisionSegment(
-        id="w", recording_id="short", start=0, duration=0.8, channel=0, text="Whole.", speaker="ben"
-    )
-    whole = {"start": 0, "duration": 0.8, "channel": 0, "recording": short, "supervisions": [supervision]}
-    cuts.append(lhotse.MonoCut(id="whole", **whole))
-    file = folder / "my_cuts_train.jsonl.gz"
+    for i, (file, start, duration, text, speaker) in enumerate((
+        ("long.flac", 0.0, 1.0, "Part 0.", "anna"), ("long.flac", 1.0, 1.5, "Part 1.", "anna"),
+        ("long.flac", 2.5, 1.0, "Part 2.", "anna"), ("short.wav", 0, 0.8, "Whole.", "ben"),
+    )):
+        recording = lhotse.Recording.from_file(tmp_path / file, recording_id=file[:4])
+        supervision = lhotse.SupervisionSegment(f"s{i}", file[:4], 0, duration, 0, text=text, speaker=speaker)
+        cuts.append(lhotse.MonoCut(id=f"c{i}", start=start, duration=duration, channel=0, recording=recording,
+                                   supervisions=[supervision]))
+    file = tmp_path / "my_cuts_train.jsonl.gz"
     lhotse.CutSet.from_cuts(cuts).to_file(file)
-    return file, lhotse.CutSet.from_file(file)
-
-
-def test_lhotse_cuts_give_the_samples_that_lhotse_gives(tmp_path: Path) -> None:
-    file, cutset = write_cuts(tmp_path)
     rows, problems = read_corpus("lhotse", file)
-    assert problems == [] and [u.id for u in rows] == ["c0", "c1", "c2", "whole"]
+    assert problems == [] and [u.id for u in rows] == ["c0", "c1", "c2", "c3"]
     assert [u.text for u in rows] == ["Part 0.", "Part 1.", "Part 2.", "Whole."]
     assert [u.speaker for u in rows] == ["anna"] * 3 + ["ben"] and {u.split for u in rows} == {"train"}
     assert isinstance(rows[1].audio, AudioSegment) and rows[3].audio == str(tmp_path / "short.wav")
-    for row, cut in zip(rows, cutset, strict=True):
+    for row, cut in zip(rows, lhotse.CutSet.from_file(file), strict=True):
         wave, rate = row.load()
         assert rate == RATE
         np.testing.assert_allclose(wave, cut.load_audio()[0], atol=1e-6)
     assert validate_corpus(rows, 0.3, 28) == []
 
 
-def libriheavy_line(uid: str, start: float, duration: float, source: str, whole: float) -> dict[str, Any]:
+def libriheavy_line(uid: str, start: float, duration: float, source: str, whole: float) -> dict:
     """As the README of k2-fsa/libriheavy shows its full manifests."""
     return {
         "id": uid, "start": start, "duration": duration, "channel": 0,
@@ -94,29 +94,27 @@ def libriheavy_line(uid: str, start: float, duration: float, source: str, whole:
             "sampling_rate": RATE, "num_samples": round(whole * RATE), "duration": whole, "channel_ids": [0],
         },
         "custom": {"text_path": "download/librilight_text/x.txt"}, "type": "MonoCut",
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize("place", ["beside", "elsewhere"])
-def test_libriheavy_full_manifest(tmp_path: Path, place: str) -> None:
+def test_libriheavy_full_manifest(tmp_path, place):
     """Audio paths are hard-coded to download/librilight/…: found above the manifest, or below audio_root."""
     relative = "download/librilight/small/100/book/01.flac"
-    base = tmp_path / "work" if place == "beside" else tmp_path / "disk"
-    audio = base / (relative if place == "beside" else "small/100/book/01.flac")
-    audio.parent.mkdir(parents=True)
-    sf.write(audio, np.concatenate([tone(1.0, 200), tone(1.0, 500)]), RATE)
+    root = tmp_path / "disk" if place == "elsewhere" else None
+    audio = root / "small/100/book/01.flac" if root else tmp_path / "work" / relative
     manifest = tmp_path / "work" / "download" / "libriheavy" / "libriheavy_cuts_small.jsonl.gz"
-    manifest.parent.mkdir(parents=True)
+    for file in (audio, manifest):
+        file.parent.mkdir(parents=True)
+    sf.write(audio, np.concatenate([tone(1.0, 200), tone(1.0, 500)]), RATE)
     with gzip.open(manifest, "wt") as file:
         file.write(json.dumps(libriheavy_line("small/100/book/01_0", 1.0, 1.0, relative, 2.0)) + "\n")
-    root = None if place == "beside" else tmp_path / "disk"
     [row], problems = read_corpus("libriheavy", manifest, audio_root=root)
     assert problems == [] and row.split == "train" and row.text == '"But why?" she asked.' and row.speaker == "100"
-    wave, _ = row.load()
-    np.testing.assert_allclose(wave, tone(1.0, 500), atol=1e-3)  # the second second, not the first
+    np.testing.assert_allclose(row.load()[0], tone(1.0, 500), atol=1e-3)  # the second second, not the first
 
 
-def test_cuts_that_would_have_to_be_computed_are_bad_rows(tmp_path: Path) -> None:
+def test_cuts_that_would_have_to_be_computed_are_bad_rows(tmp_path):
     sf.write(tmp_path / "a.wav", tone(1.0), RATE)
     good = libriheavy_line("ok", 0, 1.0, "a.wav", 1.0)
     recording, supervision = good["recording"], good["supervisions"][0]
@@ -141,28 +139,24 @@ def test_cuts_that_would_have_to_be_computed_are_bad_rows(tmp_path: Path) -> Non
         assert str(problem).startswith(f"{manifest}:{number}: ") and message in str(problem)
 
 
-def test_a_segment_outside_its_recording_is_named(tmp_path: Path) -> None:
+def test_cuts_that_do_not_fit_their_recording_are_named(tmp_path):
+    """A stretch that is not in it, and a sample rate that it does not have."""
     sf.write(tmp_path / "a.wav", tone(1.0), RATE)
-    (tmp_path / "cuts.jsonl").write_text(json.dumps(libriheavy_line("far", 0.5, 1.0, "a.wav", 9.0)) + "\n")
-    [row], _ = read_corpus("lhotse", tmp_path / "cuts.jsonl")
+    sf.write(tmp_path / "b.wav", tone(1.0, rate=24_000), 24_000)
+    cuts = libriheavy_line("far", 0.5, 1.0, "a.wav", 9.0), libriheavy_line("fast", 0, 1.0, "b.wav", 1.0)
+    (tmp_path / "cuts.jsonl").write_text("\n".join(map(json.dumps, cuts)))
+    rows, _ = read_corpus("lhotse", tmp_path / "cuts.jsonl")
     with pytest.raises(AudioError, match=r"0.5…1.5 s is not in the recording of 1.00 s; does the manifest"):
-        row.load()
-    [problem] = validate_corpus([row], 0.3, 28)
-    assert "not in the recording" in str(problem)
-
-
-def test_a_sample_rate_that_the_manifest_does_not_say(tmp_path: Path) -> None:
-    sf.write(tmp_path / "a.wav", tone(1.0, rate=24_000), 24_000)
-    (tmp_path / "cuts.jsonl").write_text(json.dumps(libriheavy_line("u", 0, 1.0, "a.wav", 1.0)) + "\n")
-    [row], _ = read_corpus("lhotse", tmp_path / "cuts.jsonl")
-    [problem] = validate_corpus([row], 0.3, 28)
-    assert "the file has 24000 Hz, the manifest says 16000 Hz; make the manifest again" in str(problem)
+        rows[0].load()
+    far, fast = map(str, validate_corpus(rows, 0.3, 28))
+    assert "not in the recording" in far
+    assert "the file has 24000 Hz, the manifest says 16000 Hz; make the manifest again" in fast
 
 
 # ------------------------------------------------------------------------------------------------------------- lists
 
 
-def test_unicats_test_set_b(libritts: Path, tmp_path: Path) -> None:
+def test_unicats_test_set_b(libritts, tmp_path):
     ids = sorted(p.stem for p in (libritts / "test-clean").rglob("*.wav"))
     file = tmp_path / "testsetB_utt2prompt"
     file.write_text(f"{ids[0]} {ids[1]}\n{ids[2]} {ids[3]}\n9_9_000001_000000 {ids[0]}\none\n")
@@ -176,7 +170,7 @@ def test_unicats_test_set_b(libritts: Path, tmp_path: Path) -> None:
         read_corpus("unicats", file)
 
 
-def test_seed_tts_eval_list(tmp_path: Path) -> None:
+def test_seed_tts_eval_list(tmp_path):
     for name in ("prompt-wavs/p1.wav", "wavs/p1-a.wav", "real/b.wav"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         sf.write(tmp_path / name, tone(1.2), RATE)
@@ -188,7 +182,7 @@ def test_seed_tts_eval_list(tmp_path: Path) -> None:
     )
     rows, problems = read_corpus("seed-tts-eval", tmp_path / "meta.lst")
     assert [(u.id, u.text, Path(str(u.audio)).name) for u in rows] == [
-        ("p1-a", "Speak this.", "p1-a.wav"), ("p1-b", "Speak that.", "b.wav")]  # fmt: skip
+        ("p1-a", "Speak this.", "p1-a.wav"), ("p1-b", "Speak that.", "b.wav")]
     assert rows[0].prompt_text == "The prompt." and rows[0].load_prompt() is not None
     assert ":3:" in str(problems[0]) and "no recording" in str(problems[0]) and ":4:" in str(problems[1])
     assert validate_corpus(rows, 0.3, 28) == []
@@ -197,7 +191,7 @@ def test_seed_tts_eval_list(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------ streamed datasets
 
 
-def test_streamed_rows_are_the_rows_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_streamed_rows_are_the_rows_on_disk(tmp_path, monkeypatch):
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     folder = write_parquets(tmp_path / "hf")
     stored = [r for p in corpus_parts("datasets", folder) for r in p.rows()]
@@ -211,7 +205,7 @@ def test_streamed_rows_are_the_rows_on_disk(tmp_path: Path, monkeypatch: pytest.
         np.testing.assert_array_equal(a.load()[0], b.load()[0])
 
 
-def test_a_streamed_row_without_audio_is_listed_and_a_stream_that_breaks_off_says_so() -> None:
+def test_a_streamed_row_without_audio_is_listed_and_a_stream_that_breaks_off_says_so():
     class Stream:
         """Two rows, the second without audio; then the connection is lost."""
 
@@ -230,7 +224,7 @@ def test_a_streamed_row_without_audio_is_listed_and_a_stream_that_breaks_off_say
         next(found)
 
 
-def test_a_hub_name_without_network_says_what_to_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_name_without_network_says_what_to_run(monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
     for streaming in (False, True):

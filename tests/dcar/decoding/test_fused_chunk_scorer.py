@@ -41,8 +41,7 @@ def chunks(rows: int, steps: int, seed: int = 1) -> tuple[torch.Tensor, torch.Te
     tokens[::3, steps // 2] = IDS - 1
     if rows > 1:
         tokens[1, 0] = tokens[-1, -1] = IDS - 1
-    return (torch.randn(rows, SIZE, generator=generator), tokens,
-            3 * torch.randn(rows, steps, 3, generator=generator))
+    return (torch.randn(rows, SIZE, generator=generator), tokens, 3 * torch.randn(rows, steps, 3, generator=generator))
 
 
 @pytest.mark.parametrize("width", [16, 32, 128])

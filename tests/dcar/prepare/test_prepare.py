@@ -23,7 +23,7 @@ from dcar.text.phonemes import PHONEME_VERSION, text_to_ids
 
 
 @pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def corpus(tmp_path_factory) -> Path:
     return write_starter(tmp_path_factory.mktemp("corpus"))
 
 
@@ -31,7 +31,7 @@ def config(path: Path, out: Path, **changes: Any) -> PrepareConfig:
     return PrepareConfig(**{"out": str(out), "path": str(path), "shard_size": 4, "wait_seconds": 20, **changes})
 
 
-def test_the_whole_way(corpus: Path, tmp_path: Path) -> None:
+def test_the_whole_way(corpus: Path, tmp_path):
     out = tmp_path / "prepared"
     report = toy_prepare(config(corpus, out))
     assert report.exit_code == 0
@@ -61,7 +61,7 @@ def test_the_whole_way(corpus: Path, tmp_path: Path) -> None:
     assert info["counts"]["train"]["tokens"] == sum(map(len, rows["speech"]))
 
 
-def test_batches_are_sorted_by_length_and_bounded(corpus: Path, tmp_path: Path) -> None:
+def test_batches_are_sorted_by_length_and_bounded(corpus: Path, tmp_path):
     tokenizer = ToyTokenizer()
     toy_prepare(config(corpus, tmp_path / "p", splits=("train",), shard_size=100, batch_seconds=2.0), tokenizer)
     lengths = [n for batch in tokenizer.batches for n in batch]
@@ -70,7 +70,7 @@ def test_batches_are_sorted_by_length_and_bounded(corpus: Path, tmp_path: Path) 
     assert len(tokenizer.batches) > 3
 
 
-def test_run_again_does_nothing_and_changes_are_noticed(corpus: Path, tmp_path: Path) -> None:
+def test_run_again_does_nothing_and_changes_are_noticed(corpus: Path, tmp_path):
     out = tmp_path / "p"
     toy_prepare(config(corpus, out))
     again = ToyTokenizer()
@@ -81,7 +81,7 @@ def test_run_again_does_nothing_and_changes_are_noticed(corpus: Path, tmp_path: 
     assert sorted(p.name for p in tmp_path.iterdir()) == ["p"]
 
 
-def test_an_interrupted_run_continues_after_its_last_shard(corpus: Path, tmp_path: Path) -> None:
+def test_an_interrupted_run_continues_after_its_last_shard(corpus: Path, tmp_path):
     out, whole = tmp_path / "p", tmp_path / "whole"
     with pytest.raises(KeyboardInterrupt):
         toy_prepare(config(corpus, out), ToyTokenizer(fail_after=2))
@@ -96,7 +96,7 @@ def test_an_interrupted_run_continues_after_its_last_shard(corpus: Path, tmp_pat
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_killed_before_it_cleans_up_the_next_run_does(corpus: Path, tmp_path: Path, stream: bool, monkeypatch) -> None:
+def test_killed_before_it_cleans_up_the_next_run_does(corpus: Path, tmp_path, stream: bool, monkeypatch):
     out = tmp_path / "p"
     settings = config(corpus, out, stream=stream)
 
@@ -114,7 +114,7 @@ def test_killed_before_it_cleans_up_the_next_run_does(corpus: Path, tmp_path: Pa
     assert sorted(p.name for p in tmp_path.iterdir()) == ["p"]
 
 
-def test_shards_of_another_corpus_or_tokenizer_are_never_reused(corpus: Path, tmp_path: Path) -> None:
+def test_shards_of_another_corpus_or_tokenizer_are_never_reused(corpus: Path, tmp_path):
     out = tmp_path / "p"
     with pytest.raises(KeyboardInterrupt):
         toy_prepare(config(corpus, out), ToyTokenizer(fail_after=2))
@@ -126,7 +126,7 @@ def test_shards_of_another_corpus_or_tokenizer_are_never_reused(corpus: Path, tm
         load_prepared(out, "train", tokenizer=ToyTokenizer())
 
 
-def test_the_disk_fills_up(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_disk_fills_up(corpus: Path, tmp_path, monkeypatch):
     real, calls = pq.write_table, []
 
     def full(table: Any, path: Path, **kwargs: Any) -> None:
@@ -151,7 +151,7 @@ def _process(c: PrepareConfig, rank: int, world: int, queue: Any) -> None:
     queue.put((rank, sum(map(len, tokenizer.batches))))
 
 
-def test_two_processes_share_the_shards(corpus: Path, tmp_path: Path) -> None:
+def test_two_processes_share_the_shards(corpus: Path, tmp_path):
     context = multiprocessing.get_context("fork")
     queue = context.Queue()
     c = config(corpus, tmp_path / "p")
@@ -169,7 +169,7 @@ def test_two_processes_share_the_shards(corpus: Path, tmp_path: Path) -> None:
         assert load_prepared(tmp_path / "p", split).to_dict() == load_prepared(tmp_path / "one", split).to_dict()
 
 
-def test_rank_comes_from_the_launcher(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_comes_from_the_launcher(corpus: Path, tmp_path, monkeypatch):
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(DataError, match=r"waited 0.2 s for process 0 to validate"):
@@ -178,7 +178,7 @@ def test_rank_comes_from_the_launcher(corpus: Path, tmp_path: Path, monkeypatch:
         toy_prepare(config(corpus, tmp_path / "p"), process_index=2)
 
 
-def test_validate_reports_and_writes_nothing(tmp_path: Path) -> None:
+def test_validate_reports_and_writes_nothing(tmp_path):
     corpus = write_starter(tmp_path / "c", text="...")
     report = toy_prepare(config(corpus, tmp_path / "p", validate=True))
     assert report.exit_code == 1
@@ -188,7 +188,7 @@ def test_validate_reports_and_writes_nothing(tmp_path: Path) -> None:
     assert toy_prepare(config(write_starter(tmp_path / "d"), tmp_path / "p", validate=True)).exit_code == 0
 
 
-def test_bad_rows_stop_the_run_unless_skipped(tmp_path: Path) -> None:
+def test_bad_rows_stop_the_run_unless_skipped(tmp_path):
     corpus, out = write_starter(tmp_path / "c", audio={"bytes": b"junk", "path": "x"}), tmp_path / "p"
     for _ in range(2):  # the verdict of the first attempt is kept, and still a verdict
         with pytest.raises(DataError, match=r"(?s)1 problems .*skip_bad.*train.parquet:1.*not readable"):
@@ -203,7 +203,7 @@ def test_bad_rows_stop_the_run_unless_skipped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("written", ["", "{", "[1]", "{}", '{"problems": 3}', '{"problems": [{"ident": 1}]}'])
-def test_a_damaged_verdict_is_removed_and_made_again(written: str, tmp_path: Path) -> None:
+def test_a_damaged_verdict_is_removed_and_made_again(written: str, tmp_path):
     corpus, out = write_starter(tmp_path / "c", audio={"bytes": b"junk", "path": "x"}), tmp_path / "p"
     with pytest.raises(DataError, match="1 problems"):
         toy_prepare(config(corpus, out))
@@ -215,7 +215,7 @@ def test_a_damaged_verdict_is_removed_and_made_again(written: str, tmp_path: Pat
         toy_prepare(config(corpus, out))
 
 
-def test_broken_manifest_lines_can_be_repaired_or_removed(tmp_path: Path) -> None:
+def test_broken_manifest_lines_can_be_repaired_or_removed(tmp_path):
     sf.write(tmp_path / "a.wav", 0.3 * np.sin(np.arange(16_000) / 20), 16_000)
     rows = [json.dumps({"id": f"u{i}", "audio": "a.wav", "text": f"Line {i}.", "speaker": "s"}) for i in range(6)]
     manifest = tmp_path / "m.jsonl"
@@ -235,7 +235,7 @@ def test_broken_manifest_lines_can_be_repaired_or_removed(tmp_path: Path) -> Non
         toy_prepare(config(manifest, tmp_path / "p", corpus="jsonl", filter_seconds=[15, 20]))
 
 
-def test_a_corpus_without_splits_is_divided_by_sentence(tmp_path: Path) -> None:
+def test_a_corpus_without_splits_is_divided_by_sentence(tmp_path):
     sf.write(tmp_path / "a.wav", 0.3 * np.sin(np.arange(16_000) / 20), 16_000)
     rows = [{"id": f"u{i}", "audio": "a.wav", "text": f"Line {i // 2}.", "speaker": f"s{i % 2}"} for i in range(40)]
     places = []
@@ -249,7 +249,7 @@ def test_a_corpus_without_splits_is_divided_by_sentence(tmp_path: Path) -> None:
     assert sorted(list(places[0].values()).count(s) for s in ("train", "dev", "test")) == [4, 8, 28]
 
 
-def test_prompts_are_tokenised_too(tmp_path: Path) -> None:
+def test_prompts_are_tokenised_too(tmp_path):
     for name, n in (("a", 16_000), ("p", 20_000)):
         sf.write(tmp_path / f"{name}.wav", 0.3 * np.sin(np.arange(n) / 20), 16_000)
     row = {"id": "u", "audio": "a.wav", "text": "Hi.", "speaker": "s", "split": "test"}
@@ -263,7 +263,7 @@ def test_prompts_are_tokenised_too(tmp_path: Path) -> None:
     assert with_prompt["audio"] == str(tmp_path / "a.wav")
 
 
-def test_speed_copies_are_for_training_only(corpus: Path, tmp_path: Path) -> None:
+def test_speed_copies_are_for_training_only(corpus: Path, tmp_path):
     out = tmp_path / "p"
     toy_prepare(config(corpus, out, speeds=(1.0, 0.8), max_seconds=1.2))
     train, dev = load_prepared(out, "train"), load_prepared(out, "dev")
@@ -279,7 +279,7 @@ def test_speed_copies_are_for_training_only(corpus: Path, tmp_path: Path) -> Non
     assert "train_2@0.8" not in by_id
 
 
-def test_copies_only_of_speakers_with_little_speech(tmp_path: Path) -> None:
+def test_copies_only_of_speakers_with_little_speech(tmp_path):
     wave = 0.3 * np.sin(np.arange(16_000) / 20)
     lines = []
     for i, speaker in enumerate("aaab"):
@@ -306,19 +306,19 @@ def test_copies_only_of_speakers_with_little_speech(tmp_path: Path) -> None:
         (np.full((50, 1), 3), "not integers"),
     ],
 )
-def test_tokens_are_checked(tokens: np.ndarray, message: str) -> None:
+def test_tokens_are_checked(tokens: np.ndarray, message: str):
     with pytest.raises(DataError, match=f"a.wav: .*{message}"):
         check_tokens(tokens, 1.0, ToyTokenizer(), "a.wav")
 
 
-def test_the_tokenizer_says_how_many_tokens_a_second_has(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tokenizer_says_how_many_tokens_a_second_has(monkeypatch):
     monkeypatch.setattr(ToyTokenizer, "rate_hz", 25.0)
     assert check_tokens(np.full(25, 3), 1.0, ToyTokenizer(), "a.wav").tolist() == [3] * 25
     with pytest.raises(DataError, match="50 tokens for 1.00 s, expected about 25 at 25 Hz"):
         check_tokens(np.full(50, 3), 1.0, ToyTokenizer(), "a.wav")
 
 
-def test_a_tokenizer_or_encoder_that_misbehaves(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tokenizer_or_encoder_that_misbehaves(corpus: Path, tmp_path, monkeypatch):
     monkeypatch.setattr(ToyTokenizer, "_codes", lambda self, wave: np.full(-(-len(wave) // 320), 64))
     with pytest.raises(DataError, match=r"train.parquet:\d+: utterance train_\d+: tokens 64"):
         toy_prepare(config(corpus, tmp_path / "p"))
@@ -333,7 +333,7 @@ def test_a_tokenizer_or_encoder_that_misbehaves(corpus: Path, tmp_path: Path, mo
     assert not (tmp_path / "p").exists()
 
 
-def test_a_folder_of_something_else_is_not_overwritten(corpus: Path, tmp_path: Path) -> None:
+def test_a_folder_of_something_else_is_not_overwritten(corpus: Path, tmp_path):
     (tmp_path / "p").mkdir()
     (tmp_path / "p" / "thesis.tex").write_text("years of work")
     with pytest.raises(DataError, match="choose a new folder"):
@@ -349,20 +349,20 @@ def test_a_folder_of_something_else_is_not_overwritten(corpus: Path, tmp_path: P
      {"min_seconds": 5, "max_seconds": 1}, {"dev_fraction": 0.6, "test_fraction": 0.5}, {"limit": 0},
      {"filter_seconds": (3.0,)}, {"filter_seconds": (20.0, 3.0)}, {"shard_size": 0}, {"copies_below": -1},
      {"num_proc": 0}, {"batch_seconds": 0}],
-)  # fmt: skip
-def test_impossible_settings(changes: dict[str, Any]) -> None:
+)
+def test_impossible_settings(changes: dict[str, Any]):
     with pytest.raises(ConfigError, match=next(iter(changes))):
         PrepareConfig(out="x", **changes)
 
 
-def test_missing_splits(corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_missing_splits(corpus: Path, tmp_path, caplog):
     with pytest.raises(DataError, match=r"none of the splits other .*it has dev, test, train"):
         toy_prepare(config(corpus, tmp_path / "p", splits=("other",)))
     assert list(toy_prepare(config(corpus, tmp_path / "p", splits=("train", "other"))).counts) == ["train"]
     assert "has no split other" in caplog.text
 
 
-def test_reading_from_several_threads(corpus: Path, tmp_path: Path) -> None:
+def test_reading_from_several_threads(corpus: Path, tmp_path):
     toy_prepare(config(corpus, tmp_path / "p", num_proc=4))
     with ThreadPoolExecutor(4) as pool:
         sizes = list(pool.map(lambda _: load_prepared(tmp_path / "p", "dev").num_rows, range(8)))

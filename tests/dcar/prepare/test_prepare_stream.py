@@ -23,7 +23,7 @@ TESTS = Path(__file__).parents[2]
 
 def config(path: Path, out: Path, **changes: Any) -> PrepareConfig:
     return PrepareConfig(**{"out": str(out), "path": str(path), "corpus": "jsonl", "shard_size": 3, "stream": True,
-                            "wait_seconds": 60, **changes})  # fmt: skip
+                            "wait_seconds": 60, **changes})
 
 
 def manifest(folder: Path, rows: int = 10, name: str = "m.jsonl", **first: Any) -> Path:
@@ -35,7 +35,7 @@ def manifest(folder: Path, rows: int = 10, name: str = "m.jsonl", **first: Any) 
         if not wav.exists():
             sf.write(wav, 0.3 * np.sin(np.arange(8000 + 1600 * (i % 10)) / (10 + i)), 16_000)
         row = {"id": f"u{i}", "audio": wav.name, "text": f"Line {i}.", "speaker": f"s{i % 2}",
-               "split": ("train", "dev", "train", "test")[i % 4]}  # fmt: skip
+               "split": ("train", "dev", "train", "test")[i % 4]}
         lines.append(json.dumps(row | (first if i == 0 else {})))
     (folder / name).write_text("\n".join(lines) + "\n")
     return folder / name
@@ -55,7 +55,7 @@ def launch(world: int, *settings: str) -> list[dict[str, Any]]:
             env={**environment, "RANK": str(rank)},
         )
         for rank in range(world)
-    ]  # fmt: skip
+    ]
     results = []
     for process in processes:
         output, _ = process.communicate(timeout=300)
@@ -64,7 +64,7 @@ def launch(world: int, *settings: str) -> list[dict[str, Any]]:
     return results
 
 
-def test_streamed_is_the_same_as_plain(tmp_path: Path) -> None:
+def test_streamed_is_the_same_as_plain(tmp_path):
     path = manifest(tmp_path / "c")
     report = toy_prepare(config(path, tmp_path / "streamed"))
     toy_prepare(config(path, tmp_path / "plain", stream=False))
@@ -77,14 +77,14 @@ def test_streamed_is_the_same_as_plain(tmp_path: Path) -> None:
     assert again.batches == []
 
 
-def test_settings_that_need_the_whole_corpus_are_refused(tmp_path: Path) -> None:
+def test_settings_that_need_the_whole_corpus_are_refused(tmp_path):
     """copies_below was once ignored here without a word: every speaker got copies."""
     for settings in ({"copies_below": 3, "speeds": (1.0, 0.9)}, {"limit": 2}, {"validate": True}):
         with pytest.raises(ConfigError, match="set stream=false for it"):
             config(tmp_path, tmp_path / "out", **settings)
 
 
-def test_two_launched_processes_equal_one(tmp_path: Path) -> None:
+def test_two_launched_processes_equal_one(tmp_path):
     """Two operating-system processes that know each other only through RANK, WORLD_SIZE and the folder."""
     path = manifest(tmp_path / "c", rows=13)
     settings = ["corpus=jsonl", f"path={path}", "shard_size=3", "stream=true", "wait_seconds=60"]
@@ -94,7 +94,7 @@ def test_two_launched_processes_equal_one(tmp_path: Path) -> None:
     assert rows_of(tmp_path / "two") == rows_of(tmp_path / "one")
 
 
-def test_streamed_dataset_is_shared_by_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_streamed_dataset_is_shared_by_files(tmp_path, monkeypatch):
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     folder = write_parquets(tmp_path / "hf", files=4, rows=3)
     both = tmp_path / "both"
@@ -107,7 +107,7 @@ def test_streamed_dataset_is_shared_by_files(tmp_path: Path, monkeypatch: pytest
     assert load_prepared(both, "train").num_rows == 12
 
 
-def test_interrupted_and_continued_with_another_number_of_processes(tmp_path: Path) -> None:
+def test_interrupted_and_continued_with_another_number_of_processes(tmp_path):
     path = manifest(tmp_path / "c", rows=12)
     with pytest.raises(KeyboardInterrupt):
         toy_prepare(config(path, tmp_path / "p", splits=("train",)), ToyTokenizer(fail_after=2))
@@ -119,7 +119,7 @@ def test_interrupted_and_continued_with_another_number_of_processes(tmp_path: Pa
     assert load_prepared(tmp_path / "p", "train").to_dict() == load_prepared(tmp_path / "whole", "train").to_dict()
 
 
-def test_a_damaged_shard_is_refused_and_made_again(tmp_path: Path) -> None:
+def test_a_damaged_shard_is_refused_and_made_again(tmp_path):
     path = manifest(tmp_path / "c")
     other = config(path, tmp_path / "p", wait_seconds=0.1)
     with pytest.raises(DataError, match="waited"):  # process 0 is done with its share, the other never comes
@@ -137,7 +137,7 @@ def test_a_damaged_shard_is_refused_and_made_again(tmp_path: Path) -> None:
     assert rows_of(tmp_path / "p") == rows_of(tmp_path / "whole")
 
 
-def test_bad_rows_and_repeated_ids(tmp_path: Path) -> None:
+def test_bad_rows_and_repeated_ids(tmp_path):
     path = manifest(tmp_path / "c", audio="absent.wav")
     path.write_text(path.read_text() + "{broken\n")
     for _ in range(2):
@@ -151,7 +151,7 @@ def test_bad_rows_and_repeated_ids(tmp_path: Path) -> None:
         toy_prepare(config(twice, tmp_path / "q", skip_bad=True))
 
 
-def test_libritts_between_three_and_twenty_seconds(tmp_path: Path) -> None:
+def test_libritts_between_three_and_twenty_seconds(tmp_path):
     """filter_seconds leaves rows out without calling them bad, streamed or not, before anything is decoded twice."""
     root = write_libritts(tmp_path / "LibriTTS", {"train-clean-100": 3, "dev-clean": 2, "test-clean": 2}, seconds=0.5)
     long = next((root / "train-clean-100").rglob("*.wav"))
@@ -170,7 +170,7 @@ def test_libritts_between_three_and_twenty_seconds(tmp_path: Path) -> None:
     assert info["corpus"] == {"kind": "libritts", "path": str(root), "subsets": ["dev-clean"]}
 
 
-def test_a_corpus_without_splits_never_puts_a_sentence_in_two(tmp_path: Path) -> None:
+def test_a_corpus_without_splits_never_puts_a_sentence_in_two(tmp_path):
     path = manifest(tmp_path / "c", rows=60)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     for i, row in enumerate(lines):
@@ -184,14 +184,14 @@ def test_a_corpus_without_splits_never_puts_a_sentence_in_two(tmp_path: Path) ->
 
 
 @pytest.mark.slow  # three quarters of a minute
-def test_memory_does_not_grow_with_the_corpus(tmp_path: Path) -> None:
+def test_memory_does_not_grow_with_the_corpus(tmp_path):
     """Peak memory of a process over 80 and over 800 utterances of 0.5 s: the audio alone would add 11 MB a copy, the
     rows of the plain way with audio and tables several times that."""
     peaks = []
     for rows in (80, 800):
         path = manifest(tmp_path / str(rows), rows=rows)
         [result] = launch(1, "corpus=jsonl", f"path={path}", "shard_size=40", "stream=true",
-                          f"out={tmp_path / f'p{rows}'}")  # fmt: skip
+                          f"out={tmp_path / f'p{rows}'}")
         assert result["utterances"] == rows
         peaks.append(result["peak_mb"])
     assert peaks[1] - peaks[0] < 12, peaks

@@ -21,7 +21,7 @@ from dcar.text.phonemes import PHONEME_VERSION
 
 
 @pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def corpus(tmp_path_factory) -> Path:
     return write_starter(tmp_path_factory.mktemp("corpus"))
 
 
@@ -29,7 +29,7 @@ def config(path: Path, out: Path, **changes: Any) -> PrepareConfig:
     return PrepareConfig(out=str(out), path=str(path), shard_size=4, **changes)
 
 
-def test_the_corpus_that_ships_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_corpus_that_ships_by_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert prepared.prepared_info("starter") == prepared.prepared_info(shipped("prepared"))
     assert load_prepared("starter", "dev")["id"] == load_prepared(shipped("prepared"), "dev")["id"]
@@ -37,13 +37,13 @@ def test_the_corpus_that_ships_by_name(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(("name", "speed"), [("a", 1.0), ("a", 0.85), ("a@1", 1.0), ("a@0.9", 1.17), ("a@0.9", 1.0)])
-def test_a_row_names_its_recording(name: str, speed: float) -> None:
+def test_a_row_names_its_recording(name: str, speed: float):
     """Ids of a corpus may look like those of copies."""
     row = {"id": copy_name(name, speed), "speed": float(np.float32(speed))}
     assert recording_of(row) == (name, speed)
 
 
-def test_loading_checks_versions(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loading_checks_versions(corpus: Path, tmp_path, monkeypatch):
     with pytest.raises(DataError, match="no readable prepared.json; run `dcar prepare`"):
         load_prepared(tmp_path / "none", "train")
     toy_prepare(config(corpus, tmp_path / "p", splits=("dev",)))
@@ -64,7 +64,7 @@ def test_loading_checks_versions(corpus: Path, tmp_path: Path, monkeypatch: pyte
         load_prepared(tmp_path / "p", "dev")
 
 
-def test_loading_reads_what_was_written(corpus: Path, tmp_path: Path) -> None:
+def test_loading_reads_what_was_written(corpus: Path, tmp_path):
     """A flipped bit, a cut file, a file that is gone: sizes and digests of prepared.json are compared at loading."""
     out = tmp_path / "p"
     toy_prepare(config(corpus, out))
@@ -88,7 +88,7 @@ def test_loading_reads_what_was_written(corpus: Path, tmp_path: Path) -> None:
     assert toy_prepare(config(corpus, out)).problems == [] and load_prepared(out, "train").num_rows == 10  # made again
 
 
-def test_digests_are_computed_once_a_process(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_digests_are_computed_once_a_process(corpus: Path, tmp_path, monkeypatch):
     toy_prepare(config(corpus, tmp_path / "p"))
     counted: list[Path] = []
     real = prepared.digest
@@ -103,7 +103,7 @@ def test_digests_are_computed_once_a_process(corpus: Path, tmp_path: Path, monke
 
 
 @pytest.mark.parametrize("files", [["train"], {"train/state.json": 5}, {"train/\x00": {"size": 1, "sha256": ""}}])
-def test_a_broken_list_of_files_is_not_finished_work(files: Any, corpus: Path, tmp_path: Path) -> None:
+def test_a_broken_list_of_files_is_not_finished_work(files: Any, corpus: Path, tmp_path):
     out = tmp_path / "p"
     toy_prepare(config(corpus, out))
     info = json.loads((out / "prepared.json").read_text())
@@ -114,13 +114,13 @@ def test_a_broken_list_of_files_is_not_finished_work(files: Any, corpus: Path, t
     assert load_prepared(out, "train").num_rows == 10
 
 
-def test_the_shipped_corpus_and_models_list_their_digests() -> None:
+def test_the_shipped_corpus_and_models_list_their_digests():
     verdicts = {verdict.path.parent.name: verdict for verdict in verify(ASSETS)}
     assert verdicts["starter_prepared"].files == 9 and {"policy", "policy_t0.4", "recognizer"} <= set(verdicts)
     assert not [str(verdict) for verdict in verdicts.values() if verdict.faults]
 
 
-def test_compressed_is_smaller_and_the_same(corpus: Path, tmp_path: Path) -> None:
+def test_compressed_is_smaller_and_the_same(corpus: Path, tmp_path):
     toy_prepare(config(corpus, tmp_path / "a"))
     toy_prepare(config(corpus, tmp_path / "b", compress=True))
     a, b = (json.loads((tmp_path / name / "prepared.json").read_text()) for name in "ab")
@@ -134,6 +134,6 @@ def test_compressed_is_smaller_and_the_same(corpus: Path, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(("size", "name"), [(61, "uint8"), (256, "uint8"), (257, "uint16"), (65536, "uint16"),
                                             (65537, "uint32"), (151_936, "uint32")])
-def test_the_smallest_integers_that_hold_a_vocabulary(size: int, name: str) -> None:
+def test_the_smallest_integers_that_hold_a_vocabulary(size: int, name: str):
     assert prepared.integer_type(size) == name
     assert np.iinfo(name).max >= size - 1

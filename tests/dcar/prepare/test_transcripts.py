@@ -23,7 +23,7 @@ class Listener:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch) -> Path:
     for name in ("one", "two", "three"):
         sf.write(tmp_path / f"{name}.wav", tone(1.2), RATE)
     (tmp_path / "one.txt").write_text("This was written.")
@@ -33,7 +33,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_what_was_heard_is_marked_and_can_be_corrected(folder: Path) -> None:
+def test_what_was_heard_is_marked_and_can_be_corrected(folder: Path):
     out = folder / "out" / "prepared"
     settings = {"out": str(out), "corpus": "folder", "path": str(folder), "transcribe": "any", "skip_bad": True,
                 "splits": ["train"], "dev_fraction": 0, "test_fraction": 0}
@@ -53,7 +53,7 @@ def test_what_was_heard_is_marked_and_can_be_corrected(folder: Path) -> None:
         toy_prepare(PrepareConfig(**settings))
 
 
-def test_where_nothing_can_listen(folder: Path) -> None:
+def test_where_nothing_can_listen(folder: Path):
     with pytest.raises(ConfigError, match="set stream=false"):
         PrepareConfig(out="x", transcribe="any", stream=True)
     with pytest.raises(ConfigError, match="2 recordings are to be heard first"):

@@ -45,7 +45,7 @@ def spoken_sample() -> tuple[np.ndarray, int]:
 
 
 @pytest.fixture(scope="module")
-def manifest(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def manifest(tmp_path_factory) -> Path:
     """Six rows: three flac files and three arrays of one npz at another rate."""
     folder = tmp_path_factory.mktemp("speech")
     rows = []
@@ -61,7 +61,7 @@ def manifest(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def published(tmp_path_factory) -> Path:
     """A tiny model of NeMo, as one that others trained."""
     return save_ctc(tmp_path_factory.mktemp("published") / "first.nemo")
 
@@ -83,7 +83,7 @@ def nemo(published: Path) -> NemoCTCRecognizer:
     return recognizer
 
 
-def test_fine_tuning_goes_on_from_the_weights_and_writes_model_card_and_metrics(tuned) -> None:
+def test_fine_tuning_goes_on_from_the_weights_and_writes_model_card_and_metrics(tuned):
     start, output, metrics = tuned
     assert sorted(p.name for p in output.parent.iterdir()) == ["tiny.json", "tiny.md", "tiny.nemo"]
     assert metrics["steps"] == 3 and len(metrics["log"]) == 3 and metrics["dev_reference_words"] == 18
@@ -97,7 +97,7 @@ def test_fine_tuning_goes_on_from_the_weights_and_writes_model_card_and_metrics(
     assert max(moved) > 1e-3 and max(moved) < 0.2  # three steps of at most 0.01 each, from these very weights
 
 
-def test_nemo_takes_any_rate_and_batching_changes_nothing(nemo: NemoCTCRecognizer) -> None:
+def test_nemo_takes_any_rate_and_batching_changes_nothing(nemo: NemoCTCRecognizer):
     assert isinstance(nemo, Recognizer)
     waves = [noise(s, i) for i, s in enumerate((0.7, 2.0, 0.05, 1.1))]
     texts = nemo.transcribe(waves, 16_000)
@@ -109,7 +109,7 @@ def test_nemo_takes_any_rate_and_batching_changes_nothing(nemo: NemoCTCRecognize
     assert nemo.transcribe([], 16_000) == []
 
 
-def test_greedy_decoding_collapses_repeats_and_blanks(nemo: NemoCTCRecognizer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_greedy_decoding_collapses_repeats_and_blanks(nemo: NemoCTCRecognizer, monkeypatch):
     blank = len(CHARACTERS)
     a, b = CHARACTERS.index("a"), CHARACTERS.index("b")
     for frames, text in (([a, a, blank, a, b, b], "aab"), ([blank, blank], ""), ([a, 0, 0, b, 0], "a b")):
@@ -118,7 +118,7 @@ def test_greedy_decoding_collapses_repeats_and_blanks(nemo: NemoCTCRecognizer, m
         assert nemo.transcribe([noise(1, 0)], 16_000) == [text]
 
 
-def test_log_likelihood_is_the_sum_over_alignments(nemo: NemoCTCRecognizer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_likelihood_is_the_sum_over_alignments(nemo: NemoCTCRecognizer, monkeypatch):
     """Against brute force over every path of four frames."""
     import itertools
 
@@ -135,7 +135,7 @@ def test_log_likelihood_is_the_sum_over_alignments(nemo: NemoCTCRecognizer, monk
     assert score == pytest.approx(np.log(total) / 2, rel=1e-4)
 
 
-def test_log_likelihood_prefers_what_was_trained_and_reports_bad_texts(nemo: NemoCTCRecognizer) -> None:
+def test_log_likelihood_prefers_what_was_trained_and_reports_bad_texts(nemo: NemoCTCRecognizer):
     waves = [noise(1.0, 0), noise(1.5, 1)]
     scores = nemo.log_likelihood(waves, 16_000, ["take 2 boats", "It’s grey!"])
     assert all(np.isfinite(scores)) and max(scores) <= 0
@@ -144,7 +144,7 @@ def test_log_likelihood_prefers_what_was_trained_and_reports_bad_texts(nemo: Nem
         nemo.log_likelihood(waves[:1], 16_000, ["?!"])
 
 
-def test_alignments_are_those_of_nemo() -> None:
+def test_alignments_are_those_of_nemo():
     with quiet_nemo():
         from nemo.collections.asr.parts.utils.aligner_utils import viterbi_decoding
     rng, blank = np.random.default_rng(0), len(CHARACTERS)
@@ -159,7 +159,7 @@ def test_alignments_are_those_of_nemo() -> None:
         assert units.tolist() == (np.maximum(np.array(path) - 1, 0) // 2).tolist()
 
 
-def test_texts_are_aligned_by_the_pass_that_scores_them(nemo: NemoCTCRecognizer) -> None:
+def test_texts_are_aligned_by_the_pass_that_scores_them(nemo: NemoCTCRecognizer):
     waves, texts = [noise(1.5, 1), noise(0.2, 0), noise(1.0, 0)], ["It’s grey!", "far too many words", "take 2 boats"]
     scores = nemo.log_likelihood(waves, 16_000, texts)
     for found, score, text, wave in zip(nemo.align(waves, 16_000, texts), scores, texts, waves, strict=True):
@@ -174,7 +174,7 @@ def test_texts_are_aligned_by_the_pass_that_scores_them(nemo: NemoCTCRecognizer)
         nemo.align(waves[:1], 16_000, ["?!"])
 
 
-def test_bad_audio_is_an_error(nemo: NemoCTCRecognizer) -> None:
+def test_bad_audio_is_an_error(nemo: NemoCTCRecognizer):
     bad = noise(0.5, 0)
     bad[100] = np.nan
     for wave in (bad, np.zeros(0, np.float32), np.zeros((2, 100), np.float32)):
@@ -182,7 +182,7 @@ def test_bad_audio_is_an_error(nemo: NemoCTCRecognizer) -> None:
             nemo.transcribe([noise(0.5, 1), wave], 16_000)
 
 
-def test_missing_or_broken_models_name_the_way_out(tmp_path: Path) -> None:
+def test_missing_or_broken_models_name_the_way_out(tmp_path):
     with pytest.raises(AssetError, match="no such recogniser"):
         load_recognizer(f"nemo:{tmp_path / 'absent.nemo'}")
     (tmp_path / "broken.nemo").write_bytes(b"not a tar file")
@@ -192,7 +192,7 @@ def test_missing_or_broken_models_name_the_way_out(tmp_path: Path) -> None:
         load_recognizer("siri")
 
 
-def test_a_row_spoken_too_fast_for_ctc_is_left_out_with_a_warning(manifest: Path, tmp_path: Path, caplog) -> None:
+def test_a_row_spoken_too_fast_for_ctc_is_left_out_with_a_warning(manifest: Path, tmp_path, caplog):
     good = json.dumps({"audio": str(manifest.parent / "0.flac"), "text": "a boat"})
     fast = json.dumps({"audio": str(manifest.parent / "0.flac"), "text": "far too many words for one second of audio"})
     (tmp_path / "m.jsonl").write_text("\n".join([good] * 20 + [fast]))
@@ -200,7 +200,7 @@ def test_a_row_spoken_too_fast_for_ctc_is_left_out_with_a_warning(manifest: Path
     assert "m.jsonl:21" in caplog.text and "too short" in caplog.text
 
 
-def test_broken_manifest_lines_are_named(manifest: Path, tmp_path: Path) -> None:
+def test_broken_manifest_lines_are_named(manifest: Path, tmp_path):
     good = {"audio": str(manifest.parent / "0.flac"), "text": "a boat"}
     cases = {
         "{broken": "needs a JSON object",
@@ -221,7 +221,7 @@ def test_broken_manifest_lines_are_named(manifest: Path, tmp_path: Path) -> None
         run(TrainRecognizerConfig(str(manifest), str(manifest), "model.bin", "first.nemo"))
 
 
-def test_batches_are_a_function_of_seed_and_epoch(nemo: NemoCTCRecognizer) -> None:
+def test_batches_are_a_function_of_seed_and_epoch(nemo: NemoCTCRecognizer):
     recordings = [Recording((noise(0.5 + i / 10, i) * 32767).astype(np.int16), "ab c") for i in range(9)]
     config = TrainRecognizerConfig("", "", "x.nemo", "first.nemo", batch_seconds=3, seed=4)
     one, two = (iter(Batches(recordings, nemo._model, config)) for _ in range(2))
@@ -233,7 +233,7 @@ def test_batches_are_a_function_of_seed_and_epoch(nemo: NemoCTCRecognizer) -> No
     assert sorted(i for batch in plan for i in batch) == list(range(9))
 
 
-def test_moonshine_hears_words_at_any_rate() -> None:
+def test_moonshine_hears_words_at_any_rate():
     judge = load_recognizer("moonshine")
     assert isinstance(judge, MoonshineRecognizer)
     wave, rate = spoken_sample()
@@ -245,7 +245,7 @@ def test_moonshine_hears_words_at_any_rate() -> None:
 
 
 @pytest.mark.slow
-def test_whisper_hears_words() -> None:
+def test_whisper_hears_words():
     wave, rate = spoken_sample()
     second = load_recognizer("whisper-base")
     text = second.transcribe([wave[: 5 * rate]], rate)[0].lower()
@@ -253,7 +253,7 @@ def test_whisper_hears_words() -> None:
     assert second.transcribe([np.zeros(16_000, np.float32)], 16_000) == [""]
 
 
-def test_speaker_embedding_is_of_unit_norm_and_of_one_voice() -> None:
+def test_speaker_embedding_is_of_unit_norm_and_of_one_voice():
     encoder = SpeakerEncoder()
     wave, rate = spoken_sample()
     half = len(wave) // 2

@@ -28,7 +28,7 @@ def noise(seconds: float, seed: int = 0, rate: int = RATE) -> np.ndarray:
 
 
 @pytest.fixture(scope="module")
-def transducer(tmp_path_factory: pytest.TempPathFactory) -> NemoTransducerRecognizer:
+def transducer(tmp_path_factory) -> NemoTransducerRecognizer:
     recognizer = load_recognizer(f"nemo:{save_transducer(tmp_path_factory.mktemp('nemo') / 'rnnt.nemo')}")
     assert isinstance(recognizer, NemoTransducerRecognizer)
     return recognizer
@@ -39,7 +39,7 @@ def slow_greedy(model: Any, wave: np.ndarray, max_symbols: int) -> str:
     blank, labels = len(model.joint.vocabulary), model.joint.vocabulary
     with torch.no_grad():
         encoded, frames = model(input_signal=torch.from_numpy(wave)[None],
-                                input_signal_length=torch.tensor([len(wave)]))  # fmt: skip
+                                input_signal_length=torch.tensor([len(wave)]))
         out: list[int] = []
         state, last = None, None
         for t in range(int(frames[0])):
@@ -55,7 +55,7 @@ def slow_greedy(model: Any, wave: np.ndarray, max_symbols: int) -> str:
     return "".join(labels[i] for i in out).strip()
 
 
-def test_transducer_equals_greedy_search_by_definition(transducer: NemoTransducerRecognizer) -> None:
+def test_transducer_equals_greedy_search_by_definition(transducer: NemoTransducerRecognizer):
     assert isinstance(transducer, Recognizer) and transducer.name == "nemo-transducer:rnnt"
     waves = [noise(s, i) for i, s in enumerate((0.6, 1.5, 0.9))]
     texts = transducer.transcribe(waves, RATE)
@@ -93,7 +93,7 @@ def save_whisper(folder: Path) -> Path:
         encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=16, decoder_ffn_dim=16,
         max_target_positions=64, pad_token_id=end, bos_token_id=start, eos_token_id=end, decoder_start_token_id=start,
         suppress_tokens=None, begin_suppress_tokens=None,
-    )  # fmt: skip
+    )
     model = WhisperForConditionalGeneration(config).eval()
     with torch.no_grad():
         model.model.decoder.embed_tokens.weight.mul_(20)
@@ -103,7 +103,7 @@ def save_whisper(folder: Path) -> Path:
     return folder
 
 
-def test_whisper_of_transformers(tmp_path: Path) -> None:
+def test_whisper_of_transformers(tmp_path):
     from transformers import WhisperForConditionalGeneration, WhisperProcessor
 
     folder = save_whisper(tmp_path / "whisper-tiny-random")
@@ -127,7 +127,7 @@ def test_whisper_of_transformers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", ["Hubert", "Wav2Vec2", "WavLM"])
-def test_ctc_of_transformers(family: str, tmp_path: Path) -> None:
+def test_ctc_of_transformers(family: str, tmp_path):
     import transformers
     from transformers import Wav2Vec2CTCTokenizer, Wav2Vec2FeatureExtractor, Wav2Vec2Processor
 
@@ -140,7 +140,7 @@ def test_ctc_of_transformers(family: str, tmp_path: Path) -> None:
         vocab_size=len(symbols), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
         conv_dim=[8] * 7, num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2, pad_token_id=0,
         ctc_loss_reduction="sum",
-    )  # fmt: skip
+    )
     model = getattr(transformers, f"{family}ForCTC")(config).eval()
     with torch.no_grad():
         model.lm_head.weight.mul_(50)
@@ -165,7 +165,7 @@ def test_ctc_of_transformers(family: str, tmp_path: Path) -> None:
         recognizer.align(waves[:1], RATE, ["ax"])
 
 
-def test_models_that_cannot_be_had_say_what_to_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_that_cannot_be_had_say_what_to_run(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(AssetError, match="hf download openai/whisper-large-v9 --local-dir FOLDER"):
         load_recognizer("whisper:openai/whisper-large-v9")

@@ -44,16 +44,16 @@ def readings() -> list:
 
 
 @pytest.mark.parametrize(("written", "said"), readings())
-def test_reading(written: str, said: str) -> None:
+def test_reading(written: str, said: str):
     assert normalize_text(written) == said
 
 
-def test_the_table_has_no_row_twice() -> None:
+def test_the_table_has_no_row_twice():
     written = [param.values[0] for param in readings()]
     assert len(written) > 400 and len(set(written)) == len(written)
 
 
-def test_the_texts_that_shipped_models_were_trained_and_scored_on_are_read_as_then() -> None:
+def test_the_texts_that_shipped_models_were_trained_and_scored_on_are_read_as_then():
     """The prepared corpus keeps the ids of the day it was made; a rule that changes one voids models and scores."""
     kept = {row["text"]: row["text_ids"] for split in ("train", "dev", "test")
             for row in load_prepared(shipped("prepared"), split).select_columns(["text", "text_ids"])}
@@ -62,19 +62,19 @@ def test_the_texts_that_shipped_models_were_trained_and_scored_on_are_read_as_th
     assert [text for text, ids in kept.items() if text_to_ids(text) != ids] == []
 
 
-def test_numbers() -> None:
+def test_numbers():
     assert cardinal(0) == "zero"
     assert cardinal(100_013) == "one hundred thousand thirteen"
     assert [ordinal(n) for n in (1, 2, 3, 5, 8, 9, 12, 20, 100)] == [
         "first", "second", "third", "fifth", "eighth", "ninth", "twelfth", "twentieth", "one hundredth",
-    ]  # fmt: skip
+    ]
     assert year(1066) == "ten sixty six"
     assert year(1800) == "eighteen hundred"
 
 
 @given(st.integers(0, 10**15 - 1))
 @settings(max_examples=200, deadline=None)
-def test_cardinals_can_be_read_back(n: int) -> None:
+def test_cardinals_can_be_read_back(n: int):
     small = {cardinal(i): i for i in [*range(20), *range(20, 100, 10)]}
     scales = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
     total = group = 0
@@ -89,18 +89,18 @@ def test_cardinals_can_be_read_back(n: int) -> None:
 
 
 @pytest.mark.parametrize("bad", ["", "   ", "\n", "😀🎉", "...", "-", "?!", "'", "()"])
-def test_nothing_to_say(bad: str) -> None:
+def test_nothing_to_say(bad: str):
     with pytest.raises(TextError, match="empty"):
         text_to_ids(bad)
 
 
 @pytest.mark.parametrize("bad", ["привет", "你好 world", "hello こんにちは", "Ελλάδα", "שלום"])
-def test_other_scripts_are_refused_not_dropped(bad: str) -> None:
+def test_other_scripts_are_refused_not_dropped(bad: str):
     with pytest.raises(TextError, match="cannot say"):
         text_to_ids(bad)
 
 
-def test_too_long() -> None:
+def test_too_long():
     with pytest.raises(TextError, match=f"limit is {MAX_CHARACTERS}"):
         text_to_ids("word " * 400)
     with pytest.raises(TextError, match="limit is 20"):
@@ -113,7 +113,7 @@ def test_too_long() -> None:
 
 @given(st.text(max_size=60))
 @settings(max_examples=300, deadline=None)
-def test_any_text_is_read_or_refused(written: str) -> None:
+def test_any_text_is_read_or_refused(written: str):
     try:
         said = normalize_text(written)
     except TextError:
@@ -130,20 +130,20 @@ _PLAIN = st.sampled_from(["the", "old", "miller's", "donkey", "carried", "seven"
 
 @given(st.lists(_PLAIN, min_size=1), st.sampled_from([".", "?", "!", ""]))
 @settings(max_examples=50, deadline=None)
-def test_plain_words_stay_as_they_are(words: list[str], mark: str) -> None:
+def test_plain_words_stay_as_they_are(words: list[str], mark: str):
     assert normalize_text(" ".join(words) + mark) == " ".join(words) + mark
 
 
 @given(st.text(alphabet="0123456789 .,'-/$%:&()", max_size=12), st.text(alphabet="abINVSTUKA. '", max_size=8))
 @settings(max_examples=300, deadline=None)
-def test_no_digit_or_sign_survives(numbers: str, letters: str) -> None:
+def test_no_digit_or_sign_survives(numbers: str, letters: str):
     try:
         assert re.fullmatch(r"[A-Za-z' ,.?!]+", normalize_text(numbers + letters))
     except TextError as error:
         assert "empty" in str(error)
 
 
-def test_inventory_is_closed_and_fixed() -> None:
+def test_inventory_is_closed_and_fixed():
     assert TEXT_VOCAB_SIZE == len(set(PHONEMES)) < 128
     assert PHONEMES[:6] == ("<pad>", " ", ",", ".", "?", "!")
     # Changing order or content makes every prepared corpus and checkpoint unreadable: do it on purpose.
@@ -153,21 +153,21 @@ def test_inventory_is_closed_and_fixed() -> None:
         encode_phonemes(["q̃"])
 
 
-def test_how_numbers_are_said_does_not_change() -> None:
+def test_how_numbers_are_said_does_not_change():
     """Another reading makes other phonemes of the same text, and other word errors: do it on purpose."""
     numbers = [*range(2200), *(7**n % 10**15 for n in range(4, 60)), *(10**n - 1 for n in range(4, 16)),
-               *(10**n for n in range(4, 15))]  # fmt: skip
+               *(10**n for n in range(4, 15))]
     said = "\n".join(f"{cardinal(n)} {ordinal(n)} {year(n) if n < 10_000 else ''}" for n in numbers)
     assert hashlib.sha256(said.encode()).hexdigest()[:16] == "5fbbae763871f5eb"
 
 
-def test_every_phoneme_of_the_lexicon_is_in_the_inventory() -> None:
+def test_every_phoneme_of_the_lexicon_is_in_the_inventory():
     pronouncer = text_module._shared_pronouncer()
     seen = {p for roles in pronouncer._lexicon.values() for word in roles.values() for p in word.split()}
     assert {text_module._symbol(p) for p in seen} == set(PHONEMES[6:])
 
 
-def test_phonemes_words_marks_and_homographs() -> None:
+def test_phonemes_words_marks_and_homographs():
     say = Phonemizer()
     assert "".join(say("Hello, world")) == "hɛlˈoʊ, wˈɚld."
     assert "".join(say("Is it?")) == "ˈɪz ˈɪt?"
@@ -176,7 +176,7 @@ def test_phonemes_words_marks_and_homographs() -> None:
     assert "".join(say("plan A")).endswith("ˈeɪ.")
 
 
-def test_same_ids_from_many_threads_and_a_fresh_list_each_time() -> None:
+def test_same_ids_from_many_threads_and_a_fresh_list_each_time():
     sentences = [f"The {n}th strange zorblaxian record number {n} was read." for n in range(40)]
     serial = [encode_phonemes(Phonemizer()(s)) for s in sentences]
     with ThreadPoolExecutor(8) as pool:
@@ -190,7 +190,7 @@ def _in_child(sentence: str) -> list[int]:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_works_in_a_forked_child_even_if_a_lock_was_held() -> None:
+def test_works_in_a_forked_child_even_if_a_lock_was_held():
     expected = text_to_ids("A forked child speaks.")
     pronouncer = text_module._shared_pronouncer()
     with pronouncer.lock, multiprocessing.get_context("fork").Pool(1) as pool:
@@ -198,7 +198,7 @@ def test_works_in_a_forked_child_even_if_a_lock_was_held() -> None:
     assert said[: len(expected) - 1] == expected[:-1]
 
 
-def test_import_is_light_and_nothing_touches_the_network() -> None:
+def test_import_is_light_and_nothing_touches_the_network():
     code = (
         "import sys, socket\n"
         "def refuse(*a, **k): raise AssertionError('network')\n"

@@ -31,7 +31,7 @@ PAIRS = [
 
 
 @pytest.mark.parametrize(("reference", "hypothesis"), PAIRS)
-def test_counts_equal_jiwer(reference: str, hypothesis: str) -> None:
+def test_counts_equal_jiwer(reference: str, hypothesis: str):
     ours, theirs = word_errors(reference, hypothesis), jiwer.process_words(reference, hypothesis)
     assert (ours.substitutions, ours.deletions, ours.insertions) == (
         theirs.substitutions,
@@ -42,7 +42,7 @@ def test_counts_equal_jiwer(reference: str, hypothesis: str) -> None:
     assert character_errors(reference, hypothesis).rate == pytest.approx(jiwer.cer(reference, hypothesis))
 
 
-def test_corpus_rate_is_of_sums_not_a_mean() -> None:
+def test_corpus_rate_is_of_sums_not_a_mean():
     score = score_corpus([r for r, _ in PAIRS], [h for _, h in PAIRS])
     assert score.wer == pytest.approx(jiwer.wer([r for r, _ in PAIRS], [h for _, h in PAIRS]))
     assert score.normalizer == NORMALIZER
@@ -52,7 +52,7 @@ def test_corpus_rate_is_of_sums_not_a_mean() -> None:
     assert cer.wer == pytest.approx(jiwer.cer([r for r, _ in PAIRS], [h for _, h in PAIRS]))
 
 
-def test_missing_and_empty_transcripts_differ() -> None:
+def test_missing_and_empty_transcripts_differ():
     score = score_corpus(["one two", "three four", "five"], ["one two", "", None])
     assert score.coverage == pytest.approx(2 / 3)
     assert (score.deletions, score.reference_words, score.empty) == (2, 4, 1)
@@ -60,7 +60,7 @@ def test_missing_and_empty_transcripts_differ() -> None:
     assert math.isnan(corpus_wer([None]).wer)
 
 
-def test_empty_reference_is_an_error() -> None:
+def test_empty_reference_is_an_error():
     with pytest.raises(TextError, match="no words"):
         word_errors("… !", "anything")
 
@@ -92,24 +92,24 @@ def test_empty_reference_is_an_error() -> None:
         ("John's dog", "Johns dog"),
     ],
 )
-def test_spellings_of_the_same_speech_are_equal(one: str, other: str) -> None:
+def test_spellings_of_the_same_speech_are_equal(one: str, other: str):
     assert normalize_transcript(one) == normalize_transcript(other)
 
 
 @pytest.mark.parametrize(
     "text", ["four hours of our tour", "cats and dogs", "five and six", "metro centers", "hundred and counting"]
 )
-def test_other_words_are_left_alone(text: str) -> None:
+def test_other_words_are_left_alone(text: str):
     assert normalize_transcript(text) == text
 
 
 @pytest.mark.parametrize("text", ["", "¿?…", "'''", "- -", "$", "12345678901234567890", "0:99 7%%", "1:23:45", "²½"])
-def test_normaliser_never_raises_and_is_idempotent(text: str) -> None:
+def test_normaliser_never_raises_and_is_idempotent(text: str):
     once = normalize_transcript(text)
     assert normalize_transcript(once) == once
 
 
-def test_spoken_words_keep_contractions_for_acoustic_targets() -> None:
+def test_spoken_words_keep_contractions_for_acoustic_targets():
     assert spoken_words("Don’t stop—it's 7!") == "don't stop it's seven"
 
 

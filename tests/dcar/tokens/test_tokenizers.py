@@ -6,7 +6,6 @@ import dataclasses
 import hashlib
 import json
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -38,7 +37,7 @@ def tokenizer() -> WhisperKMeansTokenizer:
     return WhisperKMeansTokenizer.fit(((chirp(2.0, s), RATE) for s in range(2)), vocab_size=32, passes=3)
 
 
-def test_rate_and_range(tokenizer: WhisperKMeansTokenizer) -> None:
+def test_rate_and_range(tokenizer: WhisperKMeansTokenizer):
     assert isinstance(tokenizer, SpeechTokenizer)
     waves = [chirp(1.0, 5), chirp(1.0, 5)[:-1], chirp(1.0, 5)[:481], np.full(1, 0.1, np.float32)]
     codes = tokenizer.encode(waves, RATE)
@@ -47,7 +46,7 @@ def test_rate_and_range(tokenizer: WhisperKMeansTokenizer) -> None:
     assert len(tokenizer.encode([chirp(1.0, 5, 8000)], 8000)[0]) == 50
 
 
-def test_batch_and_order_change_nothing(tokenizer: WhisperKMeansTokenizer) -> None:
+def test_batch_and_order_change_nothing(tokenizer: WhisperKMeansTokenizer):
     waves = [chirp(s, i) for i, s in enumerate((0.4, 0.9, 0.3))]
     together = tokenizer.encode(waves, RATE)
     backwards = tokenizer.encode(waves[::-1], RATE)[::-1]
@@ -56,7 +55,7 @@ def test_batch_and_order_change_nothing(tokenizer: WhisperKMeansTokenizer) -> No
         np.testing.assert_array_equal(a, tokenizer.encode([wave], RATE)[0])
 
 
-def test_save_load_and_fit_are_deterministic(tokenizer: WhisperKMeansTokenizer, tmp_path: Path) -> None:
+def test_save_load_and_fit_are_deterministic(tokenizer: WhisperKMeansTokenizer, tmp_path):
     tokenizer.save_pretrained(tmp_path)
     loaded = load_tokenizer(tmp_path)
     assert loaded.checksum == tokenizer.checksum
@@ -67,7 +66,7 @@ def test_save_load_and_fit_are_deterministic(tokenizer: WhisperKMeansTokenizer, 
     assert again.checksum == tokenizer.checksum
 
 
-def test_damaged_or_foreign_tokenizer_is_refused(tokenizer: WhisperKMeansTokenizer, tmp_path: Path) -> None:
+def test_damaged_or_foreign_tokenizer_is_refused(tokenizer: WhisperKMeansTokenizer, tmp_path):
     with pytest.raises(CheckpointError, match="fit-tokenizer"):
         load_tokenizer(tmp_path / "absent")
     tokenizer.save_pretrained(tmp_path)
@@ -83,7 +82,7 @@ def test_damaged_or_foreign_tokenizer_is_refused(tokenizer: WhisperKMeansTokeniz
         load_tokenizer(tmp_path)
 
 
-def test_bad_audio_and_too_little_audio(tokenizer: WhisperKMeansTokenizer) -> None:
+def test_bad_audio_and_too_little_audio(tokenizer: WhisperKMeansTokenizer):
     good = chirp(0.2, 0)
     for bad, message in (
         (np.zeros(0, np.float32), "empty"),
@@ -97,7 +96,7 @@ def test_bad_audio_and_too_little_audio(tokenizer: WhisperKMeansTokenizer) -> No
         WhisperKMeansTokenizer.fit([(good, RATE)], vocab_size=512)
 
 
-def test_digest_mismatch_and_missing_package_name_the_command(tmp_path: Path) -> None:
+def test_digest_mismatch_and_missing_package_name_the_command(tmp_path):
     part = tmp_path / "part"
     part.write_bytes(b"abc")
     with pytest.raises(AssetError, match="pip install it"):
@@ -113,7 +112,7 @@ def test_digest_mismatch_and_missing_package_name_the_command(tmp_path: Path) ->
         packaged_file("json", "__init__.py", "0" * 64, "pip install it")
 
 
-def test_join_is_repaired_and_safe_with_several_writers(tmp_path: Path) -> None:
+def test_join_is_repaired_and_safe_with_several_writers(tmp_path):
     parts = []
     for name in "ab":
         parts.append(tmp_path / name)
@@ -128,7 +127,7 @@ def test_join_is_repaired_and_safe_with_several_writers(tmp_path: Path) -> None:
     assert [p.name for p in target.parent.iterdir()] == ["whole"]
 
 
-def test_viterbi_finds_the_best_monotone_path() -> None:
+def test_viterbi_finds_the_best_monotone_path():
     rng = np.random.default_rng(0)
     score, codes, sequence = rng.standard_normal((4, 5)), rng.integers(0, 5, 7), np.array([0, 2, 1])
     best = max(
@@ -138,11 +137,11 @@ def test_viterbi_finds_the_best_monotone_path() -> None:
             for b in range(1, 7 - a)
         ),
         key=lambda labels: score[labels, codes].sum(),
-    )  # fmt: skip
+    )
     np.testing.assert_array_equal(viterbi(score, codes, sequence), best)
 
 
-def test_information_tells_words_from_voices() -> None:
+def test_information_tells_words_from_voices():
     """Codes made from the phonemes alone carry phoneme bits and no voice; codes of the voice alone the reverse."""
     rng = np.random.default_rng(0)
     vocabulary = "grandmother kept buttons who left door open please wipe boots glorious smell drifts cottage".split()
@@ -159,11 +158,11 @@ def test_information_tells_words_from_voices() -> None:
     assert of_voices["speaker_bits_wrong_speaker"] < 0
 
 
-def test_parts_of_phonemes_are_thirds_of_their_stretch() -> None:
+def test_parts_of_phonemes_are_thirds_of_their_stretch():
     assert parts_of_phonemes(np.array([5, 5, 5, 5, 7, 5, 5])).tolist() == [15, 15, 16, 17, 21, 15, 16]
 
 
-def test_projection_finds_the_direction_that_tells_classes_apart() -> None:
+def test_projection_finds_the_direction_that_tells_classes_apart():
     """Two classes differ in one direction by little, and spread in another by much: the first is what counts."""
     rng = np.random.default_rng(0)
     classes = rng.integers(0, 3, 6000)
@@ -180,12 +179,12 @@ def test_projection_finds_the_direction_that_tells_classes_apart() -> None:
         discriminant_projection(states, classes, 3)
 
 
-def test_speakers_are_taken_in_turn() -> None:
+def test_speakers_are_taken_in_turn():
     assert list(in_turn("aaaabc")) == [0, 4, 5, 1, 2, 3]
     assert list(in_turn("")) == []
 
 
-def test_projected_codes_carry_more_of_the_phonemes(tmp_path: Path) -> None:
+def test_projected_codes_carry_more_of_the_phonemes(tmp_path):
     """States that are mostly voice and a little phoneme: k-means on them hears voices, behind the projection words."""
     rng = np.random.default_rng(1)
     vocabulary = "grandmother kept buttons who left door open please wipe boots glorious smell drifts cottage".split()

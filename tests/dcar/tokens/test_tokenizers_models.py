@@ -33,14 +33,14 @@ def save_hubert(folder: Path, seed: int = 0, hidden: int = 32, rate: int = RATE,
         hidden_size=hidden, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, conv_dim=[16] * 7,
         num_conv_pos_embeddings=16, num_conv_pos_embedding_groups=2, do_stable_layer_norm=True,
         feat_extract_norm="layer",
-    )  # fmt: skip
+    )
     HubertModel(config).eval().save_pretrained(folder)
     Wav2Vec2FeatureExtractor(sampling_rate=rate, do_normalize=normalize).save_pretrained(folder)
     return folder
 
 
 @pytest.fixture(scope="module")
-def hubert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def hubert(tmp_path_factory) -> Path:
     return save_hubert(tmp_path_factory.mktemp("hubert"))
 
 
@@ -51,7 +51,7 @@ def kmeans(hubert: Path) -> HubertKMeansTokenizer:
                                      standardize=False)
 
 
-def test_hubert_states_are_those_of_transformers(hubert: Path) -> None:
+def test_hubert_states_are_those_of_transformers(hubert: Path):
     from transformers import AutoFeatureExtractor, HubertModel
 
     wave = chirp(0.5, 1, RATE)
@@ -67,7 +67,7 @@ def test_hubert_states_are_those_of_transformers(hubert: Path) -> None:
         np.testing.assert_allclose(encoder(wave, RATE), reference[0].numpy(), atol=1e-4)
 
 
-def test_hubert_codes(kmeans: HubertKMeansTokenizer, tmp_path: Path) -> None:
+def test_hubert_codes(kmeans: HubertKMeansTokenizer, tmp_path):
     assert isinstance(kmeans, SpeechTokenizer) and (kmeans.vocab_size, kmeans.rate_hz) == (16, 50.0)
     waves = [chirp(0.5, 5), chirp(0.5, 5)[:-1], chirp(0.03, 2)]
     codes = kmeans.encode(waves, 24_000)
@@ -84,7 +84,7 @@ def test_hubert_codes(kmeans: HubertKMeansTokenizer, tmp_path: Path) -> None:
         kmeans.encode([np.full(61 * RATE, 0.1, np.float32)], RATE)
 
 
-def test_fit_command_on_a_sampled_share(hubert: Path, tmp_path: Path) -> None:
+def test_fit_command_on_a_sampled_share(hubert: Path, tmp_path):
     import soundfile as sf
 
     lines = []
@@ -95,7 +95,7 @@ def test_fit_command_on_a_sampled_share(hubert: Path, tmp_path: Path) -> None:
     config = FitTokenizerConfig(
         str(tmp_path / "out"), encoder=f"hubert:{hubert}@1", corpus="jsonl", path=str(tmp_path / "train.jsonl"),
         vocab_size=8, sample_hours=6 / 3600, max_frames=150, standardize=False, report_utterances=0,
-    )  # fmt: skip
+    )
     run(config)
     card = json.loads((tmp_path / "out" / "tokenizer.json").read_text())
     assert (card["type"], card["layer"], card["vocab_size"]) == ("hubert-kmeans", 1, 8)
@@ -105,7 +105,7 @@ def test_fit_command_on_a_sampled_share(hubert: Path, tmp_path: Path) -> None:
         parse_encoder("wav2vec:x")
 
 
-def test_wrong_kmeans_for_the_encoder(kmeans: HubertKMeansTokenizer, tmp_path: Path) -> None:
+def test_wrong_kmeans_for_the_encoder(kmeans: HubertKMeansTokenizer, tmp_path):
     kmeans.save_pretrained(tmp_path / "tok")
     other = save_hubert(tmp_path / "other", seed=1)
     wider = save_hubert(tmp_path / "wider", hidden=48)
@@ -119,7 +119,7 @@ def test_wrong_kmeans_for_the_encoder(kmeans: HubertKMeansTokenizer, tmp_path: P
         load_tokenizer(tmp_path / "tok")
 
 
-def test_encoders_not_there_or_not_right(hubert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_encoders_not_there_or_not_right(hubert: Path, tmp_path, monkeypatch):
     with pytest.raises(AssetError, match="no such folder with a HuBERT feature extractor"):
         HubertEncoder(tmp_path / "absent")
     with pytest.raises(CheckpointError, match="not a HuBERT"):
@@ -135,7 +135,7 @@ def test_encoders_not_there_or_not_right(hubert: Path, tmp_path: Path, monkeypat
 
 @pytest.mark.parametrize(("name", "rate", "codes"), [
     ("speech_tokenizer_v1", 50, 32), ("speech_tokenizer_v1_25hz", 25, 32), ("speech_tokenizer_v2_25hz", 25, 6561)])
-def test_s3(name: str, rate: int, codes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_s3(name: str, rate: int, codes: int, tmp_path, monkeypatch):
     needs("s3tokenizer", monkeypatch)
     from s3tokenizer import model, model_v2
 
@@ -160,7 +160,7 @@ def test_s3(name: str, rate: int, codes: int, tmp_path: Path, monkeypatch: pytes
         load_tokenizer(f"s3:{other}@{tmp_path / 's3.pt'}")
 
 
-def test_s3_without_the_package_or_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_s3_without_the_package_or_the_file(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="choose speech_tokenizer_v1,"):
         load_tokenizer("s3:speech_tokenizer_v9")
     monkeypatch.setitem(sys.modules, "s3tokenizer", None)
@@ -168,14 +168,14 @@ def test_s3_without_the_package_or_the_file(tmp_path: Path, monkeypatch: pytest.
         load_tokenizer("s3:speech_tokenizer_v1")
 
 
-def test_xcodec2(tmp_path: Path) -> None:
+def test_xcodec2(tmp_path):
     tokenizer = load_tokenizer(f"xcodec2:{save_xcodec2(tmp_path)}")
     assert isinstance(tokenizer, SpeechTokenizer) and (tokenizer.rate_hz, tokenizer.vocab_size) == (50.0, 64)
     codes = tokenizer.encode([chirp(0.5, 3), chirp(0.21, 4)], 24_000)
     assert [len(c) for c in codes] == [25, 11] and all(0 <= c.min() and c.max() < 64 for c in codes)
 
 
-def test_speechtokenizer_first_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_speechtokenizer_first_layer(tmp_path, monkeypatch):
     needs("speechtokenizer", monkeypatch)
     save_speechtokenizer(tmp_path)
     tokenizer = load_tokenizer(f"speechtokenizer:{tmp_path}")
@@ -187,7 +187,7 @@ def test_speechtokenizer_first_layer(tmp_path: Path, monkeypatch: pytest.MonkeyP
     np.testing.assert_array_equal(codes[0], tokenizer.model.encode(padded)[0, 0].numpy())  # of all layers the first
 
 
-def test_pickles_are_never_unpickled(tmp_path: Path) -> None:
+def test_pickles_are_never_unpickled(tmp_path):
     """A weights file that would run code when unpickled is refused, and its code does not run."""
     from dcar.sources.hub import read_weights
 

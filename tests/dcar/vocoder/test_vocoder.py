@@ -381,11 +381,11 @@ def test_a_prepared_corpus_becomes_a_pack(tmp_path):
         save_audio(tmp_path / f"{i}.wav", harmonic(120.0 + 10 * i, 1.0 + 0.1 * i), RATE)
         lines.append({"id": f"u{i}", "audio": f"{i}.wav", "text": f"Number {i} here.", "speaker": f"s{i % 2}"})
     (tmp_path / "m.jsonl").write_text("".join(json.dumps({**x, "split": "dev" if x["id"] == "u3" else "train"}) + "\n"
-                                              for x in lines))  # fmt: skip
+                                              for x in lines))
     config = prepare.PrepareConfig(
         out=str(tmp_path / "p"), corpus="jsonl", path=str(tmp_path / "m.jsonl"), speeds=(1.0, 0.9),
         splits=("train", "dev"), tokenizer="toy:",
-    )  # fmt: skip
+    )
     prepare.run(config, tokenizer=_Tokenizer(), speaker_encoder=_Encoder(), progress=False)
     pack_training_data(tmp_path / "p", tmp_path / "pack.safetensors")
     data = VocoderData.load(tmp_path / "pack.safetensors", "cpu")
@@ -423,13 +423,13 @@ def test_a_pack_with_states_holds_what_the_tokens_were_and_refuses_others(tmp_pa
         save_audio(tmp_path / f"{i}.wav", harmonic(120.0 + 20 * i, 1.0 + 0.2 * i, seed=i), RATE)
     (tmp_path / "m.jsonl").write_text("".join(
         json.dumps({"id": f"u{i}", "audio": f"{i}.wav", "text": f"Number {i}.", "speaker": "s",
-                    "split": ("train", "dev")[i]}) + "\n" for i in range(2)))  # fmt: skip
+                    "split": ("train", "dev")[i]}) + "\n" for i in range(2)))
     ours = listener(0)
     ours.save_pretrained(tmp_path / "tokenizer")
     config = prepare.PrepareConfig(
         out=str(tmp_path / "p"), corpus="jsonl", path=str(tmp_path / "m.jsonl"), speeds=(1.0, 0.9),
         splits=("train", "dev"), tokenizer=str(tmp_path / "tokenizer"),
-    )  # fmt: skip
+    )
     prepare.run(config, tokenizer=ours, speaker_encoder=_Encoder(), progress=False)
     monkeypatch.setattr(vocoder_data, "load_tokenizer", lambda spec: ours)
     pack_training_data(tmp_path / "p", tmp_path / "pack.safetensors", states=True)
@@ -548,7 +548,7 @@ def test_tokens_of_25_hz(tmp_path):
     assert torch.equal(data.wave(crop)[1, :1920], data.waves[960 * (start + 28) : 960 * (start + 30)].float() / 32767)
 
     config = toy_config(tmp_path, max_steps=60, learning_rate=4e-3, ema_decay=0.9, segment_tokens=10,
-                        acoustic_tokens=20)  # fmt: skip
+                        acoustic_tokens=20)
     vocoder = TokenVocoder.from_pretrained(run(config))
     records = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
     train = [r["log_mel"] for r in records if r["event"] == "train"]

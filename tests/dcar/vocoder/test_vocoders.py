@@ -22,7 +22,7 @@ from dcar.vocoder.load import load_vocoder
 VOICES = np.zeros((2, 298), np.float32)
 
 
-def test_our_own_by_folder(tmp_path: Path) -> None:
+def test_our_own_by_folder(tmp_path):
     own = tiny_vocoder()
     own.save_pretrained(tmp_path, dtype=torch.float32)
     loaded = load_vocoder(str(tmp_path))
@@ -34,7 +34,7 @@ def test_our_own_by_folder(tmp_path: Path) -> None:
         load_vocoder("griffin:lim")
 
 
-def test_a_vocoder_of_another_rate_is_refused() -> None:
+def test_a_vocoder_of_another_rate_is_refused():
     check_rates(tiny_vocoder(), 50.0, "toy")
     with pytest.raises(CheckpointError, match=r"speaks 50 tokens a second, s3_v1_25hz makes 25.*train-vocoder"):
         check_rates(tiny_vocoder(), 25.0, "s3_v1_25hz")
@@ -61,7 +61,7 @@ def check_codec(vocoder: Any, tokenizer: Any, rate: int, per_token: int) -> None
         vocoder.synthesize([[0]], VOICES)
 
 
-def test_xcodec2(tmp_path: Path) -> None:
+def test_xcodec2(tmp_path):
     folder = save_xcodec2(tmp_path)
     vocoder, tokenizer = load_vocoder(f"xcodec2:{folder}"), load_tokenizer(f"xcodec2:{folder}")
     check_codec(vocoder, tokenizer, 16_000, 320)
@@ -69,7 +69,7 @@ def test_xcodec2(tmp_path: Path) -> None:
         vocoder.check_tokenizer("xcodec2@another")
 
 
-def test_speechtokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_speechtokenizer(tmp_path, monkeypatch):
     needs("speechtokenizer", monkeypatch)
     folder = save_speechtokenizer(tmp_path)
     check_codec(load_vocoder(f"speechtokenizer:{folder}"), load_tokenizer(f"speechtokenizer:{folder}"), 16_000, 320)
@@ -84,7 +84,7 @@ def prompts() -> tuple[np.ndarray, PromptAudio]:
     return features, PromptAudio((f, lambda w=w: (w, 24_000)) for f, w in zip(features, waves, strict=True))
 
 
-def test_prompts_are_found_by_their_features() -> None:
+def test_prompts_are_found_by_their_features():
     features, audio = prompts()
     np.testing.assert_array_equal(audio(features[1])[0], chirp(1.0, 4))
     np.testing.assert_array_equal(audio(features[0].astype(np.float64))[0], chirp(1.0, 3))
@@ -110,10 +110,10 @@ class CosyVoice2:
         assert resample_rate == 24_000 and rate == 24_000
         return {"source_speech_token": torch.zeros(1, 3), "source_speech_token_len": None,
                 "flow_prompt_speech_token": torch.zeros(1, 25), "prompt_speech_feat": torch.zeros(1, 50, 80),
-                "flow_embedding": torch.full((1, 192), float(np.abs(wave[:5000]).mean()))}  # fmt: skip
+                "flow_embedding": torch.full((1, 192), float(np.abs(wave[:5000]).mean()))}
 
     def tts(self, source_speech_token, source_speech_token_len, flow_prompt_speech_token, prompt_speech_feat,
-            flow_embedding, stream, speed):  # fmt: skip
+            flow_embedding, stream, speed):
         assert source_speech_token.dtype == torch.int32 and not stream and speed == 1.0
         assert int(source_speech_token_len) == source_speech_token.shape[1]
         wave = source_speech_token.float().repeat_interleave(960, 1) / 6561 * flow_embedding[:, :1]
@@ -121,7 +121,7 @@ class CosyVoice2:
         yield {"tts_speech": wave[:, 1000:]}
 
 
-def test_cosyvoice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cosyvoice(tmp_path, monkeypatch):
     features, audio = prompts()
     with pytest.raises(AssetError, match="clone https://github.com/FunAudioLLM/CosyVoice"):
         load_vocoder(f"cosyvoice:{tmp_path}", prompts=audio)
